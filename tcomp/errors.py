@@ -1,0 +1,64 @@
+"""The errors a user may see.
+
+Every refusal is a `TcompError`. Its message says *what* was refused, *where* (node, loop, file, line), *why*, and *what to do*.
+The command line prints the message alone and exits with status 2.
+"""
+
+from __future__ import annotations
+
+
+class TcompError(Exception):
+    """Base of every error that tcomp raises on purpose.
+
+    `what` is one sentence; `where`, `why` and `hint` are optional and printed on lines of their own.
+    """
+
+    def __init__(self, what: str, *, where: str = "", why: str = "", hint: str = "") -> None:
+        self.what, self.where, self.why, self.hint = what, where, why, hint
+        lines = [what]
+        lines += [f"  {label}: {text}" for label, text in (("where", where), ("why", why), ("try", hint)) if text]
+        super().__init__("\n".join(lines))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors cross process boundaries (parallel kernel compilation): rebuild from the parts, not from the joined text.
+        return _rebuild, (type(self), self.what, self.where, self.why, self.hint)
+
+
+def _rebuild(cls: type[TcompError], what: str, where: str, why: str, hint: str) -> TcompError:
+    return cls(what, where=where, why=why, hint=hint)
+
+
+class IRError(TcompError):
+    """An expression, tensor expression, graph or loop program is malformed."""
+
+
+class ParseError(IRError):
+    """Text that claims to be printed IR is not."""
+
+
+class ImportModelError(TcompError):
+    """A model file cannot be read, or is not a valid model."""
+
+
+class UnsupportedError(TcompError):
+    """A valid model uses something that tcomp does not (yet) compile. Lists everything missing at once."""
+
+
+class ScheduleError(TcompError):
+    """A schedule step is illegal or does not apply; shows the loops concerned."""
+
+
+class CodegenError(TcompError):
+    """No machine code can be made from a loop program for the requested target."""
+
+
+class TargetError(TcompError):
+    """An unknown target, or one that cannot be used on this machine."""
+
+
+class ArtifactError(TcompError):
+    """An artifact is damaged, incomplete, of another version, or made for another machine."""
+
+
+class InputError(TcompError):
+    """Inputs given to a module (or a command) do not fit its signature."""
