@@ -1,0 +1,631 @@
+"""Scalar expressions: the one language of TE bodies, loop bodies, index arithmetic and symbolic dims.
+
+An `Expr` is immutable and hash-consed: structurally equal expressions are the same object, so `is`, `==` and dict lookup
+compare structure at the price of a pointer. (Use `equal`, `not_equal`, `<`, ... to build comparisons that are computed.)
+
+    op          args                attr                   meaning
+    const       -                   the value              a literal of `dtype`
+    var         -                   VarInfo                loop variable, axis or symbolic dim, with its range
+    add ... ne  a, b                -                      arithmetic, bitwise and comparison operators (`BINARY`)
+    select      cond, a, b          -                      cond ? a : b; only the chosen side need be defined
+    cast        a                   -                      conversion to `dtype` (float -> int truncates and saturates)
+    bitcast     a                   -                      the same bits read as `dtype`
+    fma         a, b, c             -                      a * b + c rounded once
+    exp ...     a                   -                      elementary functions (`UNARY`)
+    read        indices...          Tensor or Buffer       one element
+    reduce      body                (Reducer, axes)        fold of `body` over the axes, in increasing order of the axes
+
+Integer `floordiv`/`mod` round towards minus infinity (index arithmetic); `truncdiv`/`truncmod` towards zero (C, ONNX).
+Integer arithmetic wraps around. `min`/`max` return NaN when either side is NaN.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tcomp.errors import IRError
+from tcomp.ir.dtypes import is_float, is_integer
+
+INDEX = "int64"  # dtype of loop variables, indices and dims
+
+ARITHMETIC = ("add", "sub", "mul", "div", "floordiv", "mod", "truncdiv", "truncmod", "min", "max", "pow")
+BITWISE = ("and", "or", "xor", "shl", "shr")
+COMPARISON = ("lt", "le", "eq", "ne")
+BINARY = ARITHMETIC + BITWISE + COMPARISON
+UNARY = (
+    "neg", "abs", "not", "floor", "ceil", "round", "trunc", "sqrt", "exp", "log", "tanh", "erf", "sin", "cos", "tan", "asin", "acos",
+    "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "isnan", "isinf", "popcount",
+)  # fmt: skip
+PREDICATES = ("isnan", "isinf")
+
+
+@dataclass(frozen=True, slots=True)
+class VarInfo:
+    """Identity of a variable: name and inclusive range; `hi` is None when unbounded.
+
+    `extent`, where given, is a symbolic size with 0 <= var < extent (loop variables of loops of symbolic size).
+    """
+
+    name: str
+    lo: int | None
+    hi: int | None
+    extent: Expr | None = None
+
+
+class Expr:
+    """A node of a scalar expression. Made by the functions of this module, never by calling the class."""
+
+    __slots__ = ("op", "dtype", "args", "attr", "_bounds", "__weakref__")
+    op: str
+    dtype: str
+    args: tuple[Expr, ...]
+    attr: Any
+
+    def __add__(self, other: ExprLike) -> Expr:
+        return binary("add", self, other)
+
+    def __radd__(self, other: ExprLike) -> Expr:
+        return binary("add", other, self)
+
+    def __sub__(self, other: ExprLike) -> Expr:
+        return binary("sub", self, other)
+
+    def __rsub__(self, other: ExprLike) -> Expr:
+        return binary("sub", other, self)
+
+    def __mul__(self, other: ExprLike) -> Expr:
+        return binary("mul", self, other)
+
+    def __rmul__(self, other: ExprLike) -> Expr:
+        return binary("mul", other, self)
+
+    def __truediv__(self, other: ExprLike) -> Expr:
+        return binary("div", self, other)
+
+    def __rtruediv__(self, other: ExprLike) -> Expr:
+        return binary("div", other, self)
+
+    def __floordiv__(self, other: ExprLike) -> Expr:
+        return binary("floordiv", self, other)
+
+    def __rfloordiv__(self, other: ExprLike) -> Expr:
+        return binary("floordiv", other, self)
+
+    def __mod__(self, other: ExprLike) -> Expr:
+        return binary("mod", self, other)
+
+    def __rmod__(self, other: ExprLike) -> Expr:
+        return binary("mod", other, self)
+
+    def __pow__(self, other: ExprLike) -> Expr:
+        return binary("pow", self, other)
+
+    def __neg__(self) -> Expr:
+        return unary("neg", self)
+
+    def __abs__(self) -> Expr:
+        return unary("abs", self)
+
+    def __invert__(self) -> Expr:
+        return unary("not", self)
+
+    def __and__(self, other: ExprLike) -> Expr:
+        return binary("and", self, other)
+
+    def __rand__(self, other: ExprLike) -> Expr:
+        return binary("and", other, self)
+
+    def __or__(self, other: ExprLike) -> Expr:
+        return binary("or", self, other)
+
+    def __ror__(self, other: ExprLike) -> Expr:
+        return binary("or", other, self)
+
+    def __xor__(self, other: ExprLike) -> Expr:
+        return binary("xor", self, other)
+
+    def __lshift__(self, other: ExprLike) -> Expr:
+        return binary("shl", self, other)
+
+    def __rshift__(self, other: ExprLike) -> Expr:
+        return binary("shr", self, other)
+
+    def __lt__(self, other: ExprLike) -> Expr:
+        return binary("lt", self, other)
+
+    def __le__(self, other: ExprLike) -> Expr:
+        return binary("le", self, other)
+
+    def __gt__(self, other: ExprLike) -> Expr:
+        return binary("lt", other, self)
+
+    def __ge__(self, other: ExprLike) -> Expr:
+        return binary("le", other, self)
+
+    def __bool__(self) -> bool:
+        if self.op == "const":
+            return bool(self.attr)
+        raise IRError(
+            "an expression has no truth value while the program is being written",
+            where=str(self),
+            why="Python's `if`, `and`, `or`, `not` ask for one now, the value is known only when the program runs",
+            hint="use te.select(cond, a, b) and the operators &, |, ~",
+        )
+
+    def __index__(self) -> int:
+        if self.op == "const" and not is_float(self.dtype):
+            return int(self.attr)
+        raise IRError("a symbolic expression was used where an integer is needed", where=str(self))
+
+    def __str__(self) -> str:
+        from tcomp.ir.printer import print_expr  # the printer knows every noun, so it cannot be imported first
+
+        return print_expr(self)
+
+    __repr__ = __str__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Copies and unpickling must go through the intern table, or identity would no longer be equality.
+        return _make, (self.op, self.dtype, self.args, self.attr)
+
+    @property
+    def name(self) -> str:
+        """The name of a variable."""
+        assert self.op == "var"
+        return self.attr.name  # type: ignore[no-any-return]
+
+
+ExprLike = Expr | int | float | bool
+Dim = int | Expr  # an extent: a plain int where known, else an expression over symbolic dims
+
+_interned: weakref.WeakValueDictionary[tuple[Any, ...], Expr] = weakref.WeakValueDictionary()
+
+
+def _make(op: str, dtype: str, args: tuple[Expr, ...] = (), attr: Any = None) -> Expr:
+    # Floats are keyed by their bits: 0.0 == -0.0 and nan != nan would break "identity is equality"; True == 1 == 1.0 is told apart by dtype.
+    key = (op, dtype, args, attr.hex() if isinstance(attr, float) else attr)
+    found = _interned.get(key)
+    if found is not None:
+        return found
+    node = object.__new__(Expr)
+    node.op, node.dtype, node.args, node.attr, node._bounds = op, dtype, args, attr, None
+    return _interned.setdefault(key, node)
+
+
+# ---------------------------------------------------------------- construction
+
+
+def const(value: Any, dtype: str = INDEX) -> Expr:
+    """A literal. Integers are wrapped to the range of `dtype`; `value` may be a Python or NumPy scalar."""
+    if is_float(dtype):
+        return _make("const", dtype, (), float(value))
+    if dtype == "bool":
+        return _make("const", dtype, (), bool(value))
+    return _make("const", dtype, (), wrap(int(value), dtype))
+
+
+def wrap(value: int, dtype: str) -> int:
+    """`value` modulo 2**bits, in the range of the integer type `dtype`."""
+    from tcomp.ir.dtypes import BITS, SIGNED
+
+    bits = BITS[dtype]
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if dtype in SIGNED and value >> (bits - 1) else value
+
+
+def var(name: str, lo: int | None = None, hi: int | None = None, dtype: str = INDEX, extent: Expr | None = None) -> Expr:
+    """A variable with an inclusive integer range."""
+    return _make("var", dtype, (), VarInfo(name, lo, hi, extent))
+
+
+def loop_var(name: str, extent: Dim) -> Expr:
+    """A variable that runs over 0 <= var < extent."""
+    if isinstance(extent, Expr) and extent.op == "const":
+        extent = int(extent.attr)
+    if isinstance(extent, int):
+        return var(name, 0, max(extent - 1, 0))
+    hi = bounds(extent)[1]
+    return var(name, 0, None if hi is None else max(hi - 1, 0), extent=extent)
+
+
+def dim(name: str, lo: int = 1, hi: int | None = None) -> Expr:
+    """A symbolic size."""
+    return var(name, lo, hi)
+
+
+def as_expr(value: ExprLike, dtype: str = INDEX) -> Expr:
+    """Python numbers become constants of `dtype`; expressions pass through."""
+    return value if isinstance(value, Expr) else const(value, dtype)
+
+
+def as_dim(value: ExprLike) -> Dim:
+    """Simplified; a plain int where the value is known."""
+    if not isinstance(value, Expr):
+        return int(value)
+    from tcomp.ir.simplify import simplify
+
+    value = simplify(value)
+    return int(value.attr) if value.op == "const" else value
+
+
+def binary(op: str, a: ExprLike, b: ExprLike) -> Expr:
+    """`a op b`; Python numbers take the dtype of the other side. Raises `IRError` when dtypes differ."""
+    if not isinstance(a, Expr):
+        a = as_expr(a, b.dtype if isinstance(b, Expr) else INDEX)
+    b = as_expr(b, a.dtype)
+    if a.dtype != b.dtype:
+        raise IRError(f"`{op}` of {a.dtype} and {b.dtype}", where=f"{a}  and  {b}", hint="insert te.cast(x, dtype)")
+    dtype = "bool" if op in COMPARISON else a.dtype
+    if a.op == "const" and b.op == "const":
+        folded = fold_binary(op, a.attr, b.attr, a.dtype)
+        if folded is not None:
+            return const(folded, dtype)
+    return _identity(op, a, b) or _make(op, dtype, (a, b))
+
+
+def fold_binary(op: str, a: Any, b: Any, dtype: str) -> Any:
+    """Value of `a op b` for two literals of `dtype`; None where it is undefined or not folded (float rounding is left to run time)."""
+    match op:
+        case "lt":
+            return a < b
+        case "le":
+            return a <= b
+        case "eq":
+            return a == b
+        case "ne":
+            return a != b
+        case "and" if not is_float(dtype):
+            return a & b
+        case "or" if not is_float(dtype):
+            return a | b
+        case "xor" if not is_float(dtype):
+            return a ^ b
+    if not is_integer(dtype):
+        return None
+    match op:
+        case "add":
+            return a + b
+        case "sub":
+            return a - b
+        case "mul":
+            return a * b
+        case "min":
+            return min(a, b)
+        case "max":
+            return max(a, b)
+        case "floordiv" if b != 0:
+            return a // b
+        case "mod" if b != 0:
+            return a % b
+        case "truncdiv" if b != 0:
+            return (abs(a) // abs(b)) * (1 if (a < 0) == (b < 0) else -1)
+        case "truncmod" if b != 0:
+            return (abs(a) % abs(b)) * (-1 if a < 0 else 1)
+        case "shl" if 0 <= b < 64:
+            return a << b
+        case "shr" if 0 <= b < 64:
+            return a >> b
+    return None
+
+
+def _identity(op: str, a: Expr, b: Expr) -> Expr | None:
+    """Identities that hold bit for bit for every value, NaN and -0.0 included."""
+    zero = b.op == "const" and b.attr == 0 and not is_float(b.dtype)
+    one = b.op == "const" and b.attr == 1 and b.dtype != "bool"
+    a_zero = a.op == "const" and a.attr == 0 and not is_float(a.dtype)
+    a_one = a.op == "const" and a.attr == 1 and a.dtype != "bool"
+    match op:
+        case "add" if zero:
+            return a
+        case "add" if a_zero:
+            return b
+        case "sub" if zero:
+            return a
+        case "sub" if a is b and is_integer(a.dtype):
+            return const(0, a.dtype)
+        case "mul" if one:
+            return a
+        case "mul" if a_one:
+            return b
+        case "mul" if zero or a_zero:
+            return const(0, a.dtype)
+        case "div" | "floordiv" | "truncdiv" if one:
+            return a
+        case "mod" | "truncmod" if one and is_integer(a.dtype):
+            return const(0, a.dtype)
+        case "min" | "max" if a is b:
+            return a
+        case "and" if a is b:
+            return a
+        case "and" if a.dtype == "bool" and (a.op == "const" or b.op == "const"):
+            known, other = (a, b) if a.op == "const" else (b, a)
+            return other if known.attr else known
+        case "or" if a is b:
+            return a
+        case "or" if a.dtype == "bool" and (a.op == "const" or b.op == "const"):
+            known, other = (a, b) if a.op == "const" else (b, a)
+            return known if known.attr else other
+        case "le" | "eq" if a is b and not is_float(a.dtype):
+            return const(True, "bool")
+        case "lt" | "ne" if a is b and not is_float(a.dtype):
+            return const(False, "bool")
+    return None
+
+
+def unary(op: str, a: Expr) -> Expr:
+    """An elementary function or sign operator; `PREDICATES` give bool, all others keep the dtype."""
+    if op not in UNARY:
+        raise IRError(f"unknown function `{op}`")
+    if a.op == "const" and op == "not" and a.dtype == "bool":
+        return const(not a.attr, "bool")
+    if a.op == "const" and op == "neg":
+        return const(-a.attr, a.dtype)
+    if not is_float(a.dtype) and op in ("floor", "ceil", "round", "trunc"):
+        return a
+    if not is_float(a.dtype) and op in PREDICATES:
+        return const(False, "bool")
+    return _make(op, "bool" if op in PREDICATES else a.dtype, (a,))
+
+
+def select(cond: ExprLike, a: ExprLike, b: ExprLike) -> Expr:
+    """`a` where `cond`, else `b`. The side not chosen may be undefined (an out-of-range read): it is not evaluated."""
+    cond = as_expr(cond, "bool")
+    if not isinstance(a, Expr):
+        a = as_expr(a, b.dtype if isinstance(b, Expr) else INDEX)
+    b = as_expr(b, a.dtype)
+    if cond.dtype != "bool" or a.dtype != b.dtype:
+        raise IRError(f"select of ({cond.dtype}, {a.dtype}, {b.dtype})", where=f"select({cond}, {a}, {b})", hint="insert te.cast")
+    if cond.op == "const":
+        return a if cond.attr else b
+    return a if a is b else _make("select", a.dtype, (cond, a, b))
+
+
+def cast(a: ExprLike, dtype: str) -> Expr:
+    """Conversion. float -> integer truncates towards zero (out of range saturates, NaN gives 0); to bool tests != 0."""
+    a = as_expr(a, dtype)
+    if a.dtype == dtype:
+        return a
+    if a.op == "const":
+        if is_float(dtype):
+            return const(float(a.attr), dtype)
+        if dtype == "bool":
+            return const(a.attr != 0, dtype)
+        if not is_float(a.dtype):
+            return const(int(a.attr), dtype)
+    return _make("cast", dtype, (a,))
+
+
+def bitcast(a: Expr, dtype: str) -> Expr:
+    """The same bits as another type of the same width."""
+    return a if a.dtype == dtype else _make("bitcast", dtype, (a,))
+
+
+def fma(a: Expr, b: Expr, c: Expr) -> Expr:
+    """a * b + c with a single rounding."""
+    return _make("fma", a.dtype, (a, b, c))
+
+
+def equal(a: ExprLike, b: ExprLike) -> Expr:
+    return binary("eq", a, b)
+
+
+def not_equal(a: ExprLike, b: ExprLike) -> Expr:
+    return binary("ne", a, b)
+
+
+def minimum(a: ExprLike, b: ExprLike) -> Expr:
+    return binary("min", a, b)
+
+
+def maximum(a: ExprLike, b: ExprLike) -> Expr:
+    return binary("max", a, b)
+
+
+def read(source: Any, indices: Sequence[ExprLike]) -> Expr:
+    """One element of a TE tensor or of a loop-program buffer; indices of other integer types are cast to `INDEX`."""
+    args = tuple(cast(as_expr(i), INDEX) for i in indices)
+    if len(args) != len(source.shape):
+        raise IRError(f"`{source.name}` has {len(source.shape)} dimensions and was indexed with {len(args)}")
+    return _make("read", source.dtype, args, source)
+
+
+def all_of(conditions: Sequence[Expr]) -> Expr:
+    """Conjunction; True when empty."""
+    result = const(True, "bool")
+    for condition in conditions:
+        result = binary("and", result, condition)
+    return result
+
+
+@dataclass(frozen=True)
+class Reducer:
+    """An associative operation to fold with: `combine` is an expression over the variables `lhs` and `rhs`.
+
+    The fold starts from `identity`. All three have one dtype.
+    """
+
+    name: str
+    lhs: Expr
+    rhs: Expr
+    combine: Expr
+    identity: Expr
+
+    def __call__(self, a: Expr, b: Expr) -> Expr:
+        return substitute(self.combine, {self.lhs: a, self.rhs: b})
+
+
+def reduce(reducer: Reducer, body: Expr, axes: Sequence[Expr]) -> Expr:
+    """Fold `body` over the reduction axes, the last axis fastest."""
+    if not axes:
+        return body
+    return _make("reduce", body.dtype, (body,), (reducer, tuple(axes)))
+
+
+# ---------------------------------------------------------------- traversal
+
+
+def with_args(e: Expr, args: tuple[Expr, ...]) -> Expr:
+    """`e` with other operands, folded again."""
+    if args == e.args:
+        return e
+    if e.op in BINARY:
+        return binary(e.op, args[0], args[1])
+    if e.op in UNARY:
+        return unary(e.op, args[0])
+    if e.op == "select":
+        return select(*args)
+    if e.op == "cast":
+        return cast(args[0], e.dtype)
+    return _make(e.op, e.dtype, args, e.attr)
+
+
+def walk(*roots: Expr) -> Iterator[Expr]:
+    """Every distinct sub-expression once, operands before users."""
+    seen: set[Expr] = set()
+    stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(roots)]
+    while stack:
+        e, ready = stack.pop()
+        if ready:
+            yield e
+        elif e not in seen:
+            seen.add(e)
+            stack.append((e, True))
+            stack.extend((arg, False) for arg in reversed(e.args))
+
+
+def rewrite(e: Expr, rule: Callable[[Expr], Expr | None], memo: dict[Expr, Expr] | None = None) -> Expr:
+    """Bottom-up: operands first, then `rule` on the rebuilt node (None keeps it). Shared sub-expressions are rewritten once."""
+    memo = {} if memo is None else memo
+    for node in walk(e):
+        if node in memo:
+            continue
+        rebuilt = with_args(node, tuple(memo[arg] for arg in node.args))
+        replaced = rule(rebuilt)
+        memo[node] = rebuilt if replaced is None else replaced
+    return memo[e]
+
+
+def substitute(e: Expr, mapping: Mapping[Expr, Expr]) -> Expr:
+    """Replace variables (or whole sub-expressions), all at once."""
+    return rewrite(e, lambda node: node, dict(mapping)) if mapping else e
+
+
+def variables(*roots: Expr) -> list[Expr]:
+    """Free and bound variables, in order of first use."""
+    return [e for e in walk(*roots) if e.op == "var"]
+
+
+def reads(*roots: Expr) -> list[Expr]:
+    """All distinct reads of tensors or buffers, in order of first use."""
+    return [e for e in walk(*roots) if e.op == "read"]
+
+
+# ---------------------------------------------------------------- ranges
+
+Bounds = tuple[int | None, int | None]  # inclusive; None = unbounded
+
+
+def bounds(e: Dim) -> Bounds:
+    """The inclusive range of an integer expression, derived from the ranges of its variables; cached on the node."""
+    if not isinstance(e, Expr):
+        return e, e
+    if e._bounds is None:
+        e._bounds = _bounds_of(e)
+    return e._bounds  # type: ignore[no-any-return]
+
+
+def _bounds_of(e: Expr) -> Bounds:
+    if is_float(e.dtype):
+        return None, None
+    match e.op:
+        case "const":
+            return int(e.attr), int(e.attr)
+        case "var":
+            return e.attr.lo, e.attr.hi
+        case "add":
+            (a, b), (c, d) = bounds(e.args[0]), bounds(e.args[1])
+            return _plus(a, c), _plus(b, d)
+        case "sub":
+            (a, b), (c, d) = bounds(e.args[0]), bounds(e.args[1])
+            return _plus(a, None if d is None else -d), _plus(b, None if c is None else -c)
+        case "neg":
+            a, b = bounds(e.args[0])
+            return None if b is None else -b, None if a is None else -a
+        case "mul":
+            return _mul_bounds(bounds(e.args[0]), bounds(e.args[1]))
+        case "floordiv" | "truncdiv":
+            (a, b), (c, d) = bounds(e.args[0]), bounds(e.args[1])
+            if c is not None and c > 0 and (e.op == "floordiv" or (a is not None and a >= 0)):
+                # Towards the divisor that makes it smallest (largest); an unbounded divisor drives the quotient to 0 or -1.
+                lo = None if a is None else (a // c if a < 0 else (a // d if d is not None else 0))
+                hi = None if b is None else (b // c if b >= 0 else (b // d if d is not None else -1))
+                return lo, hi
+        case "mod":
+            (a, b), (c, d) = bounds(e.args[0]), bounds(e.args[1])
+            if c is not None and c > 0:
+                if a is not None and a >= 0 and b is not None:
+                    return (a, b) if b < c else (0, b if d is None else min(b, d - 1))
+                return 0, None if d is None else d - 1
+        case "truncmod":
+            (a, b), (c, d) = bounds(e.args[0]), bounds(e.args[1])
+            if a is not None and a >= 0 and c is not None and c > 0:
+                return 0, (None if b is None else b) if d is None else (d - 1 if b is None else min(b, d - 1))
+        case "min":
+            (a, b), (c, d) = bounds(e.args[0]), bounds(e.args[1])
+            return None if a is None or c is None else min(a, c), _least(b, d, min)
+        case "max":
+            (a, b), (c, d) = bounds(e.args[0]), bounds(e.args[1])
+            return _least(a, c, max), None if b is None or d is None else max(b, d)
+        case "select":
+            (a, b), (c, d) = bounds(e.args[1]), bounds(e.args[2])
+            return None if a is None or c is None else min(a, c), None if b is None or d is None else max(b, d)
+        case "cast" if not is_float(e.args[0].dtype):
+            from tcomp.ir.dtypes import integer_range
+
+            a, b = bounds(e.args[0])
+            lo, hi = integer_range(e.dtype)
+            if a is not None and b is not None and lo <= a and b <= hi:
+                return a, b
+    if e.dtype == "bool":
+        return 0, 1
+    if e.dtype != INDEX and is_integer(e.dtype):
+        from tcomp.ir.dtypes import integer_range
+
+        return integer_range(e.dtype)
+    return None, None
+
+
+def _plus(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else a + b
+
+
+def _least(a: int | None, b: int | None, pick: Callable[[int, int], int]) -> int | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return pick(a, b)
+
+
+def _mul_bounds(x: Bounds, y: Bounds) -> Bounds:
+    if None not in x and None not in y:
+        products = [p * q for p in x for q in y]  # type: ignore[operator]
+        return min(products), max(products)
+    (a, b), (c, d) = x, y
+    if a is not None and a >= 0 and c is not None and c >= 0:
+        return a * c, None if b is None or d is None else b * d
+    return None, None
+
+
+# ---------------------------------------------------------------- evaluation
+
+
+def evaluate_int(e: Dim, values: Mapping[Expr, int]) -> int:
+    """The value of an integer expression, given its variables. Raises `IRError` on a variable without a value."""
+    if not isinstance(e, Expr):
+        return e
+    result = substitute(e, {v: const(values[v]) for v in variables(e) if v in values})
+    if result.op != "const":
+        raise IRError("not all variables of an integer expression are known", where=str(result))
+    return int(result.attr)

@@ -1,0 +1,188 @@
+"""Graph: a model as SSA dataflow over operators.
+
+A `Value` is a typed edge: dtype, logical shape (ints or symbolic), memory layout. A `Node` applies an `Operator` (a function from
+TE tensors to TE tensors) with attributes. Three structural operators carry sub-graphs, which are closed: everything they use
+is passed in.
+
+    KERNEL  bodies = (graph,)            the nodes of `graph` become one kernel
+    IF      bodies = (then, otherwise)   inputs: bool condition, then the inputs of both bodies
+    LOOP    bodies = (body,)             inputs: carried values, scanned values, captured values
+            attrs: trips (number of iterations, a dim), carried, scanned (counts), reverse_in, reverse_out (one flag for each
+            scanned input / stacked output), condition (whether the body's last output says "go on")
+            body inputs: iteration number (int64 scalar), carried, one slice of each scanned (axis 0), captured
+            body outputs: carried, stacked slices, [condition]; node outputs: final carried, stacked (new axis 0)
+
+Graphs are immutable; `GraphBuilder` makes new ones. Types of node outputs are derived by running the operator on placeholders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tcomp.errors import IRError, TcompError
+from tcomp.ir import te
+from tcomp.ir.expr import Dim, Expr, as_dim, variables
+from tcomp.ir.layout import Layout
+
+
+class Value:
+    """An edge: `name`, `dtype`, logical `shape`, and `layout` (None = row-major). Compared by identity."""
+
+    __slots__ = ("name", "dtype", "shape", "layout", "__weakref__")
+
+    def __init__(self, name: str, dtype: str, shape: Sequence[Dim], layout: Layout | None = None) -> None:
+        self.name, self.dtype, self.shape = name, dtype, tuple(as_dim(d) for d in shape)
+        self.layout = None if layout is None or layout.is_identity else layout
+
+    @property
+    def physical_shape(self) -> tuple[Dim, ...]:
+        return self.shape if self.layout is None else self.layout.shape(self.shape)
+
+    def placeholder(self) -> te.Tensor:
+        """A TE placeholder of this type (logical shape)."""
+        return te.placeholder(self.shape, self.dtype, self.name)
+
+    def __repr__(self) -> str:
+        layout = "" if self.layout is None else f" {self.layout}"
+        return f"%{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]{layout}"
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator: `function(*tensors, **attrs)` returns one TE tensor or a tuple. Optional inputs left out are None."""
+
+    name: str
+    function: Callable[..., Any] | None = None
+
+    def apply(self, inputs: Sequence[te.Tensor | None], attrs: Mapping[str, Any]) -> tuple[te.Tensor, ...]:
+        assert self.function is not None, self.name
+        result = self.function(*inputs, **attrs)
+        return result if isinstance(result, tuple) else (result,)
+
+
+KERNEL, IF, LOOP = Operator("kernel"), Operator("if"), Operator("loop")
+STRUCTURAL = (KERNEL, IF, LOOP)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Node:
+    """One application. `attrs` values: None, bool, int, float, str, dims (`Expr`) and nested tuples of these."""
+
+    op: Operator
+    inputs: tuple[Value | None, ...]
+    outputs: tuple[Value, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+    bodies: tuple[Graph, ...] = ()
+
+    def tensors(self, inputs: Sequence[te.Tensor | None]) -> tuple[te.Tensor, ...]:
+        """The TE of the outputs, given that of the inputs."""
+        return self.op.apply(inputs, self.attrs)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Graph:
+    """A closed dataflow graph; `nodes` are in topological order; `constants` hold *logical* arrays by value."""
+
+    name: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    nodes: tuple[Node, ...]
+    constants: Mapping[Value, np.ndarray] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        from tcomp.ir.printer import print_graph
+
+        return print_graph(self)
+
+    def producers(self) -> dict[Value, Node]:
+        return {v: node for node in self.nodes for v in node.outputs}
+
+    def consumers(self) -> dict[Value, list[Node]]:
+        """Nodes that read each value (a node once, however often it reads it)."""
+        users: dict[Value, list[Node]] = {}
+        for node in self.nodes:
+            for v in dict.fromkeys(v for v in node.inputs if v is not None):
+                users.setdefault(v, []).append(node)
+        return users
+
+    def dims(self) -> list[Expr]:
+        """The symbolic dims of all values, in order of first use (inputs first)."""
+        found: dict[Expr, None] = {}
+        for value in self.values():
+            for d in value.shape:
+                if isinstance(d, Expr):
+                    found.update(dict.fromkeys(variables(d)))
+        return list(found)
+
+    def values(self) -> Iterator[Value]:
+        """Inputs, constants, and node outputs in order."""
+        yield from self.inputs
+        yield from self.constants
+        for node in self.nodes:
+            yield from node.outputs
+
+
+class GraphBuilder:
+    """Collects nodes; names are made unique; output types are inferred."""
+
+    def __init__(self, name: str = "graph") -> None:
+        self.name = name
+        self.nodes: list[Node] = []
+        self.inputs: list[Value] = []
+        self.constants: dict[Value, np.ndarray] = {}
+        self._names: set[str] = set()
+
+    def fresh(self, name: str) -> str:
+        """`name`, with a number behind it if it is taken."""
+        candidate, number = name or "v", 0
+        while candidate in self._names:
+            number += 1
+            candidate = f"{name or 'v'}_{number}"
+        self._names.add(candidate)
+        return candidate
+
+    def input(self, name: str, dtype: str, shape: Sequence[Dim], layout: Layout | None = None) -> Value:
+        value = Value(self.fresh(name), dtype, shape, layout)
+        self.inputs.append(value)
+        return value
+
+    def constant(self, array: np.ndarray, name: str = "c", dtype: str | None = None) -> Value:
+        """`array` is kept, not copied; `dtype` only where it is not `array.dtype.name`."""
+        value = Value(self.fresh(name), dtype or array.dtype.name, array.shape)
+        self.constants[value] = array
+        return value
+
+    def add(
+        self, op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any] | None = None, name: str = ""
+    ) -> tuple[Value, ...]:
+        """Append a node of a non-structural operator; returns its outputs. Raises `IRError` (with the node named) if it does not fit."""
+        attrs = dict(attrs or {})
+        outputs = infer(op, inputs, attrs, name)
+        values = tuple(
+            Value(self.fresh((name or op.name) if n == 0 else f"{name or op.name}.{n}"), t.dtype, t.shape)
+            for n, t in enumerate(outputs)
+        )
+        self.nodes.append(Node(op, tuple(inputs), values, attrs, name))
+        return values
+
+    def append(self, node: Node) -> None:
+        """Append a node whose outputs exist already."""
+        self.nodes.append(node)
+
+    def build(self, outputs: Iterable[Value]) -> Graph:
+        return Graph(self.name, tuple(self.inputs), tuple(outputs), tuple(self.nodes), dict(self.constants))
+
+
+def infer(op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any], name: str = "") -> tuple[te.Tensor, ...]:
+    """The TE of one node over placeholders; its shapes and dtypes are the node's output types."""
+    placeholders = [None if v is None else v.placeholder() for v in inputs]
+    try:
+        return op.apply(placeholders, attrs)
+    except TcompError as error:
+        where = f"node `{name}` ({op.name}) of {', '.join(str(v) for v in inputs)}"
+        raise IRError(error.what, where=where, why=error.why or error.where, hint=error.hint) from error

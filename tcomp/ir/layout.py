@@ -1,0 +1,109 @@
+"""Layout: how the elements of a tensor are ordered in memory, as an index map from logical to physical indices.
+
+A physical dimension is a piece of a logical axis, `(index // div) % mod`; the last physical dimension is contiguous.
+
+    NCHW    identity
+    NHWC    (n, c, h, w) -> (n, h, w, c)
+    NCHW16c (n, c, h, w) -> (n, c // 16, h, w, c % 16)      sizes that 16 does not divide are padded up
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tcomp.ir.expr import Dim, Expr, ExprLike, as_dim, as_expr
+from tcomp.ir.simplify import simplify
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One physical dimension: `(index[axis] // div) % mod`; `mod` None means no upper cut."""
+
+    axis: int
+    div: int = 1
+    mod: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Physical dimensions of a tensor, outermost first. Every logical index has exactly one physical place."""
+
+    rank: int
+    pieces: tuple[Piece, ...]
+
+    @staticmethod
+    def identity(rank: int) -> Layout:
+        return Layout(rank, tuple(Piece(axis) for axis in range(rank)))
+
+    @staticmethod
+    def permuted(order: Sequence[int]) -> Layout:
+        """Physical dimension d holds logical axis `order[d]`."""
+        return Layout(len(order), tuple(Piece(axis) for axis in order))
+
+    @staticmethod
+    def blocked(order: Sequence[int], axis: int, block: int) -> Layout:
+        """`order` (a permutation of the axes) with `axis` cut into blocks whose inside comes last."""
+        pieces = [Piece(a, block if a == axis else 1) for a in order]
+        return Layout(len(order), (*pieces, Piece(axis, 1, block)))
+
+    @property
+    def is_identity(self) -> bool:
+        return self == Layout.identity(self.rank)
+
+    def indices(self, logical: Sequence[ExprLike]) -> tuple[Expr, ...]:
+        """Physical indices of a logical element, simplified."""
+        return tuple(simplify(self._piece(as_expr(logical[p.axis]), p)) for p in self.pieces)
+
+    @staticmethod
+    def _piece(index: Expr, piece: Piece) -> Expr:
+        quotient = index // piece.div if piece.div != 1 else index
+        return quotient % piece.mod if piece.mod is not None else quotient
+
+    def shape(self, logical: Sequence[Dim]) -> tuple[Dim, ...]:
+        """Physical extents, padding included."""
+        return tuple(
+            p.mod if p.mod is not None else as_dim((as_expr(logical[p.axis]) + (p.div - 1)) // p.div) for p in self.pieces
+        )
+
+    def logical(self, physical: Sequence[ExprLike]) -> tuple[Expr, ...]:
+        """The logical indices stored at physical indices (>= the logical extent inside padding)."""
+        result: list[Expr] = [as_expr(0)] * self.rank
+        for index, p in zip(physical, self.pieces, strict=True):
+            result[p.axis] = result[p.axis] + as_expr(index) * p.div
+        return tuple(simplify(e) for e in result)
+
+    @property
+    def pads(self) -> bool:
+        """Whether some extents leave unused elements behind the end of an axis."""
+        return any(p.mod is not None for p in self.pieces)
+
+    def to_physical(self, array: np.ndarray) -> np.ndarray:
+        """The array in this layout (C-contiguous, padding filled with zeros)."""
+        shape = tuple(int(d) for d in self.shape(array.shape))
+        if not self.pads:
+            return np.ascontiguousarray(array.transpose([p.axis for p in self.pieces]))
+        grids = np.meshgrid(*(np.arange(n) for n in shape), indexing="ij", sparse=True)
+        index = [np.zeros((1,) * len(shape), np.int64)] * self.rank
+        for grid, p in zip(grids, self.pieces, strict=True):
+            index[p.axis] = index[p.axis] + grid * p.div
+        valid = np.ones((1,) * len(shape), bool)
+        for axis, extent in enumerate(array.shape):
+            valid = valid & (index[axis] < extent)
+        clipped = tuple(np.minimum(i, max(n - 1, 0)) for i, n in zip(index, array.shape, strict=True))
+        return np.ascontiguousarray(np.where(valid, array[clipped], np.zeros((), array.dtype)))
+
+    def from_physical(self, array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+        """The logical array of the given shape out of a physical one."""
+        grids = np.meshgrid(*(np.arange(n) for n in shape), indexing="ij", sparse=True)
+        pieces = [grids[p.axis] // p.div if p.mod is None else grids[p.axis] // p.div % p.mod for p in self.pieces]
+        return np.ascontiguousarray(array[tuple(pieces)]) if pieces else array.copy()
+
+    def __str__(self) -> str:
+        names = "abcdefghijklmnop"
+        text = [
+            names[p.axis] + (f"/{p.div}" if p.div != 1 else "") + (f"%{p.mod}" if p.mod is not None else "") for p in self.pieces
+        ]
+        return "(" + ",".join(text) + ")"

@@ -1,0 +1,216 @@
+"""Loop programs: how a kernel computes. One IR for every target.
+
+A `Kernel` has buffers and integer scalars as parameters and one statement as body. A loop has a *kind*, a buffer has a *scope*;
+code generators read them and decide nothing:
+
+    serial      in order                                parallel    iterations divided among threads
+    unrolled    copies, the variable a constant         vectorized  one vector lane per iteration (constant extent)
+    block.x ... thread.x ...                            bound to a GPU axis
+
+A vectorized loop means what the serial loop means, evaluated statement by statement for all lanes; an `If` inside it on a
+lane-dependent condition masks the lanes.
+
+    global      parameters, and temporaries of the kernel that live in the workspace
+    shared      one copy per GPU block
+    register    one copy per thread (per innermost parallel iteration); constant shape
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from tcomp.ir import expr as E
+from tcomp.ir.expr import Dim, Expr, ExprLike, Reducer, as_expr
+
+SERIAL, PARALLEL, UNROLLED, VECTORIZED = "serial", "parallel", "unrolled", "vectorized"
+GPU_AXES = tuple(f"{level}.{axis}" for level in ("block", "thread") for axis in "xyz")
+KINDS = (SERIAL, PARALLEL, UNROLLED, VECTORIZED, *GPU_AXES)
+SCOPES = ("global", "shared", "register")
+
+
+class Buffer:
+    """A dense row-major array: `name`, `dtype`, `shape` (ints or symbolic), `scope`. Compared by identity."""
+
+    __slots__ = ("name", "dtype", "shape", "scope", "__weakref__")
+
+    def __init__(self, name: str, dtype: str, shape: Sequence[Dim], scope: str = "global") -> None:
+        self.name, self.dtype, self.shape, self.scope = name, dtype, tuple(E.as_dim(d) for d in shape), scope
+
+    def __getitem__(self, indices: ExprLike | tuple[ExprLike, ...]) -> Expr:
+        return E.read(self, indices if isinstance(indices, tuple) else (indices,))
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}] {self.scope}"
+
+
+class Stmt:
+    """Base of the statements; all are immutable."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        from tcomp.ir.printer import print_stmt
+
+        return print_stmt(self)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Block(Stmt):
+    """Statements in sequence."""
+
+    stmts: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class For(Stmt):
+    """`for var in range(extent)`: the variable runs from 0 and its name is unique within the kernel."""
+
+    var: Expr
+    extent: Dim
+    body: Stmt
+    kind: str = SERIAL
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class If(Stmt):
+    """Conditional execution."""
+
+    cond: Expr
+    then: Stmt
+    otherwise: Stmt | None = None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class While(Stmt):
+    """Repeats while the condition, read anew each time, holds."""
+
+    cond: Expr
+    body: Stmt
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Store(Stmt):
+    """`buffer[indices] = value`."""
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    value: Expr
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Accumulate(Stmt):
+    """`buffer[indices] = reducer(buffer[indices], value)`: a store that may be reassociated where a schedule says so."""
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    value: Expr
+    reducer: Reducer
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Allocate(Stmt):
+    """A buffer that lives during `body`; its content is undefined at the start."""
+
+    buffer: Buffer
+    body: Stmt
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Kernel:
+    """A loop program with a name: `buffers` in the order of the call, written ones among them listed in `outputs`.
+
+    `scalars` are the symbolic dims it takes by value (after the buffers).
+    """
+
+    name: str
+    buffers: tuple[Buffer, ...]
+    outputs: tuple[Buffer, ...]
+    scalars: tuple[Expr, ...]
+    body: Stmt
+    notes: tuple[str, ...] = field(default=())  # for people: what it computes, which schedule was used
+
+    def __str__(self) -> str:
+        from tcomp.ir.printer import print_kernel
+
+        return print_kernel(self)
+
+    def with_body(self, body: Stmt) -> Kernel:
+        return replace(self, body=body)
+
+
+def block(*stmts: Stmt) -> Stmt:
+    """Statements in sequence, nested blocks flattened; a single statement stays itself."""
+    flat: list[Stmt] = []
+    for s in stmts:
+        flat.extend(s.stmts if isinstance(s, Block) else (s,))
+    return flat[0] if len(flat) == 1 else Block(tuple(flat))
+
+
+def store(buffer: Buffer, indices: Sequence[ExprLike], value: ExprLike) -> Store:
+    """A store with Python numbers converted to the buffer's dtype."""
+    return Store(buffer, tuple(as_expr(i) for i in indices), as_expr(value, buffer.dtype))
+
+
+def loop(name: str, extent: Dim, body: Callable[[Expr], Stmt], kind: str = SERIAL) -> Stmt:
+    """`for name in range(extent): body(name)`, for programs written by hand."""
+    v = E.loop_var(name, extent)
+    return For(v, E.as_dim(extent), body(v), kind)
+
+
+def children(stmt: Stmt) -> tuple[Stmt, ...]:
+    """The statements directly inside."""
+    match stmt:
+        case Block(stmts):
+            return stmts
+        case For(body=body) | While(body=body) | Allocate(body=body):
+            return (body,)
+        case If(_, then, None):
+            return (then,)
+        case If(_, then, otherwise) if otherwise is not None:
+            return (then, otherwise)
+    return ()
+
+
+def with_children(stmt: Stmt, new: Sequence[Stmt]) -> Stmt:
+    """The statement with other inner statements."""
+    match stmt:
+        case Block():
+            return block(*new)
+        case For() | While() | Allocate():
+            return replace(stmt, body=new[0])
+        case If():
+            return replace(stmt, then=new[0], otherwise=new[1] if len(new) > 1 else None)
+    return stmt
+
+
+def expressions(stmt: Stmt) -> tuple[Expr, ...]:
+    """The expressions directly in a statement (not in inner ones)."""
+    match stmt:
+        case For(extent=extent):
+            return (as_expr(extent),)
+        case If(cond=cond) | While(cond=cond):
+            return (cond,)
+        case Store(_, indices, value) | Accumulate(_, indices, value, _):
+            return (*indices, value)
+    return ()
+
+
+def walk(stmt: Stmt) -> Iterator[Stmt]:
+    """The statement and all inner ones, outermost first, in program order."""
+    yield stmt
+    for child in children(stmt):
+        yield from walk(child)
+
+
+def map_expressions(stmt: Stmt, function: Callable[[Expr], Expr]) -> Stmt:
+    """Apply `function` to every expression, inside out; loop variables themselves are left alone."""
+    stmt = with_children(stmt, [map_expressions(child, function) for child in children(stmt)])
+    match stmt:
+        case For(extent=extent):
+            return replace(stmt, extent=E.as_dim(function(as_expr(extent))))
+        case If(cond=cond) | While(cond=cond):
+            return replace(stmt, cond=function(cond))
+        case Store(_, indices, value) | Accumulate(_, indices, value, _):
+            return replace(stmt, indices=tuple(function(i) for i in indices), value=function(value))
+    return stmt

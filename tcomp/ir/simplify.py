@@ -1,0 +1,399 @@
+"""The canonical simplifier of index expressions.
+
+An index expression becomes a sum of `coefficient * monomial`, a monomial being a product of atoms (variables, floor-divisions,
+remainders, reads, ...). Sums are ordered, so two expressions that differ only by ring laws become the same object. On top of
+that stand the rules for `//`, `%`, `min`, `max` and comparisons, which use the ranges of variables (`Expr.bounds`, and
+`0 <= i < extent` for loops of symbolic size). Rules hold for all integers within the ranges, barring 64-bit overflow.
+
+Only `int64` arithmetic is reordered; other types keep their wrap-around (or rounding) and see only the identities of `expr.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tcomp.ir.expr import INDEX, Bounds, Dim, Expr, binary, bounds, const, rewrite, select, substitute
+
+Monomial = tuple[Expr, ...]  # sorted atoms; () is the constant term
+Linear = dict[Monomial, int]  # monomial -> coefficient, no zero coefficients
+
+_memo: dict[Expr, Expr] = {}
+_MEMO_LIMIT = 200_000  # entries; the memo is dropped as a whole when full, so that long sessions do not grow
+
+
+def simplify(e: Dim) -> Expr:
+    """An equal expression in canonical form."""
+    if not isinstance(e, Expr):
+        return const(e)
+    if len(_memo) > _MEMO_LIMIT:
+        _memo.clear()
+    return rewrite(e, _rule, _memo)
+
+
+def prove(condition: Expr) -> bool:
+    """True if `condition` holds for all values of its variables; False means "not known"."""
+    result = simplify(condition)
+    return result.op == "const" and bool(result.attr)
+
+
+def difference(a: Dim, b: Dim) -> Expr:
+    """Simplified a - b."""
+    return simplify(binary("sub", simplify(a), simplify(b)))
+
+
+def _rule(e: Expr) -> Expr | None:
+    if e.dtype == INDEX:
+        match e.op:
+            case "add" | "sub" | "mul" | "neg":
+                return from_linear(linear(e))
+            case "floordiv":
+                return _floordiv(e.args[0], e.args[1])
+            case "mod":
+                return _mod(e.args[0], e.args[1])
+            case "truncdiv" if _nonnegative(e.args[0]) and _nonnegative(e.args[1]):
+                return _floordiv(e.args[0], e.args[1])
+            case "truncmod" if _nonnegative(e.args[0]) and _nonnegative(e.args[1]):
+                return _mod(e.args[0], e.args[1])
+            case "min" | "max":
+                return _min_max(e)
+            case "select":
+                return _select(e)
+    if e.op in ("lt", "le", "eq", "ne") and e.args[0].dtype == INDEX:
+        return _compare(e)
+    if e.op == "not" and e.args[0].op in _NEGATED and e.args[0].args[0].dtype == INDEX:
+        op, swap = _NEGATED[e.args[0].op]
+        a, b = e.args[0].args
+        return simplify(binary(op, b, a) if swap else binary(op, a, b))
+    return None
+
+
+_NEGATED = {"lt": ("le", True), "le": ("lt", True), "eq": ("ne", False), "ne": ("eq", False)}
+
+
+# ---------------------------------------------------------------- linear forms
+
+
+def linear(e: Expr) -> Linear:
+    """Sum-of-monomials form of an index expression whose operands are already canonical."""
+    match e.op:
+        case "const":
+            return {(): int(e.attr)} if e.attr else {}
+        case "add":
+            return _added(linear(e.args[0]), linear(e.args[1]), 1)
+        case "sub":
+            return _added(linear(e.args[0]), linear(e.args[1]), -1)
+        case "neg":
+            return {m: -c for m, c in linear(e.args[0]).items()}
+        case "mul":
+            left, right = linear(e.args[0]), linear(e.args[1])
+            product: Linear = {}
+            for m, c in left.items():
+                for n, d in right.items():
+                    key = tuple(sorted(m + n, key=_order)) if m and n else m or n
+                    product[key] = product.get(key, 0) + c * d
+            return {m: c for m, c in product.items() if c}
+    return {(e,): 1}
+
+
+def _added(a: Linear, b: Linear, sign: int) -> Linear:
+    total = dict(a)
+    for m, c in b.items():
+        total[m] = total.get(m, 0) + sign * c
+    return {m: c for m, c in total.items() if c}
+
+
+def from_linear(terms: Linear) -> Expr:
+    """The expression of a linear form: terms in order, constant last, negative terms subtracted."""
+    terms = _joined(terms)
+    result: Expr | None = None
+    for monomial, c in sorted(terms.items(), key=lambda item: (not item[0], item[1] < 0, tuple(map(_order, item[0])))):
+        if not monomial:
+            result = const(c) if result is None else (result + c if c > 0 else result - (-c))
+            continue
+        product = monomial[0]
+        for atom in monomial[1:]:
+            product = product * atom
+        magnitude = product if abs(c) == 1 else product * abs(c)
+        if result is None:
+            result = magnitude if c > 0 else product * c
+        else:
+            result = result + magnitude if c > 0 else result - magnitude
+    return const(0) if result is None else result
+
+
+def _joined(terms: Linear) -> Linear:
+    """x // c * c + x % c == x, the inverse of splitting an index."""
+    for monomial, coefficient in terms.items():
+        if len(monomial) != 1 or monomial[0].op != "mod":
+            continue
+        x, c = monomial[0].args
+        whole = linear(_floordiv(x, c) * c)
+        if whole and all(terms.get(m) == coefficient * k for m, k in whole.items()):
+            rest = _added(terms, {m: coefficient * k for m, k in whole.items()}, -1)
+            rest = _added(rest, {monomial: coefficient}, -1)
+            return _joined(_added(rest, {m: coefficient * k for m, k in linear(x).items()}, 1))
+    return terms
+
+
+def _order(atom: Expr) -> str:
+    return atom.attr.name if atom.op == "var" else "~" + str(atom)
+
+
+# ---------------------------------------------------------------- floor division and remainder
+
+
+def _divided(monomial: Monomial, c: int, by: Monomial, by_c: int) -> tuple[Monomial, int] | None:
+    """(c * monomial) / (by_c * by) where it is exact."""
+    if c % by_c:
+        return None
+    rest = list(monomial)
+    for atom in by:
+        if atom not in rest:
+            return None
+        rest.remove(atom)
+    return tuple(rest), c // by_c
+
+
+def _split(x: Expr, c: Expr) -> tuple[Linear, Linear] | None:
+    """x = c * quotient + rest, taking out every term that c divides. None unless c is a single positive term."""
+    divisor = linear(c)
+    if len(divisor) != 1 or not _positive(c):
+        return None
+    (by, by_c), quotient, rest = next(iter(divisor.items())), {}, {}
+    for m, k in linear(x).items():
+        exact = _divided(m, k, by, by_c)
+        if exact is not None:
+            quotient[exact[0]] = quotient.get(exact[0], 0) + exact[1]
+        elif not m and not by:
+            quotient[()] = quotient.get((), 0) + k // by_c
+            rest[()] = k % by_c
+        else:
+            rest[m] = k
+    return {m: k for m, k in quotient.items() if k}, {m: k for m, k in rest.items() if k}
+
+
+def _floordiv(x: Expr, c: Expr) -> Expr:
+    split = _split(x, c)
+    if split is None:
+        return binary("floordiv", x, c)
+    quotient, rest = split
+    remainder = from_linear(rest)
+    if _within(remainder, c):
+        return from_linear(quotient)
+    return from_linear(_added(quotient, linear(_small_floordiv(remainder, c)), 1))
+
+
+def _small_floordiv(x: Expr, c: Expr) -> Expr:
+    """x // c with no term of x divisible by c."""
+    if c.op != "const":
+        return binary("floordiv", x, c)
+    n = int(c.attr)
+    lo, hi = bounds(x)
+    if lo is not None and hi is not None and lo // n == hi // n:
+        return const(lo // n)
+    if x.op == "floordiv" and x.args[1].op == "const" and x.args[1].attr > 0:
+        return _floordiv(x.args[0], const(int(x.args[1].attr) * n))  # (x // a) // b == x // (a * b)
+    if x.op == "mod" and x.args[1].op == "const" and x.args[1].attr % n == 0:
+        return _mod(_floordiv(x.args[0], c), const(int(x.args[1].attr) // n))  # x % (a*b) // b == x // b % a
+    terms = linear(x)
+    common = _common_factor(terms, n)
+    if common > 1:  # (g*x + r) // (g*c) == (x + r // g) // c
+        reduced = {m: k // common for m, k in terms.items()}
+        return _floordiv(from_linear({m: k for m, k in reduced.items() if k}), const(n // common))
+    return binary("floordiv", x, c)
+
+
+def _common_factor(terms: Linear, n: int) -> int:
+    from math import gcd
+
+    common = n
+    for m, k in terms.items():
+        if m:
+            common = gcd(common, k)
+    return common
+
+
+def _mod(x: Expr, c: Expr) -> Expr:
+    split = _split(x, c)
+    if split is None:
+        return binary("mod", x, c)
+    rest = from_linear(split[1])
+    if _within(rest, c):
+        return rest
+    if c.op == "const":
+        n = int(c.attr)
+        lo, hi = bounds(rest)
+        if lo is not None and hi is not None and lo // n == hi // n:
+            return from_linear(_added(linear(rest), {(): lo // n * n}, -1))
+        if rest.op == "mod" and rest.args[1].op == "const" and rest.args[1].attr % n == 0:
+            return _mod(rest.args[0], c)  # x % (a*b) % b == x % b
+        # Terms such as (x % (a*n)) inside a sum: the inner remainder by a multiple of n is redundant under % n.
+        terms: Linear = {}
+        changed = False
+        for m, k in linear(rest).items():
+            if len(m) == 1 and m[0].op == "mod" and m[0].args[1].op == "const" and (k * m[0].args[1].attr) % n == 0:
+                changed = True
+                terms = _added(terms, {mm: kk * k for mm, kk in linear(m[0].args[0]).items()}, 1)
+            else:
+                terms = _added(terms, {m: k}, 1)
+        if changed:
+            return _mod(from_linear(terms), c)
+        common = _common_factor(linear(rest), n)
+        constant = linear(rest).get((), 0)
+        if common > 1 and constant % common == 0:  # (g*x) % (g*c) == g * (x % c)
+            reduced = from_linear({m: k // common for m, k in linear(rest).items()})
+            return simplify(_mod(reduced, const(n // common)) * common)
+    return binary("mod", rest, c)
+
+
+# ---------------------------------------------------------------- order
+
+
+def _positive(e: Expr) -> bool:
+    lo = bounds(e)[0]
+    return lo is not None and lo > 0
+
+
+def _nonnegative(e: Expr) -> bool:
+    lo = bounds(e)[0]
+    return lo is not None and lo >= 0
+
+
+def _within(x: Expr, c: Expr) -> bool:
+    """0 <= x < c for sure."""
+    lo, hi = bounds(x)
+    if lo is None or lo < 0:
+        if not _at_least(linear(x), 0):
+            return False
+    if c.op == "const":
+        return (hi is not None and hi < c.attr) or _at_least(_added({(): int(c.attr) - 1}, linear(x), -1), 0)
+    return _at_least(_added(linear(c), linear(x), -1), 1)
+
+
+def _at_least(terms: Linear, value: int) -> bool:
+    """Whether the sum is >= value for sure: numeric ranges first, then symbolic extents and the gap of floor division."""
+    for _ in range(6):
+        lo = _lower_bound(terms)
+        if lo is not None and lo >= value:
+            return True
+        weaker = _weaken(terms)
+        if weaker is None:
+            return False
+        terms = weaker
+    return False
+
+
+def _lower_bound(terms: Linear) -> int | None:
+    total = 0
+    for m, k in terms.items():
+        lo, hi = _monomial_bounds(m)
+        end = lo if k > 0 else hi
+        if end is None:
+            return None
+        total += k * end
+    return total
+
+
+def _monomial_bounds(monomial: Monomial) -> Bounds:
+    if not monomial:
+        return 1, 1
+    product = monomial[0]
+    for atom in monomial[1:]:
+        product = product * atom
+    return bounds(product)
+
+
+def _weaken(terms: Linear) -> Linear | None:
+    """A sum that is nowhere larger, with one atom replaced by an expression that bounds it. None when no rule applies."""
+    for m, k in terms.items():
+        for position, atom in enumerate(m):
+            others = m[:position] + m[position + 1 :]
+            if any(not _nonnegative(other) for other in others):
+                continue
+            replacement = _bound_of_atom(atom, k)
+            if replacement is None:
+                continue
+            scale, bound = replacement
+            factor = from_linear({others: 1}) if others else const(1)
+            rest = _added(terms, {m: k}, -1)
+            return _added(rest, {n: c * scale for n, c in linear(simplify(bound * factor)).items()}, 1)
+    return None
+
+
+def _bound_of_atom(atom: Expr, k: int) -> tuple[int, Expr] | None:
+    """(scale, bound) with scale * bound <= k * atom."""
+    if atom.op == "var" and atom.attr.extent is not None:
+        return (k, atom.attr.extent - 1) if k < 0 else (k, const(0))
+    if atom.op == "floordiv" and atom.args[1].op == "const" and atom.args[1].attr > 0 and k % atom.args[1].attr == 0:
+        x, c = atom.args[0], int(atom.args[1].attr)
+        return (k // c, x) if k < 0 else (k // c, x - (c - 1))  # x - c + 1 <= c * (x // c) <= x
+    if atom.op == "min" and k < 0:
+        return k, atom.args[0] if atom.args[0].op != "const" else atom.args[1]
+    if atom.op == "max" and k > 0:
+        return k, atom.args[0] if atom.args[0].op != "const" else atom.args[1]
+    return None
+
+
+def _compare(e: Expr) -> Expr | None:
+    a, b = e.args
+    gap = _added(linear(b), linear(a), -1)  # b - a
+    back = {m: -k for m, k in gap.items()}
+    match e.op:
+        case "lt":
+            if _at_least(gap, 1):
+                return const(True, "bool")
+            if _at_least(back, 0):
+                return const(False, "bool")
+        case "le":
+            if _at_least(gap, 0):
+                return const(True, "bool")
+            if _at_least(back, 1):
+                return const(False, "bool")
+        case "eq" | "ne":
+            if not gap:
+                return const(e.op == "eq", "bool")
+            if _at_least(gap, 1) or _at_least(back, 1):
+                return const(e.op == "ne", "bool")
+            return None
+    return _tightened(e.op, gap)
+
+
+def _tightened(op: str, gap: Linear) -> Expr:
+    """`0 < gap` or `0 <= gap` with variables on the left and one constant on the right, divided by the common factor."""
+    constant = gap.get((), 0)
+    terms = {m: k for m, k in gap.items() if m}
+    slack = constant - 1 if op == "lt" else constant  # 0 <= terms + slack
+    common = _common_factor(terms, 0)
+    if common > 1:
+        terms = {m: k // common for m, k in terms.items()}
+        slack //= common
+    left = from_linear({m: -k for m, k in terms.items() if k < 0})
+    right = {m: k for m, k in terms.items() if k > 0}
+    return binary("lt", left, from_linear(_added(right, {(): slack + 1}, 1)))
+
+
+
+def _min_max(e: Expr) -> Expr | None:
+    a, b = e.args
+    gap = _added(linear(b), linear(a), -1)
+    if _at_least(gap, 0):
+        return a if e.op == "min" else b
+    if _at_least({m: -k for m, k in gap.items()}, 0):
+        return b if e.op == "min" else a
+    return binary(e.op, b, a) if _order(b) < _order(a) else None
+
+
+def _select(e: Expr) -> Expr | None:
+    cond, a, b = e.args
+    if cond.op == "not":
+        return select(cond.args[0], b, a)
+    return None
+
+
+def simplify_under(e: Expr, ranges: Mapping[Expr, Bounds]) -> Expr:
+    """Simplified with tighter ranges for some variables; the result mentions the original variables."""
+    from tcomp.ir.expr import var
+
+    narrowed = {v: var(v.attr.name, lo, hi, extent=v.attr.extent) for v, (lo, hi) in ranges.items()}
+    back = {n: v for v, n in narrowed.items()}
+    return substitute(simplify(substitute(e, narrowed)), back)

@@ -1,0 +1,236 @@
+"""Tensor expressions: what an operator computes, element by element, and nothing about how.
+
+    A = te.placeholder((M, K), name="A"); B = te.placeholder((K, N), name="B")
+    k = te.reduce_axis(K, name="k")
+    C = te.compute((M, N), lambda i, j: te.sum(A[i, k] * B[k, j], axis=k), name="C")
+
+A `Tensor` is a placeholder (no body), a compute (axes and a body `Expr`), or an output of an extern: an imperative loop program,
+for what is no tensor expression (sorting, prefix sums, scatter, non-maximum suppression). Tensors are compared by identity.
+Reductions may stand anywhere in a body; lowering gives each a stage of its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tcomp.errors import IRError
+from tcomp.ir import expr as E
+from tcomp.ir.dtypes import BITS, highest, lowest
+from tcomp.ir.expr import Dim, Expr, ExprLike, Reducer, as_dim, as_expr, cast, const, fma, loop_var, reduce, select
+
+if TYPE_CHECKING:
+    from tcomp.ir.loops import Buffer, Stmt
+
+__all__ = [
+    "Extern", "Tensor", "abs", "acos", "acosh", "all", "all_of", "any", "asin", "asinh", "atan", "atanh", "cast", "ceil",
+    "comm_reducer", "compute", "const", "cos", "cosh", "equal", "erf", "exp", "extern", "floor", "fma", "isinf", "isnan",
+    "log", "max", "maximum", "min", "minimum", "not_equal", "placeholder", "power", "prod", "reduce_axis", "round",
+    "select", "sigmoid", "sin", "sinh", "sqrt", "sum", "tan", "tanh", "tensors", "trunc", "truncdiv", "truncmod", "var",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Extern:
+    """An imperative loop program that computes tensors: `body` reads `inputs` through `parameters` and writes `results`."""
+
+    inputs: tuple[Tensor, ...]
+    parameters: tuple[Buffer, ...]  # one per input
+    results: tuple[Buffer, ...]  # one per output
+    body: Stmt
+
+
+class Tensor:
+    """A value of TE: `name`, `shape` (ints or symbolic `Expr`), `dtype`, and how its elements are computed."""
+
+    __slots__ = ("name", "shape", "dtype", "axes", "body", "extern", "index", "__weakref__")
+
+    def __init__(
+        self,
+        name: str,
+        shape: Sequence[Dim],
+        dtype: str,
+        axes: tuple[Expr, ...] = (),
+        body: Expr | None = None,
+        extern: Extern | None = None,
+        index: int = 0,
+    ) -> None:
+        if dtype not in BITS:
+            raise IRError(f"unknown dtype `{dtype}` of tensor `{name}`", hint=f"one of {', '.join(BITS)}")
+        self.name, self.shape, self.dtype = name, tuple(as_dim(d) for d in shape), dtype
+        self.axes, self.body, self.extern, self.index = axes, body, extern, index
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __getitem__(self, indices: ExprLike | tuple[ExprLike, ...]) -> Expr:
+        return E.read(self, indices if isinstance(indices, tuple) else (indices,))
+
+    def __call__(self, *indices: ExprLike) -> Expr:
+        return E.read(self, indices)
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The tensors this one reads directly, each once, in order of first use."""
+        if self.extern is not None:
+            return self.extern.inputs
+        return tuple(dict.fromkeys(r.attr for r in E.reads(self.body))) if self.body is not None else ()
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+def var(name: str, lo: int = 1, hi: int | None = None) -> Expr:
+    """A symbolic size with an inclusive range, to be used in shapes."""
+    return E.dim(name, lo, hi)
+
+
+def placeholder(shape: Sequence[Dim], dtype: str = "float32", name: str = "placeholder") -> Tensor:
+    """An input."""
+    return Tensor(name, shape, dtype)
+
+
+def reduce_axis(extent: Dim | tuple[int, Dim], name: str = "k") -> Expr:
+    """A variable 0 <= k < extent to fold over. `(0, extent)` is accepted as well."""
+    if isinstance(extent, tuple):
+        if extent[0] != 0:
+            raise IRError(f"reduce axis `{name}` starts at {extent[0]}", hint="start at 0 and add the offset in the body")
+        extent = extent[1]
+    return loop_var(name, extent)
+
+
+def compute(shape: Sequence[Dim], function: Callable[..., Any], name: str = "compute") -> Any:
+    """A tensor of the given shape whose element at (i, j, ...) is `function(i, j, ...)`.
+
+    `function` takes one index expression per dimension (or `*indices`) and returns an `Expr`, or a tuple of them for
+    several outputs over the same axes; then a tuple of tensors is returned.
+    """
+    shape = tuple(as_dim(d) for d in shape)
+    axes = tuple(loop_var(n, extent) for n, extent in zip(_axis_names(function, len(shape)), shape, strict=True))
+    bodies = function(*axes)
+    several = isinstance(bodies, tuple)
+    tensors = []
+    for number, body in enumerate(bodies if several else (bodies,)):
+        body = as_expr(body, "float32")
+        for e in E.walk(body):
+            if e.op == "reduce" and set(e.attr[1]) & set(axes):
+                raise IRError(
+                    f"`{name}` reduces over an axis that has the name and extent of an output axis",
+                    where=str(body),
+                    hint="give te.reduce_axis another name",
+                )
+        tensors.append(Tensor(f"{name}.{number}" if several else name, shape, body.dtype, axes, body))
+    return tuple(tensors) if several else tensors[0]
+
+
+def _axis_names(function: Callable[..., Any], count: int) -> list[str]:
+    parameters = list(inspect.signature(function).parameters.values())
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return [f"i{n}" for n in range(count)]
+    names = [p.name for p in parameters if p.default is p.empty]
+    if len(names) != count:
+        raise IRError(f"a compute over {count} dimensions was given a function of {len(names)} indices")
+    return names
+
+
+def extern(
+    results: Sequence[tuple[Sequence[Dim], str]],
+    inputs: Sequence[Tensor],
+    function: Callable[[Sequence[Buffer], Sequence[Buffer]], Stmt],
+    name: str = "extern",
+) -> Any:
+    """Tensors computed by an imperative loop program.
+
+    `results` lists (shape, dtype) of the outputs; `function(input_buffers, output_buffers)` returns the program.
+    Returns one tensor, or a tuple when there are several results.
+    """
+    from tcomp.ir.loops import Buffer
+
+    parameters = tuple(Buffer(f"in{n}", t.dtype, t.shape) for n, t in enumerate(inputs))
+    outputs = tuple(Buffer(f"out{n}", dtype, tuple(map(as_dim, shape))) for n, (shape, dtype) in enumerate(results))
+    program = Extern(tuple(inputs), parameters, outputs, function(parameters, outputs))
+    several = len(outputs) > 1
+    made = tuple(
+        Tensor(f"{name}.{n}" if several else name, b.shape, b.dtype, extern=program, index=n) for n, b in enumerate(outputs)
+    )
+    return made if several else made[0]
+
+
+def tensors(outputs: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Every tensor that the outputs depend on, once, producers before consumers."""
+    seen: set[int] = set()
+    stack = [(t, False) for t in reversed(list(outputs))]
+    while stack:
+        tensor, ready = stack.pop()
+        if ready:
+            yield tensor
+        elif id(tensor) not in seen:
+            seen.add(id(tensor))
+            stack.append((tensor, True))
+            stack.extend((t, False) for t in reversed(tensor.inputs))
+
+
+# ---------------------------------------------------------------- reductions
+
+
+def comm_reducer(
+    combine: Callable[[Expr, Expr], Expr], identity: Callable[[str], ExprLike], name: str = "reduce"
+) -> Callable[[Expr, Expr | Sequence[Expr]], Expr]:
+    """A user-defined fold: `combine(lhs, rhs)` associative, `identity(dtype)` its neutral element. Returns `f(body, axis)`."""
+
+    def fold(body: Expr, axis: Expr | Sequence[Expr]) -> Expr:
+        lhs, rhs = E.var("lhs", dtype=body.dtype), E.var("rhs", dtype=body.dtype)
+        reducer = Reducer(name, lhs, rhs, combine(lhs, rhs), as_expr(identity(body.dtype), body.dtype))
+        return reduce(reducer, body, (axis,) if isinstance(axis, Expr) else tuple(axis))
+
+    return fold
+
+
+sum = comm_reducer(lambda a, b: a + b, lambda dtype: 0, "sum")
+prod = comm_reducer(lambda a, b: a * b, lambda dtype: 1, "prod")
+max = comm_reducer(E.maximum, lowest, "max")
+min = comm_reducer(E.minimum, highest, "min")
+all = comm_reducer(lambda a, b: a & b, lambda dtype: True, "all")
+any = comm_reducer(lambda a, b: a | b, lambda dtype: False, "any")
+
+
+# ---------------------------------------------------------------- element functions
+
+
+def _function(op: str) -> Callable[[Expr], Expr]:
+    def apply(x: Expr) -> Expr:
+        return E.unary(op, x)
+
+    apply.__name__, apply.__doc__ = op, f"Elementwise `{op}`; keeps the dtype (predicates give bool)."
+    return apply
+
+
+abs, floor, ceil, round, trunc = (_function(op) for op in ("abs", "floor", "ceil", "round", "trunc"))
+sqrt, exp, log, tanh, erf = (_function(op) for op in ("sqrt", "exp", "log", "tanh", "erf"))
+sin, cos, tan, asin, acos, atan = (_function(op) for op in ("sin", "cos", "tan", "asin", "acos", "atan"))
+sinh, cosh, asinh, acosh, atanh = (_function(op) for op in ("sinh", "cosh", "asinh", "acosh", "atanh"))
+isnan, isinf = _function("isnan"), _function("isinf")
+equal, not_equal, minimum, maximum, all_of = E.equal, E.not_equal, E.minimum, E.maximum, E.all_of
+
+
+def power(x: Expr, y: ExprLike) -> Expr:
+    """x ** y."""
+    return E.binary("pow", x, y)
+
+
+def truncdiv(x: ExprLike, y: ExprLike) -> Expr:
+    """Integer division rounding towards zero."""
+    return E.binary("truncdiv", x, y)
+
+
+def truncmod(x: ExprLike, y: ExprLike) -> Expr:
+    """Remainder with the sign of the dividend."""
+    return E.binary("truncmod", x, y)
+
+
+def sigmoid(x: Expr) -> Expr:
+    """1 / (1 + exp(-x))."""
+    return 1.0 / (1.0 + exp(-x))
