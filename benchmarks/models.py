@@ -208,8 +208,8 @@ def obtain(model: Model, force: bool = False) -> Path:
         feeds = _inputs(model, path)
         description, results = _describe(model, path, feeds), _reference(path, feeds)
         companions[0].write_text(json.dumps(description, indent=1))
-        np.savez(companions[1], **feeds)
-        np.savez(companions[2], **results)
+        np.savez(companions[1], allow_pickle=False, **feeds)
+        np.savez(companions[2], allow_pickle=False, **results)
     return path
 
 
@@ -240,7 +240,7 @@ def _inputs(model: Model, path: Path) -> Arrays:
         if shape is None:
             shape = tuple(model.dims[d.dim_param] if d.dim_param else d.dim_value for d in i.type.tensor_type.shape.dim)
         if model.ramp:
-            value = np.arange(np.prod(shape)).reshape(shape) / np.prod(shape)
+            value: np.ndarray = np.arange(np.prod(shape)).reshape(shape) / np.prod(shape)
         elif i.name in model.ranges:
             low, high = model.ranges[i.name]
             value = rng.integers(int(low), int(high), shape) if dtype.kind in "iu" else rng.uniform(low, high, shape)
