@@ -1,0 +1,216 @@
+"""Shape arithmetic at compile time: the elements of small tensors as expressions over symbolic sizes.
+
+Nothing here knows an operator. The TE body of an operator is evaluated at constant indices, reads of known tensors are replaced
+by their elements, and the result is simplified: `Concat(Unsqueeze(Gather(Shape(x), 0)), [-1])` becomes `(batch, -1)`.
+
+Elements of all integer types are written as `int64` expressions, because sizes are compared and divided as such; a cast to a
+32-bit or wider integer is taken to keep a size (sizes are below 2**31), a cast to a narrower one only where ranges prove it.
+Floats appear where exporters scale sizes (`floor(cast(h) * 0.5)`): they are carried as exact fractions of integer expressions,
+which is what floating point computes for sizes below 2**24 as long as the factors are dyadic or the divisors integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from tcomp.errors import IRError
+from tcomp.ir import te
+from tcomp.ir.dtypes import BITS, is_float, is_integer
+from tcomp.ir.expr import BINARY, INDEX, Expr, binary, bounds, cast, const, select, variables, walk, with_args
+from tcomp.ir.simplify import simplify
+from tcomp.ir.te import Tensor
+
+LIMIT = 256  # elements of a tensor that is propagated
+_MAX_FOLD = 4096  # iterations of one reduction
+_MAX_NODES = 400  # of one element; larger expressions are no shapes
+_MAX_STEPS = 200_000  # expression nodes looked at for one operator
+
+Elements = tuple[Expr, ...]
+
+
+class _Unknown(Exception):
+    """An element depends on data, or is no expression we can handle."""
+
+
+def literals(array: np.ndarray, dtype: str) -> Elements:
+    """The elements of a constant array, row-major."""
+    kind = dtype if is_float(dtype) or dtype == "bool" else INDEX
+    return tuple(const(x, kind) for x in array.ravel().tolist())
+
+
+def closed(outputs: Sequence[Tensor]) -> bool:
+    """Whether the tensors depend on no symbolic size."""
+    for tensor in te.tensors(outputs):
+        if not all(isinstance(d, int) for d in tensor.shape):
+            return False
+        if tensor.body is not None and any(v.dtype == INDEX and v not in tensor.axes for v in _free(tensor.body)):
+            return False
+    return True
+
+
+def _free(body: Expr) -> Iterator[Expr]:
+    bound = {axis for e in walk(body) if e.op == "reduce" for axis in e.attr[1]}
+    return (v for v in variables(body) if v not in bound)
+
+
+def propagate(outputs: Sequence[Tensor], known: Mapping[Tensor, Elements]) -> list[Elements] | None:
+    """Elements (row-major) of all outputs, given those of some placeholders; None where any cannot be known.
+
+    Output shapes are constant and hold at most `LIMIT` elements.
+    """
+    evaluation = _Evaluation(known)
+    try:
+        return [
+            tuple(evaluation.element(t, index) for index in product(*(range(int(d)) for d in t.shape)))  # type: ignore[arg-type]
+            for t in outputs
+        ]
+    except (_Unknown, IRError):
+        return None
+
+
+class _Evaluation:
+    """Elements of the tensors of one operator."""
+
+    def __init__(self, known: Mapping[Tensor, Elements]) -> None:
+        self.known = known
+        self.memo: dict[tuple[int, tuple[int, ...]], Expr] = {}
+        self.steps = 0
+
+    def element(self, tensor: Tensor, index: tuple[int, ...]) -> Expr:
+        key = (id(tensor), index)
+        if key not in self.memo:
+            self.memo[key] = self._element(tensor, index)
+        return self.memo[key]
+
+    def _element(self, tensor: Tensor, index: tuple[int, ...]) -> Expr:
+        if tensor in self.known:
+            position = 0
+            for i, extent in zip(index, tensor.shape, strict=True):
+                if not isinstance(extent, int) or not 0 <= i < extent:
+                    raise _Unknown
+                position = position * extent + i
+            return self.known[tensor][position]
+        if tensor.body is None:
+            raise _Unknown
+        env = {axis: const(i) for axis, i in zip(tensor.axes, index, strict=True)}
+        result = self.value(tensor.body, env, {})
+        if sum(1 for _ in walk(result)) > _MAX_NODES:
+            raise _Unknown
+        if not is_float(tensor.dtype) and any(is_float(e.dtype) for e in walk(result)):
+            raise _Unknown
+        return result
+
+    def value(self, e: Expr, env: Mapping[Expr, Expr], memo: dict[Expr, Expr]) -> Expr:
+        found = memo.get(e)
+        if found is None:
+            self.steps += 1
+            if self.steps > _MAX_STEPS:
+                raise _Unknown
+            found = memo[e] = self._value(e, env, memo)
+        return found
+
+    def _value(self, e: Expr, env: Mapping[Expr, Expr], memo: dict[Expr, Expr]) -> Expr:
+        match e.op:
+            case "const":
+                return const(e.attr, INDEX) if is_integer(e.dtype) else e
+            case "var":
+                return env.get(e, e)
+            case "read":
+                index = [self.value(i, env, memo) for i in e.args]
+                if any(i.op != "const" for i in index):
+                    raise _Unknown
+                return self.element(e.attr, tuple(int(i.attr) for i in index))
+            case "select":
+                cond = self.value(e.args[0], env, memo)
+                if cond.op == "const":
+                    return self.value(e.args[1 if cond.attr else 2], env, memo)
+                return simplify(select(cond, self.value(e.args[1], env, memo), self.value(e.args[2], env, memo)))
+            case "reduce":
+                return self._reduced(e, env)
+            case "cast":
+                return _cast(self.value(e.args[0], env, memo), e.dtype)
+        args = tuple(self.value(a, env, memo) for a in e.args)
+        if e.op in BINARY:
+            return simplify(binary(e.op, *args))
+        if is_integer(e.dtype) and e.op in ("bitcast", "popcount", "not", "shl", "shr"):
+            raise _Unknown  # these see the width of the type, which is not kept
+        if e.op == "abs" and bounds(args[0])[0] is not None and bounds(args[0])[0] >= 0:  # type: ignore[operator]
+            return args[0]
+        return simplify(with_args(e, args))
+
+    def _reduced(self, e: Expr, env: Mapping[Expr, Expr]) -> Expr:
+        reducer, axes = e.attr
+        extents = []
+        for axis in axes:
+            lo, hi = axis.attr.lo, axis.attr.hi
+            if lo != 0 or hi is None or axis.attr.extent is not None:
+                raise _Unknown
+            extents.append(hi + 1)
+        if prod(extents) > _MAX_FOLD:
+            raise _Unknown
+        total = self.value(reducer.identity, {}, {})
+        for index in product(*map(range, extents)):
+            inner = {**env, **{axis: const(i) for axis, i in zip(axes, index, strict=True)}}
+            term = self.value(e.args[0], inner, {})
+            total = self.value(reducer.combine, {reducer.lhs: total, reducer.rhs: term}, {})
+        return total
+
+
+def _cast(e: Expr, dtype: str) -> Expr:
+    """`e` converted to `dtype`, in the representation of this module."""
+    if is_float(dtype):
+        return cast(e, dtype) if not is_float(e.dtype) or e.op == "const" else e
+    if dtype == "bool":
+        return simplify(binary("ne", e, const(0, e.dtype))) if e.dtype != "bool" else e
+    if is_float(e.dtype):
+        numerator, denominator = _fraction(e)
+        lo = bounds(numerator)[0]
+        if denominator != 1 and (lo is None or lo < 0):
+            raise _Unknown  # truncation rounds towards zero, floor division does not
+        e = simplify(numerator // denominator)
+    elif e.dtype == "bool":
+        e = simplify(select(e, 1, 0))
+    if e.op == "const":
+        return const(const(e.attr, dtype).attr, INDEX)
+    if BITS[dtype] < 32:
+        lo, hi = bounds(e)
+        limit = 1 << (BITS[dtype] - 1)
+        if lo is None or hi is None or lo < -limit or hi >= limit:
+            raise _Unknown
+    return e
+
+
+def _fraction(e: Expr) -> tuple[Expr, int]:
+    """A float expression as integer numerator / positive integer denominator, where that is exact."""
+    match e.op:
+        case "const":
+            exact = Fraction(e.attr) if np.isfinite(e.attr) else Fraction(1, 1 << 30)
+            if exact.denominator > 1024 or abs(exact.numerator) > 1 << 24:
+                raise _Unknown
+            return const(exact.numerator), exact.denominator
+        case "cast":
+            if is_float(e.args[0].dtype):
+                return _fraction(e.args[0])
+            return (simplify(select(e.args[0], 1, 0)) if e.args[0].dtype == "bool" else e.args[0]), 1
+        case "neg":
+            n, d = _fraction(e.args[0])
+            return simplify(-n), d
+        case "floor" | "ceil":
+            n, d = _fraction(e.args[0])
+            return simplify(n // d if e.op == "floor" else -((-n) // d)), 1
+        case "add" | "sub":
+            (n, d), (m, c) = _fraction(e.args[0]), _fraction(e.args[1])
+            return simplify(binary(e.op, n * c, m * d)), d * c
+        case "mul":
+            (n, d), (m, c) = _fraction(e.args[0]), _fraction(e.args[1])
+            return simplify(n * m), d * c
+        case "div":
+            (n, d), (m, c) = _fraction(e.args[0]), _fraction(e.args[1])
+            if m.op == "const" and m.attr > 0:
+                return simplify(n * c), d * int(m.attr)
+    raise _Unknown
