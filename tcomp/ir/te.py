@@ -128,7 +128,7 @@ def compute(shape: Sequence[Dim], function: Callable[..., Any], name: str = "com
 
 def _axis_names(function: Callable[..., Any], count: int) -> list[str]:
     parameters = list(inspect.signature(function).parameters.values())
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+    if [p for p in parameters if p.kind is p.VAR_POSITIONAL]:  # `any` is a reduction in this module
         return [f"i{n}" for n in range(count)]
     names = [p.name for p in parameters if p.default is p.empty]
     if len(names) != count:
