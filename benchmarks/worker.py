@@ -55,11 +55,12 @@ def load_openvino(path: Path, artifact: Path, threads: int, arguments: dict[str,
         model.reshape(arguments["shapes"])
     config = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
     compiled = core.compile_model(model, "CPU", config)
-    request, names = compiled.create_infer_request(), [o.get_any_name() for o in compiled.outputs]
+    request = compiled.create_infer_request()
+    names = [(name, k) for k, output in enumerate(compiled.outputs) for name in output.get_names()]  # has aliases
 
     def run(feeds: Arrays) -> Arrays:
         results = request.infer(feeds, share_inputs=True, share_outputs=True)
-        return {name: results[k] for k, name in enumerate(names)}
+        return {name: results[k] for name, k in names}
 
     return run
 
