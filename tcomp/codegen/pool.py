@@ -1,0 +1,403 @@
+"""The thread pool, as LLVM IR that is compiled for the target and linked into every multi-threaded model.
+
+Shape. `tcomp_pool_create(threads, cpus)` starts `threads - 1` workers; the caller of a parallel region is the remaining
+thread. Each worker owns one mailbox of 128 bytes (a cache line and its prefetched neighbour), which holds all that it
+needs to run its chunk, so that starting a worker moves one cache line to it and its completion moves one back; nothing
+is shared between workers.
+
+Region. The caller splits [0, extent) into contiguous chunks, balanced to within one iteration, writes one into each
+mailbox, and increments the mailbox's `seq` (release). A worker that sees a new `seq` (acquire) runs the chunk and sets
+`done` to it (release). The caller runs chunk 0, then waits until every `done` equals its `seq`. Bodies must not start
+regions of their own.
+
+Parking. Both sides spin for some tens of microseconds, then sleep in the kernel on the word they watch (`seq` or
+`done`). A sleeper must not miss the store that it waits for. Both directions use the same protocol (Dekker's):
+
+    sleeper:  flag := 1;  fence;  while word is old: futex_wait(word, old)
+    waker:    word := new;  fence;  if flag: futex_wake(word)
+
+The fences are sequentially consistent and one of them comes first. If the sleeper's does, the waker reads flag = 1 and
+wakes it. If the waker's does, the sleeper reads the new word and does not sleep. Between the sleeper's read and its
+sleep the kernel compares the word again, atomically with enqueueing, and a wake-up that comes later finds it enqueued.
+A stale flag or a wake-up meant for an earlier region only costs a system call: every sleeper re-reads its word. Words
+wrap around; they are compared for equality only, and no two regions overlap.
+
+The floating-point mode (rounding, flush-to-zero) of the caller travels with the chunk: otherwise results could depend
+on which thread computes them. Workers block the signals that are meant for the process as a whole, and are named
+`tcomp` for profilers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tcomp.errors import TargetError
+
+EXPORTS = ("tcomp_pool_create", "tcomp_pool_destroy")
+"""What a model's shared object exports of the pool."""
+
+IMPORTS = ("aligned_alloc", "free", "pthread_create", "pthread_join", "pthread_setaffinity_np", "syscall")
+"""The libc functions that the pool calls: the `imports` of `tcomp.codegen.elf.link`."""
+
+
+@dataclass(frozen=True)
+class _Arch:
+    futex: int  # system call numbers
+    prctl: int
+    sigprocmask: int
+    spins: int  # polls before parking: 20-50 us
+    declarations: str
+    pause: str
+    get_mode: str  # floating-point mode -> %mode (i64)
+    set_mode: str  # %mode -> floating-point mode
+
+
+_ARCHES = {
+    "x86_64": _Arch(
+        futex=202,
+        prctl=157,
+        sigprocmask=14,
+        spins=1000,  # `pause` takes 20-60 ns
+        declarations="""\
+declare void @llvm.x86.sse2.pause()
+declare void @llvm.x86.sse.stmxcsr(ptr)
+declare void @llvm.x86.sse.ldmxcsr(ptr)""",
+        pause="call void @llvm.x86.sse2.pause()",
+        # The low six bits of MXCSR are sticky exception flags, not mode.
+        get_mode="""\
+  %word = alloca i32
+  call void @llvm.x86.sse.stmxcsr(ptr %word)
+  %all = load i32, ptr %word
+  %kept = and i32 %all, -64
+  %mode = zext i32 %kept to i64""",
+        set_mode="""\
+  %word = alloca i32
+  %low = trunc i64 %mode to i32
+  store i32 %low, ptr %word
+  call void @llvm.x86.sse.ldmxcsr(ptr %word)""",
+    ),
+    "aarch64": _Arch(
+        futex=98,
+        prctl=167,
+        sigprocmask=135,
+        spins=2000,  # `isb` takes 10-25 ns; `yield` is a no-op on most cores
+        declarations="""\
+declare void @llvm.aarch64.isb(i32)
+declare i64 @llvm.aarch64.get.fpcr()
+declare void @llvm.aarch64.set.fpcr(i64)""",
+        pause="call void @llvm.aarch64.isb(i32 15)",
+        get_mode="  %mode = call i64 @llvm.aarch64.get.fpcr()",
+        set_mode="  call void @llvm.aarch64.set.fpcr(i64 %mode)",
+    ),
+}
+
+
+def pool_ir(triple: str) -> str:
+    """The pool's LLVM IR for a Linux target triple such as `x86_64-unknown-linux-gnu`.
+
+    Compile it with the relocation model `pic`; it defines EXPORTS and needs IMPORTS. Raises TargetError for a processor
+    without a pool.
+    """
+    name = triple.partition("-")[0]
+    arch = _ARCHES.get({"arm64": "aarch64", "amd64": "x86_64"}.get(name, name))
+    if arch is None:
+        raise TargetError(
+            f"there is no thread pool for {triple!r}", hint=f"use 1 thread, or one of {', '.join(_ARCHES)}"
+        )
+    # All but ILL, TRAP, BUS, FPE and SEGV, which belong to the thread that causes them.
+    blocked = (1 << 64) - 1 - sum(1 << signal - 1 for signal in (4, 5, 7, 8, 11))
+    return f"""\
+target triple = "{triple}"
+
+;              0 seq 1 done 2 parked 3 waiting 4 body 5 closure 6 begin 7 end 8 mode 9 thread
+%mailbox = type {{ i32, i32, i32, i32, ptr, ptr, i64, i64, i64, i64, [64 x i8] }}
+;           0 parallel_for 1 threads, caller included
+%pool = type {{ ptr, i32, [116 x i8], [0 x %mailbox] }}
+
+@signals = internal constant i64 {blocked}
+@name = internal constant [6 x i8] c"tcomp\\00"
+
+declare i64 @syscall(i64, ...)
+declare ptr @aligned_alloc(i64, i64)
+declare void @free(ptr)
+declare i32 @pthread_create(ptr, ptr, ptr, ptr)
+declare i32 @pthread_join(i64, ptr)
+declare i32 @pthread_setaffinity_np(i64, i64, ptr)
+{arch.declarations}
+
+define internal i64 @get_mode() alwaysinline {{
+{arch.get_mode}
+  ret i64 %mode
+}}
+
+define internal void @set_mode(i64 %mode) alwaysinline {{
+{arch.set_mode}
+  ret void
+}}
+
+define internal void @futex_wait(ptr %word, i32 %old) noinline {{
+  %r = call i64 (i64, ...) @syscall(i64 {arch.futex}, ptr %word, i32 128, i32 %old, ptr null)
+  ret void
+}}
+
+define internal void @futex_wake(ptr %word) noinline {{
+  %r = call i64 (i64, ...) @syscall(i64 {arch.futex}, ptr %word, i32 129, i32 1)
+  ret void
+}}
+
+; Wait until *word differs from old, spinning first; *flag tells the other side that a wake-up is needed. Returns *word.
+define internal i32 @await(ptr %word, ptr %flag, i32 %old) alwaysinline {{
+entry:
+  br label %spin
+spin:
+  %polls = phi i32 [ 0, %entry ], [ %polls.next, %pause ]
+  %early = load atomic i32, ptr %word acquire, align 4
+  %changed = icmp ne i32 %early, %old
+  br i1 %changed, label %spun, label %pause
+pause:
+  {arch.pause}
+  %polls.next = add i32 %polls, 1
+  %again = icmp ult i32 %polls.next, {arch.spins}
+  br i1 %again, label %spin, label %park
+park:
+  store atomic i32 1, ptr %flag seq_cst, align 4
+  fence seq_cst
+  br label %check
+check:
+  %late = load atomic i32, ptr %word acquire, align 4
+  %woken = icmp ne i32 %late, %old
+  br i1 %woken, label %unpark, label %sleep
+sleep:
+  call void @futex_wait(ptr %word, i32 %old)
+  br label %check
+unpark:
+  store atomic i32 0, ptr %flag monotonic, align 4
+  ret i32 %late
+spun:
+  ret i32 %early
+}}
+
+define internal void @wake_if(ptr %flag, ptr %word) alwaysinline {{
+  %sleeps = load atomic i32, ptr %flag monotonic, align 4
+  %needed = icmp ne i32 %sleeps, 0
+  br i1 %needed, label %wake, label %end
+wake:
+  call void @futex_wake(ptr %word)
+  br label %end
+end:
+  ret void
+}}
+
+define internal ptr @tcomp_pool_worker(ptr %box) {{
+entry:
+  %s = call i64 (i64, ...) @syscall(i64 {arch.sigprocmask}, i32 2, ptr @signals, ptr null, i64 8)
+  %n = call i64 (i64, ...) @syscall(i64 {arch.prctl}, i32 15, ptr @name, i64 0, i64 0, i64 0)
+  %done = getelementptr %mailbox, ptr %box, i64 0, i32 1
+  %parked = getelementptr %mailbox, ptr %box, i64 0, i32 2
+  %waiting = getelementptr %mailbox, ptr %box, i64 0, i32 3
+  %body.at = getelementptr %mailbox, ptr %box, i64 0, i32 4
+  %closure.at = getelementptr %mailbox, ptr %box, i64 0, i32 5
+  %begin.at = getelementptr %mailbox, ptr %box, i64 0, i32 6
+  %end.at = getelementptr %mailbox, ptr %box, i64 0, i32 7
+  %mode.at = getelementptr %mailbox, ptr %box, i64 0, i32 8
+  br label %wait
+wait:
+  %seen = phi i32 [ 0, %entry ], [ %seq, %finish ]
+  %current = phi i64 [ -1, %entry ], [ %mode, %finish ]
+  %seq = call i32 @await(ptr %box, ptr %parked, i32 %seen)
+  %body = load ptr, ptr %body.at
+  %stop = icmp eq ptr %body, null
+  br i1 %stop, label %exit, label %prepare
+prepare:
+  %closure = load ptr, ptr %closure.at
+  %begin = load i64, ptr %begin.at
+  %end = load i64, ptr %end.at
+  %mode = load i64, ptr %mode.at
+  %same = icmp eq i64 %mode, %current
+  br i1 %same, label %work, label %switch
+switch:
+  call void @set_mode(i64 %mode)
+  br label %work
+work:
+  call void %body(ptr %closure, i64 %begin, i64 %end)
+  br label %finish
+finish:
+  store atomic i32 %seq, ptr %done release, align 4
+  fence seq_cst
+  call void @wake_if(ptr %waiting, ptr %done)
+  br label %wait
+exit:
+  ret ptr null
+}}
+
+define internal void @tcomp_pool_parallel_for(ptr %pool, ptr %body, ptr %closure, i64 %extent) {{
+entry:
+  %threads.at = getelementptr %pool, ptr %pool, i64 0, i32 1
+  %threads = load i32, ptr %threads.at
+  %most = sext i32 %threads to i64
+  %fewer = icmp slt i64 %extent, %most
+  %chunks = select i1 %fewer, i64 %extent, i64 %most
+  %alone = icmp sle i64 %chunks, 1
+  br i1 %alone, label %serial, label %fork
+serial:
+  %empty = icmp sle i64 %extent, 0
+  br i1 %empty, label %end, label %inline
+inline:
+  call void %body(ptr %closure, i64 0, i64 %extent)
+  br label %end
+fork:
+  %base = udiv i64 %extent, %chunks
+  %product = mul i64 %base, %chunks
+  %extra = sub i64 %extent, %product
+  %some = icmp ne i64 %extra, 0
+  %one = zext i1 %some to i64
+  %first = add i64 %base, %one
+  %mode = call i64 @get_mode()
+  br label %post
+post:
+  %i = phi i64 [ 1, %fork ], [ %i.next, %post ]
+  %begin = phi i64 [ %first, %fork ], [ %stop, %post ]
+  %longer = icmp ult i64 %i, %extra
+  %more = zext i1 %longer to i64
+  %size = add i64 %base, %more
+  %stop = add i64 %begin, %size
+  %slot = sub i64 %i, 1
+  %box = getelementptr %pool, ptr %pool, i64 0, i32 3, i64 %slot
+  %body.at = getelementptr %mailbox, ptr %box, i64 0, i32 4
+  store ptr %body, ptr %body.at
+  %closure.at = getelementptr %mailbox, ptr %box, i64 0, i32 5
+  store ptr %closure, ptr %closure.at
+  %begin.at = getelementptr %mailbox, ptr %box, i64 0, i32 6
+  store i64 %begin, ptr %begin.at
+  %end.at = getelementptr %mailbox, ptr %box, i64 0, i32 7
+  store i64 %stop, ptr %end.at
+  %mode.at = getelementptr %mailbox, ptr %box, i64 0, i32 8
+  store i64 %mode, ptr %mode.at
+  %seq = load atomic i32, ptr %box monotonic, align 4
+  %seq.next = add i32 %seq, 1
+  store atomic i32 %seq.next, ptr %box release, align 4
+  %i.next = add i64 %i, 1
+  %posted = icmp eq i64 %i.next, %chunks
+  br i1 %posted, label %fence, label %post
+fence:
+  fence seq_cst
+  br label %wake
+wake:
+  %j = phi i64 [ 0, %fence ], [ %j.next, %wake ]
+  %sleeper = getelementptr %pool, ptr %pool, i64 0, i32 3, i64 %j
+  %parked = getelementptr %mailbox, ptr %sleeper, i64 0, i32 2
+  call void @wake_if(ptr %parked, ptr %sleeper)
+  %j.next = add i64 %j, 1
+  %woken = add i64 %j.next, 1
+  %awake = icmp eq i64 %woken, %chunks
+  br i1 %awake, label %own, label %wake
+own:
+  call void %body(ptr %closure, i64 0, i64 %first)
+  br label %join
+join:
+  %k = phi i64 [ 0, %own ], [ %k.next, %join ]
+  %worker = getelementptr %pool, ptr %pool, i64 0, i32 3, i64 %k
+  %done = getelementptr %mailbox, ptr %worker, i64 0, i32 1
+  %waiting = getelementptr %mailbox, ptr %worker, i64 0, i32 3
+  %target = load atomic i32, ptr %worker monotonic, align 4
+  %old = sub i32 %target, 1
+  %now = call i32 @await(ptr %done, ptr %waiting, i32 %old)
+  %k.next = add i64 %k, 1
+  %joined = add i64 %k.next, 1
+  %all = icmp eq i64 %joined, %chunks
+  br i1 %all, label %end, label %join
+end:
+  ret void
+}}
+
+; NULL if there is no memory. Has fewer threads than asked for if the system refuses to start more.
+define ptr @tcomp_pool_create(i32 %threads, ptr %cpus) {{
+entry:
+  %mask = alloca [16 x i64], align 64
+  %positive = icmp sgt i32 %threads, 1
+  %n32 = select i1 %positive, i32 %threads, i32 1
+  %n = zext i32 %n32 to i64
+  %bytes = shl i64 %n, 7
+  %pool = call ptr @aligned_alloc(i64 128, i64 %bytes)
+  %failed = icmp eq ptr %pool, null
+  br i1 %failed, label %end, label %fill
+fill:
+  store ptr @tcomp_pool_parallel_for, ptr %pool
+  %threads.at = getelementptr %pool, ptr %pool, i64 0, i32 1
+  store i32 1, ptr %threads.at
+  br i1 %positive, label %start, label %end
+start:
+  %i = phi i64 [ 1, %fill ], [ %i.next, %next ]
+  %slot = sub i64 %i, 1
+  %box = getelementptr %pool, ptr %pool, i64 0, i32 3, i64 %slot
+  store <16 x i8> zeroinitializer, ptr %box, align 16
+  %thread.at = getelementptr %mailbox, ptr %box, i64 0, i32 9
+  %error = call i32 @pthread_create(ptr %thread.at, ptr null, ptr @tcomp_pool_worker, ptr %box)
+  %refused = icmp ne i32 %error, 0
+  br i1 %refused, label %end, label %started
+started:
+  %i.next = add i64 %i, 1
+  %so.far = trunc i64 %i.next to i32
+  store i32 %so.far, ptr %threads.at
+  %free.to.roam = icmp eq ptr %cpus, null
+  br i1 %free.to.roam, label %next, label %choose
+choose:
+  %cpu.at = getelementptr i32, ptr %cpus, i64 %i
+  %cpu = load i32, ptr %cpu.at
+  %known = icmp ult i32 %cpu, 1024
+  br i1 %known, label %pin, label %next
+pin:
+  store <16 x i64> zeroinitializer, ptr %mask, align 64
+  %word = lshr i32 %cpu, 6
+  %bit = and i32 %cpu, 63
+  %wide = zext i32 %bit to i64
+  %set = shl i64 1, %wide
+  %word.at = getelementptr i64, ptr %mask, i32 %word
+  store i64 %set, ptr %word.at
+  %thread = load i64, ptr %thread.at
+  %ignored = call i32 @pthread_setaffinity_np(i64 %thread, i64 128, ptr %mask)
+  br label %next
+next:
+  %more = icmp ult i64 %i.next, %n
+  br i1 %more, label %start, label %end
+end:
+  ret ptr %pool
+}}
+
+; The pool must be idle; it may be NULL.
+define void @tcomp_pool_destroy(ptr %pool) {{
+entry:
+  %nothing = icmp eq ptr %pool, null
+  br i1 %nothing, label %end, label %begin
+begin:
+  %threads.at = getelementptr %pool, ptr %pool, i64 0, i32 1
+  %threads = load i32, ptr %threads.at
+  %workers32 = sub i32 %threads, 1
+  %workers = zext i32 %workers32 to i64
+  br label %head
+head:
+  %i = phi i64 [ 0, %begin ], [ %i.next, %stop ]
+  %more = icmp ult i64 %i, %workers
+  br i1 %more, label %stop, label %release
+stop:
+  %box = getelementptr %pool, ptr %pool, i64 0, i32 3, i64 %i
+  %body.at = getelementptr %mailbox, ptr %box, i64 0, i32 4
+  store ptr null, ptr %body.at
+  %seq = load atomic i32, ptr %box monotonic, align 4
+  %seq.next = add i32 %seq, 1
+  store atomic i32 %seq.next, ptr %box release, align 4
+  fence seq_cst
+  %parked = getelementptr %mailbox, ptr %box, i64 0, i32 2
+  call void @wake_if(ptr %parked, ptr %box)
+  %thread.at = getelementptr %mailbox, ptr %box, i64 0, i32 9
+  %thread = load i64, ptr %thread.at
+  %r = call i32 @pthread_join(i64 %thread, ptr null)
+  %i.next = add i64 %i, 1
+  br label %head
+release:
+  call void @free(ptr %pool)
+  br label %end
+end:
+  ret void
+}}
+"""

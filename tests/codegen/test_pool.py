@@ -1,0 +1,310 @@
+"""The thread pool, driven by native code so that regions follow each other as fast as in a model."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import llvmlite.binding as llvm
+import pytest
+
+from tcomp.codegen.elf import link
+from tcomp.codegen.pool import EXPORTS, IMPORTS, pool_ir
+from tcomp.errors import TargetError
+
+llvm.initialize_all_targets()
+llvm.initialize_all_asmprinters()
+HOST = llvm.get_process_triple().split("-")[0] + "-unknown-linux-gnu"
+BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+
+DRIVER = """
+define void @nothing(ptr %closure, i64 %begin, i64 %end) {
+  ret void
+}
+
+; *closure += begin + ... + (end - 1), atomically
+define void @sum(ptr %closure, i64 %begin, i64 %end) {
+  %n = sub i64 %end, %begin
+  %last = sub i64 %end, 1
+  %pair = add i64 %begin, %last
+  %twice = mul i64 %n, %pair
+  %s = ashr i64 %twice, 1
+  %old = atomicrmw add ptr %closure, i64 %s monotonic
+  ret void
+}
+
+; closure[i] = smallest normal number / 2, which is zero if denormals are flushed
+define void @denormal(ptr %closure, i64 %begin, i64 %end) {
+entry:
+  br label %loop
+loop:
+  %i = phi i64 [ %begin, %entry ], [ %next, %loop ]
+  %at = getelementptr float, ptr %closure, i64 %i
+  %x = load volatile float, ptr %at
+  %y = fmul float %x, 0.5
+  store volatile float %y, ptr %at
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %end
+  br i1 %more, label %loop, label %done
+done:
+  ret void
+}
+
+; `count` regions of the extents low, low + 1, ... (modulo 64), each after `delay` more turns of an empty loop than the one before
+define void @regions(ptr %pool, ptr %body, ptr %closure, i64 %low, i64 %count, i64 %delay) {
+entry:
+  %parallel_for = load ptr, ptr %pool
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %entry ], [ %i.next, %next ]
+  %turns = mul i64 %i, %delay
+  br label %wait
+wait:
+  %t = phi i64 [ 0, %loop ], [ %t.next, %wait ]
+  fence seq_cst
+  %t.next = add i64 %t, 1
+  %again = icmp slt i64 %t.next, %turns
+  br i1 %again, label %wait, label %run
+run:
+  %k = and i64 %i, 63
+  %extent = add i64 %low, %k
+  call void %parallel_for(ptr %pool, ptr %body, ptr %closure, i64 %extent)
+  br label %next
+next:
+  %i.next = add i64 %i, 1
+  %more = icmp slt i64 %i.next, %count
+  br i1 %more, label %loop, label %done
+done:
+  ret void
+}
+"""
+DRIVER_EXPORTS = ["nothing", "sum", "denormal", "regions"]
+
+
+def compile_ir(ir: str, triple: str = HOST) -> bytes:
+    machine = llvm.Target.from_triple(triple).create_target_machine(opt=2, reloc="pic", codemodel="small")
+    module = llvm.parse_assembly(ir)
+    module.triple = triple
+    module.verify()
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
+    builder.getModulePassManager().run(module, builder)
+    return machine.emit_object(module)
+
+
+def linked(triple: str = HOST) -> bytes:
+    objects = [compile_ir(pool_ir(triple), triple), compile_ir(DRIVER, triple)]
+    return link(objects, [*EXPORTS, *DRIVER_EXPORTS], imports=IMPORTS)
+
+
+class Pool:
+    def __init__(self, library: ctypes.CDLL, threads: int, cpus: list[int] | None = None) -> None:
+        self.library = library
+        library.tcomp_pool_create.restype = ctypes.c_void_p
+        self.address = library.tcomp_pool_create(threads, (ctypes.c_int32 * threads)(*cpus) if cpus else None)
+        parallel_for = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+        self._parallel_for = parallel_for(ctypes.c_void_p.from_address(self.address).value)
+
+    def parallel_for(self, body: ctypes._CFuncPtr, closure: int | None, extent: int) -> None:
+        self._parallel_for(self.address, ctypes.cast(body, ctypes.c_void_p), closure, extent)
+
+    def regions(self, body: str, closure: int | None, low: int, count: int, delay: int = 0) -> None:
+        function = self.library.regions
+        function.restype, function.argtypes = None, [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 3
+        address = ctypes.cast(getattr(self.library, body), ctypes.c_void_p)
+        function(self.address, address, closure, low, count, delay)
+
+    def close(self) -> None:
+        self.library.tcomp_pool_destroy(ctypes.c_void_p(self.address))
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    path = tmp_path_factory.mktemp("pool") / "pool.so"
+    path.write_bytes(linked())
+    return ctypes.CDLL(str(path))
+
+
+@pytest.fixture(params=[1, 2, 3, 5])
+def pool(library: ctypes.CDLL, request: pytest.FixtureRequest) -> Iterator[Pool]:
+    pool = Pool(library, request.param)
+    pool.threads = request.param
+    yield pool
+    pool.close()
+
+
+def test_chunks_are_contiguous_balanced_and_the_caller_runs_the_first(pool: Pool) -> None:
+    for extent in (0, 1, 2, 3, 4, 5, 7, 100, 10**15):
+        chunks: list[tuple[int, int, int]] = []
+        body = BODY(lambda closure, begin, end, chunks=chunks: chunks.append((begin, end, threading.get_ident())))
+        pool.parallel_for(body, None, extent)
+        chunks.sort()
+        count = min(extent, pool.threads)
+        assert len(chunks) == count
+        if count:
+            assert [begin for begin, _, _ in chunks] == [0, *(end for _, end, _ in chunks[:-1])] and chunks[-1][
+                1
+            ] == extent
+            sizes = [end - begin for begin, end, _ in chunks]
+            assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
+            assert chunks[0][2] == threading.get_ident()
+            assert len({thread for _, _, thread in chunks}) == count
+
+
+def expected_sum(low: int, count: int) -> int:
+    return sum(n * (n - 1) // 2 for n in (low + (i & 63) for i in range(count)))
+
+
+@pytest.mark.parametrize("delay", [0, 1, 20])
+def test_every_iteration_runs_once_whatever_the_pace(pool: Pool, delay: int) -> None:
+    """With delays that grow through the spinning time of the workers, regions meet workers that spin, park, and are about to do either."""
+    count = 3000 if delay == 0 else 1500
+    total = ctypes.c_int64(0)
+    pool.regions("sum", ctypes.addressof(total), 0, count, delay)
+    assert total.value == expected_sum(0, count)
+
+
+def test_many_pools_at_once_on_few_cores(library: ctypes.CDLL) -> None:
+    totals = [ctypes.c_int64(0) for _ in range(4)]
+
+    def work(total: ctypes.c_int64) -> None:
+        pool = Pool(library, 4)
+        pool.regions("sum", ctypes.addressof(total), 0, 500)
+        pool.close()
+
+    threads = [threading.Thread(target=work, args=(total,)) for total in totals]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [total.value for total in totals] == [expected_sum(0, 500)] * 4
+
+
+def test_pools_come_and_go_without_leaving_threads(library: ctypes.CDLL) -> None:
+    before = len(os.listdir("/proc/self/task"))
+    for round_ in range(100):
+        pool = Pool(library, 3)
+        if round_ % 2:
+            pool.regions("nothing", None, 8, 3)
+        pool.close()
+    library.tcomp_pool_destroy(None)
+    assert len(os.listdir("/proc/self/task")) == before
+
+
+def workers() -> list[str]:
+    names = {task: Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")}
+    return [task for task, name in names.items() if name == "tcomp"]
+
+
+def test_idle_workers_sleep(library: ctypes.CDLL) -> None:
+    pool = Pool(library, 3)
+    pool.regions("nothing", None, 8, 10)
+    time.sleep(0.05)
+
+    def ticks() -> list[int]:
+        fields = [Path(f"/proc/self/task/{task}/stat").read_text().rpartition(")")[2].split() for task in workers()]
+        assert [field[0] for field in fields] == ["S", "S"]
+        return [int(field[11]) + int(field[12]) for field in fields]
+
+    before = ticks()
+    time.sleep(0.1)
+    assert ticks() == before
+    pool.close()
+
+
+def test_workers_leave_signals_to_the_main_thread(library: ctypes.CDLL) -> None:
+    pool = Pool(library, 2)
+    pool.regions("nothing", None, 8, 10)
+    (worker,) = workers()
+    status = dict(line.split(":", 1) for line in Path(f"/proc/self/task/{worker}/status").read_text().splitlines())
+    blocked = int(status["SigBlk"], 16)
+    assert blocked >> 1 & 1 and blocked >> 14 & 1  # INT, TERM
+    assert not blocked >> 10 & 1  # SEGV
+    pool.close()
+
+
+def test_workers_can_be_pinned(library: ctypes.CDLL) -> None:
+    last = max(os.sched_getaffinity(0))
+    pool = Pool(library, 3, [-1, last, last])
+    seen: list[set[int]] = []
+    body = BODY(lambda closure, begin, end: seen.append(os.sched_getaffinity(0)) if begin else None)
+    pool.parallel_for(body, None, 3)
+    assert seen == [{last}, {last}]
+    pool.close()
+
+
+@pytest.mark.skipif(not HOST.startswith("x86_64"), reason="sets MXCSR")
+def test_workers_use_the_floating_point_mode_of_the_caller(library: ctypes.CDLL, tmp_path: Path) -> None:
+    ir = "declare void @llvm.x86.sse.ldmxcsr(ptr)\ndefine void @set(ptr %mode) {\n  call void @llvm.x86.sse.ldmxcsr(ptr %mode)\n  ret void\n}"  # fmt: skip
+    (tmp_path / "mode.so").write_bytes(link([compile_ir(ir)], ["set"]))
+    set_mode = ctypes.CDLL(str(tmp_path / "mode.so")).set
+    pool = Pool(library, 3)
+    smallest = 2.0**-126
+    for mode, expected in ((0x1F80, smallest / 2), (0x9FC0, 0.0), (0x1F80, smallest / 2)):
+        values = (ctypes.c_float * 9)(*[smallest] * 9)
+        set_mode(ctypes.byref(ctypes.c_uint32(mode)))
+        pool.parallel_for(library.denormal, ctypes.addressof(values), 9)
+        set_mode(ctypes.byref(ctypes.c_uint32(0x1F80)))
+        assert list(values) == [expected] * 9
+    pool.close()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_a_region_costs_about_a_microsecond(library: ctypes.CDLL) -> None:
+    pool = Pool(library, 2)
+    best = float("inf")
+    for _ in range(50):
+        start = time.perf_counter()
+        pool.regions("nothing", None, 2, 200)
+        best = min(best, (time.perf_counter() - start) / 200)
+    pool.close()
+    assert best < 10e-6  # 0.15 us on an idle machine; this one may be shared
+
+
+def test_unknown_processors_are_refused() -> None:
+    with pytest.raises(TargetError, match="riscv64"):
+        pool_ir("riscv64-unknown-linux-gnu")
+
+
+EMULATED = r"""
+#include <dlfcn.h>
+#include <stdint.h>
+#include <unistd.h>
+typedef void body_t(void *, int64_t, int64_t);
+int main(int argc, char **argv) {
+  void *library = dlopen(argv[1], RTLD_NOW);
+  if (!library) return 2;
+  void **(*create)(int, const int *) = (void **(*)(int, const int *))dlsym(library, "tcomp_pool_create");
+  void (*destroy)(void **) = (void (*)(void **))dlsym(library, "tcomp_pool_destroy");
+  body_t *sum = (body_t *)dlsym(library, "sum");
+  for (int threads = 1; threads < 5; threads++) {
+    int64_t total = 0, expected = 0;
+    void **pool = create(threads, 0);
+    void (*parallel_for)(void **, body_t *, void *, int64_t) = (void (*)(void **, body_t *, void *, int64_t))*pool;
+    for (int64_t i = 0; i < 1000; i++) {
+      parallel_for(pool, sum, &total, i % 50);
+      expected += (i % 50) * (i % 50 - 1) / 2;
+      if (i % 200 == 0) usleep(2000);
+    }
+    destroy(pool);
+    if (total != expected) return 1;
+  }
+  return 0;
+}
+"""
+
+
+def test_aarch64_under_emulation(tmp_path: Path) -> None:
+    compiler, emulator = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64")
+    if compiler is None or emulator is None:
+        pytest.skip("needs qemu-aarch64 and aarch64-linux-gnu-gcc")
+    (tmp_path / "main.c").write_text(EMULATED)
+    (tmp_path / "pool.so").write_bytes(linked("aarch64-unknown-linux-gnu"))
+    subprocess.run([compiler, "-O1", "-o", tmp_path / "main", tmp_path / "main.c"], check=True)
+    command = [emulator, "-L", "/usr/aarch64-linux-gnu", tmp_path / "main", tmp_path / "pool.so"]
+    assert subprocess.run(command, timeout=60).returncode == 0
