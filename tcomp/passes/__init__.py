@@ -1,0 +1,1 @@
+"""Passes: functions from Graph to Graph, and the memory planner."""

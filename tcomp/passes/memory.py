@@ -1,0 +1,388 @@
+"""The memory planner: every intermediate value of a model gets an offset in one arena.
+
+A value occupies its storage from the node that writes it to the last node that reads it. Two values that are alive at the same
+time must not overlap; all others may. Finding the smallest arena is "dynamic storage allocation" (NP-hard; Garey & Johnson SR2).
+
+1. Order. Sizes are taken at a sample point of the symbolic dims, and a few greedy placements compete (Pisarchyk & Lee, "Efficient
+   Memory Management for Deep Neural Net Inference", 2020: largest first; and best fit in order of time). The smallest arena wins.
+2. Offsets. The winner says, for every two values alive together, which lies below. With symbolic sizes an offset is then
+   the longest path from the bottom: above everything that lies below. Sizes are polynomials in the dims and the longer of two paths
+   is bounded by the larger coefficients, so the result is right at every size and a small run takes little memory.
+
+Structural nodes. A body runs between the beginning and the end of its node and shares the arena. Some values have no storage of
+their own but live in that of another one (`Plan.storage`):
+
+    IF      body inputs in the node's inputs; body outputs in the node's outputs, written in place
+    LOOP    carried body inputs in the node's carried outputs, which the driver initialises and, after each iteration, overwrites
+            with the body's outputs; scanned (one slice at a time) and captured body inputs in the node's inputs
+            stacked body outputs are copied to the node's outputs by the driver, like carried ones
+
+The iteration number (the first body input of a LOOP) has 8 bytes in the arena.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tcomp.errors import IRError
+from tcomp.ir.dtypes import itemsize
+from tcomp.ir.expr import Dim, Expr, as_dim, bounds, const, evaluate_int, maximum, variables
+from tcomp.ir.graph import IF, LOOP, Graph, Node, Value
+from tcomp.ir.simplify import Linear, from_linear, linear, simplify
+
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+
+InPlace = Callable[[Node, Value, Value], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where values live. Offsets and `size` are in bytes, multiples of `ALIGNMENT`; symbolic where sizes are.
+
+    `offset` has every value with storage in the arena, `storage` the values that live in the storage of another value (which is in
+    `offset`, or an input, output or constant of the graph). `temporaries` has one offset for each size asked for.
+    `lower_bound` is the largest number of bytes alive at once; None where sizes are symbolic.
+    """
+
+    offset: dict[Value, Dim]
+    temporaries: dict[Node, list[Dim]]
+    size: Dim
+    lower_bound: int | None
+    storage: dict[Value, Value]
+
+    def root(self, value: Value) -> Value:
+        """The value in whose storage `value` lives (itself, where it has its own)."""
+        while value in self.storage:
+            value = self.storage[value]
+        return value
+
+
+@dataclass(eq=False, slots=True)
+class _Block:
+    """Something that needs storage during the closed time interval [birth, death]."""
+
+    size: Dim
+    birth: int
+    death: int
+    values: list[Value] = field(default_factory=list)
+
+
+def plan_memory(
+    graph: Graph,
+    temporaries: Mapping[Node, Sequence[Dim]] | None = None,
+    in_place: InPlace | None = None,
+) -> Plan:
+    """Offsets for all values of `graph` and the bodies of IF and LOOP nodes, except inputs, outputs and constants of `graph`.
+
+    Nodes run in the order of `graph.nodes`. `temporaries` are sizes in bytes of scratch memory that a node needs while it runs.
+    `in_place(node, input, output)` says whether `output` may be written over `input` while the node runs; it is asked only where
+    `input` is not read later and both have the same size, and for a LOOP only about a carried value and its initial value.
+    Raises `IRError` where a size depends on a dim that is neither known from the inputs nor bounded, or nodes share a body.
+    """
+    liveness = _Liveness(graph, temporaries or {}, in_place)
+    blocks = liveness.blocks
+    known = {v for value in graph.inputs for d in value.shape if isinstance(d, Expr) for v in variables(d)}
+    sizes = [_known_size(b.size, known, b) for b in blocks]
+    symbolic = any(isinstance(s, Expr) for s in sizes)
+    sample = _sample_point(sizes)
+    static = [_align(max(evaluate_int(s, sample), 0)) for s in sizes]
+    offset: list[Dim]
+    size: Dim
+    offset, size = _place(static, blocks)
+    if symbolic:
+        offset, size = _stack([_polynomial(s) for s in sizes], blocks, offset)
+    where = dict(zip(blocks, offset, strict=True))
+    return Plan(
+        {v: where[b] for b in blocks for v in b.values},
+        {node: [where[b] for b in owned] for node, owned in liveness.temporaries.items()},
+        size,
+        None if symbolic else _peak(static, blocks),
+        liveness.storage,
+    )
+
+
+def byte_size(value: Value) -> Dim:
+    """Bytes of a value in its layout."""
+    count: Expr = const(itemsize(value.dtype))
+    for d in value.physical_shape:
+        count = count * d
+    return as_dim(count)
+
+
+def _align(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+# ---------------------------------------------------------------- who is alive when
+
+
+class _Liveness:
+    """Time runs over the nodes in order; a structural node lasts as long as its bodies, one after the other."""
+
+    def __init__(self, graph: Graph, temporaries: Mapping[Node, Sequence[Dim]], in_place: InPlace | None) -> None:
+        self.storage: dict[Value, Value] = {}
+        self.temporaries: dict[Node, list[_Block]] = {}
+        self._begin: dict[Node, int] = {}
+        self._end: dict[Node, int] = {}
+        self._body_end: dict[Graph, int] = {}
+        self._external = {*graph.inputs, *graph.outputs, *graph.constants}
+        self._last_use: dict[Value, int] = {}
+        self._block: dict[Value, _Block] = {}  # of every value that has storage in the arena
+        self._in_place = in_place
+
+        self._number(graph, 0)
+        for node in self._begin:
+            self._share(node)
+        for node in self._begin:
+            self._use((*node.inputs, *node.outputs), self._end[node])
+            for body in _bodies(node):
+                self._use(body.outputs, self._body_end[body])  # the driver copies those that are not written in place
+            if node.op is LOOP:
+                self._use(node.bodies[0].inputs[:1], self._end[node])  # the driver counts in it
+        for node, birth in self._begin.items():
+            self.temporaries[node] = [_Block(size, birth, self._end[node]) for size in temporaries.get(node, ())]
+            for value in node.outputs:
+                self._allocate(node, value)
+            if node.op is LOOP:
+                self._allocate(node, node.bodies[0].inputs[0])
+        self.blocks = list(dict.fromkeys(self._block.values()))
+        self.blocks += [block for owned in self.temporaries.values() for block in owned]
+
+    def _number(self, graph: Graph, clock: int) -> int:
+        for node in graph.nodes:
+            if node in self._begin:
+                raise IRError(f"a body with node `{node.name}` belongs to two nodes", hint="copy the body graph")
+            clock += 1
+            self._begin[node] = clock
+            for body in _bodies(node):
+                self._external.update(body.constants)
+                clock = self._body_end[body] = self._number(body, clock) + 1
+            self._end[node] = clock
+        return clock
+
+    def _share(self, node: Node) -> None:
+        """Records which values of the bodies live in the storage of others."""
+        pairs: list[tuple[Value, Value | None]] = []
+        if node.op is IF:
+            for body in node.bodies:
+                pairs += zip(body.inputs, node.inputs[1:], strict=True)
+                # An output that is an input or a constant of its body, or listed before, cannot be written in place.
+                computed, outer = body.producers(), dict(zip(reversed(body.outputs), reversed(node.outputs), strict=True))
+                pairs += [(v, outer[v]) for v in outer if v in computed]
+        elif node.op is LOOP:
+            inputs, carried = node.bodies[0].inputs[1:], node.attrs["carried"]
+            pairs += zip(inputs, (*node.outputs[:carried], *node.inputs[carried:]), strict=True)
+        self.storage.update({inner: outer for inner, outer in pairs if outer is not None})
+
+    def _root(self, value: Value) -> Value:
+        while value in self.storage:
+            value = self.storage[value]
+        return value
+
+    def _use(self, values: Iterable[Value | None], time: int) -> None:
+        for root in (self._root(v) for v in values if v is not None):
+            self._last_use[root] = max(time, self._last_use.get(root, 0))
+
+    def _allocate(self, node: Node, value: Value) -> None:
+        if value in self.storage or value in self._external:
+            return
+        size, death = byte_size(value), self._last_use[value]
+        for source in self._dying(node, value):
+            block = self._block[source]
+            if block.size == size and self._in_place is not None and self._in_place(node, source, value):
+                block.death = death
+                block.values.append(value)
+                self._block[value] = block
+                return
+        self._block[value] = _Block(size, self._begin[node], death, [value])
+
+    def _dying(self, node: Node, output: Value) -> Iterator[Value]:
+        """Inputs with storage of their own that nobody needs after the node has begun to write."""
+        candidates = node.inputs
+        if node.op is IF:
+            return
+        if node.op is LOOP:
+            carried = dict(zip(node.outputs[: node.attrs["carried"]], node.inputs, strict=False))
+            candidates = (carried.get(output),)
+        for v in candidates:
+            if v is None or v not in self._block or self._last_use[v] != self._end[node]:
+                continue
+            if node.op is LOOP and node.inputs.count(v) > 1:
+                continue
+            if self._block[v].values[-1] is v:  # not handed on yet
+                yield v
+
+
+def _bodies(node: Node) -> tuple[Graph, ...]:
+    """The sub-graphs whose values are in memory; those of a kernel are its own business."""
+    return node.bodies if node.op in (IF, LOOP) else ()
+
+
+# ---------------------------------------------------------------- sizes
+
+
+def _known_size(size: Dim, known: set[Expr], block: _Block) -> Dim:
+    """`size` with every dim that is not known before the run replaced by its largest value."""
+    if not isinstance(size, Expr) or known.issuperset(variables(size)):
+        return size
+    total: Linear = {}
+    for monomial, coefficient in linear(simplify(size)).items():
+        given = tuple(atom for atom in monomial if known.issuperset(variables(atom)))
+        largest = 1
+        for atom in monomial:
+            if atom not in given:
+                lo, hi = bounds(atom)
+                end = hi if coefficient > 0 else lo
+                if end is None or (lo is None or lo < 0):
+                    raise IRError(
+                        f"the size {size} in bytes of `{', '.join(v.name for v in block.values) or 'a temporary'}` is not bounded",
+                        why=f"`{atom}` is not known from the shapes of the inputs",
+                        hint="give the dim an upper bound",
+                    )
+                largest *= end
+        total[given] = total.get(given, 0) + coefficient * largest
+    return as_dim(from_linear({m: c for m, c in total.items() if c}))
+
+
+def _sample_point(sizes: Sequence[Dim]) -> dict[Expr, int]:
+    """Typical values of the dims: the largest, where that is not extreme."""
+    point: dict[Expr, int] = {}
+    for v in {v for s in sizes if isinstance(s, Expr) for v in variables(s)}:
+        lo, hi = v.attr.lo or 0, v.attr.hi
+        point[v] = hi if hi is not None and hi <= 2048 else max(lo, 128)
+    return point
+
+
+def _polynomial(size: Dim) -> Linear:
+    """An upper bound of `size`, over atoms that are not negative.
+
+    Its value is a multiple of `ALIGNMENT`, or at least `size + ALIGNMENT - 1`: then what lies above can be aligned.
+    """
+    if not isinstance(size, Expr):
+        return {(): _align(size)}
+    terms = linear(simplify(size))
+    if not all(_nonnegative(atom) for monomial in terms for atom in monomial):
+        terms = {(simplify(maximum(size, 0)),): 1}
+    rounded = {m: _align(c) if abs(c) >= 8 * ALIGNMENT else c for m, c in terms.items() if m}
+    slack = 0 if all(c % ALIGNMENT == 0 for c in rounded.values()) else ALIGNMENT - 1
+    rounded[()] = _align(terms.get((), 0) + slack)
+    return {m: c for m, c in rounded.items() if c}
+
+
+def _nonnegative(e: Expr) -> bool:
+    lo = bounds(e)[0]
+    return lo is not None and lo >= 0
+
+
+# ---------------------------------------------------------------- placement
+
+
+def _peak(sizes: Sequence[int], blocks: Sequence[_Block]) -> int:
+    """The largest sum of sizes alive at one time."""
+    change: dict[int, int] = {}
+    for size, b in zip(sizes, blocks, strict=True):
+        change[b.birth] = change.get(b.birth, 0) + size
+        change[b.death + 1] = change.get(b.death + 1, 0) - size
+    alive = highest = 0
+    for time in sorted(change):
+        alive += change[time]
+        highest = max(highest, alive)
+    return highest
+
+
+def _place(sizes: Sequence[int], blocks: Sequence[_Block]) -> tuple[list[Dim], int]:
+    """(offsets, total) of the best of several greedy placements."""
+    if not blocks:
+        return [], 0
+    if sum(sizes) >= 1 << 62:
+        raise IRError(f"the intermediate values need {sum(sizes)} bytes", hint="check the sizes of the inputs")
+    least = _peak(sizes, blocks)
+    size = np.array(sizes, np.int64)
+    birth = np.array([b.birth for b in blocks])
+    death = np.array([b.death for b in blocks])
+    orders = (
+        np.lexsort((birth, -size)),  # largest first
+        np.lexsort((-size, birth)),  # as they come
+        np.lexsort((birth, -size * (death - birth + 1))),  # largest area first
+        np.lexsort((-size, birth - death)),  # longest-lived first
+    )
+    placements = []
+    for order in orders:
+        offset = _greedy(order, size, birth, death)
+        placements.append((int((offset + size).max()), offset))
+        if placements[-1][0] == least:
+            break
+    total, offset = min(placements, key=lambda p: p[0])
+    return [int(o) for o in offset], total
+
+
+def _greedy(order: np.ndarray, size: np.ndarray, birth: np.ndarray, death: np.ndarray) -> np.ndarray:
+    """Each block in turn goes to the tightest gap between those that are alive with it, or on top of them."""
+    offset = np.zeros_like(size)
+    placed = np.zeros(len(size), bool)
+    for i in order:
+        if size[i] == 0:
+            continue
+        others = np.flatnonzero(placed & (birth <= death[i]) & (death >= birth[i]))
+        others = others[np.argsort(offset[others], kind="stable")]
+        top = np.maximum.accumulate(np.concatenate(([0], offset[others] + size[others])))
+        gap = offset[others] - top[:-1]
+        fits = np.flatnonzero(gap >= size[i])
+        offset[i] = top[fits[np.argmin(gap[fits])]] if len(fits) else top[-1]
+        placed[i] = True
+    return offset
+
+
+# ---------------------------------------------------------------- symbolic offsets
+
+_Height = list[Linear]  # the maximum of some polynomials, none of which another one dominates
+_ALTERNATIVES = 4  # polynomials in a height; more are merged into one above them
+
+
+def _stack(sizes: Sequence[Linear], blocks: Sequence[_Block], sample: Sequence[Dim]) -> tuple[list[Dim], Dim]:
+    """(offsets, total): every block lies above all blocks that are alive with it and come earlier in the order of `sample`."""
+    order = sorted(range(len(blocks)), key=lambda i: (int(sample[i]), i))
+    height: list[_Height] = [[{}] for _ in blocks]
+    below = [0] * len(blocks)  # bit sets of blocks that lie below, directly or not
+    top: _Height = [{}]
+    for position, i in enumerate(order):
+        for j in reversed(order[:position]):
+            together = blocks[j].birth <= blocks[i].death and blocks[i].birth <= blocks[j].death
+            if together and not below[i] >> j & 1:
+                below[i] |= below[j] | 1 << j
+                height[i] = _higher(height[i], [_sum(h, sizes[j]) for h in height[j]])
+        top = _higher(top, [_sum(h, sizes[i]) for h in height[i]])
+    return [_aligned_dim(h) for h in height], _aligned_dim(top)
+
+
+def _sum(a: Linear, b: Linear) -> Linear:
+    return {m: c for m in {**a, **b} if (c := a.get(m, 0) + b.get(m, 0))}
+
+
+def _dominates(a: Linear, b: Linear) -> bool:
+    return all(a.get(m, 0) >= b.get(m, 0) for m in {**a, **b})
+
+
+def _higher(a: _Height, b: _Height) -> _Height:
+    result: _Height = []
+    for h in (*a, *b):
+        if not any(_dominates(other, h) for other in result):
+            result = [other for other in result if not _dominates(h, other)] + [h]
+    while len(result) > _ALTERNATIVES:
+        x, y = result.pop(), result.pop()
+        result = _higher(result, [{m: c for m in {**x, **y} if (c := max(x.get(m, 0), y.get(m, 0)))}])
+    return result
+
+
+def _aligned_dim(height: _Height) -> Dim:
+    if all(set(h) <= {()} for h in height):
+        return _align(max(h.get((), 0) for h in height))
+    e = from_linear(height[0])
+    for h in height[1:]:
+        e = maximum(e, from_linear(h))
+    if any(c % ALIGNMENT for h in height for c in h.values()):
+        e = (e + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT
+    return e
