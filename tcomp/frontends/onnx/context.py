@@ -11,10 +11,12 @@ or a pad width asks `ctx.require_dims(i, "the shape")` and never looks at how it
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from onnx import GraphProto
 
 from tcomp.errors import ImportModelError, UnsupportedError
 from tcomp.frontends.onnx import symbolic
@@ -111,6 +113,16 @@ class Scope:
             self.from_elements(e, t.dtype, s, name) for e, t, s in zip(elements, outputs, shapes, strict=True)
         )
 
+    def finish(self, inputs: Sequence[Value], outputs: Sequence[Value]) -> Graph:
+        """The closed graph; only what the outputs need is kept."""
+        needed, nodes = set(outputs), []
+        for node in reversed(self.builder.nodes):
+            if any(o in needed for o in node.outputs):
+                nodes.append(node)
+                needed.update(v for v in node.inputs if v is not None)
+        constants = {v: a for v, a in self.builder.constants.items() if v in needed}
+        return Graph(self.builder.name, tuple(inputs), tuple(outputs), tuple(reversed(nodes)), constants)
+
     def structural(
         self,
         op: Operator,
@@ -146,6 +158,26 @@ def check_type(shape: Sequence[Dim], dtype: str, where: str) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Body:
+    """An imported sub-graph: `inputs` are its formal ones; `captured` maps values of the graphs around it to further inputs."""
+
+    scope: Scope
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    captured: Mapping[Value, Value]
+
+
+class Bodies(Protocol):
+    """How the handlers of control flow import the sub-graphs of their node."""
+
+    def inline(self, proto: GraphProto, inputs: Sequence[Value] = ()) -> list[Value]:
+        """The outputs of a sub-graph whose nodes are added to the graph around it."""
+
+    def closed(self, proto: GraphProto, types: Sequence[tuple[str, Sequence[Dim]] | Value] = ()) -> Body:
+        """The sub-graph as a graph of its own, with formal inputs of the given (dtype, shape)."""
+
+
 class Context:
     """One ONNX node. `attrs` holds the schema's defaults for attributes that the node leaves out.
 
@@ -162,12 +194,12 @@ class Context:
         attrs: Mapping[str, Any],
         outputs: Sequence[str],
         scope: Scope,
-        import_body: Callable[..., Any] | None = None,
+        bodies: Bodies,
     ) -> None:
         self.op_type, self.name, self.domain, self.opset = op_type, name, domain, opset
         self.inputs, self.attrs, self.scope = list(inputs), dict(attrs), scope
         self.outputs = list(outputs)  # names; empty where the output is not wanted
-        self.import_body = import_body  # how control flow imports its sub-graphs, see `importer`
+        self.bodies = bodies
 
     # ------------------------------------------------------------ inputs
 
