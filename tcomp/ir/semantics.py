@@ -1,0 +1,221 @@
+"""What every scalar operator means, on NumPy arrays: the one definition behind both interpreters.
+
+Results have exactly the dtype of the expression. Floats round once per operator: float16 and bfloat16 after every step, and
+elementary functions are computed in float64 and rounded (so a float32 `exp` is right to 0.5 ulp). Integers wrap around; an
+integer divided by zero gives 0 with remainder 0; shifts by the width or more push every bit out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tcomp.errors import IRError
+from tcomp.ir.dtypes import integer_range, is_float, to_numpy
+from tcomp.ir.expr import BINARY, UNARY
+
+Array = np.ndarray[Any, Any]
+
+
+def literal(value: Any, dtype: str) -> Array:
+    """A constant as a 0-d array."""
+    return np.array(value, to_numpy(dtype))
+
+
+def apply(op: str, dtype: str, args: Sequence[Array]) -> Array:
+    """The value of `op` (one of `BINARY`, `UNARY`, "select", "cast", "bitcast", "fma") with result type `dtype`.
+
+    Operands broadcast. Raises `IRError` where `op` is not defined for the operands' type.
+    """
+    with np.errstate(all="ignore"):
+        if op in BINARY:
+            return _binary(op, args[0], args[1])
+        if op in UNARY:
+            return _unary(op, args[0])
+        if op == "select":
+            return np.where(args[0], args[1], args[2])
+        if op == "cast":
+            return cast(args[0], dtype)
+        if op == "bitcast":
+            return np.asarray(args[0]).view(to_numpy(dtype))
+        if op == "fma":
+            return _fma(args[0], args[1], args[2])
+    raise IRError(f"`{op}` is no elementwise operator")
+
+
+def _is_float(x: Array) -> bool:
+    return is_float(x.dtype.name)
+
+
+# ---------------------------------------------------------------- binary
+
+
+def _binary(op: str, a: Array, b: Array) -> Array:
+    if a.dtype == np.bool_:
+        function = _BOOL.get(op) or _COMPARISON.get(op)
+    elif _is_float(a):
+        if op == "pow":
+            return _through_float64(np.power, a, b)
+        function = _FLOAT.get(op) or _COMPARISON.get(op)
+    else:
+        function = _INTEGER.get(op) or _COMPARISON.get(op)
+    if function is None:
+        hint = "use floordiv or truncdiv, or cast to a float type" if op == "div" else ""
+        raise IRError(f"`{op}` is not defined for {a.dtype.name}", hint=hint)
+    return np.asarray(function(a, b))
+
+
+def _truncdiv(a: Array, b: Array) -> Any:
+    return (a - np.fmod(a, b)) // b
+
+
+def _integer_power(a: Array, b: Array) -> Array:
+    if b.dtype.kind == "u":
+        return np.power(a, b)
+    # a ** -n is 1 / a ** n truncated: zero but for a = 1 and a = -1.
+    inverse = np.where(a == 1, 1, np.where(a == -1, 1 - 2 * (b & 1), 0)).astype(a.dtype)
+    return np.where(b < 0, inverse, np.power(a, np.maximum(b, 0)))
+
+
+Function = Callable[..., Any]
+_COMPARISON: dict[str, Function] = {"lt": np.less, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal}
+_BOOL: dict[str, Function] = {
+    "and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor, "min": np.logical_and, "max": np.logical_or,
+    "mul": np.logical_and, "add": np.logical_or,
+}  # fmt: skip
+_FLOAT: dict[str, Function] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "min": np.minimum, "max": np.maximum,
+    "floordiv": np.floor_divide, "mod": np.remainder, "truncdiv": lambda a, b: np.trunc(a / b), "truncmod": np.fmod,
+}  # fmt: skip
+_INTEGER: dict[str, Function] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.minimum, "max": np.maximum,
+    "floordiv": np.floor_divide, "mod": np.remainder, "truncdiv": _truncdiv, "truncmod": np.fmod, "pow": _integer_power,
+    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "shl": np.left_shift, "shr": np.right_shift,
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------- unary
+
+
+def _unary(op: str, x: Array) -> Array:
+    if op in ("isnan", "isinf"):
+        return (np.isnan if op == "isnan" else np.isinf)(x) if _is_float(x) else np.zeros(x.shape, bool)
+    if op == "not":
+        return np.invert(x) if not _is_float(x) else _undefined(op, x)
+    if op == "popcount":
+        return np.bitwise_count(x.view(f"u{x.itemsize}")).astype(x.dtype) if x.dtype.kind in "iu" else _undefined(op, x)
+    if x.dtype == np.bool_:
+        return x if op == "abs" else _undefined(op, x)
+    if op in _SIGN:
+        return np.asarray(_SIGN[op](x))
+    if not _is_float(x):
+        return x if op in _ROUNDING else _undefined(op, x)
+    if op in _ROUNDING:
+        return np.asarray(_ROUNDING[op](x))
+    return _through_float64(_ELEMENTARY[op], x)
+
+
+def _undefined(op: str, x: Array) -> Array:
+    raise IRError(f"`{op}` is not defined for {x.dtype.name}")
+
+
+def _through_float64(function: Function, *args: Array) -> Array:
+    return np.asarray(function(*(a.astype(np.float64, copy=False) for a in args))).astype(args[0].dtype, copy=False)
+
+
+def erf(x: Array) -> Array:
+    """The error function in float64, to about 1 ulp (W. J. Cody, Rational Chebyshev approximations for the error function, 1969)."""
+    y = np.minimum(np.abs(x), 6.0)  # erf(6) rounds to 1; NaN stays
+    square = y * y
+    small = x * _rational(square, _ERF_SMALL)
+    middle = 1.0 - np.exp(-square) * _rational(np.minimum(y, 4.0), _ERF_MIDDLE)
+    inverse = 1.0 / np.maximum(square, 1.0)
+    tail = 1.0 - np.exp(-square) / np.maximum(y, 1.0) * (0.5641895835477562869 - inverse * _rational(inverse, _ERF_TAIL))
+    return np.where(y <= 0.46875, small, np.copysign(np.where(y <= 4.0, middle, tail), x))
+
+
+def _rational(x: Array, coefficients: tuple[tuple[float, ...], tuple[float, ...]]) -> Array:
+    numerator, denominator = (np.zeros_like(x) for _ in range(2))
+    for p, q in zip(*coefficients, strict=True):
+        numerator, denominator = numerator * x + p, denominator * x + q
+    return numerator / denominator
+
+
+_ERF_SMALL = (
+    (1.85777706184603153e-1, 3.16112374387056560e0, 1.13864154151050156e2, 3.77485237685302021e2, 3.20937758913846947e3),
+    (1.0, 2.36012909523441209e1, 2.44024637934444173e2, 1.28261652607737228e3, 2.84423683343917062e3),
+)
+_ERF_MIDDLE = (
+    (2.15311535474403846e-8, 5.64188496988670089e-1, 8.88314979438837594e0, 6.61191906371416295e1, 2.98635138197400131e2,
+     8.81952221241769090e2, 1.71204761263407058e3, 2.05107837782607147e3, 1.23033935479799725e3),
+    (1.0, 1.57449261107098347e1, 1.17693950891312499e2, 5.37181101862009858e2, 1.62138957456669019e3,
+     3.29079923573345963e3, 4.36261909014324716e3, 3.43936767414372164e3, 1.23033935480374942e3),
+)  # fmt: skip
+_ERF_TAIL = (
+    (1.63153871373020978e-2, 3.05326634961232344e-1, 3.60344899949804439e-1, 1.25781726111229246e-1,
+     1.60837851487422766e-2, 6.58749161529837803e-4),
+    (1.0, 2.56852019228982242e0, 1.87295284992346725e0, 5.27905102951428412e-1, 6.05183413124413191e-2,
+     2.33520497626869185e-3),
+)  # fmt: skip
+
+_SIGN: dict[str, Function] = {"neg": np.negative, "abs": np.abs}
+_ROUNDING: dict[str, Function] = {"floor": np.floor, "ceil": np.ceil, "round": np.rint, "trunc": np.trunc}
+_ELEMENTARY: dict[str, Function] = {
+    "sqrt": np.sqrt, "exp": np.exp, "log": np.log, "tanh": np.tanh, "erf": erf, "sin": np.sin, "cos": np.cos, "tan": np.tan,
+    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "asinh": np.arcsinh,
+    "acosh": np.arccosh, "atanh": np.arctanh,
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------- conversions, fma
+
+
+def cast(x: Array, dtype: str) -> Array:
+    """Conversion: float -> integer truncates and saturates (NaN gives 0), integer -> integer wraps, to bool tests != 0."""
+    target = to_numpy(dtype)
+    if x.dtype == target:
+        return x
+    if dtype == "bool":
+        return np.asarray(x != literal(0, x.dtype.name))
+    with np.errstate(all="ignore"):
+        if not _is_float(x) or is_float(dtype):
+            return x.astype(target)
+        lo, hi = integer_range(dtype)
+        whole = np.trunc(x.astype(np.float64, copy=False))
+        # float(hi) may round up to hi + 1 (64 bits): >= sends exactly the values that do not fit to `hi`.
+        fits = (whole > lo) & (whole < hi)
+        converted = np.where(fits, whole, 0.0).astype(target)
+        limit = np.where(whole >= hi, target.type(hi), np.where(whole <= lo, target.type(lo), target.type(0)))
+        return np.where(fits, converted, limit)
+
+
+def _fma(a: Array, b: Array, c: Array) -> Array:
+    """a * b + c rounded once, by error-free transformations (float64: correct but for ties at double precision)."""
+    if a.dtype != np.float64:
+        # The product is exact in float64. The sum is rounded to odd, so that rounding it again to `dtype` is harmless.
+        product, addend = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
+        total, error = _two_sum(product, addend)
+        odd = total.view(np.int64) & 1
+        step = np.where((error > 0) == (total > 0), 1, -1)
+        inexact = np.isfinite(total) & (error != 0) & (odd == 0)
+        return np.where(inexact, (total.view(np.int64) + step).view(np.float64), total).astype(a.dtype)
+    product = a * b
+    (a_hi, a_lo), (b_hi, b_lo) = _halves(a), _halves(b)
+    below = a_lo * b_lo - (((product - a_hi * b_hi) - a_lo * b_hi) - a_hi * b_lo)
+    total, error = _two_sum(product, c)
+    exact = total + (error + below)
+    return np.where(np.isfinite(exact), exact, product + c)
+
+
+def _two_sum(a: Array, b: Array) -> tuple[Array, Array]:
+    total = np.asarray(a + b)
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
+
+
+def _halves(x: Array) -> tuple[Array, Array]:
+    scaled = x * 134217729.0  # 2**27 + 1 (Veltkamp)
+    high = scaled - (scaled - x)
+    return high, x - high
