@@ -226,9 +226,9 @@ def loop_var(name: str, extent: Dim) -> Expr:
     if isinstance(extent, Expr) and extent.op == "const":
         extent = int(extent.attr)
     if isinstance(extent, int):
-        return var(name, 0, max(extent - 1, 0))
+        return var(name, 0, max(extent, 0) - 1)
     hi = bounds(extent)[1]
-    return var(name, 0, None if hi is None else max(hi - 1, 0), extent=extent)
+    return var(name, 0, None if hi is None else max(hi, 0) - 1, extent=extent)
 
 
 def dim(name: str, lo: int = 1, hi: int | None = None) -> Expr:
@@ -263,7 +263,8 @@ def binary(op: str, a: ExprLike, b: ExprLike) -> Expr:
         folded = fold_binary(op, a.attr, b.attr, a.dtype)
         if folded is not None:
             return const(folded, dtype)
-    return _identity(op, a, b) or _make(op, dtype, (a, b))
+    same = _identity(op, a, b)
+    return _make(op, dtype, (a, b)) if same is None else same
 
 
 def fold_binary(op: str, a: Any, b: Any, dtype: str) -> Any:
