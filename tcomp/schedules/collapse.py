@@ -1,0 +1,162 @@
+"""Collapse neighbouring dimensions that every nest walks together: [n, h, w, c] read and written whole becomes [n*h*w*c].
+
+Buffers are dense and row-major, so merging two neighbouring dimensions is only another view of the same memory. It is done where
+each access to a buffer indexes the pair by two neighbouring loops of its nest, each alone and over the full extent. Long inner
+loops without tails are what vectorization, tiling and thread partitioning want.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tcomp.ir import expr as E
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
+from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, If, Kernel, Stmt, Store, While, children, expressions, walk, with_children
+from tcomp.ir.simplify import simplify
+
+Pair = tuple[Expr, Expr]  # outer and inner loop variable
+
+
+def collapse(kernel: Kernel) -> Kernel:
+    """Merge all pairs of dimensions that can be merged. Always legal."""
+    if any(isinstance(s, While | If) for s in walk(kernel.body)):
+        return kernel  # imperative programs keep their shape
+    kernel = _without_units(kernel)
+    failed: set[Pair] = set()
+    while True:
+        candidate = next((pair for pair in _neighbours(kernel.body) if pair not in failed), None)
+        if candidate is None:
+            return kernel
+        closure = _closure(kernel, candidate)
+        if closure is None:
+            failed.add(candidate)
+        else:
+            kernel = _merge(kernel, *closure)
+
+
+def _without_units(kernel: Kernel) -> Kernel:
+    """Dimensions and loops of extent one vanish."""
+    buffers = {*kernel.buffers, *(s.buffer for s in walk(kernel.body) if isinstance(s, Allocate))}
+    slim = {b: Buffer(b.name, b.dtype, [n for n in b.shape if n != 1], b.scope) for b in buffers if 1 in b.shape}
+    units = {s.var: as_expr(0) for s in walk(kernel.body) if isinstance(s, For) and s.extent == 1}
+
+    def kept(buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        return tuple(i for i, n in zip(indices, buffer.shape, strict=True) if n != 1)
+
+    def rule(e: Expr) -> Expr | None:
+        return E.read(slim[e.attr], kept(e.attr, e.args)) if e.op == "read" and e.attr in slim else None
+
+    def visit(s: Stmt) -> Stmt:
+        if isinstance(s, For) and s.var in units:
+            return visit(s.body)
+        s = with_children(s, [visit(c) for c in children(s)])
+        match s:
+            case Store(b, indices, value) | Accumulate(b, indices, value):
+                indices = tuple(simplify(E.substitute(i, units)) for i in (kept(b, indices) if b in slim else indices))
+                return replace(s, buffer=slim.get(b, b), indices=indices, value=simplify(E.rewrite(E.substitute(value, units), rule)))
+            case Allocate(b, body):
+                return Allocate(slim.get(b, b), body)
+        return s
+
+    return _with_buffers(kernel, slim, visit(kernel.body))
+
+
+def _with_buffers(kernel: Kernel, new: dict[Buffer, Buffer], body: Stmt) -> Kernel:
+    return replace(
+        kernel,
+        buffers=tuple(new.get(b, b) for b in kernel.buffers),
+        outputs=tuple(new.get(b, b) for b in kernel.outputs),
+        body=body,
+    )
+
+
+def _neighbours(stmt: Stmt) -> Iterator[Pair]:
+    for s in walk(stmt):
+        if isinstance(s, For) and isinstance(s.body, For) and s.var not in E.variables(as_expr(s.body.extent)):
+            yield s.var, s.body.var
+
+
+def _all_accesses(stmt: Stmt) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
+    for s in walk(stmt):
+        if isinstance(s, Store | Accumulate):
+            yield s.buffer, s.indices
+        for e in E.reads(*expressions(s)):
+            yield e.attr, e.args
+
+
+def _closure(kernel: Kernel, start: Pair) -> tuple[set[Pair], dict[Buffer, int]] | None:
+    """The loop pairs and buffer dimensions that have to be merged together with `start`; None if some access forbids it."""
+    extents: dict[Expr, Dim] = {s.var: s.extent for s in walk(kernel.body) if isinstance(s, For)}
+    neighbours = set(_neighbours(kernel.body))
+    accesses = list(_all_accesses(kernel.body))
+    pairs, dims, todo = {start}, dict[Buffer, int](), [start]
+    while todo:
+        outer, inner = todo.pop()
+        if not _only_in_reads(kernel.body, outer, inner):
+            return None
+        for buffer, indices in accesses:
+            used = [d for d, i in enumerate(indices) if outer in (vs := E.variables(i)) or inner in vs]
+            if not used:
+                continue
+            d = used[0]
+            whole = used == [d, d + 1] and indices[d] is outer and indices[d + 1] is inner
+            if not whole or dims.get(buffer, d) != d:
+                return None
+            if buffer not in dims:
+                dims[buffer] = d
+                for other, places in accesses:  # every other access to this buffer joins
+                    if other is buffer:
+                        pair = (places[d], places[d + 1])
+                        if pair not in neighbours or any(
+                            as_dim(n) != extents[v] for n, v in zip(buffer.shape[d : d + 2], pair, strict=True)
+                        ):
+                            return None
+                        if pair not in pairs:
+                            pairs.add(pair)
+                            todo.append(pair)
+    return (pairs, dims) if dims else None
+
+
+def _only_in_reads(stmt: Stmt, outer: Expr, inner: Expr) -> bool:
+    """The variables occur in indices only, not in values, and in no loop extent."""
+    for s in walk(stmt):
+        if isinstance(s, For) and {outer, inner} & set(E.variables(as_expr(s.extent))):
+            return False
+        if isinstance(s, Store | Accumulate):
+            stripped = E.rewrite(s.value, lambda e: E.var("_", dtype=e.dtype) if e.op == "read" else None)
+            if {outer, inner} & set(E.variables(stripped)):
+                return False
+    return True
+
+
+def _merge(kernel: Kernel, pairs: set[Pair], dims: dict[Buffer, int]) -> Kernel:
+    merged: dict[Buffer, Buffer] = {}
+    for b, d in dims.items():
+        extent = as_dim(as_expr(b.shape[d]) * as_expr(b.shape[d + 1]))
+        merged[b] = Buffer(b.name, b.dtype, (*b.shape[:d], extent, *b.shape[d + 2 :]), b.scope)
+    joined: dict[Expr, Expr] = {}  # outer variable -> joint variable
+
+    def indices_of(buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        d = dims[buffer]
+        return (*indices[:d], joined[indices[d]], *indices[d + 2 :])
+
+    def rule(e: Expr) -> Expr | None:
+        return E.read(merged[e.attr], indices_of(e.attr, e.args)) if e.op == "read" and e.attr in merged else None
+
+    def visit(s: Stmt) -> Stmt:
+        if isinstance(s, For) and isinstance(s.body, For) and (s.var, s.body.var) in pairs:
+            extent = as_dim(simplify(as_expr(s.extent) * as_expr(s.body.extent)))
+            name = f"{s.var.attr.name}_{s.body.var.attr.name.rsplit('.', 1)[-1]}"
+            joined[s.var] = loop_var(name, extent)
+            return For(joined[s.var], extent, visit(s.body.body), s.kind)
+        s = with_children(s, [visit(c) for c in children(s)])
+        match s:
+            case Store(b, indices, value) | Accumulate(b, indices, value):
+                target = (merged[b], indices_of(b, indices)) if b in merged else (b, indices)
+                return replace(s, buffer=target[0], indices=target[1], value=E.rewrite(value, rule))
+            case Allocate(b, body):
+                return Allocate(merged.get(b, b), body)
+        return s
+
+    return _with_buffers(kernel, merged, visit(kernel.body))

@@ -1,0 +1,522 @@
+"""Default CPU schedules, chosen by the structure of the loops and a model of the machine; never by an operator's name.
+
+A kernel is cut into groups: a nest that stores a result, with the reductions that only it reads.
+
+    elementwise   no reduction               vector lanes along the contiguous axis, threads along the outer loops
+    tiled         one reduction, read at     a tile of accumulators stays in registers over the whole fold; lanes along an
+                  the element stored         output axis (matmul, convolution, depthwise, pooling, column sums)
+    rows          reductions over the rest   everything about one row in one place; each fold runs in vector lanes
+                  of a row                   (softmax, normalisation, row sums, dot products)
+
+Reductions read by several groups are stored whole and scheduled as a group of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from tcomp.ir import expr as E
+from tcomp.ir.dtypes import itemsize
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
+from tcomp.ir.loops import VECTORIZED, Accumulate, Allocate, Block, Buffer, For, If, Kernel, Stmt, Store, While, walk
+from tcomp.schedules import primitives as P
+from tcomp.schedules.roles import Nest, contiguous, extent_of, stride
+from tcomp.schedules.schedule import Schedule
+from tcomp.target import Target
+
+SERIAL_ELEMENTS = 1 << 15  # below this many elements (or SERIAL_FOLDS accumulations) threads cost more than they save
+SERIAL_FOLDS = 1 << 19
+ROW_TEMPORARY = 1 << 14  # bytes of a row that may live on a thread's stack
+SYMBOLIC = 512  # assumed size of an unbounded symbolic extent
+
+
+def schedule(kernel: Kernel, target: Target) -> Schedule:
+    """The default schedule of a kernel as lowered."""
+    s = Schedule(kernel)
+    s.collapse()
+    if not _imperative(s.kernel):
+        for group in _groups(s, target):
+            _schedule_group(s, group, target)
+    s.clean()
+    return s
+
+
+def _imperative(kernel: Kernel) -> bool:
+    """Programs written by hand (externs) run as they are written."""
+    return any(isinstance(x, If | While) for x in walk(kernel.body)) or any(
+        isinstance(c, Block) for x in walk(kernel.body) if isinstance(x, For) for c in (x.body,)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A result, and the temporaries computed inside its loops, in order."""
+
+    result: str
+    inside: tuple[str, ...]
+    shape: str  # elementwise | tiled | rows
+
+
+# ---------------------------------------------------------------- grouping
+
+
+def _groups(s: Schedule, target: Target) -> list[_Group]:
+    """Attach each temporary to the one result that reads it, where the structure allows; detach it otherwise."""
+    order = list(dict.fromkeys(n.writes.name for n in _nests(s)))
+    outputs = {b.name for b in s.kernel.outputs}
+    homes: dict[str, str] = {}
+    for name in reversed(order):
+        readers = {n.writes.name for n in _nests(s) if name in {r.attr.name for r in n.reads}} - {name}
+        places = {homes.get(r, r) for r in readers}
+        attached = name not in outputs and len(places) == 1
+        homes[name] = next(iter(places)) if attached else name
+    groups = []
+    for name in order:
+        if homes[name] == name:
+            inside = tuple(n for n in order if homes[n] == name and n != name)
+            groups += _formed(s, name, inside, target)
+    return groups
+
+
+def _formed(s: Schedule, result: str, inside: tuple[str, ...], target: Target) -> list[_Group]:
+    if any(n.is_fold for n in _nests(s) if n.writes.name == result):
+        local = f"{result}.acc"
+        s.cache_write(result, local)
+        inside = (*inside, local)
+    shape = _shape(s, result, inside, target)
+    if shape is not None:
+        return [_Group(result, inside, shape)]
+    groups = []
+    for name in inside:  # the structure does not allow one nest for all: every stage is stored whole
+        groups += _formed(s, name, (), target)
+    return [*groups, _Group(result, (), "elementwise")]
+
+
+def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: Target) -> str | None:
+    if not inside:
+        return "elementwise"
+    out = _nest(s, result)
+    folds = [n for n in _nests(s) if n.is_fold and n.writes.name in inside]
+    if not folds:
+        return None
+    rows = _row_loops(s, out, inside)
+    if rows is None:
+        return None
+    everything = len(rows) == len(out.loops)
+    if everything and len(inside) == 1:
+        return "tiled" if _lanes_along_output(folds[0], out, target) else "rows"
+    if not everything and out.loops and out.loops[-1].var in rows:
+        return None  # the contiguous axis is outside: a row would be strided
+    return "rows"
+
+
+def _row_loops(s: Schedule, out: Nest, inside: tuple[str, ...]) -> list[Expr] | None:
+    """The loops of the result that index its reductions: the same for all of them, each index a loop by itself."""
+    rows: list[Expr] | None = None
+    stages = {n.writes.name: n for n in _nests(s) if n.writes.name in inside}
+    folded = {n.writes.name for n in _nests(s) if n.is_fold}
+    for r in out.reads:
+        if r.attr.name not in inside:
+            continue
+        if any(i.op not in ("var", "const") for i in r.args):
+            return None
+        used = [x.var for x in out.loops if x.var in r.args]
+        if r.attr.name in folded or len(used) < len(out.loops):
+            if rows is not None and rows != used:
+                return None
+            rows = used
+    if rows is None:
+        return None
+    for nest in stages.values():  # stages that read other stages must walk the same rows in their leading dimensions
+        for r in nest.reads:
+            if r.attr.name in inside and len(r.args) == len(rows):
+                if list(r.args) != [x.var for x in nest.spatial[: len(rows)]]:
+                    return None
+    return rows
+
+
+def _lanes_along_output(fold: Nest, out: Nest, target: Target) -> bool:
+    """Whether vector lanes should run along the contiguous axis of the result rather than along the fold."""
+    if not out.loops:
+        return False
+    lane = fold.spatial[-1].var if fold.spatial else None
+    if lane is None:
+        return False
+    width = _lanes(target, [fold.leaf.buffer, *(r.attr for r in fold.reads)])
+    wide = extent_of(fold.spatial[-1].extent, SYMBOLIC) * 2 >= width
+    if contiguous(fold.reads, lane) and wide:
+        return True
+    inner = [x for x in fold.folds if contiguous(fold.reads, x.var) and any(stride(r, x.var) == 1 for r in fold.reads)]
+    along_fold = any(extent_of(x.extent, SYMBOLIC) >= width for x in inner)
+    if _product(fold) and wide and _reuse(fold) >= 4:
+        return True  # the operand is packed first
+    return not along_fold
+
+
+def _product(fold: Nest) -> bool:
+    """A sum of products of reads: a contraction."""
+    value = fold.leaf.value
+    return value.op == "mul" and all(E.reads(a) for a in value.args)
+
+
+def _reuse(fold: Nest) -> int:
+    """How often the operand that is contiguous in no output axis would be read again: the extent of the best row axis."""
+    rows = _row_axis(fold)
+    return extent_of(rows.extent, SYMBOLIC) if rows is not None else 1
+
+
+# ---------------------------------------------------------------- the three shapes
+
+
+def _schedule_group(s: Schedule, group: _Group, target: Target) -> None:
+    if group.shape == "elementwise":
+        _elementwise(s, group.result, target)
+    elif group.shape == "tiled":
+        _tiled(s, group.result, group.inside[0], target)
+    else:
+        _rows(s, group, target)
+
+
+def _elementwise(s: Schedule, result: str, target: Target) -> None:
+    nest = _nest(s, result)
+    if not nest.loops:
+        return
+    loops = [x.var.attr.name for x in nest.loops]
+    lanes = _lanes(target, [nest.writes, *(r.attr for r in nest.reads)])
+    work = prod(extent_of(x.extent, SYMBOLIC) for x in nest.loops)
+    outer = _vector_tail(s, loops[-1], nest.loops[-1].extent, lanes)
+    _threads(s, [*loops[:-1], *([outer] if outer else [])], work >= SERIAL_ELEMENTS)
+
+
+def _tiled(s: Schedule, result: str, acc: str, target: Target) -> None:
+    fold = _fold(s, acc)
+    lanes = _lanes(target, [fold.writes, *(r.attr for r in fold.reads)])
+    _pack(s, acc, lanes, target)
+    fold, out = _fold(s, acc), _nest(s, result)
+    positions = {x.var.attr.name: n for n, x in enumerate(fold.spatial)}
+    row = _row_axis(fold)
+    row_loop = out.loops[positions[row.var.attr.name]] if row is not None else None
+    columns = out.loops[-1]
+    tile = choose_tile(
+        extent_of(row_loop.extent, SYMBOLIC) if row_loop is not None else 1,
+        extent_of(columns.extent, SYMBOLIC),
+        lanes,
+        target.vector_registers,
+    )
+    work = prod(extent_of(x.extent, SYMBOLIC) for x in fold.loops)
+    column, inner = s.split(columns.var.attr.name, tile.vectors * lanes)
+    vectors, lane = s.split(inner, lanes)
+    others = [x.var.attr.name for x in out.loops[:-1] if x is not row_loop]
+    if row_loop is not None:
+        row_outer, row_inner = s.split(row_loop.var.attr.name, tile.rows)
+        s.reorder(column, *others, row_outer, row_inner, vectors, lane)
+        home, inside = row_outer, [row_inner, vectors]
+    else:
+        s.reorder(column, *others, vectors, lane)
+        home, inside = ([column, *others])[-1], [vectors]
+    s.compute_at(acc, home, "register")
+    for name in inside:
+        s.unroll(name)
+    s.vectorize(lane)
+    _tile_loops(s, acc, lanes, [x.var.attr.name for x in _fold_order(fold)])
+    if row_loop is not None and not _divides(tile.rows, row_loop.extent):
+        s.partition(row_outer, as_dim(as_expr(row_loop.extent) // tile.rows))
+    width = tile.vectors * lanes
+    nests_to_thread = [[column, *others, *([row_outer] if row_loop is not None and not others else [])]]
+    if not _divides(width, columns.extent):
+        column, tail = s.partition(column, as_dim(as_expr(columns.extent) // width))
+        nests_to_thread.append([tail, *(f"{o}.t" for o in others)])
+    for names in nests_to_thread:
+        _threads(s, names, work >= SERIAL_FOLDS)
+
+
+def _tile_loops(s: Schedule, acc: str, lanes: int, folds: Sequence[str]) -> None:
+    """Shape the nests that clear and update the accumulators: folds outside, the tile unrolled in vector registers."""
+    for is_fold in (False, True):
+        spatial = _tile_axes(s.kernel, acc, is_fold)
+        vectors, lane = s.split(spatial[-1], lanes)
+        s.reorder(*(folds if is_fold else []), *spatial[:-1], vectors, lane)
+        for x in [*spatial[:-1], vectors]:
+            s.unroll(x)
+        s.vectorize(lane)
+
+
+def _tile_axes(kernel: Kernel, buffer: str, is_fold: bool) -> list[str]:
+    """The loops that index a stage which has been moved: those of the nest that clears it, or of the one that accumulates."""
+    for x in walk(kernel.body):
+        if isinstance(x, Store | Accumulate) and x.buffer.name == buffer and isinstance(x, Accumulate) == is_fold:
+            return [i.attr.name for i in x.indices]
+    return []
+
+
+def _rows(s: Schedule, group: _Group, target: Target) -> None:
+    out = _nest(s, group.result)
+    rows = _row_loops(s, out, group.inside)
+    assert rows is not None
+    loops = [x.var.attr.name for x in out.loops]
+    leading = [x.var.attr.name for x in out.loops if x.var in rows]
+    rest = [n for n in loops if n not in leading]
+    work = prod(extent_of(x.extent, SYMBOLIC) for n in _nests(s) if n.writes.name in group.inside for x in n.loops[-2:])
+    partials: dict[str, tuple[str, str, Dim, int]] = {}
+    for name in group.inside:
+        fold = next((n for n in _nests(s) if n.writes.name == name and n.is_fold), None)
+        axis = _fold_lanes(fold) if fold is not None else None
+        if fold is not None and axis is not None:
+            width = _lanes(target, [fold.writes, *(r.attr for r in fold.reads)])
+            lanes = width * 4 if extent_of(axis.extent, SYMBOLIC) >= width * 4 else width
+            partial = s.rfactor(name, axis.var.attr.name, lanes)
+            partials[name] = (partial, axis.var.attr.name, axis.extent, lanes)
+    if not leading:
+        _whole(s, group, partials, target)
+        return
+    if rest:
+        s.reorder(*leading, *rest)
+    home = leading[-1]
+    for name in reversed(group.inside):
+        is_fold = any(n.is_fold for n in _nests(s) if n.writes.name == name)
+        s.compute_at(name, home, "register" if is_fold else "global")
+        if name in partials:
+            s.compute_at(partials[name][0], home, "register")
+    for name in group.inside:
+        if name in partials:
+            _partial_loops(s, name, *partials[name])
+        elif not _tile_axes(s.kernel, name, True):
+            lane = _tile_axes(s.kernel, name, False)[-1]
+            _vector_tail(s, lane, P.find_loop(s.kernel, lane).extent, _lanes(target, [P.find_buffer(s.kernel, name)]))
+    if rest:
+        nest = P.find_loop(s.kernel, rest[-1])
+        _vector_tail(s, rest[-1], nest.extent, _lanes(target, [out.writes, *(r.attr for r in out.reads)]))
+    _threads(s, leading, work * prod(extent_of(P.find_loop(s.kernel, x).extent, SYMBOLIC) for x in leading) >= SERIAL_ELEMENTS * 4)
+
+
+def _whole(s: Schedule, group: _Group, partials: dict[str, tuple[str, str, Dim, int]], target: Target) -> None:
+    """One row is the whole result: stages stay where they are, each in vector lanes."""
+    for name in group.inside:
+        if name in partials:
+            partial = partials[name]
+            s.set_scope(name, "register")
+            s.set_scope(partial[0], "register")
+            _partial_loops(s, name, *partial)
+    _elementwise(s, group.result, target)
+
+
+def _partial_loops(s: Schedule, name: str, partial: str, fold: str, extent: Dim, lanes: int) -> None:
+    """Vector lanes for the three nests that an rfactor leaves: clear, accumulate, and fold the lanes."""
+    s.vectorize(f"{partial}.init.lane")
+    others = [x for x in _nest_loops(s.kernel, f"{partial}.lane")]
+    lane = f"{partial}.lane"
+    s.reorder(*[x for x in others if x != lane], lane)
+    s.vectorize(lane)
+    s.vectorize(f"{name}.lane", reassociate=True)
+    if not _divides(lanes, extent):
+        s.partition(f"{fold}.o", as_dim(as_expr(extent) // lanes))
+
+
+def _nest_loops(kernel: Kernel, loop: str) -> list[str]:
+    """The loops of the perfect nest that a loop stands at the top of (or in), from that loop inwards."""
+    x: object = P.find_loop(kernel, loop)
+    names = []
+    while isinstance(x, For):
+        names.append(x.var.attr.name)
+        x = x.body
+    return names
+
+
+# ---------------------------------------------------------------- parts
+
+
+def _nest(s: Schedule, buffer: str) -> Nest:
+    return next(n for n in _nests(s) if n.writes.name == buffer and not n.is_fold)
+
+
+def _nests(s: Schedule) -> list[Nest]:
+    """Top-level perfect nests around a store, skipping what has been shaped already."""
+    found: list[Nest] = []
+
+    def visit(x: Stmt) -> None:
+        if isinstance(x, Block):
+            for c in x.stmts:
+                visit(c)
+        elif isinstance(x, Allocate):
+            visit(x.body)
+        else:
+            loops = []
+            while isinstance(x, For):
+                loops.append(x)
+                x = x.body
+            if isinstance(x, Store | Accumulate):
+                found.append(Nest(tuple(loops), x))
+
+    visit(s.kernel.body)
+    return found
+
+
+def _fold(s: Schedule, buffer: str) -> Nest:
+    return next(n for n in _nests(s) if n.writes.name == buffer and n.is_fold)
+
+
+def _lanes(target: Target, buffers: Sequence[Buffer]) -> int:
+    """Elements of the widest type involved that fill a vector register."""
+    return max(1, target.vector_bits // 8 // max(itemsize(b.dtype) for b in buffers))
+
+
+def _divides(n: int, extent: Dim) -> bool:
+    return isinstance(extent, int) and extent % n == 0
+
+
+def _vector_tail(s: Schedule, loop: str, extent: Dim, lanes: int) -> str | None:
+    """Vector lanes along a loop, the remainder in a masked vector of its own; returns the loop over full vectors, if any."""
+    if isinstance(extent, int) and extent < lanes:
+        width = 1 << (extent - 1).bit_length()
+        if width <= 1:
+            return None
+        _, lane = s.split(loop, width)
+        s.vectorize(lane)
+        return None
+    outer, lane = s.split(loop, lanes)
+    s.vectorize(lane)
+    if not _divides(lanes, extent):
+        s.partition(outer, as_dim(as_expr(extent) // lanes))
+    return outer
+
+
+def _threads(s: Schedule, loops: Sequence[str], worthwhile: bool) -> None:
+    """Fuse perfectly nested outer loops until there is enough to share, and run them on threads."""
+    if not worthwhile or not loops:
+        return
+    current = loops[0]
+    for following in loops[1:]:
+        loop = P.find_loop(s.kernel, current)
+        if extent_of(loop.extent, SYMBOLIC) >= 64:
+            break
+        if not isinstance(loop.body, For) or loop.body.var.attr.name != following or loop.body.kind == VECTORIZED:
+            break
+        current = s.fuse(current, following)
+    s.parallel(current)
+
+
+def _row_axis(fold: Nest) -> For | None:
+    """The output axis that reuses what the lanes read: an operand that runs along the lanes does not depend on it."""
+    lane = fold.spatial[-1].var
+    operands = [set(E.variables(*r.args)) for r in fold.reads]
+    best: tuple[int, For] | None = None
+    for x in fold.spatial[:-1]:
+        if any(lane in used and x.var not in used for used in operands) and any(x.var in used for used in operands):
+            size = extent_of(x.extent, SYMBOLIC)
+            if best is None or size >= best[0]:
+                best = (size, x)
+    return best[1] if best is not None else None
+
+
+def _fold_order(fold: Nest) -> list[For]:
+    """Folds in the order in which the vector operand lies in memory, its slowest first."""
+    lane = fold.spatial[-1].var
+    reads = [r for r in fold.reads if stride(r, lane) == 1] or fold.reads
+    reads = sorted(reads, key=lambda r: -len(E.variables(*r.args)))
+
+    def place(x: For) -> int:
+        if not reads:
+            return 0
+        step = stride(reads[0], x.var)
+        return -(1 << 40) if step is None else -abs(step)
+
+    return sorted(fold.folds, key=place)
+
+
+def _fold_lanes(fold: Nest) -> For | None:
+    """The fold that all reads walk contiguously."""
+    for x in reversed(fold.folds):
+        if contiguous(fold.reads, x.var) and any(stride(r, x.var) == 1 for r in fold.reads):
+            if extent_of(x.extent, SYMBOLIC) >= 4:
+                return x
+    return None
+
+
+def _pack(s: Schedule, acc: str, lanes: int, target: Target) -> None:
+    """Copy an operand of a contraction into panels when the lanes would walk it with a stride, or far apart."""
+    fold = _fold(s, acc)
+    lane = fold.spatial[-1]
+    if not _product(fold):
+        return
+    row = _row_axis(fold)
+    if row is None:
+        return
+    reuse = extent_of(row.extent, SYMBOLIC)
+    for r in fold.reads:
+        step = stride(r, lane.var)
+        if row.var in E.variables(*r.args):
+            continue
+        if step in (0, None) or (step == 1 and not _far_apart(r, fold, lane, target)) or reuse < 8:
+            continue
+        dims = [d for d, i in enumerate(r.args) if lane.var in E.variables(i)]
+        if len(dims) != 1 or r.args[dims[0]] is not lane.var:
+            continue
+        tile = choose_tile(reuse, extent_of(lane.extent, SYMBOLIC), lanes, target.vector_registers)
+        name = f"{r.attr.name}.packed"
+        s.cache_read(r.attr.name, None, name)
+        s.relayout(name, dims[0], tile.vectors * lanes)
+        _packing_loops(s, name, dims[0], tile.vectors * lanes, lanes)
+
+
+def _far_apart(r: Expr, fold: Nest, lane: For, target: Target) -> bool:
+    """Whether successive rows of lanes lie on different pages while the operand exceeds the first-level cache."""
+    size = prod(extent_of(n, SYMBOLIC) for n in r.attr.shape) * itemsize(r.attr.dtype)
+    steps = [abs(stride(r, x.var) or 0) for x in fold.folds]
+    return size > 2 * target.l1 and max(steps, default=0) * itemsize(r.attr.dtype) >= 1024
+
+
+def _packing_loops(s: Schedule, name: str, dim: int, panel: int, lanes: int) -> None:
+    loop = f"{name}.{dim}"
+    rest = [x for x in _nest_loops(s.kernel, f"{name}.0") if x != loop]
+    extent = P.find_loop(s.kernel, loop).extent
+    outer, inner = s.split(loop, panel)
+    vectors, lane = s.split(inner, lanes)
+    s.reorder(outer, *rest, vectors, lane)
+    s.unroll(vectors)
+    s.vectorize(lane)
+    nests_to_thread = [[outer, *rest]]
+    if not _divides(panel, extent):
+        outer, tail = s.partition(outer, as_dim(as_expr(extent) // panel))
+        nests_to_thread.append([tail, *(f"{x}.t" for x in rest)])
+    for names in nests_to_thread:
+        _threads(s, names, True)
+
+
+# ---------------------------------------------------------------- the register tile
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Accumulators: `rows` x `vectors` vector registers."""
+
+    rows: int
+    vectors: int
+
+
+def choose_tile(rows: int, columns: int, lanes: int, registers: int) -> Tile:
+    """The register tile with the least modelled cycles for a rows x columns result.
+
+    Per step of the fold a tile issues rows * vectors FMAs (two a cycle), loads `vectors` vectors and `rows` broadcasts (two a
+    cycle), and cannot go faster than the FMA latency of 4 cycles; one register holds the broadcast, `vectors` the operand.
+    """
+    vector_count = max(1, -(-columns // lanes))
+    best, best_cost = Tile(1, 1), float("inf")
+    for vectors in range(1, min(vector_count, 8) + 1):
+        for r in range(1, min(rows, 32) + 1):
+            if r * vectors + vectors + 1 > registers:
+                continue
+            cost = _cycles(rows, vector_count, r, vectors)
+            if cost < best_cost * 0.999:
+                best, best_cost = Tile(r, vectors), cost
+    return best
+
+
+def _cycles(rows: int, vector_count: int, r: int, v: int) -> float:
+    def tile(a: int, b: int) -> float:
+        return max(a * b / 2, (a + b) / 2 + 0.5, 4.0) + 0.5 if a and b else 0.0
+
+    full_r, rest_r = divmod(rows, r)
+    full_v, rest_v = divmod(vector_count, v)
+    return full_r * full_v * tile(r, v) + full_r * tile(r, rest_v) + full_v * tile(rest_r, v) + tile(rest_r, rest_v)

@@ -1,0 +1,337 @@
+"""TE -> loops: the plain loop program of a tensor expression, one nest per stage, before any schedule.
+
+A *stage* is a tensor that gets a buffer: an output, a reduction, an extern, or an elementwise tensor that is too dear to be
+computed anew by each reader. Everything else is inlined into its readers. A reduction becomes two nests: one that stores the
+identity, one that accumulates. Logical indices become physical ones here, through the layouts of the buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from tcomp.errors import IRError
+from tcomp.ir import expr as E
+from tcomp.ir import te
+from tcomp.ir.dtypes import is_float
+from tcomp.ir.expr import Expr, as_expr, loop_var
+from tcomp.ir.layout import Layout
+from tcomp.ir.loops import (
+    Accumulate,
+    Allocate,
+    Buffer,
+    For,
+    Kernel,
+    Stmt,
+    Store,
+    block,
+    children,
+    expressions,
+    map_expressions,
+    walk,
+    with_children,
+)
+from tcomp.ir.simplify import prove, simplify
+from tcomp.ir.te import Tensor
+
+DEAR = {"exp", "log", "tanh", "erf", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "pow", "sqrt"}
+
+
+def lower(
+    name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], layouts: Mapping[Tensor, Layout] | None = None
+) -> Kernel:
+    """The unscheduled kernel that computes `outputs` from `inputs`; `layouts` (default row-major) are those of the buffers.
+
+    Raises `IRError` when the outputs depend on a placeholder that is not among the inputs.
+    """
+    layouts = dict(layouts or {})
+    stages, final = normalize(outputs)
+    names = _Names()
+    buffers: dict[Tensor, Buffer] = {}
+    for t in inputs:
+        buffers[t] = Buffer(names.fresh(t.name), t.dtype, _layout(layouts, t).shape(t.shape))
+    aliases: dict[Tensor, Tensor] = {}
+    for original, t in zip(outputs, final, strict=True):
+        layouts.setdefault(t, layouts.get(original) or Layout.identity(t.ndim))
+        aliases[t] = original
+    temporaries = []
+    main = _layout(layouts, final[0])
+    for t in stages:
+        if t.body is None and t.extern is None:
+            if t not in buffers:
+                raise IRError(f"tensor `{t.name}` is read but is not among the inputs of `{name}`", hint="pass every placeholder")
+            continue
+        if t not in aliases and t.ndim == main.rank and t.extern is None:
+            layouts.setdefault(t, main)  # a temporary lies as the result does, so that their loops match
+        buffers[t] = Buffer(names.fresh(aliases.get(t, t).name), t.dtype, _layout(layouts, t).shape(t.shape))
+        if t not in aliases:
+            temporaries.append(buffers[t])
+    nests: list[Stmt] = []
+    done: set[int] = set()
+    for t in stages:
+        if t.extern is not None:
+            if id(t.extern) not in done:
+                done.add(id(t.extern))
+                nests.append(_extern_nest(t.extern, stages, buffers, layouts, names))
+        elif t.body is not None:
+            nests.extend(_nests(t, buffers, layouts, names))
+    body: Stmt = block(*nests)
+    for temporary in reversed(temporaries):
+        body = Allocate(temporary, body)
+    results = tuple(buffers[t] for t in final)
+    parameters = tuple(buffers[t] for t in inputs) + results
+    return Kernel(name, parameters, results, free_variables(body, parameters), body)
+
+
+def free_variables(body: Stmt, parameters: Iterable[Buffer]) -> tuple[Expr, ...]:
+    """The symbolic dims a statement needs: variables that no loop binds, by name."""
+    bound = {s.var.attr.name for s in walk(body) if isinstance(s, For)}
+    roots = [as_expr(d) for b in parameters for d in b.shape]
+    for s in walk(body):
+        roots += _expressions_and_shapes(s)
+    found: dict[str, Expr] = {}
+    for v in E.variables(*roots):
+        for leaf in _with_extents(v):
+            if leaf.attr.name not in bound:
+                found[leaf.attr.name] = leaf
+    return tuple(found[n] for n in sorted(found))
+
+
+def _with_extents(v: Expr) -> list[Expr]:
+    extent = v.attr.extent
+    return [v] if extent is None else [v, *(w for u in E.variables(extent) for w in _with_extents(u))]
+
+
+def _expressions_and_shapes(s: Stmt) -> list[Expr]:
+    roots = list(expressions(s))
+    if isinstance(s, Allocate):
+        roots += [as_expr(d) for d in s.buffer.shape]
+    return roots
+
+
+class _Names:
+    """Unique names within a kernel."""
+
+    def __init__(self) -> None:
+        self.taken: set[str] = set()
+
+    def fresh(self, name: str) -> str:
+        name = "".join(ch if ch.isalnum() or ch in "_." else "_" for ch in name) or "t"
+        candidate, number = name, 0
+        while candidate in self.taken:
+            number += 1
+            candidate = f"{name}_{number}"
+        self.taken.add(candidate)
+        return candidate
+
+
+# ---------------------------------------------------------------- TE -> stages
+
+
+def normalize(outputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """(stages in order, the outputs among them): reductions alone at the root of a body, cheap tensors inlined."""
+    order = list(te.tensors(outputs))
+    readers: dict[Tensor, list[Tensor]] = {}
+    for t in order:
+        for u in t.inputs:
+            readers.setdefault(u, []).append(t)
+    stages: list[Tensor] = []
+    replaced: dict[Tensor, Tensor] = {}  # tensor -> the stage that holds it
+    inlined: dict[Tensor, tuple[tuple[Expr, ...], Expr]] = {}  # tensor -> axes, body over stages
+    wanted = set(outputs)
+    for t in order:
+        if t.extern is not None:
+            stage = _rebuilt_extern(t, replaced, stages)
+        elif t.body is None:
+            stage = t
+        else:
+            body = _over_stages(t.body, replaced, inlined)
+            if body.op != "reduce":
+                body = _hoist(t, body, stages)
+                if t not in wanted and _inline(t, body, readers.get(t, [])):
+                    inlined[t] = (t.axes, body)
+                    continue
+            stage = t if body is t.body else Tensor(t.name, t.shape, t.dtype, t.axes, body)
+        replaced[t] = stage
+        stages.append(stage)
+    return stages, [replaced[t] for t in outputs]
+
+
+def _rebuilt_extern(t: Tensor, replaced: Mapping[Tensor, Tensor], stages: list[Tensor]) -> Tensor:
+    assert t.extern is not None
+    for stage in stages:  # another output of the same program
+        if stage.extern is not None and stage.extern.body is t.extern.body and stage.index == t.index:
+            return stage
+    inputs = tuple(replaced[u] for u in t.extern.inputs)
+    siblings = [s for s in stages if s.extern is not None and s.extern.body is t.extern.body]
+    program = siblings[0].extern if siblings else te.Extern(inputs, t.extern.parameters, t.extern.results, t.extern.body)
+    return Tensor(t.name, t.shape, t.dtype, extern=program, index=t.index)
+
+
+def _inline(t: Tensor, body: Expr, readers: Sequence[Tensor]) -> bool:
+    """Whether each reader should compute the element itself."""
+    if any(r.extern is not None for r in readers):
+        return False
+    dear = sum(4 if e.op in DEAR else 1 for e in E.walk(body) if e.op not in ("var", "const", "read") and is_float(e.dtype))
+    if dear <= 3:
+        return True
+    if len(readers) > 1:
+        return dear < 4
+    return all(not _repeats(t, r) for r in readers)
+
+
+def _repeats(t: Tensor, reader: Tensor) -> bool:
+    """Whether the reader uses an element of `t` more than a few times (an axis of its iteration space is not in the index)."""
+    assert reader.body is not None
+    axes = set(reader.axes)
+    for e in E.walk(reader.body):
+        if e.op == "reduce":
+            axes |= set(e.attr[1])
+    for r in E.reads(reader.body):
+        if r.attr is t:
+            missing = axes - set(E.variables(*r.args))
+            if any((E.bounds(v)[1] or 1 << 30) > 0 for v in missing):
+                return True
+    return False
+
+
+def _over_stages(body: Expr, replaced: Mapping[Tensor, Tensor], inlined: Mapping[Tensor, tuple[tuple[Expr, ...], Expr]]) -> Expr:
+    def rule(e: Expr) -> Expr | None:
+        if e.op != "read":
+            return None
+        if e.attr in inlined:
+            axes, inner = inlined[e.attr]
+            return E.substitute(inner, dict(zip(axes, e.args, strict=True)))
+        target = replaced[e.attr]
+        return None if target is e.attr else E.read(target, e.args)
+
+    return E.rewrite(body, rule)
+
+
+def _hoist(t: Tensor, body: Expr, stages: list[Tensor]) -> Expr:
+    """Give each reduction inside a body a stage of its own."""
+
+    def rule(e: Expr) -> Expr | None:
+        if e.op != "reduce":
+            return None
+        used = set(E.variables(e))
+        axes = tuple(a for a in t.axes if a in used)
+        shape = tuple(n for a, n in zip(t.axes, t.shape, strict=True) if a in used)
+        part = Tensor(f"{t.name}_{e.attr[0].name}", shape, e.dtype, axes, e)
+        stages.append(part)
+        return E.read(part, axes)
+
+    return E.rewrite(body, rule)
+
+
+# ---------------------------------------------------------------- stages -> nests
+
+
+def _layout(layouts: Mapping[Tensor, Layout], t: Tensor) -> Layout:
+    return layouts.get(t) or Layout.identity(t.ndim)
+
+
+def _nests(t: Tensor, buffers: Mapping[Tensor, Buffer], layouts: Mapping[Tensor, Layout], names: _Names) -> list[Stmt]:
+    assert t.body is not None
+    layout, target = _layout(layouts, t), buffers[t]
+    is_reduce = t.body.op == "reduce"
+    update_loops, logical = _loops(t, layout, target, names, "")
+    mapping = dict(zip(t.axes, logical, strict=True))
+    valid = [as_expr(i < as_expr(n)) for i, n in zip(logical, t.shape, strict=True)] if layout.pads else []
+    inside = E.all_of([c for c in map(simplify, valid) if not prove(c)])
+    places = tuple(v for v, _ in update_loops)
+    if not is_reduce:
+        value = _physical(E.substitute(t.body, mapping), buffers, layouts)
+        return [_nest(update_loops, Store(target, places, E.select(inside, value, E.const(0, t.dtype))))]
+    reducer, axes = t.body.attr
+    folds = []
+    for axis in axes:
+        extent = axis.attr.extent if axis.attr.extent is not None else axis.attr.hi + 1
+        v = loop_var(names.fresh(f"{target.name}.{axis.attr.name}"), extent)
+        folds.append((v, E.as_dim(extent)))
+        mapping[axis] = v
+    value = _physical(E.substitute(t.body.args[0], mapping), buffers, layouts)
+    if inside.op != "const":
+        value = E.select(inside, value, reducer.identity)
+    init_loops, _ = _loops(t, layout, target, names, "init.")
+    init = _nest(init_loops, Store(target, tuple(v for v, _ in init_loops), reducer.identity))
+    return [init, _nest(update_loops + folds, Accumulate(target, places, value, reducer))]
+
+
+def _loops(
+    t: Tensor, layout: Layout, target: Buffer, names: _Names, prefix: str
+) -> tuple[list[tuple[Expr, E.Dim]], tuple[Expr, ...]]:
+    """(physical loop variables with extents, logical indices)."""
+    loops = []
+    for piece, extent in zip(layout.pieces, target.shape, strict=True):
+        axis = t.axes[piece.axis].attr.name + ("b" if piece.div != 1 else "")
+        loops.append((loop_var(names.fresh(f"{target.name}.{prefix}{axis}"), extent), extent))
+    return loops, layout.logical([v for v, _ in loops])
+
+
+def _nest(loops: Sequence[tuple[Expr, E.Dim]], leaf: Stmt) -> Stmt:
+    for v, extent in reversed(loops):
+        leaf = For(v, extent, leaf)
+    return leaf
+
+
+def _physical(e: Expr, buffers: Mapping[Tensor, Buffer], layouts: Mapping[Tensor, Layout]) -> Expr:
+    """Reads of tensors become reads of buffers; indices are simplified."""
+
+    def rule(node: Expr) -> Expr | None:
+        if node.op == "read" and isinstance(node.attr, Tensor):
+            return E.read(buffers[node.attr], _layout(layouts, node.attr).indices(node.args))
+        return None
+
+    return simplify(E.rewrite(e, rule))
+
+
+def _extern_nest(
+    program: te.Extern, stages: Sequence[Tensor], buffers: Mapping[Tensor, Buffer], layouts: Mapping[Tensor, Layout], names: _Names
+) -> Stmt:
+    """The body of an extern over the kernel's buffers, loops renamed apart."""
+    replacements: dict[Buffer, tuple[Buffer, Layout]] = {}
+    for t, parameter in zip(program.inputs, program.parameters, strict=True):
+        replacements[parameter] = (buffers[t], _layout(layouts, t))
+    for t in stages:
+        if t.extern is program:
+            replacements[program.results[t.index]] = (buffers[t], _layout(layouts, t))
+    body = program.body
+    for number, result in enumerate(program.results):
+        if result not in replacements:  # an output nobody uses still has to be written somewhere
+            unused = Buffer(names.fresh(f"unused{number}"), result.dtype, result.shape)
+            replacements[result] = (unused, Layout.identity(len(result.shape)))
+            body = Allocate(unused, body)
+    return rename_loops(replace_buffers(body, replacements), names.fresh)
+
+
+def replace_buffers(stmt: Stmt, replacements: Mapping[Buffer, tuple[Buffer, Layout]]) -> Stmt:
+    """Accesses of some buffers redirected to others, through a layout."""
+
+    def rule(e: Expr) -> Expr | None:
+        if e.op == "read" and e.attr in replacements:
+            target, layout = replacements[e.attr]
+            return E.read(target, layout.indices(e.args))
+        return None
+
+    stmt = map_expressions(stmt, lambda e: E.rewrite(e, rule))
+    return _redirect_stores(stmt, replacements)
+
+
+def _redirect_stores(stmt: Stmt, replacements: Mapping[Buffer, tuple[Buffer, Layout]]) -> Stmt:
+    stmt = with_children(stmt, [_redirect_stores(c, replacements) for c in children(stmt)])
+    if isinstance(stmt, Store | Accumulate) and stmt.buffer in replacements:
+        target, layout = replacements[stmt.buffer]
+        return replace(stmt, buffer=target, indices=layout.indices(stmt.indices))
+    return stmt
+
+
+def rename_loops(stmt: Stmt, fresh: Callable[[str], str]) -> Stmt:
+    """Every loop gets a fresh name; `fresh(name) -> str`."""
+    if isinstance(stmt, For):
+        info = stmt.var.attr
+        # The extent may mention outer loop variables, renamed by now: take it from the loop, not from the old variable.
+        renamed = E.var(fresh(info.name), info.lo, info.hi, extent=info.extent and as_expr(stmt.extent))
+        body = map_expressions(stmt.body, lambda e: E.substitute(e, {stmt.var: renamed}))
+        return For(renamed, stmt.extent, rename_loops(body, fresh), stmt.kind)
+    return with_children(stmt, [rename_loops(c, fresh) for c in children(stmt)])
