@@ -1,0 +1,1 @@
+"""Machine code: loop programs to LLVM IR, LLVM IR to objects, objects to one shared library."""

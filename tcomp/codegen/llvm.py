@@ -1,0 +1,1234 @@
+"""Loop programs to LLVM IR text: one `Kernel`, one function.
+
+    void @NAME(ptr pool, ptr buffer0, ..., i64 scalar0, ...)         kernel.buffers, then kernel.scalars
+
+The text follows the loop program statement by statement; nothing is left to LLVM's vectorizers or unroller:
+
+- An *unrolled* loop is emitted once per iteration with its variable a known constant (`constants`).
+- In a *vectorized* loop a value is either one scalar, the same for all lanes, or a vector of `lanes` elements (`Value.lanes`). An address is the
+  linear form of its index: the coefficient of the lane variable is the stride between lanes. A condition that differs between lanes becomes a mask.
+- A *parallel* loop becomes a function of its own, `body(closure, begin, end)`, called through the pool, whose first field is
+  `void parallel_for(ptr pool, ptr body, ptr closure, i64 extent)`. A null pool runs it in place. Parallel loops inside are serial.
+- A buffer of scope *register* is a stack slot in the entry block. Every access to a tile whose indices are known is at a constant offset with
+  one vector type, which lets LLVM promote it to SSA values, so that accumulators stay in registers over the whole reduction.
+
+Values are memoised (expressions are hash-consed), in scopes: what is computed inside a branch or loop is unknown outside of it, and what was read
+from a buffer is forgotten when the buffer is written. Objects import nothing: no call is emitted that would not become instructions.
+
+Parameters point to disjoint memory, aligned as their elements are. Undefined behaviour of machine instructions is kept out: a division by zero
+gives 0, shifts by more than the width give 0 (or the sign), float to integer saturates.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tcomp.codegen.math import ELEMENTARY, lower
+from tcomp.errors import CodegenError
+from tcomp.ir import expr as E
+from tcomp.ir import loops as L
+from tcomp.ir.dtypes import BITS, SIGNED, is_float, is_integer, itemsize, to_numpy
+from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, const, substitute
+from tcomp.ir.loops import Buffer, Kernel, Stmt
+from tcomp.ir.simplify import Linear, difference, from_linear, linear, prove, simplify
+from tcomp.target import Target
+
+MAX_LANES = 64
+STACK_LIMIT = 64 << 10  # bytes of one temporary that lives on the stack of a thread
+_ALIGN = 64  # of stack slots
+
+
+def emit_kernel(kernel: Kernel, target: Target) -> str:
+    """LLVM IR text of a kernel. Raises `CodegenError` naming the loop or buffer for what a CPU kernel cannot be."""
+    module = _Module(kernel, target)
+    function = _Function(module)
+    function.scopes.append({})
+    parameters = ["ptr %pool"]
+    for n, buffer in enumerate(kernel.buffers):
+        function.pointers[buffer] = f"%b{n}"
+        parameters.append(_parameter(f"%b{n}", buffer in kernel.outputs))
+    for n, scalar in enumerate(kernel.scalars):
+        function.bind(scalar, Value(f"%s{n}", INDEX))
+        parameters.append(f"i64 %s{n}")
+    function.statement(kernel.body)
+    function.line("ret void")
+    module.functions.append(function.text(f"define void {_symbol(kernel.name)}({', '.join(parameters)}) #0"))
+    return module.text()
+
+
+class Value(NamedTuple):
+    """An SSA value or literal: its LLVM spelling, element type, and number of lanes (1: a scalar)."""
+
+    ref: str
+    dtype: str
+    lanes: int = 1
+
+
+class Address(NamedTuple):
+    """Where the elements of one access lie: at `pointer`, `pointer + stride`, ... per lane, or at `pointer[index]` for a vector of indices."""
+
+    pointer: str
+    stride: int
+    index: str | None
+    align: int
+
+
+class Form(NamedTuple):
+    """The linear form of an index: outermost loops first. `inner` are the variables that occur in anything but `c * variable`."""
+
+    terms: tuple[tuple[tuple[Expr, ...], int], ...]
+    offset: int
+    inner: frozenset[Expr]
+
+
+# ---------------------------------------------------------------- spelling
+
+
+def _symbol(name: str) -> str:
+    if not re.fullmatch(r"[\w.$-]+", name):
+        raise CodegenError(f"`{name}` is no name for a kernel", hint="letters, digits, `_`, `.`, `-`")
+    return f'@"{name}"'
+
+
+def _parameter(ref: str, written: bool) -> str:
+    return f"ptr noalias nonnull {ref}" if written else f"ptr noalias nonnull readonly {ref}"
+
+
+@functools.cache
+def _literal(value: Any, dtype: str, native_half: bool) -> str:
+    if dtype == "bool":
+        return "true" if value else "false"
+    if not is_float(dtype):
+        return str(value)
+    with np.errstate(over="ignore"):
+        rounded = np.asarray(value, np.float64).astype(to_numpy(dtype))
+    if dtype == "float16" and native_half:
+        return f"0xH{int(rounded.view(np.uint16)):04X}"
+    if itemsize(dtype) == 2:
+        return str(int(rounded.view(np.uint16)))
+    return f"0x{int(rounded.astype(np.float64).view(np.uint64)):016X}"  # floats, too, are spelled by the bits of a double
+
+
+@functools.cache
+def _iota(lanes: int, type_: str, scale: int = 1) -> str:
+    return "<" + ", ".join(f"{type_} {n * scale}" for n in range(lanes)) + ">"
+
+
+@functools.cache
+def _mangled(type_: str) -> str:
+    """The suffix of an overloaded intrinsic: v16f32 for <16 x float>."""
+    vector = re.fullmatch(r"<(\d+) x (.+)>", type_)
+    if vector:
+        return f"v{vector[1]}{_mangled(vector[2])}"
+    return {"half": "f16", "float": "f32", "double": "f64", "ptr": "p0"}.get(type_, type_)
+
+
+_FLOAT_OPS = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
+_INT_OPS = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor"}
+_INTRINSICS = {"sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "roundeven"}
+_COMPARE = {"lt": ("olt", "lt"), "le": ("ole", "le"), "eq": ("oeq", "eq"), "ne": ("une", "ne")}
+
+
+class _Module:
+    """What all functions of one kernel share."""
+
+    def __init__(self, kernel: Kernel, target: Target) -> None:
+        self.kernel, self.target = kernel, target
+        self.functions: list[str] = []
+        self.declarations: dict[str, str] = {}
+        self.regions = 0
+        self.native_half = target.half_arithmetic
+        self._types: dict[tuple[str, int], str] = {}
+        self._variables: dict[Expr, tuple[Expr, ...]] = {}
+        self._buffers: dict[Expr, frozenset[Buffer]] = {}
+        self._written: dict[Stmt, frozenset[Buffer]] = {}
+        self._lowered: dict[Expr, Expr | None] = {}
+        self._in_bounds: dict[Expr, bool] = {}
+        self._forms: dict[Any, Form] = {}
+        self.per_lane: dict[Buffer, tuple[Expr, int]] = {}  # buffers allocated inside a vectorized loop: lane variable, lanes
+
+    def text(self) -> str:
+        target = self.target
+        attributes = [
+            "nounwind",
+            '"no-builtins"',  # no loop may be turned into a call of memcpy
+            f'"target-cpu"="{target.cpu}"',
+            f'"target-features"="{target.llvm_features}"',
+        ]
+        if target.arch == "x86_64":
+            attributes.append(f'"prefer-vector-width"="{target.vector_bits}" "min-legal-vector-width"="{target.vector_bits}"')
+        notes = "".join(f"; {line}\n" for note in self.kernel.notes for line in note.splitlines())
+        parts = [f'{notes}target triple = "{target.triple}"', *self.declarations.values(), *reversed(self.functions)]
+        return "\n".join(parts) + f"\nattributes #0 = {{ {' '.join(attributes)} }}\n"
+
+    def type(self, dtype: str, lanes: int = 1) -> str:
+        """The LLVM type of a value in registers. 16-bit floats without arithmetic of their own are handled as bits."""
+        found = self._types.get((dtype, lanes))
+        if found is None:
+            scalar = {"float32": "float", "float64": "double", "bool": "i1"}.get(dtype)
+            if dtype == "float16" and self.native_half:
+                scalar = "half"
+            scalar = scalar or f"i{BITS[dtype]}"
+            found = self._types[dtype, lanes] = scalar if lanes == 1 else f"<{lanes} x {scalar}>"
+        return found
+
+    def memory_type(self, dtype: str, lanes: int = 1) -> str:
+        return self.type("uint8" if dtype == "bool" else dtype, lanes)
+
+    def lowered(self, e: Expr) -> Expr | None:
+        """`e` in terms of operations that the target has; None where it has `e` itself."""
+        if e not in self._lowered:
+            self._lowered[e] = lower(e, self.target)
+        return self._lowered[e]
+
+    def variables(self, e: Expr) -> tuple[Expr, ...]:
+        """The variables that a value depends on."""
+        found = self._variables.get(e)
+        if found is None:
+            for node in E.walk(e):
+                if node in self._variables:
+                    continue
+                own = [node] if node.op == "var" else []
+                if node.op == "read" and node.attr in self.per_lane:
+                    own = [self.per_lane[node.attr][0]]
+                if len(node.args) == 1 and not own:
+                    self._variables[node] = self._variables[node.args[0]]
+                else:
+                    self._variables[node] = tuple(dict.fromkeys([v for a in node.args for v in self._variables[a]] + own))
+            found = self._variables[e]
+        return found
+
+    def buffers(self, e: Expr) -> frozenset[Buffer]:
+        """The buffers that a value is read from."""
+        found = self._buffers.get(e)
+        if found is None:
+            for node in E.walk(e):
+                if node not in self._buffers:
+                    inner = [self._buffers[a] for a in node.args]
+                    own = frozenset((node.attr,)) if node.op == "read" else frozenset()
+                    self._buffers[node] = own.union(*inner)
+            found = self._buffers[e]
+        return found
+
+    def written(self, stmt: Stmt) -> frozenset[Buffer]:
+        """The buffers that a statement may write."""
+        if stmt not in self._written:
+            own = [stmt.buffer] if isinstance(stmt, L.Store | L.Accumulate) else []
+            self._written[stmt] = frozenset(own).union(*(self.written(child) for child in L.children(stmt)))
+        return self._written[stmt]
+
+    def in_bounds(self, read: Expr) -> bool:
+        """Whether a read lies inside its buffer for all values of its variables."""
+        if read not in self._in_bounds:
+            self._in_bounds[read] = all(
+                prove(E.binary("le", 0, i)) and prove(E.binary("lt", i, as_expr(n)))
+                for i, n in zip(read.args, read.attr.shape, strict=True)
+            )
+        return self._in_bounds[read]
+
+    def unsafe(self, e: Expr) -> bool:
+        """Whether evaluating `e` where it is not wanted might fault."""
+        return bool(self.buffers(e)) and any(n.op == "read" and not self.in_bounds(n) for n in E.walk(e))
+
+
+class _Function:
+    """One LLVM function in the making."""
+
+    def __init__(self, module: _Module) -> None:
+        self.module = module
+        self.target = module.target
+        self.lines: list[str] = []
+        self.slots: list[str] = []  # allocas, which belong into the entry block
+        self.block = "entry"
+        self.count = 0
+        self.scopes: list[dict[Any, Value]] = []
+        self.readers: dict[Buffer, list[Any]] = {}  # keys of memoised values that depend on the content of a buffer
+        self.constants: dict[Expr, int] = {}
+        self.bound: dict[Expr, Value] = {}
+        self.depth: dict[Expr, int] = {}
+        self.pointers: dict[Buffer, str] = {}
+        self.private: set[Buffer] = set()  # stack slots, padded by a whole vector
+        self.lane: Expr | None = None
+        self.lanes = 1
+        self.mask: Value | None = None  # active lanes; None: all
+        self.inside_parallel = False
+        self.nesting = 0
+
+    # ------------------------------------------------------------ text
+
+    def text(self, header: str) -> str:
+        return "\n".join([header + " {", "entry:", *self.slots, *self.lines, "}"])
+
+    def line(self, text: str) -> None:
+        self.lines.append("  " + text)
+
+    def op(self, text: str) -> str:
+        self.count += 1
+        ref = f"%v{self.count}"
+        self.lines.append(f"  {ref} = {text}")
+        return ref
+
+    def label(self, hint: str) -> str:
+        self.count += 1
+        return f"{hint}{self.count}"
+
+    def start(self, label: str) -> None:
+        self.lines.append(f"{label}:")
+        self.block = label
+
+    def call(self, intrinsic: str, result: str, *args: tuple[str, str], suffix: Sequence[str] | None = None) -> str:
+        """Call of an intrinsic overloaded on the types `suffix` (its result where not given)."""
+        name = f"@llvm.{intrinsic}.{'.'.join(map(_mangled, suffix or (result,)))}"
+        self.module.declarations.setdefault(name, f"declare {result} {name}({', '.join(t for t, _ in args)})")
+        text = f"call {result} {name}({', '.join(f'{t} {ref}' for t, ref in args)})"
+        if result == "void":
+            self.line(text)
+            return ""
+        return self.op(text)
+
+    # ------------------------------------------------------------ scopes
+
+    def bind(self, v: Expr, value: Value) -> None:
+        self.bound[v] = value
+        self.depth[v] = len(self.depth)
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """What is computed within is forgotten at the end."""
+        self.scopes.append({})
+        yield
+        self.scopes.pop()
+
+    @contextmanager
+    def masked(self, mask: Value | None) -> Iterator[None]:
+        before, self.mask = self.mask, mask
+        with self.scope():
+            yield
+        self.mask = before
+
+    def find(self, key: Any) -> Value | None:
+        for scope in reversed(self.scopes):
+            found = scope.get(key)
+            if found is not None:
+                return found
+        return None
+
+    def key(self, e: Expr) -> Any:
+        """What identifies the value of `e` here: the expression, and the constants that unrolled variables stand for."""
+        if not self.constants:
+            return e
+        known = tuple([self.constants[v] for v in self.module.variables(e) if v in self.constants])
+        return (e, known) if known else e
+
+    def forget(self, buffers: Iterable[Buffer]) -> None:
+        """Values read from these buffers are out of date."""
+        for buffer in buffers:
+            for key in self.readers.pop(buffer, ()):
+                for scope in self.scopes:
+                    scope.pop(key, None)
+
+    # ------------------------------------------------------------ statements
+
+    def statement(self, s: Stmt) -> None:
+        match s:
+            case L.Block(stmts):
+                for inner in stmts:
+                    self.statement(inner)
+            case L.For():
+                self.loop(s)
+            case L.If(cond, then, otherwise):
+                self.branch(cond, then, otherwise)
+            case L.While(cond, body):
+                self.repeat(cond, body)
+            case L.Store(buffer, indices, value):
+                self.store(s, buffer, indices, value)
+            case L.Accumulate(buffer, indices, value, reducer):
+                self.accumulate(s, buffer, indices, value, reducer)
+            case L.Allocate(buffer, body):
+                self.allocate(buffer)
+                self.statement(body)
+            case _:
+                raise CodegenError(f"a {type(s).__name__} cannot be compiled for a CPU", where=self.module.kernel.name)
+
+    def loop(self, s: L.For) -> None:
+        extent = self.extent(s.extent)
+        known = int(extent.attr) if extent.op == "const" else None
+        if known is not None and known <= 0:
+            return
+        if known == 1 and s.kind in L.KINDS[:4]:
+            self.constants[s.var] = 0
+            self.statement(s.body)
+            del self.constants[s.var]
+        elif s.kind == L.PARALLEL and not self.inside_parallel and self.lane is None:
+            self.parallel(s, extent)
+        elif s.kind in (L.SERIAL, L.PARALLEL):
+            self.serial(s, extent, known)
+        elif s.kind not in (L.UNROLLED, L.VECTORIZED):
+            raise CodegenError(f"loop `{s.var.name}` is bound to `{s.kind}`", where=self.module.kernel.name, why="a CPU has no such axis")
+        elif known is None:
+            raise CodegenError(
+                f"{s.kind} loop `{s.var.name}` has the extent {extent}, which is not constant",
+                where=self.module.kernel.name,
+                hint="split it by a constant first",
+            )
+        elif s.kind == L.UNROLLED:
+            for n in range(known):
+                self.constants[s.var] = n
+                self.statement(s.body)
+            del self.constants[s.var]
+        else:
+            self.vectorized(s, known)
+
+    def extent(self, extent: Dim) -> Expr:
+        return self.fold(as_expr(extent))
+
+    def serial(self, s: L.For, extent: Expr, known: int | None) -> None:
+        self.forget(self.module.written(s.body))
+        count = self.scalar(extent, f"the extent of loop `{s.var.name}`")
+        head, end = self.label("loop"), self.label("end")
+        if known is None and (E.bounds(extent)[0] or 0) < 1:
+            some = self.op(f"icmp sgt i64 {count}, 0")
+            self.line(f"br i1 {some}, label %{head}, label %{end}")
+        else:
+            self.line(f"br label %{head}")
+        self.counted(s.var, "0", count, head, end, s.body)
+
+    def counted(self, v: Expr, begin: str, count: str, head: str, end: str, body: Stmt) -> None:
+        """`do { body } while (++v < count)`, entered by a jump to `head` from the current block."""
+        before = self.block
+        self.start(head)
+        self.count += 1
+        i, after = f"%i{self.count}", f"%n{self.count}"
+        place = len(self.lines)
+        self.lines.append("")  # the phi, when the last block of the body is known
+        with self.scope():
+            self.bind(v, Value(i, INDEX))
+            self.statement(body)
+            del self.bound[v], self.depth[v]
+        self.line(f"{after} = add nuw nsw i64 {i}, 1")
+        self.lines[place] = f"  {i} = phi i64 [ {begin}, %{before} ], [ {after}, %{self.block} ]"
+        more = self.op(f"icmp slt i64 {after}, {count}")
+        self.line(f"br i1 {more}, label %{head}, label %{end}")
+        self.start(end)
+
+    def vectorized(self, s: L.For, lanes: int) -> None:
+        if self.lane is not None:
+            raise CodegenError(f"vectorized loop `{s.var.name}` inside vectorized loop `{self.lane.name}`", where=self.module.kernel.name)
+        if lanes > MAX_LANES or lanes & (lanes - 1):
+            raise CodegenError(
+                f"vectorized loop `{s.var.name}` has {lanes} iterations",
+                where=self.module.kernel.name,
+                hint=f"a power of two up to {MAX_LANES}; split it, and mask the rest with an `If`",
+            )
+        self.lane, self.lanes = s.var, lanes
+        self.bind(s.var, Value(_iota(lanes, "i64"), INDEX, lanes))
+        self.statement(s.body)
+        del self.bound[s.var], self.depth[s.var]
+        self.lane, self.lanes = None, 1
+
+    def branch(self, cond: Expr, then: Stmt, otherwise: Stmt | None) -> None:
+        cond = self.fold(cond)
+        if cond.op == "const":
+            chosen = then if cond.attr else otherwise
+            if chosen is not None:
+                self.statement(chosen)
+            return
+        test = self.value(cond)
+        if test.lanes > 1:
+            outer = self.mask
+            with self.masked(self.both(outer, test)):
+                self.statement(then)
+            if otherwise is not None:
+                with self.masked(self.both(outer, self.negated(test))):
+                    self.statement(otherwise)
+            return
+        yes, end = self.label("then"), self.label("end")
+        no = end if otherwise is None else self.label("else")
+        self.line(f"br i1 {test.ref}, label %{yes}, label %{no}")
+        for label, body in ((yes, then), (no, otherwise)):
+            if body is not None:
+                self.start(label)
+                with self.scope():
+                    self.statement(body)
+                self.line(f"br label %{end}")
+        self.start(end)
+
+    def repeat(self, cond: Expr, body: Stmt) -> None:
+        self.forget(self.module.written(body))
+        head, inside, end = self.label("while"), self.label("do"), self.label("end")
+        self.line(f"br label %{head}")
+        self.start(head)
+        with self.scope():
+            test = self.scalar(self.fold(cond), "the condition of a while loop")
+            self.line(f"br i1 {test}, label %{inside}, label %{end}")
+            self.start(inside)
+            self.statement(body)
+            self.line(f"br label %{head}")
+        self.start(end)
+
+    def allocate(self, buffer: Buffer) -> None:
+        where = f"{self.module.kernel.name}: {buffer!r}"
+        size = 1
+        for d in buffer.shape:
+            extent = self.extent(d)
+            if extent.op != "const":
+                raise CodegenError(f"temporary `{buffer.name}` has no constant shape", where=where, hint="pass it as a workspace buffer")
+            size *= int(extent.attr)
+        if buffer.scope == "shared":
+            raise CodegenError(f"temporary `{buffer.name}` is in shared memory", where=where, why="a CPU has none")
+        if self.lane is not None:  # every lane has its own
+            self.module.per_lane[buffer] = self.lane, self.lanes
+            size *= self.lanes
+        if size * itemsize(buffer.dtype) > STACK_LIMIT:
+            raise CodegenError(
+                f"temporary `{buffer.name}` takes {size * itemsize(buffer.dtype)} bytes of the stack",
+                where=where,
+                hint=f"at most {STACK_LIMIT}; pass larger ones as workspace buffers",
+            )
+        if buffer not in self.pointers:  # a second copy of an unrolled body shares the slot
+            self.count += 1
+            self.pointers[buffer] = f"%a{self.count}"
+            # Padding: a masked access may read, and write back, what lies beyond the last element.
+            self.slots.append(
+                f"  %a{self.count} = alloca [{size + MAX_LANES} x {self.module.memory_type(buffer.dtype)}], align {_ALIGN}"
+            )
+            self.private.add(buffer)
+
+    # ------------------------------------------------------------ parallel loops
+
+    def parallel(self, s: L.For, extent: Expr) -> None:
+        module = self.module
+        name = f"{module.kernel.name}.{module.regions}"
+        module.regions += 1
+        buffers, variables = _free(s)
+        unknown = [b.name for b in buffers if b not in self.pointers]
+        unknown += [v.name for v in variables if v not in self.bound and v not in self.constants]
+        if unknown:
+            raise CodegenError(f"`{unknown[0]}` is used but is no parameter", where=module.kernel.name)
+        values = [v for v in variables if v not in self.constants]
+
+        inner = _Function(module)
+        inner.inside_parallel = True
+        inner.constants = dict(self.constants)
+        inner.private = self.private & set(buffers)
+        captured: list[tuple[str, str, str]] = []  # type, outer reference, parameter
+        written = module.written(s.body)
+        for n, buffer in enumerate(buffers):
+            captured.append(("ptr", self.pointers[buffer], _parameter(f"%b{n}", buffer in written)))
+            inner.pointers[buffer] = f"%b{n}"
+        for n, v in enumerate(values):
+            captured.append(("i64", self.bound[v].ref, f"i64 %s{n}"))
+            inner.bind(v, Value(f"%s{n}", INDEX))
+        inner.scopes.append({})
+        some = inner.op("icmp slt i64 %begin, %end")
+        inner.line(f"br i1 {some}, label %chunk, label %done")
+        inner.counted(s.var, "%begin", "%end", "chunk", "done", s.body)
+        inner.line("ret void")
+        # A function with parameters of its own: `noalias` would be lost if the body read its pointers from the closure.
+        parameters = ", ".join([p for _, _, p in captured] + ["i64 %begin", "i64 %end"])
+        module.functions.append(inner.text(f"define internal void {_symbol(name)}({parameters}) noinline #0"))
+        loads, arguments = [], []
+        for n, (type_, _, _) in enumerate(captured):
+            loads.append(f"  %p{n} = getelementptr i64, ptr %closure, i64 {n}\n  %c{n} = load {type_}, ptr %p{n}")
+            arguments.append(f"{type_} %c{n}")
+        arguments += ["i64 %begin", "i64 %end"]
+        module.functions.append(
+            f"define internal void {_symbol(name + '.body')}(ptr %closure, i64 %begin, i64 %end) #0 {{\n"
+            + "\n".join([*loads, f"  call void {_symbol(name)}({', '.join(arguments)})", "  ret void", "}"])
+        )
+
+        self.count += 1
+        closure = f"%c{self.count}"
+        self.slots.append(f"  {closure} = alloca [{max(1, len(captured))} x i64], align 16")
+        for n, (type_, ref, _) in enumerate(captured):
+            place = self.op(f"getelementptr i64, ptr {closure}, i64 {n}")
+            self.line(f"store {type_} {ref}, ptr {place}")
+        count = self.scalar(extent, f"the extent of loop `{s.var.name}`")
+        direct, pooled, end = self.label("direct"), self.label("pooled"), self.label("end")
+        alone = self.op("icmp eq ptr %pool, null")
+        short = self.op(f"icmp sle i64 {count}, 1")
+        self.line(f"br i1 {self.op(f'or i1 {alone}, {short}')}, label %{direct}, label %{pooled}")
+        self.start(direct)
+        self.line(f"call void {_symbol(name + '.body')}(ptr {closure}, i64 0, i64 {count})")
+        self.line(f"br label %{end}")
+        self.start(pooled)
+        entry = self.op("load ptr, ptr %pool")
+        self.line(f"call void {entry}(ptr %pool, ptr {_symbol(name + '.body')}, ptr {closure}, i64 {count})")
+        self.line(f"br label %{end}")
+        self.start(end)
+        self.forget(written)
+
+    # ------------------------------------------------------------ stores
+
+    def store(self, s: Stmt, buffer: Buffer, indices: tuple[Expr, ...], value: Expr) -> None:
+        address = self.address(buffer, indices)
+        if self.lane is not None and address.stride == 0 and address.index is None:
+            stored = self.value(value)
+            if stored.lanes > 1 or self.mask is not None:
+                return self.lane_by_lane(s)
+            self.write(buffer, address, stored)
+        else:
+            self.write(buffer, address, self.value(value))
+        self.forget((buffer,))
+
+    def accumulate(self, s: Stmt, buffer: Buffer, indices: tuple[Expr, ...], value: Expr, reducer: E.Reducer) -> None:
+        address = self.address(buffer, indices)
+        if self.lane is not None and not self.distinct(buffer, indices, address):
+            return self.lane_by_lane(s)  # lanes meet in one element: in order
+        operands = None
+        sums = reducer.combine.op == "add" and set(reducer.combine.args) == {reducer.lhs, reducer.rhs}
+        native = value.dtype in ("float32", "float64") or (value.dtype == "float16" and self.module.native_half)
+        if sums and native and self.target.fma and value.op == "mul":
+            operands = [self.value(a) for a in value.args]
+        term = self.value(value) if operands is None else None
+        old = self.load(buffer, address)
+        if operands is not None:
+            new = self.fma(*operands, old)
+        elif sums and native and term is not None:
+            new = self.arithmetic("add", [old, term], value.dtype)
+        else:
+            with self.scope():
+                assert term is not None
+                self.bound[reducer.lhs], self.bound[reducer.rhs] = old, term
+                new = self.value(reducer.combine)
+                del self.bound[reducer.lhs], self.bound[reducer.rhs]
+        self.write(buffer, address, new)
+        self.forget((buffer,))
+
+    def distinct(self, buffer: Buffer, indices: tuple[Expr, ...], address: Address) -> bool:
+        """Whether the lanes certainly access different elements."""
+        if address.index is None:
+            return address.stride != 0
+        varying = [t for t, _ in self.form(buffer, indices).terms if self.varies(t)]
+        factors = [a for a in varying[0] if a is not self.lane] if len(varying) == 1 and self.lane in varying[0] else None
+        return factors is not None and all((E.bounds(a)[0] or 0) > 0 and not self.varies((a,)) for a in factors)
+
+    def lane_by_lane(self, s: Stmt) -> None:
+        """A statement of a vectorized loop for one lane after the other."""
+        lane, lanes, mask = self.lane, self.lanes, self.mask
+        assert lane is not None
+        vector = self.bound.pop(lane)
+        self.lane, self.lanes, self.mask = None, 1, None
+        for n in range(lanes):
+            self.constants[lane] = n
+            end = None
+            if mask is not None:
+                active = mask.ref if mask.lanes == 1 else self.op(f"extractelement {self.module.type('bool', lanes)} {mask.ref}, i64 {n}")
+                yes, end = self.label("lane"), self.label("end")
+                self.line(f"br i1 {active}, label %{yes}, label %{end}")
+                self.start(yes)
+            with self.scope():
+                self.statement(s)
+            if end is not None:
+                self.line(f"br label %{end}")
+                self.start(end)
+        del self.constants[lane]
+        self.bound[lane] = vector
+        self.lane, self.lanes, self.mask = lane, lanes, mask
+
+    def write(self, buffer: Buffer, address: Address, value: Value) -> None:
+        scalar = self.lane is None or (address.stride == 0 and address.index is None)
+        lanes = 1 if scalar else self.lanes
+        type_ = self.module.memory_type(buffer.dtype, lanes)
+        ref = self.spread(value, lanes)
+        if buffer.dtype == "bool":
+            ref = self.op(f"zext {self.module.type('bool', lanes)} {ref} to {type_}")
+        bits = self.module.type("bool", lanes)
+        mask = "splat (i1 true)" if self.mask is None else self.mask.ref
+        if scalar or (address.stride == 1 and address.index is None and self.mask is None):
+            self.line(f"store {type_} {ref}, ptr {address.pointer}, align {address.align}")
+        elif address.stride == 1 and address.index is None and buffer in self.private:
+            old = self.op(f"load {type_}, ptr {address.pointer}, align {address.align}")
+            new = self.op(f"select {bits} {mask}, {type_} {ref}, {type_} {old}")
+            self.line(f"store {type_} {new}, ptr {address.pointer}, align {address.align}")
+        elif address.stride == 1 and address.index is None:
+            args = ((type_, ref), ("ptr", address.pointer), ("i32", str(address.align)), (bits, mask))
+            self.call("masked.store", "void", *args, suffix=(type_, "ptr"))
+        else:
+            pointers, vector = f"<{lanes} x ptr>", self.pointer_vector(buffer, address)
+            args = ((type_, ref), (pointers, vector), ("i32", str(itemsize(buffer.dtype))), (bits, mask))
+            self.call("masked.scatter", "void", *args, suffix=(type_, pointers))
+
+    # ------------------------------------------------------------ loads
+
+    def read(self, e: Expr) -> Value:
+        buffer = e.attr
+        address = self.address(buffer, e.args)
+        together = self.lane is None or (address.stride == 0 and address.index is None)
+        if self.mask is not None and (buffer in self.private or self.module.in_bounds(e)):
+            mask, self.mask = self.mask, None
+            value = self.load(buffer, address)
+            self.mask = mask
+            return value
+        if together and self.mask is not None:  # one element for all lanes, wanted only if any lane is active
+            test = self.mask.ref
+            if self.mask.lanes > 1:
+                test = self.call("vector.reduce.or", "i1", (self.module.type("bool", self.mask.lanes), test), suffix=(f"<{self.mask.lanes} x i1>",))
+            yes, end, before = self.label("any"), self.label("end"), self.block
+            self.line(f"br i1 {test}, label %{yes}, label %{end}")
+            self.start(yes)
+            value = self.load(buffer, address)
+            self.line(f"br label %{end}")
+            self.start(end)
+            type_ = self.module.type(buffer.dtype)
+            ref = self.op(f"phi {type_} [ zeroinitializer, %{before} ], [ {value.ref}, %{yes} ]")
+            return Value(ref, buffer.dtype)
+        return self.load(buffer, address)
+
+    def load(self, buffer: Buffer, address: Address) -> Value:
+        scalar = self.lane is None or (address.stride == 0 and address.index is None)
+        lanes = 1 if scalar else self.lanes
+        type_ = self.module.memory_type(buffer.dtype, lanes)
+        if scalar or (address.stride == 1 and address.index is None and (self.mask is None or buffer in self.private)):
+            ref = self.op(f"load {type_}, ptr {address.pointer}, align {address.align}")
+        elif address.stride == 1 and address.index is None:
+            assert self.mask is not None
+            args = (("ptr", address.pointer), ("i32", str(address.align)), (f"<{lanes} x i1>", self.mask.ref), (type_, "zeroinitializer"))
+            ref = self.call("masked.load", type_, *args, suffix=(type_, "ptr"))
+        elif address.index is None and self.mask is None and address.stride in (-1, 2, 3, 4):
+            ref = self.strided(buffer, address, lanes)
+        else:
+            pointers, vector = f"<{lanes} x ptr>", self.pointer_vector(buffer, address)
+            mask = "splat (i1 true)" if self.mask is None else self.mask.ref
+            args = ((pointers, vector), ("i32", str(itemsize(buffer.dtype))), (f"<{lanes} x i1>", mask), (type_, "zeroinitializer"))
+            ref = self.call("masked.gather", type_, *args, suffix=(type_, pointers))
+        if buffer.dtype == "bool":
+            ref = self.op(f"icmp ne {type_} {ref}, zeroinitializer")
+        return Value(ref, buffer.dtype, lanes)
+
+    def strided(self, buffer: Buffer, address: Address, lanes: int) -> str:
+        """Every `stride`-th element, by contiguous loads that stay within the first and last element, and shuffles."""
+        scalar, type_ = self.module.memory_type(buffer.dtype), self.module.memory_type(buffer.dtype, lanes)
+        stride = address.stride
+        starts = [n * lanes for n in range(stride - 1)] + [(lanes - 1) * (stride - 1)] if stride > 0 else [1 - lanes]
+        parts = []
+        for start in starts:
+            place = self.op(f"getelementptr {scalar}, ptr {address.pointer}, i64 {start}")
+            parts.append(self.op(f"load {type_}, ptr {place}, align {itemsize(buffer.dtype)}"))
+        if stride < 0:
+            return self.shuffle(type_, parts[0], parts[0], range(lanes - 1, -1, -1))
+        result, owner = parts[0], [lane * stride // lanes for lane in range(lanes)]  # the part with the element of each lane
+        for n in range(1, stride):
+            picks = [
+                lanes + lane * stride - starts[n] if owner[lane] == n else lane * stride if n == 1 and owner[lane] == 0 else lane
+                for lane in range(lanes)
+            ]
+            result = self.shuffle(type_, result, parts[n], picks)
+        return result
+
+    def shuffle(self, type_: str, a: str, b: str, picks: Sequence[int]) -> str:
+        return self.op(f"shufflevector {type_} {a}, {type_} {b}, <{len(picks)} x i32> <{', '.join(f'i32 {p}' for p in picks)}>")
+
+    def pointer_vector(self, buffer: Buffer, address: Address) -> str:
+        index = address.index or _iota(self.lanes, "i64", address.stride)
+        return self.op(f"getelementptr {self.module.memory_type(buffer.dtype)}, ptr {address.pointer}, <{self.lanes} x i64> {index}")
+
+    # ------------------------------------------------------------ addresses
+
+    def address(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Address:
+        form = self.form(buffer, indices)
+        offset, stride = form.offset, 0
+        shared: list[tuple[tuple[Expr, ...], int]] = []
+        varying: list[tuple[tuple[Expr, ...], int]] = []
+        for term in form.terms:
+            monomial, c = term
+            first = monomial[0]
+            if len(monomial) == 1 and first.op == "var":
+                known = self.constants.get(first)
+                if known is not None:
+                    offset += c * known
+                elif first is self.lane:
+                    stride += c
+                else:
+                    shared.append(term)
+            else:
+                (varying if self.varies(monomial) else shared).append(term)
+        index = None
+        if varying:
+            index = self.index_vector(varying, stride)
+            stride = 0
+        align = itemsize(buffer.dtype)
+        if buffer in self.private:
+            align = math.gcd(align * math.gcd(offset, *(c for _, c in shared)), _ALIGN) or _ALIGN
+        return Address(self.pointer(buffer, tuple(shared), offset), stride, index, align)
+
+    def varies(self, monomial: tuple[Expr, ...]) -> bool:
+        return self.lane is not None and any(self.lane in self.module.variables(a) for a in monomial)
+
+    def form(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Form:
+        """The linear form of the row-major index, in which only plain variables are known constants."""
+        form = self.module._forms.get((buffer, indices))
+        if form is None:
+            index: Expr = const(0)
+            for i, d in zip(indices, buffer.shape, strict=True):
+                index = index * d + i
+            form = self.module._forms[buffer, indices] = self.sorted_form(linear(simplify(index)), buffer)
+        if form.inner and any(v in form.inner for v in self.constants):
+            known = {v: n for v, n in self.constants.items() if v in form.inner}
+            key = (buffer, indices, tuple(known.items()))
+            refined = self.module._forms.get(key)
+            if refined is None:
+                index = const(form.offset)
+                for monomial, c in form.terms:
+                    index = index + math.prod(monomial[1:], start=monomial[0]) * c
+                index = substitute(index, {v: const(n) for v, n in known.items()})
+                refined = self.module._forms[key] = self.sorted_form(linear(simplify(index)), None)
+            return refined
+        return form
+
+    def sorted_form(self, terms: Linear, buffer: Buffer | None) -> Form:
+        if buffer is not None and buffer in self.module.per_lane:
+            lane, lanes = self.module.per_lane[buffer]
+            terms = {m: c * lanes for m, c in terms.items()}
+            terms[(lane,)] = terms.get((lane,), 0) + 1
+        depth = {m: max((self.depth.get(v, 0) for a in m for v in self.module.variables(a)), default=0) for m in terms}
+        ordered = tuple(sorted(((m, c) for m, c in terms.items() if m), key=lambda item: depth[item[0]]))
+        inner = [v for m, _ in ordered if len(m) > 1 or m[0].op != "var" for a in m for v in self.module.variables(a)]
+        return Form(ordered, terms.get((), 0), frozenset(inner))
+
+    def pointer(self, buffer: Buffer, terms: tuple[tuple[tuple[Expr, ...], int], ...], offset: int) -> str:
+        """`buffer + terms + offset`, added up from the outermost loop inwards so that LLVM can hoist each part."""
+        whole = (buffer, terms, offset)
+        found = self.find(whole)
+        if found is not None:
+            return found.ref
+        if buffer not in self.pointers:
+            raise CodegenError(f"buffer `{buffer.name}` is used but is neither parameter nor allocated", where=self.module.kernel.name)
+        ref, scalar = self.pointers[buffer], self.module.memory_type(buffer.dtype)
+        for n, (monomial, c) in enumerate(terms, start=1):
+            key = (buffer, terms[:n])
+            found = self.find(key)
+            if found is None:
+                ref = self.op(f"getelementptr {scalar}, ptr {ref}, i64 {self.scaled(monomial, c).ref}")
+                self.keep(key, Value(ref, "ptr"), monomial)
+            else:
+                ref = found.ref
+        if offset:
+            ref = self.op(f"getelementptr {scalar}, ptr {ref}, i64 {offset}")
+        self.keep(whole, Value(ref, "ptr"), [a for monomial, _ in terms for a in monomial])
+        return ref
+
+    def keep(self, key: Any, value: Value, sources: Iterable[Expr]) -> None:
+        self.scopes[-1][key] = value
+        for source in sources:
+            for buffer in self.module.buffers(source):
+                self.readers.setdefault(buffer, []).append(key)
+
+    def scaled(self, monomial: tuple[Expr, ...], c: int) -> Value:
+        """c times the product of the atoms."""
+        values = [self.value(atom) for atom in monomial]
+        result = values[0]
+        for factor in values[1:]:
+            result = self.arithmetic("mul", [result, factor], INDEX)
+        return result if c == 1 else self.arithmetic("mul", [result, Value(str(c), INDEX)], INDEX)
+
+    def index_vector(self, terms: Sequence[tuple[tuple[Expr, ...], int]], stride: int) -> str:
+        result = Value(_iota(self.lanes, "i64", stride), INDEX, self.lanes) if stride else None
+        for monomial, c in terms:
+            part = self.scaled(monomial, c)
+            result = part if result is None else self.arithmetic("add", [result, part], INDEX)
+        assert result is not None
+        return self.spread(result, self.lanes)
+
+    # ------------------------------------------------------------ expressions
+
+    def fold(self, e: Expr) -> Expr:
+        """`e` with the known constants put in, simplified where there are any."""
+        if e.op == "const" or not self.constants:
+            return e
+        known = {v: const(self.constants[v]) for v in self.module.variables(e) if v in self.constants}
+        return simplify(substitute(e, known)) if known else e
+
+    def scalar(self, e: Expr, what: str) -> str:
+        value = self.value(e)
+        if value.lanes != 1:
+            assert self.lane is not None
+            raise CodegenError(f"{what} differs between the lanes of `{self.lane.name}`", where=f"{self.module.kernel.name}: {e}")
+        return value.ref
+
+    def value(self, e: Expr) -> Value:
+        key = self.key(e)
+        found = self.find(key)
+        if found is not None:
+            return found
+        depth, self.nesting = self.nesting, self.nesting + 1
+        if depth > 60:  # a long chain: operands first, or it would exhaust Python's stack
+            self.nesting = 0
+            for node in self.operands_first(e):
+                self.value(node)
+        result = self.compute(e)
+        self.nesting = depth
+        self.scopes[-1][key] = result
+        for buffer in self.module.buffers(e):
+            self.readers.setdefault(buffer, []).append(key)
+        return result
+
+    def operands_first(self, e: Expr) -> list[Expr]:
+        """The operands of `e`, directly and indirectly, that are needed whenever it is; without itself."""
+        order: list[Expr] = []
+        stack, seen = [(e, False)], set()
+        while stack:
+            node, ready = stack.pop()
+            if ready:
+                order.append(node)
+            elif node not in seen:
+                seen.add(node)
+                stack.append((node, True))
+                args = node.args[:1] if node.op == "select" else () if node.op == "read" else node.args
+                stack.extend((a, False) for a in args)
+        return order[:-1]
+
+    def compute(self, e: Expr) -> Value:
+        match e.op:
+            case "const":
+                return Value(_literal(e.attr, e.dtype, self.module.native_half), e.dtype)
+            case "var":
+                return self.variable(e)
+            case "read":
+                return self.read(e)
+            case "select":
+                return self.select(e)
+            case "lt" | "le" if e.args[0].dtype == INDEX and self.varies((e,)):
+                return self.compare_lanes(e)
+        other = self.module.lowered(e)
+        if other is not None:
+            return self.value(other)
+        if e.op in ELEMENTARY or e.op == "reduce":
+            raise CodegenError(f"`{e.op}` of {e.dtype} cannot be compiled", where=f"{self.module.kernel.name}: {e}")
+        args = [self.value(a) for a in e.args]
+        match e.op:
+            case "cast":
+                return self.cast(args[0], e.dtype)
+            case "bitcast":
+                return self.bitcast(args[0], e.dtype)
+            case "fma":
+                return self.fma(*args)
+            case "lt" | "le" | "eq" | "ne":
+                return self.compare(e.op, *args)
+            case "floordiv" | "mod" | "truncdiv" | "truncmod" | "div" if is_integer(e.dtype):
+                return self.divide(e, *args)
+            case "shl" | "shr":
+                return self.shift(e, *args)
+            case _ if len(args) == 1:
+                return self.unary(e.op, args[0])
+        return self.arithmetic(e.op, args, e.dtype)
+
+    def variable(self, v: Expr) -> Value:
+        known = self.constants.get(v)
+        if known is not None:
+            return Value(str(known), v.dtype)
+        if v not in self.bound:
+            raise CodegenError(f"`{v.name}` is used but is no parameter and no loop around", where=self.module.kernel.name)
+        return self.bound[v]
+
+    def spread(self, value: Value, lanes: int) -> str:
+        """As a vector of `lanes` lanes."""
+        if value.lanes == lanes:
+            return value.ref
+        scalar, type_ = self.module.type(value.dtype), self.module.type(value.dtype, lanes)
+        if value.ref[0] != "%":
+            return f"splat ({scalar} {value.ref})"
+        key = (value.ref, lanes)
+        found = self.find(key)
+        if found is not None:
+            return found.ref
+        one = self.op(f"insertelement {type_} poison, {scalar} {value.ref}, i64 0")
+        ref = self.op(f"shufflevector {type_} {one}, {type_} poison, <{lanes} x i32> zeroinitializer")
+        self.scopes[-1][key] = Value(ref, value.dtype, lanes)
+        return ref
+
+    def alike(self, *values: Value) -> tuple[int, list[str]]:
+        """The values with the same number of lanes."""
+        lanes = max(v.lanes for v in values)
+        return lanes, [v.ref if v.lanes == lanes else self.spread(v, lanes) for v in values]
+
+    def both(self, a: Value | None, b: Value) -> Value:
+        return b if a is None else self.arithmetic("and", [a, b], "bool")
+
+    def negated(self, a: Value) -> Value:
+        return self.arithmetic("xor", [a, Value("true", "bool")], "bool")
+
+    def arithmetic(self, op: str, args: Sequence[Value], dtype: str) -> Value:
+        lanes, refs = self.alike(*args)
+        type_ = self.module.type(dtype, lanes)
+        a, b = refs
+        if op in ("min", "max"):
+            return Value(self.extremum(op, args, a, b, dtype, type_), dtype, lanes)
+        names = _FLOAT_OPS if is_float(dtype) else _INT_OPS
+        if op not in names:
+            raise CodegenError(f"`{op}` of {dtype} cannot be compiled", where=self.module.kernel.name)
+        return Value(self.op(f"{names[op]} {type_} {a}, {b}"), dtype, lanes)
+
+    def extremum(self, op: str, args: Sequence[Value], a: str, b: str, dtype: str, type_: str) -> str:
+        bits = re.sub(r"[a-z]\w*>?$", lambda m: "i1>" if m[0].endswith(">") else "i1", type_)
+        if not is_float(dtype):
+            sign = "s" if dtype in SIGNED else "u"
+            less = self.op(f"icmp {sign}{'lt' if op == 'min' else 'gt'} {type_} {a}, {b}")
+            return self.op(f"select {bits} {less}, {type_} {a}, {type_} {b}")
+        order = "olt" if op == "min" else "ogt"
+        if args[1].ref[0] != "%":  # (c < x) ? c : x is one instruction, and gives x when it is NaN
+            a, b, args = b, a, (args[1], args[0])
+        less = self.op(f"fcmp {order} {type_} {a}, {b}")
+        smaller = self.op(f"select {bits} {less}, {type_} {a}, {type_} {b}")
+        if args[0].ref[0] != "%" and "7FF8" not in args[0].ref:
+            return smaller
+        nan = self.op(f"fcmp uno {type_} {a}, {a}")
+        return self.op(f"select {bits} {nan}, {type_} {a}, {type_} {smaller}")
+
+    def unary(self, op: str, a: Value) -> Value:
+        dtype, lanes, ref = a.dtype, a.lanes, a.ref
+        type_ = self.module.type(dtype, lanes)
+        if op in _INTRINSICS:
+            return Value(self.call(_INTRINSICS[op], type_, (type_, ref)), dtype, lanes)
+        match op:
+            case "neg" if is_float(dtype):
+                return Value(self.op(f"fneg {type_} {ref}"), dtype, lanes)
+            case "neg":
+                return Value(self.op(f"sub {type_} zeroinitializer, {ref}"), dtype, lanes)
+            case "abs" if is_float(dtype):
+                return Value(self.call("fabs", type_, (type_, ref)), dtype, lanes)
+            case "abs" if dtype in SIGNED:
+                return Value(self.call("abs", type_, (type_, ref), ("i1", "false")), dtype, lanes)
+            case "abs":
+                return a
+            case "not":
+                ones = "true" if dtype == "bool" else "-1"
+                return self.arithmetic("xor", [a, Value(ones, dtype)], dtype)
+            case "isnan":
+                return Value(self.op(f"fcmp uno {type_} {ref}, zeroinitializer"), "bool", lanes)
+            case "isinf":
+                size = self.call("fabs", type_, (type_, ref))
+                infinity = self.spread(Value(_literal(math.inf, dtype, self.module.native_half), dtype), lanes)
+                return Value(self.op(f"fcmp oeq {type_} {size}, {infinity}"), "bool", lanes)
+            case "popcount":
+                return Value(self.call("ctpop", type_, (type_, ref)), dtype, lanes)
+        raise CodegenError(f"`{op}` of {dtype} cannot be compiled", where=self.module.kernel.name)
+
+    def fma(self, a: Value, b: Value, c: Value) -> Value:
+        lanes, refs = self.alike(a, b, c)
+        type_ = self.module.type(a.dtype, lanes)
+        return Value(self.call("fma", type_, *((type_, r) for r in refs)), a.dtype, lanes)
+
+    def compare(self, op: str, a: Value, b: Value) -> Value:
+        lanes, (x, y) = self.alike(a, b)
+        type_ = self.module.type(a.dtype, lanes)
+        of_floats, of_integers = _COMPARE[op]
+        if is_float(a.dtype):
+            return Value(self.op(f"fcmp {of_floats} {type_} {x}, {y}"), "bool", lanes)
+        sign = "" if op in ("eq", "ne") else "s" if a.dtype in SIGNED else "u"
+        return Value(self.op(f"icmp {sign}{of_integers} {type_} {x}, {y}"), "bool", lanes)
+
+    def compare_lanes(self, e: Expr) -> Value:
+        """`rest + c * lane > 0`, in 32 bits where possible: for c = -1 or 1 by how many lanes hold, counted in scalars."""
+        folded = self.fold(e)
+        if folded.op not in ("lt", "le"):
+            return self.value(folded) if folded is not e else self.compare(e.op, *(self.value(a) for a in e.args))
+        a, b = folded.args
+        terms = linear(difference(b, a))
+        rest = {m: c for m, c in terms.items() if not self.varies(m)}
+        lane_only = {m: c for m, c in terms.items() if self.varies(m)}
+        assert self.lane is not None
+        slope = lane_only.get((self.lane,), 0)
+        if len(lane_only) != 1 or abs(slope) != 1:
+            return self.compare(folded.op, self.value(a), self.value(b))
+        # slope -1: lane < rest (+ 1 for le); slope 1: lane >= 1 - rest (- rest for le), the negation of lane < that.
+        strict = folded.op == "lt"
+        limit = from_linear(rest) + (0 if strict else 1) if slope < 0 else const(1 if strict else 0) - from_linear(rest)
+        count = self.value(simplify(E.minimum(E.maximum(limit, 0), self.lanes)))
+        small = self.op(f"trunc i64 {count.ref} to i32") if count.ref[0] == "%" else count.ref
+        vector = self.spread(Value(small, "int32"), self.lanes)
+        test = self.op(f"icmp {'ult' if slope < 0 else 'uge'} <{self.lanes} x i32> {_iota(self.lanes, 'i32')}, {vector}")
+        return Value(test, "bool", self.lanes)
+
+    def select(self, e: Expr) -> Value:
+        cond = self.fold(e.args[0])
+        if cond.op == "const":
+            return self.value(e.args[1] if cond.attr else e.args[2])
+        test = self.value(cond)
+        if not (self.module.unsafe(e.args[1]) or self.module.unsafe(e.args[2])):
+            return self.choose(test, self.value(e.args[1]), self.value(e.args[2]))
+        if test.lanes == 1:
+            return self.select_by_branch(test, e.args[1], e.args[2])
+        outer = self.mask
+        with self.masked(self.both(outer, test)):
+            a = self.value(e.args[1])
+        with self.masked(self.both(outer, self.negated(test))):
+            b = self.value(e.args[2])
+        return self.choose(test, a, b)
+
+    def choose(self, test: Value, a: Value, b: Value) -> Value:
+        lanes, (x, y) = self.alike(a, b)
+        if lanes < test.lanes:
+            x, y, lanes = self.spread(a, test.lanes), self.spread(b, test.lanes), test.lanes
+        type_ = self.module.type(a.dtype, lanes)
+        return Value(self.op(f"select {self.module.type('bool', test.lanes)} {test.ref}, {type_} {x}, {type_} {y}"), a.dtype, lanes)
+
+    def select_by_branch(self, test: Value, a: Expr, b: Expr) -> Value:
+        yes, no, end = self.label("then"), self.label("else"), self.label("end")
+        self.line(f"br i1 {test.ref}, label %{yes}, label %{no}")
+        outer, sides = self.lines, []
+        for label, side in ((yes, a), (no, b)):
+            self.lines = []
+            self.start(label)
+            with self.scope():
+                sides.append((self.value(side), self.lines, self.block))
+        lanes = max(value.lanes for value, _, _ in sides)
+        arms = []
+        for value, lines, block in sides:
+            self.lines = lines
+            with self.scope():
+                arms.append(f"[ {self.spread(value, lanes)}, %{block} ]")
+            self.line(f"br label %{end}")
+            outer.extend(lines)
+        self.lines = outer
+        self.start(end)
+        return Value(self.op(f"phi {self.module.type(a.dtype, lanes)} {', '.join(arms)}"), a.dtype, lanes)
+
+    # ------------------------------------------------------------ integers
+
+    def divide(self, e: Expr, a: Value, b: Value) -> Value:
+        """Integer quotients and remainders; by zero they are 0, and nothing traps."""
+        dtype, remainder = e.dtype, e.op in ("mod", "truncmod")
+        (lo, hi), (divisor_lo, divisor_hi) = E.bounds(e.args[0]), E.bounds(e.args[1])
+        unsigned = dtype not in SIGNED or (lo is not None and lo >= 0 and divisor_lo is not None and divisor_lo >= 0)
+        if e.args[1].op == "const":
+            return self.divide_by_constant(e, a, int(e.args[1].attr), unsigned, hi)
+        lanes, (x, y) = self.alike(a, b)
+        type_, bits = self.module.type(dtype, lanes), self.module.type("bool", lanes)
+        y = self.op(f"freeze {type_} {y}")  # a masked-out lane may hold anything, but one thing
+        one = "1" if lanes == 1 else f"splat ({self.module.type(dtype)} 1)"
+        zero = self.op(f"icmp eq {type_} {y}, zeroinitializer")
+        if unsigned:
+            divisor = self.op(f"select {bits} {zero}, {type_} {one}, {type_} {y}")
+            result = self.op(f"{'urem' if remainder else 'udiv'} {type_} {x}, {divisor}")
+        else:
+            ones = "-1" if lanes == 1 else f"splat ({self.module.type(dtype)} -1)"
+            minus = self.op(f"icmp eq {type_} {y}, {ones}")  # the smallest integer / -1 traps: x / 1, negated
+            special = self.op(f"or {bits} {zero}, {minus}")
+            divisor = self.op(f"select {bits} {special}, {type_} {one}, {type_} {y}")
+            quotient = self.op(f"sdiv {type_} {x}, {divisor}")
+            rest = self.op(f"srem {type_} {x}, {divisor}")
+            negative = self.op(f"sub {type_} zeroinitializer, {quotient}")
+            quotient = self.op(f"select {bits} {minus}, {type_} {negative}, {type_} {quotient}")
+            result = rest if remainder else quotient
+            if e.op in ("floordiv", "mod"):
+                opposite = self.op(f"icmp slt {type_} {self.op(f'xor {type_} {rest}, {y}')}, zeroinitializer")
+                inexact = self.op(f"and {bits} {opposite}, {self.op(f'icmp ne {type_} {rest}, zeroinitializer')}")
+                change = self.op(f"add {type_} {rest}, {y}") if remainder else self.op(f"add {type_} {quotient}, {ones}")
+                result = self.op(f"select {bits} {inexact}, {type_} {change}, {type_} {result}")
+        return Value(self.op(f"select {bits} {zero}, {type_} zeroinitializer, {type_} {result}"), dtype, lanes)
+
+    def divide_by_constant(self, e: Expr, a: Value, c: int, unsigned: bool, hi: int | None) -> Value:
+        dtype, lanes, remainder = e.dtype, a.lanes, e.op in ("mod", "truncmod")
+        if c == 0 or (c == -1 and remainder):
+            return Value("0", dtype)
+        if c == -1:
+            return self.unary("neg", a)
+        type_, x = self.module.type(dtype, lanes), a.ref
+
+        def splat(n: int) -> str:
+            return str(n) if lanes == 1 else f"splat ({self.module.type(dtype)} {n})"
+
+        if unsigned:
+            op = "urem" if remainder else "udiv"
+            if BITS[dtype] == 64 and hi is not None and hi < 1 << 31 and c < 1 << 31:  # 32-bit multiplication is cheaper
+                narrow = self.module.type("int32", lanes)
+                divisor = str(c) if lanes == 1 else f"splat (i32 {c})"
+                small = self.op(f"{op} {narrow} {self.op(f'trunc {type_} {x} to {narrow}')}, {divisor}")
+                return Value(self.op(f"zext {narrow} {small} to {type_}"), dtype, lanes)
+            return Value(self.op(f"{op} {type_} {x}, {splat(c)}"), dtype, lanes)
+        rest = self.op(f"srem {type_} {x}, {splat(c)}")
+        result = rest if remainder else self.op(f"sdiv {type_} {x}, {splat(c)}")
+        if e.op in ("floordiv", "mod"):
+            inexact = self.op(f"icmp {'slt' if c > 0 else 'sgt'} {type_} {rest}, zeroinitializer")
+            change = self.op(f"add {type_} {result}, {splat(c if remainder else -1)}")
+            result = self.op(f"select {self.module.type('bool', lanes)} {inexact}, {type_} {change}, {type_} {result}")
+        return Value(result, dtype, lanes)
+
+    def shift(self, e: Expr, a: Value, b: Value) -> Value:
+        dtype, bits = e.dtype, BITS[e.dtype]
+        op = "shl" if e.op == "shl" else "ashr" if dtype in SIGNED else "lshr"
+        lanes, (x, y) = self.alike(a, b)
+        type_ = self.module.type(dtype, lanes)
+        lo, hi = E.bounds(e.args[1])
+        if e.args[1].op == "const" and lo is not None and 0 <= lo < bits:
+            return Value(self.op(f"{op} {type_} {x}, {y}"), dtype, lanes)
+        limit = str(bits) if lanes == 1 else f"splat ({self.module.type(dtype)} {bits})"
+        last = str(bits - 1) if lanes == 1 else f"splat ({self.module.type(dtype)} {bits - 1})"
+        flags = self.module.type("bool", lanes)
+        inside = self.op(f"icmp ult {type_} {y}, {limit}")
+        amount = self.op(f"select {flags} {inside}, {type_} {y}, {type_} {last}")
+        shifted = self.op(f"{op} {type_} {x}, {amount}")
+        if op == "ashr":
+            return Value(shifted, dtype, lanes)
+        return Value(self.op(f"select {flags} {inside}, {type_} {shifted}, {type_} zeroinitializer"), dtype, lanes)
+
+    # ------------------------------------------------------------ conversions
+
+    def cast(self, a: Value, dtype: str) -> Value:
+        source, lanes, x = a.dtype, a.lanes, a.ref
+        old, new = self.module.type(source, lanes), self.module.type(dtype, lanes)
+        if dtype == "bool":
+            test = "fcmp une" if is_float(source) else "icmp ne"
+            return Value(self.op(f"{test} {old} {x}, zeroinitializer"), dtype, lanes)
+        if is_float(source) and is_float(dtype):
+            return self.convert_float(a, dtype)
+        if is_float(source):
+            name = "fptosi.sat" if dtype in SIGNED else "fptoui.sat"
+            return Value(self.call(name, new, (old, x), suffix=(new, old)), dtype, lanes)
+        signed = source in SIGNED
+        if is_float(dtype):
+            return Value(self.op(f"{'sitofp' if signed else 'uitofp'} {old} {x} to {new}"), dtype, lanes)
+        before, after = (1 if source == "bool" else BITS[source]), BITS[dtype]
+        if before == after:
+            return Value(x, dtype, lanes)
+        op = "trunc" if before > after else "sext" if signed else "zext"
+        return Value(self.op(f"{op} {old} {x} to {new}"), dtype, lanes)
+
+    def convert_float(self, a: Value, dtype: str) -> Value:
+        lanes, ref = a.lanes, a.ref
+        half = "half" if lanes == 1 else f"<{lanes} x half>"
+        old, new = (half if d == "float16" else self.module.type(d, lanes) for d in (a.dtype, dtype))
+        if a.dtype == "float16" and not self.module.native_half:
+            ref = self.op(f"bitcast {self.module.type('float16', lanes)} {ref} to {half}")
+        ref = self.op(f"{'fpext' if BITS[a.dtype] < BITS[dtype] else 'fptrunc'} {old} {ref} to {new}")
+        if dtype == "float16" and not self.module.native_half:
+            ref = self.op(f"bitcast {half} {ref} to {self.module.type('float16', lanes)}")
+        return Value(ref, dtype, lanes)
+
+    def bitcast(self, a: Value, dtype: str) -> Value:
+        if BITS[a.dtype] != BITS[dtype]:
+            raise CodegenError(f"bitcast of {a.dtype} to {dtype}", where=self.module.kernel.name, why="the widths differ")
+        old, new = self.module.type(a.dtype, a.lanes), self.module.type(dtype, a.lanes)
+        if old == new:
+            return Value(a.ref, dtype, a.lanes)
+        return Value(self.op(f"bitcast {old} {a.ref} to {new}"), dtype, a.lanes)
+
+
+def _free(s: L.For) -> tuple[list[Buffer], list[Expr]]:
+    """The buffers and variables that the body of a loop takes from outside, in order of first use."""
+    buffers: dict[Buffer, None] = {}
+    variables: dict[Expr, None] = {}
+    inside: set[Any] = {s.var}
+    for stmt in L.walk(s.body):
+        if isinstance(stmt, L.For):
+            inside.add(stmt.var)
+        elif isinstance(stmt, L.Allocate):
+            inside.add(stmt.buffer)
+        elif isinstance(stmt, L.Store | L.Accumulate):
+            buffers[stmt.buffer] = None
+        for e in E.walk(*L.expressions(stmt)):
+            if e.op == "read":
+                buffers[e.attr] = None
+            elif e.op == "var":
+                variables[e] = None
+    for buffer in buffers:
+        variables.update(dict.fromkeys(v for d in buffer.shape for v in E.variables(as_expr(d))))
+    return [b for b in buffers if b not in inside], [v for v in variables if v not in inside]

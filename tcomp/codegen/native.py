@@ -1,0 +1,78 @@
+"""LLVM IR text to machine code, by LLVM.
+
+LLVM's state is process-wide (targets, options, and a context that llvmlite shares between modules), so that one lock serialises this module;
+to compile in parallel, use processes.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+
+import llvmlite.binding as llvm
+
+from tcomp.errors import CodegenError
+from tcomp.target import Target
+
+_lock = threading.Lock()
+
+
+def compile_ir(ir_text: str, target: Target, opt_level: int = 2) -> bytes:
+    """A relocatable ELF object, position independent. Raises `CodegenError` with LLVM's message on malformed IR."""
+    with _lock:
+        module, machine = _optimised(ir_text, target, opt_level)
+        return bytes(machine.emit_object(module))
+
+
+def assembly(ir_text: str, target: Target, opt_level: int = 2) -> str:
+    """The same as assembly text, for people and for `spill_count`."""
+    with _lock:
+        module, machine = _optimised(ir_text, target, opt_level)
+        return str(machine.emit_assembly(module))
+
+
+def spill_count(asm: str) -> int:
+    """How many vector registers are stored to or loaded from the stack: 0 in a kernel whose tile fits the registers."""
+    x86 = r"\b[xyz]mm\d+, -?\d*\(%r[sb]p\)|-?\d*\(%r[sb]p\), [xyz]mm\d+|-?\d*\(%r[sb]p\), %[xyz]mm\d+|%[xyz]mm\d+, -?\d*\(%r[sb]p\)"
+    aarch64 = r"\b(?:str|ldr|stp|ldp|stur|ldur)\s+[qd]\d+,(?: [qd]\d+,)? \[(?:sp|x29)"
+    return len(re.findall(f"{x86}|{aarch64}", asm))
+
+
+def _optimised(ir_text: str, target: Target, opt_level: int) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
+    machine = _machine(target.triple, target.cpu, target.llvm_features, opt_level)
+    try:
+        module = llvm.parse_assembly(ir_text)
+        module.verify()
+    except RuntimeError as error:
+        raise CodegenError("LLVM refused the generated code", where=_context(ir_text, str(error)), why=str(error)) from error
+    module.triple, module.data_layout = target.triple, str(machine.target_data)
+    options = llvm.create_pipeline_tuning_options(speed_level=opt_level)
+    # Vectors and unrolled copies are explicit in the loop program; LLVM must not add its own.
+    options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = options.loop_interleaving = False
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    return module, machine
+
+
+@functools.cache
+def _initialise() -> None:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    # The pre-allocation scheduler hoists loads above the multiply-adds of a register tile, which then spills.
+    llvm.set_option("tcomp", "-enable-misched=false")
+
+
+@functools.lru_cache(maxsize=16)
+def _machine(triple: str, cpu: str, features: str, opt_level: int) -> llvm.TargetMachine:
+    _initialise()
+    return llvm.Target.from_triple(triple).create_target_machine(
+        cpu=cpu, features=features, opt=opt_level, reloc="pic", codemodel="small"
+    )
+
+
+def _context(ir_text: str, message: str) -> str:
+    """The line of IR that LLVM complains about."""
+    found = re.search(r"<string>:(\d+):", message)
+    lines = ir_text.splitlines()
+    return lines[int(found[1]) - 1].strip() if found and int(found[1]) <= len(lines) else ""

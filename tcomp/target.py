@@ -1,0 +1,267 @@
+"""What machine code is made for: instruction set, vector width, registers, caches, cores.
+
+A `Target` is written and parsed as one line, which is also its identity in cache keys and artifacts:
+
+    cpu -march=x86_64 -mcpu=cascadelake
+    cpu -march=x86_64 -mcpu=haswell -mattr=-fma -l2=512K -cores=4
+    cpu -march=aarch64 -mcpu=neoverse-n1
+
+`cpu` alone (or `native`) is this machine. `-mattr` and the sizes are printed only where they differ from what is usual for the processor.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tcomp.errors import TargetError
+
+# ---------------------------------------------------------------- known processors
+
+_V2 = frozenset({"cx16", "popcnt", "sse3", "sse4.1", "sse4.2", "ssse3"})
+_AVX = _V2 | {"avx"}
+_V3 = _AVX | {"avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"}
+_V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
+_ICELAKE = _V4 | {"avx512bitalg", "avx512ifma", "avx512vbmi", "avx512vbmi2", "avx512vnni", "avx512vpopcntdq", "gfni"}
+_SAPPHIRE = _ICELAKE | {"amx-bf16", "amx-int8", "amx-tile", "avx512bf16", "avx512fp16", "avxvnni"}
+_NEON = frozenset({"fp-armv8", "neon"})
+_NEOVERSE = _NEON | {"dotprod", "fullfp16", "lse"}
+_NEOVERSE_V = _NEOVERSE | {"bf16", "i8mm"}
+
+_CPUS: dict[str, dict[str, frozenset[str]]] = {
+    "x86_64": {
+        "x86-64": frozenset(),
+        "x86-64-v2": _V2,
+        "nehalem": _V2,
+        "sandybridge": _AVX,
+        "x86-64-v3": _V3,
+        "haswell": _V3,
+        "broadwell": _V3,
+        "skylake": _V3,
+        "alderlake": _V3 | {"avxvnni", "gfni"},
+        "znver1": _V3,
+        "znver2": _V3,
+        "znver3": _V3,
+        "x86-64-v4": _V4,
+        "skylake-avx512": _V4,
+        "cascadelake": _V4 | {"avx512vnni"},
+        "cooperlake": _V4 | {"avx512vnni", "avx512bf16"},
+        "icelake-client": _ICELAKE,
+        "icelake-server": _ICELAKE,
+        "rocketlake": _ICELAKE,
+        "tigerlake": _ICELAKE,
+        "znver4": _ICELAKE | {"avx512bf16"},
+        "znver5": _ICELAKE | {"avx512bf16", "avxvnni"},
+        "sapphirerapids": _SAPPHIRE,
+        "emeraldrapids": _SAPPHIRE,
+        "graniterapids": _SAPPHIRE | {"amx-fp16"},
+    },
+    "aarch64": {
+        "generic": _NEON,
+        "cortex-a53": _NEON,
+        "cortex-a72": _NEON,
+        "cortex-a76": _NEOVERSE,
+        "neoverse-n1": _NEOVERSE,
+        "neoverse-n2": _NEOVERSE_V,
+        "neoverse-v1": _NEOVERSE_V,
+        "neoverse-v2": _NEOVERSE_V,
+        "apple-m1": _NEOVERSE,
+    },
+}
+_FEATURES = {arch: frozenset().union(*cpus.values()) for arch, cpus in _CPUS.items()}
+"""The features that decide which instructions generated code may use; all others of a processor are of no concern here."""
+
+_CACHES = {"l1": 32 << 10, "l2": 1 << 20, "l3": 16 << 20}
+_ARCH_NAMES = {"x86_64": "x86_64", "amd64": "x86_64", "x86-64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+
+
+@dataclass(frozen=True)
+class Target:
+    """One kind of machine.
+
+    `arch` is "x86_64" or "aarch64"; `cpu` is LLVM's name of the processor; `features` are those of LLVM's feature names that it has and that
+    generated code may use, sorted. `l1`, `l2` (per core) and `l3` (shared) are bytes of data cache. `cores` counts physical cores.
+    """
+
+    arch: str
+    cpu: str
+    features: tuple[str, ...]
+    l1: int = _CACHES["l1"]
+    l2: int = _CACHES["l2"]
+    l3: int = _CACHES["l3"]
+    cores: int = 1
+    kind: str = "cpu"
+
+    @staticmethod
+    @functools.cache
+    def host() -> Target:
+        """This machine. Raises `TargetError` on an architecture without a code generator."""
+        arch = _ARCH_NAMES.get(platform.machine().lower())
+        if arch is None:
+            raise TargetError(f"no code generator for this machine ({platform.machine()})", hint=f"known: {', '.join(_CPUS)}")
+        import llvmlite.binding as llvm  # the compiler's one heavy import: only where the machine is asked
+
+        present = frozenset(name for name, on in llvm.get_host_cpu_features().items() if on) & _FEATURES[arch]
+        cpu = llvm.get_host_cpu_name()
+        if not _CPUS[arch].get(cpu, _FEATURES[arch]) <= present:
+            # A virtual machine that hides features, or a processor this table does not know: the richest baseline that it has.
+            baseline = {"x86_64": ("x86-64-v4", "x86-64-v3", "x86-64-v2", "x86-64"), "aarch64": ("generic",)}[arch]
+            cpu = next(name for name in baseline if _CPUS[arch][name] <= present or name == baseline[-1])
+        return Target(arch, cpu, tuple(sorted(present)), **_host_caches(), cores=_host_cores())
+
+    @staticmethod
+    def parse(text: str) -> Target:
+        """A target from its line of text; see the module. Raises `TargetError` that lists what is possible."""
+        words = text.split()
+        if words and words[0] in _ARCH_NAMES:
+            words = ["cpu", f"-march={words[0]}", *words[1:]]
+        if words in (["cpu"], ["native"], ["cpu", "-mcpu=native"]):
+            return Target.host()
+        if not words or words[0] != "cpu":
+            raise TargetError(f"unknown target `{text}`", hint="`cpu`, `cpu -mcpu=NAME`, `cpu -march=aarch64 -mcpu=NAME`, `aarch64`")
+        options = dict(_option(word, text) for word in words[1:])
+        arch = _arch(options.pop("march", None), options.get("mcpu"), text)
+        cpu = options.pop("mcpu", next(iter(_CPUS[arch])))
+        if cpu not in _CPUS[arch]:
+            raise TargetError(f"unknown processor `{cpu}` of {arch}", where=text, hint=f"one of {', '.join(_CPUS[arch])}")
+        features = _features(arch, cpu, options.pop("mattr", ""), text)
+        sizes = {level: _size(options.pop(level), level, text) for level in _CACHES if level in options}
+        cores = _size(options.pop("cores", "1"), "cores", text)
+        return Target(arch, cpu, features, **sizes, cores=cores)
+
+    def __str__(self) -> str:
+        words = ["cpu", f"-march={self.arch}", f"-mcpu={self.cpu}"]
+        usual = _CPUS[self.arch][self.cpu]
+        changes = [f"+{f}" for f in self.features if f not in usual] + [f"-{f}" for f in sorted(usual - set(self.features))]
+        if changes:
+            words.append("-mattr=" + ",".join(changes))
+        words += [f"-{level}={_size_text(getattr(self, level))}" for level, size in _CACHES.items() if getattr(self, level) != size]
+        if self.cores != 1:
+            words.append(f"-cores={self.cores}")
+        return " ".join(words)
+
+    def has(self, feature: str) -> bool:
+        return feature in self.features
+
+    @property
+    def triple(self) -> str:
+        """LLVM's name of the platform. Objects are made for Linux."""
+        return f"{self.arch}-unknown-linux-gnu"
+
+    @property
+    def llvm_features(self) -> str:
+        """LLVM's feature string; every feature of concern is switched explicitly."""
+        return ",".join(("+" if f in self.features else "-") + f for f in sorted(_FEATURES[self.arch]))
+
+    @property
+    def vector_bits(self) -> int:
+        """Width of the widest useful vector registers: 512, 256 or 128."""
+        if _V4 <= set(self.features):
+            return 512
+        return 256 if self.has("avx") else 128
+
+    @property
+    def vector_registers(self) -> int:
+        return 32 if self.arch == "aarch64" or self.vector_bits == 512 else 16
+
+    @property
+    def fma(self) -> bool:
+        """Whether a * b + c with one rounding is an instruction."""
+        return self.arch == "aarch64" or self.has("fma")
+
+    @property
+    def half_arithmetic(self) -> bool:
+        """Whether float16 is computed with directly."""
+        return self.has("fullfp16") or (self.has("avx512fp16") and self.vector_bits == 512)
+
+    @property
+    def half_conversion(self) -> bool:
+        """Whether float16 <-> float32 is an instruction."""
+        return self.arch == "aarch64" or self.has("f16c")
+
+    def lanes(self, bits: int) -> int:
+        """Elements of `bits` bits in one vector register."""
+        return self.vector_bits // bits
+
+    def runs_on(self, host: Target) -> bool:
+        """Whether code made for this target can run on `host`."""
+        return self.kind == host.kind and self.arch == host.arch and set(self.features) <= set(host.features)
+
+
+# ---------------------------------------------------------------- parsing
+
+
+def _option(word: str, text: str) -> tuple[str, str]:
+    match = re.fullmatch(r"-(march|mcpu|mattr|l1|l2|l3|cores)=(\S+)", word)
+    if match is None:
+        raise TargetError(f"unknown option `{word}`", where=text, hint="-march= -mcpu= -mattr=+feature,-feature -l1= -l2= -l3= -cores=")
+    return match[1], match[2]
+
+
+def _arch(name: str | None, cpu: str | None, text: str) -> str:
+    if name is not None:
+        if name not in _ARCH_NAMES:
+            raise TargetError(f"unknown architecture `{name}`", where=text, hint=f"one of {', '.join(_CPUS)}")
+        return _ARCH_NAMES[name]
+    found = [arch for arch, cpus in _CPUS.items() if cpu in cpus]
+    if not found:
+        names = "; ".join(f"{arch}: {', '.join(cpus)}" for arch, cpus in _CPUS.items())
+        raise TargetError(f"unknown processor `{cpu}`" if cpu else "no processor given", where=text, hint=names)
+    return found[0]
+
+
+def _features(arch: str, cpu: str, changes: str, text: str) -> tuple[str, ...]:
+    features = set(_CPUS[arch][cpu])
+    for change in filter(None, changes.split(",")):
+        sign, name = change[0], change[1:]
+        if sign not in "+-" or name not in _FEATURES[arch]:
+            raise TargetError(f"unknown feature `{change}`", where=text, hint=f"+ or - one of {', '.join(sorted(_FEATURES[arch]))}")
+        features.add(name) if sign == "+" else features.discard(name)
+    return tuple(sorted(features))
+
+
+def _size(value: str, what: str, text: str) -> int:
+    match = re.fullmatch(r"(\d{1,9})([KM]?)", value)
+    if match is None or int(match[1]) == 0:
+        raise TargetError(f"`{value}` is no {'count' if what == 'cores' else 'size'} for -{what}", where=text, hint="as in 32K, 2M")
+    return int(match[1]) << {"": 0, "K": 10, "M": 20}[match[2]]
+
+
+def _size_text(size: int) -> str:
+    for shift, unit in ((20, "M"), (10, "K")):
+        if size % (1 << shift) == 0:
+            return f"{size >> shift}{unit}"
+    return str(size)
+
+
+# ---------------------------------------------------------------- this machine
+
+
+def _host_caches() -> dict[str, int]:
+    """Sizes in bytes from sysfs; what cannot be read keeps its usual value."""
+    sizes = dict(_CACHES)
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            kind, level, size = ((index / name).read_text().strip() for name in ("type", "level", "size"))
+            if kind != "Instruction" and f"l{level}" in sizes:
+                sizes[f"l{level}"] = _size(size, f"l{level}", str(index))
+        except (OSError, TargetError):
+            continue
+    return sizes
+
+
+def _host_cores() -> int:
+    """Physical cores that this process may use."""
+    usable: Iterable[int] = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cores = set()
+    for cpu in usable:
+        try:
+            cores.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip())
+        except OSError:
+            cores.add(str(cpu))
+    return max(1, len(cores))

@@ -1,0 +1,48 @@
+"""Runs kernels natively inside the test process."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+
+from tcomp.codegen.llvm import emit_kernel
+from tcomp.codegen.native import compile_ir
+from tcomp.ir.loops import Kernel
+from tcomp.target import Target
+
+HOST = Target.host()
+_engines: list[Any] = []  # code must outlive the callables that are made of it
+
+BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+PARALLEL_FOR = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+
+
+def load_object(data: bytes) -> Callable[[str], int]:
+    """Loads an object without imports; returns the addresses of its symbols."""
+    machine = llvm.Target.from_triple(HOST.triple).create_target_machine(cpu=HOST.cpu, features=HOST.llvm_features, jit=True)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(f'target triple = "{HOST.triple}"'), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(data))
+    engine.finalize_object()
+    _engines.append(engine)
+    return engine.get_function_address  # type: ignore[no-any-return]
+
+
+def compile_kernel(kernel: Kernel, target: Target = HOST) -> Callable[..., None]:
+    """f(*arrays, *scalars, pool=None); `pool` is the address of a struct whose first field is `parallel_for`."""
+    address = load_object(compile_ir(emit_kernel(kernel, target), target))(kernel.name)
+    types = [ctypes.c_void_p] * (1 + len(kernel.buffers)) + [ctypes.c_int64] * len(kernel.scalars)
+    function = ctypes.CFUNCTYPE(None, *types)(address)
+
+    def run(*args: Any, pool: int | None = None) -> None:
+        arrays: Sequence[np.ndarray] = args[: len(kernel.buffers)]
+        function(pool, *(a.ctypes.data for a in arrays), *args[len(kernel.buffers) :])
+
+    return run
+
+
+def kernel(name: str, inputs: Sequence[Any], outputs: Sequence[Any], body: Any, scalars: Sequence[Any] = ()) -> Kernel:
+    return Kernel(name, (*inputs, *outputs), tuple(outputs), tuple(scalars), body)
