@@ -214,3 +214,23 @@ def map_expressions(stmt: Stmt, function: Callable[[Expr], Expr]) -> Stmt:
         case Store(_, indices, value) | Accumulate(_, indices, value, _):
             return replace(stmt, indices=tuple(function(i) for i in indices), value=function(value))
     return stmt
+
+
+def hoist_temporaries(kernel: Kernel) -> tuple[Kernel, tuple[Buffer, ...]]:
+    """Global temporaries allocated outside of all loops become parameters, behind the others; returns them too.
+
+    The caller provides their memory, so that it can be planned together with that of the other kernels.
+    """
+    found: list[Buffer] = []
+
+    def visit(stmt: Stmt) -> Stmt:
+        if isinstance(stmt, Allocate) and stmt.buffer.scope == "global":
+            found.append(stmt.buffer)
+            return visit(stmt.body)
+        if isinstance(stmt, Block | Allocate):
+            return with_children(stmt, [visit(child) for child in children(stmt)])
+        return stmt
+
+    body = visit(kernel.body)
+    extended = replace(kernel, buffers=(*kernel.buffers, *found), outputs=(*kernel.outputs, *found), body=body)
+    return extended, tuple(found)
