@@ -10,8 +10,10 @@ from tcomp.ir.dtypes import integer_range
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, cast, const, loop_var, maximum, minimum, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.loops import Buffer, For, If, Stmt, block, store
+from tcomp.ir.simplify import simplify
 from tcomp.ops.broadcast import widened
 from tcomp.ops.nn import window_count
+from tcomp.ops.reduction import fold, rounded
 
 Windows = Sequence[int]
 
@@ -68,19 +70,23 @@ def max_pool_indices(
 
 
 def average_pool(
-    x: te.Tensor, kernel: Windows, strides: Windows, dilations: Windows, counted: Sequence[Sequence[Dim]]
+    x: te.Tensor, kernel: Windows, strides: Windows, dilations: Windows, counted: Sequence[Sequence[Dim] | None]
 ) -> te.Tensor:
-    """The mean of each window over the taps inside `counted`, one (begin, end) for each spatial axis; others must read as zero."""
+    """The mean of each window over the taps inside `counted`, a (begin, end) for each spatial axis, None where all taps count.
+
+    Taps that do not count must read as zero.
+    """
 
     def taps_before(bound: Dim, start: Expr, extent: int, step: int) -> Expr:
         return minimum(maximum((as_expr(bound) - start + (step - 1)) // step, 0), extent)
 
     def element(i: Sequence[Expr], taps: Sequence[Expr], at: Sequence[Expr]) -> Expr:
         count: Expr = const(1)
-        for p, k, s, r, (begin, end) in zip(i[2:], kernel, strides, dilations, counted, strict=True):
-            count = count * (taps_before(end, p * s, k, r) - taps_before(begin, p * s, k, r))
+        for p, k, s, r, ends in zip(i[2:], kernel, strides, dilations, counted, strict=True):
+            inside = as_expr(k) if ends is None else taps_before(ends[1], p * s, k, r) - taps_before(ends[0], p * s, k, r)
+            count = count * inside
         total = te.sum(widened(x[tuple(at)]), taps)
-        return cast(total / cast(as_expr(as_dim(count)), total.dtype), x.dtype)
+        return cast(total / cast(simplify(count), total.dtype), x.dtype)
 
     return _pooled(x, kernel, strides, dilations, "average_pool", element)
 
@@ -132,6 +138,17 @@ def max_unpool(x: te.Tensor, indices: te.Tensor, shape: Sequence[Dim], source: S
     return te.extern([(shape, x.dtype)], [x, indices], program, "max_unpool")  # type: ignore[no-any-return]
 
 
+def global_lp_pool(x: te.Tensor, p: float) -> te.Tensor:
+    """(sum of |x|^p)^(1/p) over all spatial axes, kept with extent 1."""
+
+    def power(v: Expr, exponent: float) -> Expr:
+        return v if exponent == 1 else te.power(v, exponent)
+
+    axes = range(2, x.ndim)
+    return rounded(fold(x, axes, True, te.sum, "lp_pool", lambda v: power(te.abs(v), p), lambda v: power(v, 1 / p)), x.dtype)
+
+
 MAX_POOL, MAX_POOL_INDICES = Operator("max_pool", max_pool), Operator("max_pool_indices", max_pool_indices)
 AVERAGE_POOL, LP_POOL = Operator("average_pool", average_pool), Operator("lp_pool", lp_pool)
+GLOBAL_LP_POOL = Operator("global_lp_pool", global_lp_pool)
 MAX_UNPOOL = Operator("max_unpool", max_unpool)

@@ -174,8 +174,14 @@ class Bodies(Protocol):
     def inline(self, proto: GraphProto, inputs: Sequence[Value] = ()) -> list[Value]:
         """The outputs of a sub-graph whose nodes are added to the graph around it."""
 
-    def closed(self, proto: GraphProto, types: Sequence[tuple[str, Sequence[Dim]] | Value] = ()) -> Body:
-        """The sub-graph as a graph of its own, with formal inputs of the given (dtype, shape)."""
+    def closed(self, proto: GraphProto, types: Sequence[tuple[str, Sequence[Dim]] | np.ndarray] = ()) -> Body:
+        """The sub-graph as a graph of its own, with formal inputs of the given (dtype, shape), or known ones."""
+
+    def mark(self) -> int:
+        """How many nodes the report has; see `forget`."""
+
+    def forget(self, mark: int) -> None:
+        """Drop what the report says of the nodes since `mark`, because they are imported again in another way."""
 
 
 class Context:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto
 
 from tcomp.errors import ImportModelError, InputError, TcompError, UnsupportedError
@@ -212,7 +213,8 @@ class _Importer:
             status, reason = UNCHECKED, error.what
         except UnsupportedError as error:
             status, reason = MISSING, _reason(error)
-        self.records.insert(number, NodeRecord(name, node.op_type, domain, opset, dtypes, status, reason))
+        if frame.depth == 0 or all(r.name != name for r in self.records[number:]):  # an unrolled body is reported once
+            self.records.insert(number, NodeRecord(name, node.op_type, domain, opset, dtypes, status, reason))
         self.bind(frame, node, name, status, results, reserved)
 
     def bind(
@@ -347,15 +349,23 @@ class _Bodies:
         frame.values.update(_bound(proto, inputs))
         return self._outputs(frame, proto)
 
-    def closed(self, proto: GraphProto, types: Sequence[tuple[str, Sequence[Dim]]] = ()) -> Body:
-        """The sub-graph as a graph of its own, with formal inputs of the given (dtype, shape)."""
+    def closed(self, proto: GraphProto, types: Sequence[tuple[str, Sequence[Dim]] | np.ndarray] = ()) -> Body:
+        """The sub-graph as a graph of its own, with formal inputs of the given (dtype, shape), or known ones."""
         scope = Scope(f"{self.name}.{proto.name or 'body'}")
         frame = self._frame(scope)
-        names = [i.name for i in proto.input]
-        inputs = tuple(scope.builder.input(n, dtype, shape) for n, (dtype, shape) in zip(names, types, strict=False))
+        inputs = tuple(
+            scope.constant(t, i.name) if isinstance(t, np.ndarray) else scope.builder.input(i.name, *t)
+            for i, t in zip(proto.input, types, strict=False)
+        )
         frame.values.update(_bound(proto, inputs))
         outputs = tuple(self._outputs(frame, proto))
         return Body(scope, inputs, outputs, frame.captured)
+
+    def mark(self) -> int:
+        return len(self.importer.records)
+
+    def forget(self, mark: int) -> None:
+        del self.importer.records[mark:]
 
     def _frame(self, scope: Scope) -> Frame:
         f = self.frame

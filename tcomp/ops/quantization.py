@@ -1,0 +1,119 @@
+"""Quantisation: real = (quantised - zero point) * scale, per tensor, per slice of one axis, or per block along it.
+
+Scales and zero points are scalars (or one element), vectors along `axis`, or of the rank of the tensor with its `axis` extent
+divided by `block`.
+"""
+
+from __future__ import annotations
+
+from tcomp.errors import IRError
+from tcomp.ir import te
+from tcomp.ir.dtypes import integer_range, is_float
+from tcomp.ir.expr import Expr, as_expr, cast, const, maximum, minimum
+from tcomp.ir.graph import Operator
+from tcomp.ops.broadcast import broadcast_shape, require_same, widened
+from tcomp.ops.broadcast import read as broadcast_read
+
+
+def _parameter(p: te.Tensor, i: tuple[Expr, ...], x: te.Tensor, axis: int, block: int) -> Expr:
+    """The scale or zero point that belongs to element `i` of `x`."""
+    if all(d == 1 for d in p.shape) and (p.ndim != x.ndim or block == 0):
+        return p[(0,) * p.ndim]
+    if not 0 <= axis < x.ndim:
+        raise IRError(f"quantisation along axis {axis} of {x}")
+    if p.ndim == 1 and block == 0:
+        require_same(p.shape[0], x.shape[axis], "a scale for each slice")
+        return p[i[axis]]
+    if p.ndim != x.ndim or block < 1:
+        raise IRError(f"scales or zero points {p} do not fit {x}", why=f"axis {axis}, block {block}")
+    return p[tuple(index // block if a == axis else index for a, index in enumerate(i))]
+
+
+def _saturated(value: Expr, zero: Expr | None, dtype: str) -> Expr:
+    """A rounded float plus zero point, clamped to an integer type. Clamps as float first, so the sum cannot overflow."""
+    lo, hi = integer_range(dtype)
+    offset = const(0.0, value.dtype) if zero is None else cast(zero, value.dtype)
+    return cast(minimum(maximum(value + offset, float(lo)), float(hi)), dtype)
+
+
+def quantize(
+    x: te.Tensor, scale: te.Tensor, zero: te.Tensor | None, axis: int, block: int, dtype: str, precision: str
+) -> te.Tensor:
+    """saturate(round(x / scale) + zero), ties to even; the division in type `precision`."""
+
+    def element(*i: Expr) -> Expr:
+        quotient = cast(x[i], precision) / cast(_parameter(scale, i, x, axis, block), precision)
+        return _saturated(te.round(widened(quotient)), None if zero is None else _parameter(zero, i, x, axis, block), dtype)
+
+    return te.compute(x.shape, element, "quantize")  # type: ignore[no-any-return]
+
+
+def dequantize(x: te.Tensor, scale: te.Tensor, zero: te.Tensor | None, axis: int, block: int, dtype: str) -> te.Tensor:
+    """(x - zero) * scale, as `dtype`."""
+
+    def element(*i: Expr) -> Expr:
+        value = cast(x[i], "int32")
+        if zero is not None:
+            value = value - cast(_parameter(zero, i, x, axis, block), "int32")
+        factor = widened(_parameter(scale, i, x, axis, block))
+        return cast(cast(value, factor.dtype) * factor, dtype)
+
+    return te.compute(x.shape, element, "dequantize")  # type: ignore[no-any-return]
+
+
+def dynamic_range(x: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
+    """(scale, zero point as uint8) that map [min(x, 0), max(x, 0)] onto 0..255."""
+    axes = tuple(te.reduce_axis(d, f"r{n}") for n, d in enumerate(x.shape))
+    low = te.compute((), lambda: minimum(te.min(x[axes], axes), 0.0), "low")
+    high = te.compute((), lambda: maximum(te.max(x[axes], axes), 0.0), "high")
+    scale = te.compute((), lambda: (high[()] - low[()]) / 255.0, "scale")
+    zero = te.compute(
+        (), lambda: cast(te.round(minimum(maximum((0.0 - low[()]) / scale[()], 0.0), 255.0)), "uint8"), "zero_point"
+    )
+    return scale, zero
+
+
+def centred(x: te.Tensor, zero: te.Tensor | None, axis: int) -> te.Tensor:
+    """x - zero as int32; `zero` is a scalar, a vector along `axis`, or broadcasts to x."""
+
+    def element(*i: Expr) -> Expr:
+        value = cast(x[i], "int32")
+        if zero is None:
+            return value
+        if zero.ndim == x.ndim and x.ndim > 1:
+            return value - cast(broadcast_read(zero, i), "int32")
+        return value - cast(_parameter(zero, i, x, axis, 0), "int32")
+
+    if zero is not None and zero.ndim == x.ndim:
+        broadcast_shape(x.shape, zero.shape)
+    return te.compute(x.shape, element, "centred")  # type: ignore[no-any-return]
+
+
+def requantize(
+    x: te.Tensor,
+    a_scale: te.Tensor,
+    b_scale: te.Tensor,
+    y_scale: te.Tensor,
+    zero: te.Tensor,
+    axis: int,
+) -> te.Tensor:
+    """saturate(round(x * a_scale * b_scale / y_scale) + zero) of an int32 accumulator; `b_scale` may be a vector along `axis`."""
+
+    def scale(p: te.Tensor, i: tuple[Expr, ...]) -> Expr:
+        if p.ndim == x.ndim and p.ndim > 1:
+            return widened(broadcast_read(p, i))
+        return widened(_parameter(p, i, x, axis, 0))
+
+    def element(*i: Expr) -> Expr:
+        factor = scale(a_scale, i) * scale(b_scale, i) / scale(y_scale, i)
+        point = zero[(0,) * zero.ndim] if all(d == 1 for d in zero.shape) else broadcast_read(zero, i)
+        return _saturated(te.round(cast(as_expr(x[i]), factor.dtype) * factor), point, zero.dtype)
+
+    if x.dtype != "int32" or is_float(zero.dtype):
+        raise IRError(f"requantisation of {x.dtype} to {zero.dtype}")
+    return te.compute(x.shape, element, "requantize")  # type: ignore[no-any-return]
+
+
+QUANTIZE, DEQUANTIZE = Operator("quantize", quantize), Operator("dequantize", dequantize)
+DYNAMIC_RANGE = Operator("dynamic_range", dynamic_range)
+CENTRED, REQUANTIZE = Operator("centred", centred), Operator("requantize", requantize)
