@@ -5,7 +5,7 @@ Shapes, starts and pads may be symbolic (`Dim`). Nothing here computes on values
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tcomp.errors import IRError
 from tcomp.ir import te
@@ -192,11 +192,12 @@ def _reflected(index: Expr, extent: Expr) -> Expr:
     return select(folded < extent, folded, period - folded)
 
 
-_PAD_INDEX = {
+_PAD_INDEX: dict[str, Callable[[Expr, Expr], Expr]] = {
     "edge": lambda index, extent: maximum(minimum(index, extent - 1), 0),
     "reflect": _reflected,
     "wrap": lambda index, extent: index % extent,
 }
+PAD_MODES = ("constant", *_PAD_INDEX)
 
 
 # ---------------------------------------------------------------- blocks of space and depth
