@@ -377,7 +377,8 @@ class _Contraction:
         body = self._split_axes(body)
         # A 16-bit product rounds before it is added, which a matrix product would not do.
         sums = function is np.add and self.reducer.identity.attr == 0 and self.e.dtype not in ("float16", "bfloat16", "bool")
-        factors = self._merged(_factors(body)) if sums else [body]
+        guard, factors = self._guarded_factors(body) if sums else (None, [body])
+        factors = self._merged(factors)
         if len(factors) > 2:
             return None
         views = []
@@ -386,6 +387,8 @@ class _Contraction:
             if view is None:
                 return None
             views.append(view)
+        if guard is not None and not all(np.isfinite(v.array).all() for v in views):
+            return None
         outer = [p for v in self.outer for p in self.parts[v]]
         reduced = [p for v in self.reduced for p in self.parts[v]]
         if len(views) == 1:
@@ -393,6 +396,16 @@ class _Contraction:
         if any(v not in views[0].strides and v not in views[1].strides for v in reduced):
             return None
         return self._joined(self._matmul(views[0], views[1], outer, reduced), outer)
+
+    def _guarded_factors(self, e: Expr) -> tuple[Expr | None, list[Expr]]:
+        """The factors; of `select(guard, a * b, 0)` they are `select(guard, a, 0)` and `b`, right if `b` is finite."""
+        if e.op == "select" and e.args[1].op == "mul" and e.args[2].op == "const" and e.args[2].attr == 0:
+            guard, factors = e.args[0], _factors(e.args[1])
+            for n, factor in enumerate(factors):
+                if self.evaluator.free(guard) <= self.evaluator.free(factor):
+                    factors[n] = E.select(guard, factor, e.args[2])
+                    return guard, factors
+        return None, _factors(e)
 
     def _split_axes(self, body: Expr) -> Expr:
         for _ in range(8):
