@@ -10,8 +10,9 @@ mailbox, and increments the mailbox's `seq` (release). A worker that sees a new 
 `done` to it (release). The caller runs chunk 0, then waits until every `done` equals its `seq`. Bodies must not start
 regions of their own.
 
-Parking. Both sides spin for some tens of microseconds, then sleep in the kernel on the word they watch (`seq` or
-`done`). A sleeper must not miss the store that it waits for. Both directions use the same protocol (Dekker's):
+Parking. Both sides spin for 50 microseconds, all but the first three offering their core to other threads at every turn
+(where there are more threads than cores, the one they wait for may need it), then sleep in the kernel on the word they
+watch (`seq` or `done`). A sleeper must not miss the store that it waits for. Both directions use the same protocol (Dekker's):
 
     sleeper:  flag := 1;  fence;  while word is old: futex_wait(word, old)
     waker:    word := new;  fence;  if flag: futex_wake(word)
@@ -36,7 +37,15 @@ from tcomp.errors import TargetError
 EXPORTS = ("tcomp_pool_create", "tcomp_pool_destroy")
 """What a model's shared object exports of the pool."""
 
-IMPORTS = ("aligned_alloc", "free", "pthread_create", "pthread_join", "pthread_setaffinity_np", "syscall")
+IMPORTS = (
+    "aligned_alloc",
+    "free",
+    "pthread_create",
+    "pthread_join",
+    "pthread_setaffinity_np",
+    "sched_yield",
+    "syscall",
+)
 """The libc functions that the pool calls: the `imports` of `tcomp.codegen.elf.link`."""
 
 
@@ -45,8 +54,9 @@ class _Arch:
     futex: int  # system call numbers
     prctl: int
     sigprocmask: int
-    spins: int  # polls before parking: 20-50 us
     declarations: str
+    clock: str  # time -> %now (i64)
+    ticks: str  # clock ticks in 50 us -> %ticks (i64)
     pause: str
     get_mode: str  # floating-point mode -> %mode (i64)
     set_mode: str  # %mode -> floating-point mode
@@ -57,12 +67,14 @@ _ARCHES = {
         futex=202,
         prctl=157,
         sigprocmask=14,
-        spins=1000,  # `pause` takes 20-60 ns
         declarations="""\
 declare void @llvm.x86.sse2.pause()
+declare i64 @llvm.readcyclecounter()
 declare void @llvm.x86.sse.stmxcsr(ptr)
 declare void @llvm.x86.sse.ldmxcsr(ptr)""",
-        pause="call void @llvm.x86.sse2.pause()",
+        clock="  %now = call i64 @llvm.readcyclecounter()",
+        ticks="  %ticks = add i64 0, 150000",  # the time-stamp counter runs at 2 to 5 GHz
+        pause="call void @llvm.x86.sse2.pause()",  # 10-60 ns
         # The low six bits of MXCSR are sticky exception flags, not mode.
         get_mode="""\
   %word = alloca i32
@@ -80,12 +92,16 @@ declare void @llvm.x86.sse.ldmxcsr(ptr)""",
         futex=98,
         prctl=167,
         sigprocmask=135,
-        spins=2000,  # `isb` takes 10-25 ns; `yield` is a no-op on most cores
         declarations="""\
 declare void @llvm.aarch64.isb(i32)
+declare i64 @llvm.read_volatile_register.i64(metadata)
 declare i64 @llvm.aarch64.get.fpcr()
 declare void @llvm.aarch64.set.fpcr(i64)""",
-        pause="call void @llvm.aarch64.isb(i32 15)",
+        clock='  %now = call i64 @llvm.read_volatile_register.i64(metadata !{!"CNTVCT_EL0"})',
+        ticks="""\
+  %hertz = call i64 @llvm.read_volatile_register.i64(metadata !{!"CNTFRQ_EL0"})
+  %ticks = udiv i64 %hertz, 20000""",
+        pause="call void @llvm.aarch64.isb(i32 15)",  # 10-25 ns; `yield` is a no-op on most cores
         get_mode="  %mode = call i64 @llvm.aarch64.get.fpcr()",
         set_mode="  call void @llvm.aarch64.set.fpcr(i64 %mode)",
     ),
@@ -122,8 +138,19 @@ declare ptr @aligned_alloc(i64, i64)
 declare void @free(ptr)
 declare i32 @pthread_create(ptr, ptr, ptr, ptr)
 declare i32 @pthread_join(i64, ptr)
+declare i32 @sched_yield()
 declare i32 @pthread_setaffinity_np(i64, i64, ptr)
 {arch.declarations}
+
+define internal i64 @clock() alwaysinline {{
+{arch.clock}
+  ret i64 %now
+}}
+
+define internal i64 @spin_ticks() alwaysinline {{
+{arch.ticks}
+  ret i64 %ticks
+}}
 
 define internal i64 @get_mode() alwaysinline {{
 {arch.get_mode}
@@ -148,16 +175,23 @@ define internal void @futex_wake(ptr %word) noinline {{
 ; Wait until *word differs from old, spinning first; *flag tells the other side that a wake-up is needed. Returns *word.
 define internal i32 @await(ptr %word, ptr %flag, i32 %old) alwaysinline {{
 entry:
+  %start = call i64 @clock()
+  %ticks = call i64 @spin_ticks()
+  %patience = lshr i64 %ticks, 4
   br label %spin
 spin:
-  %polls = phi i32 [ 0, %entry ], [ %polls.next, %pause ]
   %early = load atomic i32, ptr %word acquire, align 4
   %changed = icmp ne i32 %early, %old
   br i1 %changed, label %spun, label %pause
 pause:
   {arch.pause}
-  %polls.next = add i32 %polls, 1
-  %again = icmp ult i32 %polls.next, {arch.spins}
+  %now = call i64 @clock()
+  %waited = sub i64 %now, %start
+  %soon = icmp ult i64 %waited, %patience
+  br i1 %soon, label %spin, label %yield
+yield:
+  %y = call i32 @sched_yield()
+  %again = icmp ult i64 %waited, %ticks
   br i1 %again, label %spin, label %park
 park:
   store atomic i32 1, ptr %flag seq_cst, align 4

@@ -1,0 +1,137 @@
+"""What this machine is: may it run this code, and with how many threads?"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from functools import cache
+from math import ceil
+from pathlib import Path
+
+from tcomp.errors import ArtifactError
+
+_ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
+
+# LLVM's name of a feature -> the kernel's name in /proc/cpuinfo, where they differ by more than punctuation.
+_KERNEL_NAMES = {
+    "x86_64": {
+        "x87": "fpu",
+        "sse3": "pni",
+        "lzcnt": "abm",
+        "sahf": "lahflm",
+        "prfchw": "3dnowprefetch",
+        "pclmul": "pclmulqdq",
+        "sha": "shani",
+        "rdrnd": "rdrand",
+        "crc32": "sse42",
+        "64bit": "lm",
+    },
+    "aarch64": {
+        "fparmv8": "fp",
+        "neon": "asimd",
+        "fullfp16": "asimdhp",
+        "fp16fml": "asimdfhm",
+        "dotprod": "asimddp",
+        "lse": "atomics",
+        "crc": "crc32",
+        "rdm": "asimdrdm",
+        "rcpc": "lrcpc",
+        "jsconv": "jscvt",
+        "complxnum": "fcma",
+    },
+}
+
+
+def check_target(triple: str, features: tuple[str, ...]) -> None:
+    """Refuse code that this machine cannot run. Raises ArtifactError naming what is missing."""
+    name = triple.partition("-")[0].lower()
+    wanted, here = _ALIASES.get(name, name), _ALIASES.get(platform.machine().lower(), platform.machine().lower())
+    if wanted != here or sys.platform != "linux" or "linux" not in triple:
+        raise ArtifactError(
+            f"the artifact was compiled for {triple}",
+            why=f"this machine is {here} {sys.platform}",
+            hint="compile the model for this machine",
+        )
+    present = _cpu_flags()
+    names = _KERNEL_NAMES.get(wanted, {})
+    missing = [feature for feature in features if names.get(_plain(feature), _plain(feature)) not in present]
+    if missing:
+        raise ArtifactError(
+            f"this processor lacks instructions that the artifact uses: {', '.join(missing)}",
+            hint="compile the model for this machine, or for an older one (--target 'cpu -mcpu=x86-64-v3')",
+        )
+
+
+def _plain(feature: str) -> str:
+    """One spelling for LLVM's avx512vnni, sse4.1, amx-int8 and the kernel's avx512_vnni, sse4_1, amx_int8."""
+    return feature.lstrip("+").lower().replace("-", "").replace("_", "").replace(".", "")
+
+
+@cache
+def _cpu_flags() -> frozenset[str]:
+    with open("/proc/cpuinfo", "rb", buffering=0) as file:
+        # The first processor's entry is enough, and asking for all is slow on large machines.
+        text = file.read(16384).decode(errors="replace")
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip().lower() in ("flags", "features"):
+            return frozenset(map(_plain, value.split()))
+    return frozenset()
+
+
+@cache
+def default_threads() -> int:
+    """Physical cores that this process may use: the affinity mask without SMT siblings, bounded by the cgroup's CPU
+    quota.
+    """
+    cpus = os.sched_getaffinity(0)
+    quota = cpu_quota()
+    return max(1, min(_cores(cpus), len(cpus) if quota is None else ceil(quota)))
+
+
+def _cores(cpus: set[int]) -> int:
+    """Distinct cores among `cpus`: two SMT siblings share the vector units that generated code keeps busy."""
+    siblings = set()
+    for cpu in cpus:
+        try:
+            siblings.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
+        except OSError:
+            return len(cpus)
+    return len(siblings)
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """CPUs' worth of time that the control groups (v1 or v2) of this process grant, or None. `root` is where /proc and
+    /sys lie.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    quotas = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        base = root / "sys/fs/cgroup" / controllers
+        # A group is bounded by all groups above it. Inside a container the path may be the host's: then only the root
+        # is visible.
+        folder = base / path.strip("/")
+        for group in (folder, *folder.parents):
+            if not group.is_relative_to(base):
+                break
+            quotas.append(_quota_of(group))
+    known = [quota for quota in quotas if quota is not None]
+    return min(known, default=None)
+
+
+def _quota_of(group: Path) -> float | None:
+    try:
+        if (group / "cpu.max").exists():
+            quota, period = (group / "cpu.max").read_text().split()
+        else:
+            quota, period = ((group / f"cpu.cfs_{word}_us").read_text() for word in ("quota", "period"))
+        return None if quota == "max" or int(quota) <= 0 else int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return None

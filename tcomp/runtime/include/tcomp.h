@@ -1,0 +1,68 @@
+/* The interface between a compiled model and whoever runs it.
+ *
+ * A model is a shared object. Artifact.extract(folder) writes
+ *     model.so        the code; needs nothing but libc
+ *     weights.bin     the constants; map it or read it to an address that is a multiple of 64 bytes
+ *     manifest.json   names, element types, shapes, symbolic dims, error messages
+ *
+ * To run a model whose shapes are all static:
+ *
+ *     void *model = dlopen("./model.so", RTLD_NOW | RTLD_LOCAL);
+ *     tcomp_run_fn *run = (tcomp_run_fn *)dlsym(model, "tcomp_run");
+ *     tcomp_plan_fn *plan = (tcomp_plan_fn *)dlsym(model, "tcomp_plan");
+ *     int64_t sizes[1 + NUMBER_OF_OUTPUT_EXTENTS];
+ *     plan(NULL, sizes);
+ *     tcomp_call call = {inputs, outputs, weights, aligned_alloc(64, round_up_to_64(sizes[0])), NULL, NULL};
+ *     int32_t error = run(&call);
+ *
+ * Different calls may run at the same time if they share neither outputs, workspace, dims nor pool. The code must come from a source you
+ * trust: loading a model is loading native code.
+ */
+#ifndef TCOMP_H
+#define TCOMP_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The first field is the only one that code outside the pool may use. `parallel_for` calls body(closure, begin, end) on contiguous,
+ * disjoint chunks that cover [0, extent), the first of them on the calling thread, and returns when all are done. Chunks are balanced to
+ * within one; empty ones are not called. One region at a time; bodies must not start regions. Another implementation may be
+ * substituted, since results do not depend on the partition. */
+typedef struct tcomp_pool tcomp_pool;
+struct tcomp_pool {
+  void (*parallel_for)(tcomp_pool *self, void (*body)(void *closure, int64_t begin, int64_t end), void *closure, int64_t extent);
+};
+
+typedef struct tcomp_call {
+  const void *const *inputs; /* one per manifest input: dense, row-major, aligned to the element size */
+  void *const *outputs;      /* one per manifest output: as large as tcomp_plan says, aligned to 64 bytes, overlapping nothing */
+  const void *weights;       /* the weights section, aligned to 64 bytes; read only */
+  void *workspace;           /* as large as tcomp_plan says, aligned to 64 bytes; contents mean nothing before and after */
+  int64_t *dims;             /* one per manifest dim, in its order; NULL if there is none */
+  tcomp_pool *pool;          /* NULL: run on the calling thread alone */
+} tcomp_call;
+
+/* Runs the model. Returns 0, or 1 + the index of a message in the manifest's `errors` (outputs are then unspecified).
+ * Writes the data-dependent entries of `dims`. An output whose extents depend on them keeps the strides of its planned extents: the
+ * valid part is the leading corner. */
+typedef int32_t tcomp_run_fn(const tcomp_call *call);
+
+/* sizes[0] = bytes of workspace; then the extents of all outputs, flattened in order. Data-dependent entries of `dims` are -1 before the
+ * run: extents are then upper bounds. Called again with the entries that the run wrote, it gives the true extents. */
+typedef void tcomp_plan_fn(const int64_t *dims, int64_t *sizes);
+
+/* Only in models built for more than one thread. `threads` includes the caller. `cpus`, if not NULL, holds `threads` CPU numbers (below
+ * 1024) to pin the workers to; the first entry is the caller's and is ignored. Returns NULL if there is no memory, and
+ * makes a smaller pool if the system refuses to start more threads. A pool does not survive fork(). */
+typedef tcomp_pool *tcomp_pool_create_fn(int32_t threads, const int32_t *cpus);
+
+/* Joins the workers. The pool must be idle; NULL is allowed. */
+typedef void tcomp_pool_destroy_fn(tcomp_pool *pool);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,355 @@
+"""A loaded model: arrays in, arrays out."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import weakref
+from collections.abc import Mapping
+from math import prod
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tcomp.errors import ArtifactError, InputError
+from tcomp.runtime.artifact import Artifact, Source, read_artifact
+from tcomp.runtime.host import check_target, default_threads
+from tcomp.runtime.inputs import admit
+from tcomp.runtime.manifest import Manifest, TensorSpec, numpy_dtype
+from tcomp.runtime.native import MEMORY_LIMIT, Call, NativeCode, Workspace
+
+Array: TypeAlias = npt.NDArray[Any]
+Shape: TypeAlias = tuple[int, ...]
+
+_PLANS = 256  # shapes remembered
+_UNKNOWN = -1  # a data-dependent dim before the run
+
+
+class Module:
+    """A compiled model that runs in this process.
+
+    Calls are safe from any number of Python threads. With one thread (`threads == 1`) they run at the same time, each
+    in a workspace of its own; with more, they take turns at the module's thread pool, which is the faster choice when
+    latency matters. A forked child starts a pool of its own at its first call.
+    """
+
+    def __init__(
+        self, artifact: Artifact, threads: int | None = None, code_path: str | os.PathLike[str] | None = None
+    ) -> None:
+        """Prefer `Module.load`. Raises ArtifactError if this machine cannot run the code, InputError for a bad number
+        of threads.
+        """
+        manifest = artifact.manifest
+        check_target(manifest.triple, manifest.features)
+        if threads is not None and (not isinstance(threads, int) or not 1 <= threads <= 4096):
+            raise InputError(f"threads must be between 1 and 4096, not {threads}")
+        self._artifact = artifact
+        self._code = NativeCode(artifact.code, code_path)
+        self._processes: dict[int, _Process] = {}
+        # Not at exit: other threads may still be running the model then, and the process takes its threads with it
+        # anyway.
+        weakref.finalize(self, _release, self._code, self._processes).atexit = False
+        if self._code.pool_create is None:
+            if threads not in (None, 1):
+                raise InputError(
+                    f"cannot run with {threads} threads: the model was compiled for one", hint="compile it with more"
+                )
+            threads = 1
+        self._threads = threads or manifest.threads or default_threads()
+        self._names = [spec.name for spec in manifest.inputs]
+        self._admission = [(spec, numpy_dtype(spec.dtype)) for spec in manifest.inputs]
+        self._output_names = [spec.name for spec in manifest.outputs]
+        self._output_dtypes = [numpy_dtype(spec.dtype) for spec in manifest.outputs]
+        self._dim_index = {dim.name: index for index, dim in enumerate(manifest.dims)}
+        self._grows = any(dim.data_dependent for dim in manifest.dims)
+        self._plans: dict[tuple[Shape, ...], _Plan] = {}
+
+    @classmethod
+    def load(
+        cls,
+        source: Source | Artifact,
+        threads: int | None = None,
+        verify: bool = False,
+        code_path: str | os.PathLike[str] | None = None,
+    ) -> Module:
+        """Load an artifact: a path, an open file, the bytes of one, or an `Artifact`.
+
+        `threads` overrides the number stored in the artifact. `verify` also checks the weights, which reads all of
+        them. The shared object lives in memory unless `code_path` names a file to load it from, where profilers and
+        debuggers find its symbols. Raises ArtifactError if the file is damaged or this machine cannot run it.
+        """
+        artifact = source if isinstance(source, Artifact) else read_artifact(source)
+        if verify:
+            artifact.verify()
+        return cls(artifact, threads, code_path)
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        return self.manifest.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return self.manifest.outputs
+
+    @property
+    def threads(self) -> int:
+        return self._threads
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._artifact.manifest
+
+    @property
+    def artifact(self) -> Artifact:
+        return self._artifact
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the artifact to a file, atomically."""
+        self._artifact.save(path)
+
+    def __repr__(self) -> str:
+        inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
+        return f"<tcomp.Module ({inputs}) -> ({outputs}), {self.threads} thread{'s'[: self.threads > 1]}>"
+
+    def run(self, inputs: Mapping[str, object]) -> dict[str, Array]:
+        """Run the model on named inputs: output name -> fresh ndarray (aligned to 64 bytes).
+
+        Inputs are arrays (NumPy, or anything with `__dlpack__` or `__array__`) of exactly the declared element type, or
+        Python numbers and lists whose values fit it. bfloat16 is ml_dtypes.bfloat16 where that is installed, else
+        uint16 holding the bits. An output with data-dependent extents is a view of the leading corner of a larger
+        array. Raises InputError if a name, type, rank or extent does not fit, or if the model itself reports an error
+        (an index out of bounds, ...).
+        """
+        try:
+            values = [inputs[name] for name in self._names]
+        except KeyError:
+            self._refuse_names(inputs)
+        if len(inputs) != len(values):
+            self._refuse_names(inputs)
+        return dict(zip(self._output_names, self._execute(values), strict=True))
+
+    def __call__(self, *inputs: object) -> Array | tuple[Array, ...]:
+        """Run the model on inputs in graph order: one array, or a tuple of them if the model has not exactly one
+        output.
+        """
+        if len(inputs) != len(self._names):
+            raise InputError(f"expected {len(self._names)} inputs ({', '.join(self._names)}), got {len(inputs)}")
+        outputs = self._execute(list(inputs))
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    # ---- one call --------------------------------------------------------------------------------
+
+    def _execute(self, values: list[Any]) -> list[Array]:
+        for index, (spec, dtype) in enumerate(self._admission):
+            value = values[index]
+            if (
+                type(value) is not np.ndarray
+                or value.dtype is not dtype
+                or not (value.flags.c_contiguous and value.flags.aligned)
+            ):
+                values[index] = admit(value, spec, dtype)
+        shapes = tuple([value.shape for value in values])
+        plan = self._plans.get(shapes) or self._make_plan(shapes)
+        try:
+            outputs = [_allocate(*output) for output in plan.outputs]
+        except (MemoryError, ValueError) as problem:
+            raise InputError("no memory for the outputs", why=str(problem), hint="run with smaller inputs") from None
+
+        pid = os.getpid()
+        process = self._processes.get(pid) or self._processes.setdefault(pid, _Process())
+        if self._threads == 1:
+            error, dims = self._call(process.frames, plan, values, outputs, None)
+        else:
+            with process.lock:
+                if process.pool is None and self._code.pool_create is not None:
+                    process.pool = self._code.pool_create(self._threads, None)
+                error, dims = self._call(process.frames, plan, values, outputs, process.pool)
+        if error:
+            self._fail(error)
+        return outputs if dims is None else self._slice(outputs, plan, dims)
+
+    def _call(
+        self, frames: list[_Frame], plan: _Plan, inputs: list[Array], outputs: list[Array], pool: int | None
+    ) -> tuple[int, list[int] | None]:
+        """The error code, and the dims if the run determined some."""
+        try:
+            frame = frames.pop()
+        except IndexError:
+            frame = _Frame(self._artifact.weights, len(self._names), len(self._output_names), len(self._dim_index))
+        frame.prepare(plan, pool, self._grows)
+        for index, array in enumerate(inputs):
+            frame.inputs[index] = array.__array_interface__["data"][0]
+        for index, array in enumerate(outputs):
+            frame.outputs[index] = array.__array_interface__["data"][0]
+        error = self._code.run(frame.address)
+        dims = list(frame.dims) if self._grows else None
+        frames.append(frame)
+        return error, dims
+
+    # ---- shapes ----------------------------------------------------------------------------------
+
+    def _make_plan(self, shapes: tuple[Shape, ...]) -> _Plan:
+        dims = self._bind(shapes)
+        workspace, extents = self._sizes(dims)
+        outputs = []
+        for shape, dtype in zip(extents, self._output_dtypes, strict=True):
+            size = prod(shape) * dtype.itemsize
+            if size > MEMORY_LIMIT:
+                raise InputError(
+                    f"an output would have the shape {shape}: {size >> 40} TiB", hint="run with smaller inputs"
+                )
+            outputs.append((shape, dtype, size))
+        plan = _Plan(dims, workspace, outputs)
+        if len(self._plans) >= _PLANS:
+            self._plans.clear()
+        self._plans[shapes] = plan
+        return plan
+
+    def _bind(self, shapes: tuple[Shape, ...]) -> list[int]:
+        """The values of all dims, from the shapes of the inputs."""
+        dims: list[int] = [_UNKNOWN] * len(self._dim_index)
+        binder: dict[str, str] = {}
+        for spec, shape in zip(self.inputs, shapes, strict=True):
+            if len(shape) != len(spec.shape):
+                self._refuse_shape(spec, shape, f"it has {len(shape)} axes instead of {len(spec.shape)}")
+            for axis, (expected, extent) in enumerate(zip(spec.shape, shape, strict=True)):
+                if isinstance(expected, int):
+                    if extent != expected:
+                        self._refuse_shape(spec, shape, f"axis {axis} has {extent} elements instead of {expected}")
+                    continue
+                index = self._dim_index[expected]
+                dim = self.manifest.dims[index]
+                if dims[index] not in (_UNKNOWN, extent):
+                    self._refuse_shape(
+                        spec, shape, f"{expected} is {extent} here, but {dims[index]} in input {binder[expected]!r}"
+                    )
+                if extent < dim.min or (dim.max is not None and extent > dim.max):
+                    limit = "no limit" if dim.max is None else dim.max
+                    self._refuse_shape(
+                        spec, shape, f"{expected} is {extent}, outside its range of {dim.min} to {limit}"
+                    )
+                dims[index], binder[expected] = extent, spec.name
+        return dims
+
+    def _sizes(self, dims: list[int]) -> tuple[int, list[Shape]]:
+        """Bytes of workspace and the shapes of the outputs for these dims, as the code tells them; checked, since
+        memory depends on them.
+        """
+        sizes = (ctypes.c_int64 * (1 + sum(len(spec.shape) for spec in self.outputs)))()
+        self._code.plan((ctypes.c_int64 * max(1, len(dims)))(*dims), sizes)
+        workspace, *flat = sizes
+        if not 0 <= workspace <= MEMORY_LIMIT or any(extent < 0 for extent in flat):
+            raise ArtifactError(
+                f"the code asks for impossible sizes: {workspace} bytes of workspace, output extents {flat}"
+            )
+        shapes = []
+        for spec in self.outputs:
+            shape, flat = tuple(flat[: len(spec.shape)]), flat[len(spec.shape) :]
+            if any(
+                isinstance(promised, int) and promised != extent
+                for promised, extent in zip(spec.shape, shape, strict=True)
+            ):
+                raise ArtifactError(f"the code makes output {spec} of the shape {shape}, against its manifest")
+            shapes.append(shape)
+        return workspace, shapes
+
+    def _slice(self, outputs: list[Array], plan: _Plan, dims: list[int]) -> list[Array]:
+        """The valid parts of the outputs, now that the data-dependent dims are known."""
+        if any(dim.data_dependent and value < 0 for dim, value in zip(self.manifest.dims, dims, strict=True)):
+            raise ArtifactError(f"the code did not determine its data-dependent dims: {dims}")
+        _, extents = self._sizes(dims)
+        for index, (shape, (bound, _, _)) in enumerate(zip(extents, plan.outputs, strict=True)):
+            if shape != bound:
+                if any(extent > most for extent, most in zip(shape, bound, strict=True)):
+                    raise ArtifactError(f"output {self.outputs[index]} grew to {shape}, beyond its bound {bound}")
+                outputs[index] = outputs[index][tuple(map(slice, shape))]
+        return outputs
+
+    # ---- refusals --------------------------------------------------------------------------------
+
+    def _refuse_names(self, inputs: Mapping[str, object]) -> NoReturn:
+        missing = [name for name in self._names if name not in inputs]
+        unknown = [str(name) for name in inputs if name not in self._names]
+        what = [f"{word} {', '.join(names)}" for word, names in (("missing", missing), ("unknown", unknown)) if names]
+        raise InputError(
+            f"the inputs do not match the model: {'; '.join(what)}", hint=f"it takes {', '.join(map(str, self.inputs))}"
+        )
+
+    def _refuse_shape(self, spec: TensorSpec, shape: Shape, why: str) -> NoReturn:
+        expected = f"({', '.join(map(str, spec.shape))})"
+        raise InputError(f"input {spec.name!r} has the wrong shape: expected {expected}, got {shape}", why=why)
+
+    def _fail(self, error: int) -> NoReturn:
+        messages = self.manifest.errors
+        known = 1 <= error <= len(messages)
+        raise InputError(f"the model stopped: {messages[error - 1] if known else f'unknown error {error}'}")
+
+
+class _Plan:
+    """What is known once the shapes of the inputs are."""
+
+    __slots__ = ("dims", "outputs", "workspace")
+
+    def __init__(self, dims: list[int], workspace: int, outputs: list[tuple[Shape, np.dtype[Any], int]]) -> None:
+        self.dims, self.workspace, self.outputs = dims, workspace, outputs
+
+
+class _Process:
+    """What belongs to one process: a child made by fork has no worker threads, and its copy of a lock may be held by
+    none.
+    """
+
+    __slots__ = ("frames", "lock", "pool")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.pool: int | None = None
+        self.frames: list[_Frame] = []
+
+
+class _Frame:
+    """The arguments and the workspace of one native call; reused by later calls."""
+
+    __slots__ = ("_plan", "_workspace", "address", "call", "dims", "inputs", "outputs")
+
+    def __init__(self, weights: npt.NDArray[np.uint8], inputs: int, outputs: int, dims: int) -> None:
+        self.inputs = (ctypes.c_void_p * inputs)()
+        self.outputs = (ctypes.c_void_p * outputs)()
+        self.dims = (ctypes.c_int64 * dims)()
+        self._plan: _Plan | None = None
+        self._workspace = Workspace(0)
+        self.call = Call(
+            inputs=ctypes.addressof(self.inputs),
+            outputs=ctypes.addressof(self.outputs),
+            weights=weights.__array_interface__["data"][0],
+            workspace=self._workspace.address,
+            dims=ctypes.addressof(self.dims),
+        )
+        self.address = ctypes.addressof(self.call)
+
+    def prepare(self, plan: _Plan, pool: int | None, dims_were_written: bool) -> None:
+        self.call.pool = pool
+        if plan is self._plan and not dims_were_written:
+            return
+        self._plan = None  # if there is no memory, the next call must not take this frame for prepared
+        if plan.workspace > self._workspace.size:
+            self._workspace = Workspace(plan.workspace)
+            self.call.workspace = self._workspace.address
+        for index, value in enumerate(plan.dims):
+            self.dims[index] = value
+        self._plan = plan
+
+
+def _allocate(shape: Shape, dtype: np.dtype[Any], size: int) -> Array:
+    """An uninitialised array whose data is aligned to 64 bytes."""
+    room = np.empty(size + 63, np.uint8)
+    return np.ndarray(shape, dtype, room, -room.__array_interface__["data"][0] & 63)
+
+
+def _release(code: NativeCode, processes: dict[int, _Process]) -> None:
+    here = processes.get(os.getpid())
+    if here is not None and here.pool is not None and code.pool_destroy is not None:
+        code.pool_destroy(here.pool)
+    code.close()

@@ -1,0 +1,115 @@
+"""Native code and native memory: the shared object of a model in this process, and workspaces for it."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import tempfile
+from _ctypes import dlclose
+from pathlib import Path
+
+from tcomp.errors import ArtifactError, InputError
+
+MEMORY_LIMIT = 1 << 46  # bytes; more than any machine has, less than overflows
+_HUGE = 2 << 20
+
+
+class Call(ctypes.Structure):
+    """`tcomp_call` of include/tcomp.h."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("inputs", "outputs", "weights", "workspace", "dims", "pool")]
+
+
+class NativeCode:
+    """A model's shared object, loaded. `pool_create` and `pool_destroy` are None in code built for one thread."""
+
+    def __init__(self, code: bytes, path: str | os.PathLike[str] | None = None) -> None:
+        """Load `code` from memory, or from a file written to `path`. Raises ArtifactError if it cannot be loaded."""
+        self._library, self._descriptor = _open(code) if path is None else (_open_file(code, Path(path)), None)
+        self.run = self._function("tcomp_run", ctypes.c_int32, ctypes.c_void_p)
+        self.plan = self._function("tcomp_plan", None, ctypes.c_void_p, ctypes.c_void_p)
+        self.pool_create = self.pool_destroy = None
+        if hasattr(self._library, "tcomp_pool_create"):
+            self.pool_create = self._function("tcomp_pool_create", ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p)
+            self.pool_destroy = self._function("tcomp_pool_destroy", None, ctypes.c_void_p)
+
+    def _function(
+        self, name: str, result: type[ctypes.c_int32] | type[ctypes.c_void_p] | None, *arguments: type
+    ) -> ctypes._NamedFuncPointer:
+        try:
+            function = self._library[name]
+        except AttributeError:
+            self.close()
+            raise ArtifactError(f"the artifact's code lacks the function {name}") from None
+        function.restype, function.argtypes = result, arguments
+        return function
+
+    def close(self) -> None:
+        """Unload. No function may be running, nor be called later."""
+        dlclose(self._library._handle)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+
+def _open(code: bytes) -> tuple[ctypes.CDLL, int | None]:
+    """Load a shared object that is not a file.
+
+    The descriptor stays open as long as the library is loaded: the loader knows libraries by path, and would take a
+    later one with the same descriptor number, hence the same path, for this one.
+    """
+    try:
+        descriptor = os.memfd_create("tcomp-model", os.MFD_CLOEXEC)
+    except OSError:
+        return _open_temporary(code), None
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(code)
+        return ctypes.CDLL(f"/proc/self/fd/{descriptor}"), descriptor
+    except OSError:  # no /proc, or memory files may not be executed here
+        os.close(descriptor)
+        return _open_temporary(code), None
+
+
+def _open_temporary(code: bytes) -> ctypes.CDLL:
+    try:
+        with tempfile.TemporaryDirectory(prefix="tcomp-") as folder:
+            return _open_file(code, Path(folder, "model.so"))
+    except OSError as problem:
+        raise ArtifactError("the artifact's code cannot be loaded", why=str(problem)) from None
+
+
+def _open_file(code: bytes, path: Path) -> ctypes.CDLL:
+    try:
+        path.unlink(missing_ok=True)  # a library already loaded from there must not change
+        path.write_bytes(code)
+        return ctypes.CDLL(os.path.abspath(path))
+    except OSError as problem:
+        raise ArtifactError("the artifact's code cannot be loaded", why=str(problem)) from None
+
+
+class Workspace:
+    """Scratch memory for one call at a time, aligned to 64 bytes at least; large ones ask for huge pages. Raises
+    InputError if there is none.
+    """
+
+    __slots__ = ("_memory", "address", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        large = size >= 2 * _HUGE
+        try:
+            self._memory = mmap.mmap(
+                -1, size + _HUGE if large else max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            )
+        except (OSError, OverflowError) as problem:
+            raise InputError(
+                f"no memory for a workspace of {size >> 20} MiB", why=str(problem), hint="run with smaller inputs"
+            ) from None
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        if large:
+            self.address = -(-self.address // _HUGE) * _HUGE
+            try:
+                self._memory.madvise(mmap.MADV_HUGEPAGE)
+            except (AttributeError, OSError):
+                pass  # a kernel without huge pages: only slower

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import native_models as models  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def affine_code() -> bytes:
+    return models.affine_code()
+
+
+@pytest.fixture(scope="session")
+def affine(affine_code: bytes) -> bytes:
+    """The artifact of y = s * x + w."""
+    return models.packed(affine_code, models.AFFINE_MANIFEST, [("w", models.W)])
+
+
+@pytest.fixture(scope="session")
+def filtering() -> bytes:
+    """The artifact of a model with a data-dependent extent and an error."""
+    return models.packed(models.filter_code(), models.FILTER_MANIFEST, [])

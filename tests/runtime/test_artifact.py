@@ -1,0 +1,197 @@
+"""The artifact file: round trips, atomic writes, and every kind of damage."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import native_models as models
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tcomp.errors import ArtifactError, TcompError
+from tcomp.runtime import Module, plan_weights, read_artifact, write_artifact
+
+CODE = b"\x7fELF stands for itself here"
+
+
+def pack(weights: list[tuple[str, Any]] | None = None, **changes: Any) -> bytes:
+    return models.packed(CODE, models.AFFINE_MANIFEST, [("w", models.W)] if weights is None else weights, **changes)
+
+
+@given(st.lists(st.integers(0, 300), max_size=12))
+@settings(max_examples=30, derandomize=True)
+def test_planned_weights_are_aligned_and_disjoint(sizes: list[int]) -> None:
+    offsets = plan_weights(sizes)
+    assert len(offsets) == len(sizes) and all(offset % 64 == 0 for offset in offsets)
+    ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
+    assert all(0 <= start - end < 64 for start, end in zip(offsets[1:], ends, strict=False))
+
+
+def test_round_trip_through_path_bytes_and_open_file(tmp_path: Path) -> None:
+    big = np.arange(5000, dtype=np.float64).reshape(50, 100)
+    half = np.array([1.5, 2.0], ml_dtypes.bfloat16)
+    weights = [("big", big), ("none", b""), ("half", half), ("raw", bytearray(b"abc"))]
+    path = tmp_path / "model.tcomp"
+    write_artifact(path, CODE, weights, models.AFFINE_MANIFEST)
+    with tempfile.TemporaryFile() as file:
+        write_artifact(file, CODE, weights, models.AFFINE_MANIFEST)
+        artifacts = [
+            read_artifact(path),
+            read_artifact(str(path)),
+            read_artifact(path.read_bytes()),
+            read_artifact(file),
+        ]
+    for artifact in artifacts:
+        artifact.verify()
+        assert artifact.code == CODE
+        assert artifact.weight("big").tobytes() == big.tobytes() and artifact.weight("raw").tobytes() == b"abc"
+        assert artifact.weight("half").tobytes() == half.tobytes() and artifact.weight("none").size == 0
+        assert artifact.weights.ctypes.data % 64 == 0 and not artifact.weights.flags.writeable
+        assert artifact.manifest == artifacts[0].manifest
+    manifest = artifacts[0].manifest
+    assert [str(spec) for spec in manifest.inputs] == ["x: float32[n, 4]", "s: float32[]"]
+    assert (manifest.dims[0].name, manifest.dims[0].max, manifest.threads) == ("n", 4000000, 2)
+
+
+def test_the_same_artifact_has_the_same_bytes_and_an_aligned_weights_section() -> None:
+    data = pack()
+    assert data == pack()
+    assert np.frombuffer(data, np.uint64, 6, 16)[2] % 4096 == 0
+
+
+def test_failed_writes_leave_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "model.tcomp"
+    write_artifact(path, CODE, [], models.AFFINE_MANIFEST)
+    before = path.read_bytes()
+    with pytest.raises(ArtifactError, match=r"inputs\[0\]\.dtype"):
+        write_artifact(
+            path, CODE, [], {**models.AFFINE_MANIFEST, "inputs": [{"name": "x", "dtype": "float31", "shape": []}]}
+        )
+    with pytest.raises(ArtifactError, match="not a contiguous buffer"):
+        write_artifact(path, CODE, [("w", np.zeros((4, 4))[:, 1])], models.AFFINE_MANIFEST)
+    with pytest.raises(ArtifactError, match="cannot write"):
+        write_artifact(tmp_path / "missing" / "model.tcomp", CODE, [], models.AFFINE_MANIFEST)
+    assert os.listdir(tmp_path) == ["model.tcomp"] and path.read_bytes() == before
+
+
+def test_saving_over_a_mapped_file_does_not_disturb_it(tmp_path: Path) -> None:
+    path = tmp_path / "model.tcomp"
+    path.write_bytes(pack())
+    old = read_artifact(path)
+    read_artifact(pack([("w", np.full(4, 9, np.float32))])).save(path)
+    assert old.weight("w").tobytes() == models.W.tobytes()
+    assert read_artifact(path).weight("w").tobytes() == np.full(4, 9, np.float32).tobytes()
+    old.save(path)
+    assert path.read_bytes() == pack()
+
+
+def test_extract(tmp_path: Path) -> None:
+    artifact = read_artifact(pack())
+    artifact.extract(tmp_path / "out")
+    assert (tmp_path / "out" / "model.so").read_bytes() == CODE
+    assert (tmp_path / "out" / "weights.bin").read_bytes() == models.W.tobytes()
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["producer"] == "tests"
+
+
+def test_files_that_are_not_artifacts(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "empty").touch()
+    (tmp_path / "text").write_text("hello")
+    for name, message in (
+        ("missing", "No such file"), ("fifo", "not a regular file"), ("empty", "empty"), ("text", "not a tcomp artifact"), (".", "directory|regular"),
+    ):  # fmt: skip
+        with pytest.raises(ArtifactError, match=message):
+            read_artifact(tmp_path / name)
+    with pytest.raises(ArtifactError, match="give its bytes"):
+        read_artifact(io.BytesIO(pack()))
+    with pytest.raises(ArtifactError, match="not a tcomp artifact"):
+        read_artifact(b"")
+
+
+def test_other_versions_are_named() -> None:
+    newer = bytearray(pack())
+    newer[8] = 7
+    with pytest.raises(ArtifactError, match="layout version 7"):
+        read_artifact(newer)
+
+
+def test_damaged_weights_are_found_on_request_and_named() -> None:
+    data = bytearray(pack([("first", bytes(100)), ("second", bytes(100))]))
+    data[-1] ^= 1
+    artifact = read_artifact(data)
+    with pytest.raises(ArtifactError, match="'second'"):
+        artifact.verify()
+
+
+def test_manifest_fields_are_checked() -> None:
+    tensor = {"name": "y", "dtype": "float32", "shape": [1]}
+    for changes, message in (
+        ({"dims": [{"name": "n", "min": 5, "max": 2, "data_dependent": False}]}, r"dims\[0\]\.max"),
+        ({"dims": [*models.AFFINE_MANIFEST["dims"], {"name": "k", "min": 1, "max": 2, "data_dependent": False}]}, "'k'"),
+        ({"dims": [{"name": "n", "min": 0, "max": 2, "data_dependent": True}]}, "not data-dependent"),
+        ({"inputs": [{"name": "x", "dtype": "float32", "shape": [{"dim": 1}]}]}, r"shape\[0\]\.dim"),
+        ({"inputs": [{"name": "x", "dtype": "float32", "shape": [-1]}]}, r"shape\[0\]"),
+        ({"inputs": [{"name": "x", "dtype": "float32", "shape": [1] * 65}]}, "at most 64"),
+        ({"outputs": [tensor, tensor]}, "same name"),
+        ({"threads": 0}, "threads"),
+        ({"threads": True}, "threads"),
+        ({"errors": [1]}, "errors"),
+        ({"notes": []}, "notes"),
+        ({"target": "x86"}, "target"),
+        ({"producer": None}, "producer"),
+        ({"notes": {"x": float("nan")}}, "JSON"),
+        ({"notes": {"x": b"bytes"}}, "JSON"),
+    ):  # fmt: skip
+        with pytest.raises(ArtifactError, match=message):
+            pack(**changes)
+
+
+@settings(
+    max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.data())
+def test_damage_is_refused(affine: bytes, data: st.DataObject) -> None:
+    """Header, manifest and code are always checked, so that damage there never goes unnoticed, nor reaches native code."""
+    damaged = bytearray(affine)
+    used = int(np.frombuffer(affine, np.uint64, 6, 16)[0] + np.frombuffer(affine, np.uint64, 6, 16)[1])
+    if data.draw(st.booleans()):
+        damaged = damaged[: data.draw(st.integers(0, len(damaged) - 1))]
+    else:
+        for _ in range(data.draw(st.integers(1, 3))):
+            at = data.draw(st.one_of(st.integers(0, 127), st.integers(0, used - 1)))
+            damaged[at] ^= data.draw(st.integers(1, 255))
+    try:
+        module = Module.load(bytes(damaged), threads=1)
+    except ArtifactError:
+        return
+    assert len(damaged) == len(affine)  # only padding was hit
+    x = np.ones((2, 4), np.float32)
+    assert np.array_equal(module(x, np.float32(2)), 2 * x + models.W)
+
+
+def test_a_hostile_manifest_cannot_exhaust_memory_or_the_stack() -> None:
+    import hashlib
+    import struct
+
+    for text in (
+        b"[" * 100000,
+        b'{"a":' * 100000,
+        b'{"format":' + b"9" * 10000 + b"}",
+        b"\xff",
+        b"{}",
+        b'{"format":1}',
+    ):
+        head = struct.pack("<8sII6Q", b"\x89TCOMP\r\n", 1, 0, 128, 0, 0x1000000, 0, 128, len(text))
+        for offset in (0x1000000, 1 << 62, 4096):
+            head = head[:32] + struct.pack("<Q", offset) + head[40:]
+            data = (head + hashlib.sha256(head + text).digest()).ljust(128, b"\0") + text
+            with pytest.raises(TcompError):
+                read_artifact(data + bytes(max(0, 4096 - len(data)) if offset == 4096 else 0))

@@ -1,0 +1,77 @@
+"""What the runtime finds out about the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import pytest
+
+from tcomp.errors import ArtifactError
+from tcomp.runtime import host
+
+TRIPLE = f"{platform.machine()}-unknown-linux-gnu"
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({}, None),
+        ({"proc/self/cgroup": "0::/\n"}, None),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, None),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"}, 1.5),
+        # The tightest group on the way up counts.
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "100000 100000", "sys/fs/cgroup/a/b/cpu.max": "300000 100000"}, 1.0),
+        # In a container, the host's path is not visible.
+        ({"proc/self/cgroup": "0::/docker/123\n", "sys/fs/cgroup/cpu.max": "250000 100000"}, 2.5),
+        ({"proc/self/cgroup": "4:memory:/x\n3:cpu,cpuacct:/x\n", "sys/fs/cgroup/cpu,cpuacct/x/cpu.cfs_quota_us": "50000",
+          "sys/fs/cgroup/cpu,cpuacct/x/cpu.cfs_period_us": "100000"}, 0.5),
+        ({"proc/self/cgroup": "1:cpu:/\n", "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, None),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "garbage"}, None),
+    ],
+)  # fmt: skip
+def test_cpu_quota(files: dict[str, str], quota: float | None, tmp_path: Path) -> None:
+    assert host.cpu_quota(write(tmp_path, files)) == quota
+
+
+def test_default_threads_obey_affinity_and_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cpus, quota, expected in (
+        ({0}, None, 1),
+        ({0, 1, 2, 3}, None, 4),
+        ({0, 1, 2, 3}, 1.5, 2),
+        ({0, 1}, 8.0, 2),
+        ({0}, 0.1, 1),
+    ):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, cpus=cpus: cpus)
+        monkeypatch.setattr(host, "cpu_quota", lambda quota=quota: quota)
+        monkeypatch.setattr(host, "_cores", len)
+        host.default_threads.cache_clear()
+        assert host.default_threads() == expected
+    monkeypatch.undo()
+    host.default_threads.cache_clear()
+    assert 1 <= host.default_threads() <= len(os.sched_getaffinity(0))
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="uses the names of x86 features")
+def test_feature_names_of_llvm_and_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = "fpu pni ssse3 sse4_1 sse4_2 avx512f avx512_vnni amx_int8 abm pclmulqdq sha_ni".split()
+    monkeypatch.setattr(host, "_cpu_flags", lambda: frozenset(map(host._plain, flags)))
+    host.check_target(
+        TRIPLE, ("x87", "sse3", "sse4.1", "+avx512f", "avx512vnni", "amx-int8", "lzcnt", "pclmul", "sha", "crc32")
+    )
+    with pytest.raises(ArtifactError, match=r": avx512bf16, fma\n(.|\n)*compile the model") as caught:
+        host.check_target(TRIPLE, ("sse3", "avx512bf16", "fma"))
+    assert "sse3" not in str(caught.value)
+
+
+def test_this_machine_has_features() -> None:
+    assert len(host._cpu_flags()) > 3
+    host.check_target(TRIPLE, ())
