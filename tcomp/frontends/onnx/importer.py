@@ -19,7 +19,8 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from tcomp.errors import ImportModelError, InputError, TcompError, UnsupportedError
 from tcomp.frontends.onnx import reader, schema, table
 from tcomp.frontends.onnx.context import FOLD_LIMIT, Body, Context, Scope, check_type
-from tcomp.ir.expr import Dim, dim
+from tcomp.frontends.onnx.signature import signature
+from tcomp.ir.expr import Dim
 from tcomp.ir.graph import Graph, Node, Value
 from tcomp.ops.shapes import IDENTITY
 
@@ -53,8 +54,8 @@ def import_model(
 ) -> Graph:
     """The graph of an ONNX model.
 
-    `shapes` gives inputs another shape: ints, and names for symbolic dims. `dims` fixes a symbolic dim (int) or bounds it (lowest,
-    highest). Symbolic dims have the name the model gives them; open ones without a name are called `<input>_<axis>`.
+    `shapes` gives inputs another shape: ints, and names (or formulas such as "32*h") for symbolic dims. `dims` fixes a symbolic dim
+    (int) or bounds it (lowest, highest). Symbolic dims have the name the model gives them; open ones are called `<input>_<axis>`.
 
     Raises `ImportModelError` for what is no valid model, `InputError` for shapes and dims that do not fit it, and `UnsupportedError`
     naming every node that cannot be compiled.
@@ -169,7 +170,7 @@ class _Importer:
         builder = frame.scope.builder
         for info in [*proto.input, *proto.output]:
             builder.fresh(info.name)  # reserves the names of the signature
-        for name, dtype, shape in _signature([i for i in proto.input if i.name not in initializers], shapes, dims):
+        for name, dtype, shape in signature([i for i in proto.input if i.name not in initializers], shapes, dims):
             check_type(shape, dtype, f"input `{name}`")
             frame.values[name] = value = Value(name, dtype, shape)
             builder.inputs.append(value)
@@ -385,71 +386,6 @@ def _bound(proto: GraphProto, inputs: Sequence[Value]) -> dict[str, Value]:
     if len(proto.input) != len(inputs):
         raise ImportModelError(f"a body has {len(proto.input)} inputs, its node passes {len(inputs)}", where=f"graph `{proto.name}`")
     return dict(zip((i.name for i in proto.input), inputs, strict=True))
-
-
-# ---------------------------------------------------------------- the signature
-
-
-def _signature(
-    infos: Sequence[ValueInfoProto],
-    shapes: Mapping[str, Sequence[int | str]],
-    dims: Mapping[str, int | tuple[int, int]],
-) -> list[tuple[str, str, tuple[Dim, ...]]]:
-    """(name, dtype, shape) of the inputs, with the caller's shapes and dims applied."""
-    names = [i.name for i in infos]
-    if unknown := [n for n in shapes if n not in names]:
-        raise InputError(f"the model has no input `{unknown[0]}`", hint=f"its inputs are {', '.join(names)}")
-    named: dict[str, list[int | str]] = {}
-    dtypes: dict[str, str] = {}
-    sizes: dict[str, int | str] = {}  # what `shapes` says of the model's own dim names
-    for info in infos:
-        dtype, declared = reader.tensor_type(info.type, f"input `{info.name}`")
-        dtypes[info.name] = dtype
-        given = shapes.get(info.name)
-        if declared is None and given is None:
-            raise UnsupportedError(
-                "the number of dimensions of an input is not known", where=f"input `{info.name}`", hint="give its shape with --shape"
-            )
-        own = [d if d is not None else f"{info.name}_{axis}" for axis, d in enumerate(declared or [])]
-        if given is None:
-            named[info.name] = own
-            continue
-        if declared is not None and len(given) != len(own):
-            raise InputError(f"input `{info.name}` has {len(own)} dimensions, the shape given has {len(given)}")
-        for d, size in zip(own, given, strict=False):
-            if isinstance(d, str) and sizes.setdefault(d, size) != size:
-                raise InputError(f"the shapes given say both {sizes[d]} and {size} for dim `{d}`", where=f"input `{info.name}`")
-        named[info.name] = list(given)
-    shapes_of = {n: [sizes.get(d, d) if isinstance(d, str) else d for d in shape] for n, shape in named.items()}
-    symbols = dict.fromkeys(d for shape in shapes_of.values() for d in shape if isinstance(d, str))
-    symbols.update(dict.fromkeys(d for d in sizes if d in dims))
-    if unknown := [n for n in dims if n not in symbols]:
-        listed = ", ".join(symbols) or "none: all its shapes are fixed"
-        raise InputError(f"the model has no dim `{unknown[0]}`", hint=f"its symbolic dims are {listed}")
-    extents = {name: _extent(name, dims.get(name)) for name in symbols}
-    for d, size in sizes.items():
-        if d in dims and isinstance(size, int) and extents[d] is not size and extents[d] != size:
-            raise InputError(f"dim `{d}` is given as {dims[d]}, and as {size} by a shape")
-    return [
-        (n, dtypes[n], tuple(extents[d] if isinstance(d, str) else _checked(d, n) for d in shape)) for n, shape in shapes_of.items()
-    ]
-
-
-def _checked(size: int, name: str) -> int:
-    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-        raise InputError(f"a shape has the size {size!r}", where=f"input `{name}`", hint="sizes are integers, 0 or more")
-    return size
-
-
-def _extent(name: str, given: int | tuple[int, int] | None) -> Dim:
-    match given:
-        case None:
-            return dim(name)
-        case int() if given >= 0 and not isinstance(given, bool):
-            return given
-        case (int(lo), int(hi)) if 0 <= lo <= hi:
-            return lo if lo == hi else dim(name, lo, hi)
-    raise InputError(f"dim `{name}` is given as {given!r}", hint="an integer, or a pair (lowest, highest)")
 
 
 # ---------------------------------------------------------------- order, names and ends
