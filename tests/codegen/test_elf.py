@@ -241,7 +241,8 @@ declare i64 @labs(i64)
 
 
 def test_weak_definitions_merge(tmp_path: Path) -> None:
-    weak = "define linkonce_odr i32 @shared() {\n  ret i32 5\n}\ndefine i32 @NAME() {\n  %x = call i32 @shared()\n  ret i32 %x\n}"
+    weak = "define linkonce_odr i32 @shared() {\n  ret i32 5\n}\n"
+    weak += "define i32 @NAME() {\n  %x = call i32 @shared()\n  ret i32 %x\n}"
     objects = [compile_ir(weak.replace("NAME", name)) for name in ("a", "b")]
     library = load(link(objects, ["a", "b", "shared"]), tmp_path)
     assert library.a() == library.b() == 5
@@ -253,24 +254,41 @@ F = "define i32 @f() {\n  ret i32 1\n}\n"
 @pytest.mark.parametrize(
     ("objects", "exports", "message"),
     [
-        ([F.replace("ret i32 1", "%x = call i32 @g()\n  ret i32 %x") + "declare i32 @g()"], ["f"], r"'g' is not defined(.|\n)*object 0 \(defines f\)"),
+        (
+            [F.replace("ret i32 1", "%x = call i32 @g()\n  ret i32 %x") + "declare i32 @g()"],
+            ["f"],
+            r"'g' is not defined(.|\n)*object 0 \(defines f\)",
+        ),
         ([F, F], ["f"], "'f' is defined twice"),
         ([F], ["f", "h"], "'h' is not defined by any object"),
         ([F + "@t = thread_local global i32 1"], ["f"], "neither code nor plain data"),
-        ([F + "@llvm.global_ctors = appending global [1 x { i32, ptr, ptr }] [{ i32, ptr, ptr } { i32 1, ptr @f, ptr null }]"], ["f"], "neither code nor plain data"),
+        (
+            [
+                F
+                + "@llvm.global_ctors = appending global [1 x { i32, ptr, ptr }] "
+                + "[{ i32, ptr, ptr } { i32 1, ptr @f, ptr null }]"
+            ],
+            ["f"],
+            "neither code nor plain data",
+        ),
         ([F + "@x = common global i32 0"], ["f"], "common, absolute"),
         ([F + "@big = global [3000000000 x i8] zeroinitializer"], ["f"], "bad alignment, size"),
         ([F + "@wide = global i8 1, align 1048576"], ["f"], "alignment of 1048576"),
         ([], ["f"], "no objects"),
     ],
-)  # fmt: skip
+)
 def test_refusals(objects: list[str], exports: list[str], message: str) -> None:
     with pytest.raises(CodegenError, match=message):
         link([compile_ir(ir) for ir in objects], exports)
 
 
 def test_refuses_code_that_is_not_position_independent() -> None:
-    static = compile_ir("@a = internal global [4 x i32] zeroinitializer\ndefine ptr @f(i64 %i) {\n  %p = getelementptr i32, ptr @a, i64 %i\n  ret ptr %p\n}", X86, "static")  # fmt: skip
+    static = compile_ir(
+        "@a = internal global [4 x i32] zeroinitializer\n"
+        "define ptr @f(i64 %i) {\n  %p = getelementptr i32, ptr @a, i64 %i\n  ret ptr %p\n}",
+        X86,
+        "static",
+    )
     with pytest.raises(CodegenError, match="relocation type 1[01] is not supported"):
         link([static], ["f"])
 

@@ -56,7 +56,7 @@ done:
   ret void
 }
 
-; `count` regions of the extents low, low + 1, ... (modulo 64), each after `delay` more turns of an empty loop than the one before
+; `count` regions of the extents low, low + 1, ... (modulo 64), each after `delay` more turns of a loop than the last
 define void @regions(ptr %pool, ptr %body, ptr %closure, i64 %low, i64 %count, i64 %delay) {
 entry:
   %parallel_for = load ptr, ptr %pool
@@ -162,7 +162,7 @@ def expected_sum(low: int, count: int) -> int:
 
 @pytest.mark.parametrize("delay", [0, 60, 400])
 def test_every_iteration_runs_once_whatever_the_pace(pool: Pool, delay: int) -> None:
-    """With delays that grow through the spinning time of the workers, regions meet workers that spin, park, and are about to do either."""
+    """Delays that grow through the spinning time of the workers: regions meet workers that spin, sleep, or are about to."""
     count = 3000 if delay == 0 else 1500
     total = ctypes.c_int64(0)
     pool.regions("sum", ctypes.addressof(total), 0, count, delay)
@@ -245,7 +245,8 @@ def test_workers_can_be_pinned(library: ctypes.CDLL) -> None:
 
 @pytest.mark.skipif(not HOST.startswith("x86_64"), reason="sets MXCSR")
 def test_workers_use_the_floating_point_mode_of_the_caller(library: ctypes.CDLL, tmp_path: Path) -> None:
-    ir = "declare void @llvm.x86.sse.ldmxcsr(ptr)\ndefine void @set(ptr %mode) {\n  call void @llvm.x86.sse.ldmxcsr(ptr %mode)\n  ret void\n}"  # fmt: skip
+    ir = "declare void @llvm.x86.sse.ldmxcsr(ptr)\n"
+    ir += "define void @set(ptr %mode) {\n  call void @llvm.x86.sse.ldmxcsr(ptr %mode)\n  ret void\n}"
     (tmp_path / "mode.so").write_bytes(link([compile_ir(ir)], ["set"]))
     set_mode = ctypes.CDLL(str(tmp_path / "mode.so")).set
     pool = Pool(library, 3)

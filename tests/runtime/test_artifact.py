@@ -106,8 +106,12 @@ def test_files_that_are_not_artifacts(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     (tmp_path / "text").write_text("hello")
     for name, message in (
-        ("missing", "No such file"), ("fifo", "not a regular file"), ("empty", "empty"), ("text", "not a tcomp artifact"), (".", "directory|regular"),
-    ):  # fmt: skip
+        ("missing", "No such file"),
+        ("fifo", "not a regular file"),
+        ("empty", "empty"),
+        ("text", "not a tcomp artifact"),
+        (".", "directory|regular"),
+    ):
         with pytest.raises(ArtifactError, match=message):
             read_artifact(tmp_path / name)
     with pytest.raises(ArtifactError, match="give its bytes"):
@@ -135,7 +139,10 @@ def test_manifest_fields_are_checked() -> None:
     tensor = {"name": "y", "dtype": "float32", "shape": [1]}
     for changes, message in (
         ({"dims": [{"name": "n", "min": 5, "max": 2, "data_dependent": False}]}, r"dims\[0\]\.max"),
-        ({"dims": [*models.AFFINE_MANIFEST["dims"], {"name": "k", "min": 1, "max": 2, "data_dependent": False}]}, "'k'"),
+        (
+            {"dims": [*models.AFFINE_MANIFEST["dims"], {"name": "k", "min": 1, "max": 2, "data_dependent": False}]},
+            "'k'",
+        ),
         ({"dims": [{"name": "n", "min": 0, "max": 2, "data_dependent": True}]}, "not data-dependent"),
         ({"inputs": [{"name": "x", "dtype": "float32", "shape": [{"dim": 1}]}]}, r"shape\[0\]\.dim"),
         ({"inputs": [{"name": "x", "dtype": "float32", "shape": [-1]}]}, r"shape\[0\]"),
@@ -149,7 +156,7 @@ def test_manifest_fields_are_checked() -> None:
         ({"producer": None}, "producer"),
         ({"notes": {"x": float("nan")}}, "JSON"),
         ({"notes": {"x": b"bytes"}}, "JSON"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ArtifactError, match=message):
             pack(**changes)
 
@@ -159,7 +166,7 @@ def test_manifest_fields_are_checked() -> None:
 )
 @given(st.data())
 def test_damage_is_refused(affine: bytes, data: st.DataObject) -> None:
-    """Header, manifest and code are always checked, so that damage there never goes unnoticed, nor reaches native code."""
+    """Header, manifest and code are always checked: damage there never goes unnoticed, nor reaches native code."""
     damaged = bytearray(affine)
     used = int(np.frombuffer(affine, np.uint64, 6, 16)[0] + np.frombuffer(affine, np.uint64, 6, 16)[1])
     if data.draw(st.booleans()):

@@ -40,7 +40,7 @@ def module(affine: bytes, request: pytest.FixtureRequest) -> Module:
     return Module.load(affine, threads=request.param)
 
 
-# ---- inputs and outputs ----------------------------------------------------------------------------------------------------------
+# ---- inputs and outputs -----------------------------------------------------------------------
 
 
 def test_names_and_positions(module: Module) -> None:
@@ -48,7 +48,9 @@ def test_names_and_positions(module: Module) -> None:
     named = module.run({"s": np.float32(3), "x": x})
     assert list(named) == ["y"] and np.array_equal(named["y"], reference(x, 3))
     assert np.array_equal(module(x, np.float32(3)), named["y"])
-    assert str(module) == f"<tcomp.Module (x: float32[n, 4], s: float32[]) -> (y: float32[n, 4]), {module.threads} thread{'s'[: module.threads > 1]}>"  # fmt: skip
+    plural = "s" if module.threads > 1 else ""
+    signature = "(x: float32[n, 4], s: float32[]) -> (y: float32[n, 4])"
+    assert str(module) == f"<tcomp.Module {signature}, {module.threads} thread{plural}>"
 
 
 def test_outputs_are_fresh_aligned_and_survive_the_module(affine: bytes) -> None:
@@ -122,13 +124,37 @@ def test_python_values(module: Module) -> None:
 @pytest.mark.parametrize(
     ("value", "dtype", "accepted"),
     [
-        (7, "uint8", True), (256, "uint8", False), (-1, "uint8", False), (-1, "int8", True), (2**63, "uint64", True), (2**63, "int64", False),
-        (-1, "uint64", False), (2**70, "float64", False), (1.0, "int64", False), (1.5, "float16", True), (1e6, "float16", False), (2**24 + 1, "float32", False),
-        (2**24, "float32", True), (True, "bool", True), (1, "bool", False), (True, "int32", True), (1j, "float32", False), (1j, "complex64", True),
-        (float("nan"), "float32", True), ([], "int64", True), ([[], []], "float32", True), ([1, [2]], "float32", False), ("1", "float32", False),
-        (["1"], "float32", False), (None, "float32", False), ([None], "float32", False), (1.5, "bfloat16", True), (3, "bfloat16", True), (257, "bfloat16", False),
+        (7, "uint8", True),
+        (256, "uint8", False),
+        (-1, "uint8", False),
+        (-1, "int8", True),
+        (2**63, "uint64", True),
+        (2**63, "int64", False),
+        (-1, "uint64", False),
+        (2**70, "float64", False),
+        (1.0, "int64", False),
+        (1.5, "float16", True),
+        (1e6, "float16", False),
+        (2**24 + 1, "float32", False),
+        (2**24, "float32", True),
+        (True, "bool", True),
+        (1, "bool", False),
+        (True, "int32", True),
+        (1j, "float32", False),
+        (1j, "complex64", True),
+        (float("nan"), "float32", True),
+        ([], "int64", True),
+        ([[], []], "float32", True),
+        ([1, [2]], "float32", False),
+        ("1", "float32", False),
+        (["1"], "float32", False),
+        (None, "float32", False),
+        ([None], "float32", False),
+        (1.5, "bfloat16", True),
+        (3, "bfloat16", True),
+        (257, "bfloat16", False),
     ],
-)  # fmt: skip
+)
 def test_conversion_of_python_values(value: Any, dtype: str, accepted: bool) -> None:
     spec = TensorSpec("x", dtype, ())
     if not accepted:
@@ -228,7 +254,7 @@ def test_code_must_be_a_shared_object_with_the_interface() -> None:
         Module.load(models.packed(code, models.FILTER_MANIFEST, []))
 
 
-# ---- loading ----------------------------------------------------------------------------------------------------------------------
+# ---- loading ----------------------------------------------------------------------------------
 
 
 def test_save_and_load(module: Module, tmp_path: Path) -> None:
@@ -331,7 +357,7 @@ def test_thread_counts(affine: bytes, filtering: bytes) -> None:
             Module.load(affine, threads=bad)
 
 
-# ---- threads and processes -------------------------------------------------------------------------------------------------------
+# ---- threads and processes --------------------------------------------------------------------
 
 
 def test_results_do_not_depend_on_the_number_of_threads(affine: bytes) -> None:
@@ -367,7 +393,7 @@ def test_concurrent_callers(module: Module) -> None:
 
 
 def test_forked_children_run_the_module(module: Module) -> None:
-    """Also while another thread of the parent is in a call, which then holds the lock and the workspace at the moment of the fork."""
+    """Also while another thread of the parent is in a call and holds the lock at the moment of the fork."""
     x = random(20000)
     expected = reference(x, 2)
     stop = threading.Event()
