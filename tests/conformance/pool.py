@@ -1,0 +1,87 @@
+"""Crash isolation: cases run in long-lived worker processes; one that dies or hangs costs its case and is replaced."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnContext, SpawnProcess
+
+from tests.conformance.suite import CRASHED, HUNG, LEVELS, Result, Suite
+
+
+def _work(connection: Connection, level: str) -> None:
+    """A worker: receives names of cases, sends results, until told to stop by an empty name."""
+    suite = Suite()
+    connection.send("ready")
+    while name := connection.recv():
+        connection.send(suite.run(name, LEVELS[level]))
+
+
+class _Worker:
+    """One process and the case it works on."""
+
+    def __init__(self, context: SpawnContext, level: str) -> None:
+        self.connection, theirs = context.Pipe()
+        self.process: SpawnProcess = context.Process(target=_work, args=(theirs, level), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.case = ""
+        self.since = time.monotonic()
+
+    def give(self, case: str) -> None:
+        self.case, self.since = case, time.monotonic()
+        self.connection.send(case)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+
+def run_cases(cases: Sequence[str], level: str, workers: int = 2, timeout: float = 120.0) -> Iterator[Result]:
+    """Results in the order in which cases finish. `timeout` in seconds a case; starting a worker takes as much at most."""
+    context = multiprocessing.get_context("spawn")
+    waiting = list(reversed(cases))
+    active = [_Worker(context, level) for _ in range(min(workers, len(cases)))]
+    try:
+        while active:
+            wait([w.connection for w in active], timeout=1.0)
+            for worker in list(active):
+                result = _poll(worker, timeout)
+                if result is None:
+                    continue
+                if isinstance(result, Result):
+                    yield result
+                    if result.outcome in (CRASHED, HUNG):
+                        worker.end()
+                        active.remove(worker)
+                        if waiting:
+                            active.append(_Worker(context, level))
+                        continue
+                if waiting:
+                    worker.give(waiting.pop())
+                else:
+                    worker.end()
+                    active.remove(worker)
+    finally:
+        for worker in active:
+            worker.end()
+
+
+def _poll(worker: _Worker, timeout: float) -> Result | str | None:
+    """What the worker has to say: a result, "ready", or nothing yet. Raises `RuntimeError` if it cannot even start."""
+    seconds = time.monotonic() - worker.since
+    try:
+        if worker.connection.poll():
+            return worker.connection.recv()  # type: ignore[no-any-return]
+        outcome, detail = (HUNG, f"no result within {timeout:.0f} s") if seconds > timeout else ("", "")
+    except (EOFError, ConnectionError):
+        worker.process.join()
+        outcome, detail = CRASHED, f"the process ended with exit code {worker.process.exitcode}"
+    if not outcome:
+        return None
+    if not worker.case:
+        raise RuntimeError(f"a worker could not start: {detail}")
+    return Result(worker.case, outcome, detail, seconds)

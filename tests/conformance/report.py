@@ -1,0 +1,48 @@
+"""A run of the suite against the list of exclusions: the outcome table, and what does not agree."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from tests.conformance.suite import BOUND, OUTCOMES, PASSED, REFUSED, Result
+
+EXCLUSIONS = Path(__file__).with_name("exclusions.txt")
+_HEADER = "# Cases of the ONNX backend suite that are refused, one a line: the case, and why. Written by `--update-exclusions`.\n"
+
+
+def read_exclusions() -> dict[str, str]:
+    """Case -> reason."""
+    lines = [line for line in EXCLUSIONS.read_text().splitlines() if line.strip() and not line.startswith("#")]
+    return {case: reason.strip() for case, _, reason in (line.partition(" ") for line in lines)}
+
+
+def write_exclusions(results: Iterable[Result]) -> None:
+    """List the refused cases of a run of the whole suite."""
+    lines = sorted(f"{r.case}  {r.detail}\n" for r in results if r.outcome == REFUSED)
+    EXCLUSIONS.write_text(_HEADER + "".join(lines))
+
+
+def table(results: Sequence[Result]) -> str:
+    """Outcomes and their numbers."""
+    counts = Counter(r.outcome for r in results)
+    rows = [f"{counts[outcome]:6d}  {label}" for outcome, label in OUTCOMES.items()]
+    return "\n".join([*rows, f"{len(results):6d}  cases"])
+
+
+def passed(results: Iterable[Result]) -> int:
+    return sum(r.outcome in (PASSED, BOUND) for r in results)
+
+
+def failures(results: Iterable[Result]) -> list[Result]:
+    """Everything that neither passed nor was refused by name."""
+    return [r for r in results if r.outcome not in (PASSED, BOUND, REFUSED)]
+
+
+def disagreements(results: Iterable[Result], exclusions: Mapping[str, str]) -> list[str]:
+    """Refused cases that are not listed, and listed ones that pass or do not exist."""
+    results = list(results)
+    lines = [f"{r.case} is refused but not listed: {r.detail}" for r in results if r.outcome == REFUSED and r.case not in exclusions]
+    lines += [f"{r.case} is listed but passes" for r in results if r.outcome in (PASSED, BOUND) and r.case in exclusions]
+    return lines + [f"{case} is listed but no such case exists" for case in exclusions.keys() - {r.case for r in results}]

@@ -1,0 +1,194 @@
+"""The cases of the ONNX backend test suite, and what becomes of one.
+
+A case is a model with data sets of inputs and expected outputs. It is compiled and run; if what it refuses is that operands which
+determine shapes (an axis, a pad width, a slice's start) are inputs of the graph, as they are in many one-node cases, it is
+compiled once more with those inputs bound to the values of the data set, as a user would have to do.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.backend.test
+from onnx import ModelProto, numpy_helper
+from onnx.backend.test.case.test_case import TestCase
+from onnx.backend.test.loader import load_model_tests
+from onnx.backend.test.runner import Runner
+
+from tcomp.errors import UnsupportedError
+
+KINDS = ("real", "simple", "pytorch-converted", "pytorch-operator", "node")
+PASSED, BOUND, REFUSED, WRONG, ERROR, CRASHED, HUNG = "passed", "bound", "refused", "wrong", "error", "crashed", "hung"
+OUTCOMES = {
+    PASSED: "passed",
+    BOUND: "passed with shape operands bound",
+    REFUSED: "refused",
+    WRONG: "wrong",
+    ERROR: "failed with another error",
+    CRASHED: "crashed",
+    HUNG: "hung",
+}
+
+Arrays = Mapping[str, np.ndarray]
+Execute = Callable[[ModelProto, Arrays], Mapping[str, np.ndarray]]  # (model, inputs by name) -> outputs by name
+
+# Operands that only say what shape the result has, or which axis is meant: (operator, positions).
+SHAPE_OPERANDS: Mapping[str, tuple[int, ...]] = {
+    "AffineGrid": (1,), "BlackmanWindow": (0,), "CenterCropPad": (1,), "Col2Im": (1, 2), "ConstantOfShape": (0,), "CumProd": (1,),
+    "CumSum": (1,), "DFT": (1, 2), "Expand": (1,), "HammingWindow": (0,), "HannWindow": (0,), "MaxUnpool": (2,),
+    "MelWeightMatrix": (0, 1, 2, 3, 4), "OneHot": (1,), "Pad": (1, 3), "Range": (0, 1, 2), "Reshape": (1,),
+    "Resize": (1, 2, 3), "STFT": (1, 3), "Slice": (1, 2, 3, 4), "Split": (1,), "Squeeze": (1,), "Tile": (1,), "TopK": (1,),
+    "Unsqueeze": (1,), "Upsample": (1,), "Loop": (0,), "If": (0,), "Dropout": (2,),
+    **{f"Reduce{kind}": (1,) for kind in (
+        "Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "LogSum", "LogSumExp", "SumSquare")},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a case: one of `OUTCOMES`, why, and the seconds it took."""
+
+    case: str
+    outcome: str
+    detail: str
+    seconds: float
+
+
+class Suite:
+    """All cases by name, real models first (they take longest)."""
+
+    def __init__(self) -> None:
+        self.cases: dict[str, TestCase] = {case.name: case for kind in KINDS for case in load_model_tests(kind=kind)}
+
+    def run(self, name: str, execute: Execute) -> Result:
+        """Compile and run one case by `execute`, and compare within the suite's tolerances."""
+        start = time.perf_counter()
+        try:
+            outcome, detail = _run(self.cases[name], execute)
+        except AssertionError as error:
+            outcome, detail = WRONG, " ".join(str(error).split())[:300]
+        except UnsupportedError as error:
+            outcome, detail = REFUSED, _refusal(error)
+        except Exception:  # whatever else a compiler can throw is a finding, not the end of the run
+            outcome, detail = ERROR, "".join(traceback.format_exc().splitlines(True)[-9:])
+        return Result(name, outcome, detail, time.perf_counter() - start)
+
+
+def _run(case: TestCase, execute: Execute) -> tuple[str, str]:
+    model = case.model if case.model is not None else onnx.load(_model_path(case))
+    outcome = PASSED
+    for inputs, expected in _data_sets(case, model):
+        try:
+            found = execute(model, inputs)
+        except UnsupportedError as refusal:
+            bound = _bound(model, inputs)
+            if bound is None:
+                raise
+            try:
+                found = execute(bound, {i.name: inputs[i.name] for i in bound.graph.input if i.name in inputs})
+            except UnsupportedError:
+                raise refusal from None
+            outcome = BOUND
+        outputs = [found[o.name] for o in model.graph.output]
+        Runner.assert_similar_outputs(expected, outputs, case.rtol, case.atol)
+    return outcome, ""
+
+
+def _bound(model: ModelProto, inputs: Arrays) -> ModelProto | None:
+    """The model with the inputs that serve as shape operands made constants; None if there are none."""
+    names = {
+        node.input[i]
+        for node in model.graph.node
+        for i in SHAPE_OPERANDS.get(node.op_type, ())
+        if node.domain in ("", "ai.onnx") and i < len(node.input) and node.input[i] in inputs
+    }
+    if not names:
+        return None
+    bound = ModelProto()
+    bound.CopyFrom(model)
+    for info in [i for i in bound.graph.input if i.name in names]:
+        bound.graph.initializer.append(numpy_helper.from_array(inputs[info.name], info.name))
+        bound.graph.input.remove(info)
+    return bound
+
+
+def _refusal(error: UnsupportedError) -> str:
+    """One line: what was refused, and why."""
+    text = error.where if "nodes cannot be compiled" in error.what else error.what + (f": {error.why}" if error.why else "")
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    return lines[0][:200] if lines else error.what
+
+
+# ---------------------------------------------------------------- data
+
+
+def _model_path(case: TestCase) -> str:
+    if case.model_dir is not None:
+        return os.path.join(case.model_dir, "model.onnx")
+    # "onnx/backend/test/data/light/..." inside of the installed package; nothing is downloaded
+    return os.path.join(os.path.dirname(os.path.dirname(onnx.__file__)), case.url)
+
+
+def _data_sets(case: TestCase, model: ModelProto) -> Iterator[tuple[Arrays, list[Any]]]:
+    initializers = {t.name for t in model.graph.initializer}
+    infos = [i for i in model.graph.input if i.name not in initializers]
+    if case.data_sets is not None:
+        for inputs, outputs in case.data_sets:
+            names = [i.name for i in model.graph.input]
+            given = {n: _array(x) for n, x in zip(names, inputs, strict=False)}
+            yield given, [_array(x) for x in outputs]
+    elif case.model_dir is None:
+        prefix = os.path.splitext(_model_path(case))[0]
+        data = {i.name: Runner.generate_dummy_data(i) for i in infos}
+        yield data, [_load(f"{prefix}_output_{n}.pb", o.type) for n, o in enumerate(model.graph.output)]
+    else:
+        for folder in sorted(glob.glob(os.path.join(case.model_dir, "test_data_set*"))):
+            yield (
+                {i.name: _load(path, i.type) for n, i in enumerate(model.graph.input)
+                 if os.path.exists(path := os.path.join(folder, f"input_{n}.pb"))},
+                [_load(os.path.join(folder, f"output_{n}.pb"), o.type) for n, o in enumerate(model.graph.output)],
+            )  # fmt: skip
+
+
+def _array(x: Any) -> Any:
+    return numpy_helper.to_array(x) if isinstance(x, onnx.TensorProto) else x
+
+
+def _load(path: str, kind: onnx.TypeProto) -> Any:
+    with open(path, "rb") as file:
+        content = file.read()
+    if kind.HasField("sequence_type"):
+        return numpy_helper.to_list(onnx.SequenceProto.FromString(content))
+    if kind.HasField("optional_type"):
+        return numpy_helper.to_optional(onnx.OptionalProto.FromString(content))
+    return numpy_helper.to_array(onnx.TensorProto.FromString(content))
+
+
+# ---------------------------------------------------------------- the two levels
+
+
+def by_interpreter(model: ModelProto, inputs: Arrays) -> Mapping[str, np.ndarray]:
+    """Import, then the NumPy reference of the graph."""
+    from tcomp.frontends.onnx.importer import import_model
+    from tcomp.ir.graph_eval import evaluate_graph
+
+    graph = import_model(model)
+    return evaluate_graph(graph, {v.name: inputs[v.name] for v in graph.inputs})
+
+
+def by_native_code(model: ModelProto, inputs: Arrays) -> Mapping[str, np.ndarray]:
+    """The whole pipeline."""
+    import tcomp
+
+    return tcomp.compile(model).run(dict(inputs))
+
+
+LEVELS: Mapping[str, Execute] = {"interpreter": by_interpreter, "native": by_native_code}
