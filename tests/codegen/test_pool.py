@@ -162,7 +162,7 @@ def expected_sum(low: int, count: int) -> int:
 
 @pytest.mark.parametrize("delay", [0, 60, 400])
 def test_every_iteration_runs_once_whatever_the_pace(pool: Pool, delay: int) -> None:
-    """Delays that grow through the spinning time of the workers: regions meet workers that spin, sleep, or are about to."""
+    """Delays grow through the spinning time of the workers: regions meet workers that spin, sleep, or are about to."""
     count = 3000 if delay == 0 else 1500
     total = ctypes.c_int64(0)
     pool.regions("sum", ctypes.addressof(total), 0, count, delay)
