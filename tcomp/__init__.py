@@ -1,0 +1,1 @@
+"""tcomp: a compiler for neural networks."""
