@@ -17,6 +17,7 @@ _ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
 _KERNEL_NAMES = {
     "x86_64": {
         "x87": "fpu",
+        "bmi": "bmi1",
         "sse3": "pni",
         "lzcnt": "abm",
         "sahf": "lahflm",

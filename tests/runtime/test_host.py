@@ -82,10 +82,11 @@ def test_default_threads_obey_affinity_and_quota(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="uses the names of x86 features")
 def test_feature_names_of_llvm_and_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    flags = "fpu pni ssse3 sse4_1 sse4_2 avx512f avx512_vnni amx_int8 abm pclmulqdq sha_ni".split()
+    flags = "fpu pni bmi1 ssse3 sse4_1 sse4_2 avx512f avx512_vnni amx_int8 abm pclmulqdq sha_ni".split()
     monkeypatch.setattr(host, "_cpu_flags", lambda: frozenset(map(host._plain, flags)))
     host.check_target(
-        TRIPLE, ("x87", "sse3", "sse4.1", "+avx512f", "avx512vnni", "amx-int8", "lzcnt", "pclmul", "sha", "crc32")
+        TRIPLE,
+        ("x87", "sse3", "bmi", "sse4.1", "+avx512f", "avx512vnni", "amx-int8", "lzcnt", "pclmul", "sha", "crc32"),
     )
     with pytest.raises(ArtifactError, match=r": avx512bf16, fma\n(.|\n)*compile the model") as caught:
         host.check_target(TRIPLE, ("sse3", "avx512bf16", "fma"))
