@@ -51,16 +51,18 @@ def import_model(
     source: str | Path | bytes | ModelProto,
     shapes: Mapping[str, Sequence[int | str]] | None = None,
     dims: Mapping[str, int | tuple[int, int]] | None = None,
+    values: Mapping[str, np.ndarray] | None = None,
 ) -> Graph:
     """The graph of an ONNX model.
 
     `shapes` gives inputs another shape: ints, and names (or formulas such as "32*h") for symbolic dims. `dims` fixes a symbolic dim
     (int) or bounds it (lowest, highest). Symbolic dims have the name the model gives them; open ones are called `<input>_<axis>`.
+    `values` fixes inputs for good: they are constants of the graph, and shapes may depend on them.
 
     Raises `ImportModelError` for what is no valid model, `InputError` for shapes and dims that do not fit it, and `UnsupportedError`
     naming every node that cannot be compiled.
     """
-    graph, records = _import(source, shapes, dims)
+    graph, records = _import(source, shapes, dims, values)
     missing = [r for r in records if r.status == MISSING]
     if missing:
         lines = [f"{r.name} ({r.domain + '.' if r.domain else ''}{r.op_type}, opset {r.opset}): {r.reason}" for r in missing]
@@ -77,19 +79,21 @@ def check_model(
     source: str | Path | bytes | ModelProto,
     shapes: Mapping[str, Sequence[int | str]] | None = None,
     dims: Mapping[str, int | tuple[int, int]] | None = None,
+    values: Mapping[str, np.ndarray] | None = None,
 ) -> list[NodeRecord]:
     """One record per node of a model, supported or not. Arguments and other errors as for `import_model`."""
-    return _import(source, shapes, dims)[1]
+    return _import(source, shapes, dims, values)[1]
 
 
 def _import(
     source: str | Path | bytes | ModelProto,
     shapes: Mapping[str, Sequence[int | str]] | None,
     dims: Mapping[str, int | tuple[int, int]] | None,
+    values: Mapping[str, np.ndarray] | None,
 ) -> tuple[Graph | None, list[NodeRecord]]:
     model, folder = reader.read_model(source)
     try:
-        return _Importer(model, reader.TensorReader(folder)).run(shapes or {}, dims or {})
+        return _Importer(model, reader.TensorReader(folder)).run(shapes or {}, dims or {}, values or {})
     except RecursionError as error:
         raise ImportModelError("the model nests graphs or expressions too deeply") from error
 
@@ -161,7 +165,10 @@ class _Importer:
             self.functions[_domain(f.domain), f.name, getattr(f, "overload", "")] = f
 
     def run(
-        self, shapes: Mapping[str, Sequence[int | str]], dims: Mapping[str, int | tuple[int, int]]
+        self,
+        shapes: Mapping[str, Sequence[int | str]],
+        dims: Mapping[str, int | tuple[int, int]],
+        values: Mapping[str, np.ndarray],
     ) -> tuple[Graph | None, list[NodeRecord]]:
         proto = self.model.graph
         frame = Frame(Scope(proto.name or "model"), self.opsets)
@@ -170,18 +177,26 @@ class _Importer:
         builder = frame.scope.builder
         for info in [*proto.input, *proto.output]:
             builder.fresh(info.name)  # reserves the names of the signature
-        for name, dtype, shape in signature([i for i in proto.input if i.name not in initializers], shapes, dims):
+        fixed = {i.name: i for i in proto.input if i.name in values}
+        if unknown := [name for name in values if name not in fixed]:
+            raise InputError(f"the model has no input `{unknown[0]}`", hint=f"its inputs are {', '.join(i.name for i in proto.input)}")
+        for name, info in fixed.items():
+            frame.values[name] = frame.scope.constant(_fitting(values[name], info), name)
+        free = [i for i in proto.input if i.name not in initializers and i.name not in fixed]
+        for name, dtype, shape in signature(free, shapes, dims):
             check_type(shape, dtype, f"input `{name}`")
             frame.values[name] = value = Value(name, dtype, shape)
             builder.inputs.append(value)
-        results = self.graph(frame, proto, set(i.name for i in proto.output))
+        results = self.graph(frame, proto, frozenset(i.name for i in proto.output))
         if any(value is _POISON for value in results):
             return None, self.records
         return _finish(frame.scope, results, proto), self.records
 
-    def graph(self, frame: Frame, proto: GraphProto, reserved: set[str] = frozenset()) -> list[Value]:  # type: ignore[assignment]
+    def graph(self, frame: Frame, proto: GraphProto, reserved: frozenset[str] = frozenset()) -> list[Value]:
         """Import the initializers and nodes of a graph; returns its outputs. Formal inputs are already in `frame.values`."""
         for tensor in proto.initializer:
+            if tensor.name in frame.values:
+                continue  # the caller gave an input that has a default another value
             self.constant(frame, tensor.name, lambda t=tensor: self.tensors.array(t))  # type: ignore[misc]
         for sparse in proto.sparse_initializer:
             where = f"sparse tensor `{sparse.values.name}`"
@@ -198,7 +213,7 @@ class _Importer:
             self.records.append(NodeRecord(name, "initializer", "", self.opsets.get("", 0), (), MISSING, _reason(error)))
             frame.values[name] = _POISON
 
-    def node(self, frame: Frame, node: NodeProto, reserved: set[str]) -> None:
+    def node(self, frame: Frame, node: NodeProto, reserved: frozenset[str]) -> None:
         """Import one node and record how. Its outputs become visible in the frame."""
         domain = _domain(node.domain)
         opset = frame.opsets.get(domain, 0)
@@ -219,7 +234,7 @@ class _Importer:
         self.bind(frame, node, name, status, results, reserved)
 
     def bind(
-        self, frame: Frame, node: NodeProto, name: str, status: str, results: Sequence[Value | None], reserved: set[str]
+        self, frame: Frame, node: NodeProto, name: str, status: str, results: Sequence[Value | None], reserved: frozenset[str]
     ) -> None:
         for i, output in enumerate(node.output):
             if not output:
@@ -332,7 +347,7 @@ class _Importer:
                 _, results = self.apply(inner, step, title, domain, opsets.get(domain, 0), operands)
             except UnsupportedError as error:
                 raise UnsupportedError(f"its definition uses {step.op_type}: {error.what}", where=error.where, why=error.why) from error
-            self.bind(inner, step, title, SUPPORTED, results, set())
+            self.bind(inner, step, title, SUPPORTED, results, frozenset())
         return [inner.lookup(o) if o in wanted else None for o in function.output]
 
 
@@ -393,6 +408,18 @@ def _bound(proto: GraphProto, inputs: Sequence[Value]) -> dict[str, Value]:
 
 def _domain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
+
+
+def _fitting(value: np.ndarray, info: ValueInfoProto) -> np.ndarray:
+    """The value of an input that the caller fixes. Raises `InputError` if it is of another type."""
+    dtype, dims = reader.tensor_type(info.type, f"input `{info.name}`")
+    array = np.asarray(value)
+    declared = [d if isinstance(d, int) else n for d, n in zip(dims or (), array.shape, strict=False)]
+    if array.dtype.name != dtype or (dims is not None and (len(dims) != array.ndim or declared != list(array.shape))):
+        raise InputError(
+            f"the value given for input `{info.name}` is {array.dtype.name}{list(array.shape)}", why=f"the model declares {dtype}{dims}"
+        )
+    return array
 
 
 def _opsets(imports: Iterable[Any]) -> dict[str, int]:

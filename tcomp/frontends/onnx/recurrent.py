@@ -24,8 +24,9 @@ _PARAMETERLESS = ("sigmoid", "tanh", "relu", "softsign", "softplus")
 def activations(ctx: Context, defaults: Sequence[str], directions: int) -> list[tuple[Activation, ...]]:
     """The non-linearities of each direction; alpha and beta lists are consumed in order by the functions that have them."""
     names = [n.lower() for n in ctx.attrs.get("activations") or list(defaults) * directions]
-    if len(names) != len(defaults) * directions:
+    if len(names) < len(defaults) * directions:
         raise ctx.invalid(f"{len(names)} activations for {directions} directions")
+    names = names[: len(defaults) * directions]  # the schema's default for RNN lists one for each of two directions
     alphas, betas = list(ctx.attrs.get("activation_alpha") or []), list(ctx.attrs.get("activation_beta") or [])
     made: list[Activation] = []
     for name in names:
