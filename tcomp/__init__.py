@@ -1,1 +1,36 @@
-"""tcomp: a compiler for neural networks."""
+"""tcomp: a deep-learning compiler.
+
+    module = tcomp.compile("resnet50.onnx", shapes={"data": (1, 3, 224, 224)})
+    outputs = module.run({"data": x})
+    module.save("resnet50.tcomp"); module = tcomp.load("resnet50.tcomp")
+
+The names below are imported when first used, so that `import tcomp.runtime` needs nothing but NumPy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tcomp.driver import build, compile
+    from tcomp.errors import TcompError
+    from tcomp.ir import te
+    from tcomp.runtime import Module, load
+    from tcomp.target import Target
+
+__version__ = "0.1.0"
+__all__ = ["Module", "Target", "TcompError", "build", "compile", "load", "te"]
+
+_HOMES = {
+    "build": "tcomp.driver", "compile": "tcomp.driver", "TcompError": "tcomp.errors", "Module": "tcomp.runtime",
+    "load": "tcomp.runtime", "Target": "tcomp.target",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name == "te":
+        return importlib.import_module("tcomp.ir.te")
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'tcomp' has no attribute {name!r}")

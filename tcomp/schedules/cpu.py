@@ -20,6 +20,7 @@ from math import prod
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
+from tcomp.ir.layout import Layout
 from tcomp.ir.loops import VECTORIZED, Accumulate, Allocate, Block, Buffer, For, If, Kernel, Stmt, Store, While, walk
 from tcomp.schedules import primitives as P
 from tcomp.schedules.roles import Nest, contiguous, extent_of, stride
@@ -520,3 +521,53 @@ def _cycles(rows: int, vector_count: int, r: int, v: int) -> float:
     full_r, rest_r = divmod(rows, r)
     full_v, rest_v = divmod(vector_count, v)
     return full_r * full_v * tile(r, v) + full_r * tile(r, rest_v) + full_v * tile(rest_r, v) + tile(rest_r, rest_v)
+
+
+# ---------------------------------------------------------------- weights
+
+
+def operand_layouts(kernel: Kernel, constants: frozenset[int], target: Target) -> dict[int, Layout]:
+    """The packed layouts that the default schedule of an unscheduled kernel wants for constant parameters.
+
+    A contraction reads its vector operand in panels as wide as the register tile, one panel after the other, in the order of the
+    folds: [column / width][folds...][column % width].
+    """
+    s = Schedule(kernel)
+    s.collapse()
+    if _imperative(s.kernel):
+        return {}
+    wishes: dict[int, Layout] = {}
+    names = {b.name: n for n, b in enumerate(kernel.buffers)}
+    original = {n.writes.name: n for n in _nests(Schedule(kernel)) if n.is_fold}
+    for group in _groups(s, target):
+        if group.shape != "tiled":
+            continue
+        fold = _fold(s, group.inside[0])
+        row = _row_axis(fold)
+        lanes = _lanes(target, [fold.writes, *(r.attr for r in fold.reads)])
+        rows = extent_of(row.extent, SYMBOLIC) if row is not None else 1
+        width = choose_tile(rows, extent_of(fold.spatial[-1].extent, SYMBOLIC), lanes, target.vector_registers).vectors * lanes
+        source = original.get(fold.writes.name.removesuffix(".acc")) or original.get(fold.writes.name)
+        if source is None or not _product(source):
+            continue
+        for r in source.reads:
+            number = names[r.attr.name]
+            if number in constants and (order := _panel_order(source, r)) is not None:
+                wishes[number] = Layout.blocked(order[0], order[1], width)
+    return wishes
+
+
+def _panel_order(fold: Nest, r: Expr) -> tuple[list[int], int] | None:
+    """(dimensions of the operand from slowest to fastest, the one that the lanes run along); None if lanes do not index it alone."""
+    lane = fold.spatial[-1].var
+    along = [d for d, i in enumerate(r.args) if lane in E.variables(i)]
+    if len(along) != 1 or r.args[along[0]] is not lane:
+        return None
+    others = [o for o in fold.reads if o is not r]
+
+    def place(d: int) -> int:
+        steps = [abs(stride(o, v) or 0) for o in others for v in E.variables(r.args[d])]
+        return -max(steps, default=1 << 40)
+
+    rest = sorted((d for d in range(len(r.args)) if d != along[0]), key=place)
+    return [along[0], *rest], along[0]

@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from tcomp.errors import IRError
 from tcomp.ir import expr as E
 from tcomp.ir import te
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import Expr, as_expr, loop_var
+from tcomp.ir.graph import Graph, Value
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import (
     Accumulate,
@@ -81,6 +84,38 @@ def lower(
     results = tuple(buffers[t] for t in final)
     parameters = tuple(buffers[t] for t in inputs) + results
     return Kernel(name, parameters, results, free_variables(body, parameters), body)
+
+
+def lower_graph(graph: Graph, name: str) -> Kernel:
+    """The unscheduled kernel of a KERNEL body; layouts are those of the graph's inputs and outputs."""
+    inputs, outputs = tensors_of(graph)
+    ends = zip([*inputs, *outputs], [*graph.inputs, *graph.outputs], strict=True)
+    return lower(name, inputs, outputs, {t: v.layout for t, v in ends if v.layout is not None})
+
+
+def tensors_of(graph: Graph) -> tuple[list[Tensor], list[Tensor]]:
+    """A KERNEL body as TE, its operators chained: (placeholders, outputs)."""
+    inputs = [v.placeholder() for v in graph.inputs]
+    values: dict[Value, Tensor] = dict(zip(graph.inputs, inputs, strict=True))
+    values.update((v, _literal(v, array)) for v, array in graph.constants.items())
+    for node in graph.nodes:
+        values.update(zip(node.outputs, node.tensors([None if v is None else values[v] for v in node.inputs]), strict=True))
+    return inputs, [_computed(values[v], v) for v in graph.outputs]
+
+
+def _literal(value: Value, array: np.ndarray) -> Tensor:
+    """A constant of one element as a tensor expression."""
+    if array.size != 1:
+        raise IRError(f"constant `{value.name}` of {array.size} elements inside a kernel", hint="pass it to the kernel as an input")
+    literal = E.const(array.reshape(-1)[0], value.dtype)
+    return te.compute(value.shape, lambda *indices: literal, value.name)  # type: ignore[no-any-return]
+
+
+def _computed(t: Tensor, value: Value) -> Tensor:
+    """An output as a computation: an input handed through is copied."""
+    if t.body is None and t.extern is None:
+        return te.compute(value.shape, lambda *indices: t[indices] if indices else t[()], value.name)  # type: ignore[no-any-return]
+    return t
 
 
 def free_variables(body: Stmt, parameters: Iterable[Buffer]) -> tuple[Expr, ...]:

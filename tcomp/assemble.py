@@ -1,0 +1,140 @@
+"""A partitioned graph, its compiled kernels and its memory plan -> the program of the model: which kernel runs when, on which memory.
+
+Control flow becomes steps: a branch writes the results of both sides in the same place; a loop keeps its carried values in the node's
+outputs, copies each iteration's results there, and finds the slices of scanned values by address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tcomp.codegen.program import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, Step
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
+from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node, Value
+from tcomp.ir.layout import Layout
+from tcomp.kernels import CompiledKernel
+from tcomp.passes.memory import Plan, byte_size
+from tcomp.runtime.artifact import plan_weights
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Constants in their physical layout, in the order of the weights section, and where each value finds its own."""
+
+    arrays: tuple[tuple[str, np.ndarray], ...]
+    offset: Mapping[Value, int]
+
+
+def collect_weights(graph: Graph) -> Weights:
+    """All constants of a graph and its control-flow bodies."""
+    values: dict[Value, np.ndarray] = {}
+
+    def visit(g: Graph) -> None:
+        values.update((v, a) for v, a in g.constants.items())
+        for node in g.nodes:
+            if node.op is not KERNEL:
+                for body in node.bodies:
+                    visit(body)
+
+    visit(graph)
+    arrays = []
+    for number, (v, array) in enumerate(values.items()):
+        layout = v.layout or Layout.identity(array.ndim)
+        physical = np.ascontiguousarray(array) if layout.is_identity else layout.to_physical(array)
+        arrays.append((f"{number}:{v.name}", physical))
+    offsets = plan_weights([a.nbytes for _, a in arrays])
+    return Weights(tuple(arrays), dict(zip(values, offsets, strict=True)))
+
+
+def assemble(
+    graph: Graph,
+    dims: Sequence[Expr],
+    kernels: Mapping[Node, CompiledKernel],
+    plan: Plan,
+    weights: Weights,
+) -> Program:
+    """The steps of the model's entry function."""
+    places = _Places(graph, plan, weights)
+    by_name = {d.name: d for d in dims}
+    steps = _steps(graph, kernels, plan, places, by_name, 0)
+    return Program(tuple(dims), plan.size, tuple(v.shape for v in graph.outputs), tuple(steps))
+
+
+class _Places:
+    """Where each value lives."""
+
+    def __init__(self, graph: Graph, plan: Plan, weights: Weights) -> None:
+        self.plan, self.weights = plan, weights
+        self.fixed: dict[Value, Ref] = {v: Ref("input", n, 0) for n, v in enumerate(graph.inputs)}
+        self.fixed.update((v, Ref("output", n, 0)) for n, v in enumerate(graph.outputs))
+        self.slices: dict[Value, Ref] = {}  # one iteration's part of a scanned value
+
+    def of(self, value: Value) -> Ref:
+        """A value in the storage of another one is found through that one, unless it is a slice of it."""
+        while value not in self.slices and value in self.plan.storage and value not in self.fixed:
+            value = self.plan.storage[value]
+        if value in self.slices:
+            return self.slices[value]
+        if value in self.fixed:
+            return self.fixed[value]
+        if value in self.weights.offset:
+            return Ref("weights", 0, self.weights.offset[value])
+        return Ref("workspace", 0, self.plan.offset[value])
+
+
+def _steps(
+    graph: Graph, kernels: Mapping[Node, CompiledKernel], plan: Plan, places: _Places, dims: Mapping[str, Expr], depth: int
+) -> list[Step]:
+    steps: list[Step] = []
+    for node in graph.nodes:
+        if node.op is KERNEL:
+            compiled = kernels[node]
+            buffers = [places.of(v) for v in (*node.inputs, *node.outputs) if v is not None]
+            buffers += [Ref("workspace", 0, offset) for offset in plan.temporaries.get(node, [])]
+            steps.append(Call(compiled.symbol, tuple(buffers), tuple(dims[n] for n in compiled.scalars), node.name))
+        elif node.op is IF:
+            condition = node.inputs[0]
+            assert condition is not None
+            then, otherwise = (tuple(_steps(b, kernels, plan, places, dims, depth)) for b in node.bodies)
+            steps.append(Branch(places.of(condition), then, otherwise))
+        elif node.op is LOOP:
+            steps += _loop(node, kernels, plan, places, dims, depth)
+    return steps
+
+
+def _loop(
+    node: Node, kernels: Mapping[Node, CompiledKernel], plan: Plan, places: _Places, dims: Mapping[str, Expr], depth: int
+) -> list[Step]:
+    body, attrs = node.bodies[0], node.attrs
+    carried, scanned, trips = int(attrs["carried"]), int(attrs["scanned"]), as_dim(attrs["trips"])
+    stacked = len(node.outputs) - carried
+    inputs = [v for v in node.inputs if v is not None]
+    iteration = loop_var(f"iteration{depth}", trips)
+    initial: list[Step] = []
+    for source, target in zip(inputs[:carried], node.outputs[:carried], strict=True):
+        initial += _copy(places.of(target), places.of(source), byte_size(target))
+    for n, (v, backwards) in enumerate(zip(inputs[carried : carried + scanned], attrs["reverse_in"], strict=True)):
+        part = body.inputs[1 + carried + n]
+        places.slices[part] = _slice(places.of(v), iteration, trips, byte_size(part), backwards)
+    inside: list[Step] = [SetIndex(places.of(body.inputs[0]), iteration)]
+    inside += _steps(body, kernels, plan, places, dims, depth + 1)
+    for result, target in zip(body.outputs[:carried], node.outputs[:carried], strict=True):
+        inside += _copy(places.of(target), places.of(result), byte_size(target))
+    for n, backwards in zip(range(stacked), attrs["reverse_out"], strict=True):
+        part = body.outputs[carried + n]
+        target = _slice(places.of(node.outputs[carried + n]), iteration, trips, byte_size(part), backwards)
+        inside += _copy(target, places.of(part), byte_size(part))
+    condition = places.of(body.outputs[-1]) if attrs["condition"] else None
+    return [*initial, Repeat(iteration, trips, tuple(inside), condition)]
+
+
+def _slice(whole: Ref, iteration: Expr, trips: Dim, size: Dim, backwards: bool) -> Ref:
+    number = as_expr(trips) - 1 - iteration if backwards else iteration
+    return Ref(whole.base, whole.index, as_dim(as_expr(whole.offset) + number * as_expr(size)))
+
+
+def _copy(target: Ref, source: Ref, size: Dim) -> list[Step]:
+    return [] if target == source else [Copy(target, source, size)]

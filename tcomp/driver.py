@@ -1,0 +1,286 @@
+"""The compiler on one page: an ONNX model goes in, an artifact comes out. Each line of `compile_graph` is one step; read it first."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import tcomp
+from tcomp.assemble import assemble, collect_weights
+from tcomp.codegen import elf, pool
+from tcomp.codegen.llvm import emit_kernel
+from tcomp.codegen.native import assembly, compile_ir
+from tcomp.codegen.program import emit_program
+from tcomp.errors import IRError, UnsupportedError
+from tcomp.frontends.onnx import import_model
+from tcomp.ir.expr import Dim, Expr, as_dim, bounds, variables
+from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node, Value
+from tcomp.ir.loops import hoist_temporaries
+from tcomp.ir.parser import parse_expr
+from tcomp.ir.printer import canonical_graph_text, print_graph, print_te
+from tcomp.ir.te import Tensor
+from tcomp.kernels import CompiledKernel, buffer_size, build_loops, compile_kernels
+from tcomp.passes.canonicalize import canonicalize
+from tcomp.passes.cse import merge_equal
+from tcomp.passes.dce import eliminate_dead
+from tcomp.passes.fold import fold_constants
+from tcomp.passes.layout import choose_layouts
+from tcomp.passes.memory import plan_memory
+from tcomp.passes.partition import partition
+from tcomp.passes.rewrite import Notes
+from tcomp.passes.runner import run_passes
+from tcomp.passes.simplify import simplify_graph
+from tcomp.runtime import Module
+from tcomp.runtime.artifact import write_artifact
+from tcomp.schedules.cpu import operand_layouts, schedule
+from tcomp.schedules.lower import lower, lower_graph, tensors_of
+from tcomp.target import Target
+
+if TYPE_CHECKING:
+    import onnx
+
+Progress = Callable[[str, int, int], None]  # stage, done, total
+
+@dataclass
+class Report:
+    """What happened during a compilation: seconds per stage, notes on what was not done and why, texts of the stages asked for."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    notes: Notes = field(default_factory=Notes)
+    not_fused: list[str] = field(default_factory=list)
+    stages: dict[str, str] = field(default_factory=dict)
+    kernels: int = 0
+    distinct_kernels: int = 0
+    arena: Dim = 0
+    arena_lower_bound: int | None = None
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
+
+
+def compile(
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto,
+    target: Target | str | None = None,
+    shapes: Mapping[str, Sequence[int | str]] | None = None,
+    dims: Mapping[str, int | tuple[int, int]] | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> Module:
+    """Compile an ONNX model for this machine and load it.
+
+    `model` is a path, the bytes of a file, or a `ModelProto`. `target` defaults to this machine. `shapes` fixes input shapes by input
+    name, `dims` fixes (int) or bounds ((lowest, highest)) symbolic dims by name; the others stay symbolic. `threads` is the number of
+    threads of `Module.run` (default: all cores the process may use).
+
+    Raises `ImportModelError` for a file that is no valid model, `UnsupportedError` listing everything tcomp cannot compile,
+    `TargetError` for an unknown target.
+    """
+    artifact, _ = compile_model(model, target, shapes, dims, threads, progress=progress)
+    return Module.load(artifact, threads=threads)
+
+
+def compile_model(
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto,
+    target: Target | str | None = None,
+    shapes: Mapping[str, Sequence[int | str]] | None = None,
+    dims: Mapping[str, int | tuple[int, int]] | None = None,
+    threads: int | None = None,
+    *,
+    emit: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> tuple[bytes, Report]:
+    """Compile an ONNX model to an artifact (see `compile`). `emit` names stages whose text goes into the report:
+    graph, te, loops, llvm, asm."""
+    target = target if isinstance(target, Target) else Target.parse(target or "cpu")
+    report = Report()
+    with report.timed("import"):
+        graph = import_model(model, shapes=shapes, dims=dims)
+    return compile_graph(graph, target, threads, report, emit, progress), report
+
+
+def compile_graph(
+    graph: Graph,
+    target: Target,
+    threads: int | None = None,
+    report: Report | None = None,
+    emit: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> bytes:
+    """Graph -> artifact."""
+    report, tell = report or Report(), progress or (lambda stage, done, total: None)
+    dump = Path(os.environ["TCOMP_DUMP"]) if os.environ.get("TCOMP_DUMP") else None
+    verify = bool(os.environ.get("TCOMP_VERIFY"))
+    tell("graph", 0, 1)
+    with report.timed("passes"):
+        graph, _ = run_passes(graph, graph_passes(target, report), verify=verify, dump=dump)
+    nodes = list(kernel_nodes(graph))
+    texts = {node: canonical_graph_text(node.bodies[0]) for node in nodes}
+    with report.timed("kernels"):
+        compiled = compile_kernels(list(texts.values()), target, lambda done, total: tell("kernels", done, total))
+    with report.timed("link"):
+        artifact = package(graph, {node: compiled[texts[node]] for node in nodes}, target, threads, report)
+    report.stages.update(_texts(emit, graph, texts, compiled, target))
+    if dump is not None:
+        for stage, text in _texts(("graph", "te", "loops", "llvm", "asm"), graph, texts, compiled, target).items():
+            (dump / f"90-{stage}.txt").write_text(text, encoding="utf-8")
+    tell("done", 1, 1)
+    return artifact
+
+
+def graph_passes(target: Target, report: Report) -> list[tuple[str, Callable[[Graph], Graph]]]:
+    """Graph -> Graph, in order. Each is verified, timed and dumped on request by the runner."""
+    notes = report.notes
+    return [
+        ("fold", lambda g: fold_constants(g, notes)),
+        ("canonicalize", lambda g: canonicalize(g, notes)),
+        ("simplify", lambda g: simplify_graph(g, notes)),
+        ("fold-again", lambda g: fold_constants(g, notes)),
+        ("merge-equal", merge_equal),
+        ("eliminate-dead", eliminate_dead),
+        ("partition", lambda g: partition(g, report.not_fused.append)),
+        ("layout", lambda g: choose_layouts(g, lambda body, constants: _panels(body, constants, target))),
+    ]
+
+
+def _panels(body: Graph, constants: frozenset[int], target: Target) -> Mapping[int, Any]:
+    return operand_layouts(lower_graph(body, body.name), constants, target) if constants else {}
+
+
+def kernel_nodes(graph: Graph) -> Iterator[Node]:
+    """All KERNEL nodes, those inside control flow included, in program order."""
+    for node in graph.nodes:
+        if node.op is KERNEL:
+            yield node
+        elif node.op in (IF, LOOP):
+            for body in node.bodies:
+                yield from kernel_nodes(body)
+
+
+def package(
+    graph: Graph, kernels: Mapping[Node, CompiledKernel], target: Target, threads: int | None, report: Report
+) -> bytes:
+    """A partitioned graph and its compiled kernels -> artifact: memory plan, entry function, linking, weights."""
+    dims = _dims(graph)
+    names = {d.name: d for d in dims}
+    sizes = {n: [as_dim(parse_expr(t, names)) for t in k.temporaries] for n, k in kernels.items() if k.temporaries}
+    plan = plan_memory(graph, sizes)
+    weights = collect_weights(graph)
+    program = assemble(graph, dims, kernels, plan, weights)
+    entry = compile_ir(emit_program(program, target), target)
+    distinct = {k.symbol: k.code for k in kernels.values()}
+    objects = [entry, *distinct.values(), compile_ir(pool.pool_ir(target.triple), target)]
+    code = elf.link(objects, ["tcomp_run", "tcomp_run_profiled", "tcomp_plan", *pool.EXPORTS], imports=pool.IMPORTS)
+    report.kernels, report.distinct_kernels = len(kernels), len(distinct)
+    report.arena, report.arena_lower_bound = plan.size, plan.lower_bound
+    file = io.BytesIO()
+    write_artifact(file, code, weights.arrays, _manifest(graph, dims, target, threads, [n.name for n in kernels]))
+    return file.getvalue()
+
+
+def _dims(graph: Graph) -> list[Expr]:
+    """The symbolic dims that input shapes bind; all others must be computable from these."""
+    bound = [d for v in graph.inputs for d in v.shape if isinstance(d, Expr) and d.op == "var"]
+    dims = list(dict.fromkeys(bound))
+    free = [v for value in graph.values() for d in value.shape if isinstance(d, Expr) for v in variables(d) if v not in dims]
+    if free:
+        names = ", ".join(sorted({v.name for v in free}))
+        raise UnsupportedError(
+            f"the size {names} is not given by any input's shape", hint="fix it with dims={'name': size} or --dim name=size"
+        )
+    return dims
+
+
+def _manifest(graph: Graph, dims: Sequence[Expr], target: Target, threads: int | None, labels: Sequence[str]) -> dict[str, Any]:
+    number = {d: n for n, d in enumerate(dims)}
+
+    def extent(d: Dim) -> Any:
+        return d if isinstance(d, int) else {"dim": number[d]}
+
+    return {
+        "producer": f"tcomp {tcomp.__version__}",
+        "target": {"triple": target.triple, "cpu": target.cpu, "features": list(target.features)},
+        "inputs": [{"name": v.name, "dtype": v.dtype, "shape": [extent(d) for d in v.shape]} for v in graph.inputs],
+        "outputs": [
+            {"name": v.name, "dtype": v.dtype, "shape": [d if isinstance(d, int) else str(d) for d in v.shape]} for v in graph.outputs
+        ],
+        "dims": [{"name": d.name, "min": bounds(d)[0] or 0, "max": bounds(d)[1], "data_dependent": False} for d in dims],
+        "threads": threads,
+        "errors": [],
+        "notes": {"kernels": list(labels), "target": str(target)},
+    }
+
+
+# ---------------------------------------------------------------- texts of the stages
+
+
+def _texts(
+    emit: Sequence[str], graph: Graph, texts: Mapping[Node, str], compiled: Mapping[str, CompiledKernel], target: Target
+) -> dict[str, str]:
+    """The stages asked for, as text; each distinct kernel once."""
+    first: dict[str, Node] = {}
+    for node, text in texts.items():
+        first.setdefault(text, node)
+    result: dict[str, list[str]] = {stage: [] for stage in emit}
+    for stage in emit:
+        if stage == "graph":
+            result[stage].append(print_graph(graph))
+            continue
+        for text, node in first.items():
+            body, symbol = node.bodies[0], compiled[text].symbol
+            if stage == "te":
+                listing = print_te(tensors_of(body)[1])
+            else:
+                kernel = build_loops(body, symbol, target)
+                if stage == "loops":
+                    listing = str(kernel)
+                else:
+                    ir = emit_kernel(hoist_temporaries(kernel)[0], target)
+                    listing = ir if stage == "llvm" else assembly(ir, target)
+            result[stage].append(f"; {node.name}\n{listing}")
+    return {stage: "\n".join(listings) for stage, listings in result.items()}
+
+
+# ---------------------------------------------------------------- operators of one's own
+
+
+def build(tensors: Sequence[Tensor], target: Target | str | None = None, threads: int | None = None) -> Callable[..., Any]:
+    """Compile tensor expressions with the default schedule: `tensors` are the inputs (placeholders), then the outputs.
+
+    Returns `f(*arrays)`: given the inputs it returns the output (a tuple if there are several); given arrays for the outputs as
+    well, it fills those and returns None.
+    """
+    inputs = [t for t in tensors if t.body is None and t.extern is None]
+    outputs = [t for t in tensors if t not in inputs]
+    if not outputs or list(tensors) != [*inputs, *outputs]:
+        raise IRError("build takes the placeholders first, then at least one tensor to compute", where=str(list(tensors)))
+    target = target if isinstance(target, Target) else Target.parse(target or "cpu")
+    kernel, temporaries = hoist_temporaries(schedule(lower("kernel", inputs, outputs), target).kernel)
+    sizes = tuple(str(buffer_size(b)) for b in temporaries)
+    compiled = CompiledKernel(
+        kernel.name, compile_ir(emit_kernel(kernel, target), target), tuple(v.name for v in kernel.scalars), sizes
+    )
+    values = [Value(f"{n}:{t.name}", t.dtype, t.shape) for n, t in enumerate(tensors)]
+    given, made = tuple(values[: len(inputs)]), tuple(values[len(inputs) :])
+    node = Node(KERNEL, given, made, {}, outputs[0].name, (Graph(outputs[0].name, given, made, ()),))
+    module = Module.load(package(Graph("te", given, made, (node,)), {node: compiled}, target, threads, Report()), threads=threads)
+
+    def run(*arrays: Any) -> Any:
+        results = module(*arrays[: len(inputs)])
+        if len(arrays) <= len(inputs):
+            return results
+        for place, result in zip(arrays[len(inputs) :], results if isinstance(results, tuple) else (results,), strict=True):
+            np.copyto(place, result, casting="no")
+        return None
+
+    return run

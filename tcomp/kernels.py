@@ -1,0 +1,279 @@
+"""Kernels -> machine code: each distinct kernel of a model is lowered, scheduled and compiled once, in parallel processes.
+
+The printed text of a kernel (canonical names), the target and the version of the compiler's sources make its key. Compiled kernels are kept in a
+folder (`$TCOMP_CACHE`, else `~/.cache/tcomp`), one file a kernel, written to the side and renamed, so that any number of processes
+may share it; a damaged file is compiled anew.
+
+Run as a program, this module is a worker: it reads (kernel, target) and writes compiled kernels, one JSON line each. A worker is
+a plain subprocess, not a `multiprocessing` child, so that scripts need no `if __name__ == "__main__"`.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import tcomp
+from tcomp.errors import CodegenError, TcompError
+from tcomp.ir.dtypes import itemsize
+from tcomp.ir.expr import Dim, as_dim, as_expr
+from tcomp.ir.graph import Graph
+from tcomp.ir.loops import Buffer, Kernel, hoist_temporaries
+from tcomp.target import Target
+
+IN_PROCESS = 3  # up to so many missing kernels are compiled here: starting workers takes longer
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledKernel:
+    """Machine code of one kernel: `symbol` takes (pool, buffers..., temporaries..., scalars...).
+
+    `scalars` are names of symbolic dims; `temporaries` are sizes in bytes, as printed expressions over dims.
+    """
+
+    symbol: str
+    code: bytes
+    scalars: tuple[str, ...]
+    temporaries: tuple[str, ...]
+
+
+def build_loops(graph: Graph, symbol: str, target: Target) -> Kernel:
+    """The scheduled loop program of a KERNEL body."""
+    from tcomp.schedules.cpu import schedule
+    from tcomp.schedules.lower import lower_graph
+
+    return schedule(lower_graph(graph, symbol), target).kernel
+
+
+def compile_kernel(text: str, symbol: str, target: Target) -> CompiledKernel:
+    """Lower, schedule and compile the KERNEL body printed in `text`."""
+    from tcomp.codegen.llvm import emit_kernel
+    from tcomp.codegen.native import compile_ir
+    from tcomp.ir.parser import parse_graph
+    from tcomp.ops import OPERATORS
+
+    kernel, temporaries = hoist_temporaries(build_loops(parse_graph(text, OPERATORS, {}), symbol, target))
+    code = compile_ir(emit_kernel(kernel, target), target)
+    sizes = tuple(str(buffer_size(b)) for b in temporaries)
+    return CompiledKernel(symbol, code, tuple(v.name for v in kernel.scalars), sizes)
+
+
+def buffer_size(buffer: Buffer) -> Dim:
+    """Bytes of a buffer."""
+    size = as_expr(itemsize(buffer.dtype))
+    for extent in buffer.shape:
+        size = size * as_expr(extent)
+    return as_dim(size)
+
+
+def compile_kernels(
+    texts: Sequence[str], target: Target, on_progress: Callable[[int, int], None] = lambda done, total: None
+) -> dict[str, CompiledKernel]:
+    """Each distinct text compiled, from the cache where possible. `on_progress` gets (kernels done, kernels in all).
+
+    Raises `CodegenError`, naming the kernel, when one cannot be compiled.
+    """
+    wanted = {text: _symbol(text, target) for text in dict.fromkeys(texts)}
+    results = {text: found for text, symbol in wanted.items() if (found := _load(symbol)) is not None}
+    missing = [text for text in wanted if text not in results]
+    on_progress(len(results), len(wanted))
+    for text, compiled in _compiled(missing, wanted, target):
+        _store(compiled)
+        results[text] = compiled
+        on_progress(len(results), len(wanted))
+    return results
+
+
+def _compiled(missing: Sequence[str], symbols: Mapping[str, str], target: Target) -> Iterator[tuple[str, CompiledKernel]]:
+    if len(missing) <= IN_PROCESS or _jobs() == 1:
+        for text in missing:
+            with _named(text):
+                yield text, compile_kernel(text, symbols[text], target)
+        return
+    finished: SimpleQueue[tuple[str, CompiledKernel | BaseException]] = SimpleQueue()
+    pending = iter(sorted(missing, key=len, reverse=True))  # long texts are long compilations: first, so that none is left over at the end
+    lock = threading.Lock()
+
+    def work() -> None:
+        worker = _Worker()
+        try:
+            while True:
+                with lock:
+                    text = next(pending, None)
+                if text is None:
+                    return
+                try:
+                    finished.put((text, worker.compile(text, symbols[text], target)))
+                except TcompError as error:
+                    finished.put((text, error))
+        finally:
+            worker.close()
+
+    with ThreadPoolExecutor(_jobs()) as pool:
+        threads = [pool.submit(work) for _ in range(_jobs())]
+        try:
+            for _ in missing:
+                text, result = finished.get()
+                if isinstance(result, BaseException):
+                    with _named(text):
+                        raise result
+                yield text, result
+        finally:
+            with lock:
+                pending = iter(())
+    for thread in threads:
+        thread.result()
+
+
+@contextmanager
+def _named(text: str) -> Iterator[None]:
+    try:
+        yield
+    except TcompError as error:
+        raise type(error)(error.what, where=f"{error.where}\nin kernel\n{text}".strip(), why=error.why, hint=error.hint) from error
+
+
+def _jobs() -> int:
+    return max(1, len(os.sched_getaffinity(0)))
+
+
+class _Worker:
+    """A compiler subprocess. If it dies (LLVM crashed), the kernel is reported and the next one gets a new process."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def compile(self, text: str, symbol: str, target: Target) -> CompiledKernel:
+        if self.process is None:
+            root = str(Path(tcomp.__file__).parent.parent)
+            path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tcomp.kernels"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": path},
+            )
+        assert self.process.stdin is not None and self.process.stdout is not None
+        try:
+            self.process.stdin.write(json.dumps([text, symbol, str(target)]).encode() + b"\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = b""
+        if not line:
+            status = self.process.wait()
+            self.process = None
+            raise CodegenError("the compiler process died", why=f"exit status {status}", hint="report this kernel as a bug of tcomp")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise CodegenError(**answer["error"])
+        return _decoded(answer)
+
+    def close(self) -> None:
+        if self.process is not None and self.process.stdin is not None:
+            self.process.stdin.close()
+            self.process.wait()
+
+
+def _serve() -> None:
+    """The worker's loop."""
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever libraries print must not get between the answers
+    for line in sys.stdin.buffer:
+        text, symbol, target = json.loads(line)
+        try:
+            answer = _encoded(compile_kernel(text, symbol, Target.parse(target)))
+        except TcompError as error:
+            answer = {"error": {"what": error.what, "where": error.where, "why": error.why, "hint": error.hint}}
+        except Exception as error:  # a bug in the compiler: named, not lost with the process
+            answer = {"error": {"what": f"internal error: {type(error).__name__}: {error}", "hint": "report this as a bug of tcomp"}}
+        out.write(json.dumps(answer).encode() + b"\n")
+        out.flush()
+
+
+# ---------------------------------------------------------------- the cache
+
+
+def cache_folder() -> Path:
+    """`$TCOMP_CACHE`, else `$XDG_CACHE_HOME/tcomp`, else `~/.cache/tcomp`."""
+    if "TCOMP_CACHE" in os.environ:
+        return Path(os.environ["TCOMP_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tcomp"
+
+
+@functools.cache
+def source_version() -> str:
+    """A digest of the compiler's sources: another compiler must not be handed this one's kernels."""
+    root = Path(__file__).parent
+    digest = hashlib.sha256()
+    for part in ("ir", "ops", "schedules", "codegen"):
+        for path in sorted((root / part).glob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _symbol(text: str, target: Target) -> str:
+    key = "\0".join((text, str(target), source_version()))
+    return "kernel_" + hashlib.sha256(key.encode()).hexdigest()[:32]
+
+
+def _path(symbol: str) -> Path:
+    return cache_folder() / "kernels" / symbol[7:9] / f"{symbol}.json"
+
+
+def _load(symbol: str) -> CompiledKernel | None:
+    try:
+        record = json.loads(_path(symbol).read_bytes())
+        compiled = _decoded(record)
+        intact = record["sha256"] == _digest(record) and compiled.symbol == symbol
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return compiled if intact else None
+
+
+def _store(compiled: CompiledKernel) -> None:
+    """Keep a compiled kernel; a folder that cannot be written costs only time."""
+    record = _encoded(compiled)
+    record["sha256"] = _digest(record)
+    path = _path(compiled.symbol)
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            try:
+                file.write(json.dumps(record).encode())
+                file.close()
+                os.replace(file.name, path)
+            except OSError:
+                os.unlink(file.name)
+
+
+def _encoded(compiled: CompiledKernel) -> dict[str, Any]:
+    return {**asdict(compiled), "code": base64.b64encode(compiled.code).decode()}
+
+
+def _decoded(record: Mapping[str, Any]) -> CompiledKernel:
+    code = base64.b64decode(record["code"], validate=True)
+    return CompiledKernel(str(record["symbol"]), code, tuple(record["scalars"]), tuple(record["temporaries"]))
+
+
+def _digest(record: Mapping[str, Any]) -> str:
+    parts = [record["symbol"], record["code"], *record["scalars"], "|", *record["temporaries"]]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+if __name__ == "__main__":
+    _serve()

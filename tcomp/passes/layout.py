@@ -1,0 +1,171 @@
+"""Layouts: how each intermediate value and each weight lies in memory, chosen from the structure of the kernels.
+
+A layout is a property of a value, not an operator: kernels read and write logical elements, so any assignment is right, and the
+choice is only about speed. Two rules:
+
+1. Activations. A kernel that folds over windows (convolution, pooling) or contracts with a constant wants its vector lanes along an
+   axis that is neither a window nor shared with the fold: the output channel. That axis is moved to the end (NCHW becomes NHWC).
+   Kernels without such a wish follow their largest input, axis by axis, through transposes and broadcasts.
+2. Weights. `operand_layouts` (the schedules know) asks for packed panels of a constant operand; each constant gets a copy in the
+   layout its reader wants, which constant folding stores in the artifact.
+
+Inputs and outputs of the graph stay row-major.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from tcomp.ir import expr as E
+from tcomp.ir.dtypes import itemsize
+from tcomp.ir.expr import Dim, Expr
+from tcomp.ir.graph import KERNEL, Graph, Node, Value
+from tcomp.ir.layout import Layout
+from tcomp.ir.te import Tensor, tensors
+
+OperandLayouts = Callable[[Graph, frozenset[int]], Mapping[int, Layout]]
+"""(kernel body, which of its inputs are constants) -> the layouts wanted for some of these."""
+
+
+def choose_layouts(graph: Graph, operand_layouts: OperandLayouts) -> Graph:
+    """The graph with layouts on intermediate values and constants. Control-flow bodies keep row-major boundaries."""
+    chosen: dict[Value, Value] = {}
+    constants = dict(graph.constants)
+    copies: dict[tuple[Value, Layout], Value] = {}
+    nodes: list[Node] = []
+    fixed = set(graph.outputs) | {v for n in graph.nodes if n.bodies and n.op is not KERNEL for v in (*n.inputs, *n.outputs) if v is not None}
+    for node in graph.nodes:
+        inputs = tuple(None if v is None else chosen.get(v, v) for v in node.inputs)
+        if node.op is not KERNEL:
+            bodies = tuple(choose_layouts(b, operand_layouts) for b in node.bodies)
+            nodes.append(replace(node, inputs=inputs, bodies=bodies))
+            continue
+        body = _relaid(node.bodies[0], [v.layout for v in inputs if v is not None], None)
+        wishes = _output_layouts(body, {n for n, v in enumerate(inputs) if v in graph.constants})
+        layouts = [None if v in fixed else wish for v, wish in zip(node.outputs, wishes, strict=True)]
+        outputs = tuple(Value(v.name, v.dtype, v.shape, w) if w is not None else v for v, w in zip(node.outputs, layouts, strict=True))
+        chosen.update((v, w) for v, w in zip(node.outputs, outputs, strict=True) if v is not w)
+        body = _relaid(body, None, layouts)
+        panels = operand_layouts(body, frozenset(n for n, v in enumerate(inputs) if v in graph.constants))
+        if panels:
+            packed = list(inputs)
+            for n, layout in panels.items():
+                source = packed[n]
+                assert source is not None
+                key = (source, layout)
+                if key not in copies:
+                    copies[key] = Value(source.name, source.dtype, source.shape, layout)
+                    constants[copies[key]] = constants[source]
+                packed[n] = copies[key]
+            inputs = tuple(packed)
+            body = _relaid(body, [v.layout for v in inputs if v is not None], None)
+        nodes.append(replace(node, inputs=inputs, outputs=outputs, bodies=(body,)))
+    used = {v for n in nodes for v in n.inputs} | set(graph.outputs)
+    return Graph(graph.name, graph.inputs, graph.outputs, tuple(nodes), {v: a for v, a in constants.items() if v in used})
+
+
+def _relaid(body: Graph, inputs: list[Layout | None] | None, outputs: list[Layout | None] | None) -> Graph:
+    """A kernel body with other layouts on its inputs or outputs."""
+    new: dict[Value, Value] = {}
+    if inputs is not None:
+        new.update((v, Value(v.name, v.dtype, v.shape, w)) for v, w in zip(body.inputs, inputs, strict=True))
+    if outputs is not None:
+        new.update((v, Value(v.name, v.dtype, v.shape, w)) for v, w in zip(body.outputs, outputs, strict=True))
+    swap = lambda values: tuple(None if v is None else new.get(v, v) for v in values)  # noqa: E731
+    nodes = tuple(replace(n, inputs=swap(n.inputs), outputs=swap(n.outputs)) for n in body.nodes)
+    return Graph(body.name, swap(body.inputs), swap(body.outputs), nodes, body.constants)
+
+
+# ---------------------------------------------------------------- activations
+
+
+def _output_layouts(body: Graph, constants: set[int]) -> list[Layout | None]:
+    inputs = [v.placeholder() for v in body.inputs]
+    values: dict[Value, Tensor] = dict(zip(body.inputs, inputs, strict=True))
+    for v in body.constants:
+        values[v] = v.placeholder()
+    for node in body.nodes:
+        values.update(zip(node.outputs, node.tensors([None if v is None else values[v] for v in node.inputs]), strict=True))
+    layouts = {t: v.layout for t, v in zip(inputs, body.inputs, strict=True) if v.layout is not None}
+    known = {t for n, t in enumerate(inputs) if n in constants}
+    for t in tensors([values[v] for v in body.outputs]):
+        if t.body is not None:
+            layout = _wanted(t, known) or _inherited(t, layouts)
+            if layout is not None and not layout.is_identity:
+                layouts[t] = layout
+    return [layouts.get(values[v]) for v in body.outputs]
+
+
+def _wanted(t: Tensor, constants: set[Tensor]) -> Layout | None:
+    """Channels last, for folds over windows and contractions with constants."""
+    assert t.body is not None
+    if t.ndim < 3:
+        return None
+    for e in E.walk(t.body):
+        if e.op == "reduce":
+            axis = _lane_axis(t, e, constants)
+            if axis is not None and axis != t.ndim - 1:
+                order = [a for a in range(t.ndim) if a != axis]
+                return Layout.permuted((*order, axis))
+    return None
+
+
+def _lane_axis(t: Tensor, fold: Expr, constants: set[Tensor]) -> int | None:
+    reads = E.reads(fold.args[0])
+    folds = set(fold.attr[1])
+    weights = [r for r in reads if r.attr in constants]
+    others = [r for r in reads if r.attr not in constants]
+    if weights and others:
+        free = [n for n, a in enumerate(t.axes) if _mentions(weights, a) and not _windowed(reads, a, folds)]
+        own = [n for n in free if not any(_mentions([r], t.axes[n]) for r in others)] or free
+        if own:
+            return max(own, key=lambda n: _size(t.shape[n]))
+    if t.axes and _windowed(reads, t.axes[-1], folds):
+        free = [n for n, a in enumerate(t.axes) if _mentions(reads, a) and not _windowed(reads, a, folds) and _size(t.shape[n]) > 1]
+        if free:
+            return max(free, key=lambda n: (n > 0, _size(t.shape[n])))
+    return None
+
+
+def _mentions(reads: list[Expr], axis: Expr) -> bool:
+    return any(axis in E.variables(*r.args) for r in reads)
+
+
+def _windowed(reads: list[Expr], axis: Expr, folds: set[Expr]) -> bool:
+    """Whether an index combines the axis with a fold: neighbouring elements share inputs."""
+    return any(axis in (used := set(E.variables(i))) and used & folds for r in reads for i in r.args)
+
+
+def _size(extent: Dim) -> int:
+    return extent if isinstance(extent, int) else 1
+
+
+def _inherited(t: Tensor, layouts: Mapping[Tensor, Layout]) -> Layout | None:
+    """The order of the largest input's axes, carried over to the axes of the result that index them."""
+    assert t.body is not None
+    best: tuple[int, Layout] | None = None
+    for r in E.reads(t.body):
+        layout = layouts.get(r.attr)
+        if layout is None or r.attr.ndim != t.ndim or layout.pads:
+            continue
+        order = _carried(t, r, layout)
+        size = 1
+        for extent in r.attr.shape:
+            size *= _size(extent)
+        if order is not None and (best is None or size * itemsize(r.attr.dtype) > best[0]):
+            best = (size * itemsize(r.attr.dtype), Layout.permuted(order))
+    return best[1] if best is not None else None
+
+
+def _carried(t: Tensor, r: Expr, layout: Layout) -> list[int] | None:
+    place = {a: n for n, a in enumerate(t.axes)}
+    order = []
+    for piece in layout.pieces:
+        used = [place[v] for v in E.variables(r.args[piece.axis]) if v in place]
+        if len(used) > 1:
+            return None
+        order.append(used[0] if used else -1)
+    missing = [n for n in range(t.ndim) if n not in order]
+    filled = [n if n >= 0 else missing.pop(0) if missing else -1 for n in order]
+    return filled if sorted(filled) == list(range(t.ndim)) else None
