@@ -1,0 +1,177 @@
+"""Canonical form: one way to write what can be written in several, so that later passes see it plainly.
+
+No rule here changes a result, except that a power with a small exponent is as accurate as products are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tcomp.ir import te
+from tcomp.ir.dtypes import is_float
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, substitute
+from tcomp.ir.graph import Graph, Node, Value
+from tcomp.ops.broadcast import same_dim
+from tcomp.ops.elementwise import CAST, DIV, MUL, POW, RECIPROCAL
+from tcomp.ops.movement import PAD, RESHAPE, TRANSPOSE, product, reshape
+from tcomp.passes import structure
+from tcomp.passes.rewrite import Notes, Rewriter, rewrite_graph, same_shape, structural
+
+UNIFORM_LIMIT = 1 << 16  # elements of a constant that is looked through
+
+
+def canonicalize(graph: Graph, notes: Notes | None = None) -> Graph:
+    """The graph in canonical form: see the rules."""
+    return rewrite_graph(graph, (no_operation, one_movement, two_pads, two_casts, small_power, exact_division), notes)
+
+
+def no_operation(node: Node, rewriter: Rewriter) -> Sequence[Value | None] | None:
+    """f(x)[i] == x[i]  =>  f(x) = x,  read off the tensor expression: x + 0, x * 1, a reshape to the same shape, ..."""
+    inputs = [v for v in node.inputs if v is not None]
+    if structural(node) or not any(v.dtype == u.dtype and same_shape(v.shape, u.shape) for v in inputs for u in node.outputs):
+        return None
+    values = {v: value for v in inputs if (value := uniform(rewriter.array(v))) is not None}
+    result: list[Value | None] = []
+    for body in structure.bodies(node):
+        found = None if body is None else structure.moved(structure.with_constants(body, values))
+        same = body is not None and found is not None and structure.is_identity(body.tensor, *found)
+        result.append(found[0] if found is not None and same else None)
+    return result if any(v is not None for v in result) else None
+
+
+def uniform(array: np.ndarray | None) -> bool | int | float | None:
+    """The value that all elements of a constant have; None where they differ (or it is large)."""
+    if array is None or not 0 < array.size <= UNIFORM_LIMIT:
+        return None
+    first = array.reshape(-1)[0]
+    return first.item() if (array == first).all() else None
+
+
+# ---------------------------------------------------------------- movement
+
+
+@dataclass(frozen=True, slots=True)
+class _Movement:
+    """tensor[axes] = source[indices]"""
+
+    source: Value
+    tensor: te.Tensor
+    indices: tuple[Expr, ...]
+
+
+def one_movement(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
+    """move(move(x)) = x, reshape(x) or transpose(x)    transpose(x) = reshape(x), where only axes of extent 1 change place
+
+    Any operators that only move elements take part.
+    """
+    outer = _movement(node)
+    if outer is None:
+        return None
+    inner = _movement(rewriter.producer(outer.source))
+    if inner is None:
+        return None if node.op is RESHAPE else _as_reshape(node, rewriter, outer)
+    at = dict(zip(inner.tensor.axes, outer.indices, strict=True))
+    indices = structure.canonical(outer.tensor, [substitute(i, at) for i in inner.indices])
+    both = _Movement(inner.source, outer.tensor, indices)
+    if structure.is_identity(both.tensor, both.source, both.indices):
+        return (both.source,)
+    return _as_reshape(node, rewriter, both) or _as_transpose(node, rewriter, both)
+
+
+def _movement(node: Node | None) -> _Movement | None:
+    if node is None or structural(node) or len(node.outputs) != 1 or len(node.inputs) != 1:
+        return None
+    body = structure.bodies(node)[0]
+    found = None if body is None else structure.moved(body)
+    return None if body is None or found is None else _Movement(found[0], body.tensor, found[1])
+
+
+def _as_reshape(node: Node, rewriter: Rewriter, move: _Movement) -> Sequence[Value] | None:
+    shape = move.tensor.shape
+    if not same_dim(product(move.source.shape), product(shape)):
+        return None
+    direct = structure.inlined(reshape(move.source.placeholder(), shape))
+    if direct is None or direct.op != "read":
+        return None
+    tensor = te.compute(shape, lambda *i: i[0] if i else as_expr(0), "axes")
+    renamed = dict(zip(tensor.axes, move.tensor.axes, strict=True))
+    indices = structure.canonical(move.tensor, [substitute(i, renamed) for i in direct.args])
+    return rewriter.add(RESHAPE, [move.source], {"shape": shape}, node.name) if indices == move.indices else None
+
+
+def _as_transpose(node: Node, rewriter: Rewriter, move: _Movement) -> Sequence[Value] | None:
+    tensor, source = move.tensor, move.source
+    if tensor.ndim != len(source.shape):
+        return None
+    place = {axis: d for d, axis in enumerate(tensor.axes) if tensor.shape[d] != 1}
+    perm: dict[int, int] = {place[i]: dim for dim, i in enumerate(move.indices) if i in place}
+    units = iter(dim for dim in range(tensor.ndim) if dim not in perm.values())
+    order = tuple(perm[d] if d in perm else next(units, -1) for d in range(tensor.ndim))
+    if sorted(order) != list(range(tensor.ndim)) or not same_shape([source.shape[d] for d in order], tensor.shape):
+        return None
+    return rewriter.add(TRANSPOSE, [source], {"perm": order}, node.name)
+
+
+# ---------------------------------------------------------------- pads and casts
+
+
+def two_pads(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
+    """pad(pad(x, b, a), d, c) = pad(x, b + d, a + c), for the same filling and no amount below zero"""
+    before = rewriter.producer(node.inputs[0]) if node.op is PAD else None
+    if before is None or before.op is not PAD:
+        return None
+    if any(n.attrs.get("mode", "constant") != "constant" for n in (node, before)):
+        return "a pad that mirrors or repeats is not merged"
+    filling = [0 if (v := n.inputs[1]) is None else uniform(rewriter.array(v)) for n in (node, before)]
+    if node.inputs[1] is not before.inputs[1] and (None in filling or filling[0] != filling[1]):
+        return "two pads with different fillings are not merged"
+    amounts: list[tuple[Dim, ...]] = []
+    for side in ("before", "after"):
+        pairs = list(zip(node.attrs[side], before.attrs[side], strict=True))
+        if not all((bounds(d)[0] or 0) >= 0 and bounds(d)[0] is not None for pair in pairs for d in pair):
+            return "a pad that may cut off is not merged"
+        amounts.append(tuple(as_dim(as_expr(a) + as_expr(b)) for a, b in pairs))
+    attrs = {**node.attrs, "before": amounts[0], "after": amounts[1]}
+    return rewriter.add(PAD, [before.inputs[0], before.inputs[1]], attrs, node.name)
+
+
+def two_casts(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
+    """cast(cast(x, a), b) = cast(x, b), where `a` holds every value of x"""
+    before = rewriter.producer(node.inputs[0]) if node.op is CAST else None
+    if before is None or before.op is not CAST or before.inputs[0] is None:
+        return None
+    source, middle = before.inputs[0], before.outputs[0].dtype
+    if not structure.lossless(source.dtype, middle):
+        return f"the cast to {middle} may change values"
+    return (source,) if source.dtype == node.outputs[0].dtype else rewriter.add(CAST, [source], node.attrs, node.name)
+
+
+# ---------------------------------------------------------------- arithmetic
+
+
+def small_power(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
+    """x ** 2 = x * x    x ** 3 = x * x * x    x ** -1 = 1 / x"""
+    exponent = uniform(rewriter.array(node.inputs[1])) if node.op is POW else None
+    base = node.inputs[0]
+    if base is None or exponent not in (2, 3, -1) or not is_float(base.dtype):
+        return None
+    if exponent == -1:
+        return rewriter.add(RECIPROCAL, [base], {}, node.name)
+    power = rewriter.add(MUL, [base, base], {}, node.name)
+    return power if exponent == 2 else rewriter.add(MUL, [*power, base], {}, node.name)
+
+
+def exact_division(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
+    """x / c = x * (1 / c), where c is a power of two"""
+    divisor = rewriter.array(node.inputs[1]) if node.op is DIV else None
+    if divisor is None or divisor.size > UNIFORM_LIMIT or divisor.dtype.name not in ("float16", "float32", "float64"):
+        return None
+    with np.errstate(all="ignore"):
+        mantissa, inverse = np.frexp(divisor)[0], 1 / divisor
+    normal = np.isfinite(inverse) & (np.abs(inverse) >= np.finfo(divisor.dtype).tiny)
+    if not (normal & (np.abs(mantissa) == 0.5)).all():
+        return None
+    return rewriter.add(MUL, [node.inputs[0], rewriter.constant(inverse, "reciprocal")], {}, node.name)

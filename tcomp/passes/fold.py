@@ -1,0 +1,115 @@
+"""Constant folding: what can be computed now is not computed at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from tcomp.ir import te
+from tcomp.ir.dtypes import itemsize
+from tcomp.ir.expr import Expr, walk
+from tcomp.ir.graph import IF, LOOP, Graph, Node, Value
+from tcomp.ir.te_eval import evaluate
+from tcomp.passes.rewrite import Notes, Rewriter, rewrite_graph, same_type, structural
+
+LIMIT = 64 << 20  # bytes: a constant result may be this large, or as large as what it is computed from
+WORK = 1 << 32  # steps of all sums in one node
+EXTERN_WORK = 1 << 16  # elements of the results of an imperative program, which is interpreted
+
+
+def fold_constants(graph: Graph, notes: Notes | None = None, limit: int = LIMIT) -> Graph:
+    """The graph with constant nodes computed, constant branches chosen, and constants handed into bodies made constants there.
+
+    A node is left alone where its result has more than `limit` bytes and is larger than its inputs (an expansion is cheaper to
+    repeat than to load).
+    """
+
+    def constant_node(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
+        """op(constants) = a constant."""
+        given = [v for v in node.inputs if v is not None]
+        if structural(node) or not all(v in rewriter.constants for v in given) or _symbolic(node):
+            return None
+        size = sum(prod(v.shape) * itemsize(v.dtype) for v in node.outputs)
+        if size > max(limit, sum(rewriter.constants[v].nbytes for v in given)):
+            return f"the constant result would take {size} bytes"
+        leaves = {v: v.placeholder() for v in given}
+        outputs = node.tensors([None if v is None else leaves[v] for v in node.inputs])
+        if not _quick(outputs):
+            return "computing the constant result would take long"
+        arrays = evaluate(outputs, {leaves[v]: rewriter.constants[v] for v in given}, {})
+        return [rewriter.constant(a, v.name, v.dtype) for a, v in zip(arrays, node.outputs, strict=True)]
+
+    return rewrite_graph(graph, (known_branch, captured_constants, constant_node), notes)
+
+
+def _symbolic(node: Node) -> bool:
+    """Whether the outputs depend on sizes that are known at run time only."""
+
+    def mentioned(attr: Any) -> bool:
+        return any(map(mentioned, attr)) if isinstance(attr, tuple | list) else isinstance(attr, Expr) and attr.op != "const"
+
+    return any(map(mentioned, node.attrs.values())) or any(isinstance(d, Expr) for v in node.outputs for d in v.shape)
+
+
+def _quick(outputs: Sequence[te.Tensor]) -> bool:
+    for t in te.tensors(outputs):
+        elements = prod(t.shape)
+        if t.extern is not None and elements > EXTERN_WORK:
+            return False
+        for e in walk(t.body) if t.body is not None else ():
+            if e.op == "reduce" and elements * prod(axis.attr.hi + 1 for axis in e.attr[1]) > WORK:
+                return False
+    return True
+
+
+def known_branch(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
+    """if(true, x; f, g) = f(x)    if(false, x; f, g) = g(x)"""
+    condition = rewriter.array(node.inputs[0]) if node.op is IF else None
+    if condition is None:
+        return None
+    body = node.bodies[0 if condition.item() else 1]
+    given = dict(zip(body.inputs, node.inputs[1:], strict=True))
+    if not all(outer is not None and same_type(inner, outer) for inner, outer in given.items()):
+        return "an input of the branch has a more general type than what is passed"
+    if not all(same_type(v, outer) for v, outer in zip(body.outputs, node.outputs, strict=True)):
+        return "an output of the branch has a more special type than the node's"
+    inside: dict[Value | None, Value | None] = {None: None}
+    inside.update(given.items())
+    for constant, array in body.constants.items():
+        inside[constant] = rewriter.constant(array, constant.name, constant.dtype)
+    for inner in body.nodes:
+        outputs = tuple(Value(rewriter.fresh(v.name), v.dtype, v.shape, v.layout) for v in inner.outputs)
+        rewriter.append(replace(inner, inputs=tuple(inside[v] for v in inner.inputs), outputs=outputs))
+        inside.update(zip(inner.outputs, outputs, strict=True))
+    return [v for u in body.outputs if (v := inside[u]) is not None]
+
+
+def captured_constants(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
+    """A constant that bodies only read = a constant of the bodies."""
+    if node.op is IF:
+        first, shift = 1, -1  # node input n is body input n + shift
+    elif node.op is LOOP:
+        first, shift = node.attrs["carried"] + node.attrs["scanned"], 1
+    else:
+        return None
+    moved = {
+        n: rewriter.constants[v]
+        for n, v in enumerate(node.inputs)
+        if n >= first and v in rewriter.constants and all(same_type(body.inputs[n + shift], v) for body in node.bodies)
+    }
+    if not moved:
+        return None
+    bodies = [
+        replace(
+            body,
+            inputs=tuple(v for n, v in enumerate(body.inputs) if n - shift not in moved),
+            constants={**body.constants, **{body.inputs[n + shift]: array for n, array in moved.items()}},
+        )
+        for body in node.bodies
+    ]
+    inputs = tuple(v for n, v in enumerate(node.inputs) if n not in moved)
+    outputs = tuple(Value(rewriter.fresh(v.name), v.dtype, v.shape, v.layout) for v in node.outputs)
+    rewriter.append(replace(node, inputs=inputs, outputs=outputs, bodies=tuple(bodies)))
+    return outputs

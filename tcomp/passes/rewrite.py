@@ -1,0 +1,218 @@
+"""Rewriting graphs: rules that replace nodes, and what keeps the result well-formed.
+
+A rule looks at one node whose inputs are already rewritten and answers with
+
+    values      one for each output: what replaces it (None: it stays). New nodes are added to the `Rewriter`.
+    a string    it nearly applied: why not. Goes to the `Notes`.
+    None        it does not concern this node.
+
+Every output of a rewritten graph is computed by a node, by no other output as well, and is the same `Value` as before: models have
+names for their outputs, and branches and loops write theirs in place. Where a rule makes an output equal to an input, a constant
+or another output, an `identity` node copies it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tcomp.errors import IRError
+from tcomp.ir.expr import Dim
+from tcomp.ir.graph import IF, LOOP, STRUCTURAL, Graph, GraphBuilder, Node, Operator, Value
+from tcomp.ops.broadcast import same_dim
+from tcomp.ops.shapes import IDENTITY
+from tcomp.passes.dce import eliminate_dead
+
+MAX_SWEEPS = 20  # rules make graphs simpler, so that few sweeps suffice; the limit is for rules that undo each other
+
+
+class Notes:
+    """Why rewrites fired, or did not: lines of text for each node, by name, for `tcomp explain`."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, list[str]] = {}
+
+    def add(self, node: Node, text: str) -> None:
+        lines = self.lines.setdefault(label(node), [])
+        if text not in lines:
+            lines.append(text)
+
+
+def label(node: Node) -> str:
+    """The name of a node, or of its first output where it has none."""
+    return node.name or (node.outputs[0].name if node.outputs else node.op.name)
+
+
+class Rewriter(GraphBuilder):
+    """A graph being rebuilt, in order, from another one. Its values keep their identity unless replaced."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(graph.name)
+        self.inputs = list(graph.inputs)
+        self.constants = dict(graph.constants)
+        self._names.update(v.name for v in graph.values())
+        self._outputs = graph.outputs
+        self._kept = frozenset(graph.outputs)
+        self._replaced: dict[Value, Value] = {}
+        self._producer: dict[Value, Node] = {}
+        self._uses = Counter(v for node in graph.nodes for v in node.inputs if v is not None)
+        self._uses.update(graph.outputs)
+
+    def producer(self, value: Value | None) -> Node | None:
+        """The node of the new graph that computes `value`; None for inputs, constants and values to come."""
+        return None if value is None else self._producer.get(value)
+
+    def array(self, value: Value | None) -> np.ndarray | None:
+        """The elements of a constant."""
+        return None if value is None else self.constants.get(value)
+
+    def used_once(self, value: Value) -> bool:
+        """Whether a single node reads the value, once, and it is no output."""
+        return self._uses[value] == 1 and value not in self._kept
+
+    def is_copy(self, node: Node) -> bool:
+        """Whether the node is there to give an output a storage of its own."""
+        if node.op is not IDENTITY or node.outputs[0] not in self._kept:
+            return False
+        return node.inputs[0] not in self._producer or node.inputs[0] in self._kept
+
+    def resolve(self, value: Value) -> Value:
+        while value in self._replaced:
+            value = self._replaced[value]
+        return value
+
+    def resolved(self, node: Node) -> Node:
+        """The node with what has replaced its inputs."""
+        inputs = tuple(None if v is None else self.resolve(v) for v in node.inputs)
+        return node if inputs == node.inputs else replace(node, inputs=inputs)
+
+    def add(
+        self, op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any] | None = None, name: str = ""
+    ) -> tuple[Value, ...]:
+        values = super().add(op, inputs, attrs, name)
+        self._producer.update((v, self.nodes[-1]) for v in values)
+        self._uses.update(v for v in inputs if v is not None)
+        return values
+
+    def append(self, node: Node) -> None:
+        super().append(node)
+        self._producer.update((v, node) for v in node.outputs)
+
+    def replace(self, node: Node, values: Sequence[Value | None]) -> bool:
+        """Puts `values` in the place of the node's outputs; False if a type does not fit (nothing is changed then).
+
+        The node itself must be appended where one of `values` is None.
+        """
+        pairs = [(old, self.resolve(new)) for old, new in zip(node.outputs, values, strict=True) if new is not None]
+        if not all(old is not new and same_type(old, new) for old, new in pairs):
+            return False
+        for old, new in pairs:
+            self._replaced[old] = new
+            self._uses[new] += self._uses.pop(old, 0)
+        if len(pairs) == len(values):
+            self._release(node)
+        return True
+
+    def merge_constant(self, value: Value, other: Value) -> None:
+        """Uses the constant `other` in the place of `value`."""
+        self._replaced[value] = other
+        self._uses[other] += self._uses.pop(value, 0)
+
+    def _release(self, node: Node) -> None:
+        """The node is gone: what only it used is not used any more."""
+        stack = [node]
+        while stack:
+            for v in stack.pop().inputs:
+                if v is None:
+                    continue
+                self._uses[v] -= 1
+                source = self._producer.get(v)
+                if source is not None and not any(self._uses[u] > 0 for u in source.outputs):
+                    stack.append(source)
+
+    def finish(self) -> Graph:
+        """The new graph, without dead nodes."""
+        renamed: dict[Value, Value] = {}  # a value computed by a node -> the output it is now
+        outputs: list[Value] = []
+        final = {v for v in self._outputs if self.resolve(v) is v and v in self._producer}
+        for old in self._outputs:
+            new = self.resolve(old)
+            if old in outputs or (new is old and old not in self._producer):
+                old = Value(self.fresh(old.name), old.dtype, old.shape, old.layout)
+            if new is not old or old not in self._producer:
+                if new in self._producer and new not in final and new not in renamed:
+                    renamed[new] = old
+                else:
+                    self.nodes.append(Node(IDENTITY, (new,), (old,), {}, old.name))
+            outputs.append(old)
+        nodes = self.nodes if not renamed else [_renamed(node, renamed) for node in self.nodes]
+        return eliminate_dead(Graph(self.name, tuple(self.inputs), tuple(outputs), tuple(nodes), self.constants))
+
+
+def same_type(a: Value, b: Value) -> bool:
+    """Equal dtype and layout, and shapes that are equal for sure."""
+    return a.dtype == b.dtype and a.layout == b.layout and same_shape(a.shape, b.shape)
+
+
+def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    return len(a) == len(b) and all(same_dim(d, e) for d, e in zip(a, b, strict=True))
+
+
+def _renamed(node: Node, names: Mapping[Value, Value]) -> Node:
+    return replace(
+        node,
+        inputs=tuple(None if v is None else names.get(v, v) for v in node.inputs),
+        outputs=tuple(names.get(v, v) for v in node.outputs),
+    )
+
+
+Rule = Callable[[Node, Rewriter], "Sequence[Value | None] | str | None"]
+
+
+def rewrite_graph(graph: Graph, rules: Sequence[Rule], notes: Notes | None = None) -> Graph:
+    """Applies rules, bodies of branches and loops included, until none fires. The first rule that fires on a node wins."""
+    notes = Notes() if notes is None else notes
+    for _ in range(MAX_SWEEPS):
+        graph, fired = _sweep(graph, rules, notes)
+        if not fired:
+            return graph
+    raise IRError(f"the rules on graph `{graph.name}` do not come to an end", why=f"still firing after {MAX_SWEEPS} sweeps")
+
+
+def _sweep(graph: Graph, rules: Sequence[Rule], notes: Notes) -> tuple[Graph, bool]:
+    rewriter, fired = Rewriter(graph), False
+    for original in graph.nodes:
+        node = rewriter.resolved(original)
+        if node.op in (IF, LOOP):
+            swept = [_sweep(body, rules, notes) for body in node.bodies]
+            fired |= any(changed for _, changed in swept)
+            node = replace(node, bodies=tuple(body for body, _ in swept))
+        values = _apply(node, rules, rewriter, notes)
+        fired |= values is not None
+        if values is None or None in values:
+            rewriter.append(node)
+    return rewriter.finish(), fired
+
+
+def _apply(node: Node, rules: Sequence[Rule], rewriter: Rewriter, notes: Notes) -> Sequence[Value | None] | None:
+    if node.op is IDENTITY and rewriter.is_copy(node):
+        return None
+    for rule in rules:
+        result = rule(node, rewriter)
+        if isinstance(result, str):
+            notes.add(node, f"{rule.__name__}: {result}")
+        elif result is not None:
+            if rewriter.replace(node, result):
+                notes.add(node, f"{rule.__name__}: applied")
+                return result
+            notes.add(node, f"{rule.__name__}: the result has another type")
+    return None
+
+
+def structural(node: Node | None) -> bool:
+    """No node, or one without a tensor expression."""
+    return node is None or node.op in STRUCTURAL
