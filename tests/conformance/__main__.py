@@ -24,9 +24,9 @@ def main() -> int:
     suite, level = Suite(), "interpreter" if args.interpreter else "native"
     cases = [name for name in suite.cases if any(word in name for word in args.filter.split(","))]
     if args.inline:
-        results = [suite.run(name, LEVELS[level]) for name in cases]
+        results = [suite.run(name, LEVELS[level], report.TOLERANCES.get(name, (0.0, 0.0))) for name in cases]
     else:
-        results = list(run_cases(cases, level, args.workers, args.timeout))
+        results = list(run_cases(cases, level, report.TOLERANCES, args.workers, args.timeout))
     shown = report.failures(results) + ([r for r in results if r.outcome == REFUSED] if args.refused else [])
     for r in sorted(shown, key=lambda r: (r.outcome, r.case)):
         print(f"{r.outcome:8s} {r.case}  {r.detail}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext, SpawnProcess
 
@@ -12,11 +12,12 @@ from tests.conformance.suite import CRASHED, HUNG, LEVELS, Result, Suite
 
 
 def _work(connection: Connection, level: str) -> None:
-    """A worker: receives names of cases, sends results, until told to stop by an empty name."""
+    """A worker: receives cases with their tolerances, sends results, until it is ended."""
     suite = Suite()
     connection.send("ready")
-    while name := connection.recv():
-        connection.send(suite.run(name, LEVELS[level]))
+    while True:
+        name, tolerance = connection.recv()
+        connection.send(suite.run(name, LEVELS[level], tolerance))
 
 
 class _Worker:
@@ -30,9 +31,9 @@ class _Worker:
         self.case = ""
         self.since = time.monotonic()
 
-    def give(self, case: str) -> None:
+    def give(self, case: str, tolerance: tuple[float, float]) -> None:
         self.case, self.since = case, time.monotonic()
-        self.connection.send(case)
+        self.connection.send((case, tolerance))
 
     def end(self) -> None:
         self.process.kill()
@@ -40,7 +41,13 @@ class _Worker:
         self.connection.close()
 
 
-def run_cases(cases: Sequence[str], level: str, workers: int = 2, timeout: float = 120.0) -> Iterator[Result]:
+def run_cases(
+    cases: Sequence[str],
+    level: str,
+    tolerances: Mapping[str, tuple[float, float]],
+    workers: int = 2,
+    timeout: float = 120.0,
+) -> Iterator[Result]:
     """Results in the order in which cases finish. `timeout` in seconds a case; starting a worker takes as much at most."""
     context = multiprocessing.get_context("spawn")
     waiting = list(reversed(cases))
@@ -61,7 +68,8 @@ def run_cases(cases: Sequence[str], level: str, workers: int = 2, timeout: float
                             active.append(_Worker(context, level))
                         continue
                 if waiting:
-                    worker.give(waiting.pop())
+                    case = waiting.pop()
+                    worker.give(case, tolerances.get(case, (0.0, 0.0)))
                 else:
                     worker.end()
                     active.remove(worker)

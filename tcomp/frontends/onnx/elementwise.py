@@ -72,10 +72,8 @@ def _prelu_by_channel(ctx: Context) -> Value:
 
 
 def _mod(ctx: Context) -> Value:
-    op = ops.FMOD if ctx.attrs["fmod"] else ops.MOD
-    if op is ops.MOD and is_float(ctx.value(0).dtype):
-        raise ctx.invalid("`fmod` must be 1 for floating-point operands")
-    return ctx.add(op, ctx.inputs)  # type: ignore[no-any-return]
+    """The sign is the divisor's, or with `fmod` the dividend's."""
+    return ctx.add(ops.FMOD if ctx.attrs["fmod"] else ops.MOD, ctx.inputs)  # type: ignore[no-any-return]
 
 
 def _bit_shift(ctx: Context) -> Value:

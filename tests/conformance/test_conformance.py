@@ -1,0 +1,33 @@
+"""The whole ONNX backend suite by native code: nothing wrong, nothing crashes or hangs, refusals are listed one by one."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+pytest.importorskip("onnx")
+
+from tests.conformance import report  # noqa: E402
+from tests.conformance.pool import run_cases  # noqa: E402
+from tests.conformance.suite import Suite  # noqa: E402
+
+REAL = {
+    "test_bvlc_alexnet", "test_densenet121", "test_inception_v1", "test_inception_v2", "test_resnet50", "test_shufflenet",
+    "test_squeezenet", "test_vgg19", "test_zfnet512",
+}  # fmt: skip
+
+
+def test_backend_suite(capsys: pytest.CaptureFixture[str]) -> None:
+    cases = list(Suite().cases)
+    workers = max(2, min(len(os.sched_getaffinity(0)), 8))
+    results = list(run_cases(cases, "native", report.TOLERANCES, workers, timeout=300.0))
+    with capsys.disabled():
+        print(f"\nONNX backend suite:\n{report.table(results)}")
+    failures = [f"{r.outcome} {r.case}: {r.detail}" for r in report.failures(results)]
+    assert not failures, "\n".join(failures)
+    disagreements = report.disagreements(results, report.read_exclusions())
+    assert not disagreements, "\n".join(disagreements)
+    assert len(results) == len(cases)
+    assert report.passed(results) >= 1220
+    assert REAL <= {r.case for r in results if r.outcome == "passed"}
