@@ -242,11 +242,14 @@ class Context:
         return None if value is None else self.scope.known(value)
 
     def dims(self, i: int) -> tuple[Dim, ...] | None:
-        """The elements of integer input `i`, row-major, as ints or expressions over symbolic sizes; None if not known."""
+        """The elements of input `i`, row-major, as ints or expressions over symbolic sizes.
+
+        None if they are not known, or are floats that are not whole for sure.
+        """
         value = self.input(i)
-        if value is None or is_float(value.dtype):
-            return None
-        elements = self.scope.known_elements(value)
+        elements = None if value is None else self.scope.known_elements(value)
+        if elements is not None and value is not None and is_float(value.dtype):
+            elements = symbolic.whole(elements)
         return None if elements is None else tuple(as_dim(e) for e in elements)
 
     def require_known(self, i: int, what: str) -> np.ndarray:

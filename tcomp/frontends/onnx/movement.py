@@ -260,7 +260,7 @@ def _tile(ctx: Context) -> Value:
 
 def _range_of_numbers(ctx: Context) -> Value:
     dtype = ctx.value(0).dtype
-    if is_float(dtype):
+    if is_float(dtype) and not all(ctx.dims(n) for n in range(3)):
         start, limit, delta = (ctx.require_known(n, what).reshape(()) for n, what in enumerate(("the start", "the limit", "the step")))
         if delta == 0:
             raise ctx.invalid("the step is 0")

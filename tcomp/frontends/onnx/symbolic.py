@@ -161,6 +161,15 @@ class _Evaluation:
         return total
 
 
+def whole(elements: Elements) -> Elements | None:
+    """Float elements as integers; None unless all are whole for sure."""
+    try:
+        fractions = [_fraction(e) for e in elements]
+    except _Unknown:
+        return None
+    return tuple(n for n, _ in fractions) if all(d == 1 for _, d in fractions) else None
+
+
 def _cast(e: Expr, dtype: str) -> Expr:
     """`e` converted to `dtype`, in the representation of this module."""
     if is_float(dtype):
