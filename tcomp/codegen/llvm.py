@@ -912,7 +912,7 @@ class _Function:
                 return self.fma(*args)
             case "lt" | "le" | "eq" | "ne":
                 return self.compare(e.op, *args)
-            case "floordiv" | "mod" | "truncdiv" | "truncmod" | "div" if is_integer(e.dtype):
+            case "floordiv" | "mod" | "truncdiv" | "truncmod" if is_integer(e.dtype):
                 return self.divide(e, *args)
             case "shl" | "shr":
                 return self.shift(e, *args)
@@ -1096,7 +1096,7 @@ class _Function:
     def divide(self, e: Expr, a: Value, b: Value) -> Value:
         """Integer quotients and remainders; by zero they are 0, and nothing traps."""
         dtype, remainder = e.dtype, e.op in ("mod", "truncmod")
-        (lo, hi), (divisor_lo, divisor_hi) = E.bounds(e.args[0]), E.bounds(e.args[1])
+        (lo, hi), (divisor_lo, _) = E.bounds(e.args[0]), E.bounds(e.args[1])
         unsigned = dtype not in SIGNED or (lo is not None and lo >= 0 and divisor_lo is not None and divisor_lo >= 0)
         if e.args[1].op == "const":
             return self.divide_by_constant(e, a, int(e.args[1].attr), unsigned, hi)

@@ -35,7 +35,7 @@ def assembly(ir_text: str, target: Target, opt_level: int = 2) -> str:
 def spill_count(asm: str) -> int:
     """How many vector registers are stored to or loaded from the stack: 0 in a kernel whose tile fits the registers."""
     x86 = r"\b[xyz]mm\d+, -?\d*\(%r[sb]p\)|-?\d*\(%r[sb]p\), [xyz]mm\d+|-?\d*\(%r[sb]p\), %[xyz]mm\d+|%[xyz]mm\d+, -?\d*\(%r[sb]p\)"
-    aarch64 = r"\b(?:str|ldr|stp|ldp|stur|ldur)\s+[qd]\d+,(?: [qd]\d+,)? \[(?:sp|x29)"
+    aarch64 = r"\b(?:str|ldr|stp|ldp|stur|ldur)\s+q\d+,(?: q\d+,)? \[(?:sp|x29)"
     return len(re.findall(f"{x86}|{aarch64}", asm))
 
 
