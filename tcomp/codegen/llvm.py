@@ -24,7 +24,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -190,32 +190,22 @@ class _Module:
 
     def variables(self, e: Expr) -> tuple[Expr, ...]:
         """The variables that a value depends on."""
-        found = self._variables.get(e)
-        if found is None:
-            for node in E.walk(e):
-                if node in self._variables:
-                    continue
-                own = [node] if node.op == "var" else []
-                if node.op == "read" and node.attr in self.per_lane:
-                    own = [self.per_lane[node.attr][0]]
-                if len(node.args) == 1 and not own:
-                    self._variables[node] = self._variables[node.args[0]]
-                else:
-                    self._variables[node] = tuple(dict.fromkeys([v for a in node.args for v in self._variables[a]] + own))
-            found = self._variables[e]
-        return found
+        for node in _unknown(e, self._variables):
+            own = [node] if node.op == "var" else []
+            if node.op == "read" and node.attr in self.per_lane:
+                own = [self.per_lane[node.attr][0]]
+            if len(node.args) == 1 and not own:
+                self._variables[node] = self._variables[node.args[0]]
+            else:
+                self._variables[node] = tuple(dict.fromkeys([v for a in node.args for v in self._variables[a]] + own))
+        return self._variables[e]
 
     def buffers(self, e: Expr) -> frozenset[Buffer]:
         """The buffers that a value is read from."""
-        found = self._buffers.get(e)
-        if found is None:
-            for node in E.walk(e):
-                if node not in self._buffers:
-                    inner = [self._buffers[a] for a in node.args]
-                    own = frozenset((node.attr,)) if node.op == "read" else frozenset()
-                    self._buffers[node] = own.union(*inner)
-            found = self._buffers[e]
-        return found
+        for node in _unknown(e, self._buffers):
+            own = frozenset((node.attr,)) if node.op == "read" else frozenset()
+            self._buffers[node] = own.union(*(self._buffers[a] for a in node.args))
+        return self._buffers[e]
 
     def written(self, stmt: Stmt) -> frozenset[Buffer]:
         """The buffers that a statement may write."""
@@ -1210,6 +1200,15 @@ class _Function:
         if old == new:
             return Value(a.ref, dtype, a.lanes)
         return Value(self.op(f"bitcast {old} {a.ref} to {new}"), dtype, a.lanes)
+
+
+def _unknown(e: Expr, facts: Mapping[Expr, Any]) -> Iterable[Expr]:
+    """The sub-expressions that `facts` lacks, operands before users."""
+    if e in facts:
+        return ()
+    if all(a in facts for a in e.args):
+        return (e,)
+    return [node for node in E.walk(e) if node not in facts]
 
 
 def _free(s: L.For) -> tuple[list[Buffer], list[Expr]]:
