@@ -12,11 +12,12 @@ import numpy as np
 
 from tcomp.ir import te
 from tcomp.ir.dtypes import is_float
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, substitute
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, const, substitute
 from tcomp.ir.graph import Graph, Node, Value
+from tcomp.ir.simplify import difference
 from tcomp.ops.broadcast import same_dim
 from tcomp.ops.elementwise import CAST, DIV, MUL, POW, RECIPROCAL
-from tcomp.ops.movement import PAD, RESHAPE, TRANSPOSE, product, reshape
+from tcomp.ops.movement import PAD, RESHAPE, TRANSPOSE, product
 from tcomp.passes import structure
 from tcomp.passes.rewrite import Notes, Rewriter, rewrite_graph, same_shape, structural
 
@@ -90,27 +91,35 @@ def _movement(node: Node | None) -> _Movement | None:
 
 
 def _as_reshape(node: Node, rewriter: Rewriter, move: _Movement) -> Sequence[Value] | None:
+    """A reshape, if every element keeps its row-major position."""
     shape = move.tensor.shape
     if not same_dim(product(move.source.shape), product(shape)):
         return None
-    direct = structure.inlined(reshape(move.source.placeholder(), shape))
-    if direct is None or direct.op != "read":
+    axes = structure.canonical(move.tensor, move.tensor.axes)
+    if difference(_position(move.source.shape, move.indices), _position(shape, axes)) is not const(0):
         return None
-    tensor = te.compute(shape, lambda *i: i[0] if i else as_expr(0), "axes")
-    renamed = dict(zip(tensor.axes, move.tensor.axes, strict=True))
-    indices = structure.canonical(move.tensor, [substitute(i, renamed) for i in direct.args])
-    return rewriter.add(RESHAPE, [move.source], {"shape": shape}, node.name) if indices == move.indices else None
+    return rewriter.add(RESHAPE, [move.source], {"shape": shape}, node.name)
+
+
+def _position(shape: Sequence[Dim], indices: Sequence[Expr]) -> Expr:
+    position: Expr = const(0)
+    for d, i in zip(shape, indices, strict=True):
+        position = position * d + i
+    return position
 
 
 def _as_transpose(node: Node, rewriter: Rewriter, move: _Movement) -> Sequence[Value] | None:
+    """A transposition, if the axes that are longer than 1 are permuted."""
     tensor, source = move.tensor, move.source
     if tensor.ndim != len(source.shape):
         return None
     place = {axis: d for d, axis in enumerate(tensor.axes) if tensor.shape[d] != 1}
-    perm: dict[int, int] = {place[i]: dim for dim, i in enumerate(move.indices) if i in place}
-    units = iter(dim for dim in range(tensor.ndim) if dim not in perm.values())
-    order = tuple(perm[d] if d in perm else next(units, -1) for d in range(tensor.ndim))
-    if sorted(order) != list(range(tensor.ndim)) or not same_shape([source.shape[d] for d in order], tensor.shape):
+    perm = {place[i]: dim for dim, i in enumerate(move.indices) if i in place}
+    units = [dim for dim in range(tensor.ndim) if dim not in perm.values()]
+    if len(perm) != len(place) or any(source.shape[dim] != 1 for dim in units):
+        return None
+    order = tuple(perm[d] if d in perm else units.pop(0) for d in range(tensor.ndim))
+    if not same_shape([source.shape[d] for d in order], tensor.shape):
         return None
     return rewriter.add(TRANSPOSE, [source], {"perm": order}, node.name)
 
