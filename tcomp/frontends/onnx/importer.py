@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +92,9 @@ def _import(
     dims: Mapping[str, int | tuple[int, int]] | None,
     values: Mapping[str, np.ndarray] | None,
 ) -> tuple[Graph | None, list[NodeRecord]]:
-    model, folder = reader.read_model(source)
+    model, tensors = reader.read_model(source)
     try:
-        return _Importer(model, reader.TensorReader(folder)).run(shapes or {}, dims or {}, values or {})
+        return _Importer(model, tensors).run(shapes or {}, dims or {}, values or {})
     except RecursionError as error:
         raise ImportModelError("the model nests graphs or expressions too deeply") from error
 
@@ -197,10 +198,11 @@ class _Importer:
         for tensor in proto.initializer:
             if tensor.name in frame.values:
                 continue  # the caller gave an input that has a default another value
-            self.constant(frame, tensor.name, lambda t=tensor: self.tensors.array(t))  # type: ignore[misc]
+            read = self.tensors.array if frame.depth else self.tensors.initializer
+            self.constant(frame, tensor.name, partial(read, tensor))
         for sparse in proto.sparse_initializer:
             where = f"sparse tensor `{sparse.values.name}`"
-            self.constant(frame, sparse.values.name, lambda s=sparse, w=where: self.tensors.dense(s, w))  # type: ignore[misc]
+            self.constant(frame, sparse.values.name, partial(self.tensors.dense, sparse, where))
         for node in _ordered(proto.node, [o.name for o in proto.output], f"graph `{proto.name}`"):
             self.node(frame, node, reserved)
         return [frame.lookup(o.name) for o in proto.output]

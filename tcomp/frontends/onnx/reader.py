@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from onnx import AttributeProto, ModelProto, SparseTensorProto, TensorProto, TypeProto
 
 from tcomp.errors import ImportModelError, UnsupportedError
+from tcomp.frontends.onnx import wire
 from tcomp.ir.dtypes import to_numpy
 
 DTYPES: Mapping[int, str] = {
@@ -26,15 +27,16 @@ _TYPED_FIELDS = {"float32": "float_data", "float64": "double_data", "int64": "in
 _MAX_DENSE = 1 << 32  # bytes of a sparse tensor written out
 
 
-def read_model(source: str | Path | bytes | ModelProto) -> tuple[ModelProto, Path | None]:
-    """The model, and the folder in which its external data may lie (None if it came without a file).
+def read_model(source: str | Path | bytes | ModelProto) -> tuple[ModelProto, TensorReader]:
+    """The model, and what reads its tensors. Large initializers are views of the encoded model.
 
     Raises `ImportModelError` for what is no ONNX model.
     """
+    folder: Path | None = None
+    weights: dict[str, memoryview] = {}
     if isinstance(source, ModelProto):
-        model, folder, where = source, None, "the given ModelProto"
+        model, where = source, "the given ModelProto"
     else:
-        folder = None
         if isinstance(source, bytes):
             content, where = source, "the given bytes"
         else:
@@ -45,12 +47,13 @@ def read_model(source: str | Path | bytes | ModelProto) -> tuple[ModelProto, Pat
             except OSError as error:
                 raise ImportModelError("the model cannot be read", where=where, why=error.strerror or str(error)) from error
         try:
-            model = ModelProto.FromString(content)
+            slim, weights = wire.split(content)
+            model = ModelProto.FromString(slim)
         except DecodeError as error:
             raise ImportModelError("this is no ONNX model", where=where, why="it is not a protobuf message of that type") from error
     if not model.HasField("graph") or not model.opset_import:
         raise ImportModelError("this is no ONNX model", where=where, why="it has no graph, or does not say which opset it uses")
-    return model, folder
+    return model, TensorReader(folder, weights)
 
 
 def dtype_name(elem_type: int, where: str) -> str:
@@ -85,13 +88,20 @@ def tensor_type(proto: TypeProto, where: str) -> tuple[str, list[int | str | Non
 
 
 class TensorReader:
-    """Arrays of tensor messages. External data is mapped, not read, and must lie inside `folder`."""
+    """Arrays of tensor messages. External data is mapped, not read, and must lie inside `folder`.
 
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
+    `weights` holds the data of initializers of the main graph that was cut out of their messages.
+    """
+
+    def __init__(self, folder: Path | None, weights: Mapping[str, memoryview]) -> None:
+        self.folder, self.weights = folder, weights
         self._files: dict[Path, np.ndarray] = {}
 
-    def array(self, tensor: TensorProto, where: str = "") -> np.ndarray:
+    def initializer(self, tensor: TensorProto) -> np.ndarray:
+        """The array of an initializer of the main graph, see `array`."""
+        return self.array(tensor, raw=self.weights.get(tensor.name))
+
+    def array(self, tensor: TensorProto, where: str = "", raw: memoryview | bytes | None = None) -> np.ndarray:
         """The array of a tensor message, read-only where that saves a copy. Raises `ImportModelError` if sizes do not match."""
         where = where or f"tensor `{tensor.name}`"
         dtype = to_numpy(dtype_name(tensor.data_type, where))
@@ -99,10 +109,11 @@ class TensorReader:
         if any(d < 0 for d in shape):
             raise ImportModelError(f"a tensor has the shape {list(shape)}", where=where)
         count = prod(shape)
-        if tensor.data_location == TensorProto.EXTERNAL:
+        if raw is None and tensor.data_location == TensorProto.EXTERNAL:
             return self._external(tensor, count * dtype.itemsize, where).view(dtype).reshape(shape)
-        if tensor.HasField("raw_data"):
+        if raw is None and tensor.HasField("raw_data"):
             raw = tensor.raw_data
+        if raw is not None:
             _check_size(len(raw), count * dtype.itemsize, shape, dtype.name, where)
             return np.frombuffer(raw, dtype).reshape(shape)
         values = getattr(tensor, _TYPED_FIELDS.get(dtype.name, "int32_data"))
