@@ -37,7 +37,7 @@ from tcomp.passes.memory import plan_memory
 from tcomp.passes.partition import partition
 from tcomp.passes.rewrite import Notes
 from tcomp.passes.runner import run_passes
-from tcomp.passes.simplify import simplify_graph
+from tcomp.passes.simplify import simplify
 from tcomp.runtime import Module
 from tcomp.runtime.artifact import write_artifact
 from tcomp.schedules.cpu import operand_layouts, schedule
@@ -144,7 +144,7 @@ def graph_passes(target: Target, report: Report) -> list[tuple[str, Callable[[Gr
     return [
         ("fold", lambda g: fold_constants(g, notes)),
         ("canonicalize", lambda g: canonicalize(g, notes)),
-        ("simplify", lambda g: simplify_graph(g, notes)),
+        ("simplify", lambda g: simplify(g, notes)),
         ("fold-again", lambda g: fold_constants(g, notes)),
         ("merge-equal", merge_equal),
         ("eliminate-dead", eliminate_dead),

@@ -163,8 +163,7 @@ def two_casts(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
 
 def small_power(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
     """x ** 2 = x * x    x ** 3 = x * x * x    x ** -1 = 1 / x"""
-    exponent = uniform(rewriter.array(node.inputs[1])) if node.op is POW else None
-    base = node.inputs[0]
+    base, exponent = (node.inputs[0], uniform(rewriter.array(node.inputs[1]))) if node.op is POW else (None, None)
     if base is None or exponent not in (2, 3, -1) or not is_float(base.dtype):
         return None
     if exponent == -1:

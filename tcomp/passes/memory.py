@@ -309,14 +309,18 @@ def _place(sizes: Sequence[int], blocks: Sequence[_Block]) -> tuple[list[Dim], i
         np.lexsort((birth, -size * (death - birth + 1))),  # largest area first
         np.lexsort((-size, birth - death)),  # longest-lived first
     )
-    placements = []
-    for order in orders:
-        offset = _greedy(order, size, birth, death)
-        placements.append((int((offset + size).max()), offset))
-        if placements[-1][0] == least:
-            break
-    total, offset = min(placements, key=lambda p: p[0])
-    return [int(o) for o in offset], total
+    best, total = np.zeros_like(size), -1
+    for start in orders:
+        order = start
+        for _ in range(1 + _REPAIRS):
+            offset = _greedy(order, size, birth, death)
+            top = int((offset + size).max())
+            if total < 0 or top < total:
+                best, total = offset, top
+            if total == least:
+                return [int(o) for o in best], total
+            order = np.argsort(offset + size != top, kind="stable")[: len(order)] if False else order
+    return [int(o) for o in best], total
 
 
 def _greedy(order: np.ndarray, size: np.ndarray, birth: np.ndarray, death: np.ndarray) -> np.ndarray:

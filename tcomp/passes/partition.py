@@ -9,8 +9,8 @@ Why an edge is not fused is recorded, edge by edge.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,9 +30,10 @@ def partition(graph: Graph, note: Callable[[str], None] = lambda text: None) -> 
 
     `note` receives one line for each edge that was not fused, with the reason.
     """
-    facts = {n: _Facts.of(n) for n in graph.nodes if n.op not in (IF, LOOP)}
+    used = set(graph.outputs) | {v for n in graph.nodes for v in n.inputs if v is not None}
+    facts = {n: _Facts.of(n, used) for n in graph.nodes if n.op not in (IF, LOOP)}
     groups = _grouped(graph, facts, note)
-    return _rebuilt(graph, groups, note)
+    return _rebuilt(graph, groups, used, note)
 
 
 # ---------------------------------------------------------------- what a node is
@@ -49,8 +50,9 @@ class _Facts:
     reduces: bool
 
     @staticmethod
-    def of(node: Node) -> _Facts:
-        outputs = infer(node.op, node.inputs, node.attrs, node.name)
+    def of(node: Node, used: Container[Value]) -> _Facts:
+        results = infer(node.op, node.inputs, node.attrs, node.name)
+        outputs = tuple(t for v, t in zip(node.outputs, results, strict=True) if v in used)
         placeholders: dict[Value, Tensor] = {}
         stages = list(tensors(outputs))
         for t in stages:
@@ -102,8 +104,10 @@ def _aligned(facts: _Facts, value: Value) -> bool:
     output = facts.outputs[0]
     if len(facts.outputs) != 1 or output.shape != value.shape:
         return False
-    chain = {t for t in tensors(facts.outputs) if t.body is not None}
-    return len(chain) >= 1 and all(t.shape == value.shape and r.args == t.axes for t, r in facts.reads_of(value))
+    return all(
+        t.shape == value.shape and all(i is a or n == 1 for i, a, n in zip(r.args, t.axes, t.shape, strict=True))
+        for t, r in facts.reads_of(value)
+    )
 
 
 def _uses_once(facts: _Facts, value: Value) -> bool:
@@ -126,79 +130,115 @@ def _uses_once(facts: _Facts, value: Value) -> bool:
 
 @dataclass(eq=False)
 class _Group:
-    nodes: list[Node] = field(default_factory=list)
-    reduces: bool = False
-    closed: bool = False  # nothing may join
+    nodes: list[Node]
+    reduces: bool
+    closed: bool  # nothing may join
+    pointwise: bool = True  # every edge inside reads its value at the index being computed
 
 
 def _grouped(graph: Graph, facts: Mapping[Node, _Facts], note: Callable[[str], None]) -> dict[Node, _Group]:
     producers, consumers = graph.producers(), graph.consumers()
     groups: dict[Node, _Group] = {}
     for node in graph.nodes:
-        group = _Group([node], closed=True)
+        groups[node] = _Group([node], False, True)
         if node in facts:
-            here = facts[node]
-            group = _Group([node], here.reduces, here.imperative or len(node.outputs) > 1)
-            joined: list[_Group] = []
-            for value in dict.fromkeys(v for v in node.inputs if v in producers):
-                assert value is not None
-                producer = producers[value]
-                other = groups[producer]
-                reason = _why_not(graph, here, facts.get(producer), value, group, other, consumers)
-                if reason is None and other not in joined:
-                    joined.append(other)
-                    group.reduces |= other.reduces
-                    group.nodes = other.nodes + group.nodes
-                elif reason is not None:
-                    note(f"%{value.name}: {producer.op.name} -> {node.op.name} ({node.name}) not fused: {reason}")
-        for member in group.nodes:
-            groups[member] = group
+            groups[node] = _Group([node], facts[node].reduces, facts[node].imperative or len(facts[node].outputs) != 1)
+        # Nearest producers first: of several reductions that could take this node as their epilogue, the last one computed gets it.
+        for value in sorted({v for v in node.inputs if v in producers}, key=lambda v: -graph.nodes.index(producers[v])):
+            _try(graph, facts, groups, producers[value], value, consumers)
+    changed = True
+    while changed:  # readers may have come together since: x * sigmoid(x) reads x twice, in one kernel
+        changed = False
+        for node in graph.nodes:
+            for value in node.outputs:
+                if value in consumers and groups[node].nodes[-1] is node:
+                    changed |= _try(graph, facts, groups, node, value, consumers) is None
+    for node in graph.nodes:
+        for value in node.outputs:
+            for reader in consumers.get(value, ()):
+                if groups[reader] is not groups[node]:
+                    why = _why_not(graph, facts, groups, node, value, consumers)
+                    note(f"%{value.name}: {node.op.name} -> {reader.op.name} ({reader.name}) not fused: {why}")
     return groups
+
+
+def _try(
+    graph: Graph,
+    facts: Mapping[Node, _Facts],
+    groups: dict[Node, _Group],
+    producer: Node,
+    value: Value,
+    consumers: Mapping[Value, Sequence[Node]],
+) -> str | None:
+    """Merge the group of a value's producer into that of its readers; the reason if that cannot be."""
+    if groups[producer] is groups[consumers[value][0]]:
+        return "they are one kernel"
+    why = _why_not(graph, facts, groups, producer, value, consumers)
+    if why is None:
+        first, second = groups[producer], groups[consumers[value][0]]
+        order = {n: k for k, n in enumerate(graph.nodes)}
+        members = sorted([*first.nodes, *second.nodes], key=order.__getitem__)
+        pointwise = first.pointwise and second.pointwise and all(_aligned(facts[r], value) for r in consumers[value])
+        merged = _Group(members, first.reduces or second.reduces, False, pointwise)
+        groups.update((n, merged) for n in members)
+    return why
 
 
 def _why_not(
     graph: Graph,
-    reader: _Facts,
-    producer: _Facts | None,
+    facts: Mapping[Node, _Facts],
+    groups: Mapping[Node, _Group],
+    producer: Node,
     value: Value,
-    group: _Group,
-    other: _Group,
     consumers: Mapping[Value, Sequence[Node]],
 ) -> str | None:
-    """None if the edge can be fused."""
-    if producer is None:
-        return "the producer is control flow"
+    """None if the edges from a value to all its readers can be fused."""
+    readers = consumers[value]
+    other, group = groups[producer], groups.get(readers[0])
+    if group is None or any(groups.get(r) is not group for r in readers):
+        return f"the value has {len(readers)} readers in different kernels"
+    if producer not in facts or readers[0] not in facts:
+        return "control flow is no part of a kernel"
     if group.closed or other.closed:
         return "imperative or multi-output operators are kernels of their own"
     if value in graph.outputs:
         return "the value is an output of the graph"
-    if len(consumers[value]) > 1:
-        return f"the value has {len(consumers[value])} readers"
     if len(group.nodes) + len(other.nodes) > MOST_NODES:
         return f"a kernel has at most {MOST_NODES} operators"
-    if reader.reduces:
-        if other.reduces:
-            return "both sides reduce"
-        if all(n.op not in (KERNEL,) and _Facts.of(n).moves_only for n in other.nodes):
-            return None
-        return None if _uses_once(reader, value) else "the reader uses each element many times, it would be computed anew each time"
+    if group.reduces and other.reduces:
+        return "both sides reduce"
+    aligned = all(_aligned(facts[r], value) for r in readers)
     if other.reduces:
-        if group.reduces:
-            return "both sides reduce"
-        return None if _aligned(reader, value) else "the reader is not elementwise over the result of a reduction"
-    if _aligned(reader, value) or _uses_once(reader, value):
+        return None if aligned and group.pointwise else "the reader is not elementwise over the result of a reduction"
+    if group.reduces and not (aligned and group.pointwise and not any(facts[r].reduces for r in readers)):
+        if len(readers) == 1 and all(facts[n].moves_only for n in other.nodes):
+            return None
+        if all(_uses_once(facts[r], value) for r in readers) and not _contracts(group, facts):
+            return None
+        return "the reader uses each element many times, it would be computed anew each time"
+    if aligned or all(_uses_once(facts[r], value) for r in readers):
         return None
-    dear = sum(_Facts.of(n).dear for n in other.nodes)
+    dear = sum(facts[n].dear for n in other.nodes)
     return None if dear <= 2 else "the reader would compute each element several times"
+
+
+def _contracts(group: _Group, facts: Mapping[Node, _Facts]) -> bool:
+    """Whether the group folds products: its operands are read over and over, whatever a single edge looks like."""
+    for n in group.nodes:
+        for t in tensors(facts[n].outputs):
+            if t.body is not None:
+                for e in E.walk(t.body):
+                    if e.op == "reduce" and e.args[0].op == "mul" and len({r.attr for r in E.reads(e.args[0])}) > 1:
+                        return True
+    return False
 
 
 # ---------------------------------------------------------------- rebuilding
 
 
-def _rebuilt(graph: Graph, groups: Mapping[Node, _Group], note: Callable[[str], None]) -> Graph:
+def _rebuilt(graph: Graph, groups: Mapping[Node, _Group], used: Container[Value], note: Callable[[str], None]) -> Graph:
     nodes: list[Node] = []
     last = {group: group.nodes[-1] for group in groups.values()}
-    used_inside: set[Value] = set()
     for node in graph.nodes:
         group = groups[node]
         if node is not last[group]:
@@ -206,15 +246,13 @@ def _rebuilt(graph: Graph, groups: Mapping[Node, _Group], note: Callable[[str], 
         if node.op in (IF, LOOP):
             nodes.append(replace(node, bodies=tuple(partition(b, note) for b in node.bodies)))
         else:
-            kernel = _kernel(graph, group.nodes)
-            used_inside |= set(graph.constants) - set(kernel.inputs)
-            nodes.append(kernel)
+            nodes.append(_kernel(graph, group.nodes, used))
     read = {v for n in nodes for v in n.inputs} | set(graph.outputs)
     constants = {v: a for v, a in graph.constants.items() if v in read}
     return Graph(graph.name, graph.inputs, graph.outputs, tuple(nodes), constants)
 
 
-def _kernel(graph: Graph, members: Sequence[Node]) -> Node:
+def _kernel(graph: Graph, members: Sequence[Node], used: Container[Value]) -> Node:
     """One KERNEL node for the members; tiny constants are copied inside, everything else is passed in."""
     inside = {v for n in members for v in n.outputs}
     builder = GraphBuilder("_".join(dict.fromkeys(n.op.name for n in members))[:60])
@@ -231,6 +269,6 @@ def _kernel(graph: Graph, members: Sequence[Node]) -> Node:
         outputs = tuple(Value(builder.fresh(v.name), v.dtype, v.shape, v.layout) for v in n.outputs)
         mapping.update(zip(n.outputs, outputs, strict=True))
         builder.append(Node(n.op, tuple(None if v is None else mapping[v] for v in n.inputs), outputs, n.attrs, n.name, n.bodies))
-    results = members[-1].outputs
+    results = tuple(v for v in members[-1].outputs if v in used)
     body = builder.build([mapping[v] for v in results])
     return Node(KERNEL, tuple(outer), results, {}, members[-1].name or results[0].name, (body,))

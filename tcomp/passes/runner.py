@@ -1,0 +1,84 @@
+"""The pass runner: applies passes in order; times, verifies and dumps each."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tcomp.errors import IRError, TcompError
+from tcomp.ir.graph import Graph
+from tcomp.ir.printer import print_graph
+from tcomp.ir.verify import verify_graph
+
+GraphPass = Callable[[Graph], Graph]
+
+
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """What one pass did: its time, and the number of nodes (those of bodies included) before and after."""
+
+    name: str
+    seconds: float
+    nodes_before: int
+    nodes_after: int
+
+
+def run_passes(
+    graph: Graph,
+    passes: Sequence[tuple[str, GraphPass]],
+    *,
+    verify: bool = False,
+    dump: Path | None = None,
+    on_pass: Callable[[PassReport], None] | None = None,
+) -> tuple[Graph, list[PassReport]]:
+    """The graph after all passes, and a report on each.
+
+    `verify` checks the graph before the first and after every pass; an error then names the pass. `dump` is a directory for the
+    printed graphs (`00-input.txt`, `01-fold.txt`, ...) and what each pass changed (`01-fold.diff`). `on_pass` is called after each.
+    """
+    if verify:
+        verify_graph(graph)
+    before = ""
+    if dump is not None:
+        dump.mkdir(parents=True, exist_ok=True)
+        before = print_graph(graph)
+        (dump / "00-input.txt").write_text(before, encoding="utf-8")
+    reports: list[PassReport] = []
+    for number, (name, function) in enumerate(passes, 1):
+        nodes, start = count_nodes(graph), time.perf_counter()
+        graph = function(graph)
+        reports.append(PassReport(name, time.perf_counter() - start, nodes, count_nodes(graph)))
+        if dump is not None:
+            after = print_graph(graph)
+            (dump / f"{number:02}-{name}.txt").write_text(after, encoding="utf-8")
+            (dump / f"{number:02}-{name}.diff").write_text(_diff(before, after, number, name), encoding="utf-8")
+            before = after
+        if verify:
+            _verify(graph, name)
+        if on_pass is not None:
+            on_pass(reports[-1])
+    return graph, reports
+
+
+def count_nodes(graph: Graph) -> int:
+    """Nodes of the graph and of all bodies."""
+    return sum(1 + sum(map(count_nodes, node.bodies)) for node in graph.nodes)
+
+
+def _verify(graph: Graph, name: str) -> None:
+    try:
+        verify_graph(graph)
+    except TcompError as error:
+        raise IRError(
+            f"pass `{name}` made a malformed graph: {error.what}", where=error.where, why=error.why, hint="report this as a bug of tcomp"
+        ) from error
+
+
+def _diff(before: str, after: str, number: int, name: str) -> str:
+    lines = difflib.unified_diff(
+        before.splitlines(keepends=True), after.splitlines(keepends=True), f"{number - 1:02}", f"{number:02}-{name}"
+    )
+    return "".join(lines)
