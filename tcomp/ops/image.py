@@ -34,7 +34,7 @@ def resample(x: te.Tensor, indices: te.Tensor, weights: te.Tensor, axis: int) ->
     def element(*i: Expr) -> Expr:
         at = valid_index(indices[i[axis], t], x.shape[axis])
         value = cast(widened(x[(*i[:axis], at, *i[axis + 1 :])]), weights.dtype)
-        return te.sum(weights[i[axis], t] * value, axis=t)
+        return te.sum(weights[i[axis], t] * value, t)
 
     return rounded(te.compute((*x.shape[:axis], size, *x.shape[axis + 1 :]), element, "resample"), x.dtype)
 
@@ -109,7 +109,7 @@ def grid_sample(x: te.Tensor, grid: te.Tensor, mode: str, padding: str, align_co
         value = select(te.all_of(inside), value, 0)
         if weight is None:
             return value
-        return te.sum(cast(weight, value.dtype) * value, axis=axes)
+        return te.sum(cast(weight, value.dtype) * value, axes)
 
     return rounded(te.compute((*x.shape[:2], *grid.shape[1:-1]), element, "grid_sample"), x.dtype)
 
@@ -149,7 +149,7 @@ def affine_grid(theta: te.Tensor, spatial: Sequence[Dim], align_corners: bool) -
             index = cast(i[1 + d], theta.dtype)
             at = index * 2.0 / maximum(size - 1.0, 1.0) - 1.0 if align_corners else (index * 2.0 + 1.0) / size - 1.0
             base = select(te.equal(k, rank - 1 - d), at, base)
-        return te.sum(theta[i[0], i[-1], k] * base, axis=k)
+        return te.sum(theta[i[0], i[-1], k] * base, k)
 
     return te.compute((theta.shape[0], *spatial, rank), element, "affine_grid")  # type: ignore[no-any-return]
 
@@ -206,7 +206,7 @@ def roi_align(
         for part in parts[1:]:
             joined = joined + part if mode == "avg" else maximum(joined, part)
         joined = select(outside, 0.0 * joined, joined)
-        return te.sum(joined, axis=(iy, ix)) / float(samples * samples) if mode == "avg" else te.max(joined, axis=(iy, ix))
+        return te.sum(joined, (iy, ix)) / float(samples * samples) if mode == "avg" else te.max(joined, (iy, ix))
 
     return rounded(te.compute((rois.shape[0], x.shape[1], *size), element, "roi_align"), x.dtype)
 
@@ -241,7 +241,7 @@ def col2im(
             shifted = at[d] + pads[d] - offsets[d] * dilations[d]
             inside += [te.equal(shifted % strides[d], 0), shifted >= 0, shifted < counts[d] * strides[d]]
             column = column * counts[d] + shifted // strides[d]
-        return te.sum(select(te.all_of(inside), x[n, row, column], 0), axis=offsets)
+        return te.sum(select(te.all_of(inside), x[n, row, column], 0), offsets)
 
     shape = (x.shape[0], x.shape[1] // prod(block), *image)
     return te.compute(shape, element, "col2im")  # type: ignore[no-any-return]

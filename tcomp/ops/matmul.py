@@ -38,7 +38,7 @@ def matmul(a: te.Tensor, b: te.Tensor, transpose_a: bool = False, transpose_b: b
         at_a = [k, *i] if transpose_a else [*i, k]
         at_b = [*rest, k] if transpose_b else [k, *rest]
         left, right = widened(a[(*_batch(a, outer), *at_a)]), widened(b[(*_batch(b, outer), *at_b)])
-        return te.sum(left * right, axis=k)
+        return te.sum(left * right, k)
 
     return rounded(te.compute((*batch, *rows, *columns), element, "matmul"), a.dtype)
 

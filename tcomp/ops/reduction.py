@@ -40,11 +40,8 @@ def fold(
     folded = {n: te.reduce_axis(x.shape[n], f"r{n}") for n in axes}
 
     def body(*i: Expr) -> Expr:
-        own = iter(i)
-        at = []
-        for n in range(x.ndim):
-            index = next(own) if keepdims or n not in folded else None
-            at.append(folded.get(n, index))
+        kept = iter(i[n] for n in range(x.ndim) if n not in folded) if keepdims else iter(i)
+        at = [folded[n] if n in folded else next(kept) for n in range(x.ndim)]
         return finish(reducer(element(widened(x[tuple(at)])), tuple(folded.values())))
 
     return te.compute(kept_shape(x.shape, axes, keepdims), body, name)  # type: ignore[no-any-return]
@@ -52,7 +49,7 @@ def fold(
 
 def rounded(x: te.Tensor, dtype: str) -> te.Tensor:
     """The tensor in the type of the operator's input."""
-    return x if x.dtype == dtype else te.compute(x.shape, lambda *i: cast(x[i], dtype), f"{x.name}.round")  # type: ignore[no-any-return]
+    return x if x.dtype == dtype else te.compute(x.shape, lambda *i: cast(x[i], dtype), f"{x.name}.round")
 
 
 def at_kept(x: te.Tensor, i: Sequence[Expr]) -> Expr:

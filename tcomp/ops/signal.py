@@ -27,7 +27,7 @@ def dft(x: te.Tensor, cosines: te.Tensor, sines: te.Tensor, axis: int, real: boo
             total = x[(*at, 0)] * own[k, n]
             if x.shape[-1] == 2:
                 total = total + x[(*at, 1)] * other[k, n] * sign
-            return te.sum(total, axis=n)
+            return te.sum(total, n)
 
         return te.compute(outer, element, name)  # type: ignore[no-any-return]
 

@@ -94,14 +94,13 @@ def _slice(ctx: Context) -> Value:
     x = ctx.value(0)
     rank = len(x.shape)
     if ctx.opset < 10:
-        starts, ends = ctx.attrs["starts"], ctx.attrs["ends"]
-        axes, steps = ctx.attrs.get("axes"), None
+        starts, ends = tuple(ctx.attrs["starts"]), tuple(ctx.attrs["ends"])
+        given, steps = ctx.attrs.get("axes"), (1,) * len(starts)
     else:
         starts, ends = ctx.require_dims(1, "the starts"), ctx.require_dims(2, "the ends")
-        axes = None if ctx.input(3) is None else ctx.require_dims(3, "the axes")
-        steps = None if ctx.input(4) is None else ctx.require_dims(4, "the steps")
-    axes = axes_of(ctx, range(len(starts)) if axes is None else axes, rank)
-    steps = [1] * len(starts) if steps is None else steps
+        given = None if ctx.input(3) is None else ctx.require_dims(3, "the axes")
+        steps = (1,) * len(starts) if ctx.input(4) is None else ctx.require_dims(4, "the steps")
+    axes = axes_of(ctx, range(len(starts)) if given is None else given, rank)
     if not len(starts) == len(ends) == len(axes) == len(steps):
         raise ctx.invalid("starts, ends, axes and steps differ in length")
     first: list[Dim] = [0] * rank
@@ -183,7 +182,7 @@ def _split(ctx: Context) -> tuple[Value, ...]:
 def _concat(ctx: Context) -> Value:
     x = ctx.value(0)
     axis = axis_of(ctx, ctx.attrs.get("axis", 1), len(x.shape))
-    return x if len(ctx.inputs) == 1 else ctx.add(ops.CONCAT, ctx.inputs, axis=axis)  # type: ignore[no-any-return]
+    return x if len(ctx.inputs) == 1 else ctx.add(ops.CONCAT, ctx.inputs, axis=axis)
 
 
 def _pad(ctx: Context) -> Value:
@@ -266,8 +265,8 @@ def _range_of_numbers(ctx: Context) -> Value:
             raise ctx.invalid("the step is 0")
         exact = [float(v) for v in (start, limit, delta)]
         count = max(0, ceil((exact[1] - exact[0]) / exact[2]))
-        wide = np.float64 if dtype == "float64" else np.float32
-        return ctx.constant(wide(exact[0]) + np.arange(count).astype(wide) * wide(exact[2]), dtype)
+        wide = np.dtype("float64" if dtype == "float64" else "float32")
+        return ctx.constant(wide.type(exact[0]) + np.arange(count, dtype=wide) * wide.type(exact[2]), dtype)
     (first,), (end,), (step,) = (ctx.require_dims(n, what) for n, what in enumerate(("the start", "the limit", "the step")))
     if not isinstance(step, int):
         raise ctx.unsupported("the step depends on a symbolic size")
