@@ -220,7 +220,7 @@ def _isinf(x: te.Tensor, positive: bool, negative: bool) -> te.Tensor:
     return elementwise("isinf", element, x)
 
 
-def _constant(shape: tuple[Dim, ...], value: float | int | bool, dtype: str) -> te.Tensor:
+def _constant(shape: tuple[Dim, ...], value: float | bool, dtype: str) -> te.Tensor:
     """A tensor filled with one value."""
     return te.compute(shape, lambda *i: const(value, dtype), "full")  # type: ignore[no-any-return]
 

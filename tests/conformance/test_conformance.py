@@ -6,11 +6,9 @@ import os
 
 import pytest
 
-pytest.importorskip("onnx")
-
-from tests.conformance import report  # noqa: E402
-from tests.conformance.pool import run_cases  # noqa: E402
-from tests.conformance.suite import Suite  # noqa: E402
+from tests.conformance import report
+from tests.conformance.pool import run_cases
+from tests.conformance.suite import Suite
 
 REAL = {
     "test_bvlc_alexnet", "test_densenet121", "test_inception_v1", "test_inception_v2", "test_resnet50", "test_shufflenet",

@@ -93,13 +93,14 @@ def _text(dims: Sequence[Dim]) -> str:
 def _slice(ctx: Context) -> Value:
     x = ctx.value(0)
     rank = len(x.shape)
+    steps: Sequence[Dim]
     if ctx.opset < 10:
         starts, ends = tuple(ctx.attrs["starts"]), tuple(ctx.attrs["ends"])
-        given, steps = ctx.attrs.get("axes"), (1,) * len(starts)
+        given, steps = ctx.attrs.get("axes"), [1] * len(starts)
     else:
         starts, ends = ctx.require_dims(1, "the starts"), ctx.require_dims(2, "the ends")
         given = None if ctx.input(3) is None else ctx.require_dims(3, "the axes")
-        steps = (1,) * len(starts) if ctx.input(4) is None else ctx.require_dims(4, "the steps")
+        steps = [1] * len(starts) if ctx.input(4) is None else ctx.require_dims(4, "the steps")
     axes = axes_of(ctx, range(len(starts)) if given is None else given, rank)
     if not len(starts) == len(ends) == len(axes) == len(steps):
         raise ctx.invalid("starts, ends, axes and steps differ in length")
