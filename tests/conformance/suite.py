@@ -169,7 +169,9 @@ def _data_sets(case: TestCase, model: ModelProto) -> Iterator[tuple[Arrays, list
 
 
 def _array(x: Any) -> Any:
-    return numpy_helper.to_array(x) if isinstance(x, TensorProto) else x
+    if isinstance(x, TensorProto):
+        return numpy_helper.to_array(x)
+    return np.asarray(x) if isinstance(x, np.generic) else x
 
 
 def _load(path: str, kind: onnx.TypeProto) -> Any:
