@@ -32,7 +32,9 @@ def canonicalize(graph: Graph, notes: Notes | None = None) -> Graph:
 def no_operation(node: Node, rewriter: Rewriter) -> Sequence[Value | None] | None:
     """f(x)[i] == x[i]  =>  f(x) = x,  read off the tensor expression: x + 0, x * 1, a reshape to the same shape, ..."""
     inputs = [v for v in node.inputs if v is not None]
-    if structural(node) or not any(v.dtype == u.dtype and same_shape(v.shape, u.shape) for v in inputs for u in node.outputs):
+    if structural(node) or not any(
+        v.dtype == u.dtype and same_shape(v.shape, u.shape) for v in inputs for u in node.outputs
+    ):
         return None
     values = {v: value for v in inputs if (value := uniform(rewriter.array(v))) is not None}
     result: list[Value | None] = []

@@ -36,7 +36,9 @@ def _trim_branches(node: Node, needed: Collection[Value]) -> Node:
     kept = [n for n, v in enumerate(node.outputs) if v in needed]
     bodies = [eliminate_dead(replace(body, outputs=_pick(body.outputs, kept))) for body in node.bodies]
     read = [_used(body) for body in bodies]
-    inputs = [n for n in range(len(bodies[0].inputs)) if any(b.inputs[n] in r for b, r in zip(bodies, read, strict=True))]
+    inputs = [
+        n for n in range(len(bodies[0].inputs)) if any(b.inputs[n] in r for b, r in zip(bodies, read, strict=True))
+    ]
     first = 1 if node.op is IF else 0
     return replace(
         node,
@@ -62,7 +64,9 @@ def _trim_loop(node: Node, needed: Collection[Value]) -> Node:
             break
         states = grown
     slices = [n for n in range(scanned) if body.inputs[1 + carried + n] in used]
-    captured = [n for n in range(len(node.inputs) - carried - scanned) if body.inputs[1 + carried + scanned + n] in used]
+    captured = [
+        n for n in range(len(node.inputs) - carried - scanned) if body.inputs[1 + carried + scanned + n] in used
+    ]
     inputs = [*states, *(carried + n for n in slices), *(carried + scanned + n for n in captured)]
     attrs.update(
         carried=len(states),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+from tcomp.errors import IRError
 from tcomp.ir import te
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Expr, walk
@@ -15,7 +16,7 @@ from tcomp.ir.te_eval import evaluate
 from tcomp.passes.rewrite import Notes, Rewriter, rewrite_graph, same_type, structural
 
 LIMIT = 64 << 20  # bytes: a constant result may be this large, or as large as what it is computed from
-WORK = 1 << 32  # steps of all sums in one node
+WORK = 1 << 32  # elements of a stage, times the steps of a reduction in it
 EXTERN_WORK = 1 << 16  # elements of the results of an imperative program, which is interpreted
 
 
@@ -38,7 +39,10 @@ def fold_constants(graph: Graph, notes: Notes | None = None, limit: int = LIMIT)
         outputs = node.tensors([None if v is None else leaves[v] for v in node.inputs])
         if not _quick(outputs):
             return "computing the constant result would take long"
-        arrays = evaluate(outputs, {leaves[v]: rewriter.constants[v] for v in given}, {})
+        try:
+            arrays = evaluate(outputs, {leaves[v]: rewriter.constants[v] for v in given}, {})
+        except IRError as error:  # it may stand in a branch that is never taken
+            return f"the constant result is undefined: {error.what}"
         return [rewriter.constant(a, v.name, v.dtype) for a, v in zip(arrays, node.outputs, strict=True)]
 
     return rewrite_graph(graph, (known_branch, captured_constants, constant_node), notes)
@@ -48,7 +52,11 @@ def _symbolic(node: Node) -> bool:
     """Whether the outputs depend on sizes that are known at run time only."""
 
     def mentioned(attr: Any) -> bool:
-        return any(map(mentioned, attr)) if isinstance(attr, tuple | list) else isinstance(attr, Expr) and attr.op != "const"
+        return (
+            any(map(mentioned, attr))
+            if isinstance(attr, tuple | list)
+            else isinstance(attr, Expr) and attr.op != "const"
+        )
 
     return any(map(mentioned, node.attrs.values())) or any(isinstance(d, Expr) for v in node.outputs for d in v.shape)
 
@@ -56,11 +64,10 @@ def _symbolic(node: Node) -> bool:
 def _quick(outputs: Sequence[te.Tensor]) -> bool:
     for t in te.tensors(outputs):
         elements = prod(t.shape)
-        if t.extern is not None and elements > EXTERN_WORK:
+        sums = [e for e in walk(t.body) if e.op == "reduce"] if t.body is not None else []
+        steps = max((prod(axis.attr.hi + 1 for axis in e.attr[1]) for e in sums), default=1)
+        if elements * steps > (WORK if t.extern is None else EXTERN_WORK):
             return False
-        for e in walk(t.body) if t.body is not None else ():
-            if e.op == "reduce" and elements * prod(axis.attr.hi + 1 for axis in e.attr[1]) > WORK:
-                return False
     return True
 
 

@@ -170,7 +170,10 @@ class _Liveness:
             for body in node.bodies:
                 pairs += zip(body.inputs, node.inputs[1:], strict=True)
                 # An output that is an input or a constant of its body, or listed before, cannot be written in place.
-                computed, outer = body.producers(), dict(zip(reversed(body.outputs), reversed(node.outputs), strict=True))
+                computed, outer = (
+                    body.producers(),
+                    dict(zip(reversed(body.outputs), reversed(node.outputs), strict=True)),
+                )
                 pairs += [(v, outer[v]) for v in outer if v in computed]
         elif node.op is LOOP:
             inputs, carried = node.bodies[0].inputs[1:], node.attrs["carried"]
@@ -293,6 +296,9 @@ def _peak(sizes: Sequence[int], blocks: Sequence[_Block]) -> int:
     return highest
 
 
+_REPAIRS = 8  # rounds for each order; what sticks out at the top is placed first in the next one
+
+
 def _place(sizes: Sequence[int], blocks: Sequence[_Block]) -> tuple[list[Dim], int]:
     """(offsets, total) of the best of several greedy placements."""
     if not blocks:
@@ -309,17 +315,17 @@ def _place(sizes: Sequence[int], blocks: Sequence[_Block]) -> tuple[list[Dim], i
         np.lexsort((birth, -size * (death - birth + 1))),  # largest area first
         np.lexsort((-size, birth - death)),  # longest-lived first
     )
-    best, total = np.zeros_like(size), -1
-    for start in orders:
-        order = start
-        for _ in range(1 + _REPAIRS):
+    best, total = np.zeros_like(size), 1 << 62
+    for order in orders:
+        for _ in range(_REPAIRS):
             offset = _greedy(order, size, birth, death)
-            top = int((offset + size).max())
-            if total < 0 or top < total:
-                best, total = offset, top
+            end = offset + size
+            if end.max() < total:
+                best, total = offset, int(end.max())
             if total == least:
                 return [int(o) for o in best], total
-            order = np.argsort(offset + size != top, kind="stable")[: len(order)] if False else order
+            outliers = np.flatnonzero(end == end.max())
+            order = np.concatenate((outliers, order[~np.isin(order, outliers)]))
     return [int(o) for o in best], total
 
 

@@ -180,7 +180,9 @@ def rewrite_graph(graph: Graph, rules: Sequence[Rule], notes: Notes | None = Non
         graph, fired = _sweep(graph, rules, notes)
         if not fired:
             return graph
-    raise IRError(f"the rules on graph `{graph.name}` do not come to an end", why=f"still firing after {MAX_SWEEPS} sweeps")
+    raise IRError(
+        f"the rules on graph `{graph.name}` do not come to an end", why=f"still firing after {MAX_SWEEPS} sweeps"
+    )
 
 
 def _sweep(graph: Graph, rules: Sequence[Rule], notes: Notes) -> tuple[Graph, bool]:

@@ -73,7 +73,10 @@ def _verify(graph: Graph, name: str) -> None:
         verify_graph(graph)
     except TcompError as error:
         raise IRError(
-            f"pass `{name}` made a malformed graph: {error.what}", where=error.where, why=error.why, hint="report this as a bug of tcomp"
+            f"pass `{name}` made a malformed graph: {error.what}",
+            where=error.where,
+            why=error.why,
+            hint="report this as a bug of tcomp",
         ) from error
 
 

@@ -30,7 +30,9 @@ from tcomp.passes.rewrite import Notes, Rewriter, label, rewrite_graph, structur
 
 FLOATS = ("float32", "float64")
 SHARED_LIMIT = 64 << 10  # bytes: a larger constant that others read as well is not copied
-CANCELLATION = 2.0**-10  # sums of offsets smaller than this part of them are left alone: x + c - c may be there to round x
+CANCELLATION = (
+    2.0**-10
+)  # sums of offsets smaller than this part of them are left alone: x + c - c may be there to round x
 LARGE = 2.0**10
 
 
@@ -70,7 +72,12 @@ def affine_chain(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None
         return "a factor or an offset is not finite"
     producer = rewriter.producer(chain.source)
     absorbed: Sequence[Value] | str | None = None
-    if producer is not None and not structural(producer) and len(producer.outputs) == 1 and _affine(producer, rewriter) is None:
+    if (
+        producer is not None
+        and not structural(producer)
+        and len(producer.outputs) == 1
+        and _affine(producer, rewriter) is None
+    ):
         absorbed = _absorbed(producer, chain, rewriter)
         if not (absorbed is None or isinstance(absorbed, str)):
             return absorbed
@@ -160,7 +167,9 @@ def _absorbed(node: Node, chain: _Affine, rewriter: Rewriter) -> Sequence[Value]
         rest = np.zeros(())
     if not changed:
         return None
-    replaced = {v: rewriter.constant(array.astype(rewriter.constants[v].dtype), v.name, v.dtype) for v, array in changed.items()}
+    replaced = {
+        v: rewriter.constant(array.astype(rewriter.constants[v].dtype), v.name, v.dtype) for v, array in changed.items()
+    }
     inputs = [v if v is None else replaced.get(v, v) for v in node.inputs]
     value = rewriter.add(node.op, inputs, node.attrs, node.name)[0]
     return _written(value, replace(chain, scale=np.ones(()), shift=rest), label(node), rewriter)

@@ -213,7 +213,7 @@ def scales_with(body: Body, operands: Sequence[Value]) -> bool:
 
 
 def _degree(e: Expr, operands: Sequence[te.Tensor], memo: Mapping[Expr, str | None]) -> str | None:
-    """"linear" in the operands, "free" of them, "zero" (both), or None (neither)."""
+    """ "linear" in the operands, "free" of them, "zero" (both), or None (neither)."""
     if _is(e, 0.0):
         return "zero"
     degrees = [memo[arg] for arg in e.args]

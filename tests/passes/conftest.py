@@ -7,6 +7,7 @@ from tcomp.ir.dtypes import is_float, to_numpy
 from tcomp.ir.expr import evaluate_int, variables
 from tcomp.ir.graph import IF, LOOP
 from tcomp.ir.graph_eval import evaluate_graph
+from tcomp.ir.verify import verify_graph
 
 
 def random_inputs(graph, dims=None, seed=0):
@@ -14,7 +15,10 @@ def random_inputs(graph, dims=None, seed=0):
     rng = np.random.default_rng(seed)
     arrays = {}
     for v in graph.inputs:
-        shape = [evaluate_int(d, {x: (dims or {}).get(x, 5) for x in variables(d)}) if not isinstance(d, int) else d for d in v.shape]
+        shape = [
+            evaluate_int(d, {x: (dims or {}).get(x, 5) for x in variables(d)}) if not isinstance(d, int) else d
+            for d in v.shape
+        ]
         values = rng.normal(size=shape) if is_float(v.dtype) else rng.integers(0, 2, shape)
         arrays[v.name] = np.asarray(values).astype(to_numpy(v.dtype))
     return arrays
@@ -27,6 +31,7 @@ def unchanged():
     def check(before, after, *, rtol=0.0, dims=None):
         names = [v.name for v in before.outputs]
         assert [v.name for v in after.outputs] == names
+        verify_graph(after)
         well_formed(after)
         for seed in range(2):
             inputs = random_inputs(before, dims, seed)

@@ -5,7 +5,7 @@ import numpy as np
 from tcomp.ir.expr import dim
 from tcomp.ir.graph import IF, LOOP, GraphBuilder, Node, Value
 from tcomp.ops.elementwise import ADD, EXP, MUL, NEG
-from tcomp.ops.movement import ARANGE, EXPAND, TRANSPOSE
+from tcomp.ops.movement import ARANGE, EXPAND, SLICE, TRANSPOSE
 from tcomp.passes.fold import fold_constants
 from tcomp.passes.rewrite import Notes
 
@@ -55,6 +55,16 @@ def test_sizes_of_the_run_are_not_constants(unchanged):
     (i,) = b.add(ARANGE, [], {"start": 0, "step": 1, "count": n, "dtype": "float32"})
     before = b.build(b.add(ADD, [x, i]))
     assert operators(unchanged(before, fold_constants(before))) == ["arange", "add"]
+
+
+def test_an_undefined_constant_is_left_to_the_run():
+    b, notes = GraphBuilder(), Notes()
+    c = b.constant(np.arange(3, dtype=np.float32))
+    x = b.input("x", *F)
+    (y,) = b.add(SLICE, [c], {"starts": (2,), "steps": (1,), "shape": (3,)}, "out of range")
+    graph = b.build(b.add(ADD, [x, y]))
+    assert operators(fold_constants(graph, notes)) == ["slice", "add"]
+    assert notes.lines["out of range"][0].startswith("constant_node: the constant result is undefined")
 
 
 def branches(condition):
