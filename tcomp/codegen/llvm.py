@@ -24,7 +24,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -47,19 +47,8 @@ _ALIGN = 64  # of stack slots
 
 def emit_kernel(kernel: Kernel, target: Target) -> str:
     """LLVM IR text of a kernel. Raises `CodegenError` naming the loop or buffer for what a CPU kernel cannot be."""
-    module = _Module(kernel, target)
-    function = _Function(module)
-    function.scopes.append({})
-    parameters = ["ptr %pool"]
-    for n, buffer in enumerate(kernel.buffers):
-        function.pointers[buffer] = f"%b{n}"
-        parameters.append(_parameter(f"%b{n}", buffer in kernel.outputs))
-    for n, scalar in enumerate(kernel.scalars):
-        function.bind(scalar, Value(f"%s{n}", INDEX))
-        parameters.append(f"i64 %s{n}")
-    function.statement(kernel.body)
-    function.line("ret void")
-    module.functions.append(function.text(f"define void {_symbol(kernel.name)}({', '.join(parameters)}) #0"))
+    module = Module(kernel.name, target, kernel.notes)
+    module.define(kernel)
     return module.text()
 
 
@@ -91,7 +80,7 @@ class Form(NamedTuple):
 # ---------------------------------------------------------------- spelling
 
 
-def _symbol(name: str) -> str:
+def symbol(name: str) -> str:
     if not re.fullmatch(r"[\w.$-]+", name):
         raise CodegenError(f"`{name}` is no name for a kernel", hint="letters, digits, `_`, `.`, `-`")
     return f'@"{name}"'
@@ -136,11 +125,11 @@ _INTRINSICS = {"sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc
 _COMPARE = {"lt": ("olt", "lt"), "le": ("ole", "le"), "eq": ("oeq", "eq"), "ne": ("une", "ne")}
 
 
-class _Module:
-    """What all functions of one kernel share."""
+class Module:
+    """What all functions of one LLVM module share."""
 
-    def __init__(self, kernel: Kernel, target: Target) -> None:
-        self.kernel, self.target = kernel, target
+    def __init__(self, name: str, target: Target, notes: Sequence[str] = ()) -> None:
+        self.name, self.target, self.notes = name, target, notes
         self.functions: list[str] = []
         self.declarations: dict[str, str] = {}
         self.regions = 0
@@ -154,6 +143,20 @@ class _Module:
         self._forms: dict[Any, Form] = {}
         self.per_lane: dict[Buffer, tuple[Expr, int]] = {}  # buffers allocated inside a vectorized loop: lane variable, lanes
 
+    def define(self, kernel: Kernel, linkage: str = "") -> None:
+        """Adds the function of a kernel."""
+        function = Function(self)
+        parameters = ["ptr %pool"]
+        for n, buffer in enumerate(kernel.buffers):
+            function.pointers[buffer] = f"%b{n}"
+            parameters.append(_parameter(f"%b{n}", buffer in kernel.outputs))
+        for n, scalar in enumerate(kernel.scalars):
+            function.bind(scalar, Value(f"%s{n}", INDEX))
+            parameters.append(f"i64 %s{n}")
+        function.statement(kernel.body)
+        function.line("ret void")
+        self.functions.append(function.text(f"define {linkage} void {symbol(kernel.name)}({', '.join(parameters)}) #0"))
+
     def text(self) -> str:
         target = self.target
         attributes = [
@@ -164,8 +167,8 @@ class _Module:
         ]
         if target.arch == "x86_64":
             attributes.append(f'"prefer-vector-width"="{target.vector_bits}" "min-legal-vector-width"="{target.vector_bits}"')
-        notes = "".join(f"; {line}\n" for note in self.kernel.notes for line in note.splitlines())
-        parts = [f'{notes}target triple = "{target.triple}"', *self.declarations.values(), *reversed(self.functions)]
+        notes = "".join(f"; {line}\n" for note in self.notes for line in note.splitlines())
+        parts = [f'{notes}target triple = "{target.triple}"', *self.declarations.values(), *self.functions]
         return "\n".join(parts) + f"\nattributes #0 = {{ {' '.join(attributes)} }}\n"
 
     def type(self, dtype: str, lanes: int = 1) -> str:
@@ -228,17 +231,17 @@ class _Module:
         return bool(self.buffers(e)) and any(n.op == "read" and not self.in_bounds(n) for n in E.walk(e))
 
 
-class _Function:
+class Function:
     """One LLVM function in the making."""
 
-    def __init__(self, module: _Module) -> None:
+    def __init__(self, module: Module) -> None:
         self.module = module
         self.target = module.target
         self.lines: list[str] = []
         self.slots: list[str] = []  # allocas, which belong into the entry block
         self.block = "entry"
         self.count = 0
-        self.scopes: list[dict[Any, Value]] = []
+        self.scopes: list[dict[Any, Value]] = [{}]
         self.readers: dict[Buffer, list[Any]] = {}  # keys of memoised values that depend on the content of a buffer
         self.constants: dict[Expr, int] = {}
         self.bound: dict[Expr, Value] = {}
@@ -345,7 +348,7 @@ class _Function:
                 self.allocate(buffer)
                 self.statement(body)
             case _:
-                raise CodegenError(f"a {type(s).__name__} cannot be compiled for a CPU", where=self.module.kernel.name)
+                raise CodegenError(f"a {type(s).__name__} cannot be compiled for a CPU", where=self.module.name)
 
     def loop(self, s: L.For) -> None:
         extent = self.extent(s.extent)
@@ -361,11 +364,11 @@ class _Function:
         elif s.kind in (L.SERIAL, L.PARALLEL):
             self.serial(s, extent, known)
         elif s.kind not in (L.UNROLLED, L.VECTORIZED):
-            raise CodegenError(f"loop `{s.var.name}` is bound to `{s.kind}`", where=self.module.kernel.name, why="a CPU has no such axis")
+            raise CodegenError(f"loop `{s.var.name}` is bound to `{s.kind}`", where=self.module.name, why="a CPU has no such axis")
         elif known is None:
             raise CodegenError(
                 f"{s.kind} loop `{s.var.name}` has the extent {extent}, which is not constant",
-                where=self.module.kernel.name,
+                where=self.module.name,
                 hint="split it by a constant first",
             )
         elif s.kind == L.UNROLLED:
@@ -388,10 +391,13 @@ class _Function:
             self.line(f"br i1 {some}, label %{head}, label %{end}")
         else:
             self.line(f"br label %{head}")
-        self.counted(s.var, "0", count, head, end, s.body)
+        self.counted(s.var, "0", count, head, end, lambda: self.statement(s.body))
 
-    def counted(self, v: Expr, begin: str, count: str, head: str, end: str, body: Stmt) -> None:
-        """`do { body } while (++v < count)`, entered by a jump to `head` from the current block."""
+    def counted(self, v: Expr, begin: str, count: str, head: str, end: str, body: Callable[[], str | None]) -> None:
+        """`do { body } while (++v < count && condition)`, entered by a jump to `head` from the current block.
+
+        `body` emits the body and may return a condition.
+        """
         before = self.block
         self.start(head)
         self.count += 1
@@ -400,21 +406,23 @@ class _Function:
         self.lines.append("")  # the phi, when the last block of the body is known
         with self.scope():
             self.bind(v, Value(i, INDEX))
-            self.statement(body)
+            condition = body()
             del self.bound[v], self.depth[v]
         self.line(f"{after} = add nuw nsw i64 {i}, 1")
         self.lines[place] = f"  {i} = phi i64 [ {begin}, %{before} ], [ {after}, %{self.block} ]"
         more = self.op(f"icmp slt i64 {after}, {count}")
+        if condition is not None:
+            more = self.op(f"and i1 {more}, {condition}")
         self.line(f"br i1 {more}, label %{head}, label %{end}")
         self.start(end)
 
     def vectorized(self, s: L.For, lanes: int) -> None:
         if self.lane is not None:
-            raise CodegenError(f"vectorized loop `{s.var.name}` inside vectorized loop `{self.lane.name}`", where=self.module.kernel.name)
+            raise CodegenError(f"vectorized loop `{s.var.name}` inside vectorized loop `{self.lane.name}`", where=self.module.name)
         if lanes > MAX_LANES or lanes & (lanes - 1):
             raise CodegenError(
                 f"vectorized loop `{s.var.name}` has {lanes} iterations",
-                where=self.module.kernel.name,
+                where=self.module.name,
                 hint=f"a power of two up to {MAX_LANES}; split it, and mask the rest with an `If`",
             )
         self.lane, self.lanes = s.var, lanes
@@ -464,7 +472,7 @@ class _Function:
         self.start(end)
 
     def allocate(self, buffer: Buffer) -> None:
-        where = f"{self.module.kernel.name}: {buffer!r}"
+        where = f"{self.module.name}: {buffer!r}"
         size = 1
         for d in buffer.shape:
             extent = self.extent(d)
@@ -495,16 +503,16 @@ class _Function:
 
     def parallel(self, s: L.For, extent: Expr) -> None:
         module = self.module
-        name = f"{module.kernel.name}.{module.regions}"
+        name = f"{module.name}.{module.regions}"
         module.regions += 1
         buffers, variables = _free(s)
         unknown = [b.name for b in buffers if b not in self.pointers]
         unknown += [v.name for v in variables if v not in self.bound and v not in self.constants]
         if unknown:
-            raise CodegenError(f"`{unknown[0]}` is used but is no parameter", where=module.kernel.name)
+            raise CodegenError(f"`{unknown[0]}` is used but is no parameter", where=module.name)
         values = [v for v in variables if v not in self.constants]
 
-        inner = _Function(module)
+        inner = Function(module)
         inner.inside_parallel = True
         inner.constants = dict(self.constants)
         inner.private = self.private & set(buffers)
@@ -516,22 +524,21 @@ class _Function:
         for n, v in enumerate(values):
             captured.append(("i64", self.bound[v].ref, f"i64 %s{n}"))
             inner.bind(v, Value(f"%s{n}", INDEX))
-        inner.scopes.append({})
         some = inner.op("icmp slt i64 %begin, %end")
         inner.line(f"br i1 {some}, label %chunk, label %done")
-        inner.counted(s.var, "%begin", "%end", "chunk", "done", s.body)
+        inner.counted(s.var, "%begin", "%end", "chunk", "done", lambda: inner.statement(s.body))
         inner.line("ret void")
         # A function with parameters of its own: `noalias` would be lost if the body read its pointers from the closure.
         parameters = ", ".join([p for _, _, p in captured] + ["i64 %begin", "i64 %end"])
-        module.functions.append(inner.text(f"define internal void {_symbol(name)}({parameters}) noinline #0"))
+        module.functions.append(inner.text(f"define internal void {symbol(name)}({parameters}) noinline #0"))
         loads, arguments = [], []
         for n, (type_, _, _) in enumerate(captured):
             loads.append(f"  %p{n} = getelementptr i64, ptr %closure, i64 {n}\n  %c{n} = load {type_}, ptr %p{n}")
             arguments.append(f"{type_} %c{n}")
         arguments += ["i64 %begin", "i64 %end"]
         module.functions.append(
-            f"define internal void {_symbol(name + '.body')}(ptr %closure, i64 %begin, i64 %end) #0 {{\n"
-            + "\n".join([*loads, f"  call void {_symbol(name)}({', '.join(arguments)})", "  ret void", "}"])
+            f"define internal void {symbol(name + '.body')}(ptr %closure, i64 %begin, i64 %end) #0 {{\n"
+            + "\n".join([*loads, f"  call void {symbol(name)}({', '.join(arguments)})", "  ret void", "}"])
         )
 
         self.count += 1
@@ -546,11 +553,11 @@ class _Function:
         short = self.op(f"icmp sle i64 {count}, 1")
         self.line(f"br i1 {self.op(f'or i1 {alone}, {short}')}, label %{direct}, label %{pooled}")
         self.start(direct)
-        self.line(f"call void {_symbol(name + '.body')}(ptr {closure}, i64 0, i64 {count})")
+        self.line(f"call void {symbol(name + '.body')}(ptr {closure}, i64 0, i64 {count})")
         self.line(f"br label %{end}")
         self.start(pooled)
         entry = self.op("load ptr, ptr %pool")
-        self.line(f"call void {entry}(ptr %pool, ptr {_symbol(name + '.body')}, ptr {closure}, i64 {count})")
+        self.line(f"call void {entry}(ptr %pool, ptr {symbol(name + '.body')}, ptr {closure}, i64 {count})")
         self.line(f"br label %{end}")
         self.start(end)
         self.forget(written)
@@ -790,7 +797,7 @@ class _Function:
         if found is not None:
             return found.ref
         if buffer not in self.pointers:
-            raise CodegenError(f"buffer `{buffer.name}` is used but is neither parameter nor allocated", where=self.module.kernel.name)
+            raise CodegenError(f"buffer `{buffer.name}` is used but is neither parameter nor allocated", where=self.module.name)
         ref, scalar = self.pointers[buffer], self.module.memory_type(buffer.dtype)
         for n, (monomial, c) in enumerate(terms, start=1):
             key = (buffer, terms[:n])
@@ -840,7 +847,7 @@ class _Function:
         value = self.value(e)
         if value.lanes != 1:
             assert self.lane is not None
-            raise CodegenError(f"{what} differs between the lanes of `{self.lane.name}`", where=f"{self.module.kernel.name}: {e}")
+            raise CodegenError(f"{what} differs between the lanes of `{self.lane.name}`", where=f"{self.module.name}: {e}")
         return value.ref
 
     def value(self, e: Expr) -> Value:
@@ -891,7 +898,7 @@ class _Function:
         if other is not None:
             return self.value(other)
         if e.op in ELEMENTARY or e.op == "reduce":
-            raise CodegenError(f"`{e.op}` of {e.dtype} cannot be compiled", where=f"{self.module.kernel.name}: {e}")
+            raise CodegenError(f"`{e.op}` of {e.dtype} cannot be compiled", where=f"{self.module.name}: {e}")
         args = [self.value(a) for a in e.args]
         match e.op:
             case "cast":
@@ -915,7 +922,7 @@ class _Function:
         if known is not None:
             return Value(str(known), v.dtype)
         if v not in self.bound:
-            raise CodegenError(f"`{v.name}` is used but is no parameter and no loop around", where=self.module.kernel.name)
+            raise CodegenError(f"`{v.name}` is used but is no parameter and no loop around", where=self.module.name)
         return self.bound[v]
 
     def spread(self, value: Value, lanes: int) -> str:
@@ -953,7 +960,7 @@ class _Function:
             return Value(self.extremum(op, args, a, b, dtype, type_), dtype, lanes)
         names = _FLOAT_OPS if is_float(dtype) else _INT_OPS
         if op not in names:
-            raise CodegenError(f"`{op}` of {dtype} cannot be compiled", where=self.module.kernel.name)
+            raise CodegenError(f"`{op}` of {dtype} cannot be compiled", where=self.module.name)
         return Value(self.op(f"{names[op]} {type_} {a}, {b}"), dtype, lanes)
 
     def extremum(self, op: str, args: Sequence[Value], a: str, b: str, dtype: str, type_: str) -> str:
@@ -999,7 +1006,7 @@ class _Function:
                 return Value(self.op(f"fcmp oeq {type_} {size}, {infinity}"), "bool", lanes)
             case "popcount":
                 return Value(self.call("ctpop", type_, (type_, ref)), dtype, lanes)
-        raise CodegenError(f"`{op}` of {dtype} cannot be compiled", where=self.module.kernel.name)
+        raise CodegenError(f"`{op}` of {dtype} cannot be compiled", where=self.module.name)
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
         lanes, refs = self.alike(a, b, c)
@@ -1195,7 +1202,7 @@ class _Function:
 
     def bitcast(self, a: Value, dtype: str) -> Value:
         if BITS[a.dtype] != BITS[dtype]:
-            raise CodegenError(f"bitcast of {a.dtype} to {dtype}", where=self.module.kernel.name, why="the widths differ")
+            raise CodegenError(f"bitcast of {a.dtype} to {dtype}", where=self.module.name, why="the widths differ")
         old, new = self.module.type(a.dtype, a.lanes), self.module.type(dtype, a.lanes)
         if old == new:
             return Value(a.ref, dtype, a.lanes)

@@ -21,11 +21,12 @@ BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 PARALLEL_FOR = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 
 
-def load_object(data: bytes) -> Callable[[str], int]:
-    """Loads an object without imports; returns the addresses of its symbols."""
+def load_objects(*objects: bytes) -> Callable[[str], int]:
+    """Loads objects that import nothing but each other; returns the addresses of their symbols."""
     machine = llvm.Target.from_triple(HOST.triple).create_target_machine(cpu=HOST.cpu, features=HOST.llvm_features, jit=True)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(f'target triple = "{HOST.triple}"'), machine)
-    engine.add_object_file(llvm.ObjectFileRef.from_data(data))
+    for data in objects:
+        engine.add_object_file(llvm.ObjectFileRef.from_data(data))
     engine.finalize_object()
     _engines.append(engine)
     return engine.get_function_address  # type: ignore[no-any-return]
@@ -33,7 +34,7 @@ def load_object(data: bytes) -> Callable[[str], int]:
 
 def compile_kernel(kernel: Kernel, target: Target = HOST) -> Callable[..., None]:
     """f(*arrays, *scalars, pool=None); `pool` is the address of a struct whose first field is `parallel_for`."""
-    address = load_object(compile_ir(emit_kernel(kernel, target), target))(kernel.name)
+    address = load_objects(compile_ir(emit_kernel(kernel, target), target))(kernel.name)
     types = [ctypes.c_void_p] * (1 + len(kernel.buffers)) + [ctypes.c_int64] * len(kernel.scalars)
     function = ctypes.CFUNCTYPE(None, *types)(address)
 

@@ -1,0 +1,182 @@
+"""The entry functions, run with kernels made by hand."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from jit import HOST, kernel, load_objects
+
+from tcomp.codegen.llvm import emit_kernel
+from tcomp.codegen.native import compile_ir
+from tcomp.codegen.program import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, calls, emit_program
+from tcomp.errors import CodegenError
+from tcomp.ir import expr as E
+from tcomp.ir.expr import Expr, cast
+from tcomp.ir.loops import Buffer, Kernel, loop, store
+from tcomp.target import Target
+
+N = E.dim("n", 1, 1000)
+
+
+def elementwise(name: str, inputs: int, function: object, dtype: str = "float32") -> Kernel:
+    """out[i] = function(*inputs[i]) for i < n."""
+    ins, out = [Buffer(f"a{k}", dtype, (N,)) for k in range(inputs)], Buffer("out", dtype, (N,))
+    return kernel(name, ins, [out], loop("i", N, lambda i: store(out, (i,), function(*(b[i] for b in ins)))), [N])  # type: ignore[operator]
+
+
+ADD, DOUBLE = elementwise("add", 2, lambda a, b: a + b), elementwise("double", 1, lambda a: a * 2.0)
+_count = Buffer("count", "int64", (1,)), Buffer("go", "bool", (1,))
+BELOW = kernel("below", _count[:1], _count[1:], store(_count[1], (0,), _count[0][0] < N), [N])
+_dim = Buffer("x", "float32", (N,)), Buffer("dim", "int64", (1,))
+MEASURE = kernel("measure", _dim[:1], _dim[1:], store(_dim[1], (0,), cast(_dim[0][0], "int64")), [N])
+
+
+class Model:
+    def __init__(self, program: Program, kernels: Sequence[Kernel]) -> None:
+        objects = [compile_ir(emit_kernel(k, HOST), HOST) for k in kernels]
+        address = load_objects(compile_ir(emit_program(program, HOST), HOST), *objects)
+        self.program = program
+        self.entry = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(address("tcomp_run"))
+        self.profiled = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)(address("tcomp_run_profiled"))
+        self.plan_entry = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(address("tcomp_plan"))
+
+    def plan(self, *dims: int) -> list[int]:
+        sizes = np.full(1 + sum(map(len, self.program.output_shapes)), -7, np.int64)
+        self.plan_entry(np.array(dims, np.int64).ctypes.data, sizes.ctypes.data)
+        return sizes.tolist()  # type: ignore[no-any-return]
+
+    def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], dims: Sequence[int] = (), ticks: np.ndarray | None = None) -> list[int]:
+        values = np.array([*dims, 0], np.int64)
+        workspace = np.zeros(self.plan(*dims)[0] + 64, np.uint8)
+        weights = np.arange(16, dtype=np.float32)
+        arrays = [(ctypes.c_void_p * (len(a) + 1))(*(x.ctypes.data for x in a), None) for a in (inputs, outputs)]
+        parts = [ctypes.addressof(a) for a in arrays] + [a.ctypes.data for a in (weights, workspace, values)]
+        call = (ctypes.c_void_p * 6)(*parts, None)
+        self.status = self.entry(call) if ticks is None else self.profiled(call, ticks.ctypes.data)
+        return values[: len(dims)].tolist()  # type: ignore[no-any-return]
+
+
+def out(index: int = 0, offset: E.Dim = 0) -> Ref:
+    return Ref("output", index, offset)
+
+
+def data(index: int = 0, offset: E.Dim = 0) -> Ref:
+    return Ref("input", index, offset)
+
+
+def work(offset: E.Dim) -> Ref:
+    return Ref("workspace", 0, offset)
+
+
+def floats(n: int) -> np.ndarray:
+    return np.random.default_rng(n).standard_normal(n).astype(np.float32)
+
+
+def test_calls_with_symbolic_offsets_and_weights() -> None:
+    steps = (
+        Call("double", (data(), work(0)), (N,), "first"),
+        Call("add", (work(0), data(1), work(N * 4)), (N,), "second"),
+        Call("add", (work(N * 4), Ref("weights", 0, 8), out()), (E.const(3),), "third"),
+    )
+    model = Model(Program((N,), N * 8, ((N, 2), (7,)), steps), [ADD, DOUBLE])
+    assert model.plan(5) == [40, 5, 2, 7]
+    a, b, y = floats(5), floats(5) + 1, np.zeros(5, np.float32)
+    model.run([a, b], [y], [5])
+    assert model.status == 0
+    np.testing.assert_array_equal(y, np.concatenate([(a * 2 + b)[:3] + np.arange(2, 5, dtype=np.float32), np.zeros(2, np.float32)]))
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 1000])
+def test_copy(size: int) -> None:
+    model = Model(Program((N,), 0, ((N,),), (Copy(out(0, 1), data(0, 2), N),)), [])
+    x, y = np.random.default_rng(0).integers(0, 256, size + 2).astype(np.uint8), np.full(size + 3, 99, np.uint8)
+    model.run([x], [y], [size])
+    np.testing.assert_array_equal(y, np.concatenate([[99], x[2:], [99, 99]]))
+
+
+def test_branch() -> None:
+    n = E.const(4)
+    steps = (
+        Branch(data(1, 2), (Call("double", (data(), out()), (n,), "yes"),), (Branch(data(1), (Copy(out(), data(), 8),), ()),)),
+    )
+    model = Model(Program((), 0, (), steps), [DOUBLE])
+    x = floats(4)
+    for flags, expected in (([0, 0, 7], x * 2), ([1, 1, 0], np.array([x[0], x[1], 0, 0])), ([0, 1, 0], np.zeros(4))):
+        y = np.zeros(4, np.float32)
+        model.run([x, np.array(flags, np.uint8)], [y])
+        np.testing.assert_array_equal(y, expected.astype(np.float32))
+
+
+def test_repeat_finds_slices_and_counts() -> None:
+    """Row i of the output: row trips - 1 - i of the input, doubled; then the iteration number as bytes."""
+    i = E.loop_var("i", N)
+    row = 8
+    steps = (Repeat(i, N, (Call("double", (data(0, (N - 1 - i) * row), out(0, i * row)), (E.const(2),), "row"), SetIndex(out(1, i * 8), i * 3)), None),)
+    model = Model(Program((N,), 0, (), steps), [DOUBLE])
+    for n in (0, 1, 5):
+        x, y, z = floats(n * 2).reshape(n, 2), np.zeros((n, 2), np.float32), np.zeros(n, np.int64)
+        model.run([x], [y, z], [n])
+        np.testing.assert_array_equal(y, x[::-1] * 2)
+        np.testing.assert_array_equal(z, np.arange(n) * 3)
+
+
+def test_repeat_ends_when_its_condition_does() -> None:
+    i = E.loop_var("i", N)
+    body = (SetIndex(work(0), i + 1), Call("below", (work(0), work(8)), (E.const(3),), "go on"), SetIndex(out(), i))
+    model = Model(Program((N,), 16, (), (Repeat(i, N, body, work(8)),)), [BELOW])
+    for trips, last in ((1, 0), (2, 1), (3, 2), (100, 2)):
+        y = np.full(1, -1, np.int64)
+        model.run([], [y], [trips])
+        assert y[0] == last
+
+
+def test_dims_written_by_a_kernel_are_read_again() -> None:
+    m = E.dim("m", 0, 50)
+    steps = (
+        Call("add", (data(), data(), work(0)), (m,), "before"),
+        Call("measure", (data(1), Ref("dims", 0, 8)), (N,), "measure"),
+        Call("double", (data(), out()), (m,), "after"),
+    )
+    model = Model(Program((N, m), m * 4, ((m, m + N),), steps), [ADD, DOUBLE, MEASURE])
+    assert model.plan(5, -1) == [200, 50, 55]
+    assert model.plan(5, 3) == [12, 3, 8]
+    x, y = floats(5), np.zeros(5, np.float32)
+    assert model.run([x, np.full(5, 3, np.float32)], [y], [5, 1]) == [5, 3]
+    np.testing.assert_array_equal(y, np.where(np.arange(5) < 3, x * 2, 0))
+
+
+def test_profile() -> None:
+    i = E.loop_var("i", 10)
+    big = Call("double", (data(), out()), (E.const(1000),), "in a loop")
+    skipped = Call("double", (data(), out()), (E.const(1000),), "skipped")
+    last = Call("add", (data(), data(), out()), (E.const(1),), "last")
+    steps = (Branch(data(1), (skipped,), ()), Repeat(i, 10, (big,), None), last)
+    assert [c.label for c in calls(steps)] == ["skipped", "in a loop", "last"]
+    model = Model(Program((), 0, (), steps), [ADD, DOUBLE])
+    ticks = np.zeros(3, np.int64)
+    x, y = floats(1000), np.zeros(1000, np.float32)
+    model.run([x, np.zeros(1, np.uint8)], [y], ticks=ticks)
+    assert ticks[0] == 0 and ticks[1] > ticks[2] > 0
+    before = ticks.copy()
+    model.run([x, np.zeros(1, np.uint8)], [y], ticks=ticks)
+    assert (ticks[1:] > before[1:]).all()
+
+
+@pytest.mark.parametrize("target", ["aarch64", "cpu -mcpu=x86-64"])
+def test_other_targets(target: str) -> None:
+    steps = (Copy(out(), data(), N), Call("k", (data(),), (N,), "k"))
+    assert compile_ir(emit_program(Program((N,), N * 4, ((N,),), steps), Target.parse(target)), Target.parse(target))[:4] == b"\x7fELF"
+
+
+def test_refusals() -> None:
+    unknown: Expr = E.dim("unknown")
+    for steps, message in (
+        ((Copy(Ref("heap", 0, 0), data(), 4),), "unknown memory `heap`"),
+        ((Copy(out(), data(), unknown),), "`unknown`"),
+        ((Call("k", (), (), "a"), Call("k", (data(),), (), "b")), "different parameters"),
+    ):
+        with pytest.raises(CodegenError, match=message):
+            emit_program(Program((N,), 0, (), steps), HOST)
