@@ -1,0 +1,27 @@
+"""What the tests of operators share: applying one to arrays through the NumPy reference of tensor expressions."""
+
+import pytest
+
+from tcomp.ir import te
+from tcomp.ir.te_eval import evaluate
+
+
+@pytest.fixture(scope="session")
+def apply():
+    """apply(op, *arrays, **attrs): the result (a list of them for several), None for an input left out.
+
+    With `symbolic=True` every extent above 1 is a symbolic size (equal ones share a symbol), bound by the arrays.
+    """
+
+    def run(op, *arrays, symbolic=False, **attrs):
+        def extent(n):
+            return te.var(f"n{n}") if symbolic and n > 1 else n
+
+        tensors = [None if a is None else te.placeholder([extent(n) for n in a.shape], a.dtype.name, f"x{i}") for i, a in enumerate(arrays)]
+        outputs = op.apply(tensors, attrs)
+        results = evaluate(outputs, {t: a for t, a in zip(tensors, arrays, strict=True) if t is not None})
+        for t, r in zip(outputs, results, strict=True):
+            assert r.dtype.name == t.dtype
+        return results[0] if len(results) == 1 else results
+
+    return run
