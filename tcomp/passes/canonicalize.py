@@ -66,7 +66,7 @@ class _Movement:
 
 
 def one_movement(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
-    """move(move(x)) = x, reshape(x) or transpose(x)    transpose(x) = reshape(x), where only axes of extent 1 change place
+    """move(move(x)) = x, reshape(x) or transpose(x)    transpose(x) = reshape(x), where only axes of extent 1 move
 
     Any operators that only move elements take part.
     """

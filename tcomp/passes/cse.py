@@ -1,4 +1,4 @@
-"""Common subexpression elimination: equal constants, and nodes that apply one operator to the same values, become one."""
+"""Common subexpression elimination: equal constants, and equal operators on the same values, become one."""
 
 from __future__ import annotations
 

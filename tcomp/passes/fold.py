@@ -21,10 +21,11 @@ EXTERN_WORK = 1 << 16  # elements of the results of an imperative program, which
 
 
 def fold_constants(graph: Graph, notes: Notes | None = None, limit: int = LIMIT) -> Graph:
-    """The graph with constant nodes computed, constant branches chosen, and constants handed into bodies made constants there.
+    """The graph with constant nodes computed, constant branches chosen, and constants handed into bodies made constants
+    there.
 
-    A node is left alone where its result has more than `limit` bytes and is larger than its inputs (an expansion is cheaper to
-    repeat than to load).
+    A node is left alone where its result has more than `limit` bytes and is larger than its inputs (an expansion is
+    cheaper to repeat than to load).
     """
 
     def constant_node(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:

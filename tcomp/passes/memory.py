@@ -1,21 +1,24 @@
 """The memory planner: every intermediate value of a model gets an offset in one arena.
 
-A value occupies its storage from the node that writes it to the last node that reads it. Two values that are alive at the same
-time must not overlap; all others may. Finding the smallest arena is "dynamic storage allocation" (NP-hard; Garey & Johnson SR2).
+A value occupies its storage from the node that writes it to the last node that reads it. Two values that are alive at
+the same time must not overlap; all others may. Finding the smallest arena is "dynamic storage allocation" (NP-hard;
+Garey & Johnson SR2).
 
-1. Order. Sizes are taken at a sample point of the symbolic dims, and a few greedy placements compete (Pisarchyk & Lee, "Efficient
-   Memory Management for Deep Neural Net Inference", 2020: largest first; and best fit in order of time). The smallest arena wins.
+1. Order. Sizes are taken at a sample point of the symbolic dims, and a few greedy placements compete (largest first, in
+   order of time, ...: Pisarchyk & Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020). The smallest
+   arena wins.
 2. Offsets. The winner says, for every two values alive together, which lies below. With symbolic sizes an offset is then
-   the longest path from the bottom: above everything that lies below. Sizes are polynomials in the dims and the longer of two paths
-   is bounded by the larger coefficients, so the result is right at every size and a small run takes little memory.
+   the longest path from the bottom: above everything that lies below. Sizes are polynomials in the dims and the longer
+   of two paths is bounded by the larger coefficients, so the result is right at every size and a small run takes little
+   memory.
 
-Structural nodes. A body runs between the beginning and the end of its node and shares the arena. Some values have no storage of
-their own but live in that of another one (`Plan.storage`):
+Structural nodes. A body runs between the beginning and the end of its node and shares the arena. Some values have no
+storage of their own but live in that of another one (`Plan.storage`):
 
     IF      body inputs in the node's inputs; body outputs in the node's outputs, written in place
-    LOOP    carried body inputs in the node's carried outputs, which the driver initialises and, after each iteration, overwrites
-            with the body's outputs; scanned (one slice at a time) and captured body inputs in the node's inputs
-            stacked body outputs are copied to the node's outputs by the driver, like carried ones
+    LOOP    carried body inputs in the node's carried outputs, which the driver initialises and, after each iteration,
+            overwrites with the body's outputs; scanned (one slice at a time) and captured body inputs in the node's
+            inputs; stacked body outputs are copied to the node's outputs by the driver, like carried ones
 
 The iteration number (the first body input of a LOOP) has 8 bytes in the arena.
 """
@@ -42,9 +45,9 @@ InPlace = Callable[[Node, Value, Value], bool]
 class Plan:
     """Where values live. Offsets and `size` are in bytes, multiples of `ALIGNMENT`; symbolic where sizes are.
 
-    `offset` has every value with storage in the arena, `storage` the values that live in the storage of another value (which is in
-    `offset`, or an input, output or constant of the graph). `temporaries` has one offset for each size asked for.
-    `lower_bound` is the largest number of bytes alive at once; None where sizes are symbolic.
+    `offset` has every value with storage in the arena, `storage` the values that live in the storage of another value
+    (which is in `offset`, or an input, output or constant of the graph). `temporaries` has one offset for each size
+    asked for. `lower_bound` is the largest number of bytes alive at once; None where sizes are symbolic.
     """
 
     offset: dict[Value, Dim]
@@ -75,12 +78,14 @@ def plan_memory(
     temporaries: Mapping[Node, Sequence[Dim]] | None = None,
     in_place: InPlace | None = None,
 ) -> Plan:
-    """Offsets for all values of `graph` and the bodies of IF and LOOP nodes, except inputs, outputs and constants of `graph`.
+    """Offsets for all values of `graph` and the bodies of IF and LOOP nodes, except inputs, outputs and constants of
+    `graph`.
 
-    Nodes run in the order of `graph.nodes`. `temporaries` are sizes in bytes of scratch memory that a node needs while it runs.
-    `in_place(node, input, output)` says whether `output` may be written over `input` while the node runs; it is asked only where
-    `input` is not read later and both have the same size, and for a LOOP only about a carried value and its initial value.
-    Raises `IRError` where a size depends on a dim that is neither known from the inputs nor bounded, or nodes share a body.
+    Nodes run in the order of `graph.nodes`. `temporaries` are sizes in bytes of scratch memory that a node needs while
+    it runs. `in_place(node, input, output)` says whether `output` may be written over `input` while the node runs; it
+    is asked only where `input` is not read later and both have the same size, and for a LOOP only about a carried value
+    and its initial value. Raises `IRError` where a size depends on a dim that is neither known from the inputs nor
+    bounded, or nodes share a body.
     """
     liveness = _Liveness(graph, temporaries or {}, in_place)
     blocks = liveness.blocks
@@ -231,6 +236,7 @@ def _known_size(size: Dim, known: set[Expr], block: _Block) -> Dim:
     """`size` with every dim that is not known before the run replaced by its largest value."""
     if not isinstance(size, Expr) or known.issuperset(variables(size)):
         return size
+    owner = ", ".join(v.name for v in block.values) or "a temporary"
     total: Linear = {}
     for monomial, coefficient in linear(simplify(size)).items():
         given = tuple(atom for atom in monomial if known.issuperset(variables(atom)))
@@ -241,7 +247,7 @@ def _known_size(size: Dim, known: set[Expr], block: _Block) -> Dim:
                 end = hi if coefficient > 0 else lo
                 if end is None or (lo is None or lo < 0):
                     raise IRError(
-                        f"the size {size} in bytes of `{', '.join(v.name for v in block.values) or 'a temporary'}` is not bounded",
+                        f"the size {size} in bytes of `{owner}` is not bounded",
                         why=f"`{atom}` is not known from the shapes of the inputs",
                         hint="give the dim an upper bound",
                     )
@@ -353,7 +359,7 @@ _ALTERNATIVES = 4  # polynomials in a height; more are merged into one above the
 
 
 def _stack(sizes: Sequence[Linear], blocks: Sequence[_Block], sample: Sequence[Dim]) -> tuple[list[Dim], Dim]:
-    """(offsets, total): every block lies above all blocks that are alive with it and come earlier in the order of `sample`."""
+    """(offsets, total): every block lies above those alive with it that come earlier in the order of `sample`."""
     order = sorted(range(len(blocks)), key=lambda i: (int(sample[i]), i))
     height: list[_Height] = [[{}] for _ in blocks]
     below = [0] * len(blocks)  # bit sets of blocks that lie below, directly or not

@@ -6,9 +6,9 @@ A rule looks at one node whose inputs are already rewritten and answers with
     a string    it nearly applied: why not. Goes to the `Notes`.
     None        it does not concern this node.
 
-Every output of a rewritten graph is computed by a node, by no other output as well, and is the same `Value` as before: models have
-names for their outputs, and branches and loops write theirs in place. Where a rule makes an output equal to an input, a constant
-or another output, an `identity` node copies it.
+Every output of a rewritten graph is computed by a node, by no other output as well, and is the same `Value` as before:
+models have names for their outputs, and branches and loops write theirs in place. Where a rule makes an output equal to
+an input, a constant or another output, an `identity` node copies it.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ Rule = Callable[[Node, Rewriter], "Sequence[Value | None] | str | None"]
 
 
 def rewrite_graph(graph: Graph, rules: Sequence[Rule], notes: Notes | None = None) -> Graph:
-    """Applies rules, bodies of branches and loops included, until none fires. The first rule that fires on a node wins."""
+    """Applies rules, inside branches and loops too, until none fires. The first rule that fires on a node wins."""
     notes = Notes() if notes is None else notes
     for _ in range(MAX_SWEEPS):
         graph, fired = _sweep(graph, rules, notes)

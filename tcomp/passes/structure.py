@@ -28,7 +28,7 @@ class Body:
 
 
 def bodies(node: Node) -> list[Body | None]:
-    """One for each output of a node; None where it is no single expression (imperative programs, stages that cannot be inlined)."""
+    """One for each output of a node; None where it is no single expression (imperative programs, too many stages)."""
     leaves = {v: v.placeholder() for v in node.inputs if v is not None}
     outputs = node.tensors([None if v is None else leaves[v] for v in node.inputs])
     return [None if (e := inlined(t)) is None else Body(t, e, leaves) for t in outputs]
@@ -64,7 +64,7 @@ def inlined(tensor: te.Tensor) -> Expr | None:
 
 
 def moved(body: Body) -> tuple[Value, tuple[Expr, ...]] | None:
-    """(input, indices) if the output element is one element of an input; indices canonical, 0 along axes of extent 1."""
+    """(input, canonical indices) if the output element is one element of an input."""
     e = body.expr
     if e.op != "read":
         return None
@@ -73,6 +73,7 @@ def moved(body: Body) -> tuple[Value, tuple[Expr, ...]] | None:
 
 
 def canonical(tensor: te.Tensor, indices: Sequence[Expr]) -> tuple[Expr, ...]:
+    """Indices over the axes of `tensor`, simplified; axes of extent 1 are 0."""
     flat = {axis: const(0) for axis, d in zip(tensor.axes, tensor.shape, strict=True) if d == 1}
     return tuple(simplify(substitute(i, flat)) for i in indices)
 
@@ -87,7 +88,8 @@ def with_constants(body: Body, values: Mapping[Value, bool | int | float]) -> Bo
 
         x + 0 == x    x - 0 == x    x * 1 == x    x / 1 == x    x ** 1 == x    max(x, -inf) == x    min(x, inf) == x
 
-    (-0.0 + 0.0 is 0.0, which compares equal to -0.0.) Casts to a type that holds every value, and back, are dropped too.
+    (-0.0 + 0.0 is 0.0, which compares equal to -0.0.) Casts to a type that holds every value, and back, are dropped
+    too.
     """
     known = {body.leaves[v]: const(value, v.dtype) for v, value in values.items()}
 
@@ -192,9 +194,9 @@ def operations(e: Expr) -> int:
 
 
 def scaled_dim(body: Body, operand: Value, axis: int | None) -> int | None:
-    """The dim of `operand` that runs along `axis` of the output wherever it is read: multiplying the operand along that dim
-    multiplies what is read by a factor that depends on the output's `axis` only. -1 where `axis` is None (one factor for all).
-    None if there is no such dim.
+    """The dim of `operand` that runs along `axis` of the output wherever it is read: multiplying the operand along that
+    dim multiplies what is read by a factor that depends on the output's `axis` only. -1 where `axis` is None (one
+    factor for all). None if there is no such dim.
     """
     accesses = body.reads_of(operand)
     if axis is None:
@@ -204,7 +206,7 @@ def scaled_dim(body: Body, operand: Value, axis: int | None) -> int | None:
 
 
 def scales_with(body: Body, operands: Sequence[Value]) -> bool:
-    """Whether the output is multiplied by s when all `operands` are multiplied by s (s being constant within each sum)."""
+    """Whether the output is multiplied by s when all `operands` are (s being constant within each sum)."""
     leaves = [body.leaves[v] for v in operands]
     memo: dict[Expr, str | None] = {}
     for e in walk(body.expr):

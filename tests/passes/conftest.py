@@ -45,7 +45,7 @@ def unchanged():
 
 
 def well_formed(graph):
-    """Values are computed before they are read; outputs are computed by nodes, each once; types fit; names are unique."""
+    """Values are computed before they are read; outputs are computed by nodes, each once; names are unique."""
     known = {*graph.inputs, *graph.constants}
     for node in graph.nodes:
         assert {v for v in node.inputs if v is not None} <= known

@@ -1,4 +1,4 @@
-"""The memory planner, checked by running programs on a pretended memory: what a node reads is what its producer wrote."""
+"""The memory planner, checked by running programs on a pretended memory: nodes read what was written for them."""
 
 import itertools
 import random
