@@ -7,8 +7,8 @@ Garey & Johnson SR2).
 1. Order. Sizes are taken at a sample point of the symbolic dims, and a few greedy placements compete (largest first, in
    order of time, ...: Pisarchyk & Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020). The smallest
    arena wins.
-2. Offsets. The winner says, for every two values alive together, which lies below. With symbolic sizes an offset is then
-   the longest path from the bottom: above everything that lies below. Sizes are polynomials in the dims and the longer
+2. Offsets. The winner says, for every two values alive together, which lies below. With symbolic sizes an offset is
+   then the longest path from the bottom: above everything that lies below. Sizes are polynomials in the dims and the longer
    of two paths is bounded by the larger coefficients, so the result is right at every size and a small run takes little
    memory.
 
