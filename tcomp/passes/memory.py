@@ -8,9 +8,9 @@ Garey & Johnson SR2).
    order of time, ...: Pisarchyk & Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020). The smallest
    arena wins.
 2. Offsets. The winner says, for every two values alive together, which lies below. With symbolic sizes an offset is
-   then the longest path from the bottom: above everything that lies below. Sizes are polynomials in the dims and the longer
-   of two paths is bounded by the larger coefficients, so the result is right at every size and a small run takes little
-   memory.
+   then the longest path from the bottom: above everything that lies below. Sizes are polynomials in the dims, the
+   longer of two paths is bounded by the larger coefficients, and so the result is right at every size and a small run
+   takes little memory.
 
 Structural nodes. A body runs between the beginning and the end of its node and shares the arena. Some values have no
 storage of their own but live in that of another one (`Plan.storage`):
