@@ -118,7 +118,7 @@ def _uses_once(facts: _Facts, value: Value) -> bool:
         for e in E.walk(t.body):
             if e.op == "reduce":
                 axes |= set(e.attr[1])
-        if any((E.bounds(a)[1] or 1) > 0 for a in axes - set(E.variables(*r.args))):
+        if any(E.bounds(a)[1] != 0 for a in axes - set(E.variables(*r.args))):
             return False
         if any(len(set(E.variables(i)) & axes) > 1 for i in r.args):
             return False  # a window: neighbours read the same elements

@@ -106,9 +106,11 @@ def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: Target) ->
     if rows is None:
         return None
     everything = len(rows) == len(out.loops)
-    if everything and len(inside) == 1:
+    if everything:
+        if len(inside) > 1:
+            return None
         return "tiled" if _lanes_along_output(folds[0], out, target) else "rows"
-    if not everything and out.loops and out.loops[-1].var in rows:
+    if out.loops and out.loops[-1].var in rows:
         return None  # the contiguous axis is outside: a row would be strided
     return "rows"
 

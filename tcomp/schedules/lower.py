@@ -225,7 +225,7 @@ def _repeats(t: Tensor, reader: Tensor) -> bool:
     for r in E.reads(reader.body):
         if r.attr is t:
             missing = axes - set(E.variables(*r.args))
-            if any((E.bounds(v)[1] or 1 << 30) > 0 for v in missing):
+            if any(E.bounds(v)[1] != 0 for v in missing):
                 return True
     return False
 

@@ -302,12 +302,23 @@ def _restricted(kernel: Kernel, nest: Stmt, buffer: Buffer, local: Buffer, base:
     body = rebuild(
         body, lambda s: replace(s, buffer=local, indices=places) if isinstance(s, Store | Accumulate) and s.buffer is buffer else None
     )
-    body = _guard(conditions, body)
+    if not _reads_in_range(body):  # elements outside of the stage may be computed as well, as nobody uses them
+        body = _guard(conditions, body)
     for fold in reversed(folds):
         body = replace(fold, body=body)
     for v, extent in reversed(outer):
         body = For(v, extent, body)
     return body
+
+
+def _reads_in_range(stmt: Stmt) -> bool:
+    """Whether every read is inside its buffer for all values of the loops around it, whatever guards say."""
+    return all(
+        prove(i >= 0) and prove(i < as_expr(n))
+        for s in walk(stmt)
+        for r in E.reads(*expressions(s))
+        for i, n in zip(r.args, r.attr.shape, strict=True)
+    )
 
 
 def cache_write(kernel: Kernel, stage: str, name: str) -> Kernel:

@@ -1,0 +1,28 @@
+"""Operators, written once: functions from TE tensors to TE tensors, one family a file."""
+
+from tcomp.ir.graph import IF, KERNEL, LOOP, Operator
+from tcomp.ops import (
+    elementwise,
+    image,
+    indexing,
+    loss,
+    matmul,
+    movement,
+    nn,
+    normalization,
+    pooling,
+    quantization,
+    recurrent,
+    reduction,
+    shapes,
+    signal,
+)
+
+_FAMILIES = (
+    elementwise, image, indexing, loss, matmul, movement, nn, normalization, pooling, quantization, recurrent, reduction, shapes, signal,
+)  # fmt: skip
+
+OPERATORS: dict[str, Operator] = {
+    op.name: op for op in (IF, KERNEL, LOOP, *(op for family in _FAMILIES for op in vars(family).values() if isinstance(op, Operator)))
+}
+"""Every operator by name: what printed graphs refer to."""
