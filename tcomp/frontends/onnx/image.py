@@ -52,6 +52,9 @@ def _floats(ctx: Context, i: int, what: str) -> list[float] | None:
     return [float(v) for v in ctx.require_known(i, what).ravel()]
 
 
+_MAX_RESIZED = 1 << 24  # elements along one axis: a table of positions is made for each
+
+
 def _resampled(ctx: Context, rule: Resizing, scales: Sequence[float] | None, sizes: Sequence[Dim] | None) -> Value:
     x = ctx.value(0)
     given = ctx.attrs.get("axes")
@@ -88,6 +91,8 @@ def _along(ctx: Context, rule: Resizing, x: Value, axis: int, result: int, scale
         return x
     if size == 0:
         raise ctx.invalid("an empty axis cannot be resized")
+    if result > _MAX_RESIZED:
+        raise ctx.invalid(f"an axis would get {result} elements")
     indices, weights = resize.table(rule, size, result, scale)
     if rule.mode == "nearest":
         y = _picked(ctx, x, axis, indices[:, 0])

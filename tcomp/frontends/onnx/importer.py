@@ -305,7 +305,7 @@ class _Importer:
             raise
         except TcompError as error:
             raise ImportModelError(error.what, where=where, why=error.why or error.where, hint=error.hint) from error
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, AssertionError) as error:
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, AssertionError, MemoryError) as error:
             raise ImportModelError(
                 "the node cannot be imported: its inputs and attributes do not fit together",
                 where=where,
@@ -432,8 +432,16 @@ def _opsets(imports: Iterable[Any]) -> dict[str, int]:
     return opsets
 
 
+def _check_text(*names: str | bytes) -> None:
+    """The protobuf library returns strings that are not UTF-8 as bytes."""
+    for name in names:
+        if not isinstance(name, str):
+            raise ImportModelError(f"the name {name!r} is not valid UTF-8")
+
+
 def _check_unique(proto: GraphProto) -> None:
-    """Raises `ImportModelError` where two values of a graph have one name."""
+    """Raises `ImportModelError` where two values of a graph have one name, or a name is no text."""
+    _check_text(proto.name, *(i.name for i in (*proto.input, *proto.output)), *(t.name for t in proto.initializer))
     initializers = [t.name for t in proto.initializer] + [t.values.name for t in proto.sparse_initializer]
     seen: set[str] = set()
     for name in [*(i.name for i in proto.input), *(n for n in initializers if n not in {i.name for i in proto.input})]:
@@ -463,6 +471,8 @@ def _reads(node: NodeProto) -> set[str]:
 
 def _ordered(nodes: Sequence[NodeProto], outputs: Iterable[str], where: str) -> list[NodeProto]:
     """The nodes that the outputs need, in topological order (the given one where it is). Raises `ImportModelError` on a cycle."""
+    for node in nodes:
+        _check_text(node.op_type, node.domain, node.name, *node.input, *node.output)
     producer = {o: i for i, node in enumerate(nodes) for o in node.output if o}
     needs: dict[int, set[int]] = {}
     stack = [producer[o] for o in outputs if o in producer]

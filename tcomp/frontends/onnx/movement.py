@@ -158,6 +158,8 @@ def _split(ctx: Context) -> tuple[Value, ...]:
         sizes = ctx.require_dims(1, "the split")
     if sizes is None:
         count = ctx.attrs.get("num_outputs") or ctx.num_outputs
+        if count != ctx.num_outputs:
+            raise ctx.invalid(f"attribute `num_outputs` is {count}, the node has {ctx.num_outputs} outputs")
         if not isinstance(extent, int):
             chunk = as_dim(as_expr(extent) // count)
             if not prove(as_expr(chunk) * count <= as_expr(extent)) or as_dim(as_expr(chunk) * count) != extent:

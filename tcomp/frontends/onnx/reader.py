@@ -83,7 +83,7 @@ def tensor_type(proto: TypeProto, where: str) -> tuple[str, list[int | str | Non
         if d.WhichOneof("value") == "dim_value":
             dims.append(d.dim_value if d.dim_value >= 0 else None)
         else:
-            dims.append(d.dim_param if d.dim_param not in ("", "?") else None)
+            dims.append(d.dim_param if isinstance(d.dim_param, str) and d.dim_param not in ("", "?") else None)
     return dtype, dims
 
 
