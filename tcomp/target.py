@@ -112,7 +112,8 @@ class Target:
             # A virtual machine that hides features, or a processor this table does not know: the richest baseline that it has.
             baseline = {"x86_64": ("x86-64-v4", "x86-64-v3", "x86-64-v2", "x86-64"), "aarch64": ("generic",)}[arch]
             cpu = next(name for name in baseline if _CPUS[arch][name] <= present or name == baseline[-1])
-        return Target(arch, cpu, tuple(sorted(present)), **_host_caches(), cores=_host_cores())
+        l1, l2, l3 = _host_caches().values()
+        return Target(arch, cpu, tuple(sorted(present)), l1, l2, l3, _host_cores())
 
     @staticmethod
     def parse(text: str) -> Target:
@@ -130,9 +131,8 @@ class Target:
         if cpu not in _CPUS[arch]:
             raise TargetError(f"unknown processor `{cpu}` of {arch}", where=text, hint=f"one of {', '.join(_CPUS[arch])}")
         features = _features(arch, cpu, options.pop("mattr", ""), text)
-        sizes = {level: _size(options.pop(level), level, text) for level in _CACHES if level in options}
-        cores = _size(options.pop("cores", "1"), "cores", text)
-        return Target(arch, cpu, features, **sizes, cores=cores)
+        l1, l2, l3 = (_size(options[level], level, text) if level in options else usual for level, usual in _CACHES.items())
+        return Target(arch, cpu, features, l1, l2, l3, _size(options.get("cores", "1"), "cores", text))
 
     def __str__(self) -> str:
         words = ["cpu", f"-march={self.arch}", f"-mcpu={self.cpu}"]

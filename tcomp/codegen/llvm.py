@@ -21,20 +21,17 @@ gives 0, shifts by more than the width give 0 (or the sign), float to integer sa
 
 from __future__ import annotations
 
-import functools
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from tcomp.codegen.builder import Builder, Module, Value, iota, literal, symbol
 from tcomp.codegen.math import ELEMENTARY, lower
 from tcomp.errors import CodegenError
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
-from tcomp.ir.dtypes import BITS, SIGNED, is_float, is_integer, itemsize, to_numpy
+from tcomp.ir.dtypes import is_integer, itemsize
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, const, substitute
 from tcomp.ir.loops import Buffer, Kernel, Stmt
 from tcomp.ir.simplify import Linear, difference, from_linear, linear, prove, simplify
@@ -47,25 +44,22 @@ _ALIGN = 64  # of stack slots
 
 def emit_kernel(kernel: Kernel, target: Target) -> str:
     """LLVM IR text of a kernel. Raises `CodegenError` naming the loop or buffer for what a CPU kernel cannot be."""
-    module = Module(kernel.name, target, kernel.notes)
+    module = KernelModule(kernel.name, target, kernel.notes)
     module.define(kernel)
     return module.text()
 
 
-class Value(NamedTuple):
-    """An SSA value or literal: its LLVM spelling, element type, and number of lanes (1: a scalar)."""
-
-    ref: str
-    dtype: str
-    lanes: int = 1
+def _parameter(ref: str, written: bool) -> str:
+    return f"ptr noalias nonnull {ref}" if written else f"ptr noalias nonnull readonly {ref}"
 
 
 class Address(NamedTuple):
-    """Where the elements of one access lie: at `pointer`, `pointer + stride`, ... per lane, or at `pointer[index]` for a vector of indices."""
+    """Where the elements of one access lie: at `pointer`, `pointer + stride`, ... per lane, or
+    at `pointer[indices]` for a vector of indices."""
 
     pointer: str
     stride: int
-    index: str | None
+    indices: str | None
     align: int
 
 
@@ -77,71 +71,19 @@ class Form(NamedTuple):
     inner: frozenset[Expr]
 
 
-# ---------------------------------------------------------------- spelling
-
-
-def symbol(name: str) -> str:
-    if not re.fullmatch(r"[\w.$-]+", name):
-        raise CodegenError(f"`{name}` is no name for a kernel", hint="letters, digits, `_`, `.`, `-`")
-    return f'@"{name}"'
-
-
-def _parameter(ref: str, written: bool) -> str:
-    return f"ptr noalias nonnull {ref}" if written else f"ptr noalias nonnull readonly {ref}"
-
-
-@functools.cache
-def _literal(value: Any, dtype: str, native_half: bool) -> str:
-    if dtype == "bool":
-        return "true" if value else "false"
-    if not is_float(dtype):
-        return str(value)
-    with np.errstate(over="ignore"):
-        rounded = np.asarray(value, np.float64).astype(to_numpy(dtype))
-    if dtype == "float16" and native_half:
-        return f"0xH{int(rounded.view(np.uint16)):04X}"
-    if itemsize(dtype) == 2:
-        return str(int(rounded.view(np.uint16)))
-    return f"0x{int(rounded.astype(np.float64).view(np.uint64)):016X}"  # floats, too, are spelled by the bits of a double
-
-
-@functools.cache
-def _iota(lanes: int, type_: str, scale: int = 1) -> str:
-    return "<" + ", ".join(f"{type_} {n * scale}" for n in range(lanes)) + ">"
-
-
-@functools.cache
-def _mangled(type_: str) -> str:
-    """The suffix of an overloaded intrinsic: v16f32 for <16 x float>."""
-    vector = re.fullmatch(r"<(\d+) x (.+)>", type_)
-    if vector:
-        return f"v{vector[1]}{_mangled(vector[2])}"
-    return {"half": "f16", "float": "f32", "double": "f64", "ptr": "p0"}.get(type_, type_)
-
-
-_FLOAT_OPS = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
-_INT_OPS = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor"}
-_INTRINSICS = {"sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "roundeven"}
-_COMPARE = {"lt": ("olt", "lt"), "le": ("ole", "le"), "eq": ("oeq", "eq"), "ne": ("une", "ne")}
-
-
-class Module:
-    """What all functions of one LLVM module share."""
+class KernelModule(Module):
+    """A module made of loop programs, with what is known about their expressions."""
 
     def __init__(self, name: str, target: Target, notes: Sequence[str] = ()) -> None:
-        self.name, self.target, self.notes = name, target, notes
-        self.functions: list[str] = []
-        self.declarations: dict[str, str] = {}
+        super().__init__(name, target, notes)
         self.regions = 0
-        self.native_half = target.half_arithmetic
-        self._types: dict[tuple[str, int], str] = {}
+        self.forms: dict[Any, Form] = {}
+        self.per_lane: dict[Buffer, tuple[Expr, int]] = {}  # buffers allocated inside a vectorized loop: lane variable, lanes
         self._variables: dict[Expr, tuple[Expr, ...]] = {}
         self._buffers: dict[Expr, frozenset[Buffer]] = {}
         self._written: dict[Stmt, frozenset[Buffer]] = {}
         self._lowered: dict[Expr, Expr | None] = {}
         self._in_bounds: dict[Expr, bool] = {}
-        self._forms: dict[Any, Form] = {}
-        self.per_lane: dict[Buffer, tuple[Expr, int]] = {}  # buffers allocated inside a vectorized loop: lane variable, lanes
 
     def define(self, kernel: Kernel, linkage: str = "") -> None:
         """Adds the function of a kernel."""
@@ -156,34 +98,6 @@ class Module:
         function.statement(kernel.body)
         function.line("ret void")
         self.functions.append(function.text(f"define {linkage} void {symbol(kernel.name)}({', '.join(parameters)}) #0"))
-
-    def text(self) -> str:
-        target = self.target
-        attributes = [
-            "nounwind",
-            '"no-builtins"',  # no loop may be turned into a call of memcpy
-            f'"target-cpu"="{target.cpu}"',
-            f'"target-features"="{target.llvm_features}"',
-        ]
-        if target.arch == "x86_64":
-            attributes.append(f'"prefer-vector-width"="{target.vector_bits}" "min-legal-vector-width"="{target.vector_bits}"')
-        notes = "".join(f"; {line}\n" for note in self.notes for line in note.splitlines())
-        parts = [f'{notes}target triple = "{target.triple}"', *self.declarations.values(), *self.functions]
-        return "\n".join(parts) + f"\nattributes #0 = {{ {' '.join(attributes)} }}\n"
-
-    def type(self, dtype: str, lanes: int = 1) -> str:
-        """The LLVM type of a value in registers. 16-bit floats without arithmetic of their own are handled as bits."""
-        found = self._types.get((dtype, lanes))
-        if found is None:
-            scalar = {"float32": "float", "float64": "double", "bool": "i1"}.get(dtype)
-            if dtype == "float16" and self.native_half:
-                scalar = "half"
-            scalar = scalar or f"i{BITS[dtype]}"
-            found = self._types[dtype, lanes] = scalar if lanes == 1 else f"<{lanes} x {scalar}>"
-        return found
-
-    def memory_type(self, dtype: str, lanes: int = 1) -> str:
-        return self.type("uint8" if dtype == "bool" else dtype, lanes)
 
     def lowered(self, e: Expr) -> Expr | None:
         """`e` in terms of operations that the target has; None where it has `e` itself."""
@@ -231,17 +145,13 @@ class Module:
         return bool(self.buffers(e)) and any(n.op == "read" and not self.in_bounds(n) for n in E.walk(e))
 
 
-class Function:
-    """One LLVM function in the making."""
+class Function(Builder):
+    """The LLVM function of a loop program."""
 
-    def __init__(self, module: Module) -> None:
-        self.module = module
-        self.target = module.target
-        self.lines: list[str] = []
-        self.slots: list[str] = []  # allocas, which belong into the entry block
-        self.block = "entry"
-        self.count = 0
-        self.scopes: list[dict[Any, Value]] = [{}]
+    module: KernelModule
+
+    def __init__(self, module: KernelModule) -> None:
+        super().__init__(module)
         self.readers: dict[Buffer, list[Any]] = {}  # keys of memoised values that depend on the content of a buffer
         self.constants: dict[Expr, int] = {}
         self.bound: dict[Expr, Value] = {}
@@ -254,38 +164,6 @@ class Function:
         self.inside_parallel = False
         self.nesting = 0
 
-    # ------------------------------------------------------------ text
-
-    def text(self, header: str) -> str:
-        return "\n".join([header + " {", "entry:", *self.slots, *self.lines, "}"])
-
-    def line(self, text: str) -> None:
-        self.lines.append("  " + text)
-
-    def op(self, text: str) -> str:
-        self.count += 1
-        ref = f"%v{self.count}"
-        self.lines.append(f"  {ref} = {text}")
-        return ref
-
-    def label(self, hint: str) -> str:
-        self.count += 1
-        return f"{hint}{self.count}"
-
-    def start(self, label: str) -> None:
-        self.lines.append(f"{label}:")
-        self.block = label
-
-    def call(self, intrinsic: str, result: str, *args: tuple[str, str], suffix: Sequence[str] | None = None) -> str:
-        """Call of an intrinsic overloaded on the types `suffix` (its result where not given)."""
-        name = f"@llvm.{intrinsic}.{'.'.join(map(_mangled, suffix or (result,)))}"
-        self.module.declarations.setdefault(name, f"declare {result} {name}({', '.join(t for t, _ in args)})")
-        text = f"call {result} {name}({', '.join(f'{t} {ref}' for t, ref in args)})"
-        if result == "void":
-            self.line(text)
-            return ""
-        return self.op(text)
-
     # ------------------------------------------------------------ scopes
 
     def bind(self, v: Expr, value: Value) -> None:
@@ -293,25 +171,11 @@ class Function:
         self.depth[v] = len(self.depth)
 
     @contextmanager
-    def scope(self) -> Iterator[None]:
-        """What is computed within is forgotten at the end."""
-        self.scopes.append({})
-        yield
-        self.scopes.pop()
-
-    @contextmanager
     def masked(self, mask: Value | None) -> Iterator[None]:
         before, self.mask = self.mask, mask
         with self.scope():
             yield
         self.mask = before
-
-    def find(self, key: Any) -> Value | None:
-        for scope in reversed(self.scopes):
-            found = scope.get(key)
-            if found is not None:
-                return found
-        return None
 
     def key(self, e: Expr) -> Any:
         """What identifies the value of `e` here: the expression, and the constants that unrolled variables stand for."""
@@ -426,7 +290,7 @@ class Function:
                 hint=f"a power of two up to {MAX_LANES}; split it, and mask the rest with an `If`",
             )
         self.lane, self.lanes = s.var, lanes
-        self.bind(s.var, Value(_iota(lanes, "i64"), INDEX, lanes))
+        self.bind(s.var, Value(iota(lanes, "i64"), INDEX, lanes))
         self.statement(s.body)
         del self.bound[s.var], self.depth[s.var]
         self.lane, self.lanes = None, 1
@@ -566,7 +430,7 @@ class Function:
 
     def store(self, s: Stmt, buffer: Buffer, indices: tuple[Expr, ...], value: Expr) -> None:
         address = self.address(buffer, indices)
-        if self.lane is not None and address.stride == 0 and address.index is None:
+        if self.lane is not None and address.stride == 0 and address.indices is None:
             stored = self.value(value)
             if stored.lanes > 1 or self.mask is not None:
                 return self.lane_by_lane(s)
@@ -579,20 +443,15 @@ class Function:
         address = self.address(buffer, indices)
         if self.lane is not None and not self.distinct(buffer, indices, address):
             return self.lane_by_lane(s)  # lanes meet in one element: in order
-        operands = None
         sums = reducer.combine.op == "add" and set(reducer.combine.args) == {reducer.lhs, reducer.rhs}
         native = value.dtype in ("float32", "float64") or (value.dtype == "float16" and self.module.native_half)
         if sums and native and self.target.fma and value.op == "mul":
-            operands = [self.value(a) for a in value.args]
-        term = self.value(value) if operands is None else None
-        old = self.load(buffer, address)
-        if operands is not None:
-            new = self.fma(*operands, old)
-        elif sums and native and term is not None:
-            new = self.arithmetic("add", [old, term], value.dtype)
+            a, b = (self.value(factor) for factor in value.args)
+            new = self.fma(a, b, self.load(buffer, address))
         else:
+            term = self.value(value)
+            old = self.load(buffer, address)
             with self.scope():
-                assert term is not None
                 self.bound[reducer.lhs], self.bound[reducer.rhs] = old, term
                 new = self.value(reducer.combine)
                 del self.bound[reducer.lhs], self.bound[reducer.rhs]
@@ -601,7 +460,7 @@ class Function:
 
     def distinct(self, buffer: Buffer, indices: tuple[Expr, ...], address: Address) -> bool:
         """Whether the lanes certainly access different elements."""
-        if address.index is None:
+        if address.indices is None:
             return address.stride != 0
         varying = [t for t, _ in self.form(buffer, indices).terms if self.varies(t)]
         factors = [a for a in varying[0] if a is not self.lane] if len(varying) == 1 and self.lane in varying[0] else None
@@ -631,7 +490,7 @@ class Function:
         self.lane, self.lanes, self.mask = lane, lanes, mask
 
     def write(self, buffer: Buffer, address: Address, value: Value) -> None:
-        scalar = self.lane is None or (address.stride == 0 and address.index is None)
+        scalar = self.lane is None or (address.stride == 0 and address.indices is None)
         lanes = 1 if scalar else self.lanes
         type_ = self.module.memory_type(buffer.dtype, lanes)
         ref = self.spread(value, lanes)
@@ -639,13 +498,13 @@ class Function:
             ref = self.op(f"zext {self.module.type('bool', lanes)} {ref} to {type_}")
         bits = self.module.type("bool", lanes)
         mask = "splat (i1 true)" if self.mask is None else self.mask.ref
-        if scalar or (address.stride == 1 and address.index is None and self.mask is None):
+        if scalar or (address.stride == 1 and address.indices is None and self.mask is None):
             self.line(f"store {type_} {ref}, ptr {address.pointer}, align {address.align}")
-        elif address.stride == 1 and address.index is None and buffer in self.private:
+        elif address.stride == 1 and address.indices is None and buffer in self.private:
             old = self.op(f"load {type_}, ptr {address.pointer}, align {address.align}")
             new = self.op(f"select {bits} {mask}, {type_} {ref}, {type_} {old}")
             self.line(f"store {type_} {new}, ptr {address.pointer}, align {address.align}")
-        elif address.stride == 1 and address.index is None:
+        elif address.stride == 1 and address.indices is None:
             args = ((type_, ref), ("ptr", address.pointer), ("i32", str(address.align)), (bits, mask))
             self.call("masked.store", "void", *args, suffix=(type_, "ptr"))
         else:
@@ -658,7 +517,7 @@ class Function:
     def read(self, e: Expr) -> Value:
         buffer = e.attr
         address = self.address(buffer, e.args)
-        together = self.lane is None or (address.stride == 0 and address.index is None)
+        together = self.lane is None or (address.stride == 0 and address.indices is None)
         if self.mask is not None and (buffer in self.private or self.module.in_bounds(e)):
             mask, self.mask = self.mask, None
             value = self.load(buffer, address)
@@ -680,16 +539,16 @@ class Function:
         return self.load(buffer, address)
 
     def load(self, buffer: Buffer, address: Address) -> Value:
-        scalar = self.lane is None or (address.stride == 0 and address.index is None)
+        scalar = self.lane is None or (address.stride == 0 and address.indices is None)
         lanes = 1 if scalar else self.lanes
         type_ = self.module.memory_type(buffer.dtype, lanes)
-        if scalar or (address.stride == 1 and address.index is None and (self.mask is None or buffer in self.private)):
+        if scalar or (address.stride == 1 and address.indices is None and (self.mask is None or buffer in self.private)):
             ref = self.op(f"load {type_}, ptr {address.pointer}, align {address.align}")
-        elif address.stride == 1 and address.index is None:
+        elif address.stride == 1 and address.indices is None:
             assert self.mask is not None
             args = (("ptr", address.pointer), ("i32", str(address.align)), (f"<{lanes} x i1>", self.mask.ref), (type_, "zeroinitializer"))
             ref = self.call("masked.load", type_, *args, suffix=(type_, "ptr"))
-        elif address.index is None and self.mask is None and address.stride in (-1, 2, 3, 4):
+        elif address.indices is None and self.mask is None and address.stride in (-1, 2, 3, 4):
             ref = self.strided(buffer, address, lanes)
         else:
             pointers, vector = f"<{lanes} x ptr>", self.pointer_vector(buffer, address)
@@ -724,7 +583,7 @@ class Function:
         return self.op(f"shufflevector {type_} {a}, {type_} {b}, <{len(picks)} x i32> <{', '.join(f'i32 {p}' for p in picks)}>")
 
     def pointer_vector(self, buffer: Buffer, address: Address) -> str:
-        index = address.index or _iota(self.lanes, "i64", address.stride)
+        index = address.indices or iota(self.lanes, "i64", address.stride)
         return self.op(f"getelementptr {self.module.memory_type(buffer.dtype)}, ptr {address.pointer}, <{self.lanes} x i64> {index}")
 
     # ------------------------------------------------------------ addresses
@@ -761,22 +620,22 @@ class Function:
 
     def form(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Form:
         """The linear form of the row-major index, in which only plain variables are known constants."""
-        form = self.module._forms.get((buffer, indices))
+        form = self.module.forms.get((buffer, indices))
         if form is None:
             index: Expr = const(0)
             for i, d in zip(indices, buffer.shape, strict=True):
                 index = index * d + i
-            form = self.module._forms[buffer, indices] = self.sorted_form(linear(simplify(index)), buffer)
+            form = self.module.forms[buffer, indices] = self.sorted_form(linear(simplify(index)), buffer)
         if form.inner and any(v in form.inner for v in self.constants):
             known = {v: n for v, n in self.constants.items() if v in form.inner}
             key = (buffer, indices, tuple(known.items()))
-            refined = self.module._forms.get(key)
+            refined = self.module.forms.get(key)
             if refined is None:
                 index = const(form.offset)
                 for monomial, c in form.terms:
                     index = index + math.prod(monomial[1:], start=monomial[0]) * c
                 index = substitute(index, {v: const(n) for v, n in known.items()})
-                refined = self.module._forms[key] = self.sorted_form(linear(simplify(index)), None)
+                refined = self.module.forms[key] = self.sorted_form(linear(simplify(index)), None)
             return refined
         return form
 
@@ -827,7 +686,7 @@ class Function:
         return result if c == 1 else self.arithmetic("mul", [result, Value(str(c), INDEX)], INDEX)
 
     def index_vector(self, terms: Sequence[tuple[tuple[Expr, ...], int]], stride: int) -> str:
-        result = Value(_iota(self.lanes, "i64", stride), INDEX, self.lanes) if stride else None
+        result = Value(iota(self.lanes, "i64", stride), INDEX, self.lanes) if stride else None
         for monomial, c in terms:
             part = self.scaled(monomial, c)
             result = part if result is None else self.arithmetic("add", [result, part], INDEX)
@@ -885,7 +744,7 @@ class Function:
     def compute(self, e: Expr) -> Value:
         match e.op:
             case "const":
-                return Value(_literal(e.attr, e.dtype, self.module.native_half), e.dtype)
+                return Value(literal(e.attr, e.dtype, self.module.native_half), e.dtype)
             case "var":
                 return self.variable(e)
             case "read":
@@ -925,103 +784,6 @@ class Function:
             raise CodegenError(f"`{v.name}` is used but is no parameter and no loop around", where=self.module.name)
         return self.bound[v]
 
-    def spread(self, value: Value, lanes: int) -> str:
-        """As a vector of `lanes` lanes."""
-        if value.lanes == lanes:
-            return value.ref
-        scalar, type_ = self.module.type(value.dtype), self.module.type(value.dtype, lanes)
-        if value.ref[0] != "%":
-            return f"splat ({scalar} {value.ref})"
-        key = (value.ref, lanes)
-        found = self.find(key)
-        if found is not None:
-            return found.ref
-        one = self.op(f"insertelement {type_} poison, {scalar} {value.ref}, i64 0")
-        ref = self.op(f"shufflevector {type_} {one}, {type_} poison, <{lanes} x i32> zeroinitializer")
-        self.scopes[-1][key] = Value(ref, value.dtype, lanes)
-        return ref
-
-    def alike(self, *values: Value) -> tuple[int, list[str]]:
-        """The values with the same number of lanes."""
-        lanes = max(v.lanes for v in values)
-        return lanes, [v.ref if v.lanes == lanes else self.spread(v, lanes) for v in values]
-
-    def both(self, a: Value | None, b: Value) -> Value:
-        return b if a is None else self.arithmetic("and", [a, b], "bool")
-
-    def negated(self, a: Value) -> Value:
-        return self.arithmetic("xor", [a, Value("true", "bool")], "bool")
-
-    def arithmetic(self, op: str, args: Sequence[Value], dtype: str) -> Value:
-        lanes, refs = self.alike(*args)
-        type_ = self.module.type(dtype, lanes)
-        a, b = refs
-        if op in ("min", "max"):
-            return Value(self.extremum(op, args, a, b, dtype, type_), dtype, lanes)
-        names = _FLOAT_OPS if is_float(dtype) else _INT_OPS
-        if op not in names:
-            raise CodegenError(f"`{op}` of {dtype} cannot be compiled", where=self.module.name)
-        return Value(self.op(f"{names[op]} {type_} {a}, {b}"), dtype, lanes)
-
-    def extremum(self, op: str, args: Sequence[Value], a: str, b: str, dtype: str, type_: str) -> str:
-        bits = re.sub(r"[a-z]\w*>?$", lambda m: "i1>" if m[0].endswith(">") else "i1", type_)
-        if not is_float(dtype):
-            sign = "s" if dtype in SIGNED else "u"
-            less = self.op(f"icmp {sign}{'lt' if op == 'min' else 'gt'} {type_} {a}, {b}")
-            return self.op(f"select {bits} {less}, {type_} {a}, {type_} {b}")
-        order = "olt" if op == "min" else "ogt"
-        if args[1].ref[0] != "%":  # (c < x) ? c : x is one instruction, and gives x when it is NaN
-            a, b, args = b, a, (args[1], args[0])
-        less = self.op(f"fcmp {order} {type_} {a}, {b}")
-        smaller = self.op(f"select {bits} {less}, {type_} {a}, {type_} {b}")
-        if args[0].ref[0] != "%" and "7FF8" not in args[0].ref:
-            return smaller
-        nan = self.op(f"fcmp uno {type_} {a}, {a}")
-        return self.op(f"select {bits} {nan}, {type_} {a}, {type_} {smaller}")
-
-    def unary(self, op: str, a: Value) -> Value:
-        dtype, lanes, ref = a.dtype, a.lanes, a.ref
-        type_ = self.module.type(dtype, lanes)
-        if op in _INTRINSICS:
-            return Value(self.call(_INTRINSICS[op], type_, (type_, ref)), dtype, lanes)
-        match op:
-            case "neg" if is_float(dtype):
-                return Value(self.op(f"fneg {type_} {ref}"), dtype, lanes)
-            case "neg":
-                return Value(self.op(f"sub {type_} zeroinitializer, {ref}"), dtype, lanes)
-            case "abs" if is_float(dtype):
-                return Value(self.call("fabs", type_, (type_, ref)), dtype, lanes)
-            case "abs" if dtype in SIGNED:
-                return Value(self.call("abs", type_, (type_, ref), ("i1", "false")), dtype, lanes)
-            case "abs":
-                return a
-            case "not":
-                ones = "true" if dtype == "bool" else "-1"
-                return self.arithmetic("xor", [a, Value(ones, dtype)], dtype)
-            case "isnan":
-                return Value(self.op(f"fcmp uno {type_} {ref}, zeroinitializer"), "bool", lanes)
-            case "isinf":
-                size = self.call("fabs", type_, (type_, ref))
-                infinity = self.spread(Value(_literal(math.inf, dtype, self.module.native_half), dtype), lanes)
-                return Value(self.op(f"fcmp oeq {type_} {size}, {infinity}"), "bool", lanes)
-            case "popcount":
-                return Value(self.call("ctpop", type_, (type_, ref)), dtype, lanes)
-        raise CodegenError(f"`{op}` of {dtype} cannot be compiled", where=self.module.name)
-
-    def fma(self, a: Value, b: Value, c: Value) -> Value:
-        lanes, refs = self.alike(a, b, c)
-        type_ = self.module.type(a.dtype, lanes)
-        return Value(self.call("fma", type_, *((type_, r) for r in refs)), a.dtype, lanes)
-
-    def compare(self, op: str, a: Value, b: Value) -> Value:
-        lanes, (x, y) = self.alike(a, b)
-        type_ = self.module.type(a.dtype, lanes)
-        of_floats, of_integers = _COMPARE[op]
-        if is_float(a.dtype):
-            return Value(self.op(f"fcmp {of_floats} {type_} {x}, {y}"), "bool", lanes)
-        sign = "" if op in ("eq", "ne") else "s" if a.dtype in SIGNED else "u"
-        return Value(self.op(f"icmp {sign}{of_integers} {type_} {x}, {y}"), "bool", lanes)
-
     def compare_lanes(self, e: Expr) -> Value:
         """`rest + c * lane > 0`, in 32 bits where possible: for c = -1 or 1 by how many lanes hold, counted in scalars."""
         folded = self.fold(e)
@@ -1041,7 +803,7 @@ class Function:
         count = self.value(simplify(E.minimum(E.maximum(limit, 0), self.lanes)))
         small = self.op(f"trunc i64 {count.ref} to i32") if count.ref[0] == "%" else count.ref
         vector = self.spread(Value(small, "int32"), self.lanes)
-        test = self.op(f"icmp {'ult' if slope < 0 else 'uge'} <{self.lanes} x i32> {_iota(self.lanes, 'i32')}, {vector}")
+        test = self.op(f"icmp {'ult' if slope < 0 else 'uge'} <{self.lanes} x i32> {iota(self.lanes, 'i32')}, {vector}")
         return Value(test, "bool", self.lanes)
 
     def select(self, e: Expr) -> Value:
@@ -1059,13 +821,6 @@ class Function:
         with self.masked(self.both(outer, self.negated(test))):
             b = self.value(e.args[2])
         return self.choose(test, a, b)
-
-    def choose(self, test: Value, a: Value, b: Value) -> Value:
-        lanes, (x, y) = self.alike(a, b)
-        if lanes < test.lanes:
-            x, y, lanes = self.spread(a, test.lanes), self.spread(b, test.lanes), test.lanes
-        type_ = self.module.type(a.dtype, lanes)
-        return Value(self.op(f"select {self.module.type('bool', test.lanes)} {test.ref}, {type_} {x}, {type_} {y}"), a.dtype, lanes)
 
     def select_by_branch(self, test: Value, a: Expr, b: Expr) -> Value:
         yes, no, end = self.label("then"), self.label("else"), self.label("end")
@@ -1087,127 +842,6 @@ class Function:
         self.lines = outer
         self.start(end)
         return Value(self.op(f"phi {self.module.type(a.dtype, lanes)} {', '.join(arms)}"), a.dtype, lanes)
-
-    # ------------------------------------------------------------ integers
-
-    def divide(self, e: Expr, a: Value, b: Value) -> Value:
-        """Integer quotients and remainders; by zero they are 0, and nothing traps."""
-        dtype, remainder = e.dtype, e.op in ("mod", "truncmod")
-        (lo, hi), (divisor_lo, _) = E.bounds(e.args[0]), E.bounds(e.args[1])
-        unsigned = dtype not in SIGNED or (lo is not None and lo >= 0 and divisor_lo is not None and divisor_lo >= 0)
-        if e.args[1].op == "const":
-            return self.divide_by_constant(e, a, int(e.args[1].attr), unsigned, hi)
-        lanes, (x, y) = self.alike(a, b)
-        type_, bits = self.module.type(dtype, lanes), self.module.type("bool", lanes)
-        y = self.op(f"freeze {type_} {y}")  # a masked-out lane may hold anything, but one thing
-        one = "1" if lanes == 1 else f"splat ({self.module.type(dtype)} 1)"
-        zero = self.op(f"icmp eq {type_} {y}, zeroinitializer")
-        if unsigned:
-            divisor = self.op(f"select {bits} {zero}, {type_} {one}, {type_} {y}")
-            result = self.op(f"{'urem' if remainder else 'udiv'} {type_} {x}, {divisor}")
-        else:
-            ones = "-1" if lanes == 1 else f"splat ({self.module.type(dtype)} -1)"
-            minus = self.op(f"icmp eq {type_} {y}, {ones}")  # the smallest integer / -1 traps: x / 1, negated
-            special = self.op(f"or {bits} {zero}, {minus}")
-            divisor = self.op(f"select {bits} {special}, {type_} {one}, {type_} {y}")
-            quotient = self.op(f"sdiv {type_} {x}, {divisor}")
-            rest = self.op(f"srem {type_} {x}, {divisor}")
-            negative = self.op(f"sub {type_} zeroinitializer, {quotient}")
-            quotient = self.op(f"select {bits} {minus}, {type_} {negative}, {type_} {quotient}")
-            result = rest if remainder else quotient
-            if e.op in ("floordiv", "mod"):
-                opposite = self.op(f"icmp slt {type_} {self.op(f'xor {type_} {rest}, {y}')}, zeroinitializer")
-                inexact = self.op(f"and {bits} {opposite}, {self.op(f'icmp ne {type_} {rest}, zeroinitializer')}")
-                change = self.op(f"add {type_} {rest}, {y}") if remainder else self.op(f"add {type_} {quotient}, {ones}")
-                result = self.op(f"select {bits} {inexact}, {type_} {change}, {type_} {result}")
-        return Value(self.op(f"select {bits} {zero}, {type_} zeroinitializer, {type_} {result}"), dtype, lanes)
-
-    def divide_by_constant(self, e: Expr, a: Value, c: int, unsigned: bool, hi: int | None) -> Value:
-        dtype, lanes, remainder = e.dtype, a.lanes, e.op in ("mod", "truncmod")
-        if c == 0 or (c == -1 and remainder):
-            return Value("0", dtype)
-        if c == -1:
-            return self.unary("neg", a)
-        type_, x = self.module.type(dtype, lanes), a.ref
-
-        def splat(n: int) -> str:
-            return str(n) if lanes == 1 else f"splat ({self.module.type(dtype)} {n})"
-
-        if unsigned:
-            op = "urem" if remainder else "udiv"
-            if BITS[dtype] == 64 and hi is not None and hi < 1 << 31 and c < 1 << 31:  # 32-bit multiplication is cheaper
-                narrow = self.module.type("int32", lanes)
-                divisor = str(c) if lanes == 1 else f"splat (i32 {c})"
-                small = self.op(f"{op} {narrow} {self.op(f'trunc {type_} {x} to {narrow}')}, {divisor}")
-                return Value(self.op(f"zext {narrow} {small} to {type_}"), dtype, lanes)
-            return Value(self.op(f"{op} {type_} {x}, {splat(c)}"), dtype, lanes)
-        rest = self.op(f"srem {type_} {x}, {splat(c)}")
-        result = rest if remainder else self.op(f"sdiv {type_} {x}, {splat(c)}")
-        if e.op in ("floordiv", "mod"):
-            inexact = self.op(f"icmp {'slt' if c > 0 else 'sgt'} {type_} {rest}, zeroinitializer")
-            change = self.op(f"add {type_} {result}, {splat(c if remainder else -1)}")
-            result = self.op(f"select {self.module.type('bool', lanes)} {inexact}, {type_} {change}, {type_} {result}")
-        return Value(result, dtype, lanes)
-
-    def shift(self, e: Expr, a: Value, b: Value) -> Value:
-        dtype, bits = e.dtype, BITS[e.dtype]
-        op = "shl" if e.op == "shl" else "ashr" if dtype in SIGNED else "lshr"
-        lanes, (x, y) = self.alike(a, b)
-        type_ = self.module.type(dtype, lanes)
-        lo, hi = E.bounds(e.args[1])
-        if e.args[1].op == "const" and lo is not None and 0 <= lo < bits:
-            return Value(self.op(f"{op} {type_} {x}, {y}"), dtype, lanes)
-        limit = str(bits) if lanes == 1 else f"splat ({self.module.type(dtype)} {bits})"
-        last = str(bits - 1) if lanes == 1 else f"splat ({self.module.type(dtype)} {bits - 1})"
-        flags = self.module.type("bool", lanes)
-        inside = self.op(f"icmp ult {type_} {y}, {limit}")
-        amount = self.op(f"select {flags} {inside}, {type_} {y}, {type_} {last}")
-        shifted = self.op(f"{op} {type_} {x}, {amount}")
-        if op == "ashr":
-            return Value(shifted, dtype, lanes)
-        return Value(self.op(f"select {flags} {inside}, {type_} {shifted}, {type_} zeroinitializer"), dtype, lanes)
-
-    # ------------------------------------------------------------ conversions
-
-    def cast(self, a: Value, dtype: str) -> Value:
-        source, lanes, x = a.dtype, a.lanes, a.ref
-        old, new = self.module.type(source, lanes), self.module.type(dtype, lanes)
-        if dtype == "bool":
-            test = "fcmp une" if is_float(source) else "icmp ne"
-            return Value(self.op(f"{test} {old} {x}, zeroinitializer"), dtype, lanes)
-        if is_float(source) and is_float(dtype):
-            return self.convert_float(a, dtype)
-        if is_float(source):
-            name = "fptosi.sat" if dtype in SIGNED else "fptoui.sat"
-            return Value(self.call(name, new, (old, x), suffix=(new, old)), dtype, lanes)
-        signed = source in SIGNED
-        if is_float(dtype):
-            return Value(self.op(f"{'sitofp' if signed else 'uitofp'} {old} {x} to {new}"), dtype, lanes)
-        before, after = (1 if source == "bool" else BITS[source]), BITS[dtype]
-        if before == after:
-            return Value(x, dtype, lanes)
-        op = "trunc" if before > after else "sext" if signed else "zext"
-        return Value(self.op(f"{op} {old} {x} to {new}"), dtype, lanes)
-
-    def convert_float(self, a: Value, dtype: str) -> Value:
-        lanes, ref = a.lanes, a.ref
-        half = "half" if lanes == 1 else f"<{lanes} x half>"
-        old, new = (half if d == "float16" else self.module.type(d, lanes) for d in (a.dtype, dtype))
-        if a.dtype == "float16" and not self.module.native_half:
-            ref = self.op(f"bitcast {self.module.type('float16', lanes)} {ref} to {half}")
-        ref = self.op(f"{'fpext' if BITS[a.dtype] < BITS[dtype] else 'fptrunc'} {old} {ref} to {new}")
-        if dtype == "float16" and not self.module.native_half:
-            ref = self.op(f"bitcast {half} {ref} to {self.module.type('float16', lanes)}")
-        return Value(ref, dtype, lanes)
-
-    def bitcast(self, a: Value, dtype: str) -> Value:
-        if BITS[a.dtype] != BITS[dtype]:
-            raise CodegenError(f"bitcast of {a.dtype} to {dtype}", where=self.module.name, why="the widths differ")
-        old, new = self.module.type(a.dtype, a.lanes), self.module.type(dtype, a.lanes)
-        if old == new:
-            return Value(a.ref, dtype, a.lanes)
-        return Value(self.op(f"bitcast {old} {a.ref} to {new}"), dtype, a.lanes)
-
 
 def _unknown(e: Expr, facts: Mapping[Expr, Any]) -> Iterable[Expr]:
     """The sub-expressions that `facts` lacks, operands before users."""

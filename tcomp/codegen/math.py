@@ -21,8 +21,7 @@ import math
 from collections.abc import Sequence
 
 from tcomp.ir.dtypes import BITS, is_integer
-from tcomp.ir.expr import COMPARISON, UNARY, Expr, binary, bitcast, cast, const, equal, fma, maximum, minimum, not_equal
-from tcomp.ir.expr import rewrite, select
+from tcomp.ir.expr import COMPARISON, UNARY, Expr, binary, bitcast, cast, const, equal, fma, maximum, minimum, not_equal, rewrite, select
 from tcomp.ir.expr import unary as apply
 from tcomp.target import Target
 

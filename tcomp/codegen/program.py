@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tcomp.codegen.llvm import Function, Module, Value, symbol
+from tcomp.codegen.builder import symbol
+from tcomp.codegen.llvm import Function, KernelModule
 from tcomp.errors import CodegenError
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, Expr, as_expr, substitute
@@ -110,7 +111,7 @@ def calls(steps: Sequence[Step]) -> Iterator[Call]:
 
 def emit_program(program: Program, target: Target) -> str:
     """LLVM IR text of the entry functions. Raises `CodegenError` for an unknown memory, dim or variable."""
-    module = Module("tcomp_run", target)
+    module = KernelModule("tcomp_run", target)
     module.define(_copy_kernel(), "internal")
     for call in calls(program.steps):
         types = ["ptr"] * (1 + len(call.buffers)) + ["i64"] * len(call.scalars)
@@ -126,7 +127,7 @@ def emit_program(program: Program, target: Target) -> str:
 def _copy_kernel() -> Kernel:
     n = E.dim("n", 0)
     src, dst = Buffer("src", "uint8", (n,)), Buffer("dst", "uint8", (n,))
-    lanes = loop("i", n // 64, lambda i: loop("l", 64, lambda l: store(dst, (i * 64 + l,), src[i * 64 + l]), VECTORIZED))
+    lanes = loop("i", n // 64, lambda i: loop("l", 64, lambda v: store(dst, (i * 64 + v,), src[i * 64 + v]), VECTORIZED))
     rest = loop("j", n % 64, lambda j: store(dst, (n // 64 * 64 + j,), src[n // 64 * 64 + j]), SERIAL)
     return Kernel("tcomp_copy", (src, dst), (dst,), (n,), block(lanes, rest))
 
@@ -145,7 +146,7 @@ class _Dims:
 class _Entry(Function):
     """`tcomp_run`, or with ticks `tcomp_run_profiled`."""
 
-    def __init__(self, module: Module, program: Program, ticks: str) -> None:
+    def __init__(self, module: KernelModule, program: Program, ticks: str) -> None:
         super().__init__(module)
         self.program, self.ticks, self.number = program, ticks, 0
         self.dims = _Dims(program)
@@ -264,7 +265,7 @@ def _refs(steps: Sequence[Step]) -> Iterator[Ref]:
                 yield dst
 
 
-def _emit_plan(module: Module, program: Program) -> None:
+def _emit_plan(module: KernelModule, program: Program) -> None:
     """A dim that only a run will tell is -1: planned with its upper bound."""
     function = Function(module)
     dims = _Dims(program)
@@ -274,7 +275,7 @@ def _emit_plan(module: Module, program: Program) -> None:
         if hi is not None:
             dims.reads[d] = E.select(read < 0, hi, read)
     for n, size in enumerate([program.workspace, *(d for shape in program.output_shapes for d in shape)]):
-        value: Value = function.value(dims.expr(size))
+        value = function.value(dims.expr(size))
         place = function.op(f"getelementptr i64, ptr %sizes, i64 {n}")
         function.line(f"store i64 {value.ref}, ptr {place}")
     function.line("ret void")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+import math
 import mmap
 
 import ml_dtypes
 import numpy as np
 import pytest
-from jit import HOST, PARALLEL_FOR, BODY, compile_kernel, kernel
+from jit import BODY, HOST, PARALLEL_FOR, compile_kernel, kernel
 
 from tcomp.codegen.llvm import emit_kernel
 from tcomp.codegen.native import assembly, compile_ir, spill_count
@@ -17,7 +19,7 @@ from tcomp.ir import expr as E
 from tcomp.ir import te
 from tcomp.ir.dtypes import BITS, FLOATS, SIGNED, UNSIGNED, is_float, to_numpy
 from tcomp.ir.expr import Expr, cast, select
-from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, If, Kernel, Stmt, While, block, loop, store
+from tcomp.ir.loops import Accumulate, Allocate, Buffer, If, Kernel, Stmt, While, block, loop, store
 from tcomp.target import Target
 
 rng = np.random.default_rng(0)
@@ -128,7 +130,7 @@ def test_loop_carried_values_are_read_again() -> None:
 @pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16, 32, 64])
 def test_vectorized_loop(lanes: int) -> None:
     a, b, c = (Buffer(n, "float32", (4, 64)) for n in "abc")
-    body = loop("i", 4, lambda i: loop("j", 64 // lanes, lambda j: vec(lanes, lambda l: store(c, (i, j * lanes + l), a[i, j * lanes + l] - b[i, 0]))))
+    body = loop("i", 4, lambda i: loop("j", 64 // lanes, lambda j: vec(lanes, lambda v: store(c, (i, j * lanes + v), a[i, j * lanes + v] - b[i, 0]))))
     x, y, z = floats(4, 64), floats(4, 64), np.zeros((4, 64), np.float32)
     compile_kernel(kernel("k", [a, b], [c], body))(x, y, z)
     np.testing.assert_array_equal(z, x - y[:, :1])
@@ -137,7 +139,7 @@ def test_vectorized_loop(lanes: int) -> None:
 def test_masked_tail_stays_inside_the_buffers() -> None:
     n = E.dim("n", 0)
     a, b = Buffer("a", "float32", (n,)), Buffer("b", "float32", (n,))
-    body = loop("i", (n + 15) // 16, lambda i: vec(16, lambda l: If(i * 16 + l < n, store(b, (i * 16 + l,), a[i * 16 + l] + 1.0))))
+    body = loop("i", (n + 15) // 16, lambda i: vec(16, lambda v: If(i * 16 + v < n, store(b, (i * 16 + v,), a[i * 16 + v] + 1.0))))
     f = compile_kernel(kernel("k", [a], [b], body, [n]))
     for size in (0, 1, 15, 16, 17, 100):
         x, y = at_page_end(floats(size)), at_page_end(np.zeros(size, np.float32))
@@ -149,9 +151,9 @@ def test_if_else_and_nested_masks() -> None:
     a, b = Buffer("a", "int32", (64,)), Buffer("b", "int32", (64,))
     n = E.dim("n", 0)
 
-    def lane(l: Expr) -> Stmt:
-        x = a[l]
-        return If(x < 0, store(b, (l,), -x), If(l < n, store(b, (l,), x * 2), store(b, (l,), x + 1)))
+    def lane(v: Expr) -> Stmt:
+        x = a[v]
+        return If(x < 0, store(b, (v,), -x), If(v < n, store(b, (v,), x * 2), store(b, (v,), x + 1)))
 
     f = compile_kernel(kernel("k", [a], [b], vec(64, lane), [n]))
     x, y = rng.integers(-5, 5, 64, dtype=np.int32), np.zeros(64, np.int32)
@@ -166,24 +168,24 @@ def test_if_else_and_nested_masks() -> None:
 def test_lane_conditions(slope: int, strict: bool, flip: bool) -> None:
     out, n = Buffer("o", "int32", (16,)), E.dim("n", -100)
 
-    def lane(l: Expr) -> Stmt:
-        a, b = (n, l * slope) if flip else (l * slope, n)
-        return store(out, (l,), select(a < b if strict else a <= b, E.const(1, "int32"), E.const(0, "int32")))
+    def lane(v: Expr) -> Stmt:
+        a, b = (n, v * slope) if flip else (v * slope, n)
+        return store(out, (v,), select(a < b if strict else a <= b, E.const(1, "int32"), E.const(0, "int32")))
 
     f = compile_kernel(kernel("k", [], [out], vec(16, lane), [n]))
-    l, y = np.arange(16) * slope, np.zeros(16, np.int32)
+    v, y = np.arange(16) * slope, np.zeros(16, np.int32)
     for limit in (-(1 << 62), -50, -3, -2, -1, 0, 1, 2, 3, 15, 16, 17, 1 << 62):
         f(y, limit)
-        a, b = (limit, l) if flip else (l, limit)
+        a, b = (limit, v) if flip else (v, limit)
         np.testing.assert_array_equal(y, a < b if strict else a <= b)
 
 
 def test_serial_loop_inside_lanes_with_a_temporary_per_lane() -> None:
     a, out, t = Buffer("a", "float32", (16, 5)), Buffer("o", "float32", (16,)), Buffer("t", "float32", (2,), "register")
 
-    def lane(l: Expr) -> Stmt:
-        sums = loop("k", 5, lambda k: Accumulate(t, (k % 2,), a[l, k], SUM))
-        return Allocate(t, block(store(t, (0,), 0.0), store(t, (1,), 0.0), sums, store(out, (l,), t[0] - t[1])))
+    def lane(v: Expr) -> Stmt:
+        sums = loop("k", 5, lambda k: Accumulate(t, (k % 2,), a[v, k], SUM))
+        return Allocate(t, block(store(t, (0,), 0.0), store(t, (1,), 0.0), sums, store(out, (v,), t[0] - t[1])))
 
     x, y = floats(16, 5), np.zeros(16, np.float32)
     compile_kernel(kernel("k", [a], [out], vec(16, lane)))(x, y)
@@ -194,9 +196,9 @@ def test_lanes_that_meet_in_one_element_go_in_order() -> None:
     a, index = Buffer("a", "float32", (16,)), Buffer("i", "int64", (16,))
     total, histogram, last = Buffer("t", "float32", (1,)), Buffer("h", "float32", (4,)), Buffer("l", "float32", (1,))
 
-    def lane(l: Expr) -> Stmt:
-        use = block(Accumulate(total, (E.const(0),), a[l], SUM), Accumulate(histogram, (index[l],), a[l], SUM), store(last, (0,), a[l]))
-        return If(a[l] < 0.5, use)
+    def lane(v: Expr) -> Stmt:
+        use = block(Accumulate(total, (E.const(0),), a[v], SUM), Accumulate(histogram, (index[v],), a[v], SUM), store(last, (0,), a[v]))
+        return If(a[v] < 0.5, use)
 
     x, i = floats(16), rng.integers(0, 4, 16)
     t, h, last_value = np.zeros(1, np.float32), np.zeros(4, np.float32), np.zeros(1, np.float32)
@@ -215,7 +217,7 @@ def test_strided_access(stride: int) -> None:
     first = 0 if stride > 0 else 15 * -stride
     size = 15 * abs(stride) + 1
     a, b, c = Buffer("a", "int16", (size,)), Buffer("b", "int16", (16,)), Buffer("c", "int16", (size,))
-    body = vec(16, lambda l: block(store(b, (l,), a[l * stride + first]), Accumulate(c, (l * stride + first,), a[l * stride + first], reducer(te.sum, "int16"))))
+    body = vec(16, lambda v: block(store(b, (v,), a[v * stride + first]), Accumulate(c, (v * stride + first,), a[v * stride + first], reducer(te.sum, "int16"))))
     x = at_page_end(rng.integers(-99, 99, size, dtype=np.int16))
     y, z = np.zeros(16, np.int16), np.ones(size, np.int16)
     expected = z.copy()
@@ -229,7 +231,7 @@ def test_strided_access(stride: int) -> None:
 def test_gather_scatter_and_symbolic_stride() -> None:
     n = E.dim("n")
     table, index, out = Buffer("t", "float32", (n, 3)), Buffer("i", "int32", (16,)), Buffer("o", "float32", (3, n))
-    body = vec(16, lambda l: unroll(3, lambda c: store(out, (c, cast(index[l], "int64")), table[cast(index[l], "int64"), c] * 2.0), "c"))
+    body = vec(16, lambda v: unroll(3, lambda c: store(out, (c, cast(index[v], "int64")), table[cast(index[v], "int64"), c] * 2.0), "c"))
     x, i, y = floats(20, 3), rng.permutation(20)[:16].astype(np.int32), np.zeros((3, 20), np.float32)
     compile_kernel(kernel("k", [table, index], [out], body, [n]))(x, i, y, 20)
     expected = np.zeros((20, 3), np.float32)
@@ -262,7 +264,7 @@ def test_select_guards_reads(kind: str) -> None:
     def point(i: Expr) -> Stmt:
         return store(b, (i,), select(E.all_of([i < 40]), a[i], 0.25))
 
-    body = loop("i", 64, point) if kind == "serial" else loop("o", 4, lambda o: vec(16, lambda l: point(o * 16 + l)))
+    body = loop("i", 64, point) if kind == "serial" else loop("o", 4, lambda o: vec(16, lambda v: point(o * 16 + v)))
     x, y = at_page_end(floats(40)), np.zeros(64, np.float32)
     compile_kernel(kernel("k", [a], [b], body))(x, y)
     np.testing.assert_array_equal(y, np.concatenate([x, np.full(24, 0.25, np.float32)]))
@@ -271,7 +273,7 @@ def test_select_guards_reads(kind: str) -> None:
 def test_nested_select_with_indirect_reads() -> None:
     index, a, b = Buffer("i", "int64", (16,)), Buffer("a", "float32", (8,)), Buffer("b", "float32", (16,))
     for kind in ("serial", "vectorized"):
-        body = loop("l", 16, lambda l: store(b, (l,), select(0 <= index[l], select(index[l] < 8, a[index[l]], 1.0), -1.0)), kind)
+        body = loop("l", 16, lambda v: store(b, (v,), select(0 <= index[v], select(index[v] < 8, a[index[v]], 1.0), -1.0)), kind)
         i = rng.integers(-(1 << 40), 1 << 40, 16)
         i[:8] = rng.permutation(8)
         x, y = at_page_end(floats(8)), np.zeros(16, np.float32)
@@ -282,7 +284,7 @@ def test_nested_select_with_indirect_reads() -> None:
 def test_scalar_read_under_an_empty_mask_does_not_fault() -> None:
     n = E.dim("n", 0)
     a, b = Buffer("a", "float32", (n,)), Buffer("b", "float32", (16,))
-    f = compile_kernel(kernel("k", [a], [b], vec(16, lambda l: If(l < n, store(b, (l,), a[n - 1 + 5000 * 0]))), [n]))
+    f = compile_kernel(kernel("k", [a], [b], vec(16, lambda v: If(v < n, store(b, (v,), a[n - 1 + 5000 * 0]))), [n]))
     y = np.zeros(16, np.float32)
     f(at_page_end(floats(0)), y, 0)
     assert not y.any()
@@ -293,7 +295,7 @@ def test_scalar_read_under_an_empty_mask_does_not_fault() -> None:
 
 def test_provably_safe_select_needs_no_mask() -> None:
     a, b = Buffer("a", "float32", (16,)), Buffer("b", "float32", (16,))
-    text = emit_kernel(kernel("k", [a], [b], vec(16, lambda l: store(b, (l,), select(a[l] < 0.0, 0.0, a[l])))), HOST)
+    text = emit_kernel(kernel("k", [a], [b], vec(16, lambda v: store(b, (v,), select(a[v] < 0.0, 0.0, a[v])))), HOST)
     assert "masked" not in text
 
 
@@ -307,7 +309,7 @@ def python_pool(parts: int) -> tuple[ctypes.Array[ctypes.c_void_p], list[tuple[i
     @PARALLEL_FOR
     def parallel_for(pool: int, body: int, closure: int, extent: int) -> None:
         edges = [extent * p // parts for p in range(parts + 1)]
-        for begin, end in reversed(list(zip(edges, edges[1:], strict=False))):
+        for begin, end in reversed(list(itertools.pairwise(edges))):
             chunks.append((begin, end))
             BODY(body)(closure, begin, end)
 
@@ -321,11 +323,11 @@ def test_parallel_loop_through_the_pool_and_without() -> None:
 
     def body(i: Expr) -> Stmt:
         copy = loop("j", 32, lambda j: store(row, (j,), a[i, 31 - j]), "parallel")  # nested: serial
-        out = loop("k", 2, lambda k: vec(16, lambda l: store(b, (i, k * 16 + l), row[k * 16 + l] + cast(n, "float32"))))
+        out = loop("k", 2, lambda k: vec(16, lambda v: store(b, (i, k * 16 + v), row[k * 16 + v] + cast(n, "float32"))))
         return Allocate(row, block(copy, out))
 
     f = compile_kernel(kernel("k", [a], [b], loop("i", n, body, "parallel"), [n]))
-    pool, chunks, keep = python_pool(3)
+    pool, chunks, _keep = python_pool(3)
     for size in (0, 1, 2, 10):
         for address in (None, ctypes.addressof(pool)):
             x, y = floats(size, 32), np.zeros((size, 32), np.float32)
@@ -338,7 +340,7 @@ def test_parallel_loop_through_the_pool_and_without() -> None:
 def test_parallel_loop_inside_serial_and_unrolled_loops() -> None:
     a = Buffer("a", "int64", (3, 2, 8))
     body = loop("i", 3, lambda i: unroll(2, lambda u: loop("p", 8, lambda p: store(a, (i, u, p), i * 100 + u * 10 + p), "parallel"), "u"))
-    pool, chunks, keep = python_pool(4)
+    pool, chunks, _keep = python_pool(4)
     y = np.zeros((3, 2, 8), np.int64)
     compile_kernel(kernel("k", [], [a], body))(y, pool=ctypes.addressof(pool))
     i, u, p = np.indices(y.shape)
@@ -351,7 +353,7 @@ def test_parallel_loop_inside_serial_and_unrolled_loops() -> None:
 
 def elementwise(function: object, dtypes: tuple[str, ...], out: str, lanes: int, size: int = 64) -> Kernel:
     ins, o = [Buffer(f"a{n}", d, (size,)) for n, d in enumerate(dtypes)], Buffer("o", out, (size,))
-    body = loop("i", size // lanes, lambda i: loop("l", lanes, lambda l: store(o, (i * lanes + l,), function(*(b[i * lanes + l] for b in ins))), "vectorized"))  # type: ignore[operator]
+    body = loop("i", size // lanes, lambda i: loop("l", lanes, lambda v: store(o, (i * lanes + v,), function(*(b[i * lanes + v] for b in ins))), "vectorized"))  # type: ignore[operator]
     return kernel("k", ins, [o], body)
 
 
@@ -376,7 +378,7 @@ def reference_cast(x: np.ndarray, dtype: str) -> np.ndarray:
     if x.dtype.kind not in "iub" and not is_float(dtype):
         lo, hi = (int(v) for v in (np.iinfo(dtype).min, np.iinfo(dtype).max))
         wide = [float(v) for v in x]
-        return np.array([0 if v != v else hi if v >= hi else lo if v <= lo else int(v) for v in wide], dtype)
+        return np.array([0 if math.isnan(v) else hi if v >= hi else lo if v <= lo else int(v) for v in wide], dtype)
     return x.astype(np.float64 if is_float(dtype) and x.dtype.kind == "b" else x.dtype).astype(to_numpy(dtype))
 
 
@@ -480,12 +482,12 @@ def test_shifts_and_bits() -> None:
 def test_index_arithmetic_in_lanes() -> None:
     """Flattened index back to coordinates, odd sizes: // and % by constants on vectors of 64-bit integers."""
     o = Buffer("o", "int64", (6 * 64,))
-    body = loop("i", 6, lambda i: vec(64, lambda l: store(o, (i * 64 + l,), (i * 64 + l) // 7 % 5 * 1000 + (i * 64 + l) % 7 - (i * 64 - l) // 3)))
+    body = loop("i", 6, lambda i: vec(64, lambda v: store(o, (i * 64 + v,), (i * 64 + v) // 7 % 5 * 1000 + (i * 64 + v) % 7 - (i * 64 - v) // 3)))
     y = np.zeros(6 * 64, np.int64)
     compile_kernel(kernel("k", [], [o], body))(y)
     n = np.arange(6 * 64)
-    i, l = n // 64, n % 64
-    np.testing.assert_array_equal(y, n // 7 % 5 * 1000 + n % 7 - (i * 64 - l) // 3)
+    i, v = n // 64, n % 64
+    np.testing.assert_array_equal(y, n // 7 % 5 * 1000 + n % 7 - (i * 64 - v) // 3)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "bool", "uint8"])
@@ -493,7 +495,7 @@ def test_reductions_of_every_width(dtype: str) -> None:
     fold = te.any if dtype == "bool" else te.max
     r = reducer(fold, dtype)
     a, o = Buffer("a", dtype, (8, 32)), Buffer("o", dtype, (32,))
-    body = vec(32, lambda l: block(store(o, (l,), r.identity), loop("k", 8, lambda k: Accumulate(o, (l,), a[k, l], r))))
+    body = vec(32, lambda v: block(store(o, (v,), r.identity), loop("k", 8, lambda k: Accumulate(o, (v,), a[k, v], r))))
     x = special_values(dtype, 256).reshape(8, 32)
     y = np.zeros(32, to_numpy(dtype))
     compile_kernel(kernel("k", [a], [o], body))(x, y)
@@ -503,7 +505,7 @@ def test_reductions_of_every_width(dtype: str) -> None:
 def test_bfloat16_sum_rounds_each_step() -> None:
     r = reducer(te.sum, "bfloat16")
     a, o = Buffer("a", "bfloat16", (8, 16)), Buffer("o", "bfloat16", (16,))
-    body = vec(16, lambda l: block(store(o, (l,), r.identity), loop("k", 8, lambda k: Accumulate(o, (l,), a[k, l], r))))
+    body = vec(16, lambda v: block(store(o, (v,), r.identity), loop("k", 8, lambda k: Accumulate(o, (v,), a[k, v], r))))
     x, y = floats(8, 16).astype(ml_dtypes.bfloat16), np.zeros(16, ml_dtypes.bfloat16)
     compile_kernel(kernel("k", [a], [o], body))(x, y)
     expected = np.zeros(16, ml_dtypes.bfloat16)
@@ -533,15 +535,15 @@ def gemm(mr: int, nv: int, lanes: int = 16) -> Kernel:
     acc = Buffer("acc", "float32", (mr, nv, lanes), "register")
 
     def tile(name: str, body: object) -> Stmt:
-        return unroll(mr, lambda i: unroll(nv, lambda j: vec(lanes, lambda l: body(i, j, l), f"l{name}"), f"j{name}"), f"i{name}")  # type: ignore[operator]
+        return unroll(mr, lambda i: unroll(nv, lambda j: vec(lanes, lambda v: body(i, j, v), f"l{name}"), f"j{name}"), f"i{name}")  # type: ignore[operator]
 
     def at(io: Expr, jo: Expr) -> Stmt:
-        def update(k: Expr, i: Expr, j: Expr, l: Expr) -> Stmt:
-            return Accumulate(acc, (i, j, l), a[io * mr + i, k] * b[k, (jo * nv + j) * lanes + l], SUM)
+        def update(k: Expr, i: Expr, j: Expr, v: Expr) -> Stmt:
+            return Accumulate(acc, (i, j, v), a[io * mr + i, k] * b[k, (jo * nv + j) * lanes + v], SUM)
 
-        steps = loop("k", k, lambda k: tile("1", lambda i, j, l: update(k, i, j, l)))
-        done = tile("2", lambda i, j, l: store(c, (io * mr + i, (jo * nv + j) * lanes + l), acc[i, j, l]))
-        return Allocate(acc, block(tile("0", lambda i, j, l: store(acc, (i, j, l), 0.0)), steps, done))
+        steps = loop("k", k, lambda k: tile("1", lambda i, j, v: update(k, i, j, v)))
+        done = tile("2", lambda i, j, v: store(c, (io * mr + i, (jo * nv + j) * lanes + v), acc[i, j, v]))
+        return Allocate(acc, block(tile("0", lambda i, j, v: store(acc, (i, j, v), 0.0)), steps, done))
 
     return kernel("gemm", [a, b], [c], loop("io", 4, lambda io: loop("jo", 2, lambda jo: at(io, jo)), "parallel"))
 
@@ -609,7 +611,7 @@ def test_emission_is_fast() -> None:
     import time
 
     a, b, c = Buffer("A", "float32", (14, 256)), Buffer("B", "float32", (256, 32)), Buffer("C", "float32", (14, 32))
-    body = loop("ko", 10, lambda ko: unroll(24, lambda ki: unroll(14, lambda i: unroll(2, lambda j: vec(16, lambda l: Accumulate(c, (i, j * 16 + l), a[i, ko * 24 + ki] * b[ko * 24 + ki, j * 16 + l], SUM)), "j"), "i"), "ki"))
+    body = loop("ko", 10, lambda ko: unroll(24, lambda ki: unroll(14, lambda i: unroll(2, lambda j: vec(16, lambda v: Accumulate(c, (i, j * 16 + v), a[i, ko * 24 + ki] * b[ko * 24 + ki, j * 16 + v], SUM)), "j"), "i"), "ki"))
     k = kernel("k", [a, b], [c], body)
     best = 1.0
     for _ in range(5):
@@ -630,12 +632,12 @@ def test_refusals_name_the_culprit() -> None:
     cases = [
         (loop("i", n, lambda i: store(a, (i,), 0.0), "unrolled"), "unrolled loop `i`"),
         (loop("i", 12, lambda i: store(a, (i,), 0.0), "vectorized"), "12 iterations"),
-        (loop("i", 8, lambda i: vec(8, lambda l: store(a, (i * 8 + l,), 0.0)), "vectorized"), "inside vectorized loop `i`"),
+        (loop("i", 8, lambda i: vec(8, lambda v: store(a, (i * 8 + v,), 0.0)), "vectorized"), "inside vectorized loop `i`"),
         (loop("i", 8, lambda i: store(a, (i,), 0.0), "block.x"), "`block.x`"),
         (Allocate(big, store(big, (0,), 0.0)), "`big`"),
         (Allocate(symbolic, store(symbolic, (0,), 0.0)), "`t`"),
         (store(big, (0,), 0.0), "`big`"),
-        (vec(16, lambda l: loop("k", l, lambda k: store(a, (k,), 0.0))), "extent of loop `k`"),
+        (vec(16, lambda v: loop("k", v, lambda k: store(a, (k,), 0.0))), "extent of loop `k`"),
         (store(a, (0,), cast(E.var("m"), "float32")), "`m`"),
     ]
     for body, message in cases:

@@ -1,0 +1,394 @@
+"""LLVM IR text, instruction by instruction: values of tcomp's element types, scalars or vectors, and the operators on them.
+
+Undefined behaviour of machine instructions is kept out: a division by zero gives 0, shifts by more than the width give 0 (or the sign), float to
+integer saturates, `min` and `max` propagate NaN. No call is emitted that would not become instructions.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tcomp.errors import CodegenError
+from tcomp.ir import expr as E
+from tcomp.ir.dtypes import BITS, SIGNED, is_float, itemsize, to_numpy
+from tcomp.ir.expr import Expr
+from tcomp.target import Target
+
+
+class Value(NamedTuple):
+    """An SSA value or literal: its LLVM spelling, element type, and number of lanes (1: a scalar)."""
+
+    ref: str
+    dtype: str
+    lanes: int = 1
+
+
+def symbol(name: str) -> str:
+    if not re.fullmatch(r"[\w.$-]+", name):
+        raise CodegenError(f"`{name}` is no name for a kernel", hint="letters, digits, `_`, `.`, `-`")
+    return f'@"{name}"'
+
+
+@functools.cache
+def literal(value: Any, dtype: str, native_half: bool) -> str:
+    if dtype == "bool":
+        return "true" if value else "false"
+    if not is_float(dtype):
+        return str(value)
+    with np.errstate(over="ignore"):
+        rounded = np.asarray(value, np.float64).astype(to_numpy(dtype))
+    if dtype == "float16" and native_half:
+        return f"0xH{int(rounded.view(np.uint16)):04X}"
+    if itemsize(dtype) == 2:
+        return str(int(rounded.view(np.uint16)))
+    return f"0x{int(rounded.astype(np.float64).view(np.uint64)):016X}"  # floats, too, are spelled by the bits of a double
+
+
+@functools.cache
+def iota(lanes: int, type_: str, scale: int = 1) -> str:
+    return "<" + ", ".join(f"{type_} {n * scale}" for n in range(lanes)) + ">"
+
+
+@functools.cache
+def _mangled(type_: str) -> str:
+    """The suffix of an overloaded intrinsic: v16f32 for <16 x float>."""
+    vector = re.fullmatch(r"<(\d+) x (.+)>", type_)
+    if vector:
+        return f"v{vector[1]}{_mangled(vector[2])}"
+    return {"half": "f16", "float": "f32", "double": "f64", "ptr": "p0"}.get(type_, type_)
+
+
+_FLOAT_OPS = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
+_INT_OPS = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor"}
+_INTRINSICS = {"sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "roundeven"}
+_COMPARE = {"lt": ("olt", "lt"), "le": ("ole", "le"), "eq": ("oeq", "eq"), "ne": ("une", "ne")}
+
+
+class Module:
+    """What all functions of one LLVM module share."""
+
+    def __init__(self, name: str, target: Target, notes: Sequence[str] = ()) -> None:
+        self.name, self.target, self.notes = name, target, notes
+        self.functions: list[str] = []
+        self.declarations: dict[str, str] = {}
+        self.regions = 0
+        self.native_half = target.half_arithmetic
+        self._types: dict[tuple[str, int], str] = {}
+
+    def text(self) -> str:
+        target = self.target
+        attributes = [
+            "nounwind",
+            '"no-builtins"',  # no loop may be turned into a call of memcpy
+            f'"target-cpu"="{target.cpu}"',
+            f'"target-features"="{target.llvm_features}"',
+        ]
+        if target.arch == "x86_64":
+            attributes.append(f'"prefer-vector-width"="{target.vector_bits}" "min-legal-vector-width"="{target.vector_bits}"')
+        notes = "".join(f"; {line}\n" for note in self.notes for line in note.splitlines())
+        parts = [f'{notes}target triple = "{target.triple}"', *self.declarations.values(), *self.functions]
+        return "\n".join(parts) + f"\nattributes #0 = {{ {' '.join(attributes)} }}\n"
+
+    def type(self, dtype: str, lanes: int = 1) -> str:
+        """The LLVM type of a value in registers. 16-bit floats without arithmetic of their own are handled as bits."""
+        found = self._types.get((dtype, lanes))
+        if found is None:
+            scalar = {"float32": "float", "float64": "double", "bool": "i1"}.get(dtype)
+            if dtype == "float16" and self.native_half:
+                scalar = "half"
+            scalar = scalar or f"i{BITS[dtype]}"
+            found = self._types[dtype, lanes] = scalar if lanes == 1 else f"<{lanes} x {scalar}>"
+        return found
+
+    def memory_type(self, dtype: str, lanes: int = 1) -> str:
+        return self.type("uint8" if dtype == "bool" else dtype, lanes)
+
+
+class Builder:
+    """One LLVM function in the making: its text, and what has been computed, in nested scopes."""
+
+    def __init__(self, module: Module) -> None:
+        self.module, self.target = module, module.target
+        self.lines: list[str] = []
+        self.slots: list[str] = []  # allocas, which belong into the entry block
+        self.block = "entry"
+        self.count = 0
+        self.scopes: list[dict[Any, Value]] = [{}]
+
+    # ------------------------------------------------------------ text
+
+    def text(self, header: str) -> str:
+        return "\n".join([header + " {", "entry:", *self.slots, *self.lines, "}"])
+
+    def line(self, text: str) -> None:
+        self.lines.append("  " + text)
+
+    def op(self, text: str) -> str:
+        self.count += 1
+        ref = f"%v{self.count}"
+        self.lines.append(f"  {ref} = {text}")
+        return ref
+
+    def label(self, hint: str) -> str:
+        self.count += 1
+        return f"{hint}{self.count}"
+
+    def start(self, label: str) -> None:
+        self.lines.append(f"{label}:")
+        self.block = label
+
+    def call(self, intrinsic: str, result: str, *args: tuple[str, str], suffix: Sequence[str] | None = None) -> str:
+        """Call of an intrinsic overloaded on the types `suffix` (its result where not given)."""
+        name = f"@llvm.{intrinsic}.{'.'.join(map(_mangled, suffix or (result,)))}"
+        self.module.declarations.setdefault(name, f"declare {result} {name}({', '.join(t for t, _ in args)})")
+        text = f"call {result} {name}({', '.join(f'{t} {ref}' for t, ref in args)})"
+        if result == "void":
+            self.line(text)
+            return ""
+        return self.op(text)
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """What is computed within is forgotten at the end."""
+        self.scopes.append({})
+        yield
+        self.scopes.pop()
+
+    def find(self, key: Any) -> Value | None:
+        for scope in reversed(self.scopes):
+            found: Value | None = scope.get(key)
+            if found is not None:
+                return found
+        return None
+
+    # ------------------------------------------------------------ operators
+
+    def spread(self, value: Value, lanes: int) -> str:
+        """As a vector of `lanes` lanes."""
+        if value.lanes == lanes:
+            return value.ref
+        scalar, type_ = self.module.type(value.dtype), self.module.type(value.dtype, lanes)
+        if value.ref[0] != "%":
+            return f"splat ({scalar} {value.ref})"
+        key = (value.ref, lanes)
+        found = self.find(key)
+        if found is not None:
+            return found.ref
+        one = self.op(f"insertelement {type_} poison, {scalar} {value.ref}, i64 0")
+        ref = self.op(f"shufflevector {type_} {one}, {type_} poison, <{lanes} x i32> zeroinitializer")
+        self.scopes[-1][key] = Value(ref, value.dtype, lanes)
+        return ref
+
+    def alike(self, *values: Value) -> tuple[int, list[str]]:
+        """The values with the same number of lanes."""
+        lanes = max(v.lanes for v in values)
+        return lanes, [v.ref if v.lanes == lanes else self.spread(v, lanes) for v in values]
+
+    def both(self, a: Value | None, b: Value) -> Value:
+        return b if a is None else self.arithmetic("and", [a, b], "bool")
+
+    def negated(self, a: Value) -> Value:
+        return self.arithmetic("xor", [a, Value("true", "bool")], "bool")
+
+    def arithmetic(self, op: str, args: Sequence[Value], dtype: str) -> Value:
+        lanes, refs = self.alike(*args)
+        type_ = self.module.type(dtype, lanes)
+        a, b = refs
+        if op in ("min", "max"):
+            return Value(self.extremum(op, args, a, b, dtype, lanes), dtype, lanes)
+        names = _FLOAT_OPS if is_float(dtype) else _INT_OPS
+        if op not in names:
+            raise CodegenError(f"`{op}` of {dtype} cannot be compiled", where=self.module.name)
+        return Value(self.op(f"{names[op]} {type_} {a}, {b}"), dtype, lanes)
+
+    def extremum(self, op: str, args: Sequence[Value], a: str, b: str, dtype: str, lanes: int) -> str:
+        type_, bits = self.module.type(dtype, lanes), self.module.type("bool", lanes)
+        if not is_float(dtype):
+            sign = "s" if dtype in SIGNED else "u"
+            less = self.op(f"icmp {sign}{'lt' if op == 'min' else 'gt'} {type_} {a}, {b}")
+            return self.op(f"select {bits} {less}, {type_} {a}, {type_} {b}")
+        order = "olt" if op == "min" else "ogt"
+        if args[1].ref[0] != "%":  # (c < x) ? c : x is one instruction, and gives x when it is NaN
+            a, b, args = b, a, (args[1], args[0])
+        less = self.op(f"fcmp {order} {type_} {a}, {b}")
+        smaller = self.op(f"select {bits} {less}, {type_} {a}, {type_} {b}")
+        if args[0].ref[0] != "%" and not any(nan in args[0].ref for nan in ("7FF8", "H7E0")):
+            return smaller
+        nan = self.op(f"fcmp uno {type_} {a}, {a}")
+        return self.op(f"select {bits} {nan}, {type_} {a}, {type_} {smaller}")
+
+    def unary(self, op: str, a: Value) -> Value:
+        dtype, lanes, ref = a.dtype, a.lanes, a.ref
+        type_ = self.module.type(dtype, lanes)
+        if op in _INTRINSICS:
+            return Value(self.call(_INTRINSICS[op], type_, (type_, ref)), dtype, lanes)
+        match op:
+            case "neg" if is_float(dtype):
+                return Value(self.op(f"fneg {type_} {ref}"), dtype, lanes)
+            case "neg":
+                return Value(self.op(f"sub {type_} zeroinitializer, {ref}"), dtype, lanes)
+            case "abs" if is_float(dtype):
+                return Value(self.call("fabs", type_, (type_, ref)), dtype, lanes)
+            case "abs" if dtype in SIGNED:
+                return Value(self.call("abs", type_, (type_, ref), ("i1", "false")), dtype, lanes)
+            case "abs":
+                return a
+            case "not":
+                ones = "true" if dtype == "bool" else "-1"
+                return self.arithmetic("xor", [a, Value(ones, dtype)], dtype)
+            case "isnan":
+                return Value(self.op(f"fcmp uno {type_} {ref}, zeroinitializer"), "bool", lanes)
+            case "isinf":
+                size = self.call("fabs", type_, (type_, ref))
+                infinity = self.spread(Value(literal(math.inf, dtype, self.module.native_half), dtype), lanes)
+                return Value(self.op(f"fcmp oeq {type_} {size}, {infinity}"), "bool", lanes)
+            case "popcount":
+                return Value(self.call("ctpop", type_, (type_, ref)), dtype, lanes)
+        raise CodegenError(f"`{op}` of {dtype} cannot be compiled", where=self.module.name)
+
+    def fma(self, a: Value, b: Value, c: Value) -> Value:
+        lanes, refs = self.alike(a, b, c)
+        type_ = self.module.type(a.dtype, lanes)
+        return Value(self.call("fma", type_, *((type_, r) for r in refs)), a.dtype, lanes)
+
+    def compare(self, op: str, a: Value, b: Value) -> Value:
+        lanes, (x, y) = self.alike(a, b)
+        type_ = self.module.type(a.dtype, lanes)
+        of_floats, of_integers = _COMPARE[op]
+        if is_float(a.dtype):
+            return Value(self.op(f"fcmp {of_floats} {type_} {x}, {y}"), "bool", lanes)
+        sign = "" if op in ("eq", "ne") else "s" if a.dtype in SIGNED else "u"
+        return Value(self.op(f"icmp {sign}{of_integers} {type_} {x}, {y}"), "bool", lanes)
+
+    def choose(self, test: Value, a: Value, b: Value) -> Value:
+        lanes, (x, y) = self.alike(a, b)
+        if lanes < test.lanes:
+            x, y, lanes = self.spread(a, test.lanes), self.spread(b, test.lanes), test.lanes
+        type_ = self.module.type(a.dtype, lanes)
+        return Value(self.op(f"select {self.module.type('bool', test.lanes)} {test.ref}, {type_} {x}, {type_} {y}"), a.dtype, lanes)
+
+    # ------------------------------------------------------------ integers
+
+    def divide(self, e: Expr, a: Value, b: Value) -> Value:
+        """Integer quotients and remainders; by zero they are 0, and nothing traps."""
+        dtype, remainder = e.dtype, e.op in ("mod", "truncmod")
+        (lo, hi), (divisor_lo, _) = E.bounds(e.args[0]), E.bounds(e.args[1])
+        unsigned = dtype not in SIGNED or (lo is not None and lo >= 0 and divisor_lo is not None and divisor_lo >= 0)
+        if e.args[1].op == "const":
+            return self.divide_by_constant(e, a, int(e.args[1].attr), unsigned, hi)
+        lanes, (x, y) = self.alike(a, b)
+        type_, bits = self.module.type(dtype, lanes), self.module.type("bool", lanes)
+        y = self.op(f"freeze {type_} {y}")  # a masked-out lane may hold anything, but one thing
+        one = "1" if lanes == 1 else f"splat ({self.module.type(dtype)} 1)"
+        zero = self.op(f"icmp eq {type_} {y}, zeroinitializer")
+        if unsigned:
+            divisor = self.op(f"select {bits} {zero}, {type_} {one}, {type_} {y}")
+            result = self.op(f"{'urem' if remainder else 'udiv'} {type_} {x}, {divisor}")
+        else:
+            ones = "-1" if lanes == 1 else f"splat ({self.module.type(dtype)} -1)"
+            minus = self.op(f"icmp eq {type_} {y}, {ones}")  # the smallest integer / -1 traps: x / 1, negated
+            special = self.op(f"or {bits} {zero}, {minus}")
+            divisor = self.op(f"select {bits} {special}, {type_} {one}, {type_} {y}")
+            quotient = self.op(f"sdiv {type_} {x}, {divisor}")
+            rest = self.op(f"srem {type_} {x}, {divisor}")
+            negative = self.op(f"sub {type_} zeroinitializer, {quotient}")
+            quotient = self.op(f"select {bits} {minus}, {type_} {negative}, {type_} {quotient}")
+            result = rest if remainder else quotient
+            if e.op in ("floordiv", "mod"):
+                opposite = self.op(f"icmp slt {type_} {self.op(f'xor {type_} {rest}, {y}')}, zeroinitializer")
+                inexact = self.op(f"and {bits} {opposite}, {self.op(f'icmp ne {type_} {rest}, zeroinitializer')}")
+                change = self.op(f"add {type_} {rest}, {y}") if remainder else self.op(f"add {type_} {quotient}, {ones}")
+                result = self.op(f"select {bits} {inexact}, {type_} {change}, {type_} {result}")
+        return Value(self.op(f"select {bits} {zero}, {type_} zeroinitializer, {type_} {result}"), dtype, lanes)
+
+    def divide_by_constant(self, e: Expr, a: Value, c: int, unsigned: bool, hi: int | None) -> Value:
+        dtype, lanes, remainder = e.dtype, a.lanes, e.op in ("mod", "truncmod")
+        if c == 0 or (c == -1 and remainder):
+            return Value("0", dtype)
+        if c == -1:
+            return self.unary("neg", a)
+        type_, x = self.module.type(dtype, lanes), a.ref
+
+        def splat(n: int) -> str:
+            return str(n) if lanes == 1 else f"splat ({self.module.type(dtype)} {n})"
+
+        if unsigned:
+            op = "urem" if remainder else "udiv"
+            if BITS[dtype] == 64 and hi is not None and hi < 1 << 31 and c < 1 << 31:  # 32-bit multiplication is cheaper
+                narrow = self.module.type("int32", lanes)
+                divisor = str(c) if lanes == 1 else f"splat (i32 {c})"
+                small = self.op(f"{op} {narrow} {self.op(f'trunc {type_} {x} to {narrow}')}, {divisor}")
+                return Value(self.op(f"zext {narrow} {small} to {type_}"), dtype, lanes)
+            return Value(self.op(f"{op} {type_} {x}, {splat(c)}"), dtype, lanes)
+        rest = self.op(f"srem {type_} {x}, {splat(c)}")
+        result = rest if remainder else self.op(f"sdiv {type_} {x}, {splat(c)}")
+        if e.op in ("floordiv", "mod"):
+            inexact = self.op(f"icmp {'slt' if c > 0 else 'sgt'} {type_} {rest}, zeroinitializer")
+            change = self.op(f"add {type_} {result}, {splat(c if remainder else -1)}")
+            result = self.op(f"select {self.module.type('bool', lanes)} {inexact}, {type_} {change}, {type_} {result}")
+        return Value(result, dtype, lanes)
+
+    def shift(self, e: Expr, a: Value, b: Value) -> Value:
+        dtype, bits = e.dtype, BITS[e.dtype]
+        op = "shl" if e.op == "shl" else "ashr" if dtype in SIGNED else "lshr"
+        lanes, (x, y) = self.alike(a, b)
+        type_ = self.module.type(dtype, lanes)
+        if e.args[1].op == "const" and 0 <= e.args[1].attr < bits:
+            return Value(self.op(f"{op} {type_} {x}, {y}"), dtype, lanes)
+        limit = str(bits) if lanes == 1 else f"splat ({self.module.type(dtype)} {bits})"
+        last = str(bits - 1) if lanes == 1 else f"splat ({self.module.type(dtype)} {bits - 1})"
+        flags = self.module.type("bool", lanes)
+        inside = self.op(f"icmp ult {type_} {y}, {limit}")
+        amount = self.op(f"select {flags} {inside}, {type_} {y}, {type_} {last}")
+        shifted = self.op(f"{op} {type_} {x}, {amount}")
+        if op == "ashr":
+            return Value(shifted, dtype, lanes)
+        return Value(self.op(f"select {flags} {inside}, {type_} {shifted}, {type_} zeroinitializer"), dtype, lanes)
+
+    # ------------------------------------------------------------ conversions
+
+    def cast(self, a: Value, dtype: str) -> Value:
+        source, lanes, x = a.dtype, a.lanes, a.ref
+        old, new = self.module.type(source, lanes), self.module.type(dtype, lanes)
+        if dtype == "bool":
+            test = "fcmp une" if is_float(source) else "icmp ne"
+            return Value(self.op(f"{test} {old} {x}, zeroinitializer"), dtype, lanes)
+        if is_float(source) and is_float(dtype):
+            return self.convert_float(a, dtype)
+        if is_float(source):
+            name = "fptosi.sat" if dtype in SIGNED else "fptoui.sat"
+            return Value(self.call(name, new, (old, x), suffix=(new, old)), dtype, lanes)
+        signed = source in SIGNED
+        if is_float(dtype):
+            return Value(self.op(f"{'sitofp' if signed else 'uitofp'} {old} {x} to {new}"), dtype, lanes)
+        before, after = (1 if source == "bool" else BITS[source]), BITS[dtype]
+        if before == after:
+            return Value(x, dtype, lanes)
+        op = "trunc" if before > after else "sext" if signed else "zext"
+        return Value(self.op(f"{op} {old} {x} to {new}"), dtype, lanes)
+
+    def convert_float(self, a: Value, dtype: str) -> Value:
+        lanes, ref = a.lanes, a.ref
+        half = "half" if lanes == 1 else f"<{lanes} x half>"
+        old, new = (half if d == "float16" else self.module.type(d, lanes) for d in (a.dtype, dtype))
+        if a.dtype == "float16" and not self.module.native_half:
+            ref = self.op(f"bitcast {self.module.type('float16', lanes)} {ref} to {half}")
+        ref = self.op(f"{'fpext' if BITS[a.dtype] < BITS[dtype] else 'fptrunc'} {old} {ref} to {new}")
+        if dtype == "float16" and not self.module.native_half:
+            ref = self.op(f"bitcast {half} {ref} to {self.module.type('float16', lanes)}")
+        return Value(ref, dtype, lanes)
+
+    def bitcast(self, a: Value, dtype: str) -> Value:
+        if BITS[a.dtype] != BITS[dtype]:
+            raise CodegenError(f"bitcast of {a.dtype} to {dtype}", where=self.module.name, why="the widths differ")
+        old, new = self.module.type(a.dtype, a.lanes), self.module.type(dtype, a.lanes)
+        if old == new:
+            return Value(a.ref, dtype, a.lanes)
+        return Value(self.op(f"bitcast {old} {a.ref} to {new}"), dtype, a.lanes)
