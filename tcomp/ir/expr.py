@@ -58,11 +58,12 @@ class VarInfo:
 class Expr:
     """A node of a scalar expression. Made by the functions of this module, never by calling the class."""
 
-    __slots__ = ("op", "dtype", "args", "attr", "_bounds", "__weakref__")
+    __slots__ = ("__weakref__", "_bounds", "args", "attr", "dtype", "op")
     op: str
     dtype: str
     args: tuple[Expr, ...]
     attr: Any
+    _bounds: Bounds | None
 
     def __add__(self, other: ExprLike) -> Expr:
         return binary("add", self, other)
@@ -535,7 +536,7 @@ def bounds(e: Dim) -> Bounds:
         return e, e
     if e._bounds is None:
         e._bounds = _bounds_of(e)
-    return e._bounds  # type: ignore[no-any-return]
+    return e._bounds
 
 
 def _bounds_of(e: Expr) -> Bounds:

@@ -32,7 +32,7 @@ from tcomp.ir.layout import Layout
 class Value:
     """An edge: `name`, `dtype`, logical `shape`, and `layout` (None = row-major). Compared by identity."""
 
-    __slots__ = ("name", "dtype", "shape", "layout", "__weakref__")
+    __slots__ = ("__weakref__", "dtype", "layout", "name", "shape")
 
     def __init__(self, name: str, dtype: str, shape: Sequence[Dim], layout: Layout | None = None) -> None:
         self.name, self.dtype, self.shape = name, dtype, tuple(as_dim(d) for d in shape)

@@ -32,7 +32,7 @@ SCOPES = ("global", "shared", "register")
 class Buffer:
     """A dense row-major array: `name`, `dtype`, `shape` (ints or symbolic), `scope`. Compared by identity."""
 
-    __slots__ = ("name", "dtype", "shape", "scope", "__weakref__")
+    __slots__ = ("__weakref__", "dtype", "name", "scope", "shape")
 
     def __init__(self, name: str, dtype: str, shape: Sequence[Dim], scope: str = "global") -> None:
         self.name, self.dtype, self.shape, self.scope = name, dtype, tuple(E.as_dim(d) for d in shape), scope

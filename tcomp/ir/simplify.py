@@ -27,6 +27,7 @@ def simplify(e: Dim) -> Expr:
         return const(e)
     if len(_memo) > _MEMO_LIMIT:
         _memo.clear()
+        _keys.clear()
     return rewrite(e, _rule, _memo)
 
 
@@ -135,8 +136,18 @@ def _joined(terms: Linear) -> Linear:
     return terms
 
 
+_keys: dict[Expr, str] = {}  # dropped together with _memo
+
+
 def _order(atom: Expr) -> str:
-    return atom.attr.name if atom.op == "var" else "~" + str(atom)
+    """A sort key that depends on structure and names only, so that printed programs are the same in every process."""
+    if atom.op == "var":
+        return str(atom.attr.name)
+    key = _keys.get(atom)
+    if key is None:
+        label = atom.attr.name if atom.op == "read" else repr(atom.attr) if atom.op == "const" else ""
+        key = _keys[atom] = f"~{atom.op}:{atom.dtype}:{label}({','.join(_order(a) for a in atom.args)})"
+    return key
 
 
 # ---------------------------------------------------------------- floor division and remainder
@@ -159,7 +170,9 @@ def _split(x: Expr, c: Expr) -> tuple[Linear, Linear] | None:
     divisor = linear(c)
     if len(divisor) != 1 or not _positive(c):
         return None
-    (by, by_c), quotient, rest = next(iter(divisor.items())), {}, {}
+    by, by_c = next(iter(divisor.items()))
+    quotient: Linear = {}
+    rest: Linear = {}
     for m, k in linear(x).items():
         exact = _divided(m, k, by, by_c)
         if exact is not None:
@@ -262,9 +275,8 @@ def _nonnegative(e: Expr) -> bool:
 def _within(x: Expr, c: Expr) -> bool:
     """0 <= x < c for sure."""
     lo, hi = bounds(x)
-    if lo is None or lo < 0:
-        if not _at_least(linear(x), 0):
-            return False
+    if (lo is None or lo < 0) and not _at_least(linear(x), 0):
+        return False
     if c.op == "const":
         return (hi is not None and hi < c.attr) or _at_least(_added({(): int(c.attr) - 1}, linear(x), -1), 0)
     return _at_least(_added(linear(c), linear(x), -1), 1)
@@ -334,7 +346,7 @@ def _bound_of_atom(atom: Expr, k: int) -> tuple[int, Expr] | None:
     return None
 
 
-def _compare(e: Expr) -> Expr | None:
+def _compare(e: Expr) -> Expr:
     a, b = e.args
     gap = _added(linear(b), linear(a), -1)  # b - a
     back = {m: -k for m, k in gap.items()}
@@ -354,7 +366,7 @@ def _compare(e: Expr) -> Expr | None:
                 return const(e.op == "eq", "bool")
             if _at_least(gap, 1) or _at_least(back, 1):
                 return const(e.op == "ne", "bool")
-            return None
+            return _equation(e.op, gap)
     return _tightened(e.op, gap)
 
 
@@ -373,14 +385,40 @@ def _tightened(op: str, gap: Linear) -> Expr:
 
 
 
-def _min_max(e: Expr) -> Expr | None:
-    a, b = e.args
-    gap = _added(linear(b), linear(a), -1)
-    if _at_least(gap, 0):
-        return a if e.op == "min" else b
-    if _at_least({m: -k for m, k in gap.items()}, 0):
-        return b if e.op == "min" else a
-    return binary(e.op, b, a) if _order(b) < _order(a) else None
+def _equation(op: str, gap: Linear) -> Expr:
+    """`gap == 0` (or !=) divided by the common factor, positive terms on the left, the first term among them."""
+    terms, constant = {m: k for m, k in gap.items() if m}, gap.get((), 0)
+    common = _common_factor(terms, 0)
+    if constant % common:
+        return const(op == "ne", "bool")
+    if terms[min(terms, key=lambda m: tuple(map(_order, m)))] < 0:
+        common = -common
+    left = from_linear({m: k // common for m, k in terms.items() if k // common > 0})
+    right = {m: -k // common for m, k in terms.items() if k // common < 0}
+    return binary(op, left, from_linear(_added(right, {(): constant // common}, -1)))
+
+
+def _min_max(e: Expr) -> Expr:
+    """One flat, ordered chain, without the operands that another one makes redundant."""
+    kept: list[Expr] = []
+    stack = list(e.args)
+    while stack:
+        a = stack.pop()
+        if a.op == e.op:
+            stack.extend(a.args)
+        elif not any(_precedes(e.op, other, a) for other in kept):
+            kept = [other for other in kept if not _precedes(e.op, a, other)] + [a]
+    kept.sort(key=_order)
+    result = kept[0]
+    for a in kept[1:]:
+        result = binary(e.op, result, a)
+    return result
+
+
+def _precedes(op: str, a: Expr, b: Expr) -> bool:
+    """a <= b for sure (for `min`; a >= b for `max`)."""
+    low, high = (a, b) if op == "min" else (b, a)
+    return _at_least(_added(linear(high), linear(low), -1), 0)
 
 
 def _select(e: Expr) -> Expr | None:

@@ -45,7 +45,7 @@ class Extern:
 class Tensor:
     """A value of TE: `name`, `shape` (ints or symbolic `Expr`), `dtype`, and how its elements are computed."""
 
-    __slots__ = ("name", "shape", "dtype", "axes", "body", "extern", "index", "__weakref__")
+    __slots__ = ("__weakref__", "axes", "body", "dtype", "extern", "index", "name", "shape")
 
     def __init__(
         self,
