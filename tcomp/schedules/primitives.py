@@ -268,7 +268,7 @@ def compute_at(kernel: Kernel, stage: str, loop: str, scope: str = "global") -> 
     outside = rebuild(kernel.body, lambda s: Block(()) if s is target or s in nests else None)
     if accesses(outside, buffer):
         raise refuse(kernel, "compute_at", f"`{stage}` is also read outside of loop `{loop}`")
-    box = region(target.body, buffer)
+    box = region(target.body, buffer, clip=scope != "register")
     local = Buffer(buffer.name, buffer.dtype, box.extent, scope)
     moved = [_restricted(kernel, nest, buffer, local, box.base) for nest in nests]
     readers = swap_buffer(target.body, buffer, local, lambda indices: tuple(i - b for i, b in zip(indices, box.base, strict=True)))

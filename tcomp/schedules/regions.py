@@ -36,10 +36,11 @@ def loop_extents(stmt: Stmt) -> dict[Expr, Dim]:
     return {s.var: s.extent for s in walk(stmt) if isinstance(s, For)}
 
 
-def region(stmt: Stmt, buffer: Buffer) -> Region:
+def region(stmt: Stmt, buffer: Buffer, clip: bool = True) -> Region:
     """The box of `buffer` that `stmt` touches, over all values of the loops inside it.
 
-    Indices that are not affine in the inner loops, and boxes that cannot be compared, widen to the whole dimension.
+    Indices that are not affine in the inner loops, and boxes that cannot be compared, widen to the whole dimension. With `clip` a box
+    is not larger than the buffer; without, it keeps the size of the loops' tile, which guards may cut.
     """
     inner = loop_extents(stmt)
     boxes = [[_interval(i, inner) for i in indices] for indices in accesses(stmt, buffer)]
@@ -47,7 +48,7 @@ def region(stmt: Stmt, buffer: Buffer) -> Region:
     extent: list[Dim] = []
     for d, whole in enumerate(buffer.shape):
         hull = _hull([box[d] for box in boxes])
-        if hull is None or prove(as_expr(hull[1]) >= as_expr(whole)) and isinstance(whole, int):
+        if hull is None or (clip and isinstance(whole, int) and prove(as_expr(hull[1]) >= whole)):
             base.append(as_expr(0))
             extent.append(whole)
         else:
