@@ -105,7 +105,7 @@ def _unary(op: str, x: Array) -> Array:
     if op == "not":
         return np.invert(x) if not _is_float(x) else _undefined(op, x)
     if op == "popcount":
-        return np.bitwise_count(x.view(f"u{x.itemsize}")).astype(x.dtype) if x.dtype.kind in "iu" else _undefined(op, x)
+        return _popcount(x) if x.dtype.kind in "iu" else _undefined(op, x)
     if x.dtype == np.bool_:
         return x if op == "abs" else _undefined(op, x)
     if op in _SIGN:
@@ -115,6 +115,11 @@ def _unary(op: str, x: Array) -> Array:
     if op in _ROUNDING:
         return np.asarray(_ROUNDING[op](x))
     return _through_float64(_ELEMENTARY[op], x)
+
+
+def _popcount(x: Array) -> Array:
+    octets = np.ascontiguousarray(x).view(np.uint8).reshape(*x.shape, x.itemsize)
+    return np.unpackbits(octets, axis=-1).sum(axis=-1, dtype=x.dtype)
 
 
 def _undefined(op: str, x: Array) -> Array:
