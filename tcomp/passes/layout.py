@@ -22,7 +22,9 @@ from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.graph import KERNEL, Graph, Node, Value
 from tcomp.ir.layout import Layout
+from tcomp.ir.simplify import simplify
 from tcomp.ir.te import Tensor, tensors
+from tcomp.passes.structure import inlined
 
 OperandLayouts = Callable[[Graph, frozenset[int]], Mapping[int, Layout]]
 """(kernel body, which of its inputs are constants) -> the layouts wanted for some of these."""
@@ -89,12 +91,19 @@ def _output_layouts(body: Graph, constants: set[int]) -> list[Layout | None]:
         values.update(zip(node.outputs, node.tensors([None if v is None else values[v] for v in node.inputs]), strict=True))
     layouts = {t: v.layout for t, v in zip(inputs, body.inputs, strict=True) if v.layout is not None}
     known = {t for n, t in enumerate(inputs) if n in constants}
+    results: list[Layout | None] = []
     for t in tensors([values[v] for v in body.outputs]):
         if t.body is not None:
-            layout = _wanted(t, known) or _inherited(t, layouts)
+            layout = _wanted(t, known) or _inherited(t, t.body, layouts)
             if layout is not None and not layout.is_identity:
                 layouts[t] = layout
-    return [layouts.get(values[v]) for v in body.outputs]
+    for t in (values[v] for v in body.outputs):
+        if t not in layouts and (flat := inlined(t)) is not None:  # through a change of rank and back (channel shuffle)
+            layout = _inherited(t, flat, layouts)
+            if layout is not None:
+                layouts[t] = layout
+        results.append(layouts.get(t))
+    return results
 
 
 def _wanted(t: Tensor, constants: set[Tensor]) -> Layout | None:
@@ -141,11 +150,10 @@ def _size(extent: Dim) -> int:
     return extent if isinstance(extent, int) else 1
 
 
-def _inherited(t: Tensor, layouts: Mapping[Tensor, Layout]) -> Layout | None:
+def _inherited(t: Tensor, body: Expr, layouts: Mapping[Tensor, Layout]) -> Layout | None:
     """The order of the largest input's axes, carried over to the axes of the result that index them."""
-    assert t.body is not None
     best: tuple[int, Layout] | None = None
-    for r in E.reads(t.body):
+    for r in E.reads(simplify(body)):
         layout = layouts.get(r.attr)
         if layout is None or r.attr.ndim != t.ndim or layout.pads:
             continue

@@ -63,8 +63,11 @@ class _Group:
 # ---------------------------------------------------------------- grouping
 
 
-def _groups(s: Schedule, target: Target) -> list[_Group]:
-    """Attach each temporary to the one result that reads it, where the structure allows; detach it otherwise."""
+def _groups(s: Schedule, target: Target, packable: frozenset[str] = frozenset()) -> list[_Group]:
+    """Attach each temporary to the one result that reads it, where the structure allows; detach it otherwise.
+
+    `packable` names buffers whose layout may still be chosen (weights).
+    """
     order = list(dict.fromkeys(n.writes.name for n in _nests(s)))
     outputs = {b.name for b in s.kernel.outputs}
     homes: dict[str, str] = {}
@@ -77,25 +80,25 @@ def _groups(s: Schedule, target: Target) -> list[_Group]:
     for name in order:
         if homes[name] == name:
             inside = tuple(n for n in order if homes[n] == name and n != name)
-            groups += _formed(s, name, inside, target)
+            groups += _formed(s, name, inside, target, packable)
     return groups
 
 
-def _formed(s: Schedule, result: str, inside: tuple[str, ...], target: Target) -> list[_Group]:
+def _formed(s: Schedule, result: str, inside: tuple[str, ...], target: Target, packable: frozenset[str]) -> list[_Group]:
     if any(n.is_fold for n in _nests(s) if n.writes.name == result):
         local = f"{result}.acc"
         s.cache_write(result, local)
         inside = (*inside, local)
-    shape = _shape(s, result, inside, target)
+    shape = _shape(s, result, inside, target, packable)
     if shape is not None:
         return [_Group(result, inside, shape)]
     groups = []
     for name in inside:  # the structure does not allow one nest for all: every stage is stored whole
-        groups += _formed(s, name, (), target)
+        groups += _formed(s, name, (), target, packable)
     return [*groups, _Group(result, (), "elementwise")]
 
 
-def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: Target) -> str | None:
+def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: Target, packable: frozenset[str]) -> str | None:
     if not inside:
         return "elementwise"
     out = _nest(s, result)
@@ -109,7 +112,7 @@ def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: Target) ->
     if everything:
         if len(inside) > 1:
             return None
-        return "tiled" if _lanes_along_output(folds[0], out, target) else "rows"
+        return "tiled" if _lanes_along_output(folds[0], out, target, packable) else "rows"
     if out.loops and out.loops[-1].var in rows:
         return None  # the contiguous axis is outside: a row would be strided
     return "rows"
@@ -140,22 +143,22 @@ def _row_loops(s: Schedule, out: Nest, inside: tuple[str, ...]) -> list[Expr] | 
     return rows
 
 
-def _lanes_along_output(fold: Nest, out: Nest, target: Target) -> bool:
+def _lanes_along_output(fold: Nest, out: Nest, target: Target, packable: frozenset[str]) -> bool:
     """Whether vector lanes should run along the contiguous axis of the result rather than along the fold."""
-    if not out.loops:
+    if not out.loops or not fold.spatial:
         return False
-    lane = fold.spatial[-1].var if fold.spatial else None
-    if lane is None:
-        return False
-    width = _lanes(target, [fold.leaf.buffer, *(r.attr for r in fold.reads)])
-    wide = extent_of(fold.spatial[-1].extent, SYMBOLIC) * 2 >= width
-    if contiguous(fold.reads, lane) and wide:
+    lane = fold.spatial[-1]
+    width = _lanes(target, [fold.writes, *(r.attr for r in fold.reads)])
+    wide = extent_of(lane.extent, SYMBOLIC) * 2 >= width
+    if not wide:
+        return _fold_lanes(fold) is None
+    fixed = [r for r in fold.reads if not (_product(fold) and r.attr.name in packable)]
+    if contiguous(fixed, lane.var):
         return True
-    inner = [x for x in fold.folds if contiguous(fold.reads, x.var) and any(stride(r, x.var) == 1 for r in fold.reads)]
-    along_fold = any(extent_of(x.extent, SYMBOLIC) >= width for x in inner)
-    if _product(fold) and wide and _reuse(fold) >= 4:
+    if _product(fold) and _reuse(fold) >= 4:
         return True  # the operand is packed first
-    return not along_fold
+    along = _fold_lanes(fold)
+    return along is None or extent_of(along.extent, SYMBOLIC) < width
 
 
 def _product(fold: Nest) -> bool:
@@ -202,12 +205,7 @@ def _tiled(s: Schedule, result: str, acc: str, target: Target) -> None:
     row = _row_axis(fold)
     row_loop = out.loops[positions[row.var.attr.name]] if row is not None else None
     columns = out.loops[-1]
-    tile = choose_tile(
-        extent_of(row_loop.extent, SYMBOLIC) if row_loop is not None else 1,
-        extent_of(columns.extent, SYMBOLIC),
-        lanes,
-        target.vector_registers,
-    )
+    tile = tile_of(fold, target)
     work = prod(extent_of(x.extent, SYMBOLIC) for x in fold.loops)
     column, inner = s.split(columns.var.attr.name, tile.vectors * lanes)
     vectors, lane = s.split(inner, lanes)
@@ -456,7 +454,7 @@ def _pack(s: Schedule, acc: str, lanes: int, target: Target) -> None:
         dims = [d for d, i in enumerate(r.args) if lane.var in E.variables(i)]
         if len(dims) != 1 or r.args[dims[0]] is not lane.var:
             continue
-        tile = choose_tile(reuse, extent_of(lane.extent, SYMBOLIC), lanes, target.vector_registers)
+        tile = tile_of(fold, target)
         name = f"{r.attr.name}.packed"
         s.cache_read(r.attr.name, None, name)
         s.relayout(name, dims[0], tile.vectors * lanes)
@@ -498,7 +496,27 @@ class Tile:
     vectors: int
 
 
-def choose_tile(rows: int, columns: int, lanes: int, registers: int) -> Tile:
+def tile_of(fold: Nest, target: Target) -> Tile:
+    """The register tile for a fold: rows along the axis that reuses the vector operand, vectors along the lanes."""
+    row = _row_axis(fold)
+    lanes = _lanes(target, [fold.writes, *(r.attr for r in fold.reads)])
+    columns = extent_of(fold.spatial[-1].extent, SYMBOLIC)
+    if row is None:
+        return choose_tile(1, columns, lanes, target.vector_registers)
+    return choose_tile(extent_of(row.extent, SYMBOLIC), columns, lanes, target.vector_registers, _rows_in_cache(fold, row))
+
+
+def _rows_in_cache(fold: Nest, row: For) -> int:
+    """How many rows may be walked side by side before their cache lines evict each other.
+
+    Rows that lie a multiple of 4096 bytes apart fall into one set of a first-level cache of 64 sets, which has 8 ways or more.
+    """
+    steps = [abs(stride(r, row.var) or 0) * itemsize(r.attr.dtype) for r in fold.reads]
+    step = max(steps, default=0)
+    return 6 if step and step % 4096 == 0 else 12 if step and step % 2048 == 0 else 32
+
+
+def choose_tile(rows: int, columns: int, lanes: int, registers: int, most_rows: int = 32) -> Tile:
     """The register tile with the least modelled cycles for a rows x columns result.
 
     Per step of the fold a tile issues rows * vectors FMAs (two a cycle), loads `vectors` vectors and `rows` broadcasts (two a
@@ -507,7 +525,7 @@ def choose_tile(rows: int, columns: int, lanes: int, registers: int) -> Tile:
     vector_count = max(1, -(-columns // lanes))
     best, best_cost = Tile(1, 1), float("inf")
     for vectors in range(1, min(vector_count, 8) + 1):
-        for r in range(1, min(rows, 32) + 1):
+        for r in range(1, min(rows, most_rows) + 1):
             if r * vectors + vectors + 1 > registers:
                 continue
             cost = _cycles(rows, vector_count, r, vectors)
@@ -540,15 +558,13 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: Target) -
         return {}
     wishes: dict[int, Layout] = {}
     names = {b.name: n for n, b in enumerate(kernel.buffers)}
+    packable = frozenset(kernel.buffers[n].name for n in constants)
     original = {n.writes.name: n for n in _nests(Schedule(kernel)) if n.is_fold}
-    for group in _groups(s, target):
+    for group in _groups(s, target, packable):
         if group.shape != "tiled":
             continue
         fold = _fold(s, group.inside[0])
-        row = _row_axis(fold)
-        lanes = _lanes(target, [fold.writes, *(r.attr for r in fold.reads)])
-        rows = extent_of(row.extent, SYMBOLIC) if row is not None else 1
-        width = choose_tile(rows, extent_of(fold.spatial[-1].extent, SYMBOLIC), lanes, target.vector_registers).vectors * lanes
+        width = tile_of(fold, target).vectors * _lanes(target, [fold.writes, *(r.attr for r in fold.reads)])
         source = original.get(fold.writes.name.removesuffix(".acc")) or original.get(fold.writes.name)
         if source is None or not _product(source):
             continue
