@@ -535,8 +535,22 @@ def bounds(e: Dim) -> Bounds:
     if not isinstance(e, Expr):
         return e, e
     if e._bounds is None:
-        e._bounds = _bounds_of(e)
+        e._bounds = _representable(_bounds_of(e), e.dtype)
     return e._bounds
+
+
+def _representable(limits: Bounds, dtype: str) -> Bounds:
+    """The limits as far as values of the type can reach them: what may wrap around may be anything."""
+    if not is_integer(dtype):
+        return limits
+    from tcomp.ir.dtypes import integer_range
+
+    (lo, hi), (least, most) = limits, integer_range(dtype)
+    if (lo is None or lo >= least) and (hi is None or hi <= most):
+        return limits
+    if dtype != INDEX:
+        return least, most
+    return None if lo is None or lo < least else lo, None if hi is None or hi > most else hi
 
 
 def _bounds_of(e: Expr) -> Bounds:
