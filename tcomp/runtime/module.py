@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any, NoReturn, TypeAlias
 
@@ -139,9 +140,38 @@ class Module:
         outputs = self._execute(list(inputs))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
+    def profile(self, inputs: Mapping[str, object], runs: int = 10) -> list[tuple[str, float]]:
+        """(name, seconds) of every kernel call in program order: means over `runs` runs, after one that does not count.
+
+        Kernels are timed by a cycle counter. Its rate comes from the wall-clock time of the same runs, so that the
+        times add up to that of a whole run, and what passes between kernels is shared out among them. Raises
+        ArtifactError for code that cannot be profiled, else as `run`.
+        """
+        names = self.manifest.notes.get("kernels")
+        run_profiled = self._code.run_profiled
+        if run_profiled is None or not isinstance(names, list):
+            raise ArtifactError("the artifact cannot be profiled", where=self._artifact.where, hint="compile it again")
+        if runs < 1:
+            raise InputError(f"runs must be at least 1, not {runs}")
+        self.run(inputs)
+        ticks, wall = (ctypes.c_int64 * len(names))(), 0.0
+
+        def timed(call: int) -> int:
+            nonlocal wall
+            start = time.perf_counter()
+            error = int(run_profiled(call, ticks))
+            wall += time.perf_counter() - start
+            return error
+
+        for _ in range(runs):
+            self._execute([inputs[name] for name in self._names], timed)
+        rate = wall / runs / (sum(ticks) or 1)
+        return [(str(name), count * rate) for name, count in zip(names, ticks, strict=True)]
+
     # ---- one call --------------------------------------------------------------------------------
 
-    def _execute(self, values: list[Any]) -> list[Array]:
+    def _execute(self, values: list[Any], run: Callable[[int], int] | None = None) -> list[Array]:
+        """The outputs; `run` takes the place of the native function that is called."""
         for index, (spec, dtype) in enumerate(self._admission):
             value = values[index]
             if (
@@ -160,18 +190,24 @@ class Module:
         pid = os.getpid()
         process = self._processes.get(pid) or self._processes.setdefault(pid, _Process())
         if self._threads == 1:
-            error, dims = self._call(process.frames, plan, values, outputs, None)
+            error, dims = self._call(process.frames, plan, values, outputs, None, run or self._code.run)
         else:
             with process.lock:
                 if process.pool is None and self._code.pool_create is not None:
                     process.pool = self._code.pool_create(self._threads, None)
-                error, dims = self._call(process.frames, plan, values, outputs, process.pool)
+                error, dims = self._call(process.frames, plan, values, outputs, process.pool, run or self._code.run)
         if error:
             self._fail(error)
         return outputs if dims is None else self._slice(outputs, plan, dims)
 
     def _call(
-        self, frames: list[_Frame], plan: _Plan, inputs: list[Array], outputs: list[Array], pool: int | None
+        self,
+        frames: list[_Frame],
+        plan: _Plan,
+        inputs: list[Array],
+        outputs: list[Array],
+        pool: int | None,
+        run: Callable[[int], int],
     ) -> tuple[int, list[int] | None]:
         """The error code, and the dims if the run determined some."""
         try:
@@ -183,7 +219,7 @@ class Module:
             frame.inputs[index] = array.__array_interface__["data"][0]
         for index, array in enumerate(outputs):
             frame.outputs[index] = array.__array_interface__["data"][0]
-        error = self._code.run(frame.address)
+        error = run(frame.address)
         dims = list(frame.dims) if self._grows else None
         frames.append(frame)
         return error, dims

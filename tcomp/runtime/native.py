@@ -22,13 +22,18 @@ class Call(ctypes.Structure):
 
 
 class NativeCode:
-    """A model's shared object, loaded. `pool_create` and `pool_destroy` are None in code built for one thread."""
+    """A model's shared object, loaded. `pool_create` and `pool_destroy` are None in code built for one thread,
+    `run_profiled` in code that cannot be profiled.
+    """
 
     def __init__(self, code: bytes, path: str | os.PathLike[str] | None = None) -> None:
         """Load `code` from memory, or from a file written to `path`. Raises ArtifactError if it cannot be loaded."""
         self._library, self._descriptor = _open(code) if path is None else (_open_file(code, Path(path)), None)
         self.run = self._function("tcomp_run", ctypes.c_int32, ctypes.c_void_p)
         self.plan = self._function("tcomp_plan", None, ctypes.c_void_p, ctypes.c_void_p)
+        self.run_profiled = None
+        if hasattr(self._library, "tcomp_run_profiled"):
+            self.run_profiled = self._function("tcomp_run_profiled", ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
         self.pool_create = self.pool_destroy = None
         if hasattr(self._library, "tcomp_pool_create"):
             self.pool_create = self._function("tcomp_pool_create", ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p)

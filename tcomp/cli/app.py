@@ -1,0 +1,75 @@
+"""All commands of `tcomp`."""
+
+from __future__ import annotations
+
+import platform
+from typing import Annotated
+
+import typer
+
+import tcomp
+from tcomp.cli.bench import bench
+from tcomp.cli.check import check
+from tcomp.cli.compile import compile
+from tcomp.cli.demo import demo
+from tcomp.cli.doctor import doctor
+from tcomp.cli.explain import explain
+from tcomp.cli.guard import guarded
+from tcomp.cli.run import run
+from tcomp.cli.verify import verify
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tcomp {tcomp.__version__} (Python {platform.python_version()}, {platform.machine()} {platform.system()})")
+        raise typer.Exit
+
+
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")] = False,
+) -> None:
+    """Compile ONNX models to native code; run, measure and verify them."""
+
+
+def _examples(*lines: str) -> str:
+    """Help text that keeps its line breaks."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=_examples("tcomp demo", "tcomp compile model.onnx", "tcomp run model.tcomp", "tcomp COMMAND --help"),
+)
+app.callback()(root)
+
+_COMMANDS = (
+    (
+        compile,
+        "tcomp compile model.onnx",
+        "tcomp compile bert.onnx -o bert.tcomp --dim batch=1 --dim seq=1..512",
+        "tcomp compile net.onnx --shape input=1x3x224x224 --target 'cpu -mcpu=x86-64-v3'",
+        "tcomp compile net.onnx --emit graph,loops --emit-to -",
+    ),
+    (
+        run,
+        "tcomp run model.tcomp",
+        "tcomp run model.tcomp --input image=cat.npy --save out.npz",
+        "tcomp run bert.onnx --dim batch=1 --dim seq=128 --profile",
+    ),
+    (
+        bench,
+        "tcomp bench model.onnx",
+        "tcomp bench model.onnx --against onnxruntime,openvino --threads 1,2",
+        "tcomp bench model.tcomp --seconds 5 --json",
+    ),
+    (check, "tcomp check model.onnx", "tcomp check model.onnx --json | jq .missing"),
+    (verify, "tcomp verify model.onnx", "tcomp verify bert.onnx --dim seq=16 --full"),
+    (explain, "tcomp explain model.onnx", "tcomp explain model.onnx --target 'cpu -mcpu=znver4'"),
+    (doctor, "tcomp doctor", "tcomp doctor --json"),
+    (demo, "tcomp demo", "tcomp demo --model squeezenet --threads 1"),
+)
+for function, *examples in _COMMANDS:
+    app.command(function.__name__, epilog=_examples(*examples))(guarded(function))

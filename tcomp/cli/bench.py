@@ -1,0 +1,138 @@
+"""`tcomp bench`: latency, side by side with other runtimes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tcomp.cli import output
+from tcomp.cli.files import is_artifact
+from tcomp.cli.options import AnyModel, Dims, Inputs, Json, Seed, Shapes, TargetName, parse_choices, parse_threads
+from tcomp.errors import InputError, TcompError
+
+if TYPE_CHECKING:
+    from tcomp.cli.measure import Latency
+
+_PEERS = ("onnxruntime", "openvino", "torch")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One contender at one number of threads; `difference` is that of its outputs from tcomp's, relative to their largest magnitude."""
+
+    contender: str
+    threads: int
+    latency: Latency
+    ratio: float
+    difference: float
+
+
+def bench(
+    model: AnyModel,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against", metavar="PEERS", help=f"Some of {','.join(_PEERS)}. Default: ONNX Runtime, where installed.", show_default=False
+        ),
+    ] = None,
+    threads: Annotated[
+        str | None, typer.Option("--threads", metavar="N,M", help="Numbers of threads. Default: all physical cores.", show_default=False)
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option("--seconds", metavar="S", min=0.01, max=3600, help="Time for each contender and number of threads.")
+    ] = 1.0,
+    input: Inputs = None,
+    dim: Dims = None,
+    shape: Shapes = None,
+    target: TargetName = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Measure the latency of a model, side by side with other runtimes.
+
+    Contenders are warmed up and take turns. The ratio is a contender's median over tcomp's: above 1 it is slower than tcomp.
+    """
+    from tcomp.cli import peers
+    from tcomp.cli.inputs import make_feeds, read_inputs, signature_of
+    from tcomp.cli.measure import interleaved
+    from tcomp.cli.models import open_model
+    from tcomp.runtime import Module
+    from tcomp.verification import compare
+
+    counts, chosen = parse_threads(threads), parse_choices(against, _PEERS, "--against") if against is not None else None
+    if is_artifact(model):
+        if chosen:
+            raise InputError(f"{chosen[0]} cannot run a compiled artifact", where="--against", hint="give `tcomp bench` the ONNX model")
+        chosen = ()
+    chosen = tuple(p for p in ("onnxruntime",) if peers.is_installed(p)) if chosen is None else chosen
+    for peer in chosen:
+        peers.check_installed(peer)
+    lines: list[Line] = []
+    failures: dict[str, str] = {}
+    with output.progress() as tell:
+        opened = open_model(model, dim, shape, target, None, tell)
+        modules = [Module.load(opened.artifact, threads=n) for n in counts]
+        signature = signature_of(modules[0])
+        feeds = make_feeds(signature, read_inputs(input, signature), opened.sizes, seed)
+        for module in modules:
+            want = module.run(feeds.arrays)
+            contenders: dict[str, Callable[[], object]] = {"tcomp": partial(module.run, feeds.arrays)}
+            difference = {"tcomp": 0.0}
+            for peer in chosen:
+                tell(f"loading {peer}", 0, 1)
+                try:
+                    run = peers.LOADERS[peer](model, module.threads, feeds.arrays)
+                    got = run(feeds.arrays)
+                except TcompError:
+                    raise
+                except Exception as error:  # noqa: BLE001  a peer may refuse a model in any way; the others are still worth measuring
+                    failures[peer] = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+                    continue
+                contenders[peer] = partial(run, feeds.arrays)
+                difference[peer] = max((compare(n, got[n], a).error for n, a in want.items() if n in got), default=0.0)
+            found = interleaved(contenders, seconds, tell)
+            base = found["tcomp"].median
+            lines += [Line(name, module.threads, t, t.median / base, difference[name]) for name, t in found.items()]
+
+    if as_json:
+        rows: list[dict[str, Any]] = [
+            {
+                "contender": entry.contender,
+                "threads": entry.threads,
+                "min_seconds": entry.latency.least,
+                "median_seconds": entry.latency.median,
+                "runs": len(entry.latency.times),
+                "ratio": entry.ratio,
+                "difference": entry.difference,
+            }
+            for entry in lines
+        ]
+        output.print_json({"results": rows, "failed": failures, "random_inputs": feeds.random, "dims": feeds.chosen})
+        return
+    feeds.explain()
+    show(lines)
+    for peer, reason in failures.items():
+        output.line(f"{peer} failed: {reason}", "yellow")
+    if against is None and not is_artifact(model) and not chosen:
+        output.line(f"to compare with ONNX Runtime: {peers.how_to_install('onnxruntime')}", "dim")
+
+
+def show(lines: list[Line]) -> None:
+    """The table."""
+    rows = [
+        (
+            entry.contender,
+            entry.threads,
+            output.seconds(entry.latency.least),
+            output.seconds(entry.latency.median),
+            len(entry.latency.times),
+            f"{entry.ratio:.2f}",
+            "-" if entry.contender == "tcomp" else f"{entry.difference:.1e}",
+        )
+        for entry in lines
+    ]
+    output.table("", ("", "threads>", "min>", "median>", "runs>", "ratio>", "difference>"), rows)

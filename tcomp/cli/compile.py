@@ -1,0 +1,75 @@
+"""`tcomp compile`: ONNX model -> artifact, and the text of its stages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tcomp.cli import output
+from tcomp.cli.files import check_model_file, check_writable, write_files
+from tcomp.cli.options import STAGES, Dims, Json, OnnxModel, Shapes, TargetName, Threads, parse_choices, parse_dims, parse_shapes
+from tcomp.errors import InputError
+
+
+def compile(
+    model: OnnxModel,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="The artifact. Default: MODEL.tcomp here.", show_default=False)
+    ] = None,
+    target: TargetName = None,
+    dim: Dims = None,
+    shape: Shapes = None,
+    threads: Threads = None,
+    emit: Annotated[
+        str | None,
+        typer.Option("--emit", metavar="STAGES", help=f"Also write the text of stages: some of {','.join(STAGES)}.", show_default=False),
+    ] = None,
+    emit_to: Annotated[
+        str | None,
+        typer.Option("--emit-to", metavar="DIR", help="Where: a folder, or - for stdout. Default: beside the artifact.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compile an ONNX model to native code.
+
+    Writes one file, MODEL.tcomp: code, weights and signature. `--emit` writes the listings MODEL.STAGE.txt beside it.
+    """
+    from tcomp.driver import compile_model
+    from tcomp.target import Target
+
+    check_model_file(model)
+    out = out or Path(model.stem + ".tcomp")
+    stages = parse_choices(emit, STAGES, "--emit")
+    if emit_to is not None and not stages:
+        raise InputError("--emit-to says where, but nothing is emitted", hint=f"--emit {','.join(STAGES)}")
+    ranges, shapes, machine = parse_dims(dim), parse_shapes(shape), Target.parse(target or "cpu")
+    to_stdout = emit_to == "-"
+    folder = out.parent if emit_to is None or to_stdout else Path(emit_to)
+    listings = {stage: folder / f"{out.stem}.{stage}.txt" for stage in stages if not to_stdout}
+    for path in (out, *listings.values()):
+        check_writable(path)
+        if path.exists() and path.samefile(model):
+            raise InputError(f"{path} is the model itself", hint="give another name with -o")
+
+    with output.progress() as tell:
+        content, report = compile_model(model, machine, shapes, ranges, threads, emit=stages, progress=tell)
+    write_files({**{path: report.stages[stage].encode() for stage, path in listings.items()}, out: content})
+
+    if as_json:
+        record = {"artifact": out, "bytes": len(content), "target": machine, "kernels": report.kernels, "seconds": report.seconds}
+        record |= {"distinct_kernels": report.distinct_kernels, "arena_bytes": report.arena, "listings": listings}
+        output.print_json(record | ({"stages": {s: report.stages[s] for s in stages}} if to_stdout else {}))
+        return
+    for stage in stages if to_stdout else ():
+        print(report.stages[stage])
+    times = ", ".join(f"{stage} {output.seconds(s)}" for stage, s in report.seconds.items())
+    say = output.message if to_stdout else output.line  # listings on stdout are left alone
+    kernels = f"{output.count(report.kernels, 'kernel')}, {report.distinct_kernels} distinct"
+    arena = f"{output.size(report.arena)} of workspace" if isinstance(report.arena, int) else f"workspace of {report.arena} bytes"
+    say(f"compiled {model} for {machine}")
+    say(f"  {kernels}; {arena}; {output.seconds(sum(report.seconds.values()))} ({times})")
+    say(f"  wrote {out} ({output.size(len(content))})")
+    for path in listings.values():
+        say(f"  wrote {path}")

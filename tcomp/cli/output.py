@@ -1,0 +1,116 @@
+"""What commands print: tables and notes on stdout, messages and progress on stderr, or one JSON document."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from tcomp.driver import Progress
+
+_WIDE = 200  # columns of a table that goes to a file or pipe: nothing is cut off
+
+
+def _console(error: bool = False) -> Console:
+    stream = sys.stderr if error else sys.stdout
+    return Console(stderr=error, markup=False, highlight=False, width=None if stream.isatty() else _WIDE)
+
+
+def line(text: str = "", style: str = "") -> None:
+    """One line of a result."""
+    _console().print(Text(text, style), soft_wrap=True)
+
+
+def message(text: str, style: str = "") -> None:
+    """Something about the result that is not the result: to stderr."""
+    _console(error=True).print(Text(text, style), soft_wrap=True)
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], styles: Sequence[str] = ()) -> None:
+    """Print a table. A column whose name ends in ">" is right-aligned; `styles` colours the rows."""
+    if title:
+        line(title, "bold")
+    grid = Table(header_style="bold", box=None, pad_edge=False)
+    for column in columns:
+        grid.add_column(column.removesuffix(">"), justify="right" if column.endswith(">") else "left", overflow="fold")
+    for row, style in zip(rows, styles or [""] * len(rows), strict=True):
+        grid.add_row(*(Text(str(cell)) for cell in row), style=style)
+    _console().print(grid)
+
+
+def facts(title: str, rows: Mapping[str, object]) -> None:
+    """Print names with their values."""
+    line(title, "bold")
+    grid = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    grid.add_column(style="dim")
+    grid.add_column(overflow="fold")
+    for name, value in rows.items():
+        grid.add_row(Text(f"  {name}"), Text(str(value)))
+    _console().print(grid)
+
+
+def print_json(value: Any) -> None:
+    """`value` as JSON on stdout. NumPy scalars become numbers, paths text, infinities and NaN text."""
+    print(json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if hasattr(value, "item") and hasattr(value, "dtype"):
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+# ---------------------------------------------------------------- quantities
+
+
+def seconds(value: float) -> str:
+    """A duration with three significant digits and its unit."""
+    for factor, unit in ((1.0, "s"), (1e-3, "ms")):
+        if value >= factor:
+            return f"{value / factor:.3g} {unit}" if value < 1000 * factor else f"{value / factor:.0f} {unit}"
+    return f"{value / 1e-6:.3g} µs"
+
+
+def size(value: float) -> str:
+    """A number of bytes with its unit."""
+    for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if value >= 1 << shift:
+            return f"{value / (1 << shift):.1f} {unit}"
+    return f"{value:.0f} B"
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+# ---------------------------------------------------------------- progress
+
+
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """A progress bar on stderr while the block runs, if that is a terminal: yields `tell(stage, done, total)`."""
+    console = _console(error=True)
+    if not console.is_terminal:
+        yield lambda stage, done, total: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Bars(*columns, console=console, transient=True) as bars:
+        task = bars.add_task("starting", total=None)
+        yield lambda stage, done, total: bars.update(task, description=stage, completed=done, total=total)

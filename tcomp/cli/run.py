@@ -1,0 +1,120 @@
+"""`tcomp run`: one run of a model, its outputs summarised, and where its time goes."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tcomp.cli import output
+from tcomp.cli.files import check_writable, write_files
+from tcomp.cli.options import AnyModel, Dims, Inputs, Json, Seed, Shapes, TargetName, Threads
+from tcomp.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_MOST_KERNELS = 30  # lines of a profile
+
+
+def run(
+    model: AnyModel,
+    input: Inputs = None,
+    save: Annotated[
+        Path | None, typer.Option("--save", metavar="FILE.npz", help="Save the outputs, by name.", show_default=False)
+    ] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Show the time of every kernel.")] = False,
+    dim: Dims = None,
+    shape: Shapes = None,
+    target: TargetName = None,
+    threads: Threads = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Run a model once and summarise its outputs.
+
+    Inputs that are not given are random. An ONNX model is compiled first.
+    """
+    from tcomp.cli.inputs import make_feeds, read_inputs, signature_of
+    from tcomp.cli.models import open_model
+    from tcomp.runtime import Module
+
+    if save is not None:
+        save = save if save.suffix == ".npz" else save.with_name(save.name + ".npz")
+        check_writable(save)
+    with output.progress() as tell:
+        opened = open_model(model, dim, shape, target, threads, tell)
+    module = Module.load(opened.artifact, threads=threads)
+    signature = signature_of(module)
+    feeds = make_feeds(signature, read_inputs(input, signature), opened.sizes, seed)
+    start = time.perf_counter()
+    results = module.run(feeds.arrays)
+    elapsed = time.perf_counter() - start
+    if save is not None:
+        _save(save, results)
+    kernels = module.profile(feeds.arrays) if profile else None
+
+    if as_json:
+        record: dict[str, Any] = {"threads": module.threads, "seconds": elapsed, "random_inputs": feeds.random}
+        record["inputs"] = {name: {"dtype": a.dtype.name, "shape": a.shape} for name, a in feeds.arrays.items()}
+        record["outputs"] = [_summary(name, a) for name, a in results.items()]
+        if save is not None:
+            record["saved"] = save
+        if kernels is not None:
+            record["kernels"] = [{"name": name, "seconds": s} for name, s in kernels]
+        output.print_json(record)
+        return
+    feeds.explain()
+    columns = ("output", "dtype", "shape", "min>", "max>", "mean>", "first values")
+    summaries = [_summary(name, a) for name, a in results.items()]
+    output.table("", columns, [_row(s) for s in summaries])
+    output.line(f"first run: {output.seconds(elapsed)}, {output.count(module.threads, 'thread')}", "dim")
+    if save is not None:
+        output.line(f"wrote {save}", "dim")
+    if kernels is not None:
+        _show_profile(kernels)
+
+
+def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    import numpy as np
+
+    if len({name.replace("/", "_") for name in arrays}) < len(arrays) or "file" in arrays:
+        raise InputError(f"cannot write {path}", why="the outputs' names clash in a .npz file")
+
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **arrays)
+    write_files({path: file.getvalue()})
+
+
+def _summary(name: str, array: np.ndarray) -> dict[str, Any]:
+    """What a person wants to see of an array. Statistics are those of the finite elements."""
+    import numpy as np
+
+    numbers = array.astype(np.float64) if array.dtype.kind != "c" else np.abs(array)
+    finite = numbers[np.isfinite(numbers)]
+    record: dict[str, Any] = {"name": name, "dtype": array.dtype.name, "shape": list(array.shape)}
+    record |= {key: getattr(finite, key)() if finite.size else None for key in ("min", "max", "mean")}
+    return record | {"nonfinite": int(numbers.size - finite.size), "first": [x.item() for x in array.reshape(-1)[:5]]}
+
+
+def _row(summary: dict[str, Any]) -> list[str]:
+    numbers = ["-" if summary[key] is None else f"{summary[key]:.5g}" for key in ("min", "max", "mean")]
+    first = " ".join(f"{x:.4g}" if isinstance(x, float) else str(x) for x in summary["first"])
+    if summary["nonfinite"]:
+        first += f"  ({summary['nonfinite']} not finite)"
+    return [summary["name"], summary["dtype"], "x".join(map(str, summary["shape"])) or "scalar", *numbers, first]
+
+
+def _show_profile(kernels: list[tuple[str, float]]) -> None:
+    total = sum(s for _, s in kernels) or 1.0
+    ranked = sorted(enumerate(kernels), key=lambda item: -item[1][1])
+    rows = [(str(number), name, output.seconds(s), f"{s / total:.1%}") for number, (name, s) in ranked[:_MOST_KERNELS]]
+    if rest := ranked[_MOST_KERNELS:]:
+        spent = sum(s for _, (_, s) in rest)
+        rows.append(("", output.count(len(rest), "other kernel"), output.seconds(spent), f"{spent / total:.1%}"))
+    output.line()
+    title = f"{output.count(len(kernels), 'kernel')}, {output.seconds(total)} a run (mean of 10)"
+    output.table(title, ("#>", "kernel", "time>", "share>"), rows)

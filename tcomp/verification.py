@@ -1,0 +1,260 @@
+"""Native code against the reference interpreter, and where they part.
+
+`verify` runs a model natively and by the interpreter on the same inputs. Where the outputs differ (or on request) it looks for the
+culprit: each graph pass is judged by interpreting its result, then each kernel by running it alone, on the interpreter's values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from tcomp.driver import Progress, Report, compile_graph, graph_passes, kernel_nodes, package
+from tcomp.ir.dims import bind_dims
+from tcomp.ir.expr import Expr, as_expr, variables
+from tcomp.ir.graph import KERNEL, Graph, Node, Value
+from tcomp.ir.graph_eval import evaluate_graph
+from tcomp.ir.layout import Layout
+from tcomp.ir.printer import canonical_graph_text
+from tcomp.kernels import compile_kernels
+from tcomp.runtime import Module
+from tcomp.target import Target
+
+Array = np.ndarray
+
+_TOLERANCES = {"float16": 1e-2, "bfloat16": 5e-2, "float32": 1e-4, "float64": 1e-9}  # relative; other types must agree exactly
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two arrays that should be equal. `error` is max |got - want| / max |want|, infinite where shapes, dtypes or NaNs differ."""
+
+    name: str
+    error: float
+    tolerance: float
+
+    @property
+    def ok(self) -> bool:
+        return self.error <= self.tolerance
+
+
+@dataclass(frozen=True)
+class PassResult:
+    """What one pass did to the outputs. Where it changed them, `node` is the first node whose value changed (if that can be told)."""
+
+    name: str
+    worst: Comparison
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class KernelResult:
+    """One node of the final graph run alone, natively, on the interpreter's values."""
+
+    name: str
+    operators: tuple[str, ...]
+    worst: Comparison
+
+
+@dataclass
+class Verification:
+    """What `verify` found. `passes` and `kernels` are only filled where it looked for a culprit; they end with the first that is one."""
+
+    outputs: list[Comparison]
+    threads: int = 1
+    repeatable: bool = True  # one thread gives the same bits
+    passes: list[PassResult] = field(default_factory=list)
+    kernels: list[KernelResult] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        found = [*self.outputs, *(p.worst for p in self.passes), *(k.worst for k in self.kernels)]
+        return self.repeatable and all(c.ok for c in found)
+
+    def verdict(self) -> str:
+        """One sentence."""
+        if self.ok:
+            return "native code agrees with the reference"
+        if bad := [p for p in self.passes if not p.worst.ok]:
+            where = f", first at node `{bad[0].node}`" if bad[0].node else ""
+            return f"the pass `{bad[0].name}` changes the result{where}"
+        if wrong := [k for k in self.kernels if not k.worst.ok]:
+            return f"the kernel `{wrong[0].name}` ({' + '.join(wrong[0].operators)}) is compiled wrongly"
+        if all(c.ok for c in self.outputs):
+            return f"{self.threads} threads and 1 thread give different bits"
+        return "every pass and every kernel alone is right: the fault lies in the memory plan, the entry function or the linking"
+
+
+def verify(
+    graph: Graph,
+    target: Target,
+    inputs: Mapping[str, Array],
+    *,
+    tolerance: float | None = None,
+    full: bool = False,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> Verification:
+    """Compare the native code of an imported graph with its interpretation.
+
+    `tolerance` bounds the relative error; by default it depends on the dtype (1e-4 for float32, 0 for integers). `full` judges every
+    pass and kernel even where the outputs agree. `progress` is told (stage, done, total). Raises `TcompError` as compilation does.
+    """
+    tell = progress or (lambda stage, done, total: None)
+    artifact = compile_graph(graph, target, threads, progress=progress)
+    module = Module.load(artifact, threads=threads)
+    native = module.run(inputs)
+    want = _interpret(graph, inputs, "reference", tell)
+    result = Verification([compare(name, native[name], want[name], tolerance) for name in want], module.threads)
+    if module.threads > 1:
+        alone = Module.load(artifact, threads=1).run(inputs)
+        result.repeatable = all(a.tobytes() == native[name].tobytes() for name, a in alone.items())
+    if full or not all(c.ok for c in result.outputs):
+        final = _judge_passes(graph, target, inputs, want, tolerance, tell, result.passes)
+        if final is not None:
+            for judged in _judge_kernels(final, target, inputs, tolerance, tell):
+                result.kernels.append(judged)
+                if not judged.worst.ok:
+                    break
+    return result
+
+
+def compare(name: str, got: Array, want: Array, tolerance: float | None = None) -> Comparison:
+    """Compare an array with what it should be."""
+    allowed = _TOLERANCES.get(want.dtype.name, 0.0) if tolerance is None else tolerance
+    return Comparison(name, _error(got, want), allowed)
+
+
+def _error(got: Array, want: Array) -> float:
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return float("inf")
+    if np.array_equal(got, want):
+        return 0.0
+    a, b = got.astype(np.float64), want.astype(np.float64)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore"):
+        difference = np.where(same, 0.0, np.abs(a - b)).max()
+    scale = np.abs(b[np.isfinite(b)]).max(initial=0.0) or 1.0
+    return float("inf") if np.isnan(difference) else float(difference / scale)
+
+
+# ---------------------------------------------------------------- passes
+
+
+def _judge_passes(
+    graph: Graph,
+    target: Target,
+    inputs: Mapping[str, Array],
+    want: Mapping[str, Array],
+    tolerance: float | None,
+    tell: Progress,
+    results: list[PassResult],
+) -> Graph | None:
+    """The graph after all passes, or None if one of them changes the outputs. `results` gets one entry for each pass."""
+    before: dict[str, Array] = {}
+    _interpret(graph, inputs, "values before passes", tell, lambda v, a: before.update({v.name: a}))
+    for name, function in graph_passes(target, Report()):
+        graph = function(graph)
+        after: dict[str, Array] = {}
+        outputs = _interpret(graph, inputs, f"values after {name}", tell, lambda v, a, known=after: known.update({v.name: a}))  # type: ignore[misc]
+        worst = max((compare(n, outputs[n], want[n], tolerance) for n in want), key=lambda c: (not c.ok, c.error))
+        changed = [n for n, a in after.items() if n in before and a.shape == before[n].shape and not compare(n, a, before[n], tolerance).ok]
+        results.append(PassResult(name, worst, "" if worst.ok or not changed else changed[0]))
+        if not worst.ok:
+            return None
+        before = after
+    return graph
+
+
+def _interpret(
+    graph: Graph,
+    inputs: Mapping[str, Array],
+    stage: str,
+    tell: Progress,
+    on_value: Callable[[Value, Array], object] = lambda value, array: None,
+) -> dict[str, Array]:
+    """The outputs of a graph; `on_value` sees the values of its own nodes, not those inside bodies."""
+    own = {v for node in graph.nodes for v in node.outputs}
+    done = 0
+
+    def seen(value: Value, array: Array) -> None:
+        nonlocal done
+        if value in own:
+            done += 1
+            tell(stage, done, len(own))
+            on_value(value, array)
+
+    return evaluate_graph(graph, inputs, seen)
+
+
+# ---------------------------------------------------------------- kernels
+
+
+def _judge_kernels(
+    graph: Graph, target: Target, inputs: Mapping[str, Array], tolerance: float | None, tell: Progress
+) -> Iterator[KernelResult]:
+    """Each node of a partitioned graph, in order. A node of control flow is judged as a whole."""
+    values: dict[Value, Array] = {**graph.constants, **{v: inputs[v.name] for v in graph.inputs}}
+    dims = bind_dims([(v.name, v.shape, values[v].shape) for v in graph.inputs])
+    uses = Counter(v for node in graph.nodes for v in node.inputs if v is not None)
+    for number, node in enumerate(graph.nodes, 1):
+        tell("kernels alone", number, len(graph.nodes))
+        given = {v: values[v] for v in node.inputs if v is not None}
+        single, renamed = _isolated(node, lambda name, v: Value(name, v.dtype, v.shape, v.layout))
+        results = evaluate_graph(single, {renamed[v].name: a for v, a in given.items()}, dims=dims)
+        want = [results[renamed[v].name] for v in node.outputs]
+        values.update(zip(node.outputs, want, strict=True))
+        found = _run_alone(node, given, [a.shape for a in want], dims, target)
+        compared = [compare(v.name, a, b, tolerance) for v, a, b in zip(node.outputs, found, want, strict=True)]
+        worst = max(compared, key=lambda c: (not c.ok, c.error))
+        inner = [n for body in node.bodies for n in body.nodes] if node.op is KERNEL else [node]
+        yield KernelResult(node.name or node.outputs[0].name, tuple(n.op.name for n in inner), worst)
+        uses.subtract(v for v in node.inputs if v is not None)
+        for v in given:
+            if uses[v] <= 0:
+                del values[v]
+
+
+def _isolated(node: Node, plain: Callable[[str, Value], Value]) -> tuple[Graph, dict[Value, Value]]:
+    """A graph of one node, whose values are replaced by `plain(unique name, value)`."""
+    renamed = {v: plain(f"{n}:{v.name}", v) for n, v in enumerate(v for v in (*node.inputs, *node.outputs) if v is not None)}
+    inputs = tuple(renamed[v] for v in dict.fromkeys(node.inputs) if v is not None)
+    outputs = tuple(renamed[v] for v in node.outputs)
+    moved = replace(node, inputs=tuple(None if v is None else renamed[v] for v in node.inputs), outputs=outputs)
+    return Graph(node.name or "node", inputs, outputs, (moved,)), renamed
+
+
+def _run_alone(
+    node: Node, given: Mapping[Value, Array], shapes: Sequence[tuple[int, ...]], dims: Mapping[Expr, int], target: Target
+) -> list[Array]:
+    """The outputs of one node, by native code. The node's values become plain arrays in their physical layouts; a symbolic dim that
+    no input's shape gives is given by the shape of an input of its own."""
+    graph, plain = _isolated(node, lambda name, v: Value(name, v.dtype, v.physical_shape))
+    bound = {d for v in graph.inputs for d in v.shape if isinstance(d, Expr) and d.op == "var"}
+    needed = set(graph.dims()) | _dims_inside(node)
+    extra = {Value(f"dim:{d.name}", "bool", (d,)): d for d in dims if d in needed and d not in bound}
+    graph = replace(graph, inputs=(*graph.inputs, *extra))
+
+    texts = {n: canonical_graph_text(n.bodies[0]) for n in kernel_nodes(graph)}
+    compiled = compile_kernels(list(texts.values()), target)
+    module = Module.load(package(graph, {n: compiled[text] for n, text in texts.items()}, target, 1, Report()), threads=1)
+    feeds = {plain[v].name: _layout(v).to_physical(np.asarray(a)) for v, a in given.items()}
+    feeds |= {v.name: np.zeros(dims[d], bool) for v, d in extra.items()}
+    results = module.run(feeds)
+    return [_layout(v).from_physical(results[plain[v].name], shape) for v, shape in zip(node.outputs, shapes, strict=True)]
+
+
+def _dims_inside(node: Node) -> set[Expr]:
+    """Symbolic dims that the bodies of a node use."""
+    trips = node.attrs.get("trips")
+    found = set(variables(as_expr(trips))) if trips is not None else set()
+    for body in node.bodies:
+        found |= set(body.dims()).union(*(_dims_inside(n) for n in body.nodes))
+    return found
+
+
+def _layout(value: Value) -> Layout:
+    return value.layout or Layout.identity(len(value.shape))
