@@ -15,6 +15,7 @@ import functools
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -191,6 +192,7 @@ class _Worker:
 
 def _serve() -> None:
     """The worker's loop."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches the whole process group: end without a traceback
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever libraries print must not get between the answers
     for line in sys.stdin.buffer:
