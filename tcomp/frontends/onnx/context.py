@@ -78,10 +78,10 @@ class Scope:
         outputs = op.apply(placeholders, attrs)
         for tensor in outputs:
             check_type(tensor.shape, tensor.dtype, name)
-        folded = self._folded(outputs, inputs, placeholders, name)
+        folded = self._folded(outputs, inputs, placeholders, f"{name}.{op.name}")
         if folded is not None:
             return folded
-        values = tuple(Value(self.builder.fresh(name), t.dtype, t.shape) for t in outputs)
+        values = tuple(Value(self.builder.fresh(f"{name}.{op.name}"), t.dtype, t.shape) for t in outputs)
         self.builder.append(Node(op, tuple(inputs), values, dict(attrs), name))
         return values
 
@@ -133,7 +133,7 @@ class Scope:
         name: str,
     ) -> tuple[Value, ...]:
         """Append an `IF` or `LOOP` node whose outputs have the given (dtype, shape)."""
-        values = tuple(Value(self.builder.fresh(name), dtype, shape) for dtype, shape in results)
+        values = tuple(Value(self.builder.fresh(f"{name}.{op.name}"), dtype, shape) for dtype, shape in results)
         for value in values:
             check_type(value.shape, value.dtype, name)
         self.builder.append(Node(op, tuple(inputs), values, dict(attrs), name, tuple(bodies)))

@@ -120,7 +120,7 @@ def conv_transpose(ctx: Context) -> Value:
         full = (as_expr(x.shape[n + 2]) - 1) * strides[n] + extra[n] + (as_expr(w.shape[n + 2]) - 1) * dilations[n] + 1
         if wanted or auto in ("SAME_UPPER", "SAME_LOWER"):
             size: Expr = as_expr(wanted[n - rank]) if wanted else as_expr(x.shape[n + 2]) * strides[n]
-            total = full - size
+            total = maximum(full - size, 0)  # what is missing is added behind
             half = total // 2
             before.append(as_dim(total - half if auto == "SAME_LOWER" or (wanted and auto != "SAME_UPPER") else half))
         else:
