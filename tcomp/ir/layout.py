@@ -9,6 +9,7 @@ A physical dimension is a piece of a logical axis, `(index // div) % mod`; the l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -82,18 +83,15 @@ class Layout:
 
     def to_physical(self, array: np.ndarray) -> np.ndarray:
         """The array in this layout (C-contiguous, padding filled with zeros)."""
-        shape = tuple(int(d) for d in self.shape(array.shape))
         if not self.pads:
             return np.ascontiguousarray(array.transpose([p.axis for p in self.pieces]))
-        grids = np.meshgrid(*(np.arange(n) for n in shape), indexing="ij", sparse=True)
-        index = [np.zeros((1,) * len(shape), np.int64)] * self.rank
-        for grid, p in zip(grids, self.pieces, strict=True):
-            index[p.axis] = index[p.axis] + grid * p.div
-        valid = np.ones((1,) * len(shape), bool)
-        for axis, extent in enumerate(array.shape):
-            valid = valid & (index[axis] < extent)
-        clipped = tuple(np.minimum(i, max(n - 1, 0)) for i, n in zip(index, array.shape, strict=True))
-        return np.ascontiguousarray(np.where(valid, array[clipped], np.zeros((), array.dtype)))
+        # Cut each axis into its pieces, slowest first, after padding it to whole blocks; then bring the pieces into order.
+        cuts = [sorted((n for n, p in enumerate(self.pieces) if p.axis == axis), key=lambda n: -self.pieces[n].div) for axis in range(self.rank)]
+        extents = [int(d) for d in self.shape(array.shape)]
+        padding = [(0, math.prod(extents[n] for n in pieces) - size) for pieces, size in zip(cuts, array.shape, strict=True)]
+        order = [n for pieces in cuts for n in pieces]
+        cut = np.pad(array, padding).reshape([extents[n] for n in order])
+        return np.ascontiguousarray(cut.transpose([order.index(n) for n in range(len(order))]))
 
     def from_physical(self, array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
         """The logical array of the given shape out of a physical one."""

@@ -29,7 +29,6 @@ from tcomp.target import Target
 
 SERIAL_ELEMENTS = 1 << 15  # below this many elements (or SERIAL_FOLDS accumulations) threads cost more than they save
 SERIAL_FOLDS = 1 << 19
-ROW_TEMPORARY = 1 << 14  # bytes of a row that may live on a thread's stack
 SYMBOLIC = 512  # assumed size of an unbounded symbolic extent
 
 

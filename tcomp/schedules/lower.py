@@ -15,7 +15,7 @@ import numpy as np
 from tcomp.errors import IRError
 from tcomp.ir import expr as E
 from tcomp.ir import te
-from tcomp.ir.dtypes import is_float
+from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Expr, as_expr, loop_var
 from tcomp.ir.graph import Graph, Value
 from tcomp.ir.layout import Layout
@@ -38,6 +38,9 @@ from tcomp.ir.simplify import prove, simplify
 from tcomp.ir.te import Tensor
 
 DEAR = {"exp", "log", "tanh", "erf", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "pow", "sqrt"}
+
+
+ROW_BYTES = 1 << 14
 
 
 def lower(
@@ -210,8 +213,8 @@ def _inline(t: Tensor, body: Expr, readers: Sequence[Tensor]) -> bool:
     dear = sum(4 if e.op in DEAR else 1 for e in E.walk(body) if e.op not in ("var", "const", "read") and is_float(e.dtype))
     if dear <= 3:
         return True
-    if len(readers) > 1:
-        return dear < 4
+    if len(readers) > 1:  # kept for all readers where a row of it fits a thread's stack; computed again otherwise
+        return not (t.shape and isinstance(t.shape[-1], int) and t.shape[-1] * itemsize(t.dtype) <= ROW_BYTES)
     return all(not _repeats(t, r) for r in readers)
 
 
