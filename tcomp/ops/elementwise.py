@@ -27,7 +27,10 @@ def divide(x: Expr, y: Expr) -> Expr:
 def power(x: Expr, y: Expr) -> Expr:
     """x ** y in the type of x; the exponent may be of another type."""
     if not is_float(x.dtype) and is_float(y.dtype):
-        return cast(te.power(cast(x, "float64"), cast(y, "float64")), x.dtype)
+        exponent = cast(y, "float64")
+        result = te.power(cast(x, "float64"), exponent)
+        whole = te.equal(te.trunc(exponent), exponent)  # then an error in the last place must not cost a whole unit
+        return cast(select(whole, te.round(result), result), x.dtype)
     return te.power(x, cast(y, x.dtype))
 
 
@@ -205,6 +208,8 @@ def _cast(x: te.Tensor, dtype: str) -> te.Tensor:
 def _bitcast(x: te.Tensor, dtype: str) -> te.Tensor:
     if BITS[dtype] != BITS[x.dtype]:
         raise IRError(f"bitcast of {x.dtype} to {dtype}: types of different width")
+    if "bool" in (dtype, x.dtype):  # a bool is stored as 0 or 1
+        return _cast(x, dtype)
     return te.compute(x.shape, lambda *i: bitcast(x[i], dtype), "bitcast")  # type: ignore[no-any-return]
 
 

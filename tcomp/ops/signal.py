@@ -61,31 +61,26 @@ def det(x: te.Tensor) -> te.Tensor:
         pivot, held = Buffer("pivot", "int64", (1,), "register"), Buffer("held", x.dtype, (1,), "register")
 
         def eliminate(k: Expr, outer: Sequence[ExprLike]) -> Stmt:
-            def search(r: Expr) -> Stmt:
-                row = r + k + 1
-                return If(te.abs(work[row, k]) > te.abs(work[pivot[0], k]), store(pivot, (0,), row))
+            def search(row: Expr) -> Stmt:
+                larger = te.abs(work[row, k]) > te.abs(work[pivot[0], k])
+                return If((k < row) & larger, store(pivot, (0,), row))
 
             def swap(c: Expr) -> Stmt:
                 row = pivot[0]
-                return block(
-                    store(held, (0,), work[k, c]), store(work, (k, c), work[row, c]), store(work, (row, c), held[0])
-                )
+                return block(store(held, (0,), work[k, c]), store(work, (k, c), work[row, c]), store(work, (row, c), held[0]))
 
-            def subtract(r: Expr) -> Stmt:
-                row = r + k + 1
+            def subtract(row: Expr) -> Stmt:
                 ratio = store(held, (0,), work[row, k] / work[k, k])
-                line = loop(
-                    "c2", n - 1 - k, lambda c: store(work, (row, c + k + 1), work[row, c + k + 1] - held[0] * work[k, c + k + 1])
-                )
-                return block(ratio, line)
+                line = loop("c2", n, lambda c: If(k <= c, store(work, (row, c), work[row, c] - held[0] * work[k, c])))
+                return If(k < row, block(ratio, line))
 
             result = target[tuple(outer)]
             return block(
                 store(pivot, (0,), k),
-                loop("r1", n - 1 - k, search),
+                loop("r1", n, search),
                 If(te.not_equal(pivot[0], k), block(loop("c1", n, swap), store(target, outer, -result))),
-                store(target, outer, target[tuple(outer)] * work[k, k]),
-                If(te.not_equal(work[k, k], 0), loop("r2", n - 1 - k, subtract)),
+                store(target, outer, result * work[k, k]),
+                If(te.not_equal(work[k, k], 0), loop("r2", n, subtract)),
             )
 
         def matrix(outer: list[Expr]) -> Stmt:
