@@ -6,7 +6,7 @@ A `Target` is written and parsed as one line, which is also its identity in cach
     cpu -march=x86_64 -mcpu=haswell -mattr=-fma -l2=512K -cores=4
     cpu -march=aarch64 -mcpu=neoverse-n1
 
-`cpu` alone (or `native`) is this machine. `-mattr` and the sizes are printed only where they differ from what is usual for the processor.
+`cpu` alone (or `native`) is this machine. `-mattr` and the sizes are printed only where they differ from what is usual.
 """
 
 from __future__ import annotations
@@ -84,8 +84,9 @@ _ARCH_NAMES = {"x86_64": "x86_64", "amd64": "x86_64", "x86-64": "x86_64", "aarch
 class Target:
     """One kind of machine.
 
-    `arch` is "x86_64" or "aarch64"; `cpu` is LLVM's name of the processor; `features` are those of LLVM's feature names that it has and that
-    generated code may use, sorted. `l1`, `l2` (per core) and `l3` (shared) are bytes of data cache. `cores` counts physical cores.
+    `arch` is "x86_64" or "aarch64"; `cpu` is LLVM's name of the processor; `features` are those of LLVM's feature names that it has
+    and that generated code may use, sorted. `l1`, `l2` (per core) and `l3` (shared) are bytes of data cache. `cores` counts
+    physical cores.
     """
 
     arch: str
@@ -124,7 +125,9 @@ class Target:
         if words in (["cpu"], ["native"], ["cpu", "-mcpu=native"]):
             return Target.host()
         if not words or words[0] != "cpu":
-            raise TargetError(f"unknown target `{text}`", hint="`cpu`, `cpu -mcpu=NAME`, `cpu -march=aarch64 -mcpu=NAME`, `aarch64`")
+            raise TargetError(
+                f"unknown target `{text}`", hint="`cpu`, `cpu -mcpu=NAME`, `cpu -march=aarch64 -mcpu=NAME`, `aarch64`"
+            )
         options = dict(_option(word, text) for word in words[1:])
         arch = _arch(options.pop("march", None), options.get("mcpu"), text)
         cpu = options.pop("mcpu", next(iter(_CPUS[arch])))
@@ -140,7 +143,9 @@ class Target:
         changes = [f"+{f}" for f in self.features if f not in usual] + [f"-{f}" for f in sorted(usual - set(self.features))]
         if changes:
             words.append("-mattr=" + ",".join(changes))
-        words += [f"-{level}={_size_text(getattr(self, level))}" for level, size in _CACHES.items() if getattr(self, level) != size]
+        words += [
+            f"-{level}={_size_text(getattr(self, level))}" for level, size in _CACHES.items() if getattr(self, level) != size
+        ]
         if self.cores != 1:
             words.append(f"-cores={self.cores}")
         return " ".join(words)
@@ -199,7 +204,9 @@ class Target:
 def _option(word: str, text: str) -> tuple[str, str]:
     match = re.fullmatch(r"-(march|mcpu|mattr|l1|l2|l3|cores)=(\S+)", word)
     if match is None:
-        raise TargetError(f"unknown option `{word}`", where=text, hint="-march= -mcpu= -mattr=+feature,-feature -l1= -l2= -l3= -cores=")
+        raise TargetError(
+            f"unknown option `{word}`", where=text, hint="-march= -mcpu= -mattr=+feature,-feature -l1= -l2= -l3= -cores="
+        )
     return match[1], match[2]
 
 
@@ -220,7 +227,9 @@ def _features(arch: str, cpu: str, changes: str, text: str) -> tuple[str, ...]:
     for change in filter(None, changes.split(",")):
         sign, name = change[0], change[1:]
         if sign not in "+-" or name not in _FEATURES[arch]:
-            raise TargetError(f"unknown feature `{change}`", where=text, hint=f"+ or - one of {', '.join(sorted(_FEATURES[arch]))}")
+            raise TargetError(
+                f"unknown feature `{change}`", where=text, hint=f"+ or - one of {', '.join(sorted(_FEATURES[arch]))}"
+            )
         features.add(name) if sign == "+" else features.discard(name)
     return tuple(sorted(features))
 
@@ -228,7 +237,9 @@ def _features(arch: str, cpu: str, changes: str, text: str) -> tuple[str, ...]:
 def _size(value: str, what: str, text: str) -> int:
     match = re.fullmatch(r"(\d{1,9})([KM]?)", value)
     if match is None or int(match[1]) == 0:
-        raise TargetError(f"`{value}` is no {'count' if what == 'cores' else 'size'} for -{what}", where=text, hint="as in 32K, 2M")
+        raise TargetError(
+            f"`{value}` is no {'count' if what == 'cores' else 'size'} for -{what}", where=text, hint="as in 32K, 2M"
+        )
     return int(match[1]) << {"": 0, "K": 10, "M": 20}[match[2]]
 
 

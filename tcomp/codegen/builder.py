@@ -1,7 +1,7 @@
 """LLVM IR text, instruction by instruction: values of tcomp's element types, scalars or vectors, and the operators on them.
 
-Undefined behaviour of machine instructions is kept out: a division by zero gives 0, shifts by more than the width give 0 (or the sign), float to
-integer saturates, `min` and `max` propagate NaN. No call is emitted that would not become instructions.
+Undefined behaviour of machine instructions is kept out: a division by zero gives 0, shifts by more than the width give 0 (or the
+sign), float to integer saturates. `min` and `max` propagate NaN. No call is emitted that would not become instructions.
 """
 
 from __future__ import annotations
@@ -272,7 +272,9 @@ class Builder:
         if lanes < test.lanes:
             x, y, lanes = self.spread(a, test.lanes), self.spread(b, test.lanes), test.lanes
         type_ = self.module.type(a.dtype, lanes)
-        return Value(self.op(f"select {self.module.type('bool', test.lanes)} {test.ref}, {type_} {x}, {type_} {y}"), a.dtype, lanes)
+        return Value(
+            self.op(f"select {self.module.type('bool', test.lanes)} {test.ref}, {type_} {x}, {type_} {y}"), a.dtype, lanes
+        )
 
     # ------------------------------------------------------------ integers
 

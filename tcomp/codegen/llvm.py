@@ -5,18 +5,20 @@
 The text follows the loop program statement by statement; nothing is left to LLVM's vectorizers or unroller:
 
 - An *unrolled* loop is emitted once per iteration with its variable a known constant (`constants`).
-- In a *vectorized* loop a value is either one scalar, the same for all lanes, or a vector of `lanes` elements (`Value.lanes`). An address is the
-  linear form of its index: the coefficient of the lane variable is the stride between lanes. A condition that differs between lanes becomes a mask.
+- In a *vectorized* loop a value is either one scalar, the same for all lanes, or a vector of `lanes` elements (`Value.lanes`).
+  An address is the linear form of its index: the coefficient of the lane variable is the stride between lanes. A condition that
+  differs between lanes becomes a mask.
 - A *parallel* loop becomes a function of its own, `body(closure, begin, end)`, called through the pool, whose first field is
   `void parallel_for(ptr pool, ptr body, ptr closure, i64 extent)`. A null pool runs it in place. Parallel loops inside are serial.
-- A buffer of scope *register* is a stack slot in the entry block. Every access to a tile whose indices are known is at a constant offset with
-  one vector type, which lets LLVM promote it to SSA values, so that accumulators stay in registers over the whole reduction.
+- A buffer of scope *register* is a stack slot in the entry block. Every access to a tile whose indices are known is at a
+  constant offset with one vector type, which lets LLVM promote it to SSA values, so that accumulators stay in registers over
+  the whole reduction.
 
-Values are memoised (expressions are hash-consed), in scopes: what is computed inside a branch or loop is unknown outside of it, and what was read
-from a buffer is forgotten when the buffer is written. Objects import nothing: no call is emitted that would not become instructions.
+Values are memoised (expressions are hash-consed), in scopes: what is computed inside a branch or loop is unknown outside of it,
+and what was read from a buffer is forgotten when the buffer is written. Sums of products accumulate with fused multiply-add where
+the target has it. Objects import nothing.
 
-Parameters point to disjoint memory, aligned as their elements are. Undefined behaviour of machine instructions is kept out: a division by zero
-gives 0, shifts by more than the width give 0 (or the sign), float to integer saturates.
+Parameters point to disjoint memory, aligned as their elements are. Variables stay within their stated ranges.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ class Address(NamedTuple):
 
 
 class Form(NamedTuple):
-    """The linear form of an index: outermost loops first. `inner` are the variables that occur in anything but `c * variable`."""
+    """The linear form of an index, outermost loops first. `inner`: the variables that occur in anything but `c * variable`."""
 
     terms: tuple[tuple[tuple[Expr, ...], int], ...]
     offset: int
@@ -228,7 +230,9 @@ class Function(Builder):
         elif s.kind in (L.SERIAL, L.PARALLEL):
             self.serial(s, extent, known)
         elif s.kind not in (L.UNROLLED, L.VECTORIZED):
-            raise CodegenError(f"loop `{s.var.name}` is bound to `{s.kind}`", where=self.module.name, why="a CPU has no such axis")
+            raise CodegenError(
+                f"loop `{s.var.name}` is bound to `{s.kind}`", where=self.module.name, why="a CPU has no such axis"
+            )
         elif known is None:
             raise CodegenError(
                 f"{s.kind} loop `{s.var.name}` has the extent {extent}, which is not constant",
@@ -282,7 +286,9 @@ class Function(Builder):
 
     def vectorized(self, s: L.For, lanes: int) -> None:
         if self.lane is not None:
-            raise CodegenError(f"vectorized loop `{s.var.name}` inside vectorized loop `{self.lane.name}`", where=self.module.name)
+            raise CodegenError(
+                f"vectorized loop `{s.var.name}` inside vectorized loop `{self.lane.name}`", where=self.module.name
+            )
         if lanes > MAX_LANES or lanes & (lanes - 1):
             raise CodegenError(
                 f"vectorized loop `{s.var.name}` has {lanes} iterations",
@@ -341,7 +347,9 @@ class Function(Builder):
         for d in buffer.shape:
             extent = self.extent(d)
             if extent.op != "const":
-                raise CodegenError(f"temporary `{buffer.name}` has no constant shape", where=where, hint="pass it as a workspace buffer")
+                raise CodegenError(
+                    f"temporary `{buffer.name}` has no constant shape", where=where, hint="pass it as a workspace buffer"
+                )
             size *= int(extent.attr)
         if buffer.scope == "shared":
             raise CodegenError(f"temporary `{buffer.name}` is in shared memory", where=where, why="a CPU has none")
@@ -476,7 +484,11 @@ class Function(Builder):
             self.constants[lane] = n
             end = None
             if mask is not None:
-                active = mask.ref if mask.lanes == 1 else self.op(f"extractelement {self.module.type('bool', lanes)} {mask.ref}, i64 {n}")
+                active = (
+                    mask.ref
+                    if mask.lanes == 1
+                    else self.op(f"extractelement {self.module.type('bool', lanes)} {mask.ref}, i64 {n}")
+                )
                 yes, end = self.label("lane"), self.label("end")
                 self.line(f"br i1 {active}, label %{yes}, label %{end}")
                 self.start(yes)
@@ -526,7 +538,12 @@ class Function(Builder):
         if together and self.mask is not None:  # one element for all lanes, wanted only if any lane is active
             test = self.mask.ref
             if self.mask.lanes > 1:
-                test = self.call("vector.reduce.or", "i1", (self.module.type("bool", self.mask.lanes), test), suffix=(f"<{self.mask.lanes} x i1>",))
+                test = self.call(
+                    "vector.reduce.or",
+                    "i1",
+                    (self.module.type("bool", self.mask.lanes), test),
+                    suffix=(f"<{self.mask.lanes} x i1>",),
+                )
             yes, end, before = self.label("any"), self.label("end"), self.block
             self.line(f"br i1 {test}, label %{yes}, label %{end}")
             self.start(yes)
@@ -546,14 +563,24 @@ class Function(Builder):
             ref = self.op(f"load {type_}, ptr {address.pointer}, align {address.align}")
         elif address.stride == 1 and address.indices is None:
             assert self.mask is not None
-            args = (("ptr", address.pointer), ("i32", str(address.align)), (f"<{lanes} x i1>", self.mask.ref), (type_, "zeroinitializer"))
+            args = (
+                ("ptr", address.pointer),
+                ("i32", str(address.align)),
+                (f"<{lanes} x i1>", self.mask.ref),
+                (type_, "zeroinitializer"),
+            )
             ref = self.call("masked.load", type_, *args, suffix=(type_, "ptr"))
         elif address.indices is None and self.mask is None and address.stride in (-1, 2, 3, 4):
             ref = self.strided(buffer, address, lanes)
         else:
             pointers, vector = f"<{lanes} x ptr>", self.pointer_vector(buffer, address)
             mask = "splat (i1 true)" if self.mask is None else self.mask.ref
-            args = ((pointers, vector), ("i32", str(itemsize(buffer.dtype))), (f"<{lanes} x i1>", mask), (type_, "zeroinitializer"))
+            args = (
+                (pointers, vector),
+                ("i32", str(itemsize(buffer.dtype))),
+                (f"<{lanes} x i1>", mask),
+                (type_, "zeroinitializer"),
+            )
             ref = self.call("masked.gather", type_, *args, suffix=(type_, pointers))
         if buffer.dtype == "bool":
             ref = self.op(f"icmp ne {type_} {ref}, zeroinitializer")
@@ -573,7 +600,11 @@ class Function(Builder):
         result, owner = parts[0], [lane * stride // lanes for lane in range(lanes)]  # the part with the element of each lane
         for n in range(1, stride):
             picks = [
-                lanes + lane * stride - starts[n] if owner[lane] == n else lane * stride if n == 1 and owner[lane] == 0 else lane
+                lanes + lane * stride - starts[n]
+                if owner[lane] == n
+                else lane * stride
+                if n == 1 and owner[lane] == 0
+                else lane
                 for lane in range(lanes)
             ]
             result = self.shuffle(type_, result, parts[n], picks)
@@ -584,7 +615,9 @@ class Function(Builder):
 
     def pointer_vector(self, buffer: Buffer, address: Address) -> str:
         index = address.indices or iota(self.lanes, "i64", address.stride)
-        return self.op(f"getelementptr {self.module.memory_type(buffer.dtype)}, ptr {address.pointer}, <{self.lanes} x i64> {index}")
+        return self.op(
+            f"getelementptr {self.module.memory_type(buffer.dtype)}, ptr {address.pointer}, <{self.lanes} x i64> {index}"
+        )
 
     # ------------------------------------------------------------ addresses
 
@@ -842,6 +875,7 @@ class Function(Builder):
         self.lines = outer
         self.start(end)
         return Value(self.op(f"phi {self.module.type(a.dtype, lanes)} {', '.join(arms)}"), a.dtype, lanes)
+
 
 def _unknown(e: Expr, facts: Mapping[Expr, Any]) -> Iterable[Expr]:
     """The sub-expressions that `facts` lacks, operands before users."""

@@ -1,16 +1,17 @@
 """Elementary functions, and whatever else a target lacks, in operations that every target has.
 
-`lower` rewrites one operator; the code generator calls it for each, so that functions become straight-line vector code and no object calls libm.
+`lower` rewrites one operator; the code generator calls it for each, so that functions become straight-line vector code and no
+object calls libm.
 
-float32 `exp`, `log`, `tanh`, `erf` have float32 algorithms; the other functions of float32 go through float64, and all of float16 and
-bfloat16 go through float32. Largest errors, measured with FMA over 2**20 (float64: 2**17) arguments across all exponents, in ulp:
+float32 `exp`, `log`, `tanh`, `erf` have float32 algorithms; the other functions of float32 go through float64, and all of float16
+and bfloat16 go through float32. Largest errors, measured with FMA over 2**20 (float64: 2**17) arguments across all exponents, in ulp:
 
     float32   exp 1.0   log 0.8   tanh 4.4   erf 5.3   all others, pow included, 0.5; constant integer powers up to 4: 2
     float64   exp 1.7   log 0.8   tanh 1.4   erf 4.0   sin, cos 1.4   tan 2.9   asin 2.1   acos 1.1   atan 1.0   sinh, cosh 2.0
               asinh 3.5   acosh 3.0   atanh 1.3   pow 2.1
 
-NaN, infinities, signed zeros and subnormal numbers are treated as in C99 annex F. `sin`, `cos`, `tan` reduce their argument exactly enough for
-|x| < 2**50 (2**29 on targets without FMA) and stay bounded beyond.
+NaN, infinities, signed zeros and subnormal numbers are treated as in C99 annex F. `sin`, `cos`, `tan` reduce their argument exactly
+enough for |x| < 2**50 (2**29 on targets without FMA) and stay bounded beyond.
 
 Sources: S. L. Moshier, Cephes (exp, log, tanh, atan, sinh, asinh, acosh, atanh); Sun fdlibm (log, sin, cos, asin of float64);
 W. J. Cody 1969 (erf of float64); Eigen (tanh and erf of float32); F. Giesen (float16 conversion).
@@ -22,7 +23,22 @@ import math
 from collections.abc import Sequence
 
 from tcomp.ir.dtypes import BITS, is_integer
-from tcomp.ir.expr import COMPARISON, UNARY, Expr, binary, bitcast, cast, const, equal, fma, maximum, minimum, not_equal, rewrite, select
+from tcomp.ir.expr import (
+    COMPARISON,
+    UNARY,
+    Expr,
+    binary,
+    bitcast,
+    cast,
+    const,
+    equal,
+    fma,
+    maximum,
+    minimum,
+    not_equal,
+    rewrite,
+    select,
+)
 from tcomp.ir.expr import unary as apply
 from tcomp.target import Target
 
@@ -79,7 +95,7 @@ _NOT_IN_HALF = frozenset({*ELEMENTARY, "floordiv", "mod", "truncdiv", "truncmod"
 
 
 def _through_float32(e: Expr) -> Expr:
-    """A 16-bit operator computed in float32 and rounded: correctly so for + - * / sqrt, as 24 >= 2 * 11 + 2 bits (Figueroa 1995)."""
+    """A 16-bit operator in float32, then rounded: correctly so for + - * / sqrt, as 24 >= 2 * 11 + 2 bits (Figueroa 1995)."""
     if e.op in ("neg", "abs"):
         bits = bitcast(e.args[0], "uint16")
         return bitcast(bits ^ 0x8000 if e.op == "neg" else bits & 0x7FFF, e.dtype)
@@ -127,7 +143,7 @@ def _float_to_bfloat(x: Expr) -> Expr:
 
 
 def _to_odd(x: Expr) -> Expr:
-    """float64 to float32, inexact results made odd: rounding them once more gives what rounding `x` would (Boldo, Melquiond 2008)."""
+    """float64 to float32, inexact results made odd: rounding again then gives what rounding `x` would (Boldo, Melquiond 2008)."""
     near = cast(x, "float32")
     back = cast(near, "float64")
     bits = _u32(near) - cast(apply("abs", x) < apply("abs", back), "uint32")
@@ -399,7 +415,9 @@ class _Float:
     def tanh32(self, x: Expr) -> Expr:
         y = maximum(minimum(x, 7.90531110763549805), -7.90531110763549805)  # beyond, the result rounds to 1
         square = y * y
-        return select(apply("abs", x) < 0.0004, x, y * self.polynomial(square, _TANH32[0]) / self.polynomial(square, _TANH32[1]))
+        return select(
+            apply("abs", x) < 0.0004, x, y * self.polynomial(square, _TANH32[0]) / self.polynomial(square, _TANH32[1])
+        )
 
     def tanh(self, x: Expr) -> Expr:
         size, square = apply("abs", x), x * x

@@ -23,7 +23,12 @@ BASELINE = Target.parse("cpu -mcpu=x86-64")  # neither FMA nor rounding nor half
 HASWELL = Target.parse("cpu -mcpu=haswell")
 NAMES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh", "acosh": "arccosh", "atanh": "arctanh"}
 FUNCTIONS = sorted(ELEMENTARY - {"pow"})
-SINGLE = {"exp": 1.0, "log": 0.9, "tanh": 4.7, "erf": 5.5}  # ulp; all others of float32 are correctly rounded but for rare near-ties
+SINGLE = {
+    "exp": 1.0,
+    "log": 0.9,
+    "tanh": 4.7,
+    "erf": 5.5,
+}  # ulp; all others of float32 are correctly rounded but for rare near-ties
 DOUBLE = {
     "exp": 1.8, "log": 1.0, "tanh": 1.5, "erf": 4.2, "sin": 1.5, "cos": 1.5, "tan": 3.0, "asin": 2.2, "acos": 1.5, "atan": 1.2,
     "sinh": 2.2, "cosh": 2.2, "asinh": 3.7, "acosh": 3.2, "atanh": 1.5,
@@ -38,7 +43,11 @@ def apply(function: Callable[..., Expr], *arrays: np.ndarray, target: Target = H
     def point(i: Expr) -> Expr:
         return function(*(b[i] for b in ins))
 
-    body = loop("i", size // lanes, lambda i: loop("v", lanes, lambda v: store(out, (i * lanes + v,), point(i * lanes + v)), "vectorized"))
+    body = loop(
+        "i",
+        size // lanes,
+        lambda i: loop("v", lanes, lambda v: store(out, (i * lanes + v,), point(i * lanes + v)), "vectorized"),
+    )
     result = np.zeros_like(arrays[0])
     compile_kernel(kernel("k", ins, [out], body), target)(*arrays, result)
     return result
@@ -56,7 +65,22 @@ def samples(dtype: str, count: int) -> np.ndarray:
     usual = rng.uniform(-1, 1, count - len(anything)) * 10.0 ** rng.uniform(-3, 3, count - len(anything))
     values = np.concatenate([anything, usual.astype(dtype)])
     info = np.finfo(dtype)
-    special = [0.0, -0.0, np.inf, -np.inf, np.nan, 1, -1, info.tiny, -info.tiny, info.smallest_subnormal, info.max, -info.max, 0.5, -0.5]
+    special = [
+        0.0,
+        -0.0,
+        np.inf,
+        -np.inf,
+        np.nan,
+        1,
+        -1,
+        info.tiny,
+        -info.tiny,
+        info.smallest_subnormal,
+        info.max,
+        -info.max,
+        0.5,
+        -0.5,
+    ]
     values[: len(special)] = special
     return values
 
@@ -124,7 +148,11 @@ def test_16_bit_floats(name: str) -> None:
             keep = ~(abs(x.astype(np.float64)) > 2.0**29)
             y, want = y[keep], want[keep]
         got = y.astype(np.float32)
-        near = (got == want) | (np.isnan(got) & np.isnan(want)) | (abs(got.view(np.int32) - want.view(np.int32)) <= 1 << (13 if dtype == "float16" else 16))
+        near = (
+            (got == want)
+            | (np.isnan(got) & np.isnan(want))
+            | (abs(got.view(np.int32) - want.view(np.int32)) <= 1 << (13 if dtype == "float16" else 16))
+        )
         tiny = abs(want) < 2.0**-14  # subnormal float16: one unit is more than that
         assert (near | (tiny & (abs(got - want) <= 2.0**-24))).all()
 
@@ -143,10 +171,17 @@ def test_power(dtype: str, target: Target) -> None:
     rng = np.random.default_rng(0)
     special = np.array([0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 2, -2, 0.5, -0.5, 3, -3, 1e30, -1e30, 1e-30], dtype)
     pairs = np.array(np.meshgrid(special, special)).reshape(2, -1).astype(dtype)
-    x = np.concatenate([pairs[0], samples(dtype, 4096), abs(rng.normal(size=8192)) * 10, rng.normal(size=4096) * 5]).astype(dtype)
-    y = np.concatenate([pairs[1], rng.permutation(samples(dtype, 4096)), rng.normal(size=8192) * 30, rng.integers(-40, 40, 4096)]).astype(dtype)
+    x = np.concatenate([pairs[0], samples(dtype, 4096), abs(rng.normal(size=8192)) * 10, rng.normal(size=4096) * 5]).astype(
+        dtype
+    )
+    y = np.concatenate(
+        [pairs[1], rng.permutation(samples(dtype, 4096)), rng.normal(size=8192) * 30, rng.integers(-40, 40, 4096)]
+    ).astype(dtype)
     with np.errstate(all="ignore"):
-        want = np.power(x.astype(np.float64 if dtype == "float32" else np.longdouble), y.astype(np.float64 if dtype == "float32" else np.longdouble))
+        want = np.power(
+            x.astype(np.float64 if dtype == "float32" else np.longdouble),
+            y.astype(np.float64 if dtype == "float32" else np.longdouble),
+        )
     check(apply(lambda a, b: E.binary("pow", a, b), x, y, target=target, lanes=4), want, 0.51 if dtype == "float32" else 3.0)
 
 
@@ -162,7 +197,10 @@ def test_integer_powers_wrap_around() -> None:
     for dtype in ("int32", "int64", "uint8"):
         x = rng.integers(0 if dtype == "uint8" else -9, 9, 256).astype(dtype)
         y = rng.integers(0 if dtype == "uint8" else -4, 70, 256).astype(dtype)
-        want = [E.wrap(int(a) ** int(b) if b >= 0 else int(a) if a in (1, -1) and b % 2 else int(abs(a) == 1), dtype) for a, b in zip(x, y, strict=True)]
+        want = [
+            E.wrap(int(a) ** int(b) if b >= 0 else int(a) if a in (1, -1) and b % 2 else int(abs(a) == 1), dtype)
+            for a, b in zip(x, y, strict=True)
+        ]
         np.testing.assert_array_equal(apply(lambda a, b: E.binary("pow", a, b), x, y), np.array(want, dtype))
         np.testing.assert_array_equal(apply(lambda a: E.binary("pow", a, 5), x), x**5)
 
@@ -186,7 +224,9 @@ def test_quotients_and_remainders(dtype: str, target: Target) -> None:
 def test_fused_multiply_add_without_the_instruction(dtype: str) -> None:
     rng = np.random.default_rng(0)
     a, b = (rng.normal(size=4096).astype(dtype) for _ in range(2))
-    c = (-(a.astype(np.float64) * b.astype(np.float64)) * (1 + rng.normal(size=4096) * 2.0 ** rng.integers(-60, 1, 4096))).astype(dtype)
+    c = (
+        -(a.astype(np.float64) * b.astype(np.float64)) * (1 + rng.normal(size=4096) * 2.0 ** rng.integers(-60, 1, 4096))
+    ).astype(dtype)
     native, emulated = (apply(E.fma, a, b, c, target=t, lanes=4) for t in (HOST, BASELINE))
     np.testing.assert_array_equal(native, emulated)
 
@@ -196,7 +236,11 @@ def test_half_precision_conversion(target: Target) -> None:
     """Every float16, and floats on and next to every boundary between two of them."""
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     size, out = Buffer("a", "float16", (1 << 16,)), Buffer("o", "float32", (1 << 16,))
-    body = loop("i", 1 << 12, lambda i: loop("v", 16, lambda v: store(out, (i * 16 + v,), E.cast(size[i * 16 + v], "float32")), "vectorized"))
+    body = loop(
+        "i",
+        1 << 12,
+        lambda i: loop("v", 16, lambda v: store(out, (i * 16 + v,), E.cast(size[i * 16 + v], "float32")), "vectorized"),
+    )
     wide = np.zeros(1 << 16, np.float32)
     compile_kernel(kernel("k", [size], [out], body), target)(halves, wide)
     np.testing.assert_array_equal(wide, halves.astype(np.float32))
@@ -205,7 +249,13 @@ def test_half_precision_conversion(target: Target) -> None:
         for source in ("float32", "float64"):
             x = np.concatenate([ties, ties * (1 + 1e-7), ties * (1 - 1e-7), ties * (1 + 1e-15), ties * 1.3]).astype(source)
             a, o = Buffer("a", source, (len(x),)), Buffer("o", "float16", (len(x),))
-            body = loop("i", len(x) // 16, lambda i, a=a, o=o: loop("v", 16, lambda v: store(o, (i * 16 + v,), E.cast(a[i * 16 + v], "float16")), "vectorized"))  # type: ignore[misc]
+            body = loop(
+                "i",
+                len(x) // 16,
+                lambda i, a=a, o=o: loop(
+                    "v", 16, lambda v: store(o, (i * 16 + v,), E.cast(a[i * 16 + v], "float16")), "vectorized"
+                ),
+            )  # type: ignore[misc]
             narrow = np.zeros(len(x), np.float16)
             compile_kernel(kernel("k", [a], [o], body), target)(x, narrow)
             np.testing.assert_array_equal(narrow, x.astype(np.float16))

@@ -48,7 +48,13 @@ class Model:
         self.plan_entry(np.array(dims, np.int64).ctypes.data, sizes.ctypes.data)
         return sizes.tolist()  # type: ignore[no-any-return]
 
-    def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], dims: Sequence[int] = (), ticks: np.ndarray | None = None) -> list[int]:
+    def run(
+        self,
+        inputs: Sequence[np.ndarray],
+        outputs: Sequence[np.ndarray],
+        dims: Sequence[int] = (),
+        ticks: np.ndarray | None = None,
+    ) -> list[int]:
         values = np.array([*dims, 0], np.int64)
         workspace = np.zeros(self.plan(*dims)[0] + 64, np.uint8)
         weights = np.arange(16, dtype=np.float32)
@@ -86,7 +92,9 @@ def test_calls_with_symbolic_offsets_and_weights() -> None:
     a, b, y = floats(5), floats(5) + 1, np.zeros(5, np.float32)
     model.run([a, b], [y], [5])
     assert model.status == 0
-    np.testing.assert_array_equal(y, np.concatenate([(a * 2 + b)[:3] + np.arange(2, 5, dtype=np.float32), np.zeros(2, np.float32)]))
+    np.testing.assert_array_equal(
+        y, np.concatenate([(a * 2 + b)[:3] + np.arange(2, 5, dtype=np.float32), np.zeros(2, np.float32)])
+    )
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 1000])
@@ -114,7 +122,17 @@ def test_repeat_finds_slices_and_counts() -> None:
     """Row i of the output: row trips - 1 - i of the input, doubled; then the iteration number as bytes."""
     i = E.loop_var("i", N)
     row = 8
-    steps = (Repeat(i, N, (Call("double", (data(0, (N - 1 - i) * row), out(0, i * row)), (E.const(2),), "row"), SetIndex(out(1, i * 8), i * 3)), None),)
+    steps = (
+        Repeat(
+            i,
+            N,
+            (
+                Call("double", (data(0, (N - 1 - i) * row), out(0, i * row)), (E.const(2),), "row"),
+                SetIndex(out(1, i * 8), i * 3),
+            ),
+            None,
+        ),
+    )
     model = Model(Program((N,), 0, (), steps), [DOUBLE])
     for n in (0, 1, 5):
         x, y, z = floats(n * 2).reshape(n, 2), np.zeros((n, 2), np.float32), np.zeros(n, np.int64)
@@ -168,7 +186,10 @@ def test_profile() -> None:
 @pytest.mark.parametrize("target", ["aarch64", "cpu -mcpu=x86-64"])
 def test_other_targets(target: str) -> None:
     steps = (Copy(out(), data(), N), Call("k", (data(),), (N,), "k"))
-    assert compile_ir(emit_program(Program((N,), N * 4, ((N,),), steps), Target.parse(target)), Target.parse(target))[:4] == b"\x7fELF"
+    assert (
+        compile_ir(emit_program(Program((N,), N * 4, ((N,),), steps), Target.parse(target)), Target.parse(target))[:4]
+        == b"\x7fELF"
+    )
 
 
 def test_refusals() -> None:

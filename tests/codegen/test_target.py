@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from tcomp.errors import TargetError
 from tcomp.target import Target
 
-LINES = ["cpu -mcpu=skylake-avx512", "cpu -mcpu=haswell", "cpu -mcpu=x86-64", "aarch64", "cpu -march=aarch64 -mcpu=neoverse-n1", "arm64"]
+LINES = [
+    "cpu -mcpu=skylake-avx512",
+    "cpu -mcpu=haswell",
+    "cpu -mcpu=x86-64",
+    "aarch64",
+    "cpu -march=aarch64 -mcpu=neoverse-n1",
+    "arm64",
+]
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -30,7 +37,13 @@ def test_host_round_trips_with_its_caches_and_features() -> None:
 
 
 @settings(max_examples=50, derandomize=True)
-@given(st.sampled_from(LINES[:3]), st.sets(st.sampled_from(["fma", "avx512fp16", "f16c", "avx2"])), st.booleans(), st.integers(1, 99999), st.integers(1, 64))
+@given(
+    st.sampled_from(LINES[:3]),
+    st.sets(st.sampled_from(["fma", "avx512fp16", "f16c", "avx2"])),
+    st.booleans(),
+    st.integers(1, 99999),
+    st.integers(1, 64),
+)
 def test_changes_round_trip(line: str, features: set[str], add: bool, kib: int, cores: int) -> None:
     changes = ",".join(("+" if add else "-") + f for f in sorted(features))
     target = Target.parse(f"{line} -mattr={changes} -l2={kib}K -cores={cores}" if changes else line)
@@ -44,7 +57,12 @@ def test_what_instruction_sets_offer() -> None:
         (512, 32, True), (256, 16, True), (128, 16, False), (128, 32, True),
     ]  # fmt: skip
     assert [t.lanes(32) for t in (avx512, haswell, arm)] == [16, 8, 4]
-    assert (haswell.half_conversion, haswell.half_arithmetic, baseline.half_conversion, arm.half_arithmetic) == (True, False, False, True)
+    assert (haswell.half_conversion, haswell.half_arithmetic, baseline.half_conversion, arm.half_arithmetic) == (
+        True,
+        False,
+        False,
+        True,
+    )
     assert haswell.runs_on(avx512) and not avx512.runs_on(haswell) and not arm.runs_on(haswell)
     assert Target.parse("cpu -mcpu=sapphirerapids").half_arithmetic
     assert Target.parse("cpu -mcpu=haswell -l1=48K").l1 == 48 << 10
@@ -66,5 +84,10 @@ def test_bad_text_lists_what_is_possible(line: str, message: str) -> None:
 
 
 def test_the_module_does_not_need_llvm() -> None:
-    code = "import sys; sys.modules['llvmlite'] = None; from tcomp.target import Target; print(Target.parse('cpu -mcpu=haswell'))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "cpu -march=x86_64 -mcpu=haswell\n"
+    code = (
+        "import sys; sys.modules['llvmlite'] = None; from tcomp.target import Target; print(Target.parse('cpu -mcpu=haswell'))"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "cpu -march=x86_64 -mcpu=haswell\n"
+    )
