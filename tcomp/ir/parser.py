@@ -137,9 +137,12 @@ class _Parser:
             return True
         return False
 
+    def found(self) -> str:
+        return f"`{self.token.text}`" if self.token.text else "the end of the text"
+
     def expect(self, text: str) -> None:
         if not self.accept(text):
-            self.fail(f"expected `{text}`, found {f'`{self.token.text}`' if self.token.text else 'the end of the text'}")
+            self.fail(f"expected `{text}`, found {self.found()}")
 
     def peek(self, text: str, ahead: int = 0) -> bool:
         token = self.tokens[min(self.position + ahead, len(self.tokens) - 1)]
@@ -150,11 +153,11 @@ class _Parser:
             return self.take()
         if self.token.kind == "quoted":
             return self.unescaped(self.token.text[1:-1])
-        self.fail(f"expected a name, found `{self.token.text}`")
+        self.fail(f"expected a name, found {self.found()}")
 
     def string(self) -> str:
         if self.token.kind != "string":
-            self.fail(f"expected a string, found `{self.token.text}`")
+            self.fail(f"expected a string, found {self.found()}")
         return self.unescaped(self.token.text[1:-1])
 
     def unescaped(self, inside: str) -> str:
@@ -168,12 +171,12 @@ class _Parser:
     def integer(self) -> int:
         sign = -1 if self.accept("-") else 1
         if self.token.kind != "number" or not self.token.text.isdigit() or len(self.token.text) > DIGITS:
-            self.fail(f"expected an integer, found `{self.token.text}`")
+            self.fail(f"expected an integer, found {self.found()}")
         return sign * int(self.take())
 
     def dtype(self) -> str:
         if self.token.text not in BITS:
-            self.fail(f"expected a dtype, found `{self.token.text}`", hint=f"one of {', '.join(BITS)}")
+            self.fail(f"expected a dtype, found {self.found()}", hint=f"one of {', '.join(BITS)}")
         return self.take()
 
     def listed(self, item: Callable[[], T], end: str) -> list[T]:

@@ -26,7 +26,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -106,9 +106,9 @@ def standard_reducers(dtype: str) -> dict[str, Reducer]:
     return {name: fold(body, axis).attr[0] for name, fold in folds.items()}
 
 
-def quoted(name: str) -> str:
+def quoted(name: str, reserved: Collection[str] = RESERVED) -> str:
     """The name as it stands in the text."""
-    if IDENTIFIER.fullmatch(name) and name not in RESERVED:
+    if IDENTIFIER.fullmatch(name) and name not in reserved:
         return name
     return "`" + json.dumps(name)[1:-1].replace("`", "\\u0060") + "`"
 
@@ -118,7 +118,7 @@ def literal(value: Any, dtype: str) -> str:
     if dtype == "bool":
         return "true" if value else "false"
     if not is_float(dtype):
-        return f"{value}{SUFFIXES[dtype]}"
+        return f"{value}{SUFFIXES.get(dtype, dtype)}"
     text = repr(float(value))
     if text in ("inf", "-inf", "nan"):
         return text if dtype == "float64" else f"{dtype}({text})"
@@ -144,7 +144,7 @@ class _Names:
         return quoted(candidate)
 
     def release(self, thing: Any) -> None:
-        self.taken.discard(self.of.pop(thing))
+        self.taken.discard(self.of.pop(thing, ""))  # malformed programs bind twice, and must be printed too
 
     def __call__(self, thing: Any, wanted: str) -> str:
         name = self.of.get(thing)
@@ -406,10 +406,10 @@ class _Printer:
 
     def node(self, node: Node, indent: str) -> list[str]:
         arguments = ["_" if v is None else self.value(v) for v in node.inputs]
-        arguments += [f"{quoted(name)}={self.attribute(value)}" for name, value in sorted(node.attrs.items())]
+        arguments += [f"{quoted(name, ())}={self.attribute(value)}" for name, value in sorted(node.attrs.items())]
         outputs = ", ".join(self.declared(v) for v in node.outputs)
         label = f" @{quoted(node.name)}" if node.name and not self.canonical else ""
-        line = f"{indent}{outputs} = {quoted(node.op.name)}({', '.join(arguments)}){label}"
+        line = f"{indent}{outputs} = {quoted(node.op.name, ())}({', '.join(arguments)}){label}"
         if not node.bodies:
             return [line]
         return [line + " {", *(text for body in node.bodies for text in self.graph(body, indent + "  ")), indent + "}"]

@@ -119,7 +119,7 @@ def _unary(op: str, x: Array) -> Array:
 
 def _popcount(x: Array) -> Array:
     octets = np.ascontiguousarray(x).view(np.uint8).reshape(*x.shape, x.itemsize)
-    return np.unpackbits(octets, axis=-1).sum(axis=-1, dtype=x.dtype)
+    return np.asarray(np.unpackbits(octets, axis=-1).sum(axis=-1, dtype=x.dtype))
 
 
 def _undefined(op: str, x: Array) -> Array:

@@ -44,6 +44,19 @@ def _fail(what: str, where: object, why: str = "", hint: str = "") -> NoReturn:
     raise IRError(what, where=text if len(text) <= 300 else text[:300] + " ...", why=why, hint=hint)
 
 
+class _At:
+    """A place inside another, printed only when something is wrong there: its first line is enough."""
+
+    __slots__ = ("outer", "subject")
+
+    def __init__(self, outer: object, subject: object) -> None:
+        self.outer, self.subject = outer, subject
+
+    def __str__(self) -> str:
+        outer, subject = str(self.outer), str(self.subject).split("\n", 1)[0]
+        return f"{outer}: {subject}" if outer else subject
+
+
 def same_dim(a: Dim, b: Dim) -> bool:
     """Whether two extents are equal for sure."""
     if isinstance(a, int) and isinstance(b, int):
@@ -59,12 +72,12 @@ def _same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
 # ---------------------------------------------------------------- expressions
 
 
-def verify_expr(e: Expr, where: str = "", guarded: bool = False) -> None:
+def verify_expr(e: Expr, where: object = "", guarded: bool = False) -> None:
     """Operators, operand counts and dtypes; reads with one index per dimension; no access that is certainly out of range.
 
     `guarded` says that a condition outside may keep the expression from being evaluated: then ranges are not checked.
     """
-    place = f"{where}: {e}" if where else e
+    place = _At(where, e)
     for node in E.walk(e):
         _verify_node(node, place)
     if guarded:
@@ -190,7 +203,7 @@ def _verify_range(source: Any, indices: Sequence[Expr], place: object) -> None:
 
 def verify_te(outputs: Sequence[te.Tensor]) -> None:
     """Axes that agree with shapes, bodies of the declared dtype, no unbound axes, externs that fit their tensors."""
-    tensors = list(te.tensors(outputs))
+    tensors = _reachable(outputs)
     dims = {v for t in tensors for d in t.shape if isinstance(d, Expr) for v in E.variables(d)}
     for t in tensors:
         where = f"tensor `{t.name}`"
@@ -202,6 +215,21 @@ def verify_te(outputs: Sequence[te.Tensor]) -> None:
             _verify_compute(t, t.body, dims, where)
 
 
+def _reachable(outputs: Sequence[te.Tensor]) -> list[te.Tensor]:
+    """The outputs and all that they read, which must be tensors."""
+    found = dict.fromkeys(outputs)
+    stack = list(found)
+    while stack:
+        t = stack.pop()
+        for source in t.inputs:
+            if not isinstance(source, te.Tensor):
+                _fail(f"a tensor expression reads the buffer `{source.name}`", f"tensor `{t.name}`")
+            if source not in found:
+                found[source] = None
+                stack.append(source)
+    return list(found)
+
+
 def _verify_compute(t: te.Tensor, body: Expr, dims: Collection[Expr], where: str) -> None:
     if len(t.axes) != len(t.shape) or len(set(t.axes)) != len(t.axes):
         _fail(f"{len(set(t.axes))} different axes for {len(t.shape)} dimensions", where)
@@ -210,9 +238,6 @@ def _verify_compute(t: te.Tensor, body: Expr, dims: Collection[Expr], where: str
     if body.dtype != t.dtype:
         _fail(f"the body is {body.dtype}, the tensor {t.dtype}", where)
     verify_expr(body, where, guarded=any(map(_empty, t.axes)))
-    for e in E.reads(body):
-        if not isinstance(e.attr, te.Tensor):
-            _fail(f"a tensor expression reads the buffer `{e.attr.name}`", where)
     for e in E.walk(body):
         if e.op == "reduce" and set(e.attr[1]) & set(t.axes):
             _fail("an axis of the tensor is reduced over as well", where, hint="give te.reduce_axis another name")
@@ -232,7 +257,7 @@ def _free(root: Expr) -> frozenset[Expr]:
     return memo[root]
 
 
-def _verify_loop_range(v: Expr, extent: Dim, where: str) -> None:
+def _verify_loop_range(v: Expr, extent: Dim, where: object) -> None:
     """The range of a loop variable must cover its loop: proofs rely on it."""
     if v.op != "var" or v.dtype != INDEX or v.attr.lo is None or v.attr.lo > 0:
         _fail(f"`{v}` cannot be the variable of a loop", where, why=f"it must be an {INDEX} variable whose range holds 0")
@@ -273,7 +298,7 @@ def verify_kernel(kernel: Kernel) -> None:
     for b in kernel.buffers:
         if b.scope != "global":
             _fail(f"the parameter `{b.name}` is in {b.scope} memory", where)
-        checker.declare(b)
+        checker.declare(b, where)
     checker.writable.update(kernel.outputs)
     checker.statement(kernel.body)
 
@@ -289,12 +314,11 @@ class _Loops:
         self.names: set[str] = set()
         self.guarded = False
 
-    def place(self, stmt: Stmt) -> str:
+    def place(self, stmt: Stmt) -> _At:
         loops = ", ".join(f.var.name for f in self.loops)
-        return f"{self.where}{f', loops {loops}' if loops else ''}: {str(stmt).splitlines()[0] if str(stmt) else ''}"
+        return _At(f"{self.where}, loops {loops}" if loops else self.where, stmt)
 
-    def declare(self, b: Buffer, place: str = "") -> None:
-        place = place or self.where
+    def declare(self, b: Buffer, place: object) -> None:
         if b.dtype not in BITS:
             _fail(f"unknown dtype `{b.dtype}` of `{b.name}`", place)
         if b.scope not in SCOPES:
@@ -309,7 +333,7 @@ class _Loops:
             self.expression(as_expr(d), place)
         self.buffers.add(b)
 
-    def expression(self, e: Expr, place: str) -> None:
+    def expression(self, e: Expr, place: object) -> None:
         verify_expr(e, place, self.guarded)
         bound = {f.var for f in self.loops}
         for node in E.walk(e):
