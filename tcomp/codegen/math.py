@@ -178,7 +178,7 @@ def _integer_power(x: Expr, y: Expr) -> Expr:
         return _power(x, int(y.attr))
     result, square = one, x
     for bit in range(BITS[y.dtype]):
-        result = select(equal((y >> bit) & 1, 0), result, result * square)
+        result = result * select(equal((y >> bit) & 1, 0), one, square)  # not a choice of results: their cost would double
         square = square * square
     if not y.dtype.startswith("u"):
         inverse = select(equal(x, 1), one, select(equal(x, -1), select(equal(y & 1, 0), one, -1), 0))
