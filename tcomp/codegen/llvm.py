@@ -449,8 +449,10 @@ class Function(Builder):
 
     def accumulate(self, s: Stmt, buffer: Buffer, indices: tuple[Expr, ...], value: Expr, reducer: E.Reducer) -> None:
         address = self.address(buffer, indices)
+        if self.lane is not None and address.stride == 0 and address.indices is None:
+            return self.across(s, buffer, address, value, reducer)
         if self.lane is not None and not self.distinct(buffer, indices, address):
-            return self.lane_by_lane(s)  # lanes meet in one element: in order
+            return self.lane_by_lane(s)  # lanes may meet in one element: in order
         sums = reducer.combine.op == "add" and set(reducer.combine.args) == {reducer.lhs, reducer.rhs}
         native = value.dtype in ("float32", "float64") or (value.dtype == "float16" and self.module.native_half)
         if sums and native and self.target.fma and value.op == "mul":
@@ -459,12 +461,45 @@ class Function(Builder):
         else:
             term = self.value(value)
             old = self.load(buffer, address)
-            with self.scope():
-                self.bound[reducer.lhs], self.bound[reducer.rhs] = old, term
-                new = self.value(reducer.combine)
-                del self.bound[reducer.lhs], self.bound[reducer.rhs]
+            new = self.combined(reducer, old, term)
         self.write(buffer, address, new)
         self.forget((buffer,))
+
+    def across(self, s: Stmt, buffer: Buffer, address: Address, value: Expr, reducer: E.Reducer) -> None:
+        """All lanes meet in one element: folded in halves, as a binary tree (schedules ask for it by `reassociate`)."""
+        term = self.value(value)
+        lanes = self.lanes
+        if lanes & (lanes - 1) or (self.mask is not None and self.mask.lanes == 1) or value.dtype == "bool":
+            return self.lane_by_lane(s)
+        type_, ref = self.module.type(value.dtype, lanes), self.spread(term, lanes)
+        if self.mask is not None:
+            neutral = self.spread(self.value(reducer.identity), lanes)
+            ref = self.op(f"select <{lanes} x i1> {self.mask.ref}, {type_} {ref}, {type_} {neutral}")
+        lane, mask = self.lane, self.mask
+        self.mask = None
+        width = lanes
+        while width > 1:
+            type_, width = self.module.type(value.dtype, width), width // 2
+            halves = [
+                self.op(f"shufflevector {type_} {ref}, {type_} poison, <{width} x i32> <{', '.join(f'i32 {n + start}' for n in range(width))}>")
+                for start in (0, width)
+            ]
+            self.lanes = width
+            if width == 1:
+                self.lane = None
+                halves = [self.op(f"extractelement <1 x {self.module.type(value.dtype)}> {half}, i64 0") for half in halves]
+            ref = self.combined(reducer, *(Value(half, value.dtype, width) for half in halves)).ref
+        self.lane, self.lanes = None, 1
+        self.write(buffer, address, self.combined(reducer, self.load(buffer, address), Value(ref, value.dtype)))
+        self.lane, self.lanes, self.mask = lane, lanes, mask
+        self.forget((buffer,))
+
+    def combined(self, reducer: E.Reducer, old: Value, term: Value) -> Value:
+        with self.scope():
+            self.bound[reducer.lhs], self.bound[reducer.rhs] = old, term
+            new = self.value(reducer.combine)
+            del self.bound[reducer.lhs], self.bound[reducer.rhs]
+        return new
 
     def distinct(self, buffer: Buffer, indices: tuple[Expr, ...], address: Address) -> bool:
         """Whether the lanes certainly access different elements."""
