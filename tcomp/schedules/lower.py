@@ -367,9 +367,8 @@ def _redirect_stores(stmt: Stmt, replacements: Mapping[Buffer, tuple[Buffer, Lay
 def rename_loops(stmt: Stmt, fresh: Callable[[str], str]) -> Stmt:
     """Every loop gets a fresh name; `fresh(name) -> str`."""
     if isinstance(stmt, For):
-        info = stmt.var.attr
         # The extent may mention outer loop variables, renamed by now: take it from the loop, not from the old variable.
-        renamed = E.var(fresh(info.name), info.lo, info.hi, extent=info.extent and as_expr(stmt.extent))
+        renamed = loop_var(fresh(stmt.var.attr.name), stmt.extent)
         body = map_expressions(stmt.body, lambda e: E.substitute(e, {stmt.var: renamed}))
         return For(renamed, stmt.extent, rename_loops(body, fresh), stmt.kind)
     return with_children(stmt, [rename_loops(c, fresh) for c in children(stmt)])
