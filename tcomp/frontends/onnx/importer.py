@@ -158,6 +158,7 @@ class _Importer:
     def __init__(self, model: ModelProto, tensors: reader.TensorReader) -> None:
         self.model, self.tensors = model, tensors
         self.records: list[NodeRecord] = []
+        self.reported: set[str] = set()  # names in the records
         self.count = 0
         self.titled: set[Value] = set()  # values that bear the name the model gives them
         self.opsets = _opsets(model.opset_import)
@@ -231,8 +232,9 @@ class _Importer:
             status, reason = UNCHECKED, error.what
         except UnsupportedError as error:
             status, reason = MISSING, _reason(error)
-        if frame.depth == 0 or all(r.name != name for r in self.records[number:]):  # an unrolled body is reported once
+        if frame.depth == 0 or name not in self.reported:  # an unrolled body is reported once
             self.records.insert(number, NodeRecord(name, node.op_type, domain, opset, dtypes, status, reason))
+            self.reported.add(name)
         self.bind(frame, node, name, status, results, reserved)
 
     def bind(
@@ -247,7 +249,8 @@ class _Importer:
             value = results[i] if i < len(results) else None
             if value is None:
                 raise ImportModelError(f"output {i} (`{output}`) is not computed by `{node.op_type}`", where=f"node `{name}`")
-            if value not in self.titled and _renamable(frame.scope, value):
+            fresh = value not in self.titled or (output in reserved and value.name not in reserved)
+            if fresh and _renamable(frame.scope, value):
                 value.name = output if output in reserved else frame.scope.builder.fresh(frame.prefix + output)
                 self.titled.add(value)
             frame.values[output] = value
@@ -383,6 +386,7 @@ class _Bodies:
         return len(self.importer.records)
 
     def forget(self, mark: int) -> None:
+        self.importer.reported.difference_update(r.name for r in self.importer.records[mark:])
         del self.importer.records[mark:]
 
     def _frame(self, scope: Scope) -> Frame:
