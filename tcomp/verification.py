@@ -82,7 +82,7 @@ class Verification:
             where = f", first at node `{bad[0].node}`" if bad[0].node else ""
             return f"the pass `{bad[0].name}` changes the result{where}"
         if wrong := [k for k in self.kernels if not k.worst.ok]:
-            return f"the kernel `{wrong[0].name}` ({' + '.join(wrong[0].operators)}) is compiled wrongly"
+            return f"the native code of `{wrong[0].name}` ({' + '.join(wrong[0].operators)}) is wrong"
         if all(c.ok for c in self.outputs):
             return f"{self.threads} threads and 1 thread give different bits"
         return "every pass and every kernel alone is right: the fault lies in the memory plan, the entry function or the linking"

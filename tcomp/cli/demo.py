@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import tcomp
 from tcomp.cli import output
 from tcomp.cli.options import Json, Threads, parse_choices
 from tcomp.errors import InputError
@@ -129,6 +131,7 @@ def _footprint(artifact: Path, feeds: dict[str, np.ndarray], inputs: Path) -> di
 
     np.savez(inputs, allow_pickle=False, **feeds)
     command = [sys.executable, "-m", "tcomp.cli.footprint", str(artifact), str(inputs)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    path = os.pathsep.join([str(Path(tcomp.__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300, env={**os.environ, "PYTHONPATH": path})
     record: dict[str, float] = json.loads(done.stdout)
     return record

@@ -1,0 +1,256 @@
+"""What each command does when all is well, or when it finds something."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tcomp as package
+from tcomp.runtime import load
+
+COMMANDS = ("compile", "run", "bench", "check", "verify", "explain", "doctor", "demo")
+
+
+def expected(models, x):
+    h = np.maximum(x @ models["w"] + models["b"], 0)
+    e = np.exp(h - h.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+# ---------------------------------------------------------------- help
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example(tcomp, command):
+    text = tcomp(command, "--help").stdout
+    assert "Examples:" in text and f"tcomp {command}" in text.partition("Examples:")[2]
+    assert "--debug" in text and "--json" in text
+
+
+def test_root_help_lists_the_commands(tcomp):
+    text = tcomp("--help").stdout
+    assert all(f" {command} " in text for command in COMMANDS)
+    assert "--install-completion" in text
+
+
+def test_version(tcomp):
+    assert tcomp("--version").stdout.startswith(f"tcomp {package.__version__} ")
+
+
+def test_help_imports_neither_numpy_nor_the_compiler():
+    """It takes 0.2 s on a slow machine; importing NumPy, onnx and LLVM alone takes longer."""
+    program = "import sys, tcomp.cli.app; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=root()).stdout.split()
+    assert not {"numpy", "onnx", "llvmlite", "tcomp.driver"}.intersection(loaded)
+
+
+def root():
+    return Path(package.__file__).parents[1]
+
+
+# ---------------------------------------------------------------- compile
+
+
+def test_compile_writes_an_artifact_here(tcomp, models, tmp_path):
+    done = tcomp("compile", models["mlp"])
+    assert [p.name for p in tmp_path.iterdir()] == ["mlp.tcomp"]
+    assert "wrote mlp.tcomp" in done.stdout
+    x = np.random.default_rng(1).standard_normal((6, 8), np.float32)
+    np.testing.assert_allclose(load("mlp.tcomp")(x), expected(models, x), rtol=1e-5)
+
+
+def test_compile_for_bounded_dims_and_threads(tcomp, models):
+    record = tcomp.json("compile", models["mlp"], "-o", "a.tcomp", "--dim", "batch=2..8", "--threads", 1)
+    assert record["artifact"] == "a.tcomp" and record["bytes"] == os.path.getsize("a.tcomp")
+    manifest = load("a.tcomp").manifest
+    assert [(d.name, d.min, d.max) for d in manifest.dims] == [("batch", 2, 8)]
+    assert manifest.threads == 1
+
+
+def test_compile_for_a_shape_and_a_target(tcomp, models):
+    tcomp("compile", models["mlp"], "--shape", "x=4x8", "--target", "cpu -mcpu=x86-64-v3")
+    manifest = load("mlp.tcomp", threads=1).manifest
+    assert manifest.inputs[0].shape == (4, 8) and manifest.cpu == "x86-64-v3"
+
+
+def test_emit_writes_listings_beside_the_artifact(tcomp, models, tmp_path):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    done = tcomp("compile", models["mlp"], "-o", folder / "m.tcomp", "--emit", "graph,te,loops,llvm,asm")
+    texts = {stage: (folder / f"m.{stage}.txt").read_text() for stage in ("graph", "te", "loops", "llvm", "asm")}
+    assert len(list(folder.iterdir())) == 6
+    for stage, mark in (("graph", "graph net"), ("te", "sum("), ("loops", "for "), ("llvm", "define "), ("asm", ".text")):
+        assert mark in texts[stage]
+        assert f"wrote {folder / f'm.{stage}.txt'}" in done.stdout
+
+
+def test_emit_to_stdout_prints_listings_alone(tcomp, models, tmp_path):
+    done = tcomp("compile", models["mlp"], "--emit", "graph", "--emit-to", "-")
+    assert done.stdout.startswith("graph net") and "wrote" not in done.stdout
+    assert "wrote mlp.tcomp" in done.stderr
+    record = tcomp.json("compile", models["mlp"], "--emit", "te", "--emit-to", "-")
+    assert list(record["stages"]) == ["te"]
+
+
+# ---------------------------------------------------------------- run
+
+
+def test_run_with_random_inputs_says_so(tcomp, artifact):
+    done = tcomp("run", artifact, "--dim", "batch=3")
+    assert "random inputs" in done.stderr and "x;" in done.stderr
+    assert "3x5" in done.stdout and "float32" in done.stdout
+
+
+def test_run_chooses_sizes_nobody_gave_and_says_so(tcomp, artifact):
+    assert "sizes chosen: batch=1" in tcomp("run", artifact).stderr
+
+
+def test_run_on_files_and_save(tcomp, models, artifact):
+    x = np.random.default_rng(2).standard_normal((4, 8), np.float32)
+    np.save("x.npy", x)
+    record = tcomp.json("run", artifact, "--input", "x=x.npy", "--save", "out")
+    assert record["saved"] == "out.npz" and record["random_inputs"] == []
+    with np.load("out.npz", allow_pickle=False) as saved:
+        np.testing.assert_allclose(saved["y"], expected(models, x), rtol=1e-5)
+    (y,) = record["outputs"]
+    assert y["shape"] == [4, 5] and y["mean"] == pytest.approx(0.2) and len(y["first"]) == 5
+    np.savez("all.npz", x=x)
+    assert tcomp.json("run", artifact, "--input", "all.npz")["outputs"] == record["outputs"]
+
+
+def test_run_fills_inputs_with_numbers(tcomp, models):
+    record = tcomp.json("run", models["plain"], "--input", "p=1.5", "--input", "q=-1")
+    total, power = record["outputs"]
+    assert total["min"] == total["max"] == 0.5
+    assert power["mean"] == pytest.approx(np.exp(0.5), rel=1e-6)
+
+
+def test_run_is_repeatable_by_its_seed(tcomp, artifact):
+    first, same, other = (tcomp.json("run", artifact, "--seed", seed)["outputs"] for seed in (1, 1, 2))
+    assert first == same != other
+
+
+def test_run_reports_what_is_not_finite(tcomp, models):
+    record = tcomp.json("run", models["plain"], "--input", "p=100", "--input", "q=1")
+    assert record["outputs"][1]["nonfinite"] == 6 and record["outputs"][1]["first"][0] == "inf"
+    assert "6 not finite" in tcomp("run", models["plain"], "--input", "p=100", "--input", "q=1").stdout
+
+
+def test_profile_names_every_kernel(tcomp, artifact):
+    record = tcomp.json("run", artifact, "--profile", "--dim", "batch=64")
+    assert [k["name"] for k in record["kernels"]] == load(artifact).manifest.notes["kernels"]
+    assert all(k["seconds"] > 0 for k in record["kernels"])
+    text = tcomp("run", artifact, "--profile").stdout
+    assert "2 kernels" in text and text.count("%") == 2
+
+
+def test_module_profile_adds_up_to_the_run(artifact):
+    module = load(artifact, threads=1)
+    x = np.ones((64, 8), np.float32)
+    start = time.perf_counter()
+    found = module.profile({"x": x}, runs=20)
+    assert 0 < sum(s for _, s in found) <= (time.perf_counter() - start) / 20
+
+
+# ---------------------------------------------------------------- bench
+
+
+def test_bench_of_an_artifact(tcomp, artifact):
+    (line,) = tcomp.json("bench", artifact, "--seconds", "0.02", "--threads", "1")["results"]
+    assert line["contender"] == "tcomp" and line["threads"] == 1 and line["ratio"] == 1 and line["runs"] >= 15
+    assert 0 < line["min_seconds"] <= line["median_seconds"]
+
+
+def test_bench_against_onnxruntime(tcomp, models):
+    pytest.importorskip("onnxruntime")
+    arguments = ("bench", models["mlp"], "--dim", "batch=4", "--against", "onnxruntime", "--threads", "1,2", "--seconds", "0.02")
+    record = tcomp.json(*arguments)
+    assert [(r["contender"], r["threads"]) for r in record["results"]] == [
+        (c, n) for n in (1, 2) for c in ("tcomp", "onnxruntime")
+    ]
+    assert all(r["difference"] < 1e-5 for r in record["results"]) and record["failed"] == {}
+    text = tcomp(*arguments).stdout
+    assert "ratio" in text and text.count("onnxruntime") == 2
+
+
+# ---------------------------------------------------------------- check, explain
+
+
+def test_check_of_a_supported_model(tcomp, models):
+    record = tcomp.json("check", models["mlp"])
+    assert record["ok"] and record["counts"] == {"supported": 4} and record["missing"] == []
+    assert record["nodes"][0] == {
+        "name": "h", "op": "MatMul", "opset": 17, "dtypes": ["float32", "float32"], "status": "supported", "reason": ""
+    }  # fmt: skip
+    assert "can be compiled" in tcomp("check", models["mlp"]).stdout
+
+
+def test_check_lists_what_is_missing(tcomp, models):
+    text = tcomp("check", models["missing"], status=1).stdout
+    assert "NonZero" in text and "unchecked" in text and "cannot be compiled" in text
+    record = tcomp.json("check", models["missing"], status=1)
+    assert [n["name"] for n in record["missing"]] == ["nz"] and record["missing"][0]["reason"]
+    assert record["counts"] == {"supported": 1, "missing": 1, "unchecked": 1}
+
+
+def test_check_shows_decomposition_of_functions(tcomp, models):
+    statuses = {n["op"]: n["status"] for n in tcomp.json("check", models["gather"])["nodes"]}
+    assert statuses["Gather"] == "supported" and statuses["HardSwish"] in ("supported", "decomposed")
+
+
+def test_explain(tcomp, models):
+    record = tcomp.json("explain", models["mlp"])
+    operators = [op for k in record["kernels"] for op in k["operators"]]
+    assert operators == ["matmul", "add", "relu", "softmax"]
+    assert any("softmax" in line for line in record["not_fused"])
+    assert [p["name"] for p in record["passes"]].count("partition") == 1
+    text = tcomp("explain", models["mlp"]).stdout
+    assert "matmul + add + relu" in text and "edges not fused" in text
+
+
+# ---------------------------------------------------------------- doctor, demo
+
+
+def test_doctor(tcomp, cache):
+    record = tcomp.json("doctor")
+    assert record["self_test"]["ok"]
+    assert record["cache"]["folder"] == str(cache) and record["cache"]["writable"] == "yes"
+    assert record["targets"]["cuda"].startswith("not usable")
+    text = tcomp("doctor").stdout
+    assert "self-test: ok" in text and "not installed" in text
+
+
+def test_doctor_reports_a_failed_self_test(tcomp, monkeypatch):
+    def broken(*arguments):
+        raise package.TcompError("the linker is gone")
+
+    monkeypatch.setattr("tcomp.driver.build", broken)
+    assert "self-test: FAILED (the linker is gone)" in tcomp("doctor", status=1).stdout
+
+
+def test_demo(tcomp):
+    record = tcomp.json("demo", "--model", "squeezenet", "--seconds", "0.05", "--threads", 1)
+    assert record["ok"] and record["model"] == "squeezenet" and record["latency"]["tcomp"]["min_seconds"] > 0
+    assert record["process"]["peak_bytes"] > record["process"]["import_peak_bytes"] > 0
+
+
+# ---------------------------------------------------------------- as a program
+
+
+def test_as_a_program(models, tmp_path, cache):
+    environment = {**os.environ, "PYTHONPATH": str(root())}
+
+    def call(*arguments):
+        command = [sys.executable, "-m", "tcomp", *map(str, arguments)]
+        return subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, env=environment)
+
+    done = call("compile", models["mlp"], "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["kernels"] == 2 and done.stderr == ""
+    wrong = call("run", "mlp.tcomp", "--input", "z=1")
+    assert wrong.returncode == 2 and wrong.stdout == "" and "no input `z`" in wrong.stderr and "Traceback" not in wrong.stderr
+    assert call("--help").returncode == 0
