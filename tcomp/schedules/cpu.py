@@ -22,6 +22,7 @@ from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import VECTORIZED, Accumulate, Allocate, Block, Buffer, For, If, Kernel, Stmt, Store, While, walk
+from tcomp.ir.simplify import linear, simplify
 from tcomp.schedules import primitives as P
 from tcomp.schedules.roles import Nest, contiguous, extent_of, stride
 from tcomp.schedules.schedule import Schedule
@@ -29,6 +30,8 @@ from tcomp.target import Target
 
 SERIAL_ELEMENTS = 1 << 15  # below this many elements (or SERIAL_FOLDS accumulations) threads cost more than they save
 SERIAL_FOLDS = 1 << 19
+MOST_LANES = 64  # of a vectorized loop
+MOST_PIECES = 12  # a loop is cut into at most so many, for the sake of code size
 SYMBOLIC = 512  # assumed size of an unbounded symbolic extent
 
 
@@ -191,8 +194,32 @@ def _elementwise(s: Schedule, result: str, target: Target) -> None:
     loops = [x.var.attr.name for x in nest.loops]
     lanes = _lanes(target, [nest.writes, *(r.attr for r in nest.reads)])
     work = prod(extent_of(x.extent, SYMBOLIC) for x in nest.loops)
-    outer = _vector_tail(s, loops[-1], nest.loops[-1].extent, lanes)
-    _threads(s, [*loops[:-1], *([outer] if outer else [])], work >= SERIAL_ELEMENTS)
+    pieces = _cut(s, nest)
+    outer = [_vector_tail(s, piece, P.find_loop(s.kernel, piece).extent, lanes) for piece in pieces]
+    _threads(s, [*loops[:-1], *([outer[0]] if len(outer) == 1 and outer[0] else [])], work >= SERIAL_ELEMENTS)
+
+
+def _cut(s: Schedule, nest: Nest) -> list[str]:
+    """Partition the lane loop where conditions on it change (the seams of a concatenation, the edges of a padding)."""
+    lane = nest.loops[-1]
+    if not isinstance(lane.extent, int):
+        return [lane.var.attr.name]
+    points: set[int] = set()
+    for e in E.walk(nest.leaf.value):
+        if e.op in ("lt", "le") and set(E.variables(e)) == {lane.var}:
+            gap = linear(simplify(e.args[1] - e.args[0]))  # 0 < gap, or 0 <= gap
+            slope, offset = gap.get((lane.var,), 0), gap.get((), 0) + (e.op == "le")
+            if slope and gap.keys() <= {(lane.var,), ()}:
+                points.add(-offset // slope + 1 if slope > 0 else -(offset // slope))
+    inner = sorted(p for p in points if 0 < p < lane.extent)
+    if len(inner) > MOST_PIECES:
+        return [lane.var.attr.name]
+    pieces, start = [lane.var.attr.name], 0
+    for p in inner:
+        head, tail = s.partition(pieces.pop(), p - start)
+        pieces += [head, tail]
+        start = p
+    return pieces
 
 
 def _tiled(s: Schedule, result: str, acc: str, target: Target) -> None:
@@ -265,7 +292,7 @@ def _rows(s: Schedule, group: _Group, target: Target) -> None:
         axis = _fold_lanes(fold) if fold is not None else None
         if fold is not None and axis is not None:
             width = _lanes(target, [fold.writes, *(r.attr for r in fold.reads)])
-            lanes = width * 4 if extent_of(axis.extent, SYMBOLIC) >= width * 4 else width
+            lanes = min(width * 4, MOST_LANES) if extent_of(axis.extent, SYMBOLIC) >= width * 4 else width
             partial = s.rfactor(name, axis.var.attr.name, lanes)
             partials[name] = (partial, axis.var.attr.name, axis.extent, lanes)
     if not leading:
@@ -359,7 +386,7 @@ def _fold(s: Schedule, buffer: str) -> Nest:
 
 def _lanes(target: Target, buffers: Sequence[Buffer]) -> int:
     """Elements of the widest type involved that fill a vector register."""
-    return max(1, target.vector_bits // 8 // max(itemsize(b.dtype) for b in buffers))
+    return min(MOST_LANES, max(1, target.vector_bits // 8 // max(itemsize(b.dtype) for b in buffers)))
 
 
 def _divides(n: int, extent: Dim) -> bool:
