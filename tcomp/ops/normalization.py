@@ -10,18 +10,18 @@ from math import prod
 
 from tcomp.errors import IRError
 from tcomp.ir import te
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, cast, select
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, cast, const, select
 from tcomp.ir.graph import Operator
-from tcomp.ops.broadcast import require_same, widened
 from tcomp.ops.broadcast import read as broadcast_read
+from tcomp.ops.broadcast import require_same, widened
 from tcomp.ops.reduction import at_kept, fold
 
 
 def _count(shape: Sequence[Dim], axes: Sequence[int], dtype: str) -> Expr:
     extents = [shape[a] for a in axes]
     if all(isinstance(d, int) for d in extents):
-        return as_expr(float(prod(int(d) for d in extents)), dtype)  # type: ignore[arg-type]
-    return cast(as_expr(as_dim(prod(map(as_expr, extents[1:]), start=as_expr(extents[0])))), dtype)
+        return as_expr(float(prod(int(d) for d in extents)), dtype)
+    return cast(as_expr(as_dim(prod(map(as_expr, extents), start=as_expr(1)))), dtype)
 
 
 def moments(x: te.Tensor, axes: Sequence[int]) -> tuple[te.Tensor, te.Tensor]:
@@ -101,7 +101,7 @@ def group_norm(x: te.Tensor, scale: te.Tensor, bias: te.Tensor, groups: int, eps
     per_group = scale.shape[0] == groups and groups != channels
 
     def element(n: Expr, c: Expr, *p: Expr) -> Expr:
-        at = (n, c // size, *(0 for _ in split.shape[2:]))
+        at = (n, c // size, *[const(0)] * (split.ndim - 2))
         normal = (widened(x[(n, c, *p)]) - mean[at]) / te.sqrt(variance[at] + epsilon)
         own = c // size if per_group else c
         return cast(normal * widened(scale[own]) + widened(bias[own]), x.dtype)

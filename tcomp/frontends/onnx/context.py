@@ -285,7 +285,7 @@ class Context:
         outputs = self.scope.add(op, inputs, attrs, self.name)
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def constant(self, array: np.ndarray | float | int | bool, dtype: str | None = None) -> Value:
+    def constant(self, array: np.ndarray | float | bool, dtype: str | None = None) -> Value:
         """A compile-time array; with `dtype`, converted to it."""
         made = np.asarray(array)
         if dtype is not None and made.dtype != to_numpy(dtype):

@@ -97,7 +97,7 @@ class Cell:
 
     def projected(self, d: int, bias: Value | None) -> Value:
         """The input's part of the gates for all steps, [steps, batch, gates * hidden]."""
-        y = self.ctx.add(DENSE, [self.x, self.part(1, d)])
+        y: Value = self.ctx.add(DENSE, [self.x, self.part(1, d)])
         return y if bias is None else self.ctx.add(ADD, [y, bias])
 
     def run(self, d: int, x: Value, states: Sequence[Value], captured: Sequence[Value], step: Step) -> tuple[Value, tuple[Value, ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import onnx
 from onnx import AttributeProto, FunctionProto, NodeProto
@@ -35,7 +36,7 @@ class Formal:
 class Schema:
     """The parts of an ONNX operator schema that importing needs."""
 
-    schema: OpSchema
+    schema: Any  # onnx.defs.OpSchema, whose type stubs lack half of it
     inputs: tuple[Formal, ...]
     min_inputs: int
     max_inputs: int
@@ -52,7 +53,7 @@ class Schema:
 def find(op_type: str, opset: int, domain: str) -> Schema | None:
     """The schema in force at an opset; None for an operator that ONNX does not define."""
     try:
-        schema = onnx.defs.get_schema(op_type, opset, domain)
+        schema: Any = onnx.defs.get_schema(op_type, opset, domain)
     except SchemaError:
         return None
     if schema.deprecated:
@@ -117,7 +118,7 @@ def function_body(schema: Schema, node: NodeProto, inputs: Sequence[Value | None
     s = schema.schema
     if s.has_function:
         versions = [v for v in s.function_opset_versions if v <= opset] or list(s.function_opset_versions)
-        return FunctionProto.FromString(s.get_function_with_opset_version(max(versions)))
+        return FunctionProto.FromString(s.get_function_with_opset_version(max(versions)))  # type: ignore[no-any-return]
     if s.has_context_dependent_function:
         types = [_type_proto(v).SerializeToString() for v in inputs]
         declared = list(s.context_dependent_function_opset_versions)

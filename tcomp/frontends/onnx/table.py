@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from tcomp.frontends.onnx import control, elementwise, image, indexing, loss, matmul, movement, nn, quantization, recurrent, reduction, shape, signal  # fmt: skip
+from tcomp.frontends.onnx import (  # fmt: skip
+    control,
+    elementwise,
+    image,
+    indexing,
+    loss,
+    matmul,
+    movement,
+    nn,
+    quantization,
+    recurrent,
+    reduction,
+    shape,
+    signal,
+)
 from tcomp.frontends.onnx.context import Handler, Versions
 
 FAMILIES: tuple[dict[str, Versions], ...] = (
