@@ -36,7 +36,8 @@ _TOKEN = re.compile(
     r"|(?P<name>[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)*)"
     r"|(?P<quoted>`(?:[^`\\\n]|\\.)*`)"
     r'|(?P<string>"(?:[^"\\\n]|\\.)*")'
-    r"|(?P<sign>\.\.|->|//|<<|>>|<=|==|!=|\+=|[-+*/%&|^~<>=()\[\]{},:;@])"
+    r"|(?P<sign>\.\.|->|//|<<|>>|<=|==|!=|\+=|[-+*/%&|^~<>=()\[\]{},:;@])",
+    re.ASCII,
 )
 
 
@@ -322,7 +323,9 @@ class _Parser:
             if axes:
                 self.expect(",")
             before = dict(self.variables)
-            v, _, printed = self.binding()
+            v, extent, printed = self.binding()
+            if extent != (v.attr.extent if v.attr.extent is not None else v.attr.hi + 1 if v.attr.hi is not None else None):
+                self.fail(f"the range of `{printed}` does not end below {extent}")
             hidden.setdefault(printed, before.get(printed))
             axes.append(v)
         body = self.expression()

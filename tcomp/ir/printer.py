@@ -239,7 +239,7 @@ class _Printer:
     def reduction(self, e: Expr, indent: str) -> str:
         reducer, axes = e.attr
         bound: list[Expr] = []
-        extents = [v.attr.extent if v.attr.extent is not None else v.attr.hi + 1 for v in axes]
+        extents = [v.attr.extent if v.attr.extent is not None else (v.attr.hi or 0) + 1 for v in axes]
         listed = ", ".join(self.binding(v, extent, bound) for v, extent in zip(axes, extents, strict=True))
         with self.scope(self.variables, bound):
             return f"{self.reducer(reducer)}({listed}: {self.expression(e.args[0], indent + '    ')})"

@@ -515,6 +515,8 @@ def _verify_application(node: Node, place: str) -> None:
         verify_te(derived)
     except TcompError as error:
         _fail(error.what, f"{place}: {error.where}", error.why, error.hint)
+    except (TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
+        _fail(f"the operator does not take these inputs and attributes: {error}", place)
     _verify_types("the operator", derived, "the node declares", node.outputs, place)
 
 

@@ -1,6 +1,9 @@
 """The printed form and its parser: round trips, golden listings, refusals."""
 
+import random
+import re
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from tcomp.ir.parser import parse_expr, parse_graph, parse_kernel, parse_te
 from tcomp.ir.printer import canonical_graph_text, content_hash, print_expr, print_graph, print_kernel, print_te, standard_reducers
 from tcomp.ir.verify import verify_graph, verify_kernel, verify_te
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 NAMES = {v.name: v for v in VARIABLES} | {n: t for n, t in INPUTS.items()}
 
 
@@ -316,3 +320,29 @@ def graph_text(line, outputs="%x"):
 def test_bad_graphs_are_refused(text, message):
     with pytest.raises(ParseError, match=message):
         parse_graph(text, OPS)
+
+
+def test_damaged_text_is_read_or_refused_but_nothing_else():
+    rng = random.Random(0)
+    readers = {
+        "gemm_kernel": parse_kernel,
+        "other_kernel": parse_kernel,
+        "attention_te": parse_te,
+        "extern_te": parse_te,
+        "residual_graph": lambda text: parse_graph(text, OPS, {content_hash(np.arange(20)): np.arange(20)}),
+    }
+    pieces = {name: re.findall(r"\s+|[A-Za-z_0-9.]+|`[^`]*`|.", (GOLDEN / f"{name}.txt").read_text()) for name in readers}
+    odd = ["0", "-1", "9" * 30, "inf", "1e999", "\x00", "é", "(", "`", "let", "%", '"', "\\", "1.5f", "float32", "..", "{", "}"]
+    refused = 0
+    for _ in range(400):
+        name = rng.choice(list(readers))
+        damaged = list(pieces[name])
+        for _ in range(rng.randint(1, 3)):
+            at = rng.randrange(len(damaged))
+            damaged[at : at + rng.randint(0, 1)] = rng.choice([[], [rng.choice(odd)], [rng.choice(damaged)]])
+        try:
+            readers[name]("".join(damaged))
+        except ParseError as error:
+            refused += 1
+            assert error.where.startswith("line ")
+    assert refused > 200
