@@ -393,4 +393,6 @@ class Builder:
         old, new = self.module.type(a.dtype, a.lanes), self.module.type(dtype, a.lanes)
         if old == new:
             return Value(a.ref, dtype, a.lanes)
+        if "bool" in (a.dtype, dtype):  # a byte in memory, a bit in registers
+            return self.cast(a, dtype)
         return Value(self.op(f"bitcast {old} {a.ref} to {new}"), dtype, a.lanes)

@@ -467,32 +467,27 @@ class Function(Builder):
 
     def across(self, s: Stmt, buffer: Buffer, address: Address, value: Expr, reducer: E.Reducer) -> None:
         """All lanes meet in one element: folded in halves, as a binary tree (schedules ask for it by `reassociate`)."""
-        term = self.value(value)
-        lanes = self.lanes
-        if lanes & (lanes - 1) or (self.mask is not None and self.mask.lanes == 1) or value.dtype == "bool":
+        if value.dtype == "bool":
             return self.lane_by_lane(s)
-        type_, ref = self.module.type(value.dtype, lanes), self.spread(term, lanes)
-        if self.mask is not None:
-            neutral = self.spread(self.value(reducer.identity), lanes)
-            ref = self.op(f"select <{lanes} x i1> {self.mask.ref}, {type_} {ref}, {type_} {neutral}")
-        lane, mask = self.lane, self.mask
-        self.mask = None
-        width = lanes
-        while width > 1:
-            type_, width = self.module.type(value.dtype, width), width // 2
-            halves = [
-                self.op(f"shufflevector {type_} {ref}, {type_} poison, <{width} x i32> <{', '.join(f'i32 {n + start}' for n in range(width))}>")
-                for start in (0, width)
-            ]
-            self.lanes = width
-            if width == 1:
-                self.lane = None
-                halves = [self.op(f"extractelement <1 x {self.module.type(value.dtype)}> {half}, i64 0") for half in halves]
-            ref = self.combined(reducer, *(Value(half, value.dtype, width) for half in halves)).ref
-        self.lane, self.lanes = None, 1
-        self.write(buffer, address, self.combined(reducer, self.load(buffer, address), Value(ref, value.dtype)))
-        self.lane, self.lanes, self.mask = lane, lanes, mask
+        lane, lanes, mask = self.lane, self.lanes, self.mask
+        folded = Value(self.spread(self.value(value), lanes), value.dtype, lanes)
+        if mask is not None:
+            folded = self.choose(mask, folded, self.value(reducer.identity))
+        self.lane, self.mask = None, None
+        while folded.lanes > 1:
+            width = folded.lanes // 2
+            halves = [self.half(folded, start, width) for start in (0, width)]
+            folded = self.combined(reducer, *halves)
+        self.write(buffer, address, self.combined(reducer, self.load(buffer, address), folded))
+        self.lane, self.mask = lane, mask
         self.forget((buffer,))
+
+    def half(self, value: Value, start: int, width: int) -> Value:
+        """Lanes [start, start + width) of a vector."""
+        type_ = self.module.type(value.dtype, value.lanes)
+        if width == 1:
+            return Value(self.op(f"extractelement {type_} {value.ref}, i64 {start}"), value.dtype)
+        return Value(self.shuffle(type_, value.ref, "poison", range(start, start + width)), value.dtype, width)
 
     def combined(self, reducer: E.Reducer, old: Value, term: Value) -> Value:
         with self.scope():
@@ -853,7 +848,7 @@ class Function(Builder):
         return self.bound[v]
 
     def compare_lanes(self, e: Expr) -> Value:
-        """`rest + c * lane > 0`, in 32 bits where possible: for c = -1 or 1 by how many lanes hold, counted in scalars."""
+        """`rest + slope * lane > 0` (or >= 0): vectors of 32 bits instead of 64 where the values fit."""
         folded = self.fold(e)
         if folded.op not in ("lt", "le"):
             return self.value(folded) if folded is not e else self.compare(e.op, *(self.value(a) for a in e.args))
@@ -863,16 +858,21 @@ class Function(Builder):
         lane_only = {m: c for m, c in terms.items() if self.varies(m)}
         assert self.lane is not None
         slope = lane_only.get((self.lane,), 0)
-        if len(lane_only) != 1 or abs(slope) != 1:
-            return self.compare(folded.op, self.value(a), self.value(b))
-        # slope -1: lane < rest (+ 1 for le); slope 1: lane >= 1 - rest (- rest for le), the negation of lane < that.
         strict = folded.op == "lt"
-        limit = from_linear(rest) + (0 if strict else 1) if slope < 0 else const(1 if strict else 0) - from_linear(rest)
-        count = self.value(simplify(E.minimum(E.maximum(limit, 0), self.lanes)))
-        small = self.op(f"trunc i64 {count.ref} to i32") if count.ref[0] == "%" else count.ref
-        vector = self.spread(Value(small, "int32"), self.lanes)
-        test = self.op(f"icmp {'ult' if slope < 0 else 'uge'} <{self.lanes} x i32> {iota(self.lanes, 'i32')}, {vector}")
-        return Value(test, "bool", self.lanes)
+        if len(lane_only) == 1 and abs(slope) == 1:
+            # slope -1: lane < rest (+ 1 for le); slope 1: lane >= 1 - rest (- rest for le), the negation of lane < that.
+            limit = from_linear(rest) + (0 if strict else 1) if slope < 0 else const(1 if strict else 0) - from_linear(rest)
+            limit = E.minimum(E.maximum(limit, 0), self.lanes)
+            lanes, test = iota(self.lanes, "i32"), "ult" if slope < 0 else "uge"
+        elif slope and len(lane_only) == 1 and _small(slope * self.lanes, *E.bounds(from_linear(rest))):
+            # slope * lane > -rest
+            limit, lanes, test = const(0) - from_linear(rest), iota(self.lanes, "i32", slope), "sgt" if strict else "sge"
+        else:
+            return self.compare(folded.op, self.value(a), self.value(b))
+        count = self.value(simplify(limit))
+        narrow = self.op(f"trunc i64 {count.ref} to i32") if count.ref[0] == "%" else count.ref
+        vector = self.spread(Value(narrow, "int32"), self.lanes)
+        return Value(self.op(f"icmp {test} <{self.lanes} x i32> {lanes}, {vector}"), "bool", self.lanes)
 
     def select(self, e: Expr) -> Value:
         cond = self.fold(e.args[0])
@@ -910,6 +910,11 @@ class Function(Builder):
         self.lines = outer
         self.start(end)
         return Value(self.op(f"phi {self.module.type(a.dtype, lanes)} {', '.join(arms)}"), a.dtype, lanes)
+
+
+def _small(*values: int | None) -> bool:
+    """Whether sums of two of the values surely fit 32 bits."""
+    return all(v is not None and abs(v) < 1 << 30 for v in values)
 
 
 def _unknown(e: Expr, facts: Mapping[Expr, Any]) -> Iterable[Expr]:
