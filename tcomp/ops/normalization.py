@@ -66,16 +66,22 @@ def batch_moments(x: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
     mean, variance = moments(x, axes)
 
     def flat(t: te.Tensor, name: str) -> te.Tensor:
-        return te.compute((x.shape[1],), lambda c: cast(t[tuple(c if a == 1 else 0 for a in range(x.ndim))], x.dtype), name)  # type: ignore[no-any-return]
+        def element(c: Expr) -> Expr:
+            return cast(t[tuple(c if a == 1 else 0 for a in range(x.ndim))], x.dtype)
+
+        return te.compute((x.shape[1],), element, name)  # type: ignore[no-any-return]
 
     return flat(mean, "batch_mean"), flat(variance, "batch_variance")
 
 
 def running(old: te.Tensor, new: te.Tensor, momentum: float) -> te.Tensor:
     """old * momentum + new * (1 - momentum)."""
-    return te.compute(  # type: ignore[no-any-return]
-        old.shape, lambda *i: cast(widened(old[i]) * momentum + cast(new[i], widened(old[i]).dtype) * (1.0 - momentum), old.dtype), "running"
-    )
+
+    def element(*i: Expr) -> Expr:
+        before = widened(old[i])
+        return cast(before * momentum + cast(new[i], before.dtype) * (1.0 - momentum), old.dtype)
+
+    return te.compute(old.shape, element, "running")  # type: ignore[no-any-return]
 
 
 def instance_norm(x: te.Tensor, scale: te.Tensor, bias: te.Tensor, epsilon: float) -> te.Tensor:

@@ -131,7 +131,11 @@ def gru_cell(
 
 def rnn_cell(x: te.Tensor, h: te.Tensor, activation: Activation, clip: float | None) -> te.Tensor:
     """f(x + h)."""
-    return te.compute(x.shape, lambda b, j: activate(_clipped(x[b, j] + h[b, j], clip), activation), "rnn_cell")  # type: ignore[no-any-return]
+
+    def element(b: Expr, j: Expr) -> Expr:
+        return activate(_clipped(x[b, j] + h[b, j], clip), activation)
+
+    return te.compute(x.shape, element, "rnn_cell")  # type: ignore[no-any-return]
 
 
 def within(new: te.Tensor, old: te.Tensor | None, lengths: te.Tensor, step: te.Tensor, count: Dim | None) -> te.Tensor:

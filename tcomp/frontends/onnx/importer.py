@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,7 @@ class NodeRecord:
 
 
 def import_model(
-    source: str | Path | bytes | ModelProto,
+    source: str | PathLike[str] | bytes | ModelProto,
     shapes: Mapping[str, Sequence[int | str]] | None = None,
     dims: Mapping[str, int | tuple[int, int]] | None = None,
     values: Mapping[str, np.ndarray] | None = None,
@@ -77,7 +77,7 @@ def import_model(
 
 
 def check_model(
-    source: str | Path | bytes | ModelProto,
+    source: str | PathLike[str] | bytes | ModelProto,
     shapes: Mapping[str, Sequence[int | str]] | None = None,
     dims: Mapping[str, int | tuple[int, int]] | None = None,
     values: Mapping[str, np.ndarray] | None = None,
@@ -87,7 +87,7 @@ def check_model(
 
 
 def _import(
-    source: str | Path | bytes | ModelProto,
+    source: str | PathLike[str] | bytes | ModelProto,
     shapes: Mapping[str, Sequence[int | str]] | None,
     dims: Mapping[str, int | tuple[int, int]] | None,
     values: Mapping[str, np.ndarray] | None,
@@ -329,7 +329,9 @@ class _Importer:
         opsets = {**frame.opsets, **_opsets(function.opset_import)}
         formal = list(function.input)
         if len(inputs) > len(formal):
-            raise ImportModelError(f"{len(inputs)} inputs for the function `{function.name}`, which has {len(formal)}", where=f"node `{name}`")
+            raise ImportModelError(
+                f"{len(inputs)} inputs for the function `{function.name}`", where=f"node `{name}`", why=f"it has {len(formal)} parameters"
+            )
         inner = Frame(frame.scope, opsets, attributes=attributes, prefix=name + "/", depth=frame.depth + 1)
         absent = set(formal[len(inputs) :])
         for parameter, value in zip(formal, inputs, strict=False):
@@ -446,9 +448,11 @@ def _check_text(*names: str | bytes) -> None:
 def _check_unique(proto: GraphProto) -> None:
     """Raises `ImportModelError` where two values of a graph have one name, or a name is no text."""
     _check_text(proto.name, *(i.name for i in (*proto.input, *proto.output)), *(t.name for t in proto.initializer))
+    inputs = [i.name for i in proto.input]
     initializers = [t.name for t in proto.initializer] + [t.values.name for t in proto.sparse_initializer]
+    defaults = set(inputs)
     seen: set[str] = set()
-    for name in [*(i.name for i in proto.input), *(n for n in initializers if n not in {i.name for i in proto.input})]:
+    for name in [*inputs, *(n for n in initializers if n not in defaults)]:
         if name in seen or not name:
             raise ImportModelError(f"two values are called `{name}`" if name else "a value has no name", where=f"graph `{proto.name}`")
         seen.add(name)

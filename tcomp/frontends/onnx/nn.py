@@ -202,8 +202,8 @@ def average_pool(ctx: Context) -> Value:
 
 
 def lp_pool(ctx: Context) -> Value:
-    pool = _Pool(ctx)
-    return ctx.add(LP_POOL, [padded(ctx, ctx.value(0), pool.pads)], **pool.attrs, p=float(ctx.attrs.get("p", 2)))  # type: ignore[no-any-return]
+    pool, p = _Pool(ctx), float(ctx.attrs.get("p", 2))
+    return ctx.add(LP_POOL, [padded(ctx, ctx.value(0), pool.pads)], **pool.attrs, p=p)  # type: ignore[no-any-return]
 
 
 def _global(op: Operator, ctx: Context) -> Value:
@@ -263,7 +263,8 @@ def _normalized(ctx: Context, x: Value, scale: Value, bias: Value, mean: Value, 
 
 
 def instance_normalization(ctx: Context) -> Value:
-    return ctx.add(INSTANCE_NORM, [ctx.value(0), ctx.value(1), ctx.value(2)], epsilon=float(ctx.attrs.get("epsilon", 1e-5)))  # type: ignore[no-any-return]
+    epsilon = float(ctx.attrs.get("epsilon", 1e-5))
+    return ctx.add(INSTANCE_NORM, [ctx.value(0), ctx.value(1), ctx.value(2)], epsilon=epsilon)  # type: ignore[no-any-return]
 
 
 def _axis(ctx: Context, default: int = -1) -> int:

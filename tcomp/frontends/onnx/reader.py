@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ _TYPED_FIELDS = {"float32": "float_data", "float64": "double_data", "int64": "in
 _MAX_DENSE = 1 << 32  # bytes of a sparse tensor written out
 
 
-def read_model(source: str | Path | bytes | ModelProto) -> tuple[ModelProto, TensorReader]:
+def read_model(source: str | PathLike[str] | bytes | ModelProto) -> tuple[ModelProto, TensorReader]:
     """The model, and what reads its tensors. Large initializers are views of the encoded model.
 
     Raises `ImportModelError` for what is no ONNX model.

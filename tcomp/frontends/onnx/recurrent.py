@@ -177,6 +177,7 @@ def lstm(ctx: Context) -> tuple[Value, ...]:
 
 def gru(ctx: Context) -> tuple[Value, ...]:
     cell = Cell(ctx, 3, ("Sigmoid", "Tanh"))
+    biased = ctx.input(3) is not None
     damped_product = bool(ctx.attrs.get("linear_before_reset", 0))
     runs = []
     for d in range(len(cell.reverse)):
@@ -186,14 +187,14 @@ def gru(ctx: Context) -> tuple[Value, ...]:
             x = cell.projected(d, _without_last(cell, biases))
             captured = [weights] + ([] if biases is None else [cell.rows(biases[1], 2, 1)])
 
-            def step(add: Add, x: Value, old: Sequence[Value], given: Sequence[Value], attrs: Any = attrs, biased: bool = biases is not None) -> tuple[Value, ...]:  # fmt: skip
+            def step(add: Add, x: Value, old: Sequence[Value], given: Sequence[Value], attrs: Any = attrs) -> tuple[Value, ...]:
                 h = add(DENSE, [old[0], given[0]])
                 return (add(GRU_CELL, [x, h, None, given[1] if biased else None, old[0]], **attrs),)
         else:
             x = cell.projected(d, _sum(ctx, biases))
             captured = [cell.rows(weights, 0, 2), cell.rows(weights, 2, 1)]
 
-            def step(add: Add, x: Value, old: Sequence[Value], given: Sequence[Value], attrs: Any = attrs, biased: bool = False) -> tuple[Value, ...]:  # fmt: skip
+            def step(add: Add, x: Value, old: Sequence[Value], given: Sequence[Value], attrs: Any = attrs) -> tuple[Value, ...]:
                 h = add(DENSE, [old[0], given[0]])
                 damped = add(GRU_RESET, [x, h, old[0]], activation=attrs["activations"][0], clip=attrs["clip"])
                 return (add(GRU_CELL, [x, h, add(DENSE, [damped, given[1]]), None, old[0]], **attrs),)

@@ -44,14 +44,20 @@ def signature(
         for d, size in zip(own, given[name], strict=False):
             if isinstance(d, str) and name in shapes and sizes.setdefault(d, size) != size:
                 raise InputError(f"the shapes given say both {sizes[d]} and {size} for dim `{d}`", where=f"input `{name}`")
-    symbols: dict[str, None] = {}
+    symbols: dict[str, str] = {}  # name in the model -> name of the variable
+
+    def variable_of(name: str) -> Dim:
+        if name not in symbols:
+            plain = re.sub(r"[^\w.]", "_", name)
+            symbols[name] = plain if plain not in symbols.values() else f"{plain}_{len(symbols)}"
+        return dim(symbols[name], 1, LARGEST)
 
     def size_of(name: str) -> Dim:
-        symbols[name] = None
         value = dims.get(name, sizes.get(name, name))
-        if isinstance(value, str) and value != name:
-            return formula(value, size_of if value not in sizes else _variable)
-        return _extent(name, None if isinstance(value, str) else value)
+        variable = variable_of(name)
+        if isinstance(value, str):
+            return variable if value == name else formula(value, size_of if value not in sizes else variable_of)
+        return _extent(name, symbols[name], value)
 
     result = []
     for name, (dtype, _) in types.items():
@@ -66,25 +72,19 @@ def signature(
     return result
 
 
-def _variable(name: str) -> Dim:
-    return _extent(name, None)
-
-
 def _checked(size: int, name: str) -> int:
     if isinstance(size, bool) or not isinstance(size, int) or size < 0:
         raise InputError(f"a shape has the size {size!r}", where=f"input `{name}`", hint="sizes are integers, 0 or more")
     return size
 
 
-def _extent(name: str, given: int | tuple[int, int] | None) -> Dim:
-    """A symbolic dim, or the size that the caller gives it."""
+def _extent(name: str, variable: str, given: int | tuple[int, int]) -> Dim:
+    """The size that the caller gives a dim, or a variable with the range that the caller gives it."""
     match given:
-        case None:
-            return dim(re.sub(r"[^\w.]", "_", name), 1, LARGEST)
         case int() if given >= 0 and not isinstance(given, bool):
             return given
         case (int(lo), int(hi)) if 0 <= lo <= hi:
-            return lo if lo == hi else dim(re.sub(r"[^\w.]", "_", name), lo, hi)
+            return lo if lo == hi else dim(variable, lo, hi)
     raise InputError(f"dim `{name}` is given as {given!r}", hint="an integer, or a pair (lowest, highest)")
 
 
