@@ -65,14 +65,14 @@ def run_stmt(
 class _Memory:
     """The array behind a buffer, and which of its elements are defined (None: all)."""
 
-    __slots__ = ("array", "shape", "written")
+    __slots__ = ("array", "written")
 
     def __init__(self, array: semantics.Array | None = None, undefined: bool = False) -> None:
         if array is not None:
             self.renew(array, undefined)
 
     def renew(self, array: semantics.Array, undefined: bool) -> None:
-        self.array, self.shape = array, array.shape
+        self.array = array
         self.written = np.zeros(array.shape, bool) if undefined else None
 
 
@@ -159,15 +159,21 @@ class _Program:
         return loop
 
     def _store(self, b: Buffer, indices: Sequence[Expr], value: Expr) -> Run:
+        if len(indices) != len(b.shape):
+            raise IRError(f"`{b.name}` has {len(b.shape)} dimensions and is written with {len(indices)} indices")
         *places, content = self.expressions([*indices, value])
-        memory, check = self._memory(b), self._checker(b, "stores to")
+        memory, loops = self._memory(b), tuple(self.loops)
 
         def store() -> None:
             self.clock += 1
             index = tuple([f() for f in places])
             result = content()
-            check(index)
-            memory.array[index] = result
+            try:
+                if index and min(index) < 0:
+                    raise IndexError
+                memory.array[index] = result
+            except IndexError:
+                self._fail(b, "stores to", index, loops, f"its shape is {memory.array.shape}")
             if memory.written is not None:
                 memory.written[index] = True
 
@@ -177,18 +183,6 @@ class _Program:
         if b not in self.memory:
             raise IRError(f"the buffer `{b.name}` is used outside of its allocation, or has no array")
         return self.memory[b]
-
-    def _checker(self, b: Buffer, verb: str) -> Callable[[tuple[int, ...]], None]:
-        memory, loops = self._memory(b), tuple(self.loops)
-
-        def check(index: tuple[int, ...]) -> None:
-            if len(index) != len(memory.shape):
-                self._fail(b, verb, index, loops, f"it has {len(memory.shape)} dimensions")
-            for i, extent in zip(index, memory.shape, strict=True):
-                if not 0 <= i < extent:
-                    self._fail(b, verb, index, loops, f"its shape is {memory.shape}")
-
-        return check
 
     def _fail(self, b: Buffer, verb: str, index: tuple[int, ...], loops: tuple[Expr, ...], why: str) -> NoReturn:
         values = ", ".join(f"{v.name} = {self.slots[self.slot[v]]}" for v in loops)
@@ -276,15 +270,19 @@ class _Program:
 
     def _read(self, e: Expr, args: list[Run]) -> Run:
         b = e.attr
-        memory, check, loops = self._memory(b), self._checker(b, "reads"), tuple(self.loops)
+        memory, loops = self._memory(b), tuple(self.loops)
         scalar = not is_float(e.dtype)
 
         def read() -> Any:
             index = tuple([f() for f in args])
-            check(index)
-            if memory.written is not None and not memory.written[index]:
-                self._fail(b, "reads", index, loops, "this element has not been written yet")
-            return memory.array.item(index) if scalar else memory.array[index]
+            try:
+                if index and min(index) < 0:
+                    raise IndexError
+                if memory.written is not None and not memory.written[index]:
+                    self._fail(b, "reads", index, loops, "this element has not been written yet")
+                return memory.array.item(index) if scalar else memory.array[index]
+            except IndexError:
+                self._fail(b, "reads", index, loops, f"its shape is {memory.array.shape}")
 
         return read
 

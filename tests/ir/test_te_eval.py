@@ -271,3 +271,24 @@ def test_selects_hide_only_what_they_do_not_choose():
     wrong = te.compute((4,), lambda i: te.select(i < 2, 0.0, x[i + 1]), "wrong")
     with pytest.raises(IRError, match=r"element \(3,\) of `wrong`"):
         evaluate([wrong], {x: value})
+
+
+NUMBERS = ["float16", "bfloat16", "float64", "int8", "uint16"]
+
+
+@pytest.mark.parametrize(
+    ("fold", "dtype"), [(f, d) for f in (te.sum, te.prod, te.max, te.min) for d in NUMBERS] + [(te.all, "bool"), (te.any, "bool")]
+)
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_folds_of_every_type(fold, dtype):
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype).type
+    x, k = te.placeholder((6, 10), dtype, "X"), te.reduce_axis(3, "k")
+    rows = te.compute((6,), lambda i: fold(x[i, te.reduce_axis(10, "r")], axis=te.reduce_axis(10, "r")), "rows")
+    windows = te.compute((6, 4), lambda i, j: fold(x[i, j * 2 + k], axis=k), "windows")
+    value = (RNG.normal(size=(6, 10)) * (2 if dtype[0] == "b" else 9)).astype(kind)
+    ufunc = {te.sum: np.add, te.prod: np.multiply, te.max: np.maximum, te.min: np.minimum, te.all: np.logical_and, te.any: np.logical_or}[fold]
+    wide = value.astype(np.float64) if "float" in dtype else value
+    expected = ufunc.reduce(wide, axis=1, dtype=wide.dtype).astype(kind)
+    np.testing.assert_array_equal(both(rows, {x: value}), expected)
+    expected = np.stack([ufunc.reduce(wide[:, s : s + 3], axis=1, dtype=wide.dtype) for s in (0, 2, 4, 6)], 1).astype(kind)
+    np.testing.assert_array_equal(both(windows, {x: value}), expected)
