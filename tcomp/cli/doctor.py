@@ -20,8 +20,7 @@ from tcomp.errors import TcompError
 _OPTIONAL = {
     "onnxruntime": "a peer of `tcomp bench`",
     "openvino": "a peer of `tcomp bench`",
-    "torch": "a peer of `tcomp bench` (with onnx2torch)",
-    "onnx2torch": "a peer of `tcomp bench` (with torch)",
+    "torch": "a peer of `tcomp bench`, with torchvision and onnx2torch",
     "cupy": "CUDA; not used by this version",
     "xgboost": "tuning; not used by this version",
     "islpy": "schedule proofs; not used by this version",

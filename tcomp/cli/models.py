@@ -8,18 +8,17 @@ from pathlib import Path
 
 from tcomp.cli.files import check_model_file, is_artifact
 from tcomp.cli.options import parse_dims, parse_shapes
-from tcomp.driver import Progress, Report, compile_model
+from tcomp.driver import Progress, compile_model
 from tcomp.errors import InputError
 from tcomp.runtime import Artifact, read_artifact
 
 
 @dataclass(frozen=True)
 class Opened:
-    """An artifact; `sizes` are the dims that the user fixed and that it leaves open; `report` is None if it was not compiled now."""
+    """An artifact, and the sizes that the user gives the dims it leaves open."""
 
     artifact: Artifact
     sizes: dict[str, int]
-    report: Report | None
 
 
 def open_model(
@@ -29,8 +28,8 @@ def open_model(
     ranges, fixed = parse_dims(dims), parse_shapes(shapes)
     if not is_artifact(path):
         check_model_file(path)
-        content, report = compile_model(path, target, fixed, ranges, threads, progress=progress)
-        return Opened(read_artifact(content), {}, report)
+        content, _ = compile_model(path, target, fixed, ranges, threads, progress=progress)
+        return Opened(read_artifact(content), {})
     for given, option in ((shapes, "--shape"), (target, "--target")):
         if given:
             raise InputError(f"{option} has no effect on a compiled model", where=str(path), hint="give it to `tcomp compile`")
@@ -41,4 +40,4 @@ def open_model(
             why = "a compiled model is run at one size"
             raise InputError(f"the dim `{name}` is given as a range", where=f"--dim {name}", why=why, hint=f"--dim {name}={size[0]}")
         sizes[name] = size
-    return Opened(artifact, sizes, None)
+    return Opened(artifact, sizes)

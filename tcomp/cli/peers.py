@@ -63,7 +63,7 @@ def torch(path: Path, threads: int, inputs: Arrays) -> Run:
 
 
 LOADERS: Mapping[str, Callable[[Path, int, Arrays], Run]] = {"onnxruntime": onnxruntime, "openvino": openvino, "torch": torch}
-_NEEDS = {"onnxruntime": ("onnxruntime",), "openvino": ("openvino",), "torch": ("torch", "onnx2torch")}
+_NEEDS = {"onnxruntime": ("onnxruntime",), "openvino": ("openvino",), "torch": ("torch", "torchvision", "onnx2torch")}
 
 
 def is_installed(peer: str) -> bool:

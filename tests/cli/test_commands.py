@@ -155,6 +155,12 @@ def test_module_profile_adds_up_to_the_run(artifact):
     start = time.perf_counter()
     found = module.profile({"x": x}, runs=20)
     assert 0 < sum(s for _, s in found) <= (time.perf_counter() - start) / 20
+    assert [name for name, _ in load(artifact, threads=2).profile({"x": x}, runs=1)] == [name for name, _ in found]
+    with pytest.raises(package.TcompError, match="at least 1"):
+        module.profile({"x": x}, runs=0)
+    module._code.run_profiled = None
+    with pytest.raises(package.TcompError, match="cannot be profiled"):
+        module.profile({"x": x})
 
 
 # ---------------------------------------------------------------- bench
