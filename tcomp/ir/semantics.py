@@ -39,7 +39,7 @@ def apply(op: str, dtype: str, args: Sequence[Array]) -> Array:
         if op == "cast":
             return cast(args[0], dtype)
         if op == "bitcast":
-            return np.asarray(args[0]).view(to_numpy(dtype))
+            return cast(args[0], dtype) if dtype == "bool" else np.asarray(args[0]).view(to_numpy(dtype))
         if op == "fma":
             return _fma(args[0], args[1], args[2])
     raise IRError(f"`{op}` is no elementwise operator")

@@ -112,7 +112,7 @@ def _verify_node(e: Expr, place: object) -> None:
             if len(types) != 1:
                 _fail("a cast has one operand", place)
         case "bitcast":
-            if len(types) != 1 or BITS[types[0]] != BITS[e.dtype] or "bool" in (types[0], e.dtype):
+            if len(types) != 1 or BITS[types[0]] != BITS[e.dtype]:
                 _fail(f"bitcast of {', '.join(types)} to {e.dtype}", place, why="both must have the same width")
         case "fma":
             if types != [e.dtype] * 3 or not is_float(e.dtype):
