@@ -7,7 +7,6 @@ collected, values that depend on it are set aside, and at the end one `Unsupport
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +19,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from tcomp.errors import ImportModelError, InputError, TcompError, UnsupportedError
 from tcomp.frontends.onnx import reader, schema, table
 from tcomp.frontends.onnx.context import FOLD_LIMIT, Body, Context, Scope, check_type
+from tcomp.frontends.onnx.order import check_names, ordered
 from tcomp.frontends.onnx.signature import signature
 from tcomp.ir.expr import Dim
 from tcomp.ir.graph import Graph, Node, Value
@@ -175,7 +175,7 @@ class _Importer:
         proto = self.model.graph
         frame = Frame(Scope(proto.name or "model"), self.opsets)
         initializers = {t.name for t in proto.initializer} | {t.values.name for t in proto.sparse_initializer}
-        _check_unique(proto)
+        check_names(proto)
         builder = frame.scope.builder
         for info in [*proto.input, *proto.output]:
             builder.fresh(info.name)  # reserves the names of the signature
@@ -204,7 +204,7 @@ class _Importer:
         for sparse in proto.sparse_initializer:
             where = f"sparse tensor `{sparse.values.name}`"
             self.constant(frame, sparse.values.name, partial(self.tensors.dense, sparse, where))
-        for node in _ordered(proto.node, [o.name for o in proto.output], f"graph `{proto.name}`"):
+        for node in ordered(proto.node, [o.name for o in proto.output], f"graph `{proto.name}`"):
             self.node(frame, node, reserved)
         return [frame.lookup(o.name) for o in proto.output]
 
@@ -340,7 +340,7 @@ class _Importer:
             else:
                 inner.values[parameter] = value
         wanted = [o for o, actual in zip(function.output, node.output, strict=False) if actual]
-        for step in _ordered(function.node, wanted, f"function `{function.name}`"):
+        for step in ordered(function.node, wanted, f"function `{function.name}`"):
             if absent.intersection(step.input):
                 kept = NodeProto()
                 kept.CopyFrom(step)
@@ -360,7 +360,7 @@ class _Importer:
 
 @dataclass(frozen=True)
 class _Bodies:
-    """How the handlers of control flow import the sub-graphs of their node (`Context.import_body`)."""
+    """How the handlers of control flow import the sub-graphs of their node (`Context.bodies`)."""
 
     importer: _Importer
     frame: Frame
@@ -398,7 +398,7 @@ class _Bodies:
     def _outputs(self, frame: Frame, proto: GraphProto) -> list[Value]:
         if frame.depth > _MAX_DEPTH:
             raise ImportModelError("graphs are nested too deeply", where=f"node `{self.name}`", why=f"more than {_MAX_DEPTH} levels")
-        _check_unique(proto)
+        check_names(proto)
         outputs = self.importer.graph(frame, proto)
         if any(v is _POISON for v in outputs):
             raise _Poisoned("its body contains something that cannot be compiled")
@@ -411,7 +411,7 @@ def _bound(proto: GraphProto, inputs: Sequence[Value]) -> dict[str, Value]:
     return dict(zip((i.name for i in proto.input), inputs, strict=True))
 
 
-# ---------------------------------------------------------------- order, names and ends
+# ---------------------------------------------------------------- attributes and ends
 
 
 def _domain(domain: str) -> str:
@@ -436,78 +436,6 @@ def _opsets(imports: Iterable[Any]) -> dict[str, int]:
         if version < 1 and domain == "":
             raise ImportModelError(f"opset {version} of domain `ai.onnx` does not exist")
     return opsets
-
-
-def _check_text(*names: str | bytes) -> None:
-    """The protobuf library returns strings that are not UTF-8 as bytes."""
-    for name in names:
-        if not isinstance(name, str):
-            raise ImportModelError(f"the name {name!r} is not valid UTF-8")
-
-
-def _check_unique(proto: GraphProto) -> None:
-    """Raises `ImportModelError` where two values of a graph have one name, or a name is no text."""
-    _check_text(proto.name, *(i.name for i in (*proto.input, *proto.output)), *(t.name for t in proto.initializer))
-    inputs = [i.name for i in proto.input]
-    initializers = [t.name for t in proto.initializer] + [t.values.name for t in proto.sparse_initializer]
-    defaults = set(inputs)
-    seen: set[str] = set()
-    for name in [*inputs, *(n for n in initializers if n not in defaults)]:
-        if name in seen or not name:
-            raise ImportModelError(f"two values are called `{name}`" if name else "a value has no name", where=f"graph `{proto.name}`")
-        seen.add(name)
-    for node in proto.node:
-        for output in node.output:
-            if output in seen:
-                raise ImportModelError(f"two values are called `{output}`", where=f"graph `{proto.name}`, node `{node.name}`")
-            if output:
-                seen.add(output)
-
-
-def _reads(node: NodeProto) -> set[str]:
-    """Names a node uses, those that its sub-graphs use included."""
-    names = {i for i in node.input if i}
-    stack = [a.g for a in node.attribute if a.type == AttributeProto.GRAPH]
-    while stack:
-        graph = stack.pop()
-        names.update(o.name for o in graph.output)
-        for inner in graph.node:
-            names.update(i for i in inner.input if i)
-            stack.extend(a.g for a in inner.attribute if a.type == AttributeProto.GRAPH)
-    return names
-
-
-def _ordered(nodes: Sequence[NodeProto], outputs: Iterable[str], where: str) -> list[NodeProto]:
-    """The nodes that the outputs need, in topological order (the given one where it is). Raises `ImportModelError` on a cycle."""
-    for node in nodes:
-        _check_text(node.op_type, node.domain, node.name, *node.input, *node.output)
-    producer = {o: i for i, node in enumerate(nodes) for o in node.output if o}
-    needs: dict[int, set[int]] = {}
-    stack = [producer[o] for o in outputs if o in producer]
-    while stack:
-        i = stack.pop()
-        if i not in needs:
-            needs[i] = {producer[n] for n in _reads(nodes[i]) if n in producer}
-            stack.extend(needs[i])
-    users: dict[int, list[int]] = {}
-    for i, before in needs.items():
-        for j in before:
-            users.setdefault(j, []).append(i)
-    waiting = {i: len(before) for i, before in needs.items()}
-    ready = [i for i, count in waiting.items() if count == 0]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        i = heapq.heappop(ready)
-        order.append(nodes[i])
-        for user in users.get(i, ()):
-            waiting[user] -= 1
-            if waiting[user] == 0:
-                heapq.heappush(ready, user)
-    if len(order) != len(needs):
-        stuck = next(nodes[i] for i, count in waiting.items() if count)
-        raise ImportModelError("the graph has a cycle", where=f"{where}, through node `{stuck.name}` ({stuck.op_type})")
-    return order
 
 
 def _resolved(node: NodeProto, caller: Mapping[str, AttributeProto]) -> dict[str, AttributeProto]:
