@@ -12,7 +12,22 @@ from dataclasses import replace
 
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
-from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, If, Kernel, Stmt, Store, While, children, expressions, walk, with_children
+from tcomp.ir.loops import (
+    Accumulate,
+    Allocate,
+    Buffer,
+    For,
+    If,
+    Kernel,
+    Stmt,
+    Store,
+    While,
+    children,
+    expressions,
+    map_expressions,
+    walk,
+    with_children,
+)
 from tcomp.ir.simplify import simplify
 
 Pair = tuple[Expr, Expr]  # outer and inner loop variable
@@ -52,14 +67,15 @@ def _without_units(kernel: Kernel) -> Kernel:
             return visit(s.body)
         s = with_children(s, [visit(c) for c in children(s)])
         match s:
-            case Store(b, indices, value) | Accumulate(b, indices, value):
-                indices = tuple(simplify(E.substitute(i, units)) for i in (kept(b, indices) if b in slim else indices))
-                return replace(s, buffer=slim.get(b, b), indices=indices, value=simplify(E.rewrite(E.substitute(value, units), rule)))
+            case Store(b, indices) | Accumulate(b, indices):
+                return replace(s, buffer=slim[b], indices=kept(b, indices)) if b in slim else s
             case Allocate(b, body):
                 return Allocate(slim.get(b, b), body)
         return s
 
-    return _with_buffers(kernel, slim, visit(kernel.body))
+    # Indices and conditions may read buffers as well.
+    body = map_expressions(visit(kernel.body), lambda e: simplify(E.rewrite(E.substitute(e, units), rule)))
+    return _with_buffers(kernel, slim, body)
 
 
 def _with_buffers(kernel: Kernel, new: dict[Buffer, Buffer], body: Stmt) -> Kernel:
@@ -152,11 +168,11 @@ def _merge(kernel: Kernel, pairs: set[Pair], dims: dict[Buffer, int]) -> Kernel:
             return For(joined[s.var], extent, visit(s.body.body), s.kind)
         s = with_children(s, [visit(c) for c in children(s)])
         match s:
-            case Store(b, indices, value) | Accumulate(b, indices, value):
+            case Store(b, indices) | Accumulate(b, indices):
                 target = (merged[b], indices_of(b, indices)) if b in merged else (b, indices)
-                return replace(s, buffer=target[0], indices=target[1], value=E.rewrite(value, rule))
+                return replace(s, buffer=target[0], indices=target[1])
             case Allocate(b, body):
                 return Allocate(merged.get(b, b), body)
         return s
 
-    return _with_buffers(kernel, merged, visit(kernel.body))
+    return _with_buffers(kernel, merged, map_expressions(visit(kernel.body), lambda e: E.rewrite(e, rule)))
