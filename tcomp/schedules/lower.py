@@ -107,10 +107,10 @@ def tensors_of(graph: Graph) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def _literal(value: Value, array: np.ndarray) -> Tensor:
-    """A constant of one element as a tensor expression."""
-    if array.size != 1:
+    """A constant of one element (or none) as a tensor expression."""
+    if array.size > 1:
         raise IRError(f"constant `{value.name}` of {array.size} elements inside a kernel", hint="pass it to the kernel as an input")
-    literal = E.const(array.reshape(-1)[0], value.dtype)
+    literal = E.const(array.reshape(-1)[0] if array.size else 0, value.dtype)
     return te.compute(value.shape, lambda *indices: literal, value.name)  # type: ignore[no-any-return]
 
 
