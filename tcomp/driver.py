@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,8 +38,7 @@ from tcomp.passes.partition import partition
 from tcomp.passes.rewrite import Notes
 from tcomp.passes.runner import run_passes
 from tcomp.passes.simplify import simplify
-from tcomp.runtime import Module
-from tcomp.runtime.artifact import write_artifact
+from tcomp.runtime import Artifact, Module, read_artifact, write_artifact
 from tcomp.schedules.cpu import operand_layouts, schedule
 from tcomp.schedules.lower import lower, lower_graph, tensors_of
 from tcomp.target import Target
@@ -99,7 +98,7 @@ def compile_model(
     *,
     emit: Sequence[str] = (),
     progress: Progress | None = None,
-) -> tuple[bytes, Report]:
+) -> tuple[Artifact, Report]:
     """Compile an ONNX model to an artifact (see `compile`). `emit` names stages whose text goes into the report:
     graph, te, loops, llvm, asm."""
     target = target if isinstance(target, Target) else Target.parse(target or "cpu")
@@ -116,7 +115,7 @@ def compile_graph(
     report: Report | None = None,
     emit: Sequence[str] = (),
     progress: Progress | None = None,
-) -> bytes:
+) -> Artifact:
     """Graph -> artifact."""
     report, tell = report or Report(), progress or (lambda stage, done, total: None)
     dump = Path(os.environ["TCOMP_DUMP"]) if os.environ.get("TCOMP_DUMP") else None
@@ -169,8 +168,11 @@ def kernel_nodes(graph: Graph) -> Iterator[Node]:
 
 def package(
     graph: Graph, kernels: Mapping[Node, CompiledKernel], target: Target, threads: int | None, report: Report
-) -> bytes:
-    """A partitioned graph and its compiled kernels -> artifact: memory plan, entry function, linking, weights."""
+) -> Artifact:
+    """A partitioned graph and its compiled kernels -> artifact: memory plan, entry function, linking, weights.
+
+    The artifact is an unnamed file, mapped: weights are in memory once, as pages of that file.
+    """
     dims = _dims(graph)
     names = {d.name: d for d in dims}
     sizes = {n: [as_dim(parse_expr(t, names)) for t in k.temporaries] for n, k in kernels.items() if k.temporaries}
@@ -183,9 +185,9 @@ def package(
     code = elf.link(objects, ["tcomp_run", "tcomp_run_profiled", "tcomp_plan", *pool.EXPORTS], imports=pool.IMPORTS)
     report.kernels, report.distinct_kernels = len(kernels), len(distinct)
     report.arena, report.arena_lower_bound = plan.size, plan.lower_bound
-    file = io.BytesIO()
-    write_artifact(file, code, weights.arrays, _manifest(graph, dims, target, threads, [n.name for n in kernels]))
-    return file.getvalue()
+    with tempfile.TemporaryFile() as file:
+        write_artifact(file, code, weights.arrays, _manifest(graph, dims, target, threads, [n.name for n in kernels]))
+        return read_artifact(file)
 
 
 def _dims(graph: Graph) -> list[Expr]:

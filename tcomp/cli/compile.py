@@ -54,11 +54,11 @@ def compile(
             raise InputError(f"{path} is the model itself", hint="give another name with -o")
 
     with output.progress() as tell:
-        content, report = compile_model(model, machine, shapes, ranges, threads, emit=stages, progress=tell)
-    write_files({**{path: report.stages[stage].encode() for stage, path in listings.items()}, out: content})
+        artifact, report = compile_model(model, machine, shapes, ranges, threads, emit=stages, progress=tell)
+    write_files({**{path: report.stages[stage].encode() for stage, path in listings.items()}, out: artifact.image})
 
     if as_json:
-        record = {"artifact": out, "bytes": len(content), "target": machine, "kernels": report.kernels, "seconds": report.seconds}
+        record = {"artifact": out, "bytes": len(artifact.image), "target": machine, "kernels": report.kernels, "seconds": report.seconds}
         record |= {"distinct_kernels": report.distinct_kernels, "arena_bytes": report.arena, "listings": listings}
         output.print_json(record | ({"stages": {s: report.stages[s] for s in stages}} if to_stdout else {}))
         return
@@ -70,6 +70,6 @@ def compile(
     arena = f"{output.size(report.arena)} of workspace" if isinstance(report.arena, int) else f"workspace of {report.arena} bytes"
     say(f"compiled {model} for {machine}")
     say(f"  {kernels}; {arena}; {output.seconds(sum(report.seconds.values()))} ({times})")
-    say(f"  wrote {out} ({output.size(len(content))})")
+    say(f"  wrote {out} ({output.size(len(artifact.image))})")
     for path in listings.values():
         say(f"  wrote {path}")

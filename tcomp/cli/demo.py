@@ -53,10 +53,10 @@ def demo(
     say(f"{name}, from {path}")
     with tempfile.TemporaryDirectory(prefix="tcomp-demo-") as folder, output.progress() as tell:
         start = time.perf_counter()
-        content, report = compile_model(path, threads=threads, progress=tell)
+        artifact, report = compile_model(path, threads=threads, progress=tell)
         compile_seconds = time.perf_counter() - start
         file = Path(folder, f"{name}.tcomp")
-        file.write_bytes(content)
+        artifact.save(file)
         start = time.perf_counter()
         module = Module.load(file, threads=threads)
         load_seconds = time.perf_counter() - start
@@ -77,7 +77,7 @@ def demo(
     ours, theirs = latency["tcomp"], latency.get("onnxruntime")
     if as_json:
         record: dict[str, Any] = {"model": name, "ok": right, "max_error": error, "threads": module.threads, "kernels": report.kernels}
-        record |= {"compile_seconds": compile_seconds, "load_seconds": load_seconds, "artifact_bytes": len(content), "process": cost}
+        record |= {"compile_seconds": compile_seconds, "load_seconds": load_seconds, "artifact_bytes": len(artifact.image), "process": cost}
         record["latency"] = {n: {"min_seconds": t.least, "median_seconds": t.median, "runs": len(t.times)} for n, t in latency.items()}
         output.print_json(record)
     else:
@@ -86,7 +86,7 @@ def demo(
         rows = {
             "compile": f"{output.seconds(compile_seconds)} ({stages})",
             "kernels": f"{report.kernels}, {report.distinct_kernels} distinct",
-            "artifact": output.size(len(content)),
+            "artifact": output.size(len(artifact.image)),
             "load": f"{output.seconds(load_seconds)}; in a new process {output.seconds(cost['load_s'])}",
             "peak memory": f"{output.size(cost['peak_bytes'])}, of which Python and NumPy {output.size(cost['import_peak_bytes'])}",
             "workspace": workspace,

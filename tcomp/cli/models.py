@@ -28,8 +28,8 @@ def open_model(
     ranges, fixed = parse_dims(dims), parse_shapes(shapes)
     if not is_artifact(path):
         check_model_file(path)
-        content, _ = compile_model(path, target, fixed, ranges, threads, progress=progress)
-        return Opened(read_artifact(content), {})
+        artifact, _ = compile_model(path, target, fixed, ranges, threads, progress=progress)
+        return Opened(artifact, {})
     for given, option in ((shapes, "--shape"), (target, "--target")):
         if given:
             raise InputError(f"{option} has no effect on a compiled model", where=str(path), hint="give it to `tcomp compile`")

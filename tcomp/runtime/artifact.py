@@ -177,6 +177,11 @@ class Artifact:
             if offset % _ALIGN or offset + size > weights.size:
                 raise ArtifactError(f"weight {name!r} lies outside the weights section, or is not aligned", where=where)
 
+    @property
+    def image(self) -> memoryview:
+        """The whole file."""
+        return self._image.data
+
     def weight(self, name: str) -> Bytes:
         """The bytes of one weight. Raises KeyError for an unknown name."""
         offset, size = self._places[name]
@@ -198,7 +203,7 @@ class Artifact:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the artifact to a file, atomically. Raises ArtifactError if it cannot be written."""
         with _replacing(Path(path)) as file:
-            file.write(self._image.data)
+            file.write(self.image)
 
     def extract(self, folder: str | os.PathLike[str]) -> None:
         """Write `model.so`, `weights.bin` and `manifest.json` into `folder` (made if missing), for programs without
