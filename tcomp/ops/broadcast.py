@@ -10,6 +10,7 @@ from tcomp.ir.expr import Dim, Expr, ExprLike, as_expr, cast
 from tcomp.ir.simplify import difference
 
 HALF = ("float16", "bfloat16")
+AGREE = "where symbolic sizes must agree: fix them (--dim n=4), bound them (--dim n=1..512), or give a shape in multiples (--shape x=n,h*32)"
 
 
 def same_dim(a: Dim, b: Dim) -> bool:
@@ -23,7 +24,7 @@ def same_dim(a: Dim, b: Dim) -> bool:
 def require_same(a: Dim, b: Dim, what: str) -> None:
     """Raises `IRError` unless the extents are equal for sure."""
     if not same_dim(a, b):
-        raise IRError(f"{what}: {a} and {b} are not the same extent", hint="fix symbolic sizes that must agree with --dim name=size")
+        raise IRError(f"{what}: {a} and {b} are not the same extent", hint=AGREE)
 
 
 def broadcast_shape(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
@@ -40,7 +41,7 @@ def broadcast_shape(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
                 listed = " and ".join(f"[{', '.join(map(str, s))}]" for s in shapes)
                 raise IRError(
                     f"shapes {listed} do not broadcast: {extent} against {other}",
-                    hint="fix symbolic sizes that must agree with --dim name=size",
+                    hint=AGREE,
                 )
         result.append(extent)
     return tuple(result)

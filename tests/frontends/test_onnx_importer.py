@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tcomp.errors import ImportModelError, InputError, UnsupportedError
-from tcomp.frontends.onnx import check_model, import_model, importer
+from tcomp.frontends.onnx import check_model, import_model, importer, table
 from tcomp.ir.graph_eval import evaluate_graph
 
 F = "float32"
@@ -17,6 +17,14 @@ X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 def node(op, inputs, outputs, **attrs):
     return helper.make_node(op, inputs, outputs, **attrs)
+
+
+def test_no_operator_has_two_handlers():
+    names = [name for family in table.FAMILIES for name in family]
+    assert len(set(names)) == len(names)
+    for family in table.FAMILIES:
+        for versions in family.values():
+            assert [since for since, _ in versions] == sorted({since for since, _ in versions})
 
 
 # ---------------------------------------------------------------- names, constants, outputs

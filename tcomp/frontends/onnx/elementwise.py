@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from tcomp.frontends.onnx.axes import axis_of
 from tcomp.frontends.onnx.context import Context, Handler, Versions
 from tcomp.frontends.onnx.reader import dtype_name
@@ -116,30 +114,6 @@ def _isinf(ctx: Context) -> Value:
     return ctx.add(ops.ISINF, [ctx.value(0)], positive=positive, negative=negative)  # type: ignore[no-any-return]
 
 
-def _constant(ctx: Context) -> Value:
-    """A literal in one of its forms."""
-    attrs = {name: value for name, value in ctx.attrs.items() if value is not None and name.startswith(("value", "sparse"))}
-    if len(attrs) != 1:
-        raise ctx.invalid("it must have exactly one value attribute")
-    (name, value), = attrs.items()
-    if name.startswith(("value_string", "sparse")):
-        raise ctx.unsupported(f"`{name}`: strings and sparse tensors are not compiled")
-    if name == "value":
-        return ctx.constant(value)
-    return ctx.constant(np.asarray(value, np.float32 if "float" in name else np.int64))
-
-
-def _constant_of_shape(ctx: Context) -> Value:
-    filling = ctx.attrs.get("value")
-    filling = np.zeros(1, np.float32) if filling is None else np.asarray(filling)
-    if filling.size != 1:
-        raise ctx.invalid("`value` must have one element")
-    shape = ctx.require_dims(0, "the shape")
-    dtype = filling.dtype.name
-    value = filling.reshape(()).astype(np.float32 if dtype == "bfloat16" else filling.dtype).item()
-    return ctx.add(ops.FULL, [], shape=shape, value=value, dtype=dtype)  # type: ignore[no-any-return]
-
-
 TABLE: dict[str, Versions] = {
     **{
         name: _unary(op)
@@ -180,6 +154,4 @@ TABLE: dict[str, Versions] = {
     "CastLike": ((15, _cast_like),),
     "BitCast": ((26, _bitcast),),
     "IsInf": ((10, _isinf),),
-    "Constant": ((1, _constant),),
-    "ConstantOfShape": ((9, _constant_of_shape),),
 }  # fmt: skip

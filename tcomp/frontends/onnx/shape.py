@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tcomp.frontends.onnx.context import Context, Versions
+from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import as_dim, as_expr
 from tcomp.ir.graph import Value
 from tcomp.ops.elementwise import FULL
@@ -27,7 +28,9 @@ def constant_of_shape(ctx: Context) -> Value:
     filling = np.asarray(ctx.attrs.get("value", np.zeros(1, np.float32)))
     if filling.size != 1:
         raise ctx.invalid(f"attribute `value` has {filling.size} elements")
-    return ctx.add(FULL, [], shape=shape, value=filling.reshape(()).item(), dtype=filling.dtype.name)  # type: ignore[no-any-return]
+    dtype = filling.dtype.name
+    value = float(filling.reshape(())) if is_float(dtype) else filling.reshape(()).item()
+    return ctx.add(FULL, [], shape=shape, value=value, dtype=dtype)  # type: ignore[no-any-return]
 
 
 def shape(ctx: Context) -> Value:
