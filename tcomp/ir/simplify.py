@@ -319,10 +319,11 @@ def _weaken(terms: Linear) -> Linear | None:
     """A sum that is nowhere larger, with one atom replaced by an expression that bounds it. None when no rule applies."""
     for m, k in terms.items():
         for n, c in terms.items():  # x // a - y // a >= 0 where x >= y
-            if k > 0 > c and len(m) == len(n) == 1 and m[0].op == n[0].op == "floordiv" and m[0].args[1] is n[0].args[1]:
-                if _positive(m[0].args[1]) and _at_least(_added(linear(m[0].args[0]), linear(n[0].args[0]), -1), 0):
-                    common = min(k, -c)
-                    return _added(_added(terms, {m: common}, -1), {n: common}, 1)
+            if not (k > 0 > c and len(m) == len(n) == 1 and m[0].op == n[0].op == "floordiv" and m[0].args[1] is n[0].args[1]):
+                continue
+            if _positive(m[0].args[1]) and _at_least(_added(linear(m[0].args[0]), linear(n[0].args[0]), -1), 0):
+                common = min(k, -c)
+                return _added(_added(terms, {m: common}, -1), {n: common}, 1)
     for m, k in terms.items():
         for position, atom in enumerate(m):
             others = m[:position] + m[position + 1 :]
