@@ -125,8 +125,8 @@ def _loop(
         inside += _copy(places.of(target), places.of(result), byte_size(target))
     for n, backwards in zip(range(stacked), attrs["reverse_out"], strict=True):
         part = body.outputs[carried + n]
-        target = _slice(places.of(node.outputs[carried + n]), iteration, trips, byte_size(part), backwards)
-        inside += _copy(target, places.of(part), byte_size(part))
+        row = _slice(places.of(node.outputs[carried + n]), iteration, trips, byte_size(part), backwards)
+        inside += _copy(row, places.of(part), byte_size(part))
     condition = places.of(body.outputs[-1]) if attrs["condition"] else None
     return [*initial, Repeat(iteration, trips, tuple(inside), condition)]
 

@@ -201,7 +201,7 @@ def _serve() -> None:
             answer = _encoded(compile_kernel(text, symbol, Target.parse(target)))
         except TcompError as error:
             answer = {"error": {"what": error.what, "where": error.where, "why": error.why, "hint": error.hint}}
-        except Exception as error:  # a bug in the compiler: named, not lost with the process
+        except Exception as error:  # noqa: BLE001  a bug in the compiler: named, not lost with the process
             answer = {"error": {"what": f"internal error: {type(error).__name__}: {error}", "hint": "report this as a bug of tcomp"}}
         out.write(json.dumps(answer).encode() + b"\n")
         out.flush()

@@ -54,7 +54,7 @@ def check_writable(path: Path) -> None:
         raise InputError(f"cannot write {path}", why=f"no permission to write in the folder {folder}")
 
 
-def write_files(files: Mapping[Path, bytes]) -> None:
+def write_files(files: Mapping[Path, bytes | memoryview]) -> None:
     """Write files, completely or not at all. Raises `InputError`."""
     beside = {path: path.with_name(f".{secrets.token_hex(6)}.{path.name}") for path in files}
     try:

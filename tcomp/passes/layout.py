@@ -74,8 +74,13 @@ def _relaid(body: Graph, inputs: list[Layout | None] | None, outputs: list[Layou
         new.update((v, Value(v.name, v.dtype, v.shape, w)) for v, w in zip(body.inputs, inputs, strict=True))
     if outputs is not None:
         new.update((v, Value(v.name, v.dtype, v.shape, w)) for v, w in zip(body.outputs, outputs, strict=True))
-    swap = lambda values: tuple(None if v is None else new.get(v, v) for v in values)  # noqa: E731
-    nodes = tuple(replace(n, inputs=swap(n.inputs), outputs=swap(n.outputs)) for n in body.nodes)
+
+    def swap(values: tuple[Value, ...]) -> tuple[Value, ...]:
+        return tuple(new.get(v, v) for v in values)
+
+    nodes = tuple(
+        replace(n, inputs=tuple(None if v is None else new.get(v, v) for v in n.inputs), outputs=swap(n.outputs)) for n in body.nodes
+    )
     return Graph(body.name, swap(body.inputs), swap(body.outputs), nodes, body.constants)
 
 

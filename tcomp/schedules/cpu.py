@@ -138,10 +138,9 @@ def _row_loops(s: Schedule, out: Nest, inside: tuple[str, ...]) -> list[Expr] | 
     if rows is None:
         return None
     for nest in stages.values():  # stages that read other stages must walk the same rows in their leading dimensions
-        for r in nest.reads:
-            if r.attr.name in inside and len(r.args) == len(rows):
-                if list(r.args) != [x.var for x in nest.spatial[: len(rows)]]:
-                    return None
+        leading = [x.var for x in nest.spatial[: len(rows)]]
+        if any(r.attr.name in inside and len(r.args) == len(rows) and list(r.args) != leading for r in nest.reads):
+            return None
     return rows
 
 
@@ -455,9 +454,9 @@ def _fold_order(fold: Nest) -> list[For]:
 def _fold_lanes(fold: Nest) -> For | None:
     """The fold that all reads walk contiguously."""
     for x in reversed(fold.folds):
-        if contiguous(fold.reads, x.var) and any(stride(r, x.var) == 1 for r in fold.reads):
-            if extent_of(x.extent, SYMBOLIC) >= 4:
-                return x
+        along = contiguous(fold.reads, x.var) and any(stride(r, x.var) == 1 for r in fold.reads)
+        if along and extent_of(x.extent, SYMBOLIC) >= 4:
+            return x
     return None
 
 
