@@ -247,7 +247,7 @@ def _expand(ctx: Context) -> Value:
 def _tile(ctx: Context) -> Value:
     x = ctx.value(0)
     if ctx.opset < 6:
-        (times,), (axis,) = ctx.require_dims(1, "the number of tiles"), ctx.require_dims(2, "the axis")
+        times, axis = (int(ctx.require_known(n, what).reshape(())) for n, what in ((1, "the number of tiles"), (2, "the axis")))
         repeats: list[Dim] = [1] * len(x.shape)
         repeats[axis_of(ctx, axis, len(x.shape))] = times
     else:
