@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.conformance import report
-from tests.conformance.pool import run_cases
-from tests.conformance.suite import LEVELS, REFUSED, Suite
+from . import report
+from .pool import run_cases
+from .suite import LEVELS, REFUSED, Suite
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext, SpawnProcess
 
-from tests.conformance.suite import CRASHED, HUNG, LEVELS, Result, Suite
+from .suite import CRASHED, HUNG, LEVELS, Result, Suite
 
 
 def _work(connection: Connection, level: str) -> None:

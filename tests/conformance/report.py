@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from tests.conformance.suite import BOUND, OUTCOMES, PASSED, REFUSED, Result
+from .suite import BOUND, OUTCOMES, PASSED, REFUSED, Result
 
 EXCLUSIONS = Path(__file__).with_name("exclusions.txt")
 # Cases whose expected values hold rounding noise above the suite's own tolerance (rtol, atol), with the tolerance they get instead.

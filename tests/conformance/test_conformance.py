@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from tests.conformance import report
-from tests.conformance.pool import run_cases
-from tests.conformance.suite import Suite
+from . import report
+from .pool import run_cases
+from .suite import Suite
 
 REAL = {
     "test_bvlc_alexnet", "test_densenet121", "test_inception_v1", "test_inception_v2", "test_resnet50", "test_shufflenet",
