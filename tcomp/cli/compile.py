@@ -9,7 +9,7 @@ import typer
 
 from tcomp.cli import output
 from tcomp.cli.files import check_model_file, check_writable, write_files
-from tcomp.cli.options import STAGES, Dims, Json, OnnxModel, Shapes, TargetName, Threads, parse_choices, parse_dims, parse_shapes
+from tcomp.cli.options import STAGES, Dims, Json, OnnxModel, Shapes, TargetName, Threads, Values, parse_choices, parse_dims, parse_shapes
 from tcomp.errors import InputError
 
 
@@ -21,6 +21,7 @@ def compile(
     target: TargetName = None,
     dim: Dims = None,
     shape: Shapes = None,
+    value: Values = None,
     threads: Threads = None,
     emit: Annotated[
         str | None,
@@ -36,6 +37,7 @@ def compile(
 
     Writes one file, MODEL.tcomp: code, weights and signature. `--emit` writes the listings MODEL.STAGE.txt beside it.
     """
+    from tcomp.cli.inputs import read_values
     from tcomp.driver import compile_model
     from tcomp.target import Target
 
@@ -44,7 +46,7 @@ def compile(
     stages = parse_choices(emit, STAGES, "--emit")
     if emit_to is not None and not stages:
         raise InputError("--emit-to says where, but nothing is emitted", hint=f"--emit {','.join(STAGES)}")
-    ranges, shapes, machine = parse_dims(dim), parse_shapes(shape), Target.parse(target or "cpu")
+    ranges, shapes, values, machine = parse_dims(dim), parse_shapes(shape), read_values(value), Target.parse(target or "cpu")
     to_stdout = emit_to == "-"
     folder = out.parent if emit_to is None or to_stdout else Path(emit_to)
     listings = {stage: folder / f"{out.stem}.{stage}.txt" for stage in stages if not to_stdout}
@@ -54,7 +56,7 @@ def compile(
             raise InputError(f"{path} is the model itself", hint="give another name with -o")
 
     with output.progress() as tell:
-        artifact, report = compile_model(model, machine, shapes, ranges, threads, emit=stages, progress=tell)
+        artifact, report = compile_model(model, machine, shapes, ranges, threads, values=values, emit=stages, progress=tell)
     write_files({**{path: report.stages[stage].encode() for stage, path in listings.items()}, out: artifact.image})
 
     if as_json:

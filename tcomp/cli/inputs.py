@@ -120,6 +120,21 @@ def read_inputs(texts: Iterable[str] | None, signature: Sequence[Value]) -> dict
     return given
 
 
+def read_values(texts: Iterable[str] | None) -> dict[str, Array]:
+    """`name=number` and `name=file.npy`: inputs that are fixed when a model is compiled. Raises `InputError`."""
+    values: dict[str, Array] = {}
+    for text in texts or ():
+        name, _, source = (part.strip() for part in text.rpartition("="))
+        if not name or not source:
+            raise InputError(f"`{text}` is not of the form NAME=NUMBER", where="--value", hint="--value sr=16000, --value table=table.npy")
+        number = None if Path(source).exists() else _number(source)
+        if name in values:
+            raise InputError(f"the value of `{name}` is given twice", where=f"--value {text}")
+        exact = number is not None and number.is_integer()
+        values[name] = _single(Path(source)) if number is None else np.asarray(int(number) if exact else number)
+    return values
+
+
 def _number(text: str) -> float | None:
     if text in ("true", "false"):
         return float(text == "true")

@@ -31,6 +31,15 @@ Shapes = Annotated[
     list[str] | None,
     typer.Option("--shape", metavar="INPUT=AxBxC", help="The shape of an input (x=1x3x224x224). May be repeated.", show_default=False),
 ]
+Values = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--value",
+        metavar="INPUT=NUMBER",
+        help="Fix an input for good (sr=16000, table=table.npy), so that shapes may depend on it. May be repeated.",
+        show_default=False,
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option("--threads", metavar="N", min=1, max=4096, help="Number of threads. Default: all physical cores.", show_default=False),
