@@ -74,6 +74,12 @@ def models(tmp_path_factory):
             {"s": ("float32", [4]), "xs": ("float32", ["time", 4])},
             {"last": ("float32", [4]), "rows": ("float32", ["time", 4])},
         ),
+        "reshape": save(
+            folder / "reshape.onnx",
+            [("Reshape", ["x", "shape"], ["y"])],
+            {"x": ("float32", [6]), "shape": ("int64", [2])},
+            {"y": ("float32", [None, None])},
+        ),
         "w": w,
         "b": b,
     }

@@ -72,6 +72,17 @@ def test_compile_for_bounded_dims_and_threads(tcomp, models):
     assert manifest.threads == 1
 
 
+def test_compile_with_an_input_fixed(tcomp, models):
+    model = models["reshape"]
+    assert "known" in tcomp("compile", model, status=2).output
+    np.save("shape.npy", np.array([2, 3]))
+    tcomp("compile", model, "--value", "shape=shape.npy")
+    module = load("reshape.tcomp")
+    assert [i.name for i in module.inputs] == ["x"]
+    np.testing.assert_array_equal(module(np.arange(6, dtype=np.float32)), np.arange(6).reshape(2, 3))
+    assert "no input" in tcomp("compile", model, "--value", "size=3", status=2).output
+
+
 def test_compile_for_a_shape_and_a_target(tcomp, models):
     tcomp("compile", models["mlp"], "--shape", "x=4x8", "--target", "cpu -mcpu=x86-64-v3")
     manifest = load("mlp.tcomp", threads=1).manifest
