@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext, SpawnProcess
 
 from .suite import CRASHED, HUNG, LEVELS, Result, Suite
 
 
-def _work(connection: Connection, level: str) -> None:
+Work = Callable[[Connection, str], None]
+
+
+def work_on_suite(connection: Connection, level: str) -> None:
     """A worker: receives cases with their tolerances, sends results, until it is ended."""
     suite = Suite()
     connection.send("ready")
@@ -23,9 +26,9 @@ def _work(connection: Connection, level: str) -> None:
 class _Worker:
     """One process and the case it works on."""
 
-    def __init__(self, context: SpawnContext, level: str) -> None:
+    def __init__(self, context: SpawnContext, work: Work, level: str) -> None:
         self.connection, theirs = context.Pipe()
-        self.process: SpawnProcess = context.Process(target=_work, args=(theirs, level), daemon=True)
+        self.process: SpawnProcess = context.Process(target=work, args=(theirs, level), daemon=True)
         self.process.start()
         theirs.close()
         self.case = ""
@@ -47,11 +50,15 @@ def run_cases(
     tolerances: Mapping[str, tuple[float, float]],
     workers: int = 2,
     timeout: float = 120.0,
+    work: Work = work_on_suite,
 ) -> Iterator[Result]:
-    """Results in the order in which cases finish. `timeout` in seconds a case; starting a worker takes as much at most."""
+    """Results in the order in which cases finish. `timeout` in seconds a case; starting a worker takes as much at most.
+
+    `work` is what a worker process does with its end of a pipe.
+    """
     context = multiprocessing.get_context("spawn")
     waiting = list(reversed(cases))
-    active = [_Worker(context, level) for _ in range(min(workers, len(cases)))]
+    active = [_Worker(context, work, level) for _ in range(min(workers, len(cases)))]
     try:
         while active:
             wait([w.connection for w in active], timeout=1.0)
@@ -65,7 +72,7 @@ def run_cases(
                         worker.end()
                         active.remove(worker)
                         if waiting:
-                            active.append(_Worker(context, level))
+                            active.append(_Worker(context, work, level))
                         continue
                 if waiting:
                     case = waiting.pop()
