@@ -10,7 +10,6 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 
 from .suite import CRASHED, HUNG, LEVELS, Result, Suite
 
-
 Work = Callable[[Connection, str], None]
 
 
