@@ -89,7 +89,7 @@ def _with_buffers(kernel: Kernel, new: dict[Buffer, Buffer], body: Stmt) -> Kern
 
 def _neighbours(stmt: Stmt) -> Iterator[Pair]:
     for s in walk(stmt):
-        if isinstance(s, For) and isinstance(s.body, For) and s.var not in E.variables(as_expr(s.body.extent)):
+        if isinstance(s, For) and isinstance(s.body, For) and s.kind == s.body.kind and s.var not in E.variables(as_expr(s.body.extent)):
             yield s.var, s.body.var
 
 

@@ -47,9 +47,17 @@ def schedule(kernel: Kernel, target: Target) -> Schedule:
 
 
 def _imperative(kernel: Kernel) -> bool:
-    """Programs written by hand (externs) run as they are written."""
-    return any(isinstance(x, If | While) for x in walk(kernel.body)) or any(
-        isinstance(c, Block) for x in walk(kernel.body) if isinstance(x, For) for c in (x.body,)
+    """Programs written by hand (externs) run as they are written. What is lowered from a body writes each element in one place."""
+    statements = list(walk(kernel.body))
+    if any(isinstance(x, If | While) or (isinstance(x, For) and isinstance(x.body, Block)) for x in statements):
+        return True
+    nests = _nests(Schedule(kernel))
+    written = [(n.writes, n.is_fold) for n in nests]
+    return len(set(written)) < len(written) or any(
+        len(n.spatial) < len(n.leaf.indices)
+        or any(i.op != "var" for i in n.leaf.indices)
+        or any(r.attr is n.writes for r in n.reads)
+        for n in nests
     )
 
 

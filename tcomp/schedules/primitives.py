@@ -15,6 +15,8 @@ from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
 from tcomp.ir.loops import (
     KINDS,
     PARALLEL,
+    SCOPES,
+    SERIAL,
     UNROLLED,
     VECTORIZED,
     Accumulate,
@@ -33,7 +35,8 @@ from tcomp.ir.loops import (
     walk,
     with_children,
 )
-from tcomp.ir.simplify import prove, simplify
+from tcomp.ir.simplify import difference, linear, prove, simplify
+from tcomp.schedules.dependence import conflict
 from tcomp.schedules.regions import accesses, region
 
 
@@ -72,6 +75,17 @@ def rebuild(stmt: Stmt, edit: Callable[[Stmt], Stmt | None]) -> Stmt:
 
 def replace_loop(kernel: Kernel, loop: For, new: Stmt) -> Kernel:
     return kernel.with_body(rebuild(kernel.body, lambda s: new if s is loop else None))
+
+
+def _nesting(kernel: Kernel, step: str, changed: Kernel) -> Kernel:
+    """The changed kernel, if what stands inside its vectorized loops can run in lanes."""
+    for outer in walk(changed.body):
+        if isinstance(outer, For) and outer.kind == VECTORIZED:
+            for inner in walk(outer.body):
+                if isinstance(inner, For) and inner.kind not in (SERIAL, UNROLLED):
+                    why = f"the {inner.kind} loop `{inner.var.name}` would stand inside the vectorized loop `{outer.var.name}`"
+                    raise refuse(kernel, step, why)
+    return changed
 
 
 def _fresh(kernel: Kernel, name: str) -> str:
@@ -135,6 +149,8 @@ def reorder(kernel: Kernel, *order: str) -> Kernel:
 
     Legal for loops whose iterations are independent and for accumulations (which are commutative up to rounding).
     """
+    if len(set(order)) != len(order) or not order:
+        raise refuse(kernel, "reorder", f"the order ({', '.join(order)}) should name some loops, each once")
     wanted = [find_loop(kernel, name, "reorder") for name in order]
     top = next(s for s in walk(kernel.body) if s in wanted)
     loops, leaf = _perfect(top)
@@ -148,18 +164,23 @@ def reorder(kernel: Kernel, *order: str) -> Kernel:
         if set(E.variables(as_expr(outer.extent))) & {x.var for x in loops if x.var not in seen}:
             raise refuse(kernel, "reorder", f"the extent of {outer.var.attr.name} depends on a loop that would stand inside it")
         seen.add(outer.var)
+    moved = [new.var for old, new in zip(loops, arranged, strict=True) if old is not new]
+    if moved and (shared := conflict(leaf, moved, may_fold=True)) is not None:
+        raise refuse(kernel, "reorder", f"iterations of {', '.join(v.name for v in moved)} may touch the same element of `{shared.name}`")
     body = leaf
     for outer in reversed(arranged):
         body = replace(outer, body=body)
-    return replace_loop(kernel, top, body)
+    return _nesting(kernel, "reorder", replace_loop(kernel, top, body))
 
 
 def fuse(kernel: Kernel, outer: str, inner: str) -> tuple[Kernel, str]:
-    """`for i: for j` directly inside each other become one loop over i * n + j. Always legal."""
+    """`for i: for j` directly inside each other become one loop over i * n + j. Legal for loops of one kind."""
     first = find_loop(kernel, outer, "fuse")
     second = first.body
     if not isinstance(second, For) or second.var.attr.name != inner:
         raise refuse(kernel, "fuse", f"`{inner}` does not stand directly inside `{outer}`")
+    if first.kind != second.kind:
+        raise refuse(kernel, "fuse", f"`{outer}` is {first.kind}, `{inner}` is {second.kind}")
     if first.var in E.variables(as_expr(second.extent)):
         raise refuse(kernel, "fuse", f"the extent of `{inner}` depends on `{outer}`")
     extent = as_dim(as_expr(first.extent) * as_expr(second.extent))
@@ -172,9 +193,12 @@ def fuse(kernel: Kernel, outer: str, inner: str) -> tuple[Kernel, str]:
 def partition(kernel: Kernel, loop: str, point: Dim) -> tuple[Kernel, str, str]:
     """The first `point` iterations and the rest become two loops, each simplified for its range: guards vanish from the first.
 
-    Always legal (0 <= point <= extent). Returns the names of the loops; the second is renamed with `.t` (tail).
+    Legal where point <= extent can be proved; a symbolic point is taken to be >= 0, as sizes are. Returns the names of the loops; the
+    second is renamed with `.t` (tail).
     """
     target = find_loop(kernel, loop, "partition")
+    if prove(as_expr(point) < 0) or not _at_most(as_expr(point), as_expr(target.extent)):
+        raise refuse(kernel, "partition", f"cannot prove that {point} lies between 0 and the extent of `{loop}`, {target.extent}")
     head_var = loop_var(loop, point)
     head_body = map_expressions(target.body, lambda e: simplify(E.substitute(e, {target.var: head_var})))
     head = For(head_var, as_dim(point), head_body, target.kind)
@@ -187,11 +211,30 @@ def partition(kernel: Kernel, loop: str, point: Dim) -> tuple[Kernel, str, str]:
     return kernel, loop, name
 
 
+def _at_most(a: Expr, b: Expr) -> bool:
+    """Whether a <= b can be proved. x // (c * d) <= y // d follows from x // c <= y."""
+    if prove(a <= b):
+        return True
+    (x, m), (y, d) = _quotient(a), _quotient(b)
+    return m % d == 0 and prove(x // (m // d) <= y)
+
+
+def _quotient(e: Expr) -> tuple[Expr, int]:
+    """x and d such that e = x // d: a constant beside a quotient belongs to x."""
+    terms = linear(e)
+    shift = terms.pop((), 0)
+    if len(terms) == 1:
+        ((monomial, coefficient),) = terms.items()
+        q = monomial[0]
+        if len(monomial) == coefficient == 1 and q.op == "floordiv" and q.args[1].op == "const":
+            return simplify(q.args[0] + q.args[1] * shift), q.args[1].attr
+    return e, 1
+
+
 def rename_inner(kernel: Kernel, stmt: Stmt, suffix: str) -> Stmt:
     """A copy whose loops and local buffers have names of their own."""
     if isinstance(stmt, For):
-        info = stmt.var.attr
-        v = E.var(_fresh(kernel, info.name + suffix), info.lo, info.hi, extent=info.extent)
+        v = loop_var(_fresh(kernel, stmt.var.attr.name + suffix), stmt.extent)
         body = map_expressions(stmt.body, lambda e: E.substitute(e, {stmt.var: v}))
         return For(v, stmt.extent, rename_inner(kernel, body, suffix), stmt.kind)
     if isinstance(stmt, Allocate):
@@ -204,19 +247,19 @@ def rename_inner(kernel: Kernel, stmt: Stmt, suffix: str) -> Stmt:
 def set_kind(kernel: Kernel, loop: str, kind: str, reassociate: bool = False) -> Kernel:
     """parallel, vectorized, unrolled or serial.
 
-    vectorized and unrolled need a constant extent; parallel needs iterations that do not write what others touch. A loop that
-    accumulates into one element may be vectorized with `reassociate`: the lanes are then folded as a binary tree.
+    vectorized and unrolled need a constant extent; parallel and vectorized need iterations that do not write what others touch. A
+    loop that accumulates into one element may be vectorized, or bound to thread.x, with `reassociate`: the lanes (threads) are then folded as a binary tree.
     """
     target = find_loop(kernel, loop, kind)
     if kind not in KINDS:
         raise refuse(kernel, kind, f"unknown loop kind; one of {', '.join(KINDS)}")
     if kind in (VECTORIZED, UNROLLED) and not isinstance(target.extent, int):
         raise refuse(kernel, kind, f"the extent of `{loop}` is symbolic: {target.extent}", "split it by a constant first")
-    if kind in (PARALLEL, VECTORIZED) and not (kind == VECTORIZED and reassociate):
-        for s in walk(target.body):
-            if isinstance(s, Accumulate) and not _local(s.buffer, target.body) and target.var not in E.variables(*s.indices):
-                raise refuse(kernel, kind, f"every iteration of `{loop}` accumulates into the same element of `{s.buffer.name}`")
-    return replace_loop(kernel, target, replace(target, kind=kind))
+    if kind in (PARALLEL, VECTORIZED):
+        shared = conflict(target.body, [target.var], may_fold=kind in (VECTORIZED, "thread.x") and reassociate)
+        if shared is not None:
+            raise refuse(kernel, kind, f"iterations of `{loop}` may touch the same element of `{shared.name}`")
+    return _nesting(kernel, kind, replace_loop(kernel, target, replace(target, kind=kind)))
 
 
 def _local(buffer: Buffer, stmt: Stmt) -> bool:
@@ -263,18 +306,33 @@ def compute_at(kernel: Kernel, stage: str, loop: str, scope: str = "global") -> 
     if buffer in kernel.buffers:
         raise refuse(kernel, "compute_at", f"`{stage}` is a parameter, only temporaries move")
     nests = producers(kernel.body, buffer)
-    if not nests:
+    if not nests or any(_local(buffer, nest) for nest in nests):
         raise refuse(kernel, "compute_at", f"`{stage}` is not computed at the top level (has it been moved already?)")
+    if any(s is target for nest in nests for s in walk(nest)):
+        raise refuse(kernel, "compute_at", f"loop `{loop}` is one of those that compute `{stage}`")
     outside = rebuild(kernel.body, lambda s: Block(()) if s is target or s in nests else None)
     if accesses(outside, buffer):
         raise refuse(kernel, "compute_at", f"`{stage}` is also read outside of loop `{loop}`")
+    if not accesses(target.body, buffer):
+        raise refuse(kernel, "compute_at", f"loop `{loop}` does not read `{stage}`")
+    if any(r.attr is buffer for nest in nests for s in walk(nest) for r in E.reads(*expressions(s))):
+        raise refuse(kernel, "compute_at", f"`{stage}` is computed from its own elements")
     box = region(target.body, buffer, clip=scope != "register")
-    local = Buffer(buffer.name, buffer.dtype, box.extent, scope)
+    local = _temporary(kernel, "compute_at", buffer.name, buffer.dtype, box.extent, scope)
     moved = [_restricted(kernel, nest, buffer, local, box.base) for nest in nests]
     readers = swap_buffer(target.body, buffer, local, lambda indices: tuple(i - b for i, b in zip(indices, box.base, strict=True)))
     body = Allocate(local, block(*moved, readers))
     stripped = rebuild(kernel.body, lambda s: Block(()) if s in nests else (replace(target, body=body) if s is target else None))
-    return kernel.with_body(_without_allocation(stripped, buffer))
+    return _nesting(kernel, "compute_at", kernel.with_body(_without_allocation(stripped, buffer)))
+
+
+def _temporary(kernel: Kernel, step: str, name: str, dtype: str, shape: Sequence[Dim], scope: str) -> Buffer:
+    if scope not in SCOPES:
+        raise refuse(kernel, step, f"unknown scope `{scope}`; one of {', '.join(SCOPES)}")
+    new = Buffer(name, dtype, shape, scope)
+    if scope == "register" and not all(isinstance(n, int) for n in new.shape):
+        raise refuse(kernel, step, f"`{name}` has the symbolic shape [{', '.join(map(str, new.shape))}] and cannot live in registers")
+    return new
 
 
 def _without_allocation(stmt: Stmt, buffer: Buffer) -> Stmt:
@@ -286,7 +344,8 @@ def _restricted(kernel: Kernel, nest: Stmt, buffer: Buffer, local: Buffer, base:
     loops, leaf = _perfect(nest)
     write = next(s for s in walk(leaf) if isinstance(s, Store | Accumulate) and s.buffer is buffer)
     by_var = {x.var: x for x in loops}
-    if any(i not in by_var for i in write.indices) or len(set(write.indices)) < len(write.indices):
+    whole = all(i in by_var and _equal(by_var[i].extent, n) for i, n in zip(write.indices, buffer.shape, strict=True))
+    if not whole or len(set(write.indices)) < len(write.indices):
         raise refuse(kernel, "compute_at", f"the loops of `{buffer.name}` have been changed already", "move stages before reshaping them")
     mapping: dict[Expr, Expr] = {}
     outer: list[tuple[Expr, Dim]] = []
@@ -311,6 +370,10 @@ def _restricted(kernel: Kernel, nest: Stmt, buffer: Buffer, local: Buffer, base:
     return body
 
 
+def _equal(a: Dim, b: Dim) -> bool:
+    return a == b if isinstance(a, int) and isinstance(b, int) else as_dim(difference(as_expr(a), as_expr(b))) == 0
+
+
 def _reads_in_range(stmt: Stmt) -> bool:
     """Whether every read is inside its buffer for all values of the loops around it, whatever guards say."""
     return all(
@@ -328,7 +391,7 @@ def cache_write(kernel: Kernel, stage: str, name: str) -> Kernel:
     """
     target = find_buffer(kernel, stage, "cache_write")
     nests = producers(kernel.body, target)
-    if not nests:
+    if not nests or any(_local(target, nest) for nest in nests):
         raise refuse(kernel, "cache_write", f"`{stage}` is not computed at the top level")
     local = Buffer(_fresh(kernel, name), target.dtype, target.shape)
     loops = [(loop_var(_fresh(kernel, f"{stage}.{d}"), extent), extent) for d, extent in enumerate(target.shape)]
@@ -356,9 +419,11 @@ def cache_read(kernel: Kernel, buffer: str, loop: str | None, name: str, scope: 
     where = kernel.body if loop is None else find_loop(kernel, loop, "cache_read").body
     if any(isinstance(s, Store | Accumulate) and s.buffer is source for s in walk(where)):
         raise refuse(kernel, "cache_read", f"`{buffer}` is written where the copy would be read")
+    if not accesses(where, source):
+        raise refuse(kernel, "cache_read", f"`{buffer}` is not read there")
     name = _fresh(kernel, name)
     box = region(where, source)
-    local = Buffer(name, source.dtype, box.extent, scope)
+    local = _temporary(kernel, "cache_read", name, source.dtype, box.extent, scope)
     loops = [(loop_var(f"{name}.{d}", extent), extent) for d, extent in enumerate(box.extent)]
     places = tuple(v for v, _ in loops)
     index = [simplify(b + v) for b, v in zip(box.base, places, strict=True)]
@@ -382,6 +447,8 @@ def relayout(kernel: Kernel, buffer: str, dim: int, factor: int) -> Kernel:
     old = find_buffer(kernel, buffer, "relayout")
     if old in kernel.buffers:
         raise refuse(kernel, "relayout", f"`{buffer}` is a parameter; its layout is part of the kernel's signature")
+    if not 0 <= dim < len(old.shape) or factor < 1:
+        raise refuse(kernel, "relayout", f"`{buffer}` of {len(old.shape)} dimensions cannot be blocked by {factor} along dimension {dim}")
     blocks = as_dim((as_expr(old.shape[dim]) + (factor - 1)) // factor)
     rest = tuple(n for d, n in enumerate(old.shape) if d != dim)
     new = Buffer(old.name, old.dtype, (blocks, *rest, factor), old.scope)
@@ -409,11 +476,15 @@ def rfactor(kernel: Kernel, stage: str, fold: str, lanes: int) -> tuple[Kernel, 
     if len(nests) != 2:
         raise refuse(kernel, "rfactor", f"`{stage}` is not a plain reduction (a nest that clears and one that accumulates)")
     loops, leaf = _perfect(nests[1])
-    if not isinstance(leaf, Accumulate):
+    if not isinstance(leaf, Accumulate) or any(i not in [x.var for x in loops] for i in leaf.indices):
         raise refuse(kernel, "rfactor", f"`{stage}` has been scheduled already")
+    if any(r.attr is buffer for r in E.reads(leaf.value)):
+        raise refuse(kernel, "rfactor", f"`{stage}` is computed from its own elements")
     target = next((x for x in loops if x.var.attr.name == fold), None)
     if target is None or target.var in leaf.indices:
         raise refuse(kernel, "rfactor", f"`{fold}` is not a fold of `{stage}`")
+    if lanes < 1:
+        raise refuse(kernel, "rfactor", f"{lanes} lanes")
     name = _fresh(kernel, stage + ".p")
     partial = Buffer(name, buffer.dtype, (*buffer.shape, lanes))
     extent = as_expr(target.extent)
@@ -427,7 +498,9 @@ def rfactor(kernel: Kernel, stage: str, fold: str, lanes: int) -> tuple[Kernel, 
     spatial = [x for x in loops if x.var in leaf.indices]
 
     def renamed(suffix: str) -> dict[Expr, Expr]:
-        return {x.var: loop_var(_fresh(kernel, f"{name}.{suffix}{x.var.attr.name.rsplit('.', 1)[-1]}"), x.extent) for x in spatial}
+        tails = [x.var.attr.name.rsplit(".", 1)[-1] for x in spatial]
+        tails = [t if [*tails, "lane"].count(t) == 1 else f"{t}{n}" for n, t in enumerate(tails)]
+        return {x.var: loop_var(_fresh(kernel, f"{name}.{suffix}{t}"), x.extent) for x, t in zip(spatial, tails, strict=True)}
 
     def nest(mapping: Mapping[Expr, Expr], inner: Stmt, lane_var: Expr) -> Stmt:
         inner = map_expressions(inner, lambda e: E.substitute(e, mapping))
@@ -439,7 +512,7 @@ def rfactor(kernel: Kernel, stage: str, fold: str, lanes: int) -> tuple[Kernel, 
     init_lane = loop_var(f"{name}.init.lane", lanes)
     init = nest(renamed("init."), Store(partial, (*leaf.indices, init_lane), leaf.reducer.identity), init_lane)
     accumulate = nest(renamed(""), update, lane)
-    final_lane = loop_var(f"{stage}.lane", lanes)
+    final_lane = loop_var(_fresh(kernel, f"{stage}.lane"), lanes)
     final: Stmt = Accumulate(buffer, leaf.indices, E.read(partial, (*leaf.indices, final_lane)), leaf.reducer)
     final = For(final_lane, lanes, final)
     for x in reversed(spatial):
@@ -464,9 +537,9 @@ def _hoist_allocation(stmt: Stmt, buffer: Buffer) -> Stmt:
 def set_scope(kernel: Kernel, buffer: str, scope: str) -> Kernel:
     """Where a temporary lives: `global`, `shared` or `register` (constant shape)."""
     old = find_buffer(kernel, buffer, "set_scope")
-    if scope == "register" and not all(isinstance(n, int) for n in old.shape):
-        raise refuse(kernel, "set_scope", f"`{buffer}` has a symbolic shape {old.shape} and cannot live in registers")
-    new = Buffer(old.name, old.dtype, old.shape, scope)
+    if old in kernel.buffers:
+        raise refuse(kernel, "set_scope", f"`{buffer}` is a parameter, it is in global memory")
+    new = _temporary(kernel, "set_scope", old.name, old.dtype, old.shape, scope)
     return kernel.with_body(
         rebuild(
             kernel.body,
