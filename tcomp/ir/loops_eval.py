@@ -31,10 +31,12 @@ def run_kernel(
     buffers: Mapping[Buffer, semantics.Array],
     scalars: Mapping[Expr, int] | None = None,
     shuffle: int | None = None,
+    garbage: bool = False,
 ) -> None:
     """Run a kernel on arrays, which must have the dtypes and shapes of its buffers; outputs are written in place.
 
-    Symbolic dims are bound by the shapes, or given in `scalars`. `shuffle` is a seed for the order of parallel iterations.
+    Symbolic dims are bound by the shapes, or given in `scalars`. `shuffle` is a seed for the order of parallel iterations. With
+    `garbage` an element that has not been written may be read, and is NaN (85 in integers): padding may be moved, but not used.
     Raises `InputError` if an array does not fit, `IRError` on an out-of-range access or an undefined read.
     """
     for b in kernel.buffers:
@@ -43,7 +45,7 @@ def run_kernel(
         if buffers[b].dtype != to_numpy(b.dtype):
             raise InputError(f"`{b.name}` is {buffers[b].dtype.name} instead of {b.dtype}")
     dims = bind_dims([(b.name, b.shape, buffers[b].shape) for b in kernel.buffers], scalars)
-    run_stmt(kernel.body, buffers, dims, shuffle=shuffle)
+    run_stmt(kernel.body, buffers, dims, shuffle=shuffle, garbage=garbage)
 
 
 def run_stmt(
@@ -53,9 +55,10 @@ def run_stmt(
     *,
     undefined: Collection[Buffer] = (),
     shuffle: int | None = None,
+    garbage: bool = False,
 ) -> None:
     """Run a statement. `buffers` named in `undefined` may be read only where they have been written before."""
-    program = _Program(scalars or {}, shuffle)
+    program = _Program(scalars or {}, shuffle, garbage)
     for b, array in buffers.items():
         program.memory[b] = _Memory(array, b in undefined)
     with np.errstate(all="ignore"):
@@ -79,13 +82,14 @@ class _Memory:
 class _Program:
     """Compiles statements to closures over `slots` (values of variables) and `memory`."""
 
-    def __init__(self, scalars: Mapping[Expr, int], shuffle: int | None) -> None:
+    def __init__(self, scalars: Mapping[Expr, int], shuffle: int | None, garbage: bool) -> None:
         self.slots: list[int] = list(scalars.values())
         self.slot = {v: n for n, v in enumerate(scalars)}
         self.loops: list[Expr] = []  # around the statement being compiled, for messages
         self.memory: dict[Buffer, _Memory] = {}
         self.clock = 0  # number of statements executed: tells cached values of this one from older ones
         self.shuffle = None if shuffle is None else np.random.default_rng(shuffle)
+        self.garbage = garbage
 
     # ------------------------------------------------------------ statements
 
@@ -131,11 +135,12 @@ class _Program:
             case Allocate(b, body):
                 memory = self.memory[b] = _Memory()
                 extents = self.expressions([as_expr(d) for d in b.shape])
-                inside, dtype = self.statement(body), to_numpy(b.dtype)
+                inside, dtype, checked = self.statement(body), to_numpy(b.dtype), not self.garbage
+                content = 0 if checked or b.dtype == "bool" else np.nan if is_float(b.dtype) else 85
 
                 def allocate() -> None:
                     self.clock += 1
-                    memory.renew(np.zeros([f() for f in extents], dtype), True)
+                    memory.renew(np.full([f() for f in extents], content, dtype), checked)
                     inside()
 
                 return allocate
