@@ -35,10 +35,10 @@ def expected(program: Program, seed: int = 0) -> list[np.ndarray]:
 
 
 def interpreted(program: Program, kernel: Kernel, layouts: Layouts = (), seed: int = 0, shuffle: int | None = None) -> list[np.ndarray]:
-    """The results of a kernel whose buffers lie in `layouts` (of inputs, then outputs)."""
+    """The results of a kernel whose buffers lie in `layouts` (of inputs, then outputs). Padding of temporaries holds garbage."""
     verify_kernel(kernel)
     arrays, views = _arrays(program, kernel, layouts, seed)
-    run_kernel(kernel, views, program.dims, shuffle=shuffle)
+    run_kernel(kernel, views, program.dims, shuffle=shuffle, garbage=True)
     return _results(program, arrays, layouts)
 
 

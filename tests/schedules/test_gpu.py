@@ -1,0 +1,182 @@
+"""Default GPU schedules: the loops one by one equal the reference, and so does the emitted CUDA C++ run by a host that plays the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import cuda_host
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from programs import Program, layouts, programs
+from running import expected, interpreted
+
+from tcomp.codegen.cuda import emit_kernel
+from tcomp.ir import te
+from tcomp.ir.dtypes import to_numpy
+from tcomp.ir.expr import as_expr, cast, evaluate_int
+from tcomp.ir.loops import For, Kernel, hoist_temporaries, walk
+from tcomp.schedules.gpu import schedule
+from tcomp.schedules.lower import lower
+from tcomp.schedules.schedule import replay
+from tcomp.target import Target
+
+TARGET = Target.parse("cuda")
+MEDIUM = programs(largest=40, volume=3000)
+LARGE = programs(largest=300, volume=200_000)
+needs_compiler = pytest.mark.skipif(cuda_host.compiler() is None, reason="there is no C++ compiler")
+
+
+def lowered(program: Program) -> Kernel:
+    return lower("program", program.inputs, program.outputs)
+
+
+def emulated(program: Program, kernel: Kernel, descending: bool = False, barriers: bool = True) -> list[np.ndarray]:
+    """The results of the emitted text; every result and temporary starts out as garbage."""
+    kernel, _ = hoist_temporaries(kernel)
+    text, launches = emit_kernel(kernel, TARGET)
+    text = text if barriers else text.replace("__syncthreads();", "")
+    given_arrays = program.arrays()
+    shapes = [[evaluate_int(as_expr(d), program.dims) for d in b.shape] for b in kernel.buffers]
+    arrays = [np.full(shape, 77).astype(to_numpy(b.dtype)) for b, shape in zip(kernel.buffers, shapes, strict=True)]
+    for n, t in enumerate(program.inputs):
+        arrays[n] = np.ascontiguousarray(given_arrays[t]).reshape(shapes[n])
+    arrays = [_aligned(a) for a in arrays]
+    for launch in launches:
+        grid = [evaluate_int(as_expr(d), program.dims) for d in launch.grid]
+        args = [arrays[n].ctypes.data for n in launch.buffers] + [program.dims[kernel.scalars[n]] for n in launch.scalars]
+        cuda_host.launch(text, launch.function, grid, launch.block, args, descending)
+    results = arrays[len(program.inputs) : len(program.inputs) + len(program.outputs)]
+    return [a.reshape(program.shape(t)) for a, t in zip(results, program.outputs, strict=True)]
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    room = np.empty(array.nbytes + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    result = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    result[...] = array
+    return result
+
+
+def agree(program: Program, found: Sequence[np.ndarray]) -> None:
+    for got, want in zip(found, expected(program), strict=True):
+        program.same(got, want)
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(MEDIUM)
+def test_schedules_keep_the_meaning(program: Program) -> None:
+    """By the interpreter, which checks bounds and undefined reads, with the threads of a phase in random order."""
+    kernel = lowered(program)
+    s = schedule(kernel, TARGET)
+    agree(program, interpreted(program, s.kernel, shuffle=1))
+    assert str(replay(kernel, s.trace)) == str(s.kernel)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(programs(), st.data())
+def test_schedules_through_layouts(program: Program, data: st.DataObject) -> None:
+    tensors = (*program.inputs, *program.outputs)
+    chosen = [data.draw(layouts(t.ndim)) for t in tensors]
+    kernel = lower("program", program.inputs, program.outputs, dict(zip(tensors, chosen, strict=True)))
+    found = interpreted(program, schedule(kernel, TARGET).kernel, chosen)
+    agree(program, found)
+
+
+@needs_compiler
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(LARGE, st.booleans())
+def test_emitted_text_equals_the_reference(program: Program, descending: bool) -> None:
+    agree(program, emulated(program, schedule(lowered(program), TARGET).kernel, descending))
+
+
+# ---------------------------------------------------------------- every family, at the sizes where it is chosen
+
+
+def product(rows: int, depth: int, columns: int, transposed: bool = False) -> Program:
+    a = te.placeholder((rows, depth), "float32", "a")
+    b = te.placeholder((columns, depth) if transposed else (depth, columns), "float32", "b")
+    bias = te.placeholder((columns,), "float32", "bias")
+    k = te.reduce_axis(depth, "k")
+    c = te.compute((rows, columns), lambda i, j: te.sum(a[i, k] * (b[j, k] if transposed else b[k, j]), k), "c")
+    return Program((a, b, bias), (te.compute((rows, columns), lambda i, j: te.maximum(c[i, j] + bias[j], 0), "out"),), {})
+
+
+def convolution(size: int, channels: int, features: int) -> Program:
+    x = te.placeholder((size + 2, size + 2, channels), "float32", "x")
+    f = te.placeholder((3, 3, channels, features), "float32", "f")
+    p, q, c = te.reduce_axis(3, "p"), te.reduce_axis(3, "q"), te.reduce_axis(channels, "c")
+    y = te.compute((size, size, features), lambda i, j, o: te.sum(x[i + p, j + q, c] * f[p, q, c, o], [p, q, c]), "y")
+    return Program((x, f), (y,), {})
+
+
+def total(count: int, dtype: str = "float32") -> Program:
+    x = te.placeholder((count,), dtype, "x")
+    k = te.reduce_axis(count, "k")
+    return Program((x,), (te.compute((), lambda: te.sum(cast(x[k], "float64"), k), "total"),), {})
+
+
+def softmax(rows: int, length: int) -> Program:
+    x = te.placeholder((rows, length), "float64", "x")
+    k, j = te.reduce_axis(length, "k"), te.reduce_axis(length, "j")
+    top = te.compute((rows,), lambda r: te.max(x[r, k], k), "top")
+    e = te.compute((rows, length), lambda r, i: te.exp(x[r, i] - top[r]), "e")
+    norm = te.compute((rows,), lambda r: te.sum(e[r, j], j), "norm")
+    return Program((x,), (te.compute((rows, length), lambda r, i: e[r, i] / norm[r], "softmax"),), {}, exact=False)
+
+
+def scaled(*shape: int, dtype: str = "float32") -> Program:
+    x = te.placeholder(shape, dtype, "x")
+    return Program((x,), (te.compute(shape, lambda *i: te.maximum(x[i] * 2 + 1, 0), "y"),), {})
+
+
+FAMILIES = {
+    "product-staged": product(128, 96, 384),
+    "product-staged-transposed": product(192, 32, 256, transposed=True),
+    "product-odd": product(67, 45, 301),
+    "product-large-tiles": product(256, 24, 512),
+    "matvec": product(1, 300, 70, transposed=True),
+    "convolution": convolution(18, 5, 64),
+    "convolution-odd": convolution(13, 3, 37),
+    "total-divided": total(200_003),
+    "total-half": total(70_000, "float16"),
+    "softmax": softmax(37, 197),
+    "softmax-short": softmax(300, 7),
+    "softmax-long": softmax(3, 5000),
+    "elementwise-vectors": scaled(64, 1024),
+    "elementwise-half": scaled(64, 1024, dtype="float16"),
+    "elementwise-odd": scaled(3, 10_007),
+    "elementwise-bytes": scaled(64, 1024, dtype="int8"),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_on_the_host(name: str) -> None:
+    program = FAMILIES[name]
+    kernel = schedule(lowered(program), TARGET).kernel
+    for descending in (False, True):
+        agree(program, emulated(program, kernel, descending))
+
+
+def kinds(program: Program) -> set[str]:
+    return {s.kind for s in walk(schedule(lowered(program), TARGET).kernel.body) if isinstance(s, For)}
+
+
+def test_families_use_what_they_should() -> None:
+    staged = schedule(lowered(FAMILIES["product-staged"]), TARGET).kernel
+    assert "shared" in str(staged) and "thread.y" in kinds(FAMILIES["product-staged"])
+    assert "thread.y" not in kinds(FAMILIES["product-odd"])
+    assert {"block.x", "thread.x", "vectorized"} <= kinds(FAMILIES["elementwise-vectors"])
+    assert str(schedule(lowered(FAMILIES["softmax"]), TARGET).kernel).count("block.x") == 1, "softmax is one launch"
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["product-staged", "softmax"])
+def test_missing_barriers_would_be_found(name: str) -> None:
+    """The host that plays the device does show what it is there to show."""
+    program = FAMILIES[name]
+    kernel = schedule(lowered(program), TARGET).kernel
+    found = [emulated(program, kernel, descending, barriers=False) for descending in (False, True)]
+    assert any(not np.array_equal(got, want) for results in found for got, want in zip(results, expected(program), strict=True))
