@@ -5,8 +5,10 @@ A `Target` is written and parsed as one line, which is also its identity in cach
     cpu -march=x86_64 -mcpu=cascadelake
     cpu -march=x86_64 -mcpu=haswell -mattr=-fma -l2=512K -cores=4
     cpu -march=aarch64 -mcpu=neoverse-n1
+    cuda -arch=sm_80,sm_90a
 
 `cpu` alone (or `native`) is this machine. `-mattr` and the sizes are printed only where they differ from what is usual.
+A cuda target names the GPU architectures that get machine code (other GPUs, if newer, are served by portable code for the oldest).
 """
 
 from __future__ import annotations
@@ -77,6 +79,8 @@ _FEATURES = {arch: frozenset().union(*cpus.values()) for arch, cpus in _CPUS.ite
 """The features that decide which instructions generated code may use; all others of a processor are of no concern here."""
 
 _CACHES = {"l1": 32 << 10, "l2": 1 << 20, "l3": 16 << 20}
+_CUDA_ARCHS = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100a", "sm_103", "sm_120", "sm_121")
+_CUDA_USUAL = ("sm_80", "sm_90a")
 _ARCH_NAMES = {"x86_64": "x86_64", "amd64": "x86_64", "x86-64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 
 
@@ -84,7 +88,8 @@ _ARCH_NAMES = {"x86_64": "x86_64", "amd64": "x86_64", "x86-64": "x86_64", "aarch
 class Target:
     """One kind of machine.
 
-    `arch` is "x86_64" or "aarch64"; `cpu` is LLVM's name of the processor; `features` are those of LLVM's feature names that it has
+    `arch` is "x86_64", "aarch64" or "cuda" (then `kind` is as well, `cpu` lists the GPU architectures, separated by commas, and the
+    feature "scalar" says that buffers need not be aligned for vector accesses); `cpu` is LLVM's name of the processor; `features` are those of LLVM's feature names that it has
     and that generated code may use, sorted. `l1`, `l2` (per core) and `l3` (shared) are bytes of data cache. `cores` counts
     physical cores.
     """
@@ -120,13 +125,15 @@ class Target:
     def parse(text: str) -> Target:
         """A target from its line of text; see the module. Raises `TargetError` that lists what is possible."""
         words = text.split()
+        if words and words[0] == "cuda":
+            return _cuda(words[1:], text)
         if words and words[0] in _ARCH_NAMES:
             words = ["cpu", f"-march={words[0]}", *words[1:]]
         if words in (["cpu"], ["native"], ["cpu", "-mcpu=native"]):
             return Target.host()
         if not words or words[0] != "cpu":
             raise TargetError(
-                f"unknown target `{text}`", hint="`cpu`, `cpu -mcpu=NAME`, `cpu -march=aarch64 -mcpu=NAME`, `aarch64`"
+                f"unknown target `{text}`", hint="`cpu`, `cpu -mcpu=NAME`, `cpu -march=aarch64 -mcpu=NAME`, `aarch64`, `cuda`, `cuda -arch=sm_90a`"
             )
         options = dict(_option(word, text) for word in words[1:])
         arch = _arch(options.pop("march", None), options.get("mcpu"), text)
@@ -138,6 +145,8 @@ class Target:
         return Target(arch, cpu, features, l1, l2, l3, _size(options.get("cores", "1"), "cores", text))
 
     def __str__(self) -> str:
+        if self.kind == "cuda":
+            return " ".join(["cuda", f"-arch={self.cpu}", *(f"-{f}" for f in self.features)])
         words = ["cpu", f"-march={self.arch}", f"-mcpu={self.cpu}"]
         usual = _CPUS[self.arch][self.cpu]
         changes = [f"+{f}" for f in self.features if f not in usual] + [f"-{f}" for f in sorted(usual - set(self.features))]
@@ -156,6 +165,8 @@ class Target:
     @property
     def triple(self) -> str:
         """LLVM's name of the platform. Objects are made for Linux."""
+        if self.kind == "cuda":
+            return "cuda"
         return f"{self.arch}-unknown-linux-gnu"
 
     @property
@@ -208,6 +219,21 @@ def _option(word: str, text: str) -> tuple[str, str]:
             f"unknown option `{word}`", where=text, hint="-march= -mcpu= -mattr=+feature,-feature -l1= -l2= -l3= -cores="
         )
     return match[1], match[2]
+
+
+def _cuda(words: list[str], text: str) -> Target:
+    archs, features = _CUDA_USUAL, set[str]()
+    for word in words:
+        if word == "-scalar":
+            features.add("scalar")
+        elif word.startswith("-arch="):
+            archs = tuple(dict.fromkeys(word[6:].split(",")))
+        else:
+            raise TargetError(f"unknown option `{word}`", where=text, hint="cuda -arch=sm_80,sm_90a")
+    unknown = [a for a in archs if a not in _CUDA_ARCHS]
+    if unknown:
+        raise TargetError(f"unknown GPU architecture `{unknown[0]}`", where=text, hint=f"one of {', '.join(_CUDA_ARCHS)}")
+    return Target("cuda", ",".join(archs), tuple(sorted(features)), kind="cuda")
 
 
 def _arch(name: str | None, cpu: str | None, text: str) -> str:

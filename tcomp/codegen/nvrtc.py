@@ -1,0 +1,117 @@
+"""CUDA C++ to machine code by NVRTC, on any machine: neither a GPU nor a driver is needed, only the packages of `tcomp[cuda]`."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from tcomp.errors import CodegenError, TargetError
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one function takes on one architecture: registers of a thread, bytes of shared memory of a block, bytes that a thread
+    spills to and keeps in local memory."""
+
+    registers: int
+    shared: int
+    spilled: int
+    stack: int
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """Machine code for one architecture, the portable code it was made from, and what its functions take."""
+
+    cubin: bytes
+    ptx: bytes
+    usage: dict[str, Usage]
+
+
+def compile_text(text: str, arch: str, name: str = "kernel") -> Binary:
+    """Compile a program for an architecture such as "sm_90a".
+
+    Raises `TargetError` where the compiler is not installed or does not know the architecture, `CodegenError` with its messages where
+    it refuses the program.
+    """
+    nvrtc = _nvrtc()
+    if arch not in architectures():
+        raise TargetError(f"NVRTC {version()} has no architecture {arch}", hint=f"one of {', '.join(architectures())}")
+    program = _checked(nvrtc.nvrtcCreateProgram(text.encode(), f"{name}.cu".encode(), 0, [], []))
+    try:
+        # No contraction: sums of products are fused where the program says so, and nowhere else.
+        options = [f"--gpu-architecture={arch}", "--std=c++17", "--fmad=false", "--ptxas-options=-v"]
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
+        log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).decode(errors="replace").rstrip("\0")
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise CodegenError("NVRTC refused the generated code", where=f"{name} for {arch}", why=log)
+        cubin = _text(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+        ptx = _text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
+        return Binary(cubin, ptx, _usage(log))
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+@functools.cache
+def architectures() -> tuple[str, ...]:
+    """What the installed compiler makes machine code for; of those with features of their own ("a"), too."""
+    numbers = _checked(_nvrtc().nvrtcGetSupportedArchs())
+    return tuple(f"sm_{n}{suffix}" for n in numbers for suffix in (("", "a") if n >= 90 else ("",)))
+
+
+@functools.cache
+def version() -> str:
+    """The version of NVRTC; part of the key under which compiled kernels are kept."""
+    major, minor = _checked(_nvrtc().nvrtcVersion())
+    return f"{major}.{minor}"
+
+
+@functools.cache
+def _nvrtc() -> Any:
+    try:
+        from cuda.bindings import nvrtc
+
+        status, _, _ = nvrtc.nvrtcVersion()
+    except (ImportError, RuntimeError) as problem:
+        raise TargetError(
+            "kernels for CUDA cannot be compiled here", why=f"NVRTC is not installed: {problem}", hint="pip install 'tcomp[cuda]'"
+        ) from problem
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise TargetError("NVRTC does not work", why=str(status), hint="pip install --force-reinstall 'tcomp[cuda]'")
+    return nvrtc
+
+
+def _checked(answer: tuple[Any, ...]) -> Any:
+    status, *values = answer
+    if int(status) != 0:
+        raise CodegenError("NVRTC failed", why=str(status))
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def _text(size: Any, get: Any, program: Any) -> bytes:
+    buffer = b" " * _checked(size(program))
+    _checked(get(program, buffer))  # fills the buffer in place
+    return buffer
+
+
+_ENTRY = re.compile(r"Compiling entry function '(\w+)'")
+_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_USED = re.compile(r"Used (\d+) registers")
+_SHARED = re.compile(r"(\d+) bytes smem")
+
+
+def _usage(log: str) -> dict[str, Usage]:
+    """The figures that the assembler reports for each function."""
+    found: dict[str, Usage] = {}
+    parts = _ENTRY.split(log)
+    for name, report in zip(parts[1::2], parts[2::2], strict=True):
+        stack, used, shared = _STACK.search(report), _USED.search(report), _SHARED.search(report)
+        found[name] = Usage(
+            int(used[1]) if used else 0,
+            int(shared[1]) if shared else 0,
+            int(stack[2]) + int(stack[3]) if stack else 0,
+            int(stack[1]) if stack else 0,
+        )
+    return found

@@ -1,0 +1,467 @@
+"""Default GPU schedules, chosen by the structure of the loops; never by an operator's name.
+
+A kernel is cut into groups as on a CPU (a nest that stores a result, with the reductions that only it reads); each becomes one
+launch.
+
+    elementwise   no reduction              one thread per vector of up to 16 bytes, all loops fused
+    tile          one reduction, read at    one thread per tile of accumulators in registers, over the whole fold; neighbouring
+                  the element stored        threads take neighbouring columns (matmul, convolution, pooling, column sums)
+    blocks        the same, of a large      one block per tile of the result: operands are staged in shared memory, a slice of the fold
+                  plain product             at a time (matmul)
+    rows          reductions over the rest  one block per row: each thread folds a strided part, then the block folds the partial
+                  of a row                  results as a tree (softmax, normalisation, row sums)
+
+A reduction whose result is too small to fill the machine is first divided into many partial ones, side by side.
+Every phase of a block is a thread loop of its own, so that the loops executed one by one compute the same as on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from tcomp.ir import expr as E
+from tcomp.ir.dtypes import itemsize
+from tcomp.ir.expr import Dim, Expr
+from tcomp.ir.layout import Layout
+from tcomp.ir.loops import For, Kernel
+from tcomp.schedules import primitives as P
+from tcomp.schedules.cpu import SYMBOLIC, _fold, _fold_lanes, _imperative, _nest, _nests, _product, _row_axis, _row_loops, _tile_axes
+from tcomp.schedules.roles import Nest, contiguous, extent_of, stride
+from tcomp.schedules.schedule import Schedule
+from tcomp.target import Target
+
+THREADS = 256  # of a block, where nothing speaks against it
+VECTOR_BYTES = 16  # the widest access of a thread
+FILLED = 1 << 15  # threads that keep a large GPU busy
+ROW = 32  # from this length on a row gets a block of its own
+SHARED_ROWS = 32 << 10  # bytes of a row's intermediate values that are kept in shared memory
+LONG = 1 << 15  # from this length on a fold with few results is divided first
+STAGED = 64  # rows and columns of a block's tile of a product; smaller products are not staged
+
+
+def schedule(kernel: Kernel, target: Target) -> Schedule:
+    """The default schedule of a kernel as lowered. Programs written by hand (externs) run as they are written, on one thread."""
+    s = Schedule(kernel)
+    s.collapse()
+    if not _imperative(s.kernel):
+        for group in _groups(s):
+            _schedule_group(s, group, target)
+    s.clean()
+    return s
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A result, and the temporaries computed inside its loops, in order."""
+
+    result: str
+    inside: tuple[str, ...]
+    shape: str  # elementwise | tile | blocks | rows
+
+
+# ---------------------------------------------------------------- grouping
+
+
+def _groups(s: Schedule) -> list[_Group]:
+    """Attach each temporary to the one result that reads it, where the structure allows; it is stored whole otherwise."""
+    order = list(dict.fromkeys(n.writes.name for n in _nests(s)))
+    outputs = {b.name for b in s.kernel.outputs}
+    homes: dict[str, str] = {}
+    for name in reversed(order):
+        readers = {n.writes.name for n in _nests(s) if name in {r.attr.name for r in n.reads}} - {name}
+        places = {homes.get(r, r) for r in readers}
+        homes[name] = next(iter(places)) if name not in outputs and len(places) == 1 else name
+    groups = []
+    for name in order:
+        if homes[name] == name:
+            groups += _formed(s, name, tuple(n for n in order if homes[n] == name and n != name))
+    return groups
+
+
+def _formed(s: Schedule, result: str, inside: tuple[str, ...]) -> list[_Group]:
+    groups: list[_Group] = []
+    if any(n.is_fold for n in _nests(s) if n.writes.name == result):
+        if not inside and (partial := _divided(s, result)) is not None:
+            groups += _formed(s, partial, ())
+        local = f"{result}.acc"
+        s.cache_write(result, local)
+        inside = (*inside, local)
+    shape = _shape(s, result, inside)
+    if shape is not None:
+        return [*groups, _Group(result, inside, shape)]
+    for name in inside:
+        groups += _formed(s, name, ())
+    return [*groups, _Group(result, (), "elementwise")]
+
+
+def _divided(s: Schedule, result: str) -> str | None:
+    """Cut a long fold with few results into partial folds that fill the machine; the name of their stage."""
+    fold = _fold(s, result)
+    if not fold.folds:
+        return None
+    longest = max(fold.folds, key=lambda x: extent_of(x.extent, SYMBOLIC))
+    results, length = prod(extent_of(x.extent, SYMBOLIC) for x in fold.spatial), extent_of(longest.extent, SYMBOLIC)
+    if length < LONG or results * THREADS * 8 >= FILLED:
+        return None
+    lanes = 1 << ((FILLED // results).bit_length() - 1)
+    return s.rfactor(result, longest.var.attr.name, max(THREADS, min(lanes, length // 16 // THREADS * THREADS)))
+
+
+def _shape(s: Schedule, result: str, inside: tuple[str, ...]) -> str | None:
+    if not inside:
+        return "elementwise"
+    out = _nest(s, result)
+    folds = [n for n in _nests(s) if n.is_fold and n.writes.name in inside]
+    if not folds:
+        return None
+    rows = _row_loops(s, out, inside)
+    if rows is None:
+        return None
+    if len(rows) == len(out.loops):
+        if len(inside) > 1:
+            return None
+        if _by_rows(folds[0]):
+            return "rows"
+        return "blocks" if _staged(folds[0], out) else "tile"
+    if not rows or out.loops[-1].var in rows or not _fits(s, inside, rows):
+        return None
+    return "rows" if all(_longest(n) >= ROW for n in folds) else None
+
+
+def _longest(fold: Nest) -> int:
+    return max((extent_of(x.extent, SYMBOLIC) for x in fold.folds), default=1)
+
+
+def _by_rows(fold: Nest) -> bool:
+    """Whether neighbouring threads should walk along the fold rather than along the result."""
+    if _longest(fold) < ROW:
+        return False
+    if not fold.spatial:
+        return True
+    lane = fold.spatial[-1]
+    if _product(fold) and _row_axis(fold) is not None and extent_of(lane.extent, SYMBOLIC) >= 16:
+        return False
+    return _fold_lanes(fold) is not None and not contiguous(fold.reads, lane.var)
+
+
+def _fits(s: Schedule, inside: Sequence[str], rows: Sequence[Expr]) -> bool:
+    """Whether what a row needs fits in shared memory; a symbolic row does not."""
+    size = 0
+    for name in inside:
+        buffer = P.find_buffer(s.kernel, name)
+        rest = buffer.shape[len(rows) :]
+        if not all(isinstance(n, int) for n in rest):
+            return False
+        size += prod(n for n in rest if isinstance(n, int)) * itemsize(buffer.dtype)
+    return size <= SHARED_ROWS
+
+
+# ---------------------------------------------------------------- the shapes
+
+
+def _schedule_group(s: Schedule, group: _Group, target: Target) -> None:
+    if group.shape == "elementwise":
+        _elementwise(s, group.result)
+    elif group.shape == "tile":
+        _tile(s, group.result, group.inside[0])
+    elif group.shape == "blocks":
+        _blocks(s, group.result, group.inside[0])
+    else:
+        _rows(s, group)
+
+
+def _elementwise(s: Schedule, result: str) -> None:
+    nest = _nest(s, result)
+    if not nest.loops:
+        return
+    loops = [x.var.attr.name for x in nest.loops]
+    width = _vector(nest)
+    if width > 1:
+        loops[-1], lane = s.split(loops[-1], width)
+        s.vectorize(lane)
+    _grid(s, loops)
+
+
+def _vector(nest: Nest) -> int:
+    """How many neighbouring elements one thread takes: as many as the widest type allows, where rows divide and lie side by side."""
+    lane = nest.loops[-1]
+    if not isinstance(lane.extent, int) or stride(E.read(nest.writes, nest.leaf.indices), lane.var) != 1:
+        return 1
+    if not contiguous(nest.reads, lane.var) or prod(extent_of(x.extent, SYMBOLIC) for x in nest.loops) < FILLED:
+        return 1
+    width = VECTOR_BYTES // max(itemsize(b.dtype) for b in (nest.writes, *(r.attr for r in nest.reads)))
+    while lane.extent % width:
+        width //= 2
+    return width
+
+
+def _grid(s: Schedule, loops: Sequence[str]) -> str:
+    """Fuse perfectly nested loops and run them on all threads; returns the thread loop."""
+    flat = loops[0]
+    for following in loops[1:]:
+        flat = s.fuse(flat, following)
+    extent = P.find_loop(s.kernel, flat).extent
+    _, thread = s.apply("distribute", flat, _block_size(extent), "block.x", "thread.x")
+    return str(thread)
+
+
+def _block_size(extent: Dim) -> int:
+    """Threads of a block: fewer where there is little to do, so that it spreads over more multiprocessors."""
+    size, many = THREADS, extent_of(extent, 1 << 20)
+    while size > 32 and many < size * 64:
+        size //= 2
+    return size
+
+
+def _tile(s: Schedule, result: str, acc: str) -> None:
+    fold, out = _fold(s, acc), _nest(s, result)
+    if not out.loops:
+        return  # a short fold into one element: one thread
+    loops = [x.var.attr.name for x in out.loops]
+    row = _row_axis(fold) if _product(fold) else None
+    number = next((n for n, x in enumerate(fold.spatial) if x is row), None)
+    rows, columns = _register_tile(fold, row)
+    inner: list[str] = []
+    if number is not None and rows > 1:
+        loops[number], row_inner = s.split(loops[number], rows)
+        inner.append(row_inner)
+    if columns > 1:
+        loops[-1], column_inner = s.split(loops[-1], columns)
+        inner.append(column_inner)
+    s.reorder(*loops, *inner)
+    s.compute_at(acc, _grid(s, loops), "register")
+    width = _width(fold, out, columns)
+    _lanes(s, inner, width if columns > 1 else 1)
+    for is_fold in (False, True):
+        spatial = _tile_axes(s.kernel, acc, is_fold)
+        if is_fold:
+            s.reorder(*(x.var.attr.name for x in _slow_first(fold)), *spatial)
+        _lanes(s, spatial, width if columns > 1 else 1)
+
+
+def _lanes(s: Schedule, loops: Sequence[str], width: int) -> None:
+    """Loops over a register tile: unrolled, the last in vectors of `width`."""
+    loops = list(loops)
+    if loops and width > 1:
+        extent = P.find_loop(s.kernel, loops[-1]).extent
+        if extent != width:
+            loops[-1], lane = s.split(loops[-1], width)
+        else:
+            lane = loops.pop()
+        s.vectorize(lane)
+    for x in loops:
+        s.unroll(x)
+
+
+def _width(fold: Nest, out: Nest, columns: int) -> int:
+    """Lanes of a vector access along the columns of a register tile."""
+    width = VECTOR_BYTES // max(itemsize(b.dtype) for b in (fold.writes, out.writes, *(r.attr for n in (fold, out) for r in n.reads)))
+    while columns % width:
+        width //= 2
+    return width
+
+
+def _slow_first(fold: Nest) -> list[For]:
+    """Folds in the order in which the largest operand lies in memory, its slowest first."""
+    reads = sorted(fold.reads, key=lambda r: -prod(extent_of(n, SYMBOLIC) for n in r.attr.shape))
+
+    def place(x: For) -> int:
+        step = stride(reads[0], x.var) if reads else 0
+        return -(1 << 40) if step is None else -abs(step)
+
+    return sorted(fold.folds, key=place)
+
+
+def _register_tile(fold: Nest, row: For | None) -> tuple[int, int]:
+    """(rows, columns) of results that one thread computes: large tiles reuse what they load, small ones fill the machine."""
+    results = prod(extent_of(x.extent, SYMBOLIC) for x in fold.spatial)
+    if not _product(fold):
+        return 1, 1
+    columns = fold.spatial[-1].extent
+    for rows, width in ((8, 8), (8, 4), (4, 4), (2, 4), (1, 4), (1, 2)):
+        r, c = _fitting(row.extent, rows) if row is not None else 1, _fitting(columns, width)
+        if r * c * 2 >= rows * width and results // (r * c) >= FILLED // 2:
+            return r, c
+    return 1, 1
+
+
+def _fitting(extent: Dim, most: int) -> int:
+    """The largest power of two up to `most` without a remainder; of a long or symbolic extent that has none, `most` itself."""
+    if not isinstance(extent, int):
+        return most
+    best = most
+    while extent % best:
+        best //= 2
+    return best if best * 2 >= most or extent < 8 * most else most
+
+
+# ---------------------------------------------------------------- products staged in shared memory
+
+
+def _staged(fold: Nest, out: Nest) -> bool:
+    """Whether a fold is a plain product of two matrices, large enough, and cut by the tiles of blocks without remainder."""
+    row = _row_axis(fold) if fold.spatial and _product(fold) else None
+    if row is None or len(fold.folds) != 1 or fold.leaf.value.op != "mul" or len(fold.reads) != 2:
+        return False
+    column, k = fold.spatial[-1], fold.folds[0]
+    if any(not isinstance(x.extent, int) or x.extent % n for x, n in ((row, STAGED), (column, STAGED), (k, 16))):
+        return False
+    for r in fold.reads:
+        used = set(E.variables(*r.args))
+        if k.var not in used or (row.var in used) == (column.var in used):
+            return False
+        if any(i.op not in ("var", "const") for i in r.args):
+            return False
+    return prod(extent_of(x.extent, SYMBOLIC) for x in fold.spatial) >= FILLED
+
+
+def _blocks(s: Schedule, result: str, acc: str) -> None:
+    """One block of 16 x 16 threads a tile; each thread has 4 x 4 or 8 x 8 accumulators, in registers over the whole fold."""
+    fold, out = _fold(s, acc), _nest(s, result)
+    row, k = _row_axis(fold), fold.folds[0]
+    assert row is not None
+    number = next(n for n, x in enumerate(fold.spatial) if x is row)
+    large = all(isinstance(x.extent, int) and x.extent % 128 == 0 for x in (row, fold.spatial[-1]))
+    large = large and prod(extent_of(x.extent, SYMBOLIC) for x in fold.spatial) >= 128 * 128 * 128
+    each, depth = (8, 8) if large else (4, 16)
+    width = _width(fold, out, each)
+    operands = [r.attr.name for r in fold.reads]
+
+    names = [x.var.attr.name for x in out.loops]
+    names[number], row_inside = s.split(names[number], 16 * each)
+    names[-1], column_inside = s.split(names[-1], 16 * each)
+    row_thread, row_inner = s.split(row_inside, each)
+    column_thread, column_inner = s.split(column_inside, each)
+    s.reorder(*names, row_thread, column_thread, row_inner, column_inner)
+    home = names[0]
+    for following in names[1:]:
+        home = s.fuse(home, following)
+    s.apply("set_kind", home, "block.x")
+    s.compute_at(acc, home, "register")
+    _bind(s, row_thread, column_thread)
+    _lanes(s, [row_inner, column_inner], width)
+    for is_fold in (False, True):
+        spatial = _tile_axes(s.kernel, acc, is_fold)
+        units = [x for n, x in enumerate(spatial) if n not in (number, len(spatial) - 1)]
+        row_thread, row_inner = s.split(spatial[number], each)
+        column_thread, column_inner = s.split(spatial[-1], each)
+        if is_fold:
+            step, slice_ = s.split(k.var.attr.name, depth)
+            s.reorder(*units, step, row_thread, column_thread, slice_, row_inner, column_inner)
+            s.unroll(slice_)
+        else:
+            s.reorder(*units, row_thread, column_thread, row_inner, column_inner)
+        _bind(s, row_thread, column_thread)
+        _lanes(s, [row_inner, column_inner], width)
+    for dim in (number, len(spatial) - 1):  # [column thread, row thread, ..., row, column]: the columns stay the last but the block's own
+        s.relayout(acc, dim, each)
+    for operand in operands:
+        _stage(s, operand, step, f"{operand}.shared")
+
+
+def _bind(s: Schedule, y: str, x: str) -> None:
+    s.apply("set_kind", y, "thread.y")
+    s.apply("set_kind", x, "thread.x")
+
+
+def _stage(s: Schedule, buffer: str, loop: str, name: str) -> None:
+    """Copy what one step of a loop reads of a buffer into shared memory, by all 16 x 16 threads in vectors."""
+    s.cache_read(buffer, loop, name, "shared")
+    copy = P.find_buffer(s.kernel, name)
+    loops = [f"{name}.{d}" for d in range(len(copy.shape))]
+    width = VECTOR_BYTES // itemsize(copy.dtype)
+    while copy.shape[-1] % width:
+        width //= 2
+    lane = None
+    if width > 1:
+        loops[-1], lane = s.split(loops[-1], width)
+        s.vectorize(lane)
+    flat = loops[0]
+    for following in loops[1:]:
+        flat = s.fuse(flat, following)
+    _, thread = s.split(flat, THREADS)
+    y, x = s.split(thread, 16)
+    s.reorder(y, x, f"{flat}.o", *([lane] if lane else []))
+    _bind(s, y, x)
+
+
+# ---------------------------------------------------------------- rows
+
+
+def _rows(s: Schedule, group: _Group) -> None:
+    out = _nest(s, group.result)
+    rows = _row_loops(s, out, group.inside)
+    assert rows is not None
+    leading = [x.var.attr.name for x in out.loops if x.var in rows]
+    rest = [x.var.attr.name for x in out.loops if x.var not in rows]
+    folds = {n.writes.name: n for n in _nests(s) if n.is_fold and n.writes.name in group.inside}
+    count = prod(extent_of(x.extent, SYMBOLIC) for x in out.loops if x.var in rows)
+    threads = _row_threads(max(_longest(n) for n in folds.values()), count)
+    partials = {}
+    for name, fold in folds.items():
+        axis = _fold_lanes(fold) or max(fold.folds, key=lambda x: extent_of(x.extent, SYMBOLIC))
+        partials[name] = s.rfactor(name, axis.var.attr.name, threads)
+    if leading:
+        s.reorder(*leading, *rest)
+        home = leading[0]
+        for following in leading[1:]:
+            home = s.fuse(home, following)
+        s.apply("set_kind", home, "block.x")
+        for name in reversed(group.inside):
+            s.compute_at(name, home, "shared")
+            if name in partials:
+                s.compute_at(partials[name], home, "shared")
+    for name in group.inside:
+        if name in partials:
+            partial = partials[name]
+            s.apply("set_kind", f"{partial}.init.lane", "thread.x")
+            s.apply("set_kind", f"{partial}.lane", "thread.x")
+            s.apply("set_kind", f"{name}.lane", "thread.x", True)
+        else:
+            _across(s, _tile_axes(s.kernel, name, False)[len(rows) :], threads)
+    _across(s, rest, threads)
+
+
+def _row_threads(length: int, rows: int) -> int:
+    """Threads of the block of a row: about four elements for each, more of them where there are few rows."""
+    most = 1024 if rows < 256 and length >= 1 << 13 else THREADS
+    threads = 32
+    while threads < most and threads * 4 < length:
+        threads *= 2
+    return threads
+
+
+def _across(s: Schedule, loops: Sequence[str], threads: int) -> None:
+    """Loops over the elements of a row, by all threads of the block."""
+    if not loops:
+        return
+    flat = loops[0]
+    for following in loops[1:]:
+        flat = s.fuse(flat, following)
+    s.apply("distribute", flat, threads, "serial", "thread.x", True)
+
+
+# ---------------------------------------------------------------- weights
+
+
+def operand_layouts(kernel: Kernel, constants: frozenset[int], target: Target) -> dict[int, Layout]:
+    """The layouts that the default schedule of an unscheduled kernel wants for constant parameters: the axis that neighbouring
+    threads walk comes last."""
+    s = Schedule(kernel)
+    s.collapse()
+    if _imperative(s.kernel):
+        return {}
+    names = {b.name: n for n, b in enumerate(kernel.buffers)}
+    wishes: dict[int, Layout] = {}
+    for fold in _nests(Schedule(kernel)):
+        if not (fold.is_fold and fold.spatial and _product(fold)):
+            continue
+        lane = fold.spatial[-1].var
+        for r in fold.reads:
+            along = [d for d, i in enumerate(r.args) if lane in E.variables(i)]
+            if names[r.attr.name] in constants and len(along) == 1 and r.args[along[0]] is lane and along[0] != len(r.args) - 1:
+                rest = [d for d in range(len(r.args)) if d != along[0]]
+                wishes[names[r.attr.name]] = Layout.permuted([*rest, along[0]])
+    return wishes

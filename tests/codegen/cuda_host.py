@@ -1,0 +1,133 @@
+"""Runs emitted CUDA C++ on a CPU: the very text, compiled by the host's compiler behind a header that plays the device.
+
+The blocks of a launch run one after the other. The threads of a block are contexts that take turns at barriers, in ascending or
+descending order: a missing barrier, or two threads that write one element, shows as a difference between the two orders or from the
+reference. A thread that misses a barrier that others wait at is reported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+HEADER = r"""
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ucontext.h>
+#include <vector>
+using std::memcpy;
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __shared__ static
+#define __launch_bounds__(n)
+#define __restrict__ __restrict
+#define __align__(n) __attribute__((aligned(n)))
+struct dim3_ { int x, y, z; };
+static dim3_ threadIdx, blockIdx;
+static inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+
+struct Fiber { ucontext_t context; std::vector<char> stack; dim3_ place; bool done; };
+static std::vector<Fiber> fibers;
+static ucontext_t scheduler;
+static Fiber *current;
+static void (*job)();
+static void enter() { job(); current->done = true; swapcontext(&current->context, &scheduler); }
+static void __syncthreads() { swapcontext(&current->context, &scheduler); threadIdx = current->place; }
+
+template <class F> int run(bool barriers, bool descending, const int *grid, const int *block, F body) {
+  static F *the; the = &body; job = [] { (*the)(); };
+  const int threads = block[0] * block[1] * block[2];
+  if (barriers && (int)fibers.size() < threads) {
+    fibers.resize(threads);
+    for (auto &f : fibers) f.stack.resize(1 << 18);
+  }
+  for (int n = 0; n < grid[0] * grid[1] * grid[2]; ++n) {
+    blockIdx = {n % grid[0], n / grid[0] % grid[1], n / grid[0] / grid[1]};
+    for (int m = 0; m < threads; ++m) {
+      const int t = descending ? threads - 1 - m : m;
+      const dim3_ place = {t % block[0], t / block[0] % block[1], t / block[0] / block[1]};
+      if (!barriers) { threadIdx = place; job(); continue; }
+      Fiber &f = fibers[t];
+      f.place = place; f.done = false;
+      getcontext(&f.context);
+      f.context.uc_stack.ss_sp = f.stack.data(); f.context.uc_stack.ss_size = f.stack.size(); f.context.uc_link = nullptr;
+      makecontext(&f.context, enter, 0);
+    }
+    for (bool some = barriers; some;) {
+      int alive = 0;
+      for (int m = 0; m < threads; ++m) {
+        Fiber &f = fibers[descending ? threads - 1 - m : m];
+        if (f.done) continue;
+        current = &f; threadIdx = f.place;
+        swapcontext(&scheduler, &f.context);
+        alive += !f.done;
+      }
+      if (alive && alive < threads) return 1;  // some threads wait at a barrier that others never reach
+      some = alive;
+    }
+  }
+  return 0;
+}
+"""
+
+
+@functools.cache
+def compiler() -> str | None:
+    return shutil.which("c++")
+
+
+@functools.cache
+def library(text: str, optimise: str = "-O1") -> ctypes.CDLL:
+    """The text compiled for the host; each `__global__` function `f` is called through `f_run(descending, grid, block, args)`."""
+    folder = Path(tempfile.gettempdir()) / "tcomp-cuda-host"
+    folder.mkdir(exist_ok=True)
+    key = hashlib.sha256((HEADER + text + optimise).encode()).hexdigest()[:24]
+    target = folder / f"{key}.so"
+    if not target.exists():
+        source = folder / f"{key}.cpp"
+        source.write_text(HEADER + text + "".join(_runner(*f) for f in _functions(text)))
+        temporary = folder / f"{key}.{id(text)}.tmp"
+        # No contraction and no strict aliasing assumptions, as on the device; the stack protector would dislike the contexts.
+        flags = ["-std=c++17", optimise, "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing", "-w"]
+        done = subprocess.run([compiler() or "c++", *flags, "-o", str(temporary), str(source)], capture_output=True, text=True)
+        assert done.returncode == 0, f"{done.stderr}\n{text}"
+        temporary.rename(target)
+    return ctypes.CDLL(str(target))
+
+
+def _functions(text: str) -> list[tuple[str, list[str], bool]]:
+    """(name, types of the parameters, whether it has barriers) of every `__global__` function."""
+    found = []
+    for part in text.split('extern "C" __global__ void ')[1:]:
+        head = part.split(") {\n", 1)[0].split(") ", 1)[1]
+        name, parameters = head.split("(", 1)
+        types = [p.rsplit(" ", 1)[0].replace(" __restrict__", "") for p in parameters.split(", ")] if parameters else []
+        found.append((name, types, "__syncthreads" in part))
+    return found
+
+
+def _runner(name: str, types: Sequence[str], barriers: bool) -> str:
+    arguments = ", ".join(f"*({t} *)args[{n}]" for n, t in enumerate(types))
+    return (
+        f'\nextern "C" int {name}_run(int descending, const int *grid, const int *block, void **args) {{\n'
+        f"  return run({str(barriers).lower()}, descending, grid, block, [=] {{ {name}({arguments}); }});\n}}\n"
+    )
+
+
+def launch(text: str, name: str, grid: Sequence[int], block: Sequence[int], args: Sequence[int], descending: bool = False) -> None:
+    """Run one launch; `args` are addresses and integers, all of 64 bits."""
+    cells = (ctypes.c_int64 * max(1, len(args)))(*args)
+    places = (ctypes.c_void_p * max(1, len(args)))(*(ctypes.addressof(cells) + 8 * n for n in range(len(args))))
+    three = ctypes.c_int * 3
+    code = getattr(library(text), f"{name}_run")(int(descending), three(*grid), three(*block), places)
+    assert code == 0, f"{name}: some threads of a block wait at a barrier that others do not reach"
