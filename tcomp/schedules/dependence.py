@@ -28,9 +28,10 @@ def conflict(body: Stmt, variables: Collection[Expr], may_fold: bool) -> Buffer 
     inner = {*variables, *(s.var for s in statements if isinstance(s, For))}
     local = {s.buffer for s in statements if isinstance(s, Allocate)}
     for buffer in dict.fromkeys(s.buffer for s in statements if isinstance(s, Store | Accumulate)):
-        if buffer not in local and not (may_fold and _only_folded(statements, buffer)):
-            if not set(variables) <= determined(accesses(body, buffer), inner):
-                return buffer
+        if buffer in local or (may_fold and _only_folded(statements, buffer)):
+            continue
+        if not set(variables) <= determined(accesses(body, buffer), inner):
+            return buffer
     return None
 
 

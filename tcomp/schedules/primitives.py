@@ -344,8 +344,8 @@ def _restricted(kernel: Kernel, nest: Stmt, buffer: Buffer, local: Buffer, base:
     loops, leaf = _perfect(nest)
     write = next(s for s in walk(leaf) if isinstance(s, Store | Accumulate) and s.buffer is buffer)
     by_var = {x.var: x for x in loops}
-    whole = all(i in by_var and _equal(by_var[i].extent, n) for i, n in zip(write.indices, buffer.shape, strict=True))
-    if not whole or len(set(write.indices)) < len(write.indices):
+    complete = all(i in by_var and _equal(by_var[i].extent, n) for i, n in zip(write.indices, buffer.shape, strict=True))
+    if not complete or len(set(write.indices)) < len(write.indices):
         raise refuse(kernel, "compute_at", f"the loops of `{buffer.name}` have been changed already", "move stages before reshaping them")
     mapping: dict[Expr, Expr] = {}
     outer: list[tuple[Expr, Dim]] = []
