@@ -114,7 +114,7 @@ def elementwise(m: Maker) -> Program:
     a = m.input(shape, dtype)
     kept = [m.flip() for _ in shape]
     b = m.input([n if k else 1 for n, k in zip(shape, kept, strict=True)], dtype)
-    at = lambda i: tuple(v if k else 0 for v, k in zip(i, kept, strict=True))  # noqa: E731
+    at = lambda i: tuple(v if k else 0 for v, k in zip(i, kept, strict=True))
     t = te.compute(shape, lambda *i: te.maximum(a[i], b[at(i)]) * 2 + b[at(i)], "t")
     if m.flip() and shape:
         t = te.compute(shape, lambda *i: select(i[-1] < 3, t[i], cast(i[0], dtype) - t[i]), "u")
@@ -272,8 +272,8 @@ def softmax(m: Maker) -> Program:
     axis = m.number(0, len(shape) - 1)
     rows = [n for d, n in enumerate(shape) if d != axis]
     k, j = te.reduce_axis(shape[axis], "k"), te.reduce_axis(shape[axis], "j")
-    put = lambda i, v: (*i[:axis], v, *i[axis:])  # noqa: E731
-    drop = lambda i: (*i[:axis], *i[axis + 1 :])  # noqa: E731
+    put = lambda i, v: (*i[:axis], v, *i[axis:])
+    drop = lambda i: (*i[:axis], *i[axis + 1 :])
     top = te.compute(rows, lambda *i: te.max(a[put(i, k)], k), "top")
     e = te.compute(shape, lambda *i: te.exp(a[i] - top[drop(i)]), "e")
     total = te.compute(rows, lambda *i: te.sum(e[put(i, j)], j), "total")
@@ -319,7 +319,7 @@ def imperative(m: Maker) -> Program:
 
     def plain(ins: Sequence[Any], outs: Sequence[Any]) -> Any:
         (x,), (y,) = ins, outs
-        before = lambda i, j: select(as_expr(j) > 0, y[i, j - 1], 0)  # noqa: E731
+        before = lambda i, j: select(as_expr(j) > 0, y[i, j - 1], 0)
         return loop("i", shape[0], lambda i: loop("j", shape[1], lambda j: store(y, (i, j), before(i, j) + x[i, j])))
 
     def body(ins: Sequence[Any], outs: Sequence[Any]) -> Any:
