@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import gcd
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
@@ -212,11 +213,12 @@ def partition(kernel: Kernel, loop: str, point: Dim) -> tuple[Kernel, str, str]:
 
 
 def _at_most(a: Expr, b: Expr) -> bool:
-    """Whether a <= b can be proved. x // (c * d) <= y // d follows from x // c <= y."""
+    """Whether a <= b can be proved. x // (c * d) <= y // d follows from x // c <= y, x // d <= y // (c * d) from x <= y // c."""
     if prove(a <= b):
         return True
     (x, m), (y, d) = _quotient(a), _quotient(b)
-    return m % d == 0 and prove(x // (m // d) <= y)
+    common = gcd(m, d)
+    return common > 1 and _at_most(simplify(x // (m // common)), simplify(y // (d // common)))
 
 
 def _quotient(e: Expr) -> tuple[Expr, int]:
