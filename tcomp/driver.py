@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,13 @@ import numpy.typing as npt
 import tcomp
 from tcomp.assemble import assemble, collect_weights
 from tcomp.codegen import elf, pool
+from tcomp.codegen.cuda import emit_kernel as emit_kernel_cuda
+from tcomp.codegen.launch_plan import program_code
 from tcomp.codegen.llvm import emit_kernel
 from tcomp.codegen.native import assembly, compile_ir
-from tcomp.codegen.program import emit_program
-from tcomp.errors import IRError, UnsupportedError
+from tcomp.codegen.nvrtc import compile_text
+from tcomp.codegen.program import Program, emit_program
+from tcomp.errors import IRError, TargetError, UnsupportedError
 from tcomp.frontends.onnx import import_model
 from tcomp.ir.expr import Dim, Expr, as_dim, bounds, variables
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node, Value
@@ -28,20 +31,21 @@ from tcomp.ir.loops import hoist_temporaries
 from tcomp.ir.parser import parse_expr
 from tcomp.ir.printer import canonical_graph_text, print_graph, print_te
 from tcomp.ir.te import Tensor
-from tcomp.kernels import CompiledKernel, buffer_size, build_loops, compile_kernels
+from tcomp.kernels import CompiledKernel, build_loops, compile_kernels, compile_loops, default_schedule
 from tcomp.passes.canonicalize import canonicalize
 from tcomp.passes.cse import merge_equal
 from tcomp.passes.dce import eliminate_dead
 from tcomp.passes.fold import fold_constants
 from tcomp.passes.layout import choose_layouts
-from tcomp.passes.memory import plan_memory
+from tcomp.passes.memory import byte_size, plan_memory
 from tcomp.passes.partition import partition
 from tcomp.passes.rewrite import Notes
 from tcomp.passes.runner import run_passes
 from tcomp.passes.simplify import simplify
 from tcomp.runtime import Artifact, Module, read_artifact, write_artifact
-from tcomp.schedules.cpu import operand_layouts, schedule
+from tcomp.schedules import cpu, gpu
 from tcomp.schedules.lower import lower, lower_graph, tensors_of
+from tcomp.schedules.schedule import Schedule
 from tcomp.target import Target
 
 if TYPE_CHECKING:
@@ -127,6 +131,7 @@ def compile_graph(
     tell("graph", 0, 1)
     with report.timed("passes"):
         graph, _ = run_passes(graph, graph_passes(target, report), verify=verify, dump=dump)
+    target = suited_to(target, graph)
     nodes = list(kernel_nodes(graph))
     texts = {node: canonical_graph_text(node.bodies[0]) for node in nodes}
     with report.timed("kernels"):
@@ -135,7 +140,8 @@ def compile_graph(
         artifact = package(graph, {node: compiled[texts[node]] for node in nodes}, target, threads, report)
     report.stages.update(_texts(emit, graph, texts, compiled, target))
     if dump is not None:
-        for stage, text in _texts(("graph", "te", "loops", "llvm", "asm"), graph, texts, compiled, target).items():
+        stages = ("graph", "te", "loops", *(("cuda",) if target.kind == "cuda" else ("llvm", "asm")))
+        for stage, text in _texts(stages, graph, texts, compiled, target).items():
             (dump / f"90-{stage}.txt").write_text(text, encoding="utf-8")
     tell("done", 1, 1)
     return artifact
@@ -157,7 +163,23 @@ def graph_passes(target: Target, report: Report) -> list[tuple[str, Callable[[Gr
 
 
 def _panels(body: Graph, constants: frozenset[int], target: Target) -> Mapping[int, Any]:
-    return operand_layouts(lower_graph(body, body.name), constants, target) if constants else {}
+    wanted = gpu.operand_layouts if target.kind == "cuda" else cpu.operand_layouts
+    return wanted(lower_graph(body, body.name), constants, target) if constants else {}
+
+
+def suited_to(target: Target, graph: Graph) -> Target:
+    """The target, without vector accesses on a GPU if kernels work on slices of a loop's values that are not aligned for them."""
+    loops = [node for node in graph.nodes if node.op is LOOP]
+    if target.kind == "cuda":
+        for node in graph.nodes:
+            if any(suited_to(target, body).features for body in node.bodies if node.op in (IF, LOOP)):
+                return replace(target, features=("scalar",))
+        for body, attrs in ((node.bodies[0], node.attrs) for node in loops):
+            parts = (*body.inputs[1 + attrs["carried"] :], *body.outputs[attrs["carried"] :])
+            sizes = [byte_size(v) for v in parts]
+            if any(not isinstance(size, int) or size % 16 for size in sizes):
+                return replace(target, features=("scalar",))
+    return target
 
 
 def kernel_nodes(graph: Graph) -> Iterator[Node]:
@@ -183,15 +205,19 @@ def package(
     plan = plan_memory(graph, sizes)
     weights = collect_weights(graph)
     program = assemble(graph, dims, kernels, plan, weights)
-    entry = compile_ir(emit_program(program, target), target)
     distinct = {k.symbol: k.code for k in kernels.values()}
-    objects = [entry, *distinct.values(), compile_ir(pool.pool_ir(target.triple), target)]
-    code = elf.link(objects, ["tcomp_run", "tcomp_run_profiled", "tcomp_plan", *pool.EXPORTS], imports=pool.IMPORTS)
+    code = program_code(program, distinct, target) if target.kind == "cuda" else _linked(program, distinct, target)
     report.kernels, report.distinct_kernels = len(kernels), len(distinct)
     report.arena, report.arena_lower_bound = plan.size, plan.lower_bound
     with tempfile.TemporaryFile() as file:
         write_artifact(file, code, weights.arrays, _manifest(graph, dims, target, threads, [n.name for n in kernels]))
         return read_artifact(file)
+
+
+def _linked(program: Program, kernels: Mapping[str, bytes], target: Target) -> bytes:
+    """A shared object: the kernels, the entry function that calls them, and the thread pool."""
+    objects = [compile_ir(emit_program(program, target), target), *kernels.values(), compile_ir(pool.pool_ir(target.triple), target)]
+    return elf.link(objects, ["tcomp_run", "tcomp_run_profiled", "tcomp_plan", *pool.EXPORTS], imports=pool.IMPORTS)
 
 
 def _dims(graph: Graph) -> list[Expr]:
@@ -247,14 +273,31 @@ def _texts(
             if stage == "te":
                 listing = print_te(tensors_of(body)[1])
             else:
-                kernel = build_loops(body, symbol, target)
-                if stage == "loops":
-                    listing = str(kernel)
-                else:
-                    ir = emit_kernel(hoist_temporaries(kernel)[0], target)
-                    listing = ir if stage == "llvm" else assembly(ir, target)
-            result[stage].append(f"; {node.name}\n{listing}")
+                listing = _listing(stage, build_loops(body, symbol, target), target)
+            result[stage].append(f"{'//' if stage in ('cuda', 'ptx') else ';'} {node.name}\n{listing}")
     return {stage: "\n".join(listings) for stage, listings in result.items()}
+
+
+def _listing(stage: str, schedule: Schedule, target: Target) -> str:
+    """The loops of a scheduled kernel, or the text made of them for the target."""
+    if stage == "loops":
+        return str(schedule.kernel)
+    kernel = hoist_temporaries(schedule.kernel)[0]
+    if (stage in ("cuda", "ptx", "sass-stats")) != (target.kind == "cuda"):
+        raise TargetError(f"there is no stage {stage} for {target}", hint="cuda, ptx, sass-stats for CUDA; llvm, asm for a CPU")
+    if target.kind == "cuda":
+        text = emit_kernel_cuda(kernel, target, schedule.trace)[0]
+        if stage == "cuda":
+            return text
+        compiled = {arch: compile_text(text, arch, kernel.name) for arch in target.cpu.split(",")}
+        if stage == "ptx":
+            return next(iter(compiled.values())).ptx.decode(errors="replace").rstrip("\0")
+        usage = [(arch, name, u) for arch, binary in compiled.items() for name, u in binary.usage.items()]
+        return "\n".join(
+            f"{arch} {name}: {u.registers} registers, {u.shared} bytes shared, {u.spilled} spilled, {u.stack} of stack" for arch, name, u in usage
+        )
+    ir = emit_kernel(kernel, target)
+    return ir if stage == "llvm" else assembly(ir, target)
 
 
 # ---------------------------------------------------------------- operators of one's own
@@ -271,11 +314,7 @@ def build(tensors: Sequence[Tensor], target: Target | str | None = None, threads
     if not outputs or list(tensors) != [*inputs, *outputs]:
         raise IRError("build takes the placeholders first, then at least one tensor to compute", where=str(list(tensors)))
     target = target if isinstance(target, Target) else Target.parse(target or "cpu")
-    kernel, temporaries = hoist_temporaries(schedule(lower("kernel", inputs, outputs), target).kernel)
-    sizes = tuple(str(buffer_size(b)) for b in temporaries)
-    compiled = CompiledKernel(
-        kernel.name, compile_ir(emit_kernel(kernel, target), target), tuple(v.name for v in kernel.scalars), sizes
-    )
+    compiled = compile_loops(default_schedule(lower("kernel", inputs, outputs), target), target)
     values = [Value(f"{n}:{t.name}", t.dtype, t.shape) for n, t in enumerate(tensors)]
     given, made = tuple(values[: len(inputs)]), tuple(values[len(inputs) :])
     node = Node(KERNEL, given, made, {}, outputs[0].name, (Graph(outputs[0].name, given, made, ()),))

@@ -56,6 +56,10 @@ class TargetError(TcompError):
     """An unknown target, or one that cannot be used on this machine."""
 
 
+class DeviceError(TcompError):
+    """A device (a GPU) that was asked for cannot be used, or failed."""
+
+
 class ArtifactError(TcompError):
     """An artifact is damaged, incomplete, of another version, or made for another machine."""
 

@@ -29,11 +29,13 @@ from queue import SimpleQueue
 from typing import Any
 
 import tcomp
+from tcomp.codegen import nvrtc
 from tcomp.errors import CodegenError, TcompError
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, as_dim, as_expr
 from tcomp.ir.graph import Graph
 from tcomp.ir.loops import Buffer, Kernel, hoist_temporaries
+from tcomp.schedules.schedule import Schedule
 from tcomp.target import Target
 
 IN_PROCESS = 3  # up to so many missing kernels are compiled here: starting workers takes longer
@@ -52,25 +54,37 @@ class CompiledKernel:
     temporaries: tuple[str, ...]
 
 
-def build_loops(graph: Graph, symbol: str, target: Target) -> Kernel:
+def default_schedule(kernel: Kernel, target: Target) -> Schedule:
+    """The default schedule of a kernel as lowered, for the kind of machine."""
+    from tcomp.schedules import cpu, gpu
+
+    return gpu.schedule(kernel, target) if target.kind == "cuda" else cpu.schedule(kernel, target)
+
+
+def build_loops(graph: Graph, symbol: str, target: Target) -> Schedule:
     """The scheduled loop program of a KERNEL body."""
-    from tcomp.schedules.cpu import schedule
     from tcomp.schedules.lower import lower_graph
 
-    return schedule(lower_graph(graph, symbol), target).kernel
+    return default_schedule(lower_graph(graph, symbol), target)
+
+
+def compile_loops(schedule: Schedule, target: Target) -> CompiledKernel:
+    """Machine code of a scheduled kernel."""
+    from tcomp.codegen.launch_plan import kernel_code
+    from tcomp.codegen.llvm import emit_kernel
+    from tcomp.codegen.native import compile_ir
+
+    kernel, temporaries = hoist_temporaries(schedule.kernel)
+    code = kernel_code(kernel, target, schedule.trace) if target.kind == "cuda" else compile_ir(emit_kernel(kernel, target), target)
+    return CompiledKernel(kernel.name, code, tuple(v.name for v in kernel.scalars), tuple(str(buffer_size(b)) for b in temporaries))
 
 
 def compile_kernel(text: str, symbol: str, target: Target) -> CompiledKernel:
     """Lower, schedule and compile the KERNEL body printed in `text`."""
-    from tcomp.codegen.llvm import emit_kernel
-    from tcomp.codegen.native import compile_ir
     from tcomp.ir.parser import parse_graph
     from tcomp.ops import OPERATORS
 
-    kernel, temporaries = hoist_temporaries(build_loops(parse_graph(text, OPERATORS, {}), symbol, target))
-    code = compile_ir(emit_kernel(kernel, target), target)
-    sizes = tuple(str(buffer_size(b)) for b in temporaries)
-    return CompiledKernel(symbol, code, tuple(v.name for v in kernel.scalars), sizes)
+    return compile_loops(build_loops(parse_graph(text, OPERATORS, {}), symbol, target), target)
 
 
 def buffer_size(buffer: Buffer) -> Dim:
@@ -229,7 +243,8 @@ def source_version() -> str:
 
 
 def _symbol(text: str, target: Target) -> str:
-    key = "\0".join((text, str(target), source_version()))
+    tool = nvrtc.version() if target.kind == "cuda" else ""
+    key = "\0".join((text, str(target), source_version(), tool))
     return "kernel_" + hashlib.sha256(key.encode()).hexdigest()[:32]
 
 

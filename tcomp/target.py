@@ -222,7 +222,8 @@ def _option(word: str, text: str) -> tuple[str, str]:
 
 
 def _cuda(words: list[str], text: str) -> Target:
-    archs, features = _CUDA_USUAL, set[str]()
+    archs: tuple[str, ...] = _CUDA_USUAL
+    features = set[str]()
     for word in words:
         if word == "-scalar":
             features.add("scalar")

@@ -29,6 +29,8 @@ THIRD_PARTY = {
     "ml_dtypes": {"ir", "runtime"},
     "llvmlite": {"codegen", "target", *TOP},
     "onnx": {"frontends", *TOP},
+    "cuda": {"codegen"},
+    "cupy": {"runtime"},
     "google": {"frontends"},  # protobuf's errors, which onnx lets through
     "rich": {"cli"},
     "typer": {"cli"},

@@ -91,7 +91,7 @@ def _checked(answer: tuple[Any, ...]) -> Any:
 
 
 def _text(size: Any, get: Any, program: Any) -> bytes:
-    buffer = b" " * _checked(size(program))
+    buffer = bytes(_checked(size(program)))
     _checked(get(program, buffer))  # fills the buffer in place
     return buffer
 

@@ -84,6 +84,10 @@ class Module:
         artifact = source if isinstance(source, Artifact) else read_artifact(source)
         if verify:
             artifact.verify()
+        if artifact.manifest.triple == "cuda":
+            from tcomp.runtime.cuda import CudaModule  # it is a Module itself
+
+            return CudaModule(artifact)
         return cls(artifact, threads, code_path)
 
     @property

@@ -99,7 +99,7 @@ def library(text: str, optimise: str = "-O1") -> ctypes.CDLL:
         temporary = folder / f"{key}.{id(text)}.tmp"
         # No contraction and no strict aliasing assumptions, as on the device; the stack protector would dislike the contexts.
         flags = ["-std=c++17", optimise, "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing", "-w"]
-        done = subprocess.run([compiler() or "c++", *flags, "-o", str(temporary), str(source)], capture_output=True, text=True)
+        done = subprocess.run([compiler() or "c++", *flags, "-o", str(temporary), str(source)], capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{done.stderr}\n{text}"
         temporary.rename(target)
     return ctypes.CDLL(str(target))
@@ -124,10 +124,11 @@ def _runner(name: str, types: Sequence[str], barriers: bool) -> str:
     )
 
 
-def launch(text: str, name: str, grid: Sequence[int], block: Sequence[int], args: Sequence[int], descending: bool = False) -> None:
+def launch(text: str, name: str, grid: Sequence[int], block: Sequence[int], args: Sequence[int], descending: bool = False,
+           optimise: str = "-O1") -> None:  # fmt: skip
     """Run one launch; `args` are addresses and integers, all of 64 bits."""
     cells = (ctypes.c_int64 * max(1, len(args)))(*args)
     places = (ctypes.c_void_p * max(1, len(args)))(*(ctypes.addressof(cells) + 8 * n for n in range(len(args))))
     three = ctypes.c_int * 3
-    code = getattr(library(text), f"{name}_run")(int(descending), three(*grid), three(*block), places)
+    code = getattr(library(text, optimise), f"{name}_run")(int(descending), three(*grid), three(*block), places)
     assert code == 0, f"{name}: some threads of a block wait at a barrier that others do not reach"

@@ -1,0 +1,350 @@
+"""A compiled model on a GPU, by CuPy: weights uploaded once, one arena, and all launches of a run replayed as one CUDA graph.
+
+A model whose launches depend on computed values (branches, loops that end early) is launched step by step instead. Inputs and outputs
+are NumPy arrays, or arrays on the device of any library with DLPack: if every array given lies on the device, so do the results.
+A GPU that cannot be used, or that fails, is a `DeviceError`; there is no fall-back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tcomp.errors import ArtifactError, DeviceError, InputError
+from tcomp.runtime import plan as plans
+from tcomp.runtime.artifact import Artifact
+from tcomp.runtime.inputs import admit
+from tcomp.runtime.manifest import numpy_dtype
+from tcomp.runtime.module import Module
+from tcomp.runtime.plan import KernelCode, Plan
+
+Array = npt.NDArray[Any]
+Shapes = tuple[tuple[int, ...], ...]
+
+_SESSIONS = 16  # sets of input shapes whose memory and graph are kept
+_GRAPH_NODES = 20_000  # longer runs are launched step by step
+_PINNED = 32 << 20  # bytes of the staging buffer for uploads
+
+
+class GPU(plans.Device, Protocol):
+    """A device with memory: what a module needs beyond launching."""
+
+    def allocate(self, size: int) -> Any: ...
+
+    def address(self, memory: Any) -> int: ...
+
+    def load(self, kernel: KernelCode) -> dict[str, Any]: ...
+
+    def upload(self, target: int, array: Array) -> None: ...
+
+    def download(self, array: Array, source: int) -> None: ...
+
+    def on_device(self, value: object) -> Any | None: ...
+
+    def device_array(self, shape: Sequence[int], dtype: np.dtype[Any], source: int) -> Any: ...
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]: ...
+
+    def clock(self) -> Callable[[], float]: ...
+
+    def guarded(self) -> Any: ...
+
+    def synchronize(self) -> None: ...
+
+
+class CudaModule(Module):
+    """A compiled model that runs on a GPU. Calls from several threads take turns; several modules are independent of each other."""
+
+    def __init__(self, artifact: Artifact, device: GPU | None = None) -> None:
+        """Prefer `Module.load`. Raises DeviceError if there is no GPU that can run the code."""
+        manifest = artifact.manifest
+        self._artifact = artifact
+        self._threads = 1
+        self._names = [spec.name for spec in manifest.inputs]
+        self._output_names = [spec.name for spec in manifest.outputs]
+        self._admission = [(spec, numpy_dtype(spec.dtype)) for spec in manifest.inputs]
+        self._output_dtypes = [numpy_dtype(spec.dtype) for spec in manifest.outputs]
+        self._dim_index = {dim.name: index for index, dim in enumerate(manifest.dims)}
+        self._plan = Plan(artifact.code, len(manifest.dims), len(manifest.inputs), len(manifest.outputs))
+        self._device: GPU = device if device is not None else CupyDevice()
+        self._lock = threading.Lock()
+        self._sessions: dict[Shapes, _Session] = {}
+        with self._device.guarded():
+            self._functions: dict[str, Any] = {}
+            for kernel in self._plan.kernels.values():
+                self._functions.update(self._device.load(kernel))
+            self._weights = self._device.allocate(artifact.weights.size)
+            self._device.upload(self._device.address(self._weights), artifact.weights)
+            self._device.synchronize()
+
+    def __repr__(self) -> str:
+        inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
+        return f"<tcomp.CudaModule ({inputs}) -> ({outputs})>"
+
+    def profile(self, inputs: Mapping[str, object], runs: int = 10) -> list[tuple[str, float]]:
+        """(name, seconds) of every kernel call in program order, launched one by one: means over `runs` runs, after one that does not
+        count."""
+        if runs < 1:
+            raise InputError(f"runs must be at least 1, not {runs}")
+        self.run(inputs)
+        names = plans.labels(self._plan.steps)
+        totals = [0.0] * len(names)
+        with self._lock, self._device.guarded():
+            session = self._session(tuple(tuple(a.shape) for a in self._admitted([inputs[n] for n in self._names])))
+            for _ in range(runs):
+                marks: list[tuple[int, Callable[[], float]]] = []
+
+                def watch(number: int, marks: list[tuple[int, Callable[[], float]]] = marks) -> None:
+                    marks.append((number, self._device.clock()))
+
+                self._plan.execute(self._device, self._functions, session.dims, session.places, watch)
+                watch(len(names))
+                self._device.synchronize()
+                times = [(number, moment()) for number, moment in marks]
+                for (number, start), (_, end) in pairwise(times):
+                    totals[number] += end - start
+        return [(name, total / runs) for name, total in zip(names, totals, strict=True)]
+
+    # ---- one call --------------------------------------------------------------------------------
+
+    def _admitted(self, values: list[Any]) -> list[Any]:
+        """Arrays on the device as they are, all others as NumPy arrays."""
+        admitted = []
+        for value, (spec, dtype) in zip(values, self._admission, strict=True):
+            there = self._device.on_device(value)
+            if there is None:
+                admitted.append(admit(value, spec, dtype))
+                continue
+            if there.dtype != dtype:
+                why = f"expected {spec.dtype}, got {there.dtype}"
+                raise InputError(f"input {spec.name!r} has the wrong element type", why=why)
+            admitted.append(there)
+        return admitted
+
+    def _execute(self, values: list[Any], run: Callable[[int], int] | None = None) -> list[Any]:
+        with self._lock, self._device.guarded():
+            arrays = self._admitted(values)
+            session = self._session(tuple(tuple(a.shape) for a in arrays))
+            for number, array in enumerate(arrays):
+                if not array.nbytes:
+                    continue
+                if isinstance(array, np.ndarray):
+                    self._device.upload(session.places["input", number], array)
+                else:
+                    self._device.copy(session.places["input", number], array.data.ptr, array.nbytes)
+            session.replay()
+            stays = bool(arrays) and not any(isinstance(a, np.ndarray) for a in arrays)
+            outputs: list[Any] = []
+            for number, (shape, dtype) in enumerate(zip(session.shapes, self._output_dtypes, strict=True)):
+                source = session.places["output", number]
+                if stays:
+                    outputs.append(self._device.device_array(shape, dtype, source))
+                    continue
+                result = np.empty(shape, dtype)
+                if result.nbytes:
+                    self._device.download(result, source)
+                outputs.append(result)
+            self._device.synchronize()
+            return outputs
+
+    def _session(self, shapes: Shapes) -> _Session:
+        session = self._sessions.get(shapes)
+        if session is None:
+            if len(self._sessions) >= _SESSIONS:
+                self._sessions.pop(next(iter(self._sessions)))
+            session = self._sessions[shapes] = _Session(self, shapes)
+        return session
+
+    def _sizes(self, dims: list[int]) -> tuple[int, list[tuple[int, ...]]]:
+        values: dict[tuple[str, int | str], int] = {("dim", n): d for n, d in enumerate(dims)}
+        workspace = plans.evaluate(self._plan.workspace, values)
+        shapes = [tuple(plans.evaluate(d, values) for d in shape) for shape in self._plan.outputs]
+        if workspace < 0 or any(d < 0 for shape in shapes for d in shape):
+            raise ArtifactError(f"the launch plan asks for impossible sizes: {workspace} bytes of workspace, outputs {shapes}")
+        return workspace, shapes
+
+
+class _Session:
+    """Memory for one set of input shapes, and the graph of all launches."""
+
+    def __init__(self, module: CudaModule, shapes: Shapes) -> None:
+        device = module._device
+        self.dims = module._bind(shapes)
+        workspace, self.shapes = module._sizes(self.dims)
+        sizes: dict[tuple[str, int], int] = {("workspace", 0): workspace}
+        for kind, extents, dtypes in (
+            ("input", list(shapes), [d for _, d in module._admission]),
+            ("output", self.shapes, module._output_dtypes),
+        ):
+            for number, (shape, dtype) in enumerate(zip(extents, dtypes, strict=True)):
+                sizes[kind, number] = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        self.memory = {key: device.allocate(size) for key, size in sizes.items()}
+        self.places = {key: device.address(m) for key, m in self.memory.items()}
+        self.places["weights", 0] = device.address(module._weights)
+
+        def launch() -> None:
+            module._plan.execute(device, module._functions, self.dims, self.places)
+
+        static = not module._plan.branches and module._plan.count(self.dims) <= _GRAPH_NODES
+        self.replay = device.capture(launch) if static else launch
+
+
+# ---------------------------------------------------------------- CuPy
+
+
+class CupyDevice:
+    """The current device of CuPy, with a stream of its own."""
+
+    def __init__(self) -> None:
+        try:
+            import cupy
+        except ImportError as problem:
+            raise DeviceError("models for CUDA need CuPy", why=str(problem), hint="pip install 'tcomp[cuda]'") from None
+        self.cupy = cupy
+        try:
+            count = cupy.cuda.runtime.getDeviceCount()
+        except cupy.cuda.runtime.CUDARuntimeError as problem:
+            raise DeviceError("no GPU can be used", why=str(problem), hint="run on a machine with an NVIDIA GPU and its driver") from None
+        if not count:
+            raise DeviceError("this machine has no GPU", hint="compile the model for cpu")
+        with self.guarded():
+            self.device = cupy.cuda.Device()
+            self.capability = int(self.device.compute_capability)
+            self.stream = cupy.cuda.Stream(non_blocking=True)
+        self.modules: list[int] = []  # loaded code stays as long as the process: kernels may still be running
+        self.byte = np.zeros(1, np.uint8)
+        self.staging: Any = None
+        self.start: Any = None
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Errors of the device as `DeviceError`s. After some of them (an illegal access) CUDA refuses all further work of the process
+        on this device; that too is reported, at the next call."""
+        cupy = self.cupy
+        try:
+            with getattr(self, "device", None) or cupy.cuda.Device():
+                yield
+        except cupy.cuda.memory.OutOfMemoryError as problem:
+            raise DeviceError("the GPU has not enough memory", why=str(problem), hint="run with smaller inputs") from None
+        except (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError) as problem:
+            raise DeviceError("the GPU reports an error", why=str(problem)) from None
+
+    def allocate(self, size: int) -> Any:
+        return self.cupy.cuda.alloc(max(size, 1))
+
+    def address(self, memory: Any) -> int:
+        return int(memory.ptr)
+
+    def load(self, kernel: KernelCode) -> dict[str, Any]:
+        driver = self.cupy.cuda.driver
+        module = driver.moduleLoadData(best_code(kernel, self.capability))
+        self.modules.append(module)
+        return {launch.function: driver.moduleGetFunction(module, launch.function) for launch in kernel.launches}
+
+    def launch(self, function: Any, grid: tuple[int, int, int], block: tuple[int, int, int], arguments: Sequence[int]) -> None:
+        cells = (ctypes.c_int64 * max(1, len(arguments)))(*arguments)  # pointers and 64-bit integers alike
+        start = ctypes.addressof(cells)
+        places = (ctypes.c_void_p * max(1, len(arguments)))(*(start + 8 * n for n in range(len(arguments))))
+        self.cupy.cuda.driver.launchKernel(function, *grid, *block, 0, self.stream.ptr, ctypes.addressof(places), 0)
+
+    def copy(self, target: int, source: int, size: int) -> None:
+        runtime = self.cupy.cuda.runtime
+        runtime.memcpyAsync(target, source, size, runtime.memcpyDeviceToDevice, self.stream.ptr)
+
+    def upload(self, target: int, array: Array) -> None:
+        """Through pinned memory, piece by piece, so that the transfer runs at full speed."""
+        runtime, data = self.cupy.cuda.runtime, array.reshape(-1).view(np.uint8)
+        if self.staging is None or self.staging.nbytes < min(data.size, _PINNED):
+            memory = self.cupy.cuda.alloc_pinned_memory(min(data.size, _PINNED))
+            self.staging = np.frombuffer(memory, np.uint8, min(data.size, _PINNED))
+        for begin in range(0, data.size, self.staging.nbytes):
+            piece = data[begin : begin + self.staging.nbytes]
+            self.stream.synchronize()  # the staging buffer is free again
+            self.staging[: piece.size] = piece
+            address = self.staging.__array_interface__["data"][0]
+            runtime.memcpyAsync(target + begin, address, piece.size, runtime.memcpyHostToDevice, self.stream.ptr)
+
+    def download(self, array: Array, source: int) -> None:
+        runtime = self.cupy.cuda.runtime
+        address = array.__array_interface__["data"][0]
+        runtime.memcpyAsync(address, source, array.nbytes, runtime.memcpyDeviceToHost, self.stream.ptr)
+
+    def read_byte(self, address: int) -> int:
+        self.download(self.byte, address)
+        self.stream.synchronize()
+        return int(self.byte[0])
+
+    def on_device(self, value: object) -> Any | None:
+        """The value as a contiguous CuPy array if it lies on a GPU, else None."""
+        where = getattr(value, "__dlpack_device__", None)
+        if where is None or where()[0] != 2:  # kDLCUDA
+            return None
+        cupy = self.cupy
+        array = value if isinstance(value, cupy.ndarray) else cupy.from_dlpack(value)
+        array = cupy.ascontiguousarray(array)
+        self.stream.wait_event(cupy.cuda.get_current_stream().record())  # what computes it may still be running
+        return array
+
+    def device_array(self, shape: Sequence[int], dtype: np.dtype[Any], source: int) -> Any:
+        result = self.cupy.empty(shape, dtype)
+        self.stream.wait_event(self.cupy.cuda.get_current_stream().record())  # who had this memory before may still be using it
+        if result.nbytes:
+            self.copy(result.data.ptr, source, result.nbytes)
+        return result
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        self.stream.begin_capture()
+        try:
+            work()
+        except BaseException:
+            self.stream.end_capture()
+            raise
+        graph = self.stream.end_capture()
+
+        def replay() -> None:
+            graph.launch(self.stream)
+
+        return replay
+
+    def clock(self) -> Callable[[], float]:
+        """Marks this moment of the stream; the function returned gives its time in seconds once the device is past it."""
+        event = self.cupy.cuda.Event()
+        event.record(self.stream)
+        first = self.start = self.start or event
+        return lambda: float(self.cupy.cuda.get_elapsed_time(first, event)) / 1e3
+
+    def synchronize(self) -> None:
+        self.stream.synchronize()
+
+
+def best_code(kernel: KernelCode, capability: int) -> bytes:
+    """Machine code that a GPU of this compute capability (80 for 8.0) runs, or portable code that its driver compiles.
+
+    Code for sm_XY runs on GPUs of the same major version from that minor version on, code for sm_XYa on exactly that one.
+    """
+    best: tuple[int, bytes] = (0, b"")
+    for arch, cubin in kernel.cubins.items():
+        match = re.fullmatch(r"sm_(\d+)(a?)", arch)
+        if match is None:
+            continue
+        number, own = int(match[1]), bool(match[2])
+        if number == capability if own else number // 10 == capability // 10 and number <= capability:
+            best = max(best, (2 * number + own, cubin))
+    if best[1]:
+        return best[1]
+    oldest = re.search(rb"\.target sm_(\d+)", kernel.ptx)
+    if oldest is None or int(oldest[1]) > capability:
+        known = ", ".join(kernel.cubins) or "none"
+        raise DeviceError(
+            f"the artifact has no code for this GPU (sm_{capability})", why=f"it was compiled for {known}",
+            hint=f"tcomp compile --target 'cuda -arch=sm_{capability}'",
+        )  # fmt: skip
+    return kernel.ptx + b"\0"
