@@ -302,7 +302,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{model.name:22} {size / 1e6:8.2f} MB  {path}", flush=True)
         except Unavailable as e:
             print(f"{model.name:22} skipped: {e}", flush=True)
-        except Exception as e:
+        except Exception as e:  # noqa: BLE001  one model's trouble is reported, the others go on
             failed = True
             print(f"{model.name:22} FAILED: {type(e).__name__}: {e}", flush=True)
     return int(failed)

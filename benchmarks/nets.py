@@ -8,6 +8,7 @@ Imported only when such a model has to be made; needs torch, and transformers fo
 from __future__ import annotations
 
 import io
+import itertools
 import warnings
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
@@ -157,7 +158,7 @@ class UNet(nn.Module):
         def double(i: int, o: int) -> nn.Module:
             return nn.Sequential(ConvBN(i, o, act=nn.ReLU), ConvBN(o, o, act=nn.ReLU))
 
-        pairs = list(zip(widths, widths[1:], strict=False))
+        pairs = list(itertools.pairwise(widths))
         self.stem, self.pool = double(3, widths[0]), nn.MaxPool2d(2)
         self.down = nn.ModuleList(double(i, o) for i, o in pairs)
         self.up = nn.ModuleList(nn.ConvTranspose2d(o, i, 2, 2) for i, o in reversed(pairs))

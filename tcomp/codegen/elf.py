@@ -366,12 +366,10 @@ class _Linker:
         exported = {self.table[name] for name in self.exports}
         for unit in self.objects:
             for symbol in unit.symbols:
-                if symbol.section is not None and symbol.section.size and symbol.kind in (_FUNC, _OBJECT):
-                    if symbol not in exported and self._target(symbol) is symbol:
-                        index = order[symbol.section.output]
-                        symbols += _SYM.pack(
-                            strings.add(symbol.name), symbol.kind, 0, index, symbol.address, symbol.size
-                        )
+                named = symbol.section is not None and symbol.section.size and symbol.kind in (_FUNC, _OBJECT)
+                if named and symbol.section is not None and symbol not in exported and self._target(symbol) is symbol:
+                    index = order[symbol.section.output]
+                    symbols += _SYM.pack(strings.add(symbol.name), symbol.kind, 0, index, symbol.address, symbol.size)
         local_count = len(symbols) // _SYM.size
         for index in range(1, len(self.imports) + 1):
             _SYM.pack_into(

@@ -44,9 +44,7 @@ def _import(value: Any, spec: TensorSpec) -> Array:
         if hasattr(value, attribute):
             try:
                 return convert(value)
-            except (
-                Exception
-            ) as error:  # libraries raise what they like: a tensor on a device, one that needs a gradient
+            except Exception as error:  # noqa: BLE001  libraries raise what they like: a tensor on a device, one that needs a gradient
                 problem = problem or error
     raise InputError(
         f"input {spec.name!r} is not an array",

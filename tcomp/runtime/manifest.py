@@ -30,7 +30,7 @@ FORMAT = 1
 MANIFEST_LIMIT = 64 << 20  # bytes
 
 _NATIVE = frozenset(
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128".split()
+    ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64", "complex64", "complex128"]
 )
 # Element types that NumPy lacks, with the type of their raw bits. Those narrower than a byte take one byte each.
 _EXTENDED = {"bfloat16": "uint16"}

@@ -40,7 +40,7 @@ class NativeCode:
             self.pool_destroy = self._function("tcomp_pool_destroy", None, ctypes.c_void_p)
 
     def _function(
-        self, name: str, result: type[ctypes.c_int32] | type[ctypes.c_void_p] | None, *arguments: type
+        self, name: str, result: type[ctypes.c_int32 | ctypes.c_void_p] | None, *arguments: type
     ) -> ctypes._NamedFuncPointer:
         try:
             function = self._library[name]

@@ -313,4 +313,4 @@ def test_aarch64_under_emulation(tmp_path: Path) -> None:
     (tmp_path / "pool.so").write_bytes(linked("aarch64-unknown-linux-gnu"))
     subprocess.run([compiler, "-O1", "-o", tmp_path / "main", tmp_path / "main.c"], check=True)
     command = [emulator, "-L", "/usr/aarch64-linux-gnu", tmp_path / "main", tmp_path / "pool.so"]
-    assert subprocess.run(command, timeout=60).returncode == 0
+    assert subprocess.run(command, timeout=60, check=False).returncode == 0

@@ -7,7 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import native_models as models  # noqa: E402
+import native_models as models
 
 
 @pytest.fixture(scope="session")

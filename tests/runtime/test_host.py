@@ -82,7 +82,7 @@ def test_default_threads_obey_affinity_and_quota(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="uses the names of x86 features")
 def test_feature_names_of_llvm_and_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    flags = "fpu pni bmi1 ssse3 sse4_1 sse4_2 avx512f avx512_vnni amx_int8 abm pclmulqdq sha_ni".split()
+    flags = ["fpu", "pni", "bmi1", "ssse3", "sse4_1", "sse4_2", "avx512f", "avx512_vnni", "amx_int8", "abm", "pclmulqdq", "sha_ni"]
     monkeypatch.setattr(host, "_cpu_flags", lambda: frozenset(map(host._plain, flags)))
     host.check_target(
         TRIPLE,
