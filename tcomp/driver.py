@@ -112,7 +112,7 @@ def compile_model(
     target = target if isinstance(target, Target) else Target.parse(target or "cpu")
     report = Report()
     with report.timed("import"):
-        graph = import_model(model, shapes=shapes, dims=dims, values=values)
+        graph = import_model(model, shapes, dims, {name: np.asarray(v) for name, v in (values or {}).items()})
     return compile_graph(graph, target, threads, report, emit, progress), report
 
 
