@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import count
 
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
@@ -35,6 +36,7 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts) -> Graph:
     chosen: dict[Value, Value] = {}
     constants = dict(graph.constants)
     copies: dict[tuple[Value, Layout], Value] = {}
+    names = {v.name for v in graph.values()}
     nodes: list[Node] = []
     fixed = set(graph.outputs) | {v for n in graph.nodes if n.bodies and n.op is not KERNEL for v in (*n.inputs, *n.outputs) if v is not None}
     for node in graph.nodes:
@@ -57,7 +59,9 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts) -> Graph:
                 assert source is not None
                 key = (source, layout)
                 if key not in copies:
-                    copies[key] = Value(source.name, source.dtype, source.shape, layout)
+                    name = next(n for k in count() if (n := f"{source.name}.packed{k or ''}") not in names)
+                    names.add(name)
+                    copies[key] = Value(name, source.dtype, source.shape, layout)
                     constants[copies[key]] = constants[source]
                 packed[n] = copies[key]
             inputs = tuple(packed)

@@ -1,0 +1,149 @@
+"""Layouts of intermediate values and of weights: what is chosen, what stays row-major, and that nothing changes in value."""
+
+import numpy as np
+import pytest
+
+from tcomp.driver import _panels
+from tcomp.ir.expr import dim
+from tcomp.ir.graph import IF, KERNEL, GraphBuilder, Node, Value
+from tcomp.ir.layout import Layout
+from tcomp.ir.printer import print_graph
+from tcomp.ops import elementwise as ew
+from tcomp.ops import movement as mv
+from tcomp.ops.matmul import MATMUL
+from tcomp.ops.nn import ADD_CHANNELS, CONV
+from tcomp.ops.pooling import MAX_POOL
+from tcomp.passes.layout import choose_layouts
+from tcomp.passes.partition import partition
+from tcomp.target import Target
+
+RNG = np.random.default_rng(0)
+CHANNELS_LAST = Layout.permuted((0, 2, 3, 1))
+
+
+def random(*shape):
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+def row_major(body, constants):
+    """No wishes for weights."""
+    return {}
+
+
+def conv(b, x, channels, kernel=3, name="conv"):
+    w = b.constant(random(channels, int(x.shape[1]), kernel, kernel), f"{name}.w")
+    return b.add(CONV, [x, w], {"strides": (1, 1), "dilations": (1, 1), "group": 1}, name)[0]
+
+
+def small_net(batch=1, size=12):
+    b = GraphBuilder("net")
+    x = b.input("x", "float32", (batch, 3, size, size))
+    (y,) = b.add(ADD_CHANNELS, [conv(b, x, 8, 3, "first"), b.constant(random(8), "first.bias")])
+    (y,) = b.add(ew.RELU, [y], name="active")
+    (p,) = b.add(MAX_POOL, [y], {"kernel": (2, 2), "strides": (2, 2), "dilations": (1, 1)}, "pooled")
+    (y,) = b.add(ew.ADD, [conv(b, p, 8, 1, "second"), p], name="joined")
+    y = conv(b, y, 4, 1, "third")
+    (y,) = b.add(mv.RESHAPE, [y], {"shape": (batch, int(np.prod(y.shape[1:])))}, "flat")
+    return b.build(b.add(MATMUL, [y, b.constant(random(int(y.shape[1]), 5), "classes")], name="logits"))
+
+
+def layouts(graph):
+    """The layouts of all values that kernels compute, by name."""
+    return {v.name: v.layout for n in graph.nodes for v in n.outputs}
+
+
+def chosen(unchanged, graph, operand_layouts=row_major):
+    graph = partition(graph)
+    after = unchanged(graph, choose_layouts(graph, operand_layouts))
+    for node in after.nodes:  # a kernel's body agrees with the outside
+        if node.op is KERNEL:
+            inside = [*node.bodies[0].inputs, *node.bodies[0].outputs]
+            assert [v.layout for v in inside] == [v.layout for v in (*node.inputs, *node.outputs)]
+    return after
+
+
+def test_convolutions_and_what_follows_them_are_channels_last(unchanged):
+    found = layouts(chosen(unchanged, small_net()))
+    assert found["active"] == found["pooled"] == found["joined"] == CHANNELS_LAST
+    assert found["logits"] is None  # outputs of the graph are row-major
+
+
+def test_inputs_of_the_graph_stay_row_major(unchanged):
+    after = chosen(unchanged, small_net())
+    assert after.inputs[0].layout is None and after.nodes[0].inputs[0] is after.inputs[0]
+
+
+def test_weights_get_the_panels_that_their_readers_ask_for(unchanged):
+    def wish(body, constants):
+        return {n: Layout.blocked((0, 2, 3, 1), 0, 4) for n in constants if len(body.inputs[n].shape) == 4}
+
+    after = chosen(unchanged, small_net(), wish)
+    packed = {v.name: v for v in after.constants if v.layout is not None}
+    assert set(packed) == {"first.w.packed", "second.w.packed", "third.w.packed"}
+    assert packed["first.w.packed"].physical_shape == (2, 3, 3, 3, 4)
+    assert not any(v.name.endswith(".w") for v in after.constants)  # the row-major copy is not kept
+
+
+def test_one_copy_for_each_layout_of_a_shared_weight(unchanged):
+    b = GraphBuilder()
+    x, y = b.input("x", "float32", (2, 6)), b.input("y", "float32", (9, 6))
+    w = b.constant(random(6, 4), "w")
+    outputs = [b.add(MATMUL, [v, w], name=name)[0] for v, name in ((x, "p"), (y, "q"), (x, "r"))]
+    graph = b.build(outputs)
+    after = chosen(unchanged, graph, lambda body, constants: {1: Layout.blocked((1, 0), 1, 2 if body.inputs[0].shape[0] == 2 else 4)})
+    assert sorted(str(v.layout) for v in after.constants) == ["(b/2,a,b%2)", "(b/4,a,b%4)"]
+    first, second = after.constants.values()
+    np.testing.assert_array_equal(first, second)  # constants are logical: layouts are applied when they are stored
+
+
+def test_elementwise_kernels_follow_through_transposes(unchanged):
+    b = GraphBuilder()
+    y = conv(b, b.input("x", "float32", (1, 3, 8, 8)), 8)
+    (t,) = b.add(mv.TRANSPOSE, [y], {"perm": (0, 3, 2, 1)}, "moved")
+    graph = b.build([*b.add(ew.NEG, [t], name="u"), *b.add(MATMUL, [t, b.input("z", "float32", (8, 4))], name="v")])
+    assert layouts(chosen(unchanged, graph))["moved"] == Layout.permuted((0, 2, 1, 3))  # the transpose costs nothing in memory
+
+
+def test_symbolic_sizes(unchanged):
+    b = GraphBuilder()
+    n, h = dim("n", 1, 8), dim("h", 4, 64)
+    y = conv(b, b.input("x", "float32", (n, 3, h, h)), 8, name="first")
+    y = conv(b, y, 4, name="second")
+    found = layouts(chosen(unchanged, b.build(b.add(ew.NEG, [y], name="out"))))
+    assert found["first"] == CHANNELS_LAST and found["out"] is None
+
+
+def test_control_flow_keeps_row_major_boundaries(unchanged):
+    def branch(name):
+        g = GraphBuilder(name)
+        x = g.input("x", "float32", (1, 4, 8, 8))
+        return g.build(g.add(ew.NEG, [conv(g, conv(g, x, 8, name="inner"), 4, 1, "last")]))
+
+    b = GraphBuilder()
+    c, x = b.input("c", "bool", ()), b.input("x", "float32", (1, 3, 10, 10))
+    before = conv(b, x, 4, name="before")
+    y = Value("y", "float32", (1, 4, 6, 6))
+    b.append(Node(IF, (c, before), (y,), {}, "if", (branch("then"), branch("else"))))
+    after = chosen(unchanged, b.build(b.add(ew.NEG, [y], name="out")))
+    assert layouts(after)["before"] is None and layouts(after)["y"] is None
+    for body in after.nodes[1].bodies:
+        assert layouts(body)["inner"] == CHANNELS_LAST
+        assert all(v.layout is None for v in (*body.inputs, *body.outputs))
+
+
+def test_printed(golden):
+    b = GraphBuilder("net")
+    x = b.input("x", "float32", (1, 2, 5, 5))
+    w = b.constant(np.arange(36, dtype=np.float32).reshape(2, 2, 3, 3), "w")
+    (y,) = b.add(CONV, [x, w], {"strides": (1, 1), "dilations": (1, 1), "group": 1}, "conv")
+    (y,) = b.add(MAX_POOL, [y], {"kernel": (2, 2), "strides": (1, 1), "dilations": (1, 1)}, "pool")
+    graph = choose_layouts(partition(b.build([y])), lambda body, constants: {n: Layout.blocked((0, 2, 3, 1), 0, 2) for n in constants})
+    golden("layout_graph.txt", print_graph(graph))
+
+
+@pytest.mark.parametrize("line", ["cpu -mcpu=haswell", "cpu -mcpu=cascadelake", "cpu -march=aarch64 -mcpu=neoverse-n1"])
+def test_the_panels_of_the_default_schedules(unchanged, line):
+    """Whatever the schedules of a machine ask for, values stay; contractions with constants do ask."""
+    target = Target.parse(line)
+    after = chosen(unchanged, small_net(), lambda body, constants: _panels(body, constants, target))
+    assert [v for v in after.constants if v.layout is not None]
