@@ -59,9 +59,7 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts) -> Graph:
                 assert source is not None
                 key = (source, layout)
                 if key not in copies:
-                    name = next(n for k in count() if (n := f"{source.name}.packed{k or ''}") not in names)
-                    names.add(name)
-                    copies[key] = Value(name, source.dtype, source.shape, layout)
+                    copies[key] = Value(_fresh(f"{source.name}.packed", names), source.dtype, source.shape, layout)
                     constants[copies[key]] = constants[source]
                 packed[n] = copies[key]
             inputs = tuple(packed)
@@ -69,6 +67,12 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts) -> Graph:
         nodes.append(replace(node, inputs=inputs, outputs=outputs, bodies=(body,)))
     used = {v for n in nodes for v in n.inputs} | set(graph.outputs)
     return Graph(graph.name, graph.inputs, graph.outputs, tuple(nodes), {v: a for v, a in constants.items() if v in used})
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    found = next(candidate for number in count() if (candidate := f"{name}{number or ''}") not in taken)
+    taken.add(found)
+    return found
 
 
 def _relaid(body: Graph, inputs: list[Layout | None] | None, outputs: list[Layout | None] | None) -> Graph:
