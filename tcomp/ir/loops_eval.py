@@ -305,5 +305,5 @@ _INTEGER: dict[str, Callable[[int, int], int]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "min": min, "max": max,
     "floordiv": lambda a, b: a // b if b else 0, "mod": lambda a, b: a % b if b else 0,
     "and": operator.and_, "or": operator.or_, "xor": operator.xor,
-    "shl": _shift_left, "shr": lambda a, b: a >> (b if 0 <= b < 64 else 63),
+    "shl": _shift_left, "shr": lambda a, b: a >> (b if 0 <= b < 64 else 64),
 }  # fmt: skip
