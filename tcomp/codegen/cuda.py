@@ -797,7 +797,8 @@ class _Function:
             case "mod":
                 return f"{self.helper('float_mod')}({args[0]}, {args[1]})"
             case "truncdiv":
-                return f"{function('trunc', dtype)}({args[0]} / {args[1]})"
+                quotient = f"{args[0]} / {args[1]}"
+                return f"{function('trunc', dtype)}({self.helper(HALF[dtype]) + f'({quotient})' if dtype in HALF else quotient})"
             case "truncmod":
                 return f"{'fmod' if dtype == 'float64' else 'fmodf'}({args[0]}, {args[1]})"
             case "neg":

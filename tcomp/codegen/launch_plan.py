@@ -31,7 +31,7 @@ from tcomp.ir.loops import Kernel
 from tcomp.target import Target
 
 SET_INDEX = "tcomp_set_index"  # stores the number of an iteration
-_SET_INDEX_TEXT = f'extern "C" __global__ void {SET_INDEX}_0(long long* place, const long long value) {{\n  *place = value;\n}}\n'
+_SET_INDEX_TEXT = f'extern "C" __global__ void __launch_bounds__(1) {SET_INDEX}_0(long long* place, const long long value) {{\n  *place = value;\n}}\n'
 _OPERATORS = ("add", "sub", "mul", "floordiv", "mod", "truncdiv", "truncmod", "min", "max")
 
 
