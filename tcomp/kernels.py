@@ -226,7 +226,7 @@ def _serve() -> None:
 
 def cache_folder() -> Path:
     """`$TCOMP_CACHE`, else `$XDG_CACHE_HOME/tcomp`, else `~/.cache/tcomp`."""
-    if "TCOMP_CACHE" in os.environ:
+    if os.environ.get("TCOMP_CACHE"):
         return Path(os.environ["TCOMP_CACHE"])
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tcomp"
 
@@ -257,7 +257,7 @@ def _load(symbol: str) -> CompiledKernel | None:
         record = json.loads(_path(symbol).read_bytes())
         compiled = _decoded(record)
         intact = record["sha256"] == _digest(record) and compiled.symbol == symbol
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return compiled if intact else None
 

@@ -1,0 +1,209 @@
+"""Compilation of kernels: the cache on disk, worker processes, and their failures."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tcomp import kernels
+from tcomp.errors import CodegenError, TcompError
+from tcomp.ir.graph import GraphBuilder, Operator
+from tcomp.ir.printer import canonical_graph_text
+from tcomp.kernels import IN_PROCESS, CompiledKernel, cache_folder, compile_kernels
+from tcomp.ops import elementwise as ew
+from tcomp.target import Target
+
+HOST = Target.host()
+MANY = (ew.NEG, ew.RELU, ew.TANH, ew.EXP, ew.SIGMOID)[: IN_PROCESS + 2]
+
+
+def text_of(op: Operator, size: int = 100) -> str:
+    b = GraphBuilder()
+    return canonical_graph_text(b.build(b.add(op, [b.input("x", "float32", (size,))])))
+
+
+TEXTS = [text_of(op) for op in MANY]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TCOMP_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise AssertionError("a kernel is compiled that should be in the cache")
+
+    monkeypatch.setattr(kernels, "_compiled", lambda missing, symbols, target: fail() if missing else iter(()))
+
+
+def files(cache: Path) -> list[Path]:
+    return sorted(p for p in cache.rglob("*") if p.is_file())
+
+
+# ---------------------------------------------------------------- the folder
+
+
+def test_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert cache_folder() == tmp_path / "cache"
+    for empty in ("", None):
+        if empty is None:
+            monkeypatch.delenv("TCOMP_CACHE")
+        else:
+            monkeypatch.setenv("TCOMP_CACHE", empty)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+        assert cache_folder() == tmp_path / "xdg" / "tcomp"
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setenv("HOME", str(tmp_path))
+        assert cache_folder() == tmp_path / ".cache" / "tcomp"
+
+
+def test_kernels_are_stored_and_found(cache: Path, request: pytest.FixtureRequest) -> None:
+    progress: list[tuple[int, int]] = []
+    first = compile_kernels([TEXTS[0], TEXTS[1], TEXTS[0]], HOST, lambda *done: progress.append(done))
+    assert progress == [(0, 2), (1, 2), (2, 2)] and len(files(cache)) == 2
+    assert all(k.code.startswith(b"\x7fELF") and k.symbol.encode() in k.code for k in first.values())
+    request.getfixturevalue("no_compiler")
+    assert compile_kernels(TEXTS[:2], HOST) == first
+
+
+def test_kernels_of_other_targets_and_compilers_are_others(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    def symbol(target: Target) -> str:
+        return compile_kernels(TEXTS[:1], target)[TEXTS[0]].symbol
+
+    here = symbol(HOST)
+    there = symbol(Target.parse("aarch64"))
+    monkeypatch.setattr(kernels, "source_version", lambda: "another compiler")
+    assert len({here, there, symbol(HOST)}) == 3 and len(files(cache)) == 3
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[: len(data) // 2],
+        lambda data: b"\xff\xfe",
+        lambda data: b"[1, 2]",
+        lambda data: b"7",
+        lambda data: b"[" * 200_000,
+        lambda data: json.dumps({**json.loads(data), "code": 3}).encode(),
+        lambda data: json.dumps({**json.loads(data), "code": json.loads(data)["code"][:-8] + "AAAAAAA="}).encode(),
+        lambda data: json.dumps({**json.loads(data), "temporaries": ["1 << 60"]}).encode(),
+        lambda data: json.dumps({**json.loads(data), "scalars": None}).encode(),
+        lambda data: json.dumps({**json.loads(data), "symbol": "kernel_of_another"}).encode(),
+    ],
+)  # fmt: skip
+def test_damaged_files_are_compiled_anew(cache: Path, damage: object) -> None:
+    want = compile_kernels(TEXTS[:1], HOST)
+    (file,) = files(cache)
+    intact = file.read_bytes()
+    file.write_bytes(damage(intact))  # type: ignore[operator]
+    assert compile_kernels(TEXTS[:1], HOST) == want
+    assert file.read_bytes() == intact
+
+
+def test_a_file_under_another_name_is_not_believed(cache: Path) -> None:
+    compile_kernels(TEXTS[:1], HOST)
+    (file,) = files(cache)
+    wrong = kernels._path(kernels._symbol(TEXTS[1], HOST))
+    wrong.parent.mkdir(parents=True, exist_ok=True)
+    wrong.write_bytes(file.read_bytes())
+    assert kernels._symbol(TEXTS[1], HOST) == compile_kernels(TEXTS[1:2], HOST)[TEXTS[1]].symbol
+
+
+def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    for bad in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/no/such")):
+        monkeypatch.setenv("TCOMP_CACHE", str(bad))
+        assert TEXTS[0] in compile_kernels(TEXTS[:1], HOST)
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+# ---------------------------------------------------------------- processes
+
+
+PROGRAM = """
+import json, sys
+from tcomp.kernels import compile_kernels
+from tcomp.target import Target
+found = compile_kernels(json.load(sys.stdin), Target.host())
+print(json.dumps(sorted([k.symbol, k.code.hex()] for k in found.values())))
+"""
+
+
+def start(program: str) -> subprocess.Popen[str]:
+    root = str(Path(kernels.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+    return subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def test_processes_share_the_folder(cache: Path) -> None:
+    running = [start(PROGRAM) for _ in range(3)]
+    answers = [p.communicate(json.dumps(TEXTS), timeout=120)[0] for p in running]
+    assert len(set(answers)) == 1 and len(json.loads(answers[0])) == len(TEXTS)
+    assert len(files(cache)) == len(TEXTS) and all(f.suffix == ".json" for f in files(cache))
+
+
+def test_workers_make_what_this_process_makes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(kernels, "_jobs", lambda: 2)
+    by_workers = compile_kernels(TEXTS, HOST)
+    monkeypatch.setenv("TCOMP_CACHE", str(tmp_path / "other"))
+    monkeypatch.setattr(kernels, "_jobs", lambda: 1)
+    assert compile_kernels(TEXTS, HOST) == by_workers
+
+
+@pytest.fixture
+def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A compiler that is killed in the middle of its first kernel."""
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\nread line\necho started >> {tmp_path}/log\nkill -9 $$\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    monkeypatch.setattr(kernels, "_jobs", lambda: 2)
+    yield tmp_path / "log"
+
+
+@pytest.mark.usefixtures("dying")
+def test_the_death_of_a_worker_is_reported_with_its_kernel(cache: Path) -> None:
+    with pytest.raises(CodegenError) as found:
+        compile_kernels(TEXTS, HOST)
+    error = found.value
+    assert "the compiler process died" in error.what and "-9" in error.why
+    assert any(text in error.where for text in TEXTS) and "report" in error.hint
+    assert not files(cache)
+
+
+def test_a_worker_that_cannot_start_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_jobs", lambda: 2)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(CodegenError, match="the compiler process died"):
+        compile_kernels(TEXTS, HOST)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_errors_of_kernels_name_them(monkeypatch: pytest.MonkeyPatch, cache: Path, jobs: int) -> None:
+    monkeypatch.setattr(kernels, "_jobs", lambda: jobs)
+    bad = TEXTS[0].replace("neg", "no_such_operator")
+    with pytest.raises(TcompError) as found:
+        compile_kernels([*TEXTS, bad], HOST)
+    assert "no_such_operator" in found.value.what and bad in found.value.where
+
+
+def test_scalars_and_temporaries() -> None:
+    from tcomp.ir.expr import dim
+    from tcomp.ops.reduction import SOFTMAX
+
+    b = GraphBuilder()
+    n = dim("n", 1)
+    text = canonical_graph_text(b.build(b.add(SOFTMAX, [b.input("x", "float32", (n, 3, n))], {"axes": (1,)})))
+    compiled = compile_kernels([text], HOST)[text]
+    assert isinstance(compiled, CompiledKernel) and compiled.scalars == ("n",)
+    assert all("n" in size for size in compiled.temporaries)
