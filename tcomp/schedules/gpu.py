@@ -460,8 +460,9 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: Target) -
             continue
         lane = fold.spatial[-1].var
         for r in fold.reads:
+            number = names.get(r.attr.name)  # None for a temporary
             along = [d for d, i in enumerate(r.args) if lane in E.variables(i)]
-            if names[r.attr.name] in constants and len(along) == 1 and r.args[along[0]] is lane and along[0] != len(r.args) - 1:
+            if number in constants and number is not None and len(along) == 1 and r.args[along[0]] is lane and along[0] != len(r.args) - 1:
                 rest = [d for d in range(len(r.args)) if d != along[0]]
-                wishes[names[r.attr.name]] = Layout.permuted([*rest, along[0]])
+                wishes[number] = Layout.permuted([*rest, along[0]])
     return wishes
