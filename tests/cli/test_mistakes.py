@@ -48,7 +48,7 @@ MISTAKES = [
     ("compile {mlp} -o nowhere/m.tcomp", "mkdir -p nowhere"),
     ("compile {mlp} -o {mlp}", "is the model itself"),
     ("compile {mlp} --emit graph --emit-to nowhere", "the folder nowhere does not exist"),
-    ("compile {mlp} --emit graph,cuda", "unknown choice `cuda`"),
+    ("compile {mlp} --emit graph,cuda", "there is no stage cuda for cpu"),
     ("compile {mlp} --emit-to -", "nothing is emitted"),
     ("compile {mlp} --target tpu", "unknown target `tpu`"),
     ("compile {mlp} --target cpu:-mcpu=z80", "z80"),
