@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 
 from tcomp.codegen.program import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, Step
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var, maximum, minimum
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node, Value
 from tcomp.ir.layout import Layout
+from tcomp.ir.simplify import prove
 from tcomp.kernels import CompiledKernel
 from tcomp.passes.memory import Plan, byte_size
 from tcomp.runtime.artifact import plan_weights
@@ -60,7 +62,28 @@ def assemble(
     places = _Places(graph, plan, weights)
     by_name = {d.name: d for d in dims}
     steps = _steps(graph, kernels, plan, places, by_name, 0)
-    return Program(tuple(dims), plan.size, tuple(v.shape for v in graph.outputs), tuple(steps))
+    return Program(tuple(dims), _workspace(graph, plan.size), tuple(v.shape for v in graph.outputs), tuple(steps))
+
+
+def _workspace(graph: Graph, size: Dim) -> Dim:
+    """Bytes of workspace; -1 for dims that would make an extent negative (a window larger than the image): no run may happen then."""
+    extents: dict[Expr, None] = {}
+
+    def visit(g: Graph) -> None:
+        for value in g.values():
+            extents.update((d, None) for d in value.shape if isinstance(d, Expr))
+        for node in g.nodes:
+            for body in node.bodies:
+                visit(body)
+
+    visit(graph)
+    doubtful = [e for e in extents if not prove(e >= 0)]
+    if not doubtful:
+        return size
+    while len(doubtful) > 1:  # a balanced tree
+        doubtful = [minimum(a, b) for a, b in zip_longest(doubtful[::2], doubtful[1::2], fillvalue=doubtful[0])]
+    fault = maximum(minimum(doubtful[0], 0), -1)  # -1 or 0
+    return as_dim(maximum(as_expr(size), 0) * (fault + 1) + fault)
 
 
 class _Places:

@@ -23,7 +23,7 @@ from tcomp.codegen.llvm import emit_kernel
 from tcomp.codegen.native import assembly, compile_ir
 from tcomp.codegen.nvrtc import compile_text
 from tcomp.codegen.program import Program, emit_program
-from tcomp.errors import IRError, TargetError, UnsupportedError
+from tcomp.errors import InputError, IRError, TargetError, UnsupportedError
 from tcomp.frontends.onnx import import_model
 from tcomp.ir.expr import Dim, Expr, as_dim, bounds, variables
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node, Value
@@ -199,6 +199,8 @@ def package(
 
     The artifact is an unnamed file, mapped: weights are in memory once, as pages of that file.
     """
+    if threads is not None and not 1 <= threads <= 4096:
+        raise InputError(f"threads must be between 1 and 4096, not {threads}")
     dims = _dims(graph)
     names = {d.name: d for d in dims}
     sizes = {n: [as_dim(parse_expr(t, names)) for t in k.temporaries] for n, k in kernels.items() if k.temporaries}

@@ -280,6 +280,8 @@ class Module:
         sizes = (ctypes.c_int64 * (1 + sum(len(spec.shape) for spec in self.outputs)))()
         self._code.plan((ctypes.c_int64 * max(1, len(dims)))(*dims), sizes)
         workspace, *flat = sizes
+        if workspace == -1:
+            raise InputError("the inputs are too small for the model", why="the size of an intermediate result would be negative")
         if not 0 <= workspace <= MEMORY_LIMIT or any(extent < 0 for extent in flat):
             raise ArtifactError(
                 f"the code asks for impossible sizes: {workspace} bytes of workspace, output extents {flat}"

@@ -50,8 +50,9 @@ typedef struct tcomp_call {
  * valid part is the leading corner. */
 typedef int32_t tcomp_run_fn(const tcomp_call *call);
 
-/* sizes[0] = bytes of workspace; then the extents of all outputs, flattened in order. Data-dependent entries of `dims` are -1 before the
- * run: extents are then upper bounds. Called again with the entries that the run wrote, it gives the true extents. */
+/* sizes[0] = bytes of workspace, or -1 if the model cannot run with these dims; then the extents of all outputs, flattened in order.
+ * Data-dependent entries of `dims` are -1 before the run: extents are then upper bounds. Called again with the entries that the run
+ * wrote, it gives the true extents. */
 typedef void tcomp_plan_fn(const int64_t *dims, int64_t *sizes);
 
 /* Only in models built for more than one thread. `threads` includes the caller. `cpus`, if not NULL, holds `threads` CPU numbers (below
