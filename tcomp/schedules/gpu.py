@@ -38,6 +38,7 @@ FILLED = 1 << 15  # threads that keep a large GPU busy
 ROW = 32  # from this length on a row gets a block of its own
 SHARED_ROWS = 32 << 10  # bytes of a row's intermediate values that are kept in shared memory
 LONG = 1 << 15  # from this length on a fold with few results is divided first
+SLICE = 32  # the least that a part of a divided fold accumulates
 STAGED = 64  # rows and columns of a block's tile of a product; smaller products are not staged
 
 
@@ -103,10 +104,11 @@ def _divided(s: Schedule, result: str) -> str | None:
         return None
     longest = max(fold.folds, key=lambda x: extent_of(x.extent, SYMBOLIC))
     results, length = prod(extent_of(x.extent, SYMBOLIC) for x in fold.spatial), extent_of(longest.extent, SYMBOLIC)
-    if length < LONG or results * THREADS * 8 >= FILLED:
+    least = SLICE * 8 if _product(fold) and fold.spatial else LONG
+    if length < least or results * 4 > FILLED or (least == LONG and results * THREADS * 8 >= FILLED):
         return None
-    lanes = 1 << ((FILLED // results).bit_length() - 1)
-    return s.rfactor(result, longest.var.attr.name, max(THREADS, min(lanes, length // 16 // THREADS * THREADS)))
+    lanes = 1 << (min(FILLED // results, length // SLICE).bit_length() - 1)
+    return s.rfactor(result, longest.var.attr.name, lanes)
 
 
 def _shape(s: Schedule, result: str, inside: tuple[str, ...]) -> str | None:
@@ -230,6 +232,9 @@ def _tile(s: Schedule, result: str, acc: str) -> None:
     if columns > 1:
         loops[-1], column_inner = s.split(loops[-1], columns)
         inner.append(column_inner)
+    fastest = _fastest(fold)
+    if not inner and fastest is not fold.spatial[-1]:  # neighbouring threads read neighbouring elements
+        loops.append(loops.pop(next(n for n, x in enumerate(fold.spatial) if x is fastest)))
     s.reorder(*loops, *inner)
     s.compute_at(acc, _grid(s, loops), "register")
     width = _width(fold, out, columns)
@@ -239,6 +244,15 @@ def _tile(s: Schedule, result: str, acc: str) -> None:
         if is_fold:
             s.reorder(*(x.var.attr.name for x in _slow_first(fold)), *spatial)
         _lanes(s, spatial, width if columns > 1 else 1)
+
+
+def _fastest(fold: Nest) -> For:
+    """The axis of the result along which most of what is read lies side by side; the last one where there is no difference."""
+
+    def side_by_side(x: For) -> int:
+        return sum(prod(extent_of(n, SYMBOLIC) for n in r.attr.shape) for r in fold.reads if stride(r, x.var) == 1)
+
+    return max(reversed(fold.spatial), key=side_by_side)
 
 
 def _lanes(s: Schedule, loops: Sequence[str], width: int) -> None:
@@ -279,7 +293,7 @@ def _register_tile(fold: Nest, row: For | None) -> tuple[int, int]:
     results = prod(extent_of(x.extent, SYMBOLIC) for x in fold.spatial)
     if not _product(fold):
         return 1, 1
-    columns = fold.spatial[-1].extent
+    columns = fold.spatial[-1].extent if _fastest(fold) is fold.spatial[-1] else 1
     for rows, width in ((8, 8), (8, 4), (4, 4), (2, 4), (1, 4), (1, 2)):
         r, c = _fitting(row.extent, rows) if row is not None else 1, _fitting(columns, width)
         if r * c * 2 >= rows * width and results // (r * c) >= FILLED // 2:

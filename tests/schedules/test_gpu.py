@@ -137,6 +137,8 @@ FAMILIES = {
     "product-odd": product(67, 45, 301),
     "product-large-tiles": product(256, 24, 512),
     "matvec": product(1, 300, 70, transposed=True),
+    "matvec-divided": product(1, 3001, 70),
+    "matvec-divided-long": product(2, 9000, 300),
     "convolution": convolution(18, 5, 64),
     "convolution-odd": convolution(13, 3, 37),
     "total-divided": total(200_003),

@@ -1,0 +1,191 @@
+"""Measurements on a GPU: shares of the copy bandwidth, products against cuBLAS, and the models of `benchmarks.models`.
+
+    python -m benchmarks.cuda [--only resnet50,bert*] [--no-kernels] [--no-models]
+
+Needs tcomp[cuda] and a GPU; prints why not and ends with status 2 where there is none. Times are medians of graph replays by the
+device's clock, transfers excluded; every result is compared with its reference first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from tcomp.driver import Report, compile_model, package
+from tcomp.errors import DeviceError, TargetError, TcompError
+from tcomp.ir import te
+from tcomp.ir.graph import KERNEL, Graph, Node, Value
+from tcomp.kernels import compile_loops, default_schedule
+from tcomp.runtime.cuda import CudaModule, CupyDevice
+from tcomp.schedules.lower import lower
+from tcomp.target import Target
+
+FOLDER = Path(os.environ.get("TCOMP_MODELS", Path.home() / ".cache" / "tcomp-benchmarks"))
+MEGABYTES = 512  # of one operand of a kernel that is bound by memory: far more than caches hold
+Case = tuple[str, list[te.Tensor], int, Callable[[np.ndarray], np.ndarray] | None]
+
+
+def module_of(tensors: list[te.Tensor], target: Target) -> CudaModule:
+    """Tensor expressions (placeholders, then the outputs) with the default schedule; inputs are called 0:name, ..."""
+    inputs = [t for t in tensors if t.body is None]
+    values = [Value(f"{n}:{t.name}", t.dtype, t.shape) for n, t in enumerate(tensors)]
+    given, made = tuple(values[: len(inputs)]), tuple(values[len(inputs) :])
+    compiled = compile_loops(default_schedule(lower("kernel", inputs, tensors[len(inputs) :]), target), target)
+    node = Node(KERNEL, given, made, {}, "kernel", (Graph("kernel", given, made, ()),))
+    return CudaModule(package(Graph("te", given, made, (node,)), {node: compiled}, target, None, Report()))
+
+
+# ---------------------------------------------------------------- kernels bound by memory
+
+
+def memory_bound() -> Iterator[Case]:
+    """(name, tensors, bytes that must move, reference)."""
+    length = 1024
+    rows = (MEGABYTES << 20) // 4 // length
+    shape, size = (rows, length), rows * length * 4
+    x = te.placeholder(shape, "float32", "x")
+    yield "relu(2 x + 1)", [x, te.compute(shape, lambda i, j: te.maximum(x[i, j] * 2.0 + 1.0, 0.0), "y")], 2 * size, (
+        lambda a: np.maximum(a * 2 + 1, 0)
+    )
+    k = te.reduce_axis(length, "k")
+    yield "row sums", [x, te.compute((rows,), lambda i: te.sum(x[i, k], k), "y")], size, lambda a: a.sum(1)
+    c = te.reduce_axis(rows, "c")
+    yield "column sums", [x, te.compute((length,), lambda j: te.sum(x[c, j], c), "y")], size, lambda a: a.sum(0, dtype=np.float64)
+    flat = te.placeholder((rows * length,), "float32", "x")
+    f = te.reduce_axis(rows * length, "f")
+    yield "sum of all", [flat, te.compute((), lambda: te.sum(flat[f], f), "y")], size, lambda a: a.sum(dtype=np.float64)
+    m, s = te.reduce_axis(length, "m"), te.reduce_axis(length, "s")
+    top = te.compute((rows,), lambda i: te.max(x[i, m], m), "top")
+    e = te.compute(shape, lambda i, j: te.exp(x[i, j] - top[i]), "e")
+    total = te.compute((rows,), lambda i: te.sum(e[i, s], s), "total")
+    yield "softmax", [x, te.compute(shape, lambda i, j: e[i, j] / total[i], "y")], 2 * size, None
+    mean = te.compute((rows,), lambda i: te.sum(x[i, m], m) / float(length), "mean")
+    spread = te.compute((rows,), lambda i: te.sum((x[i, s] - mean[i]) * (x[i, s] - mean[i]), s) / float(length), "spread")
+    norm = te.compute(shape, lambda i, j: (x[i, j] - mean[i]) / te.sqrt(spread[i] + 1e-5), "y")
+    yield "layer norm", [x, norm], 2 * size, None
+
+
+def measure_memory(target: Target) -> None:
+    import cupy
+
+    source, place = (cupy.empty(MEGABYTES << 18, "float32") for _ in range(2))
+    copied = cupyx_time(lambda: cupy.copyto(place, source))
+    peak = 2 * source.nbytes / copied
+    print(f"copy bandwidth: {peak / 1e12:.2f} TB/s read and written")
+    rng = np.random.default_rng(0)
+    for name, tensors, moved, reference in memory_bound():
+        module = module_of(tensors, target)
+        spec = module.inputs[0]
+        given = rng.standard_normal([int(n) for n in spec.shape], dtype=np.float32)
+        (result,) = module.run({spec.name: given}).values()
+        worst = float("nan")
+        if reference is not None:
+            want = reference(given)
+            worst = float(np.abs(result - want).max() / np.abs(want).max())
+        seconds = median(module.replays({spec.name: given}))
+        print(f"  {name:16} {seconds * 1e3:8.3f} ms  {moved / seconds / peak:6.1%} of the copy bandwidth   error {worst:.1e}")
+
+
+def cupyx_time(work: Callable[[], Any], runs: int = 20) -> float:
+    """Median seconds of a CuPy operation on the current stream."""
+    import cupy
+
+    work()
+    marks = [cupy.cuda.get_current_stream().record()]
+    for _ in range(runs):
+        work()
+        marks.append(cupy.cuda.get_current_stream().record())
+    marks[-1].synchronize()
+    return median(float(cupy.cuda.get_elapsed_time(a, b)) / 1e3 for a, b in pairwise(marks))
+
+
+# ---------------------------------------------------------------- products
+
+
+def measure_products(target: Target) -> None:
+    import cupy
+
+    rng = np.random.default_rng(0)
+    print("fp32 products, against cuBLAS without TF32:")
+    for n in (1024, 2048, 4096):
+        a, b = te.placeholder((n, n), "float32", "a"), te.placeholder((n, n), "float32", "b")
+        k = te.reduce_axis(n, "k")
+        c = te.compute((n, n), lambda i, j, a=a, b=b, k=k: te.sum(a[i, k] * b[k, j], k), "c")
+        module = module_of([a, b, c], target)
+        x, y = (rng.standard_normal((n, n), dtype=np.float32) for _ in range(2))
+        inputs = {module.inputs[0].name: x, module.inputs[1].name: y}
+        p, q = cupy.asarray(x), cupy.asarray(y)
+        want = (p.astype("float64") @ q.astype("float64")).get()
+        (got,) = module.run(inputs).values()
+        error = float(np.linalg.norm(got - want) / np.linalg.norm(want))
+        seconds, theirs = median(module.replays(inputs)), cupyx_time(lambda p=p, q=q: p @ q)  # type: ignore[misc]
+        rate = 2 * n**3 / seconds / 1e12
+        print(f"  {n}^3: {seconds * 1e3:8.3f} ms = {rate:5.1f} TFLOP/s, {theirs / seconds:6.1%} of cuBLAS   error {error:.1e}")
+
+
+# ---------------------------------------------------------------- models
+
+
+def measure_models(patterns: list[str], target: Target) -> bool:
+    right = True
+    for path in sorted(FOLDER.glob("*.json")):
+        name = path.stem
+        if patterns and not any(fnmatch.fnmatch(name, p) for p in patterns):
+            continue
+        try:
+            right &= measure_model(name, json.loads(path.read_text()), target)
+        except TcompError as problem:
+            right = False
+            print(f"  {name:20} {type(problem).__name__}: {problem.what}")
+    return right
+
+
+def measure_model(name: str, spec: dict[str, Any], target: Target) -> bool:
+    dynamic = {dim: (int(lo), int(hi)) for dim, (lo, hi) in spec["dynamic"].items()}
+    shapes = None if dynamic else {i["name"]: i["shape"] for i in spec["inputs"]}
+    artifact, report = compile_model(FOLDER / f"{name}.onnx", target, shapes, dynamic or None)
+    module = CudaModule(artifact)
+    inputs, wanted = (dict(np.load(FOLDER / f"{name}.{part}.npz")) for part in ("inputs", "outputs"))
+    results = module.run(inputs)
+    worst = 0.0
+    for key, want in wanted.items():
+        if prod(want.shape):
+            difference = np.abs(results[key].astype(np.float64) - want).max() / max(float(np.abs(want).max()), 1e-30)
+            worst = max(worst, float(difference)) if np.isfinite(difference) else float("inf")
+    seconds = median(module.replays(inputs))
+    good = worst <= float(spec["tolerance"])
+    print(f"  {name:20} {seconds * 1e3:9.3f} ms  {report.kernels:4} kernels  error {worst:.1e}{'' if good else '  WRONG'}", flush=True)
+    return good
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", default="", help="names or patterns of models, separated by commas")
+    parser.add_argument("--no-kernels", action="store_true")
+    parser.add_argument("--no-models", action="store_true")
+    options = parser.parse_args()
+    try:
+        capability = CupyDevice().capability
+        target = Target.parse(f"cuda -arch=sm_{capability}{'a' if capability == 90 else ''}")
+        if not options.no_kernels:
+            measure_memory(target)
+            measure_products(target)
+        return 0 if options.no_models or measure_models([p for p in options.only.split(",") if p], target) else 1
+    except (DeviceError, TargetError) as problem:
+        print(problem, file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

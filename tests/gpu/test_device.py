@@ -1,0 +1,107 @@
+"""On a real GPU: numerics of every family, device arrays in and out, errors. Skipped, with the reason, where there is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tcomp
+from tcomp.codegen import nvrtc
+from tcomp.errors import DeviceError, TargetError
+from tcomp.ir import te
+from tcomp.runtime.cuda import CupyDevice
+
+
+def missing() -> str:
+    try:
+        nvrtc.version()
+        CupyDevice()
+    except (DeviceError, TargetError) as problem:
+        return f"{problem.what}: {problem.why}"
+    return ""
+
+
+REASON = missing()
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(REASON), reason=REASON)]
+rng = np.random.default_rng(0)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return rng.standard_normal(shape, dtype=np.float32)
+
+
+def product(rows: int, depth: int, columns: int) -> Any:
+    a, b = te.placeholder((rows, depth), "float32", "a"), te.placeholder((depth, columns), "float32", "b")
+    k = te.reduce_axis(depth, "k")
+    return tcomp.build([a, b, te.compute((rows, columns), lambda i, j: te.sum(a[i, k] * b[k, j], k), "c")], "cuda")
+
+
+@pytest.mark.parametrize("shape", [(256, 96, 384), (67, 45, 301), (1, 1000, 512), (2048, 2048, 2048)])
+def test_products(shape: tuple[int, int, int]) -> None:
+    rows, depth, columns = shape
+    a, b = floats(rows, depth), floats(depth, columns)
+    want = a.astype(np.float64) @ b.astype(np.float64)
+    got = product(*shape)(a, b)
+    assert np.linalg.norm(got - want) / np.linalg.norm(want) < 1e-5
+    np.testing.assert_array_equal(product(*shape)(a, b), got, err_msg="two runs differ")
+
+
+@pytest.mark.parametrize(("rows", "length"), [(300, 7), (37, 197), (3, 5000), (4096, 1024)])
+def test_softmax(rows: int, length: int) -> None:
+    x = te.placeholder((rows, length), "float32", "x")
+    k, j = te.reduce_axis(length, "k"), te.reduce_axis(length, "j")
+    top = te.compute((rows,), lambda r: te.max(x[r, k], k), "top")
+    e = te.compute((rows, length), lambda r, i: te.exp(x[r, i] - top[r]), "e")
+    total = te.compute((rows,), lambda r: te.sum(e[r, j], j), "total")
+    f = tcomp.build([x, te.compute((rows, length), lambda r, i: e[r, i] / total[r], "y")], "cuda")
+    given = floats(rows, length)
+    want = np.exp(given.astype(np.float64) - given.max(1, keepdims=True))
+    np.testing.assert_allclose(f(given), want / want.sum(1, keepdims=True), rtol=1e-5)
+
+
+@pytest.mark.parametrize("length", [1, 1000, 10_000_019])
+def test_total(length: int) -> None:
+    x, k = te.placeholder((length,), "float32", "x"), te.reduce_axis(length, "k")
+    f = tcomp.build([x, te.compute((), lambda: te.sum(x[k], k), "y")], "cuda")
+    given = floats(length) + 1
+    np.testing.assert_allclose(f(given), given.sum(dtype=np.float64), rtol=1e-5)
+
+
+def test_arrays_on_the_device_stay_there() -> None:
+    import cupy
+
+    x = te.placeholder((1000,), "float32", "x")
+    f = tcomp.build([x, te.compute((1000,), lambda i: x[i] * 2.0, "y")], "cuda")
+    given = floats(1000)
+    result = f(cupy.asarray(given))
+    assert isinstance(result, cupy.ndarray)
+    np.testing.assert_array_equal(result.get(), given * 2)
+    assert isinstance(f(given), np.ndarray)
+
+
+def test_an_illegal_access_is_a_named_error_and_the_process_survives() -> None:
+    """In a process of its own: CUDA refuses all further work of a process after it."""
+    import subprocess
+    import sys
+
+    program = """
+from tcomp.errors import DeviceError
+from tcomp.runtime.cuda import CupyDevice
+from tcomp.runtime.plan import KernelCode, Launch
+from tcomp.codegen.nvrtc import compile_text
+device = CupyDevice()
+text = 'extern "C" __global__ void __launch_bounds__(1) k(long long* p) { *p = 1; }'
+arch = f"sm_{device.capability}"
+with device.guarded():
+    k = device.load(KernelCode((Launch("k", (1, 1, 1), (1, 1, 1), (0,), ()),), {arch: compile_text(text, arch).cubin}, b""))["k"]
+try:
+    with device.guarded():
+        device.launch(k, (1, 1, 1), (1, 1, 1), [8])
+        device.synchronize()
+except DeviceError as problem:
+    print("survived:", problem.what)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "survived: the GPU reports an error" in done.stdout, done.stdout + done.stderr
