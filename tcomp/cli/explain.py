@@ -17,6 +17,7 @@ def explain(model: OnnxModel, target: TargetName = None, dim: Dims = None, shape
     """Show the kernels a model becomes, which edges were not fused and why, and what the passes did and did not do."""
     from tcomp.driver import Report, graph_passes, kernel_nodes
     from tcomp.frontends.onnx import import_model
+    from tcomp.kernels import build_loops
     from tcomp.passes.runner import run_passes
     from tcomp.target import Target
 
@@ -25,11 +26,13 @@ def explain(model: OnnxModel, target: TargetName = None, dim: Dims = None, shape
     with output.progress() as tell:
         tell("import", 0, 1)
         graph = import_model(model, parse_shapes(shape), parse_dims(dim))
-        passes = graph_passes(Target.parse(target or "cpu"), report)
+        machine = Target.parse(target or "cpu")
+        passes = graph_passes(machine, report)
         number = itertools.count(1)
         graph, reports = run_passes(graph, passes, on_pass=lambda done: tell(done.name, next(number), len(passes)))
     kernels = [(n.name, [inner.op.name for inner in n.bodies[0].nodes], [_type(v) for v in n.outputs]) for n in kernel_nodes(graph)]
     notes = [f"{node}: {text}" for node, texts in report.notes.lines.items() for text in texts]
+    notes += [f"{n.name}: {text}" for n in kernel_nodes(graph) for text in build_loops(n.bodies[0], "kernel", machine).kernel.notes]
     if as_json:
         passes_done = [{"name": r.name, "seconds": r.seconds, "nodes_before": r.nodes_before, "nodes_after": r.nodes_after} for r in reports]
         kernel_records = [{"name": name, "operators": operators, "outputs": outputs} for name, operators, outputs in kernels]

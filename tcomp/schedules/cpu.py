@@ -14,9 +14,10 @@ Reductions read by several groups are stored whole and scheduled as a group of t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
+from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
@@ -36,12 +37,21 @@ SYMBOLIC = 512  # assumed size of an unbounded symbolic extent
 
 
 def schedule(kernel: Kernel, target: Target) -> Schedule:
-    """The default schedule of a kernel as lowered."""
+    """The default schedule of a kernel as lowered.
+
+    Where a step is refused (its independence cannot be proved, say), the group stays as it was before, and a note in the kernel says so.
+    """
     s = Schedule(kernel)
     s.collapse()
     if not _imperative(s.kernel):
         for group in _groups(s, target):
-            _schedule_group(s, group, target)
+            before, steps = s.kernel, len(s.trace)
+            try:
+                _schedule_group(s, group, target)
+            except ScheduleError as error:
+                note = f"`{group.result}` is left as lowered: {error.why or error.what}"
+                s.kernel = replace(before, notes=(*before.notes, note))
+                del s.trace[steps:]
     s.clean()
     return s
 

@@ -1,0 +1,26 @@
+"""A refused step costs speed, not the kernel: the group stays plain, and the kernel says so."""
+
+from tcomp.errors import ScheduleError
+from tcomp.ir import te
+from tcomp.schedules import cpu
+from tcomp.schedules.lower import lower
+from tcomp.schedules.schedule import replay
+from tcomp.target import Target
+
+TARGET = Target.parse("cpu -mcpu=skylake-avx512")
+
+
+def test_a_refused_group_is_left_as_lowered(monkeypatch):
+    x = te.placeholder((64, 48), name="x")
+    y = te.compute((64, 48), lambda i, j: te.exp(x[i, j]) + 1.0, name="y")
+    kernel = lower("k", [x], [y])
+
+    def refused(s, group, target):
+        s.split(s.kernel.body.var.name, 16)
+        raise ScheduleError("`vectorize` does not apply", why="no reason")
+
+    monkeypatch.setattr(cpu, "_schedule_group", refused)
+    s = cpu.schedule(kernel, TARGET)
+    assert s.kernel.notes == ("`y` is left as lowered: no reason",)
+    assert [step.primitive for step in s.trace] == ["collapse", "clean"]
+    assert str(replay(kernel, s.trace).body) == str(s.kernel.body)
