@@ -8,6 +8,8 @@ launch.
                   the element stored        threads take neighbouring columns (matmul, convolution, pooling, column sums)
     blocks        the same, of a large      one block per tile of the result: operands are staged in shared memory, a slice of the fold
                   plain product             at a time (matmul)
+    lines         reductions over the       one thread per row, which it keeps to itself
+                  rest of a short row
     rows          reductions over the rest  one block per row: each thread folds a strided part, then the block folds the partial
                   of a row                  results as a tree (softmax, normalisation, row sums)
 
@@ -36,10 +38,11 @@ THREADS = 256  # of a block, where nothing speaks against it
 VECTOR_BYTES = 16  # the widest access of a thread
 FILLED = 1 << 15  # threads that keep a large GPU busy
 ROW = 32  # from this length on a row gets a block of its own
+LINE = 256  # bytes of a short row's intermediate values that one thread keeps
 SHARED_ROWS = 32 << 10  # bytes of a row's intermediate values that are kept in shared memory
 LONG = 1 << 15  # from this length on a fold with few results is divided first
 SLICE = 32  # the least that a part of a divided fold accumulates
-STAGED = 64  # rows and columns of a block's tile of a product; smaller products are not staged
+BLOCKS = 96  # of a staged product at least: fewer leave much of the machine idle
 
 
 def schedule(kernel: Kernel, target: Target) -> Schedule:
@@ -59,7 +62,7 @@ class _Group:
 
     result: str
     inside: tuple[str, ...]
-    shape: str  # elementwise | tile | blocks | rows
+    shape: str  # elementwise | tile | blocks | lines | rows
 
 
 # ---------------------------------------------------------------- grouping
@@ -123,13 +126,16 @@ def _shape(s: Schedule, result: str, inside: tuple[str, ...]) -> str | None:
         return None
     if len(rows) == len(out.loops):
         if len(inside) > 1:
-            return None
+            together = _fits(s, inside, rows) and all(_longest(n) >= ROW and _fold_lanes(n) is not None for n in folds)
+            return "rows" if together and rows else None
         if _by_rows(folds[0]):
             return "rows"
         return "blocks" if _staged(folds[0], out) else "tile"
     if not rows or out.loops[-1].var in rows or not _fits(s, inside, rows):
         return None
-    return "rows" if all(_longest(n) >= ROW for n in folds) else None
+    if all(_longest(n) >= ROW for n in folds):
+        return "rows"
+    return "lines" if _fits(s, inside, rows, LINE) else None
 
 
 def _longest(fold: Nest) -> int:
@@ -148,8 +154,8 @@ def _by_rows(fold: Nest) -> bool:
     return _fold_lanes(fold) is not None and not contiguous(fold.reads, lane.var)
 
 
-def _fits(s: Schedule, inside: Sequence[str], rows: Sequence[Expr]) -> bool:
-    """Whether what a row needs fits in shared memory; a symbolic row does not."""
+def _fits(s: Schedule, inside: Sequence[str], rows: Sequence[Expr], most: int = SHARED_ROWS) -> bool:
+    """Whether what a row needs takes at most so many bytes; a symbolic row may take any."""
     size = 0
     for name in inside:
         buffer = P.find_buffer(s.kernel, name)
@@ -157,7 +163,7 @@ def _fits(s: Schedule, inside: Sequence[str], rows: Sequence[Expr]) -> bool:
         if not all(isinstance(n, int) for n in rest):
             return False
         size += prod(n for n in rest if isinstance(n, int)) * itemsize(buffer.dtype)
-    return size <= SHARED_ROWS
+    return size <= most
 
 
 # ---------------------------------------------------------------- the shapes
@@ -170,6 +176,8 @@ def _schedule_group(s: Schedule, group: _Group, target: Target) -> None:
         _tile(s, group.result, group.inside[0])
     elif group.shape == "blocks":
         _blocks(s, group.result, group.inside[0])
+    elif group.shape == "lines":
+        _lines(s, group)
     else:
         _rows(s, group)
 
@@ -320,7 +328,7 @@ def _staged(fold: Nest, out: Nest) -> bool:
     if row is None or len(fold.folds) != 1 or fold.leaf.value.op != "mul" or len(fold.reads) != 2:
         return False
     column, k = fold.spatial[-1], fold.folds[0]
-    if any(not isinstance(x.extent, int) or x.extent % n for x, n in ((row, STAGED), (column, STAGED), (k, 16))):
+    if _block_tile(fold, row) is None:
         return False
     for r in fold.reads:
         used = set(E.variables(*r.args))
@@ -328,26 +336,48 @@ def _staged(fold: Nest, out: Nest) -> bool:
             return False
         if any(i.op not in ("var", "const") for i in r.args):
             return False
-    return prod(extent_of(x.extent, SYMBOLIC) for x in fold.spatial) >= FILLED
+    return True
+
+
+def _block_tile(fold: Nest, row: For) -> tuple[int, int, int] | None:
+    """(rows, columns) of accumulators of each of 16 x 16 threads, and the slice of the fold that is staged at a time.
+
+    Tiles divide the result without remainder. A multiplication takes 1 / rows + 1 / columns reads of shared memory: the tile with the
+    fewest is taken, of those that leave enough blocks to fill the machine; none is worth it below 2 x 2.
+    """
+    m, n, k = row.extent, fold.spatial[-1].extent, fold.folds[0].extent
+    if not (isinstance(m, int) and isinstance(n, int) and isinstance(k, int)) or k % 8:
+        return None
+    results = prod(extent_of(x.extent, SYMBOLIC) for x in fold.spatial)
+    found = [
+        (1 / r + 1 / c, r, c)
+        for r in range(2, 9)
+        for c in (2, 4, 8)
+        if m % (16 * r) == 0 and n % (16 * c) == 0 and results >= BLOCKS * 256 * r * c
+    ]
+    if not found:
+        return None
+    _, r, c = min(found)
+    return r, c, 16 if k % 16 == 0 and r * c <= 32 else 8
 
 
 def _blocks(s: Schedule, result: str, acc: str) -> None:
-    """One block of 16 x 16 threads a tile; each thread has 4 x 4 or 8 x 8 accumulators, in registers over the whole fold."""
+    """One block of 16 x 16 threads a tile; each thread keeps its accumulators in registers over the whole fold."""
     fold, out = _fold(s, acc), _nest(s, result)
     row, k = _row_axis(fold), fold.folds[0]
     assert row is not None
     number = next(n for n, x in enumerate(fold.spatial) if x is row)
-    large = all(isinstance(x.extent, int) and x.extent % 128 == 0 for x in (row, fold.spatial[-1]))
-    large = large and prod(extent_of(x.extent, SYMBOLIC) for x in fold.spatial) >= 128 * 128 * 128
-    each, depth = (8, 8) if large else (4, 16)
-    width = _width(fold, out, each)
+    tile = _block_tile(fold, row)
+    assert tile is not None
+    rows, columns, depth = tile
+    width = _width(fold, out, columns)
     operands = [r.attr.name for r in fold.reads]
 
     names = [x.var.attr.name for x in out.loops]
-    names[number], row_inside = s.split(names[number], 16 * each)
-    names[-1], column_inside = s.split(names[-1], 16 * each)
-    row_thread, row_inner = s.split(row_inside, each)
-    column_thread, column_inner = s.split(column_inside, each)
+    names[number], row_inside = s.split(names[number], 16 * rows)
+    names[-1], column_inside = s.split(names[-1], 16 * columns)
+    row_thread, row_inner = s.split(row_inside, rows)
+    column_thread, column_inner = s.split(column_inside, columns)
     s.reorder(*names, row_thread, column_thread, row_inner, column_inner)
     home = names[0]
     for following in names[1:]:
@@ -359,8 +389,8 @@ def _blocks(s: Schedule, result: str, acc: str) -> None:
     for is_fold in (False, True):
         spatial = _tile_axes(s.kernel, acc, is_fold)
         units = [x for n, x in enumerate(spatial) if n not in (number, len(spatial) - 1)]
-        row_thread, row_inner = s.split(spatial[number], each)
-        column_thread, column_inner = s.split(spatial[-1], each)
+        row_thread, row_inner = s.split(spatial[number], rows)
+        column_thread, column_inner = s.split(spatial[-1], columns)
         if is_fold:
             step, slice_ = s.split(k.var.attr.name, depth)
             s.reorder(*units, step, row_thread, column_thread, slice_, row_inner, column_inner)
@@ -369,8 +399,8 @@ def _blocks(s: Schedule, result: str, acc: str) -> None:
             s.reorder(*units, row_thread, column_thread, row_inner, column_inner)
         _bind(s, row_thread, column_thread)
         _lanes(s, [row_inner, column_inner], width)
-    for dim in (number, len(spatial) - 1):  # [column thread, row thread, ..., row, column]: the columns stay the last but the block's own
-        s.relayout(acc, dim, each)
+    s.relayout(acc, number, rows)  # [row thread, ..., column, row of the thread]
+    s.relayout(acc, len(spatial) - 1, columns)  # [column thread, row thread, ..., row of the thread, column of the thread]
     for operand in operands:
         _stage(s, operand, step, f"{operand}.shared")
 
@@ -402,6 +432,20 @@ def _stage(s: Schedule, buffer: str, loop: str, name: str) -> None:
 
 
 # ---------------------------------------------------------------- rows
+
+
+def _lines(s: Schedule, group: _Group) -> None:
+    out = _nest(s, group.result)
+    rows = _row_loops(s, out, group.inside)
+    assert rows is not None
+    leading = [x.var.attr.name for x in out.loops if x.var in rows]
+    rest = [x.var.attr.name for x in out.loops if x.var not in rows]
+    s.reorder(*leading, *rest)
+    home = _grid(s, leading)
+    for name in reversed(group.inside):
+        s.compute_at(name, home, "register")
+    for x in rest:
+        s.unroll(x)
 
 
 def _rows(s: Schedule, group: _Group) -> None:

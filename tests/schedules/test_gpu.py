@@ -132,8 +132,9 @@ def scaled(*shape: int, dtype: str = "float32") -> Program:
 
 
 FAMILIES = {
-    "product-staged": product(128, 96, 384),
-    "product-staged-transposed": product(192, 32, 256, transposed=True),
+    "product-staged": product(384, 48, 288),
+    "product-staged-transposed": product(192, 32, 544, transposed=True),
+    "product-staged-sevens": product(1568, 24, 256),
     "product-odd": product(67, 45, 301),
     "product-large-tiles": product(256, 24, 512),
     "matvec": product(1, 300, 70, transposed=True),
@@ -169,9 +170,11 @@ def kinds(program: Program) -> set[str]:
 def test_families_use_what_they_should() -> None:
     staged = schedule(lowered(FAMILIES["product-staged"]), TARGET).kernel
     assert "shared" in str(staged) and "thread.y" in kinds(FAMILIES["product-staged"])
+    assert "thread.y" in kinds(FAMILIES["product-staged-sevens"])
     assert "thread.y" not in kinds(FAMILIES["product-odd"])
     assert {"block.x", "thread.x", "vectorized"} <= kinds(FAMILIES["elementwise-vectors"])
     assert str(schedule(lowered(FAMILIES["softmax"]), TARGET).kernel).count("block.x") == 1, "softmax is one launch"
+    assert str(schedule(lowered(FAMILIES["softmax-short"]), TARGET).kernel).count("block.x") == 1
 
 
 @needs_compiler
