@@ -612,7 +612,7 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: Target) -
         if source is None or not _product(source):
             continue
         for r in source.reads:
-            number = names[r.attr.name]
+            number = names.get(r.attr.name, -1)  # temporaries are no parameters
             if number in constants and (order := _panel_order(source, r)) is not None:
                 wishes[number] = Layout.blocked(order[0], order[1], width)
     return wishes
