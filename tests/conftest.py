@@ -24,3 +24,8 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert path.read_text() == text + "\n", f"{path} differs; if that is intended, run pytest --update-golden"
 
     return check
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The smoke test first: where it fails, nothing else is worth reading."""
+    items.sort(key=lambda item: item.path.name != "test_smoke.py")
