@@ -1,4 +1,4 @@
-"""Dividing a loop among the blocks and threads of a GPU, in one step.
+"""Dividing a loop among the blocks and threads of a GPU, in one step; and folds whose guards stand in their values.
 
 Split and bound one after the other, the two loops would have to be proved independent from indices that are quotients and remainders of
 their sum. The iterations of the one loop are proved independent instead: then any two of them may run at the same time.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tcomp.ir.loops import GPU_AXES, SERIAL, Kernel
+from tcomp.ir import expr as E
+from tcomp.ir.loops import GPU_AXES, SERIAL, Accumulate, If, Kernel, Stmt
 from tcomp.schedules import primitives as P
 from tcomp.schedules.dependence import conflict
 
@@ -32,3 +33,18 @@ def distribute(kernel: Kernel, loop: str, factor: int, outer: str, inner: str, s
     a, b = replace(first, kind=outer), replace(second, kind=inner)
     new = replace(b, body=replace(a, body=second.body)) if strided else replace(a, body=b)
     return P.replace_loop(kernel, first, new), outer_name, inner_name
+
+
+def mask(kernel: Kernel, stage: str) -> Kernel:
+    """`if c: s += v` becomes `s += c ? v : identity` wherever `stage` is accumulated, so that its nest is perfect again.
+
+    Always legal: a side of a selection that is not chosen is not evaluated.
+    """
+    buffer = P.find_buffer(kernel, stage, "mask")
+
+    def edit(s: Stmt) -> Stmt | None:
+        if isinstance(s, If) and s.otherwise is None and isinstance(s.then, Accumulate) and s.then.buffer is buffer:
+            return replace(s.then, value=E.select(s.cond, s.then.value, s.then.reducer.identity))
+        return None
+
+    return kernel.with_body(P.rebuild(kernel.body, edit))

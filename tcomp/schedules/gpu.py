@@ -20,14 +20,15 @@ Every phase of a block is a thread loop of its own, so that the loops executed o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
+from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.layout import Layout
-from tcomp.ir.loops import For, Kernel
+from tcomp.ir.loops import Accumulate, For, Kernel
 from tcomp.schedules import primitives as P
 from tcomp.schedules.cpu import SYMBOLIC, _fold, _fold_lanes, _imperative, _nest, _nests, _product, _row_axis, _row_loops, _tile_axes
 from tcomp.schedules.roles import Nest, contiguous, extent_of, stride
@@ -46,12 +47,21 @@ BLOCKS = 96  # of a staged product at least: fewer leave much of the machine idl
 
 
 def schedule(kernel: Kernel, target: Target) -> Schedule:
-    """The default schedule of a kernel as lowered. Programs written by hand (externs) run as they are written, on one thread."""
+    """The default schedule of a kernel as lowered. Programs written by hand (externs) run as they are written, on one thread.
+
+    So does a group for which a step is refused (its independence cannot be proved, say); a note in the kernel says so.
+    """
     s = Schedule(kernel)
     s.collapse()
     if not _imperative(s.kernel):
         for group in _groups(s):
-            _schedule_group(s, group, target)
+            before, steps = s.kernel, len(s.trace)
+            try:
+                _schedule_group(s, group, target)
+            except ScheduleError as error:
+                note = f"`{group.result}` runs on one thread: {error.why or error.what}"
+                s.kernel = replace(before, notes=(*before.notes, note))
+                del s.trace[steps:]
     s.clean()
     return s
 
@@ -107,11 +117,13 @@ def _divided(s: Schedule, result: str) -> str | None:
         return None
     longest = max(fold.folds, key=lambda x: extent_of(x.extent, SYMBOLIC))
     results, length = prod(extent_of(x.extent, SYMBOLIC) for x in fold.spatial), extent_of(longest.extent, SYMBOLIC)
-    least = SLICE * 8 if _product(fold) and fold.spatial else LONG
+    least = SLICE * 8 if _contraction(fold) and fold.spatial else LONG
     if length < least or results * 4 > FILLED or (least == LONG and results * THREADS * 8 >= FILLED):
         return None
     lanes = 1 << (min(FILLED // results, length // SLICE).bit_length() - 1)
-    return s.rfactor(result, longest.var.attr.name, lanes)
+    partial = s.rfactor(result, longest.var.attr.name, lanes)
+    s.apply("mask", partial)
+    return partial
 
 
 def _shape(s: Schedule, result: str, inside: tuple[str, ...]) -> str | None:
@@ -138,6 +150,12 @@ def _shape(s: Schedule, result: str, inside: tuple[str, ...]) -> str | None:
     return "lines" if _fits(s, inside, rows, LINE) else None
 
 
+def _contraction(fold: Nest) -> bool:
+    """A sum of products of what is read."""
+    leaf = fold.leaf
+    return isinstance(leaf, Accumulate) and leaf.reducer.combine.op == "add" and _product(fold)
+
+
 def _longest(fold: Nest) -> int:
     return max((extent_of(x.extent, SYMBOLIC) for x in fold.folds), default=1)
 
@@ -149,7 +167,7 @@ def _by_rows(fold: Nest) -> bool:
     if not fold.spatial:
         return True
     lane = fold.spatial[-1]
-    if _product(fold) and _row_axis(fold) is not None and extent_of(lane.extent, SYMBOLIC) >= 16:
+    if _contraction(fold) and _row_axis(fold) is not None and extent_of(lane.extent, SYMBOLIC) >= 16:
         return False
     return _fold_lanes(fold) is not None and not contiguous(fold.reads, lane.var)
 
@@ -230,7 +248,7 @@ def _tile(s: Schedule, result: str, acc: str) -> None:
     if not out.loops:
         return  # a short fold into one element: one thread
     loops = [x.var.attr.name for x in out.loops]
-    row = _row_axis(fold) if _product(fold) else None
+    row = _row_axis(fold) if _contraction(fold) else None
     number = next((n for n, x in enumerate(fold.spatial) if x is row), None)
     rows, columns = _register_tile(fold, row)
     inner: list[str] = []
@@ -299,7 +317,7 @@ def _slow_first(fold: Nest) -> list[For]:
 def _register_tile(fold: Nest, row: For | None) -> tuple[int, int]:
     """(rows, columns) of results that one thread computes: large tiles reuse what they load, small ones fill the machine."""
     results = prod(extent_of(x.extent, SYMBOLIC) for x in fold.spatial)
-    if not _product(fold):
+    if not _contraction(fold):
         return 1, 1
     columns = fold.spatial[-1].extent if _fastest(fold) is fold.spatial[-1] else 1
     for rows, width in ((8, 8), (8, 4), (4, 4), (2, 4), (1, 4), (1, 2)):
@@ -324,7 +342,7 @@ def _fitting(extent: Dim, most: int) -> int:
 
 def _staged(fold: Nest, out: Nest) -> bool:
     """Whether a fold is a plain product of two matrices, large enough, and cut by the tiles of blocks without remainder."""
-    row = _row_axis(fold) if fold.spatial and _product(fold) else None
+    row = _row_axis(fold) if fold.spatial and _contraction(fold) else None
     if row is None or len(fold.folds) != 1 or fold.leaf.value.op != "mul" or len(fold.reads) != 2:
         return False
     column, k = fold.spatial[-1], fold.folds[0]
@@ -514,7 +532,7 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: Target) -
     names = {b.name: n for n, b in enumerate(kernel.buffers)}
     wishes: dict[int, Layout] = {}
     for fold in _nests(Schedule(kernel)):
-        if not (fold.is_fold and fold.spatial and _product(fold)):
+        if not (fold.is_fold and fold.spatial and _contraction(fold)):
             continue
         lane = fold.spatial[-1].var
         for r in fold.reads:

@@ -14,14 +14,14 @@ from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.loops import PARALLEL, UNROLLED, VECTORIZED, Kernel
 from tcomp.schedules import collapse as _collapse
 from tcomp.schedules import primitives as P
-from tcomp.schedules.distribute import distribute
+from tcomp.schedules.distribute import distribute, mask
 
 _PRIMITIVES: dict[str, Callable[..., Any]] = {
     "split": P.split, "reorder": P.reorder, "fuse": P.fuse, "partition": P.partition, "set_kind": P.set_kind,
     "compute_at": P.compute_at, "cache_read": P.cache_read, "cache_write": P.cache_write,
     "relayout": P.relayout, "rfactor": P.rfactor,
     "set_scope": P.set_scope, "clean": P.clean, "collapse": _collapse.collapse,
-    "distribute": distribute,
+    "distribute": distribute, "mask": mask,
 }  # fmt: skip
 
 

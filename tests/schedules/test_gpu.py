@@ -163,6 +163,15 @@ def test_families_on_the_host(name: str) -> None:
         agree(program, emulated(program, kernel, descending))
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_family_runs_on_one_thread(name: str) -> None:
+    """Every fold is inside of a loop over threads; only single elements are stored outside."""
+    kernel = schedule(lowered(FAMILIES[name]), TARGET).kernel
+    assert not kernel.notes
+    for launch in emit_kernel(hoist_temporaries(kernel)[0], TARGET)[1]:
+        assert launch.block[0] > 1
+
+
 def kinds(program: Program) -> set[str]:
     return {s.kind for s in walk(schedule(lowered(program), TARGET).kernel.body) if isinstance(s, For)}
 
