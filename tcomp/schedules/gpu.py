@@ -117,10 +117,10 @@ def _divided(s: Schedule, result: str) -> str | None:
         return None
     longest = max(fold.folds, key=lambda x: extent_of(x.extent, SYMBOLIC))
     results, length = prod(extent_of(x.extent, SYMBOLIC) for x in fold.spatial), extent_of(longest.extent, SYMBOLIC)
-    least = SLICE * 8 if _contraction(fold) and fold.spatial else LONG
-    if length < least or results * 4 > FILLED or (least == LONG and results * THREADS * 8 >= FILLED):
+    product = _contraction(fold) and bool(fold.spatial)  # others are folded by rows, many threads to each
+    if length < (SLICE * 8 if product else LONG) or results * (1 if product else THREADS * 8) >= FILLED:
         return None
-    lanes = 1 << (min(FILLED // results, length // SLICE).bit_length() - 1)
+    lanes = 1 << (min(4 * FILLED // results, length // SLICE).bit_length() - 1)
     partial = s.rfactor(result, longest.var.attr.name, lanes)
     s.apply("mask", partial)
     return partial
@@ -321,10 +321,18 @@ def _register_tile(fold: Nest, row: For | None) -> tuple[int, int]:
         return 1, 1
     columns = fold.spatial[-1].extent if _fastest(fold) is fold.spatial[-1] else 1
     for rows, width in ((8, 8), (8, 4), (4, 4), (2, 4), (1, 4), (1, 2)):
-        r, c = _fitting(row.extent, rows) if row is not None else 1, _fitting(columns, width)
+        r, c = _dividing(row.extent, rows) if row is not None else 1, _fitting(columns, width)
         if r * c * 2 >= rows * width and results // (r * c) >= FILLED // 2:
             return r, c
     return 1, 1
+
+
+def _dividing(extent: Dim, most: int) -> int:
+    """The largest size up to `most` without a remainder; of a long or symbolic extent that has none above 1, `most` itself."""
+    if not isinstance(extent, int):
+        return most
+    best = max(n for n in range(1, most + 1) if extent % n == 0)
+    return best if best > 1 or extent < 8 * most else most
 
 
 def _fitting(extent: Dim, most: int) -> int:

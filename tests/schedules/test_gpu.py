@@ -141,6 +141,8 @@ FAMILIES = {
     "matvec-divided": product(1, 3001, 70),
     "matvec-divided-long": product(2, 9000, 300),
     "convolution": convolution(18, 5, 64),
+    "convolution-divided": convolution(5, 520, 24),
+    "convolution-sevens": convolution(14, 6, 512),
     "convolution-odd": convolution(13, 3, 37),
     "total-divided": total(200_003),
     "total-half": total(70_000, "float16"),
