@@ -19,6 +19,10 @@ def compile(
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="The artifact. Default: MODEL.tcomp here.", show_default=False)
     ] = None,
     target: TargetName = None,
+    arch: Annotated[
+        str | None,
+        typer.Option("--arch", metavar="NAMES", help="GPU architectures for --target cuda, as in sm_90a,sm_80.", show_default=False),
+    ] = None,
     dim: Dims = None,
     shape: Shapes = None,
     value: Values = None,
@@ -46,7 +50,7 @@ def compile(
     stages = parse_choices(emit, STAGES, "--emit")
     if emit_to is not None and not stages:
         raise InputError("--emit-to says where, but nothing is emitted", hint=f"--emit {','.join(STAGES)}")
-    ranges, shapes, values, machine = parse_dims(dim), parse_shapes(shape), read_values(value), Target.parse(target or "cpu")
+    ranges, shapes, values, machine = parse_dims(dim), parse_shapes(shape), read_values(value), Target.parse(" ".join([target or "cpu", *([f"-arch={arch}"] if arch else [])]))
     to_stdout = emit_to == "-"
     folder = out.parent if emit_to is None or to_stdout else Path(emit_to)
     listings = {stage: folder / f"{out.stem}.{stage}.txt" for stage in stages if not to_stdout}

@@ -28,7 +28,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.layout import Layout
-from tcomp.ir.loops import Accumulate, For, Kernel
+from tcomp.ir.loops import Accumulate, For, Kernel, walk
 from tcomp.schedules import primitives as P
 from tcomp.schedules.cpu import SYMBOLIC, _fold, _fold_lanes, _imperative, _nest, _nests, _product, _row_axis, _row_loops, _tile_axes
 from tcomp.schedules.roles import Nest, contiguous, extent_of, stride
@@ -96,9 +96,11 @@ def _groups(s: Schedule) -> list[_Group]:
 
 def _formed(s: Schedule, result: str, inside: tuple[str, ...]) -> list[_Group]:
     groups: list[_Group] = []
-    if any(n.is_fold for n in _nests(s) if n.writes.name == result):
-        if not inside and (partial := _divided(s, result)) is not None:
+    folds = {n.writes.name for n in _nests(s) if n.is_fold}
+    for name in {*inside, result} & folds if len({*inside, result} & folds) == 1 else ():
+        if (partial := _divided(s, name)) is not None:
             groups += _formed(s, partial, ())
+    if result in folds:
         local = f"{result}.acc"
         s.cache_write(result, local)
         inside = (*inside, local)
@@ -502,10 +504,16 @@ def _rows(s: Schedule, group: _Group) -> None:
             partial = partials[name]
             s.apply("set_kind", f"{partial}.init.lane", "thread.x")
             s.apply("set_kind", f"{partial}.lane", "thread.x")
-            s.apply("set_kind", f"{name}.lane", "thread.x", True)
+            s.apply("set_kind", _meeting(s.kernel, name), "thread.x", True)
         else:
             _across(s, _tile_axes(s.kernel, name, False)[len(rows) :], threads)
     _across(s, rest, threads)
+
+
+def _meeting(kernel: Kernel, stage: str) -> str:
+    """The loop that folds the partial results of a stage: the last index of what it reads."""
+    final = next(x for x in walk(kernel.body) if isinstance(x, Accumulate) and x.buffer.name == stage)
+    return final.value.args[-1].name
 
 
 def _row_threads(length: int, rows: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import cuda_host
 import numpy as np
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from programs import Program, layouts, programs
 from running import expected, interpreted
 
+from tcomp.codegen import nvrtc
 from tcomp.codegen.cuda import emit_kernel
+from tcomp.errors import TargetError
 from tcomp.ir import te
 from tcomp.ir.dtypes import to_numpy
 from tcomp.ir.expr import as_expr, cast, evaluate_int
@@ -172,6 +175,33 @@ def test_no_family_runs_on_one_thread(name: str) -> None:
     assert not kernel.notes
     for launch in emit_kernel(hoist_temporaries(kernel)[0], TARGET)[1]:
         assert launch.block[0] > 1
+
+
+def nvrtc_missing() -> str:
+    try:
+        nvrtc.version()
+    except TargetError as problem:
+        return problem.why
+    return ""
+
+
+@pytest.mark.skipif(bool(nvrtc_missing()), reason=nvrtc_missing())
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_fit_a_multiprocessor(name: str, arch: str) -> None:
+    """No spills, and registers and shared memory for at least one block."""
+    text, launches = emit_kernel(hoist_temporaries(schedule(lowered(FAMILIES[name]), TARGET).kernel)[0], TARGET)
+    usage = nvrtc.compile_text(text, arch).usage
+    for launch in launches:
+        u = usage[launch.function]
+        assert u.spilled == 0 and u.shared <= 48 << 10 and u.registers * prod(launch.block) <= 1 << 16
+
+
+@pytest.mark.parametrize("name", ["matvec-divided", "matvec-divided-long", "convolution-divided", "total-divided"])
+def test_long_folds_of_few_results_are_divided(name: str) -> None:
+    launches = emit_kernel(hoist_temporaries(schedule(lowered(FAMILIES[name]), TARGET).kernel)[0], TARGET)[1]
+    first = launches[0]
+    assert len(launches) > 1 and prod(n for n in first.grid if isinstance(n, int)) * prod(first.block) >= 1 << 12
 
 
 def kinds(program: Program) -> set[str]:
