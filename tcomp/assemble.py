@@ -7,7 +7,7 @@ outputs, copies each iteration's results there, and finds the slices of scanned 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 import numpy as np
@@ -20,6 +20,7 @@ from tcomp.ir.simplify import prove
 from tcomp.kernels import CompiledKernel
 from tcomp.passes.memory import Plan, byte_size
 from tcomp.runtime.artifact import plan_weights
+from tcomp.target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,21 @@ def _workspace(graph: Graph, size: Dim) -> Dim:
         doubtful = [minimum(a, b) for a, b in zip_longest(doubtful[::2], doubtful[1::2], fillvalue=doubtful[0])]
     fault = maximum(minimum(doubtful[0], 0), -1)  # -1 or 0
     return as_dim(maximum(as_expr(size), 0) * (fault + 1) + fault)
+
+
+def suited_to(target: Target, graph: Graph) -> Target:
+    """The target, without vector accesses on a GPU if kernels work on slices of a loop's values that are not aligned for them."""
+    if target.kind != "cuda":
+        return target
+    for node in graph.nodes:
+        parts: tuple[Value, ...] = ()
+        if node.op is LOOP:
+            carried = int(node.attrs["carried"])
+            parts = (*node.bodies[0].inputs[1 + carried :], *node.bodies[0].outputs[carried:])
+        unaligned = any(not isinstance(size := byte_size(v), int) or size % 16 for v in parts)
+        if unaligned or any(suited_to(target, body).features for body in node.bodies if node.op in (IF, LOOP)):
+            return replace(target, features=("scalar",))
+    return target
 
 
 class _Places:

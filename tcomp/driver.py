@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 import tcomp
-from tcomp.assemble import assemble, collect_weights
+from tcomp.assemble import assemble, collect_weights, suited_to
 from tcomp.codegen import elf, pool
 from tcomp.codegen.cuda import emit_kernel as emit_kernel_cuda
 from tcomp.codegen.launch_plan import program_code
@@ -37,7 +37,7 @@ from tcomp.passes.cse import merge_equal
 from tcomp.passes.dce import eliminate_dead
 from tcomp.passes.fold import fold_constants
 from tcomp.passes.layout import choose_layouts
-from tcomp.passes.memory import byte_size, plan_memory
+from tcomp.passes.memory import plan_memory
 from tcomp.passes.partition import partition
 from tcomp.passes.rewrite import Notes
 from tcomp.passes.runner import run_passes
@@ -165,21 +165,6 @@ def graph_passes(target: Target, report: Report) -> list[tuple[str, Callable[[Gr
 def _panels(body: Graph, constants: frozenset[int], target: Target) -> Mapping[int, Any]:
     wanted = gpu.operand_layouts if target.kind == "cuda" else cpu.operand_layouts
     return wanted(lower_graph(body, body.name), constants, target) if constants else {}
-
-
-def suited_to(target: Target, graph: Graph) -> Target:
-    """The target, without vector accesses on a GPU if kernels work on slices of a loop's values that are not aligned for them."""
-    loops = [node for node in graph.nodes if node.op is LOOP]
-    if target.kind == "cuda":
-        for node in graph.nodes:
-            if any(suited_to(target, body).features for body in node.bodies if node.op in (IF, LOOP)):
-                return replace(target, features=("scalar",))
-        for body, attrs in ((node.bodies[0], node.attrs) for node in loops):
-            parts = (*body.inputs[1 + attrs["carried"] :], *body.outputs[attrs["carried"] :])
-            sizes = [byte_size(v) for v in parts]
-            if any(not isinstance(size, int) or size % 16 for size in sizes):
-                return replace(target, features=("scalar",))
-    return target
 
 
 def kernel_nodes(graph: Graph) -> Iterator[Node]:

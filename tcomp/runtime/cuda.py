@@ -179,6 +179,8 @@ class CudaModule(Module):
         values: dict[tuple[str, int | str], int] = {("dim", n): d for n, d in enumerate(dims)}
         workspace = plans.evaluate(self._plan.workspace, values)
         shapes = [tuple(plans.evaluate(d, values) for d in shape) for shape in self._plan.outputs]
+        if workspace == -1:
+            raise InputError("the inputs are too small for the model", why="the size of an intermediate result would be negative")
         if workspace < 0 or any(d < 0 for shape in shapes for d in shape):
             raise ArtifactError(f"the launch plan asks for impossible sizes: {workspace} bytes of workspace, outputs {shapes}")
         return workspace, shapes

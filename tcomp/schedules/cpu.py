@@ -22,10 +22,24 @@ from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
 from tcomp.ir.layout import Layout
-from tcomp.ir.loops import VECTORIZED, Accumulate, Allocate, Block, Buffer, For, If, Kernel, Stmt, Store, While, walk
+from tcomp.ir.loops import VECTORIZED, Buffer, For, Kernel
 from tcomp.ir.simplify import linear, simplify
 from tcomp.schedules import primitives as P
-from tcomp.schedules.roles import Nest, contiguous, extent_of, stride
+from tcomp.schedules.roles import (
+    Nest,
+    contiguous,
+    extent_of,
+    fold_axis,
+    fold_nest,
+    imperative,
+    is_product,
+    nests,
+    result_nest,
+    row_axis,
+    row_loops,
+    stage_axes,
+    stride,
+)
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import Target
 
@@ -33,7 +47,6 @@ SERIAL_ELEMENTS = 1 << 15  # below this many elements (or SERIAL_FOLDS accumulat
 SERIAL_FOLDS = 1 << 19
 MOST_LANES = 64  # of a vectorized loop
 MOST_PIECES = 12  # a loop is cut into at most so many, for the sake of code size
-SYMBOLIC = 512  # assumed size of an unbounded symbolic extent
 
 
 def schedule(kernel: Kernel, target: Target) -> Schedule:
@@ -43,7 +56,7 @@ def schedule(kernel: Kernel, target: Target) -> Schedule:
     """
     s = Schedule(kernel)
     s.collapse()
-    if not _imperative(s.kernel):
+    if not imperative(s.kernel):
         for group in _groups(s, target):
             before, steps = s.kernel, len(s.trace)
             try:
@@ -54,21 +67,6 @@ def schedule(kernel: Kernel, target: Target) -> Schedule:
                 del s.trace[steps:]
     s.clean()
     return s
-
-
-def _imperative(kernel: Kernel) -> bool:
-    """Programs written by hand (externs) run as they are written. What is lowered from a body writes each element in one place."""
-    statements = list(walk(kernel.body))
-    if any(isinstance(x, If | While) or (isinstance(x, For) and isinstance(x.body, Block)) for x in statements):
-        return True
-    nests = _nests(Schedule(kernel))
-    written = [(n.writes, n.is_fold) for n in nests]
-    return len(set(written)) < len(written) or any(
-        len(n.spatial) < len(n.leaf.indices)
-        or any(i.op != "var" for i in n.leaf.indices)
-        or any(r.attr is n.writes for r in n.reads)
-        for n in nests
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +86,11 @@ def _groups(s: Schedule, target: Target, packable: frozenset[str] = frozenset())
 
     `packable` names buffers whose layout may still be chosen (weights).
     """
-    order = list(dict.fromkeys(n.writes.name for n in _nests(s)))
+    order = list(dict.fromkeys(n.writes.name for n in nests(s.kernel)))
     outputs = {b.name for b in s.kernel.outputs}
     homes: dict[str, str] = {}
     for name in reversed(order):
-        readers = {n.writes.name for n in _nests(s) if name in {r.attr.name for r in n.reads}} - {name}
+        readers = {n.writes.name for n in nests(s.kernel) if name in {r.attr.name for r in n.reads}} - {name}
         places = {homes.get(r, r) for r in readers}
         attached = name not in outputs and len(places) == 1
         homes[name] = next(iter(places)) if attached else name
@@ -105,7 +103,7 @@ def _groups(s: Schedule, target: Target, packable: frozenset[str] = frozenset())
 
 
 def _formed(s: Schedule, result: str, inside: tuple[str, ...], target: Target, packable: frozenset[str]) -> list[_Group]:
-    if any(n.is_fold for n in _nests(s) if n.writes.name == result):
+    if any(n.is_fold for n in nests(s.kernel) if n.writes.name == result):
         local = f"{result}.acc"
         s.cache_write(result, local)
         inside = (*inside, local)
@@ -121,11 +119,11 @@ def _formed(s: Schedule, result: str, inside: tuple[str, ...], target: Target, p
 def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: Target, packable: frozenset[str]) -> str | None:
     if not inside:
         return "elementwise"
-    out = _nest(s, result)
-    folds = [n for n in _nests(s) if n.is_fold and n.writes.name in inside]
+    out = result_nest(s.kernel, result)
+    folds = [n for n in nests(s.kernel) if n.is_fold and n.writes.name in inside]
     if not folds:
         return None
-    rows = _row_loops(s, out, inside)
+    rows = row_loops(s.kernel, out, inside)
     if rows is None:
         return None
     everything = len(rows) == len(out.loops)
@@ -138,58 +136,28 @@ def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: Target, pa
     return "rows"
 
 
-def _row_loops(s: Schedule, out: Nest, inside: tuple[str, ...]) -> list[Expr] | None:
-    """The loops of the result that index its reductions: the same for all of them, each index a loop by itself."""
-    rows: list[Expr] | None = None
-    stages = {n.writes.name: n for n in _nests(s) if n.writes.name in inside}
-    folded = {n.writes.name for n in _nests(s) if n.is_fold}
-    for r in out.reads:
-        if r.attr.name not in inside:
-            continue
-        if any(i.op not in ("var", "const") for i in r.args):
-            return None
-        used = [x.var for x in out.loops if x.var in r.args]
-        if r.attr.name in folded or len(used) < len(out.loops):
-            if rows is not None and rows != used:
-                return None
-            rows = used
-    if rows is None:
-        return None
-    for nest in stages.values():  # stages that read other stages must walk the same rows in their leading dimensions
-        leading = [x.var for x in nest.spatial[: len(rows)]]
-        if any(r.attr.name in inside and len(r.args) == len(rows) and list(r.args) != leading for r in nest.reads):
-            return None
-    return rows
-
-
 def _lanes_along_output(fold: Nest, out: Nest, target: Target, packable: frozenset[str]) -> bool:
     """Whether vector lanes should run along the contiguous axis of the result rather than along the fold."""
     if not out.loops or not fold.spatial:
         return False
     lane = fold.spatial[-1]
     width = _lanes(target, [fold.writes, *(r.attr for r in fold.reads)])
-    wide = extent_of(lane.extent, SYMBOLIC) * 2 >= width
+    wide = extent_of(lane.extent) * 2 >= width
     if not wide:
-        return _fold_lanes(fold) is None
-    fixed = [r for r in fold.reads if not (_product(fold) and r.attr.name in packable)]
+        return fold_axis(fold) is None
+    fixed = [r for r in fold.reads if not (is_product(fold) and r.attr.name in packable)]
     if contiguous(fixed, lane.var):
         return True
-    if _product(fold) and _reuse(fold) >= 4:
+    if is_product(fold) and _reuse(fold) >= 4:
         return True  # the operand is packed first
-    along = _fold_lanes(fold)
-    return along is None or extent_of(along.extent, SYMBOLIC) < width
-
-
-def _product(fold: Nest) -> bool:
-    """A sum of products of reads: a contraction."""
-    value = fold.leaf.value
-    return value.op == "mul" and all(E.reads(a) for a in value.args)
+    along = fold_axis(fold)
+    return along is None or extent_of(along.extent) < width
 
 
 def _reuse(fold: Nest) -> int:
     """How often the operand that is contiguous in no output axis would be read again: the extent of the best row axis."""
-    rows = _row_axis(fold)
-    return extent_of(rows.extent, SYMBOLIC) if rows is not None else 1
+    rows = row_axis(fold)
+    return extent_of(rows.extent) if rows is not None else 1
 
 
 # ---------------------------------------------------------------- the three shapes
@@ -205,12 +173,12 @@ def _schedule_group(s: Schedule, group: _Group, target: Target) -> None:
 
 
 def _elementwise(s: Schedule, result: str, target: Target) -> None:
-    nest = _nest(s, result)
+    nest = result_nest(s.kernel, result)
     if not nest.loops:
         return
     loops = [x.var.attr.name for x in nest.loops]
     lanes = _lanes(target, [nest.writes, *(r.attr for r in nest.reads)])
-    work = prod(extent_of(x.extent, SYMBOLIC) for x in nest.loops)
+    work = prod(extent_of(x.extent) for x in nest.loops)
     pieces = _cut(s, nest)
     outer = [_vector_tail(s, piece, P.find_loop(s.kernel, piece).extent, lanes) for piece in pieces]
     _threads(s, [*loops[:-1], *([outer[0]] if len(outer) == 1 and outer[0] else [])], work >= SERIAL_ELEMENTS)
@@ -240,16 +208,16 @@ def _cut(s: Schedule, nest: Nest) -> list[str]:
 
 
 def _tiled(s: Schedule, result: str, acc: str, target: Target) -> None:
-    fold = _fold(s, acc)
+    fold = fold_nest(s.kernel, acc)
     lanes = _lanes(target, [fold.writes, *(r.attr for r in fold.reads)])
     _pack(s, acc, lanes, target)
-    fold, out = _fold(s, acc), _nest(s, result)
+    fold, out = fold_nest(s.kernel, acc), result_nest(s.kernel, result)
     positions = {x.var.attr.name: n for n, x in enumerate(fold.spatial)}
-    row = _row_axis(fold)
+    row = row_axis(fold)
     row_loop = out.loops[positions[row.var.attr.name]] if row is not None else None
     columns = out.loops[-1]
     tile = tile_of(fold, target)
-    work = prod(extent_of(x.extent, SYMBOLIC) for x in fold.loops)
+    work = prod(extent_of(x.extent) for x in fold.loops)
     column, inner = s.split(columns.var.attr.name, tile.vectors * lanes)
     vectors, lane = s.split(inner, lanes)
     others = [x.var.attr.name for x in out.loops[:-1] if x is not row_loop]
@@ -279,7 +247,7 @@ def _tiled(s: Schedule, result: str, acc: str, target: Target) -> None:
 def _tile_loops(s: Schedule, acc: str, lanes: int, folds: Sequence[str]) -> None:
     """Shape the nests that clear and update the accumulators: folds outside, the tile unrolled in vector registers."""
     for is_fold in (False, True):
-        spatial = _tile_axes(s.kernel, acc, is_fold)
+        spatial = stage_axes(s.kernel, acc, is_fold)
         vectors, lane = s.split(spatial[-1], lanes)
         s.reorder(*(folds if is_fold else []), *spatial[:-1], vectors, lane)
         for x in [*spatial[:-1], vectors]:
@@ -287,29 +255,21 @@ def _tile_loops(s: Schedule, acc: str, lanes: int, folds: Sequence[str]) -> None
         s.vectorize(lane)
 
 
-def _tile_axes(kernel: Kernel, buffer: str, is_fold: bool) -> list[str]:
-    """The loops that index a stage which has been moved: those of the nest that clears it, or of the one that accumulates."""
-    for x in walk(kernel.body):
-        if isinstance(x, Store | Accumulate) and x.buffer.name == buffer and isinstance(x, Accumulate) == is_fold:
-            return [i.attr.name for i in x.indices]
-    return []
-
-
 def _rows(s: Schedule, group: _Group, target: Target) -> None:
-    out = _nest(s, group.result)
-    rows = _row_loops(s, out, group.inside)
+    out = result_nest(s.kernel, group.result)
+    rows = row_loops(s.kernel, out, group.inside)
     assert rows is not None
     loops = [x.var.attr.name for x in out.loops]
     leading = [x.var.attr.name for x in out.loops if x.var in rows]
     rest = [n for n in loops if n not in leading]
-    work = prod(extent_of(x.extent, SYMBOLIC) for n in _nests(s) if n.writes.name in group.inside for x in n.loops[-2:])
+    work = prod(extent_of(x.extent) for n in nests(s.kernel) if n.writes.name in group.inside for x in n.loops[-2:])
     partials: dict[str, tuple[str, str, Dim, int]] = {}
     for name in group.inside:
-        fold = next((n for n in _nests(s) if n.writes.name == name and n.is_fold), None)
-        axis = _fold_lanes(fold) if fold is not None else None
+        fold = next((n for n in nests(s.kernel) if n.writes.name == name and n.is_fold), None)
+        axis = fold_axis(fold) if fold is not None else None
         if fold is not None and axis is not None:
             width = _lanes(target, [fold.writes, *(r.attr for r in fold.reads)])
-            lanes = min(width * 4, MOST_LANES) if extent_of(axis.extent, SYMBOLIC) >= width * 4 else width
+            lanes = min(width * 4, MOST_LANES) if extent_of(axis.extent) >= width * 4 else width
             partial = s.rfactor(name, axis.var.attr.name, lanes)
             partials[name] = (partial, axis.var.attr.name, axis.extent, lanes)
     if not leading:
@@ -319,20 +279,20 @@ def _rows(s: Schedule, group: _Group, target: Target) -> None:
         s.reorder(*leading, *rest)
     home = leading[-1]
     for name in reversed(group.inside):
-        is_fold = any(n.is_fold for n in _nests(s) if n.writes.name == name)
+        is_fold = any(n.is_fold for n in nests(s.kernel) if n.writes.name == name)
         s.compute_at(name, home, "register" if is_fold else "global")
         if name in partials:
             s.compute_at(partials[name][0], home, "register")
     for name in group.inside:
         if name in partials:
             _partial_loops(s, name, *partials[name])
-        elif not _tile_axes(s.kernel, name, True):
-            lane = _tile_axes(s.kernel, name, False)[-1]
+        elif not stage_axes(s.kernel, name, True):
+            lane = stage_axes(s.kernel, name, False)[-1]
             _vector_tail(s, lane, P.find_loop(s.kernel, lane).extent, _lanes(target, [P.find_buffer(s.kernel, name)]))
     if rest:
         nest = P.find_loop(s.kernel, rest[-1])
         _vector_tail(s, rest[-1], nest.extent, _lanes(target, [out.writes, *(r.attr for r in out.reads)]))
-    _threads(s, leading, work * prod(extent_of(P.find_loop(s.kernel, x).extent, SYMBOLIC) for x in leading) >= SERIAL_ELEMENTS * 4)
+    _threads(s, leading, work * prod(extent_of(P.find_loop(s.kernel, x).extent) for x in leading) >= SERIAL_ELEMENTS * 4)
 
 
 def _whole(s: Schedule, group: _Group, partials: dict[str, tuple[str, str, Dim, int]], target: Target) -> None:
@@ -371,36 +331,6 @@ def _nest_loops(kernel: Kernel, loop: str) -> list[str]:
 # ---------------------------------------------------------------- parts
 
 
-def _nest(s: Schedule, buffer: str) -> Nest:
-    return next(n for n in _nests(s) if n.writes.name == buffer and not n.is_fold)
-
-
-def _nests(s: Schedule) -> list[Nest]:
-    """Top-level perfect nests around a store, skipping what has been shaped already."""
-    found: list[Nest] = []
-
-    def visit(x: Stmt) -> None:
-        if isinstance(x, Block):
-            for c in x.stmts:
-                visit(c)
-        elif isinstance(x, Allocate):
-            visit(x.body)
-        else:
-            loops = []
-            while isinstance(x, For):
-                loops.append(x)
-                x = x.body
-            if isinstance(x, Store | Accumulate):
-                found.append(Nest(tuple(loops), x))
-
-    visit(s.kernel.body)
-    return found
-
-
-def _fold(s: Schedule, buffer: str) -> Nest:
-    return next(n for n in _nests(s) if n.writes.name == buffer and n.is_fold)
-
-
 def _lanes(target: Target, buffers: Sequence[Buffer]) -> int:
     """Elements of the widest type involved that fill a vector register."""
     return min(MOST_LANES, max(1, target.vector_bits // 8 // max(itemsize(b.dtype) for b in buffers)))
@@ -433,25 +363,12 @@ def _threads(s: Schedule, loops: Sequence[str], worthwhile: bool) -> None:
     current = loops[0]
     for following in loops[1:]:
         loop = P.find_loop(s.kernel, current)
-        if extent_of(loop.extent, SYMBOLIC) >= 64:
+        if extent_of(loop.extent) >= 64:
             break
         if not isinstance(loop.body, For) or loop.body.var.attr.name != following or loop.body.kind == VECTORIZED:
             break
         current = s.fuse(current, following)
     s.parallel(current)
-
-
-def _row_axis(fold: Nest) -> For | None:
-    """The output axis that reuses what the lanes read: an operand that runs along the lanes does not depend on it."""
-    lane = fold.spatial[-1].var
-    operands = [set(E.variables(*r.args)) for r in fold.reads]
-    best: tuple[int, For] | None = None
-    for x in fold.spatial[:-1]:
-        if any(lane in used and x.var not in used for used in operands) and any(x.var in used for used in operands):
-            size = extent_of(x.extent, SYMBOLIC)
-            if best is None or size >= best[0]:
-                best = (size, x)
-    return best[1] if best is not None else None
 
 
 def _fold_order(fold: Nest) -> list[For]:
@@ -469,25 +386,16 @@ def _fold_order(fold: Nest) -> list[For]:
     return sorted(fold.folds, key=place)
 
 
-def _fold_lanes(fold: Nest) -> For | None:
-    """The fold that all reads walk contiguously."""
-    for x in reversed(fold.folds):
-        along = contiguous(fold.reads, x.var) and any(stride(r, x.var) == 1 for r in fold.reads)
-        if along and extent_of(x.extent, SYMBOLIC) >= 4:
-            return x
-    return None
-
-
 def _pack(s: Schedule, acc: str, lanes: int, target: Target) -> None:
     """Copy an operand of a contraction into panels when the lanes would walk it with a stride, or far apart."""
-    fold = _fold(s, acc)
+    fold = fold_nest(s.kernel, acc)
     lane = fold.spatial[-1]
-    if not _product(fold):
+    if not is_product(fold):
         return
-    row = _row_axis(fold)
+    row = row_axis(fold)
     if row is None:
         return
-    reuse = extent_of(row.extent, SYMBOLIC)
+    reuse = extent_of(row.extent)
     for r in fold.reads:
         step = stride(r, lane.var)
         if row.var in E.variables(*r.args):
@@ -506,7 +414,7 @@ def _pack(s: Schedule, acc: str, lanes: int, target: Target) -> None:
 
 def _far_apart(r: Expr, fold: Nest, lane: For, target: Target) -> bool:
     """Whether successive rows of lanes lie on different pages while the operand exceeds the first-level cache."""
-    size = prod(extent_of(n, SYMBOLIC) for n in r.attr.shape) * itemsize(r.attr.dtype)
+    size = prod(extent_of(n) for n in r.attr.shape) * itemsize(r.attr.dtype)
     steps = [abs(stride(r, x.var) or 0) for x in fold.folds]
     return size > 2 * target.l1 and max(steps, default=0) * itemsize(r.attr.dtype) >= 1024
 
@@ -541,12 +449,12 @@ class Tile:
 
 def tile_of(fold: Nest, target: Target) -> Tile:
     """The register tile for a fold: rows along the axis that reuses the vector operand, vectors along the lanes."""
-    row = _row_axis(fold)
+    row = row_axis(fold)
     lanes = _lanes(target, [fold.writes, *(r.attr for r in fold.reads)])
-    columns = extent_of(fold.spatial[-1].extent, SYMBOLIC)
+    columns = extent_of(fold.spatial[-1].extent)
     if row is None:
         return choose_tile(1, columns, lanes, target.vector_registers)
-    return choose_tile(extent_of(row.extent, SYMBOLIC), columns, lanes, target.vector_registers, _rows_in_cache(fold, row))
+    return choose_tile(extent_of(row.extent), columns, lanes, target.vector_registers, _rows_in_cache(fold, row))
 
 
 def _rows_in_cache(fold: Nest, row: For) -> int:
@@ -597,19 +505,19 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: Target) -
     """
     s = Schedule(kernel)
     s.collapse()
-    if _imperative(s.kernel):
+    if imperative(s.kernel):
         return {}
     wishes: dict[int, Layout] = {}
     names = {b.name: n for n, b in enumerate(kernel.buffers)}
     packable = frozenset(kernel.buffers[n].name for n in constants)
-    original = {n.writes.name: n for n in _nests(Schedule(kernel)) if n.is_fold}
+    original = {n.writes.name: n for n in nests(kernel) if n.is_fold}
     for group in _groups(s, target, packable):
         if group.shape != "tiled":
             continue
-        fold = _fold(s, group.inside[0])
+        fold = fold_nest(s.kernel, group.inside[0])
         width = tile_of(fold, target).vectors * _lanes(target, [fold.writes, *(r.attr for r in fold.reads)])
         source = original.get(fold.writes.name.removesuffix(".acc")) or original.get(fold.writes.name)
-        if source is None or not _product(source):
+        if source is None or not is_product(source):
             continue
         for r in source.reads:
             number = names.get(r.attr.name, -1)  # temporaries are no parameters

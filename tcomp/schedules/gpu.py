@@ -30,8 +30,21 @@ from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Accumulate, For, Kernel, walk
 from tcomp.schedules import primitives as P
-from tcomp.schedules.cpu import SYMBOLIC, _fold, _fold_lanes, _imperative, _nest, _nests, _product, _row_axis, _row_loops, _tile_axes
-from tcomp.schedules.roles import Nest, contiguous, extent_of, stride
+from tcomp.schedules.roles import (
+    Nest,
+    contiguous,
+    extent_of,
+    fold_axis,
+    fold_nest,
+    imperative,
+    is_product,
+    nests,
+    result_nest,
+    row_axis,
+    row_loops,
+    stage_axes,
+    stride,
+)
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import Target
 
@@ -53,7 +66,7 @@ def schedule(kernel: Kernel, target: Target) -> Schedule:
     """
     s = Schedule(kernel)
     s.collapse()
-    if not _imperative(s.kernel):
+    if not imperative(s.kernel):
         for group in _groups(s):
             before, steps = s.kernel, len(s.trace)
             try:
@@ -80,11 +93,11 @@ class _Group:
 
 def _groups(s: Schedule) -> list[_Group]:
     """Attach each temporary to the one result that reads it, where the structure allows; it is stored whole otherwise."""
-    order = list(dict.fromkeys(n.writes.name for n in _nests(s)))
+    order = list(dict.fromkeys(n.writes.name for n in nests(s.kernel)))
     outputs = {b.name for b in s.kernel.outputs}
     homes: dict[str, str] = {}
     for name in reversed(order):
-        readers = {n.writes.name for n in _nests(s) if name in {r.attr.name for r in n.reads}} - {name}
+        readers = {n.writes.name for n in nests(s.kernel) if name in {r.attr.name for r in n.reads}} - {name}
         places = {homes.get(r, r) for r in readers}
         homes[name] = next(iter(places)) if name not in outputs and len(places) == 1 else name
     groups = []
@@ -96,7 +109,7 @@ def _groups(s: Schedule) -> list[_Group]:
 
 def _formed(s: Schedule, result: str, inside: tuple[str, ...]) -> list[_Group]:
     groups: list[_Group] = []
-    folds = {n.writes.name for n in _nests(s) if n.is_fold}
+    folds = {n.writes.name for n in nests(s.kernel) if n.is_fold}
     for name in {*inside, result} & folds if len({*inside, result} & folds) == 1 else ():
         if (partial := _divided(s, name)) is not None:
             groups += _formed(s, partial, ())
@@ -114,11 +127,11 @@ def _formed(s: Schedule, result: str, inside: tuple[str, ...]) -> list[_Group]:
 
 def _divided(s: Schedule, result: str) -> str | None:
     """Cut a long fold with few results into partial folds that fill the machine; the name of their stage."""
-    fold = _fold(s, result)
+    fold = fold_nest(s.kernel, result)
     if not fold.folds:
         return None
-    longest = max(fold.folds, key=lambda x: extent_of(x.extent, SYMBOLIC))
-    results, length = prod(extent_of(x.extent, SYMBOLIC) for x in fold.spatial), extent_of(longest.extent, SYMBOLIC)
+    longest = max(fold.folds, key=lambda x: extent_of(x.extent))
+    results, length = prod(extent_of(x.extent) for x in fold.spatial), extent_of(longest.extent)
     product = _contraction(fold) and bool(fold.spatial)  # others are folded by rows, many threads to each
     if length < (SLICE * 8 if product else LONG) or results * (1 if product else THREADS * 8) >= FILLED:
         return None
@@ -131,16 +144,16 @@ def _divided(s: Schedule, result: str) -> str | None:
 def _shape(s: Schedule, result: str, inside: tuple[str, ...]) -> str | None:
     if not inside:
         return "elementwise"
-    out = _nest(s, result)
-    folds = [n for n in _nests(s) if n.is_fold and n.writes.name in inside]
+    out = result_nest(s.kernel, result)
+    folds = [n for n in nests(s.kernel) if n.is_fold and n.writes.name in inside]
     if not folds:
         return None
-    rows = _row_loops(s, out, inside)
+    rows = row_loops(s.kernel, out, inside)
     if rows is None:
         return None
     if len(rows) == len(out.loops):
         if len(inside) > 1:
-            together = _fits(s, inside, rows) and all(_longest(n) >= ROW and _fold_lanes(n) is not None for n in folds)
+            together = _fits(s, inside, rows) and all(_longest(n) >= ROW and fold_axis(n) is not None for n in folds)
             return "rows" if together and rows else None
         if _by_rows(folds[0]):
             return "rows"
@@ -155,11 +168,11 @@ def _shape(s: Schedule, result: str, inside: tuple[str, ...]) -> str | None:
 def _contraction(fold: Nest) -> bool:
     """A sum of products of what is read."""
     leaf = fold.leaf
-    return isinstance(leaf, Accumulate) and leaf.reducer.combine.op == "add" and _product(fold)
+    return isinstance(leaf, Accumulate) and leaf.reducer.combine.op == "add" and is_product(fold)
 
 
 def _longest(fold: Nest) -> int:
-    return max((extent_of(x.extent, SYMBOLIC) for x in fold.folds), default=1)
+    return max((extent_of(x.extent) for x in fold.folds), default=1)
 
 
 def _by_rows(fold: Nest) -> bool:
@@ -169,9 +182,9 @@ def _by_rows(fold: Nest) -> bool:
     if not fold.spatial:
         return True
     lane = fold.spatial[-1]
-    if _contraction(fold) and _row_axis(fold) is not None and extent_of(lane.extent, SYMBOLIC) >= 16:
+    if _contraction(fold) and row_axis(fold) is not None and extent_of(lane.extent) >= 16:
         return False
-    return _fold_lanes(fold) is not None and not contiguous(fold.reads, lane.var)
+    return fold_axis(fold) is not None and not contiguous(fold.reads, lane.var)
 
 
 def _fits(s: Schedule, inside: Sequence[str], rows: Sequence[Expr], most: int = SHARED_ROWS) -> bool:
@@ -203,7 +216,7 @@ def _schedule_group(s: Schedule, group: _Group, target: Target) -> None:
 
 
 def _elementwise(s: Schedule, result: str) -> None:
-    nest = _nest(s, result)
+    nest = result_nest(s.kernel, result)
     if not nest.loops:
         return
     loops = [x.var.attr.name for x in nest.loops]
@@ -219,7 +232,7 @@ def _vector(nest: Nest) -> int:
     lane = nest.loops[-1]
     if not isinstance(lane.extent, int) or stride(E.read(nest.writes, nest.leaf.indices), lane.var) != 1:
         return 1
-    if not contiguous(nest.reads, lane.var) or prod(extent_of(x.extent, SYMBOLIC) for x in nest.loops) < FILLED:
+    if not contiguous(nest.reads, lane.var) or prod(extent_of(x.extent) for x in nest.loops) < FILLED:
         return 1
     width = VECTOR_BYTES // max(itemsize(b.dtype) for b in (nest.writes, *(r.attr for r in nest.reads)))
     while lane.extent % width:
@@ -246,11 +259,11 @@ def _block_size(extent: Dim) -> int:
 
 
 def _tile(s: Schedule, result: str, acc: str) -> None:
-    fold, out = _fold(s, acc), _nest(s, result)
+    fold, out = fold_nest(s.kernel, acc), result_nest(s.kernel, result)
     if not out.loops:
         return  # a short fold into one element: one thread
     loops = [x.var.attr.name for x in out.loops]
-    row = _row_axis(fold) if _contraction(fold) else None
+    row = row_axis(fold) if _contraction(fold) else None
     number = next((n for n, x in enumerate(fold.spatial) if x is row), None)
     rows, columns = _register_tile(fold, row)
     inner: list[str] = []
@@ -268,7 +281,7 @@ def _tile(s: Schedule, result: str, acc: str) -> None:
     width = _width(fold, out, columns)
     _lanes(s, inner, width if columns > 1 else 1)
     for is_fold in (False, True):
-        spatial = _tile_axes(s.kernel, acc, is_fold)
+        spatial = stage_axes(s.kernel, acc, is_fold)
         if is_fold:
             s.reorder(*(x.var.attr.name for x in _slow_first(fold)), *spatial)
         _lanes(s, spatial, width if columns > 1 else 1)
@@ -278,7 +291,7 @@ def _fastest(fold: Nest) -> For:
     """The axis of the result along which most of what is read lies side by side; the last one where there is no difference."""
 
     def side_by_side(x: For) -> int:
-        return sum(prod(extent_of(n, SYMBOLIC) for n in r.attr.shape) for r in fold.reads if stride(r, x.var) == 1)
+        return sum(prod(extent_of(n) for n in r.attr.shape) for r in fold.reads if stride(r, x.var) == 1)
 
     return max(reversed(fold.spatial), key=side_by_side)
 
@@ -307,7 +320,7 @@ def _width(fold: Nest, out: Nest, columns: int) -> int:
 
 def _slow_first(fold: Nest) -> list[For]:
     """Folds in the order in which the largest operand lies in memory, its slowest first."""
-    reads = sorted(fold.reads, key=lambda r: -prod(extent_of(n, SYMBOLIC) for n in r.attr.shape))
+    reads = sorted(fold.reads, key=lambda r: -prod(extent_of(n) for n in r.attr.shape))
 
     def place(x: For) -> int:
         step = stride(reads[0], x.var) if reads else 0
@@ -318,7 +331,7 @@ def _slow_first(fold: Nest) -> list[For]:
 
 def _register_tile(fold: Nest, row: For | None) -> tuple[int, int]:
     """(rows, columns) of results that one thread computes: large tiles reuse what they load, small ones fill the machine."""
-    results = prod(extent_of(x.extent, SYMBOLIC) for x in fold.spatial)
+    results = prod(extent_of(x.extent) for x in fold.spatial)
     if not _contraction(fold):
         return 1, 1
     columns = fold.spatial[-1].extent if _fastest(fold) is fold.spatial[-1] else 1
@@ -352,7 +365,7 @@ def _fitting(extent: Dim, most: int) -> int:
 
 def _staged(fold: Nest, out: Nest) -> bool:
     """Whether a fold is a plain product of two matrices, large enough, and cut by the tiles of blocks without remainder."""
-    row = _row_axis(fold) if fold.spatial and _contraction(fold) else None
+    row = row_axis(fold) if fold.spatial and _contraction(fold) else None
     if row is None or len(fold.folds) != 1 or fold.leaf.value.op != "mul" or len(fold.reads) != 2:
         return False
     column, k = fold.spatial[-1], fold.folds[0]
@@ -376,7 +389,7 @@ def _block_tile(fold: Nest, row: For) -> tuple[int, int, int] | None:
     m, n, k = row.extent, fold.spatial[-1].extent, fold.folds[0].extent
     if not (isinstance(m, int) and isinstance(n, int) and isinstance(k, int)) or k % 8:
         return None
-    results = prod(extent_of(x.extent, SYMBOLIC) for x in fold.spatial)
+    results = prod(extent_of(x.extent) for x in fold.spatial)
     found = [
         (1 / r + 1 / c, r, c)
         for r in range(2, 9)
@@ -391,8 +404,8 @@ def _block_tile(fold: Nest, row: For) -> tuple[int, int, int] | None:
 
 def _blocks(s: Schedule, result: str, acc: str) -> None:
     """One block of 16 x 16 threads a tile; each thread keeps its accumulators in registers over the whole fold."""
-    fold, out = _fold(s, acc), _nest(s, result)
-    row, k = _row_axis(fold), fold.folds[0]
+    fold, out = fold_nest(s.kernel, acc), result_nest(s.kernel, result)
+    row, k = row_axis(fold), fold.folds[0]
     assert row is not None
     number = next(n for n, x in enumerate(fold.spatial) if x is row)
     tile = _block_tile(fold, row)
@@ -415,7 +428,7 @@ def _blocks(s: Schedule, result: str, acc: str) -> None:
     _bind(s, row_thread, column_thread)
     _lanes(s, [row_inner, column_inner], width)
     for is_fold in (False, True):
-        spatial = _tile_axes(s.kernel, acc, is_fold)
+        spatial = stage_axes(s.kernel, acc, is_fold)
         units = [x for n, x in enumerate(spatial) if n not in (number, len(spatial) - 1)]
         row_thread, row_inner = s.split(spatial[number], rows)
         column_thread, column_inner = s.split(spatial[-1], columns)
@@ -463,8 +476,8 @@ def _stage(s: Schedule, buffer: str, loop: str, name: str) -> None:
 
 
 def _lines(s: Schedule, group: _Group) -> None:
-    out = _nest(s, group.result)
-    rows = _row_loops(s, out, group.inside)
+    out = result_nest(s.kernel, group.result)
+    rows = row_loops(s.kernel, out, group.inside)
     assert rows is not None
     leading = [x.var.attr.name for x in out.loops if x.var in rows]
     rest = [x.var.attr.name for x in out.loops if x.var not in rows]
@@ -477,17 +490,17 @@ def _lines(s: Schedule, group: _Group) -> None:
 
 
 def _rows(s: Schedule, group: _Group) -> None:
-    out = _nest(s, group.result)
-    rows = _row_loops(s, out, group.inside)
+    out = result_nest(s.kernel, group.result)
+    rows = row_loops(s.kernel, out, group.inside)
     assert rows is not None
     leading = [x.var.attr.name for x in out.loops if x.var in rows]
     rest = [x.var.attr.name for x in out.loops if x.var not in rows]
-    folds = {n.writes.name: n for n in _nests(s) if n.is_fold and n.writes.name in group.inside}
-    count = prod(extent_of(x.extent, SYMBOLIC) for x in out.loops if x.var in rows)
+    folds = {n.writes.name: n for n in nests(s.kernel) if n.is_fold and n.writes.name in group.inside}
+    count = prod(extent_of(x.extent) for x in out.loops if x.var in rows)
     threads = _row_threads(max(_longest(n) for n in folds.values()), count)
     partials = {}
     for name, fold in folds.items():
-        axis = _fold_lanes(fold) or max(fold.folds, key=lambda x: extent_of(x.extent, SYMBOLIC))
+        axis = fold_axis(fold) or max(fold.folds, key=lambda x: extent_of(x.extent))
         partials[name] = s.rfactor(name, axis.var.attr.name, threads)
     if leading:
         s.reorder(*leading, *rest)
@@ -506,7 +519,7 @@ def _rows(s: Schedule, group: _Group) -> None:
             s.apply("set_kind", f"{partial}.lane", "thread.x")
             s.apply("set_kind", _meeting(s.kernel, name), "thread.x", True)
         else:
-            _across(s, _tile_axes(s.kernel, name, False)[len(rows) :], threads)
+            _across(s, stage_axes(s.kernel, name, False)[len(rows) :], threads)
     _across(s, rest, threads)
 
 
@@ -543,11 +556,11 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: Target) -
     threads walk comes last."""
     s = Schedule(kernel)
     s.collapse()
-    if _imperative(s.kernel):
+    if imperative(s.kernel):
         return {}
     names = {b.name: n for n, b in enumerate(kernel.buffers)}
     wishes: dict[int, Layout] = {}
-    for fold in _nests(Schedule(kernel)):
+    for fold in nests(kernel):
         if not (fold.is_fold and fold.spatial and _contraction(fold)):
             continue
         lane = fold.spatial[-1].var

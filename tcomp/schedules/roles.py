@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, Expr, as_expr
-from tcomp.ir.loops import Accumulate, Buffer, For, Store
+from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, For, If, Kernel, Stmt, Store, While, walk
 from tcomp.ir.simplify import linear, simplify
+
+SYMBOLIC = 512  # assumed size of an unbounded symbolic extent
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +73,116 @@ def contiguous(reads: list[Expr], v: Expr) -> bool:
     return all(stride(r, v) in (0, 1) for r in reads)
 
 
-def extent_of(extent: Dim, default: int) -> int:
+def extent_of(extent: Dim, default: int = SYMBOLIC) -> int:
     """A number to reason with, where the extent is symbolic: its upper bound if small, else `default`."""
     if isinstance(extent, int):
         return extent
     hi = E.bounds(extent)[1]
     return default if hi is None else min(hi, default)
+
+
+def imperative(kernel: Kernel) -> bool:
+    """Programs written by hand (externs) run as they are written. What is lowered from a body writes each element in one place."""
+    statements = list(walk(kernel.body))
+    if any(isinstance(x, If | While) or (isinstance(x, For) and isinstance(x.body, Block)) for x in statements):
+        return True
+    found = nests(kernel)
+    written = [(n.writes, n.is_fold) for n in found]
+    return len(set(written)) < len(written) or any(
+        len(n.spatial) < len(n.leaf.indices)
+        or any(i.op != "var" for i in n.leaf.indices)
+        or any(r.attr is n.writes for r in n.reads)
+        for n in found
+    )
+
+
+def nests(kernel: Kernel) -> list[Nest]:
+    """Top-level perfect nests around a store, skipping what has been shaped already."""
+    found: list[Nest] = []
+
+    def visit(x: Stmt) -> None:
+        if isinstance(x, Block):
+            for c in x.stmts:
+                visit(c)
+        elif isinstance(x, Allocate):
+            visit(x.body)
+        else:
+            loops = []
+            while isinstance(x, For):
+                loops.append(x)
+                x = x.body
+            if isinstance(x, Store | Accumulate):
+                found.append(Nest(tuple(loops), x))
+
+    visit(kernel.body)
+    return found
+
+
+def result_nest(kernel: Kernel, buffer: str) -> Nest:
+    """The nest that stores a buffer."""
+    return next(n for n in nests(kernel) if n.writes.name == buffer and not n.is_fold)
+
+
+def fold_nest(kernel: Kernel, buffer: str) -> Nest:
+    """The nest that accumulates into a buffer."""
+    return next(n for n in nests(kernel) if n.writes.name == buffer and n.is_fold)
+
+
+def is_product(fold: Nest) -> bool:
+    """A sum of products of reads: a contraction."""
+    value = fold.leaf.value
+    return value.op == "mul" and all(E.reads(a) for a in value.args)
+
+
+def row_axis(fold: Nest) -> For | None:
+    """The output axis that reuses what the lanes read: an operand that runs along the lanes does not depend on it."""
+    lane = fold.spatial[-1].var
+    operands = [set(E.variables(*r.args)) for r in fold.reads]
+    best: tuple[int, For] | None = None
+    for x in fold.spatial[:-1]:
+        if any(lane in used and x.var not in used for used in operands) and any(x.var in used for used in operands):
+            size = extent_of(x.extent)
+            if best is None or size >= best[0]:
+                best = (size, x)
+    return best[1] if best is not None else None
+
+
+def fold_axis(fold: Nest) -> For | None:
+    """The fold that all reads walk contiguously."""
+    for x in reversed(fold.folds):
+        along = contiguous(fold.reads, x.var) and any(stride(r, x.var) == 1 for r in fold.reads)
+        if along and extent_of(x.extent) >= 4:
+            return x
+    return None
+
+
+def row_loops(kernel: Kernel, out: Nest, inside: tuple[str, ...]) -> list[Expr] | None:
+    """The loops of the result that index its reductions: the same for all of them, each index a loop by itself."""
+    rows: list[Expr] | None = None
+    stages = {n.writes.name: n for n in nests(kernel) if n.writes.name in inside}
+    folded = {n.writes.name for n in nests(kernel) if n.is_fold}
+    for r in out.reads:
+        if r.attr.name not in inside:
+            continue
+        if any(i.op not in ("var", "const") for i in r.args):
+            return None
+        used = [x.var for x in out.loops if x.var in r.args]
+        if r.attr.name in folded or len(used) < len(out.loops):
+            if rows is not None and rows != used:
+                return None
+            rows = used
+    if rows is None:
+        return None
+    for nest in stages.values():  # stages that read other stages must walk the same rows in their leading dimensions
+        leading = [x.var for x in nest.spatial[: len(rows)]]
+        if any(r.attr.name in inside and len(r.args) == len(rows) and list(r.args) != leading for r in nest.reads):
+            return None
+    return rows
+
+
+def stage_axes(kernel: Kernel, buffer: str, is_fold: bool) -> list[str]:
+    """The loops that index a stage which has been moved: those of the nest that clears it, or of the one that accumulates."""
+    for x in walk(kernel.body):
+        if isinstance(x, Store | Accumulate) and x.buffer.name == buffer and isinstance(x, Accumulate) == is_fold:
+            return [i.attr.name for i in x.indices]
+    return []
