@@ -29,3 +29,12 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The smoke test first: where it fails, nothing else is worth reading."""
     items.sort(key=lambda item: item.path.name != "test_smoke.py")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What tests record as "summary" is printed at the end, also by the worker processes of pytest-xdist."""
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for name, text in report.user_properties if getattr(report, "when", "") == "call" else ():
+                if name == "summary":
+                    terminalreporter.write_line(str(text))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-
-import pytest
+from collections.abc import Callable
 
 from . import report
 from .pool import run_cases
@@ -16,12 +15,11 @@ REAL = {
 }  # fmt: skip
 
 
-def test_backend_suite(capsys: pytest.CaptureFixture[str]) -> None:
+def test_backend_suite(record_property: Callable[[str, object], None]) -> None:
     cases = list(Suite().cases)
     workers = max(2, min(len(os.sched_getaffinity(0)), 8))
     results = list(run_cases(cases, "native", report.TOLERANCES, workers, timeout=300.0))
-    with capsys.disabled():
-        print(f"\nONNX backend suite:\n{report.table(results)}")
+    record_property("summary", f"ONNX backend suite\n{report.table(results)}")
     failures = [f"{r.outcome} {r.case}: {r.detail}" for r in report.failures(results)]
     assert not failures, "\n".join(failures)
     disagreements = report.disagreements(results, report.read_exclusions())
