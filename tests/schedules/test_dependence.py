@@ -63,7 +63,7 @@ def test_never_claims_too_much(values: list[Expr], shift: int, twice: bool) -> N
         ([(I * N + J,)], set()),
         ([(I, J), (I + N, J)], {J}),
     ],
-    ids=str,
+    ids=lambda value: ",".join(sorted(map(str, value))) if isinstance(value, set) else str(value),
 )
 def test_places(places: list[tuple[Expr, ...]], expected: set[Expr]) -> None:
     assert determined(places, [I, J, K]) == expected
