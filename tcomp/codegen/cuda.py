@@ -36,7 +36,7 @@ from tcomp.errors import CodegenError
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir.dtypes import integer_range, is_float, is_integer, itemsize
-from tcomp.ir.expr import INDEX, Dim, Expr, as_dim, as_expr, bounds
+from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, bounds
 from tcomp.ir.loops import Buffer, Kernel, Stmt
 from tcomp.ir.simplify import from_linear, linear, prove, simplify
 from tcomp.target import Target
@@ -657,7 +657,7 @@ class _Function:
         depth, self.depth = self.depth, self.depth + 1
         if depth > _DEEP:  # a long chain: operands first, or it would exhaust Python's stack
             self.depth = 0
-            for node in self.operands_first(e):
+            for node in E.needed_operands(e):
                 if node.args and self.find(node) is None:
                     self.keep(node, self.value(node))
         text = self.compute(e)
@@ -679,21 +679,6 @@ class _Function:
 
     def type_of(self, e: Expr) -> str:
         return "int" if self.narrow(e) else REGISTER[e.dtype]
-
-    def operands_first(self, e: Expr) -> list[Expr]:
-        """The operands of `e`, directly and indirectly, that are needed whenever it is; without itself."""
-        order: list[Expr] = []
-        stack, seen = [(e, False)], set()
-        while stack:
-            node, ready = stack.pop()
-            if ready:
-                order.append(node)
-            elif node not in seen:
-                seen.add(node)
-                stack.append((node, True))
-                args = node.args[:1] if node.op == "select" else () if node.op == "read" else node.args
-                stack.extend((a, False) for a in args)
-        return order[:-1]
 
     def compute(self, e: Expr) -> str:
         match e.op:
@@ -964,9 +949,3 @@ def _unconditional(value: Expr) -> Iterable[Expr]:
 
 def _in_bounds(read: Expr) -> bool:
     return all(prove(E.binary("le", 0, i)) and prove(E.binary("lt", i, as_expr(n))) for i, n in zip(read.args, read.attr.shape, strict=True))
-
-
-def grid_of(launch: Launch) -> tuple[Expr, Expr, Expr]:
-    """The grid as expressions over the dims."""
-    x, y, z = (as_expr(as_dim(d)) for d in launch.grid)
-    return x, y, z

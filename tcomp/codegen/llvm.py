@@ -780,7 +780,7 @@ class Function(Builder):
         depth, self.nesting = self.nesting, self.nesting + 1
         if depth > 60:  # a long chain: operands first, or it would exhaust Python's stack
             self.nesting = 0
-            for node in self.operands_first(e):
+            for node in E.needed_operands(e):
                 self.value(node)
         result = self.compute(e)
         self.nesting = depth
@@ -788,21 +788,6 @@ class Function(Builder):
         for buffer in self.module.buffers(e):
             self.readers.setdefault(buffer, []).append(key)
         return result
-
-    def operands_first(self, e: Expr) -> list[Expr]:
-        """The operands of `e`, directly and indirectly, that are needed whenever it is; without itself."""
-        order: list[Expr] = []
-        stack, seen = [(e, False)], set()
-        while stack:
-            node, ready = stack.pop()
-            if ready:
-                order.append(node)
-            elif node not in seen:
-                seen.add(node)
-                stack.append((node, True))
-                args = node.args[:1] if node.op == "select" else () if node.op == "read" else node.args
-                stack.extend((a, False) for a in args)
-        return order[:-1]
 
     def compute(self, e: Expr) -> Value:
         match e.op:

@@ -43,7 +43,6 @@ from tcomp.ir.expr import unary as apply
 from tcomp.target import Target
 
 ELEMENTARY = frozenset(UNARY[UNARY.index("exp") : UNARY.index("isnan")]) | {"pow"}
-ROUNDING = ("floor", "ceil", "round", "trunc")
 
 
 def expand(e: Expr, target: Target) -> Expr:

@@ -498,6 +498,26 @@ def walk(*roots: Expr) -> Iterator[Expr]:
             stack.extend((arg, False) for arg in reversed(e.args))
 
 
+def needed_operands(e: Expr) -> list[Expr]:
+    """The operands of `e`, direct and indirect, that are evaluated whenever it is, operands before users; without itself.
+
+    Of a select that is the condition, of a read nothing: where they are not taken, indices may be undefined.
+    """
+    order: list[Expr] = []
+    stack: list[tuple[Expr, bool]] = [(e, False)]
+    seen: set[Expr] = set()
+    while stack:
+        node, ready = stack.pop()
+        if ready:
+            order.append(node)
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            args = node.args[:1] if node.op == "select" else () if node.op == "read" else node.args
+            stack.extend((a, False) for a in args)
+    return order[:-1]
+
+
 def rewrite(e: Expr, rule: Callable[[Expr], Expr | None], memo: dict[Expr, Expr] | None = None) -> Expr:
     """Bottom-up: operands first, then `rule` on the rebuilt node (None keeps it). Shared sub-expressions are rewritten once."""
     memo = {} if memo is None else memo

@@ -10,9 +10,7 @@ Only `int64` arithmetic is reordered; other types keep their wrap-around (or rou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from tcomp.ir.expr import INDEX, Bounds, Dim, Expr, binary, bounds, const, rewrite, select, substitute
+from tcomp.ir.expr import INDEX, Bounds, Dim, Expr, binary, bounds, const, rewrite, select
 
 Monomial = tuple[Expr, ...]  # sorted atoms; () is the constant term
 Linear = dict[Monomial, int]  # monomial -> coefficient, no zero coefficients
@@ -433,12 +431,3 @@ def _select(e: Expr) -> Expr | None:
     if cond.op == "not":
         return select(cond.args[0], b, a)
     return None
-
-
-def simplify_under(e: Expr, ranges: Mapping[Expr, Bounds]) -> Expr:
-    """Simplified with tighter ranges for some variables; the result mentions the original variables."""
-    from tcomp.ir.expr import var
-
-    narrowed = {v: var(v.attr.name, lo, hi, extent=v.attr.extent) for v, (lo, hi) in ranges.items()}
-    back = {n: v for v, n in narrowed.items()}
-    return substitute(simplify(substitute(e, narrowed)), back)

@@ -14,10 +14,9 @@ Reductions read by several groups are stored whole and scheduled as a group of t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
-from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
@@ -25,6 +24,7 @@ from tcomp.ir.layout import Layout
 from tcomp.ir.loops import VECTORIZED, Buffer, For, Kernel
 from tcomp.ir.simplify import linear, simplify
 from tcomp.schedules import primitives as P
+from tcomp.schedules.groups import Group, attachments, schedule_each
 from tcomp.schedules.roles import (
     Nest,
     contiguous,
@@ -57,63 +57,34 @@ def schedule(kernel: Kernel, target: Target) -> Schedule:
     s = Schedule(kernel)
     s.collapse()
     if not imperative(s.kernel):
-        for group in _groups(s, target):
-            before, steps = s.kernel, len(s.trace)
-            try:
-                _schedule_group(s, group, target)
-            except ScheduleError as error:
-                note = f"`{group.result}` is left as lowered: {error.why or error.what}"
-                s.kernel = replace(before, notes=(*before.notes, note))
-                del s.trace[steps:]
+        schedule_each(s, _groups(s, target), lambda group: _schedule_group(s, group, target), "is left as lowered")
     s.clean()
     return s
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """A result, and the temporaries computed inside its loops, in order."""
-
-    result: str
-    inside: tuple[str, ...]
-    shape: str  # elementwise | tiled | rows
 
 
 # ---------------------------------------------------------------- grouping
 
 
-def _groups(s: Schedule, target: Target, packable: frozenset[str] = frozenset()) -> list[_Group]:
+def _groups(s: Schedule, target: Target, packable: frozenset[str] = frozenset()) -> list[Group]:
     """Attach each temporary to the one result that reads it, where the structure allows; detach it otherwise.
 
     `packable` names buffers whose layout may still be chosen (weights).
     """
-    order = list(dict.fromkeys(n.writes.name for n in nests(s.kernel)))
-    outputs = {b.name for b in s.kernel.outputs}
-    homes: dict[str, str] = {}
-    for name in reversed(order):
-        readers = {n.writes.name for n in nests(s.kernel) if name in {r.attr.name for r in n.reads}} - {name}
-        places = {homes.get(r, r) for r in readers}
-        attached = name not in outputs and len(places) == 1
-        homes[name] = next(iter(places)) if attached else name
-    groups = []
-    for name in order:
-        if homes[name] == name:
-            inside = tuple(n for n in order if homes[n] == name and n != name)
-            groups += _formed(s, name, inside, target, packable)
-    return groups
+    return [g for result, inside in attachments(s.kernel) for g in _formed(s, result, inside, target, packable)]
 
 
-def _formed(s: Schedule, result: str, inside: tuple[str, ...], target: Target, packable: frozenset[str]) -> list[_Group]:
+def _formed(s: Schedule, result: str, inside: tuple[str, ...], target: Target, packable: frozenset[str]) -> list[Group]:
     if any(n.is_fold for n in nests(s.kernel) if n.writes.name == result):
         local = f"{result}.acc"
         s.cache_write(result, local)
         inside = (*inside, local)
     shape = _shape(s, result, inside, target, packable)
     if shape is not None:
-        return [_Group(result, inside, shape)]
+        return [Group(result, inside, shape)]
     groups = []
     for name in inside:  # the structure does not allow one nest for all: every stage is stored whole
         groups += _formed(s, name, (), target, packable)
-    return [*groups, _Group(result, (), "elementwise")]
+    return [*groups, Group(result, (), "elementwise")]
 
 
 def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: Target, packable: frozenset[str]) -> str | None:
@@ -163,7 +134,7 @@ def _reuse(fold: Nest) -> int:
 # ---------------------------------------------------------------- the three shapes
 
 
-def _schedule_group(s: Schedule, group: _Group, target: Target) -> None:
+def _schedule_group(s: Schedule, group: Group, target: Target) -> None:
     if group.shape == "elementwise":
         _elementwise(s, group.result, target)
     elif group.shape == "tiled":
@@ -255,7 +226,7 @@ def _tile_loops(s: Schedule, acc: str, lanes: int, folds: Sequence[str]) -> None
         s.vectorize(lane)
 
 
-def _rows(s: Schedule, group: _Group, target: Target) -> None:
+def _rows(s: Schedule, group: Group, target: Target) -> None:
     out = result_nest(s.kernel, group.result)
     rows = row_loops(s.kernel, out, group.inside)
     assert rows is not None
@@ -295,7 +266,7 @@ def _rows(s: Schedule, group: _Group, target: Target) -> None:
     _threads(s, leading, work * prod(extent_of(P.find_loop(s.kernel, x).extent) for x in leading) >= SERIAL_ELEMENTS * 4)
 
 
-def _whole(s: Schedule, group: _Group, partials: dict[str, tuple[str, str, Dim, int]], target: Target) -> None:
+def _whole(s: Schedule, group: Group, partials: dict[str, tuple[str, str, Dim, int]], target: Target) -> None:
     """One row is the whole result: stages stay where they are, each in vector lanes."""
     for name in group.inside:
         if name in partials:

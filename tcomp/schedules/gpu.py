@@ -20,16 +20,15 @@ Every phase of a block is a thread loop of its own, so that the loops executed o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from math import prod
 
-from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Accumulate, For, Kernel, walk
 from tcomp.schedules import primitives as P
+from tcomp.schedules.groups import Group, attachments, schedule_each
 from tcomp.schedules.roles import (
     Nest,
     contiguous,
@@ -67,48 +66,21 @@ def schedule(kernel: Kernel, target: Target) -> Schedule:
     s = Schedule(kernel)
     s.collapse()
     if not imperative(s.kernel):
-        for group in _groups(s):
-            before, steps = s.kernel, len(s.trace)
-            try:
-                _schedule_group(s, group, target)
-            except ScheduleError as error:
-                note = f"`{group.result}` runs on one thread: {error.why or error.what}"
-                s.kernel = replace(before, notes=(*before.notes, note))
-                del s.trace[steps:]
+        schedule_each(s, _groups(s), lambda group: _schedule_group(s, group, target), "runs on one thread")
     s.clean()
     return s
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """A result, and the temporaries computed inside its loops, in order."""
-
-    result: str
-    inside: tuple[str, ...]
-    shape: str  # elementwise | tile | blocks | lines | rows
 
 
 # ---------------------------------------------------------------- grouping
 
 
-def _groups(s: Schedule) -> list[_Group]:
+def _groups(s: Schedule) -> list[Group]:
     """Attach each temporary to the one result that reads it, where the structure allows; it is stored whole otherwise."""
-    order = list(dict.fromkeys(n.writes.name for n in nests(s.kernel)))
-    outputs = {b.name for b in s.kernel.outputs}
-    homes: dict[str, str] = {}
-    for name in reversed(order):
-        readers = {n.writes.name for n in nests(s.kernel) if name in {r.attr.name for r in n.reads}} - {name}
-        places = {homes.get(r, r) for r in readers}
-        homes[name] = next(iter(places)) if name not in outputs and len(places) == 1 else name
-    groups = []
-    for name in order:
-        if homes[name] == name:
-            groups += _formed(s, name, tuple(n for n in order if homes[n] == name and n != name))
-    return groups
+    return [g for result, inside in attachments(s.kernel) for g in _formed(s, result, inside)]
 
 
-def _formed(s: Schedule, result: str, inside: tuple[str, ...]) -> list[_Group]:
-    groups: list[_Group] = []
+def _formed(s: Schedule, result: str, inside: tuple[str, ...]) -> list[Group]:
+    groups: list[Group] = []
     folds = {n.writes.name for n in nests(s.kernel) if n.is_fold}
     for name in {*inside, result} & folds if len({*inside, result} & folds) == 1 else ():
         if (partial := _divided(s, name)) is not None:
@@ -119,10 +91,10 @@ def _formed(s: Schedule, result: str, inside: tuple[str, ...]) -> list[_Group]:
         inside = (*inside, local)
     shape = _shape(s, result, inside)
     if shape is not None:
-        return [*groups, _Group(result, inside, shape)]
+        return [*groups, Group(result, inside, shape)]
     for name in inside:
         groups += _formed(s, name, ())
-    return [*groups, _Group(result, (), "elementwise")]
+    return [*groups, Group(result, (), "elementwise")]
 
 
 def _divided(s: Schedule, result: str) -> str | None:
@@ -202,7 +174,7 @@ def _fits(s: Schedule, inside: Sequence[str], rows: Sequence[Expr], most: int = 
 # ---------------------------------------------------------------- the shapes
 
 
-def _schedule_group(s: Schedule, group: _Group, target: Target) -> None:
+def _schedule_group(s: Schedule, group: Group, target: Target) -> None:
     if group.shape == "elementwise":
         _elementwise(s, group.result)
     elif group.shape == "tile":
@@ -475,7 +447,7 @@ def _stage(s: Schedule, buffer: str, loop: str, name: str) -> None:
 # ---------------------------------------------------------------- rows
 
 
-def _lines(s: Schedule, group: _Group) -> None:
+def _lines(s: Schedule, group: Group) -> None:
     out = result_nest(s.kernel, group.result)
     rows = row_loops(s.kernel, out, group.inside)
     assert rows is not None
@@ -489,7 +461,7 @@ def _lines(s: Schedule, group: _Group) -> None:
         s.unroll(x)
 
 
-def _rows(s: Schedule, group: _Group) -> None:
+def _rows(s: Schedule, group: Group) -> None:
     out = result_nest(s.kernel, group.result)
     rows = row_loops(s.kernel, out, group.inside)
     assert rows is not None

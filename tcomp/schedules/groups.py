@@ -1,0 +1,45 @@
+"""What default schedules have in common for all targets: a kernel is cut into groups, and each group is scheduled or left as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from tcomp.errors import ScheduleError
+from tcomp.ir.loops import Kernel
+from tcomp.schedules.roles import nests
+from tcomp.schedules.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A result, the temporaries computed inside its loops, in order, and the kind of schedule that suits them."""
+
+    result: str
+    inside: tuple[str, ...]
+    shape: str
+
+
+def attachments(kernel: Kernel) -> list[tuple[str, tuple[str, ...]]]:
+    """Results in order, each with the temporaries that only it reads, directly or through each other."""
+    order = list(dict.fromkeys(n.writes.name for n in nests(kernel)))
+    outputs = {b.name for b in kernel.outputs}
+    homes: dict[str, str] = {}
+    for name in reversed(order):
+        readers = {n.writes.name for n in nests(kernel) if name in {r.attr.name for r in n.reads}} - {name}
+        places = {homes.get(r, r) for r in readers}
+        homes[name] = next(iter(places)) if name not in outputs and len(places) == 1 else name
+    return [(name, tuple(n for n in order if homes[n] == name and n != name)) for name in order if homes[name] == name]
+
+
+def schedule_each(s: Schedule, groups: Sequence[Group], apply: Callable[[Group], None], otherwise: str) -> None:
+    """Apply a schedule to each group. Where a step is refused (its independence cannot be proved, say), the group stays as it was
+    before, and a note in the kernel says so: "`result` `otherwise`: the reason"."""
+    for group in groups:
+        before, steps = s.kernel, len(s.trace)
+        try:
+            apply(group)
+        except ScheduleError as error:
+            note = f"`{group.result}` {otherwise}: {error.why or error.what}"
+            s.kernel = replace(before, notes=(*before.notes, note))
+            del s.trace[steps:]
