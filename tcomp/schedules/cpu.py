@@ -23,8 +23,8 @@ from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import VECTORIZED, Buffer, For, Kernel
 from tcomp.ir.simplify import linear, simplify
-from tcomp.schedules import primitives as P
 from tcomp.schedules.groups import Group, attachments, schedule_each
+from tcomp.schedules.primitives import edit
 from tcomp.schedules.roles import (
     Nest,
     contiguous,
@@ -151,7 +151,7 @@ def _elementwise(s: Schedule, result: str, target: Target) -> None:
     lanes = _lanes(target, [nest.writes, *(r.attr for r in nest.reads)])
     work = prod(extent_of(x.extent) for x in nest.loops)
     pieces = _cut(s, nest)
-    outer = [_vector_tail(s, piece, P.find_loop(s.kernel, piece).extent, lanes) for piece in pieces]
+    outer = [_vector_tail(s, piece, edit.find_loop(s.kernel, piece).extent, lanes) for piece in pieces]
     _threads(s, [*loops[:-1], *([outer[0]] if len(outer) == 1 and outer[0] else [])], work >= SERIAL_ELEMENTS)
 
 
@@ -259,11 +259,11 @@ def _rows(s: Schedule, group: Group, target: Target) -> None:
             _partial_loops(s, name, *partials[name])
         elif not stage_axes(s.kernel, name, True):
             lane = stage_axes(s.kernel, name, False)[-1]
-            _vector_tail(s, lane, P.find_loop(s.kernel, lane).extent, _lanes(target, [P.find_buffer(s.kernel, name)]))
+            _vector_tail(s, lane, edit.find_loop(s.kernel, lane).extent, _lanes(target, [edit.find_buffer(s.kernel, name)]))
     if rest:
-        nest = P.find_loop(s.kernel, rest[-1])
+        nest = edit.find_loop(s.kernel, rest[-1])
         _vector_tail(s, rest[-1], nest.extent, _lanes(target, [out.writes, *(r.attr for r in out.reads)]))
-    _threads(s, leading, work * prod(extent_of(P.find_loop(s.kernel, x).extent) for x in leading) >= SERIAL_ELEMENTS * 4)
+    _threads(s, leading, work * prod(extent_of(edit.find_loop(s.kernel, x).extent) for x in leading) >= SERIAL_ELEMENTS * 4)
 
 
 def _whole(s: Schedule, group: Group, partials: dict[str, tuple[str, str, Dim, int]], target: Target) -> None:
@@ -291,7 +291,7 @@ def _partial_loops(s: Schedule, name: str, partial: str, fold: str, extent: Dim,
 
 def _nest_loops(kernel: Kernel, loop: str) -> list[str]:
     """The loops of the perfect nest that a loop stands at the top of (or in), from that loop inwards."""
-    x: object = P.find_loop(kernel, loop)
+    x: object = edit.find_loop(kernel, loop)
     names = []
     while isinstance(x, For):
         names.append(x.var.attr.name)
@@ -333,7 +333,7 @@ def _threads(s: Schedule, loops: Sequence[str], worthwhile: bool) -> None:
         return
     current = loops[0]
     for following in loops[1:]:
-        loop = P.find_loop(s.kernel, current)
+        loop = edit.find_loop(s.kernel, current)
         if extent_of(loop.extent) >= 64:
             break
         if not isinstance(loop.body, For) or loop.body.var.attr.name != following or loop.body.kind == VECTORIZED:
@@ -393,7 +393,7 @@ def _far_apart(r: Expr, fold: Nest, lane: For, target: Target) -> bool:
 def _packing_loops(s: Schedule, name: str, dim: int, panel: int, lanes: int) -> None:
     loop = f"{name}.{dim}"
     rest = [x for x in _nest_loops(s.kernel, f"{name}.0") if x != loop]
-    extent = P.find_loop(s.kernel, loop).extent
+    extent = edit.find_loop(s.kernel, loop).extent
     outer, inner = s.split(loop, panel)
     vectors, lane = s.split(inner, lanes)
     s.reorder(outer, *rest, vectors, lane)

@@ -27,8 +27,8 @@ from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Accumulate, For, Kernel, walk
-from tcomp.schedules import primitives as P
 from tcomp.schedules.groups import Group, attachments, schedule_each
+from tcomp.schedules.primitives import edit
 from tcomp.schedules.roles import (
     Nest,
     contiguous,
@@ -163,7 +163,7 @@ def _fits(s: Schedule, inside: Sequence[str], rows: Sequence[Expr], most: int = 
     """Whether what a row needs takes at most so many bytes; a symbolic row may take any."""
     size = 0
     for name in inside:
-        buffer = P.find_buffer(s.kernel, name)
+        buffer = edit.find_buffer(s.kernel, name)
         rest = buffer.shape[len(rows) :]
         if not all(isinstance(n, int) for n in rest):
             return False
@@ -217,7 +217,7 @@ def _grid(s: Schedule, loops: Sequence[str]) -> str:
     flat = loops[0]
     for following in loops[1:]:
         flat = s.fuse(flat, following)
-    extent = P.find_loop(s.kernel, flat).extent
+    extent = edit.find_loop(s.kernel, flat).extent
     _, thread = s.apply("distribute", flat, _block_size(extent), "block.x", "thread.x")
     return str(thread)
 
@@ -272,7 +272,7 @@ def _lanes(s: Schedule, loops: Sequence[str], width: int) -> None:
     """Loops over a register tile: unrolled, the last in vectors of `width`."""
     loops = list(loops)
     if loops and width > 1:
-        extent = P.find_loop(s.kernel, loops[-1]).extent
+        extent = edit.find_loop(s.kernel, loops[-1]).extent
         if extent != width:
             loops[-1], lane = s.split(loops[-1], width)
         else:
@@ -426,7 +426,7 @@ def _bind(s: Schedule, y: str, x: str) -> None:
 def _stage(s: Schedule, buffer: str, loop: str, name: str) -> None:
     """Copy what one step of a loop reads of a buffer into shared memory, by all 16 x 16 threads in vectors."""
     s.cache_read(buffer, loop, name, "shared")
-    copy = P.find_buffer(s.kernel, name)
+    copy = edit.find_buffer(s.kernel, name)
     loops = [f"{name}.{d}" for d in range(len(copy.shape))]
     width = VECTOR_BYTES // itemsize(copy.dtype)
     while copy.shape[-1] % width:

@@ -12,16 +12,20 @@ from typing import Any
 from tcomp.errors import ScheduleError
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.loops import PARALLEL, UNROLLED, VECTORIZED, Kernel
-from tcomp.schedules import collapse as _collapse
-from tcomp.schedules import primitives as P
-from tcomp.schedules.distribute import distribute, mask
+from tcomp.schedules.primitives.clean import clean
+from tcomp.schedules.primitives.collapse import collapse
+from tcomp.schedules.primitives.kinds import distribute, set_kind
+from tcomp.schedules.primitives.reduction import mask, rfactor
+from tcomp.schedules.primitives.shape import fuse, partition, reorder, split
+from tcomp.schedules.primitives.stages import compute_at
+from tcomp.schedules.primitives.storage import cache_read, cache_write, relayout, set_scope
 
 _PRIMITIVES: dict[str, Callable[..., Any]] = {
-    "split": P.split, "reorder": P.reorder, "fuse": P.fuse, "partition": P.partition, "set_kind": P.set_kind,
-    "compute_at": P.compute_at, "cache_read": P.cache_read, "cache_write": P.cache_write,
-    "relayout": P.relayout, "rfactor": P.rfactor,
-    "set_scope": P.set_scope, "clean": P.clean, "collapse": _collapse.collapse,
-    "distribute": distribute, "mask": mask,
+    p.__name__: p
+    for p in (
+        split, reorder, fuse, partition, set_kind, distribute, compute_at, cache_read, cache_write, relayout, set_scope, rfactor, mask,
+        collapse, clean,
+    )
 }  # fmt: skip
 
 

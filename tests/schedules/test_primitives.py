@@ -17,14 +17,14 @@ from tcomp.ir import te
 from tcomp.ir.expr import as_dim, as_expr
 from tcomp.ir.loops import KINDS, Accumulate, Allocate, For, Kernel, Stmt, Store, expressions, loop, walk
 from tcomp.ir.verify import verify_kernel
-from tcomp.schedules import primitives as P
 from tcomp.schedules.lower import lower
+from tcomp.schedules.primitives import edit
 from tcomp.schedules.schedule import Schedule, Step, replay
 
 
 def nest_at(kernel: Kernel, loop: str) -> list[str]:
     """The loops that stand directly inside each other from `loop` inwards."""
-    names, s = [], P.find_loop(kernel, loop)
+    names, s = [], edit.find_loop(kernel, loop)
     inner: Stmt = s
     while isinstance(inner, For):
         names.append(inner.var.name)
@@ -57,7 +57,7 @@ def folds(kernel: Kernel) -> list[tuple[str, str]]:
 def draw_step(draw: st.DrawFn, s: Schedule) -> tuple[str, tuple[Any, ...]]:
     """One step, likely but not sure to be legal."""
     pick = lambda choices: draw(st.sampled_from(list(choices)))
-    loops = P.loop_names(s.kernel)
+    loops = edit.loop_names(s.kernel)
     buffers = [b.name for b in s.kernel.buffers] + temporaries(s.kernel)
     local = temporaries(s.kernel) or buffers
     if not loops:
@@ -75,7 +75,7 @@ def draw_step(draw: st.DrawFn, s: Schedule) -> tuple[str, tuple[Any, ...]]:
             return "fuse", tuple(nest[:2]) if len(nest) > 1 else (nest[0], pick(loops))
         case "partition":
             loop = pick(loops)
-            extent = P.find_loop(s.kernel, loop).extent
+            extent = edit.find_loop(s.kernel, loop).extent
             if isinstance(extent, int):
                 return "partition", (loop, draw(st.integers(0, extent)))
             return "partition", (loop, as_dim(as_expr(extent) // draw(st.integers(1, 3))))
@@ -90,7 +90,7 @@ def draw_step(draw: st.DrawFn, s: Schedule) -> tuple[str, tuple[Any, ...]]:
             return "cache_write", (pick(buffers), "written")
         case "relayout":
             name = pick(local)
-            rank = len(P.find_buffer(s.kernel, name).shape)
+            rank = len(edit.find_buffer(s.kernel, name).shape)
             return "relayout", (name, draw(st.integers(0, max(0, rank - 1))), draw(st.integers(1, 4)))
         case "rfactor":
             stage, loop = pick(folds(s.kernel) or [(buffers[0], loops[0])])
@@ -178,7 +178,7 @@ def test_partition_removes_the_guard_from_the_first_part() -> None:
     assert "if true {" in body(s)
     s.clean()
     assert "if" not in body(s) and nest_at(s.kernel, "C.i.i.t") == ["C.i.i.t", "C.j.t", "C.k.t"]
-    assert P.find_loop(s.kernel, "C.i.i").extent == 4 and P.find_loop(s.kernel, "C.i.i.t").extent == 2
+    assert edit.find_loop(s.kernel, "C.i.i").extent == 4 and edit.find_loop(s.kernel, "C.i.i.t").extent == 2
 
 
 def test_fuse_and_reorder() -> None:

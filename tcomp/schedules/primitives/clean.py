@@ -1,0 +1,80 @@
+"""Clean-up: nothing that is not needed stands in the loops."""
+
+from __future__ import annotations
+
+from tcomp.ir import expr as E
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
+from tcomp.ir.loops import (
+    VECTORIZED,
+    Accumulate,
+    Allocate,
+    Block,
+    Buffer,
+    For,
+    If,
+    Kernel,
+    Stmt,
+    Store,
+    block,
+    children,
+    expressions,
+    map_expressions,
+    walk,
+    with_children,
+)
+from tcomp.ir.simplify import simplify
+from tcomp.schedules.primitives.edit import conjuncts, perfect
+
+
+def clean(kernel: Kernel) -> Kernel:
+    """Simplify expressions, turn guards on a loop variable into shorter extents, drop empty and one-trip loops."""
+    return kernel.with_body(_clean(kernel.body))
+
+
+def _clean(s: Stmt) -> Stmt:
+    match s:
+        case Block(stmts):
+            return block(*(c for c in map(_clean, stmts) if not _empty(c)))
+        case For(v, extent, body, kind):
+            extent = as_dim(simplify(as_expr(extent)))
+            if extent == 0:
+                return Block(())
+            if extent == 1 and kind != VECTORIZED:
+                return _clean(map_expressions(body, lambda e: simplify(E.substitute(e, {v: as_expr(0)}))))
+            body = _clean(body)
+            if _empty(body):
+                return Block(())
+            if kind != VECTORIZED and (shorter := _limit(v, extent, body)) is not None:
+                w = loop_var(v.attr.name, shorter)
+                return _clean(For(w, shorter, map_expressions(body, lambda e: simplify(E.substitute(e, {v: w}))), kind))
+            return For(v, extent, body, kind)
+        case If(cond, then, otherwise):
+            cond = simplify(cond)
+            if cond.op == "const":
+                return _clean(then) if cond.attr else (Block(()) if otherwise is None else _clean(otherwise))
+            then = _clean(then)
+            return Block(()) if _empty(then) and otherwise is None else If(cond, then, None if otherwise is None else _clean(otherwise))
+        case Allocate(b, body):
+            body = _clean(body)
+            return body if not any(True for x in walk(body) if _touches(x, b)) else Allocate(b, body)
+    stmt = map_expressions(s, simplify) if expressions(s) and not children(s) else s
+    return stmt if not children(stmt) else with_children(stmt, [_clean(c) for c in children(stmt)])
+
+
+def _touches(s: Stmt, b: Buffer) -> bool:
+    return (isinstance(s, Store | Accumulate) and s.buffer is b) or any(e.attr is b for e in E.reads(*expressions(s)))
+
+
+def _empty(s: Stmt) -> bool:
+    return isinstance(s, Block) and not s.stmts
+
+
+def _limit(v: Expr, extent: Dim, body: Stmt) -> Dim | None:
+    """A smaller extent, where everything inside the loop stands under a guard `v < constant`."""
+    _, leaf = perfect(body)
+    if not isinstance(leaf, If) or leaf.otherwise is not None or not isinstance(extent, int):
+        return None
+    for condition in conjuncts(leaf.cond):
+        if condition.op == "lt" and condition.args[0] is v and condition.args[1].op == "const" and 0 <= condition.args[1].attr < extent:
+            return int(condition.args[1].attr)
+    return None
