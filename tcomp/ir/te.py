@@ -159,6 +159,11 @@ def extern(
     return made if several else made[0]
 
 
+def is_placeholder(t: Tensor) -> bool:
+    """Whether a tensor is an input: neither a compute nor a result of an extern."""
+    return t.body is None and t.extern is None
+
+
 def tensors(outputs: Iterable[Tensor]) -> Iterator[Tensor]:
     """Every tensor that the outputs depend on, once, producers before consumers."""
     seen: set[int] = set()

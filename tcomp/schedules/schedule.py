@@ -5,6 +5,7 @@ The trace is data: a tuple of `Step`s that print as Python, store as JSON, and r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 from tcomp.errors import ScheduleError
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.loops import PARALLEL, UNROLLED, VECTORIZED, Kernel
+from tcomp.ir.te import Tensor, is_placeholder, tensors
+from tcomp.schedules.lower import lower
 from tcomp.schedules.primitives.clean import clean
 from tcomp.schedules.primitives.collapse import collapse
 from tcomp.schedules.primitives.kinds import distribute, set_kind
@@ -40,11 +43,34 @@ class Step:
         return f"s.{self.primitive}({', '.join(repr(a) if not isinstance(a, Expr) else str(a) for a in self.arguments)})"
 
 
+Program = Kernel | Tensor | Sequence[Tensor]
+
+
+def kernel_of(program: Program) -> Kernel:
+    """A program as loops, before any schedule: a kernel stays itself; a tensor is computed from its placeholders, in the order of their
+    first use; a sequence lists the placeholders first, then the tensors to compute.
+
+    Raises `ScheduleError` for anything else, `IRError` for a placeholder that is used but not listed.
+    """
+    if isinstance(program, Kernel):
+        return program
+    if isinstance(program, Tensor):
+        program = [*(t for t in tensors([program]) if is_placeholder(t) and t is not program), program]
+    hint = "a tensor to compute, a list of placeholders and then tensors to compute, or a kernel"
+    if not isinstance(program, Sequence) or not all(isinstance(t, Tensor) for t in program):
+        raise ScheduleError(f"a schedule of {program!r}, which is no program", hint=hint)
+    inputs = [t for t in program if is_placeholder(t)]
+    outputs = [t for t in program if not is_placeholder(t)]
+    if not outputs or list(program) != [*inputs, *outputs]:
+        raise ScheduleError("a program takes the placeholders first, then at least one tensor to compute", where=str(list(program)), hint=hint)
+    return lower(re.sub(r"\W", "_", outputs[-1].name), inputs, outputs)
+
+
 class Schedule:
     """Applies primitives to a kernel and records them; every method documents its primitive in `primitives.py`."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
+    def __init__(self, program: Program) -> None:
+        self.kernel = kernel_of(program)
         self.trace: list[Step] = []
 
     def apply(self, primitive: str, *arguments: Any) -> Any:
