@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from dice import Dice, Hypothesis
 from hypothesis import strategies as st
 
 from tcomp.ir import expr as E
@@ -58,19 +59,11 @@ class Program:
 class Maker:
     """Draws the parts of a program; every extent is at most `largest`, the product of those of one nest at most `volume`."""
 
-    def __init__(self, draw: st.DrawFn, largest: int, volume: int, symbolic: bool) -> None:
-        self.draw, self.largest, self.volume, self.symbolic = draw, largest, volume, symbolic
+    def __init__(self, dice: Dice, largest: int, volume: int, symbolic: bool) -> None:
+        self.dice, self.largest, self.volume, self.symbolic = dice, largest, volume, symbolic
+        self.pick, self.flip, self.number = dice.pick, dice.flip, dice.number
         self.dims: dict[Expr, int] = {}
         self.inputs: list[Tensor] = []
-
-    def pick(self, *choices: Any) -> Any:
-        return self.draw(st.sampled_from(choices))
-
-    def flip(self) -> bool:
-        return self.draw(st.booleans())
-
-    def number(self, low: int, high: int) -> int:
-        return self.draw(st.integers(low, high))
 
     def extent(self, most: int | None = None, least: int = 1, fixed: bool = False) -> Dim:
         """A size, out of the volume that is left."""
@@ -133,7 +126,7 @@ def movement(m: Maker) -> Program:
     dtype = m.pick(*NUMBERS, "bool", "uint8")
     shape = m.shape(m.number(1, 3))
     a = m.input(shape, dtype)
-    order = m.draw(st.permutations(range(len(shape))))
+    order = m.dice.shuffled(range(len(shape)))
     inverse = [order.index(d) for d in range(len(shape))]
     t = te.compute([shape[d] for d in order], lambda *i: a[tuple(i[d] for d in inverse)], "transposed")
     match m.pick("none", "flip", "pad", "flatten", "repeat"):
@@ -309,7 +302,7 @@ def several(m: Maker) -> Program:
     k = te.reduce_axis(shape[1], "k")
     r = te.compute(shape[:1], lambda i: te.sum(p[i, k], k), "r")
     s = te.compute(shape, lambda i, j: r[i] + q[i, j], "s")
-    return m.done(*m.draw(st.permutations([p, q, r, s]))[: m.number(1, 4)])
+    return m.done(*m.dice.shuffled([p, q, r, s])[: m.number(1, 4)])
 
 
 def imperative(m: Maker) -> Program:
@@ -351,7 +344,7 @@ KINDS = (
 @st.composite
 def programs(draw: st.DrawFn, largest: int = 5, volume: int = 200, symbolic: bool | None = None, kinds: Sequence[Any] = KINDS) -> Program:
     symbolic = draw(st.booleans()) if symbolic is None else symbolic
-    return draw(st.sampled_from(kinds))(Maker(draw, largest, volume, symbolic))  # type: ignore[no-any-return]
+    return draw(st.sampled_from(kinds))(Maker(Hypothesis(draw), largest, volume, symbolic))  # type: ignore[no-any-return]
 
 
 @st.composite
