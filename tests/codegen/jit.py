@@ -21,15 +21,20 @@ BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 PARALLEL_FOR = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 
 
-def load_objects(*objects: bytes) -> Callable[[str], int]:
-    """Loads objects that import nothing but each other; returns the addresses of their symbols."""
+def engine(*objects: bytes) -> Any:
+    """Objects that import nothing but each other, in memory for as long as the engine lives."""
     machine = llvm.Target.from_triple(HOST.triple).create_target_machine(cpu=HOST.cpu, features=HOST.llvm_features, jit=True)
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(f'target triple = "{HOST.triple}"'), machine)
+    made = llvm.create_mcjit_compiler(llvm.parse_assembly(f'target triple = "{HOST.triple}"'), machine)
     for data in objects:
-        engine.add_object_file(llvm.ObjectFileRef.from_data(data))
-    engine.finalize_object()
-    _engines.append(engine)
-    return engine.get_function_address  # type: ignore[no-any-return]
+        made.add_object_file(llvm.ObjectFileRef.from_data(data))
+    made.finalize_object()
+    return made
+
+
+def load_objects(*objects: bytes) -> Callable[[str], int]:
+    """The addresses of the symbols of objects that stay loaded."""
+    _engines.append(engine(*objects))
+    return _engines[-1].get_function_address  # type: ignore[no-any-return]
 
 
 def compile_kernel(kernel: Kernel, target: Target = HOST) -> Callable[..., None]:

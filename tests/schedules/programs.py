@@ -341,6 +341,9 @@ KINDS = (
 )  # fmt: skip
 
 
+EXACT = tuple(k for k in KINDS if k not in (dear_elementwise, softmax, layernorm))  # nothing is rounded
+
+
 @st.composite
 def programs(draw: st.DrawFn, largest: int = 5, volume: int = 200, symbolic: bool | None = None, kinds: Sequence[Any] = KINDS) -> Program:
     symbolic = draw(st.booleans()) if symbolic is None else symbolic

@@ -1,0 +1,165 @@
+"""Random schedule steps: for each primitive, arguments that are likely, but not sure, to be legal, and now and then senseless ones.
+
+Arguments are drawn by the names of a primitive's parameters. Where several of them belong together, `TOGETHER` draws them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dice import Dice
+
+from tcomp.ir import expr as E
+from tcomp.ir.expr import as_dim
+from tcomp.ir.loops import GPU_AXES, KINDS, SCOPES, Accumulate, Allocate, For, Kernel, Store, expressions, walk
+from tcomp.schedules.primitives.edit import find_buffer, find_loop, loop_names, perfect
+from tcomp.schedules.schedule import PRIMITIVES
+from tcomp.schedules.trace import Step
+
+STRANGE = ("nowhere", "", 0, -1, 10**6, None, "y0")
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What arguments are drawn from."""
+
+    dice: Dice
+    kernel: Kernel
+
+    def loops(self) -> list[str]:
+        return loop_names(self.kernel)
+
+    def loop(self) -> str:
+        return self.dice.pick(*self.loops())
+
+    def temporaries(self) -> list[str]:
+        return [s.buffer.name for s in walk(self.kernel.body) if isinstance(s, Allocate)]
+
+    def buffer(self) -> str:
+        return self.dice.pick(*(b.name for b in self.kernel.buffers), *self.temporaries() * 2)
+
+    def stage(self) -> str:
+        return self.dice.pick(*(self.temporaries() or [self.buffer()]))
+
+    def factor(self) -> int:
+        return self.dice.number(1, 5)
+
+    def nest(self) -> list[str]:
+        """Loops directly inside each other."""
+        return [x.var.name for x in perfect(find_loop(self.kernel, self.loop()))[0]]
+
+    def readers(self, buffer: str) -> list[str]:
+        """Loops around a read of a buffer that do not write it."""
+        found = []
+        for s in walk(self.kernel.body):
+            if isinstance(s, For):
+                inside = list(walk(s.body))
+                read = any(r.attr.name == buffer for x in inside for r in E.reads(*expressions(x)))
+                if read and not any(isinstance(x, Store | Accumulate) and x.buffer.name == buffer for x in inside):
+                    found.append(s.var.name)
+        return found
+
+    def folds(self) -> list[tuple[str, str]]:
+        """(stage, loop around its accumulation)"""
+        loops = [s for s in walk(self.kernel.body) if isinstance(s, For)]
+        return [(x.buffer.name, f.var.name) for f in loops for x in walk(f.body) if isinstance(x, Accumulate)]
+
+
+SINGLE: dict[str, Callable[[Drawing], Any]] = {
+    "loop": Drawing.loop,
+    "fold": Drawing.loop,
+    "stage": Drawing.stage,
+    "buffer": Drawing.buffer,
+    "factor": Drawing.factor,
+    "lanes": lambda d: d.dice.pick(1, 2, 3, 4, 4, 8),
+    "kind": lambda d: d.dice.pick(*KINDS[:4], *KINDS[:4], *KINDS),
+    "scope": lambda d: d.dice.pick(*SCOPES),
+    "dim": lambda d: d.dice.number(0, 2),
+    "name": lambda d: d.dice.pick("cached", "written"),
+    "reassociate": lambda d: d.dice.flip(),
+    "strided": lambda d: d.dice.flip(),
+    "text": lambda d: "a note",
+}
+
+
+def _reorder(d: Drawing) -> tuple[Any, ...]:
+    nest = d.dice.shuffled(d.nest())
+    return tuple(nest[: d.dice.number(1, len(nest))])
+
+
+def _fuse(d: Drawing) -> tuple[Any, ...]:
+    nest = d.nest()
+    return tuple(nest[:2]) if len(nest) > 1 else (nest[0], d.loop())
+
+
+def _partition(d: Drawing) -> tuple[Any, ...]:
+    loop = d.loop()
+    extent = find_loop(d.kernel, loop).extent
+    if isinstance(extent, int):
+        return loop, d.dice.number(0, max(0, extent))
+    return loop, d.dice.pick(str(as_dim(extent // d.factor())), str(as_dim(extent - d.factor())), d.factor())
+
+
+def _compute_at(d: Drawing) -> tuple[Any, ...]:
+    stage = d.stage()
+    return stage, d.dice.pick(*(d.readers(stage) or d.loops())), d.dice.pick(*SCOPES)
+
+
+def _cache_read(d: Drawing) -> tuple[Any, ...]:
+    buffer = d.buffer()
+    return buffer, d.dice.pick(None, *(d.readers(buffer) or d.loops())), "cached", d.dice.pick(*SCOPES)
+
+
+def _relayout(d: Drawing) -> tuple[Any, ...]:
+    stage = d.stage()
+    return stage, d.dice.number(0, max(0, len(find_buffer(d.kernel, stage).shape) - 1)), d.dice.number(1, 4)
+
+
+def _rfactor(d: Drawing) -> tuple[Any, ...]:
+    return *d.dice.pick(*(d.folds() or [(d.buffer(), d.loop())])), d.dice.number(1, 4)
+
+
+def _distribute(d: Drawing) -> tuple[Any, ...]:
+    return d.loop(), d.factor(), d.dice.pick("serial", *GPU_AXES), d.dice.pick("serial", *GPU_AXES), d.dice.flip()
+
+
+TOGETHER: dict[str, Callable[[Drawing], tuple[Any, ...]]] = {
+    "reorder": _reorder,
+    "fuse": _fuse,
+    "partition": _partition,
+    "compute_at": _compute_at,
+    "cache_read": _cache_read,
+    "relayout": _relayout,
+    "rfactor": _rfactor,
+    "distribute": _distribute,
+}
+
+LIKELY = ("split", "split", "reorder", "reorder", "set_kind", "set_kind", "compute_at", "compute_at")
+
+
+def parameters(primitive: str) -> list[inspect.Parameter]:
+    """Those of a primitive, without the kernel."""
+    return list(inspect.signature(PRIMITIVES[primitive]).parameters.values())[1:]
+
+
+def draw_step(dice: Dice, kernel: Kernel) -> Step:
+    d = Drawing(dice, kernel)
+    if not d.loops():
+        return Step("clean", ())
+    name = dice.pick(*PRIMITIVES, *LIKELY, *(["compute_at"] * 4 if d.temporaries() else []))
+    arguments = TOGETHER[name](d) if name in TOGETHER else _singly(d, name)
+    if arguments and dice.one_in(40):
+        n = dice.number(0, len(arguments) - 1)
+        senseless = dice.pick(*(x for x in STRANGE if isinstance(x, type(arguments[n]))), arguments[0])
+        arguments = (*arguments[:n], senseless, *arguments[n + 1 :])
+    return Step(name, arguments)
+
+
+def _singly(d: Drawing, primitive: str) -> tuple[Any, ...]:
+    wanted = parameters(primitive)
+    optional = [p for p in wanted if p.default is not p.empty]
+    wanted = wanted[: len(wanted) - d.dice.number(0, len(optional))]
+    return tuple(SINGLE[p.name](d) for p in wanted)
