@@ -44,8 +44,17 @@ class UnsupportedError(TcompError):
     """A valid model uses something that tcomp does not (yet) compile. Lists everything missing at once."""
 
 
+class ProgramError(TcompError):
+    """A Python function uses something that has no meaning as a loop program."""
+
+
 class ScheduleError(TcompError):
-    """A schedule step is illegal or does not apply; shows the loops concerned."""
+    """A schedule step is illegal or does not apply; shows the loops concerned.
+
+    `witness`, where two iterations would get into conflict, is such a pair (a `tcomp.schedules.legality.Witness`).
+    """
+
+    witness: object | None = None
 
 
 class CodegenError(TcompError):

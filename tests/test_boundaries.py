@@ -29,6 +29,7 @@ THIRD_PARTY = {
     "ml_dtypes": {"ir", "runtime"},
     "llvmlite": {"codegen", "target", *TOP},
     "onnx": {"frontends", *TOP},
+    "islpy": {"ir", "schedules"},
     "cuda": {"codegen"},
     "cupy": {"runtime"},
     "google": {"frontends"},  # protobuf's errors, which onnx lets through

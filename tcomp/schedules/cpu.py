@@ -220,7 +220,7 @@ def _tile_loops(s: Schedule, acc: str, lanes: int, folds: Sequence[str]) -> None
     for is_fold in (False, True):
         spatial = stage_axes(s.kernel, acc, is_fold)
         vectors, lane = s.split(spatial[-1], lanes)
-        s.reorder(*(folds if is_fold else []), *spatial[:-1], vectors, lane)
+        s.reorder(*(folds if is_fold else []), *spatial[:-1], vectors, lane, reassociate=is_fold)
         for x in [*spatial[:-1], vectors]:
             s.unroll(x)
         s.vectorize(lane)

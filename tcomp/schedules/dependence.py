@@ -10,7 +10,7 @@ all outer variables being fixed. Those of `i` do in
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Expr, as_expr, bounds
@@ -20,19 +20,34 @@ from tcomp.schedules.regions import accesses
 
 
 def conflict(body: Stmt, variables: Collection[Expr], may_fold: bool) -> Buffer | None:
-    """A buffer that keeps iterations over `variables` around `body` from running in any order; None if there is none.
+    """A buffer that may keep iterations over `variables` around `body` from running in any order; None if there is none.
 
     Buffers allocated inside are of no concern. With `may_fold`, several iterations may accumulate into the same element.
     """
+    wanted = set(variables)
+    return next((buffer for buffer, known in _told(body, variables, may_fold) if not wanted <= known), None)
+
+
+def disorder(body: Stmt, before: Sequence[Expr], after: Sequence[Expr], may_fold: bool) -> Buffer | None:
+    """A buffer that may forbid that loops over the variables `before`, directly nested around `body`, take the order `after`.
+
+    Iterations that touch one element differ only in variables which the place does not tell; as long as these keep their order among
+    each other, so do the iterations.
+    """
+    for buffer, known in _told(body, before, may_fold):
+        if [v for v in before if v not in known] != [v for v in after if v not in known]:
+            return buffer
+    return None
+
+
+def _told(body: Stmt, variables: Collection[Expr], may_fold: bool) -> Iterator[tuple[Buffer, set[Expr]]]:
+    """The buffers whose accesses matter, each with the variables that its places tell."""
     statements = list(walk(body))
     inner = {*variables, *(s.var for s in statements if isinstance(s, For))}
     local = {s.buffer for s in statements if isinstance(s, Allocate)}
     for buffer in dict.fromkeys(s.buffer for s in statements if isinstance(s, Store | Accumulate)):
-        if buffer in local or (may_fold and _only_folded(statements, buffer)):
-            continue
-        if not set(variables) <= determined(accesses(body, buffer), inner):
-            return buffer
-    return None
+        if buffer not in local and not (may_fold and _only_folded(statements, buffer)):
+            yield buffer, determined(accesses(body, buffer), inner)
 
 
 def _only_folded(statements: Iterable[Stmt], buffer: Buffer) -> bool:

@@ -255,7 +255,7 @@ def _tile(s: Schedule, result: str, acc: str) -> None:
     for is_fold in (False, True):
         spatial = stage_axes(s.kernel, acc, is_fold)
         if is_fold:
-            s.reorder(*(x.var.attr.name for x in _slow_first(fold)), *spatial)
+            s.reorder(*(x.var.attr.name for x in _slow_first(fold)), *spatial, reassociate=True)
         _lanes(s, spatial, width if columns > 1 else 1)
 
 

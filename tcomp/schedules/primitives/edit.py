@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
-from tcomp.ir.expr import Dim, Expr, loop_var
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
 from tcomp.ir.loops import (
+    GPU_AXES,
     SCOPES,
     SERIAL,
     UNROLLED,
@@ -22,16 +23,25 @@ from tcomp.ir.loops import (
     Kernel,
     Stmt,
     Store,
+    While,
     children,
     map_expressions,
     walk,
     with_children,
 )
 from tcomp.ir.simplify import prove, simplify
+from tcomp.schedules.legality import Conflict
 
 
 def refuse(kernel: Kernel, step: str, why: str, hint: str = "") -> ScheduleError:
     return ScheduleError(f"`{step}` does not apply to kernel `{kernel.name}`", where="\n" + str(kernel.body), why=why, hint=hint)
+
+
+def refuse_conflict(kernel: Kernel, step: str, what: str, conflict: Conflict, hint: str = "") -> ScheduleError:
+    """A refusal that carries the witness: `what` conflicts."""
+    error = refuse(kernel, step, f"{what} {conflict}", hint)
+    error.witness = conflict.witness
+    return error
 
 
 def find_loop(kernel: Kernel, name: str, step: str = "schedule step") -> For:
@@ -43,6 +53,11 @@ def find_loop(kernel: Kernel, name: str, step: str = "schedule step") -> For:
 
 def loop_names(kernel: Kernel) -> list[str]:
     return [s.var.attr.name for s in walk(kernel.body) if isinstance(s, For)]
+
+
+def enclosing(kernel: Kernel, target: Stmt) -> list[Expr]:
+    """The variables of the loops around a statement."""
+    return [s.var for s in walk(kernel.body) if isinstance(s, For) and s is not target and any(x is target for x in walk(s.body))]
 
 
 def find_buffer(kernel: Kernel, name: str, step: str = "schedule step") -> Buffer:
@@ -65,12 +80,12 @@ def replace_loop(kernel: Kernel, loop: For, new: Stmt) -> Kernel:
 
 
 def nesting(kernel: Kernel, step: str, changed: Kernel) -> Kernel:
-    """The changed kernel, if what stands inside its vectorized loops can run in lanes."""
+    """The changed kernel, if what stands inside its vectorized loops can run in lanes, and inside a GPU axis no loop has the same one."""
     for outer in walk(changed.body):
-        if isinstance(outer, For) and outer.kind == VECTORIZED:
+        if isinstance(outer, For) and (outer.kind == VECTORIZED or outer.kind in GPU_AXES):
             for inner in walk(outer.body):
-                if isinstance(inner, For) and inner.kind not in (SERIAL, UNROLLED):
-                    why = f"the {inner.kind} loop `{inner.var.name}` would stand inside the vectorized loop `{outer.var.name}`"
+                if isinstance(inner, For) and (inner.kind not in (SERIAL, UNROLLED) if outer.kind == VECTORIZED else inner.kind == outer.kind):
+                    why = f"the {inner.kind} loop `{inner.var.name}` would stand inside the {outer.kind} loop `{outer.var.name}`"
                     raise refuse(kernel, step, why)
     return changed
 
@@ -99,14 +114,37 @@ def guard(conditions: Sequence[Expr], body: Stmt) -> Stmt:
     condition = E.all_of([c for c in map(simplify, conditions) if not prove(c)])
     if condition.op == "const":
         return body if condition.attr else Block(())
-    loops, leaf = perfect(body)
-    if isinstance(leaf, If) and leaf.otherwise is None:
-        leaf = If(E.binary("and", leaf.cond, condition), leaf.then)
-    else:
-        leaf = If(condition, leaf)
-    for outer in reversed(loops):
-        leaf = replace(outer, body=leaf)
-    return leaf
+    return _guarded(condition, body)
+
+
+def _guarded(condition: Expr, stmt: Stmt) -> Stmt:
+    """Nothing is read before the condition is known to hold: a place may be out of range where it does not."""
+    if isinstance(stmt, For) and not E.reads(as_expr(stmt.extent)):
+        return replace(stmt, body=_guarded(condition, stmt.body))
+    if isinstance(stmt, If) and stmt.otherwise is None and not E.reads(stmt.cond):
+        return If(E.binary("and", stmt.cond, condition), stmt.then)
+    return If(condition, stmt)
+
+
+def rebind(stmt: Stmt, mapping: Mapping[Expr, Expr]) -> Stmt:
+    """Loop variables replaced by expressions, simplified. Loops and buffers inside whose extents depend on them take their ranges, and
+    shapes, anew: proofs rely on those."""
+    match stmt:
+        case For(v, extent, body, kind) if _depends(extent, mapping):
+            extent = as_dim(E.substitute(as_expr(extent), mapping))
+            w = loop_var(v.attr.name, extent)
+            return For(w, extent, rebind(body, {**mapping, v: w}), kind)
+        case Allocate(b, body) if any(_depends(d, mapping) for d in b.shape):
+            new = Buffer(b.name, b.dtype, [E.substitute(as_expr(d), mapping) for d in b.shape], b.scope)
+            return Allocate(new, rebind(swap_buffer(body, b, new, lambda indices: indices), mapping))
+    if children(stmt):
+        stmt = with_children(stmt, [rebind(c, mapping) for c in children(stmt)])
+        return replace(stmt, cond=simplify(E.substitute(stmt.cond, mapping))) if isinstance(stmt, If | While) else stmt
+    return map_expressions(stmt, lambda e: simplify(E.substitute(e, mapping)))
+
+
+def _depends(extent: Dim, variables: Container[Expr]) -> bool:
+    return any(v in variables for v in E.variables(as_expr(extent)))
 
 
 def conjuncts(e: Expr) -> list[Expr]:
@@ -117,8 +155,7 @@ def rename_inner(kernel: Kernel, stmt: Stmt, suffix: str) -> Stmt:
     """A copy whose loops and local buffers have names of their own."""
     if isinstance(stmt, For):
         v = loop_var(fresh(kernel, stmt.var.attr.name + suffix), stmt.extent)
-        body = map_expressions(stmt.body, lambda e: E.substitute(e, {stmt.var: v}))
-        return For(v, stmt.extent, rename_inner(kernel, body, suffix), stmt.kind)
+        return For(v, stmt.extent, rename_inner(kernel, rebind(stmt.body, {stmt.var: v}), suffix), stmt.kind)
     if isinstance(stmt, Allocate):
         old = stmt.buffer
         new = Buffer(fresh(kernel, old.name + suffix), old.dtype, old.shape, old.scope)

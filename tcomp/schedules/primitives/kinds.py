@@ -13,8 +13,8 @@ from tcomp.ir.loops import (
     VECTORIZED,
     Kernel,
 )
-from tcomp.schedules.dependence import conflict
-from tcomp.schedules.primitives.edit import find_loop, nesting, refuse, replace_loop
+from tcomp.schedules.legality import race
+from tcomp.schedules.primitives.edit import find_loop, nesting, refuse, refuse_conflict, replace_loop
 from tcomp.schedules.primitives.shape import split
 
 
@@ -29,10 +29,8 @@ def set_kind(kernel: Kernel, loop: str, kind: str, reassociate: bool = False) ->
         raise refuse(kernel, kind, f"unknown loop kind; one of {', '.join(KINDS)}")
     if kind in (VECTORIZED, UNROLLED) and not isinstance(target.extent, int):
         raise refuse(kernel, kind, f"the extent of `{loop}` is symbolic: {target.extent}", "split it by a constant first")
-    if kind in (PARALLEL, VECTORIZED):
-        shared = conflict(target.body, [target.var], may_fold=kind in (VECTORIZED, "thread.x") and reassociate)
-        if shared is not None:
-            raise refuse(kernel, kind, f"iterations of `{loop}` may touch the same element of `{shared.name}`")
+    if kind not in (SERIAL, UNROLLED) and (conflict := race(target, may_fold=kind in (VECTORIZED, "thread.x") and reassociate)) is not None:
+        raise refuse_conflict(kernel, kind, f"iterations of `{loop}`", conflict)
     return nesting(kernel, kind, replace_loop(kernel, target, replace(target, kind=kind)))
 
 
@@ -46,12 +44,11 @@ def distribute(kernel: Kernel, loop: str, factor: int, outer: str, inner: str, s
     for kind in (outer, inner):
         if kind not in (SERIAL, *GPU_AXES):
             raise refuse(kernel, "distribute", f"`{kind}` is not an axis of a GPU")
-    shared = conflict(target.body, [target.var], may_fold=False)
-    if shared is not None:
-        raise refuse(kernel, "distribute", f"iterations of `{loop}` may touch the same element of `{shared.name}`")
+    if (conflict := race(target)) is not None:
+        raise refuse_conflict(kernel, "distribute", f"iterations of `{loop}`", conflict)
     kernel, outer_name, inner_name = split(kernel, loop, factor)
     first = find_loop(kernel, outer_name)
     second = find_loop(kernel, inner_name)
     a, b = replace(first, kind=outer), replace(second, kind=inner)
     new = replace(b, body=replace(a, body=second.body)) if strided else replace(a, body=b)
-    return replace_loop(kernel, first, new), outer_name, inner_name
+    return nesting(kernel, "distribute", replace_loop(kernel, first, new)), outer_name, inner_name

@@ -1,0 +1,372 @@
+"""The isl bridge: a loop program as integer sets and maps.
+
+Every store and accumulation of a statement becomes an *instance* family `S0, S1, ...`: the iterations it is executed for (`domain`), when
+(`order`, a map to time vectors compared lexicographically, with one dimension for each loop and one for each place in a sequence), and
+the elements it touches (`accesses`). Loops of all kinds count as serial: that is what they mean. Symbolic sizes, and loops around the
+statement, are parameters.
+
+What is not affine (products of variables, indices read from memory, data-dependent conditions, `while`) is over-approximated, never
+ignored: the access may touch any element within the known bounds, the instance may or may not be executed, and `exact` is False.
+
+Buffers allocated inside loops are new in every iteration: their elements are told apart by the loops around the allocation.
+
+Source of the representation: S. Verdoolaege, "Presburger Formulas and Polyhedral Compilation" (2016), chapter 5.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import islpy as isl
+
+from tcomp.ir import expr as E
+from tcomp.ir.expr import INDEX, Expr, Reducer, as_expr, bounds
+from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, For, If, Stmt, Store, While, expressions, walk
+from tcomp.ir.simplify import linear, simplify
+
+READ, WRITE, FOLD = "read", "write", "fold"
+Relation = isl.Map
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Access:
+    """Elements of a buffer that an instance touches: `relation` maps `S0[iterations]` to `B0[outer loops..., indices...]`.
+
+    A fold reads and writes an element by `reducer`. Without `exact` it may touch them, or only some of them.
+    """
+
+    kind: str
+    buffer: Buffer
+    relation: Relation
+    exact: bool
+    reducer: Reducer | None = None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Instance:
+    """A statement with all iterations it is executed for."""
+
+    name: str
+    stmt: Stmt  # Store, Accumulate or While (one opaque step)
+    loops: tuple[For, ...]  # around it, outermost first: the dimensions of its domain
+    domain: isl.Set
+    order: Relation  # to [place, loop, place, loop, ..., place]
+    accesses: tuple[Access, ...]
+    exact: bool
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Model:
+    """A statement as its instances; `parameters` are the variables that are free in it, with their names in isl."""
+
+    instances: tuple[Instance, ...]
+    parameters: Mapping[Expr, str]
+    context: isl.Set  # what is known of the parameters
+    boxes: Mapping[Buffer, isl.Set]  # the elements that each buffer has, where its shape is affine
+
+
+def model(stmt: Stmt) -> Model:
+    """The polyhedral model of a statement."""
+    return _Builder(stmt).model()
+
+
+class TooHard(Exception):
+    """isl gave up on a question within its limit of operations."""
+
+
+@contextmanager
+def limited(operations: int = 5_000_000) -> Iterator[None]:
+    """Questions asked inside raise `TooHard` instead of taking exponential time. `operations` are isl's elementary steps, ~10 ns each."""
+    context = isl.DEFAULT_CONTEXT
+    context.set_max_operations(operations)
+    context.reset_operations()
+    try:
+        yield
+    except isl.Error as error:
+        raise TooHard(str(error)) from None
+    finally:
+        context.set_max_operations(0)
+        context.reset_operations()
+
+
+class _Formula:
+    """A conjunction in isl's notation, with the existentially quantified variables that stand for what is not affine."""
+
+    def __init__(self, names: Mapping[Expr, str], parent: _Formula | None = None) -> None:
+        self.names = names
+        self.constraints: list[str] = list(parent.constraints) if parent else []
+        self.unknowns: dict[Expr, str] = dict(parent.unknowns) if parent else {}
+        self.exact: bool = parent.exact if parent else True
+
+    def text(self) -> str:
+        body = " and ".join(self.constraints) or "true"
+        return f"exists ({', '.join(self.unknowns.values())}: {body})" if self.unknowns else body
+
+    def add(self, condition: Expr) -> None:
+        """Adds what is affine of a condition."""
+        for part in _conjuncts(condition):
+            text = self.condition(part)
+            if text is None:
+                self.exact = False
+            else:
+                self.constraints.append(text)
+
+    def condition(self, e: Expr) -> str | None:
+        """A condition as text; None when it is not affine."""
+        match e.op:
+            case "const":
+                return "true" if e.attr else "false"
+            case "and" | "or":
+                a, b = self.condition(e.args[0]), self.condition(e.args[1])
+                return f"(({a}) {e.op} ({b}))" if a is not None and b is not None else None
+            case "not":
+                a = self.condition(e.args[0])
+                return f"(not ({a}))" if a is not None else None
+            case "lt" | "le" | "eq" | "ne" if e.args[0].dtype == INDEX:
+                before = self.exact, dict(self.unknowns), list(self.constraints)
+                self.exact = True
+                a, b = (self.value(x) for x in e.args)
+                if not self.exact:  # an unknown must not be negated: say nothing
+                    self.exact, self.unknowns, self.constraints = before
+                    return None
+                self.exact = before[0]
+                return f"{a} {_COMPARISONS[e.op]} {b}"
+        return None
+
+    def value(self, e: Expr) -> str:
+        """An integer expression as text."""
+        terms = [self.term(monomial, coefficient) for monomial, coefficient in linear(e).items()]
+        return f"({' + '.join(terms)})" if terms else "0"
+
+    def term(self, monomial: tuple[Expr, ...], coefficient: int) -> str:
+        if not monomial:
+            return str(coefficient)
+        if len(monomial) > 1:
+            product = monomial[0]
+            for factor in monomial[1:]:
+                product = product * factor
+            return f"{coefficient}*{self.unknown(product)}"
+        atom = monomial[0]
+        if atom in self.names:
+            return f"{coefficient}*{self.names[atom]}"
+        match atom.op, atom.args:
+            case ("floordiv", (a, b)) if b.op == "const" and b.attr > 0:
+                return f"{coefficient}*floor({self.value(a)} / {b.attr})"
+            case ("mod", (a, b)) if b.op == "const" and b.attr > 0:
+                return f"{coefficient}*({self.value(a)} mod {b.attr})"
+            case ("min" | "max", (a, b)) if atom.dtype == INDEX:
+                return f"{coefficient}*{atom.op}({self.value(a)}, {self.value(b)})"
+            case ("select", (c, a, b)) if atom.dtype == INDEX and atom not in self.unknowns:
+                condition = self.condition(c)
+                if condition is None:
+                    return f"{coefficient}*{self.unknown(atom)}"
+                sides = self.value(a), self.value(b)
+                before, name = self.exact, self.unknown(atom)
+                self.exact = before
+                self.constraints.append(f"((({condition}) and {name} = {sides[0]}) or ((not ({condition})) and {name} = {sides[1]}))")
+                return f"{coefficient}*{name}"
+        return f"{coefficient}*{self.unknown(atom)}"
+
+    def unknown(self, e: Expr) -> str:
+        if e not in self.unknowns:
+            self.exact = False
+            self.unknowns[e] = name = f"e{len(self.unknowns)}"
+            lo, hi = bounds(e)
+            self.constraints += [f"{name} >= {lo}"] * (lo is not None) + [f"{name} <= {hi}"] * (hi is not None)
+        return self.unknowns[e]
+
+
+_COMPARISONS = {"lt": "<", "le": "<=", "eq": "=", "ne": "!="}
+
+
+class _Builder:
+    def __init__(self, stmt: Stmt) -> None:
+        self.stmt = stmt
+        inside = {s.var for s in walk(stmt) if isinstance(s, For)}
+        used = [e for s in walk(stmt) for e in expressions(s)]
+        used += [as_expr(n) for s in walk(stmt) for b in _buffers(s) for n in b.shape]
+        self.parameters: dict[Expr, str] = {}
+        for e in _with_extents(used):
+            if e not in inside and e.dtype == INDEX:
+                self.parameters[e] = f"p{len(self.parameters)}"
+        self.prefix = f"[{', '.join(self.parameters.values())}] -> "
+        self.depth = max((len(loops) for loops in _nesting(stmt)), default=0)
+        self.instances: list[Instance] = []
+        self.homes: dict[Buffer, tuple[Expr, ...]] = {}  # the loops around the allocation of a buffer
+        self.buffers: dict[Buffer, str] = {}
+
+    def model(self) -> Model:
+        known = _Formula(self.parameters)
+        for v, name in self.parameters.items():
+            info = v.attr
+            known.constraints += [f"{name} >= {info.lo}"] * (info.lo is not None) + [f"{name} <= {info.hi}"] * (info.hi is not None)
+            if info.extent is not None:
+                known.add(v < info.extent)
+        context = isl.Set(f"{self.prefix}{{ : {known.text()} }}")
+        self.visit(self.stmt, _Formula(self.parameters), (), (), itertools.count(), ())
+        boxes = {b: box for b in self.buffers if (box := self.box(b)) is not None}
+        return Model(tuple(self.instances), self.parameters, context, boxes)
+
+    def visit(
+        self, stmt: Stmt, known: _Formula, loops: tuple[For, ...], time: tuple[str, ...], places: Iterator[int], guards: tuple[Expr, ...]
+    ) -> None:
+        """`time` tells the iteration of the loops around and their places; `places` counts what stands directly in the innermost."""
+        match stmt:
+            case Block(stmts):
+                for s in stmts:
+                    self.visit(s, known, loops, time, places, guards)
+            case For(v, extent, body):
+                name = f"i{len(loops)}"
+                inner = _Formula({**known.names, v: name}, known)
+                limit = inner.value(simplify(as_expr(extent)))
+                inner.constraints.append(f"0 <= {name} < {limit}")
+                moment = (*time, str(next(places)), name)
+                self.visit(body, inner, (*loops, stmt), moment, itertools.count(), (*guards, as_expr(extent)))
+            case If(cond, then, otherwise):
+                for branch, side in ((then, cond), (otherwise, E.unary("not", cond))):
+                    if branch is not None:
+                        inner = _Formula(known.names, known)
+                        inner.add(simplify(side))
+                        self.visit(branch, inner, loops, time, places, (*guards, cond))
+            case Allocate(b, body):
+                self.homes[b] = tuple(x.var for x in loops)
+                self.visit(body, known, loops, time, places, guards)
+            case Store() | Accumulate() | While():
+                self.leaf(stmt, known, loops, (*time, str(next(places))), guards)
+
+    def leaf(self, stmt: Stmt, known: _Formula, loops: tuple[For, ...], time: tuple[str, ...], guards: tuple[Expr, ...]) -> None:
+        name = f"S{len(self.instances)}"
+        point = f"{name}[{', '.join(known.names[x.var] for x in loops)}]"
+        domain = isl.Set(f"{self.prefix}{{ {point} : {known.text()} }}")
+        moment = [*time, *["0"] * (2 * self.depth + 1 - len(time))]
+        order = isl.Map(f"{self.prefix}{{ {point} -> [{', '.join(moment)}] : {known.text()} }}")
+        found = [self.access(point, known, READ, e, ()) for e in E.reads(*guards)]
+        if isinstance(stmt, While):
+            found += [self.whole(point, known, kind, b) for kind, b in _touched(stmt)]
+        else:
+            assert isinstance(stmt, Store | Accumulate)
+            found += [self.access(point, known, READ, e, conditions) for e, conditions in _reads_under(stmt.value)]
+            found += [self.access(point, known, READ, e, ()) for e in E.reads(*stmt.indices)]
+            reducer = stmt.reducer if isinstance(stmt, Accumulate) else None
+            found.append(self.access(point, known, FOLD if reducer else WRITE, E.read(stmt.buffer, stmt.indices), (), reducer))
+        exact = known.exact and not isinstance(stmt, While)
+        self.instances.append(Instance(name, stmt, loops, domain, order, tuple(found), exact))
+
+    def access(
+        self, point: str, known: _Formula, kind: str, e: Expr, conditions: Sequence[Expr], reducer: Reducer | None = None
+    ) -> Access:
+        formula = _Formula(known.names, known)
+        for c in conditions:
+            formula.add(simplify(c))
+        element = [known.names[v] for v in self.homes.get(e.attr, ())] + [formula.value(simplify(i)) for i in e.args]
+        relation = isl.Map(f"{self.prefix}{{ {point} -> {self.name_of(e.attr)}[{', '.join(_outputs(element))}] : {_equations(element, formula)} }}")
+        return Access(kind, e.attr, relation, formula.exact, reducer)
+
+    def whole(self, point: str, known: _Formula, kind: str, b: Buffer) -> Access:
+        formula = _Formula(known.names, known)
+        home = [known.names[v] for v in self.homes.get(b, ()) if v in known.names]
+        places = [f"x{d}" for d in range(len(b.shape))]
+        formula.constraints += [f"0 <= {x} < {formula.value(simplify(as_expr(n)))}" for x, n in zip(places, b.shape, strict=True)]
+        relation = isl.Map(f"{self.prefix}{{ {point} -> {self.name_of(b)}[{', '.join(home + places)}] : {formula.text()} }}")
+        return Access(kind, b, relation, False)
+
+    def box(self, b: Buffer) -> isl.Set | None:
+        formula = _Formula(self.parameters)
+        home = [f"h{n}" for n in range(len(self.homes.get(b, ())))]
+        places = [f"x{d}" for d in range(len(b.shape))]
+        formula.constraints += [f"0 <= {x} < {formula.value(simplify(as_expr(n)))}" for x, n in zip(places, b.shape, strict=True)]
+        return isl.Set(f"{self.prefix}{{ {self.name_of(b)}[{', '.join(home + places)}] : {formula.text()} }}") if formula.exact else None
+
+    def name_of(self, b: Buffer) -> str:
+        return self.buffers.setdefault(b, f"B{len(self.buffers)}")
+
+
+def _outputs(element: Sequence[str]) -> list[str]:
+    return [f"x{d}" for d in range(len(element))]
+
+
+def _equations(element: Sequence[str], formula: _Formula) -> str:
+    """Inside the quantifier, as indices may mention unknowns."""
+    equal = [f"x{d} = {text}" for d, text in enumerate(element)]
+    body = " and ".join([*formula.constraints, *equal]) or "true"
+    return f"exists ({', '.join(formula.unknowns.values())}: {body})" if formula.unknowns else body
+
+
+def _conjuncts(e: Expr) -> list[Expr]:
+    return [*_conjuncts(e.args[0]), *_conjuncts(e.args[1])] if e.op == "and" and e.dtype == "bool" else [e]
+
+
+def _reads_under(value: Expr) -> list[tuple[Expr, tuple[Expr, ...]]]:
+    """The reads of a value, each with the conditions of the selections it stands in."""
+    found: dict[tuple[Expr, tuple[Expr, ...]], None] = {}
+    seen: set[tuple[Expr, tuple[Expr, ...]]] = set()
+
+    def visit(e: Expr, conditions: tuple[Expr, ...]) -> None:
+        if (e, conditions) in seen:
+            return
+        seen.add((e, conditions))
+        if e.op == "select":
+            visit(e.args[0], conditions)
+            visit(e.args[1], (*conditions, e.args[0]))
+            visit(e.args[2], (*conditions, E.unary("not", e.args[0])))
+            return
+        if e.op == "read":
+            found[e, conditions] = None
+        for a in e.args:
+            visit(a, conditions)
+
+    visit(value, ())
+    return list(found)
+
+
+def _touched(stmt: Stmt) -> list[tuple[str, Buffer]]:
+    """Buffers from outside of a statement that it reads or writes."""
+    local = {s.buffer for s in walk(stmt) if isinstance(s, Allocate)}
+    found: dict[tuple[str, Buffer], None] = {}
+    for s in walk(stmt):
+        for e in E.reads(*expressions(s)):
+            found[READ, e.attr] = None
+        if isinstance(s, Store | Accumulate):
+            found[WRITE, s.buffer] = None
+            found[READ, s.buffer] = None
+    return [(kind, b) for kind, b in found if b not in local]
+
+
+def _buffers(s: Stmt) -> list[Buffer]:
+    written = [s.buffer] if isinstance(s, Store | Accumulate | Allocate) else []
+    return [*written, *(e.attr for e in E.reads(*expressions(s)))]
+
+
+def _with_extents(roots: Sequence[Expr]) -> list[Expr]:
+    """All variables, those in the extents of variables included."""
+    found: dict[Expr, None] = {}
+    todo = list(roots)
+    while todo:
+        for v in E.variables(todo.pop()):
+            if v not in found:
+                found[v] = None
+                if v.attr.extent is not None:
+                    todo.append(v.attr.extent)
+    return list(found)
+
+
+def _nesting(stmt: Stmt, loops: tuple[For, ...] = ()) -> Iterator[tuple[For, ...]]:
+    """The loops around every leaf."""
+    match stmt:
+        case For(body=body):
+            yield from _nesting(body, (*loops, stmt))
+        case Block(stmts):
+            for s in stmts:
+                yield from _nesting(s, loops)
+        case If(_, then, otherwise):
+            for branch in (then, otherwise):
+                if branch is not None:
+                    yield from _nesting(branch, loops)
+        case Allocate(body=body):
+            yield from _nesting(body, loops)
+        case _:
+            yield loops
+
