@@ -237,7 +237,7 @@ def source_version() -> str:
     root = Path(__file__).parent
     digest = hashlib.sha256()
     for part in ("ir", "ops", "schedules", "codegen"):
-        for path in sorted((root / part).glob("*.py")):
+        for path in sorted((root / part).rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()
 
