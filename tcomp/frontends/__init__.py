@@ -1,1 +1,1 @@
-"""Readers of models: each makes a `Graph`."""
+"""Readers of models, each of which makes a `Graph`, and of Python functions, which become loop programs."""
