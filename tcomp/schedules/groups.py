@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tcomp.errors import ScheduleError
 from tcomp.ir.loops import Kernel
@@ -36,10 +36,9 @@ def schedule_each(s: Schedule, groups: Sequence[Group], apply: Callable[[Group],
     """Apply a schedule to each group. Where a step is refused (its independence cannot be proved, say), the group stays as it was
     before, and a note in the kernel says so: "`result` `otherwise`: the reason"."""
     for group in groups:
-        before, steps = s.kernel, len(s.trace)
+        before = s.kernel, s.trace
         try:
             apply(group)
         except ScheduleError as error:
-            note = f"`{group.result}` {otherwise}: {error.why or error.what}"
-            s.kernel = replace(before, notes=(*before.notes, note))
-            del s.trace[steps:]
+            s.kernel, s.trace = before
+            s.note(f"`{group.result}` {otherwise}: {error.why or error.what}")

@@ -1,49 +1,61 @@
-"""A schedule: a kernel, and the trace of the steps that shaped it.
+"""A schedule: a program's loops, and the trace of the steps that shaped them.
 
-The trace is data: a tuple of `Step`s that print as Python, store as JSON, and replay on the same kernel to the same loops.
+    s = Schedule(C)                          # a tensor, [A, B, C], or a kernel
+    outer, inner = s.split("C.i", 8)         # a primitive; it returns the names of what it made
+    s.parallel(outer)
+    print(s)                                 # the loops, with their kinds and the scopes of buffers
+    print(s.trace)                           # the steps, as the Python that repeats them
+
+Loops are named by their variables, stages by the buffers they compute. A name is unique in the kernel and survives all steps that
+concern other loops. Where it is natural, a stage may also be given as its tensor, a loop as its axis, a size as an expression or as
+the text of one ("n // 4"). A step that would change what the program computes raises `ScheduleError`; the schedule is then as it was.
 """
 
+# mypy: disable-error-code="no-any-return"
+# (what `apply` returns depends on the primitive, whose signature says so)
 from __future__ import annotations
 
+import difflib
+import inspect
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union
 
-from tcomp.errors import ScheduleError
-from tcomp.ir.expr import Dim, Expr
-from tcomp.ir.loops import PARALLEL, UNROLLED, VECTORIZED, Kernel
+from tcomp.errors import IRError, ScheduleError
+from tcomp.ir.expr import Dim, Expr, as_dim
+from tcomp.ir.instruction import Instruction
+from tcomp.ir.loops import PARALLEL, UNROLLED, VECTORIZED, Accumulate, Allocate, Buffer, For, Kernel, Store, walk
+from tcomp.ir.parser import parse_expr, parse_kernel
+from tcomp.ir.printer import print_expr
 from tcomp.ir.te import Tensor, is_placeholder, tensors
+from tcomp.ir.verify import verify_kernel
+from tcomp.schedules.instructions import text_of
 from tcomp.schedules.lower import lower
-from tcomp.schedules.primitives.clean import clean
+from tcomp.schedules.primitives.clean import clean, note
 from tcomp.schedules.primitives.collapse import collapse
 from tcomp.schedules.primitives.kinds import distribute, set_kind
 from tcomp.schedules.primitives.reduction import mask, rfactor
 from tcomp.schedules.primitives.shape import fuse, partition, reorder, split
 from tcomp.schedules.primitives.stages import compute_at
 from tcomp.schedules.primitives.storage import cache_read, cache_write, relayout, set_scope
+from tcomp.schedules.primitives.tensorize import intact, tensorize
+from tcomp.schedules.trace import Step, Trace, read_json
 
-_PRIMITIVES: dict[str, Callable[..., Any]] = {
+PRIMITIVES: dict[str, Callable[..., Any]] = {
     p.__name__: p
     for p in (
         split, reorder, fuse, partition, set_kind, distribute, compute_at, cache_read, cache_write, relayout, set_scope, rfactor, mask,
-        collapse, clean,
+        tensorize, collapse, clean, note,
     )
 }  # fmt: skip
 
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One primitive with its arguments: names of loops and buffers, integers, or symbolic dims."""
-
-    primitive: str
-    arguments: tuple[Any, ...]
-
-    def __str__(self) -> str:
-        return f"s.{self.primitive}({', '.join(repr(a) if not isinstance(a, Expr) else str(a) for a in self.arguments)})"
-
-
 Program = Kernel | Tensor | Sequence[Tensor]
+Loop = str | Expr  # its name, or an axis of a tensor that has one loop
+Stage = str | Tensor
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def kernel_of(program: Program) -> Kernel:
@@ -66,74 +78,295 @@ def kernel_of(program: Program) -> Kernel:
     return lower(re.sub(r"\W", "_", outputs[-1].name), inputs, outputs)
 
 
+def _documents(primitive: Callable[..., Any]) -> Callable[[F], F]:
+    """A method that applies a primitive has the primitive's documentation."""
+
+    def documented(method: F) -> F:
+        method.__doc__ = primitive.__doc__
+        return method
+
+    return documented
+
+
 class Schedule:
-    """Applies primitives to a kernel and records them; every method documents its primitive in `primitives.py`."""
+    """A kernel and the steps that made it of a program as lowered. Every primitive is a method; see `help(Schedule.split)`.
+
+    `kernel` is the program as scheduled so far, `source` the program before any step, `trace` the steps.
+    """
 
     def __init__(self, program: Program) -> None:
-        self.kernel = kernel_of(program)
-        self.trace: list[Step] = []
+        self.kernel = self.source = kernel_of(program)
+        self.trace = Trace()
 
-    def apply(self, primitive: str, *arguments: Any) -> Any:
-        """Apply a primitive by name; returns the names it made, if any. Raises `ScheduleError` and leaves the schedule as it was."""
-        if primitive not in _PRIMITIVES:
-            raise ScheduleError(f"unknown schedule primitive `{primitive}`", hint="one of " + ", ".join(sorted(_PRIMITIVES)))
-        result = _PRIMITIVES[primitive](self.kernel, *arguments)
-        self.kernel, names = (result[0], result[1:]) if isinstance(result, tuple) else (result, ())
-        self.trace.append(Step(primitive, arguments))
-        return names[0] if len(names) == 1 else (names or None)
+    # ------------------------------------------------------------ looking
 
-    def split(self, loop: str, factor: int) -> tuple[str, str]:
-        return self.apply("split", loop, factor)  # type: ignore[no-any-return]
+    @property
+    def loops(self) -> dict[str, For]:
+        """The loops by name, in program order: `s.loops["C.i"].extent`, `.kind`, `.body`."""
+        return {s.var.name: s for s in walk(self.kernel.body) if isinstance(s, For)}
 
-    def reorder(self, *order: str) -> None:
-        self.apply("reorder", *order)
-
-    def fuse(self, outer: str, inner: str) -> str:
-        return self.apply("fuse", outer, inner)  # type: ignore[no-any-return]
-
-    def partition(self, loop: str, point: Dim) -> tuple[str, str]:
-        return self.apply("partition", loop, point)  # type: ignore[no-any-return]
-
-    def vectorize(self, loop: str, reassociate: bool = False) -> None:
-        self.apply("set_kind", loop, VECTORIZED, reassociate)
-
-    def unroll(self, loop: str) -> None:
-        self.apply("set_kind", loop, UNROLLED)
-
-    def parallel(self, loop: str) -> None:
-        self.apply("set_kind", loop, PARALLEL)
-
-    def compute_at(self, stage: str, loop: str, scope: str = "global") -> None:
-        self.apply("compute_at", stage, loop, scope)
-
-    def cache_write(self, stage: str, name: str) -> None:
-        self.apply("cache_write", stage, name)
-
-    def cache_read(self, buffer: str, loop: str | None, name: str, scope: str = "global") -> None:
-        self.apply("cache_read", buffer, loop, name, scope)
-
-    def relayout(self, buffer: str, dim: int, factor: int) -> None:
-        self.apply("relayout", buffer, dim, factor)
-
-    def rfactor(self, stage: str, fold: str, lanes: int) -> str:
-        return self.apply("rfactor", stage, fold, lanes)  # type: ignore[no-any-return]
-
-    def set_scope(self, buffer: str, scope: str) -> None:
-        self.apply("set_scope", buffer, scope)
-
-    def clean(self) -> None:
-        self.apply("clean")
-
-    def collapse(self) -> None:
-        self.apply("collapse")
+    @property
+    def stages(self) -> dict[str, Buffer]:
+        """The buffers that are computed, temporaries included, by name, in program order: `s.stages["C"].shape`, `.dtype`, `.scope`."""
+        return {s.buffer.name: s.buffer for s in walk(self.kernel.body) if isinstance(s, Store | Accumulate)}
 
     def __str__(self) -> str:
         return str(self.kernel)
 
+    def __repr__(self) -> str:
+        return f"<Schedule of {self.kernel.name} after {len(self.trace)} steps: loops {', '.join(self.loops)}>"
 
-def replay(kernel: Kernel, trace: Sequence[Step]) -> Kernel:
-    """The kernel after the steps of a trace."""
-    schedule = Schedule(kernel)
-    for step in trace:
-        schedule.apply(step.primitive, *step.arguments)
-    return schedule.kernel
+    # ------------------------------------------------------------ traces
+
+    def apply(self, primitive: str, *arguments: Any, **options: Any) -> Any:
+        """Apply a primitive by name; returns the name it made, a tuple of them, or None.
+
+        Raises `ScheduleError`, and leaves the schedule as it was, if the step is unknown, malformed or refused.
+        """
+        step = _step(self.kernel, primitive, arguments, options)
+        result = _run(self.kernel, step)
+        made, names = (result[0], result[1:]) if isinstance(result, tuple) else (result, ())
+        self.kernel = intact(made, primitive)
+        self.trace += (step,)
+        return names[0] if len(names) == 1 else (names or None)
+
+    def replay(self, trace: Iterable[Step]) -> None:
+        """Apply the steps of a trace, all of them or, if one is refused, none. Raises `ScheduleError` naming that step."""
+        before = self.kernel, self.trace
+        for number, step in enumerate(trace, 1):
+            try:
+                self.apply(step.primitive, *step.arguments, **dict(step.options))
+            except ScheduleError as error:
+                self.kernel, self.trace = before
+                error.add_note(f"  in step {number} of the trace: {step}")
+                raise
+
+    def copy(self) -> Schedule:
+        """A schedule to go on with differently."""
+        other = Schedule(self.source)
+        other.kernel, other.trace = self.kernel, self.trace
+        return other
+
+    def to_json(self) -> str:
+        """The program before any step, printed, and the trace: all that it takes to make the schedule again, and to prove it."""
+        return self.trace.to_json(str(self.source))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Schedule:
+        """The schedule that `to_json` wrote, every step applied again. Raises `ScheduleError` for what is malformed or refused."""
+        trace, kernel = read_json(text)
+        if kernel is None:
+            raise ScheduleError("this trace does not say which kernel it starts from", hint="Schedule.to_json does; or replay it on a schedule")
+        try:
+            source = parse_kernel(kernel)
+            verify_kernel(source)
+        except IRError as error:
+            raise ScheduleError("the kernel of this trace is malformed", where=error.where, why=error.what) from None
+        s = cls(source)
+        s.replay(trace)
+        return s
+
+    # ------------------------------------------------------------ primitives
+
+    @_documents(split)
+    def split(self, loop: Loop, factor: int) -> tuple[str, str]:
+        return self.apply("split", loop, factor)
+
+    @_documents(reorder)
+    def reorder(self, *order: Loop, reassociate: bool = False) -> None:
+        self.apply("reorder", *order, reassociate=reassociate)
+
+    @_documents(fuse)
+    def fuse(self, outer: Loop, inner: Loop) -> str:
+        return self.apply("fuse", outer, inner)
+
+    @_documents(partition)
+    def partition(self, loop: Loop, point: Dim | str) -> tuple[str, str]:
+        return self.apply("partition", loop, point)
+
+    @_documents(set_kind)
+    def set_kind(self, loop: Loop, kind: str, reassociate: bool = False) -> None:
+        self.apply("set_kind", loop, kind, reassociate)
+
+    @_documents(set_kind)
+    def vectorize(self, loop: Loop, reassociate: bool = False) -> None:
+        self.apply("set_kind", loop, VECTORIZED, reassociate)
+
+    @_documents(set_kind)
+    def unroll(self, loop: Loop) -> None:
+        self.apply("set_kind", loop, UNROLLED)
+
+    @_documents(set_kind)
+    def parallel(self, loop: Loop) -> None:
+        self.apply("set_kind", loop, PARALLEL)
+
+    @_documents(distribute)
+    def distribute(self, loop: Loop, factor: int, outer: str, inner: str, strided: bool = False) -> tuple[str, str]:
+        return self.apply("distribute", loop, factor, outer, inner, strided)
+
+    @_documents(compute_at)
+    def compute_at(self, stage: Stage, loop: Loop, scope: str = "global") -> None:
+        self.apply("compute_at", stage, loop, scope)
+
+    @_documents(cache_write)
+    def cache_write(self, stage: Stage, name: str) -> None:
+        self.apply("cache_write", stage, name)
+
+    @_documents(cache_read)
+    def cache_read(self, buffer: Stage, loop: Loop | None, name: str, scope: str = "global") -> None:
+        self.apply("cache_read", buffer, loop, name, scope)
+
+    @_documents(relayout)
+    def relayout(self, buffer: Stage, dim: int, factor: int) -> None:
+        self.apply("relayout", buffer, dim, factor)
+
+    @_documents(set_scope)
+    def set_scope(self, buffer: Stage, scope: str) -> None:
+        self.apply("set_scope", buffer, scope)
+
+    @_documents(rfactor)
+    def rfactor(self, stage: Stage, fold: Loop, lanes: int) -> str:
+        return self.apply("rfactor", stage, fold, lanes)
+
+    @_documents(mask)
+    def mask(self, stage: Stage) -> None:
+        self.apply("mask", stage)
+
+    @_documents(tensorize)
+    def tensorize(self, loop: Loop, instruction: Instruction | str, reassociate: bool = False) -> None:
+        self.apply("tensorize", loop, instruction if isinstance(instruction, str) else text_of(instruction), reassociate)
+
+    @_documents(collapse)
+    def collapse(self) -> None:
+        self.apply("collapse")
+
+    @_documents(clean)
+    def clean(self) -> None:
+        self.apply("clean")
+
+    @_documents(note)
+    def note(self, text: str) -> None:
+        self.apply("note", text)
+
+
+def replay(kernel: Kernel, trace: Iterable[Step]) -> Kernel:
+    """The kernel after the steps of a trace. Raises `ScheduleError` naming the step that is refused."""
+    s = Schedule(kernel)
+    s.replay(trace)
+    return s.kernel
+
+
+# ---------------------------------------------------------------- arguments: what a person gives, what a trace keeps, what a primitive takes
+
+
+def _step(kernel: Kernel, name: str, arguments: Sequence[Any], options: dict[str, Any]) -> Step:
+    """The call of a primitive as data: arguments that have a default are kept by name, where they differ from it."""
+    if name not in PRIMITIVES:
+        close = difflib.get_close_matches(name, PRIMITIVES, n=1)
+        hint = f"did you mean `{close[0]}`?" if close else "one of " + ", ".join(sorted(PRIMITIVES))
+        raise ScheduleError(f"unknown schedule primitive `{name}`", hint=hint)
+    parameters, signature = _signature(name)
+    try:
+        bound = signature.bind(*arguments, **options)
+    except TypeError as error:
+        raise ScheduleError(f"`{name}` takes other arguments", where=f"kernel `{kernel.name}`", why=str(error), hint=_usage(name)) from None
+    kept: list[Any] = []
+    named: list[tuple[str, Any]] = []
+    for parameter, value in bound.arguments.items():
+        hint = parameters[parameter]
+        default = signature.parameters[parameter].default
+        if signature.parameters[parameter].kind is inspect.Parameter.VAR_POSITIONAL:
+            kept += [_kept(kernel, name, parameter, v, hint) for v in value]
+        elif default is inspect.Parameter.empty:
+            kept.append(_kept(kernel, name, parameter, value, hint))
+        elif (plain := _kept(kernel, name, parameter, value, hint)) != default:
+            named.append((parameter, plain))
+    return Step(name, tuple(kept), tuple(named))
+
+
+def _run(kernel: Kernel, step: Step) -> Any:
+    parameters, signature = _signature(step.primitive)
+    bound = signature.bind(*step.arguments, **dict(step.options))
+    for parameter, value in bound.arguments.items():
+        bound.arguments[parameter] = _meant(kernel, step, value, parameters[parameter])
+    try:
+        return PRIMITIVES[step.primitive](kernel, *bound.args, **bound.kwargs)
+    except ScheduleError:
+        raise
+    except IRError as error:  # an expression that cannot be: a size beyond 64 bits, say
+        raise ScheduleError(f"`{step}` makes no program of kernel `{kernel.name}`", where=error.where, why=str(error.what)) from error
+
+
+@cache
+def _signature(primitive: str) -> tuple[dict[str, Any], inspect.Signature]:
+    """(types of the parameters, the signature), both without the kernel."""
+    function = PRIMITIVES[primitive]
+    _, *rest = inspect.signature(function).parameters.values()
+    return typing.get_type_hints(function), inspect.Signature(rest)
+
+
+def _usage(primitive: str) -> str:
+    return f"{primitive}{_signature(primitive)[1]}"
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    """The types that a union allows."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _kept(kernel: Kernel, primitive: str, parameter: str, value: Any, hint: Any) -> Any:
+    """What the trace keeps of an argument: None, a boolean, an integer, a name, text, or a tuple."""
+    members = _members(hint)
+    match value:
+        case None if NoneType in members:
+            return None
+        case bool() if bool in members:
+            return value
+        case Tensor() | Buffer() if str in members:
+            return value.name
+        case Expr() if Expr in members:
+            value = as_dim(value)
+            return value if isinstance(value, int) else print_expr(value)
+        case Expr() if str in members and value.op == "var":
+            return _axis(kernel, value.name)
+        case str() if str in members or Expr in members:
+            return value
+        case list() | tuple() if (sequence := _sequence(members)) is not None:
+            return tuple(_kept(kernel, primitive, parameter, v, sequence) for v in value)
+        case _ if int in members and not isinstance(value, bool) and hasattr(value, "__index__"):
+            return int(value)
+    why = f"`{parameter}` cannot be {value!r:.80}, which is of type {type(value).__name__}"
+    raise ScheduleError(f"`{primitive}` takes other arguments", where=f"kernel `{kernel.name}`", why=why, hint=_usage(primitive))
+
+
+def _sequence(members: Iterable[Any]) -> Any:
+    """The type of the elements, if one of the types is a sequence."""
+    sequences = [m for m in members if typing.get_origin(m) in (list, tuple, Sequence)]
+    return typing.get_args(sequences[0])[0] if sequences else None
+
+
+def _axis(kernel: Kernel, name: str) -> str:
+    """The loop that is meant by an axis `k` of a tensor: `k` itself, else the one `STAGE.k` there is."""
+    loops = [s.var.name for s in walk(kernel.body) if isinstance(s, For)]
+    buffers = [*kernel.buffers, *(s.buffer for s in walk(kernel.body) if isinstance(s, Allocate))]
+    found = [loop for b in buffers if (loop := f"{b.name}.{name}") in loops]
+    if name in loops or not found:
+        return name
+    if len(found) > 1:
+        raise ScheduleError(f"several loops have the axis `{name}`", where=f"kernel `{kernel.name}`", hint=f"name one of {', '.join(found)}")
+    return found[0]
+
+
+def _meant(kernel: Kernel, step: Step, value: Any, hint: Any) -> Any:
+    """What the primitive takes: text becomes an expression over the kernel's sizes and loops where one is wanted."""
+    members = _members(hint)
+    if isinstance(value, tuple):
+        return tuple(_meant(kernel, step, v, hint if (inner := _sequence(members)) is None else inner) for v in value)
+    if not isinstance(value, str) or Expr not in members:
+        return value
+    names = {v.name: v for v in (*(s.var for s in walk(kernel.body) if isinstance(s, For)), *kernel.scalars)}
+    try:
+        return as_dim(parse_expr(value, names))
+    except IRError as error:
+        known = f"it may use {', '.join(v.name for v in kernel.scalars)}" if kernel.scalars else "all sizes of this kernel are integers"
+        raise ScheduleError(f"`{value}` is no size", where=f"{step} on kernel `{kernel.name}`", why=error.what, hint=known) from None

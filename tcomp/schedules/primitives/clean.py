@@ -1,6 +1,8 @@
-"""Clean-up: nothing that is not needed stands in the loops."""
+"""Clean-up: nothing that is not needed stands in the loops; and notes, for people who read them."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
@@ -29,6 +31,27 @@ from tcomp.schedules.primitives.edit import conjuncts, perfect
 def clean(kernel: Kernel) -> Kernel:
     """Simplify expressions, turn guards on a loop variable into shorter extents, drop empty and one-trip loops."""
     return kernel.with_body(_clean(kernel.body))
+
+
+def note(kernel: Kernel, text: str) -> Kernel:
+    """A remark for people, printed with the kernel: why a step was not taken, say.
+
+    Always legal: it changes nothing that is computed.
+
+      >>> from tcomp import te
+      >>> from tcomp.schedules import Schedule
+      >>> A = te.placeholder((4,), name="A")
+      >>> s = Schedule(te.compute((4,), lambda i: A[i] * 2, name="B"))
+      >>> s.note("too short for lanes")
+      >>> print(s)
+      kernel B(A: float32[4], B: float32[4]) -> (B) {
+        note "too short for lanes"
+        for B.i in 0..4 {
+          B[B.i] = A[B.i] * 2.0f
+        }
+      }
+    """
+    return replace(kernel, notes=(*kernel.notes, text))
 
 
 def _clean(s: Stmt) -> Stmt:
