@@ -14,6 +14,10 @@ The text follows the loop program statement by statement; nothing is left to LLV
   constant offset with one vector type, which lets LLVM promote it to SSA values, so that accumulators stay in registers over
   the whole reduction.
 
+- An *instruction* (`Call`) is emitted as its data says: an intrinsic on vector registers, once for each iteration of the loops that do
+  not run inside of a register, in the order of its meaning. Each register is loaded when it is first needed, each result stored at
+  the end.
+
 Values are memoised (expressions are hash-consed), in scopes: what is computed inside a branch or loop is unknown outside of it,
 and what was read from a buffer is forgotten when the buffer is written. Sums of products accumulate with fused multiply-add where
 the target has it. Objects import nothing.
@@ -23,6 +27,7 @@ Parameters point to disjoint memory, aligned as their elements are. Variables st
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,6 +40,7 @@ from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir.dtypes import is_integer, itemsize
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, const, substitute
+from tcomp.ir.instruction import VectorOp, match
 from tcomp.ir.loops import Buffer, Kernel, Stmt
 from tcomp.ir.simplify import Linear, difference, from_linear, linear, prove, simplify
 from tcomp.target import Target
@@ -213,6 +219,8 @@ class Function(Builder):
             case L.Allocate(buffer, body):
                 self.allocate(buffer)
                 self.statement(body)
+            case L.Call():
+                self.instruction(s)
             case _:
                 raise CodegenError(f"a {type(s).__name__} cannot be compiled for a CPU", where=self.module.name)
 
@@ -370,6 +378,61 @@ class Function(Builder):
                 f"  %a{self.count} = alloca [{size + MAX_LANES} x {self.module.memory_type(buffer.dtype)}], align {_ALIGN}"
             )
             self.private.add(buffer)
+
+    # ------------------------------------------------------------ instructions
+
+    def instruction(self, s: L.Call) -> None:
+        instruction, op = s.instruction, s.instruction.emission
+        where = f"{self.module.name}: {instruction.name}"
+        if not isinstance(op, VectorOp) or not any(map(self.target.has, instruction.features)):
+            raise CodegenError(
+                f"the target has no instruction `{instruction.name}`",
+                where=f"{self.module.name} for `{self.target}`",
+                why=f"it needs {' or '.join(instruction.features)}",
+            )
+        if self.lane is not None:
+            raise CodegenError(f"an instruction inside of the vectorized loop `{self.lane.name}`", where=where)
+        roles = match(instruction, s.body)
+        loops, places, result = instruction.loops, instruction.places(), instruction.result
+        inside = {instruction.leaf.indices[-1]: op.lanes} | ({loops[-1].var: op.group} if op.group > 1 else {})
+        steps = [range(0, int(x.extent), inside.get(x.var, 1)) for x in loops]
+        operands = {b.name: b for b in instruction.meaning.buffers}
+        registers: dict[Any, str] = {}
+        addresses: dict[Any, tuple[str, int]] = {}  # of the results: pointer, alignment
+        total = self.module.type(result.dtype, op.lanes)
+        for point in itertools.product(*steps):
+            at = dict(zip((x.var for x in loops), point, strict=True))
+            self.constants |= {v: at[role] for role, v in roles.loops.items()}
+            arguments = []
+            for name in op.arguments:
+                b = operands[name]
+                key = (b, *(at[i] for i in places[b]))
+                if key not in registers:
+                    address = self.address(*roles.accesses[b])
+                    width = op.group if b is not result else 1
+                    count = width * op.lanes if instruction.leaf.indices[-1] in places[b] else width
+                    registers[key] = self.register(b.dtype, width * op.lanes, count, address)
+                    if b is result:
+                        addresses[key] = address.pointer, address.align
+                arguments.append(f"{self.module.type(b.dtype, op.lanes * (1 if b is result else op.group))} {registers[key]}")
+            types = ", ".join(a.rsplit(" ", 1)[0] for a in arguments)
+            self.module.declarations.setdefault(op.intrinsic, f"declare {total} @{op.intrinsic}({types})")
+            written = (result, *(at[i] for i in places[result]))
+            registers[written] = self.op(f"call {total} @{op.intrinsic}({', '.join(arguments)})")
+        for v in roles.loops.values():
+            del self.constants[v]
+        for key, (pointer, align) in addresses.items():
+            self.line(f"store {total} {registers[key]}, ptr {pointer}, align {align}")
+        self.forget((roles.accesses[result][0],))
+
+    def register(self, dtype: str, lanes: int, count: int, address: Address) -> str:
+        """A register of `lanes` elements, of which `count` lie in memory: repeated from there on."""
+        type_ = self.module.memory_type(dtype, lanes)
+        if count == lanes:
+            return self.op(f"load {type_}, ptr {address.pointer}, align {address.align}")
+        bits, copies = f"uint{8 * itemsize(dtype) * count}", lanes // count
+        part = Value(self.op(f"load {self.module.type(bits)}, ptr {address.pointer}, align {address.align}"), bits)
+        return self.op(f"bitcast {self.module.type(bits, copies)} {self.spread(part, copies)} to {type_}")
 
     # ------------------------------------------------------------ parallel loops
 

@@ -19,9 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, Expr, ExprLike, Reducer, as_expr
+
+if TYPE_CHECKING:
+    from tcomp.ir.instruction import Instruction
 
 SERIAL, PARALLEL, UNROLLED, VECTORIZED = "serial", "parallel", "unrolled", "vectorized"
 GPU_AXES = tuple(f"{level}.{axis}" for level in ("block", "thread") for axis in "xyz")
@@ -117,6 +121,18 @@ class Allocate(Stmt):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class Call(Stmt):
+    """A nest that one machine instruction executes: `body` says what it computes, and equals the meaning of the instruction.
+
+    So it is to every analysis what its body is. `instruction.match(call.instruction, call.body)` says which loop and buffer of the body
+    plays which part; where a rewrite of the body leaves it without one, the program is malformed.
+    """
+
+    instruction: Instruction
+    body: Stmt
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Kernel:
     """A loop program with a name: `buffers` in the order of the call, written ones among them listed in `outputs`.
 
@@ -163,7 +179,7 @@ def children(stmt: Stmt) -> tuple[Stmt, ...]:
     match stmt:
         case Block(stmts):
             return stmts
-        case For(body=body) | While(body=body) | Allocate(body=body):
+        case For(body=body) | While(body=body) | Allocate(body=body) | Call(body=body):
             return (body,)
         case If(_, then, None):
             return (then,)
@@ -177,7 +193,7 @@ def with_children(stmt: Stmt, new: Sequence[Stmt]) -> Stmt:
     match stmt:
         case Block():
             return block(*new)
-        case For() | While() | Allocate():
+        case For() | While() | Allocate() | Call():
             return replace(stmt, body=new[0])
         case If():
             return replace(stmt, then=new[0], otherwise=new[1] if len(new) > 1 else None)

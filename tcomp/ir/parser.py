@@ -20,6 +20,7 @@ from tcomp.ir import loops as L
 from tcomp.ir.dtypes import BITS, integer_range, to_numpy
 from tcomp.ir.expr import BINARY, INDEX, UNARY, Dim, Expr, Reducer, const
 from tcomp.ir.graph import STRUCTURAL, Graph, Node, Operator, Value
+from tcomp.ir.instruction import ELEMENT, LANE, Fragment, Instruction, Operand, VectorOp, WarpOp
 from tcomp.ir.layout import Layout, Piece
 from tcomp.ir.printer import INFIX, PREFIX, SUFFIXES, UNARY_PRECEDENCE, standard_reducers
 from tcomp.ir.te import Extern, Tensor
@@ -55,6 +56,12 @@ def parse_kernel(text: str) -> L.Kernel:
     return parser.whole(parser.kernel)
 
 
+def parse_instruction(text: str) -> Instruction:
+    """An instruction printed by `print_instruction`."""
+    parser = _Parser(text)
+    return parser.whole(parser.instruction)
+
+
 def parse_te(text: str) -> list[Tensor]:
     """The outputs of tensor expressions printed by `print_te`."""
     parser = _Parser(text)
@@ -82,6 +89,7 @@ class _Parser:
         self.variables: dict[str, Expr] = {}
         self.arrays: dict[str, Any] = {}
         self.reducers: dict[str, Reducer] = {}
+        self.instructions: dict[str, Instruction] = {}
         self.values: dict[str, Value] = {}
         self.operators: Mapping[str, Operator] = {}
         self.constants: Mapping[str, np.ndarray] = {}
@@ -435,7 +443,74 @@ class _Parser:
         while self.accept("note"):
             notes.append(self.string())
         self.reducer_declarations()
+        while self.peek("instruction"):
+            i = self.instruction()
+            self.instructions[i.name] = i
         return L.Kernel(name, tuple(buffers), tuple(outputs), scalars, self.body(), tuple(notes))
+
+    def instruction(self) -> Instruction:
+        outer_arrays, outer_variables = self.arrays, self.variables
+        self.arrays, self.variables = {}, {}
+        self.expect("instruction")
+        start, name = self.token.start, self.name()
+        self.expect("(")
+        buffers = tuple(self.listed(self.buffer, ")"))
+        self.expect("->")
+        self.expect("(")
+        outputs = tuple(self.listed(self.array, ")"))
+        self.expect("{")
+        operands = [self.operand(b) for b in buffers]
+        self.expect("needs")
+        features = [self.string()]
+        while self.accept(","):
+            features.append(self.string())
+        self.expect("takes")
+        cycles = self.number()
+        self.expect("cycles")
+        uops = self.integer()
+        self.expect("uops")
+        reassociates = self.accept("reassociates")
+        self.expect("emits")
+        vector = self.accept("vector")
+        if not vector:
+            self.expect("warp")
+        code = self.string()
+        self.expect("(")
+        arguments = tuple(self.listed(self.name, ")"))
+        emission: VectorOp | WarpOp = WarpOp(code, arguments)
+        if vector:
+            self.expect("lanes")
+            lanes = self.integer()
+            self.expect("group")
+            emission = VectorOp(code, arguments, lanes, self.integer())
+        meaning = L.Kernel("meaning", buffers, outputs, (), self.body())
+        self.arrays, self.variables = outer_arrays, outer_variables
+        try:
+            return Instruction(name, meaning, tuple(operands), emission, tuple(features), float(cycles.attr), uops, reassociates)
+        except IRError as error:
+            self.fail(f"{error.what}: {error.why}", start)
+
+    def operand(self, b: L.Buffer) -> Operand:
+        self.expect("operand")
+        start = self.token.start
+        if self.array() is not b:
+            self.fail(f"the operands stand in the order of the buffers, here `{b.name}`", start)
+        self.expect("[")
+        strides = tuple(self.listed(lambda: None if self.accept("_") else self.integer(), "]"))
+        scopes = list(L.SCOPES)
+        if self.accept("in"):
+            scopes = [self.name()]
+            while self.accept(","):
+                scopes.append(self.name())
+        if not self.accept("holds"):
+            return Operand(strides, tuple(scopes))
+        count = self.integer()
+        self.expect("at")
+        self.expect("[")
+        self.variables |= {LANE.name: LANE, ELEMENT.name: ELEMENT}
+        indices = tuple(self.listed(self.expression, "]"))
+        self.variables = {}
+        return Operand(strides, tuple(scopes), Fragment(indices, count))
 
     def body(self) -> L.Stmt:
         """Statements up to and including the closing brace."""
@@ -464,6 +539,13 @@ class _Parser:
                 return L.If(cond, then)
             self.expect("{")
             return L.If(cond, then, self.body())
+        if keyword == "call":
+            self.take()
+            start, name = self.token.start, self.name()
+            if name not in self.instructions:
+                self.fail(f"no instruction is called `{name}` here", start)
+            self.expect("{")
+            return L.Call(self.instructions[name], self.body())
         if keyword == "while":
             self.take()
             cond = self.expression()

@@ -39,7 +39,8 @@ from tcomp.ir import te
 from tcomp.ir.dtypes import BITS, SIGNED, is_float
 from tcomp.ir.expr import INDEX, Dim, Expr, Reducer, as_expr
 from tcomp.ir.graph import Graph, Node, Value
-from tcomp.ir.loops import SERIAL, Accumulate, Allocate, Block, Buffer, For, If, Kernel, Stmt, Store, While
+from tcomp.ir.instruction import ELEMENT, LANE, Instruction, VectorOp
+from tcomp.ir.loops import SCOPES, SERIAL, Accumulate, Allocate, Block, Buffer, Call, For, If, Kernel, Stmt, Store, While
 
 INFIX = {  # symbol and precedence; all associate to the left, comparisons not at all
     "mul": ("*", 7), "div": ("/", 7), "floordiv": ("//", 7), "mod": ("%", 7), "add": ("+", 6), "sub": ("-", 6),
@@ -52,7 +53,8 @@ SUFFIXES = {"float32": "f", "float64": "", "float16": "f16", "bfloat16": "bf16",
     d: f"{'i' if d in SIGNED else 'u'}{bits}" for d, bits in BITS.items() if "int" in d and d != INDEX
 }
 RESERVED = frozenset(
-    ("_", "let", "in", "for", "if", "else", "while", "alloc", "inf", "nan", "true", "false", "none", "return", "extern", "reducer", "const")
+    ("_", "let", "in", "for", "if", "else", "while", "alloc", "call", "inf", "nan", "true", "false", "none", "return", "extern", "reducer")
+    + ("instruction", "const")
 )
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*")
 INLINE = 8  # constants of graphs up to this many elements are printed by value
@@ -73,6 +75,11 @@ def print_stmt(stmt: Stmt) -> str:
 def print_kernel(kernel: Kernel) -> str:
     """A loop program with its declarations."""
     return "\n".join(_Printer().kernel(kernel))
+
+
+def print_instruction(instruction: Instruction) -> str:
+    """An instruction: its operands, what it demands and costs, its emission, its meaning."""
+    return "\n".join(_Printer().instruction(instruction, ""))
 
 
 def print_te(outputs: Sequence[te.Tensor]) -> str:
@@ -158,6 +165,7 @@ class _Printer:
     def __init__(self, canonical: bool = False) -> None:
         self.variables, self.arrays, self.values = _Names(), _Names(), _Names()
         self.reducers = _Names(standard_reducers("bool"))
+        self.instructions = _Names()
         self.canonical = canonical
 
     @contextmanager
@@ -298,7 +306,34 @@ class _Printer:
         lines = [f"kernel {quoted(kernel.name)}{dims}({buffers}) -> ({outputs}) {{"]
         lines += [f"  note {json.dumps(note)}" for note in kernel.notes]
         body = self.statement(kernel.body, "  ")
-        return [*lines, *self.reducer_lines(), *body, "}"]
+        instructions = [line for i in self.instructions.free for line in self.instruction(i, "  ")]
+        return [*lines, *self.reducer_lines(), *instructions, *body, "}"]
+
+    def instruction(self, i: Instruction, indent: str) -> list[str]:
+        """A declaration, in scopes of its own; reducers are those of the kernel."""
+        inner, op = _Printer(), i.emission
+        inner.reducers = self.reducers
+        buffers = ", ".join(inner.buffer(b) for b in i.meaning.buffers)
+        lines = [f"{indent}instruction {self.instructions(i, i.name)}({buffers}) -> ({quoted(i.result.name)}) {{"]
+        inside = indent + "  "
+        for b, o in zip(i.meaning.buffers, i.operands, strict=True):
+            strides = ", ".join("_" if s is None else str(s) for s in o.strides)
+            scopes = "" if o.scopes == SCOPES else f" in {', '.join(o.scopes)}"
+            fragment = ""
+            if o.fragment is not None:
+                inner.variables.bind(LANE, LANE.name)
+                inner.variables.bind(ELEMENT, ELEMENT.name)
+                with inner.scope(inner.variables, (LANE, ELEMENT)):
+                    fragment = f" holds {o.fragment.count} at [{inner.listed(o.fragment.indices, '')}]"
+            lines.append(f"{inside}operand {quoted(b.name)}[{strides}]{scopes}{fragment}")
+        order = " reassociates" if i.reassociates else ""
+        lines.append(f"{inside}needs {', '.join(map(json.dumps, i.features))} takes {float(i.cycles)!r} cycles {i.uops} uops{order}")
+        called = f"({', '.join(map(quoted, op.arguments))})"
+        if isinstance(op, VectorOp):
+            lines.append(f"{inside}emits vector {json.dumps(op.intrinsic)}{called} lanes {op.lanes} group {op.group}")
+        else:
+            lines.append(f"{inside}emits warp {json.dumps(op.ptx)}{called}")
+        return [*lines, *inner.statement(i.meaning.body, inside), indent + "}"]
 
     def statement(self, stmt: Stmt, indent: str) -> list[str]:
         """The lines of a statement."""
@@ -335,6 +370,8 @@ class _Printer:
                 head = f"{indent}alloc {self.buffer(b)}"
                 with self.scope(self.arrays, [b]):
                     return [head, *self.statement(body, indent)]
+            case Call(instruction, body):
+                return self.braced(f"{indent}call {self.instructions(instruction, instruction.name)}", body, indent)
         raise IRError(f"no statement of the loop IR: {type(stmt).__name__}")
 
     def braced(self, head: str, body: Stmt, indent: str) -> list[str]:

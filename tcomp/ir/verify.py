@@ -17,6 +17,7 @@ from tcomp.ir import te
 from tcomp.ir.dtypes import BITS, integer_range, is_float, is_integer, to_numpy
 from tcomp.ir.expr import BINARY, BITWISE, COMPARISON, INDEX, PREDICATES, UNARY, Dim, Expr, as_expr, bounds
 from tcomp.ir.graph import IF, KERNEL, STRUCTURAL, Graph, Node, Value, infer
+from tcomp.ir.instruction import match
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import (
     GPU_AXES,
@@ -29,6 +30,7 @@ from tcomp.ir.loops import (
     Allocate,
     Block,
     Buffer,
+    Call,
     For,
     If,
     Kernel,
@@ -378,6 +380,9 @@ class _Loops:
                 self.writable.add(b)
                 self.statement(body)
                 self.buffers.discard(b)
+            case Call(instruction, body):
+                self.statement(body)
+                match(instruction, body)
             case _:
                 _fail(f"{type(stmt).__name__} is no statement", self.where)
 

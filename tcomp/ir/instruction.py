@@ -1,0 +1,422 @@
+"""Machine instructions as data: what one computes (a loop program), what it demands, what it costs, and how it is emitted.
+
+The *meaning* is a kernel over the operands: one perfect nest of serial loops of constant extent around one store or accumulation, in
+which every index is a loop. An instruction that multiplies a row by a panel of 16 columns means
+
+    for k in 0..1 { for r in 0..1 { for j in 0..16 { acc[r, j] += a[r, k] * b[k, j] } } }
+
+`match` finds the meaning in a nest of a program. Each loop of the meaning plays a *role*: the operands that it moves, and how often it
+runs. A loop of the nest takes the role if it moves the same operands, runs as often, and moves each of them by the stride that the
+instruction demands there. Nests are equal up to the order of their loops and of commutative operands; nothing else is forgiven.
+
+    program   C[i * 6 + r, j * 16 + l] += A[i * 6 + r, k] * B[k, j * 16 + l]     in loops r, l, k
+    roles     r: r (moves acc and a)   l: j (acc and b)   k: k (a and b)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from tcomp.errors import IRError
+from tcomp.ir import expr as E
+from tcomp.ir.dtypes import is_float
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
+from tcomp.ir.loops import SCOPES, SERIAL, Accumulate, Buffer, For, Kernel, Stmt, Store
+from tcomp.ir.simplify import difference, prove, simplify
+
+WARP = 32  # threads
+LANE = loop_var("lane", WARP)  # a thread of the warp
+ELEMENT = E.var("e", 0)  # one of the elements that a thread holds
+_COMMUTATIVE = ("add", "mul", "min", "max", "and", "or", "xor")
+
+Leaf = Store | Accumulate
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """How an operand is divided among the threads of a warp: the thread `LANE` holds `count` elements, of which number `ELEMENT` lies
+    at `indices`."""
+
+    indices: tuple[Expr, ...]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """What an instruction demands of a buffer: its stride along each dimension of the operand, in elements (None: any), and its scope.
+
+    `fragment` is there for the operands of a `WarpOp`.
+    """
+
+    strides: tuple[int | None, ...]
+    scopes: tuple[str, ...] = SCOPES
+    fragment: Fragment | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VectorOp:
+    """Emission for a CPU: an LLVM intrinsic on vector registers, once for each iteration of the loops that are not inside of them.
+
+    The result has `lanes` elements along the last dimension of the operand that is written. In each lane, `group` elements of the
+    others meet (the innermost loop of the meaning, if there is more than one). An operand that does not move along the lanes is
+    the same in all of them. `arguments` names the operands in the order of the intrinsic.
+    """
+
+    intrinsic: str
+    arguments: tuple[str, ...]
+    lanes: int
+    group: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WarpOp:
+    """Emission for a GPU: a PTX instruction that the threads of a warp execute together on their fragments.
+
+    `arguments` names the operands in its order, the result first. Without `ptx` each thread computes the elements of its own.
+    """
+
+    ptx: str
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Instruction:
+    """`meaning` over its buffers, an `Operand` for each; the last written one is the only output.
+
+    A target must have one of `features` (for a GPU, an architecture at least as new as one of them). `cycles` is the time between two of them
+    with operands in the first-level cache, `uops` counts micro-operations. With `reassociates` the sum of floats is in an order of its own.
+    Raises `IRError` where the meaning is not of the form above or does not fit the emission.
+    """
+
+    name: str
+    meaning: Kernel
+    operands: tuple[Operand, ...]
+    emission: VectorOp | WarpOp
+    features: tuple[str, ...]
+    cycles: float
+    uops: int
+    reassociates: bool = False
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def __str__(self) -> str:
+        from tcomp.ir.printer import print_instruction
+
+        return print_instruction(self)
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def loops(self) -> list[For]:
+        return _perfect(self.meaning.body)[0]
+
+    @property
+    def leaf(self) -> Leaf:
+        leaf = _perfect(self.meaning.body)[1]
+        assert isinstance(leaf, Leaf)
+        return leaf
+
+    @property
+    def result(self) -> Buffer:
+        return self.leaf.buffer
+
+    def places(self) -> dict[Buffer, tuple[Expr, ...]]:
+        """The loops that index each operand."""
+        found = {self.result: self.leaf.indices}
+        return found | {r.attr: r.args for r in E.reads(self.leaf.value)}
+
+    def operand(self, buffer: Buffer) -> Operand:
+        return self.operands[self.meaning.buffers.index(buffer)]
+
+
+def _perfect(s: Stmt) -> tuple[list[For], Stmt]:
+    loops = []
+    while isinstance(s, For):
+        loops.append(s)
+        s = s.body
+    return loops, s
+
+
+def _check(instruction: Instruction) -> None:
+    def fail(why: str) -> NoReturn:
+        raise IRError(f"`{instruction.name}` is no instruction", where=str(instruction.meaning), why=why)
+
+    meaning = instruction.meaning
+    loops, leaf = _perfect(meaning.body)
+    if not isinstance(leaf, Leaf) or any(x.kind != SERIAL or not isinstance(x.extent, int) or x.extent < 1 for x in loops):
+        fail("its meaning is not one store in serial loops of constant extent")
+    variables = [x.var for x in loops]
+    reads = E.reads(leaf.value)
+    for indices in (leaf.indices, *(r.args for r in reads)):
+        if not set(indices) <= set(variables) or len(set(indices)) < len(indices):
+            fail("an index is not a loop of its own")
+    read = [r.attr for r in reads]
+    if len(set(read)) < len(read) or leaf.buffer in read:
+        fail("it reads a buffer in two places")
+    if set(meaning.buffers) != {leaf.buffer, *read} or meaning.outputs != (leaf.buffer,) or meaning.scalars:
+        fail("its buffers are not the operands of the store")
+    if [len(o.strides) for o in instruction.operands] != [len(b.shape) for b in meaning.buffers]:
+        fail("there is not one stride for each dimension of each operand")
+    extents = {x.var: x.extent for x in loops}
+    if any(extents[i] != n for b, indices in instruction.places().items() for i, n in zip(indices, b.shape, strict=True)):
+        fail("a loop does not run over the dimension that it indexes")
+    op, names = instruction.emission, [b.name for b in meaning.buffers]
+    if not set(op.arguments) <= set(names):
+        fail("its emission takes an operand that it does not have")
+    if isinstance(op, VectorOp):
+        if sorted(op.arguments) != sorted(names):
+            fail("its emission does not take each operand once")
+        _check_vector(instruction, op, fail)
+    else:
+        for b, o in zip(meaning.buffers, instruction.operands, strict=True):
+            f = o.fragment
+            if f is None or len(f.indices) != len(b.shape) or f.count * WARP != _size(b):
+                fail(f"the threads of a warp do not divide `{b.name}` among them")
+
+
+def _size(b: Buffer) -> int:
+    result = 1
+    for n in b.shape:
+        result *= int(n)
+    return result
+
+
+def _check_vector(instruction: Instruction, op: VectorOp, fail: object) -> None:
+    assert callable(fail)
+    loops, result = instruction.loops, instruction.result
+    if not result.shape or not isinstance(n := result.shape[-1], int) or n % op.lanes:
+        fail("the lanes do not divide the last dimension of the result")
+    lane = instruction.leaf.indices[-1]
+    inside = [lane] if op.group == 1 else [lane, loops[-1].var]
+    if op.group > 1 and (loops[-1].extent != op.group or loops[-1].var in instruction.leaf.indices):
+        fail("its innermost loop is not the group that meets in a lane")
+    for b, indices in instruction.places().items():
+        needed = {lane: op.group if b is not result else 1, inside[-1]: 1}
+        for i, stride in zip(indices, instruction.operand(b).strides, strict=True):
+            if i in inside and stride != needed[i]:
+                fail(f"`{b.name}` does not lie side by side along `{i.name}`")
+
+
+# ---------------------------------------------------------------- matching
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """How a nest plays the meaning of an instruction: `loops` gives each loop of the meaning that runs more than once its counterpart,
+    `accesses` each operand its buffer and the indices there."""
+
+    loops: Mapping[Expr, Expr]
+    accesses: Mapping[Buffer, tuple[Buffer, tuple[Expr, ...]]]
+
+    def indices(self, operand: Buffer, at: Mapping[Expr, Expr]) -> tuple[Expr, ...]:
+        """Where in its buffer an operand's element lies, for values of the loops of the meaning."""
+        values = {v: at[role] for role, v in self.loops.items()}
+        return tuple(simplify(E.substitute(i, values)) for i in self.accesses[operand][1])
+
+
+class _Mismatch(Exception):
+    """What differs, in words."""
+
+
+def match(instruction: Instruction, nest: Stmt) -> Match:
+    """The roles of the loops of a nest that equals the meaning. Raises `IRError` that says what differs and shows both."""
+    try:
+        return _match(instruction, nest)
+    except _Mismatch as difference:
+        sides = f"{nest}\nis not `{instruction.name}`:\n{instruction.meaning.body}"
+        raise IRError(f"the loops are not what `{instruction.name}` computes", where="\n" + sides, why=str(difference)) from None
+
+
+def _match(instruction: Instruction, nest: Stmt) -> Match:
+    loops, leaf = _perfect(nest)
+    if not isinstance(leaf, Leaf):
+        inside = str(leaf).split("\n", 1)[0] or "nothing"
+        raise _Mismatch(f"inside the loops stands not one store but `{inside}`")
+    for x in loops:
+        if x.kind != SERIAL:
+            raise _Mismatch(f"loop `{x.var.name}` is {x.kind}, those of an instruction are serial")
+        if not isinstance(x.extent, int):
+            raise _Mismatch(f"loop `{x.var.name}` runs {x.extent} times, which is not constant")
+    once: dict[Expr, Expr] = {x.var: as_expr(0) for x in loops if x.extent == 1}
+    loops = [x for x in loops if x.extent != 1]
+    bindings: list[_Binding] = []
+    differences: list[str] = []
+    for binding in _bindings(instruction.leaf, leaf, differences):
+        places = {b: (at, tuple(simplify(E.substitute(i, once)) for i in indices)) for b, (at, indices) in binding.items()}
+        bindings.append(places)
+    for places in bindings:
+        try:
+            return Match(_roles(instruction, loops, places), places)
+        except _Mismatch as difference:
+            differences.append(str(difference))
+    raise _Mismatch(differences[0])
+
+
+_Binding = dict[Buffer, tuple[Buffer, tuple[Expr, ...]]]
+
+
+def _bindings(meaning: Leaf, leaf: Leaf, differences: list[str]) -> Iterator[_Binding]:
+    """The ways to read a store as that of the meaning; where there is none, `differences` says why."""
+    if type(meaning) is not type(leaf):
+        verbs = ("accumulates", "stores") if isinstance(leaf, Accumulate) else ("stores", "accumulates")
+        differences.append(f"it {verbs[0]}, the instruction {verbs[1]}")
+        return
+    if isinstance(meaning, Accumulate) and isinstance(leaf, Accumulate):
+        r, s = leaf.reducer, meaning.reducer
+        if r(s.lhs, s.rhs) is not s.combine or r.identity is not s.identity:
+            differences.append(f"it folds with `{r.name}` of {r.identity.dtype}, the instruction with `{s.name}` of {s.identity.dtype}")
+            return
+    if leaf.buffer.dtype != meaning.buffer.dtype:
+        differences.append(f"`{leaf.buffer.name}` is {leaf.buffer.dtype}, `{meaning.buffer.name}` is {meaning.buffer.dtype}")
+        return
+    for binding in _unified(meaning.value, leaf.value, {}, differences):
+        yield {meaning.buffer: (leaf.buffer, leaf.indices), **binding}
+
+
+def _unified(m: Expr, e: Expr, bound: _Binding, differences: list[str]) -> Iterator[_Binding]:
+    if m.op == "read" and e.op == "read" and m.dtype == e.dtype:
+        yield {**bound, m.attr: (e.attr, e.args)}
+    elif m.op == "read" and e.op == "read":
+        differences.append(f"`{e}` is {e.dtype}, `{m}` is {m.dtype}")
+    elif m.op in ("read", "const", "var") or (m.op, m.dtype, m.attr) != (e.op, e.dtype, e.attr):
+        if m is e:
+            yield bound
+        else:
+            differences.append(f"`{e}` of {e.dtype} stands where the instruction has `{m}` of {m.dtype}")
+    else:
+        orders = [e.args, e.args[::-1]] if m.op in _COMMUTATIVE and e.args[0] is not e.args[1] else [e.args]
+        for args in orders:
+            yield from _all_unified(m.args, args, bound, differences)
+
+
+def _all_unified(ms: Sequence[Expr], es: Sequence[Expr], bound: _Binding, differences: list[str]) -> Iterator[_Binding]:
+    if not ms:
+        yield bound
+        return
+    for first in _unified(ms[0], es[0], bound, differences):
+        yield from _all_unified(ms[1:], es[1:], first, differences)
+
+
+def _roles(instruction: Instruction, loops: Sequence[For], places: _Binding) -> dict[Expr, Expr]:
+    """Loop of the meaning -> loop of the nest; those that run once have been taken out."""
+    result = instruction.result
+    written, written_at = places[result]
+    for operand, (buffer, indices) in places.items():
+        if any(r.attr is written for r in E.reads(*indices)):
+            raise _Mismatch(f"`{written.name}` is written, and read to find the place in `{buffer.name}`")
+        if buffer is written and operand is not result:
+            raise _Mismatch(f"`{buffer.name}` is written and read, `{result.name}` and `{operand.name}` are different buffers")
+        scopes = instruction.operand(operand).scopes
+        if buffer.scope not in scopes:
+            raise _Mismatch(f"`{buffer.name}` is in {buffer.scope} memory, `{operand.name}` must be in {' or '.join(scopes)} memory")
+    roles = [x for x in instruction.loops if x.extent != 1]
+    if len(roles) != len(loops):
+        listed = [", ".join(f"{x.var.name} ({x.extent})" for x in side) or "none" for side in (loops, roles)]
+        raise _Mismatch(f"its loops that run more than once are {listed[0]}; those of the instruction {listed[1]}")
+    strides = {operand: _strides(buffer, indices, [x.var for x in loops]) for operand, (buffer, indices) in places.items()}
+    wanted = {
+        x.var: {
+            operand: stride
+            for operand, indices in instruction.places().items()
+            for i, stride in zip(indices, instruction.operand(operand).strides, strict=True)
+            if i is x.var
+        }
+        for x in roles
+    }
+
+    def assigned(number: int, taken: tuple[For, ...]) -> tuple[For, ...] | None:
+        if number == len(roles):
+            return taken
+        for x in loops:
+            if x not in taken and _misfit(x, roles[number], wanted[roles[number].var], strides, places) is None:
+                found = assigned(number + 1, (*taken, x))
+                if found is not None:
+                    return found
+        return None
+
+    found = assigned(0, ())
+    if found is None:
+        raise _Mismatch(_explained(loops, roles, wanted, strides, places))
+    mapping = {role.var: x.var for role, x in zip(roles, found, strict=True)}
+    _check_order(instruction, roles, [x.var for x in loops], mapping)
+    moved = [(strides[result][x.var], int(x.extent)) for x in found if x.var in _moving(strides[result])]
+    if not _distinct(moved):
+        place = ", ".join(map(str, written_at))
+        raise _Mismatch(f"`{written.name}[{place}]` is the same element in several iterations, `{result.name}` has one for each")
+    return mapping
+
+
+def _strides(buffer: Buffer, indices: Sequence[Expr], variables: Sequence[Expr]) -> dict[Expr, Dim]:
+    """By how many elements the place moves along each loop. It must not depend on where the loops are."""
+    position: Expr = as_expr(0)
+    for i, n in zip(indices, buffer.shape, strict=True):
+        position = position * as_expr(n) + i
+    position = simplify(position)
+    found: dict[Expr, Dim] = {}
+    for v in variables:
+        step = difference(E.substitute(position, {v: v + 1}), position)
+        if set(E.variables(step)) & set(variables) or E.reads(step):
+            raise _Mismatch(f"`{buffer.name}` does not move by equal steps along `{v.name}`")
+        found[v] = as_dim(step)
+    return found
+
+
+def _moving(strides: Mapping[Expr, Dim]) -> set[Expr]:
+    return {v for v, s in strides.items() if s != 0}
+
+
+def _misfit(
+    x: For, role: For, wanted: Mapping[Buffer, int | None], strides: Mapping[Buffer, Mapping[Expr, Dim]], places: _Binding
+) -> tuple[int, str] | None:
+    """Why a loop cannot take a role (and how near it comes to it); None if it can."""
+    moves = {operand for operand in strides if x.var in _moving(strides[operand])}
+    if moves != set(wanted):
+        names = [" and ".join(sorted(n)) or "nothing" for n in ({places[o][0].name for o in moves}, {places[o][0].name for o in wanted})]
+        return 0, f"loop `{x.var.name}` moves {names[0]}, `{role.var.name}` of the instruction would move {names[1]}"
+    if x.extent != role.extent:
+        return 1, f"loop `{x.var.name}` runs {x.extent} times, `{role.var.name}` of the instruction {role.extent} times"
+    for operand, stride in wanted.items():
+        step = strides[operand][x.var]
+        if stride is not None and step != stride:
+            here = f"`{places[operand][0].name}` moves by {step} elements along `{x.var.name}`"
+            return 2, f"{here}, `{operand.name}` must move by {stride} along `{role.var.name}`"
+    return None
+
+
+def _explained(
+    loops: Sequence[For], roles: Sequence[For], wanted: Mapping[Expr, Mapping[Buffer, int | None]],
+    strides: Mapping[Buffer, Mapping[Expr, Dim]], places: _Binding,
+) -> str:  # fmt: skip
+    """Why no loop can take some role: what keeps the one that comes nearest."""
+    for role in roles:
+        misfits = [_misfit(x, role, wanted[role.var], strides, places) for x in loops]
+        if None not in misfits:
+            return max((m for m in misfits if m is not None), key=lambda m: m[0])[1]
+    names = ", ".join(x.var.name for x in roles)
+    return f"each of its loops can take a role, but not all of the roles {names} at once"
+
+
+def _check_order(instruction: Instruction, roles: Sequence[For], loops: Sequence[Expr], mapping: Mapping[Expr, Expr]) -> None:
+    """Floats are added in the order of the meaning."""
+    leaf = instruction.leaf
+    if instruction.reassociates or not isinstance(leaf, Accumulate) or not is_float(leaf.value.dtype):
+        return
+    folds = [mapping[x.var] for x in roles if x.var not in leaf.indices]
+    if folds != sorted(folds, key=loops.index):
+        order = ", ".join(v.name for v in folds)
+        raise _Mismatch(f"sums of {leaf.value.dtype} depend on their order: the loops that fold must be nested as {order}")
+
+
+def _distinct(moved: Sequence[tuple[Dim, int]]) -> bool:
+    """Whether elements at these strides, for so many iterations each, are certainly different ones."""
+    known = sorted((abs(s), n) for s, n in moved if isinstance(s, int))
+    reach: Expr = as_expr(0)
+    for stride, extent in [*known, *((s, n) for s, n in moved if not isinstance(s, int))]:
+        if not prove(reach < as_expr(stride)):
+            return False
+        reach = simplify(reach + as_expr(stride) * (extent - 1))
+    return True

@@ -1,0 +1,206 @@
+"""The instructions that `tensorize` is given: generators of `Instruction`s, each of whose meaning its docstring shows.
+
+An instruction is named by the call that makes it, so that a trace can say it in few words; `named` reads the name back.
+
+Costs are of the cores they were made for: two 512-bit FMA ports (x86 servers), two 128-bit pipes (NEON), a tensor core of sm_80.
+Sources: Intel Intrinsics Guide; Arm Architecture Reference Manual, C7.2 (SDOT); PTX ISA 8.5, section 9.7.14 (mma fragments).
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from tcomp.errors import ScheduleError
+from tcomp.ir import expr as E
+from tcomp.ir import te
+from tcomp.ir.dtypes import BITS
+from tcomp.ir.expr import Expr, Reducer
+from tcomp.ir.instruction import ELEMENT, LANE, Fragment, Instruction, Operand, VectorOp, WarpOp
+from tcomp.ir.loops import Accumulate, Buffer, Kernel, Stmt, Store, loop
+from tcomp.ir.parser import parse_instruction
+from tcomp.target import Target
+
+_ISAS = {  # bits of a vector, the feature that multiplies and adds them
+    "avx512": (512, "avx512f"),
+    "avx2": (256, "fma"),
+    "neon": (128, "neon"),
+}
+
+
+def isa_of(target: Target) -> str:
+    """The widest of the instruction sets of `fma_tile` that a target has. Raises `ScheduleError` where it has none."""
+    for isa, (bits, feature) in _ISAS.items():
+        if target.has(feature) and bits <= target.vector_bits:
+            return isa
+    raise ScheduleError(f"`{target}` has no fused multiply-add of vectors", hint=f"the instruction sets are {', '.join(_ISAS)}")
+
+
+@cache
+def fma_tile(rows: int, vectors: int, unroll: int = 1, isa: str = "avx512", dtype: str = "float32") -> Instruction:
+    """A register tile of `rows` x `vectors` accumulators, updated `unroll` times by a column of `a` and a row of `b`:
+
+        for k in 0..unroll { for r in 0..rows { for j in 0..vectors*lanes { acc[r, j] += a[r, k] * b[k, j] } } }
+
+    `rows * vectors + vectors + 1` registers are used, of 32 (avx512, neon) or 16 (avx2). `dtype` is float32 or float64.
+    """
+    if isa not in _ISAS or dtype not in ("float32", "float64"):
+        raise ScheduleError(f"fma_tile of {dtype} for `{isa}`", hint=f"float32 or float64, for one of {', '.join(_ISAS)}")
+    bits, feature = _ISAS[isa]
+    lanes = bits // BITS[dtype]
+    suffix = {"float32": "f32", "float64": "f64"}[dtype]
+    op = VectorOp(f"llvm.fma.v{lanes}{suffix}", ("a", "b", "acc"), lanes)
+    return _panel("fma_tile", (rows, vectors, unroll, isa, dtype), (rows, vectors, unroll), (dtype, dtype, dtype), op, feature)
+
+
+@cache
+def vpdpbusd(rows: int, vectors: int, unroll: int = 1, bits: int = 512) -> Instruction:
+    """AVX-512 VNNI (of 512 or 256 bits, there also AVX-VNNI): sums of four products of uint8 by int8, exact, in wrapping 32-bit integers.
+
+        for k in 0..unroll { for r in 0..rows { for j in 0..vectors*lanes { for g in 0..4 {
+          acc[r, j] += int32(a[r, k, g]) * int32(b[k, j, g])
+        } } } }
+
+    So `b` is packed in groups of four rows; `a` is as it is.
+    """
+    if bits not in (512, 256):
+        raise ScheduleError(f"vpdpbusd of {bits} bits", hint="512 or 256")
+    op = VectorOp(f"llvm.x86.avx512.vpdpbusd.{bits}", ("acc", "a", "b"), bits // 32, 4)
+    features = ("avx512vnni",) if bits == 512 else ("avx512vnni", "avxvnni")
+    return _panel("vpdpbusd", (rows, vectors, unroll, bits), (rows, vectors, unroll), ("int32", "uint8", "int8"), op, *features)
+
+
+@cache
+def sdot(rows: int, vectors: int, unroll: int = 1) -> Instruction:
+    """NEON: as `vpdpbusd` with four lanes, of int8 by int8."""
+    op = VectorOp("llvm.aarch64.neon.sdot.v4i32.v16i8", ("acc", "a", "b"), 4, 4)
+    return _panel("sdot", (rows, vectors, unroll), (rows, vectors, unroll), ("int32", "int8", "int8"), op, "dotprod")
+
+
+def _panel(
+    name: str, arguments: tuple[int | str, ...], sizes: tuple[int, int, int], dtypes: tuple[str, str, str], op: VectorOp, *features: str
+) -> Instruction:
+    """acc[r, j] += a[r, k, g] * b[k, j, g], the last dimension only where more than one element meets in a lane."""
+    rows, vectors, unroll = sizes
+    if min(sizes) < 1:
+        raise ScheduleError(f"`{_call(name, arguments)}` is no tile", hint="rows, vectors and unroll are positive")
+    columns, total = vectors * op.lanes, dtypes[0]
+    group = () if op.group == 1 else (op.group,)
+    acc, a, b = Buffer("acc", total, (rows, columns)), Buffer("a", dtypes[1], (rows, unroll, *group)), Buffer("b", dtypes[2], (unroll, columns, *group))
+
+    def body(k: Expr, r: Expr, j: Expr, *g: Expr) -> Stmt:
+        return Accumulate(acc, (r, j), E.cast(a[(r, k, *g)], total) * E.cast(b[(k, j, *g)], total), _sum(total))
+
+    def inner(k: Expr, r: Expr, j: Expr) -> Stmt:
+        return loop("g", op.group, lambda g: body(k, r, j, g)) if group else body(k, r, j)
+
+    nest = loop("k", unroll, lambda k: loop("r", rows, lambda r: loop("j", columns, lambda j: inner(k, r, j))))
+    operands = (Operand((None, 1)), Operand((None, None, *(1 for _ in group))), Operand((None, op.group, *(1 for _ in group))))
+    multiplies, loads = unroll * rows * vectors, unroll * (rows + vectors)
+    meaning = Kernel("meaning", (acc, a, b), (acc,), (), nest)
+    return Instruction(_call(name, arguments), meaning, operands, op, features, max(multiplies, loads) / 2, multiplies + loads)
+
+
+# ---------------------------------------------------------------- tensor cores
+
+_ACC = Fragment((LANE // 4 + ELEMENT // 2 * 8, LANE % 4 * 2 + ELEMENT % 2), 4)  # of 16 x 8 results
+_MMA = {  # dtype: (its name in PTX, that of the sum, depth, elements of one register, the oldest architecture)
+    "float16": ("f16", "float32", 16, 2, "sm_80"),
+    "bfloat16": ("bf16", "float32", 16, 2, "sm_80"),
+    "float32": ("tf32", "float32", 8, 1, "sm_80"),
+    "int8": ("s8", "int32", 32, 4, "sm_80"),
+}
+_REGISTER = ("register",)
+
+
+@cache
+def mma(dtype: str) -> Instruction:
+    """`mma.sync` on a tile of 16 x 8 results: depth 16 for float16 and bfloat16, 8 for float32 as tf32, 32 for int8.
+
+        for i in 0..16 { for j in 0..8 { for k in 0..depth { acc[i, j] += float32(a[i, k]) * float32(b[k, j]) } } }
+
+    Of float32 the product is `tf32(a) * tf32(b)`, of int8 the sum is int32. A sum in `register` scope is divided among the threads; it is
+    cleared by `mma_fill` and written by `mma_store`. Float sums are in an order of their own.
+    """
+    if dtype not in _MMA:
+        raise ScheduleError(f"mma of {dtype}", hint=f"one of {', '.join(_MMA)}")
+    kind, total, depth, per, arch = _MMA[dtype]
+    acc, a, b = Buffer("acc", total, (16, 8)), Buffer("a", dtype, (16, depth)), Buffer("b", dtype, (depth, 8))
+    convert = tf32 if dtype == "float32" else lambda x: E.cast(x, total)
+
+    def body(i: Expr, j: Expr, k: Expr) -> Stmt:
+        return Accumulate(acc, (i, j), convert(a[i, k]) * convert(b[k, j]), _sum(total))
+
+    nest = loop("i", 16, lambda i: loop("j", 8, lambda j: loop("k", depth, lambda k: body(i, j, k))))
+    # Registers hold `per` elements side by side along k; those of `a` go down the rows first, then along k.
+    along = LANE % 4 * per + ELEMENT % per
+    of_a = Fragment((LANE // 4 + ELEMENT // per % 2 * 8, along + ELEMENT // (2 * per) * (depth // 2)), depth // 2)
+    of_b = Fragment((along + ELEMENT // per * (depth // 2), LANE // 4), depth // 4)
+    memory = ("global", "shared")
+    operands = (Operand((None, None), fragment=_ACC), Operand((None, None), memory, of_a), Operand((None, None), memory, of_b))
+    sums = "s32" if total == "int32" else "f32"
+    op = WarpOp(f"mma.sync.aligned.m16n8k{depth}.row.col.{sums}.{kind}.{kind}.{sums}", ("acc", "a", "b", "acc"))
+    meaning = Kernel("meaning", (acc, a, b), (acc,), (), nest)
+    return Instruction(_call("mma", (dtype,)), meaning, operands, op, (arch,), 8.0, 1, reassociates=total == "float32")
+
+
+@cache
+def mma_fill(dtype: str = "float32") -> Instruction:
+    """Clears the sums of an `mma`: for i in 0..16 { for j in 0..8 { acc[i, j] = 0 } }."""
+    acc = Buffer("acc", dtype, (16, 8))
+    nest = loop("i", 16, lambda i: loop("j", 8, lambda j: Store(acc, (i, j), E.const(0, dtype))))
+    meaning = Kernel("meaning", (acc,), (acc,), (), nest)
+    return Instruction(_call("mma_fill", (dtype,)), meaning, (Operand((None, None), _REGISTER, _ACC),), WarpOp("", ("acc",)), ("sm_80",), 1.0, 4)
+
+
+@cache
+def mma_store(dtype: str = "float32") -> Instruction:
+    """Writes the sums of an `mma`: for i in 0..16 { for j in 0..8 { out[i, j] = acc[i, j] } }."""
+    out, acc = Buffer("out", dtype, (16, 8)), Buffer("acc", dtype, (16, 8))
+    nest = loop("i", 16, lambda i: loop("j", 8, lambda j: Store(out, (i, j), acc[i, j])))
+    operands = (Operand((None, None), ("global", "shared"), _ACC), Operand((None, None), _REGISTER, _ACC))
+    meaning = Kernel("meaning", (out, acc), (out,), (), nest)
+    return Instruction(_call("mma_store", (dtype,)), meaning, operands, WarpOp("", ("out", "acc")), ("sm_80",), 4.0, 4)
+
+
+def tf32(x: Expr) -> Expr:
+    """A float32 with the 10 bits of fraction that tensor cores multiply, the others cut off."""
+    return E.bitcast(E.bitcast(x, "uint32") & 0xFFFFE000, "float32")
+
+
+# ---------------------------------------------------------------- names
+
+_GENERATORS = {f.__name__: f for f in (fma_tile, vpdpbusd, sdot, mma, mma_fill, mma_store)}
+
+
+def _call(name: str, arguments: tuple[int | str, ...]) -> str:
+    return f"{name}({', '.join(map(str, arguments))})"
+
+
+def text_of(instruction: Instruction) -> str:
+    """What a trace keeps of an instruction: its name, if that is one of a generator's, or else all of it."""
+    try:
+        known = str(named(instruction.name)) == str(instruction)
+    except ScheduleError:
+        known = False
+    return instruction.name if known else str(instruction)
+
+
+def named(text: str) -> Instruction:
+    """The instruction that `text_of` wrote. Raises `ScheduleError` where there is none."""
+    call = re.fullmatch(r"(\w+)\(([\w, ]*)\)", text, re.ASCII)
+    if call is None:
+        return parse_instruction(text)
+    hint = "one of " + ", ".join(f"{n}(...)" for n in _GENERATORS)
+    if call[1] not in _GENERATORS:
+        raise ScheduleError(f"there is no instruction `{text}`", hint=hint)
+    arguments = [int(a) if a.isdigit() and len(a) < 6 else a for a in call[2].split(", ") if a]
+    try:
+        return _GENERATORS[call[1]](*arguments)
+    except TypeError as error:
+        raise ScheduleError(f"there is no instruction `{text}`", why=str(error), hint=hint) from None
+
+
+def _sum(dtype: str) -> Reducer:
+    reducer: Reducer = te.sum(E.var("x", dtype=dtype), te.reduce_axis(2)).attr[0]
+    return reducer

@@ -1,0 +1,71 @@
+"""Hardware instructions in place of loops."""
+
+from __future__ import annotations
+
+from tcomp.errors import IRError, ScheduleError
+from tcomp.ir.instruction import match
+from tcomp.ir.loops import Call, Kernel, walk
+from tcomp.schedules.instructions import named
+from tcomp.schedules.primitives.edit import find_loop, refuse, replace_loop
+
+
+def tensorize(kernel: Kernel, loop: str, instruction: str, reassociate: bool = False) -> Kernel:
+    """Execute a loop, and all that stands inside of it, by one machine instruction (see `tcomp.schedules.instructions`).
+
+    Legal when the loops are the meaning of the instruction, up to their order: each moves the operands, by the strides, and as often as
+    a loop of the meaning; dtypes, conversions and the fold are the same; nothing else stands inside. An instruction that adds floats in
+    an order of its own needs `reassociate`. Whether the target has the instruction is asked when code is made for it.
+
+    Good for the innermost tile: multiply-add on whole register tiles, dot products of bytes, tensor cores.
+
+    >>> from tcomp import te
+    >>> from tcomp.schedules import Schedule
+    >>> from tcomp.schedules.instructions import fma_tile
+    >>> A, B, k = te.placeholder((2, 8), name="A"), te.placeholder((8, 32), name="B"), te.reduce_axis(8, "k")
+    >>> s = Schedule(te.compute((2, 32), lambda i, j: te.sum(A[i, k] * B[k, j], k), name="C"))
+    >>> s.reorder("C.k", "C.i", "C.j")
+    >>> outer, inner = s.split("C.k", 4)
+    >>> s.tensorize(inner, fma_tile(2, 2, 4))
+    >>> print(s.kernel.body)
+    for C.init.i in 0..2 {
+      for C.init.j in 0..32 {
+        C[C.init.i, C.init.j] = 0.0f
+      }
+    }
+    for C.k.o in 0..2 {
+      call `fma_tile(2, 2, 4, avx512, float32)` {
+        for C.k.i in 0..4 {
+          for C.i in 0..2 {
+            for C.j in 0..32 {
+              C[C.i, C.j] += A[C.i, C.k.i + C.k.o * 4] * B[C.k.i + C.k.o * 4, C.j]
+            }
+          }
+        }
+      }
+    }
+    """
+    target = find_loop(kernel, loop, "tensorize")
+    if any(isinstance(s, Call) and any(x is target for x in walk(s)) for s in walk(kernel.body)):
+        raise refuse(kernel, "tensorize", f"loop `{loop}` is executed by an instruction already")
+    try:
+        wanted = named(instruction)
+        match(wanted, target)
+    except ScheduleError:
+        raise
+    except IRError as error:
+        raise refuse(kernel, "tensorize", f"{error.why or error.what}\n{error.where}") from None
+    if wanted.reassociates and not reassociate:
+        why = f"`{wanted.name}` adds floats in an order of its own"
+        raise refuse(kernel, "tensorize", why, "allow it by tensorize(..., reassociate=True)")
+    return replace_loop(kernel, target, Call(wanted, target))
+
+
+def intact(kernel: Kernel, step: str) -> Kernel:
+    """The kernel, if every instruction in it still executes what it means."""
+    for s in walk(kernel.body):
+        if isinstance(s, Call):
+            try:
+                match(s.instruction, s.body)
+            except IRError as error:
+                raise refuse(kernel, step, f"it would change what `{s.instruction.name}` executes: {error.why}") from None
+    return kernel
