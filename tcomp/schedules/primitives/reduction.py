@@ -21,7 +21,8 @@ from tcomp.ir.loops import (
     map_expressions,
 )
 from tcomp.ir.simplify import simplify
-from tcomp.schedules.primitives.edit import find_buffer, fresh, guard, hoist_allocation, perfect, producers, rebuild, refuse
+from tcomp.schedules.primitives.edit import conjuncts, find_buffer, fresh, guard, hoist_allocation, perfect, producers, rebuild, refuse
+from tcomp.schedules.primitives.tails import folded_under
 
 
 def rfactor(kernel: Kernel, stage: str, fold: str, lanes: int) -> tuple[Kernel, str]:
@@ -82,15 +83,16 @@ def rfactor(kernel: Kernel, stage: str, fold: str, lanes: int) -> tuple[Kernel, 
 
 
 def mask(kernel: Kernel, stage: str) -> Kernel:
-    """`if c: s += v` becomes `s += c ? v : identity` wherever `stage` is accumulated, so that its nest is perfect again.
-
-    Always legal: a side of a selection that is not chosen is not evaluated.
-    """
+    """DOC_MASK"""
     buffer = find_buffer(kernel, stage, "mask")
 
     def edit(s: Stmt) -> Stmt | None:
         if isinstance(s, If) and s.otherwise is None and isinstance(s.then, Accumulate) and s.then.buffer is buffer:
-            return replace(s.then, value=E.select(s.cond, s.then.value, s.then.reducer.identity))
+            masked = folded_under(kernel, conjuncts(s.cond), s.then)
+            if isinstance(masked, If) and masked.then is s.then:
+                why = f"`{s.cond}` keeps the places of `{stage}` in range, or concurrent iterations apart: it has to stay an `If`"
+                raise refuse(kernel, "mask", why)
+            return masked
         return None
 
     return kernel.with_body(rebuild(kernel.body, edit))
