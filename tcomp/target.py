@@ -1,4 +1,4 @@
-"""What machine code is made for: instruction set, vector width, registers, caches, cores.
+"""What machine code is made for: instruction set, vector width, registers, caches, cores, and how fast these are.
 
 A `Target` is written and parsed as one line, which is also its identity in cache keys and artifacts:
 
@@ -77,6 +77,89 @@ _CPUS: dict[str, dict[str, frozenset[str]]] = {
 }
 _FEATURES = {arch: frozenset().union(*cpus.values()) for arch, cpus in _CPUS.items()}
 """The features that decide which instructions generated code may use; all others of a processor are of no concern here."""
+
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """How fast a processor is. Rates are those of one core, a cycle, for vectors of the full width; bandwidths are attainable ones."""
+
+    ghz: float = 3.0  # sustained while all vector units are busy
+    fma: float = 2  # fused multiply-adds (and additions, ...)
+    latency: float = 4  # cycles from one to the next that depends on it
+    loads: float = 2
+    stores: float = 1
+    issue: float = 4  # instructions of all kinds
+    divide: float = 10  # cycles between two divisions or square roots of float32 vectors
+    l1: float = 128  # bytes to the registers
+    l2: float = 40  # bytes from the second-level cache
+    l3: float = 10
+    memory: float = 12.0  # GB/s that one core draws
+    memory_all: float = 100.0  # GB/s that all cores together draw
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """How fast a GPU is: that of the largest widespread board of an architecture. Bandwidths in GB/s, `l2` in bytes."""
+
+    sms: int
+    ghz: float
+    lanes: int  # float32 multiply-adds of an SM a cycle
+    memory: float
+    cache: float
+    l2: int
+
+
+_CORES = {
+    "x86-64": Core(fma=1, latency=8, loads=1, l1=16, l2=16, divide=14),  # a multiplication and an addition
+    "x86-64-v2": Core(fma=1, latency=8, loads=1, l1=32, l2=24, divide=14),
+    "nehalem": Core(fma=1, latency=8, loads=1, l1=32, l2=24, divide=14, memory=9, memory_all=25),
+    "sandybridge": Core(fma=1, latency=8, l1=48, l2=24, divide=28, memory=10, memory_all=40),
+    "x86-64-v3": Core(latency=5, l1=64, l2=32, divide=8),
+    "haswell": Core(latency=5, l1=64, l2=32, divide=14, memory_all=55),
+    "broadwell": Core(latency=5, l1=64, l2=32, memory_all=60),
+    "skylake": Core(3.8, l1=64, l2=32, divide=5, memory=16, memory_all=32),
+    "alderlake": Core(4.5, loads=3, stores=2, issue=6, l1=96, l2=40, divide=5, memory=30, memory_all=65),
+    "znver1": Core(3.2, 1, 5, loads=1, issue=5, l1=32, l2=32, divide=6, memory=18, memory_all=120),
+    "znver2": Core(3.2, 2, 5, issue=5, l1=64, l2=32, divide=6, l3=16, memory=20, memory_all=150),
+    "znver3": Core(3.4, 2, 4, issue=6, l1=64, l2=32, divide=5, l3=16, memory=22, memory_all=160),
+    "znver4": Core(3.6, 1, 4, loads=1, stores=0.5, issue=6, l1=64, l2=32, l3=16, divide=10, memory=28, memory_all=300),
+    "znver5": Core(3.8, 2, 4, issue=8, l1=128, l2=60, l3=20, divide=8, memory=35, memory_all=400),
+    "skylake-avx512": Core(2.6),
+    "cascadelake": Core(2.8),
+    "cooperlake": Core(2.8),
+    "x86-64-v4": Core(3.0, issue=5, memory_all=200),
+    "icelake-client": Core(3.2, 1, issue=5, memory=20, memory_all=45),
+    "rocketlake": Core(4.2, 1, issue=5, memory=22, memory_all=40),
+    "tigerlake": Core(3.5, 1, issue=5, memory=22, memory_all=50),
+    "icelake-server": Core(2.8, issue=5, memory_all=150),
+    "sapphirerapids": Core(3.0, issue=6, memory=14, memory_all=220),
+    "emeraldrapids": Core(3.0, issue=6, memory=14, memory_all=260),
+    "graniterapids": Core(3.0, issue=6, memory=16, memory_all=450),
+    "generic": Core(2.5, 2, 4, issue=3, l1=32, l2=16, divide=7, memory_all=50),
+    "cortex-a53": Core(1.4, 1, 8, loads=0.5, stores=0.5, issue=2, l1=8, l2=6, l3=4, divide=20, memory=3, memory_all=6),
+    "cortex-a72": Core(1.8, 1, 7, loads=1, issue=3, l1=16, l2=10, divide=14, memory=5, memory_all=8),
+    "cortex-a76": Core(2.4, 2, 4, issue=4, l1=32, l2=20, divide=7, memory=12, memory_all=20),
+    "neoverse-n1": Core(2.6, 2, 4, issue=4, l1=32, l2=20, divide=7, memory=16, memory_all=160),
+    "neoverse-n2": Core(3.0, 2, 4, issue=5, l1=32, l2=24, divide=7, memory=20, memory_all=200),
+    "neoverse-v1": Core(2.6, 4, 4, 3, 2, issue=8, l1=48, l2=32, divide=5, memory=22, memory_all=250),
+    "neoverse-v2": Core(3.2, 4, 4, 3, 2, issue=8, l1=48, l2=32, divide=5, memory=30, memory_all=400),
+    "apple-m1": Core(3.1, 4, 4, 3, 2, issue=8, l1=48, l2=32, divide=4, memory=55, memory_all=60),
+}
+"""Sources: Intel's and Arm's optimisation manuals, A. Fog's instruction tables, uops.info; bandwidths by STREAM as commonly reported."""
+
+_GPUS = {
+    "sm_75": Gpu(40, 1.59, 64, 320, 1200, 4 << 20),  # T4
+    "sm_80": Gpu(108, 1.41, 64, 1935, 4500, 40 << 20),  # A100
+    "sm_86": Gpu(72, 1.70, 128, 600, 2000, 6 << 20),  # A10
+    "sm_87": Gpu(16, 1.30, 128, 205, 800, 4 << 20),  # Jetson AGX Orin
+    "sm_89": Gpu(142, 2.52, 128, 864, 5000, 96 << 20),  # L40S
+    "sm_90": Gpu(132, 1.83, 128, 3350, 7000, 50 << 20),  # H100 SXM
+    "sm_100": Gpu(148, 1.85, 128, 8000, 12000, 126 << 20),  # B200
+    "sm_103": Gpu(148, 1.92, 128, 8000, 12000, 126 << 20),  # B300
+    "sm_120": Gpu(170, 2.41, 128, 1792, 8000, 96 << 20),  # RTX 5090
+    "sm_121": Gpu(48, 2.40, 128, 273, 2000, 24 << 20),  # GB10
+}
 
 _CACHES = {"l1": 32 << 10, "l2": 1 << 20, "l3": 16 << 20}
 _CUDA_ARCHS = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100a", "sm_103", "sm_120", "sm_121")
@@ -199,6 +282,16 @@ class Target:
     def half_conversion(self) -> bool:
         """Whether float16 <-> float32 is an instruction."""
         return self.arch == "aarch64" or self.has("f16c")
+
+    @property
+    def core(self) -> Core:
+        """How fast one core is, by the tables; `tcomp.machine` measures this machine."""
+        return _CORES[self.cpu]
+
+    @property
+    def gpu(self) -> Gpu:
+        """How fast the first of a CUDA target's architectures is."""
+        return _GPUS[self.cpu.split(",")[0].removesuffix("a")]
 
     def lanes(self, bits: int) -> int:
         """Elements of `bits` bits in one vector register."""

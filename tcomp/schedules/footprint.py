@@ -83,6 +83,7 @@ class Access:
     loops: Loops
     conditions: tuple[Expr, ...]
     writes: bool
+    statement: Stmt
 
 
 def accesses(stmt: Stmt) -> list[Access]:
@@ -90,9 +91,9 @@ def accesses(stmt: Stmt) -> list[Access]:
     found: list[Access] = []
 
     def visit(s: Stmt, loops: Loops, conditions: tuple[Expr, ...]) -> None:
-        found.extend(Access(r.attr, r.args, loops, conditions, False) for r in E.reads(*expressions(s)))
+        found.extend(Access(r.attr, r.args, loops, conditions, False, s) for r in E.reads(*expressions(s)))
         if isinstance(s, Store | Accumulate):
-            found.append(Access(s.buffer, s.indices, loops, conditions, True))
+            found.append(Access(s.buffer, s.indices, loops, conditions, True, s))
         for child, inner, more in inside(s):
             visit(child, loops + inner, conditions + more)
 
@@ -114,12 +115,11 @@ def inside(s: Stmt) -> Iterable[tuple[Stmt, Loops, tuple[Expr, ...]]]:
 # ---------------------------------------------------------------- how often
 
 
-def instances(loops: Loops, conditions: Sequence[Expr] = (), around: Mapping[Expr, int] | None = None) -> float:
-    """How many iterations of the nest `loops` satisfy the conditions, given the variables `around` it.
+def instances(loops: Loops, conditions: Sequence[Expr] = (), limit: int = ENUMERATED) -> float:
+    """How many iterations of the nest `loops` satisfy the conditions.
 
-    Exact up to `ENUMERATED` iterations of those loops that conditions and other extents depend on; above, sampled on a regular grid.
+    Exact up to `limit` iterations of those loops that conditions and other extents depend on; above, sampled on a regular grid.
     """
-    known = dict(around or {})
     asked = set(E.variables(*(as_expr(x.extent) for x in loops), *conditions))
     total, coupled = 1.0, []
     for x in loops:
@@ -130,7 +130,7 @@ def instances(loops: Loops, conditions: Sequence[Expr] = (), around: Mapping[Exp
     if not coupled and not conditions:
         return total
     counted = [x for x in coupled if x.var not in asked]  # nothing depends on which iteration it is
-    grid = _Grid([x for x in coupled if x.var in asked], known)
+    grid = _Grid([x for x in coupled if x.var in asked], {}, limit)
     weight = grid.holds(conditions) * grid.weight
     for x in counted:
         weight = weight * np.maximum(_value(as_expr(x.extent), grid.values), 0)
@@ -140,14 +140,14 @@ def instances(loops: Loops, conditions: Sequence[Expr] = (), around: Mapping[Exp
 class _Grid:
     """All iterations of a nest: an array of values for each variable, along an axis of its own, and which of them are iterations.
 
-    A nest of more than `ENUMERATED` points is thinned out; each point then stands for `weight` iterations.
+    A nest of more than `limit` points is thinned out; each point then stands for `weight` iterations.
     """
 
-    def __init__(self, loops: Sequence[For], around: Mapping[Expr, int]) -> None:
+    def __init__(self, loops: Sequence[For], around: Mapping[Expr, int], limit: int) -> None:
         self.values: dict[Expr, Any] = dict(around)
         self.weight, self.taken = 1.0, np.array(True)
         most = [_most(x.extent, around) for x in loops]
-        thinning = max(1.0, prod(most) / ENUMERATED) ** (1 / max(1, len(loops)))
+        thinning = max(1.0, prod(most) / limit) ** (1 / max(1, len(loops)))
         self.shape: tuple[int, ...] = ()
         for axis, (x, n) in enumerate(zip(loops, most, strict=True)):
             points = n if thinning == 1 else max(1, min(n, round(n / thinning)))
@@ -163,7 +163,9 @@ class _Grid:
 
 def _most(extent: Dim, around: Mapping[Expr, int]) -> int:
     """The largest value of an extent, for all loops around it."""
-    e = simplify(substitute(as_expr(extent), {v: E.const(n) for v, n in around.items()}))
+    if isinstance(extent, int):
+        return max(0, extent)
+    e = simplify(substitute(extent, {v: E.const(around[v]) for v in E.variables(extent) if v in around}))
     return max(0, E.bounds(e)[1] or 0)
 
 
@@ -217,9 +219,10 @@ class _Set:
 
 
 class Footprints:
-    """Counts what groups of accesses of one program touch."""
+    """Counts what groups of accesses of one program touch; enumerates at most `limit` points to do so."""
 
-    def __init__(self, found: Sequence[Access]) -> None:
+    def __init__(self, found: Sequence[Access], limit: int = ENUMERATED) -> None:
+        self.limit = limit
         self.extents = {x.var: x.extent for a in found for x in a.loops}
         self.middle: dict[Expr, int] = {}
         for a in found:
@@ -267,7 +270,7 @@ class Footprints:
         moving = [[x for x in a.loops if x.var in running] for a in group]
         irregular = any(self._irregular(a, loops) for a, loops in zip(group, moving, strict=True))
         data = any(E.reads(*a.indices) for a in group)
-        if irregular and not data and sum(prod(_most(x.extent, self.middle) for x in loops) for loops in moving) <= ENUMERATED:
+        if irregular and not data and sum(prod(_most(x.extent, self.middle) for x in loops) for loops in moving) <= self.limit:
             found = [self._enumerated(a, loops, shape) for a, loops in zip(group, moving, strict=True)]
             places = np.unique(np.concatenate(found))
             return Footprint(len(places), len(np.unique(places * itemsize(buffer.dtype) // LINE)), True)
@@ -299,7 +302,7 @@ class Footprints:
         return condition.op == "const" or any(v in running for v in E.variables(condition))
 
     def _enumerated(self, a: Access, loops: Sequence[For], shape: Sequence[int]) -> Ints:
-        grid = _Grid(loops, {v: n for v, n in self.middle.items() if all(v is not x.var for x in loops)})
+        grid = _Grid(loops, {v: n for v, n in self.middle.items() if all(v is not x.var for x in loops)}, self.limit)
         own = {x.var for x in loops}
         taken, place = grid.holds([c for c in a.conditions if self._decides(c, own)]), np.asarray(0)
         for i, n in zip(a.indices, shape, strict=True):
@@ -330,7 +333,7 @@ class Footprints:
         if len(dims) > 1:
             forms = [self.forms[a.indices[d]] for d in dims]
             digits = list(dict.fromkeys(g for f in forms if f is not None for g in f[0] if g[0] in running))
-            if None in forms or prod(map(self._size, digits)) > ENUMERATED:
+            if None in forms or prod(map(self._size, digits)) > self.limit:
                 return _Set(0, 1, prod(shape[d] for d in dims)), False
             taken, place = np.array(True), np.asarray(0)
             for d, form in zip(dims, forms, strict=True):
@@ -345,6 +348,8 @@ class Footprints:
             return _Set(count=len(listed), listed=listed), True
         only, size = a.indices[dims[0]], shape[dims[0]]
         form = self.forms[only]
+        if form is None and not E.reads(only) and not running & set(E.variables(only)):
+            return _sum(int(_value(self.indices[only], self.middle)), (), size)
         if form is None:  # depends on data, or too many to enumerate
             most = prod(_most(x.extent, self.middle) for x in loops if x.var in E.variables(only))
             return _Set(0, 1, min(size, most)), most <= 1

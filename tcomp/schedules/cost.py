@@ -1,0 +1,373 @@
+"""How long a scheduled loop program takes: an analytic model of the machine.
+
+The loops are taken apart into *regions*: the straight-line code of one iteration of a serial loop, unrolled and vectorized loops
+included. For each region the instructions are counted as the code generator emits them (an expression that does not depend on an unrolled
+loop is computed once; what no iteration changes is computed outside of the loop), then the cycles that each kind of execution port needs.
+The traffic between memories comes from footprints: the outermost loop whose body works on a set that fits into a cache fetches, for
+each of its own executions, what it touches as a whole; inner loops find the rest in the cache.
+
+Arithmetic overlaps with the movement of data, the movements between different memories do not overlap with each other (the
+execution-cache-memory model: J. Treibig, G. Hager 2010; H. Stengel et al. 2015).
+
+Sizes are numbers here: symbolic dims are taken at given values. A condition that depends on data is taken to hold, and a `while` loop to
+run once. For CUDA only the roofline is modelled.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil, log2, prod
+
+from tcomp.ir import expr as E
+from tcomp.ir.dtypes import BITS
+from tcomp.ir.expr import Expr
+from tcomp.ir.loops import (
+    PARALLEL,
+    UNROLLED,
+    VECTORIZED,
+    Accumulate,
+    Buffer,
+    For,
+    If,
+    Kernel,
+    Stmt,
+    Store,
+    While,
+    children,
+    expressions,
+    walk,
+)
+from tcomp.schedules.footprint import LINE, Access, Footprints, Loops, accesses, at_sizes, by_buffer, inside, instances, loops_in
+from tcomp.schedules.roles import coefficient, linear_index
+from tcomp.schedules.work import CLASSES, operations, operators, roof, work
+from tcomp.target import Core, Target
+
+FILLED = 0.8  # the share of a cache that a working set may take
+REGION = 0.5e-6  # seconds to wake the threads and to wait for them
+POINTS = 1 << 12  # that are enumerated where there is no closed form: an estimate is asked for thousands of candidates
+LOOP = 1.0  # cycles of an iteration of a loop that nothing hides
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Seconds, in all and by component, and what they were computed from; `print` shows a table.
+
+    `seconds` are those of the components, seen by one thread of those that share the work: "arithmetic" (the ports of the vector units,
+    and chains of accumulations), "registers" (loads and stores), "l2", "l3", "memory" (traffic from that level), "overhead" (loops,
+    threads). `bound` is the roofline, `counts` has the numbers that `features` lists.
+    """
+
+    time: float
+    bound: float
+    seconds: Mapping[str, float]
+    counts: Mapping[str, float]
+
+    def __str__(self) -> str:
+        rows = [f"{name:<12}{_micro(s)}" for name, s in self.seconds.items()]
+        rows += [f"{'predicted':<12}{_micro(self.time)}", f"{'bound':<12}{_micro(self.bound)}   {self.bound / self.time:.0%} of the prediction"]
+        return "\n".join(rows)
+
+
+def _micro(seconds: float) -> str:
+    return f"{seconds * 1e6:12.2f} µs"
+
+
+def estimate(
+    kernel: Kernel, target: Target, dims: Mapping[Expr, int] | None = None, threads: int = 1, core: Core | None = None
+) -> Estimate:
+    """The modelled time of a kernel, scheduled or not. `core` gives measured rates in the place of the tables'.
+
+    Raises `IRError` if a symbolic dim has no value in `dims`.
+    """
+    kernel = at_sizes(kernel, dims or {})
+    todo = work(kernel, POINTS)
+    bound = todo.seconds(roof(target, threads, core))
+    if target.kind == "cuda":
+        return Estimate(bound, bound, {"roofline": bound}, {"flops": float(todo.flops), "bytes": float(todo.bytes)})
+    return _Model(kernel, target, core or target.core, threads).estimate(bound, float(todo.flops), float(todo.bytes))
+
+
+def features(kernel: Kernel, target: Target, dims: Mapping[Expr, int] | None = None, threads: int = 1) -> dict[str, float]:
+    """What a learned model is told about a scheduled kernel: counts, and the seconds of the analytic model. Names are stable."""
+    found = estimate(kernel, target, dims, threads)
+    return {**found.counts, **{f"seconds.{name}": s for name, s in found.seconds.items()}, "seconds": found.time, "bound": found.bound}
+
+
+# ---------------------------------------------------------------- regions
+
+
+@dataclass(eq=False, slots=True)
+class _Region:
+    """Straight-line code: one iteration of `loop` (None: what stands outside of all serial loops)."""
+
+    loop: For | None
+    parent: _Region | None
+    around: Loops
+    trips: float  # executions in all
+    share: float  # of a thread, where the work is divided among threads
+    writes: frozenset[Buffer]
+    instructions: Counter[str] = field(default_factory=Counter)
+    loads: list[tuple[Access, Loops, For | None]] = field(default_factory=list)
+    stores: list[tuple[Access, Loops, For | None]] = field(default_factory=list)
+    kept: list[tuple[Access, Loops, For | None]] = field(default_factory=list)  # accesses to buffers in registers
+    chain: float = 0.0
+
+    def home(self, depends: Collection[Expr], buffers: Collection[Buffer]) -> _Region:
+        """The outermost region where a value can be computed that depends on these variables and buffers: loops that change
+        neither are left, unless threads would share the result."""
+        region = self
+        while (
+            region.parent is not None
+            and region.loop is not None
+            and region.loop.kind != PARALLEL
+            and region.loop.var not in depends
+            and not region.writes & set(buffers)
+        ):
+            region = region.parent
+        return region
+
+
+class _Model:
+    def __init__(self, kernel: Kernel, target: Target, core: Core, threads: int) -> None:
+        self.kernel, self.target, self.core, self.threads = kernel, target, core, threads
+        found = accesses(kernel.body)
+        self.footprints = Footprints(found, POINTS)
+        self.own: dict[Stmt, list[Access]] = {}
+        for a in found:
+            self.own.setdefault(a.statement, []).append(a)
+        self.sets: dict[Stmt, tuple[float, float]] = {}
+        self.regions: list[_Region] = []
+        self.parallel = 0.0  # regions of threads that are started
+        self.balance = 1.0
+        self.guards = 0.0
+        top = self._region(None, None, (), (), 1.0, kernel.body)
+        self._visit(kernel.body, top, (), (), (), None)
+
+    def _region(
+        self, loop: For | None, parent: _Region | None, around: Loops, conditions: Sequence[Expr], share: float, body: Stmt
+    ) -> _Region:
+        own = {x.var for x in around}
+        trips = instances(around, [c for c in conditions if set(E.variables(c)) <= own], POINTS)
+        written = frozenset(s.buffer for s in walk(body) if isinstance(s, Store | Accumulate))
+        self.regions.append(_Region(loop, parent, around, trips, share, written))
+        return self.regions[-1]
+
+    def _visit(self, s: Stmt, region: _Region, loops: Loops, conditions: tuple[Expr, ...], unrolled: Loops, lane: For | None) -> None:
+        """Enter a statement: `unrolled` and `lane` are the loops between it and its region."""
+        if isinstance(s, Store | Accumulate):
+            self._leaf(s, region, loops, conditions, unrolled, lane)
+            return
+        if isinstance(s, For):
+            if s.kind == VECTORIZED:
+                lane = s
+            elif s.kind == UNROLLED or lane is not None:
+                unrolled = (*unrolled, s)
+            else:
+                share = region.share
+                if s.kind == PARALLEL and self.threads > 1 and not any(x.kind == PARALLEL for x in loops):
+                    share = self._share((s,))
+                    self.parallel += region.trips
+                    self.balance = min(self.balance, 1 / (share * self.threads))
+                region = self._region(s, region, (*loops, s), conditions, share, s.body)
+                unrolled, lane = (), None
+        elif isinstance(s, If | While):
+            region.instructions["other"] += 1
+            self.guards += region.trips * prod(self._extent(x) for x in unrolled)
+        for child, inner, more in inside(s):
+            self._visit(child, region, loops + inner, conditions + more, unrolled, lane)
+
+    def _extent(self, x: For) -> int:
+        return x.extent if isinstance(x.extent, int) else max(1, 2 * self.footprints.middle.get(x.var, 0))
+
+    def _vectors(self, lane: For | None, bits: int) -> int:
+        """Instructions for all lanes of a vectorized loop."""
+        return 1 if lane is None else max(1, ceil(self._extent(lane) * bits / self.target.vector_bits))
+
+    def _leaf(
+        self, s: Store | Accumulate, region: _Region, loops: Loops, conditions: tuple[Expr, ...], unrolled: Loops, lane: For | None
+    ) -> None:
+        inner = {x.var for x in unrolled}
+        copies = prod(self._extent(x) for x in unrolled)
+        asked = [c for c in conditions if inner & set(E.variables(c)) and (lane is None or lane.var not in E.variables(c))]
+        part = 1.0
+        if asked and region.trips and copies:
+            part = min(1.0, instances(tuple(x for x in loops if x is not lane), asked, POINTS) / (region.trips * copies))
+        for e, cost in operators(s):
+            is_combination = isinstance(s, Accumulate) and e is s.value
+            depends = set(E.variables(e, *s.indices) if is_combination else E.variables(e))
+            home = region if is_combination else region.home(depends, {r.attr for r in E.reads(e)})
+            times = part * prod(self._extent(x) for x in unrolled if is_combination or x.var in depends)
+            wide = lane if lane is not None and lane.var in depends else None
+            bits = max(8, BITS[e.dtype if e.dtype != "bool" else e.args[0].dtype if e.args else "float32"])
+            vectors = self._vectors(wide, bits)
+            per_operator = max(1.0, cost.slots / (bits / 32)) if cost.kind in ("special", "other") else 1.0
+            if cost.kind == "fma" and not self.target.fma:
+                per_operator = 2.0
+            home.instructions[cost.kind] += times * vectors * per_operator  # type: ignore[assignment]
+            home.instructions["division"] += times * vectors * cost.divisions / max(1.0, bits / 32)  # type: ignore[assignment]
+        for r in E.reads(s.value, *s.indices):
+            access = Access(r.attr, r.args, loops, conditions, False, s)
+            if r.attr.scope == "register":
+                region.kept.append((access, unrolled, lane))
+            else:
+                region.home(E.variables(*r.args), {r.attr}).loads.append((access, unrolled, lane))
+        target = Access(s.buffer, s.indices, loops, conditions, True, s)
+        used = set(E.variables(*s.indices))
+        if s.buffer.scope == "register":
+            region.kept.append((target, unrolled, lane))
+        else:
+            others = region.loop is not None and any(
+                r.attr is s.buffer for x in walk(region.loop.body) if x is not s for r in E.reads(*expressions(x))
+            )
+            alone = isinstance(s, Accumulate) and region.loop is not None and region.loop.kind != PARALLEL and not others
+            home = region.parent if alone and region.parent is not None and region.loop is not None and region.loop.var not in used else region
+            home.stores.append((target, unrolled, lane))
+            if isinstance(s, Accumulate):
+                home.loads.append((target, unrolled, lane))
+        if isinstance(s, Accumulate) and region.loop is not None and region.loop.var not in used:
+            updates = prod(self._extent(x) for x in unrolled if x.var not in used)
+            region.chain = max(region.chain, self.core.latency * updates)
+        if isinstance(s, Accumulate) and lane is not None and lane.var not in used:  # lanes are folded into one
+            region.instructions["fold"] += copies * (self._vectors(lane, BITS[s.value.dtype]) + 3 * log2(max(2, self._extent(lane))))  # type: ignore[assignment]
+
+    # ------------------------------------------------------------ cycles
+
+    def _distinct(self, listed: Iterable[tuple[Access, Loops, For | None]]) -> tuple[float, float, float]:
+        """(vectors, scalars, gathered elements) that accesses move: copies of a loop that ask for the same element move it once."""
+        vectors = scalars = gathered = 0.0
+        groups: dict[tuple[Buffer, For | None, int | None], list[tuple[Access, Loops]]] = {}
+        for access, unrolled, lane in listed:
+            step = 0 if lane is None else coefficient(linear_index(access.buffer, access.indices), lane.var)
+            groups.setdefault((access.buffer, lane if step != 0 else None, step), []).append((access, unrolled))
+        for (buffer, lane, step), members in groups.items():
+            copies = {x.var for _, unrolled in members for x in unrolled}
+            number = self.footprints.touched([a for a, _ in members], copies).elements if copies or len(members) > 1 else 1
+            if lane is None:
+                scalars += number
+            elif step in (1, -1):
+                vectors += number * self._vectors(lane, BITS[buffer.dtype])
+            else:
+                gathered += number * self._extent(lane)
+        return vectors, scalars, gathered
+
+    def _tile(self, region: _Region) -> float:
+        """Registers that a region's accumulators take."""
+        written = [k for k in region.kept if k[0].writes]
+        return sum(self._distinct(written)[:2]) if written else 0.0
+
+    def _spills(self, region: _Region) -> float:
+        """Vectors of accumulators and operands that registers do not hold."""
+        tile = self._tile(region)
+        if not tile:
+            return 0.0
+        rows = {v for a, _, _ in region.kept if a.writes for v in E.variables(*a.indices)}
+        operands = [(a, tuple(x for x in u if x.var in rows), lane) for a, u, lane in region.loads if lane is not None]
+        live = self._distinct(operands)[0] + 1
+        return max(0.0, tile + min(live, 8) - self.target.vector_registers)
+
+    def _cycles(self, region: _Region) -> dict[str, float]:
+        """Cycles of one execution on each resource, and the instructions that move data."""
+        count, core = region.instructions, self.core
+        vectors, scalars, gathered = self._distinct(region.loads)
+        out_vectors, out_scalars, scattered = self._distinct(region.stores)
+        spills = self._spills(region)
+        arithmetic = sum(count[k] for k in ("fma", "add", "mul", "special", "other", "fold"))
+        loads, stores = vectors + scalars + gathered + spills, out_vectors + out_scalars + scattered + spills
+        return {
+            "arithmetic": max(arithmetic / core.fma, count["division"] * core.divide, region.chain),
+            "registers": max(loads / core.loads, stores / core.stores),
+            "issue": (arithmetic + count["div"] + loads + stores) / core.issue,
+            "loads.vector": vectors, "loads.scalar": scalars, "loads.gather": gathered,
+            "stores.vector": out_vectors, "stores.scalar": out_scalars + scattered, "spills": spills,
+        }  # fmt: skip
+
+    # ------------------------------------------------------------ traffic
+
+    def _traffic(self, stmt: Stmt, room: float, loops: Loops = ()) -> tuple[float, float]:
+        """(bytes, those of the busiest thread) that cross the border of a cache of `room` bytes."""
+        if isinstance(stmt, For):
+            if self._working_set(stmt.body)[0] > room:
+                return self._traffic(stmt.body, room, (*loops, stmt))
+        elif not isinstance(stmt, Store | Accumulate) and self._working_set(stmt)[0] > room:
+            parts = [self._traffic(child, room, loops) for child in children(stmt)]
+            return sum(p[0] for p in parts), sum(p[1] for p in parts)
+        moved = self._working_set(stmt)[1] * instances(loops, limit=POINTS)
+        return moved, moved * self._share((*loops, stmt) if isinstance(stmt, For) else loops)
+
+    def _share(self, loops: Loops) -> float:
+        """The part of a nest's work that the busiest thread gets."""
+        shared = next((self._extent(x) for x in loops if x.kind == PARALLEL), 1)
+        return ceil(shared / self.threads) / max(1, shared)
+
+    def _working_set(self, stmt: Stmt) -> tuple[float, float]:
+        """(bytes that a statement touches, bytes that it moves: what is written is fetched and written back)."""
+        if stmt not in self.sets:
+            size = moved = 0.0
+            running = loops_in(stmt)
+            for buffer, group in by_buffer(a for s in walk(stmt) for a in self.own.get(s, ())).items():
+                if buffer.scope != "register":
+                    lines = self.footprints.touched(group, running).lines * LINE
+                    size += lines
+                    moved += lines * (2 if any(a.writes for a in group) else 1)
+            self.sets[stmt] = size, moved
+        return self.sets[stmt]
+
+    # ------------------------------------------------------------ the sum of it
+
+    def estimate(self, bound: float, flops: float, compulsory: float) -> Estimate:
+        core, target = self.core, self.target
+        totals: Counter[str] = Counter()
+        busiest: Counter[str] = Counter()
+        inside_core = 0.0
+        for region in self.regions:
+            cycles = self._cycles(region)
+            for name, n in cycles.items():
+                totals[name] += region.trips * n  # type: ignore[assignment]
+                busiest[name] += region.trips * region.share * n  # type: ignore[assignment]
+            steps = LOOP if region.loop is not None else 0.0
+            busiest["loops"] += region.trips * region.share * steps  # type: ignore[assignment]
+            totals["iterations"] += region.trips if region.loop is not None else 0  # type: ignore[assignment]
+            hidden = max(cycles["arithmetic"], cycles["registers"], cycles["issue"] + steps)
+            inside_core += region.trips * region.share * hidden
+        rooms = {"l2": target.l1, "l3": target.l2, "memory": target.l3}
+        rates = {"l2": core.l2, "l3": core.l3, "memory": min(core.memory, core.memory_all / self.threads) / core.ghz}
+        whole = self._working_set(self.kernel.body)[0]
+        moved: dict[str, float] = {}
+        waiting: dict[str, float] = {}
+        for level, room in rooms.items():
+            fits = whole <= room * FILLED  # then it is there from the run before
+            moved[level], slowest = (0.0, 0.0) if fits else self._traffic(self.kernel.body, room * FILLED)
+            waiting[level] = slowest / rates[level]
+        hertz = core.ghz * 1e9
+        threads = self.parallel * REGION * (self.threads > 1)
+        overlapped = busiest["registers"] + sum(waiting.values())
+        time = max(inside_core, overlapped) / hertz + threads
+        seconds = {
+            "arithmetic": busiest["arithmetic"] / hertz,
+            "registers": busiest["registers"] / hertz,
+            **{level: cycles / hertz for level, cycles in waiting.items()},
+            "overhead": busiest["loops"] / hertz + threads,
+        }
+        return Estimate(max(time, bound), bound, seconds, self._counts(totals, moved, flops, compulsory))
+
+    def _counts(self, totals: Mapping[str, float], moved: Mapping[str, float], flops: float, compulsory: float) -> dict[str, float]:
+        counts = {f"operations.{k}": float(n) for k, n in operations(self.kernel, POINTS).items()}
+        counts |= {k: float(totals[k]) for k in ("loads.vector", "loads.scalar", "loads.gather", "stores.vector", "stores.scalar", "spills")}
+        counts |= {f"bytes.{level}": n for level, n in moved.items()}
+        used = sum(r.trips * sum(r.instructions[k] for k in CLASSES) for r in self.regions)
+        return counts | {
+            "flops": flops,
+            "bytes": compulsory,
+            "intensity": flops / max(1.0, compulsory),
+            "instructions": float(used),
+            "flops.instruction": flops / max(1.0, used),
+            "iterations": float(totals["iterations"]),
+            "guards": self.guards,
+            "accumulators": max((self._tile(r) for r in self.regions), default=0.0),
+            "working_set": self._working_set(self.kernel.body)[0],
+            "regions": float(len(self.regions)),
+            "parallel": self.parallel,
+            "balance": self.balance,
+        }

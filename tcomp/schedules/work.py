@@ -1,0 +1,232 @@
+"""What a loop program has to do whatever its schedule: operations by class, bytes that must move, and the time that takes at least.
+
+    class       float and integer operations that count                              vector instructions
+    fma         a product accumulated into a sum, fma(a, b, c)                       1
+    add         + - min max neg abs and rounding                                     1
+    mul         *                                                                    1
+    div         / and square root                                                    1, on a unit that takes `Core.divide` cycles
+    special     elementary functions, and division with remainder of floats          as many as the function's polynomial has
+    other       comparisons, selections, conversions, integer and bit operations     1
+
+A *slot* is one lane of 32 bits in one vector instruction; a float64 operation takes two, those on 8 bits a quarter.
+
+The roofline bound (S. Williams, A. Waterman, D. Patterson 2009) is the larger of the slots over the machine's peak and the compulsory bytes
+over the bandwidth of the nearest memory that holds them all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tcomp.ir import expr as E
+from tcomp.ir.dtypes import BITS, is_float, itemsize
+from tcomp.ir.expr import INDEX, Dim, Expr, as_dim, as_expr
+from tcomp.ir.loops import Accumulate, For, Kernel, Stmt, Store
+from tcomp.ir.simplify import simplify
+from tcomp.schedules.footprint import ENUMERATED, Footprints, Loops, accesses, by_buffer, inside, instances
+from tcomp.target import Core, Target
+
+CLASSES = ("fma", "add", "mul", "div", "special", "other")
+
+# Operations and divisions of the functions' polynomials in `codegen.math`, in float64; and in float32, where those differ.
+_SPECIAL = {
+    "exp": (30, 1), "log": (39, 1), "tanh": (52, 3), "erf": (93, 6), "sin": (44, 0), "cos": (43, 0), "tan": (43, 1), "asin": (33, 2),
+    "acos": (39, 2), "atan": (36, 3), "sinh": (52, 3), "cosh": (34, 2), "asinh": (67, 3), "acosh": (64, 4), "atanh": (65, 3),
+    "pow": (134, 3), "floordiv": (47, 1), "mod": (43, 1), "truncdiv": (2, 1), "truncmod": (28, 1),
+}  # fmt: skip
+_SPECIAL32 = {
+    "exp": (27, 0), "log": (37, 0), "tanh": (17, 1), "erf": (15, 1), "floordiv": (50, 1), "mod": (46, 1), "truncdiv": (2, 1),
+    "truncmod": (31, 1),
+}  # fmt: skip
+_INTEGER_DIVISION = 20  # slots: there is no vector instruction
+_ADD = frozenset({"add", "sub", "min", "max", "neg", "abs", "floor", "ceil", "round", "trunc"})
+_NOTHING = frozenset({"const", "var", "read", "bitcast"})
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One operator on one element: its class, operations, slots, and divisions of float32 vectors."""
+
+    kind: str
+    flops: int
+    slots: float
+    divisions: float = 0.0
+
+
+def cost_of(e: Expr, fused: bool = False) -> Cost | None:
+    """The cost of one operator without its operands; None for what costs nothing. `fused`: it is the product of an accumulation."""
+    if e.op in _NOTHING or fused:
+        return None
+    dtype = e.args[0].dtype if e.dtype == "bool" or e.op == "cast" else e.dtype
+    bits = 32 if dtype in ("float16", "bfloat16") else BITS[dtype]
+    slots = bits / 32
+    if e.op in _SPECIAL and not is_float(dtype):
+        return Cost("other", 1, _INTEGER_DIVISION * slots)
+    if e.op in _SPECIAL32 and bits == 32:
+        count, divisions = _SPECIAL32[e.op]
+        return Cost("special", count, count, divisions)
+    if e.op in _SPECIAL:  # float32 goes through float64
+        count, divisions = _SPECIAL[e.op]
+        return Cost("special", count, 2 * count, 2 * divisions)
+    match e.op:
+        case "fma":
+            return Cost("fma", 2, slots)
+        case "div" | "sqrt":
+            return Cost("div", 1, slots, slots)
+        case "mul":
+            return Cost("mul", 1, slots)
+        case op if op in _ADD:
+            return Cost("add", 1, slots)
+    return Cost("other", 0, slots)
+
+
+def operators(statement: Store | Accumulate) -> Iterator[tuple[Expr, Cost]]:
+    """The operators that one execution of a statement evaluates, each once, and the combination of an accumulation last.
+
+    Indices are free, as address arithmetic is. Both sides of a selection count, as in vector code.
+    """
+    value = statement.value
+    sums = isinstance(statement, Accumulate) and statement.reducer.combine.op == "add"
+    fused = sums and value.op == "mul" and is_float(value.dtype)
+    for e in _evaluated(value):
+        cost = cost_of(e, fused and e is value)
+        if cost is not None:
+            yield e, cost
+    if isinstance(statement, Accumulate):
+        if fused:
+            yield value, Cost("fma", 2, max(32, BITS[value.dtype]) / 32)
+        else:
+            for e in _evaluated(statement.reducer.combine):
+                cost = cost_of(e)
+                if cost is not None:
+                    yield value, cost
+
+
+def _evaluated(e: Expr) -> Iterator[Expr]:
+    """Every distinct operator of a value, those of indices excepted."""
+    seen, stack = set(), [e]
+    while stack:
+        node = stack.pop()
+        if node in seen or node.dtype == INDEX and node.op == "var":
+            continue
+        seen.add(node)
+        yield node
+        if node.op != "read":
+            stack.extend(node.args)
+
+
+# ---------------------------------------------------------------- whole programs
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Operations, slots and compulsory bytes of a kernel; symbolic where its dims are. `divisions` are of float32 lanes."""
+
+    flops: Dim
+    slots: Dim
+    divisions: Dim
+    bytes: Dim
+
+    def seconds(self, roof: Roof) -> float:
+        """The roofline bound; sizes must be known."""
+        compute = max(float(self.slots) / roof.slots, float(self.divisions) / roof.divisions)
+        return max(compute, float(self.bytes) / roof.bandwidth(float(self.bytes)))
+
+
+def statements(kernel: Kernel) -> Iterator[tuple[Store | Accumulate, Loops, tuple[Expr, ...]]]:
+    """Every store and accumulation with the loops around it and the conditions it stands under."""
+
+    def visit(s: Stmt, loops: Loops, conditions: tuple[Expr, ...]) -> Iterator[tuple[Store | Accumulate, Loops, tuple[Expr, ...]]]:
+        if isinstance(s, Store | Accumulate):
+            yield s, loops, conditions
+        for child, inner, more in inside(s):
+            yield from visit(child, loops + inner, conditions + more)
+
+    return visit(kernel.body, (), ())
+
+
+def operations(kernel: Kernel, limit: int = ENUMERATED) -> Counter[str]:
+    """Operations of each class, of a kernel of known size: exact for affine programs (see `instances` on the limit)."""
+    counts: Counter[str] = Counter(dict.fromkeys(CLASSES, 0))
+    for s, loops, conditions in statements(kernel):
+        times = instances(loops, conditions, limit)
+        for _, cost in operators(s):
+            counts[cost.kind] += times  # type: ignore[assignment]
+    return counts
+
+
+def work(kernel: Kernel, limit: int = ENUMERATED) -> Work:
+    """The work of a kernel as lowered (exact as far as `limit` points suffice to count it). With symbolic dims, conditions are taken to hold and indices to reach whole dimensions."""
+    flops: Expr = as_expr(0)
+    fine: dict[str, Expr] = {"slots": as_expr(0), "divisions": as_expr(0)}  # in quarters
+    known = all(isinstance(n, int) for b in kernel.buffers for n in b.shape) and not kernel.scalars
+    for s, loops, conditions in statements(kernel):
+        times = as_expr(round(instances(loops, conditions, limit))) if known else _volume(loops)
+        costs = [cost for _, cost in operators(s)]
+        flops = flops + times * sum(c.flops for c in costs)
+        fine["slots"] = fine["slots"] + times * round(4 * sum(c.slots for c in costs))
+        fine["divisions"] = fine["divisions"] + times * round(4 * sum(c.divisions for c in costs))
+    slots, divisions = (as_dim(E.binary("floordiv", simplify(e), 4)) for e in fine.values())
+    return Work(as_dim(flops), slots, divisions, as_dim(_compulsory(kernel, known, limit)))
+
+
+def _volume(loops: Sequence[For]) -> Expr:
+    product: Expr = as_expr(1)
+    own = {x.var for x in loops}
+    for x in loops:
+        if own & set(E.variables(as_expr(x.extent))):  # triangular: the average iteration
+            product = product * (as_expr(E.bounds(x.extent)[1] or 2) // 2)
+        else:
+            product = product * as_expr(x.extent)
+    return product
+
+
+def _compulsory(kernel: Kernel, known: bool, limit: int) -> Expr:
+    """Bytes of the parameters that the kernel touches, each once."""
+    found = [a for a in accesses(kernel.body) if a.buffer in kernel.buffers]
+    counts = Footprints(found, limit) if known else None
+    total: Expr = as_expr(0)
+    for buffer, group in by_buffer(found).items():
+        if counts is not None:
+            elements = as_expr(counts.touched(group, counts.extents).elements)
+        else:
+            elements = as_expr(1)
+            for d, n in enumerate(buffer.shape):
+                index = group[0].indices[d]
+                reaches = as_expr(n)
+                if E.reads(index):  # a row for each iteration that asks for one
+                    reaches = _volume([x for x in group[0].loops if x.var in E.variables(index)])
+                elements = elements * reaches
+        total = total + elements * itemsize(buffer.dtype)
+    return total
+
+
+# ---------------------------------------------------------------- machines
+
+
+@dataclass(frozen=True, slots=True)
+class Roof:
+    """What a machine can do at most: slots and divisions a second, and (bytes that fit, bytes a second) of each memory, nearest first."""
+
+    slots: float
+    divisions: float
+    memories: tuple[tuple[float, float], ...]
+
+    def bandwidth(self, size: float) -> float:
+        """Bytes a second of the nearest memory that holds `size` bytes."""
+        return next(rate for room, rate in self.memories if size <= room)
+
+
+def roof(target: Target, threads: int = 1, core: Core | None = None) -> Roof:
+    """The roof of a target for a number of threads. `core` gives measured rates in the place of the tables'."""
+    if target.kind == "cuda":
+        gpu = target.gpu
+        rate = gpu.sms * gpu.lanes * gpu.ghz * 1e9
+        return Roof(rate, rate / 8, ((gpu.l2, gpu.cache * 1e9), (float("inf"), gpu.memory * 1e9)))
+    core = core or target.core
+    cycles, lanes = core.ghz * 1e9 * threads, target.vector_bits / 32
+    rates = (core.l1 * cycles, core.l2 * cycles, core.l3 * cycles, min(core.memory * threads, core.memory_all) * 1e9)
+    rooms = (target.l1 * threads, target.l2 * threads, target.l3, float("inf"))
+    return Roof(core.fma * lanes * cycles, lanes / core.divide * cycles, tuple(zip(rooms, rates, strict=True)))
