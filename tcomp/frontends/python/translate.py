@@ -39,6 +39,10 @@ _COMPARISONS: dict[type[ast.AST], str] = {
 }  # fmt: skip
 _WORDS: dict[type[ast.AST], str] = {ast.Is: "is", ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in"}
 _FOLDS = {"min": "min", "max": "max", "mul": "prod", "and": "all", "or": "any"}
+_OWN_NAMES = (
+    ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.NamedExpr, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef,
+    ast.Match,
+)  # fmt: skip
 STACK = 64 << 10  # bytes of a local array inside a loop
 
 _NOT_HERE: dict[type[ast.AST], tuple[str, str]] = {
@@ -105,6 +109,9 @@ class Translator:
     def _declare(self, body: Sequence[ast.stmt]) -> None:
         """Finds the local variables, and refuses what cannot be one."""
         stored: dict[str, None] = {}
+        for node in (n for s in body for n in ast.walk(s)):
+            if isinstance(node, _OWN_NAMES):  # bind names in ways that the analysis of local variables does not know
+                self.refuse(node)
         for node in ast.walk(self.source.function):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 stored[node.id] = None
@@ -114,7 +121,7 @@ class Translator:
             if isinstance(node, ast.Assign) and self._allocator(node.value) is not None:
                 for target in node.targets:
                     if isinstance(target, ast.Name):
-                        self.local_arrays[target.id] = node
+                        self.local_arrays.setdefault(target.id, node)
         for name in stored:
             if name in self.local_arrays:
                 continue

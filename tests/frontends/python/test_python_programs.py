@@ -369,7 +369,7 @@ def types(n, f, d, i8, i32, out):
         out[i, 7] = np.float32(d[i]) * f[i]
         out[i, 8] = int(d[i] * 0.7)
         out[i, 9] = np.sqrt(abs(f[i]))
-        out[i, 10] = math.floor(d[i] / 2) if d[i] > 0 and not i & 1 == 1 else SIZE
+        out[i, 10] = math.floor(d[i] / 2) if d[i] > 0 and not (i == 1 or i == 4) else SIZE
         out[i, 11] = (i << 2 | 1) ^ ~i & 7
 
 
