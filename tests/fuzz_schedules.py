@@ -38,6 +38,7 @@ class Tally:
     cases: int = 0
     accepted: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
+    witnesses: Counter[str] = field(default_factory=Counter)
     no_code: int = 0
     seconds: Counter[str] = field(default_factory=Counter)
     failures: list[tuple[int, str, str]] = field(default_factory=list)  # number, kind, text
@@ -47,6 +48,7 @@ class Tally:
         self.no_code += other.no_code
         self.accepted += other.accepted
         self.refused += other.refused
+        self.witnesses += other.witnesses
         self.seconds += other.seconds
         self.failures += other.failures
 
@@ -56,20 +58,21 @@ def batch(seed: int, first: int, count: int) -> Tally:
     tally, runs = Tally(count), dict[int, Run]()
     for number in range(first, first + count):
         dice = Seeded(f"{seed}/{number}")
-        started = time.perf_counter()
+        started = time.process_time()
         run = Run(make(dice))
-        made = time.perf_counter()
+        made = time.process_time()
         try:
             run.roll(dice)
             runs[number] = run
         except Failure as failure:
             tally.failures.append((number, failure.kind, str(failure)))
-        tally.seconds.update(programs=made - started, schedules=time.perf_counter() - made)
+        tally.seconds.update(programs=made - started, schedules=time.process_time() - made)
         tally.accepted.update(step.primitive for step in run.schedule.trace)
         tally.refused.update(run.refused)
-    started = time.perf_counter()
+        tally.witnesses.update(run.witnesses)
+    started = time.process_time()
     failures, tally.no_code = run_native(list(runs.values()), 2 if first // BATCH % OPTIMISED == 0 else 0)
-    tally.seconds["machine code"] = time.perf_counter() - started
+    tally.seconds["machine code"] = time.process_time() - started
     numbers = list(runs)
     tally.failures += [(numbers[n], failure.kind, str(failure)) for n, failure in failures.items()]
     return tally
@@ -153,6 +156,7 @@ def main() -> int:
     print(f"{elapsed:.0f} s, {elapsed / total.cases * 1000:.1f} ms a case; per case and process: {_each(total.seconds, total.cases)}")
     print(f"accepted {total.accepted.total()}: {_listed(total.accepted)}")
     print(f"refused {total.refused.total()}: {_listed(total.refused)}")
+    print(f"witnesses: {_listed(total.witnesses)}")
     print(f"{total.no_code} schedules make no machine code")
     for kind, count in kinds.most_common():
         print(f"{count} x {kind}: {', '.join(str(n) for n, k, _ in total.failures if k == kind)[:200]}")

@@ -21,6 +21,7 @@ from programs import EXACT, Maker
 from random_loops import imperative
 from random_schedules import draw_step
 from running import POOL
+from witness import flaw, history
 
 from tcomp.codegen.llvm import KernelModule
 from tcomp.codegen.native import compile_ir
@@ -31,6 +32,7 @@ from tcomp.ir.loops import GPU_AXES, SERIAL, Allocate, Buffer, For, Kernel, Stmt
 from tcomp.ir.loops_eval import run_kernel
 from tcomp.ir.parser import parse_kernel
 from tcomp.ir.verify import verify_kernel
+from tcomp.schedules.legality import Witness
 from tcomp.schedules.lower import lower
 from tcomp.schedules.primitives.edit import rebuild, swap_buffer
 from tcomp.schedules.schedule import Schedule, replay
@@ -119,6 +121,7 @@ class Run:
         self.subject, self.schedule = subject, Schedule(subject.kernel)
         self.steps: list[Step] = []  # the refused ones too
         self.refused: Counter[str] = Counter()
+        self.witnesses: Counter[str] = Counter()
 
     def roll(self, dice: Dice) -> None:
         for _ in range(dice.number(1, STEPS)):
@@ -141,6 +144,8 @@ class Run:
             if not error.what or not error.where or not error.why:
                 raise Failure("a refusal does not say what, where and why", str(error)) from error
             self.refused[step.primitive] += 1
+            if error.witness is not None:
+                self.examine(before, error.witness)
             return
         except Exception as error:
             raise Failure(f"{type(error).__name__} instead of a refusal by {step.primitive}", str(error)) from error
@@ -148,6 +153,18 @@ class Run:
             verify_kernel(s.kernel)
         except IRError as error:
             raise Failure(f"{step.primitive} makes a malformed kernel", str(error)) from error
+
+    def examine(self, kernel: Kernel, witness: Witness) -> None:
+        """Run the program on the instance that the witness names."""
+        self.witnesses["exact" if witness.exact else "possible"] += 1
+        sizes = {v: witness.fixed.get(v.name, v.attr.lo or 0) for v in kernel.scalars}
+        arrays = dict(zip(kernel.buffers, _shaped(kernel, Subject(self.subject.kernel, sizes).arrays(), sizes), strict=True))
+        try:
+            reason = flaw(witness, history(kernel, arrays, sizes))
+        except IRError as error:
+            raise Failure("the program cannot be run on the instance of a witness", f"{witness}\n{error}") from error
+        if reason:
+            raise Failure("a witness is not real", f"{witness}\n{reason}")
 
     def interpret(self) -> None:
         """What the loops compute, and whether they can be had again from the trace."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from dice import Dice
@@ -16,6 +17,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.expr import as_dim
 from tcomp.ir.loops import GPU_AXES, KINDS, SCOPES, Accumulate, Allocate, For, Kernel, Store, expressions, walk
 from tcomp.schedules.primitives.edit import find_buffer, find_loop, loop_names, perfect
+from tcomp.schedules.primitives.shape import TAILS
 from tcomp.schedules.schedule import PRIMITIVES
 from tcomp.schedules.trace import Step
 
@@ -81,6 +83,7 @@ SINGLE: dict[str, Callable[[Drawing], Any]] = {
     "name": lambda d: d.dice.pick("cached", "written"),
     "reassociate": lambda d: d.dice.flip(),
     "strided": lambda d: d.dice.flip(),
+    "tail": lambda d: d.dice.pick(*TAILS),
     "text": lambda d: "a note",
 }
 
@@ -105,12 +108,12 @@ def _partition(d: Drawing) -> tuple[Any, ...]:
 
 def _compute_at(d: Drawing) -> tuple[Any, ...]:
     stage = d.stage()
-    return stage, d.dice.pick(*(d.readers(stage) or d.loops())), d.dice.pick(*SCOPES)
+    return stage, d.dice.pick(*(d.readers(stage) or d.loops()))
 
 
 def _cache_read(d: Drawing) -> tuple[Any, ...]:
     buffer = d.buffer()
-    return buffer, d.dice.pick(None, *(d.readers(buffer) or d.loops())), "cached", d.dice.pick(*SCOPES)
+    return buffer, d.dice.pick(None, *(d.readers(buffer) or d.loops())), "cached"
 
 
 def _relayout(d: Drawing) -> tuple[Any, ...]:
@@ -123,7 +126,7 @@ def _rfactor(d: Drawing) -> tuple[Any, ...]:
 
 
 def _distribute(d: Drawing) -> tuple[Any, ...]:
-    return d.loop(), d.factor(), d.dice.pick("serial", *GPU_AXES), d.dice.pick("serial", *GPU_AXES), d.dice.flip()
+    return d.loop(), d.factor(), d.dice.pick("serial", *GPU_AXES), d.dice.pick("serial", *GPU_AXES)
 
 
 TOGETHER: dict[str, Callable[[Drawing], tuple[Any, ...]]] = {
@@ -140,26 +143,28 @@ TOGETHER: dict[str, Callable[[Drawing], tuple[Any, ...]]] = {
 LIKELY = ("split", "split", "reorder", "reorder", "set_kind", "set_kind", "compute_at", "compute_at")
 
 
-def parameters(primitive: str) -> list[inspect.Parameter]:
-    """Those of a primitive, without the kernel."""
-    return list(inspect.signature(PRIMITIVES[primitive]).parameters.values())[1:]
+@cache
+def parameters(primitive: str) -> tuple[list[str], list[str]]:
+    """Names of those it must be given, without the kernel, and of the optional ones."""
+    every = list(inspect.signature(PRIMITIVES[primitive]).parameters.values())[1:]
+    return [p.name for p in every if p.default is p.empty], [p.name for p in every if p.default is not p.empty]
+
+
+def is_drawn(primitive: str) -> bool:
+    """Whether arguments for it are known how to draw."""
+    return primitive in TOGETHER or SINGLE.keys() >= set(parameters(primitive)[0])
 
 
 def draw_step(dice: Dice, kernel: Kernel) -> Step:
     d = Drawing(dice, kernel)
     if not d.loops():
         return Step("clean", ())
-    name = dice.pick(*PRIMITIVES, *LIKELY, *(["compute_at"] * 4 if d.temporaries() else []))
-    arguments = TOGETHER[name](d) if name in TOGETHER else _singly(d, name)
+    name = dice.pick(*filter(is_drawn, PRIMITIVES), *LIKELY, *(["compute_at"] * 4 if d.temporaries() else []))
+    wanted, optional = parameters(name)
+    arguments = TOGETHER[name](d) if name in TOGETHER else tuple(SINGLE[p](d) for p in wanted)
+    options = tuple((p, SINGLE[p](d)) for p in optional if p in SINGLE and dice.one_in(2))
     if arguments and dice.one_in(40):
         n = dice.number(0, len(arguments) - 1)
         senseless = dice.pick(*(x for x in STRANGE if isinstance(x, type(arguments[n]))), arguments[0])
         arguments = (*arguments[:n], senseless, *arguments[n + 1 :])
-    return Step(name, arguments)
-
-
-def _singly(d: Drawing, primitive: str) -> tuple[Any, ...]:
-    wanted = parameters(primitive)
-    optional = [p for p in wanted if p.default is not p.empty]
-    wanted = wanted[: len(wanted) - d.dice.number(0, len(optional))]
-    return tuple(SINGLE[p.name](d) for p in wanted)
+    return Step(name, arguments, options)
