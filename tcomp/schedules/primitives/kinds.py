@@ -7,7 +7,6 @@ from dataclasses import replace
 from tcomp.ir.loops import (
     GPU_AXES,
     KINDS,
-    PARALLEL,
     SERIAL,
     UNROLLED,
     VECTORIZED,
