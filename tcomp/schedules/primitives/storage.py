@@ -18,12 +18,14 @@ from tcomp.ir.loops import (
     walk,
 )
 from tcomp.ir.simplify import simplify
+from tcomp.ir.verify import same_dim
 from tcomp.schedules.primitives.edit import (
     find_buffer,
     find_loop,
     fresh,
     guard,
     is_local,
+    perfect,
     producers,
     rebuild,
     refuse,
@@ -31,18 +33,22 @@ from tcomp.schedules.primitives.edit import (
     swap_buffer,
     temporary,
 )
+from tcomp.schedules.primitives.sites import sequence
 from tcomp.schedules.regions import accesses, region
 
 
 def cache_write(kernel: Kernel, stage: str, name: str) -> Kernel:
     """Compute a stage into a new temporary `name` and copy it: the temporary can then be moved into the loops of the copy.
 
-    Always legal. The copy is one nest with the loops `stage.0`, `stage.1`, ...
+    Legal when the stage's first nest stores every element, so that nothing of what a parameter held before is read or left. The copy is
+    one nest with the loops `stage.0`, `stage.1`, ...
     """
     target = find_buffer(kernel, stage, "cache_write")
     nests = producers(kernel.body, target)
     if not nests or any(is_local(target, nest) for nest in nests):
         raise refuse(kernel, "cache_write", f"`{stage}` is not computed at the top level")
+    if target in kernel.buffers and not _fills(nests[0], target):
+        raise refuse(kernel, "cache_write", f"`{stage}` may keep some of what it holds before", "its first nest should store all elements")
     local = Buffer(fresh(kernel, name), target.dtype, target.shape)
     loops = [(loop_var(fresh(kernel, f"{stage}.{d}"), extent), extent) for d, extent in enumerate(target.shape)]
     places = tuple(v for v, _ in loops)
@@ -50,13 +56,26 @@ def cache_write(kernel: Kernel, stage: str, name: str) -> Kernel:
     for v, extent in reversed(loops):
         copy = For(v, extent, copy)
 
+    items = sequence(kernel.body)
+    moved = items[items.index(nests[0]) : items.index(nests[-1]) + 1]  # what stands between the nests may read the stage
+
     def edit(s: Stmt) -> Stmt | None:
-        if s not in nests:
+        if s not in moved:
             return None
-        moved = swap_buffer(s, target, local, lambda indices: indices)
-        return block(moved, copy) if s is nests[-1] else moved
+        new = swap_buffer(s, target, local, lambda indices: indices)
+        return block(new, copy) if s is nests[-1] else new
 
     return kernel.with_body(Allocate(local, rebuild(kernel.body, edit)))
+
+
+def _fills(nest: Stmt, buffer: Buffer) -> bool:
+    """Whether a nest stores to every element, and reads none."""
+    loops, leaf = perfect(nest)
+    if not isinstance(leaf, Store) or leaf.buffer is not buffer or accesses(nest, buffer, writes=False):
+        return False
+    extents = {x.var: x.extent for x in loops}
+    whole = all(i in extents and same_dim(extents[i], n) for i, n in zip(leaf.indices, buffer.shape, strict=True))
+    return whole and len(extents) == len(leaf.indices) == len(set(leaf.indices))
 
 
 def cache_read(kernel: Kernel, buffer: str, loop: str | None, name: str, scope: str = "global") -> Kernel:
