@@ -232,8 +232,8 @@ class Translator:
         return body
 
     def branch(self, stmt: ast.If) -> list[Stmt]:
-        test = V.truth(self.value(stmt.test), "the condition")
-        if test.op == "const":  # known by the sizes that are fixed
+        test = simplify(V.truth(self.value(stmt.test), "the condition"))
+        if test.op == "const":  # known by the sizes, or by the loops around
             chosen = stmt.body if test.attr else stmt.orelse
             return [self.block(chosen)] if chosen else []
         otherwise = self.block(stmt.orelse) if stmt.orelse else None

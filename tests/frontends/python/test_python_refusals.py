@@ -235,9 +235,9 @@ def division_by_zero(n, x, A, c):
     x[0] = 1 // 0
 
 
-@refused("x[0] = 'a'", "`'a'` is no number")
+@refused('x[0] = "a"', "`'a'` is no number")
 def string(n, x, A, c):
-    x[0] = 'a'  # fmt: skip
+    x[0] = "a"
 
 
 @refused("x[0] = 123456789012345678901234567890", "more than 64 bits")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from tcomp.ir.loops import Kernel, hoist_temporaries
 from tcomp.ir.loops_eval import run_kernel
 from tcomp.ir.verify import verify_kernel
 
-Arrays = Mapping[str, np.ndarray]
+Arrays = dict[str, np.ndarray]
 
 
 def plain(program: Program, arrays: Arrays, numbers: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -42,12 +42,18 @@ def native(kernel: Kernel, arrays: Arrays, numbers: Mapping[str, Any]) -> dict[s
     return copies
 
 
-def check(program: Program, arrays: Arrays, numbers: Mapping[str, Any], fixed: Mapping[str, Any] | None = None, rtol: float = 0) -> Kernel:
+def check(
+    program: Program,
+    arrays: Arrays,
+    numbers: Mapping[str, Any],
+    fixed: Mapping[str, Any] | None = None,
+    rtol: float = 0,
+    results: Callable[[Arrays], Arrays] = lambda arrays: arrays,
+) -> Kernel:
     """The results agree: exactly in the interpreter, within `rtol` in machine code (which fuses multiplications and additions)."""
     kernel = program.kernel(**(fixed or {}))
-    expected = plain(program, arrays, numbers)
-    for name, result in interpreted(kernel, arrays, numbers).items():
-        np.testing.assert_allclose(result, expected[name], rtol=rtol, atol=rtol, err_msg=f"{name}, interpreter")
-    for name, result in native(kernel, arrays, numbers).items():
-        np.testing.assert_allclose(result, expected[name], rtol=rtol, atol=rtol, err_msg=f"{name}, machine code")
+    expected = results(plain(program, arrays, numbers))
+    for how, run in (("interpreter", interpreted), ("machine code", native)):
+        for name, result in results(run(kernel, arrays, numbers)).items():
+            np.testing.assert_allclose(result, expected[name], rtol=rtol, atol=rtol, err_msg=f"{name}, {how}")
     return kernel
