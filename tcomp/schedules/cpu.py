@@ -31,6 +31,7 @@ from tcomp.schedules.roles import (
     extent_of,
     fold_axis,
     fold_nest,
+    grouped_axis,
     imperative,
     is_product,
     nests,
@@ -54,12 +55,39 @@ def schedule(kernel: Kernel, target: Target) -> Schedule:
 
     Where a step is refused (its independence cannot be proved, say), the group stays as it was before, and a note in the kernel says so.
     """
-    s = Schedule(kernel)
-    s.collapse()
+    s = _prepared(kernel)
     if not imperative(s.kernel):
         schedule_each(s, _groups(s, target), lambda group: _schedule_group(s, group, target), "is left as lowered")
     s.clean()
     return s
+
+
+def _prepared(kernel: Kernel) -> Schedule:
+    """The kernel with as few, but plain, dimensions as its accesses allow."""
+    s = Schedule(kernel)
+    s.collapse()
+    if not imperative(s.kernel) and (found := grouped_axis(s.kernel)) is not None:
+        _expand(s, *found)
+    return s
+
+
+def _expand(s: Schedule, loop: str, size: int) -> None:
+    """Split an axis into groups of `size`, in all nests that walk it and in the buffers that they write."""
+    extent = edit.find_loop(s.kernel, loop).extent
+    todo, done = [loop], set[str]()
+    while todo:
+        name = todo.pop()
+        if name in done:
+            continue
+        done.add(name)
+        v = edit.find_loop(s.kernel, name).var
+        written = {n.writes for n in nests(s.kernel) if n.writes.shape}
+        accesses = [a for n in nests(s.kernel) for a in ((n.writes, n.leaf.indices), *((r.attr, r.args) for r in n.reads))]
+        places = {(b, d) for b, indices in accesses for d, i in enumerate(indices) if i is v and b in written and b.shape[d] == extent}
+        todo += [i.attr.name for b, indices in accesses for d, i in enumerate(indices) if (b, d) in places and i.op == "var"]
+        s.split(name, size)
+        for b, d in sorted(places, key=lambda place: (place[0].name, -place[1])):
+            s.expand(b.name, d, size)
 
 
 # ---------------------------------------------------------------- grouping
@@ -474,8 +502,7 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: Target) -
     A contraction reads its vector operand in panels as wide as the register tile, one panel after the other, in the order of the
     folds: [column / width][folds...][column % width].
     """
-    s = Schedule(kernel)
-    s.collapse()
+    s = _prepared(kernel)
     if imperative(s.kernel):
         return {}
     wishes: dict[int, Layout] = {}
@@ -487,13 +514,15 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: Target) -
             continue
         fold = fold_nest(s.kernel, group.inside[0])
         width = tile_of(fold, target).vectors * _lanes(target, [fold.writes, *(r.attr for r in fold.reads)])
+        columns = fold.spatial[-1].extent
         source = original.get(fold.writes.name.removesuffix(".acc")) or original.get(fold.writes.name)
         if source is None or not is_product(source):
             continue
         for r in source.reads:
             number = names.get(r.attr.name, -1)  # temporaries are no parameters
             if number in constants and (order := _panel_order(source, r)) is not None:
-                wishes[number] = Layout.blocked(order[0], order[1], width)
+                grouped = isinstance(columns, int) and columns != source.spatial[-1].extent
+                wishes[number] = Layout.blocked(order[0], order[1], columns if grouped and columns % width else width)
     return wishes
 
 

@@ -156,6 +156,21 @@ def fold_axis(fold: Nest) -> For | None:
     return None
 
 
+def grouped_axis(kernel: Kernel) -> tuple[str, int] | None:
+    """A loop over elements of a reduction, and a size, where an operand depends on the loop only through its quotient by the size: the
+    output channels of a grouped convolution."""
+    for fold in (n for n in nests(kernel) if n.is_fold):
+        for x in fold.spatial:
+            for r in fold.reads:
+                through = {e for i in r.args for e in E.walk(i) if x.var in e.args}
+                divisors = {e.args[1].attr for e in through if e.op == "floordiv" and e.args[0] is x.var and e.args[1].op == "const"}
+                if len(divisors) == len(through) == 1 and isinstance(x.extent, int):
+                    (size,) = divisors
+                    if 1 < size < x.extent and x.extent % size == 0 and all(i is not x.var for i in r.args):
+                        return x.var.attr.name, size
+    return None
+
+
 def row_loops(kernel: Kernel, out: Nest, inside: tuple[str, ...]) -> list[Expr] | None:
     """The loops of the result that index its reductions: the same for all of them, each index a loop by itself."""
     rows: list[Expr] | None = None

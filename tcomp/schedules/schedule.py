@@ -36,10 +36,11 @@ from tcomp.schedules.instructions import text_of
 from tcomp.schedules.lower import lower
 from tcomp.schedules.primitives.clean import clean, note
 from tcomp.schedules.primitives.collapse import collapse
+from tcomp.schedules.primitives.expand import expand
 from tcomp.schedules.primitives.kinds import distribute, set_kind
 from tcomp.schedules.primitives.reduction import mask, rfactor
 from tcomp.schedules.primitives.shape import fuse, partition, reorder, split
-from tcomp.schedules.primitives.stages import compute_at
+from tcomp.schedules.primitives.stages import compute_at, inline, reverse_compute_at
 from tcomp.schedules.primitives.storage import cache_read, cache_write, relayout, set_scope
 from tcomp.schedules.primitives.tensorize import intact, tensorize
 from tcomp.schedules.trace import Step, Trace, read_json
@@ -47,8 +48,8 @@ from tcomp.schedules.trace import Step, Trace, read_json
 PRIMITIVES: dict[str, Callable[..., Any]] = {
     p.__name__: p
     for p in (
-        split, reorder, fuse, partition, set_kind, distribute, compute_at, cache_read, cache_write, relayout, set_scope, rfactor, mask,
-        tensorize, collapse, clean, note,
+        split, reorder, fuse, partition, set_kind, distribute, inline, compute_at, reverse_compute_at, cache_read, cache_write, relayout, set_scope, rfactor, mask,
+        tensorize, collapse, expand, clean, note,
     )
 }  # fmt: skip
 
@@ -59,23 +60,26 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def kernel_of(program: Program) -> Kernel:
-    """A program as loops, before any schedule: a kernel stays itself; a tensor is computed from its placeholders, in the order of their
-    first use; a sequence lists the placeholders first, then the tensors to compute.
-
-    Raises `ScheduleError` for anything else, `IRError` for a placeholder that is used but not listed.
-    """
+    """A program as loops, before any schedule: a kernel stays itself; tensors are lowered (see `ends_of`)."""
     if isinstance(program, Kernel):
         return program
+    inputs, outputs = ends_of(program)
+    return lower(re.sub(r"\W", "_", outputs[-1].name), inputs, outputs)
+
+
+def ends_of(program: Tensor | Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """(placeholders, results) of tensor expressions: a tensor is computed from its placeholders, in the order of their first use; a
+    sequence lists the placeholders first, then the tensors to compute. Raises `IRError` for anything else."""
     if isinstance(program, Tensor):
         program = [*(t for t in tensors([program]) if is_placeholder(t) and t is not program), program]
     hint = "a tensor to compute, a list of placeholders and then tensors to compute, or a kernel"
     if not isinstance(program, Sequence) or not all(isinstance(t, Tensor) for t in program):
-        raise ScheduleError(f"a schedule of {program!r}, which is no program", hint=hint)
+        raise IRError(f"this is no program: {program!r:.80}", hint=hint)
     inputs = [t for t in program if is_placeholder(t)]
     outputs = [t for t in program if not is_placeholder(t)]
     if not outputs or list(program) != [*inputs, *outputs]:
-        raise ScheduleError("a program takes the placeholders first, then at least one tensor to compute", where=str(list(program)), hint=hint)
-    return lower(re.sub(r"\W", "_", outputs[-1].name), inputs, outputs)
+        raise IRError("a program takes the placeholders first, then at least one tensor to compute", where=str(list(program)), hint=hint)
+    return inputs, outputs
 
 
 def _documents(primitive: Callable[..., Any]) -> Callable[[F], F]:
@@ -204,9 +208,17 @@ class Schedule:
     def distribute(self, loop: Loop, factor: int, outer: str, inner: str, strided: bool = False) -> tuple[str, str]:
         return self.apply("distribute", loop, factor, outer, inner, strided)
 
+    @_documents(inline)
+    def inline(self, stage: Stage) -> None:
+        self.apply("inline", stage)
+
     @_documents(compute_at)
     def compute_at(self, stage: Stage, loop: Loop, scope: str = "global") -> None:
         self.apply("compute_at", stage, loop, scope)
+
+    @_documents(reverse_compute_at)
+    def reverse_compute_at(self, stage: Stage, loop: Loop) -> None:
+        self.apply("reverse_compute_at", stage, loop)
 
     @_documents(cache_write)
     def cache_write(self, stage: Stage, name: str) -> None:
@@ -235,6 +247,10 @@ class Schedule:
     @_documents(tensorize)
     def tensorize(self, loop: Loop, instruction: Instruction | str, reassociate: bool = False) -> None:
         self.apply("tensorize", loop, instruction if isinstance(instruction, str) else text_of(instruction), reassociate)
+
+    @_documents(expand)
+    def expand(self, buffer: Stage, dim: int, factor: int) -> None:
+        self.apply("expand", buffer, dim, factor)
 
     @_documents(collapse)
     def collapse(self) -> None:

@@ -11,9 +11,13 @@ from running import expected, interpreted, native
 
 from tcomp.codegen.llvm import emit_kernel
 from tcomp.codegen.native import compile_ir
-from tcomp.ir.loops import Kernel, hoist_temporaries
+from tcomp.ir import expr as E
+from tcomp.ir import te
+from tcomp.ir.layout import Layout
+from tcomp.ir.loops import VECTORIZED, Kernel, expressions, hoist_temporaries, walk
 from tcomp.ir.verify import verify_kernel
-from tcomp.schedules.cpu import schedule
+from tcomp.ops.nn import conv
+from tcomp.schedules.cpu import operand_layouts, schedule
 from tcomp.schedules.lower import lower
 from tcomp.schedules.schedule import replay
 from tcomp.target import Target
@@ -80,3 +84,23 @@ def test_other_machines_get_code_as_well(program: Program, target: Target) -> No
     kernel = schedule(lowered(program), target).kernel
     verify_kernel(kernel)
     assert compile_ir(emit_kernel(hoist_temporaries(kernel)[0], target), target).startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize(("groups", "channels", "results"), [(4, 12, 20), (2, 6, 96), (3, 9, 9), (5, 5, 5)])
+def test_grouped_convolutions_have_no_quotients_in_lanes(groups: int, channels: int, results: int) -> None:
+    """Channels of a group are a loop of their own: what all of them read is one element, not one for each lane."""
+    x, w = te.placeholder((1, channels, 5, 6), name="x"), te.placeholder((results, channels // groups, 2, 2), name="w")
+    y = conv(x, w, (1, 1), (1, 1), groups)
+    b = te.placeholder((results,), name="b")
+    z = te.compute(y.shape, lambda n, c, h, w: y[n, c, h, w] + b[c], name="z")
+    last = Layout.permuted((0, 2, 3, 1))
+    target = Target.parse("cpu -mcpu=skylake-avx512")
+    weights = operand_layouts(lower("k", [x, w, b], [z], {x: last, z: last}), frozenset({1}), target)
+    s = schedule(lower("k", [x, w, b], [z], {x: last, z: last, w: weights.get(1, Layout.identity(4))}), target)
+    lanes = [v for v, loop in s.loops.items() if loop.kind == VECTORIZED]
+    quotients = {q for st in walk(s.kernel.body) for e in E.walk(*expressions(st)) if e.op in ("floordiv", "mod") for q in E.variables(e)}
+    assert lanes and not {q.name for q in quotients} & set(lanes)
+    program = Program((x, w, b), (z,), {})
+    arrangement = [last, weights.get(1), None, last]
+    agree(program, interpreted(program, s.kernel, arrangement), expected(program))
+    agree(program, native(program, s.kernel, arrangement), expected(program))
