@@ -13,9 +13,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tcomp.driver import build, compile
+    from tcomp.driver import compile
     from tcomp.errors import ScheduleError, TcompError
     from tcomp.frontends.python import program
+    from tcomp.functions import build
     from tcomp.ir import te
     from tcomp.runtime import Module, load
     from tcomp.schedules import Schedule
@@ -25,7 +26,7 @@ __version__ = "0.1.0"
 __all__ = ["Module", "Schedule", "ScheduleError", "Target", "TcompError", "build", "compile", "load", "program", "te"]
 
 _HOMES = {
-    "build": "tcomp.driver", "compile": "tcomp.driver", "ScheduleError": "tcomp.errors", "TcompError": "tcomp.errors",
+    "build": "tcomp.functions", "compile": "tcomp.driver", "ScheduleError": "tcomp.errors", "TcompError": "tcomp.errors",
     "Module": "tcomp.runtime", "load": "tcomp.runtime", "program": "tcomp.frontends.python", "Schedule": "tcomp.schedules", "Target": "tcomp.target",
 }  # fmt: skip
 

@@ -23,15 +23,14 @@ from tcomp.codegen.llvm import emit_kernel
 from tcomp.codegen.native import assembly, compile_ir
 from tcomp.codegen.nvrtc import compile_text
 from tcomp.codegen.program import Program, emit_program
-from tcomp.errors import InputError, IRError, TargetError, UnsupportedError
+from tcomp.errors import InputError, TargetError, UnsupportedError
 from tcomp.frontends.onnx import import_model
 from tcomp.ir.expr import Dim, Expr, as_dim, bounds, variables
-from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node, Value
+from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node
 from tcomp.ir.loops import hoist_temporaries
 from tcomp.ir.parser import parse_expr
 from tcomp.ir.printer import canonical_graph_text, print_graph, print_te
-from tcomp.ir.te import Tensor
-from tcomp.kernels import CompiledKernel, build_loops, compile_kernels, compile_loops, default_schedule
+from tcomp.kernels import CompiledKernel, build_loops, compile_kernels
 from tcomp.passes.canonicalize import canonicalize
 from tcomp.passes.cse import merge_equal
 from tcomp.passes.dce import eliminate_dead
@@ -44,7 +43,7 @@ from tcomp.passes.runner import run_passes
 from tcomp.passes.simplify import simplify
 from tcomp.runtime import Artifact, Module, read_artifact, write_artifact
 from tcomp.schedules import cpu, gpu
-from tcomp.schedules.lower import lower, lower_graph, tensors_of
+from tcomp.schedules.lower import lower_graph, tensors_of
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import Target
 
@@ -217,6 +216,10 @@ def _dims(graph: Graph) -> list[Expr]:
         raise UnsupportedError(
             f"the size {names} is not given by any input's shape", hint="fix it with dims={'name': size} or --dim name=size"
         )
+    for v in graph.inputs:
+        if composite := [d for d in v.shape if isinstance(d, Expr) and d.op != "var"]:
+            hint = "give it a size of its own, or build a tcomp.Schedule, which takes arrays of such shapes"
+            raise UnsupportedError(f"the extent {composite[0]} of input `{v.name}` is neither a number nor a single size", hint=hint)
     return dims
 
 
@@ -285,34 +288,3 @@ def _listing(stage: str, schedule: Schedule, target: Target) -> str:
         )
     ir = emit_kernel(kernel, target)
     return ir if stage == "llvm" else assembly(ir, target)
-
-
-# ---------------------------------------------------------------- operators of one's own
-
-
-def build(tensors: Sequence[Tensor], target: Target | str | None = None, threads: int | None = None) -> Callable[..., Any]:
-    """Compile tensor expressions with the default schedule: `tensors` are the inputs (placeholders), then the outputs.
-
-    Returns `f(*arrays)`: given the inputs it returns the output (a tuple if there are several); given arrays for the outputs as
-    well, it fills those and returns None.
-    """
-    inputs = [t for t in tensors if t.body is None and t.extern is None]
-    outputs = [t for t in tensors if t not in inputs]
-    if not outputs or list(tensors) != [*inputs, *outputs]:
-        raise IRError("build takes the placeholders first, then at least one tensor to compute", where=str(list(tensors)))
-    target = target if isinstance(target, Target) else Target.parse(target or "cpu")
-    compiled = compile_loops(default_schedule(lower("kernel", inputs, outputs), target), target)
-    values = [Value(f"{n}:{t.name}", t.dtype, t.shape) for n, t in enumerate(tensors)]
-    given, made = tuple(values[: len(inputs)]), tuple(values[len(inputs) :])
-    node = Node(KERNEL, given, made, {}, outputs[0].name, (Graph(outputs[0].name, given, made, ()),))
-    module = Module.load(package(Graph("te", given, made, (node,)), {node: compiled}, target, threads, Report()), threads=threads)
-
-    def run(*arrays: Any) -> Any:
-        results = module(*arrays[: len(inputs)])
-        if len(arrays) <= len(inputs):
-            return results
-        for place, result in zip(arrays[len(inputs) :], results if isinstance(results, tuple) else (results,), strict=True):
-            np.copyto(place, result, casting="no")
-        return None
-
-    return run

@@ -1,0 +1,163 @@
+"""Programs of one's own as Python functions on arrays: tensor expressions by their default schedule, or any schedule or kernel as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, overload
+
+import numpy as np
+
+from tcomp.driver import Report, package
+from tcomp.errors import InputError, TargetError
+from tcomp.ir.dims import bind_dims
+from tcomp.ir.dtypes import to_numpy
+from tcomp.ir.expr import Dim, Expr, dim
+from tcomp.ir.graph import KERNEL, Graph, Node, Value
+from tcomp.ir.loops import Kernel
+from tcomp.ir.te import Tensor
+from tcomp.kernels import compile_loops, default_schedule
+from tcomp.runtime import Module
+from tcomp.schedules.lower import lower
+from tcomp.schedules.schedule import Schedule, ends_of
+from tcomp.target import Target
+
+_SHAPES = 256  # combinations remembered
+
+
+@overload
+def build(program: Schedule | Kernel, target: Target | str | None = None, threads: int | None = None) -> InPlace: ...
+@overload
+def build(program: Tensor | Sequence[Tensor], target: Target | str | None = None, threads: int | None = None) -> Computed: ...
+def build(program: Any, target: Target | str | None = None, threads: int | None = None) -> InPlace | Computed:
+    """Machine code of a program, as a Python function.
+
+    Tensor expressions (a tensor to compute, or a list of placeholders and then of tensors to compute) get the default schedule, and
+    become `f(*inputs)`, which returns the results; see `Computed`. A schedule or a kernel is compiled as it is, and becomes
+    `f(*arrays)` over the kernel's buffers, which it works on in place; see `InPlace`.
+
+    `target` defaults to this machine, `threads` to all cores that the process may use. Raises `IRError` for what is no program,
+    `CodegenError` for loops that the target has no code for.
+    """
+    target = target if isinstance(target, Target) else Target.parse(target or "cpu")
+    if isinstance(program, Schedule | Kernel):
+        return InPlace(program if isinstance(program, Schedule) else Schedule(program), target, threads)
+    return Computed(*ends_of(program), target, threads)
+
+
+class Computed:
+    """Compiled tensor expressions. `f(*inputs)` returns the result, or a tuple of several; `f(*inputs, *outputs)` fills arrays
+    for the results and returns None."""
+
+    def __init__(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], target: Target, threads: int | None) -> None:
+        values = [Value(f"{n}:{t.name}", t.dtype, t.shape) for n, t in enumerate([*inputs, *outputs])]
+        schedule = default_schedule(lower("kernel", inputs, outputs), target)
+        self._inputs = len(inputs)
+        self.module = _module(schedule, values[: len(inputs)], values[len(inputs) :], target, threads)
+
+    def __call__(self, *arrays: Any) -> Any:
+        results = self.module(*arrays[: self._inputs])
+        if len(arrays) <= self._inputs:
+            return results
+        for place, result in zip(arrays[self._inputs :], results if isinstance(results, tuple) else (results,), strict=True):
+            np.copyto(place, result, casting="no")
+        return None
+
+
+class InPlace:
+    """A compiled kernel. `f(*arrays)` takes one array for each of the kernel's buffers, in order, reads and writes them where they are,
+    and returns None. Sizes of the kernel that no array's shape tells follow as integers, in order or by name.
+
+    Arrays are C-contiguous, of the declared dtypes, and do not overlap where one is written; what fits not raises `InputError`.
+    """
+
+    def __init__(self, schedule: Schedule, target: Target, threads: int | None) -> None:
+        if target.kind == "cuda":
+            raise TargetError("a kernel on a GPU cannot work on NumPy arrays in place", hint="build for a CPU, or build the tensors")
+        self.kernel = schedule.kernel
+        compiled = schedule.copy()
+        compiled.kernel = replace(schedule.kernel, name="kernel")  # whatever the program is called: the name becomes a symbol
+        # To the artifact all buffers are inputs, of independent extents: that they fit together is checked here. Inputs without elements
+        # carry the sizes, in their shapes.
+        buffers = [Value(f"{n}:{b.name}", b.dtype, _free(n, b.shape)) for n, b in enumerate(self.kernel.buffers)]
+        sizes = [Value(f"size {v.name}", "bool", (dim(v.name, 0), 0)) for v in self.kernel.scalars]
+        self.module = _module(compiled, [*buffers, *sizes], [], target, threads, carriers=len(sizes))
+        self._expected = [(b.name, to_numpy(b.dtype), b in self.kernel.outputs) for b in self.kernel.buffers]
+        written = [n for n, b in enumerate(self.kernel.buffers) if b in self.kernel.outputs]
+        self._apart = [(w, n) for w in written for n in range(len(buffers)) if n not in written or n > w]
+        self._known: dict[Any, list[np.ndarray]] = {}  # by shapes and sizes: the inputs that carry the sizes
+
+    def __repr__(self) -> str:
+        return f"<tcomp function {self.kernel.name}({', '.join(map(repr, self.kernel.buffers))})>"
+
+    def __call__(self, *arguments: Any, **sizes: int) -> None:
+        count = len(self._expected)
+        arrays = list(arguments[:count])
+        if len(arrays) < count:
+            names = ", ".join(name for name, _, _ in self._expected)
+            raise InputError(f"`{self.kernel.name}` takes {count} arrays ({names}), got {len(arrays)}")
+        for n, (name, dtype, written) in enumerate(self._expected):
+            array = arrays[n]
+            if type(array) is not np.ndarray or array.dtype is not dtype:
+                array = arrays[n] = self._admitted(array, name, dtype)
+            flags = array.flags
+            if not (flags.c_contiguous and flags.aligned and (flags.writeable or not written)):
+                why = "it is read-only, and the kernel writes it" if flags.c_contiguous and flags.aligned else f"its strides are {array.strides}"
+                hint = "" if flags.c_contiguous else "np.ascontiguousarray makes a copy that does"
+                raise InputError(f"the array for `{name}` cannot be used in place", why=why, hint=hint)
+        for one, other in self._apart:
+            if np.may_share_memory(arrays[one], arrays[other]):
+                names = f"`{self._expected[one][0]}` and `{self._expected[other][0]}`"
+                raise InputError(f"the arrays for {names} overlap", why="the kernel writes one of them", hint="pass a copy")
+        key = (*[a.shape for a in arrays], arguments[count:], *sizes.items())
+        try:
+            carriers = self._known[key]
+        except (KeyError, TypeError):
+            carriers = self._carriers([a.shape for a in arrays], arguments[count:], sizes)
+            if len(self._known) >= _SHAPES:
+                self._known.clear()
+            self._known[key] = carriers
+        self.module(*arrays, *carriers)
+
+    def _admitted(self, array: Any, name: str, dtype: np.dtype[Any]) -> np.ndarray:
+        """The same memory as a plain array of the plain dtype."""
+        if not isinstance(array, np.ndarray):
+            raise InputError(f"`{name}` is a {type(array).__name__}", why="the kernel works on NumPy arrays in place", hint="pass an array")
+        if array.dtype != dtype:
+            raise InputError(f"`{name}` has elements of type {array.dtype}", why=f"the kernel takes {dtype}", hint=f".astype(np.{dtype})")
+        return np.asarray(array).view(dtype)
+
+    def _carriers(self, shapes: Sequence[tuple[int, ...]], rest: tuple[Any, ...], named: dict[str, Any]) -> list[np.ndarray]:
+        """Arrays whose shapes tell the kernel's sizes. Raises `InputError` where the shapes contradict the declared ones, or a size is
+        missing."""
+        scalars, buffers = self.kernel.scalars, self.kernel.buffers
+        declared = [(b.name, b.shape, shape) for b, shape in zip(buffers, shapes, strict=True)]
+        solved = bind_dims(declared)
+        unsolved = [v for v in scalars if v not in solved]
+        free = [v.name for v in unsolved if v.name not in named]
+        unknown = [name for name in named if name not in [v.name for v in unsolved]]
+        if unknown or len(rest) != len(free):
+            takes = f"`{self.kernel.name}` takes " + ("the sizes " + ", ".join(v.name for v in unsolved) if unsolved else "no sizes")
+            got = ", ".join([*map(repr, rest), *(f"{k}={v!r}" for k, v in named.items())]) or "none"
+            raise InputError(f"{takes} behind its arrays, got {got}"[:300])
+        given = {**dict(zip(free, rest, strict=True)), **named}
+        for name, value in given.items():
+            if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer) or not 0 <= value < 1 << 62:
+                raise InputError(f"the size `{name}` is {value!r:.40}", why="sizes are integers from 0 to 2^62")
+        known = bind_dims(declared, {v: solved[v] if v in solved else int(given[v.name]) for v in scalars})
+        return [np.empty((known[v], 0), np.bool_) for v in scalars]
+
+
+def _free(number: int, shape: Sequence[Dim]) -> list[Dim]:
+    """A shape with a dim of its own for each extent that is not constant."""
+    return [dim(f"{number}[{axis}]", 0) if isinstance(d, Expr) else d for axis, d in enumerate(shape)]
+
+
+def _module(
+    schedule: Schedule, inputs: Sequence[Value], outputs: Sequence[Value], target: Target, threads: int | None, carriers: int = 0
+) -> Module:
+    """A module of one kernel; the last `carriers` inputs are not among its buffers."""
+    given, made = tuple(inputs), tuple(outputs)
+    node = Node(KERNEL, given[: len(given) - carriers], made, {}, schedule.kernel.name, (Graph("kernel", given, made, ()),))
+    compiled = compile_loops(schedule, target)
+    return Module.load(package(Graph("program", given, made, (node,)), {node: compiled}, target, threads, Report()), threads=threads)
