@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, Expr, as_expr, bounds
 from tcomp.ir.loops import Accumulate, Buffer, For, Stmt, Store, expressions, walk
-from tcomp.ir.simplify import difference, linear, prove, simplify
+from tcomp.ir.simplify import difference, from_linear, linear, prove, simplify
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,12 @@ def loop_extents(stmt: Stmt) -> dict[Expr, Dim]:
 def region(stmt: Stmt, buffer: Buffer, clip: bool = True) -> Region:
     """The box of `buffer` that `stmt` touches, over all values of the loops inside it.
 
-    Indices that are not affine in the inner loops, and boxes that cannot be compared, widen to the whole dimension. With `clip` a box
-    is not larger than the buffer; without, it keeps the size of the loops' tile, which guards may cut.
+    Exact for sums of loop variables and for what splitting, fusing, strides, dilation and clamping make of them, where one access
+    reaches lowest and one highest. Indices of other forms (gathers), and boxes that cannot be compared, widen to the whole dimension.
+    With `clip` a box is not larger than the buffer; without, it keeps the size of the loops' tile, which guards may cut.
     """
     inner = loop_extents(stmt)
-    boxes = [[_interval(i, inner) for i in indices] for indices in accesses(stmt, buffer)]
+    boxes = [[interval(i, inner) for i in indices] for indices in accesses(stmt, buffer)]
     base: list[Expr] = []
     extent: list[Dim] = []
     for d, whole in enumerate(buffer.shape):
@@ -57,30 +58,71 @@ def region(stmt: Stmt, buffer: Buffer, clip: bool = True) -> Region:
     return Region(tuple(base), tuple(extent))
 
 
-def _interval(index: Expr, inner: dict[Expr, Dim]) -> tuple[Expr, Expr] | None:
-    """(lowest, highest) value of the index over the inner loops, as expressions of the outer ones; None if unknown."""
-    index = simplify(index)
+Interval = tuple[Expr, Expr]
+
+
+def interval(index: Expr, inner: Mapping[Expr, Dim]) -> Interval | None:
+    """(lowest, highest) value of the index over the inner loops, as expressions of the outer ones; None if unknown.
+
+    The highest is the lowest plus something that does not depend on outer loops, wherever that can be had.
+    """
     low: Expr = as_expr(0)
     high: Expr = as_expr(0)
-    for monomial, coefficient in linear(index).items():
-        mentioned = set(E.variables(*monomial)) & inner.keys()
-        term = as_expr(coefficient)
-        for atom in monomial:
-            term = term * atom
-        if not mentioned:
-            low, high = low + term, high + term
-        elif len(monomial) == 1 and monomial[0] in inner:
-            reach = (as_expr(inner[monomial[0]]) - 1) * coefficient
-            low, high = (low, high + reach) if coefficient > 0 else (low + reach, high)
+    for monomial, coefficient in linear(simplify(index)).items():
+        factor = from_linear({tuple(a for a in monomial if not _mentions(a, inner)): coefficient})
+        varying = [a for a in monomial if _mentions(a, inner)]
+        if not varying:
+            low, high = low + factor, high + factor
+            continue
+        reach = _of_atom(varying[0], inner) if len(varying) == 1 else None
+        if reach is not None and (prove(factor >= 0) or prove(factor <= 0)):
+            first, last = reach if prove(factor >= 0) else reach[::-1]
+            low, high = low + first * factor, high + last * factor
         else:
-            lo, hi = bounds(term)
+            lo, hi = bounds(from_linear({monomial: coefficient}))
             if lo is None or hi is None:
                 return None
             low, high = low + lo, high + hi
     return simplify(low), simplify(high)
 
 
-def _hull(intervals: Sequence[tuple[Expr, Expr] | None]) -> tuple[Expr, Dim] | None:
+def _mentions(e: Expr, inner: Mapping[Expr, Dim]) -> bool:
+    return any(v in inner for v in E.variables(e))
+
+
+def _of_atom(atom: Expr, inner: Mapping[Expr, Dim]) -> Interval | None:
+    """The range of a loop variable, or of a function that never moves further than its operands do."""
+    if atom in inner:
+        last = interval(as_expr(inner[atom]) - 1, inner)  # of a triangular loop: that of its longest run
+        return None if last is None else (as_expr(0), last[1])
+    if atom.op in ("floordiv", "mod") and atom.args[1].op == "const" and atom.args[1].attr > 0:
+        x = interval(atom.args[0], inner)
+        return None if x is None else _divided(x, int(atom.args[1].attr), atom.op)
+    if atom.op in ("min", "max"):
+        parts = [interval(a, inner) for a in atom.args]
+        if None in parts:
+            return None
+        (a, b), (c, d) = parts  # type: ignore[misc]
+        low = simplify(E.binary(atom.op, a, c))
+        return low, simplify(low + E.maximum(b - a, d - c))
+    return None
+
+
+def _divided(x: Interval, divisor: int, op: str) -> Interval | None:
+    """The range of a quotient or remainder of what lies in `x`."""
+    low, high = x
+    reach = difference(high, low)
+    aligned = prove(E.equal(low % divisor, 0))
+    if op == "mod":
+        within = prove(reach < divisor) and (aligned or prove(E.equal(low // divisor, high // divisor)))
+        return (simplify(low % divisor), simplify(low % divisor + reach)) if within else (as_expr(0), as_expr(divisor - 1))
+    first, last = simplify(low // divisor), simplify(high // divisor)
+    if difference(last, first).op == "const":
+        return first, last
+    return first, simplify(first + (reach if aligned else reach + (divisor - 1)) // divisor)
+
+
+def _hull(intervals: Sequence[Interval | None]) -> tuple[Expr, Dim] | None:
     """(base, extent) of the union; None if it cannot be bounded by one symbolic base."""
     known = [i for i in intervals if i is not None]
     if len(known) < len(intervals) or not known:
@@ -96,11 +138,12 @@ def _hull(intervals: Sequence[tuple[Expr, Expr] | None]) -> tuple[Expr, Dim] | N
         elif not prove(other_high <= high):
             return None
     extent = E.as_dim(difference(high, low) + 1)
-    if isinstance(extent, Expr) and set(E.variables(extent)) & set(E.variables(low)) and not _constant_in_loops(extent):
-        return None
+    if isinstance(extent, Expr) and not _constant_in_loops(extent):
+        most = bounds(extent)[1]  # sizes must not depend on where the box stands
+        return None if most is None else (low, most)
     return low, extent
 
 
 def _constant_in_loops(extent: Expr) -> bool:
-    """Sizes must not depend on where the box stands: only symbolic dims (variables without an enclosing loop) may occur."""
+    """Only symbolic dims (variables without an enclosing loop) occur."""
     return all(v.attr.extent is None and v.attr.lo != 0 for v in E.variables(extent))

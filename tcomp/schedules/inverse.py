@@ -1,0 +1,203 @@
+"""Which iteration touches an element: loop variables as functions of the indices.
+
+An access `B[i * 4 + j, k // 3, k % 3]` with j < 4 touches the element (x, y, z) in one iteration: i = x // 4, j = x % 4, k = y * 3 + z.
+An index is taken apart like a number into digits: the term that weighs more than all others together is the highest. Terms may be
+loop variables, or quotients and remainders of sums of them, as splitting and fusing leave them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tcomp.ir import expr as E
+from tcomp.ir.expr import Dim, Expr, as_expr, loop_var
+from tcomp.ir.loops import For
+from tcomp.ir.simplify import Linear, from_linear, linear, prove, simplify
+
+
+@dataclass(frozen=True, slots=True)
+class Inverse:
+    """The iteration that touches the element `places` of a buffer; the places are variables that run over its shape.
+
+    `values` are the loop variables that the element determines. An element that no iteration touches violates one of `conditions`.
+    """
+
+    places: tuple[Expr, ...]
+    values: dict[Expr, Expr]
+    conditions: tuple[Expr, ...]
+
+    def at(self, element: Sequence[Expr]) -> tuple[dict[Expr, Expr], list[Expr]]:
+        """(values, conditions) for one element."""
+        here = dict(zip(self.places, element, strict=True))
+        values = {v: simplify(E.substitute(e, here)) for v, e in self.values.items()}
+        return values, [simplify(E.substitute(c, here)) for c in self.conditions]
+
+
+def inverse(indices: Sequence[Expr], shape: Sequence[Dim], loops: Sequence[For]) -> Inverse:
+    """The inverse of an access to a buffer of the given shape inside `loops`; all other variables are taken as given."""
+    places = tuple(loop_var(f"[{d}]", n) for d, n in enumerate(shape))
+    search = _Search({x.var for x in loops})
+    search.solve([(simplify(i), p) for i, p in zip(indices, places, strict=True)])
+    conditions = list(search.conditions)
+    for x in loops:
+        if x.var in search.values:
+            value = search.values[x.var]
+            extent = E.substitute(as_expr(x.extent), search.values)
+            conditions += [c for c in (value >= 0, value < extent) if not holds(c)]
+    return Inverse(places, search.values, tuple(conditions))
+
+
+@dataclass(slots=True)
+class _Search:
+    inner: set[Expr]
+    values: dict[Expr, Expr] = field(default_factory=dict)
+    conditions: list[Expr] = field(default_factory=list)
+    digits: dict[Expr, dict[tuple[Expr, Expr | None], Expr]] = field(default_factory=dict)  # of e: value of (e // d) % m; m None: e // d
+
+    def solve(self, equations: list[tuple[Expr, Expr]]) -> None:
+        """Finds what follows from equations expression == value. What cannot be taken apart determines nothing, as long as it is unknown."""
+        waiting: list[tuple[Expr, Expr]] = []
+        while equations:
+            e, value = equations.pop(0)
+            e = simplify(E.substitute(e, self.values))
+            terms = {m: c for m, c in linear(e).items() if self._unknown(m)}
+            if not terms:
+                self._require(E.equal(e, value))
+                continue
+            known = from_linear({m: c for m, c in linear(e).items() if m not in terms})
+            found = self._digits(terms, simplify(value - known))
+            if found is None:
+                waiting.append((e, value))
+                continue
+            equations = [*equations, *(whole for atom, v in found for whole in self._learn(atom, v))]
+            if found:
+                equations, waiting = [*equations, *waiting], []
+
+    def _unknown(self, monomial: Sequence[Expr]) -> bool:
+        return any(v in self.inner and v not in self.values for v in E.variables(*monomial))
+
+    def _require(self, condition: Expr) -> None:
+        if not holds(condition):
+            self.conditions.append(simplify(condition))
+
+    def _digits(self, terms: Linear, value: Expr) -> list[tuple[Expr, Expr]] | None:
+        """The atoms of a sum, each with its value, if the sum determines them."""
+        found: list[tuple[Expr, Expr]] = []
+        terms = dict(terms)
+        while terms:
+            highest = self._highest(terms)
+            if highest is None:
+                return None
+            atom, weight, shift, monomial = highest
+            del terms[monomial]
+            value = simplify(value - shift)
+            size = simplify(weight if prove(weight > 0) else -weight)
+            digit = simplify(value // size)
+            found.append((atom, digit if weight is size else simplify(-digit)))
+            value = simplify(value % size)
+        self._require(E.equal(value, 0))
+        return found
+
+    def _highest(self, terms: Linear) -> tuple[Expr, Expr, Expr, tuple[Expr, ...]] | None:
+        """(atom, weight, shift, monomial) with 0 <= all other terms - shift < |weight|."""
+        for m, c in terms.items():
+            unknown = [a for a in m if self._unknown([a])]
+            if len(unknown) != 1:
+                continue
+            factors = list(m)
+            factors.remove(unknown[0])
+            weight = simplify(from_linear({tuple(factors): c}))
+            size = weight if prove(weight > 0) else simplify(-weight)
+            rest = from_linear({n: k for n, k in terms.items() if n != m})
+            if not prove(size > 0):
+                continue
+            for shift in self._shifts(rest, size):
+                if prove(rest - shift >= 0) and prove(rest - shift < size):
+                    return unknown[0], weight, shift, m
+        return None
+
+    def _shifts(self, rest: Expr, size: Expr) -> list[Expr]:
+        lo, _ = E.bounds(rest)
+        if lo is None:
+            return [E.const(0)]
+        return [E.const(lo - lo % size.attr if size.op == "const" else 0), E.const(lo)]
+
+    def _learn(self, atom: Expr, value: Expr) -> list[tuple[Expr, Expr]]:
+        """Equations that follow from the value of an atom: those of expressions all of whose digits are known now."""
+        if atom.op == "var":
+            if atom in self.values:
+                self._require(E.equal(self.values[atom], value))
+            self.values.setdefault(atom, value)
+            return []
+        e, divisor, modulus = atom, as_expr(1), None
+        if e.op == "mod":
+            e, modulus = e.args
+        if e.op == "floordiv":
+            e, divisor = e.args
+        if atom.op not in ("mod", "floordiv"):
+            return []
+        self.digits.setdefault(e, {})[divisor, modulus] = value
+        whole = self._composed(e)
+        return [] if whole is None else [(e, whole)]
+
+    def _composed(self, e: Expr) -> Expr | None:
+        """The value of an expression whose digits are known, from the lowest to the highest."""
+        reach, total = as_expr(1), as_expr(0)
+        lo, hi = E.bounds(e)
+        while True:
+            found = next(((m, v) for (d, m), v in self.digits[e].items() if d is reach), None)
+            if found is None:
+                return None
+            modulus, value = found
+            total = simplify(total + value * reach)
+            if modulus is None:
+                return total
+            self._require(value >= 0)
+            self._require(value < modulus)
+            reach = simplify(reach * modulus)
+            if lo is not None and lo >= 0 and ((reach.op == "const" and hi is not None and hi < reach.attr) or prove(e < reach)):
+                return total
+
+
+def holds(condition: Expr) -> bool:
+    """Whether a condition can be proved: equality by two inequalities, and x // c < y // c where x + c <= y as well (the last digit of
+    a number is below the extent of a loop over quotients rounded up)."""
+    if prove(condition):
+        return True
+    if condition.op == "eq":
+        a, b = condition.args
+        return prove(a <= b) and prove(b <= a)
+    condition = simplify(condition)
+    if condition.op != "lt":
+        return False
+    (x, c), (y, d) = (quotient(simplify(e)) for e in condition.args)
+    return c == d and prove(x + c <= y)
+
+
+def quotient(e: Expr) -> tuple[Expr, int]:
+    """x and c such that e = x // c: a constant beside a quotient belongs to x."""
+    terms = linear(e)
+    shift = terms.pop((), 0)
+    if len(terms) == 1:
+        ((monomial, coefficient),) = terms.items()
+        q = monomial[0]
+        if len(monomial) == coefficient == 1 and q.op == "floordiv" and q.args[1].op == "const":
+            return simplify(q.args[0] + q.args[1] * shift), int(q.args[1].attr)
+    return e, 1
+
+
+def piece(e: Expr, variables: Sequence[Expr]) -> tuple[Expr, int, int, int | None] | None:
+    """(variable, offset, divisor, modulus) where e is ((variable + offset) // divisor) % modulus; None if it has another form."""
+    e, modulus = simplify(e), None
+    if e.op == "mod" and e.args[1].op == "const":
+        e, modulus = e.args[0], int(e.args[1].attr)
+    x, divisor = quotient(e)
+    terms = linear(x)
+    offset = terms.pop((), 0)
+    if len(terms) != 1:
+        return None
+    ((monomial, coefficient),) = terms.items()
+    if len(monomial) != 1 or coefficient != 1 or monomial[0] not in variables:
+        return None
+    return monomial[0], offset, divisor, modulus
