@@ -17,6 +17,8 @@ reads and writes, and from the indices that keep a thread to elements of its own
 - A vectorized loop is unrolled; contiguous, aligned accesses of up to 16 bytes become one load or store. Kernels compiled for a target
   with the feature "scalar" do without (buffers need not be aligned to 16 bytes then).
 - An accumulation into one element over inner loops stays in a register.
+- An *instruction* (`Call`) of a warp is executed by the first 32 threads along x (warps are numbered by y and z). A register buffer that
+  it touches is divided among them: a thread holds its elements of each tile, as the fragments of the instruction say.
 
 Index arithmetic is done in 32 bits where the ranges of the variables prove that it fits. Floats are never contracted or flushed:
 sums of products accumulate with an explicit fused multiply-add.
@@ -37,6 +39,7 @@ from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir.dtypes import integer_range, is_float, is_integer, itemsize
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, bounds
+from tcomp.ir.instruction import ELEMENT, LANE, WARP, Fragment, Instruction, Match, WarpOp, match
 from tcomp.ir.loops import Buffer, Kernel, Stmt
 from tcomp.ir.simplify import from_linear, linear, prove, simplify
 from tcomp.target import Target
@@ -127,11 +130,11 @@ def _touched(stmt: Stmt) -> _Touched:
     found = _Touched({}, {})
     alone = None if _has_threads(stmt) else frozenset({(0, "one thread")})
 
-    def visit(s: Stmt, threads: tuple[L.For, ...]) -> None:
+    def visit(s: Stmt, threads: tuple[L.For, ...], together: bool = False) -> None:
         def touch(where: dict[Buffer, _Own | None], buffer: Buffer, indices: Sequence[Expr]) -> None:
             places = frozenset((d, t.kind) for t in threads for d, i in enumerate(indices) if i is t.var)
             own = places if {kind for _, kind in places} == {t.kind for t in threads} else None
-            own = own if threads else alone
+            own = None if together else own if threads else alone
             where[buffer] = own if where.get(buffer, own) == own else None
 
         for r in E.reads(*L.expressions(s)):
@@ -143,7 +146,7 @@ def _touched(stmt: Stmt) -> _Touched:
         if isinstance(s, L.For) and s.kind.startswith("thread"):
             threads = (*threads, s)
         for child in L.children(s):
-            visit(child, threads)
+            visit(child, threads, together or isinstance(s, L.Call))
 
     visit(stmt, ())
     for where in (found.reads, found.writes):
@@ -154,6 +157,18 @@ def _touched(stmt: Stmt) -> _Touched:
 
 def _has_threads(s: Stmt) -> bool:
     return any(isinstance(x, L.For) and x.kind.startswith("thread") for x in L.walk(s))
+
+
+def _has_instructions(s: Stmt) -> bool:
+    return any(isinstance(x, L.Call) for x in L.walk(s))
+
+
+def _plain(s: Stmt) -> Iterator[Stmt]:
+    """The statements that are not executed by an instruction."""
+    if not isinstance(s, L.Call):
+        yield s
+        for child in L.children(s):
+            yield from _plain(child)
 
 
 # ---------------------------------------------------------------- one function
@@ -175,6 +190,7 @@ class _Function:
         self.block = [1, 1, 1]
         self.shared = 0
         self.kept: dict[Buffer, tuple[int, ...]] = {}  # of register buffers of the block: the dimensions that are left
+        self.fragments: dict[Buffer, Fragment] = {}  # of register buffers that are divided among the threads of a warp
         self.scopes: list[dict[Expr, str]] = [{}]  # names of values of the statement at hand
         self.lanes: dict[Expr, str] = {}  # elements of vectors that have been loaded
         self.uses: Counter[Expr] = Counter()
@@ -196,6 +212,11 @@ class _Function:
                 self.block[axis] = max(self.block[axis], s.extent)
             if isinstance(s, L.Store | L.Accumulate):
                 self.written.add(s.buffer)
+            if isinstance(s, L.Call):
+                self.block[0] = max(self.block[0], WARP)
+                self.divide(s)
+        if _has_instructions(body):
+            self.check_warps(body)
         threads = math.prod(self.block)
         if threads > MOST_THREADS:
             raise self.fail(f"a block would have {threads} threads", why=f"at most {MOST_THREADS} are possible")
@@ -297,7 +318,7 @@ class _Function:
         if buffer.scope == "register" and _has_threads(body):
             kept = self.private_dimensions(buffer, body)
             self.kept[buffer] = kept
-            size = math.prod(self.constant(buffer, buffer.shape[d]) for d in kept)
+            size = math.prod(self.constant(buffer, buffer.shape[d]) for d in kept) // (WARP if buffer in self.fragments else 1)
             self.names[buffer] = self.fresh(buffer.name)
             self.declarations.append(f"  {MEMORY[buffer.dtype]} {self.names[buffer]}[{size}];")
             return
@@ -358,6 +379,9 @@ class _Function:
             return
         axes = {x.kind for x in L.walk(s) if isinstance(x, L.For) and x.kind.startswith("thread")}
         idle = [f"threadIdx.{a} == 0" for a, n in zip("xyz", self.block, strict=True) if n > 1 and f"thread.{a}" not in axes]
+        if _has_instructions(s):
+            self.check_phase_of_warps(s)
+            idle = [f"threadIdx.x < {WARP}"] * (self.block[0] > WARP) + [test for test in idle if "x" not in test[:11]]
         if idle:
             with self.braces(f"if ({' && '.join(idle)})"):
                 self.inside(s)
@@ -417,7 +441,7 @@ class _Function:
                 place = f"{self.names[buffer]}[{self.address(buffer, indices)}]"
                 self.accumulate(self.memory_of(buffer, place), value, reducer)
             case L.Allocate(buffer, body):
-                size = math.prod(self.constant(buffer, d) for d in buffer.shape)
+                size = math.prod(self.constant(buffer, d) for d in buffer.shape) // (WARP if buffer in self.fragments else 1)
                 if buffer.scope == "shared":
                     raise self.fail(f"shared buffer `{buffer.name}` is allocated by one thread")
                 if size * itemsize(buffer.dtype) > LOCAL_LIMIT:
@@ -428,6 +452,8 @@ class _Function:
                 self.names[buffer] = self.fresh(buffer.name)
                 self.line(f"{MEMORY[buffer.dtype]} {self.names[buffer]}[{max(1, size)}];")
                 self.inside(body)
+            case L.Call():
+                self.instruction(s)
             case _:
                 raise self.fail(f"a {type(s).__name__} cannot be compiled for a GPU")
 
@@ -545,6 +571,151 @@ class _Function:
         if terms.pop((lane,), 0) != 1 or any(lane in E.variables(*m) for m in terms) or any(c % lanes for c in terms.values()):
             return None
         return simplify(from_linear(terms))
+
+    # ------------------------------------------------------------ instructions: all threads of a warp
+
+    def divide(self, s: L.Call) -> None:
+        """The register buffers that an instruction touches are divided among the threads as it says."""
+        instruction, op = s.instruction, s.instruction.emission
+        oldest = min(int(re.findall(r"\d+", arch)[0]) for arch in self.target.cpu.split(","))
+        needed = [int(f[3:]) for f in instruction.features if f.startswith("sm_")]
+        if not isinstance(op, WarpOp) or not needed or oldest < min(needed):
+            why = f"it needs {' or '.join(instruction.features)}"
+            raise self.fail(f"the target `{self.target}` has no instruction `{instruction.name}`", why)
+        for operand, (buffer, _) in match(instruction, s.body).accesses.items():
+            fragment = instruction.operand(operand).fragment
+            if buffer.scope == "register" and fragment is not None and self.fragments.setdefault(buffer, fragment) != fragment:
+                raise self.fail(f"register buffer `{buffer.name}` is divided among the threads of a warp in two ways")
+
+    def check_warps(self, body: Stmt) -> None:
+        """What threads of a warp share is touched by instructions alone."""
+        if self.block[0] % WARP:
+            raise self.fail(f"a block is {self.block[0]} threads wide", why=f"instructions of a warp take {WARP} that stand side by side")
+        for s in _plain(body):
+            written = [s.buffer] if isinstance(s, L.Store | L.Accumulate) else []
+            for b in [*written, *(r.attr for r in E.reads(*L.expressions(s)))]:
+                if b in self.fragments:
+                    raise self.fail(f"register buffer `{b.name}` of a warp is accessed by a plain statement", hint="tensorize that, too")
+
+    def check_phase_of_warps(self, s: Stmt) -> None:
+        """A phase of instructions has nothing else in it: its statements are executed by 32 threads."""
+        for x in _plain(s):
+            if isinstance(x, L.For) and x.kind == "thread.x":
+                raise self.fail(f"an instruction of a warp stands in loop `{x.var.name}`, bound to thread.x", why="the warp is those threads")
+            if isinstance(x, L.Store | L.Accumulate):
+                raise self.fail(f"a plain store into `{x.buffer.name}` stands beside an instruction of a warp", hint="divide the loops")
+
+    def instruction(self, s: L.Call) -> None:
+        instruction, op = s.instruction, s.instruction.emission
+        assert isinstance(op, WarpOp)
+        roles = match(instruction, s.body)
+        self.line(f"// {instruction.name}")
+        with self.braces(""):
+            self.declare(LANE, "threadIdx.x")
+            if op.ptx:
+                self.warp_operation(instruction, op, roles)
+            else:
+                fragment = instruction.operand(instruction.result).fragment
+                assert fragment is not None
+                for n in range(fragment.count):
+                    self.assign_element(instruction, roles, n)
+
+    def warp_operation(self, instruction: Instruction, op: WarpOp, roles: Match) -> None:
+        """Fragments into registers, the PTX instruction, the result back."""
+        operands = {b.name: b for b in instruction.meaning.buffers}
+        result = instruction.result
+        kind = REGISTER[result.dtype]
+        fragment = instruction.operand(result).fragment
+        assert fragment is not None
+        total = self.fresh("d")
+        places = [self.element(instruction, roles, result, n) for n in range(fragment.count)]
+        self.line(f"{kind} {total}[{len(places)}] = {{{', '.join(places)}}};")
+        registers = {result.name: [f"{total}[{n}]" for n in range(len(places))]}
+        for name in dict.fromkeys(op.arguments):
+            if name != result.name:
+                packed = self.packed(instruction, roles, operands[name])
+                array = self.fresh(name)
+                self.line(f"const unsigned int {array}[{len(packed)}] = {{{', '.join(packed)}}};")
+                registers[name] = [f"{array}[{n}]" for n in range(len(packed))]
+        letter = "f" if is_float(result.dtype) else "r"
+        numbers: dict[str, str] = {}
+        count = 0
+        for name in dict.fromkeys(op.arguments):
+            listed = [f"%{count + n}" for n in range(len(registers[name]))]
+            numbers[name] = "{" + ", ".join(listed) + "}"
+            count += len(listed)
+        outputs = ", ".join(f'"+{letter}"({r})' for r in registers[result.name])
+        inputs = ", ".join(f'"r"({r})' for name, rs in registers.items() if name != result.name for r in rs)
+        self.line(f'asm volatile("{op.ptx} {", ".join(numbers[name] for name in op.arguments)};" : {outputs} : {inputs});')
+        for n, place in enumerate(places):
+            self.line(f"{place} = {total}[{n}];")
+
+    def packed(self, instruction: Instruction, roles: Match, operand: Buffer) -> list[str]:
+        """The 32-bit registers of an operand, elements in order from the lowest bits."""
+        fragment = instruction.operand(operand).fragment
+        assert fragment is not None
+        factor = next(e for e in _factors(instruction.leaf.value) if any(r.attr is operand for r in E.reads(e)))
+        per = 4 // itemsize(factor.dtype)
+        found = []
+        for first in range(0, fragment.count, per):
+            elements = [self.located(instruction, roles, operand, n) for n in range(first, first + per)]
+            buffer, indices = elements[0]
+            starts = [self.linear(buffer, i) for _, i in elements]
+            self.used_buffers[buffer] = None
+            together = [simplify(x - starts[0]) for x in starts] == [as_expr(n) for n in range(per)]
+            aligned = all(c % per == 0 for c in linear(starts[0]).values()) and not self.target.has("scalar")
+            if factor.op != "read":
+                at = {E.read(operand, instruction.places()[operand]): E.read(buffer, indices)}
+                found.append(f"{self.helper('bits')}<unsigned int>({self.expression(E.substitute(factor, at))})")
+            elif per > 1 and together and aligned:
+                found.append(f"*reinterpret_cast<const unsigned int*>({self.names[buffer]} + {self.expression(starts[0])})")
+            else:
+                width = 32 // per
+                kind = {8: "unsigned char", 16: "unsigned short", 32: "unsigned int"}[width]
+                parts = [f"{self.names[buffer]}[{self.expression(x)}]" for x in starts]
+                found.append(" | ".join(f"(unsigned int)({kind}){part} << {n * width}" for n, part in enumerate(parts)))
+        return found
+
+    def located(self, instruction: Instruction, roles: Match, operand: Buffer, number: int) -> tuple[Buffer, tuple[Expr, ...]]:
+        """Where an element that this thread holds lies."""
+        fragment = instruction.operand(operand).fragment
+        assert fragment is not None
+        places = [E.substitute(i, {ELEMENT: E.const(number)}) for i in fragment.indices]
+        at = dict(zip(instruction.places()[operand], places, strict=True))
+        return roles.accesses[operand][0], roles.indices(operand, at)
+
+    def element(self, instruction: Instruction, roles: Match, operand: Buffer, number: int) -> str:
+        """The place of such an element: in memory, or in the registers of this thread."""
+        buffer, indices = self.located(instruction, roles, operand, number)
+        if buffer in self.fragments:
+            return f"{self.names[buffer]}[{self.expression(self.tile(instruction, roles, operand) * self.fragments[buffer].count + number)}]"
+        return f"{self.names[buffer]}[{self.address(buffer, indices)}]"
+
+    def tile(self, instruction: Instruction, roles: Match, operand: Buffer) -> Expr:
+        """The number of the tile that an instruction touches, among those of a register buffer."""
+        buffer, indices = roles.accesses[operand]
+        extents = {x.var: int(x.extent) for x in instruction.loops}
+        moving = {roles.loops[i]: extents[i] for i in instruction.places()[operand] if i in roles.loops}
+        at = {v: as_expr(0) for v in moving}
+        number: Expr = as_expr(0)
+        for d in self.kept[buffer]:
+            size = math.prod(n for v, n in moving.items() if v in E.variables(indices[d]))
+            start, whole = simplify(E.substitute(indices[d], at)), self.constant(buffer, buffer.shape[d])
+            inside = {simplify(indices[d] - start)} <= {as_expr(0), *moving}
+            if whole % size or simplify(start % size) is not as_expr(0) or not inside:
+                raise self.fail(f"register buffer `{buffer.name}` is not made of the tiles of `{instruction.name}`", f"index {indices[d]} of {whole}")
+            number = number * (whole // size) + simplify(start // size)
+        return simplify(number)
+
+    def assign_element(self, instruction: Instruction, roles: Match, number: int) -> None:
+        """The store of an instruction that is no operation of the machine, for one element of this thread."""
+        leaf = instruction.leaf
+        place = self.element(instruction, roles, leaf.buffer, number)
+        if leaf.value.op == "read":
+            value = self.element(instruction, roles, leaf.value.attr, number)
+        else:
+            value = self.stored(leaf.buffer.dtype, self.expression(leaf.value))
+        self.line(f"{place} = {value};")
 
     # ------------------------------------------------------------ stores
 
@@ -924,6 +1095,11 @@ def _hoisted(s: L.For) -> tuple[Expr | None, Stmt]:
     for x in reversed(loops):
         new = replace(x, body=new)
     return E.all_of(fixed), new
+
+
+def _factors(value: Expr) -> list[Expr]:
+    """The operands of a product, as they are before the conversion to its type."""
+    return [f.args[0] if f.op == "cast" else f for f in value.args]
 
 
 def _conjuncts(e: Expr) -> list[Expr]:

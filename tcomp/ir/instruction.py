@@ -213,8 +213,8 @@ class Match:
     accesses: Mapping[Buffer, tuple[Buffer, tuple[Expr, ...]]]
 
     def indices(self, operand: Buffer, at: Mapping[Expr, Expr]) -> tuple[Expr, ...]:
-        """Where in its buffer an operand's element lies, for values of the loops of the meaning."""
-        values = {v: at[role] for role, v in self.loops.items()}
+        """Where in its buffer an operand's element lies, for values of the loops that index it in the meaning."""
+        values = {v: at[role] for role, v in self.loops.items() if role in at}
         return tuple(simplify(E.substitute(i, values)) for i in self.accesses[operand][1])
 
 
@@ -414,9 +414,10 @@ def _check_order(instruction: Instruction, roles: Sequence[For], loops: Sequence
 def _distinct(moved: Sequence[tuple[Dim, int]]) -> bool:
     """Whether elements at these strides, for so many iterations each, are certainly different ones."""
     known = sorted((abs(s), n) for s, n in moved if isinstance(s, int))
+    symbolic = [(s, n) for s, n in moved if isinstance(s, Expr)]
     reach: Expr = as_expr(0)
-    for stride, extent in [*known, *((s, n) for s, n in moved if not isinstance(s, int))]:
-        if not prove(reach < as_expr(stride)):
+    for step, extent in [*((as_expr(s), n) for s, n in known), *symbolic]:
+        if not prove(reach < step):
             return False
-        reach = simplify(reach + as_expr(stride) * (extent - 1))
+        reach = simplify(reach + step * (extent - 1))
     return True

@@ -147,7 +147,7 @@ def mma(dtype: str) -> Instruction:
 @cache
 def mma_fill(dtype: str = "float32") -> Instruction:
     """Clears the sums of an `mma`: for i in 0..16 { for j in 0..8 { acc[i, j] = 0 } }."""
-    acc = Buffer("acc", dtype, (16, 8))
+    acc = Buffer("acc", _of_mma(dtype), (16, 8))
     nest = loop("i", 16, lambda i: loop("j", 8, lambda j: Store(acc, (i, j), E.const(0, dtype))))
     meaning = Kernel("meaning", (acc,), (acc,), (), nest)
     return Instruction(_call("mma_fill", (dtype,)), meaning, (Operand((None, None), _REGISTER, _ACC),), WarpOp("", ("acc",)), ("sm_80",), 1.0, 4)
@@ -156,11 +156,17 @@ def mma_fill(dtype: str = "float32") -> Instruction:
 @cache
 def mma_store(dtype: str = "float32") -> Instruction:
     """Writes the sums of an `mma`: for i in 0..16 { for j in 0..8 { out[i, j] = acc[i, j] } }."""
-    out, acc = Buffer("out", dtype, (16, 8)), Buffer("acc", dtype, (16, 8))
+    out, acc = Buffer("out", _of_mma(dtype), (16, 8)), Buffer("acc", dtype, (16, 8))
     nest = loop("i", 16, lambda i: loop("j", 8, lambda j: Store(out, (i, j), acc[i, j])))
     operands = (Operand((None, None), ("global", "shared"), _ACC), Operand((None, None), _REGISTER, _ACC))
     meaning = Kernel("meaning", (out, acc), (out,), (), nest)
     return Instruction(_call("mma_store", (dtype,)), meaning, operands, WarpOp("", ("out", "acc")), ("sm_80",), 4.0, 4)
+
+
+def _of_mma(dtype: str) -> str:
+    if dtype not in ("float32", "int32"):
+        raise ScheduleError(f"an mma does not sum {dtype}", hint="float32 or int32")
+    return dtype
 
 
 def tf32(x: Expr) -> Expr:

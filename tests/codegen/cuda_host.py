@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -43,6 +44,43 @@ static Fiber *current;
 static void (*job)();
 static void enter() { job(); current->done = true; swapcontext(&current->context, &scheduler); }
 static void __syncthreads() { swapcontext(&current->context, &scheduler); threadIdx = current->place; }
+
+// A warp that is executed together: its threads leave their registers and read those of the others when all have. Written from the
+// figures of the PTX ISA (mma.m16n8k8, .m16n8k16, .m16n8k32), not from the compiler's fragments.
+struct Warp { unsigned a[32][4], b[32][2]; };
+static Warp warps[32][32];
+static inline float half_bits(unsigned x) {
+  const int e = x >> 10 & 31, m = x & 1023;
+  const float v = e == 31 ? (m ? NAN : INFINITY) : e ? ldexpf(1024 + m, e - 25) : ldexpf(m, -24);
+  return x & 0x8000 ? -v : v;
+}
+static inline float word(unsigned x) { float f; memcpy(&f, &x, 4); return f; }
+template <class T> T warp_value(const char *op, unsigned x, int n) {  // element n of a register
+  if (strstr(op, "tf32")) return (T)word(x & 0xffffe000u);
+  if (strstr(op, "bf16")) return (T)word((x >> 16 * n) << 16);
+  if (strstr(op, "f16")) return (T)half_bits(x >> 16 * n & 0xffff);
+  return (T)(signed char)(x >> 8 * n);
+}
+template <class T> void warp_mma(const char *op, T *d, const unsigned *a, const unsigned *b) {
+  Warp &warp = warps[threadIdx.z][threadIdx.y];
+  const int lane = threadIdx.x, per = strstr(op, "tf32") ? 1 : strstr(op, "s8") ? 4 : 2, k = 8 * per;
+  for (int n = 0; n < 4; ++n) warp.a[lane][n] = a[n];
+  for (int n = 0; n < 2; ++n) warp.b[lane][n] = b[n];
+  __syncthreads();
+  const T before[4] = {d[0], d[1], d[2], d[3]};
+  for (int n = 0; n < 4; ++n) {
+    const int row = n < 2 ? lane / 4 : lane / 4 + 8, column = lane % 4 * 2 + n % 2;
+    T sum = before[n];
+    for (int x = 0; x < k; ++x) {
+      const int half = x / (k / 2), within = x % (k / 2);
+      const int owner = within / per, slot = within % per;
+      const unsigned left = warp.a[row % 8 * 4 + owner][(row >= 8) + 2 * half], right = warp.b[column * 4 + owner][half];
+      sum += warp_value<T>(op, left, slot) * warp_value<T>(op, right, slot);
+    }
+    d[n] = sum;
+  }
+  __syncthreads();
+}
 
 template <class F> int run(bool barriers, bool descending, const int *grid, const int *block, F body) {
   static F *the; the = &body; job = [] { (*the)(); };
@@ -81,6 +119,9 @@ template <class F> int run(bool barriers, bool descending, const int *grid, cons
 """
 
 
+_ASM = re.compile(r'asm volatile\("(mma[\w.]+)[^"]*" : "\+[fr]"\((\w+)\[0\]\)[^:]*: "r"\((\w+)\[0\]\).*?"r"\((?!\3\b)(\w+)\[0\]\).*?\);')
+
+
 @functools.cache
 def compiler() -> str | None:
     return shutil.which("c++")
@@ -92,6 +133,7 @@ def library(text: str, optimise: str = "-O1") -> ctypes.CDLL:
     folder = Path(tempfile.gettempdir()) / "tcomp-cuda-host"
     folder.mkdir(exist_ok=True)
     key = hashlib.sha256((HEADER + text + optimise).encode()).hexdigest()[:24]
+    text = _ASM.sub(r'warp_mma("\1", \2, \3, \4);', text)
     target = folder / f"{key}.so"
     if not target.exists():
         source = folder / f"{key}.cpp"
@@ -112,7 +154,7 @@ def _functions(text: str) -> list[tuple[str, list[str], bool]]:
         head = part.split(") {\n", 1)[0].split(") ", 1)[1]
         name, parameters = head.split("(", 1)
         types = [p.rsplit(" ", 1)[0].replace(" __restrict__", "") for p in parameters.split(", ")] if parameters else []
-        found.append((name, types, "__syncthreads" in part))
+        found.append((name, types, "__syncthreads" in part or "warp_mma" in part))
     return found
 
 
