@@ -46,7 +46,6 @@ from tcomp.ir.simplify import Linear, difference, from_linear, linear, prove, si
 from tcomp.target import Target
 
 MAX_LANES = 64
-STACK_LIMIT = 64 << 10  # bytes of one temporary that lives on the stack of a thread
 _ALIGN = 64  # of stack slots
 
 
@@ -364,11 +363,11 @@ class Function(Builder):
         if self.lane is not None:  # every lane has its own
             self.module.per_lane[buffer] = self.lane, self.lanes
             size *= self.lanes
-        if size * itemsize(buffer.dtype) > STACK_LIMIT:
+        if size * itemsize(buffer.dtype) > L.STACK_LIMIT:
             raise CodegenError(
                 f"temporary `{buffer.name}` takes {size * itemsize(buffer.dtype)} bytes of the stack",
                 where=where,
-                hint=f"at most {STACK_LIMIT}; pass larger ones as workspace buffers",
+                hint=f"at most {L.STACK_LIMIT}; pass larger ones as workspace buffers",
             )
         if buffer not in self.pointers:  # a second copy of an unrolled body shares the slot
             self.count += 1

@@ -19,9 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import TYPE_CHECKING
 
 from tcomp.ir import expr as E
+from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr, ExprLike, Reducer, as_expr
 
 if TYPE_CHECKING:
@@ -232,21 +234,30 @@ def map_expressions(stmt: Stmt, function: Callable[[Expr], Expr]) -> Stmt:
     return stmt
 
 
+STACK_LIMIT = 64 << 10  # bytes of one temporary that lives on the stack of a thread
+
+
 def hoist_temporaries(kernel: Kernel) -> tuple[Kernel, tuple[Buffer, ...]]:
-    """Global temporaries allocated outside of all loops become parameters, behind the others; returns them too.
+    """Global temporaries allocated outside of all loops become parameters, behind the others, and so do those inside of serial loops
+    that are too large for a stack; returns them too.
 
     The caller provides their memory, so that it can be planned together with that of the other kernels.
     """
     found: list[Buffer] = []
 
-    def visit(stmt: Stmt) -> Stmt:
-        if isinstance(stmt, Allocate) and stmt.buffer.scope == "global":
+    def visit(stmt: Stmt, inside: bool) -> Stmt:
+        if isinstance(stmt, Allocate) and stmt.buffer.scope == "global" and (not inside or _large(stmt.buffer)):
             found.append(stmt.buffer)
-            return visit(stmt.body)
-        if isinstance(stmt, Block | Allocate):
-            return with_children(stmt, [visit(child) for child in children(stmt)])
+            return visit(stmt.body, inside)
+        if isinstance(stmt, Block | Allocate | If) or (isinstance(stmt, For) and stmt.kind == SERIAL):
+            return with_children(stmt, [visit(child, inside or isinstance(stmt, For | If)) for child in children(stmt)])
         return stmt
 
-    body = visit(kernel.body)
+    body = visit(kernel.body, False)
     extended = replace(kernel, buffers=(*kernel.buffers, *found), outputs=(*kernel.outputs, *found), body=body)
     return extended, tuple(found)
+
+
+def _large(buffer: Buffer) -> bool:
+    sizes = [n for n in buffer.shape if isinstance(n, int)]
+    return len(sizes) == len(buffer.shape) and prod(sizes) * itemsize(buffer.dtype) > STACK_LIMIT
