@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import time
@@ -107,7 +108,7 @@ def compile_model(
     progress: Progress | None = None,
 ) -> tuple[Artifact, Report]:
     """Compile an ONNX model to an artifact (see `compile`). `emit` names stages whose text goes into the report:
-    graph, te, loops, llvm, asm."""
+    graph, te, schedule, loops, llvm, asm."""
     target = target if isinstance(target, Target) else Target.parse(target or "cpu")
     report = Report()
     with report.timed("import"):
@@ -139,7 +140,7 @@ def compile_graph(
         artifact = package(graph, {node: compiled[texts[node]] for node in nodes}, target, threads, report)
     report.stages.update(_texts(emit, graph, texts, compiled, target))
     if dump is not None:
-        stages = ("graph", "te", "loops", *(("cuda",) if target.kind == "cuda" else ("llvm", "asm")))
+        stages = ("graph", "te", "schedule", "loops", *(("cuda",) if target.kind == "cuda" else ("llvm", "asm")))
         for stage, text in _texts(stages, graph, texts, compiled, target).items():
             (dump / f"90-{stage}.txt").write_text(text, encoding="utf-8")
     tell("done", 1, 1)
@@ -196,7 +197,7 @@ def package(
     report.kernels, report.distinct_kernels = len(kernels), len(distinct)
     report.arena, report.arena_lower_bound = plan.size, plan.lower_bound
     with tempfile.TemporaryFile() as file:
-        write_artifact(file, code, weights.arrays, _manifest(graph, dims, target, threads, [n.name for n in kernels]))
+        write_artifact(file, code, weights.arrays, _manifest(graph, dims, target, threads, kernels))
         return read_artifact(file)
 
 
@@ -223,8 +224,13 @@ def _dims(graph: Graph) -> list[Expr]:
     return dims
 
 
-def _manifest(graph: Graph, dims: Sequence[Expr], target: Target, threads: int | None, labels: Sequence[str]) -> dict[str, Any]:
+def _manifest(
+    graph: Graph, dims: Sequence[Expr], target: Target, threads: int | None, kernels: Mapping[Node, CompiledKernel]
+) -> dict[str, Any]:
     number = {d: n for n, d in enumerate(dims)}
+    schedules: dict[str, list[str]] = {}  # of each distinct kernel, with the names of the nodes that it computes
+    for node, compiled in kernels.items():
+        schedules.setdefault(compiled.schedule, []).append(node.name)
 
     def extent(d: Dim) -> Any:
         return d if isinstance(d, int) else {"dim": number[d]}
@@ -239,7 +245,11 @@ def _manifest(graph: Graph, dims: Sequence[Expr], target: Target, threads: int |
         "dims": [{"name": d.name, "min": bounds(d)[0] or 0, "max": bounds(d)[1], "data_dependent": False} for d in dims],
         "threads": threads,
         "errors": [],
-        "notes": {"kernels": list(labels), "target": str(target)},
+        "notes": {
+            "kernels": [node.name for node in kernels],
+            "schedules": [{"kernels": names, "schedule": json.loads(schedule)} for schedule, names in schedules.items()],
+            "target": str(target),
+        },
     }
 
 
@@ -264,14 +274,15 @@ def _texts(
                 listing = print_te(tensors_of(body)[1])
             else:
                 listing = _listing(stage, build_loops(body, symbol, target), target)
-            result[stage].append(f"{'//' if stage in ('cuda', 'ptx') else ';'} {node.name}\n{listing}")
+            comment = {"cuda": "//", "ptx": "//", "schedule": "#"}.get(stage, ";")
+            result[stage].append(f"{comment} {node.name}\n{listing}")
     return {stage: "\n".join(listings) for stage, listings in result.items()}
 
 
 def _listing(stage: str, schedule: Schedule, target: Target) -> str:
     """The loops of a scheduled kernel, or the text made of them for the target."""
-    if stage == "loops":
-        return str(schedule.kernel)
+    if stage in ("schedule", "loops"):
+        return str(schedule.trace if stage == "schedule" else schedule.kernel)
     kernel = hoist_temporaries(schedule.kernel)[0]
     if (stage in ("cuda", "ptx", "sass-stats")) != (target.kind == "cuda"):
         raise TargetError(f"there is no stage {stage} for {target}", hint="cuda, ptx, sass-stats for CUDA; llvm, asm for a CPU")

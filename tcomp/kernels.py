@@ -45,13 +45,15 @@ IN_PROCESS = 3  # up to so many missing kernels are compiled here: starting work
 class CompiledKernel:
     """Machine code of one kernel: `symbol` takes (pool, buffers..., temporaries..., scalars...).
 
-    `scalars` are names of symbolic dims; `temporaries` are sizes in bytes, as printed expressions over dims.
+    `scalars` are names of symbolic dims; `temporaries` are sizes in bytes, as printed expressions over dims; `schedule` is what
+    `Schedule.to_json` says of the loops that the code was made of.
     """
 
     symbol: str
     code: bytes
     scalars: tuple[str, ...]
     temporaries: tuple[str, ...]
+    schedule: str
 
 
 def default_schedule(kernel: Kernel, target: Target) -> Schedule:
@@ -76,7 +78,8 @@ def compile_loops(schedule: Schedule, target: Target) -> CompiledKernel:
 
     kernel, temporaries = hoist_temporaries(schedule.kernel)
     code = kernel_code(kernel, target, schedule.trace) if target.kind == "cuda" else compile_ir(emit_kernel(kernel, target), target)
-    return CompiledKernel(kernel.name, code, tuple(v.name for v in kernel.scalars), tuple(str(buffer_size(b)) for b in temporaries))
+    sizes = tuple(str(buffer_size(b)) for b in temporaries)
+    return CompiledKernel(kernel.name, code, tuple(v.name for v in kernel.scalars), sizes, schedule.to_json())
 
 
 def compile_kernel(text: str, symbol: str, target: Target) -> CompiledKernel:
@@ -284,11 +287,11 @@ def _encoded(compiled: CompiledKernel) -> dict[str, Any]:
 
 def _decoded(record: Mapping[str, Any]) -> CompiledKernel:
     code = base64.b64decode(record["code"], validate=True)
-    return CompiledKernel(str(record["symbol"]), code, tuple(record["scalars"]), tuple(record["temporaries"]))
+    return CompiledKernel(str(record["symbol"]), code, tuple(record["scalars"]), tuple(record["temporaries"]), str(record["schedule"]))
 
 
 def _digest(record: Mapping[str, Any]) -> str:
-    parts = [record["symbol"], record["code"], *record["scalars"], "|", *record["temporaries"]]
+    parts = [record["symbol"], record["code"], *record["scalars"], "|", *record["temporaries"], "|", record["schedule"]]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

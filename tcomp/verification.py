@@ -1,7 +1,8 @@
-"""Native code against the reference interpreter, and where they part.
+"""Native code against the reference interpreter, and where they part; and proofs of the schedules that the code was made by.
 
 `verify` runs a model natively and by the interpreter on the same inputs. Where the outputs differ (or on request) it looks for the
 culprit: each graph pass is judged by interpreting its result, then each kernel by running it alone, on the interpreter's values.
+`saved_schedules` and `prove_schedules` run nothing: they judge every step from the plain loops of each kernel to those compiled.
 """
 
 from __future__ import annotations
@@ -13,14 +14,19 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tcomp.driver import Progress, Report, compile_graph, graph_passes, kernel_nodes, package
+from tcomp.errors import ArtifactError, ScheduleError
 from tcomp.ir.dims import bind_dims
 from tcomp.ir.expr import Expr, as_expr, variables
 from tcomp.ir.graph import KERNEL, Graph, Node, Value
 from tcomp.ir.graph_eval import evaluate_graph
 from tcomp.ir.layout import Layout
+from tcomp.ir.loops import Kernel
 from tcomp.ir.printer import canonical_graph_text
 from tcomp.kernels import compile_kernels
-from tcomp.runtime import Module
+from tcomp.runtime import Artifact, Module
+from tcomp.schedules.proof import Proof, prove
+from tcomp.schedules.schedule import parse_source
+from tcomp.schedules.trace import Trace, read_record
 from tcomp.target import Target
 
 Array = np.ndarray
@@ -258,3 +264,42 @@ def _dims_inside(node: Node) -> set[Expr]:
 
 def _layout(value: Value) -> Layout:
     return value.layout or Layout.identity(len(value.shape))
+
+
+# ---------------------------------------------------------------- schedules
+
+
+@dataclass(frozen=True, slots=True)
+class SavedSchedule:
+    """The plain loops of a kernel and the steps that were taken from there; `nodes` names what it computes in the model."""
+
+    nodes: tuple[str, ...]
+    source: Kernel
+    trace: Trace
+
+
+def saved_schedules(artifact: Artifact) -> list[SavedSchedule]:
+    """The schedules of an artifact's kernels, each distinct one once. Raises `ArtifactError` where they are missing or malformed."""
+    entries = artifact.manifest.notes.get("schedules")
+    if not isinstance(entries, list) or not all(isinstance(e, dict) and isinstance(e.get("kernels"), list) for e in entries):
+        raise ArtifactError("the artifact does not carry its schedules", where=artifact.where, hint="compile the model again")
+    found = []
+    for entry in entries:
+        nodes = tuple(str(name) for name in entry["kernels"])
+        try:
+            trace, source = read_record(entry.get("schedule"))
+            found.append(SavedSchedule(nodes, parse_source(source), trace))
+        except ScheduleError as error:
+            where = f"{artifact.where}, kernel {', '.join(nodes)[:200]}\n{error.where}".rstrip()
+            raise ArtifactError(f"a schedule in the artifact is malformed: {error.what}", where=where, why=error.why) from None
+    return found
+
+
+def prove_schedules(schedules: Sequence[SavedSchedule], progress: Progress | None = None) -> list[Proof]:
+    """The proof of each schedule, in order."""
+    proofs = []
+    for number, saved in enumerate(schedules, 1):
+        if progress is not None:
+            progress("proofs", number - 1, len(schedules))
+        proofs.append(prove(saved.source, saved.trace))
+    return proofs

@@ -56,7 +56,7 @@ Inputs = Annotated[
 Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the random inputs.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for machines.")]
 
-STAGES = ("graph", "te", "loops", "llvm", "asm", "cuda", "ptx", "sass-stats")
+STAGES = ("graph", "te", "schedule", "loops", "llvm", "asm", "cuda", "ptx", "sass-stats")
 
 
 def parse_dims(texts: Iterable[str] | None) -> dict[str, int | tuple[int, int]]:

@@ -1,21 +1,29 @@
-"""`tcomp verify`: native code against the reference interpreter."""
+"""`tcomp verify`: native code against the reference interpreter; with --proofs, schedules against isl."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from tcomp.cli import output
-from tcomp.cli.files import check_model_file
-from tcomp.cli.options import Dims, Inputs, Json, OnnxModel, Seed, Shapes, TargetName, Threads, parse_dims, parse_shapes
+from tcomp.cli.files import check_file, check_model_file, is_artifact
+from tcomp.cli.guard import USER_ERROR
+from tcomp.cli.options import Dims, Inputs, Json, Seed, Shapes, TargetName, Threads, parse_dims, parse_shapes
+from tcomp.errors import InputError
 
 _USUAL_SIZE = 3  # of symbolic dims: 1 would hide mistakes
 
 
 def verify(
-    model: OnnxModel,
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL", help="An ONNX model. With --proofs also an artifact, or a schedule that Schedule.to_json wrote.", show_default=False
+        ),
+    ],
     full: Annotated[bool, typer.Option("--full", help="Judge every pass and every kernel, even if the outputs agree.")] = False,
     tolerance: Annotated[
         float | None,
@@ -23,6 +31,9 @@ def verify(
             "--tolerance", metavar="X", min=0, help="Largest relative error. Default: by dtype, 1e-4 for float32.", show_default=False
         ),
     ] = None,
+    proofs: Annotated[
+        bool, typer.Option("--proofs", help="Run nothing: prove every step of the kernels' schedules by exact dependence analysis.")
+    ] = False,
     input: Inputs = None,
     dim: Dims = None,
     shape: Shapes = None,
@@ -35,7 +46,14 @@ def verify(
 
     On a difference: the first pass that changes the result, or the first kernel that is compiled wrongly. Exit status: 0 if all
     agrees, 1 if not. The interpreter is slow; small sizes (`--dim`) make it bearable.
+
+    With `--proofs`, each kernel's schedule is applied again to its plain loops, every step judged by isl. Exit status 2 if one is refused.
     """
+    if proofs:
+        if full or tolerance is not None or input or threads is not None:
+            raise InputError("--proofs runs nothing", hint="leave out --full, --tolerance, --input and --threads")
+        _prove(model, dim, shape, target, as_json)
+        return
     from tcomp import verification
     from tcomp.cli.inputs import make_feeds, read_inputs
     from tcomp.frontends.onnx import import_model
@@ -73,3 +91,55 @@ def verify(
         output.line(found.verdict(), "green" if found.ok else "red")
     if not found.ok:
         raise typer.Exit(1)
+
+
+def _prove(path: Path, dim: list[str] | None, shape: list[str] | None, target: str | None, as_json: bool) -> None:
+    from tcomp.driver import compile_model
+    from tcomp.runtime import read_artifact
+    from tcomp.schedules.schedule import parse_source
+    from tcomp.schedules.trace import JSON_LIMIT, read_json
+    from tcomp.target import Target
+    from tcomp.verification import SavedSchedule, prove_schedules, saved_schedules
+
+    check_file(path)
+    given = [option for option, value in (("--dim", dim), ("--shape", shape), ("--target", target)) if value]
+    is_trace = path.suffix == ".json"
+    if given and (is_trace or is_artifact(path)):
+        raise InputError(f"{path} has been compiled: {given[0]} comes too late", hint="give the ONNX model")
+    with output.progress() as tell:
+        if is_trace:
+            with open(path, "rb") as file:
+                trace, kernel = read_json(file.read(JSON_LIMIT + 1))
+            source = parse_source(kernel)
+            saved = [SavedSchedule((source.name,), source, trace)]
+        elif is_artifact(path):
+            saved = saved_schedules(read_artifact(path))
+        else:
+            check_model_file(path)
+            machine = Target.parse(target or "cpu")
+            saved = saved_schedules(compile_model(path, machine, parse_shapes(shape), parse_dims(dim), progress=tell)[0])
+        proofs = prove_schedules(saved, tell)
+
+    rows = list(zip(saved, proofs, strict=True))
+    steps, seconds, refused = sum(p.steps for p in proofs), sum(p.seconds for p in proofs), [p for p in proofs if not p.ok]
+    verdict = f"{steps} steps of {output.count(len(rows), 'kernel')} proved" if not refused else f"{output.count(len(refused), 'kernel')} refused"
+    if as_json:
+        kernels = [
+            {"nodes": s.nodes, "steps": p.steps, "proved": p.proved, "questions": p.questions, "seconds": p.seconds}
+            | {"ok": p.ok, "refused": None if p.refused is None else str(p.refused)}
+            for s, p in rows
+        ]
+        output.print_json({"ok": not refused, "verdict": verdict, "seconds": seconds, "kernels": kernels})
+    else:
+        cells = [
+            (", ".join(s.nodes), f"{p.proved}/{p.steps}", p.questions, output.seconds(p.seconds), "proved" if p.ok else "REFUSED")
+            for s, p in rows
+        ]
+        output.table("", ("kernel", "steps>", "asked of isl>", "time>", ""), cells, ["" if p.ok else "red" for p in proofs])
+        for p in refused:
+            output.line()
+            output.line(str(p.refused), "red")
+        output.line()
+        output.line(f"{verdict} in {output.seconds(seconds)}", "red" if refused else "green")
+    if refused:
+        raise typer.Exit(USER_ERROR)

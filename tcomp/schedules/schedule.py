@@ -34,6 +34,7 @@ from tcomp.ir.te import Tensor, is_placeholder, tensors
 from tcomp.ir.verify import verify_kernel
 from tcomp.schedules.instructions import text_of
 from tcomp.schedules.lower import lower
+from tcomp.schedules.primitives.affine import affine
 from tcomp.schedules.primitives.clean import clean, note
 from tcomp.schedules.primitives.collapse import collapse
 from tcomp.schedules.primitives.expand import expand
@@ -49,7 +50,7 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     p.__name__: p
     for p in (
         split, reorder, fuse, partition, set_kind, distribute, inline, compute_at, reverse_compute_at, cache_read, cache_write, relayout, set_scope, rfactor, mask,
-        tensorize, collapse, expand, clean, note,
+        tensorize, affine, collapse, expand, clean, note,
     )
 }  # fmt: skip
 
@@ -137,13 +138,14 @@ class Schedule:
     def replay(self, trace: Iterable[Step]) -> None:
         """Apply the steps of a trace, all of them or, if one is refused, none. Raises `ScheduleError` naming that step."""
         before = self.kernel, self.trace
-        for number, step in enumerate(trace, 1):
+        for number, step in enumerate(trace, len(self.trace) + 1):
             try:
                 self.apply(step.primitive, *step.arguments, **dict(step.options))
             except ScheduleError as error:
                 self.kernel, self.trace = before
-                error.add_note(f"  in step {number} of the trace: {step}")
-                raise
+                refused = ScheduleError(error.what, where=f"step {number}, {str(step)[:200]}\n{error.where}".rstrip(), why=error.why, hint=error.hint)
+                refused.witness = error.witness
+                raise refused from error
 
     def copy(self) -> Schedule:
         """A schedule to go on with differently."""
@@ -159,14 +161,7 @@ class Schedule:
     def from_json(cls, text: str | bytes) -> Schedule:
         """The schedule that `to_json` wrote, every step applied again. Raises `ScheduleError` for what is malformed or refused."""
         trace, kernel = read_json(text)
-        if kernel is None:
-            raise ScheduleError("this trace does not say which kernel it starts from", hint="Schedule.to_json does; or replay it on a schedule")
-        try:
-            source = parse_kernel(kernel)
-            verify_kernel(source)
-        except IRError as error:
-            raise ScheduleError("the kernel of this trace is malformed", where=error.where, why=error.what) from None
-        s = cls(source)
+        s = cls(parse_source(kernel))
         s.replay(trace)
         return s
 
@@ -248,6 +243,10 @@ class Schedule:
     def tensorize(self, loop: Loop, instruction: Instruction | str, reassociate: bool = False) -> None:
         self.apply("tensorize", loop, instruction if isinstance(instruction, str) else text_of(instruction), reassociate)
 
+    @_documents(affine)
+    def affine(self, loop: Loop | None, order: str, names: str) -> None:
+        self.apply("affine", loop, order, names)
+
     @_documents(expand)
     def expand(self, buffer: Stage, dim: int, factor: int) -> None:
         self.apply("expand", buffer, dim, factor)
@@ -263,6 +262,18 @@ class Schedule:
     @_documents(note)
     def note(self, text: str) -> None:
         self.apply("note", text)
+
+
+def parse_source(text: str | None) -> Kernel:
+    """The kernel that a stored trace starts from. Raises `ScheduleError` where it is missing or malformed."""
+    if text is None:
+        raise ScheduleError("this trace does not say which kernel it starts from", hint="Schedule.to_json does; or replay it on a schedule")
+    try:
+        kernel = parse_kernel(text)
+        verify_kernel(kernel)
+    except IRError as error:
+        raise ScheduleError("the kernel of this trace is malformed", where=error.where, why=error.what) from None
+    return kernel
 
 
 def replay(kernel: Kernel, trace: Iterable[Step]) -> Kernel:
