@@ -1,0 +1,80 @@
+"""Any affine order of the instances of a nest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import islpy as isl
+
+from tcomp.ir.loops import SERIAL, For, Kernel, Stmt, walk
+from tcomp.ir.polyhedral import Model, TooHard, limited, model
+from tcomp.ir.scanning import scan
+from tcomp.schedules.legality import dependences, violated
+from tcomp.schedules.primitives.edit import find_loop, loop_names, rebuild, refuse
+
+
+def affine(kernel: Kernel, loop: str | None, order: str, names: str) -> Kernel:
+    """The instances of a nest (of the whole kernel, where `loop` is None) in another order.
+
+    `order` maps the instances `S0[i0, i1, ...], S1[...], ...` of the stores inside, counted in the order of the text with one dimension
+    for each loop around them below and including `loop`, to time vectors of one length, in isl's notation; sizes and the variables of
+    loops around are the parameters `p0, p1, ...` in the order of their use. `names` are those of the loops of the time dimensions, either
+    for all instances, or `S0: a b c; S1: a d e`. Loops that are not needed vanish; a name that several loops need gets a number.
+
+    Legal when the order is a one-to-one function of all instances and keeps that of every pair that touches one element, one of them writing it.
+    """
+    target: Stmt = kernel.body if loop is None else find_loop(kernel, loop, "affine")
+    if any(isinstance(s, For) and s.kind != SERIAL for s in walk(target)):
+        raise refuse(kernel, "affine", "a loop inside is not serial", "change the order first, the kinds of the loops then")
+    instances = model(target)
+    try:
+        with limited(50_000_000):
+            return reordered(kernel, "affine", target, instances, isl.UnionMap(order), names)
+    except TooHard as error:
+        raise refuse(kernel, "affine", f"isl gave up on `{order}`: {error}") from None
+
+
+def reordered(kernel: Kernel, step: str, target: Stmt, m: Model, order: isl.UnionMap, names: str) -> Kernel:
+    maps = {}
+    for x in m.instances:
+        found = order.intersect_domain(isl.UnionSet.from_set(x.domain)).get_map_list()
+        if found.n_map() != 1:
+            raise refuse(kernel, step, f"the order has {found.n_map()} time vectors for {x.name}, `{str(x.stmt).strip()}`", "one for each instance")
+        maps[x.name] = found.get_at(0)
+        if not x.domain.intersect_params(m.context).is_subset(maps[x.name].domain()) or not maps[x.name].is_single_valued():
+            raise refuse(kernel, step, f"the order is no function of all instances of {x.name}, `{str(x.stmt).strip()}`")
+    lengths = {x.dim(isl.dim_type.out) for x in maps.values()}
+    named = _names(names, [x.name for x in m.instances])
+    if len(lengths) > 1 or any(len(n) not in lengths for n in named.values()):
+        raise refuse(kernel, step, f"time vectors of lengths {sorted(lengths)} for {len(next(iter(named.values())))} names")
+    if not order.intersect_domain(_domains(m)).is_injective():
+        raise refuse(kernel, step, "two instances have the same time vector")
+    conflict = violated(m, dependences(m), maps)
+    if conflict is not None:
+        raise refuse(kernel, step, f"the new order reverses a dependence: iterations {conflict}")
+    taken = set(loop_names(kernel)) - {s.var.attr.name for s in walk(target) if isinstance(s, For)}
+
+    def unique(name: str) -> str:
+        candidate, number = name, 1
+        while candidate in taken:
+            number += 1
+            candidate = f"{name}.{number}"
+        taken.add(candidate)
+        return candidate
+
+    new = scan(target, m, order.intersect_domain(_domains(m)), named, unique)
+    return kernel.with_body(rebuild(kernel.body, lambda s: new if s is target else None))
+
+
+def _domains(m: Model) -> isl.UnionSet:
+    result = isl.UnionSet("{}")
+    for x in m.instances:
+        result = result.union(isl.UnionSet.from_set(x.domain.intersect_params(m.context)))
+    return result
+
+
+def _names(text: str, instances: Sequence[str]) -> dict[str, list[str]]:
+    if ":" not in text:
+        return dict.fromkeys(instances, text.split())
+    parts = (part.split(":") for part in text.split(";"))
+    return {name.strip(): rest.split() for name, rest in parts}
