@@ -48,11 +48,17 @@ def folded_under(kernel: Kernel, conditions: Sequence[Expr], stmt: Accumulate) -
     """`if c: s += v` as `s += c ? v : identity`. Conditions that may keep the place of `s` in range stay an `If`; and so do those that
     may keep concurrent iterations apart, as the place is now read and written where they do not hold as well."""
     together = {s.var for s in walk(kernel.body) if isinstance(s, For) and s.kind in (PARALLEL, *GPU_AXES)}
-    places = [as_expr(c) for i, n in zip(stmt.indices, stmt.buffer.shape, strict=True) for c in (i >= 0, i < as_expr(n))]
-    needed = set() if not together and all(map(prove, places)) else _related(stmt.indices, conditions) | together
+    needed = range_depends_on(stmt, conditions) if not together else _related(stmt.indices, conditions) | together
     free = [c for c in conditions if needed.isdisjoint(E.variables(c))]
     value = E.select(E.all_of(free), stmt.value, stmt.reducer.identity)
     return guard([c for c in conditions if c not in free], replace(stmt, value=value))
+
+
+def range_depends_on(stmt: Accumulate, conditions: Sequence[Expr]) -> set[Expr]:
+    """The variables that, under the conditions, decide whether the place of an accumulation is in range; none if it always is."""
+    always = all(prove(i >= 0) and prove(i < as_expr(n)) for i, n in zip(stmt.indices, stmt.buffer.shape, strict=True))
+    always = always and not E.reads(*stmt.indices)  # which may be out of range themselves
+    return set() if always else _related(stmt.indices, conditions)
 
 
 def _related(places: Sequence[Expr], conditions: Sequence[Expr]) -> set[Expr]:
