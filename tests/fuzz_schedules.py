@@ -26,7 +26,7 @@ from dice import Seeded
 from fuzzing import Failure, Run, make, run_native
 from shrinking import Shrinker
 
-BATCH = 32  # kernels compiled together
+BATCH = 40  # kernels compiled together
 DIES = "the process dies"
 OPTIMISED = 8  # one batch in so many is compiled with optimisation
 

@@ -13,7 +13,7 @@ from tcomp.ir.expr import Dim, Expr, Reducer, as_dim, as_expr, bounds, cast, sel
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, If, Kernel, Stmt, block, store
 from tcomp.ir.simplify import prove
 
-VOLUME = 120  # instances of one statement, about
+VOLUME = 60  # instances of one statement, about
 LARGEST = 7
 
 Loops = tuple[Expr, ...]  # variables, outermost first

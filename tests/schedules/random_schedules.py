@@ -64,6 +64,18 @@ class Drawing:
                     found.append(s.var.name)
         return found
 
+    def layout(self, rank: int) -> str:
+        """Dimensions in any order, one of them perhaps in blocks or with a pitch."""
+        names = [chr(ord("a") + d) for d in range(rank)]
+        n = self.dice.number(0, max(0, rank - 1))
+        order = self.dice.shuffled(names)
+        if rank and self.dice.flip():
+            block = self.dice.number(1, 4)
+            order = [x if x != names[n] else f"{x}/{block}" for x in order] + [f"{names[n]}%{block}"]
+        elif rank and self.dice.flip():
+            order = [x if x != names[n] else f"{x}%{self.dice.number(1, 9)}" for x in order]
+        return f"({','.join(order)})"
+
     def folds(self) -> list[tuple[str, str]]:
         """(stage, loop around its accumulation)"""
         loops = [s for s in walk(self.kernel.body) if isinstance(s, For)]
@@ -80,6 +92,7 @@ SINGLE: dict[str, Callable[[Drawing], Any]] = {
     "kind": lambda d: d.dice.pick(*KINDS[:4], *KINDS[:4], *KINDS),
     "scope": lambda d: d.dice.pick(*SCOPES),
     "dim": lambda d: d.dice.number(0, 2),
+    "layout": lambda d: d.layout(d.dice.number(0, 3)),
     "name": lambda d: d.dice.pick("cached", "written"),
     "reassociate": lambda d: d.dice.flip(),
     "strided": lambda d: d.dice.flip(),
@@ -118,7 +131,7 @@ def _cache_read(d: Drawing) -> tuple[Any, ...]:
 
 def _relayout(d: Drawing) -> tuple[Any, ...]:
     stage = d.stage()
-    return stage, d.dice.number(0, max(0, len(find_buffer(d.kernel, stage).shape) - 1)), d.dice.number(1, 4)
+    return stage, d.layout(len(find_buffer(d.kernel, stage).shape))
 
 
 def _rfactor(d: Drawing) -> tuple[Any, ...]:
