@@ -1,0 +1,580 @@
+"""The polyhedral scheduler: an order of all instances that isl proposes from the dependences, shaped for the machine.
+
+isl's scheduler (Pluto's algorithm, U. Bondhugula et al., "A practical automatic polyhedral parallelizer and locality optimizer", 2008)
+distributes the statements into a tree of *bands*: loops that may be interchanged and tiled. Each band becomes one of
+
+    contraction   accumulation over a loop inside: a tile of rows x vectors stays in registers, blocks of the operands in the caches
+    columns       no axis runs along memory except the accumulated one: rows side by side, so that their sums do not wait for each other
+    elementwise   vector lanes along memory, threads along the outermost independent loop
+    wavefront     no independent loop at all (stencils in time): tiles that run in parallel along a diagonal
+
+and enters the schedule through `affine`, the primitive that proves it; `split`, `vectorize`, `unroll` and `parallel` do the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import prod
+from typing import Any
+
+import islpy as isl
+
+from tcomp.errors import ScheduleError
+from tcomp.ir import expr as E
+from tcomp.ir.dtypes import itemsize
+from tcomp.ir.expr import Expr
+from tcomp.ir.loops import SERIAL, UNROLLED, VECTORIZED, Accumulate, For, Kernel, Store, walk
+from tcomp.ir.polyhedral import FOLD, READ, WRITE, Instance, Model, TooHard, limited, model
+from tcomp.schedules.roles import coefficient, linear_index
+from tcomp.schedules.schedule import Schedule
+from tcomp.target import Target
+
+WORK = 1 << 14  # instances below which threads cost more than they save
+NEAR = 16  # constants in dependences that may matter to a schedule; larger ones are sizes
+_NODE = isl.schedule_node_type
+
+
+def polyhedral(program: Kernel | Schedule, target: Target, threads: int = 1) -> Schedule:
+    """The schedule of an affine loop program. Raises `ScheduleError` where isl finds none within its limits."""
+    s = program if isinstance(program, Schedule) else Schedule(program)
+    try:
+        plan = _Planner(model(s.kernel.body), target, threads).plan()
+    except TooHard as error:
+        raise ScheduleError(f"no polyhedral schedule of kernel `{s.kernel.name}`", why=f"isl gave up: {error}") from None
+    s.affine(None, plan.order(), plan.naming())
+    _Shaper(s, plan, target).shape()
+    s.clean()
+    return s
+
+
+# ---------------------------------------------------------------- dependences
+
+
+def flow(m: Model) -> isl.UnionMap:
+    """Dependences without those that follow from others: every access depends on the last write (and a write on the reads since)."""
+    union = isl.UnionMap
+    reads, writes, certain, order = (union("{}") for _ in range(4))
+    for x in m.instances:
+        order = order.union(union.from_map(x.order))
+        for a in x.accesses:
+            relation = union.from_map(a.relation)
+            if a.kind in (READ, FOLD):
+                reads = reads.union(relation)
+            if a.kind in (WRITE, FOLD):
+                writes = writes.union(relation)
+                if a.exact and x.exact:
+                    certain = certain.union(relation)
+    reads, writes, certain = reads.coalesce(), writes.coalesce(), certain.coalesce()
+    possible = writes.subtract(certain)
+
+    def last(sink: isl.UnionMap, may: isl.UnionMap) -> isl.UnionMap:
+        access = isl.UnionAccessInfo.from_sink(sink).set_must_source(certain).set_may_source(may).set_schedule_map(order)
+        return access.compute_flow().get_may_dependence()
+
+    return last(writes, reads.union(possible)).union(last(reads, possible)).coalesce()
+
+
+def relaxed(dependences: isl.UnionMap) -> isl.UnionMap:
+    """More dependences, in fewer and smaller constraints: those that mention sizes are dropped. isl's linear programs take time with the
+    magnitude of their numbers, and a good schedule does not depend on the sizes."""
+    result = isl.UnionMap("{}")
+    maps = dependences.get_map_list()
+    for n in range(maps.n_map()):
+        pieces = maps.get_at(n).remove_divs().coalesce().get_basic_map_list()
+        for k in range(pieces.n_basic_map()):
+            piece = pieces.get_at(k).remove_redundancies()
+            kept = isl.BasicMap.universe(piece.get_space())
+            for c in piece.get_constraints():
+                if c.is_equality() or abs(c.get_constant_val().to_python()) <= NEAR:
+                    kept = kept.add_constraint(c)
+            result = result.union(isl.UnionMap.from_map(isl.Map.from_basic_map(kept)))
+    return result.coalesce()
+
+
+def isl_schedule(domain: isl.UnionSet, dependences: isl.UnionMap, context: isl.Set, proximity: bool = True) -> Any:
+    """The schedule tree for a domain: no fusion beyond what dependences ask for."""
+    constraints = isl.ScheduleConstraints.on_domain(domain).set_validity(dependences).set_coincidence(dependences).set_context(context)
+    if proximity:
+        constraints = constraints.set_proximity(dependences)
+    isl.DEFAULT_CONTEXT.set_schedule_serialize_sccs(1)
+    try:
+        return constraints.compute_schedule().get_root().get_child(0)
+    finally:
+        isl.DEFAULT_CONTEXT.set_schedule_serialize_sccs(0)
+
+
+# ---------------------------------------------------------------- the plan
+
+
+@dataclass(slots=True)
+class Loop:
+    """What becomes of the loops of one time dimension. `role`: parallel, serial, unroll (`size` iterations), lanes (`size` of them), or
+    vector (any number of iterations, in lanes)."""
+
+    role: str
+    size: int = 0
+
+
+@dataclass(slots=True)
+class Plan:
+    """Time vectors of the instances, built up dimension by dimension, and what the dimensions are for."""
+
+    instances: dict[str, Instance]
+    time: dict[str, isl.Map] = field(default_factory=dict)
+    names: dict[str, list[str]] = field(default_factory=dict)
+    loops: dict[str, Loop] = field(default_factory=dict)
+
+    def add(self, name: str, more: isl.Map, names: Sequence[str]) -> None:
+        self.time[name] = self.time[name].flat_range_product(more) if name in self.time else more
+        self.names.setdefault(name, []).extend(names)
+
+    def place(self, names: Sequence[str], position: int) -> None:
+        for n in names:
+            space = self.instances[n].domain.get_space()
+            zero = isl.Aff.val_on_domain(isl.LocalSpace.from_space(space), isl.Val(position))
+            self.add(n, isl.Map.from_aff(zero), ["_"])
+
+    def order(self) -> str:
+        longest = max(len(n) for n in self.names.values())
+        result = isl.UnionMap("{}")
+        for name in self.instances:
+            while len(self.names[name]) < longest:
+                self.place([name], 0)
+            result = result.union(isl.UnionMap.from_map(self.time[name].intersect_domain(self.instances[name].domain).coalesce()))
+        return str(result)
+
+    def naming(self) -> str:
+        return "; ".join(f"{name}: {' '.join(names)}" for name, names in self.names.items())
+
+    def loop(self, name: str) -> tuple[str, Loop] | None:
+        """What a loop of the kernel is for; those that the scanner made several of end in a number."""
+        base = name if name in self.loops else name.rsplit(".", 1)[0]
+        return (base, self.loops[base]) if base in self.loops else None
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One dimension of a nest of a single statement: its value, its row of coefficients, whether its iterations are independent."""
+
+    value: isl.Map
+    row: tuple[int, ...]
+    free: bool
+    extent: int
+
+
+class _Planner:
+    def __init__(self, m: Model, target: Target, threads: int) -> None:
+        self.model, self.target, self.threads = m, target, threads
+        self.instances = {x.name: x for x in m.instances}
+        self.result = Plan(self.instances)
+        self.nests = 0
+        self.dependences = isl.UnionMap("{}")
+
+    def plan(self) -> Plan:
+        with limited(400_000_000):
+            self.dependences = flow(self.model)
+        domain = isl.UnionSet("{}")
+        for x in self.model.instances:
+            domain = domain.union(isl.UnionSet.from_set(x.domain))
+        try:
+            with limited(60_000_000):
+                tree = isl_schedule(domain, relaxed(self.dependences), self.model.context)
+        except TooHard:
+            with limited(200_000_000):
+                tree = isl_schedule(domain, self.dependences, self.model.context)
+        with limited(400_000_000):
+            self.visit(tree, list(self.instances), False)
+        return self.result
+
+    # ------------------------------------------------------------ the tree
+
+    def visit(self, node: Any, names: list[str], parallel: bool) -> None:
+        match node.get_type():
+            case _NODE.sequence | _NODE.set:
+                for position in range(node.n_children()):
+                    child = node.get_child(position)
+                    inside = [n for n in names if self.inside(child, n)]
+                    self.result.place(inside, position)
+                    self.visit(child.get_child(0), inside, parallel)
+            case _NODE.filter:
+                self.visit(node.get_child(0), names, parallel)
+            case _NODE.band:
+                self.band(node, names, parallel)
+
+    def inside(self, node: Any, name: str) -> bool:
+        return not node.filter_get_filter().intersect(isl.UnionSet.from_set(self.instances[name].domain)).is_empty()
+
+    def band(self, node: Any, names: list[str], parallel: bool) -> None:
+        chain, below = _chain(node)
+        self.nests += 1
+        if len(names) == 1 and below.get_type() == _NODE.leaf:
+            return self.nest(self.instances[names[0]], chain, parallel)
+        free = [bool(node.band_member_get_coincident(d)) for d in range(node.band_n_member())]
+        if len(free) >= 2 and not any(free) and node.band_get_permutable() and not parallel and not _has_band(node.get_child(0)):
+            return self.wavefront(node, names)
+        for d, independent in enumerate(free):
+            name = f"n{self.nests}.b{d}"
+            use = independent and not parallel and self.threads > 1
+            self.result.loops[name] = Loop("parallel" if use else SERIAL)
+            parallel = parallel or use
+            for n in names:
+                self.result.add(n, _member(node, self.instances[n], d), [name])
+        self.visit(node.get_child(0), names, parallel)
+
+    # ------------------------------------------------------------ one statement
+
+    def nest(self, x: Instance, chain: Sequence[Any], parallel: bool) -> None:
+        axes = self.axes(x, chain)
+        if sum(a.free for a in axes) < len(axes) - 1 and len(chain) > 1:
+            axes = self.permutable(x) or axes
+        _Nest(self, x, axes, f"n{self.nests}", parallel).plan()
+
+    def axes(self, x: Instance, chain: Sequence[Any]) -> list[Axis]:
+        return [
+            self.axis(x, _member(node, x, d), bool(node.band_member_get_coincident(d))) for node in chain for d in range(node.band_n_member())
+        ]
+
+    def axis(self, x: Instance, value: isl.Map, free: bool) -> Axis:
+        aff = isl.PwMultiAff.from_map(value).get_pw_aff(0).get_pieces()[0][1]
+        row = tuple(aff.get_coefficient_val(isl.dim_type.in_, k).to_python() for k in range(len(x.loops)))
+        hull = x.domain.apply(value).intersect_params(self.model.context)
+        low, high = hull.dim_min_val(0), hull.dim_max_val(0)
+        extent = high.sub(low).to_python() + 1 if low.is_int() and high.is_int() else 512
+        return Axis(value, row, free, extent)
+
+    def permutable(self, x: Instance) -> list[Axis] | None:
+        """Axes that all may be interchanged, from the exact dependences of one statement."""
+        own = isl.UnionSet.from_set(x.domain)
+        d = self.dependences.intersect_domain(own).intersect_range(own)
+        try:
+            with limited(40_000_000):
+                tree = isl_schedule(own, d, self.model.context)
+        except TooHard:
+            return None
+        chain, below = _chain(tree)
+        return self.axes(x, chain) if len(chain) == 1 and below.get_type() == _NODE.leaf and chain[0].band_get_permutable() else None
+
+    # ------------------------------------------------------------ stencils
+
+    def wavefront(self, node: Any, names: list[str]) -> None:
+        count = node.band_n_member()
+        nest = f"n{self.nests}"
+        sizes = self.tiles(names, count)
+        y = [f"y{d}" for d in range(count)]
+        tiles = [f"floor(y{d} / {n})" for d, n in enumerate(sizes)]
+        band = {n: _members(node, self.instances[n]) for n in names}
+        outer = isl.Map(f"{{ [{', '.join(y)}] -> [{', '.join([f'{tiles[0]} + {tiles[1]}', *tiles[1:]])}] }}")
+        self.result.loops |= {f"{nest}.w": Loop(SERIAL), f"{nest}.p": Loop("parallel" if self.threads > 1 else SERIAL)}
+        dims = [f"{nest}.w", f"{nest}.p", *(f"{nest}.t{d}" for d in range(2, count))]
+        for n in names:
+            self.result.add(n, band[n].apply_range(outer), dims)
+        below = node.get_child(0)
+        ranks = {n: 0 for n in names}
+        if below.get_type() in (_NODE.sequence, _NODE.set):
+            ranks = {n: k for k in range(below.n_children()) for n in names if self.inside(below.get_child(k), n)}
+        last = self.inner(band, ranks, count)
+        for n in names:
+            if last == "diagonal":
+                inner = f"{{ [{', '.join(y)}] -> [{', '.join([*y[:-2], f'{y[-2]} + {y[-1]}', str(ranks[n]), y[-2]])}] }}"
+            elif last == "lanes":
+                inner = f"{{ [{', '.join(y)}] -> [{', '.join([*y[:-1], str(ranks[n]), y[-1]])}] }}"
+            else:
+                inner = f"{{ [{', '.join(y)}] -> [{', '.join([*y, str(ranks[n])])}] }}"
+            points = [f"{nest}.y{d}" for d in range(count - 1)]
+            points += ["_", f"{nest}.v"] if last else [f"{nest}.y{count - 1}", "_"]
+            self.result.loops[f"{nest}.v"] = Loop("vector")
+            self.result.add(n, band[n].apply_range(isl.Map(inner)), points)
+
+    def tiles(self, names: Sequence[str], count: int) -> list[int]:
+        """Tile sizes: time steps and rows whose data stay in the second-level cache; the innermost dimension is not cut."""
+        buffers = {a.buffer for n in names for a in self.instances[n].accesses}
+        widest = max(buffers, key=lambda b: prod(d for d in b.shape if isinstance(d, int)))
+        row = sum(itemsize(b.dtype) * prod(d for d in b.shape[1:] if isinstance(d, int)) for b in buffers if len(b.shape) == len(widest.shape))
+        if count == 2:
+            return [64, 512]
+        rows = max(4, min(64, self.target.l2 // 2 // max(row, 1)))
+        return [max(4, rows // 2), rows, *([1 << 20] * (count - 2))]
+
+    def inner(self, band: dict[str, isl.Map], ranks: dict[str, int], count: int) -> str:
+        """How the innermost loop can run in lanes: along the last dimension, statement by statement; along a diagonal; not at all."""
+        y = [f"y{d}" for d in range(count)]
+        for kind, outer, lane in (("lanes", y[:-1], y[-1]), ("diagonal", [*y[:-2], f"{y[-2]} + {y[-1]}"], y[-2])):
+            time = isl.UnionMap("{}")
+            for n, b in band.items():
+                t = isl.Map(f"{{ [{', '.join(y)}] -> [{', '.join([*outer, str(ranks[n]), lane])}] }}")
+                time = time.union(isl.UnionMap.from_map(b.apply_range(t)))
+            pairs = self.dependences.apply_domain(time).apply_range(time)
+            fixed = ", ".join(f"a{d}" for d in range(len(outer) + 1))
+            across = isl.UnionMap(f"{{ [{fixed}, l] -> [{fixed}, m] : l != m }}")
+            length = len(outer) + 2
+            back = isl.UnionMap.from_map(isl.Map.lex_ge(isl.Space.set_alloc(isl.DEFAULT_CONTEXT, 0, length)))
+            if pairs.intersect(across).is_empty() and pairs.intersect(back).is_empty():
+                return kind
+        return ""
+
+
+def _chain(node: Any) -> tuple[list[Any], Any]:
+    """Bands directly inside each other, and what stands below."""
+    chain = []
+    while node.get_type() == _NODE.band:
+        chain.append(node)
+        node = node.get_child(0)
+    return chain, node
+
+
+def _has_band(node: Any) -> bool:
+    return node.get_type() == _NODE.band or any(_has_band(node.get_child(k)) for k in range(node.n_children()))
+
+
+def _members(node: Any, x: Instance) -> isl.Map:
+    """The values of all members of a band for an instance."""
+    return isl.Map.from_union_map(node.band_get_partial_schedule_union_map().intersect_domain(isl.UnionSet.from_set(x.domain)))
+
+
+def _member(node: Any, x: Instance, d: int) -> isl.Map:
+    whole = _members(node, x)
+    count = whole.dim(isl.dim_type.out)
+    return whole.project_out(isl.dim_type.out, d + 1, count - d - 1).project_out(isl.dim_type.out, 0, d)
+
+
+class _Nest:
+    """The plan for the loops around one statement."""
+
+    def __init__(self, planner: _Planner, x: Instance, axes: Sequence[Axis], name: str, parallel: bool) -> None:
+        self.planner, self.x, self.axes, self.name = planner, x, list(axes), name
+        self.result = planner.result
+        work = prod(a.extent for a in axes)
+        self.threads = 1 if parallel or work < WORK else planner.threads
+        assert isinstance(x.stmt, Store | Accumulate)
+        self.write = E.read(x.stmt.buffer, x.stmt.indices)
+        self.reads = E.reads(x.stmt.value)
+        inverse = _inverse([a.row for a in axes])
+        self.steps = {e: [self.step(e, column) for column in inverse] for e in {self.write, *self.reads}} if inverse else None
+        widest = max(itemsize(e.attr.dtype) for e in [self.write, *self.reads])
+        self.lanes = planner.target.vector_bits // 8 // widest
+
+    def step(self, e: Expr, delta: Sequence[Fraction]) -> int | None:
+        """How far the address moves along an axis; None if that varies."""
+        index = linear_index(e.attr, e.args)
+        total = Fraction(0)
+        for x, d in zip(self.x.loops, delta, strict=True):
+            c = coefficient(index, x.var)
+            if d and c is None:
+                return None
+            total += d * (c or 0)
+        return int(total) if total.denominator == 1 else None
+
+    def plan(self) -> None:
+        if self.steps is None:
+            return self.plain()
+        lane = self.lane()
+        folds = [n for n, a in enumerate(self.axes) if self.steps[self.write][n] == 0]
+        if lane is not None and folds:
+            rows = [
+                n for n, a in enumerate(self.axes)
+                if a.free and n != lane and n not in folds and any(s[lane] and s[n] == 0 for s in self.steps.values())
+            ]  # fmt: skip
+            return self.contraction(lane, max(rows, key=lambda n: self.axes[n].extent, default=None), folds[-1])
+        if lane is None and folds and any(a.free for a in self.axes):
+            return self.columns(next(n for n, a in enumerate(self.axes) if a.free), folds[-1])
+        self.plain(lane)
+
+    def lane(self) -> int | None:
+        """The independent axis along which lanes cost least."""
+        assert self.steps is not None
+        best: tuple[float, int] | None = None
+        for n, a in enumerate(self.axes):
+            if not a.free or a.extent < 2 or self.steps[self.write][n] in (0, None):
+                continue
+            cost = sum({0: 0.2, 1: 1.0, -1: 2.0}.get(s[n] if s[n] is not None else 99, 9.0) for s in self.steps.values())
+            if cost < 9.0 and (best is None or cost <= best[0]):
+                best = cost, n
+        return best[1] if best else None
+
+    def add(self, pieces: isl.Map, names: Sequence[str]) -> None:
+        self.result.add(self.x.name, pieces, names)
+
+    def label(self, suffix: str, role: str = SERIAL, size: int = 0) -> str:
+        name = f"{self.name}.{suffix}"
+        self.result.loops[name] = Loop(role, size)
+        return name
+
+    def all_axes(self, order: Sequence[int]) -> isl.Map:
+        result = self.axes[order[0]].value
+        for n in order[1:]:
+            result = result.flat_range_product(self.axes[n].value)
+        return result
+
+    def plain(self, lane: int | None = None) -> None:
+        """Outer loops as they are, the first independent one on threads; lanes innermost."""
+        order = [n for n in range(len(self.axes)) if n != lane] + ([lane] if lane is not None else [])
+        threads = self.threads
+        names = []
+        for n in order:
+            if n == lane and (len(order) > 1 or threads == 1):
+                names.append(self.label(f"y{n}", "vector"))
+            elif self.axes[n].free and threads > 1:
+                names.append(self.label(f"y{n}", "parallel" if n != lane else "parallel vector"))
+                threads = 1
+            else:
+                names.append(self.label(f"y{n}"))
+        self.add(self.all_axes(order), names)
+
+    def columns(self, row: int, fold: int) -> None:
+        """Several rows side by side, each with a chain of accumulations of its own."""
+        size = 8
+        others = [n for n in range(len(self.axes)) if n not in (row, fold)]
+        order = [*others, row, fold]
+        y = [f"y{n}" for n in order]
+        r = f"y{row}"
+        block = 64
+        tiled = [*y[: len(others)], f"floor({r} / {block})", f"floor({r} / {size})", f"y{fold}", f"{r} mod {size}"]
+        names = [self.label(f"y{n}") for n in others]
+        names += [self.label("rt", "parallel" if self.threads > 1 else SERIAL), self.label("rb"), self.label("k"), self.label("r", UNROLLED, size)]
+        self.add(self.all_axes(order).apply_range(isl.Map(f"{{ [{', '.join(y)}] -> [{', '.join(tiled)}] }}")), names)
+
+    def contraction(self, lane: int, row: int | None, fold: int) -> None:
+        from tcomp.schedules.cpu import choose_tile
+
+        target = self.planner.target
+        others = [n for n in range(len(self.axes)) if n not in (lane, row, fold)]
+        if row is None:
+            return self.matrix_vector(others, lane, fold)
+        tile = choose_tile(self.axes[row].extent, self.axes[lane].extent, self.lanes, target.vector_registers)
+        width, depth = tile.vectors * self.lanes, 256
+        share = max(1, -(-self.axes[row].extent // self.threads))
+        rows = max(1, min(96, share) // tile.rows) * tile.rows
+        order = [*others, row, lane, fold]
+        y = [f"y{n}" for n in order]
+        i, j, k = f"y{row}", f"y{lane}", f"y{fold}"
+        head = [f"y{n}" for n in others] + ["it", "kt", "jt", "ib"]
+        box = [
+            f"{i} = {tile.rows} ib + ip and 0 <= ip < {tile.rows}", f"{rows} it <= {tile.rows} ib < {rows} it + {rows}",
+            f"{j} = {width} jt + {self.lanes} v + l and 0 <= v < {tile.vectors} and 0 <= l < {self.lanes}", f"{depth} kt <= {k} < {depth} kt + {depth}",
+        ]  # fmt: skip
+        coordinates = isl.Map(f"{{ [{', '.join(y)}] -> [{', '.join([*head, k, 'ip', 'v', 'l'])}] : {' and '.join(box)} }}")
+        tiled = self.all_axes(order).apply_range(coordinates)
+        points = self.x.domain.intersect_params(self.planner.model.context).apply(tiled)
+        n = len(head) + 1
+        whole = f"0 <= ip < {tile.rows} and 0 <= v < {tile.vectors} and 0 <= l < {self.lanes}"
+        tiles = points.project_out(isl.dim_type.set, n, 3)
+        z = [f"z{d}" for d in range(n)]
+        full_box = isl.Map(f"{{ [{', '.join(z)}] -> [{', '.join([*z, 'ip', 'v', 'l'])}] : {whole} }}")
+        full = tiles.subtract(tiles.apply(full_box).subtract(points).project_out(isl.dim_type.set, n, 3)).coalesce()
+        later = isl.Map(f"{{ [{', '.join([*z[:-1], 'a'])}] -> [{', '.join([*z[:-1], 'b'])}] : a < b }}")
+        rest = tiles.subtract(full)
+        behind = rest.intersect(full.apply(later)).coalesce()
+        before = rest.subtract(behind).coalesce()
+        parts = []
+        for number, part in enumerate((before, full, behind)):
+            if not part.is_empty():
+                out = [*z[:-1], str(number), z[-1], "ip", "v", "l"]
+                flag = isl.Map(f"{{ [{', '.join([*z, 'ip', 'v', 'l'])}] -> [{', '.join(out)}] }}")
+                parts.append(tiled.apply_range(flag.intersect_domain(part.apply(full_box))))
+        stage = parts[0]
+        for p in parts[1:]:
+            stage = stage.union(p)
+        names = [self.label(f"y{n}") for n in others]
+        names += [self.label("it", "parallel" if self.threads > 1 else SERIAL), self.label("kt"), self.label("jt"), self.label("ib"), "_"]
+        names += [self.label("k"), self.label("r", UNROLLED, tile.rows), self.label("v", UNROLLED, tile.vectors), self.label("l", "lanes", self.lanes)]
+        self.add(stage.coalesce(), names)
+
+    def matrix_vector(self, others: Sequence[int], lane: int, fold: int) -> None:
+        """Vector lanes along the result, several accumulations into it at a time."""
+        size, chunk = 4, 256
+        order = [*others, lane, fold]
+        y = [f"y{n}" for n in order]
+        j, k = f"y{lane}", f"y{fold}"
+        tiled = [*y[: len(others)], f"floor({j} / {chunk})", f"floor({k} / {size})", j, f"{k} mod {size}"]
+        names = [self.label(f"y{n}") for n in others]
+        names += [self.label("jt", "parallel" if self.threads > 1 else SERIAL), self.label("kb"), self.label("j", "vector"), self.label("k", UNROLLED, size)]
+        self.add(self.all_axes(order).apply_range(isl.Map(f"{{ [{', '.join(y)}] -> [{', '.join(tiled)}] }}")), names)
+
+
+def _inverse(rows: Sequence[Sequence[int]]) -> list[list[Fraction]] | None:
+    """The columns of the inverse of a matrix; None where it has none."""
+    n = len(rows)
+    if any(len(r) != n for r in rows):
+        return None
+    work = [[Fraction(v) for v in row] + [Fraction(int(i == k)) for k in range(n)] for i, row in enumerate(rows)]
+    for c in range(n):
+        pivot = next((r for r in range(c, n) if work[r][c]), None)
+        if pivot is None:
+            return None
+        work[c], work[pivot] = work[pivot], work[c]
+        work[c] = [v / work[c][c] for v in work[c]]
+        for r in range(n):
+            if r != c and work[r][c]:
+                work[r] = [a - work[r][c] * b for a, b in zip(work[r], work[c], strict=True)]
+    return [[work[r][n + c] for r in range(n)] for c in range(n)]
+
+
+# ---------------------------------------------------------------- the loops
+
+
+class _Shaper:
+    """Splits, vectorizes, unrolls and distributes the loops that `affine` made, as planned."""
+
+    def __init__(self, s: Schedule, plan: Plan, target: Target) -> None:
+        self.s, self.plan, self.target = s, plan, target
+
+    def shape(self) -> None:
+        for role in ("parallel", "lanes", "vector", UNROLLED):
+            for name, loop in list(self.s.loops.items()):
+                found = self.plan.loop(name)
+                if found is None or found[1].role.split()[0] != role or name not in self.s.loops:
+                    continue
+                try:
+                    self.apply(name, loop, found[1])
+                except ScheduleError as error:
+                    REFUSED.append((name, str(error)))
+
+    def apply(self, name: str, loop: For, plan: Loop) -> None:
+        match plan.role:
+            case "parallel":
+                self.s.parallel(name)
+            case "parallel vector":
+                outer, inner = self.s.split(name, 1024)
+                self.s.parallel(outer)
+                self.vectorize(inner)
+            case "unrolled":
+                if loop.extent == plan.size:
+                    self.s.unroll(name)
+            case "lanes":
+                if loop.extent == plan.size:
+                    self.s.vectorize(name)
+                else:
+                    self.masked(name, plan.size)
+            case "vector":
+                self.vectorize(name)
+
+    def vectorize(self, name: str) -> None:
+        lanes = self.lanes(name)
+        before = self.s.copy()
+        try:
+            if self.s.loops[name].extent == lanes:
+                return self.s.vectorize(name)
+            _, inner, rest = self.s.split(name, lanes, "peel")
+            self.s.vectorize(inner)
+            self.masked(rest, lanes)
+        except ScheduleError:
+            self.s.kernel, self.s.trace = before.kernel, before.trace
+            raise
+
+    def masked(self, name: str, lanes: int) -> None:
+        _, inner = self.s.split(name, lanes)
+        self.s.vectorize(inner)
+
+    def lanes(self, name: str) -> int:
+        sizes = [itemsize(b.dtype) for x in walk(self.s.loops[name].body) for b in _touched(x)]
+        return self.target.vector_bits // 8 // max(sizes)
+
+
+REFUSED: list = []
+
+
+def _touched(x: Any) -> list[Any]:
+    written = [x.buffer] if isinstance(x, Store | Accumulate) else []
+    return [*written, *(r.attr for r in E.reads(x.value))] if written else []
