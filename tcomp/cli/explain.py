@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from tcomp.cli import output
 from tcomp.cli.files import check_model_file
@@ -13,7 +15,14 @@ if TYPE_CHECKING:
     from tcomp.ir.graph import Value
 
 
-def explain(model: OnnxModel, target: TargetName = None, dim: Dims = None, shape: Shapes = None, as_json: Json = False) -> None:
+def explain(
+    model: OnnxModel,
+    target: TargetName = None,
+    dim: Dims = None,
+    shape: Shapes = None,
+    schedules: Annotated[bool, typer.Option("--schedules", help="Also show the steps of every kernel's schedule.")] = False,
+    as_json: Json = False,
+) -> None:
     """Show the kernels a model becomes, which edges were not fused and why, and what the passes did and did not do."""
     from tcomp.driver import Report, graph_passes, kernel_nodes
     from tcomp.frontends.onnx import import_model
@@ -30,12 +39,17 @@ def explain(model: OnnxModel, target: TargetName = None, dim: Dims = None, shape
         passes = graph_passes(machine, report)
         number = itertools.count(1)
         graph, reports = run_passes(graph, passes, on_pass=lambda done: tell(done.name, next(number), len(passes)))
-    kernels = [(n.name, [inner.op.name for inner in n.bodies[0].nodes], [_type(v) for v in n.outputs]) for n in kernel_nodes(graph)]
+    nodes = list(kernel_nodes(graph))
+    kernels = [(n.name, [inner.op.name for inner in n.bodies[0].nodes], [_type(v) for v in n.outputs]) for n in nodes]
+    made = [(n.name, build_loops(n.bodies[0], "kernel", machine)) for n in nodes]
     notes = [f"{node}: {text}" for node, texts in report.notes.lines.items() for text in texts]
-    notes += [f"{n.name}: {text}" for n in kernel_nodes(graph) for text in build_loops(n.bodies[0], "kernel", machine).kernel.notes]
+    notes += [f"{name}: {text}" for name, s in made for text in s.kernel.notes]
     if as_json:
         passes_done = [{"name": r.name, "seconds": r.seconds, "nodes_before": r.nodes_before, "nodes_after": r.nodes_after} for r in reports]
-        kernel_records = [{"name": name, "operators": operators, "outputs": outputs} for name, operators, outputs in kernels]
+        kernel_records = [
+            {"name": name, "operators": operators, "outputs": outputs, "schedule": [str(step) for step in s.trace]}
+            for (name, operators, outputs), (_, s) in zip(kernels, made, strict=True)
+        ]
         output.print_json({"kernels": kernel_records, "not_fused": report.not_fused, "passes": passes_done, "notes": notes})
         return
     rows = [(name, " + ".join(operators), "; ".join(outputs)) for name, operators, outputs in kernels]
@@ -43,6 +57,11 @@ def explain(model: OnnxModel, target: TargetName = None, dim: Dims = None, shape
     output.line()
     times = [(r.name, output.seconds(r.seconds), r.nodes_before, r.nodes_after) for r in reports]
     output.table("passes (nodes, those of kernels included)", ("pass", "time>", "before>", "after>"), times)
+    for name, s in made if schedules else ():
+        output.line()
+        output.line(f"schedule of {name}", "bold")
+        for step in s.trace:
+            output.line(f"  {step}")
     for title, lines in (("edges not fused", report.not_fused), ("notes", notes)):
         if lines:
             output.line()

@@ -25,8 +25,9 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, Union
 
 from tcomp.errors import IRError, ScheduleError
-from tcomp.ir.expr import Dim, Expr, as_dim
+from tcomp.ir.expr import INDEX, Dim, Expr, as_dim
 from tcomp.ir.instruction import Instruction
+from tcomp.ir.layout import Layout
 from tcomp.ir.loops import PARALLEL, UNROLLED, VECTORIZED, Accumulate, Allocate, Buffer, For, Kernel, Store, walk
 from tcomp.ir.parser import parse_expr, parse_kernel
 from tcomp.ir.printer import print_expr
@@ -49,7 +50,8 @@ from tcomp.schedules.trace import Step, Trace, read_json
 PRIMITIVES: dict[str, Callable[..., Any]] = {
     p.__name__: p
     for p in (
-        split, reorder, fuse, partition, set_kind, distribute, inline, compute_at, reverse_compute_at, cache_read, cache_write, relayout, set_scope, rfactor, mask,
+        split, reorder, fuse, partition, set_kind, distribute, inline, compute_at, reverse_compute_at, cache_read, cache_write, relayout,
+        set_scope, rfactor, mask,
         tensorize, affine, collapse, expand, clean, note,
     )
 }  # fmt: skip
@@ -168,8 +170,8 @@ class Schedule:
     # ------------------------------------------------------------ primitives
 
     @_documents(split)
-    def split(self, loop: Loop, factor: int) -> tuple[str, str]:
-        return self.apply("split", loop, factor)
+    def split(self, loop: Loop, factor: int, tail: str = "guard") -> tuple[str, ...]:
+        return self.apply("split", loop, factor, tail)
 
     @_documents(reorder)
     def reorder(self, *order: Loop, reassociate: bool = False) -> None:
@@ -216,16 +218,18 @@ class Schedule:
         self.apply("reverse_compute_at", stage, loop)
 
     @_documents(cache_write)
-    def cache_write(self, stage: Stage, name: str) -> None:
-        self.apply("cache_write", stage, name)
+    def cache_write(self, stage: Stage, name: str, layout: Layout | str | None = None) -> None:
+        self.apply("cache_write", stage, name, layout)
 
     @_documents(cache_read)
-    def cache_read(self, buffer: Stage, loop: Loop | None, name: str, scope: str = "global") -> None:
-        self.apply("cache_read", buffer, loop, name, scope)
+    def cache_read(
+        self, buffer: Stage, loop: Loop | None, name: str, scope: str = "global", layout: Layout | str | None = None
+    ) -> None:
+        self.apply("cache_read", buffer, loop, name, scope, layout)
 
     @_documents(relayout)
-    def relayout(self, buffer: Stage, dim: int, factor: int) -> None:
-        self.apply("relayout", buffer, dim, factor)
+    def relayout(self, buffer: Stage, layout: Layout | str) -> None:
+        self.apply("relayout", buffer, layout)
 
     @_documents(set_scope)
     def set_scope(self, buffer: Stage, scope: str) -> None:
@@ -241,7 +245,7 @@ class Schedule:
 
     @_documents(tensorize)
     def tensorize(self, loop: Loop, instruction: Instruction | str, reassociate: bool = False) -> None:
-        self.apply("tensorize", loop, instruction if isinstance(instruction, str) else text_of(instruction), reassociate)
+        self.apply("tensorize", loop, instruction, reassociate)
 
     @_documents(affine)
     def affine(self, loop: Loop | None, order: str, names: str) -> None:
@@ -328,8 +332,8 @@ def _run(kernel: Kernel, step: Step) -> Any:
 def _signature(primitive: str) -> tuple[dict[str, Any], inspect.Signature]:
     """(types of the parameters, the signature), both without the kernel."""
     function = PRIMITIVES[primitive]
-    _, *rest = inspect.signature(function).parameters.values()
-    return typing.get_type_hints(function), inspect.Signature(rest)
+    _, *rest = inspect.signature(function, eval_str=True).parameters.values()
+    return {p.name: p.annotation for p in rest}, inspect.Signature(rest)
 
 
 def _usage(primitive: str) -> str:
@@ -351,6 +355,10 @@ def _kept(kernel: Kernel, primitive: str, parameter: str, value: Any, hint: Any)
             return value
         case Tensor() | Buffer() if str in members:
             return value.name
+        case Layout() if str in members:
+            return str(value)
+        case Instruction() if str in members:
+            return text_of(value)
         case Expr() if Expr in members:
             value = as_dim(value)
             return value if isinstance(value, int) else print_expr(value)
@@ -393,7 +401,10 @@ def _meant(kernel: Kernel, step: Step, value: Any, hint: Any) -> Any:
         return value
     names = {v.name: v for v in (*(s.var for s in walk(kernel.body) if isinstance(s, For)), *kernel.scalars)}
     try:
-        return as_dim(parse_expr(value, names))
+        size = parse_expr(value, names)
+        if size.dtype != INDEX:
+            raise IRError(f"it is of type {size.dtype}")
+        return as_dim(size)
     except IRError as error:
         known = f"it may use {', '.join(v.name for v in kernel.scalars)}" if kernel.scalars else "all sizes of this kernel are integers"
         raise ScheduleError(f"`{value}` is no size", where=f"{step} on kernel `{kernel.name}`", why=error.what, hint=known) from None
