@@ -243,17 +243,15 @@ def _match(instruction: Instruction, nest: Stmt) -> Match:
             raise _Mismatch(f"loop `{x.var.name}` runs {x.extent} times, which is not constant")
     once: dict[Expr, Expr] = {x.var: as_expr(0) for x in loops if x.extent == 1}
     loops = [x for x in loops if x.extent != 1]
-    bindings: list[_Binding] = []
-    differences: list[str] = []
-    for binding in _bindings(instruction.leaf, leaf, differences):
+    unlike: list[str] = []  # what keeps the store from being that of the meaning
+    misplaced: list[str] = []  # what keeps the loops from it, where the store is
+    for binding in _bindings(instruction.leaf, leaf, unlike):
         places = {b: (at, tuple(simplify(E.substitute(i, once)) for i in indices)) for b, (at, indices) in binding.items()}
-        bindings.append(places)
-    for places in bindings:
         try:
             return Match(_roles(instruction, loops, places), places)
         except _Mismatch as difference:
-            differences.append(str(difference))
-    raise _Mismatch(differences[0])
+            misplaced.append(str(difference))
+    raise _Mismatch((misplaced or unlike)[0])
 
 
 _Binding = dict[Buffer, tuple[Buffer, tuple[Expr, ...]]]

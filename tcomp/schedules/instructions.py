@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from tcomp.errors import ScheduleError
+from tcomp.errors import ScheduleError, TcompError
 from tcomp.ir import expr as E
 from tcomp.ir import te
 from tcomp.ir.dtypes import BITS
@@ -187,7 +187,7 @@ def text_of(instruction: Instruction) -> str:
     """What a trace keeps of an instruction: its name, if that is one of a generator's, or else all of it."""
     try:
         known = str(named(instruction.name)) == str(instruction)
-    except ScheduleError:
+    except TcompError:
         known = False
     return instruction.name if known else str(instruction)
 

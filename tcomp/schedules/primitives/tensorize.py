@@ -18,31 +18,31 @@ def tensorize(kernel: Kernel, loop: str, instruction: str, reassociate: bool = F
 
     Good for the innermost tile: multiply-add on whole register tiles, dot products of bytes, tensor cores.
 
-    >>> from tcomp import te
-    >>> from tcomp.schedules import Schedule
-    >>> from tcomp.schedules.instructions import fma_tile
-    >>> A, B, k = te.placeholder((2, 8), name="A"), te.placeholder((8, 32), name="B"), te.reduce_axis(8, "k")
-    >>> s = Schedule(te.compute((2, 32), lambda i, j: te.sum(A[i, k] * B[k, j], k), name="C"))
-    >>> s.reorder("C.k", "C.i", "C.j")
-    >>> outer, inner = s.split("C.k", 4)
-    >>> s.tensorize(inner, fma_tile(2, 2, 4))
-    >>> print(s.kernel.body)
-    for C.init.i in 0..2 {
-      for C.init.j in 0..32 {
-        C[C.init.i, C.init.j] = 0.0f
+      >>> from tcomp import te
+      >>> from tcomp.schedules import Schedule
+      >>> from tcomp.schedules.instructions import fma_tile
+      >>> A, B, k = te.placeholder((2, 8), name="A"), te.placeholder((8, 32), name="B"), te.reduce_axis(8, "k")
+      >>> s = Schedule(te.compute((2, 32), lambda i, j: te.sum(A[i, k] * B[k, j], k), name="C"))
+      >>> s.reorder("C.k", "C.i", "C.j")
+      >>> outer, inner = s.split("C.k", 4)
+      >>> s.tensorize(inner, fma_tile(2, 2, 4))
+      >>> print(s.kernel.body)
+      for C.init.i in 0..2 {
+        for C.init.j in 0..32 {
+          C[C.init.i, C.init.j] = 0.0f
+        }
       }
-    }
-    for C.k.o in 0..2 {
-      call `fma_tile(2, 2, 4, avx512, float32)` {
-        for C.k.i in 0..4 {
-          for C.i in 0..2 {
-            for C.j in 0..32 {
-              C[C.i, C.j] += A[C.i, C.k.i + C.k.o * 4] * B[C.k.i + C.k.o * 4, C.j]
+      for C.k.o in 0..2 {
+        call `fma_tile(2, 2, 4, avx512, float32)` {
+          for C.k.i in 0..4 {
+            for C.i in 0..2 {
+              for C.j in 0..32 {
+                C[C.i, C.j] += A[C.i, C.k.i + C.k.o * 4] * B[C.k.i + C.k.o * 4, C.j]
+              }
             }
           }
         }
       }
-    }
     """
     target = find_loop(kernel, loop, "tensorize")
     if any(isinstance(s, Call) and any(x is target for x in walk(s)) for s in walk(kernel.body)):

@@ -1,0 +1,346 @@
+"""Machine instructions: what each means, run by the interpreter, against the code that is emitted for it."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import cuda_host
+import numpy as np
+import pytest
+from jit import HOST, compile_kernel
+
+from tcomp.codegen import cuda, nvrtc
+from tcomp.codegen.llvm import emit_kernel
+from tcomp.codegen.native import assembly, compile_ir, spill_count
+from tcomp.errors import CodegenError
+from tcomp.ir import te
+from tcomp.ir.dtypes import is_float, to_numpy
+from tcomp.ir.expr import Expr, cast
+from tcomp.ir.instruction import Instruction
+from tcomp.ir.loops import Accumulate, Allocate, Buffer, Call, For, Kernel, Stmt, block, loop, store
+from tcomp.ir.loops_eval import run_kernel
+from tcomp.ir.verify import verify_kernel
+from tcomp.schedules import Schedule
+from tcomp.schedules.instructions import fma_tile, isa_of, mma, mma_fill, mma_store, sdot, tf32, vpdpbusd
+from tcomp.schedules.primitives.edit import rebuild
+from tcomp.target import Target
+
+GPU = Target.parse("cuda")
+ARM = Target.parse("cpu -march=aarch64 -mcpu=neoverse-n1")
+needs_nvrtc = pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="NVRTC (the extra `cuda`) is not installed")
+needs_compiler = pytest.mark.skipif(cuda_host.compiler() is None, reason="there is no C++ compiler")
+X86 = [
+    (fma_tile(6, 4), "skylake-avx512"), (fma_tile(1, 1), "skylake-avx512"), (fma_tile(3, 2, 4, "avx512", "float64"), "skylake-avx512"),
+    (fma_tile(4, 2, 3, "avx2"), "haswell"), (fma_tile(2, 3, 1, "avx2", "float64"), "haswell"),
+    (vpdpbusd(1, 1), "cascadelake"), (vpdpbusd(6, 4), "cascadelake"), (vpdpbusd(3, 2, 5), "cascadelake"), (vpdpbusd(2, 2, 2, 256), "cascadelake"),
+]  # fmt: skip
+EXTRA = Buffer("extra", "int32", (64,))
+NEON = [fma_tile(4, 4, 2, "neon"), fma_tile(3, 1, 1, "neon", "float64"), sdot(1, 1), sdot(4, 3, 2)]
+
+
+def called(i: Instruction) -> Kernel:
+    """The instruction alone, on its operands."""
+    return replace(i.meaning, name="k", body=Call(i, i.meaning.body))
+
+
+def operands(kernel: Kernel, seed: int, most: int = 9) -> list[np.ndarray]:
+    """Integers from all over their range and the ends of it; floats small enough that sums are exact, a few special."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for b in kernel.buffers:
+        dtype, shape = to_numpy(b.dtype), [int(n) for n in b.shape]
+        if is_float(b.dtype):
+            found.append(rng.integers(-most, most, shape, endpoint=True).astype(dtype))
+        else:
+            ends = np.iinfo(dtype)
+            a = rng.integers(ends.min, ends.max, shape, dtype, endpoint=True)
+            a[rng.random(shape) < 0.4] = ends.max
+            a[rng.random(shape) < 0.2] = ends.min
+            found.append(a)
+    return found
+
+
+def meant(kernel: Kernel, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    copies = [a.copy() for a in arrays]
+    run_kernel(kernel, dict(zip(kernel.buffers, copies, strict=True)))
+    return copies
+
+
+@pytest.mark.parametrize(("i", "cpu"), X86, ids=lambda x: getattr(x, "name", x))
+def test_instructions_of_x86(i: Instruction, cpu: str) -> None:
+    target = Target.parse(f"cpu -mcpu={cpu}")
+    kernel = called(i)
+    verify_kernel(kernel)
+    asm = assembly(emit_kernel(kernel, target), target)
+    mnemonic = "vpdpbusd" if "vpdpbusd" in i.name else "vfmadd"
+    loops = {x.var.name: int(x.extent) for x in i.loops}
+    assert asm.count(mnemonic) == loops["k"] * loops["r"] * loops["j"] // i.emission.lanes
+    assert spill_count(asm) == 0 and "call" not in asm
+    if not target.runs_on(HOST):
+        pytest.skip(f"this machine is no {cpu}")
+    run = compile_kernel(kernel, target)
+    for seed in range(3):
+        arrays = operands(kernel, seed)
+        want = meant(kernel, arrays)
+        run(*arrays)
+        for got, expected in zip(arrays, want, strict=True):
+            np.testing.assert_array_equal(got, expected)
+
+
+def test_sums_of_bytes_wrap_around_and_do_not_saturate() -> None:
+    """255 * -128 * 4 is beyond 16 bits, in which older instructions saturate; the sum wraps around at 32."""
+    i = vpdpbusd(1, 1)
+    kernel = called(i)
+    target = Target.parse("cpu -mcpu=cascadelake")
+    arrays = [np.full((1, 16), -(2**31) + 5, np.int32), np.full((1, 1, 4), 255, np.uint8), np.full((1, 16, 4), -128, np.int8)]
+    (want, _, _) = meant(kernel, arrays)
+    assert want[0, 0] == 2**31 + 5 - 4 * 255 * 128
+    if not target.runs_on(HOST):
+        pytest.skip("this machine has no AVX-512 VNNI")
+    compile_kernel(kernel, target)(*arrays)
+    np.testing.assert_array_equal(arrays[0], want)
+
+
+def test_specials_pass_through_a_tile() -> None:
+    i = fma_tile(2, 1, 2, isa_of(HOST))
+    kernel = called(i)
+    arrays = operands(kernel, 0)
+    arrays[1][0, 0], arrays[1][1, 1], arrays[2][0, 3], arrays[0][0, 1] = np.inf, np.nan, 1e-40, -0.0
+    with np.errstate(all="ignore"):
+        want = meant(kernel, arrays)
+    compile_kernel(kernel)(*arrays)
+    np.testing.assert_array_equal(arrays[0], want[0])
+
+
+@pytest.mark.parametrize("i", NEON, ids=lambda i: i.name)
+def test_instructions_of_neon(i: Instruction) -> None:
+    kernel = called(i)
+    verify_kernel(kernel)
+    asm = assembly(emit_kernel(kernel, ARM), ARM)
+    loops = {x.var.name: int(x.extent) for x in i.loops}
+    mnemonics = [line.split()[0] for line in asm.splitlines() if line.startswith("\t") and line.split()]
+    assert mnemonics.count("sdot" if "sdot" in i.name else "fmla") == loops["k"] * loops["r"] * loops["j"] // i.emission.lanes
+    assert spill_count(asm) == 0
+
+
+MAIN = r"""
+#include <stdio.h>
+#include <stdlib.h>
+void k(void *, void *, void *, void *);
+int main(int n, char **sizes) {
+  void *b[3];
+  for (int i = 0; i < 3; ++i) {
+    b[i] = malloc(atoi(sizes[i + 1]));
+    if (fread(b[i], 1, atoi(sizes[i + 1]), stdin) != (size_t)atoi(sizes[i + 1])) return 1;
+  }
+  k(0, b[0], b[1], b[2]);
+  return fwrite(b[0], 1, atoi(sizes[1]), stdout) != (size_t)atoi(sizes[1]);
+}
+"""
+
+
+@pytest.mark.parametrize("i", NEON, ids=lambda i: i.name)
+def test_instructions_of_neon_under_emulation(i: Instruction, tmp_path: Path) -> None:
+    compiler, emulator = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64")
+    if not compiler or not emulator:
+        pytest.skip("needs qemu-aarch64 and aarch64-linux-gnu-gcc")
+    kernel = called(i)
+    (tmp_path / "k.o").write_bytes(compile_ir(emit_kernel(kernel, ARM), ARM))
+    (tmp_path / "main.c").write_text(MAIN)
+    program = str(tmp_path / "main")
+    subprocess.run([compiler, "-O1", "-static", "-o", program, str(tmp_path / "main.c"), str(tmp_path / "k.o")], check=True)
+    arrays = operands(kernel, 0)
+    command = [emulator, "-cpu", "max", program, *(str(a.nbytes) for a in arrays)]
+    done = subprocess.run(command, input=b"".join(a.tobytes() for a in arrays), capture_output=True, check=True)
+    want = meant(kernel, arrays)[0]
+    np.testing.assert_array_equal(np.frombuffer(done.stdout, want.dtype).reshape(want.shape), want)
+
+
+@pytest.mark.parametrize(
+    ("i", "target", "needed"),
+    [
+        (vpdpbusd(1, 1), "cpu -mcpu=skylake-avx512", "avx512vnni"),
+        (vpdpbusd(1, 1, 1, 256), "cpu -mcpu=haswell", "avx512vnni or avxvnni"),
+        (fma_tile(1, 1), "cpu -mcpu=haswell", "avx512f"),
+        (fma_tile(1, 1, 1, "avx2"), "cpu -mcpu=sandybridge", "fma"),
+        (sdot(1, 1), "cpu -march=aarch64 -mcpu=cortex-a72", "dotprod"),
+        (fma_tile(1, 1, 1, "neon"), "cpu -mcpu=haswell", "neon"),
+        (mma("float16"), "cpu -mcpu=haswell", "sm_80"),
+    ],
+    ids=str,
+)
+def test_a_target_without_the_instruction(i: Instruction, target: str, needed: str) -> None:
+    with pytest.raises(CodegenError, match=f"has no instruction .*(?s:.)*it needs {needed}"):
+        emit_kernel(called(i), Target.parse(target))
+
+
+@pytest.mark.parametrize(("i", "target"), [(mma("float16"), "cuda -arch=sm_75"), (mma("int8"), "cuda -arch=sm_75,sm_90"), (fma_tile(1, 1), "cuda")])
+def test_a_gpu_without_the_instruction(i: Instruction, target: str) -> None:
+    with pytest.raises(CodegenError, match="has no instruction"):
+        cuda.emit_kernel(called(i), Target.parse(target))
+
+
+# ---------------------------------------------------------------- tensor cores
+
+
+def run_on_host(kernel: Kernel, arrays: Sequence[np.ndarray], target: Target = GPU, descending: bool = False) -> str:
+    text, launches = cuda.emit_kernel(kernel, target)
+    for launch in launches:
+        args = [arrays[n].ctypes.data for n in launch.buffers]
+        cuda_host.launch(text, launch.function, [int(n) for n in launch.grid], launch.block, args, descending)
+    return text
+
+
+MMA = ["float16", "bfloat16", "float32", "int8"]
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", MMA)
+def test_mma_on_memory(dtype: str) -> None:
+    kernel = called(mma(dtype))
+    arrays = operands(kernel, 0, 30)
+    want = meant(kernel, arrays)
+    text = run_on_host(kernel, arrays)
+    assert mma(dtype).emission.ptx in text
+    np.testing.assert_array_equal(arrays[0], want[0])
+
+
+@needs_compiler
+def test_tf32_cuts_the_fraction() -> None:
+    kernel = called(mma("float32"))
+    rng = np.random.default_rng(0)
+    arrays = [np.zeros((16, 8), np.float32), np.zeros((16, 8), np.float32), np.zeros((8, 8), np.float32)]
+    arrays[1][:, 3], arrays[2][3, :] = rng.standard_normal(16), rng.standard_normal(8)  # one product each: the order does not matter
+    want = meant(kernel, arrays)
+    cut = [(a.view(np.uint32) & 0xFFFFE000).view(np.float32) for a in arrays]
+    np.testing.assert_array_equal(want[0], cut[1] @ cut[2])
+    run_on_host(kernel, arrays)
+    np.testing.assert_array_equal(arrays[0], want[0])
+
+
+def product(dtype: str, m: int, n: int, depth: int, along: bool = True) -> Schedule:
+    """A product whose tiles of 32 x 16 results are computed by one warp each, in registers. `along`: B lies along k."""
+    step = {"int8": 32, "float32": 8}.get(dtype, 16)
+    total = "int32" if dtype == "int8" else "float32"
+    k = te.reduce_axis(depth, "k")
+    a = te.placeholder((m, depth), dtype, "A")
+    b = te.placeholder((n, depth) if along else (depth, n), dtype, "B")
+    convert = tf32 if dtype == "float32" else lambda x: te.cast(x, total)
+    s = Schedule([a, b, te.compute((m, n), lambda i, j: te.sum(convert(a[i, k]) * convert(b[(j, k) if along else (k, j)]), k), "C")])
+    s.cache_write("C", "acc")
+    rows, i = s.split("C.0", 32)
+    columns, j = s.split("C.1", 16)
+    s.reorder(rows, columns, i, j)
+    s.compute_at("acc", columns, "register")
+    tiles = []
+    for first, second, fold in ((i, j, None), ("C.init.i", "C.init.j", None), ("C.i", "C.j", "C.k")):
+        (io, ii), (jo, ji) = s.split(first, 16), s.split(second, 8)
+        ko, ki = s.split(fold, step) if fold else ("", "")
+        s.reorder(*filter(None, (ko, io, jo, ii, ji, ki)))
+        tiles.append(ii)
+    s.set_kind(rows, "block.x")
+    s.set_kind(columns, "thread.y")
+    s.clean()
+    for tile, instruction in zip(tiles, (mma_store(total), mma_fill(total), mma(dtype)), strict=True):
+        s.tensorize(tile, instruction, reassociate=instruction.reassociates)
+    return s
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", MMA)
+@pytest.mark.parametrize("along", [True, False])
+def test_a_product_by_warps(dtype: str, along: bool) -> None:
+    kernel = product(dtype, 64, 48, 64, along).kernel
+    verify_kernel(kernel)
+    arrays = operands(kernel, 1)
+    a, b, c = arrays
+    want = a.astype(c.dtype) @ (b.T if along else b).astype(c.dtype)
+    for descending in (False, True):
+        c.fill(77)
+        text = run_on_host(kernel, arrays, descending=descending)
+        np.testing.assert_array_equal(c, want)
+    whole = "*reinterpret_cast<const unsigned int*>(B" in text
+    assert whole == (along and dtype != "float32")  # registers whose elements lie side by side are loaded at once
+
+
+def test_unaligned_buffers_are_loaded_by_element() -> None:
+    text, _ = cuda.emit_kernel(product("float16", 32, 16, 16).kernel, Target.parse("cuda -scalar"))
+    assert "reinterpret_cast" not in text
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("dtype", MMA)
+def test_mma_compiles(dtype: str) -> None:
+    text, _ = cuda.emit_kernel(product(dtype, 64, 48, 64).kernel, GPU)
+    for arch in ("sm_80", "sm_90a"):
+        binary = nvrtc.compile_text(text, arch)
+        (usage,) = binary.usage.values()
+        assert usage.spilled == usage.stack == 0  # fragments live in registers
+        assert mma(dtype).emission.ptx in binary.ptx.decode()
+
+
+@needs_compiler
+def test_barriers_between_instructions_and_threads() -> None:
+    """Operands staged by the threads in shared memory, the result in shared memory, and copied by the threads."""
+    a, b, out = Buffer("a", "int8", (16, 32)), Buffer("b", "int8", (32, 8)), Buffer("out", "int32", (16, 8))
+    near, far, acc = Buffer("near", "int8", (16, 32), "shared"), Buffer("far", "int8", (32, 8), "shared"), Buffer("acc", "int32", (16, 8), "shared")
+    i = mma("int8")
+    assert isinstance(i.leaf, Accumulate)
+    sums = i.leaf.reducer
+
+    def term(x: Expr, y: Expr, z: Expr) -> Stmt:
+        return Accumulate(acc, (x, y), cast(near[x, z], "int32") * cast(far[z, y], "int32"), sums)
+
+    tile = loop("x", 16, lambda x: loop("y", 8, lambda y: loop("z", 32, lambda z: term(x, y, z))))
+
+    def copied(name: str, to: Buffer, source: Buffer) -> Stmt:
+        rows, columns = (int(n) for n in to.shape)
+        return loop(name, columns, lambda t: loop(f"{name}r", rows, lambda r: store(to, (r, t), source[r, t])), "thread.x")
+
+    clear = loop("z0", 8, lambda t: loop("z1", 16, lambda r: store(acc, (r, t), 0)), "thread.x")
+    body: Stmt = block(copied("p", near, a), copied("q", far, b), clear, Call(i, tile), copied("s", out, acc))
+    for buffer in (near, far, acc):
+        body = Allocate(buffer, body)
+    kernel = Kernel("k", (a, b, out), (out,), (), body)
+    verify_kernel(kernel)
+    arrays = operands(kernel, 3)
+    want = meant(kernel, arrays)
+    for descending in (False, True):
+        arrays[2].fill(0)
+        text = run_on_host(kernel, arrays, descending=descending)
+        np.testing.assert_array_equal(arrays[2], want[2])
+    assert text.count("__syncthreads();") == 2
+
+
+def test_what_a_warp_shares_is_touched_by_instructions_alone() -> None:
+    kernel = product("float16", 32, 16, 16).kernel
+    plain = kernel.with_body(rebuild(kernel.body, lambda s: s.body if isinstance(s, Call) and "fill" in s.instruction.name else None))
+    with pytest.raises(CodegenError, match="`acc` of a warp is accessed by a plain statement"):
+        cuda.emit_kernel(plain, GPU)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda body: loop("t", 32, lambda _: body, "thread.x"), "stands in loop `t`, bound to thread.x"),
+        (lambda body: loop("t", 2, lambda t: block(body, store(EXTRA, (t,), 1)), "thread.y"), "plain store into `extra` stands beside"),
+        (lambda body: block(loop("t", 48, lambda t: store(EXTRA, (t,), 1), "thread.x"), body), "a block is 48 threads wide"),
+    ],
+)
+def test_where_an_instruction_of_a_warp_cannot_stand(change: object, message: str) -> None:
+    assert callable(change)
+    kernel = called(mma("int8"))
+    kernel = replace(kernel, buffers=(*kernel.buffers, EXTRA), outputs=(*kernel.outputs, EXTRA), body=change(kernel.body))
+    with pytest.raises(CodegenError, match=message):
+        cuda.emit_kernel(kernel, GPU)
+
+
+def test_an_instruction_inside_of_lanes() -> None:
+    kernel = called(fma_tile(1, 1, 1, isa_of(HOST)))
+    with pytest.raises(CodegenError, match="inside of the vectorized loop `v`"):
+        emit_kernel(replace(kernel, body=For(te.reduce_axis(4, "v"), 4, kernel.body, "vectorized")), HOST)
