@@ -24,7 +24,7 @@ import islpy as isl
 
 from tcomp.ir import expr as E
 from tcomp.ir.expr import INDEX, Expr, Reducer, as_expr, bounds
-from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, For, If, Stmt, Store, While, expressions, walk
+from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, Call, For, If, Stmt, Store, While, expressions, walk
 from tcomp.ir.simplify import linear, simplify
 
 READ, WRITE, FOLD = "read", "write", "fold"
@@ -234,6 +234,8 @@ class _Builder:
             case Allocate(b, body):
                 self.homes[b] = tuple(x.var for x in loops)
                 self.visit(body, known, loops, time, places, guards)
+            case Call(body=body):  # it is what its body means
+                self.visit(body, known, loops, time, places, guards)
             case Store() | Accumulate() | While():
                 self.leaf(stmt, known, loops, (*time, str(next(places))), guards)
 
@@ -365,7 +367,7 @@ def _nesting(stmt: Stmt, loops: tuple[For, ...] = ()) -> Iterator[tuple[For, ...
             for branch in (then, otherwise):
                 if branch is not None:
                     yield from _nesting(branch, loops)
-        case Allocate(body=body):
+        case Allocate(body=body) | Call(body=body):
             yield from _nesting(body, loops)
         case _:
             yield loops

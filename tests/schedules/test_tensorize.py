@@ -341,6 +341,23 @@ def test_what_is_executed_stays_what_it_is() -> None:
     verify_kernel(s.kernel)
 
 
+def test_dependences_are_those_of_the_meaning() -> None:
+    """An instruction is to the judge of a step what it computes: no step becomes legal by it, or refused."""
+    s = plain(depth=8)
+    s.split("C.k", 4)
+    s.tensorize("C.k.i", fma_tile(2, 1, 4))
+    with pytest.raises(ScheduleError, match="may touch the same element of `C`") as refusal:
+        s.parallel("C.k.o")
+    assert refusal.value.witness is not None
+    with pytest.raises(ScheduleError, match="an instruction executes some of the loops"):
+        s.affine("C.k.o", "{ S0[k, l, i, j] -> [k, l, i, j] }", "k l i j")
+    s = matmul(4, 16, 4)
+    s.split("C.i", 2)
+    s.reorder("C.i.o", "C.k", "C.i.i", "C.j")
+    s.tensorize("C.k", fma_tile(2, 1, 4))
+    s.parallel("C.i.o")
+
+
 def test_relayout_under_an_instruction() -> None:
     """The layout of an operand is part of the match: a change that the instruction cannot follow is refused."""
     s = plain()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import islpy as isl
 
-from tcomp.ir.loops import SERIAL, For, Kernel, Stmt, walk
+from tcomp.ir.loops import SERIAL, Call, For, Kernel, Stmt, walk
 from tcomp.ir.polyhedral import Model, TooHard, limited, model
 from tcomp.ir.scanning import scan
 from tcomp.schedules.legality import dependences, violated
@@ -35,6 +35,8 @@ def affine(kernel: Kernel, loop: str | None, order: str, names: str) -> Kernel:
 
 
 def reordered(kernel: Kernel, step: str, target: Stmt, m: Model, order: isl.UnionMap, names: str) -> Kernel:
+    if any(isinstance(s, Call) for s in walk(target)):
+        raise refuse(kernel, step, "an instruction executes some of the loops", "change the order first, tensorize then")
     maps = {}
     for x in m.instances:
         found = order.intersect_domain(isl.UnionSet.from_set(x.domain)).get_map_list()
