@@ -227,14 +227,15 @@ class _Planner:
 
     def nest(self, x: Instance, chain: Sequence[Any], parallel: bool) -> None:
         axes = self.axes(x, chain)
-        if sum(a.free for a in axes) < len(axes) - 1 and len(chain) > 1:
-            axes = self.permutable(x) or axes
-        _Nest(self, x, axes, f"n{self.nests}", parallel).plan()
+        tilable = len(chain) == 1 and bool(chain[0].band_get_permutable())
+        if len(chain) > 1 and (better := self.permutable(x)) is not None:
+            axes, tilable = better, True
+        _Nest(self, x, axes, f"n{self.nests}", parallel, tilable).plan()
 
     def axes(self, x: Instance, chain: Sequence[Any]) -> list[Axis]:
         return [
             self.axis(x, _member(node, x, d), bool(node.band_member_get_coincident(d))) for node in chain for d in range(node.band_n_member())
-        ]
+        ]  # fmt: skip
 
     def axis(self, x: Instance, value: isl.Map, free: bool) -> Axis:
         aff = isl.PwMultiAff.from_map(value).get_pw_aff(0).get_pieces()[0][1]
@@ -342,7 +343,8 @@ def _member(node: Any, x: Instance, d: int) -> isl.Map:
 class _Nest:
     """The plan for the loops around one statement."""
 
-    def __init__(self, planner: _Planner, x: Instance, axes: Sequence[Axis], name: str, parallel: bool) -> None:
+    def __init__(self, planner: _Planner, x: Instance, axes: Sequence[Axis], name: str, parallel: bool, tilable: bool) -> None:
+        self.tilable = tilable  # all axes may be tiled together
         self.planner, self.x, self.axes, self.name = planner, x, list(axes), name
         self.result = planner.result
         work = prod(a.extent for a in axes)
@@ -374,7 +376,7 @@ class _Nest:
         if lane is not None and folds:
             rows = [
                 n for n, a in enumerate(self.axes)
-                if a.free and n != lane and n not in folds and any(s[lane] and s[n] == 0 for s in self.steps.values())
+                if self.tilable and n != lane and n not in folds and any(s[lane] and s[n] == 0 for s in self.steps.values())
             ]  # fmt: skip
             return self.contraction(lane, max(rows, key=lambda n: self.axes[n].extent, default=None), folds[-1])
         if lane is None and folds and any(a.free for a in self.axes):
@@ -442,17 +444,21 @@ class _Nest:
         others = [n for n in range(len(self.axes)) if n not in (lane, row, fold)]
         if row is None:
             return self.matrix_vector(others, lane, fold)
-        tile = choose_tile(self.axes[row].extent, self.axes[lane].extent, self.lanes, target.vector_registers)
-        width, depth = tile.vectors * self.lanes, 256
+        tile = choose_tile(self.axes[row].extent, self.axes[lane].extent, self.lanes, target.vector_registers, 4 if self.scaled(lane) else 32)
+        width = tile.vectors * self.lanes
         share = max(1, -(-self.axes[row].extent // self.threads))
         rows = max(1, min(96, share) // tile.rows) * tile.rows
+        # The threads share the rows, or columns where rows depend on each other.
+        by_rows = self.axes[row].free or self.threads == 1
+        share = 1 << 40 if by_rows else -(-self.axes[lane].extent // (4 * self.threads * width)) * width
         order = [*others, row, lane, fold]
         y = [f"y{n}" for n in order]
         i, j, k = f"y{row}", f"y{lane}", f"y{fold}"
-        head = [f"y{n}" for n in others] + ["it", "kt", "jt", "ib"]
+        head = [f"y{n}" for n in others] + ["ct", "it", "jt", "ib"]
         box = [
             f"{i} = {tile.rows} ib + ip and 0 <= ip < {tile.rows}", f"{rows} it <= {tile.rows} ib < {rows} it + {rows}",
-            f"{j} = {width} jt + {self.lanes} v + l and 0 <= v < {tile.vectors} and 0 <= l < {self.lanes}", f"{depth} kt <= {k} < {depth} kt + {depth}",
+            f"{j} = {width} jt + {self.lanes} v + l and 0 <= v < {tile.vectors} and 0 <= l < {self.lanes}",
+            f"{share} ct <= {width} jt < {share} ct + {share}",
         ]  # fmt: skip
         coordinates = isl.Map(f"{{ [{', '.join(y)}] -> [{', '.join([*head, k, 'ip', 'v', 'l'])}] : {' and '.join(box)} }}")
         tiled = self.all_axes(order).apply_range(coordinates)
@@ -477,9 +483,16 @@ class _Nest:
         for p in parts[1:]:
             stage = stage.union(p)
         names = [self.label(f"y{n}") for n in others]
-        names += [self.label("it", "parallel" if self.threads > 1 else SERIAL), self.label("kt"), self.label("jt"), self.label("ib"), "_"]
+        names += [self.label("ct", SERIAL if by_rows else "parallel"), self.label("it", "parallel" if by_rows and self.threads > 1 else SERIAL)]
+        names += [self.label("jt"), self.label("ib"), "_"]
         names += [self.label("k"), self.label("r", UNROLLED, tile.rows), self.label("v", UNROLLED, tile.vectors), self.label("l", "lanes", self.lanes)]
         self.add(stage.coalesce(), names)
+
+    def scaled(self, lane: int) -> bool:
+        """Whether the factor that is the same for all lanes has to be computed, and cannot be loaded by the multiply-add itself."""
+        value = self.x.stmt.value  # type: ignore[union-attr]
+        assert self.steps is not None
+        return value.op != "mul" or any(a.op != "read" and all(self.steps[r][lane] == 0 for r in E.reads(a)) for a in value.args)
 
     def matrix_vector(self, others: Sequence[int], lane: int, fold: int) -> None:
         """Vector lanes along the result, several accumulations into it at a time."""
