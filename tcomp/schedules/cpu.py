@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise, permutations
 from math import prod
 
 from tcomp.ir import expr as E
@@ -24,6 +25,7 @@ from tcomp.ir.layout import Layout
 from tcomp.ir.loops import VECTORIZED, Buffer, For, Kernel
 from tcomp.ir.simplify import linear, simplify
 from tcomp.schedules.groups import Group, attachments, schedule_each
+from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import edit
 from tcomp.schedules.roles import (
     Nest,
@@ -48,16 +50,20 @@ SERIAL_ELEMENTS = 1 << 15  # below this many elements (or SERIAL_FOLDS accumulat
 SERIAL_FOLDS = 1 << 19
 MOST_LANES = 64  # of a vectorized loop
 MOST_PIECES = 12  # a loop is cut into at most so many, for the sake of code size
+MOST_ROWS = 32  # of a register tile
+MOST_ORDERED = 3  # folds whose order is a decision
+SHARED = 64  # iterations of the loop over threads, where outer loops have so many
 
 
-def schedule(kernel: Kernel, target: Target) -> Schedule:
-    """The default schedule of a kernel as lowered.
+def schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Schedule:
+    """The schedule of a kernel as lowered: the default one, unless `knobs` decide otherwise.
 
     Where a step is refused (its independence cannot be proved, say), the group stays as it was before, and a note in the kernel says so.
     """
+    knobs = knobs or Knobs()
     s = _prepared(kernel)
     if not imperative(s.kernel):
-        schedule_each(s, _groups(s, target), lambda group: _schedule_group(s, group, target), "is left as lowered")
+        schedule_each(s, _groups(s, target), lambda group: _schedule_group(s, group, target, knobs), "is left as lowered")
     s.clean()
     return s
 
@@ -162,16 +168,16 @@ def _reuse(fold: Nest) -> int:
 # ---------------------------------------------------------------- the three shapes
 
 
-def _schedule_group(s: Schedule, group: Group, target: Target) -> None:
+def _schedule_group(s: Schedule, group: Group, target: Target, knobs: Knobs) -> None:
     if group.shape == "elementwise":
-        _elementwise(s, group.result, target)
+        _elementwise(s, group.result, target, knobs)
     elif group.shape == "tiled":
-        _tiled(s, group.result, group.inside[0], target)
+        _tiled(s, group.result, group.inside[0], target, knobs)
     else:
-        _rows(s, group, target)
+        _rows(s, group, target, knobs)
 
 
-def _elementwise(s: Schedule, result: str, target: Target) -> None:
+def _elementwise(s: Schedule, result: str, target: Target, knobs: Knobs) -> None:
     nest = result_nest(s.kernel, result)
     if not nest.loops:
         return
@@ -180,7 +186,7 @@ def _elementwise(s: Schedule, result: str, target: Target) -> None:
     work = prod(extent_of(x.extent) for x in nest.loops)
     pieces = _cut(s, nest)
     outer = [_vector_tail(s, piece, edit.find_loop(s.kernel, piece).extent, lanes) for piece in pieces]
-    _threads(s, [*loops[:-1], *([outer[0]] if len(outer) == 1 and outer[0] else [])], work >= SERIAL_ELEMENTS)
+    _threads(s, [*loops[:-1], *([outer[0]] if len(outer) == 1 and outer[0] else [])], work >= SERIAL_ELEMENTS, knobs)
 
 
 def _cut(s: Schedule, nest: Nest) -> list[str]:
@@ -206,41 +212,42 @@ def _cut(s: Schedule, nest: Nest) -> list[str]:
     return pieces
 
 
-def _tiled(s: Schedule, result: str, acc: str, target: Target) -> None:
+def _tiled(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -> None:
     fold = fold_nest(s.kernel, acc)
     lanes = _lanes(target, [fold.writes, *(r.attr for r in fold.reads)])
-    _pack(s, acc, lanes, target)
+    _pack(s, acc, lanes, target, knobs)
     fold, out = fold_nest(s.kernel, acc), result_nest(s.kernel, result)
     positions = {x.var.attr.name: n for n, x in enumerate(fold.spatial)}
     row = row_axis(fold)
     row_loop = out.loops[positions[row.var.attr.name]] if row is not None else None
     columns = out.loops[-1]
-    tile = tile_of(fold, target)
+    tile = tile_of(fold, target, knobs)
     work = prod(extent_of(x.extent) for x in fold.loops)
     column, inner = s.split(columns.var.attr.name, tile.vectors * lanes)
     vectors, lane = s.split(inner, lanes)
     others = [x.var.attr.name for x in out.loops[:-1] if x is not row_loop]
+    inside = [vectors]
     if row_loop is not None:
         row_outer, row_inner = s.split(row_loop.var.attr.name, tile.rows)
-        s.reorder(column, *others, row_outer, row_inner, vectors, lane)
-        home, inside = row_outer, [row_inner, vectors]
-    else:
-        s.reorder(column, *others, vectors, lane)
-        home, inside = ([column, *others])[-1], [vectors]
-    s.compute_at(acc, home, "register")
+        others, inside = [*others, row_outer], [row_inner, vectors]
+    around = [column, *others] if knobs.flag(f"{acc}.columns_outside", True) else [*others, column]
+    s.reorder(*around, *inside, lane)
+    s.compute_at(acc, around[-1], "register")
     for name in inside:
         s.unroll(name)
     s.vectorize(lane)
-    _tile_loops(s, acc, lanes, [x.var.attr.name for x in _fold_order(fold)])
+    suggested = tuple(x.var.attr.name for x in _fold_order(fold))
+    orders = tuple(permutations(suggested)) if len(suggested) <= MOST_ORDERED else (suggested,)
+    _tile_loops(s, acc, lanes, knobs.choice(f"{acc}.folds", orders, suggested))
     if row_loop is not None and not _divides(tile.rows, row_loop.extent):
         s.partition(row_outer, as_dim(as_expr(row_loop.extent) // tile.rows))
     width = tile.vectors * lanes
-    nests_to_thread = [[column, *others, *([row_outer] if row_loop is not None and not others else [])]]
+    nests_to_thread = [around]
     if not _divides(width, columns.extent):
         column, tail = s.partition(column, as_dim(as_expr(columns.extent) // width))
-        nests_to_thread.append([tail, *(f"{o}.t" for o in others)])
+        nests_to_thread.append([tail if name == column else f"{name}.t" for name in around])
     for names in nests_to_thread:
-        _threads(s, names, work >= SERIAL_FOLDS)
+        _threads(s, names, work >= SERIAL_FOLDS, knobs)
 
 
 def _tile_loops(s: Schedule, acc: str, lanes: int, folds: Sequence[str]) -> None:
@@ -254,7 +261,7 @@ def _tile_loops(s: Schedule, acc: str, lanes: int, folds: Sequence[str]) -> None
         s.vectorize(lane)
 
 
-def _rows(s: Schedule, group: Group, target: Target) -> None:
+def _rows(s: Schedule, group: Group, target: Target, knobs: Knobs) -> None:
     out = result_nest(s.kernel, group.result)
     rows = row_loops(s.kernel, out, group.inside)
     assert rows is not None
@@ -268,11 +275,12 @@ def _rows(s: Schedule, group: Group, target: Target) -> None:
         axis = fold_axis(fold) if fold is not None else None
         if fold is not None and axis is not None:
             width = _lanes(target, [fold.writes, *(r.attr for r in fold.reads)])
-            lanes = min(width * 4, MOST_LANES) if extent_of(axis.extent) >= width * 4 else width
+            wide = min(width * 4, MOST_LANES) if extent_of(axis.extent) >= width * 4 else width
+            lanes = knobs.choice(f"{name}.lanes", tuple(width << n for n in range(4) if width << n <= MOST_LANES), wide)
             partial = s.rfactor(name, axis.var.attr.name, lanes)
             partials[name] = (partial, axis.var.attr.name, axis.extent, lanes)
     if not leading:
-        _whole(s, group, partials, target)
+        _whole(s, group, partials, target, knobs)
         return
     if rest:
         s.reorder(*leading, *rest)
@@ -291,10 +299,10 @@ def _rows(s: Schedule, group: Group, target: Target) -> None:
     if rest:
         nest = edit.find_loop(s.kernel, rest[-1])
         _vector_tail(s, rest[-1], nest.extent, _lanes(target, [out.writes, *(r.attr for r in out.reads)]))
-    _threads(s, leading, work * prod(extent_of(edit.find_loop(s.kernel, x).extent) for x in leading) >= SERIAL_ELEMENTS * 4)
+    _threads(s, leading, work * prod(extent_of(edit.find_loop(s.kernel, x).extent) for x in leading) >= SERIAL_ELEMENTS * 4, knobs)
 
 
-def _whole(s: Schedule, group: Group, partials: dict[str, tuple[str, str, Dim, int]], target: Target) -> None:
+def _whole(s: Schedule, group: Group, partials: dict[str, tuple[str, str, Dim, int]], target: Target, knobs: Knobs) -> None:
     """One row is the whole result: stages stay where they are, each in vector lanes."""
     for name in group.inside:
         if name in partials:
@@ -302,7 +310,7 @@ def _whole(s: Schedule, group: Group, partials: dict[str, tuple[str, str, Dim, i
             s.set_scope(name, "register")
             s.set_scope(partial[0], "register")
             _partial_loops(s, name, *partial)
-    _elementwise(s, group.result, target)
+    _elementwise(s, group.result, target, knobs)
 
 
 def _partial_loops(s: Schedule, name: str, partial: str, fold: str, extent: Dim, lanes: int) -> None:
@@ -355,19 +363,24 @@ def _vector_tail(s: Schedule, loop: str, extent: Dim, lanes: int) -> str | None:
     return outer
 
 
-def _threads(s: Schedule, loops: Sequence[str], worthwhile: bool) -> None:
+def _threads(s: Schedule, loops: Sequence[str], worthwhile: bool, knobs: Knobs) -> None:
     """Fuse perfectly nested outer loops until there is enough to share, and run them on threads."""
-    if not worthwhile or not loops:
+    if not loops:
         return
-    current = loops[0]
-    for following in loops[1:]:
-        loop = edit.find_loop(s.kernel, current)
-        if extent_of(loop.extent) >= 64:
+    nested, enough, iterations = 1, 1, extent_of(edit.find_loop(s.kernel, loops[0]).extent)
+    for name, following in pairwise(loops):
+        inner = edit.find_loop(s.kernel, name).body
+        if not isinstance(inner, For) or inner.var.attr.name != following or inner.kind == VECTORIZED:
             break
-        if not isinstance(loop.body, For) or loop.body.var.attr.name != following or loop.body.kind == VECTORIZED:
-            break
-        current = s.fuse(current, following)
-    s.parallel(current)
+        nested += 1
+        if iterations < SHARED:
+            enough, iterations = nested, iterations * extent_of(inner.extent)
+    count = knobs.choice(f"{loops[0]}.threads", range(nested + 1), enough if worthwhile else 0)
+    if count:
+        current = loops[0]
+        for following in loops[1:count]:
+            current = s.fuse(current, following)
+        s.parallel(current)
 
 
 def _fold_order(fold: Nest) -> list[For]:
@@ -385,7 +398,7 @@ def _fold_order(fold: Nest) -> list[For]:
     return sorted(fold.folds, key=place)
 
 
-def _pack(s: Schedule, acc: str, lanes: int, target: Target) -> None:
+def _pack(s: Schedule, acc: str, lanes: int, target: Target, knobs: Knobs) -> None:
     """Copy an operand of a contraction into panels when the lanes would walk it with a stride, or far apart."""
     fold = fold_nest(s.kernel, acc)
     lane = fold.spatial[-1]
@@ -399,16 +412,17 @@ def _pack(s: Schedule, acc: str, lanes: int, target: Target) -> None:
         step = stride(r, lane.var)
         if row.var in E.variables(*r.args):
             continue
-        if step in (0, None) or (step == 1 and not _far_apart(r, fold, lane, target)) or reuse < 8:
-            continue
         dims = [d for d, i in enumerate(r.args) if lane.var in E.variables(i)]
-        if len(dims) != 1 or r.args[dims[0]] is not lane.var:
+        if step in (0, None) or len(dims) != 1 or r.args[dims[0]] is not lane.var:
             continue
-        tile = tile_of(fold, target)
+        if not knobs.flag(f"{r.attr.name}.pack", (step != 1 or _far_apart(r, fold, lane, target)) and reuse >= 8):
+            continue
+        tile = tile_of(fold, target, knobs)
         name = f"{r.attr.name}.packed"
         s.cache_read(r.attr.name, None, name)
-        s.relayout(name, dims[0], tile.vectors * lanes)
-        _packing_loops(s, name, dims[0], tile.vectors * lanes, lanes)
+        order = [dims[0], *(d for d in range(len(r.args)) if d != dims[0])]
+        s.relayout(name, Layout.blocked(order, dims[0], tile.vectors * lanes))
+        _packing_loops(s, name, dims[0], tile.vectors * lanes, lanes, knobs)
 
 
 def _far_apart(r: Expr, fold: Nest, lane: For, target: Target) -> bool:
@@ -418,7 +432,7 @@ def _far_apart(r: Expr, fold: Nest, lane: For, target: Target) -> bool:
     return size > 2 * target.l1 and max(steps, default=0) * itemsize(r.attr.dtype) >= 1024
 
 
-def _packing_loops(s: Schedule, name: str, dim: int, panel: int, lanes: int) -> None:
+def _packing_loops(s: Schedule, name: str, dim: int, panel: int, lanes: int, knobs: Knobs) -> None:
     loop = f"{name}.{dim}"
     rest = [x for x in _nest_loops(s.kernel, f"{name}.0") if x != loop]
     extent = edit.find_loop(s.kernel, loop).extent
@@ -432,7 +446,7 @@ def _packing_loops(s: Schedule, name: str, dim: int, panel: int, lanes: int) -> 
         outer, tail = s.partition(outer, as_dim(as_expr(extent) // panel))
         nests_to_thread.append([tail, *(f"{x}.t" for x in rest)])
     for names in nests_to_thread:
-        _threads(s, names, True)
+        _threads(s, names, True, knobs)
 
 
 # ---------------------------------------------------------------- the register tile
@@ -446,14 +460,15 @@ class Tile:
     vectors: int
 
 
-def tile_of(fold: Nest, target: Target) -> Tile:
+def tile_of(fold: Nest, target: Target, knobs: Knobs) -> Tile:
     """The register tile for a fold: rows along the axis that reuses the vector operand, vectors along the lanes."""
     row = row_axis(fold)
     lanes = _lanes(target, [fold.writes, *(r.attr for r in fold.reads)])
-    columns = extent_of(fold.spatial[-1].extent)
-    if row is None:
-        return choose_tile(1, columns, lanes, target.vector_registers)
-    return choose_tile(extent_of(row.extent), columns, lanes, target.vector_registers, _rows_in_cache(fold, row))
+    columns, rows = extent_of(fold.spatial[-1].extent), 1 if row is None else extent_of(row.extent)
+    most = 1 if row is None else _rows_in_cache(fold, row)
+    suggested = choose_tile(rows, columns, lanes, target.vector_registers, most)
+    options = [(t.rows, t.vectors) for t in tiles(min(rows, MOST_ROWS), -(-columns // lanes), target.vector_registers)]
+    return Tile(*knobs.choice(f"{fold.writes.name}.tile", options, (suggested.rows, suggested.vectors)))
 
 
 def _rows_in_cache(fold: Nest, row: For) -> int:
@@ -463,10 +478,10 @@ def _rows_in_cache(fold: Nest, row: For) -> int:
     """
     steps = [abs(stride(r, row.var) or 0) * itemsize(r.attr.dtype) for r in fold.reads]
     step = max(steps, default=0)
-    return 6 if step and step % 4096 == 0 else 12 if step and step % 2048 == 0 else 32
+    return 6 if step and step % 4096 == 0 else 12 if step and step % 2048 == 0 else MOST_ROWS
 
 
-def choose_tile(rows: int, columns: int, lanes: int, registers: int, most_rows: int = 32) -> Tile:
+def choose_tile(rows: int, columns: int, lanes: int, registers: int, most_rows: int = MOST_ROWS) -> Tile:
     """The register tile with the least modelled cycles for a rows x columns result.
 
     Per step of the fold a tile issues rows * vectors FMAs (two a cycle), loads `vectors` vectors and `rows` broadcasts (two a
@@ -474,14 +489,17 @@ def choose_tile(rows: int, columns: int, lanes: int, registers: int, most_rows: 
     """
     vector_count = max(1, -(-columns // lanes))
     best, best_cost = Tile(1, 1), float("inf")
-    for vectors in range(1, min(vector_count, 8) + 1):
-        for r in range(1, min(rows, most_rows) + 1):
-            if r * vectors + vectors + 1 > registers:
-                continue
-            cost = _cycles(rows, vector_count, r, vectors)
-            if cost < best_cost * 0.999:
-                best, best_cost = Tile(r, vectors), cost
+    for tile in tiles(min(rows, most_rows), vector_count, registers):
+        cost = _cycles(rows, vector_count, tile.rows, tile.vectors)
+        if cost < best_cost * 0.999:
+            best, best_cost = tile, cost
     return best
+
+
+def tiles(rows: int, vectors: int, registers: int) -> list[Tile]:
+    """All tiles of at most so many rows and vectors whose accumulators and operands fit into the registers."""
+    sizes = ((r, v) for v in range(1, min(vectors, 8) + 1) for r in range(1, rows + 1))
+    return [Tile(r, v) for r, v in sizes if r * v + v + 1 <= registers] or [Tile(1, 1)]
 
 
 def _cycles(rows: int, vector_count: int, r: int, v: int) -> float:
@@ -496,12 +514,13 @@ def _cycles(rows: int, vector_count: int, r: int, v: int) -> float:
 # ---------------------------------------------------------------- weights
 
 
-def operand_layouts(kernel: Kernel, constants: frozenset[int], target: Target) -> dict[int, Layout]:
+def operand_layouts(kernel: Kernel, constants: frozenset[int], target: Target, knobs: Knobs | None = None) -> dict[int, Layout]:
     """The packed layouts that the default schedule of an unscheduled kernel wants for constant parameters.
 
     A contraction reads its vector operand in panels as wide as the register tile, one panel after the other, in the order of the
     folds: [column / width][folds...][column % width].
     """
+    knobs = knobs or Knobs()
     s = _prepared(kernel)
     if imperative(s.kernel):
         return {}
@@ -513,7 +532,7 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: Target) -
         if group.shape != "tiled":
             continue
         fold = fold_nest(s.kernel, group.inside[0])
-        width = tile_of(fold, target).vectors * _lanes(target, [fold.writes, *(r.attr for r in fold.reads)])
+        width = tile_of(fold, target, knobs).vectors * _lanes(target, [fold.writes, *(r.attr for r in fold.reads)])
         columns = fold.spatial[-1].extent
         source = original.get(fold.writes.name.removesuffix(".acc")) or original.get(fold.writes.name)
         if source is None or not is_product(source):
@@ -521,8 +540,8 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: Target) -
         for r in source.reads:
             number = names.get(r.attr.name, -1)  # temporaries are no parameters
             if number in constants and (order := _panel_order(source, r)) is not None:
-                grouped = isinstance(columns, int) and columns != source.spatial[-1].extent
-                wishes[number] = Layout.blocked(order[0], order[1], columns if grouped and columns % width else width)
+                whole = isinstance(columns, int) and columns != source.spatial[-1].extent and columns % width  # a group is not cut
+                wishes[number] = Layout.blocked(order[0], order[1], extent_of(columns) if whole else width)
     return wishes
 
 

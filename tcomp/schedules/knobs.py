@@ -1,0 +1,71 @@
+"""Knobs: the decisions a schedule function asks for. The function *is* the search space.
+
+    def schedule(kernel, target, knobs):
+        factor = knobs.choice("tile", (8, 16, 32), 16)
+
+Asked without anything given it answers the default, the choice of the analytic model. Given a record it answers what is recorded there.
+A tuner passes a function that picks among the options, at random or by a model, and reads from `asked` what was decided and what else
+could have been: the options may depend on earlier answers, so the space is found by walking it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from tcomp.errors import ScheduleError
+
+Option = Hashable  # an integer, boolean, text, or a tuple of them: what JSON can say
+Pick = Callable[[str, Sequence[Option], Option], Option]
+O = TypeVar("O", bound=Option)
+
+
+def default_of(name: str, options: Sequence[Option], default: Option) -> Option:
+    """Pick what the schedule function suggests."""
+    return default
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One decision: what was chosen, among what, and what the analytic model would have chosen."""
+
+    value: Option
+    options: tuple[Option, ...]
+    default: Option
+
+
+@dataclass(slots=True)
+class Knobs:
+    """Answers by `given`, else by `pick`. A given value that is no option any more is passed over: the space has changed since."""
+
+    given: Mapping[str, Option] = field(default_factory=dict)
+    pick: Pick = default_of
+    asked: dict[str, Answer] = field(default_factory=dict)
+
+    def choice(self, name: str, options: Sequence[O], default: O) -> O:
+        """One of the options, which are in a fixed order and include `default`. The same name asked again gets the same answer.
+
+        Raises `ScheduleError` if there is no such option.
+        """
+        if name in self.asked and self.asked[name].value in options:
+            return self.asked[name].value  # type: ignore[return-value]
+        value: Option = self.given.get(name, _NOTHING)
+        if value not in options:
+            value = self.pick(name, options, default)
+        if value not in options or default not in options:
+            raise ScheduleError(f"knob `{name}` has no option {value!r}", hint=f"one of {', '.join(map(repr, options))}")
+        self.asked[name] = Answer(value, tuple(options), default)
+        return value  # type: ignore[return-value]
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Yes or no."""
+        return self.choice(name, (False, True), default)
+
+    @property
+    def decisions(self) -> dict[str, Option]:
+        """What was decided, by name, where it is not the default."""
+        return {name: a.value for name, a in self.asked.items() if a.value != a.default}
+
+
+_NOTHING = object()
