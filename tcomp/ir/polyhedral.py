@@ -24,7 +24,7 @@ import islpy as isl
 
 from tcomp.ir import expr as E
 from tcomp.ir.expr import INDEX, Expr, Reducer, as_expr, bounds
-from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, Call, For, If, Stmt, Store, While, expressions, walk
+from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, Call, For, If, Stmt, Store, While, children, expressions, walk
 from tcomp.ir.simplify import linear, simplify
 
 READ, WRITE, FOLD = "read", "write", "fold"
@@ -68,9 +68,10 @@ class Model:
     boxes: Mapping[Buffer, isl.Set]  # the elements that each buffer has, where its shape is affine
 
 
-def model(stmt: Stmt) -> Model:
-    """The polyhedral model of a statement."""
-    return _Builder(stmt).model()
+def model(stmt: Stmt, within: Stmt | None = None) -> Model:
+    """The polyhedral model of a statement. Where it stands `within` another one, the bounds of the loops and the conditions around it
+    are known to hold, as far as they are affine."""
+    return _Builder(stmt, [] if within is None else _known_at(within, stmt) or []).model()
 
 
 class TooHard(Exception):
@@ -183,13 +184,13 @@ _COMPARISONS = {"lt": "<", "le": "<=", "eq": "=", "ne": "!="}
 
 
 class _Builder:
-    def __init__(self, stmt: Stmt) -> None:
-        self.stmt = stmt
+    def __init__(self, stmt: Stmt, given: Sequence[Expr]) -> None:
+        self.stmt, self.given = stmt, given
         inside = {s.var for s in walk(stmt) if isinstance(s, For)}
         used = [e for s in walk(stmt) for e in expressions(s)]
         used += [as_expr(n) for s in walk(stmt) for b in _buffers(s) for n in b.shape]
         self.parameters: dict[Expr, str] = {}
-        for e in _with_extents(used):
+        for e in _with_extents([*used, *given]):
             if e not in inside and e.dtype == INDEX:
                 self.parameters[e] = f"p{len(self.parameters)}"
         self.prefix = f"[{', '.join(self.parameters.values())}] -> "
@@ -205,6 +206,8 @@ class _Builder:
             known.constraints += [f"{name} >= {info.lo}"] * (info.lo is not None) + [f"{name} <= {info.hi}"] * (info.hi is not None)
             if info.extent is not None:
                 known.add(v < info.extent)
+        for condition in self.given:
+            known.add(simplify(condition))
         context = isl.Set(f"{self.prefix}{{ : {known.text()} }}")
         self.visit(self.stmt, _Formula(self.parameters), (), (), itertools.count(), ())
         boxes = {b: box for b in self.buffers if (box := self.box(b)) is not None}
@@ -284,6 +287,22 @@ class _Builder:
 
     def name_of(self, b: Buffer) -> str:
         return self.buffers.setdefault(b, f"B{len(self.buffers)}")
+
+
+def _known_at(root: Stmt, target: Stmt) -> list[Expr] | None:
+    """The conditions under which a statement inside another one is executed; None if it is not inside."""
+    if root is target:
+        return []
+    for n, child in enumerate(children(root)):
+        inner = _known_at(child, target)
+        if inner is not None:
+            match root:
+                case For(v, extent):
+                    return [v < as_expr(extent), *inner]
+                case If(cond):
+                    return [cond if n == 0 else E.unary("not", cond), *inner]
+            return inner
+    return None
 
 
 def _outputs(element: Sequence[str]) -> list[str]:

@@ -143,11 +143,12 @@ def _judge(quick: Callable[[], Buffer | None], exact: Callable[[], Conflict | No
 # ---------------------------------------------------------------- questions of the primitives
 
 
-def race(loop: For, may_fold: bool = False) -> Conflict | None:
-    """A conflict between different iterations of a loop, which keeps them from running at the same time or in any order."""
+def race(loop: For, may_fold: bool = False, within: Stmt | None = None) -> Conflict | None:
+    """A conflict between different iterations of a loop, which keeps them from running at the same time or in any order. What stands
+    around the loop `within` a program is known to hold."""
 
     def exact() -> Conflict | None:
-        m = model(loop)
+        m = model(loop, within)
         moments = {i.name: _only(i.order, [1]) for i in m.instances}
         for d in dependences(m, may_fold):
             bad = d.relation.intersect(moments[d.source.name].lex_lt_map(moments[d.target.name]))
@@ -158,12 +159,12 @@ def race(loop: For, may_fold: bool = False) -> Conflict | None:
     return _judge(lambda: dependence.conflict(loop.body, [loop.var], may_fold), exact)
 
 
-def disorder(loops: Sequence[For], order: Sequence[For], may_fold: bool = False) -> Conflict | None:
-    """A conflict whose order changes when perfectly nested `loops` take another order."""
+def disorder(loops: Sequence[For], order: Sequence[For], may_fold: bool = False, within: Stmt | None = None) -> Conflict | None:
+    """A conflict whose order changes when perfectly nested `loops` take another order; `within` as for `race`."""
     leaf = loops[-1].body
 
     def exact() -> Conflict | None:
-        m = model(loops[0])
+        m = model(loops[0], within)
         places = [2 * loops.index(x) + 1 for x in order]
         rest = range(2 * len(loops), m.instances[0].order.dim(isl.dim_type.out)) if m.instances else ()
         return violated(m, dependences(m, may_fold), {i.name: _only(i.order, [*places, *rest]) for i in m.instances})

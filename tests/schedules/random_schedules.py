@@ -16,6 +16,7 @@ from dice import Dice
 from tcomp.ir import expr as E
 from tcomp.ir.expr import as_dim
 from tcomp.ir.loops import GPU_AXES, KINDS, SCOPES, Accumulate, Allocate, For, Kernel, Store, expressions, walk
+from tcomp.ir.polyhedral import model
 from tcomp.schedules.primitives.edit import find_buffer, find_loop, loop_names, perfect
 from tcomp.schedules.primitives.shape import TAILS
 from tcomp.schedules.schedule import PRIMITIVES
@@ -142,6 +143,34 @@ def _distribute(d: Drawing) -> tuple[Any, ...]:
     return d.loop(), d.factor(), d.dice.pick("serial", *GPU_AXES), d.dice.pick("serial", *GPU_AXES)
 
 
+def _affine(d: Drawing) -> tuple[Any, ...]:
+    """A nest under a unimodular map, the same for all statements but for shifts; what stands in one iteration keeps its order."""
+    loop = d.loop()
+    instances = model(find_loop(d.kernel, loop)).instances
+    depth = max((len(i.loops) for i in instances), default=1)
+    rows = [[int(n == m) for m in range(depth)] for n in range(depth)]
+    for _ in range(d.dice.number(0, 2)):
+        a, b = d.dice.number(0, depth - 1), d.dice.number(0, depth - 1)
+        match d.dice.pick("skew", "skew", "swap", "reverse"):
+            case "skew" if a != b:
+                rows[a] = [x + d.dice.pick(1, 1, 2, -1) * y for x, y in zip(rows[a], rows[b], strict=True)]
+            case "swap":
+                rows[a], rows[b] = rows[b], rows[a]
+            case "reverse":
+                rows[a] = [-x for x in rows[a]]
+    maps = []
+    for n, i in enumerate(instances):
+        point = [f"i{m}" for m in range(len(i.loops))]
+        shift = d.dice.pick(0, 0, 0, 1, -1)
+        times = [" + ".join([*(f"{c}*{x}" for c, x in zip(row, point, strict=False)), str(shift)]) for row in rows]
+        maps.append(f"{i.name}[{', '.join(point)}] -> [{', '.join([*times, str(n)])}]")
+    return loop, f"{{ {'; '.join(maps)} }}", " ".join(f"t{n}" for n in range(depth + 1))
+
+
+def _tensorize(d: Drawing) -> tuple[Any, ...]:
+    return d.loop(), d.dice.pick("fma_tile(2, 1, 1, avx2, float32)", "fma_tile(1, 1, 1, avx512, float32)", "vpdpbusd")
+
+
 TOGETHER: dict[str, Callable[[Drawing], tuple[Any, ...]]] = {
     "reorder": _reorder,
     "fuse": _fuse,
@@ -151,6 +180,8 @@ TOGETHER: dict[str, Callable[[Drawing], tuple[Any, ...]]] = {
     "relayout": _relayout,
     "rfactor": _rfactor,
     "distribute": _distribute,
+    "affine": _affine,
+    "tensorize": _tensorize,
 }
 
 LIKELY = ("split", "split", "reorder", "reorder", "set_kind", "set_kind", "compute_at", "compute_at")
