@@ -28,7 +28,7 @@ def set_kind(kernel: Kernel, loop: str, kind: str, reassociate: bool = False) ->
         raise refuse(kernel, kind, f"unknown loop kind; one of {', '.join(KINDS)}")
     if kind in (VECTORIZED, UNROLLED) and not isinstance(target.extent, int):
         raise refuse(kernel, kind, f"the extent of `{loop}` is symbolic: {target.extent}", "split it by a constant first")
-    if kind not in (SERIAL, UNROLLED) and (conflict := race(target, may_fold=kind in (VECTORIZED, "thread.x") and reassociate)) is not None:
+    if kind not in (SERIAL, UNROLLED) and (conflict := race(target, kind in (VECTORIZED, "thread.x") and reassociate, kernel.body)) is not None:
         raise refuse_conflict(kernel, kind, f"iterations of `{loop}`", conflict)
     return nesting(kernel, kind, replace_loop(kernel, target, replace(target, kind=kind)))
 
@@ -43,9 +43,9 @@ def distribute(kernel: Kernel, loop: str, factor: int, outer: str, inner: str, s
     for kind in (outer, inner):
         if kind not in (SERIAL, *GPU_AXES):
             raise refuse(kernel, "distribute", f"`{kind}` is not an axis of a GPU")
-    if (conflict := race(target)) is not None:
+    if (conflict := race(target, within=kernel.body)) is not None:
         raise refuse_conflict(kernel, "distribute", f"iterations of `{loop}`", conflict)
-    kernel, outer_name, inner_name = split(kernel, loop, factor)
+    kernel, *(outer_name, inner_name) = split(kernel, loop, factor)
     first = find_loop(kernel, outer_name)
     second = find_loop(kernel, inner_name)
     a, b = replace(first, kind=outer), replace(second, kind=inner)
