@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
 from tcomp.ir.loops import (
     VECTORIZED,
-    Accumulate,
     Allocate,
     Block,
-    Buffer,
     For,
     If,
     Kernel,
     Stmt,
-    Store,
     block,
     children,
     expressions,
@@ -25,7 +21,7 @@ from tcomp.ir.loops import (
     with_children,
 )
 from tcomp.ir.simplify import simplify
-from tcomp.schedules.primitives.edit import conjuncts, perfect
+from tcomp.schedules.primitives.edit import conjuncts, perfect, rebind, touches
 
 
 def clean(kernel: Kernel) -> Kernel:
@@ -60,16 +56,16 @@ def _clean(s: Stmt) -> Stmt:
             return block(*(c for c in map(_clean, stmts) if not _empty(c)))
         case For(v, extent, body, kind):
             extent = as_dim(simplify(as_expr(extent)))
-            if extent == 0:
+            if isinstance(extent, int) and extent <= 0:
                 return Block(())
             if extent == 1 and kind != VECTORIZED:
-                return _clean(map_expressions(body, lambda e: simplify(E.substitute(e, {v: as_expr(0)}))))
+                return _clean(rebind(body, {v: as_expr(0)}))
             body = _clean(body)
             if _empty(body):
                 return Block(())
             if kind != VECTORIZED and (shorter := _limit(v, extent, body)) is not None:
                 w = loop_var(v.attr.name, shorter)
-                return _clean(For(w, shorter, map_expressions(body, lambda e: simplify(E.substitute(e, {v: w}))), kind))
+                return _clean(For(w, shorter, rebind(body, {v: w}), kind))
             return For(v, extent, body, kind)
         case If(cond, then, otherwise):
             cond = simplify(cond)
@@ -79,13 +75,9 @@ def _clean(s: Stmt) -> Stmt:
             return Block(()) if _empty(then) and otherwise is None else If(cond, then, None if otherwise is None else _clean(otherwise))
         case Allocate(b, body):
             body = _clean(body)
-            return body if not any(True for x in walk(body) if _touches(x, b)) else Allocate(b, body)
+            return body if not any(True for x in walk(body) if touches(x, b)) else Allocate(b, body)
     stmt = map_expressions(s, simplify) if expressions(s) and not children(s) else s
     return stmt if not children(stmt) else with_children(stmt, [_clean(c) for c in children(stmt)])
-
-
-def _touches(s: Stmt, b: Buffer) -> bool:
-    return (isinstance(s, Store | Accumulate) and s.buffer is b) or any(e.attr is b for e in E.reads(*expressions(s)))
 
 
 def _empty(s: Stmt) -> bool:

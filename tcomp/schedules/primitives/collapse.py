@@ -16,6 +16,7 @@ from tcomp.ir.loops import (
     Accumulate,
     Allocate,
     Buffer,
+    Call,
     For,
     If,
     Kernel,
@@ -29,13 +30,14 @@ from tcomp.ir.loops import (
     with_children,
 )
 from tcomp.ir.simplify import simplify
+from tcomp.schedules.primitives.edit import rebind
 
 Pair = tuple[Expr, Expr]  # outer and inner loop variable
 
 
 def collapse(kernel: Kernel) -> Kernel:
     """Merge all pairs of dimensions that can be merged. Always legal."""
-    if any(isinstance(s, While | If) for s in walk(kernel.body)):
+    if any(isinstance(s, While | If | Call) for s in walk(kernel.body)):
         return kernel  # imperative programs keep their shape
     kernel = _without_units(kernel)
     failed: set[Pair] = set()
@@ -74,8 +76,8 @@ def _without_units(kernel: Kernel) -> Kernel:
         return s
 
     # Indices and conditions may read buffers as well.
-    body = map_expressions(visit(kernel.body), lambda e: simplify(E.rewrite(E.substitute(e, units), rule)))
-    return _with_buffers(kernel, slim, body)
+    body = map_expressions(visit(kernel.body), lambda e: E.rewrite(e, rule))
+    return _with_buffers(kernel, slim, rebind(body, units))
 
 
 def _with_buffers(kernel: Kernel, new: dict[Buffer, Buffer], body: Stmt) -> Kernel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
@@ -25,6 +26,7 @@ from tcomp.ir.loops import (
     Store,
     While,
     children,
+    expressions,
     map_expressions,
     walk,
     with_children,
@@ -48,23 +50,29 @@ def find_loop(kernel: Kernel, name: str, step: str = "schedule step") -> For:
     for s in walk(kernel.body):
         if isinstance(s, For) and s.var.attr.name == name:
             return s
-    raise refuse(kernel, step, f"there is no loop `{name}`", "loops: " + ", ".join(loop_names(kernel)))
+    raise refuse(kernel, step, f"there is no loop `{name}`", near(name, loop_names(kernel), "loops"))
 
 
 def loop_names(kernel: Kernel) -> list[str]:
     return [s.var.attr.name for s in walk(kernel.body) if isinstance(s, For)]
 
 
-def enclosing(kernel: Kernel, target: Stmt) -> list[Expr]:
-    """The variables of the loops around a statement."""
-    return [s.var for s in walk(kernel.body) if isinstance(s, For) and s is not target and any(x is target for x in walk(s.body))]
+def enclosing(kernel: Kernel, target: Stmt) -> list[For]:
+    """The loops around a statement."""
+    return [s for s in walk(kernel.body) if isinstance(s, For) and s is not target and any(x is target for x in walk(s.body))]
 
 
 def find_buffer(kernel: Kernel, name: str, step: str = "schedule step") -> Buffer:
-    for b in [*kernel.buffers, *(s.buffer for s in walk(kernel.body) if isinstance(s, Allocate))]:
-        if b.name == name:
-            return b
-    raise refuse(kernel, step, f"there is no buffer `{name}`")
+    buffers = {b.name: b for b in (*kernel.buffers, *(s.buffer for s in walk(kernel.body) if isinstance(s, Allocate)))}
+    if name in buffers:
+        return buffers[name]
+    raise refuse(kernel, step, f"there is no buffer `{name}`", near(name, list(buffers), "buffers"))
+
+
+def near(name: str, known: Sequence[str], what: str) -> str:
+    """A hint for a name that is not known."""
+    close = get_close_matches(name, known, n=1)
+    return (f"did you mean `{close[0]}`? " if close else "") + f"{what}: {', '.join(known)}"
 
 
 def rebuild(stmt: Stmt, edit: Callable[[Stmt], Stmt | None]) -> Stmt:
@@ -151,16 +159,16 @@ def conjuncts(e: Expr) -> list[Expr]:
     return [*conjuncts(e.args[0]), *conjuncts(e.args[1])] if e.op == "and" and e.dtype == "bool" else [e]
 
 
-def rename_inner(kernel: Kernel, stmt: Stmt, suffix: str) -> Stmt:
-    """A copy whose loops and local buffers have names of their own."""
-    if isinstance(stmt, For):
-        v = loop_var(fresh(kernel, stmt.var.attr.name + suffix), stmt.extent)
-        return For(v, stmt.extent, rename_inner(kernel, rebind(stmt.body, {stmt.var: v}), suffix), stmt.kind)
-    if isinstance(stmt, Allocate):
-        old = stmt.buffer
-        new = Buffer(fresh(kernel, old.name + suffix), old.dtype, old.shape, old.scope)
-        return Allocate(new, rename_inner(kernel, swap_buffer(stmt.body, old, new, lambda indices: indices), suffix))
-    return with_children(stmt, [rename_inner(kernel, c, suffix) for c in children(stmt)])
+def renamed(stmt: Stmt, name: Callable[[str], str]) -> Stmt:
+    """A copy whose loops and local buffers have other names."""
+    match stmt:
+        case For(v, extent, body, kind):
+            w = loop_var(name(v.attr.name), extent)
+            return For(w, extent, renamed(rebind(body, {v: w}), name), kind)
+        case Allocate(b, body):
+            new = Buffer(name(b.name), b.dtype, b.shape, b.scope)
+            return Allocate(new, renamed(swap_buffer(body, b, new, lambda indices: indices), name))
+    return with_children(stmt, [renamed(c, name) for c in children(stmt)])
 
 
 def swap_buffer(stmt: Stmt, old: Buffer, new: Buffer, indices: Callable[[tuple[Expr, ...]], tuple[Expr, ...]]) -> Stmt:
@@ -187,6 +195,12 @@ def producers(stmt: Stmt, buffer: Buffer) -> list[Stmt]:
         return producers(stmt.body, buffer)
     writes = any(isinstance(s, Store | Accumulate) and s.buffer is buffer for s in walk(stmt))
     return [stmt] if writes else []
+
+
+def touches(stmt: Stmt, buffer: Buffer) -> bool:
+    """Whether the statement itself, not those inside, reads or writes a buffer."""
+    writes = isinstance(stmt, Store | Accumulate) and stmt.buffer is buffer
+    return writes or any(r.attr is buffer for r in E.reads(*expressions(stmt)))
 
 
 def is_local(buffer: Buffer, stmt: Stmt) -> bool:

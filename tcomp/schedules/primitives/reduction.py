@@ -1,13 +1,17 @@
-"""Reductions: partial results, and guards inside them."""
+"""Reductions: partial results, where they are initialised, and guards inside them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from tcomp.ir import expr as E
-from tcomp.ir.expr import Expr, as_dim, as_expr, loop_var
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
 from tcomp.ir.loops import (
+    GPU_AXES,
+    PARALLEL,
+    SERIAL,
+    UNROLLED,
     Accumulate,
     Allocate,
     Block,
@@ -18,68 +22,231 @@ from tcomp.ir.loops import (
     Stmt,
     Store,
     block,
-    map_expressions,
+    children,
+    expressions,
+    walk,
 )
-from tcomp.ir.simplify import simplify
-from tcomp.schedules.primitives.edit import conjuncts, find_buffer, fresh, guard, hoist_allocation, perfect, producers, rebuild, refuse
-from tcomp.schedules.primitives.tails import folded_under
+from tcomp.ir.simplify import linear, prove, simplify
+from tcomp.schedules.dependence import determined
+from tcomp.schedules.legality import race
+from tcomp.schedules.primitives.edit import (
+    conjuncts,
+    enclosing,
+    find_buffer,
+    find_loop,
+    fresh,
+    guard,
+    hoist_allocation,
+    perfect,
+    rebind,
+    rebuild,
+    refuse,
+    refuse_conflict,
+    renamed,
+    replace_loop,
+    touches,
+)
+from tcomp.schedules.primitives.tails import folded_under, range_depends_on
+
+
+@dataclass(frozen=True, slots=True)
+class _Fold:
+    """One accumulation, and the loops and conditions around it, outermost first."""
+
+    loops: tuple[For, ...]
+    conditions: tuple[Expr, ...]
+    update: Accumulate
+
+    @property
+    def spatial(self) -> list[For]:
+        """The loops that say which element is folded into; the others are the folds."""
+        return [x for x in self.loops if x.var in E.variables(*self.update.indices)]
+
+    @property
+    def folds(self) -> list[For]:
+        return [x for x in self.loops if x.var not in E.variables(*self.update.indices)]
 
 
 def rfactor(kernel: Kernel, stage: str, fold: str, lanes: int) -> tuple[Kernel, str]:
-    """Split a fold into `lanes` interleaved partial folds: partial[.., l] folds the elements congruent to l, then the partial
-    results are folded in order of l.
-
-    Reassociates the reduction (in a fixed way). The stage must be as lowered. Returns the kernel and the new stage's name.
-    """
-    buffer = find_buffer(kernel, stage, "rfactor")
-    nests = producers(kernel.body, buffer)
-    if len(nests) != 2:
-        raise refuse(kernel, "rfactor", f"`{stage}` is not a plain reduction (a nest that clears and one that accumulates)")
-    loops, leaf = perfect(nests[1])
-    if not isinstance(leaf, Accumulate) or any(i not in [x.var for x in loops] for i in leaf.indices):
-        raise refuse(kernel, "rfactor", f"`{stage}` has been scheduled already")
-    if any(r.attr is buffer for r in E.reads(leaf.value)):
-        raise refuse(kernel, "rfactor", f"`{stage}` is computed from its own elements")
-    target = next((x for x in loops if x.var.attr.name == fold), None)
-    if target is None or target.var in leaf.indices:
+    """DOC_RFACTOR"""
+    buffer, target = find_buffer(kernel, stage, "rfactor"), find_loop(kernel, fold, "rfactor")
+    nest = _top(kernel, target)
+    found = _fold(kernel, "rfactor", nest, buffer)
+    if len(perfect(nest)[0]) != len(found.loops):
+        raise refuse(kernel, "rfactor", f"`{stage}` is not all that is computed in `{nest.var.name}`", "separate it first")
+    if target not in found.folds:
         raise refuse(kernel, "rfactor", f"`{fold}` is not a fold of `{stage}`")
     if lanes < 1:
         raise refuse(kernel, "rfactor", f"{lanes} lanes")
+    for x in found.folds:
+        if x.kind not in (SERIAL, UNROLLED):
+            raise refuse(kernel, "rfactor", f"the fold `{x.var.name}` is {x.kind} already", "make the lanes first")
+    kept = _of_places(kernel, "rfactor", found)
     name = fresh(kernel, stage + ".p")
     partial = Buffer(name, buffer.dtype, (*buffer.shape, lanes))
+    places, reducer = found.update.indices, found.update.reducer
     extent = as_expr(target.extent)
     outer_extent = as_dim((extent + (lanes - 1)) // lanes)
     outer, lane = loop_var(fresh(kernel, fold + ".o"), outer_extent), loop_var(f"{name}.lane", lanes)
     index = outer * lanes + lane
-    value = simplify(E.substitute(leaf.value, {target.var: index}))
-    update: Stmt = guard([index < extent], Accumulate(partial, (*leaf.indices, lane), value, leaf.reducer))
-    for x in reversed([x for x in loops if x.var not in leaf.indices]):
-        update = For(outer, outer_extent, update) if x is target else replace(x, body=update)
-    spatial = [x for x in loops if x.var in leaf.indices]
+    update = guard(found.conditions, replace(found.update, buffer=partial, indices=(*places, lane)))
+    for x in reversed(found.loops):
+        update = (
+            For(outer, outer_extent, guard([index < extent], rebind(update, {target.var: index})), target.kind)
+            if x is target
+            else replace(x, body=update)
+        )
+        if x is found.folds[0]:
+            update = For(lane, lanes, update)
 
-    def renamed(suffix: str) -> dict[Expr, Expr]:
-        tails = [x.var.attr.name.rsplit(".", 1)[-1] for x in spatial]
-        tails = [t if [*tails, "lane"].count(t) == 1 else f"{t}{n}" for n, t in enumerate(tails)]
-        return {x.var: loop_var(fresh(kernel, f"{name}.{suffix}{t}"), x.extent) for x, t in zip(spatial, tails, strict=True)}
-
-    def nest(mapping: Mapping[Expr, Expr], inner: Stmt, lane_var: Expr) -> Stmt:
-        inner = map_expressions(inner, lambda e: E.substitute(e, mapping))
-        inner = For(lane_var, lanes, inner)
-        for x in reversed(spatial):
-            inner = For(mapping[x.var], x.extent, inner)
+    def around(inner: Stmt) -> Stmt:
+        inner = guard(kept, inner)
+        for x in reversed(found.spatial):
+            inner = replace(x, body=inner)
         return inner
 
-    init_lane = loop_var(f"{name}.init.lane", lanes)
-    init = nest(renamed("init."), Store(partial, (*leaf.indices, init_lane), leaf.reducer.identity), init_lane)
-    accumulate = nest(renamed(""), update, lane)
-    final_lane = loop_var(fresh(kernel, f"{stage}.lane"), lanes)
-    final: Stmt = Accumulate(buffer, leaf.indices, E.read(partial, (*leaf.indices, final_lane)), leaf.reducer)
-    final = For(final_lane, lanes, final)
-    for x in reversed(spatial):
-        final = replace(x, body=final)
-    new = Allocate(partial, block(init, accumulate, nests[0], final))
-    body = rebuild(kernel.body, lambda s: new if s is nests[1] else (Block(()) if s is nests[0] else None))
-    return kernel.with_body(hoist_allocation(body, partial)), name
+    tails = [x.var.name.rsplit(".", 1)[-1] for x in found.spatial]
+    tails = [t if [*tails, "lane"].count(t) == 1 else f"{t}{n}" for n, t in enumerate(tails)]
+    tail = dict(zip((x.var.name for x in found.spatial), tails, strict=True))
+
+    def within(prefix: str) -> Callable[[str], str]:
+        return lambda n: fresh(kernel, f"{name}.{prefix}{tail[n]}") if n in tail else n
+
+    init_lane, final_lane = loop_var(f"{name}.init.lane", lanes), loop_var(fresh(kernel, f"{stage}.lane"), lanes)
+    init = renamed(around(For(init_lane, lanes, Store(partial, (*places, init_lane), reducer.identity))), within("init."))
+    final = around(For(final_lane, lanes, Accumulate(buffer, places, E.read(partial, (*places, final_lane)), reducer)))
+    clear = _clear_alone(kernel, nest, buffer)  # goes with the fold of the partial results, so that these can be moved as one stage
+    new = Allocate(partial, block(init, renamed(update, within("")), *clear, final))
+    changed = kernel.with_body(rebuild(kernel.body, lambda s: new if s is nest else (Block(()) if s in clear else None)))
+    for x in enclosing(changed, new):  # where nothing is accumulated, an element is read and written all the same
+        if x.kind in (PARALLEL, *GPU_AXES) and (conflict := race(x, within=changed.body)) is not None:
+            raise refuse_conflict(kernel, "rfactor", f"iterations of `{x.var.name}`", conflict)
+    return changed if enclosing(changed, new) else changed.with_body(hoist_allocation(changed.body, partial)), name
+
+
+def decompose_reduction(kernel: Kernel, stage: str, loop: str) -> Kernel:
+    """DOC_DECOMPOSE"""
+    step = "decompose_reduction"
+    buffer, target = find_buffer(kernel, stage, step), find_loop(kernel, loop, step)
+    nest = _top(kernel, target)
+    found = _fold(kernel, step, nest, buffer)
+    if target not in found.loops:
+        raise refuse(kernel, step, f"`{stage}` is not accumulated inside of `{loop}`")
+    depth = found.loops.index(target)
+    for x in found.loops[:depth]:
+        if x in found.folds:
+            raise refuse(kernel, step, f"`{x.var.name}`, a fold of `{stage}`, stands around `{loop}`: each iteration would start anew")
+    kept = _of_places(kernel, step, found)
+    clear = _clearing(kernel, step, nest, buffer)
+    if not _covers(buffer.shape, found, kept):
+        why = f"cannot prove that the loops around the accumulation reach every element of `{stage}` once"
+        raise refuse(kernel, step, why, "decompose before the loops are fused or partitioned")
+    _, leaf = perfect(clear)
+    assert isinstance(leaf, Store)
+    value = E.substitute(leaf.value, dict(zip(leaf.indices, found.update.indices, strict=True)))
+    init = guard(kept, Store(buffer, found.update.indices, simplify(value)))
+    for x in reversed([x for x in found.loops[depth:] if x in found.spatial]):
+        init = replace(x, body=init, kind=SERIAL)
+    emptied = replace_loop(kernel, clear, Block(()))
+    init = renamed(init, lambda n: fresh(emptied, f"{stage}.init.{n.removeprefix(stage + '.')}"))
+    moved = block(init, target)
+    return kernel.with_body(rebuild(kernel.body, lambda s: moved if s is target else (Block(()) if s is clear else None)))
+
+
+def _top(kernel: Kernel, loop: For) -> For:
+    """The outermost loop of the perfect nest in which a loop stands."""
+    return next(s for s in walk(kernel.body) if isinstance(s, For) and loop in perfect(s)[0])
+
+
+def _fold(kernel: Kernel, step: str, nest: For, buffer: Buffer) -> _Fold:
+    """The one accumulation into `buffer` that stands in a nest; refuses if there are others, or other uses of it."""
+    users = [s for s in walk(nest) if touches(s, buffer)]
+    if len(users) != 1 or not isinstance(users[0], Accumulate) or any(r.attr is buffer for r in E.reads(*users[0].indices, users[0].value)):
+        why = f"`{nest.var.name}` does more with `{buffer.name}` than to accumulate into it once"
+        raise refuse(kernel, step, why if users else f"`{buffer.name}` is not accumulated inside of `{nest.var.name}`")
+    update = users[0]
+    loops: list[For] = []
+    conditions: list[Expr] = []
+    s: Stmt = nest
+    while s is not update:
+        if isinstance(s, For):
+            loops.append(s)
+        elif isinstance(s, If) and s.otherwise is None:
+            conditions += conjuncts(s.cond)
+        elif not isinstance(s, Block):
+            raise refuse(kernel, step, f"`{buffer.name}` is accumulated inside of a {type(s).__name__.lower()} statement")
+        s = next(c for c in children(s) if any(x is update for x in walk(c)))
+    return _Fold(tuple(loops), tuple(conditions), update)
+
+
+def _of_places(kernel: Kernel, step: str, found: _Fold) -> list[Expr]:
+    """The conditions that say which elements are folded into. Refuses unless each element belongs to one iteration of the spatial loops."""
+    name, folds, places = found.update.buffer.name, {x.var for x in found.folds}, found.update.indices
+    if not {x.var for x in found.spatial} <= determined([places], {x.var for x in found.loops}):
+        raise refuse(kernel, step, f"iterations of {', '.join(x.var.name for x in found.spatial)} may fold into one element of `{name}`")
+    if any(r for i in places for r in E.reads(i)):
+        raise refuse(kernel, step, f"the places of `{name}` that are accumulated into depend on data")
+    for x in found.spatial:
+        if folds & set(E.variables(as_expr(x.extent))):
+            raise refuse(kernel, step, f"the extent of `{x.var.name}` depends on a fold: {x.extent}")
+    kept = [c for c in found.conditions if folds.isdisjoint(E.variables(c))]
+    if folds & range_depends_on(found.update, found.conditions):
+        raise refuse(kernel, step, f"which elements of `{name}` are accumulated into depends on the fold")
+    return kept
+
+
+def _clearing(kernel: Kernel, step: str, nest: For, buffer: Buffer) -> For:
+    """The nest that stores the initial value of each element of a buffer, the last statement before `nest` that has to do with it."""
+    around = next((s.stmts for s in walk(kernel.body) if isinstance(s, Block) and nest in s.stmts), (nest,))
+    before = around[: around.index(nest)]
+    number = max((n for n, s in enumerate(before) if any(touches(x, buffer) for x in walk(s))), default=None)
+    clear = None if number is None else before[number]
+    if not isinstance(clear, For):
+        raise refuse(kernel, step, f"the loops that initialise `{buffer.name}` do not stand beside `{nest.var.name}`")
+    loops, leaf = perfect(clear)
+    extents = {x.var: x.extent for x in loops}
+    why = f"the loops that initialise `{buffer.name}` have been changed already"
+    if not isinstance(leaf, Store) or leaf.buffer is not buffer or not len(set(leaf.indices)) == len(loops) == len(buffer.shape):
+        raise refuse(kernel, step, why, "decompose before reshaping them")
+    if any(as_dim(extents.get(i, -1)) != as_dim(n) for i, n in zip(leaf.indices, buffer.shape, strict=True)):
+        raise refuse(kernel, step, why, "decompose before reshaping them")
+    read = {r.attr for r in E.reads(leaf.value)}
+    between = [x for s in (*before[number:], nest) for x in walk(s)]
+    if any(isinstance(x, Store | Accumulate) and x.buffer in read for x in between):
+        raise refuse(kernel, step, f"what `{buffer.name}` is initialised with changes before it is accumulated into")
+    return clear
+
+
+def _clear_alone(kernel: Kernel, nest: For, buffer: Buffer) -> list[Stmt]:
+    """The statement just before a nest, if all it does is to store values in `buffer` that are computed from nothing."""
+    around = next((s.stmts for s in walk(kernel.body) if isinstance(s, Block) and nest in s.stmts), (nest,))
+    before = around[: around.index(nest)][-1:]
+    inside = [x for s in before for x in walk(s)]
+    only = all(x.buffer is buffer for x in inside if isinstance(x, Store | Accumulate))
+    return list(before) if only and not any(E.reads(*expressions(x)) for x in inside) else []
+
+
+def _covers(shape: Sequence[Dim], found: _Fold, conditions: Sequence[Expr]) -> bool:
+    """Whether the places take every value within the shape: along each dimension the loops are the digits of a number."""
+    extents = {x.var: x.extent for x in found.spatial}
+    allowed = {simplify(i < as_expr(n)) for i, n in zip(found.update.indices, shape, strict=True)}
+    if not set(map(simplify, conditions)) <= allowed:
+        return False
+    for place, n in zip(found.update.indices, shape, strict=True):
+        digits = sorted((weight, monomial) for monomial, weight in linear(simplify(place)).items())
+        reach: Dim = 1
+        for weight, monomial in digits:
+            extent = extents.pop(monomial[0], None) if len(monomial) == 1 else None
+            if extent is None or weight != reach or E.variables(as_expr(extent)) and not _fixed(extent, found):
+                return False
+            reach = as_dim(as_expr(extent) * weight)
+        if not prove(as_expr(reach) >= as_expr(n)):
+            return False
+    return True
+
+
+def _fixed(extent: Dim, found: _Fold) -> bool:
+    return {x.var for x in found.loops}.isdisjoint(E.variables(as_expr(extent)))
 
 
 def mask(kernel: Kernel, stage: str) -> Kernel:

@@ -20,7 +20,7 @@ from tcomp.schedules.primitives.edit import (
     rebind,
     refuse,
     refuse_conflict,
-    rename_inner,
+    renamed,
     replace_loop,
 )
 from tcomp.schedules.primitives.tails import in_range, masked, padded, repeatable
@@ -39,8 +39,8 @@ def split(kernel: Kernel, loop: str, factor: int, tail: str = "guard") -> tuple[
     if tail == "peel":
         point = _size(kernel, target.extent) // factor * factor
         kernel, head, rest = _parted(kernel, target, as_dim(point))
-        kernel, first, second = split(kernel, head, factor)
-        return kernel, first, second, rest
+        kernel, *(outer_name, inner_name) = split(kernel, head, factor)
+        return kernel, outer_name, inner_name, rest
     extent = as_expr(target.extent)
     outer_extent = as_dim((extent + (factor - 1)) // factor)
     outer = loop_var(fresh(kernel, loop + ".o"), outer_extent)
@@ -91,7 +91,7 @@ def reorder(kernel: Kernel, *order: str, reassociate: bool = False) -> Kernel:
         if set(E.variables(as_expr(outer.extent))) & {x.var for x in loops if x.var not in seen}:
             raise refuse(kernel, "reorder", f"the extent of {outer.var.attr.name} depends on a loop that would stand inside it")
         seen.add(outer.var)
-    if arranged != loops and (conflict := disorder(loops, arranged, reassociate)) is not None:
+    if arranged != loops and (conflict := disorder(loops, arranged, reassociate, kernel.body)) is not None:
         moved = [new.var.name for old, new in zip(loops, arranged, strict=True) if old is not new]
         raise refuse_conflict(kernel, "reorder", f"iterations of {', '.join(moved)}", conflict)
     body = leaf
@@ -126,7 +126,7 @@ def partition(kernel: Kernel, loop: str, point: Dim) -> tuple[Kernel, str, str]:
     """
     target = find_loop(kernel, loop, "partition")
     _steady(kernel, target, "partition")
-    around = enclosing(kernel, target)
+    around = {x.var for x in enclosing(kernel, target)}
     for v in E.variables(as_expr(point)):
         if v not in around and v not in kernel.scalars:
             raise refuse(kernel, "partition", f"`{v.name}` is neither a size nor a loop around `{loop}`")
@@ -143,7 +143,7 @@ def _parted(kernel: Kernel, target: For, point: Dim) -> tuple[Kernel, str, str]:
     rest = as_dim(as_expr(target.extent) - as_expr(point))
     name = fresh(kernel, loop + ".t")
     tail_var = loop_var(name, rest)
-    tail = rebind(rename_inner(kernel, target.body, ".t"), {target.var: tail_var + as_expr(point)})
+    tail = rebind(renamed(target.body, lambda n: fresh(kernel, n + ".t")), {target.var: tail_var + as_expr(point)})
     return replace_loop(kernel, target, block(head, For(tail_var, rest, tail, target.kind))), loop, name
 
 
