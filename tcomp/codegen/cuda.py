@@ -33,13 +33,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from tcomp.codegen.cuda_instructions import Warps
 from tcomp.codegen.cuda_math import HALF, MEMORY, REGISTER, function, helper_texts, literal
 from tcomp.errors import CodegenError
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir.dtypes import integer_range, is_float, is_integer, itemsize
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr, bounds
-from tcomp.ir.instruction import ELEMENT, LANE, WARP, Fragment, Instruction, Match, WarpOp, match
+from tcomp.ir.instruction import WARP
 from tcomp.ir.loops import Buffer, Kernel, Stmt
 from tcomp.ir.simplify import from_linear, linear, prove, simplify
 from tcomp.target import Target
@@ -76,7 +77,7 @@ def emit_kernel(kernel: Kernel, target: Target, trace: Sequence[object] = ()) ->
     used: set[str] = set()
     functions, launches = [], []
     for number, stmts in enumerate(_launches(kernel.body)):
-        emitter = _Function(kernel, f"{kernel.name}_{number}", target, used)
+        emitter = Function(kernel, f"{kernel.name}_{number}", target, used)
         text, launch = emitter.emit(stmts)
         functions.append(text)
         launches.append(launch)
@@ -159,22 +160,10 @@ def _has_threads(s: Stmt) -> bool:
     return any(isinstance(x, L.For) and x.kind.startswith("thread") for x in L.walk(s))
 
 
-def _has_instructions(s: Stmt) -> bool:
-    return any(isinstance(x, L.Call) for x in L.walk(s))
-
-
-def _plain(s: Stmt) -> Iterator[Stmt]:
-    """The statements that are not executed by an instruction."""
-    if not isinstance(s, L.Call):
-        yield s
-        for child in L.children(s):
-            yield from _plain(child)
-
-
 # ---------------------------------------------------------------- one function
 
 
-class _Function:
+class Function:
     """Emits one `__global__` function."""
 
     def __init__(self, kernel: Kernel, name: str, target: Target, helpers: set[str]) -> None:
@@ -190,7 +179,7 @@ class _Function:
         self.block = [1, 1, 1]
         self.shared = 0
         self.kept: dict[Buffer, tuple[int, ...]] = {}  # of register buffers of the block: the dimensions that are left
-        self.fragments: dict[Buffer, Fragment] = {}  # of register buffers that are divided among the threads of a warp
+        self.warps = Warps(self)
         self.scopes: list[dict[Expr, str]] = [{}]  # names of values of the statement at hand
         self.lanes: dict[Expr, str] = {}  # elements of vectors that have been loaded
         self.uses: Counter[Expr] = Counter()
@@ -214,9 +203,7 @@ class _Function:
                 self.written.add(s.buffer)
             if isinstance(s, L.Call):
                 self.block[0] = max(self.block[0], WARP)
-                self.divide(s)
-        if _has_instructions(body):
-            self.check_warps(body)
+        self.warps.survey(body)
         threads = math.prod(self.block)
         if threads > MOST_THREADS:
             raise self.fail(f"a block would have {threads} threads", why=f"at most {MOST_THREADS} are possible")
@@ -318,7 +305,7 @@ class _Function:
         if buffer.scope == "register" and _has_threads(body):
             kept = self.private_dimensions(buffer, body)
             self.kept[buffer] = kept
-            size = math.prod(self.constant(buffer, buffer.shape[d]) for d in kept) // (WARP if buffer in self.fragments else 1)
+            size = math.prod(self.constant(buffer, buffer.shape[d]) for d in kept) // self.warps.sharing(buffer)
             self.names[buffer] = self.fresh(buffer.name)
             self.declarations.append(f"  {MEMORY[buffer.dtype]} {self.names[buffer]}[{size}];")
             return
@@ -379,8 +366,7 @@ class _Function:
             return
         axes = {x.kind for x in L.walk(s) if isinstance(x, L.For) and x.kind.startswith("thread")}
         idle = [f"threadIdx.{a} == 0" for a, n in zip("xyz", self.block, strict=True) if n > 1 and f"thread.{a}" not in axes]
-        if _has_instructions(s):
-            self.check_phase_of_warps(s)
+        if self.warps.execute(s):
             idle = [f"threadIdx.x < {WARP}"] * (self.block[0] > WARP) + [test for test in idle if "x" not in test[:11]]
         if idle:
             with self.braces(f"if ({' && '.join(idle)})"):
@@ -441,7 +427,7 @@ class _Function:
                 place = f"{self.names[buffer]}[{self.address(buffer, indices)}]"
                 self.accumulate(self.memory_of(buffer, place), value, reducer)
             case L.Allocate(buffer, body):
-                size = math.prod(self.constant(buffer, d) for d in buffer.shape) // (WARP if buffer in self.fragments else 1)
+                size = math.prod(self.constant(buffer, d) for d in buffer.shape) // self.warps.sharing(buffer)
                 if buffer.scope == "shared":
                     raise self.fail(f"shared buffer `{buffer.name}` is allocated by one thread")
                 if size * itemsize(buffer.dtype) > LOCAL_LIMIT:
@@ -453,7 +439,7 @@ class _Function:
                 self.line(f"{MEMORY[buffer.dtype]} {self.names[buffer]}[{max(1, size)}];")
                 self.inside(body)
             case L.Call():
-                self.instruction(s)
+                self.warps.instruction(s)
             case _:
                 raise self.fail(f"a {type(s).__name__} cannot be compiled for a GPU")
 
@@ -571,151 +557,6 @@ class _Function:
         if terms.pop((lane,), 0) != 1 or any(lane in E.variables(*m) for m in terms) or any(c % lanes for c in terms.values()):
             return None
         return simplify(from_linear(terms))
-
-    # ------------------------------------------------------------ instructions: all threads of a warp
-
-    def divide(self, s: L.Call) -> None:
-        """The register buffers that an instruction touches are divided among the threads as it says."""
-        instruction, op = s.instruction, s.instruction.emission
-        oldest = min(int(re.findall(r"\d+", arch)[0]) for arch in self.target.cpu.split(","))
-        needed = [int(f[3:]) for f in instruction.features if f.startswith("sm_")]
-        if not isinstance(op, WarpOp) or not needed or oldest < min(needed):
-            why = f"it needs {' or '.join(instruction.features)}"
-            raise self.fail(f"the target `{self.target}` has no instruction `{instruction.name}`", why)
-        for operand, (buffer, _) in match(instruction, s.body).accesses.items():
-            fragment = instruction.operand(operand).fragment
-            if buffer.scope == "register" and fragment is not None and self.fragments.setdefault(buffer, fragment) != fragment:
-                raise self.fail(f"register buffer `{buffer.name}` is divided among the threads of a warp in two ways")
-
-    def check_warps(self, body: Stmt) -> None:
-        """What threads of a warp share is touched by instructions alone."""
-        if self.block[0] % WARP:
-            raise self.fail(f"a block is {self.block[0]} threads wide", why=f"instructions of a warp take {WARP} that stand side by side")
-        for s in _plain(body):
-            written = [s.buffer] if isinstance(s, L.Store | L.Accumulate) else []
-            for b in [*written, *(r.attr for r in E.reads(*L.expressions(s)))]:
-                if b in self.fragments:
-                    raise self.fail(f"register buffer `{b.name}` of a warp is accessed by a plain statement", hint="tensorize that, too")
-
-    def check_phase_of_warps(self, s: Stmt) -> None:
-        """A phase of instructions has nothing else in it: its statements are executed by 32 threads."""
-        for x in _plain(s):
-            if isinstance(x, L.For) and x.kind == "thread.x":
-                raise self.fail(f"an instruction of a warp stands in loop `{x.var.name}`, bound to thread.x", why="the warp is those threads")
-            if isinstance(x, L.Store | L.Accumulate):
-                raise self.fail(f"a plain store into `{x.buffer.name}` stands beside an instruction of a warp", hint="divide the loops")
-
-    def instruction(self, s: L.Call) -> None:
-        instruction, op = s.instruction, s.instruction.emission
-        assert isinstance(op, WarpOp)
-        roles = match(instruction, s.body)
-        self.line(f"// {instruction.name}")
-        with self.braces(""):
-            self.declare(LANE, "threadIdx.x")
-            if op.ptx:
-                self.warp_operation(instruction, op, roles)
-            else:
-                fragment = instruction.operand(instruction.result).fragment
-                assert fragment is not None
-                for n in range(fragment.count):
-                    self.assign_element(instruction, roles, n)
-
-    def warp_operation(self, instruction: Instruction, op: WarpOp, roles: Match) -> None:
-        """Fragments into registers, the PTX instruction, the result back."""
-        operands = {b.name: b for b in instruction.meaning.buffers}
-        result = instruction.result
-        kind = REGISTER[result.dtype]
-        fragment = instruction.operand(result).fragment
-        assert fragment is not None
-        total = self.fresh("d")
-        places = [self.element(instruction, roles, result, n) for n in range(fragment.count)]
-        self.line(f"{kind} {total}[{len(places)}] = {{{', '.join(places)}}};")
-        registers = {result.name: [f"{total}[{n}]" for n in range(len(places))]}
-        for name in dict.fromkeys(op.arguments):
-            if name != result.name:
-                packed = self.packed(instruction, roles, operands[name])
-                array = self.fresh(name)
-                self.line(f"const unsigned int {array}[{len(packed)}] = {{{', '.join(packed)}}};")
-                registers[name] = [f"{array}[{n}]" for n in range(len(packed))]
-        letter = "f" if is_float(result.dtype) else "r"
-        numbers: dict[str, str] = {}
-        count = 0
-        for name in dict.fromkeys(op.arguments):
-            listed = [f"%{count + n}" for n in range(len(registers[name]))]
-            numbers[name] = "{" + ", ".join(listed) + "}"
-            count += len(listed)
-        outputs = ", ".join(f'"+{letter}"({r})' for r in registers[result.name])
-        inputs = ", ".join(f'"r"({r})' for name, rs in registers.items() if name != result.name for r in rs)
-        self.line(f'asm volatile("{op.ptx} {", ".join(numbers[name] for name in op.arguments)};" : {outputs} : {inputs});')
-        for n, place in enumerate(places):
-            self.line(f"{place} = {total}[{n}];")
-
-    def packed(self, instruction: Instruction, roles: Match, operand: Buffer) -> list[str]:
-        """The 32-bit registers of an operand, elements in order from the lowest bits."""
-        fragment = instruction.operand(operand).fragment
-        assert fragment is not None
-        factor = next(e for e in _factors(instruction.leaf.value) if any(r.attr is operand for r in E.reads(e)))
-        per = 4 // itemsize(factor.dtype)
-        found = []
-        for first in range(0, fragment.count, per):
-            elements = [self.located(instruction, roles, operand, n) for n in range(first, first + per)]
-            buffer, indices = elements[0]
-            starts = [self.linear(buffer, i) for _, i in elements]
-            self.used_buffers[buffer] = None
-            together = [simplify(x - starts[0]) for x in starts] == [as_expr(n) for n in range(per)]
-            aligned = all(c % per == 0 for c in linear(starts[0]).values()) and not self.target.has("scalar")
-            if factor.op != "read":
-                at = {E.read(operand, instruction.places()[operand]): E.read(buffer, indices)}
-                found.append(f"{self.helper('bits')}<unsigned int>({self.expression(E.substitute(factor, at))})")
-            elif per > 1 and together and aligned:
-                found.append(f"*reinterpret_cast<const unsigned int*>({self.names[buffer]} + {self.expression(starts[0])})")
-            else:
-                width = 32 // per
-                kind = {8: "unsigned char", 16: "unsigned short", 32: "unsigned int"}[width]
-                parts = [f"{self.names[buffer]}[{self.expression(x)}]" for x in starts]
-                found.append(" | ".join(f"(unsigned int)({kind}){part} << {n * width}" for n, part in enumerate(parts)))
-        return found
-
-    def located(self, instruction: Instruction, roles: Match, operand: Buffer, number: int) -> tuple[Buffer, tuple[Expr, ...]]:
-        """Where an element that this thread holds lies."""
-        fragment = instruction.operand(operand).fragment
-        assert fragment is not None
-        places = [E.substitute(i, {ELEMENT: E.const(number)}) for i in fragment.indices]
-        at = dict(zip(instruction.places()[operand], places, strict=True))
-        return roles.accesses[operand][0], roles.indices(operand, at)
-
-    def element(self, instruction: Instruction, roles: Match, operand: Buffer, number: int) -> str:
-        """The place of such an element: in memory, or in the registers of this thread."""
-        buffer, indices = self.located(instruction, roles, operand, number)
-        if buffer in self.fragments:
-            return f"{self.names[buffer]}[{self.expression(self.tile(instruction, roles, operand) * self.fragments[buffer].count + number)}]"
-        return f"{self.names[buffer]}[{self.address(buffer, indices)}]"
-
-    def tile(self, instruction: Instruction, roles: Match, operand: Buffer) -> Expr:
-        """The number of the tile that an instruction touches, among those of a register buffer."""
-        buffer, indices = roles.accesses[operand]
-        extents = {x.var: int(x.extent) for x in instruction.loops}
-        moving = {roles.loops[i]: extents[i] for i in instruction.places()[operand] if i in roles.loops}
-        at = {v: as_expr(0) for v in moving}
-        number: Expr = as_expr(0)
-        for d in self.kept[buffer]:
-            size = math.prod(n for v, n in moving.items() if v in E.variables(indices[d]))
-            start, whole = simplify(E.substitute(indices[d], at)), self.constant(buffer, buffer.shape[d])
-            inside = {simplify(indices[d] - start)} <= {as_expr(0), *moving}
-            if whole % size or simplify(start % size) is not as_expr(0) or not inside:
-                raise self.fail(f"register buffer `{buffer.name}` is not made of the tiles of `{instruction.name}`", f"index {indices[d]} of {whole}")
-            number = number * (whole // size) + simplify(start // size)
-        return simplify(number)
-
-    def assign_element(self, instruction: Instruction, roles: Match, number: int) -> None:
-        """The store of an instruction that is no operation of the machine, for one element of this thread."""
-        leaf = instruction.leaf
-        place = self.element(instruction, roles, leaf.buffer, number)
-        if leaf.value.op == "read":
-            value = self.element(instruction, roles, leaf.value.attr, number)
-        else:
-            value = self.stored(leaf.buffer.dtype, self.expression(leaf.value))
-        self.line(f"{place} = {value};")
 
     # ------------------------------------------------------------ stores
 
@@ -1095,11 +936,6 @@ def _hoisted(s: L.For) -> tuple[Expr | None, Stmt]:
     for x in reversed(loops):
         new = replace(x, body=new)
     return E.all_of(fixed), new
-
-
-def _factors(value: Expr) -> list[Expr]:
-    """The operands of a product, as they are before the conversion to its type."""
-    return [f.args[0] if f.op == "cast" else f for f in value.args]
 
 
 def _conjuncts(e: Expr) -> list[Expr]:

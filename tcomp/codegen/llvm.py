@@ -46,6 +46,7 @@ from tcomp.ir.simplify import Linear, difference, from_linear, linear, prove, si
 from tcomp.target import Target
 
 MAX_LANES = 64
+MAX_OPERATIONS = 1 << 12  # of one instruction
 _ALIGN = 64  # of stack slots
 
 
@@ -395,6 +396,8 @@ class Function(Builder):
         loops, places, result = instruction.loops, instruction.places(), instruction.result
         inside = {instruction.leaf.indices[-1]: op.lanes} | ({loops[-1].var: op.group} if op.group > 1 else {})
         steps = [range(0, int(x.extent), inside.get(x.var, 1)) for x in loops]
+        if (operations := math.prod(map(len, steps))) > MAX_OPERATIONS:
+            raise CodegenError(f"`{instruction.name}` would be {operations} operations", where=where, hint=f"at most {MAX_OPERATIONS}; take a smaller tile")
         operands = {b.name: b for b in instruction.meaning.buffers}
         registers: dict[Any, str] = {}
         addresses: dict[Any, tuple[str, int]] = {}  # of the results: pointer, alignment

@@ -15,13 +15,14 @@ instruction demands there. Nests are equal up to the order of their loops and of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
 from tcomp.errors import IRError
 from tcomp.ir import expr as E
-from tcomp.ir.dtypes import is_float
+from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
 from tcomp.ir.loops import SCOPES, SERIAL, Accumulate, Buffer, For, Kernel, Stmt, Store
 from tcomp.ir.simplify import difference, prove, simplify
@@ -132,6 +133,16 @@ class Instruction:
     def operand(self, buffer: Buffer) -> Operand:
         return self.operands[self.meaning.buffers.index(buffer)]
 
+    def fragment(self, buffer: Buffer) -> Fragment:
+        """Of the operand of a `WarpOp`."""
+        found = self.operand(buffer).fragment
+        assert found is not None
+        return found
+
+    def factors(self) -> list[Expr]:
+        """The operands of the product that is added, as they are before the conversion to its type."""
+        return [x.args[0] if x.op == "cast" else x for x in self.leaf.value.args]
+
 
 def _perfect(s: Stmt) -> tuple[list[For], Stmt]:
     loops = []
@@ -145,7 +156,10 @@ def _check(instruction: Instruction) -> None:
     def fail(why: str) -> NoReturn:
         raise IRError(f"`{instruction.name}` is no instruction", where=str(instruction.meaning), why=why)
 
-    meaning = instruction.meaning
+    meaning, op = instruction.meaning, instruction.emission
+    code = op.intrinsic if isinstance(op, VectorOp) else op.ptx
+    if not re.fullmatch(r"\w+(\([\w, ]*\))?", instruction.name, re.ASCII) or not re.fullmatch(r"[\w.]*", code, re.ASCII):
+        fail("its name is not of the form f or f(1, x), or that of its code not of letters, digits and dots")
     loops, leaf = _perfect(meaning.body)
     if not isinstance(leaf, Leaf) or any(x.kind != SERIAL or not isinstance(x.extent, int) or x.extent < 1 for x in loops):
         fail("its meaning is not one store in serial loops of constant extent")
@@ -164,18 +178,23 @@ def _check(instruction: Instruction) -> None:
     extents = {x.var: x.extent for x in loops}
     if any(extents[i] != n for b, indices in instruction.places().items() for i, n in zip(indices, b.shape, strict=True)):
         fail("a loop does not run over the dimension that it indexes")
-    op, names = instruction.emission, [b.name for b in meaning.buffers]
+    names = [b.name for b in meaning.buffers]
     if not set(op.arguments) <= set(names):
         fail("its emission takes an operand that it does not have")
     if isinstance(op, VectorOp):
         if sorted(op.arguments) != sorted(names):
             fail("its emission does not take each operand once")
-        _check_vector(instruction, op, fail)
+        if why := _unlike_vectors(instruction, op):
+            fail(why)
     else:
         for b, o in zip(meaning.buffers, instruction.operands, strict=True):
             f = o.fragment
             if f is None or len(f.indices) != len(b.shape) or f.count * WARP != _size(b):
                 fail(f"the threads of a warp do not divide `{b.name}` among them")
+            if any(not set(E.variables(x)) <= {LANE, ELEMENT} or x.dtype != E.INDEX or E.reads(x) for x in f.indices):
+                fail(f"the places of `{b.name}` are not given by the thread and the number of the element")
+        if why := _unlike_fragments(instruction, op):
+            fail(why)
 
 
 def _size(b: Buffer) -> int:
@@ -185,20 +204,35 @@ def _size(b: Buffer) -> int:
     return result
 
 
-def _check_vector(instruction: Instruction, op: VectorOp, fail: object) -> None:
-    assert callable(fail)
+def _unlike_vectors(instruction: Instruction, op: VectorOp) -> str:
+    """What of the meaning does not fit into registers."""
     loops, result = instruction.loops, instruction.result
-    if not result.shape or not isinstance(n := result.shape[-1], int) or n % op.lanes:
-        fail("the lanes do not divide the last dimension of the result")
+    if op.lanes < 1 or op.group < 1 or not result.shape or not isinstance(n := result.shape[-1], int) or n % op.lanes:
+        return "the lanes do not divide the last dimension of the result"
     lane = instruction.leaf.indices[-1]
     inside = [lane] if op.group == 1 else [lane, loops[-1].var]
     if op.group > 1 and (loops[-1].extent != op.group or loops[-1].var in instruction.leaf.indices):
-        fail("its innermost loop is not the group that meets in a lane")
+        return "its innermost loop is not the group that meets in a lane"
     for b, indices in instruction.places().items():
         needed = {lane: op.group if b is not result else 1, inside[-1]: 1}
         for i, stride in zip(indices, instruction.operand(b).strides, strict=True):
             if i in inside and stride != needed[i]:
-                fail(f"`{b.name}` does not lie side by side along `{i.name}`")
+                return f"`{b.name}` does not lie side by side along `{i.name}`"
+    return ""
+
+
+def _unlike_fragments(instruction: Instruction, op: WarpOp) -> str:
+    """What of the meaning is not computed by the threads of a warp on their elements."""
+    leaf = instruction.leaf
+    if not op.ptx:
+        copies = isinstance(leaf, Store) and leaf.value.op in ("read", "const")
+        same = len({o.fragment for o in instruction.operands}) == 1
+        return "" if copies and same else "without code, a thread copies its elements or stores a constant"
+    if not isinstance(leaf, Accumulate) or leaf.value.op != "mul" or any(len(E.reads(x)) != 1 for x in leaf.value.args):
+        return "the code of a warp adds products of two operands"
+    held = [itemsize(x.dtype) * instruction.fragment(E.reads(x)[0].attr).count for x in instruction.factors()]
+    whole = all(size % 4 == 0 for size in held) and all(itemsize(x.dtype) <= 4 for x in instruction.factors())
+    return "" if whole and itemsize(leaf.buffer.dtype) == 4 else "fragments do not fill registers of 32 bits"
 
 
 # ---------------------------------------------------------------- matching

@@ -344,3 +344,8 @@ def test_an_instruction_inside_of_lanes() -> None:
     kernel = called(fma_tile(1, 1, 1, isa_of(HOST)))
     with pytest.raises(CodegenError, match="inside of the vectorized loop `v`"):
         emit_kernel(replace(kernel, body=For(te.reduce_axis(4, "v"), 4, kernel.body, "vectorized")), HOST)
+
+
+def test_a_tile_of_too_many_operations() -> None:
+    with pytest.raises(CodegenError, match="would be 10000 operations"):
+        emit_kernel(called(fma_tile(100, 100)), Target.parse("cpu -mcpu=skylake-avx512"))

@@ -78,6 +78,10 @@ def test_names_that_are_words_of_the_text() -> None:
         (('needs "avx512f"', 'needs 3'), "expected a string"),
         (("operand a[_, _]", "operand b[_, _]"), "the operands stand in the order of the buffers, here `a`"),
         (("emits vector", "emits scalar"), "expected `warp`"),
+        (("lanes 16", "lanes 0"), "is no instruction: the lanes do not divide"),
+        (("group 1", "group 0"), "is no instruction: the lanes do not divide"),
+        (('"llvm.fma.v16f32"', '"llvm.fma()\\n"'), "that of its code not of letters, digits and dots"),
+        (("`fma_tile(1, 1, 1, avx512, float32)`(acc", "`fma\\n`(acc"), "its name is not of the form"),
         (("lanes 16", "lanes 7"), "is no instruction: the lanes do not divide"),
         (("operand b[_, 1]", "operand b[_, 2]"), "`b` does not lie side by side along `j`"),
         (("(a, b, acc) lanes", "(a, b, c) lanes"), "its emission takes an operand that it does not have"),
@@ -137,6 +141,22 @@ ANY = (Operand((None, 1)), Operand((None, None)), Operand((None, 1)))
 def test_malformed_instructions(kernel: Kernel, operands: tuple[Operand, ...], emission: VectorOp | WarpOp, why: str) -> None:
     with pytest.raises(IRError, match=why):
         Instruction("x", kernel, operands, emission, ("fma",), 1.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("i", "change", "why"),
+    [
+        (mma_store(), {"operands": (mma_store().operands[0], replace(mma_store().operands[1], fragment=mma("int8").operands[1].fragment))}, "divide `acc`"),
+        (mma_fill(), {"emission": WarpOp("mma.sync", ("acc",))}, "the code of a warp adds products of two operands"),
+        (mma("int8"), {"emission": WarpOp("", ("acc",))}, "without code, a thread copies its elements"),
+        (mma_fill(), {"operands": (replace(mma_fill().operands[0], fragment=Fragment((E.var("x"), E.const(0)), 4)),)}, "not given by the thread"),
+        (mma_fill(), {"name": "x\ny"}, "its name is not of the form"),
+        (mma_fill(), {"emission": WarpOp('"', ("acc",))}, "not of letters, digits and dots"),
+    ],
+)
+def test_malformed_instructions_of_warps(i: Instruction, change: dict, why: str) -> None:
+    with pytest.raises(IRError, match=why):
+        replace(i, **change)
 
 
 @pytest.mark.parametrize("i", [i for i in SHIPPED if isinstance(i.emission, WarpOp)], ids=lambda i: i.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,8 +16,8 @@ from tcomp.codegen.native import assembly, spill_count
 from tcomp.errors import IRError, ScheduleError
 from tcomp.ir import te
 from tcomp.ir.expr import Expr, as_dim
-from tcomp.ir.instruction import Instruction
-from tcomp.ir.loops import Accumulate, Call, Kernel, block, loop, store, walk
+from tcomp.ir.instruction import Instruction, Operand, VectorOp, match
+from tcomp.ir.loops import Accumulate, Buffer, Call, Kernel, block, loop, store, walk
 from tcomp.ir.loops_eval import run_kernel
 from tcomp.ir.parser import parse_kernel
 from tcomp.ir.verify import verify_kernel
@@ -133,6 +134,31 @@ def test_a_product_of_bytes() -> None:
     np.testing.assert_array_equal(arrays[-1], want)
 
 
+@pytest.mark.parametrize("order", itertools.permutations(range(4)), ids=str)
+def test_any_order_of_the_loops(order: tuple[int, ...]) -> None:
+    """Sums of integers do not depend on their order: the roles are found wherever the loops stand."""
+    s = bytes_product(2, 16, 8)
+    s.reorder(*(("C.i", "C.j", "C.k.o", "C.k.i")[n] for n in order), reassociate=True)
+    s.tensorize(("C.i", "C.j", "C.k.o", "C.k.i")[order[0]], vpdpbusd(2, 1, 2))
+    call = next(x for x in walk(s.kernel.body) if isinstance(x, Call))
+    assert {a.name: b.name for a, b in match(call.instruction, call.body).loops.items()} == {"r": "C.i", "j": "C.j", "k": "C.k.o", "g": "C.k.i"}
+
+
+def test_floats_are_added_in_the_order_of_the_meaning() -> None:
+    """Two loops fold: nested the other way, the sums would round differently."""
+    a, b, acc = Buffer("a", F, (4, 2)), Buffer("b", F, (4, 2, 16)), Buffer("acc", F, (16,))
+    nested = lambda x, y: loop(x[0], x[1], lambda p: loop(y[0], y[1], lambda q: loop("j", 16, lambda j: leaf(*((p, q) if x[0] == "k" else (q, p)), j))))
+    leaf = lambda k, g, j: Accumulate(acc, (j,), a[k, g] * b[k, g, j], SUM)
+    kernel = lambda body: Kernel("meaning", (acc, a, b), (acc,), (), body)
+    emission = VectorOp("llvm.fma.v16f32", ("a", "b", "acc"), 16)
+    operands = (Operand((1,)), Operand((None, None)), Operand((None, None, 1)))
+    i = Instruction("twice", kernel(nested(("k", 4), ("g", 2))), operands, emission, ("avx512f",), 4.0, 8)
+    match(i, nested(("k", 4), ("g", 2)))
+    with pytest.raises(IRError, match="sums of float32 depend on their order: the loops that fold must be nested as k, g"):
+        match(i, nested(("g", 2), ("k", 4)))
+    match(replace(i, reassociates=True), nested(("g", 2), ("k", 4)))
+
+
 def test_loops_that_run_once_need_no_role() -> None:
     s = matmul(1, LANES, 6)
     s.reorder("C.k", "C.i", "C.j")
@@ -191,8 +217,6 @@ def plain(rows: int = 2, columns: int = 16, depth: int = 4, dtype: str = "float3
 
 def by_hand(body: Callable[..., Any], *buffers: tuple[Sequence[int], str]) -> Schedule:
     """A program of loops over a, b, c, ..., of which the last is written."""
-    from tcomp.ir.loops import Buffer
-
     made = [Buffer(name, dtype, shape) for name, (shape, dtype) in zip("abcd", buffers, strict=False)]
     return Schedule(Kernel("k", tuple(made), (made[-1],), (), body(*made)))
 
