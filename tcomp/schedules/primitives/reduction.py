@@ -72,7 +72,8 @@ def rfactor(kernel: Kernel, stage: str, fold: str, lanes: int) -> tuple[Kernel, 
     buffer, target = find_buffer(kernel, stage, "rfactor"), find_loop(kernel, fold, "rfactor")
     nest = _top(kernel, target)
     found = _fold(kernel, "rfactor", nest, buffer)
-    if len(perfect(nest)[0]) != len(found.loops):
+    alone = all(s is found.update for s in walk(nest) if not children(s))
+    if not alone or len(perfect(nest)[0]) != len(found.loops):
         raise refuse(kernel, "rfactor", f"`{stage}` is not all that is computed in `{nest.var.name}`", "separate it first")
     if target not in found.folds:
         raise refuse(kernel, "rfactor", f"`{fold}` is not a fold of `{stage}`")

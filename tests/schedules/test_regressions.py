@@ -1,0 +1,305 @@
+"""Mistakes of primitives that the fuzzer found, as small as it could make them."""
+
+from __future__ import annotations
+
+from fuzzing import check
+
+# ---------------------------------------------------------------- triangular loops
+
+
+def test_partition_gives_the_loops_inside_their_ranges_anew() -> None:
+    check(
+        """
+        kernel loops(y0: float32[3, 8, 7]) -> (y0) {
+          for i6 in 0..4 {
+            for i7 in 0..(i6 * -1 + 7) {
+              y0[i6 % 3, i7, i7] = 1.0f
+            }
+          }
+        }
+        """,
+        """
+        s.partition("i6", 3)
+        """,
+    )
+
+
+def test_fuse_gives_the_loops_inside_their_ranges_anew() -> None:
+    check(
+        """
+        kernel loops(y1: int32[8, 8, 8]) -> (y1) {
+          for i6 in 0..2 {
+            for i7 in 0..1 {
+              for i8 in 0..(i6 + 2) {
+                y1[0, 0, i8] = 1i32
+              }
+            }
+          }
+        }
+        """,
+        """
+        s.fuse("i6", "i7")
+        """,
+    )
+
+
+def test_split_gives_the_loops_inside_their_ranges_anew() -> None:
+    check(
+        """
+        kernel loops(y0: int32[2, 1]) -> (y0) {
+          for i5 in 0..1 {
+            for i6 in 0..(i5 + 1) {
+              y0[i5, 0] = 1i32
+            }
+          }
+        }
+        """,
+        """
+        s.split("i5", 2)
+        """,
+    )
+
+
+def test_clean_gives_the_loops_inside_their_ranges_anew() -> None:
+    check(
+        """
+        kernel loops<n{2..7}>(y0: int64[5]) -> (y0) {
+          for i2 in 0..1 {
+            for i3 in 0..min(3, n - i2 * 3) {
+              y0[i2] = y0[i2]
+            }
+          }
+        }
+        """,
+        """
+        s.clean()
+        """,
+        n=2,
+    )
+
+
+def test_collapse_gives_the_loops_inside_their_ranges_anew() -> None:
+    check(
+        """
+        kernel loops(y0: uint8[5, 4]) -> (y0) {
+          for i1 in 0..2 {
+            for i2 in 0..min(i1 * -4 + 7, 4) {
+              y0[0, i1] = 1u8
+            }
+          }
+        }
+        """,
+        """
+        s.split("i1", 1)
+        s.collapse()
+        """,
+    )
+
+
+def test_a_stage_of_triangular_loops_moves() -> None:
+    check(
+        """
+        kernel loops(y0: int32[2]) -> (y0) {
+          alloc t: int32[3]
+          for i1 in 0..3 {
+            for i2 in 0..(i1 + 1) {
+              t[i1] = 1i32
+            }
+          }
+          for i4 in 0..1 {
+            if t[0] < 2i32 {
+              y0[i4] = 1i32
+            }
+          }
+        }
+        """,
+        """
+        s.compute_at("t", "i4", scope="shared")
+        """,
+    )
+
+
+# ---------------------------------------------------------------- axes of a GPU
+
+
+def test_an_axis_is_bound_once_in_a_nest() -> None:
+    check(
+        """
+        kernel loops(y0: int64[7]) -> (y0) {
+          for i3 in 0..2 {
+            for i4 in 0..3 {
+              y0[i3 * 3 + i4] = 1
+            }
+          }
+        }
+        """,
+        """
+        s.distribute("i3", 5, "block.y", "block.y")
+        s.distribute("i4", 2, "thread.z", "block.y")
+        s.set_kind("i3", "thread.z")
+        s.set_kind("i4.i", "block.y")
+        """,
+    )
+
+
+def test_iterations_on_a_gpu_must_not_touch_the_same_element() -> None:
+    check(
+        """
+        kernel loops(x0: int64[1, 3, 3], y0: int64[7, 7]) -> (y0) {
+          for i7 in 0..5 {
+            y0[2, x0[0, 2, 2] % 7] = y0[i7, x0[0, 2, 2] % 7]
+          }
+        }
+        """,
+        """
+        s.set_kind("i7", "block.z")
+        """,
+    )
+
+
+# ---------------------------------------------------------------- what elements held before
+
+
+def test_cache_write_keeps_what_is_not_written() -> None:
+    check(
+        """
+        kernel loops(y2: uint8[1, 3]) -> (y2) {
+          y2[0, 0] = 1u8
+        }
+        """,
+        """
+        s.cache_write("y2", "written")
+        """,
+    )
+
+
+def test_cache_write_keeps_what_is_read_first() -> None:
+    check(
+        """
+        kernel loops(y0: int64[2, 2]) -> (y0) {
+          y0[1, 0] = y0[0, 0]
+        }
+        """,
+        """
+        s.cache_write("y0", "written")
+        """,
+    )
+
+
+def test_a_stage_does_not_move_behind_a_store_to_what_it_reads() -> None:
+    check(
+        """
+        kernel loops(y0: int32[7, 7]) -> (y0) {
+          alloc t: int32[9, 8, 8]
+          for i1 in 0..9 {
+            for i2 in 0..8 {
+              for i3 in 0..8 {
+                t[i1, i2, i3] = y0[min(i3, 6), 6]
+              }
+            }
+          }
+          for i4 in 0..7 {
+            for i5 in 0..i4 {
+              y0[i5, i4] = t[i5, i4, 7 - i4] + 1i32
+            }
+          }
+        }
+        """,
+        """
+        s.compute_at("t", "i5", scope="register")
+        """,
+    )
+
+
+# ---------------------------------------------------------------- sizes
+
+
+def test_a_point_of_a_partition_is_not_negative() -> None:
+    check(
+        """
+        kernel program<n0{1..1000}>(repeated: uint8[n0, 3]) -> (repeated) {
+          for repeated.i0 in 0..n0 {
+            repeated[repeated.i0, 0] = 1u8
+          }
+        }
+        """,
+        """
+        s.partition("repeated.i0", "n0 - 3")
+        """,
+        n0=1,
+    )
+
+
+def test_a_masked_accumulation_does_not_read_its_place_out_of_bounds() -> None:
+    check(
+        """
+        kernel loops(x1: float32[2], y0: float32[3]) -> (y0) {
+          for i1 in 0..1 {
+            y0[int64(x1[i1]) % 3] += 0.0f
+          }
+        }
+        """,
+        """
+        s.split("i1", 5, tail="mask")
+        """,
+    )
+
+
+# ---------------------------------------------------------------- folds
+
+
+def test_rfactor_of_a_fold_beside_another_statement() -> None:
+    check(
+        """
+        kernel loops(y0: uint8[6], y1: uint8[9, 7]) -> (y0, y1) {
+          for i2 in 0..1 {
+            y0[5] min= 1u8
+            y1[i2, 0] = 1u8
+          }
+        }
+        """,
+        """
+        s.rfactor("y0", "i2", 2)
+        """,
+    )
+
+
+# ---------------------------------------------------------------- witnesses
+
+
+def test_a_loop_that_is_never_entered_has_no_conflicts() -> None:
+    run = check(
+        """
+        kernel loops(y1: int64[8, 4]) -> (y1) {
+          for i1 in 0..2 {
+            for i2 in 0..2 {
+              y1[i1, i2] = y1[0, 0]
+            }
+          }
+        }
+        """,
+        """
+        s.partition("i1", 2)
+        s.set_kind("i2.t", "vectorized")
+        """,
+    )
+    assert len(run.schedule.trace) == 2
+
+
+def test_a_witness_is_executed_by_the_loops_around() -> None:
+    run = check(
+        """
+        kernel loops<n{1..7}>(y0: float32[n + 2]) -> (y0) {
+          for i3 in 0..(n - 2) {
+            for i4 in 0..n {
+              y0[0] = 1.0f
+            }
+          }
+        }
+        """,
+        """
+        s.set_kind("i4", "parallel")
+        """,
+        n=1,
+    )
+    assert run.refused.total() == 1 and run.witnesses["exact"] == 1
