@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import warp_products
 
 import tcomp
 from tcomp.codegen import nvrtc
 from tcomp.errors import DeviceError, TargetError
 from tcomp.ir import te
+from tcomp.ir.dtypes import to_numpy
 from tcomp.runtime.cuda import CupyDevice
 
 
@@ -79,6 +81,18 @@ def test_arrays_on_the_device_stay_there() -> None:
     assert isinstance(result, cupy.ndarray)
     np.testing.assert_array_equal(result.get(), given * 2)
     assert isinstance(f(given), np.ndarray)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int8"])
+@pytest.mark.parametrize("along", [True, False])
+def test_tensor_cores(dtype: str, along: bool) -> None:
+    """Small integers, whose sums are exact in any order."""
+    m, n, depth = 64, 48, 64
+    f = tcomp.build(warp_products.product(dtype, m, n, depth, along), "cuda")
+    a, b = (rng.integers(-9, 10, shape).astype(to_numpy(dtype)) for shape in ((m, depth), (n, depth) if along else (depth, n)))
+    c = np.full((m, n), 77, np.int32 if dtype == "int8" else np.float32)
+    f(a, b, c)
+    np.testing.assert_array_equal(c, a.astype(c.dtype) @ (b.T if along else b).astype(c.dtype))
 
 
 def test_an_illegal_access_is_a_named_error_and_the_process_survives() -> None:

@@ -134,7 +134,7 @@ def test_a_product_of_bytes() -> None:
     np.testing.assert_array_equal(arrays[-1], want)
 
 
-@pytest.mark.parametrize("order", itertools.permutations(range(4)), ids=str)
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))), ids=str)
 def test_any_order_of_the_loops(order: tuple[int, ...]) -> None:
     """Sums of integers do not depend on their order: the roles are found wherever the loops stand."""
     s = bytes_product(2, 16, 8)
