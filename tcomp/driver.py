@@ -25,6 +25,7 @@ from tcomp.codegen.native import assembly, compile_ir
 from tcomp.codegen.nvrtc import compile_text
 from tcomp.codegen.program import Program, emit_program
 from tcomp.errors import InputError, TargetError, UnsupportedError
+from tcomp.facts import kernel_facts
 from tcomp.frontends.onnx import import_model
 from tcomp.ir.expr import Dim, Expr, as_dim, bounds, variables
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node
@@ -197,7 +198,7 @@ def package(
     report.kernels, report.distinct_kernels = len(kernels), len(distinct)
     report.arena, report.arena_lower_bound = plan.size, plan.lower_bound
     with tempfile.TemporaryFile() as file:
-        write_artifact(file, code, weights.arrays, _manifest(graph, dims, target, threads, kernels))
+        write_artifact(file, code, weights.arrays, _manifest(graph, dims, target, threads, kernels, report))
         return read_artifact(file)
 
 
@@ -225,7 +226,12 @@ def _dims(graph: Graph) -> list[Expr]:
 
 
 def _manifest(
-    graph: Graph, dims: Sequence[Expr], target: Target, threads: int | None, kernels: Mapping[Node, CompiledKernel]
+    graph: Graph,
+    dims: Sequence[Expr],
+    target: Target,
+    threads: int | None,
+    kernels: Mapping[Node, CompiledKernel],
+    report: Report,
 ) -> dict[str, Any]:
     number = {d: n for n, d in enumerate(dims)}
     schedules: dict[str, list[str]] = {}  # of each distinct kernel, with the names of the nodes that it computes
@@ -247,6 +253,7 @@ def _manifest(
         "errors": [],
         "notes": {
             "kernels": [node.name for node in kernels],
+            "facts": kernel_facts(graph, dims, kernels, report.not_fused),
             "schedules": [{"kernels": names, "schedule": json.loads(schedule)} for schedule, names in schedules.items()],
             "target": str(target),
         },

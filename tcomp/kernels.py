@@ -23,7 +23,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -46,7 +46,7 @@ class CompiledKernel:
     """Machine code of one kernel: `symbol` takes (pool, buffers..., temporaries..., scalars...).
 
     `scalars` are names of symbolic dims; `temporaries` are sizes in bytes, as printed expressions over dims; `schedule` is what
-    `Schedule.to_json` says of the loops that the code was made of.
+    `Schedule.to_json` says of the loops that the code was made of, `work` the fields of `schedules.work.Work`, printed likewise.
     """
 
     symbol: str
@@ -54,6 +54,7 @@ class CompiledKernel:
     scalars: tuple[str, ...]
     temporaries: tuple[str, ...]
     schedule: str
+    work: tuple[str, ...]
 
 
 def default_schedule(kernel: Kernel, target: Target) -> Schedule:
@@ -75,11 +76,13 @@ def compile_loops(schedule: Schedule, target: Target) -> CompiledKernel:
     from tcomp.codegen.launch_plan import kernel_code
     from tcomp.codegen.llvm import emit_kernel
     from tcomp.codegen.native import compile_ir
+    from tcomp.schedules.work import work
 
     kernel, temporaries = hoist_temporaries(schedule.kernel)
     code = kernel_code(kernel, target, schedule.trace) if target.kind == "cuda" else compile_ir(emit_kernel(kernel, target), target)
     sizes = tuple(str(buffer_size(b)) for b in temporaries)
-    return CompiledKernel(kernel.name, code, tuple(v.name for v in kernel.scalars), sizes, schedule.to_json())
+    todo = tuple(str(n) for n in astuple(work(schedule.source)))
+    return CompiledKernel(kernel.name, code, tuple(v.name for v in kernel.scalars), sizes, schedule.to_json(), todo)
 
 
 def compile_kernel(text: str, symbol: str, target: Target) -> CompiledKernel:
@@ -287,11 +290,12 @@ def _encoded(compiled: CompiledKernel) -> dict[str, Any]:
 
 def _decoded(record: Mapping[str, Any]) -> CompiledKernel:
     code = base64.b64decode(record["code"], validate=True)
-    return CompiledKernel(str(record["symbol"]), code, tuple(record["scalars"]), tuple(record["temporaries"]), str(record["schedule"]))
+    scalars, temporaries, todo = (tuple(map(str, record[field])) for field in ("scalars", "temporaries", "work"))
+    return CompiledKernel(str(record["symbol"]), code, scalars, temporaries, str(record["schedule"]), todo)
 
 
 def _digest(record: Mapping[str, Any]) -> str:
-    parts = [record["symbol"], record["code"], *record["scalars"], "|", *record["temporaries"], "|", record["schedule"]]
+    parts = [record["symbol"], record["code"], *record["scalars"], "|", *record["temporaries"], "|", record["schedule"], "|", *record["work"]]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

@@ -23,7 +23,7 @@ KNOWS = {
     "frontends": {"errors", "ir", "ops"},
     "runtime": {"errors"},
 }
-TOP = {"__init__", "__main__", "assemble", "cli", "driver", "functions", "kernels", "machine", "verification"}  # these put the parts together: they may use all
+TOP = {"__init__", "__main__", "assemble", "cli", "driver", "facts", "functions", "kernels", "machine", "verification"}  # these put the parts together: they may use all
 THIRD_PARTY = {
     "numpy": {*KNOWS, *TOP} - BASE,
     "ml_dtypes": {"ir", "runtime"},

@@ -45,6 +45,9 @@ def bench(
     seconds: Annotated[
         float, typer.Option("--seconds", metavar="S", min=0.01, max=3600, help="Time for each contender and number of threads.")
     ] = 1.0,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="Show the time of every kernel as well, and its share of what this machine can do.")
+    ] = False,
     input: Inputs = None,
     dim: Dims = None,
     shape: Shapes = None,
@@ -58,6 +61,8 @@ def bench(
     """
     from tcomp.cli import peers
     from tcomp.cli.inputs import make_feeds, read_inputs, signature_of
+    from tcomp.cli.kernels import profiled
+    from tcomp.cli.kernels import show as show_kernels
     from tcomp.cli.measure import interleaved
     from tcomp.cli.models import open_model
     from tcomp.runtime import Module
@@ -73,6 +78,7 @@ def bench(
         peers.check_installed(peer)
     lines: list[Line] = []
     failures: dict[str, str] = {}
+    profiles: dict[int, list[dict[str, Any]]] = {}
     with output.progress() as tell:
         opened = open_model(model, dim, shape, target, None, tell)
         modules = [Module.load(opened.artifact, threads=n) for n in counts]
@@ -97,6 +103,8 @@ def bench(
             found = interleaved(contenders, seconds, tell)
             base = found["tcomp"].median
             lines += [Line(name, module.threads, t, t.median / base, difference[name]) for name, t in found.items()]
+            if kernels:
+                profiles[module.threads] = profiled(module, feeds.arrays)
 
     if as_json:
         rows: list[dict[str, Any]] = [
@@ -111,10 +119,14 @@ def bench(
             }
             for entry in lines
         ]
-        output.print_json({"results": rows, "failed": failures, "random_inputs": feeds.random, "dims": feeds.chosen})
+        document = {"results": rows, "failed": failures, "random_inputs": feeds.random, "dims": feeds.chosen}
+        output.print_json(document | ({"kernels": profiles} if kernels else {}))
         return
     feeds.explain()
     show(lines)
+    for number, records in profiles.items():
+        output.line()
+        show_kernels(f"{output.count(len(records), 'kernel')}, {output.count(number, 'thread')}", records)
     for peer, reason in failures.items():
         output.line(f"{peer} failed: {reason}", "yellow")
     if against is None and not is_artifact(model) and not chosen:

@@ -11,13 +11,12 @@ import typer
 
 from tcomp.cli import output
 from tcomp.cli.files import check_writable, write_files
+from tcomp.cli.kernels import profiled, show
 from tcomp.cli.options import AnyModel, Dims, Inputs, Json, Seed, Shapes, TargetName, Threads
 from tcomp.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
-
-_MOST_KERNELS = 30  # lines of a profile
 
 
 def run(
@@ -26,7 +25,7 @@ def run(
     save: Annotated[
         Path | None, typer.Option("--save", metavar="FILE.npz", help="Save the outputs, by name.", show_default=False)
     ] = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Show the time of every kernel.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Show the time of every kernel, and its share of what this machine can do.")] = False,
     dim: Dims = None,
     shape: Shapes = None,
     target: TargetName = None,
@@ -55,7 +54,7 @@ def run(
     elapsed = time.perf_counter() - start
     if save is not None:
         _save(save, results)
-    kernels = module.profile(feeds.arrays) if profile else None
+    kernels = profiled(module, feeds.arrays) if profile else None
 
     if as_json:
         record: dict[str, Any] = {"threads": module.threads, "seconds": elapsed, "random_inputs": feeds.random}
@@ -64,7 +63,7 @@ def run(
         if save is not None:
             record["saved"] = save
         if kernels is not None:
-            record["kernels"] = [{"name": name, "seconds": s} for name, s in kernels]
+            record["kernels"] = kernels
         output.print_json(record)
         return
     feeds.explain()
@@ -75,7 +74,8 @@ def run(
     if save is not None:
         output.line(f"wrote {save}", "dim")
     if kernels is not None:
-        _show_profile(kernels)
+        output.line()
+        show(f"{output.count(len(kernels), 'kernel')}, {output.seconds(sum(k['seconds'] for k in kernels))} a run (mean of 10)", kernels)
 
 
 def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
@@ -107,14 +107,3 @@ def _row(summary: dict[str, Any]) -> list[str]:
         first += f"  ({summary['nonfinite']} not finite)"
     return [summary["name"], summary["dtype"], "x".join(map(str, summary["shape"])) or "scalar", *numbers, first]
 
-
-def _show_profile(kernels: list[tuple[str, float]]) -> None:
-    total = sum(s for _, s in kernels) or 1.0
-    ranked = sorted(enumerate(kernels), key=lambda item: -item[1][1])
-    rows = [(str(number), name, output.seconds(s), f"{s / total:.1%}") for number, (name, s) in ranked[:_MOST_KERNELS]]
-    if rest := ranked[_MOST_KERNELS:]:
-        spent = sum(s for _, (_, s) in rest)
-        rows.append(("", output.count(len(rest), "other kernel"), output.seconds(spent), f"{spent / total:.1%}"))
-    output.line()
-    title = f"{output.count(len(kernels), 'kernel')}, {output.seconds(total)} a run (mean of 10)"
-    output.table(title, ("#>", "kernel", "time>", "share>"), rows)

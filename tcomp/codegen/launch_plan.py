@@ -42,7 +42,7 @@ def kernel_code(kernel: Kernel, target: Target, trace: Sequence[object] = ()) ->
     described = [
         {
             "function": launch.function,
-            "grid": [_size(d, scalars, kernel.name) for d in launch.grid],
+            "grid": [size_data(d, scalars, kernel.name) for d in launch.grid],
             "block": list(launch.block),
             "buffers": list(launch.buffers),
             "scalars": list(launch.scalars),
@@ -64,8 +64,8 @@ def program_code(program: Program, kernels: Mapping[str, bytes], target: Target)
         {
             "kernels": entries,
             "steps": steps,
-            "workspace": _size(program.workspace, dims, "the workspace"),
-            "outputs": [[_size(d, dims, "an output") for d in shape] for shape in program.output_shapes],
+            "workspace": size_data(program.workspace, dims, "the workspace"),
+            "outputs": [[size_data(d, dims, "an output") for d in shape] for shape in program.output_shapes],
         }
     )
 
@@ -93,18 +93,18 @@ def _steps(steps: Sequence[Step], names: dict[Expr, Any]) -> list[Any]:
         match step:
             case Call(symbol, buffers, scalars, label):
                 places = [_place(b, names) for b in buffers]
-                found.append({"call": symbol, "label": label, "buffers": places, "scalars": [_size(d, names, label) for d in scalars]})
+                found.append({"call": symbol, "label": label, "buffers": places, "scalars": [size_data(d, names, label) for d in scalars]})
             case Branch(cond, then, otherwise):
                 found.append({"branch": _place(cond, names), "then": _steps(then, names), "else": _steps(otherwise, names)})
             case Repeat(var, trips, body, condition):
                 inside = {**names, var: ["loop", var.name]}
                 end = None if condition is None else _place(condition, inside)
-                trip_count = _size(trips, names, "a loop")
+                trip_count = size_data(trips, names, "a loop")
                 found.append({"repeat": var.name, "trips": trip_count, "body": _steps(body, inside), "condition": end})
             case Copy(dst, src, count):
-                found.append({"copy": _place(dst, names), "from": _place(src, names), "bytes": _size(count, names, "a copy")})
+                found.append({"copy": _place(dst, names), "from": _place(src, names), "bytes": size_data(count, names, "a copy")})
             case SetIndex(dst, value):
-                found.append({"index": _place(dst, names), "value": _size(value, names, "a loop")})
+                found.append({"index": _place(dst, names), "value": size_data(value, names, "a loop")})
     return found
 
 
@@ -119,15 +119,16 @@ def _stores_indices(steps: Sequence[Step]) -> bool:
 def _place(ref: Ref, names: Mapping[Expr, Any]) -> list[Any]:
     if ref.base not in ("input", "output", "weights", "workspace"):
         raise CodegenError(f"a launch plan cannot refer to {ref.base}")
-    return [ref.base, ref.index, _size(ref.offset, names, ref.base)]
+    return [ref.base, ref.index, size_data(ref.offset, names, ref.base)]
 
 
-def _size(d: Dim, names: Mapping[Expr, Any], where: str) -> Any:
+def size_data(d: Dim, names: Mapping[Expr, Any], where: str) -> Any:
+    """A size as JSON: a number, what `names` says of a variable, or [operator, size, size]. Raises `CodegenError` for any other."""
     e = as_expr(d)
     if e in names:
         return names[e]
     if e.op == "const":
         return int(e.attr)
     if e.op in _OPERATORS:
-        return [e.op, *(_size(a, names, where) for a in e.args)]
+        return [e.op, *(size_data(a, names, where) for a in e.args)]
     raise CodegenError(f"the size {e} cannot be computed on the host", where=where)

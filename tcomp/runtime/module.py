@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from tcomp.errors import ArtifactError, InputError
 from tcomp.runtime.artifact import Artifact, Source, read_artifact
+from tcomp.runtime.facts import KernelFacts, kernel_facts
 from tcomp.runtime.host import check_target, default_threads
 from tcomp.runtime.inputs import admit
 from tcomp.runtime.manifest import Manifest, TensorSpec, numpy_dtype
@@ -171,6 +172,15 @@ class Module:
             self._execute([inputs[name] for name in self._names], timed)
         rate = wall / runs / (sum(ticks) or 1)
         return [(str(name), count * rate) for name, count in zip(names, ticks, strict=True)]
+
+    def facts(self, inputs: Mapping[str, object]) -> list[KernelFacts]:
+        """What each kernel has to do for inputs of these shapes, and how it came about; in the order of `profile`.
+
+        Raises ArtifactError for an artifact that does not say, else as `run`.
+        """
+        specs = zip(self.inputs, self._names, strict=True)
+        shapes = tuple(admit(inputs[name], spec, numpy_dtype(spec.dtype)).shape for spec, name in specs)
+        return kernel_facts(self.manifest, self._bind(shapes))
 
     # ---- one call --------------------------------------------------------------------------------
 

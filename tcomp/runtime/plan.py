@@ -267,6 +267,12 @@ def evaluate(size: Size, values: Values) -> int:
     return values[size[0], size[1]]
 
 
+def size_of(size: Any, dims: Sequence[int]) -> int:
+    """The value of an unchecked size expression over the artifact's dims. Raises ArtifactError if it is malformed."""
+    _check_size(size, {"dim": set(range(len(dims)))}, "a size")
+    return evaluate(size, {("dim", n): d for n, d in enumerate(dims)})
+
+
 # ---------------------------------------------------------------- reading
 
 

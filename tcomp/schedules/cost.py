@@ -83,7 +83,7 @@ def estimate(
     """
     kernel = at_sizes(kernel, dims or {})
     todo = work(kernel, POINTS)
-    bound = todo.seconds(roof(target, threads, core))
+    bound, _ = roof(target, threads, core).seconds(float(todo.slots), float(todo.divisions), float(todo.bytes))
     if target.kind == "cuda":
         return Estimate(bound, bound, {"roofline": bound}, {"flops": float(todo.flops), "bytes": float(todo.bytes)})
     return _Model(kernel, target, core or target.core, threads).estimate(bound, float(todo.flops), float(todo.bytes))

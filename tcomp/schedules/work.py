@@ -129,11 +129,6 @@ class Work:
     divisions: Dim
     bytes: Dim
 
-    def seconds(self, roof: Roof) -> float:
-        """The roofline bound; sizes must be known."""
-        compute = max(float(self.slots) / roof.slots, float(self.divisions) / roof.divisions)
-        return max(compute, float(self.bytes) / roof.bandwidth(float(self.bytes)))
-
 
 def statements(kernel: Kernel) -> Iterator[tuple[Store | Accumulate, Loops, tuple[Expr, ...]]]:
     """Every store and accumulation with the loops around it and the conditions it stands under."""
@@ -214,9 +209,11 @@ class Roof:
     divisions: float
     memories: tuple[tuple[float, float], ...]
 
-    def bandwidth(self, size: float) -> float:
-        """Bytes a second of the nearest memory that holds `size` bytes."""
-        return next(rate for room, rate in self.memories if size <= room)
+    def seconds(self, slots: float, divisions: float, bytes: float) -> tuple[float, str]:
+        """(the roofline bound of this work, what limits it: "arithmetic" or "memory"). Data lies in the nearest memory that holds it."""
+        arithmetic = max(slots / self.slots, divisions / self.divisions)
+        memory = bytes / next(rate for room, rate in self.memories if bytes <= room)
+        return (arithmetic, "arithmetic") if arithmetic >= memory else (memory, "memory")
 
 
 def roof(target: Target, threads: int = 1, core: Core | None = None) -> Roof:

@@ -155,9 +155,12 @@ def test_run_reports_what_is_not_finite(tcomp, models):
 def test_profile_names_every_kernel(tcomp, artifact):
     record = tcomp.json("run", artifact, "--profile", "--dim", "batch=64")
     assert [k["name"] for k in record["kernels"]] == load(artifact).manifest.notes["kernels"]
-    assert all(k["seconds"] > 0 for k in record["kernels"])
+    assert all(k["seconds"] > 0 and 0 < k["bound"] and k["light"] == k["bound"] / k["seconds"] for k in record["kernels"])
+    least = 4 * (64 * 8 + 8 * 5 + 5 + 64 * 5)  # weights are packed, and may be padded up to a vector
+    assert record["kernels"][0]["flops"] == 64 * 5 * (2 * 8 + 2) and least <= record["kernels"][0]["bytes"] <= least + 4 * 8 * 11
+    assert "not fused" in record["kernels"][0]["not_fused"][0]
     text = tcomp("run", artifact, "--profile").stdout
-    assert "2 kernels" in text and text.count("%") == 2
+    assert "2 kernels" in text and text.count("%") == 4 and "of bound" in text
 
 
 def test_module_profile_adds_up_to_the_run(artifact):
@@ -227,7 +230,11 @@ def test_explain(tcomp, models):
     assert any("softmax" in line for line in record["not_fused"])
     assert [p["name"] for p in record["passes"]].count("partition") == 1
     text = tcomp("explain", models["mlp"]).stdout
-    assert "matmul + add + relu" in text and "edges not fused" in text
+    assert "matmul + add + relu" in text and "edges not fused" in text and "s.collapse()" not in text
+    steps = [k["schedule"] for k in record["kernels"]]
+    assert all(s[0] == "s.collapse()" and s[-1] == "s.clean()" for s in steps)
+    lines = tcomp("explain", models["mlp"], "--schedules").stdout.splitlines()
+    assert "schedule of r" in lines and [line.strip() for line in lines].count("s.clean()") == len(steps)
 
 
 # ---------------------------------------------------------------- doctor, demo
@@ -246,7 +253,7 @@ def test_doctor_reports_a_failed_self_test(tcomp, monkeypatch):
     def broken(*arguments):
         raise package.TcompError("the linker is gone")
 
-    monkeypatch.setattr("tcomp.driver.build", broken)
+    monkeypatch.setattr("tcomp.functions.build", broken)
     assert "self-test: FAILED (the linker is gone)" in tcomp("doctor", status=1).stdout
 
 

@@ -1,0 +1,54 @@
+"""What an artifact says of its kernels beside their code: work, layout, why the result was not fused with its reader. For profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from tcomp.codegen.launch_plan import size_data
+from tcomp.errors import CodegenError
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
+from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node
+from tcomp.ir.parser import parse_expr
+from tcomp.kernels import CompiledKernel
+from tcomp.schedules.work import Work
+
+
+def kernel_facts(
+    graph: Graph, dims: Sequence[Expr], kernels: Mapping[Node, CompiledKernel], not_fused: Sequence[str]
+) -> list[dict[str, Any]]:
+    """JSON for each kernel, in order: the fields of `Work` for all its calls of a run, as sizes over the dims (see `runtime.plan`);
+    `layout` of its results; `not_fused`, lines of the report. Work is left out where it depends on data: in branches and `while` loops.
+    """
+    names = {d.name: d for d in dims}
+    numbers = {d: ["dim", n] for n, d in enumerate(dims)}
+    reasons: dict[str, list[str]] = {}
+    for line in not_fused:
+        value, _, reason = line.partition(": ")
+        reasons.setdefault(value, []).append(reason)
+    found = []
+    for node, times in _calls(graph, 1):
+        fact: dict[str, Any] = {"layout": "; ".join(str(v.layout) for v in node.outputs if v.layout is not None)}
+        fact["not_fused"] = [reason for v in node.outputs for reason in reasons.get(f"%{v.name}", ())]
+        if times is not None:
+            sizes = [as_dim(as_expr(parse_expr(text, names)) * as_expr(times)) for text in kernels[node].work]
+            try:
+                fact["work"] = {f.name: size_data(n, numbers, node.name) for f, n in zip(fields(Work), sizes, strict=True)}
+            except CodegenError:
+                pass  # a size that only the model itself computes
+        found.append(fact)
+    return found
+
+
+def _calls(graph: Graph, times: Dim | None) -> Iterator[tuple[Node, Dim | None]]:
+    """The kernel nodes in program order, with the number of their calls; None where that depends on data."""
+    for node in graph.nodes:
+        if node.op is KERNEL:
+            yield node, times
+        elif node.op in (IF, LOOP):
+            inner: Dim | None = None
+            if node.op is LOOP and times is not None and not node.attrs["condition"]:
+                inner = as_dim(as_expr(times) * as_expr(node.attrs["trips"]))
+            for body in node.bodies:
+                yield from _calls(body, inner)
