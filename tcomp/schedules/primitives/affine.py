@@ -10,7 +10,7 @@ from tcomp.ir.loops import SERIAL, Call, For, Kernel, Stmt, walk
 from tcomp.ir.polyhedral import Model, TooHard, limited, model
 from tcomp.ir.scanning import scan
 from tcomp.schedules.legality import dependences, violated
-from tcomp.schedules.primitives.edit import find_loop, loop_names, rebuild, refuse
+from tcomp.schedules.primitives.edit import buffer_names, find_loop, loop_names, rebuild, refuse, refuse_conflict
 
 
 def affine(kernel: Kernel, loop: str | None, order: str, names: str) -> Kernel:
@@ -26,17 +26,33 @@ def affine(kernel: Kernel, loop: str | None, order: str, names: str) -> Kernel:
     target: Stmt = kernel.body if loop is None else find_loop(kernel, loop, "affine")
     if any(isinstance(s, For) and s.kind != SERIAL for s in walk(target)):
         raise refuse(kernel, "affine", "a loop inside is not serial", "change the order first, the kinds of the loops then")
-    instances = model(target)
+    m = model(target)
+    relation = _relation(kernel, m, order)
     try:
         with limited(50_000_000):
-            return reordered(kernel, "affine", target, instances, isl.UnionMap(order), names)
+            return reordered(kernel, "affine", target, m, relation, names)
     except TooHard as error:
         raise refuse(kernel, "affine", f"isl gave up on `{order}`: {error}") from None
+
+
+def _relation(kernel: Kernel, m: Model, order: str) -> isl.UnionMap:
+    try:
+        relation = isl.UnionMap(order)
+    except isl.Error:
+        raise refuse(kernel, "affine", f"`{order}` is no relation in isl's notation", "for example { S0[i, j] -> [j, i] }") from None
+    space = relation.get_space()
+    sizes = {str(space.get_dim_name(isl.dim_type.param, n)) for n in range(space.dim(isl.dim_type.param))}
+    if unknown := sizes - set(m.parameters.values()):
+        known = ", ".join(f"{name} is {v.name}" for v, name in m.parameters.items())
+        raise refuse(kernel, "affine", f"the order mentions {', '.join(sorted(unknown))}", known and f"of the sizes and loops around, {known}")
+    return relation
 
 
 def reordered(kernel: Kernel, step: str, target: Stmt, m: Model, order: isl.UnionMap, names: str) -> Kernel:
     if any(isinstance(s, Call) for s in walk(target)):
         raise refuse(kernel, step, "an instruction executes some of the loops", "change the order first, tensorize then")
+    if not m.instances:
+        raise refuse(kernel, step, "nothing is stored there")
     maps = {}
     for x in m.instances:
         found = order.intersect_domain(isl.UnionSet.from_set(x.domain)).get_map_list()
@@ -46,15 +62,18 @@ def reordered(kernel: Kernel, step: str, target: Stmt, m: Model, order: isl.Unio
         if not x.domain.intersect_params(m.context).is_subset(maps[x.name].domain()) or not maps[x.name].is_single_valued():
             raise refuse(kernel, step, f"the order is no function of all instances of {x.name}, `{str(x.stmt).strip()}`")
     lengths = {x.dim(isl.dim_type.out) for x in maps.values()}
-    named = _names(names, [x.name for x in m.instances])
+    named = _names(names, list(maps))
+    if missing := [x for x in maps if x not in named]:
+        raise refuse(kernel, step, f"`{names}` has no names of loops for {', '.join(missing)}", "a b c, or S0: a b c; S1: a d e")
     if len(lengths) > 1 or any(len(n) not in lengths for n in named.values()):
         raise refuse(kernel, step, f"time vectors of lengths {sorted(lengths)} for {len(next(iter(named.values())))} names")
     if not order.intersect_domain(_domains(m)).is_injective():
         raise refuse(kernel, step, "two instances have the same time vector")
     conflict = violated(m, dependences(m), maps)
     if conflict is not None:
-        raise refuse(kernel, step, f"the new order reverses a dependence: iterations {conflict}")
-    taken = set(loop_names(kernel)) - {s.var.attr.name for s in walk(target) if isinstance(s, For)}
+        raise refuse_conflict(kernel, step, "the new order reverses a dependence: iterations", conflict)
+    replaced = {s.var.attr.name for s in walk(target) if isinstance(s, For)}
+    taken = {*loop_names(kernel), *buffer_names(kernel)} - replaced
 
     def unique(name: str) -> str:
         candidate, number = name, 1
@@ -78,5 +97,5 @@ def _domains(m: Model) -> isl.UnionSet:
 def _names(text: str, instances: Sequence[str]) -> dict[str, list[str]]:
     if ":" not in text:
         return dict.fromkeys(instances, text.split())
-    parts = (part.split(":") for part in text.split(";"))
-    return {name.strip(): rest.split() for name, rest in parts}
+    parts = (part.partition(":") for part in text.split(";"))
+    return {name.strip(): rest.split() for name, _, rest in parts}

@@ -98,9 +98,12 @@ def nesting(kernel: Kernel, step: str, changed: Kernel) -> Kernel:
     return changed
 
 
+def buffer_names(kernel: Kernel) -> list[str]:
+    return [b.name for b in kernel.buffers] + [s.buffer.name for s in walk(kernel.body) if isinstance(s, Allocate)]
+
+
 def fresh(kernel: Kernel, name: str) -> str:
-    taken = {*loop_names(kernel), *(b.name for b in kernel.buffers)}
-    taken |= {s.buffer.name for s in walk(kernel.body) if isinstance(s, Allocate)}
+    taken = {*loop_names(kernel), *buffer_names(kernel)}
     candidate, number = name, 1
     while candidate in taken:
         number += 1
