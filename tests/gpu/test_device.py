@@ -10,10 +10,13 @@ import warp_products
 
 import tcomp
 from tcomp.codegen import nvrtc
+from tcomp.codegen.cuda import emit_kernel
 from tcomp.errors import DeviceError, TargetError
 from tcomp.ir import te
 from tcomp.ir.dtypes import to_numpy
 from tcomp.runtime.cuda import CupyDevice
+from tcomp.runtime.plan import KernelCode, Launch
+from tcomp.target import Target
 
 
 def missing() -> str:
@@ -87,12 +90,22 @@ def test_arrays_on_the_device_stay_there() -> None:
 @pytest.mark.parametrize("along", [True, False])
 def test_tensor_cores(dtype: str, along: bool) -> None:
     """Small integers, whose sums are exact in any order."""
-    m, n, depth = 64, 48, 64
-    f = tcomp.build(warp_products.product(dtype, m, n, depth, along), "cuda")
-    a, b = (rng.integers(-9, 10, shape).astype(to_numpy(dtype)) for shape in ((m, depth), (n, depth) if along else (depth, n)))
-    c = np.full((m, n), 77, np.int32 if dtype == "int8" else np.float32)
-    f(a, b, c)
-    np.testing.assert_array_equal(c, a.astype(c.dtype) @ (b.T if along else b).astype(c.dtype))
+    import cupy
+
+    device = CupyDevice()
+    arch = f"sm_{device.capability}"
+    text, (launch,) = emit_kernel(warp_products.product(dtype, 64, 48, 64, along).kernel, Target.parse(f"cuda -arch={arch}"))
+    a, b = (rng.integers(-9, 10, shape).astype(to_numpy(dtype)) for shape in ((64, 64), (48, 64) if along else (64, 48)))
+    c = np.full((64, 48), 77, np.int32 if dtype == "int8" else np.float32)
+    with device.guarded():
+        x, y, z = (int(n) for n in launch.grid)
+        code = KernelCode((Launch(launch.function, (x, y, z), launch.block, launch.buffers, ()),), {arch: nvrtc.compile_text(text, arch).cubin}, b"")
+        memory = [cupy.asarray(m.reshape(-1).view(np.uint8)) for m in (a, b, c)]
+        cupy.cuda.get_current_stream().synchronize()
+        device.launch(device.load(code)[launch.function], (x, y, z), launch.block, [memory[n].data.ptr for n in launch.buffers])
+        device.synchronize()
+    got = memory[2].get().view(c.dtype).reshape(c.shape)
+    np.testing.assert_array_equal(got, a.astype(c.dtype) @ (b.T if along else b).astype(c.dtype))
 
 
 def test_an_illegal_access_is_a_named_error_and_the_process_survives() -> None:
@@ -103,6 +116,8 @@ def test_an_illegal_access_is_a_named_error_and_the_process_survives() -> None:
     program = """
 from tcomp.errors import DeviceError
 from tcomp.runtime.cuda import CupyDevice
+from tcomp.runtime.plan import KernelCode, Launch
+from tcomp.target import Target
 from tcomp.runtime.plan import KernelCode, Launch
 from tcomp.codegen.nvrtc import compile_text
 device = CupyDevice()
