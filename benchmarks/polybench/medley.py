@@ -114,6 +114,6 @@ def init_nussinov(n: int) -> Arrays:
 
 BENCHMARKS = (
     Benchmark("deriche", deriche, ("w", "h"), (64, 64), (192, 128), (4096, 2160), init_deriche, {"alpha": 0.25}),
-    Benchmark("floyd-warshall", floyd_warshall, ("n",), (60,), (180,), (2800,), init_floyd_warshall),
+    Benchmark("floyd-warshall", floyd_warshall, ("n",), (60,), (180,), (1800,), init_floyd_warshall, published=(2800,)),
     Benchmark("nussinov", nussinov, ("n",), (60,), (180,), (2500,), init_nussinov),
 )

@@ -6,39 +6,35 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from jit import compile_kernel
 
+import tcomp
 from tcomp.frontends.python import Program
 from tcomp.ir.dims import bind_dims
-from tcomp.ir.dtypes import to_numpy
-from tcomp.ir.expr import as_expr, evaluate_int
-from tcomp.ir.loops import Kernel, hoist_temporaries
+from tcomp.ir.loops import Kernel
 from tcomp.ir.loops_eval import run_kernel
 from tcomp.ir.verify import verify_kernel
 
 Arrays = dict[str, np.ndarray]
 
 
-def plain(program: Program, arrays: Arrays, numbers: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def plain(program: Program, arrays: Arrays, numbers: Mapping[str, Any]) -> Arrays:
     copies = {name: a.copy() for name, a in arrays.items()}
     program(**copies, **{name: n for name, n in numbers.items() if name in program.parameters})
     return copies
 
 
-def interpreted(kernel: Kernel, arrays: Arrays, numbers: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def interpreted(kernel: Kernel, arrays: Arrays, numbers: Mapping[str, Any]) -> Arrays:
     verify_kernel(kernel)
     copies = {name: a.copy() for name, a in arrays.items()}
     run_kernel(kernel, {b: copies[b.name] for b in kernel.buffers}, {v: numbers[v.name] for v in kernel.scalars if v.name in numbers})
     return copies
 
 
-def native(kernel: Kernel, arrays: Arrays, numbers: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def native(kernel: Kernel, arrays: Arrays, numbers: Mapping[str, Any]) -> Arrays:
     copies = {name: a.copy() for name, a in arrays.items()}
-    dims = {v: numbers[v.name] for v in kernel.scalars if v.name in numbers}
-    dims = bind_dims([(b.name, b.shape, copies[b.name].shape) for b in kernel.buffers], dims)
-    complete, temporaries = hoist_temporaries(kernel)
-    places = [np.full([evaluate_int(as_expr(d), dims) for d in b.shape], 77).astype(to_numpy(b.dtype)) for b in temporaries]
-    compile_kernel(complete)(*(copies[b.name] for b in kernel.buffers), *places, *(dims[v] for v in kernel.scalars))
+    told_by_shapes = bind_dims([(b.name, b.shape, copies[b.name].shape) for b in kernel.buffers])
+    sizes = {v.name: numbers[v.name] for v in kernel.scalars if v not in told_by_shapes}
+    tcomp.build(kernel, threads=1)(*(copies[b.name] for b in kernel.buffers), **sizes)
     return copies
 
 
