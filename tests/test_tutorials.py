@@ -1,5 +1,6 @@
-"""The tutorials run, and say what they promise."""
+"""The tutorials run, and say what they promise; so do the examples of the README."""
 
+import doctest
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 TUTORIALS = sorted((ROOT / "tutorials").glob("*.py"))
-LAST_WORDS = {"01": "outside its range of 1 to 64", "02": "right", "03": "90-te.txt", "05": "of the peak", "06": "of the peak"}
+LAST_WORDS = {"01": "outside its range of 1 to 64", "02": "right", "03": "90-te.txt", "04": "The same bits: True", "05": "of the peak", "06": "of the peak"}
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda p: p.stem)
@@ -18,3 +19,13 @@ def test_tutorial(path, tmp_path):
     done = subprocess.run([sys.executable, path], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert LAST_WORDS[path.name[:2]] in done.stdout.splitlines()[-1], done.stdout[-500:]
+
+
+def test_readme():
+    """The section on schedules is what happens; the other examples need a model."""
+    text = (ROOT / "README.md").read_text()
+    section = text.split("## Write your own schedule")[1].split("\n## ")[0]
+    examples = doctest.DocTestParser().get_doctest(section, {}, "README", "README.md", 0)
+    report = []
+    failed, tried = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(examples, out=report.append)
+    assert not failed and tried > 10, "".join(report)

@@ -14,6 +14,8 @@ def place(models, artifact, tmp_path):
     content = artifact.read_bytes()
     (tmp_path / "text.onnx").write_text("this is a text\n")
     (tmp_path / "empty.onnx").write_bytes(b"")
+    (tmp_path / "empty.json").write_bytes(b"")
+    (tmp_path / "trace.json").write_text('{"version": 1, "steps": []}')
     (tmp_path / "short.tcomp").write_bytes(content[:200])
     (tmp_path / "damaged.tcomp").write_bytes(content[:300] + bytes([content[300] ^ 1]) + content[301:])
     (tmp_path / "folder").mkdir()
@@ -77,6 +79,12 @@ MISTAKES = [
     ("bench {mlp} --threads 0", "no list of thread counts"),
     ("check text.onnx", "no ONNX model"),
     ("verify {artifact}", "is a compiled artifact"),
+    ("verify {artifact} --proofs --full", "--proofs runs nothing"),
+    ("verify {artifact} --proofs --dim batch=1", "has been compiled: --dim comes too late"),
+    ("verify text.onnx --proofs", "no ONNX model"),
+    ("verify gone.json --proofs", "there is no file"),
+    ("verify trace.json --proofs", "does not say which kernel it starts from"),
+    ("verify empty.json --proofs", "this is no trace"),
     ("explain gone.onnx", "there is no file"),
     ("demo --model resnet500", "unknown choice `resnet500`"),
 ]

@@ -1,13 +1,17 @@
-"""`tcomp verify` agrees with right code, and finds the pass or the kernel that is wrong."""
+"""`tcomp verify` agrees with right code, finds the pass or the kernel that is wrong, and proves schedules."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tcomp import driver, verification
+from tcomp import driver, te, verification
+from tcomp.errors import ArtifactError
 from tcomp.frontends.onnx import import_model
 from tcomp.kernels import compile_kernel
+from tcomp.runtime import read_artifact
+from tcomp.schedules import Schedule
 from tcomp.target import Target
 
 
@@ -97,3 +101,70 @@ def test_compare():
     integers = verification.compare("n", np.array([3]), np.array([4]))
     assert integers.tolerance == 0 and not integers.ok
     assert verification.compare("e", np.zeros((0, 2)), np.zeros((0, 2))).ok
+
+
+# ---------------------------------------------------------------- --proofs
+
+
+def test_schedules_of_a_model_and_of_its_artifact_are_proved(tcomp, models, artifact):
+    found = tcomp.json("verify", models["mlp"], "--proofs", "--dim", "batch=1..64")
+    again = tcomp.json("verify", artifact, "--proofs")
+    assert found["ok"] and again["ok"] and "proved" in found["verdict"]
+    for record in (found, again):
+        assert [k["nodes"] for k in record["kernels"]] == [["r"], ["y"]]
+        assert all(k["ok"] and k["proved"] == k["steps"] > 0 and k["refused"] is None and k["seconds"] > 0 for k in record["kernels"])
+    assert found["kernels"][0]["questions"] > 0 and [k["steps"] for k in found["kernels"]] == [k["steps"] for k in again["kernels"]]
+    assert "2 kernels proved" in tcomp("verify", artifact, "--proofs").stdout
+
+
+def test_a_model_with_control_flow_is_proved(tcomp, models):
+    assert tcomp.json("verify", models["scan"], "--proofs")["ok"]
+
+
+def saved(path, change=lambda steps: None):
+    """A schedule of a row sum, its steps changed, in a file."""
+    a, k = te.placeholder((8, 8), name="A"), te.reduce_axis(8, "k")
+    s = Schedule(te.compute((8,), lambda i: te.sum(a[i, k], k), name="B"))
+    s.split("B.i", 4)
+    s.parallel("B.i.o")
+    record = json.loads(s.to_json())
+    change(record["steps"])
+    path.write_text(json.dumps(record))
+    return path
+
+
+def test_a_saved_schedule_is_proved(tcomp, tmp_path):
+    record = tcomp.json("verify", saved(tmp_path / "s.json"), "--proofs")
+    assert record["ok"] and record["kernels"][0]["nodes"] == ["B"] and record["kernels"][0]["steps"] == 2
+    assert "2 steps of 1 kernel proved" in tcomp("verify", tmp_path / "s.json", "--proofs").stdout
+
+
+def test_a_step_that_changes_the_result_is_refused(tcomp, tmp_path):
+    def race(steps):
+        steps[1][1][0] = "B.k"
+
+    record = tcomp.json("verify", saved(tmp_path / "s.json", race), "--proofs", status=2)
+    (kernel,) = record["kernels"]
+    assert not record["ok"] and not kernel["ok"] and (kernel["proved"], kernel["steps"]) == (1, 2)
+    for part in ("step 2", "may touch the same element of `B`", "at B.k=0", "at B.k=1"):
+        assert part in kernel["refused"]
+    text = tcomp("verify", tmp_path / "s.json", "--proofs", status=2).stdout
+    assert "REFUSED" in text and "1 kernel refused" in text and "B.k=1" in text
+
+
+def test_artifacts_whose_schedules_are_missing_or_malformed(artifact):
+    whole = read_artifact(artifact)
+
+    class Changed:
+        where = "m.tcomp"
+
+        def __init__(self, notes):
+            self.manifest = replace(whole.manifest, notes=notes)
+
+    assert len(verification.saved_schedules(Changed(whole.manifest.notes))) == 2
+    for schedules in (None, {}, [3], [{}], [{"kernels": 3}]):
+        with pytest.raises(ArtifactError, match="does not carry its schedules"):
+            verification.saved_schedules(Changed({"schedules": schedules}))
+    for schedule in (None, {}, {"version": 1, "steps": []}, {"version": 1, "steps": [], "kernel": "kernel"}):
+        with pytest.raises(ArtifactError, match="a schedule in the artifact is malformed(.|\n)*m.tcomp, kernel r"):
+            verification.saved_schedules(Changed({"schedules": [{"kernels": ["r"], "schedule": schedule}]}))
