@@ -19,7 +19,8 @@ import difflib
 import inspect
 import re
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union
@@ -40,7 +41,7 @@ from tcomp.schedules.primitives.clean import clean, note
 from tcomp.schedules.primitives.collapse import collapse
 from tcomp.schedules.primitives.expand import expand
 from tcomp.schedules.primitives.kinds import distribute, set_kind
-from tcomp.schedules.primitives.reduction import mask, rfactor
+from tcomp.schedules.primitives.reduction import decompose_reduction, mask, rfactor
 from tcomp.schedules.primitives.shape import fuse, partition, reorder, split
 from tcomp.schedules.primitives.stages import compute_at, inline, reverse_compute_at
 from tcomp.schedules.primitives.storage import cache_read, cache_write, relayout, set_scope
@@ -51,7 +52,7 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     p.__name__: p
     for p in (
         split, reorder, fuse, partition, set_kind, distribute, inline, compute_at, reverse_compute_at, cache_read, cache_write, relayout,
-        set_scope, rfactor, mask,
+        set_scope, rfactor, decompose_reduction, mask,
         tensorize, affine, collapse, expand, clean, note,
     )
 }  # fmt: skip
@@ -149,6 +150,16 @@ class Schedule:
                 refused.witness = error.witness
                 raise refused from error
 
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Steps that are all applied or, if one is refused, none."""
+        before = self.kernel, self.trace
+        try:
+            yield
+        except ScheduleError:
+            self.kernel, self.trace = before
+            raise
+
     def copy(self) -> Schedule:
         """A schedule to go on with differently."""
         other = Schedule(self.source)
@@ -189,17 +200,89 @@ class Schedule:
     def set_kind(self, loop: Loop, kind: str, reassociate: bool = False) -> None:
         self.apply("set_kind", loop, kind, reassociate)
 
-    @_documents(set_kind)
-    def vectorize(self, loop: Loop, reassociate: bool = False) -> None:
-        self.apply("set_kind", loop, VECTORIZED, reassociate)
+    def tile(self, i: Loop, j: Loop, rows: int, columns: int, tail: str = "guard") -> tuple[str, str, str, str]:
+        """Two loops directly inside each other become loops over tiles around loops inside a tile: `split`, `split`, `reorder`.
 
-    @_documents(set_kind)
-    def unroll(self, loop: Loop) -> None:
-        self.apply("set_kind", loop, UNROLLED)
+        Legal when the reordering of the four is. Good for reuse: what one tile touches stays in a cache, or in registers. Returns the
+        names (i outer, j outer, i inner, j inner). `peel` is no tail of a tile, as it leaves two nests; `partition` the outer loops
+        of a tile where full tiles are wanted apart.
+
+        >>> from tcomp import te
+        >>> from tcomp.schedules import Schedule
+        >>> A = te.placeholder((8, 6), name="A")
+        >>> s = Schedule(te.compute((6, 8), lambda i, j: A[j, i], name="B"))
+        >>> s.tile("B.i", "B.j", 3, 4)
+        ('B.i.o', 'B.j.o', 'B.i.i', 'B.j.i')
+        >>> print(s.kernel.body)
+        for B.i.o in 0..2 {
+          for B.j.o in 0..2 {
+            for B.i.i in 0..3 {
+              for B.j.i in 0..4 {
+                B[B.i.i + B.i.o * 3, B.j.i + B.j.o * 4] = A[B.j.i + B.j.o * 4, B.i.i + B.i.o * 3]
+              }
+            }
+          }
+        }
+        >>> print(s.trace)
+        s.split('B.i', 3)
+        s.split('B.j', 4)
+        s.reorder('B.i.o', 'B.j.o', 'B.i.i', 'B.j.i')
+        """
+        with self._together():
+            (io, ii, *_), (jo, ji, *_) = self.split(i, rows, tail), self.split(j, columns, tail)
+            self.reorder(io, jo, ii, ji)
+        return io, jo, ii, ji
+
+    def vectorize(self, loop: Loop, lanes: int | None = None, reassociate: bool = False, tail: str = "guard") -> None:
+        """Run the iterations of a loop as lanes of a vector; with `lanes`, split the loop by that and do it to the inner one, `loop.i`.
+
+        Legal as `set_kind(loop, "vectorized")` and `split` are, the steps it is made of. Good for loops whose neighbouring iterations
+        touch neighbouring elements.
+
+        >>> from tcomp import te
+        >>> from tcomp.schedules import Schedule
+        >>> A = te.placeholder((10,), name="A")
+        >>> s = Schedule(te.compute((10,), lambda i: A[i] * 2, name="B"))
+        >>> s.vectorize("B.i", 4)
+        >>> print(s.kernel.body)
+        for B.i.o in 0..3 {
+          vectorized B.i.i in 0..4 {
+            if B.i.i + B.i.o * 4 < 10 {
+              B[B.i.i + B.i.o * 4] = A[B.i.i + B.i.o * 4] * 2.0f
+            }
+          }
+        }
+        >>> print(s.trace)
+        s.split('B.i', 4)
+        s.set_kind('B.i.i', 'vectorized')
+        """
+        with self._together():
+            self.apply("set_kind", loop if lanes is None else self.split(loop, lanes, tail)[1], VECTORIZED, reassociate)
+
+    def unroll(self, loop: Loop, factor: int | None = None, tail: str = "guard") -> None:
+        """Copy the body of a loop for each iteration; with `factor`, split the loop by that and do it to the inner one, `loop.i`.
+
+        Legal for constant extents. Good for short inner loops, whose indices become constants and whose elements then stay in registers.
+
+        >>> from tcomp import te
+        >>> from tcomp.schedules import Schedule
+        >>> A = te.placeholder((8,), name="A")
+        >>> s = Schedule(te.compute((8,), lambda i: A[i] * 2, name="B"))
+        >>> s.unroll("B.i", 4)
+        >>> print(s.trace)
+        s.split('B.i', 4)
+        s.set_kind('B.i.i', 'unrolled')
+        """
+        with self._together():
+            self.apply("set_kind", loop if factor is None else self.split(loop, factor, tail)[1], UNROLLED)
 
     @_documents(set_kind)
     def parallel(self, loop: Loop) -> None:
         self.apply("set_kind", loop, PARALLEL)
+
+    @_documents(set_kind)
+    def bind(self, loop: Loop, axis: str, reassociate: bool = False) -> None:
+        self.apply("set_kind", loop, axis, reassociate)
 
     @_documents(distribute)
     def distribute(self, loop: Loop, factor: int, outer: str, inner: str, strided: bool = False) -> tuple[str, str]:
@@ -238,6 +321,10 @@ class Schedule:
     @_documents(rfactor)
     def rfactor(self, stage: Stage, fold: Loop, lanes: int) -> str:
         return self.apply("rfactor", stage, fold, lanes)
+
+    @_documents(decompose_reduction)
+    def decompose_reduction(self, stage: Stage, loop: Loop) -> None:
+        self.apply("decompose_reduction", stage, loop)
 
     @_documents(mask)
     def mask(self, stage: Stage) -> None:
