@@ -23,8 +23,10 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE / "schedules"), str(HERE / "codegen")]
 
 from dice import Seeded
-from fuzzing import Failure, Run, make, run_native
+from fuzzing import Run, make
 from shrinking import Shrinker
+from subject import Failure
+from together import run_native
 
 BATCH = 40  # kernels compiled together
 DIES = "the process dies"
@@ -71,7 +73,7 @@ def batch(seed: int, first: int, count: int) -> Tally:
         tally.refused.update(run.refused)
         tally.witnesses.update(run.witnesses)
     started = time.process_time()
-    failures, tally.no_code = run_native(list(runs.values()), 2 if first // BATCH % OPTIMISED == 0 else 0)
+    failures, tally.no_code = run_native([run.case for run in runs.values()], 2 if first // BATCH % OPTIMISED == 0 else 0)
     tally.seconds["machine code"] = time.process_time() - started
     numbers = list(runs)
     tally.failures += [(numbers[n], failure.kind, str(failure)) for n, failure in failures.items()]
@@ -86,7 +88,7 @@ def explain(seed: int, number: int) -> Shrinker | None:
     try:
         run.roll(dice)
         for opt_level in (0, 2):
-            found = found or run_native([run], opt_level)[0].get(0)
+            found = found or run_native([run.case], opt_level)[0].get(0)
     except Failure as failure:
         found = failure
     if found is None:

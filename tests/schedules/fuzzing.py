@@ -8,85 +8,30 @@ A refused step raises `ScheduleError`, says what, where and why, and leaves the 
 from __future__ import annotations
 
 import ast
-import ctypes
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Iterable
 from textwrap import dedent
 
 import numpy as np
 from dice import Dice
-from jit import HOST, engine
 from programs import EXACT, Maker
 from random_loops import imperative
 from random_schedules import draw_step
-from running import POOL
+from subject import Failure, Subject, compare, interpreted, shaped
+from together import Case, run_native
 from witness import flaw, history
 
-from tcomp.codegen.llvm import KernelModule
-from tcomp.codegen.native import compile_ir
-from tcomp.errors import CodegenError, IRError, ScheduleError
-from tcomp.ir.dtypes import UNSIGNED, to_numpy
-from tcomp.ir.expr import Expr, as_expr, evaluate_int
-from tcomp.ir.loops import GPU_AXES, SERIAL, Allocate, Buffer, For, Kernel, Stmt, hoist_temporaries
-from tcomp.ir.loops_eval import run_kernel
+from tcomp.errors import IRError, ScheduleError
+from tcomp.ir.loops import Kernel
 from tcomp.ir.parser import parse_kernel
 from tcomp.ir.verify import verify_kernel
 from tcomp.schedules.legality import Witness
 from tcomp.schedules.lower import lower
-from tcomp.schedules.primitives.edit import rebuild, swap_buffer
 from tcomp.schedules.schedule import Schedule, replay
 from tcomp.schedules.trace import Step
 
-Arrays = list[np.ndarray]  # of the parameters of a kernel, in order
-
 STEPS = 12
 ROUNDED = {"float16": 1 << 9, "float32": 1 << 20, "float64": 1 << 48}  # beyond, sums of small integers may depend on their order
-GUARD = 128  # bytes on both sides of an array
-
-
-class Failure(Exception):
-    """What went wrong with a case: `kind` is what stays the same while the case is made smaller."""
-
-    def __init__(self, kind: str, text: str) -> None:
-        super().__init__(f"{kind}: {text}")
-        self.kind = kind
-
-
-@dataclass(frozen=True, eq=False)
-class Subject:
-    """A kernel before any schedule, at certain sizes."""
-
-    kernel: Kernel
-    dims: dict[Expr, int]
-
-    def arrays(self) -> Arrays:
-        """Small integers, the same for the same shapes; outputs hold such too, which they keep where they are not written."""
-        rng = np.random.default_rng(1)
-        found = []
-        for b in self.kernel.buffers:
-            low = 0 if b.dtype == "bool" or b.dtype in UNSIGNED else -4
-            shape = [evaluate_int(as_expr(d), self.dims) for d in b.shape]
-            found.append(rng.integers(low, 2 if b.dtype == "bool" else 5, shape).astype(to_numpy(b.dtype)))
-        return found
-
-    @cached_property
-    def plain(self) -> Arrays:
-        """The results, flat. Raises `IRError` where the program itself is wrong: out of bounds, an undefined read."""
-        return interpreted(self, self.kernel, strict=True)
-
-
-def interpreted(subject: Subject, kernel: Kernel, strict: bool = False) -> Arrays:
-    arrays = dict(zip(kernel.buffers, _shaped(kernel, subject.arrays(), subject.dims), strict=True))
-    run_kernel(kernel, arrays, subject.dims, shuffle=None if strict else 1, garbage=not strict)
-    return [arrays[b].reshape(-1) for b in kernel.outputs]
-
-
-def _shaped(kernel: Kernel, arrays: Arrays, dims: dict[Expr, int]) -> Arrays:
-    """The arrays in the shapes that a schedule gave the parameters."""
-    return [a.reshape([evaluate_int(as_expr(d), dims) for d in b.shape]) for b, a in zip(kernel.buffers, arrays, strict=True)]
-
 
 # ---------------------------------------------------------------- making
 
@@ -124,6 +69,10 @@ class Run:
         self.steps: list[Step] = []  # the refused ones too
         self.refused: Counter[str] = Counter()
         self.witnesses: Counter[str] = Counter()
+
+    @property
+    def case(self) -> Case:
+        return self.subject, self.schedule.kernel
 
     def roll(self, dice: Dice) -> None:
         for _ in range(dice.number(1, STEPS)):
@@ -163,7 +112,7 @@ class Run:
         """Run the program on the instance that the witness names."""
         self.witnesses["exact" if witness.exact else "possible"] += 1
         sizes = {v: witness.fixed.get(v.name, v.attr.lo or 0) for v in kernel.scalars}
-        arrays = dict(zip(kernel.buffers, _shaped(kernel, Subject(self.subject.kernel, sizes).arrays(), sizes), strict=True))
+        arrays = dict(zip(kernel.buffers, shaped(kernel, Subject(self.subject.kernel, sizes).arrays(), sizes), strict=True))
         try:
             reason = flaw(witness, history(kernel, arrays, sizes))
         except IRError as error:
@@ -191,7 +140,7 @@ def check(kernel: str, steps: str, **sizes: int) -> Run:
     parsed = parse_kernel(dedent(kernel).strip())
     run = Run(Subject(parsed, {v: sizes[v.name] for v in parsed.scalars}))
     run.repeat(_parsed(steps))
-    for failure in run_native([run], 2)[0].values():
+    for failure in run_native([run.case], 2)[0].values():
         raise failure
     return run
 
@@ -206,85 +155,3 @@ def _parsed(steps: str) -> list[Step]:
             case _:
                 raise ValueError(f"no step: {ast.unparse(line)}")
     return found
-
-
-def compare(kind: str, kernel: Kernel, found: Arrays, expected: Arrays) -> None:
-    for b, got, want in zip(kernel.outputs, found, expected, strict=True):
-        if not np.array_equal(got, want):
-            raise Failure(kind, f"{b.name} is {got.tolist()} instead of {want.tolist()}")
-
-
-# ---------------------------------------------------------------- machine code
-
-
-def run_native(runs: Sequence[Run], opt_level: int) -> tuple[dict[int, Failure], int]:
-    """The kernels of the runs, compiled together and called: failures by position, and how many make no code."""
-    module, failures, names, refused = KernelModule("fuzz", HOST), dict[int, Failure](), dict[int, str](), 0
-    kernels = {n: replace(_for_cpu(run.schedule.kernel), name=f"kernel{n}") for n, run in enumerate(runs)}
-    for n, kernel in kernels.items():
-        try:
-            _define(module, kernel)
-            names[n] = kernel.name
-        except CodegenError:
-            refused += 1
-        except Failure as failure:
-            failures[n] = failure
-    try:
-        code = engine(compile_ir(module.text(), HOST, opt_level))
-    except CodegenError as error:
-        if len(runs) == 1:
-            return {0: Failure("LLVM refuses the code", str(error))}, 0
-        for n, run in enumerate(runs):  # to know which
-            failures.update((n, failure) for failure in run_native([run], opt_level)[0].values())
-        return failures, refused
-    for n, name in names.items():
-        try:
-            _call(code.get_function_address(name), kernels[n], runs[n])
-        except Failure as failure:
-            failures[n] = failure
-    return failures, refused
-
-
-def _for_cpu(kernel: Kernel) -> Kernel:
-    """What is meant for a GPU, in one thread."""
-
-    def edit(s: Stmt) -> Stmt | None:
-        if isinstance(s, For) and s.kind in GPU_AXES:
-            return replace(s, kind=SERIAL, body=rebuild(s.body, edit))
-        if isinstance(s, Allocate) and s.buffer.scope == "shared":
-            new = Buffer(s.buffer.name, s.buffer.dtype, s.buffer.shape)
-            return Allocate(new, rebuild(swap_buffer(s.body, s.buffer, new, lambda indices: indices), edit))
-        return None
-
-    return hoist_temporaries(kernel.with_body(rebuild(kernel.body, edit)))[0]
-
-
-def _define(module: KernelModule, kernel: Kernel) -> None:
-    try:
-        module.define(kernel)
-    except CodegenError:
-        raise
-    except Exception as error:
-        raise Failure(f"{type(error).__name__} in code generation", str(error)) from error
-
-
-def _call(address: int, kernel: Kernel, run: Run) -> None:
-    """One call, every array between guard zones that must not change."""
-    dims, arrays = run.subject.dims, run.subject.arrays()
-    temporaries = kernel.buffers[len(arrays) :]
-    arrays += [np.full([evaluate_int(as_expr(d), dims) for d in b.shape], 85).astype(to_numpy(b.dtype)) for b in temporaries]
-    blocks = [np.full(2 * GUARD + a.nbytes, 0xA5, np.uint8) for a in arrays]
-    for block, a in zip(blocks, arrays, strict=True):
-        block[GUARD : GUARD + a.nbytes] = np.ascontiguousarray(a).reshape(-1).view(np.uint8)
-    types = [ctypes.c_void_p] * (1 + len(blocks)) + [ctypes.c_int64] * len(kernel.scalars)
-    pool = ctypes.addressof(POOL)
-    ctypes.CFUNCTYPE(None, *types)(address)(pool, *(b.ctypes.data + GUARD for b in blocks), *(dims[v] for v in kernel.scalars))
-    for b, block in zip(kernel.buffers, blocks, strict=True):
-        if np.any(block[:GUARD] != 0xA5) or np.any(block[-GUARD:] != 0xA5):
-            raise Failure("machine code writes out of bounds", f"beside {b.name}")
-    count = len(kernel.buffers) - len(temporaries)
-    outputs = [b for b in kernel.buffers[:count] if b in kernel.outputs]
-    found = [
-        block[GUARD:-GUARD].view(a.dtype) for b, block, a in zip(kernel.buffers, blocks, arrays, strict=True) if b in outputs
-    ]
-    compare("wrong in machine code", replace(kernel, outputs=tuple(outputs)), found, run.subject.plain)

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from textwrap import indent
 
-from fuzzing import Failure, Run, Subject, run_native
+from fuzzing import Run
+from subject import Failure, Subject
+from together import run_native
 
 from tcomp.errors import TcompError
 from tcomp.ir import expr as E
@@ -41,7 +43,7 @@ def failure(subject: Subject, steps: Sequence[Step], native: bool, opt_level: in
         run.repeat(steps)
     except Failure as found:
         return found
-    return run_native([run], opt_level)[0].get(0) if native else None
+    return run_native([run.case], opt_level)[0].get(0) if native else None
 
 
 class Shrinker:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from textwrap import dedent
 
 import pytest
-from fuzzing import Subject
+from subject import Subject
 from witness import flaw, history
 
 from tcomp.ir.parser import parse_kernel
