@@ -140,15 +140,13 @@ class Schedule:
 
     def replay(self, trace: Iterable[Step]) -> None:
         """Apply the steps of a trace, all of them or, if one is refused, none. Raises `ScheduleError` naming that step."""
-        before = self.kernel, self.trace
-        for number, step in enumerate(trace, len(self.trace) + 1):
-            try:
-                self.apply(step.primitive, *step.arguments, **dict(step.options))
-            except ScheduleError as error:
-                self.kernel, self.trace = before
-                refused = ScheduleError(error.what, where=f"step {number}, {str(step)[:200]}\n{error.where}".rstrip(), why=error.why, hint=error.hint)
-                refused.witness = error.witness
-                raise refused from error
+        with self._together():
+            for number, step in enumerate(trace, 1):
+                try:
+                    self.apply(step.primitive, *step.arguments, **dict(step.options))
+                except ScheduleError as error:
+                    error.add_note(f"  in step {number} of the trace: {step}")
+                    raise
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -224,9 +222,9 @@ class Schedule:
           }
         }
         >>> print(s.trace)
-        s.split('B.i', 3)
-        s.split('B.j', 4)
-        s.reorder('B.i.o', 'B.j.o', 'B.i.i', 'B.j.i')
+        s.split("B.i", 3)
+        s.split("B.j", 4)
+        s.reorder("B.i.o", "B.j.o", "B.i.i", "B.j.i")
         """
         with self._together():
             (io, ii, *_), (jo, ji, *_) = self.split(i, rows, tail), self.split(j, columns, tail)
@@ -253,8 +251,8 @@ class Schedule:
           }
         }
         >>> print(s.trace)
-        s.split('B.i', 4)
-        s.set_kind('B.i.i', 'vectorized')
+        s.split("B.i", 4)
+        s.set_kind("B.i.i", "vectorized")
         """
         with self._together():
             self.apply("set_kind", loop if lanes is None else self.split(loop, lanes, tail)[1], VECTORIZED, reassociate)
@@ -270,8 +268,8 @@ class Schedule:
         >>> s = Schedule(te.compute((8,), lambda i: A[i] * 2, name="B"))
         >>> s.unroll("B.i", 4)
         >>> print(s.trace)
-        s.split('B.i', 4)
-        s.set_kind('B.i.i', 'unrolled')
+        s.split("B.i", 4)
+        s.set_kind("B.i.i", "unrolled")
         """
         with self._together():
             self.apply("set_kind", loop if factor is None else self.split(loop, factor, tail)[1], UNROLLED)

@@ -13,11 +13,12 @@ import tcomp.schedules
 
 
 def listings() -> Iterator[doctest.DocTest]:
-    """Docstrings with examples, in the order of the modules' and functions' names."""
-    finder = doctest.DocTestFinder(exclude_empty=True)
+    """Docstrings with examples, in the order of the modules' and functions' names; once, where methods share that of a primitive."""
+    finder, seen = doctest.DocTestFinder(exclude_empty=True), set[str]()
     for module in pkgutil.walk_packages(tcomp.schedules.__path__, "tcomp.schedules."):
         for found in sorted(finder.find(importlib.import_module(module.name), module.name), key=lambda test: test.name):
-            if found.examples:
+            if found.examples and found.docstring not in seen:
+                seen.add(found.docstring or "")
                 yield found
 
 

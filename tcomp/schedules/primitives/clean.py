@@ -25,7 +25,27 @@ from tcomp.schedules.primitives.edit import conjuncts, perfect, rebind, touches
 
 
 def clean(kernel: Kernel) -> Kernel:
-    """Simplify expressions, turn guards on a loop variable into shorter extents, drop empty and one-trip loops."""
+    """Simplify expressions, turn guards on a loop variable into shorter extents, drop empty and one-trip loops, and unused temporaries.
+
+    Always legal. Good as the last step: it leaves what a person would write. Loops that vanish can no longer be named.
+
+    >>> from tcomp import te
+    >>> from tcomp.schedules import Schedule
+    >>> A = te.placeholder((6,), name="A")
+    >>> s = Schedule(te.compute((6,), lambda i: A[i] * 2, name="B"))
+    >>> s.split("B.i", 4)
+    ('B.i.o', 'B.i.i')
+    >>> s.partition("B.i.o", 1)
+    ('B.i.o', 'B.i.o.t')
+    >>> s.clean()
+    >>> print(s.kernel.body)
+    for B.i.i in 0..4 {
+      B[B.i.i] = A[B.i.i] * 2.0f
+    }
+    for B.i.i.t in 0..2 {
+      B[B.i.i.t + 4] = A[B.i.i.t + 4] * 2.0f
+    }
+    """
     return kernel.with_body(_clean(kernel.body))
 
 

@@ -36,7 +36,25 @@ Pair = tuple[Expr, Expr]  # outer and inner loop variable
 
 
 def collapse(kernel: Kernel) -> Kernel:
-    """Merge all pairs of dimensions that can be merged. Always legal."""
+    """Merge all pairs of neighbouring dimensions that every nest walks together, and drop those of extent 1.
+
+    Always legal: what cannot be merged stays, and programs with guards or while loops stay as they are. Good as the first step: long
+    inner loops without tails are what vectorization, tiling and threads want. Parameters keep their memory, their shapes change.
+
+    >>> from tcomp import te
+    >>> from tcomp.schedules import Schedule
+    >>> A, b = te.placeholder((2, 4, 5), name="A"), te.placeholder((5,), name="b")
+    >>> s = Schedule(te.compute((2, 4, 5), lambda n, i, j: A[n, i, j] + b[j], name="B"))
+    >>> s.collapse()
+    >>> print(s)
+    kernel B(A: float32[8, 5], b: float32[5], B: float32[8, 5]) -> (B) {
+      for B.n_i in 0..8 {
+        for B.j in 0..5 {
+          B[B.n_i, B.j] = A[B.n_i, B.j] + b[B.j]
+        }
+      }
+    }
+    """
     if any(isinstance(s, While | If | Call) for s in walk(kernel.body)):
         return kernel  # imperative programs keep their shape
     kernel = _without_units(kernel)

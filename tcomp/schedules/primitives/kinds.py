@@ -18,26 +18,58 @@ from tcomp.schedules.primitives.shape import split
 
 
 def set_kind(kernel: Kernel, loop: str, kind: str, reassociate: bool = False) -> Kernel:
-    """parallel, vectorized, unrolled or serial.
+    """How the iterations of a loop run: serial, parallel, vectorized, unrolled, or bound to an axis of a GPU (block.x ... thread.z).
 
-    vectorized and unrolled need a constant extent; parallel and vectorized need iterations that do not write what others touch. A
-    loop that accumulates into one element may be vectorized, or bound to thread.x, with `reassociate`: the lanes (threads) are then folded as a binary tree.
+    Legal for parallel, vectorized and bound loops when no iteration writes what another one touches; vectorized and unrolled need a
+    constant extent. A loop that accumulates into one element may be vectorized, or bound to thread.x, with `reassociate`: the lanes
+    (threads) are then folded as a binary tree. `s.parallel(loop)`, `s.vectorize(loop)`, `s.unroll(loop)`, `s.bind(loop, axis)` are
+    short for it. Good for: threads on outer loops, lanes on inner loops along neighbouring elements, copies of short innermost loops.
+
+    >>> from tcomp import te
+    >>> from tcomp.schedules import Schedule
+    >>> A = te.placeholder((4, 8), name="A")
+    >>> s = Schedule(te.compute((4, 8), lambda i, j: A[i, j] * 2, name="B"))
+    >>> s.set_kind("B.i", "parallel")
+    >>> s.vectorize("B.j")
+    >>> print(s.kernel.body)
+    parallel B.i in 0..4 {
+      vectorized B.j in 0..8 {
+        B[B.i, B.j] = A[B.i, B.j] * 2.0f
+      }
+    }
     """
     target = find_loop(kernel, loop, kind)
     if kind not in KINDS:
         raise refuse(kernel, kind, f"unknown loop kind; one of {', '.join(KINDS)}")
     if kind in (VECTORIZED, UNROLLED) and not isinstance(target.extent, int):
         raise refuse(kernel, kind, f"the extent of `{loop}` is symbolic: {target.extent}", "split it by a constant first")
-    if kind not in (SERIAL, UNROLLED) and (conflict := race(target, kind in (VECTORIZED, "thread.x") and reassociate, kernel.body)) is not None:
+    may_fold = reassociate and kind in (VECTORIZED, "thread.x")
+    if kind not in (SERIAL, UNROLLED) and (conflict := race(target, may_fold, kernel.body)) is not None:
         raise refuse_conflict(kernel, kind, f"iterations of `{loop}`", conflict)
     return nesting(kernel, kind, replace_loop(kernel, target, replace(target, kind=kind)))
 
 
 def distribute(kernel: Kernel, loop: str, factor: int, outer: str, inner: str, strided: bool = False) -> tuple[Kernel, str, str]:
-    """`for i in n` becomes `loop.o` in ceil(n / factor) of kind `outer` around `loop.i` in factor of kind `inner`, guarded.
+    """Split a loop for a GPU: `i.o` of kind `outer` around `i.i` of `factor` iterations of kind `inner`, guarded.
 
-    The kinds are serial or GPU axes. With `strided` the loops change places. Legal when no iteration writes what another one touches.
-    Returns the kernel and the names of the loops.
+    The kinds are serial or GPU axes. With `strided` the loops change places: thread number i.i takes every factor-th iteration, so that
+    neighbouring threads touch neighbouring elements. Legal when no iteration writes what another one touches. Good for one loop over
+    all threads of a grid, or over those of a block. Returns the names of the loops.
+
+    >>> from tcomp import te
+    >>> from tcomp.schedules import Schedule
+    >>> A = te.placeholder((1000,), name="A")
+    >>> s = Schedule(te.compute((1000,), lambda i: A[i] * 2, name="B"))
+    >>> s.distribute("B.i", 256, "block.x", "thread.x")
+    ('B.i.o', 'B.i.i')
+    >>> print(s.kernel.body)
+    block.x B.i.o in 0..4 {
+      thread.x B.i.i in 0..256 {
+        if B.i.i + B.i.o * 256 < 1000 {
+          B[B.i.i + B.i.o * 256] = A[B.i.i + B.i.o * 256] * 2.0f
+        }
+      }
+    }
     """
     target = find_loop(kernel, loop, "distribute")
     for kind in (outer, inner):

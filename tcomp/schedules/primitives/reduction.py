@@ -68,7 +68,35 @@ class _Fold:
 
 
 def rfactor(kernel: Kernel, stage: str, fold: str, lanes: int) -> tuple[Kernel, str]:
-    """DOC_RFACTOR"""
+    """Cut a fold into `lanes` interleaved ones: partial[.., l] folds the elements congruent to l modulo `lanes`, then these partial
+    results are folded, in order of l.
+
+    Legal for a loop of a perfect nest around nothing but one accumulation into `stage`, each of whose elements belongs to one iteration
+    of the other loops that it is indexed with. Floats are rounded otherwise (always in the same way). Good for vector lanes and threads
+    along a fold, and for long folds of few results. Returns the name of the stage of partial results; its loops are named after it, and
+    the fold is over `fold.o`.
+
+    >>> from tcomp import te
+    >>> from tcomp.schedules import Schedule
+    >>> A, k = te.placeholder((12,), name="A"), te.reduce_axis(12, "k")
+    >>> s = Schedule(te.compute((), lambda: te.sum(A[k], k), "t"))
+    >>> s.rfactor("t", "t.k", 4)
+    't.p'
+    >>> print(s.kernel.body)
+    alloc t.p: float32[4]
+    for t.p.init.lane in 0..4 {
+      t.p[t.p.init.lane] = 0.0f
+    }
+    for t.p.lane in 0..4 {
+      for t.k.o in 0..3 {
+        t.p[t.p.lane] += A[t.k.o * 4 + t.p.lane]
+      }
+    }
+    t[] = 0.0f
+    for t.lane in 0..4 {
+      t[] += t.p[t.lane]
+    }
+    """
     buffer, target = find_buffer(kernel, stage, "rfactor"), find_loop(kernel, fold, "rfactor")
     nest = _top(kernel, target)
     found = _fold(kernel, "rfactor", nest, buffer)
@@ -126,7 +154,34 @@ def rfactor(kernel: Kernel, stage: str, fold: str, lanes: int) -> tuple[Kernel, 
 
 
 def decompose_reduction(kernel: Kernel, stage: str, loop: str) -> Kernel:
-    """DOC_DECOMPOSE"""
+    """Initialise the elements that a loop accumulates into just before that loop, instead of all of them before the whole nest.
+
+    Legal when no fold of the stage stands around the loop, the loops that initialise it are as lowered and stand beside its nest, and the
+    loops around the accumulation reach every element once (they may have been split and reordered). Good for elements that then stay in
+    registers, or in a cache, from their first value to the last. The loops of the initial values are named `stage.init...`.
+
+    >>> from tcomp import te
+    >>> from tcomp.schedules import Schedule
+    >>> A, k = te.placeholder((4, 6), name="A"), te.reduce_axis(6, "k")
+    >>> s = Schedule(te.compute((4,), lambda i: te.sum(A[i, k], k), "B"))
+    >>> print(s.kernel.body)
+    for B.init.i in 0..4 {
+      B[B.init.i] = 0.0f
+    }
+    for B.i in 0..4 {
+      for B.k in 0..6 {
+        B[B.i] += A[B.i, B.k]
+      }
+    }
+    >>> s.decompose_reduction("B", "B.k")
+    >>> print(s.kernel.body)
+    for B.i in 0..4 {
+      B[B.i] = 0.0f
+      for B.k in 0..6 {
+        B[B.i] += A[B.i, B.k]
+      }
+    }
+    """
     step = "decompose_reduction"
     buffer, target = find_buffer(kernel, stage, step), find_loop(kernel, loop, step)
     nest = _top(kernel, target)
@@ -251,7 +306,33 @@ def _fixed(extent: Dim, found: _Fold) -> bool:
 
 
 def mask(kernel: Kernel, stage: str) -> Kernel:
-    """DOC_MASK"""
+    """`if c: s += v` becomes `s += c ? v : identity` wherever `stage` is accumulated, so that its nest is free of control flow.
+
+    Legal where the condition is not needed to keep the place of `s` in range, nor concurrent iterations apart; a part of it that is stays
+    an `If`. (What is read stays in range: the side of a selection that is not chosen is not evaluated.) Good for folds over lanes.
+
+    >>> from tcomp import te
+    >>> from tcomp.schedules import Schedule
+    >>> A, k = te.placeholder((10,), name="A"), te.reduce_axis(10, "k")
+    >>> s = Schedule(te.compute((), lambda: te.sum(A[k], k), "t"))
+    >>> s.rfactor("t", "t.k", 4)
+    't.p'
+    >>> print(s.loops["t.p.lane"])
+    for t.p.lane in 0..4 {
+      for t.k.o in 0..3 {
+        if t.k.o * 4 + t.p.lane < 10 {
+          t.p[t.p.lane] += A[t.k.o * 4 + t.p.lane]
+        }
+      }
+    }
+    >>> s.mask("t.p")
+    >>> print(s.loops["t.p.lane"])
+    for t.p.lane in 0..4 {
+      for t.k.o in 0..3 {
+        t.p[t.p.lane] += select(t.k.o * 4 + t.p.lane < 10, A[t.k.o * 4 + t.p.lane], 0.0f)
+      }
+    }
+    """
     buffer = find_buffer(kernel, stage, "mask")
 
     def edit(s: Stmt) -> Stmt | None:
