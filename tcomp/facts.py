@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from tcomp.codegen.launch_plan import size_data
-from tcomp.errors import CodegenError
+from tcomp.errors import CodegenError, ParseError
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node
 from tcomp.ir.parser import parse_expr
@@ -32,11 +32,11 @@ def kernel_facts(
         fact: dict[str, Any] = {"layout": "; ".join(str(v.layout) for v in node.outputs if v.layout is not None)}
         fact["not_fused"] = [reason for v in node.outputs for reason in reasons.get(f"%{v.name}", ())]
         if times is not None:
-            sizes = [as_dim(as_expr(parse_expr(text, names)) * as_expr(times)) for text in kernels[node].work]
             try:
+                sizes = [as_dim(as_expr(parse_expr(text, names)) * as_expr(times)) for text in kernels[node].work]
                 fact["work"] = {f.name: size_data(n, numbers, node.name) for f, n in zip(fields(Work), sizes, strict=True)}
-            except CodegenError:
-                pass  # a size that only the model itself computes
+            except (CodegenError, ParseError):
+                pass  # a size that only the model itself computes, or one that a loop reads from an array
         found.append(fact)
     return found
 
