@@ -141,12 +141,14 @@ class Schedule:
     def replay(self, trace: Iterable[Step]) -> None:
         """Apply the steps of a trace, all of them or, if one is refused, none. Raises `ScheduleError` naming that step."""
         with self._together():
-            for number, step in enumerate(trace, 1):
+            for number, step in enumerate(trace, len(self.trace) + 1):
                 try:
                     self.apply(step.primitive, *step.arguments, **dict(step.options))
                 except ScheduleError as error:
-                    error.add_note(f"  in step {number} of the trace: {step}")
-                    raise
+                    where = f"step {number}, {str(step)[:200]}\n{error.where}".rstrip()
+                    refused = ScheduleError(error.what, where=where, why=error.why, hint=error.hint)
+                    refused.witness = error.witness
+                    raise refused from error
 
     @contextmanager
     def _together(self) -> Iterator[None]:

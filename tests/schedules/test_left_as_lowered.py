@@ -15,7 +15,7 @@ def test_a_refused_group_is_left_as_lowered(monkeypatch):
     y = te.compute((64, 48), lambda i, j: te.exp(x[i, j]) + 1.0, name="y")
     kernel = lower("k", [x], [y])
 
-    def refused(s, group, target):
+    def refused(s, *rest):
         s.split(s.kernel.body.var.name, 16)
         raise ScheduleError("`vectorize` does not apply", why="no reason")
 
