@@ -130,6 +130,8 @@ def test_random_traces_repeat(seed: int) -> None:
     typed = Schedule(subject.kernel)
     exec(str(s.trace), {"s": typed})  # noqa: S102
     assert str(typed) == str(s) and typed.trace == s.trace
+    proof = prove(subject.kernel, s.trace)
+    assert proof.ok, proof.refused
 
 
 # ---------------------------------------------------------------- what is no trace
