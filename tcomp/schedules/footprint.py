@@ -192,10 +192,11 @@ def _value(e: Expr, values: Mapping[Expr, Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Distinct elements of a buffer and the cache lines that they lie on; `exact` as to the elements."""
+    """Distinct elements of a buffer, the cache lines and the rows (of the last dimension) that they lie on; `exact` as to the elements."""
 
     elements: int
     lines: int
+    rows: int
     exact: bool
 
 
@@ -273,7 +274,8 @@ class Footprints:
         if irregular and not data and sum(prod(_most(x.extent, self.middle) for x in loops) for loops in moving) <= self.limit:
             found = [self._enumerated(a, loops, shape) for a, loops in zip(group, moving, strict=True)]
             places = np.unique(np.concatenate(found))
-            return Footprint(len(places), len(np.unique(places * itemsize(buffer.dtype) // LINE)), True)
+            lines, rows = (len(np.unique(places * a // b)) for a, b in ((itemsize(buffer.dtype), LINE), (1, shape[-1] if shape else 1)))
+            return Footprint(len(places), lines, rows, True)
         blocks = self._blocks(group, running)
         exact = not (irregular or data)
         boxes: list[list[_Set]] = []
@@ -286,8 +288,11 @@ class Footprints:
             if all(s.count for s in sets) and all(_most(x.extent, self.middle) for x in loops):
                 boxes.append(sets)
         if not boxes:
-            return Footprint(0, 0, exact)
-        return Footprint(_union(boxes), _lines(boxes, blocks, shape, itemsize(buffer.dtype)), exact)
+            return Footprint(0, 0, 0, exact)
+        elements = _union(boxes)
+        last = [n for n, dims in enumerate(blocks) if len(shape) - 1 in dims]
+        rows = _union([[s for n, s in enumerate(box) if n not in last] for box in boxes])
+        return Footprint(elements, _lines(boxes, blocks, shape, itemsize(buffer.dtype)), rows, exact)
 
     def _irregular(self, a: Access, loops: Sequence[For]) -> bool:
         """Whether the box of the running loops is not what the access touches."""
