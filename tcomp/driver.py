@@ -32,7 +32,7 @@ from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node
 from tcomp.ir.loops import hoist_temporaries
 from tcomp.ir.parser import parse_expr
 from tcomp.ir.printer import canonical_graph_text, print_graph, print_te
-from tcomp.kernels import CompiledKernel, build_loops, compile_kernels
+from tcomp.kernels import CompiledKernel, build_loops, compile_kernels, operand_layouts
 from tcomp.passes.canonicalize import canonicalize
 from tcomp.passes.cse import merge_equal
 from tcomp.passes.dce import eliminate_dead
@@ -44,8 +44,7 @@ from tcomp.passes.rewrite import Notes
 from tcomp.passes.runner import run_passes
 from tcomp.passes.simplify import simplify
 from tcomp.runtime import Artifact, Module, read_artifact, write_artifact
-from tcomp.schedules import cpu, gpu
-from tcomp.schedules.lower import lower_graph, tensors_of
+from tcomp.schedules.lower import tensors_of
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import Target
 
@@ -159,13 +158,8 @@ def graph_passes(target: Target, report: Report) -> list[tuple[str, Callable[[Gr
         ("merge-equal", merge_equal),
         ("eliminate-dead", eliminate_dead),
         ("partition", lambda g: partition(g, report.not_fused.append)),
-        ("layout", lambda g: choose_layouts(g, lambda body, constants: _panels(body, constants, target))),
+        ("layout", lambda g: choose_layouts(g, lambda body, constants: operand_layouts(body, constants, target))),
     ]
-
-
-def _panels(body: Graph, constants: frozenset[int], target: Target) -> Mapping[int, Any]:
-    wanted = gpu.operand_layouts if target.kind == "cuda" else cpu.operand_layouts
-    return wanted(lower_graph(body, body.name), constants, target) if constants else {}
 
 
 def kernel_nodes(graph: Graph) -> Iterator[Node]:

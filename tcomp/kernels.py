@@ -34,7 +34,9 @@ from tcomp.errors import CodegenError, TcompError
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, as_dim, as_expr
 from tcomp.ir.graph import Graph
+from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Buffer, Kernel, hoist_temporaries
+from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import Target
 
@@ -57,18 +59,29 @@ class CompiledKernel:
     work: tuple[str, ...]
 
 
-def default_schedule(kernel: Kernel, target: Target) -> Schedule:
-    """The default schedule of a kernel as lowered, for the kind of machine."""
+def operand_layouts(body: Graph, constants: frozenset[int], target: Target, knobs: Knobs | None = None) -> Mapping[int, Layout]:
+    """The layouts in which the schedule of a KERNEL body wants those of its inputs that are constants (given by number)."""
+    from tcomp.schedules import cpu, gpu
+    from tcomp.schedules.lower import lower_graph
+
+    if not constants:
+        return {}
+    kernel = lower_graph(body, "kernel")
+    return gpu.operand_layouts(kernel, constants, target) if target.kind == "cuda" else cpu.operand_layouts(kernel, constants, target, knobs)
+
+
+def default_schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Schedule:
+    """The default schedule of a kernel as lowered, for the kind of machine; `knobs` may decide otherwise."""
     from tcomp.schedules import cpu, gpu
 
-    return gpu.schedule(kernel, target) if target.kind == "cuda" else cpu.schedule(kernel, target)
+    return gpu.schedule(kernel, target) if target.kind == "cuda" else cpu.schedule(kernel, target, knobs)
 
 
-def build_loops(graph: Graph, symbol: str, target: Target) -> Schedule:
+def build_loops(graph: Graph, symbol: str, target: Target, knobs: Knobs | None = None) -> Schedule:
     """The scheduled loop program of a KERNEL body."""
     from tcomp.schedules.lower import lower_graph
 
-    return default_schedule(lower_graph(graph, symbol), target)
+    return default_schedule(lower_graph(graph, symbol), target, knobs)
 
 
 def compile_loops(schedule: Schedule, target: Target) -> CompiledKernel:
