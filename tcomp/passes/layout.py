@@ -45,12 +45,12 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts) -> Graph:
             bodies = tuple(choose_layouts(b, operand_layouts) for b in node.bodies)
             nodes.append(replace(node, inputs=inputs, bodies=bodies))
             continue
-        body = _relaid(node.bodies[0], [v.layout for v in inputs if v is not None], None)
+        body = relaid(node.bodies[0], [v.layout for v in inputs if v is not None], None)
         wishes = _output_layouts(body, {n for n, v in enumerate(inputs) if v in graph.constants})
         layouts = [None if v in fixed else wish for v, wish in zip(node.outputs, wishes, strict=True)]
         outputs = tuple(Value(v.name, v.dtype, v.shape, w) if w is not None else v for v, w in zip(node.outputs, layouts, strict=True))
         chosen.update((v, w) for v, w in zip(node.outputs, outputs, strict=True) if v is not w)
-        body = _relaid(body, None, layouts)
+        body = relaid(body, None, layouts)
         panels = operand_layouts(body, frozenset(n for n, v in enumerate(inputs) if v in graph.constants))
         if panels:
             packed = list(inputs)
@@ -63,7 +63,7 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts) -> Graph:
                     constants[copies[key]] = constants[source]
                 packed[n] = copies[key]
             inputs = tuple(packed)
-            body = _relaid(body, [v.layout for v in inputs if v is not None], None)
+            body = relaid(body, [v.layout for v in inputs if v is not None], None)
         nodes.append(replace(node, inputs=inputs, outputs=outputs, bodies=(body,)))
     used = {v for n in nodes for v in n.inputs} | set(graph.outputs)
     return Graph(graph.name, graph.inputs, graph.outputs, tuple(nodes), {v: a for v, a in constants.items() if v in used})
@@ -75,7 +75,7 @@ def _fresh(name: str, taken: set[str]) -> str:
     return found
 
 
-def _relaid(body: Graph, inputs: list[Layout | None] | None, outputs: list[Layout | None] | None) -> Graph:
+def relaid(body: Graph, inputs: list[Layout | None] | None, outputs: list[Layout | None] | None) -> Graph:
     """A kernel body with other layouts on its inputs or outputs."""
     new: dict[Value, Value] = {}
     if inputs is not None:
