@@ -37,8 +37,8 @@ def program(**arrays: str) -> Callable[[Callable[..., Any]], Program]:
     """Make a function on arrays a loop program. `arrays` gives the dtype and shape of each array parameter by name, as in
     `A="float64[n, 2 * m + 1]"`; the element of an array without dimensions, `float64[]`, is `A[()]`.
 
-    All other parameters are integers, symbolic until `Program.kernel` fixes them, or, with the annotation `float` or `bool`, numbers
-    that it must fix. A name in a shape that is no parameter is a size too. The function may use
+    All other parameters are integers, symbolic until `Program.kernel` or a default value fixes them, or, with the annotation `float` or
+    `bool`, numbers that one of these must fix. A name in a shape that is no parameter is a size too. The function may use
 
     - `for` over `range` (with a constant step), `while`, `if`, assignments to elements and to local variables, `a, b = b, a`;
     - arithmetic, comparisons, `and`/`or`/`not`, `x if c else y`, `min`, `max`, `abs`, functions of `math` and NumPy, conversions
@@ -89,7 +89,10 @@ class Program:
         translator = Translator(
             source, buffers, {n: v for n, v in numbers.items() if n in self.parameters}, _outside(cast(FunctionType, self.function))
         )
-        body = translator.translate()
+        try:
+            body = translator.translate()
+        except RecursionError:
+            source.refuse(source.function, "an expression is nested too deeply", hint="compute parts of it in variables of their own")
         scalars = tuple(v.expr for v in numbers.values() if v.expr.op == "var")
         outputs = tuple(b for b in buffers.values() if b in translator.written)
         doc = inspect.getdoc(self.function)
@@ -102,7 +105,10 @@ class Program:
 
     def _number(self, name: str, given: Size | float | None, least: int | None) -> Value:
         """The value of a parameter, or the variable that stands for it."""
-        wanted = self.parameters[name].annotation if name in self.parameters else int
+        parameter = self.parameters.get(name)
+        if given is None and parameter is not None and parameter.default is not parameter.empty:
+            given = parameter.default
+        wanted = int if parameter is None else parameter.annotation
         wanted = {"float": float, "bool": bool}.get(wanted, wanted) if isinstance(wanted, str) else wanted
         if wanted in (float, bool):
             if given is None or isinstance(given, tuple):

@@ -427,17 +427,18 @@ def test_conditions_read_only_what_they_need() -> None:
 
 
 @program(x="float64[n]")
-def specialised(n, x, mode: bool, power):
+def specialised(n, x, mode: bool, power, scale: float = 2.5):
     if mode:
         x[0] = power
     else:
         while x[0] < 100:
-            x[0] *= 2
+            x[0] *= scale
 
 
 def test_fixed_parameters_choose_branches() -> None:
     assert not stmts(specialised.kernel(mode=True), While)
     assert stmts(specialised.kernel(mode=False), While)
+    assert "2.5" in str(specialised.kernel(mode=False))
     assert [v.name for v in specialised.kernel(mode=True, n=3).scalars] == ["power"]
 
 

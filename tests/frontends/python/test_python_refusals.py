@@ -1,4 +1,4 @@
-# ruff: noqa: B020, B905, F632, F821, F841, PLC3002, PLW0120 (these functions are wrong on purpose)
+# ruff: noqa: B020, B905, F821, F841, PLC3002, PLW0120 (these functions are wrong on purpose)
 """What a loop program cannot be is refused with the line, the reason, and what to write instead."""
 
 from __future__ import annotations
@@ -203,9 +203,15 @@ def numbers_in_and(n, x, A, c):
     x[0] = x[1] and x[2]
 
 
-@refused("if x[0] is 0:", "`is` cannot stand")
+@refused("if x[0] is x[1]:", "`is` cannot stand.*compare numbers")
+def same_object(n, x, A, c):
+    if x[0] is x[1]:
+        x[0] = 1
+
+
+@refused("if n is None:", "`None` is no number")
 def identity(n, x, A, c):
-    if x[0] is 0:
+    if n is None:
         x[0] = 1
 
 
@@ -385,3 +391,13 @@ except TcompError as error:
 """
     done = subprocess.run([sys.executable, "-"], input=text, capture_output=True, text=True, cwd=Path(__file__).parents[3], check=True)
     assert "[0.0, 0.0] the source of `clear` cannot be read" in done.stdout and "write the function in a file" in done.stdout
+
+
+def test_a_huge_expression(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "def huge(n, x):\n    x[0] = " + " + ".join(["x[0]"] * 900) + "\n"
+    (tmp_path / "huge_program.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    import huge_program
+
+    with pytest.raises(ProgramError, match="nested too deeply"):
+        program(x="float64[n]")(huge_program.huge).kernel()
