@@ -135,6 +135,22 @@ def by_columns(n, A, x):
         x[j] = max(pair[0], pair[1])
 
 
+@program(x="int32[n]")
+def bubble_sort(n, x):
+    """A flag, and a table of integers."""
+    moves = np.zeros((2, n), dtype="int32")
+    changed = True
+    while changed:
+        changed = False
+        for i in range(1, n):
+            if x[i - 1] > x[i]:
+                x[i - 1], x[i] = x[i], x[i - 1]
+                moves[1, i] += 1
+                changed = True
+    for i in range(n):
+        x[i] += moves[1, i] * 100 + moves[0, i]
+
+
 @program(A="float64[n, n]")
 def cholesky(n, A):
     for i in range(n):
@@ -152,6 +168,7 @@ CASES = {
     "odd_even_sort": (odd_even_sort, {"A": A[1].astype(np.int32)}, {"n": SIZE}, 0),
     "insertion_sort": (insertion_sort, {"A": A[2].astype(np.float32)}, {"n": SIZE}, 0),
     "prefix_sums": (prefix_sums, {"x": A[3].astype(np.int64)}, {"n": SIZE}, 0),
+    "bubble_sort": (bubble_sort, {"x": A[4].astype(np.int32)}, {"n": SIZE}, 0),
     "recurrence": (recurrence, {"x": x, "y": y}, {"n": SIZE}, 1e-14),
     "sparse_product": (
         sparse_product,
