@@ -15,7 +15,7 @@ import islpy as isl
 
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, const, loop_var
-from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, For, If, Stmt, Store, block, children, expressions, map_expressions, walk, with_children
+from tcomp.ir.loops import PARALLEL, SERIAL, Accumulate, Allocate, Block, Buffer, For, If, Stmt, Store, block, children, expressions, map_expressions, walk, with_children
 from tcomp.ir.polyhedral import Model
 from tcomp.ir.simplify import simplify
 
@@ -23,19 +23,23 @@ _NODE, _EXPR, _OP = isl.ast_node_type, isl.ast_expr_type, isl.ast_expr_op_type
 
 
 def scan(
-    stmt: Stmt, model: Model, schedule: isl.UnionMap, names: Mapping[str, Sequence[str]], fresh: Callable[[str], str]
+    stmt: Stmt, model: Model, schedule: isl.UnionMap, names: Mapping[str, Sequence[str]], fresh: Callable[[str], str],
+    parallel: Sequence[str] = (),
 ) -> Stmt:
     """`stmt` with its instances in the order of `schedule`, an injective map from all of them to time vectors of one length.
 
-    The loop of time dimension `d` is called `names[x][d]` after the first instance `x` inside, made unique by `fresh`. Buffers allocated
+    The loop of time dimension `d` is called `names[x][d]` after the first instance `x` inside, made unique by `fresh`; `parallel` lists those
+    that are. Buffers allocated
     inside loops get a dimension for each of these loops, unless one element at a time is alive.
     """
-    return _Scanner(stmt, model, names, fresh).scan(schedule)
+    return _Scanner(stmt, model, names, fresh, parallel).scan(schedule)
 
 
 class _Scanner:
-    def __init__(self, stmt: Stmt, model: Model, names: Mapping[str, Sequence[str]], fresh: Callable[[str], str]) -> None:
-        self.model, self.names, self.fresh = model, names, fresh
+    def __init__(
+        self, stmt: Stmt, model: Model, names: Mapping[str, Sequence[str]], fresh: Callable[[str], str], parallel: Sequence[str]
+    ) -> None:
+        self.model, self.names, self.fresh, self.parallel = model, names, fresh, parallel
         self.instances = {x.name: x for x in model.instances}
         self.guards: dict[Stmt, tuple[Expr, ...]] = {}
         self.homes: dict[Buffer, tuple[For, ...]] = {}
@@ -100,9 +104,10 @@ class _Scanner:
         cond = node.for_get_cond()
         limit = _value(cond.op_get_arg(1), values) + (1 if cond.op_get_type() == _OP.le else 0)
         extent = as_dim(simplify(_distance(limit, start) + (step - 1)) // step)
-        first = self.names[_first(node.for_get_body())]
-        v = loop_var(self.fresh(first[int(iterator[1:])]), extent)
-        return For(v, extent, self.node(node.for_get_body(), {**values, iterator: simplify(start + v * step)}))
+        name = self.names[_first(node.for_get_body())][int(iterator[1:])]
+        v = loop_var(self.fresh(name), extent)
+        body = self.node(node.for_get_body(), {**values, iterator: simplify(start + v * step)})
+        return For(v, extent, body, PARALLEL if name in self.parallel else SERIAL)
 
     def instance(self, call: Any, values: Mapping[str, Expr]) -> Stmt:
         arguments = [_value(call.op_get_arg(n), values) for n in range(1, call.op_get_n_arg())]

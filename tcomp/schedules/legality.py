@@ -152,7 +152,7 @@ def race(loop: For, may_fold: bool = False, within: Stmt | None = None) -> Confl
         moments = {i.name: _only(i.order, [1]) for i in m.instances}
         for d in dependences(m, may_fold):
             bad = d.relation.intersect(moments[d.source.name].lex_lt_map(moments[d.target.name]))
-            if (found := _conflict(m, d, bad)) is not None:
+            if (found := conflict_of(m, d, bad)) is not None:
                 return found
         return None
 
@@ -176,7 +176,7 @@ def violated(m: Model, found: Sequence[Dependence], order: Mapping[str, Relation
     """A dependence whose pairs are not in order after `order`, which maps each instance (by name) to time vectors of one length."""
     for d in found:
         bad = d.relation.intersect(order[d.source.name].lex_ge_map(order[d.target.name]))
-        if (conflict := _conflict(m, d, bad)) is not None:
+        if (conflict := conflict_of(m, d, bad)) is not None:
             return conflict
     return None
 
@@ -246,7 +246,7 @@ def _fixed(m: Model, sizes: Mapping[str, int]) -> dict[str, int]:
     return {v.name: sizes[name] for v, name in m.parameters.items() if name in sizes}
 
 
-def _conflict(m: Model, d: Dependence, bad: Relation) -> Conflict | None:
+def conflict_of(m: Model, d: Dependence, bad: Relation) -> Conflict | None:
     bad = bad.intersect_params(m.context)
     if bad.is_empty():
         return None

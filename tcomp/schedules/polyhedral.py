@@ -32,6 +32,7 @@ from tcomp.schedules.schedule import Schedule
 from tcomp.target import Target
 
 WORK = 1 << 14  # instances below which threads cost more than they save
+CHUNK = 1024  # elements of a vector that one thread takes at a time
 NEAR = 16  # constants in dependences that may matter to a schedule; larger ones are sizes
 _NODE = isl.schedule_node_type
 
@@ -43,7 +44,8 @@ def polyhedral(program: Kernel | Schedule, target: Target, threads: int = 1) -> 
         plan = _Planner(model(s.kernel.body), target, threads).plan()
     except TooHard as error:
         raise ScheduleError(f"no polyhedral schedule of kernel `{s.kernel.name}`", why=f"isl gave up: {error}") from None
-    s.affine(None, plan.order(), plan.naming())
+    parallel = " ".join(name for name, loop in plan.loops.items() if loop.role == "parallel")
+    s.affine(None, plan.order(), plan.naming(), parallel)
     _Shaper(s, plan, target).shape()
     s.clean()
     return s
@@ -412,17 +414,14 @@ class _Nest:
     def plain(self, lane: int | None = None) -> None:
         """Outer loops as they are, the first independent one on threads; lanes innermost."""
         order = [n for n in range(len(self.axes)) if n != lane] + ([lane] if lane is not None else [])
-        threads = self.threads
-        names = []
-        for n in order:
-            if n == lane and (len(order) > 1 or threads == 1):
-                names.append(self.label(f"y{n}", "vector"))
-            elif self.axes[n].free and threads > 1:
-                names.append(self.label(f"y{n}", "parallel" if n != lane else "parallel vector"))
-                threads = 1
-            else:
-                names.append(self.label(f"y{n}"))
-        self.add(self.all_axes(order), names)
+        shared = next((n for n in order if self.axes[n].free), None) if self.threads > 1 else None
+        names = [self.label(f"y{n}", "vector" if n == lane else "parallel" if n == shared else SERIAL) for n in order]
+        time = self.all_axes(order)
+        if shared is not None and shared == lane:
+            y = [f"y{n}" for n in order]
+            time = time.apply_range(isl.Map(f"{{ [{', '.join(y)}] -> [{', '.join([*y[:-1], f'floor({y[-1]} / {CHUNK})', y[-1]])}] }}"))
+            names.insert(-1, self.label("yt", "parallel"))
+        self.add(time, names)
 
     def columns(self, row: int, fold: int) -> None:
         """Several rows side by side, each with a chain of accumulations of its own."""
@@ -534,10 +533,10 @@ class _Shaper:
         self.s, self.plan, self.target = s, plan, target
 
     def shape(self) -> None:
-        for role in ("parallel", "lanes", "vector", UNROLLED):
+        for role in ("lanes", "vector", UNROLLED):
             for name, loop in list(self.s.loops.items()):
                 found = self.plan.loop(name)
-                if found is None or found[1].role.split()[0] != role or name not in self.s.loops:
+                if found is None or found[1].role != role or name not in self.s.loops:
                     continue
                 try:
                     self.apply(name, loop, found[1])
@@ -546,12 +545,6 @@ class _Shaper:
 
     def apply(self, name: str, loop: For, plan: Loop) -> None:
         match plan.role:
-            case "parallel":
-                self.s.parallel(name)
-            case "parallel vector":
-                outer, inner = self.s.split(name, 1024)
-                self.s.parallel(outer)
-                self.vectorize(inner)
             case "unrolled":
                 if loop.extent == plan.size:
                     self.s.unroll(name)

@@ -335,8 +335,8 @@ class Schedule:
         self.apply("tensorize", loop, instruction, reassociate)
 
     @_documents(affine)
-    def affine(self, loop: Loop | None, order: str, names: str) -> None:
-        self.apply("affine", loop, order, names)
+    def affine(self, loop: Loop | None, order: str, names: str, parallel: str = "") -> None:
+        self.apply("affine", loop, order, names, parallel)
 
     @_documents(expand)
     def expand(self, buffer: Stage, dim: int, factor: int) -> None:
