@@ -150,6 +150,7 @@ def compile_graph(
 def graph_passes(target: Target, report: Report) -> list[tuple[str, Callable[[Graph], Graph]]]:
     """Graph -> Graph, in order. Each is verified, timed and dumped on request by the runner."""
     notes = report.notes
+    halos = target.kind == "cpu"  # one thread of a GPU would store all the zeros
     return [
         ("fold", lambda g: fold_constants(g, notes)),
         ("canonicalize", lambda g: canonicalize(g, notes)),
@@ -157,8 +158,8 @@ def graph_passes(target: Target, report: Report) -> list[tuple[str, Callable[[Gr
         ("fold-again", lambda g: fold_constants(g, notes)),
         ("merge-equal", merge_equal),
         ("eliminate-dead", eliminate_dead),
-        ("partition", lambda g: partition(g, report.not_fused.append)),
-        ("layout", lambda g: choose_layouts(g, lambda body, constants: operand_layouts(body, constants, target))),
+        ("partition", lambda g: partition(g, report.not_fused.append, halos)),
+        ("layout", lambda g: choose_layouts(g, lambda body, constants: operand_layouts(body, constants, target), halos)),
     ]
 
 

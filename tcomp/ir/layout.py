@@ -5,13 +5,15 @@ A physical dimension is a piece of a logical axis, `(index // div) % mod`; the l
     NCHW    identity
     NHWC    (n, c, h, w) -> (n, h, w, c)
     NCHW16c (n, c, h, w) -> (n, c // 16, h, w, c % 16)      sizes that 16 does not divide are padded up
+
+An axis that is not cut may have a *halo*: elements before and behind it that hold zeros, so that a window may reach over its edges.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,11 +23,16 @@ from tcomp.ir.simplify import simplify
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One physical dimension: `(index[axis] // div) % mod`; `mod` None means no upper cut."""
+    """One physical dimension: `(index[axis] // div) % mod`; `mod` None means no upper cut.
+
+    `before` and `after` are the numbers of zeros around a whole axis (div 1, mod None).
+    """
 
     axis: int
     div: int = 1
     mod: int | None = None
+    before: int = 0
+    after: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +67,20 @@ class Layout:
 
     @staticmethod
     def _piece(index: Expr, piece: Piece) -> Expr:
-        quotient = index // piece.div if piece.div != 1 else index
+        quotient = index // piece.div if piece.div != 1 else index + piece.before
         return quotient % piece.mod if piece.mod is not None else quotient
 
     def shape(self, logical: Sequence[Dim]) -> tuple[Dim, ...]:
         """Physical extents, padding included."""
         return tuple(
-            p.mod if p.mod is not None else as_dim((as_expr(logical[p.axis]) + (p.div - 1)) // p.div) for p in self.pieces
+            p.mod if p.mod is not None else as_dim((as_expr(logical[p.axis]) + (p.div - 1)) // p.div + (p.before + p.after)) for p in self.pieces
         )
 
     def logical(self, physical: Sequence[ExprLike]) -> tuple[Expr, ...]:
         """The logical indices stored at physical indices (>= the logical extent inside padding)."""
         result: list[Expr] = [as_expr(0)] * self.rank
         for index, p in zip(physical, self.pieces, strict=True):
-            result[p.axis] = result[p.axis] + as_expr(index) * p.div
+            result[p.axis] = result[p.axis] + as_expr(index) * p.div - p.before
         return tuple(simplify(e) for e in result)
 
     @property
@@ -81,10 +88,19 @@ class Layout:
         """Whether some extents leave unused elements behind the end of an axis."""
         return any(p.mod is not None for p in self.pieces)
 
+    @property
+    def has_halo(self) -> bool:
+        return any(p.before or p.after for p in self.pieces)
+
+    def with_halo(self, widths: Mapping[int, tuple[int, int]]) -> Layout:
+        """The layout with (before, after) zeros around the axes given, none around the others."""
+        return Layout(self.rank, tuple(replace(p, before=b, after=a) for p in self.pieces for b, a in [widths.get(p.axis, (0, 0))]))
+
     def to_physical(self, array: np.ndarray) -> np.ndarray:
         """The array in this layout (C-contiguous, padding filled with zeros)."""
         if not self.pads:
-            return np.ascontiguousarray(array.transpose([p.axis for p in self.pieces]))
+            whole = array.transpose([p.axis for p in self.pieces])
+            return np.ascontiguousarray(np.pad(whole, [(p.before, p.after) for p in self.pieces]) if self.has_halo else whole)
         # Cut each axis into its pieces, slowest first, after padding it to whole blocks; then bring the pieces into order.
         cuts = [sorted((n for n, p in enumerate(self.pieces) if p.axis == axis), key=lambda n: -self.pieces[n].div) for axis in range(self.rank)]
         extents = [int(d) for d in self.shape(array.shape)]
@@ -96,12 +112,16 @@ class Layout:
     def from_physical(self, array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
         """The logical array of the given shape out of a physical one."""
         grids = np.meshgrid(*(np.arange(n) for n in shape), indexing="ij", sparse=True)
-        pieces = [grids[p.axis] // p.div if p.mod is None else grids[p.axis] // p.div % p.mod for p in self.pieces]
+        pieces = [grids[p.axis] // p.div + p.before if p.mod is None else grids[p.axis] // p.div % p.mod for p in self.pieces]
         return np.ascontiguousarray(array[tuple(pieces)]) if pieces else array.copy()
 
     def __str__(self) -> str:
         names = "abcdefghijklmnop"
         text = [
-            names[p.axis] + (f"/{p.div}" if p.div != 1 else "") + (f"%{p.mod}" if p.mod is not None else "") for p in self.pieces
+            names[p.axis]
+            + (f"/{p.div}" if p.div != 1 else "")
+            + (f"%{p.mod}" if p.mod is not None else "")
+            + (f"+{p.before}+{p.after}" if p.before or p.after else "")
+            for p in self.pieces
         ]
         return "(" + ",".join(text) + ")"

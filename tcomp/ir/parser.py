@@ -62,6 +62,13 @@ def parse_instruction(text: str) -> Instruction:
     return parser.whole(parser.instruction)
 
 
+def parse_layout(text: str, rank: int) -> Layout:
+    """A printed layout, `(a/16,b,a%16)`, of tensors with `rank` dimensions."""
+    parser = _Parser(text)
+    parser.expect("(")
+    return parser.whole(lambda: parser.layout(rank))
+
+
 def parse_te(text: str) -> list[Tensor]:
     """The outputs of tensor expressions printed by `print_te`."""
     parser = _Parser(text)
@@ -686,7 +693,7 @@ class _Parser:
         return self.values[name]
 
     def layout(self, rank: int) -> Layout:
-        """`(a,b/16,c%16)` from behind the parenthesis."""
+        """`(a+1+1,b/16,c%16)` from behind the parenthesis."""
 
         def piece() -> Piece:
             letter = self.name()
@@ -697,7 +704,11 @@ class _Parser:
             mod = self.integer() if self.accept("%") else None
             if div < 1 or (mod is not None and mod < 1):
                 self.fail("the pieces of a layout are positive")
-            return Piece(axis, div, mod)
+            if not self.accept("+"):
+                return Piece(axis, div, mod)
+            before = self.integer()
+            self.expect("+")
+            return Piece(axis, div, mod, before, self.integer())
 
         return Layout(rank, tuple(self.listed(piece, ")")))
 

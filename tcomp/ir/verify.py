@@ -497,6 +497,8 @@ def _verify_layout(layout: Layout, v: Value, place: str) -> None:
             if piece.div != expected or (piece.mod is None) != (n == len(pieces) - 1):
                 pieces = []
                 break
+            if min(piece.before, piece.after) < 0 or ((piece.before or piece.after) and len(pieces) > 1):
+                _fail(f"the layout {layout} of `{v.name}` has a halo around a part of axis {axis}", place)
             expected = piece.div * (piece.mod or 1)
         if not pieces:
             _fail(f"the layout {layout} of `{v.name}` does not store axis {axis} exactly once", place)

@@ -1,13 +1,15 @@
 """Layouts: how each intermediate value and each weight lies in memory, chosen from the structure of the kernels.
 
 A layout is a property of a value, not an operator: kernels read and write logical elements, so any assignment is right, and the
-choice is only about speed. Two rules:
+choice is only about speed. Three rules:
 
 1. Activations. A kernel that folds over windows (convolution, pooling) or contracts with a constant wants its vector lanes along an
    axis that is neither a window nor shared with the fold: the output channel. That axis is moved to the end (NCHW becomes NHWC).
    Kernels without such a wish follow their largest input, axis by axis, through transposes and broadcasts.
 2. Weights. `operand_layouts` (the schedules know) asks for packed panels of a constant operand; each constant gets a copy in the
    layout its reader wants, which constant folding stores in the artifact.
+
+3. Padding. What kernels make for each other gets a halo of zeros as wide as its readers' windows reach: no kernel copies it.
 
 Inputs and outputs of the graph stay row-major.
 """
@@ -22,6 +24,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.graph import KERNEL, Graph, Node, Value
+from tcomp.ir.halo import Widths, joined, reach, selections
 from tcomp.ir.layout import Layout
 from tcomp.ir.simplify import simplify
 from tcomp.ir.te import Tensor, tensors
@@ -31,23 +34,27 @@ OperandLayouts = Callable[[Graph, frozenset[int]], Mapping[int, Layout]]
 """(kernel body, which of its inputs are constants) -> the layouts wanted for some of these."""
 
 
-def choose_layouts(graph: Graph, operand_layouts: OperandLayouts) -> Graph:
+def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = True) -> Graph:
     """The graph with layouts on intermediate values and constants. Control-flow bodies keep row-major boundaries."""
     chosen: dict[Value, Value] = {}
     constants = dict(graph.constants)
     copies: dict[tuple[Value, Layout], Value] = {}
     names = {v.name for v in graph.values()}
     nodes: list[Node] = []
+    around = _halos(graph) if halos else {}
     fixed = set(graph.outputs) | {v for n in graph.nodes if n.bodies and n.op is not KERNEL for v in (*n.inputs, *n.outputs) if v is not None}
     for node in graph.nodes:
         inputs = tuple(None if v is None else chosen.get(v, v) for v in node.inputs)
         if node.op is not KERNEL:
-            bodies = tuple(choose_layouts(b, operand_layouts) for b in node.bodies)
+            bodies = tuple(choose_layouts(b, operand_layouts, halos) for b in node.bodies)
             nodes.append(replace(node, inputs=inputs, bodies=bodies))
             continue
         body = relaid(node.bodies[0], [v.layout for v in inputs if v is not None], None)
         wishes = _output_layouts(body, {n for n, v in enumerate(inputs) if v in graph.constants})
         layouts = [None if v in fixed else wish for v, wish in zip(node.outputs, wishes, strict=True)]
+        layouts = [
+            (w or Layout.identity(len(v.shape))).with_halo(around[v]) if v in around else w for v, w in zip(node.outputs, layouts, strict=True)
+        ]
         outputs = tuple(Value(v.name, v.dtype, v.shape, w) if w is not None else v for v, w in zip(node.outputs, layouts, strict=True))
         chosen.update((v, w) for v, w in zip(node.outputs, outputs, strict=True) if v is not w)
         body = relaid(body, None, layouts)
@@ -67,6 +74,22 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts) -> Graph:
         nodes.append(replace(node, inputs=inputs, outputs=outputs, bodies=(body,)))
     used = {v for n in nodes for v in n.inputs} | set(graph.outputs)
     return Graph(graph.name, graph.inputs, graph.outputs, tuple(nodes), {v: a for v, a in constants.items() if v in used})
+
+
+def _halos(graph: Graph) -> dict[Value, Widths]:
+    """The zeros that readers expect around values which kernels of this graph make for each other."""
+    made = {v for n in graph.nodes if n.op is KERNEL and len(n.outputs) == 1 for v in n.outputs} - set(graph.outputs)
+    wanted: dict[Value, Widths] = {}
+    for node in graph.nodes:
+        if node.op is not KERNEL or made.isdisjoint(node.inputs):
+            continue
+        inputs, values = _chained(node.bodies[0])
+        sources = dict(zip(inputs, (v for v in node.inputs if v is not None), strict=True))
+        for t in tensors([values[v] for v in node.bodies[0].outputs]):
+            for e in selections(simplify(t.body)) if t.body is not None else ():
+                if (found := reach(e)) is not None and (source := sources.get(found[0].attr)) in made:
+                    wanted[source] = joined(wanted.get(source, {}), found[1])
+    return wanted
 
 
 def _fresh(name: str, taken: set[str]) -> str:
@@ -96,12 +119,7 @@ def relaid(body: Graph, inputs: list[Layout | None] | None, outputs: list[Layout
 
 
 def _output_layouts(body: Graph, constants: set[int]) -> list[Layout | None]:
-    inputs = [v.placeholder() for v in body.inputs]
-    values: dict[Value, Tensor] = dict(zip(body.inputs, inputs, strict=True))
-    for v in body.constants:
-        values[v] = v.placeholder()
-    for node in body.nodes:
-        values.update(zip(node.outputs, node.tensors([None if v is None else values[v] for v in node.inputs]), strict=True))
+    inputs, values = _chained(body)
     layouts = {t: v.layout for t, v in zip(inputs, body.inputs, strict=True) if v.layout is not None}
     known = {t for n, t in enumerate(inputs) if n in constants}
     results: list[Layout | None] = []
@@ -117,6 +135,17 @@ def _output_layouts(body: Graph, constants: set[int]) -> list[Layout | None]:
                 layouts[t] = layout
         results.append(layouts.get(t))
     return results
+
+
+def _chained(body: Graph) -> tuple[list[Tensor], dict[Value, Tensor]]:
+    """(placeholders, the tensor of each value) of a kernel body."""
+    inputs = [v.placeholder() for v in body.inputs]
+    values: dict[Value, Tensor] = dict(zip(body.inputs, inputs, strict=True))
+    for v in body.constants:
+        values[v] = v.placeholder()
+    for node in body.nodes:
+        values.update(zip(node.outputs, node.tensors([None if v is None else values[v] for v in node.inputs]), strict=True))
+    return inputs, values
 
 
 def _wanted(t: Tensor, constants: set[Tensor]) -> Layout | None:

@@ -18,22 +18,24 @@ from tcomp.ir import expr as E
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import Expr
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, GraphBuilder, Node, Value, infer
-from tcomp.ir.simplify import linear
+from tcomp.ir.halo import reach
+from tcomp.ir.simplify import linear, simplify
 from tcomp.ir.te import Tensor, tensors
 
 MOST_NODES = 40  # operators in one kernel, so that compile time stays bounded
 INLINE_ELEMENTS = 1  # constants up to this size become literals of the kernel
 
 
-def partition(graph: Graph, note: Callable[[str], None] = lambda text: None) -> Graph:
+def partition(graph: Graph, note: Callable[[str], None] = lambda text: None, halos: bool = True) -> Graph:
     """The graph with every operator inside a KERNEL node; control flow stays, its bodies are partitioned too.
 
+    With `halos` values may get zeros around them (`choose_layouts`), and padding becomes part of the kernels that read it.
     `note` receives one line for each edge that was not fused, with the reason.
     """
     used = set(graph.outputs) | {v for n in graph.nodes for v in n.inputs if v is not None}
     facts = {n: _Facts.of(n, used) for n in graph.nodes if n.op not in (IF, LOOP)}
-    groups = _grouped(graph, facts, note)
-    return _rebuilt(graph, groups, used, note)
+    groups = _grouped(graph, facts, note, halos)
+    return _rebuilt(graph, groups, used, note, halos)
 
 
 # ---------------------------------------------------------------- what a node is
@@ -136,7 +138,7 @@ class _Group:
     pointwise: bool = True  # every edge inside reads its value at the index being computed
 
 
-def _grouped(graph: Graph, facts: Mapping[Node, _Facts], note: Callable[[str], None]) -> dict[Node, _Group]:
+def _grouped(graph: Graph, facts: Mapping[Node, _Facts], note: Callable[[str], None], halos: bool) -> dict[Node, _Group]:
     producers, consumers = graph.producers(), graph.consumers()
     groups: dict[Node, _Group] = {}
     for node in graph.nodes:
@@ -145,19 +147,19 @@ def _grouped(graph: Graph, facts: Mapping[Node, _Facts], note: Callable[[str], N
             groups[node] = _Group([node], facts[node].reduces, facts[node].imperative or len(facts[node].outputs) != 1)
         # Nearest producers first: of several reductions that could take this node as their epilogue, the last one computed gets it.
         for value in sorted({v for v in node.inputs if v in producers}, key=lambda v: -graph.nodes.index(producers[v])):
-            _try(graph, facts, groups, producers[value], value, consumers)
+            _try(graph, facts, groups, producers[value], value, consumers, halos)
     changed = True
     while changed:  # readers may have come together since: x * sigmoid(x) reads x twice, in one kernel
         changed = False
         for node in graph.nodes:
             for value in node.outputs:
                 if value in consumers and groups[node].nodes[-1] is node:
-                    changed |= _try(graph, facts, groups, node, value, consumers) is None
+                    changed |= _try(graph, facts, groups, node, value, consumers, halos) is None
     for node in graph.nodes:
         for value in node.outputs:
             for reader in consumers.get(value, ()):
                 if groups[reader] is not groups[node]:
-                    why = _why_not(graph, facts, groups, node, value, consumers)
+                    why = _why_not(graph, facts, groups, node, value, consumers, halos)
                     note(f"%{value.name}: {node.op.name} -> {reader.op.name} ({reader.name}) not fused: {why}")
     return groups
 
@@ -169,11 +171,12 @@ def _try(
     producer: Node,
     value: Value,
     consumers: Mapping[Value, Sequence[Node]],
+    halos: bool,
 ) -> str | None:
     """Merge the group of a value's producer into that of its readers; the reason if that cannot be."""
     if groups[producer] is groups[consumers[value][0]]:
         return "they are one kernel"
-    why = _why_not(graph, facts, groups, producer, value, consumers)
+    why = _why_not(graph, facts, groups, producer, value, consumers, halos)
     if why is None:
         first, second = groups[producer], groups[consumers[value][0]]
         order = {n: k for k, n in enumerate(graph.nodes)}
@@ -191,6 +194,7 @@ def _why_not(
     producer: Node,
     value: Value,
     consumers: Mapping[Value, Sequence[Node]],
+    halos: bool,
 ) -> str | None:
     """None if the edges from a value to all its readers can be fused."""
     readers = consumers[value]
@@ -213,6 +217,8 @@ def _why_not(
     if group.reduces and not (aligned and group.pointwise and not any(facts[r].reduces for r in readers)):
         if len(readers) == 1 and all(facts[n].moves_only for n in other.nodes):
             return None
+        if halos and len(other.nodes) == 1 and _reads_halo(graph, facts, producer, value, readers):
+            return None
         if all(_uses_once(facts[r], value) for r in readers) and not _contracts(group, facts):
             return None
         return "the reader uses each element many times, it would be computed anew each time"
@@ -220,6 +226,20 @@ def _why_not(
         return None
     dear = sum(facts[n].dear for n in other.nodes)
     return None if dear <= 2 else "the reader would compute each element several times"
+
+
+def _reads_halo(graph: Graph, facts: Mapping[Node, _Facts], padding: Node, value: Value, readers: Sequence[Node]) -> bool:
+    """Whether a node puts zeros around what another kernel computes: that one can store them around its result, and the readers' indices
+    may reach into them."""
+    (t,), sources = facts[padding].outputs, [v for v in padding.inputs if v is not None]
+    if len(sources) != 1 or t.body is None or sources[0] in graph.outputs or facts[padding].imperative:
+        return False
+    maker = graph.producers().get(sources[0])
+    if maker is None or maker not in facts or facts[maker].imperative or len(maker.outputs) != 1 or reach(simplify(t.body)) is None:
+        return False
+    reads = [r for n in readers for _, r in facts[n].reads_of(value)]
+    composed = [simplify(E.substitute(t.body, dict(zip(t.axes, r.args, strict=True)))) for r in reads]
+    return all(e.op == "read" or reach(e) is not None for e in composed)
 
 
 def _contracts(group: _Group, facts: Mapping[Node, _Facts]) -> bool:
@@ -236,7 +256,7 @@ def _contracts(group: _Group, facts: Mapping[Node, _Facts]) -> bool:
 # ---------------------------------------------------------------- rebuilding
 
 
-def _rebuilt(graph: Graph, groups: Mapping[Node, _Group], used: Container[Value], note: Callable[[str], None]) -> Graph:
+def _rebuilt(graph: Graph, groups: Mapping[Node, _Group], used: Container[Value], note: Callable[[str], None], halos: bool) -> Graph:
     nodes: list[Node] = []
     last = {group: group.nodes[-1] for group in groups.values()}
     for node in graph.nodes:
@@ -244,7 +264,7 @@ def _rebuilt(graph: Graph, groups: Mapping[Node, _Group], used: Container[Value]
         if node is not last[group]:
             continue  # the kernel stands where its last operator stood, after all it reads
         if node.op in (IF, LOOP):
-            nodes.append(replace(node, bodies=tuple(partition(b, note) for b in node.bodies)))
+            nodes.append(replace(node, bodies=tuple(partition(b, note, halos) for b in node.bodies)))
         else:
             nodes.append(_kernel(graph, group.nodes, used))
     read = {v for n in nodes for v in n.inputs} | set(graph.outputs)

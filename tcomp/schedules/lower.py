@@ -18,6 +18,7 @@ from tcomp.ir import te
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Expr, as_expr, loop_var
 from tcomp.ir.graph import Graph, Value
+from tcomp.ir.halo import covers, reach
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import (
     Accumulate,
@@ -51,6 +52,7 @@ def lower(
     Raises `IRError` when the outputs depend on a placeholder that is not among the inputs.
     """
     layouts = dict(layouts or {})
+    outputs = [_apart(t, layouts) for t in outputs]
     stages, final = normalize(outputs)
     names = _Names()
     buffers: dict[Tensor, Buffer] = {}
@@ -61,7 +63,7 @@ def lower(
         layouts.setdefault(t, layouts.get(original) or Layout.identity(t.ndim))
         aliases[t] = original
     temporaries = []
-    main = _layout(layouts, final[0])
+    main = _layout(layouts, final[0]).with_halo({})
     for t in stages:
         if t.body is None and t.extern is None:
             if t not in buffers:
@@ -87,6 +89,15 @@ def lower(
     results = tuple(buffers[t] for t in final)
     parameters = tuple(buffers[t] for t in inputs) + results
     return Kernel(name, parameters, results, free_variables(body, parameters), body)
+
+
+def _apart(t: Tensor, layouts: dict[Tensor, Layout]) -> Tensor:
+    """An output with a halo is a copy: nothing is accumulated in the middle of a larger buffer."""
+    if t not in layouts or not layouts[t].has_halo:
+        return t
+    copy: Tensor = te.compute(t.shape, lambda *i: t[i], t.name)
+    layouts[copy] = layouts.pop(t)
+    return copy
 
 
 def lower_graph(graph: Graph, name: str) -> Kernel:
@@ -273,14 +284,15 @@ def _nests(t: Tensor, buffers: Mapping[Tensor, Buffer], layouts: Mapping[Tensor,
     assert t.body is not None
     layout, target = _layout(layouts, t), buffers[t]
     is_reduce = t.body.op == "reduce"
-    update_loops, logical = _loops(t, layout, target, names, "")
+    update_loops, places = _loops(t, layout, target, names, "")
+    logical = layout.logical(places)
     mapping = dict(zip(t.axes, logical, strict=True))
     valid = [as_expr(i < as_expr(n)) for i, n in zip(logical, t.shape, strict=True)] if layout.pads else []
     inside = E.all_of([c for c in map(simplify, valid) if not prove(c)])
-    places = tuple(v for v, _ in update_loops)
     if not is_reduce:
         value = _physical(E.substitute(t.body, mapping), buffers, layouts)
-        return [_nest(update_loops, Store(target, places, E.select(inside, value, E.const(0, t.dtype))))]
+        nest = _nest(update_loops, Store(target, places, E.select(inside, value, E.const(0, t.dtype))))
+        return [*_halo(t, layout, target, names), nest]
     reducer, axes = t.body.attr
     folds = []
     for axis in axes:
@@ -291,20 +303,41 @@ def _nests(t: Tensor, buffers: Mapping[Tensor, Buffer], layouts: Mapping[Tensor,
     value = _physical(E.substitute(t.body.args[0], mapping), buffers, layouts)
     if inside.op != "const":
         value = E.select(inside, value, reducer.identity)
-    init_loops, _ = _loops(t, layout, target, names, "init.")
-    init = _nest(init_loops, Store(target, tuple(v for v, _ in init_loops), reducer.identity))
+    init_loops, init_places = _loops(t, layout, target, names, "init.")
+    init = _nest(init_loops, Store(target, init_places, reducer.identity))
     return [init, _nest(update_loops + folds, Accumulate(target, places, value, reducer))]
 
 
 def _loops(
     t: Tensor, layout: Layout, target: Buffer, names: _Names, prefix: str
 ) -> tuple[list[tuple[Expr, E.Dim]], tuple[Expr, ...]]:
-    """(physical loop variables with extents, logical indices)."""
-    loops = []
-    for piece, extent in zip(layout.pieces, target.shape, strict=True):
+    """(loop variables over physical dimensions, halos left out, with extents; physical indices)."""
+    loops, places = [], []
+    for piece, whole in zip(layout.pieces, target.shape, strict=True):
         axis = t.axes[piece.axis].attr.name + ("b" if piece.div != 1 else "")
-        loops.append((loop_var(names.fresh(f"{target.name}.{prefix}{axis}"), extent), extent))
-    return loops, layout.logical([v for v, _ in loops])
+        extent = E.as_dim(as_expr(whole) - (piece.before + piece.after))
+        v = loop_var(names.fresh(f"{target.name}.{prefix}{axis}"), extent)
+        loops.append((v, extent))
+        places.append(simplify(v + piece.before))
+    return loops, tuple(places)
+
+
+def _halo(t: Tensor, layout: Layout, target: Buffer, names: _Names) -> list[Stmt]:
+    """Nests that store the zeros around the axes, each element once."""
+    slabs: list[Stmt] = []
+    for d, piece in enumerate(layout.pieces):
+        for first, count in ((as_expr(0), piece.before), (as_expr(target.shape[d]) - piece.after, piece.after)):
+            if not count:
+                continue
+            loops, places = [], []
+            for k, (other, whole) in enumerate(zip(layout.pieces, target.shape, strict=True)):
+                inner = E.as_dim(as_expr(whole) - (other.before + other.after))
+                start, extent = (first, count) if k == d else (as_expr(other.before), inner) if k < d else (as_expr(0), whole)
+                v = loop_var(names.fresh(f"{target.name}.halo.{t.axes[other.axis].attr.name}"), extent)
+                loops.append((v, extent))
+                places.append(simplify(start + v))
+            slabs.append(_nest(loops, Store(target, tuple(places), E.const(0, t.dtype))))
+    return slabs
 
 
 def _nest(loops: Sequence[tuple[Expr, E.Dim]], leaf: Stmt) -> Stmt:
@@ -314,13 +347,22 @@ def _nest(loops: Sequence[tuple[Expr, E.Dim]], leaf: Stmt) -> Stmt:
 
 
 def _physical(e: Expr, buffers: Mapping[Tensor, Buffer], layouts: Mapping[Tensor, Layout]) -> Expr:
-    """Reads of tensors become reads of buffers; indices are simplified."""
+    """Reads of tensors become reads of buffers; indices are simplified. What reaches into a halo needs no condition."""
+
+    def unguarded(node: Expr) -> Expr | None:
+        if node.op != "select" or (found := reach(node)) is None:
+            return None
+        read, widths = found
+        have = {p.axis: (p.before, p.after) for p in _layout(layouts, read.attr).pieces} if isinstance(read.attr, Tensor) else {}
+        return read if covers(have, widths) else None
 
     def rule(node: Expr) -> Expr | None:
         if node.op == "read" and isinstance(node.attr, Tensor):
             return E.read(buffers[node.attr], _layout(layouts, node.attr).indices(node.args))
         return None
 
+    if any(layout.has_halo for layout in layouts.values()):
+        e = E.rewrite(simplify(e), unguarded)
     return simplify(E.rewrite(e, rule))
 
 

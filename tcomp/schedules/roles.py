@@ -90,14 +90,21 @@ def imperative(kernel: Kernel) -> bool:
     written = [(n.writes, n.is_fold) for n in found]
     return len(set(written)) < len(written) or any(
         len(n.spatial) < len(n.leaf.indices)
-        or any(i.op != "var" for i in n.leaf.indices)
+        or any(_offset(i) is None for i in n.leaf.indices)
         or any(r.attr is n.writes for r in n.reads)
         for n in found
     )
 
 
+def _offset(index: Expr) -> int | None:
+    """c, where an index is a loop variable plus the constant c."""
+    terms = linear(index)
+    c = terms.pop((), 0)
+    return c if len(terms) == 1 and all(len(m) == 1 and m[0].op == "var" and k == 1 for m, k in terms.items()) else None
+
+
 def nests(kernel: Kernel) -> list[Nest]:
-    """Top-level perfect nests around a store, skipping what has been shaped already."""
+    """Top-level perfect nests around a store, skipping what has been shaped already, and the zeros around a result."""
     found: list[Nest] = []
 
     def visit(x: Stmt) -> None:
@@ -115,7 +122,8 @@ def nests(kernel: Kernel) -> list[Nest]:
                 found.append(Nest(tuple(loops), x))
 
     visit(kernel.body)
-    return found
+    computed = {n.writes for n in found if not n.is_fold and n.leaf.value.op != "const"}
+    return [n for n in found if n.leaf.value.op != "const" or n.writes not in computed]
 
 
 def result_nest(kernel: Kernel, buffer: str) -> Nest:

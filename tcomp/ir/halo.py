@@ -1,0 +1,61 @@
+"""Reads that reach over the edges of a tensor and find zeros there: what padding looks like in an expression."""
+
+from __future__ import annotations
+
+from tcomp.ir import expr as E
+from tcomp.ir.expr import Expr, as_expr, bounds
+from tcomp.ir.simplify import prove, simplify
+
+WIDEST = 16  # elements of a halo on one side
+
+Widths = dict[int, tuple[int, int]]  # axis -> elements (before, behind)
+
+
+def reach(e: Expr) -> tuple[Expr, Widths] | None:
+    """For `select(the indices are inside, t[indices], 0)`: the read, and how far its indices reach before and behind each axis.
+
+    None for any other expression, and where the reach is unknown or wide.
+    """
+    if e.op != "select" or e.args[1].op != "read" or e.args[2].op != "const" or e.args[2].attr != 0:
+        return None
+    cond, read, _ = e.args
+    edges = {}
+    for axis, (index, extent) in enumerate(zip(read.args, read.attr.shape, strict=True)):
+        edges[simplify(as_expr(0) <= index)] = axis
+        edges[simplify(index < as_expr(extent))] = axis
+    axes = set()
+    for condition in map(simplify, _conjuncts(cond)):
+        if condition not in edges:
+            return None
+        axes.add(edges[condition])
+    widths = {}
+    for axis in sorted(axes):
+        index, extent = read.args[axis], as_expr(read.attr.shape[axis])
+        low, high = bounds(simplify(index))[0], _least(index - extent + 1)
+        if low is None or high is None or max(-low, high) > WIDEST:
+            return None
+        widths[axis] = max(-low, 0), high
+    return read, widths
+
+
+def _least(gap: Expr) -> int | None:
+    """The smallest number >= 0 that `gap` can be proved not to exceed."""
+    return next((n for n in range(WIDEST + 1) if prove(gap <= n)), None)
+
+
+def _conjuncts(e: Expr) -> list[Expr]:
+    return [*_conjuncts(e.args[0]), *_conjuncts(e.args[1])] if e.op == "and" and e.dtype == "bool" else [e]
+
+
+def joined(a: Widths, b: Widths) -> Widths:
+    """Wide enough for both."""
+    return {axis: tuple(map(max, a.get(axis, (0, 0)), b.get(axis, (0, 0)))) for axis in sorted({*a, *b})}  # type: ignore[misc]
+
+
+def covers(have: Widths, need: Widths) -> bool:
+    return joined(have, need) == joined(have, {})
+
+
+def selections(e: Expr) -> list[Expr]:
+    """The candidates inside an expression."""
+    return [x for x in E.walk(e) if x.op == "select" and x.args[1].op == "read"]

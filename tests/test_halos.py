@@ -1,0 +1,107 @@
+"""Halos: padding between kernels costs no copy, and windows over the edges find zeros."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+import tcomp
+from tcomp.driver import compile_model
+from tcomp.ir import te
+from tcomp.ir.halo import covers, joined, reach
+from tcomp.ir.layout import Layout, Piece
+from tcomp.ir.parser import parse_layout
+from tcomp.runtime import Module
+
+RNG = np.random.default_rng(3)
+
+
+def weight(name: str, *shape: int) -> onnx.TensorProto:
+    return numpy_helper.from_array(RNG.integers(-3, 4, shape).astype("float32"), name)
+
+
+def chain(nodes: list[onnx.NodeProto], weights: list[onnx.TensorProto], shape: list[Any]) -> onnx.ModelProto:
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", shape), ("y", None)))
+    graph = helper.make_graph(nodes, "g", [x], [y], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def conv(source: str, w: str, result: str, **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node("Conv", [source, w], [result], **attributes)
+
+
+POINTWISE = conv("x", "w1", "a")
+CASES: dict[str, tuple[list[onnx.NodeProto], list[onnx.TensorProto]]] = {
+    "same": ([conv("a", "w2", "y", pads=[1, 1, 1, 1])], [weight("w2", 5, 6, 3, 3)]),
+    "strided": ([conv("a", "w2", "y", pads=[1, 1, 1, 1], strides=[2, 2])], [weight("w2", 5, 6, 3, 3)]),
+    "one side": ([conv("a", "w2", "y", pads=[0, 2, 1, 0], strides=[2, 1])], [weight("w2", 5, 6, 3, 3)]),
+    "dilated": ([conv("a", "w2", "y", pads=[2, 2, 2, 2], dilations=[2, 2])], [weight("w2", 5, 6, 3, 3)]),
+    "depthwise": ([conv("a", "w2", "y", pads=[1, 1, 1, 1], group=6)], [weight("w2", 6, 1, 3, 3)]),
+    "grouped": ([conv("a", "w2", "y", pads=[1, 1, 1, 1], group=2)], [weight("w2", 8, 3, 3, 3)]),
+    "two readers": (
+        [conv("a", "w2", "b", pads=[1, 1, 1, 1]), conv("a", "w3", "c", pads=[2, 2, 2, 2]), helper.make_node("Add", ["b", "c"], ["y"])],
+        [weight("w2", 5, 6, 3, 3), weight("w3", 5, 6, 5, 5)],
+    ),
+    "a reader without padding": (
+        [conv("a", "w2", "b", pads=[1, 1, 1, 1]), helper.make_node("Mul", ["a", "b"], ["y"])], [weight("w2", 6, 6, 3, 3)]
+    ),
+    "three in a row": (
+        [conv("a", "w2", "b", pads=[1, 1, 1, 1]), helper.make_node("Relu", ["b"], ["r"]), conv("r", "w2", "y", pads=[1, 1, 1, 1])],
+        [weight("w2", 6, 6, 3, 3)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sizes", ["fixed", "symbolic"])
+@pytest.mark.parametrize("case", CASES)
+def test_no_kernel_copies_padding(case: str, sizes: str) -> None:
+    nodes, weights = CASES[case]
+    model = chain([POINTWISE, *nodes], [weight("w1", 6, 4, 1, 1), *weights], [1, 4, 9, 11] if sizes == "fixed" else [1, 4, "h", "w"])
+    artifact, report = compile_model(model, emit=("graph",), dims={} if sizes == "fixed" else {"h": (4, 64), "w": (4, 64)})
+    assert "graph pad(" not in report.stages["graph"] and re.search(r"c\+\d\+\d", report.stages["graph"])
+    x = RNG.integers(-3, 4, (1, 4, 9, 11)).astype("float32")
+    (expected,) = ReferenceEvaluator(model).run(None, {"x": x})
+    module = Module.load(artifact)
+    for _ in range(2):  # the zeros are still there
+        np.testing.assert_array_equal(module.run({"x": x})["y"], expected)
+
+
+def test_padding_of_an_input_is_copied() -> None:
+    model = chain([conv("x", "w", "y", pads=[1, 1, 1, 1])], [weight("w", 5, 4, 3, 3)], [1, 4, 9, 11])
+    x = RNG.integers(-3, 4, (1, 4, 9, 11)).astype("float32")
+    np.testing.assert_array_equal(tcomp.compile(model).run({"x": x})["y"], ReferenceEvaluator(model).run(None, {"x": x})[0])
+
+
+def test_reach() -> None:
+    x = te.placeholder((8, 10), name="x")
+    i, j = te.reduce_axis(10, "i"), te.reduce_axis(10, "j")
+    inside = te.all_of([i - 1 >= 0, i - 1 < 8])
+    zero = te.const(0.0, "float32")
+    assert reach(te.select(inside, x[i - 1, j], zero)) == (x[i - 1, j], {0: (1, 1)})
+    assert reach(te.select(i - 1 < 8, x[i - 1, j], zero)) == (x[i - 1, j], {0: (1, 1)})
+    assert reach(te.select(inside, x[i - 1, j], te.const(1.0, "float32"))) is None
+    assert reach(te.select(i < j, x[i - 1, j], zero)) is None
+    assert reach(te.select(inside, x[i - 1, j] * 2.0, zero)) is None
+    assert reach(te.select((i * 5 - 20 >= 0) & (i * 5 - 20 < 8), x[i * 5 - 20, j], zero)) is None  # wider than any halo
+    assert covers({0: (2, 1)}, {0: (1, 1)}) and not covers({0: (2, 1)}, {1: (1, 0)})
+    assert joined({0: (2, 1)}, {0: (1, 3), 1: (1, 0)}) == {0: (2, 3), 1: (1, 0)}
+
+
+def test_a_layout_with_a_halo() -> None:
+    layout = Layout.permuted((0, 2, 3, 1)).with_halo({2: (1, 2), 3: (0, 1)})
+    assert str(layout) == "(a,c+1+2,d+0+1,b)" and parse_layout(str(layout), 4) == layout
+    assert layout.shape((2, 3, 4, 5)) == (2, 7, 6, 3)
+    array = RNG.standard_normal((2, 3, 4, 5)).astype("float32")
+    physical = layout.to_physical(array)
+    assert physical.shape == (2, 7, 6, 3) and np.count_nonzero(physical) == array.size
+    np.testing.assert_array_equal(layout.from_physical(physical, array.shape), array)
+    assert [int(i) for i in layout.indices((1, 2, 3, 4))] == [1, 4, 4, 2]
+    assert [int(i) for i in layout.logical((1, 4, 4, 2))] == [1, 2, 3, 4]
+    assert layout.with_halo({}) == Layout.permuted((0, 2, 3, 1))
+    assert Layout(1, (Piece(0, 1, None, 1, 1),)) != Layout.identity(1)
