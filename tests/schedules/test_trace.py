@@ -139,36 +139,36 @@ def test_random_traces_repeat(seed: int) -> None:
 STEPS = '{"version": 1, "steps": [%s]}'
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "this is no trace\n  why: it is not valid JSON"),
-        ("{", "not valid JSON"),
-        (b"\xff\xfe\x00", "not valid JSON"),
-        ("[" * 100_000, "not valid JSON"),
-        ('{"version": 1, "steps": [["split", ["C.i", ' + "9" * 5000 + "]]]}", "not valid JSON"),
-        ("[]", r'not of the form \{"version": 1, "steps": \[...\]\}'),
-        ('{"version": 1}', "not of the form"),
-        ('{"version": 1, "steps": {}}', "not of the form"),
-        ('{"steps": []}', "a trace of version None is not read"),
-        ('{"version": 2, "steps": []}', "a trace of version 2 is not read\n  why: this is version 1"),
-        ('{"version": true, "steps": []}', "a trace of version True is not read"),
-        ('{"version": 1, "steps": [], "code": ""}', "a trace has no field 'code'"),
-        ('{"version": 1, "steps": [], "kernel": 3}', "the kernel of a trace is its printed text"),
-        (STEPS % '["clean", []], "clean"', r'malformed\n  where: step 2: "clean"\n  why: it is not of the form'),
-        (STEPS % '["clean"]', r'malformed\n  where: step 1: \["clean"\]'),
-        (STEPS % '["clean", [], []]', "malformed"),
-        (STEPS % '["clean", [], {}, 1]', "malformed"),
-        (STEPS % "[1, []]", "malformed"),
-        (STEPS % '["split", ["C.i", 1.5]]', r"where: step 1: .*\n  why: 1\.5 is none of: text, an integer of 64 bits"),
-        (STEPS % '["split", ["C.i", NaN]]', "NaN is none of"),
-        (STEPS % f'["split", ["C.i", {1 << 63}]]', "9223372036854775808 is none of"),
-        (STEPS % '["split", [{"a": 1}]]', r'\{"a": 1\} is none of'),
-        (STEPS % ('["split", [' + "[" * 10 + "]" * 10 + "]]"), "is none of"),
-        (STEPS % '["import os; f", []]', "`import os; f` is no name of a primitive or an option"),
-        (STEPS % '["split", [], {"a=1)#": 1}]', r"`a=1\)#` is no name"),
-    ],
-)
+NO_TRACES: list[tuple[str | bytes, str]] = [
+    ("", "this is no trace\n  why: it is not valid JSON"),
+    ("{", "not valid JSON"),
+    (b"\xff\xfe\x00", "not valid JSON"),
+    ("[" * 100_000, "not valid JSON"),
+    ('{"version": 1, "steps": [["split", ["C.i", ' + "9" * 5000 + "]]]}", "not valid JSON"),
+    ("[]", r'not of the form \{"version": 1, "steps": \[...\]\}'),
+    ('{"version": 1}', "not of the form"),
+    ('{"version": 1, "steps": {}}', "not of the form"),
+    ('{"steps": []}', "a trace of version None is not read"),
+    ('{"version": 2, "steps": []}', "a trace of version 2 is not read\n  why: this is version 1"),
+    ('{"version": true, "steps": []}', "a trace of version True is not read"),
+    ('{"version": 1, "steps": [], "code": ""}', "a trace has no field 'code'"),
+    ('{"version": 1, "steps": [], "kernel": 3}', "the kernel of a trace is its printed text"),
+    (STEPS % '["clean", []], "clean"', r'malformed\n  where: step 2: "clean"\n  why: it is not of the form'),
+    (STEPS % '["clean"]', r'malformed\n  where: step 1: \["clean"\]'),
+    (STEPS % '["clean", [], []]', "malformed"),
+    (STEPS % '["clean", [], {}, 1]', "malformed"),
+    (STEPS % "[1, []]", "malformed"),
+    (STEPS % '["split", ["C.i", 1.5]]', r"where: step 1: .*\n  why: 1\.5 is none of: text, an integer of 64 bits"),
+    (STEPS % '["split", ["C.i", NaN]]', "NaN is none of"),
+    (STEPS % f'["split", ["C.i", {1 << 63}]]', "9223372036854775808 is none of"),
+    (STEPS % '["split", [{"a": 1}]]', r'\{"a": 1\} is none of'),
+    (STEPS % ('["split", [' + "[" * 10 + "]" * 10 + "]]"), "is none of"),
+    (STEPS % '["import os; f", []]', "`import os; f` is no name of a primitive or an option"),
+    (STEPS % '["split", [], {"a=1)#": 1}]', r"`a=1\)#` is no name"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), NO_TRACES, ids=range(len(NO_TRACES)))
 def test_json_that_is_no_trace(text: str | bytes, message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
         Trace.from_json(text)
