@@ -412,8 +412,9 @@ def _blocks(s: Schedule, result: str, acc: str) -> None:
             s.reorder(*units, row_thread, column_thread, row_inner, column_inner)
         _bind(s, row_thread, column_thread)
         _lanes(s, [row_inner, column_inner], width)
-    s.relayout(acc, number, rows)  # [row thread, ..., column, row of the thread]
-    s.relayout(acc, len(spatial) - 1, columns)  # [column thread, row thread, ..., row of the thread, column of the thread]
+    for d, width in ((number, rows), (len(spatial) - 1, columns)):  # [column thread, row thread, ..., row and column of the thread]
+        rank = len(edit.find_buffer(s.kernel, acc).shape)
+        s.relayout(acc, Layout.blocked([d, *(o for o in range(rank) if o != d)], d, width))
     for operand in operands:
         _stage(s, operand, step, f"{operand}.shared")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import Program, programs
+from programs import Program, layouts, programs
 from races import races
 from running import expected, interpreted, native
 
@@ -91,7 +91,7 @@ def draw_step(draw: st.DrawFn, s: Schedule) -> tuple[str, tuple[Any, ...]]:
         case "relayout":
             name = pick(local)
             rank = len(edit.find_buffer(s.kernel, name).shape)
-            return "relayout", (name, draw(st.integers(0, max(0, rank - 1))), draw(st.integers(1, 4)))
+            return "relayout", (name, str(draw(layouts(rank))))
         case "rfactor":
             stage, loop = pick(folds(s.kernel) or [(buffers[0], loops[0])])
             return "rfactor", (stage, loop, draw(st.integers(1, 4)))
@@ -259,7 +259,7 @@ def test_rfactor_splits_a_fold_into_lanes() -> None:
         ("cache_read", ("C", "C.i", "c"), "`C` is written where the copy would be read"),
         ("cache_read", ("A", "C.init.i", "a"), "`A` is not read there"),
         ("cache_read", ("A", "C.i", "a", "attic"), "unknown scope `attic`"),
-        ("relayout", ("A", 0, 4), "`A` is a parameter"),
+        ("relayout", ("A", "(b,a)"), "`A` is a parameter"),
         ("set_scope", ("A", "register"), "`A` is a parameter"),
         ("rfactor", ("C", "C.i", 4), "`C.i` is not a fold of `C`"),
         ("rfactor", ("C", "C.k", 0), "0 lanes"),

@@ -7,10 +7,26 @@ from dataclasses import dataclass, replace
 
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, Expr, as_expr, loop_var
-from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, For, If, Kernel, Stmt, Store, children, expressions, walk
+from tcomp.ir.loops import (
+    PARALLEL,
+    VECTORIZED,
+    Accumulate,
+    Allocate,
+    Block,
+    Buffer,
+    For,
+    If,
+    Kernel,
+    Stmt,
+    Store,
+    children,
+    expressions,
+    walk,
+)
 from tcomp.ir.simplify import prove
 from tcomp.schedules.inverse import inverse
-from tcomp.schedules.primitives.edit import fresh, guard, rebind, rebuild, refuse
+from tcomp.schedules.legality import race
+from tcomp.schedules.primitives.edit import find_loop, fresh, guard, rebind, rebuild, refuse, refuse_conflict
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +134,8 @@ class Chain:
     write: Store | Accumulate
 
 
-def chain(kernel: Kernel, step: str, nest: Stmt, buffer: Buffer) -> Chain:
-    """A nest that computes a stage by one statement."""
+def chain_of(nest: Stmt) -> Chain | None:
+    """What a nest of one statement is made of; None for any other."""
     loops, conditions = list[For](), list[Expr]()
     while True:
         match nest:
@@ -132,7 +148,26 @@ def chain(kernel: Kernel, step: str, nest: Stmt, buffer: Buffer) -> Chain:
             case Store() | Accumulate():
                 return Chain(tuple(loops), tuple(conditions), nest)
             case _:
-                raise refuse(kernel, step, f"one nest computes `{buffer.name}` by several statements", "give each statement loops of its own")
+                return None
+
+
+def chain(kernel: Kernel, step: str, nest: Stmt, buffer: Buffer) -> Chain:
+    """A nest that computes a stage by one statement."""
+    found = chain_of(nest)
+    if found is None:
+        raise refuse(kernel, step, f"one nest computes `{buffer.name}` by several statements", "give each statement loops of its own")
+    return found
+
+
+def stores_all(nest: Stmt, buffer: Buffer) -> bool:
+    """Whether a nest stores to every element of a buffer, and reads none."""
+    found = chain_of(nest)
+    if not isinstance(found, Chain) or not isinstance(found.write, Store) or found.write.buffer is not buffer or found.conditions:
+        return False
+    inverted = inverse(found.write.indices, buffer.shape, found.loops)
+    runs = all(x.var in inverted.values or prove(as_expr(x.extent) > 0) for x in found.loops)
+    known = {x.var for x in found.loops} - inverted.values.keys()
+    return runs and not inverted.conditions and not known & set(E.variables(*found.write.indices)) and buffer not in reads([nest])
 
 
 def restricted(
@@ -208,3 +243,11 @@ def check_shared_memory(kernel: Kernel, step: str, scope: str, target: For) -> N
                 raise refuse(kernel, step, f"shared memory cannot be filled inside the {s.kind} loop `{s.var.name}`", "name a loop outside of it")
 
 
+def check_no_race(kernel: Kernel, step: str, changed: Kernel, loop: str, sources: Sequence[Buffer]) -> Kernel:
+    """The changed kernel, unless iterations that run at the same time around a loop touch more elements of the sources now."""
+    for s in path(changed.body, find_loop(changed, loop)):
+        if isinstance(s, For) and s.kind in (PARALLEL, VECTORIZED) and any(writes(s, b) for b in sources):
+            conflict = race(s, within=changed.body)
+            if conflict is not None:
+                raise refuse_conflict(kernel, step, f"iterations of `{s.var.name}`", conflict)
+    return changed

@@ -25,7 +25,7 @@ from tcomp.ir.loops import (
     map_expressions,
     walk,
 )
-from tcomp.ir.simplify import prove, simplify
+from tcomp.ir.simplify import simplify
 from tcomp.schedules.inverse import Inverse, holds, inverse, piece
 from tcomp.schedules.primitives.edit import find_buffer, find_loop, nesting, rebuild, refuse, swap_buffer, temporary, without_allocation
 from tcomp.schedules.primitives.sites import (
@@ -40,6 +40,7 @@ from tcomp.schedules.primitives.sites import (
     reads,
     restricted,
     scope_of,
+    stores_all,
     writes,
 )
 from tcomp.schedules.regions import accesses, interval, region
@@ -223,8 +224,8 @@ def compute_at(kernel: Kernel, stage: str, loop: str, scope: str = "global") -> 
         raise refuse(kernel, step, f"`{stage}` is computed once more behind loop `{loop}`")
     check_stable(kernel, step, site, reads(site.nests), site.places[0], site.at, target)
     check_shared_memory(kernel, step, scope, target)
-    if any(isinstance(s, For | While) for s in site.shared):
-        _check_whole(kernel, step, site.nests[0], buffer)
+    if any(isinstance(s, For | While) for s in site.shared) and not stores_all(site.nests[0], buffer):
+        raise refuse(kernel, step, f"`{stage}` may keep elements from an earlier iteration of the loops around it")
     box = region(target.body, buffer, clip=scope != "register")
     local = temporary(kernel, step, buffer.name, buffer.dtype, box.extent, scope)
     taken: set[str] = set()
@@ -233,15 +234,6 @@ def compute_at(kernel: Kernel, stage: str, loop: str, scope: str = "global") -> 
     body = Allocate(local, block(*moved, readers))
     stripped = rebuild(kernel.body, lambda s: Block(()) if s in site.nests else (replace(target, body=body) if s is target else None))
     return nesting(kernel, step, kernel.with_body(without_allocation(stripped, buffer)))
-
-
-def _check_whole(kernel: Kernel, step: str, nest: Stmt, buffer: Buffer) -> None:
-    """Refuses a nest that may leave elements of the buffer as an earlier iteration has left them."""
-    found = chain(kernel, step, nest, buffer)
-    inverted = inverse(found.write.indices, buffer.shape, found.loops)
-    runs = all(x.var in inverted.values or prove(as_expr(x.extent) > 0) for x in found.loops)
-    if isinstance(found.write, Accumulate) or found.conditions or inverted.conditions or not runs:
-        raise refuse(kernel, step, f"`{buffer.name}` may keep elements from an earlier iteration of the loops around it")
 
 
 def reverse_compute_at(kernel: Kernel, stage: str, loop: str) -> Kernel:

@@ -2,147 +2,261 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from tcomp.errors import IRError
 from tcomp.ir import expr as E
-from tcomp.ir.expr import Expr, as_dim, as_expr, loop_var
-from tcomp.ir.loops import (
-    Accumulate,
-    Allocate,
-    Buffer,
-    For,
-    Kernel,
-    Stmt,
-    Store,
-    block,
-    walk,
-)
-from tcomp.ir.simplify import simplify
-from tcomp.ir.verify import same_dim
-from tcomp.schedules.primitives.edit import (
-    find_buffer,
-    find_loop,
-    fresh,
-    guard,
-    is_local,
-    perfect,
-    producers,
-    rebuild,
-    refuse,
-    replace_loop,
-    swap_buffer,
-    temporary,
-)
-from tcomp.schedules.primitives.sites import sequence
+from tcomp.ir.expr import Dim, Expr, as_expr, loop_var
+from tcomp.ir.layout import Layout
+from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, Kernel, Stmt, Store, block, walk
+from tcomp.ir.parser import parse_layout
+from tcomp.ir.simplify import prove, simplify
+from tcomp.schedules.primitives.edit import find_buffer, find_loop, fresh, guard, rebuild, refuse, replace_loop, swap_buffer, temporary
+from tcomp.schedules.primitives.sites import bounds_loops, check_no_race, check_shared_memory, path, scope_of, sequence, stores_all, writes
 from tcomp.schedules.regions import accesses, region
 
 
-def cache_write(kernel: Kernel, stage: str, name: str) -> Kernel:
-    """Compute a stage into a new temporary `name` and copy it: the temporary can then be moved into the loops of the copy.
+def cache_write(kernel: Kernel, stage: str, name: str, layout: str | None = None) -> Kernel:
+    """Compute a stage into a new temporary `name` and copy that: the temporary can then be moved into the loops of the copy.
 
-    Legal when the stage's first nest stores every element, so that nothing of what a parameter held before is read or left. The copy is
-    one nest with the loops `stage.0`, `stage.1`, ...
+    The copy is one nest with the loops `stage.0`, `stage.1`, ... The temporary may have a layout of its own (see `relayout`).
+
+    Legal when the stage's first nest stores every element, so that nothing of what a parameter held before is read or left.
+
+    Good for accumulators: with `compute_at` and the scope "register", a tile of the result stays in registers over the whole reduction.
+
+      >>> from tcomp import te
+      >>> from tcomp.schedules import Schedule
+      >>> A, k = te.placeholder((4, 3), name="A"), te.reduce_axis(3, "k")
+      >>> s = Schedule(te.compute((4,), lambda i: te.sum(A[i, k], k), name="C"))
+      >>> s.cache_write("C", "acc")
+      >>> print(s)
+      kernel C(A: float32[4, 3], C: float32[4]) -> (C) {
+        alloc acc: float32[4]
+        for C.init.i in 0..4 {
+          acc[C.init.i] = 0.0f
+        }
+        for C.i in 0..4 {
+          for C.k in 0..3 {
+            acc[C.i] += A[C.i, C.k]
+          }
+        }
+        for C.0 in 0..4 {
+          C[C.0] = acc[C.0]
+        }
+      }
     """
     target = find_buffer(kernel, stage, "cache_write")
-    nests = producers(kernel.body, target)
-    if not nests or any(is_local(target, nest) for nest in nests):
-        raise refuse(kernel, "cache_write", f"`{stage}` is not computed at the top level")
-    if target in kernel.buffers and not _fills(nests[0], target):
+    scope = scope_of(kernel, target)
+    items = sequence(scope)
+    nests = [item for item in items if writes(item, target)]
+    if not nests:
+        raise refuse(kernel, "cache_write", f"nothing computes `{stage}`")
+    if target in kernel.buffers and not stores_all(nests[0], target):
         raise refuse(kernel, "cache_write", f"`{stage}` may keep some of what it holds before", "its first nest should store all elements")
-    local = Buffer(fresh(kernel, name), target.dtype, target.shape)
+    if bounds_loops(scope, target):
+        raise refuse(kernel, "cache_write", f"the extent of a loop is read from `{stage}`")
+    lies = _layout(kernel, "cache_write", layout, target.shape)
+    local = Buffer(fresh(kernel, name), target.dtype, lies.shape(target.shape))
     loops = [(loop_var(fresh(kernel, f"{stage}.{d}"), extent), extent) for d, extent in enumerate(target.shape)]
     places = tuple(v for v, _ in loops)
-    copy: Stmt = Store(target, places, E.read(local, places))
+    copy: Stmt = Store(target, places, E.read(local, lies.indices(places)))
     for v, extent in reversed(loops):
         copy = For(v, extent, copy)
-
-    items = sequence(kernel.body)
     moved = items[items.index(nests[0]) : items.index(nests[-1]) + 1]  # what stands between the nests may read the stage
 
     def edit(s: Stmt) -> Stmt | None:
         if s not in moved:
             return None
-        new = swap_buffer(s, target, local, lambda indices: indices)
+        new = swap_buffer(s, target, local, lies.indices)
         return block(new, copy) if s is nests[-1] else new
 
-    return kernel.with_body(Allocate(local, rebuild(kernel.body, edit)))
+    # Allocated outside of everything if that is one sequence with the nests: temporaries of the whole kernel are planned together.
+    around = kernel.body if nests[0] in sequence(kernel.body) else scope
+    return kernel.with_body(rebuild(kernel.body, lambda s: Allocate(local, rebuild(s, edit)) if s is around else None))
 
 
-def _fills(nest: Stmt, buffer: Buffer) -> bool:
-    """Whether a nest stores to every element, and reads none."""
-    loops, leaf = perfect(nest)
-    if not isinstance(leaf, Store) or leaf.buffer is not buffer or accesses(nest, buffer, writes=False):
-        return False
-    extents = {x.var: x.extent for x in loops}
-    whole = all(i in extents and same_dim(extents[i], n) for i, n in zip(leaf.indices, buffer.shape, strict=True))
-    return whole and len(extents) == len(leaf.indices) == len(set(leaf.indices))
-
-
-def cache_read(kernel: Kernel, buffer: str, loop: str | None, name: str, scope: str = "global") -> Kernel:
+def cache_read(
+    kernel: Kernel, buffer: str, loop: str | None, name: str, scope: str = "global", layout: str | None = None
+) -> Kernel:
     """Copy the part of a buffer that a loop's body reads into a new buffer first, and read that instead.
 
-    With `loop` None the whole buffer is copied before everything else. Legal when the body does not write the buffer.
-    The copy is a stage called `name`, one loop per dimension.
+    With `loop` None the whole buffer is copied before everything else. The copy is a stage called `name` with one loop per dimension,
+    `name.0`, `name.1`, ...; it takes the scope given, and a layout of its own (see `relayout`), which makes it a packed panel.
+
+    Legal when the loop's body does not write the buffer.
+
+    Good for operands that are read many times, or with large strides: they are staged in shared memory or packed once, and then read in
+    the order in which they lie. The price is the copy.
+
+      >>> from tcomp import te
+      >>> from tcomp.schedules import Schedule
+      >>> A, k = te.placeholder((4, 8), name="A"), te.reduce_axis(4, "k")
+      >>> s = Schedule(te.compute((8,), lambda i: te.sum(A[k, i] * A[k, 0], k), name="C"))
+      >>> outer, inner = s.split("C.i", 4)
+      >>> s.cache_read("A", outer, "P", layout="(b/2,a,b%2)")  # panels of two columns
+      >>> print(s)
+      kernel C(A: float32[4, 8], C: float32[8]) -> (C) {
+        for C.init.i in 0..8 {
+          C[C.init.i] = 0.0f
+        }
+        for C.i.o in 0..2 {
+          alloc P: float32[4, 4, 2]
+          for P.0 in 0..4 {
+            for P.1 in 0..4 {
+              for P.2 in 0..2 {
+                P[P.0, P.1, P.2] = A[P.1, P.0 * 2 + P.2]
+              }
+            }
+          }
+          for C.i.i in 0..4 {
+            for C.k in 0..4 {
+              C[C.i.i + C.i.o * 4] += P[C.i.o * 2 + C.i.i // 2, C.k, C.i.i % 2] * P[0, C.k, 0]
+            }
+          }
+        }
+      }
     """
-    source = find_buffer(kernel, buffer, "cache_read")
-    where = kernel.body if loop is None else find_loop(kernel, loop, "cache_read").body
-    if any(isinstance(s, Store | Accumulate) and s.buffer is source for s in walk(where)):
-        raise refuse(kernel, "cache_read", f"`{buffer}` is written where the copy would be read")
+    step = "cache_read"
+    source = find_buffer(kernel, buffer, step)
+    target = None if loop is None else find_loop(kernel, loop, step)
+    where = kernel.body if target is None else target.body
+    if writes(where, source):
+        raise refuse(kernel, step, f"`{buffer}` is written where the copy would be read")
     if not accesses(where, source):
-        raise refuse(kernel, "cache_read", f"`{buffer}` is not read there")
+        raise refuse(kernel, step, f"`{buffer}` is not read there")
+    if bounds_loops(where, source):
+        raise refuse(kernel, step, f"the extent of a loop is read from `{buffer}`")
+    if target is not None:
+        check_shared_memory(kernel, step, scope, target)
     name = fresh(kernel, name)
     box = region(where, source)
-    local = temporary(kernel, "cache_read", name, source.dtype, box.extent, scope)
-    loops = [(loop_var(f"{name}.{d}", extent), extent) for d, extent in enumerate(box.extent)]
+    lies = _layout(kernel, step, layout, box.extent)
+    local = temporary(kernel, step, name, source.dtype, lies.shape(box.extent), scope)
+    loops = [(loop_var(f"{name}.{d}", extent), extent) for d, extent in enumerate(local.shape)]
     places = tuple(v for v, _ in loops)
-    index = [simplify(b + v) for b, v in zip(box.base, places, strict=True)]
-    copy: Stmt = guard(
-        [c for i, n in zip(index, source.shape, strict=True) for c in (i >= 0, i < as_expr(n))], Store(local, places, E.read(source, index))
-    )
+    inside = lies.logical(places)
+    index = [simplify(b + i) for b, i in zip(box.base, inside, strict=True)]
+    conditions = [c for i, n in zip(inside, box.extent, strict=True) for c in (i >= 0, i < as_expr(n))]
+    conditions += [c for i, n in zip(index, source.shape, strict=True) for c in (i >= 0, i < as_expr(n))]
+    copy: Stmt = guard(conditions, Store(local, places, E.read(source, index)))
     for v, extent in reversed(loops):
         copy = For(v, extent, copy)
-    inside = swap_buffer(where, source, local, lambda indices: tuple(i - b for i, b in zip(indices, box.base, strict=True)))
-    body = Allocate(local, block(copy, inside))
-    if loop is None:
+    readers = swap_buffer(where, source, local, lambda indices: lies.indices([i - b for i, b in zip(indices, box.base, strict=True)]))
+    body = Allocate(local, block(copy, readers))
+    if target is None:
         return kernel.with_body(body)
-    return replace_loop(kernel, (target := find_loop(kernel, loop)), replace(target, body=body))
+    return check_no_race(kernel, step, replace_loop(kernel, target, replace(target, body=body)), target.var.name, [source])
 
 
-def relayout(kernel: Kernel, buffer: str, dim: int, factor: int) -> Kernel:
-    """Block one dimension of a temporary: element [.., i, ..] moves to [i // factor, .., i % factor] (a packed panel).
+def relayout(kernel: Kernel, buffer: str, layout: str) -> Kernel:
+    """Change how the elements of a temporary lie in memory.
 
-    The block index comes first and the inside last; the extent is padded up. Always legal for temporaries.
+    A layout lists the dimensions of the buffer, slowest first, as pieces of the old ones, called a, b, c, ...: `(b,a)` transposes,
+    `(a/8,b,a%8)` cuts the first into blocks of 8 whose inside lies together (a packed panel), `(a,b+0+1)` leaves one element free behind
+    each row. What does not divide is padded; what padding holds is not defined.
+
+    Legal for temporaries; the layout of a parameter is part of the kernel's signature. Every element needs exactly one place.
+
+    Good for reading along the lanes with unit stride, and for a pitch that keeps columns out of the same cache set or memory bank.
+
+      >>> from tcomp import te
+      >>> from tcomp.schedules import Schedule
+      >>> A, k = te.placeholder((5, 3), name="A"), te.reduce_axis(5, "k")
+      >>> s = Schedule(te.compute((3,), lambda i: te.sum(A[k, i], k), name="C"))
+      >>> s.cache_read("A", None, "P")
+      >>> s.relayout("P", "(a/4,b,a%4)")
+      >>> print(s)
+      kernel C(A: float32[5, 3], C: float32[3]) -> (C) {
+        alloc P: float32[2, 3, 4]
+        for P.0 in 0..5 {
+          for P.1 in 0..3 {
+            P[P.0 // 4, P.1, P.0 % 4] = A[P.0, P.1]
+          }
+        }
+        for C.init.i in 0..3 {
+          C[C.init.i] = 0.0f
+        }
+        for C.i in 0..3 {
+          for C.k in 0..5 {
+            C[C.i] += P[C.k // 4, C.i, C.k % 4]
+          }
+        }
+      }
     """
     old = find_buffer(kernel, buffer, "relayout")
     if old in kernel.buffers:
         raise refuse(kernel, "relayout", f"`{buffer}` is a parameter; its layout is part of the kernel's signature")
-    if not 0 <= dim < len(old.shape) or factor < 1:
-        raise refuse(kernel, "relayout", f"`{buffer}` of {len(old.shape)} dimensions cannot be blocked by {factor} along dimension {dim}")
-    blocks = as_dim((as_expr(old.shape[dim]) + (factor - 1)) // factor)
-    rest = tuple(n for d, n in enumerate(old.shape) if d != dim)
-    new = Buffer(old.name, old.dtype, (blocks, *rest, factor), old.scope)
+    lies = _layout(kernel, "relayout", layout, old.shape)
+    if bounds_loops(kernel.body, old):
+        raise refuse(kernel, "relayout", f"the extent of a loop is read from `{buffer}`")
+    new = temporary(kernel, "relayout", old.name, old.dtype, lies.shape(old.shape), old.scope)
+    return _with_buffer(kernel, old, new, lies)
 
-    def mapped(indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        others = tuple(i for d, i in enumerate(indices) if d != dim)
-        return (indices[dim] // factor, *others, indices[dim] % factor)
 
-    def edit(s: Stmt) -> Stmt | None:
-        if isinstance(s, Allocate) and s.buffer is old:
-            return Allocate(new, swap_buffer(s.body, old, new, mapped))
-        return None
-
-    return kernel.with_body(rebuild(kernel.body, edit))
+def _layout(kernel: Kernel, step: str, text: str | None, shape: Sequence[Dim]) -> Layout:
+    """The layout meant by a text, for a buffer of the given shape."""
+    if text is None:
+        return Layout.identity(len(shape))
+    try:
+        layout = parse_layout(text, len(shape))
+    except IRError as error:
+        raise refuse(kernel, step, f"`{text}` is no layout of {len(shape)} dimensions: {error.what}", "for example (a/8,b,a%8)") from None
+    for axis, extent in enumerate(shape):
+        pieces = sorted((p for p in layout.pieces if p.axis == axis), key=lambda p: p.div)
+        reach: int | None = 1
+        for p in pieces:
+            if p.div != reach:
+                reach = 0
+                break
+            reach = None if p.mod is None else p.div * p.mod
+        if reach is not None and not prove(as_expr(extent) <= reach):
+            letter = "abcdefghijklmnop"[axis]
+            why = f"the layout {layout} does not give each of the {extent} elements along `{letter}` one place"
+            raise refuse(kernel, step, why, f"cut it as {letter}/8 and {letter}%8, say")
+    return layout
 
 
 def set_scope(kernel: Kernel, buffer: str, scope: str) -> Kernel:
-    """Where a temporary lives: `global`, `shared` or `register` (constant shape)."""
+    """Where a temporary lives: in memory ("global"), once per block of GPU threads ("shared"), or once per thread ("register").
+
+    Legal for temporaries, in registers for those of constant shape, in shared memory for those allocated outside of the loops over threads.
+
+    Good for what is small and used at once.
+
+      >>> from tcomp import te
+      >>> from tcomp.schedules import Schedule
+      >>> A, k = te.placeholder((5,), name="A"), te.reduce_axis(5, "k")
+      >>> s = Schedule(te.compute((), lambda: te.sum(A[k], k), name="C"))
+      >>> s.cache_write("C", "acc")
+      >>> s.set_scope("acc", "register")
+      >>> print(s)
+      kernel C(A: float32[5], C: float32[]) -> (C) {
+        alloc acc: float32[] register
+        acc[] = 0.0f
+        for C.k in 0..5 {
+          acc[] += A[C.k]
+        }
+        C[] = acc[]
+      }
+    """
     old = find_buffer(kernel, buffer, "set_scope")
     if old in kernel.buffers:
         raise refuse(kernel, "set_scope", f"`{buffer}` is a parameter, it is in global memory")
     new = temporary(kernel, "set_scope", old.name, old.dtype, old.shape, scope)
-    return kernel.with_body(
-        rebuild(
-            kernel.body,
-            lambda s: Allocate(new, swap_buffer(s.body, old, new, lambda i: i)) if isinstance(s, Allocate) and s.buffer is old else None,
-        )
-    )
+    for s in path(kernel.body, scope_of(kernel, old)):
+        if isinstance(s, For):
+            check_shared_memory(kernel, "set_scope", scope, s)
+    return _with_buffer(kernel, old, new, Layout.identity(len(old.shape)))
+
+
+def _with_buffer(kernel: Kernel, old: Buffer, new: Buffer, lies: Layout) -> Kernel:
+    """The kernel with another buffer in the place of a temporary, elements at the indices that a layout gives them."""
+
+    def edit(s: Stmt) -> Stmt | None:
+        if isinstance(s, Allocate) and s.buffer is old:
+            return Allocate(new, swap_buffer(s.body, old, new, lies.indices))
+        return None
+
+    return kernel.with_body(rebuild(kernel.body, edit))
