@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from tcomp.driver import _panels
 from tcomp.ir.expr import dim
 from tcomp.ir.graph import IF, KERNEL, GraphBuilder, Node, Value
 from tcomp.ir.layout import Layout
 from tcomp.ir.printer import print_graph
+from tcomp.kernels import operand_layouts
 from tcomp.ops import elementwise as ew
 from tcomp.ops import movement as mv
 from tcomp.ops.matmul import MATMUL
@@ -145,5 +145,5 @@ def test_printed(golden):
 def test_the_panels_of_the_default_schedules(unchanged, line):
     """Whatever the schedules of a machine ask for, values stay; contractions with constants do ask."""
     target = Target.parse(line)
-    after = chosen(unchanged, small_net(), lambda body, constants: _panels(body, constants, target))
+    after = chosen(unchanged, small_net(), lambda body, constants: operand_layouts(body, constants, target))
     assert [v for v in after.constants if v.layout is not None]
