@@ -315,8 +315,8 @@ class _Model:
 
     def _share(self, loops: Loops) -> float:
         """The part of a nest's work that the busiest thread gets."""
-        shared = next((self._extent(x) for x in loops if x.kind == PARALLEL), 1)
-        return ceil(shared / self.threads) / max(1, shared)
+        shared = max(1, next((self._extent(x) for x in loops if x.kind == PARALLEL), 1))
+        return ceil(shared / self.threads) / shared
 
     def _working_set(self, stmt: Stmt) -> _WorkingSet:
         if stmt not in self.sets:

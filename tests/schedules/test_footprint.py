@@ -81,7 +81,7 @@ def programs(draw: st.DrawFn) -> Stmt:
     return nest(0)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(programs(), st.data())
 def test_footprints_of_affine_programs_are_exact(program: Stmt, data: st.DataObject) -> None:
     found = accesses(program)
@@ -95,7 +95,7 @@ def test_footprints_of_affine_programs_are_exact(program: Stmt, data: st.DataObj
             assert touched.lines <= touched.elements
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(programs())
 def test_instances_are_exact(program: Stmt) -> None:
     for a in accesses(program):
