@@ -1,0 +1,180 @@
+"""The space of a task: candidates drawn at random, changed, and crossed, by running the schedule function with other answers.
+
+A candidate is what the schedule function made of some decisions: these, as far as they were asked for and differ from the defaults,
+and the loops. Decisions are written as JSON, the same text for equal ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from random import Random
+from typing import Any
+
+from tcomp.autotune.workload import Task
+from tcomp.errors import ScheduleError
+from tcomp.schedules.knobs import Answer, Knobs, Option
+from tcomp.schedules.schedule import Schedule
+
+Decisions = Mapping[str, Option]
+
+_SECOND = 0.3  # how likely it is that a mutation changes one more decision
+_NEAR = 0.5  # how likely it is that a decision moves to an option beside it
+
+
+def encode(decisions: Decisions) -> str:
+    """JSON; the same text for equal decisions."""
+    return json.dumps(dict(decisions), sort_keys=True, separators=(",", ":"))
+
+
+def decode(text: str) -> dict[str, Option]:
+    """The decisions that `encode` wrote: lists are tuples again. Raises `ScheduleError` for what are none."""
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ScheduleError("these are no decisions", where=text[:120], why=f"it is not valid JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise ScheduleError("these are no decisions", where=text[:120], why='they are of the form {"name": value, ...}')
+    return {name: _option(value) for name, value in record.items()}
+
+
+def _option(value: Any) -> Option:
+    if isinstance(value, list):
+        return tuple(_option(v) for v in value)
+    if isinstance(value, str | int | float | bool | None):
+        return value
+    raise ScheduleError("these are no decisions", where=repr(value)[:120], why="a value is a number, text, true, false, null, or a list of them")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """`answers` are all that was asked, by name."""
+
+    task: Task
+    schedule: Schedule
+    answers: Mapping[str, Answer]
+
+    @cached_property
+    def decisions(self) -> dict[str, Option]:
+        """Those that are not the default."""
+        return {name: a.value for name, a in self.answers.items() if a.value != a.default}
+
+    @cached_property
+    def identity(self) -> str:
+        """Equal for candidates of equal loops, however they were decided upon."""
+        return hashlib.sha256(str(self.schedule.kernel).encode()).hexdigest()
+
+
+# ---------------------------------------------------------------- making candidates
+
+
+def realise(task: Task, decisions: Decisions) -> Candidate:
+    """The candidate of some decisions. Those that are not asked for, or no option any more, are passed over.
+
+    Raises `ScheduleError` where they are refused, also where only a part is left as lowered that the default schedule does shape.
+    """
+    return _made(task, Knobs(decisions))
+
+
+def sample(task: Task, rng: Random) -> Candidate:
+    """All decisions at random. Raises as `realise`."""
+    return _made(task, Knobs(pick=lambda name, options, default: rng.choice(options)))
+
+
+def mutate(task: Task, decisions: Decisions, rng: Random) -> Candidate:
+    """One or two decisions made otherwise, often for an option beside the present one. Raises as `realise`."""
+    names = sorted(_asked(task) | decisions.keys())
+    changed = set(rng.sample(names, min(len(names), 1 + (rng.random() < _SECOND))))
+
+    def pick(name: str, options: Sequence[Option], default: Option) -> Option:
+        present = decisions.get(name, default)
+        if name not in changed or len(options) < 2:
+            return default
+        place = options.index(present) if present in options else -1
+        beside = [options[n] for n in (place - 1, place + 1) if place >= 0 and 0 <= n < len(options)]
+        return rng.choice(beside if beside and rng.random() < _NEAR else [o for o in options if o != present])
+
+    return _made(task, Knobs({name: value for name, value in decisions.items() if name not in changed}, pick))
+
+
+def crossover(task: Task, a: Decisions, b: Decisions, rng: Random) -> Candidate:
+    """Each decision as in one of two parents. Raises as `realise`."""
+
+    def pick(name: str, options: Sequence[Option], default: Option) -> Option:
+        value = rng.choice((a, b)).get(name, default)
+        return value if value in options else default
+
+    return _made(task, Knobs(pick=pick))
+
+
+def _made(task: Task, knobs: Knobs) -> Candidate:
+    s = task.schedule(knobs)
+    if new := _left(s) - _left_by_default(task):
+        notes = [note for note in s.kernel.notes if (found := _LEFT.match(note)) and found[1] in new]
+        raise ScheduleError(f"these decisions cannot be followed for {', '.join(sorted(new))}", where=encode(knobs.decisions), why="; ".join(notes))
+    return Candidate(task, s, knobs.asked)
+
+
+_LEFT = re.compile(r"`(.+?)` is left as lowered")
+
+
+def _left(s: Schedule) -> frozenset[str]:
+    """The results that a schedule left as lowered."""
+    return frozenset(found[1] for note in s.kernel.notes if (found := _LEFT.match(note)))
+
+
+@lru_cache(maxsize=256)
+def _left_by_default(task: Task) -> frozenset[str]:
+    return _left(task.schedule(Knobs()))
+
+
+@lru_cache(maxsize=256)
+def _asked(task: Task) -> frozenset[str]:
+    """The decisions that the default schedule asks for and that leave a choice."""
+    knobs = Knobs()
+    task.schedule(knobs)
+    return frozenset(name for name, answer in knobs.asked.items() if len(answer.options) > 1)
+
+
+# ---------------------------------------------------------------- new ones
+
+
+@dataclass
+class Space:
+    """Candidates of a task that were not seen before. `refused` counts what could not be made, by reason, `repeated` what was known."""
+
+    task: Task
+    rng: Random
+    seen: set[str] = field(default_factory=set)
+    refused: Counter[str] = field(default_factory=Counter)
+    repeated: int = 0
+
+    def realise(self, decisions: Decisions) -> Candidate | None:
+        return self._new(lambda: realise(self.task, decisions))
+
+    def sample(self) -> Candidate | None:
+        return self._new(lambda: sample(self.task, self.rng))
+
+    def mutate(self, parent: Candidate) -> Candidate | None:
+        return self._new(lambda: mutate(self.task, parent.decisions, self.rng))
+
+    def crossover(self, a: Candidate, b: Candidate) -> Candidate | None:
+        return self._new(lambda: crossover(self.task, a.decisions, b.decisions, self.rng))
+
+    def _new(self, make: Callable[[], Candidate]) -> Candidate | None:
+        """What `make` returns, if it is of loops not seen before; None otherwise, and where it is refused."""
+        try:
+            made = make()
+        except Exception as error:  # noqa: BLE001  schedule functions of other people's raise what they like
+            self.refused[str(error).splitlines()[0] if isinstance(error, ScheduleError) else f"{type(error).__name__}: {error}"[:200]] += 1
+            return None
+        if made.identity in self.seen:
+            self.repeated += 1
+            return None
+        self.seen.add(made.identity)
+        return made

@@ -1,0 +1,110 @@
+"""Candidates: drawn, changed and crossed; refusals and repetitions are counted, not raised."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from spaces import product, refused, scaled, split_scaled
+
+from tcomp.autotune.space import Space, crossover, decode, encode, mutate, realise, sample
+from tcomp.autotune.workload import Program
+from tcomp.errors import ScheduleError
+from tcomp.schedules import Schedule
+from tcomp.schedules.knobs import Knobs
+from tcomp.target import Target
+
+HASWELL = Target.parse("cpu -march=x86_64 -mcpu=haswell")
+PRODUCT = Program.of(product(), HASWELL, 1)
+SCALED = Program.of(scaled(), HASWELL, 1, schedule=split_scaled)
+
+options = st.recursive(st.booleans() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=5)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.dictionaries(st.text(max_size=8), options, max_size=4))
+def test_decisions_are_written_and_read(decisions: dict) -> None:
+    text = encode(decisions)
+    assert decode(text) == decisions
+    assert encode(dict(reversed(decisions.items()))) == text
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"a": {"b": 1}}', "{", "[" * 5000])
+def test_what_are_no_decisions(text: str) -> None:
+    with pytest.raises(ScheduleError, match="these are no decisions"):
+        decode(text)
+
+
+def test_candidates_are_what_their_decisions_say() -> None:
+    space = Space(PRODUCT, random.Random(1))
+    first = space.realise({})
+    assert first is not None and first.decisions == {}
+    found = [first, *(c for _ in range(4) if (c := space.sample()) is not None)]
+    found += [c for _ in range(4) if (c := space.mutate(found[-1])) is not None]
+    found += [c for _ in range(4) if (c := space.crossover(found[1], found[-1])) is not None]
+    assert len({c.identity for c in found}) == len(found) > 5
+    for made in found:
+        again = realise(PRODUCT, decode(encode(made.decisions)))
+        assert again.identity == made.identity and again.decisions == made.decisions
+
+
+def test_a_mutation_changes_one_or_two_decisions() -> None:
+    rng, sizes = random.Random(2), set()
+    before = sample(SCALED, rng)
+    for _ in range(40):
+        after = mutate(SCALED, before.decisions, rng)
+        common = before.answers.keys() & after.answers.keys()
+        sizes.add(sum(before.answers[n].value != after.answers[n].value for n in common))
+    assert sizes <= {0, 1, 2} and {1, 2} <= sizes  # 0 where the changed one is not asked any more
+
+
+def test_a_child_decides_as_its_parents_do() -> None:
+    rng = random.Random(3)
+    a, b = realise(SCALED, {"factor": 8, "threads": True}), realise(SCALED, {"factor": 16, "vectorize": False})
+    seen = set()
+    for _ in range(30):
+        child = crossover(SCALED, a.decisions, b.decisions, rng)
+        for name, answer in child.answers.items():
+            assert answer.value in (a.answers[name].value, b.answers[name].value)
+        seen.add(encode(child.decisions))
+    assert len(seen) > 4
+
+
+def test_new_ones_only() -> None:
+    space = Space(SCALED, random.Random(4))
+    found = [c for _ in range(200) if (c := space.sample()) is not None]
+    assert len(found) == 1 + 3 * 4  # no factor; else with or without vectors and threads
+    assert space.repeated == 200 - len(found) and not space.refused
+    assert space.mutate(found[0]) is None and space.crossover(found[0], found[1]) is None and space.realise({}) is None
+
+
+def test_refusals_are_counted() -> None:
+    space = Space(Program.of(scaled(), HASWELL, 1, schedule=refused), random.Random(5))
+    found = [space.sample() for _ in range(20)]
+    assert sum(c is not None for c in found) == 1
+    ((reason, count),) = space.refused.items()
+    assert "no such loop" in reason and count + space.repeated == 19
+
+
+def raising(s: Schedule, knobs: Knobs) -> None:
+    raise ZeroDivisionError("oh")
+
+
+def test_a_function_that_raises_is_counted() -> None:
+    space = Space(Program.of(scaled(), HASWELL, 1, schedule=raising), random.Random(6))
+    assert space.sample() is None and space.refused == {"ZeroDivisionError: oh": 1}
+
+
+def falling_back(s: Schedule, knobs: Knobs) -> None:
+    s.note("`A` is left as lowered: always")
+    if knobs.flag("more", False):
+        s.note("`B` is left as lowered: it is so")
+
+
+def test_falling_back_is_a_refusal_unless_the_default_does() -> None:
+    task = Program.of(scaled(), HASWELL, 1, schedule=falling_back)
+    realise(task, {})
+    with pytest.raises(ScheduleError, match="cannot be followed for B(.|\n)*it is so"):
+        realise(task, {"more": True})
