@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spaces import product, refused, scaled, split_scaled
 
-from tcomp.autotune.space import Space, crossover, decode, encode, mutate, realise, sample
+from tcomp.autotune.space import Space, crossover, decode, encode, mutate, realise
 from tcomp.autotune.workload import Program
 from tcomp.errors import ScheduleError
 from tcomp.schedules import Schedule
@@ -52,7 +52,7 @@ def test_candidates_are_what_their_decisions_say() -> None:
 
 def test_a_mutation_changes_one_or_two_decisions() -> None:
     rng, sizes = random.Random(2), set()
-    before = sample(SCALED, rng)
+    before = realise(SCALED, {"factor": 8})
     for _ in range(40):
         after = mutate(SCALED, before.decisions, rng)
         common = before.answers.keys() & after.answers.keys()
