@@ -7,7 +7,7 @@ more than scanning polyhedra", 2015), which becomes loops that run from 0, guard
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, const, loop_var
 from tcomp.ir.loops import PARALLEL, SERIAL, Accumulate, Allocate, Block, Buffer, For, If, Stmt, Store, block, children, expressions, map_expressions, walk, with_children
 from tcomp.ir.polyhedral import Model
-from tcomp.ir.simplify import simplify
+from tcomp.ir.simplify import linear, simplify
 
 _NODE, _EXPR, _OP = isl.ast_node_type, isl.ast_expr_type, isl.ast_expr_op_type
 
@@ -162,14 +162,17 @@ def _largest(extent: Dim) -> Dim:
 
 def _placed(body: Stmt, wide: Buffer, narrow: Buffer, homes: int) -> Stmt:
     """The allocation of an expanded buffer around its uses, without the dimensions that are constant there."""
-    path, here = [], body
+    path, here, around = [], body, set[Expr]()
     while True:
         users = [c for c in children(here) if any(_touches(s, wide) for s in walk(c))]
         if len(users) != 1 or _touches(here, wide):
             break
+        if isinstance(here, For):
+            if not _told(here, wide, homes, around):  # an element lives through several iterations
+                break
+            around.add(here.var)
         path.append(here)
         here = users[0]
-    around = {s.var for s in path if isinstance(s, For)}
     found = [p for s in walk(here) for p in _places(s, wide)]
     kept = [d for d in range(homes) if len({p[d] for p in found}) > 1 or (found and not set(E.variables(found[0][d])) <= around)]
     if kept or not found:
@@ -192,6 +195,17 @@ def _placed(body: Stmt, wide: Buffer, narrow: Buffer, homes: int) -> Stmt:
         result = with_children(outer, [result if c is inside else c for c in children(outer)])
         here = outer
     return result
+
+
+def _told(loop: For, wide: Buffer, homes: int, around: Set[Expr]) -> bool:
+    """Whether different iterations touch different elements, as one of the expanded dimensions is an affine function of the variable."""
+    found = [p for s in walk(loop.body) for p in _places(s, wide)]
+    for d in range(homes):
+        terms = linear(found[0][d])
+        others = {v for monomial in terms if monomial != (loop.var,) for v in E.variables(*monomial)}
+        if (loop.var,) in terms and others <= around and all(p[d] is found[0][d] for p in found):
+            return True
+    return False
 
 
 def _places(s: Stmt, b: Buffer) -> list[tuple[Expr, ...]]:

@@ -303,3 +303,76 @@ def test_a_witness_is_executed_by_the_loops_around() -> None:
         n=1,
     )
     assert run.refused.total() == 1 and run.witnesses["exact"] == 1
+
+
+def test_a_witness_of_an_order_is_executed_by_the_loops_around() -> None:
+    check(
+        """
+        kernel loops(y0: int64[2]) -> (y0) {
+          for i6 in 0..1 {
+            for i9 in 0..1 {
+              for i11 in 0..2 {
+                y0[i9] = i9
+              }
+            }
+          }
+        }
+        """,
+        """
+        s.partition("i6", 1)
+        s.affine("i11.t", "{ S0[i0] -> [-1*i0, 0] }", "t0 t1")
+        """,
+    )
+
+
+# ---------------------------------------------------------------- affine
+
+
+def test_a_temporary_that_lives_through_several_iterations_stands_around_them() -> None:
+    run = check(
+        """
+        kernel loops(y0: int32[3]) -> (y0) {
+          for i in 0..1 {
+            alloc t: int32[3]
+            for a in 0..2 {
+              for b in 0..2 {
+                if a * 2 + b < 3 {
+                  t[a * 2 + b] = 5i32
+                }
+              }
+            }
+            for c in 0..3 {
+              t[c] max= 1i32
+            }
+            for d in 0..3 {
+              y0[i] max= t[d]
+            }
+          }
+        }
+        """,
+        """
+        s.affine("i", "{ S0[i, a, b] -> [i, a, b, 0]; S1[i, c] -> [i, c, 1, 1]; S2[i, d] -> [i, d + 1, 0, 2] }", "t0 t1 t2 t3")
+        """,
+    )
+    assert len(run.schedule.trace) == 1
+
+
+def test_orders_that_cannot_be_read_are_refused() -> None:
+    run = check(
+        """
+        kernel loops(y0: int32[3, 3]) -> (y0) {
+          for i in 0..3 {
+            for j in 0..3 {
+              y0[i, j] = 5i32
+            }
+          }
+        }
+        """,
+        """
+        s.affine("i", "nowhere", "a b")
+        s.affine("i", "{ S0[i, j] -> [i, j] }", "S1: a b")
+        s.affine("i", "{ S0[i, j] -> [i, j] }", "a: b; c")
+        s.affine("i", "[q] -> { S0[i, j] -> [i + q, j] }", "a b")
+        """,
+    )
+    assert run.refused["affine"] == 4

@@ -28,7 +28,7 @@ def affine(kernel: Kernel, loop: str | None, order: str, names: str, parallel: s
     target: Stmt = kernel.body if loop is None else find_loop(kernel, loop, "affine")
     if any(isinstance(s, For) and s.kind != SERIAL for s in walk(target)):
         raise refuse(kernel, "affine", "a loop inside is not serial", "change the order first, the kinds of the loops then")
-    m = model(target)
+    m = model(target, kernel.body)
     relation = _relation(kernel, m, order)
     try:
         with limited(50_000_000):
