@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 from tcomp.autotune.workload import Task
-from tcomp.errors import ScheduleError
+from tcomp.errors import ScheduleError, TcompError
 from tcomp.schedules.knobs import Answer, Knobs, Option
 from tcomp.schedules.schedule import Schedule
 
@@ -141,6 +141,13 @@ def _asked(task: Task) -> frozenset[str]:
     return frozenset(name for name, answer in knobs.asked.items() if len(answer.options) > 1)
 
 
+def reason_of(error: BaseException) -> str:
+    """Why something failed, in one line."""
+    said = f"{error.what}: {error.why}" if isinstance(error, TcompError) and error.why else str(error)
+    named = said if isinstance(error, TcompError) else f"{type(error).__name__}: {said}"
+    return " ".join(named.split())[:500]
+
+
 # ---------------------------------------------------------------- new ones
 
 
@@ -171,7 +178,7 @@ class Space:
         try:
             made = make()
         except Exception as error:  # noqa: BLE001  schedule functions of other people's raise what they like
-            self.refused[str(error).splitlines()[0] if isinstance(error, ScheduleError) else f"{type(error).__name__}: {error}"[:200]] += 1
+            self.refused[reason_of(error)] += 1
             return None
         if made.identity in self.seen:
             self.repeated += 1

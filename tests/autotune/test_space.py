@@ -85,7 +85,7 @@ def test_refusals_are_counted() -> None:
     found = [space.sample() for _ in range(20)]
     assert sum(c is not None for c in found) == 1
     ((reason, count),) = space.refused.items()
-    assert "no such loop" in reason and count + space.repeated == 19
+    assert "no loop `no such loop`" in reason and count + space.repeated == 19
 
 
 def raising(s: Schedule, knobs: Knobs) -> None:
