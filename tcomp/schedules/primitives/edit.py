@@ -174,6 +174,11 @@ def renamed(stmt: Stmt, name: Callable[[str], str]) -> Stmt:
     return with_children(stmt, [renamed(c, name) for c in children(stmt)])
 
 
+def rename_inner(kernel: Kernel, stmt: Stmt, suffix: str) -> Stmt:
+    """A copy of a part of the kernel, to stand beside it."""
+    return renamed(stmt, lambda name: fresh(kernel, name + suffix))
+
+
 def swap_buffer(stmt: Stmt, old: Buffer, new: Buffer, indices: Callable[[tuple[Expr, ...]], tuple[Expr, ...]]) -> Stmt:
     """All accesses of `old` become accesses of `new` at mapped indices."""
 

@@ -16,11 +16,13 @@ from tcomp.ir.loops import (
     Allocate,
     Block,
     Buffer,
+    Call,
     For,
     If,
     Kernel,
     Stmt,
     Store,
+    While,
     block,
     children,
     expressions,
@@ -203,10 +205,9 @@ def decompose_reduction(kernel: Kernel, stage: str, loop: str) -> Kernel:
     init = guard(kept, Store(buffer, found.update.indices, simplify(value)))
     for x in reversed([x for x in found.loops[depth:] if x in found.spatial]):
         init = replace(x, body=init, kind=SERIAL)
-    emptied = replace_loop(kernel, clear, Block(()))
+    emptied = kernel.with_body(rebuild(kernel.body, lambda s: Block(()) if s is clear else None))
     init = renamed(init, lambda n: fresh(emptied, f"{stage}.init.{n.removeprefix(stage + '.')}"))
-    moved = block(init, target)
-    return kernel.with_body(rebuild(kernel.body, lambda s: moved if s is target else (Block(()) if s is clear else None)))
+    return replace_loop(emptied, target, block(init, target))
 
 
 def _top(kernel: Kernel, loop: For) -> For:
@@ -229,8 +230,9 @@ def _fold(kernel: Kernel, step: str, nest: For, buffer: Buffer) -> _Fold:
             loops.append(s)
         elif isinstance(s, If) and s.otherwise is None:
             conditions += conjuncts(s.cond)
-        elif not isinstance(s, Block):
-            raise refuse(kernel, step, f"`{buffer.name}` is accumulated inside of a {type(s).__name__.lower()} statement")
+        elif not isinstance(s, Block | Allocate):
+            kind = {If: "a branch", While: "a while loop", Call: "an instruction"}[type(s)]
+            raise refuse(kernel, step, f"`{buffer.name}` is accumulated inside of {kind}")
         s = next(c for c in children(s) if any(x is update for x in walk(c)))
     return _Fold(tuple(loops), tuple(conditions), update)
 
@@ -251,14 +253,14 @@ def _of_places(kernel: Kernel, step: str, found: _Fold) -> list[Expr]:
     return kept
 
 
-def _clearing(kernel: Kernel, step: str, nest: For, buffer: Buffer) -> For:
+def _clearing(kernel: Kernel, step: str, nest: For, buffer: Buffer) -> Stmt:
     """The nest that stores the initial value of each element of a buffer, the last statement before `nest` that has to do with it."""
     around = next((s.stmts for s in walk(kernel.body) if isinstance(s, Block) and nest in s.stmts), (nest,))
     before = around[: around.index(nest)]
     number = max((n for n, s in enumerate(before) if any(touches(x, buffer) for x in walk(s))), default=None)
-    clear = None if number is None else before[number]
-    if not isinstance(clear, For):
+    if number is None:
         raise refuse(kernel, step, f"the loops that initialise `{buffer.name}` do not stand beside `{nest.var.name}`")
+    clear = before[number]
     loops, leaf = perfect(clear)
     extents = {x.var: x.extent for x in loops}
     why = f"the loops that initialise `{buffer.name}` have been changed already"
@@ -289,20 +291,15 @@ def _covers(shape: Sequence[Dim], found: _Fold, conditions: Sequence[Expr]) -> b
     if not set(map(simplify, conditions)) <= allowed:
         return False
     for place, n in zip(found.update.indices, shape, strict=True):
-        digits = sorted((weight, monomial) for monomial, weight in linear(simplify(place)).items())
         reach: Dim = 1
-        for weight, monomial in digits:
+        for monomial, weight in sorted(linear(simplify(place)).items(), key=lambda term: term[1]):
             extent = extents.pop(monomial[0], None) if len(monomial) == 1 else None
-            if extent is None or weight != reach or E.variables(as_expr(extent)) and not _fixed(extent, found):
+            if extent is None or weight != reach or not {x.var for x in found.loops}.isdisjoint(E.variables(as_expr(extent))):
                 return False
             reach = as_dim(as_expr(extent) * weight)
         if not prove(as_expr(reach) >= as_expr(n)):
             return False
     return True
-
-
-def _fixed(extent: Dim, found: _Fold) -> bool:
-    return {x.var for x in found.loops}.isdisjoint(E.variables(as_expr(extent)))
 
 
 def mask(kernel: Kernel, stage: str) -> Kernel:

@@ -20,7 +20,7 @@ from tcomp.schedules.primitives.edit import (
     rebind,
     refuse,
     refuse_conflict,
-    renamed,
+    rename_inner,
     replace_loop,
 )
 from tcomp.schedules.primitives.tails import in_range, masked, padded, repeatable
@@ -282,7 +282,7 @@ def _parted(kernel: Kernel, target: For, point: Dim) -> tuple[Kernel, str, str]:
     rest = as_dim(as_expr(target.extent) - as_expr(point))
     name = fresh(kernel, loop + ".t")
     tail_var = loop_var(name, rest)
-    tail = rebind(renamed(target.body, lambda n: fresh(kernel, n + ".t")), {target.var: tail_var + as_expr(point)})
+    tail = rebind(rename_inner(kernel, target.body, ".t"), {target.var: tail_var + as_expr(point)})
     return replace_loop(kernel, target, block(head, For(tail_var, rest, tail, target.kind))), loop, name
 
 
