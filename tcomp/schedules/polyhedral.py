@@ -211,11 +211,11 @@ class _Planner:
     def band(self, node: Any, names: list[str], parallel: bool) -> None:
         chain, below = _chain(node)
         self.nests += 1
-        if len(names) == 1 and below.get_type() == _NODE.leaf:
-            return self.nest(self.instances[names[0]], chain, parallel)
         free = [bool(node.band_member_get_coincident(d)) for d in range(node.band_n_member())]
         if len(free) >= 2 and not any(free) and node.band_get_permutable() and not parallel and not _has_band(node.get_child(0)):
             return self.wavefront(node, names)
+        if len(names) == 1 and below.get_type() == _NODE.leaf:
+            return self.nest(self.instances[names[0]], chain, parallel)
         for d, independent in enumerate(free):
             name = f"n{self.nests}.b{d}"
             use = independent and not parallel and self.threads > 1
@@ -246,6 +246,14 @@ class _Planner:
         low, high = hull.dim_min_val(0), hull.dim_max_val(0)
         extent = high.sub(low).to_python() + 1 if low.is_int() and high.is_int() else 512
         return Axis(value, row, free, extent)
+
+    def rows(self, x: Instance) -> list[tuple[int, ...]]:
+        """The coefficients of the time dimensions that are planned already."""
+        if x.name not in self.result.time:
+            return []
+        time = isl.PwMultiAff.from_map(self.result.time[x.name])
+        affs = [time.get_pw_aff(d).get_pieces()[0][1] for d in range(time.dim(isl.dim_type.out))]
+        return [tuple(a.get_coefficient_val(isl.dim_type.in_, k).to_python() for k in range(len(x.loops))) for a in affs]
 
     def permutable(self, x: Instance) -> list[Axis] | None:
         """Axes that all may be interchanged, from the exact dependences of one statement."""
@@ -354,8 +362,9 @@ class _Nest:
         assert isinstance(x.stmt, Store | Accumulate)
         self.write = E.read(x.stmt.buffer, x.stmt.indices)
         self.reads = E.reads(x.stmt.value)
-        inverse = _inverse([a.row for a in axes])
-        self.steps = {e: [self.step(e, column) for column in inverse] for e in {self.write, *self.reads}} if inverse else None
+        outer = _independent([*planner.rows(x), *(a.row for a in axes)])[: -len(axes)]
+        inverse = _inverse([*outer, *(a.row for a in axes)])
+        self.steps = {e: [self.step(e, column) for column in inverse[len(outer) :]] for e in {self.write, *self.reads}} if inverse else None
         widest = max(itemsize(e.attr.dtype) for e in [self.write, *self.reads])
         self.lanes = planner.target.vector_bits // 8 // widest
 
@@ -503,6 +512,21 @@ class _Nest:
         names = [self.label(f"y{n}") for n in others]
         names += [self.label("jt", "parallel" if self.threads > 1 else SERIAL), self.label("kb"), self.label("j", "vector"), self.label("k", UNROLLED, size)]
         self.add(self.all_axes(order).apply_range(isl.Map(f"{{ [{', '.join(y)}] -> [{', '.join(tiled)}] }}")), names)
+
+
+def _independent(rows: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+    """The rows that are no combination of those before."""
+    kept: list[Sequence[int]] = []
+    basis: list[list[Fraction]] = []
+    for row in rows:
+        rest = [Fraction(v) for v in row]
+        for b in basis:
+            lead = next(k for k, v in enumerate(b) if v)
+            rest = [r - rest[lead] / b[lead] * v for r, v in zip(rest, b, strict=True)]
+        if any(rest):
+            basis.append(rest)
+            kept.append(row)
+    return kept
 
 
 def _inverse(rows: Sequence[Sequence[int]]) -> list[list[Fraction]] | None:
