@@ -41,6 +41,7 @@ from tcomp.schedules.primitives.clean import clean, note
 from tcomp.schedules.primitives.collapse import collapse
 from tcomp.schedules.primitives.expand import expand
 from tcomp.schedules.primitives.kinds import distribute, set_kind
+from tcomp.schedules.primitives.pipeline import pipeline
 from tcomp.schedules.primitives.reduction import decompose_reduction, mask, rfactor
 from tcomp.schedules.primitives.shape import fuse, partition, reorder, split
 from tcomp.schedules.primitives.stages import compute_at, inline, reverse_compute_at
@@ -52,7 +53,7 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     p.__name__: p
     for p in (
         split, reorder, fuse, partition, set_kind, distribute, inline, compute_at, reverse_compute_at, cache_read, cache_write, relayout,
-        set_scope, rfactor, decompose_reduction, mask,
+        set_scope, pipeline, rfactor, decompose_reduction, mask,
         tensorize, affine, collapse, expand, clean, note,
     )
 }  # fmt: skip
@@ -317,6 +318,10 @@ class Schedule:
     @_documents(set_scope)
     def set_scope(self, buffer: Stage, scope: str) -> None:
         self.apply("set_scope", buffer, scope)
+
+    @_documents(pipeline)
+    def pipeline(self, loop: Loop, stages: int, *buffers: Stage) -> str:
+        return self.apply("pipeline", loop, stages, *buffers)
 
     @_documents(rfactor)
     def rfactor(self, stage: Stage, fold: Loop, lanes: int) -> str:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from tcomp.errors import IRError
 from tcomp.ir import expr as E
-from tcomp.ir.expr import Dim, Expr, as_expr, loop_var
+from tcomp.ir.expr import Dim, as_expr, loop_var
 from tcomp.ir.layout import Layout
-from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, Kernel, Stmt, Store, block, walk
+from tcomp.ir.loops import Allocate, Buffer, For, Kernel, Stmt, Store, block
 from tcomp.ir.parser import parse_layout
 from tcomp.ir.simplify import prove, simplify
 from tcomp.schedules.primitives.edit import find_buffer, find_loop, fresh, guard, rebuild, refuse, replace_loop, swap_buffer, temporary
@@ -207,7 +207,7 @@ def _layout(kernel: Kernel, step: str, text: str | None, shape: Sequence[Dim]) -
         pieces = sorted((p for p in layout.pieces if p.axis == axis), key=lambda p: p.div)
         reach: int | None = 1
         for p in pieces:
-            if p.div != reach:
+            if p.div != reach or ((p.before or p.after) and (p.div, p.mod) != (1, None)):  # no halo around a part
                 reach = 0
                 break
             reach = None if p.mod is None else p.div * p.mod
