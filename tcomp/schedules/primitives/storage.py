@@ -204,7 +204,7 @@ def _layout(kernel: Kernel, step: str, text: str | None, shape: Sequence[Dim]) -
     except IRError as error:
         raise refuse(kernel, step, f"`{text}` is no layout of {len(shape)} dimensions: {error.what}", "for example (a/8,b,a%8)") from None
     for axis, extent in enumerate(shape):
-        pieces = sorted((p for p in layout.pieces if p.axis == axis), key=lambda p: p.div)
+        pieces = sorted((p for p in layout.pieces if p.axis == axis), key=lambda p: (p.div, p.mod is None))
         reach: int | None = 1
         for p in pieces:
             if p.div != reach or ((p.before or p.after) and (p.div, p.mod) != (1, None)):  # no halo around a part
