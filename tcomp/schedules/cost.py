@@ -7,7 +7,7 @@ The traffic between memories comes from footprints: the outermost loop whose bod
 each of its own executions, what it touches as a whole; inner loops find the rest in the cache.
 
 Arithmetic and the movement of data overlap for the most part, as processors fetch ahead; looking up addresses is waited for. (The
-execution-cache-memory model of J. Treibig, G. Hager 2010 adds up the movements between memories; measured, that ranked schedules less well.)
+execution-cache-memory model of J. Treibig, G. Hager 2010 adds up the movements between memories; that ranked schedules less well.)
 
 Sizes are numbers here: symbolic dims are taken at given values. A condition that depends on data is taken to hold, and a `while` loop to
 run once. For CUDA only the roofline is modelled.
@@ -15,10 +15,11 @@ run once. For CUDA only the roofline is modelled.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, gcd, log2, prod
+from typing import NamedTuple
 
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import BITS, itemsize
@@ -29,6 +30,7 @@ from tcomp.ir.loops import (
     VECTORIZED,
     Accumulate,
     Buffer,
+    Call,
     For,
     If,
     Kernel,
@@ -71,7 +73,8 @@ class Estimate:
 
     def __str__(self) -> str:
         rows = [f"{name:<12}{_micro(s)}" for name, s in self.seconds.items()]
-        rows += [f"{'predicted':<12}{_micro(self.time)}", f"{'bound':<12}{_micro(self.bound)}   {self.bound / self.time:.0%} of the prediction"]
+        rows.append(f"{'predicted':<12}{_micro(self.time)}")
+        rows.append(f"{'bound':<12}{_micro(self.bound)}" + (f"   {self.bound / self.time:.0%} of the prediction" if self.time else ""))
         return "\n".join(rows)
 
 
@@ -112,6 +115,14 @@ class _WorkingSet:
     moved: float
 
 
+class _Move(NamedTuple):
+    """An access in straight-line code: the unrolled loops and the lanes around it there."""
+
+    access: Access
+    unrolled: Loops
+    lane: For | None
+
+
 @dataclass(eq=False, slots=True)
 class _Region:
     """Straight-line code: one iteration of `loop` (None: what stands outside of all serial loops)."""
@@ -122,11 +133,14 @@ class _Region:
     trips: float  # executions in all
     share: float  # of a thread, where the work is divided among threads
     writes: frozenset[Buffer]
-    instructions: Counter[str] = field(default_factory=Counter)
-    loads: list[tuple[Access, Loops, For | None]] = field(default_factory=list)
-    stores: list[tuple[Access, Loops, For | None]] = field(default_factory=list)
-    kept: list[tuple[Access, Loops, For | None]] = field(default_factory=list)  # accesses to buffers in registers
-    chain: float = 0.0
+    instructions: dict[str, float] = field(default_factory=dict)
+    loads: list[_Move] = field(default_factory=list)
+    stores: list[_Move] = field(default_factory=list)
+    kept: list[_Move] = field(default_factory=list)  # accesses to buffers in registers
+    chain: float = 0.0  # cycles from one iteration to the next that depends on it
+
+    def add(self, kind: str, number: float) -> None:
+        self.instructions[kind] = self.instructions.get(kind, 0.0) + number
 
     def home(self, depends: Collection[Expr], buffers: Collection[Buffer]) -> _Region:
         """The outermost region where a value can be computed that depends on these variables and buffers: loops that change
@@ -143,6 +157,24 @@ class _Region:
         return region
 
 
+def _touches(s: Stmt) -> set[Buffer]:
+    """The buffers that a statement itself reads or writes."""
+    return {r.attr for r in E.reads(*expressions(s))} | ({s.buffer} if isinstance(s, Store | Accumulate) else set())
+
+
+def _kinds_of_instructions(kernel: Kernel) -> dict[Stmt, str]:
+    """How the loops of machine instructions are to be read: lanes along the result, copies across it."""
+    kinds: dict[Stmt, str] = {}
+    for call in walk(kernel.body):
+        if isinstance(call, Call):
+            leaf = next(s for s in walk(call.body) if isinstance(s, Store | Accumulate))
+            place = linear_index(leaf.buffer, leaf.indices)
+            for s in walk(call.body):
+                if isinstance(s, For):
+                    kinds[s] = VECTORIZED if coefficient(place, s.var) == 1 else UNROLLED
+    return kinds
+
+
 class _Model:
     def __init__(self, kernel: Kernel, target: Target, core: Core, threads: int) -> None:
         self.kernel, self.target, self.core, self.threads = kernel, target, core, threads
@@ -155,6 +187,7 @@ class _Model:
         self.rooms = {"l2": target.l1 * FILLED, "l3": target.l2 * FILLED, "memory": target.l3 * FILLED, "pages": TRANSLATED}
         self.spans = {"l2": PAGE, "l3": max(PAGE, target.l2 // 16)}  # bytes after which addresses fall into the same set again
         self.regions: list[_Region] = []
+        self.kinds = _kinds_of_instructions(kernel)
         self.parallel = 0.0  # regions of threads that are started
         self.balance = 1.0
         self.guards = 0.0
@@ -176,9 +209,10 @@ class _Model:
             self._leaf(s, region, loops, conditions, unrolled, lane)
             return
         if isinstance(s, For):
-            if s.kind == VECTORIZED:
+            kind = self.kinds.get(s, s.kind)
+            if kind == VECTORIZED:
                 lane = s
-            elif s.kind == UNROLLED or lane is not None:
+            elif kind == UNROLLED or lane is not None:
                 unrolled = (*unrolled, s)
             else:
                 share = region.share
@@ -189,7 +223,7 @@ class _Model:
                 region = self._region(s, region, (*loops, s), conditions, share, s.body)
                 unrolled, lane = (), None
         elif isinstance(s, If | While):
-            region.instructions["other"] += 1
+            region.add("other", 1)
             self.guards += region.trips * prod(self._extent(x) for x in unrolled)
         for child, inner, more in inside(s):
             self._visit(child, region, loops + inner, conditions + more, unrolled, lane)
@@ -204,53 +238,68 @@ class _Model:
     def _leaf(
         self, s: Store | Accumulate, region: _Region, loops: Loops, conditions: tuple[Expr, ...], unrolled: Loops, lane: For | None
     ) -> None:
-        inner = {x.var for x in unrolled}
-        copies = prod(self._extent(x) for x in unrolled)
-        asked = [c for c in conditions if inner & set(E.variables(c)) and (lane is None or lane.var not in E.variables(c))]
-        part = 1.0
-        if asked and region.trips and copies:
-            part = min(1.0, instances(tuple(x for x in loops if x is not lane), asked, POINTS) / (region.trips * copies))
-        for e, cost in operators(s):
-            is_combination = isinstance(s, Accumulate) and e is s.value
-            depends = set(E.variables(e, *s.indices) if is_combination else E.variables(e))
-            home = region if is_combination else region.home(depends, {r.attr for r in E.reads(e)})
-            times = part * prod(self._extent(x) for x in unrolled if is_combination or x.var in depends)
-            wide = lane if lane is not None and lane.var in depends else None
-            bits = max(8, BITS[e.dtype if e.dtype != "bool" else e.args[0].dtype if e.args else "float32"])
-            vectors = self._vectors(wide, bits)
-            per_operator = max(1.0, cost.slots / (bits / 32)) if cost.kind in ("special", "other") else 1.0
-            if cost.kind == "fma" and not self.target.fma:
-                per_operator = 2.0
-            home.instructions[cost.kind] += times * vectors * per_operator  # type: ignore[assignment]
-            home.instructions["division"] += times * vectors * cost.divisions / max(1.0, bits / 32)  # type: ignore[assignment]
+        self._compute(s, region, unrolled, lane, self._part(region, loops, conditions, unrolled, lane))
         for r in E.reads(s.value, *s.indices):
-            access = Access(r.attr, r.args, loops, conditions, False, s)
-            if r.attr.scope == "register":
-                region.kept.append((access, unrolled, lane))
-            else:
-                region.home(E.variables(*r.args), {r.attr}).loads.append((access, unrolled, lane))
-        target = Access(s.buffer, s.indices, loops, conditions, True, s)
-        used = set(E.variables(*s.indices))
+            move = _Move(Access(r.attr, r.args, loops, conditions, False, s), unrolled, lane)
+            (region.kept if r.attr.scope == "register" else region.home(E.variables(*r.args), {r.attr}).loads).append(move)
+        result = _Move(Access(s.buffer, s.indices, loops, conditions, True, s), unrolled, lane)
         if s.buffer.scope == "register":
-            region.kept.append((target, unrolled, lane))
+            region.kept.append(result)
         else:
-            others = region.loop is not None and any(
-                r.attr is s.buffer for x in walk(region.loop.body) if x is not s for r in E.reads(*expressions(x))
-            )
-            alone = isinstance(s, Accumulate) and region.loop is not None and region.loop.kind != PARALLEL and not others
-            home = region.parent if alone and region.parent is not None and region.loop is not None and region.loop.var not in used else region
-            home.stores.append((target, unrolled, lane))
+            home = region.parent if region.parent is not None and self._promoted(s, region) else region
+            home.stores.append(result)
             if isinstance(s, Accumulate):
-                home.loads.append((target, unrolled, lane))
-        if isinstance(s, Accumulate) and region.loop is not None and region.loop.var not in used:
+                home.loads.append(result)
+        if isinstance(s, Accumulate):
+            self._accumulate(s, region, unrolled, lane)
+
+    def _part(
+        self, region: _Region, loops: Loops, conditions: Sequence[Expr], unrolled: Loops, lane: For | None
+    ) -> float:
+        """The share of a statement's copies in a region that conditions let run. Those on lanes mask them: they run all the same."""
+        inner = {x.var for x in unrolled}
+        asked = [c for c in conditions if inner & set(E.variables(c)) and (lane is None or lane.var not in E.variables(c))]
+        copies = region.trips * prod(self._extent(x) for x in unrolled)
+        if not asked or not copies:
+            return 1.0
+        return min(1.0, instances(tuple(x for x in loops if x is not lane), asked, POINTS) / copies)
+
+    def _compute(self, s: Store | Accumulate, region: _Region, unrolled: Loops, lane: For | None, part: float) -> None:
+        """Count the operators of a statement where they are evaluated, once for all copies that agree on them."""
+        for e, cost in operators(s):
+            combines = isinstance(s, Accumulate) and e is s.value
+            depends = set(E.variables(e, *s.indices) if combines else E.variables(e))
+            home = region if combines else region.home(depends, {r.attr for r in E.reads(e)})
+            wide = lane if lane is not None and lane.var in depends else None
+            bits = BITS[e.args[0].dtype if e.dtype == "bool" and e.args else e.dtype]
+            times = part * prod(self._extent(x) for x in unrolled if combines or x.var in depends) * self._vectors(wide, bits)
+            each = 1.0
+            if cost.kind in ("special", "other"):
+                each = max(1.0, cost.slots / (bits / 32))
+            elif cost.kind == "fma" and not self.target.fma:
+                each = 2.0
+            home.add(cost.kind, times * each)
+            home.add("division", times * cost.divisions / max(1.0, bits / 32))
+
+    def _promoted(self, s: Store | Accumulate, region: _Region) -> bool:
+        """Whether a sum in memory stays in a register while its loop runs: nothing else there reads it or writes it."""
+        loop = region.loop
+        if not isinstance(s, Accumulate) or loop is None or loop.kind == PARALLEL or loop.var in E.variables(*s.indices):
+            return False
+        return all(x is s or s.buffer not in _touches(x) for x in walk(loop.body))
+
+    def _accumulate(self, s: Accumulate, region: _Region, unrolled: Loops, lane: For | None) -> None:
+        used = set(E.variables(*s.indices))
+        if region.loop is not None and region.loop.var not in used:  # each iteration waits for the sum of the one before
             updates = prod(self._extent(x) for x in unrolled if x.var not in used)
             region.chain = max(region.chain, self.core.latency * updates)
-        if isinstance(s, Accumulate) and lane is not None and lane.var not in used:  # lanes are folded into one
-            region.instructions["fold"] += copies * (self._vectors(lane, BITS[s.value.dtype]) + 3 * log2(max(2, self._extent(lane))))  # type: ignore[assignment]
+        if lane is not None and lane.var not in used:  # lanes are folded into one, in halves
+            copies = prod(self._extent(x) for x in unrolled)
+            region.add("fold", copies * (self._vectors(lane, BITS[s.value.dtype]) + 3 * log2(max(2, self._extent(lane)))))
 
     # ------------------------------------------------------------ cycles
 
-    def _distinct(self, listed: Iterable[tuple[Access, Loops, For | None]]) -> tuple[float, float, float]:
+    def _distinct(self, listed: Iterable[_Move]) -> tuple[float, float, float]:
         """(vectors, scalars, gathered elements) that accesses move: copies of a loop that ask for the same element move it once."""
         vectors = scalars = gathered = 0.0
         groups: dict[tuple[Buffer, For | None, int | None], list[tuple[Access, Loops]]] = {}
@@ -270,7 +319,7 @@ class _Model:
 
     def _tile(self, region: _Region) -> float:
         """Registers that a region's accumulators take."""
-        written = [k for k in region.kept if k[0].writes]
+        written = [k for k in region.kept if k.access.writes]
         return sum(self._distinct(written)[:2]) if written else 0.0
 
     def _spills(self, region: _Region) -> float:
@@ -278,14 +327,14 @@ class _Model:
         tile = self._tile(region)
         if not tile:
             return 0.0
-        rows = {v for a, _, _ in region.kept if a.writes for v in E.variables(*a.indices)}
-        operands = [(a, tuple(x for x in u if x.var in rows), lane) for a, u, lane in region.loads if lane is not None]
+        tiled = {v for k in region.kept if k.access.writes for v in E.variables(*k.access.indices)}
+        operands = [k._replace(unrolled=tuple(x for x in k.unrolled if x.var in tiled)) for k in region.loads if k.lane is not None]
         live = self._distinct(operands)[0] + 1
         return max(0.0, tile + min(live, 8) - self.target.vector_registers)
 
     def _cycles(self, region: _Region) -> dict[str, float]:
         """Cycles of one execution on each resource, and the instructions that move data."""
-        count, core = region.instructions, self.core
+        count, core = Counter(region.instructions), self.core
         vectors, scalars, gathered = self._distinct(region.loads)
         out_vectors, out_scalars, scattered = self._distinct(region.stores)
         spills = self._spills(region)
@@ -340,17 +389,17 @@ class _Model:
 
     def estimate(self, bound: float, flops: float, compulsory: float) -> Estimate:
         core = self.core
-        totals: Counter[str] = Counter()
-        busiest: Counter[str] = Counter()
+        totals: defaultdict[str, float] = defaultdict(float)
+        busiest: defaultdict[str, float] = defaultdict(float)
         inside_core = 0.0
         for region in self.regions:
             cycles = self._cycles(region)
             for name, n in cycles.items():
-                totals[name] += region.trips * n  # type: ignore[assignment]
-                busiest[name] += region.trips * region.share * n  # type: ignore[assignment]
+                totals[name] += region.trips * n
+                busiest[name] += region.trips * region.share * n
             steps = LOOP if region.loop is not None else 0.0
-            busiest["loops"] += region.trips * region.share * steps  # type: ignore[assignment]
-            totals["iterations"] += region.trips if region.loop is not None else 0  # type: ignore[assignment]
+            busiest["loops"] += region.trips * region.share * steps
+            totals["iterations"] += region.trips if region.loop is not None else 0
             hidden = max(cycles["arithmetic"], cycles["registers"], cycles["issue"] + steps) + SPILL * cycles["spills"]
             inside_core += region.trips * region.share * hidden
         rates = {
@@ -380,14 +429,15 @@ class _Model:
 
     def _counts(self, totals: Mapping[str, float], moved: Mapping[str, float], flops: float, compulsory: float) -> dict[str, float]:
         counts = {f"operations.{k}": float(n) for k, n in operations(self.kernel, POINTS).items()}
-        counts |= {k: float(totals[k]) for k in ("loads.vector", "loads.scalar", "loads.gather", "stores.vector", "stores.scalar", "spills")}
+        moves = ("loads.vector", "loads.scalar", "loads.gather", "stores.vector", "stores.scalar", "spills")
+        counts |= {k: float(totals[k]) for k in moves}
         counts |= {"pages" if level == "pages" else f"bytes.{level}": n for level, n in moved.items()}
-        used = sum(r.trips * sum(r.instructions[k] for k in CLASSES) for r in self.regions)
+        used = sum(r.trips * sum(r.instructions.get(k, 0.0) for k in CLASSES) for r in self.regions)
         return counts | {
             "flops": flops,
             "bytes": compulsory,
             "intensity": flops / max(1.0, compulsory),
-            "instructions": float(used),
+            "instructions": used,
             "flops.instruction": flops / max(1.0, used),
             "iterations": float(totals["iterations"]),
             "guards": self.guards,

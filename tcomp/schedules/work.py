@@ -153,7 +153,10 @@ def operations(kernel: Kernel, limit: int = ENUMERATED) -> Counter[str]:
 
 
 def work(kernel: Kernel, limit: int = ENUMERATED) -> Work:
-    """The work of a kernel as lowered (exact as far as `limit` points suffice to count it). With symbolic dims, conditions are taken to hold and indices to reach whole dimensions."""
+    """The work of a kernel as lowered, exact as far as `limit` points suffice to count it.
+
+    With symbolic dims, conditions are taken to hold and indices to reach whole dimensions.
+    """
     flops: Expr = as_expr(0)
     fine: dict[str, Expr] = {"slots": as_expr(0), "divisions": as_expr(0)}  # in quarters
     known = all(isinstance(n, int) for b in kernel.buffers for n in b.shape) and not kernel.scalars

@@ -17,6 +17,7 @@ from tcomp.ir.loops import Buffer, If, Kernel, loop, store
 from tcomp.machine import bandwidth, peak_flops
 from tcomp.schedules import Schedule, cpu
 from tcomp.schedules.cost import estimate, features
+from tcomp.schedules.instructions import fma_tile
 from tcomp.schedules.work import cost_of, operations, roof, work
 from tcomp.target import Target
 
@@ -134,6 +135,22 @@ def test_instructions_of_a_register_tile() -> None:
     assert counts["operations.fma"] == 256**3
     assert counts["loads.vector"] == tiles * steps * 2 and counts["loads.scalar"] == tiles * steps * 4
     assert counts["stores.vector"] == 256 * 256 / 16 and counts["accumulators"] == 8 and counts["spills"] == 0
+
+
+def test_machine_instructions_count_as_what_they_are() -> None:
+    """The same tile as one instruction: its loops are lanes and copies, whatever their kind."""
+    s = gemm(24, 64, 32)
+    s.cache_write("C", "acc")
+    rows, row = s.split("C.0", 6)
+    columns, column = s.split("C.1", 32)
+    s.reorder(rows, columns, row, column)
+    s.compute_at("acc", columns, "register")
+    _, inner = s.split("C.k", 4)
+    s.reorder("C.k.o", inner, "C.i", "C.j")
+    s.tensorize(inner, fma_tile(6, 2, 4, "avx512"))
+    counts = estimate(s.kernel, TARGET).counts
+    assert counts["loads.vector"] == 8 * 32 * 2 and counts["operations.fma"] == 24 * 64 * 32
+    assert counts["accumulators"] == 12
 
 
 def test_a_tile_beyond_the_registers_spills() -> None:
