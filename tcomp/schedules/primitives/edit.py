@@ -76,11 +76,13 @@ def near(name: str, known: Sequence[str], what: str) -> str:
 
 
 def rebuild(stmt: Stmt, edit: Callable[[Stmt], Stmt | None]) -> Stmt:
-    """Top-down: `edit` returns a replacement (not descended into), or None to go on inside."""
+    """Top-down: `edit` returns a replacement (not descended into), or None to go on inside. What has no replacement inside stays itself."""
     edited = edit(stmt)
     if edited is not None:
         return edited
-    return with_children(stmt, [rebuild(c, edit) for c in children(stmt)])
+    inner = children(stmt)
+    new = [rebuild(c, edit) for c in inner]
+    return stmt if all(a is b for a, b in zip(inner, new, strict=True)) else with_children(stmt, new)
 
 
 def replace_loop(kernel: Kernel, loop: For, new: Stmt) -> Kernel:
