@@ -376,3 +376,65 @@ def test_orders_that_cannot_be_read_are_refused() -> None:
         """,
     )
     assert run.refused["affine"] == 4
+
+
+# ---------------------------------------------------------------- partial folds
+
+
+def test_an_element_is_not_initialised_where_nothing_is_folded_into_it() -> None:
+    """In the last row the fold is empty, and the element out of range."""
+    check(
+        """
+        kernel loops(x0: int32[5], y0: int32[5]) -> (y0) {
+          for i in 0..5 {
+            for k in 0..(4 - i) {
+              y0[i + 1] += x0[k]
+            }
+          }
+        }
+        """,
+        """
+        s.rfactor("y0", "k", 2)
+        """,
+    )
+
+
+def test_nothing_is_initialised_by_loops_that_are_never_entered() -> None:
+    check(
+        """
+        kernel program<n0{1..}>(folded: float32[7]) -> (folded) {
+          for folded.i0 in 0..7 {
+            for folded.k0 in 0..n0 {
+              folded[folded.i0] += 1.0f
+            }
+          }
+        }
+        """,
+        """
+        s.partition("folded.i0", 7)
+        s.fuse("folded.i0.t", "folded.k0.t")
+        s.rfactor("folded", "folded.i0.t_t", 2)
+        """,
+        n0=1,
+    )
+
+
+def test_decompose_reduction_moves_the_initialisation() -> None:
+    run = check(
+        """
+        kernel program(r: float32[5]) -> (r) {
+          for r.init.i in 0..5 {
+            r[r.init.i] = 0.0f
+          }
+          for r.i in 0..5 {
+            for r.k in 0..1 {
+              r[r.i] += 1.0f
+            }
+          }
+        }
+        """,
+        """
+        s.decompose_reduction("r", "r.k")
+        """,
+    )
+    assert len(run.schedule.trace) == 1

@@ -250,6 +250,10 @@ def _of_places(kernel: Kernel, step: str, found: _Fold) -> list[Expr]:
     kept = [c for c in found.conditions if folds.isdisjoint(E.variables(c))]
     if folds & range_depends_on(found.update, found.conditions):
         raise refuse(kernel, step, f"which elements of `{name}` are accumulated into depends on the fold")
+    if not all(prove(i >= 0) and prove(i < as_expr(n)) for i, n in zip(places, found.update.buffer.shape, strict=True)):
+        for x in found.folds:
+            if not prove(as_expr(x.extent) >= 1):
+                raise refuse(kernel, step, f"elements may be out of range where `{x.var.name}` has no iterations")
     return kept
 
 
@@ -335,7 +339,7 @@ def mask(kernel: Kernel, stage: str) -> Kernel:
     def edit(s: Stmt) -> Stmt | None:
         if isinstance(s, If) and s.otherwise is None and isinstance(s.then, Accumulate) and s.then.buffer is buffer:
             masked = folded_under(kernel, conjuncts(s.cond), s.then)
-            if isinstance(masked, If) and masked.then is s.then:
+            if isinstance(masked, If) and isinstance(masked.then, Accumulate) and masked.then.value is s.then.value:
                 why = f"`{s.cond}` keeps the places of `{stage}` in range, or concurrent iterations apart: it has to stay an `If`"
                 raise refuse(kernel, "mask", why)
             return masked
