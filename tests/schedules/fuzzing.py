@@ -14,14 +14,16 @@ from textwrap import dedent
 
 import numpy as np
 from dice import Dice
+from pipelines import pipeline
 from programs import EXACT, Maker
 from random_loops import imperative
 from random_schedules import draw_step
 from subject import Failure, Subject, compare, interpreted, shaped
 from together import Case, run_native
-from witness import flaw, history
+from witness import Event, flaw, history, misjudged
 
 from tcomp.errors import IRError, ScheduleError
+from tcomp.ir.expr import Expr
 from tcomp.ir.loops import Kernel
 from tcomp.ir.parser import parse_kernel
 from tcomp.ir.verify import verify_kernel
@@ -31,6 +33,7 @@ from tcomp.schedules.schedule import Schedule, replay
 from tcomp.schedules.trace import Step
 
 STEPS = 12
+FEW = 60  # executions whose dependences are compared pair by pair
 ROUNDED = {"float16": 1 << 9, "float32": 1 << 20, "float64": 1 << 48}  # beyond, sums of small integers may depend on their order
 
 # ---------------------------------------------------------------- making
@@ -39,11 +42,14 @@ ROUNDED = {"float16": 1 << 9, "float32": 1 << 20, "float64": 1 << 48}  # beyond,
 def make(dice: Dice) -> Subject:
     """A program that is right by itself and whose results do not depend on the order of sums."""
     while True:
-        if dice.one_in(3):
-            made = dice.pick(*EXACT)(Maker(dice, 9, 40, dice.flip()))
-            subject = Subject(lower("program", made.inputs, made.outputs), made.dims)
-        else:
-            subject = Subject(*imperative(dice))
+        match dice.pick("expressions", "pipeline", "loops", "loops"):
+            case "expressions":
+                made = dice.pick(*EXACT)(Maker(dice, 9, 40, dice.flip()))
+                subject = Subject(lower("program", made.inputs, made.outputs), made.dims)
+            case "pipeline":
+                subject = pipeline(dice, 4)
+            case _:
+                subject = Subject(*imperative(dice))
         try:
             verify_kernel(subject.kernel)
             results = subject.plain
@@ -80,12 +86,15 @@ class Run:
         self.interpret()
         if dice.one_in(4):
             self.replay()
+        if dice.one_in(8):
+            self.compare_dependences()
 
     def repeat(self, steps: Iterable[Step]) -> None:
         for step in steps:
             self.take(step)
         self.interpret()
         self.replay()
+        self.compare_dependences()
 
     def take(self, step: Step) -> None:
         s, before, length = self.schedule, self.schedule.kernel, len(self.schedule.trace)
@@ -112,13 +121,22 @@ class Run:
         """Run the program on the instance that the witness names."""
         self.witnesses["exact" if witness.exact else "possible"] += 1
         sizes = {v: witness.fixed.get(v.name, v.attr.lo or 0) for v in kernel.scalars}
-        arrays = dict(zip(kernel.buffers, shaped(kernel, Subject(self.subject.kernel, sizes).arrays(), sizes), strict=True))
         try:
-            reason = flaw(witness, history(kernel, arrays, sizes))
+            reason = flaw(witness, self.events(kernel, sizes))
         except IRError as error:
             raise Failure("the program cannot be run on the instance of a witness", f"{witness}\n{error}") from error
         if reason:
             raise Failure("a witness is not real", f"{witness}\n{reason}")
+
+    def events(self, kernel: Kernel, sizes: dict[Expr, int]) -> list[Event]:
+        arrays = shaped(kernel, Subject(self.subject.kernel, sizes).arrays(), sizes)
+        return history(kernel, dict(zip(kernel.buffers, arrays, strict=True)), sizes)
+
+    def compare_dependences(self) -> None:
+        """The dependences of the loops as scheduled with those of their executions, where there are few."""
+        events = self.events(self.schedule.kernel, self.subject.dims)
+        if len(events) <= FEW and (reason := misjudged(self.schedule.kernel, events, self.subject.dims)):
+            raise Failure("wrong dependences", reason)
 
     def interpret(self) -> None:
         """What the loops compute."""

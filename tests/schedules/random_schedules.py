@@ -6,7 +6,7 @@ Arguments are drawn by the names of a primitive's parameters. Where several of t
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -19,6 +19,7 @@ from tcomp.ir.loops import GPU_AXES, KINDS, SCOPES, Accumulate, Allocate, For, K
 from tcomp.ir.polyhedral import model
 from tcomp.schedules.primitives.edit import find_buffer, find_loop, loop_names, perfect
 from tcomp.schedules.primitives.shape import TAILS
+from tcomp.schedules.primitives.sites import writes
 from tcomp.schedules.schedule import PRIMITIVES
 from tcomp.schedules.trace import Step
 
@@ -46,6 +47,10 @@ class Drawing:
 
     def stage(self) -> str:
         return self.dice.pick(*(self.temporaries() or [self.buffer()]))
+
+    def pick_stage(self) -> str:
+        """A buffer that is computed, temporary or not."""
+        return self.dice.pick(*dict.fromkeys(s.buffer.name for s in walk(self.kernel.body) if isinstance(s, Store | Accumulate)))
 
     def factor(self) -> int:
         return self.dice.number(1, 5)
@@ -98,6 +103,7 @@ SINGLE: dict[str, Callable[[Drawing], Any]] = {
     "reassociate": lambda d: d.dice.flip(),
     "strided": lambda d: d.dice.flip(),
     "tail": lambda d: d.dice.pick(*TAILS),
+    "parallel": lambda d: d.dice.pick("", "t0", "t1"),
     "text": lambda d: "a note",
 }
 
@@ -125,6 +131,21 @@ def _compute_at(d: Drawing) -> tuple[Any, ...]:
     return stage, d.dice.pick(*(d.readers(stage) or d.loops()))
 
 
+def _reverse_compute_at(d: Drawing) -> tuple[Any, ...]:
+    """A stage, and a loop around something that computes what its nests read."""
+    stage, loops = d.pick_stage(), [s for s in walk(d.kernel.body) if isinstance(s, For)]
+    around = [s for s in loops if writes(s.body, find_buffer(d.kernel, stage))]
+    sources = {r.attr for s in around for x in walk(s) for r in E.reads(*expressions(x))}
+    found = [s.var.name for s in loops if s not in around and any(writes(s, b) for b in sources)]
+    return stage, d.dice.pick(*(found or d.loops()))
+
+
+def _pipeline(d: Drawing) -> tuple[Any, ...]:
+    loops = [(s.var.name, x.buffer.name) for s in walk(d.kernel.body) if isinstance(s, For) for x in walk(s) if isinstance(x, Allocate)]
+    loop, buffer = d.dice.pick(*(loops or [(d.loop(), d.buffer())]))
+    return loop, d.dice.number(1, 4), buffer
+
+
 def _cache_read(d: Drawing) -> tuple[Any, ...]:
     buffer = d.buffer()
     return buffer, d.dice.pick(None, *(d.readers(buffer) or d.loops())), "cached"
@@ -137,6 +158,10 @@ def _relayout(d: Drawing) -> tuple[Any, ...]:
 
 def _rfactor(d: Drawing) -> tuple[Any, ...]:
     return *d.dice.pick(*(d.folds() or [(d.buffer(), d.loop())])), d.dice.number(1, 4)
+
+
+def _decompose_reduction(d: Drawing) -> tuple[Any, ...]:
+    return d.dice.pick(*(d.folds() or [(d.buffer(), d.loop())]))
 
 
 def _distribute(d: Drawing) -> tuple[Any, ...]:
@@ -176,9 +201,12 @@ TOGETHER: dict[str, Callable[[Drawing], tuple[Any, ...]]] = {
     "fuse": _fuse,
     "partition": _partition,
     "compute_at": _compute_at,
+    "reverse_compute_at": _reverse_compute_at,
+    "pipeline": _pipeline,
     "cache_read": _cache_read,
     "relayout": _relayout,
     "rfactor": _rfactor,
+    "decompose_reduction": _decompose_reduction,
     "distribute": _distribute,
     "affine": _affine,
     "tensorize": _tensorize,
@@ -199,11 +227,12 @@ def is_drawn(primitive: str) -> bool:
     return primitive in TOGETHER or SINGLE.keys() >= set(parameters(primitive)[0])
 
 
-def draw_step(dice: Dice, kernel: Kernel) -> Step:
+def draw_step(dice: Dice, kernel: Kernel, among: Sequence[str] = ()) -> Step:
+    """A step of one of the primitives listed, or of any."""
     d = Drawing(dice, kernel)
     if not d.loops():
         return Step("clean", ())
-    name = dice.pick(*filter(is_drawn, PRIMITIVES), *LIKELY, *(["compute_at"] * 4 if d.temporaries() else []))
+    name = dice.pick(*(among or [*filter(is_drawn, PRIMITIVES), *LIKELY, *(["compute_at"] * 4 if d.temporaries() else [])]))
     wanted, optional = parameters(name)
     arguments = TOGETHER[name](d) if name in TOGETHER else tuple(SINGLE[p](d) for p in wanted)
     options = tuple((p, SINGLE[p](d)) for p in optional if p in SINGLE and dice.one_in(2))

@@ -1,4 +1,4 @@
-"""Whether a witness is real: the program is run at its sizes, and the two iterations must touch the element, in that order.
+"""What a program really does, execution by execution, and whether witnesses and dependences say the same.
 
 The interpreter notes, for each execution of a store or accumulation, the loops around it and what it touches. Conditions and extents
 around a statement belong to it: it reads what they read.
@@ -6,31 +6,41 @@ around a statement belong to it: it reads what they read.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import islpy as isl
 import numpy as np
 
 from tcomp.ir.expr import Expr
-from tcomp.ir.loops import Accumulate, Buffer, For, If, Kernel, Stmt, Store
+from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, If, Kernel, Stmt, Store
 from tcomp.ir.loops_eval import _Memory, _Program
-from tcomp.schedules.legality import Iteration, Witness
+from tcomp.ir.polyhedral import Model, model
+from tcomp.schedules.legality import Dependence, Iteration, Witness, dependences
 
-Element = tuple[str, tuple[int, ...]]  # buffer, indices
+
+@dataclass(frozen=True)
+class Element:
+    """`number` counts the allocations of the buffer so far."""
+
+    buffer: str
+    number: int
+    indices: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Event:
     """One execution of a statement."""
 
-    stmt: str
+    stmt: Stmt
     loops: Mapping[str, int]
     reads: frozenset[Element]
     writes: Element
 
-    def touches(self, element: Element) -> bool:
-        return element in self.reads or element == self.writes
+    def touched(self, buffer: str, indices: Sequence[int]) -> set[Element]:
+        return {e for e in (*self.reads, self.writes) if e.buffer == buffer and e.indices == tuple(indices)}
 
 
 class _Recorder(_Program):
@@ -38,14 +48,17 @@ class _Recorder(_Program):
         super().__init__(scalars, None, True)
         self.events: list[Event] = []
         self.read: list[Element] = []  # by the statement being executed, and by what stands around it
+        self.allocated: Counter[Buffer] = Counter()
 
     def statement(self, stmt: Stmt) -> Callable[[], Any]:
         run = super().statement(stmt)
         if isinstance(stmt, Store | Accumulate):
             return self._leaf(stmt, run)
-        if isinstance(stmt, For | If):
+        if isinstance(stmt, For | If | Allocate):
 
             def around() -> None:
+                if isinstance(stmt, Allocate):
+                    self.allocated[stmt.buffer] += 1
                 mark = len(self.read)
                 run()
                 del self.read[mark:]
@@ -54,26 +67,29 @@ class _Recorder(_Program):
         return run
 
     def _leaf(self, stmt: Store | Accumulate, run: Callable[[], Any]) -> Callable[[], Any]:
-        loops, places, text = tuple(self.loops), self.expressions(stmt.indices), str(stmt).strip()
+        loops, places = tuple(self.loops), self.expressions(stmt.indices)
 
         def leaf() -> None:
             mark = len(self.read)
             run()
             here = {v.name: self.slots[self.slot[v]] for v in loops}
-            written = (stmt.buffer.name, tuple(f() for f in places))
-            self.events.append(Event(text, here, frozenset(self.read), written))
+            reads = frozenset(self.read)
+            self.events.append(Event(stmt, here, reads, self._element(stmt.buffer, [f() for f in places])))
             del self.read[mark:]
 
         return leaf
 
     def _read(self, e: Expr, args: list[Callable[[], Any]]) -> Callable[[], Any]:
-        run, name = super()._read(e, args), e.attr.name
+        run, b = super()._read(e, args), e.attr
 
         def read() -> Any:
-            self.read.append((name, tuple([f() for f in args])))
+            self.read.append(self._element(b, [f() for f in args]))
             return run()
 
         return read
+
+    def _element(self, b: Buffer, indices: Sequence[int]) -> Element:
+        return Element(b.name, self.allocated[b], tuple(indices))
 
 
 def history(kernel: Kernel, arrays: Mapping[Buffer, np.ndarray], sizes: Mapping[Expr, int]) -> list[Event]:
@@ -86,21 +102,24 @@ def history(kernel: Kernel, arrays: Mapping[Buffer, np.ndarray], sizes: Mapping[
     return program.events
 
 
+# ---------------------------------------------------------------- witnesses
+
+
 def flaw(witness: Witness, events: Sequence[Event]) -> str:
     """Why a witness is not real; empty if it is. The iterations need not be executed if it is not exact."""
-    element = witness.buffer, tuple(witness.element)
-    first, second = (list(_matching(i, witness.fixed, events)) for i in (witness.first, witness.second))
     if not witness.exact:
         return ""
+    first, second = (list(_matching(i, witness.fixed, events)) for i in (witness.first, witness.second))
     for side, found in ((witness.first, first), (witness.second, second)):
         if not found:
             return f"{side} is never executed"
-        if not any(events[n].touches(element) for n in found):
-            return f"{side} does not touch {element}"
+        if not any(events[n].touched(witness.buffer, witness.element) for n in found):
+            return f"{side} does not touch {witness.buffer}{list(witness.element)}"
     for n in first:
         for m in second:
             a, b = events[n], events[m]
-            if n < m and a.touches(element) and b.touches(element) and element in (a.writes, b.writes):
+            shared = a.touched(witness.buffer, witness.element) & b.touched(witness.buffer, witness.element)
+            if n < m and not shared.isdisjoint((a.writes, b.writes)):
                 return ""
     return "the iterations do not touch the element in this order, one of them writing"
 
@@ -109,5 +128,53 @@ def _matching(iteration: Iteration, fixed: Mapping[str, int], events: Sequence[E
     text = str(iteration.stmt).strip()
     wanted = {**iteration.loops, **fixed}
     for n, event in enumerate(events):
-        if event.stmt == text and all(event.loops.get(v, value) == value for v, value in wanted.items()):
+        if all(event.loops.get(v, value) == value for v, value in wanted.items()) and str(event.stmt).strip() == text:
             yield n
+
+
+# ---------------------------------------------------------------- dependences
+
+Point = tuple[str, tuple[int, ...]]  # name of an instance, values of the loops around it
+
+
+def misjudged(kernel: Kernel, events: Sequence[Event], sizes: Mapping[Expr, int]) -> str:
+    """A difference between the dependences of a kernel and the pairs of its executions that touch one element; empty if there is none.
+
+    What is not affine may add dependences, but must not hide any.
+    """
+    m = model(kernel.body)
+    claimed = {pair for d in dependences(m) for pair in _pairs(d, m, sizes)}
+    real = _conflicts(m, events)
+    if hidden := real - claimed:
+        return f"no dependence tells of {min(hidden)}"
+    exact = all(i.exact and all(a.exact for a in i.accesses) for i in m.instances)
+    if exact and (invented := claimed - real):
+        return f"a dependence tells of {min(invented)}, which do not touch one element"
+    return ""
+
+
+def _pairs(d: Dependence, m: Model, sizes: Mapping[Expr, int]) -> Iterator[tuple[Point, Point]]:
+    names, relation = {name: sizes.get(v, v.attr.lo or 0) for v, name in m.parameters.items()}, d.relation
+    for n in range(relation.dim(isl.dim_type.param)):
+        relation = relation.fix_val(isl.dim_type.param, n, isl.Val(names[str(relation.get_dim_name(isl.dim_type.param, n))]))
+    points: list[isl.Point] = []
+    relation.wrap().foreach_point(points.append)
+    split, count = relation.dim(isl.dim_type.in_), relation.dim(isl.dim_type.in_) + relation.dim(isl.dim_type.out)
+    for p in points:
+        values = tuple(p.get_coordinate_val(isl.dim_type.set, n).to_python() for n in range(count))
+        yield (d.source.name, values[:split]), (d.target.name, values[split:])
+
+
+def _conflicts(m: Model, events: Sequence[Event]) -> set[tuple[Point, Point]]:
+    points = {i.stmt: (i.name, [x.var.name for x in i.loops]) for i in m.instances}
+    touching: dict[Element, list[tuple[Point, bool]]] = {}
+    pairs: set[tuple[Point, Point]] = set()
+    for event in events:
+        name, loops = points[event.stmt]
+        here = name, tuple(event.loops[v] for v in loops)
+        for element in {*event.reads, event.writes}:
+            writes = element == event.writes
+            before = touching.setdefault(element, [])
+            pairs.update((other, here) for other, wrote in before if wrote or writes)
+            before.append((here, writes))
+    return pairs
