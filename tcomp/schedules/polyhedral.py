@@ -14,7 +14,7 @@ and enters the schedule through `affine`, the primitive that proves it; `split`,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import prod
 from typing import Any
@@ -25,13 +25,15 @@ from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Expr
-from tcomp.ir.loops import SERIAL, UNROLLED, VECTORIZED, Accumulate, For, Kernel, Store, walk
+from tcomp.ir.loops import SERIAL, UNROLLED, Accumulate, For, Kernel, Store, walk
 from tcomp.ir.polyhedral import FOLD, READ, WRITE, Instance, Model, TooHard, limited, model
 from tcomp.schedules.roles import coefficient, linear_index
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import Target
 
 WORK = 1 << 14  # instances below which threads cost more than they save
+JAM = 8  # independent chains side by side that hide the latency of each
+UNKNOWN = 512  # iterations of a loop of symbolic extent
 CHUNK = 1024  # elements of a vector that one thread takes at a time
 NEAR = 16  # constants in dependences that may matter to a schedule; larger ones are sizes
 _NODE = isl.schedule_node_type
@@ -95,12 +97,11 @@ def relaxed(dependences: isl.UnionMap) -> isl.UnionMap:
     return result.coalesce()
 
 
-def isl_schedule(domain: isl.UnionSet, dependences: isl.UnionMap, context: isl.Set, proximity: bool = True) -> Any:
-    """The schedule tree for a domain: no fusion beyond what dependences ask for."""
+def isl_schedule(domain: isl.UnionSet, dependences: isl.UnionMap, context: isl.Set, fused: bool = False) -> Any:
+    """The schedule tree for a domain; unless `fused`, statements share loops only where dependences ask for it."""
     constraints = isl.ScheduleConstraints.on_domain(domain).set_validity(dependences).set_coincidence(dependences).set_context(context)
-    if proximity:
-        constraints = constraints.set_proximity(dependences)
-    isl.DEFAULT_CONTEXT.set_schedule_serialize_sccs(1)
+    constraints = constraints.set_proximity(dependences)
+    isl.DEFAULT_CONTEXT.set_schedule_serialize_sccs(0 if fused else 1)
     try:
         return constraints.compute_schedule().get_root().get_child(0)
     finally:
@@ -163,7 +164,13 @@ class Axis:
     value: isl.Map
     row: tuple[int, ...]
     free: bool
+    low: int
     extent: int
+
+    def blocks(self, y: str, size: int) -> tuple[str, str, str]:
+        """(0 for full blocks of `size` iterations and 1 for the rest, the block, the place in it), each as a term of isl."""
+        full = max(self.extent // size, 1) * size
+        return f"floor(({y} - {self.low}) / {full})", f"floor(({y} - {self.low}) / {size})", f"({y} - {self.low}) mod {size}"
 
 
 class _Planner:
@@ -177,18 +184,26 @@ class _Planner:
     def plan(self) -> Plan:
         with limited(400_000_000):
             self.dependences = flow(self.model)
+        self.build(fused=False)
+        if self.recurrences:
+            self.build(fused=True)
+        return self.result
+
+    def build(self, fused: bool) -> None:
+        """The plan from the tree of all instances. `fused`: statements share loops where they can, which chains of dependent iterations
+        profit from: many of them side by side."""
+        self.result, self.nests, self.fused, self.recurrences = Plan(self.instances), 0, fused, False
         domain = isl.UnionSet("{}")
         for x in self.model.instances:
             domain = domain.union(isl.UnionSet.from_set(x.domain))
         try:
             with limited(60_000_000):
-                tree = isl_schedule(domain, relaxed(self.dependences), self.model.context)
+                tree = isl_schedule(domain, relaxed(self.dependences), self.model.context, fused)
         except TooHard:
             with limited(200_000_000):
-                tree = isl_schedule(domain, self.dependences, self.model.context)
+                tree = isl_schedule(domain, self.dependences, self.model.context, fused)
         with limited(400_000_000):
             self.visit(tree, list(self.instances), False)
-        return self.result
 
     # ------------------------------------------------------------ the tree
 
@@ -216,14 +231,29 @@ class _Planner:
             return self.wavefront(node, names)
         if len(names) == 1 and below.get_type() == _NODE.leaf:
             return self.nest(self.instances[names[0]], chain, parallel)
+        jammed = next((d for d, f in enumerate(free) if f), None) if self.fused and not _has_free_band(node.get_child(0)) else None
+        nest = f"n{self.nests}"
         for d, independent in enumerate(free):
-            name = f"n{self.nests}.b{d}"
+            name = f"{nest}.b{d}"
             use = independent and not parallel and self.threads > 1
             self.result.loops[name] = Loop("parallel" if use else SERIAL)
             parallel = parallel or use
+            if d == jammed:
+                axes = [self.axis(self.instances[n], _member(node, self.instances[n], d), True) for n in names]
+                low = min(a.low for a in axes)
+                extent = max(a.low + a.extent for a in axes) - low
+                rest, block, place = replace(axes[0], low=low, extent=extent).blocks("y", JAM)
             for n in names:
-                self.result.add(n, _member(node, self.instances[n], d), [name])
+                value = _member(node, self.instances[n], d)
+                if d == jammed:
+                    self.result.add(n, value.apply_range(isl.Map(f"{{ [y] -> [{rest}, {block}] }}")), ["_", name])
+                else:
+                    self.result.add(n, value, [name])
         self.visit(node.get_child(0), names, parallel)
+        if jammed is not None:
+            self.result.loops[f"{nest}.u"] = Loop(UNROLLED, JAM)
+            for n in names:
+                self.result.add(n, _member(node, self.instances[n], jammed).apply_range(isl.Map(f"{{ [y] -> [{place}] }}")), [f"{nest}.u"])
 
     # ------------------------------------------------------------ one statement
 
@@ -244,8 +274,9 @@ class _Planner:
         row = tuple(aff.get_coefficient_val(isl.dim_type.in_, k).to_python() for k in range(len(x.loops)))
         hull = x.domain.apply(value).intersect_params(self.model.context)
         low, high = hull.dim_min_val(0), hull.dim_max_val(0)
-        extent = high.sub(low).to_python() + 1 if low.is_int() and high.is_int() else 512
-        return Axis(value, row, free, extent)
+        if not (low.is_int() and high.is_int()):
+            return Axis(value, row, free, 0, UNKNOWN)
+        return Axis(value, row, free, low.to_python(), high.sub(low).to_python() + 1)
 
     def rows(self, x: Instance) -> list[tuple[int, ...]]:
         """The coefficients of the time dimensions that are planned already."""
@@ -335,6 +366,13 @@ def _chain(node: Any) -> tuple[list[Any], Any]:
     return chain, node
 
 
+def _has_free_band(node: Any) -> bool:
+    """Whether a band below has independent iterations."""
+    if node.get_type() == _NODE.band and any(node.band_member_get_coincident(d) for d in range(node.band_n_member())):
+        return True
+    return any(_has_free_band(node.get_child(k)) for k in range(node.n_children()))
+
+
 def _has_band(node: Any) -> bool:
     return node.get_type() == _NODE.band or any(_has_band(node.get_child(k)) for k in range(node.n_children()))
 
@@ -384,15 +422,52 @@ class _Nest:
             return self.plain()
         lane = self.lane()
         folds = [n for n, a in enumerate(self.axes) if self.steps[self.write][n] == 0]
-        if lane is not None and folds:
+        if lane is not None and folds and self.tilable:
             rows = [
                 n for n, a in enumerate(self.axes)
-                if self.tilable and n != lane and n not in folds and any(s[lane] and s[n] == 0 for s in self.steps.values())
+                if n != lane and n not in folds and any(s[lane] and s[n] == 0 for s in self.steps.values())
             ]  # fmt: skip
             return self.contraction(lane, max(rows, key=lambda n: self.axes[n].extent, default=None), folds[-1])
-        if lane is None and folds and any(a.free for a in self.axes):
+        if lane is None and folds and self.tilable and any(a.free for a in self.axes):
             return self.columns(next(n for n, a in enumerate(self.axes) if a.free), folds[-1])
+        if lane is None and not folds and any(a.free for a in self.axes):
+            self.planner.recurrences = True
+        if lane is None and not any(a.free for a in self.axes) and (cuts := self.cuts()):
+            return self.cut(cuts)
         self.plain(lane)
+
+    def cuts(self) -> set[tuple[int, int]]:
+        """Pairs of loops (inner, outer) of this nest such that the statement reads the element it writes where they are equal."""
+        loops = [x.var for x in self.x.loops]
+        found = set()
+        for r in self.reads:
+            if r.attr is not self.write.attr:
+                continue
+            differing = [(a, b) for a, b in zip(self.write.args, r.args, strict=True) if a is not b]
+            if len(differing) == 1 and all(e in loops for e in differing[0]):
+                a, b = (loops.index(e) for e in differing[0])
+                found.add((max(a, b), min(a, b)))
+        return found
+
+    def cut(self, cuts: set[tuple[int, int]]) -> None:
+        """The loops in their order, the inner one of each pair in three parts: before, at, and behind the outer one."""
+        count = len(self.x.loops)
+        point = [f"i{d}" for d in range(count)]
+        parts: list[tuple[list[str], list[str]]] = [([], [])]  # (time dimensions, conditions)
+        names: list[str] = []
+        for d in range(count):
+            for inner, outer in sorted(cuts):
+                if inner == d:
+                    sides = (("-1", "<"), ("0", "="), ("1", ">"))
+                    parts = [([*time, s], [*known, f"i{d} {op} i{outer}"]) for time, known in parts for s, op in sides]
+                    names.append("_")
+            parts = [([*time, point[d]], known) for time, known in parts]
+            role = "vector" if d == count - 1 else "parallel" if d == 1 and self.threads > 1 else SERIAL
+            names.append(self.label(f"y{d}", role))
+        texts = (f"{self.x.name}[{', '.join(point)}] -> [{', '.join(time)}] : {' and '.join(known)}" for time, known in parts)
+        self.result.time.pop(self.x.name, None)
+        self.result.names[self.x.name] = []
+        self.add(isl.Map(f"{{ {'; '.join(texts)} }}").intersect_domain(self.x.domain), names)
 
     def lane(self) -> int | None:
         """The independent axis along which lanes cost least."""
@@ -434,15 +509,13 @@ class _Nest:
 
     def columns(self, row: int, fold: int) -> None:
         """Several rows side by side, each with a chain of accumulations of its own."""
-        size = 8
         others = [n for n in range(len(self.axes)) if n not in (row, fold)]
         order = [*others, row, fold]
         y = [f"y{n}" for n in order]
-        r = f"y{row}"
-        block = 64
-        tiled = [*y[: len(others)], f"floor({r} / {block})", f"floor({r} / {size})", f"y{fold}", f"{r} mod {size}"]
+        rest, block, place = self.axes[row].blocks(f"y{row}", JAM)
+        tiled = [*y[: len(others)], rest, f"floor({block} / 8)", block, f"y{fold}", place]
         names = [self.label(f"y{n}") for n in others]
-        names += [self.label("rt", "parallel" if self.threads > 1 else SERIAL), self.label("rb"), self.label("k"), self.label("r", UNROLLED, size)]
+        names += ["_", self.label("rt", "parallel" if self.threads > 1 else SERIAL), self.label("rb"), self.label("k"), self.label("r", UNROLLED, JAM)]
         self.add(self.all_axes(order).apply_range(isl.Map(f"{{ [{', '.join(y)}] -> [{', '.join(tiled)}] }}")), names)
 
     def contraction(self, lane: int, row: int | None, fold: int) -> None:
@@ -507,10 +580,11 @@ class _Nest:
         size, chunk = 4, 256
         order = [*others, lane, fold]
         y = [f"y{n}" for n in order]
-        j, k = f"y{lane}", f"y{fold}"
-        tiled = [*y[: len(others)], f"floor({j} / {chunk})", f"floor({k} / {size})", j, f"{k} mod {size}"]
+        j = f"y{lane}"
+        rest, block, place = self.axes[fold].blocks(f"y{fold}", size)
+        tiled = [*y[: len(others)], f"floor({j} / {chunk})", rest, block, j, place]
         names = [self.label(f"y{n}") for n in others]
-        names += [self.label("jt", "parallel" if self.threads > 1 else SERIAL), self.label("kb"), self.label("j", "vector"), self.label("k", UNROLLED, size)]
+        names += [self.label("jt", "parallel" if self.threads > 1 else SERIAL), "_", self.label("kb"), self.label("j", "vector"), self.label("k", UNROLLED, size)]
         self.add(self.all_axes(order).apply_range(isl.Map(f"{{ [{', '.join(y)}] -> [{', '.join(tiled)}] }}")), names)
 
 
@@ -588,14 +662,19 @@ class _Shaper:
                 return self.s.vectorize(name)
             _, inner, rest = self.s.split(name, lanes, "peel")
             self.s.vectorize(inner)
-            self.masked(rest, lanes)
         except ScheduleError:
             self.s.kernel, self.s.trace = before.kernel, before.trace
             raise
+        self.masked(rest, lanes)
 
     def masked(self, name: str, lanes: int) -> None:
-        _, inner = self.s.split(name, lanes)
-        self.s.vectorize(inner)
+        before = self.s.copy()
+        try:
+            _, inner = self.s.split(name, lanes)
+            self.s.vectorize(inner)
+        except ScheduleError:
+            self.s.kernel, self.s.trace = before.kernel, before.trace
+            raise
 
     def lanes(self, name: str) -> int:
         sizes = [itemsize(b.dtype) for x in walk(self.s.loops[name].body) for b in _touched(x)]
