@@ -282,11 +282,17 @@ def _within(x: Expr, c: Expr) -> bool:
 
 def _at_least(terms: Linear, value: int) -> bool:
     """Whether the sum is >= value for sure: numeric ranges first, then symbolic extents and the gap of floor division."""
+    if _weakened_at_least(terms, value, False):
+        return True
+    return any(a.op != "var" for m in terms for a in m) and _weakened_at_least(terms, value, True)
+
+
+def _weakened_at_least(terms: Linear, value: int, variables_first: bool) -> bool:
     for _ in range(6):
         lo = _lower_bound(terms)
         if lo is not None and lo >= value:
             return True
-        weaker = _weaken(terms)
+        weaker = _weaken(terms, variables_first)
         if weaker is None:
             return False
         terms = weaker
@@ -313,8 +319,11 @@ def _monomial_bounds(monomial: Monomial) -> Bounds:
     return bounds(product)
 
 
-def _weaken(terms: Linear) -> Linear | None:
-    """A sum that is nowhere larger, with one atom replaced by an expression that bounds it. None when no rule applies."""
+def _weaken(terms: Linear, variables_first: bool) -> Linear | None:
+    """A sum that is nowhere larger, with one atom replaced by an expression that bounds it. None when no rule applies.
+
+    The order matters: n // 4 * 4 - i * 4 with i < n // 4 is positive as long as n // 4 stands there, x // 4 * 4 - x >= -3 as long as x does.
+    """
     for m, k in terms.items():
         for n, c in terms.items():  # x // a - y // a >= 0 where x >= y
             if not (k > 0 > c and len(m) == len(n) == 1 and m[0].op == n[0].op == "floordiv" and m[0].args[1] is n[0].args[1]):
@@ -322,7 +331,9 @@ def _weaken(terms: Linear) -> Linear | None:
             if _positive(m[0].args[1]) and _at_least(_added(linear(m[0].args[0]), linear(n[0].args[0]), -1), 0):
                 common = min(k, -c)
                 return _added(_added(terms, {m: common}, -1), {n: common}, 1)
-    for m, k in terms.items():
+    monomials = sorted(terms, key=lambda m: all(a.op != "var" for a in m)) if variables_first else list(terms)
+    for m in monomials:
+        k = terms[m]
         for position, atom in enumerate(m):
             others = m[:position] + m[position + 1 :]
             if any(not _nonnegative(other) for other in others):

@@ -23,7 +23,7 @@ from tcomp.schedules.primitives.sites import writes
 from tcomp.schedules.schedule import PRIMITIVES
 from tcomp.schedules.trace import Step
 
-STRANGE = ("nowhere", "", 0, -1, 10**6, None, "y0")
+STRANGE = ("nowhere", "", "n + 1", "n // 0", 0, -1, 10**6, 2**70, None, True, 1.5, ("i1", "i2"), "y0", "t")
 
 
 @dataclass(frozen=True)
@@ -238,6 +238,5 @@ def draw_step(dice: Dice, kernel: Kernel, among: Sequence[str] = ()) -> Step:
     options = tuple((p, SINGLE[p](d)) for p in optional if p in SINGLE and dice.one_in(2))
     if arguments and dice.one_in(40):
         n = dice.number(0, len(arguments) - 1)
-        senseless = dice.pick(*(x for x in STRANGE if isinstance(x, type(arguments[n]))), arguments[0])
-        arguments = (*arguments[:n], senseless, *arguments[n + 1 :])
+        arguments = (*arguments[:n], dice.pick(*STRANGE, *d.loops()), *arguments[n + 1 :])
     return Step(name, arguments, options)
