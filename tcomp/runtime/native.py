@@ -28,7 +28,7 @@ class NativeCode:
 
     def __init__(self, code: bytes, path: str | os.PathLike[str] | None = None) -> None:
         """Load `code` from memory, or from a file written to `path`. Raises ArtifactError if it cannot be loaded."""
-        self._library, self._descriptor = _open(code) if path is None else (_open_file(code, Path(path)), None)
+        self._library, self._descriptor = open_library(code) if path is None else (_open_file(code, Path(path)), None)
         self.run = self._function("tcomp_run", ctypes.c_int32, ctypes.c_void_p)
         self.plan = self._function("tcomp_plan", None, ctypes.c_void_p, ctypes.c_void_p)
         self.run_profiled = None
@@ -57,8 +57,8 @@ class NativeCode:
             os.close(self._descriptor)
 
 
-def _open(code: bytes) -> tuple[ctypes.CDLL, int | None]:
-    """Load a shared object that is not a file.
+def open_library(code: bytes) -> tuple[ctypes.CDLL, int | None]:
+    """Load a shared object that is not a file; returns also what to close after `dlclose`, if anything.
 
     The descriptor stays open as long as the library is loaded: the loader knows libraries by path, and would take a
     later one with the same descriptor number, hence the same path, for this one.
