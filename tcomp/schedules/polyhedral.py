@@ -430,10 +430,10 @@ class _Nest:
             return self.contraction(lane, max(rows, key=lambda n: self.axes[n].extent, default=None), folds[-1])
         if lane is None and folds and self.tilable and any(a.free for a in self.axes):
             return self.columns(next(n for n, a in enumerate(self.axes) if a.free), folds[-1])
+        if lane is None and (cuts := self.cuts()):
+            return self.cut(cuts)
         if lane is None and not folds and any(a.free for a in self.axes):
             self.planner.recurrences = True
-        if lane is None and not any(a.free for a in self.axes) and (cuts := self.cuts()):
-            return self.cut(cuts)
         self.plain(lane)
 
     def cuts(self) -> set[tuple[int, int]]:
