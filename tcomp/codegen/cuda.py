@@ -426,6 +426,8 @@ class Function:
             case L.Accumulate(buffer, indices, value, reducer):
                 place = f"{self.names[buffer]}[{self.address(buffer, indices)}]"
                 self.accumulate(self.memory_of(buffer, place), value, reducer)
+            case L.Prefetch():
+                pass  # other threads run while one waits
             case L.Allocate(buffer, body):
                 size = math.prod(self.constant(buffer, d) for d in buffer.shape) // self.warps.sharing(buffer)
                 if buffer.scope == "shared":

@@ -219,6 +219,9 @@ class Function(Builder):
             case L.Allocate(buffer, body):
                 self.allocate(buffer)
                 self.statement(body)
+            case L.Prefetch(buffer, indices):
+                self.module.declarations.setdefault("llvm.prefetch.p0", "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+                self.line(f"call void @llvm.prefetch.p0(ptr {self.address(buffer, indices).pointer}, i32 0, i32 3, i32 1)")
             case L.Call():
                 self.instruction(s)
             case _:

@@ -115,6 +115,14 @@ class Accumulate(Stmt):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class Prefetch(Stmt):
+    """A hint that `buffer[indices]` will be read soon; it means nothing, and the element need not exist."""
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Allocate(Stmt):
     """A buffer that lives during `body`; its content is undefined at the start."""
 
@@ -211,6 +219,8 @@ def expressions(stmt: Stmt) -> tuple[Expr, ...]:
             return (cond,)
         case Store(_, indices, value) | Accumulate(_, indices, value, _):
             return (*indices, value)
+        case Prefetch(_, indices):
+            return indices
     return ()
 
 
@@ -231,6 +241,8 @@ def map_expressions(stmt: Stmt, function: Callable[[Expr], Expr]) -> Stmt:
             return replace(stmt, cond=function(cond))
         case Store(_, indices, value) | Accumulate(_, indices, value, _):
             return replace(stmt, indices=tuple(function(i) for i in indices), value=function(value))
+        case Prefetch(_, indices):
+            return replace(stmt, indices=tuple(function(i) for i in indices))
     return stmt
 
 

@@ -21,7 +21,7 @@ from tcomp.ir import semantics
 from tcomp.ir.dims import bind_dims
 from tcomp.ir.dtypes import integer_range, is_float, to_numpy
 from tcomp.ir.expr import Expr, as_expr, wrap
-from tcomp.ir.loops import GPU_AXES, PARALLEL, Accumulate, Allocate, Block, Buffer, Call, For, If, Kernel, Stmt, Store, While
+from tcomp.ir.loops import GPU_AXES, PARALLEL, Accumulate, Allocate, Block, Buffer, Call, For, If, Kernel, Prefetch, Stmt, Store, While
 
 Run = Callable[[], Any]
 
@@ -146,6 +146,8 @@ class _Program:
                 return allocate
             case Call(body=body):
                 return self.statement(body)
+            case Prefetch():
+                return lambda: None
         raise IRError(f"no statement of the loop IR: {type(stmt).__name__}")
 
     def _for(self, stmt: For) -> Run:

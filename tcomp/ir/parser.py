@@ -570,6 +570,11 @@ class _Parser:
             while not self.peek("}") and self.token.kind != "end":
                 rest.append(self.statement())
             return L.Allocate(b, L.block(*rest))
+        if keyword == "prefetch":
+            self.take()
+            b = self.array()
+            self.expect("[")
+            return L.Prefetch(b, tuple(self.listed(self.expression, "]")))
         return self.store()
 
     def store(self) -> L.Stmt:

@@ -24,7 +24,7 @@ import islpy as isl
 
 from tcomp.ir import expr as E
 from tcomp.ir.expr import INDEX, Expr, Reducer, as_expr, bounds
-from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, Call, For, If, Stmt, Store, While, children, expressions, walk
+from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, Call, For, If, Prefetch, Stmt, Store, While, children, expressions, walk
 from tcomp.ir.simplify import linear, simplify
 
 READ, WRITE, FOLD = "read", "write", "fold"
@@ -239,6 +239,8 @@ class _Builder:
                 self.visit(body, known, loops, time, places, guards)
             case Call(body=body):  # it is what its body means
                 self.visit(body, known, loops, time, places, guards)
+            case Prefetch():
+                pass
             case Store() | Accumulate() | While():
                 self.leaf(stmt, known, loops, (*time, str(next(places))), guards)
 

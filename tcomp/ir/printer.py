@@ -40,7 +40,7 @@ from tcomp.ir.dtypes import BITS, SIGNED, is_float
 from tcomp.ir.expr import INDEX, Dim, Expr, Reducer, as_expr
 from tcomp.ir.graph import Graph, Node, Value
 from tcomp.ir.instruction import ELEMENT, LANE, Instruction, VectorOp
-from tcomp.ir.loops import SCOPES, SERIAL, Accumulate, Allocate, Block, Buffer, Call, For, If, Kernel, Stmt, Store, While
+from tcomp.ir.loops import SCOPES, SERIAL, Accumulate, Allocate, Block, Buffer, Call, For, If, Kernel, Prefetch, Stmt, Store, While
 
 INFIX = {  # symbol and precedence; all associate to the left, comparisons not at all
     "mul": ("*", 7), "div": ("/", 7), "floordiv": ("//", 7), "mod": ("%", 7), "add": ("+", 6), "sub": ("-", 6),
@@ -53,7 +53,7 @@ SUFFIXES = {"float32": "f", "float64": "", "float16": "f16", "bfloat16": "bf16",
     d: f"{'i' if d in SIGNED else 'u'}{bits}" for d, bits in BITS.items() if "int" in d and d != INDEX
 }
 RESERVED = frozenset(
-    ("_", "let", "in", "for", "if", "else", "while", "alloc", "call", "inf", "nan", "true", "false", "none", "return", "extern", "reducer")
+    ("_", "let", "in", "for", "if", "else", "while", "alloc", "call", "prefetch", "inf", "nan", "true", "false", "none", "return", "extern", "reducer")
     + ("instruction", "const")
 )
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*")
@@ -370,6 +370,8 @@ class _Printer:
                 head = f"{indent}alloc {self.buffer(b)}"
                 with self.scope(self.arrays, [b]):
                     return [head, *self.statement(body, indent)]
+            case Prefetch(b, indices):
+                return [f"{indent}prefetch {self.place(b, indices)}"]
             case Call(instruction, body):
                 return self.braced(f"{indent}call {self.instructions(instruction, instruction.name)}", body, indent)
         raise IRError(f"no statement of the loop IR: {type(stmt).__name__}")

@@ -15,7 +15,24 @@ import islpy as isl
 
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, const, loop_var
-from tcomp.ir.loops import PARALLEL, SERIAL, Accumulate, Allocate, Block, Buffer, For, If, Stmt, Store, block, children, expressions, map_expressions, walk, with_children
+from tcomp.ir.loops import (
+    PARALLEL,
+    SERIAL,
+    Accumulate,
+    Allocate,
+    Block,
+    Buffer,
+    For,
+    If,
+    Stmt,
+    Store,
+    block,
+    children,
+    expressions,
+    map_expressions,
+    walk,
+    with_children,
+)
 from tcomp.ir.polyhedral import Model
 from tcomp.ir.simplify import linear, simplify
 

@@ -34,6 +34,7 @@ from tcomp.ir.loops import (
     For,
     If,
     Kernel,
+    Prefetch,
     Stmt,
     Store,
     While,
@@ -380,6 +381,11 @@ class _Loops:
                 self.writable.add(b)
                 self.statement(body)
                 self.buffers.discard(b)
+            case Prefetch(b, indices):
+                for i in indices:
+                    self.expression(i, self.place(stmt))
+                if b not in self.buffers or len(indices) != len(b.shape) or any(i.dtype != INDEX for i in indices):
+                    _fail(f"no element of `{b.name}` is prefetched", self.place(stmt))
             case Call(instruction, body):
                 self.statement(body)
                 match(instruction, body)

@@ -238,7 +238,9 @@ def _tiled(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -> 
     s.vectorize(lane)
     suggested = tuple(x.var.attr.name for x in _fold_order(fold))
     orders = tuple(permutations(suggested)) if len(suggested) <= MOST_ORDERED else (suggested,)
-    _tile_loops(s, acc, lanes, knobs.choice(f"{acc}.folds", orders, suggested))
+    folds = knobs.choice(f"{acc}.folds", orders, suggested)
+    _tile_loops(s, acc, lanes, folds)
+    _prefetch(s, fold, folds[-1], target, knobs)
     if row_loop is not None and not _divides(tile.rows, row_loop.extent):
         s.partition(row_outer, as_dim(as_expr(row_loop.extent) // tile.rows))
     width = tile.vectors * lanes
@@ -248,6 +250,17 @@ def _tiled(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -> 
         nests_to_thread.append([tail if name == column else f"{name}.t" for name in around])
     for names in nests_to_thread:
         _threads(s, names, work >= SERIAL_FOLDS, knobs)
+
+
+def _prefetch(s: Schedule, fold: Nest, loop: str, target: Target, knobs: Knobs) -> None:
+    """Ask ahead for the operand that the lanes read, where it is not at home in the second-level cache: weights are read once a run."""
+    lane, along = fold.spatial[-1].var, edit.find_loop(s.kernel, loop).var
+    for r in fold.reads:
+        if {lane, along} <= set(E.variables(*r.args)):
+            size = prod(extent_of(n) for n in r.attr.shape) * itemsize(r.attr.dtype)
+            distance = knobs.choice(f"{r.attr.name}.prefetch", (0, 2, 4, 8, 16, 32), 16 if size > target.l2 // 4 else 0)
+            if distance:
+                s.prefetch(r.attr.name, loop, distance)
 
 
 def _tile_loops(s: Schedule, acc: str, lanes: int, folds: Sequence[str]) -> None:

@@ -42,6 +42,7 @@ from tcomp.schedules.primitives.collapse import collapse
 from tcomp.schedules.primitives.expand import expand
 from tcomp.schedules.primitives.kinds import distribute, set_kind
 from tcomp.schedules.primitives.pipeline import pipeline
+from tcomp.schedules.primitives.prefetch import prefetch
 from tcomp.schedules.primitives.reduction import decompose_reduction, mask, rfactor
 from tcomp.schedules.primitives.shape import fuse, partition, reorder, split
 from tcomp.schedules.primitives.stages import compute_at, inline, reverse_compute_at
@@ -54,7 +55,7 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     for p in (
         split, reorder, fuse, partition, set_kind, distribute, inline, compute_at, reverse_compute_at, cache_read, cache_write, relayout,
         set_scope, pipeline, rfactor, decompose_reduction, mask,
-        tensorize, affine, collapse, expand, clean, note,
+        tensorize, affine, collapse, expand, prefetch, clean, note,
     )
 }  # fmt: skip
 
@@ -342,6 +343,10 @@ class Schedule:
     @_documents(affine)
     def affine(self, loop: Loop | None, order: str, names: str, parallel: str = "") -> None:
         self.apply("affine", loop, order, names, parallel)
+
+    @_documents(prefetch)
+    def prefetch(self, buffer: Stage, loop: Loop, distance: int) -> None:
+        self.apply("prefetch", buffer, loop, distance)
 
     @_documents(expand)
     def expand(self, buffer: Stage, dim: int, factor: int) -> None:

@@ -1,0 +1,88 @@
+"""Prefetching: hints that change nothing, where they stand, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from jit import HOST
+from programs import Program
+from running import expected, interpreted, native
+
+from tcomp.codegen.llvm import emit_kernel
+from tcomp.errors import IRError, ScheduleError
+from tcomp.ir import te
+from tcomp.ir.expr import as_expr
+from tcomp.ir.loops import Block, Buffer, Kernel, Prefetch, walk
+from tcomp.ir.parser import parse_kernel
+from tcomp.ir.verify import verify_kernel
+from tcomp.schedules import Schedule, cpu
+from tcomp.schedules.lower import lower
+from tcomp.target import Target
+
+
+def product(m: int, k: int, n: int) -> Program:
+    a, b = te.placeholder((m, k), name="A"), te.placeholder((k, n), name="B")
+    r = te.reduce_axis(k, "k")
+    return Program((a, b), (te.compute((m, n), lambda i, j: te.sum(a[i, r] * b[r, j], r), name="C"),), {})
+
+
+def hints(kernel: Kernel) -> list[str]:
+    return [str(s).strip() for s in walk(kernel.body) if isinstance(s, Prefetch)]
+
+
+def test_hints_stand_before_the_reads_and_change_nothing() -> None:
+    p = product(6, 20, 37)
+    s = Schedule(lower("p", p.inputs, p.outputs))
+    s.split("C.j", 16)
+    s.reorder("C.j.o", "C.k", "C.i", "C.j.i")
+    s.unroll("C.i")
+    s.vectorize("C.j.i")
+    s.prefetch("B", "C.k", 7)
+    assert hints(s.kernel) == ["prefetch B[C.k + 7, C.j.o * 16]"]
+    assert str(parse_kernel(str(s.kernel))) == str(s.kernel)
+    for kernel in (s.kernel, Schedule(lower("p", p.inputs, p.outputs)).kernel):
+        for got, want in zip(interpreted(p, kernel), expected(p), strict=True):
+            p.same(got, want)
+    for got, want in zip(native(p, s.kernel), expected(p), strict=True):  # the last hints point behind the end
+        p.same(got, want)
+    assert emit_kernel(s.kernel, HOST).count("call void @llvm.prefetch") == 1
+
+
+def test_one_hint_for_each_vector() -> None:
+    p = product(6, 20, 64)
+    s = Schedule(lower("p", p.inputs, p.outputs))
+    s.split("C.j", 16)
+    s.reorder("C.k", "C.i", "C.j.o", "C.j.i")
+    s.unroll("C.j.o")
+    s.vectorize("C.j.i")
+    s.prefetch("B", "C.k", 2)
+    assert hints(s.kernel) == ["prefetch B[C.k + 2, C.j.o.p * 16]"]
+    assert emit_kernel(s.kernel, HOST).count("call void @llvm.prefetch") == 4
+
+
+def test_default_schedules_ask_ahead_for_weights_that_no_near_cache_holds() -> None:
+    target = Target.parse("cpu -mcpu=skylake-avx512")
+    for size, far in ((64, False), (1024, True)):
+        p = product(32, size, size)
+        assert bool(hints(cpu.schedule(lower("p", p.inputs, p.outputs), target).kernel)) == far
+
+
+@pytest.mark.parametrize(
+    ("buffer", "loop", "distance", "why"),
+    [
+        ("B", "C.k", 0, "the distance 0"),
+        ("B", "C.i", 2, "nothing of `B` is read in another place at every iteration of `C.i`"),
+        ("A", "C.i", 2, "what `C.i` reads of `A` depends on a loop inside it"),
+        ("D", "C.k", 2, "there is no buffer `D`"),
+        ("B", "C.q", 2, "there is no loop `C.q`"),
+    ],
+)
+def test_refused(buffer: str, loop: str, distance: int, why: str) -> None:
+    p = product(6, 20, 64)
+    with pytest.raises(ScheduleError, match=why):
+        Schedule(lower("p", p.inputs, p.outputs)).prefetch(buffer, loop, distance)
+
+
+def test_a_hint_names_an_element() -> None:
+    x = Buffer("x", "float32", (4, 4))
+    with pytest.raises(IRError, match="no element of `x` is prefetched"):
+        verify_kernel(Kernel("k", (x,), (), (), Block((Prefetch(x, (as_expr(0),)),))))
