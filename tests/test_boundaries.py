@@ -23,7 +23,9 @@ KNOWS = {
     "frontends": {"errors", "ir", "ops"},
     "runtime": {"errors"},
 }
-TOP = {"__init__", "__main__", "assemble", "cli", "driver", "facts", "functions", "kernels", "machine", "verification"}  # these put the parts together: they may use all
+TOP = {  # these put the parts together: they may use all
+    "__init__", "__main__", "assemble", "autotune", "cli", "driver", "facts", "functions", "kernels", "machine", "verification",
+}  # fmt: skip
 THIRD_PARTY = {
     "numpy": {*KNOWS, *TOP} - BASE,
     "ml_dtypes": {"ir", "runtime"},
@@ -35,6 +37,8 @@ THIRD_PARTY = {
     "google": {"frontends"},  # protobuf's errors, which onnx lets through
     "rich": {"cli"},
     "typer": {"cli"},
+    "xgboost": {"autotune"},
+    "distributed": {"autotune"},
 }
 OPTIONAL = {"cli"}  # talks to other runtimes, where they are installed
 
@@ -103,6 +107,16 @@ def test_the_runtime_loads_with_numpy_alone() -> None:
     assert "tcomp.runtime" in loaded
     assert not loaded & {"llvmlite", "onnx", "rich", "typer"}
     assert not [m for m in loaded if m.startswith("tcomp.") and not m.startswith(("tcomp.runtime", "tcomp.errors"))]
+
+
+def test_measuring_loads_no_compiler() -> None:
+    """The process that runs candidates knows how arrays lie in memory, and nothing of compilers and models of cost."""
+    program = "import sys, tcomp.autotune.worker; print(*sorted({m.split('.')[0] if m[:6] != 'tcomp.' else m for m in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT.parent)
+    loaded = set(done.stdout.split())
+    assert not loaded & {"llvmlite", "onnx", "xgboost", "islpy", "rich", "typer"}
+    parts = {m.split(".")[1] for m in loaded if m.startswith("tcomp.")}
+    assert parts <= {"autotune", "errors", "ir", "runtime"}
 
 
 def test_any_module_of_the_ir_can_be_imported_first() -> None:

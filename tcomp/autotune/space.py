@@ -16,8 +16,9 @@ from functools import cached_property, lru_cache
 from random import Random
 from typing import Any
 
-from tcomp.autotune.workload import Task
-from tcomp.errors import ScheduleError, TcompError
+from tcomp.autotune.children import reason_of
+from tcomp.autotune.workload import Argument, Task
+from tcomp.errors import ScheduleError
 from tcomp.schedules.knobs import Answer, Knobs, Option
 from tcomp.schedules.schedule import Schedule
 
@@ -53,10 +54,11 @@ def _option(value: Any) -> Option:
 
 @dataclass(frozen=True)
 class Candidate:
-    """`answers` are all that was asked, by name."""
+    """`answers` are all that was asked, by name; `arguments` the buffers that the loops take."""
 
     task: Task
     schedule: Schedule
+    arguments: tuple[Argument, ...]
     answers: Mapping[str, Answer]
 
     @cached_property
@@ -113,11 +115,11 @@ def crossover(task: Task, a: Decisions, b: Decisions, rng: Random) -> Candidate:
 
 
 def _made(task: Task, knobs: Knobs) -> Candidate:
-    s = task.schedule(knobs)
+    s, arguments = task.make(knobs)
     if new := _left(s) - _left_by_default(task):
         notes = [note for note in s.kernel.notes if (found := _LEFT.match(note)) and found[1] in new]
         raise ScheduleError(f"these decisions cannot be followed for {', '.join(sorted(new))}", where=encode(knobs.decisions), why="; ".join(notes))
-    return Candidate(task, s, knobs.asked)
+    return Candidate(task, s, arguments, knobs.asked)
 
 
 _LEFT = re.compile(r"`(.+?)` is left as lowered")
@@ -139,13 +141,6 @@ def _asked(task: Task) -> frozenset[str]:
     knobs = Knobs()
     task.schedule(knobs)
     return frozenset(name for name, answer in knobs.asked.items() if len(answer.options) > 1)
-
-
-def reason_of(error: BaseException) -> str:
-    """Why something failed, in one line."""
-    said = f"{error.what}: {error.why}" if isinstance(error, TcompError) and error.why else str(error)
-    named = said if isinstance(error, TcompError) else f"{type(error).__name__}: {said}"
-    return " ".join(named.split())[:500]
 
 
 # ---------------------------------------------------------------- new ones

@@ -1,0 +1,110 @@
+"""The building process: decisions -> loops -> a shared object. Run as a program, it is a child (see `children.py`)."""
+
+from __future__ import annotations
+
+import base64
+import functools
+from collections.abc import Mapping
+from dataclasses import astuple, replace
+from math import prod
+from typing import Any
+
+from tcomp.autotune.children import Answer, reason_of, serve
+from tcomp.autotune.space import Decisions, decode, encode, realise
+from tcomp.autotune.workload import Argument, Program, Task, task_from_json
+from tcomp.codegen import elf, pool
+from tcomp.codegen.llvm import emit_kernel
+from tcomp.codegen.native import compile_ir
+from tcomp.errors import CodegenError, ScheduleError, TargetError
+from tcomp.ir.expr import Expr, as_dim, as_expr, evaluate_int, variables
+from tcomp.ir.loops import PARALLEL, Accumulate, Buffer, For, Kernel, Stmt, children, hoist_temporaries, loop, store
+from tcomp.ir.parser import parse_kernel
+from tcomp.kernels import buffer_size
+from tcomp.target import Target
+
+
+def order(task: Task, decisions: Decisions) -> Answer:
+    """What to ask a builder for: the decisions or, where only this process has the schedule function, the loops that it makes of them.
+
+    Raises what the schedule function raises.
+    """
+    if isinstance(task, Program) and not task.portable:
+        made = realise(task, decisions)
+        return {"target": task.target, "dims": task.dims, "loops": str(made.schedule.kernel), "source": str(made.schedule.source),
+                "arguments": [_plain(a) for a in made.arguments]}  # fmt: skip
+    return {"task": task.to_json(), "decisions": encode(decisions)}
+
+
+def handle(request: Answer) -> Answer:
+    """Answer one request: for the ground of a target (see `ground`), or for a candidate (see `order`)."""
+    try:
+        if "ground" in request:
+            return {"status": "ok", "ground": base64.b64encode(ground(_machine(request["ground"]), request["threads"], request["room"])).decode()}
+        if "task" not in request:
+            loops, source = parse_kernel(request["loops"]), parse_kernel(request["source"])
+            return built(loops, source, request["arguments"], dict(request["dims"]), _machine(request["target"]))
+        task = task_from_json(request["task"])
+        made = realise(task, decode(request["decisions"]))
+        s = made.schedule
+        return built(s.kernel, s.source, [_plain(a) for a in made.arguments], dict(task.dims), _machine(task.target))
+    except ScheduleError as error:
+        return {"status": "refused", "reason": reason_of(error)}
+    except (CodegenError, TargetError) as error:
+        return {"status": "build", "reason": reason_of(error)}
+
+
+def built(kernel: Kernel, source: Kernel, arguments: list[list[Any]], dims: Mapping[str, int], target: Target) -> Answer:
+    """The shared object of scheduled loops with what it takes to run it, for the measuring process (`worker.Built`)."""
+    extended, temporaries = hoist_temporaries(replace(kernel, name="kernel"))
+    code = elf.link([compile_ir(emit_kernel(extended, target), target)], ["kernel"])
+    sizes = {v: dims[v.name] for v in extended.scalars}
+    return {
+        "status": "ok",
+        "code": base64.b64encode(code).decode(),
+        "arguments": arguments,
+        "temporaries": [evaluate_int(buffer_size(b), sizes) for b in temporaries],
+        "scalars": [sizes[v] for v in extended.scalars],
+        "fold": _fold(source.body, {v: dims[v.name] for v in source.scalars}),
+    }
+
+
+def ground(target: Target, threads: int, room: int) -> bytes:
+    """A shared object with a thread pool and `flush`, whose threads walk a buffer of `room` bytes together."""
+    lanes = target.vector_bits // 32
+    each = room // 4 // threads // lanes
+    buffer = Buffer("other", "float32", (threads, each, lanes))
+
+    def walk(t: Expr) -> Stmt:
+        return loop("i", each, lambda i: loop("v", lanes, lambda v: store(buffer, [t, i, v], buffer[t, i, v] + as_expr(1.0, "float32")), "vectorized"))
+
+    kernel = Kernel("flush", (buffer,), (buffer,), (), loop("t", threads, walk, PARALLEL))
+    objects = [compile_ir(emit_kernel(kernel, target), target), compile_ir(pool.pool_ir(target.triple), target)]
+    return elf.link(objects, ["flush", *pool.EXPORTS], imports=pool.IMPORTS)
+
+
+@functools.lru_cache(maxsize=4)
+def _machine(text: str) -> Target:
+    target = Target.parse(text)
+    if target.kind != "cpu":
+        raise TargetError(f"candidates for `{text}` cannot be measured", why="the measuring process runs code for CPUs")
+    return target
+
+
+def _plain(a: Argument) -> list[Any]:
+    """As JSON: the fields, a layout as the fields of its pieces."""
+    layout = a.layout
+    return [a.name, a.dtype, a.shape, layout and [astuple(p) for p in layout.pieces], a.given, a.written, a.below]
+
+
+def _fold(stmt: Stmt, sizes: Mapping[Expr, int], around: tuple[For, ...] = ()) -> int:
+    """How many elements are accumulated into one, at most; an extent that is not constant counts by its sizes, others as one."""
+    if isinstance(stmt, Accumulate):
+        used = set(variables(*stmt.indices))
+        extents = [as_expr(x.extent) for x in around if x.var not in used]
+        return prod(evaluate_int(as_dim(e), sizes) for e in extents if set(variables(e)) <= sizes.keys())
+    inside = (*around, stmt) if isinstance(stmt, For) else around
+    return max((_fold(child, sizes, inside) for child in children(stmt)), default=1)
+
+
+if __name__ == "__main__":
+    serve(handle)

@@ -1,0 +1,245 @@
+"""How fast candidates are. Whatever a candidate does, it becomes a record, and the next one is measured.
+
+Candidates are built in processes of their own, all of a batch at once; then, while nothing else runs, each is measured in one
+long-lived process, which is replaced when a candidate takes it down.
+
+    ok        timed, and its results are those of the default schedule
+    refused   the schedule function, or a step of it, refuses the decisions
+    build     no machine code can be made of it            memory    it needs more memory than it may have
+    crash     a process died of it                         wrong     it computes something else
+    timeout   it took too long to build or to run          error     anything else, for example an exception in the schedule function
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Self
+
+from tcomp.autotune.builder import order
+from tcomp.autotune.children import Answer, Child, ChildError, reason_of
+from tcomp.autotune.space import Decisions, encode
+from tcomp.autotune.workload import Task
+from tcomp.errors import ScheduleError
+
+OK, REFUSED, BUILD, CRASH, TIMEOUT, WRONG, MEMORY, ERROR = "ok", "refused", "build", "crash", "timeout", "wrong", "memory", "error"
+STATUSES = (OK, REFUSED, BUILD, CRASH, TIMEOUT, WRONG, MEMORY, ERROR)
+
+_SEED = 0
+_KEPT = 64  # shared objects of candidates that may be asked for again
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """`seconds` of single runs, all of them, in order, if the status is "ok"; `incumbent` those of the runs of the incumbent between
+    them: compare with these, as the machine may have been busy. `reason` says why the status is not "ok"."""
+
+    status: str
+    seconds: tuple[float, ...] = ()
+    reason: str = ""
+    incumbent: tuple[float, ...] = ()
+
+    @property
+    def least(self) -> float:
+        """Seconds of the fastest run; infinite if there is none."""
+        return min(self.seconds, default=float("inf"))
+
+    @property
+    def ratio(self) -> float:
+        """The fastest run over the fastest one of the incumbent; infinite if there is none."""
+        return self.least / min(self.incumbent) if self.incumbent else float("inf")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one candidate: seconds to build it, to run it (all runs together), `rounds` and `seconds` of runs that are timed, and bytes of
+    address space of the processes in which that happens (None: half of the machine's memory)."""
+
+    building: float = 60.0
+    running: float = 20.0
+    rounds: int = 20
+    seconds: float = 0.1
+    memory: int | None = None
+
+    @property
+    def bytes(self) -> int:
+        return self.memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+class Runner:
+    """The measuring process of this machine, pinned to as many cores as there are threads. `Job`s of one task in a row are cheapest."""
+
+    def __init__(self, limits: Limits = Limits()) -> None:
+        self._limits = limits
+        self._child: Child | None = None
+        self._threads = 0
+        self._ready: tuple[str, int] | None = None  # the task that is prepared, in which start of the child
+        self._failed: tuple[str, str] = "", ""  # a task whose default schedule cannot be run, and why
+
+    def run(self, job: Mapping[str, Any]) -> Measurement:
+        """Measure one candidate; see `Measurer.jobs` for what a job is."""
+        threads = job["threads"]
+        if self._child is None or self._threads != threads:
+            self.close()
+            self._child, self._threads = Child("tcomp.autotune.worker", self._limits.bytes, cores(threads)), threads
+        try:
+            self._child.start()
+        except ChildError as error:
+            return Measurement(ERROR, reason=reason_of(error))
+        if self._failed[0] != job["key"] and self._ready != (job["key"], self._child.starts):
+            self._prepare(self._child, job)
+        if self._failed[0] == job["key"]:
+            return Measurement(ERROR, reason=f"the default schedule cannot be measured: {self._failed[1]}")
+        request = {"do": "measure", "incumbent": job["incumbent"], "candidate": job["candidate"], "rounds": self._limits.rounds}
+        answer = self._child.ask({**request, "seconds": self._limits.seconds}, self._limits.running)
+        seconds, incumbent = (tuple(map(float, answer.get(times, ()))) for times in ("seconds", "incumbent"))
+        return Measurement(answer["status"], seconds, answer["reason"], incumbent)
+
+    def _prepare(self, child: Child, job: Mapping[str, Any]) -> None:
+        fields = {name: job[name] for name in ("threads", "ground", "room", "reference")}
+        answer = child.ask({"do": "prepare", **fields, "fold": job["reference"]["fold"], "seed": _SEED}, self._limits.running)
+        if answer["status"] == OK:
+            self._ready = job["key"], child.starts
+        else:
+            self._failed = job["key"], f"{answer['status']}: {answer['reason']}"
+
+    def close(self) -> None:
+        if self._child is not None:
+            self._child.close()
+        self._child = None
+
+    @property
+    def pids(self) -> list[int]:
+        return [self._child.pid] if self._child is not None and self._child.pid is not None else []
+
+
+class Measurer:
+    """Builds and measures candidates on this machine. A context manager: its processes end with it.
+
+    `builders` is the number of building processes (default: one for each core that this process may use).
+    """
+
+    def __init__(self, builders: int | None = None, limits: Limits = Limits()) -> None:
+        self.limits = limits
+        self._idle: SimpleQueue[Child] = SimpleQueue()
+        self._builders = [Child("tcomp.autotune.builder", limits.bytes) for _ in range(builders or len(os.sched_getaffinity(0)))]
+        for child in self._builders:
+            self._idle.put(child)
+        self._pool = ThreadPoolExecutor(len(self._builders), "tcomp-build")
+        self._runner = Runner(limits)
+        self._built: dict[str, Answer] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all processes, whatever they are doing."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._runner.close()
+        for child in self._builders:
+            child.close()
+        self._pool.shutdown()
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that work for this one now."""
+        return [*self._runner.pids, *(child.pid for child in self._builders if child.pid is not None)]
+
+    def measure(self, task: Task, candidates: Sequence[Decisions], incumbent: Decisions | None = None) -> list[Measurement]:
+        """Measure candidates beside the incumbent (default: the default schedule), in order. Raises nothing on account of a candidate."""
+        return list(self.measure_each(task, candidates, incumbent))
+
+    def measure_each(self, task: Task, candidates: Sequence[Decisions], incumbent: Decisions | None = None) -> Iterator[Measurement]:
+        """`measure`, each result as soon as it is known: all are built before the first is run, so that nothing else runs then."""
+        built = self._build(task, [{}, incumbent or {}, *candidates])
+        reference, beside, *rest = built
+        for answer in (reference, beside):
+            if answer["status"] != OK:
+                failed = Measurement(ERROR, reason=f"the {'default' if answer is reference else 'incumbent'} schedule: {answer['reason']}")
+                yield from [failed] * len(rest)
+                return
+        ground = self._ground(task)
+        if ground["status"] != OK:
+            yield from [Measurement(ground["status"], reason=ground["reason"])] * len(rest)
+            return
+        common = {"key": task.key, "threads": task.threads, "ground": ground["ground"], "room": _room(task), "reference": reference}
+        jobs = [{**common, "incumbent": beside, "candidate": answer} for answer in rest]
+        yield from self._run(jobs)
+
+    def _run(self, jobs: Sequence[Mapping[str, Any]]) -> Iterator[Measurement]:
+        """The measurements of jobs, in order. A job holds all that `Runner.run` needs, as JSON; its candidate may have failed to build."""
+        for job in jobs:
+            yield unbuilt(job) or self._runner.run(job)
+
+    # ------------------------------------------------------------ building
+
+    def _build(self, task: Task, wanted: Sequence[Decisions]) -> list[Answer]:
+        """What builders answer for some decisions of a task, in order."""
+        keys = [f"{task.key} {encode(decisions)}" for decisions in wanted]
+        missing = {key: decisions for key, decisions in zip(keys, wanted, strict=True) if key not in self._built}
+        answers = self._pool.map(lambda decisions: self._ask(task, decisions), missing.values())
+        found = {**self._built, **dict(zip(missing, answers, strict=True))}
+        for key in keys[:2]:  # the default schedule and the incumbent
+            self._built.pop(key, None)
+            if found[key]["status"] == OK:
+                self._built[key] = found[key]
+        while len(self._built) > _KEPT:
+            del self._built[next(iter(self._built))]
+        return [found[key] for key in keys]
+
+    def _ask(self, task: Task, decisions: Decisions) -> Answer:
+        try:
+            request = order(task, decisions)
+        except Exception as error:  # noqa: BLE001  schedule functions of other people's raise what they like
+            return {"status": REFUSED if isinstance(error, ScheduleError) else ERROR, "reason": reason_of(error)}
+        return self._request(request)
+
+    def _request(self, request: Mapping[str, Any]) -> Answer:
+        child = self._idle.get()
+        try:
+            return child.ask(request, self.limits.building)
+        finally:
+            self._idle.put(child)
+
+    def _ground(self, task: Task) -> Answer:
+        key = f"{task.target} {task.threads}"
+        if key not in self._built:
+            answer = self._request({"ground": task.target, "threads": task.threads, "room": _room(task)})
+            if answer["status"] != OK:
+                return answer
+            self._built[key] = answer
+        return self._built[key]
+
+
+def unbuilt(job: Mapping[str, Any]) -> Measurement | None:
+    """The record of a job whose candidate could not be built."""
+    answer = job["candidate"]
+    return None if answer["status"] == OK else Measurement(answer["status"], reason=answer["reason"])
+
+
+def _room(task: Task) -> int:
+    """Bytes that fill the second-level caches of all threads twice."""
+    return 2 * task.machine.l2 * task.threads
+
+
+def cores(threads: int, root: Path = Path("/sys/devices/system/cpu")) -> list[int]:
+    """As many processors as threads, of different cores where there are enough; all that this process may use if it may use fewer."""
+    usable, taken, siblings = sorted(os.sched_getaffinity(0), reverse=True), [], set()
+    for cpu in usable:
+        try:
+            core = (root / f"cpu{cpu}/topology/thread_siblings_list").read_text()
+        except OSError:
+            core = str(cpu)
+        if core not in siblings:
+            siblings.add(core)
+            taken.append(cpu)
+    taken += [cpu for cpu in usable if cpu not in taken]
+    return sorted(taken[:threads])
