@@ -37,31 +37,34 @@ class Inverse:
 def inverse(indices: Sequence[Expr], shape: Sequence[Dim], loops: Sequence[For]) -> Inverse:
     """The inverse of an access to a buffer of the given shape inside `loops`; all other variables are taken as given."""
     places = tuple(loop_var(f"[{d}]", n) for d, n in enumerate(shape))
-    search = _Search({x.var for x in loops})
-    search.solve([(simplify(i), p) for i, p in zip(indices, places, strict=True)])
-    conditions = list(search.conditions)
+    solution = Solution({x.var for x in loops})
+    solution.solve([(simplify(i), p) for i, p in zip(indices, places, strict=True)])
+    conditions = list(solution.conditions)
     for x in loops:
-        if x.var in search.values:
-            value = search.values[x.var]
-            extent = E.substitute(as_expr(x.extent), search.values)
+        if x.var in solution.values:
+            value = solution.values[x.var]
+            extent = E.substitute(as_expr(x.extent), solution.values)
             conditions += [c for c in (value >= 0, value < extent) if not holds(c)]
-    return Inverse(places, search.values, tuple(conditions))
+    return Inverse(places, solution.values, tuple(conditions))
 
 
 @dataclass(slots=True)
-class _Search:
-    inner: set[Expr]
+class Solution:
+    """What follows from equations of index expressions: `values` of variables; `digits` of expressions e that are not known whole, with
+    the value of (e // d) % m for (d, m), of e // d for (d, None); `conditions` without which the equations have no solution."""
+
+    unknown: set[Expr]
     values: dict[Expr, Expr] = field(default_factory=dict)
     conditions: list[Expr] = field(default_factory=list)
-    digits: dict[Expr, dict[tuple[Expr, Expr | None], Expr]] = field(default_factory=dict)  # of e: value of (e // d) % m; m None: e // d
+    digits: dict[Expr, dict[tuple[Expr, Expr | None], Expr]] = field(default_factory=dict)
 
     def solve(self, equations: list[tuple[Expr, Expr]]) -> None:
-        """Finds what follows from equations expression == value. What cannot be taken apart determines nothing, as long as it is unknown."""
+        """Adds equations expression == value. What cannot be taken apart determines nothing, as long as it is unknown."""
         waiting: list[tuple[Expr, Expr]] = []
         while equations:
             e, value = equations.pop(0)
             e = simplify(E.substitute(e, self.values))
-            terms = {m: c for m, c in linear(e).items() if self._unknown(m)}
+            terms = {m: c for m, c in linear(e).items() if self._open(m)}
             if not terms:
                 self._require(E.equal(e, value))
                 continue
@@ -74,8 +77,8 @@ class _Search:
             if found:
                 equations, waiting = [*equations, *waiting], []
 
-    def _unknown(self, monomial: Sequence[Expr]) -> bool:
-        return any(v in self.inner and v not in self.values for v in E.variables(*monomial))
+    def _open(self, monomial: Sequence[Expr]) -> bool:
+        return any(v in self.unknown and v not in self.values for v in E.variables(*monomial))
 
     def _require(self, condition: Expr) -> None:
         if not holds(condition):
@@ -102,7 +105,7 @@ class _Search:
     def _highest(self, terms: Linear) -> tuple[Expr, Expr, Expr, tuple[Expr, ...]] | None:
         """(atom, weight, shift, monomial) with 0 <= all other terms - shift < |weight|."""
         for m, c in terms.items():
-            unknown = [a for a in m if self._unknown([a])]
+            unknown = [a for a in m if self._open([a])]
             if len(unknown) != 1:
                 continue
             factors = list(m)
@@ -185,19 +188,3 @@ def quotient(e: Expr) -> tuple[Expr, int]:
         if len(monomial) == coefficient == 1 and q.op == "floordiv" and q.args[1].op == "const":
             return simplify(q.args[0] + q.args[1] * shift), int(q.args[1].attr)
     return e, 1
-
-
-def piece(e: Expr, variables: Sequence[Expr]) -> tuple[Expr, int, int, int | None] | None:
-    """(variable, offset, divisor, modulus) where e is ((variable + offset) // divisor) % modulus; None if it has another form."""
-    e, modulus = simplify(e), None
-    if e.op == "mod" and e.args[1].op == "const":
-        e, modulus = e.args[0], int(e.args[1].attr)
-    x, divisor = quotient(e)
-    terms = linear(x)
-    offset = terms.pop((), 0)
-    if len(terms) != 1:
-        return None
-    ((monomial, coefficient),) = terms.items()
-    if len(monomial) != 1 or coefficient != 1 or monomial[0] not in variables:
-        return None
-    return monomial[0], offset, divisor, modulus

@@ -129,19 +129,38 @@ def _hull(intervals: Sequence[Interval | None]) -> tuple[Expr, Dim] | None:
         return None
     low, high = known[0]
     for other_low, other_high in known[1:]:
-        if prove(other_low <= low):
+        if _at_most(other_low, low):
             low = other_low
-        elif not prove(low <= other_low):
+        elif not _at_most(low, other_low):
             return None
-        if prove(high <= other_high):
+        if _at_most(high, other_high):
             high = other_high
-        elif not prove(other_high <= high):
+        elif not _at_most(other_high, high):
             return None
     extent = E.as_dim(difference(high, low) + 1)
     if isinstance(extent, Expr) and not _constant_in_loops(extent):
-        most = bounds(extent)[1]  # sizes must not depend on where the box stands
+        most = _most(extent)  # sizes must not depend on where the box stands
         return None if most is None else (low, most)
     return low, extent
+
+
+def _at_most(a: Expr, b: Expr) -> bool:
+    if prove(a <= b):
+        return True
+    most = _most(difference(a, b))
+    return most is not None and most <= 0
+
+
+def _most(e: Expr) -> int | None:
+    """A number that an expression does not exceed; a clamped index beside another one is taken apart."""
+    for monomial, coefficient in linear(e).items():
+        if len(monomial) == 1 and monomial[0].op in ("min", "max"):
+            ends = [_most(simplify(E.substitute(e, {monomial[0]: a}))) for a in monomial[0].args]
+            known = [end for end in ends if end is not None]
+            if (monomial[0].op == "min") == (coefficient > 0):
+                return min(known, default=None)
+            return max(known) if len(known) == len(ends) else None
+    return bounds(e)[1]
 
 
 def _constant_in_loops(extent: Expr) -> bool:

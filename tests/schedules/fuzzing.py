@@ -157,13 +157,13 @@ def check(kernel: str, steps: str, **sizes: int) -> Run:
     """A case as text, judged in the interpreter and natively: a printed kernel, a printed trace (refused steps too), values of its sizes."""
     parsed = parse_kernel(dedent(kernel).strip())
     run = Run(Subject(parsed, {v: sizes[v.name] for v in parsed.scalars}))
-    run.repeat(_parsed(steps))
+    run.repeat(parsed(steps))
     for failure in run_native([run.case], 2)[0].values():
         raise failure
     return run
 
 
-def _parsed(steps: str) -> list[Step]:
+def parsed(steps: str) -> list[Step]:
     found = []
     for line in ast.parse(dedent(steps)).body:
         match line:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from tcomp.ir import expr as E
-from tcomp.ir.expr import Dim, Expr, as_expr
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
 from tcomp.ir.loops import (
     Accumulate,
     Allocate,
@@ -25,8 +25,9 @@ from tcomp.ir.loops import (
     map_expressions,
     walk,
 )
-from tcomp.ir.simplify import simplify
-from tcomp.schedules.inverse import Inverse, holds, inverse, piece
+from tcomp.ir.simplify import difference, simplify
+from tcomp.ir.verify import same_dim
+from tcomp.schedules.inverse import Inverse, Solution, holds, inverse
 from tcomp.schedules.primitives.edit import find_buffer, find_loop, nesting, rebuild, refuse, swap_buffer, temporary, without_allocation
 from tcomp.schedules.primitives.sites import (
     Site,
@@ -347,7 +348,9 @@ def _belongs_to(
     for x in loops:
         for condition in (values[x.var] >= 0, values[x.var] < E.substitute(as_expr(x.extent), values)):
             if not holds(condition):
-                why = f"elements of `{buffer.name}` would be missing: those not {simplify(condition)} belong to no iteration of `{x.var.name}`"
+                shown = {place: E.var("abcdefghijklmnop"[d]) for d, place in enumerate(places)}
+                element = f"{buffer.name}[{', '.join(str(v) for v in shown.values())}]"
+                why = f"`{element}` would be missing: no iteration of `{x.var.name}` goes with it unless {simplify(E.substitute(condition, shown))}"
                 raise refuse(kernel, step, why)
     return places, values
 
@@ -362,16 +365,22 @@ class _Part:
 
     def box(self) -> tuple[list[Expr], list[Dim]]:
         """(base, extent) of a box around the part: a dimension is narrowed where the loops run over its highest digits."""
+        solution = Solution(set(self.places))
+        solution.solve([(e, x) for x, e in self.values.items()])
         base: list[Expr] = []
         extent: list[Dim] = []
-        pieces = [(x, *found) for x, e in self.values.items() if (found := piece(e, self.places)) is not None]
         for place, whole in zip(self.places, self.buffer.shape, strict=True):
             start, size = as_expr(0), whole
-            along = sorted((p for p in pieces if p[1] is place), key=lambda p: -p[3])
-            for n, (x, _, offset, divisor, modulus) in enumerate(along):
-                if offset != along[0][2] or (modulus is not None if n == 0 else modulus is None or modulus * divisor != size):
-                    break
-                start, size = start + x * divisor - (offset if n == 0 else 0), divisor
+            for e, digits in solution.digits.items():
+                offset = difference(e, place)
+                known = {d.attr: (m, value) for (d, m), value in digits.items() if d.op == "const" and offset.op == "const"}
+                for divisor, (modulus, value) in sorted(known.items(), reverse=True):
+                    if modulus is None:
+                        start, size = value * divisor - offset, divisor
+                    elif same_dim(as_dim(modulus * divisor), size):
+                        start, size = start + value * divisor, divisor
+            if place in solution.values:
+                start, size = solution.values[place], 1
             base.append(simplify(start))
             extent.append(size)
         return base, extent
@@ -379,4 +388,5 @@ class _Part:
     def only(self, element: Sequence[Expr]) -> list[Expr]:
         """The conditions under which an element belongs to the part."""
         here = dict(zip(self.places, element, strict=True))
-        return [E.equal(simplify(E.substitute(e, here)), x) for x, e in self.values.items()]
+        conditions = [E.equal(simplify(E.substitute(e, here)), x) for x, e in self.values.items()]
+        return [c for c in conditions if not holds(c)]
