@@ -29,6 +29,7 @@ from subject import Failure
 from together import run_native
 
 BATCH = 40  # kernels compiled together
+EVERY = 1000  # cases between reports
 DIES = "the process dies"
 OPTIMISED = 8  # one batch in so many is compiled with optimisation
 
@@ -151,8 +152,8 @@ def main() -> int:
             elif (alike := (kind, *(step.primitive for step in small.steps))) not in shown:
                 shown.add(alike)
                 print(f"# case {number}: {small.found}\n{small.test(f'case_{options.seed}_{number}')}", flush=True)
-        if sys.stderr.isatty():
-            print(f"\r{total.cases} cases, {len(total.failures)} failures", end="", file=sys.stderr)
+        if total.cases % EVERY < BATCH:
+            print(f"{total.cases} cases, {len(total.failures)} failures, {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
     elapsed = time.perf_counter() - started
     print(f"seed {options.seed}, cases {options.start}..{options.start + total.cases - 1}: {len(total.failures)} failures")
     print(f"{elapsed:.0f} s, {elapsed / total.cases * 1000:.1f} ms a case; per case and process: {_each(total.seconds, total.cases)}")

@@ -438,3 +438,22 @@ def test_decompose_reduction_moves_the_initialisation() -> None:
         """,
     )
     assert len(run.schedule.trace) == 1
+
+
+def test_an_order_makes_no_parallel_loop_inside_of_lanes() -> None:
+    run = check(
+        """
+        kernel loops(y0: int32[4, 4]) -> (y0) {
+          for i in 0..4 {
+            for j in 0..4 {
+              y0[i, j] = 7i32
+            }
+          }
+        }
+        """,
+        """
+        s.set_kind("i", "vectorized")
+        s.affine("j", "{ S0[j] -> [j] }", "t0", parallel="t0")
+        """,
+    )
+    assert run.refused["affine"] == 1

@@ -10,7 +10,7 @@ from tcomp.ir.loops import SERIAL, Call, For, Kernel, Stmt, walk
 from tcomp.ir.polyhedral import Model, Relation, TooHard, limited, model
 from tcomp.ir.scanning import scan
 from tcomp.schedules.legality import Conflict, Dependence, conflict_of, dependences, violated
-from tcomp.schedules.primitives.edit import buffer_names, find_loop, loop_names, rebuild, refuse, refuse_conflict
+from tcomp.schedules.primitives.edit import buffer_names, find_loop, loop_names, nesting, rebuild, refuse, refuse_conflict
 
 
 def affine(kernel: Kernel, loop: str | None, order: str, names: str, parallel: str = "") -> Kernel:
@@ -92,7 +92,7 @@ def reordered(kernel: Kernel, step: str, target: Stmt, m: Model, order: isl.Unio
         return candidate
 
     new = scan(target, m, order.intersect_domain(_domains(m)), named, unique, parallel)
-    return kernel.with_body(rebuild(kernel.body, lambda s: new if s is target else None))
+    return nesting(kernel, step, kernel.with_body(rebuild(kernel.body, lambda s: new if s is target else None)))
 
 
 def _shared(m: Model, found: Sequence[Dependence], order: Mapping[str, Relation], names: Mapping[str, Sequence[str]], loop: str) -> Conflict | None:
