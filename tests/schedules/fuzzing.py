@@ -155,8 +155,8 @@ class Run:
 
 def check(kernel: str, steps: str, **sizes: int) -> Run:
     """A case as text, judged in the interpreter and natively: a printed kernel, a printed trace (refused steps too), values of its sizes."""
-    parsed = parse_kernel(dedent(kernel).strip())
-    run = Run(Subject(parsed, {v: sizes[v.name] for v in parsed.scalars}))
+    source = parse_kernel(dedent(kernel).strip())
+    run = Run(Subject(source, {v: sizes[v.name] for v in source.scalars}))
     run.repeat(parsed(steps))
     for failure in run_native([run.case], 2)[0].values():
         raise failure
