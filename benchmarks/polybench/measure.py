@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from . import BENCHMARKS
-from .contenders import CLANG, GCC, POLLY_VARIANTS, Run, aligned, available, compiled_c, contender
+from .contenders import CLANG, GCC, Run, aligned, available, compiled_c, contender, polly
 from .suite import Arrays
 
 PAUSE_S = 0.01  # before each run, for the spinning threads of the one before to go to sleep
@@ -31,21 +31,15 @@ def measure(name: str, dataset: str, threads: int, rounds: int) -> Result:
         "median_ms": {},
         "errors": {},
         "regions": {},
-        "failures": {},
     }
     runs: dict[str, Run] = {}
     with tempfile.TemporaryDirectory(prefix="polybench-") as folder:
         gcc = compiled_c(kernel, GCC, Path(folder), "gcc", threads)
         runs["gcc"] = gcc.run
         if available(CLANG):
-            without = compiled_c(kernel, CLANG, Path(folder), "clang", threads)
-            seen = set()
-            for variant, command in POLLY_VARIANTS.items():
-                made = compiled_c(kernel, command, Path(folder), variant, threads)
-                if made.code not in seen:
-                    seen.add(made.code)
-                    runs[f"polly {variant}"] = made.run
-                    result["regions"][f"polly {variant}"] = made.regions if made.code != without.code else None
+            for c, made in polly(kernel, Path(folder), threads).items():
+                runs[c] = made.run
+                result["regions"][c] = made.regions
         start = time.perf_counter()
         runs["tcomp"] = contender(kernel, threads)
         result["compile_s"] = time.perf_counter() - start
