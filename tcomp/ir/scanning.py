@@ -36,7 +36,10 @@ from tcomp.ir.loops import (
 from tcomp.ir.polyhedral import Model
 from tcomp.ir.simplify import linear, simplify
 
-_NODE, _EXPR, _OP = isl.ast_node_type, isl.ast_expr_type, isl.ast_expr_op_type
+PLACE = "_"  # the name of a time dimension that is a place in a sequence
+_NODE: Any = isl.ast_node_type
+_EXPR: Any = isl.ast_expr_type
+_OP: Any = isl.ast_expr_op_type
 
 
 def scan(
@@ -45,7 +48,8 @@ def scan(
 ) -> Stmt:
     """`stmt` with its instances in the order of `schedule`, an injective map from all of them to time vectors of one length.
 
-    The loop of time dimension `d` is called `names[x][d]` after the first instance `x` inside, made unique by `fresh`; `parallel` lists those
+    The loop of time dimension `d` is called `names[x][d]` after the first instance `x` inside, made unique by `fresh`, `_` one that takes few
+    values, each of which gets code of its own; `parallel` lists those
     that are. Buffers allocated
     inside loops get a dimension for each of these loops, unless one element at a time is alive.
     """
@@ -91,11 +95,25 @@ class _Scanner:
         for d in range(depth):
             ids = ids.add(isl.Id(f"t{d}"))
         build = build.set_iterators(ids)
+        build = build.set_options(self.constant(schedule))
         values = {name: v for v, name in self.model.parameters.items()}
         body = self.node(build.node_from_schedule_map(schedule), values)
         for b, loops in self.homes.items():
             body = _placed(body, self.expanded[b], b, len(loops))
         return body
+
+    def constant(self, schedule: isl.UnionMap) -> isl.UnionMap:
+        """isl's option to make no loops of the dimensions called `_`: their few values become pieces of code of their own."""
+        options = isl.UnionMap("{}")
+        for x, names in self.names.items():
+            dims = [d for d, name in enumerate(names) if name == PLACE]
+            times = isl.Map.from_union_map(schedule.intersect_domain(isl.UnionSet.from_set(self.instances[x].domain))).range()
+            for d in reversed(range(len(names))):
+                if d not in dims:
+                    times = times.project_out(isl.dim_type.set, d, 1).insert_dims(isl.dim_type.set, d, 1)
+            for d in dims:
+                options = options.union(isl.UnionMap.from_domain_and_range(isl.UnionSet.from_set(times), isl.UnionSet(f"{{ unroll[{d}] }}")))
+        return options
 
     # ------------------------------------------------------------ statements
 

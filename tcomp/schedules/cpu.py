@@ -14,7 +14,6 @@ Reductions read by several groups are stored whole and scheduled as a group of t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise, permutations
 from math import prod
 
@@ -26,6 +25,7 @@ from tcomp.ir.loops import VECTORIZED, Buffer, For, Kernel
 from tcomp.ir.simplify import linear, simplify
 from tcomp.schedules.groups import Group, attachments, schedule_each
 from tcomp.schedules.knobs import Knobs
+from tcomp.schedules.polyhedral import polyhedral_or_not
 from tcomp.schedules.primitives import edit
 from tcomp.schedules.roles import (
     Nest,
@@ -44,13 +44,13 @@ from tcomp.schedules.roles import (
     stride,
 )
 from tcomp.schedules.schedule import Schedule
+from tcomp.schedules.tiles import MOST_ROWS, Tile, choose_tile, tiles
 from tcomp.target import Target
 
 SERIAL_ELEMENTS = 1 << 15  # below this many elements (or SERIAL_FOLDS accumulations) threads cost more than they save
 SERIAL_FOLDS = 1 << 19
 MOST_LANES = 64  # of a vectorized loop
 MOST_PIECES = 12  # a loop is cut into at most so many, for the sake of code size
-MOST_ROWS = 32  # of a register tile
 MOST_ORDERED = 3  # folds whose order is a decision
 SHARED = 64  # iterations of the loop over threads, where outer loops have so many
 
@@ -62,7 +62,9 @@ def schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Sche
     """
     knobs = knobs or Knobs()
     s = _prepared(kernel)
-    if not imperative(s.kernel):
+    if imperative(s.kernel):
+        s = polyhedral_or_not(s, target, target.cores)
+    else:
         schedule_each(s, _groups(s, target), lambda group: _schedule_group(s, group, target, knobs), "is left as lowered")
     s.clean()
     return s
@@ -465,14 +467,6 @@ def _packing_loops(s: Schedule, name: str, dim: int, panel: int, lanes: int, kno
 # ---------------------------------------------------------------- the register tile
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """Accumulators: `rows` x `vectors` vector registers."""
-
-    rows: int
-    vectors: int
-
-
 def tile_of(fold: Nest, target: Target, knobs: Knobs) -> Tile:
     """The register tile for a fold: rows along the axis that reuses the vector operand, vectors along the lanes."""
     row = row_axis(fold)
@@ -492,36 +486,6 @@ def _rows_in_cache(fold: Nest, row: For) -> int:
     steps = [abs(stride(r, row.var) or 0) * itemsize(r.attr.dtype) for r in fold.reads]
     step = max(steps, default=0)
     return 6 if step and step % 4096 == 0 else 12 if step and step % 2048 == 0 else MOST_ROWS
-
-
-def choose_tile(rows: int, columns: int, lanes: int, registers: int, most_rows: int = MOST_ROWS) -> Tile:
-    """The register tile with the least modelled cycles for a rows x columns result.
-
-    Per step of the fold a tile issues rows * vectors FMAs (two a cycle), loads `vectors` vectors and `rows` broadcasts (two a
-    cycle), and cannot go faster than the FMA latency of 4 cycles; one register holds the broadcast, `vectors` the operand.
-    """
-    vector_count = max(1, -(-columns // lanes))
-    best, best_cost = Tile(1, 1), float("inf")
-    for tile in tiles(min(rows, most_rows), vector_count, registers):
-        cost = _cycles(rows, vector_count, tile.rows, tile.vectors)
-        if cost < best_cost * 0.999:
-            best, best_cost = tile, cost
-    return best
-
-
-def tiles(rows: int, vectors: int, registers: int) -> list[Tile]:
-    """All tiles of at most so many rows and vectors whose accumulators and operands fit into the registers."""
-    sizes = ((r, v) for v in range(1, min(vectors, 8) + 1) for r in range(1, rows + 1))
-    return [Tile(r, v) for r, v in sizes if r * v + v + 1 <= registers] or [Tile(1, 1)]
-
-
-def _cycles(rows: int, vector_count: int, r: int, v: int) -> float:
-    def tile(a: int, b: int) -> float:
-        return max(a * b / 2, (a + b) / 2 + 0.5, 4.0) + 0.5 if a and b else 0.0
-
-    full_r, rest_r = divmod(rows, r)
-    full_v, rest_v = divmod(vector_count, v)
-    return full_r * full_v * tile(r, v) + full_r * tile(r, rest_v) + full_v * tile(rest_r, v) + tile(rest_r, rest_v)
 
 
 # ---------------------------------------------------------------- weights

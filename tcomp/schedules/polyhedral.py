@@ -13,7 +13,7 @@ and enters the schedule through `affine`, the primitive that proves it; `split`,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import prod
@@ -25,14 +25,17 @@ from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Expr
-from tcomp.ir.loops import SERIAL, UNROLLED, Accumulate, For, Kernel, Store, walk
+from tcomp.ir.loops import SERIAL, UNROLLED, Accumulate, For, Kernel, Stmt, Store, children, walk
 from tcomp.ir.polyhedral import FOLD, READ, WRITE, Instance, Model, TooHard, limited, model
-from tcomp.schedules.roles import coefficient, linear_index
+from tcomp.schedules.roles import coefficient, extent_of, linear_index
 from tcomp.schedules.schedule import Schedule
+from tcomp.schedules.tiles import choose_tile
 from tcomp.target import Target
 
 WORK = 1 << 14  # instances below which threads cost more than they save
 JAM = 8  # independent chains side by side that hide the latency of each
+LANE_COST: dict[int | None, float] = {0: 0.2, 1: 1.0, -1: 2.0}  # of an access by the distance between lanes, in elements
+FAR = 9.0  # of one with any other distance
 UNKNOWN = 512  # iterations of a loop of symbolic extent
 CHUNK = 1024  # elements of a vector that one thread takes at a time
 NEAR = 16  # constants in dependences that may matter to a schedule; larger ones are sizes
@@ -40,17 +43,46 @@ _NODE = isl.schedule_node_type
 
 
 def polyhedral(program: Kernel | Schedule, target: Target, threads: int = 1) -> Schedule:
-    """The schedule of an affine loop program. Raises `ScheduleError` where isl finds none within its limits."""
+    """The schedule of an affine loop program, made in place where a schedule is given.
+
+    Raises `ScheduleError` where isl finds no order within its limits, or none that gains threads, lanes or chains side by side; the
+    schedule is then as it was.
+    """
     s = program if isinstance(program, Schedule) else Schedule(program)
-    try:
-        plan = _Planner(model(s.kernel.body), target, threads).plan()
-    except TooHard as error:
-        raise ScheduleError(f"no polyhedral schedule of kernel `{s.kernel.name}`", why=f"isl gave up: {error}") from None
-    parallel = " ".join(name for name, loop in plan.loops.items() if loop.role == "parallel")
-    s.affine(None, plan.order(), plan.naming(), parallel)
+    for fused in (None, False):
+        try:
+            plan = _Planner(model(s.kernel.body), target, threads).plan(fused)
+            if not plan.gains():
+                raise ScheduleError(f"no polyhedral schedule of kernel `{s.kernel.name}`", why="the loops that do most of the work depend on each other")
+            s.affine(None, plan.order(), plan.naming(), plan.parallel())
+            break
+        except TooHard as error:
+            raise ScheduleError(f"no polyhedral schedule of kernel `{s.kernel.name}`", why=f"isl gave up: {error}") from None
+        except ScheduleError:
+            if fused is False:
+                raise
     _Shaper(s, plan, target).shape()
     s.clean()
     return s
+
+
+def polyhedral_or_not(s: Schedule, target: Target, threads: int) -> Schedule:
+    """The default for programs of which the structural schedules know nothing: as written, with a note, where there is nothing to gain."""
+    if sum(prod(extent_of(x.extent) for x in loops) for _, loops in _stores(s.kernel.body)) < 2 * WORK:
+        return s
+    try:
+        return polyhedral(s, target, threads)
+    except ScheduleError as error:
+        s.note(f"runs as written: {error.why or error.what}".splitlines()[0][:200])
+        return s
+
+
+def _stores(stmt: Stmt, loops: tuple[For, ...] = ()) -> Iterator[tuple[Stmt, tuple[For, ...]]]:
+    """The stores of a statement with the loops around them."""
+    if isinstance(stmt, Store | Accumulate):
+        yield stmt, loops
+    for c in children(stmt):
+        yield from _stores(c, (*loops, stmt) if isinstance(stmt, For) else loops)
 
 
 # ---------------------------------------------------------------- dependences
@@ -151,6 +183,15 @@ class Plan:
     def naming(self) -> str:
         return "; ".join(f"{name}: {' '.join(names)}" for name, names in self.names.items())
 
+    def gains(self) -> bool:
+        """Whether most of the work runs on threads, in lanes, or side by side."""
+        work = {n: prod(extent_of(loop.extent) for loop in x.loops) for n, x in self.instances.items()}
+        shaped = [n for n, names in self.names.items() if any(name in self.loops and self.loops[name].role != SERIAL for name in names)]
+        return 2 * sum(work[n] for n in shaped) > sum(work.values())
+
+    def parallel(self) -> str:
+        return " ".join(name for name, loop in self.loops.items() if loop.role == "parallel")
+
     def loop(self, name: str) -> tuple[str, Loop] | None:
         """What a loop of the kernel is for; those that the scanner made several of end in a number."""
         base = name if name in self.loops else name.rsplit(".", 1)[0]
@@ -181,12 +222,13 @@ class _Planner:
         self.nests = 0
         self.dependences = isl.UnionMap("{}")
 
-    def plan(self) -> Plan:
+    def plan(self, fused: bool | None = None) -> Plan:
+        """The plan; statements share loops as `fused` says, or where chains of dependent iterations would profit from it."""
         with limited(400_000_000):
             self.dependences = flow(self.model)
-        self.build(fused=False)
-        if self.recurrences:
-            self.build(fused=True)
+        self.build(bool(fused))
+        if self.recurrences and fused is None:
+            self.build(True)
         return self.result
 
     def build(self, fused: bool) -> None:
@@ -430,7 +472,7 @@ class _Nest:
             return self.contraction(lane, max(rows, key=lambda n: self.axes[n].extent, default=None), folds[-1])
         if lane is None and folds and self.tilable and any(a.free for a in self.axes):
             return self.columns(next(n for n, a in enumerate(self.axes) if a.free), folds[-1])
-        if lane is None and (cuts := self.cuts()):
+        if lane is None and self.x.name not in self.result.time and (cuts := self.cuts()):
             return self.cut(cuts)
         if lane is None and not folds and any(a.free for a in self.axes):
             self.planner.recurrences = True
@@ -465,8 +507,6 @@ class _Nest:
             role = "vector" if d == count - 1 else "parallel" if d == 1 and self.threads > 1 else SERIAL
             names.append(self.label(f"y{d}", role))
         texts = (f"{self.x.name}[{', '.join(point)}] -> [{', '.join(time)}] : {' and '.join(known)}" for time, known in parts)
-        self.result.time.pop(self.x.name, None)
-        self.result.names[self.x.name] = []
         self.add(isl.Map(f"{{ {'; '.join(texts)} }}").intersect_domain(self.x.domain), names)
 
     def lane(self) -> int | None:
@@ -476,8 +516,8 @@ class _Nest:
         for n, a in enumerate(self.axes):
             if not a.free or a.extent < 2 or self.steps[self.write][n] in (0, None):
                 continue
-            cost = sum({0: 0.2, 1: 1.0, -1: 2.0}.get(s[n] if s[n] is not None else 99, 9.0) for s in self.steps.values())
-            if cost < 9.0 and (best is None or cost <= best[0]):
+            cost = sum(LANE_COST.get(s[n], FAR) for s in self.steps.values())
+            if cost < FAR and (best is None or cost <= best[0]):
                 best = cost, n
         return best[1] if best else None
 
@@ -519,8 +559,6 @@ class _Nest:
         self.add(self.all_axes(order).apply_range(isl.Map(f"{{ [{', '.join(y)}] -> [{', '.join(tiled)}] }}")), names)
 
     def contraction(self, lane: int, row: int | None, fold: int) -> None:
-        from tcomp.schedules.cpu import choose_tile
-
         target = self.planner.target
         others = [n for n in range(len(self.axes)) if n not in (lane, row, fold)]
         if row is None:
@@ -571,13 +609,14 @@ class _Nest:
 
     def scaled(self, lane: int) -> bool:
         """Whether the factor that is the same for all lanes has to be computed, and cannot be loaded by the multiply-add itself."""
-        value = self.x.stmt.value  # type: ignore[union-attr]
-        assert self.steps is not None
+        assert self.steps is not None and isinstance(self.x.stmt, Store | Accumulate)
+        value = self.x.stmt.value
         return value.op != "mul" or any(a.op != "read" and all(self.steps[r][lane] == 0 for r in E.reads(a)) for a in value.args)
 
     def matrix_vector(self, others: Sequence[int], lane: int, fold: int) -> None:
         """Vector lanes along the result, several accumulations into it at a time."""
-        size, chunk = 4, 256
+        size = 4
+        chunk = max(self.lanes, min(256, -(-self.axes[lane].extent // (self.threads * self.lanes)) * self.lanes))
         order = [*others, lane, fold]
         y = [f"y{n}" for n in order]
         j = f"y{lane}"
@@ -681,7 +720,7 @@ class _Shaper:
         return self.target.vector_bits // 8 // max(sizes)
 
 
-REFUSED: list = []
+REFUSED: list[Any] = []
 
 
 def _touched(x: Any) -> list[Any]:
