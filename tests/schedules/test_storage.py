@@ -53,7 +53,7 @@ def test_panels_are_packed_by_a_layout(n: int) -> None:
     """[N / 4][K][4]: the last panel is padded, and the padding is not read from the source."""
     shaped = accepted(PRODUCT, 's.cache_read("B", None, "P", layout="(b/4,a,b%4)")', n=n)
     assert "alloc P: int32[3, n, 4]" in shaped
-    assert "if P.0 * 4 + P.2 < 10 {\n          P[P.0, P.1, P.2] = B[P.1, P.0 * 4 + P.2]" in shaped
+    assert "if P.0 * 4 + P.2 < 10 {\n        P[P.0, P.1, P.2] = B[P.1, P.0 * 4 + P.2]" in shaped
     assert "A[i, k] * P[j // 4, k, j % 4]" in shaped
 
 

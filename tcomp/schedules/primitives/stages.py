@@ -25,7 +25,7 @@ from tcomp.ir.loops import (
     map_expressions,
     walk,
 )
-from tcomp.ir.simplify import difference, simplify
+from tcomp.ir.simplify import difference, prove, simplify
 from tcomp.ir.verify import same_dim
 from tcomp.schedules.inverse import Inverse, Solution, holds, inverse
 from tcomp.schedules.primitives.edit import find_buffer, find_loop, nesting, rebuild, refuse, swap_buffer, temporary, without_allocation
@@ -374,11 +374,15 @@ class _Part:
             for e, digits in solution.digits.items():
                 offset = difference(e, place)
                 known = {d.attr: (m, value) for (d, m), value in digits.items() if d.op == "const" and offset.op == "const"}
+                above: Dim | None = whole if prove(E.equal(offset, 0)) else None  # the place of a digit, if all higher ones are known
                 for divisor, (modulus, value) in sorted(known.items(), reverse=True):
                     if modulus is None:
                         start, size = value * divisor - offset, divisor
-                    elif same_dim(as_dim(modulus * divisor), size):
+                    elif above is not None and same_dim(as_dim(modulus * divisor), above):
                         start, size = start + value * divisor, divisor
+                    else:
+                        continue
+                    above = divisor
             if place in solution.values:
                 start, size = solution.values[place], 1
             base.append(simplify(start))
