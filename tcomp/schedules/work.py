@@ -152,7 +152,7 @@ def operations(kernel: Kernel, limit: int = ENUMERATED) -> Counter[str]:
     return counts
 
 
-def work(kernel: Kernel, limit: int = ENUMERATED) -> Work:
+def work(kernel: Kernel, limit: int = 1 << 14) -> Work:
     """The work of a kernel as lowered, exact as far as `limit` points suffice to count it.
 
     With symbolic dims, conditions are taken to hold and indices to reach whole dimensions.
