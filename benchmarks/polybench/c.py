@@ -20,8 +20,8 @@ from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, For, If, Kernel,
 from tcomp.ir.simplify import linear, simplify
 
 TYPES = {
-    "float32": "float", "float64": "double", "int8": "signed char", "int16": "short", "int32": "int", "int64": "long", "uint8": "unsigned char",
-    "uint16": "unsigned short", "uint32": "unsigned", "uint64": "unsigned long", "bool": "_Bool",
+    "float32": "float", "float64": "double", "int8": "signed char", "int16": "short", "int32": "int", "int64": "long",
+    "uint8": "unsigned char", "uint16": "unsigned short", "uint32": "unsigned", "uint64": "unsigned long", "bool": "_Bool",
 }  # fmt: skip
 INFIX = {
     "mul": ("*", 10), "div": ("/", 10), "truncdiv": ("/", 10), "truncmod": ("%", 10), "add": ("+", 9), "sub": ("-", 9), "shl": ("<<", 8),

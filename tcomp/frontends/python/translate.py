@@ -40,8 +40,8 @@ _COMPARISONS: dict[type[ast.AST], str] = {
 _WORDS: dict[type[ast.AST], str] = {ast.Is: "is", ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in"}
 _FOLDS = {"min": "min", "max": "max", "mul": "prod", "and": "all", "or": "any"}
 _OWN_NAMES = (
-    ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.NamedExpr, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef,
-    ast.Match,
+    ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.NamedExpr, ast.FunctionDef, ast.AsyncFunctionDef,
+    ast.ClassDef, ast.Match,
 )  # fmt: skip
 STACK = 64 << 10  # bytes of a local array inside a loop
 
