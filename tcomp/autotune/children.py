@@ -44,6 +44,7 @@ class Child:
         self._command = [sys.executable, "-m", module, json.dumps({"memory": memory, "cpus": list(cpus)})]
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
+        self._said = 0  # bytes of it, before the present request
         self._finalizer: weakref.finalize[..., Any] | None = None
         self._busy = threading.RLock()
         self._closed = False
@@ -58,7 +59,8 @@ class Child:
         with self._busy:
             try:
                 self.start()
-                assert self._process is not None
+                assert self._process is not None and self._log is not None
+                self._said = os.fstat(self._log.fileno()).st_size
                 line = _exchange(self._process, json.dumps(request).encode() + b"\n", timeout)
                 if line:
                     return dict(json.loads(line))
@@ -86,7 +88,7 @@ class Child:
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environment, start_new_session=True
         )
         self._finalizer = weakref.finalize(self, _kill_group, self._process)
-        self.starts += 1
+        self.starts, self._said = self.starts + 1, 0
         if not _exchange(self._process, b"", _START):
             raise ChildError("a process for autotuning does not start", why=self._how_it_ended(), where=" ".join(self._command))
 
@@ -111,7 +113,7 @@ class Child:
             log.close()
 
     def _how_it_ended(self) -> str:
-        """The status of a child that closed its pipe, and the end of what it said to stderr."""
+        """The status of a child that closed its pipe, and the end of what it said to stderr since it was asked."""
         process, log = self._process, self._log
         if process is None or log is None:
             return "it was closed"
@@ -119,8 +121,9 @@ class Child:
             status = process.wait(5)
         except subprocess.TimeoutExpired:
             status = 0
-        log.seek(max(0, log.seek(0, os.SEEK_END) - _QUOTED))
-        said = " ".join(log.read().decode(errors="replace").split())
+        end = os.fstat(log.fileno()).st_size
+        begin = max(self._said, end - _QUOTED)
+        said = " ".join(os.pread(log.fileno(), end - begin, begin).decode(errors="replace").split())
         self._kill()
         ended = f"killed by {_signal_name(-status)}" if status < 0 else f"exit status {status}"
         return f"{ended}; {said}" if said else ended

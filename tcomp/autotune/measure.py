@@ -23,9 +23,9 @@ from typing import Any, Self
 
 from tcomp.autotune.builder import order
 from tcomp.autotune.children import Answer, Child, ChildError, reason_of
-from tcomp.autotune.space import Decisions, encode
 from tcomp.autotune.workload import Task
 from tcomp.errors import ScheduleError
+from tcomp.schedules.knobs import Decisions, encode
 
 OK, REFUSED, BUILD, CRASH, TIMEOUT, WRONG, MEMORY, ERROR = "ok", "refused", "build", "crash", "timeout", "wrong", "memory", "error"
 STATUSES = (OK, REFUSED, BUILD, CRASH, TIMEOUT, WRONG, MEMORY, ERROR)
@@ -71,10 +71,13 @@ class Limits:
         return self.memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
+LIMITS = Limits()
+
+
 class Runner:
     """The measuring process of this machine, pinned to as many cores as there are threads. `Job`s of one task in a row are cheapest."""
 
-    def __init__(self, limits: Limits = Limits()) -> None:
+    def __init__(self, limits: Limits = LIMITS) -> None:
         self._limits = limits
         self._child: Child | None = None
         self._threads = 0
@@ -124,7 +127,7 @@ class Measurer:
     `builders` is the number of building processes (default: one for each core that this process may use).
     """
 
-    def __init__(self, builders: int | None = None, limits: Limits = Limits()) -> None:
+    def __init__(self, builders: int | None = None, limits: Limits = LIMITS) -> None:
         self.limits = limits
         self._idle: SimpleQueue[Child] = SimpleQueue()
         self._builders = [Child("tcomp.autotune.builder", limits.bytes) for _ in range(builders or len(os.sched_getaffinity(0)))]
@@ -172,9 +175,9 @@ class Measurer:
             return
         common = {"key": task.key, "threads": task.threads, "ground": ground["ground"], "room": _room(task), "reference": reference}
         jobs = [{**common, "incumbent": beside, "candidate": answer} for answer in rest]
-        yield from self._run(jobs)
+        yield from self._run(task, jobs)
 
-    def _run(self, jobs: Sequence[Mapping[str, Any]]) -> Iterator[Measurement]:
+    def _run(self, task: Task, jobs: Sequence[Mapping[str, Any]]) -> Iterator[Measurement]:
         """The measurements of jobs, in order. A job holds all that `Runner.run` needs, as JSON; its candidate may have failed to build."""
         for job in jobs:
             yield unbuilt(job) or self._runner.run(job)

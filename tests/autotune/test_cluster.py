@@ -1,0 +1,93 @@
+"""Measuring on the workers of a Dask cluster: a local one, of separate processes, some of which are lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("distributed", reason="needs the package `distributed`")
+
+from faults import task
+
+from tcomp.autotune.cluster import ClusterMeasurer, tag
+from tcomp.autotune.measure import Limits, Measurement
+from tcomp.errors import InputError
+from tcomp.target import Target
+
+HOST = Target.host()
+LIMITS = Limits(building=120, running=60, rounds=100_000, seconds=1.0)  # a candidate takes a second
+
+
+class Cluster:
+    """A scheduler and workers, which are started one by one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file, self.processes = folder / "scheduler.json", list[subprocess.Popen[bytes]]()
+        self._start("scheduler", "--port", "0", "--no-dashboard", "--scheduler-file", str(self._file))
+        end = time.monotonic() + 60
+        while not self._file.exists() and time.monotonic() < end:
+            time.sleep(0.05)
+
+    @property
+    def address(self) -> str:
+        return str(json.loads(self._file.read_text())["address"])
+
+    def worker(self, name: str) -> subprocess.Popen[bytes]:
+        options = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--worker-port", "0", "--name", name, "--resources", f"{tag(HOST)}=1")
+        return self._start("worker", "--scheduler-file", str(self._file), *options)
+
+    def _start(self, kind: str, *options: str) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "DASK_LOGGING__DISTRIBUTED": "critical"}
+        command = [sys.executable, "-m", "distributed.cli.dask_" + kind, "--host", "127.0.0.1", *options]
+        self.processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        return self.processes[-1]
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_worker_is_killed_in_the_middle(cluster: Cluster) -> None:
+    first = cluster.worker("first")
+    with ClusterMeasurer(cluster.address, builders=2, limits=LIMITS) as measurer:
+        found: list[Measurement] = []
+        results = measurer.measure_each(task(), [{}, {"fault": "segfault"}, {"fault": "wrong"}, {"fault": "refusing"}, {"fault": "printing"}, {}])
+        found.append(next(results))
+        assert found[0].status == "ok" and len(found[0].seconds) > 100, found
+        rest = threading.Thread(target=lambda: found.extend(results))
+        rest.start()
+        time.sleep(0.3)  # a job is at work
+        first.send_signal(signal.SIGKILL)
+        cluster.worker("second")
+        rest.join(120)
+        assert [m.status for m in found] == ["ok", "crash", "wrong", "refused", "ok", "ok"], found
+
+
+def test_nobody_is_such_a_machine(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tcomp.autotune.cluster._LOOK", 0.2)
+    with ClusterMeasurer(cluster.address, builders=1, limits=LIMITS) as measurer:
+        measurer._patience = 0.5
+        (got,) = measurer.measure(task(), [{}])
+        assert (got.status, got.reason) == ("error", f"no worker of the cluster is a `{tag(HOST)}`")
+
+
+def test_there_is_no_cluster() -> None:
+    with pytest.raises(InputError, match="there is no Dask cluster at tcp://127.0.0.1:1"):
+        ClusterMeasurer("tcp://127.0.0.1:1", builders=1, patience=0.5)
