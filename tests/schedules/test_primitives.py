@@ -262,7 +262,7 @@ def test_rfactor_splits_a_fold_into_lanes() -> None:
         ("relayout", ("A", "(b,a)"), "`A` is a parameter"),
         ("set_scope", ("A", "register"), "`A` is a parameter"),
         ("rfactor", ("C", "C.i", 4), "`C.i` is not a fold of `C`"),
-        ("rfactor", ("C", "C.k", 0), "0 lanes"),
+        ("rfactor", ("C", "C.k", 0), "number of lanes 0 is not positive"),
     ],
     ids=str,
 )

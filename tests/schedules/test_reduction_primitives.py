@@ -313,7 +313,8 @@ PROGRAMS = {
     [
         ("histogram", "rfactor", ("y", "k", 2), "iterations of i, j may fold into one element of `y`"),
         ("histogram", "rfactor", ("y", "j", 2), "`j` is not a fold of `y`"),
-        ("histogram", "rfactor", ("y", "k", 0), "0 lanes"),
+        ("histogram", "rfactor", ("y", "k", 0), "number of lanes 0 is not positive"),
+        ("histogram", "rfactor", ("y", "k", 2**70), "number of lanes 1180591620717411303424 is more than 2147483648"),
         ("histogram", "rfactor", ("x", "k", 2), "`i` does more with `x` than to accumulate into it once"),
         ("in place", "rfactor", ("y", "k", 2), "`i` does more with `y` than to accumulate into it once"),
         ("two statements", "rfactor", ("y", "k", 2), "`y` is not all that is computed in `i`"),

@@ -204,6 +204,8 @@ PAIR = """
         (TRIANGLE, "partition", ("k", "j - 1"), "cannot prove that j - 1 lies between 0"),
         (TRIANGLE, "partition", ("j", "k"), "`k` is neither a size nor a loop around `j`"),
         (MAY_BE_EMPTY, "partition", ("i", "n - 2"), "cannot prove that n - 2 lies between 0 and the extent of `i`, n - 3"),
+        (TRIANGLE, "split", ("k", -1), "factor -1 is not positive"),
+        (TRIANGLE, "split", ("k", 2**70), "factor 1180591620717411303424 is more than 2147483648"),
         (TRIANGLE, "set_kind", ("k", "unrolled"), "the extent of `k` is symbolic: j + 1"),
         (TRIANGLE, "set_kind", ("i", "parallel"), "iterations of `i`"),
         (TRIANGLE, "distribute", ("i", 4, "block.x", "thread.x"), "iterations of `i`"),

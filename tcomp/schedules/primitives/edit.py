@@ -46,6 +46,15 @@ def refuse_conflict(kernel: Kernel, step: str, what: str, conflict: Conflict, hi
     return error
 
 
+LONGEST = 1 << 31  # iterations of one tile: index arithmetic has 64 bits
+
+
+def check_factor(kernel: Kernel, step: str, factor: int, what: str = "factor") -> None:
+    """Refuse unless a loop may have this many iterations."""
+    if not 1 <= factor <= LONGEST:
+        raise refuse(kernel, step, f"{what} {factor} is not positive" if factor < 1 else f"{what} {factor} is more than {LONGEST}")
+
+
 def find_loop(kernel: Kernel, name: str, step: str = "schedule step") -> For:
     for s in walk(kernel.body):
         if isinstance(s, For) and s.var.attr.name == name:

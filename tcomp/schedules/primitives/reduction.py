@@ -32,6 +32,7 @@ from tcomp.ir.simplify import linear, prove, simplify
 from tcomp.schedules.dependence import determined
 from tcomp.schedules.legality import race
 from tcomp.schedules.primitives.edit import (
+    check_factor,
     conjuncts,
     enclosing,
     find_buffer,
@@ -107,8 +108,7 @@ def rfactor(kernel: Kernel, stage: str, fold: str, lanes: int) -> tuple[Kernel, 
         raise refuse(kernel, "rfactor", f"`{stage}` is not all that is computed in `{nest.var.name}`", "separate it first")
     if target not in found.folds:
         raise refuse(kernel, "rfactor", f"`{fold}` is not a fold of `{stage}`")
-    if lanes < 1:
-        raise refuse(kernel, "rfactor", f"{lanes} lanes")
+    check_factor(kernel, "rfactor", lanes, "number of lanes")
     for x in found.folds:
         if x.kind not in (SERIAL, UNROLLED):
             raise refuse(kernel, "rfactor", f"the fold `{x.var.name}` is {x.kind} already", "make the lanes first")

@@ -11,6 +11,7 @@ from tcomp.ir.loops import Accumulate, Allocate, For, Kernel, Store, block, walk
 from tcomp.ir.simplify import linear, prove, simplify
 from tcomp.schedules.legality import disorder
 from tcomp.schedules.primitives.edit import (
+    check_factor,
     enclosing,
     find_loop,
     fresh,
@@ -122,8 +123,7 @@ def split(kernel: Kernel, loop: str, factor: int, tail: str = "guard") -> tuple[
     }
     """
     target = find_loop(kernel, loop, "split")
-    if factor < 1:
-        raise refuse(kernel, "split", f"factor {factor} is not positive")
+    check_factor(kernel, "split", factor)
     if tail not in TAILS:
         raise refuse(kernel, "split", f"unknown tail `{tail}`; one of {', '.join(TAILS)}")
     _steady(kernel, target, "split")
