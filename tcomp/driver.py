@@ -29,6 +29,7 @@ from tcomp.facts import kernel_facts
 from tcomp.frontends.onnx import import_model
 from tcomp.ir.expr import Dim, Expr, as_dim, bounds, variables
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node
+from tcomp.ir.layout import Layout
 from tcomp.ir.loops import hoist_temporaries
 from tcomp.ir.parser import parse_expr
 from tcomp.ir.printer import canonical_graph_text, print_graph, print_te
@@ -44,6 +45,7 @@ from tcomp.passes.rewrite import Notes
 from tcomp.passes.runner import run_passes
 from tcomp.passes.simplify import simplify
 from tcomp.runtime import Artifact, Module, read_artifact, write_artifact
+from tcomp.schedules.knobs import Decisions, Knobs
 from tcomp.schedules.lower import tensors_of
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import Target
@@ -51,7 +53,10 @@ from tcomp.target import Target
 if TYPE_CHECKING:
     import onnx
 
+    from tcomp.autotune.lookup import Lookup
+
 Progress = Callable[[str, int, int], None]  # stage, done, total
+
 
 @dataclass
 class Report:
@@ -65,6 +70,7 @@ class Report:
     distinct_kernels: int = 0
     arena: Dim = 0
     arena_lower_bound: int | None = None
+    tuned: int = 0  # kernels whose schedules were decided otherwise than by default
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -81,18 +87,20 @@ def compile(
     threads: int | None = None,
     values: Mapping[str, npt.ArrayLike] | None = None,
     progress: Progress | None = None,
+    database: str | os.PathLike[str] | None = None,
 ) -> Module:
     """Compile an ONNX model for this machine and load it.
 
     `model` is a path, the bytes of a file, or a `ModelProto`. `target` defaults to this machine. `shapes` fixes input shapes by input
     name, `dims` fixes (int) or bounds ((lowest, highest)) symbolic dims by name; the others stay symbolic. `threads` is the number of
     threads of `Module.run` (default: all cores the process may use). `values` fixes inputs for good (by name), so that shapes and
-    branches may depend on them; they are no longer inputs then.
+    branches may depend on them; they are no longer inputs then. `database` is a file that `tcomp.tune` wrote: kernels that it has
+    records for are scheduled as these say.
 
     Raises `ImportModelError` for a file that is no valid model, `UnsupportedError` listing everything tcomp cannot compile,
     `TargetError` for an unknown target.
     """
-    artifact, _ = compile_model(model, target, shapes, dims, threads, values=values, progress=progress)
+    artifact, _ = compile_model(model, target, shapes, dims, threads, values=values, progress=progress, database=database)
     return Module.load(artifact, threads=threads)
 
 
@@ -106,6 +114,7 @@ def compile_model(
     values: Mapping[str, npt.ArrayLike] | None = None,
     emit: Sequence[str] = (),
     progress: Progress | None = None,
+    database: str | os.PathLike[str] | None = None,
 ) -> tuple[Artifact, Report]:
     """Compile an ONNX model to an artifact (see `compile`). `emit` names stages whose text goes into the report:
     graph, te, schedule, loops, llvm, asm."""
@@ -113,7 +122,12 @@ def compile_model(
     report = Report()
     with report.timed("import"):
         graph = import_model(model, shapes, dims, {name: np.asarray(v) for name, v in (values or {}).items()})
-    return compile_graph(graph, target, threads, report, emit, progress), report
+    decide = None
+    if database is not None:
+        from tcomp.autotune.lookup import recorded  # which itself compiles
+
+        decide = recorded(database, target, threads)
+    return compile_graph(graph, target, threads, report, emit, progress, decide), report
 
 
 def compile_graph(
@@ -123,34 +137,40 @@ def compile_graph(
     report: Report | None = None,
     emit: Sequence[str] = (),
     progress: Progress | None = None,
+    decide: Lookup | None = None,
 ) -> Artifact:
-    """Graph -> artifact."""
+    """Graph -> artifact. `decide` says how kernels are scheduled; by default as the analytic model suggests."""
     report, tell = report or Report(), progress or (lambda stage, done, total: None)
     dump = Path(os.environ["TCOMP_DUMP"]) if os.environ.get("TCOMP_DUMP") else None
     verify = bool(os.environ.get("TCOMP_VERIFY"))
     tell("graph", 0, 1)
     with report.timed("passes"):
-        graph, _ = run_passes(graph, graph_passes(target, report), verify=verify, dump=dump)
+        graph, _ = run_passes(graph, graph_passes(target, report, decide), verify=verify, dump=dump)
     target = suited_to(target, graph)
     nodes = list(kernel_nodes(graph))
     texts = {node: canonical_graph_text(node.bodies[0]) for node in nodes}
+    decisions = _decisions(graph, texts, report, decide)
     with report.timed("kernels"):
-        compiled = compile_kernels(list(texts.values()), target, lambda done, total: tell("kernels", done, total))
+        compiled = compile_kernels(list(texts.values()), target, lambda done, total: tell("kernels", done, total), decisions)
     with report.timed("link"):
         artifact = package(graph, {node: compiled[texts[node]] for node in nodes}, target, threads, report)
-    report.stages.update(_texts(emit, graph, texts, compiled, target))
+    report.stages.update(_texts(emit, graph, texts, compiled, target, decisions))
     if dump is not None:
         stages = ("graph", "te", "schedule", "loops", *(("cuda",) if target.kind == "cuda" else ("llvm", "asm")))
-        for stage, text in _texts(stages, graph, texts, compiled, target).items():
+        for stage, text in _texts(stages, graph, texts, compiled, target, decisions).items():
             (dump / f"90-{stage}.txt").write_text(text, encoding="utf-8")
     tell("done", 1, 1)
     return artifact
 
 
-def graph_passes(target: Target, report: Report) -> list[tuple[str, Callable[[Graph], Graph]]]:
+def graph_passes(target: Target, report: Report, decide: Lookup | None = None) -> list[tuple[str, Callable[[Graph], Graph]]]:
     """Graph -> Graph, in order. Each is verified, timed and dumped on request by the runner."""
     notes = report.notes
     halos = target.kind == "cpu"  # one thread of a GPU would store all the zeros
+
+    def layouts(body: Graph, constants: frozenset[int]) -> Mapping[int, Layout]:
+        return operand_layouts(body, constants, target, Knobs(decide(body, constants).decisions) if decide else None)
+
     return [
         ("fold", lambda g: fold_constants(g, notes)),
         ("canonicalize", lambda g: canonicalize(g, notes)),
@@ -159,18 +179,37 @@ def graph_passes(target: Target, report: Report) -> list[tuple[str, Callable[[Gr
         ("merge-equal", merge_equal),
         ("eliminate-dead", eliminate_dead),
         ("partition", lambda g: partition(g, report.not_fused.append, halos)),
-        ("layout", lambda g: choose_layouts(g, lambda body, constants: operand_layouts(body, constants, target), halos)),
+        ("layout", lambda g: choose_layouts(g, layouts, halos)),
     ]
 
 
 def kernel_nodes(graph: Graph) -> Iterator[Node]:
     """All KERNEL nodes, those inside control flow included, in program order."""
+    return (node for node, _ in _kernels(graph))
+
+
+def _kernels(graph: Graph) -> Iterator[tuple[Node, frozenset[int]]]:
+    """`kernel_nodes`, each with the numbers of its inputs that are constants."""
     for node in graph.nodes:
         if node.op is KERNEL:
-            yield node
+            yield node, frozenset(n for n, v in enumerate(node.inputs) if v in graph.constants)
         elif node.op in (IF, LOOP):
             for body in node.bodies:
-                yield from kernel_nodes(body)
+                yield from _kernels(body)
+
+
+def _decisions(graph: Graph, texts: Mapping[Node, str], report: Report, decide: Lookup | None) -> dict[str, Decisions]:
+    """What was decided for the kernels of a graph, by text, where that is not the default; with notes on what was not followed."""
+    found: dict[str, Decisions] = {}
+    for node, constants in _kernels(graph) if decide is not None else ():
+        assert decide is not None
+        chosen = decide(node.bodies[0], constants)
+        if chosen.note:
+            report.notes.add(node, chosen.note)
+        if chosen.decisions:
+            found.setdefault(texts[node], chosen.decisions)
+            report.tuned += 1
+    return found
 
 
 def package(
@@ -259,7 +298,12 @@ def _manifest(
 
 
 def _texts(
-    emit: Sequence[str], graph: Graph, texts: Mapping[Node, str], compiled: Mapping[str, CompiledKernel], target: Target
+    emit: Sequence[str],
+    graph: Graph,
+    texts: Mapping[Node, str],
+    compiled: Mapping[str, CompiledKernel],
+    target: Target,
+    decisions: Mapping[str, Decisions],
 ) -> dict[str, str]:
     """The stages asked for, as text; each distinct kernel once."""
     first: dict[str, Node] = {}
@@ -275,7 +319,7 @@ def _texts(
             if stage == "te":
                 listing = print_te(tensors_of(body)[1])
             else:
-                listing = _listing(stage, build_loops(body, symbol, target), target)
+                listing = _listing(stage, build_loops(body, symbol, target, Knobs(decisions.get(text, {}))), target)
             comment = {"cuda": "//", "ptx": "//", "schedule": "#"}.get(stage, ";")
             result[stage].append(f"{comment} {node.name}\n{listing}")
     return {stage: "\n".join(listings) for stage, listings in result.items()}

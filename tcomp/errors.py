@@ -73,5 +73,9 @@ class ArtifactError(TcompError):
     """An artifact is damaged, incomplete, of another version, or made for another machine."""
 
 
+class DatabaseError(TcompError):
+    """A database of tuning records is damaged, of another version, or cannot be read or written."""
+
+
 class InputError(TcompError):
     """Inputs given to a module (or a command) do not fit its signature."""

@@ -1,10 +1,11 @@
 """Kernels -> machine code: each distinct kernel of a model is lowered, scheduled and compiled once, in parallel processes.
 
-The printed text of a kernel (canonical names), the target and the version of the compiler's sources make its key. Compiled kernels are kept in a
+The printed text of a kernel (canonical names), the decisions of its schedule that are not the default, the target and the version of
+the compiler's sources make its key. Compiled kernels are kept in a
 folder (`$TCOMP_CACHE`, else `~/.cache/tcomp`), one file a kernel, written to the side and renamed, so that any number of processes
 may share it; a damaged file is compiled anew.
 
-Run as a program, this module is a worker: it reads (kernel, target) and writes compiled kernels, one JSON line each. A worker is
+Run as a program, this module is a worker: it reads (kernel, target, decisions) and writes compiled kernels, one JSON line each. A worker is
 a plain subprocess, not a `multiprocessing` child, so that scripts need no `if __name__ == "__main__"`.
 """
 
@@ -26,6 +27,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from types import MappingProxyType
 from typing import Any
 
 import tcomp
@@ -36,9 +38,11 @@ from tcomp.ir.expr import Dim, as_dim, as_expr
 from tcomp.ir.graph import Graph
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Buffer, Kernel, hoist_temporaries
-from tcomp.schedules.knobs import Knobs
+from tcomp.schedules.knobs import Decisions, Knobs, decode, encode
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import Target
+
+_DEFAULT: Decisions = MappingProxyType({})
 
 IN_PROCESS = 3  # up to so many missing kernels are compiled here: starting workers takes longer
 
@@ -98,12 +102,12 @@ def compile_loops(schedule: Schedule, target: Target) -> CompiledKernel:
     return CompiledKernel(kernel.name, code, tuple(v.name for v in kernel.scalars), sizes, schedule.to_json(), todo)
 
 
-def compile_kernel(text: str, symbol: str, target: Target) -> CompiledKernel:
-    """Lower, schedule and compile the KERNEL body printed in `text`."""
+def compile_kernel(text: str, symbol: str, target: Target, decisions: Decisions = _DEFAULT) -> CompiledKernel:
+    """Lower, schedule (as decided) and compile the KERNEL body printed in `text`."""
     from tcomp.ir.parser import parse_graph
     from tcomp.ops import OPERATORS
 
-    return compile_loops(build_loops(parse_graph(text, OPERATORS, {}), symbol, target), target)
+    return compile_loops(build_loops(parse_graph(text, OPERATORS, {}), symbol, target, Knobs(decisions)), target)
 
 
 def buffer_size(buffer: Buffer) -> Dim:
@@ -115,28 +119,34 @@ def buffer_size(buffer: Buffer) -> Dim:
 
 
 def compile_kernels(
-    texts: Sequence[str], target: Target, on_progress: Callable[[int, int], None] = lambda done, total: None
+    texts: Sequence[str],
+    target: Target,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    decisions: Mapping[str, Decisions] = MappingProxyType({}),
 ) -> dict[str, CompiledKernel]:
-    """Each distinct text compiled, from the cache where possible. `on_progress` gets (kernels done, kernels in all).
+    """Each distinct text compiled, from the cache where possible. `on_progress` gets (kernels done, kernels in all), `decisions` are those
+    of the schedules, by text.
 
     Raises `CodegenError`, naming the kernel, when one cannot be compiled.
     """
-    wanted = {text: _symbol(text, target) for text in dict.fromkeys(texts)}
+    wanted = {text: _symbol(text, target, decisions.get(text, {})) for text in dict.fromkeys(texts)}
     results = {text: found for text, symbol in wanted.items() if (found := _load(symbol)) is not None}
     missing = [text for text in wanted if text not in results]
     on_progress(len(results), len(wanted))
-    for text, compiled in _compiled(missing, wanted, target):
+    for text, compiled in _compiled(missing, wanted, target, decisions):
         _store(compiled)
         results[text] = compiled
         on_progress(len(results), len(wanted))
     return results
 
 
-def _compiled(missing: Sequence[str], symbols: Mapping[str, str], target: Target) -> Iterator[tuple[str, CompiledKernel]]:
+def _compiled(
+    missing: Sequence[str], symbols: Mapping[str, str], target: Target, decisions: Mapping[str, Decisions]
+) -> Iterator[tuple[str, CompiledKernel]]:
     if len(missing) <= IN_PROCESS or _jobs() == 1:
         for text in missing:
             with _named(text):
-                yield text, compile_kernel(text, symbols[text], target)
+                yield text, compile_kernel(text, symbols[text], target, decisions.get(text, {}))
         return
     finished: SimpleQueue[tuple[str, CompiledKernel | BaseException]] = SimpleQueue()
     pending = iter(sorted(missing, key=len, reverse=True))  # long texts are long compilations: first, so that none is left over at the end
@@ -151,7 +161,7 @@ def _compiled(missing: Sequence[str], symbols: Mapping[str, str], target: Target
                 if text is None:
                     return
                 try:
-                    finished.put((text, worker.compile(text, symbols[text], target)))
+                    finished.put((text, worker.compile(text, symbols[text], target, decisions.get(text, {}))))
                 except TcompError as error:
                     finished.put((text, error))
         finally:
@@ -191,7 +201,7 @@ class _Worker:
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
 
-    def compile(self, text: str, symbol: str, target: Target) -> CompiledKernel:
+    def compile(self, text: str, symbol: str, target: Target, decisions: Decisions) -> CompiledKernel:
         if self.process is None:
             root = str(Path(tcomp.__file__).parent.parent)
             path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -203,7 +213,7 @@ class _Worker:
             )
         assert self.process.stdin is not None and self.process.stdout is not None
         try:
-            self.process.stdin.write(json.dumps([text, symbol, str(target)]).encode() + b"\n")
+            self.process.stdin.write(json.dumps([text, symbol, str(target), encode(decisions)]).encode() + b"\n")
             self.process.stdin.flush()
             line = self.process.stdout.readline()
         except BrokenPipeError:
@@ -229,9 +239,9 @@ def _serve() -> None:
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever libraries print must not get between the answers
     for line in sys.stdin.buffer:
-        text, symbol, target = json.loads(line)
+        text, symbol, target, decisions = json.loads(line)
         try:
-            answer = _encoded(compile_kernel(text, symbol, Target.parse(target)))
+            answer = _encoded(compile_kernel(text, symbol, Target.parse(target), decode(decisions)))
         except TcompError as error:
             answer = {"error": {"what": error.what, "where": error.where, "why": error.why, "hint": error.hint}}
         except Exception as error:  # noqa: BLE001  a bug in the compiler: named, not lost with the process
@@ -261,9 +271,9 @@ def source_version() -> str:
     return digest.hexdigest()
 
 
-def _symbol(text: str, target: Target) -> str:
+def _symbol(text: str, target: Target, decisions: Decisions) -> str:
     tool = nvrtc.version() if target.kind == "cuda" else ""
-    key = "\0".join((text, str(target), source_version(), tool))
+    key = "\0".join((text, str(target), source_version(), tool, *([encode(decisions)] if decisions else [])))
     return "kernel_" + hashlib.sha256(key.encode()).hexdigest()[:32]
 
 

@@ -35,7 +35,7 @@ _LARGEST = 512 << 20  # bytes that are streamed to measure memory
 def measured() -> Core:
     """The rates of one core of this machine. The first call on a machine takes a few seconds; the result is kept."""
     target = Target.host()
-    path, key = cache_folder() / "machine.json", f"{target}; {_model()}"
+    path, key = cache_folder() / "machine.json", f"{target}; {processor()}"
     with suppress(OSError, ValueError, TypeError, KeyError):
         return Core(**{f.name: float(json.loads(path.read_bytes())[key][f.name]) for f in fields(Core)})
     core = measure(target)
@@ -112,7 +112,7 @@ def _least(run: Callable[[], object], rounds: int) -> float:
     return best
 
 
-def _model() -> str:
+def processor() -> str:
     """The name that the processor gives itself."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():

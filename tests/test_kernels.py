@@ -42,7 +42,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object) -> None:
         raise AssertionError("a kernel is compiled that should be in the cache")
 
-    monkeypatch.setattr(kernels, "_compiled", lambda missing, symbols, target: fail() if missing else iter(()))
+    monkeypatch.setattr(kernels, "_compiled", lambda missing, *rest: fail() if missing else iter(()))
 
 
 def files(cache: Path) -> list[Path]:
@@ -113,10 +113,10 @@ def test_damaged_files_are_compiled_anew(cache: Path, damage: object) -> None:
 def test_a_file_under_another_name_is_not_believed(cache: Path) -> None:
     compile_kernels(TEXTS[:1], HOST)
     (file,) = files(cache)
-    wrong = kernels._path(kernels._symbol(TEXTS[1], HOST))
+    wrong = kernels._path(kernels._symbol(TEXTS[1], HOST, {}))
     wrong.parent.mkdir(parents=True, exist_ok=True)
     wrong.write_bytes(file.read_bytes())
-    assert kernels._symbol(TEXTS[1], HOST) == compile_kernels(TEXTS[1:2], HOST)[TEXTS[1]].symbol
+    assert kernels._symbol(TEXTS[1], HOST, {}) == compile_kernels(TEXTS[1:2], HOST)[TEXTS[1]].symbol
 
 
 def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from tcomp.autotune.children import Answer, reason_of, serve
-from tcomp.autotune.space import Decisions, decode, encode, realise
+from tcomp.autotune.space import realise
 from tcomp.autotune.workload import Argument, Program, Task, task_from_json
 from tcomp.codegen import elf, pool
 from tcomp.codegen.llvm import emit_kernel
@@ -20,6 +20,7 @@ from tcomp.ir.expr import Expr, as_dim, as_expr, evaluate_int, variables
 from tcomp.ir.loops import PARALLEL, Accumulate, Buffer, For, Kernel, Stmt, children, hoist_temporaries, loop, store
 from tcomp.ir.parser import parse_kernel
 from tcomp.kernels import buffer_size
+from tcomp.schedules.knobs import Decisions, decode, encode
 from tcomp.target import Target
 
 

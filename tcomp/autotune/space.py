@@ -7,49 +7,21 @@ and the loops. Decisions are written as JSON, the same text for equal ones.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from random import Random
-from typing import Any
 
 from tcomp.autotune.children import reason_of
 from tcomp.autotune.workload import Argument, Task
 from tcomp.errors import ScheduleError
-from tcomp.schedules.knobs import Answer, Knobs, Option
+from tcomp.schedules.knobs import Answer, Decisions, Knobs, Option, encode
 from tcomp.schedules.schedule import Schedule
-
-Decisions = Mapping[str, Option]
 
 _SECOND = 0.3  # how likely it is that a mutation changes one more decision
 _NEAR = 0.5  # how likely it is that a decision moves to an option beside it
-
-
-def encode(decisions: Decisions) -> str:
-    """JSON; the same text for equal decisions."""
-    return json.dumps(dict(decisions), sort_keys=True, separators=(",", ":"))
-
-
-def decode(text: str) -> dict[str, Option]:
-    """The decisions that `encode` wrote: lists are tuples again. Raises `ScheduleError` for what are none."""
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ScheduleError("these are no decisions", where=text[:120], why=f"it is not valid JSON: {error}") from None
-    if not isinstance(record, dict):
-        raise ScheduleError("these are no decisions", where=text[:120], why='they are of the form {"name": value, ...}')
-    return {name: _option(value) for name, value in record.items()}
-
-
-def _option(value: Any) -> Option:
-    if isinstance(value, list):
-        return tuple(_option(v) for v in value)
-    if isinstance(value, str | int | float | bool | None):
-        return value
-    raise ScheduleError("these are no decisions", where=repr(value)[:120], why="a value is a number, text, true, false, null, or a list of them")
 
 
 @dataclass(frozen=True)

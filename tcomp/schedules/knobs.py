@@ -10,13 +10,15 @@ could have been: the options may depend on earlier answers, so the space is foun
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tcomp.errors import ScheduleError
 
 Option = Hashable  # an integer, boolean, text, or a tuple of them: what JSON can say
+Decisions = Mapping[str, Option]
 Pick = Callable[[str, Sequence[Option], Option], Option]
 O = TypeVar("O", bound=Option)
 
@@ -39,7 +41,7 @@ class Answer:
 class Knobs:
     """Answers by `given`, else by `pick`. A given value that is no option any more is passed over: the space has changed since."""
 
-    given: Mapping[str, Option] = field(default_factory=dict)
+    given: Decisions = field(default_factory=dict)
     pick: Pick = default_of
     asked: dict[str, Answer] = field(default_factory=dict)
 
@@ -69,3 +71,30 @@ class Knobs:
 
 
 _NOTHING = object()
+
+
+# ---------------------------------------------------------------- as text
+
+
+def encode(decisions: Decisions) -> str:
+    """JSON; the same text for equal decisions."""
+    return json.dumps(dict(decisions), sort_keys=True, separators=(",", ":"))
+
+
+def decode(text: str) -> dict[str, Option]:
+    """The decisions that `encode` wrote: lists are tuples again. Raises `ScheduleError` for what are none."""
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ScheduleError("these are no decisions", where=text[:120], why=f"it is not valid JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise ScheduleError("these are no decisions", where=text[:120], why='they are of the form {"name": value, ...}')
+    return {name: _option(value) for name, value in record.items()}
+
+
+def _option(value: Any) -> Option:
+    if isinstance(value, list):
+        return tuple(_option(v) for v in value)
+    if isinstance(value, str | int | float | bool | None):
+        return value
+    raise ScheduleError("these are no decisions", where=repr(value)[:120], why="a value is a number, text, true, false, null, or a list of them")

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spaces import product, refused, scaled, split_scaled
 
-from tcomp.autotune.space import Space, crossover, decode, encode, mutate, realise
+from tcomp.autotune.space import Space, crossover, mutate, realise
 from tcomp.autotune.workload import Program
 from tcomp.errors import ScheduleError
 from tcomp.schedules import Schedule
-from tcomp.schedules.knobs import Knobs
+from tcomp.schedules.knobs import Knobs, decode, encode
 from tcomp.target import Target
 
 HASWELL = Target.parse("cpu -march=x86_64 -mcpu=haswell")

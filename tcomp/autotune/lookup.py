@@ -1,0 +1,121 @@
+"""What a compilation takes from tuning: decisions for each kernel of a model, checked before they are followed.
+
+Decisions are those of an earlier compiler, or of a file that anyone may have written. Where a kernel's schedule function does not follow
+them any more, all of them, the default schedule is used and a note says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from tcomp.autotune.database import Database
+from tcomp.autotune.space import realise
+from tcomp.autotune.workload import Workload, kernel_workload
+from tcomp.errors import ScheduleError
+from tcomp.ir.graph import Graph
+from tcomp.kernels import cache_folder, source_version
+from tcomp.runtime import default_threads
+from tcomp.schedules.knobs import Decisions, decode, encode
+from tcomp.target import Target
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Decisions for a kernel ({}: the default schedule), and what is to be said about them, "" if nothing."""
+
+    decisions: Decisions
+    note: str = ""
+
+
+@dataclass
+class Lookup:
+    """Decides for KERNEL bodies: `lookup(body, which of its inputs are constants)`. `find` is asked once for each distinct kernel, with 1
+    for the sizes of symbolic dims."""
+
+    find: Callable[[Workload], Chosen]
+    target: Target
+    threads: int
+    _found: dict[Workload, Chosen] = field(default_factory=dict)
+
+    def __call__(self, body: Graph, constants: frozenset[int]) -> Chosen:
+        workload = kernel_workload(body, constants, self.target, self.threads, {v.name: 1 for v in body.dims()})
+        if workload not in self._found:
+            chosen = self.find(workload)
+            if chosen.decisions and (reason := refusal(workload, chosen.decisions)):
+                chosen = Chosen({}, f"the default schedule is used, since the recorded decisions are refused: {reason}")
+            self._found[workload] = chosen
+        return self._found[workload]
+
+
+def recorded(path: str | os.PathLike[str], target: Target, threads: int | None) -> Lookup:
+    """What a database holds for a target and a number of threads (default: the cores of this machine).
+
+    Kernels of symbolic size take the decisions of the sizes that were tuned last. Raises `DatabaseError`.
+    """
+    count = threads or default_threads()
+    choices: dict[Workload, Decisions] = {}
+    others: dict[Workload, set[int]] = {}
+    with Database(path, create=False) as database:
+        for task in database.tasks():
+            if not isinstance(task, Workload) or task.target != str(target):
+                continue
+            text = database.choice(task.key)
+            if text is not None and task.threads == count:
+                choices[replace(task, dims=())] = decode(text)
+            elif text is not None:
+                others.setdefault(replace(task, dims=(), threads=count), set()).add(task.threads)
+
+    def find(workload: Workload) -> Chosen:
+        unsized = replace(workload, dims=())
+        if unsized in choices:
+            return Chosen(choices[unsized])
+        if unsized in others:
+            tuned = ", ".join(map(str, sorted(others[unsized])))
+            return Chosen({}, f"the default schedule is used, since records are for {tuned} threads, not for {count}")
+        return Chosen({})
+
+    return Lookup(find, target, count)
+
+
+def given(decisions: Mapping[str, Decisions], target: Target, threads: int, dims: Mapping[str, int]) -> Lookup:
+    """Decisions by the keys of workloads measured at these sizes."""
+
+    def find(workload: Workload) -> Chosen:
+        return Chosen(decisions.get(replace(workload, dims=tuple((name, dims[name]) for name, _ in workload.dims)).key, {}))
+
+    return Lookup(find, target, threads)
+
+
+# ---------------------------------------------------------------- checking
+
+
+def refusal(workload: Workload, decisions: Decisions) -> str:
+    """Why the decisions are not followed, "" if they are. Remembered beside the compiled kernels, as finding out takes long."""
+    text = "\0".join((workload.text, *workload.identity, workload.target, encode(decisions), source_version()))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    path = cache_folder() / "decisions" / digest[:2] / f"{digest}.json"
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        return str(json.loads(path.read_bytes())["refusal"])
+    found = _refusal(workload, decisions)
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            json.dump({"refusal": found}, file)
+        os.replace(file.name, path)
+    return found
+
+
+def _refusal(workload: Workload, decisions: Decisions) -> str:
+    try:
+        answers = realise(workload, decisions).answers
+    except ScheduleError as error:
+        return " ".join(f"{error.what}: {error.why}".split())[:500]
+    if odd := [name for name, value in decisions.items() if name not in answers or answers[name].value != value]:
+        return f"there is no such choice any more: {', '.join(odd)}"[:500]
+    return ""
