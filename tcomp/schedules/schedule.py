@@ -36,7 +36,7 @@ from tcomp.ir.te import Tensor, is_placeholder, tensors
 from tcomp.ir.verify import verify_kernel
 from tcomp.schedules.instructions import text_of
 from tcomp.schedules.lower import lower
-from tcomp.schedules.primitives.affine import affine
+from tcomp.schedules.primitives.affine import affine, shift, skew
 from tcomp.schedules.primitives.clean import clean, note
 from tcomp.schedules.primitives.collapse import collapse
 from tcomp.schedules.primitives.expand import expand
@@ -44,6 +44,7 @@ from tcomp.schedules.primitives.kinds import distribute, set_kind
 from tcomp.schedules.primitives.pipeline import pipeline
 from tcomp.schedules.primitives.prefetch import prefetch
 from tcomp.schedules.primitives.reduction import decompose_reduction, mask, rfactor
+from tcomp.schedules.primitives.sequence import fission, fuse_loops
 from tcomp.schedules.primitives.shape import fuse, partition, reorder, split
 from tcomp.schedules.primitives.stages import compute_at, inline, reverse_compute_at
 from tcomp.schedules.primitives.storage import cache_read, cache_write, relayout, set_scope
@@ -55,7 +56,7 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     for p in (
         split, reorder, fuse, partition, set_kind, distribute, inline, compute_at, reverse_compute_at, cache_read, cache_write, relayout,
         set_scope, pipeline, rfactor, decompose_reduction, mask,
-        tensorize, affine, collapse, expand, prefetch, clean, note,
+        tensorize, affine, skew, shift, fission, fuse_loops, collapse, expand, prefetch, clean, note,
     )
 }  # fmt: skip
 
@@ -347,6 +348,22 @@ class Schedule:
     @_documents(prefetch)
     def prefetch(self, buffer: Stage, loop: Loop, distance: int) -> None:
         self.apply("prefetch", buffer, loop, distance)
+
+    @_documents(skew)
+    def skew(self, outer: Loop, inner: Loop, factor: int) -> None:
+        self.apply("skew", outer, inner, factor)
+
+    @_documents(shift)
+    def shift(self, loop: Loop, stage: Stage, offset: int) -> None:
+        self.apply("shift", loop, stage, offset)
+
+    @_documents(fission)
+    def fission(self, loop: Loop) -> tuple[str, ...]:
+        return self.apply("fission", loop)
+
+    @_documents(fuse_loops)
+    def fuse_loops(self, first: Loop, second: Loop) -> None:
+        self.apply("fuse_loops", first, second)
 
     @_documents(expand)
     def expand(self, buffer: Stage, dim: int, factor: int) -> None:
