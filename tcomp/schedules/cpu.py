@@ -242,7 +242,8 @@ def _tiled(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -> 
     orders = tuple(permutations(suggested)) if len(suggested) <= MOST_ORDERED else (suggested,)
     folds = knobs.choice(f"{acc}.folds", orders, suggested)
     _tile_loops(s, acc, lanes, folds)
-    _prefetch(s, fold, folds[-1], target, knobs)
+    if folds:  # a fold over one element has no loop left
+        _prefetch(s, fold, folds[-1], target, knobs)
     if row_loop is not None and not _divides(tile.rows, row_loop.extent):
         s.partition(row_outer, as_dim(as_expr(row_loop.extent) // tile.rows))
     width = tile.vectors * lanes
