@@ -22,7 +22,7 @@ from tcomp.errors import InputError
 from tcomp.target import Target
 
 try:
-    from distributed import Client, Future
+    from distributed import Client
 except ImportError:
     raise InputError("measuring on a cluster needs the package `distributed`", hint="pip install 'tcomp[cluster]'") from None
 
@@ -43,7 +43,7 @@ class ClusterMeasurer(Measurer):
         super().__init__(builders, limits)
         self._patience = patience
         try:
-            self._client = Client(address, timeout=patience, set_as_default=False)
+            self._client: Any = Client(address, timeout=patience, set_as_default=False)
         except (OSError, ValueError) as error:
             super().close()
             raise InputError(f"there is no Dask cluster at {address}", why=str(error)) from None
@@ -70,7 +70,7 @@ class ClusterMeasurer(Measurer):
             with suppress(OSError, RuntimeError):  # the scheduler is gone, or the client was closed
                 self._client.cancel([f for f in futures if f is not None and not f.done()])
 
-    def _result(self, task: Task, future: Future) -> Measurement:
+    def _result(self, task: Task, future: Any) -> Measurement:
         alone = 0.0
         try:
             while alone < self._patience:

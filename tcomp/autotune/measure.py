@@ -36,8 +36,8 @@ _KEPT = 64  # shared objects of candidates that may be asked for again
 
 @dataclass(frozen=True)
 class Measurement:
-    """`seconds` of single runs, all of them, in order, if the status is "ok"; `incumbent` those of the runs of the incumbent between
-    them: compare with these, as the machine may have been busy. `reason` says why the status is not "ok"."""
+    """`seconds` of single runs, in order, if the status is "ok"; `incumbent` those of the runs of the incumbent between them: compare
+    with these, as the machine may have been busy. `reason` says why the status is not "ok"."""
 
     status: str
     seconds: tuple[float, ...] = ()

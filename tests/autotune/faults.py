@@ -49,6 +49,10 @@ def wrong(s: Schedule) -> None:
     _body(s, lambda a, b: loop("i", 1000, lambda i: store(b, [i], E.select(E.equal(i, 999), a[i], a[i] + a[i]))))
 
 
+def straying(s: Schedule) -> None:
+    _body(s, lambda a, b: block(loop("i", 1000, lambda i: store(b, [i], a[i] + a[i])), store(b, [1003], E.const(1.0, "float32"))))
+
+
 def raising(s: Schedule) -> None:
     raise ZeroDivisionError("it divides by zero")
 
@@ -90,5 +94,5 @@ def _body(s: Schedule, make: Callable[[Buffer, Buffer], Stmt]) -> None:
 
 FAULTS: dict[str, Callable[[Schedule], None]] = {
     f.__name__: f
-    for f in (none, segfault, endless, allocating, wrong, raising, refusing, printing, aborting, building_endlessly, building_hugely, without_code)
+    for f in (none, segfault, endless, allocating, wrong, straying, raising, refusing, printing, aborting, building_endlessly, building_hugely, without_code)
 }

@@ -61,6 +61,7 @@ EXPECTED = {
     "endless": ("timeout", "no answer within 4 s"),
     "allocating": ("memory", "93.1 GiB"),
     "wrong": ("wrong", "`B` differs by"),
+    "straying": ("wrong", "it writes outside of its buffers"),
     "raising": ("error", "ZeroDivisionError: it divides by zero"),
     "refusing": ("refused", "there is no loop `no such loop`"),
     "printing": ("ok", ""),
