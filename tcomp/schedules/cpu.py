@@ -250,7 +250,8 @@ def _tiled(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -> 
     nests_to_thread = [around]
     if not _divides(width, columns.extent):
         column, tail = s.partition(column, as_dim(as_expr(columns.extent) // width))
-        nests_to_thread.append([tail if name == column else f"{name}.t" for name in around])
+        if around[0] == column:  # else both parts are inside of the same loops
+            nests_to_thread.append([tail, *(f"{name}.t" for name in others)])
     for names in nests_to_thread:
         _threads(s, names, work >= SERIAL_FOLDS, knobs)
 
