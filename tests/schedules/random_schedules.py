@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from dice import Dice
@@ -19,7 +20,7 @@ from tcomp.ir.loops import GPU_AXES, KINDS, SCOPES, Accumulate, Allocate, For, K
 from tcomp.ir.polyhedral import model
 from tcomp.schedules.primitives.edit import find_buffer, find_loop, loop_names, perfect
 from tcomp.schedules.primitives.shape import TAILS
-from tcomp.schedules.primitives.sites import writes
+from tcomp.schedules.primitives.sites import sequence, writes
 from tcomp.schedules.schedule import PRIMITIVES
 from tcomp.schedules.trace import Step
 
@@ -94,6 +95,7 @@ SINGLE: dict[str, Callable[[Drawing], Any]] = {
     "stage": Drawing.stage,
     "buffer": Drawing.buffer,
     "factor": Drawing.factor,
+    "distance": lambda d: d.dice.number(0, 4),
     "lanes": lambda d: d.dice.pick(1, 2, 3, 4, 4, 8),
     "kind": lambda d: d.dice.pick(*KINDS[:4], *KINDS[:4], *KINDS),
     "scope": lambda d: d.dice.pick(*SCOPES),
@@ -192,6 +194,22 @@ def _affine(d: Drawing) -> tuple[Any, ...]:
     return loop, f"{{ {'; '.join(maps)} }}", " ".join(f"t{n}" for n in range(depth + 1))
 
 
+def _skew(d: Drawing) -> tuple[Any, ...]:
+    nest = d.nest()
+    return *(nest[:2] if len(nest) > 1 else (nest[0], d.loop())), d.dice.pick(1, 1, 2, -1)
+
+
+def _shift(d: Drawing) -> tuple[Any, ...]:
+    loops = [(s.var.name, x.buffer.name) for s in walk(d.kernel.body) if isinstance(s, For) for x in walk(s) if isinstance(x, Store)]
+    return *d.dice.pick(*(loops or [(d.loop(), d.buffer())])), d.dice.number(-2, 2)
+
+
+def _fuse_loops(d: Drawing) -> tuple[Any, ...]:
+    """Two loops, one behind the other."""
+    sequences = [[x.var.name for x in sequence(s) if isinstance(x, For)] for s in walk(d.kernel.body)]
+    return d.dice.pick(*(pair for names in sequences for pair in pairwise(names)), (d.loop(), d.loop()))
+
+
 def _tensorize(d: Drawing) -> tuple[Any, ...]:
     return d.loop(), d.dice.pick("fma_tile(2, 1, 1, avx2, float32)", "fma_tile(1, 1, 1, avx512, float32)", "vpdpbusd")
 
@@ -210,6 +228,9 @@ TOGETHER: dict[str, Callable[[Drawing], tuple[Any, ...]]] = {
     "distribute": _distribute,
     "affine": _affine,
     "tensorize": _tensorize,
+    "skew": _skew,
+    "shift": _shift,
+    "fuse_loops": _fuse_loops,
 }
 
 LIKELY = ("split", "split", "reorder", "reorder", "set_kind", "set_kind", "compute_at", "compute_at")

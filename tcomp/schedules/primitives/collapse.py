@@ -20,6 +20,7 @@ from tcomp.ir.loops import (
     For,
     If,
     Kernel,
+    Prefetch,
     Stmt,
     Store,
     While,
@@ -55,7 +56,7 @@ def collapse(kernel: Kernel) -> Kernel:
       }
     }
     """
-    if any(isinstance(s, While | If | Call) for s in walk(kernel.body)):
+    if any(isinstance(s, While | If | Call | Prefetch) for s in walk(kernel.body)):
         return kernel  # imperative programs keep their shape
     kernel = _without_units(kernel)
     failed: set[Pair] = set()

@@ -22,6 +22,7 @@ from tcomp.ir.loops import (
     For,
     If,
     Kernel,
+    Prefetch,
     Stmt,
     Store,
     While,
@@ -199,7 +200,7 @@ def swap_buffer(stmt: Stmt, old: Buffer, new: Buffer, indices: Callable[[tuple[E
     stmt = map_expressions(stmt, lambda e: E.rewrite(e, rule))
 
     def edit(s: Stmt) -> Stmt | None:
-        if isinstance(s, Store | Accumulate) and s.buffer is old:
+        if isinstance(s, Store | Accumulate | Prefetch) and s.buffer is old:
             return replace(s, buffer=new, indices=tuple(simplify(i) for i in indices(s.indices)))
         return None
 
@@ -236,7 +237,14 @@ def temporary(kernel: Kernel, step: str, name: str, dtype: str, shape: Sequence[
 
 
 def without_allocation(stmt: Stmt, buffer: Buffer) -> Stmt:
-    return rebuild(stmt, lambda s: without_allocation(s.body, buffer) if isinstance(s, Allocate) and s.buffer is buffer else None)
+    """A buffer is no more: neither is there anything to be prefetched."""
+
+    def edit(s: Stmt) -> Stmt | None:
+        if isinstance(s, Allocate) and s.buffer is buffer:
+            return without_allocation(s.body, buffer)
+        return Block(()) if isinstance(s, Prefetch) and s.buffer is buffer else None
+
+    return rebuild(stmt, edit)
 
 
 def hoist_allocation(stmt: Stmt, buffer: Buffer) -> Stmt:
