@@ -153,7 +153,8 @@ def main() -> int:
                 shown.add(alike)
                 print(f"# case {number}: {small.found}\n{small.test(f'case_{options.seed}_{number}')}", flush=True)
         if total.cases % EVERY < BATCH:
-            print(f"{total.cases} cases, {len(total.failures)} failures, {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+            elapsed = time.perf_counter() - started
+            print(f"{total.cases} cases, {len(total.failures)} failures, {elapsed:.0f} s", file=sys.stderr, flush=True)
     elapsed = time.perf_counter() - started
     print(f"seed {options.seed}, cases {options.start}..{options.start + total.cases - 1}: {len(total.failures)} failures")
     print(f"{elapsed:.0f} s, {elapsed / total.cases * 1000:.1f} ms a case; per case and process: {_each(total.seconds, total.cases)}")

@@ -154,7 +154,7 @@ class Run:
 
 
 def check(kernel: str, steps: str, **sizes: int) -> Run:
-    """A case as text, judged in the interpreter and natively: a printed kernel, a printed trace (refused steps too), values of its sizes."""
+    """A case as text, judged in the interpreter and natively: a printed kernel, a printed trace (refused steps too), values of sizes."""
     source = parse_kernel(dedent(kernel).strip())
     run = Run(Subject(source, {v: sizes[v.name] for v in source.scalars}))
     run.repeat(parsed(steps))
