@@ -1,0 +1,88 @@
+"""What the model of cost is told about a candidate: numbers of a fixed length, under stable names.
+
+Three parts: what the analytic model counts and estimates (`schedules.cost`), on a logarithmic scale and as shares; the steps of the
+trace; the decisions. The names of the last two are those of programs and schedule functions, of which there is no list: they are hashed
+into a fixed number of places (K. Weinberger et al., Feature Hashing for Large Scale Multitask Learning, ICML 2009), the values of those
+that meet in a place being added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import log2
+from zlib import crc32
+
+import numpy as np
+
+from tcomp.autotune.space import Candidate
+from tcomp.schedules import cost
+from tcomp.schedules.knobs import Option
+from tcomp.schedules.trace import Step
+
+COUNTS = (
+    "operations.fma", "operations.add", "operations.mul", "operations.div", "operations.special", "operations.other",
+    "loads.vector", "loads.scalar", "loads.gather", "stores.vector", "stores.scalar", "spills",
+    "bytes.l2", "bytes.l3", "bytes.memory", "pages", "flops", "bytes", "intensity", "instructions", "flops.instruction",
+    "iterations", "guards", "accumulators", "working_set", "regions", "parallel", "balance",
+)  # fmt: skip
+SECONDS = ("arithmetic", "registers", "l2", "l3", "memory", "pages", "overhead")
+STEPS, DECISIONS = 32, 48  # places
+NAMES = (
+    *COUNTS, *(f"seconds.{name}" for name in SECONDS), "bound",
+    *(f"step.{n}" for n in range(STEPS)), *(f"decision.{n}" for n in range(DECISIONS)),
+)  # fmt: skip
+
+Vector = np.ndarray  # float32
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Features:
+    """`vector` has a number for each of `NAMES`; `seconds` is the time by the analytic model."""
+
+    vector: Vector
+    seconds: float
+
+
+def features(candidate: Candidate) -> Features:
+    """Some milliseconds' work. Raises `IRError` for loops whose sizes the task does not give."""
+    task, kernel = candidate.task, candidate.schedule.kernel
+    found = cost.features(kernel, task.machine, task.sizes_of(kernel.scalars), task.threads)
+    seconds = max(found["seconds"], 1e-9)
+    counts = [log2(1 + found.get(name, 0.0)) for name in COUNTS]
+    shares = [found.get(f"seconds.{name}", 0.0) / seconds for name in SECONDS]
+    steps = _hashed((token for step in candidate.schedule.trace for token in _step_tokens(step)), STEPS)
+    chosen = decision_vector({name: answer.value for name, answer in candidate.answers.items()})
+    return Features(np.concatenate([np.array([*counts, *shares, found["bound"] / seconds], np.float32), steps, chosen]), seconds)
+
+
+def decision_vector(values: Mapping[str, Option]) -> Vector:
+    """The last part alone, of all decisions by name: cheap, as no loops are made."""
+    return _hashed((token for name, value in values.items() for token in _decision_tokens(name, value)), DECISIONS)
+
+
+def _hashed(tokens: Iterable[tuple[str, float]], places: int) -> Vector:
+    vector = np.zeros(places, np.float32)
+    for token, value in tokens:
+        vector[crc32(token.encode()) % places] += value
+    return vector
+
+
+def _step_tokens(step: Step) -> Iterator[tuple[str, float]]:
+    """How often a primitive is used (with which kind of loop or scope, if that is among its arguments), and with which numbers."""
+    values = [*step.arguments[1:], *(value for _, value in step.options)]
+    kind = next((v for v in values if isinstance(v, str) and v.isidentifier()), "") if step.primitive in ("set_kind", "compute_at") else ""
+    yield f"{step.primitive} {kind}", 1.0
+    for value in values:
+        if isinstance(value, int) and not isinstance(value, bool):
+            yield f"{step.primitive} number", log2(1 + abs(value))
+
+
+def _decision_tokens(name: str, value: Option) -> Iterator[tuple[str, float]]:
+    """By full name and by its last word: names of buffers are those of a program, `tile` means the same in all."""
+    for key in (name, name.rpartition(".")[2]):
+        for n, part in enumerate(value if isinstance(value, tuple) else (value,)):
+            if isinstance(part, int | float):
+                yield f"{key} {n}", float(part)
+            else:
+                yield f"{key} {n} {str(part).rpartition('.')[2]}", 1.0
