@@ -146,6 +146,21 @@ def compile_graph(
     tell("graph", 0, 1)
     with report.timed("passes"):
         graph, _ = run_passes(graph, graph_passes(target, report, decide), verify=verify, dump=dump)
+    return compile_partitioned(graph, target, threads, report, emit, progress, decide)
+
+
+def compile_partitioned(
+    graph: Graph,
+    target: Target,
+    threads: int | None,
+    report: Report,
+    emit: Sequence[str] = (),
+    progress: Progress | None = None,
+    decide: Lookup | None = None,
+) -> Artifact:
+    """Graph after all passes -> artifact."""
+    tell = progress or (lambda stage, done, total: None)
+    dump = Path(os.environ["TCOMP_DUMP"]) if os.environ.get("TCOMP_DUMP") else None
     target = suited_to(target, graph)
     nodes = list(kernel_nodes(graph))
     texts = {node: canonical_graph_text(node.bodies[0]) for node in nodes}
@@ -185,23 +200,23 @@ def graph_passes(target: Target, report: Report, decide: Lookup | None = None) -
 
 def kernel_nodes(graph: Graph) -> Iterator[Node]:
     """All KERNEL nodes, those inside control flow included, in program order."""
-    return (node for node, _ in _kernels(graph))
+    return (node for node, _ in kernel_inputs(graph))
 
 
-def _kernels(graph: Graph) -> Iterator[tuple[Node, frozenset[int]]]:
+def kernel_inputs(graph: Graph) -> Iterator[tuple[Node, frozenset[int]]]:
     """`kernel_nodes`, each with the numbers of its inputs that are constants."""
     for node in graph.nodes:
         if node.op is KERNEL:
             yield node, frozenset(n for n, v in enumerate(node.inputs) if v in graph.constants)
         elif node.op in (IF, LOOP):
             for body in node.bodies:
-                yield from _kernels(body)
+                yield from kernel_inputs(body)
 
 
 def _decisions(graph: Graph, texts: Mapping[Node, str], report: Report, decide: Lookup | None) -> dict[str, Decisions]:
     """What was decided for the kernels of a graph, by text, where that is not the default; with notes on what was not followed."""
     found: dict[str, Decisions] = {}
-    for node, constants in _kernels(graph) if decide is not None else ():
+    for node, constants in kernel_inputs(graph) if decide is not None else ():
         assert decide is not None
         chosen = decide(node.bodies[0], constants)
         if chosen.note:

@@ -213,8 +213,8 @@ class Database:
             self._write(session)
 
     def _write(self, session: Session) -> None:
-        values = (session.state, session.spent, session.trials, json.dumps(dict(session.summary)), session.number)
-        self._sql.execute("UPDATE sessions SET state = ?, spent = ?, trials = ?, summary = ? WHERE id = ?", values)
+        values = (json.dumps(dict(session.options)), session.state, session.spent, session.trials, json.dumps(dict(session.summary)), session.number)
+        self._sql.execute("UPDATE sessions SET options = ?, state = ?, spent = ?, trials = ?, summary = ? WHERE id = ?", values)
 
     def _enter(self, entry: Task | Record | Verdict) -> int:
         """The number of entries that are new by it."""

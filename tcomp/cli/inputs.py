@@ -18,6 +18,7 @@ from tcomp.ir.dims import bind_dims
 from tcomp.ir.expr import Expr, as_expr, bounds, dim, evaluate_int, variables
 from tcomp.ir.graph import Value
 from tcomp.runtime import Module, numpy_dtype
+from tcomp.runtime.inputs import random_array
 
 Array = np.ndarray
 Given = Mapping[str, Array | float]
@@ -78,13 +79,6 @@ def make_feeds(signature: Sequence[Value], given: Given, sizes: Mapping[str, int
             where = f"input `{value.name}`, shape {list(shape)}"
             raise InputError("no memory for an input", where=where, why=str(error), hint="smaller sizes, by --dim NAME=N") from error
     return Feeds({v.name: arrays[v.name] for v in signature}, tuple(made), chosen)
-
-
-def random_array(generator: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Normally distributed numbers; integers and booleans are 0 or 1, which is a valid index, mask and token nearly everywhere."""
-    if dtype.kind in "iub":
-        return generator.integers(0, 2, shape).astype(dtype)
-    return generator.standard_normal(shape, np.float32).astype(dtype)
 
 
 def _filled(name: str, number: float, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -80,3 +80,10 @@ def _convert(value: object, spec: TensorSpec, dtype: np.dtype[Any]) -> Array:
             hint="pass an array of the right element type",
         )
     return array
+
+
+def random_array(generator: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Normally distributed numbers; integers and booleans are 0 or 1, which is a valid index, mask and token nearly everywhere."""
+    if dtype.kind in "iub":
+        return generator.integers(0, 2, shape).astype(dtype)
+    return generator.standard_normal(shape, np.float32).astype(dtype)

@@ -1,0 +1,161 @@
+"""End-to-end confirmation: what won alone must win in the whole model, or it is not used.
+
+A kernel alone has the caches and the threads for itself, and its winner was the best of many noisy measurements. So the tuned model is timed
+against the untuned one, in a fresh process. Kernels that their model runs slower than before are rolled back. If the model as a whole is no
+faster even so, the culprits are found by bisection, the kernels halved by their shares of the time; what is not proved to gain in the
+time given is rolled back. A model that is not faster is not tuned: the untuned one is what is left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import comb
+from statistics import median
+
+from tcomp.autotune.contest import Contest
+from tcomp.autotune.subject import Subject
+from tcomp.schedules.knobs import Decisions
+
+_Found = tuple[dict[str, Decisions], Contest]  # winners, and the contest in which they took part
+
+_DOUBT = 0.1  # how likely chance alone may explain that a kernel was slower, for it to be rolled back
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Seconds that the kernels of one task take in a run, before and after."""
+
+    before: float
+    after: float
+
+
+@dataclass
+class Confirmation:
+    """What was kept, by the keys of tasks, and what the whole gained: seconds of a run (`before`, `after`), `ratio` their ratio, from
+    neighbouring runs; 1 where nothing is left. `kernels` are those that were tuned. `notes` say why something was rolled back."""
+
+    kept: dict[str, Decisions] = field(default_factory=dict)
+    rolled_back: dict[str, Decisions] = field(default_factory=dict)
+    before: float = 0.0
+    after: float = 0.0
+    ratio: float = 1.0
+    kernels: dict[str, Gain] = field(default_factory=dict)
+    contests: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def confirm(
+    subject: Subject,
+    decisions: Mapping[str, Decisions],
+    seconds: float,
+    deadline: float = float("inf"),
+    tell: Callable[[int], None] = lambda contests: None,
+) -> Confirmation:
+    """Judge the winners, `decisions` by the keys of their tasks. A contest takes `seconds` beside building the model; none starts after
+    `deadline` (of `time.monotonic`) but the first. `tell` hears how many there were."""
+    return _Trial(subject, seconds, deadline, tell).judge(dict(decisions))
+
+
+class _Trial:
+    def __init__(self, subject: Subject, seconds: float, deadline: float, tell: Callable[[int], None]) -> None:
+        self._subject, self._seconds, self._deadline, self._tell = subject, seconds, deadline, tell
+        self._longest = 0.0
+        self._result = Confirmation()
+
+    def judge(self, wanted: dict[str, Decisions]) -> Confirmation:
+        result = self._result
+        won, contest = self._winners(wanted)
+        result.kept = won
+        result.rolled_back = {key: d for key, d in wanted.items() if key not in won}
+        if contest is not None:
+            result.before = median(contest.before)
+            result.ratio = contest.ratio if won else 1.0
+            result.after = result.before * result.ratio
+            self._compare(contest, won)
+        return result
+
+    def _winners(self, wanted: dict[str, Decisions]) -> tuple[dict[str, Decisions], Contest | None]:
+        """Those of some winners that together make the model faster, and the contest that shows it."""
+        if not wanted:
+            return {}, None
+        first = self._contest(wanted)
+        self._compare(first, wanted)
+        found: list[_Found] = [(wanted, first)]
+        rest = wanted
+        if slower := self._slower(first, wanted):
+            self._note(f"{len(slower)} of {len(wanted)} kernels are slower in the model than alone")
+            rest = {key: d for key, d in wanted.items() if key not in slower}
+            if rest and self._time_left():
+                found.append((rest, self._contest(rest)))
+        if not any(contest.won for _, contest in found) and (bisected := self._bisected(rest)) is not None:
+            found.append(bisected)
+        for _, contest in found:
+            if contest.reason:
+                self._note(contest.reason)
+        return min((f for f in found if f[1].won), key=lambda f: f[1].ratio, default=({}, first if first.before else None))
+
+    def _bisected(self, losing: dict[str, Decisions]) -> _Found | None:
+        """Of winners that together lose, some that together gain."""
+        if len(losing) < 2 or not self._time_left():
+            return None
+        best: _Found | None = None
+        for half in self._halves(losing):
+            if not self._time_left():
+                break
+            contest = self._contest(half)
+            found = (half, contest) if contest.won else self._bisected(half)
+            if found is None:
+                continue
+            if best is not None and self._time_left():
+                together = {**best[0], **found[0]}
+                both = self._contest(together)
+                found = min((together, both), best, found, key=lambda f: f[1].ratio)
+            best = found if best is None or found[1].ratio < best[1].ratio else best
+        return best
+
+    def _halves(self, keys: dict[str, Decisions]) -> Sequence[dict[str, Decisions]]:
+        """Of about equal shares of the time."""
+        sides: tuple[dict[str, Decisions], dict[str, Decisions]] = ({}, {})
+        weights = [0.0, 0.0]
+        for key in sorted(keys, key=self._share, reverse=True):
+            lighter = 0 if weights[0] <= weights[1] else 1
+            sides[lighter][key] = keys[key]
+            weights[lighter] += self._share(key) or 1.0
+        return [side for side in sides if side]
+
+    def _share(self, key: str) -> float:
+        return self._result.kernels[key].before if key in self._result.kernels else 0.0
+
+    def _contest(self, decisions: Mapping[str, Decisions]) -> Contest:
+        start = time.monotonic()
+        contest = self._subject.contest(decisions, self._seconds)
+        self._longest = max(self._longest, time.monotonic() - start)
+        self._result.contests += 1
+        self._tell(self._result.contests)
+        return contest
+
+    def _note(self, text: str) -> None:
+        if text not in self._result.notes:
+            self._result.notes.append(text)
+
+    def _time_left(self) -> bool:
+        return time.monotonic() + self._longest < self._deadline
+
+    def _compare(self, contest: Contest, tuned: Mapping[str, Decisions]) -> None:
+        """Keep the times of the tuned kernels."""
+        before, after = (self._subject.by_task(side) for side in (contest.kernels_before, contest.kernels_after))
+        self._result.kernels.update((key, Gain(median(before[key]), median(after[key]))) for key in tuned if key in before)
+
+    def _slower(self, contest: Contest, tuned: Mapping[str, Decisions]) -> set[str]:
+        """The tuned kernels that the model runs slower than the untuned ones, in more rounds than chance explains."""
+        before, after = (self._subject.by_task(side) for side in (contest.kernels_before, contest.kernels_after))
+        return {key for key in tuned if key in before and _lost(before[key], after[key])}
+
+
+def _lost(before: Sequence[float], after: Sequence[float]) -> bool:
+    """A sign test of neighbouring rounds."""
+    rounds, worse = len(before), sum(b > a for a, b in zip(before, after, strict=True))
+    chance = sum(comb(rounds, k) for k in range(worse, rounds + 1)) / float(1 << rounds)
+    return chance < _DOUBT

@@ -1,0 +1,98 @@
+"""Two compiled models against each other, in a process that knows nothing but how to run them. Run as a program, it is a child
+(see `children.py`).
+
+They take turns in short blocks, the order alternating, so that whatever disturbs one disturbs the other; what counts is the ratio of the
+fastest runs of two neighbouring blocks. Kernels are timed likewise, by the models' own profiles.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from tcomp.autotune.children import Answer, serve
+from tcomp.autotune.worker import difference
+from tcomp.runtime import Module
+
+_PAUSE = 0.01  # seconds before a block: threads of the one before stop spinning and go to sleep
+_FEWEST, _MOST = 5, 40  # rounds
+_BLOCK = 0.01  # seconds of runs in a block, if one run does not take longer
+_KERNELS = 0.4  # the share of the time for the profiles
+_TOLERANCE = 1e-2  # of float results, relative: kernels were compared before, this is about gross mistakes
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Seconds of the fastest runs of each round, of the untuned and of the tuned model, and of each kernel call, round by round, in program
+    order. `reason` says why there was no contest, "" if there was."""
+
+    before: tuple[float, ...] = ()
+    after: tuple[float, ...] = ()
+    kernels_before: tuple[tuple[float, ...], ...] = ()
+    kernels_after: tuple[tuple[float, ...], ...] = ()
+    reason: str = ""
+
+    @property
+    def ratio(self) -> float:
+        """Tuned over untuned: the median of the rounds. Infinite where there was no contest."""
+        return median(b / a for a, b in zip(self.before, self.after, strict=True)) if self.before else float("inf")
+
+    @property
+    def won(self) -> bool:
+        """Whether the tuned one is faster."""
+        return self.ratio < 1.0
+
+
+def handle(request: Answer) -> Answer:
+    """Answer one request: the fields of a `Contest`; "wrong" where the models disagree."""
+    with np.load(Path(request["inputs"]), allow_pickle=False) as file:
+        inputs = {name: file[str(n)] for n, name in enumerate(request["names"])}
+    untuned, tuned = (Module.load(request[name], threads=request["threads"]) for name in ("untuned", "tuned"))
+    want, got = untuned.run(inputs), tuned.run(inputs)
+    for name, array in want.items():
+        if array.dtype.kind == "f" and (gap := difference(got[name], array)) > _TOLERANCE:
+            return {"status": "wrong", "reason": f"output `{name}` of the tuned model differs by {gap:.3g}"}
+    gc.disable()
+    runs, profiles = _rounds(untuned, tuned, inputs, request["seconds"])
+    kernels = [list(zip(*side, strict=True)) for side in profiles]  # by kernel, not by round
+    return {"status": "ok", "before": runs[0], "after": runs[1], "kernels_before": kernels[0], "kernels_after": kernels[1]}
+
+
+def _rounds(
+    untuned: Module, tuned: Module, inputs: Mapping[str, Any], seconds: float
+) -> tuple[tuple[list[float], list[float]], tuple[list[list[float]], list[list[float]]]]:
+    modules, clock = (untuned, tuned), time.perf_counter
+    runs: tuple[list[float], list[float]] = ([], [])
+    begin = clock()
+    for n in range(_MOST):
+        for which in (0, 1) if n % 2 else (1, 0):
+            time.sleep(_PAUSE)
+            modules[which].run(inputs)
+            start, least = clock(), float("inf")
+            while clock() - start < _BLOCK or least == float("inf"):
+                one = clock()
+                modules[which].run(inputs)
+                least = min(least, clock() - one)
+            runs[which].append(least)
+        if n + 1 >= _FEWEST and clock() - begin > seconds * (1 - _KERNELS):
+            break
+    profiles: tuple[list[list[float]], list[list[float]]] = ([], [])
+    begin = clock()
+    for n in range(_MOST):
+        for which in (0, 1) if n % 2 else (1, 0):
+            time.sleep(_PAUSE)
+            profiles[which].append([s for _, s in modules[which].profile(inputs, runs=1)])
+        if n + 1 >= _FEWEST and clock() - begin > seconds * _KERNELS:
+            break
+    return runs, profiles
+
+
+if __name__ == "__main__":
+    serve(handle)
