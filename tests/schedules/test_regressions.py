@@ -504,3 +504,22 @@ def test_what_is_inlined_is_not_prefetched() -> None:
         """,
     )
     assert len(run.schedule.trace) == 2
+
+
+def test_what_lives_inside_of_an_iteration_is_not_prefetched() -> None:
+    run = check(
+        """
+        kernel program(x0: int32[1, 2, 2], pool: int32[1, 1, 1]) -> (pool) {
+          for pool.i0 in 0..1 {
+            for pool.q in 0..1 {
+              pool[pool.i0, 0, 0] = x0[pool.i0, 0, pool.q]
+            }
+          }
+        }
+        """,
+        """
+        s.cache_read("x0", "pool.q", "cached", layout="(b,a/3,a%3)")
+        s.prefetch("cached", "pool.i0", 3)
+        """,
+    )
+    assert run.refused["prefetch"] == 1

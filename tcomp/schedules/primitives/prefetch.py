@@ -8,7 +8,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.expr import Expr, as_expr, loop_var
 from tcomp.ir.loops import SERIAL, UNROLLED, VECTORIZED, For, Kernel, Prefetch, Stmt, block, children, expressions
 from tcomp.ir.simplify import simplify
-from tcomp.schedules.primitives.edit import find_buffer, find_loop, fresh, refuse, replace_loop
+from tcomp.schedules.primitives.edit import find_buffer, find_loop, fresh, is_local, refuse, replace_loop
 
 
 def prefetch(kernel: Kernel, buffer: str, loop: str, distance: int) -> Kernel:
@@ -38,6 +38,8 @@ def prefetch(kernel: Kernel, buffer: str, loop: str, distance: int) -> Kernel:
     source, target = find_buffer(kernel, buffer, "prefetch"), find_loop(kernel, loop, "prefetch")
     if target.kind != SERIAL or distance < 1:
         raise refuse(kernel, "prefetch", f"`{loop}` is {target.kind}, the distance {distance}", "a serial loop, and at least 1 iteration")
+    if is_local(source, target):
+        raise refuse(kernel, "prefetch", f"`{buffer}` is another one in every iteration of `{loop}`")
     places: dict[tuple[Expr, ...], tuple[For, ...]] = {}
 
     def visit(s: Stmt, inner: tuple[For, ...]) -> None:
