@@ -1,0 +1,79 @@
+"""The polyhedral scheduler on PolyBench's kernels: what it makes computes the same, and the loops that matter are parallel."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from jit import HOST, compile_kernel
+
+from benchmarks.polybench import BENCHMARKS
+from tcomp.errors import ScheduleError
+from tcomp.ir.loops import PARALLEL, SERIAL, UNROLLED, VECTORIZED, Buffer, For, Kernel, hoist_temporaries, loop, store, walk
+from tcomp.ir.loops_eval import run_kernel
+from tcomp.ir.verify import verify_kernel
+from tcomp.schedules import Schedule, polyhedral
+from tcomp.schedules.primitives.edit import perfect
+from tcomp.target import Target
+
+TARGET = Target.parse("cpu -march=x86_64 -mcpu=skylake-avx512 -cores=2")
+WORTHLESS = {"trisolv"}  # small, and sequential unless sums are reassociated
+
+
+def kinds(kernel: Kernel) -> set[str]:
+    return {s.kind for s in walk(kernel.body) if isinstance(s, For)}
+
+
+def scheduled(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Kernel, Kernel]:
+    monkeypatch.setattr(polyhedral, "WORK", 1)
+    benchmark = BENCHMARKS[name]
+    kernel = benchmark.kernel(benchmark.sizes("mini"))
+    s = polyhedral.polyhedral(kernel, TARGET, threads=2)
+    verify_kernel(s.kernel)
+    again = Schedule(kernel)
+    again.replay(s.trace)
+    assert str(again) == str(s)
+    return kernel, s.kernel
+
+
+@pytest.mark.parametrize("name", [n for n in BENCHMARKS if n not in WORTHLESS])
+def test_polybench(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, made = scheduled(name, monkeypatch)
+    assert kinds(made) & {PARALLEL, VECTORIZED} or name == "deriche"
+    benchmark = BENCHMARKS[name]
+    results = []
+    for k, shuffle in ((kernel, None), (made, 1)):
+        arrays = benchmark.arrays(benchmark.sizes("mini"))
+        with np.errstate(all="ignore"):
+            run_kernel(k, dict(zip(k.buffers, arrays.values(), strict=True)), shuffle=shuffle)
+        results.append(benchmark.results(arrays))
+    for array in results[0]:
+        np.testing.assert_array_equal(results[1][array], results[0][array])
+    runnable, temporaries = hoist_temporaries(made)
+    arrays = benchmark.arrays(benchmark.sizes("mini"))
+    compile_kernel(runnable, HOST)(*arrays.values(), *(np.zeros(b.shape, b.dtype) for b in temporaries))
+    tolerance = 2e-3 if "float32" in {b.dtype for b in kernel.outputs} else 1e-7
+    for array, value in benchmark.results(arrays).items():
+        np.testing.assert_allclose(value, results[0][array], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["seidel-2d", "heat-3d", "jacobi-2d", "fdtd-2d", "adi"])
+def test_stencils_in_time_are_parallel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert PARALLEL in kinds(scheduled(name, monkeypatch)[1])
+
+
+def test_the_rows_of_a_product_are_accumulated_in_registers() -> None:
+    benchmark = BENCHMARKS["gemm"]
+    s = polyhedral.polyhedral(benchmark.kernel({"ni": 96, "nj": 96, "nk": 64}), TARGET, threads=2)
+    nests = [perfect(x)[0] for x in walk(s.kernel.body) if isinstance(x, For)]
+    tiles = [n[1:] for n in nests if [x.kind for x in n] == [SERIAL, UNROLLED, UNROLLED, VECTORIZED]]
+    assert any(rows.extent * vectors.extent >= 8 and lanes.extent == 8 for rows, vectors, lanes in tiles)
+
+
+def test_what_cannot_gain_is_refused_and_stays_as_it_was() -> None:
+    A = Buffer("A", "float64", (100_000,))
+    s = Schedule(Kernel("sums", (A,), (A,), (), loop("i", 99_999, lambda i: store(A, (i + 1,), A[i + 1] + A[i]))))
+    before = s.kernel
+    with pytest.raises(ScheduleError, match="depend on each other"):
+        polyhedral.polyhedral(s, TARGET, threads=2)
+    assert s.kernel is before and len(s.trace) == 0
+    assert "runs as written" in str(polyhedral.polyhedral_or_not(s, TARGET, 2))
