@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tcomp.autotune.tuner import tune
     from tcomp.driver import compile
     from tcomp.errors import ScheduleError, TcompError
     from tcomp.frontends.python import program
@@ -23,11 +24,12 @@ if TYPE_CHECKING:
     from tcomp.target import Target
 
 __version__ = "0.1.0"
-__all__ = ["Module", "Schedule", "ScheduleError", "Target", "TcompError", "build", "compile", "load", "program", "te"]
+__all__ = ["Module", "Schedule", "ScheduleError", "Target", "TcompError", "build", "compile", "load", "program", "te", "tune"]
 
 _HOMES = {
     "build": "tcomp.functions", "compile": "tcomp.driver", "ScheduleError": "tcomp.errors", "TcompError": "tcomp.errors",
     "Module": "tcomp.runtime", "load": "tcomp.runtime", "program": "tcomp.frontends.python", "Schedule": "tcomp.schedules", "Target": "tcomp.target",
+    "tune": "tcomp.autotune.tuner",
 }  # fmt: skip
 
 

@@ -71,6 +71,7 @@ class Report:
     arena: Dim = 0
     arena_lower_bound: int | None = None
     tuned: int = 0  # kernels whose schedules were decided otherwise than by default
+    not_followed: list[tuple[str, str]] = field(default_factory=list)  # kernels with records that are not used, and why
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -221,6 +222,7 @@ def _decisions(graph: Graph, texts: Mapping[Node, str], report: Report, decide: 
         chosen = decide(node.bodies[0], constants)
         if chosen.note:
             report.notes.add(node, chosen.note)
+            report.not_followed.append((node.name, chosen.note))
         if chosen.decisions:
             found.setdefault(texts[node], chosen.decisions)
             report.tuned += 1

@@ -188,7 +188,7 @@ def tune(
             raise InputError(f"{name} is to be positive, not {number}")
     count = threads or default_threads()
     options: dict[str, Any] = {
-        "model": str(model) if isinstance(model, str | os.PathLike) else None, "target": str(machine), "threads": threads, "workers": workers,
+        "model": os.path.abspath(model) if isinstance(model, str | os.PathLike) else None, "target": str(machine), "threads": threads, "workers": workers,
         "cluster": cluster, "shapes": _plain(shapes), "dims": _plain(dims), "values": _plain(values), "sizes": _plain(sizes), "seed": seed,
     }  # fmt: skip
     clock = _Clock()

@@ -11,11 +11,14 @@ import tcomp
 from tcomp.cli.bench import bench
 from tcomp.cli.check import check
 from tcomp.cli.compile import compile
+from tcomp.cli.db import export, import_, merge, show
 from tcomp.cli.demo import demo
 from tcomp.cli.doctor import doctor
 from tcomp.cli.explain import explain
 from tcomp.cli.guard import guarded
+from tcomp.cli.report import report
 from tcomp.cli.run import run
+from tcomp.cli.tune import tune
 from tcomp.cli.verify import verify
 
 
@@ -65,6 +68,13 @@ _COMMANDS = (
         "tcomp bench model.onnx --against onnxruntime,openvino --threads 1,2",
         "tcomp bench model.tcomp --seconds 5 --json",
     ),
+    (
+        tune,
+        "tcomp tune model.onnx --budget 60s",
+        "tcomp tune bert.onnx --dim batch=1 --dim seq=128 --budget 10m --database bert.db",
+        "tcomp tune --resume",
+    ),
+    (report, "tcomp report tune.db -o report.html"),
     (check, "tcomp check model.onnx", "tcomp check model.onnx --json | jq .missing"),
     (verify, "tcomp verify model.onnx", "tcomp verify bert.onnx --dim seq=16 --full"),
     (explain, "tcomp explain model.onnx", "tcomp explain model.onnx --target 'cpu -mcpu=znver4'"),
@@ -73,3 +83,14 @@ _COMMANDS = (
 )
 for function, *examples in _COMMANDS:
     app.command(function.__name__, epilog=_examples(*examples))(guarded(function))
+
+_DATABASE_COMMANDS = (
+    (show, "tcomp db show tune.db", "tcomp db show tune.db --task 3f9a"),
+    (export, "tcomp db export tune.db -o records.jsonl"),
+    (import_, "tcomp db import tune.db records.jsonl"),
+    (merge, "tcomp db merge tune.db other.db"),
+)
+database = typer.Typer(no_args_is_help=True, help="Look into databases of tuning records, and move records between them.")
+for inner, *lines in _DATABASE_COMMANDS:
+    database.command(inner.__name__.rstrip("_"), epilog=_examples(*lines))(guarded(inner))
+app.add_typer(database, name="db")

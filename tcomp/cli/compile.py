@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tcomp.cli import output
-from tcomp.cli.files import check_model_file, check_writable, write_files
+from tcomp.cli.files import check_file, check_model_file, check_writable, write_files
 from tcomp.cli.options import STAGES, Dims, Json, OnnxModel, Shapes, TargetName, Threads, Values, parse_choices, parse_dims, parse_shapes
 from tcomp.errors import InputError
 
@@ -27,6 +28,9 @@ def compile(
     shape: Shapes = None,
     value: Values = None,
     threads: Threads = None,
+    database: Annotated[
+        Path | None, typer.Option("--database", metavar="FILE", help="Follow what `tcomp tune` found, as far as it goes.", show_default=False)
+    ] = None,
     emit: Annotated[
         str | None,
         typer.Option("--emit", metavar="STAGES", help=f"Also write the text of stages: some of {','.join(STAGES)}.", show_default=False),
@@ -46,6 +50,8 @@ def compile(
     from tcomp.target import Target
 
     check_model_file(model)
+    if database is not None:
+        check_file(database, "--database")
     out = out or Path(model.stem + ".tcomp")
     stages = parse_choices(emit, STAGES, "--emit")
     if emit_to is not None and not stages:
@@ -60,12 +66,17 @@ def compile(
             raise InputError(f"{path} is the model itself", hint="give another name with -o")
 
     with output.progress() as tell:
-        artifact, report = compile_model(model, machine, shapes, ranges, threads, values=values, emit=stages, progress=tell)
+        artifact, report = compile_model(
+            model, machine, shapes, ranges, threads, values=values, emit=stages, progress=tell, database=database
+        )
     write_files({**{path: report.stages[stage].encode() for stage, path in listings.items()}, out: artifact.image})
 
+    reasons = Counter(text for _, text in report.not_followed)
     if as_json:
         record = {"artifact": out, "bytes": len(artifact.image), "target": machine, "kernels": report.kernels, "seconds": report.seconds}
         record |= {"distinct_kernels": report.distinct_kernels, "arena_bytes": report.arena, "listings": listings}
+        if database is not None:
+            record |= {"tuned": report.tuned, "not_followed": report.not_followed}
         output.print_json(record | ({"stages": {s: report.stages[s] for s in stages}} if to_stdout else {}))
         return
     for stage in stages if to_stdout else ():
@@ -76,6 +87,10 @@ def compile(
     arena = f"{output.size(report.arena)} of workspace" if isinstance(report.arena, int) else f"workspace of {report.arena} bytes"
     say(f"compiled {model} for {machine}")
     say(f"  {kernels}; {arena}; {output.seconds(sum(report.seconds.values()))} ({times})")
+    if database is not None:
+        say(f"  {output.count(report.tuned, 'kernel')} scheduled as {database} says")
+    for text, number in reasons.items():
+        say(f"  {output.count(number, 'kernel')}: {text}", "yellow")
     say(f"  wrote {out} ({output.size(len(artifact.image))})")
     for path in listings.values():
         say(f"  wrote {path}")

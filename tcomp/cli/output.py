@@ -19,19 +19,20 @@ if TYPE_CHECKING:
 _WIDE = 200  # columns of a table that goes to a file or pipe: nothing is cut off
 
 
-def _console(error: bool = False) -> Console:
+def console(error: bool = False) -> Console:
+    """Where results go, or messages."""
     stream = sys.stderr if error else sys.stdout
     return Console(stderr=error, markup=False, highlight=False, width=None if stream.isatty() else _WIDE)
 
 
 def line(text: str = "", style: str = "") -> None:
     """One line of a result."""
-    _console().print(Text(text, style), soft_wrap=True)
+    console().print(Text(text, style), soft_wrap=True)
 
 
 def message(text: str, style: str = "") -> None:
     """Something about the result that is not the result: to stderr."""
-    _console(error=True).print(Text(text, style), soft_wrap=True)
+    console(error=True).print(Text(text, style), soft_wrap=True)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], styles: Sequence[str] = ()) -> None:
@@ -43,7 +44,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
         grid.add_column(column.removesuffix(">"), justify="right" if column.endswith(">") else "left", overflow="fold")
     for row, style in zip(rows, styles or [""] * len(rows), strict=True):
         grid.add_row(*(Text(str(cell)) for cell in row), style=style)
-    _console().print(grid)
+    console().print(grid)
 
 
 def facts(title: str, rows: Mapping[str, object]) -> None:
@@ -54,7 +55,7 @@ def facts(title: str, rows: Mapping[str, object]) -> None:
     grid.add_column(overflow="fold")
     for name, value in rows.items():
         grid.add_row(Text(f"  {name}"), Text(str(value)))
-    _console().print(grid)
+    console().print(grid)
 
 
 def print_json(value: Any) -> None:
@@ -103,14 +104,14 @@ def count(number: int, noun: str) -> str:
 @contextmanager
 def progress() -> Iterator[Progress]:
     """A progress bar on stderr while the block runs, if that is a terminal: yields `tell(stage, done, total)`."""
-    console = _console(error=True)
-    if not console.is_terminal:
+    terminal = console(error=True)
+    if not terminal.is_terminal:
         yield lambda stage, done, total: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=console, transient=True) as bars:
+    with Bars(*columns, console=terminal, transient=True) as bars:
         task = bars.add_task("starting", total=None)
         yield lambda stage, done, total: bars.update(task, description=stage, completed=done, total=total)
