@@ -112,6 +112,8 @@ class _Scanner:
                 if d not in dims:
                     times = times.project_out(isl.dim_type.set, d, 1).insert_dims(isl.dim_type.set, d, 1)
             for d in dims:
+                if times.dim_min_val(d).eq(times.dim_max_val(d)):
+                    continue
                 options = options.union(isl.UnionMap.from_domain_and_range(isl.UnionSet.from_set(times), isl.UnionSet(f"{{ unroll[{d}] }}")))
         return options
 

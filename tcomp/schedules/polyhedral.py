@@ -38,7 +38,7 @@ LANE_COST: dict[int | None, float] = {0: 0.2, 1: 1.0, -1: 2.0}  # of an access b
 FAR = 9.0  # of one with any other distance
 UNKNOWN = 512  # iterations of a loop of symbolic extent
 CHUNK = 1024  # elements of a vector that one thread takes at a time
-NEAR = 16  # constants in dependences that may matter to a schedule; larger ones are sizes
+NEAR = 4  # constants in dependences that may matter to a schedule; larger ones are sizes
 _NODE = isl.schedule_node_type
 
 
