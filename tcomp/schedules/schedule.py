@@ -482,6 +482,8 @@ def _kept(kernel: Kernel, primitive: str, parameter: str, value: Any, hint: Any)
             return value
         case list() | tuple() if (sequence := _sequence(members)) is not None:
             return tuple(_kept(kernel, primitive, parameter, v, sequence) for v in value)
+        case Expr() if value.op != "const":
+            pass  # a size that is not known is no integer
         case _ if int in members and not isinstance(value, bool) and hasattr(value, "__index__"):
             return int(value)
     why = f"`{parameter}` cannot be {value!r:.80}, which is of type {type(value).__name__}"

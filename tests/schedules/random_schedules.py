@@ -16,7 +16,7 @@ from dice import Dice
 
 from tcomp.ir import expr as E
 from tcomp.ir.expr import as_dim
-from tcomp.ir.loops import GPU_AXES, KINDS, SCOPES, Accumulate, Allocate, For, Kernel, Store, expressions, walk
+from tcomp.ir.loops import GPU_AXES, KINDS, SCOPES, Accumulate, Allocate, Block, For, Kernel, Store, expressions, walk
 from tcomp.ir.polyhedral import model
 from tcomp.schedules.primitives.edit import find_buffer, find_loop, loop_names, perfect
 from tcomp.schedules.primitives.shape import TAILS
@@ -130,7 +130,8 @@ def _partition(d: Drawing) -> tuple[Any, ...]:
 
 def _compute_at(d: Drawing) -> tuple[Any, ...]:
     stage = d.stage()
-    return stage, d.dice.pick(*(d.readers(stage) or d.loops()))
+    loops = [x for s in walk(d.kernel.body) if isinstance(s, Allocate) and s.buffer.name == stage for x in walk(s) if isinstance(x, For)]
+    return stage, d.dice.pick(*([x.var.name for x in loops if x.var.name in d.readers(stage)] or d.loops()))
 
 
 def _reverse_compute_at(d: Drawing) -> tuple[Any, ...]:
@@ -194,6 +195,17 @@ def _affine(d: Drawing) -> tuple[Any, ...]:
     return loop, f"{{ {'; '.join(maps)} }}", " ".join(f"t{n}" for n in range(depth + 1))
 
 
+def _fission(d: Drawing) -> tuple[Any, ...]:
+    """A loop around several statements."""
+    return (d.dice.pick(*([s.var.name for s in walk(d.kernel.body) if isinstance(s, For) and isinstance(s.body, Block)] or d.loops())),)
+
+
+def _expand(d: Drawing) -> tuple[Any, ...]:
+    buffer = find_buffer(d.kernel, d.buffer())
+    n = d.dice.number(0, max(0, len(buffer.shape) - 1))
+    return buffer.name, n, d.dice.pick(2, 3, *buffer.shape[n : n + 1])
+
+
 def _skew(d: Drawing) -> tuple[Any, ...]:
     nest = d.nest()
     return *(nest[:2] if len(nest) > 1 else (nest[0], d.loop())), d.dice.pick(1, 1, 2, -1)
@@ -231,9 +243,12 @@ TOGETHER: dict[str, Callable[[Drawing], tuple[Any, ...]]] = {
     "skew": _skew,
     "shift": _shift,
     "fuse_loops": _fuse_loops,
+    "fission": _fission,
+    "expand": _expand,
 }
 
-LIKELY = ("split", "split", "reorder", "reorder", "set_kind", "set_kind", "compute_at", "compute_at")
+LIKELY = ("split", "split", "reorder", "set_kind", "set_kind")
+OF_TEMPORARIES = ("compute_at", "compute_at", "inline", "reverse_compute_at", "relayout", "set_scope", "pipeline")
 
 
 @cache
@@ -248,12 +263,19 @@ def is_drawn(primitive: str) -> bool:
     return primitive in TOGETHER or SINGLE.keys() >= set(parameters(primitive)[0])
 
 
+def _likely(d: Drawing) -> list[str]:
+    drawn = [*filter(is_drawn, PRIMITIVES), *LIKELY]
+    if d.temporaries():
+        return [*drawn, *OF_TEMPORARIES]
+    return [p for p in drawn if p not in OF_TEMPORARIES] if d.dice.one_in(2) else drawn
+
+
 def draw_step(dice: Dice, kernel: Kernel, among: Sequence[str] = ()) -> Step:
     """A step of one of the primitives listed, or of any."""
     d = Drawing(dice, kernel)
     if not d.loops():
         return Step("clean", ())
-    name = dice.pick(*(among or [*filter(is_drawn, PRIMITIVES), *LIKELY, *(["compute_at"] * 4 if d.temporaries() else [])]))
+    name = dice.pick(*(among or _likely(d)))
     wanted, optional = parameters(name)
     arguments = TOGETHER[name](d) if name in TOGETHER else tuple(SINGLE[p](d) for p in wanted)
     options = tuple((p, SINGLE[p](d)) for p in optional if p in SINGLE and dice.one_in(2))

@@ -9,6 +9,8 @@ import pytest
 from subject import Subject
 from witness import flaw, history
 
+from tcomp.ir import te
+from tcomp.ir.expr import Expr
 from tcomp.ir.parser import parse_kernel
 from tcomp.schedules import Schedule, ScheduleError
 from tcomp.schedules.legality import Witness
@@ -493,3 +495,10 @@ def test_what_looks_alike_and_is_legal(program: str, step: Callable[[Schedule], 
     s = Schedule(parse_kernel(dedent(PROGRAMS[program]).strip()))
     step(s)
     assert s.trace
+
+
+@pytest.mark.parametrize("size", [te.var("n"), te.var("n") // 2, te.placeholder((4,), "int64", "P")[0]], ids=str)
+def test_an_unknown_size_is_no_integer(size: Expr) -> None:
+    s = Schedule(parse_kernel(dedent(PROGRAMS["recurrence"]).strip()))
+    with pytest.raises(ScheduleError, match="`factor` cannot be"):
+        s.split("i", size)
