@@ -15,25 +15,33 @@ import argparse
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+import tcomp.autotune.model
 from tcomp.autotune.database import Database, Record, environment
+from tcomp.autotune.features import features
 from tcomp.autotune.measure import Measurer
-from tcomp.autotune.space import Candidate, Space
+from tcomp.autotune.model import CostModel, Sample, accuracy, family
+from tcomp.autotune.search import Search
+from tcomp.autotune.space import Candidate, Space, realise
 from tcomp.autotune.workload import Task, workloads
 from tcomp.driver import Report, graph_passes
 from tcomp.frontends.onnx import import_model
 from tcomp.passes.runner import run_passes
-from tcomp.schedules.knobs import encode
+from tcomp.schedules.knobs import Decisions, decode, encode
 from tcomp.target import Target
 
 HOST = Target.host()
 BATCH = 8  # candidates that are measured together
+RANKED = 200  # samples by which a model is judged: making loops takes its time
+FEWEST = 10  # candidates of a kernel by which a model is judged
 
 # ---------------------------------------------------------------- kernels
 
@@ -126,6 +134,79 @@ def chosen(kernels: Mapping[str, Callable[[], Task]], only: str) -> Iterator[tup
             yield name, make()
 
 
+# ---------------------------------------------------------------- quality
+
+
+def quality(samples: int, trials: int, only: str, seed: int, path: str | None) -> None:
+    """Random samples against the search, kernel by kernel; `path` names a database that keeps the samples for the next time."""
+    print(f"{'':<18}{'random':>14}{'search':>14}{'':>9}{'trials to be within 5 %':>27}{'':>8}{'pairs ranked rightly':>40}")
+    print(f"{'kernel':<18}{'n':>6}{'best':>8}{'n':>6}{'best':>8}{'random/s.':>9}{'random':>12}{'search':>12}{'ratio':>11}"
+          f"{'analytic':>12}{'shipped':>12}{f'after {trials}':>12}")  # fmt: skip
+    rows = []
+    with Measurer() as measurer, ExitStack() as stack:
+        database = stack.enter_context(Database(path)) if path else None
+        for name, task in chosen(JUDGED, only):
+            drawn = at_random(measurer, task, samples, seed, database)
+            search = Search(HOST)
+            shipped = ranking(search.model, drawn)
+            tried = searched(measurer, search, task, trials, seed)
+            after = ranking(search.model, [r for r in drawn if r.decisions not in {t.decisions for t in tried}])
+            best = [min(found, key=cost_of) for found in (drawn, tried)]
+            final = [least_ratio(measurer, task, r) for r in best]
+            enough = 1.05 * cost_of(best[0])
+            needed = next((n for n, r in enumerate(tried, 1) if cost_of(r) <= enough), None)
+            usual = (len(drawn) + 1) / (1 + sum(cost_of(r) <= enough for r in drawn))  # the mean number of draws without replacement
+            rows.append((final[0] / final[1], usual / (needed or 2 * trials), ranking(CostModel(), drawn), shipped, after))
+            print(f"{name:<18}{len(drawn):>6}{final[0]:>8.3f}{len(tried):>6}{final[1]:>8.3f}{rows[-1][0]:>9.3f}{usual:>12.1f}{needed or '-':>12}"
+                  f"{rows[-1][1]:>11.1f}{rows[-1][2]:>12.3f}{shipped:>12.3f}{after:>12.3f}", flush=True)  # fmt: skip
+    means = [float(np.exp(np.mean(np.log(column)))) for column in zip(*rows, strict=True)]
+    print(f"{'geometric mean':<52}{means[0]:>9.3f}{'':>24}{means[1]:>11.1f}" + "".join(f"{m:>12.3f}" for m in means[2:]))
+    print("\nbest: time over that of the default schedule, measured anew. random/s.: above 0.95 is as good as the random samples")
+
+
+def at_random(measurer: Measurer, task: Task, count: int, seed: int, database: Database | None) -> list[Record]:
+    """Measured samples; all of the space, where that is smaller."""
+    found = [r for r in (database.records(task.key) if database else []) if r.ok]
+    space, misses = Space(task, random.Random(seed)), 0
+    known = {r.decisions for r in found}
+    while len(found) < count and misses < 4 * count:
+        batch: list[Candidate] = []
+        while len(batch) < BATCH and misses < 4 * count:
+            new = space.sample()
+            misses += new is None
+            if new is not None and encode(new.decisions) not in known:
+                batch.append(new)
+        for r in measured(measurer, task, [c.decisions for c in batch]):
+            found.append(r)
+            if database:
+                database.add(r)
+    return [r for r in found[:count] if r.ok]
+
+
+def searched(measurer: Measurer, search: Search, task: Task, trials: int, seed: int) -> list[Record]:
+    """The records of a search, in order."""
+    records, rng = measured(measurer, task, [{}]), random.Random(seed)
+    while len(records) < trials and (batch := search(task, records, min(BATCH, trials - len(records)), rng)):
+        records += measured(measurer, task, batch)
+    search(task, records, 1, rng)  # learns from the last ones
+    return records
+
+
+def cost_of(record: Record) -> float:
+    return float("inf") if record.cost is None else record.cost
+
+
+def ranking(model: CostModel, records: Sequence[Record]) -> float:
+    """The share of pairs that a model orders rightly."""
+    made = [(features(realise(r.task, decode(r.decisions))), r.cost) for r in records[:RANKED] if r.cost is not None]
+    return accuracy(model.scores([f for f, _ in made]), np.array([c for _, c in made]))
+
+
+def least_ratio(measurer: Measurer, task: Task, record: Record) -> float:
+    """The median of some measurements: the best of many was lucky."""
+    return float(np.median([cost_of(r) for r in measured(measurer, task, [decode(record.decisions)] * 5)]))
+
+
 # ---------------------------------------------------------------- record
 
 
@@ -140,33 +221,83 @@ def record(path: str, candidates: int, only: str, seed: int) -> None:
             for n in range(4 * candidates):
                 if len(found) < candidates and (new := space.sample() if n % 3 else space.mutate(default)) is not None:
                     found.append(new)
-            records = [r for start in range(0, len(found), BATCH) for r in measured(measurer, found[start : start + BATCH])]
+            records = [r for start in range(0, len(found), BATCH) for r in measured(measurer, task, [c.decisions for c in found[start : start + BATCH]])]
             for r in records:
                 database.add(r)
             failed = sum(not r.ok for r in records)
             print(f"{name:<20}{len(records):>4} candidates, {failed} failed, {time.perf_counter() - begin:.0f} s", flush=True)
 
 
-def measured(measurer: Measurer, candidates: Sequence[Candidate]) -> list[Record]:
-    """Records whose cost is a multiple of the default schedule's time."""
-    task, records = candidates[0].task, []
-    for c, m in zip(candidates, measurer.measure(task, [c.decisions for c in candidates]), strict=True):
-        cost = m.ratio if m.status == "ok" else None
-        records.append(Record(task, encode(c.decisions), c.schedule.trace.to_json(), m, cost, None, environment(HOST), time.time()))
-    return records
+def measured(measurer: Measurer, task: Task, candidates: Sequence[Decisions]) -> list[Record]:
+    """Records whose cost is a multiple of the default schedule's time; without traces, which the decisions stand for."""
+    found = measurer.measure(task, candidates)
+    return [
+        Record(task, encode(d), "", m, m.ratio if m.status == "ok" else None, None, environment(HOST), time.time())
+        for d, m in zip(candidates, found, strict=True)
+    ]
+
+
+# ---------------------------------------------------------------- train
+
+
+def train(path: str, output: str | None) -> None:
+    """Learn from a database; say how well kernels are ranked that the model did not see. The model is written where it ranks them better
+    than the analytic one."""
+    with Database(path) as database:
+        records = [r for r in database.records() if r.ok and r.task.target == str(HOST)]
+    made = [Sample(r.task.key, features(realise(r.task, decode(r.decisions))), cost_of(r)) for r in records]
+    names = {task.key: name for name, task in chosen(LEARNT, "*")}
+    keys = [k for k in dict.fromkeys(s.task for s in made) if k in names]
+    made = [s for s in made if s.task in names]
+    columns = []
+    print(f"{'kernel left out':<22}{'candidates':>12}{'analytic':>12}{'learnt':>12}")
+    for key in keys:
+        unseen = [s for s in made if s.task == key]
+        if len(unseen) < FEWEST:
+            continue
+        model, costs = CostModel(), np.array([s.cost for s in unseen])
+        analytic = accuracy(model.scores([s.features for s in unseen]), costs)
+        model.fit([s for s in made if s.task != key])
+        columns.append((analytic, accuracy(model.scores([s.features for s in unseen]), costs)))
+        print(f"{names[key]:<22}{len(unseen):>12}{analytic:>12.3f}{columns[-1][1]:>12.3f}", flush=True)
+    analytic, learnt = np.mean(columns, axis=0).tolist()
+    print(f"{'mean':<22}{len(made):>12}{analytic:>12.3f}{learnt:>12.3f}")
+    if learnt <= analytic:
+        print("nothing is written: it does not rank better than the analytic model")
+        return
+    model = CostModel()
+    model.fit(made)
+    place = Path(output) if output else Path(tcomp.autotune.model.__file__).parent / "models" / f"{family(HOST)}.json"
+    facts = {"measurements": len(made), "kernels": [names[k] for k in keys], "processor": environment(HOST)["processor"], "threads": 1,
+             "accuracy on kernels left out": {"analytic": round(analytic, 3), "learnt": round(learnt, 3)}}  # fmt: skip
+    place.parent.mkdir(exist_ok=True)
+    model.save(place, facts)
+    print(f"{place}: {place.stat().st_size / 1000:.0f} kB")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     commands = parser.add_subparsers(dest="command", required=True)
+    judging = commands.add_parser("quality", help="the search against random samples")
+    judging.add_argument("--samples", type=int, default=2000)
+    judging.add_argument("--trials", type=int, default=64)
+    judging.add_argument("--database", help="keeps random samples")
     recording = commands.add_parser("record", help="measure candidates")
     recording.add_argument("--database", required=True)
     recording.add_argument("--candidates", type=int, default=40, help="of each kernel")
-    recording.add_argument("--only", default="*", help="kernels, by comma-separated patterns")
-    recording.add_argument("--seed", type=int, default=0)
+    for command in (judging, recording):
+        command.add_argument("--only", default="*", help="kernels, by comma-separated patterns")
+        command.add_argument("--seed", type=int, default=0)
+    training = commands.add_parser("train", help="make a model of what was recorded")
+    training.add_argument("--database", required=True)
+    training.add_argument("--output", help="default: the place of the shipped model of this machine's family")
     args = parser.parse_args()
-    if args.command == "record":
+    if args.command == "quality":
+        quality(args.samples, args.trials, args.only, args.seed, args.database)
+    elif args.command == "record":
         record(args.database, args.candidates, args.only, args.seed)
+    else:
+        train(args.database, args.output)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from zlib import crc32
 import numpy as np
 
 from tcomp.autotune.space import Candidate
+from tcomp.errors import TcompError
 from tcomp.schedules import cost
 from tcomp.schedules.knobs import Option
 from tcomp.schedules.trace import Step
@@ -45,9 +46,12 @@ class Features:
 
 
 def features(candidate: Candidate) -> Features:
-    """Some milliseconds' work. Raises `IRError` for loops whose sizes the task does not give."""
+    """Some milliseconds' work. The first part is zero where the analytic model cannot tell."""
     task, kernel = candidate.task, candidate.schedule.kernel
-    found = cost.features(kernel, task.machine, task.sizes_of(kernel.scalars), task.threads)
+    try:
+        found = cost.features(kernel, task.machine, task.sizes_of(kernel.scalars), task.threads)
+    except TcompError:
+        found = {"seconds": 1.0, "bound": 0.0}
     seconds = max(found["seconds"], 1e-9)
     counts = [log2(1 + found.get(name, 0.0)) for name in COUNTS]
     shares = [found.get(f"seconds.{name}", 0.0) / seconds for name in SECONDS]

@@ -1,0 +1,204 @@
+"""The model of cost: how candidates of a task rank, before they are measured.
+
+It is the analytic model (`schedules.cost`), corrected: boosted trees (T. Chen, C. Guestrin, XGBoost, KDD 2016) learn the residual,
+log(measured) - log(analytic), of samples from any number of tasks. Only the order within a task matters, and times on a busy machine have
+no common scale, so residuals are taken relative to their task's mean. A second layer of trees learns, from the measurements of this
+run, what the shipped ones leave over.
+
+A saved model is JSON: XGBoost's own format for the trees, with what they were learned from. It is read as a stranger's file.
+
+XGBoost is imported where it is used: only the tuner's process needs it, and that must not be forked afterwards (a child would wait for
+threads that it does not have).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tcomp.autotune.features import NAMES, Features
+from tcomp.errors import ArtifactError
+from tcomp.target import Target
+
+if TYPE_CHECKING:
+    from xgboost import Booster
+
+SAMPLES = 768  # the latest ones that are learned from: a fraction of a second's work
+SAME = 0.02  # times that differ by less are taken to be equal
+FORMAT = 1
+_BYTES, _TREES, _NODES = 1 << 20, 1000, 512  # of a saved model, at most
+_LEARNT = {"max_depth": 4, "eta": 0.1, "subsample": 0.8, "colsample_bytree": 0.5, "min_child_weight": 4, "lambda": 2.0}
+_ROUNDS = 80
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Sample:
+    """A measured candidate: its task's key, and its time on any scale that is the task's."""
+
+    task: str
+    features: Features
+    cost: float
+
+
+class CostModel:
+    """Ranks candidates. `facts` tell of the shipped part ("" of none): what it was learned from, and how well it ranks."""
+
+    def __init__(self, shipped: Booster | None = None, facts: Mapping[str, Any] | None = None) -> None:
+        self._shipped = shipped
+        self._latest: Booster | None = None
+        self.facts = dict(facts or {})
+
+    @classmethod
+    def of(cls, target: Target) -> CostModel:
+        """With the model that is shipped for the family of a target; the analytic one alone where there is none."""
+        path = Path(__file__).parent / "models" / f"{family(target)}.json"
+        return cls.load(path) if path.is_file() else cls()
+
+    def scores(self, features: Sequence[Features]) -> np.ndarray:
+        """The logarithms of the times, up to a number that is the task's: the least is the best."""
+        if not features:
+            return np.zeros(0)
+        vectors = np.stack([f.vector for f in features])
+        scores = np.log([f.seconds for f in features])
+        for booster in (self._shipped, self._latest):
+            if booster is not None:
+                scores = scores + booster.inplace_predict(vectors)
+        return scores
+
+    def fit(self, samples: Sequence[Sample], seed: int = 0) -> None:
+        """Learn what the shipped part does not know, from these samples alone: what was learned by an earlier call is forgotten."""
+        self._latest = None
+        latest = samples[-SAMPLES:]
+        if len(latest) > 1:
+            residuals = np.log([s.cost for s in latest]) - self.scores([s.features for s in latest])
+            self._latest = regression(np.stack([s.features.vector for s in latest]), centred(residuals, [s.task for s in latest]), seed)
+
+    # ------------------------------------------------------------ files
+
+    def save(self, path: str | os.PathLike[str], facts: Mapping[str, Any]) -> None:
+        """Write what `fit` learned, so that it is the shipped part of a model that is loaded."""
+        assert self._latest is not None, "nothing was learned"
+        trees = json.loads(self._latest.save_raw("json"))
+        text = json.dumps({"tcomp": "model of cost", "format": FORMAT, "facts": facts, "features": NAMES, "trees": trees}, separators=(",", ":"))
+        Path(path).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> CostModel:
+        """What `save` wrote. Raises `ArtifactError` for anything else."""
+        try:
+            with open(path, "rb") as file:
+                content = file.read(_BYTES + 1)
+            if len(content) > _BYTES:
+                raise _Malformed(f"it has more than {_BYTES} bytes")
+            record = json.loads(content, parse_constant=_refuse)
+            _check(isinstance(record, dict) and record.get("tcomp") == "model of cost", "it does not say that it is one")
+            _check(record.get("format") == FORMAT, f"this is format {FORMAT}")
+            _check(record.get("features") == list(NAMES), "it was learned from other features")
+            _check(isinstance(record.get("facts"), dict), "its facts are no JSON object")
+            return cls(_booster(record.get("trees")), record["facts"])
+        except (OSError, ValueError, RecursionError, _Malformed) as error:
+            raise ArtifactError(f"{path} is no model of cost that can be used", why=str(error)[:500]) from None
+
+
+def family(target: Target) -> str:
+    """What machines of one shipped model have in common."""
+    if target.kind == "cuda" or target.arch != "x86_64":
+        return target.kind if target.kind == "cuda" else target.arch
+    return "x86-" + {512: "avx512", 256: "avx2", 128: "sse2"}[target.vector_bits]
+
+
+# ---------------------------------------------------------------- learning and judging
+
+
+def regression(vectors: np.ndarray, values: np.ndarray, seed: int = 0) -> Booster:
+    """Trees that map rows of `vectors` to `values`. One thread; the same for the same rows and seed."""
+    import xgboost
+
+    parameters = {**_LEARNT, "objective": "reg:squarederror", "base_score": 0.0, "nthread": 1, "seed": seed, "verbosity": 0}
+    return xgboost.train(parameters, xgboost.DMatrix(vectors, values, nthread=1), _ROUNDS)
+
+
+def centred(values: np.ndarray, tasks: Sequence[str]) -> np.ndarray:
+    """Values relative to the mean of their task's."""
+    numbers = np.unique(tasks, return_inverse=True)[1]
+    return values - (np.bincount(numbers, values) / np.bincount(numbers))[numbers]
+
+
+def accuracy(scores: np.ndarray, costs: np.ndarray) -> float:
+    """Of the pairs of one task's candidates whose times differ, the share that scores order rightly; a tie is half right."""
+    gap, guess = np.log(costs)[:, None] - np.log(costs)[None], np.sign(np.subtract.outer(scores, scores))
+    slower = gap > np.log1p(SAME)
+    return float((guess[slower] + 1).mean() / 2) if slower.any() else 1.0
+
+
+# ---------------------------------------------------------------- what is believed
+
+
+class _Malformed(Exception):
+    """A file is no model; says why."""
+
+
+def _check(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise _Malformed(otherwise)
+
+
+def _refuse(constant: str) -> None:
+    raise _Malformed(f"{constant} is no number")
+
+
+def _booster(trees: Any) -> Booster:
+    """A booster of checked trees: XGBoost follows whatever indices it is given."""
+    import xgboost
+
+    try:
+        learner = trees["learner"]
+        parameters, model = learner["learner_model_param"], learner["gradient_booster"]["model"]
+        _check(learner["gradient_booster"]["name"] == "gbtree" and learner["objective"]["name"] == "reg:squarederror", "it is of another kind")
+        sizes = {name: parameters[name] for name in ("num_class", "num_feature", "num_target")}
+        _check(sizes == {"num_class": "0", "num_feature": str(len(NAMES)), "num_target": "1"}, "it is for other features")
+        count = len(model["trees"])
+        _check(count <= _TREES and model["gbtree_model_param"] == {"num_parallel_tree": "1", "num_trees": str(count)}, "the number of trees is odd")
+        _check(model["tree_info"] == [0] * count and model["iteration_indptr"] == list(range(count + 1)), "the order of trees is odd")
+        _check(not any(learner[name] for name in ("attributes", "feature_names", "feature_types")), "it has attributes")
+        _check(not any(model.get("cats", {}).values()), "it has categories")
+        for n, tree in enumerate(model["trees"]):
+            _check_tree(tree, n)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _Malformed(f"it is not of XGBoost's form: {error!r}") from None
+    booster = xgboost.Booster({"nthread": 1})
+    booster.load_model(bytearray(json.dumps(trees).encode()))
+    return booster
+
+
+_INTEGERS = ("left_children", "right_children", "parents", "split_indices", "split_type", "default_left")
+_NUMBERS = ("split_conditions", "base_weights", "loss_changes", "sum_hessian")
+
+
+def _check_tree(tree: Mapping[str, Any], number: int) -> None:
+    nodes = len(tree["left_children"])
+    where = f"tree {number}"
+    _check(0 < nodes <= _NODES and set(tree) == {*_INTEGERS, *_NUMBERS, *_NO_CATEGORIES, "id", "tree_param"}, f"{where} is odd")
+    shape = {"num_deleted": "0", "num_feature": str(len(NAMES)), "num_nodes": str(nodes), "size_leaf_vector": "1"}
+    _check(tree["tree_param"] == shape and tree["id"] == number, f"{where} has another shape")
+    _check(all(len(tree[name]) == nodes for name in (*_INTEGERS, *_NUMBERS)), f"the lengths in {where} differ")
+    _check(all(type(v) is int for name in _INTEGERS for v in tree[name]), f"indices in {where} are no integers")
+    _check(all(type(v) in (int, float) and abs(v) < 1e30 for name in _NUMBERS for v in tree[name]), f"{where} has other than numbers")
+    _check(not any(tree[name] for name in _NO_CATEGORIES) and not any(tree["split_type"]), f"{where} has categories")
+    _check(all(0 <= i < len(NAMES) for i in tree["split_indices"]), f"{where} asks for other features")
+    _check(set(tree["default_left"]) <= {0, 1}, f"{where} is odd")
+    pairs = list(zip(tree["left_children"], tree["right_children"], strict=True))
+    children = sorted(c for pair in pairs for c in pair if pair != (-1, -1))
+    _check(children == list(range(1, nodes)), f"{where} is no tree")  # each node but the root is the child of one
+    for n, pair in enumerate(pairs):
+        _check(pair == (-1, -1) or min(pair) > n, f"{where} goes in circles")
+        _check(pair == (-1, -1) or [tree["parents"][c] for c in pair] == [n, n], f"the parents in {where} are others")
+
+
+_NO_CATEGORIES = ("categories", "categories_nodes", "categories_segments", "categories_sizes")

@@ -1,0 +1,226 @@
+"""What to measure next: decisions that descend from the best so far, chosen by the model of cost.
+
+An evolutionary search (as in L. Zheng et al., Ansor, OSDI 2020) with one more sieve, since making the loops of a candidate takes about as
+long as building it: from hundreds of decisions, changed and crossed without any loops being made, trees over the decisions alone pick a
+few; these are made, so that refusals and repetitions are known, and the model of cost picks from them what is measured. Some are
+drawn at random at either stage, and no kind of structure gets all places of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil, exp, log
+from random import Random
+from statistics import mean
+
+import numpy as np
+
+from tcomp.autotune.database import Record
+from tcomp.autotune.features import Features, Vector, decision_vector, features
+from tcomp.autotune.model import CostModel, Sample, regression
+from tcomp.autotune.space import Candidate, Space
+from tcomp.autotune.workload import Task
+from tcomp.ir.loops import PARALLEL
+from tcomp.schedules.knobs import Decisions, Option, decode, encode
+from tcomp.target import Target
+
+_FIRST = 16  # candidates that are made before there is anything to go by
+_DRAWN = 384  # decisions that go through the first sieve
+_MADE = 1.5  # candidates that are made for each one that is asked for
+_RANDOM = 0.1  # the share that is left to chance
+_PARENTS = 12
+_CROSSED = 0.3  # the share of children with two parents
+_SECOND = 0.4  # how likely it is that a mutation changes one more decision, and another one after that
+_NEAR = 0.5  # how likely it is that a decision moves to an option beside it
+_SHARE = 0.5  # of a batch, for candidates of one structure
+
+
+class Search:
+    """Proposes candidates of any number of tasks of a target, and learns from the records of all. The same calls get the same answers."""
+
+    def __init__(self, target: Target, model: CostModel | None = None) -> None:
+        self.model = model or CostModel.of(target)
+        self._tasks: dict[str, _Known] = {}
+
+    def __call__(self, task: Task, records: Sequence[Record], count: int, rng: Random) -> list[Decisions]:
+        """Up to `count` decisions, the most promising first, whose loops are unlike those of all records and of each other; fewer where
+        no more are found. `records` are all of this task."""
+        known = self._known(task, rng)
+        known.learn(records)
+        self.model.fit([s for other in self._tasks.values() if other is not known for s in other.samples()] + known.samples())
+        known.explore(self.model, ceil(_MADE * count), rng)
+        return known.choose(self.model, count, rng)
+
+    def predicted(self, task: Task, decisions: Decisions) -> float | None:
+        """The cost that the model expects of what was proposed last, on the scale of the task's records; None where it cannot tell."""
+        known = self._tasks.get(task.key)
+        made = known.made.get(encode(decisions)) if known else None
+        samples = known.samples() if known else []
+        if made is None or not samples:
+            return None
+        scores = self.model.scores([made.features, *(s.features for s in samples)])
+        return exp(scores[0] + mean(log(s.cost) - score for s, score in zip(samples, scores[1:], strict=True)))
+
+    def _known(self, task: Task, rng: Random) -> _Known:
+        if task.key not in self._tasks:
+            self._tasks[task.key] = _Known(task, Space(task, rng))
+        return self._tasks[task.key]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Made:
+    """A candidate whose loops were made. `structure` are its decisions that are no numbers; `twin` is shared by candidates between which
+    only threads make a difference."""
+
+    decisions: Decisions
+    features: Features
+    vector: Vector
+    structure: str
+    twin: str
+
+
+@dataclass(eq=False)
+class _Known:
+    """What is known of one task: the options of each decision, as far as it was asked for, and candidates by their decisions."""
+
+    task: Task
+    space: Space
+    options: dict[str, tuple[Option, ...]] = field(default_factory=dict)
+    defaults: dict[str, Option] = field(default_factory=dict)
+    made: dict[str, _Made] = field(default_factory=dict)
+    tried: set[str] = field(default_factory=set)
+    costs: dict[str, float] = field(default_factory=dict)
+    measured: set[str] = field(default_factory=set)  # whatever came of it
+
+    def make(self, decisions: Decisions) -> None:
+        """Enter a candidate, if it can be made and is not one that is known."""
+        text = encode(decisions)
+        if text in self.tried:
+            return
+        self.tried.add(text)
+        candidate = self.space.realise(decisions)
+        if candidate is None:
+            return
+        for name, answer in candidate.answers.items():
+            self.options.setdefault(name, answer.options)
+            self.defaults.setdefault(name, answer.default)
+        found = features(candidate)
+        self.tried.add(encode(candidate.decisions))
+        self.made[encode(candidate.decisions)] = _Made(
+            candidate.decisions, found, self.vector(candidate.decisions), _structure(candidate.decisions), _twin(candidate)
+        )
+
+    def vector(self, decisions: Decisions) -> Vector:
+        return decision_vector({**self.defaults, **decisions})
+
+    # ------------------------------------------------------------ records
+
+    def learn(self, records: Sequence[Record]) -> None:
+        self.make({})
+        for record in records:
+            self.make(decode(record.decisions))
+            self.measured.add(record.decisions)
+            if record.cost is not None:
+                self.costs[record.decisions] = min(record.cost, self.costs.get(record.decisions, record.cost))
+
+    def samples(self) -> list[Sample]:
+        return [Sample(self.task.key, self.made[text].features, cost) for text, cost in self.costs.items() if text in self.made]
+
+    def expected(self, model: CostModel) -> dict[str, float]:
+        """The logarithm of the cost of each candidate: measured, else as the model has it, on the scale of the measured ones."""
+        scores = dict(zip(self.made, model.scores([m.features for m in self.made.values()]).tolist(), strict=True))
+        measured = {text: log(cost) for text, cost in self.costs.items() if text in self.made}
+        offset = mean(value - scores[text] for text, value in measured.items()) if measured else 0.0
+        failed = self.measured - self.costs.keys()
+        return {**{text: score + offset for text, score in scores.items() if text not in failed}, **measured}
+
+    # ------------------------------------------------------------ new ones
+
+    def explore(self, model: CostModel, count: int, rng: Random) -> None:
+        """Make the loops of `count` new candidates, if there are so many."""
+        if len(self.made) < _FIRST:
+            for _ in range(3 * _FIRST):
+                if len(self.made) < _FIRST:
+                    self.make(self.drawn(rng))
+        expected = self.expected(model)
+        parents = [self.made[text].decisions for text in sorted(expected, key=lambda t: (expected[t], t))[:_PARENTS]]
+        children: dict[str, Decisions] = {}
+        for _ in range(_DRAWN):
+            child = self.drawn(rng) if not parents or rng.random() < _RANDOM else self.child(parents, rng)
+            if (text := encode(child)) not in self.tried:
+                children.setdefault(text, child)
+        if len(expected) > 1 and children:
+            trees = regression(np.stack([self.made[text].vector for text in expected]), np.array([*expected.values()]) - mean(expected.values()))
+            guesses = trees.inplace_predict(np.stack([self.vector(c) for c in children.values()]))
+            children = {text: children[text] for _, text in sorted(zip(guesses.tolist(), children, strict=True))}
+        enough, before = len(self.made) + count, list(children)
+        while before and len(self.made) < enough:
+            self.make(children[before.pop(rng.randrange(len(before)) if rng.random() < _RANDOM else 0)])
+
+    def drawn(self, rng: Random) -> dict[str, Option]:
+        """Each decision at random."""
+        return self.plain({name: rng.choice(options) for name, options in self.options.items()})
+
+    def child(self, parents: Sequence[Decisions], rng: Random) -> dict[str, Option]:
+        """Of one or two parents, the better ones more often: decisions of either, or some of them changed."""
+        first, second = (parents[min(rng.randrange(len(parents)), rng.randrange(len(parents)))] for _ in range(2))
+        chosen = {name: (first if rng.random() < 0.5 else second).get(name, self.defaults[name]) for name in self.options}
+        if rng.random() >= _CROSSED:
+            chosen = {name: first.get(name, self.defaults[name]) for name in self.options}
+            while True:
+                self.change(chosen, rng)
+                if rng.random() >= _SECOND:
+                    break
+        return self.plain(chosen)
+
+    def change(self, chosen: dict[str, Option], rng: Random) -> None:
+        """One decision for another option, often for one beside the present one."""
+        names = [name for name, options in self.options.items() if len(options) > 1]
+        if not names:
+            return
+        name = rng.choice(names)
+        options, present = self.options[name], chosen[name]
+        place = options.index(present) if present in options else -1
+        beside = [options[n] for n in (place - 1, place + 1) if place >= 0 and 0 <= n < len(options)]
+        chosen[name] = rng.choice(beside if beside and rng.random() < _NEAR else [o for o in options if o != present])
+
+    def plain(self, chosen: Mapping[str, Option]) -> dict[str, Option]:
+        """Decisions other than the defaults."""
+        return {name: value for name, value in chosen.items() if value != self.defaults[name]}
+
+    # ------------------------------------------------------------ the choice
+
+    def choose(self, model: CostModel, count: int, rng: Random) -> list[Decisions]:
+        expected = self.expected(model)
+        pool = sorted((t for t in self.made if t not in self.measured), key=lambda t: (expected[t], t))
+        twins = {self.made[text].twin for text in self.measured if text in self.made}
+        chosen: list[str] = []
+        taken: dict[str, int] = {}
+        for strict in (True, False):
+            waiting = [t for t in pool if t not in chosen]
+            while waiting and len(chosen) < count:
+                text = waiting.pop(rng.randrange(len(waiting)) if rng.random() < _RANDOM else 0)
+                made = self.made[text]
+                if strict and (made.twin in twins or taken.get(made.structure, 0) >= _SHARE * count):
+                    continue
+                taken[made.structure] = taken.get(made.structure, 0) + 1
+                twins.add(made.twin)
+                chosen.append(text)
+        return [self.made[text].decisions for text in sorted(chosen, key=lambda t: (expected[t], t))]
+
+
+def _structure(decisions: Decisions) -> str:
+    return encode({name: value for name, value in decisions.items() if not _is_number(value)})
+
+
+def _is_number(value: Option) -> bool:
+    if isinstance(value, tuple):
+        return all(_is_number(v) for v in value)
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _twin(candidate: Candidate) -> str:
+    """The steps, without those that only share work among threads where there is but one."""
+    steps = [s for s in candidate.schedule.trace if candidate.task.threads > 1 or not (s.primitive == "fuse" or PARALLEL in s.arguments)]
+    return "\n".join(map(str, steps))
