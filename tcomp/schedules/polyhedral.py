@@ -185,9 +185,12 @@ class Plan:
 
     def gains(self) -> bool:
         """Whether most of the work runs on threads, in lanes, or side by side."""
-        work = {n: prod(extent_of(loop.extent) for loop in x.loops) for n, x in self.instances.items()}
         shaped = [n for n, names in self.names.items() if any(name in self.loops and self.loops[name].role != SERIAL for name in names)]
-        return 2 * sum(work[n] for n in shaped) > sum(work.values())
+        return 2 * self.work(shaped) > self.work()
+
+    def work(self, names: Sequence[str] | None = None) -> int:
+        """About how many instances there are."""
+        return sum(prod(extent_of(loop.extent) for loop in x.loops) for n, x in self.instances.items() if names is None or n in names)
 
     def parallel(self) -> str:
         return " ".join(name for name, loop in self.loops.items() if loop.role == "parallel")
@@ -227,14 +230,14 @@ class _Planner:
         with limited(400_000_000):
             self.dependences = flow(self.model)
         self.build(bool(fused))
-        if self.recurrences and fused is None:
+        if 2 * self.recurrences > self.result.work() and fused is None:
             self.build(True)
         return self.result
 
     def build(self, fused: bool) -> None:
         """The plan from the tree of all instances. `fused`: statements share loops where they can, which chains of dependent iterations
         profit from: many of them side by side."""
-        self.result, self.nests, self.fused, self.recurrences = Plan(self.instances), 0, fused, False
+        self.result, self.nests, self.fused, self.recurrences = Plan(self.instances), 0, fused, 0
         domain = isl.UnionSet("{}")
         for x in self.model.instances:
             domain = domain.union(isl.UnionSet.from_set(x.domain))
@@ -368,7 +371,8 @@ class _Planner:
                 inner = f"{{ [{', '.join(y)}] -> [{', '.join([*y, str(ranks[n])])}] }}"
             points = [f"{nest}.y{d}" for d in range(count - 1)]
             points += ["_", f"{nest}.v"] if last else [f"{nest}.y{count - 1}", "_"]
-            self.result.loops[f"{nest}.v"] = Loop("vector")
+            # Gathers along a diagonal gain nothing over the scalar code, whose iterations overlap as well.
+            self.result.loops[f"{nest}.v"] = Loop("vector" if last == "lanes" else SERIAL)
             self.result.add(n, band[n].apply_range(isl.Map(inner)), points)
 
     def tiles(self, names: Sequence[str], count: int) -> list[int]:
@@ -475,7 +479,7 @@ class _Nest:
         if lane is None and self.x.name not in self.result.time and (cuts := self.cuts()):
             return self.cut(cuts)
         if lane is None and not folds and any(a.free for a in self.axes):
-            self.planner.recurrences = True
+            self.planner.recurrences += self.result.work([self.x.name])
         self.plain(lane)
 
     def cuts(self) -> set[tuple[int, int]]:
