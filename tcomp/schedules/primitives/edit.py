@@ -207,16 +207,6 @@ def swap_buffer(stmt: Stmt, old: Buffer, new: Buffer, indices: Callable[[tuple[E
     return rebuild(stmt, edit)
 
 
-def producers(stmt: Stmt, buffer: Buffer) -> list[Stmt]:
-    """The top-level nests below `stmt` (through blocks and allocations) that write `buffer`, in order."""
-    if isinstance(stmt, Block):
-        return [p for c in stmt.stmts for p in producers(c, buffer)]
-    if isinstance(stmt, Allocate):
-        return producers(stmt.body, buffer)
-    writes = any(isinstance(s, Store | Accumulate) and s.buffer is buffer for s in walk(stmt))
-    return [stmt] if writes else []
-
-
 def touches(stmt: Stmt, buffer: Buffer) -> bool:
     """Whether the statement itself, not those inside, reads or writes a buffer."""
     writes = isinstance(stmt, Store | Accumulate) and stmt.buffer is buffer
