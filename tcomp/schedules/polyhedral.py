@@ -14,6 +14,7 @@ and enters the schedule through `affine`, the primitive that proves it; `split`,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import prod
@@ -307,7 +308,21 @@ class _Planner:
         tilable = len(chain) == 1 and bool(chain[0].band_get_permutable())
         if len(chain) > 1 and (better := self.permutable(x)) is not None:
             axes, tilable = better, True
+        if tilable:
+            axes = [self.aligned(x, a, axes) for a in axes]
         _Nest(self, x, axes, f"n{self.nests}", parallel, tilable).plan()
+
+    def aligned(self, x: Instance, axis: Axis, axes: Sequence[Axis]) -> Axis:
+        """An independent axis that runs relative to another one, `j - i`, as the index `j` itself: operands are then seen to be reused."""
+        assert isinstance(x.stmt, Store | Accumulate)
+        indices = [tuple(coefficient(i, loop.var) for loop in x.loops) for i in x.stmt.indices]
+        if not axis.free or axis.row in indices:
+            return axis
+        for other in axes:
+            if other.free and tuple(a + b for a, b in zip(axis.row, other.row, strict=True)) in indices:
+                total = axis.value.flat_range_product(other.value).apply_range(isl.Map("{ [a, b] -> [a + b] }"))
+                return self.axis(x, total, True)
+        return axis
 
     def axes(self, x: Instance, chain: Sequence[Any]) -> list[Axis]:
         return [
@@ -679,10 +694,8 @@ class _Shaper:
                 found = self.plan.loop(name)
                 if found is None or found[1].role != role or name not in self.s.loops:
                     continue
-                try:
+                with suppress(ScheduleError):  # a loop that cannot be shaped runs in order
                     self.apply(name, loop, found[1])
-                except ScheduleError as error:
-                    REFUSED.append((name, str(error)))
 
     def apply(self, name: str, loop: For, plan: Loop) -> None:
         match plan.role:
@@ -722,9 +735,6 @@ class _Shaper:
     def lanes(self, name: str) -> int:
         sizes = [itemsize(b.dtype) for x in walk(self.s.loops[name].body) for b in _touched(x)]
         return self.target.vector_bits // 8 // max(sizes)
-
-
-REFUSED: list[Any] = []
 
 
 def _touched(x: Any) -> list[Any]:
