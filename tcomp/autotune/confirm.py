@@ -11,16 +11,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import comb
 from statistics import median
 
-from tcomp.autotune.contest import Contest
+from tcomp.autotune.contest import Contest, by_chance
 from tcomp.autotune.subject import Subject
 from tcomp.schedules.knobs import Decisions
 
 _Found = tuple[dict[str, Decisions], Contest]  # winners, and the contest in which they took part
-
-_DOUBT = 0.1  # how likely chance alone may explain that a kernel was slower, for it to be rolled back
 
 
 @dataclass(frozen=True)
@@ -151,11 +148,5 @@ class _Trial:
     def _slower(self, contest: Contest, tuned: Mapping[str, Decisions]) -> set[str]:
         """The tuned kernels that the model runs slower than the untuned ones, in more rounds than chance explains."""
         before, after = (self._subject.by_task(side) for side in (contest.kernels_before, contest.kernels_after))
-        return {key for key in tuned if key in before and _lost(before[key], after[key])}
+        return {key for key in tuned if key in before and not by_chance(before[key], after[key])}
 
-
-def _lost(before: Sequence[float], after: Sequence[float]) -> bool:
-    """A sign test of neighbouring rounds."""
-    rounds, worse = len(before), sum(b > a for a, b in zip(before, after, strict=True))
-    chance = sum(comb(rounds, k) for k in range(worse, rounds + 1)) / float(1 << rounds)
-    return chance < _DOUBT

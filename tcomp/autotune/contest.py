@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import comb
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,7 +23,8 @@ from tcomp.autotune.worker import difference
 from tcomp.runtime import Module
 
 _PAUSE = 0.01  # seconds before a block: threads of the one before stop spinning and go to sleep
-_FEWEST, _MOST = 5, 40  # rounds
+_FEWEST, _MOST = 9, 60  # rounds
+_DOUBT = 0.1  # how likely chance may be to make what is taken for a difference
 _BLOCK = 0.01  # seconds of runs in a block, if one run does not take longer
 _KERNELS = 0.4  # the share of the time for the profiles
 _TOLERANCE = 1e-2  # of float results, relative: kernels were compared before, this is about gross mistakes
@@ -46,8 +48,14 @@ class Contest:
 
     @property
     def won(self) -> bool:
-        """Whether the tuned one is faster."""
-        return self.ratio < 1.0
+        """Whether the tuned one is faster, in more rounds than chance explains."""
+        return self.ratio < 1.0 and not by_chance(self.after, self.before)
+
+
+def by_chance(less: Sequence[float], more: Sequence[float]) -> bool:
+    """Whether chance alone explains that the one is less than the other in so many rounds, of neighbouring runs: a sign test."""
+    rounds, wins = len(less), sum(a < b for a, b in zip(less, more, strict=True))
+    return sum(comb(rounds, k) for k in range(wins, rounds + 1)) / float(1 << rounds) > _DOUBT
 
 
 def handle(request: Answer) -> Answer:

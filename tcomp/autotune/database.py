@@ -318,10 +318,8 @@ class Database:
         Raises `DatabaseError` naming file and line.
         """
         try:
-            with open(path, encoding="utf-8", newline="\n") as file:
-                return self._take(str(path), iter(lambda: file.readline(LINE_LIMIT + 1), ""))
-        except UnicodeDecodeError as error:
-            raise DatabaseError(f"{path} is no export of a tuning database", why=str(error)[:200]) from None
+            with open(path, "rb") as file:
+                return self._take(str(path), (line.decode(errors="replace") for line in iter(lambda: file.readline(LINE_LIMIT + 1), b"")))
         except OSError as error:
             raise DatabaseError(f"cannot read {path}", why=error.strerror or str(error)) from error
 

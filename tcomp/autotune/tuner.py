@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from math import inf, log
@@ -29,7 +29,8 @@ import numpy.typing as npt
 from tcomp.autotune.confirm import Confirmation, confirm
 from tcomp.autotune.database import Database, Record, Session, Verdict, environment
 from tcomp.autotune.measure import Limits, Measurement, Measurer
-from tcomp.autotune.space import mutate, realise, sample
+from tcomp.autotune.search import Search
+from tcomp.autotune.space import realise
 from tcomp.autotune.subject import Model, Single, Subject, bound, title
 from tcomp.autotune.workload import ScheduleFunction, Task
 from tcomp.errors import InputError, TcompError
@@ -50,14 +51,13 @@ _RECENT = 8  # trials whose gain is taken to go on
 _HOPE = 0.5  # the weight of what could be gained, against what was
 _EXPLORE = 0.05  # how often a kernel is drawn at random
 _BATCH = 0.05  # the share of the time left that one batch may take
-_PARENTS, _TRIES, _AT_RANDOM = 5, 4, 0.3
 _WARM = 3  # winners of similar kernels that are tried first
 _CONTEST = 0.05  # the share of the budget for one contest of whole models, within _CONTESTS seconds
 _CONTESTS = 1.0, 15.0
 _CONTESTED = 1.5  # contests for which there is to be time
+_TELLING = 32  # the best of earlier runs that the search learns from: each costs as much as a candidate
+_JUDGED = 64  # the latest predictions, of which the error of the model is told
 _GRACE = 1.0  # seconds after which a candidate that is being measured when time is up is not waited for
-
-Propose = Callable[[Task, Sequence[Record], int, Random], Sequence[Decisions]]
 
 
 # ---------------------------------------------------------------- what is told
@@ -280,6 +280,7 @@ class _Kernel:
     progress: list[float] = field(default_factory=list)
     seconds: float = 0.0  # spent on it
     measured: int = 0  # with these seconds
+    earlier: int = 0  # records that are not of this run
 
     def learn(self, record: Record) -> None:
         self.records.append(record)
@@ -295,6 +296,12 @@ class _Kernel:
             self.status.gain = min(1.0, self.progress[-1] / (self.base.cost or inf))
 
     @property
+    def telling(self) -> list[Record]:
+        """The records of this run, and the best of those before."""
+        ok = sorted((r for r in self.records[: self.earlier] if r.ok), key=lambda r: r.cost or inf)
+        return [*ok[:_TELLING], *self.records[self.earlier :]]
+
+    @property
     def incumbent(self) -> Decisions:
         return decode(self.best.decisions) if self.best is not None else {}
 
@@ -302,7 +309,7 @@ class _Kernel:
         """Seconds that a run of the model is expected to gain, for each second of tuning; a trial takes `usual` where none was made."""
         cost = self.seconds / self.measured if self.measured else usual
         if self.base is None or not self.progress:
-            return self.status.before / cost
+            return _HOPE * max(0.0, self.status.before - self.status.bound) / max(cost, 1e-3)
         now, n = self.status.after, len(self.progress)
         lately = self.progress[max(0, n - 1 - _RECENT)] - self.progress[-1]
         scale = self.status.before / (self.base.cost or inf)
@@ -324,7 +331,7 @@ class _Tuning:
         self._start, self._earlier = start, session.spent
         self._budget = inf if budget is None else max(0.0, budget - session.spent)
         self._deadline = start + self._budget
-        total = self._budget if budget is None else budget
+        total = BUDGET if budget is None else budget
         self._contest = min(max(_CONTEST * total, _CONTESTS[0]), _CONTESTS[1])
         self._compiled = time.monotonic() - start
         self._building = [0.0, 0]  # seconds, and candidates built in these
@@ -333,7 +340,7 @@ class _Tuning:
         self._errors: list[float] = []
         self._kernels: list[_Kernel] = []
         self._current: _Kernel | None = None
-        self._propose: Propose = drawn
+        self._propose = Search(Target.parse(subject.tasks[0][0].target))
 
     # ------------------------------------------------------------ the run
 
@@ -367,6 +374,7 @@ class _Tuning:
             kernel = _Kernel(status, task, [])
             for record in self._entries.records(task.key):
                 kernel.learn(record)
+            kernel.earlier = len(kernel.records)
             self._kernels.append(kernel)
         self._show()
         with self._clock.spent("measure"):
@@ -491,7 +499,7 @@ class _Tuning:
         if not kernel.status.trials:
             for decisions in self._similar(kernel):
                 found.setdefault(encode(decisions), decisions)
-        for decisions in self._propose(kernel.task, kernel.records, count, self._rng):
+        for decisions in self._propose(kernel.task, kernel.telling, count, self._rng):
             found.setdefault(encode(decisions), decisions)
         return [d for text, d in found.items() if text not in known][:count]
 
@@ -510,8 +518,11 @@ class _Tuning:
 
     def _enter(self, kernel: _Kernel, decisions: Decisions, measurement: Measurement) -> None:
         """One record, in the database and here."""
-        cost, predicted, trace = self._cost(kernel, measurement), None, ""
-        if cost is not None and (kernel.best is None or cost < (kernel.best.cost or inf)):
+        cost, trace = self._cost(kernel, measurement), ""
+        predicted = self._propose.predicted(kernel.task, decisions) if decisions else None
+        if cost is not None and predicted is not None:
+            self._errors = [*self._errors, abs(log(predicted / cost))][-_JUDGED:]
+        if decisions and cost is not None and (kernel.best is None or cost < (kernel.best.cost or inf)):
             trace = realise(kernel.task, decisions).schedule.trace.to_json()
         record = Record(kernel.task, encode(decisions), trace, measurement, cost, predicted, self._machine, time.time())
         kernel.learn(record)
@@ -564,21 +575,6 @@ class _Tuning:
         statuses = [k.status for k in self._kernels]
         elapsed = time.monotonic() - self._start
         self._tell(Status(self._phase, elapsed, budget, self._session.trials, self._limit, statuses, current, error))
-
-
-def drawn(task: Task, records: Sequence[Record], count: int, rng: Random) -> list[Decisions]:
-    """Candidates at random, and changes of the best ones."""
-    best = [decode(r.decisions) for r in sorted((r for r in records if r.ok), key=lambda r: r.cost or inf)[:_PARENTS]]
-    known = {r.decisions for r in records}
-    found: dict[str, Decisions] = {}
-    for _ in range(_TRIES * count):
-        with suppress(TcompError):
-            made = sample(task, rng) if not best or rng.random() < _AT_RANDOM else mutate(task, rng.choice(best), rng)
-            if (text := encode(made.decisions)) not in known:
-                found[text] = made.decisions
-        if len(found) == count:
-            break
-    return list(found.values())
 
 
 def _fitting(task: Task, decisions: Decisions) -> Decisions:
