@@ -523,3 +523,46 @@ def test_what_lives_inside_of_an_iteration_is_not_prefetched() -> None:
         """,
     )
     assert run.refused["prefetch"] == 1
+
+
+# ---------------------------------------------------------------- inline and pipeline
+
+
+def test_an_element_of_an_earlier_iteration_is_not_inlined() -> None:
+    run = check(
+        """
+        kernel loops(y0: int32[4]) -> (y0) {
+          alloc t: int32[4]
+          for i in 0..6 {
+            if i < 4 {
+              t[i] = 1i32
+            }
+            if 1 < i {
+              y0[i - 2] = t[i - 2]
+            }
+          }
+        }
+        """,
+        """
+        s.inline("t")
+        """,
+    )
+    assert run.refused["inline"] == 1
+
+
+def test_copies_of_a_pipeline_are_counted_in_64_bits() -> None:
+    run = check(
+        """
+        kernel loops(x0: int32[4], y0: int32[4]) -> (y0) {
+          for i in 0..4 {
+            alloc t: int32[1]
+            t[0] = x0[i]
+            y0[i] = t[0]
+          }
+        }
+        """,
+        """
+        s.pipeline("i", 1180591620717411303424, "t")
+        """,
+    )
+    assert run.refused["pipeline"] == 1

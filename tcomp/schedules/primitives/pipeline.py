@@ -9,6 +9,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.expr import Expr, as_expr, loop_var
 from tcomp.ir.loops import SERIAL, Accumulate, Allocate, Block, Buffer, For, Kernel, Stmt, Store, block, walk
 from tcomp.schedules.primitives.edit import (
+    check_factor,
     find_buffer,
     find_loop,
     fresh,
@@ -72,6 +73,7 @@ def pipeline(kernel: Kernel, loop: str, stages: int, *buffers: str) -> tuple[Ker
     target = find_loop(kernel, loop, "pipeline")
     if target.kind != SERIAL:
         raise refuse(kernel, "pipeline", f"`{loop}` is {target.kind}: its iterations do not follow each other")
+    check_factor(kernel, "pipeline", stages, "a number of stages of")
     if stages < 2:
         raise refuse(kernel, "pipeline", f"{stages} stages: with two, one iteration runs ahead of another")
     olds = _inside(kernel, target, buffers)

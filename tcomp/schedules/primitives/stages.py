@@ -119,7 +119,7 @@ class _Source:
         required += [E.substitute(c, values) for c in self.conditions]
         required += [as_expr(0) < E.substitute(as_expr(x.extent), values) for x in self.loops if x.var not in values]
         stored = E.all_of([c for c in map(simplify, required) if not holds(c)])
-        if stored.op != "const" and self.shared:
+        if self.shared and not (stored.op == "const" and stored.attr):
             outer = next((s.var.name for s in self.shared if isinstance(s, For)), "the loop around it")
             element = f"{self.write.buffer.name}[{', '.join(map(str, place))}]"
             why = f"`{element}` may stem from an earlier iteration of `{outer}`: it is stored where {stored}"
