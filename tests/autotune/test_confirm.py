@@ -1,0 +1,149 @@
+"""Confirmation: what loses in the whole model is rolled back, however it was measured; compilations obey that."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from models import two_layers
+
+import tcomp
+from tcomp.autotune.confirm import Confirmation, confirm
+from tcomp.autotune.contest import Contest, by_chance
+from tcomp.autotune.subject import Model
+from tcomp.errors import InputError
+from tcomp.schedules.knobs import Decisions
+from tcomp.target import Target
+
+
+class Pretended:
+    """A model whose kernels take a second by default, and `factors` of that where they are tuned; `visible` is whether profiles show it."""
+
+    def __init__(self, factors: Mapping[str, float], visible: bool = True, noise: float = 0.0, reason: str = "") -> None:
+        self.factors, self.visible, self.noise, self.reason = factors, visible, noise, reason
+        self.tasks: list = []
+        self.rng = random.Random(1)
+        self.asked: list[set[str]] = []
+
+    def contest(self, decisions: Mapping[str, Decisions], seconds: float) -> Contest:
+        self.asked.append(set(decisions))
+        if self.reason:
+            return Contest(reason=self.reason)
+
+        def times(tuned: bool) -> list[list[float]]:
+            return [[(self.factors[k] if tuned and k in decisions else 1.0) * self.rng.uniform(1, 1 + self.noise) for k in self.factors] for _ in range(15)]
+
+        before, after = times(False), times(True)
+        shown = after if self.visible else before
+        sums = [tuple(map(sum, side)) for side in (before, after)]
+        return Contest(sums[0], sums[1], tuple(zip(*before, strict=True)), tuple(zip(*shown, strict=True)))
+
+    def by_task(self, kernels: Sequence[Sequence[float]]) -> dict[str, list[float]]:
+        return dict(zip(self.factors, map(list, kernels), strict=True)) if kernels else {}
+
+
+def judged(subject: Pretended, deadline: float = float("inf")) -> Confirmation:
+    return confirm(subject, {k: {"x": 1} for k in subject.factors}, 0.0, deadline)  # type: ignore[arg-type]
+
+
+def test_winners_are_kept() -> None:
+    found = judged(Pretended({"a": 0.5, "b": 0.9}))
+    assert found.kept.keys() == {"a", "b"} and not found.rolled_back
+    assert found.ratio == pytest.approx(0.7) and found.after == pytest.approx(1.4)
+    assert found.kernels["a"].after == pytest.approx(0.5)
+
+
+def test_kernels_that_lose_in_the_model_are_rolled_back() -> None:
+    found = judged(Pretended({"a": 0.5, "b": 1.4, "c": 0.9}, noise=0.05))
+    assert found.kept.keys() == {"a", "c"} and found.rolled_back.keys() == {"b"}
+    assert found.contests == 2 and "1 of 3 kernels are slower" in found.notes[0]
+
+
+def test_what_profiles_do_not_show_is_found_by_bisection() -> None:
+    factors = {name: 0.8 for name in "abcdefg"} | {"bad": 4.0}
+    subject = Pretended(factors, visible=False, noise=0.02)
+    found = judged(subject)
+    assert "bad" in found.rolled_back and len(found.kept) >= 4 and found.ratio < 1
+    assert found.contests <= 10
+
+
+def test_where_nothing_gains_nothing_is_kept() -> None:
+    for factors in ({"a": 1.2}, {"a": 1.2, "b": 1.1}, {"a": 1.0, "b": 1.0}):
+        found = judged(Pretended(factors, noise=0.05))
+        assert not found.kept and found.ratio == 1.0 and found.before == found.after
+
+
+def test_what_there_is_no_time_to_prove_is_rolled_back() -> None:
+    subject = Pretended({"a": 0.5, "b": 9.0}, visible=False)
+    found = judged(subject, deadline=time.monotonic() - 1)
+    assert not found.kept and len(subject.asked) == 1
+
+
+def test_a_model_that_cannot_be_run_is_not_tuned() -> None:
+    found = judged(Pretended({"a": 0.5, "b": 0.5}, reason="crash: killed by SIGSEGV"))
+    assert not found.kept and found.notes == ["crash: killed by SIGSEGV"]
+
+
+def test_nothing_to_confirm() -> None:
+    subject = Pretended({})
+    assert judged(subject).ratio == 1.0 and not subject.asked
+
+
+def test_chance() -> None:
+    assert by_chance([1.0] * 9, [1.0] * 9) and by_chance([1, 1, 1, 3, 3], [2, 2, 2, 2, 2]) and not by_chance([1.0] * 9, [2.0] * 9)
+
+
+# ---------------------------------------------------------------- a real model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    path = two_layers(tmp_path_factory.mktemp("model") / "net.onnx")
+    return Model(path, Target.parse("cpu"), 1)
+
+
+def test_shares_of_the_untuned_model(model: Model) -> None:
+    shares = model.shares(0.05)
+    assert shares.keys() == {task.key for task, _ in model.tasks} and all(s > 0 for s in shares.values())
+
+
+def slow(model: Model) -> dict[str, Decisions]:
+    """The worst that the spaces of two kernels have, as a measurement that lies may call them best."""
+    from tcomp.autotune.space import sample
+
+    found: dict[str, Decisions] = {}
+    for task, _ in model.tasks:
+        rng = random.Random(5)
+        made = [sample(task, rng).decisions for _ in range(6)]
+        tiles = [d for d in made if any(name.endswith(".tile") for name in d)]
+        if tiles:
+            found[task.key] = {name: (1, 1) if name.endswith(".tile") else v for name, v in tiles[0].items()}
+    return found
+
+
+def test_a_lie_is_found_out(model: Model) -> None:
+    found = confirm(model, slow(model), 0.3)
+    assert not found.kept and found.rolled_back and found.ratio == 1.0, found
+
+
+def test_a_tuned_artifact_computes_the_same(model: Model) -> None:
+    decisions = slow(model)
+    x = np.random.default_rng(0).standard_normal((64, 96), np.float32)
+    want = tcomp.runtime.Module.load(model.artifact({}), threads=1)(x)
+    got = tcomp.runtime.Module.load(model.artifact(decisions), threads=1)(x)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_open_sizes_are_asked_for(tmp_path: Path) -> None:
+    path = two_layers(tmp_path / "net.onnx", "batch")
+    with pytest.raises(InputError, match="the size batch is open"):
+        Model(path, Target.parse("cpu"), 1)
+    with pytest.raises(InputError, match="no symbolic dim `sequence`"):
+        Model(path, Target.parse("cpu"), 1, sizes={"batch": 4, "sequence": 3})
+    model = Model(path, Target.parse("cpu"), 1, sizes={"batch": 4})
+    assert all(dict(task.dims) in ({"batch": 4}, {}) for task, _ in model.tasks)
+    assert model.inputs["x"].shape == (4, 96)
