@@ -37,7 +37,8 @@ _FOLD = 1024
 _FEWEST = 3  # rounds, in each of which both run once
 _TRIES = 4
 _GUARD = 256  # bytes on either side of what a candidate writes
-_HOPELESS = 2.0  # times as slow as the incumbent after two rounds: measured no further
+_HOPELESS = 2.0  # times as slow as the incumbent after two rounds or more: measured no further
+_SURE = 0.02  # seconds after which that is believed: what disturbs short runs may do so for some of them
 _KEPT = 3  # layouts of an input, on average
 _INTEGERS = 100  # inputs that are integers are up to so large
 
@@ -97,8 +98,9 @@ class _Prepared:
                 for n in range(rounds):
                     for which in (0, 1) if n % 2 else (1, 0):
                         times[which].append((new, old)[which].run())
-                    hopeless = n + 1 == 2 and min(times[0]) > _HOPELESS * min(times[1])
-                    if hopeless or (n + 1 >= _FEWEST and time.perf_counter() - begin > seconds):
+                    spent = time.perf_counter() - begin
+                    hopeless = n + 1 >= 2 and spent > _SURE and min(times[0]) > _HOPELESS * min(times[1])
+                    if hopeless or (n + 1 >= _FEWEST and spent > seconds):
                         break
             if reason := self._wrong(new):
                 return {"status": "wrong", "reason": f"not every time: {reason}"}

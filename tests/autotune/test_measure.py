@@ -182,10 +182,10 @@ def test_a_function_that_only_this_process_has(measurer: Measurer) -> None:
 
 
 def test_the_hopeless_are_not_measured_for_long() -> None:
-    slow = Program.of(product(96, 96, 96), HOST, 1, schedule=stepping)
+    slow = Program.of(product(256, 256, 256), HOST, 1, schedule=stepping)
     with Measurer(1, Limits(building=120, running=60, rounds=10, seconds=60)) as measurer:
         fast, hopeless = measurer.measure(slow, [{}, {"slow": True}])
-        assert len(fast.seconds) == 10 and len(hopeless.seconds) == 2 and hopeless.ratio > 2
+        assert len(fast.seconds) == 10 and len(hopeless.seconds) < 6 and hopeless.ratio > 2
 
 
 def stepping(s: Schedule, knobs: Knobs) -> None:
