@@ -50,6 +50,9 @@ def polyhedral(program: Kernel | Schedule, target: Target, threads: int = 1) -> 
     schedule is then as it was.
     """
     s = program if isinstance(program, Schedule) else Schedule(program)
+    for x in model(s.kernel.body).instances:
+        if not x.exact or not isinstance(x.stmt, Store | Accumulate):
+            raise ScheduleError(f"no polyhedral schedule of kernel `{s.kernel.name}`", why=f"whether `{x.stmt}` is executed depends on data")
     for fused in (None, False):
         try:
             plan = _Planner(model(s.kernel.body), target, threads).plan(fused)
@@ -73,8 +76,9 @@ def polyhedral_or_not(s: Schedule, target: Target, threads: int) -> Schedule:
         return s
     try:
         return polyhedral(s, target, threads)
-    except ScheduleError as error:
-        s.note(f"runs as written: {error.why or error.what}".splitlines()[0][:200])
+    except (ScheduleError, isl.Error) as error:
+        why = (error.why or error.what) if isinstance(error, ScheduleError) else "isl gave up"
+        s.note(f"runs as written: {why}".splitlines()[0][:200])
         return s
 
 
