@@ -281,11 +281,14 @@ class _Kernel:
     seconds: float = 0.0  # spent on it
     measured: int = 0  # with these seconds
     earlier: int = 0  # records that are not of this run
+    known: bool = False  # whether the model said how long its kernels take
 
     def learn(self, record: Record) -> None:
         self.records.append(record)
         if record.decisions == encode({}):
             self.base = self.base or (record if record.ok else None)
+            if self.base is not None and not self.known:
+                self.status.before = self.status.calls * (self.base.cost or 0.0)
         else:
             self.status.trials += 1
             self.status.failed += not record.ok
@@ -382,7 +385,10 @@ class _Tuning:
             shares = self._subject.shares(self._contest / 2)
         self._judging = max(self._judging, time.monotonic() - begin - self._contest / 2)
         for kernel in self._kernels:
-            kernel.status.before = shares.get(kernel.task.key, kernel.status.bound)
+            if kernel.task.key in shares:
+                kernel.status.before, kernel.known = shares[kernel.task.key], True
+            elif kernel.base is None:
+                kernel.status.before = kernel.status.bound  # until more is known
 
     def _search(self, workers: int | None, cluster: str | None) -> None:
         self._phase = "search"
@@ -529,8 +535,6 @@ class _Tuning:
         self._session.trials += bool(decisions)
         self._session.spent = self._earlier + time.monotonic() - self._start
         self._entries.add(record, self._session)
-        if kernel.status.before == kernel.status.bound and kernel.base is record and cost is not None:
-            kernel.status.before = kernel.status.calls * cost  # better than the bound, where nothing else is known
         self._show()
 
     def _cost(self, kernel: _Kernel, measurement: Measurement) -> float | None:

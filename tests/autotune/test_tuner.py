@@ -1,0 +1,342 @@
+"""The tuner: it keeps to its budget, loses nothing, goes on where it was, and compilations follow what it found.
+
+    python tests/autotune/test_tuner.py 20          kills it at 20 random moments, goes on each time, and counts the records
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from models import two_layers
+from spaces import product, scaled, split_scaled
+
+import tcomp
+from tcomp.autotune.database import Database, Record, Verdict
+from tcomp.autotune.measure import Measurement
+from tcomp.autotune.subject import Model
+from tcomp.autotune.tuner import Status, tune
+from tcomp.driver import compile_model
+from tcomp.errors import DatabaseError, InputError
+from tcomp.runtime import Module
+from tcomp.schedules.knobs import Decisions, decode, encode
+from tcomp.target import Target
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("TCOMP_CACHE", str(folder))
+        patch.setattr("tcomp.machine.measure", lambda target: target.core)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return two_layers(tmp_path_factory.mktemp("model") / "net.onnx")
+
+
+# ---------------------------------------------------------------- programs
+
+
+def test_a_program_is_tuned(tmp_path: Path) -> None:
+    statuses: list[Status] = []
+    result = tune(product(), trials=5, database=tmp_path / "t.db", threads=1, progress=lambda s: statuses.append(s))
+    assert result.trials == 5 and not result.interrupted and 0 < result.ratio <= 1
+    assert {s.phase for s in statuses} == {"compile", "search", "confirm", "done"}
+    with Database(tmp_path / "t.db") as database:
+        (task,) = database.tasks()
+        records = database.records(task.key)
+        assert [r.decisions for r in records].count("{}") == 1 and len({r.decisions for r in records}) == len(records) == 6
+        (session,) = database.sessions()
+        assert session.state == "finished" and session.trials == 5 and session.summary["ratio"] == result.ratio
+    f = tcomp.build(result.schedule, threads=1)
+    rng = np.random.default_rng(0)
+    a, b, c = rng.random((32, 24), np.float32), rng.random((24, 48), np.float32), np.zeros((32, 48), np.float32)
+    f(a, b, c)
+    np.testing.assert_allclose(c, a @ b, rtol=1e-5)
+    assert "trials of 1 kernels" in str(result)
+
+
+def test_a_space_of_ones_own_is_searched_to_its_end(tmp_path: Path) -> None:
+    result = tune(scaled(), trials=100, database=tmp_path / "t.db", threads=1, schedule=split_scaled)
+    assert 5 <= result.trials <= 16 and result.tasks[0].stopped in ("nothing new is found", "at its bound")
+
+
+def test_mistakes(tmp_path: Path, net: Path) -> None:
+    def fails(match: str, model: object, **options: object) -> None:
+        with pytest.raises(InputError, match=match):
+            tune(model, database=tmp_path / "t.db", **options)  # type: ignore[arg-type]
+
+    fails("budget is to be positive", net, budget=-1)
+    fails("a schedule function is for a program", net, schedule=split_scaled)
+    fails("nothing to resume", product(), resume=True, threads=1)
+    fails("cannot be tuned", net, target="cuda -arch=sm_90a")
+    (tmp_path / "bad.db").write_text("no database")
+    with pytest.raises(DatabaseError, match=r"bad\.db"):
+        tune(product(), database=tmp_path / "bad.db")
+
+
+# ---------------------------------------------------------------- models
+
+
+def test_the_budget_is_kept(tmp_path: Path, net: Path) -> None:
+    budget, start = 12.0, time.monotonic()
+    result = tune(net, budget=budget, database=tmp_path / "t.db", threads=1)
+    took = time.monotonic() - start
+    assert took < 1.25 * budget, (took, result.seconds)  # on a machine that is busy with other tests
+    assert sum(result.seconds.values()) == pytest.approx(took, abs=0.5)
+    assert result.ratio <= 1
+
+
+class Liar:
+    """In the place of `Measurer`: whatever is slow is called fast."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __enter__(self) -> Liar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def measure(self, task: object, candidates: list[Decisions], incumbent: Decisions | None = None) -> list[Measurement]:
+        return list(self.measure_each(task, candidates, incumbent))
+
+    def measure_each(self, task: object, candidates: list[Decisions], incumbent: Decisions | None = None) -> Iterator[Measurement]:
+        for decisions in candidates:
+            bad = any(name.endswith(".tile") and value == (1, 1) for name, value in decisions.items())
+            yield Measurement("ok", (1e-9 if bad else 1e-3,), "", (1e-3,))
+
+
+def test_a_measurement_that_lies_makes_nothing_worse(tmp_path: Path, net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tcomp.autotune.tuner.Measurer", Liar)
+    worst: dict[str, list[Decisions]] = {}
+
+    def proposed(self: object, task: object, records: object, count: int, rng: object) -> list[Decisions]:
+        names = [f"{name}.tile" for name in ("y.acc", "t0.acc", "t1.acc", "h.acc")]
+        from tcomp.schedules.knobs import Knobs
+
+        knobs = Knobs()
+        task.schedule(knobs)  # type: ignore[attr-defined]
+        names = [name for name in knobs.asked if name.endswith(".tile")]
+        worst[task.key] = [{name: (1, 1) for name in names if (1, 1) in knobs.asked[name].options}]  # type: ignore[attr-defined]
+        return [d for d in worst[task.key] if d]  # type: ignore[attr-defined]
+
+    monkeypatch.setattr("tcomp.autotune.search.Search.__call__", proposed)
+    result = tune(net, trials=4, database=tmp_path / "t.db", threads=1)
+    assert any(t.gain < 0.01 for t in result.tasks)  # so it was told
+    assert result.confirmation.rolled_back and not result.confirmation.kept and result.ratio == 1.0
+    _, report = compile_model(net, threads=1, database=tmp_path / "t.db")
+    assert report.tuned == 0
+    with Database(tmp_path / "t.db") as database:
+        assert any(not v.kept for v in database.verdicts())
+
+
+# ---------------------------------------------------------------- compilations
+
+
+@pytest.fixture(scope="module")
+def tasks(net: Path) -> Model:
+    return Model(net, Target.parse("cpu"), 1)
+
+
+def wide(model: Model) -> tuple[object, dict[str, object]]:
+    """A task and decisions for it that are not the default."""
+    from tcomp.autotune.space import sample
+
+    for task, _ in model.tasks:
+        for seed in range(10):
+            found = sample(task, random.Random(seed)).decisions
+            if any(name.endswith(".tile") for name in found):
+                return task, found
+    raise AssertionError
+
+
+def test_compilations_follow_records(tmp_path: Path, net: Path, tasks: Model) -> None:
+    task, decisions = wide(tasks)
+    plain, none = compile_model(net, threads=1)
+    with Database(tmp_path / "t.db") as database:
+        database.add(Record(task, encode(decisions), "", Measurement("ok", (1e-6,)), 1e-6, None, {}, 1.0))  # type: ignore[arg-type]
+    tuned, report = compile_model(net, threads=1, database=tmp_path / "t.db", emit=["schedule"])
+    assert (none.tuned, report.tuned, report.not_followed) == (0, 1, [])
+    kinds = [json.dumps(s["schedule"]) for a in (plain, tuned) for s in a.manifest.notes["schedules"]]
+    assert len(set(kinds)) == len(plain.manifest.notes["schedules"]) + 1
+    x = np.random.default_rng(0).standard_normal((64, 96), np.float32)
+    np.testing.assert_allclose(Module.load(tuned, threads=1)(x), Module.load(plain, threads=1)(x), rtol=1e-4, atol=1e-6)
+    with Database(tmp_path / "t.db") as database:
+        database.add(Verdict(task, encode(decisions), False, 1.0, 2.0, {}, 2.0))  # type: ignore[arg-type]
+    assert compile_model(net, threads=1, database=tmp_path / "t.db")[1].tuned == 0
+
+
+@pytest.mark.parametrize("text", ['{"no such knob":1}', '{"{tile}":[999,999]}'])
+def test_what_cannot_be_followed_is_said(tmp_path: Path, net: Path, tasks: Model, text: str) -> None:
+    task, decisions = wide(tasks)
+    name = next(name for name in decisions if name.endswith(".tile"))
+    record = Record(task, encode(decode(text.replace("{tile}", name))), "", Measurement("ok", (1e-6,)), 1e-6, None, {}, 1.0)  # type: ignore[arg-type]
+    with Database(tmp_path / "t.db") as database:
+        database.add(record)
+    for _ in range(2):  # the second time it is remembered
+        _, report = compile_model(net, threads=1, database=tmp_path / "t.db")
+        assert report.tuned == 0 and len(report.not_followed) == 1
+        assert "recorded decisions are refused: there is no such choice any more" in report.not_followed[0][1]
+        assert any("recorded decisions are refused" in line for lines in report.notes.lines.values() for line in lines)
+
+
+def test_records_for_other_numbers_of_threads_are_said(tmp_path: Path, net: Path, tasks: Model) -> None:
+    task, decisions = wide(tasks)
+    with Database(tmp_path / "t.db") as database:
+        database.add(Record(task, encode(decisions), "", Measurement("ok", (1e-6,)), 1e-6, None, {}, 1.0))  # type: ignore[arg-type]
+    _, report = compile_model(net, threads=3, database=tmp_path / "t.db")
+    assert report.tuned == 0 and "records are for 1 threads, not for 3" in report.not_followed[0][1]
+
+
+def test_records_of_one_size_serve_kernels_of_open_size(tmp_path: Path) -> None:
+    path = two_layers(tmp_path / "open.onnx", "batch")
+    task, decisions = wide(Model(path, Target.parse("cpu"), 1, sizes={"batch": 8}))
+    with Database(tmp_path / "t.db") as database:
+        database.add(Record(task, encode(decisions), "", Measurement("ok", (1e-6,)), 1e-6, None, {}, 1.0))  # type: ignore[arg-type]
+    assert compile_model(path, threads=1, database=tmp_path / "t.db")[1].tuned == 1
+
+
+# ---------------------------------------------------------------- interruptions
+
+
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[3])
+from spaces import product
+import tcomp, tcomp.machine
+tcomp.machine.measure = lambda target: target.core
+told = 0
+def tell(status):
+    global told
+    if status.phase == "search" and status.trials != told:
+        told = status.trials
+        print("trial", told, flush=True)
+result = tcomp.tune(product(), trials=int(sys.argv[2]), database=sys.argv[1], threads=1, workers=1, resume=sys.argv[4] == "resume", progress=tell)
+print("done", result.trials, result.interrupted, flush=True)
+"""
+
+
+def start(path: Path, trials: int, resume: bool = False) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", PROGRAM, str(path), str(trials), str(Path(__file__).parent), "resume" if resume else "new"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+
+
+def told(line: str) -> int:
+    words = line.split()
+    return int(words[1]) if words[:1] == ["trial"] else 0
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid and fields[0] != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+def killed(path: Path, moments: int, seed: int, patience: float = 60.0) -> tuple[int, int]:
+    """Tune, kill at random moments, resume; (records that were told of, records that are there)."""
+    rng, total = random.Random(seed), 0
+    for n in range(moments):
+        process = start(path, 1000, resume=n > 0 and path.exists() and session_exists(path))
+        assert process.stdout is not None
+        reported = 0
+        after, begin = rng.randrange(0, 4), time.monotonic()
+        while reported < total + after and time.monotonic() - begin < patience:
+            line = process.stdout.readline()
+            assert line, f"the tuner ended by itself: {process.wait()}"
+            assert line.startswith("trial"), line + process.stdout.read()
+            reported = told(line)
+        time.sleep(rng.uniform(0, 1.0))
+        offspring = children(process.pid)
+        process.send_signal(signal.SIGKILL)
+        rest = process.stdout.read()
+        process.wait()
+        total = max([total, reported, *map(told, rest.splitlines())])
+        end = time.monotonic() + 30
+        while any(Path(f"/proc/{pid}").exists() for pid in offspring) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not [pid for pid in offspring if Path(f"/proc/{pid}").exists()], "processes are left behind"
+        if path.exists():
+            assert sqlite3.connect(path).execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    with Database(path, create=False) as database:
+        return total, sum(r.decisions != "{}" for r in database.records())
+
+
+def session_exists(path: Path) -> bool:
+    with Database(path, create=False) as database:
+        return bool(database.sessions())
+
+
+def test_killed_at_random_moments(tmp_path: Path) -> None:
+    said, found = killed(tmp_path / "t.db", 2, 1)
+    assert said <= found
+
+
+def test_what_was_killed_goes_on(tmp_path: Path) -> None:
+    process = start(tmp_path / "t.db", 6)
+    assert process.stdout is not None
+    while told(process.stdout.readline()) < 2:
+        pass
+    process.kill()
+    process.wait()
+    with Database(tmp_path / "t.db") as database:
+        before = database.records()
+    again = start(tmp_path / "t.db", 1, resume=True)
+    output, _ = again.communicate(timeout=120)
+    assert again.returncode == 0 and "done" in output, output
+    with Database(tmp_path / "t.db") as database:
+        after = database.records()
+        assert after[: len(before)] == before and len(after) >= len(before) + 1
+        (session,) = database.sessions()
+        assert session.state == "finished" and session.trials == len(after) - 1
+
+
+def test_ctrl_c_keeps_the_best_so_far(tmp_path: Path) -> None:
+    process = start(tmp_path / "t.db", 1000)
+    assert process.stdout is not None
+    while told(process.stdout.readline()) < 2:
+        pass
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0 and "True" in output.splitlines()[-1], output
+    with Database(tmp_path / "t.db") as database:
+        (session,) = database.sessions()
+        assert session.state == "interrupted" and session.trials >= 2
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TCOMP_CACHE"] = str(Path(folder) / "cache")
+        said, found = killed(Path(folder) / "t.db", int(sys.argv[1]) if len(sys.argv) > 1 else 20, 7)
+    print(f"{said} records were told of, {found} are there")
+    sys.exit(said > found)
