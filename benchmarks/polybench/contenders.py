@@ -19,6 +19,8 @@ import numpy as np
 
 import tcomp
 from tcomp.ir.loops import Buffer, Kernel, hoist_temporaries
+from tcomp.kernels import default_schedule
+from tcomp.target import Target
 
 from .c import c_text
 
@@ -47,8 +49,8 @@ def polly(kernel: Kernel, folder: Path, threads: int) -> dict[str, Compiled]:
 
 
 def contender(kernel: Kernel, threads: int) -> Run:
-    """tcomp's code for the program."""
-    run = tcomp.build(kernel, threads=threads)
+    """tcomp's code for the program, by its default schedule."""
+    run = tcomp.build(default_schedule(kernel, Target.host()), threads=threads)
     return lambda arrays: run(*arrays)
 
 

@@ -89,7 +89,8 @@ def imperative(kernel: Kernel) -> bool:
     found = nests(kernel)
     written = [(n.writes, n.is_fold) for n in found]
     return len(set(written)) < len(written) or any(
-        len(n.spatial) < len(n.leaf.indices)
+        (n.is_fold and (n.writes, False) not in written)  # goes on from what the element held
+        or len(n.spatial) < len(n.leaf.indices)
         or any(_offset(i) is None for i in n.leaf.indices)
         or any(r.attr is n.writes for r in n.reads)
         for n in found

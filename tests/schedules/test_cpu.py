@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,8 @@ from tcomp.codegen.native import compile_ir
 from tcomp.ir import expr as E
 from tcomp.ir import te
 from tcomp.ir.layout import Layout
-from tcomp.ir.loops import VECTORIZED, Kernel, expressions, hoist_temporaries, walk
+from tcomp.ir.loops import VECTORIZED, Accumulate, Buffer, Kernel, expressions, hoist_temporaries, loop, walk
+from tcomp.ir.loops_eval import run_kernel
 from tcomp.ir.verify import verify_kernel
 from tcomp.ops.nn import conv
 from tcomp.schedules.cpu import operand_layouts, schedule
@@ -104,3 +106,16 @@ def test_grouped_convolutions_have_no_quotients_in_lanes(groups: int, channels: 
     arrangement = [last, weights.get(1), None, last]
     agree(program, interpreted(program, s.kernel, arrangement), expected(program))
     agree(program, native(program, s.kernel, arrangement), expected(program))
+
+
+def test_sums_that_go_on_from_what_was_there_are_no_tensor_expression() -> None:
+    """Structural schedules clear an element before they accumulate into it."""
+    n = 40
+    a, x = Buffer("A", "float64", (n, n)), Buffer("x", "float64", (n,))
+    add = te.sum(te.placeholder((1,), "float64")[0], te.reduce_axis(1)).attr[0]
+    body = loop("i", n, lambda i: loop("j", n, lambda j: Accumulate(x, (i,), a[i, j], add)))
+    s = schedule(Kernel("k", (a, x), (x,), (), body), HOST)
+    values = np.arange(n * n, dtype="float64").reshape(n, n)
+    sums = np.ones(n)
+    run_kernel(s.kernel, {b: v for b, v in zip(s.kernel.buffers, (values.reshape(s.kernel.buffers[0].shape), sums), strict=True)}, {})
+    np.testing.assert_array_equal(sums, 1 + values.sum(1))
