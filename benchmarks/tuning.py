@@ -211,21 +211,15 @@ def least_ratio(measurer: Measurer, task: Task, record: Record) -> float:
 
 
 def record(path: str, candidates: int, only: str, seed: int) -> None:
-    """Measure candidates of the kernels: two in three at random, the others near the default schedule."""
+    """Measure candidates of the kernels: one half at random, the other as a search comes upon them."""
     with Measurer() as measurer, Database(path) as database:
         for name, task in chosen(LEARNT, only):
-            begin, space = time.perf_counter(), Space(task, random.Random(seed))
-            default = space.realise({})
-            assert default is not None
-            found = [default]
-            for n in range(4 * candidates):
-                if len(found) < candidates and (new := space.sample() if n % 3 else space.mutate(default)) is not None:
-                    found.append(new)
-            records = [r for start in range(0, len(found), BATCH) for r in measured(measurer, task, [c.decisions for c in found[start : start + BATCH]])]
+            begin = time.perf_counter()
+            records = at_random(measurer, task, candidates // 2, seed, None)
+            records += searched(measurer, Search(HOST, CostModel()), task, candidates - len(records), seed)
             for r in records:
                 database.add(r)
-            failed = sum(not r.ok for r in records)
-            print(f"{name:<20}{len(records):>4} candidates, {failed} failed, {time.perf_counter() - begin:.0f} s", flush=True)
+            print(f"{name:<20}{len(records):>4} candidates, {sum(not r.ok for r in records)} failed, {time.perf_counter() - begin:.0f} s", flush=True)
 
 
 def measured(measurer: Measurer, task: Task, candidates: Sequence[Decisions]) -> list[Record]:

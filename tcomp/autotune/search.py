@@ -19,13 +19,12 @@ import numpy as np
 from tcomp.autotune.database import Record
 from tcomp.autotune.features import Features, Vector, decision_vector, features
 from tcomp.autotune.model import CostModel, Sample, regression
-from tcomp.autotune.space import Candidate, Space
+from tcomp.autotune.space import Space
 from tcomp.autotune.workload import Task
-from tcomp.ir.loops import PARALLEL
 from tcomp.schedules.knobs import Decisions, Option, decode, encode
 from tcomp.target import Target
 
-_FIRST = 16  # candidates that are made before there is anything to go by
+_FIRST = 12  # candidates that are made before there is anything to go by
 _DRAWN = 384  # decisions that go through the first sieve
 _MADE = 1.5  # candidates that are made for each one that is asked for
 _RANDOM = 0.1  # the share that is left to chance
@@ -34,6 +33,7 @@ _CROSSED = 0.3  # the share of children with two parents
 _SECOND = 0.4  # how likely it is that a mutation changes one more decision, and another one after that
 _NEAR = 0.5  # how likely it is that a decision moves to an option beside it
 _SHARE = 0.5  # of a batch, for candidates of one structure
+_THREADS = "threads"  # how a decision's name ends that means nothing where there is one thread
 
 
 class Search:
@@ -70,14 +70,14 @@ class Search:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Made:
-    """A candidate whose loops were made. `structure` are its decisions that are no numbers; `twin` is shared by candidates between which
-    only threads make a difference."""
+    """A candidate whose loops were made: its decisions that are not the defaults, the names of all that were asked for, and those of
+    its decisions that are no numbers."""
 
     decisions: Decisions
+    asked: tuple[str, ...]
+    structure: str
     features: Features
     vector: Vector
-    structure: str
-    twin: str
 
 
 @dataclass(eq=False)
@@ -105,11 +105,10 @@ class _Known:
         for name, answer in candidate.answers.items():
             self.options.setdefault(name, answer.options)
             self.defaults.setdefault(name, answer.default)
-        found = features(candidate)
-        self.tried.add(encode(candidate.decisions))
-        self.made[encode(candidate.decisions)] = _Made(
-            candidate.decisions, found, self.vector(candidate.decisions), _structure(candidate.decisions), _twin(candidate)
-        )
+        asked = tuple(n for n, a in candidate.answers.items() if len(a.options) > 1 and not (self.task.threads == 1 and n.endswith(_THREADS)))
+        found, text = candidate.decisions, encode(candidate.decisions)
+        self.tried.add(text)
+        self.made[text] = _Made(found, asked, _structure(found), features(candidate), self.vector(found))
 
     def vector(self, decisions: Decisions) -> Vector:
         return decision_vector({**self.defaults, **decisions})
@@ -144,10 +143,10 @@ class _Known:
                 if len(self.made) < _FIRST:
                     self.make(self.drawn(rng))
         expected = self.expected(model)
-        parents = [self.made[text].decisions for text in sorted(expected, key=lambda t: (expected[t], t))[:_PARENTS]]
+        parents = [self.made[text] for text in sorted(expected, key=lambda t: (expected[t], t))[:_PARENTS]]
         children: dict[str, Decisions] = {}
-        for _ in range(_DRAWN):
-            child = self.drawn(rng) if not parents or rng.random() < _RANDOM else self.child(parents, rng)
+        for _ in range(_DRAWN if parents else 0):
+            child = self.drawn(rng) if rng.random() < _RANDOM else self.child(parents, rng)
             if (text := encode(child)) not in self.tried:
                 children.setdefault(text, child)
         if len(expected) > 1 and children:
@@ -155,31 +154,32 @@ class _Known:
             guesses = trees.inplace_predict(np.stack([self.vector(c) for c in children.values()]))
             children = {text: children[text] for _, text in sorted(zip(guesses.tolist(), children, strict=True))}
         enough, before = len(self.made) + count, list(children)
-        while before and len(self.made) < enough:
+        for _ in range(min(2 * count, len(before))):
             self.make(children[before.pop(rng.randrange(len(before)) if rng.random() < _RANDOM else 0)])
+            if len(self.made) >= enough:
+                break
 
     def drawn(self, rng: Random) -> dict[str, Option]:
-        """Each decision at random."""
-        return self.plain({name: rng.choice(options) for name, options in self.options.items()})
+        """Each decision at random, as far as some candidate was asked for it."""
+        asked = rng.choice([*self.made.values()]).asked if self.made else ()
+        return self.plain({name: rng.choice(self.options[name]) for name in asked})
 
-    def child(self, parents: Sequence[Decisions], rng: Random) -> dict[str, Option]:
+    def child(self, parents: Sequence[_Made], rng: Random) -> dict[str, Option]:
         """Of one or two parents, the better ones more often: decisions of either, or some of them changed."""
         first, second = (parents[min(rng.randrange(len(parents)), rng.randrange(len(parents)))] for _ in range(2))
-        chosen = {name: (first if rng.random() < 0.5 else second).get(name, self.defaults[name]) for name in self.options}
-        if rng.random() >= _CROSSED:
-            chosen = {name: first.get(name, self.defaults[name]) for name in self.options}
-            while True:
-                self.change(chosen, rng)
-                if rng.random() >= _SECOND:
-                    break
+        chosen = {name: first.decisions.get(name, self.defaults[name]) for name in first.asked}
+        if rng.random() < _CROSSED:
+            others = {name: second.decisions.get(name, self.defaults[name]) for name in second.asked}
+            return self.plain({name: rng.choice((chosen, others)).get(name, self.defaults[name]) for name in {**chosen, **others}})
+        while chosen:
+            self.change(chosen, rng)
+            if rng.random() >= _SECOND:
+                break
         return self.plain(chosen)
 
     def change(self, chosen: dict[str, Option], rng: Random) -> None:
         """One decision for another option, often for one beside the present one."""
-        names = [name for name, options in self.options.items() if len(options) > 1]
-        if not names:
-            return
-        name = rng.choice(names)
+        name = rng.choice([*chosen])
         options, present = self.options[name], chosen[name]
         place = options.index(present) if present in options else -1
         beside = [options[n] for n in (place - 1, place + 1) if place >= 0 and 0 <= n < len(options)]
@@ -194,19 +194,16 @@ class _Known:
     def choose(self, model: CostModel, count: int, rng: Random) -> list[Decisions]:
         expected = self.expected(model)
         pool = sorted((t for t in self.made if t not in self.measured), key=lambda t: (expected[t], t))
-        twins = {self.made[text].twin for text in self.measured if text in self.made}
         chosen: list[str] = []
         taken: dict[str, int] = {}
-        for strict in (True, False):
+        for most in (ceil(_SHARE * count), count):
             waiting = [t for t in pool if t not in chosen]
             while waiting and len(chosen) < count:
                 text = waiting.pop(rng.randrange(len(waiting)) if rng.random() < _RANDOM else 0)
-                made = self.made[text]
-                if strict and (made.twin in twins or taken.get(made.structure, 0) >= _SHARE * count):
-                    continue
-                taken[made.structure] = taken.get(made.structure, 0) + 1
-                twins.add(made.twin)
-                chosen.append(text)
+                structure = self.made[text].structure
+                if taken.get(structure, 0) < most:
+                    taken[structure] = taken.get(structure, 0) + 1
+                    chosen.append(text)
         return [self.made[text].decisions for text in sorted(chosen, key=lambda t: (expected[t], t))]
 
 
@@ -218,9 +215,3 @@ def _is_number(value: Option) -> bool:
     if isinstance(value, tuple):
         return all(_is_number(v) for v in value)
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _twin(candidate: Candidate) -> str:
-    """The steps, without those that only share work among threads where there is but one."""
-    steps = [s for s in candidate.schedule.trace if candidate.task.threads > 1 or not (s.primitive == "fuse" or PARALLEL in s.arguments)]
-    return "\n".join(map(str, steps))

@@ -1,4 +1,4 @@
-"""The space of a task: candidates drawn at random, changed, and crossed, by running the schedule function with other answers.
+"""The space of a task: candidates of given decisions, or of random ones, by running the schedule function with other answers.
 
 A candidate is what the schedule function made of some decisions: these, as far as they were asked for and differ from the defaults,
 and the loops. Decisions are written as JSON, the same text for equal ones.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from random import Random
@@ -19,9 +19,6 @@ from tcomp.autotune.workload import Argument, Task
 from tcomp.errors import ScheduleError
 from tcomp.schedules.knobs import Answer, Decisions, Knobs, Option, encode
 from tcomp.schedules.schedule import Schedule
-
-_SECOND = 0.3  # how likely it is that a mutation changes one more decision
-_NEAR = 0.5  # how likely it is that a decision moves to an option beside it
 
 
 @dataclass(frozen=True)
@@ -60,32 +57,6 @@ def sample(task: Task, rng: Random) -> Candidate:
     return _made(task, Knobs(pick=lambda name, options, default: rng.choice(options)))
 
 
-def mutate(task: Task, decisions: Decisions, rng: Random) -> Candidate:
-    """One or two decisions made otherwise, often for an option beside the present one. Raises as `realise`."""
-    names = sorted(_asked(task) | decisions.keys())
-    changed = set(rng.sample(names, min(len(names), 1 + (rng.random() < _SECOND))))
-
-    def pick(name: str, options: Sequence[Option], default: Option) -> Option:
-        present = decisions.get(name, default)
-        if name not in changed or len(options) < 2:
-            return default
-        place = options.index(present) if present in options else -1
-        beside = [options[n] for n in (place - 1, place + 1) if place >= 0 and 0 <= n < len(options)]
-        return rng.choice(beside if beside and rng.random() < _NEAR else [o for o in options if o != present])
-
-    return _made(task, Knobs({name: value for name, value in decisions.items() if name not in changed}, pick))
-
-
-def crossover(task: Task, a: Decisions, b: Decisions, rng: Random) -> Candidate:
-    """Each decision as in one of two parents. Raises as `realise`."""
-
-    def pick(name: str, options: Sequence[Option], default: Option) -> Option:
-        value = rng.choice((a, b)).get(name, default)
-        return value if value in options else default
-
-    return _made(task, Knobs(pick=pick))
-
-
 def _made(task: Task, knobs: Knobs) -> Candidate:
     s, arguments = task.make(knobs)
     if new := _left(s) - _left_by_default(task):
@@ -107,14 +78,6 @@ def _left_by_default(task: Task) -> frozenset[str]:
     return _left(task.schedule(Knobs()))
 
 
-@lru_cache(maxsize=256)
-def _asked(task: Task) -> frozenset[str]:
-    """The decisions that the default schedule asks for and that leave a choice."""
-    knobs = Knobs()
-    task.schedule(knobs)
-    return frozenset(name for name, answer in knobs.asked.items() if len(answer.options) > 1)
-
-
 # ---------------------------------------------------------------- new ones
 
 
@@ -133,12 +96,6 @@ class Space:
 
     def sample(self) -> Candidate | None:
         return self._new(lambda: sample(self.task, self.rng))
-
-    def mutate(self, parent: Candidate) -> Candidate | None:
-        return self._new(lambda: mutate(self.task, parent.decisions, self.rng))
-
-    def crossover(self, a: Candidate, b: Candidate) -> Candidate | None:
-        return self._new(lambda: crossover(self.task, a.decisions, b.decisions, self.rng))
 
     def _new(self, make: Callable[[], Candidate]) -> Candidate | None:
         """What `make` returns, if it is of loops not seen before; None otherwise, and where it is refused."""
