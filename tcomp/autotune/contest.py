@@ -23,7 +23,7 @@ from tcomp.autotune.worker import difference
 from tcomp.runtime import Module
 
 _PAUSE = 0.01  # seconds before a block: threads of the one before stop spinning and go to sleep
-_FEWEST, _MOST = 9, 60  # rounds
+FEWEST, _MOST = 9, 60  # rounds
 _DOUBT = 0.1  # how likely chance may be to make what is taken for a difference
 _BLOCK = 0.01  # seconds of runs in a block, if one run does not take longer
 _KERNELS = 0.4  # the share of the time for the profiles
@@ -89,7 +89,7 @@ def _rounds(
                 modules[which].run(inputs)
                 least = min(least, clock() - one)
             runs[which].append(least)
-        if n + 1 >= _FEWEST and clock() - begin > seconds * (1 - _KERNELS):
+        if n + 1 >= FEWEST and clock() - begin > seconds * (1 - _KERNELS):
             break
     profiles: tuple[list[list[float]], list[list[float]]] = ([], [])
     begin = clock()
@@ -97,7 +97,7 @@ def _rounds(
         for which in (0, 1) if n % 2 else (1, 0):
             time.sleep(_PAUSE)
             profiles[which].append([s for _, s in modules[which].profile(inputs, runs=1)])
-        if n + 1 >= _FEWEST and clock() - begin > seconds * _KERNELS:
+        if n + 1 >= FEWEST and clock() - begin > seconds * _KERNELS:
             break
     return runs, profiles
 

@@ -135,10 +135,11 @@ class Result:
 
     def __str__(self) -> str:
         c = self.confirmation
-        lines = [f"{self.trials} trials of {len(self.tasks)} kernels in {sum(self.seconds.values()):.1f} s, {self.overhead:.0%} overhead"]
+        took = sum(self.seconds.values())
+        lines = [f"{self.trials} trials of {len(self.tasks)} kernel{'s'[: len(self.tasks) > 1]} in {took:.1f} s, {self.overhead:.0%} of it overhead"]
         if c.contests and c.before:
             lines.append(f"{1e3 * c.before:.4g} ms -> {1e3 * c.after:.4g} ms, {c.ratio:.3f} of the time, in a fresh process")
-        lines.append(f"{len(c.kept)} kernels are tuned, {len(c.rolled_back)} rolled back")
+        lines.append(f"kernels tuned: {len(c.kept)}, rolled back: {len(c.rolled_back)}")
         ranked = sorted(c.kernels.items(), key=lambda item: item[1].after - item[1].before)
         names = {s.task.key: s.title for s in self.tasks}
         lines += [f"  {1e6 * g.before:.1f} -> {1e6 * g.after:.1f} us  {names.get(key, key)}" for key, g in ranked if key in c.kept]
