@@ -1,0 +1,73 @@
+"""Features: as many for every candidate, under stable names; those of like candidates are alike."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from spaces import product, scaled, split_scaled
+
+from tcomp.autotune.features import COUNTS, DECISIONS, NAMES, SECONDS, decision_vector, features
+from tcomp.autotune.space import realise
+from tcomp.autotune.workload import Program
+from tcomp.errors import IRError
+from tcomp.ir import te
+from tcomp.schedules import cost
+from tcomp.target import Target
+
+HASWELL = Target.parse("cpu -march=x86_64 -mcpu=haswell")
+PRODUCT = Program.of(product(), HASWELL, 1)
+SCALED = Program.of(scaled(), HASWELL, 1, schedule=split_scaled)
+
+
+def test_names_are_those_of_the_analytic_model() -> None:
+    found = cost.features(realise(PRODUCT, {}).schedule.kernel, HASWELL)
+    assert set(found) == {*COUNTS, *(f"seconds.{name}" for name in SECONDS), "seconds", "bound"}
+
+
+@pytest.mark.parametrize(("task", "decisions"), [(PRODUCT, {}), (PRODUCT, {"C.acc.tile": (2, 2)}), (SCALED, {}), (SCALED, {"factor": 1})])
+def test_features_are_finite_and_as_many(task: Program, decisions: dict) -> None:
+    found = features(realise(task, decisions))
+    assert found.vector.shape == (len(NAMES),) and found.vector.dtype == np.float32
+    assert np.isfinite(found.vector).all() and found.seconds > 0
+    np.testing.assert_array_equal(found.vector, features(realise(task, decisions)).vector)
+
+
+def test_each_part_tells_candidates_apart() -> None:
+    one, other = (features(realise(PRODUCT, {"C.acc.tile": tile})).vector for tile in ((2, 2), (6, 1)))
+    parts = np.split(one != other, [len(COUNTS) + len(SECONDS) + 1, len(NAMES) - DECISIONS])
+    assert all(part.any() for part in parts)
+
+
+def test_features_do_not_depend_on_where_a_value_came_from() -> None:
+    """The default, asked for by name, is the default."""
+    default = realise(SCALED, {}).answers["factor"].default
+    np.testing.assert_array_equal(features(realise(SCALED, {"factor": default})).vector, features(realise(SCALED, {})).vector)
+
+
+def test_decisions_alone() -> None:
+    values = {"A.tile": (4, 2), "A.folds": ("A.k", "A.j"), "A.pack": True, "how": "fast"}
+    found = decision_vector(values)
+    assert found.shape == (DECISIONS,) and found.sum() == 2 * (4 + 2 + 1 + 1 + 1 + 1)  # by full name and by last word
+    np.testing.assert_array_equal(found, decision_vector(dict(reversed(values.items()))))
+    assert (found != decision_vector({**values, "A.folds": ("A.j", "A.k")})).any()
+    assert not decision_vector({}).any()
+
+
+def test_symbolic_sizes_are_those_at_which_the_task_is_measured() -> None:
+    n = te.var("n")
+    a = te.placeholder((n, 64), name="A")
+    tensors = [a, te.compute((n, 64), lambda i, j: a[i, j] * 2.0, name="B")]
+    few, many = (features(realise(Program.of(tensors, HASWELL, 1, {"n": size}), {})) for size in (8, 800))
+    assert few.seconds < many.seconds
+
+
+def test_where_the_analytic_model_cannot_tell_the_rest_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> None:
+        raise IRError("no")
+
+    whole = features(realise(SCALED, {})).vector
+    monkeypatch.setattr(cost, "features", failing)
+    found = features(realise(SCALED, {}))
+    first = len(COUNTS) + len(SECONDS) + 1
+    assert found.seconds == 1.0 and not found.vector[:first].any()
+    np.testing.assert_array_equal(found.vector[first:], whole[first:])
