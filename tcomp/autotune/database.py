@@ -72,7 +72,8 @@ VERSION = len(_STEPS)
 
 @dataclass(frozen=True)
 class Record:
-    """One candidate. `decisions` are as `space.encode` writes them, `trace` as `Trace.to_json`, "" where there are no loops.
+    """One candidate. `decisions` are as `space.encode` writes them, `trace` as `Trace.to_json`: the steps that they
+    make, entered for winners only ("" for others), as they follow from the decisions.
 
     `cost` is its time in seconds, on the scale of the task's first measurement (see `tuner.Tuning.cost`); None where it did not run
     rightly. `predicted` is what the model expected, on the same scale. `when` is in seconds since 1970.
@@ -199,6 +200,12 @@ class Database:
             self._enter(entry)
             if session is not None:
                 self._write(session)
+
+    def describe(self, record: Record, trace: str) -> None:
+        """Enter the steps that a record's decisions make."""
+        with self._named(), self._transaction():
+            key = (trace, record.task.key, record.decisions, record.when)
+            self._sql.execute("UPDATE records SET trace = ? WHERE task = ? AND decisions = ? AND time = ?", key)
 
     def begin(self, session: Session) -> None:
         """Enter a session; it is known by its number then."""

@@ -16,12 +16,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from math import inf, log
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +51,7 @@ NEAR = 0.05  # a kernel is done when it is within this share of its bound
 _RECENT = 8  # trials whose gain is taken to go on
 _HOPE = 0.5  # the weight of what could be gained, against what was
 _EXPLORE = 0.05  # how often a kernel is drawn at random
-_BATCH = 0.05  # the share of the time left that one batch may take
+_BATCH = 0.1  # the share of the time left that one batch may take
 _WARM = 3  # winners of similar kernels that are tried first
 _CONTEST = 0.05  # the share of the budget for one contest of whole models, within _CONTESTS seconds
 _CONTESTS = 1.0, 15.0
@@ -146,6 +147,7 @@ class Result:
         return "\n".join([*lines, *c.notes, *(["interrupted: `resume` goes on"] if self.interrupted else [])])
 
 
+_Proposals = dict[str, float | None]  # decisions as text, and the costs that the model expects
 _USEFUL = ("compile", "build", "measure", "confirm")
 
 
@@ -322,6 +324,29 @@ class _Kernel:
         return ((1 - _HOPE) * recent + _HOPE * hope) / max(cost, 1e-3)
 
 
+class _Watch:
+    """Calls `end` once it is later than `when()` says, from a thread: whatever is waited for then. `over` says whether that happened."""
+
+    def __init__(self, when: Callable[[], float], end: Callable[[], None]) -> None:
+        self._when, self._end, self._stop, self.over = when, end, threading.Event(), False
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def _look(self) -> None:
+        while not self._stop.wait(0.2):
+            if time.monotonic() > self._when():
+                self.over = True
+                self._end()
+                return
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
 # ---------------------------------------------------------------- the loop
 
 
@@ -344,6 +369,8 @@ class _Tuning:
         self._errors: list[float] = []
         self._kernels: list[_Kernel] = []
         self._current: _Kernel | None = None
+        self._ahead: tuple[_Kernel, Future[_Proposals]] | None = None  # a kernel that is searched for while another one is measured
+        self._searching = Random(rng.random())  # of the search alone
         self._propose = Search(Target.parse(subject.tasks[0][0].target))
 
     # ------------------------------------------------------------ the run
@@ -393,20 +420,13 @@ class _Tuning:
 
     def _search(self, workers: int | None, cluster: str | None) -> None:
         self._phase = "search"
-        with self._measurer(workers, cluster) as measurer:
-            late = threading.Timer(self._end + _GRACE - time.monotonic(), measurer.close) if self._budget < inf else None
-            if late is not None:
-                late.daemon = True
-                late.start()
+        with self._measurer(workers, cluster) as measurer, _Watch(lambda: self._end + _GRACE, measurer.close) as watch, ThreadPoolExecutor(1) as ahead:
             try:
                 while (kernel := self._next()) is not None:
-                    self._batch(kernel, measurer)
+                    self._batch(kernel, measurer, ahead)
             except (TcompError, OSError, RuntimeError):
-                if time.monotonic() < self._end:
-                    raise  # else: that was `late`
-            finally:
-                if late is not None:
-                    late.cancel()
+                if not watch.over:
+                    raise
 
     def _measurer(self, workers: int | None, cluster: str | None) -> Measurer:
         running = min(20.0, max(3.0, self._budget / 10))
@@ -426,36 +446,44 @@ class _Tuning:
         each = self._building[0] / self._building[1] if self._building[1] else 0.0
         return self._deadline - (winners + 1) * each - _CONTESTED * (self._contest + self._judging)
 
-    def _next(self) -> _Kernel | None:
-        """The kernel that gets the next batch; None when the search is over."""
+    def _next(self, current: _Kernel | None = None) -> _Kernel | None:
+        """The kernel that gets the next batch, another one than the current; None when the search is over, or there is none."""
         if time.monotonic() >= self._end or (self._limit is not None and self._session.trials >= self._limit):
             return None
         for kernel in self._kernels:
             if not kernel.status.stopped and kernel.base is not None and kernel.status.share >= 1 - NEAR:
                 kernel.status.stopped = "at its bound"
-        able = [k for k in self._kernels if not k.status.stopped]
+        able = [k for k in self._kernels if not k.status.stopped and k is not current]
         if not able:
             return None
+        if current is None and self._ahead is not None and self._ahead[0] in able:
+            return self._ahead[0]
         if self._rng.random() < _EXPLORE:
             return self._rng.choice(able)
-        measured = sum(k.measured for k in self._kernels)
-        usual = sum(k.seconds for k in self._kernels) / measured if measured else 1.0
-        return max(able, key=lambda k: k.promise(usual))
+        return max(able, key=lambda k: k.promise(self._usual))
 
-    def _batch(self, kernel: _Kernel, measurer: Measurer) -> None:
+    @property
+    def _usual(self) -> float:
+        """Seconds for a candidate, so far."""
+        measured = sum(k.measured for k in self._kernels)
+        return sum(k.seconds for k in self._kernels) / measured if measured else 1.0
+
+    def _batch(self, kernel: _Kernel, measurer: Measurer, ahead: ThreadPoolExecutor) -> None:
         self._current = kernel
         self._show()
         start, before = time.monotonic(), len(kernel.records)
-        if kernel.base is None:
-            wanted: list[Decisions] = [{}]
-        else:
+        predicted: _Proposals = {encode({}): None}
+        if kernel.base is not None:
             with self._clock.spent("search"):
-                wanted = self._proposed(kernel, self._size(kernel))
-        if not wanted:
+                predicted = self._proposed(kernel)
+        if not predicted:
             kernel.status.stopped = "nothing new is found"
             return
-        for decisions, measurement in zip(wanted, self._measured(kernel, measurer, wanted), strict=False):
-            self._enter(kernel, decisions, self._doubted(kernel, measurer, decisions, measurement))
+        if isinstance(self._subject, Model):
+            self._look_ahead(kernel if kernel.base is None else self._next(kernel), ahead)
+        wanted = [decode(text) for text in predicted]
+        for (text, guess), measurement in zip(predicted.items(), self._measured(kernel, measurer, wanted), strict=False):
+            self._enter(kernel, text, guess, self._doubted(kernel, measurer, decode(text), measurement))
             if time.monotonic() >= self._end:
                 break
         kernel.seconds += time.monotonic() - start
@@ -463,12 +491,20 @@ class _Tuning:
         if kernel.base is None:
             kernel.status.stopped = "its default schedule cannot be measured: " + kernel.records[-1].measurement.reason
 
+    def _look_ahead(self, kernel: _Kernel | None, ahead: ThreadPoolExecutor) -> None:
+        """Search for a kernel while this process would only wait for builders and measurements."""
+        if self._ahead is not None or kernel is None or (kernel.base is None and kernel is not self._current):
+            return
+        size = self._size(kernel)
+        if size > 0 and self._end - time.monotonic() > 2 * size * self._usual:  # else nothing would come of it
+            self._ahead = kernel, ahead.submit(self._propose_for, kernel, list(kernel.telling), self._similar(kernel), size)
+
     def _size(self, kernel: _Kernel) -> int:
         """Trials of the next batch: enough to keep the builders busy, few enough to look again soon."""
         size = 2 * len(os.sched_getaffinity(0))
         if kernel.measured and self._budget < inf:
             each = kernel.seconds / kernel.measured
-            size = max(2, min(16, round(_BATCH * (self._end - time.monotonic()) / each)))
+            size = max(4, min(16, round(_BATCH * (self._end - time.monotonic()) / each)))
         return size if self._limit is None else min(size, self._limit - self._session.trials)
 
     def _measured(self, kernel: _Kernel, measurer: Measurer, wanted: Sequence[Decisions]) -> Iterator[Measurement]:
@@ -499,19 +535,28 @@ class _Tuning:
             (again,) = measurer.measure(kernel.task, [decisions], kernel.incumbent)
         return again if again.ratio > found.ratio else found
 
-    def _proposed(self, kernel: _Kernel, count: int) -> list[Decisions]:
-        """New candidates: winners of similar kernels first."""
+    def _proposed(self, kernel: _Kernel) -> _Proposals:
+        """New candidates, as text, with their predicted costs. What was looked for ahead is waited for in any case: one search at a time."""
+        found: _Proposals = {}
+        if self._ahead is not None:
+            (searched, future), self._ahead = self._ahead, None
+            found = future.result()
+            if searched is not kernel:
+                found = {}
         known = {r.decisions for r in kernel.records}
-        found: dict[str, Decisions] = {}
-        if not kernel.status.trials:
-            for decisions in self._similar(kernel):
-                found.setdefault(encode(decisions), decisions)
-        for decisions in self._propose(kernel.task, kernel.telling, count, self._rng):
-            found.setdefault(encode(decisions), decisions)
-        return [d for text, d in found.items() if text not in known][:count]
+        if not found.keys() - known:
+            found = self._propose_for(kernel, kernel.telling, self._similar(kernel), self._size(kernel))
+        return {text: guess for text, guess in found.items() if text not in known}
+
+    def _propose_for(self, kernel: _Kernel, records: Sequence[Record], similar: Sequence[Decisions], count: int) -> _Proposals:
+        """Winners of similar kernels first. Runs in a thread, of which there is one at a time: all that is in it happens nowhere else then."""
+        texts = dict.fromkeys(encode(d) for d in (*similar, *self._propose(kernel.task, records, count, self._searching)))
+        return {text: self._propose.predicted(kernel.task, decode(text)) for text in list(texts)[:count] if text != encode({})}
 
     def _similar(self, kernel: _Kernel) -> list[Decisions]:
-        """Winners of kernels of the same structure, those of the nearest sizes first."""
+        """Winners of kernels of the same structure, those of the nearest sizes first, for a kernel that has no trials yet."""
+        if kernel.status.trials:
+            return []
 
         def distance(other: Task) -> float:
             pairs = zip(kernel.task.sizes, other.sizes, strict=True)
@@ -523,17 +568,14 @@ class _Tuning:
 
     # ------------------------------------------------------------ what comes of it
 
-    def _enter(self, kernel: _Kernel, decisions: Decisions, measurement: Measurement) -> None:
+    def _enter(self, kernel: _Kernel, decisions: str, predicted: float | None, measurement: Measurement) -> None:
         """One record, in the database and here."""
-        cost, trace = self._cost(kernel, measurement), ""
-        predicted = self._propose.predicted(kernel.task, decisions) if decisions else None
+        cost = self._cost(kernel, measurement)
         if cost is not None and predicted is not None:
             self._errors = [*self._errors, abs(log(predicted / cost))][-_JUDGED:]
-        if decisions and cost is not None and (kernel.best is None or cost < (kernel.best.cost or inf)):
-            trace = realise(kernel.task, decisions).schedule.trace.to_json()
-        record = Record(kernel.task, encode(decisions), trace, measurement, cost, predicted, self._machine, time.time())
+        record = Record(kernel.task, decisions, "", measurement, cost, predicted, self._machine, time.time())
         kernel.learn(record)
-        self._session.trials += bool(decisions)
+        self._session.trials += decisions != encode({})
         self._session.spent = self._earlier + time.monotonic() - self._start
         self._entries.add(record, self._session)
         self._show()
@@ -552,6 +594,7 @@ class _Tuning:
             best = self._entries.best(kernel.task.key)
             if kernel.base is not None and best is not None and best.decisions != encode({}) and (best.cost or inf) < (kernel.base.cost or 0.0):
                 wanted[kernel.task.key] = decode(best.decisions)
+                self._entries.describe(best, realise(kernel.task, wanted[kernel.task.key]).schedule.trace.to_json())
         self._show()
         found = confirm(self._subject, wanted, self._contest, self._deadline, lambda contests: self._show())
         when = time.time()
