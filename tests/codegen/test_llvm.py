@@ -19,7 +19,7 @@ from tcomp.errors import CodegenError
 from tcomp.ir import expr as E
 from tcomp.ir import te
 from tcomp.ir.dtypes import BITS, FLOATS, SIGNED, UNSIGNED, is_float, to_numpy
-from tcomp.ir.expr import Expr, cast, select
+from tcomp.ir.expr import Expr, cast, const, select
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, If, Kernel, Stmt, While, block, loop, store
 from tcomp.target import Target
 
@@ -126,6 +126,17 @@ def test_loop_carried_values_are_read_again() -> None:
         a, b = floats(8), np.zeros(9, np.float32)
         compile_kernel(kernel("k", [x], [out], body))(a, b)
         np.testing.assert_array_equal(b[1:], np.cumprod(a, dtype=np.float32))
+
+
+@pytest.mark.parametrize("chain", [True, False])
+def test_an_accumulation_that_waits_for_itself_waits_for_no_multiplication(chain: bool) -> None:
+    """sums[0] += x[i] y[i] in a loop of its own adds; with other elements in between, the multiply-add is shorter."""
+    x, y, sums = Buffer("x", "float32", (64,)), Buffer("y", "float32", (64,)), Buffer("sums", "float32", (64,))
+    k = kernel("k", [x, y], [sums], loop("i", 64, lambda i: Accumulate(sums, (const(0) if chain else i,), x[i] * y[i], SUM)))
+    assert ("llvm.fma" in emit_kernel(k, Target.parse("cpu -mcpu=haswell"))) is not chain
+    a, b, got = floats(64), floats(64), np.ones(64, np.float32)
+    compile_kernel(k)(a, b, got)
+    np.testing.assert_allclose(got[0], 1 + a @ b if chain else 1 + a[0] * b[0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16, 32, 64])
