@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,7 +29,7 @@ from together import run_native
 
 BATCH = 40  # kernels compiled together
 EVERY = 1000  # cases between reports
-DIES = "the process dies"
+DIES = "the process dies, or the fuzzer itself fails"
 OPTIMISED = 8  # one batch in so many is compiled with optimisation
 
 
@@ -107,11 +106,10 @@ def batches(seed: int, start: int, cases: int, jobs: int) -> Iterator[Tally]:
         with ProcessPoolExecutor(jobs, context, max_tasks_per_child=200) as pool:
             futures = {pool.submit(batch, seed, *piece): piece for piece in todo[: 200 * jobs]}
             for future, piece in futures.items():
-                try:
-                    yield future.result()
-                    todo.remove(piece)
-                except BrokenProcessPool:
+                if future.exception() is not None:
                     break
+                yield future.result()
+                todo.remove(piece)
             else:
                 continue
         yield from _separately(seed, piece)
@@ -123,10 +121,9 @@ def _separately(seed: int, piece: tuple[int, int]) -> Iterator[Tally]:
     first, count = piece
     for number in range(first, first + count):
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            try:
-                yield pool.submit(batch, seed, number, 1).result()
-            except BrokenProcessPool:
-                yield Tally(1, failures=[(number, DIES, "")])
+            future = pool.submit(batch, seed, number, 1)
+            error = future.exception()
+            yield future.result() if error is None else Tally(1, failures=[(number, DIES, repr(error))])
 
 
 def main() -> int:

@@ -566,3 +566,28 @@ def test_copies_of_a_pipeline_are_counted_in_64_bits() -> None:
         """,
     )
     assert run.refused["pipeline"] == 1
+
+
+# ---------------------------------------------------------------- mask
+
+
+def test_a_mask_keeps_what_never_holds_around_a_place_out_of_range() -> None:
+    check(
+        """
+        kernel loops(y0: int32[4]) -> (y0) {
+          for i in 0..4 {
+            for w in 0..2 {
+              if w < 0 {
+                y0[i + 5] += 1i32
+              }
+              if false {
+                y0[i + 1] += 1i32
+              }
+            }
+          }
+        }
+        """,
+        """
+        s.mask("y0")
+        """,
+    )

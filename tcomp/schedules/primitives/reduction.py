@@ -30,7 +30,7 @@ from tcomp.ir.loops import (
 )
 from tcomp.ir.simplify import linear, prove, simplify
 from tcomp.schedules.dependence import determined
-from tcomp.schedules.legality import race
+from tcomp.schedules.legality import out_of_bounds, race
 from tcomp.schedules.primitives.edit import (
     check_factor,
     conjuncts,
@@ -49,7 +49,7 @@ from tcomp.schedules.primitives.edit import (
     replace_loop,
     touches,
 )
-from tcomp.schedules.primitives.tails import folded_under, range_depends_on
+from tcomp.schedules.primitives.tails import always_in_range, folded_under, range_depends_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,8 +336,11 @@ def mask(kernel: Kernel, stage: str) -> Kernel:
     """
     buffer = find_buffer(kernel, stage, "mask")
 
+    doubtful = []
+
     def edit(s: Stmt) -> Stmt | None:
         if isinstance(s, If) and s.otherwise is None and isinstance(s.then, Accumulate) and s.then.buffer is buffer:
+            doubtful.append(not always_in_range(s.then))
             masked = folded_under(kernel, conjuncts(s.cond), s.then)
             if isinstance(masked, If) and isinstance(masked.then, Accumulate) and masked.then.value is s.then.value:
                 why = f"`{s.cond}` keeps the places of `{stage}` in range, or concurrent iterations apart: it has to stay an `If`"
@@ -345,4 +348,7 @@ def mask(kernel: Kernel, stage: str) -> Kernel:
             return masked
         return None
 
-    return kernel.with_body(rebuild(kernel.body, edit))
+    changed = kernel.with_body(rebuild(kernel.body, edit))
+    if any(doubtful) and (touch := out_of_bounds(changed.body)) is not None:
+        raise refuse(kernel, "mask", f"out of range, where no condition stands around it: {touch}")
+    return changed

@@ -49,16 +49,20 @@ def folded_under(kernel: Kernel, conditions: Sequence[Expr], stmt: Accumulate) -
     may keep concurrent iterations apart, as the place is now read and written where they do not hold as well."""
     together = {s.var for s in walk(kernel.body) if isinstance(s, For) and s.kind in (PARALLEL, *GPU_AXES)}
     needed = range_depends_on(stmt, conditions) if not together else _related(stmt.indices, conditions) | together
-    free = [c for c in conditions if needed.isdisjoint(E.variables(c))]
+    free = [c for c in conditions if needed.isdisjoint(E.variables(c)) and (E.variables(c) or always_in_range(stmt))]
     value = E.select(E.all_of(free), stmt.value, stmt.reducer.identity)
     return guard([c for c in conditions if c not in free], replace(stmt, value=value))
 
 
+def always_in_range(stmt: Accumulate) -> bool:
+    """Whether the place of an accumulation is in range whatever conditions say; what its indices read may be out of range themselves."""
+    places = zip(stmt.indices, stmt.buffer.shape, strict=True)
+    return not E.reads(*stmt.indices) and all(prove(i >= 0) and prove(i < as_expr(n)) for i, n in places)
+
+
 def range_depends_on(stmt: Accumulate, conditions: Sequence[Expr]) -> set[Expr]:
     """The variables that, under the conditions, decide whether the place of an accumulation is in range; none if it always is."""
-    always = all(prove(i >= 0) and prove(i < as_expr(n)) for i, n in zip(stmt.indices, stmt.buffer.shape, strict=True))
-    always = always and not E.reads(*stmt.indices)  # which may be out of range themselves
-    return set() if always else _related(stmt.indices, conditions)
+    return set() if always_in_range(stmt) else _related(stmt.indices, conditions)
 
 
 def _related(places: Sequence[Expr], conditions: Sequence[Expr]) -> set[Expr]:
