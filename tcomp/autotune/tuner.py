@@ -56,6 +56,7 @@ _WARM = 3  # winners of similar kernels that are tried first
 _CONTEST = 0.05  # the share of the budget for one contest of whole models, within _CONTESTS seconds
 _CONTESTS = 1.0, 15.0
 _CONTESTED = 1.5  # contests for which there is to be time
+_UNMEASURED = "not tuned"
 _TELLING = 32  # the best of earlier runs that the search learns from: each costs as much as a candidate
 _JUDGED = 64  # the latest predictions, of which the error of the model is told
 _GRACE = 1.0  # seconds after which a candidate that is being measured when time is up is not waited for
@@ -389,6 +390,7 @@ class _Tuning:
                 confirmation = self._confirm()
         except KeyboardInterrupt:
             interrupted = True
+        confirmation.notes += dict.fromkeys(k.status.stopped for k in self._kernels if k.status.stopped.startswith(_UNMEASURED))
         self._session.state = "interrupted" if interrupted else "finished"
         self._enter_session(confirmation)
         self._phase = "done"
@@ -489,7 +491,7 @@ class _Tuning:
         kernel.seconds += time.monotonic() - start
         kernel.measured += len(kernel.records) - before
         if kernel.base is None:
-            kernel.status.stopped = "its default schedule cannot be measured: " + kernel.records[-1].measurement.reason
+            kernel.status.stopped = f"{_UNMEASURED}: {kernel.records[-1].measurement.reason}"
 
     def _look_ahead(self, kernel: _Kernel | None, ahead: ThreadPoolExecutor) -> None:
         """Search for a kernel while this process would only wait for builders and measurements."""

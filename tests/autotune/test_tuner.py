@@ -105,6 +105,11 @@ def test_the_budget_is_kept(tmp_path: Path, net: Path) -> None:
     assert result.ratio <= 1
 
 
+def test_what_cannot_be_measured_is_said(tmp_path: Path) -> None:
+    result = tune(product(), trials=3, database=tmp_path / "t.db", threads=1, target="cpu -march=aarch64", workers=1)
+    assert result.trials == 0 and result.ratio == 1.0 and any("not tuned: " in note for note in result.confirmation.notes), result
+
+
 class Liar:
     """In the place of `Measurer`: whatever is slow is called fast."""
 

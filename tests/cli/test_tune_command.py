@@ -197,3 +197,19 @@ def test_what_the_database_says_is_text(tcomp, tuned, tmp_path):
     Page(text)
     assert "<script" not in text and "&lt;script&gt;" in text
     json.dumps(tcomp.json("db", "show", "evil.db"))
+
+
+def test_what_is_shown_while_it_runs(tuned):
+    from rich.console import Console
+
+    from tcomp.autotune.tuner import Status, TaskStatus
+    from tcomp.cli.tune import _table
+
+    with Database(tuned[0]) as entries:
+        task = entries.tasks()[0]
+    tasks = [TaskStatus(task, f"conv [{n}] + relu", 1 + n % 2, 1e-3, 4e-3 / (n + 1), n, n // 2, 0.8) for n in range(20)]
+    console = Console(width=150, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(_table(Status("search", 12.0, 60.0, 7, None, tasks, tasks[1], 0.13)))
+    text = console.export_text()
+    for part in ("search; 12 s of 60 s; 7 trials; 48 s left", "off by 13%", "conv [0] + relu", "2 x conv [1] + relu", "31%", "<-", "8 other kernels"):
+        assert part in text, (part, text)
