@@ -1,4 +1,9 @@
-"""Schedules: how a program's loops are shaped. Primitives, traces of them, and the default schedules per target."""
+"""Schedules: how a program's loops are shaped.
+
+`primitives/` are pure functions from a kernel to an equivalent kernel; a `Schedule` applies them and keeps the trace; `legality.py` judges
+them. Whoever makes a trace is a *proposer*, nothing more: the structural defaults (`cpu.py`, `gpu.py`), the polyhedral scheduler
+(`polyhedral.py`), the tuner (`tcomp/autotune`, through `knobs.py`), or a person. Nothing else makes loops.
+"""
 
 from tcomp.errors import ScheduleError
 from tcomp.schedules.schedule import Schedule
