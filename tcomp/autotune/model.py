@@ -29,12 +29,12 @@ from tcomp.target import Target
 if TYPE_CHECKING:
     from xgboost import Booster
 
-SAMPLES = 768  # the latest ones that are learned from: a fraction of a second's work
 SAME = 0.02  # times that differ by less are taken to be equal
 FORMAT = 1
 _BYTES, _TREES, _NODES = 1 << 20, 1000, 512  # of a saved model, at most
 _LEARNT = {"max_depth": 4, "eta": 0.1, "subsample": 0.8, "colsample_bytree": 0.5, "min_child_weight": 4, "lambda": 2.0}
 _ROUNDS = 80
+_CLIPPED = 0.7  # residuals beyond that are disturbed runs, or of candidates that are far from the best in any case
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -74,10 +74,10 @@ class CostModel:
     def fit(self, samples: Sequence[Sample], seed: int = 0) -> None:
         """Learn what the shipped part does not know, from these samples alone: what was learned by an earlier call is forgotten."""
         self._latest = None
-        latest = samples[-SAMPLES:]
-        if len(latest) > 1:
-            residuals = np.log([s.cost for s in latest]) - self.scores([s.features for s in latest])
-            self._latest = regression(np.stack([s.features.vector for s in latest]), centred(residuals, [s.task for s in latest]), seed)
+        if len(samples) > 1:
+            residuals = np.log([s.cost for s in samples]) - self.scores([s.features for s in samples])
+            values = np.clip(centred(residuals, [s.task for s in samples]), -_CLIPPED, _CLIPPED)
+            self._latest = regression(np.stack([s.features.vector for s in samples]), values, seed)
 
     # ------------------------------------------------------------ files
 

@@ -24,6 +24,7 @@ from tcomp.autotune.workload import Task
 from tcomp.schedules.knobs import Decisions, Option, decode, encode
 from tcomp.target import Target
 
+_SAMPLES = 768  # that the model learns from: a fraction of a second's work
 _FIRST = 12  # candidates that are made before there is anything to go by
 _DRAWN = 384  # decisions that go through the first sieve
 _MADE = 1.5  # candidates that are made for each one that is asked for
@@ -48,7 +49,8 @@ class Search:
         no more are found. `records` are all of this task."""
         known = self._known(task, rng)
         known.learn(records)
-        self.model.fit([s for other in self._tasks.values() if other is not known for s in other.samples()] + known.samples())
+        samples = [s for other in self._tasks.values() if other is not known for s in other.samples()] + known.samples()
+        self.model.fit(samples[-_SAMPLES:])
         known.explore(self.model, ceil(_MADE * count), rng)
         return known.choose(self.model, count, rng)
 
