@@ -367,20 +367,27 @@ class _Planner:
     def wavefront(self, node: Any, names: list[str]) -> None:
         count = node.band_n_member()
         nest = f"n{self.nests}"
-        sizes = self.tiles(names, count)
         y = [f"y{d}" for d in range(count)]
-        tiles = [f"floor(y{d} / {n})" for d, n in enumerate(sizes)]
         band = {n: _members(node, self.instances[n]) for n in names}
-        outer = isl.Map(f"{{ [{', '.join(y)}] -> [{', '.join([f'{tiles[0]} + {tiles[1]}', *tiles[1:]])}] }}")
-        self.result.loops |= {f"{nest}.w": Loop(SERIAL), f"{nest}.p": Loop("parallel" if self.threads > 1 else SERIAL)}
-        dims = [f"{nest}.w", f"{nest}.p", *(f"{nest}.t{d}" for d in range(2, count))]
-        for n in names:
-            self.result.add(n, band[n].apply_range(outer), dims)
         below = node.get_child(0)
         ranks = {n: 0 for n in names}
         if below.get_type() in (_NODE.sequence, _NODE.set):
             ranks = {n: k for k in range(below.n_children()) for n in names if self.inside(below.get_child(k), n)}
         last = self.inner(band, ranks, count)
+        sizes = self.tiles(names, count)
+        buffers = {a.buffer for n in names for a in self.instances[n].accesses}
+        extents = [self.axis(self.instances[names[0]], _member(node, self.instances[names[0]], d), False).extent for d in (0, 1)]
+        steps = sum(-(-extent // size) for extent, size in zip(extents, sizes, strict=False))
+        lanes = self.target.vector_bits // 8 // max(itemsize(b.dtype) for b in buffers) if last == "lanes" else 1
+        shared = self.threads > 1 and self.result.work(names) // lanes >= 2 * WORK * steps
+        if not shared and sum(itemsize(b.dtype) * prod(extent_of(d) for d in b.shape) for b in buffers) <= self.target.l2 // 2:
+            sizes = [1 << 20] * count  # neither threads nor caches ask for tiles
+        tiles = [f"floor(y{d} / {n})" for d, n in enumerate(sizes)]
+        outer = isl.Map(f"{{ [{', '.join(y)}] -> [{', '.join([f'{tiles[0]} + {tiles[1]}', *tiles[1:]])}] }}")
+        self.result.loops |= {f"{nest}.w": Loop(SERIAL), f"{nest}.p": Loop("parallel" if shared else SERIAL)}
+        dims = [f"{nest}.w", f"{nest}.p", *(f"{nest}.t{d}" for d in range(2, count))]
+        for n in names:
+            self.result.add(n, band[n].apply_range(outer), dims)
         for n in names:
             if last == "diagonal":
                 inner = f"{{ [{', '.join(y)}] -> [{', '.join([*y[:-2], f'{y[-2]} + {y[-1]}', str(ranks[n]), y[-2]])}] }}"
@@ -571,22 +578,38 @@ class _Nest:
         self.add(time, names)
 
     def columns(self, row: int, fold: int) -> None:
-        """Several rows side by side, each with a chain of accumulations of its own."""
+        """Several rows side by side, each with a chain of accumulations of its own; those that make no full block, one by one."""
         others = [n for n in range(len(self.axes)) if n not in (row, fold)]
-        order = [*others, row, fold]
-        y = [f"y{n}" for n in order]
-        rest, block, place = self.axes[row].blocks(f"y{row}", JAM)
-        tiled = [*y[: len(others)], rest, f"floor({block} / 8)", block, f"y{fold}", place]
+        i, k = f"y{row}", f"y{fold}"
+        _, block, place = self.axes[row].blocks(i, JAM)
+        own, outer = [f"y{n}" for n in others], f"floor({block} / 8)"
+        rows, around = self.all_axes([*others, row, fold]), []
+        if (before := self.result.time.get(self.x.name)) is not None:
+            rows, around = before.flat_range_product(rows), [f"t{n}" for n in range(before.dim(isl.dim_type.out))]
+        head = [*around, *own]
+        y = [*head, i, k]
+        points = self.x.domain.intersect_params(self.planner.model.context).apply(rows)
+        blocks = isl.Map(f"{{ [{', '.join(y)}] -> [{', '.join([*head, block, k, place])}] }}")
+        places = points.apply(blocks)
+        z = [*head, "b", "k"]
+        box = isl.Map(f"{{ [{', '.join([*z, 'p'])}] -> [{', '.join([*z, 'q'])}] : 0 <= q < {JAM} }}")
+        broken = places.apply(box).subtract(places).apply(isl.Map(f"{{ [{', '.join([*z, 'p'])}] -> [{', '.join(z[:-1])}] }}"))
+        single = points.intersect(broken.apply(isl.Map(f"{{ [{', '.join(y)}] -> [{', '.join([*head, block])}] }}").reverse()))
+        full, rest = (
+            isl.Map(f"{{ [{', '.join(y)}] -> [{', '.join([*own, *tail])}] }}")
+            for tail in (("0", outer, block, k, place), ("1", outer, i, k, "0"))
+        )
         names = [self.label(f"y{n}") for n in others]
         names += ["_", self.label("rt", "parallel" if self.threads > 1 else SERIAL), self.label("rb"), self.label("k"), self.label("r", UNROLLED, JAM)]
-        self.add(self.all_axes(order).apply_range(isl.Map(f"{{ [{', '.join(y)}] -> [{', '.join(tiled)}] }}")), names)
+        pieces = full.intersect_domain(points.subtract(single)).union(rest.intersect_domain(single))
+        self.add(rows.apply_range(pieces).coalesce(), names)
 
     def contraction(self, lane: int, row: int | None, fold: int) -> None:
         target = self.planner.target
         others = [n for n in range(len(self.axes)) if n not in (lane, row, fold)]
         if row is None:
             return self.matrix_vector(others, lane, fold)
-        tile = choose_tile(self.axes[row].extent, self.axes[lane].extent, self.lanes, target.vector_registers, 4 if self.scaled(lane) else 32)
+        tile = choose_tile(self.axes[row].extent, self.axes[lane].extent, self.lanes, target.vector_registers, 4 if self.scaled(lane) else ROWS)
         width = tile.vectors * self.lanes
         share = max(1, -(-self.axes[row].extent // self.threads))
         rows = max(1, min(96, share) // tile.rows) * tile.rows
