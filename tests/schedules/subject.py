@@ -59,5 +59,5 @@ def shaped(kernel: Kernel, arrays: Arrays, dims: dict[Expr, int]) -> Arrays:
 
 def compare(kind: str, kernel: Kernel, found: Arrays, expected: Arrays) -> None:
     for b, got, want in zip(kernel.outputs, found, expected, strict=True):
-        if not np.array_equal(got, want):
+        if not np.array_equal(got, want, equal_nan=got.dtype.kind == "f"):
             raise Failure(kind, f"{b.name} is {got.tolist()} instead of {want.tolist()}")

@@ -386,7 +386,7 @@ def short(w: Witness) -> str:
         ("overlapping blocks", lambda s: s.reorder("i", "b"), "b=0, i=8 -> b=1, i=0: Y[8]"),
         # several statements and loops
         ("ahead", lambda s: s.fuse_loops("i", "j"), "i=1 -> j=0: B[1] with n=2"),
-        ("jacobi", lambda s: s.fuse_loops("i", "j"), "i=1 -> j=0: X[1] with n=2"),
+        ("jacobi", lambda s: s.fuse_loops("i", "j"), "i=1 -> j=0: X[1] with t=2, T=3, n=2"),
         ("stage", lambda s: s.fuse_loops("a", "i"), "a=1 -> i=0: X[1] with n=2"),
         ("producer of one", lambda s: [s.fuse_loops("a", "i"), s.fuse_loops("a", "j")], "a=1 -> j=0: t[1] with n=2"),
         ("loop of two", lambda s: s.fission("i"), "i=0 -> i=1: X[1] with n=2"),

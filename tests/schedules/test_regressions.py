@@ -591,3 +591,30 @@ def test_a_mask_keeps_what_never_holds_around_a_place_out_of_range() -> None:
         s.mask("y0")
         """,
     )
+
+
+def test_what_is_never_entered_is_divided_joined_and_shifted() -> None:
+    run = check(
+        """
+        kernel loops(y0: float32[3]) -> (y0) {
+          for i3 in 0..0 {
+            for i5 in 0..2 {
+              y0[0] = 0.0f
+              y0[0] = 1.0f
+            }
+            for i6 in 0..2 {
+              y0[0] = 2.0f
+            }
+            for i7 in 0..2 {
+              y0[i7] = y0[0]
+            }
+          }
+        }
+        """,
+        """
+        s.fission("i5")
+        s.fuse_loops("i6", "i7")
+        s.shift("i6", "y0", 1)
+        """,
+    )
+    assert not run.witnesses

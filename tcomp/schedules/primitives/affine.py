@@ -154,7 +154,7 @@ def _moved(kernel: Kernel, step: str, target: For, terms: Callable[[Instance], M
     """The instances of a loop with terms added to dimensions of their time vectors, `t0, t1, ...`: places and loops in turn."""
     if any(isinstance(s, For) and s.kind != SERIAL for s in walk(target)):
         raise refuse(kernel, step, "a loop inside is not serial", "change the order first, the kinds of the loops then")
-    m = model(target)
+    m = model(target, kernel.body)
     order, names = isl.UnionMap("{}"), []
     for x in m.instances:
         count = x.order.dim(isl.dim_type.out)

@@ -44,7 +44,7 @@ def fission(kernel: Kernel, loop: str) -> tuple[Kernel, *tuple[str, ...]]:
         v = loop_var(fresh(kernel, f"{loop}.{number}"), target.extent)
         names.append(v.name)
         parts.append(replace(target, var=v, body=rebind(s, {target.var: v})))
-    conflict = _reversed(kernel, "fission", target, block(*parts))
+    conflict = _reversed(kernel, "fission", target, block(*parts), kernel.body)
     if conflict is not None:
         raise refuse_conflict(kernel, "fission", f"in loops of their own, iterations of `{loop}` would change places that", conflict)
     return replace_loop(kernel, target, block(*parts)), *names
@@ -76,6 +76,7 @@ def fuse_loops(kernel: Kernel, first: str, second: str) -> Kernel:
     if difference(one.extent, two.extent) is not as_expr(0):
         raise refuse(kernel, "fuse_loops", f"`{first}` has {one.extent} iterations, `{second}` has {two.extent}")
     joint = replace(one, body=block(one.body, rebind(two.body, {two.var: one.var})))
+    pair = Block((one, two))
     found: list[Stmt] = []
 
     def edit(s: Stmt) -> Stmt | None:
@@ -84,23 +85,23 @@ def fuse_loops(kernel: Kernel, first: str, second: str) -> Kernel:
         n = s.stmts.index(one)
         if s.stmts[n + 1 : n + 2] != (two,):
             return None
-        found.append(s)
-        return block(*s.stmts[:n], joint, *s.stmts[n + 2 :])
+        found.append(Block((*s.stmts[:n], pair, *s.stmts[n + 2 :])))
+        return found[0]
 
-    body = rebuild(kernel.body, edit)
+    before = rebuild(kernel.body, edit)
     if not found:
         raise refuse(kernel, "fuse_loops", f"`{second}` does not follow `{first}` directly")
-    conflict = _reversed(kernel, "fuse_loops", Block((one, two)), joint)
+    conflict = _reversed(kernel, "fuse_loops", pair, joint, before)
     if conflict is not None:
         raise refuse_conflict(kernel, "fuse_loops", f"in one loop, iterations of `{first}` and `{second}` would change places that", conflict)
-    return kernel.with_body(body)
+    return kernel.with_body(rebuild(before, lambda s: joint if s is pair else None))
 
 
-def _reversed(kernel: Kernel, step: str, old: Stmt, new: Stmt) -> Conflict | None:
-    """A dependence of `old` that `new`, which has the same statements in the same sequence, does not keep."""
+def _reversed(kernel: Kernel, step: str, old: Stmt, new: Stmt, within: Stmt) -> Conflict | None:
+    """A dependence of `old`, a part of `within`, that `new`, which has the same statements in the same sequence, does not keep."""
     try:
         with limited():
-            m = model(old)
+            m = model(old, within)
             return violated(m, dependences(m), {x.name: x.order for x in model(new).instances})
     except TooHard as error:
         raise refuse(kernel, step, f"isl gave up on the proof: {error}") from None
