@@ -26,8 +26,9 @@ from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Expr
-from tcomp.ir.loops import SERIAL, UNROLLED, Accumulate, For, Kernel, Stmt, Store, children, walk
+from tcomp.ir.loops import SERIAL, UNROLLED, Accumulate, Buffer, For, Kernel, Stmt, Store, children, expressions, walk
 from tcomp.ir.polyhedral import FOLD, READ, WRITE, Instance, Model, TooHard, limited, model
+from tcomp.schedules.primitives.storage import computed_from
 from tcomp.schedules.roles import coefficient, extent_of, linear_index
 from tcomp.schedules.schedule import Schedule
 from tcomp.schedules.tiles import choose_tile
@@ -39,6 +40,8 @@ LANE_COST: dict[int | None, float] = {0: 0.2, 1: 1.0, -1: 2.0}  # of an access b
 FAR = 9.0  # of one with any other distance
 UNKNOWN = 512  # iterations of a loop of symbolic extent
 CHUNK = 1024  # elements of a vector that one thread takes at a time
+ROWS = 6  # at most of a register tile: the others are vectors side by side, of which fewer pages are touched
+REUSE = 16  # times that an element is read for which it is copied first
 NEAR = 4  # constants in dependences that may matter to a schedule; larger ones are sizes
 _NODE = isl.schedule_node_type
 
@@ -53,6 +56,16 @@ def polyhedral(program: Kernel | Schedule, target: Target, threads: int = 1) -> 
     for x in model(s.kernel.body).instances:
         if not x.exact or not isinstance(x.stmt, Store | Accumulate):
             raise ScheduleError(f"no polyhedral schedule of kernel `{s.kernel.name}`", why=f"whether `{x.stmt}` is executed depends on data")
+    before = s.copy()
+    try:
+        _pack(s)
+        return _scheduled(s, target, threads)
+    except ScheduleError:
+        s.kernel, s.trace = before.kernel, before.trace
+        raise
+
+
+def _scheduled(s: Schedule, target: Target, threads: int) -> Schedule:
     for fused in (None, False):
         try:
             plan = _Planner(model(s.kernel.body), target, threads).plan(fused)
@@ -88,6 +101,59 @@ def _stores(stmt: Stmt, loops: tuple[For, ...] = ()) -> Iterator[tuple[Stmt, tup
         yield stmt, loops
     for c in children(stmt):
         yield from _stores(c, (*loops, stmt) if isinstance(stmt, For) else loops)
+
+
+# ---------------------------------------------------------------- operands
+
+
+def _pack(s: Schedule) -> None:
+    """Operands of contractions that are read often, as the inner loops want them: factors computed once, and the axis along memory of
+    the result along memory in them as well."""
+    contractions = _contractions(s.kernel)
+    for b in {r.attr: None for x in contractions for r in _reused(s.kernel, x)}:
+        if computed_from(b, *(e for x in contractions for e in expressions(x.stmt))) is not None:
+            s.precompute(b.name, f"{b.name}.f")
+    contractions = _contractions(s.kernel)
+    for b in {r.attr: None for x in contractions for r in _reused(s.kernel, x)}:
+        along = _along_memory(contractions, b)
+        if len(along) == 1 and (last := along.pop()) != len(b.shape) - 1:
+            axes = [*(d for d in range(len(b.shape)) if d != last), last]
+            layout = f"({','.join('abcdefghijklmnop'[d] for d in axes)})"
+            with suppress(ScheduleError):
+                if b in s.kernel.buffers:
+                    s.cache_read(b.name, None, f"{b.name}.t", layout=layout)
+                else:
+                    s.relayout(b.name, layout)
+
+
+def _contractions(kernel: Kernel) -> list[Instance]:
+    """Accumulations into a matrix at least, each element many times."""
+    found = [x for x in model(kernel.body).instances if isinstance(x.stmt, Accumulate) and len(x.stmt.indices) >= 2]
+    return [x for x in found if any(loop.var not in _written_at(x) and extent_of(loop.extent) >= REUSE for loop in x.loops)]
+
+
+def _written_at(x: Instance) -> list[Expr]:
+    """The variables in the indices of the element that a statement writes."""
+    assert isinstance(x.stmt, Store | Accumulate)
+    return E.variables(*x.stmt.indices)
+
+
+def _reused(kernel: Kernel, x: Instance) -> list[Expr]:
+    """Reads of elements that the program does not write, each of them many times in one contraction."""
+    assert isinstance(x.stmt, Accumulate)
+    written = {s.buffer for s in walk(kernel.body) if isinstance(s, Store | Accumulate) and s.buffer in kernel.buffers}
+    reads = [r for r in E.reads(x.stmt.value) if r.attr not in written]
+    return [r for r in reads if any(loop.var not in E.variables(*r.args) and extent_of(loop.extent) >= REUSE for loop in x.loops)]
+
+
+def _along_memory(contractions: Sequence[Instance], b: Buffer) -> set[int]:
+    """The dimensions of an operand that follow the last index of the result."""
+    found = set()
+    for x in contractions:
+        assert isinstance(x.stmt, Accumulate)
+        lane = set(E.variables(x.stmt.indices[-1]))
+        found |= {d for r in E.reads(x.stmt.value) if r.attr is b for d, i in enumerate(r.args) if lane & set(E.variables(i))}
+    return found
 
 
 # ---------------------------------------------------------------- dependences

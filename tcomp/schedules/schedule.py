@@ -47,15 +47,15 @@ from tcomp.schedules.primitives.reduction import decompose_reduction, mask, rfac
 from tcomp.schedules.primitives.sequence import fission, fuse_loops
 from tcomp.schedules.primitives.shape import fuse, partition, reorder, split
 from tcomp.schedules.primitives.stages import compute_at, inline, reverse_compute_at
-from tcomp.schedules.primitives.storage import cache_read, cache_write, relayout, set_scope
+from tcomp.schedules.primitives.storage import cache_read, cache_write, precompute, relayout, set_scope
 from tcomp.schedules.primitives.tensorize import intact, tensorize
 from tcomp.schedules.trace import Step, Trace, read_json
 
 PRIMITIVES: dict[str, Callable[..., Any]] = {
     p.__name__: p
     for p in (
-        split, reorder, fuse, partition, set_kind, distribute, inline, compute_at, reverse_compute_at, cache_read, cache_write, relayout,
-        set_scope, pipeline, rfactor, decompose_reduction, mask,
+        split, reorder, fuse, partition, set_kind, distribute, inline, compute_at, reverse_compute_at, cache_read, cache_write, precompute,
+        relayout, set_scope, pipeline, rfactor, decompose_reduction, mask,
         tensorize, affine, skew, shift, fission, fuse_loops, collapse, expand, prefetch, clean, note,
     )
 }  # fmt: skip
@@ -312,6 +312,10 @@ class Schedule:
         self, buffer: Stage, loop: Loop | None, name: str, scope: str = "global", layout: Layout | str | None = None
     ) -> None:
         self.apply("cache_read", buffer, loop, name, scope, layout)
+
+    @_documents(precompute)
+    def precompute(self, buffer: Stage, name: str) -> None:
+        self.apply("precompute", buffer, name)
 
     @_documents(relayout)
     def relayout(self, buffer: Stage, layout: Layout | str) -> None:

@@ -190,6 +190,8 @@ def test_rfactor_splits_a_fold_into_lanes() -> None:
         ("cache_read", ("C", "C.i", "c"), "`C` is written where the copy would be read"),
         ("cache_read", ("A", "C.init.i", "a"), "`A` is not read there"),
         ("cache_read", ("A", "C.i", "a", "attic"), "unknown scope `attic`"),
+        ("precompute", ("C", "c"), "`C` is written"),
+        ("precompute", ("A", "a"), "nothing is computed from elements of `A` alone"),
         ("relayout", ("A", "(b,a)"), "`A` is a parameter"),
         ("set_scope", ("A", "register"), "`A` is a parameter"),
         ("rfactor", ("C", "C.i", 4), "`C.i` is not a fold of `C`"),

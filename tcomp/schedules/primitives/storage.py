@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from tcomp.errors import IRError
 from tcomp.ir import expr as E
-from tcomp.ir.expr import Dim, as_expr, loop_var
+from tcomp.ir.expr import Dim, Expr, as_expr, loop_var
 from tcomp.ir.layout import Layout
-from tcomp.ir.loops import Allocate, Buffer, For, Kernel, Stmt, Store, block
+from tcomp.ir.loops import Allocate, Buffer, For, Kernel, Stmt, Store, block, expressions, map_expressions, walk
 from tcomp.ir.parser import parse_layout
 from tcomp.ir.simplify import prove, simplify
 from tcomp.schedules.primitives.edit import find_buffer, find_loop, fresh, guard, rebuild, refuse, replace_loop, swap_buffer, temporary
@@ -148,6 +148,85 @@ def cache_read(
     if target is None:
         return kernel.with_body(body)
     return check_no_race(kernel, step, replace_loop(kernel, target, replace(target, body=body)), target.var.name, [source])
+
+
+def precompute(kernel: Kernel, buffer: str, name: str) -> Kernel:
+    """Keep what is computed from single elements of a parameter, like `alpha * A[i, k]`, in a temporary as large as the parameter.
+
+    The largest such expression is meant, the first one where there are several; the stage `name` computes it for all elements, before
+    everything else, in one loop per dimension: `name.0`, `name.1`, ...
+
+    Legal for floating-point parameters that the kernel does not write. Good for factors of a product that each row of the result would
+    compute again.
+
+      >>> from tcomp import te
+      >>> from tcomp.schedules import Schedule
+      >>> A, B, k = te.placeholder((4, 6), name="A"), te.placeholder((6,), name="B"), te.reduce_axis(6, "k")
+      >>> s = Schedule(te.compute((4,), lambda i: te.sum(A[i, k] * 1.5 * B[k], k), name="C"))
+      >>> s.precompute("A", "T")
+      >>> print(s)
+      kernel C(A: float32[4, 6], B: float32[6], C: float32[4]) -> (C) {
+        alloc T: float32[4, 6]
+        for T.0 in 0..4 {
+          for T.1 in 0..6 {
+            T[T.0, T.1] = A[T.0, T.1] * 1.5f
+          }
+        }
+        for C.init.i in 0..4 {
+          C[C.init.i] = 0.0f
+        }
+        for C.i in 0..4 {
+          for C.k in 0..6 {
+            C[C.i] += T[C.i, C.k] * B[C.k]
+          }
+        }
+      }
+    """
+    step = "precompute"
+    source = find_buffer(kernel, buffer, step)
+    if source not in kernel.buffers or writes(kernel.body, source):
+        raise refuse(kernel, step, f"`{buffer}` is " + ("written" if source in kernel.buffers else "a temporary"), "it is for inputs")
+    if not source.dtype.startswith("float"):
+        raise refuse(kernel, step, f"`{buffer}` holds {source.dtype}: what is computed from elements that nothing reads might fail")
+    roots = [e for s in walk(kernel.body) for e in expressions(s)]
+    meant = computed_from(source, *roots)
+    if meant is None:
+        raise refuse(kernel, step, f"nothing is computed from elements of `{buffer}` alone")
+    name = fresh(kernel, name)
+    local = Buffer(name, meant.dtype, source.shape)
+    loops = [(loop_var(f"{name}.{d}", extent), extent) for d, extent in enumerate(source.shape)]
+    places = tuple(v for v, _ in loops)
+    wanted = _at(meant, source, places)
+
+    def rule(e: Expr) -> Expr | None:
+        found = E.reads(e)
+        same = len(found) == 1 and found[0].attr is source and e is not found[0] and _at(e, source, places) is wanted
+        return E.read(local, found[0].args) if same else None
+
+    stage: Stmt = Store(local, places, wanted)
+    for v, extent in reversed(loops):
+        stage = For(v, extent, stage)
+    return kernel.with_body(Allocate(local, block(stage, map_expressions(kernel.body, lambda e: E.rewrite(e, rule)))))
+
+
+def computed_from(source: Buffer, *roots: Expr) -> Expr | None:
+    """The largest expression that is computed from one element of a buffer, and constants; None where elements are only read."""
+    best: tuple[int, Expr] | None = None
+    for e in E.walk(*roots):
+        found = E.reads(e)
+        if e.op == "read" or not e.dtype.startswith("float") or len(found) != 1 or found[0].attr is not source:
+            continue
+        element = E.var("element", dtype=source.dtype)
+        without = E.substitute(e, {found[0]: element})
+        size = sum(1 for _ in E.walk(without))
+        if E.variables(without) == [element] and (best is None or size > best[0]):
+            best = size, e
+    return best[1] if best else None
+
+
+def _at(e: Expr, source: Buffer, places: Sequence[Expr]) -> Expr:
+    """An expression of one element, of another element."""
+    return E.substitute(e, {r: E.read(source, places) for r in E.reads(e)})
 
 
 def relayout(kernel: Kernel, buffer: str, layout: str) -> Kernel:
