@@ -401,7 +401,8 @@ class _Tuning:
 
     def _survey(self) -> None:
         """What is known of the kernels: bounds, earlier records, and their shares of the untuned model's time."""
-        core = _core(self._subject)
+        with self._clock.spent("measure"):
+            core = _core(self._subject)
         for task, calls in self._subject.tasks:
             status = TaskStatus(task, title(task), calls, calls * bound(task, core))
             kernel = _Kernel(status, task, [])
