@@ -8,7 +8,8 @@ from jit import HOST, compile_kernel
 
 from benchmarks.polybench import BENCHMARKS
 from tcomp.errors import ScheduleError
-from tcomp.ir.loops import PARALLEL, SERIAL, UNROLLED, VECTORIZED, Buffer, For, Kernel, hoist_temporaries, loop, store, walk
+from tcomp.ir import expr as E
+from tcomp.ir.loops import PARALLEL, SERIAL, UNROLLED, VECTORIZED, Accumulate, Buffer, For, Kernel, hoist_temporaries, loop, store, walk
 from tcomp.ir.loops_eval import run_kernel
 from tcomp.ir.verify import verify_kernel
 from tcomp.schedules import Schedule, polyhedral
@@ -81,6 +82,18 @@ def test_the_rows_of_a_product_are_accumulated_in_registers() -> None:
     nests = [perfect(x)[0] for x in walk(s.kernel.body) if isinstance(x, For)]
     tiles = [n[1:] for n in nests if [x.kind for x in n] == [SERIAL, UNROLLED, UNROLLED, VECTORIZED]]
     assert any(rows.extent * vectors.extent >= 8 and lanes.extent == 8 for rows, vectors, lanes in tiles)
+
+
+@pytest.mark.parametrize("name", ["syrk", "syr2k"])
+def test_operands_of_a_product_are_packed_along_its_lanes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = scheduled(name, monkeypatch)[1]
+    lanes = [x for x in walk(made.body) if isinstance(x, For) and x.kind == VECTORIZED]
+    products = [(x.var, s) for x in lanes for s in walk(x.body) if isinstance(s, Accumulate) and s.reducer.name == "sum"]
+    assert products
+    for lane, s in products:
+        assert not any(e.op == "const" and e.dtype == "float64" for e in E.walk(s.value))  # alpha is in the packed factor
+        for r in E.reads(s.value):
+            assert not any(lane in E.variables(i) for i in r.args[:-1])
 
 
 def test_what_cannot_gain_is_refused_and_stays_as_it_was() -> None:
