@@ -33,16 +33,16 @@ def schedule(s: tcomp.Schedule, knobs) -> None:
         s.vectorize(s.split(f"{stage}.x", lanes, tail="mask")[1])
 
 
-# 2. A dozen candidates, which takes some seconds (or say `budget=30`, in seconds). They are built and run in processes of their own, compared with the default schedule's results, and
-#    entered in a database: what crashes, hangs or computes something else is a record, too. In the end the winner runs against the default
-#    again, in a fresh process, and must win there.
+# 2. A dozen candidates, which takes some seconds (or say `budget=30`, in seconds). They are built and run in processes of their own, compared
+#    with the default schedule's results, and entered in a database: what crashes, hangs or computes something else is a record, too. In the
+#    end the winner runs against the default again, in a fresh process, and must win there.
 with tempfile.TemporaryDirectory() as folder:
     database = Path(folder) / "tune.db"
     result = tcomp.tune([image, grown], schedule=schedule, trials=12, database=database)
     print(result)
 
-    # 3. The database is a file to look into (in a shell: tcomp db show tune.db; tcomp report tune.db -o report.html), to merge with others', and
-    #    to go on from: `resume=True` spends what is left of a budget, or a further one.
+    # 3. The database is a file to look into (in a shell: tcomp db show tune.db; tcomp report tune.db -o report.html), to merge with
+    #    others', and to go on from: `resume=True` spends what is left of a budget, or a further one.
     from tcomp.autotune.database import Database
 
     with Database(database) as entries:

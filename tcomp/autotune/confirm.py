@@ -149,4 +149,3 @@ class _Trial:
         """The tuned kernels that the model runs slower than the untuned ones, in more rounds than chance explains."""
         before, after = (self._subject.by_task(side) for side in (contest.kernels_before, contest.kernels_after))
         return {key for key in tuned if key in before and not by_chance(before[key], after[key])}
-

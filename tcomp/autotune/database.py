@@ -151,7 +151,9 @@ class Database:
                 raise DatabaseError(f"{self.path} is no database of tcomp", why="it is a database of something else")
             found = pragma("user_version") if ours else 0
             if not 0 <= found <= VERSION:
-                raise DatabaseError(f"{self.path} has version {found}", why=f"this is version {VERSION} of tcomp's databases", hint="update tcomp")
+                raise DatabaseError(
+                    f"{self.path} has version {found}", why=f"this is version {VERSION} of tcomp's databases", hint="update tcomp"
+                )
             return found
 
         if version() < VERSION:
@@ -210,7 +212,15 @@ class Database:
     def begin(self, session: Session) -> None:
         """Enter a session; it is known by its number then."""
         with self._named(), self._transaction():
-            columns = (session.subject, json.dumps(dict(session.options)), session.state, session.spent, session.trials, "{}", session.started)
+            columns = (
+                session.subject,
+                json.dumps(dict(session.options)),
+                session.state,
+                session.spent,
+                session.trials,
+                "{}",
+                session.started,
+            )
             made = self._sql.execute("INSERT INTO sessions VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", columns)
             session.number = int(made.lastrowid or 0)
 
@@ -220,7 +230,14 @@ class Database:
             self._write(session)
 
     def _write(self, session: Session) -> None:
-        values = (json.dumps(dict(session.options)), session.state, session.spent, session.trials, json.dumps(dict(session.summary)), session.number)
+        values = (
+            json.dumps(dict(session.options)),
+            session.state,
+            session.spent,
+            session.trials,
+            json.dumps(dict(session.summary)),
+            session.number,
+        )
         self._sql.execute("UPDATE sessions SET options = ?, state = ?, spent = ?, trials = ?, summary = ? WHERE id = ?", values)
 
     def _enter(self, entry: Task | Record | Verdict) -> int:
@@ -251,7 +268,9 @@ class Database:
     def best(self, key: str) -> Record | None:
         """The record of the least cost whose decisions were not rolled back."""
         lost = {v.decisions for v in self.verdicts(key) if not v.kept}
-        return min((r for r in self.records(key) if r.cost is not None and r.decisions not in lost), key=lambda r: r.cost or 0.0, default=None)
+        return min(
+            (r for r in self.records(key) if r.cost is not None and r.decisions not in lost), key=lambda r: r.cost or 0.0, default=None
+        )
 
     def choice(self, key: str) -> str | None:
         """The decisions that compilations follow: what a whole model said last, else those of the best record; None without either."""
@@ -276,9 +295,7 @@ class Database:
         for row in rows:
             yield self._checked("task", row["key"], lambda r: _task(r["key"], _json(r["task"], "the task")), row)
 
-    def _entries(
-        self, table: str, make: Callable[[Mapping[str, Any], Mapping[str, Task]], E], key: str | None
-    ) -> list[E]:
+    def _entries(self, table: str, make: Callable[[Mapping[str, Any], Mapping[str, Task]], E], key: str | None) -> list[E]:
         tasks = {t.key: t for t in self._tasks("" if key is None else "WHERE key = ?", *([] if key is None else [key]))}
         with self._named():
             condition, values = ("", ()) if key is None else ("WHERE task = ?", (key,))

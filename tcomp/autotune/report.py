@@ -48,7 +48,15 @@ def page(database: Database) -> str:
         by_task.setdefault(record.task.key, []).append(record)
     tuned = [_Tuned(task, by_task.get(task.key, []), verdicts.get(task.key)) for task in database.tasks()]
     tuned.sort(key=lambda t: -(t.verdict.before if t.verdict else 0.0))
-    parts = [_sessions(database.sessions()), _kernels(tuned), _failures(tuned), _predictions(tuned), _convergence(tuned), _winners(tuned), _machines(tuned)]
+    parts = [
+        _sessions(database.sessions()),
+        _kernels(tuned),
+        _failures(tuned),
+        _predictions(tuned),
+        _convergence(tuned),
+        _winners(tuned),
+        _machines(tuned),
+    ]
     name = escape(database.path.name)
     head = f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{name}</title><style>{_STYLE}</style></head>'
     return f"{head}<body><h1>Tuning: {name}</h1>{''.join(parts)}</body></html>\n"
@@ -65,7 +73,17 @@ def _sessions(sessions: Sequence[Session]) -> str:
         phases = ", ".join(f"{n} {_time(v)}" for n, v in spent.items() if isinstance(v, float)) if isinstance(spent, dict) else ""
         notes = s.summary.get("notes")
         said = "; ".join(map(str, notes)) if isinstance(notes, list) else ""
-        rows.append((_cell(s.options.get("model") or "a program", "name"), _cell(s.state), _number(_time(s.spent)), _number(s.trials), _number(gain), _cell(phases), _cell(said)))
+        rows.append(
+            (
+                _cell(s.options.get("model") or "a program", "name"),
+                _cell(s.state),
+                _number(_time(s.spent)),
+                _number(s.trials),
+                _number(gain),
+                _cell(phases),
+                _cell(said),
+            )
+        )
     return _section("Runs", _table(("model", "state", "time>", "trials>", "tuned / untuned>", "spent on", ""), rows)) if rows else ""
 
 
@@ -78,7 +96,16 @@ def _kernels(tuned: Sequence[_Tuned]) -> str:
         verdict = _cell("not confirmed", "dim") if v is None else _cell("kept", "kept") if v.kept else _cell("rolled back", "back")
         times = [_number(_time(r.cost) if r and r.cost else "-") for r in (default, best)]
         known = [_number(len(t.records)), _number(sum(not r.ok for r in t.records)), *times, _number(alone)]
-        rows.append((_cell(title(t.task), "name"), *known, _number(_time(v.before) if v else "-"), _number(_time(v.after) if v else "-"), _number(inside), verdict))
+        rows.append(
+            (
+                _cell(title(t.task), "name"),
+                *known,
+                _number(_time(v.before) if v else "-"),
+                _number(_time(v.after) if v else "-"),
+                _number(inside),
+                verdict,
+            )
+        )
     columns = ("kernel", "trials>", "failed>", "default>", "best>", "alone>", "before, in a run>", "after>", "in the model>", "")
     return _section("Kernels", _table(columns, rows))
 
@@ -102,7 +129,10 @@ def _predictions(tuned: Sequence[_Tuned]) -> str:
     plot = _Plot((low, high), (low, high), True)
     plot.line([(low, low), (high, high)], "#b9c4d0")
     plot.dots(points)
-    return _section("Predicted and measured", plot.figure("predicted (s)", "measured (s)", f"{len(points)} candidates; on the line the prediction is right"))
+    return _section(
+        "Predicted and measured",
+        plot.figure("predicted (s)", "measured (s)", f"{len(points)} candidates; on the line the prediction is right"),
+    )
 
 
 def _convergence(tuned: Sequence[_Tuned]) -> str:
@@ -171,7 +201,9 @@ class _Plot:
         return f"{across:.1f},{down:.1f}"
 
     def line(self, points: Iterable[tuple[float, float]], color: str) -> None:
-        self._shapes.append(f'<polyline fill="none" stroke="{color}" stroke-width="1.5" points="{" ".join(self._at(*p) for p in points)}"/>')
+        self._shapes.append(
+            f'<polyline fill="none" stroke="{color}" stroke-width="1.5" points="{" ".join(self._at(*p) for p in points)}"/>'
+        )
 
     def dots(self, points: Iterable[tuple[float, float]]) -> None:
         for p in points:

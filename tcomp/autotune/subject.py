@@ -115,7 +115,9 @@ class Model:
 class Single:
     """A program of one's own: see `Program.of`."""
 
-    def __init__(self, source: Source, target: Target, threads: int, sizes: Mapping[str, int] | None, schedule: ScheduleFunction | None) -> None:
+    def __init__(
+        self, source: Source, target: Target, threads: int, sizes: Mapping[str, int] | None, schedule: ScheduleFunction | None
+    ) -> None:
         self.task = Program.of(source, target, threads, sizes, schedule)
         self.tasks: list[tuple[Task, int]] = [(self.task, 1)]
 
@@ -176,6 +178,4 @@ def _inputs(graph: Graph, sizes: Mapping[str, int], seed: int) -> dict[str, np.n
         hint = f"its symbolic dims are {', '.join(symbols)}" if symbols else "all its shapes are fixed"
         raise InputError(f"the model has no symbolic dim `{unknown[0]}`", hint=hint)
     known, rng = {v: sizes[name] for name, v in symbols.items()}, np.random.default_rng(seed)
-    return {
-        v.name: random_array(rng, tuple(evaluate_int(as_expr(d), known) for d in v.shape), numpy_dtype(v.dtype)) for v in graph.inputs
-    }
+    return {v.name: random_array(rng, tuple(evaluate_int(as_expr(d), known) for d in v.shape), numpy_dtype(v.dtype)) for v in graph.inputs}

@@ -138,7 +138,9 @@ class Result:
     def __str__(self) -> str:
         c = self.confirmation
         took = sum(self.seconds.values())
-        lines = [f"{self.trials} trials of {len(self.tasks)} kernel{'s'[: len(self.tasks) > 1]} in {took:.1f} s, {self.overhead:.0%} of it overhead"]
+        lines = [
+            f"{self.trials} trials of {len(self.tasks)} kernel{'s'[: len(self.tasks) > 1]} in {took:.1f} s, {self.overhead:.0%} of it overhead"
+        ]
         if c.contests and c.before:
             lines.append(f"{1e3 * c.before:.4g} ms -> {1e3 * c.after:.4g} ms, {c.ratio:.3f} of the time, in a fresh process")
         lines.append(f"kernels tuned: {len(c.kept)}, rolled back: {len(c.rolled_back)}")
@@ -353,7 +355,14 @@ class _Watch:
 
 class _Tuning:
     def __init__(
-        self, subject: Subject, entries: Database, session: Session, start: float, clock: _Clock, tell: Callable[[Status], None], rng: Random
+        self,
+        subject: Subject,
+        entries: Database,
+        session: Session,
+        start: float,
+        clock: _Clock,
+        tell: Callable[[Status], None],
+        rng: Random,
     ) -> None:
         self._subject, self._entries, self._session, self._clock, self._tell, self._rng = subject, entries, session, clock, tell, rng
         self._machine = environment(Target.parse(subject.tasks[0][0].target)) if subject.tasks else {}
@@ -423,7 +432,11 @@ class _Tuning:
 
     def _search(self, workers: int | None, cluster: str | None) -> None:
         self._phase = "search"
-        with self._measurer(workers, cluster) as measurer, _Watch(lambda: self._end + _GRACE, measurer.close) as watch, ThreadPoolExecutor(1) as ahead:
+        with (
+            self._measurer(workers, cluster) as measurer,
+            _Watch(lambda: self._end + _GRACE, measurer.close) as watch,
+            ThreadPoolExecutor(1) as ahead,
+        ):
             try:
                 while (kernel := self._next()) is not None:
                     self._batch(kernel, measurer, ahead)
@@ -565,7 +578,9 @@ class _Tuning:
             pairs = zip(kernel.task.sizes, other.sizes, strict=True)
             return sum(abs(log((a + 1) / (b + 1))) for a, b in pairs)
 
-        tasks = [t for t in self._entries.near(kernel.task.structure) if t.key != kernel.task.key and len(t.sizes) == len(kernel.task.sizes)]
+        tasks = [
+            t for t in self._entries.near(kernel.task.structure) if t.key != kernel.task.key and len(t.sizes) == len(kernel.task.sizes)
+        ]
         winners = [self._entries.choice(t.key) for t in sorted(tasks, key=distance)[:_WARM]]
         return [made for text in winners if text is not None and (made := _fitting(kernel.task, decode(text)))]
 
@@ -595,7 +610,12 @@ class _Tuning:
         wanted: dict[str, Decisions] = {}
         for kernel in self._kernels:
             best = self._entries.best(kernel.task.key)
-            if kernel.base is not None and best is not None and best.decisions != encode({}) and (best.cost or inf) < (kernel.base.cost or 0.0):
+            if (
+                kernel.base is not None
+                and best is not None
+                and best.decisions != encode({})
+                and (best.cost or inf) < (kernel.base.cost or 0.0)
+            ):
                 wanted[kernel.task.key] = decode(best.decisions)
                 self._entries.describe(best, realise(kernel.task, wanted[kernel.task.key]).schedule.trace.to_json())
         self._show()

@@ -47,7 +47,9 @@ def _show_tasks(entries: Database, as_json: bool) -> None:
          r["verdict"])
         for r in rows
     ]  # fmt: skip
-    output.table(output.count(len(rows), "task"), ("key", "task", "threads>", "records>", "failed>", "default>", "best>", "in the model"), cells)
+    output.table(
+        output.count(len(rows), "task"), ("key", "task", "threads>", "records>", "failed>", "default>", "best>", "in the model"), cells
+    )
 
 
 def _summary(entries: Database, task: Task) -> dict[str, Any]:
@@ -56,7 +58,14 @@ def _summary(entries: Database, task: Task) -> dict[str, Any]:
     records, verdicts, best = entries.records(task.key), entries.verdicts(task.key), entries.best(task.key)
     verdict = "" if not verdicts else "kept" if verdicts[-1].kept else "rolled back"
     default = next((r.cost for r in records if r.decisions == "{}" and r.ok), None)
-    row = {"key": task.key, "task": title(task), "target": task.target, "threads": task.threads, "dims": dict(task.dims), "records": len(records)}
+    row = {
+        "key": task.key,
+        "task": title(task),
+        "target": task.target,
+        "threads": task.threads,
+        "dims": dict(task.dims),
+        "records": len(records),
+    }
     row |= {"failed": sum(not r.ok for r in records), "default": default, "best": None if best is None else best.cost}
     return row | {"decisions": entries.choice(task.key), "verdict": verdict}
 
@@ -82,7 +91,14 @@ def _show_records(entries: Database, start: str, as_json: bool) -> None:
 
 def _record(r: Record) -> dict[str, Any]:
     m = r.measurement
-    record = {"status": m.status, "cost": r.cost, "seconds": m.seconds, "incumbent": m.incumbent, "reason": m.reason, "decisions": r.decisions}
+    record = {
+        "status": m.status,
+        "cost": r.cost,
+        "seconds": m.seconds,
+        "incumbent": m.incumbent,
+        "reason": m.reason,
+        "decisions": r.decisions,
+    }
     return record | {"predicted": r.predicted, "environment": r.environment, "time": r.when}
 
 

@@ -31,15 +31,22 @@ def tune(
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option("--budget", metavar="TIME", help="Time in all, as in 60s, 10m, 1h. Default: 60s, unless --trials.", show_default=False),
+        typer.Option(
+            "--budget", metavar="TIME", help="Time in all, as in 60s, 10m, 1h. Default: 60s, unless --trials.", show_default=False
+        ),
     ] = None,
     trials: Annotated[
         int | None, typer.Option("--trials", metavar="N", min=1, help="Candidates to measure, at most.", show_default=False)
     ] = None,
-    database: Annotated[Path, typer.Option("--database", metavar="FILE", help="Where records are kept; made if there is none.")] = Path("tune.db"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the latest tuning in the database, with what is left of its budget.")] = False,
+    database: Annotated[Path, typer.Option("--database", metavar="FILE", help="Where records are kept; made if there is none.")] = Path(
+        "tune.db"
+    ),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the latest tuning in the database, with what is left of its budget.")
+    ] = False,
     workers: Annotated[
-        int | None, typer.Option("--workers", metavar="N", min=1, max=4096, help="Building processes. Default: all cores.", show_default=False)
+        int | None,
+        typer.Option("--workers", metavar="N", min=1, max=4096, help="Building processes. Default: all cores.", show_default=False),
     ] = None,
     cluster: Annotated[
         str | None, typer.Option("--cluster", metavar="ADDRESS", help="Measure on a Dask cluster (tcp://host:8786).", show_default=False)
@@ -50,7 +57,9 @@ def tune(
     value: Values = None,
     size: Annotated[
         list[str] | None,
-        typer.Option("--size", metavar="NAME=N", help="The size at which an open symbolic dim is measured. May be repeated.", show_default=False),
+        typer.Option(
+            "--size", metavar="NAME=N", help="The size at which an open symbolic dim is measured. May be repeated.", show_default=False
+        ),
     ] = None,
     threads: Threads = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the search.")] = 0,
@@ -68,7 +77,9 @@ def tune(
     if model is None:
         if not resume:
             raise InputError("there is no model to tune", hint="tcomp tune MODEL.onnx, or tcomp tune --resume")
-        if given := [name for name, v in (("--target", target), ("--dim", dim), ("--shape", shape), ("--value", value), ("--size", size)) if v]:
+        if given := [
+            name for name, v in (("--target", target), ("--dim", dim), ("--shape", shape), ("--value", value), ("--size", size)) if v
+        ]:
             raise InputError(f"{given[0]} comes with a model", hint="without one, everything is as it was")
         options = _earlier(database)
     else:
@@ -165,7 +176,13 @@ def _show(result: Result) -> None:
     c = result.confirmation
     names = {t.task.key: t for t in result.tasks}
     rows = [
-        (_cells(names[key])[0], output.seconds(g.before), output.seconds(g.after), names[key].trials, "tuned" if key in c.kept else "rolled back")
+        (
+            _cells(names[key])[0],
+            output.seconds(g.before),
+            output.seconds(g.after),
+            names[key].trials,
+            "tuned" if key in c.kept else "rolled back",
+        )
         for key, g in sorted(c.kernels.items(), key=lambda item: item[1].after - item[1].before)
         if key in names
     ]
@@ -177,7 +194,10 @@ def _show(result: Result) -> None:
     for note in c.notes:
         output.line(note, "yellow")
     if c.kept:
-        output.line(f"{output.seconds(c.before)} -> {output.seconds(c.after)}: {c.ratio:.3f} of the untuned model's time, in a fresh process", "green")
+        output.line(
+            f"{output.seconds(c.before)} -> {output.seconds(c.after)}: {c.ratio:.3f} of the untuned model's time, in a fresh process",
+            "green",
+        )
     else:
         output.line("no kernel was made faster: the model stays as it is")
     if result.interrupted:
@@ -187,9 +207,24 @@ def _show(result: Result) -> None:
 def _record(result: Result) -> dict[str, Any]:
     c = result.confirmation
     kernels = [
-        {"kernel": t.title, "key": t.task.key, "calls": t.calls, "trials": t.trials, "failed": t.failed, "before": t.before, "after": t.after}
+        {
+            "kernel": t.title,
+            "key": t.task.key,
+            "calls": t.calls,
+            "trials": t.trials,
+            "failed": t.failed,
+            "before": t.before,
+            "after": t.after,
+        }
         | {"bound": t.bound, "stopped": t.stopped, "tuned": t.task.key in c.kept, "rolled_back": t.task.key in c.rolled_back}
         for t in result.tasks
     ]
-    record = {"database": result.database, "ratio": c.ratio, "before": c.before, "after": c.after, "trials": result.trials, "kernels": kernels}
+    record = {
+        "database": result.database,
+        "ratio": c.ratio,
+        "before": c.before,
+        "after": c.after,
+        "trials": result.trials,
+        "kernels": kernels,
+    }
     return record | {"seconds": result.seconds, "overhead": result.overhead, "notes": c.notes, "interrupted": result.interrupted}

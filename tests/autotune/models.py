@@ -12,7 +12,11 @@ from onnx import TensorProto, helper, numpy_helper
 def two_layers(path: Path, batch: int | str = 64) -> Path:
     """softmax(relu(x w + b) v): two products that are worth a schedule, and a softmax."""
     rng = np.random.default_rng(0)
-    weights = {"w": rng.standard_normal((96, 160), np.float32), "b": rng.standard_normal(160, np.float32), "v": rng.standard_normal((160, 64), np.float32)}
+    weights = {
+        "w": rng.standard_normal((96, 160), np.float32),
+        "b": rng.standard_normal(160, np.float32),
+        "v": rng.standard_normal((160, 64), np.float32),
+    }
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["xw"]), helper.make_node("Add", ["xw", "b"], ["xwb"]), helper.make_node("Relu", ["xwb"], ["h"]),
         helper.make_node("MatMul", ["h", "v"], ["hv"]), helper.make_node("Softmax", ["hv"], ["y"], axis=-1),

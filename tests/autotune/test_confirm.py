@@ -35,7 +35,10 @@ class Pretended:
             return Contest(reason=self.reason)
 
         def times(tuned: bool) -> list[list[float]]:
-            return [[(self.factors[k] if tuned and k in decisions else 1.0) * self.rng.uniform(1, 1 + self.noise) for k in self.factors] for _ in range(15)]
+            return [
+                [(self.factors[k] if tuned and k in decisions else 1.0) * self.rng.uniform(1, 1 + self.noise) for k in self.factors]
+                for _ in range(15)
+            ]
 
         before, after = times(False), times(True)
         shown = after if self.visible else before

@@ -1,6 +1,6 @@
 """The tuner: it keeps to its budget, loses nothing, goes on where it was, and compilations follow what it found.
 
-    python tests/autotune/test_tuner.py 20          kills it at 20 random moments, goes on each time, and counts the records
+python tests/autotune/test_tuner.py 20          kills it at 20 random moments, goes on each time, and counts the records
 """
 
 from __future__ import annotations

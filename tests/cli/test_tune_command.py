@@ -83,7 +83,21 @@ def test_no_times(text):
 
 
 def test_ctrl_c_ends_the_search_and_tells(models, tmp_path):
-    command = [sys.executable, "-m", "tcomp", "tune", models["mlp"], "--dim", "batch=8", "--trials", "1000", "--threads", "1", "--workers", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "tcomp",
+        "tune",
+        models["mlp"],
+        "--dim",
+        "batch=8",
+        "--trials",
+        "1000",
+        "--threads",
+        "1",
+        "--workers",
+        "1",
+    ]
     process = subprocess.Popen(map(str, command), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})  # fmt: skip
     end = time.monotonic() + 90
     while time.monotonic() < end:
@@ -211,5 +225,13 @@ def test_what_is_shown_while_it_runs(tuned):
     console = Console(width=150, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(_table(Status("search", 12.0, 60.0, 7, None, tasks, tasks[1], 0.13)))
     text = console.export_text()
-    for part in ("search; 12 s of 60 s; 7 trials; 48 s left", "off by 13%", "conv [0] + relu", "2 x conv [1] + relu", "31%", "<-", "8 other kernels"):
+    for part in (
+        "search; 12 s of 60 s; 7 trials; 48 s left",
+        "off by 13%",
+        "conv [0] + relu",
+        "2 x conv [1] + relu",
+        "31%",
+        "<-",
+        "8 other kernels",
+    ):
         assert part in text, (part, text)
