@@ -112,7 +112,8 @@ def _pack(s: Schedule) -> None:
     contractions = _contractions(s.kernel)
     for b in {r.attr: None for x in contractions for r in _reused(s.kernel, x)}:
         if computed_from(b, *(e for x in contractions for e in expressions(x.stmt))) is not None:
-            s.precompute(b.name, f"{b.name}.f")
+            with suppress(ScheduleError):  # temporaries and integers are left as they are
+                s.precompute(b.name, f"{b.name}.f")
     contractions = _contractions(s.kernel)
     for b in {r.attr: None for x in contractions for r in _reused(s.kernel, x)}:
         along = _along_memory(contractions, b)

@@ -9,6 +9,7 @@ from jit import HOST, compile_kernel
 from benchmarks.polybench import BENCHMARKS
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
+from tcomp.ir import te
 from tcomp.ir.loops import PARALLEL, SERIAL, UNROLLED, VECTORIZED, Accumulate, Buffer, For, Kernel, hoist_temporaries, loop, store, walk
 from tcomp.ir.loops_eval import run_kernel
 from tcomp.ir.verify import verify_kernel
@@ -94,6 +95,19 @@ def test_operands_of_a_product_are_packed_along_its_lanes(name: str, monkeypatch
         assert not any(e.op == "const" and e.dtype == "float64" for e in E.walk(s.value))  # alpha is in the packed factor
         for r in E.reads(s.value):
             assert not any(lane in E.variables(i) for i in r.args[:-1])
+
+
+def test_operands_that_cannot_be_precomputed_do_not_prevent_a_schedule() -> None:
+    A, B, C = Buffer("A", "int8", (64, 64)), Buffer("B", "float64", (64, 64)), Buffer("C", "float64", (64, 64))
+    add = te.sum(te.placeholder((1,), "float64")[0], te.reduce_axis(1)).attr[0]
+
+    def product(i: E.Expr, j: E.Expr, k: E.Expr) -> Accumulate:
+        return Accumulate(C, (i, j), E.cast(A[i, k], "float64") * B[k, j], add)
+
+    body = loop("i", 64, lambda i: loop("j", 64, lambda j: loop("k", 64, lambda k: product(i, j, k))))
+    s = polyhedral.polyhedral(Kernel("product", (A, B, C), (C,), (), body), TARGET, threads=2)
+    assert {PARALLEL, VECTORIZED} <= kinds(s.kernel)
+    assert "precompute" not in str(s.trace)
 
 
 def test_what_cannot_gain_is_refused_and_stays_as_it_was() -> None:
