@@ -68,10 +68,11 @@ class Model:
     boxes: Mapping[Buffer, isl.Set]  # the elements that each buffer has, where its shape is affine
 
 
-def model(stmt: Stmt, within: Stmt | None = None) -> Model:
+def model(stmt: Stmt, within: Stmt | None = None, like: Model | None = None) -> Model:
     """The polyhedral model of a statement. Where it stands `within` another one, the bounds of the loops and the conditions around it
-    are known to hold, as far as they are affine."""
-    return _Builder(stmt, [] if within is None else _known_at(within, stmt) or []).model()
+    are known to hold, as far as they are affine. Parameters are called as in the model `like`, so that relations can be compared."""
+    given = [] if within is None else _known_at(within, stmt) or []
+    return _Builder(stmt, given, {} if like is None else like.parameters).model()
 
 
 class TooHard(Exception):
@@ -184,14 +185,14 @@ _COMPARISONS = {"lt": "<", "le": "<=", "eq": "=", "ne": "!="}
 
 
 class _Builder:
-    def __init__(self, stmt: Stmt, given: Sequence[Expr]) -> None:
+    def __init__(self, stmt: Stmt, given: Sequence[Expr], parameters: Mapping[Expr, str]) -> None:
         self.stmt, self.given = stmt, given
         inside = {s.var for s in walk(stmt) if isinstance(s, For)}
         used = [e for s in walk(stmt) for e in expressions(s)]
         used += [as_expr(n) for s in walk(stmt) for b in _buffers(s) for n in b.shape]
-        self.parameters: dict[Expr, str] = {}
-        for e in _with_extents([*used, *given]):
-            if e not in inside and e.dtype == INDEX:
+        self.parameters = dict(parameters)
+        for e in (*_with_extents(used), *_with_extents(given)):
+            if e not in inside and e not in self.parameters and e.dtype == INDEX:
                 self.parameters[e] = f"p{len(self.parameters)}"
         self.prefix = f"[{', '.join(self.parameters.values())}] -> "
         self.depth = max((len(loops) for loops in _nesting(stmt)), default=0)

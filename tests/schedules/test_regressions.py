@@ -618,3 +618,23 @@ def test_what_is_never_entered_is_divided_joined_and_shifted() -> None:
         """,
     )
     assert not run.witnesses
+
+
+def test_fission_compares_like_with_like() -> None:
+    run = check(
+        """
+        kernel loops<n{2..7}>(y0: int32[n + 1, 6]) -> (y0) {
+          for i3 in 0..n {
+            for i4 in 0..min(4, max(0, n - i3 * 4)) {
+              y0[i4, i3] = 1i32
+              y0[i3, i4] = y0[1, i4]
+            }
+          }
+        }
+        """,
+        """
+        s.fission("i4")
+        """,
+        n=2,
+    )
+    assert run.refused["fission"] == 1

@@ -102,6 +102,6 @@ def _reversed(kernel: Kernel, step: str, old: Stmt, new: Stmt, within: Stmt) -> 
     try:
         with limited():
             m = model(old, within)
-            return violated(m, dependences(m), {x.name: x.order for x in model(new).instances})
+            return violated(m, dependences(m), {x.name: x.order for x in model(new, like=m).instances})
     except TooHard as error:
         raise refuse(kernel, step, f"isl gave up on the proof: {error}") from None
