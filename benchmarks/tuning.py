@@ -147,18 +147,19 @@ def quality(samples: int, trials: int, only: str, seed: int, path: str | None) -
         database = stack.enter_context(Database(path)) if path else None
         for name, task in chosen(JUDGED, only):
             drawn = at_random(measurer, task, samples, seed, database)
-            search = Search(HOST)
-            shipped = ranking(search.model, drawn)
+            search, judges = Search(HOST), [sample_of(r) for r in drawn[:RANKED]]
+            zero = [ranking(model, judges) for model in (CostModel(), search.model)]
             tried = searched(measurer, search, task, trials, seed)
-            after = ranking(search.model, [r for r in drawn if r.decisions not in {t.decisions for t in tried}])
+            known = {r.decisions for r in tried}
+            after = ranking(search.model, [s for s, r in zip(judges, drawn, strict=False) if r.decisions not in known])
             best = [min(found, key=cost_of) for found in (drawn, tried)]
             final = [least_ratio(measurer, task, r) for r in best]
             enough = 1.05 * cost_of(best[0])
             needed = next((n for n, r in enumerate(tried, 1) if cost_of(r) <= enough), None)
             usual = (len(drawn) + 1) / (1 + sum(cost_of(r) <= enough for r in drawn))  # the mean number of draws without replacement
-            rows.append((final[0] / final[1], usual / (needed or 2 * trials), ranking(CostModel(), drawn), shipped, after))
+            rows.append((final[0] / final[1], usual / (needed or 2 * trials), *zero, after))
             print(f"{name:<18}{len(drawn):>6}{final[0]:>8.3f}{len(tried):>6}{final[1]:>8.3f}{rows[-1][0]:>9.3f}{usual:>12.1f}{needed or '-':>12}"
-                  f"{rows[-1][1]:>11.1f}{rows[-1][2]:>12.3f}{shipped:>12.3f}{after:>12.3f}", flush=True)  # fmt: skip
+                  f"{rows[-1][1]:>11.1f}{zero[0]:>12.3f}{zero[1]:>12.3f}{after:>12.3f}", flush=True)  # fmt: skip
     means = [float(np.exp(np.mean(np.log(column)))) for column in zip(*rows, strict=True)]
     print(f"{'geometric mean':<52}{means[0]:>9.3f}{'':>24}{means[1]:>11.1f}" + "".join(f"{m:>12.3f}" for m in means[2:]))
     print("\nbest: time over that of the default schedule, measured anew. random/s.: above 0.95 is as good as the random samples")
@@ -196,10 +197,13 @@ def cost_of(record: Record) -> float:
     return float("inf") if record.cost is None else record.cost
 
 
-def ranking(model: CostModel, records: Sequence[Record]) -> float:
+def sample_of(record: Record) -> Sample:
+    return Sample(record.task.key, features(realise(record.task, decode(record.decisions))), cost_of(record))
+
+
+def ranking(model: CostModel, samples: Sequence[Sample]) -> float:
     """The share of pairs that a model orders rightly."""
-    made = [(features(realise(r.task, decode(r.decisions))), r.cost) for r in records[:RANKED] if r.cost is not None]
-    return accuracy(model.scores([f for f, _ in made]), np.array([c for _, c in made]))
+    return accuracy(model.scores([s.features for s in samples]), np.array([s.cost for s in samples]))
 
 
 def least_ratio(measurer: Measurer, task: Task, record: Record) -> float:
@@ -237,22 +241,19 @@ def measured(measurer: Measurer, task: Task, candidates: Sequence[Decisions]) ->
 def train(path: str, output: str | None) -> None:
     """Learn from a database; say how well kernels are ranked that the model did not see. The model is written where it ranks them better
     than the analytic one."""
-    with Database(path) as database:
-        records = [r for r in database.records() if r.ok and r.task.target == str(HOST)]
-    made = [Sample(r.task.key, features(realise(r.task, decode(r.decisions))), cost_of(r)) for r in records]
     names = {task.key: name for name, task in chosen(LEARNT, "*")}
-    keys = [k for k in dict.fromkeys(s.task for s in made) if k in names]
-    made = [s for s in made if s.task in names]
+    with Database(path) as database:
+        made = [sample_of(r) for r in database.records() if r.ok and r.task.key in names]
     columns = []
     print(f"{'kernel left out':<22}{'candidates':>12}{'analytic':>12}{'learnt':>12}")
-    for key in keys:
+    for key in dict.fromkeys(s.task for s in made):
         unseen = [s for s in made if s.task == key]
         if len(unseen) < FEWEST:
             continue
-        model, costs = CostModel(), np.array([s.cost for s in unseen])
-        analytic = accuracy(model.scores([s.features for s in unseen]), costs)
+        model = CostModel()
+        analytic = ranking(model, unseen)
         model.fit([s for s in made if s.task != key])
-        columns.append((analytic, accuracy(model.scores([s.features for s in unseen]), costs)))
+        columns.append((analytic, ranking(model, unseen)))
         print(f"{names[key]:<22}{len(unseen):>12}{analytic:>12.3f}{columns[-1][1]:>12.3f}", flush=True)
     analytic, learnt = np.mean(columns, axis=0).tolist()
     print(f"{'mean':<22}{len(made):>12}{analytic:>12.3f}{learnt:>12.3f}")
@@ -262,7 +263,7 @@ def train(path: str, output: str | None) -> None:
     model = CostModel()
     model.fit(made)
     place = Path(output) if output else Path(tcomp.autotune.model.__file__).parent / "models" / f"{family(HOST)}.json"
-    facts = {"measurements": len(made), "kernels": [names[k] for k in keys], "processor": environment(HOST)["processor"], "threads": 1,
+    facts = {"measurements": len(made), "kernels": [names[k] for k in dict.fromkeys(s.task for s in made)], "processor": environment(HOST)["processor"], "threads": 1,
              "accuracy on kernels left out": {"analytic": round(analytic, 3), "learnt": round(learnt, 3)}}  # fmt: skip
     place.parent.mkdir(exist_ok=True)
     model.save(place, facts)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SAME = 0.02  # times that differ by less are taken to be equal
 FORMAT = 1
 _BYTES, _TREES, _NODES = 1 << 20, 1000, 512  # of a saved model, at most
-_LEARNT = {"max_depth": 4, "eta": 0.1, "subsample": 0.8, "colsample_bytree": 0.5, "min_child_weight": 4, "lambda": 2.0}
+_LEARNT = {"max_depth": 4, "eta": 0.1, "subsample": 0.8, "colsample_bytree": 0.5, "min_child_weight": 4, "lambda": 2.0, "max_bin": 32}
 _ROUNDS = 80
 _CLIPPED = 0.7  # residuals beyond that are disturbed runs, or of candidates that are far from the best in any case
 
