@@ -7,7 +7,7 @@ more than scanning polyhedra", 2015), which becomes loops that run from 0, guard
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -234,13 +234,13 @@ def _placed(body: Stmt, wide: Buffer, narrow: Buffer, homes: int) -> Stmt:
     return result
 
 
-def _told(loop: For, wide: Buffer, homes: int, around: Set[Expr]) -> bool:
+def _told(loop: For, wide: Buffer, homes: int, around: Collection[Expr]) -> bool:
     """Whether different iterations touch different elements, as one of the expanded dimensions is an affine function of the variable."""
     found = [p for s in walk(loop.body) for p in _places(s, wide)]
     for d in range(homes):
         terms = linear(found[0][d])
         others = {v for monomial in terms if monomial != (loop.var,) for v in E.variables(*monomial)}
-        if (loop.var,) in terms and others <= around and all(p[d] is found[0][d] for p in found):
+        if (loop.var,) in terms and others.issubset(around) and all(p[d] is found[0][d] for p in found):
             return True
     return False
 
