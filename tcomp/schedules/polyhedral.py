@@ -729,6 +729,8 @@ class _Nest:
     def matrix_vector(self, others: Sequence[int], lane: int, fold: int) -> None:
         """Vector lanes along the result, several accumulations into it at a time."""
         size = 4
+        if self.axes[lane].extent * self.axes[fold].extent < WORK * self.lanes:
+            self.threads = 1
         chunk = max(self.lanes, min(256, -(-self.axes[lane].extent // (self.threads * self.lanes)) * self.lanes))
         order = [*others, lane, fold]
         y = [f"y{n}" for n in order]
