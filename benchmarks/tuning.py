@@ -41,6 +41,7 @@ from tcomp.target import Target
 HOST = Target.host()
 BATCH = 8  # candidates that are measured together
 RANKED = 200  # samples by which a model is judged: making loops takes its time
+FINALISTS = 4  # candidates that are measured again at the end
 FEWEST = 10  # candidates of a kernel by which a model is judged
 
 # ---------------------------------------------------------------- kernels
@@ -152,9 +153,8 @@ def quality(samples: int, trials: int, only: str, seed: int, path: str | None) -
             tried = searched(measurer, search, task, trials, seed)
             known = {r.decisions for r in tried}
             after = ranking(search.model, [s for s, r in zip(judges, drawn, strict=False) if r.decisions not in known])
-            best = [min(found, key=cost_of) for found in (drawn, tried)]
-            final = [least_ratio(measurer, task, r) for r in best]
-            enough = 1.05 * cost_of(best[0])
+            final = [finalist(measurer, task, found) for found in (drawn, tried)]
+            enough = 1.05 * min(map(cost_of, drawn))
             needed = next((n for n, r in enumerate(tried, 1) if cost_of(r) <= enough), None)
             usual = (len(drawn) + 1) / (1 + sum(cost_of(r) <= enough for r in drawn))  # the mean number of draws without replacement
             rows.append((final[0] / final[1], usual / (needed or 2 * trials), *zero, after))
@@ -206,9 +206,11 @@ def ranking(model: CostModel, samples: Sequence[Sample]) -> float:
     return accuracy(model.scores([s.features for s in samples]), np.array([s.cost for s in samples]))
 
 
-def least_ratio(measurer: Measurer, task: Task, record: Record) -> float:
-    """The median of some measurements: the best of many was lucky."""
-    return float(np.median([cost_of(r) for r in measured(measurer, task, [decode(record.decisions)] * 5)]))
+def finalist(measurer: Measurer, task: Task, records: Sequence[Record]) -> float:
+    """The least cost when the best few are measured again, the median of several times: the best of many was lucky as well."""
+    best = [decode(r.decisions) for r in sorted(records, key=cost_of)[:FINALISTS]]
+    again = [measured(measurer, task, best) for _ in range(5)]
+    return float(min(np.median([cost_of(r) for r in column]) for column in zip(*again, strict=True)))
 
 
 # ---------------------------------------------------------------- record
