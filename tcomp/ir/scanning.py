@@ -73,8 +73,7 @@ class _Scanner:
     def _survey(self, stmt: Stmt, loops: tuple[For, ...], guards: tuple[Expr, ...]) -> None:
         match stmt:
             case For(v, extent, body):
-                own = (v < as_expr(extent),) if E.reads(as_expr(extent)) else ()
-                self._survey(body, (*loops, stmt), (*guards, *own))
+                self._survey(body, (*loops, stmt), (*guards, v < as_expr(extent)))
             case If(cond, then, otherwise):
                 self._survey(then, loops, (*guards, cond))
                 if otherwise is not None:

@@ -638,3 +638,24 @@ def test_fission_compares_like_with_like() -> None:
         n=2,
     )
     assert run.refused["fission"] == 1
+
+
+def test_an_order_keeps_extents_that_are_not_affine() -> None:
+    run = check(
+        """
+        kernel program<n0{1..9}, n1{1..1000}>(t: uint8[n0, n1]) -> (t) {
+          for t.i0 in 0..n0 {
+            for t.i1 in 0..n1 {
+              t[t.i0, t.i1] = 1u8
+            }
+          }
+        }
+        """,
+        """
+        s.fuse("t.i0", "t.i1")
+        s.shift("t.i0_i1", "t", 0)
+        """,
+        n0=1,
+        n1=1,
+    )
+    assert len(run.schedule.trace) == 2
