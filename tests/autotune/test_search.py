@@ -70,7 +70,7 @@ def test_what_is_refused_is_not_proposed() -> None:
 
 
 def picky(s: Schedule, knobs: Knobs) -> None:
-    outer, inner = s.split("B.i", knobs.choice("factor", (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20), 4))
+    _outer, inner = s.split("B.i", knobs.choice("factor", (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20), 4))
     again = knobs.flag("again", False)
     if again and knobs.asked["factor"].value != 8:
         raise ScheduleError("only eights may be cut again")
