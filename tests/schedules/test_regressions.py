@@ -659,3 +659,22 @@ def test_an_order_keeps_extents_that_are_not_affine() -> None:
         n1=1,
     )
     assert len(run.schedule.trace) == 2
+
+
+def test_an_empty_loop_is_not_divided() -> None:
+    run = check(
+        """
+        kernel loops(x1: int64[2, 2, 2], y1: int64[2, 4]) -> (y1) {
+          for i4 in 0..1 {
+            for i5 in 0..2 {
+              y1[i4, i5] = select(0 <= i4 + -1, x1[-1, i5, i4], 1)
+            }
+          }
+        }
+        """,
+        """
+        s.cache_read("x1", None, "cached")
+        s.fission("cached.2")
+        """,
+    )
+    assert run.refused["fission"] == 1

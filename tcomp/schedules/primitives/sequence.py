@@ -37,7 +37,7 @@ def fission(kernel: Kernel, loop: str) -> tuple[Kernel, *tuple[str, ...]]:
       }
     """
     target = find_loop(kernel, loop, "fission")
-    if not isinstance(target.body, Block) or target.kind != SERIAL:
+    if not isinstance(target.body, Block) or len(target.body.stmts) < 2 or target.kind != SERIAL:
         raise refuse(kernel, "fission", f"`{loop}` is no serial loop around several statements")
     names, parts = [loop], [replace(target, body=target.body.stmts[0])]
     for number, s in enumerate(target.body.stmts[1:], 1):
