@@ -80,8 +80,8 @@ def batch(seed: int, first: int, count: int) -> Tally:
     return tally
 
 
-def explain(seed: int, number: int) -> Shrinker | None:
-    """A case that fails, made small; None if it does not fail alone."""
+def explain(seed: int, number: int) -> tuple[tuple[str, ...], str] | None:
+    """A case that fails, made small: what it has in common with similar ones, and a test; None if it does not fail alone."""
     dice = Seeded(f"{seed}/{number}")
     run = Run(make(dice))
     found: Failure | None = None
@@ -93,9 +93,17 @@ def explain(seed: int, number: int) -> Shrinker | None:
         found = failure
     if found is None:
         return None
-    shrinker = Shrinker(run.subject, run.steps, found)
-    shrinker.shrink()
-    return shrinker
+    small = Shrinker(run.subject, run.steps, found)
+    small.shrink()
+    alike = (small.found.kind, *(step.primitive for step in small.steps))
+    return alike, f"# case {number}: {small.found}\n{small.test(f'case_{seed}_{number}')}"
+
+
+def _safely(seed: int, number: int) -> tuple[tuple[str, ...], str] | None:
+    """`explain` in a process of its own."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        future = pool.submit(explain, seed, number)
+        return future.result() if future.exception() is None else None
 
 
 def batches(seed: int, start: int, cases: int, jobs: int) -> Iterator[Tally]:
@@ -143,12 +151,12 @@ def main() -> int:
             kinds[kind] += 1
             if kinds[kind] > options.explain:
                 continue
-            small = explain(options.seed, number) if kind != DIES else None
+            small = None if kind == DIES else _safely(options.seed, number)
             if small is None:
                 print(f"case {number}: {text[:300]}", flush=True)
-            elif (alike := (kind, *(step.primitive for step in small.steps))) not in shown:
-                shown.add(alike)
-                print(f"# case {number}: {small.found}\n{small.test(f'case_{options.seed}_{number}')}", flush=True)
+            elif small[0] not in shown:
+                shown.add(small[0])
+                print(small[1], flush=True)
         if total.cases % EVERY < BATCH:
             elapsed = time.perf_counter() - started
             print(f"{total.cases} cases, {len(total.failures)} failures, {elapsed:.0f} s", file=sys.stderr, flush=True)
