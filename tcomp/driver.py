@@ -34,6 +34,7 @@ from tcomp.ir.loops import hoist_temporaries
 from tcomp.ir.parser import parse_expr
 from tcomp.ir.printer import canonical_graph_text, print_graph, print_te
 from tcomp.kernels import CompiledKernel, build_loops, compile_kernels, operand_layouts
+from tcomp.passes.algorithms import choose_algorithms
 from tcomp.passes.canonicalize import canonicalize
 from tcomp.passes.cse import merge_equal
 from tcomp.passes.dce import eliminate_dead
@@ -89,6 +90,7 @@ def compile(
     values: Mapping[str, npt.ArrayLike] | None = None,
     progress: Progress | None = None,
     database: str | os.PathLike[str] | None = None,
+    winograd: bool = True,
 ) -> Module:
     """Compile an ONNX model for this machine and load it.
 
@@ -96,12 +98,14 @@ def compile(
     name, `dims` fixes (int) or bounds ((lowest, highest)) symbolic dims by name; the others stay symbolic. `threads` is the number of
     threads of `Module.run` (default: all cores the process may use). `values` fixes inputs for good (by name), so that shapes and
     branches may depend on them; they are no longer inputs then. `database` is a file that `tcomp.tune` wrote: kernels that it has
-    records for are scheduled as these say.
+    records for are scheduled as these say. `winograd=False` computes all convolutions directly: slower, and more exact (see
+    `passes.algorithms`).
 
     Raises `ImportModelError` for a file that is no valid model, `UnsupportedError` listing everything tcomp cannot compile,
     `TargetError` for an unknown target.
     """
-    artifact, _ = compile_model(model, target, shapes, dims, threads, values=values, progress=progress, database=database)
+    options: dict[str, Any] = {"values": values, "progress": progress, "database": database, "winograd": winograd}
+    artifact, _ = compile_model(model, target, shapes, dims, threads, **options)
     return Module.load(artifact, threads=threads)
 
 
@@ -116,6 +120,7 @@ def compile_model(
     emit: Sequence[str] = (),
     progress: Progress | None = None,
     database: str | os.PathLike[str] | None = None,
+    winograd: bool = True,
 ) -> tuple[Artifact, Report]:
     """Compile an ONNX model to an artifact (see `compile`). `emit` names stages whose text goes into the report:
     graph, te, schedule, loops, llvm, asm."""
@@ -128,7 +133,7 @@ def compile_model(
         from tcomp.autotune.lookup import recorded  # which itself compiles
 
         decide = recorded(database, target, threads)
-    return compile_graph(graph, target, threads, report, emit, progress, decide), report
+    return compile_graph(graph, target, threads, report, emit, progress, decide, winograd), report
 
 
 def compile_graph(
@@ -139,14 +144,15 @@ def compile_graph(
     emit: Sequence[str] = (),
     progress: Progress | None = None,
     decide: Lookup | None = None,
+    winograd: bool = True,
 ) -> Artifact:
-    """Graph -> artifact. `decide` says how kernels are scheduled; by default as the analytic model suggests."""
+    """Graph -> artifact. `decide` says how kernels are scheduled; by default as the analytic model suggests. `winograd`: see `compile`."""
     report, tell = report or Report(), progress or (lambda stage, done, total: None)
     dump = Path(os.environ["TCOMP_DUMP"]) if os.environ.get("TCOMP_DUMP") else None
     verify = bool(os.environ.get("TCOMP_VERIFY"))
     tell("graph", 0, 1)
     with report.timed("passes"):
-        graph, _ = run_passes(graph, graph_passes(target, report, decide), verify=verify, dump=dump)
+        graph, _ = run_passes(graph, graph_passes(target, report, decide, winograd), verify=verify, dump=dump)
     return compile_partitioned(graph, target, threads, report, emit, progress, decide)
 
 
@@ -179,7 +185,9 @@ def compile_partitioned(
     return artifact
 
 
-def graph_passes(target: Target, report: Report, decide: Lookup | None = None) -> list[tuple[str, Callable[[Graph], Graph]]]:
+def graph_passes(
+    target: Target, report: Report, decide: Lookup | None = None, winograd: bool = True
+) -> list[tuple[str, Callable[[Graph], Graph]]]:
     """Graph -> Graph, in order. Each is verified, timed and dumped on request by the runner."""
     notes = report.notes
     halos = target.kind == "cpu"  # one thread of a GPU would store all the zeros
@@ -194,6 +202,7 @@ def graph_passes(target: Target, report: Report, decide: Lookup | None = None) -
         ("fold-again", lambda g: fold_constants(g, notes)),
         ("merge-equal", merge_equal),
         ("eliminate-dead", eliminate_dead),
+        *([("algorithms", lambda g: choose_algorithms(g, target.vector_bits // 32, notes))] if winograd and target.kind == "cpu" else []),
         ("partition", lambda g: partition(g, report.not_fused.append, halos)),
         ("layout", lambda g: choose_layouts(g, layouts, halos)),
     ]

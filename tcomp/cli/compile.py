@@ -31,6 +31,9 @@ def compile(
     database: Annotated[
         Path | None, typer.Option("--database", metavar="FILE", help="Follow what `tcomp tune` found, as far as it goes.", show_default=False)
     ] = None,
+    winograd: Annotated[
+        bool, typer.Option("--winograd/--no-winograd", help="Winograd's algorithm where it is faster; without, all convolutions are direct sums.")
+    ] = True,
     emit: Annotated[
         str | None,
         typer.Option("--emit", metavar="STAGES", help=f"Also write the text of stages: some of {','.join(STAGES)}.", show_default=False),
@@ -67,7 +70,7 @@ def compile(
 
     with output.progress() as tell:
         artifact, report = compile_model(
-            model, machine, shapes, ranges, threads, values=values, emit=stages, progress=tell, database=database
+            model, machine, shapes, ranges, threads, values=values, emit=stages, progress=tell, database=database, winograd=winograd
         )
     write_files({**{path: report.stages[stage].encode() for stage, path in listings.items()}, out: artifact.image})
 

@@ -16,10 +16,12 @@ from tcomp.ops import (
     reduction,
     shapes,
     signal,
+    winograd,
 )
 
 _FAMILIES = (
     elementwise, image, indexing, loss, matmul, movement, nn, normalization, pooling, quantization, recurrent, reduction, shapes, signal,
+    winograd,
 )  # fmt: skip
 
 OPERATORS: dict[str, Operator] = {

@@ -193,10 +193,14 @@ def _size(extent: Dim) -> int:
 
 
 def _inherited(t: Tensor, body: Expr, layouts: Mapping[Tensor, Layout]) -> Layout | None:
-    """The order of the largest input's axes, carried over to the axes of the result that index them."""
+    """The order of the largest input's axes, carried over to the axes of the result that index them; of an input of higher rank, the last one."""
     best: tuple[int, Layout] | None = None
+    otherwise: Layout | None = None
     for r in E.reads(simplify(body)):
         layout = layouts.get(r.attr)
+        if r.attr.ndim > t.ndim and layout is None and r.args[-1] in t.axes[:-1]:
+            last = t.axes.index(r.args[-1])
+            otherwise = Layout.permuted((*(n for n in range(t.ndim) if n != last), last))
         if layout is None or r.attr.ndim != t.ndim or layout.pads:
             continue
         order = _carried(t, r, layout)
@@ -205,7 +209,7 @@ def _inherited(t: Tensor, body: Expr, layouts: Mapping[Tensor, Layout]) -> Layou
             size *= _size(extent)
         if order is not None and (best is None or size * itemsize(r.attr.dtype) > best[0]):
             best = (size * itemsize(r.attr.dtype), Layout.permuted(order))
-    return best[1] if best is not None else None
+    return best[1] if best is not None else otherwise
 
 
 def _carried(t: Tensor, r: Expr, layout: Layout) -> list[int] | None:

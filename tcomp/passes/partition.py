@@ -23,6 +23,7 @@ from tcomp.ir.simplify import linear, simplify
 from tcomp.ir.te import Tensor, tensors
 
 MOST_NODES = 40  # operators in one kernel, so that compile time stays bounded
+MOST_TAPS = 8  # elements of one operand that an operator reads for one element, unless it reduces
 INLINE_ELEMENTS = 1  # constants up to this size become literals of the kernel
 
 
@@ -67,7 +68,7 @@ class _Facts:
             outputs,
             placeholders,
             any(t.extern is not None for t in stages),
-            any(e.op == "reduce" for t in stages if t.body is not None for e in E.walk(t.body)),
+            any(_folds(t.body) for t in stages if t.body is not None),
         )
 
     def reads_of(self, value: Value) -> list[tuple[Tensor, Expr]]:
@@ -95,6 +96,12 @@ class _Facts:
             for e in E.walk(*bodies)
             if e.op not in ("var", "const", "read") and is_float(e.dtype)
         )
+
+
+def _folds(body: Expr) -> bool:
+    """Whether an element is folded from many: by a reduction, or by a sum that is written out."""
+    reads = E.reads(body)
+    return any(e.op == "reduce" for e in E.walk(body)) or any(sum(r.attr is t for r in reads) > MOST_TAPS for t in {r.attr for r in reads})
 
 
 def _affine(r: Expr) -> bool:

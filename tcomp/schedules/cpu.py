@@ -13,7 +13,7 @@ Reductions read by several groups are stored whole and scheduled as a group of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise, permutations
 from math import prod
 
@@ -51,6 +51,7 @@ SERIAL_ELEMENTS = 1 << 15  # below this many elements (or SERIAL_FOLDS accumulat
 SERIAL_FOLDS = 1 << 19
 MOST_LANES = 64  # of a vectorized loop
 MOST_PIECES = 12  # a loop is cut into at most so many, for the sake of code size
+MOST_CASES = 8  # of a loop that is unrolled because its iterations differ
 MOST_ORDERED = 3  # folds whose order is a decision
 SHARED = 64  # iterations of the loop over threads, where outer loops have so many
 
@@ -186,9 +187,60 @@ def _elementwise(s: Schedule, result: str, target: Target, knobs: Knobs) -> None
     loops = [x.var.attr.name for x in nest.loops]
     lanes = _lanes(target, [nest.writes, *(r.attr for r in nest.reads)])
     work = prod(extent_of(x.extent) for x in nest.loops)
+    others, cases = _cases(s, nest)
+    if cases:
+        _cases_inside(s, others, cases, lanes, work >= SERIAL_ELEMENTS, knobs)
+        return
     pieces = _cut(s, nest)
     outer = [_vector_tail(s, piece, edit.find_loop(s.kernel, piece).extent, lanes) for piece in pieces]
     _threads(s, [*loops[:-1], *([outer[0]] if len(outer) == 1 and outer[0] else [])], work >= SERIAL_ELEMENTS, knobs)
+
+
+def _cases(s: Schedule, nest: Nest) -> tuple[dict[str, Dim | None], list[str]]:
+    """(other loops, loops over few cases): the value tells the cases apart by `select(i == 0, ..., select(i == 1, ...))`, where `i` is a
+    loop or a loop modulo a constant; that one is split into rounds and cases. With each other loop comes the number of its rounds that
+    are whole, None if all are."""
+    periods: dict[Expr, int] = {}
+    for e in E.walk(nest.leaf.value):
+        if e.op == "eq" and e.args[1].op == "const":
+            i = e.args[0]
+            v, period = (i.args[0], i.args[1].attr) if i.op == "mod" and i.args[1].op == "const" else (i, 0)
+            periods[v] = max(periods.get(v, 0), period)
+    others: dict[str, Dim | None] = {}
+    cases = []
+    for x in nest.loops:
+        name, period = x.var.attr.name, periods.get(x.var, MOST_CASES + 1) or x.extent
+        if x is nest.loops[-1] or not isinstance(period, int) or period > MOST_CASES:
+            others[name] = None
+        elif period == x.extent:
+            cases.append(name)
+        else:
+            rounds, case = s.split(name, period)
+            others[rounds] = None if _divides(period, x.extent) else as_dim(as_expr(x.extent) // period)
+            cases.append(case)
+    return others, cases
+
+
+def _cases_inside(s: Schedule, others: Mapping[str, Dim | None], cases: Sequence[str], lanes: int, worthwhile: bool, knobs: Knobs) -> None:
+    """All cases of a vector stand together, unrolled: they read the same elements and have most of their arithmetic in common."""
+    *rest, last = others
+    extent = edit.find_loop(s.kernel, last).extent
+    lanes = min(lanes, 1 << (extent_of(extent) - 1).bit_length())
+    outer, lane = s.split(last, lanes)
+    around = [*rest, outer]
+    s.reorder(*around, *cases, lane)
+    for name in cases:
+        s.unroll(name)
+    s.vectorize(lane)
+    whole = {**others, outer: None if _divides(lanes, extent) else as_dim(as_expr(extent) // lanes)}
+    to_thread = [around]
+    for name in reversed(around):  # from the inside: a loop that is cut has names of its own behind the cut
+        if (point := whole[name]) is not None:
+            _, tail = s.partition(name, point)
+            if name == around[0]:
+                to_thread.append([tail, *(f"{x}.t" for x in around[1:])])
+    for names in to_thread:
+        _threads(s, names, worthwhile, knobs)
 
 
 def _cut(s: Schedule, nest: Nest) -> list[str]:
@@ -227,12 +279,14 @@ def _tiled(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -> 
     work = prod(extent_of(x.extent) for x in fold.loops)
     column, inner = s.split(columns.var.attr.name, tile.vectors * lanes)
     vectors, lane = s.split(inner, lanes)
-    others = [x.var.attr.name for x in out.loops[:-1] if x is not row_loop]
+    shared = {out.loops[positions[name]].var for name in _batch(fold)}
+    batch = [x.var.attr.name for x in out.loops[:-1] if x.var in shared]
+    others = [x.var.attr.name for x in out.loops[:-1] if x is not row_loop and x.var not in shared]
     inside = [vectors]
     if row_loop is not None:
         row_outer, row_inner = s.split(row_loop.var.attr.name, tile.rows)
         others, inside = [*others, row_outer], [row_inner, vectors]
-    around = [column, *others] if knobs.flag(f"{acc}.columns_outside", True) else [*others, column]
+    around = [*batch, column, *others] if knobs.flag(f"{acc}.columns_outside", True) else [*batch, *others, column]
     s.reorder(*around, *inside, lane)
     s.compute_at(acc, around[-1], "register")
     for name in inside:
@@ -254,6 +308,14 @@ def _tiled(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -> 
             nests_to_thread.append([tail, *(f"{name}.t" for name in others)])
     for names in nests_to_thread:
         _threads(s, names, work >= SERIAL_FOLDS, knobs)
+
+
+def _batch(fold: Nest) -> list[str]:
+    """Output axes that index every operand: between their iterations nothing is shared, so that they come first."""
+    if not is_product(fold):
+        return []
+    operands = [set(E.variables(*r.args)) for r in fold.reads]
+    return [x.var.attr.name for x in fold.spatial[:-1] if all(x.var in used for used in operands)]
 
 
 def _prefetch(s: Schedule, fold: Nest, loop: str, target: Target, knobs: Knobs) -> None:
@@ -536,5 +598,7 @@ def _panel_order(fold: Nest, r: Expr) -> tuple[list[int], int] | None:
         steps = [abs(stride(o, v) or 0) for o in others for v in E.variables(r.args[d])]
         return -max(steps, default=1 << 40)
 
-    rest = sorted((d for d in range(len(r.args)) if d != along[0]), key=place)
-    return [along[0], *rest], along[0]
+    shared = set(_batch(fold))
+    batch = [d for d, i in enumerate(r.args) if i.op == "var" and i.attr.name in shared]
+    rest = sorted((d for d in range(len(r.args)) if d != along[0] and d not in batch), key=place)
+    return [*batch, along[0], *rest], along[0]

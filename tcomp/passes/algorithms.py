@@ -1,0 +1,94 @@
+"""Algorithms: which of several ways to compute the same thing a node takes. So far: convolutions directly, or Winograd's way.
+
+Winograd's algorithm multiplies 2.25 or 4 times less, but moves tiles to and from points, and streams more weights. `winograd_tile`
+weighs both. Rounding errors are about ten times those of the direct sum and stay far below `ERROR` of the largest output, which tests
+hold them to; F(6 x 6, 3x3) is not offered. `tcomp.compile(..., winograd=False)` and `--no-winograd` do without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tcomp.ir.expr import Dim, as_dim, as_expr
+from tcomp.ir.graph import Graph, Node, Value
+from tcomp.ops.movement import PAD
+from tcomp.ops.nn import CONV
+from tcomp.ops.winograd import TAPS, WINOGRAD_INPUT, WINOGRAD_OUTPUT, WINOGRAD_PRODUCT, transformed_weights
+from tcomp.passes.canonicalize import uniform
+from tcomp.passes.rewrite import Notes, Rewriter, rewrite_graph
+
+ERROR = 1e-3  # of the largest output: no algorithm is chosen that may be less exact
+BYTES_PER_CYCLE = 8  # of weights and transformed tiles, which are at home in no near cache
+WORTHWHILE = 0.9  # of the time of the direct sum
+
+
+def choose_algorithms(graph: Graph, lanes: int, notes: Notes | None = None) -> Graph:
+    """The graph with 3x3 convolutions in float32 replaced by Winograd's algorithm where that is faster, on a machine whose vectors have
+    so many `lanes`."""
+
+    def winograd(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
+        """conv(x, w) = winograd_output(winograd_product(winograd_input(x), G w G'))"""
+        return _winograd(node, rewriter, lanes) if node.op is CONV else None
+
+    return rewrite_graph(graph, (winograd,), notes)
+
+
+def _winograd(node: Node, rewriter: Rewriter, lanes: int) -> Sequence[Value] | str | None:
+    x, w = node.inputs
+    assert x is not None and w is not None
+    weights, output = rewriter.array(w), node.outputs[0]
+    if weights is None or weights.shape[2:] != (TAPS, TAPS) or node.attrs["group"] != 1 or output.dtype != "float32":
+        return None
+    if any(n != 1 for n in (*node.attrs["strides"], *node.attrs["dilations"])):
+        return None
+    height, width = output.shape[2:]
+    if not isinstance(height, int) or not isinstance(width, int):
+        return "the number of tiles is not known"
+    batch = output.shape[0] if isinstance(output.shape[0], int) else 1
+    tile = winograd_tile(batch, weights.shape[1], weights.shape[0], height, width, lanes)
+    if not tile:
+        return "the direct sum is faster"
+    missing = [-d % tile for d in (height, width)]
+    source = _padded(x, missing, rewriter, node.name)
+    (points,) = rewriter.add(WINOGRAD_INPUT, [source], {"tile": tile}, f"{node.name}.tiles")
+    kernels = rewriter.constant(transformed_weights(weights, tile), f"{w.name}.winograd")
+    (products,) = rewriter.add(WINOGRAD_PRODUCT, [points, kernels], {}, f"{node.name}.products")
+    return rewriter.add(WINOGRAD_OUTPUT, [products], {"shape": (height, width)}, node.name)
+
+
+def _padded(x: Value, missing: Sequence[int], rewriter: Rewriter, name: str) -> Value:
+    """x with so many more zeros behind its spatial axes, by a wider pad where there is one."""
+    if not any(missing):
+        return x
+    before: Sequence[Dim] = (0, 0, 0, 0)
+    after: Sequence[Dim] = (0, 0, *missing)
+    pad = rewriter.producer(x)
+    if pad is not None and _of_zeros(pad, rewriter) and (source := pad.inputs[0]) is not None:
+        before, after = pad.attrs["before"], [as_dim(as_expr(a) + b) for a, b in zip(pad.attrs["after"], after, strict=True)]
+        x = source
+    return rewriter.add(PAD, [x, None], {"before": tuple(before), "after": tuple(after)}, f"{name}.pad")[0]
+
+
+def _of_zeros(pad: Node, rewriter: Rewriter) -> bool:
+    if pad.op is not PAD or pad.attrs.get("mode", "constant") != "constant":
+        return False
+    return pad.inputs[1] is None or uniform(rewriter.array(pad.inputs[1])) == 0
+
+
+def winograd_tile(batch: int, channels: int, outputs: int, height: int, width: int, lanes: int) -> int:
+    """The tile edge of the fastest algorithm: 2 or 4; 0 for the direct sum."""
+    if min(channels, outputs) < lanes:
+        return 0
+    direct = _cycles(9 * batch * height * width, 9, channels, outputs, lanes)
+    costs = {0: direct * WORTHWHILE}
+    for tile in (2, 4):
+        points, tiles = (tile + TAPS - 1) ** 2, batch * -(-height // tile) * -(-width // tile)
+        moved = (batch * height * width + 2 * points * tiles) * (channels + outputs)  # each is written and read once
+        costs[tile] = _cycles(points * tiles, points, channels, outputs, lanes) + moved * 4 / BYTES_PER_CYCLE
+    return min(costs, key=costs.__getitem__)
+
+
+def _cycles(products: int, weights: int, channels: int, outputs: int, lanes: int) -> float:
+    """Of a core with two multiply-add units: `products` and `weights` are those of one pair of channels."""
+    vectors = -(-outputs // lanes)
+    return channels * vectors * (products / 2 + weights * lanes * 4 / BYTES_PER_CYCLE)

@@ -1,0 +1,94 @@
+"""Winograd's algorithm against the definition of convolution: matrices, operators, native kernels, errors."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from tcomp.errors import IRError
+from tcomp.ir import te
+from tcomp.ir.layout import Layout
+from tcomp.ir.loops import For, walk
+from tcomp.ops import winograd
+from tcomp.passes.algorithms import ERROR
+from tcomp.schedules import cpu
+from tcomp.schedules.lower import lower
+from tcomp.target import Target
+
+TILES = (2, 4)
+SIZES = [(1, 5, 3, 4, 4), (2, 8, 6, 5, 7), (1, 17, 19, 9, 3), (3, 16, 32, 14, 14)]  # batch, channels in and out, output
+
+
+def direct(x, w):
+    """The sum over taps and channels, in float64."""
+    height, width = (d - 2 for d in x.shape[2:])
+    x, w, taps = x.astype(float), w.astype(float), [(i, j) for i in range(3) for j in range(3)]
+    return sum(np.einsum("nchw,oc->nohw", x[:, :, i : i + height, j : j + width], w[:, :, i, j]) for i, j in taps)
+
+
+def example(batch, channels, outputs, height, width, tile):
+    """Input padded to whole tiles, weights, and the exact result."""
+    rng = np.random.default_rng(height * width)
+    x = np.zeros((batch, channels, *(-(-d // tile) * tile + 2 for d in (height, width))), np.float32)
+    x[:, :, : height + 2, : width + 2] = rng.standard_normal((batch, channels, height + 2, width + 2))
+    w = rng.standard_normal((outputs, channels, 3, 3)).astype(np.float32)
+    return x, w, direct(x[:, :, : height + 2, : width + 2], w)
+
+
+def error(found, exact):
+    return np.abs(found - exact).max() / np.abs(exact).max()
+
+
+@pytest.mark.parametrize("tile", (*TILES, 6))
+def test_matrices_are_exact(tile):
+    """A' [(G w) * (B' x)] = the filter, in fractions."""
+    a, g, b = (np.array(m, dtype=object) for m in winograd.matrices(tile))
+    x, w = [Fraction(n * n - 3 * n + 1) for n in range(tile + 2)], [Fraction(n + 2, 3) for n in range(3)]
+    assert list(a @ ((g @ w) * (b @ x))) == [sum(w[k] * x[i + k] for k in range(3)) for i in range(tile)]
+
+
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_the_operators_convolve(apply, sizes, tile):
+    x, w, exact = example(*sizes, tile)
+    points = apply(winograd.WINOGRAD_INPUT, x, tile=tile)
+    products = apply(winograd.WINOGRAD_PRODUCT, points, winograd.transformed_weights(w, tile))
+    found = apply(winograd.WINOGRAD_OUTPUT, products, shape=sizes[3:])
+    assert found.dtype == np.float32 and found.shape == exact.shape
+    assert error(found, exact) < {2: 2e-6, 4: 2e-5}[tile]
+
+
+@pytest.mark.parametrize("tile", TILES)
+def test_errors_stay_below_the_bound_for_many_channels_and_values_of_one_sign(apply, tile):
+    """Positive inputs, as after a rectifier, and positive weights: no cancellation in the direct sum, much in the transforms."""
+    rng = np.random.default_rng(tile)
+    x, w = rng.random((1, 512, 10, 10)).astype(np.float32) * 100, rng.standard_normal((8, 512, 3, 3)).astype(np.float32)
+    for weights in (w, np.abs(w)):
+        points = apply(winograd.WINOGRAD_INPUT, x, tile=tile)
+        products = apply(winograd.WINOGRAD_PRODUCT, points, winograd.transformed_weights(weights, tile))
+        assert error(apply(winograd.WINOGRAD_OUTPUT, products, shape=(8, 8)), direct(x, weights)) < ERROR / 10
+
+
+def test_tiles_are_whole():
+    with pytest.raises(IRError, match="pixels under whole tiles"):
+        winograd.winograd_input(te.placeholder((1, 3, 9, 10)), 4)
+    with pytest.raises(IRError, match="two spatial axes"):
+        winograd.winograd_input(te.placeholder((1, 3, 10)), 4)
+    with pytest.raises(IRError, match="tiles of a convolution"):
+        winograd.winograd_output(te.placeholder((6, 6, 1, 2, 2, 3)), (9, 8))
+
+
+@pytest.mark.parametrize("tile", TILES)
+def test_transforms_are_straight_line_code_over_vectors_of_channels(tile):
+    """The default schedule: all points of a tile unrolled around lanes of channels, no guards but in the tail of the channels."""
+    x = te.placeholder((1, 32, 2 * tile + 2, 3 * tile + 2), name="x")
+    points = winograd.winograd_input(x, tile)
+    p = te.placeholder(points.shape, name="p")
+    last = Layout.permuted((0, 2, 3, 1))
+    for name, source, result in (("to", x, points), ("back", p, winograd.winograd_output(p, (2 * tile, 3 * tile - 1)))):
+        layouts = {t: last for t in (source, result) if t.ndim == 4}
+        kernel = cpu.schedule(lower(name, [source], [result], layouts), Target.parse("cpu -mcpu=skylake-avx512")).kernel
+        kinds = [(x.kind, x.extent) for x in walk(kernel.body) if isinstance(x, For)]
+        points_or_pixels = tile + 2 if name == "to" else tile
+        assert kinds.count(("unrolled", points_or_pixels)) >= 2 and ("vectorized", 16) in kinds
+        assert "note" not in str(kernel) and "if " not in str(kernel)

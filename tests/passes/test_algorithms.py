@@ -1,0 +1,175 @@
+"""The choice of algorithms: what is rewritten, when, and that it computes the same."""
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+import tcomp
+from tcomp.driver import Report, compile_model, graph_passes
+from tcomp.frontends.onnx import import_model
+from tcomp.ir import te
+from tcomp.ir.graph import GraphBuilder
+from tcomp.ops.elementwise import RELU
+from tcomp.ops.movement import PAD
+from tcomp.ops.nn import ADD_CHANNELS, CONV
+from tcomp.passes import algorithms
+from tcomp.passes.algorithms import choose_algorithms, winograd_tile
+from tcomp.passes.rewrite import Notes
+from tcomp.passes.runner import run_passes
+from tcomp.target import Target
+
+RNG = np.random.default_rng(7)
+PLAIN = {"strides": (1, 1), "dilations": (1, 1), "group": 1}
+LANES = 16
+
+
+def array(*shape):
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def operators(graph):
+    return [node.op.name for node in graph.nodes]
+
+
+def graph_of(shape, weights, attrs=PLAIN, pads=(1, 1), constant=True, dtype="float32"):
+    b = GraphBuilder()
+    x = b.input("x", dtype, shape)
+    w = b.constant(weights) if constant else b.input("w", dtype, weights.shape)
+    if pads is not None:
+        (x,) = b.add(PAD, [x, None], {"before": (0, 0, *pads), "after": (0, 0, *pads)})
+    (y,) = b.add(CONV, [x, w], attrs)
+    (y,) = b.add(ADD_CHANNELS, [y, b.constant(array(weights.shape[0]).astype(dtype))])
+    return b.build(b.add(RELU, [y]))
+
+
+WINOGRAD = ["pad", "winograd_input", "winograd_product", "winograd_output", "add_channels", "relu"]
+
+
+@pytest.mark.parametrize("tile", (2, 4))
+@pytest.mark.parametrize(
+    "shape, pads", [((1, 5, 8, 8), (1, 1)), ((2, 3, 7, 10), (1, 1)), ((1, 4, 9, 5), (0, 2)), ((1, 3, 6, 6), None)], ids=str
+)
+def test_the_rewrite_keeps_the_result(unchanged, monkeypatch, tile, shape, pads):
+    monkeypatch.setattr(algorithms, "winograd_tile", lambda *sizes: tile)
+    before = graph_of(shape, array(6, shape[1], 3, 3), pads=pads)
+    after = unchanged(before, choose_algorithms(before, LANES), rtol=1e-4)
+    needs_pad = pads is not None or any((d - 2) % tile for d in shape[2:])
+    assert operators(after) == (WINOGRAD if needs_pad else WINOGRAD[1:])  # one pad at most: that of the model is widened
+
+
+def test_a_symbolic_batch_is_fine_and_a_symbolic_size_is_not(unchanged):
+    n, h = te.var("n"), te.var("h", 64, 128)
+    before = graph_of((n, 64, 8, 12), array(64, 64, 3, 3))
+    assert operators(unchanged(before, choose_algorithms(before, 8), rtol=1e-4)) == WINOGRAD
+    notes = Notes()
+    assert "conv" in operators(choose_algorithms(graph_of((1, 64, h, 56), array(64, 64, 3, 3)), LANES, notes))
+    assert notes.lines == {"conv": ["winograd: the number of tiles is not known"]}
+
+
+@pytest.mark.parametrize(
+    "weights, options",
+    [
+        ((64, 64, 3, 3), {"attrs": {**PLAIN, "strides": (2, 2)}}),
+        ((64, 64, 3, 3), {"attrs": {**PLAIN, "strides": (1, 2)}}),
+        ((64, 64, 3, 3), {"attrs": {**PLAIN, "dilations": (2, 2)}}),
+        ((64, 32, 3, 3), {"attrs": {**PLAIN, "group": 2}}),
+        ((64, 64, 1, 1), {}),
+        ((64, 64, 5, 5), {}),
+        ((64, 64, 1, 3), {}),
+        ((64, 64, 3, 3), {"constant": False}),
+        ((64, 64, 3, 3), {"dtype": "float64"}),
+        ((64, 64, 3, 3), {"dtype": "float16"}),
+    ],
+    ids=str,
+)
+def test_what_is_left_alone(weights, options):
+    graph = graph_of((1, 64, 56, 56), array(*weights).astype(options.get("dtype", "float32")), **options)
+    assert operators(choose_algorithms(graph, LANES)) == operators(graph)
+
+
+@pytest.mark.parametrize(
+    "channels, outputs, size, tile",
+    [
+        (64, 64, 224, 4), (128, 128, 112, 4), (256, 256, 56, 4), (512, 512, 28, 4), (64, 64, 56, 4), (128, 128, 28, 4),
+        (256, 256, 14, 2), (512, 512, 14, 2),  # four times the weights would have to be read for few tiles
+        (512, 512, 7, 0), (3, 64, 224, 0), (8, 8, 112, 0), (16, 16, 56, 0), (64, 3, 224, 0), (3, 64, 28, 0),
+    ],
+)  # fmt: skip
+def test_the_rule(channels, outputs, size, tile):
+    assert winograd_tile(1, channels, outputs, size, size, LANES) == tile
+
+
+def test_many_images_share_their_weights():
+    assert winograd_tile(1, 512, 512, 7, 7, LANES) == 0 and winograd_tile(32, 512, 512, 7, 7, LANES) == 4
+
+
+def test_only_for_cpus():
+    assert "algorithms" in dict(graph_passes(Target.parse("cpu"), Report()))
+    assert "algorithms" not in dict(graph_passes(Target.parse("cpu"), Report(), winograd=False))
+    assert "algorithms" not in dict(graph_passes(Target.parse("cuda -arch=sm_80"), Report()))
+
+
+def model(shape, channels, outputs, pads):
+    """relu(conv3x3(relu(conv1x1(x))) + bias + conv1x1(x)), of which the 3x3 convolution stands in the middle; then its maxima."""
+
+    def conv(source, name, result, w, **attributes):
+        constants.append(numpy_helper.from_array((array(*w) / np.sqrt(np.prod(w[1:]))).astype(np.float32), name))
+        return helper.make_node("Conv", [source, name, *attributes.pop("more", [])], [result], **attributes)
+
+    constants = [numpy_helper.from_array(array(outputs), "bias")]
+    grow = sum(pads[::2]) - 2, sum(pads[1::2]) - 2
+    nodes = [
+        conv("x", "w0", "a", (channels, shape[1], 1, 1)),
+        helper.make_node("Relu", ["a"], ["b"]),
+        conv("b", "w1", "c", (outputs, channels, 3, 3), pads=pads, more=["bias"]),
+        conv("x", "w2", "r", (outputs, shape[1], 1, 1)) if grow == (0, 0) else helper.make_node("Identity", ["c"], ["r"]),
+        helper.make_node("Add", ["c", "r"], ["s"]),
+        helper.make_node("Relu", ["s"], ["t"]),
+        helper.make_node("MaxPool", ["t"], ["y"], kernel_shape=[2, 2]),
+    ]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", shape), ("y", None)))
+    graph = helper.make_graph(nodes, "g", [x], [y], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("tile", (2, 4))
+@pytest.mark.parametrize(
+    "shape, channels, outputs, pads",
+    [
+        ([1, 3, 12, 16], 16, 32, [1, 1, 1, 1]),
+        ([2, 3, 7, 9], 19, 21, [1, 1, 1, 1]),
+        ([1, 2, 11, 6], 7, 3, [0, 1, 2, 1]),
+        ([1, 2, 11, 6], 16, 40, [0, 0, 0, 0]),
+        (["n", 3, 6, 7], 18, 33, [1, 1, 1, 1]),
+    ],
+    ids=str,
+)
+def test_native_code_agrees_with_onnx(monkeypatch, tile, shape, channels, outputs, pads):
+    monkeypatch.setattr(algorithms, "winograd_tile", lambda batch, c, o, h, w, lanes: tile if (h, w) != (1, 1) else 0)
+    proto = model(shape, channels, outputs, pads)
+    artifact, report = compile_model(proto, emit=("graph",))
+    assert "winograd_product" in report.stages["graph"] and "note" not in report.stages["graph"]
+    for batch in (1, 3) if shape[0] == "n" else shape[:1]:
+        x = array(batch, *shape[1:])
+        (expected,) = ReferenceEvaluator(proto).run(None, {"x": x})
+        for threads in (1, 2):
+            found = tcomp.Module.load(artifact, threads=threads).run({"x": x})["y"]
+            assert np.abs(found - expected).max() < 2e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("winograd", (True, False))
+def test_the_switch(winograd):
+    proto = model([1, 3, 20, 20], 64, 64, [1, 1, 1, 1])
+    artifact, report = compile_model(proto, emit=("graph",), winograd=winograd)
+    assert ("winograd_product" in report.stages["graph"]) is winograd
+    x = array(1, 3, 20, 20)
+    (expected,) = ReferenceEvaluator(proto).run(None, {"x": x})
+    assert np.abs(tcomp.Module.load(artifact).run({"x": x})["y"] - expected).max() < (2e-5 if winograd else 2e-6) * np.abs(expected).max()
+
+
+def test_a_written_out_sum_is_no_epilogue():
+    """relu(winograd + conv1x1): the tiles of one are not those of the other, so that one of the two is stored first."""
+    graph, _ = run_passes(import_model(model([1, 3, 20, 20], 64, 64, [1, 1, 1, 1])), graph_passes(Target.parse("cpu"), Report()))
+    inside = [[n.op.name for n in node.bodies[0].nodes] for node in graph.nodes]
+    assert ["winograd_output", "add_channels"] in inside and ["conv", "add", "relu"] in inside
