@@ -74,7 +74,7 @@ class InPlace:
     def __init__(self, schedule: Schedule, target: Target, threads: int | None) -> None:
         if target.kind == "cuda":
             raise TargetError("a kernel on a GPU cannot work on NumPy arrays in place", hint="build for a CPU, or build the tensors")
-        self.kernel = schedule.kernel
+        self.kernel = schedule.source  # steps may look at the same memory by other shapes
         compiled = schedule.copy()
         compiled.kernel = replace(schedule.kernel, name="kernel")  # whatever the program is called: the name becomes a symbol
         # To the artifact all buffers are inputs, of independent extents: that they fit together is checked here. Inputs without elements

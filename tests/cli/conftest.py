@@ -99,6 +99,12 @@ class Tcomp:
         return json.loads(self(*arguments, "--json", status=status).stdout)
 
 
+@pytest.fixture(scope="session")
+def command():
+    """For what is made once for all tests."""
+    return Tcomp()
+
+
 @pytest.fixture
 def tcomp(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -22,13 +22,11 @@ from tcomp.schedules.knobs import encode
 
 
 @pytest.fixture(scope="session")
-def tuned(models, cache, tmp_path_factory):
+def tuned(models, cache, tmp_path_factory, command):
     """A database of a tuning of "mlp" with 3 trials, and what was printed."""
-    from conftest import Tcomp
-
     path = tmp_path_factory.mktemp("tuned") / "tune.db"
     options = ("--dim", "batch=8", "--trials", 3, "--threads", 1, "--workers", 1)
-    return path, Tcomp().json("tune", models["mlp"], "--database", path, *options)
+    return path, command.json("tune", models["mlp"], "--database", path, *options)
 
 
 @pytest.mark.parametrize("command", [("tune",), ("report",), ("db", "show"), ("db", "export"), ("db", "import"), ("db", "merge")])
