@@ -221,13 +221,10 @@ def tampered(change: Callable[[list[Any]], Any]) -> Trace:
         (lambda steps: steps.append(["split", ["C.j", 1 << 62]]), "is more than 2147483648"),
     ],
 )
-def test_tampered_traces(change: Callable[[list[Any]], Any], message: str | None) -> None:
+def test_tampered_traces(change: Callable[[list[Any]], Any], message: str) -> None:
     """Each names the step and what is wrong with it, and leaves the schedule as it was."""
     trace, s = tampered(change), matmul()
     before = s.kernel
-    if message is None:
-        s.replay(trace)
-        return
     with pytest.raises(ScheduleError, match=message):
         s.replay(trace)
     assert s.kernel is before and not s.trace
