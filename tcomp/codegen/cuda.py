@@ -929,7 +929,7 @@ def _hoisted(s: L.For) -> tuple[Expr | None, Stmt]:
         return None, s
     fixed: list[Expr] = []
     rest: list[Expr] = []
-    for condition in _conjuncts(body.cond):
+    for condition in E.conjuncts(body.cond):
         inner = any(x.var in E.variables(condition) for x in loops) or bool(E.reads(condition))
         (rest if inner else fixed).append(condition)
     if not fixed or any(E.reads(as_expr(x.extent)) for x in loops):
@@ -938,10 +938,6 @@ def _hoisted(s: L.For) -> tuple[Expr | None, Stmt]:
     for x in reversed(loops):
         new = replace(x, body=new)
     return E.all_of(fixed), new
-
-
-def _conjuncts(e: Expr) -> list[Expr]:
-    return [*_conjuncts(e.args[0]), *_conjuncts(e.args[1])] if e.op == "and" and e.dtype == "bool" else [e]
 
 
 def _unconditional(value: Expr) -> Iterable[Expr]:

@@ -442,6 +442,11 @@ def all_of(conditions: Sequence[Expr]) -> Expr:
     return result
 
 
+def conjuncts(e: Expr) -> list[Expr]:
+    """The conditions that a condition is the conjunction of."""
+    return [*conjuncts(e.args[0]), *conjuncts(e.args[1])] if e.op == "and" and e.dtype == "bool" else [e]
+
+
 @dataclass(frozen=True)
 class Reducer:
     """An associative operation to fold with: `combine` is an expression over the variables `lhs` and `rhs`.

@@ -24,7 +24,7 @@ def reach(e: Expr) -> tuple[Expr, Widths] | None:
         edges[simplify(as_expr(0) <= index)] = axis
         edges[simplify(index < as_expr(extent))] = axis
     axes = set()
-    for condition in map(simplify, _conjuncts(cond)):
+    for condition in map(simplify, E.conjuncts(cond)):
         if condition not in edges:
             return None
         axes.add(edges[condition])
@@ -41,10 +41,6 @@ def reach(e: Expr) -> tuple[Expr, Widths] | None:
 def _least(gap: Expr) -> int | None:
     """The smallest number >= 0 that `gap` can be proved not to exceed."""
     return next((n for n in range(WIDEST + 1) if prove(gap <= n)), None)
-
-
-def _conjuncts(e: Expr) -> list[Expr]:
-    return [*_conjuncts(e.args[0]), *_conjuncts(e.args[1])] if e.op == "and" and e.dtype == "bool" else [e]
 
 
 def joined(a: Widths, b: Widths) -> Widths:

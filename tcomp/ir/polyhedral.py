@@ -109,7 +109,7 @@ class _Formula:
 
     def add(self, condition: Expr) -> None:
         """Adds what is affine of a condition."""
-        for part in _conjuncts(condition):
+        for part in E.conjuncts(condition):
             text = self.condition(part)
             if text is None:
                 self.exact = False
@@ -317,10 +317,6 @@ def _equations(element: Sequence[str], formula: _Formula) -> str:
     equal = [f"x{d} = {text}" for d, text in enumerate(element)]
     body = " and ".join([*formula.constraints, *equal]) or "true"
     return f"exists ({', '.join(formula.unknowns.values())}: {body})" if formula.unknowns else body
-
-
-def _conjuncts(e: Expr) -> list[Expr]:
-    return [*_conjuncts(e.args[0]), *_conjuncts(e.args[1])] if e.op == "and" and e.dtype == "bool" else [e]
 
 
 def _reads_under(value: Expr) -> list[tuple[Expr, tuple[Expr, ...]]]:

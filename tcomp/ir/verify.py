@@ -416,10 +416,16 @@ class _Loops:
         if stmt.kind == PARALLEL and VECTORIZED in kinds:
             _fail(f"the parallel loop `{stmt.var.name}` is inside a vectorized one", place)
         self.loops.append(stmt)
-        outer, self.guarded = self.guarded, self.guarded or stmt.extent == 0
+        outer, self.guarded = self.guarded, self.guarded or self.may_be_empty(stmt)
         self.statement(stmt.body)
         self.guarded = outer
         self.loops.pop()
+
+    def may_be_empty(self, stmt: For) -> bool:
+        """Whether the loop has no iteration, or none in some iterations of the loops around: nothing in it is sure to happen."""
+        around = {f.var for f in self.loops[:-1]}
+        depends = any(v in around for v in E.variables(as_expr(stmt.extent)))
+        return stmt.extent == 0 or (depends and not prove(1 <= as_expr(stmt.extent)))
 
     def store(self, stmt: Stmt, b: Buffer, indices: Sequence[Expr], value: Expr) -> None:
         place = self.place(stmt)

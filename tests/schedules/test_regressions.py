@@ -678,3 +678,39 @@ def test_an_empty_loop_is_not_divided() -> None:
         """,
     )
     assert run.refused["fission"] == 1
+
+
+def test_a_loop_that_is_empty_in_the_peeled_part() -> None:
+    check(
+        """
+        kernel loops(y1: uint8[3, 4], y2: uint8[3]) -> (y1, y2) {
+          for i1 in 0..3 {
+            y2[0] = 1u8
+            for i5 in 0..(i1 * -1 + 3) {
+              y1[i5, i1] = 2u8
+            }
+          }
+        }
+        """,
+        """
+        s.shift("i1", "y1", -2)
+        s.partition("i1", 4)
+        """,
+    )
+
+
+def test_a_copy_of_nothing() -> None:
+    check(
+        """
+        kernel loops(y0: int32[7, 7, 8], y1: int32[7, 5]) -> (y0, y1) {
+          for i1 in 0..1 {
+            for i3 in 0..i1 {
+              y0[1, i3, 1] = y1[0, i3]
+            }
+          }
+        }
+        """,
+        """
+        s.cache_read("y1", "i1", "cached", scope="register", layout="(b/3,a,b%3)")
+        """,
+    )

@@ -21,7 +21,7 @@ from tcomp.ir.loops import (
     with_children,
 )
 from tcomp.ir.simplify import simplify
-from tcomp.schedules.primitives.edit import conjuncts, perfect, rebind, touches
+from tcomp.schedules.primitives.edit import perfect, rebind, touches
 
 
 def clean(kernel: Kernel) -> Kernel:
@@ -109,7 +109,7 @@ def _limit(v: Expr, extent: Dim, body: Stmt) -> Dim | None:
     _, leaf = perfect(body)
     if not isinstance(leaf, If) or leaf.otherwise is not None or not isinstance(extent, int):
         return None
-    for condition in conjuncts(leaf.cond):
+    for condition in E.conjuncts(leaf.cond):
         if condition.op == "lt" and condition.args[0] is v and condition.args[1].op == "const" and 0 <= condition.args[1].attr < extent:
             return int(condition.args[1].attr)
     return None

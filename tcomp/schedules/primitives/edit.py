@@ -170,10 +170,6 @@ def _depends(extent: Dim, variables: Container[Expr]) -> bool:
     return any(v in variables for v in E.variables(as_expr(extent)))
 
 
-def conjuncts(e: Expr) -> list[Expr]:
-    return [*conjuncts(e.args[0]), *conjuncts(e.args[1])] if e.op == "and" and e.dtype == "bool" else [e]
-
-
 def renamed(stmt: Stmt, name: Callable[[str], str]) -> Stmt:
     """A copy whose loops and local buffers have other names."""
     match stmt:

@@ -33,7 +33,6 @@ from tcomp.schedules.dependence import determined
 from tcomp.schedules.legality import out_of_bounds, race
 from tcomp.schedules.primitives.edit import (
     check_factor,
-    conjuncts,
     enclosing,
     find_buffer,
     find_loop,
@@ -229,7 +228,7 @@ def _fold(kernel: Kernel, step: str, nest: For, buffer: Buffer) -> _Fold:
         if isinstance(s, For):
             loops.append(s)
         elif isinstance(s, If) and s.otherwise is None:
-            conditions += conjuncts(s.cond)
+            conditions += E.conjuncts(s.cond)
         elif not isinstance(s, Block | Allocate):
             kind = {If: "a branch", While: "a while loop", Call: "an instruction"}[type(s)]
             raise refuse(kernel, step, f"`{buffer.name}` is accumulated inside of {kind}")
@@ -341,7 +340,7 @@ def mask(kernel: Kernel, stage: str) -> Kernel:
     def edit(s: Stmt) -> Stmt | None:
         if isinstance(s, If) and s.otherwise is None and isinstance(s.then, Accumulate) and s.then.buffer is buffer:
             doubtful.append(not always_in_range(s.then))
-            masked = folded_under(kernel, conjuncts(s.cond), s.then)
+            masked = folded_under(kernel, E.conjuncts(s.cond), s.then)
             if isinstance(masked, If) and isinstance(masked.then, Accumulate) and masked.then.value is s.then.value:
                 why = f"`{s.cond}` keeps the places of `{stage}` in range, or concurrent iterations apart: it has to stay an `If`"
                 raise refuse(kernel, "mask", why)
