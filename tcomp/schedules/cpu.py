@@ -14,14 +14,14 @@ Reductions read by several groups are stored whole and scheduled as a group of t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise, permutations
+from itertools import permutations
 from math import prod
 
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
 from tcomp.ir.layout import Layout
-from tcomp.ir.loops import VECTORIZED, Buffer, For, Kernel
+from tcomp.ir.loops import For, Kernel
 from tcomp.ir.simplify import linear, simplify
 from tcomp.schedules.groups import Group, attachments, schedule_each
 from tcomp.schedules.knobs import Knobs
@@ -44,16 +44,15 @@ from tcomp.schedules.roles import (
     stride,
 )
 from tcomp.schedules.schedule import Schedule
+from tcomp.schedules.shaping import MOST_LANES, divides, lanes_of, nest_loops, threads, vector_tail
 from tcomp.schedules.tiles import MOST_ROWS, Tile, choose_tile, tiles
 from tcomp.target import Target
 
 SERIAL_ELEMENTS = 1 << 15  # below this many elements (or SERIAL_FOLDS accumulations) threads cost more than they save
 SERIAL_FOLDS = 1 << 19
-MOST_LANES = 64  # of a vectorized loop
 MOST_PIECES = 12  # a loop is cut into at most so many, for the sake of code size
 MOST_CASES = 8  # of a loop that is unrolled because its iterations differ
 MOST_ORDERED = 3  # folds whose order is a decision
-SHARED = 64  # iterations of the loop over threads, where outer loops have so many
 
 
 def schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Schedule:
@@ -149,7 +148,7 @@ def _lanes_along_output(fold: Nest, out: Nest, target: Target, packable: frozens
     if not out.loops or not fold.spatial:
         return False
     lane = fold.spatial[-1]
-    width = _lanes(target, [fold.writes, *(r.attr for r in fold.reads)])
+    width = lanes_of(target, [fold.writes, *(r.attr for r in fold.reads)])
     wide = extent_of(lane.extent) * 2 >= width
     if not wide:
         return fold_axis(fold) is None
@@ -185,15 +184,15 @@ def _elementwise(s: Schedule, result: str, target: Target, knobs: Knobs) -> None
     if not nest.loops:
         return
     loops = [x.var.attr.name for x in nest.loops]
-    lanes = _lanes(target, [nest.writes, *(r.attr for r in nest.reads)])
+    lanes = lanes_of(target, [nest.writes, *(r.attr for r in nest.reads)])
     work = prod(extent_of(x.extent) for x in nest.loops)
     others, cases = _cases(s, nest)
     if cases:
         _cases_inside(s, others, cases, lanes, work >= SERIAL_ELEMENTS, knobs)
         return
     pieces = _cut(s, nest)
-    outer = [_vector_tail(s, piece, edit.find_loop(s.kernel, piece).extent, lanes) for piece in pieces]
-    _threads(s, [*loops[:-1], *([outer[0]] if len(outer) == 1 and outer[0] else [])], work >= SERIAL_ELEMENTS, knobs)
+    outer = [vector_tail(s, piece, edit.find_loop(s.kernel, piece).extent, lanes) for piece in pieces]
+    threads(s, [*loops[:-1], *([outer[0]] if len(outer) == 1 and outer[0] else [])], work >= SERIAL_ELEMENTS, knobs)
 
 
 def _cases(s: Schedule, nest: Nest) -> tuple[dict[str, Dim | None], list[str]]:
@@ -216,7 +215,7 @@ def _cases(s: Schedule, nest: Nest) -> tuple[dict[str, Dim | None], list[str]]:
             cases.append(name)
         else:
             rounds, case = s.split(name, period)
-            others[rounds] = None if _divides(period, x.extent) else as_dim(as_expr(x.extent) // period)
+            others[rounds] = None if divides(period, x.extent) else as_dim(as_expr(x.extent) // period)
             cases.append(case)
     return others, cases
 
@@ -232,7 +231,7 @@ def _cases_inside(s: Schedule, others: Mapping[str, Dim | None], cases: Sequence
     for name in cases:
         s.unroll(name)
     s.vectorize(lane)
-    whole = {**others, outer: None if _divides(lanes, extent) else as_dim(as_expr(extent) // lanes)}
+    whole = {**others, outer: None if divides(lanes, extent) else as_dim(as_expr(extent) // lanes)}
     to_thread = [around]
     for name in reversed(around):  # from the inside: a loop that is cut has names of its own behind the cut
         if (point := whole[name]) is not None:
@@ -240,7 +239,7 @@ def _cases_inside(s: Schedule, others: Mapping[str, Dim | None], cases: Sequence
             if name == around[0]:
                 to_thread.append([tail, *(f"{x}.t" for x in around[1:])])
     for names in to_thread:
-        _threads(s, names, worthwhile, knobs)
+        threads(s, names, worthwhile, knobs)
 
 
 def _cut(s: Schedule, nest: Nest) -> list[str]:
@@ -268,7 +267,7 @@ def _cut(s: Schedule, nest: Nest) -> list[str]:
 
 def _tiled(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -> None:
     fold = fold_nest(s.kernel, acc)
-    lanes = _lanes(target, [fold.writes, *(r.attr for r in fold.reads)])
+    lanes = lanes_of(target, [fold.writes, *(r.attr for r in fold.reads)])
     _pack(s, acc, lanes, target, knobs)
     fold, out = fold_nest(s.kernel, acc), result_nest(s.kernel, result)
     positions = {x.var.attr.name: n for n, x in enumerate(fold.spatial)}
@@ -298,16 +297,16 @@ def _tiled(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -> 
     _tile_loops(s, acc, lanes, folds)
     if folds:  # a fold over one element has no loop left
         _prefetch(s, fold, folds[-1], target, knobs)
-    if row_loop is not None and not _divides(tile.rows, row_loop.extent):
+    if row_loop is not None and not divides(tile.rows, row_loop.extent):
         s.partition(row_outer, as_dim(as_expr(row_loop.extent) // tile.rows))
     width = tile.vectors * lanes
     nests_to_thread = [around]
-    if not _divides(width, columns.extent):
+    if not divides(width, columns.extent):
         column, tail = s.partition(column, as_dim(as_expr(columns.extent) // width))
         if around[0] == column:  # else both parts are inside of the same loops
             nests_to_thread.append([tail, *(f"{name}.t" for name in others)])
     for names in nests_to_thread:
-        _threads(s, names, work >= SERIAL_FOLDS, knobs)
+        threads(s, names, work >= SERIAL_FOLDS, knobs)
 
 
 def _batch(fold: Nest) -> list[str]:
@@ -353,7 +352,7 @@ def _rows(s: Schedule, group: Group, target: Target, knobs: Knobs) -> None:
         fold = next((n for n in nests(s.kernel) if n.writes.name == name and n.is_fold), None)
         axis = fold_axis(fold) if fold is not None else None
         if fold is not None and axis is not None:
-            width = _lanes(target, [fold.writes, *(r.attr for r in fold.reads)])
+            width = lanes_of(target, [fold.writes, *(r.attr for r in fold.reads)])
             wide = min(width * 4, MOST_LANES) if extent_of(axis.extent) >= width * 4 else width
             lanes = knobs.choice(f"{name}.lanes", tuple(width << n for n in range(4) if width << n <= MOST_LANES), wide)
             partial = s.rfactor(name, axis.var.attr.name, lanes)
@@ -374,11 +373,11 @@ def _rows(s: Schedule, group: Group, target: Target, knobs: Knobs) -> None:
             _partial_loops(s, name, *partials[name])
         elif not stage_axes(s.kernel, name, True):
             lane = stage_axes(s.kernel, name, False)[-1]
-            _vector_tail(s, lane, edit.find_loop(s.kernel, lane).extent, _lanes(target, [edit.find_buffer(s.kernel, name)]))
+            vector_tail(s, lane, edit.find_loop(s.kernel, lane).extent, lanes_of(target, [edit.find_buffer(s.kernel, name)]))
     if rest:
         nest = edit.find_loop(s.kernel, rest[-1])
-        _vector_tail(s, rest[-1], nest.extent, _lanes(target, [out.writes, *(r.attr for r in out.reads)]))
-    _threads(s, leading, work * prod(extent_of(edit.find_loop(s.kernel, x).extent) for x in leading) >= SERIAL_ELEMENTS * 4, knobs)
+        vector_tail(s, rest[-1], nest.extent, lanes_of(target, [out.writes, *(r.attr for r in out.reads)]))
+    threads(s, leading, work * prod(extent_of(edit.find_loop(s.kernel, x).extent) for x in leading) >= SERIAL_ELEMENTS * 4, knobs)
 
 
 def _whole(s: Schedule, group: Group, partials: dict[str, tuple[str, str, Dim, int]], target: Target, knobs: Knobs) -> None:
@@ -395,71 +394,16 @@ def _whole(s: Schedule, group: Group, partials: dict[str, tuple[str, str, Dim, i
 def _partial_loops(s: Schedule, name: str, partial: str, fold: str, extent: Dim, lanes: int) -> None:
     """Vector lanes for the three nests that an rfactor leaves: clear, accumulate, and fold the lanes."""
     s.vectorize(f"{partial}.init.lane")
-    others = [x for x in _nest_loops(s.kernel, f"{partial}.lane")]
+    others = [x for x in nest_loops(s.kernel, f"{partial}.lane")]
     lane = f"{partial}.lane"
     s.reorder(*[x for x in others if x != lane], lane)
     s.vectorize(lane)
     s.vectorize(f"{name}.lane", reassociate=True)
-    if not _divides(lanes, extent):
+    if not divides(lanes, extent):
         s.partition(f"{fold}.o", as_dim(as_expr(extent) // lanes))
 
 
-def _nest_loops(kernel: Kernel, loop: str) -> list[str]:
-    """The loops of the perfect nest that a loop stands at the top of (or in), from that loop inwards."""
-    x: object = edit.find_loop(kernel, loop)
-    names = []
-    while isinstance(x, For):
-        names.append(x.var.attr.name)
-        x = x.body
-    return names
-
-
 # ---------------------------------------------------------------- parts
-
-
-def _lanes(target: Target, buffers: Sequence[Buffer]) -> int:
-    """Elements of the widest type involved that fill a vector register."""
-    return min(MOST_LANES, max(1, target.vector_bits // 8 // max(itemsize(b.dtype) for b in buffers)))
-
-
-def _divides(n: int, extent: Dim) -> bool:
-    return isinstance(extent, int) and extent % n == 0
-
-
-def _vector_tail(s: Schedule, loop: str, extent: Dim, lanes: int) -> str | None:
-    """Vector lanes along a loop, the remainder in a masked vector of its own; returns the loop over full vectors, if any."""
-    if isinstance(extent, int) and extent < lanes:
-        width = 1 << (extent - 1).bit_length()
-        if width <= 1:
-            return None
-        _, lane = s.split(loop, width)
-        s.vectorize(lane)
-        return None
-    outer, lane = s.split(loop, lanes)
-    s.vectorize(lane)
-    if not _divides(lanes, extent):
-        s.partition(outer, as_dim(as_expr(extent) // lanes))
-    return outer
-
-
-def _threads(s: Schedule, loops: Sequence[str], worthwhile: bool, knobs: Knobs) -> None:
-    """Fuse perfectly nested outer loops until there is enough to share, and run them on threads."""
-    if not loops:
-        return
-    nested, enough, iterations = 1, 1, extent_of(edit.find_loop(s.kernel, loops[0]).extent)
-    for name, following in pairwise(loops):
-        inner = edit.find_loop(s.kernel, name).body
-        if not isinstance(inner, For) or inner.var.attr.name != following or inner.kind == VECTORIZED:
-            break
-        nested += 1
-        if iterations < SHARED:
-            enough, iterations = nested, iterations * extent_of(inner.extent)
-    count = knobs.choice(f"{loops[0]}.threads", range(nested + 1), enough if worthwhile else 0)
-    if count:
-        current = loops[0]
-        for following in loops[1:count]:
-            current = s.fuse(current, following)
-        s.parallel(current)
 
 
 def _fold_order(fold: Nest) -> list[For]:
@@ -513,7 +457,7 @@ def _far_apart(r: Expr, fold: Nest, lane: For, target: Target) -> bool:
 
 def _packing_loops(s: Schedule, name: str, dim: int, panel: int, lanes: int, knobs: Knobs) -> None:
     loop = f"{name}.{dim}"
-    rest = [x for x in _nest_loops(s.kernel, f"{name}.0") if x != loop]
+    rest = [x for x in nest_loops(s.kernel, f"{name}.0") if x != loop]
     extent = edit.find_loop(s.kernel, loop).extent
     outer, inner = s.split(loop, panel)
     vectors, lane = s.split(inner, lanes)
@@ -521,11 +465,11 @@ def _packing_loops(s: Schedule, name: str, dim: int, panel: int, lanes: int, kno
     s.unroll(vectors)
     s.vectorize(lane)
     nests_to_thread = [[outer, *rest]]
-    if not _divides(panel, extent):
+    if not divides(panel, extent):
         outer, tail = s.partition(outer, as_dim(as_expr(extent) // panel))
         nests_to_thread.append([tail, *(f"{x}.t" for x in rest)])
     for names in nests_to_thread:
-        _threads(s, names, True, knobs)
+        threads(s, names, True, knobs)
 
 
 # ---------------------------------------------------------------- the register tile
@@ -534,7 +478,7 @@ def _packing_loops(s: Schedule, name: str, dim: int, panel: int, lanes: int, kno
 def tile_of(fold: Nest, target: Target, knobs: Knobs) -> Tile:
     """The register tile for a fold: rows along the axis that reuses the vector operand, vectors along the lanes."""
     row = row_axis(fold)
-    lanes = _lanes(target, [fold.writes, *(r.attr for r in fold.reads)])
+    lanes = lanes_of(target, [fold.writes, *(r.attr for r in fold.reads)])
     columns, rows = extent_of(fold.spatial[-1].extent), 1 if row is None else extent_of(row.extent)
     most = 1 if row is None else _rows_in_cache(fold, row)
     suggested = choose_tile(rows, columns, lanes, target.vector_registers, most)
@@ -573,7 +517,7 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: Target, k
         if group.shape != "tiled":
             continue
         fold = fold_nest(s.kernel, group.inside[0])
-        width = tile_of(fold, target, knobs).vectors * _lanes(target, [fold.writes, *(r.attr for r in fold.reads)])
+        width = tile_of(fold, target, knobs).vectors * lanes_of(target, [fold.writes, *(r.attr for r in fold.reads)])
         columns = fold.spatial[-1].extent
         source = original.get(fold.writes.name.removesuffix(".acc")) or original.get(fold.writes.name)
         if source is None or not is_product(source):
