@@ -47,13 +47,14 @@ class Warps:
         """The register buffers that an instruction touches are divided among the threads as it says."""
         f = self.function
         instruction, op = s.instruction, s.instruction.emission
-        oldest = min(int(re.findall(r"\d+", arch)[0]) for arch in f.target.cpu.split(","))
         needed = [int(x[3:]) for x in instruction.features if re.fullmatch(r"sm_\d+", x)]
-        if not isinstance(op, WarpOp) or not needed or oldest < min(needed):
+        if not isinstance(op, WarpOp) or not needed or f.oldest < min(needed):
             why = f"it needs {' or '.join(instruction.features)}"
             raise f.fail(f"the target `{f.target}` has no instruction `{instruction.name}`", why)
         for operand, (buffer, _) in match(instruction, s.body).accesses.items():
-            if buffer.scope == "register" and self.fragments.setdefault(buffer, instruction.fragment(operand)) != instruction.fragment(operand):
+            if buffer.scope == "register" and self.fragments.setdefault(buffer, instruction.fragment(operand)) != instruction.fragment(
+                operand
+            ):
                 raise f.fail(f"register buffer `{buffer.name}` is divided among the threads of a warp in two ways")
 
     def execute(self, phase: Stmt) -> bool:
@@ -169,7 +170,9 @@ class Warps:
             start, whole = simplify(E.substitute(indices[d], at)), f.constant(buffer, buffer.shape[d])
             inside = {simplify(indices[d] - start)} <= {as_expr(0), *moving}
             if whole % size or simplify(start % size) is not as_expr(0) or not inside:
-                raise f.fail(f"register buffer `{buffer.name}` is not made of the tiles of `{instruction.name}`", f"index {indices[d]} of {whole}")
+                raise f.fail(
+                    f"register buffer `{buffer.name}` is not made of the tiles of `{instruction.name}`", f"index {indices[d]} of {whole}"
+                )
             number = number * (whole // size) + simplify(start // size)
         return simplify(number)
 

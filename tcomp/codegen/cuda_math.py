@@ -66,6 +66,23 @@ HELPERS = {
     "Vector": """template <class T, int N> struct alignas(sizeof(T) * N) Vector {  // moved by one instruction
   T v[N];
 };""",
+    "start_copy": """// N bytes from global to shared memory, in the background; of fewer, zeros are the rest
+template <int N> __device__ __forceinline__ void start_copy(void* target, const void* source, int size = N) {
+  const unsigned int to = (unsigned int)__cvta_generic_to_shared(target);
+  const unsigned long long from = __cvta_generic_to_global(source);
+  if (N == 16) {  // past the first-level cache
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(size) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" :: "r"(to), "l"(from), "n"(N), "r"(size) : "memory");
+  }
+}""",
+    "complete_group": """__device__ __forceinline__ void complete_group() {  // of the copies that this thread has started
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}""",
+    "wait_for_copies": """// until all groups of this thread but the last N have arrived
+template <int N> __device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
+}""",
     "minimum": """template <class T> __device__ __forceinline__ T minimum(T a, T b) {  // NaN if either is
   return a <= b || a != a ? a : b;
 }""",

@@ -1,5 +1,8 @@
 """Runs emitted CUDA C++ on a CPU: the very text, compiled by the host's compiler behind a header that plays the device.
 
+Copies in the background are done at the last moment, when they are waited for; until then their place holds garbage: whoever reads it, or
+overwrites it or what is copied, too early shows as a difference from the reference. Copies that are not aligned to their size are reported.
+
 The blocks of a launch run one after the other. The threads of a block are contexts that take turns at barriers, in ascending or
 descending order: a missing barrier, or two threads that write one element, shows as a difference between the two orders or from the
 reference. A thread that misses a barrier that others wait at is reported.
@@ -23,6 +26,8 @@ HEADER = r"""
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <map>
 #include <ucontext.h>
 #include <vector>
 using std::memcpy;
@@ -44,6 +49,27 @@ static Fiber *current;
 static void (*job)();
 static void enter() { job(); current->done = true; swapcontext(&current->context, &scheduler); }
 static void __syncthreads() { swapcontext(&current->context, &scheduler); threadIdx = current->place; }
+
+// Copies of each thread from global to shared memory: those of the group that is not complete, and the groups not waited for.
+struct Copy { char *to; const char *from; int bytes, size; };
+struct Copies { std::vector<Copy> started; std::deque<std::vector<Copy>> groups; };
+static std::map<int, Copies> copies;
+static bool misaligned;
+static char origin;
+static inline Copies &mine() { return copies[(threadIdx.z * 1024 + threadIdx.y) * 1024 + threadIdx.x]; }
+static inline int __cvta_generic_to_shared(void *p) { return (int)((char *)p - &origin); }
+static inline unsigned long long __cvta_generic_to_global(const void *p) { return (unsigned long long)p; }
+static void copy_later(unsigned to, unsigned long long from, int bytes, int size) {
+  char *const place = &origin + (int)to;
+  misaligned |= (unsigned long long)place % bytes || (size && from % bytes);
+  memset(place, 0x7f, bytes);
+  mine().started.push_back({place, (const char *)from, bytes, size});
+}
+static void commit_copies() { Copies &c = mine(); c.groups.push_back(c.started); c.started.clear(); }
+static void wait_copies(size_t pending) {
+  for (auto &groups = mine().groups; groups.size() > pending; groups.pop_front())
+    for (const Copy &c : groups.front()) { memcpy(c.to, c.from, c.size); memset(c.to + c.size, 0, c.bytes - c.size); }
+}
 
 // A warp that is executed together: its threads leave their registers and read those of the others when all have. Written from the
 // figures of the PTX ISA (mma.m16n8k8, .m16n8k16, .m16n8k32), not from the compiler's fragments.
@@ -90,6 +116,7 @@ template <class F> int run(bool barriers, bool descending, const int *grid, cons
     for (auto &f : fibers) f.stack.resize(1 << 18);
   }
   for (int n = 0; n < grid[0] * grid[1] * grid[2]; ++n) {
+    copies.clear();
     blockIdx = {n % grid[0], n / grid[0] % grid[1], n / grid[0] / grid[1]};
     for (int m = 0; m < threads; ++m) {
       const int t = descending ? threads - 1 - m : m;
@@ -114,12 +141,19 @@ template <class F> int run(bool barriers, bool descending, const int *grid, cons
       some = alive;
     }
   }
-  return 0;
+  return misaligned ? 2 : 0;
 }
 """
 
 
-_ASM = re.compile(r'asm volatile\("(mma[\w.]+)[^"]*" : "\+[fr]"\((\w+)\[0\]\)[^:]*: "r"\((\w+)\[0\]\).*?"r"\((?!\3\b)(\w+)\[0\]\).*?\);')
+_ASM = (  # what stands for the instructions of the device
+    (re.compile(r'asm volatile\("(mma[\w.]+)[^"]*" : "\+[fr]"\((\w+)\[0\]\)[^:]*: "r"\((\w+)\[0\]\).*?"r"\((?!\3\b)(\w+)\[0\]\).*?\);'),
+     r'warp_mma("\1", \2, \3, \4);'),
+    (re.compile(r'asm volatile\("cp\.async\.c[ag]\.shared\.global [^"]*" :: "r"\(to\), "l"\(from\)(?:, "n"\(N\))?, "r"\(size\) : "memory"\);'),
+     "copy_later(to, from, N, size);"),
+    (re.compile(r'asm volatile\("cp\.async\.commit_group;"[^;]*\);'), "commit_copies();"),
+    (re.compile(r'asm volatile\("cp\.async\.wait_group %0;"[^;]*\);'), "wait_copies(N);"),
+)  # fmt: skip
 
 
 @functools.cache
@@ -133,7 +167,8 @@ def library(text: str, optimise: str = "-O1") -> ctypes.CDLL:
     folder = Path(tempfile.gettempdir()) / "tcomp-cuda-host"
     folder.mkdir(exist_ok=True)
     key = hashlib.sha256((HEADER + text + optimise).encode()).hexdigest()[:24]
-    text = _ASM.sub(r'warp_mma("\1", \2, \3, \4);', text)
+    for instruction, stand_in in _ASM:
+        text = instruction.sub(stand_in, text)
     target = folder / f"{key}.so"
     if not target.exists():
         source = folder / f"{key}.cpp"
@@ -173,4 +208,5 @@ def launch(text: str, name: str, grid: Sequence[int], block: Sequence[int], args
     places = (ctypes.c_void_p * max(1, len(args)))(*(ctypes.addressof(cells) + 8 * n for n in range(len(args))))
     three = ctypes.c_int * 3
     code = getattr(library(text, optimise), f"{name}_run")(int(descending), three(*grid), three(*block), places)
-    assert code == 0, f"{name}: some threads of a block wait at a barrier that others do not reach"
+    assert code != 1, f"{name}: some threads of a block wait at a barrier that others do not reach"
+    assert code == 0, f"{name}: a copy in the background is not aligned"

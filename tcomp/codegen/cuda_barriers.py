@@ -1,0 +1,285 @@
+"""Where the threads of a block wait: for each other, and for the copies that they have started.
+
+A *phase* is a statement that the threads of a block execute without waiting for each other. Some phases only start copies, which run in
+the background until they are waited for, in groups, the oldest first.
+
+- A barrier stands in front of a phase that touches what another thread may have written since the last one, or writes what it read.
+- What a copy reads or writes is left alone until all threads have waited for its group in front of a barrier: of the last one that was
+  passed, if the group was complete by then, else of a new one.
+
+Both are found by following the phases in the order in which they run. What is found holds for all iterations of the loops around: a
+loop is followed until it returns to a state that it was in. It soon does, as of most places it is only remembered that they were touched.
+The first index into shared memory is told apart where it is the same for all threads: so is the element of a ring of buffers (`a[i % 3]`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from math import lcm
+
+from tcomp.ir import expr as E
+from tcomp.ir import loops as L
+from tcomp.ir.expr import Expr, as_expr
+from tcomp.ir.loops import Buffer, Stmt
+from tcomp.ir.simplify import linear, prove, simplify
+
+FOLLOWED = 16  # iterations, and groups of copies, up to which each is told from the others
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One way in which a phase touches a buffer.
+
+    `own`: the dimensions that are indexed by the number of the thread, with the axis, if they say which thread it is: threads stay with
+    elements of their own. `place`: the first index, if it is the same for all threads.
+    """
+
+    buffer: Buffer
+    writes: bool
+    own: frozenset[tuple[int, str]] | None
+    place: Expr | int | None
+
+    def meets(self, other: Access) -> bool:
+        """Whether both may touch one element, and one of them writes it."""
+        apart = isinstance(self.place, int) and isinstance(other.place, int) and self.place != other.place
+        return self.buffer is other.buffer and (self.writes or other.writes) and not apart
+
+
+Touched = frozenset[Access]
+_NOTHING: Touched = frozenset()
+
+
+def has_threads(s: Stmt) -> bool:
+    return any(isinstance(x, L.For) and x.kind.startswith("thread") for x in L.walk(s))
+
+
+def is_phase(s: Stmt) -> bool:
+    """Whether a statement is a phase; else its parts are, or hold some."""
+    match s:
+        case L.Block():
+            return False
+        case L.Allocate(buffer, body):
+            return buffer.scope != "shared" and not has_threads(body)
+        case L.For(_, _, body, kind):
+            return kind.startswith("thread") or not (kind.startswith("block") or has_threads(body))
+        case L.If():
+            return not has_threads(s)
+    return True
+
+
+def phases(s: Stmt) -> Iterator[Stmt]:
+    """The phases of a statement."""
+    if is_phase(s):
+        yield s
+    else:
+        for child in L.children(s):
+            yield from phases(child)
+
+
+def touched(phase: Stmt) -> Touched:
+    """What a phase touches, registers aside: each thread has its own."""
+    found: set[Access] = set()
+    alone = None if has_threads(phase) else frozenset({(0, "one thread")})
+
+    def visit(s: Stmt, threads: tuple[L.For, ...], inside: frozenset[Expr], together: bool) -> None:
+        def touch(buffer: Buffer, indices: Sequence[Expr], writes: bool) -> None:
+            if buffer.scope == "register":
+                return
+            places = frozenset((d, t.kind) for t in threads for d, i in enumerate(indices) if i is t.var)
+            own = places if {kind for _, kind in places} == {t.kind for t in threads} else None
+            own = None if together else own if threads else alone
+            first = indices[0] if buffer.scope == "shared" and indices else None
+            if first is not None and (E.reads(first) or inside & set(E.variables(first))):
+                first = None
+            found.add(Access(buffer, writes, own, first))
+
+        for r in E.reads(*L.expressions(s)):
+            touch(r.attr, r.args, False)
+        if isinstance(s, L.Store | L.Accumulate):
+            touch(s.buffer, s.indices, True)
+        if isinstance(s, L.For):
+            inside |= {s.var}
+            if s.kind.startswith("thread"):
+                threads = (*threads, s)
+        for child in L.children(s):
+            visit(child, threads, inside, together or isinstance(s, L.Call))
+
+    visit(phase, (), frozenset(), False)
+    return frozenset(found)
+
+
+@dataclass(slots=True)
+class Placement:
+    """`before`: statements with a barrier in front, and how many groups of copies may still be under way there (None: all).
+    `groups`: the phases whose copies complete a group."""
+
+    before: dict[Stmt, int | None]
+    groups: set[Stmt]
+
+
+def place(body: Stmt, copies: Collection[Stmt]) -> Placement:
+    """The barriers of a function, some of whose phases are `copies`."""
+    found = Placement({}, set(_last(body, copies)))
+    accesses = {s: touched(s) for s in phases(body)}
+    for waits in (False, True):  # first the barriers that are needed anyway: copies can be waited for there
+        known: tuple[object, ...] = ()
+        while known != (known := (dict(found.before), set(found.groups))):
+            _Run(found, accesses, copies, waits).follow(body, _State())
+    return found
+
+
+def _last(s: Stmt, copies: Collection[Stmt], more: bool = False) -> Iterator[Stmt]:
+    """The copies that no other one follows at once: they complete a group."""
+    if s in copies:
+        if not more:
+            yield s
+    elif isinstance(s, L.Block):
+        for inner, following in itertools.pairwise((*s.stmts, None)):
+            if inner is not None:
+                yield from _last(inner, copies, following in copies)
+    elif not is_phase(s):
+        for child in L.children(s):
+            yield from _last(child, copies)
+
+
+# ---------------------------------------------------------------- following the phases
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What matters for the phases to come."""
+
+    touched: Touched = _NOTHING  # since the last barrier
+    groups: tuple[Touched, ...] = ()  # of copies that have not been waited for, the newest first
+    started: Touched = _NOTHING  # by copies of the group that is not complete
+    copy: Stmt | None = None  # the last of those
+    barrier: Stmt | None = None  # the last one stands in front of this; None if it is not the same on all ways here
+    since: int = 0  # groups completed after it
+
+    def passed(self, barrier: Stmt, pending: int | None) -> _State:
+        return replace(self, touched=_NOTHING, groups=self.groups[:pending], barrier=barrier, since=0)
+
+    def completed(self) -> _State:
+        groups = (self.started, *self.groups)
+        if len(groups) > FOLLOWED:  # the oldest ones are not told apart any more
+            groups = (*groups[: FOLLOWED - 1], groups[FOLLOWED - 1] | groups[FOLLOWED])
+        barrier, since = (self.barrier, self.since + 1) if self.since < FOLLOWED else (None, 0)
+        return replace(self, groups=groups, started=_NOTHING, copy=None, barrier=barrier, since=since)
+
+
+def _joined(a: _State, b: _State) -> _State:
+    """What may have been touched in either state."""
+    same = a.barrier is b.barrier and a.since == b.since
+    return _State(
+        a.touched | b.touched,
+        tuple(x | y for x, y in itertools.zip_longest(a.groups, b.groups, fillvalue=_NOTHING)),
+        a.started | b.started,
+        a.copy or b.copy,
+        a.barrier if same else None,
+        a.since if same else 0,
+    )
+
+
+@dataclass(slots=True)
+class _Run:
+    """Follows the phases and adds what is missing in `placement`; `waits`: the waits for copies as well."""
+
+    placement: Placement
+    accesses: Mapping[Stmt, Touched]
+    copies: Collection[Stmt]
+    waits: bool
+    values: dict[Expr, int] = field(default_factory=dict)  # of the variables of loops that are followed one by one
+
+    def follow(self, s: Stmt, state: _State) -> _State:
+        if is_phase(s):
+            return self.phase(s, state)
+        match s:
+            case L.For(_, extent, body, kind):
+                state = self.arrive(s, self.read(as_expr(extent)), state)
+                return self.follow(body, state) if kind.startswith("block") else self.loop(s, state)
+            case L.If(cond, then, otherwise):
+                state = self.arrive(s, self.read(cond), state)
+                return _joined(self.follow(then, state), state if otherwise is None else self.follow(otherwise, state))
+        for child in L.children(s):
+            state = self.follow(child, state)
+        return state
+
+    def loop(self, s: L.For, state: _State) -> _State:
+        period = self.period(s)
+        ends = [] if prove(as_expr(s.extent) > 0) else [state]
+        seen = set()
+        for iteration in itertools.count():
+            if iteration == s.extent:
+                ends = [state]
+                break
+            if period:
+                self.values[s.var] = iteration
+            state = self.follow(s.body, state)
+            moment = (iteration % (period or 1), state)
+            if moment in seen:
+                break
+            seen.add(moment)
+            ends.append(state)
+        self.values.pop(s.var, None)
+        return replace(reduce(_joined, ends), barrier=None, since=0)  # a wait inside would be repeated by all iterations
+
+    def phase(self, s: Stmt, state: _State) -> _State:
+        found = frozenset(replace(a, place=self.place(a.place)) for a in self.accesses[s])
+        state = self.arrive(s, found, state)
+        if s not in self.copies:
+            return replace(state, touched=state.touched | found)
+        state = replace(state, started=state.started | found, copy=s)
+        return state.completed() if s in self.placement.groups else state
+
+    def arrive(self, s: Stmt, found: Touched, state: _State) -> _State:
+        """In front of a statement: with the barrier and the wait that it needs."""
+        before = self.placement.before
+        if s in before:
+            state = state.passed(s, before[s])
+        alone = s not in self.copies  # a copy and a thread are two, even if the thread has started it
+        if any(a.meets(b) and not (alone and a.own is not None and a.own == b.own) for a in state.touched for b in found):
+            before.setdefault(s, None)
+            state = state.passed(s, before[s])
+        if not self.waits:
+            return state
+        if _meet(state.started, found):
+            assert state.copy is not None
+            self.placement.groups.add(state.copy)
+            state = state.completed()
+        needed = next((n for n, group in enumerate(state.groups) if _meet(group, found)), None)
+        if needed is None:
+            return state
+        if state.barrier is None or needed < state.since:
+            before.setdefault(s, None)
+            state = state.passed(s, before[s])
+        assert state.barrier is not None
+        most, pending = needed - state.since, before[state.barrier]
+        before[state.barrier] = most if pending is None else min(most, pending)
+        return replace(state, groups=state.groups[:needed])
+
+    def read(self, e: Expr) -> Touched:
+        return frozenset(Access(r.attr, False, None, None) for r in E.reads(e) if r.attr.scope != "register")
+
+    def period(self, s: L.For) -> int | None:
+        """After how many iterations the places repeat that depend on the loop's variable; None if they do not."""
+        period = 1
+        places = {a.place for x in phases(s.body) for a in self.accesses[x] if isinstance(a.place, Expr)}
+        for place in (p for p in places if s.var in E.variables(p)):
+            ring = place.op == "mod" and place.args[1].op == "const"
+            if not ring or any(m != (s.var,) and s.var in E.variables(*m) for m in linear(place.args[0])):
+                return s.extent if isinstance(s.extent, int) and s.extent <= FOLLOWED else None
+            period = lcm(period, int(place.args[1].attr))
+        return period
+
+    def place(self, place: Expr | int | None) -> int | None:
+        if not isinstance(place, Expr):
+            return place
+        known = simplify(E.substitute(place, {v: E.const(self.values[v]) for v in E.variables(place) if v in self.values}))
+        return int(known.attr) if known.op == "const" else None
+
+
+def _meet(copies: Touched, found: Touched) -> bool:
+    return any(a.meets(b) for a in copies for b in found)
