@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import base64
 import functools
+import json
 from collections.abc import Mapping
 from dataclasses import astuple, replace
 from math import prod
 from typing import Any
 
 from tcomp.autotune.children import Answer, reason_of, serve
-from tcomp.autotune.space import realise
+from tcomp.autotune.features import Made
+from tcomp.autotune.space import Candidate, realise
 from tcomp.autotune.workload import Argument, Program, Task, task_from_json
 from tcomp.codegen import elf, pool
 from tcomp.codegen.llvm import emit_kernel
@@ -23,35 +25,66 @@ from tcomp.kernels import buffer_size
 from tcomp.schedules.knobs import Decisions, decode, encode
 from tcomp.target import Target
 
+_KEPT = 64  # candidates whose loops may be asked for again
+
 
 def order(task: Task, decisions: Decisions) -> Answer:
-    """What to ask a builder for: the decisions or, where only this process has the schedule function, the loops that it makes of them.
+    """What to ask a builder for, to get machine code: the decisions or, where only this process has the schedule function, the loops that
+    it makes of them. Raises what the schedule function raises."""
+    if not local(task):
+        return {**wish(task, decisions), "do": "build"}
+    made = realise(task, decisions)
+    return {"do": "build loops", "target": task.target, "dims": task.dims, "loops": str(made.schedule.kernel), "source": str(made.schedule.source),
+            "arguments": [_plain(a) for a in made.arguments]}  # fmt: skip
 
-    Raises what the schedule function raises.
-    """
-    if isinstance(task, Program) and not task.portable:
-        made = realise(task, decisions)
-        return {"target": task.target, "dims": task.dims, "loops": str(made.schedule.kernel), "source": str(made.schedule.source),
-                "arguments": [_plain(a) for a in made.arguments]}  # fmt: skip
-    return {"task": task.to_json(), "decisions": encode(decisions)}
+
+def wish(task: Task, decisions: Decisions) -> Answer:
+    """What to ask a builder for, to hear what a candidate is (`Made`), if this process alone could not make it."""
+    return {"do": "make", "task": json.dumps(task.to_json()), "decisions": encode(decisions)}
+
+
+def local(task: Task) -> bool:
+    """Whether only this process has the schedule function."""
+    return isinstance(task, Program) and not task.portable
 
 
 def handle(request: Answer) -> Answer:
-    """Answer one request: for the ground of a target (see `ground`), or for a candidate (see `order`)."""
+    """Answer one request: for the ground of a target (see `ground`), or for a candidate (see `wish` and `order`)."""
     try:
-        if "ground" in request:
-            return {"status": "ok", "ground": base64.b64encode(ground(_machine(request["ground"]), request["threads"], request["room"])).decode()}
-        if "task" not in request:
-            loops, source = parse_kernel(request["loops"]), parse_kernel(request["source"])
-            return built(loops, source, request["arguments"], dict(request["dims"]), _machine(request["target"]))
-        task = task_from_json(request["task"])
-        made = realise(task, decode(request["decisions"]))
-        s = made.schedule
-        return built(s.kernel, s.source, [_plain(a) for a in made.arguments], dict(task.dims), _machine(task.target))
+        match request["do"]:
+            case "ground":
+                made = ground(_machine(request["target"]), request["threads"], request["room"])
+                return {"status": "ok", "ground": base64.b64encode(made).decode()}
+            case "build loops":
+                loops, source = parse_kernel(request["loops"]), parse_kernel(request["source"])
+                return built(loops, source, request["arguments"], dict(request["dims"]), _machine(request["target"]))
+            case "make":
+                return {"status": "ok", "made": Made.of(_candidate(request["task"], request["decisions"])).to_json()}
+        candidate = _candidate(request["task"], request["decisions"])
+        s, task = candidate.schedule, candidate.task
+        return built(s.kernel, s.source, [_plain(a) for a in candidate.arguments], dict(task.dims), _machine(task.target))
     except ScheduleError as error:
         return {"status": "refused", "reason": reason_of(error)}
     except (CodegenError, TargetError) as error:
         return {"status": "build", "reason": reason_of(error)}
+
+
+_made: dict[tuple[str, str], Candidate] = {}  # by task and decisions: what was made is often asked for again, to be built
+
+
+def _candidate(task: str, decisions: str) -> Candidate:
+    if (task, decisions) in _made:
+        return _made[task, decisions]
+    found = realise(_task(task), decode(decisions))
+    _made[task, encode(found.decisions)] = found
+    if len(_made) > _KEPT:
+        del _made[next(iter(_made))]
+    return found
+
+
+@functools.lru_cache(maxsize=4)
+def _task(text: str) -> Task:
+    return task_from_json(json.loads(text))
 
 
 def built(kernel: Kernel, source: Kernel, arguments: list[list[Any]], dims: Mapping[str, int], target: Target) -> Answer:
@@ -76,7 +109,11 @@ def ground(target: Target, threads: int, room: int) -> bytes:
     buffer = Buffer("other", "float32", (threads, each, lanes))
 
     def walk(t: Expr) -> Stmt:
-        return loop("i", each, lambda i: loop("v", lanes, lambda v: store(buffer, [t, i, v], buffer[t, i, v] + as_expr(1.0, "float32")), "vectorized"))
+        return loop(
+            "i",
+            each,
+            lambda i: loop("v", lanes, lambda v: store(buffer, [t, i, v], buffer[t, i, v] + as_expr(1.0, "float32")), "vectorized"),
+        )
 
     kernel = Kernel("flush", (buffer,), (buffer,), (), loop("t", threads, walk, PARALLEL))
     objects = [compile_ir(emit_kernel(kernel, target), target), compile_ir(pool.pool_ir(target.triple), target)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import log2
+from typing import Any, Self
 from zlib import crc32
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from tcomp.autotune.space import Candidate
 from tcomp.errors import TcompError
 from tcomp.schedules import cost
-from tcomp.schedules.knobs import Option
+from tcomp.schedules.knobs import Answer, Option, option_of
 from tcomp.schedules.trace import Step
 
 COUNTS = (
@@ -43,6 +44,38 @@ class Features:
 
     vector: Vector
     seconds: float
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Made:
+    """A candidate without its loops, as plain data: they are made in processes of their own, and stay there. The fields are those of
+    `Candidate`, and its features."""
+
+    answers: Mapping[str, Answer]
+    identity: str
+    features: Features
+
+    @classmethod
+    def of(cls, candidate: Candidate) -> Self:
+        return cls(candidate.answers, candidate.identity, features(candidate))
+
+    @property
+    def decisions(self) -> dict[str, Option]:
+        """Those that are not the default."""
+        return {name: a.value for name, a in self.answers.items() if a.value != a.default}
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` reads."""
+        answers = {name: [a.value, a.options, a.default] for name, a in self.answers.items()}
+        return {"answers": answers, "identity": self.identity, "vector": self.features.vector.tolist(), "seconds": self.features.seconds}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Self:
+        answers = {
+            name: Answer(option_of(value), tuple(map(option_of, options)), option_of(default))
+            for name, (value, options, default) in record["answers"].items()
+        }
+        return cls(answers, record["identity"], Features(np.array(record["vector"], np.float32), record["seconds"]))
 
 
 def features(candidate: Candidate) -> Features:

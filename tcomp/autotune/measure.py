@@ -1,6 +1,6 @@
 """How fast candidates are. Whatever a candidate does, it becomes a record, and the next one is measured.
 
-Candidates are built in processes of their own, all of a batch at once; then, while nothing else runs, each is measured in one
+Candidates are made and built in processes of their own, all of a batch at once; then, while nothing else runs, each is measured in one
 long-lived process, which is replaced when a candidate takes it down.
 
     ok        timed, and its results are those of the default schedule
@@ -17,12 +17,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
+from threading import Lock
 from types import TracebackType
 from typing import Any, Self
 
-from tcomp.autotune.builder import order
+from tcomp.autotune.builder import local, order, wish
 from tcomp.autotune.children import Answer, Child, ChildError, reason_of
+from tcomp.autotune.features import Made
+from tcomp.autotune.space import realise
 from tcomp.autotune.workload import Task
 from tcomp.errors import ScheduleError
 from tcomp.schedules.knobs import Decisions, encode
@@ -122,20 +124,18 @@ class Runner:
 
 
 class Measurer:
-    """Builds and measures candidates on this machine. A context manager: its processes end with it.
+    """Makes, builds and measures candidates on this machine. A context manager: its processes end with it.
 
     `builders` is the number of building processes (default: one for each core that this process may use).
     """
 
     def __init__(self, builders: int | None = None, limits: Limits = LIMITS) -> None:
         self.limits = limits
-        self._idle: SimpleQueue[Child] = SimpleQueue()
         self._builders = [Child("tcomp.autotune.builder", limits.bytes) for _ in range(builders or len(os.sched_getaffinity(0)))]
-        for child in self._builders:
-            self._idle.put(child)
         self._pool = ThreadPoolExecutor(len(self._builders), "tcomp-build")
         self._runner = Runner(limits)
         self._built: dict[str, Answer] = {}
+        self._maker: dict[str, int] = {}  # which builder made the loops of a candidate
 
     def __enter__(self) -> Self:
         return self
@@ -155,6 +155,25 @@ class Measurer:
     def pids(self) -> list[int]:
         """The processes that work for this one now."""
         return [*self._runner.pids, *(child.pid for child in self._builders if child.pid is not None)]
+
+    def make(self, task: Task, wanted: Sequence[Decisions]) -> list[Made | Measurement]:
+        """The loops of candidates, in order; a record where there are none. Raises nothing on account of a candidate."""
+        if local(task):
+            return [_made_here(task, decisions) for decisions in wanted]
+        keys = [_key(task, decisions) for decisions in wanted]
+        answers = self._ask({key: wish(task, decisions) for key, decisions in zip(keys, wanted, strict=True)})
+        found: list[Made | Measurement] = []
+        for key in keys:
+            builder, answer = answers[key]
+            if answer["status"] == OK:
+                made = Made.from_json(answer["made"])
+                self._maker[_key(task, made.decisions)] = builder
+                found.append(made)
+            else:
+                found.append(Measurement(answer["status"], reason=answer["reason"]))
+        while len(self._maker) > _KEPT * len(self._builders):
+            del self._maker[next(iter(self._maker))]
+        return found
 
     def measure(self, task: Task, candidates: Sequence[Decisions], incumbent: Decisions | None = None) -> list[Measurement]:
         """Measure candidates beside the incumbent (default: the default schedule), in order. Raises nothing on account of a candidate."""
@@ -186,10 +205,15 @@ class Measurer:
 
     def _build(self, task: Task, wanted: Sequence[Decisions]) -> list[Answer]:
         """What builders answer for some decisions of a task, in order."""
-        keys = [f"{task.key} {encode(decisions)}" for decisions in wanted]
-        missing = {key: decisions for key, decisions in zip(keys, wanted, strict=True) if key not in self._built}
-        answers = self._pool.map(lambda decisions: self._ask(task, decisions), missing.values())
-        found = {**self._built, **dict(zip(missing, answers, strict=True))}
+        keys = [_key(task, decisions) for decisions in wanted]
+        found, requests = dict(self._built), dict[str, Answer]()
+        for key, decisions in zip(keys, wanted, strict=True):
+            if key not in found and key not in requests:
+                try:
+                    requests[key] = order(task, decisions)
+                except Exception as error:  # noqa: BLE001  schedule functions of other people's raise what they like
+                    found[key] = _failed(error)
+        found.update((key, answer) for key, (_, answer) in self._ask(requests).items())
         for key in keys[:2]:  # the default schedule and the incumbent
             self._built.pop(key, None)
             if found[key]["status"] == OK:
@@ -198,28 +222,46 @@ class Measurer:
             del self._built[next(iter(self._built))]
         return [found[key] for key in keys]
 
-    def _ask(self, task: Task, decisions: Decisions) -> Answer:
-        try:
-            request = order(task, decisions)
-        except Exception as error:  # noqa: BLE001  schedule functions of other people's raise what they like
-            return {"status": REFUSED if isinstance(error, ScheduleError) else ERROR, "reason": reason_of(error)}
-        return self._request(request)
-
-    def _request(self, request: Mapping[str, Any]) -> Answer:
-        child = self._idle.get()
-        try:
-            return child.ask(request, self.limits.building)
-        finally:
-            self._idle.put(child)
-
     def _ground(self, task: Task) -> Answer:
         key = f"{task.target} {task.threads}"
         if key not in self._built:
-            answer = self._request({"ground": task.target, "threads": task.threads, "room": _room(task)})
+            request = {"do": "ground", "target": task.target, "threads": task.threads, "room": _room(task)}
+            _, answer = self._ask({key: request})[key]
             if answer["status"] != OK:
                 return answer
             self._built[key] = answer
         return self._built[key]
+
+    def _ask(self, requests: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, Answer]]:
+        """Which builder answered each request, and what. An idle one takes what it has made the loops of, as long as there is such."""
+        waiting, answers, lock = dict(requests), dict[str, tuple[int, Answer]](), Lock()
+
+        def work(builder: int) -> None:
+            while True:
+                with lock:
+                    if not waiting:
+                        return
+                    key = min(waiting, key=lambda k: (self._maker.get(k, builder) != builder, k not in self._maker))
+                    request = waiting.pop(key)
+                answers[key] = builder, self._builders[builder].ask(request, self.limits.building)
+
+        list(self._pool.map(work, range(min(len(self._builders), len(requests)))))
+        return answers
+
+
+def _key(task: Task, decisions: Decisions) -> str:
+    return f"{task.key} {encode(decisions)}"
+
+
+def _made_here(task: Task, decisions: Decisions) -> Made | Measurement:
+    try:
+        return Made.of(realise(task, decisions))
+    except Exception as error:  # noqa: BLE001  schedule functions of other people's raise what they like
+        return Measurement(**_failed(error))
+
+
+def _failed(error: Exception) -> Answer:
+    return {"status": REFUSED if isinstance(error, ScheduleError) else ERROR, "reason": reason_of(error)}
 
 
 def unbuilt(job: Mapping[str, Any]) -> Measurement | None:

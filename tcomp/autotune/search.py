@@ -2,13 +2,13 @@
 
 An evolutionary search (as in L. Zheng et al., Ansor, OSDI 2020) with one more sieve, since making the loops of a candidate takes about as
 long as building it: from hundreds of decisions, changed and crossed without any loops being made, trees over the decisions alone pick a
-few; these are made, so that refusals and repetitions are known, and the model of cost picks from them what is measured. Some are
-drawn at random at either stage, and no kind of structure gets all places of a batch.
+few; these are made, by whoever makes them, so that refusals and repetitions are known, and the model of cost picks from them what is
+measured. Some are drawn at random at either stage, and no kind of structure gets all places of a batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, exp, log
 from random import Random
@@ -17,14 +17,16 @@ from statistics import mean
 import numpy as np
 
 from tcomp.autotune.database import Record
-from tcomp.autotune.features import Features, Vector, decision_vector, features
+from tcomp.autotune.features import Features, Made, Vector, decision_vector
 from tcomp.autotune.model import CostModel, Sample, regression
-from tcomp.autotune.space import Space
+from tcomp.autotune.space import realise
 from tcomp.autotune.workload import Task
+from tcomp.errors import TcompError
 from tcomp.schedules.knobs import Decisions, Option, decode, encode
 from tcomp.target import Target
 
 _SAMPLES = 768  # that the model learns from: a fraction of a second's work
+_ROUNDS = 3  # of making candidates, as long as too many are refused or known
 _FIRST = 12  # candidates that are made before there is anything to go by
 _DRAWN = 384  # decisions that go through the first sieve
 _MADE = 1.5  # candidates that are made for each one that is asked for
@@ -36,23 +38,39 @@ _NEAR = 0.5  # how likely it is that a decision moves to an option beside it
 _SHARE = 0.5  # of a batch, for candidates of one structure
 _THREADS = "threads"  # how a decision's name ends that means nothing where there is one thread
 
+Maker = Callable[[Task, Sequence[Decisions]], Sequence[Made | None]]
+"""Makes the loops of candidates; None for those that are refused."""
+
+
+def make_here(task: Task, wanted: Sequence[Decisions]) -> list[Made | None]:
+    """In this process, one after the other."""
+    return [_made(task, decisions) for decisions in wanted]
+
+
+def _made(task: Task, decisions: Decisions) -> Made | None:
+    try:
+        return Made.of(realise(task, decisions))
+    except TcompError:
+        return None
+
 
 class Search:
     """Proposes candidates of any number of tasks of a target, and learns from the records of all. The same calls get the same answers."""
 
-    def __init__(self, target: Target, model: CostModel | None = None) -> None:
-        self.model = model or CostModel.of(target)
+    def __init__(self, target: Target, model: CostModel | None = None, make: Maker = make_here) -> None:
+        self.model, self._make = model or CostModel.of(target), make
         self._tasks: dict[str, _Known] = {}
 
-    def __call__(self, task: Task, records: Sequence[Record], count: int, rng: Random) -> list[Decisions]:
+    def __call__(self, task: Task, records: Sequence[Record], count: int, rng: Random, hints: Sequence[Decisions] = ()) -> list[Decisions]:
         """Up to `count` decisions, the most promising first, whose loops are unlike those of all records and of each other; fewer where
-        no more are found. `records` are all of this task."""
-        known = self._known(task, rng)
+        no more are found. `records` are all of this task; `hints` are chosen in any case, if there are such loops."""
+        known = self._tasks.setdefault(task.key, _Known(task, self._make))
         known.learn(records)
         samples = [s for other in self._tasks.values() if other is not known for s in other.samples()] + known.samples()
         self.model.fit(samples[-_SAMPLES:])
+        hinted = known.make(hints)
         known.explore(self.model, ceil(_MADE * count), rng)
-        return known.choose(self.model, count, rng)
+        return known.choose(self.model, count, rng, hinted[:count])
 
     def predicted(self, task: Task, decisions: Decisions) -> float | None:
         """The cost that the model expects of what was proposed last, on the scale of the task's records; None where it cannot tell."""
@@ -64,15 +82,10 @@ class Search:
         scores = self.model.scores([made.features, *(s.features for s in samples)])
         return exp(scores[0] + mean(log(s.cost) - score for s, score in zip(samples, scores[1:], strict=True)))
 
-    def _known(self, task: Task, rng: Random) -> _Known:
-        if task.key not in self._tasks:
-            self._tasks[task.key] = _Known(task, Space(task, rng))
-        return self._tasks[task.key]
-
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Made:
-    """A candidate whose loops were made: its decisions that are not the defaults, the names of all that were asked for, and those of
+class _Found:
+    """A candidate whose loops were made: its decisions that are not the defaults, the names of all that can be changed, and those of
     its decisions that are no numbers."""
 
     decisions: Decisions
@@ -87,30 +100,35 @@ class _Known:
     """What is known of one task: the options of each decision, as far as it was asked for, and candidates by their decisions."""
 
     task: Task
-    space: Space
+    maker: Maker
     options: dict[str, tuple[Option, ...]] = field(default_factory=dict)
     defaults: dict[str, Option] = field(default_factory=dict)
-    made: dict[str, _Made] = field(default_factory=dict)
+    made: dict[str, _Found] = field(default_factory=dict)
     tried: set[str] = field(default_factory=set)
+    loops: set[str] = field(default_factory=set)  # that were made, however they were decided upon
     costs: dict[str, float] = field(default_factory=dict)
     measured: set[str] = field(default_factory=set)  # whatever came of it
 
-    def make(self, decisions: Decisions) -> None:
-        """Enter a candidate, if it can be made and is not one that is known."""
-        text = encode(decisions)
-        if text in self.tried:
-            return
-        self.tried.add(text)
-        candidate = self.space.realise(decisions)
-        if candidate is None:
-            return
-        for name, answer in candidate.answers.items():
-            self.options.setdefault(name, answer.options)
-            self.defaults.setdefault(name, answer.default)
-        asked = tuple(n for n, a in candidate.answers.items() if len(a.options) > 1 and not (self.task.threads == 1 and n.endswith(_THREADS)))
-        found, text = candidate.decisions, encode(candidate.decisions)
-        self.tried.add(text)
-        self.made[text] = _Made(found, asked, _structure(found), features(candidate), self.vector(found))
+    def make(self, wanted: Sequence[Decisions]) -> list[str]:
+        """Enter candidates, those that can be made and are of loops not seen before; returns them, as text."""
+        entered = []
+        new = {text: decisions for decisions in wanted if (text := encode(decisions)) not in self.tried}
+        self.tried.update(new)
+        for made in self.maker(self.task, [*new.values()]) if new else ():
+            if made is None or made.identity in self.loops:
+                continue
+            for name, answer in made.answers.items():
+                self.options.setdefault(name, answer.options)
+                self.defaults.setdefault(name, answer.default)
+            asked = tuple(
+                n for n, a in made.answers.items() if len(a.options) > 1 and not (self.task.threads == 1 and n.endswith(_THREADS))
+            )
+            text = encode(made.decisions)
+            self.tried.add(text)
+            self.loops.add(made.identity)
+            self.made[text] = _Found(made.decisions, asked, _structure(made.decisions), made.features, self.vector(made.decisions))
+            entered.append(text)
+        return entered
 
     def vector(self, decisions: Decisions) -> Vector:
         return decision_vector({**self.defaults, **decisions})
@@ -118,9 +136,9 @@ class _Known:
     # ------------------------------------------------------------ records
 
     def learn(self, records: Sequence[Record]) -> None:
-        self.make({})
+        self.make([{}])
+        self.make([decode(record.decisions) for record in records])
         for record in records:
-            self.make(decode(record.decisions))
             self.measured.add(record.decisions)
             if record.cost is not None:
                 self.costs[record.decisions] = min(record.cost, self.costs.get(record.decisions, record.cost))
@@ -140,10 +158,9 @@ class _Known:
 
     def explore(self, model: CostModel, count: int, rng: Random) -> None:
         """Make the loops of `count` new candidates, if there are so many."""
-        if len(self.made) < _FIRST:
-            for _ in range(3 * _FIRST):
-                if len(self.made) < _FIRST:
-                    self.make(self.drawn(rng))
+        for _ in range(_ROUNDS):
+            if len(self.made) < _FIRST:
+                self.make([self.drawn(rng) for _ in range(_FIRST - len(self.made))])
         expected = self.expected(model)
         parents = [self.made[text] for text in sorted(expected, key=lambda t: (expected[t], t))[:_PARENTS]]
         children: dict[str, Decisions] = {}
@@ -152,21 +169,22 @@ class _Known:
             if (text := encode(child)) not in self.tried:
                 children.setdefault(text, child)
         if len(expected) > 1 and children:
-            trees = regression(np.stack([self.made[text].vector for text in expected]), np.array([*expected.values()]) - mean(expected.values()))
+            trees = regression(
+                np.stack([self.made[text].vector for text in expected]), np.array([*expected.values()]) - mean(expected.values())
+            )
             guesses = trees.inplace_predict(np.stack([self.vector(c) for c in children.values()]))
             children = {text: children[text] for _, text in sorted(zip(guesses.tolist(), children, strict=True))}
         enough, before = len(self.made) + count, list(children)
-        for _ in range(min(2 * count, len(before))):
-            self.make(children[before.pop(rng.randrange(len(before)) if rng.random() < _RANDOM else 0)])
-            if len(self.made) >= enough:
-                break
+        for _ in range(_ROUNDS):
+            number = min(enough - len(self.made), len(before))
+            self.make([children[before.pop(rng.randrange(len(before)) if rng.random() < _RANDOM else 0)] for _ in range(number)])
 
     def drawn(self, rng: Random) -> dict[str, Option]:
         """Each decision at random, as far as some candidate was asked for it."""
         asked = rng.choice([*self.made.values()]).asked if self.made else ()
         return self.plain({name: rng.choice(self.options[name]) for name in asked})
 
-    def child(self, parents: Sequence[_Made], rng: Random) -> dict[str, Option]:
+    def child(self, parents: Sequence[_Found], rng: Random) -> dict[str, Option]:
         """Of one or two parents, the better ones more often: decisions of either, or some of them changed."""
         first, second = (parents[min(rng.randrange(len(parents)), rng.randrange(len(parents)))] for _ in range(2))
         chosen = {name: first.decisions.get(name, self.defaults[name]) for name in first.asked}
@@ -193,10 +211,10 @@ class _Known:
 
     # ------------------------------------------------------------ the choice
 
-    def choose(self, model: CostModel, count: int, rng: Random) -> list[Decisions]:
+    def choose(self, model: CostModel, count: int, rng: Random, hinted: Sequence[str]) -> list[Decisions]:
         expected = self.expected(model)
         pool = sorted((t for t in self.made if t not in self.measured), key=lambda t: (expected[t], t))
-        chosen: list[str] = []
+        chosen = [*hinted]
         taken: dict[str, int] = {}
         for most in (ceil(_SHARE * count), count):
             waiting = [t for t in pool if t not in chosen]

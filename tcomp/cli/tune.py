@@ -19,7 +19,7 @@ from tcomp.errors import InputError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tcomp.autotune.tuner import Result, Status, TaskStatus
+    from tcomp.autotune.progress import Result, Status, TaskStatus
 
 _SHOWN = 12  # kernels in the live table
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}

@@ -50,15 +50,16 @@ class Knobs:
 
         Raises `ScheduleError` if there is no such option.
         """
-        if name in self.asked and self.asked[name].value in options:
-            return self.asked[name].value  # type: ignore[return-value]
-        value: Option = self.given.get(name, _NOTHING)
-        if value not in options:
+        if name in self.asked and (place := _place(self.asked[name].value, options)) is not None:
+            return options[place]
+        value = self.given.get(name, default)
+        if name not in self.given or value not in options:
             value = self.pick(name, options, default)
-        if value not in options or default not in options:
+        place = _place(value, options)
+        if place is None or default not in options:
             raise ScheduleError(f"knob `{name}` has no option {value!r}", hint=f"one of {', '.join(map(repr, options))}")
-        self.asked[name] = Answer(value, tuple(options), default)
-        return value  # type: ignore[return-value]
+        self.asked[name] = Answer(options[place], tuple(options), default)
+        return options[place]
 
     def flag(self, name: str, default: bool) -> bool:
         """Yes or no."""
@@ -70,7 +71,8 @@ class Knobs:
         return {name: a.value for name, a in self.asked.items() if a.value != a.default}
 
 
-_NOTHING = object()
+def _place(value: Option, options: Sequence[Option]) -> int | None:
+    return options.index(value) if value in options else None
 
 
 # ---------------------------------------------------------------- as text
@@ -89,12 +91,15 @@ def decode(text: str) -> dict[str, Option]:
         raise ScheduleError("these are no decisions", where=text[:120], why=f"it is not valid JSON: {error}") from None
     if not isinstance(record, dict):
         raise ScheduleError("these are no decisions", where=text[:120], why='they are of the form {"name": value, ...}')
-    return {name: _option(value) for name, value in record.items()}
+    return {name: option_of(value) for name, value in record.items()}
 
 
-def _option(value: Any) -> Option:
+def option_of(value: Any) -> Option:
+    """The option that JSON says. Raises `ScheduleError` for what is none."""
     if isinstance(value, list):
-        return tuple(_option(v) for v in value)
+        return tuple(option_of(v) for v in value)
     if isinstance(value, str | int | float | bool | None):
         return value
-    raise ScheduleError("these are no decisions", where=repr(value)[:120], why="a value is a number, text, true, false, null, or a list of them")
+    raise ScheduleError(
+        "these are no decisions", where=repr(value)[:120], why="a value is a number, text, true, false, null, or a list of them"
+    )

@@ -26,9 +26,13 @@ from spaces import product, scaled, split_scaled
 
 import tcomp
 from tcomp.autotune.database import Database, Record, Verdict
+from tcomp.autotune.features import Made
 from tcomp.autotune.measure import Measurement
+from tcomp.autotune.progress import Status
+from tcomp.autotune.space import realise
 from tcomp.autotune.subject import Model
-from tcomp.autotune.tuner import Status, tune
+from tcomp.autotune.tuner import tune
+from tcomp.autotune.workload import Task
 from tcomp.driver import compile_model
 from tcomp.errors import DatabaseError, InputError
 from tcomp.runtime import Module
@@ -125,6 +129,9 @@ class Liar:
     def close(self) -> None:
         pass
 
+    def make(self, task: Task, wanted: list[Decisions]) -> list[Made]:
+        return [Made.of(realise(task, decisions)) for decisions in wanted]
+
     def measure(self, task: object, candidates: list[Decisions], incumbent: Decisions | None = None) -> list[Measurement]:
         return list(self.measure_each(task, candidates, incumbent))
 
@@ -138,8 +145,7 @@ def test_a_measurement_that_lies_makes_nothing_worse(tmp_path: Path, net: Path, 
     monkeypatch.setattr("tcomp.autotune.tuner.Measurer", Liar)
     worst: dict[str, list[Decisions]] = {}
 
-    def proposed(self: object, task: object, records: object, count: int, rng: object) -> list[Decisions]:
-        names = [f"{name}.tile" for name in ("y.acc", "t0.acc", "t1.acc", "h.acc")]
+    def proposed(self: object, task: object, records: object, count: int, rng: object, hints: object) -> list[Decisions]:
         from tcomp.schedules.knobs import Knobs
 
         knobs = Knobs()

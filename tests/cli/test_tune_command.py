@@ -214,7 +214,7 @@ def test_what_the_database_says_is_text(tcomp, tuned, tmp_path):
 def test_what_is_shown_while_it_runs(tuned):
     from rich.console import Console
 
-    from tcomp.autotune.tuner import Status, TaskStatus
+    from tcomp.autotune.progress import Status, TaskStatus
     from tcomp.cli.tune import _table
 
     with Database(tuned[0]) as entries:
