@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,14 @@ from onnx import helper, numpy_helper
 
 import tcomp.autotune.model
 from tcomp.autotune.database import Database, Record, environment
-from tcomp.autotune.features import features
+from tcomp.autotune.features import Made, features
 from tcomp.autotune.measure import Measurer
 from tcomp.autotune.model import CostModel, Sample, accuracy, family
-from tcomp.autotune.search import Search
-from tcomp.autotune.space import Candidate, Space, realise
+from tcomp.autotune.search import Maker, Search
+from tcomp.autotune.space import realise, sample
 from tcomp.autotune.workload import Task, workloads
 from tcomp.driver import Report, graph_passes
+from tcomp.errors import ScheduleError
 from tcomp.frontends.onnx import import_model
 from tcomp.passes.runner import run_passes
 from tcomp.schedules.knobs import Decisions, decode, encode
@@ -40,8 +42,9 @@ from tcomp.target import Target
 
 HOST = Target.host()
 BATCH = 8  # candidates that are measured together
-RANKED = 200  # samples by which a model is judged: making loops takes its time
-FINALISTS = 4  # candidates that are measured again at the end
+RANKED = 120  # samples by which a model is judged
+PASSES = 3  # of measuring these again
+FINALISTS, REPEATED = 8, 7  # candidates that are measured again at the end, and how often
 FEWEST = 10  # candidates of a kernel by which a model is judged
 
 # ---------------------------------------------------------------- kernels
@@ -62,7 +65,7 @@ RELU: Layer = ("Relu", [], {})
 
 
 def kernel(number: int, shape: Sequence[int], *layers: Layer) -> Task:
-    """Kernel `number` of a chain of layers."""
+    """Kernel `number` of a chain of layers; convolutions are direct sums."""
     nodes, constants, last = [], [], "x"
     for n, (op, arrays, attributes) in enumerate(layers):
         names = [f"w{n}.{i}" for i in range(len(arrays))]
@@ -72,7 +75,7 @@ def kernel(number: int, shape: Sequence[int], *layers: Layer) -> Task:
     ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, s) for name, s in (("x", shape), (last, None))]
     graph = helper.make_graph(nodes, "chain", ends[:1], ends[1:], constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
-    return workloads(run_passes(import_model(model), graph_passes(HOST, Report()))[0], HOST, 1)[number][0]
+    return workloads(run_passes(import_model(model), graph_passes(HOST, Report(), winograd=False))[0], HOST, 1)[number][0]
 
 
 def within(channels: int, filters: int, size: int, *layer: Any) -> Task:
@@ -138,50 +141,73 @@ def chosen(kernels: Mapping[str, Callable[[], Task]], only: str) -> Iterator[tup
 # ---------------------------------------------------------------- quality
 
 
-def quality(samples: int, trials: int, only: str, seed: int, path: str | None) -> None:
-    """Random samples against the search, kernel by kernel; `path` names a database that keeps the samples for the next time."""
-    print(f"{'':<18}{'random':>14}{'search':>14}{'':>9}{'trials to be within 5 %':>27}{'':>8}{'pairs ranked rightly':>40}")
+def quality(samples: int, trials: int, only: str, seed: int, path: str | None, seconds: float) -> None:
+    """Random samples against the search, kernel by kernel; `path` names a database that keeps the samples for the next time. Each kernel's
+    samples take `seconds` at most."""
+    print(f"{'':<18}{'random':>14}{'search':>14}{'':>9}{'trials to be within 5 %':>27}{'':>8}{'pairs ranked rightly':>40}{'by the':>10}")
     print(f"{'kernel':<18}{'n':>6}{'best':>8}{'n':>6}{'best':>8}{'random/s.':>9}{'random':>12}{'search':>12}{'ratio':>11}"
-          f"{'analytic':>12}{'shipped':>12}{f'after {trials}':>12}")  # fmt: skip
+          f"{'analytic':>12}{'shipped':>12}{f'after {trials}':>12}{'clock':>10}")  # fmt: skip
     rows = []
     with Measurer() as measurer, ExitStack() as stack:
         database = stack.enter_context(Database(path)) if path else None
         for name, task in chosen(JUDGED, only):
-            drawn = at_random(measurer, task, samples, seed, database)
-            search, judges = Search(HOST), [sample_of(r) for r in drawn[:RANKED]]
-            zero = [ranking(model, judges) for model in (CostModel(), search.model)]
+            drawn = at_random(measurer, task, samples, seed, database, seconds)
+            judges, clock = judged(measurer, task, drawn[:RANKED])  # by decisions
+            search = Search(HOST, make=maker(measurer))
+            zero = [ranking(model, [*judges.values()]) for model in (CostModel(), search.model)]
             tried = searched(measurer, search, task, trials, seed)
             known = {r.decisions for r in tried}
-            after = ranking(search.model, [s for s, r in zip(judges, drawn, strict=False) if r.decisions not in known])
-            final = [finalist(measurer, task, found) for found in (drawn, tried)]
-            enough = 1.05 * min(map(cost_of, drawn))
+            after = ranking(search.model, [s for d, s in judges.items() if d not in known])
+            final = finals(measurer, task, drawn, tried)
+            enough = 1.05 * final[0]
             needed = next((n for n, r in enumerate(tried, 1) if cost_of(r) <= enough), None)
             usual = (len(drawn) + 1) / (1 + sum(cost_of(r) <= enough for r in drawn))  # the mean number of draws without replacement
-            rows.append((final[0] / final[1], usual / (needed or 2 * trials), *zero, after))
+            rows.append((final[0] / final[1], usual / (needed or 2 * trials), *zero, after, clock))
             print(f"{name:<18}{len(drawn):>6}{final[0]:>8.3f}{len(tried):>6}{final[1]:>8.3f}{rows[-1][0]:>9.3f}{usual:>12.1f}{needed or '-':>12}"
-                  f"{rows[-1][1]:>11.1f}{zero[0]:>12.3f}{zero[1]:>12.3f}{after:>12.3f}", flush=True)  # fmt: skip
+                  f"{rows[-1][1]:>11.1f}{zero[0]:>12.3f}{zero[1]:>12.3f}{after:>12.3f}{clock:>10.3f}", flush=True)  # fmt: skip
     means = [float(np.exp(np.mean(np.log(column)))) for column in zip(*rows, strict=True)]
-    print(f"{'geometric mean':<52}{means[0]:>9.3f}{'':>24}{means[1]:>11.1f}" + "".join(f"{m:>12.3f}" for m in means[2:]))
-    print("\nbest: time over that of the default schedule, measured anew. random/s.: above 0.95 is as good as the random samples")
+    print(f"{'geometric mean':<52}{means[0]:>9.3f}{'':>24}{means[1]:>11.1f}" + "".join(f"{m:>12.3f}" for m in means[2:5]) + f"{means[5]:>10.3f}")
+    print("\nbest: time over that of the default schedule, measured anew. random/s.: above 0.95 is as good as the random samples"
+          "\nby the clock: how well one measurement ranks what others found; no model that learns from such measurements can do much better")  # fmt: skip
 
 
-def at_random(measurer: Measurer, task: Task, count: int, seed: int, database: Database | None) -> list[Record]:
-    """Measured samples; all of the space, where that is smaller."""
+def at_random(measurer: Measurer, task: Task, count: int, seed: int, database: Database | None, seconds: float = inf) -> list[Record]:
+    """Measured samples; all of the space, where that is smaller; those for which there was time, but a batch."""
     found = [r for r in (database.records(task.key) if database else []) if r.ok]
-    space, misses = Space(task, random.Random(seed)), 0
-    known = {r.decisions for r in found}
-    while len(found) < count and misses < 4 * count:
-        batch: list[Candidate] = []
+    rng, known, loops, end = random.Random(seed), {r.decisions for r in found}, set[str](), time.monotonic() + seconds
+    misses = 0
+    while len(found) < count and misses < 4 * count and (time.monotonic() < end or not found):
+        batch: list[Decisions] = []
         while len(batch) < BATCH and misses < 4 * count:
-            new = space.sample()
-            misses += new is None
-            if new is not None and encode(new.decisions) not in known:
-                batch.append(new)
-        for r in measured(measurer, task, [c.decisions for c in batch]):
+            try:
+                new = sample(task, rng)
+            except ScheduleError:
+                misses += 1
+                continue
+            misses += new.identity in loops
+            if new.identity not in loops and encode(new.decisions) not in known:
+                batch.append(new.decisions)
+            loops.add(new.identity)
+        for r in measured(measurer, task, batch):
             found.append(r)
             if database:
                 database.add(r)
     return [r for r in found[:count] if r.ok]
+
+
+def judged(measurer: Measurer, task: Task, records: Sequence[Record]) -> tuple[dict[str, Sample], float]:
+    """Samples by which models are judged, and how well a single measurement ranks them: each is measured `PASSES` times more, in as many
+    passes, and the median counts."""
+    passes = [[cost_of(r) for r in measured(measurer, task, [decode(r.decisions) for r in records])] for _ in range(PASSES)]
+    costs, first = np.median(passes, axis=0), np.array([cost_of(r) for r in records])
+    pairs = [(r.decisions, float(c)) for r, c in zip(records, costs, strict=True) if c < inf]
+    made = {d: Sample(task.key, features(realise(task, decode(d))), c) for d, c in pairs}
+    return made, accuracy(first[np.isfinite(costs)], costs[np.isfinite(costs)])
+
+
+def maker(measurer: Measurer) -> Maker:
+    """Candidates are made where they are built."""
+    return lambda task, wanted: [made if isinstance(made, Made) else None for made in measurer.make(task, wanted)]
 
 
 def searched(measurer: Measurer, search: Search, task: Task, trials: int, seed: int) -> list[Record]:
@@ -194,7 +220,7 @@ def searched(measurer: Measurer, search: Search, task: Task, trials: int, seed: 
 
 
 def cost_of(record: Record) -> float:
-    return float("inf") if record.cost is None else record.cost
+    return inf if record.cost is None else record.cost
 
 
 def sample_of(record: Record) -> Sample:
@@ -206,11 +232,14 @@ def ranking(model: CostModel, samples: Sequence[Sample]) -> float:
     return accuracy(model.scores([s.features for s in samples]), np.array([s.cost for s in samples]))
 
 
-def finalist(measurer: Measurer, task: Task, records: Sequence[Record]) -> float:
-    """The least cost when the best few are measured again, the median of several times: the best of many was lucky as well."""
-    best = [decode(r.decisions) for r in sorted(records, key=cost_of)[:FINALISTS]]
-    again = [measured(measurer, task, best) for _ in range(5)]
-    return float(min(np.median([cost_of(r) for r in column]) for column in zip(*again, strict=True)))
+def finals(measurer: Measurer, task: Task, *found: Sequence[Record]) -> list[float]:
+    """The least cost of each way when its best few are measured again, in turns, the median of several times: the best of many was lucky as
+    well. The default schedule is in each final: it is had for nothing."""
+    best = [[decode(r.decisions) for r in sorted(records, key=cost_of)[:FINALISTS]] for records in found]
+    everyone = list({encode(d): d for d in ({}, *(d for few in best for d in few))}.values())
+    columns = zip(*([cost_of(r) for r in measured(measurer, task, everyone)] for _ in range(REPEATED)), strict=True)
+    cost = {encode(d): float(np.median(column)) for d, column in zip(everyone, columns, strict=True)}
+    return [min(cost[encode(d)] for d in ({}, *few)) for few in best]
 
 
 # ---------------------------------------------------------------- record
@@ -222,7 +251,7 @@ def record(path: str, candidates: int, only: str, seed: int) -> None:
         for name, task in chosen(LEARNT, only):
             begin = time.perf_counter()
             records = at_random(measurer, task, candidates // 2, seed, None)
-            records += searched(measurer, Search(HOST, CostModel()), task, candidates - len(records), seed)
+            records += searched(measurer, Search(HOST, CostModel(), maker(measurer)), task, candidates - len(records), seed)
             for r in records:
                 database.add(r)
             print(f"{name:<20}{len(records):>4} candidates, {sum(not r.ok for r in records)} failed, {time.perf_counter() - begin:.0f} s", flush=True)
@@ -279,6 +308,7 @@ def main() -> None:
     judging.add_argument("--samples", type=int, default=2000)
     judging.add_argument("--trials", type=int, default=64)
     judging.add_argument("--database", help="keeps random samples")
+    judging.add_argument("--seconds", type=float, default=inf, help="for the random samples of each kernel")
     recording = commands.add_parser("record", help="measure candidates")
     recording.add_argument("--database", required=True)
     recording.add_argument("--candidates", type=int, default=40, help="of each kernel")
@@ -290,7 +320,7 @@ def main() -> None:
     training.add_argument("--output", help="default: the place of the shipped model of this machine's family")
     args = parser.parse_args()
     if args.command == "quality":
-        quality(args.samples, args.trials, args.only, args.seed, args.database)
+        quality(args.samples, args.trials, args.only, args.seed, args.database, args.seconds)
     elif args.command == "record":
         record(args.database, args.candidates, args.only, args.seed)
     else:

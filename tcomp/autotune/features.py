@@ -19,7 +19,7 @@ import numpy as np
 from tcomp.autotune.space import Candidate
 from tcomp.errors import TcompError
 from tcomp.schedules import cost
-from tcomp.schedules.knobs import Answer, Option, option_of
+from tcomp.schedules.knobs import Answer, Option, chosen, option_of
 from tcomp.schedules.trace import Step
 
 COUNTS = (
@@ -62,7 +62,7 @@ class Made:
     @property
     def decisions(self) -> dict[str, Option]:
         """Those that are not the default."""
-        return {name: a.value for name, a in self.answers.items() if a.value != a.default}
+        return chosen(self.answers)
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` reads."""
@@ -89,8 +89,8 @@ def features(candidate: Candidate) -> Features:
     counts = [log2(1 + found.get(name, 0.0)) for name in COUNTS]
     shares = [found.get(f"seconds.{name}", 0.0) / seconds for name in SECONDS]
     steps = _hashed((token for step in candidate.schedule.trace for token in _step_tokens(step)), STEPS)
-    chosen = decision_vector({name: answer.value for name, answer in candidate.answers.items()})
-    return Features(np.concatenate([np.array([*counts, *shares, found["bound"] / seconds], np.float32), steps, chosen]), seconds)
+    decided = decision_vector({name: answer.value for name, answer in candidate.answers.items()})
+    return Features(np.concatenate([np.array([*counts, *shares, found["bound"] / seconds], np.float32), steps, decided]), seconds)
 
 
 def decision_vector(values: Mapping[str, Option]) -> Vector:

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from random import Random
 
-from tcomp.autotune.children import reason_of
 from tcomp.autotune.workload import Argument, Task
 from tcomp.errors import ScheduleError
-from tcomp.schedules.knobs import Answer, Decisions, Knobs, Option, encode
+from tcomp.schedules.knobs import Answer, Decisions, Knobs, Option, chosen, encode
 from tcomp.schedules.schedule import Schedule
 
 
@@ -33,15 +31,12 @@ class Candidate:
     @cached_property
     def decisions(self) -> dict[str, Option]:
         """Those that are not the default."""
-        return {name: a.value for name, a in self.answers.items() if a.value != a.default}
+        return chosen(self.answers)
 
     @cached_property
     def identity(self) -> str:
         """Equal for candidates of equal loops, however they were decided upon."""
         return hashlib.sha256(str(self.schedule.kernel).encode()).hexdigest()
-
-
-# ---------------------------------------------------------------- making candidates
 
 
 def realise(task: Task, decisions: Decisions) -> Candidate:
@@ -76,36 +71,3 @@ def _left(s: Schedule) -> frozenset[str]:
 @lru_cache(maxsize=256)
 def _left_by_default(task: Task) -> frozenset[str]:
     return _left(task.schedule(Knobs()))
-
-
-# ---------------------------------------------------------------- new ones
-
-
-@dataclass
-class Space:
-    """Candidates of a task that were not seen before. `refused` counts what could not be made, by reason, `repeated` what was known."""
-
-    task: Task
-    rng: Random
-    seen: set[str] = field(default_factory=set)
-    refused: Counter[str] = field(default_factory=Counter)
-    repeated: int = 0
-
-    def realise(self, decisions: Decisions) -> Candidate | None:
-        return self._new(lambda: realise(self.task, decisions))
-
-    def sample(self) -> Candidate | None:
-        return self._new(lambda: sample(self.task, self.rng))
-
-    def _new(self, make: Callable[[], Candidate]) -> Candidate | None:
-        """What `make` returns, if it is of loops not seen before; None otherwise, and where it is refused."""
-        try:
-            made = make()
-        except Exception as error:  # noqa: BLE001  schedule functions of other people's raise what they like
-            self.refused[reason_of(error)] += 1
-            return None
-        if made.identity in self.seen:
-            self.repeated += 1
-            return None
-        self.seen.add(made.identity)
-        return made

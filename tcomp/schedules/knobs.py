@@ -68,7 +68,12 @@ class Knobs:
     @property
     def decisions(self) -> dict[str, Option]:
         """What was decided, by name, where it is not the default."""
-        return {name: a.value for name, a in self.asked.items() if a.value != a.default}
+        return chosen(self.asked)
+
+
+def chosen(answers: Mapping[str, Answer]) -> dict[str, Option]:
+    """The answers that are not the default."""
+    return {name: a.value for name, a in answers.items() if a.value != a.default}
 
 
 def _place(value: Option, options: Sequence[Option]) -> int | None:

@@ -11,7 +11,7 @@ from tcomp.autotune.database import Record
 from tcomp.autotune.measure import Measurement
 from tcomp.autotune.model import CostModel
 from tcomp.autotune.search import Search
-from tcomp.autotune.space import Space, realise
+from tcomp.autotune.space import realise, sample
 from tcomp.autotune.workload import Program, Task
 from tcomp.errors import ScheduleError
 from tcomp.schedules import Schedule
@@ -101,10 +101,8 @@ def test_failures_are_not_proposed_again_and_do_not_lead() -> None:
 
 def test_records_of_an_earlier_run_are_learned_from() -> None:
     task = Program.of(product(), HASWELL, 1)
-    space, records = Space(task, Random(6)), []
-    while len(records) < 12:
-        if (c := space.sample()) is not None:
-            records.append(measured(task, c.decisions, 1.0))
+    rng = Random(6)
+    records = [measured(task, sample(task, rng).decisions, 1.0) for _ in range(12)]
     known = {r.decisions for r in records}
     assert not known & {encode(d) for d in Search(HASWELL)(task, records, 6, Random(6))}
     odd = measured(task, {"no such": 1, "C.acc.tile": (999, 1)}, 0.5)  # of an earlier version
@@ -144,9 +142,9 @@ def test_it_finds_better_ones_than_chance() -> None:
     while len(records) < 33:
         records += [measured(task, d, cost(d)) for d in search(task, records, 8, rng)]
     found = [r.cost for r in records if r.cost is not None]
-    space, drawn = Space(task, Random(10)), []
+    rng, drawn = Random(10), {}
     while len(drawn) < 33:
-        if (c := space.sample()) is not None:
-            drawn.append(cost(c.decisions))
-    assert min(found) < 1.25 and min(found) <= min(drawn)
-    assert sum(c < 1.5 for c in found) > 2 * sum(c < 1.5 for c in drawn)
+        c = sample(task, rng)
+        drawn[c.identity] = cost(c.decisions)
+    assert min(found) < 1.25 and min(found) <= min(drawn.values())
+    assert sum(c < 1.5 for c in found) > 2 * sum(c < 1.5 for c in drawn.values())
