@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tcomp.errors import IRError
-from tcomp.ir.dtypes import is_float, is_integer
+from tcomp.ir.dtypes import BITS, SIGNED, integer_range, is_float, is_integer
 
 INDEX = "int64"  # dtype of loop variables, indices and dims
 
@@ -58,12 +58,14 @@ class VarInfo:
 class Expr:
     """A node of a scalar expression. Made by the functions of this module, never by calling the class."""
 
-    __slots__ = ("__weakref__", "_bounds", "args", "attr", "dtype", "op")
+    __slots__ = ("__weakref__", "_bounds", "_reads", "_variables", "args", "attr", "dtype", "op")
     op: str
     dtype: str
     args: tuple[Expr, ...]
     attr: Any
-    _bounds: Bounds | None
+    _bounds: Bounds | None  # these three are computed when first asked for
+    _reads: tuple[Expr, ...] | None
+    _variables: tuple[Expr, ...] | None
 
     def __add__(self, other: ExprLike) -> Expr:
         return binary("add", self, other)
@@ -192,7 +194,8 @@ def _make(op: str, dtype: str, args: tuple[Expr, ...] = (), attr: Any = None) ->
     if found is not None:
         return found
     node = object.__new__(Expr)
-    node.op, node.dtype, node.args, node.attr, node._bounds = op, dtype, args, attr, None
+    node.op, node.dtype, node.args, node.attr = op, dtype, args, attr
+    node._bounds = node._reads = node._variables = None
     return _interned.setdefault(key, node)
 
 
@@ -210,8 +213,6 @@ def const(value: Any, dtype: str = INDEX) -> Expr:
 
 def wrap(value: int, dtype: str) -> int:
     """`value` modulo 2**bits, in the range of the integer type `dtype`."""
-    from tcomp.ir.dtypes import BITS, SIGNED
-
     bits = BITS[dtype]
     value &= (1 << bits) - 1
     return value - (1 << bits) if dtype in SIGNED and value >> (bits - 1) else value
@@ -524,14 +525,21 @@ def needed_operands(e: Expr) -> list[Expr]:
 
 
 def rewrite(e: Expr, rule: Callable[[Expr], Expr | None], memo: dict[Expr, Expr] | None = None) -> Expr:
-    """Bottom-up: operands first, then `rule` on the rebuilt node (None keeps it). Shared sub-expressions are rewritten once."""
+    """Bottom-up: operands first, then `rule` on the rebuilt node (None keeps it). Shared sub-expressions are rewritten once, and what
+    `memo` knows is not looked into."""
     memo = {} if memo is None else memo
-    for node in walk(e):
-        if node in memo:
-            continue
-        rebuilt = with_args(node, tuple(memo[arg] for arg in node.args))
-        replaced = rule(rebuilt)
-        memo[node] = rebuilt if replaced is None else replaced
+    stack = [e]
+    while stack:
+        node = stack[-1]
+        if node not in memo:
+            missing = [arg for arg in node.args if arg not in memo]
+            if missing:
+                stack.extend(reversed(missing))
+                continue
+            rebuilt = with_args(node, tuple([memo[arg] for arg in node.args]))
+            replaced = rule(rebuilt)
+            memo[node] = rebuilt if replaced is None else replaced
+        stack.pop()
     return memo[e]
 
 
@@ -540,14 +548,26 @@ def substitute(e: Expr, mapping: Mapping[Expr, Expr]) -> Expr:
     return rewrite(e, lambda node: node, dict(mapping)) if mapping else e
 
 
-def variables(*roots: Expr) -> list[Expr]:
+def variables(*roots: Expr) -> tuple[Expr, ...]:
     """Free and bound variables, in order of first use."""
-    return [e for e in walk(*roots) if e.op == "var"]
+    if len(roots) != 1:
+        return tuple(dict.fromkeys(v for root in roots for v in variables(root)))
+    (root,) = roots
+    if root.op == "var":
+        return roots  # it does not hold itself: a cycle would keep it alive
+    if root._variables is None:
+        root._variables = tuple([e for e in walk(root) if e.op == "var"])
+    return root._variables
 
 
-def reads(*roots: Expr) -> list[Expr]:
+def reads(*roots: Expr) -> tuple[Expr, ...]:
     """All distinct reads of tensors or buffers, in order of first use."""
-    return [e for e in walk(*roots) if e.op == "read"]
+    if len(roots) != 1:
+        return tuple(dict.fromkeys(r for root in roots for r in reads(root)))
+    (root,) = roots
+    if root._reads is None:
+        root._reads = tuple([e for e in walk(*root.args) if e.op == "read"])
+    return (*root._reads, root) if root.op == "read" else root._reads
 
 
 # ---------------------------------------------------------------- ranges
@@ -568,8 +588,6 @@ def _representable(limits: Bounds, dtype: str) -> Bounds:
     """The limits as far as values of the type can reach them: what may wrap around may be anything."""
     if not is_integer(dtype):
         return limits
-    from tcomp.ir.dtypes import integer_range
-
     (lo, hi), (least, most) = limits, integer_range(dtype)
     if (lo is None or lo >= least) and (hi is None or hi <= most):
         return limits
@@ -624,8 +642,6 @@ def _bounds_of(e: Expr) -> Bounds:
             (a, b), (c, d) = bounds(e.args[1]), bounds(e.args[2])
             return None if a is None or c is None else min(a, c), None if b is None or d is None else max(b, d)
         case "cast" if not is_float(e.args[0].dtype):
-            from tcomp.ir.dtypes import integer_range
-
             a, b = bounds(e.args[0])
             lo, hi = integer_range(e.dtype)
             if a is not None and b is not None and lo <= a and b <= hi:
@@ -633,8 +649,6 @@ def _bounds_of(e: Expr) -> Bounds:
     if e.dtype == "bool":
         return 0, 1
     if e.dtype != INDEX and is_integer(e.dtype):
-        from tcomp.ir.dtypes import integer_range
-
         return integer_range(e.dtype)
     return None, None
 

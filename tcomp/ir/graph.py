@@ -17,8 +17,9 @@ Graphs are immutable; `GraphBuilder` makes new ones. Types of node outputs are d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -162,7 +163,7 @@ class GraphBuilder:
     ) -> tuple[Value, ...]:
         """Append a node of a non-structural operator; returns its outputs. Raises `IRError` (with the node named) if it does not fit."""
         attrs = dict(attrs or {})
-        outputs = infer(op, inputs, attrs, name)
+        outputs = infer(op, inputs, attrs, name).outputs
         values = tuple(
             Value(self.fresh((name or op.name) if n == 0 else f"{name or op.name}.{n}"), t.dtype, t.shape)
             for n, t in enumerate(outputs)
@@ -178,11 +179,55 @@ class GraphBuilder:
         return Graph(self.name, tuple(self.inputs), tuple(outputs), tuple(self.nodes), dict(self.constants))
 
 
-def infer(op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any], name: str = "") -> tuple[te.Tensor, ...]:
-    """The TE of one node over placeholders; its shapes and dtypes are the node's output types."""
-    placeholders = [None if v is None else v.placeholder() for v in inputs]
+@dataclass(frozen=True, slots=True)
+class Application:
+    """An operator over placeholders: `inputs` are one for each distinct value (None where left out)."""
+
+    inputs: tuple[te.Tensor | None, ...]
+    outputs: tuple[te.Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What an application depends on, and the first values and attributes that asked."""
+
+    op: Operator
+    types: tuple[tuple[int, str, tuple[Dim, ...]] | None, ...]  # with the position where the same value stands first
+    attributes: Hashable
+    inputs: tuple[Value | None, ...] = field(compare=False)
+    attrs: Mapping[str, Any] = field(compare=False)
+
+
+def application(op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any]) -> Application:
+    """The TE of an operator for inputs of these types; made once for all nodes that agree in them, so names in it say nothing."""
+    types = tuple(None if v is None else (inputs.index(v), v.dtype, v.shape) for v in inputs)
+    return _application(_Question(op, types, attributes_key(attrs), tuple(inputs), attrs))
+
+
+@lru_cache(maxsize=4096)
+def _application(question: _Question) -> Application:
+    made = {v: v.placeholder() for v in question.inputs if v is not None}
+    placeholders = tuple(None if v is None else made[v] for v in question.inputs)
+    return Application(placeholders, question.op.apply(placeholders, question.attrs))
+
+
+def attributes_key(attrs: Mapping[str, Any]) -> Hashable:
+    """Equal for equal attributes, told apart by type and bits: 1, 1.0 and True are different, and so are 0.0 and -0.0."""
+    return tuple((name, _attribute_key(attrs[name])) for name in sorted(attrs))
+
+
+def _attribute_key(attr: Any) -> Hashable:
+    if isinstance(attr, tuple | list):
+        return tuple(map(_attribute_key, attr))
+    if isinstance(attr, float):
+        return "float", attr.hex()
+    return attr if isinstance(attr, Expr) else (type(attr).__name__, attr)
+
+
+def infer(op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any], name: str = "") -> Application:
+    """The TE of one node over placeholders; the shapes and dtypes of its outputs are the node's output types."""
     try:
-        return op.apply(placeholders, attrs)
+        return application(op, inputs, attrs)
     except TcompError as error:
         where = f"node `{name}` ({op.name}) of {', '.join(str(v) for v in inputs)}"
         raise IRError(error.what, where=where, why=error.why or error.where, hint=error.hint) from error

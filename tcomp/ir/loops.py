@@ -226,9 +226,11 @@ def expressions(stmt: Stmt) -> tuple[Expr, ...]:
 
 def walk(stmt: Stmt) -> Iterator[Stmt]:
     """The statement and all inner ones, outermost first, in program order."""
-    yield stmt
-    for child in children(stmt):
-        yield from walk(child)
+    stack = [stmt]
+    while stack:
+        inner = stack.pop()
+        yield inner
+        stack.extend(reversed(children(inner)))
 
 
 def map_expressions(stmt: Stmt, function: Callable[[Expr], Expr]) -> Stmt:

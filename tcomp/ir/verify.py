@@ -530,7 +530,7 @@ def _verify_application(node: Node, place: str) -> None:
     if node.op.function is None:
         _fail(f"the operator `{node.op.name}` has no definition", place)
     try:
-        derived = infer(node.op, node.inputs, node.attrs, node.name)
+        derived = infer(node.op, node.inputs, node.attrs, node.name).outputs
         verify_te(derived)
     except TcompError as error:
         _fail(error.what, f"{place}: {error.where}", error.why, error.hint)

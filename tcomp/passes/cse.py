@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from tcomp.ir.expr import Expr
-from tcomp.ir.graph import Graph, Node, Value
+from tcomp.ir.graph import Graph, Node, Value, attributes_key
 from tcomp.passes.rewrite import Rewriter
+
+SAMPLE = 64  # elements that tell most constants apart
 
 
 def merge_equal(graph: Graph) -> Graph:
@@ -25,27 +25,18 @@ def merge_equal(graph: Graph) -> Graph:
         if node.bodies:
             rewriter.append(replace(node, bodies=tuple(map(merge_equal, node.bodies))))
             continue
-        key = (node.op, node.inputs, _key(tuple(sorted(node.attrs.items()))), tuple(v.layout for v in node.outputs))
+        key = (node.op, node.inputs, attributes_key(node.attrs), tuple(v.layout for v in node.outputs))
         first_node = seen.setdefault(key, node)
         if rewriter.is_copy(node) or first_node is node or not rewriter.replace(node, first_node.outputs):
             rewriter.append(node)
     return rewriter.finish()
 
 
-def _key(attr: Any) -> Hashable:
-    """Attributes told apart by type and bits: 1, 1.0 and True are different, and so are 0.0 and -0.0."""
-    if isinstance(attr, tuple | list):
-        return tuple(map(_key, attr))
-    if isinstance(attr, float):
-        return "float", attr.hex()
-    return attr if isinstance(attr, Expr) else (type(attr).__name__, attr)
-
-
 def _equal_constants(constants: Mapping[Value, np.ndarray]) -> dict[Value, Value]:
-    """Each constant that repeats an earlier one -> that one. Contents are hashed only where type and shape agree."""
+    """Each constant that repeats an earlier one -> that one. Contents are hashed only where type, shape and a few elements agree."""
     groups: dict[Hashable, list[Value]] = {}
-    for value in constants:
-        groups.setdefault((value.dtype, value.shape, value.layout), []).append(value)
+    for value, array in constants.items():
+        groups.setdefault((value.dtype, value.shape, value.layout, _sample(array)), []).append(value)
     repeats: dict[Value, Value] = {}
     for group in groups.values():
         first: dict[Hashable, Value] = {}
@@ -58,6 +49,10 @@ def _equal_constants(constants: Mapping[Value, np.ndarray]) -> dict[Value, Value
             if earlier is not value:
                 repeats[value] = earlier
     return repeats
+
+
+def _sample(array: np.ndarray) -> bytes:
+    return array.flat[:: array.size // SAMPLE + 1].tobytes()
 
 
 def _digest(array: np.ndarray) -> bytes:

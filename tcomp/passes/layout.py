@@ -16,9 +16,10 @@ Inputs and outputs of the graph stay row-major.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
+from typing import Concatenate, ParamSpec, TypeVar
 
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
@@ -26,9 +27,13 @@ from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.graph import KERNEL, Graph, Node, Value
 from tcomp.ir.halo import Widths, joined, reach, selections
 from tcomp.ir.layout import Layout
+from tcomp.ir.printer import canonical_graph_text
 from tcomp.ir.simplify import simplify
 from tcomp.ir.te import Tensor, tensors
 from tcomp.passes.structure import inlined
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 OperandLayouts = Callable[[Graph, frozenset[int]], Mapping[int, Layout]]
 """(kernel body, which of its inputs are constants) -> the layouts wanted for some of these."""
@@ -37,6 +42,7 @@ OperandLayouts = Callable[[Graph, frozenset[int]], Mapping[int, Layout]]
 def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = True) -> Graph:
     """The graph with layouts on intermediate values and constants. Control-flow bodies keep row-major boundaries."""
     chosen: dict[Value, Value] = {}
+    output_layouts, operand_layouts = _remembered(_output_layouts), _remembered(operand_layouts)
     constants = dict(graph.constants)
     copies: dict[tuple[Value, Layout], Value] = {}
     names = {v.name for v in graph.values()}
@@ -50,7 +56,8 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
             nodes.append(replace(node, inputs=inputs, bodies=bodies))
             continue
         body = relaid(node.bodies[0], [v.layout for v in inputs if v is not None], None)
-        wishes = _output_layouts(body, {n for n, v in enumerate(inputs) if v in graph.constants})
+        known = frozenset(n for n, v in enumerate(inputs) if v in graph.constants)
+        wishes = output_layouts(body, known)
         layouts = [None if v in fixed else wish for v, wish in zip(node.outputs, wishes, strict=True)]
         layouts = [
             (w or Layout.identity(len(v.shape))).with_halo(around[v]) if v in around else w for v, w in zip(node.outputs, layouts, strict=True)
@@ -58,7 +65,7 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
         outputs = tuple(Value(v.name, v.dtype, v.shape, w) if w is not None else v for v, w in zip(node.outputs, layouts, strict=True))
         chosen.update((v, w) for v, w in zip(node.outputs, outputs, strict=True) if v is not w)
         body = relaid(body, None, layouts)
-        panels = operand_layouts(body, frozenset(n for n, v in enumerate(inputs) if v in graph.constants))
+        panels = operand_layouts(body, known)
         if panels:
             packed = list(inputs)
             for n, layout in panels.items():
@@ -76,20 +83,40 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
     return Graph(graph.name, graph.inputs, graph.outputs, tuple(nodes), {v: a for v, a in constants.items() if v in used})
 
 
+def _remembered(function: Callable[Concatenate[Graph, P], T]) -> Callable[Concatenate[Graph, P], T]:
+    """The function, asked once for all kernel bodies that compute the same."""
+    known: dict[Hashable, T] = {}
+
+    def ask(body: Graph, /, *args: P.args, **options: P.kwargs) -> T:
+        key = canonical_graph_text(body), args
+        if key not in known:
+            known[key] = function(body, *args, **options)
+        return known[key]
+
+    return ask
+
+
 def _halos(graph: Graph) -> dict[Value, Widths]:
     """The zeros that readers expect around values which kernels of this graph make for each other."""
     made = {v for n in graph.nodes if n.op is KERNEL and len(n.outputs) == 1 for v in n.outputs} - set(graph.outputs)
+    reaches = _remembered(_reaches)
     wanted: dict[Value, Widths] = {}
     for node in graph.nodes:
-        if node.op is not KERNEL or made.isdisjoint(node.inputs):
-            continue
-        inputs, values = _chained(node.bodies[0])
-        sources = dict(zip(inputs, (v for v in node.inputs if v is not None), strict=True))
-        for t in tensors([values[v] for v in node.bodies[0].outputs]):
-            for e in selections(simplify(t.body)) if t.body is not None else ():
-                if (found := reach(e)) is not None and (source := sources.get(found[0].attr)) in made:
-                    wanted[source] = joined(wanted.get(source, {}), found[1])
+        sources = [v for v in node.inputs if v is not None]
+        if node.op is KERNEL and not made.isdisjoint(sources):
+            for number, widths in reaches(node.bodies[0]):
+                if (source := sources[number]) in made:
+                    wanted[source] = joined(wanted.get(source, {}), widths)
     return wanted
+
+
+def _reaches(body: Graph) -> list[tuple[int, Widths]]:
+    """How far a kernel body reads over the edges of its inputs, given by number, and expects zeros there."""
+    inputs, values = _chained(body)
+    number = {t: n for n, t in enumerate(inputs)}
+    stages = [t.body for t in tensors([values[v] for v in body.outputs]) if t.body is not None]
+    found = [reach(e) for stage in stages for e in selections(simplify(stage))]
+    return [(number[r.attr], widths) for r, widths in filter(None, found) if r.attr in number]
 
 
 def _fresh(name: str, taken: set[str]) -> str:
@@ -118,7 +145,7 @@ def relaid(body: Graph, inputs: list[Layout | None] | None, outputs: list[Layout
 # ---------------------------------------------------------------- activations
 
 
-def _output_layouts(body: Graph, constants: set[int]) -> list[Layout | None]:
+def _output_layouts(body: Graph, constants: frozenset[int]) -> list[Layout | None]:
     inputs, values = _chained(body)
     layouts = {t: v.layout for t, v in zip(inputs, body.inputs, strict=True) if v.layout is not None}
     known = {t for n, t in enumerate(inputs) if n in constants}
@@ -179,11 +206,11 @@ def _lane_axis(t: Tensor, fold: Expr, constants: set[Tensor]) -> int | None:
     return None
 
 
-def _mentions(reads: list[Expr], axis: Expr) -> bool:
+def _mentions(reads: Sequence[Expr], axis: Expr) -> bool:
     return any(axis in E.variables(*r.args) for r in reads)
 
 
-def _windowed(reads: list[Expr], axis: Expr, folds: set[Expr]) -> bool:
+def _windowed(reads: Sequence[Expr], axis: Expr, folds: set[Expr]) -> bool:
     """Whether an index combines the axis with a fold: neighbouring elements share inputs."""
     return any(axis in (used := set(E.variables(i))) and used & folds for r in reads for i in r.args)
 

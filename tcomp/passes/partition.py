@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -35,7 +36,7 @@ def partition(graph: Graph, note: Callable[[str], None] = lambda text: None, hal
     """
     used = set(graph.outputs) | {v for n in graph.nodes for v in n.inputs if v is not None}
     facts = {n: _Facts.of(n, used) for n in graph.nodes if n.op not in (IF, LOOP)}
-    groups = _grouped(graph, facts, note, halos)
+    groups = _Grouping(graph, facts, halos).run(note)
     return _rebuilt(graph, groups, used, note, halos)
 
 
@@ -44,56 +45,50 @@ def partition(graph: Graph, note: Callable[[str], None] = lambda text: None, hal
 
 @dataclass(eq=False)
 class _Facts:
-    """Structure of one node's TE, as fusion needs it."""
+    """Structure of one node's TE, as fusion needs it: `reads` are (reader, read) of every access to each input."""
 
     node: Node
     outputs: tuple[Tensor, ...]
-    inputs: dict[Value, Tensor]
+    bodies: tuple[Expr, ...]  # of all its tensors
+    reads: dict[Value, list[tuple[Tensor, Expr]]]
     imperative: bool
-    reduces: bool
 
     @staticmethod
     def of(node: Node, used: Container[Value]) -> _Facts:
-        results = infer(node.op, node.inputs, node.attrs, node.name)
-        outputs = tuple(t for v, t in zip(node.outputs, results, strict=True) if v in used)
-        placeholders: dict[Value, Tensor] = {}
+        made = infer(node.op, node.inputs, node.attrs, node.name)
+        outputs = tuple(t for v, t in zip(node.outputs, made.outputs, strict=True) if v in used)
         stages = list(tensors(outputs))
+        accesses: dict[Tensor, list[tuple[Tensor, Expr]]] = {}
         for t in stages:
-            if t.body is None and t.extern is None:
-                for v in node.inputs:
-                    if v is not None and v.name == t.name and v not in placeholders:
-                        placeholders[v] = t
-        return _Facts(
-            node,
-            outputs,
-            placeholders,
-            any(t.extern is not None for t in stages),
-            any(_folds(t.body) for t in stages if t.body is not None),
-        )
+            for r in E.reads(t.body) if t.body is not None else ():
+                accesses.setdefault(r.attr, []).append((t, r))
+        reads = {v: accesses.get(t, []) for v, t in zip(node.inputs, made.inputs, strict=True) if v is not None and t is not None}
+        bodies = tuple(t.body for t in stages if t.body is not None)
+        return _Facts(node, outputs, bodies, reads, any(t.extern is not None for t in stages))
 
-    def reads_of(self, value: Value) -> list[tuple[Tensor, Expr]]:
-        """(reader, read) of every access to an input."""
-        found = []
-        for t in tensors(self.outputs):
-            if t.body is not None:
-                found += [(t, r) for r in E.reads(t.body) if r.attr.name == value.name and r.attr.body is None and r.attr.extern is None]
-        return found
+    @cached_property
+    def reduces(self) -> bool:
+        return any(map(_folds, self.bodies))
 
-    @property
+    @cached_property
+    def contracts(self) -> bool:
+        """Whether it folds products of several operands."""
+        folds = [e for e in E.walk(*self.bodies) if e.op == "reduce"]
+        return any(e.args[0].op == "mul" and len({r.attr for r in E.reads(e.args[0])}) > 1 for e in folds)
+
+    @cached_property
     def moves_only(self) -> bool:
         """The result is one input element, at an affine index."""
-        if len(self.outputs) != 1 or self.imperative or self.reduces:
+        if len(self.outputs) != 1 or self.imperative or self.reduces or len(self.bodies) != 1:
             return False
-        stages = [t for t in tensors(self.outputs) if t.body is not None]
-        return len(stages) == 1 and stages[0].body is not None and stages[0].body.op == "read" and _affine(stages[0].body)
+        return self.bodies[0].op == "read" and _affine(self.bodies[0])
 
-    @property
+    @cached_property
     def dear(self) -> int:
         """A rough count of the arithmetic for one element."""
-        bodies = [t.body for t in tensors(self.outputs) if t.body is not None]
         return sum(
             (8 if e.op in E.UNARY and e.op not in ("neg", "abs", "not") else 1)
-            for e in E.walk(*bodies)
+            for e in E.walk(*self.bodies)
             if e.op not in ("var", "const", "read") and is_float(e.dtype)
         )
 
@@ -110,18 +105,17 @@ def _affine(r: Expr) -> bool:
 
 def _aligned(facts: _Facts, value: Value) -> bool:
     """Every access reads the element at the index that is being computed, with the same shape."""
-    output = facts.outputs[0]
-    if len(facts.outputs) != 1 or output.shape != value.shape:
+    if len(facts.outputs) != 1 or facts.outputs[0].shape != value.shape:
         return False
     return all(
         t.shape == value.shape and all(i is a or n == 1 for i, a, n in zip(r.args, t.axes, t.shape, strict=True))
-        for t, r in facts.reads_of(value)
+        for t, r in facts.reads[value]
     )
 
 
 def _uses_once(facts: _Facts, value: Value) -> bool:
     """No element of the value is read more than a few times by one kernel."""
-    for t, r in facts.reads_of(value):
+    for t, r in facts.reads[value]:
         axes = set(t.axes)
         assert t.body is not None
         for e in E.walk(t.body):
@@ -145,119 +139,97 @@ class _Group:
     pointwise: bool = True  # every edge inside reads its value at the index being computed
 
 
-def _grouped(graph: Graph, facts: Mapping[Node, _Facts], note: Callable[[str], None], halos: bool) -> dict[Node, _Group]:
-    producers, consumers = graph.producers(), graph.consumers()
-    groups: dict[Node, _Group] = {}
-    for node in graph.nodes:
-        groups[node] = _Group([node], False, True)
-        if node in facts:
-            groups[node] = _Group([node], facts[node].reduces, facts[node].imperative or len(facts[node].outputs) != 1)
-        # Nearest producers first: of several reductions that could take this node as their epilogue, the last one computed gets it.
-        for value in sorted({v for v in node.inputs if v in producers}, key=lambda v: -graph.nodes.index(producers[v])):
-            _try(graph, facts, groups, producers[value], value, consumers, halos)
-    changed = True
-    while changed:  # readers may have come together since: x * sigmoid(x) reads x twice, in one kernel
-        changed = False
-        for node in graph.nodes:
+class _Grouping:
+    """Which nodes are one kernel so far: `groups`."""
+
+    def __init__(self, graph: Graph, facts: Mapping[Node, _Facts], halos: bool) -> None:
+        self.graph, self.facts, self.halos = graph, facts, halos
+        self.producers, self.consumers = graph.producers(), graph.consumers()
+        self.place = {node: n for n, node in enumerate(graph.nodes)}
+        self.groups: dict[Node, _Group] = {}
+
+    def run(self, note: Callable[[str], None]) -> dict[Node, _Group]:
+        for node in self.graph.nodes:
+            self.groups[node] = _Group([node], False, True)
+            if node in self.facts:
+                facts = self.facts[node]
+                self.groups[node] = _Group([node], facts.reduces, facts.imperative or len(facts.outputs) != 1)
+            # Nearest producers first: of several reductions that could take this node as their epilogue, the last one computed gets it.
+            made = dict.fromkeys(v for v in node.inputs if v in self.producers)
+            for value in sorted(made, key=lambda v: -self.place[self.producers[v]]):
+                self.join(self.producers[value], value)
+        changed = True
+        while changed:  # readers may have come together since: x * sigmoid(x) reads x twice, in one kernel
+            changed = False
+            for node in self.graph.nodes:
+                for value in node.outputs:
+                    if value in self.consumers and self.groups[node].nodes[-1] is node:
+                        changed |= self.join(node, value)
+        for node in self.graph.nodes:
             for value in node.outputs:
-                if value in consumers and groups[node].nodes[-1] is node:
-                    changed |= _try(graph, facts, groups, node, value, consumers, halos) is None
-    for node in graph.nodes:
-        for value in node.outputs:
-            for reader in consumers.get(value, ()):
-                if groups[reader] is not groups[node]:
-                    why = _why_not(graph, facts, groups, node, value, consumers, halos)
-                    note(f"%{value.name}: {node.op.name} -> {reader.op.name} ({reader.name}) not fused: {why}")
-    return groups
+                for reader in self.consumers.get(value, ()):
+                    if self.groups[reader] is not self.groups[node]:
+                        why = self.why_not(node, value)
+                        note(f"%{value.name}: {node.op.name} -> {reader.op.name} ({reader.name}) not fused: {why}")
+        return self.groups
 
-
-def _try(
-    graph: Graph,
-    facts: Mapping[Node, _Facts],
-    groups: dict[Node, _Group],
-    producer: Node,
-    value: Value,
-    consumers: Mapping[Value, Sequence[Node]],
-    halos: bool,
-) -> str | None:
-    """Merge the group of a value's producer into that of its readers; the reason if that cannot be."""
-    if groups[producer] is groups[consumers[value][0]]:
-        return "they are one kernel"
-    why = _why_not(graph, facts, groups, producer, value, consumers, halos)
-    if why is None:
-        first, second = groups[producer], groups[consumers[value][0]]
-        order = {n: k for k, n in enumerate(graph.nodes)}
-        members = sorted([*first.nodes, *second.nodes], key=order.__getitem__)
-        pointwise = first.pointwise and second.pointwise and all(_aligned(facts[r], value) for r in consumers[value])
+    def join(self, producer: Node, value: Value) -> bool:
+        """Merge the group of a value's producer into that of its readers, if that can be."""
+        readers = self.consumers[value]
+        first, second = self.groups[producer], self.groups[readers[0]]
+        if first is second or self.why_not(producer, value) is not None:
+            return False
+        members = sorted([*first.nodes, *second.nodes], key=self.place.__getitem__)
+        pointwise = first.pointwise and second.pointwise and all(_aligned(self.facts[r], value) for r in readers)
         merged = _Group(members, first.reduces or second.reduces, False, pointwise)
-        groups.update((n, merged) for n in members)
-    return why
+        self.groups.update((n, merged) for n in members)
+        return True
 
-
-def _why_not(
-    graph: Graph,
-    facts: Mapping[Node, _Facts],
-    groups: Mapping[Node, _Group],
-    producer: Node,
-    value: Value,
-    consumers: Mapping[Value, Sequence[Node]],
-    halos: bool,
-) -> str | None:
-    """None if the edges from a value to all its readers can be fused."""
-    readers = consumers[value]
-    other, group = groups[producer], groups.get(readers[0])
-    if group is None or any(groups.get(r) is not group for r in readers):
-        return f"the value has {len(readers)} readers in different kernels"
-    if producer not in facts or readers[0] not in facts:
-        return "control flow is no part of a kernel"
-    if group.closed or other.closed:
-        return "imperative or multi-output operators are kernels of their own"
-    if value in graph.outputs:
-        return "the value is an output of the graph"
-    if len(group.nodes) + len(other.nodes) > MOST_NODES:
-        return f"a kernel has at most {MOST_NODES} operators"
-    if group.reduces and other.reduces:
-        return "both sides reduce"
-    aligned = all(_aligned(facts[r], value) for r in readers)
-    if other.reduces:
-        return None if aligned and group.pointwise else "the reader is not elementwise over the result of a reduction"
-    if group.reduces and not (aligned and group.pointwise and not any(facts[r].reduces for r in readers)):
-        if len(readers) == 1 and all(facts[n].moves_only for n in other.nodes):
+    def why_not(self, producer: Node, value: Value) -> str | None:
+        """None if the edges from a value to all its readers can be fused."""
+        facts, readers = self.facts, self.consumers[value]
+        other, group = self.groups[producer], self.groups.get(readers[0])
+        if group is None or any(self.groups.get(r) is not group for r in readers):
+            return f"the value has {len(readers)} readers in different kernels"
+        if producer not in facts or readers[0] not in facts:
+            return "control flow is no part of a kernel"
+        if group.closed or other.closed:
+            return "imperative or multi-output operators are kernels of their own"
+        if value in self.graph.outputs:
+            return "the value is an output of the graph"
+        if len(group.nodes) + len(other.nodes) > MOST_NODES:
+            return f"a kernel has at most {MOST_NODES} operators"
+        if group.reduces and other.reduces:
+            return "both sides reduce"
+        aligned = all(_aligned(facts[r], value) for r in readers)
+        if other.reduces:
+            return None if aligned and group.pointwise else "the reader is not elementwise over the result of a reduction"
+        if group.reduces and not (aligned and group.pointwise and not any(facts[r].reduces for r in readers)):
+            if len(readers) == 1 and all(facts[n].moves_only for n in other.nodes):
+                return None
+            if self.halos and len(other.nodes) == 1 and self.reads_halo(producer, value):
+                return None
+            # What folds products reads its operands over and over, whatever a single edge looks like.
+            if all(_uses_once(facts[r], value) for r in readers) and not any(facts[n].contracts for n in group.nodes):
+                return None
+            return "the reader uses each element many times, it would be computed anew each time"
+        if aligned or all(_uses_once(facts[r], value) for r in readers):
             return None
-        if halos and len(other.nodes) == 1 and _reads_halo(graph, facts, producer, value, readers):
-            return None
-        if all(_uses_once(facts[r], value) for r in readers) and not _contracts(group, facts):
-            return None
-        return "the reader uses each element many times, it would be computed anew each time"
-    if aligned or all(_uses_once(facts[r], value) for r in readers):
-        return None
-    dear = sum(facts[n].dear for n in other.nodes)
-    return None if dear <= 2 else "the reader would compute each element several times"
+        dear = sum(facts[n].dear for n in other.nodes)
+        return None if dear <= 2 else "the reader would compute each element several times"
 
-
-def _reads_halo(graph: Graph, facts: Mapping[Node, _Facts], padding: Node, value: Value, readers: Sequence[Node]) -> bool:
-    """Whether a node puts zeros around what another kernel computes: that one can store them around its result, and the readers' indices
-    may reach into them."""
-    (t,), sources = facts[padding].outputs, [v for v in padding.inputs if v is not None]
-    if len(sources) != 1 or t.body is None or sources[0] in graph.outputs or facts[padding].imperative:
-        return False
-    maker = graph.producers().get(sources[0])
-    if maker is None or maker not in facts or facts[maker].imperative or len(maker.outputs) != 1 or reach(simplify(t.body)) is None:
-        return False
-    reads = [r for n in readers for _, r in facts[n].reads_of(value)]
-    composed = [simplify(E.substitute(t.body, dict(zip(t.axes, r.args, strict=True)))) for r in reads]
-    return all(e.op == "read" or reach(e) is not None for e in composed)
-
-
-def _contracts(group: _Group, facts: Mapping[Node, _Facts]) -> bool:
-    """Whether the group folds products: its operands are read over and over, whatever a single edge looks like."""
-    for n in group.nodes:
-        for t in tensors(facts[n].outputs):
-            if t.body is not None:
-                for e in E.walk(t.body):
-                    if e.op == "reduce" and e.args[0].op == "mul" and len({r.attr for r in E.reads(e.args[0])}) > 1:
-                        return True
-    return False
+    def reads_halo(self, padding: Node, value: Value) -> bool:
+        """Whether a node puts zeros around what another kernel computes: that one can store them around its result, and the readers'
+        indices may reach into them."""
+        facts, (t,), sources = self.facts, self.facts[padding].outputs, [v for v in padding.inputs if v is not None]
+        if len(sources) != 1 or t.body is None or sources[0] in self.graph.outputs or facts[padding].imperative:
+            return False
+        maker = self.producers.get(sources[0])
+        if maker is None or maker not in facts or facts[maker].imperative or len(maker.outputs) != 1 or reach(simplify(t.body)) is None:
+            return False
+        reads = [r for n in self.consumers[value] for _, r in facts[n].reads[value]]
+        composed = [simplify(E.substitute(t.body, dict(zip(t.axes, r.args, strict=True)))) for r in reads]
+        return all(e.op == "read" or reach(e) is not None for e in composed)
 
 
 # ---------------------------------------------------------------- rebuilding

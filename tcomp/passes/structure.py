@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tcomp.ir import te
 from tcomp.ir.dtypes import BITS, SIGNED, integer_range, is_float
 from tcomp.ir.expr import BINARY, UNARY, Expr, binary, const, reads, rewrite, substitute, unary, variables, walk
-from tcomp.ir.graph import Node, Value
+from tcomp.ir.graph import Node, Value, application
 from tcomp.ir.simplify import simplify
 from tcomp.passes.rewrite import same_shape
 
@@ -29,11 +30,12 @@ class Body:
 
 def bodies(node: Node) -> list[Body | None]:
     """One for each output of a node; None where it is no single expression (imperative programs, too many stages)."""
-    leaves = {v: v.placeholder() for v in node.inputs if v is not None}
-    outputs = node.tensors([None if v is None else leaves[v] for v in node.inputs])
-    return [None if (e := inlined(t)) is None else Body(t, e, leaves) for t in outputs]
+    made = application(node.op, node.inputs, node.attrs)
+    leaves = {v: t for v, t in zip(node.inputs, made.inputs, strict=True) if v is not None and t is not None}
+    return [None if (e := inlined(t)) is None else Body(t, e, leaves) for t in made.outputs]
 
 
+@lru_cache(maxsize=4096)
 def inlined(tensor: te.Tensor) -> Expr | None:
     """The body with the bodies of all computed tensors in the place of their reads."""
     stages = list(te.tensors([tensor]))

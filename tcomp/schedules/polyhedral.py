@@ -133,7 +133,7 @@ def _contractions(kernel: Kernel) -> list[Instance]:
     return [x for x in found if any(loop.var not in _written_at(x) and extent_of(loop.extent) >= REUSE for loop in x.loops)]
 
 
-def _written_at(x: Instance) -> list[Expr]:
+def _written_at(x: Instance) -> tuple[Expr, ...]:
     """The variables in the indices of the element that a statement writes."""
     assert isinstance(x.stmt, Store | Accumulate)
     return E.variables(*x.stmt.indices)

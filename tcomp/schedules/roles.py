@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tcomp.ir import expr as E
@@ -40,7 +41,7 @@ class Nest:
         return tuple(x for x in self.loops if x.var not in used)
 
     @property
-    def reads(self) -> list[Expr]:
+    def reads(self) -> tuple[Expr, ...]:
         return E.reads(self.leaf.value)
 
 
@@ -68,7 +69,7 @@ def coefficient(index: Expr, v: Expr) -> int | None:
     return found
 
 
-def contiguous(reads: list[Expr], v: Expr) -> bool:
+def contiguous(reads: Sequence[Expr], v: Expr) -> bool:
     """Every read is a unit-stride vector or the same element for neighbouring values of `v`."""
     return all(stride(r, v) in (0, 1) for r in reads)
 

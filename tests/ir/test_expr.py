@@ -39,7 +39,8 @@ def test_copies_and_pickles_keep_identity():
 
 def test_unused_expressions_are_freed():
     before = len(E._interned)
-    keep = [X * n + 12345 for n in range(2, 50)]
+    keep = [A[X * n + 12345] for n in range(2, 50)]
+    assert all(E.variables(e) == (X,) and E.reads(e) == (e,) for e in keep)  # what is remembered of them does not keep them alive
     assert len(E._interned) > before
     del keep
     gc.collect()
@@ -59,6 +60,21 @@ def test_folding_keeps_float_semantics():
 def test_substitute_is_simultaneous():
     y = E.var("y")
     assert E.substitute(X - y, {X: y, y: X}) is y - X
+
+
+def test_rewriting_does_not_look_into_what_is_known():
+    y, asked = E.var("y"), []
+    inner = X * 7 + 1
+    assert E.rewrite(inner * 3, asked.append, {inner: y}) is y * 3
+    assert asked == [E.const(3), y * 3]
+    assert E.rewrite(inner, asked.append, {inner: y}) is y and len(asked) == 2
+
+
+def test_reads_and_variables_are_in_order_of_first_use():
+    y, f = E.var("y"), A[X]
+    e = A[y + 1] * f + f * A[E.cast(A[y], E.INDEX)]
+    assert E.reads(e) == (A[y + 1], f, A[y], A[E.cast(A[y], E.INDEX)]) == E.reads(e)
+    assert E.variables(e) == (y, X) == E.variables(y, e) and E.variables(f, e) == (X, y) and E.variables() == ()
 
 
 def test_walk_visits_shared_nodes_once_and_operands_first():

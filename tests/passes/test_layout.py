@@ -96,6 +96,20 @@ def test_one_copy_for_each_layout_of_a_shared_weight(unchanged):
     np.testing.assert_array_equal(first, second)  # constants are logical: layouts are applied when they are stored
 
 
+def test_kernels_that_compute_the_same_are_asked_about_once(unchanged):
+    b, asked = GraphBuilder(), []
+    y = b.input("x", "float32", (2, 4))
+    for number in range(3):
+        (y,) = b.add(MATMUL, [y, b.constant(random(4, 4), f"w{number}")], name=f"y{number}")
+
+    def wish(body, constants):
+        asked.append(body)
+        return {1: Layout.blocked((1, 0), 1, 2)}
+
+    after = chosen(unchanged, b.build([y]), wish)
+    assert len(asked) == 1 and [str(v.layout) for v in after.constants] == ["(b/2,a,b%2)"] * 3
+
+
 def test_elementwise_kernels_follow_through_transposes(unchanged):
     b = GraphBuilder()
     y = conv(b, b.input("x", "float32", (1, 3, 8, 8)), 8)

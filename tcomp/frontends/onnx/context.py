@@ -23,7 +23,7 @@ from tcomp.frontends.onnx import symbolic
 from tcomp.ir import te
 from tcomp.ir.dtypes import is_float, itemsize, to_numpy
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
-from tcomp.ir.graph import Graph, GraphBuilder, Node, Operator, Value
+from tcomp.ir.graph import Graph, GraphBuilder, Node, Operator, Value, application
 from tcomp.ir.te_eval import evaluate
 from tcomp.ops.shapes import DIMS
 
@@ -74,14 +74,13 @@ class Scope:
 
     def add(self, op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any], name: str) -> tuple[Value, ...]:
         """Apply an operator; what can be computed now is. Raises `IRError` if inputs and attributes do not fit it."""
-        placeholders = [None if v is None else v.placeholder() for v in inputs]
-        outputs = op.apply(placeholders, attrs)
-        for tensor in outputs:
+        made = application(op, inputs, attrs)
+        for tensor in made.outputs:
             check_type(tensor.shape, tensor.dtype, name)
-        folded = self._folded(outputs, inputs, placeholders, f"{name}.{op.name}")
+        folded = self._folded(made.outputs, inputs, made.inputs, f"{name}.{op.name}")
         if folded is not None:
             return folded
-        values = tuple(Value(self.builder.fresh(f"{name}.{op.name}"), t.dtype, t.shape) for t in outputs)
+        values = tuple(Value(self.builder.fresh(f"{name}.{op.name}"), t.dtype, t.shape) for t in made.outputs)
         self.builder.append(Node(op, tuple(inputs), values, dict(attrs), name))
         return values
 

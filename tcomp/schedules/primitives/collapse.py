@@ -34,6 +34,7 @@ from tcomp.ir.simplify import simplify
 from tcomp.schedules.primitives.edit import rebind
 
 Pair = tuple[Expr, Expr]  # outer and inner loop variable
+Closure = tuple[set[Pair], dict[Buffer, int]]  # pairs of loops, and the first of two dimensions of each buffer, to be merged together
 
 
 def collapse(kernel: Kernel) -> Kernel:
@@ -60,15 +61,20 @@ def collapse(kernel: Kernel) -> Kernel:
         return kernel  # imperative programs keep their shape
     kernel = _without_units(kernel)
     failed: set[Pair] = set()
-    while True:
-        candidate = next((pair for pair in _neighbours(kernel.body) if pair not in failed), None)
-        if candidate is None:
-            return kernel
-        closure = _closure(kernel, candidate)
-        if closure is None:
-            failed.add(candidate)
-        else:
-            kernel = _merge(kernel, *closure)
+    while (closure := _mergeable(kernel.body, failed)) is not None:
+        kernel = _merge(kernel, *closure)
+    return kernel
+
+
+def _mergeable(stmt: Stmt, failed: set[Pair]) -> Closure | None:
+    """The first pair that can be merged, with what has to be merged with it; adds those that cannot to `failed`."""
+    walked = _Walked(stmt)
+    for pair in walked.neighbours:
+        if pair not in failed:
+            if (closure := walked.closure(pair)) is not None:
+                return closure
+            failed.add(pair)
+    return None
 
 
 def _without_units(kernel: Kernel) -> Kernel:
@@ -108,63 +114,66 @@ def _with_buffers(kernel: Kernel, new: dict[Buffer, Buffer], body: Stmt) -> Kern
     )
 
 
-def _neighbours(stmt: Stmt) -> Iterator[Pair]:
-    for s in walk(stmt):
-        if isinstance(s, For) and isinstance(s.body, For) and s.kind == s.body.kind and s.var not in E.variables(as_expr(s.body.extent)):
-            yield s.var, s.body.var
+class _Walked:
+    """What the loops of a program walk, and how."""
 
+    def __init__(self, stmt: Stmt) -> None:
+        self.extents: dict[Expr, Dim] = {}
+        self.neighbours: dict[Pair, None] = {}
+        self.accesses: list[tuple[Buffer, tuple[Expr, ...]]] = []
+        self.pinned: set[Expr] = set()  # variables that occur in values or extents, not only in indices
+        for s in walk(stmt):
+            self.accesses += [(r.attr, r.args) for r in E.reads(*expressions(s))]
+            match s:
+                case For(v, extent, body, kind):
+                    self.extents[v] = extent
+                    self.pinned.update(E.variables(as_expr(extent)))
+                    if isinstance(body, For) and kind == body.kind and v not in E.variables(as_expr(body.extent)):
+                        self.neighbours[v, body.var] = None
+                case Store(b, indices, value) | Accumulate(b, indices, value):
+                    self.accesses.append((b, indices))
+                    self.pinned.update(_outside_of_reads(value))
 
-def _all_accesses(stmt: Stmt) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
-    for s in walk(stmt):
-        if isinstance(s, Store | Accumulate):
-            yield s.buffer, s.indices
-        for e in E.reads(*expressions(s)):
-            yield e.attr, e.args
-
-
-def _closure(kernel: Kernel, start: Pair) -> tuple[set[Pair], dict[Buffer, int]] | None:
-    """The loop pairs and buffer dimensions that have to be merged together with `start`; None if some access forbids it."""
-    extents: dict[Expr, Dim] = {s.var: s.extent for s in walk(kernel.body) if isinstance(s, For)}
-    neighbours = set(_neighbours(kernel.body))
-    accesses = list(_all_accesses(kernel.body))
-    pairs, dims, todo = {start}, dict[Buffer, int](), [start]
-    while todo:
-        outer, inner = todo.pop()
-        if not _only_in_reads(kernel.body, outer, inner):
-            return None
-        for buffer, indices in accesses:
-            used = [d for d, i in enumerate(indices) if outer in (vs := E.variables(i)) or inner in vs]
-            if not used:
-                continue
-            d = used[0]
-            whole = used == [d, d + 1] and indices[d] is outer and indices[d + 1] is inner
-            if not whole or dims.get(buffer, d) != d:
+    def closure(self, start: Pair) -> Closure | None:
+        """The loop pairs and buffer dimensions that have to be merged together with `start`; None if some access forbids it."""
+        pairs, dims, todo = {start}, dict[Buffer, int](), [start]
+        while todo:
+            outer, inner = todo.pop()
+            if outer in self.pinned or inner in self.pinned:
                 return None
-            if buffer not in dims:
-                dims[buffer] = d
-                for other, places in accesses:  # every other access to this buffer joins
-                    if other is buffer:
-                        pair = (places[d], places[d + 1])
-                        if pair not in neighbours or any(
-                            as_dim(n) != extents[v] for n, v in zip(buffer.shape[d : d + 2], pair, strict=True)
-                        ):
-                            return None
-                        if pair not in pairs:
-                            pairs.add(pair)
-                            todo.append(pair)
-    return (pairs, dims) if dims else None
+            for buffer, indices in self.accesses:
+                used = [d for d, i in enumerate(indices) if outer in (vs := E.variables(i)) or inner in vs]
+                if not used:
+                    continue
+                d = used[0]
+                whole = used == [d, d + 1] and indices[d] is outer and indices[d + 1] is inner
+                if not whole or dims.get(buffer, d) != d:
+                    return None
+                if buffer not in dims:
+                    dims[buffer] = d
+                    for other, places in self.accesses:  # every other access to this buffer joins
+                        if other is buffer:
+                            pair = (places[d], places[d + 1])
+                            if pair not in self.neighbours or any(
+                                as_dim(n) != self.extents[v] for n, v in zip(buffer.shape[d : d + 2], pair, strict=True)
+                            ):
+                                return None
+                            if pair not in pairs:
+                                pairs.add(pair)
+                                todo.append(pair)
+        return (pairs, dims) if dims else None
 
 
-def _only_in_reads(stmt: Stmt, outer: Expr, inner: Expr) -> bool:
-    """The variables occur in indices only, not in values, and in no loop extent."""
-    for s in walk(stmt):
-        if isinstance(s, For) and {outer, inner} & set(E.variables(as_expr(s.extent))):
-            return False
-        if isinstance(s, Store | Accumulate):
-            stripped = E.rewrite(s.value, lambda e: E.var("_", dtype=e.dtype) if e.op == "read" else None)
-            if {outer, inner} & set(E.variables(stripped)):
-                return False
-    return True
+def _outside_of_reads(e: Expr) -> Iterator[Expr]:
+    """The variables that a value mentions other than in the indices of what it reads."""
+    seen, todo = {e}, [e]
+    while todo:
+        x = todo.pop()
+        if x.op == "var":
+            yield x
+        elif x.op != "read":
+            todo += [a for a in x.args if a not in seen]
+            seen.update(x.args)
 
 
 def _merge(kernel: Kernel, pairs: set[Pair], dims: dict[Buffer, int]) -> Kernel:

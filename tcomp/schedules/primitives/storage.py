@@ -219,7 +219,7 @@ def computed_from(source: Buffer, *roots: Expr) -> Expr | None:
         element = E.var("element", dtype=source.dtype)
         without = E.substitute(e, {found[0]: element})
         size = sum(1 for _ in E.walk(without))
-        if E.variables(without) == [element] and (best is None or size > best[0]):
+        if E.variables(without) == (element,) and (best is None or size > best[0]):
             best = size, e
     return best[1] if best else None
 
