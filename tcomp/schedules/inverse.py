@@ -98,7 +98,7 @@ class Solution:
             size = simplify(weight if prove(weight > 0) else -weight)
             digit = simplify(value // size)
             found.append((atom, digit if weight is size else simplify(-digit)))
-            value = simplify(value % size)
+            value = simplify(value % size + shift)  # of the terms that are left
         self._require(E.equal(value, 0))
         return found
 

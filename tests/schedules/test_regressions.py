@@ -714,3 +714,60 @@ def test_a_copy_of_nothing() -> None:
         s.cache_read("y1", "i1", "cached", scope="register", layout="(b/3,a,b%3)")
         """,
     )
+
+
+def test_loops_whose_variables_choose_between_reads_are_not_merged() -> None:
+    check(
+        """
+        kernel loops(y1: uint8[7, 2], t: uint8[2, 4, 2]) -> (t) {
+          for i1 in 0..2 {
+            for i2 in 0..4 {
+              for i4 in 0..2 {
+                t[i1, i2, 0] = select(0 < i1, y1[0, i4], y1[0, 0])
+              }
+            }
+          }
+        }
+        """,
+        """
+        s.collapse()
+        """,
+    )
+
+
+def test_an_address_that_is_read_is_not_prefetched() -> None:
+    run = check(
+        """
+        kernel loops(x0: float32[2], y0: float32[3]) -> (y0) {
+          for i8 in 0..1 {
+            y0[0] = y0[int64(x0[i8])]
+          }
+        }
+        """,
+        """
+        s.prefetch("y0", "i8", 3)
+        """,
+    )
+    assert run.refused["prefetch"] == 1
+
+
+def test_a_stage_written_backwards_in_blocks_is_computed_where_it_is_read() -> None:
+    check(
+        """
+        kernel pipeline<n0{2..1000}>(t3: int32[n0]) -> (t3) {
+          alloc t1: int32[n0]
+          for t1.i0 in 0..n0 {
+            t1[t1.i0] = 1i32
+          }
+          for t3.i0 in 0..n0 {
+            t3[t3.i0] = t1[1]
+          }
+        }
+        """,
+        """
+        s.affine("t1.i0", "{ S0[i0] -> [-1*i0 + 0, 0] }", "t0 t1", parallel="t0")
+        s.split("t0", 3)
+        s.compute_at("t1", "t3.i0")
+        """,
+        n0=2,
+    )

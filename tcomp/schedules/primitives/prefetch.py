@@ -15,7 +15,7 @@ def prefetch(kernel: Kernel, buffer: str, loop: str, distance: int) -> Kernel:
     """Every iteration of a serial loop first asks for the elements of `buffer` that it will read `distance` iterations later, one for
     each vector.
 
-    Always legal: a prefetch reads nothing, and may point behind the end. Good for operands that come from far away at every use, such
+    Legal where no index is read from memory: a prefetch reads nothing, and may point behind the end. Good for operands that come from far away at every use, such
     as weights which no cache holds: the hardware does not ask for the next page of its own accord. It costs an instruction for each
     vector, so it hurts where the operand is near.
 
@@ -50,6 +50,8 @@ def prefetch(kernel: Kernel, buffer: str, loop: str, distance: int) -> Kernel:
             visit(c, (*inner, s) if isinstance(s, For) else inner)
 
     visit(target.body, ())
+    if E.reads(*(i for indices in places for i in indices)):
+        raise refuse(kernel, "prefetch", f"where `{loop}` reads `{buffer}` depends on data", "an address far ahead cannot be looked up")
     if not places:
         raise refuse(kernel, "prefetch", f"nothing of `{buffer}` is read in another place at every iteration of `{loop}`")
     hints = []
