@@ -25,13 +25,12 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-import tcomp.autotune.model
 from tcomp.autotune.database import Database, Record, environment
-from tcomp.autotune.features import Made, features
+from tcomp.autotune.features import Made
 from tcomp.autotune.measure import Measurer
-from tcomp.autotune.model import CostModel, Sample, accuracy, family
+from tcomp.autotune.model import CostModel, Sample, accuracy, shipped
 from tcomp.autotune.search import Maker, Search
-from tcomp.autotune.space import realise, sample
+from tcomp.autotune.space import sample
 from tcomp.autotune.workload import Task, workloads
 from tcomp.driver import Report, graph_passes
 from tcomp.errors import ScheduleError
@@ -200,8 +199,7 @@ def judged(measurer: Measurer, task: Task, records: Sequence[Record]) -> tuple[d
     passes, and the median counts."""
     passes = [[cost_of(r) for r in measured(measurer, task, [decode(r.decisions) for r in records])] for _ in range(PASSES)]
     costs, first = np.median(passes, axis=0), np.array([cost_of(r) for r in records])
-    pairs = [(r.decisions, float(c)) for r, c in zip(records, costs, strict=True) if c < inf]
-    made = {d: Sample(task.key, features(realise(task, decode(d))), c) for d, c in pairs}
+    made = samples_of(measurer, task, {r.decisions: float(c) for r, c in zip(records, costs, strict=True) if c < inf})
     return made, accuracy(first[np.isfinite(costs)], costs[np.isfinite(costs)])
 
 
@@ -223,8 +221,10 @@ def cost_of(record: Record) -> float:
     return inf if record.cost is None else record.cost
 
 
-def sample_of(record: Record) -> Sample:
-    return Sample(record.task.key, features(realise(record.task, decode(record.decisions))), cost_of(record))
+def samples_of(measurer: Measurer, task: Task, costs: Mapping[str, float]) -> dict[str, Sample]:
+    """By decisions, what a model learns from or is judged by; what is refused by now is left out."""
+    made = measurer.make(task, [decode(text) for text in costs])
+    return {text: Sample(task.key, m.features, cost) for (text, cost), m in zip(costs.items(), made, strict=True) if isinstance(m, Made)}
 
 
 def ranking(model: CostModel, samples: Sequence[Sample]) -> float:
@@ -272,10 +272,15 @@ def measured(measurer: Measurer, task: Task, candidates: Sequence[Decisions]) ->
 def train(path: str, output: str | None) -> None:
     """Learn from a database; say how well kernels are ranked that the model did not see. The model is written where it ranks them better
     than the analytic one."""
-    names = {task.key: name for name, task in chosen(LEARNT, "*")}
-    with Database(path) as database:
-        made = [sample_of(r) for r in database.records() if r.ok and r.task.key in names]
-    columns = []
+    made, names, columns = list[Sample](), dict[str, str](), list[tuple[float, float]]()
+    with Database(path) as database, Measurer() as measurer:
+        for name, task in chosen(LEARNT, "*"):
+            found: dict[str, list[float]] = {}
+            for r in database.records(task.key):
+                if r.ok:
+                    found.setdefault(r.decisions, []).append(cost_of(r))
+            names[task.key] = name
+            made += samples_of(measurer, task, {text: float(np.median(costs)) for text, costs in found.items()}).values()
     print(f"{'kernel left out':<22}{'candidates':>12}{'analytic':>12}{'learnt':>12}")
     for key in dict.fromkeys(s.task for s in made):
         unseen = [s for s in made if s.task == key]
@@ -293,7 +298,7 @@ def train(path: str, output: str | None) -> None:
         return
     model = CostModel()
     model.fit(made)
-    place = Path(output) if output else Path(tcomp.autotune.model.__file__).parent / "models" / f"{family(HOST)}.json"
+    place = Path(output) if output else shipped(HOST)
     facts = {"measurements": len(made), "kernels": [names[k] for k in dict.fromkeys(s.task for s in made)], "processor": environment(HOST)["processor"], "threads": 1,
              "accuracy on kernels left out": {"analytic": round(analytic, 3), "learnt": round(learnt, 3)}}  # fmt: skip
     place.parent.mkdir(exist_ok=True)

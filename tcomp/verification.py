@@ -103,14 +103,15 @@ def verify(
     full: bool = False,
     threads: int | None = None,
     progress: Progress | None = None,
+    winograd: bool = True,
 ) -> Verification:
     """Compare the native code of an imported graph with its interpretation.
 
     `tolerance` bounds the relative error; by default it depends on the dtype (1e-4 for float32, 0 for integers). `full` judges every
-    pass and kernel even where the outputs agree. `progress` is told (stage, done, total). Raises `TcompError` as compilation does.
+    pass and kernel even where the outputs agree. `progress` is told (stage, done, total). `winograd`: see `compile`. Raises `TcompError` as compilation does.
     """
     tell = progress or (lambda stage, done, total: None)
-    artifact = compile_graph(graph, target, threads, progress=progress)
+    artifact = compile_graph(graph, target, threads, progress=progress, winograd=winograd)
     module = Module.load(artifact, threads=threads)
     native = module.run(inputs)
     want = _interpret(graph, inputs, "reference", tell)
@@ -119,7 +120,8 @@ def verify(
         alone = Module.load(artifact, threads=1).run(inputs)
         result.repeatable = all(a.tobytes() == native[name].tobytes() for name, a in alone.items())
     if full or not all(c.ok for c in result.outputs):
-        final = _judge_passes(graph, target, inputs, want, tolerance, tell, result.passes)
+        passes = graph_passes(target, Report(), winograd=winograd)
+        final = _judge_passes(graph, passes, inputs, want, tolerance, tell, result.passes)
         if final is not None:
             for judged in _judge_kernels(final, target, inputs, tolerance, tell):
                 result.kernels.append(judged)
@@ -152,7 +154,7 @@ def _error(got: Array, want: Array) -> float:
 
 def _judge_passes(
     graph: Graph,
-    target: Target,
+    passes: Sequence[tuple[str, Callable[[Graph], Graph]]],
     inputs: Mapping[str, Array],
     want: Mapping[str, Array],
     tolerance: float | None,
@@ -162,7 +164,7 @@ def _judge_passes(
     """The graph after all passes, or None if one of them changes the outputs. `results` gets one entry for each pass."""
     before: dict[str, Array] = {}
     _interpret(graph, inputs, "values before passes", tell, lambda v, a: before.update({v.name: a}))
-    for name, function in graph_passes(target, Report()):
+    for name, function in passes:
         graph = function(graph)
         after: dict[str, Array] = {}
         outputs = _interpret(graph, inputs, f"values after {name}", tell, lambda v, a, known=after: known.update({v.name: a}))  # type: ignore[misc]

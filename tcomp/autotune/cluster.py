@@ -61,7 +61,8 @@ class ClusterMeasurer(Measurer):
         resources = {tag(task.machine): 1}
         # One call a job, though much of each is equal: a worker that comes later needs all of it.
         futures = [
-            None if unbuilt(job) else self._client.submit(run_job, job, self.limits, resources=resources, pure=False, retries=1) for job in jobs
+            None if unbuilt(job) else self._client.submit(run_job, job, self.limits, resources=resources, pure=False, retries=1)
+            for job in jobs
         ]
         try:
             for job, future in zip(jobs, futures, strict=True):

@@ -7,6 +7,8 @@ run, what the shipped ones leave over.
 
 A saved model is JSON: XGBoost's own format for the trees, with what they were learned from. It is read as a stranger's file.
 
+A shipped model is of use only while features mean what they did when it was learned: it holds their fingerprint.
+
 XGBoost is imported where it is used: only the tuner's process needs it, and that must not be forked afterwards (a child would wait for
 threads that it does not have).
 """
@@ -23,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tcomp.autotune.features import NAMES, Features
+from tcomp.autotune.fingerprint import fingerprint
 from tcomp.errors import ArtifactError
 from tcomp.target import Target
 
@@ -30,10 +33,11 @@ if TYPE_CHECKING:
     from xgboost import Booster
 
 SAME = 0.02  # times that differ by less are taken to be equal
-FORMAT = 1
+FORMAT = 2
 _BYTES, _TREES, _NODES = 1 << 20, 1000, 512  # of a saved model, at most
-_LEARNT = {"max_depth": 4, "eta": 0.1, "subsample": 0.8, "colsample_bytree": 0.5, "min_child_weight": 4, "lambda": 2.0, "max_bin": 32}
-_ROUNDS = 80
+_LEARNT = {"eta": 0.1, "subsample": 0.8, "colsample_bytree": 0.5, "min_child_weight": 4, "lambda": 2.0, "max_bin": 32}
+_SHIPPED = {"max_depth": 6, "rounds": 80}  # of many tasks: what features have in common shows where they meet
+_RUN = {"max_depth": 4, "rounds": 30}  # of few samples, most of them alike: more trees would learn the noise
 _CLIPPED = 0.7  # residuals beyond that are disturbed runs, or of candidates that are far from the best in any case
 
 
@@ -47,18 +51,22 @@ class Sample:
 
 
 class CostModel:
-    """Ranks candidates. `facts` tell of the shipped part ("" of none): what it was learned from, and how well it ranks."""
+    """Ranks candidates. `facts` tell of the shipped part ({} of none): what it was learned from, and how well it ranks. `note` says why
+    there is none though there should be."""
 
-    def __init__(self, shipped: Booster | None = None, facts: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, shipped: Booster | None = None, facts: Mapping[str, Any] | None = None, note: str = "") -> None:
         self._shipped = shipped
         self._latest: Booster | None = None
-        self.facts = dict(facts or {})
+        self.facts, self.note = dict(facts or {}), note
 
     @classmethod
     def of(cls, target: Target) -> CostModel:
-        """With the model that is shipped for the family of a target; the analytic one alone where there is none."""
-        path = Path(__file__).parent / "models" / f"{family(target)}.json"
-        return cls.load(path) if path.is_file() else cls()
+        """With the model that is shipped for the family of a target; the analytic one alone where there is none that can be used."""
+        path = shipped(target)
+        try:
+            return cls.load(path) if path.is_file() else cls()
+        except ArtifactError as error:
+            return cls(note=f"candidates are ranked by the analytic model: {error.what}: {error.why}")
 
     def scores(self, features: Sequence[Features]) -> np.ndarray:
         """The logarithms of the times, up to a number that is the task's: the least is the best."""
@@ -71,13 +79,15 @@ class CostModel:
                 scores = scores + booster.inplace_predict(vectors)
         return scores
 
-    def fit(self, samples: Sequence[Sample], seed: int = 0) -> None:
+    def fit(self, samples: Sequence[Sample]) -> None:
         """Learn what the shipped part does not know, from these samples alone: what was learned by an earlier call is forgotten."""
         self._latest = None
         if len(samples) > 1:
             residuals = np.log([s.cost for s in samples]) - self.scores([s.features for s in samples])
             values = np.clip(centred(residuals, [s.task for s in samples]), -_CLIPPED, _CLIPPED)
-            self._latest = regression(np.stack([s.features.vector for s in samples]), values, seed)
+            self._latest = regression(
+                np.stack([s.features.vector for s in samples]), values, **(_SHIPPED if self._shipped is None else _RUN)
+            )
 
     # ------------------------------------------------------------ files
 
@@ -85,7 +95,9 @@ class CostModel:
         """Write what `fit` learned, so that it is the shipped part of a model that is loaded."""
         assert self._latest is not None, "nothing was learned"
         trees = json.loads(self._latest.save_raw("json"))
-        text = json.dumps({"tcomp": "model of cost", "format": FORMAT, "facts": facts, "features": NAMES, "trees": trees}, separators=(",", ":"))
+        text = json.dumps(
+            {"tcomp": "model of cost", "format": FORMAT, "facts": facts, "features": fingerprint(), "trees": trees}, separators=(",", ":")
+        )
         Path(path).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
@@ -99,11 +111,17 @@ class CostModel:
             record = json.loads(content, parse_constant=_refuse)
             _check(isinstance(record, dict) and record.get("tcomp") == "model of cost", "it does not say that it is one")
             _check(record.get("format") == FORMAT, f"this is format {FORMAT}")
-            _check(record.get("features") == list(NAMES), "it was learned from other features")
+            _check(record.get("features") == fingerprint(), "it was learned from features that meant something else")
             _check(isinstance(record.get("facts"), dict), "its facts are no JSON object")
             return cls(_booster(record.get("trees")), record["facts"])
         except (OSError, ValueError, RecursionError, _Malformed) as error:
-            raise ArtifactError(f"{path} is no model of cost that can be used", why=str(error)[:500]) from None
+            hint = "python -m benchmarks.tuning record, then train, makes a new one"
+            raise ArtifactError(f"{path} is no model of cost that can be used", why=str(error)[:500], hint=hint) from None
+
+
+def shipped(target: Target) -> Path:
+    """Where the model for a target's family is, if there is one."""
+    return Path(__file__).parent / "models" / f"{family(target)}.json"
 
 
 def family(target: Target) -> str:
@@ -116,12 +134,20 @@ def family(target: Target) -> str:
 # ---------------------------------------------------------------- learning and judging
 
 
-def regression(vectors: np.ndarray, values: np.ndarray, seed: int = 0) -> Booster:
-    """Trees that map rows of `vectors` to `values`. One thread; the same for the same rows and seed."""
+def regression(vectors: np.ndarray, values: np.ndarray, max_depth: int = 4, rounds: int = 80) -> Booster:
+    """Trees that map rows of `vectors` to `values`. One thread; the same for the same rows."""
     import xgboost
 
-    parameters = {**_LEARNT, "objective": "reg:squarederror", "base_score": 0.0, "nthread": 1, "seed": seed, "verbosity": 0}
-    return xgboost.train(parameters, xgboost.DMatrix(vectors, values, nthread=1), _ROUNDS)
+    parameters = {
+        **_LEARNT,
+        "max_depth": max_depth,
+        "objective": "reg:squarederror",
+        "base_score": 0.0,
+        "nthread": 1,
+        "seed": 0,
+        "verbosity": 0,
+    }
+    return xgboost.train(parameters, xgboost.DMatrix(vectors, values, nthread=1), rounds)
 
 
 def centred(values: np.ndarray, tasks: Sequence[str]) -> np.ndarray:
@@ -160,11 +186,16 @@ def _booster(trees: Any) -> Booster:
     try:
         learner = trees["learner"]
         parameters, model = learner["learner_model_param"], learner["gradient_booster"]["model"]
-        _check(learner["gradient_booster"]["name"] == "gbtree" and learner["objective"]["name"] == "reg:squarederror", "it is of another kind")
+        _check(
+            learner["gradient_booster"]["name"] == "gbtree" and learner["objective"]["name"] == "reg:squarederror", "it is of another kind"
+        )
         sizes = {name: parameters[name] for name in ("num_class", "num_feature", "num_target")}
         _check(sizes == {"num_class": "0", "num_feature": str(len(NAMES)), "num_target": "1"}, "it is for other features")
         count = len(model["trees"])
-        _check(count <= _TREES and model["gbtree_model_param"] == {"num_parallel_tree": "1", "num_trees": str(count)}, "the number of trees is odd")
+        _check(
+            count <= _TREES and model["gbtree_model_param"] == {"num_parallel_tree": "1", "num_trees": str(count)},
+            "the number of trees is odd",
+        )
         _check(model["tree_info"] == [0] * count and model["iteration_indptr"] == list(range(count + 1)), "the order of trees is odd")
         _check(not any(learner[name] for name in ("attributes", "feature_names", "feature_types")), "it has attributes")
         _check(not any(model.get("cats", {}).values()), "it has categories")

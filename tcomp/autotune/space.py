@@ -56,7 +56,9 @@ def _made(task: Task, knobs: Knobs) -> Candidate:
     s, arguments = task.make(knobs)
     if new := _left(s) - _left_by_default(task):
         notes = [note for note in s.kernel.notes if (found := _LEFT.match(note)) and found[1] in new]
-        raise ScheduleError(f"these decisions cannot be followed for {', '.join(sorted(new))}", where=encode(knobs.decisions), why="; ".join(notes))
+        raise ScheduleError(
+            f"these decisions cannot be followed for {', '.join(sorted(new))}", where=encode(knobs.decisions), why="; ".join(notes)
+        )
     return Candidate(task, s, arguments, knobs.asked)
 
 

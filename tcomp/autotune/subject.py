@@ -62,11 +62,12 @@ class Model:
         values: Mapping[str, npt.ArrayLike] | None = None,
         sizes: Mapping[str, int] | None = None,
         seed: int = 0,
+        winograd: bool = True,
     ) -> None:
         self._target, self._threads, self._sizes = target, threads, dict(sizes or {})
         graph = import_model(model, shapes, dims, {name: np.asarray(v) for name, v in (values or {}).items()})
         self.inputs = _inputs(graph, self._sizes, seed)
-        *first, (_, self._layout) = graph_passes(target, Report())
+        *first, (_, self._layout) = graph_passes(target, Report(), winograd=winograd)
         self._partitioned, _ = run_passes(graph, first)
         laid = self._layout(self._partitioned)
         self.tasks: list[tuple[Task, int]] = [*workloads(laid, target, threads, self._sizes)]

@@ -73,6 +73,7 @@ def tune(
     dims: Mapping[str, int | tuple[int, int]] | None = None,
     values: Mapping[str, npt.ArrayLike] | None = None,
     sizes: Mapping[str, int] | None = None,
+    winograd: bool = True,
     resume: bool = False,
     progress: Callable[[Status], None] | None = None,
     seed: int = 0,
@@ -81,7 +82,7 @@ def tune(
 
     `model` is what `tcomp.compile` takes, or what `tcomp.Schedule` takes; then `schedule(s, knobs)` may be a space of one's own.
     `budget` are seconds in all (60 if `trials` is not given either), `trials` the number of candidates. `target`, `threads`, `shapes`,
-    `dims` and `values` are those of `tcomp.compile`, to which the same are to be given; `sizes` are those at which symbolic dims that stay
+    `dims`, `values` and `winograd` are those of `tcomp.compile`, to which the same are to be given; `sizes` are those at which symbolic dims that stay
     open are measured. `workers` is the number of building processes, `cluster` the address of a Dask scheduler whose workers measure.
     `resume` goes on with an earlier call for the same model, with what is left of its budget unless another one is given.
 
@@ -99,7 +100,7 @@ def tune(
     count = threads or default_threads()
     options: dict[str, Any] = {
         "model": os.path.abspath(model) if isinstance(model, str | os.PathLike) else None, "target": str(machine), "threads": threads, "workers": workers,
-        "cluster": cluster, "shapes": _plain(shapes), "dims": _plain(dims), "values": _plain(values), "sizes": _plain(sizes), "seed": seed,
+        "cluster": cluster, "shapes": _plain(shapes), "dims": _plain(dims), "values": _plain(values), "sizes": _plain(sizes), "seed": seed, "winograd": winograd,
     }  # fmt: skip
     clock = Clock()
     with Database(database) as entries:
@@ -110,7 +111,7 @@ def tune(
             elif schedule is not None:
                 raise InputError("a schedule function is for a program of one's own", hint="tcomp.tune([A, B, C], schedule=f)")
             else:
-                subject = Model(model, machine, count, shapes, dims, values, sizes, seed)
+                subject = Model(model, machine, count, shapes, dims, values, sizes, seed, winograd)
         session = _session(entries, subject, options, budget, trials, resume)
         tuning = _Tuning(subject, entries, session, start, clock, progress or (lambda status: None), Random(f"{seed} {session.trials}"))
         return tuning.run(workers, cluster)
@@ -176,6 +177,7 @@ class _Tuning:
         self._judging = 1.0  # seconds of a contest beyond those of its runs, for processes to start and models to load
         self._phase = "compile"
         self._errors: list[float] = []
+        self._notes: list[str] = []
         self._kernels: list[Effort] = []
         self._current: Effort | None = None
 
@@ -195,6 +197,7 @@ class _Tuning:
                 confirmation = self._confirm()
         except KeyboardInterrupt:
             interrupted = True
+        confirmation.notes += self._notes
         confirmation.notes += dict.fromkeys(k.status.stopped for k in self._kernels if k.status.stopped.startswith(_UNMEASURED))
         self._session.state = "interrupted" if interrupted else "finished"
         self._enter_session(confirmation)

@@ -195,7 +195,9 @@ class Program(Task):
         else:
             function = self.function or _found(self.space)
             if function is None:
-                raise ScheduleError(f"there is no schedule function `{self.space}`", hint="it was renamed, or its module cannot be imported here")
+                raise ScheduleError(
+                    f"there is no schedule function `{self.space}`", hint="it was renamed, or its module cannot be imported here"
+                )
             s = Schedule(kernel)
             function(s, knobs)
         return s, _arguments(kernel, self.sizes_of(kernel.scalars), {}, [b.shape for b in kernel.buffers])
@@ -216,9 +218,7 @@ def task_from_json(record: Mapping[str, Any]) -> Workload | Program:
 # ---------------------------------------------------------------- the kernels of a model
 
 
-def workloads(
-    graph: Graph, target: Target, threads: int, dims: Mapping[str, int] | None = None
-) -> list[tuple[Workload, int]]:
+def workloads(graph: Graph, target: Target, threads: int, dims: Mapping[str, int] | None = None) -> list[tuple[Workload, int]]:
     """The distinct kernels of a graph after `choose_layouts`, in order, each with how often a run calls it (branches count as taken).
 
     `dims` are the sizes at which symbolic dims are measured. Raises `InputError` naming those it lacks.

@@ -10,7 +10,23 @@ import typer
 
 from tcomp.cli import output
 from tcomp.cli.files import check_file, check_model_file, check_writable, write_files
-from tcomp.cli.options import STAGES, Dims, Json, OnnxModel, Shapes, TargetName, Threads, Values, parse_choices, parse_dims, parse_shapes
+from tcomp.cli.options import (
+    STAGES,
+    Arch,
+    Dims,
+    Json,
+    OnnxModel,
+    Shapes,
+    TargetName,
+    Threads,
+    Tuned,
+    Values,
+    Winograd,
+    parse_choices,
+    parse_dims,
+    parse_shapes,
+    parse_target,
+)
 from tcomp.errors import InputError
 
 
@@ -20,27 +36,22 @@ def compile(
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="The artifact. Default: MODEL.tcomp here.", show_default=False)
     ] = None,
     target: TargetName = None,
-    arch: Annotated[
-        str | None,
-        typer.Option("--arch", metavar="NAMES", help="GPU architectures for --target cuda, as in sm_90a,sm_80.", show_default=False),
-    ] = None,
+    arch: Arch = None,
     dim: Dims = None,
     shape: Shapes = None,
     value: Values = None,
     threads: Threads = None,
-    database: Annotated[
-        Path | None, typer.Option("--database", metavar="FILE", help="Follow what `tcomp tune` found, as far as it goes.", show_default=False)
-    ] = None,
-    winograd: Annotated[
-        bool, typer.Option("--winograd/--no-winograd", help="Winograd's algorithm where it is faster; without, all convolutions are direct sums.")
-    ] = True,
+    database: Tuned = None,
+    winograd: Winograd = True,
     emit: Annotated[
         str | None,
         typer.Option("--emit", metavar="STAGES", help=f"Also write the text of stages: some of {','.join(STAGES)}.", show_default=False),
     ] = None,
     emit_to: Annotated[
         str | None,
-        typer.Option("--emit-to", metavar="DIR", help="Where: a folder, or - for stdout. Default: beside the artifact.", show_default=False),
+        typer.Option(
+            "--emit-to", metavar="DIR", help="Where: a folder, or - for stdout. Default: beside the artifact.", show_default=False
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -50,7 +61,6 @@ def compile(
     """
     from tcomp.cli.inputs import read_values
     from tcomp.driver import compile_model
-    from tcomp.target import Target
 
     check_model_file(model)
     if database is not None:
@@ -59,7 +69,7 @@ def compile(
     stages = parse_choices(emit, STAGES, "--emit")
     if emit_to is not None and not stages:
         raise InputError("--emit-to says where, but nothing is emitted", hint=f"--emit {','.join(STAGES)}")
-    ranges, shapes, values, machine = parse_dims(dim), parse_shapes(shape), read_values(value), Target.parse(" ".join([target or "cpu", *([f"-arch={arch}"] if arch else [])]))
+    ranges, shapes, values, machine = parse_dims(dim), parse_shapes(shape), read_values(value), parse_target(target, arch)
     to_stdout = emit_to == "-"
     folder = out.parent if emit_to is None or to_stdout else Path(emit_to)
     listings = {stage: folder / f"{out.stem}.{stage}.txt" for stage in stages if not to_stdout}

@@ -9,7 +9,7 @@ import typer
 
 from tcomp.cli import output
 from tcomp.cli.files import check_model_file
-from tcomp.cli.options import Dims, Json, OnnxModel, Shapes, TargetName, parse_dims, parse_shapes
+from tcomp.cli.options import Arch, Dims, Json, OnnxModel, Shapes, TargetName, Values, Winograd, parse_dims, parse_shapes, parse_target
 
 if TYPE_CHECKING:
     from tcomp.ir.graph import Value
@@ -18,25 +18,28 @@ if TYPE_CHECKING:
 def explain(
     model: OnnxModel,
     target: TargetName = None,
+    arch: Arch = None,
     dim: Dims = None,
     shape: Shapes = None,
+    value: Values = None,
+    winograd: Winograd = True,
     schedules: Annotated[bool, typer.Option("--schedules", help="Also show the steps of every kernel's schedule.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show the kernels a model becomes, which edges were not fused and why, and what the passes did and did not do."""
+    from tcomp.cli.inputs import read_values
     from tcomp.driver import Report, graph_passes, kernel_nodes
     from tcomp.frontends.onnx import import_model
     from tcomp.kernels import build_loops
     from tcomp.passes.runner import run_passes
-    from tcomp.target import Target
 
     check_model_file(model)
     report = Report()
     with output.progress() as tell:
         tell("import", 0, 1)
-        graph = import_model(model, parse_shapes(shape), parse_dims(dim))
-        machine = Target.parse(target or "cpu")
-        passes = graph_passes(machine, report)
+        graph = import_model(model, parse_shapes(shape), parse_dims(dim), read_values(value))
+        machine = parse_target(target, arch)
+        passes = graph_passes(machine, report, winograd=winograd)
         number = itertools.count(1)
         graph, reports = run_passes(graph, passes, on_pass=lambda done: tell(done.name, next(number), len(passes)))
     nodes = list(kernel_nodes(graph))
@@ -45,7 +48,9 @@ def explain(
     notes = [f"{node}: {text}" for node, texts in report.notes.lines.items() for text in texts]
     notes += [f"{name}: {text}" for name, s in made for text in s.kernel.notes]
     if as_json:
-        passes_done = [{"name": r.name, "seconds": r.seconds, "nodes_before": r.nodes_before, "nodes_after": r.nodes_after} for r in reports]
+        passes_done = [
+            {"name": r.name, "seconds": r.seconds, "nodes_before": r.nodes_before, "nodes_after": r.nodes_after} for r in reports
+        ]
         kernel_records = [
             {"name": name, "operators": operators, "outputs": outputs, "schedule": [str(step) for step in s.trace]}
             for (name, operators, outputs), (_, s) in zip(kernels, made, strict=True)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tcomp.errors import InputError
+
+if TYPE_CHECKING:
+    from tcomp.target import Target
 
 OnnxModel = Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="An ONNX model.", show_default=False)]
 AnyModel = Annotated[
@@ -18,8 +21,15 @@ AnyModel = Annotated[
 TargetName = Annotated[
     str | None,
     typer.Option(
-        "--target", metavar="TARGET", help="What to compile for, as in 'cpu -mcpu=skylake-avx512'. Default: this machine.", show_default=False
+        "--target",
+        metavar="TARGET",
+        help="What to compile for, as in 'cpu -mcpu=skylake-avx512'. Default: this machine.",
+        show_default=False,
     ),
+]
+Arch = Annotated[
+    str | None,
+    typer.Option("--arch", metavar="NAMES", help="GPU architectures for --target cuda, as in sm_90a,sm_80.", show_default=False),
 ]
 Dims = Annotated[
     list[str] | None,
@@ -40,6 +50,13 @@ Values = Annotated[
         show_default=False,
     ),
 ]
+Winograd = Annotated[
+    bool,
+    typer.Option("--winograd/--no-winograd", help="Winograd's algorithm where it is faster; without, all convolutions are direct sums."),
+]
+Tuned = Annotated[
+    Path | None, typer.Option("--database", metavar="FILE", help="Follow what `tcomp tune` found, as far as it goes.", show_default=False)
+]
 Threads = Annotated[
     int | None,
     typer.Option("--threads", metavar="N", min=1, max=4096, help="Number of threads. Default: all physical cores.", show_default=False),
@@ -57,6 +74,13 @@ Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of t
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for machines.")]
 
 STAGES = ("graph", "te", "schedule", "loops", "llvm", "asm", "cuda", "ptx", "sass-stats")
+
+
+def parse_target(target: str | None, arch: str | None = None) -> Target:
+    """This machine, if nothing is said. Raises `TargetError`."""
+    from tcomp.target import Target
+
+    return Target.parse(" ".join([target or "cpu", *([f"-arch={arch}"] if arch else [])]))
 
 
 def parse_dims(texts: Iterable[str] | None) -> dict[str, int | tuple[int, int]]:

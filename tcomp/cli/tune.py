@@ -13,7 +13,7 @@ import typer
 from tcomp.cli import output
 from tcomp.cli.files import check_file, check_model_file
 from tcomp.cli.guard import INTERRUPTED
-from tcomp.cli.options import Dims, Json, Shapes, TargetName, Threads, Values, parse_dims, parse_shapes
+from tcomp.cli.options import Dims, Json, Shapes, TargetName, Threads, Values, Winograd, parse_dims, parse_shapes
 from tcomp.errors import InputError
 
 if TYPE_CHECKING:
@@ -62,12 +62,13 @@ def tune(
         ),
     ] = None,
     threads: Threads = None,
+    winograd: Winograd = True,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the search.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Search for faster schedules of a model's kernels; what wins in the whole model is what `tcomp compile --database` follows.
 
-    Give the same --target, --threads, --dim, --shape and --value to `tcomp compile`. Ctrl-C ends the search and confirms the best so far.
+    Give the same --target, --threads, --dim, --shape, --value and --no-winograd to `tcomp compile`. Ctrl-C ends the search and confirms the best so far.
     """
     from tcomp.autotune.tuner import tune as search
     from tcomp.cli.inputs import read_values
@@ -78,7 +79,16 @@ def tune(
         if not resume:
             raise InputError("there is no model to tune", hint="tcomp tune MODEL.onnx, or tcomp tune --resume")
         if given := [
-            name for name, v in (("--target", target), ("--dim", dim), ("--shape", shape), ("--value", value), ("--size", size)) if v
+            name
+            for name, v in (
+                ("--target", target),
+                ("--dim", dim),
+                ("--shape", shape),
+                ("--value", value),
+                ("--size", size),
+                ("--no-winograd", not winograd),
+            )
+            if v
         ]:
             raise InputError(f"{given[0]} comes with a model", hint="without one, everything is as it was")
         options = _earlier(database)
@@ -88,7 +98,14 @@ def tune(
         if ranges := [name for name, n in sizes.items() if not isinstance(n, int)]:
             raise InputError(f"--size {ranges[0]} is one number", hint="ranges are for --dim")
         options = {"model": model, "target": target, "threads": threads, "shapes": parse_shapes(shape), "dims": parse_dims(dim)}
-        options |= {"values": read_values(value), "sizes": sizes, "seed": seed, "workers": workers, "cluster": cluster}
+        options |= {
+            "values": read_values(value),
+            "sizes": sizes,
+            "seed": seed,
+            "workers": workers,
+            "cluster": cluster,
+            "winograd": winograd,
+        }
     options["model"] = str(options["model"])
     with _live() as tell:
         result = search(budget=seconds, trials=trials, database=database, resume=resume, progress=tell, **options)

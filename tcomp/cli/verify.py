@@ -11,7 +11,21 @@ import typer
 from tcomp.cli import output
 from tcomp.cli.files import check_file, check_model_file, is_artifact
 from tcomp.cli.guard import USER_ERROR
-from tcomp.cli.options import Dims, Inputs, Json, Seed, Shapes, TargetName, Threads, parse_dims, parse_shapes
+from tcomp.cli.options import (
+    Arch,
+    Dims,
+    Inputs,
+    Json,
+    Seed,
+    Shapes,
+    TargetName,
+    Threads,
+    Values,
+    Winograd,
+    parse_dims,
+    parse_shapes,
+    parse_target,
+)
 from tcomp.errors import InputError
 
 _USUAL_SIZE = 3  # of symbolic dims: 1 would hide mistakes
@@ -21,7 +35,9 @@ def verify(
     model: Annotated[
         Path,
         typer.Argument(
-            metavar="MODEL", help="An ONNX model. With --proofs also an artifact, or a schedule that Schedule.to_json wrote.", show_default=False
+            metavar="MODEL",
+            help="An ONNX model. With --proofs also an artifact, or a schedule that Schedule.to_json wrote.",
+            show_default=False,
         ),
     ],
     full: Annotated[bool, typer.Option("--full", help="Judge every pass and every kernel, even if the outputs agree.")] = False,
@@ -37,7 +53,10 @@ def verify(
     input: Inputs = None,
     dim: Dims = None,
     shape: Shapes = None,
+    value: Values = None,
     target: TargetName = None,
+    arch: Arch = None,
+    winograd: Winograd = True,
     threads: Threads = None,
     seed: Seed = 0,
     as_json: Json = False,
@@ -52,28 +71,25 @@ def verify(
     if proofs:
         if full or tolerance is not None or input or threads is not None:
             raise InputError("--proofs runs nothing", hint="leave out --full, --tolerance, --input and --threads")
-        _prove(model, dim, shape, target, as_json)
+        _prove(model, dim, shape, value, target, arch, winograd, as_json)
         return
     from tcomp import verification
-    from tcomp.cli.inputs import make_feeds, read_inputs
+    from tcomp.cli.inputs import make_feeds, read_inputs, read_values
     from tcomp.frontends.onnx import import_model
-    from tcomp.target import Target
 
     check_model_file(model)
     with output.progress() as tell:
         tell("import", 0, 1)
-        graph = import_model(model, parse_shapes(shape), parse_dims(dim))
+        graph = import_model(model, parse_shapes(shape), parse_dims(dim), read_values(value))
         feeds = make_feeds(graph.inputs, read_inputs(input, graph.inputs), {}, seed, _USUAL_SIZE)
-        machine = Target.parse(target or "cpu")
-        found = verification.verify(graph, machine, feeds.arrays, tolerance=tolerance, full=full, threads=threads, progress=tell)
+        options: dict[str, Any] = {"tolerance": tolerance, "full": full, "threads": threads, "winograd": winograd}
+        found = verification.verify(graph, parse_target(target, arch), feeds.arrays, **options, progress=tell)
 
     if as_json:
         record: dict[str, Any] = {"ok": found.ok, "verdict": found.verdict(), "threads": found.threads, "repeatable": found.repeatable}
         record["outputs"] = [{**asdict(c), "ok": c.ok} for c in found.outputs]
         record["passes"] = [{"name": p.name, "error": p.worst.error, "ok": p.worst.ok, "node": p.node} for p in found.passes]
-        record["kernels"] = [
-            {"name": k.name, "operators": k.operators, "error": k.worst.error, "ok": k.worst.ok} for k in found.kernels
-        ]
+        record["kernels"] = [{"name": k.name, "operators": k.operators, "error": k.worst.error, "ok": k.worst.ok} for k in found.kernels]
         record |= {"random_inputs": feeds.random, "dims": feeds.chosen}
         output.print_json(record)
     else:
@@ -93,16 +109,26 @@ def verify(
         raise typer.Exit(1)
 
 
-def _prove(path: Path, dim: list[str] | None, shape: list[str] | None, target: str | None, as_json: bool) -> None:
+def _prove(
+    path: Path,
+    dim: list[str] | None,
+    shape: list[str] | None,
+    value: list[str] | None,
+    target: str | None,
+    arch: str | None,
+    winograd: bool,
+    as_json: bool,
+) -> None:
+    from tcomp.cli.inputs import read_values
     from tcomp.driver import compile_model
     from tcomp.runtime import read_artifact
     from tcomp.schedules.schedule import parse_source
     from tcomp.schedules.trace import JSON_LIMIT, read_json
-    from tcomp.target import Target
     from tcomp.verification import SavedSchedule, prove_schedules, saved_schedules
 
     check_file(path)
-    given = [option for option, value in (("--dim", dim), ("--shape", shape), ("--target", target)) if value]
+    options = {"--dim": dim, "--shape": shape, "--value": value, "--target": target, "--arch": arch, "--no-winograd": not winograd}
+    given = [option for option, said in options.items() if said]
     is_trace = path.suffix == ".json"
     if given and (is_trace or is_artifact(path)):
         raise InputError(f"{path} has been compiled: {given[0]} comes too late", hint="give the ONNX model")
@@ -116,13 +142,18 @@ def _prove(path: Path, dim: list[str] | None, shape: list[str] | None, target: s
             saved = saved_schedules(read_artifact(path))
         else:
             check_model_file(path)
-            machine = Target.parse(target or "cpu")
-            saved = saved_schedules(compile_model(path, machine, parse_shapes(shape), parse_dims(dim), progress=tell)[0])
+            machine, values = parse_target(target, arch), read_values(value)
+            artifact, _ = compile_model(
+                path, machine, parse_shapes(shape), parse_dims(dim), values=values, progress=tell, winograd=winograd
+            )
+            saved = saved_schedules(artifact)
         proofs = prove_schedules(saved, tell)
 
     rows = list(zip(saved, proofs, strict=True))
     steps, seconds, refused = sum(p.steps for p in proofs), sum(p.seconds for p in proofs), [p for p in proofs if not p.ok]
-    verdict = f"{steps} steps of {output.count(len(rows), 'kernel')} proved" if not refused else f"{output.count(len(refused), 'kernel')} refused"
+    verdict = (
+        f"{steps} steps of {output.count(len(rows), 'kernel')} proved" if not refused else f"{output.count(len(refused), 'kernel')} refused"
+    )
     if as_json:
         kernels = [
             {"nodes": s.nodes, "steps": p.steps, "proved": p.proved, "questions": p.questions, "seconds": p.seconds}

@@ -7,6 +7,7 @@ import pytest
 from spaces import product, scaled, split_scaled
 
 from tcomp.autotune.features import COUNTS, DECISIONS, NAMES, SECONDS, decision_vector, features
+from tcomp.autotune.fingerprint import fingerprint
 from tcomp.autotune.space import realise
 from tcomp.autotune.workload import Program
 from tcomp.errors import IRError
@@ -71,3 +72,14 @@ def test_where_the_analytic_model_cannot_tell_the_rest_is_told(monkeypatch: pyte
     first = len(COUNTS) + len(SECONDS) + 1
     assert found.seconds == 1.0 and not found.vector[:first].any()
     np.testing.assert_array_equal(found.vector[first:], whole[first:])
+
+
+def test_the_fingerprint_is_of_what_features_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = fingerprint()
+    assert fingerprint.__wrapped__() == first
+    for name, value in (("SPILL", 3.0), ("TRANSLATION", 80)):  # of the analytic model
+        monkeypatch.setattr(cost, name, value)
+        assert (fingerprint.__wrapped__() == first) == (name == "SPILL")  # nothing is spilled
+    monkeypatch.undo()
+    monkeypatch.setattr("tcomp.autotune.features.STEPS", 33)
+    assert fingerprint.__wrapped__() != first

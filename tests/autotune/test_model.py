@@ -99,7 +99,7 @@ def test_a_model_is_saved_and_loaded(saved: Path) -> None:
     model.fit(LEARNT)
     features = [s.features for s in UNSEEN]
     np.testing.assert_allclose(loaded.scores(features), model.scores(features), rtol=1e-6)
-    assert loaded.facts == {"kernels": 6} and saved.stat().st_size < 250_000
+    assert loaded.facts == {"kernels": 6} and saved.stat().st_size < 1_000_000
     loaded.fit(UNSEEN[:40])  # what it was is still there, below
     assert ranked(loaded, UNSEEN[40:]) > ranked(CostModel(), UNSEEN[40:]) + 0.1
 
@@ -117,8 +117,8 @@ def _set(name: str, place: int, value: object) -> Callable[[Any], None]:
 
 DAMAGES: dict[str, Callable[[Any], None]] = {
     "another kind of file": lambda r: r.update(tcomp="tuning"),
-    "a later format": lambda r: r.update(format=2),
-    "other features": lambda r: r["features"].reverse(),
+    "a later format": lambda r: r.update(format=3),
+    "other features": lambda r: r.update(features="0" * 64),
     "no facts": lambda r: r.update(facts=[]),
     "no trees": lambda r: r.pop("trees"),
     "trees of another form": lambda r: r.update(trees=[1]),
@@ -181,9 +181,21 @@ def test_whatever_is_changed_is_refused_or_harmless(saved: Path, tmp_path: Path)
         assert np.isfinite(found).all()
 
 
+def test_a_model_of_other_features_is_passed_over_with_a_note(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.json"
+    path.write_text(saved.read_text())
+    monkeypatch.setattr(model_file, "shipped", lambda target: path)
+    target = Target.parse("cpu -march=x86_64 -mcpu=skylake-avx512")
+    assert CostModel.of(target).facts and not CostModel.of(target).note
+    monkeypatch.setattr(model_file, "fingerprint", lambda: "of a later version")
+    found = CostModel.of(target)
+    assert not found.facts and "learned from features that meant something else" in found.note
+    assert ranked(found, UNSEEN) == ranked(CostModel(), UNSEEN)
+
+
 def test_shipped_models_can_be_loaded() -> None:
-    """Features that change without the models being trained again leave these useless."""
+    """Features that change without the models being trained again leave these useless: see `fingerprint`."""
     for path in sorted((Path(model_file.__file__).parent / "models").glob("*.json")):
         found = CostModel.load(path)
         judged = found.facts["accuracy on kernels left out"]
-        assert judged["learnt"] > judged["analytic"] and path.stat().st_size < 200_000
+        assert judged["learnt"] > judged["analytic"] and path.stat().st_size < 600_000

@@ -37,8 +37,8 @@ def test_a_tolerance_nothing_meets(tcomp, models):
 def test_the_first_wrong_pass_is_named(tcomp, models, monkeypatch):
     original = driver.graph_passes
 
-    def with_a_wrong_one(*arguments):
-        passes = original(*arguments)
+    def with_a_wrong_one(*arguments, **options):
+        passes = original(*arguments, **options)
         place = [name for name, _ in passes].index("partition")
         return [*passes[:place], ("double-weights", double), *passes[place:]]
 
