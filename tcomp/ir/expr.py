@@ -560,6 +560,19 @@ def variables(*roots: Expr) -> tuple[Expr, ...]:
     return root._variables
 
 
+def with_extents(*roots: Expr) -> list[Expr]:
+    """All variables, those in the extents of variables included."""
+    found: dict[Expr, None] = {}
+    todo = list(roots)
+    while todo:
+        for v in variables(todo.pop()):
+            if v not in found:
+                found[v] = None
+                if v.attr.extent is not None:
+                    todo.append(v.attr.extent)
+    return list(found)
+
+
 def reads(*roots: Expr) -> tuple[Expr, ...]:
     """All distinct reads of tensors or buffers, in order of first use."""
     if len(roots) != 1:

@@ -191,7 +191,7 @@ class _Builder:
         used = [e for s in walk(stmt) for e in expressions(s)]
         used += [as_expr(n) for s in walk(stmt) for b in _buffers(s) for n in b.shape]
         self.parameters = dict(parameters)
-        for e in (*_with_extents(used), *_with_extents(given)):
+        for e in E.with_extents(*used, *given):
             if e not in inside and e not in self.parameters and e.dtype == INDEX:
                 self.parameters[e] = f"p{len(self.parameters)}"
         self.prefix = f"[{', '.join(self.parameters.values())}] -> "
@@ -358,19 +358,6 @@ def _touched(stmt: Stmt) -> list[tuple[str, Buffer]]:
 def _buffers(s: Stmt) -> list[Buffer]:
     written = [s.buffer] if isinstance(s, Store | Accumulate | Allocate) else []
     return [*written, *(e.attr for e in E.reads(*expressions(s)))]
-
-
-def _with_extents(roots: Sequence[Expr]) -> list[Expr]:
-    """All variables, those in the extents of variables included."""
-    found: dict[Expr, None] = {}
-    todo = list(roots)
-    while todo:
-        for v in E.variables(todo.pop()):
-            if v not in found:
-                found[v] = None
-                if v.attr.extent is not None:
-                    todo.append(v.attr.extent)
-    return list(found)
 
 
 def _nesting(stmt: Stmt, loops: tuple[For, ...] = ()) -> Iterator[tuple[For, ...]]:

@@ -9,6 +9,8 @@ A kernel is cut into groups: a nest that stores a result, with the reductions th
                   of a row                   (softmax, normalisation, row sums, dot products)
 
 Reductions read by several groups are stored whole and scheduled as a group of their own.
+
+Stages that read windows of each other come before all that: see `stencils`.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import For, Kernel
 from tcomp.ir.simplify import linear, simplify
+from tcomp.schedules import stencils
 from tcomp.schedules.groups import Group, attachments, schedule_each
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.polyhedral import polyhedral_or_not
@@ -65,6 +68,7 @@ def schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Sche
     if imperative(s.kernel):
         s = polyhedral_or_not(s, target, target.cores)
     else:
+        schedule_each(s, stencils.chains(s.kernel), lambda chain: stencils.schedule(s, chain, target, knobs), "is computed stage by stage")
         schedule_each(s, _groups(s, target), lambda group: _schedule_group(s, group, target, knobs), "is left as lowered")
     s.clean()
     return s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from tcomp.errors import ScheduleError
 from tcomp.ir.loops import Kernel
@@ -20,6 +21,16 @@ class Group:
     shape: str
 
 
+class HasResult(Protocol):
+    """Anything that is scheduled as a whole, named by a buffer that it computes."""
+
+    @property
+    def result(self) -> str: ...
+
+
+G = TypeVar("G", bound=HasResult)
+
+
 def attachments(kernel: Kernel) -> list[tuple[str, tuple[str, ...]]]:
     """Results in order, each with the temporaries that only it reads, directly or through each other."""
     order = list(dict.fromkeys(n.writes.name for n in nests(kernel)))
@@ -32,7 +43,7 @@ def attachments(kernel: Kernel) -> list[tuple[str, tuple[str, ...]]]:
     return [(name, tuple(n for n in order if homes[n] == name and n != name)) for name in order if homes[name] == name]
 
 
-def schedule_each(s: Schedule, groups: Sequence[Group], apply: Callable[[Group], None], otherwise: str) -> None:
+def schedule_each(s: Schedule, groups: Sequence[G], apply: Callable[[G], None], otherwise: str) -> None:
     """Apply a schedule to each group. Where a step is refused (its independence cannot be proved, say), the group stays as it was
     before, and a note in the kernel says so: "`result` `otherwise`: the reason"."""
     for group in groups:

@@ -7,7 +7,7 @@ identity, one that accumulates. Logical indices become physical ones here, throu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -37,11 +37,13 @@ from tcomp.ir.loops import (
 )
 from tcomp.ir.simplify import prove, simplify
 from tcomp.ir.te import Tensor
+from tcomp.schedules.roles import unclamped
 
 DEAR = {"exp", "log", "tanh", "erf", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "pow", "sqrt"}
 
-
 ROW_BYTES = 1 << 14
+RECOMPUTED = 16  # operations that may be repeated for each element, rather than keep a tensor that is read at several places of a window
+WINDOW = 32  # elements between the places of a window, at most
 
 
 def lower(
@@ -139,16 +141,10 @@ def free_variables(body: Stmt, parameters: Iterable[Buffer]) -> tuple[Expr, ...]
     for s in walk(body):
         roots += _expressions_and_shapes(s)
     found: dict[str, Expr] = {}
-    for v in E.variables(*roots):
-        for leaf in _with_extents(v):
-            if leaf.attr.name not in bound:
-                found[leaf.attr.name] = leaf
+    for v in E.with_extents(*roots):
+        if v.attr.name not in bound:
+            found[v.attr.name] = v
     return tuple(found[n] for n in sorted(found))
-
-
-def _with_extents(v: Expr) -> list[Expr]:
-    extent = v.attr.extent
-    return [v] if extent is None else [v, *(w for u in E.variables(extent) for w in _with_extents(u))]
 
 
 def _expressions_and_shapes(s: Stmt) -> list[Expr]:
@@ -188,6 +184,7 @@ def normalize(outputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     replaced: dict[Tensor, Tensor] = {}  # tensor -> the stage that holds it
     inlined: dict[Tensor, tuple[tuple[Expr, ...], Expr]] = {}  # tensor -> axes, body over stages
     wanted = set(outputs)
+    uses = _uses(order)
     for t in order:
         if t.extern is not None:
             stage = _rebuilt_extern(t, replaced, stages)
@@ -197,7 +194,7 @@ def normalize(outputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
             body = _over_stages(t.body, replaced, inlined)
             if body.op != "reduce":
                 body = _hoist(t, body, stages)
-                if t not in wanted and _inline(t, body, readers.get(t, [])):
+                if t not in wanted and _inline(t, body, readers.get(t, []), uses[t]):
                     inlined[t] = (t.axes, body)
                     continue
             stage = t if body is t.body else Tensor(t.name, t.shape, t.dtype, t.axes, body)
@@ -217,9 +214,54 @@ def _rebuilt_extern(t: Tensor, replaced: Mapping[Tensor, Tensor], stages: list[T
     return Tensor(t.name, t.shape, t.dtype, extern=program, index=t.index)
 
 
-def _inline(t: Tensor, body: Expr, readers: Sequence[Tensor]) -> bool:
-    """Whether each reader should compute the element itself."""
-    if any(r.extern is not None for r in readers):
+def _uses(order: Sequence[Tensor]) -> dict[Tensor, int]:
+    """At how many places of each tensor an element of a stage is computed from, where readers that are cheap are no stages themselves."""
+    uses = dict.fromkeys(order, 1)
+    for r in reversed(order):
+        if r.body is not None:
+            again = uses[r] if r.body.op != "reduce" and _operations(r.body) * (uses[r] - 1) <= RECOMPUTED else 1
+            axes, places = _axes(r), _together(r.body)
+            for t in r.inputs:
+                uses[t] = max(uses[t], again * _window([e.args for e in places if e.attr is t], axes))
+    return uses
+
+
+def _window(places: Sequence[Sequence[Expr]], axes: Collection[Expr]) -> int:
+    """How many places there are that follow the axes close to each other; 1 where they are not known to do so."""
+    for indices in zip(*places, strict=True) if len(places) > 1 else ():
+        found = [unclamped(simplify(i), axes) for i in indices]
+        offsets = [0 if place is None else place.pop(None, 0) for place in found]
+        if found[0] is None or any(place != found[0] for place in found) or max(offsets) - min(offsets) > WINDOW:
+            return 1
+    return len(places)
+
+
+def _together(body: Expr) -> set[Expr]:
+    """The reads that one element needs, at most: of the cases of a selection the one with most of them."""
+    needs: dict[Expr, set[Expr]] = {}
+    for e in E.walk(body):
+        if e.op == "select":
+            needs[e] = needs[e.args[0]] | max(needs[e.args[1]], needs[e.args[2]], key=len)
+        else:
+            needs[e] = set().union(*(needs[a] for a in e.args)) | ({e} if e.op == "read" else set())
+    return needs[body]
+
+
+def _operations(body: Expr) -> int:
+    """Operations on values; those on indices, and what selects by place, are left out."""
+    seen: set[Expr] = set()
+    todo = [body]
+    while todo:
+        e = todo.pop()
+        if e not in seen and e.op not in ("var", "const", "read") and (e.dtype != "bool" or E.reads(e)):
+            seen.add(e)
+            todo += e.args
+    return sum(e.op != "select" for e in seen)
+
+
+def _inline(t: Tensor, body: Expr, readers: Sequence[Tensor], uses: int) -> bool:
+    """Whether each reader should compute the element itself, at so many places for one of its own."""
+    if any(r.extern is not None for r in readers) or _operations(body) * (uses - 1) > RECOMPUTED:
         return False
     dear = sum(4 if e.op in DEAR else 1 for e in E.walk(body) if e.op not in ("var", "const", "read") and is_float(e.dtype))
     if dear <= 3:
@@ -232,16 +274,19 @@ def _inline(t: Tensor, body: Expr, readers: Sequence[Tensor]) -> bool:
 def _repeats(t: Tensor, reader: Tensor) -> bool:
     """Whether the reader uses an element of `t` more than a few times (an axis of its iteration space is not in the index)."""
     assert reader.body is not None
-    axes = set(reader.axes)
-    for e in E.walk(reader.body):
-        if e.op == "reduce":
-            axes |= set(e.attr[1])
+    axes = _axes(reader)
     for r in E.reads(reader.body):
         if r.attr is t:
             missing = axes - set(E.variables(*r.args))
             if any(E.bounds(v)[1] != 0 for v in missing):
                 return True
     return False
+
+
+def _axes(t: Tensor) -> set[Expr]:
+    """The variables of a tensor's iteration space, those of its folds included."""
+    assert t.body is not None
+    return {*t.axes, *(v for e in E.walk(t.body) if e.op == "reduce" for v in e.attr[1])}
 
 
 def _over_stages(body: Expr, replaced: Mapping[Tensor, Tensor], inlined: Mapping[Tensor, tuple[tuple[Expr, ...], Expr]]) -> Expr:

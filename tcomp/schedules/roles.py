@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from tcomp.ir import expr as E
@@ -65,6 +66,26 @@ def coefficient(index: Expr, v: Expr) -> int | None:
         if monomial == (v,):
             found = c
         elif v in E.variables(*monomial):
+            return None
+    return found
+
+
+def unclamped(index: Expr, variables: Collection[Expr]) -> dict[Expr | None, int] | None:
+    """The coefficients of variables in an index, and with None the constant: of `y * 2 + k - 1`, or of such a one clamped to bounds in
+    which no variable occurs. None for other indices."""
+    found: dict[Expr | None, int] = {}
+    for monomial, c in linear(index).items():
+        atom = monomial[0] if len(monomial) == 1 else None
+        if atom is not None and atom.op in ("min", "max"):
+            moving = [a for a in atom.args if not set(E.variables(a)).isdisjoint(variables)]
+            inside = unclamped(moving[0], variables) if len(moving) == 1 else None
+            if inside is None:
+                return None
+            for v, k in inside.items():
+                found[v] = found.get(v, 0) + c * k
+        elif not monomial or atom in variables:
+            found[atom] = found.get(atom, 0) + c
+        else:
             return None
     return found
 
