@@ -42,6 +42,7 @@ from tcomp.passes.fold import fold_constants
 from tcomp.passes.layout import choose_layouts
 from tcomp.passes.memory import plan_memory
 from tcomp.passes.partition import partition
+from tcomp.passes.quantized import use_bytes
 from tcomp.passes.rewrite import Notes
 from tcomp.passes.runner import run_passes
 from tcomp.passes.simplify import simplify
@@ -196,6 +197,7 @@ def graph_passes(
         return operand_layouts(body, constants, target, Knobs(decide(body, constants).decisions) if decide else None)
 
     return [
+        ("use-bytes", lambda g: use_bytes(g, notes)),
         ("fold", lambda g: fold_constants(g, notes)),
         ("canonicalize", lambda g: canonicalize(g, notes)),
         ("simplify", lambda g: simplify(g, notes)),

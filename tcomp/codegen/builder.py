@@ -17,7 +17,7 @@ import numpy as np
 
 from tcomp.errors import CodegenError
 from tcomp.ir import expr as E
-from tcomp.ir.dtypes import BITS, SIGNED, is_float, itemsize, to_numpy
+from tcomp.ir.dtypes import BITS, SIGNED, integer_range, is_float, itemsize, to_numpy
 from tcomp.ir.expr import Expr
 from tcomp.target import Target
 
@@ -364,6 +364,8 @@ class Builder:
             return Value(self.op(f"{test} {old} {x}, zeroinitializer"), dtype, lanes)
         if is_float(source) and is_float(dtype):
             return self.convert_float(a, dtype)
+        if lanes > 1 and source in ("float32", "float64") and (BITS[dtype] in (8, 16) or dtype == "int32"):
+            return self.truncated(a, dtype)
         if is_float(source):
             name = "fptosi.sat" if dtype in SIGNED else "fptoui.sat"
             return Value(self.call(name, new, (old, x), suffix=(new, old)), dtype, lanes)
@@ -375,6 +377,28 @@ class Builder:
             return Value(x, dtype, lanes)
         op = "trunc" if before > after else "sext" if signed else "zext"
         return Value(self.op(f"{op} {old} {x} to {new}"), dtype, lanes)
+
+    def truncated(self, a: Value, dtype: str) -> Value:
+        """Floats as integers of at most 32 bits, as the intrinsics for that convert them (saturating, NaN to 0), of which LLVM makes scalar
+        code. The largest int32 is no float32: what is too large for it is replaced afterwards."""
+        lanes, kind, flags = a.lanes, self.module.type(a.dtype, a.lanes), self.module.type("bool", a.lanes)
+        low, high = integer_range(dtype)
+        least, most = (self.spread(Value(literal(float(n), a.dtype, False), a.dtype), lanes) for n in (low, high + (BITS[dtype] == 32)))
+
+        def either(test: str, type_: str, first: str, second: str) -> str:
+            return self.op(f"select {flags} {test}, {type_} {first}, {type_} {second}")
+
+        x = a.ref
+        if low:  # else the next step replaces NaN
+            x = either(self.op(f"fcmp ord {kind} {x}, {x}"), kind, x, "zeroinitializer")
+        x = either(self.op(f"fcmp ogt {kind} {x}, {least}"), kind, x, least)
+        inside = self.op(f"fcmp olt {kind} {x}, {most}")
+        wide = self.module.type("int32", lanes)
+        if BITS[dtype] == 32:
+            x = either(inside, kind, x, "zeroinitializer")
+            return Value(either(inside, wide, self.op(f"fptosi {kind} {x} to {wide}"), f"splat (i32 {high})"), dtype, lanes)
+        whole = self.op(f"fptosi {kind} {either(inside, kind, x, most)} to {wide}")
+        return Value(self.op(f"trunc {wide} {whole} to {self.module.type(dtype, lanes)}"), dtype, lanes)
 
     def convert_float(self, a: Value, dtype: str) -> Value:
         lanes, ref = a.lanes, a.ref

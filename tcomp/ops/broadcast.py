@@ -10,6 +10,7 @@ from tcomp.ir.expr import Dim, Expr, ExprLike, as_expr, cast
 from tcomp.ir.simplify import difference
 
 HALF = ("float16", "bfloat16")
+BYTES = ("int8", "uint8")
 AGREE = "where symbolic sizes must agree: fix them (--dim n=4), bound them (--dim n=1..512), or give a shape in multiples (--shape x=n,h*32)"
 
 
@@ -56,6 +57,16 @@ def read(tensor: te.Tensor, indices: Sequence[ExprLike]) -> Expr:
 def widened(value: Expr) -> Expr:
     """16-bit floats as float32, in which they are computed; all else as it is."""
     return cast(value, "float32") if value.dtype in HALF else value
+
+
+def factor(value: Expr) -> Expr:
+    """An operand of a contraction, in the type of the sums: as `widened`, and 8-bit integers as int32."""
+    return cast(value, "int32") if value.dtype in BYTES else widened(value)
+
+
+def product_dtype(dtype: str) -> str:
+    """The type of a contraction of operands of this type: sums of 8-bit integers stay int32, those of 16-bit floats are rounded."""
+    return "int32" if dtype in BYTES else dtype
 
 
 def elementwise(name: str, function: Callable[..., Expr], *tensors: te.Tensor) -> te.Tensor:

@@ -8,7 +8,7 @@ from tcomp.errors import IRError
 from tcomp.ir import te
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.graph import Operator
-from tcomp.ops.broadcast import broadcast_shape, require_same, same_dim, widened
+from tcomp.ops.broadcast import broadcast_shape, factor, product_dtype, require_same, same_dim, widened
 from tcomp.ops.reduction import rounded
 
 
@@ -17,7 +17,7 @@ def matmul(a: te.Tensor, b: te.Tensor, transpose_a: bool = False, transpose_b: b
 
     [..., m, k] x [..., k, n] -> [..., m, n]; a vector is a row on the left ([k]) and a column on the right, and its axis is
     missing in the result. `transpose_a` ([..., k, m]) and `transpose_b` ([..., n, k]) need matrices. 16-bit floats are
-    accumulated in float32.
+    accumulated in float32; 8-bit integers, which may differ in sign, in int32, which is the type of the result.
     """
     if a.ndim == 0 or b.ndim == 0:
         raise IRError("a matrix product of a scalar", hint="use a product by elements")
@@ -37,10 +37,10 @@ def matmul(a: te.Tensor, b: te.Tensor, transpose_a: bool = False, transpose_b: b
         i = [] if row else [rest.pop(0)]
         at_a = [k, *i] if transpose_a else [*i, k]
         at_b = [*rest, k] if transpose_b else [k, *rest]
-        left, right = widened(a[(*_batch(a, outer), *at_a)]), widened(b[(*_batch(b, outer), *at_b)])
+        left, right = factor(a[(*_batch(a, outer), *at_a)]), factor(b[(*_batch(b, outer), *at_b)])
         return te.sum(left * right, k)
 
-    return rounded(te.compute((*batch, *rows, *columns), element, "matmul"), a.dtype)
+    return rounded(te.compute((*batch, *rows, *columns), element, "matmul"), product_dtype(a.dtype))
 
 
 def _batch(x: te.Tensor, outer: Sequence[Expr]) -> list[Expr | int]:

@@ -12,7 +12,7 @@ from tcomp.errors import IRError
 from tcomp.ir import te
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, cast, const, maximum, minimum, select
 from tcomp.ir.graph import Operator
-from tcomp.ops.broadcast import require_same, widened
+from tcomp.ops.broadcast import factor, product_dtype, require_same, widened
 
 
 def window_count(extent: Dim, kernel: int, stride: int, dilation: int) -> Dim:
@@ -39,7 +39,7 @@ def conv(x: te.Tensor, w: te.Tensor, strides: Sequence[int], dilations: Sequence
     """Cross-correlation: y[n, o, p...] = sum over c, k of x[n, g*C/G + c, p*stride + k*dilation] * w[o, c, k...].
 
     Any number of spatial axes; `group` divides channels in `group` independent convolutions (depthwise where it equals them).
-    Integers wrap around in their own type.
+    Integers wrap around in their own type, except that 8-bit ones, which may differ in sign, give int32.
     """
     _check(x, w, group, strides, dilations)
     out_channels, in_channels, *kernel = sizes(w.shape, "weights of a convolution")
@@ -56,8 +56,8 @@ def conv(x: te.Tensor, w: te.Tensor, strides: Sequence[int], dilations: Sequence
         source = inner if group == 1 else o // (out_channels // group) * in_channels + inner
         taps = [k if extent != 1 else const(0) for k, extent in zip(offsets, kernel, strict=True)]
         at = [i * s + k * r for i, s, k, r in zip(p, strides, taps, dilations, strict=True)]
-        product = widened(x[(n, source, *at)]) * widened(w[(o, inner, *taps)])
-        return cast(te.sum(product, folded), x.dtype)
+        product = factor(x[(n, source, *at)]) * factor(w[(o, inner, *taps)])
+        return cast(te.sum(product, folded), product_dtype(x.dtype))
 
     return te.compute((x.shape[0], out_channels, *spatial), lambda *i: element(*i), "conv")  # type: ignore[no-any-return]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from tcomp.errors import IRError
 from tcomp.ir import te
-from tcomp.ir.dtypes import integer_range, is_float
-from tcomp.ir.expr import Expr, as_expr, cast, const, maximum, minimum
+from tcomp.ir.dtypes import is_float
+from tcomp.ir.expr import Expr, as_expr, cast, maximum, minimum
 from tcomp.ir.graph import Operator
-from tcomp.ops.broadcast import broadcast_shape, require_same, widened
+from tcomp.ops.broadcast import BYTES, broadcast_shape, require_same, widened
 from tcomp.ops.broadcast import read as broadcast_read
 
 
@@ -30,10 +30,8 @@ def _parameter(p: te.Tensor, i: tuple[Expr, ...], x: te.Tensor, axis: int, block
 
 
 def _saturated(value: Expr, zero: Expr | None, dtype: str) -> Expr:
-    """A rounded float plus zero point, clamped to an integer type. Clamps as float first, so the sum cannot overflow."""
-    lo, hi = integer_range(dtype)
-    offset = const(0.0, value.dtype) if zero is None else cast(zero, value.dtype)
-    return cast(minimum(maximum(value + offset, float(lo)), float(hi)), dtype)
+    """A rounded float plus zero point, in an integer type: the conversion saturates."""
+    return cast(value if zero is None else value + cast(zero, value.dtype), dtype)
 
 
 def quantize(
@@ -89,6 +87,14 @@ def centred(x: te.Tensor, zero: te.Tensor | None, axis: int) -> te.Tensor:
     return te.compute(x.shape, element, "centred")  # type: ignore[no-any-return]
 
 
+def swap_sign(x: te.Tensor) -> te.Tensor:
+    """uint8 as int8 or the other way: what stands for the same number when its zero point is moved by 128 as well."""
+    if x.dtype not in BYTES:
+        raise IRError(f"{x} does not hold bytes")
+    other, offset = ("int8", -128) if x.dtype == "uint8" else ("uint8", 128)
+    return te.compute(x.shape, lambda *i: cast(cast(x[i], "int32") + offset, other), "swap_sign")  # type: ignore[no-any-return]
+
+
 def requantize(
     x: te.Tensor,
     a_scale: te.Tensor,
@@ -117,3 +123,4 @@ def requantize(
 QUANTIZE, DEQUANTIZE = Operator("quantize", quantize), Operator("dequantize", dequantize)
 DYNAMIC_RANGE = Operator("dynamic_range", dynamic_range)
 CENTRED, REQUANTIZE = Operator("centred", centred), Operator("requantize", requantize)
+SWAP_SIGN = Operator("swap_sign", swap_sign)

@@ -48,6 +48,7 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
     names = {v.name for v in graph.values()}
     nodes: list[Node] = []
     around = _halos(graph) if halos else {}
+    summed = _summed_last(graph)
     fixed = set(graph.outputs) | {v for n in graph.nodes if n.bodies and n.op is not KERNEL for v in (*n.inputs, *n.outputs) if v is not None}
     for node in graph.nodes:
         inputs = tuple(None if v is None else chosen.get(v, v) for v in node.inputs)
@@ -58,7 +59,7 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
         body = relaid(node.bodies[0], [v.layout for v in inputs if v is not None], None)
         known = frozenset(n for n, v in enumerate(inputs) if v in graph.constants)
         wishes = output_layouts(body, known)
-        layouts = [None if v in fixed else wish for v, wish in zip(node.outputs, wishes, strict=True)]
+        layouts = [None if v in fixed else wish or summed.get(v) for v, wish in zip(node.outputs, wishes, strict=True)]
         layouts = [
             (w or Layout.identity(len(v.shape))).with_halo(around[v]) if v in around else w for v, w in zip(node.outputs, layouts, strict=True)
         ]
@@ -117,6 +118,28 @@ def _reaches(body: Graph) -> list[tuple[int, Widths]]:
     stages = [t.body for t in tensors([values[v] for v in body.outputs]) if t.body is not None]
     found = [reach(e) for stage in stages for e in selections(simplify(stage))]
     return [(number[r.attr], widths) for r, widths in filter(None, found) if r.attr in number]
+
+
+def _summed_last(graph: Graph) -> dict[Value, Layout]:
+    """For the bytes of activations, the axis that a product of bytes sums goes to the end: instructions add up neighbours."""
+    wanted: dict[Value, Layout] = {}
+    for node in graph.nodes:
+        if node.op is not KERNEL or not any(v is not None and v.dtype == "uint8" for v in node.inputs):
+            continue
+        inputs, values = _chained(node.bodies[0])
+        sources = dict(zip(inputs, (v for v in node.inputs if v is not None), strict=True))
+        for t in tensors([values[v] for v in node.bodies[0].outputs]):
+            for e in E.walk(t.body) if t.body is not None else ():
+                if e.op != "reduce" or sorted(r.dtype for r in E.reads(e.args[0])) != ["int8", "uint8"]:
+                    continue
+                weights, read = sorted(E.reads(e.args[0]), key=lambda r: r.dtype)
+                axes = [d for d, i in enumerate(read.args) if i in e.attr[1] and i in weights.args]
+                while read.attr not in sources and read.attr.body is not None and len(inner := E.reads(read.attr.body)) == 1:
+                    (read,) = inner  # through zeros around it
+                source = sources.get(read.attr)
+                if source is not None and len(axes) == 1 and len(source.shape) > 2 and axes[0] != len(source.shape) - 1:
+                    wanted[source] = Layout.permuted((*(d for d in range(len(source.shape)) if d != axes[0]), axes[0]))
+    return wanted
 
 
 def _fresh(name: str, taken: set[str]) -> str:

@@ -16,12 +16,13 @@ from functools import cached_property
 import numpy as np
 
 from tcomp.ir import expr as E
-from tcomp.ir.dtypes import is_float
+from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Expr
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, GraphBuilder, Node, Value, infer
 from tcomp.ir.halo import reach
 from tcomp.ir.simplify import linear, simplify
 from tcomp.ir.te import Tensor, tensors
+from tcomp.ops.broadcast import BYTES
 
 MOST_NODES = 40  # operators in one kernel, so that compile time stays bounded
 MOST_TAPS = 8  # elements of one operand that an operator reads for one element, unless it reduces
@@ -158,6 +159,7 @@ class _Grouping:
             made = dict.fromkeys(v for v in node.inputs if v in self.producers)
             for value in sorted(made, key=lambda v: -self.place[self.producers[v]]):
                 self.join(self.producers[value], value)
+        self.read_as_bytes()
         changed = True
         while changed:  # readers may have come together since: x * sigmoid(x) reads x twice, in one kernel
             changed = False
@@ -172,6 +174,22 @@ class _Grouping:
                         why = self.why_not(node, value)
                         note(f"%{value.name}: {node.op.name} -> {reader.op.name} ({reader.name}) not fused: {why}")
         return self.groups
+
+    def read_as_bytes(self) -> None:
+        """Bytes go through memory as bytes: what widens them at the end of a kernel moves to the kernel that reads it."""
+        for node in reversed(self.graph.nodes):
+            group, value = self.groups[node], node.outputs[0] if node.outputs else None
+            if value not in self.consumers or value in self.graph.outputs or len(group.nodes) == 1 or group.nodes[-1] is not node:
+                continue
+            source = next((v for v in node.inputs if v is not None and v.dtype in BYTES and v.shape == value.shape), None)
+            if source is None or itemsize(value.dtype) == 1:
+                continue
+            readers, (reader, *others) = self.consumers[value], {self.groups[r]: None for r in self.consumers[value]}
+            if others or reader.closed or not all(_aligned(self.facts[r], v) for r, v in ((node, source), *((r, value) for r in readers))):
+                continue
+            group.nodes.remove(node)
+            reader.nodes = sorted([node, *reader.nodes], key=self.place.__getitem__)
+            self.groups[node] = reader
 
     def join(self, producer: Node, value: Value) -> bool:
         """Merge the group of a value's producer into that of its readers, if that can be."""

@@ -26,6 +26,7 @@ from tcomp.ir.layout import Layout
 from tcomp.ir.loops import For, Kernel
 from tcomp.ir.simplify import linear, simplify
 from tcomp.schedules import stencils
+from tcomp.schedules.byte_products import add_up_groups, group_loop, grouped, multiplies_bytes, split_groups
 from tcomp.schedules.groups import Group, attachments, schedule_each
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.polyhedral import polyhedral_or_not
@@ -67,10 +68,15 @@ def schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Sche
     s = _prepared(kernel)
     if imperative(s.kernel):
         s = polyhedral_or_not(s, target, target.cores)
-    else:
-        schedule_each(s, stencils.chains(s.kernel), lambda chain: stencils.schedule(s, chain, target, knobs), "is computed stage by stage")
-        schedule_each(s, _groups(s, target), lambda group: _schedule_group(s, group, target, knobs), "is left as lowered")
+        s.clean()
+        return s
+    schedule_each(s, stencils.chains(s.kernel), lambda chain: stencils.schedule(s, chain, target, knobs), "is computed stage by stage")
+    if multiplies_bytes(target):
+        split_groups(s)
+    schedule_each(s, _groups(s, target), lambda group: _schedule_group(s, group, target, knobs), "is left as lowered")
     s.clean()
+    if multiplies_bytes(target):
+        add_up_groups(s, target)
     return s
 
 
@@ -272,7 +278,9 @@ def _cut(s: Schedule, nest: Nest) -> list[str]:
 def _tiled(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -> None:
     fold = fold_nest(s.kernel, acc)
     lanes = lanes_of(target, [fold.writes, *(r.attr for r in fold.reads)])
-    _pack(s, acc, lanes, target, knobs)
+    group = group_loop(fold)
+    if group is None:
+        _pack(s, acc, lanes, target, knobs)
     fold, out = fold_nest(s.kernel, acc), result_nest(s.kernel, result)
     positions = {x.var.attr.name: n for n, x in enumerate(fold.spatial)}
     row = row_axis(fold)
@@ -295,11 +303,11 @@ def _tiled(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -> 
     for name in inside:
         s.unroll(name)
     s.vectorize(lane)
-    suggested = tuple(x.var.attr.name for x in _fold_order(fold))
+    suggested = tuple(x.var.attr.name for x in _fold_order(fold) if x is not group)
     orders = tuple(permutations(suggested)) if len(suggested) <= MOST_ORDERED else (suggested,)
     folds = knobs.choice(f"{acc}.folds", orders, suggested)
-    _tile_loops(s, acc, lanes, folds)
-    if folds:  # a fold over one element has no loop left
+    _tile_loops(s, acc, lanes, folds, group is None)
+    if folds and group is None:  # a fold over one element has no loop left
         _prefetch(s, fold, folds[-1], target, knobs)
     if row_loop is not None and not divides(tile.rows, row_loop.extent):
         s.partition(row_outer, as_dim(as_expr(row_loop.extent) // tile.rows))
@@ -332,9 +340,14 @@ def _prefetch(s: Schedule, fold: Nest, loop: str, target: Target, knobs: Knobs) 
                 s.prefetch(r.attr.name, loop, distance)
 
 
-def _tile_loops(s: Schedule, acc: str, lanes: int, folds: Sequence[str]) -> None:
-    """Shape the nests that clear and update the accumulators: folds outside, the tile unrolled in vector registers."""
+def _tile_loops(s: Schedule, acc: str, lanes: int, folds: Sequence[str], update: bool) -> None:
+    """Shape the nests that clear and update the accumulators: folds outside, the tile unrolled in vector registers.
+
+    Without `update` the second one is put in order only (see `byte_products`)."""
     for is_fold in (False, True):
+        if is_fold and not update:
+            s.reorder(*folds, *stage_axes(s.kernel, acc, True), reassociate=True)
+            continue
         spatial = stage_axes(s.kernel, acc, is_fold)
         vectors, lane = s.split(spatial[-1], lanes)
         s.reorder(*(folds if is_fold else []), *spatial[:-1], vectors, lane, reassociate=is_fold)
@@ -530,7 +543,8 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: Target, k
             number = names.get(r.attr.name, -1)  # temporaries are no parameters
             if number in constants and (order := _panel_order(source, r)) is not None:
                 whole = isinstance(columns, int) and columns != source.spatial[-1].extent and columns % width  # a group is not cut
-                wishes[number] = Layout.blocked(order[0], order[1], extent_of(columns) if whole else width)
+                panels = Layout.blocked(order[0], order[1], extent_of(columns) if whole else width)
+                wishes[number] = grouped(panels, source) if multiplies_bytes(target) else panels
     return wishes
 
 

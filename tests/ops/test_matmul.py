@@ -26,9 +26,11 @@ def test_transposed_operands_are_read_in_place(apply):
     np.testing.assert_allclose(apply(MATMUL, x, y, transpose_a=True, transpose_b=True), x.T @ y.T, rtol=1e-5, atol=1e-6)
 
 
-def test_integers_wrap_and_halves_accumulate_in_float32(apply):
-    x = np.full((1, 2), 100, np.int8)
+def test_bytes_give_int32_others_wrap_and_halves_accumulate_in_float32(apply):
+    x = np.full((1, 2), 30000, np.int16)
     np.testing.assert_array_equal(apply(MATMUL, x, x.T), np.matmul(x, x.T), strict=True)
+    left, right = np.full((1, 3), 255, np.uint8), np.full((3, 1), -128, np.int8)
+    np.testing.assert_array_equal(apply(MATMUL, left, right), np.array([[-97920]], np.int32), strict=True)
     ones = np.ones((1, 4096), np.float16)
     assert apply(MATMUL, ones, ones.T)[0, 0] == 4096
 

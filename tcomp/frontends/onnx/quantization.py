@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tcomp.frontends.onnx.context import Context, Versions
 from tcomp.frontends.onnx.nn import convolution
 from tcomp.frontends.onnx.reader import dtype_name
 from tcomp.ir.dtypes import is_float
-from tcomp.ir.graph import Value
+from tcomp.ir.graph import Operator, Value
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.nn import ADD_CHANNELS
 from tcomp.ops.quantization import CENTRED, DEQUANTIZE, DYNAMIC_RANGE, QUANTIZE, REQUANTIZE
@@ -16,6 +18,13 @@ def _axis_block(ctx: Context) -> dict[str, int]:
     rank = len(ctx.value(0).shape)
     axis = ctx.attrs.get("axis", 1) if ctx.opset >= 13 else 1
     return {"axis": axis + rank if axis < 0 else axis, "block": ctx.attrs.get("block_size", 0)}
+
+
+def _kept(ctx: Context, op: Operator, inputs: list[Value | None], **attrs: Any) -> Value:
+    """A node, even where it could be computed now: passes want the integers behind small weights, not the numbers."""
+    if inputs[0] is None or len(inputs[0].shape) < 2:
+        return ctx.add(op, inputs, **attrs)  # type: ignore[no-any-return]
+    return ctx.scope.builder.add(op, inputs, attrs, ctx.name)[0]
 
 
 def quantize_linear(ctx: Context) -> Value:
@@ -33,7 +42,7 @@ def dequantize_linear(ctx: Context) -> Value:
     x, scale, zero = ctx.value(0), ctx.value(1), ctx.input(2)
     wanted = ctx.attrs.get("output_dtype", 0)
     dtype = dtype_name(wanted, ctx.where) if wanted else scale.dtype
-    return ctx.add(DEQUANTIZE, [x, scale, zero], **_axis_block(ctx), dtype=dtype)  # type: ignore[no-any-return]
+    return _kept(ctx, DEQUANTIZE, [x, scale, zero], **_axis_block(ctx), dtype=dtype)
 
 
 def dynamic_quantize_linear(ctx: Context) -> tuple[Value, ...]:
@@ -44,7 +53,7 @@ def dynamic_quantize_linear(ctx: Context) -> tuple[Value, ...]:
 
 
 def _centred(ctx: Context, x: int, zero: int, axis: int) -> Value:
-    return ctx.add(CENTRED, [ctx.value(x), ctx.input(zero)], axis=axis)  # type: ignore[no-any-return]
+    return _kept(ctx, CENTRED, [ctx.value(x), ctx.input(zero)], axis=axis)
 
 
 def conv_integer(ctx: Context) -> Value:
