@@ -43,6 +43,7 @@ from tcomp.schedules.primitives.expand import expand
 from tcomp.schedules.primitives.kinds import distribute, set_kind
 from tcomp.schedules.primitives.pipeline import pipeline
 from tcomp.schedules.primitives.prefetch import prefetch
+from tcomp.schedules.primitives.promote import promote
 from tcomp.schedules.primitives.reduction import decompose_reduction, mask, rfactor
 from tcomp.schedules.primitives.sequence import fission, fuse_loops
 from tcomp.schedules.primitives.shape import fuse, partition, reorder, split
@@ -56,7 +57,7 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     for p in (
         split, reorder, fuse, partition, set_kind, distribute, inline, compute_at, reverse_compute_at, cache_read, cache_write, precompute,
         relayout, set_scope, pipeline, rfactor, decompose_reduction, mask,
-        tensorize, affine, skew, shift, fission, fuse_loops, collapse, expand, prefetch, clean, note,
+        tensorize, affine, skew, shift, fission, fuse_loops, collapse, expand, prefetch, promote, clean, note,
     )
 }  # fmt: skip
 
@@ -352,6 +353,10 @@ class Schedule:
     @_documents(prefetch)
     def prefetch(self, buffer: Stage, loop: Loop, distance: int) -> None:
         self.apply("prefetch", buffer, loop, distance)
+
+    @_documents(promote)
+    def promote(self, loop: Loop, buffer: Stage, name: str) -> None:
+        self.apply("promote", loop, buffer, name)
 
     @_documents(skew)
     def skew(self, outer: Loop, inner: Loop, factor: int) -> None:

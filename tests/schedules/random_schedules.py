@@ -206,6 +206,15 @@ def _expand(d: Drawing) -> tuple[Any, ...]:
     return buffer.name, n, d.dice.pick(2, 3, *buffer.shape[n : n + 1])
 
 
+def _promote(d: Drawing) -> tuple[Any, ...]:
+    """A loop around an accumulation that does not choose its element, most often."""
+    loops = [s for s in walk(d.kernel.body) if isinstance(s, For)]
+    found = [(s.var, x) for s in loops for x in walk(s) if isinstance(x, Accumulate)]
+    likely = [(v, x) for v, x in found if v not in E.variables(*x.indices)]
+    v, x = d.dice.pick(*(likely or found or [(loops[0].var, None)]))
+    return v.name, x.buffer.name if x is not None else d.buffer(), "kept"
+
+
 def _skew(d: Drawing) -> tuple[Any, ...]:
     nest = d.nest()
     return *(nest[:2] if len(nest) > 1 else (nest[0], d.loop())), d.dice.pick(1, 1, 2, -1)
@@ -245,6 +254,7 @@ TOGETHER: dict[str, Callable[[Drawing], tuple[Any, ...]]] = {
     "fuse_loops": _fuse_loops,
     "fission": _fission,
     "expand": _expand,
+    "promote": _promote,
 }
 
 LIKELY = ("split", "split", "reorder", "set_kind", "set_kind")
