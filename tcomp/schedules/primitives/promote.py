@@ -13,7 +13,17 @@ from tcomp.ir.loops import SERIAL, UNROLLED, VECTORIZED, Accumulate, Allocate, F
 from tcomp.ir.polyhedral import FOLD, Relation, TooHard, limited, model
 from tcomp.ir.simplify import prove
 from tcomp.schedules.legality import conflict_of, dependences
-from tcomp.schedules.primitives.edit import find_buffer, find_loop, fresh, rebuild, refuse, refuse_conflict, renamed, replace_loop, temporary
+from tcomp.schedules.primitives.edit import (
+    find_buffer,
+    find_loop,
+    fresh,
+    rebuild,
+    refuse,
+    refuse_conflict,
+    renamed,
+    replace_loop,
+    temporary,
+)
 from tcomp.schedules.primitives.sites import path
 
 
