@@ -78,7 +78,7 @@ def default_schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None)
     """The default schedule of a kernel as lowered, for the kind of machine; `knobs` may decide otherwise."""
     from tcomp.schedules import cpu, gpu
 
-    return gpu.schedule(kernel, target) if target.kind == "cuda" else cpu.schedule(kernel, target, knobs)
+    return gpu.schedule(kernel, target, knobs) if target.kind == "cuda" else cpu.schedule(kernel, target, knobs)
 
 
 def build_loops(graph: Graph, symbol: str, target: Target, knobs: Knobs | None = None) -> Schedule:

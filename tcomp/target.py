@@ -100,7 +100,8 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """How fast a GPU is: that of the largest widespread board of an architecture. Bandwidths in GB/s, `l2` in bytes."""
+    """How fast a GPU is: that of the largest widespread board of an architecture. Bandwidths in GB/s, `l2` in bytes, `shared` memory of
+    an SM in KiB."""
 
     sms: int
     ghz: float
@@ -108,6 +109,7 @@ class Gpu:
     memory: float
     cache: float
     l2: int
+    shared: int
 
 
 _CORES = {
@@ -149,16 +151,16 @@ _CORES = {
 """Sources: Intel's and Arm's optimisation manuals, A. Fog's instruction tables, uops.info; bandwidths by STREAM as commonly reported."""
 
 _GPUS = {
-    "sm_75": Gpu(40, 1.59, 64, 320, 1200, 4 << 20),  # T4
-    "sm_80": Gpu(108, 1.41, 64, 1935, 4500, 40 << 20),  # A100
-    "sm_86": Gpu(72, 1.70, 128, 600, 2000, 6 << 20),  # A10
-    "sm_87": Gpu(16, 1.30, 128, 205, 800, 4 << 20),  # Jetson AGX Orin
-    "sm_89": Gpu(142, 2.52, 128, 864, 5000, 96 << 20),  # L40S
-    "sm_90": Gpu(132, 1.83, 128, 3350, 7000, 50 << 20),  # H100 SXM
-    "sm_100": Gpu(148, 1.85, 128, 8000, 12000, 126 << 20),  # B200
-    "sm_103": Gpu(148, 1.92, 128, 8000, 12000, 126 << 20),  # B300
-    "sm_120": Gpu(170, 2.41, 128, 1792, 8000, 96 << 20),  # RTX 5090
-    "sm_121": Gpu(48, 2.40, 128, 273, 2000, 24 << 20),  # GB10
+    "sm_75": Gpu(40, 1.59, 64, 320, 1200, 4 << 20, 64),  # T4
+    "sm_80": Gpu(108, 1.41, 64, 1935, 4500, 40 << 20, 164),  # A100
+    "sm_86": Gpu(72, 1.70, 128, 600, 2000, 6 << 20, 100),  # A10
+    "sm_87": Gpu(16, 1.30, 128, 205, 800, 4 << 20, 164),  # Jetson AGX Orin
+    "sm_89": Gpu(142, 2.52, 128, 864, 5000, 96 << 20, 100),  # L40S
+    "sm_90": Gpu(132, 1.83, 128, 3350, 7000, 50 << 20, 228),  # H100 SXM
+    "sm_100": Gpu(148, 1.85, 128, 8000, 12000, 126 << 20, 228),  # B200
+    "sm_103": Gpu(148, 1.92, 128, 8000, 12000, 126 << 20, 228),  # B300
+    "sm_120": Gpu(170, 2.41, 128, 1792, 8000, 96 << 20, 100),  # RTX 5090
+    "sm_121": Gpu(48, 2.40, 128, 273, 2000, 24 << 20, 100),  # GB10
 }
 
 _CACHES = {"l1": 32 << 10, "l2": 1 << 20, "l3": 16 << 20}
@@ -287,6 +289,11 @@ class Target:
     def core(self) -> Core:
         """How fast one core is, by the tables; `tcomp.machine` measures this machine."""
         return _CORES[self.cpu]
+
+    @property
+    def compute_capability(self) -> int:
+        """The oldest of a CUDA target's architectures: 80 for "sm_80,sm_90a". One text is compiled for all of them."""
+        return min(int(arch[3:].rstrip("a")) for arch in self.cpu.split(","))
 
     @property
     def gpu(self) -> Gpu:

@@ -27,7 +27,6 @@ Sums of products accumulate with an explicit fused multiply-add. Scalar code is 
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -102,7 +101,6 @@ class Function(Expressions):
     def __init__(self, kernel: Kernel, name: str, target: Target, helpers: set[str]) -> None:
         super().__init__(kernel, helpers)
         self.name, self.target = name, target
-        self.oldest = min(int(re.findall(r"\d+", arch)[0]) for arch in target.cpu.split(","))  # architecture
         self.declarations: list[str] = []
         self.grid: list[Dim] = [1, 1, 1]
         self.block = [1, 1, 1]

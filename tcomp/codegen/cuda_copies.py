@@ -39,7 +39,7 @@ class Piece:
 
 def copies(f: Function, body: Stmt) -> Iterator[Stmt]:
     """Of some phases those that only start copies."""
-    if f.oldest >= OLDEST:
+    if f.target.compute_capability >= OLDEST:
         yield from (s for s in phases(body) if _only_copies(f, s))
 
 

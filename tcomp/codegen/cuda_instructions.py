@@ -48,7 +48,7 @@ class Warps:
         f = self.function
         instruction, op = s.instruction, s.instruction.emission
         needed = [int(x[3:]) for x in instruction.features if re.fullmatch(r"sm_\d+", x)]
-        if not isinstance(op, WarpOp) or not needed or f.oldest < min(needed):
+        if not isinstance(op, WarpOp) or not needed or f.target.compute_capability < min(needed):
             why = f"it needs {' or '.join(instruction.features)}"
             raise f.fail(f"the target `{f.target}` has no instruction `{instruction.name}`", why)
         for operand, (buffer, _) in match(instruction, s.body).accesses.items():

@@ -7,7 +7,7 @@ launch.
     tile          one reduction, read at    one thread per tile of accumulators in registers, over the whole fold; neighbouring
                   the element stored        threads take neighbouring columns (matmul, convolution, pooling, column sums)
     blocks        the same, of a large      one block per tile of the result: operands are staged in shared memory, a slice of the fold
-                  plain product             at a time (matmul)
+                  plain product             at a time, copied some slices ahead (matmul)
     lines         reductions over the       one thread per row, which it keeps to itself
                   rest of a short row
     rows          reductions over the rest  one block per row: each thread folds a strided part, then the block folds the partial
@@ -28,6 +28,7 @@ from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Accumulate, For, Kernel, walk
 from tcomp.schedules.groups import Group, attachments, schedule_each
+from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import edit
 from tcomp.schedules.roles import (
     Nest,
@@ -56,17 +57,23 @@ SHARED_ROWS = 32 << 10  # bytes of a row's intermediate values that are kept in 
 LONG = 1 << 15  # from this length on a fold with few results is divided first
 SLICE = 32  # the least that a part of a divided fold accumulates
 BLOCKS = 96  # of a staged product at least: fewer leave much of the machine idle
+STAGES = 4  # slices of a staged product in shared memory at most
+SHARED_BLOCK = 48 << 10  # bytes of shared memory that a block may have without asking for more
+REGISTERS = 1 << 16  # of an SM
+OTHER_REGISTERS = 48  # of a thread of a staged product, beside its accumulators: addresses, and elements at hand
+BACKGROUND = 80  # the first architecture whose copies into shared memory pass no register
 
 
-def schedule(kernel: Kernel, target: Target) -> Schedule:
+def schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Schedule:
     """The default schedule of a kernel as lowered. Programs written by hand (externs) run as they are written, on one thread.
 
     So does a group for which a step is refused (its independence cannot be proved, say); a note in the kernel says so.
     """
     s = Schedule(kernel)
     s.collapse()
+    decided = Knobs() if knobs is None else knobs
     if not imperative(s.kernel):
-        schedule_each(s, _groups(s), lambda group: _schedule_group(s, group, target), "runs on one thread")
+        schedule_each(s, _groups(s), lambda group: _schedule_group(s, group, target, decided), "runs on one thread")
     s.clean()
     return s
 
@@ -174,13 +181,13 @@ def _fits(s: Schedule, inside: Sequence[str], rows: Sequence[Expr], most: int = 
 # ---------------------------------------------------------------- the shapes
 
 
-def _schedule_group(s: Schedule, group: Group, target: Target) -> None:
+def _schedule_group(s: Schedule, group: Group, target: Target, knobs: Knobs) -> None:
     if group.shape == "elementwise":
         _elementwise(s, group.result)
     elif group.shape == "tile":
         _tile(s, group.result, group.inside[0])
     elif group.shape == "blocks":
-        _blocks(s, group.result, group.inside[0])
+        _blocks(s, group.result, group.inside[0], target, knobs)
     elif group.shape == "lines":
         _lines(s, group)
     else:
@@ -374,8 +381,11 @@ def _block_tile(fold: Nest, row: For) -> tuple[int, int, int] | None:
     return r, c, 16 if k % 16 == 0 and r * c <= 32 else 8
 
 
-def _blocks(s: Schedule, result: str, acc: str) -> None:
-    """One block of 16 x 16 threads a tile; each thread keeps its accumulators in registers over the whole fold."""
+def _blocks(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -> None:
+    """One block of 16 x 16 threads a tile; each thread keeps its accumulators in registers over the whole fold.
+
+    The slices of the operands are copied into shared memory by `stages - 1` steps ahead (not at all where it is 1).
+    """
     fold, out = fold_nest(s.kernel, acc), result_nest(s.kernel, result)
     row, k = row_axis(fold), fold.folds[0]
     assert row is not None
@@ -415,8 +425,26 @@ def _blocks(s: Schedule, result: str, acc: str) -> None:
     for d, width in ((number, rows), (len(spatial) - 1, columns)):  # [column thread, row thread, ..., row and column of the thread]
         rank = len(edit.find_buffer(s.kernel, acc).shape)
         s.relayout(acc, Layout.blocked([d, *(o for o in range(rank) if o != d)], d, width))
-    for operand in operands:
-        _stage(s, operand, step, f"{operand}.shared")
+    copies = [f"{operand}.shared" for operand in operands]
+    for operand, copy in zip(operands, copies, strict=True):
+        _stage(s, operand, step, copy)
+    size = sum(prod(extent_of(n) for n in b.shape) * itemsize(b.dtype) for b in (edit.find_buffer(s.kernel, copy) for copy in copies))
+    steps = extent_of(edit.find_loop(s.kernel, step).extent)
+    options = tuple(n for n in range(1, STAGES + 1) if n == 1 or (n <= steps and n * size <= SHARED_BLOCK))
+    stages = knobs.choice(f"{acc}.stages", options, _stages(options, size, rows * columns, target))
+    if stages > 1:
+        s.pipeline(step, stages, *copies)
+
+
+def _stages(options: Sequence[int], size: int, accumulators: int, target: Target) -> int:
+    """As many slices in shared memory, of `size` bytes each, as leave room for all blocks that the registers of an SM have room for.
+
+    GPUs without copies in the background take one: a thread would keep what it copies in registers meanwhile.
+    """
+    if target.compute_capability < BACKGROUND:
+        return 1
+    blocks = REGISTERS // (THREADS * (accumulators + OTHER_REGISTERS))
+    return max(n for n in options if n == 1 or n * size * blocks <= target.gpu.shared << 10)
 
 
 def _bind(s: Schedule, y: str, x: str) -> None:

@@ -1,0 +1,197 @@
+"""Barriers and waits of GPU programs: where they stand, and that no program, followed thread by thread, races with them."""
+
+from __future__ import annotations
+
+import pytest
+from block_races import Block
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tcomp.codegen.cuda import emit_kernel
+from tcomp.codegen.cuda_barriers import FOLLOWED, Placement, phases, place
+from tcomp.ir import te
+from tcomp.ir.expr import Expr, as_expr
+from tcomp.ir.loops import Accumulate, Allocate, Buffer, If, Kernel, Stmt, block, loop, store
+from tcomp.target import Target
+
+SUM = te.sum(te.placeholder((4,), "float32")[0], te.reduce_axis(4)).attr[0]
+THREADS = 4
+X, OUT = Buffer("x", "float32", (64, THREADS)), Buffer("out", "float32", (THREADS,))
+SIZE = te.var("n", 0, 100)
+
+
+def copy(name: str, ring: Buffer, slot: Expr | int, row: Expr | int) -> Stmt:
+    return loop(name, THREADS, lambda t: store(ring, (slot, t), X[as_expr(row) % 64, t]), "thread.x")
+
+
+def use(name: str, ring: Buffer, slot: Expr | int) -> Stmt:
+    """Each thread reads what its neighbour has copied."""
+    return loop(name, THREADS, lambda t: Accumulate(OUT, (t,), ring[slot, (t + 1) % THREADS], SUM), "thread.x")
+
+
+def placed(body: Stmt) -> tuple[Placement, set[Stmt]]:
+    copies = {s for s in phases(body) if isinstance(getattr(s, "body", None), type(store(OUT, (0,), 0.0))) and "copy" in s.var.name}  # type: ignore[attr-defined]
+    return place(body, copies), copies
+
+
+def races(body: Stmt, sizes: range = range(1)) -> list[str]:
+    placement, copies = placed(body)
+    found = []
+    for n in sizes:
+        blk = Block(placement, copies, {SIZE: n})
+        blk.run(body)
+        found += blk.races
+    return found
+
+
+# ---------------------------------------------------------------- rings
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4, 5])
+@pytest.mark.parametrize("steps", [SIZE, 40])
+def test_a_ring_takes_one_barrier_and_waits_for_all_but_what_runs_ahead(stages: int, steps: Expr | int) -> None:
+    """What `pipeline` makes: `stages - 1` groups before the loop, then one an iteration; the barrier stands before the copy."""
+    ring = Buffer("ring", "float32", (stages, THREADS), "shared")
+    ahead = stages - 1
+    prologue = loop("p", ahead, lambda p: copy("pcopy", ring, p, p))
+    steady = loop("k", steps, lambda k: block(copy("copy", ring, (k + ahead) % stages, k + ahead), use("use", ring, k % stages)))
+    body = block(prologue, steady)
+    placement, copies = placed(body)
+    assert list(placement.before.values()) == [stages - 2] and set(placement.before) < copies and placement.groups == copies
+    assert not races(body, range(3 * stages))
+
+
+def test_copies_that_stand_together_are_one_group() -> None:
+    a, b = (Buffer(name, "float32", (2, THREADS), "shared") for name in "ab")
+    body = loop("k", SIZE, lambda k: block(copy("copy_a", a, 0, k), copy("copy_b", b, 0, k), use("use_a", a, 0), use("use_b", b, 0)))
+    placement, _ = placed(body)
+    assert [s.var.name for s in placement.groups] == ["copy_b"]  # type: ignore[attr-defined]
+    assert sorted(placement.before.values(), key=str) == [0, None]  # before the use, and before the copy: others may still read
+    assert not races(body, range(4))
+
+
+def test_a_copy_of_what_was_copied_ends_the_group() -> None:
+    """The second copy overwrites the first."""
+    a = Buffer("a", "float32", (2, THREADS), "shared")
+    body = block(copy("copy_1", a, 0, 1), copy("copy_2", a, 0, 2), use("use", a, 0))
+    placement, copies = placed(body)
+    assert placement.groups == copies and list(placement.before.values()) == [0, 0]
+    assert not races(body)
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_rings_of_different_length(stages: int) -> None:
+    a, b = Buffer("a", "float32", (stages, THREADS), "shared"), Buffer("b", "float32", (stages + 1, THREADS), "shared")
+
+    def step(k: Expr) -> Stmt:
+        copies = copy("copy_a", a, (k + stages - 1) % stages, k), copy("copy_b", b, (k + stages) % (stages + 1), k)
+        return block(*copies, use("use_a", a, k % stages), use("use_b", b, k % (stages + 1)))
+
+    body = loop("k", SIZE, step)
+    assert not races(body, range(20))
+
+
+def test_groups_beyond_those_that_are_told_apart() -> None:
+    """More groups are under way than are followed one by one: an old one is waited for as if it were the newest of them."""
+    ring = Buffer("ring", "float32", (1, THREADS), "shared")
+    others = [Buffer(f"r{n}", "float32", (1, THREADS), "shared") for n in range(FOLLOWED + 3)]
+    more = [block(copy(f"copy{n}", b, 0, n), use(f"use{n}", X, n)) for n, b in enumerate(others)]
+    body = block(copy("copy", ring, 0, 1), use("between", X, 0), *more, use("use", ring, 0))
+    placement, _ = placed(body)
+    assert list(placement.before.values()) == [FOLLOWED - 1]
+    assert not races(body)
+
+
+# ---------------------------------------------------------------- ways through the program
+
+
+def test_a_barrier_in_a_loop_that_may_not_run_is_none() -> None:
+    """Without iterations nothing stands between the first and the last phase."""
+    a, b = (Buffer(name, "float32", (1, THREADS), "shared") for name in "ab")
+    inner = loop("k", SIZE, lambda k: block(use("use_a", a, 0), loop("set_b", THREADS, lambda t: store(b, (0, t), 0.0), "thread.x")))
+    body = block(loop("set_a", THREADS, lambda t: store(a, (0, t), 1.0), "thread.x"), inner, use("last", a, 0))
+    placement, _ = placed(body)
+    assert len(placement.before) == 2
+    assert not races(body, range(3))
+
+
+def test_a_barrier_in_one_branch_is_none_in_the_other() -> None:
+    a = Buffer("a", "float32", (1, THREADS), "shared")
+    body = block(
+        loop("set_a", THREADS, lambda t: store(a, (0, t), 1.0), "thread.x"),
+        If(SIZE < 2, use("then", a, 0), use("else", a, 0)),
+        If(SIZE < 1, use("again", a, 0)),
+        loop("set", THREADS, lambda t: store(a, (0, t), 2.0), "thread.x"),
+    )
+    placement, _ = placed(body)
+    assert len(placement.before) == 3  # in each branch, and before the elements are overwritten
+    assert not races(body, range(3))
+
+
+def test_a_loop_whose_length_other_threads_have_written() -> None:
+    count = Buffer("count", "int64", (1,), "shared")
+    a = Buffer("a", "float32", (1, THREADS), "shared")
+    body = block(store(count, (0,), 3), loop("k", count[0], lambda k: use("use", a, 0)))
+    text, _ = emit_kernel(Kernel("k", (X, OUT), (OUT,), (), Allocate(count, Allocate(a, body))), Target.parse("cuda"))
+    assert text.index("__syncthreads();") < text.index("for (")
+
+
+# ---------------------------------------------------------------- random programs
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Stmt:
+    """Rings filled and read at random places, in loops, under conditions, some of a length that is not known."""
+    rings = [Buffer(f"r{n}", "float32", (draw(st.integers(1, 4)), THREADS), "shared") for n in range(draw(st.integers(1, 2)))]
+    number = 0
+
+    def name(kind: str) -> str:
+        nonlocal number
+        number += 1
+        return f"{kind}{number}"
+
+    def slot(ring: Buffer, loops: tuple[Expr, ...]) -> Expr | int:
+        stages = ring.shape[0]
+        assert isinstance(stages, int)
+        if not loops or draw(st.integers(0, 4)) == 0:
+            return draw(st.integers(0, stages - 1))
+        v, offset = draw(st.sampled_from(loops)), draw(st.integers(0, stages))
+        return (draw(st.sampled_from([v, v, v, v * 2, v // 2])) + offset) % stages
+
+    def statement(depth: int, loops: tuple[Expr, ...]) -> Stmt:
+        kind = draw(st.integers(0, 7 if depth < 3 else 5))
+        ring = draw(st.sampled_from(rings))
+        if kind < 2:
+            return copy(name("copy"), ring, slot(ring, loops), draw(st.integers(0, 9)))
+        if kind == 2:
+            at = slot(ring, loops)
+            return loop(name("set"), THREADS, lambda t: store(ring, (at, t), 1.0), "thread.x")
+        if kind < 6:
+            return use(name("use"), ring, slot(ring, loops))
+        if kind == 6 and loops:
+            otherwise = sequence(depth + 1, loops) if draw(st.booleans()) else None
+            return If(loops[-1] < draw(st.integers(0, 4)), sequence(depth + 1, loops), otherwise)
+        extent = draw(st.sampled_from([0, 1, 2, 3, 5, 20, SIZE, SIZE, SIZE]))
+        return loop(name("k"), extent, lambda k: sequence(depth + 1, (*loops, k)))
+
+    def sequence(depth: int, loops: tuple[Expr, ...]) -> Stmt:
+        return block(*(statement(depth, loops) for _ in range(draw(st.integers(1, 4)))))
+
+    return sequence(0, ())
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(programs())
+def test_no_program_races(body: Stmt) -> None:
+    assert not races(body, range(7))
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(programs())
+def test_races_would_be_found(body: Stmt) -> None:
+    """Without any barrier or wait that was placed there is a race: none is placed in vain for all sizes, taken together."""
+    placement, copies = placed(body)
+    if placement.before:
+        bare = Block(Placement({}, placement.groups), copies, {SIZE: 20})
+        bare.run(body)
+        assert bare.races
