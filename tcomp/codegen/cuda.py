@@ -352,7 +352,9 @@ class Function(Expressions):
         chain = _chain(inner)
         if chain is not None and chain.buffer.scope != "register":
             self.folded(inner, chain)
-        elif s.kind == L.VECTORIZED and (leaf := _leaf(inner.body)) is not None and not self.target.has("scalar"):
+        elif self.copying and s.kind == L.VECTORIZED and (whole := piece(self, inner.body, inner)) is not None:
+            start(self, whole)
+        elif not self.copying and s.kind == L.VECTORIZED and (leaf := _leaf(inner.body)) is not None and not self.target.has("scalar"):
             self.vectorized(inner, leaf)
         else:
             with self.loop_of(inner.var, inner.extent, inner.kind):
@@ -407,9 +409,6 @@ class Function(Expressions):
         assert isinstance(s.extent, int)
         lanes = s.extent
         guarded = isinstance(s.body, L.If)
-        if self.copying and not guarded and (whole := piece(self, leaf, s)) is not None:
-            start(self, whole)
-            return
         vectors: dict[Expr, str] = {}
         for r in [] if guarded else _unconditional(leaf.value):
             if r.attr.scope != "register" and (at := self.vector_start(r.attr, r.args, s.var, lanes)) is not None:
