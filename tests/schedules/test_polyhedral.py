@@ -13,7 +13,8 @@ from tcomp.ir import te
 from tcomp.ir.loops import PARALLEL, SERIAL, UNROLLED, VECTORIZED, Accumulate, Buffer, For, Kernel, hoist_temporaries, loop, store, walk
 from tcomp.ir.loops_eval import run_kernel
 from tcomp.ir.verify import verify_kernel
-from tcomp.schedules import Schedule, polyhedral
+from tcomp.schedules import Schedule
+from tcomp.schedules.polyhedral import plan, polyhedral, polyhedral_or_not
 from tcomp.schedules.primitives.edit import perfect
 from tcomp.target import Target
 
@@ -26,10 +27,10 @@ def kinds(kernel: Kernel) -> set[str]:
 
 
 def scheduled(name: str, monkeypatch: pytest.MonkeyPatch, size: str = "mini") -> tuple[Kernel, Kernel]:
-    monkeypatch.setattr(polyhedral, "WORK", 1)
+    monkeypatch.setattr(plan, "WORK", 1)
     benchmark = BENCHMARKS[name]
     kernel = benchmark.kernel(benchmark.sizes(size))
-    s = polyhedral.polyhedral(kernel, TARGET, threads=2)
+    s = polyhedral(kernel, TARGET, threads=2)
     verify_kernel(s.kernel)
     again = Schedule(kernel)
     again.replay(s.trace)
@@ -66,20 +67,20 @@ def test_stencils_in_time_are_parallel(name: str, monkeypatch: pytest.MonkeyPatc
 def test_a_stencil_of_short_regions_in_the_cache_runs_step_by_step() -> None:
     """Threads would meet every few microseconds, and there is nothing that tiles would keep in the cache."""
     benchmark = BENCHMARKS["jacobi-1d"]
-    s = polyhedral.polyhedral(benchmark.kernel({"tsteps": 500, "n": 2000}), TARGET, threads=2)
+    s = polyhedral(benchmark.kernel({"tsteps": 500, "n": 2000}), TARGET, threads=2)
     assert PARALLEL not in kinds(s.kernel)
     assert [x.extent for x in s.loops.values() if x.kind == SERIAL] == [500, 249, 249]
 
 
 def test_rows_side_by_side_along_a_diagonal_of_varying_length() -> None:
     benchmark = BENCHMARKS["nussinov"]
-    s = polyhedral.polyhedral(benchmark.kernel(benchmark.sizes("small")), TARGET, threads=1)
-    assert any(x.kind == UNROLLED and x.extent == polyhedral.JAM for x in s.loops.values())
+    s = polyhedral(benchmark.kernel(benchmark.sizes("small")), TARGET, threads=1)
+    assert any(x.kind == UNROLLED and x.extent == plan.JAM for x in s.loops.values())
 
 
 def test_the_rows_of_a_product_are_accumulated_in_registers() -> None:
     benchmark = BENCHMARKS["gemm"]
-    s = polyhedral.polyhedral(benchmark.kernel({"ni": 96, "nj": 96, "nk": 64}), TARGET, threads=2)
+    s = polyhedral(benchmark.kernel({"ni": 96, "nj": 96, "nk": 64}), TARGET, threads=2)
     nests = [perfect(x)[0] for x in walk(s.kernel.body) if isinstance(x, For)]
     tiles = [n[1:] for n in nests if [x.kind for x in n] == [SERIAL, UNROLLED, UNROLLED, VECTORIZED]]
     assert any(rows.extent * vectors.extent >= 8 and lanes.extent == 8 for rows, vectors, lanes in tiles)
@@ -105,7 +106,7 @@ def test_operands_that_cannot_be_precomputed_do_not_prevent_a_schedule() -> None
         return Accumulate(C, (i, j), E.cast(A[i, k], "float64") * B[k, j], add)
 
     body = loop("i", 64, lambda i: loop("j", 64, lambda j: loop("k", 64, lambda k: product(i, j, k))))
-    s = polyhedral.polyhedral(Kernel("product", (A, B, C), (C,), (), body), TARGET, threads=2)
+    s = polyhedral(Kernel("product", (A, B, C), (C,), (), body), TARGET, threads=2)
     assert {PARALLEL, VECTORIZED} <= kinds(s.kernel)
     assert "precompute" not in str(s.trace)
 
@@ -115,6 +116,6 @@ def test_what_cannot_gain_is_refused_and_stays_as_it_was() -> None:
     s = Schedule(Kernel("sums", (A,), (A,), (), loop("i", 99_999, lambda i: store(A, (i + 1,), A[i + 1] + A[i]))))
     before = s.kernel
     with pytest.raises(ScheduleError, match="depend on each other"):
-        polyhedral.polyhedral(s, TARGET, threads=2)
+        polyhedral(s, TARGET, threads=2)
     assert s.kernel is before and len(s.trace) == 0
-    assert "runs as written" in str(polyhedral.polyhedral_or_not(s, TARGET, 2))
+    assert "runs as written" in str(polyhedral_or_not(s, TARGET, 2))

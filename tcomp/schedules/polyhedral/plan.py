@@ -1,0 +1,117 @@
+"""The plan: when every instance is executed, and what the loops are for; and the axes of a nest, of which time vectors are made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import islpy as isl
+
+from tcomp.ir.loops import SERIAL
+from tcomp.ir.polyhedral import Instance
+from tcomp.schedules.roles import extent_of
+
+WORK = 1 << 14  # instances below which threads cost more than they save
+UNKNOWN = 512  # iterations of a loop of symbolic extent
+JAM = 8  # independent chains side by side that hide the latency of each
+
+
+def enough(instances: int) -> bool:
+    """Whether so many instances are worth threads."""
+    return instances >= WORK
+
+
+@dataclass(slots=True)
+class Loop:
+    """What becomes of the loops of one time dimension. `role`: parallel, serial, unroll (`size` iterations), lanes (`size` of them), or
+    vector (any number of iterations, in lanes)."""
+
+    role: str
+    size: int = 0
+
+
+@dataclass(slots=True)
+class Plan:
+    """Time vectors of the instances, built up dimension by dimension, and what the dimensions are for."""
+
+    instances: dict[str, Instance]
+    context: isl.Set
+    time: dict[str, isl.Map] = field(default_factory=dict)
+    names: dict[str, list[str]] = field(default_factory=dict)
+    loops: dict[str, Loop] = field(default_factory=dict)
+    recurrences: int = 0  # instances whose iterations depend on each other, along all loops but outer ones
+
+    def add(self, name: str, more: isl.Map, names: Sequence[str]) -> None:
+        self.time[name] = self.time[name].flat_range_product(more) if name in self.time else more
+        self.names.setdefault(name, []).extend(names)
+
+    def place(self, names: Sequence[str], position: int) -> None:
+        for n in names:
+            space = self.instances[n].domain.get_space()
+            zero = isl.Aff.val_on_domain(isl.LocalSpace.from_space(space), isl.Val(position))
+            self.add(n, isl.Map.from_aff(zero), ["_"])
+
+    def rows(self, name: str) -> list[tuple[int, ...]]:
+        """The coefficients of the time dimensions that are planned already."""
+        if name not in self.time:
+            return []
+        time = isl.PwMultiAff.from_map(self.time[name])
+        affs = [time.get_pw_aff(d).get_pieces()[0][1] for d in range(time.dim(isl.dim_type.out))]
+        return [tuple(a.get_coefficient_val(isl.dim_type.in_, k).to_python() for k in range(len(self.instances[name].loops))) for a in affs]
+
+    def order(self) -> str:
+        longest = max(len(n) for n in self.names.values())
+        result = isl.UnionMap("{}")
+        for name in self.instances:
+            while len(self.names[name]) < longest:
+                self.place([name], 0)
+            result = result.union(isl.UnionMap.from_map(self.time[name].intersect_domain(self.instances[name].domain).coalesce()))
+        return str(result)
+
+    def naming(self) -> str:
+        return "; ".join(f"{name}: {' '.join(names)}" for name, names in self.names.items())
+
+    def gains(self) -> bool:
+        """Whether most of the work runs on threads, in lanes, or side by side."""
+        shaped = [n for n, names in self.names.items() if any(name in self.loops and self.loops[name].role != SERIAL for name in names)]
+        return 2 * self.work(shaped) > self.work()
+
+    def work(self, names: Sequence[str] | None = None) -> int:
+        """About how many instances there are."""
+        return sum(prod(extent_of(loop.extent) for loop in x.loops) for n, x in self.instances.items() if names is None or n in names)
+
+    def parallel(self) -> str:
+        return " ".join(name for name, loop in self.loops.items() if loop.role == "parallel")
+
+    def loop(self, name: str) -> tuple[str, Loop] | None:
+        """What a loop of the kernel is for; those that the scanner made several of end in a number."""
+        base = name if name in self.loops else name.rsplit(".", 1)[0]
+        return (base, self.loops[base]) if base in self.loops else None
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One dimension of a nest of a single statement: its value, its row of coefficients, whether its iterations are independent."""
+
+    value: isl.Map
+    row: tuple[int, ...]
+    free: bool
+    low: int
+    extent: int
+
+    def blocks(self, y: str, size: int) -> tuple[str, str, str]:
+        """(0 for full blocks of `size` iterations and 1 for the rest, the block, the place in it), each as a term of isl."""
+        full = max(self.extent // size, 1) * size
+        return f"floor(({y} - {self.low}) / {full})", f"floor(({y} - {self.low}) / {size})", f"({y} - {self.low}) mod {size}"
+
+
+def axis(x: Instance, value: isl.Map, free: bool, context: isl.Set) -> Axis:
+    """The axis of a statement along which `value` grows."""
+    aff = isl.PwMultiAff.from_map(value).get_pw_aff(0).get_pieces()[0][1]
+    row = tuple(aff.get_coefficient_val(isl.dim_type.in_, k).to_python() for k in range(len(x.loops)))
+    hull = x.domain.apply(value).intersect_params(context)
+    low, high = hull.dim_min_val(0), hull.dim_max_val(0)
+    if not (low.is_int() and high.is_int()):
+        return Axis(value, row, free, 0, UNKNOWN)
+    return Axis(value, row, free, low.to_python(), high.sub(low).to_python() + 1)

@@ -1,0 +1,80 @@
+"""The polyhedral scheduler as a whole: operands, the plan from isl's order, `affine`, and the kinds of the loops it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+import islpy as isl
+
+from tcomp.errors import ScheduleError
+from tcomp.ir.loops import Accumulate, For, Kernel, Stmt, Store, children
+from tcomp.ir.polyhedral import TooHard, model
+from tcomp.schedules.polyhedral.bands import Planner
+from tcomp.schedules.polyhedral.operands import pack
+from tcomp.schedules.polyhedral.plan import enough
+from tcomp.schedules.polyhedral.shaping import shape
+from tcomp.schedules.roles import extent_of
+from tcomp.schedules.schedule import Schedule
+from tcomp.target import Target
+
+
+def polyhedral(program: Kernel | Schedule, target: Target, threads: int = 1) -> Schedule:
+    """The schedule of an affine loop program, made in place where a schedule is given.
+
+    Raises `ScheduleError` where isl finds no order within its limits, or none that gains threads, lanes or chains side by side; the
+    schedule is then as it was.
+    """
+    s = program if isinstance(program, Schedule) else Schedule(program)
+    for x in model(s.kernel.body).instances:
+        if not x.exact or not isinstance(x.stmt, Store | Accumulate):
+            raise ScheduleError(
+                f"no polyhedral schedule of kernel `{s.kernel.name}`", why=f"whether `{x.stmt}` is executed depends on data"
+            )
+    before = s.copy()
+    try:
+        pack(s)
+        return _scheduled(s, target, threads)
+    except ScheduleError:
+        s.kernel, s.trace = before.kernel, before.trace
+        raise
+
+
+def _scheduled(s: Schedule, target: Target, threads: int) -> Schedule:
+    for fused in (None, False):
+        try:
+            plan = Planner(model(s.kernel.body), target, threads).plan(fused)
+            if not plan.gains():
+                raise ScheduleError(
+                    f"no polyhedral schedule of kernel `{s.kernel.name}`", why="the loops that do most of the work depend on each other"
+                )
+            s.affine(None, plan.order(), plan.naming(), plan.parallel())
+            break
+        except TooHard as error:
+            raise ScheduleError(f"no polyhedral schedule of kernel `{s.kernel.name}`", why=f"isl gave up: {error}") from None
+        except ScheduleError:
+            if fused is False:
+                raise
+    shape(s, plan, target)
+    s.clean()
+    return s
+
+
+def polyhedral_or_not(s: Schedule, target: Target, threads: int) -> Schedule:
+    """The default for programs of which the structural schedules know nothing: as written, with a note, where there is nothing to gain."""
+    if not enough(sum(prod(extent_of(x.extent) for x in loops) for _, loops in _stores(s.kernel.body)) // 2):
+        return s
+    try:
+        return polyhedral(s, target, threads)
+    except (ScheduleError, isl.Error) as error:
+        why = (error.why or error.what) if isinstance(error, ScheduleError) else "isl gave up"
+        s.note(f"runs as written: {why}".splitlines()[0][:200])
+        return s
+
+
+def _stores(stmt: Stmt, loops: tuple[For, ...] = ()) -> Iterator[tuple[Stmt, tuple[For, ...]]]:
+    """The stores of a statement with the loops around them."""
+    if isinstance(stmt, Store | Accumulate):
+        yield stmt, loops
+    for c in children(stmt):
+        yield from _stores(c, (*loops, stmt) if isinstance(stmt, For) else loops)
