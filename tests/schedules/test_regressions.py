@@ -771,3 +771,19 @@ def test_a_stage_written_backwards_in_blocks_is_computed_where_it_is_read() -> N
         """,
         n0=2,
     )
+
+
+def test_the_loops_of_a_copy_have_names_of_their_own() -> None:
+    check(
+        """
+        kernel program(x1: float64[1, 1, 3], t: float64[1, 1, 3]) -> (t) {
+          t[0, 0, 0] = x1[0, 0, 0]
+        }
+        """,
+        """
+        s.cache_read("x1", None, "cached")
+        s.reverse_compute_at("t", "cached.2")
+        s.inline("cached")
+        s.cache_read("x1", "cached.1", "cached", layout="(a,b/3,c,b%3)")
+        """,
+    )

@@ -134,7 +134,7 @@ def cache_read(
     box = region(where, source)
     lies = _layout(kernel, step, layout, box.extent)
     local = temporary(kernel, step, name, source.dtype, lies.shape(box.extent), scope)
-    loops = [(loop_var(f"{name}.{d}", extent), extent) for d, extent in enumerate(local.shape)]
+    loops = [(loop_var(fresh(kernel, f"{name}.{d}"), extent), extent) for d, extent in enumerate(local.shape)]
     places = tuple(v for v, _ in loops)
     inside = lies.logical(places)
     index = [simplify(b + i) for b, i in zip(box.base, inside, strict=True)]
@@ -194,7 +194,7 @@ def precompute(kernel: Kernel, buffer: str, name: str) -> Kernel:
         raise refuse(kernel, step, f"nothing is computed from elements of `{buffer}` alone")
     name = fresh(kernel, name)
     local = Buffer(name, meant.dtype, source.shape)
-    loops = [(loop_var(f"{name}.{d}", extent), extent) for d, extent in enumerate(source.shape)]
+    loops = [(loop_var(fresh(kernel, f"{name}.{d}"), extent), extent) for d, extent in enumerate(source.shape)]
     places = tuple(v for v, _ in loops)
     wanted = _at(meant, source, places)
 
