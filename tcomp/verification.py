@@ -163,11 +163,11 @@ def _judge_passes(
 ) -> Graph | None:
     """The graph after all passes, or None if one of them changes the outputs. `results` gets one entry for each pass."""
     before: dict[str, Array] = {}
-    _interpret(graph, inputs, "values before passes", tell, lambda v, a: before.update({v.name: a}))
+    _interpret(graph, inputs, "values before passes", tell, _recorder(before))
     for name, function in passes:
         graph = function(graph)
         after: dict[str, Array] = {}
-        outputs = _interpret(graph, inputs, f"values after {name}", tell, lambda v, a, known=after: known.update({v.name: a}))  # type: ignore[misc]
+        outputs = _interpret(graph, inputs, f"values after {name}", tell, _recorder(after))
         worst = max((compare(n, outputs[n], want[n], tolerance) for n in want), key=lambda c: (not c.ok, c.error))
         changed = [n for n, a in after.items() if n in before and a.shape == before[n].shape and not compare(n, a, before[n], tolerance).ok]
         results.append(PassResult(name, worst, "" if worst.ok or not changed else changed[0]))
@@ -175,6 +175,13 @@ def _judge_passes(
             return None
         before = after
     return graph
+
+
+def _recorder(values: dict[str, Array]) -> Callable[[Value, Array], None]:
+    def record(value: Value, array: Array) -> None:
+        values[value.name] = array
+
+    return record
 
 
 def _interpret(

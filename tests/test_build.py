@@ -198,7 +198,7 @@ def test_other_views_of_memory_are_written_too() -> None:
 def test_what_cannot_be_built() -> None:
     for bad in (3, "C", None, product()[:2], []):
         with pytest.raises(IRError, match="program"):
-            tcomp.build(bad)  # type: ignore[call-overload]
+            tcomp.build(bad)
     with pytest.raises(TargetError, match="a kernel on a GPU cannot work on NumPy arrays in place"):
         tcomp.build(tcomp.Schedule(product()), target="cuda -arch=sm_90a")
     with pytest.raises(InputError, match="threads must be between"):

@@ -415,7 +415,7 @@ def test_build_of_imperative_programs() -> None:
     n = te.var("n")
     x = te.placeholder((n,), "int32", "x")
     total = te.extern(
-        [((n,), "int32")],
+        ((n,), "int32"),
         [x],
         lambda ins, outs: block(
             store(outs[0], (0,), ins[0][0]), loop("i", n - 1, lambda i: store(outs[0], (i + 1,), outs[0][i] + ins[0][i + 1]))

@@ -105,7 +105,7 @@ def test_damaged_files_are_compiled_anew(cache: Path, damage: object) -> None:
     want = compile_kernels(TEXTS[:1], HOST)
     (file,) = files(cache)
     intact = file.read_bytes()
-    file.write_bytes(damage(intact))  # type: ignore[operator]
+    file.write_bytes(damage(intact))
     assert compile_kernels(TEXTS[:1], HOST) == want
     assert file.read_bytes() == intact
 

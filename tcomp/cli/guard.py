@@ -48,7 +48,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
     signature = inspect.signature(command, eval_str=True)
     extra = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
-    wrapped.__signature__ = signature.replace(parameters=[*signature.parameters.values(), extra])  # type: ignore[attr-defined]
+    vars(wrapped)["__signature__"] = signature.replace(parameters=[*signature.parameters.values(), extra])
     wrapped.__annotations__ = {**inspect.get_annotations(command, eval_str=True), "debug": Debug}
     return wrapped
 

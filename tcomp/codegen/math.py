@@ -20,7 +20,7 @@ W. J. Cody 1969 (erf of float64); Eigen (tanh and erf of float32); F. Giesen (fl
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tcomp.ir.dtypes import BITS, is_integer
 from tcomp.ir.expr import (
@@ -40,6 +40,7 @@ from tcomp.ir.expr import (
     select,
 )
 from tcomp.ir.expr import unary as apply
+from tcomp.ir.semantics import ERF_MIDDLE, ERF_SMALL, ERF_TAIL
 from tcomp.target import Target
 
 ELEMENTARY = frozenset(UNARY[UNARY.index("exp") : UNARY.index("isnan")]) | {"pow"}
@@ -87,7 +88,8 @@ def lower(e: Expr, target: Target) -> Expr | None:
         return None
     if source == "float32":
         return cast(apply(e.op, cast(e.args[0], "float64")), "float32")
-    return getattr(f, e.op)(*e.args)  # type: ignore[no-any-return]
+    function: Callable[..., Expr] = getattr(f, e.op)
+    return function(*e.args)
 
 
 _NOT_IN_HALF = frozenset({*ELEMENTARY, "floordiv", "mod", "truncdiv", "truncmod"})
@@ -432,11 +434,11 @@ class _Float:
         y = minimum(apply("abs", x), 6.0)
         square = y * y
         power = apply("exp", -square)
-        small = x * self.ratio(square, *_ERF_SMALL)
+        small = x * self.ratio(square, *ERF_SMALL)
         low = minimum(y, 4.0)
-        middle = 1.0 - power * self.ratio(low, *_ERF_MIDDLE)
+        middle = 1.0 - power * self.ratio(low, *ERF_MIDDLE)
         inverse = 1.0 / maximum(square, 1.0)
-        tail = 1.0 - power / maximum(y, 1.0) * (0.5641895835477562869 - inverse * self.ratio(inverse, *_ERF_TAIL))
+        tail = 1.0 - power / maximum(y, 1.0) * (0.5641895835477562869 - inverse * self.ratio(inverse, *ERF_TAIL))
         return select(y <= 0.46875, small, self.with_sign(select(y <= 4.0, middle, tail), x))
 
     def sinh(self, x: Expr) -> Expr:
@@ -621,19 +623,4 @@ _ATANH = (
      -3.09092539379866942570e1),
     (1.0, -1.95638849376911654834e1, 1.08938092147140262656e2, -2.49839401325893582852e2, 2.52006675691344555838e2,
      -9.27277618139601130017e1),
-)  # fmt: skip
-_ERF_SMALL = (
-    (1.85777706184603153e-1, 3.16112374387056560e0, 1.13864154151050156e2, 3.77485237685302021e2, 3.20937758913846947e3),
-    (1.0, 2.36012909523441209e1, 2.44024637934444173e2, 1.28261652607737228e3, 2.84423683343917062e3),
-)
-_ERF_MIDDLE = (
-    (2.15311535474403846e-8, 5.64188496988670089e-1, 8.88314979438837594e0, 6.61191906371416295e1, 2.98635138197400131e2,
-     8.81952221241769090e2, 1.71204761263407058e3, 2.05107837782607147e3, 1.23033935479799725e3),
-    (1.0, 1.57449261107098347e1, 1.17693950891312499e2, 5.37181101862009858e2, 1.62138957456669019e3,
-     3.29079923573345963e3, 4.36261909014324716e3, 3.43936767414372164e3, 1.23033935480374942e3),
-)  # fmt: skip
-_ERF_TAIL = (
-    (1.63153871373020978e-2, 3.05326634961232344e-1, 3.60344899949804439e-1, 1.25781726111229246e-1, 1.60837851487422766e-2,
-     6.58749161529837803e-4),
-    (1.0, 2.56852019228982242e0, 1.87295284992346725e0, 5.27905102951428412e-1, 6.05183413124413191e-2, 2.33520497626869185e-3),
 )  # fmt: skip

@@ -178,7 +178,8 @@ class Expr:
     def name(self) -> str:
         """The name of a variable."""
         assert self.op == "var"
-        return self.attr.name  # type: ignore[no-any-return]
+        name: str = self.attr.name
+        return name
 
 
 ExprLike = Expr | int | float | bool
@@ -677,10 +678,10 @@ def _least(a: int | None, b: int | None, pick: Callable[[int, int], int]) -> int
 
 
 def _mul_bounds(x: Bounds, y: Bounds) -> Bounds:
-    if None not in x and None not in y:
-        products = [p * q for p in x for q in y]  # type: ignore[operator]
-        return min(products), max(products)
     (a, b), (c, d) = x, y
+    if a is not None and b is not None and c is not None and d is not None:
+        products = a * c, a * d, b * c, b * d
+        return min(products), max(products)
     if a is not None and a >= 0 and c is not None and c >= 0:
         return a * c, None if b is None or d is None else b * d
     return None, None

@@ -45,7 +45,8 @@ def _least(gap: Expr) -> int | None:
 
 def joined(a: Widths, b: Widths) -> Widths:
     """Wide enough for both."""
-    return {axis: tuple(map(max, a.get(axis, (0, 0)), b.get(axis, (0, 0)))) for axis in sorted({*a, *b})}  # type: ignore[misc]
+    sides = {axis: (a.get(axis, (0, 0)), b.get(axis, (0, 0))) for axis in sorted({*a, *b})}
+    return {axis: (max(one[0], other[0]), max(one[1], other[1])) for axis, (one, other) in sides.items()}
 
 
 def covers(have: Widths, need: Widths) -> bool:

@@ -242,10 +242,10 @@ class _Parser:
             left = self.made(E.binary, op, left, right)
         return left
 
-    def made(self, function: Any, *args: Any) -> Expr:
+    def made(self, function: Callable[..., Expr], *args: Any) -> Expr:
         """An expression; what its constructor refuses is shown in place."""
         try:
-            return function(*args)  # type: ignore[no-any-return]
+            return function(*args)
         except ParseError:
             raise
         except IRError as error:
@@ -427,8 +427,8 @@ class _Parser:
         self.expect(":")
         dtype, shape = self.dtype(), self.shape()
         scope = self.take() if self.token.text in L.SCOPES else "global"
-        self.arrays[name] = L.Buffer(name, dtype, shape, scope)
-        return self.arrays[name]  # type: ignore[no-any-return]
+        made = self.arrays[name] = L.Buffer(name, dtype, shape, scope)
+        return made
 
     def array(self) -> Any:
         start, name = self.token.start, self.name()

@@ -187,7 +187,8 @@ def _first(node: Any) -> str:
             return _first(node.if_get_then_node())
         case _NODE.block:
             return _first(node.block_get_children().get_at(0))
-    return node.user_get_expr().op_get_arg(0).id_get_id().get_name()  # type: ignore[no-any-return]
+    name: str = node.user_get_expr().op_get_arg(0).id_get_id().get_name()
+    return name
 
 
 def _largest(extent: Dim) -> Dim:

@@ -134,10 +134,10 @@ def erf(x: Array) -> Array:
     """The error function in float64, to about 1 ulp (W. J. Cody, Rational Chebyshev approximations for the error function, 1969)."""
     y = np.minimum(np.abs(x), 6.0)  # erf(6) rounds to 1; NaN stays
     square = y * y
-    small = x * _rational(square, _ERF_SMALL)
-    middle = 1.0 - np.exp(-square) * _rational(np.minimum(y, 4.0), _ERF_MIDDLE)
+    small = x * _rational(square, ERF_SMALL)
+    middle = 1.0 - np.exp(-square) * _rational(np.minimum(y, 4.0), ERF_MIDDLE)
     inverse = 1.0 / np.maximum(square, 1.0)
-    tail = 1.0 - np.exp(-square) / np.maximum(y, 1.0) * (0.5641895835477562869 - inverse * _rational(inverse, _ERF_TAIL))
+    tail = 1.0 - np.exp(-square) / np.maximum(y, 1.0) * (0.5641895835477562869 - inverse * _rational(inverse, ERF_TAIL))
     return np.where(y <= 0.46875, small, np.copysign(np.where(y <= 4.0, middle, tail), x))
 
 
@@ -148,17 +148,17 @@ def _rational(x: Array, coefficients: tuple[tuple[float, ...], tuple[float, ...]
     return numerator / denominator
 
 
-_ERF_SMALL = (
+ERF_SMALL = (
     (1.85777706184603153e-1, 3.16112374387056560e0, 1.13864154151050156e2, 3.77485237685302021e2, 3.20937758913846947e3),
     (1.0, 2.36012909523441209e1, 2.44024637934444173e2, 1.28261652607737228e3, 2.84423683343917062e3),
 )
-_ERF_MIDDLE = (
+ERF_MIDDLE = (
     (2.15311535474403846e-8, 5.64188496988670089e-1, 8.88314979438837594e0, 6.61191906371416295e1, 2.98635138197400131e2,
      8.81952221241769090e2, 1.71204761263407058e3, 2.05107837782607147e3, 1.23033935479799725e3),
     (1.0, 1.57449261107098347e1, 1.17693950891312499e2, 5.37181101862009858e2, 1.62138957456669019e3,
      3.29079923573345963e3, 4.36261909014324716e3, 3.43936767414372164e3, 1.23033935480374942e3),
 )  # fmt: skip
-_ERF_TAIL = (
+ERF_TAIL = (
     (1.63153871373020978e-2, 3.05326634961232344e-1, 3.60344899949804439e-1, 1.25781726111229246e-1,
      1.60837851487422766e-2, 6.58749161529837803e-4),
     (1.0, 2.56852019228982242e0, 1.87295284992346725e0, 5.27905102951428412e-1, 6.05183413124413191e-2,

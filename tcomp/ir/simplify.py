@@ -183,6 +183,18 @@ def _split(x: Expr, c: Expr) -> tuple[Linear, Linear] | None:
     return {m: k for m, k in quotient.items() if k}, {m: k for m, k in rest.items() if k}
 
 
+def quotient(e: Expr) -> tuple[Expr, int]:
+    """x and c such that e = x // c: a constant beside a quotient belongs to x."""
+    terms = linear(e)
+    shift = terms.pop((), 0)
+    if len(terms) == 1:
+        ((monomial, coefficient),) = terms.items()
+        q = monomial[0]
+        if len(monomial) == coefficient == 1 and q.op == "floordiv" and q.args[1].op == "const":
+            return simplify(q.args[0] + q.args[1] * shift), int(q.args[1].attr)
+    return e, 1
+
+
 def _floordiv(x: Expr, c: Expr) -> Expr:
     split = _split(x, c)
     if split is None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from tcomp.errors import IRError
 from tcomp.ir import expr as E
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Extern", "Tensor", "abs", "acos", "acosh", "all", "all_of", "any", "asin", "asinh", "atan", "atanh", "cast", "ceil",
-    "comm_reducer", "compute", "const", "cos", "cosh", "equal", "erf", "exp", "extern", "floor", "fma", "isinf", "isnan",
+    "comm_reducer", "compute", "const", "cos", "cosh", "equal", "erf", "exp", "extern", "externs", "floor", "fma", "isinf", "isnan",
     "log", "max", "maximum", "min", "minimum", "not_equal", "placeholder", "power", "prod", "reduce_axis", "round",
     "select", "sigmoid", "sin", "sinh", "sqrt", "sum", "tan", "tanh", "tensors", "trunc", "truncdiv", "truncmod", "var",
 ]  # fmt: skip
@@ -102,7 +102,11 @@ def reduce_axis(extent: Dim | tuple[int, Dim], name: str = "k") -> Expr:
     return loop_var(name, extent)
 
 
-def compute(shape: Sequence[Dim], function: Callable[..., Any], name: str = "compute") -> Any:
+@overload
+def compute(shape: Sequence[Dim], function: Callable[..., ExprLike], name: str = ...) -> Tensor: ...
+@overload
+def compute(shape: Sequence[Dim], function: Callable[..., tuple[ExprLike, ...]], name: str = ...) -> tuple[Tensor, ...]: ...
+def compute(shape: Sequence[Dim], function: Callable[..., Any], name: str = "compute") -> Tensor | tuple[Tensor, ...]:
     """A tensor of the given shape whose element at (i, j, ...) is `function(i, j, ...)`.
 
     `function` takes one index expression per dimension (or `*indices`) and returns an `Expr`, or a tuple of them for
@@ -137,26 +141,33 @@ def _axis_names(function: Callable[..., Any], count: int) -> list[str]:
 
 
 def extern(
+    result: tuple[Sequence[Dim], str],
+    inputs: Sequence[Tensor],
+    function: Callable[[Sequence[Buffer], Sequence[Buffer]], Stmt],
+    name: str = "extern",
+) -> Tensor:
+    """A tensor computed by an imperative loop program.
+
+    `result` is its (shape, dtype); `function(input_buffers, output_buffers)` returns the program.
+    """
+    (made,) = externs([result], inputs, function, name)
+    return made
+
+
+def externs(
     results: Sequence[tuple[Sequence[Dim], str]],
     inputs: Sequence[Tensor],
     function: Callable[[Sequence[Buffer], Sequence[Buffer]], Stmt],
     name: str = "extern",
-) -> Any:
-    """Tensors computed by an imperative loop program.
-
-    `results` lists (shape, dtype) of the outputs; `function(input_buffers, output_buffers)` returns the program.
-    Returns one tensor, or a tuple when there are several results.
-    """
+) -> tuple[Tensor, ...]:
+    """Several tensors computed by one program (see `extern`)."""
     from tcomp.ir.loops import Buffer
 
     parameters = tuple(Buffer(f"in{n}", t.dtype, t.shape) for n, t in enumerate(inputs))
     outputs = tuple(Buffer(f"out{n}", dtype, tuple(map(as_dim, shape))) for n, (shape, dtype) in enumerate(results))
     program = Extern(tuple(inputs), parameters, outputs, function(parameters, outputs))
-    several = len(outputs) > 1
-    made = tuple(
-        Tensor(f"{name}.{n}" if several else name, b.shape, b.dtype, extern=program, index=n) for n, b in enumerate(outputs)
-    )
-    return made if several else made[0]
+    names = [f"{name}.{n}" for n in range(len(outputs))] if len(outputs) > 1 else [name]
+    return tuple(Tensor(label, b.shape, b.dtype, extern=program, index=n) for n, (label, b) in enumerate(zip(names, outputs, strict=True)))
 
 
 def is_placeholder(t: Tensor) -> bool:

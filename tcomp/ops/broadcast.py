@@ -77,4 +77,4 @@ def elementwise(name: str, function: Callable[..., Expr], *tensors: te.Tensor) -
         result = as_expr(function(*(widened(read(t, i)) for t in tensors)))
         return cast(result, half) if half is not None and result.dtype == "float32" else result
 
-    return te.compute(broadcast_shape(*(t.shape for t in tensors)), element, name)  # type: ignore[no-any-return]
+    return te.compute(broadcast_shape(*(t.shape for t in tensors)), element, name)

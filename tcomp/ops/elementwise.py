@@ -198,11 +198,11 @@ def _clip(x: te.Tensor, low: te.Tensor | None, high: te.Tensor | None) -> te.Ten
         if bound is not None and any(d != 1 for d in bound.shape):
             raise IRError("a bound of clip has more than one element", where=repr(bound))
     at = [None if bound is None else bound[(0,) * bound.ndim] for bound in (low, high)]
-    return te.compute(x.shape, lambda *i: clip(x[i], *at), "clip")  # type: ignore[no-any-return]
+    return te.compute(x.shape, lambda *i: clip(x[i], *at), "clip")
 
 
 def _cast(x: te.Tensor, dtype: str) -> te.Tensor:
-    return te.compute(x.shape, lambda *i: convert(x[i], dtype), "cast")  # type: ignore[no-any-return]
+    return te.compute(x.shape, lambda *i: convert(x[i], dtype), "cast")
 
 
 def _bitcast(x: te.Tensor, dtype: str) -> te.Tensor:
@@ -210,7 +210,7 @@ def _bitcast(x: te.Tensor, dtype: str) -> te.Tensor:
         raise IRError(f"bitcast of {x.dtype} to {dtype}: types of different width")
     if "bool" in (dtype, x.dtype):  # a bool is stored as 0 or 1
         return _cast(x, dtype)
-    return te.compute(x.shape, lambda *i: bitcast(x[i], dtype), "bitcast")  # type: ignore[no-any-return]
+    return te.compute(x.shape, lambda *i: bitcast(x[i], dtype), "bitcast")
 
 
 def _isinf(x: te.Tensor, positive: bool, negative: bool) -> te.Tensor:
@@ -227,7 +227,7 @@ def _isinf(x: te.Tensor, positive: bool, negative: bool) -> te.Tensor:
 
 def _constant(shape: tuple[Dim, ...], value: float | bool, dtype: str) -> te.Tensor:
     """A tensor filled with one value."""
-    return te.compute(shape, lambda *i: const(value, dtype), "full")  # type: ignore[no-any-return]
+    return te.compute(shape, lambda *i: const(value, dtype), "full")
 
 
 POW, MEAN = Operator("pow", _pow), Operator("mean", _mean)

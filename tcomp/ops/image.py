@@ -20,7 +20,7 @@ from tcomp.ops.reduction import rounded
 def repeat(x: te.Tensor, factor: int, axis: int) -> te.Tensor:
     """Every element `factor` times along `axis`: nearest-neighbour upsampling by an integer."""
     shape = [*x.shape[:axis], as_dim(as_expr(x.shape[axis]) * factor), *x.shape[axis + 1 :]]
-    return te.compute(shape, lambda *i: x[(*i[:axis], i[axis] // factor, *i[axis + 1 :])], "repeat")  # type: ignore[no-any-return]
+    return te.compute(shape, lambda *i: x[(*i[:axis], i[axis] // factor, *i[axis + 1 :])], "repeat")
 
 
 def resample(x: te.Tensor, indices: te.Tensor, weights: te.Tensor, axis: int) -> te.Tensor:
@@ -151,7 +151,7 @@ def affine_grid(theta: te.Tensor, spatial: Sequence[Dim], align_corners: bool) -
             base = select(te.equal(k, rank - 1 - d), at, base)
         return te.sum(theta[i[0], i[-1], k] * base, k)
 
-    return te.compute((theta.shape[0], *spatial, rank), element, "affine_grid")  # type: ignore[no-any-return]
+    return te.compute((theta.shape[0], *spatial, rank), element, "affine_grid")
 
 
 # ---------------------------------------------------------------- regions of interest
@@ -244,7 +244,7 @@ def col2im(
         return te.sum(select(te.all_of(inside), x[n, row, column], 0), offsets)
 
     shape = (x.shape[0], x.shape[1] // prod(block), *image)
-    return te.compute(shape, element, "col2im")  # type: ignore[no-any-return]
+    return te.compute(shape, element, "col2im")
 
 
 REPEAT, RESAMPLE = Operator("repeat", repeat), Operator("resample", resample)

@@ -40,7 +40,7 @@ def gather(x: te.Tensor, indices: te.Tensor, axis: int) -> te.Tensor:
         at = valid_index(indices[i[axis : axis + indices.ndim]], x.shape[axis])
         return x[(*i[:axis], at, *i[axis + indices.ndim :])]
 
-    return te.compute((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), element, "gather")  # type: ignore[no-any-return]
+    return te.compute((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), element, "gather")
 
 
 def gather_elements(x: te.Tensor, indices: te.Tensor, axis: int) -> te.Tensor:
@@ -50,7 +50,7 @@ def gather_elements(x: te.Tensor, indices: te.Tensor, axis: int) -> te.Tensor:
     def element(*i: Expr) -> Expr:
         return x[(*i[:axis], valid_index(indices[i], x.shape[axis]), *i[axis + 1 :])]
 
-    return te.compute(indices.shape, element, "gather_elements")  # type: ignore[no-any-return]
+    return te.compute(indices.shape, element, "gather_elements")
 
 
 def gather_nd(x: te.Tensor, indices: te.Tensor, batch_dims: int) -> te.Tensor:
@@ -65,7 +65,7 @@ def gather_nd(x: te.Tensor, indices: te.Tensor, batch_dims: int) -> te.Tensor:
         at = [valid_index(indices[(*outer, n)], x.shape[axis]) for n, axis in enumerate(indexed)]
         return x[(*i[:batch_dims], *at, *inner)]
 
-    return te.compute((*indices.shape[:-1], *x.shape[batch_dims + width :]), element, "gather_nd")  # type: ignore[no-any-return]
+    return te.compute((*indices.shape[:-1], *x.shape[batch_dims + width :]), element, "gather_nd")
 
 
 def _tuple_width(indices: te.Tensor) -> int:
@@ -108,7 +108,7 @@ def scatter_elements(x: te.Tensor, indices: te.Tensor, updates: te.Tensor, axis:
 
         return block(_copied(source, target), nest(indices.shape, one))
 
-    return te.extern([(x.shape, x.dtype)], [x, indices, updates], program, "scatter_elements")  # type: ignore[no-any-return]
+    return te.extern((x.shape, x.dtype), [x, indices, updates], program, "scatter_elements")
 
 
 def scatter_nd(x: te.Tensor, indices: te.Tensor, updates: te.Tensor, reduction: str) -> te.Tensor:
@@ -127,7 +127,7 @@ def scatter_nd(x: te.Tensor, indices: te.Tensor, updates: te.Tensor, reduction: 
 
         return block(_copied(source, target), nest([*indices.shape[:-1], *x.shape[width:]], one))
 
-    return te.extern([(x.shape, x.dtype)], [x, indices, updates], program, "scatter_nd")  # type: ignore[no-any-return]
+    return te.extern((x.shape, x.dtype), [x, indices, updates], program, "scatter_nd")
 
 
 def tensor_scatter(past: te.Tensor, update: te.Tensor, starts: te.Tensor | None, axis: int, circular: bool) -> te.Tensor:
@@ -145,7 +145,7 @@ def tensor_scatter(past: te.Tensor, update: te.Tensor, starts: te.Tensor | None,
         inside = te.all_of([offset >= 0, offset < length])
         return select(inside, update[(*i[:axis], offset, *i[axis + 1 :])], past[i])
 
-    return te.compute(past.shape, element, "tensor_scatter")  # type: ignore[no-any-return]
+    return te.compute(past.shape, element, "tensor_scatter")
 
 
 # ---------------------------------------------------------------- one-hot
@@ -159,7 +159,7 @@ def one_hot(indices: te.Tensor, values: te.Tensor, depth: Dim, axis: int) -> te.
         index = cast(indices[(*i[:axis], *i[axis + 1 :])], "int64")
         return select(te.equal(select(index < 0, index + size, index), i[axis]), values[1], values[0])
 
-    return te.compute((*indices.shape[:axis], depth, *indices.shape[axis:]), element, "one_hot")  # type: ignore[no-any-return]
+    return te.compute((*indices.shape[:axis], depth, *indices.shape[axis:]), element, "one_hot")
 
 
 # ---------------------------------------------------------------- top-k
@@ -195,7 +195,8 @@ def top_k(x: te.Tensor, k: Dim, axis: int, largest: bool) -> tuple[te.Tensor, te
         lanes = nest([d for m, d in enumerate(x.shape) if m != axis], lane)
         return Allocate(order, Allocate(merged, lanes))
 
-    return te.extern([(shape, x.dtype), (shape, "int64")], [x], program, "top_k")  # type: ignore[no-any-return]
+    values, positions = te.externs([(shape, x.dtype), (shape, "int64")], [x], program, "top_k")
+    return values, positions
 
 
 def _merge_sort(order: Buffer, merged: Buffer, n: Expr, before: Callable[[Expr, Expr], Expr]) -> Stmt:

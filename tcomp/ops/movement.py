@@ -21,7 +21,7 @@ def transpose(x: te.Tensor, perm: Sequence[int]) -> te.Tensor:
         raise IRError(f"transpose by {tuple(perm)} of a tensor of rank {x.ndim}", hint="name every axis once")
     place = {axis: d for d, axis in enumerate(perm)}
     shape = tuple(x.shape[axis] for axis in perm)
-    return te.compute(shape, lambda *i: x[tuple(i[place[n]] for n in range(x.ndim))], "transpose")  # type: ignore[no-any-return]
+    return te.compute(shape, lambda *i: x[tuple(i[place[n]] for n in range(x.ndim))], "transpose")
 
 
 # ---------------------------------------------------------------- reshape
@@ -44,7 +44,7 @@ def reshape(x: te.Tensor, shape: Sequence[Dim]) -> te.Tensor:
     shape = tuple(as_dim(d) for d in shape)
     require_same(product(x.shape), product(shape), f"reshape of [{_text(x.shape)}] to [{_text(shape)}]")
     if 0 in shape:
-        return te.compute(shape, lambda *i: const(0, x.dtype), "reshape")  # type: ignore[no-any-return]
+        return te.compute(shape, lambda *i: const(0, x.dtype), "reshape")
     groups = _groups(x.shape, shape)
 
     def element(*i: Expr) -> Expr:
@@ -53,7 +53,7 @@ def reshape(x: te.Tensor, shape: Sequence[Dim]) -> te.Tensor:
             at += _regroup([x.shape[n] for n in inputs], [shape[n] for n in outputs], [i[n] for n in outputs])
         return x[tuple(at)]
 
-    return te.compute(shape, element, "reshape")  # type: ignore[no-any-return]
+    return te.compute(shape, element, "reshape")
 
 
 def _groups(source: Sequence[Dim], target: Sequence[Dim]) -> list[tuple[range, range]]:
@@ -98,7 +98,7 @@ def _text(dims: Sequence[Dim]) -> str:
 
 def expand(x: te.Tensor, shape: Sequence[Dim]) -> te.Tensor:
     """Broadcast to the common shape of `x` and `shape`."""
-    return te.compute(broadcast_shape(x.shape, shape), lambda *i: read(x, i), "expand")  # type: ignore[no-any-return]
+    return te.compute(broadcast_shape(x.shape, shape), lambda *i: read(x, i), "expand")
 
 
 def tile(x: te.Tensor, repeats: Sequence[Dim]) -> te.Tensor:
@@ -108,7 +108,7 @@ def tile(x: te.Tensor, repeats: Sequence[Dim]) -> te.Tensor:
     def element(*i: Expr) -> Expr:
         return x[tuple(n if r == 1 else n % as_expr(d) for n, d, r in zip(i, x.shape, repeats, strict=True))]
 
-    return te.compute(shape, element, "tile")  # type: ignore[no-any-return]
+    return te.compute(shape, element, "tile")
 
 
 def slice_(x: te.Tensor, starts: Sequence[Dim], steps: Sequence[int], shape: Sequence[Dim]) -> te.Tensor:
@@ -117,7 +117,7 @@ def slice_(x: te.Tensor, starts: Sequence[Dim], steps: Sequence[int], shape: Seq
     def element(*i: Expr) -> Expr:
         return x[tuple(as_expr(s) + n * step for n, s, step in zip(i, starts, steps, strict=True))]
 
-    return te.compute(shape, element, "slice")  # type: ignore[no-any-return]
+    return te.compute(shape, element, "slice")
 
 
 def concat(*parts: te.Tensor, axis: int) -> te.Tensor:
@@ -142,7 +142,7 @@ def concat(*parts: te.Tensor, axis: int) -> te.Tensor:
         assert result is not None
         return result
 
-    return te.compute((*first.shape[:axis], offsets[-1], *first.shape[axis + 1 :]), element, "concat")  # type: ignore[no-any-return]
+    return te.compute((*first.shape[:axis], offsets[-1], *first.shape[axis + 1 :]), element, "concat")
 
 
 def pad(
@@ -173,7 +173,7 @@ def pad(
         ]
         return x[tuple(changed)]
 
-    return te.compute(shape, element, "pad")  # type: ignore[no-any-return]
+    return te.compute(shape, element, "pad")
 
 
 def _bounds(index: Expr, extent: Dim, before: Dim, after: Dim) -> list[Expr]:
@@ -214,7 +214,7 @@ def depth_to_space(x: te.Tensor, block: int, channels_first: bool) -> te.Tensor:
         return x[b, channel, i // block, j // block]
 
     shape = (n, c, as_dim(as_expr(h) * block), as_dim(as_expr(w) * block))
-    return te.compute(shape, element, "depth_to_space")  # type: ignore[no-any-return]
+    return te.compute(shape, element, "depth_to_space")
 
 
 def space_to_depth(x: te.Tensor, block: int, channels_first: bool) -> te.Tensor:
@@ -226,7 +226,7 @@ def space_to_depth(x: te.Tensor, block: int, channels_first: bool) -> te.Tensor:
         return x[b, channel, i * block + inside // block, j * block + inside % block]
 
     shape = (n, as_dim(as_expr(c) * (block * block)), as_dim(as_expr(height) // block), as_dim(as_expr(width) // block))
-    return te.compute(shape, element, "space_to_depth")  # type: ignore[no-any-return]
+    return te.compute(shape, element, "space_to_depth")
 
 
 # ---------------------------------------------------------------- along one axis, by position
@@ -242,7 +242,7 @@ def reverse_sequence(x: te.Tensor, lengths: te.Tensor, batch_axis: int, time_axi
         at[time_axis] = select(t < length, length - 1 - t, t)
         return x[tuple(at)]
 
-    return te.compute(x.shape, element, "reverse_sequence")  # type: ignore[no-any-return]
+    return te.compute(x.shape, element, "reverse_sequence")
 
 
 def trilu(x: te.Tensor, k: te.Tensor | None, diagonal: int, upper: bool) -> te.Tensor:
@@ -253,17 +253,17 @@ def trilu(x: te.Tensor, k: te.Tensor | None, diagonal: int, upper: bool) -> te.T
         distance = i[-1] - i[-2]
         return select(offset <= distance if upper else distance <= offset, x[i], const(0, x.dtype))
 
-    return te.compute(x.shape, element, "trilu")  # type: ignore[no-any-return]
+    return te.compute(x.shape, element, "trilu")
 
 
 def eye(shape: Sequence[Dim], diagonal: int, dtype: str) -> te.Tensor:
     """Ones on diagonal number `diagonal`, zeros elsewhere."""
-    return te.compute(shape, lambda i, j: cast(te.equal(j - i, diagonal), dtype), "eye")  # type: ignore[no-any-return]
+    return te.compute(shape, lambda i, j: cast(te.equal(j - i, diagonal), dtype), "eye")
 
 
 def arange(start: Dim, step: Dim, count: Dim, dtype: str) -> te.Tensor:
     """start, start + step, ...: `count` elements."""
-    return te.compute((count,), lambda i: cast(as_expr(start) + i * as_expr(step), dtype), "arange")  # type: ignore[no-any-return]
+    return te.compute((count,), lambda i: cast(as_expr(start) + i * as_expr(step), dtype), "arange")
 
 
 TRANSPOSE, RESHAPE = Operator("transpose", transpose), Operator("reshape", reshape)

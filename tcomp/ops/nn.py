@@ -59,7 +59,7 @@ def conv(x: te.Tensor, w: te.Tensor, strides: Sequence[int], dilations: Sequence
         product = factor(x[(n, source, *at)]) * factor(w[(o, inner, *taps)])
         return cast(te.sum(product, folded), product_dtype(x.dtype))
 
-    return te.compute((x.shape[0], out_channels, *spatial), lambda *i: element(*i), "conv")  # type: ignore[no-any-return]
+    return te.compute((x.shape[0], out_channels, *spatial), lambda *i: element(*i), "conv")
 
 
 def conv_transpose(
@@ -107,7 +107,7 @@ def conv_transpose(
         return cast(te.sum(select(valid, product, 0), folded), x.dtype)
 
     result = (x.shape[0], out_channels * group, *shape)
-    return te.compute(result, lambda *i: element(*i), "conv_transpose")  # type: ignore[no-any-return]
+    return te.compute(result, lambda *i: element(*i), "conv_transpose")
 
 
 def deform_conv(
@@ -159,13 +159,13 @@ def deform_conv(
         value = value if mask is None else value * mask[(n, tap, p, q)]
         return te.sum(value * w[(o, channel, *taps)], [channel, *taps])
 
-    return te.compute((x.shape[0], out_channels, *offset.shape[2:]), element, "deform_conv")  # type: ignore[no-any-return]
+    return te.compute((x.shape[0], out_channels, *offset.shape[2:]), element, "deform_conv")
 
 
 def add_channels(x: te.Tensor, bias: te.Tensor) -> te.Tensor:
     """x + bias[channel], the channel being axis 1."""
     require_same(x.shape[1], bias.shape[0], "a bias for each channel")
-    return te.compute(x.shape, lambda *i: x[i] + bias[i[1]], "bias")  # type: ignore[no-any-return]
+    return te.compute(x.shape, lambda *i: x[i] + bias[i[1]], "bias")
 
 
 def dense(x: te.Tensor, w: te.Tensor) -> te.Tensor:
@@ -176,7 +176,7 @@ def dense(x: te.Tensor, w: te.Tensor) -> te.Tensor:
     def element(*i: Expr) -> Expr:
         return cast(te.sum(widened(x[(*i[:-1], k)]) * widened(w[i[-1], k]), k), x.dtype)
 
-    return te.compute((*x.shape[:-1], w.shape[0]), element, "dense")  # type: ignore[no-any-return]
+    return te.compute((*x.shape[:-1], w.shape[0]), element, "dense")
 
 
 CONV, CONV_TRANSPOSE = Operator("conv", conv), Operator("conv_transpose", conv_transpose)

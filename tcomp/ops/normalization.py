@@ -36,7 +36,7 @@ def moments(x: te.Tensor, axes: Sequence[int]) -> tuple[te.Tensor, te.Tensor]:
 def batch_scale(scale: te.Tensor, variance: te.Tensor, epsilon: float) -> te.Tensor:
     """scale / sqrt(variance + epsilon): what batch normalisation multiplies each channel with."""
     require_same(scale.shape[0], variance.shape[0], "channels of batch normalisation")
-    return te.compute(  # type: ignore[no-any-return]
+    return te.compute(
         scale.shape, lambda c: widened(scale[c]) / te.sqrt(cast(variance[c], widened(scale[c]).dtype) + epsilon), "batch_scale"
     )
 
@@ -44,9 +44,7 @@ def batch_scale(scale: te.Tensor, variance: te.Tensor, epsilon: float) -> te.Ten
 def batch_shift(bias: te.Tensor, mean: te.Tensor, scale: te.Tensor) -> te.Tensor:
     """bias - mean * scale: what batch normalisation adds to each channel, `scale` coming from `batch_scale`."""
     require_same(bias.shape[0], mean.shape[0], "channels of batch normalisation")
-    return te.compute(  # type: ignore[no-any-return]
-        bias.shape, lambda c: cast(bias[c], scale.dtype) - cast(mean[c], scale.dtype) * scale[c], "batch_shift"
-    )
+    return te.compute(bias.shape, lambda c: cast(bias[c], scale.dtype) - cast(mean[c], scale.dtype) * scale[c], "batch_shift")
 
 
 def scale_shift(x: te.Tensor, scale: te.Tensor, shift: te.Tensor) -> te.Tensor:
@@ -57,7 +55,7 @@ def scale_shift(x: te.Tensor, scale: te.Tensor, shift: te.Tensor) -> te.Tensor:
     def element(*i: Expr) -> Expr:
         return cast(cast(x[i], scale.dtype) * scale[i[axis]] + shift[i[axis]], x.dtype)
 
-    return te.compute(x.shape, element, "scale_shift")  # type: ignore[no-any-return]
+    return te.compute(x.shape, element, "scale_shift")
 
 
 def batch_moments(x: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
@@ -69,7 +67,7 @@ def batch_moments(x: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
         def element(c: Expr) -> Expr:
             return cast(t[tuple(c if a == 1 else 0 for a in range(x.ndim))], x.dtype)
 
-        return te.compute((x.shape[1],), element, name)  # type: ignore[no-any-return]
+        return te.compute((x.shape[1],), element, name)
 
     return flat(mean, "batch_mean"), flat(variance, "batch_variance")
 
@@ -81,7 +79,7 @@ def running(old: te.Tensor, new: te.Tensor, momentum: float) -> te.Tensor:
         before = widened(old[i])
         return cast(before * momentum + cast(new[i], before.dtype) * (1.0 - momentum), old.dtype)
 
-    return te.compute(old.shape, element, "running")  # type: ignore[no-any-return]
+    return te.compute(old.shape, element, "running")
 
 
 def instance_norm(x: te.Tensor, scale: te.Tensor, bias: te.Tensor, epsilon: float) -> te.Tensor:
@@ -93,7 +91,7 @@ def instance_norm(x: te.Tensor, scale: te.Tensor, bias: te.Tensor, epsilon: floa
         normal = (widened(x[i]) - at_kept(mean, i)) / te.sqrt(at_kept(variance, i) + epsilon)
         return cast(normal * widened(scale[i[1]]) + widened(bias[i[1]]), x.dtype)
 
-    return te.compute(x.shape, element, "instance_norm")  # type: ignore[no-any-return]
+    return te.compute(x.shape, element, "instance_norm")
 
 
 def group_norm(x: te.Tensor, scale: te.Tensor, bias: te.Tensor, groups: int, epsilon: float) -> te.Tensor:
@@ -112,14 +110,14 @@ def group_norm(x: te.Tensor, scale: te.Tensor, bias: te.Tensor, groups: int, eps
         own = c // size if per_group else c
         return cast(normal * widened(scale[own]) + widened(bias[own]), x.dtype)
 
-    return te.compute(x.shape, lambda *i: element(*i), "group_norm")  # type: ignore[no-any-return]
+    return te.compute(x.shape, lambda *i: element(*i), "group_norm")
 
 
 def _grouped(x: te.Tensor, groups: int, size: int) -> te.Tensor:
     def element(*i: Expr) -> Expr:
         return widened(x[(i[0], i[1] * size + i[2], *i[3:])])
 
-    return te.compute((x.shape[0], groups, size, *x.shape[2:]), element, "grouped")  # type: ignore[no-any-return]
+    return te.compute((x.shape[0], groups, size, *x.shape[2:]), element, "grouped")
 
 
 def layer_norm(
@@ -148,7 +146,7 @@ def rms_norm(x: te.Tensor, scale: te.Tensor, axis: int, epsilon: float) -> te.Te
         factor = broadcast_read(scale, i)
         return cast(cast(normal, x.dtype), factor.dtype) * factor
 
-    return te.compute(x.shape, element, "rms_norm")  # type: ignore[no-any-return]
+    return te.compute(x.shape, element, "rms_norm")
 
 
 def local_response_norm(x: te.Tensor, size: int, alpha: float, beta: float, bias: float) -> te.Tensor:
@@ -166,7 +164,7 @@ def local_response_norm(x: te.Tensor, size: int, alpha: float, beta: float, bias
     def element(*i: Expr) -> Expr:
         return cast(widened(x[i]) / te.power(squares[i] * (alpha / size) + bias, beta), x.dtype)
 
-    return te.compute(x.shape, element, "lrn")  # type: ignore[no-any-return]
+    return te.compute(x.shape, element, "lrn")
 
 
 def lp_normalize(x: te.Tensor, axis: int, p: int) -> te.Tensor:
@@ -180,7 +178,7 @@ def lp_normalize(x: te.Tensor, axis: int, p: int) -> te.Tensor:
         length = at_kept(norm, i)
         return cast(select(te.equal(length, 0.0), 0.0, widened(x[i]) / length), x.dtype)
 
-    return te.compute(x.shape, element, "lp_normalize")  # type: ignore[no-any-return]
+    return te.compute(x.shape, element, "lp_normalize")
 
 
 BATCH_SCALE, BATCH_SHIFT = Operator("batch_scale", batch_scale), Operator("batch_shift", batch_shift)

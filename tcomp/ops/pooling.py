@@ -31,7 +31,7 @@ def _pooled(
         at = [p * s + k * r for p, s, k, r in zip(i[2:], strides, taps, dilations, strict=True)]
         return element(i, taps, (*i[:2], *at))
 
-    return te.compute((*x.shape[:2], *shape), body, name)  # type: ignore[no-any-return]
+    return te.compute((*x.shape[:2], *shape), body, name)
 
 
 def max_pool(x: te.Tensor, kernel: Windows, strides: Windows, dilations: Windows) -> te.Tensor:
@@ -135,7 +135,7 @@ def max_unpool(x: te.Tensor, indices: te.Tensor, shape: Sequence[Dim], source: S
 
         return block(nest(shape, "z", lambda i: store(result, i, 0)), nest(x.shape, "i", scatter))
 
-    return te.extern([(shape, x.dtype)], [x, indices], program, "max_unpool")  # type: ignore[no-any-return]
+    return te.extern((shape, x.dtype), [x, indices], program, "max_unpool")
 
 
 def global_lp_pool(x: te.Tensor, p: float) -> te.Tensor:

@@ -43,7 +43,7 @@ def quantize(
         quotient = cast(x[i], precision) / cast(_parameter(scale, i, x, axis, block), precision)
         return _saturated(te.round(widened(quotient)), None if zero is None else _parameter(zero, i, x, axis, block), dtype)
 
-    return te.compute(x.shape, element, "quantize")  # type: ignore[no-any-return]
+    return te.compute(x.shape, element, "quantize")
 
 
 def dequantize(x: te.Tensor, scale: te.Tensor, zero: te.Tensor | None, axis: int, block: int, dtype: str) -> te.Tensor:
@@ -56,7 +56,7 @@ def dequantize(x: te.Tensor, scale: te.Tensor, zero: te.Tensor | None, axis: int
         factor = widened(_parameter(scale, i, x, axis, block))
         return cast(cast(value, factor.dtype) * factor, dtype)
 
-    return te.compute(x.shape, element, "dequantize")  # type: ignore[no-any-return]
+    return te.compute(x.shape, element, "dequantize")
 
 
 def dynamic_range(x: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
@@ -84,7 +84,7 @@ def centred(x: te.Tensor, zero: te.Tensor | None, axis: int) -> te.Tensor:
 
     if zero is not None and zero.ndim == x.ndim:
         broadcast_shape(x.shape, zero.shape)
-    return te.compute(x.shape, element, "centred")  # type: ignore[no-any-return]
+    return te.compute(x.shape, element, "centred")
 
 
 def swap_sign(x: te.Tensor) -> te.Tensor:
@@ -92,7 +92,7 @@ def swap_sign(x: te.Tensor) -> te.Tensor:
     if x.dtype not in BYTES:
         raise IRError(f"{x} does not hold bytes")
     other, offset = ("int8", -128) if x.dtype == "uint8" else ("uint8", 128)
-    return te.compute(x.shape, lambda *i: cast(cast(x[i], "int32") + offset, other), "swap_sign")  # type: ignore[no-any-return]
+    return te.compute(x.shape, lambda *i: cast(cast(x[i], "int32") + offset, other), "swap_sign")
 
 
 def requantize(
@@ -117,7 +117,7 @@ def requantize(
 
     if x.dtype != "int32" or is_float(zero.dtype):
         raise IRError(f"requantisation of {x.dtype} to {zero.dtype}")
-    return te.compute(x.shape, element, "requantize")  # type: ignore[no-any-return]
+    return te.compute(x.shape, element, "requantize")
 
 
 QUANTIZE, DEQUANTIZE = Operator("quantize", quantize), Operator("dequantize", dequantize)

@@ -96,7 +96,7 @@ def gru_reset(x: te.Tensor, h: te.Tensor, state: te.Tensor, activation: Activati
     def element(b: Expr, j: Expr) -> Expr:
         return activate(_clipped(x[b, j + size] + h[b, j + size], clip), activation) * state[b, j]
 
-    return te.compute(state.shape, element, "gru_reset")  # type: ignore[no-any-return]
+    return te.compute(state.shape, element, "gru_reset")
 
 
 def gru_cell(
@@ -126,7 +126,7 @@ def gru_cell(
         new = activate(_clipped(x[b, j + 2 * size] + inner, clip), g)
         return (1.0 - update) * new + update * state[b, j]
 
-    return te.compute(state.shape, element, "gru_cell")  # type: ignore[no-any-return]
+    return te.compute(state.shape, element, "gru_cell")
 
 
 def rnn_cell(x: te.Tensor, h: te.Tensor, activation: Activation, clip: float | None) -> te.Tensor:
@@ -135,7 +135,7 @@ def rnn_cell(x: te.Tensor, h: te.Tensor, activation: Activation, clip: float | N
     def element(b: Expr, j: Expr) -> Expr:
         return activate(_clipped(x[b, j] + h[b, j], clip), activation)
 
-    return te.compute(x.shape, element, "rnn_cell")  # type: ignore[no-any-return]
+    return te.compute(x.shape, element, "rnn_cell")
 
 
 def within(new: te.Tensor, old: te.Tensor | None, lengths: te.Tensor, step: te.Tensor, count: Dim | None) -> te.Tensor:
@@ -149,7 +149,7 @@ def within(new: te.Tensor, old: te.Tensor | None, lengths: te.Tensor, step: te.T
         rest = 0.0 if old is None else old[b, j]
         return select(position < cast(lengths[b], "int64"), new[b, j], rest)
 
-    return te.compute(new.shape, element, "within")  # type: ignore[no-any-return]
+    return te.compute(new.shape, element, "within")
 
 
 def stack(*parts: te.Tensor, axis: int) -> te.Tensor:
@@ -163,18 +163,18 @@ def stack(*parts: te.Tensor, axis: int) -> te.Tensor:
             result = select(te.equal(i[axis], number), parts[number][at], result)
         return result
 
-    return te.compute((*shape[:axis], len(parts), *shape[axis:]), element, "stack")  # type: ignore[no-any-return]
+    return te.compute((*shape[:axis], len(parts), *shape[axis:]), element, "stack")
 
 
 def part(x: te.Tensor, index: int) -> te.Tensor:
     """x[index] along the first axis."""
-    return te.compute(x.shape[1:], lambda *i: x[(index, *i)], "part")  # type: ignore[no-any-return]
+    return te.compute(x.shape[1:], lambda *i: x[(index, *i)], "part")
 
 
 def gates(x: te.Tensor, first: int, count: int, size: int) -> te.Tensor:
     """Rows first * size ... (first + count) * size of the first axis."""
     shape = (as_dim(count * size), *x.shape[1:])
-    return te.compute(shape, lambda *i: x[(i[0] + first * size, *i[1:])], "gates")  # type: ignore[no-any-return]
+    return te.compute(shape, lambda *i: x[(i[0] + first * size, *i[1:])], "gates")
 
 
 LSTM_CELL, GRU_CELL, RNN_CELL = Operator("lstm_cell", lstm_cell), Operator("gru_cell", gru_cell), Operator("rnn_cell", rnn_cell)

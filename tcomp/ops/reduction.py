@@ -44,7 +44,7 @@ def fold(
         at = [folded[n] if n in folded else next(kept) for n in range(x.ndim)]
         return finish(reducer(element(widened(x[tuple(at)])), tuple(folded.values())))
 
-    return te.compute(kept_shape(x.shape, axes, keepdims), body, name)  # type: ignore[no-any-return]
+    return te.compute(kept_shape(x.shape, axes, keepdims), body, name)
 
 
 def rounded(x: te.Tensor, dtype: str) -> te.Tensor:
@@ -123,7 +123,7 @@ def _shifted_sum(x: te.Tensor, top: te.Tensor, axes: Axes) -> te.Tensor:
         at = tuple(folded.get(n, index) for n, index in enumerate(i))
         return te.sum(te.exp(widened(x[at]) - at_kept(top, i)), tuple(folded.values()))
 
-    return te.compute(kept_shape(x.shape, axes, True), element, "total")  # type: ignore[no-any-return]
+    return te.compute(kept_shape(x.shape, axes, True), element, "total")
 
 
 REDUCE_SUM = _reduction("reduce_sum", te.sum)
@@ -155,7 +155,7 @@ def _arg(name: str, reducer: Fold) -> Operator:
             found = te.equal(value, at_kept(extreme, whole)) | te.isnan(value)
             return te.max(select(found, k, -1), k) if last else te.min(select(found, k, as_expr(x.shape[axis])), k)
 
-        return te.compute(kept_shape(x.shape, (axis,), keepdims), element, name)  # type: ignore[no-any-return]
+        return te.compute(kept_shape(x.shape, (axis,), keepdims), element, name)
 
     return Operator(name, apply)
 
@@ -171,14 +171,14 @@ def softmax_of(x: te.Tensor, axes: Axes) -> te.Tensor:
     top = fold(x, axes, True, te.max, "softmax.max")
     weight = te.compute(x.shape, lambda *i: te.exp(widened(x[i]) - at_kept(top, i)), "softmax.exp")
     total = fold(weight, axes, True, te.sum, "softmax.sum")
-    return te.compute(x.shape, lambda *i: weight[i] / at_kept(total, i), "softmax")  # type: ignore[no-any-return]
+    return te.compute(x.shape, lambda *i: weight[i] / at_kept(total, i), "softmax")
 
 
 def log_softmax_of(x: te.Tensor, axes: Axes) -> te.Tensor:
     """x - log(sum(exp(x))) over `axes` jointly, in float32 for 16-bit inputs."""
     top = fold(x, axes, True, te.max, "log_softmax.max")
     total = _shifted_sum(x, top, axes)
-    return te.compute(  # type: ignore[no-any-return]
+    return te.compute(
         x.shape, lambda *i: widened(x[i]) - at_kept(top, i) - te.log(at_kept(total, i)), "log_softmax"
     )
 
@@ -200,7 +200,7 @@ def _hardmax(x: te.Tensor, axes: Axes) -> te.Tensor:
         return te.min(select(te.equal(widened(x[tuple(at)]), at_kept(top, i)), position(at), count), tuple(folded.values()))
 
     where = te.compute(kept_shape(x.shape, axes, True), first, "hardmax.first")
-    return te.compute(x.shape, lambda *i: cast(te.equal(position(i), at_kept(where, i)), x.dtype), "hardmax")  # type: ignore[no-any-return]
+    return te.compute(x.shape, lambda *i: cast(te.equal(position(i), at_kept(where, i)), x.dtype), "hardmax")
 
 
 SOFTMAX = Operator("softmax", lambda x, axes: rounded(softmax_of(x, axes), x.dtype))
@@ -235,7 +235,7 @@ def _prefix(name: str, combine: Callable[[Expr, Expr], Expr], identity: int) -> 
 
             return nest([d for n, d in enumerate(x.shape) if n != axis], lane)
 
-        return te.extern([(x.shape, x.dtype)], [x], program, name)  # type: ignore[no-any-return]
+        return te.extern((x.shape, x.dtype), [x], program, name)
 
     return Operator(name, apply)
 

@@ -29,13 +29,13 @@ def dft(x: te.Tensor, cosines: te.Tensor, sines: te.Tensor, axis: int, real: boo
                 total = total + x[(*at, 1)] * other[k, n] * sign
             return te.sum(total, n)
 
-        return te.compute(outer, element, name)  # type: ignore[no-any-return]
+        return te.compute(outer, element, name)
 
     re = part(cosines, sines, -1, "dft.re")
     if real:
-        return te.compute((*outer, 1), lambda *i: re[i[:-1]], "dft")  # type: ignore[no-any-return]
+        return te.compute((*outer, 1), lambda *i: re[i[:-1]], "dft")
     im = part(sines, cosines, 1, "dft.im")
-    return te.compute((*outer, 2), lambda *i: select(te.equal(i[-1], 0), re[i[:-1]], im[i[:-1]]), "dft")  # type: ignore[no-any-return]
+    return te.compute((*outer, 2), lambda *i: select(te.equal(i[-1], 0), re[i[:-1]], im[i[:-1]]), "dft")
 
 
 def frames(x: te.Tensor, window: te.Tensor | None, length: int, step: int, count: Dim) -> te.Tensor:
@@ -47,7 +47,7 @@ def frames(x: te.Tensor, window: te.Tensor | None, length: int, step: int, count
         value = x[b, f * step + t, c]
         return value if window is None else value * window[t]
 
-    return te.compute((x.shape[0], count, length, x.shape[2]), element, "frames")  # type: ignore[no-any-return]
+    return te.compute((x.shape[0], count, length, x.shape[2]), element, "frames")
 
 
 def det(x: te.Tensor) -> te.Tensor:
@@ -91,7 +91,7 @@ def det(x: te.Tensor) -> te.Tensor:
         body = nest(x.shape[:-2], matrix)
         return Allocate(work, Allocate(pivot, Allocate(held, body)))
 
-    return te.extern([(x.shape[:-2], x.dtype)], [x], program, "det")  # type: ignore[no-any-return]
+    return te.extern((x.shape[:-2], x.dtype), [x], program, "det")
 
 
 DFT, FRAMES, DET = Operator("dft", dft), Operator("frames", frames), Operator("det", det)

@@ -81,7 +81,7 @@ def winograd_input(x: te.Tensor, tile: int) -> te.Tensor:
         pixels = [[x[n, c, h * tile + i, w * tile + j] for i in range(tile + 2)] for j in range(tile + 2)]
         return _chosen(b, _to_points(transform, [_chosen(a, _to_points(transform, column)) for column in pixels]))
 
-    return te.compute((tile + 2, tile + 2, x.shape[0], rows, columns, x.shape[1]), element, "winograd_input")  # type: ignore[no-any-return]
+    return te.compute((tile + 2, tile + 2, x.shape[0], rows, columns, x.shape[1]), element, "winograd_input")
 
 
 def winograd_product(x: te.Tensor, w: te.Tensor) -> te.Tensor:
@@ -92,7 +92,7 @@ def winograd_product(x: te.Tensor, w: te.Tensor) -> te.Tensor:
     def element(a: Expr, b: Expr, n: Expr, h: Expr, v: Expr, o: Expr) -> Expr:
         return te.sum(x[a, b, n, h, v, c] * w[a, b, c, o], c)
 
-    return te.compute((*x.shape[:-1], w.shape[3]), element, "winograd_product")  # type: ignore[no-any-return]
+    return te.compute((*x.shape[:-1], w.shape[3]), element, "winograd_product")
 
 
 def winograd_output(p: te.Tensor, shape: Sequence[Dim]) -> te.Tensor:
@@ -107,7 +107,7 @@ def winograd_output(p: te.Tensor, shape: Sequence[Dim]) -> te.Tensor:
         rows = [_chosen(h % tile, _from_points(transform, column)) for column in points]
         return _chosen(w % tile, _from_points(transform, rows))
 
-    return te.compute((p.shape[2], p.shape[5], *shape), element, "winograd_output")  # type: ignore[no-any-return]
+    return te.compute((p.shape[2], p.shape[5], *shape), element, "winograd_output")
 
 
 def _chosen(row: Expr, rows: Sequence[Expr]) -> Expr:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, Expr, as_expr, loop_var
 from tcomp.ir.loops import For
-from tcomp.ir.simplify import Linear, from_linear, linear, prove, simplify
+from tcomp.ir.simplify import Linear, from_linear, linear, prove, quotient, simplify
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,15 +176,3 @@ def holds(condition: Expr) -> bool:
         return False
     (x, c), (y, d) = (quotient(simplify(e)) for e in condition.args)
     return c == d and prove(x + c <= y)
-
-
-def quotient(e: Expr) -> tuple[Expr, int]:
-    """x and c such that e = x // c: a constant beside a quotient belongs to x."""
-    terms = linear(e)
-    shift = terms.pop((), 0)
-    if len(terms) == 1:
-        ((monomial, coefficient),) = terms.items()
-        q = monomial[0]
-        if len(monomial) == coefficient == 1 and q.op == "floordiv" and q.args[1].op == "const":
-            return simplify(q.args[0] + q.args[1] * shift), int(q.args[1].attr)
-    return e, 1

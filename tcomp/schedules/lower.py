@@ -124,13 +124,13 @@ def _literal(value: Value, array: np.ndarray) -> Tensor:
     if array.size > 1:
         raise IRError(f"constant `{value.name}` of {array.size} elements inside a kernel", hint="pass it to the kernel as an input")
     literal = E.const(array.reshape(-1)[0] if array.size else 0, value.dtype)
-    return te.compute(value.shape, lambda *indices: literal, value.name)  # type: ignore[no-any-return]
+    return te.compute(value.shape, lambda *indices: literal, value.name)
 
 
 def _computed(t: Tensor, value: Value) -> Tensor:
     """An output as a computation: an input handed through is copied."""
     if t.body is None and t.extern is None:
-        return te.compute(value.shape, lambda *indices: t[indices] if indices else t[()], value.name)  # type: ignore[no-any-return]
+        return te.compute(value.shape, lambda *indices: t[indices] if indices else t[()], value.name)
     return t
 
 

@@ -99,10 +99,10 @@ def _of_atom(atom: Expr, inner: Mapping[Expr, Dim]) -> Interval | None:
         x = interval(atom.args[0], inner)
         return None if x is None else _divided(x, int(atom.args[1].attr), atom.op)
     if atom.op in ("min", "max"):
-        parts = [interval(a, inner) for a in atom.args]
-        if None in parts:
+        first, second = (interval(a, inner) for a in atom.args)
+        if first is None or second is None:
             return None
-        (a, b), (c, d) = parts  # type: ignore[misc]
+        (a, b), (c, d) = first, second
         low = simplify(E.binary(atom.op, a, c))
         return low, simplify(low + E.maximum(b - a, d - c))
     return None

@@ -16,7 +16,6 @@ over the bandwidth of the nearest memory that holds them all.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -142,13 +141,13 @@ def statements(kernel: Kernel) -> Iterator[tuple[Store | Accumulate, Loops, tupl
     return visit(kernel.body, (), ())
 
 
-def operations(kernel: Kernel, limit: int = ENUMERATED) -> Counter[str]:
+def operations(kernel: Kernel, limit: int = ENUMERATED) -> dict[str, float]:
     """Operations of each class, of a kernel of known size: exact for affine programs (see `instances` on the limit)."""
-    counts: Counter[str] = Counter(dict.fromkeys(CLASSES, 0))
+    counts = dict.fromkeys(CLASSES, 0.0)
     for s, loops, conditions in statements(kernel):
         times = instances(loops, conditions, limit)
         for _, cost in operators(s):
-            counts[cost.kind] += times  # type: ignore[assignment]
+            counts[cost.kind] += times
     return counts
 
 

@@ -50,7 +50,7 @@ class Pretended:
 
 
 def judged(subject: Pretended, deadline: float = float("inf")) -> Confirmation:
-    return confirm(subject, {k: {"x": 1} for k in subject.factors}, 0.0, deadline)  # type: ignore[arg-type]
+    return confirm(subject, {k: {"x": 1} for k in subject.factors}, 0.0, deadline)
 
 
 def test_winners_are_kept() -> None:

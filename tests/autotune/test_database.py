@@ -34,7 +34,7 @@ TRACE = Trace((Step("split", ("C.i", 4)), Step("set_kind", ("C.i.i", "vectorized
 
 def record(cost: float | None = 1e-3, task: Task = PRODUCT, when: float = 1.0, **decisions: object) -> Record:
     measured = Measurement("crash", reason="killed by SIGSEGV") if cost is None else Measurement("ok", (cost, 2 * cost), "", (cost,))
-    return Record(task, encode(decisions), TRACE if cost else "", measured, cost, 2e-3, {"processor": "a <b> & 'c' µ"}, when)  # type: ignore[arg-type]
+    return Record(task, encode(decisions), TRACE if cost else "", measured, cost, 2e-3, {"processor": "a <b> & 'c' µ"}, when)
 
 
 def filled(path: Path) -> Database:
@@ -279,7 +279,7 @@ LINES: dict[str, tuple[int, Callable[[dict[str, object]], object]]] = {
     "a field too many": (4, lambda e: {**e, "code": "x"}),
     "a key of nothing": (4, lambda e: {**e, "task": "f" * 64}),
     "a key that is a list": (4, lambda e: {**e, "task": []}),
-    "another text": (2, lambda e: {**e, "task": {**e["task"], "text": "x"}}),  # type: ignore[dict-item]
+    "another text": (2, lambda e: {**e, "task": {**e["task"], "text": "x"}}),
     "a trace too long": (4, lambda e: {**e, "trace": {"version": 1, "steps": [["f", []]] * 100_001}}),
     "a huge number": (4, lambda e: {**e, "cost": 1e300}),
     "true as a number": (4, lambda e: {**e, "cost": True}),

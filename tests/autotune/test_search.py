@@ -133,7 +133,7 @@ def test_it_finds_better_ones_than_chance() -> None:
 
     def cost(decisions: Decisions) -> float:
         answers = realise(task, decisions).answers
-        rows, vectors = answers["C.acc.tile"].value  # type: ignore[misc]
+        rows, vectors = answers["C.acc.tile"].value
         packed = answers["B.pack"].value
         return 1.0 + abs(log(rows / 7)) + 0.5 * abs(log(vectors / 3)) + (0.0 if packed else 0.4)
 

@@ -86,7 +86,7 @@ def test_a_space_of_ones_own_is_searched_to_its_end(tmp_path: Path) -> None:
 def test_mistakes(tmp_path: Path, net: Path) -> None:
     def fails(match: str, model: object, **options: object) -> None:
         with pytest.raises(InputError, match=match):
-            tune(model, database=tmp_path / "t.db", **options)  # type: ignore[arg-type]
+            tune(model, database=tmp_path / "t.db", **options)
 
     fails("budget is to be positive", net, budget=-1)
     fails("a schedule function is for a program", net, schedule=split_scaled)
@@ -149,10 +149,10 @@ def test_a_measurement_that_lies_makes_nothing_worse(tmp_path: Path, net: Path, 
         from tcomp.schedules.knobs import Knobs
 
         knobs = Knobs()
-        task.schedule(knobs)  # type: ignore[attr-defined]
+        task.schedule(knobs)
         names = [name for name in knobs.asked if name.endswith(".tile")]
-        worst[task.key] = [{name: (1, 1) for name in names if (1, 1) in knobs.asked[name].options}]  # type: ignore[attr-defined]
-        return [d for d in worst[task.key] if d]  # type: ignore[attr-defined]
+        worst[task.key] = [{name: (1, 1) for name in names if (1, 1) in knobs.asked[name].options}]
+        return [d for d in worst[task.key] if d]
 
     monkeypatch.setattr("tcomp.autotune.search.Search.__call__", proposed)
     result = tune(net, trials=4, database=tmp_path / "t.db", threads=1)
@@ -188,7 +188,7 @@ def test_compilations_follow_records(tmp_path: Path, net: Path, tasks: Model) ->
     task, decisions = wide(tasks)
     plain, none = compile_model(net, threads=1)
     with Database(tmp_path / "t.db") as database:
-        database.add(Record(task, encode(decisions), "", Measurement("ok", (1e-6,)), 1e-6, None, {}, 1.0))  # type: ignore[arg-type]
+        database.add(Record(task, encode(decisions), "", Measurement("ok", (1e-6,)), 1e-6, None, {}, 1.0))
     tuned, report = compile_model(net, threads=1, database=tmp_path / "t.db", emit=["schedule"])
     assert (none.tuned, report.tuned, report.not_followed) == (0, 1, [])
     kinds = [json.dumps(s["schedule"]) for a in (plain, tuned) for s in a.manifest.notes["schedules"]]
@@ -196,7 +196,7 @@ def test_compilations_follow_records(tmp_path: Path, net: Path, tasks: Model) ->
     x = np.random.default_rng(0).standard_normal((64, 96), np.float32)
     np.testing.assert_allclose(Module.load(tuned, threads=1)(x), Module.load(plain, threads=1)(x), rtol=1e-4, atol=1e-6)
     with Database(tmp_path / "t.db") as database:
-        database.add(Verdict(task, encode(decisions), False, 1.0, 2.0, {}, 2.0))  # type: ignore[arg-type]
+        database.add(Verdict(task, encode(decisions), False, 1.0, 2.0, {}, 2.0))
     assert compile_model(net, threads=1, database=tmp_path / "t.db")[1].tuned == 0
 
 
@@ -204,7 +204,7 @@ def test_compilations_follow_records(tmp_path: Path, net: Path, tasks: Model) ->
 def test_what_cannot_be_followed_is_said(tmp_path: Path, net: Path, tasks: Model, text: str) -> None:
     task, decisions = wide(tasks)
     name = next(name for name in decisions if name.endswith(".tile"))
-    record = Record(task, encode(decode(text.replace("{tile}", name))), "", Measurement("ok", (1e-6,)), 1e-6, None, {}, 1.0)  # type: ignore[arg-type]
+    record = Record(task, encode(decode(text.replace("{tile}", name))), "", Measurement("ok", (1e-6,)), 1e-6, None, {}, 1.0)
     with Database(tmp_path / "t.db") as database:
         database.add(record)
     for _ in range(2):  # the second time it is remembered
@@ -217,7 +217,7 @@ def test_what_cannot_be_followed_is_said(tmp_path: Path, net: Path, tasks: Model
 def test_records_for_other_numbers_of_threads_are_said(tmp_path: Path, net: Path, tasks: Model) -> None:
     task, decisions = wide(tasks)
     with Database(tmp_path / "t.db") as database:
-        database.add(Record(task, encode(decisions), "", Measurement("ok", (1e-6,)), 1e-6, None, {}, 1.0))  # type: ignore[arg-type]
+        database.add(Record(task, encode(decisions), "", Measurement("ok", (1e-6,)), 1e-6, None, {}, 1.0))
     _, report = compile_model(net, threads=3, database=tmp_path / "t.db")
     assert report.tuned == 0 and "records are for 1 threads, not for 3" in report.not_followed[0][1]
 
@@ -226,7 +226,7 @@ def test_records_of_one_size_serve_kernels_of_open_size(tmp_path: Path) -> None:
     path = two_layers(tmp_path / "open.onnx", "batch")
     task, decisions = wide(Model(path, Target.parse("cpu"), 1, sizes={"batch": 8}))
     with Database(tmp_path / "t.db") as database:
-        database.add(Record(task, encode(decisions), "", Measurement("ok", (1e-6,)), 1e-6, None, {}, 1.0))  # type: ignore[arg-type]
+        database.add(Record(task, encode(decisions), "", Measurement("ok", (1e-6,)), 1e-6, None, {}, 1.0))
     assert compile_model(path, threads=1, database=tmp_path / "t.db")[1].tuned == 1
 
 

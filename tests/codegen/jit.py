@@ -34,7 +34,7 @@ def engine(*objects: bytes) -> Any:
 def load_objects(*objects: bytes) -> Callable[[str], int]:
     """The addresses of the symbols of objects that stay loaded."""
     _engines.append(engine(*objects))
-    return _engines[-1].get_function_address  # type: ignore[no-any-return]
+    return _engines[-1].get_function_address
 
 
 def compile_kernel(kernel: Kernel, target: Target = HOST) -> Callable[..., None]:

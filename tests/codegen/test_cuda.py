@@ -79,9 +79,9 @@ def operators(dtype: str) -> dict[str, Callable[[Expr, Expr], Expr]]:
     else:
         binary += ["add", "sub", "mul", "div", "floordiv", "mod", "truncdiv", "truncmod"]
         unary = ["neg", "abs", "floor", "ceil", "round", "trunc", "sqrt", "isnan", "isinf"]
-    found: dict[str, Callable[[Expr, Expr], Expr]] = {op: lambda a, b, op=op: E.binary(op, a, b) for op in binary}  # type: ignore[misc]
-    found |= {op: lambda a, b, op=op: E.unary(op, a) for op in unary}  # type: ignore[misc]
-    found |= {f"cast-{other}": lambda a, b, other=other: cast(a, other) for other in BITS if other != dtype}  # type: ignore[misc]
+    found: dict[str, Callable[[Expr, Expr], Expr]] = {op: lambda a, b, op=op: E.binary(op, a, b) for op in binary}
+    found |= {op: lambda a, b, op=op: E.unary(op, a) for op in unary}
+    found |= {f"cast-{other}": lambda a, b, other=other: cast(a, other) for other in BITS if other != dtype}
     found["select"] = lambda a, b: select(E.equal(a, b), a, b)
     if is_float(dtype):
         found["fma"] = lambda a, b: E.fma(a, b, a)

@@ -27,18 +27,18 @@ rng = np.random.default_rng(0)
 
 
 def reducer(function: object, dtype: str = "float32") -> E.Reducer:
-    return function(te.placeholder((4,), dtype)[0], te.reduce_axis(4)).attr[0]  # type: ignore[operator,no-any-return]
+    return function(te.placeholder((4,), dtype)[0], te.reduce_axis(4)).attr[0]
 
 
 SUM, MAX = reducer(te.sum), reducer(te.max)
 
 
 def vec(n: int, body: object, name: str = "l") -> Stmt:
-    return loop(name, n, body, "vectorized")  # type: ignore[arg-type]
+    return loop(name, n, body, "vectorized")
 
 
 def unroll(n: int, body: object, name: str) -> Stmt:
-    return loop(name, n, body, "unrolled")  # type: ignore[arg-type]
+    return loop(name, n, body, "unrolled")
 
 
 def floats(*shape: int) -> np.ndarray:
@@ -404,7 +404,7 @@ def elementwise(function: object, dtypes: tuple[str, ...], out: str, lanes: int,
         lambda i: loop(
             "l", lanes, lambda v: store(o, (i * lanes + v,), function(*(b[i * lanes + v] for b in ins))), "vectorized"
         ),
-    )  # type: ignore[operator]
+    )
     return kernel("k", ins, [o], body)
 
 
@@ -611,7 +611,7 @@ def gemm(mr: int, nv: int, lanes: int = 16) -> Kernel:
     def tile(name: str, body: object) -> Stmt:
         return unroll(
             mr, lambda i: unroll(nv, lambda j: vec(lanes, lambda v: body(i, j, v), f"l{name}"), f"j{name}"), f"i{name}"
-        )  # type: ignore[operator]
+        )
 
     def at(io: Expr, jo: Expr) -> Stmt:
         def update(k: Expr, i: Expr, j: Expr, v: Expr) -> Stmt:

@@ -24,7 +24,7 @@ N = E.dim("n", 1, 1000)
 def elementwise(name: str, inputs: int, function: object, dtype: str = "float32") -> Kernel:
     """out[i] = function(*inputs[i]) for i < n."""
     ins, out = [Buffer(f"a{k}", dtype, (N,)) for k in range(inputs)], Buffer("out", dtype, (N,))
-    return kernel(name, ins, [out], loop("i", N, lambda i: store(out, (i,), function(*(b[i] for b in ins)))), [N])  # type: ignore[operator]
+    return kernel(name, ins, [out], loop("i", N, lambda i: store(out, (i,), function(*(b[i] for b in ins)))), [N])
 
 
 ADD, DOUBLE = elementwise("add", 2, lambda a, b: a + b), elementwise("double", 1, lambda a: a * 2.0)
@@ -46,7 +46,7 @@ class Model:
     def plan(self, *dims: int) -> list[int]:
         sizes = np.full(1 + sum(map(len, self.program.output_shapes)), -7, np.int64)
         self.plan_entry(np.array(dims, np.int64).ctypes.data, sizes.ctypes.data)
-        return sizes.tolist()  # type: ignore[no-any-return]
+        return sizes.tolist()
 
     def run(
         self,
@@ -62,7 +62,7 @@ class Model:
         parts = [ctypes.addressof(a) for a in arrays] + [a.ctypes.data for a in (weights, workspace, values)]
         call = (ctypes.c_void_p * 6)(*parts, None)
         self.status = self.entry(call) if ticks is None else self.profiled(call, ticks.ctypes.data)
-        return values[: len(dims)].tolist()  # type: ignore[no-any-return]
+        return values[: len(dims)].tolist()
 
 
 def out(index: int = 0, offset: E.Dim = 0) -> Ref:

@@ -55,7 +55,7 @@ class Programs:
             return block(*(self.guarded(loops) for _ in range(self.draw(st.integers(1, 2)))))
         kinds = ["serial", "unrolled", "parallel"] + ["vectorized"] * (not self.vectorized) * 2
         kind = str(self.pick(*kinds))
-        extent: E.Dim = self.pick(1, 2, 4, 8, 16) if kind == "vectorized" else self.pick(1, 2, 3, 5)  # type: ignore[assignment]
+        extent: E.Dim = self.pick(1, 2, 4, 8, 16) if kind == "vectorized" else self.pick(1, 2, 3, 5)
         if kind in ("serial", "parallel") and self.draw(st.booleans()):
             extent = N
         if kind == "vectorized":
@@ -102,7 +102,7 @@ class Programs:
 
     def reducer(self) -> E.Reducer:
         function = self.pick(*self.reducers)
-        return function(te.placeholder((4,), self.dtype)[0], te.reduce_axis(4)).attr[0]  # type: ignore[operator,no-any-return]
+        return function(te.placeholder((4,), self.dtype)[0], te.reduce_axis(4)).attr[0]
 
     def index(self, loops: tuple[tuple[Expr, int, str], ...]) -> Expr:
         total: Expr = E.const(self.draw(st.integers(-3, 20)))

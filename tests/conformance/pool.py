@@ -89,7 +89,7 @@ def _poll(worker: _Worker, timeout: float) -> Result | str | None:
     seconds = time.monotonic() - worker.since
     try:
         if worker.connection.poll():
-            return worker.connection.recv()  # type: ignore[no-any-return]
+            return worker.connection.recv()
         outcome, detail = (HUNG, f"no result within {timeout:.0f} s") if seconds > timeout else ("", "")
     except (EOFError, ConnectionError):
         worker.process.join()

@@ -51,7 +51,7 @@ def test_golden() -> None:
         def update(r: E.Expr, j: E.Expr, k: E.Expr) -> Stmt:
             def body(lane: E.Expr, g: E.Expr) -> Stmt:
                 value = E.cast(a[r, k * 4 + g], "int32") * E.cast(b[k, j * 16 + lane, g], "int32")
-                return Accumulate(c, (r, j * 16 + lane), value, i.leaf.reducer)  # type: ignore[union-attr]
+                return Accumulate(c, (r, j * 16 + lane), value, i.leaf.reducer)
 
             return Call(i, loop(f"{name}l", 16, lambda lane: loop(f"{name}g", 4, lambda g: body(lane, g))))
 

@@ -42,23 +42,9 @@ def executed(stmt: Stmt, values: dict[Expr, int]) -> list[tuple[Stmt, tuple[int,
                 runs += [(s, (k, *rest)) for s, rest in executed(body, {**values, v: k})]
             return runs
         case If(cond, then, otherwise):
-            branch = then if truth(cond, values) else otherwise
+            branch = then if evaluate_int(cond, values) else otherwise
             return [] if branch is None else executed(branch, values)
     return [(stmt, ())]
-
-
-def truth(e: Expr, values: dict[Expr, int]) -> bool:
-    match e.op:
-        case "and":
-            return truth(e.args[0], values) and truth(e.args[1], values)
-        case "or":
-            return truth(e.args[0], values) or truth(e.args[1], values)
-        case "not":
-            return not truth(e.args[0], values)
-        case "const":
-            return bool(e.attr)
-    a, b = (evaluate_int(x, values) for x in e.args)
-    return {"lt": a < b, "le": a <= b, "eq": a == b, "ne": a != b}[e.op]
 
 
 def random_index(rng: random.Random, variables: list[Expr]) -> Expr:

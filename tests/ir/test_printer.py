@@ -157,7 +157,7 @@ def extern_te():
         step = L.loop("i", 6, lambda i: L.store(outputs[0], (i,), inputs[0][i] + te.select(i > 0, outputs[0][i - 1], 0.0)))
         return L.block(step, L.store(outputs[1], (), 6))
 
-    running, _ = te.extern([((6,), "float32"), ((), "int32")], [x], program, "scan")
+    running, _ = te.externs([((6,), "float32"), ((), "int32")], [x], program, "scan")
     gelu = te.compute((6,), lambda i: running[i] * 0.5 * (1.0 + te.erf(running[i] * 0.70710678)), "gelu")
     both = te.compute((6,), lambda i: (gelu[i] * gelu[i], te.cast(i, "float32")), "both")
     return list(both)

@@ -222,7 +222,7 @@ def test_extern():
         step = L.loop("i", 6, lambda i: L.store(running, (i,), source[i] + te.select(i > 0, running[i - 1], 0.0)))
         return L.block(L.store(count, (), 6), step)
 
-    running, count = te.extern([((6,), "float32"), ((), "int32")], [x], program, "scan")
+    running, count = te.externs([((6,), "float32"), ((), "int32")], [x], program, "scan")
     value = random(6)
     results = evaluate([count, running], {x: value})
     assert results[0] == 6

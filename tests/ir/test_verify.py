@@ -87,11 +87,11 @@ def test_tensor_expressions(t, message):
 
 
 def test_externs():
-    extern = te.extern([((4,), "float32")], [P], lambda i, o: L.store(o[0], (0,), E.cast(i[0][0], "float32")))
+    extern = te.extern(((4,), "float32"), [P], lambda i, o: L.store(o[0], (0,), E.cast(i[0][0], "float32")))
     verify_te([extern])
     wrong = te.Tensor("T", (5,), "float32", extern=extern.extern)
     refused(verify_te, [wrong], "does not fit")
-    writes = te.extern([((4,), "float32")], [P], lambda i, o: L.store(i[0], (0,), 1))
+    writes = te.extern(((4,), "float32"), [P], lambda i, o: L.store(i[0], (0,), 1))
     refused(verify_te, [writes], "`in0` is written but not an output")
 
 

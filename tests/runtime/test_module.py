@@ -436,20 +436,24 @@ print(json.dumps([name for name in sys.modules if name == "tcomp" or name.starts
 """
 
 
-def test_the_runtime_needs_nothing_but_numpy(affine: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "model.tcomp"
-    path.write_bytes(affine)
-    root = Path(native.__file__).parents[2]
+def printed(script: str, path: Path) -> str:
+    """What a new process prints that runs the script with one argument; it must end well."""
     done = subprocess.run(
-        [sys.executable, "-c", ALONE, path],
+        [sys.executable, "-c", script, path],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env={**os.environ, "PYTHONPATH": str(Path(native.__file__).parents[2])},
         timeout=60,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    values, imported = done.stdout.splitlines()
+    return done.stdout
+
+
+def test_the_runtime_needs_nothing_but_numpy(affine: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "model.tcomp"
+    path.write_bytes(affine)
+    values, imported = printed(ALONE, path).splitlines()
     assert values == str([[2.5, 3.0, 8.0, 12.0]])
     assert all(name in ("tcomp", "tcomp.errors") or name.startswith("tcomp.runtime") for name in json.loads(imported))
 
@@ -469,16 +473,7 @@ for _ in range(2):
     threading.Thread(target=forever, daemon=True).start()
 time.sleep(0.2)
 """
-    root = Path(native.__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", script, path],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(root)},
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    printed(script, path)
 
 
 def test_a_call_takes_microseconds(affine: bytes) -> None:

@@ -80,7 +80,7 @@ def window(m: Maker, a: Tensor, name: str) -> Tensor:
     stride, dilation, size = m.number(1, 3), m.number(1, 2), m.number(1, 3)
     d = m.number(0, max(0, a.ndim - 1))
     reach = dilation * (size - 1) + 1
-    if not a.shape or E.bounds(as_expr(a.shape[d]))[0] < reach:  # type: ignore[operator]
+    if not a.shape or E.bounds(as_expr(a.shape[d]))[0] < reach:
         return te.compute(a.shape, lambda *i: a[i] - 1, name)
     n: Dim = as_dim((as_expr(a.shape[d]) - reach) // stride + 1)
     shape = (*a.shape[:d], n, *a.shape[d + 1 :])

@@ -331,7 +331,7 @@ def imperative(m: Maker) -> Program:
         )
         return block(first, rest)
 
-    t = te.extern([(shape, "int32")], [a], m.pick(plain, body), "prefix")
+    t = te.extern((shape, "int32"), [a], m.pick(plain, body), "prefix")
     return m.done(te.compute(shape, lambda i, j: t[i, j] * 2, "twice"))
 
 
@@ -347,7 +347,7 @@ EXACT = tuple(k for k in KINDS if k not in (dear_elementwise, softmax, layernorm
 @st.composite
 def programs(draw: st.DrawFn, largest: int = 5, volume: int = 200, symbolic: bool | None = None, kinds: Sequence[Any] = KINDS) -> Program:
     symbolic = draw(st.booleans()) if symbolic is None else symbolic
-    return draw(st.sampled_from(kinds))(Maker(Hypothesis(draw), largest, volume, symbolic))  # type: ignore[no-any-return]
+    return draw(st.sampled_from(kinds))(Maker(Hypothesis(draw), largest, volume, symbolic))
 
 
 @st.composite

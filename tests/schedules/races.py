@@ -20,7 +20,7 @@ def accesses(stmt: Stmt, values: Mapping[Expr, int], found: list[str]) -> Iterat
         case Allocate(b, body):
             yield from (a for a in accesses(body, values, found) if a[1][0] is not b)
         case If(cond, then, otherwise):
-            branch = then if truth(cond, values) else otherwise
+            branch = then if evaluate_int(cond, values) else otherwise
             if branch is not None:
                 yield from accesses(branch, values, found)
         case For(v, extent, body, kind):
@@ -43,26 +43,12 @@ def accesses(stmt: Stmt, values: Mapping[Expr, int], found: list[str]) -> Iterat
 
 def reads(e: Expr, values: Mapping[Expr, int]) -> Iterator[Access]:
     if e.op == "select":
-        yield from reads(e.args[1] if truth(e.args[0], values) else e.args[2], values)
+        yield from reads(e.args[1] if evaluate_int(e.args[0], values) else e.args[2], values)
     elif e.op == "read":
         yield "read", (e.attr, tuple(evaluate_int(i, values) for i in e.args))
     else:
         for a in e.args:
             yield from reads(a, values)
-
-
-def truth(e: Expr, values: Mapping[Expr, int]) -> bool:
-    match e.op:
-        case "and":
-            return truth(e.args[0], values) and truth(e.args[1], values)
-        case "or":
-            return truth(e.args[0], values) or truth(e.args[1], values)
-        case "not":
-            return not truth(e.args[0], values)
-        case "const":
-            return bool(e.attr)
-    a, b = (evaluate_int(x, values) for x in e.args)
-    return {"lt": a < b, "le": a <= b, "eq": a == b, "ne": a != b}[e.op]
 
 
 def races(kernel: Kernel, dims: Mapping[Expr, int]) -> list[str]:

@@ -21,7 +21,7 @@ Loops = tuple[Expr, ...]  # variables, outermost first
 
 def reducer(fold: object, dtype: str) -> Reducer:
     """The reducer of te.sum, te.max, ..."""
-    return fold(te.placeholder((1,), dtype)[0], te.reduce_axis(1)).attr[0]  # type: ignore[operator,no-any-return]
+    return fold(te.placeholder((1,), dtype)[0], te.reduce_axis(1)).attr[0]
 
 
 def most(extent: Dim) -> int:

@@ -243,7 +243,7 @@ def test_loop_carried_values_keep_their_order() -> None:
     x = te.placeholder((n, n), "int32", "x")
     add = te.sum(x[0, 0], te.reduce_axis(1)).attr[0]
     prefix = te.extern(
-        [((n, n), "int32")],
+        ((n, n), "int32"),
         [x],
         lambda ins, outs: loop("i", n, lambda i: loop("j", n, lambda j: Accumulate(outs[0], (i, j), ins[0][i, j] + outs[0][i, j - 1], add))),
         "prefix",

@@ -462,19 +462,22 @@ def test_an_order_makes_no_parallel_loop_inside_of_lanes() -> None:
 # ---------------------------------------------------------------- prefetch
 
 
+COPIED = """
+    kernel program(out: float32[9]) -> (out) {
+      alloc y: float32[9]
+      for y.i in 0..9 {
+        y[y.i] = 2.0f
+      }
+      for out.i in 0..9 {
+        out[out.i] = y[out.i]
+      }
+    }
+    """
+
+
 def test_what_is_prefetched_moves_with_its_buffer() -> None:
     run = check(
-        """
-        kernel program(out: float32[9]) -> (out) {
-          alloc y: float32[9]
-          for y.i in 0..9 {
-            y[y.i] = 2.0f
-          }
-          for out.i in 0..9 {
-            out[out.i] = y[out.i]
-          }
-        }
-        """,
+        COPIED,
         """
         s.prefetch("y", "out.i", 3)
         s.relayout("y", "(a/4,a%4)")
@@ -487,17 +490,7 @@ def test_what_is_prefetched_moves_with_its_buffer() -> None:
 
 def test_what_is_inlined_is_not_prefetched() -> None:
     run = check(
-        """
-        kernel program(out: float32[9]) -> (out) {
-          alloc y: float32[9]
-          for y.i in 0..9 {
-            y[y.i] = 2.0f
-          }
-          for out.i in 0..9 {
-            out[out.i] = y[out.i]
-          }
-        }
-        """,
+        COPIED,
         """
         s.prefetch("y", "out.i", 3)
         s.inline("y")

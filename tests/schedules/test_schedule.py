@@ -233,7 +233,7 @@ def test_mistakes_leave_the_schedule_as_it_was(mistake: str) -> None:
     s.split("C.init.j", 4)
     kernel, trace = s.kernel, s.trace
     with pytest.raises(ScheduleError, match=message):
-        step(s)  # type: ignore[no-untyped-call]
+        step(s)
     assert s.kernel is kernel and s.trace is trace
 
 
@@ -247,7 +247,7 @@ def test_an_axis_of_several_stages_is_ambiguous() -> None:
 
 def test_calls_with_the_wrong_number_of_arguments_are_python_errors() -> None:
     with pytest.raises(TypeError, match=r"Schedule\.split\(\) missing 1 required positional argument: 'factor'"):
-        matmul().split("C.i")  # type: ignore[call-arg]
+        matmul().split("C.i")
 
 
 # ---------------------------------------------------------------- several schedules of one program

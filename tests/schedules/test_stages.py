@@ -94,21 +94,21 @@ def test_inline_into_indices_conditions_and_several_readers() -> None:
     assert "if max(x[j], 0i32) < 3i32 {\n    y[int64(max(x[j], 0i32)), j] = 1i32" in shaped and "z[i] = 0i32" in shaped
 
 
+ROW_BY_ROW = """kernel k(x: int32[4, 6], y: int32[4, 6]) -> (y) {
+  alloc t: int32[6]
+  for r in 0..4 {
+    for i in 0..6 {
+      t[i] = x[r, i] * 2i32
+    }
+    for j in 0..6 {
+      y[r, j] = t[5 - j]
+    }
+  }
+}"""
+
+
 def test_inline_inside_of_a_shared_loop() -> None:
-    shaped = accepted(
-        """kernel k(x: int32[4, 6], y: int32[4, 6]) -> (y) {
-          alloc t: int32[6]
-          for r in 0..4 {
-            for i in 0..6 {
-              t[i] = x[r, i] * 2i32
-            }
-            for j in 0..6 {
-              y[r, j] = t[5 - j]
-            }
-          }
-        }""",
-        's.inline("t")',
-    )
+    shaped = accepted(ROW_BY_ROW, 's.inline("t")')
     assert "y[r, j] = x[r, j * -1 + 5] * 2i32" in shaped and "alloc" not in shaped
 
 
@@ -180,20 +180,7 @@ def test_bounds_of_what_four_iterations_read(value: str, elements: int) -> None:
 
 
 def test_compute_at_inside_of_a_shared_loop() -> None:
-    shaped = accepted(
-        """kernel k(x: int32[4, 6], y: int32[4, 6]) -> (y) {
-          alloc t: int32[6]
-          for r in 0..4 {
-            for i in 0..6 {
-              t[i] = x[r, i] * 2i32
-            }
-            for j in 0..6 {
-              y[r, j] = t[5 - j]
-            }
-          }
-        }""",
-        's.compute_at("t", "j")',
-    )
+    shaped = accepted(ROW_BY_ROW, 's.compute_at("t", "j")')
     assert "for j in 0..6 {\n    alloc t: int32[1]" in shaped
 
 

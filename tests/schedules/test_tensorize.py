@@ -221,7 +221,7 @@ def by_hand(body: Callable[..., Any], *buffers: tuple[Sequence[int], str]) -> Sc
     return Schedule(Kernel("k", tuple(made), (made[-1],), (), body(*made)))
 
 
-SUM = fma_tile(1, 1).leaf.reducer  # type: ignore[union-attr]
+SUM = fma_tile(1, 1).leaf.reducer
 F = "float32"
 
 

@@ -88,7 +88,7 @@ def test_a_trace_is_an_immutable_sequence() -> None:
     assert isinstance(trace[:2], Trace) and trace[:2] + trace[2:] == trace and hash(trace[:2] + trace[2:]) == hash(trace)
     assert trace != trace[:-1] and Step("split", ("C.i", 4)) in trace and repr(trace) == "<Trace of 6 steps>"
     with pytest.raises(AttributeError):
-        trace.steps = ()  # type: ignore[misc]
+        trace.steps = ()
 
 
 def test_diff() -> None:

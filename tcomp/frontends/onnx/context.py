@@ -279,10 +279,14 @@ class Context:
 
     # ------------------------------------------------------------ making things
 
-    def add(self, op: Operator, inputs: Sequence[Value | None], **attrs: Any) -> Any:
-        """Apply an operator: its output `Value`, or a tuple of them where it has several."""
-        outputs = self.scope.add(op, inputs, attrs, self.name)
-        return outputs[0] if len(outputs) == 1 else outputs
+    def add(self, op: Operator, inputs: Sequence[Value | None], **attrs: Any) -> Value:
+        """Apply an operator that has one output."""
+        (output,) = self.add_several(op, inputs, **attrs)
+        return output
+
+    def add_several(self, op: Operator, inputs: Sequence[Value | None], **attrs: Any) -> tuple[Value, ...]:
+        """Apply an operator: its outputs."""
+        return self.scope.add(op, inputs, attrs, self.name)
 
     def constant(self, array: np.ndarray | float | bool, dtype: str | None = None) -> Value:
         """A compile-time array; with `dtype`, converted to it."""

@@ -160,7 +160,7 @@ def _nothing(ctx: Context, output: Any) -> Value:
     """A stacked output of a loop that never runs: no rows of the declared type."""
     dtype, dims = tensor_type(output.type, ctx.where)
     shape = [d if isinstance(d, int) else 0 for d in dims or []]
-    return ctx.add(FULL, [], shape=(0, *shape), value=0, dtype=dtype)  # type: ignore[no-any-return]
+    return ctx.add(FULL, [], shape=(0, *shape), value=0, dtype=dtype)
 
 
 # ---------------------------------------------------------------- Scan

@@ -16,7 +16,7 @@ def _simple(op: Operator, *attributes: str) -> Handler:
     """The operator applied to all inputs, with the ONNX attributes of the same names."""
 
     def handler(ctx: Context) -> Value:
-        return ctx.add(op, ctx.inputs, **{name: ctx.attrs[name] for name in attributes})  # type: ignore[no-any-return]
+        return ctx.add(op, ctx.inputs, **{name: ctx.attrs[name] for name in attributes})
 
     return handler
 
@@ -53,12 +53,12 @@ def _pow(ctx: Context) -> Value:
     if exponent is not None and exponent.size == 1 and len(y.shape) <= len(x.shape) and is_float(x.dtype):
         match float(exponent.reshape(())):
             case 2.0:
-                return ctx.add(ops.MUL, [x, x])  # type: ignore[no-any-return]
+                return ctx.add(ops.MUL, [x, x])
             case 3.0:
-                return ctx.add(ops.MUL, [ctx.add(ops.MUL, [x, x]), x])  # type: ignore[no-any-return]
+                return ctx.add(ops.MUL, [ctx.add(ops.MUL, [x, x]), x])
             case 0.5:
-                return ctx.add(ops.SQRT, [x])  # type: ignore[no-any-return]
-    return ctx.add(ops.POW, [x, y])  # type: ignore[no-any-return]
+                return ctx.add(ops.SQRT, [x])
+    return ctx.add(ops.POW, [x, y])
 
 
 def _prelu_by_channel(ctx: Context) -> Value:
@@ -66,20 +66,20 @@ def _prelu_by_channel(ctx: Context) -> Value:
     x, slope = ctx.value(0), ctx.value(1)
     if len(slope.shape) == 1 and slope.shape[0] != 1 and len(x.shape) > 2:
         slope = ctx.add(RESHAPE, [slope], shape=(*slope.shape, *(1,) * (len(x.shape) - 2)))
-    return ctx.add(ops.PRELU, [x, slope])  # type: ignore[no-any-return]
+    return ctx.add(ops.PRELU, [x, slope])
 
 
 def _mod(ctx: Context) -> Value:
     """The sign is the divisor's, or with `fmod` the dividend's."""
-    return ctx.add(ops.FMOD if ctx.attrs["fmod"] else ops.MOD, ctx.inputs)  # type: ignore[no-any-return]
+    return ctx.add(ops.FMOD if ctx.attrs["fmod"] else ops.MOD, ctx.inputs)
 
 
 def _bit_shift(ctx: Context) -> Value:
-    return ctx.add(ops.SHIFT_LEFT if ctx.attrs["direction"] == "LEFT" else ops.SHIFT_RIGHT, ctx.inputs)  # type: ignore[no-any-return]
+    return ctx.add(ops.SHIFT_LEFT if ctx.attrs["direction"] == "LEFT" else ops.SHIFT_RIGHT, ctx.inputs)
 
 
 def _clip_attributes(ctx: Context) -> Value:
-    return ctx.add(ops.CLIP_CONST, [ctx.value(0)], low=ctx.attrs.get("min"), high=ctx.attrs.get("max"))  # type: ignore[no-any-return]
+    return ctx.add(ops.CLIP_CONST, [ctx.value(0)], low=ctx.attrs.get("min"), high=ctx.attrs.get("max"))
 
 
 def _clip(ctx: Context) -> Value:
@@ -87,31 +87,31 @@ def _clip(ctx: Context) -> Value:
     known = [None if b is None else ctx.scope.known(b) for b in bounds]
     if all(b is None or (k is not None and k.size == 1) for b, k in zip(bounds, known, strict=True)):
         low, high = (None if k is None else k.reshape(()).astype(object).item() for k in known)
-        return ctx.add(ops.CLIP_CONST, [ctx.value(0)], low=low, high=high)  # type: ignore[no-any-return]
-    return ctx.add(ops.CLIP, [ctx.value(0), *bounds])  # type: ignore[no-any-return]
+        return ctx.add(ops.CLIP_CONST, [ctx.value(0)], low=low, high=high)
+    return ctx.add(ops.CLIP, [ctx.value(0), *bounds])
 
 
 def _cast(ctx: Context) -> Value:
-    return ctx.add(ops.CAST, [ctx.value(0)], dtype=dtype_name(ctx.attrs["to"], ctx.where))  # type: ignore[no-any-return]
+    return ctx.add(ops.CAST, [ctx.value(0)], dtype=dtype_name(ctx.attrs["to"], ctx.where))
 
 
 def _cast_by_name(ctx: Context) -> Value:
     """Opset 1 names the type."""
     name = {"FLOAT": "float32", "DOUBLE": "float64"}.get(ctx.attrs["to"].upper(), ctx.attrs["to"].lower())
-    return ctx.add(ops.CAST, [ctx.value(0)], dtype=name)  # type: ignore[no-any-return]
+    return ctx.add(ops.CAST, [ctx.value(0)], dtype=name)
 
 
 def _cast_like(ctx: Context) -> Value:
-    return ctx.add(ops.CAST, [ctx.value(0)], dtype=ctx.value(1).dtype)  # type: ignore[no-any-return]
+    return ctx.add(ops.CAST, [ctx.value(0)], dtype=ctx.value(1).dtype)
 
 
 def _bitcast(ctx: Context) -> Value:
-    return ctx.add(ops.BITCAST, [ctx.value(0)], dtype=dtype_name(ctx.attrs["to"], ctx.where))  # type: ignore[no-any-return]
+    return ctx.add(ops.BITCAST, [ctx.value(0)], dtype=dtype_name(ctx.attrs["to"], ctx.where))
 
 
 def _isinf(ctx: Context) -> Value:
     positive, negative = bool(ctx.attrs["detect_positive"]), bool(ctx.attrs["detect_negative"])
-    return ctx.add(ops.ISINF, [ctx.value(0)], positive=positive, negative=negative)  # type: ignore[no-any-return]
+    return ctx.add(ops.ISINF, [ctx.value(0)], positive=positive, negative=negative)
 
 
 TABLE: dict[str, Versions] = {

@@ -68,7 +68,8 @@ def _resampled(ctx: Context, rule: Resizing, scales: Sequence[float] | None, siz
     if any(isinstance(d, Expr) for d in (*before, *(sizes or ()))):
         return _of_symbolic_size(ctx, rule, axes, scales, sizes)
     policy = ctx.attrs.get("keep_aspect_ratio_policy", "stretch")
-    after, factors = resize.sizes_and_scales([int(d) for d in before], scales, sizes, policy)  # type: ignore[arg-type]
+    given_sizes = None if sizes is None else [int(d) for d in sizes]
+    after, factors = resize.sizes_and_scales([int(d) for d in before], scales, given_sizes, policy)
     for n, axis in enumerate(axes):
         x = _along(ctx, _with_roi(ctx, rule, n, len(axes)), x, axis, after[n], factors[n])
     return x
@@ -115,7 +116,7 @@ def _picked(ctx: Context, x: Value, axis: int, indices: np.ndarray) -> Value:
         starts, steps = [0] * len(x.shape), [1] * len(x.shape)
         starts[axis], steps[axis] = int(indices[0]), step
         return sliced(ctx, x, starts, steps, (*x.shape[:axis], result, *x.shape[axis + 1 :]))
-    return ctx.add(GATHER, [x, ctx.constant(indices)], axis=axis)  # type: ignore[no-any-return]
+    return ctx.add(GATHER, [x, ctx.constant(indices)], axis=axis)
 
 
 def _of_symbolic_size(
@@ -154,12 +155,12 @@ def _grid_sample(ctx: Context) -> Value:
     x, grid = ctx.value(0), ctx.value(1)
     if grid.shape[-1] != len(x.shape) - 2 or len(grid.shape) != len(x.shape):
         raise ctx.invalid("the last axis of the grid must have one coordinate for every spatial axis")
-    return ctx.add(ops.GRID_SAMPLE, [x, grid], mode=mode, padding=padding, align_corners=align)  # type: ignore[no-any-return]
+    return ctx.add(ops.GRID_SAMPLE, [x, grid], mode=mode, padding=padding, align_corners=align)
 
 
 def _affine_grid(ctx: Context) -> Value:
     theta, size = ctx.value(0), ctx.require_dims(1, "the size")
-    return ctx.add(ops.AFFINE_GRID, [theta], spatial=size[2:], align_corners=bool(ctx.attrs["align_corners"]))  # type: ignore[no-any-return]
+    return ctx.add(ops.AFFINE_GRID, [theta], spatial=size[2:], align_corners=bool(ctx.attrs["align_corners"]))
 
 
 def _roi_align(ctx: Context) -> Value:
@@ -168,7 +169,7 @@ def _roi_align(ctx: Context) -> Value:
         raise ctx.unsupported("`sampling_ratio` 0 makes the number of samples depend on the data", "set it to 1 or more")
     half_pixel = ctx.attrs.get("coordinate_transformation_mode", "output_half_pixel") == "half_pixel"
     size = (ctx.attrs["output_height"], ctx.attrs["output_width"])
-    return ctx.add(  # type: ignore[no-any-return]
+    return ctx.add(
         ops.ROI_ALIGN, [ctx.value(0), ctx.value(1), ctx.value(2)], size=size, samples=samples,
         scale=ctx.attrs["spatial_scale"], mode=ctx.attrs["mode"], half_pixel=half_pixel,
     )  # fmt: skip
@@ -181,9 +182,7 @@ def _col2im(ctx: Context) -> Value:
     rank = len(image)
     dilations = tuple(ctx.attrs.get("dilations") or (1,) * rank)
     pads, strides = tuple(ctx.attrs.get("pads") or (0,) * 2 * rank), tuple(ctx.attrs.get("strides") or (1,) * rank)
-    return ctx.add(  # type: ignore[no-any-return]
-        ops.COL2IM, [ctx.value(0)], image=image, block=block, dilations=dilations, pads=pads, strides=strides
-    )
+    return ctx.add(ops.COL2IM, [ctx.value(0)], image=image, block=block, dilations=dilations, pads=pads, strides=strides)
 
 
 TABLE: dict[str, Versions] = {

@@ -28,34 +28,34 @@ def _gather(ctx: Context) -> Value:
         shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
         part = sliced(ctx, x, starts, [1] * len(x.shape), shape)
         return reshaped(ctx, part, (*x.shape[:axis], *x.shape[axis + 1 :]))
-    return ctx.add(ops.GATHER, [x, indices], axis=axis)  # type: ignore[no-any-return]
+    return ctx.add(ops.GATHER, [x, indices], axis=axis)
 
 
 def _gather_elements(ctx: Context) -> Value:
     x = ctx.value(0)
-    return ctx.add(ops.GATHER_ELEMENTS, [x, ctx.value(1)], axis=axis_of(ctx, ctx.attrs["axis"], len(x.shape)))  # type: ignore[no-any-return]
+    return ctx.add(ops.GATHER_ELEMENTS, [x, ctx.value(1)], axis=axis_of(ctx, ctx.attrs["axis"], len(x.shape)))
 
 
 def _gather_nd(ctx: Context) -> Value:
-    return ctx.add(ops.GATHER_ND, [ctx.value(0), ctx.value(1)], batch_dims=ctx.attrs.get("batch_dims", 0))  # type: ignore[no-any-return]
+    return ctx.add(ops.GATHER_ND, [ctx.value(0), ctx.value(1)], batch_dims=ctx.attrs.get("batch_dims", 0))
 
 
 def _scatter_elements(ctx: Context) -> Value:
     x = ctx.value(0)
     axis = axis_of(ctx, ctx.attrs.get("axis", 0), len(x.shape))
     reduction = ctx.attrs.get("reduction", "none")
-    return ctx.add(ops.SCATTER_ELEMENTS, [x, ctx.value(1), ctx.value(2)], axis=axis, reduction=reduction)  # type: ignore[no-any-return]
+    return ctx.add(ops.SCATTER_ELEMENTS, [x, ctx.value(1), ctx.value(2)], axis=axis, reduction=reduction)
 
 
 def _scatter_nd(ctx: Context) -> Value:
     reduction = ctx.attrs.get("reduction", "none")
-    return ctx.add(ops.SCATTER_ND, [ctx.value(0), ctx.value(1), ctx.value(2)], reduction=reduction)  # type: ignore[no-any-return]
+    return ctx.add(ops.SCATTER_ND, [ctx.value(0), ctx.value(1), ctx.value(2)], reduction=reduction)
 
 
 def _tensor_scatter(ctx: Context) -> Value:
     past = ctx.value(0)
     axis, circular = axis_of(ctx, ctx.attrs["axis"], len(past.shape)), ctx.attrs["mode"] == "circular"
-    return ctx.add(ops.TENSOR_SCATTER, [past, ctx.value(1), ctx.input(2)], axis=axis, circular=circular)  # type: ignore[no-any-return]
+    return ctx.add(ops.TENSOR_SCATTER, [past, ctx.value(1), ctx.input(2)], axis=axis, circular=circular)
 
 
 def _one_hot(ctx: Context) -> Value:
@@ -65,7 +65,7 @@ def _one_hot(ctx: Context) -> Value:
     else:
         (depth,) = ctx.require_dims(1, "the depth")
     axis = axis_of(ctx, ctx.attrs["axis"], len(indices.shape) + 1)
-    return ctx.add(ops.ONE_HOT, [indices, ctx.value(2)], depth=depth, axis=axis)  # type: ignore[no-any-return]
+    return ctx.add(ops.ONE_HOT, [indices, ctx.value(2)], depth=depth, axis=axis)
 
 
 def _top_k(ctx: Context) -> tuple[Value, ...]:
@@ -75,7 +75,7 @@ def _top_k(ctx: Context) -> tuple[Value, ...]:
     extent = x.shape[axis]
     if isinstance(k, int) and (k < 0 or (isinstance(extent, int) and k > extent)):
         raise ctx.invalid(f"k is {k}, the axis has {extent} elements")
-    return ctx.add(ops.TOP_K, [x], k=k, axis=axis, largest=bool(ctx.attrs.get("largest", 1)))  # type: ignore[no-any-return]
+    return ctx.add_several(ops.TOP_K, [x], k=k, axis=axis, largest=bool(ctx.attrs.get("largest", 1)))
 
 
 # ---------------------------------------------------------------- results whose size depends on data
@@ -90,7 +90,7 @@ def _compress(ctx: Context) -> Value:
     if axis is None:
         x, axis = reshaped(ctx, x, (product(x.shape),)), 0
     positions = ctx.constant(np.flatnonzero(condition).astype(np.int64))
-    return ctx.add(ops.GATHER, [x, positions], axis=axis_of(ctx, axis, len(x.shape)))  # type: ignore[no-any-return]
+    return ctx.add(ops.GATHER, [x, positions], axis=axis_of(ctx, axis, len(x.shape)))
 
 
 def _non_zero(ctx: Context) -> Value:

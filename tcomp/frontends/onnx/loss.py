@@ -10,7 +10,7 @@ from tcomp.ops.reduction import LOG_SOFTMAX
 
 def _nll(ctx: Context, log_prob: Value) -> Value:
     attrs = {"ignore_index": ctx.attrs.get("ignore_index"), "reduction": ctx.attrs["reduction"]}
-    return ctx.add(NLL_LOSS, [log_prob, ctx.value(1), ctx.input(2)], **attrs)  # type: ignore[no-any-return]
+    return ctx.add(NLL_LOSS, [log_prob, ctx.value(1), ctx.input(2)], **attrs)
 
 
 def _nll_loss(ctx: Context) -> Value:

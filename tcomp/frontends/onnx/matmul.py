@@ -9,7 +9,7 @@ from tcomp.ops.matmul import EINSUM, MATMUL
 
 
 def _matmul(ctx: Context) -> Value:
-    return ctx.add(MATMUL, [ctx.value(0), ctx.value(1)])  # type: ignore[no-any-return]
+    return ctx.add(MATMUL, [ctx.value(0), ctx.value(1)])
 
 
 def _gemm(ctx: Context) -> Value:
@@ -21,7 +21,7 @@ def _gemm(ctx: Context) -> Value:
     y = _scaled(ctx, y, ctx.attrs["alpha"])
     if c is None or ctx.attrs["beta"] == 0.0:
         return y
-    return ctx.add(ADD, [y, _scaled(ctx, c, ctx.attrs["beta"])])  # type: ignore[no-any-return]
+    return ctx.add(ADD, [y, _scaled(ctx, c, ctx.attrs["beta"])])
 
 
 def _scaled(ctx: Context, x: Value, factor: float) -> Value:
@@ -29,7 +29,7 @@ def _scaled(ctx: Context, x: Value, factor: float) -> Value:
 
 
 def _einsum(ctx: Context) -> Value:
-    return ctx.add(EINSUM, ctx.inputs, equation=ctx.attrs["equation"])  # type: ignore[no-any-return]
+    return ctx.add(EINSUM, ctx.inputs, equation=ctx.attrs["equation"])
 
 
 TABLE: dict[str, Versions] = {

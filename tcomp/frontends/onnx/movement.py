@@ -24,7 +24,7 @@ def _transpose(ctx: Context) -> Value:
     x = ctx.value(0)
     perm = ctx.attrs.get("perm")
     order = tuple(reversed(range(len(x.shape)))) if perm is None else axes_of(ctx, perm, len(x.shape))
-    return ctx.add(ops.TRANSPOSE, [x], perm=order)  # type: ignore[no-any-return]
+    return ctx.add(ops.TRANSPOSE, [x], perm=order)
 
 
 # ---------------------------------------------------------------- reshape
@@ -120,7 +120,7 @@ def sliced(ctx: Context, x: Value, starts: Sequence[Dim], steps: Sequence[int], 
     """x[starts + i * steps]; nothing is added where that is all of `x`."""
     if tuple(shape) == x.shape and all(s == 1 for s in steps) and all(s == 0 for s in starts):
         return x
-    return ctx.add(ops.SLICE, [x], starts=tuple(starts), steps=tuple(steps), shape=tuple(shape))  # type: ignore[no-any-return]
+    return ctx.add(ops.SLICE, [x], starts=tuple(starts), steps=tuple(steps), shape=tuple(shape))
 
 
 def _range(start: Dim, end: Dim, step: int, extent: Dim) -> tuple[Dim, Dim]:
@@ -219,7 +219,7 @@ def padded(
         raise ctx.invalid(f"unknown mode `{mode}`")
     if mode != "constant" and any(d == 0 and (b, a) != (0, 0) for d, b, a in zip(x.shape, before, after, strict=True)):
         raise ctx.invalid("an empty axis cannot be padded from its own elements")
-    return ctx.add(ops.PAD, [x, filling], before=tuple(before), after=tuple(after), mode=mode)  # type: ignore[no-any-return]
+    return ctx.add(ops.PAD, [x, filling], before=tuple(before), after=tuple(after), mode=mode)
 
 
 def _center_crop_pad(ctx: Context) -> Value:
@@ -241,7 +241,7 @@ def _center_crop_pad(ctx: Context) -> Value:
 
 
 def _expand(ctx: Context) -> Value:
-    return ctx.add(ops.EXPAND, [ctx.value(0)], shape=ctx.require_dims(1, "the shape"))  # type: ignore[no-any-return]
+    return ctx.add(ops.EXPAND, [ctx.value(0)], shape=ctx.require_dims(1, "the shape"))
 
 
 def _tile(ctx: Context) -> Value:
@@ -277,7 +277,7 @@ def _range_of_numbers(ctx: Context) -> Value:
         raise ctx.invalid("the step is 0")
     span = as_expr(end) - as_expr(first) if step > 0 else as_expr(first) - as_expr(end)
     size = as_dim(maximum((simplify(span) + (abs(step) - 1)) // abs(step), 0))
-    return ctx.add(ops.ARANGE, [], start=first, step=step, count=size, dtype=dtype)  # type: ignore[no-any-return]
+    return ctx.add(ops.ARANGE, [], start=first, step=step, count=size, dtype=dtype)
 
 
 def _eye_like(ctx: Context) -> Value:
@@ -285,28 +285,28 @@ def _eye_like(ctx: Context) -> Value:
     dtype = x.dtype if ctx.attrs.get("dtype") is None else dtype_name(ctx.attrs["dtype"], ctx.where)
     if len(x.shape) != 2:
         raise ctx.invalid("the input must be a matrix")
-    return ctx.add(ops.EYE, [], shape=x.shape, diagonal=ctx.attrs["k"], dtype=dtype)  # type: ignore[no-any-return]
+    return ctx.add(ops.EYE, [], shape=x.shape, diagonal=ctx.attrs["k"], dtype=dtype)
 
 
 def _trilu(ctx: Context) -> Value:
     x, k, upper = ctx.value(0), ctx.dims(1), bool(ctx.attrs["upper"])
     if ctx.input(1) is not None and (k is None or not isinstance(k[0], int)):
-        return ctx.add(ops.TRILU, [x, ctx.value(1)], diagonal=0, upper=upper)  # type: ignore[no-any-return]
-    return ctx.add(ops.TRILU, [x, None], diagonal=0 if k is None else k[0], upper=upper)  # type: ignore[no-any-return]
+        return ctx.add(ops.TRILU, [x, ctx.value(1)], diagonal=0, upper=upper)
+    return ctx.add(ops.TRILU, [x, None], diagonal=0 if k is None else k[0], upper=upper)
 
 
 def _depth_to_space(ctx: Context) -> Value:
     x, block = _blocks(ctx)
     if isinstance(x.shape[1], int) and x.shape[1] % (block * block):
         raise ctx.invalid(f"{x.shape[1]} channels are not a multiple of {block * block}")
-    return ctx.add(ops.DEPTH_TO_SPACE, [x], block=block, channels_first=ctx.attrs.get("mode") == "CRD")  # type: ignore[no-any-return]
+    return ctx.add(ops.DEPTH_TO_SPACE, [x], block=block, channels_first=ctx.attrs.get("mode") == "CRD")
 
 
 def _space_to_depth(ctx: Context) -> Value:
     x, block = _blocks(ctx)
     if any(isinstance(d, int) and d % block for d in x.shape[2:]):
         raise ctx.invalid(f"the image {_text(x.shape[2:])} is not a multiple of the block size {block}")
-    return ctx.add(ops.SPACE_TO_DEPTH, [x], block=block, channels_first=ctx.attrs.get("mode") == "CRD")  # type: ignore[no-any-return]
+    return ctx.add(ops.SPACE_TO_DEPTH, [x], block=block, channels_first=ctx.attrs.get("mode") == "CRD")
 
 
 def _blocks(ctx: Context) -> tuple[Value, int]:
@@ -319,7 +319,7 @@ def _blocks(ctx: Context) -> tuple[Value, int]:
 def _reverse_sequence(ctx: Context) -> Value:
     x = ctx.value(0)
     batch, time = (axis_of(ctx, ctx.attrs[name], len(x.shape)) for name in ("batch_axis", "time_axis"))
-    return ctx.add(ops.REVERSE_SEQUENCE, [x, ctx.value(1)], batch_axis=batch, time_axis=time)  # type: ignore[no-any-return]
+    return ctx.add(ops.REVERSE_SEQUENCE, [x, ctx.value(1)], batch_axis=batch, time_axis=time)
 
 
 TABLE: dict[str, Versions] = {

@@ -71,7 +71,7 @@ def padded(ctx: Context, x: Value, pads: Pads, value: Value | None = None) -> Va
     if all(b == 0 and a == 0 for b, a in pads):
         return x
     before, after = zip(*pads, strict=True)
-    return ctx.add(PAD, [x, value], before=(0, 0, *before), after=(0, 0, *after), mode="constant")  # type: ignore[no-any-return]
+    return ctx.add(PAD, [x, value], before=(0, 0, *before), after=(0, 0, *after), mode="constant")
 
 
 # ---------------------------------------------------------------- convolution
@@ -90,7 +90,7 @@ def convolution(ctx: Context, x: Value, w: Value) -> Value:
     strides, dilations = per_axis(ctx, "strides", rank), per_axis(ctx, "dilations", rank)
     pads = window_pads(ctx, x.shape[2:], kernel, strides, dilations)
     group = ctx.attrs.get("group", 1)
-    return ctx.add(CONV, [padded(ctx, x, pads), w], strides=strides, dilations=dilations, group=group)  # type: ignore[no-any-return]
+    return ctx.add(CONV, [padded(ctx, x, pads), w], strides=strides, dilations=dilations, group=group)
 
 
 def conv(ctx: Context) -> Value:
@@ -198,19 +198,19 @@ def average_pool(ctx: Context) -> Value:
             counted.append(None if given == (begin, end) else (0, as_dim(as_expr(extent) + given[0] + given[1])))
         else:
             counted.append((begin, as_dim(as_expr(extent) + begin)))
-    return ctx.add(AVERAGE_POOL, [padded(ctx, x, pool.pads)], **pool.attrs, counted=tuple(counted))  # type: ignore[no-any-return]
+    return ctx.add(AVERAGE_POOL, [padded(ctx, x, pool.pads)], **pool.attrs, counted=tuple(counted))
 
 
 def lp_pool(ctx: Context) -> Value:
     pool, p = _Pool(ctx), float(ctx.attrs.get("p", 2))
-    return ctx.add(LP_POOL, [padded(ctx, ctx.value(0), pool.pads)], **pool.attrs, p=p)  # type: ignore[no-any-return]
+    return ctx.add(LP_POOL, [padded(ctx, ctx.value(0), pool.pads)], **pool.attrs, p=p)
 
 
 def _global(op: Operator, ctx: Context) -> Value:
     x = ctx.value(0)
     if len(x.shape) < 3:
         return x
-    return ctx.add(op, [x], axes=tuple(range(2, len(x.shape))), keepdims=True)  # type: ignore[no-any-return]
+    return ctx.add(op, [x], axes=tuple(range(2, len(x.shape))), keepdims=True)
 
 
 def global_average_pool(ctx: Context) -> Value:
@@ -222,7 +222,7 @@ def global_max_pool(ctx: Context) -> Value:
 
 
 def global_lp_pool(ctx: Context) -> Value:
-    return ctx.add(GLOBAL_LP_POOL, [ctx.value(0)], p=float(ctx.attrs.get("p", 2)))  # type: ignore[no-any-return]
+    return ctx.add(GLOBAL_LP_POOL, [ctx.value(0)], p=float(ctx.attrs.get("p", 2)))
 
 
 def max_unpool(ctx: Context) -> Value:
@@ -234,7 +234,7 @@ def max_unpool(ctx: Context) -> Value:
     ]
     source = (*x.shape[:2], *spatial)
     shape = ctx.require_dims(2, "the output shape") if ctx.input(2) is not None else source
-    return ctx.add(MAX_UNPOOL, [x, ctx.value(1)], shape=tuple(shape), source=source)  # type: ignore[no-any-return]
+    return ctx.add(MAX_UNPOOL, [x, ctx.value(1)], shape=tuple(shape), source=source)
 
 
 # ---------------------------------------------------------------- normalisation
@@ -251,7 +251,7 @@ def batch_normalization(ctx: Context) -> Value | tuple[Value, ...]:
     if ctx.opset < 14:
         raise ctx.unsupported("training outputs are supported from opset 14 on")
     momentum = float(ctx.attrs.get("momentum", 0.9))
-    now, spread = ctx.add(BATCH_MOMENTS, [x])
+    now, spread = ctx.add_several(BATCH_MOMENTS, [x])
     y = _normalized(ctx, x, scale, bias, now, spread, epsilon)
     kept = [ctx.add(RUNNING, [old, new], momentum=momentum) for old, new in ((mean, now), (variance, spread))]
     return y, *kept
@@ -259,12 +259,12 @@ def batch_normalization(ctx: Context) -> Value | tuple[Value, ...]:
 
 def _normalized(ctx: Context, x: Value, scale: Value, bias: Value, mean: Value, variance: Value, epsilon: float) -> Value:
     factor = ctx.add(BATCH_SCALE, [scale, variance], epsilon=epsilon)
-    return ctx.add(SCALE_SHIFT, [x, factor, ctx.add(BATCH_SHIFT, [bias, mean, factor])])  # type: ignore[no-any-return]
+    return ctx.add(SCALE_SHIFT, [x, factor, ctx.add(BATCH_SHIFT, [bias, mean, factor])])
 
 
 def instance_normalization(ctx: Context) -> Value:
     epsilon = float(ctx.attrs.get("epsilon", 1e-5))
-    return ctx.add(INSTANCE_NORM, [ctx.value(0), ctx.value(1), ctx.value(2)], epsilon=epsilon)  # type: ignore[no-any-return]
+    return ctx.add(INSTANCE_NORM, [ctx.value(0), ctx.value(1), ctx.value(2)], epsilon=epsilon)
 
 
 def _axis(ctx: Context, default: int = -1) -> int:
@@ -276,28 +276,28 @@ def _axis(ctx: Context, default: int = -1) -> int:
 
 def layer_normalization(ctx: Context) -> tuple[Value, ...]:
     attrs = {"axis": _axis(ctx), "epsilon": float(ctx.attrs.get("epsilon", 1e-5))}
-    return ctx.add(LAYER_NORM, [ctx.value(0), ctx.value(1), ctx.input(2)], **attrs)  # type: ignore[no-any-return]
+    return ctx.add_several(LAYER_NORM, [ctx.value(0), ctx.value(1), ctx.input(2)], **attrs)
 
 
 def rms_normalization(ctx: Context) -> Value:
     attrs = {"axis": _axis(ctx), "epsilon": float(ctx.attrs.get("epsilon", 1e-5))}
-    return ctx.add(RMS_NORM, [ctx.value(0), ctx.value(1)], **attrs)  # type: ignore[no-any-return]
+    return ctx.add(RMS_NORM, [ctx.value(0), ctx.value(1)], **attrs)
 
 
 def group_normalization(ctx: Context) -> Value:
     attrs = {"groups": ctx.attrs["num_groups"], "epsilon": float(ctx.attrs.get("epsilon", 1e-5))}
-    return ctx.add(GROUP_NORM, [ctx.value(0), ctx.value(1), ctx.value(2)], **attrs)  # type: ignore[no-any-return]
+    return ctx.add(GROUP_NORM, [ctx.value(0), ctx.value(1), ctx.value(2)], **attrs)
 
 
 def lrn(ctx: Context) -> Value:
     attrs = {name: float(ctx.attrs[name]) for name in ("alpha", "beta", "bias")}
-    return ctx.add(LRN, [ctx.value(0)], size=ctx.attrs["size"], **attrs)  # type: ignore[no-any-return]
+    return ctx.add(LRN, [ctx.value(0)], size=ctx.attrs["size"], **attrs)
 
 
 def lp_normalization(ctx: Context) -> Value:
     if ctx.attrs.get("p", 2) not in (1, 2):
         raise ctx.invalid(f"attribute `p` is {ctx.attrs['p']}")
-    return ctx.add(LP_NORMALIZE, [ctx.value(0)], axis=_axis(ctx), p=ctx.attrs.get("p", 2))  # type: ignore[no-any-return]
+    return ctx.add(LP_NORMALIZE, [ctx.value(0)], axis=_axis(ctx), p=ctx.attrs.get("p", 2))
 
 
 def dropout(ctx: Context) -> Value | tuple[Value, ...]:

@@ -23,7 +23,7 @@ def _axis_block(ctx: Context) -> dict[str, int]:
 def _kept(ctx: Context, op: Operator, inputs: list[Value | None], **attrs: Any) -> Value:
     """A node, even where it could be computed now: passes want the integers behind small weights, not the numbers."""
     if inputs[0] is None or len(inputs[0].shape) < 2:
-        return ctx.add(op, inputs, **attrs)  # type: ignore[no-any-return]
+        return ctx.add(op, inputs, **attrs)
     return ctx.scope.builder.add(op, inputs, attrs, ctx.name)[0]
 
 
@@ -35,7 +35,7 @@ def quantize_linear(ctx: Context) -> Value:
         raise ctx.unsupported(f"quantisation to {dtype} is not supported")
     precision = ctx.attrs.get("precision", 0)
     at = dtype_name(precision, ctx.where) if precision else "float32" if not is_float(x.dtype) else scale.dtype
-    return ctx.add(QUANTIZE, [x, scale, zero], **_axis_block(ctx), dtype=dtype, precision=at)  # type: ignore[no-any-return]
+    return ctx.add(QUANTIZE, [x, scale, zero], **_axis_block(ctx), dtype=dtype, precision=at)
 
 
 def dequantize_linear(ctx: Context) -> Value:
@@ -47,7 +47,7 @@ def dequantize_linear(ctx: Context) -> Value:
 
 def dynamic_quantize_linear(ctx: Context) -> tuple[Value, ...]:
     x = ctx.value(0)
-    scale, zero = ctx.add(DYNAMIC_RANGE, [x])
+    scale, zero = ctx.add_several(DYNAMIC_RANGE, [x])
     y = ctx.add(QUANTIZE, [x, scale, zero], axis=0, block=0, dtype="uint8", precision="float32")
     return y, scale, zero
 
@@ -64,13 +64,13 @@ def q_linear_conv(ctx: Context) -> Value:
     y = convolution(ctx, _centred(ctx, 0, 2, 1), _centred(ctx, 3, 5, 0))
     if ctx.input(8) is not None:
         y = ctx.add(ADD_CHANNELS, [y, ctx.value(8)])
-    return ctx.add(REQUANTIZE, [y, ctx.value(1), ctx.value(4), ctx.value(6), ctx.value(7)], axis=1)  # type: ignore[no-any-return]
+    return ctx.add(REQUANTIZE, [y, ctx.value(1), ctx.value(4), ctx.value(6), ctx.value(7)], axis=1)
 
 
 def _product(ctx: Context, a: tuple[int, int], b: tuple[int, int]) -> Value:
     """The int32 product; zero points of `a` are per row, those of `b` per column."""
     rows, columns = len(ctx.value(a[0]).shape) - 2, len(ctx.value(b[0]).shape) - 1
-    return ctx.add(MATMUL, [_centred(ctx, *a, max(rows, 0)), _centred(ctx, *b, columns)])  # type: ignore[no-any-return]
+    return ctx.add(MATMUL, [_centred(ctx, *a, max(rows, 0)), _centred(ctx, *b, columns)])
 
 
 def mat_mul_integer(ctx: Context) -> Value:
@@ -82,7 +82,7 @@ def q_linear_mat_mul(ctx: Context) -> Value:
     scale = ctx.value(1)
     if len(scale.shape) == 1 and scale.shape[0] != 1:
         raise ctx.unsupported("a scale for each row of the first factor is not supported")
-    return ctx.add(REQUANTIZE, [y, scale, ctx.value(4), ctx.value(6), ctx.value(7)], axis=len(y.shape) - 1)  # type: ignore[no-any-return]
+    return ctx.add(REQUANTIZE, [y, scale, ctx.value(4), ctx.value(6), ctx.value(7)], axis=len(y.shape) - 1)
 
 
 TABLE: dict[str, Versions] = {

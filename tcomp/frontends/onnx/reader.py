@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError
 from onnx import AttributeProto, ModelProto, SparseTensorProto, TensorProto, TypeProto
 
 from tcomp.errors import ImportModelError, UnsupportedError

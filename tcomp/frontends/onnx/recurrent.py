@@ -12,7 +12,7 @@ from tcomp.ops.movement import CONCAT, TRANSPOSE
 from tcomp.ops.nn import DENSE
 from tcomp.ops.recurrent import GATES, GRU_CELL, GRU_RESET, LSTM_CELL, PART, RNN_CELL, STACK, WITHIN, Activation
 
-Add = Callable[..., Any]  # add(op, inputs, **attrs) -> Value or tuple, into the graph or into a loop body
+Add = Callable[..., tuple[Value, ...]]  # add(op, inputs, **attrs), into the graph or into a loop body
 Step = Callable[[Add, Value, Sequence[Value], Sequence[Value]], tuple[Value, ...]]
 # step(add, projected input [batch, gates], carried states, captured values) -> new states
 
@@ -77,7 +77,7 @@ class Cell:
         known = self.ctx.scope.known(value)
         if known is not None:
             return self.ctx.constant(known[first * self.hidden : (first + count) * self.hidden], value.dtype)
-        return self.ctx.add(GATES, [value], first=first, count=count, size=self.hidden)  # type: ignore[no-any-return]
+        return self.ctx.add(GATES, [value], first=first, count=count, size=self.hidden)
 
     def biases(self, d: int) -> tuple[Value, Value] | None:
         """(input's, state's) bias vectors."""
@@ -90,7 +90,7 @@ class Cell:
         """The state before the first step, zero where input `i` is left out."""
         state = self.ctx.input(i)
         if state is None:
-            return self.ctx.add(FULL, [], shape=(self.batch, self.hidden), value=0.0, dtype=self.x.dtype)  # type: ignore[no-any-return]
+            return self.ctx.add(FULL, [], shape=(self.batch, self.hidden), value=0.0, dtype=self.x.dtype)
         if self.batch_first:
             state = self.ctx.add(TRANSPOSE, [state], perm=(1, 0, 2))
         return self.of(state, d)
@@ -110,18 +110,17 @@ class Cell:
             if self.lengths is None or number is None:
                 return [*new, new[0]]
             count = self.steps if backwards else None
-            kept = [add(WITHIN, [n, o, given[-1], number], count=count) for n, o in zip(new, old, strict=True)]
-            return [*kept, add(WITHIN, [new[0], None, given[-1], number], count=count)]
+            pairs = [*zip(new, old, strict=True), (new[0], None)]
+            return [kept for n, o in pairs for kept in add(WITHIN, [n, o, given[-1], number], count=count)]
 
         if self.steps == 1 and self.lengths is None:
-            *final, hidden = body(self.ctx.add, None, self.ctx.add(PART, [x], index=0), states, captured)
+            *final, hidden = body(self.ctx.add_several, None, self.ctx.add(PART, [x], index=0), states, captured)
             return self.ctx.add(STACK, [hidden], axis=0), tuple(final)
 
         builder = GraphBuilder(f"{self.ctx.name}.step")
 
-        def add(op: Operator, inputs: Sequence[Value | None], **attrs: Any) -> Any:
-            made = builder.add(op, inputs, attrs, op.name)
-            return made[0] if len(made) == 1 else made
+        def add(op: Operator, inputs: Sequence[Value | None], **attrs: Any) -> tuple[Value, ...]:
+            return builder.add(op, inputs, attrs, op.name)
 
         number = builder.input("step", "int64", ())
         olds = [builder.input(f"state{n}", s.dtype, s.shape) for n, s in enumerate(states)]
@@ -169,7 +168,7 @@ def lstm(ctx: Context) -> tuple[Value, ...]:
             add: Add, x: Value, old: Sequence[Value], given: Sequence[Value], attrs: Any = attrs, peephole: bool = peephole
         ) -> tuple[Value, ...]:
             h, c = old
-            return add(LSTM_CELL, [x, add(DENSE, [h, given[0]]), c, given[1] if peephole else None], **attrs)  # type: ignore[no-any-return]
+            return add(LSTM_CELL, [x, *add(DENSE, [h, given[0]]), c, given[1] if peephole else None], **attrs)
 
         runs.append(cell.run(d, x, [cell.initial(5, d), cell.initial(6, d)], captured, step))
     return cell.outputs(runs)
@@ -188,16 +187,16 @@ def gru(ctx: Context) -> tuple[Value, ...]:
             captured = [weights] + ([] if biases is None else [cell.rows(biases[1], 2, 1)])
 
             def step(add: Add, x: Value, old: Sequence[Value], given: Sequence[Value], attrs: Any = attrs) -> tuple[Value, ...]:
-                h = add(DENSE, [old[0], given[0]])
-                return (add(GRU_CELL, [x, h, None, given[1] if biased else None, old[0]], **attrs),)
+                (h,) = add(DENSE, [old[0], given[0]])
+                return add(GRU_CELL, [x, h, None, given[1] if biased else None, old[0]], **attrs)
         else:
             x = cell.projected(d, _sum(ctx, biases))
             captured = [cell.rows(weights, 0, 2), cell.rows(weights, 2, 1)]
 
             def step(add: Add, x: Value, old: Sequence[Value], given: Sequence[Value], attrs: Any = attrs) -> tuple[Value, ...]:
-                h = add(DENSE, [old[0], given[0]])
-                damped = add(GRU_RESET, [x, h, old[0]], activation=attrs["activations"][0], clip=attrs["clip"])
-                return (add(GRU_CELL, [x, h, add(DENSE, [damped, given[1]]), None, old[0]], **attrs),)
+                (h,) = add(DENSE, [old[0], given[0]])
+                (damped,) = add(GRU_RESET, [x, h, old[0]], activation=attrs["activations"][0], clip=attrs["clip"])
+                return add(GRU_CELL, [x, h, *add(DENSE, [damped, given[1]]), None, old[0]], **attrs)
 
         runs.append(cell.run(d, x, [cell.initial(5, d)], captured, step))
     return cell.outputs(runs)
@@ -210,7 +209,7 @@ def _without_last(cell: Cell, biases: tuple[Value, Value] | None) -> Value | Non
     ctx = cell.ctx
     zero = ctx.add(FULL, [], shape=(cell.hidden,), value=0.0, dtype=cell.x.dtype)
     two = ctx.add(CONCAT, [cell.rows(biases[1], 0, 2), zero], axis=0)
-    return ctx.add(ADD, [biases[0], two])  # type: ignore[no-any-return]
+    return ctx.add(ADD, [biases[0], two])
 
 
 def rnn(ctx: Context) -> tuple[Value, ...]:
@@ -220,7 +219,7 @@ def rnn(ctx: Context) -> tuple[Value, ...]:
         attrs = {"activation": cell.functions[d][0], "clip": cell.clip}
 
         def step(add: Add, x: Value, old: Sequence[Value], given: Sequence[Value], attrs: Any = attrs) -> tuple[Value, ...]:
-            return (add(RNN_CELL, [x, add(DENSE, [old[0], given[0]])], **attrs),)
+            return add(RNN_CELL, [x, *add(DENSE, [old[0], given[0]])], **attrs)
 
         x = cell.projected(d, _sum(ctx, cell.biases(d)))
         runs.append(cell.run(d, x, [cell.initial(5, d)], [cell.part(2, d)], step))

@@ -20,7 +20,7 @@ def _reduce(op: Operator) -> Handler:
             if ctx.attrs.get("noop_with_empty_axes"):
                 return x
             axes = tuple(range(rank))
-        return ctx.add(op, [x], axes=axes, keepdims=bool(ctx.attrs["keepdims"]))  # type: ignore[no-any-return]
+        return ctx.add(op, [x], axes=axes, keepdims=bool(ctx.attrs["keepdims"]))
 
     return handler
 
@@ -32,7 +32,7 @@ def _arg(op: Operator) -> Handler:
         if x.shape[axis] == 0:
             raise ctx.invalid("the axis is empty")
         keepdims, last = bool(ctx.attrs["keepdims"]), bool(ctx.attrs.get("select_last_index"))
-        return ctx.add(op, [x], axis=axis, keepdims=keepdims, last=last)  # type: ignore[no-any-return]
+        return ctx.add(op, [x], axis=axis, keepdims=keepdims, last=last)
 
     return handler
 
@@ -43,11 +43,11 @@ def _softmax(op: Operator) -> Versions:
     def flattened(ctx: Context) -> Value:
         x = ctx.value(0)
         axis = axis_of(ctx, ctx.attrs["axis"], len(x.shape), 1)
-        return ctx.add(op, [x], axes=tuple(range(axis, len(x.shape))))  # type: ignore[no-any-return]
+        return ctx.add(op, [x], axes=tuple(range(axis, len(x.shape))))
 
     def single(ctx: Context) -> Value:
         x = ctx.value(0)
-        return ctx.add(op, [x], axes=(axis_of(ctx, ctx.attrs["axis"], len(x.shape)),))  # type: ignore[no-any-return]
+        return ctx.add(op, [x], axes=(axis_of(ctx, ctx.attrs["axis"], len(x.shape)),))
 
     return (1, flattened), (13, single)
 
@@ -57,7 +57,7 @@ def _prefix(op: Operator) -> Handler:
         x = ctx.value(0)
         (axis,) = (0,) if len(x.shape) == 1 else ctx.require_dims(1, "the axis")
         exclusive, reverse = bool(ctx.attrs["exclusive"]), bool(ctx.attrs["reverse"])
-        return ctx.add(op, [x], axis=axis_of(ctx, axis, len(x.shape)), exclusive=exclusive, reverse=reverse)  # type: ignore[no-any-return]
+        return ctx.add(op, [x], axis=axis_of(ctx, axis, len(x.shape)), exclusive=exclusive, reverse=reverse)
 
     return handler
 
@@ -69,7 +69,7 @@ def _mean_variance_normalization(ctx: Context) -> Value:
     centred = ctx.add(elementwise.SUB, [x, ctx.add(ops.REDUCE_MEAN, [x], axes=axes, keepdims=True)])
     variance = ctx.add(ops.REDUCE_MEAN, [ctx.add(elementwise.MUL, [centred, centred])], axes=axes, keepdims=True)
     deviation = ctx.add(elementwise.ADD, [ctx.add(elementwise.SQRT, [variance]), ctx.constant(1e-9, x.dtype)])
-    return ctx.add(elementwise.DIV, [centred, deviation])  # type: ignore[no-any-return]
+    return ctx.add(elementwise.DIV, [centred, deviation])
 
 
 TABLE: dict[str, Versions] = {

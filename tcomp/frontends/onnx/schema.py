@@ -118,7 +118,8 @@ def function_body(schema: Schema, node: NodeProto, inputs: Sequence[Value | None
     s = schema.schema
     if s.has_function:
         versions = [v for v in s.function_opset_versions if v <= opset] or list(s.function_opset_versions)
-        return FunctionProto.FromString(s.get_function_with_opset_version(max(versions)))  # type: ignore[no-any-return]
+        definition: FunctionProto = FunctionProto.FromString(s.get_function_with_opset_version(max(versions)))
+        return definition
     if s.has_context_dependent_function:
         types = [_type_proto(v).SerializeToString() for v in inputs]
         declared = list(s.context_dependent_function_opset_versions)

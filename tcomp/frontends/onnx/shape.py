@@ -30,7 +30,7 @@ def constant_of_shape(ctx: Context) -> Value:
         raise ctx.invalid(f"attribute `value` has {filling.size} elements")
     dtype = filling.dtype.name
     value = float(filling.reshape(())) if is_float(dtype) else filling.reshape(()).item()
-    return ctx.add(FULL, [], shape=shape, value=value, dtype=dtype)  # type: ignore[no-any-return]
+    return ctx.add(FULL, [], shape=shape, value=value, dtype=dtype)
 
 
 def shape(ctx: Context) -> Value:

@@ -139,7 +139,7 @@ class _Evaluation:
             return simplify(binary(e.op, *args))
         if is_integer(e.dtype) and e.op in ("bitcast", "popcount", "not", "shl", "shr"):
             raise _Unknown  # these see the width of the type, which is not kept
-        if e.op == "abs" and bounds(args[0])[0] is not None and bounds(args[0])[0] >= 0:  # type: ignore[operator]
+        if e.op == "abs" and (low := bounds(args[0])[0]) is not None and low >= 0:
             return args[0]
         return simplify(with_args(e, args))
 

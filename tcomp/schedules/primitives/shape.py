@@ -8,7 +8,7 @@ from math import gcd
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
 from tcomp.ir.loops import Accumulate, Allocate, For, Kernel, Store, block, walk
-from tcomp.ir.simplify import linear, prove, simplify
+from tcomp.ir.simplify import prove, quotient, simplify
 from tcomp.schedules.legality import disorder
 from tcomp.schedules.primitives.edit import (
     check_factor,
@@ -312,18 +312,6 @@ def _at_most(a: Expr, b: Expr) -> bool:
     """Whether a <= b can be proved. x // (c * d) <= y // d follows from x // c <= y, x // d <= y // (c * d) from x <= y // c."""
     if prove(a <= b):
         return True
-    (x, m), (y, d) = _quotient(a), _quotient(b)
+    (x, m), (y, d) = quotient(a), quotient(b)
     common = gcd(m, d)
     return common > 1 and _at_most(simplify(x // (m // common)), simplify(y // (d // common)))
-
-
-def _quotient(e: Expr) -> tuple[Expr, int]:
-    """x and d such that e = x // d: a constant beside a quotient belongs to x."""
-    terms = linear(e)
-    shift = terms.pop((), 0)
-    if len(terms) == 1:
-        ((monomial, coefficient),) = terms.items()
-        q = monomial[0]
-        if len(monomial) == coefficient == 1 and q.op == "floordiv" and q.args[1].op == "const":
-            return simplify(q.args[0] + q.args[1] * shift), q.args[1].attr
-    return e, 1
