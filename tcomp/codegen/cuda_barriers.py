@@ -122,13 +122,19 @@ class Placement:
 
 def place(body: Stmt, copies: Collection[Stmt]) -> Placement:
     """The barriers of a function, some of whose phases are `copies`."""
-    found = Placement({}, set(_last(body, copies)))
     accesses = {s: touched(s) for s in phases(body)}
-    for waits in (False, True):  # first the barriers that are needed anyway: copies can be waited for there
+
+    def settled(found: Placement, waits: bool) -> Placement:
         known: tuple[object, ...] = ()
         while known != (known := (dict(found.before), set(found.groups))):
             _Run(found, accesses, copies, waits).follow(body, _State())
-    return found
+        return found
+
+    found = settled(Placement({}, set(_last(body, copies))), False)  # the barriers that are needed anyway: copies can be waited for there
+    for s in list(found.before):  # one that was found later may stand for it: what comes first in a loop is also reached from its end
+        fewer = settled(Placement({x: n for x, n in found.before.items() if x is not s}, set(found.groups)), False)
+        found = min(found, fewer, key=lambda p: len(p.before))
+    return settled(found, True)
 
 
 def _last(s: Stmt, copies: Collection[Stmt], more: bool = False) -> Iterator[Stmt]:
