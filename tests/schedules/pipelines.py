@@ -34,7 +34,7 @@ def pipeline(dice: Dice, largest: int = 6) -> Subject:
 def staged(*tensors: Tensor) -> Kernel:
     """The kernel of placeholders and then outputs, every computed tensor a stage."""
     inputs = [t for t in tensors if te.is_placeholder(t)]
-    with patch.object(lower, "_inline", lambda t, body, readers: False):
+    with patch.object(lower, "_inline", lambda t, body, readers, uses: False):
         return lower.lower("pipeline", inputs, [t for t in tensors if not te.is_placeholder(t)])
 
 
