@@ -14,10 +14,11 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from math import inf
+from math import inf, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from onnx import helper, numpy_helper
 from tcomp.autotune.database import Database, Record, environment
 from tcomp.autotune.features import Made
 from tcomp.autotune.measure import Measurer
-from tcomp.autotune.model import CostModel, Sample, accuracy, shipped
+from tcomp.autotune.model import SAME, CostModel, Sample, accuracy, shipped
 from tcomp.autotune.search import Maker, Search
 from tcomp.autotune.space import sample
 from tcomp.autotune.workload import Task, workloads
@@ -43,6 +44,7 @@ HOST = Target.host()
 BATCH = 8  # candidates that are measured together
 RANKED = 120  # samples by which a model is judged
 PASSES = 3  # of measuring these again
+SURE = 2.0  # standard deviations of a difference that is one
 FINALISTS, REPEATED = 8, 7  # candidates that are measured again at the end, and how often
 FEWEST = 10  # candidates of a kernel by which a model is judged
 
@@ -143,31 +145,36 @@ def chosen(kernels: Mapping[str, Callable[[], Task]], only: str) -> Iterator[tup
 def quality(samples: int, trials: int, only: str, seed: int, path: str | None, seconds: float) -> None:
     """Random samples against the search, kernel by kernel; `path` names a database that keeps the samples for the next time. Each kernel's
     samples take `seconds` at most."""
-    print(f"{'':<18}{'random':>14}{'search':>14}{'':>9}{'trials to be within 5 %':>27}{'':>8}{'pairs ranked rightly':>40}{'by the':>10}")
+    print(
+        f"{'':<18}{'random':>14}{'search':>14}{'':>9}{'trials to be within 5 %':>27}{'':>8}{'pairs ranked rightly':>40}{'by the':>10}{'more':>8}"
+    )
     print(f"{'kernel':<18}{'n':>6}{'best':>8}{'n':>6}{'best':>8}{'random/s.':>9}{'random':>12}{'search':>12}{'ratio':>11}"
-          f"{'analytic':>12}{'shipped':>12}{f'after {trials}':>12}{'clock':>10}")  # fmt: skip
+          f"{'analytic':>12}{'shipped':>12}{f'after {trials}':>12}{'clock':>10}{'than':>8}")  # fmt: skip
     rows = []
     with Measurer() as measurer, ExitStack() as stack:
         database = stack.enter_context(Database(path)) if path else None
         for name, task in chosen(JUDGED, only):
             drawn = at_random(measurer, task, samples, seed, database, seconds)
-            judges, clock = judged(measurer, task, drawn[:RANKED])  # by decisions
+            judges = Judges.of(measurer, task, drawn[:RANKED])
             search = Search(HOST, make=maker(measurer))
-            zero = [ranking(model, [*judges.values()]) for model in (CostModel(), search.model)]
+            zero = [judges.judge(model) for model in (CostModel(), search.model)]
             tried = searched(measurer, search, task, trials, seed)
-            known = {r.decisions for r in tried}
-            after = ranking(search.model, [s for d, s in judges.items() if d not in known])
+            after = judges.judge(search.model, {r.decisions for r in tried})
             final = finals(measurer, task, drawn, tried)
             enough = 1.05 * final[0]
             needed = next((n for n, r in enumerate(tried, 1) if cost_of(r) <= enough), None)
             usual = (len(drawn) + 1) / (1 + sum(cost_of(r) <= enough for r in drawn))  # the mean number of draws without replacement
-            rows.append((final[0] / final[1], usual / (needed or 2 * trials), *zero, after, clock))
+            rows.append((final[0] / final[1], usual / (needed or 2 * trials), *zero, after, judges.clock, judges.same))
             print(f"{name:<18}{len(drawn):>6}{final[0]:>8.3f}{len(tried):>6}{final[1]:>8.3f}{rows[-1][0]:>9.3f}{usual:>12.1f}{needed or '-':>12}"
-                  f"{rows[-1][1]:>11.1f}{zero[0]:>12.3f}{zero[1]:>12.3f}{after:>12.3f}{clock:>10.3f}", flush=True)  # fmt: skip
+                  f"{rows[-1][1]:>11.1f}{zero[0]:>12.3f}{zero[1]:>12.3f}{after:>12.3f}{judges.clock:>10.3f}{judges.same:>8.3f}", flush=True)  # fmt: skip
     means = [float(np.exp(np.mean(np.log(column)))) for column in zip(*rows, strict=True)]
-    print(f"{'geometric mean':<52}{means[0]:>9.3f}{'':>24}{means[1]:>11.1f}" + "".join(f"{m:>12.3f}" for m in means[2:5]) + f"{means[5]:>10.3f}")
+    print(
+        f"{'geometric mean':<52}{means[0]:>9.3f}{'':>24}{means[1]:>11.1f}"
+        + "".join(f"{m:>12.3f}" for m in means[2:5])
+        + f"{means[5]:>10.3f}{means[6]:>8.3f}"
+    )
     print("\nbest: time over that of the default schedule, measured anew. random/s.: above 0.95 is as good as the random samples"
-          "\nby the clock: how well one measurement ranks what others found; no model that learns from such measurements can do much better")  # fmt: skip
+          "\npairs are those that differ by more than repeated measurements of the same; by the clock: ranked by a single measurement")  # fmt: skip
 
 
 def at_random(measurer: Measurer, task: Task, count: int, seed: int, database: Database | None, seconds: float = inf) -> list[Record]:
@@ -194,13 +201,28 @@ def at_random(measurer: Measurer, task: Task, count: int, seed: int, database: D
     return [r for r in found[:count] if r.ok]
 
 
-def judged(measurer: Measurer, task: Task, records: Sequence[Record]) -> tuple[dict[str, Sample], float]:
-    """Samples by which models are judged, and how well a single measurement ranks them: each is measured `PASSES` times more, in as many
-    passes, and the median counts."""
-    passes = [[cost_of(r) for r in measured(measurer, task, [decode(r.decisions) for r in records])] for _ in range(PASSES)]
-    costs, first = np.median(passes, axis=0), np.array([cost_of(r) for r in records])
-    made = samples_of(measurer, task, {r.decisions: float(c) for r, c in zip(records, costs, strict=True) if c < inf})
-    return made, accuracy(first[np.isfinite(costs)], costs[np.isfinite(costs)])
+@dataclass(frozen=True)
+class Judges:
+    """Samples by which models are judged, by decisions. Each was measured in several passes; the median counts. `same`: what differs by
+    less, these passes do not tell apart. `clock`: how well a single measurement ranks the samples."""
+
+    samples: Mapping[str, Sample]
+    same: float
+    clock: float
+
+    @classmethod
+    def of(cls, measurer: Measurer, task: Task, records: Sequence[Record]) -> Judges:
+        passes = np.array([[cost_of(r) for r in measured(measurer, task, [decode(r.decisions) for r in records])] for _ in range(PASSES)])
+        sound = np.isfinite(passes).all(axis=0)
+        texts, passes = [r.decisions for r, s in zip(records, sound, strict=True) if s], passes[:, sound]
+        costs, first = np.median(passes, axis=0), np.array([cost_of(r) for r in records])[sound]
+        noise = float(np.sqrt(np.log(passes).var(axis=0, ddof=1).mean() / PASSES))  # of the logarithm of a sample's cost
+        same = max(SAME, SURE * sqrt(2) * noise)
+        return cls(samples_of(measurer, task, dict(zip(texts, costs.tolist(), strict=True))), same, accuracy(np.log(first), costs, same))
+
+    def judge(self, model: CostModel, without: Collection[str] = ()) -> float:
+        """The share of pairs that a model orders rightly."""
+        return ranking(model, [s for text, s in self.samples.items() if text not in without], self.same)
 
 
 def maker(measurer: Measurer) -> Maker:
@@ -227,9 +249,9 @@ def samples_of(measurer: Measurer, task: Task, costs: Mapping[str, float]) -> di
     return {text: Sample(task.key, m.features, cost) for (text, cost), m in zip(costs.items(), made, strict=True) if isinstance(m, Made)}
 
 
-def ranking(model: CostModel, samples: Sequence[Sample]) -> float:
+def ranking(model: CostModel, samples: Sequence[Sample], same: float = SAME) -> float:
     """The share of pairs that a model orders rightly."""
-    return accuracy(model.scores([s.features for s in samples]), np.array([s.cost for s in samples]))
+    return accuracy(model.scores([s.features for s in samples]), np.array([s.cost for s in samples]), same)
 
 
 def finals(measurer: Measurer, task: Task, *found: Sequence[Record]) -> list[float]:
@@ -254,7 +276,10 @@ def record(path: str, candidates: int, only: str, seed: int) -> None:
             records += searched(measurer, Search(HOST, CostModel(), maker(measurer)), task, candidates - len(records), seed)
             for r in records:
                 database.add(r)
-            print(f"{name:<20}{len(records):>4} candidates, {sum(not r.ok for r in records)} failed, {time.perf_counter() - begin:.0f} s", flush=True)
+            print(
+                f"{name:<20}{len(records):>4} candidates, {sum(not r.ok for r in records)} failed, {time.perf_counter() - begin:.0f} s",
+                flush=True,
+            )
 
 
 def measured(measurer: Measurer, task: Task, candidates: Sequence[Decisions]) -> list[Record]:
@@ -288,7 +313,7 @@ def train(path: str, output: str | None) -> None:
             continue
         model = CostModel()
         analytic = ranking(model, unseen)
-        model.fit([s for s in made if s.task != key])
+        model.fit([s for s in made if s.task != key], thorough=True)
         columns.append((analytic, ranking(model, unseen)))
         print(f"{names[key]:<22}{len(unseen):>12}{analytic:>12.3f}{columns[-1][1]:>12.3f}", flush=True)
     analytic, learnt = np.mean(columns, axis=0).tolist()
@@ -297,7 +322,7 @@ def train(path: str, output: str | None) -> None:
         print("nothing is written: it does not rank better than the analytic model")
         return
     model = CostModel()
-    model.fit(made)
+    model.fit(made, thorough=True)
     place = Path(output) if output else shipped(HOST)
     facts = {"measurements": len(made), "kernels": [names[k] for k in dict.fromkeys(s.task for s in made)], "processor": environment(HOST)["processor"], "threads": 1,
              "accuracy on kernels left out": {"analytic": round(analytic, 3), "learnt": round(learnt, 3)}}  # fmt: skip

@@ -106,9 +106,9 @@ class Child:
         if finalizer is not None:
             finalizer()
         if process is not None:
-            for pipe in (process.stdin, process.stdout):
+            for pipe in filter(None, (process.stdin, process.stdout)):
                 with suppress(OSError):
-                    pipe.close()  # type: ignore[union-attr]
+                    pipe.close()
         if log is not None:
             log.close()
 

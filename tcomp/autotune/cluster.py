@@ -76,7 +76,8 @@ class ClusterMeasurer(Measurer):
         try:
             while alone < self._patience:
                 try:
-                    return future.result(timeout=_LOOK)  # type: ignore[no-any-return]
+                    found: Measurement = future.result(timeout=_LOOK)
+                    return found
                 except TimeoutError:
                     if future.done():
                         raise

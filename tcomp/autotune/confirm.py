@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from tcomp.autotune.contest import Contest, by_chance
+from tcomp.autotune.contest import Contest
 from tcomp.autotune.subject import Subject
 from tcomp.schedules.knobs import Decisions
 
@@ -67,8 +67,8 @@ class _Trial:
         result.kept = won
         result.rolled_back = {key: d for key, d in wanted.items() if key not in won}
         if contest is not None:
-            result.before = median(contest.before)
-            result.ratio = contest.ratio if won else 1.0
+            result.before = median(contest.whole.before)
+            result.ratio = contest.whole.ratio if won else 1.0
             result.after = result.before * result.ratio
             self._compare(contest, won)
         return result
@@ -81,17 +81,17 @@ class _Trial:
         self._compare(first, wanted)
         found: list[_Found] = [(wanted, first)]
         rest = wanted
-        if slower := self._slower(first, wanted):
+        if slower := {key for key in wanted if key in first.kernels and first.kernels[key].lost}:
             self._note(f"{len(slower)} of {len(wanted)} kernels are slower in the model than alone")
             rest = {key: d for key, d in wanted.items() if key not in slower}
             if rest and self._time_left():
                 found.append((rest, self._contest(rest)))
-        if not any(contest.won for _, contest in found) and (bisected := self._bisected(rest)) is not None:
+        if not any(contest.whole.won for _, contest in found) and (bisected := self._bisected(rest)) is not None:
             found.append(bisected)
         for _, contest in found:
             if contest.reason:
                 self._note(contest.reason)
-        return min((f for f in found if f[1].won), key=lambda f: f[1].ratio, default=({}, first if first.before else None))
+        return min((f for f in found if f[1].whole.won), key=_ratio, default=({}, first if first.whole.before else None))
 
     def _bisected(self, losing: dict[str, Decisions]) -> _Found | None:
         """Of winners that together lose, some that together gain."""
@@ -102,14 +102,14 @@ class _Trial:
             if not self._time_left():
                 break
             contest = self._contest(half)
-            found = (half, contest) if contest.won else self._bisected(half)
+            found = (half, contest) if contest.whole.won else self._bisected(half)
             if found is None:
                 continue
             if best is not None and self._time_left():
                 together = {**best[0], **found[0]}
                 both = self._contest(together)
-                found = min((together, both), best, found, key=lambda f: f[1].ratio)
-            best = found if best is None or found[1].ratio < best[1].ratio else best
+                found = min((together, both), best, found, key=_ratio)
+            best = found if best is None or _ratio(found) < _ratio(best) else best
         return best
 
     def _halves(self, keys: dict[str, Decisions]) -> Sequence[dict[str, Decisions]]:
@@ -142,10 +142,10 @@ class _Trial:
 
     def _compare(self, contest: Contest, tuned: Mapping[str, Decisions]) -> None:
         """Keep the times of the tuned kernels."""
-        before, after = (self._subject.by_task(side) for side in (contest.kernels_before, contest.kernels_after))
-        self._result.kernels.update((key, Gain(median(before[key]), median(after[key]))) for key in tuned if key in before)
+        for key, rounds in contest.kernels.items():
+            if key in tuned:
+                self._result.kernels[key] = Gain(median(rounds.before), median(rounds.after))
 
-    def _slower(self, contest: Contest, tuned: Mapping[str, Decisions]) -> set[str]:
-        """The tuned kernels that the model runs slower than the untuned ones, in more rounds than chance explains."""
-        before, after = (self._subject.by_task(side) for side in (contest.kernels_before, contest.kernels_after))
-        return {key for key in tuned if key in before and not by_chance(before[key], after[key])}
+
+def _ratio(found: _Found) -> float:
+    return found[1].whole.ratio

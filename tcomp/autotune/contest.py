@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import comb
 from pathlib import Path
 from statistics import median
@@ -31,25 +31,36 @@ _TOLERANCE = 1e-2  # of float results, relative: kernels were compared before, t
 
 
 @dataclass(frozen=True)
-class Contest:
-    """Seconds of the fastest runs of each round, of the untuned and of the tuned model, and of each kernel call, round by round, in program
-    order. `reason` says why there was no contest, "" if there was."""
+class Rounds:
+    """Seconds of the untuned one and of the tuned one, round by round, from neighbouring runs."""
 
     before: tuple[float, ...] = ()
     after: tuple[float, ...] = ()
-    kernels_before: tuple[tuple[float, ...], ...] = ()
-    kernels_after: tuple[tuple[float, ...], ...] = ()
-    reason: str = ""
 
     @property
     def ratio(self) -> float:
-        """Tuned over untuned: the median of the rounds. Infinite where there was no contest."""
+        """Tuned over untuned: the median of the rounds. Infinite where there were none."""
         return median(b / a for a, b in zip(self.before, self.after, strict=True)) if self.before else float("inf")
 
     @property
     def won(self) -> bool:
         """Whether the tuned one is faster, in more rounds than chance explains."""
         return self.ratio < 1.0 and not by_chance(self.after, self.before)
+
+    @property
+    def lost(self) -> bool:
+        """Whether it is slower, likewise."""
+        return not by_chance(self.before, self.after)
+
+
+@dataclass(frozen=True)
+class Contest:
+    """The rounds of whole models, and of all kernels of one task together, by its key. `reason` says why there was no contest, "" if there
+    was."""
+
+    whole: Rounds = Rounds()
+    kernels: Mapping[str, Rounds] = field(default_factory=dict)
+    reason: str = ""
 
 
 def by_chance(less: Sequence[float], more: Sequence[float]) -> bool:
@@ -59,7 +70,8 @@ def by_chance(less: Sequence[float], more: Sequence[float]) -> bool:
 
 
 def handle(request: Answer) -> Answer:
-    """Answer one request: the fields of a `Contest`; "wrong" where the models disagree."""
+    """Answer one request: seconds of the fastest runs of each round, of either model ("runs"), and of each kernel call, in program order
+    ("kernels"); "wrong" where the models disagree."""
     with np.load(Path(request["inputs"]), allow_pickle=False) as file:
         inputs = {name: file[str(n)] for n, name in enumerate(request["names"])}
     untuned, tuned = (Module.load(request[name], threads=request["threads"]) for name in ("untuned", "tuned"))
@@ -70,7 +82,7 @@ def handle(request: Answer) -> Answer:
     gc.disable()
     runs, profiles = _rounds(untuned, tuned, inputs, request["seconds"])
     kernels = [list(zip(*side, strict=True)) for side in profiles]  # by kernel, not by round
-    return {"status": "ok", "before": runs[0], "after": runs[1], "kernels_before": kernels[0], "kernels_after": kernels[1]}
+    return {"status": "ok", "runs": runs, "kernels": kernels}
 
 
 def _rounds(

@@ -24,7 +24,7 @@ from tcomp.schedules.trace import Step
 
 COUNTS = (
     "operations.fma", "operations.add", "operations.mul", "operations.div", "operations.special", "operations.other",
-    "loads.vector", "loads.scalar", "loads.gather", "stores.vector", "stores.scalar", "spills",
+    "loads.vector", "loads.scalar", "loads.gather", "stores.vector", "stores.scalar", "spills", "prefetches", "prefetches.missed",
     "bytes.l2", "bytes.l3", "bytes.memory", "pages", "flops", "bytes", "intensity", "instructions", "flops.instruction",
     "iterations", "guards", "accumulators", "working_set", "regions", "parallel", "balance",
 )  # fmt: skip

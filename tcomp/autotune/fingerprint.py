@@ -50,4 +50,5 @@ def _steps(s: Schedule, knobs: Knobs) -> None:
     s.unroll(part)
     s.vectorize(lane)
     s.vectorize(s.split("R.j", 16)[1])
+    s.prefetch("B", "P.k", 4)
     s.parallel("R.i")

@@ -79,15 +79,14 @@ class CostModel:
                 scores = scores + booster.inplace_predict(vectors)
         return scores
 
-    def fit(self, samples: Sequence[Sample]) -> None:
-        """Learn what the shipped part does not know, from these samples alone: what was learned by an earlier call is forgotten."""
+    def fit(self, samples: Sequence[Sample], thorough: bool = False) -> None:
+        """Learn what the shipped part does not know, from these samples alone: what was learned by an earlier call is forgotten.
+        `thorough` is for samples of many tasks, that a model is to be shipped of."""
         self._latest = None
         if len(samples) > 1:
             residuals = np.log([s.cost for s in samples]) - self.scores([s.features for s in samples])
             values = np.clip(centred(residuals, [s.task for s in samples]), -_CLIPPED, _CLIPPED)
-            self._latest = regression(
-                np.stack([s.features.vector for s in samples]), values, **(_SHIPPED if self._shipped is None else _RUN)
-            )
+            self._latest = regression(np.stack([s.features.vector for s in samples]), values, **(_SHIPPED if thorough else _RUN))
 
     # ------------------------------------------------------------ files
 
@@ -156,10 +155,11 @@ def centred(values: np.ndarray, tasks: Sequence[str]) -> np.ndarray:
     return values - (np.bincount(numbers, values) / np.bincount(numbers))[numbers]
 
 
-def accuracy(scores: np.ndarray, costs: np.ndarray) -> float:
-    """Of the pairs of one task's candidates whose times differ, the share that scores order rightly; a tie is half right."""
+def accuracy(scores: np.ndarray, costs: np.ndarray, same: float = SAME) -> float:
+    """Of the pairs of one task's candidates whose times differ by more than `same`, the share that scores order rightly; a tie is half
+    right."""
     gap, guess = np.log(costs)[:, None] - np.log(costs)[None], np.sign(np.subtract.outer(scores, scores))
-    slower = gap > np.log1p(SAME)
+    slower = gap > np.log1p(same)
     return float((guess[slower] + 1).mean() / 2) if slower.any() else 1.0
 
 

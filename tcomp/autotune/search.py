@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from math import ceil, exp, log
 from random import Random
 from statistics import mean
+from typing import Any
 
 import numpy as np
 
@@ -201,9 +202,8 @@ class _Known:
         """One decision for another option, often for one beside the present one."""
         name = rng.choice([*chosen])
         options, present = self.options[name], chosen[name]
-        place = options.index(present) if present in options else -1
-        beside = [options[n] for n in (place - 1, place + 1) if place >= 0 and 0 <= n < len(options)]
-        chosen[name] = rng.choice(beside if beside and rng.random() < _NEAR else [o for o in options if o != present])
+        near = beside(options, present)
+        chosen[name] = rng.choice(near if near and rng.random() < _NEAR else [o for o in options if o != present])
 
     def plain(self, chosen: Mapping[str, Option]) -> dict[str, Option]:
         """Decisions other than the defaults."""
@@ -225,6 +225,23 @@ class _Known:
                     taken[structure] = taken.get(structure, 0) + 1
                     chosen.append(text)
         return [self.made[text].decisions for text in sorted(chosen, key=lambda t: (expected[t], t))]
+
+
+def beside(options: Sequence[Option], present: Option) -> list[Option]:
+    """The options next to one: those before and after it; of tuples of numbers those that differ from it in one number, by as little as any."""
+    if not (isinstance(present, tuple) and _is_number(present)):
+        place = options.index(present) if present in options else -1
+        return [options[n] for n in (place - 1, place + 1) if place >= 0 and 0 <= n < len(options)]
+    found: dict[tuple[int, bool], tuple[Any, ...]] = {}
+    for other in options:
+        if isinstance(other, tuple) and len(other) == len(present):
+            differing = [n for n, (a, b) in enumerate(zip(other, present, strict=True)) if a != b]
+            if len(differing) == 1:
+                (n,) = differing
+                side = n, other[n] > present[n]
+                if side not in found or abs(other[n] - present[n]) < abs(found[side][n] - present[n]):
+                    found[side] = other
+    return [*found.values()]
 
 
 def _structure(decisions: Decisions) -> str:

@@ -8,15 +8,15 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from operator import add
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tcomp.autotune.children import Child
-from tcomp.autotune.contest import FEWEST, Contest
+from tcomp.autotune.contest import FEWEST, Contest, Rounds
 from tcomp.autotune.lookup import given
 from tcomp.autotune.measure import LIMITS, Limits, Measurer, cores
 from tcomp.autotune.workload import Program, ScheduleFunction, Task, Workload, kernel_workload, workloads
@@ -44,6 +44,18 @@ if TYPE_CHECKING:
 _PATIENCE = 30.0  # seconds that a contest may take beyond those that it is given, for loading
 _ROUNDS, _TURNS = 100, 3  # of a contest of programs: runs of each in a turn, and turns
 _POINTS = 1 << 12  # of a kernel that are counted one by one, to find its work
+
+
+class Subject(Protocol):
+    """What is tuned: `tasks`, each with how often a run calls it."""
+
+    tasks: list[tuple[Task, int]]
+
+    def contest(self, decisions: Mapping[str, Decisions], seconds: float) -> Contest:
+        """What was tuned so, by the keys of tasks, against what was not; some of it by default."""
+
+    def shares(self, seconds: float) -> dict[str, float]:
+        """Seconds that each task's kernels take in an untuned run, by key, as far as that is known."""
 
 
 class Model:
@@ -98,19 +110,19 @@ class Model:
                 child.close()
         if answer["status"] != "ok":
             return Contest(reason=f"{answer['status']}: {answer['reason']}")
-        before, after = (tuple(tuple(map(float, k)) for k in answer[side]) for side in ("kernels_before", "kernels_after"))
-        return Contest(tuple(answer["before"]), tuple(answer["after"]), before, after)
+        sides = [self._by_task(calls) for calls in answer["kernels"]]
+        return Contest(Rounds(*map(tuple, answer["runs"])), {key: Rounds(sides[0][key], sides[1][key]) for key in sides[0]})
 
-    def by_task(self, kernels: Sequence[Sequence[float]]) -> dict[str, list[float]]:
+    def _by_task(self, calls: Sequence[Sequence[float]]) -> dict[str, tuple[float, ...]]:
         """Of the times of kernel calls, round by round, those of each task's together."""
-        found: dict[str, list[float]] = {}
-        for key, times in zip(self._keys, kernels, strict=True):
-            found[key] = [a + b for a, b in zip(found[key], times, strict=True)] if key in found else list(times)
+        found: dict[str, tuple[float, ...]] = {}
+        for key, times in zip(self._keys, calls, strict=True):
+            found[key] = tuple(map(add, found.get(key, (0.0,) * len(times)), times))
         return found
 
     def shares(self, seconds: float) -> dict[str, float]:
         """Seconds that each task's kernels take in a run of the untuned model; empty where that cannot be found out."""
-        return {key: median(times) for key, times in self.by_task(self.contest({}, seconds).kernels_before).items()}
+        return {key: min(rounds.before) for key, rounds in self.contest({}, seconds).kernels.items()}
 
 
 class Single:
@@ -134,16 +146,12 @@ class Single:
                 before, after = before + found.incumbent, after + found.seconds
                 if len(before) >= FEWEST:
                     break
-        return Contest(before, after, (before,), (after,))
-
-    def by_task(self, kernels: Sequence[Sequence[float]]) -> dict[str, list[float]]:
-        return dict(zip([self.task.key], map(list, kernels), strict=True)) if kernels else {}
+        rounds = Rounds(before, after)
+        return Contest(rounds, {self.task.key: rounds})
 
     def shares(self, seconds: float) -> dict[str, float]:
+        """Nothing but the task's own measurements is known."""
         return {}
-
-
-Subject = Model | Single
 
 
 def bound(task: Task, core: Core | None) -> float:

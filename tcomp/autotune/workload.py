@@ -12,9 +12,11 @@ from __future__ import annotations
 import hashlib
 import importlib
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from tcomp.errors import InputError, ScheduleError
@@ -57,7 +59,7 @@ class Argument:
     below: int | None
 
 
-class Task:
+class Task(ABC):
     """What both kinds have in common."""
 
     text: str
@@ -66,24 +68,24 @@ class Task:
     dims: tuple[tuple[str, int], ...]
 
     @property
+    @abstractmethod
     def identity(self) -> tuple[str, ...]:
         """What tells this program and space from others, beside text, target, threads and dims."""
-        raise NotImplementedError
 
+    @abstractmethod
     def make(self, knobs: Knobs) -> tuple[Schedule, tuple[Argument, ...]]:
         """The scheduled loops and the buffers that they take, in order, temporaries aside.
 
         Raises `ScheduleError` where the decisions cannot be followed, `InputError` where a dim has no size.
         """
-        raise NotImplementedError
 
     def schedule(self, knobs: Knobs) -> Schedule:
         """The scheduled loops. Raises as `make` does."""
         return self.make(knobs)[0]
 
+    @abstractmethod
     def to_json(self) -> dict[str, Any]:
         """What `task_from_json` reads."""
-        raise NotImplementedError
 
     @property
     def machine(self) -> Target:
@@ -279,12 +281,10 @@ def _found(space: str) -> ScheduleFunction | None:
     """The function that a name `module:name` stands for, here."""
     module, _, path = space.partition(":")
     try:
-        found: Any = importlib.import_module(module)
-        for name in path.split("."):
-            found = getattr(found, name)
+        function: ScheduleFunction = attrgetter(path)(importlib.import_module(module))
     except (ImportError, AttributeError):
         return None
-    return found  # type: ignore[no-any-return]
+    return function
 
 
 def _arguments(

@@ -171,8 +171,10 @@ def _table(status: Status) -> Table:
     if status.error is not None:
         words.append(f"the model is off by {status.error:.0%}")
     grid = Table(title=Text("; ".join(words)), box=None, pad_edge=False, title_justify="left", header_style="bold")
-    for name, justify in (("kernel", "left"), ("before", "right"), ("best", "right"), ("of bound", "right"), ("trials", "right"), ("failed", "right"), ("", "left")):  # fmt: skip
-        grid.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
+    grid.add_column("kernel", no_wrap=True, overflow="ellipsis")
+    for name in ("before", "best", "of bound", "trials", "failed"):
+        grid.add_column(name, justify="right", no_wrap=True, overflow="ellipsis")
+    grid.add_column("", no_wrap=True, overflow="ellipsis")
     for task in sorted(status.tasks, key=lambda t: -t.before)[:_SHOWN]:
         mark = "<-" if task is status.current and status.phase == "search" else task.stopped
         grid.add_row(*map(Text, (*_cells(task), str(task.failed), mark)))

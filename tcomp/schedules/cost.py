@@ -34,6 +34,7 @@ from tcomp.ir.loops import (
     For,
     If,
     Kernel,
+    Prefetch,
     Stmt,
     Store,
     While,
@@ -41,6 +42,7 @@ from tcomp.ir.loops import (
     expressions,
     walk,
 )
+from tcomp.ir.simplify import simplify
 from tcomp.schedules.footprint import LINE, Access, Footprints, Loops, accesses, at_sizes, by_buffer, inside, instances, loops_in
 from tcomp.schedules.roles import coefficient, linear_index
 from tcomp.schedules.work import CLASSES, operations, operators, roof, work
@@ -55,6 +57,7 @@ TRANSLATION = 8  # cycles to look up another one
 SPILL = 1.5  # cycles for an accumulator that goes to memory and back, which nothing hides
 EXPOSED = 0.2  # the share of a movement of data that is waited for though something else takes longer (fitted by benchmarks.model)
 LOOP = 1.0  # cycles of an iteration of a loop that nothing hides
+MISSED = 1.0  # cycles of a prefetch of what its loop does not read: it brings a line, or looks up a page, in vain
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,8 @@ class _Region:
     loads: list[_Move] = field(default_factory=list)
     stores: list[_Move] = field(default_factory=list)
     kept: list[_Move] = field(default_factory=list)  # accesses to buffers in registers
+    prefetches: float = 0.0
+    missed: float = 0.0  # of these, those of what the loop does not read
     chain: float = 0.0  # cycles from one iteration to the next that depends on it
 
     def add(self, kind: str, number: float) -> None:
@@ -160,6 +165,12 @@ class _Region:
 def _touches(s: Stmt) -> set[Buffer]:
     """The buffers that a statement itself reads or writes."""
     return {r.attr for r in E.reads(*expressions(s))} | ({s.buffer} if isinstance(s, Store | Accumulate) else set())
+
+
+def _offset(place: Expr) -> int:
+    """A linear index where all variables are zero."""
+    zero = simplify(E.substitute(place, {v: E.const(0, v.dtype) for v in E.variables(place)}))
+    return int(zero.attr) if zero.op == "const" else 0
 
 
 def _kinds_of_instructions(kernel: Kernel) -> dict[Stmt, str]:
@@ -208,6 +219,11 @@ class _Model:
         if isinstance(s, Store | Accumulate):
             self._leaf(s, region, loops, conditions, unrolled, lane)
             return
+        if isinstance(s, Prefetch):
+            hints = prod(self._extent(x) for x in unrolled)
+            region.prefetches += hints
+            region.missed += hints * self._missed(s, region.loop)
+            return
         if isinstance(s, For):
             kind = self.kinds.get(s, s.kind)
             if kind == VECTORIZED:
@@ -227,6 +243,20 @@ class _Model:
             self.guards += region.trips * prod(self._extent(x) for x in unrolled)
         for child, inner, more in inside(s):
             self._visit(child, region, loops + inner, conditions + more, unrolled, lane)
+
+    def _missed(self, s: Prefetch, loop: For | None) -> float:
+        """The share of a loop's prefetches that ask for what later iterations do not read: those of its last ones, as many as it looks
+        ahead."""
+        if loop is None:
+            return 0.0
+        place = linear_index(s.buffer, s.indices)
+        step = coefficient(place, loop.var)
+        reads = [r for x in walk(loop.body) for r in E.reads(*expressions(x)) if r.attr is s.buffer]
+        if not step or not reads:
+            return 0.0
+        start = _offset(place)
+        ahead = min(abs(start - _offset(linear_index(r.attr, r.args))) / abs(step) for r in reads)
+        return min(1.0, ahead / max(1, self._extent(loop)))
 
     def _extent(self, x: For) -> int:
         return x.extent if isinstance(x.extent, int) else max(1, 2 * self.footprints.middle.get(x.var, 0))
@@ -339,13 +369,15 @@ class _Model:
         out_vectors, out_scalars, scattered = self._distinct(region.stores)
         spills = self._spills(region)
         arithmetic = sum(count[k] for k in ("fma", "add", "mul", "special", "other", "fold"))
-        loads, stores = vectors + scalars + gathered + spills, out_vectors + out_scalars + scattered + spills
+        loads = vectors + scalars + gathered + spills + region.prefetches + MISSED * region.missed * core.loads
+        stores = out_vectors + out_scalars + scattered + spills
         return {
             "arithmetic": max(arithmetic / core.fma, count["division"] * core.divide, region.chain),
             "registers": max(loads / core.loads, stores / core.stores),
             "issue": (arithmetic + count["div"] + loads + stores) / core.issue,
             "loads.vector": vectors, "loads.scalar": scalars, "loads.gather": gathered,
             "stores.vector": out_vectors, "stores.scalar": out_scalars + scattered, "spills": spills,
+            "prefetches": region.prefetches, "prefetches.missed": region.missed,
         }  # fmt: skip
 
     # ------------------------------------------------------------ traffic
@@ -429,7 +461,7 @@ class _Model:
 
     def _counts(self, totals: Mapping[str, float], moved: Mapping[str, float], flops: float, compulsory: float) -> dict[str, float]:
         counts = {f"operations.{k}": float(n) for k, n in operations(self.kernel, POINTS).items()}
-        moves = ("loads.vector", "loads.scalar", "loads.gather", "stores.vector", "stores.scalar", "spills")
+        moves = ("loads.vector", "loads.scalar", "loads.gather", "stores.vector", "stores.scalar", "spills", "prefetches", "prefetches.missed")
         counts |= {k: float(totals[k]) for k in moves}
         counts |= {"pages" if level == "pages" else f"bytes.{level}": n for level, n in moved.items()}
         used = sum(r.trips * sum(r.instructions.get(k, 0.0) for k in CLASSES) for r in self.regions)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +13,9 @@ from models import two_layers
 
 import tcomp
 from tcomp.autotune.confirm import Confirmation, confirm
-from tcomp.autotune.contest import Contest, by_chance
+from tcomp.autotune.contest import Contest, Rounds, by_chance
 from tcomp.autotune.subject import Model
+from tcomp.autotune.workload import Task
 from tcomp.errors import InputError
 from tcomp.schedules.knobs import Decisions
 from tcomp.target import Target
@@ -25,7 +26,7 @@ class Pretended:
 
     def __init__(self, factors: Mapping[str, float], visible: bool = True, noise: float = 0.0, reason: str = "") -> None:
         self.factors, self.visible, self.noise, self.reason = factors, visible, noise, reason
-        self.tasks: list = []
+        self.tasks: list[tuple[Task, int]] = []
         self.rng = random.Random(1)
         self.asked: list[set[str]] = []
 
@@ -42,11 +43,11 @@ class Pretended:
 
         before, after = times(False), times(True)
         shown = after if self.visible else before
-        sums = [tuple(map(sum, side)) for side in (before, after)]
-        return Contest(sums[0], sums[1], tuple(zip(*before, strict=True)), tuple(zip(*shown, strict=True)))
+        kernels = {key: Rounds(*(tuple(row[n] for row in side) for side in (before, shown))) for n, key in enumerate(self.factors)}
+        return Contest(Rounds(*(tuple(map(sum, side)) for side in (before, after))), kernels)
 
-    def by_task(self, kernels: Sequence[Sequence[float]]) -> dict[str, list[float]]:
-        return dict(zip(self.factors, map(list, kernels), strict=True)) if kernels else {}
+    def shares(self, seconds: float) -> dict[str, float]:
+        return {}
 
 
 def judged(subject: Pretended, deadline: float = float("inf")) -> Confirmation:

@@ -234,3 +234,14 @@ def test_the_machine_measures_itself() -> None:
     assert 1e8 < peak_flops(host, 1e-4) < 1e13
     assert 1e7 < bandwidth(host, host.l1 // 2) < 1e13
     assert np.isfinite(bandwidth(host, 1 << 16, 2))
+
+
+def test_prefetches_cost_what_they_ask_for_in_vain() -> None:
+    plain, near, far = tiled(6, 2), tiled(6, 2), tiled(6, 2)
+    near.prefetch("B", "C.k", 4)
+    far.prefetch("B", "C.k", 128)
+    none, few, many = (features(s.kernel, TARGET) for s in (plain, near, far))
+    times = 256 * 256 / 6 / 32 * 256 * 2  # tiles, iterations, vectors
+    assert none["prefetches"] == 0 and few["prefetches"] == many["prefetches"] == pytest.approx(times, rel=0.02)
+    assert few["prefetches.missed"] == pytest.approx(times * 4 / 256, rel=0.02) and many["prefetches.missed"] == pytest.approx(times / 2, rel=0.02)
+    assert none["seconds.registers"] < few["seconds.registers"] < many["seconds.registers"] and none["seconds"] <= many["seconds"]
