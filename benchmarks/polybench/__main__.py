@@ -3,9 +3,9 @@
     python -m benchmarks.polybench [--kernels gemm,lu] [--size large|small|mini] [--threads 2] [--rounds 3] [--json out.json]
 
 Each kernel has a process of its own. All contenders work in place on the same arrays, which are set anew before each run, outside of the
-timing; they are checked against gcc's results first, then timed in turns. Ratios are of the minima: where other programs run, a
-spinning OpenMP thread may wait for a whole time slice. Of Polly the faster of two settings counts (see
-`contenders.py`); `p` is the number of parallel regions in its code.
+timing; they are checked against gcc's results first, then timed in turns, short ones warm. Ratios are of the minima: where other
+programs run, a spinning OpenMP thread may wait for a whole time slice. Of Polly the faster of two settings counts (see `contenders.py`);
+`p` is the number of parallel regions in its code.
 """
 
 from __future__ import annotations

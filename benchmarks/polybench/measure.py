@@ -17,6 +17,7 @@ from .suite import Arrays
 PAUSE_S = 0.01  # before each run, for the spinning threads of the one before to go to sleep
 SHORT_S = 0.2  # a contender is run at least this long in all, so that short kernels have many runs
 MOST_RUNS = 50
+WARM_MS = 20.0  # shorter ones run once untimed before each timed run: after the pause, all code would come from memory
 Result = dict[str, Any]
 
 
@@ -47,10 +48,16 @@ def measure(name: str, dataset: str, threads: int, rounds: int) -> Result:
         arrays = [aligned(b) for b in kernel.buffers]
         times: dict[str, list[float]] = {c: [] for c in runs}
 
-        def once(run: Run) -> float:
+        def reset() -> None:
             for array, initial in zip(arrays, start_arrays.values(), strict=True):
                 np.copyto(array, initial)
+
+        def once(run: Run, warm: bool = False) -> float:
+            reset()
             time.sleep(PAUSE_S)
+            if warm:
+                run(arrays)
+                reset()
             begin = time.perf_counter()
             run(arrays)
             return 1e3 * (time.perf_counter() - begin)
@@ -65,7 +72,7 @@ def measure(name: str, dataset: str, threads: int, rounds: int) -> Result:
             max(map(len, times.values())) < MOST_RUNS and min(map(sum, times.values())) < 1e3 * SHORT_S
         ):
             for c, run in runs.items():
-                times[c].append(once(run))
+                times[c].append(once(run, warm=times[c][0] < WARM_MS))
     for c, found in times.items():
         result["min_ms"][c], result["median_ms"][c] = min(found), statistics.median(found)
     return result

@@ -7,11 +7,12 @@ distributes the statements into a tree of *bands*: loops that may be interchange
     columns       no axis runs along memory except the accumulated one: rows side by side, so that their sums do not wait for each other
     elementwise   vector lanes along memory, threads along the outermost independent loop
     wavefront     no independent loop at all (stencils in time): tiles that run in parallel along a diagonal
+    blocks        each step updates a whole matrix (factorisations in place): several steps at once, the update a contraction
 
 and enters the schedule through `affine`, the primitive that proves it; `split`, `vectorize`, `unroll` and `parallel` do the rest.
 
-Read `scheduler` first, then `bands` (the tree of bands becomes a plan) with `nests` and `wavefronts` (the templates above). `trees` is the
-bridge to isl's scheduler, `plan` what is planned; `operands` comes before, `shaping` after.
+Read `scheduler` first, then `bands` (the tree of bands becomes a plan) with `nests`, `wavefronts` and `blocks` (the templates above).
+`trees` is the bridge to isl's scheduler, `plan` what is planned; `operands` comes before, `shaping` after.
 """
 
 from tcomp.schedules.polyhedral.scheduler import polyhedral, polyhedral_or_not

@@ -26,12 +26,11 @@ class Planner:
         self.instances = {x.name: x for x in m.instances}
         self.result = Plan(self.instances, m.context)
         self.nests = 0
-        self.dependences = isl.UnionMap("{}")
+        with limited(400_000_000):
+            self.dependences = flow(m)
 
     def plan(self, fused: bool | None = None) -> Plan:
         """The plan; statements share loops as `fused` says, or where chains of dependent iterations would profit from it."""
-        with limited(400_000_000):
-            self.dependences = flow(self.model)
         self.build(bool(fused))
         if 2 * self.result.recurrences > self.result.work() and fused is None:
             self.build(True)
@@ -41,17 +40,21 @@ class Planner:
         """The plan from the tree of all instances. `fused`: statements share loops where they can, which chains of dependent iterations
         profit from: many of them side by side."""
         self.result, self.nests, self.fused = Plan(self.instances, self.model.context), 0, fused
+        tree = self.tree(fused)
+        with limited(400_000_000):
+            self.visit(tree, list(self.instances), False)
+
+    def tree(self, fused: bool = False) -> Any:
+        """isl's tree of bands."""
         domain = isl.UnionSet("{}")
         for x in self.model.instances:
             domain = domain.union(isl.UnionSet.from_set(x.domain))
         try:
             with limited(60_000_000):
-                tree = isl_schedule(domain, relaxed(self.dependences), self.model.context, fused)
+                return isl_schedule(domain, relaxed(self.dependences), self.model.context, fused)
         except TooHard:
             with limited(200_000_000):
-                tree = isl_schedule(domain, self.dependences, self.model.context, fused)
-        with limited(400_000_000):
-            self.visit(tree, list(self.instances), False)
+                return isl_schedule(domain, self.dependences, self.model.context, fused)
 
     # ------------------------------------------------------------ the tree
 

@@ -166,7 +166,7 @@ class Nest:
             "_",
             self.label("rt", "parallel" if self.threads > 1 else SERIAL),
             self.label("rb"),
-            self.label("k"),
+            self.label("k", "sum"),
             self.label("r", UNROLLED, JAM),
         ]
         pieces = full.intersect_domain(points.subtract(single)).union(rest.intersect_domain(single))
@@ -224,7 +224,7 @@ class Nest:
         ]
         names += [self.label("jt"), self.label("ib"), "_"]
         names += [
-            self.label("k"),
+            self.label("k", "sum"),
             self.label("r", UNROLLED, tile.rows),
             self.label("v", UNROLLED, tile.vectors),
             self.label("l", "lanes", self.lanes),

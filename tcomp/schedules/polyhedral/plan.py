@@ -24,8 +24,8 @@ def enough(instances: int) -> bool:
 
 @dataclass(slots=True)
 class Loop:
-    """What becomes of the loops of one time dimension. `role`: parallel, serial, unroll (`size` iterations), lanes (`size` of them), or
-    vector (any number of iterations, in lanes)."""
+    """What becomes of the loops of one time dimension. `role`: parallel, serial, unroll (`size` iterations), lanes (`size` of them),
+    vector (any number of iterations, in lanes), or sum (what is accumulated into stays in registers)."""
 
     role: str
     size: int = 0
@@ -74,7 +74,8 @@ class Plan:
 
     def gains(self) -> bool:
         """Whether most of the work runs on threads, in lanes, or side by side."""
-        shaped = [n for n, names in self.names.items() if any(name in self.loops and self.loops[name].role != SERIAL for name in names)]
+        gaining = {name for name, loop in self.loops.items() if loop.role not in (SERIAL, "sum")}
+        shaped = [n for n, names in self.names.items() if not gaining.isdisjoint(names)]
         return 2 * self.work(shaped) > self.work()
 
     def work(self, names: Sequence[str] | None = None) -> int:

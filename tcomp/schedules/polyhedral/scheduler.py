@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from math import prod
 
 import islpy as isl
@@ -11,6 +12,7 @@ from tcomp.errors import ScheduleError
 from tcomp.ir.loops import Accumulate, For, Kernel, Stmt, Store, children
 from tcomp.ir.polyhedral import TooHard, model
 from tcomp.schedules.polyhedral.bands import Planner
+from tcomp.schedules.polyhedral.blocks import in_blocks
 from tcomp.schedules.polyhedral.operands import pack
 from tcomp.schedules.polyhedral.plan import enough
 from tcomp.schedules.polyhedral.shaping import shape
@@ -41,23 +43,45 @@ def polyhedral(program: Kernel | Schedule, target: Target, threads: int = 1) -> 
 
 
 def _scheduled(s: Schedule, target: Target, threads: int) -> Schedule:
+    if not _in_blocks(s, target, threads):
+        _ordered(s, None, target, threads)
+    s.clean()
+    return s
+
+
+def _ordered(s: Schedule, nest: str | None, target: Target, threads: int) -> None:
+    """The order of a nest, or of the whole kernel, and the kinds of its loops."""
+    kernel = s.kernel
     for fused in (None, False):
         try:
-            plan = Planner(model(s.kernel.body), target, threads).plan(fused)
+            m = model(kernel.body) if nest is None else model(s.loops[nest], kernel.body)
+            plan = Planner(m, target, threads).plan(fused)
             if not plan.gains():
                 raise ScheduleError(
-                    f"no polyhedral schedule of kernel `{s.kernel.name}`", why="the loops that do most of the work depend on each other"
+                    f"no polyhedral schedule of kernel `{kernel.name}`", why="the loops that do most of the work depend on each other"
                 )
-            s.affine(None, plan.order(), plan.naming(), plan.parallel())
+            s.affine(nest, plan.order(), plan.naming(), plan.parallel())
             break
         except TooHard as error:
-            raise ScheduleError(f"no polyhedral schedule of kernel `{s.kernel.name}`", why=f"isl gave up: {error}") from None
+            raise ScheduleError(f"no polyhedral schedule of kernel `{kernel.name}`", why=f"isl gave up: {error}") from None
         except ScheduleError:
             if fused is False:
                 raise
     shape(s, plan, target)
-    s.clean()
-    return s
+
+
+def _in_blocks(s: Schedule, target: Target, threads: int) -> bool:
+    """The order in blocks of steps, where there is one in which updates are summed in registers; else nothing changes."""
+    before = s.copy()
+    with suppress(ScheduleError, TooHard):
+        m = model(s.kernel.body)
+        for nest in in_blocks(s, m, Planner(m, target, threads).tree()):
+            with suppress(ScheduleError):  # stays as it is
+                _ordered(s, nest, target, threads)
+        if any(step.primitive == "promote" for step in s.trace[len(before.trace) :]):
+            return True
+    s.kernel, s.trace = before.kernel, before.trace
+    return False
 
 
 def polyhedral_or_not(s: Schedule, target: Target, threads: int) -> Schedule:

@@ -6,16 +6,20 @@ from contextlib import suppress
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
-from tcomp.ir.loops import UNROLLED, Accumulate, Buffer, For, Stmt, Store, walk
+from tcomp.ir.loops import UNROLLED, Accumulate, Buffer, For, Stmt, Store, expressions, walk
+from tcomp.ir.simplify import linear
 from tcomp.schedules.polyhedral.plan import Loop, Plan
+from tcomp.schedules.roles import linear_index
 from tcomp.schedules.schedule import Schedule
 from tcomp.schedules.shaping import lanes_of
 from tcomp.target import Target
 
+LONG = 8  # vectors of a loop for which one more, to align the others, is cheap
+
 
 def shape(s: Schedule, plan: Plan, target: Target) -> None:
     """Vectorizes and unrolls the loops that the plan wants so; one that cannot be runs in order. (`affine` proves and makes parallel loops.)"""
-    for role in ("lanes", "vector", UNROLLED):
+    for role in ("lanes", "vector", UNROLLED, "sum"):
         for name, loop in list(s.loops.items()):
             found = plan.loop(name)
             if found is not None and found[1].role == role and name in s.loops:
@@ -36,17 +40,43 @@ def _shaped(s: Schedule, name: str, loop: For, plan: Loop, target: Target) -> No
             s.vectorize(name, plan.size)
         case "vector":
             _vectorize(s, name, target)
+        case "sum":
+            _promote(s, loop)
+
+
+def _promote(s: Schedule, loop: For) -> None:
+    """Sums go to registers; where their buffer is not read as well, the code generator sees to that."""
+    inside = list(walk(loop))
+    for b in {x.buffer for x in inside if isinstance(x, Accumulate)} & {r.attr for x in inside for r in E.reads(*expressions(x))}:
+        s.promote(loop.var.name, b.name, f"{b.name}.sums")
 
 
 def _vectorize(s: Schedule, name: str, target: Target) -> None:
-    """Full vectors, and the rest in masked ones."""
+    """Full vectors, and the rest in masked ones: at the end, and at the start where full ones then stay within cache lines."""
     lanes = lanes_of(target, [b for x in walk(s.loops[name].body) for b in _touched(x)])
     if s.loops[name].extent == lanes:
         return s.vectorize(name)
+    if ahead := _unaligned(s.loops[name], lanes):
+        head, name = s.partition(name, ahead)
+        with suppress(ScheduleError):
+            s.vectorize(head, lanes)
     _, inner, rest = s.split(name, lanes, "peel")
     s.vectorize(inner)
     with suppress(ScheduleError):
         s.vectorize(rest, lanes)
+
+
+def _unaligned(loop: For, lanes: int) -> int:
+    """Iterations of a loop before the first that stores at a multiple of `lanes`, if that is the same for all stores and outer loops."""
+    found = set()
+    for x in walk(loop.body):
+        if isinstance(x, Store | Accumulate):
+            terms = linear(linear_index(x.buffer, x.indices))
+            offset = terms.pop((), 0)
+            along = terms.pop((loop.var,), 0)
+            found.add(-offset % lanes if along == 1 and all(c % lanes == 0 for c in terms.values()) else 0)
+    ahead = found.pop() if len(found) == 1 else 0
+    return ahead if isinstance(loop.extent, int) and loop.extent >= LONG * lanes else 0
 
 
 def _touched(x: Stmt) -> list[Buffer]:
