@@ -1,6 +1,6 @@
 """The tuner's parts against the clock: what its search finds, how well its model ranks, and where the shipped model comes from.
 
-    python -m benchmarks.tuning quality [--samples 2000] [--trials 64] [--only 'conv*']
+    python -m benchmarks.tuning quality [--samples 2000] [--seconds 600] [--trials 64] [--only 'conv*'] [--database random.db]
     python -m benchmarks.tuning record --database tune.db [--candidates 40]
     python -m benchmarks.tuning train --database tune.db
 
