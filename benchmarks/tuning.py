@@ -221,8 +221,9 @@ class Judges:
         return cls(samples_of(measurer, task, dict(zip(texts, costs.tolist(), strict=True))), same, accuracy(np.log(first), costs, same))
 
     def judge(self, model: CostModel, without: Collection[str] = ()) -> float:
-        """The share of pairs that a model orders rightly."""
-        return ranking(model, [s for text, s in self.samples.items() if text not in without], self.same)
+        """The share of pairs that a model orders rightly; of all samples, where too few are left."""
+        left = [s for text, s in self.samples.items() if text not in without]
+        return ranking(model, left if len(left) >= FEWEST else [*self.samples.values()], self.same)
 
 
 def maker(measurer: Measurer) -> Maker:
