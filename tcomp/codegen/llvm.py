@@ -323,6 +323,9 @@ class Function(Builder):
             if chosen is not None:
                 self.statement(chosen)
             return
+        if otherwise is None and isinstance(then, L.Store) and itemsize(then.buffer.dtype) < 4 and (only := self.only_lane(cond)) is not None:
+            self.lane_by_lane(then, (only,))  # LLVM 22 narrows the store of a single lane wrongly: four bytes are written
+            return
         test = self.value(cond)
         if test.lanes > 1:
             outer = self.mask
@@ -342,6 +345,13 @@ class Function(Builder):
                     self.statement(body)
                 self.line(f"br label %{end}")
         self.start(end)
+
+    def only_lane(self, cond: Expr) -> int | None:
+        """The lane for which alone a condition holds, if that is known."""
+        if self.lane is None or self.mask is not None or set(self.module.variables(cond)) != {self.lane}:
+            return None
+        active = [n for n in range(self.lanes) if self.fold(E.substitute(cond, {self.lane: as_expr(n)})) is not E.const(False, "bool")]
+        return active[0] if len(active) == 1 else None
 
     def repeat(self, cond: Expr, body: Stmt) -> None:
         self.forget(self.module.written(body))
@@ -576,13 +586,13 @@ class Function(Builder):
         factors = [a for a in varying[0] if a is not self.lane] if len(varying) == 1 and self.lane in varying[0] else None
         return factors is not None and all((E.bounds(a)[0] or 0) > 0 and not self.varies((a,)) for a in factors)
 
-    def lane_by_lane(self, s: Stmt) -> None:
-        """A statement of a vectorized loop for one lane after the other."""
+    def lane_by_lane(self, s: Stmt, some: Sequence[int] | None = None) -> None:
+        """A statement of a vectorized loop for one lane after the other: `some` of them, or all."""
         lane, lanes, mask = self.lane, self.lanes, self.mask
         assert lane is not None
         vector = self.bound.pop(lane)
         self.lane, self.lanes, self.mask = None, 1, None
-        for n in range(lanes):
+        for n in range(lanes) if some is None else some:
             self.constants[lane] = n
             end = None
             if mask is not None:
