@@ -133,7 +133,9 @@ def pipeline(kernel: Kernel, loop: str, stages: int, *buffers: str) -> tuple[Ker
         return stmt
 
     copies = [_at(using(fill, target.var), target.var, target.var + ahead, target.var + ahead < extent) for fill in fills]
-    prologue = [_at(using(renamed(fill, lambda name: fresh(kernel, name + ".p")), target.var), target.var, first, first < extent) for fill in fills]
+    prologue = [
+        _at(using(renamed(fill, lambda name: fresh(kernel, name + ".p")), target.var), target.var, first, first < extent) for fill in fills
+    ]
     rest = rebuild(target.body, lambda s: Block(()) if s in fills else None)
     for old in olds:
         rest = without_allocation(rest, old)
@@ -154,7 +156,9 @@ def _inside(kernel: Kernel, target: For, names: tuple[str, ...]) -> list[Buffer]
     found = [find_buffer(kernel, name, "pipeline") for name in dict.fromkeys(names)]
     for b in found:
         if b not in local:
-            raise refuse(kernel, "pipeline", f"`{b.name}` is not allocated in the body of `{target.var.name}`", "cache_read makes such a buffer")
+            raise refuse(
+                kernel, "pipeline", f"`{b.name}` is not allocated in the body of `{target.var.name}`", "cache_read makes such a buffer"
+            )
         if any(target.var in E.variables(as_expr(d)) for d in b.shape):
             raise refuse(kernel, "pipeline", f"the shape of `{b.name}` depends on `{target.var.name}`")
     if not found:
