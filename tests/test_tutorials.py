@@ -19,6 +19,7 @@ LAST_WORDS = {
     "06": "of the peak",
     "07": "right result: True",
     "08": "same bits in another order",
+    "09": "right; tiles",
 }
 
 

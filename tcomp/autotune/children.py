@@ -70,9 +70,11 @@ class Child:
                 return {"status": "timeout", "reason": f"no answer within {timeout:g} s"}
             except BaseException as error:
                 self._kill()  # what it would answer now, nobody waits for
-                if isinstance(error, Exception) and not self._closed:
-                    return {"status": "error", "reason": reason_of(error)}
-                raise
+                if not isinstance(error, Exception):
+                    raise
+                if self._closed:  # from another thread: whatever that made fail
+                    raise ChildError("this process was closed") from error
+                return {"status": "error", "reason": reason_of(error)}
 
     def start(self) -> None:
         """Start the child if there is none. Raises `ChildError` if it does not come up, or was closed."""

@@ -12,7 +12,7 @@ from math import inf
 from tcomp.autotune.database import Record
 from tcomp.autotune.progress import TaskStatus
 from tcomp.autotune.workload import Task
-from tcomp.schedules.knobs import Decisions, decode, encode
+from tcomp.schedules.knobs import encode
 
 _RECENT = 8  # trials whose gain is taken to go on
 _HOPE = 0.5  # the weight of what could be gained, against what was
@@ -54,10 +54,6 @@ class Effort:
         """The records of this run, and the best of those before."""
         ok = sorted((r for r in self.records[: self.earlier] if r.ok), key=lambda r: r.cost or inf)
         return [*ok[:_TELLING], *self.records[self.earlier :]]
-
-    @property
-    def incumbent(self) -> Decisions:
-        return decode(self.best.decisions) if self.best is not None else {}
 
     def promise(self, usual: float) -> float:
         """Seconds that a run of the model is expected to gain, for each second of tuning; a trial takes `usual` where none was made."""

@@ -64,7 +64,7 @@ class Limits:
 
     building: float = 60.0
     running: float = 20.0
-    rounds: int = 20
+    rounds: int = 64
     seconds: float = 0.1
     memory: int | None = None
 

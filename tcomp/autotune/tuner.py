@@ -290,9 +290,10 @@ class _Tuning:
         if not predicted:
             kernel.status.stopped = "nothing new is found"
             return
-        wanted = [decode(text) for text in predicted]
-        for (text, guess), measurement in zip(predicted.items(), self._measured(kernel, measurer, wanted), strict=False):
-            self._enter(kernel, text, guess, self._doubted(kernel, measurer, decode(text), measurement))
+        wanted, incumbent = [decode(text) for text in predicted], kernel.best  # at the start: all of the batch is measured beside it
+        for (text, guess), measurement in zip(predicted.items(), self._measured(kernel, measurer, wanted, incumbent), strict=False):
+            measurement = self._doubted(kernel, measurer, decode(text), measurement, incumbent)
+            self._enter(kernel, text, guess, measurement, incumbent or kernel.base)
             if time.monotonic() >= self._end or kernel.base is None:
                 break
         kernel.seconds += time.monotonic() - start
@@ -307,7 +308,7 @@ class _Tuning:
         kernel = next(k for k in self._kernels if k.task is task)
         for decisions, made in zip(wanted, found, strict=True):
             if isinstance(made, Measurement) and made.status != REFUSED and kernel.base is not None:
-                self._enter(kernel, encode(decisions), None, made)
+                self._enter(kernel, encode(decisions), None, made, None)
         return [made if isinstance(made, Made) else None for made in found]
 
     def _size(self, kernel: Effort) -> int:
@@ -318,8 +319,8 @@ class _Tuning:
             size = max(4, min(16, round(_BATCH * (self._end - time.monotonic()) / each)))
         return size if self._limit is None else min(size, self._limit - self._session.trials)
 
-    def _measured(self, kernel: Effort, measurer: Measurer, wanted: Sequence[Decisions]) -> Iterator[Measurement]:
-        results = measurer.measure_each(kernel.task, wanted, kernel.incumbent)
+    def _measured(self, kernel: Effort, measurer: Measurer, wanted: Sequence[Decisions], incumbent: Record | None) -> Iterator[Measurement]:
+        results = measurer.measure_each(kernel.task, wanted, _decisions(incumbent))
         start = time.monotonic()
         with self._clock.spent("build"):  # all are built before the first is measured
             first = next(results)
@@ -338,12 +339,15 @@ class _Tuning:
                 return
             yield found
 
-    def _doubted(self, kernel: Effort, measurer: Measurer, decisions: Decisions, found: Measurement) -> Measurement:
-        """What seems to beat the incumbent is measured again, and the worse of both counts: the best of many is a lucky one."""
-        if found.status != "ok" or found.ratio >= 1 or kernel.best is None:
+    def _doubted(
+        self, kernel: Effort, measurer: Measurer, decisions: Decisions, found: Measurement, incumbent: Record | None
+    ) -> Measurement:
+        """What seems to be the best is measured again, and the worse of both counts: the best of many is a lucky one."""
+        best, beside = kernel.best, incumbent or kernel.base
+        if found.status != "ok" or best is None or beside is None or found.ratio * (beside.cost or inf) >= (best.cost or inf):
             return found
         with self._clock.spent("measure"):
-            (again,) = measurer.measure(kernel.task, [decisions], kernel.incumbent)
+            (again,) = measurer.measure(kernel.task, [decisions], _decisions(incumbent))
         return again if again.ratio > found.ratio else found
 
     def _proposed(self, kernel: Effort, search: Search) -> _Proposals:
@@ -368,9 +372,12 @@ class _Tuning:
 
     # ------------------------------------------------------------ what comes of it
 
-    def _enter(self, kernel: Effort, decisions: str, predicted: float | None, measurement: Measurement) -> None:
-        """One record, in the database and here."""
-        cost = self._cost(kernel, measurement)
+    def _enter(self, kernel: Effort, decisions: str, predicted: float | None, measurement: Measurement, incumbent: Record | None) -> None:
+        """One record, in the database and here. `incumbent` is what the candidate was measured beside: as the machine may be busier or
+        faster since, its cost is on the scale of that one's; None for the first."""
+        cost = None
+        if measurement.status == "ok":
+            cost = measurement.least if incumbent is None else measurement.ratio * (incumbent.cost or inf)
         if cost is not None and predicted is not None:
             self._errors = [*self._errors, abs(log(predicted / cost))][-_JUDGED:]
         record = Record(kernel.task, decisions, "", measurement, cost, predicted, self._machine, time.time())
@@ -379,14 +386,6 @@ class _Tuning:
         self._session.spent = self._earlier + time.monotonic() - self._start
         self._entries.add(record, self._session)
         self._show()
-
-    def _cost(self, kernel: Effort, measurement: Measurement) -> float | None:
-        """Seconds on the scale of the first measurement: the machine may be busier or faster since, for the incumbent as well."""
-        if measurement.status != "ok":
-            return None
-        if kernel.best is None or kernel.best.cost is None:
-            return measurement.least
-        return measurement.ratio * kernel.best.cost
 
     def _confirm(self) -> Confirmation:
         wanted: dict[str, Decisions] = {}
@@ -428,6 +427,10 @@ class _Tuning:
         statuses = [k.status for k in self._kernels]
         elapsed = time.monotonic() - self._start
         self._tell(Status(self._phase, elapsed, budget, self._session.trials, self._limit, statuses, current, error))
+
+
+def _decisions(record: Record | None) -> Decisions:
+    return {} if record is None else decode(record.decisions)
 
 
 def _core(subject: Subject) -> Core | None:

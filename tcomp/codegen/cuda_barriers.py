@@ -9,7 +9,8 @@ the background until they are waited for, in groups, the oldest first.
 
 Both are found by following the phases in the order in which they run. What is found holds for all iterations of the loops around: a
 loop is followed until it returns to a state that it was in. It soon does, as of most places it is only remembered that they were touched.
-The first index into shared memory is told apart where it is the same for all threads: so is the element of a ring of buffers (`a[i % 3]`).
+Indices into shared memory that are the same for all threads are told apart in short loops, and where they repeat in long ones: so are
+the elements of a ring of buffers (`a[i % 3]`).
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from math import lcm
 
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
-from tcomp.ir.expr import Expr, as_expr
+from tcomp.ir.expr import Expr, as_expr, bounds, evaluate_int
 from tcomp.ir.loops import Buffer, Stmt
-from tcomp.ir.simplify import linear, prove, simplify
+from tcomp.ir.simplify import linear, prove
 
 FOLLOWED = 16  # iterations, and groups of copies, up to which each is told from the others
 
@@ -34,18 +35,18 @@ class Access:
     """One way in which a phase touches a buffer.
 
     `own`: the dimensions that are indexed by the number of the thread, with the axis, if they say which thread it is: threads stay with
-    elements of their own. `place`: the first index, if it is the same for all threads.
+    elements of their own. `places`: the indices, where they are the same for all threads and known.
     """
 
     buffer: Buffer
     writes: bool
     own: frozenset[tuple[int, str]] | None
-    place: Expr | int | None
+    places: tuple[Expr | int | None, ...]
 
     def meets(self, other: Access) -> bool:
-        """Whether both may touch one element, and one of them writes it."""
-        apart = isinstance(self.place, int) and isinstance(other.place, int) and self.place != other.place
-        return self.buffer is other.buffer and (self.writes or other.writes) and not apart
+        """Whether both may touch one element of the buffer, and one of them writes it."""
+        apart = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(self.places, other.places, strict=True))
+        return (self.writes or other.writes) and not apart
 
 
 Touched = frozenset[Access]
@@ -88,13 +89,11 @@ def touched(phase: Stmt) -> Touched:
         def touch(buffer: Buffer, indices: Sequence[Expr], writes: bool) -> None:
             if buffer.scope == "register":
                 return
-            places = frozenset((d, t.kind) for t in threads for d, i in enumerate(indices) if i is t.var)
-            own = places if {kind for _, kind in places} == {t.kind for t in threads} else None
+            numbers = frozenset((d, t.kind) for t in threads for d, i in enumerate(indices) if i is t.var)
+            own = numbers if {kind for _, kind in numbers} == {t.kind for t in threads} else None
             own = None if together else own if threads else alone
-            first = indices[0] if buffer.scope == "shared" and indices else None
-            if first is not None and (E.reads(first) or inside & set(E.variables(first))):
-                first = None
-            found.add(Access(buffer, writes, own, first))
+            known = [buffer.scope == "shared" and not E.reads(i) and not inside & set(E.variables(i)) for i in indices]
+            found.add(Access(buffer, writes, own, tuple(i if k else None for i, k in zip(indices, known, strict=True))))
 
         for r in E.reads(*L.expressions(s)):
             touch(r.attr, r.args, False)
@@ -197,7 +196,7 @@ class _Run:
     accesses: Mapping[Stmt, Touched]
     copies: Collection[Stmt]
     waits: bool
-    values: dict[Expr, int] = field(default_factory=dict)  # of the variables of loops that are followed one by one
+    values: dict[Expr, int] = field(default_factory=dict)  # of the variables of loops around
 
     def follow(self, s: Stmt, state: _State) -> _State:
         if is_phase(s):
@@ -214,17 +213,18 @@ class _Run:
         return state
 
     def loop(self, s: L.For, state: _State) -> _State:
-        period = self.period(s)
+        moving = [e for x in phases(s.body) for a in self.accesses[x] for e in a.places if isinstance(e, Expr) and s.var in E.variables(e)]
+        exact = bool(moving) and _short(s.var)
+        period = lcm(*(int(e.args[1].attr) for e in moving if _ring(e, s.var)))
         ends = [] if prove(as_expr(s.extent) > 0) else [state]
         seen = set()
         for iteration in itertools.count():
             if iteration == s.extent:
                 ends = [state]
                 break
-            if period:
-                self.values[s.var] = iteration
+            self.values[s.var] = iteration
             state = self.follow(s.body, state)
-            moment = (iteration % (period or 1), state)
+            moment = (iteration if exact else iteration % period, state)
             if moment in seen:
                 break
             seen.add(moment)
@@ -233,7 +233,7 @@ class _Run:
         return replace(reduce(_joined, ends), barrier=None, since=0)  # a wait inside would be repeated by all iterations
 
     def phase(self, s: Stmt, state: _State) -> _State:
-        found = frozenset(replace(a, place=self.place(a.place)) for a in self.accesses[s])
+        found = frozenset(replace(a, places=tuple(map(self.place, a.places))) for a in self.accesses[s])
         state = self.arrive(s, found, state)
         if s not in self.copies:
             return replace(state, touched=state.touched | found)
@@ -246,7 +246,11 @@ class _Run:
         if s in before:
             state = state.passed(s, before[s])
         alone = s not in self.copies  # a copy and a thread are two, even if the thread has started it
-        if any(a.meets(b) and not (alone and a.own is not None and a.own == b.own) for a in state.touched for b in found):
+        if any(
+            a.buffer is b.buffer and a.meets(b) and not (alone and a.own is not None and a.own == b.own)
+            for a in state.touched
+            for b in found
+        ):
             before.setdefault(s, None)
             state = state.passed(s, before[s])
         if not self.waits:
@@ -267,25 +271,29 @@ class _Run:
         return replace(state, groups=state.groups[:needed])
 
     def read(self, e: Expr) -> Touched:
-        return frozenset(Access(r.attr, False, None, None) for r in E.reads(e) if r.attr.scope != "register")
-
-    def period(self, s: L.For) -> int | None:
-        """After how many iterations the places repeat that depend on the loop's variable; None if they do not."""
-        period = 1
-        places = {a.place for x in phases(s.body) for a in self.accesses[x] if isinstance(a.place, Expr)}
-        for place in (p for p in places if s.var in E.variables(p)):
-            ring = place.op == "mod" and place.args[1].op == "const"
-            if not ring or any(m != (s.var,) and s.var in E.variables(*m) for m in linear(place.args[0])):
-                return s.extent if isinstance(s.extent, int) and s.extent <= FOLLOWED else None
-            period = lcm(period, int(place.args[1].attr))
-        return period
+        return frozenset(Access(r.attr, False, None, (None,) * len(r.args)) for r in E.reads(e) if r.attr.scope != "register")
 
     def place(self, place: Expr | int | None) -> int | None:
+        """An index in this iteration; None where it is not known, or another one in each of many iterations."""
         if not isinstance(place, Expr):
             return place
-        known = simplify(E.substitute(place, {v: E.const(self.values[v]) for v in E.variables(place) if v in self.values}))
-        return int(known.attr) if known.op == "const" else None
+        variables = E.variables(place)
+        if not all(v in self.values and (_short(v) or _ring(place, v)) for v in variables):
+            return None
+        return evaluate_int(place, self.values)
+
+
+def _short(v: Expr) -> bool:
+    """Whether a loop has few iterations: each is told from the others."""
+    high = bounds(v)[1]
+    return high is not None and high < FOLLOWED
+
+
+def _ring(place: Expr, v: Expr) -> bool:
+    """Whether an index repeats in the iterations of a loop: it is the remainder of something linear."""
+    linearly = place.op == "mod" and all(m == (v,) or v not in E.variables(*m) for m in linear(place.args[0]))
+    return linearly and place.args[1].op == "const"
 
 
 def _meet(copies: Touched, found: Touched) -> bool:
-    return any(a.meets(b) for a in copies for b in found)
+    return any(a.buffer is b.buffer and a.meets(b) for a in copies for b in found)

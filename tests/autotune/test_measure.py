@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -242,6 +243,25 @@ def test_a_closed_child_is_not_started_again() -> None:
     child.close()
     with pytest.raises(ChildError, match="was closed"):
         child.ask({}, 1)
+
+
+def test_a_child_that_is_closed_while_it_works_says_so() -> None:
+    for seconds in (0.0, 0.02, 0.5):  # while it starts, and while it works
+        child, found = Child("tcomp.autotune.builder", 8 << 30), list[BaseException]()
+
+        def ask(child: Child = child, found: list[BaseException] = found) -> None:
+            try:
+                while True:
+                    child.ask({"do": "ground", "target": "no target", "threads": 1, "room": 1}, 60)
+            except ChildError as error:
+                found.append(error)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        time.sleep(seconds)
+        child.close()
+        thread.join(60)
+        assert len(found) == 1
 
 
 def test_a_child_that_does_not_start_is_an_answer() -> None:

@@ -164,6 +164,32 @@ def test_a_measurement_that_lies_makes_nothing_worse(tmp_path: Path, net: Path, 
         assert any(not v.kept for v in database.verdicts())
 
 
+class Truthful(Liar):
+    """Costs by decisions, seen through a machine that is now faster, now slower."""
+
+    rng = random.Random(3)
+
+    def measure_each(self, task: object, candidates: list[Decisions], incumbent: Decisions | None = None) -> Iterator[Measurement]:
+        for decisions in candidates:
+            speed = self.rng.uniform(0.5, 2.0)
+            yield Measurement("ok", (speed * true_cost(decisions),), "", (speed * true_cost(incumbent or {}),))
+
+
+def true_cost(decisions: Decisions) -> float:
+    return 0.5 + random.Random(encode(decisions)).random()
+
+
+def test_costs_are_on_one_scale_whatever_the_incumbent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tcomp.autotune.tuner.Measurer", Truthful)
+    tune(product(), trials=24, database=tmp_path / "t.db", threads=1)
+    with Database(tmp_path / "t.db") as database:
+        costs = {r.decisions: r.cost or 0.0 for r in database.records()}
+    assert len(costs) == 25
+    unit = costs["{}"] / true_cost({})
+    for text, cost in costs.items():
+        assert cost == pytest.approx(unit * true_cost(decode(text)))
+
+
 # ---------------------------------------------------------------- compilations
 
 

@@ -24,7 +24,7 @@ class Block:
         self.placement, self.copies, self.values = placement, copies, dict(values)
         self.touched: dict[Element, set[tuple[Thread, bool]]] = {}
         self.groups: list[dict[Element, bool]] = [{}]  # the last one is not complete
-        self.races: list[str] = []
+        self.races: set[str] = set()
 
     def run(self, s: Stmt) -> None:
         if s in self.placement.before:
@@ -52,10 +52,10 @@ class Block:
         for thread, element, writes in list(self.accesses(s, frozenset())):
             for who, wrote in self.touched.get(element, ()):
                 if (writes or wrote) and (who != thread or copying):
-                    self.races.append(f"{element[0].name}{list(element[1])} in\n{s}")
+                    self.races.add(f"{element[0].name}{list(element[1])}")
             for group in self.groups[: len(self.groups) - copying]:
                 if element in group and (writes or group[element]):
-                    self.races.append(f"copied {element[0].name}{list(element[1])} in\n{s}")
+                    self.races.add(f"copied {element[0].name}{list(element[1])}")
             if copying:
                 self.groups[-1][element] = self.groups[-1].get(element, False) or writes
             else:

@@ -19,7 +19,7 @@ from tcomp.errors import CodegenError
 from tcomp.ir import expr as E
 from tcomp.ir import te
 from tcomp.ir.dtypes import BITS, FLOATS, SIGNED, UNSIGNED, is_float, to_numpy
-from tcomp.ir.expr import Expr, cast, const, select
+from tcomp.ir.expr import Expr, as_expr, cast, const, select
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, If, Kernel, Stmt, While, block, loop, store
 from tcomp.target import Target
 
@@ -642,6 +642,41 @@ def test_register_tile_result() -> None:
     x, y, z = floats(24, 64), floats(64, 128), np.zeros((24, 128), np.float32)
     compile_kernel(gemm(6, 4))(x, y, z)
     np.testing.assert_allclose(z, x @ y, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("source", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32"])
+def test_vectors_of_floats_saturate_as_integers(source: str, dtype: str) -> None:
+    """... without scalar code."""
+    ends = [float(np.iinfo(dtype).min), float(np.iinfo(dtype).max)]
+    values = [0.0, -0.0, 1.5, -1.5, 1e-40, np.inf, -np.inf, np.nan, 1e30, -1e30, 2147483520.0, 2147483648.0, -2147483904.0]
+    values += [np.nextafter(np.array(e + d, source), np.array(to, source)) for e in ends for d in (-1, 0, 1) for to in (-np.inf, e, np.inf)]
+    x = np.array((values * 2)[: len(values) // 16 * 32], source)
+    a, b = Buffer("a", source, x.shape), Buffer("b", dtype, x.shape)
+    lanes = 16 if source == "float32" else 8
+    body = loop("i", x.size // lanes, lambda i: vec(lanes, lambda l: store(b, (i * lanes + l,), cast(a[i * lanes + l], dtype))))
+    k, found = kernel("k", [a], [b], body), np.empty(x.shape, dtype)
+    compile_kernel(k)(x, found)
+    with np.errstate(all="ignore"):
+        expected = np.clip(np.trunc(np.where(np.isnan(x), 0, x).astype(np.float64)), *ends).astype(dtype)
+    assert_same(found, expected)
+    skylake = Target.parse("cpu -mcpu=skylake-avx512")
+    assert "cvttss2si" not in assembly(emit_kernel(k, skylake), skylake) and "cvttsd2si" not in assembly(emit_kernel(k, skylake), skylake)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "float32"])
+@pytest.mark.parametrize("columns", [17, 18, 31])
+def test_a_masked_store_leaves_the_next_elements(dtype: str, columns: int) -> None:
+    """LLVM writes four bytes where a constant mask leaves one lane of narrow integers. Rows are stored last to first."""
+    a, b = Buffer("a", "float32", (4, columns)), Buffer("b", dtype, (4, columns))
+
+    def element(i: Expr, o: Expr, l: Expr) -> Stmt:
+        return If(as_expr(o * 16 + l < columns), store(b, (3 - i, o * 16 + l), cast(a[3 - i, o * 16 + l], dtype)))
+
+    k = kernel("k", [a], [b], loop("i", 4, lambda i: unroll(2, lambda o: vec(16, lambda l: element(i, o, l)), "o")))
+    x, found = rng.integers(0, 100, (4, columns)).astype(np.float32), np.zeros((4, columns), to_numpy(dtype))
+    compile_kernel(k)(x, found)
+    assert_same(found, x.astype(dtype))
 
 
 def test_spills_are_counted() -> None:

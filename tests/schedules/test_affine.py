@@ -10,6 +10,7 @@ from subject import Subject, compare, interpreted
 
 from tcomp.errors import ScheduleError
 from tcomp.ir.loops import Allocate, Buffer, For, Kernel, Stmt, block, loop, store, walk
+from tcomp.ir.parser import parse_kernel
 from tcomp.ir.polyhedral import Instance, model
 from tcomp.ir.verify import verify_kernel
 from tcomp.schedules import Schedule
@@ -146,3 +147,15 @@ def test_shift_and_skew() -> None:
     compare("skewed", s.kernel, interpreted(subject, s.kernel), subject.plain)
     with pytest.raises(ScheduleError, match="does not stand inside"):
         s.skew("j", "i", 1)
+
+
+@pytest.mark.parametrize("otherwise", [" else {\n B[i] = 1u8\n }", ""])
+def test_a_condition_that_its_own_statements_change_is_tested_once(otherwise: str) -> None:
+    """`affine` gives each statement the condition for itself: the second would see what the first wrote."""
+    text = "kernel k(A: uint8[8], B: uint8[8]) -> (B) {\n for i in 0..8 {\n if B[i] < 2u8 {\n B[i] = A[i]\n A2 }OTHERWISE\n }\n}"
+    text = text.replace("OTHERWISE", otherwise).replace("A2", "" if otherwise else "B[i] = B[i] + 3u8\n")
+    s = Schedule(parse_kernel(text))
+    with pytest.raises(ScheduleError, match="each statement gets the condition for itself"):
+        s.shift("i", "B", 1)
+    s = Schedule(parse_kernel(text.replace("B[i] < 2u8", "A[i] < 2u8")))
+    s.shift("i", "B", 1)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 import numpy as np
+import pipelines as random_pipelines
 import pytest
+from dice import Seeded
 from jit import HOST
 from programs import Program
 from running import expected, interpreted, native
+from subject import compare
+from subject import interpreted as run
 
 from tcomp.ir import expr as E
 from tcomp.ir import te
 from tcomp.ir.expr import Dim, Expr, as_dim, dim
-from tcomp.ir.loops import Kernel
+from tcomp.ir.loops import PARALLEL, STACK_LIMIT, VECTORIZED, Allocate, For, Kernel, Store, walk
 from tcomp.ir.te import Tensor
 from tcomp.schedules import stencils
 from tcomp.schedules.cpu import schedule
@@ -191,3 +196,77 @@ def test_tiles_of_symbolic_extents(pipeline: Callable, size: tuple[int, int], mo
     p = program(pipeline(dim("h", 16), dim("w", 16)), h=size[0], w=size[1])
     for got, want in zip(native(p, tiled(p, HOST, monkeypatch).kernel, threads=True), expected(p), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_results_that_share_stages_share_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    s = tiled(program(several(40, 64)), HASWELL, monkeypatch)
+    assert {x.var.name for x in walk(s.kernel.body) if isinstance(x, For) and x.kind == PARALLEL} == {"down.i0.o"}
+    assert str(s.trace).count("fuse_loops") >= 2
+
+
+def test_what_a_tile_keeps_is_a_tile_with_its_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    s = tiled(program(corners(4096, 4096)), HASWELL, monkeypatch)
+    rows, columns = next(x.extent for x in s.loops.values() if x.var.name == "response.i0.i"), 256
+    kept = [x.buffer for x in walk(s.kernel.body) if isinstance(x, Allocate) and x.buffer.name in ("dx", "dy")]
+    assert len(kept) == 2
+    for b in kept:
+        assert b.shape[0] == rows + 2 and columns <= b.shape[1] and prod(b.shape) * 4 <= STACK_LIMIT
+    assert {x.kind for x in s.loops.values()} >= {PARALLEL, VECTORIZED}
+
+
+def test_windows_over_windows_are_not_computed_again_for_each_place() -> None:
+    """Inlined into each other, ten steps would read some hundred places for each element."""
+    kernel = lowered(program(clamped(64, 64, 10)))
+    assert max(len(E.reads(x.value)) for x in walk(kernel.body) if isinstance(x, Store)) <= 25
+
+
+def test_cheap_windows_and_what_only_moves_are_still_inlined() -> None:
+    a = te.placeholder((40, 40), name="A")
+    pair = stencil(a, "pair", (0, 0), (0, 1))
+    padded = te.compute((42, 42), lambda y, x: te.select(E.all_of([y >= 1, y < 41, x >= 1, x < 41]), a[y - 1, x - 1], 0.0), "padded")
+    for t, count in ((stencil(pair, "twice", (0, 0), (1, 0)), 4), (stencil(padded, "all", *CROSS), 5)):
+        kernel = lowered(program([a, t]))
+        assert not any(isinstance(x, Allocate) for x in walk(kernel.body))
+        assert max(len(E.reads(x.value)) for x in walk(kernel.body) if isinstance(x, Store)) == count
+
+
+def test_no_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reductions over whole rows, products and convolutions over channels, transposes: the other structures keep their schedules."""
+    monkeypatch.setattr(stencils, "WORTHWHILE", 1)
+    a, b = te.placeholder((64, 64), name="A"), te.placeholder((64, 64), name="B")
+    k = te.reduce_axis(64, "k")
+    most = te.compute((64,), lambda i: te.max(a[i, k], k), "most")
+    shifted = te.compute((64, 64), lambda i, j: te.exp(a[i, j] - most[i]), "shifted")
+    product = te.compute((64, 64), lambda i, j: te.sum(a[i, k] * b[k, j], k), "product")
+    turned = te.compute((64, 64), lambda i, j: te.exp(product[j, i]) + te.exp(product[i, j]), "turned")
+    for t in (shifted, turned):
+        inputs = [p for p in te.tensors([t]) if te.is_placeholder(p)]
+        assert stencils.chains(lowered(program([*inputs, t]))) == []
+
+
+def test_small_images_are_computed_stage_by_stage() -> None:
+    s = schedule(lowered(program(sharpened(40, 40))), HASWELL)
+    assert "compute_at" not in str(s.trace)
+
+
+def test_where_tiles_have_no_constant_size_stages_are_computed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stencils, "WORTHWHILE", 1)
+    p = program(clamped(dim("h", 16), dim("w", 16)), h=24, w=40)
+    s = schedule(lowered(p), HOST)
+    assert any("is computed stage by stage: the part of" in note for note in s.kernel.notes)
+    for got, want in zip(native(p, s.kernel), expected(p), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_tiles_of_random_pipelines(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strides, dilation, padding, wrap-around, folds, several consumers and results, symbolic extents: whatever is tiled stays right."""
+    monkeypatch.setattr(stencils, "WORTHWHILE", 1)
+    chained = 0
+    for seed in range(first, first + 50):
+        subject = random_pipelines.pipeline(Seeded(seed), 24)
+        if stencils.chains(subject.kernel):
+            chained += 1
+            s = schedule(subject.kernel, HASWELL)
+            compare("tiles", s.kernel, run(subject, s.kernel), subject.plain)
+    assert chained

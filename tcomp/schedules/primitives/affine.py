@@ -9,7 +9,7 @@ import islpy as isl
 
 from tcomp.ir import expr as E
 from tcomp.ir.expr import as_dim, as_expr, loop_var
-from tcomp.ir.loops import SERIAL, Accumulate, Call, For, Kernel, Stmt, Store, walk
+from tcomp.ir.loops import SERIAL, Accumulate, Buffer, Call, For, If, Kernel, Stmt, Store, expressions, walk
 from tcomp.ir.polyhedral import Instance, Model, Relation, TooHard, limited, model
 from tcomp.ir.scanning import PLACE, scan
 from tcomp.ir.simplify import simplify
@@ -172,11 +172,26 @@ def _moved(kernel: Kernel, step: str, target: For, terms: Callable[[Instance], M
         raise refuse(kernel, step, f"isl gave up on the proof: {error}") from None
 
 
+def _decided_once(target: Stmt) -> Buffer | None:
+    """A buffer that a condition (or an extent) inside reads, and that is written under it by more than one instance of one statement."""
+    for s in walk(target):
+        if isinstance(s, If) and isinstance(s.then, Store | Accumulate) and s.otherwise is None:
+            continue
+        tested = {r.attr for r in E.reads(*expressions(s))} if isinstance(s, If | For) else set()
+        for inside in walk(s) if tested else ():
+            if isinstance(inside, Store | Accumulate) and inside.buffer in tested:
+                return inside.buffer
+    return None
+
+
 def reordered(kernel: Kernel, step: str, target: Stmt, m: Model, order: isl.UnionMap, names: str, parallel: Sequence[str]) -> Kernel:
     if any(isinstance(s, Call) for s in walk(target)):
         raise refuse(kernel, step, "an instruction executes some of the loops", "change the order first, tensorize then")
     if not m.instances:
         raise refuse(kernel, step, "nothing is stored there")
+    if (shared := _decided_once(target)) is not None:
+        why = f"each statement gets the condition for itself, but `{shared.name}`, which is read by it, is written where it holds"
+        raise refuse(kernel, step, why, "name a loop inside of the condition")
     maps = {}
     for x in m.instances:
         own = order.intersect_domain(isl.UnionSet.from_set(x.domain)).get_map_list()

@@ -38,8 +38,9 @@ def pipeline(kernel: Kernel, loop: str, stages: int, *buffers: str) -> tuple[Ker
     Legal for serial loops whose body begins with the nests that fill the buffers, from what the loop does not write; the rest of the body
     only reads them.
 
-    Good for hiding the latency of memory: copies run ahead of the computation, on a GPU asynchronously (the copies of one iteration are
-    one group, waited for `stages - 1` iterations later). The price is the memory for the copies.
+    Good for hiding the latency of memory: copies run ahead of the computation. The price is the memory for the copies. On a GPU (below),
+    phases that only copy from global to shared memory run in the background from sm_80 on (`cp.async`): the copies of one iteration are
+    a group, and one barrier an iteration suffices, behind a wait for all groups but the newest `stages - 2`.
 
       >>> from tcomp import te
       >>> from tcomp.schedules import Schedule
@@ -69,6 +70,47 @@ def pipeline(kernel: Kernel, loop: str, stages: int, *buffers: str) -> tuple[Ker
           }
         }
       }
+
+    Tiles of four rows in shared memory, two ahead of the one that the threads compute with:
+
+      >>> A, k = te.placeholder((32, 64), name="A"), te.reduce_axis(32, "k")
+      >>> s = Schedule(te.compute((64,), lambda i: te.sum(A[k, i], k), name="C"))
+      >>> outer, inner = s.split("C.k", 4)
+      >>> s.reorder(outer, "C.i", inner)
+      >>> s.cache_read("A", outer, "P", "shared")
+      >>> s.reorder("P.1", "P.0")
+      >>> for loop in ("C.init.i", "C.i", "P.1"):
+      ...     s.bind(loop, "thread.x")
+      >>> s.pipeline(outer, 3, "P")
+      'C.k.o.p'
+      >>> print(s)
+      kernel C(A: float32[32, 64], C: float32[64]) -> (C) {
+        thread.x C.init.i in 0..64 {
+          C[C.init.i] = 0.0f
+        }
+        alloc P: float32[3, 4, 64] shared
+        for C.k.o.p in 0..2 {
+          thread.x P.1.p in 0..64 {
+            for P.0.p in 0..4 {
+              P[C.k.o.p, P.0.p, P.1.p] = A[C.k.o.p * 4 + P.0.p, P.1.p]
+            }
+          }
+        }
+        for C.k.o in 0..8 {
+          thread.x P.1 in 0..64 {
+            for P.0 in 0..4 {
+              if C.k.o < 6 {
+                P[(C.k.o + 2) % 3, P.0, P.1] = A[C.k.o * 4 + P.0 + 8, P.1]
+              }
+            }
+          }
+          thread.x C.i in 0..64 {
+            for C.k.i in 0..4 {
+              C[C.i] += P[C.k.o % 3, C.k.i, C.i]
+            }
+          }
+        }
+      }
     """
     target = find_loop(kernel, loop, "pipeline")
     if target.kind != SERIAL:
@@ -91,7 +133,9 @@ def pipeline(kernel: Kernel, loop: str, stages: int, *buffers: str) -> tuple[Ker
         return stmt
 
     copies = [_at(using(fill, target.var), target.var, target.var + ahead, target.var + ahead < extent) for fill in fills]
-    prologue = [_at(using(renamed(fill, lambda name: fresh(kernel, name + ".p")), target.var), target.var, first, first < extent) for fill in fills]
+    prologue = [
+        _at(using(renamed(fill, lambda name: fresh(kernel, name + ".p")), target.var), target.var, first, first < extent) for fill in fills
+    ]
     rest = rebuild(target.body, lambda s: Block(()) if s in fills else None)
     for old in olds:
         rest = without_allocation(rest, old)
@@ -112,7 +156,9 @@ def _inside(kernel: Kernel, target: For, names: tuple[str, ...]) -> list[Buffer]
     found = [find_buffer(kernel, name, "pipeline") for name in dict.fromkeys(names)]
     for b in found:
         if b not in local:
-            raise refuse(kernel, "pipeline", f"`{b.name}` is not allocated in the body of `{target.var.name}`", "cache_read makes such a buffer")
+            raise refuse(
+                kernel, "pipeline", f"`{b.name}` is not allocated in the body of `{target.var.name}`", "cache_read makes such a buffer"
+            )
         if any(target.var in E.variables(as_expr(d)) for d in b.shape):
             raise refuse(kernel, "pipeline", f"the shape of `{b.name}` depends on `{target.var.name}`")
     if not found:

@@ -1,0 +1,106 @@
+"""Products of bytes by default schedules: the instruction for them where there is one, whatever the sizes; the same integers everywhere."""
+
+import numpy as np
+import pytest
+from jit import HOST, compile_kernel
+
+from tcomp.codegen.llvm import emit_kernel
+from tcomp.codegen.native import assembly, spill_count
+from tcomp.ir.graph import GraphBuilder
+from tcomp.ir.layout import Layout
+from tcomp.ir.loops import Call, hoist_temporaries, walk
+from tcomp.ir.loops_eval import run_kernel
+from tcomp.kernels import build_loops, operand_layouts
+from tcomp.ops.matmul import MATMUL
+from tcomp.ops.nn import CONV
+from tcomp.passes.layout import relaid
+from tcomp.schedules import Schedule
+from tcomp.target import Target
+
+VNNI, WITHOUT = Target.parse("cpu -mcpu=cascadelake"), Target.parse("cpu -mcpu=skylake-avx512")
+CLIENT, HASWELL, ARM = (Target.parse(f"cpu {t}") for t in ("-mcpu=alderlake", "-mcpu=haswell", "-march=aarch64 -mcpu=neoverse-n1"))
+RNG = np.random.default_rng(0)
+
+
+def matmul(rows, depth, columns):
+    b = GraphBuilder("k")
+    x, w = b.input("x", "uint8", (rows, depth)), b.input("w", "int8", (depth, columns))
+    return b.build(b.add(MATMUL, [x, w], {}, "y")), [None, None]
+
+
+def conv(channels, outputs, size, kernel, stride=1):
+    b = GraphBuilder("k")
+    x, w = b.input("x", "uint8", (1, channels, size, size)), b.input("w", "int8", (outputs, channels, kernel, kernel))
+    last = Layout.permuted((0, 2, 3, 1))
+    y = b.add(CONV, [x, w], {"strides": (stride, stride), "dilations": (1, 1), "group": 1}, "y")
+    return relaid(b.build(y), [last, None], [last]), [last, None]
+
+
+def scheduled(made, target):
+    """The default schedule, its weights packed as it wants them."""
+    graph, layouts = made
+    wanted = operand_layouts(graph, frozenset({1}), target)
+    return build_loops(relaid(graph, [layouts[0], wanted.get(1)], None), "kernel", target), wanted.get(1)
+
+
+def calls(schedule):
+    return [x.instruction.name for x in walk(schedule.kernel.body) if isinstance(x, Call)]
+
+
+def code(schedule, target):
+    return assembly(emit_kernel(hoist_temporaries(schedule.kernel)[0], target), target)
+
+
+CASES = {
+    "row": (matmul(1, 64, 1000), ["vpdpbusd(1, 8, 1, 512)"] * 2),
+    "rows left over": (matmul(128, 64, 96), None),
+    "columns left over": (matmul(30, 16, 40), None),
+    "few columns": (matmul(9, 32, 10), ["vpdpbusd(9, 1, 1, 512)"]),
+    "window": (conv(16, 32, 12, 3), ["vpdpbusd(10, 2, 1, 512)"]),
+    "strided window": (conv(4, 48, 21, 7, 2), None),
+    "pixels": (conv(64, 64, 7, 1), None),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_instruction_is_used_and_sums_are_exact(name):
+    made, expected = CASES[name]
+    s, layout = scheduled(made, VNNI)
+    found = calls(s)
+    assert found if expected is None else found == expected
+    text = code(s, VNNI)
+    assert ("vpdpbusd" in text) == bool(found)
+    x, _, y = s.kernel.buffers
+    values = [RNG.integers(0, 256, x.shape, np.uint8), RNG.integers(-128, 128, made[0].inputs[1].shape, np.int8)]
+    packed = values[1] if layout is None else layout.to_physical(values[1])
+    plain = build_loops(made[0], "plain", HASWELL).source  # as lowered, weights row-major
+    want, got = np.zeros([int(n) for n in plain.buffers[2].shape], np.int32), np.full(y.shape, -1, np.int32)
+    run_kernel(plain, dict(zip(plain.buffers, [values[0].reshape([int(n) for n in plain.buffers[0].shape]), values[1], want], strict=True)))
+    assert Schedule.from_json(s.to_json()).kernel is not None  # every step is proved again
+    if VNNI.runs_on(HOST):
+        compile_kernel(s.kernel, VNNI)(values[0], packed, got)
+        np.testing.assert_array_equal(got, want.reshape(got.shape))
+
+
+def test_accumulators_stay_in_registers():
+    text = code(scheduled(conv(64, 64, 16, 3), VNNI)[0], VNNI)
+    assert spill_count(text) == 0 and text.count("vpdpbusd") == 28
+
+
+def test_avx_vnni_has_narrower_vectors():
+    s, _ = scheduled(conv(16, 32, 12, 3), CLIENT)
+    assert calls(s) and all(name.endswith("256)") for name in calls(s)) and "vpdpbusd" in code(s, CLIENT)
+
+
+@pytest.mark.parametrize("target", [WITHOUT, HASWELL, ARM], ids=str)
+def test_other_machines_multiply_in_plain_lanes(target):
+    s, layout = scheduled(conv(16, 32, 12, 3), target)
+    assert calls(s) == [] and all(p.div != 4 for p in layout.pieces)
+    assert "vectorized" in str(s.kernel) and code(s, target)
+
+
+def test_floats_and_other_integers_are_packed_as_before():
+    b = GraphBuilder("k")
+    x, w = b.input("x", "int8", (8, 64)), b.input("w", "int8", (64, 32))
+    graph = b.build(b.add(MATMUL, [x, w], {}, "y"))
+    assert operand_layouts(graph, frozenset({1}), VNNI) == operand_layouts(graph, frozenset({1}), WITHOUT)
