@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil, exp, log
+from math import ceil, exp, log, log2
 from random import Random
 from statistics import mean
 from typing import Any
@@ -36,6 +36,7 @@ _PARENTS = 12
 _CROSSED = 0.3  # the share of children with two parents
 _SECOND = 0.4  # how likely it is that a mutation changes one more decision, and another one after that
 _NEAR = 0.5  # how likely it is that a decision moves to an option beside it
+_APART = 3  # names with values by which candidates of a batch differ, if there are such: two decisions, or one and a default
 _SHARE = 0.5  # of a batch, for candidates of one structure
 _THREADS = "threads"  # how a decision's name ends that means nothing where there is one thread
 
@@ -199,8 +200,8 @@ class _Known:
         return self.plain(chosen)
 
     def change(self, chosen: dict[str, Option], rng: Random) -> None:
-        """One decision for another option, often for one beside the present one."""
-        name = rng.choice([*chosen])
+        """One decision for another option, often for one beside the present one; those with many options more often."""
+        (name,) = rng.choices([*chosen], [log2(len(self.options[n])) for n in chosen])
         options, present = self.options[name], chosen[name]
         near = beside(options, present)
         chosen[name] = rng.choice(near if near and rng.random() < _NEAR else [o for o in options if o != present])
@@ -216,14 +217,14 @@ class _Known:
         pool = sorted((t for t in self.made if t not in self.measured), key=lambda t: (expected[t], t))
         chosen = [*hinted]
         taken: dict[str, int] = {}
-        for most in (ceil(_SHARE * count), count):
+        for most, apart in ((ceil(_SHARE * count), _APART), (count, 1)):
             waiting = [t for t in pool if t not in chosen]
             while waiting and len(chosen) < count:
-                text = waiting.pop(rng.randrange(len(waiting)) if rng.random() < _RANDOM else 0)
-                structure = self.made[text].structure
-                if taken.get(structure, 0) < most:
-                    taken[structure] = taken.get(structure, 0) + 1
-                    chosen.append(text)
+                found = self.made[waiting.pop(rng.randrange(len(waiting)) if rng.random() < _RANDOM else 0)]
+                like = any(len(found.decisions.items() ^ self.made[t].decisions.items()) < apart for t in chosen)
+                if taken.get(found.structure, 0) < most and not like:
+                    taken[found.structure] = taken.get(found.structure, 0) + 1
+                    chosen.append(encode(found.decisions))
         return [self.made[text].decisions for text in sorted(chosen, key=lambda t: (expected[t], t))]
 
 

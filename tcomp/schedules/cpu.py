@@ -57,6 +57,7 @@ SERIAL_FOLDS = 1 << 19
 MOST_PIECES = 12  # a loop is cut into at most so many, for the sake of code size
 MOST_CASES = 8  # of a loop that is unrolled because its iterations differ
 MOST_ORDERED = 3  # folds whose order is a decision
+REPEATED = (2, 4, 8)  # steps of a fold that may be unrolled, where they divide it
 
 
 def schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Schedule:
@@ -309,6 +310,7 @@ def _tiled(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -> 
     _tile_loops(s, acc, lanes, folds, group is None)
     if folds and group is None:  # a fold over one element has no loop left
         _prefetch(s, fold, folds[-1], target, knobs)
+        _repeat(s, acc, folds[-1], knobs)
     if row_loop is not None and not divides(tile.rows, row_loop.extent):
         s.partition(row_outer, as_dim(as_expr(row_loop.extent) // tile.rows))
     width = tile.vectors * lanes
@@ -338,6 +340,14 @@ def _prefetch(s: Schedule, fold: Nest, loop: str, target: Target, knobs: Knobs) 
             distance = knobs.choice(f"{r.attr.name}.prefetch", (0, 2, 4, 8, 16, 32), 16 if size > target.l2 // 4 else 0)
             if distance:
                 s.prefetch(r.attr.name, loop, distance)
+
+
+def _repeat(s: Schedule, acc: str, loop: str, knobs: Knobs) -> None:
+    """Several steps of the innermost fold stand in a row: more loads are under way at once, at the price of more code."""
+    extent = edit.find_loop(s.kernel, loop).extent
+    steps = knobs.choice(f"{acc}.unroll", [1, *(n for n in REPEATED if divides(n, extent))], 1)
+    if steps > 1:
+        s.unroll(s.split(loop, steps)[1])
 
 
 def _tile_loops(s: Schedule, acc: str, lanes: int, folds: Sequence[str], update: bool) -> None:

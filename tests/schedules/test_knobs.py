@@ -13,6 +13,7 @@ from running import expected, interpreted, native
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import te
+from tcomp.ir.loops import UNROLLED
 from tcomp.schedules.cpu import operand_layouts, schedule
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.lower import lower
@@ -59,6 +60,9 @@ def test_a_product_has_a_space() -> None:
     narrow = Knobs({"C.acc.tile": (4, 1)})
     assert operand_layouts(kernel, frozenset({1}), HASWELL, narrow)[1].pieces[-1].mod == 8
     assert schedule(kernel, HASWELL, narrow).loops["C.0.i"].extent == 4
+    assert knobs.asked["C.acc.unroll"].options == (1, 2, 4, 8)
+    steps = schedule(kernel, HASWELL, Knobs({"C.acc.unroll": 4})).loops["C.k.i"]
+    assert steps.extent == 4 and steps.kind == UNROLLED
 
 
 def test_a_decision_that_is_no_option_is_passed_over() -> None:
