@@ -123,12 +123,13 @@ def byte_contraction(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | 
         (data,) = rewriter.add(SWAP_SIGN, [data], {}, f"{node.name}.unsigned")
         zero = rewriter.constant(np.array(128, np.uint8), "zero_point") if zero is None else rewriter.add(SWAP_SIGN, [zero], {})[0]
     integers, data = _grouped(node, w.integers.astype(np.int8), replace(x, bytes=data, zero=zero), rewriter)
-    (total,) = rewriter.add(node.op, [data, rewriter.constant(integers, f"{node.inputs[1].name}.bytes")], node.attrs, node.name)
-    join = ADD_CHANNELS if node.op is CONV else ADD
+    shift = None  # before the contraction, so that of the two it is the contraction which the sum becomes one kernel with
     if zero is not None and sums.any() and uniform(rewriter.array(zero)) != 0:
-        point = rewriter.add(CAST, [zero], {"dtype": "int32"})[0]
+        (point,) = rewriter.add(CAST, [zero], {"dtype": "int32"})
         (shift,) = rewriter.add(MUL, [point, rewriter.constant(-sums, f"{node.name}.sums")], {})
-        (total,) = rewriter.add(join, [total, shift], {}, f"{node.name}.centred")
+    (total,) = rewriter.add(node.op, [data, rewriter.constant(integers, f"{node.inputs[1].name}.bytes")], node.attrs, node.name)
+    if shift is not None:
+        (total,) = rewriter.add(ADD_CHANNELS if node.op is CONV else ADD, [total, shift], {}, f"{node.name}.centred")
     if x.scale is None or w.scale is None:
         return (total,)
     (scale,) = rewriter.add(MUL, [x.scale, rewriter.constant(w.scale, f"{node.name}.scale")], {})
@@ -203,6 +204,8 @@ def moved_bytes(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
         a, b = (uniform(rewriter.array(v)) if v is not None else 0 for v in (ours, theirs))
         if a is None or a != b or any(v is not None and any(d != 1 for d in v.shape) for v in (ours, theirs)):
             return None
+    if not 1e-30 < (uniform(rewriter.array(node.inputs[1])) or 0) < 1e30:  # the order is kept, and nothing overflows
+        return None
     lowest = rewriter.constant(np.array(np.iinfo(data.dtype).min, data.dtype), "lowest")
     for move in reversed(moves):
         (data,) = rewriter.add(move.op, [data, lowest] if move.op is PAD else [data], move.attrs, move.name)
