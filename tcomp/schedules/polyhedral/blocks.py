@@ -32,8 +32,8 @@ def in_blocks(s: Schedule, m: Model, tree: Any) -> list[str]:
     Raises `ScheduleError` where the order would be wrong.
     """
     instances = {x.name: x for x in m.instances}
-    if tree.get_type() != NODE.band or tree.band_member_get_coincident(0):
-        return []
+    if m.parameters or tree.get_type() != NODE.band or tree.band_member_get_coincident(0):
+        return []  # with sizes that are not known, isl takes minutes
     steps = {n: member(tree, x, 0).intersect_domain(x.domain) for n, x in instances.items()}
     updates = {n: a.relation for n, x in instances.items() for a in x.accesses if a.kind == FOLD and _repeats(a.relation, steps[n])}
     if not updates or min(axis(instances[n], steps[n], False, m.context).extent for n in updates) < FEWEST * STEPS:
