@@ -780,3 +780,24 @@ def test_the_loops_of_a_copy_have_names_of_their_own() -> None:
         s.cache_read("x1", "cached.1", "cached", layout="(a,b/3,c,b%3)")
         """,
     )
+
+
+def test_what_lives_inside_of_an_iteration_is_not_promoted() -> None:
+    run = check(
+        """
+        kernel loops(y0: int32[1]) -> (y0) {
+          for i4 in 0..1 {
+            for i5 in 0..i4 {
+              for i6 in 0..1 {
+                y0[i5] prod= 1i32
+              }
+            }
+          }
+        }
+        """,
+        """
+        s.promote("i6", "y0", "kept")
+        s.promote("i4", "kept", "kept")
+        """,
+    )
+    assert run.refused["promote"] == 1

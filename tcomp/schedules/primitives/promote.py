@@ -17,6 +17,7 @@ from tcomp.schedules.primitives.edit import (
     find_buffer,
     find_loop,
     fresh,
+    is_local,
     rebuild,
     refuse,
     refuse_conflict,
@@ -70,6 +71,8 @@ def promote(kernel: Kernel, loop: str, buffer: str, name: str) -> Kernel:
         raise refuse(kernel, step, f"`{loop}` is {target.kind}", "it is for loops whose iterations follow each other")
     if not prove(1 <= as_expr(target.extent)):
         raise refuse(kernel, step, f"`{loop}` may have no iteration: its extent is {target.extent}")
+    if is_local(source, target):
+        raise refuse(kernel, step, f"`{buffer}` is another one in every iteration of `{loop}`")
     found = [s for s in walk(target) if isinstance(s, Accumulate) and s.buffer is source]
     if len(found) != 1:
         raise refuse(kernel, step, f"{len(found) or 'no'} statements in `{loop}` accumulate into `{buffer}`", "it is for exactly one")
