@@ -191,7 +191,7 @@ class _Builder:
         used = [e for s in walk(stmt) for e in expressions(s)]
         used += [as_expr(n) for s in walk(stmt) for b in _buffers(s) for n in b.shape]
         self.parameters = dict(parameters)
-        for e in E.with_extents(*used, *given):
+        for e in (*E.with_extents(*used), *E.with_extents(*given)):
             if e not in inside and e not in self.parameters and e.dtype == INDEX:
                 self.parameters[e] = f"p{len(self.parameters)}"
         self.prefix = f"[{', '.join(self.parameters.values())}] -> "

@@ -235,8 +235,9 @@ def _only_moves(node: Node) -> bool:
 
 def inverse_scale(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
     """quantize(x, s, z) = quantize(x * (1 / s), 1, z), where x comes from a contraction, whose factor has been rounded already"""
-    scale = rewriter.array(node.inputs[1]) if node.op is QUANTIZE else None
-    x = node.inputs[0]
+    if node.op is not QUANTIZE:
+        return None
+    x, scale = node.inputs[0], rewriter.array(node.inputs[1])
     if scale is None or scale.size != 1 or scale.dtype != np.float32 or uniform(scale) == 1 or node.attrs["precision"] != "float32":
         return None
     if x is None or x.dtype != "float32" or not _near_contraction(x, rewriter):

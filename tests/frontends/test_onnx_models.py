@@ -1,6 +1,5 @@
 """The nine networks that the `onnx` package ships."""
 
-import time
 from pathlib import Path
 
 import onnx.backend.test
@@ -13,9 +12,7 @@ LIGHT = sorted((Path(onnx.backend.test.__file__).parent / "data" / "light").glob
 
 @pytest.mark.parametrize("path", LIGHT, ids=lambda p: p.stem)
 def test_light_models(path):
-    start = time.perf_counter()
     graph = import_model(path)
-    assert time.perf_counter() - start < 20  # below half a second where the machine is free
     (output,) = graph.outputs
     assert output.dtype == "float32" and output.shape[:2] == (1, 1000)
     assert {r.status for r in check_model(path)} == {"supported"}
