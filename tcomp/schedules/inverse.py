@@ -39,6 +39,7 @@ def inverse(indices: Sequence[Expr], shape: Sequence[Dim], loops: Sequence[For])
     places = tuple(loop_var(f"[{d}]", n) for d, n in enumerate(shape))
     solution = Solution({x.var for x in loops})
     solution.solve([(simplify(i), p) for i, p in zip(indices, places, strict=True)])
+    solution.check_digits()
     conditions = list(solution.conditions)
     for x in loops:
         if x.var in solution.values:
@@ -57,6 +58,7 @@ class Solution:
     values: dict[Expr, Expr] = field(default_factory=dict)
     conditions: list[Expr] = field(default_factory=list)
     digits: dict[Expr, dict[tuple[Expr, Expr | None], Expr]] = field(default_factory=dict)
+    composed: set[tuple[Expr, Expr, Expr | None]] = field(default_factory=set)  # digits that told the value of their expression
 
     def solve(self, equations: list[tuple[Expr, Expr]]) -> None:
         """Adds equations expression == value. What cannot be taken apart determines nothing, as long as it is unknown."""
@@ -76,6 +78,16 @@ class Solution:
             equations = [*equations, *(whole for atom, v in found for whole in self._learn(atom, v))]
             if found:
                 equations, waiting = [*equations, *waiting], []
+
+    def check_digits(self) -> None:
+        """Requires the digits of what other equations determined."""
+        for e, digits in self.digits.items():
+            if not self._open([e]):
+                known = simplify(E.substitute(e, self.values))
+                for (divisor, modulus), value in digits.items():
+                    if (e, divisor, modulus) not in self.composed:
+                        quotient = known // divisor
+                        self._require(E.equal(simplify(quotient if modulus is None else quotient % modulus), value))
 
     def _open(self, monomial: Sequence[Expr]) -> bool:
         return any(v in self.unknown and v not in self.values for v in E.variables(*monomial))
@@ -140,26 +152,31 @@ class Solution:
             e, divisor = e.args
         if atom.op not in ("mod", "floordiv"):
             return []
-        self.digits.setdefault(e, {})[divisor, modulus] = value
+        found = self.digits.setdefault(e, {}).setdefault((divisor, modulus), value)
+        if found is not value:
+            self._require(E.equal(found, value))
         whole = self._composed(e)
         return [] if whole is None else [(e, whole)]
 
     def _composed(self, e: Expr) -> Expr | None:
         """The value of an expression whose digits are known, from the lowest to the highest."""
-        reach, total = as_expr(1), as_expr(0)
+        reach, total, used = as_expr(1), as_expr(0), set[tuple[Expr, Expr, Expr | None]]()
         lo, hi = E.bounds(e)
         while True:
             found = next(((m, v) for (d, m), v in self.digits[e].items() if d is reach), None)
             if found is None:
                 return None
             modulus, value = found
+            used.add((e, reach, modulus))
             total = simplify(total + value * reach)
             if modulus is None:
+                self.composed |= used
                 return total
             self._require(value >= 0)
             self._require(value < modulus)
             reach = simplify(reach * modulus)
             if lo is not None and lo >= 0 and ((reach.op == "const" and hi is not None and hi < reach.attr) or prove(e < reach)):
+                self.composed |= used
                 return total
 
 

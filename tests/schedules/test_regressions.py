@@ -801,3 +801,45 @@ def test_what_lives_inside_of_an_iteration_is_not_promoted() -> None:
         """,
     )
     assert run.refused["promote"] == 1
+
+
+def test_a_digit_of_what_another_index_tells_is_a_condition() -> None:
+    check(
+        """
+        kernel loops(y0: float64[7, 7, 5]) -> (y0) {
+          alloc t: float64[6, 6, 9]
+          for i1 in 0..5 {
+            for i2 in 0..3 {
+              for i3 in 0..3 {
+                t[i1, i2, i3] = 1.0
+              }
+            }
+          }
+          for i4 in 0..3 {
+            y0[i4 // 2, 0, i4] = t[i4, i4, i4]
+          }
+        }
+        """,
+        """
+        s.reverse_compute_at("y0", "i1")
+        """,
+    )
+
+
+def test_two_values_of_one_digit_are_a_condition() -> None:
+    check(
+        """
+        kernel loops(x: float64[6], y: float64[3, 3, 6]) -> (y) {
+          alloc t: float64[6]
+          for i in 0..6 {
+            t[i] = x[i]
+          }
+          for j in 0..6 {
+            y[j // 2, j // 2, j] = t[j]
+          }
+        }
+        """,
+        """
+        s.reverse_compute_at("y", "i")
+        """,
+    )
