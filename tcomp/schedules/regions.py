@@ -140,8 +140,8 @@ def _hull(intervals: Sequence[Interval | None]) -> tuple[Expr, Dim] | None:
     extent = E.as_dim(difference(high, low) + 1)
     if isinstance(extent, Expr) and not _constant_in_loops(extent):
         most = _most(extent)  # sizes must not depend on where the box stands
-        return None if most is None else (low, most)
-    return low, extent
+        return None if most is None else (low, max(most, 0))
+    return low, max(extent, 0) if isinstance(extent, int) else extent  # loops that never run touch nothing
 
 
 def _at_most(a: Expr, b: Expr) -> bool:

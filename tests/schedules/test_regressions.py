@@ -843,3 +843,21 @@ def test_two_values_of_one_digit_are_a_condition() -> None:
         s.reverse_compute_at("y", "i")
         """,
     )
+
+
+def test_a_copy_in_a_loop_that_never_runs() -> None:
+    check(
+        """
+        kernel loops(y0: int32[7, 9], y1: int32[8]) -> (y0, y1) {
+          for i4 in 0..1 {
+            for i5 in 0..i4 {
+              y1[i4] = y0[0, i5]
+            }
+          }
+        }
+        """,
+        """
+        s.partition("i4", "0")
+        s.cache_read("y0", "i4", "cached", scope="global")
+        """,
+    )
