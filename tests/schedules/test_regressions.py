@@ -861,3 +861,24 @@ def test_a_copy_in_a_loop_that_never_runs() -> None:
         s.cache_read("y0", "i4", "cached", scope="global")
         """,
     )
+
+
+def test_loops_of_partial_results_have_names_of_their_own() -> None:
+    check(
+        """
+        kernel program(pool: int32[1, 4, 1]) -> (pool) {
+          for pool.i1 in 0..1 {
+            for pool.i2 in 0..1 {
+              for pool.p in 0..1 {
+                pool[0, pool.i1, pool.i2] max= 1i32
+              }
+            }
+          }
+        }
+        """,
+        """
+        s.split("pool.i1", 1)
+        s.distribute("pool.i1.o", 5, "thread.z", "thread.x", strided=False)
+        s.rfactor("pool", "pool.p", 1)
+        """,
+    )

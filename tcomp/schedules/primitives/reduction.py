@@ -136,8 +136,9 @@ def rfactor(kernel: Kernel, stage: str, fold: str, lanes: int) -> tuple[Kernel, 
         return inner
 
     tails = [x.var.name.rsplit(".", 1)[-1] for x in found.spatial]
-    tails = [t if [*tails, "lane"].count(t) == 1 else f"{t}{n}" for n, t in enumerate(tails)]
-    tail = dict(zip((x.var.name for x in found.spatial), tails, strict=True))
+    unique = [t if [*tails, "lane"].count(t) == 1 else f"{t}{n}" for n, t in enumerate(tails)]
+    unique = [t if unique.count(t) == 1 else f"{t}_{n}" for n, t in enumerate(unique)]
+    tail = dict(zip((x.var.name for x in found.spatial), unique, strict=True))
 
     def within(prefix: str) -> Callable[[str], str]:
         return lambda n: fresh(kernel, f"{name}.{prefix}{tail[n]}") if n in tail else n
