@@ -882,3 +882,21 @@ def test_loops_of_partial_results_have_names_of_their_own() -> None:
         s.rfactor("pool", "pool.p", 1)
         """,
     )
+
+
+def test_a_million_iterations_are_not_unrolled() -> None:
+    run = check(
+        """
+        kernel program<n0{1..}>(t: bool[n0]) -> (t) {
+          for i in 0..n0 {
+            t[i] = false
+          }
+        }
+        """,
+        """
+        s.distribute("i", 1000000, "thread.z", "thread.y", strided=True)
+        s.set_kind("i.i", "unrolled")
+        """,
+        n0=5,
+    )
+    assert run.refused["set_kind"] == 1

@@ -16,12 +16,14 @@ from tcomp.schedules.legality import race
 from tcomp.schedules.primitives.edit import find_loop, nesting, refuse, refuse_conflict, replace_loop
 from tcomp.schedules.primitives.shape import split
 
+MOST_COPIES = 1 << 12  # of the body of one loop
+
 
 def set_kind(kernel: Kernel, loop: str, kind: str, reassociate: bool = False) -> Kernel:
     """How the iterations of a loop run: serial, parallel, vectorized, unrolled, or bound to an axis of a GPU (block.x ... thread.z).
 
     Legal for parallel, vectorized and bound loops when no iteration writes what another one touches; vectorized and unrolled need a
-    constant extent. A loop that accumulates into one element may be vectorized, or bound to thread.x, with `reassociate`: the lanes
+    constant extent of at most 4096. A loop that accumulates into one element may be vectorized, or bound to thread.x, with `reassociate`: the lanes
     (threads) are then folded as a binary tree. `s.parallel(loop)`, `s.vectorize(loop)`, `s.unroll(loop)`, `s.bind(loop, axis)` are
     short for it. Good for: threads on outer loops, lanes on inner loops along neighbouring elements, copies of short innermost loops.
 
@@ -43,6 +45,8 @@ def set_kind(kernel: Kernel, loop: str, kind: str, reassociate: bool = False) ->
         raise refuse(kernel, kind, f"unknown loop kind; one of {', '.join(KINDS)}")
     if kind in (VECTORIZED, UNROLLED) and not isinstance(target.extent, int):
         raise refuse(kernel, kind, f"the extent of `{loop}` is symbolic: {target.extent}", "split it by a constant first")
+    if kind in (VECTORIZED, UNROLLED) and isinstance(target.extent, int) and target.extent > MOST_COPIES:
+        raise refuse(kernel, kind, f"`{loop}` has {target.extent} iterations: the code would be too long", "split it first")
     may_fold = reassociate and kind in (VECTORIZED, "thread.x")
     if kind not in (SERIAL, UNROLLED) and (conflict := race(target, may_fold, kernel.body)) is not None:
         raise refuse_conflict(kernel, kind, f"iterations of `{loop}`", conflict)
