@@ -129,7 +129,7 @@ def measure_products(target: Target) -> None:
         want = (p.astype("float64") @ q.astype("float64")).get()
         (got,) = module.run(inputs).values()
         error = float(np.linalg.norm(got - want) / np.linalg.norm(want))
-        seconds, theirs = median(module.replays(inputs)), cupyx_time(lambda p=p, q=q: p @ q)  # type: ignore[misc]
+        seconds, theirs = median(module.replays(inputs)), cupyx_time(lambda p=p, q=q: p @ q)
         rate = 2 * n**3 / seconds / 1e12
         print(f"  {n}^3: {seconds * 1e3:8.3f} ms = {rate:5.1f} TFLOP/s, {theirs / seconds:6.1%} of cuBLAS   error {error:.1e}")
 

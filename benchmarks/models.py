@@ -133,7 +133,7 @@ def quantized(name: str, path: Path) -> None:
 
     source = obtain(next(m for m in MODELS if m.name == name))
 
-    class Samples(CalibrationDataReader):  # type: ignore[misc]
+    class Samples(CalibrationDataReader):
         def __init__(self) -> None:
             self.left = [load_arrays(source, "inputs")]
 

@@ -30,7 +30,7 @@ def use(name: str, ring: Buffer, slot: Expr | int) -> Stmt:
 
 
 def placed(body: Stmt) -> tuple[Placement, set[Stmt]]:
-    copies = {s for s in phases(body) if isinstance(getattr(s, "body", None), type(store(OUT, (0,), 0.0))) and "copy" in s.var.name}  # type: ignore[attr-defined]
+    copies = {s for s in phases(body) if isinstance(getattr(s, "body", None), type(store(OUT, (0,), 0.0))) and "copy" in s.var.name}
     return place(body, copies), copies
 
 
@@ -65,7 +65,7 @@ def test_copies_that_stand_together_are_one_group() -> None:
     a, b = (Buffer(name, "float32", (2, THREADS), "shared") for name in "ab")
     body = loop("k", SIZE, lambda k: block(copy("copy_a", a, 0, k), copy("copy_b", b, 0, k), use("use_a", a, 0), use("use_b", b, 0)))
     placement, _ = placed(body)
-    assert [s.var.name for s in placement.groups] == ["copy_b"]  # type: ignore[attr-defined]
+    assert [s.var.name for s in placement.groups] == ["copy_b"]
     assert sorted(placement.before.values(), key=str) == [0, None]  # before the use, and before the copy: others may still read
     assert not races(body, range(4))
 
