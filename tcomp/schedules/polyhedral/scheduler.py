@@ -43,41 +43,52 @@ def polyhedral(program: Kernel | Schedule, target: Target, threads: int = 1) -> 
 
 
 def _scheduled(s: Schedule, target: Target, threads: int) -> Schedule:
-    if not _in_blocks(s, target, threads):
-        _ordered(s, None, target, threads)
+    planner = _planner(s, None, target, threads)
+    if not _in_blocks(s, planner):
+        _ordered(s, None, planner)
     s.clean()
     return s
 
 
-def _ordered(s: Schedule, nest: str | None, target: Target, threads: int) -> None:
+def _planner(s: Schedule, nest: str | None, target: Target, threads: int) -> Planner:
+    """What plans a nest, or the whole kernel."""
+    m = model(s.kernel.body) if nest is None else model(s.loops[nest], s.kernel.body)
+    try:
+        return Planner(m, target, threads)
+    except TooHard as error:
+        raise _too_hard(s, error) from None
+
+
+def _too_hard(s: Schedule, error: TooHard) -> ScheduleError:
+    return ScheduleError(f"no polyhedral schedule of kernel `{s.kernel.name}`", why=f"isl gave up: {error}")
+
+
+def _ordered(s: Schedule, nest: str | None, planner: Planner) -> None:
     """The order of a nest, or of the whole kernel, and the kinds of its loops."""
-    kernel = s.kernel
     for fused in (None, False):
         try:
-            m = model(kernel.body) if nest is None else model(s.loops[nest], kernel.body)
-            plan = Planner(m, target, threads).plan(fused)
+            plan = planner.plan(fused)
             if not plan.gains():
                 raise ScheduleError(
-                    f"no polyhedral schedule of kernel `{kernel.name}`", why="the loops that do most of the work depend on each other"
+                    f"no polyhedral schedule of kernel `{s.kernel.name}`", why="the loops that do most of the work depend on each other"
                 )
             s.affine(nest, plan.order(), plan.naming(), plan.parallel())
             break
         except TooHard as error:
-            raise ScheduleError(f"no polyhedral schedule of kernel `{kernel.name}`", why=f"isl gave up: {error}") from None
+            raise _too_hard(s, error) from None
         except ScheduleError:
             if fused is False:
                 raise
-    shape(s, plan, target)
+    shape(s, plan, planner.target)
 
 
-def _in_blocks(s: Schedule, target: Target, threads: int) -> bool:
+def _in_blocks(s: Schedule, planner: Planner) -> bool:
     """The order in blocks of steps, where there is one in which updates are summed in registers; else nothing changes."""
     before = s.copy()
     with suppress(ScheduleError, TooHard):
-        m = model(s.kernel.body)
-        for nest in in_blocks(s, m, Planner(m, target, threads).tree()):
+        for nest in in_blocks(s, planner.model, planner.tree()):
             with suppress(ScheduleError):  # stays as it is
-                _ordered(s, nest, target, threads)
+                _ordered(s, nest, _planner(s, nest, planner.target, planner.threads))
         if any(step.primitive == "promote" for step in s.trace[len(before.trace) :]):
             return True
     s.kernel, s.trace = before.kernel, before.trace
