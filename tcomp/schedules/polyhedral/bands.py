@@ -28,6 +28,7 @@ class Planner:
         self.nests = 0
         with limited(400_000_000):
             self.dependences = flow(m)
+        self.trees: dict[bool, Any] = {}
 
     def plan(self, fused: bool | None = None) -> Plan:
         """The plan; statements share loops as `fused` says, or where chains of dependent iterations would profit from it."""
@@ -46,6 +47,11 @@ class Planner:
 
     def tree(self, fused: bool = False) -> Any:
         """isl's tree of bands."""
+        if fused not in self.trees:
+            self.trees[fused] = self._tree(fused)
+        return self.trees[fused]
+
+    def _tree(self, fused: bool) -> Any:
         domain = isl.UnionSet("{}")
         for x in self.model.instances:
             domain = domain.union(isl.UnionSet.from_set(x.domain))
