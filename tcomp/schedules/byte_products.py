@@ -3,7 +3,7 @@
     acc[row, column] += int32(a[row, k * 4 + g]) * int32(b[k, column, g])        a: uint8, b: int8
 
 Activations whose channels come last are in such groups already; constant weights are packed. The register tile is that of any product
-(`cpu.py`); in the end its update becomes the instruction. What no instruction fits stays in plain vector lanes.
+(`tiled.py`); in the end its update becomes the instruction. What no instruction fits stays in plain vector lanes.
 """
 
 from __future__ import annotations

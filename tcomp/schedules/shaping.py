@@ -15,6 +15,7 @@ from tcomp.schedules.schedule import Schedule
 from tcomp.target import Target
 
 MOST_LANES = 64  # of a vectorized loop
+SERIAL_ELEMENTS = 1 << 15  # below this many elements threads cost more than they save
 SHARED = 64  # iterations of the loop over threads, where outer loops have so many
 
 

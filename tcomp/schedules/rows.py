@@ -1,0 +1,79 @@
+"""Default CPU schedule of reductions over the rest of a row: everything about one row in one place; each fold runs in vector lanes."""
+
+from __future__ import annotations
+
+from math import prod
+
+from tcomp.ir.expr import Dim, as_dim, as_expr
+from tcomp.schedules import elementwise
+from tcomp.schedules.groups import Group
+from tcomp.schedules.knobs import Knobs
+from tcomp.schedules.primitives import edit
+from tcomp.schedules.roles import extent_of, fold_axis, nests, result_nest, row_loops, stage_axes
+from tcomp.schedules.schedule import Schedule
+from tcomp.schedules.shaping import MOST_LANES, SERIAL_ELEMENTS, divides, lanes_of, nest_loops, threads, vector_tail
+from tcomp.target import Target
+
+
+def schedule(s: Schedule, group: Group, target: Target, knobs: Knobs) -> None:
+    out = result_nest(s.kernel, group.result)
+    rows = row_loops(s.kernel, out, group.inside)
+    assert rows is not None
+    loops = [x.var.attr.name for x in out.loops]
+    leading = [x.var.attr.name for x in out.loops if x.var in rows]
+    rest = [n for n in loops if n not in leading]
+    work = prod(extent_of(x.extent) for n in nests(s.kernel) if n.writes.name in group.inside for x in n.loops[-2:])
+    partials: dict[str, tuple[str, str, Dim, int]] = {}
+    for name in group.inside:
+        fold = next((n for n in nests(s.kernel) if n.writes.name == name and n.is_fold), None)
+        axis = fold_axis(fold) if fold is not None else None
+        if fold is not None and axis is not None:
+            width = lanes_of(target, [fold.writes, *(r.attr for r in fold.reads)])
+            wide = min(width * 4, MOST_LANES) if extent_of(axis.extent) >= width * 4 else width
+            lanes = knobs.choice(f"{name}.lanes", tuple(width << n for n in range(4) if width << n <= MOST_LANES), wide)
+            partial = s.rfactor(name, axis.var.attr.name, lanes)
+            partials[name] = (partial, axis.var.attr.name, axis.extent, lanes)
+    if not leading:
+        _whole(s, group, partials, target, knobs)
+        return
+    if rest:
+        s.reorder(*leading, *rest)
+    home = leading[-1]
+    for name in reversed(group.inside):
+        is_fold = any(n.is_fold for n in nests(s.kernel) if n.writes.name == name)
+        s.compute_at(name, home, "register" if is_fold else "global")
+        if name in partials:
+            s.compute_at(partials[name][0], home, "register")
+    for name in group.inside:
+        if name in partials:
+            _partial_loops(s, name, *partials[name])
+        elif not stage_axes(s.kernel, name, True):
+            lane = stage_axes(s.kernel, name, False)[-1]
+            vector_tail(s, lane, edit.find_loop(s.kernel, lane).extent, lanes_of(target, [edit.find_buffer(s.kernel, name)]))
+    if rest:
+        nest = edit.find_loop(s.kernel, rest[-1])
+        vector_tail(s, rest[-1], nest.extent, lanes_of(target, [out.writes, *(r.attr for r in out.reads)]))
+    threads(s, leading, work * prod(extent_of(edit.find_loop(s.kernel, x).extent) for x in leading) >= SERIAL_ELEMENTS * 4, knobs)
+
+
+def _whole(s: Schedule, group: Group, partials: dict[str, tuple[str, str, Dim, int]], target: Target, knobs: Knobs) -> None:
+    """One row is the whole result: stages stay where they are, each in vector lanes."""
+    for name in group.inside:
+        if name in partials:
+            partial = partials[name]
+            s.set_scope(name, "register")
+            s.set_scope(partial[0], "register")
+            _partial_loops(s, name, *partial)
+    elementwise.schedule(s, group.result, target, knobs)
+
+
+def _partial_loops(s: Schedule, name: str, partial: str, fold: str, extent: Dim, lanes: int) -> None:
+    """Vector lanes for the three nests that an rfactor leaves: clear, accumulate, and fold the lanes."""
+    s.vectorize(f"{partial}.init.lane")
+    others = [x for x in nest_loops(s.kernel, f"{partial}.lane")]
+    lane = f"{partial}.lane"
+    s.reorder(*[x for x in others if x != lane], lane)
+    s.vectorize(lane)
+    s.vectorize(f"{name}.lane", reassociate=True)
+    if not divides(lanes, extent):
+        s.partition(f"{fold}.o", as_dim(as_expr(extent) // lanes))

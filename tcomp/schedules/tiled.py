@@ -1,0 +1,221 @@
+"""Default CPU schedule of one reduction that is read at the element stored (matmul, convolution, pooling, column sums): a tile of
+accumulators stays in registers over the whole fold; lanes run along an output axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import permutations
+from math import prod
+
+from tcomp.ir import expr as E
+from tcomp.ir.dtypes import itemsize
+from tcomp.ir.expr import Expr, as_dim, as_expr
+from tcomp.ir.layout import Layout
+from tcomp.ir.loops import For
+from tcomp.schedules.byte_products import group_loop
+from tcomp.schedules.knobs import Knobs
+from tcomp.schedules.primitives import edit
+from tcomp.schedules.roles import Nest, extent_of, fold_nest, is_product, result_nest, row_axis, stage_axes, stride
+from tcomp.schedules.schedule import Schedule
+from tcomp.schedules.shaping import divides, lanes_of, nest_loops, threads
+from tcomp.schedules.tiles import MOST_ROWS, Tile, choose_tile, tiles
+from tcomp.target import Target
+
+SERIAL_FOLDS = 1 << 19  # below this many accumulations threads cost more than they save
+MOST_ORDERED = 3  # folds whose order is a decision
+REPEATED = (2, 4, 8)  # steps of a fold that may be unrolled, where they divide it
+
+
+def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -> None:
+    fold = fold_nest(s.kernel, acc)
+    lanes = lanes_of(target, [fold.writes, *(r.attr for r in fold.reads)])
+    group = group_loop(fold)
+    if group is None:
+        _pack(s, acc, lanes, target, knobs)
+    fold, out = fold_nest(s.kernel, acc), result_nest(s.kernel, result)
+    positions = {x.var.attr.name: n for n, x in enumerate(fold.spatial)}
+    row = row_axis(fold)
+    row_loop = out.loops[positions[row.var.attr.name]] if row is not None else None
+    columns = out.loops[-1]
+    tile = tile_of(fold, target, knobs)
+    work = prod(extent_of(x.extent) for x in fold.loops)
+    column, inner = s.split(columns.var.attr.name, tile.vectors * lanes)
+    vectors, lane = s.split(inner, lanes)
+    shared = {out.loops[positions[name]].var for name in _batch(fold)}
+    batch = [x.var.attr.name for x in out.loops[:-1] if x.var in shared]
+    others = [x.var.attr.name for x in out.loops[:-1] if x is not row_loop and x.var not in shared]
+    inside = [vectors]
+    if row_loop is not None:
+        row_outer, row_inner = s.split(row_loop.var.attr.name, tile.rows)
+        others, inside = [*others, row_outer], [row_inner, vectors]
+    around = [*batch, column, *others] if knobs.flag(f"{acc}.columns_outside", True) else [*batch, *others, column]
+    s.reorder(*around, *inside, lane)
+    s.compute_at(acc, around[-1], "register")
+    for name in inside:
+        s.unroll(name)
+    s.vectorize(lane)
+    suggested = tuple(x.var.attr.name for x in _fold_order(fold) if x is not group)
+    orders = tuple(permutations(suggested)) if len(suggested) <= MOST_ORDERED else (suggested,)
+    folds = knobs.choice(f"{acc}.folds", orders, suggested)
+    _tile_loops(s, acc, lanes, folds, group is None)
+    if folds and group is None:  # a fold over one element has no loop left
+        _prefetch(s, fold, folds[-1], target, knobs)
+        _repeat(s, acc, folds[-1], knobs)
+    if row_loop is not None and not divides(tile.rows, row_loop.extent):
+        s.partition(row_outer, as_dim(as_expr(row_loop.extent) // tile.rows))
+    width = tile.vectors * lanes
+    nests_to_thread = [around]
+    if not divides(width, columns.extent):
+        column, tail = s.partition(column, as_dim(as_expr(columns.extent) // width))
+        if around[0] == column:  # else both parts are inside of the same loops
+            nests_to_thread.append([tail, *(f"{name}.t" for name in others)])
+    for names in nests_to_thread:
+        threads(s, names, work >= SERIAL_FOLDS, knobs)
+
+
+def _tile_loops(s: Schedule, acc: str, lanes: int, folds: Sequence[str], update: bool) -> None:
+    """Shape the nests that clear and update the accumulators: folds outside, the tile unrolled in vector registers.
+
+    Without `update` the second one is put in order only (see `byte_products`)."""
+    for is_fold in (False, True):
+        if is_fold and not update:
+            s.reorder(*folds, *stage_axes(s.kernel, acc, True), reassociate=True)
+            continue
+        spatial = stage_axes(s.kernel, acc, is_fold)
+        vectors, lane = s.split(spatial[-1], lanes)
+        s.reorder(*(folds if is_fold else []), *spatial[:-1], vectors, lane, reassociate=is_fold)
+        for x in [*spatial[:-1], vectors]:
+            s.unroll(x)
+        s.vectorize(lane)
+
+
+def _fold_order(fold: Nest) -> list[For]:
+    """Folds in the order in which the vector operand lies in memory, its slowest first."""
+    lane = fold.spatial[-1].var
+    reads = [r for r in fold.reads if stride(r, lane) == 1] or fold.reads
+    reads = sorted(reads, key=lambda r: -len(E.variables(*r.args)))
+
+    def place(x: For) -> int:
+        if not reads:
+            return 0
+        step = stride(reads[0], x.var)
+        return -(1 << 40) if step is None else -abs(step)
+
+    return sorted(fold.folds, key=place)
+
+
+def _prefetch(s: Schedule, fold: Nest, loop: str, target: Target, knobs: Knobs) -> None:
+    """Ask ahead for the operand that the lanes read, where it is not at home in the second-level cache: weights are read once a run."""
+    lane, along = fold.spatial[-1].var, edit.find_loop(s.kernel, loop).var
+    for r in fold.reads:
+        if {lane, along} <= set(E.variables(*r.args)):
+            size = prod(extent_of(n) for n in r.attr.shape) * itemsize(r.attr.dtype)
+            distance = knobs.choice(f"{r.attr.name}.prefetch", (0, 2, 4, 8, 16, 32), 16 if size > target.l2 // 4 else 0)
+            if distance:
+                s.prefetch(r.attr.name, loop, distance)
+
+
+def _repeat(s: Schedule, acc: str, loop: str, knobs: Knobs) -> None:
+    """Several steps of the innermost fold stand in a row: more loads are under way at once, at the price of more code."""
+    extent = edit.find_loop(s.kernel, loop).extent
+    steps = knobs.choice(f"{acc}.unroll", [1, *(n for n in REPEATED if divides(n, extent))], 1)
+    if steps > 1:
+        s.unroll(s.split(loop, steps)[1])
+
+
+def _pack(s: Schedule, acc: str, lanes: int, target: Target, knobs: Knobs) -> None:
+    """Copy an operand of a contraction into panels when the lanes would walk it with a stride, or far apart."""
+    fold = fold_nest(s.kernel, acc)
+    lane = fold.spatial[-1]
+    if not is_product(fold):
+        return
+    row = row_axis(fold)
+    if row is None:
+        return
+    reuse = extent_of(row.extent)
+    for r in fold.reads:
+        step = stride(r, lane.var)
+        if row.var in E.variables(*r.args):
+            continue
+        dims = [d for d, i in enumerate(r.args) if lane.var in E.variables(i)]
+        if step in (0, None) or len(dims) != 1 or r.args[dims[0]] is not lane.var:
+            continue
+        if not knobs.flag(f"{r.attr.name}.pack", (step != 1 or _far_apart(r, fold, lane, target)) and reuse >= 8):
+            continue
+        tile = tile_of(fold, target, knobs)
+        name = f"{r.attr.name}.packed"
+        s.cache_read(r.attr.name, None, name)
+        order = [dims[0], *(d for d in range(len(r.args)) if d != dims[0])]
+        s.relayout(name, Layout.blocked(order, dims[0], tile.vectors * lanes))
+        _packing_loops(s, name, dims[0], tile.vectors * lanes, lanes, knobs)
+
+
+def _far_apart(r: Expr, fold: Nest, lane: For, target: Target) -> bool:
+    """Whether successive rows of lanes lie on different pages while the operand exceeds the first-level cache."""
+    size = prod(extent_of(n) for n in r.attr.shape) * itemsize(r.attr.dtype)
+    steps = [abs(stride(r, x.var) or 0) for x in fold.folds]
+    return size > 2 * target.l1 and max(steps, default=0) * itemsize(r.attr.dtype) >= 1024
+
+
+def _packing_loops(s: Schedule, name: str, dim: int, panel: int, lanes: int, knobs: Knobs) -> None:
+    loop = f"{name}.{dim}"
+    rest = [x for x in nest_loops(s.kernel, f"{name}.0") if x != loop]
+    extent = edit.find_loop(s.kernel, loop).extent
+    outer, inner = s.split(loop, panel)
+    vectors, lane = s.split(inner, lanes)
+    s.reorder(outer, *rest, vectors, lane)
+    s.unroll(vectors)
+    s.vectorize(lane)
+    nests_to_thread = [[outer, *rest]]
+    if not divides(panel, extent):
+        outer, tail = s.partition(outer, as_dim(as_expr(extent) // panel))
+        nests_to_thread.append([tail, *(f"{x}.t" for x in rest)])
+    for names in nests_to_thread:
+        threads(s, names, True, knobs)
+
+
+def tile_of(fold: Nest, target: Target, knobs: Knobs) -> Tile:
+    """The register tile for a fold: rows along the axis that reuses the vector operand, vectors along the lanes."""
+    row = row_axis(fold)
+    lanes = lanes_of(target, [fold.writes, *(r.attr for r in fold.reads)])
+    columns, rows = extent_of(fold.spatial[-1].extent), 1 if row is None else extent_of(row.extent)
+    most = 1 if row is None else _rows_in_cache(fold, row)
+    suggested = choose_tile(rows, columns, lanes, target.vector_registers, most)
+    options = [(t.rows, t.vectors) for t in tiles(min(rows, MOST_ROWS), -(-columns // lanes), target.vector_registers)]
+    return Tile(*knobs.choice(f"{fold.writes.name}.tile", options, (suggested.rows, suggested.vectors)))
+
+
+def _rows_in_cache(fold: Nest, row: For) -> int:
+    """How many rows may be walked side by side before their cache lines evict each other.
+
+    Rows that lie a multiple of 4096 bytes apart fall into one set of a first-level cache of 64 sets, which has 8 ways or more.
+    """
+    steps = [abs(stride(r, row.var) or 0) * itemsize(r.attr.dtype) for r in fold.reads]
+    step = max(steps, default=0)
+    return 6 if step and step % 4096 == 0 else 12 if step and step % 2048 == 0 else MOST_ROWS
+
+
+def panel_order(fold: Nest, r: Expr) -> tuple[list[int], int] | None:
+    """(dimensions of the operand from slowest to fastest, the one that the lanes run along); None if lanes do not index it alone."""
+    lane = fold.spatial[-1].var
+    along = [d for d, i in enumerate(r.args) if lane in E.variables(i)]
+    if len(along) != 1 or r.args[along[0]] is not lane:
+        return None
+    others = [o for o in fold.reads if o is not r]
+
+    def place(d: int) -> int:
+        steps = [abs(stride(o, v) or 0) for o in others for v in E.variables(r.args[d])]
+        return -max(steps, default=1 << 40)
+
+    shared = set(_batch(fold))
+    batch = [d for d, i in enumerate(r.args) if i.op == "var" and i.attr.name in shared]
+    rest = sorted((d for d in range(len(r.args)) if d != along[0] and d not in batch), key=place)
+    return [*batch, along[0], *rest], along[0]
+
+
+def _batch(fold: Nest) -> list[str]:
+    """Output axes that index every operand: between their iterations nothing is shared, so that they come first."""
+    if not is_product(fold):
+        return []
+    operands = [set(E.variables(*r.args)) for r in fold.reads]
+    return [x.var.attr.name for x in fold.spatial[:-1] if all(x.var in used for used in operands)]
