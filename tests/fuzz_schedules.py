@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import signal
 import sys
 import time
 from collections import Counter
@@ -31,6 +32,7 @@ BATCH = 40  # kernels compiled together
 EVERY = 1000  # cases between reports
 DIES = "the process dies, or the fuzzer itself fails"
 OPTIMISED = 8  # one batch in so many is compiled with optimisation
+SLOW = 120  # seconds after which a case has failed
 
 
 @dataclass
@@ -58,16 +60,19 @@ class Tally:
 def batch(seed: int, first: int, count: int) -> Tally:
     """Some cases: schedules and interpreter one by one, machine code together."""
     tally, runs = Tally(count), dict[int, Run]()
+    signal.signal(signal.SIGALRM, _too_slow)
     for number in range(first, first + count):
         dice = Seeded(f"{seed}/{number}")
         started = time.process_time()
         run = Run(make(dice))
         made = time.process_time()
+        signal.alarm(SLOW)
         try:
             run.roll(dice)
             runs[number] = run
         except Failure as failure:
             tally.failures.append((number, failure.kind, str(failure)))
+        signal.alarm(0)
         tally.seconds.update(programs=made - started, schedules=time.process_time() - made)
         tally.accepted.update(step.primitive for step in run.schedule.trace)
         tally.refused.update(run.refused)
@@ -78,6 +83,10 @@ def batch(seed: int, first: int, count: int) -> Tally:
     numbers = list(runs)
     tally.failures += [(numbers[n], failure.kind, str(failure)) for n, failure in failures.items()]
     return tally
+
+
+def _too_slow(*_: object) -> None:
+    raise Failure("too slow", f"more than {SLOW} seconds")
 
 
 def explain(seed: int, number: int) -> tuple[tuple[str, ...], str] | None:

@@ -24,7 +24,8 @@ from tcomp.schedules.primitives.sites import sequence, writes
 from tcomp.schedules.schedule import PRIMITIVES
 from tcomp.schedules.trace import Step
 
-STRANGE = ("nowhere", "", "n + 1", "n // 0", 0, -1, 10**6, 2**70, None, True, 1.5, ("i1", "i2"), "y0", "t")
+# 1000: more than any extent; as a factor it is accepted, and the interpreter then walks so many iterations
+STRANGE = ("nowhere", "", "n + 1", "n // 0", 0, -1, 1000, 2**70, None, True, 1.5, ("i1", "i2"), "y0", "t")
 
 
 @dataclass(frozen=True)
