@@ -24,7 +24,7 @@ from tcomp.errors import IRError
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
-from tcomp.ir.loops import SCOPES, SERIAL, Accumulate, Buffer, For, Kernel, Stmt, Store
+from tcomp.ir.loops import SCOPES, SERIAL, Accumulate, Buffer, For, Kernel, Stmt, Store, perfect
 from tcomp.ir.simplify import difference, prove, simplify
 
 WARP = 32  # threads
@@ -113,11 +113,11 @@ class Instruction:
 
     @property
     def loops(self) -> list[For]:
-        return _perfect(self.meaning.body)[0]
+        return perfect(self.meaning.body)[0]
 
     @property
     def leaf(self) -> Leaf:
-        leaf = _perfect(self.meaning.body)[1]
+        leaf = perfect(self.meaning.body)[1]
         assert isinstance(leaf, Leaf)
         return leaf
 
@@ -144,14 +144,6 @@ class Instruction:
         return [x.args[0] if x.op == "cast" else x for x in self.leaf.value.args]
 
 
-def _perfect(s: Stmt) -> tuple[list[For], Stmt]:
-    loops = []
-    while isinstance(s, For):
-        loops.append(s)
-        s = s.body
-    return loops, s
-
-
 def _check(instruction: Instruction) -> None:
     def fail(why: str) -> NoReturn:
         raise IRError(f"`{instruction.name}` is no instruction", where=str(instruction.meaning), why=why)
@@ -160,7 +152,7 @@ def _check(instruction: Instruction) -> None:
     code = op.intrinsic if isinstance(op, VectorOp) else op.ptx
     if not re.fullmatch(r"\w+(\([\w, ]*\))?", instruction.name, re.ASCII) or not re.fullmatch(r"[\w.]*", code, re.ASCII):
         fail("its name is not of the form f or f(1, x), or that of its code not of letters, digits and dots")
-    loops, leaf = _perfect(meaning.body)
+    loops, leaf = perfect(meaning.body)
     if not isinstance(leaf, Leaf) or any(x.kind != SERIAL or not isinstance(x.extent, int) or x.extent < 1 for x in loops):
         fail("its meaning is not one store in serial loops of constant extent")
     variables = [x.var for x in loops]
@@ -266,7 +258,7 @@ def match(instruction: Instruction, nest: Stmt) -> Match:
 
 
 def _match(instruction: Instruction, nest: Stmt) -> Match:
-    loops, leaf = _perfect(nest)
+    loops, leaf = perfect(nest)
     if not isinstance(leaf, Leaf):
         inside = str(leaf).split("\n", 1)[0] or "nothing"
         raise _Mismatch(f"inside the loops stands not one store but `{inside}`")

@@ -184,6 +184,24 @@ def loop(name: str, extent: Dim, body: Callable[[Expr], Stmt], kind: str = SERIA
     return For(v, E.as_dim(extent), body(v), kind)
 
 
+def over(names: Sequence[str], shape: Sequence[Dim], body: Callable[[tuple[Expr, ...]], Stmt]) -> Stmt:
+    """One loop for each dimension of a shape, the last one innermost, around `body` of their variables."""
+    variables = tuple(E.loop_var(name, extent) for name, extent in zip(names, shape, strict=True))
+    stmt = body(variables)
+    for v, extent in reversed([*zip(variables, shape, strict=True)]):
+        stmt = For(v, E.as_dim(extent), stmt)
+    return stmt
+
+
+def perfect(stmt: Stmt) -> tuple[list[For], Stmt]:
+    """The loops nested directly in each other, outermost first, and what stands inside the last."""
+    loops = []
+    while isinstance(stmt, For):
+        loops.append(stmt)
+        stmt = stmt.body
+    return loops, stmt
+
+
 def children(stmt: Stmt) -> tuple[Stmt, ...]:
     """The statements directly inside."""
     match stmt:
@@ -246,6 +264,25 @@ def map_expressions(stmt: Stmt, function: Callable[[Expr], Expr]) -> Stmt:
         case Prefetch(_, indices):
             return replace(stmt, indices=tuple(function(i) for i in indices))
     return stmt
+
+
+Place = tuple[Buffer, tuple[Expr, ...]]
+
+
+def redirect(stmt: Stmt, place: Callable[[Buffer, tuple[Expr, ...]], Place | None]) -> Stmt:
+    """Accesses of all kinds at other places: `place` gives the buffer and the indices of each, or None where it stays."""
+
+    def rule(e: Expr) -> Expr | None:
+        found = place(e.attr, e.args) if e.op == "read" else None
+        return None if found is None else E.read(*found)
+
+    def visit(s: Stmt) -> Stmt:
+        s = with_children(s, [visit(c) for c in children(s)])
+        if isinstance(s, Store | Accumulate | Prefetch) and (found := place(s.buffer, s.indices)) is not None:
+            s = replace(s, buffer=found[0], indices=found[1])
+        return s
+
+    return visit(map_expressions(stmt, lambda e: E.rewrite(e, rule)))
 
 
 STACK_LIMIT = 64 << 10  # bytes of one temporary that lives on the stack of a thread

@@ -30,6 +30,7 @@ from tcomp.ir.loops import (
     children,
     expressions,
     map_expressions,
+    redirect,
     walk,
     with_children,
 )
@@ -43,15 +44,18 @@ _OP: Any = isl.ast_expr_op_type
 
 
 def scan(
-    stmt: Stmt, model: Model, schedule: isl.UnionMap, names: Mapping[str, Sequence[str]], fresh: Callable[[str], str],
+    stmt: Stmt,
+    model: Model,
+    schedule: isl.UnionMap,
+    names: Mapping[str, Sequence[str]],
+    fresh: Callable[[str], str],
     parallel: Sequence[str] = (),
 ) -> Stmt:
     """`stmt` with its instances in the order of `schedule`, an injective map from all of them to time vectors of one length.
 
-    The loop of time dimension `d` is called `names[x][d]` after the first instance `x` inside, made unique by `fresh`, `_` one that takes few
-    values, each of which gets code of its own; `parallel` lists those
-    that are. Buffers allocated
-    inside loops get a dimension for each of these loops, unless one element at a time is alive.
+    The loop of time dimension `d` is called `names[x][d]` after the first instance `x` inside, made unique by `fresh`; `parallel` lists
+    those that are. A dimension called `_` takes few values, each of which gets code of its own. Buffers allocated inside loops get a
+    dimension for each of these loops, unless one element at a time is alive.
     """
     return _Scanner(stmt, model, names, fresh, parallel).scan(schedule)
 
@@ -113,7 +117,9 @@ class _Scanner:
             for d in dims:
                 if times.dim_min_val(d).eq(times.dim_max_val(d)):
                     continue
-                options = options.union(isl.UnionMap.from_domain_and_range(isl.UnionSet.from_set(times), isl.UnionSet(f"{{ unroll[{d}] }}")))
+                options = options.union(
+                    isl.UnionMap.from_domain_and_range(isl.UnionSet.from_set(times), isl.UnionSet(f"{{ unroll[{d}] }}"))
+                )
         return options
 
     # ------------------------------------------------------------ statements
@@ -216,20 +222,10 @@ def _placed(body: Stmt, wide: Buffer, narrow: Buffer, homes: int) -> Stmt:
         path, here = [], body
     dims = (*kept, *range(homes, len(wide.shape)))
     new = Buffer(narrow.name, narrow.dtype, [wide.shape[d] for d in dims], "global" if kept else narrow.scope)
-
-    def rule(e: Expr) -> Expr | None:
-        return E.read(new, [e.args[d] for d in dims]) if e.op == "read" and e.attr is wide else None
-
-    def visit(s: Stmt) -> Stmt:
-        s = with_children(s, [visit(c) for c in children(s)])
-        if isinstance(s, Store | Accumulate) and s.buffer is wide:
-            s = replace(s, buffer=new, indices=tuple(s.indices[d] for d in dims))
-        return s
-
-    result: Stmt = Allocate(new, visit(map_expressions(here, lambda e: E.rewrite(e, rule))))
+    inside = redirect(here, lambda b, indices: (new, tuple(indices[d] for d in dims)) if b is wide else None)
+    result: Stmt = Allocate(new, inside)
     for outer in reversed(path):
-        inside = here
-        result = with_children(outer, [result if c is inside else c for c in children(outer)])
+        result = with_children(outer, [result if c is here else c for c in children(outer)])
         here = outer
     return result
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from tcomp.errors import IRError
 from tcomp.ir import te
 from tcomp.ir.dtypes import integer_range
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, cast, const, loop_var, maximum, minimum, select
+from tcomp.ir.expr import Dim, Expr, as_expr, cast, const, maximum, minimum, select
 from tcomp.ir.graph import Operator
-from tcomp.ir.loops import Buffer, For, If, Stmt, block, store
+from tcomp.ir.loops import Buffer, If, Stmt, block, over, store
 from tcomp.ir.simplify import simplify
 from tcomp.ops.broadcast import widened
 from tcomp.ops.nn import window_count
@@ -18,9 +18,7 @@ from tcomp.ops.reduction import fold, rounded
 Windows = Sequence[int]
 
 
-def _pooled(
-    x: te.Tensor, kernel: Windows, strides: Windows, dilations: Windows, name: str, element: Callable[..., Expr]
-) -> te.Tensor:
+def _pooled(x: te.Tensor, kernel: Windows, strides: Windows, dilations: Windows, name: str, element: Callable[..., Expr]) -> te.Tensor:
     """`element(indices, taps, position)`: the value at output `indices`, `position` being where window tap `taps` reads."""
     if not len(kernel) == len(strides) == len(dilations) == x.ndim - 2 or any(v < 1 for v in (*kernel, *strides, *dilations)):
         raise IRError(f"pooling of {x} with kernel {kernel}, strides {strides}, dilations {dilations}")
@@ -69,9 +67,7 @@ def max_pool_indices(
     return _pooled(x, kernel, strides, dilations, "max_pool_indices", element)
 
 
-def average_pool(
-    x: te.Tensor, kernel: Windows, strides: Windows, dilations: Windows, counted: Sequence[Sequence[Dim] | None]
-) -> te.Tensor:
+def average_pool(x: te.Tensor, kernel: Windows, strides: Windows, dilations: Windows, counted: Sequence[Sequence[Dim] | None]) -> te.Tensor:
     """The mean of each window over the taps inside `counted`, a (begin, end) for each spatial axis, None where all taps count.
 
     Taps that do not count must read as zero.
@@ -114,12 +110,8 @@ def max_unpool(x: te.Tensor, indices: te.Tensor, shape: Sequence[Dim], source: S
     def program(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
         values, places, result = *inputs, *outputs
 
-        def nest(extents: Sequence[Dim], name: str, body: Callable[[tuple[Expr, ...]], Stmt]) -> Stmt:
-            axes = tuple(loop_var(f"{name}{n}", extent) for n, extent in enumerate(extents))
-            stmt = body(axes)
-            for axis, extent in reversed(list(zip(axes, extents, strict=True))):
-                stmt = For(axis, as_dim(extent), stmt)
-            return stmt
+        def named(letter: str, extents: Sequence[Dim]) -> list[str]:
+            return [f"{letter}{n}" for n in range(len(extents))]
 
         def scatter(i: tuple[Expr, ...]) -> Stmt:
             place = places[i]
@@ -133,7 +125,8 @@ def max_unpool(x: te.Tensor, indices: te.Tensor, shape: Sequence[Dim], source: S
                 inside = inside & (p < extent)
             return If(inside, store(result, at, values[i]))
 
-        return block(nest(shape, "z", lambda i: store(result, i, 0)), nest(x.shape, "i", scatter))
+        zeros = over(named("z", shape), shape, lambda i: store(result, i, 0))
+        return block(zeros, over(named("i", x.shape), x.shape, scatter))
 
     return te.extern((shape, x.dtype), [x, indices], program, "max_unpool")
 

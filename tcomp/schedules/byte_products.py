@@ -14,7 +14,7 @@ from math import prod
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Expr
 from tcomp.ir.layout import Layout, Piece
-from tcomp.ir.loops import SERIAL, Accumulate, For, walk
+from tcomp.ir.loops import SERIAL, Accumulate, For, perfect, walk
 from tcomp.schedules.instructions import vpdpbusd
 from tcomp.schedules.primitives import edit
 from tcomp.schedules.roles import Nest, nests, stride
@@ -74,7 +74,7 @@ def add_up_groups(s: Schedule, target: Target) -> None:
     """The update of every register tile of bytes: one instruction, if its sizes are constant and fill vectors."""
     for leaf in [x for x in walk(s.kernel.body) if isinstance(x, Accumulate) and x.buffer.scope == "register"]:
         around = edit.enclosing(s.kernel, leaf)
-        top = next((n for n, x in enumerate(around) if edit.perfect(x)[1] is leaf), len(around))
+        top = next((n for n, x in enumerate(around) if perfect(x)[1] is leaf), len(around))
         tile = Nest(tuple(around[top:]), leaf)
         if all(x.kind == SERIAL for x in tile.loops) and (group := group_loop(tile)) is not None:
             _update(s, tile, group, target)

@@ -36,6 +36,7 @@ from tcomp.ir.loops import (
     children,
     expressions,
     map_expressions,
+    redirect,
     walk,
     with_children,
 )
@@ -63,14 +64,12 @@ def at_sizes(kernel: Kernel, dims: Mapping[Expr, int]) -> Kernel:
             made[b] = Buffer(b.name, b.dtype, [evaluate_int(d, dims) for d in b.shape], b.scope)
         return made[b]
 
-    def expression(e: Expr) -> Expr:
-        return simplify(E.rewrite(substitute(e, known), lambda x: E.read(fixed(x.attr), x.args) if x.op == "read" else None))
+    def allocated(s: Stmt) -> Stmt:
+        s = with_children(s, [allocated(child) for child in children(s)])
+        return replace(s, buffer=fixed(s.buffer)) if isinstance(s, Allocate) else s
 
-    def statement(s: Stmt) -> Stmt:
-        s = with_children(s, [statement(child) for child in children(s)])
-        return replace(s, buffer=fixed(s.buffer)) if isinstance(s, Store | Accumulate | Allocate) else s
-
-    body = statement(map_expressions(kernel.body, expression))
+    body = map_expressions(kernel.body, lambda e: simplify(substitute(e, known)))
+    body = allocated(redirect(body, lambda b, indices: (fixed(b), indices)))
     return replace(kernel, buffers=tuple(map(fixed, kernel.buffers)), outputs=tuple(map(fixed, kernel.outputs)), scalars=(), body=body)
 
 

@@ -8,7 +8,6 @@ identity, one that accumulates. Logical indices become physical ones here, throu
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -26,12 +25,14 @@ from tcomp.ir.loops import (
     Buffer,
     For,
     Kernel,
+    Place,
     Stmt,
     Store,
     block,
     children,
     expressions,
     map_expressions,
+    redirect,
     walk,
     with_children,
 )
@@ -46,9 +47,7 @@ RECOMPUTED = 16  # operations that may be repeated for each element, rather than
 WINDOW = 32  # elements between the places of a window, at most
 
 
-def lower(
-    name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], layouts: Mapping[Tensor, Layout] | None = None
-) -> Kernel:
+def lower(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], layouts: Mapping[Tensor, Layout] | None = None) -> Kernel:
     """The unscheduled kernel that computes `outputs` from `inputs`; `layouts` (default row-major) are those of the buffers.
 
     Raises `IRError` when the outputs depend on a placeholder that is not among the inputs.
@@ -353,9 +352,7 @@ def _nests(t: Tensor, buffers: Mapping[Tensor, Buffer], layouts: Mapping[Tensor,
     return [init, _nest(update_loops + folds, Accumulate(target, places, value, reducer))]
 
 
-def _loops(
-    t: Tensor, layout: Layout, target: Buffer, names: _Names, prefix: str
-) -> tuple[list[tuple[Expr, E.Dim]], tuple[Expr, ...]]:
+def _loops(t: Tensor, layout: Layout, target: Buffer, names: _Names, prefix: str) -> tuple[list[tuple[Expr, E.Dim]], tuple[Expr, ...]]:
     """(loop variables over physical dimensions, halos left out, with extents; physical indices)."""
     loops, places = [], []
     for piece, whole in zip(layout.pieces, target.shape, strict=True):
@@ -433,22 +430,13 @@ def _extern_nest(
 def replace_buffers(stmt: Stmt, replacements: Mapping[Buffer, tuple[Buffer, Layout]]) -> Stmt:
     """Accesses of some buffers redirected to others, through a layout."""
 
-    def rule(e: Expr) -> Expr | None:
-        if e.op == "read" and e.attr in replacements:
-            target, layout = replacements[e.attr]
-            return E.read(target, layout.indices(e.args))
-        return None
+    def place(buffer: Buffer, indices: tuple[Expr, ...]) -> Place | None:
+        if buffer not in replacements:
+            return None
+        target, layout = replacements[buffer]
+        return target, layout.indices(indices)
 
-    stmt = map_expressions(stmt, lambda e: E.rewrite(e, rule))
-    return _redirect_stores(stmt, replacements)
-
-
-def _redirect_stores(stmt: Stmt, replacements: Mapping[Buffer, tuple[Buffer, Layout]]) -> Stmt:
-    stmt = with_children(stmt, [_redirect_stores(c, replacements) for c in children(stmt)])
-    if isinstance(stmt, Store | Accumulate) and stmt.buffer in replacements:
-        target, layout = replacements[stmt.buffer]
-        return replace(stmt, buffer=target, indices=layout.indices(stmt.indices))
-    return stmt
+    return redirect(stmt, place)
 
 
 def rename_loops(stmt: Stmt, fresh: Callable[[str], str]) -> Stmt:

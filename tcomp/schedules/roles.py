@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, Expr, as_expr
-from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, For, If, Kernel, Stmt, Store, While, walk
+from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, For, If, Kernel, Stmt, Store, While, perfect, walk
 from tcomp.ir.simplify import linear, simplify
 
 SYMBOLIC = 512  # assumed size of an unbounded symbolic extent
@@ -136,12 +136,9 @@ def nests(kernel: Kernel) -> list[Nest]:
         elif isinstance(x, Allocate):
             visit(x.body)
         else:
-            loops = []
-            while isinstance(x, For):
-                loops.append(x)
-                x = x.body
-            if isinstance(x, Store | Accumulate):
-                found.append(Nest(tuple(loops), x))
+            loops, leaf = perfect(x)
+            if isinstance(leaf, Store | Accumulate):
+                found.append(Nest(tuple(loops), leaf))
 
     visit(kernel.body)
     computed = {n.writes for n in found if not n.is_fold and n.leaf.value.op != "const"}

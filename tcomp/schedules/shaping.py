@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, as_dim, as_expr
-from tcomp.ir.loops import VECTORIZED, Buffer, For, Kernel
+from tcomp.ir.loops import VECTORIZED, Buffer, For, Kernel, perfect
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import edit
 from tcomp.schedules.roles import extent_of
@@ -66,9 +66,4 @@ def threads(s: Schedule, loops: Sequence[str], worthwhile: bool, knobs: Knobs) -
 
 def nest_loops(kernel: Kernel, loop: str) -> list[str]:
     """The loops of the perfect nest that a loop stands at the top of (or in), from that loop inwards."""
-    x: object = edit.find_loop(kernel, loop)
-    names = []
-    while isinstance(x, For):
-        names.append(x.var.attr.name)
-        x = x.body
-    return names
+    return [x.var.name for x in perfect(edit.find_loop(kernel, loop))[0]]

@@ -16,9 +16,9 @@ from dice import Dice
 
 from tcomp.ir import expr as E
 from tcomp.ir.expr import as_dim
-from tcomp.ir.loops import GPU_AXES, KINDS, SCOPES, Accumulate, Allocate, Block, For, Kernel, Store, expressions, walk
+from tcomp.ir.loops import GPU_AXES, KINDS, SCOPES, Accumulate, Allocate, Block, For, Kernel, Store, expressions, perfect, walk
 from tcomp.ir.polyhedral import model
-from tcomp.schedules.primitives.edit import find_buffer, find_loop, loop_names, perfect
+from tcomp.schedules.primitives.edit import find_buffer, find_loop, loop_names
 from tcomp.schedules.primitives.shape import TAILS
 from tcomp.schedules.primitives.sites import sequence, writes
 from tcomp.schedules.schedule import PRIMITIVES

@@ -12,7 +12,7 @@ from programs import programs
 from tcomp import te
 from tcomp.codegen.math import ELEMENTARY, expand
 from tcomp.ir import expr as E
-from tcomp.ir.expr import Expr
+from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.loops import Buffer, If, Kernel, loop, store
 from tcomp.machine import bandwidth, peak_flops
 from tcomp.schedules import Schedule, cpu
@@ -245,3 +245,16 @@ def test_prefetches_cost_what_they_ask_for_in_vain() -> None:
     assert none["prefetches"] == 0 and few["prefetches"] == many["prefetches"] == pytest.approx(times, rel=0.02)
     assert few["prefetches.missed"] == pytest.approx(times * 4 / 256, rel=0.02) and many["prefetches.missed"] == pytest.approx(times / 2, rel=0.02)
     assert none["seconds.registers"] < few["seconds.registers"] < many["seconds.registers"] and none["seconds"] <= many["seconds"]
+
+
+def test_prefetches_of_symbolic_sizes_cost_what_those_of_known_ones_do() -> None:
+    def prefetched(rows: Dim) -> Schedule:
+        A, k = te.placeholder((rows, 8), name="A"), te.reduce_axis(rows, "k")
+        s = Schedule(te.compute((8,), lambda i: te.sum(A[k, i], k), name="B"))
+        s.reorder("B.k", "B.i")
+        s.vectorize("B.i")
+        s.prefetch("A", "B.k", 4)
+        return s
+
+    n = te.var("n")
+    assert features(prefetched(n).kernel, TARGET, {n: 64}) == features(prefetched(64).kernel, TARGET)

@@ -22,6 +22,7 @@ from tcomp.ir.loops import (
     Kernel,
     hoist_temporaries,
     loop,
+    perfect,
     store,
     walk,
 )
@@ -29,7 +30,6 @@ from tcomp.ir.loops_eval import run_kernel
 from tcomp.ir.verify import verify_kernel
 from tcomp.schedules import Schedule
 from tcomp.schedules.polyhedral import blocks, plan, polyhedral, polyhedral_or_not
-from tcomp.schedules.primitives.edit import perfect
 from tcomp.target import Target
 
 TARGET = Target.parse("cpu -march=x86_64 -mcpu=skylake-avx512 -cores=2")
@@ -89,7 +89,11 @@ def test_a_stencil_of_short_regions_in_the_cache_runs_step_by_step() -> None:
     benchmark = BENCHMARKS["jacobi-1d"]
     s = polyhedral(benchmark.kernel({"tsteps": 500, "n": 2000}), TARGET, threads=2)
     assert PARALLEL not in kinds(s.kernel)
-    assert [x.extent for x in s.loops.values() if x.kind == SERIAL] == [500, 248, 248]  # masked vectors around: full ones are stored within cache lines
+    assert [x.extent for x in s.loops.values() if x.kind == SERIAL] == [
+        500,
+        248,
+        248,
+    ]  # masked vectors around: full ones are stored within cache lines
 
 
 @pytest.mark.parametrize(("name", "n"), [("lu", 75), ("cholesky", 40)])

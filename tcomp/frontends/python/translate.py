@@ -370,11 +370,8 @@ class Translator:
         """What np.zeros does, and np.empty does not."""
         if self._allocator(stmt.value) is np.empty:
             return []
-        variables = [E.loop_var(self.fresh(f"{buffer.name}.d{n}"), d) for n, d in enumerate(buffer.shape)]
-        body: Stmt = L.store(buffer, variables, 0)
-        for v, extent in reversed(list(zip(variables, buffer.shape, strict=True))):
-            body = L.For(v, extent, body)
-        return [body]
+        names = [self.fresh(f"{buffer.name}.d{n}") for n in range(len(buffer.shape))]
+        return [L.over(names, buffer.shape, lambda at: L.store(buffer, at, 0))]
 
     # ------------------------------------------------------------ expressions
 

@@ -18,11 +18,12 @@ from tcomp.ir.loops import (
     children,
     expressions,
     map_expressions,
+    perfect,
     walk,
     with_children,
 )
 from tcomp.ir.simplify import simplify
-from tcomp.schedules.primitives.edit import perfect, rebind, touches
+from tcomp.schedules.primitives.edit import rebind, touches
 
 
 def clean(kernel: Kernel) -> Kernel:

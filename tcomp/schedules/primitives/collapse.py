@@ -20,13 +20,14 @@ from tcomp.ir.loops import (
     For,
     If,
     Kernel,
+    Place,
     Prefetch,
     Stmt,
     Store,
     While,
     children,
     expressions,
-    map_expressions,
+    redirect,
     walk,
     with_children,
 )
@@ -86,22 +87,13 @@ def _without_units(kernel: Kernel) -> Kernel:
     def kept(buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
         return tuple(i for i, n in zip(indices, buffer.shape, strict=True) if n != 1)
 
-    def rule(e: Expr) -> Expr | None:
-        return E.read(slim[e.attr], kept(e.attr, e.args)) if e.op == "read" and e.attr in slim else None
-
     def visit(s: Stmt) -> Stmt:
         if isinstance(s, For) and s.var in units:
             return visit(s.body)
         s = with_children(s, [visit(c) for c in children(s)])
-        match s:
-            case Store(b, indices) | Accumulate(b, indices):
-                return replace(s, buffer=slim[b], indices=kept(b, indices)) if b in slim else s
-            case Allocate(b, body):
-                return Allocate(slim.get(b, b), body)
-        return s
+        return Allocate(slim.get(s.buffer, s.buffer), s.body) if isinstance(s, Allocate) else s
 
-    # Indices and conditions may read buffers as well.
-    body = map_expressions(visit(kernel.body), lambda e: E.rewrite(e, rule))
+    body = redirect(visit(kernel.body), lambda b, indices: (slim[b], kept(b, indices)) if b in slim else None)
     return _with_buffers(kernel, slim, rebind(body, units))
 
 
@@ -183,12 +175,11 @@ def _merge(kernel: Kernel, pairs: set[Pair], dims: dict[Buffer, int]) -> Kernel:
         merged[b] = Buffer(b.name, b.dtype, (*b.shape[:d], extent, *b.shape[d + 2 :]), b.scope)
     joined: dict[Expr, Expr] = {}  # outer variable -> joint variable
 
-    def indices_of(buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    def place(buffer: Buffer, indices: tuple[Expr, ...]) -> Place | None:
+        if buffer not in merged:
+            return None
         d = dims[buffer]
-        return (*indices[:d], joined[indices[d]], *indices[d + 2 :])
-
-    def rule(e: Expr) -> Expr | None:
-        return E.read(merged[e.attr], indices_of(e.attr, e.args)) if e.op == "read" and e.attr in merged else None
+        return merged[buffer], (*indices[:d], joined[indices[d]], *indices[d + 2 :])
 
     def visit(s: Stmt) -> Stmt:
         if isinstance(s, For) and isinstance(s.body, For) and (s.var, s.body.var) in pairs:
@@ -197,12 +188,6 @@ def _merge(kernel: Kernel, pairs: set[Pair], dims: dict[Buffer, int]) -> Kernel:
             joined[s.var] = loop_var(name, extent)
             return For(joined[s.var], extent, visit(s.body.body), s.kind)
         s = with_children(s, [visit(c) for c in children(s)])
-        match s:
-            case Store(b, indices) | Accumulate(b, indices):
-                target = (merged[b], indices_of(b, indices)) if b in merged else (b, indices)
-                return replace(s, buffer=target[0], indices=target[1])
-            case Allocate(b, body):
-                return Allocate(merged.get(b, b), body)
-        return s
+        return Allocate(merged.get(s.buffer, s.buffer), s.body) if isinstance(s, Allocate) else s
 
-    return _with_buffers(kernel, merged, map_expressions(visit(kernel.body), lambda e: E.rewrite(e, rule)))
+    return _with_buffers(kernel, merged, redirect(visit(kernel.body), place))

@@ -29,6 +29,7 @@ from tcomp.ir.loops import (
     children,
     expressions,
     map_expressions,
+    redirect,
     walk,
     with_children,
 )
@@ -104,7 +105,9 @@ def nesting(kernel: Kernel, step: str, changed: Kernel) -> Kernel:
     for outer in walk(changed.body):
         if isinstance(outer, For) and (outer.kind == VECTORIZED or outer.kind in GPU_AXES):
             for inner in walk(outer.body):
-                if isinstance(inner, For) and (inner.kind not in (SERIAL, UNROLLED) if outer.kind == VECTORIZED else inner.kind == outer.kind):
+                if isinstance(inner, For) and (
+                    inner.kind not in (SERIAL, UNROLLED) if outer.kind == VECTORIZED else inner.kind == outer.kind
+                ):
                     why = f"the {inner.kind} loop `{inner.var.name}` would stand inside the {outer.kind} loop `{outer.var.name}`"
                     raise refuse(kernel, step, why)
     return changed
@@ -121,15 +124,6 @@ def fresh(kernel: Kernel, name: str) -> str:
         number += 1
         candidate = f"{name}{number}"
     return candidate
-
-
-def perfect(loop: Stmt) -> tuple[list[For], Stmt]:
-    """The loops nested directly in each other, and what stands inside the last."""
-    loops = []
-    while isinstance(loop, For):
-        loops.append(loop)
-        loop = loop.body
-    return loops, loop
 
 
 def guard(conditions: Sequence[Expr], body: Stmt) -> Stmt:
@@ -189,18 +183,7 @@ def rename_inner(kernel: Kernel, stmt: Stmt, suffix: str) -> Stmt:
 
 def swap_buffer(stmt: Stmt, old: Buffer, new: Buffer, indices: Callable[[tuple[Expr, ...]], tuple[Expr, ...]]) -> Stmt:
     """All accesses of `old` become accesses of `new` at mapped indices."""
-
-    def rule(e: Expr) -> Expr | None:
-        return E.read(new, [simplify(i) for i in indices(e.args)]) if e.op == "read" and e.attr is old else None
-
-    stmt = map_expressions(stmt, lambda e: E.rewrite(e, rule))
-
-    def edit(s: Stmt) -> Stmt | None:
-        if isinstance(s, Store | Accumulate | Prefetch) and s.buffer is old:
-            return replace(s, buffer=new, indices=tuple(simplify(i) for i in indices(s.indices)))
-        return None
-
-    return rebuild(stmt, edit)
+    return redirect(stmt, lambda buffer, at: (new, tuple(map(simplify, indices(at)))) if buffer is old else None)
 
 
 def touches(stmt: Stmt, buffer: Buffer) -> bool:

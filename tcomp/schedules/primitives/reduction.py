@@ -26,6 +26,7 @@ from tcomp.ir.loops import (
     block,
     children,
     expressions,
+    perfect,
     walk,
 )
 from tcomp.ir.simplify import linear, prove, simplify
@@ -39,7 +40,6 @@ from tcomp.schedules.primitives.edit import (
     fresh,
     guard,
     hoist_allocation,
-    perfect,
     rebind,
     rebuild,
     refuse,

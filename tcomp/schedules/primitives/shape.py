@@ -7,7 +7,7 @@ from math import gcd
 
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
-from tcomp.ir.loops import Accumulate, Allocate, For, Kernel, Store, block, walk
+from tcomp.ir.loops import Accumulate, Allocate, For, Kernel, Store, block, perfect, walk
 from tcomp.ir.simplify import prove, quotient, simplify
 from tcomp.schedules.legality import disorder
 from tcomp.schedules.primitives.edit import (
@@ -17,7 +17,6 @@ from tcomp.schedules.primitives.edit import (
     fresh,
     guard,
     nesting,
-    perfect,
     rebind,
     refuse,
     refuse_conflict,

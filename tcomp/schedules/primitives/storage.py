@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tcomp.errors import IRError
 from tcomp.ir import expr as E
-from tcomp.ir.expr import Dim, Expr, as_expr, loop_var
+from tcomp.ir.expr import Dim, Expr, as_expr
 from tcomp.ir.layout import Layout
-from tcomp.ir.loops import Allocate, Buffer, For, Kernel, Stmt, Store, block, expressions, map_expressions, walk
+from tcomp.ir.loops import Allocate, Buffer, For, Kernel, Stmt, Store, block, expressions, map_expressions, over, walk
 from tcomp.ir.parser import parse_layout
 from tcomp.ir.simplify import prove, simplify
 from tcomp.schedules.primitives.edit import find_buffer, find_loop, fresh, guard, rebuild, refuse, replace_loop, swap_buffer, temporary
@@ -59,11 +59,7 @@ def cache_write(kernel: Kernel, stage: str, name: str, layout: str | None = None
         raise refuse(kernel, "cache_write", f"the extent of a loop is read from `{stage}`")
     lies = _layout(kernel, "cache_write", layout, target.shape)
     local = Buffer(fresh(kernel, name), target.dtype, lies.shape(target.shape))
-    loops = [(loop_var(fresh(kernel, f"{stage}.{d}"), extent), extent) for d, extent in enumerate(target.shape)]
-    places = tuple(v for v, _ in loops)
-    copy: Stmt = Store(target, places, E.read(local, lies.indices(places)))
-    for v, extent in reversed(loops):
-        copy = For(v, extent, copy)
+    copy = _over(kernel, stage, target.shape, lambda at: Store(target, at, E.read(local, lies.indices(at))))
     moved = items[items.index(nests[0]) : items.index(nests[-1]) + 1]  # what stands between the nests may read the stage
 
     def edit(s: Stmt) -> Stmt | None:
@@ -77,9 +73,12 @@ def cache_write(kernel: Kernel, stage: str, name: str, layout: str | None = None
     return kernel.with_body(rebuild(kernel.body, lambda s: Allocate(local, rebuild(s, edit)) if s is around else None))
 
 
-def cache_read(
-    kernel: Kernel, buffer: str, loop: str | None, name: str, scope: str = "global", layout: str | None = None
-) -> Kernel:
+def _over(kernel: Kernel, name: str, shape: Sequence[Dim], leaf: Callable[[tuple[Expr, ...]], Stmt]) -> Stmt:
+    """A nest over all elements of a shape, its loops called `name.0`, `name.1`, ..."""
+    return over([fresh(kernel, f"{name}.{d}") for d in range(len(shape))], shape, leaf)
+
+
+def cache_read(kernel: Kernel, buffer: str, loop: str | None, name: str, scope: str = "global", layout: str | None = None) -> Kernel:
     """Copy the part of a buffer that a loop's body reads into a new buffer first, and read that instead.
 
     With `loop` None the whole buffer is copied before everything else. The copy is a stage called `name` with one loop per dimension,
@@ -134,15 +133,15 @@ def cache_read(
     box = region(where, source)
     lies = _layout(kernel, step, layout, box.extent)
     local = temporary(kernel, step, name, source.dtype, lies.shape(box.extent), scope)
-    loops = [(loop_var(fresh(kernel, f"{name}.{d}"), extent), extent) for d, extent in enumerate(local.shape)]
-    places = tuple(v for v, _ in loops)
-    inside = lies.logical(places)
-    index = [simplify(b + i) for b, i in zip(box.base, inside, strict=True)]
-    conditions = [c for i, n in zip(inside, box.extent, strict=True) for c in (i >= 0, i < as_expr(n))]
-    conditions += [c for i, n in zip(index, source.shape, strict=True) for c in (i >= 0, i < as_expr(n))]
-    copy: Stmt = guard(conditions, Store(local, places, E.read(source, index)))
-    for v, extent in reversed(loops):
-        copy = For(v, extent, copy)
+
+    def element(at: tuple[Expr, ...]) -> Stmt:
+        inside = lies.logical(at)
+        index = [simplify(b + i) for b, i in zip(box.base, inside, strict=True)]
+        within = [*zip(inside, box.extent, strict=True), *zip(index, source.shape, strict=True)]
+        conditions = [c for i, n in within for c in (i >= 0, i < as_expr(n))]
+        return guard(conditions, Store(local, at, E.read(source, index)))
+
+    copy = _over(kernel, name, local.shape, element)
     readers = swap_buffer(where, source, local, lambda indices: lies.indices([i - b for i, b in zip(indices, box.base, strict=True)]))
     body = Allocate(local, block(copy, readers))
     if target is None:
@@ -194,18 +193,15 @@ def precompute(kernel: Kernel, buffer: str, name: str) -> Kernel:
         raise refuse(kernel, step, f"nothing is computed from elements of `{buffer}` alone")
     name = fresh(kernel, name)
     local = Buffer(name, meant.dtype, source.shape)
-    loops = [(loop_var(fresh(kernel, f"{name}.{d}"), extent), extent) for d, extent in enumerate(source.shape)]
-    places = tuple(v for v, _ in loops)
-    wanted = _at(meant, source, places)
+    somewhere = tuple(E.var(f"at{d}") for d in range(len(source.shape)))
+    wanted = _at(meant, source, somewhere)
 
     def rule(e: Expr) -> Expr | None:
         found = E.reads(e)
-        same = len(found) == 1 and found[0].attr is source and e is not found[0] and _at(e, source, places) is wanted
+        same = len(found) == 1 and found[0].attr is source and e is not found[0] and _at(e, source, somewhere) is wanted
         return E.read(local, found[0].args) if same else None
 
-    stage: Stmt = Store(local, places, wanted)
-    for v, extent in reversed(loops):
-        stage = For(v, extent, stage)
+    stage = _over(kernel, name, source.shape, lambda at: Store(local, at, _at(meant, source, at)))
     return kernel.with_body(Allocate(local, block(stage, map_expressions(kernel.body, lambda e: E.rewrite(e, rule)))))
 
 
