@@ -10,6 +10,9 @@ Only `int64` arithmetic is reordered; other types keep their wrap-around (or rou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import gcd
+
 from tcomp.ir.expr import INDEX, Bounds, Dim, Expr, binary, bounds, const, rewrite, select
 
 Monomial = tuple[Expr, ...]  # sorted atoms; () is the constant term
@@ -38,6 +41,19 @@ def prove(condition: Expr) -> bool:
 def difference(a: Dim, b: Dim) -> Expr:
     """Simplified a - b."""
     return simplify(binary("sub", simplify(a), simplify(b)))
+
+
+def same_dim(a: Dim, b: Dim) -> bool:
+    """Whether two extents are equal for sure."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    gap = difference(a, b)
+    return gap.op == "const" and gap.attr == 0
+
+
+def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    """Whether two shapes are equal for sure."""
+    return len(a) == len(b) and all(map(same_dim, a, b))
 
 
 def _rule(e: Expr) -> Expr | None:
@@ -227,8 +243,6 @@ def _small_floordiv(x: Expr, c: Expr) -> Expr:
 
 
 def _common_factor(terms: Linear, n: int) -> int:
-    from math import gcd
-
     common = n
     for m, k in terms.items():
         if m:
@@ -410,7 +424,6 @@ def _tightened(op: str, gap: Linear) -> Expr:
     left = from_linear({m: -k for m, k in terms.items() if k < 0})
     right = {m: k for m, k in terms.items() if k > 0}
     return binary("lt", left, from_linear(_added(right, {(): slack + 1}, 1)))
-
 
 
 def _equation(op: str, gap: Linear) -> Expr:

@@ -39,7 +39,7 @@ from tcomp.ir.loops import (
     Store,
     While,
 )
-from tcomp.ir.simplify import difference, prove
+from tcomp.ir.simplify import prove, same_dim, same_shape
 
 
 def _fail(what: str, where: object, why: str = "", hint: str = "") -> NoReturn:
@@ -58,18 +58,6 @@ class _At:
     def __str__(self) -> str:
         outer, subject = str(self.outer), str(self.subject).split("\n", 1)[0]
         return f"{outer}: {subject}" if outer else subject
-
-
-def same_dim(a: Dim, b: Dim) -> bool:
-    """Whether two extents are equal for sure."""
-    if isinstance(a, int) and isinstance(b, int):
-        return a == b
-    gap = difference(a, b)
-    return gap.op == "const" and gap.attr == 0
-
-
-def _same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
-    return len(a) == len(b) and all(map(same_dim, a, b))
 
 
 # ---------------------------------------------------------------- expressions
@@ -275,7 +263,7 @@ def _verify_extern(program: te.Extern, t: te.Tensor, where: str) -> None:
     if len(program.inputs) != len(program.parameters) or not 0 <= t.index < len(program.results):
         _fail("an extern has one parameter for each input, and its tensors are its results", where)
     for source, b in [*pairs, (t, program.results[t.index])]:
-        if source.dtype != b.dtype or not _same_shape(source.shape, b.shape):
+        if source.dtype != b.dtype or not same_shape(source.shape, b.shape):
             _fail(f"`{source!r}` does not fit `{b!r}`", where)
     checker = _Loops(where, None)
     checker.buffers.update(program.parameters)
@@ -544,7 +532,7 @@ def _verify_types(giver: str, given: Sequence[Any], taker: str, taken: Sequence[
     if len(given) != len(taken):
         _fail(f"{giver} gives {len(given)} values, {taker} {len(taken)}", place)
     for a, b in zip(given, taken, strict=True):
-        if a.dtype != b.dtype or not _same_shape(a.shape, b.shape) or (layouts and a.layout != b.layout):
+        if a.dtype != b.dtype or not same_shape(a.shape, b.shape) or (layouts and a.layout != b.layout):
             _fail(f"{giver} gives {a!r}, {taker} {b!r}", place)
 
 

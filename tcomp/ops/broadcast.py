@@ -7,19 +7,13 @@ from collections.abc import Callable, Sequence
 from tcomp.errors import IRError
 from tcomp.ir import te
 from tcomp.ir.expr import Dim, Expr, ExprLike, as_expr, cast
-from tcomp.ir.simplify import difference
+from tcomp.ir.simplify import same_dim
 
 HALF = ("float16", "bfloat16")
 BYTES = ("int8", "uint8")
-AGREE = "where symbolic sizes must agree: fix them (--dim n=4), bound them (--dim n=1..512), or give a shape in multiples (--shape x=n,h*32)"
-
-
-def same_dim(a: Dim, b: Dim) -> bool:
-    """Whether two extents are equal for sure."""
-    if isinstance(a, int) and isinstance(b, int):
-        return a == b
-    gap = difference(a, b)
-    return gap.op == "const" and gap.attr == 0
+AGREE = (
+    "where symbolic sizes must agree: fix them (--dim n=4), bound them (--dim n=1..512), or give a shape in multiples (--shape x=n,h*32)"
+)
 
 
 def require_same(a: Dim, b: Dim, what: str) -> None:

@@ -8,7 +8,8 @@ from tcomp.errors import IRError
 from tcomp.ir import te
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.graph import Operator
-from tcomp.ops.broadcast import broadcast_shape, factor, product_dtype, require_same, same_dim, widened
+from tcomp.ir.simplify import same_dim
+from tcomp.ops.broadcast import broadcast_shape, factor, product_dtype, require_same, widened
 from tcomp.ops.reduction import rounded
 
 

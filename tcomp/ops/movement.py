@@ -11,8 +11,8 @@ from tcomp.errors import IRError
 from tcomp.ir import te
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, cast, const, maximum, minimum, select
 from tcomp.ir.graph import Operator
-from tcomp.ir.simplify import prove, simplify
-from tcomp.ops.broadcast import broadcast_shape, read, require_same, same_dim
+from tcomp.ir.simplify import prove, same_dim, simplify
+from tcomp.ops.broadcast import broadcast_shape, read, require_same
 
 
 def transpose(x: te.Tensor, perm: Sequence[int]) -> te.Tensor:
@@ -145,31 +145,22 @@ def concat(*parts: te.Tensor, axis: int) -> te.Tensor:
     return te.compute((*first.shape[:axis], offsets[-1], *first.shape[axis + 1 :]), element, "concat")
 
 
-def pad(
-    x: te.Tensor, value: te.Tensor | None, before: Sequence[Dim], after: Sequence[Dim], mode: str = "constant"
-) -> te.Tensor:
+def pad(x: te.Tensor, value: te.Tensor | None, before: Sequence[Dim], after: Sequence[Dim], mode: str = "constant") -> te.Tensor:
     """`before` and `after` elements added along every axis (negative: cut off).
 
     Modes: constant (`value`, a scalar; 0 where left out), edge (repeats the border), reflect (mirrors without repeating the
     border), wrap (periodic).
     """
-    shape = tuple(
-        as_dim(as_expr(d) + as_expr(b) + as_expr(a)) for d, b, a in zip(x.shape, before, after, strict=True)
-    )
+    shape = tuple(as_dim(as_expr(d) + as_expr(b) + as_expr(a)) for d, b, a in zip(x.shape, before, after, strict=True))
     filling = const(0, x.dtype) if value is None else value[(0,) * value.ndim]
 
     def element(*i: Expr) -> Expr:
         at = [n - as_expr(b) for n, b in zip(i, before, strict=True)]
         if mode == "constant":
-            inside = [
-                condition
-                for n, d, b, a in zip(at, x.shape, before, after, strict=True)
-                for condition in _bounds(n, d, b, a)
-            ]
+            inside = [condition for n, d, b, a in zip(at, x.shape, before, after, strict=True) for condition in _bounds(n, d, b, a)]
             return select(te.all_of(inside), x[tuple(at)], filling)
         changed = [
-            n if b == 0 and a == 0 else _PAD_INDEX[mode](n, as_expr(d))
-            for n, d, b, a in zip(at, x.shape, before, after, strict=True)
+            n if b == 0 and a == 0 else _PAD_INDEX[mode](n, as_expr(d)) for n, d, b, a in zip(at, x.shape, before, after, strict=True)
         ]
         return x[tuple(changed)]
 

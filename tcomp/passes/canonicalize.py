@@ -14,12 +14,11 @@ from tcomp.ir import te
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, const, substitute
 from tcomp.ir.graph import Graph, Node, Value
-from tcomp.ir.simplify import difference
-from tcomp.ops.broadcast import same_dim
+from tcomp.ir.simplify import difference, same_dim, same_shape
 from tcomp.ops.elementwise import CAST, DIV, MUL, POW, RECIPROCAL
 from tcomp.ops.movement import PAD, RESHAPE, TRANSPOSE, product
 from tcomp.passes import structure
-from tcomp.passes.rewrite import Notes, Rewriter, rewrite_graph, same_shape, structural
+from tcomp.passes.rewrite import Notes, Rewriter, rewrite_graph, structural
 
 UNIFORM_LIMIT = 1 << 16  # elements of a constant that is looked through
 
@@ -32,9 +31,7 @@ def canonicalize(graph: Graph, notes: Notes | None = None) -> Graph:
 def no_operation(node: Node, rewriter: Rewriter) -> Sequence[Value | None] | None:
     """f(x)[i] == x[i]  =>  f(x) = x,  read off the tensor expression: x + 0, x * 1, a reshape to the same shape, ..."""
     inputs = [v for v in node.inputs if v is not None]
-    if structural(node) or not any(
-        v.dtype == u.dtype and same_shape(v.shape, u.shape) for v in inputs for u in node.outputs
-    ):
+    if structural(node) or not any(v.dtype == u.dtype and same_shape(v.shape, u.shape) for v in inputs for u in node.outputs):
         return None
     values = {v: value for v in inputs if (value := uniform(rewriter.array(v))) is not None}
     result: list[Value | None] = []

@@ -21,9 +21,8 @@ from typing import Any
 import numpy as np
 
 from tcomp.errors import IRError
-from tcomp.ir.expr import Dim
 from tcomp.ir.graph import IF, LOOP, STRUCTURAL, Graph, GraphBuilder, Node, Operator, Value
-from tcomp.ops.broadcast import same_dim
+from tcomp.ir.simplify import same_shape
 from tcomp.ops.shapes import IDENTITY
 from tcomp.passes.dce import eliminate_dead
 
@@ -158,10 +157,6 @@ def same_type(a: Value, b: Value) -> bool:
     return a.dtype == b.dtype and a.layout == b.layout and same_shape(a.shape, b.shape)
 
 
-def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
-    return len(a) == len(b) and all(same_dim(d, e) for d, e in zip(a, b, strict=True))
-
-
 def _renamed(node: Node, names: Mapping[Value, Value]) -> Node:
     return replace(
         node,
@@ -180,9 +175,7 @@ def rewrite_graph(graph: Graph, rules: Sequence[Rule], notes: Notes | None = Non
         graph, fired = _sweep(graph, rules, notes)
         if not fired:
             return graph
-    raise IRError(
-        f"the rules on graph `{graph.name}` do not come to an end", why=f"still firing after {MAX_SWEEPS} sweeps"
-    )
+    raise IRError(f"the rules on graph `{graph.name}` do not come to an end", why=f"still firing after {MAX_SWEEPS} sweeps")
 
 
 def _sweep(graph: Graph, rules: Sequence[Rule], notes: Notes) -> tuple[Graph, bool]:

@@ -10,8 +10,7 @@ from tcomp.ir import te
 from tcomp.ir.dtypes import BITS, SIGNED, integer_range, is_float
 from tcomp.ir.expr import BINARY, UNARY, Expr, binary, const, reads, rewrite, substitute, unary, variables, walk
 from tcomp.ir.graph import Node, Value, application
-from tcomp.ir.simplify import simplify
-from tcomp.passes.rewrite import same_shape
+from tcomp.ir.simplify import same_shape, simplify
 
 MAX_STAGES = 16  # tensors inlined into one body
 

@@ -12,7 +12,7 @@ from tcomp.frontends.onnx.context import Body, Context, Versions
 from tcomp.frontends.onnx.reader import tensor_type
 from tcomp.ir.expr import Dim
 from tcomp.ir.graph import IF, LOOP, Graph, Value
-from tcomp.ops.broadcast import same_dim
+from tcomp.ir.simplify import same_dim, same_shape
 from tcomp.ops.elementwise import FULL
 from tcomp.ops.movement import TRANSPOSE
 from tcomp.ops.recurrent import STACK
@@ -27,7 +27,7 @@ def _type(value: Value) -> Type:
 
 
 def _same(a: Value, b: Value) -> bool:
-    return a.dtype == b.dtype and len(a.shape) == len(b.shape) and all(map(same_dim, a.shape, b.shape))
+    return a.dtype == b.dtype and same_shape(a.shape, b.shape)
 
 
 # ---------------------------------------------------------------- If

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tcomp.ir.expr import as_expr, loop_var
+from tcomp.ir.expr import loop_var
 from tcomp.ir.loops import SERIAL, Block, Kernel, Stmt, block
 from tcomp.ir.polyhedral import TooHard, limited, model
-from tcomp.ir.simplify import difference
+from tcomp.ir.simplify import same_dim
 from tcomp.schedules.legality import Conflict, dependences, violated
 from tcomp.schedules.primitives.edit import find_loop, fresh, rebind, rebuild, refuse, refuse_conflict, replace_loop
 
@@ -73,7 +73,7 @@ def fuse_loops(kernel: Kernel, first: str, second: str) -> Kernel:
     one, two = find_loop(kernel, first, "fuse_loops"), find_loop(kernel, second, "fuse_loops")
     if one.kind != SERIAL or two.kind != SERIAL:
         raise refuse(kernel, "fuse_loops", f"`{first}` is {one.kind}, `{second}` is {two.kind}; both should be serial")
-    if difference(one.extent, two.extent) is not as_expr(0):
+    if not same_dim(one.extent, two.extent):
         raise refuse(kernel, "fuse_loops", f"`{first}` has {one.extent} iterations, `{second}` has {two.extent}")
     joint = replace(one, body=block(one.body, rebind(two.body, {two.var: one.var})))
     pair = Block((one, two))
@@ -93,7 +93,9 @@ def fuse_loops(kernel: Kernel, first: str, second: str) -> Kernel:
         raise refuse(kernel, "fuse_loops", f"`{second}` does not follow `{first}` directly")
     conflict = _reversed(kernel, "fuse_loops", pair, joint, before)
     if conflict is not None:
-        raise refuse_conflict(kernel, "fuse_loops", f"in one loop, iterations of `{first}` and `{second}` would change places that", conflict)
+        raise refuse_conflict(
+            kernel, "fuse_loops", f"in one loop, iterations of `{first}` and `{second}` would change places that", conflict
+        )
     return kernel.with_body(rebuild(before, lambda s: joint if s is pair else None))
 
 

@@ -25,8 +25,7 @@ from tcomp.ir.loops import (
     map_expressions,
     walk,
 )
-from tcomp.ir.simplify import difference, prove, simplify
-from tcomp.ir.verify import same_dim
+from tcomp.ir.simplify import difference, prove, same_dim, simplify
 from tcomp.schedules.inverse import Inverse, Solution, holds, inverse
 from tcomp.schedules.primitives.edit import find_buffer, find_loop, nesting, rebuild, refuse, swap_buffer, temporary, without_allocation
 from tcomp.schedules.primitives.sites import (

@@ -27,7 +27,7 @@ from tcomp.ir.loops import (
     walk,
     with_children,
 )
-from tcomp.ir.simplify import difference, prove
+from tcomp.ir.simplify import prove, same_dim
 from tcomp.schedules.primitives.edit import guard, rebuild, refuse, swap_buffer, temporary
 
 
@@ -128,8 +128,7 @@ def padded(kernel: Kernel, loop: For, end: Expr) -> Kernel:
 def _only_padding(kernel: Kernel, loop: For, buffer: Buffer, d: int) -> bool:
     """Whether nobody reads elements at and beyond the extent of the loop along a dimension, but additional iterations themselves."""
     extent = as_expr(loop.extent)
-    gap = difference(buffer.shape[d], extent)
-    if gap.op == "const" and gap.attr == 0:
+    if same_dim(buffer.shape[d], extent):
         return True  # there are none yet
     within = {id(s) for s in walk(loop.body)}
     return all(
