@@ -47,9 +47,8 @@ def schedule_each(s: Schedule, groups: Sequence[G], apply: Callable[[G], None], 
     """Apply a schedule to each group. Where a step is refused (its independence cannot be proved, say), the group stays as it was
     before, and a note in the kernel says so: "`result` `otherwise`: the reason"."""
     for group in groups:
-        before = s.kernel, s.trace
         try:
-            apply(group)
+            with s.together():
+                apply(group)
         except ScheduleError as error:
-            s.kernel, s.trace = before
             s.note(f"`{group.result}` {otherwise}: {error.why or error.what}")

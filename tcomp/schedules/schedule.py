@@ -144,7 +144,7 @@ class Schedule:
 
     def replay(self, trace: Iterable[Step]) -> None:
         """Apply the steps of a trace, all of them or, if one is refused, none. Raises `ScheduleError` naming that step."""
-        with self._together():
+        with self.together():
             for number, step in enumerate(trace, len(self.trace) + 1):
                 try:
                     self.apply(step.primitive, *step.arguments, **dict(step.options))
@@ -155,12 +155,12 @@ class Schedule:
                     raise refused from error
 
     @contextmanager
-    def _together(self) -> Iterator[None]:
-        """Steps that are all applied or, if one is refused, none."""
+    def together(self) -> Iterator[None]:
+        """Steps inside the `with` are all applied or, if one is refused, none."""
         before = self.kernel, self.trace
         try:
             yield
-        except ScheduleError:
+        except BaseException:
             self.kernel, self.trace = before
             raise
 
@@ -232,7 +232,7 @@ class Schedule:
         s.split("B.j", 4)
         s.reorder("B.i.o", "B.j.o", "B.i.i", "B.j.i")
         """
-        with self._together():
+        with self.together():
             (io, ii, *_), (jo, ji, *_) = self.split(i, rows, tail), self.split(j, columns, tail)
             self.reorder(io, jo, ii, ji)
         return io, jo, ii, ji
@@ -260,7 +260,7 @@ class Schedule:
         s.split("B.i", 4)
         s.set_kind("B.i.i", "vectorized")
         """
-        with self._together():
+        with self.together():
             self.apply("set_kind", loop if lanes is None else self.split(loop, lanes, tail)[1], VECTORIZED, reassociate)
 
     def unroll(self, loop: Loop, factor: int | None = None, tail: str = "guard") -> None:
@@ -277,7 +277,7 @@ class Schedule:
         s.split("B.i", 4)
         s.set_kind("B.i.i", "unrolled")
         """
-        with self._together():
+        with self.together():
             self.apply("set_kind", loop if factor is None else self.split(loop, factor, tail)[1], UNROLLED)
 
     @_documents(set_kind)

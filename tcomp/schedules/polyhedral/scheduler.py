@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from math import prod
 
 import islpy as isl
 
 from tcomp.errors import ScheduleError
-from tcomp.ir.loops import Accumulate, For, Kernel, Stmt, Store, children
+from tcomp.ir.loops import Accumulate, Kernel, Store
 from tcomp.ir.polyhedral import TooHard, model
 from tcomp.schedules.polyhedral.bands import Planner
 from tcomp.schedules.polyhedral.blocks import in_blocks
@@ -18,6 +17,7 @@ from tcomp.schedules.polyhedral.plan import enough
 from tcomp.schedules.polyhedral.shaping import shape
 from tcomp.schedules.roles import extent_of
 from tcomp.schedules.schedule import Schedule
+from tcomp.schedules.work import statements
 from tcomp.target import Target
 
 
@@ -33,20 +33,12 @@ def polyhedral(program: Kernel | Schedule, target: Target, threads: int = 1) -> 
             raise ScheduleError(
                 f"no polyhedral schedule of kernel `{s.kernel.name}`", why=f"whether `{x.stmt}` is executed depends on data"
             )
-    before = s.copy()
-    try:
+    with s.together():
         pack(s)
-        return _scheduled(s, target, threads)
-    except ScheduleError:
-        s.kernel, s.trace = before.kernel, before.trace
-        raise
-
-
-def _scheduled(s: Schedule, target: Target, threads: int) -> Schedule:
-    planner = _planner(s, None, target, threads)
-    if not _in_blocks(s, planner):
-        _ordered(s, None, planner)
-    s.clean()
+        planner = _planner(s, None, target, threads)
+        if not _in_blocks(s, planner):
+            _ordered(s, None, planner)
+        s.clean()
     return s
 
 
@@ -97,7 +89,7 @@ def _in_blocks(s: Schedule, planner: Planner) -> bool:
 
 def polyhedral_or_not(s: Schedule, target: Target, threads: int) -> Schedule:
     """The default for programs of which the structural schedules know nothing: as written, with a note, where there is nothing to gain."""
-    if not enough(sum(prod(extent_of(x.extent) for x in loops) for _, loops in _stores(s.kernel.body)) // 2):
+    if not enough(sum(prod(extent_of(x.extent) for x in loops) for _, loops, _ in statements(s.kernel)) // 2):
         return s
     try:
         return polyhedral(s, target, threads)
@@ -105,11 +97,3 @@ def polyhedral_or_not(s: Schedule, target: Target, threads: int) -> Schedule:
         why = (error.why or error.what) if isinstance(error, ScheduleError) else "isl gave up"
         s.note(f"runs as written: {why}".splitlines()[0][:200])
         return s
-
-
-def _stores(stmt: Stmt, loops: tuple[For, ...] = ()) -> Iterator[tuple[Stmt, tuple[For, ...]]]:
-    """The stores of a statement with the loops around them."""
-    if isinstance(stmt, Store | Accumulate):
-        yield stmt, loops
-    for c in children(stmt):
-        yield from _stores(c, (*loops, stmt) if isinstance(stmt, For) else loops)

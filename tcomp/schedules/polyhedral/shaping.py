@@ -23,11 +23,8 @@ def shape(s: Schedule, plan: Plan, target: Target) -> None:
         for name, loop in list(s.loops.items()):
             found = plan.loop(name)
             if found is not None and found[1].role == role and name in s.loops:
-                before = s.copy()
-                try:
+                with suppress(ScheduleError), s.together():
                     _shaped(s, name, loop, found[1], target)
-                except ScheduleError:
-                    s.kernel, s.trace = before.kernel, before.trace
 
 
 def _shaped(s: Schedule, name: str, loop: For, plan: Loop, target: Target) -> None:
