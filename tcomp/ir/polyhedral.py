@@ -31,6 +31,11 @@ READ, WRITE, FOLD = "read", "write", "fold"
 Relation = isl.Map
 
 
+def map_of(point: Sequence[str], image: Sequence[str], where: str = "") -> Relation:
+    """A map of integer vectors from text: the dimensions of its points, what each becomes, and the conditions, in isl's notation."""
+    return isl.Map(f"{{ [{', '.join(point)}] -> [{', '.join(image)}]{where and f' : {where}'} }}")
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Access:
     """Elements of a buffer that an instance touches: `relation` maps `S0[iterations]` to `B0[outer loops..., indices...]`.
@@ -263,14 +268,14 @@ class _Builder:
         exact = known.exact and not isinstance(stmt, While)
         self.instances.append(Instance(name, stmt, loops, domain, order, tuple(found), exact))
 
-    def access(
-        self, point: str, known: _Formula, kind: str, e: Expr, conditions: Sequence[Expr], reducer: Reducer | None = None
-    ) -> Access:
+    def access(self, point: str, known: _Formula, kind: str, e: Expr, conditions: Sequence[Expr], reducer: Reducer | None = None) -> Access:
         formula = _Formula(known.names, known)
         for c in conditions:
             formula.add(simplify(c))
         element = [known.names[v] for v in self.homes.get(e.attr, ())] + [formula.value(simplify(i)) for i in e.args]
-        relation = isl.Map(f"{self.prefix}{{ {point} -> {self.name_of(e.attr)}[{', '.join(_outputs(element))}] : {_equations(element, formula)} }}")
+        relation = isl.Map(
+            f"{self.prefix}{{ {point} -> {self.name_of(e.attr)}[{', '.join(_outputs(element))}] : {_equations(element, formula)} }}"
+        )
         return Access(kind, e.attr, relation, formula.exact, reducer)
 
     def whole(self, point: str, known: _Formula, kind: str, b: Buffer) -> Access:
@@ -376,4 +381,3 @@ def _nesting(stmt: Stmt, loops: tuple[For, ...] = ()) -> Iterator[tuple[For, ...
             yield from _nesting(body, loops)
         case _:
             yield loops
-

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import islpy as isl
 
 from tcomp.ir.loops import Allocate, Buffer, For, Stmt, walk
-from tcomp.ir.polyhedral import FOLD, READ, WRITE, Access, Instance, Model, Relation, TooHard, limited, model
+from tcomp.ir.polyhedral import FOLD, READ, WRITE, Access, Instance, Model, Relation, TooHard, limited, map_of, model
 from tcomp.schedules import dependence
 
 FLOW, ANTI, OUTPUT = "flow", "anti", "output"
@@ -195,7 +195,9 @@ def dependences(m: Model, may_fold: bool = False) -> list[Dependence]:
                 kind = _kind(first, second)
                 if kind is None or (kind == FOLD and may_fold):
                     continue
-                relation = first.relation.apply_range(second.relation.reverse()).intersect(before[source, target]).intersect_params(m.context)
+                relation = (
+                    first.relation.apply_range(second.relation.reverse()).intersect(before[source, target]).intersect_params(m.context)
+                )
                 if not relation.is_empty():
                     found.append(Dependence(kind, source, target, first, second, relation))
     return found
@@ -218,7 +220,7 @@ def _only(order: Relation, dims: Sequence[int]) -> Relation:
     """A time vector's chosen dimensions, in the order given."""
     count = order.dim(isl.dim_type.out)
     names = [f"t{n}" for n in range(count)]
-    return order.apply_range(isl.Map(f"{{ [{', '.join(names)}] -> [{', '.join(names[d] for d in dims)}] }}"))
+    return order.apply_range(map_of(names, [names[d] for d in dims]))
 
 
 # ---------------------------------------------------------------- witnesses

@@ -9,10 +9,10 @@ from typing import Any
 import islpy as isl
 
 from tcomp.ir.loops import SERIAL, UNROLLED, Accumulate, Store
-from tcomp.ir.polyhedral import Instance, Model, TooHard, limited
+from tcomp.ir.polyhedral import Instance, Model, TooHard, limited, map_of
 from tcomp.schedules.polyhedral.nests import Nest
 from tcomp.schedules.polyhedral.plan import JAM, Axis, Loop, Plan, axis
-from tcomp.schedules.polyhedral.trees import NODE, flow, has_band, has_free_band, isl_schedule, member, members, nested, relaxed
+from tcomp.schedules.polyhedral.trees import NODE, flow, has_band, has_free_band, holds, isl_schedule, member, members, nested, relaxed
 from tcomp.schedules.polyhedral.wavefronts import wavefront
 from tcomp.schedules.roles import coefficient
 from tcomp.target import Target
@@ -69,16 +69,13 @@ class Planner:
             case NODE.sequence | NODE.set:
                 for position in range(node.n_children()):
                     child = node.get_child(position)
-                    inside = [n for n in names if self.inside(child, n)]
+                    inside = [n for n in names if holds(child, self.instances[n])]
                     self.result.place(inside, position)
                     self.visit(child.get_child(0), inside, parallel)
             case NODE.filter:
                 self.visit(node.get_child(0), names, parallel)
             case NODE.band:
                 self.band(node, names, parallel)
-
-    def inside(self, node: Any, name: str) -> bool:
-        return not node.filter_get_filter().intersect(isl.UnionSet.from_set(self.instances[name].domain)).is_empty()
 
     def band(self, node: Any, names: list[str], parallel: bool) -> None:
         chain, below = nested(node)
@@ -103,14 +100,14 @@ class Planner:
             for n in names:
                 value = member(node, self.instances[n], d)
                 if d == jammed:
-                    self.result.add(n, value.apply_range(isl.Map(f"{{ [y] -> [{rest}, {block}] }}")), ["_", name])
+                    self.result.add(n, value.apply_range(map_of("y", [rest, block])), ["_", name])
                 else:
                     self.result.add(n, value, [name])
         self.visit(node.get_child(0), names, parallel)
         if jammed is not None:
             self.result.loops[f"{nest}.u"] = Loop(UNROLLED, JAM)
             for n in names:
-                self.result.add(n, member(node, self.instances[n], jammed).apply_range(isl.Map(f"{{ [y] -> [{place}] }}")), [f"{nest}.u"])
+                self.result.add(n, member(node, self.instances[n], jammed).apply_range(map_of("y", [place])), [f"{nest}.u"])
 
     # ------------------------------------------------------------ one statement
 
@@ -131,7 +128,7 @@ class Planner:
             return own
         for other in axes:
             if other.free and tuple(a + b for a, b in zip(own.row, other.row, strict=True)) in indices:
-                total = own.value.flat_range_product(other.value).apply_range(isl.Map("{ [a, b] -> [a + b] }"))
+                total = own.value.flat_range_product(other.value).apply_range(map_of("ab", ["a + b"]))
                 return axis(x, total, True, self.model.context)
         return own
 
@@ -158,5 +155,5 @@ class Planner:
         below = node.get_child(0)
         ranks = {n: 0 for n in names}
         if below.get_type() in (NODE.sequence, NODE.set):
-            ranks = {n: k for k in range(below.n_children()) for n in names if self.inside(below.get_child(k), n)}
+            ranks = {n: k for k in range(below.n_children()) for n in names if holds(below.get_child(k), self.instances[n])}
         wavefront(self.result, band, ranks, self.dependences, f"n{self.nests}", self.target, self.threads)

@@ -15,9 +15,9 @@ from typing import Any
 import islpy as isl
 
 from tcomp.ir.loops import Block, For, If, Stmt
-from tcomp.ir.polyhedral import FOLD, Instance, Model
+from tcomp.ir.polyhedral import FOLD, Instance, Model, map_of
 from tcomp.schedules.polyhedral.plan import axis
-from tcomp.schedules.polyhedral.trees import NODE, member
+from tcomp.schedules.polyhedral.trees import NODE, holds, member
 from tcomp.schedules.schedule import Schedule
 
 STEPS = 64  # in a block: sums so long hide the loads and stores of the tile they go to, and a panel stays in the second-level cache
@@ -38,8 +38,7 @@ def in_blocks(s: Schedule, m: Model, tree: Any) -> list[str]:
     updates = {n: a.relation for n, x in instances.items() for a in x.accesses if a.kind == FOLD and _repeats(a.relation, steps[n])}
     if not updates or min(axis(instances[n], steps[n], False, m.context).extent for n in updates) < FEWEST * STEPS:
         return []
-    block = isl.Map(f"{{ [t] -> [floor(t / {STEPS})] }}")
-    number = {n: step.apply_range(block) for n, step in steps.items()}
+    number = {n: step.apply_range(map_of("t", [f"floor(t / {STEPS})"])) for n, step in steps.items()}
     panel = isl.UnionMap("{}")  # the block, and the elements that its steps read or complete
     for n, x in instances.items():
         for a in x.accesses:
@@ -59,8 +58,8 @@ def in_blocks(s: Schedule, m: Model, tree: Any) -> list[str]:
     order = isl.UnionMap("{}")
     for n, when, place in parts:
         own = [f"t{d}" for d in range(len(names[n]))]
-        time = ", ".join(["b", str(place), *own, *["0"] * (longest - len(own))])
-        placed = when.flat_range_product(times[n]).apply_range(isl.Map(f"{{ [{', '.join(['b', *own])}] -> [{time}] }}"))
+        time = ["b", str(place), *own, *["0"] * (longest - len(own))]
+        placed = when.flat_range_product(times[n]).apply_range(map_of(["b", *own], time))
         order = order.union(isl.UnionMap.from_map(placed))
     naming = "; ".join(f"{n}: {' '.join([LOOP, '_', *own, *['_'] * (longest - len(own))])}" for n, own in names.items())
     s.affine(None, str(order.coalesce()), naming)
@@ -86,8 +85,7 @@ def _times(tree: Any, instances: dict[str, Instance]) -> tuple[dict[str, isl.Map
             case NODE.sequence | NODE.set:
                 for position in range(node.n_children()):
                     child = node.get_child(position)
-                    held = child.filter_get_filter()
-                    part = [n for n in inside if not held.intersect(isl.UnionSet.from_set(instances[n].domain)).is_empty()]
+                    part = [n for n in inside if holds(child, instances[n])]
                     for n in part:
                         add(n, isl.Map.from_domain_and_range(instances[n].domain, isl.Set(f"{{ [{position}] }}")), "_")
                     visit(child.get_child(0), part, depth)

@@ -12,7 +12,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Expr
 from tcomp.ir.loops import SERIAL, UNROLLED, Accumulate, Store
-from tcomp.ir.polyhedral import Instance
+from tcomp.ir.polyhedral import Instance, map_of
 from tcomp.schedules.polyhedral.plan import JAM, Axis, Loop, Plan, enough
 from tcomp.schedules.roles import coefficient, linear_index
 from tcomp.schedules.tiles import choose_tile
@@ -135,7 +135,7 @@ class Nest:
         time = self.all_axes(order)
         if shared is not None and shared == lane:
             y = [f"y{n}" for n in order]
-            time = time.apply_range(isl.Map(f"{{ [{', '.join(y)}] -> [{', '.join([*y[:-1], f'floor({y[-1]} / {CHUNK})', y[-1]])}] }}"))
+            time = time.apply_range(map_of(y, [*y[:-1], f"floor({y[-1]} / {CHUNK})", y[-1]]))
             names.insert(-1, self.label("yt", "parallel"))
         self.add(time, names)
 
@@ -151,24 +151,14 @@ class Nest:
         head = [*around, *own]
         y = [*head, i, k]
         points = self.x.domain.intersect_params(self.result.context).apply(rows)
-        blocks = isl.Map(f"{{ [{', '.join(y)}] -> [{', '.join([*head, block, k, place])}] }}")
-        places = points.apply(blocks)
+        places = points.apply(map_of(y, [*head, block, k, place]))
         z = [*head, "b", "k"]
-        box = isl.Map(f"{{ [{', '.join([*z, 'p'])}] -> [{', '.join([*z, 'q'])}] : 0 <= q < {JAM} }}")
-        broken = places.apply(box).subtract(places).apply(isl.Map(f"{{ [{', '.join([*z, 'p'])}] -> [{', '.join(z[:-1])}] }}"))
-        single = points.intersect(broken.apply(isl.Map(f"{{ [{', '.join(y)}] -> [{', '.join([*head, block])}] }}").reverse()))
-        full, rest = (
-            isl.Map(f"{{ [{', '.join(y)}] -> [{', '.join([*own, *tail])}] }}")
-            for tail in (("0", outer, block, k, place), ("1", outer, i, k, "0"))
-        )
-        names = [self.label(f"y{n}") for n in others]
-        names += [
-            "_",
-            self.label("rt", "parallel" if self.threads > 1 else SERIAL),
-            self.label("rb"),
-            self.label("k", "sum"),
-            self.label("r", UNROLLED, JAM),
-        ]
+        box = map_of([*z, "p"], [*z, "q"], f"0 <= q < {JAM}")
+        broken = places.apply(box).subtract(places).apply(map_of([*z, "p"], z[:-1]))
+        single = points.intersect(broken.apply(map_of(y, [*head, block]).reverse()))
+        full, rest = map_of(y, [*own, "0", outer, block, k, place]), map_of(y, [*own, "1", outer, i, k, "0"])
+        names = [*(self.label(f"y{n}") for n in others), "_", self.label("rt", "parallel" if self.threads > 1 else SERIAL)]
+        names += [self.label("rb"), self.label("k", "sum"), self.label("r", UNROLLED, JAM)]
         pieces = full.intersect_domain(points.subtract(single)).union(rest.intersect_domain(single))
         self.add(rows.apply_range(pieces).coalesce(), names)
 
@@ -195,41 +185,32 @@ class Nest:
             f"{j} = {width} jt + {self.lanes} v + l and 0 <= v < {tile.vectors} and 0 <= l < {self.lanes}",
             f"{share} ct <= {width} jt < {share} ct + {share}",
         ]  # fmt: skip
-        coordinates = isl.Map(f"{{ [{', '.join(y)}] -> [{', '.join([*head, k, 'ip', 'v', 'l'])}] : {' and '.join(box)} }}")
-        tiled = self.all_axes(order).apply_range(coordinates)
-        points = self.x.domain.intersect_params(self.result.context).apply(tiled)
-        n = len(head) + 1
+        inside = ["ip", "v", "l"]
+        tiled = self.all_axes(order).apply_range(map_of(y, [*head, k, *inside], " and ".join(box)))
         whole = f"0 <= ip < {tile.rows} and 0 <= v < {tile.vectors} and 0 <= l < {self.lanes}"
-        tiles = points.project_out(isl.dim_type.set, n, 3)
-        z = [f"z{d}" for d in range(n)]
-        full_box = isl.Map(f"{{ [{', '.join(z)}] -> [{', '.join([*z, 'ip', 'v', 'l'])}] : {whole} }}")
-        full = tiles.subtract(tiles.apply(full_box).subtract(points).project_out(isl.dim_type.set, n, 3)).coalesce()
-        later = isl.Map(f"{{ [{', '.join([*z[:-1], 'a'])}] -> [{', '.join([*z[:-1], 'b'])}] : a < b }}")
-        rest = tiles.subtract(full)
-        behind = rest.intersect(full.apply(later)).coalesce()
-        before = rest.subtract(behind).coalesce()
-        parts = []
-        for number, part in enumerate((before, full, behind)):
-            if not part.is_empty():
-                out = [*z[:-1], str(number), z[-1], "ip", "v", "l"]
-                flag = isl.Map(f"{{ [{', '.join([*z, 'ip', 'v', 'l'])}] -> [{', '.join(out)}] }}")
-                parts.append(tiled.apply_range(flag.intersect_domain(part.apply(full_box))))
-        stage = parts[0]
-        for p in parts[1:]:
-            stage = stage.union(p)
         names = [self.label(f"y{n}") for n in others]
-        names += [
-            self.label("ct", SERIAL if by_rows else "parallel"),
-            self.label("it", "parallel" if by_rows and self.threads > 1 else SERIAL),
-        ]
-        names += [self.label("jt"), self.label("ib"), "_"]
-        names += [
-            self.label("k", "sum"),
-            self.label("r", UNROLLED, tile.rows),
-            self.label("v", UNROLLED, tile.vectors),
-            self.label("l", "lanes", self.lanes),
-        ]
-        self.add(stage.coalesce(), names)
+        names += [self.label("ct", SERIAL if by_rows else "parallel")]
+        names += [self.label("it", "parallel" if by_rows and self.threads > 1 else SERIAL), self.label("jt"), self.label("ib"), "_"]
+        names += [self.label("k", "sum"), self.label("r", UNROLLED, tile.rows), self.label("v", UNROLLED, tile.vectors)]
+        names += [self.label("l", "lanes", self.lanes)]
+        self.add(self.full_tiles_apart(tiled, inside, whole), names)
+
+    def full_tiles_apart(self, tiled: isl.Map, inside: Sequence[str], whole: str) -> isl.Map:
+        """Steps of the accumulation whose tiles are full, apart from those before and behind them: a dimension more, in front of the steps.
+        `inside` are the last dimensions of `tiled`, those of one tile, which take all values of the condition `whole` where it is full."""
+        points = self.x.domain.intersect_params(self.result.context).apply(tiled)
+        first, count = points.dim(isl.dim_type.set) - len(inside), len(inside)
+        *around, step = [f"z{d}" for d in range(first)]
+        box = map_of([*around, step], [*around, step, *inside], whole)
+        tiles = points.project_out(isl.dim_type.set, first, count)
+        full = tiles.subtract(tiles.apply(box).subtract(points).project_out(isl.dim_type.set, first, count)).coalesce()
+        rest = tiles.subtract(full)
+        behind = rest.intersect(full.apply(map_of([*around, "a"], [*around, "b"], "a < b"))).coalesce()
+        parts = isl.UnionMap("{}")
+        for number, part in enumerate((rest.subtract(behind).coalesce(), full, behind)):
+            numbered = map_of([*around, step, *inside], [*around, str(number), step, *inside]).intersect_domain(part.apply(box))
+            parts = parts.union(isl.UnionMap.from_map(tiled.apply_range(numbered)))
+        return isl.Map.from_union_map(parts).coalesce()
 
     def scaled(self, lane: int) -> bool:
         """Whether the factor that is the same for all lanes has to be computed, and cannot be loaded by the multiply-add itself."""
@@ -248,15 +229,9 @@ class Nest:
         j = f"y{lane}"
         rest, block, place = self.axes[fold].blocks(f"y{fold}", size)
         tiled = [*y[: len(others)], f"floor({j} / {chunk})", rest, block, j, place]
-        names = [self.label(f"y{n}") for n in others]
-        names += [
-            self.label("jt", "parallel" if self.threads > 1 else SERIAL),
-            "_",
-            self.label("kb"),
-            self.label("j", "vector"),
-            self.label("k", UNROLLED, size),
-        ]
-        self.add(self.all_axes(order).apply_range(isl.Map(f"{{ [{', '.join(y)}] -> [{', '.join(tiled)}] }}")), names)
+        names = [*(self.label(f"y{n}") for n in others), self.label("jt", "parallel" if self.threads > 1 else SERIAL), "_"]
+        names += [self.label("kb"), self.label("j", "vector"), self.label("k", UNROLLED, size)]
+        self.add(self.all_axes(order).apply_range(map_of(y, tiled)), names)
 
 
 def _independent(rows: Sequence[Sequence[int]]) -> list[Sequence[int]]:

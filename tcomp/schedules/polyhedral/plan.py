@@ -24,7 +24,7 @@ def enough(instances: int) -> bool:
 
 @dataclass(slots=True)
 class Loop:
-    """What becomes of the loops of one time dimension. `role`: parallel, serial, unroll (`size` iterations), lanes (`size` of them),
+    """What becomes of the loops of one time dimension. `role`: parallel, serial, unrolled (`size` iterations), lanes (`size` of them),
     vector (any number of iterations, in lanes), or sum (what is accumulated into stays in registers)."""
 
     role: str

@@ -84,6 +84,11 @@ def has_band(node: Any) -> bool:
     return node.get_type() == NODE.band or any(has_band(node.get_child(k)) for k in range(node.n_children()))
 
 
+def holds(node: Any, x: Instance) -> bool:
+    """Whether a filter lets an instance through."""
+    return not node.filter_get_filter().intersect(isl.UnionSet.from_set(x.domain)).is_empty()
+
+
 def members(node: Any, x: Instance) -> isl.Map:
     """The values of all members of a band for an instance."""
     return isl.Map.from_union_map(node.band_get_partial_schedule_union_map().intersect_domain(isl.UnionSet.from_set(x.domain)))

@@ -9,6 +9,7 @@ import islpy as isl
 
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.loops import SERIAL, Buffer
+from tcomp.ir.polyhedral import map_of
 from tcomp.schedules.polyhedral.plan import Loop, Plan, axis, enough
 from tcomp.schedules.polyhedral.trees import component
 from tcomp.schedules.roles import extent_of
@@ -33,23 +34,24 @@ def wavefront(
     if not shared and sum(itemsize(b.dtype) * prod(extent_of(d) for d in b.shape) for b in buffers) <= target.l2 // 2:
         sizes = [1 << 20] * count  # neither threads nor caches ask for tiles
     tiles = [f"floor(y{d} / {n})" for d, n in enumerate(sizes)]
-    outer = isl.Map(f"{{ [{', '.join(y)}] -> [{', '.join([f'{tiles[0]} + {tiles[1]}', *tiles[1:]])}] }}")
+    outer = map_of(y, [f"{tiles[0]} + {tiles[1]}", *tiles[1:]])
     plan.loops |= {f"{nest}.w": Loop(SERIAL), f"{nest}.p": Loop("parallel" if shared else SERIAL)}
     dims = [f"{nest}.w", f"{nest}.p", *(f"{nest}.t{d}" for d in range(2, count))]
     for n in band:
         plan.add(n, band[n].apply_range(outer), dims)
     for n in band:
+        place = str(ranks[n])
         if last == "diagonal":
-            inner = f"{{ [{', '.join(y)}] -> [{', '.join([*y[:-2], f'{y[-2]} + {y[-1]}', str(ranks[n]), y[-2]])}] }}"
+            inner = [*y[:-2], f"{y[-2]} + {y[-1]}", place, y[-2]]
         elif last == "lanes":
-            inner = f"{{ [{', '.join(y)}] -> [{', '.join([*y[:-1], str(ranks[n]), y[-1]])}] }}"
+            inner = [*y[:-1], place, y[-1]]
         else:
-            inner = f"{{ [{', '.join(y)}] -> [{', '.join([*y, str(ranks[n])])}] }}"
+            inner = [*y, place]
         points = [f"{nest}.y{d}" for d in range(count - 1)]
         points += ["_", f"{nest}.v"] if last else [f"{nest}.y{count - 1}", "_"]
         # Gathers along a diagonal gain nothing over the scalar code, whose iterations overlap as well.
         plan.loops[f"{nest}.v"] = Loop("vector" if last == "lanes" else SERIAL)
-        plan.add(n, band[n].apply_range(isl.Map(inner)), points)
+        plan.add(n, band[n].apply_range(map_of(y, inner)), points)
 
 
 def _tiles(buffers: Collection[Buffer], count: int, target: Target) -> list[int]:
@@ -68,8 +70,7 @@ def _inner(band: Mapping[str, isl.Map], ranks: Mapping[str, int], count: int, de
     for kind, outer, lane in (("lanes", y[:-1], y[-1]), ("diagonal", [*y[:-2], f"{y[-2]} + {y[-1]}"], y[-2])):
         time = isl.UnionMap("{}")
         for n, b in band.items():
-            t = isl.Map(f"{{ [{', '.join(y)}] -> [{', '.join([*outer, str(ranks[n]), lane])}] }}")
-            time = time.union(isl.UnionMap.from_map(b.apply_range(t)))
+            time = time.union(isl.UnionMap.from_map(b.apply_range(map_of(y, [*outer, str(ranks[n]), lane]))))
         pairs = dependences.apply_domain(time).apply_range(time)
         fixed = ", ".join(f"a{d}" for d in range(len(outer) + 1))
         across = isl.UnionMap(f"{{ [{fixed}, l] -> [{fixed}, m] : l != m }}")

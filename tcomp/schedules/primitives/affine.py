@@ -10,7 +10,7 @@ import islpy as isl
 from tcomp.ir import expr as E
 from tcomp.ir.expr import as_dim, as_expr, loop_var
 from tcomp.ir.loops import SERIAL, Accumulate, Buffer, Call, For, If, Kernel, Stmt, Store, expressions, walk
-from tcomp.ir.polyhedral import Instance, Model, Relation, TooHard, limited, model
+from tcomp.ir.polyhedral import Instance, Model, Relation, TooHard, limited, map_of, model
 from tcomp.ir.scanning import PLACE, scan
 from tcomp.ir.simplify import simplify
 from tcomp.schedules.legality import Conflict, Dependence, conflict_of, dependences, violated
@@ -78,7 +78,9 @@ def _relation(kernel: Kernel, m: Model, order: str) -> isl.UnionMap:
     sizes = {str(space.get_dim_name(isl.dim_type.param, n)) for n in range(space.dim(isl.dim_type.param))}
     if unknown := sizes - set(m.parameters.values()):
         known = ", ".join(f"{name} is {v.name}" for v, name in m.parameters.items())
-        raise refuse(kernel, "affine", f"the order mentions {', '.join(sorted(unknown))}", known and f"of the sizes and loops around, {known}")
+        raise refuse(
+            kernel, "affine", f"the order mentions {', '.join(sorted(unknown))}", known and f"of the sizes and loops around, {known}"
+        )
     return relation
 
 
@@ -159,9 +161,9 @@ def _moved(kernel: Kernel, step: str, target: For, terms: Callable[[Instance], M
     for x in m.instances:
         count = x.order.dim(isl.dim_type.out)
         more = terms(x)
-        times = ", ".join(f"t{d}" for d in range(count))
-        new = ", ".join(f"t{d} + {more[d]}" if d in more else f"t{d}" for d in range(count))
-        order = order.union(isl.UnionMap.from_map(x.order.apply_range(isl.Map(f"{{ [{times}] -> [{new}] }}"))))
+        times = [f"t{d}" for d in range(count)]
+        new = [f"{t} + {more[d]}" if d in more else t for d, t in enumerate(times)]
+        order = order.union(isl.UnionMap.from_map(x.order.apply_range(map_of(times, new))))
         loops = [PLACE] * count
         loops[1 : 2 * len(x.loops) : 2] = [loop.var.name for loop in x.loops]
         names.append(f"{x.name}: {' '.join(loops)}")
@@ -196,7 +198,9 @@ def reordered(kernel: Kernel, step: str, target: Stmt, m: Model, order: isl.Unio
     for x in m.instances:
         own = order.intersect_domain(isl.UnionSet.from_set(x.domain)).get_map_list()
         if own.n_map() != 1:
-            raise refuse(kernel, step, f"the order has {own.n_map()} time vectors for {x.name}, `{str(x.stmt).strip()}`", "one for each instance")
+            raise refuse(
+                kernel, step, f"the order has {own.n_map()} time vectors for {x.name}, `{str(x.stmt).strip()}`", "one for each instance"
+            )
         maps[x.name] = own.get_at(0)
         if not x.domain.intersect_params(m.context).is_subset(maps[x.name].domain()) or not maps[x.name].is_single_valued():
             raise refuse(kernel, step, f"the order is no function of all instances of {x.name}, `{str(x.stmt).strip()}`")
@@ -232,7 +236,9 @@ def reordered(kernel: Kernel, step: str, target: Stmt, m: Model, order: isl.Unio
     return nesting(kernel, step, kernel.with_body(rebuild(kernel.body, lambda s: new if s is target else None)))
 
 
-def _shared(m: Model, found: Sequence[Dependence], order: Mapping[str, Relation], names: Mapping[str, Sequence[str]], loop: str) -> Conflict | None:
+def _shared(
+    m: Model, found: Sequence[Dependence], order: Mapping[str, Relation], names: Mapping[str, Sequence[str]], loop: str
+) -> Conflict | None:
     """A dependence between different iterations of a loop, within one iteration of the loops around it."""
     dims = {x: names[x].index(loop) for x in names if loop in names[x]}
 
