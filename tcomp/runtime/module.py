@@ -37,9 +37,7 @@ class Module:
     latency matters. A forked child starts a pool of its own at its first call.
     """
 
-    def __init__(
-        self, artifact: Artifact, threads: int | None = None, code_path: str | os.PathLike[str] | None = None
-    ) -> None:
+    def __init__(self, artifact: Artifact, threads: int | None = None, code_path: str | os.PathLike[str] | None = None) -> None:
         """Prefer `Module.load`. Raises ArtifactError if this machine cannot run the code, InputError for a bad number
         of threads.
         """
@@ -55,9 +53,7 @@ class Module:
         weakref.finalize(self, _release, self._code, self._processes).atexit = False
         if self._code.pool_create is None:
             if threads not in (None, 1):
-                raise InputError(
-                    f"cannot run with {threads} threads: the model was compiled for one", hint="compile it with more"
-                )
+                raise InputError(f"cannot run with {threads} threads: the model was compiled for one", hint="compile it with more")
             threads = 1
         self._threads = threads or manifest.threads or default_threads()
         self._names = [spec.name for spec in manifest.inputs]
@@ -70,11 +66,7 @@ class Module:
 
     @classmethod
     def load(
-        cls,
-        source: Source | Artifact,
-        threads: int | None = None,
-        verify: bool = False,
-        code_path: str | os.PathLike[str] | None = None,
+        cls, source: Source | Artifact, threads: int | None = None, verify: bool = False, code_path: str | os.PathLike[str] | None = None
     ) -> Module:
         """Load an artifact: a path, an open file, the bytes of one, or an `Artifact`.
 
@@ -128,13 +120,7 @@ class Module:
         array. Raises InputError if a name, type, rank or extent does not fit, or if the model itself reports an error
         (an index out of bounds, ...).
         """
-        try:
-            values = [inputs[name] for name in self._names]
-        except KeyError:
-            self._refuse_names(inputs)
-        if len(inputs) != len(values):
-            self._refuse_names(inputs)
-        return dict(zip(self._output_names, self._execute(values), strict=True))
+        return dict(zip(self._output_names, self._execute(self._ordered(inputs)), strict=True))
 
     def __call__(self, *inputs: object) -> Array | tuple[Array, ...]:
         """Run the model on inputs in graph order: one array, or a tuple of them if the model has not exactly one
@@ -169,7 +155,7 @@ class Module:
             return error
 
         for _ in range(runs):
-            self._execute([inputs[name] for name in self._names], timed)
+            self._execute(self._ordered(inputs), timed)
         rate = wall / runs / (sum(ticks) or 1)
         return [(str(name), count * rate) for name, count in zip(names, ticks, strict=True)]
 
@@ -178,9 +164,18 @@ class Module:
 
         Raises ArtifactError for an artifact that does not say, else as `run`.
         """
-        specs = zip(self.inputs, self._names, strict=True)
-        shapes = tuple(admit(inputs[name], spec, numpy_dtype(spec.dtype)).shape for spec, name in specs)
-        return kernel_facts(self.manifest, self._bind(shapes))
+        values = zip(self._ordered(inputs), self._admission, strict=True)
+        return kernel_facts(self.manifest, self._bind(tuple(admit(value, *admission).shape for value, admission in values)))
+
+    def _ordered(self, inputs: Mapping[str, object]) -> list[object]:
+        """The values of named inputs, in the order of the graph."""
+        try:
+            values = [inputs[name] for name in self._names]
+        except KeyError:
+            self._refuse_names(inputs)
+        if len(inputs) != len(values):
+            self._refuse_names(inputs)
+        return values
 
     # ---- one call --------------------------------------------------------------------------------
 
@@ -188,11 +183,7 @@ class Module:
         """The outputs; `run` takes the place of the native function that is called."""
         for index, (spec, dtype) in enumerate(self._admission):
             value = values[index]
-            if (
-                type(value) is not np.ndarray
-                or value.dtype is not dtype
-                or not (value.flags.c_contiguous and value.flags.aligned)
-            ):
+            if type(value) is not np.ndarray or value.dtype is not dtype or not (value.flags.c_contiguous and value.flags.aligned):
                 values[index] = admit(value, spec, dtype)
         shapes = tuple([value.shape for value in values])
         plan = self._plans.get(shapes) or self._make_plan(shapes)
@@ -215,13 +206,7 @@ class Module:
         return outputs if dims is None else self._slice(outputs, plan, dims)
 
     def _call(
-        self,
-        frames: list[_Frame],
-        plan: _Plan,
-        inputs: list[Array],
-        outputs: list[Array],
-        pool: int | None,
-        run: Callable[[int], int],
+        self, frames: list[_Frame], plan: _Plan, inputs: list[Array], outputs: list[Array], pool: int | None, run: Callable[[int], int]
     ) -> tuple[int, list[int] | None]:
         """The error code, and the dims if the run determined some."""
         try:
@@ -247,9 +232,7 @@ class Module:
         for shape, dtype in zip(extents, self._output_dtypes, strict=True):
             size = prod(shape) * dtype.itemsize
             if size > MEMORY_LIMIT:
-                raise InputError(
-                    f"an output would have the shape {shape}: {size >> 40} TiB", hint="run with smaller inputs"
-                )
+                raise InputError(f"an output would have the shape {shape}: {size >> 40} TiB", hint="run with smaller inputs")
             outputs.append((shape, dtype, size))
         plan = _Plan(dims, workspace, outputs)
         if len(self._plans) >= _PLANS:
@@ -272,14 +255,10 @@ class Module:
                 index = self._dim_index[expected]
                 dim = self.manifest.dims[index]
                 if dims[index] not in (_UNKNOWN, extent):
-                    self._refuse_shape(
-                        spec, shape, f"{expected} is {extent} here, but {dims[index]} in input {binder[expected]!r}"
-                    )
+                    self._refuse_shape(spec, shape, f"{expected} is {extent} here, but {dims[index]} in input {binder[expected]!r}")
                 if extent < dim.min or (dim.max is not None and extent > dim.max):
                     limit = "no limit" if dim.max is None else dim.max
-                    self._refuse_shape(
-                        spec, shape, f"{expected} is {extent}, outside its range of {dim.min} to {limit}"
-                    )
+                    self._refuse_shape(spec, shape, f"{expected} is {extent}, outside its range of {dim.min} to {limit}")
                 dims[index], binder[expected] = extent, spec.name
         return dims
 
@@ -293,16 +272,11 @@ class Module:
         if workspace == -1:
             raise InputError("the inputs are too small for the model", why="the size of an intermediate result would be negative")
         if not 0 <= workspace <= MEMORY_LIMIT or any(extent < 0 for extent in flat):
-            raise ArtifactError(
-                f"the code asks for impossible sizes: {workspace} bytes of workspace, output extents {flat}"
-            )
+            raise ArtifactError(f"the code asks for impossible sizes: {workspace} bytes of workspace, output extents {flat}")
         shapes = []
         for spec in self.outputs:
             shape, flat = tuple(flat[: len(spec.shape)]), flat[len(spec.shape) :]
-            if any(
-                isinstance(promised, int) and promised != extent
-                for promised, extent in zip(spec.shape, shape, strict=True)
-            ):
+            if any(isinstance(promised, int) and promised != extent for promised, extent in zip(spec.shape, shape, strict=True)):
                 raise ArtifactError(f"the code makes output {spec} of the shape {shape}, against its manifest")
             shapes.append(shape)
         return workspace, shapes
@@ -325,9 +299,7 @@ class Module:
         missing = [name for name in self._names if name not in inputs]
         unknown = [str(name) for name in inputs if name not in self._names]
         what = [f"{word} {', '.join(names)}" for word, names in (("missing", missing), ("unknown", unknown)) if names]
-        raise InputError(
-            f"the inputs do not match the model: {'; '.join(what)}", hint=f"it takes {', '.join(map(str, self.inputs))}"
-        )
+        raise InputError(f"the inputs do not match the model: {'; '.join(what)}", hint=f"it takes {', '.join(map(str, self.inputs))}")
 
     def _refuse_shape(self, spec: TensorSpec, shape: Shape, why: str) -> NoReturn:
         expected = f"({', '.join(map(str, spec.shape))})"

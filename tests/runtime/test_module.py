@@ -202,8 +202,9 @@ def test_refusals_name_the_input_and_both_sides(module: Module) -> None:
         ({"x": x, "s": s, "t": s}, "unknown t"),
         ({"x": x, "S": s}, "missing s; unknown S"),
     ):
-        with pytest.raises(InputError, match=message):
-            module.run(inputs)
+        for call in (module.run, module.facts):
+            with pytest.raises(InputError, match=message):
+                call(inputs)
     assert np.array_equal(module(x, s), reference(x, 1))  # refusals leave the module usable
 
 
