@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import shutil
 import subprocess
 import threading
@@ -11,16 +12,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import llvmlite.binding as llvm
 import pytest
 
 from tcomp.codegen.elf import link
+from tcomp.codegen.native import compile_ir
 from tcomp.codegen.pool import EXPORTS, IMPORTS, pool_ir
 from tcomp.errors import TargetError
+from tcomp.target import Target
 
-llvm.initialize_all_targets()
-llvm.initialize_all_asmprinters()
-HOST = llvm.get_process_triple().split("-")[0] + "-unknown-linux-gnu"
+HOST = Target.parse(f"cpu -march={platform.machine()}")
 BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
 DRIVER = """
@@ -87,18 +87,8 @@ done:
 DRIVER_EXPORTS = ["nothing", "sum", "denormal", "regions"]
 
 
-def compile_ir(ir: str, triple: str = HOST) -> bytes:
-    machine = llvm.Target.from_triple(triple).create_target_machine(opt=2, reloc="pic", codemodel="small")
-    module = llvm.parse_assembly(ir)
-    module.triple = triple
-    module.verify()
-    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
-    builder.getModulePassManager().run(module, builder)
-    return machine.emit_object(module)
-
-
-def linked(triple: str = HOST) -> bytes:
-    objects = [compile_ir(pool_ir(triple), triple), compile_ir(DRIVER, triple)]
+def linked(target: Target = HOST) -> bytes:
+    objects = [compile_ir(pool_ir(target.triple), target), compile_ir(DRIVER, target)]
     return link(objects, [*EXPORTS, *DRIVER_EXPORTS], imports=IMPORTS)
 
 
@@ -147,9 +137,7 @@ def test_chunks_are_contiguous_balanced_and_the_caller_runs_the_first(pool: Pool
         count = min(extent, pool.threads)
         assert len(chunks) == count
         if count:
-            assert [begin for begin, _, _ in chunks] == [0, *(end for _, end, _ in chunks[:-1])] and chunks[-1][
-                1
-            ] == extent
+            assert [begin for begin, _, _ in chunks] == [0, *(end for _, end, _ in chunks[:-1])] and chunks[-1][1] == extent
             sizes = [end - begin for begin, end, _ in chunks]
             assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
             assert chunks[0][2] == threading.get_ident()
@@ -209,9 +197,7 @@ def test_idle_workers_sleep(library: ctypes.CDLL) -> None:
     time.sleep(0.05)
 
     def ticks() -> list[int]:
-        fields = [
-            Path(f"/proc/self/task/{task}/stat").read_text().rpartition(")")[2].split() for task in workers() - others
-        ]
+        fields = [Path(f"/proc/self/task/{task}/stat").read_text().rpartition(")")[2].split() for task in workers() - others]
         assert [field[0] for field in fields] == ["S", "S"]
         return [int(field[11]) + int(field[12]) for field in fields]
 
@@ -243,11 +229,11 @@ def test_workers_can_be_pinned(library: ctypes.CDLL) -> None:
     pool.close()
 
 
-@pytest.mark.skipif(not HOST.startswith("x86_64"), reason="sets MXCSR")
+@pytest.mark.skipif(HOST.arch != "x86_64", reason="sets MXCSR")
 def test_workers_use_the_floating_point_mode_of_the_caller(library: ctypes.CDLL, tmp_path: Path) -> None:
     ir = "declare void @llvm.x86.sse.ldmxcsr(ptr)\n"
     ir += "define void @set(ptr %mode) {\n  call void @llvm.x86.sse.ldmxcsr(ptr %mode)\n  ret void\n}"
-    (tmp_path / "mode.so").write_bytes(link([compile_ir(ir)], ["set"]))
+    (tmp_path / "mode.so").write_bytes(link([compile_ir(ir, HOST)], ["set"]))
     set_mode = ctypes.CDLL(str(tmp_path / "mode.so")).set
     pool = Pool(library, 3)
     smallest = 2.0**-126
@@ -299,7 +285,7 @@ def test_aarch64_under_emulation(tmp_path: Path) -> None:
     if compiler is None or emulator is None:
         pytest.skip("needs qemu-aarch64 and aarch64-linux-gnu-gcc")
     (tmp_path / "main.c").write_text(EMULATED)
-    (tmp_path / "pool.so").write_bytes(linked("aarch64-unknown-linux-gnu"))
+    (tmp_path / "pool.so").write_bytes(linked(Target.parse("cpu -march=aarch64")))
     subprocess.run([compiler, "-O1", "-o", tmp_path / "main", tmp_path / "main.c"], check=True)
     command = [emulator, "-L", "/usr/aarch64-linux-gnu", tmp_path / "main", tmp_path / "pool.so"]
     assert subprocess.run(command, timeout=60, check=False).returncode == 0

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import copy
 import io
+import platform
 from typing import Any
 
-import llvmlite.binding as llvm
 import numpy as np
 
+from tcomp.codegen import native
 from tcomp.codegen.elf import link
 from tcomp.codegen.pool import EXPORTS, IMPORTS, pool_ir
 from tcomp.runtime import write_artifact
+from tcomp.target import Target
 
-llvm.initialize_all_targets()
-llvm.initialize_all_asmprinters()
-TRIPLE = llvm.get_process_triple().split("-")[0] + "-unknown-linux-gnu"
+HOST = Target.parse(f"cpu -march={platform.machine()}")
+TRIPLE = HOST.triple
 
 
-def compile_ir(ir: str, triple: str = TRIPLE) -> bytes:
-    machine = llvm.Target.from_triple(triple).create_target_machine(opt=2, reloc="pic", codemodel="small")
-    module = llvm.parse_assembly(ir)
-    module.triple = triple
-    module.verify()
-    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
-    builder.getModulePassManager().run(module, builder)
-    return machine.emit_object(module)
+def compile_ir(ir: str) -> bytes:
+    return native.compile_ir(ir, HOST)
 
 
 def _kernel(name: str, expression: str) -> str:
