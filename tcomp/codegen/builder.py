@@ -186,6 +186,10 @@ class Builder:
         self.scopes[-1][key] = Value(ref, value.dtype, lanes)
         return ref
 
+    def splat(self, n: int, dtype: str, lanes: int) -> str:
+        """An integer literal, the same in all lanes."""
+        return str(n) if lanes == 1 else f"splat ({self.module.type(dtype)} {n})"
+
     def alike(self, *values: Value) -> tuple[int, list[str]]:
         """The values with the same number of lanes."""
         lanes = max(v.lanes for v in values)
@@ -272,9 +276,7 @@ class Builder:
         if lanes < test.lanes:
             x, y, lanes = self.spread(a, test.lanes), self.spread(b, test.lanes), test.lanes
         type_ = self.module.type(a.dtype, lanes)
-        return Value(
-            self.op(f"select {self.module.type('bool', test.lanes)} {test.ref}, {type_} {x}, {type_} {y}"), a.dtype, lanes
-        )
+        return Value(self.op(f"select {self.module.type('bool', test.lanes)} {test.ref}, {type_} {x}, {type_} {y}"), a.dtype, lanes)
 
     # ------------------------------------------------------------ integers
 
@@ -288,13 +290,13 @@ class Builder:
         lanes, (x, y) = self.alike(a, b)
         type_, bits = self.module.type(dtype, lanes), self.module.type("bool", lanes)
         y = self.op(f"freeze {type_} {y}")  # a masked-out lane may hold anything, but one thing
-        one = "1" if lanes == 1 else f"splat ({self.module.type(dtype)} 1)"
+        one = self.splat(1, dtype, lanes)
         zero = self.op(f"icmp eq {type_} {y}, zeroinitializer")
         if unsigned:
             divisor = self.op(f"select {bits} {zero}, {type_} {one}, {type_} {y}")
             result = self.op(f"{'urem' if remainder else 'udiv'} {type_} {x}, {divisor}")
         else:
-            ones = "-1" if lanes == 1 else f"splat ({self.module.type(dtype)} -1)"
+            ones = self.splat(-1, dtype, lanes)
             minus = self.op(f"icmp eq {type_} {y}, {ones}")  # the smallest integer / -1 traps: x / 1, negated
             special = self.op(f"or {bits} {zero}, {minus}")
             divisor = self.op(f"select {bits} {special}, {type_} {one}, {type_} {y}")
@@ -316,24 +318,19 @@ class Builder:
             return Value("0", dtype)
         if c == -1:
             return self.unary("neg", a)
-        type_, x = self.module.type(dtype, lanes), a.ref
-
-        def splat(n: int) -> str:
-            return str(n) if lanes == 1 else f"splat ({self.module.type(dtype)} {n})"
-
+        type_, x, divisor = self.module.type(dtype, lanes), a.ref, self.splat(c, dtype, lanes)
         if unsigned:
             op = "urem" if remainder else "udiv"
             if BITS[dtype] == 64 and hi is not None and hi < 1 << 31 and c < 1 << 31:  # 32-bit multiplication is cheaper
                 narrow = self.module.type("int32", lanes)
-                divisor = str(c) if lanes == 1 else f"splat (i32 {c})"
-                small = self.op(f"{op} {narrow} {self.op(f'trunc {type_} {x} to {narrow}')}, {divisor}")
+                small = self.op(f"{op} {narrow} {self.op(f'trunc {type_} {x} to {narrow}')}, {self.splat(c, 'int32', lanes)}")
                 return Value(self.op(f"zext {narrow} {small} to {type_}"), dtype, lanes)
-            return Value(self.op(f"{op} {type_} {x}, {splat(c)}"), dtype, lanes)
-        rest = self.op(f"srem {type_} {x}, {splat(c)}")
-        result = rest if remainder else self.op(f"sdiv {type_} {x}, {splat(c)}")
+            return Value(self.op(f"{op} {type_} {x}, {divisor}"), dtype, lanes)
+        rest = self.op(f"srem {type_} {x}, {divisor}")
+        result = rest if remainder else self.op(f"sdiv {type_} {x}, {divisor}")
         if e.op in ("floordiv", "mod"):
             inexact = self.op(f"icmp {'slt' if c > 0 else 'sgt'} {type_} {rest}, zeroinitializer")
-            change = self.op(f"add {type_} {result}, {splat(c if remainder else -1)}")
+            change = self.op(f"add {type_} {result}, {self.splat(c if remainder else -1, dtype, lanes)}")
             result = self.op(f"select {self.module.type('bool', lanes)} {inexact}, {type_} {change}, {type_} {result}")
         return Value(result, dtype, lanes)
 
@@ -344,11 +341,9 @@ class Builder:
         type_ = self.module.type(dtype, lanes)
         if e.args[1].op == "const" and 0 <= e.args[1].attr < bits:
             return Value(self.op(f"{op} {type_} {x}, {y}"), dtype, lanes)
-        limit = str(bits) if lanes == 1 else f"splat ({self.module.type(dtype)} {bits})"
-        last = str(bits - 1) if lanes == 1 else f"splat ({self.module.type(dtype)} {bits - 1})"
         flags = self.module.type("bool", lanes)
-        inside = self.op(f"icmp ult {type_} {y}, {limit}")
-        amount = self.op(f"select {flags} {inside}, {type_} {y}, {type_} {last}")
+        inside = self.op(f"icmp ult {type_} {y}, {self.splat(bits, dtype, lanes)}")
+        amount = self.op(f"select {flags} {inside}, {type_} {y}, {type_} {self.splat(bits - 1, dtype, lanes)}")
         shifted = self.op(f"{op} {type_} {x}, {amount}")
         if op == "ashr":
             return Value(shifted, dtype, lanes)

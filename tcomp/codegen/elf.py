@@ -115,16 +115,10 @@ class _Machine:
     patch: Callable[[bytearray, int, int, int, int, int], bool]
 
 
-def link(
-    objects: Sequence[bytes],
-    exports: Sequence[str],
-    *,
-    imports: Sequence[str] = (),
-    needed: Sequence[str] = ("libc.so.6",),
-) -> bytes:
+def link(objects: Sequence[bytes], exports: Sequence[str], *, imports: Sequence[str] = ()) -> bytes:
     """The shared object made of `objects`, with the functions `exports` visible to a loader.
 
-    `imports` names the functions (not data) that may stay undefined; the libraries `needed` are recorded only if one of
+    `imports` names the functions (not data) of the C library that may stay undefined; it is recorded as needed only if one of
     them is used. Symbols that are not exported stay in the (unloaded) symbol table, so that profilers name kernels. The
     result depends on nothing but the arguments. Raises CodegenError for a malformed object, a symbol undefined or
     defined twice, a relocation that is not position independent or out of reach, and sections this linker does not
@@ -142,7 +136,7 @@ def link(
     for name in exports:
         if name not in table:
             raise CodegenError(f"the exported symbol {name!r} is not defined by any object")
-    return _Linker(machine, parsed, table, list(dict.fromkeys(exports)), frozenset(imports), needed).emit(number)
+    return _Linker(machine, parsed, table, list(dict.fromkeys(exports)), frozenset(imports)).emit(number)
 
 
 def _definitions(objects: Iterable[_Object]) -> dict[str, _Symbol]:
@@ -165,13 +159,7 @@ def _definitions(objects: Iterable[_Object]) -> dict[str, _Symbol]:
 
 class _Linker:
     def __init__(
-        self,
-        machine: _Machine,
-        objects: list[_Object],
-        table: dict[str, _Symbol],
-        exports: list[str],
-        allowed: frozenset[str],
-        needed: Sequence[str],
+        self, machine: _Machine, objects: list[_Object], table: dict[str, _Symbol], exports: list[str], allowed: frozenset[str]
     ) -> None:
         self.machine, self.objects, self.table, self.exports = machine, objects, table, exports
         self.sections = [section for unit in objects for section in unit.sections]
@@ -180,7 +168,6 @@ class _Linker:
         self.imports: dict[str, int] = {}  # name -> index in .dynsym
         self.pointers: list[tuple[_Section, int, _Symbol | str, int]] = []  # absolute pointers: where, to what, addend
         self._scan(allowed)
-        self.needed = list(needed) if self.imports else []
         self.out = self._outputs()
 
     def _target(self, symbol: _Symbol) -> _Symbol | str:
@@ -206,9 +193,7 @@ class _Linker:
                     raise CodegenError("a relocation names a symbol without a section", where=section.where)
                 if kind == self.machine.absolute:
                     if section.output not in (".data", ".bss") or offset + 8 > section.size:
-                        raise CodegenError(
-                            "an absolute address in read-only data is not position independent", where=section.where
-                        )
+                        raise CodegenError("an absolute address in read-only data is not position independent", where=section.where)
                     self.pointers.append((section, offset, target, addend))
                 elif kind in self.machine.got_types:
                     self.got.setdefault(target, len(self.got))
@@ -219,40 +204,21 @@ class _Linker:
     def _outputs(self) -> dict[str, _Output]:
         """All sections in file order, with their final sizes."""
         strings = _Strings()
-        self.needed_at = [strings.add(name) for name in self.needed]
+        self.library = strings.add("libc.so.6") if self.imports else None  # its name, if it is needed
         self.dynamic_names = [strings.add(name) for name in (*self.imports, *self.exports)]
         outputs = [
             _Output(".hash", _HASH, _ALLOC, 8, _hash_table([*self.imports, *self.exports]), entry=4, link=".dynsym"),
-            _Output(
-                ".dynsym",
-                _DYNSYM,
-                _ALLOC,
-                8,
-                _blank(_SYM.size * (1 + len(self.dynamic_names))),
-                0,
-                _SYM.size,
-                ".dynstr",
-                1,
-            ),
+            _Output(".dynsym", _DYNSYM, _ALLOC, 8, bytearray(_SYM.size * (1 + len(self.dynamic_names))), 0, _SYM.size, ".dynstr", 1),
             _Output(".dynstr", _STRTAB, _ALLOC, 1, strings.data),
-            _Output(
-                ".rela.dyn",
-                _RELATAB,
-                _ALLOC,
-                8,
-                _blank(24 * (len(self.pointers) + len(self.got))),
-                0,
-                _RELA.size,
-                ".dynsym",
-            ),
+            _Output(".rela.dyn", _RELATAB, _ALLOC, 8, bytearray(24 * (len(self.pointers) + len(self.got))), 0, _RELA.size, ".dynsym"),
             _Output(".rodata", _PROGBITS, _ALLOC, 1),
             _Output(".eh_frame", _PROGBITS, _ALLOC, 8),
             _Output(".text", _PROGBITS, _ALLOC | _EXEC, 16),
-            _Output(".plt", _PROGBITS, _ALLOC | _EXEC, 16, _blank(self.machine.stub_size * len(self.stubs))),
+            _Output(".plt", _PROGBITS, _ALLOC | _EXEC, 16, bytearray(self.machine.stub_size * len(self.stubs))),
             _Output(
-                ".dynamic", _DYNAMIC, _ALLOC | _WRITE, 8, _blank(16 * (len(self.needed) + 10)), 0, _DYN.size, ".dynstr"
+                ".dynamic", _DYNAMIC, _ALLOC | _WRITE, 8, bytearray(_DYN.size * ((self.library is not None) + 10)), 0, _DYN.size, ".dynstr"
             ),
-            _Output(".got", _PROGBITS, _ALLOC | _WRITE, 8, _blank(8 * len(self.got)), 0, 8),
+            _Output(".got", _PROGBITS, _ALLOC | _WRITE, 8, bytearray(8 * len(self.got)), 0, 8),
             _Output(".data", _PROGBITS, _ALLOC | _WRITE, 1),
             _Output(".bss", _NOBITS, _ALLOC | _WRITE, 1),
         ]
@@ -280,18 +246,14 @@ class _Linker:
                 address = _up(address, self.machine.page) + offset % self.machine.page
             for output in members:
                 if output.align > self.machine.page:
-                    raise CodegenError(
-                        f"section {output.name} wants an alignment of {output.align} bytes, more than a page"
-                    )
+                    raise CodegenError(f"section {output.name} wants an alignment of {output.align} bytes, more than a page")
                 padding = _up(address, output.align) - address
                 offset, address = offset + padding, address + padding
                 output.offset, output.address = offset, address
                 offset += len(output.data)
                 address += output.size
         if address >= _LIMIT:
-            raise CodegenError(
-                f"the linked code would take {address >> 20} MiB of address space; at most 2048 can be addressed"
-            )
+            raise CodegenError(f"the linked code would take {address >> 20} MiB of address space; at most 2048 can be addressed")
         for section in self.sections:
             section.address += self.out[section.output].address if section.output in self.out else 0
         return segments
@@ -315,9 +277,7 @@ class _Linker:
                 place = section.address + offset
                 slot = got + 8 * self.got[target] + addend if target in self.got else 0
                 try:
-                    known = self.machine.patch(
-                        output.data, place - output.address, kind, self._address(target) + addend, slot, place
-                    )
+                    known = self.machine.patch(output.data, place - output.address, kind, self._address(target) + addend, slot, place)
                 except (OverflowError, struct.error) as problem:
                     raise CodegenError(
                         f"relocation of type {kind} to {symbol.name or 'a section'!r} cannot be resolved",
@@ -335,21 +295,14 @@ class _Linker:
     def _fill(self) -> None:
         out, machine = self.out, self.machine
         # Relative relocations come first so that DT_RELACOUNT lets the loader treat them in one sweep.
-        entries = [
-            (section.address + offset, target, addend, machine.absolute)
-            for section, offset, target, addend in self.pointers
-        ]
+        entries = [(section.address + offset, target, addend, machine.absolute) for section, offset, target, addend in self.pointers]
         entries += [(out[".got"].address + 8 * slot, target, 0, machine.glob_dat) for target, slot in self.got.items()]
         relocations = [
-            (place, machine.relative, target.address + addend)
-            for place, target, addend, _ in entries
-            if isinstance(target, _Symbol)
+            (place, machine.relative, target.address + addend) for place, target, addend, _ in entries if isinstance(target, _Symbol)
         ]
         self.relative_count = len(relocations)
         relocations += [
-            (place, self.imports[target] << 32 | kind, addend)
-            for place, target, addend, kind in entries
-            if isinstance(target, str)
+            (place, self.imports[target] << 32 | kind, addend) for place, target, addend, kind in entries if isinstance(target, str)
         ]
         for index, relocation in enumerate(relocations):
             try:
@@ -372,9 +325,7 @@ class _Linker:
                     symbols += _SYM.pack(strings.add(symbol.name), symbol.kind, 0, index, symbol.address, symbol.size)
         local_count = len(symbols) // _SYM.size
         for index in range(1, len(self.imports) + 1):
-            _SYM.pack_into(
-                out[".dynsym"].data, index * _SYM.size, self.dynamic_names[index - 1], _GLOBAL << 4 | _FUNC, 0, 0, 0, 0
-            )
+            _SYM.pack_into(out[".dynsym"].data, index * _SYM.size, self.dynamic_names[index - 1], _GLOBAL << 4 | _FUNC, 0, 0, 0, 0)
         for index, name in enumerate(self.exports, start=1 + len(self.imports)):
             symbol = self.table[name]
             assert symbol.section is not None
@@ -388,7 +339,7 @@ class _Linker:
             _Output(".strtab", _STRTAB, 0, 1, strings.data, len(strings.data)),
         ]
 
-        dynamic = [(1, at) for at in self.needed_at]
+        dynamic = [] if self.library is None else [(1, self.library)]
         dynamic += [(4, out[".hash"].address), (5, out[".dynstr"].address), (6, out[".dynsym"].address)]
         dynamic += [(10, out[".dynstr"].size), (11, _SYM.size)]
         if ".rela.dyn" in out:
@@ -439,10 +390,6 @@ class _Linker:
 
 def _up(value: int, align: int) -> int:
     return (value + align - 1) & -align
-
-
-def _blank(size: int) -> bytearray:
-    return bytearray(size)
 
 
 class _Strings:
@@ -500,15 +447,7 @@ def _stub_x86_64(address: int, slot: int) -> bytes:
     return b"\xff\x25" + struct.pack("<i", slot - address - 6) + b"\xcc\xcc"  # jmp *slot(%rip)
 
 
-_LOW12_SHIFT = {
-    277: 0,
-    278: 0,
-    284: 1,
-    285: 2,
-    286: 3,
-    299: 4,
-    312: 3,
-}  # ADD, LDST8/16/32/64/128 _ABS_LO12_NC; LD64_GOT_LO12_NC
+_LOW12_SHIFT = {277: 0, 278: 0, 284: 1, 285: 2, 286: 3, 299: 4, 312: 3}  # ADD, LDST8/16/32/64/128 _ABS_LO12_NC; LD64_GOT_LO12_NC
 
 
 def _page_offset(target: int, place: int) -> int:
@@ -619,9 +558,7 @@ def _parse(data: bytes, where: str) -> _Object:
             section = sections[index] if index < count and not special else None
             if index and section is None and info >> 4 != _LOCAL:
                 _malformed(where, f"symbol {name!r} is common, absolute or in a section that is not loaded")
-            if info >> 4 not in (_LOCAL, _GLOBAL, _WEAK) or (
-                section is not None and (info & 15 > 4 or value > section.size)
-            ):
+            if info >> 4 not in (_LOCAL, _GLOBAL, _WEAK) or (section is not None and (info & 15 > 4 or value > section.size)):
                 _malformed(where, f"symbol {name!r} is of an unknown kind or lies outside its section")
             symbols.append(_Symbol(name, info >> 4, info & 15, section, value, extent))
 

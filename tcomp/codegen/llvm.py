@@ -58,10 +58,6 @@ def _parameter(ref: str, written: bool) -> str:
 class KernelModule(KernelFacts):
     """A module made of loop programs."""
 
-    def __init__(self, name: str, target: Target, notes: Sequence[str] = ()) -> None:
-        super().__init__(name, target, notes)
-        self.regions = 0
-
     def define(self, kernel: Kernel, linkage: str = "") -> None:
         """Adds the function of a kernel."""
         function = Function(self)
@@ -129,9 +125,7 @@ class Function(Expressions):
         elif s.kind in (L.SERIAL, L.PARALLEL):
             self.serial(s, extent, known)
         elif s.kind not in (L.UNROLLED, L.VECTORIZED):
-            raise CodegenError(
-                f"loop `{s.var.name}` is bound to `{s.kind}`", where=self.module.name, why="a CPU has no such axis"
-            )
+            raise CodegenError(f"loop `{s.var.name}` is bound to `{s.kind}`", where=self.module.name, why="a CPU has no such axis")
         elif known is None:
             raise CodegenError(
                 f"{s.kind} loop `{s.var.name}` has the extent {extent}, which is not constant",
@@ -187,9 +181,7 @@ class Function(Expressions):
 
     def vectorized(self, s: L.For, lanes: int) -> None:
         if self.lane is not None:
-            raise CodegenError(
-                f"vectorized loop `{s.var.name}` inside vectorized loop `{self.lane.name}`", where=self.module.name
-            )
+            raise CodegenError(f"vectorized loop `{s.var.name}` inside vectorized loop `{self.lane.name}`", where=self.module.name)
         if lanes > MAX_LANES or lanes & (lanes - 1):
             raise CodegenError(
                 f"vectorized loop `{s.var.name}` has {lanes} iterations",
@@ -209,7 +201,12 @@ class Function(Expressions):
             if chosen is not None:
                 self.statement(chosen)
             return
-        if otherwise is None and isinstance(then, L.Store) and itemsize(then.buffer.dtype) < 4 and (only := self.only_lane(cond)) is not None:
+        if (
+            otherwise is None
+            and isinstance(then, L.Store)
+            and itemsize(then.buffer.dtype) < 4
+            and (only := self.only_lane(cond)) is not None
+        ):
             self.lane_by_lane(then, (only,))  # LLVM 22 narrows the store of a single lane wrongly: four bytes are written
             return
         test = self.value(cond)
@@ -258,9 +255,7 @@ class Function(Expressions):
         for d in buffer.shape:
             extent = self.extent(d)
             if extent.op != "const":
-                raise CodegenError(
-                    f"temporary `{buffer.name}` has no constant shape", where=where, hint="pass it as a workspace buffer"
-                )
+                raise CodegenError(f"temporary `{buffer.name}` has no constant shape", where=where, hint="pass it as a workspace buffer")
             size *= int(extent.attr)
         if buffer.scope == "shared":
             raise CodegenError(f"temporary `{buffer.name}` is in shared memory", where=where, why="a CPU has none")
@@ -277,9 +272,7 @@ class Function(Expressions):
             self.count += 1
             self.pointers[buffer] = f"%a{self.count}"
             # Padding: a masked access may read, and write back, what lies beyond the last element.
-            self.slots.append(
-                f"  %a{self.count} = alloca [{size + MAX_LANES} x {self.module.memory_type(buffer.dtype)}], align {ALIGN}"
-            )
+            self.slots.append(f"  %a{self.count} = alloca [{size + MAX_LANES} x {self.module.memory_type(buffer.dtype)}], align {ALIGN}")
             self.private.add(buffer)
 
     # ------------------------------------------------------------ instructions
@@ -300,7 +293,9 @@ class Function(Expressions):
         inside = {instruction.leaf.indices[-1]: op.lanes} | ({loops[-1].var: op.group} if op.group > 1 else {})
         steps = [range(0, int(x.extent), inside.get(x.var, 1)) for x in loops]
         if (operations := math.prod(map(len, steps))) > MAX_OPERATIONS:
-            raise CodegenError(f"`{instruction.name}` would be {operations} operations", where=where, hint=f"at most {MAX_OPERATIONS}; take a smaller tile")
+            raise CodegenError(
+                f"`{instruction.name}` would be {operations} operations", where=where, hint=f"at most {MAX_OPERATIONS}; take a smaller tile"
+            )
         operands = {b.name: b for b in instruction.meaning.buffers}
         registers: dict[Any, str] = {}
         addresses: dict[Any, tuple[str, int]] = {}  # of the results: pointer, alignment
@@ -406,7 +401,7 @@ class Function(Expressions):
 
     def store(self, s: Stmt, buffer: Buffer, indices: tuple[Expr, ...], value: Expr) -> None:
         address = self.address(buffer, indices)
-        if self.lane is not None and address.stride == 0 and address.indices is None:
+        if self.lane is not None and address.shared:
             stored = self.value(value)
             if stored.lanes > 1 or self.mask is not None:
                 return self.lane_by_lane(s)
@@ -417,7 +412,7 @@ class Function(Expressions):
 
     def accumulate(self, s: Stmt, buffer: Buffer, indices: tuple[Expr, ...], value: Expr, reducer: E.Reducer) -> None:
         address = self.address(buffer, indices)
-        if self.lane is not None and address.stride == 0 and address.indices is None:
+        if self.lane is not None and address.shared:
             return self.across(s, buffer, address, value, reducer)
         if self.lane is not None and not self.distinct(buffer, indices, address):
             return self.lane_by_lane(s)  # lanes may meet in one element: in order
@@ -482,11 +477,7 @@ class Function(Expressions):
             self.constants[lane] = n
             end = None
             if mask is not None:
-                active = (
-                    mask.ref
-                    if mask.lanes == 1
-                    else self.op(f"extractelement {self.module.type('bool', lanes)} {mask.ref}, i64 {n}")
-                )
+                active = mask.ref if mask.lanes == 1 else self.op(f"extractelement {self.module.type('bool', lanes)} {mask.ref}, i64 {n}")
                 yes, end = self.label("lane"), self.label("end")
                 self.line(f"br i1 {active}, label %{yes}, label %{end}")
                 self.start(yes)
@@ -500,7 +491,7 @@ class Function(Expressions):
         self.lane, self.lanes, self.mask = lane, lanes, mask
 
     def write(self, buffer: Buffer, address: Address, value: Value) -> None:
-        scalar = self.lane is None or (address.stride == 0 and address.indices is None)
+        scalar = self.lane is None or address.shared
         lanes = 1 if scalar else self.lanes
         type_ = self.module.memory_type(buffer.dtype, lanes)
         ref = self.spread(value, lanes)

@@ -38,6 +38,11 @@ class Address(NamedTuple):
     indices: str | None
     align: int
 
+    @property
+    def shared(self) -> bool:
+        """Whether all lanes access one element."""
+        return self.stride == 0 and self.indices is None
+
 
 class Form(NamedTuple):
     """The linear form of an index, outermost loops first. `inner`: the variables that occur in anything but `c * variable`."""
@@ -156,7 +161,7 @@ class Expressions(Builder):
     def read(self, e: Expr) -> Value:
         buffer = e.attr
         address = self.address(buffer, e.args)
-        together = self.lane is None or (address.stride == 0 and address.indices is None)
+        together = self.lane is None or address.shared
         if self.mask is not None and (buffer in self.private or self.module.in_bounds(e)):
             mask, self.mask = self.mask, None
             value = self.load(buffer, address)
@@ -166,10 +171,7 @@ class Expressions(Builder):
             test = self.mask.ref
             if self.mask.lanes > 1:
                 test = self.call(
-                    "vector.reduce.or",
-                    "i1",
-                    (self.module.type("bool", self.mask.lanes), test),
-                    suffix=(f"<{self.mask.lanes} x i1>",),
+                    "vector.reduce.or", "i1", (self.module.type("bool", self.mask.lanes), test), suffix=(f"<{self.mask.lanes} x i1>",)
                 )
             yes, end, before = self.label("any"), self.label("end"), self.block
             self.line(f"br i1 {test}, label %{yes}, label %{end}")
@@ -183,31 +185,21 @@ class Expressions(Builder):
         return self.load(buffer, address)
 
     def load(self, buffer: Buffer, address: Address) -> Value:
-        scalar = self.lane is None or (address.stride == 0 and address.indices is None)
+        scalar = self.lane is None or address.shared
         lanes = 1 if scalar else self.lanes
         type_ = self.module.memory_type(buffer.dtype, lanes)
         if scalar or (address.stride == 1 and address.indices is None and (self.mask is None or buffer in self.private)):
             ref = self.op(f"load {type_}, ptr {address.pointer}, align {address.align}")
         elif address.stride == 1 and address.indices is None:
             assert self.mask is not None
-            args = (
-                ("ptr", address.pointer),
-                ("i32", str(address.align)),
-                (f"<{lanes} x i1>", self.mask.ref),
-                (type_, "zeroinitializer"),
-            )
+            args = (("ptr", address.pointer), ("i32", str(address.align)), (f"<{lanes} x i1>", self.mask.ref), (type_, "zeroinitializer"))
             ref = self.call("masked.load", type_, *args, suffix=(type_, "ptr"))
         elif address.indices is None and self.mask is None and address.stride in (-1, 2, 3, 4):
             ref = self.strided(buffer, address, lanes)
         else:
             pointers, vector = f"<{lanes} x ptr>", self.pointer_vector(buffer, address)
             mask = "splat (i1 true)" if self.mask is None else self.mask.ref
-            args = (
-                (pointers, vector),
-                ("i32", str(itemsize(buffer.dtype))),
-                (f"<{lanes} x i1>", mask),
-                (type_, "zeroinitializer"),
-            )
+            args = ((pointers, vector), ("i32", str(itemsize(buffer.dtype))), (f"<{lanes} x i1>", mask), (type_, "zeroinitializer"))
             ref = self.call("masked.gather", type_, *args, suffix=(type_, pointers))
         if buffer.dtype == "bool":
             ref = self.op(f"icmp ne {type_} {ref}, zeroinitializer")

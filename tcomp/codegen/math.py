@@ -23,22 +23,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from tcomp.ir.dtypes import BITS, is_integer
-from tcomp.ir.expr import (
-    COMPARISON,
-    UNARY,
-    Expr,
-    binary,
-    bitcast,
-    cast,
-    const,
-    equal,
-    fma,
-    maximum,
-    minimum,
-    not_equal,
-    rewrite,
-    select,
-)
+from tcomp.ir.expr import COMPARISON, UNARY, Expr, binary, bitcast, cast, const, equal, fma, maximum, minimum, not_equal, rewrite, select
 from tcomp.ir.expr import unary as apply
 from tcomp.ir.semantics import ERF_MIDDLE, ERF_SMALL, ERF_TAIL
 from tcomp.target import Target
@@ -416,9 +401,7 @@ class _Float:
     def tanh32(self, x: Expr) -> Expr:
         y = maximum(minimum(x, 7.90531110763549805), -7.90531110763549805)  # beyond, the result rounds to 1
         square = y * y
-        return select(
-            apply("abs", x) < 0.0004, x, y * self.polynomial(square, _TANH32[0]) / self.polynomial(square, _TANH32[1])
-        )
+        return select(apply("abs", x) < 0.0004, x, y * self.polynomial(square, _TANH32[0]) / self.polynomial(square, _TANH32[1]))
 
     def tanh(self, x: Expr) -> Expr:
         size, square = apply("abs", x), x * x
@@ -512,17 +495,17 @@ class _Float:
     def asin(self, x: Expr) -> Expr:
         size, root, tail = self.arcsine_parts(x)
         large = _PI_2_FUSED[0] - (2.0 * (root + tail) - _PI_2_FUSED[1])
-        return self.with_nan(x, size, self.with_sign(select(size < 0.5, root + tail, large), x))
+        return self.with_nan(size, self.with_sign(select(size < 0.5, root + tail, large), x))
 
     def acos(self, x: Expr) -> Expr:
         size, root, tail = self.arcsine_parts(x)
         value = root + tail
         near_one = select(self.negative(x), math.pi - (2.0 * value - 2 * _PI_2_FUSED[1]), 2.0 * value)
         near_zero = _PI_2_FUSED[0] - (self.with_sign(value, x * value) - _PI_2_FUSED[1])
-        return self.with_nan(x, size, select(size < 0.5, near_zero, near_one))
+        return self.with_nan(size, select(size < 0.5, near_zero, near_one))
 
-    def with_nan(self, x: Expr, size: Expr, value: Expr) -> Expr:
-        """`value` where |x| <= 1, else NaN."""
+    def with_nan(self, size: Expr, value: Expr) -> Expr:
+        """`value` where size <= 1, else NaN."""
         return select(size <= 1.0, value, self.c(math.nan))
 
     def atan(self, x: Expr) -> Expr:
