@@ -28,8 +28,7 @@ TargetName = Annotated[
     ),
 ]
 Arch = Annotated[
-    str | None,
-    typer.Option("--arch", metavar="NAMES", help="GPU architectures for --target cuda, as in sm_90a,sm_80.", show_default=False),
+    str | None, typer.Option("--arch", metavar="NAMES", help="GPU architectures for --target cuda, as in sm_90a,sm_80.", show_default=False)
 ]
 Dims = Annotated[
     list[str] | None,

@@ -68,9 +68,7 @@ def _initialise() -> None:
 @functools.lru_cache(maxsize=16)
 def _machine(triple: str, cpu: str, features: str, opt_level: int) -> llvm.TargetMachine:
     _initialise()
-    return llvm.Target.from_triple(triple).create_target_machine(
-        cpu=cpu, features=features, opt=opt_level, reloc="pic", codemodel="small"
-    )
+    return llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features, opt=opt_level, reloc="pic", codemodel="small")
 
 
 def _context(ir_text: str, message: str) -> str:

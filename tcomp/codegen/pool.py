@@ -37,15 +37,7 @@ from tcomp.errors import TargetError
 EXPORTS = ("tcomp_pool_create", "tcomp_pool_destroy")
 """What a model's shared object exports of the pool."""
 
-IMPORTS = (
-    "aligned_alloc",
-    "free",
-    "pthread_create",
-    "pthread_join",
-    "pthread_setaffinity_np",
-    "sched_yield",
-    "syscall",
-)
+IMPORTS = ("aligned_alloc", "free", "pthread_create", "pthread_join", "pthread_setaffinity_np", "sched_yield", "syscall")
 """The libc functions that the pool calls: the `imports` of `tcomp.codegen.elf.link`."""
 
 
@@ -117,9 +109,7 @@ def pool_ir(triple: str) -> str:
     name = triple.partition("-")[0]
     arch = _ARCHES.get({"arm64": "aarch64", "amd64": "x86_64"}.get(name, name))
     if arch is None:
-        raise TargetError(
-            f"there is no thread pool for {triple!r}", hint=f"use 1 thread, or one of {', '.join(_ARCHES)}"
-        )
+        raise TargetError(f"there is no thread pool for {triple!r}", hint=f"use 1 thread, or one of {', '.join(_ARCHES)}")
     # All but ILL, TRAP, BUS, FPE and SEGV, which belong to the thread that causes them.
     blocked = (1 << 64) - 1 - sum(1 << signal - 1 for signal in (4, 5, 7, 8, 11))
     return f"""\

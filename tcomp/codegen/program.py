@@ -192,11 +192,7 @@ class _Entry(Function):
                 self.forget((self.dims.buffer,))
 
     def run(self, call: Call) -> None:
-        arguments = (
-            [f"ptr {self.pool}"]
-            + [f"ptr {self.place(r)}" for r in call.buffers]
-            + [f"i64 {self.index(s)}" for s in call.scalars]
-        )
+        arguments = [f"ptr {self.pool}"] + [f"ptr {self.place(r)}" for r in call.buffers] + [f"i64 {self.index(s)}" for s in call.scalars]
         text = f"call void {symbol(call.symbol)}({', '.join(arguments)})"
         if not self.ticks:
             self.line(text)

@@ -34,10 +34,7 @@ def broadcast_shape(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
                 extent = other
             elif not (isinstance(other, int) and other == 1) and not same_dim(extent, other):
                 listed = " and ".join(f"[{', '.join(map(str, s))}]" for s in shapes)
-                raise IRError(
-                    f"shapes {listed} do not broadcast: {extent} against {other}",
-                    hint=AGREE,
-                )
+                raise IRError(f"shapes {listed} do not broadcast: {extent} against {other}", hint=AGREE)
         result.append(extent)
     return tuple(result)
 

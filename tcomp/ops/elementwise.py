@@ -134,9 +134,7 @@ def _folded(name: str, function: Callable[[Expr, Expr], Expr]) -> Operator:
 
 
 ABS, NEG, NOT = _unary("abs", te.abs), _unary("neg", lambda x: -x), _unary("not", lambda x: ~x)
-ACOS, ACOSH, ASIN, ASINH, ATAN, ATANH = (
-    _unary(f.__name__, f) for f in (te.acos, te.acosh, te.asin, te.asinh, te.atan, te.atanh)
-)
+ACOS, ACOSH, ASIN, ASINH, ATAN, ATANH = (_unary(f.__name__, f) for f in (te.acos, te.acosh, te.asin, te.asinh, te.atan, te.atanh))
 COS, COSH, SIN, SINH, TAN, TANH = (_unary(f.__name__, f) for f in (te.cos, te.cosh, te.sin, te.sinh, te.tan, te.tanh))
 CEIL, FLOOR, ROUND, TRUNC = (_unary(f.__name__, f) for f in (te.ceil, te.floor, te.round, te.trunc))
 EXP, LOG, SQRT, ERF = (_unary(f.__name__, f) for f in (te.exp, te.log, te.sqrt, te.erf))

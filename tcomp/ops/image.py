@@ -158,14 +158,7 @@ def affine_grid(theta: te.Tensor, spatial: Sequence[Dim], align_corners: bool) -
 
 
 def roi_align(
-    x: te.Tensor,
-    rois: te.Tensor,
-    batch: te.Tensor,
-    size: tuple[int, int],
-    samples: int,
-    scale: float,
-    mode: str,
-    half_pixel: bool,
+    x: te.Tensor, rois: te.Tensor, batch: te.Tensor, size: tuple[int, int], samples: int, scale: float, mode: str, half_pixel: bool
 ) -> te.Tensor:
     """Regions rois [r, 4] (x1, y1, x2, y2) of the images x[batch[r]] [n, c, h, w], resampled to [r, c, *size].
 
@@ -215,20 +208,13 @@ def roi_align(
 
 
 def col2im(
-    x: te.Tensor,
-    image: Sequence[int],
-    block: Sequence[int],
-    dilations: Sequence[int],
-    pads: Sequence[int],
-    strides: Sequence[int],
+    x: te.Tensor, image: Sequence[int], block: Sequence[int], dilations: Sequence[int], pads: Sequence[int], strides: Sequence[int]
 ) -> te.Tensor:
     """Overlapping blocks x [n, c * prod(block), positions] summed into images [n, c, *image], the adjoint of im2col."""
     rank = len(image)
     if len(x.shape) != 3 or not isinstance(x.shape[1], int) or x.shape[1] % prod(block):
         raise IRError(f"col2im of {x!r}: the second axis must be a multiple of the block size {prod(block)}")
-    counts = [
-        (image[d] + pads[d] + pads[rank + d] - dilations[d] * (block[d] - 1) - 1) // strides[d] + 1 for d in range(rank)
-    ]
+    counts = [(image[d] + pads[d] + pads[rank + d] - dilations[d] * (block[d] - 1) - 1) // strides[d] + 1 for d in range(rank)]
     if x.shape[2] != prod(counts):
         raise IRError(f"col2im of {x!r}: {prod(counts)} block positions are needed")
     offsets = [te.reduce_axis(block[d], f"k{d}") for d in range(rank)]

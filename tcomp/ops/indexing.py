@@ -221,11 +221,7 @@ def _merge_sort(order: Buffer, merged: Buffer, n: Expr, before: Callable[[Expr, 
             ),
         )
 
-    step = block(
-        loop("slot", n, advance),
-        loop("copy", n, lambda p: store(order, (p,), merged[p])),
-        store(width, (0,), width[0] * 2),
-    )
+    step = block(loop("slot", n, advance), loop("copy", n, lambda p: store(order, (p,), merged[p])), store(width, (0,), width[0] * 2))
     body = block(store(width, (0,), 1), While(width[0] < n, step))
     return Allocate(width, Allocate(left, Allocate(right, body)))
 

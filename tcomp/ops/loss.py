@@ -10,9 +10,7 @@ from tcomp.ops.indexing import valid_index
 from tcomp.ops.reduction import fold, rounded
 
 
-def nll_loss(
-    log_prob: te.Tensor, target: te.Tensor, weight: te.Tensor | None, ignore_index: int | None, reduction: str
-) -> te.Tensor:
+def nll_loss(log_prob: te.Tensor, target: te.Tensor, weight: te.Tensor | None, ignore_index: int | None, reduction: str) -> te.Tensor:
     """-weight[t] * log_prob[n, t, d...] for the classes t = target[n, d...]; 0 where t is `ignore_index`.
 
     log_prob [n, classes, d...], target [n, d...] integer, weight [classes]. reduction: none, sum, or mean (by the sum of the

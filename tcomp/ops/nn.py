@@ -63,13 +63,7 @@ def conv(x: te.Tensor, w: te.Tensor, strides: Sequence[int], dilations: Sequence
 
 
 def conv_transpose(
-    x: te.Tensor,
-    w: te.Tensor,
-    strides: Sequence[int],
-    dilations: Sequence[int],
-    group: int,
-    before: Sequence[Dim],
-    shape: Sequence[Dim],
+    x: te.Tensor, w: te.Tensor, strides: Sequence[int], dilations: Sequence[int], group: int, before: Sequence[Dim], shape: Sequence[Dim]
 ) -> te.Tensor:
     """The adjoint of `conv` with weights (in channels, out channels / groups, kernel...), as a gather.
 

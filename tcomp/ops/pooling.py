@@ -38,13 +38,7 @@ def max_pool(x: te.Tensor, kernel: Windows, strides: Windows, dilations: Windows
 
 
 def max_pool_indices(
-    x: te.Tensor,
-    kernel: Windows,
-    strides: Windows,
-    dilations: Windows,
-    before: Sequence[Dim],
-    shape: Sequence[Dim],
-    column_major: bool,
+    x: te.Tensor, kernel: Windows, strides: Windows, dilations: Windows, before: Sequence[Dim], shape: Sequence[Dim], column_major: bool
 ) -> te.Tensor:
     """Where the largest element of each window stands (the first of equals): flat index into the unpadded tensor of `shape`.
 

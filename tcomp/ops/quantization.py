@@ -34,9 +34,7 @@ def _saturated(value: Expr, zero: Expr | None, dtype: str) -> Expr:
     return cast(value if zero is None else value + cast(zero, value.dtype), dtype)
 
 
-def quantize(
-    x: te.Tensor, scale: te.Tensor, zero: te.Tensor | None, axis: int, block: int, dtype: str, precision: str
-) -> te.Tensor:
+def quantize(x: te.Tensor, scale: te.Tensor, zero: te.Tensor | None, axis: int, block: int, dtype: str, precision: str) -> te.Tensor:
     """saturate(round(x / scale) + zero), ties to even; the division in type `precision`."""
 
     def element(*i: Expr) -> Expr:
@@ -65,9 +63,7 @@ def dynamic_range(x: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
     low = te.compute((), lambda: minimum(te.min(x[axes], axes), 0.0), "low")
     high = te.compute((), lambda: maximum(te.max(x[axes], axes), 0.0), "high")
     scale = te.compute((), lambda: (high[()] - low[()]) / 255.0, "scale")
-    zero = te.compute(
-        (), lambda: cast(te.round(minimum(maximum((0.0 - low[()]) / scale[()], 0.0), 255.0)), "uint8"), "zero_point"
-    )
+    zero = te.compute((), lambda: cast(te.round(minimum(maximum((0.0 - low[()]) / scale[()], 0.0), 255.0)), "uint8"), "zero_point")
     return scale, zero
 
 
@@ -95,14 +91,7 @@ def swap_sign(x: te.Tensor) -> te.Tensor:
     return te.compute(x.shape, lambda *i: cast(cast(x[i], "int32") + offset, other), "swap_sign")
 
 
-def requantize(
-    x: te.Tensor,
-    a_scale: te.Tensor,
-    b_scale: te.Tensor,
-    y_scale: te.Tensor,
-    zero: te.Tensor,
-    axis: int,
-) -> te.Tensor:
+def requantize(x: te.Tensor, a_scale: te.Tensor, b_scale: te.Tensor, y_scale: te.Tensor, zero: te.Tensor, axis: int) -> te.Tensor:
     """saturate(round(x * a_scale * b_scale / y_scale) + zero) of an int32 accumulator; `b_scale` may be a vector along `axis`."""
 
     def scale(p: te.Tensor, i: tuple[Expr, ...]) -> Expr:

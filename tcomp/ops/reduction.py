@@ -61,10 +61,7 @@ def at_kept(x: te.Tensor, i: Sequence[Expr]) -> Expr:
 
 
 def _reduction(
-    name: str,
-    reducer: Fold,
-    element: Callable[[Expr], Expr] = lambda value: value,
-    finish: Callable[[Expr], Expr] = lambda value: value,
+    name: str, reducer: Fold, element: Callable[[Expr], Expr] = lambda value: value, finish: Callable[[Expr], Expr] = lambda value: value
 ) -> Operator:
     def apply(x: te.Tensor, axes: Axes, keepdims: bool) -> te.Tensor:
         return rounded(fold(x, axes, keepdims, reducer, name, element, lambda v: _in_type(finish, v, x.dtype)), x.dtype)
@@ -178,9 +175,7 @@ def log_softmax_of(x: te.Tensor, axes: Axes) -> te.Tensor:
     """x - log(sum(exp(x))) over `axes` jointly, in float32 for 16-bit inputs."""
     top = fold(x, axes, True, te.max, "log_softmax.max")
     total = _shifted_sum(x, top, axes)
-    return te.compute(
-        x.shape, lambda *i: widened(x[i]) - at_kept(top, i) - te.log(at_kept(total, i)), "log_softmax"
-    )
+    return te.compute(x.shape, lambda *i: widened(x[i]) - at_kept(top, i) - te.log(at_kept(total, i)), "log_softmax")
 
 
 def _hardmax(x: te.Tensor, axes: Axes) -> te.Tensor:
@@ -229,9 +224,7 @@ def _prefix(name: str, combine: Callable[[Expr, Expr], Expr], identity: int) -> 
                 return block(write, add) if exclusive else block(add, write)
 
             def lane(outer: list[Expr]) -> Stmt:
-                return Allocate(
-                    running, block(store(running, (0,), const(identity, wide)), loop("k", extent, lambda k: step(k, outer)))
-                )
+                return Allocate(running, block(store(running, (0,), const(identity, wide)), loop("k", extent, lambda k: step(k, outer))))
 
             return nest([d for n, d in enumerate(x.shape) if n != axis], lane)
 

@@ -153,20 +153,14 @@ class Artifact:
         end = max(offset + size for offset, size in places)
         if end != image.size or any(offset < _HEADER_SIZE for offset, _ in places) or sections[2] % _PAGE:
             raise ArtifactError(
-                "the artifact is truncated or damaged",
-                where=where,
-                why=f"it has {image.size} bytes, its header tells of {end}",
+                "the artifact is truncated or damaged", where=where, why=f"it has {image.size} bytes, its header tells of {end}"
             )
         if places[2][1] > MANIFEST_LIMIT:
-            raise ArtifactError(
-                f"the manifest has {places[2][1]} bytes, more than the {MANIFEST_LIMIT} allowed", where=where
-            )
+            raise ArtifactError(f"the manifest has {places[2][1]} bytes, more than the {MANIFEST_LIMIT} allowed", where=where)
         code, weights, manifest = (image[offset : offset + size] for offset, size in places)
         self._manifest = manifest.tobytes()
         if hashlib.sha256(head[: _HEAD.size] + self._manifest).digest() != head[_HEAD.size : _HEAD.size + 32]:
-            raise ArtifactError(
-                "the artifact is damaged", where=where, why="header and manifest do not match their checksum"
-            )
+            raise ArtifactError("the artifact is damaged", where=where, why="header and manifest do not match their checksum")
         self.manifest: Manifest = parse_manifest(self._manifest)
         self.code: bytes = code.tobytes()
         if hashlib.sha256(self.code).hexdigest() != self.manifest.code_sha256:

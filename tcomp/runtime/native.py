@@ -39,9 +39,7 @@ class NativeCode:
             self.pool_create = self._function("tcomp_pool_create", ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p)
             self.pool_destroy = self._function("tcomp_pool_destroy", None, ctypes.c_void_p)
 
-    def _function(
-        self, name: str, result: type[ctypes.c_int32 | ctypes.c_void_p] | None, *arguments: type
-    ) -> ctypes._NamedFuncPointer:
+    def _function(self, name: str, result: type[ctypes.c_int32 | ctypes.c_void_p] | None, *arguments: type) -> ctypes._NamedFuncPointer:
         try:
             function = self._library[name]
         except AttributeError:
@@ -104,13 +102,9 @@ class Workspace:
         self.size = size
         large = size >= 2 * _HUGE
         try:
-            self._memory = mmap.mmap(
-                -1, size + _HUGE if large else max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-            )
+            self._memory = mmap.mmap(-1, size + _HUGE if large else max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError) as problem:
-            raise InputError(
-                f"no memory for a workspace of {size >> 20} MiB", why=str(problem), hint="run with smaller inputs"
-            ) from None
+            raise InputError(f"no memory for a workspace of {size >> 20} MiB", why=str(problem), hint="run with smaller inputs") from None
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         if large:
             self.address = -(-self.address // _HUGE) * _HUGE

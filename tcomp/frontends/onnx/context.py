@@ -85,11 +85,7 @@ class Scope:
         return values
 
     def _folded(
-        self,
-        outputs: Sequence[te.Tensor],
-        inputs: Sequence[Value | None],
-        placeholders: Sequence[te.Tensor | None],
-        name: str,
+        self, outputs: Sequence[te.Tensor], inputs: Sequence[Value | None], placeholders: Sequence[te.Tensor | None], name: str
     ) -> tuple[Value, ...] | None:
         """The outputs as known values, or None."""
         shapes = [tuple(d for d in t.shape if isinstance(d, int)) for t in outputs]
@@ -108,9 +104,7 @@ class Scope:
         elements = symbolic.propagate(outputs, known)
         if elements is None:
             return None
-        return tuple(
-            self.from_elements(e, t.dtype, s, name) for e, t, s in zip(elements, outputs, shapes, strict=True)
-        )
+        return tuple(self.from_elements(e, t.dtype, s, name) for e, t, s in zip(elements, outputs, shapes, strict=True))
 
     def finish(self, inputs: Sequence[Value], outputs: Sequence[Value]) -> Graph:
         """The closed graph; only what the outputs need is kept."""

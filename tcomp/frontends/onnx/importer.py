@@ -167,10 +167,7 @@ class _Importer:
             self.functions[_domain(f.domain), f.name, getattr(f, "overload", "")] = f
 
     def run(
-        self,
-        shapes: Mapping[str, Sequence[int | str]],
-        dims: Mapping[str, int | tuple[int, int]],
-        values: Mapping[str, np.ndarray],
+        self, shapes: Mapping[str, Sequence[int | str]], dims: Mapping[str, int | tuple[int, int]], values: Mapping[str, np.ndarray]
     ) -> tuple[Graph | None, list[NodeRecord]]:
         proto = self.model.graph
         frame = Frame(Scope(proto.name or "model"), self.opsets)

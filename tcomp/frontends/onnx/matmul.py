@@ -32,8 +32,4 @@ def _einsum(ctx: Context) -> Value:
     return ctx.add(EINSUM, ctx.inputs, equation=ctx.attrs["equation"])
 
 
-TABLE: dict[str, Versions] = {
-    "MatMul": ((1, _matmul),),
-    "Gemm": ((1, _gemm),),
-    "Einsum": ((12, _einsum),),
-}
+TABLE: dict[str, Versions] = {"MatMul": ((1, _matmul),), "Gemm": ((1, _gemm),), "Einsum": ((12, _einsum),)}

@@ -41,9 +41,7 @@ def per_axis(ctx: Context, name: str, rank: int, default: int = 1) -> tuple[int,
     return tuple(given)
 
 
-def window_pads(
-    ctx: Context, extents: Sequence[Dim], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
-) -> Pads:
+def window_pads(ctx: Context, extents: Sequence[Dim], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Pads:
     """Padding of each spatial axis, from `pads` or `auto_pad`."""
     auto = ctx.attrs.get("auto_pad", "NOTSET") or "NOTSET"
     rank = len(extents)
@@ -229,9 +227,7 @@ def max_unpool(ctx: Context) -> Value:
     x, rank = ctx.value(0), len(ctx.value(0).shape) - 2
     kernel, strides = per_axis(ctx, "kernel_shape", rank), per_axis(ctx, "strides", rank)
     pads = window_pads(ctx, x.shape[2:], kernel, strides, (1,) * rank)
-    spatial = [
-        as_dim((as_expr(d) - 1) * s + k - b - a) for d, s, k, (b, a) in zip(x.shape[2:], strides, kernel, pads, strict=True)
-    ]
+    spatial = [as_dim((as_expr(d) - 1) * s + k - b - a) for d, s, k, (b, a) in zip(x.shape[2:], strides, kernel, pads, strict=True)]
     source = (*x.shape[:2], *spatial)
     shape = ctx.require_dims(2, "the output shape") if ctx.input(2) is not None else source
     return ctx.add(MAX_UNPOOL, [x, ctx.value(1)], shape=tuple(shape), source=source)

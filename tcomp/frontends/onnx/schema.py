@@ -83,9 +83,7 @@ def find(op_type: str, opset: int, domain: str) -> Schema | None:
 def check_node(schema: Schema, node: NodeProto, inputs: Sequence[Value | None], where: str) -> None:
     """Raises `ImportModelError` if number or types of inputs, or the attributes, are not what the operator takes."""
     if not schema.min_inputs <= len(inputs) <= schema.max_inputs:
-        raise ImportModelError(
-            f"{len(inputs)} inputs", where=where, why=f"the operator takes {schema.min_inputs} to {schema.max_inputs}"
-        )
+        raise ImportModelError(f"{len(inputs)} inputs", where=where, why=f"the operator takes {schema.min_inputs} to {schema.max_inputs}")
     if len(node.output) > schema.max_outputs:
         raise ImportModelError(f"{len(node.output)} outputs", where=where, why=f"the operator has {schema.max_outputs}")
     bound: dict[str, str] = {}

@@ -18,9 +18,7 @@ _TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_][\w.]*)|(//|[-+*()]))")
 
 
 def signature(
-    infos: Sequence[ValueInfoProto],
-    shapes: Mapping[str, Sequence[int | str]],
-    dims: Mapping[str, int | tuple[int, int]],
+    infos: Sequence[ValueInfoProto], shapes: Mapping[str, Sequence[int | str]], dims: Mapping[str, int | tuple[int, int]]
 ) -> list[tuple[str, str, tuple[Dim, ...]]]:
     """(name, dtype, shape) of the inputs. Raises `InputError` for shapes and dims that do not fit them.
 

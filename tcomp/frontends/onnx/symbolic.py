@@ -65,10 +65,7 @@ def propagate(outputs: Sequence[Tensor], known: Mapping[Tensor, Elements]) -> li
     """
     evaluation = _Evaluation(known)
     try:
-        return [
-            tuple(evaluation.element(t, index) for index in product(*(range(int(d)) for d in t.shape)))
-            for t in outputs
-        ]
+        return [tuple(evaluation.element(t, index) for index in product(*(range(int(d)) for d in t.shape))) for t in outputs]
     except (_Unknown, IRError):
         return None
 
