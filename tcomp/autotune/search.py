@@ -175,7 +175,8 @@ class _Known:
                 np.stack([self.made[text].vector for text in expected]), np.array([*expected.values()]) - mean(expected.values())
             )
             guesses = trees.inplace_predict(np.stack([self.vector(c) for c in children.values()]))
-            children = {text: children[text] for _, text in sorted(zip(guesses.tolist(), children, strict=True))}
+            texts = [*children]  # of equal guesses, the ones that chance brought first
+            children = {texts[n]: children[texts[n]] for n in np.argsort(guesses, kind="stable")}
         enough, before = len(self.made) + count, list(children)
         for _ in range(_ROUNDS):
             number = min(enough - len(self.made), len(before))

@@ -4,26 +4,31 @@ accumulators stays in registers over the whole fold; lanes run along an output a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import astuple, replace
 from itertools import permutations
 from math import prod
 
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
-from tcomp.ir.expr import Expr, as_dim, as_expr
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import For
-from tcomp.schedules.byte_products import group_loop
+from tcomp.schedules.byte_products import group_loop, summed_bytes
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import edit
 from tcomp.schedules.roles import Nest, extent_of, fold_nest, is_product, result_nest, row_axis, stage_axes, stride
 from tcomp.schedules.schedule import Schedule
 from tcomp.schedules.shaping import divides, lanes_of, nest_loops, threads
-from tcomp.schedules.tiles import MOST_ROWS, Tile, choose_tile, tiles
+from tcomp.schedules.tiles import MOST_ROWS, Tile, choose_tile, depths, tiles
 from tcomp.target import Target
 
 SERIAL_FOLDS = 1 << 19  # below this many accumulations threads cost more than they save
 MOST_ORDERED = 3  # folds whose order is a decision
 REPEATED = (2, 4, 8)  # steps of a fold that may be unrolled, where they divide it
+PANEL = 0.6  # of a cache, for the panel of an operand that is to stay there
+NEAR, BEYOND = 0.5, 8.0  # cycles to load a vector from the second-level cache, and from beyond
+WINDOW = 64  # steps of two folds that may be unrolled
+WINDOW_CODE = 512  # multiply-adds of a tile that are unrolled by default, where they have operands in common
 
 
 def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -> None:
@@ -34,20 +39,24 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
         _pack(s, acc, lanes, target, knobs)
     fold, out = fold_nest(s.kernel, acc), result_nest(s.kernel, result)
     positions = {x.var.attr.name: n for n, x in enumerate(fold.spatial)}
-    row = row_axis(fold)
-    row_loop = out.loops[positions[row.var.attr.name]] if row is not None else None
     columns = out.loops[-1]
     tile = tile_of(fold, target, knobs)
     work = prod(extent_of(x.extent) for x in fold.loops)
-    column, inner = s.split(columns.var.attr.name, tile.vectors * lanes)
-    vectors, lane = s.split(inner, lanes)
+    lines, rows = (None if x is None else out.loops[positions[x.var.attr.name]] for x in _tile_axes(fold))
+    cut = [(x, n) for x, n in ((lines, tile.deep), (rows, tile.rows)) if x is not None and (x is rows or n > 1)]
     shared = {out.loops[positions[name]].var for name in _batch(fold)}
     batch = [x.var.attr.name for x in out.loops[:-1] if x.var in shared]
-    others = [x.var.attr.name for x in out.loops[:-1] if x is not row_loop and x.var not in shared]
-    inside = [vectors]
-    if row_loop is not None:
-        row_outer, row_inner = s.split(row_loop.var.attr.name, tile.rows)
-        others, inside = [*others, row_outer], [row_inner, vectors]
+    others = [x.var.attr.name for x in out.loops[:-1] if x.var not in {*shared, *(c.var for c, _ in cut)}]
+    inside, partial = list[str](), dict[str, Dim]()  # loops of the tile; where loops around it are to be cut, as the last tile is smaller
+    for x, n in [*cut, (columns, tile.vectors * lanes)]:
+        outer, inner = s.split(x.var.attr.name, n)
+        if not divides(n, x.extent):
+            partial[outer] = as_dim(as_expr(x.extent) // n)
+        inside.append(inner)
+        others.append(outer)
+    column = others.pop()
+    vectors, lane = s.split(inside.pop(), lanes)
+    inside.append(vectors)
     around = [*batch, column, *others] if knobs.flag(f"{acc}.columns_outside", True) else [*batch, *others, column]
     s.reorder(*around, *inside, lane)
     s.compute_at(acc, around[-1], "register")
@@ -60,15 +69,13 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
     _tile_loops(s, acc, lanes, folds, group is None)
     if folds and group is None:  # a fold over one element has no loop left
         _prefetch(s, fold, folds[-1], target, knobs)
-        _repeat(s, acc, folds[-1], knobs)
-    if row_loop is not None and not divides(tile.rows, row_loop.extent):
-        s.partition(row_outer, as_dim(as_expr(row_loop.extent) // tile.rows))
-    width = tile.vectors * lanes
+        _repeat(s, acc, folds, WINDOW_CODE // prod(astuple(tile)) if _overlapping(fold, _tile_axes(fold)) else 1, knobs)
     nests_to_thread = [around]
-    if not divides(width, columns.extent):
-        column, tail = s.partition(column, as_dim(as_expr(columns.extent) // width))
-        if around[0] == column:  # else both parts are inside of the same loops
-            nests_to_thread.append([tail, *(f"{name}.t" for name in others)])
+    for name in reversed(around):  # from the inside: a loop that is cut has names of its own behind the cut
+        if name in partial:
+            _, tail = s.partition(name, partial[name])
+            if name == around[0]:
+                nests_to_thread.append([tail, *(f"{x}.t" for x in around[1:])])
     for names in nests_to_thread:
         threads(s, names, work >= SERIAL_FOLDS, knobs)
 
@@ -115,12 +122,30 @@ def _prefetch(s: Schedule, fold: Nest, loop: str, target: Target, knobs: Knobs) 
                 s.prefetch(r.attr.name, loop, distance)
 
 
-def _repeat(s: Schedule, acc: str, loop: str, knobs: Knobs) -> None:
-    """Several steps of the innermost fold stand in a row: more loads are under way at once, at the price of more code."""
-    extent = edit.find_loop(s.kernel, loop).extent
-    steps = knobs.choice(f"{acc}.unroll", [1, *(n for n in REPEATED if divides(n, extent))], 1)
+def _repeat(s: Schedule, acc: str, folds: Sequence[str], code: int, knobs: Knobs) -> None:
+    """Several steps of the innermost fold stand in a row: more loads are under way at once, at the price of more code. Or all steps of
+    the window that the inner two folds walk, by default as long as these are no more than `code`."""
+    extents = [edit.find_loop(s.kernel, x).extent for x in folds]
+    window = [n for n in extents[-2:] if isinstance(n, int)]
+    if len(window) == 2 and prod(window) <= WINDOW and knobs.flag(f"{acc}.window", prod(window) <= code):
+        for name in folds[-2:]:
+            s.unroll(name)
+        return
+    extent, loop = extents[-1], folds[-1]
+    options = sorted(
+        {1, *(n for n in REPEATED if divides(n, extent)), *(n for n in (extent,) if isinstance(n, int) and n <= max(REPEATED))}
+    )
+    steps = knobs.choice(f"{acc}.unroll", options, extent if isinstance(extent, int) and extent <= min(code, max(REPEATED)) else 1)
     if steps > 1:
         s.unroll(s.split(loop, steps)[1])
+
+
+def _overlapping(fold: Nest, axes: Sequence[For | None]) -> bool:
+    """Whether neighbouring rows of a tile read the same vectors at different steps of the fold."""
+    rows, lane = {x.var for x in axes if x is not None}, fold.spatial[-1].var
+    folds = {x.var for x in fold.folds}
+    vectors = [r for r in fold.reads if lane in E.variables(*r.args)]
+    return any(rows & (used := set(E.variables(i))) and folds & used for r in vectors for i in r.args)
 
 
 def _pack(s: Schedule, acc: str, lanes: int, target: Target, knobs: Knobs) -> None:
@@ -175,24 +200,47 @@ def _packing_loops(s: Schedule, name: str, dim: int, panel: int, lanes: int, kno
 
 
 def tile_of(fold: Nest, target: Target, knobs: Knobs) -> Tile:
-    """The register tile for a fold: rows along the axis that reuses the vector operand, vectors along the lanes."""
-    row = row_axis(fold)
+    """The register tile for a fold: rows along the axes that reuse the vector operand, vectors along the lanes."""
+    line, row = _tile_axes(fold)
     lanes = lanes_of(target, [fold.writes, *(r.attr for r in fold.reads)])
-    columns, rows = extent_of(fold.spatial[-1].extent), 1 if row is None else extent_of(row.extent)
-    most = 1 if row is None else _rows_in_cache(fold, row)
-    suggested = choose_tile(rows, columns, lanes, target.vector_registers, most)
-    options = [(t.rows, t.vectors) for t in tiles(min(rows, MOST_ROWS), -(-columns // lanes), target.vector_registers)]
-    return Tile(*knobs.choice(f"{fold.writes.name}.tile", options, (suggested.rows, suggested.vectors)))
+    columns, rows, lines = extent_of(fold.spatial[-1].extent), *(1 if x is None else extent_of(x.extent) for x in (row, line))
+    registers, apart = target.vector_registers, MOST_ROWS if row is None else _rows_in_cache(fold, row, target)
+
+    def suggested(among: Sequence[int]) -> Tile:
+        if _overlapping(fold, (line, row)):  # vectors are loaded once for a window: these need registers as well
+            return choose_tile(rows, lanes, lanes, registers // 4 + 2)
+        return choose_tile(rows, columns, lanes, registers, apart, lines, among, lambda vectors: _loading(fold, vectors, lanes, target))
+
+    best = suggested(depths(lines))
+    deep = 1 if line is None else knobs.choice(f"{fold.writes.name}.lines", depths(lines), best.deep)
+    best = best if deep == best.deep else suggested((deep,))
+    options = [(t.rows, t.vectors) for t in tiles(min(rows, MOST_ROWS), -(-columns // lanes), registers, deep)]
+    return Tile(*knobs.choice(f"{fold.writes.name}.tile", options, (best.rows, best.vectors)), deep)
 
 
-def _rows_in_cache(fold: Nest, row: For) -> int:
+def _tile_axes(fold: Nest) -> tuple[For | None, For | None]:
+    """(lines, rows) of a register tile. Tiles of bytes have no lines: instructions for them take rows along one axis."""
+    row = row_axis(fold)
+    rest = replace(fold, loops=tuple(x for x in fold.loops if x is not row))
+    return None if row is None or summed_bytes(fold) is not None else row_axis(rest), row
+
+
+def _loading(fold: Nest, vectors: int, lanes: int, target: Target) -> tuple[float, float]:
+    """Cycles for a step's vectors of the operand that the lanes walk, which all rows of tiles read anew: (at least, beside the rest)."""
+    panel = prod(extent_of(x.extent) for x in fold.folds) * vectors * lanes * itemsize(fold.writes.dtype)
+    if panel > target.l2 * PANEL:
+        return vectors * BEYOND, 0.0
+    return 0.0, vectors * NEAR if panel > target.l1 * PANEL else 0.0
+
+
+def _rows_in_cache(fold: Nest, row: For, target: Target) -> int:
     """How many rows may be walked side by side before their cache lines evict each other.
 
-    Rows that lie a multiple of 4096 bytes apart fall into one set of a first-level cache of 64 sets, which has 8 ways or more.
+    Rows that lie a multiple of 4096 bytes apart fall into one set of a first-level cache of 64 sets; a quarter is left to other data.
     """
     steps = [abs(stride(r, row.var) or 0) * itemsize(r.attr.dtype) for r in fold.reads]
-    step = max(steps, default=0)
-    return 6 if step and step % 4096 == 0 else 12 if step and step % 2048 == 0 else MOST_ROWS
+    step, ways = max(steps, default=0), target.l1 // 4096
+    return ways * 3 // 4 if step and step % 4096 == 0 else ways * 3 // 2 if step and step % 2048 == 0 else MOST_ROWS
 
 
 def panel_order(fold: Nest, r: Expr) -> tuple[list[int], int] | None:

@@ -1,0 +1,52 @@
+"""Register tiles: what the model chooses, by the sizes of a product and of the machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from tcomp.ir import te
+from tcomp.ir.loops import UNROLLED
+from tcomp.schedules.cpu import schedule
+from tcomp.schedules.knobs import Knobs
+from tcomp.schedules.lower import lower
+from tcomp.schedules.tiles import Tile, choose_tile, depths, tiles
+from tcomp.target import Target
+
+SKYLAKE = Target.parse("cpu -march=x86_64 -mcpu=skylake-avx512")
+
+
+@pytest.mark.parametrize("registers", (16, 32))
+def test_tiles_fit_into_the_registers(registers: int) -> None:
+    for deep in depths(7):
+        for tile in tiles(7, 4, registers, deep):
+            assert tile.deep == deep and (tile.rows * tile.vectors * deep + tile.vectors < registers or tile == Tile(1, 1, deep))
+
+
+def test_short_lines_share_a_tile() -> None:
+    """Rows of 7 leave half of the registers unused, or want wide panels that are loaded again and again."""
+
+    def near(vectors: int) -> tuple[float, float]:
+        return 0.0, 0.5 * vectors
+
+    assert choose_tile(7, 512, 16, 32, lines=7, among=depths(7), loading=near).deep == 2
+    assert choose_tile(28, 512, 16, 32, lines=28, among=depths(28), loading=near) == Tile(14, 2)
+    assert choose_tile(7, 512, 16, 32, loading=near) == Tile(7, 3)
+
+
+def test_panels_stay_in_a_cache() -> None:
+    def loading(vectors: int) -> tuple[float, float]:
+        return (8.0 * vectors, 0.0) if vectors > 2 else (0.0, 0.5 * vectors)
+
+    assert choose_tile(6, 512, 16, 32) == Tile(6, 4) and choose_tile(12, 512, 16, 32, loading=loading).vectors == 2
+    assert choose_tile(6, 512, 16, 32, loading=loading) == Tile(6, 4)  # there are no other rows to load it again for
+
+
+def test_windows_that_share_their_vectors_are_unrolled() -> None:
+    """Depthwise: three steps of a window read the same pixels for neighbouring rows."""
+    x, w = te.placeholder((30, 30, 64), name="x"), te.placeholder((3, 3, 64), name="w")
+    i, j = te.reduce_axis(3, "i"), te.reduce_axis(3, "j")
+    y = te.compute((28, 28, 64), lambda h, v, c: te.sum(x[h + i, v + j, c] * w[i, j, c], [i, j]), name="y")
+    knobs = Knobs()
+    s = schedule(lower("k", [x, w], [y]), SKYLAKE, knobs)
+    assert knobs.asked["y.acc.tile"].value == (7, 1) and knobs.asked["y.acc.window"].value is True
+    assert s.loops["y.i"].kind == s.loops["y.j"].kind == UNROLLED
