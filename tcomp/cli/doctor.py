@@ -21,10 +21,9 @@ _OPTIONAL = {
     "onnxruntime": "a peer of `tcomp bench`",
     "openvino": "a peer of `tcomp bench`",
     "torch": "a peer of `tcomp bench`, with torchvision and onnx2torch",
-    "cupy": "CUDA; not used by this version",
-    "xgboost": "tuning; not used by this version",
-    "islpy": "schedule proofs; not used by this version",
+    "cupy": "runs what is compiled for CUDA",
 }
+_REQUIRED = ("llvmlite", "numpy", "onnx", "ml_dtypes", "islpy", "xgboost")
 _DISTRIBUTIONS = {"cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x", "cupy"), "xgboost": ("xgboost-cpu", "xgboost")}
 
 
@@ -100,6 +99,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _targets() -> dict[str, Any]:
+    from tcomp.codegen.nvrtc import architectures, version
     from tcomp.target import Target
 
     facts: dict[str, Any] = {}
@@ -109,8 +109,11 @@ def _targets() -> dict[str, Any]:
         facts["cpu"] = f"not usable: {error.what}"
     arm = platform.machine().lower() in ("aarch64", "arm64")
     facts["other processors"] = f"compile here, run there: 'cpu -mcpu=NAME', {'x86_64' if arm else 'aarch64'}"
-    gpu = "there is an NVIDIA driver" if Path("/proc/driver/nvidia/version").exists() else "there is no NVIDIA driver either"
-    facts["cuda"] = f"not usable: this version of tcomp makes code for processors only ({gpu})"
+    gpu = "there is an NVIDIA driver to run it" if Path("/proc/driver/nvidia/version").exists() else "there is no NVIDIA driver to run it"
+    try:
+        facts["cuda"] = f"usable: NVRTC {version()} makes code for {', '.join(architectures())}; {gpu}"
+    except TcompError as error:
+        facts["cuda"] = f"not usable: {error.why or error.what}; {error.hint}"
     return facts
 
 
@@ -119,19 +122,23 @@ def _software() -> dict[str, Any]:
 
     import tcomp
 
-    versions = {name: importlib.metadata.version(name) for name in ("llvmlite", "numpy", "onnx", "ml_dtypes")}
     facts = {"tcomp": f"{tcomp.__version__} ({Path(tcomp.__file__).parent})", "Python": f"{platform.python_version()} ({sys.executable})"}
     facts["LLVM"] = ".".join(map(str, llvm.llvm_version_info))
-    return facts | versions
+    return facts | {name: _version(name) or "not installed" for name in _REQUIRED}
 
 
 def _optional(name: str, use: str) -> str:
+    found = _version(name)
+    return f"{found} ({use})" if found else f"not installed ({use}): pip install {_DISTRIBUTIONS.get(name, (name,))[0]}"
+
+
+def _version(name: str) -> str | None:
     for distribution in _DISTRIBUTIONS.get(name, (name,)):
         try:
-            return f"{importlib.metadata.version(distribution)} ({use})"
+            return importlib.metadata.version(distribution)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return f"not installed ({use}): pip install {_DISTRIBUTIONS.get(name, (name,))[0]}"
+    return None
 
 
 def _cache() -> dict[str, Any]:
@@ -145,7 +152,11 @@ def _cache() -> dict[str, Any]:
             writable = "yes"
     except OSError as error:
         writable = f"no ({error.strerror}): kernels are compiled anew each time; set TCOMP_CACHE to a folder that is"
-    return {"folder": folder, "size": f"{output.size(sum(f.stat().st_size for f in files))} in {output.count(len(files), 'file')}", "writable": writable}
+    return {
+        "folder": folder,
+        "size": f"{output.size(sum(f.stat().st_size for f in files))} in {output.count(len(files), 'file')}",
+        "writable": writable,
+    }
 
 
 def _cpuinfo(key: str) -> str:
