@@ -179,6 +179,14 @@ def test_scan(make_model, run_model, backwards, axis):
     np.testing.assert_array_equal(got["ys"], np.moveaxis(2 * (sums[::-1] if backwards else sums), 0, -1))
 
 
+@pytest.mark.parametrize("attribute", ["scan_input_axes", "scan_output_axes"])
+def test_scan_along_an_axis_that_is_not_there(make_model, attribute):
+    step = body([node("Identity", ["row"], ["o"])], [("row", F, None)], [("o", F, None)])
+    scan = node("Scan", ["x"], ["ys"], body=step, num_scan_inputs=1, **{attribute: [2]})
+    with pytest.raises(ImportModelError, match="axis 2 of a tensor of rank 2"):
+        import_model(make_model([scan], {"x": X}, {"ys": F}))
+
+
 def test_scan_over_a_symbolic_length(make_model, run_model):
     step = body([node("Add", ["s", "row"], ["t"]), node("Identity", ["t"], ["o"])], [("s", F, None), ("row", F, None)], [("t", F, None), ("o", F, None)])  # fmt: skip
     scan = node("Scan", ["s0", "x"], ["y", "ys"], body=step, num_scan_inputs=1)

@@ -25,8 +25,8 @@ def axes_of(ctx: Context, axes: Sequence[Dim], rank: int) -> tuple[int, ...]:
     return result
 
 
-def given_axes(ctx: Context, position: int, what: str = "the axes") -> tuple[Dim, ...] | None:
+def given_axes(ctx: Context, position: int) -> tuple[Dim, ...] | None:
     """The attribute `axes` (old opsets) or the integer input at `position`; None where neither is given."""
     if ctx.attrs.get("axes") is not None:
         return tuple(ctx.attrs["axes"])
-    return None if ctx.input(position) is None else ctx.require_dims(position, what)
+    return None if ctx.input(position) is None else ctx.require_dims(position, "the axes")

@@ -289,9 +289,9 @@ class Context:
             made = made.astype(to_numpy(dtype))
         return self.scope.constant(made, self.name + ".const", dtype or made.dtype.name)
 
-    def dims_value(self, dims: Sequence[Dim], shape: Sequence[int] | None = None, dtype: str = "int64") -> Value:
+    def dims_value(self, dims: Sequence[Dim], shape: Sequence[int] | None = None) -> Value:
         """An integer tensor (1-D unless `shape` is given) that holds symbolic or known sizes."""
-        return self.scope.from_elements([as_expr(d) for d in dims], dtype, (len(dims),) if shape is None else shape, self.name)
+        return self.scope.from_elements([as_expr(d) for d in dims], "int64", (len(dims),) if shape is None else shape, self.name)
 
     def unsupported(self, why: str, hint: str = "") -> UnsupportedError:
         """The error to raise for a valid node that cannot be compiled."""

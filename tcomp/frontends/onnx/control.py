@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tcomp.errors import UnsupportedError
+from tcomp.frontends.onnx.axes import axis_of
 from tcomp.frontends.onnx.context import Body, Context, Versions
 from tcomp.frontends.onnx.reader import tensor_type
 from tcomp.ir.expr import Dim
@@ -198,16 +199,14 @@ def scan(ctx: Context) -> tuple[Value, ...]:
 def _front(ctx: Context, value: Value, axis: int) -> Value:
     """`value` with `axis` moved to the front."""
     rank = len(value.shape)
-    if not -rank <= axis < rank:
-        raise ctx.invalid(f"axis {axis} of {value}")
-    axis %= rank
+    axis = axis_of(ctx, axis, rank)
     return value if axis == 0 else ctx.add(TRANSPOSE, [value], perm=(axis, *(a for a in range(rank) if a != axis)))
 
 
 def _behind(ctx: Context, value: Value, axis: int) -> Value:
     """`value` with its first axis moved to `axis`."""
     rank = len(value.shape)
-    axis %= rank
+    axis = axis_of(ctx, axis, rank)
     return value if axis == 0 else ctx.add(TRANSPOSE, [value], perm=(*range(1, axis + 1), 0, *range(axis + 1, rank)))
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tcomp.frontends.onnx import movement
+from tcomp.frontends.onnx.axes import axis_of
 from tcomp.frontends.onnx.context import Context, Versions
 from tcomp.ir.dtypes import lowest
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, maximum, minimum
 from tcomp.ir.graph import Operator, Value
 from tcomp.ops.elementwise import FULL
-from tcomp.ops.movement import PAD
 from tcomp.ops.nn import ADD_CHANNELS, CONV, CONV_TRANSPOSE, DEFORM_CONV
 from tcomp.ops.normalization import (
     BATCH_MOMENTS,
@@ -33,9 +34,9 @@ Pads = list[tuple[Dim, Dim]]  # (before, after) for each spatial axis
 # ---------------------------------------------------------------- windows
 
 
-def per_axis(ctx: Context, name: str, rank: int, default: int = 1) -> tuple[int, ...]:
+def per_axis(ctx: Context, name: str, rank: int) -> tuple[int, ...]:
     """An attribute with one positive integer for each spatial axis."""
-    given = ctx.attrs.get(name) or [default] * rank
+    given = ctx.attrs.get(name) or [1] * rank
     if len(given) != rank or any(v < 1 for v in given):
         raise ctx.invalid(f"attribute `{name}` is {given}; the operator has {rank} spatial axes")
     return tuple(given)
@@ -66,10 +67,8 @@ def window_pads(ctx: Context, extents: Sequence[Dim], kernel: Sequence[int], str
 
 def padded(ctx: Context, x: Value, pads: Pads, value: Value | None = None) -> Value:
     """`x` with its spatial axes padded by zeros (or `value`); `x` itself where there is nothing to do."""
-    if all(b == 0 and a == 0 for b, a in pads):
-        return x
     before, after = zip(*pads, strict=True)
-    return ctx.add(PAD, [x, value], before=(0, 0, *before), after=(0, 0, *after), mode="constant")
+    return movement.padded(ctx, x, (0, 0, *before), (0, 0, *after), filling=value)
 
 
 # ---------------------------------------------------------------- convolution
@@ -263,11 +262,8 @@ def instance_normalization(ctx: Context) -> Value:
     return ctx.add(INSTANCE_NORM, [ctx.value(0), ctx.value(1), ctx.value(2)], epsilon=epsilon)
 
 
-def _axis(ctx: Context, default: int = -1) -> int:
-    axis, rank = ctx.attrs.get("axis", default), len(ctx.value(0).shape)
-    if not -rank <= axis < rank:
-        raise ctx.invalid(f"axis {axis} of a tensor with {rank} dimensions")
-    return int(axis) % rank
+def _axis(ctx: Context) -> int:
+    return axis_of(ctx, ctx.attrs.get("axis", -1), len(ctx.value(0).shape))
 
 
 def layer_normalization(ctx: Context) -> tuple[Value, ...]:
