@@ -28,7 +28,10 @@ from tcomp.ir import expr as E
 from tcomp.ir.dtypes import BITS
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
 from tcomp.ir.loops import Buffer, Kernel
+from tcomp.ir.simplify import prove
 from tcomp.ir.verify import verify_kernel
+
+_ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.FloorDiv: "floordiv"}
 
 Size = int | tuple[int | None, int | None]  # a value, or the lowest and highest one
 
@@ -163,17 +166,11 @@ class _Declared:
                 return as_expr(value)
             case ast.Name(id=name) if numbers[name].expr.dtype == E.INDEX:
                 return numbers[name].expr
-            case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.FloorDiv() as op, right=right):
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
                 a, b = self._extent(left, numbers), self._extent(right, numbers)
-                return (
-                    a + b
-                    if isinstance(op, ast.Add)
-                    else a - b
-                    if isinstance(op, ast.Sub)
-                    else a * b
-                    if isinstance(op, ast.Mult)
-                    else a // b
-                )
+                if isinstance(op, ast.FloorDiv) and not prove(b > 0):
+                    self._refuse(f"`{ast.unparse(node)}` divides by what may not be positive")
+                return E.binary(_ARITHMETIC[type(op)], a, b)
         self._refuse(f"`{ast.unparse(node)}` is no extent")
 
     def _refuse(self, what: str, hint: str = "integers, names of sizes, and +, -, *, // of them: float64[n, 2 * m + 1]") -> NoReturn:

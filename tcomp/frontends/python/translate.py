@@ -43,7 +43,6 @@ _OWN_NAMES = (
     ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.NamedExpr, ast.FunctionDef, ast.AsyncFunctionDef,
     ast.ClassDef, ast.Match,
 )  # fmt: skip
-STACK = 64 << 10  # bytes of a local array inside a loop
 
 _NOT_HERE: dict[type[ast.AST], tuple[str, str]] = {
     ast.Return: ("`return`", "write results into arrays that are parameters"),
@@ -359,8 +358,8 @@ class Translator:
                     stmt, f"the array `{target.id}` is made in a loop and has no constant size", hint="make it before the loops"
                 )
             size *= int(d.attr)
-        if self.depth and size > STACK:
-            why = f"it takes {size} bytes, the stack holds {STACK}"
+        if self.depth and size > L.STACK_LIMIT:
+            why = f"it takes {size} bytes, the stack holds {L.STACK_LIMIT}"
             self.source.refuse(stmt, f"the array `{target.id}` is too large for a loop", why, "make it before the loops")
         buffer = Buffer(self.fresh(target.id), dtype, [E.as_dim(d) for d in shape], "register" if self.depth else "global")
         self.arrays[target.id] = buffer

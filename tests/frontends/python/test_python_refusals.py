@@ -359,6 +359,7 @@ def real(scale: float, x):
         (lambda: program(x="float[n]")(one), "unknown dtype `float`.*float64"),
         (lambda: program(x="float64[n")(one), r'cannot be read.*one: x="float64\[n"'),
         (lambda: program(x="float64[n / 2]")(one).kernel(), r"`n / 2` is no extent"),
+        (lambda: program(x="float64[n // 0]")(one).kernel(), "`n // 0` divides by what may not be positive"),
         (lambda: program(x="float64[n - 5]")(one).kernel(n=2), "an extent of `x` is -3"),
         (lambda: program(x="float64[n]")(one).kernel(m=2), "`m` is no size of `one`.*its sizes are n"),
         (lambda: program(x="float64[n]")(one).kernel(n=2.5), "`n` of `one` is 2.5 instead of an integer.*annotate it"),
@@ -366,7 +367,7 @@ def real(scale: float, x):
         (lambda: program(x="float64[n]")(real).kernel(), r"`scale` of `real` needs a value.*kernel\(scale="),
         (lambda: program(x="float64[n]")(lambda n, x: None).kernel(), "is no plain function.*decorate a `def`"),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_wrong_declarations(make: Callable[[], Program], message: str) -> None:
     with pytest.raises(ProgramError) as error:
