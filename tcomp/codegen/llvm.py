@@ -69,7 +69,7 @@ class KernelModule(KernelFacts):
             function.bind(scalar, Value(f"%s{n}", INDEX))
             parameters.append(f"i64 %s{n}")
         function.statement(kernel.body)
-        function.line("ret void")
+        function.leave()
         self.functions.append(function.text(f"define {linkage} void {symbol(kernel.name)}({', '.join(parameters)}) #0"))
 
 
@@ -82,6 +82,14 @@ class Function(Expressions):
         super().__init__(module)
         self.chain: Stmt | None = None  # an accumulation into one element that is all that its loop does
         self.inside_parallel = False
+        self.streams = False  # whether some stores pass the caches by
+
+    def leave(self) -> None:
+        """Return. On x86 stores that pass the caches by are in no order with the others, by which threads tell that they are done."""
+        if self.streams and self.target.arch == "x86_64":
+            self.module.declarations.setdefault("llvm.x86.sse.sfence", "declare void @llvm.x86.sse.sfence()")
+            self.line("call void @llvm.x86.sse.sfence()")
+        self.line("ret void")
 
     # ------------------------------------------------------------ statements
 
@@ -96,8 +104,8 @@ class Function(Expressions):
                 self.branch(cond, then, otherwise)
             case L.While(cond, body):
                 self.repeat(cond, body)
-            case L.Store(buffer, indices, value):
-                self.store(s, buffer, indices, value)
+            case L.Store(buffer, indices, value, streamed):
+                self.store(s, buffer, indices, value, streamed)
             case L.Accumulate(buffer, indices, value, reducer):
                 self.accumulate(s, buffer, indices, value, reducer)
             case L.Allocate(buffer, body):
@@ -362,7 +370,7 @@ class Function(Expressions):
         some = inner.op("icmp slt i64 %begin, %end")
         inner.line(f"br i1 {some}, label %chunk, label %done")
         inner.counted(s.var, "%begin", "%end", "chunk", "done", lambda: inner.statement(s.body))
-        inner.line("ret void")
+        inner.leave()
         # A function with parameters of its own: `noalias` would be lost if the body read its pointers from the closure.
         parameters = ", ".join([p for _, _, p in captured] + ["i64 %begin", "i64 %end"])
         module.functions.append(inner.text(f"define internal void {symbol(name)}({parameters}) noinline #0"))
@@ -399,16 +407,39 @@ class Function(Expressions):
 
     # ------------------------------------------------------------ stores
 
-    def store(self, s: Stmt, buffer: Buffer, indices: tuple[Expr, ...], value: Expr) -> None:
+    def store(self, s: Stmt, buffer: Buffer, indices: tuple[Expr, ...], value: Expr, streamed: bool) -> None:
         address = self.address(buffer, indices)
         if self.lane is not None and address.shared:
             stored = self.value(value)
             if stored.lanes > 1 or self.mask is not None:
                 return self.lane_by_lane(s)
             self.write(buffer, address, stored)
+        elif streamed and self.whole_vectors(buffer, address):
+            self.stream(buffer, address, self.value(value))
         else:
             self.write(buffer, address, self.value(value))
         self.forget((buffer,))
+
+    def whole_vectors(self, buffer: Buffer, address: Address) -> bool:
+        """Whether the lanes fill vector registers, and memory side by side."""
+        dense = address.stride == 1 and address.indices is None and self.mask is None and buffer not in self.private
+        return dense and 8 * itemsize(buffer.dtype) * self.lanes % self.target.vector_bits == 0
+
+    def stream(self, buffer: Buffer, address: Address, value: Value) -> None:
+        """A store that passes the caches by, where the address admits one: such stores are aligned to whole vectors."""
+        self.streams = True
+        size = self.target.vector_bits // 8
+        place = self.op(f"ptrtoint ptr {address.pointer} to i64")
+        aligned = self.op(f"icmp eq i64 {self.op(f'and i64 {place}, {size - 1}')}, 0")
+        yes, no, end = self.label("aligned"), self.label("unaligned"), self.label("end")
+        self.line(f"br i1 {aligned}, label %{yes}, label %{no}")
+        self.start(yes)
+        self.write(buffer, address._replace(align=size), value, ", !nontemporal !{i32 1}")
+        self.line(f"br label %{end}")
+        self.start(no)
+        self.write(buffer, address, value)
+        self.line(f"br label %{end}")
+        self.start(end)
 
     def accumulate(self, s: Stmt, buffer: Buffer, indices: tuple[Expr, ...], value: Expr, reducer: E.Reducer) -> None:
         address = self.address(buffer, indices)
@@ -490,7 +521,7 @@ class Function(Expressions):
         self.bound[lane] = vector
         self.lane, self.lanes, self.mask = lane, lanes, mask
 
-    def write(self, buffer: Buffer, address: Address, value: Value) -> None:
+    def write(self, buffer: Buffer, address: Address, value: Value, how: str = "") -> None:
         scalar = self.lane is None or address.shared
         lanes = 1 if scalar else self.lanes
         type_ = self.module.memory_type(buffer.dtype, lanes)
@@ -500,7 +531,7 @@ class Function(Expressions):
         bits = self.module.type("bool", lanes)
         mask = "splat (i1 true)" if self.mask is None else self.mask.ref
         if scalar or (address.stride == 1 and address.indices is None and self.mask is None):
-            self.line(f"store {type_} {ref}, ptr {address.pointer}, align {address.align}")
+            self.line(f"store {type_} {ref}, ptr {address.pointer}, align {address.align}{how}")
         elif address.stride == 1 and address.indices is None and buffer in self.private:
             old = self.op(f"load {type_}, ptr {address.pointer}, align {address.align}")
             new = self.op(f"select {bits} {mask}, {type_} {ref}, {type_} {old}")

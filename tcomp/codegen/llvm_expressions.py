@@ -37,6 +37,7 @@ class Address(NamedTuple):
     stride: int
     indices: str | None
     align: int
+    offset: int | None  # from the start of the buffer, where it is known
 
     @property
     def shared(self) -> bool:
@@ -194,6 +195,8 @@ class Expressions(Builder):
             assert self.mask is not None
             args = (("ptr", address.pointer), ("i32", str(address.align)), (f"<{lanes} x i1>", self.mask.ref), (type_, "zeroinitializer"))
             ref = self.call("masked.load", type_, *args, suffix=(type_, "ptr"))
+        elif buffer in self.private and address.offset is not None and address.stride == lanes and address.indices is None:
+            ref = self.column(buffer, address.offset, lanes)
         elif address.indices is None and self.mask is None and address.stride in (-1, 2, 3, 4):
             ref = self.strided(buffer, address, lanes)
         else:
@@ -204,6 +207,30 @@ class Expressions(Builder):
         if buffer.dtype == "bool":
             ref = self.op(f"icmp ne {type_} {ref}, zeroinitializer")
         return Value(ref, buffer.dtype, lanes)
+
+    def column(self, buffer: Buffer, offset: int, lanes: int) -> str:
+        """A column of a tile of `lanes` x `lanes` elements on the stack. All columns are made at once, in log2(lanes) steps of `lanes`
+        shuffles: step b exchanges bit b of the row with bit b of the lane. What stays unused is no code in the end."""
+        start = offset - offset % lanes
+        if (found := self.find((buffer, "column", offset))) is not None:
+            return found.ref
+        scalar, type_ = self.module.memory_type(buffer.dtype), self.module.memory_type(buffer.dtype, lanes)
+        rows = []
+        for row in range(lanes):
+            place = start + row * lanes
+            pointer = self.op(f"getelementptr {scalar}, ptr {self.pointers[buffer]}, i64 {place}")
+            rows.append(self.op(f"load {type_}, ptr {pointer}, align {math.gcd(place * itemsize(buffer.dtype), ALIGN) or ALIGN}"))
+        bit = 1
+        while bit < lanes:
+            low = [lane if not lane & bit else lanes + (lane ^ bit) for lane in range(lanes)]
+            high = [lane ^ bit if not lane & bit else lanes + lane for lane in range(lanes)]
+            rows = [self.shuffle(type_, rows[n & ~bit], rows[n | bit], high if n & bit else low) for n in range(lanes)]
+            bit *= 2
+        for lane, ref in enumerate(rows):
+            key = (buffer, "column", start + lane)
+            self.scopes[-1][key] = Value(ref, buffer.dtype, lanes)
+            self.readers.setdefault(buffer, []).append(key)
+        return rows[offset % lanes]
 
     def strided(self, buffer: Buffer, address: Address, lanes: int) -> str:
         """Every `stride`-th element, by contiguous loads that stay within the first and last element, and shuffles."""
@@ -259,7 +286,7 @@ class Expressions(Builder):
         align = itemsize(buffer.dtype)
         if buffer in self.private:
             align = math.gcd(align * math.gcd(offset, *(c for _, c in shared)), ALIGN) or ALIGN
-        return Address(self.pointer(buffer, tuple(shared), offset), stride, index, align)
+        return Address(self.pointer(buffer, tuple(shared), offset), stride, index, align, None if shared else offset)
 
     def varies(self, monomial: tuple[Expr, ...]) -> bool:
         return self.lane is not None and any(self.lane in self.module.variables(a) for a in monomial)

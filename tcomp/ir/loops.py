@@ -97,11 +97,12 @@ class While(Stmt):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Store(Stmt):
-    """`buffer[indices] = value`."""
+    """`buffer[indices] = value`. `streamed` is a hint: the element is not needed soon, so it need not enter any cache."""
 
     buffer: Buffer
     indices: tuple[Expr, ...]
     value: Expr
+    streamed: bool = False
 
 
 @dataclass(frozen=True, eq=False, slots=True)

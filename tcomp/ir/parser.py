@@ -575,6 +575,13 @@ class _Parser:
             b = self.array()
             self.expect("[")
             return L.Prefetch(b, tuple(self.listed(self.expression, "]")))
+        if keyword == "stream":
+            self.take()
+            b = self.array()
+            self.expect("[")
+            indices = tuple(self.listed(self.expression, "]"))
+            self.expect("=")
+            return L.Store(b, indices, self.expression(), True)
         return self.store()
 
     def store(self) -> L.Stmt:

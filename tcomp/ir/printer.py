@@ -53,7 +53,7 @@ SUFFIXES = {"float32": "f", "float64": "", "float16": "f16", "bfloat16": "bf16",
     d: f"{'i' if d in SIGNED else 'u'}{bits}" for d, bits in BITS.items() if "int" in d and d != INDEX
 }
 RESERVED = frozenset(
-    ("_", "let", "in", "for", "if", "else", "while", "alloc", "call", "prefetch", "inf", "nan", "true", "false", "none", "return", "extern", "reducer")
+    ("_", "let", "in", "for", "if", "else", "while", "alloc", "call", "prefetch", "stream", "inf", "nan", "true", "false", "none", "return", "extern", "reducer")
     + ("instruction", "const")
 )
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*")
@@ -360,8 +360,8 @@ class _Printer:
                 return lines
             case While(cond, body):
                 return self.braced(f"{indent}while {self.expression(cond, indent)}", body, indent)
-            case Store(b, indices, value):
-                return [f"{indent}{self.place(b, indices)} = {self.expression(value, indent)}"]
+            case Store(b, indices, value, streamed):
+                return [f"{indent}{'stream ' if streamed else ''}{self.place(b, indices)} = {self.expression(value, indent)}"]
             case Accumulate(b, indices, value, reducer):
                 sign = "+=" if reducer == standard_reducers(value.dtype)["sum"] else f"{self.reducer(reducer)}="
                 return [f"{indent}{self.place(b, indices)} {sign} {self.expression(value, indent)}"]

@@ -112,7 +112,7 @@ def features(kernel: Kernel, target: Target, dims: Mapping[Expr, int] | None = N
 @dataclass(frozen=True, slots=True)
 class _WorkingSet:
     """What a statement touches: the room that it takes in the cache before each level, in bytes (in pages of the address translation),
-    and the bytes that it moves: what is written is fetched and written back."""
+    and the bytes that it moves: what is written is fetched, unless streamed, and written back."""
 
     size: Mapping[str, float]
     moved: float
@@ -160,6 +160,10 @@ class _Region:
         ):
             region = region.parent
         return region
+
+
+def _fetched_to_be_written(a: Access) -> bool:
+    return a.writes and not (isinstance(a.statement, Store) and a.statement.streamed)
 
 
 def _touches(s: Stmt) -> set[Buffer]:
@@ -413,7 +417,7 @@ class _Model:
                     size[level] += touched.lines * LINE * max(1.0, gcd(row, span) / piece if touched.rows > 1 and piece else 1.0)
                 size["memory"] += touched.lines * LINE
                 size["pages"] += max(ceil(touched.lines * LINE / PAGE), ceil(touched.rows * min(row, PAGE) / PAGE))
-                moved += touched.lines * LINE * (2 if any(a.writes for a in group) else 1)
+                moved += touched.lines * LINE * (2 if any(map(_fetched_to_be_written, group)) else 1)
             self.sets[stmt] = _WorkingSet(size, moved)
         return self.sets[stmt]
 

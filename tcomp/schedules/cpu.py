@@ -16,7 +16,7 @@ Stages that read windows of each other come before all that: see `stencils`.
 from __future__ import annotations
 
 from tcomp.ir.layout import Layout
-from tcomp.ir.loops import Kernel
+from tcomp.ir.loops import Kernel, Store, walk
 from tcomp.schedules import elementwise, rows, stencils, tiled
 from tcomp.schedules.byte_products import add_up_groups, grouped, multiplies_bytes, split_groups
 from tcomp.schedules.groups import Group, attachments, schedule_each
@@ -38,7 +38,7 @@ from tcomp.schedules.roles import (
     row_loops,
 )
 from tcomp.schedules.schedule import Schedule
-from tcomp.schedules.shaping import lanes_of
+from tcomp.schedules.shaping import lanes_of, stream
 from tcomp.target import Target
 
 
@@ -57,6 +57,9 @@ def schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Sche
     if multiplies_bytes(target):
         split_groups(s)
     schedule_each(s, _groups(s, target), lambda group: _schedule_group(s, group, target, knobs), "is left as lowered")
+    for result in s.kernel.outputs:
+        if any(isinstance(x, Store) and x.buffer is result for x in walk(s.kernel.body)):
+            stream(s, result.name, target, knobs)
     s.clean()
     if multiplies_bytes(target):
         add_up_groups(s, target)

@@ -8,6 +8,7 @@ from math import prod
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
 from tcomp.ir.simplify import linear, simplify
+from tcomp.schedules import turned
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import edit
 from tcomp.schedules.roles import Nest, extent_of, result_nest
@@ -26,6 +27,9 @@ def schedule(s: Schedule, result: str, target: Target, knobs: Knobs) -> None:
     loops = [x.var.attr.name for x in nest.loops]
     lanes = lanes_of(target, [nest.writes, *(r.attr for r in nest.reads)])
     work = prod(extent_of(x.extent) for x in nest.loops)
+    if (found := turned.turned(nest, target)) is not None:
+        turned.schedule(s, nest, found, work >= SERIAL_ELEMENTS, knobs)
+        return
     others, cases = _cases(s, nest)
     if cases:
         _cases_inside(s, others, cases, lanes, work >= SERIAL_ELEMENTS, knobs)

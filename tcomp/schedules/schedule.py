@@ -49,6 +49,7 @@ from tcomp.schedules.primitives.sequence import fission, fuse_loops
 from tcomp.schedules.primitives.shape import fuse, partition, reorder, split
 from tcomp.schedules.primitives.stages import compute_at, inline, reverse_compute_at
 from tcomp.schedules.primitives.storage import cache_read, cache_write, precompute, relayout, set_scope
+from tcomp.schedules.primitives.stream import stream
 from tcomp.schedules.primitives.tensorize import intact, tensorize
 from tcomp.schedules.trace import Step, Trace, read_json
 
@@ -58,6 +59,7 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
         split, reorder, fuse, partition, set_kind, distribute, inline, compute_at, reverse_compute_at, cache_read, cache_write, precompute,
         relayout, set_scope, pipeline, rfactor, decompose_reduction, mask,
         tensorize, affine, skew, shift, fission, fuse_loops, collapse, expand, prefetch, promote, clean, note,
+        stream,
     )
 }  # fmt: skip
 
@@ -353,6 +355,10 @@ class Schedule:
     @_documents(prefetch)
     def prefetch(self, buffer: Stage, loop: Loop, distance: int) -> None:
         self.apply("prefetch", buffer, loop, distance)
+
+    @_documents(stream)
+    def stream(self, buffer: Stage) -> None:
+        self.apply("stream", buffer)
 
     @_documents(promote)
     def promote(self, loop: Loop, buffer: Stage, name: str) -> None:

@@ -1,0 +1,266 @@
+"""Single operators on one core: tcomp, ONNX Runtime and torch in turns, beside what the machine can do at most.
+
+    python -m benchmarks.operators [--only 'add,softmax,gemm*'] [--rounds 15] [--list]
+
+Operators that move memory are measured in GB/s: each input read once and the output written once, on at least 16 Mi elements; the peak is
+a triad, `a = b + 2 c`, on as many elements, counted likewise. (A cache line that is fetched before it is overwritten
+counts for nobody, so stores that pass the caches by show as bandwidth: the triad is measured with either kind.) Contractions are measured
+in GFLOP/s beside fused multiply-adds in registers. tcomp gets one-operator ONNX models and schedules them by default, without Winograd's
+algorithm, and takes and returns tensors in ONNX's layouts, as the peers do.
+
+All contenders work on the same inputs in one process, one after the other in every round. Printed are the rates of the fastest run (and of
+the median), the shares of the peaks, and tcomp's time over that of the fastest peer (below 1 is faster).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import fnmatch
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+for _name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"):
+    os.environ[_name] = "1"  # read when the libraries are imported
+os.environ["THP_MEM_ALLOC_ENABLE"] = "1"  # torch: large pages, as NumPy has them
+
+import numpy as np
+import onnx
+from onnx import numpy_helper, parser
+
+import tcomp
+from tcomp import Schedule
+from tcomp.ir.loops import VECTORIZED, Buffer, Kernel, loop, store
+from tcomp.machine import peak_flops
+from tcomp.target import Target
+
+from .worker import difference
+
+SAMPLE = 4e-3  # seconds that a timed sample takes at least
+
+Run = Callable[[], Any]
+
+
+class Missing(Exception):
+    """The contender cannot run this here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operator: ONNX text of its body (inputs x, y, ...; result z), shapes, and the same in torch."""
+
+    name: str
+    body: str
+    shapes: Sequence[tuple[int, ...]]
+    result: tuple[int, ...]
+    torch: Callable[..., Any]  # (torch, *inputs, *constants)
+    flops: float = 0.0  # 0: memory is what counts
+    constants: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def work(self) -> float:
+        """Operations or bytes."""
+        return self.flops or 4.0 * (sum(map(prod, self.shapes)) + prod(self.result))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(0)
+        shapes = {**dict(zip("xyuv", self.shapes, strict=False)), **self.constants}
+        return {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+
+    def model(self, arrays: Mapping[str, np.ndarray]) -> onnx.ModelProto:
+        def typed(name: str, shape: Sequence[int]) -> str:
+            return f"float[{', '.join(map(str, shape))}] {name}"
+
+        inputs = ", ".join(typed(name, arrays[name].shape) for name in arrays if name not in self.constants)
+        head = f'<ir_version: 9, opset_import: ["": 20]> g ({inputs}) => ({typed("z", self.result)})'
+        made = parser.parse_model(f"{head} {{ {self.body} }}")
+        made.graph.initializer.extend(numpy_helper.from_array(arrays[name], name) for name in self.constants)
+        return made
+
+
+N = 1 << 24
+FLAT, ROWS, SQUARE, IMAGE = (N,), (N >> 10, 1 << 10), (1 << 12, 1 << 12), (1, 64, 512, 512)
+_CHAIN = "a = Mul(x, y) b = Add(a, x) c = Relu(b) d = Sub(c, y) e = Abs(d) f = Max(e, x) g1 = Neg(f) z = Add(g1, y)"
+
+
+def _chain(t: Any, x: Any, y: Any) -> Any:
+    return t.maximum(t.abs(t.relu(x * y + x) - y), x).neg() + y
+
+
+def _gemm(m: int, n: int, k: int) -> Case:
+    return Case(f"gemm_{m}x{n}x{k}", "z = MatMul(x, w)", [(m, k)], (m, n), lambda t, x, w: x @ w, 2.0 * m * n * k, {"w": (k, n)})
+
+
+def _conv(size: int, i: int, o: int, kernel: int, step: int = 1) -> Case:
+    pad = kernel // 2
+    body = f"z = Conv<pads=[{pad},{pad},{pad},{pad}], strides=[{step},{step}]>(x, w)"
+    out = (size + 2 * pad - kernel) // step + 1
+    return Case(
+        f"conv{kernel}x{kernel}{'_2' if step > 1 else ''}_{i}_{o}_{size}", body, [(1, i, size, size)], (1, o, out, out),
+        lambda t, x, w: t.nn.functional.conv2d(x, w, None, step, pad), 2.0 * out * out * o * i * kernel**2, {"w": (o, i, kernel, kernel)},
+    )  # fmt: skip
+
+
+CASES = [
+    Case("add", "z = Add(x, y)", [FLAT, FLAT], FLAT, lambda t, x, y: x + y),
+    Case("relu", "z = Relu(x)", [FLAT], FLAT, lambda t, x: t.relu(x)),
+    Case("gelu", "z = Gelu(x)", [FLAT], FLAT, lambda t, x: t.nn.functional.gelu(x)),
+    Case("chain_of_8", _CHAIN, [FLAT, FLAT], FLAT, _chain),
+    Case("softmax", "z = Softmax<axis=-1>(x)", [ROWS], ROWS, lambda t, x: t.softmax(x, -1)),
+    Case("layernorm", "z = LayerNormalization<axis=-1, epsilon=0.00001>(x, s, b)", [ROWS], ROWS,
+         lambda t, x, s, b: t.nn.functional.layer_norm(x, ROWS[1:], s, b), constants={"s": ROWS[1:], "b": ROWS[1:]}),
+    Case("transpose", "z = Transpose<perm=[1, 0]>(x)", [SQUARE], SQUARE, lambda t, x: x.t().contiguous()),
+    Case("transpose_nhwc", "z = Transpose<perm=[0, 2, 3, 1]>(x)", [IMAGE], (1, 512, 512, 64), lambda t, x: x.permute(0, 2, 3, 1).contiguous()),
+    Case("depthwise3x3", "z = Conv<group=64, pads=[1, 1, 1, 1]>(x, w)", [IMAGE], IMAGE,
+         lambda t, x, w: t.nn.functional.conv2d(x, w, None, 1, 1, 1, 64), constants={"w": (64, 1, 3, 3)}),
+    *(_gemm(n, n, n) for n in (512, 1024, 2048)),
+    *(_gemm(m, n, n) for m in (1, 8) for n in (1024, 4096)),
+    # The convolutions of ResNet-50 v1.5.
+    _conv(224, 3, 64, 7, 2), _conv(56, 64, 64, 1), _conv(56, 64, 64, 3), _conv(56, 64, 256, 1), _conv(56, 256, 64, 1),
+    _conv(56, 256, 128, 1), _conv(56, 128, 128, 3, 2), _conv(56, 256, 512, 1, 2), _conv(28, 512, 128, 1), _conv(28, 128, 128, 3),
+    _conv(28, 128, 512, 1), _conv(28, 512, 256, 1), _conv(28, 256, 256, 3, 2), _conv(28, 512, 1024, 1, 2), _conv(14, 1024, 256, 1),
+    _conv(14, 256, 256, 3), _conv(14, 256, 1024, 1), _conv(14, 1024, 512, 1), _conv(14, 512, 512, 3, 2), _conv(14, 1024, 2048, 1, 2),
+    _conv(7, 2048, 512, 1), _conv(7, 512, 512, 3), _conv(7, 512, 2048, 1),
+]  # fmt: skip
+
+
+# Each contender makes of an operator what is timed: it returns the result.
+
+
+def in_tcomp(case: Case, arrays: Mapping[str, np.ndarray]) -> Run:
+    module = tcomp.compile(case.model(arrays), threads=1, winograd=False)
+    inputs = [arrays[i.name] for i in module.inputs]
+    return lambda: module(*inputs)
+
+
+def in_onnxruntime(case: Case, arrays: Mapping[str, np.ndarray]) -> Run:
+    try:
+        import onnxruntime
+    except ImportError as e:
+        raise Missing(str(e)) from None
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(case.model(arrays).SerializeToString(), options, providers=["CPUExecutionProvider"])
+    binding, result = session.io_binding(), np.empty(case.result, np.float32)
+    for i in session.get_inputs():
+        binding.bind_cpu_input(i.name, arrays[i.name])
+    binding.bind_output("z", "cpu", 0, np.float32, case.result, result.ctypes.data)
+
+    def run() -> np.ndarray:
+        session.run_with_iobinding(binding)
+        return result
+
+    return run
+
+
+def in_torch(case: Case, arrays: Mapping[str, np.ndarray]) -> Run:
+    try:
+        import torch
+    except ImportError as e:
+        raise Missing(str(e)) from None
+    torch.set_num_threads(1)
+    tensors = [torch.from_numpy(a) for a in arrays.values()]
+
+    def run() -> Any:
+        with torch.inference_mode():
+            return case.torch(torch, *tensors)
+
+    return run
+
+
+CONTENDERS: dict[str, Callable[[Case, Mapping[str, np.ndarray]], Run]] = {
+    "tcomp": in_tcomp, "onnxruntime": in_onnxruntime, "torch": in_torch,
+}  # fmt: skip
+
+
+def triad(target: Target, size: int, streamed: bool) -> Run:
+    """a = b + 2 c on `size` elements in full vectors, in order; `streamed`: by stores that pass the caches by."""
+    lanes = target.lanes(32)
+    a, b, c = (Buffer(name, "float32", (size // lanes, lanes)) for name in "abc")
+    body = loop("i", size // lanes, lambda i: loop("j", lanes, lambda j: store(a, (i, j), b[i, j] + c[i, j] * 2.0), VECTORIZED))
+    s = Schedule(Kernel("triad", (a, b, c), (a,), (), body))
+    if streamed:
+        s.stream("a")
+    run = tcomp.build(s, target, threads=1)
+    arrays = [aligned((size // lanes, lanes)) for _ in range(3)]
+    return lambda: run(*arrays)
+
+
+def aligned(shape: tuple[int, ...]) -> np.ndarray:
+    """Zeros at the start of a cache line."""
+    room = np.zeros(4 * prod(shape) + 64, np.uint8)
+    return room[-room.ctypes.data % 64 :][: 4 * prod(shape)].view(np.float32).reshape(shape)
+
+
+def samples(runs: Mapping[str, Run], rounds: int) -> dict[str, list[float]]:
+    """Seconds of one run, `rounds` times, in turns."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    repeats = {name: max(1, round(SAMPLE / seconds(run, 2))) for name, run in runs.items()}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            times[name].append(seconds(run, repeats[name]))
+    return times
+
+
+def seconds(run: Run, repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        run()
+    return (time.perf_counter() - start) / repeats
+
+
+def measure(case: Case, target: Target, rounds: int) -> Iterator[str]:
+    """The lines of the report on an operator."""
+    arrays = case.arrays()
+    runs: dict[str, Run] = {}
+    for name, make in CONTENDERS.items():
+        try:
+            runs[name] = make(case, arrays)
+        except Missing as e:
+            yield f"{case.name}: no {name}: {e}"
+    results = {name: np.asarray(run()) for name, run in runs.items()}
+    for name, found in results.items():
+        if (error := difference({"z": found}, {"z": results["tcomp"]})) > 1e-4:
+            yield f"{case.name}: {name} differs from tcomp by {error:.1e}"
+    del results
+    peaks = [peak_flops(target)]
+    if not case.flops:
+        runs |= {"triad": triad(target, N, False), "streamed triad": triad(target, N, True)}
+    times = samples(runs, rounds)
+    peaks.append(peak_flops(target))
+    tops = [max(peaks)] if case.flops else [12.0 * N / min(times.pop(name)) for name in ("triad", "streamed triad")]
+    peers = [min(t) for name, t in times.items() if name != "tcomp"]
+    unit = "GFLOP/s" if case.flops else "GB/s"
+    for name, t in times.items():
+        rate = case.work / min(t)
+        shares = "".join(f"{rate / top:7.0%} of {top / 1e9:5.1f}" for top in tops)
+        ratio = f"{min(t) / min(peers):8.2f}" if peers and name == "tcomp" else ""
+        yield f"{case.name:<24}{name:<12}{rate / 1e9:7.1f} ({case.work / np.median(t) / 1e9:6.1f}) {unit:<8}{shares}{ratio}"
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    options.add_argument("--only", default="*", help="names or patterns of operators, separated by commas")
+    options.add_argument("--rounds", type=int, default=15)
+    options.add_argument("--list", action="store_true", help="name the operators")
+    args = options.parse_args()
+    chosen = [c for c in CASES if any(fnmatch.fnmatch(c.name, pattern) for pattern in args.only.split(","))]
+    if args.list:
+        print(*(c.name for c in chosen), sep="\n")
+        return
+    # Results that are freed stay with the process: what an operator costs is measured, not what new pages cost.
+    for option, value in ((-4, 0), (-1, 1 << 30)):  # M_MMAP_MAX, M_TRIM_THRESHOLD of malloc.h
+        ctypes.CDLL(None).mallopt(option, value)
+    print(f"{'':<37}fastest (median)   share of the triad   and of the streamed one, or of the multiply-adds; tcomp / best peer")
+    for case in chosen:
+        for line in measure(case, Target.host(), args.rounds):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
