@@ -57,7 +57,9 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
     column = others.pop()
     vectors, lane = s.split(inside.pop(), lanes)
     inside.append(vectors)
-    around = [*batch, column, *others] if knobs.flag(f"{acc}.columns_outside", True) else [*batch, *others, column]
+    overlapping = _overlapping(fold, _tile_axes(fold))
+    near = not overlapping or _largest(fold) <= target.l2  # else a column of vectors has a line of the cache here and there
+    around = [*batch, column, *others] if knobs.flag(f"{acc}.columns_outside", near) else [*batch, *others, column]
     s.reorder(*around, *inside, lane)
     s.compute_at(acc, around[-1], "register")
     for name in inside:
@@ -69,7 +71,7 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
     _tile_loops(s, acc, lanes, folds, group is None)
     if folds and group is None:  # a fold over one element has no loop left
         _prefetch(s, fold, folds[-1], target, knobs)
-        _repeat(s, acc, folds, WINDOW_CODE // prod(astuple(tile)) if _overlapping(fold, _tile_axes(fold)) else 1, knobs)
+        _repeat(s, acc, folds, WINDOW_CODE // prod(astuple(tile)) if overlapping else 1, knobs)
     nests_to_thread = [around]
     for name in reversed(around):  # from the inside: a loop that is cut has names of its own behind the cut
         if name in partial:
@@ -113,11 +115,12 @@ def _fold_order(fold: Nest) -> list[For]:
 
 def _prefetch(s: Schedule, fold: Nest, loop: str, target: Target, knobs: Knobs) -> None:
     """Ask ahead for the operand that the lanes read, where it is not at home in the second-level cache: weights are read once a run."""
-    lane, along = fold.spatial[-1].var, edit.find_loop(s.kernel, loop).var
+    lane, along, row = fold.spatial[-1].var, edit.find_loop(s.kernel, loop).var, row_axis(fold)
     for r in fold.reads:
         if {lane, along} <= set(E.variables(*r.args)):
             size = prod(extent_of(n) for n in r.attr.shape) * itemsize(r.attr.dtype)
-            distance = knobs.choice(f"{r.attr.name}.prefetch", (0, 2, 4, 8, 16, 32), 16 if size > target.l2 // 4 else 0)
+            once = row is None or row.var not in E.variables(*r.args)
+            distance = knobs.choice(f"{r.attr.name}.prefetch", (0, 2, 4, 8, 16, 32), 16 if once and size > target.l2 // 4 else 0)
             if distance:
                 s.prefetch(r.attr.name, loop, distance)
 
@@ -138,6 +141,11 @@ def _repeat(s: Schedule, acc: str, folds: Sequence[str], code: int, knobs: Knobs
     steps = knobs.choice(f"{acc}.unroll", options, extent if isinstance(extent, int) and extent <= min(code, max(REPEATED)) else 1)
     if steps > 1:
         s.unroll(s.split(loop, steps)[1])
+
+
+def _largest(fold: Nest) -> int:
+    """Bytes of the largest operand."""
+    return max(prod(extent_of(n) for n in r.attr.shape) * itemsize(r.attr.dtype) for r in fold.reads)
 
 
 def _overlapping(fold: Nest, axes: Sequence[For | None]) -> bool:
