@@ -86,8 +86,10 @@ class TooHard(Exception):
 
 @contextmanager
 def limited(operations: int = 5_000_000) -> Iterator[None]:
-    """Questions asked inside raise `TooHard` instead of taking exponential time. `operations` are isl's elementary steps, ~10 ns each."""
+    """Questions asked inside raise `TooHard` instead of taking exponential time. `operations` are isl's elementary steps, ~10 ns each;
+    what stands around has as many again as it was given."""
     context = isl.DEFAULT_CONTEXT
+    around = context.get_max_operations()
     context.set_max_operations(operations)
     context.reset_operations()
     try:
@@ -95,7 +97,7 @@ def limited(operations: int = 5_000_000) -> Iterator[None]:
     except isl.Error as error:
         raise TooHard(str(error)) from None
     finally:
-        context.set_max_operations(0)
+        context.set_max_operations(around)
         context.reset_operations()
 
 

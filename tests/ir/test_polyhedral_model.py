@@ -167,4 +167,8 @@ def test_questions_have_a_limit() -> None:
     hard = " and ".join(f"exists (e{k}: {2 * k + 3} e{k} <= {k + 2} i + {k + 5} j <= {2 * k + 3} e{k} + {k % 3})" for k in range(9))
     with pytest.raises(TooHard), limited(1000):
         isl.Set(f"{{ [i, j] : {hard} }}").is_empty()
+    with pytest.raises(TooHard), limited(1000):
+        with limited():  # the limit around still holds afterwards
+            isl.Set("{ [i] : i > 0 }").is_empty()
+        isl.Set(f"{{ [i, j] : {hard} }}").is_empty()
     assert not isl.Set("{ [i] : i > 0 }").is_empty()
