@@ -295,10 +295,8 @@ class Expressions(Builder):
         """The linear form of the row-major index, in which only plain variables are known constants."""
         form = self.module.forms.get((buffer, indices))
         if form is None:
-            index: Expr = const(0)
-            for i, d in zip(indices, buffer.shape, strict=True):
-                index = index * d + i
-            form = self.module.forms[buffer, indices] = self.sorted_form(linear(simplify(index)), buffer)
+            index = simplify(E.row_major(indices, buffer.shape))
+            form = self.module.forms[buffer, indices] = self.sorted_form(linear(index), buffer)
         if form.inner and any(v in form.inner for v in self.constants):
             known = {v: n for v, n in self.constants.items() if v in form.inner}
             key = (buffer, indices, tuple(known.items()))

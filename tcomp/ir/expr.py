@@ -436,6 +436,14 @@ def read(source: Any, indices: Sequence[ExprLike]) -> Expr:
     return _make("read", source.dtype, args, source)
 
 
+def row_major(indices: Sequence[ExprLike], shape: Sequence[Dim]) -> Expr:
+    """The position of an element among those of a dense array."""
+    position = const(0)
+    for i, n in zip(indices, shape, strict=True):
+        position = position * n + i
+    return position
+
+
 def all_of(conditions: Sequence[Expr]) -> Expr:
     """Conjunction; True when empty."""
     result = const(True, "bool")

@@ -376,10 +376,7 @@ def _roles(instruction: Instruction, loops: Sequence[For], places: _Binding) -> 
 
 def _strides(buffer: Buffer, indices: Sequence[Expr], variables: Sequence[Expr]) -> dict[Expr, Dim]:
     """By how many elements the place moves along each loop. It must not depend on where the loops are."""
-    position: Expr = as_expr(0)
-    for i, n in zip(indices, buffer.shape, strict=True):
-        position = position * as_expr(n) + i
-    position = simplify(position)
+    position = simplify(E.row_major(indices, buffer.shape))
     found: dict[Expr, Dim] = {}
     for v in variables:
         step = difference(E.substitute(position, {v: v + 1}), position)

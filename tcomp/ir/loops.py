@@ -185,9 +185,9 @@ def loop(name: str, extent: Dim, body: Callable[[Expr], Stmt], kind: str = SERIA
     return For(v, E.as_dim(extent), body(v), kind)
 
 
-def over(names: Sequence[str], shape: Sequence[Dim], body: Callable[[tuple[Expr, ...]], Stmt]) -> Stmt:
-    """One loop for each dimension of a shape, the last one innermost, around `body` of their variables."""
-    variables = tuple(E.loop_var(name, extent) for name, extent in zip(names, shape, strict=True))
+def over(shape: Sequence[Dim], body: Callable[[tuple[Expr, ...]], Stmt], name: Callable[[int], str] = "i{}".format) -> Stmt:
+    """One loop for each dimension of a shape, the last one innermost, around `body` of their variables; number n is called `name(n)`."""
+    variables = tuple(E.loop_var(name(n), extent) for n, extent in enumerate(shape))
     stmt = body(variables)
     for v, extent in reversed([*zip(variables, shape, strict=True)]):
         stmt = For(v, E.as_dim(extent), stmt)
@@ -268,6 +268,12 @@ def map_expressions(stmt: Stmt, function: Callable[[Expr], Expr]) -> Stmt:
 
 
 Place = tuple[Buffer, tuple[Expr, ...]]
+
+
+def places(stmt: Stmt) -> list[Place]:
+    """The elements that a statement itself, not those inside, reads and then writes."""
+    found: list[Place] = [(r.attr, r.args) for r in E.reads(*expressions(stmt))]
+    return [*found, (stmt.buffer, stmt.indices)] if isinstance(stmt, Store | Accumulate) else found
 
 
 def redirect(stmt: Stmt, place: Callable[[Buffer, tuple[Expr, ...]], Place | None]) -> Stmt:

@@ -28,8 +28,8 @@ from tcomp.ir.loops import (
     Store,
     block,
     children,
-    expressions,
     map_expressions,
+    places,
     redirect,
     walk,
     with_children,
@@ -242,8 +242,7 @@ def _told(loop: For, wide: Buffer, homes: int, around: Collection[Expr]) -> bool
 
 
 def _places(s: Stmt, b: Buffer) -> list[tuple[Expr, ...]]:
-    written = [s.indices] if isinstance(s, Store | Accumulate) and s.buffer is b else []
-    return [*written, *(e.args for e in E.reads(*expressions(s)) if e.attr is b)]
+    return [indices for buffer, indices in places(s) if buffer is b]
 
 
 def _touches(s: Stmt, b: Buffer) -> bool:

@@ -12,9 +12,8 @@ from tcomp.errors import IRError
 from tcomp.ir import te
 from tcomp.ir.expr import Dim, Expr, ExprLike, as_expr, cast, const, maximum, minimum, select
 from tcomp.ir.graph import Operator
-from tcomp.ir.loops import Allocate, Buffer, If, Stmt, While, block, loop, store
+from tcomp.ir.loops import Allocate, Buffer, If, Stmt, While, block, loop, over, store
 from tcomp.ops.broadcast import widened
-from tcomp.ops.reduction import nest
 
 
 def valid_index(index: Expr, extent: Dim) -> Expr:
@@ -87,7 +86,7 @@ _COMBINE: dict[str, Callable[[Expr, Expr], Expr]] = {
 
 
 def _copied(source: Buffer, target: Buffer) -> Stmt:
-    return nest(source.shape, lambda i: store(target, i, source[tuple(i)]), "c")
+    return over(source.shape, lambda i: store(target, i, source[i]), "c{}".format)
 
 
 def _combined(target: Buffer, at: Sequence[Expr], value: Expr, reduction: str) -> Stmt:
@@ -102,11 +101,11 @@ def scatter_elements(x: te.Tensor, indices: te.Tensor, updates: te.Tensor, axis:
     def program(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
         (source, index, update), (target,) = inputs, outputs
 
-        def one(i: list[Expr]) -> Stmt:
+        def one(i: tuple[Expr, ...]) -> Stmt:
             at = [*i[:axis], valid_index(index[tuple(i)], x.shape[axis]), *i[axis + 1 :]]
-            return _combined(target, at, update[tuple(i)], reduction)
+            return _combined(target, at, update[i], reduction)
 
-        return block(_copied(source, target), nest(indices.shape, one))
+        return block(_copied(source, target), over(indices.shape, one))
 
     return te.extern((x.shape, x.dtype), [x, indices, updates], program, "scatter_elements")
 
@@ -121,11 +120,11 @@ def scatter_nd(x: te.Tensor, indices: te.Tensor, updates: te.Tensor, reduction: 
         (source, index, update), (target,) = inputs, outputs
         count = indices.ndim - 1
 
-        def one(i: list[Expr]) -> Stmt:
+        def one(i: tuple[Expr, ...]) -> Stmt:
             at = [valid_index(index[(*i[:count], n)], x.shape[n]) for n in range(width)]
-            return _combined(target, [*at, *i[count:]], update[tuple(i)], reduction)
+            return _combined(target, [*at, *i[count:]], update[i], reduction)
 
-        return block(_copied(source, target), nest([*indices.shape[:-1], *x.shape[width:]], one))
+        return block(_copied(source, target), over([*indices.shape[:-1], *x.shape[width:]], one))
 
     return te.extern((x.shape, x.dtype), [x, indices, updates], program, "scatter_nd")
 
@@ -177,7 +176,7 @@ def top_k(x: te.Tensor, k: Dim, axis: int, largest: bool) -> tuple[te.Tensor, te
         (source,), (values, positions) = inputs, outputs
         order, merged = Buffer("order", "int64", (n,)), Buffer("merged", "int64", (n,))
 
-        def lane(outer: list[Expr]) -> Stmt:
+        def lane(outer: tuple[Expr, ...]) -> Stmt:
             def at(place: ExprLike) -> tuple[ExprLike, ...]:
                 return (*outer[:axis], place, *outer[axis:])
 
@@ -192,7 +191,7 @@ def top_k(x: te.Tensor, k: Dim, axis: int, largest: bool) -> tuple[te.Tensor, te
             start = loop("p", n, lambda p: store(order, (p,), p))
             return block(start, _merge_sort(order, merged, n, before), loop("rank", k, take))
 
-        lanes = nest([d for m, d in enumerate(x.shape) if m != axis], lane)
+        lanes = over([d for m, d in enumerate(x.shape) if m != axis], lane)
         return Allocate(order, Allocate(merged, lanes))
 
     values, positions = te.externs([(shape, x.dtype), (shape, "int64")], [x], program, "top_k")

@@ -59,7 +59,7 @@ def conv(x: te.Tensor, w: te.Tensor, strides: Sequence[int], dilations: Sequence
         product = factor(x[(n, source, *at)]) * factor(w[(o, inner, *taps)])
         return cast(te.sum(product, folded), product_dtype(x.dtype))
 
-    return te.compute((x.shape[0], out_channels, *spatial), lambda *i: element(*i), "conv")
+    return te.compute((x.shape[0], out_channels, *spatial), element, "conv")
 
 
 def conv_transpose(
@@ -101,7 +101,7 @@ def conv_transpose(
         return cast(te.sum(select(valid, product, 0), folded), x.dtype)
 
     result = (x.shape[0], out_channels * group, *shape)
-    return te.compute(result, lambda *i: element(*i), "conv_transpose")
+    return te.compute(result, element, "conv_transpose")
 
 
 def deform_conv(

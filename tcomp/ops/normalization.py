@@ -110,7 +110,7 @@ def group_norm(x: te.Tensor, scale: te.Tensor, bias: te.Tensor, groups: int, eps
         own = c // size if per_group else c
         return cast(normal * widened(scale[own]) + widened(bias[own]), x.dtype)
 
-    return te.compute(x.shape, lambda *i: element(*i), "group_norm")
+    return te.compute(x.shape, element, "group_norm")
 
 
 def _grouped(x: te.Tensor, groups: int, size: int) -> te.Tensor:

@@ -104,9 +104,6 @@ def max_unpool(x: te.Tensor, indices: te.Tensor, shape: Sequence[Dim], source: S
     def program(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
         values, places, result = *inputs, *outputs
 
-        def named(letter: str, extents: Sequence[Dim]) -> list[str]:
-            return [f"{letter}{n}" for n in range(len(extents))]
-
         def scatter(i: tuple[Expr, ...]) -> Stmt:
             place = places[i]
             rest, at = place, []
@@ -119,8 +116,7 @@ def max_unpool(x: te.Tensor, indices: te.Tensor, shape: Sequence[Dim], source: S
                 inside = inside & (p < extent)
             return If(inside, store(result, at, values[i]))
 
-        zeros = over(named("z", shape), shape, lambda i: store(result, i, 0))
-        return block(zeros, over(named("i", x.shape), x.shape, scatter))
+        return block(over(shape, lambda i: store(result, i, 0), "z{}".format), over(x.shape, scatter))
 
     return te.extern((shape, x.dtype), [x, indices], program, "max_unpool")
 

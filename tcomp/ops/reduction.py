@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 from tcomp.ir import te
 from tcomp.ir.dtypes import is_float
-from tcomp.ir.expr import Dim, Expr, as_expr, cast, const, select
+from tcomp.ir.expr import Dim, Expr, as_expr, cast, const, row_major, select
 from tcomp.ir.graph import Operator
-from tcomp.ir.loops import Allocate, Buffer, Stmt, block, loop, store
+from tcomp.ir.loops import Allocate, Buffer, Stmt, block, loop, over, store
 from tcomp.ops.broadcast import widened
 from tcomp.ops.elementwise import divide
 
@@ -184,10 +184,7 @@ def _hardmax(x: te.Tensor, axes: Axes) -> te.Tensor:
     folded = {n: te.reduce_axis(x.shape[n], f"r{n}") for n in axes}
 
     def position(at: Sequence[Expr]) -> Expr:
-        place = as_expr(0)
-        for n in axes:
-            place = place * as_expr(x.shape[n]) + at[n]
-        return place
+        return row_major([at[n] for n in axes], [x.shape[n] for n in axes])
 
     def first(*i: Expr) -> Expr:
         at = [folded.get(n, index) for n, index in enumerate(i)]
@@ -217,32 +214,20 @@ def _prefix(name: str, combine: Callable[[Expr, Expr], Expr], identity: int) -> 
             (source,), (target,) = inputs, outputs
             running = Buffer("running", wide, (1,), "register")
 
-            def step(k: Expr, outer: list[Expr]) -> Stmt:
+            def step(k: Expr, outer: tuple[Expr, ...]) -> Stmt:
                 at = [*outer[:axis], extent - 1 - k if reverse else k, *outer[axis:]]
                 add = store(running, (0,), combine(running[0], widened(source[tuple(at)])))
                 write = store(target, at, cast(running[0], x.dtype))
                 return block(write, add) if exclusive else block(add, write)
 
-            def lane(outer: list[Expr]) -> Stmt:
+            def lane(outer: tuple[Expr, ...]) -> Stmt:
                 return Allocate(running, block(store(running, (0,), const(identity, wide)), loop("k", extent, lambda k: step(k, outer))))
 
-            return nest([d for n, d in enumerate(x.shape) if n != axis], lane)
+            return over([d for n, d in enumerate(x.shape) if n != axis], lane)
 
         return te.extern((x.shape, x.dtype), [x], program, name)
 
     return Operator(name, apply)
-
-
-def nest(extents: Sequence[Dim], body: Callable[[list[Expr]], Stmt], prefix: str = "i") -> Stmt:
-    """Serial loops over `extents`, outermost first, around `body(indices)`."""
-
-    def inner(indices: list[Expr]) -> Stmt:
-        level = len(indices)
-        if level == len(extents):
-            return body(indices)
-        return loop(f"{prefix}{level}", extents[level], lambda v: inner([*indices, v]))
-
-    return inner([])
 
 
 CUM_SUM = _prefix("cum_sum", lambda a, b: a + b, 0)

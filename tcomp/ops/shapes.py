@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tcomp.ir import te
-from tcomp.ir.expr import Dim, Expr, as_expr, cast, const, select
+from tcomp.ir.expr import Dim, Expr, as_expr, cast, const, row_major, select
 from tcomp.ir.graph import Operator
 
 
@@ -13,9 +13,7 @@ def dims(*, dims: Sequence[Dim], shape: Sequence[int], dtype: str = "int64") -> 
     """A tensor of `shape` whose elements, in row-major order, are the given sizes (or other scalar expressions)."""
 
     def element(*index: Expr) -> Expr:
-        position: Expr = const(0)
-        for i, extent in zip(index, shape, strict=True):
-            position = position * extent + i
+        position = row_major(index, shape)
         result = cast(as_expr(dims[-1]) if dims else const(0), dtype)
         for number in range(len(dims) - 2, -1, -1):
             result = select(te.equal(position, number), cast(as_expr(dims[number]), dtype), result)

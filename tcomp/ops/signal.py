@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from tcomp.ir import te
 from tcomp.ir.expr import Dim, Expr, ExprLike, as_expr, const, select
 from tcomp.ir.graph import Operator
-from tcomp.ir.loops import Allocate, Buffer, If, Stmt, block, loop, store
+from tcomp.ir.loops import Allocate, Buffer, If, Stmt, block, loop, over, store
 from tcomp.ops.broadcast import require_same
-from tcomp.ops.reduction import nest
 
 
 def dft(x: te.Tensor, cosines: te.Tensor, sines: te.Tensor, axis: int, real: bool) -> te.Tensor:
@@ -83,12 +82,12 @@ def det(x: te.Tensor) -> te.Tensor:
                 If(te.not_equal(work[k, k], 0), loop("r2", n, subtract)),
             )
 
-        def matrix(outer: list[Expr]) -> Stmt:
-            copy = nest((n, n), lambda at: store(work, at, source[(*outer, *at)]), "copy")
+        def matrix(outer: tuple[Expr, ...]) -> Stmt:
+            copy = over((n, n), lambda at: store(work, at, source[(*outer, *at)]), "copy{}".format)
             start = store(target, outer, const(1, x.dtype))
             return block(copy, start, loop("k", n, lambda k: eliminate(k, outer)))
 
-        body = nest(x.shape[:-2], matrix)
+        body = over(x.shape[:-2], matrix)
         return Allocate(work, Allocate(pivot, Allocate(held, body)))
 
     return te.extern((x.shape[:-2], x.dtype), [x], program, "det")

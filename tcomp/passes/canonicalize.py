@@ -12,7 +12,7 @@ import numpy as np
 
 from tcomp.ir import te
 from tcomp.ir.dtypes import is_float
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, const, substitute
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, const, row_major, substitute
 from tcomp.ir.graph import Graph, Node, Value
 from tcomp.ir.simplify import difference, same_dim, same_shape
 from tcomp.ops.elementwise import CAST, DIV, MUL, POW, RECIPROCAL
@@ -95,16 +95,9 @@ def _as_reshape(node: Node, rewriter: Rewriter, move: _Movement) -> Sequence[Val
     if not same_dim(product(move.source.shape), product(shape)):
         return None
     axes = structure.canonical(move.tensor, move.tensor.axes)
-    if difference(_position(move.source.shape, move.indices), _position(shape, axes)) is not const(0):
+    if difference(row_major(move.indices, move.source.shape), row_major(axes, shape)) is not const(0):
         return None
     return rewriter.add(RESHAPE, [move.source], {"shape": shape}, node.name)
-
-
-def _position(shape: Sequence[Dim], indices: Sequence[Expr]) -> Expr:
-    position: Expr = const(0)
-    for d, i in zip(shape, indices, strict=True):
-        position = position * d + i
-    return position
 
 
 def _as_transpose(node: Node, rewriter: Rewriter, move: _Movement) -> Sequence[Value] | None:

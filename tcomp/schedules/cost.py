@@ -40,6 +40,7 @@ from tcomp.ir.loops import (
     While,
     children,
     expressions,
+    places,
     walk,
 )
 from tcomp.ir.simplify import simplify
@@ -166,11 +167,6 @@ def _fetched_to_be_written(a: Access) -> bool:
     return a.writes and not (isinstance(a.statement, Store) and a.statement.streamed)
 
 
-def _touches(s: Stmt) -> set[Buffer]:
-    """The buffers that a statement itself reads or writes."""
-    return {r.attr for r in E.reads(*expressions(s))} | ({s.buffer} if isinstance(s, Store | Accumulate) else set())
-
-
 def _offset(place: Expr) -> int:
     """A linear index where all variables are zero."""
     zero = simplify(E.substitute(place, {v: E.const(0, v.dtype) for v in E.variables(place)}))
@@ -287,9 +283,7 @@ class _Model:
         if isinstance(s, Accumulate):
             self._accumulate(s, region, unrolled, lane)
 
-    def _part(
-        self, region: _Region, loops: Loops, conditions: Sequence[Expr], unrolled: Loops, lane: For | None
-    ) -> float:
+    def _part(self, region: _Region, loops: Loops, conditions: Sequence[Expr], unrolled: Loops, lane: For | None) -> float:
         """The share of a statement's copies in a region that conditions let run. Those on lanes mask them: they run all the same."""
         inner = {x.var for x in unrolled}
         asked = [c for c in conditions if inner & set(E.variables(c)) and (lane is None or lane.var not in E.variables(c))]
@@ -320,7 +314,7 @@ class _Model:
         loop = region.loop
         if not isinstance(s, Accumulate) or loop is None or loop.kind == PARALLEL or loop.var in E.variables(*s.indices):
             return False
-        return all(x is s or s.buffer not in _touches(x) for x in walk(loop.body))
+        return all(x is s or all(b is not s.buffer for b, _ in places(x)) for x in walk(loop.body))
 
     def _accumulate(self, s: Accumulate, region: _Region, unrolled: Loops, lane: For | None) -> None:
         used = set(E.variables(*s.indices))
@@ -465,7 +459,16 @@ class _Model:
 
     def _counts(self, totals: Mapping[str, float], moved: Mapping[str, float], flops: float, compulsory: float) -> dict[str, float]:
         counts = {f"operations.{k}": float(n) for k, n in operations(self.kernel, POINTS).items()}
-        moves = ("loads.vector", "loads.scalar", "loads.gather", "stores.vector", "stores.scalar", "spills", "prefetches", "prefetches.missed")
+        moves = (
+            "loads.vector",
+            "loads.scalar",
+            "loads.gather",
+            "stores.vector",
+            "stores.scalar",
+            "spills",
+            "prefetches",
+            "prefetches.missed",
+        )
         counts |= {k: float(totals[k]) for k in moves}
         counts |= {"pages" if level == "pages" else f"bytes.{level}": n for level, n in moved.items()}
         used = sum(r.trips * sum(r.instructions.get(k, 0.0) for k in CLASSES) for r in self.regions)

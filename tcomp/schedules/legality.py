@@ -66,9 +66,8 @@ class Witness:
     exact: bool
 
     def __str__(self) -> str:
-        given = f" (with {', '.join(f'{n}={v}' for n, v in self.fixed.items())})" if self.fixed else ""
         verb = "touch" if self.exact else "may touch"
-        return f"{self.first} and then {self.second} both {verb} {self.buffer}[{', '.join(map(str, self.element))}]{given}"
+        return f"{self.first} and then {self.second} both {verb} {self.buffer}[{', '.join(map(str, self.element))}]{_given(self.fixed)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +80,11 @@ class Touch:
     fixed: Mapping[str, int]
 
     def __str__(self) -> str:
-        given = f" (with {', '.join(f'{n}={v}' for n, v in self.fixed.items())})" if self.fixed else ""
-        return f"{self.iteration} touches {self.buffer}[{', '.join(map(str, self.element))}]{given}"
+        return f"{self.iteration} touches {self.buffer}[{', '.join(map(str, self.element))}]{_given(self.fixed)}"
+
+
+def _given(fixed: Mapping[str, int]) -> str:
+    return f" (with {', '.join(f'{n}={v}' for n, v in fixed.items())})" if fixed else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +228,7 @@ def _only(order: Relation, dims: Sequence[int]) -> Relation:
 # ---------------------------------------------------------------- witnesses
 
 
-def _first(m: Model, relation: Relation) -> tuple[dict[str, int], list[int]]:
+def _first(relation: Relation) -> tuple[dict[str, int], list[int]]:
     """The first pair of a relation for the smallest sizes: the sizes (by their names in isl), and the values of all dimensions."""
     count = relation.dim(isl.dim_type.param)
     names = [str(relation.get_dim_name(isl.dim_type.param, n)) for n in range(count)]
@@ -256,7 +258,7 @@ def conflict_of(m: Model, d: Dependence, bad: Relation) -> Conflict | None:
 
 
 def _witness(m: Model, d: Dependence, pairs: Relation) -> Witness:
-    sizes, values = _first(m, pairs)
+    sizes, values = _first(pairs)
     split = len(d.source.loops)
     touched = [_at(a.relation, sizes, side) for a, side in ((d.first, values[:split]), (d.second, values[split:]))]
     element = _values(touched[0].intersect(touched[1]))[-len(d.first.buffer.shape) or len(values) :]
@@ -266,7 +268,7 @@ def _witness(m: Model, d: Dependence, pairs: Relation) -> Witness:
 
 
 def _touch(m: Model, i: Instance, a: Access, relation: Relation) -> Touch:
-    sizes, values = _first(m, relation)
+    sizes, values = _first(relation)
     split = len(i.loops)
     return Touch(_iteration(i, values[:split]), a.buffer.name, tuple(values[split:][-len(a.buffer.shape) :]), _fixed(m, sizes))
 

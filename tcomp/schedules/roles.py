@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tcomp.ir import expr as E
-from tcomp.ir.expr import Dim, Expr, as_expr
+from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, For, If, Kernel, Stmt, Store, While, perfect, walk
 from tcomp.ir.simplify import linear, simplify
 
@@ -52,10 +52,7 @@ def stride(read: Expr, v: Expr) -> int | None:
 
 def linear_index(buffer: Buffer, indices: tuple[Expr, ...]) -> Expr:
     """Row-major position of an element."""
-    position: Expr = as_expr(0)
-    for index, extent in zip(indices, buffer.shape, strict=True):
-        position = position * as_expr(extent) + index
-    return simplify(position)
+    return simplify(E.row_major(indices, buffer.shape))
 
 
 def coefficient(index: Expr, v: Expr) -> int | None:

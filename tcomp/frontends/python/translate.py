@@ -369,8 +369,7 @@ class Translator:
         """What np.zeros does, and np.empty does not."""
         if self._allocator(stmt.value) is np.empty:
             return []
-        names = [self.fresh(f"{buffer.name}.d{n}") for n in range(len(buffer.shape))]
-        return [L.over(names, buffer.shape, lambda at: L.store(buffer, at, 0))]
+        return [L.over(buffer.shape, lambda at: L.store(buffer, at, 0), lambda n: self.fresh(f"{buffer.name}.d{n}"))]
 
     # ------------------------------------------------------------ expressions
 

@@ -26,7 +26,7 @@ from tcomp.ir.loops import (
     Store,
     While,
     children,
-    expressions,
+    places,
     redirect,
     walk,
     with_children,
@@ -115,15 +115,14 @@ class _Walked:
         self.accesses: list[tuple[Buffer, tuple[Expr, ...]]] = []
         self.pinned: set[Expr] = set()  # variables that occur in values or extents, not only in indices
         for s in walk(stmt):
-            self.accesses += [(r.attr, r.args) for r in E.reads(*expressions(s))]
+            self.accesses += places(s)
             match s:
                 case For(v, extent, body, kind):
                     self.extents[v] = extent
                     self.pinned.update(E.variables(as_expr(extent)))
                     if isinstance(body, For) and kind == body.kind and v not in E.variables(as_expr(body.extent)):
                         self.neighbours[v, body.var] = None
-                case Store(b, indices, value) | Accumulate(b, indices, value):
-                    self.accesses.append((b, indices))
+                case Store(_, _, value) | Accumulate(_, _, value):
                     self.pinned.update(_outside_of_reads(value))
 
     def closure(self, start: Pair) -> Closure | None:
@@ -143,9 +142,9 @@ class _Walked:
                     return None
                 if buffer not in dims:
                     dims[buffer] = d
-                    for other, places in self.accesses:  # every other access to this buffer joins
+                    for other, at in self.accesses:  # every other access to this buffer joins
                         if other is buffer:
-                            pair = (places[d], places[d + 1])
+                            pair = (at[d], at[d + 1])
                             if pair not in self.neighbours or any(
                                 as_dim(n) != self.extents[v] for n, v in zip(buffer.shape[d : d + 2], pair, strict=True)
                             ):

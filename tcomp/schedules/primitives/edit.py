@@ -15,7 +15,6 @@ from tcomp.ir.loops import (
     SERIAL,
     UNROLLED,
     VECTORIZED,
-    Accumulate,
     Allocate,
     Block,
     Buffer,
@@ -24,11 +23,10 @@ from tcomp.ir.loops import (
     Kernel,
     Prefetch,
     Stmt,
-    Store,
     While,
     children,
-    expressions,
     map_expressions,
+    places,
     redirect,
     walk,
     with_children,
@@ -186,10 +184,23 @@ def swap_buffer(stmt: Stmt, old: Buffer, new: Buffer, indices: Callable[[tuple[E
     return redirect(stmt, lambda buffer, at: (new, tuple(map(simplify, indices(at)))) if buffer is old else None)
 
 
+def replace_buffer(
+    kernel: Kernel, old: Buffer, new: Buffer, indices: Callable[[tuple[Expr, ...]], tuple[Expr, ...]] = lambda indices: indices
+) -> Kernel:
+    """The kernel with another buffer in the place of a parameter or temporary, elements at mapped indices."""
+    if old in kernel.buffers:
+        buffers, outputs = (tuple(new if b is old else b for b in several) for several in (kernel.buffers, kernel.outputs))
+        return replace(kernel, buffers=buffers, outputs=outputs, body=swap_buffer(kernel.body, old, new, indices))
+
+    def edit(s: Stmt) -> Stmt | None:
+        return Allocate(new, swap_buffer(s.body, old, new, indices)) if isinstance(s, Allocate) and s.buffer is old else None
+
+    return kernel.with_body(rebuild(kernel.body, edit))
+
+
 def touches(stmt: Stmt, buffer: Buffer) -> bool:
     """Whether the statement itself, not those inside, reads or writes a buffer."""
-    writes = isinstance(stmt, Store | Accumulate) and stmt.buffer is buffer
-    return writes or any(r.attr is buffer for r in E.reads(*expressions(stmt)))
+    return any(b is buffer for b, _ in places(stmt))
 
 
 def is_local(buffer: Buffer, stmt: Stmt) -> bool:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tcomp.ir.expr import Expr
-from tcomp.ir.loops import Allocate, Buffer, Kernel, Stmt
-from tcomp.schedules.primitives.edit import find_buffer, rebuild, refuse, swap_buffer
+from tcomp.ir.loops import Buffer, Kernel
+from tcomp.schedules.primitives.edit import find_buffer, refuse, replace_buffer
 
 
 def expand(kernel: Kernel, buffer: str, dim: int, factor: int) -> Kernel:
@@ -43,14 +41,4 @@ def expand(kernel: Kernel, buffer: str, dim: int, factor: int) -> Kernel:
         i = indices[dim]
         return (*indices[:dim], i // factor, i % factor, *indices[dim + 1 :])
 
-    def edit(s: Stmt) -> Stmt | None:
-        return Allocate(new, swap_buffer(s.body, old, new, places)) if isinstance(s, Allocate) and s.buffer is old else None
-
-    if old not in kernel.buffers:
-        return kernel.with_body(rebuild(kernel.body, edit))
-    return replace(
-        kernel,
-        buffers=tuple(new if b is old else b for b in kernel.buffers),
-        outputs=tuple(new if b is old else b for b in kernel.outputs),
-        body=swap_buffer(kernel.body, old, new, places),
-    )
+    return replace_buffer(kernel, old, new, places)

@@ -259,8 +259,7 @@ def _of_places(kernel: Kernel, step: str, found: _Fold) -> list[Expr]:
 
 def _clearing(kernel: Kernel, step: str, nest: For, buffer: Buffer) -> Stmt:
     """The nest that stores the initial value of each element of a buffer, the last statement before `nest` that has to do with it."""
-    around = next((s.stmts for s in walk(kernel.body) if isinstance(s, Block) and nest in s.stmts), (nest,))
-    before = around[: around.index(nest)]
+    before = _before(kernel, nest)
     number = max((n for n, s in enumerate(before) if any(touches(x, buffer) for x in walk(s))), default=None)
     if number is None:
         raise refuse(kernel, step, f"the loops that initialise `{buffer.name}` do not stand beside `{nest.var.name}`")
@@ -279,10 +278,15 @@ def _clearing(kernel: Kernel, step: str, nest: For, buffer: Buffer) -> Stmt:
     return clear
 
 
+def _before(kernel: Kernel, nest: For) -> tuple[Stmt, ...]:
+    """The statements ahead of a nest in its sequence."""
+    around = next((s.stmts for s in walk(kernel.body) if isinstance(s, Block) and nest in s.stmts), (nest,))
+    return around[: around.index(nest)]
+
+
 def _clear_alone(kernel: Kernel, nest: For, buffer: Buffer) -> list[Stmt]:
     """The statement just before a nest, if all it does is to store values in `buffer` that are computed from nothing."""
-    around = next((s.stmts for s in walk(kernel.body) if isinstance(s, Block) and nest in s.stmts), (nest,))
-    before = around[: around.index(nest)][-1:]
+    before = _before(kernel, nest)[-1:]
     inside = [x for s in before for x in walk(s)]
     only = all(x.buffer is buffer for x in inside if isinstance(x, Store | Accumulate))
     return list(before) if only and not any(E.reads(*expressions(x)) for x in inside) else []
@@ -334,9 +338,7 @@ def mask(kernel: Kernel, stage: str) -> Kernel:
       }
     }
     """
-    buffer = find_buffer(kernel, stage, "mask")
-
-    doubtful = []
+    buffer, doubtful = find_buffer(kernel, stage, "mask"), list[bool]()
 
     def edit(s: Stmt) -> Stmt | None:
         if isinstance(s, If) and s.otherwise is None and isinstance(s.then, Accumulate) and s.then.buffer is buffer:

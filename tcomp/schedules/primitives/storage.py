@@ -12,7 +12,18 @@ from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Allocate, Buffer, For, Kernel, Stmt, Store, block, expressions, map_expressions, over, walk
 from tcomp.ir.parser import parse_layout
 from tcomp.ir.simplify import prove, simplify
-from tcomp.schedules.primitives.edit import find_buffer, find_loop, fresh, guard, rebuild, refuse, replace_loop, swap_buffer, temporary
+from tcomp.schedules.primitives.edit import (
+    find_buffer,
+    find_loop,
+    fresh,
+    guard,
+    rebuild,
+    refuse,
+    replace_buffer,
+    replace_loop,
+    swap_buffer,
+    temporary,
+)
 from tcomp.schedules.primitives.sites import bounds_loops, check_no_race, check_shared_memory, path, scope_of, sequence, stores_all, writes
 from tcomp.schedules.regions import accesses, region
 
@@ -75,7 +86,7 @@ def cache_write(kernel: Kernel, stage: str, name: str, layout: str | None = None
 
 def _over(kernel: Kernel, name: str, shape: Sequence[Dim], leaf: Callable[[tuple[Expr, ...]], Stmt]) -> Stmt:
     """A nest over all elements of a shape, its loops called `name.0`, `name.1`, ..."""
-    return over([fresh(kernel, f"{name}.{d}") for d in range(len(shape))], shape, leaf)
+    return over(shape, leaf, lambda d: fresh(kernel, f"{name}.{d}"))
 
 
 def cache_read(kernel: Kernel, buffer: str, loop: str | None, name: str, scope: str = "global", layout: str | None = None) -> Kernel:
@@ -267,7 +278,7 @@ def relayout(kernel: Kernel, buffer: str, layout: str) -> Kernel:
     if bounds_loops(kernel.body, old):
         raise refuse(kernel, "relayout", f"the extent of a loop is read from `{buffer}`")
     new = temporary(kernel, "relayout", old.name, old.dtype, lies.shape(old.shape), old.scope)
-    return _with_buffer(kernel, old, new, lies)
+    return replace_buffer(kernel, old, new, lies.indices)
 
 
 def _layout(kernel: Kernel, step: str, text: str | None, shape: Sequence[Dim]) -> Layout:
@@ -323,15 +334,4 @@ def set_scope(kernel: Kernel, buffer: str, scope: str) -> Kernel:
     for s in path(kernel.body, scope_of(kernel, old)):
         if isinstance(s, For):
             check_shared_memory(kernel, "set_scope", scope, s)
-    return _with_buffer(kernel, old, new, Layout.identity(len(old.shape)))
-
-
-def _with_buffer(kernel: Kernel, old: Buffer, new: Buffer, lies: Layout) -> Kernel:
-    """The kernel with another buffer in the place of a temporary, elements at the indices that a layout gives them."""
-
-    def edit(s: Stmt) -> Stmt | None:
-        if isinstance(s, Allocate) and s.buffer is old:
-            return Allocate(new, swap_buffer(s.body, old, new, lies.indices))
-        return None
-
-    return kernel.with_body(rebuild(kernel.body, edit))
+    return replace_buffer(kernel, old, new)

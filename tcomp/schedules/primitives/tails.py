@@ -24,11 +24,13 @@ from tcomp.ir.loops import (
     While,
     children,
     expressions,
+    places,
     walk,
     with_children,
 )
 from tcomp.ir.simplify import prove, same_dim
-from tcomp.schedules.primitives.edit import guard, rebuild, refuse, swap_buffer, temporary
+from tcomp.schedules.primitives.edit import guard, refuse, replace_buffer, temporary
+from tcomp.schedules.primitives.sites import reads
 
 
 def masked(kernel: Kernel, conditions: Sequence[Expr], stmt: Stmt) -> Stmt:
@@ -56,8 +58,8 @@ def folded_under(kernel: Kernel, conditions: Sequence[Expr], stmt: Accumulate) -
 
 def always_in_range(stmt: Accumulate) -> bool:
     """Whether the place of an accumulation is in range whatever conditions say; what its indices read may be out of range themselves."""
-    places = zip(stmt.indices, stmt.buffer.shape, strict=True)
-    return not E.reads(*stmt.indices) and all(prove(i >= 0) and prove(i < as_expr(n)) for i, n in places)
+    sides = zip(stmt.indices, stmt.buffer.shape, strict=True)
+    return not E.reads(*stmt.indices) and all(prove(i >= 0) and prove(i < as_expr(n)) for i, n in sides)
 
 
 def range_depends_on(stmt: Accumulate, conditions: Sequence[Expr]) -> set[Expr]:
@@ -65,10 +67,10 @@ def range_depends_on(stmt: Accumulate, conditions: Sequence[Expr]) -> set[Expr]:
     return set() if always_in_range(stmt) else _related(stmt.indices, conditions)
 
 
-def _related(places: Sequence[Expr], conditions: Sequence[Expr]) -> set[Expr]:
-    """The variables that the range of the places may depend on, through conditions and through extents of loops."""
+def _related(indices: Sequence[Expr], conditions: Sequence[Expr]) -> set[Expr]:
+    """The variables that the range of indices may depend on, through conditions and through extents of loops."""
     found: set[Expr] = set()
-    todo = [v for i in places for v in E.variables(i)]
+    todo = [v for i in indices for v in E.variables(i)]
     while todo:
         v = todo.pop()
         if v not in found:
@@ -86,13 +88,9 @@ def repeatable(kernel: Kernel, loop: For) -> None:
         if isinstance(s, Accumulate) and s.buffer not in local:
             why = f"iterations of `{name}` accumulate into `{s.buffer.name}`: one that is executed twice would count twice"
             raise refuse(kernel, "split", why, "the tails guard, mask and peel execute each iteration once")
-        if isinstance(s, Store) and s.buffer not in local and _reads(loop.body, s.buffer):
+        if isinstance(s, Store) and s.buffer not in local and s.buffer in reads([loop.body]):
             why = f"iterations of `{name}` read `{s.buffer.name}`, which they write: executed twice, one may find what it wrote"
             raise refuse(kernel, "split", why, "the tails guard, mask and peel execute each iteration once")
-
-
-def _reads(stmt: Stmt, buffer: Buffer) -> bool:
-    return any(r.attr is buffer for s in walk(stmt) for r in E.reads(*expressions(s)))
 
 
 def padded(kernel: Kernel, loop: For, end: Expr) -> Kernel:
@@ -107,10 +105,7 @@ def padded(kernel: Kernel, loop: For, end: Expr) -> Kernel:
     outside = {s.buffer for s in walk(kernel.body) if isinstance(s, Allocate)} - local
     sides: dict[tuple[Buffer, int], None] = {}  # dimensions of temporaries that the loop walks along
     for s in inside:
-        places = [(r.attr, r.args) for r in E.reads(*expressions(s))]
-        if isinstance(s, Store | Accumulate):
-            places.append((s.buffer, s.indices))
-        sides |= {(b, d): None for b, indices in places if b in outside for d, i in enumerate(indices) if i is loop.var}
+        sides |= {(b, d): None for b, indices in places(s) if b in outside for d, i in enumerate(indices) if i is loop.var}
     for s in inside:
         if isinstance(s, Store | Accumulate) and s.buffer not in local:
             if s.buffer not in outside:
@@ -121,7 +116,7 @@ def padded(kernel: Kernel, loop: For, end: Expr) -> Kernel:
                 raise refuse(kernel, "split", why, "`round_up` the loops that write a temporary before those that read it")
     for b in dict.fromkeys(b for b, _ in sides):
         shape = [E.maximum(as_expr(n), end) if (b, d) in sides else n for d, n in enumerate(b.shape)]
-        kernel = _resized(kernel, b, temporary(kernel, "split", b.name, b.dtype, [E.as_dim(n) for n in shape], b.scope))
+        kernel = replace_buffer(kernel, b, temporary(kernel, "split", b.name, b.dtype, [E.as_dim(n) for n in shape], b.scope))
     return kernel
 
 
@@ -139,23 +134,13 @@ def _only_padding(kernel: Kernel, loop: For, buffer: Buffer, d: int) -> bool:
     )
 
 
-def _resized(kernel: Kernel, old: Buffer, new: Buffer) -> Kernel:
-    def edit(s: Stmt) -> Stmt | None:
-        return Allocate(new, swap_buffer(s.body, old, new, lambda i: i)) if isinstance(s, Allocate) and s.buffer is old else None
-
-    return kernel.with_body(rebuild(kernel.body, edit))
-
-
 def in_range(kernel: Kernel, loop: For, *variables: Expr) -> None:
     """Refuse unless all places inside a loop that depend on the variables are in range whatever their values, and whatever guards say."""
     affected = set(variables)
     for s in walk(loop):
         if isinstance(s, For) and not affected.isdisjoint(E.variables(as_expr(s.extent))):
             affected.add(s.var)
-        places = [(r.attr, r.args) for r in E.reads(*expressions(s))]
-        if isinstance(s, Store | Accumulate):
-            places.append((s.buffer, s.indices))
-        for b, indices in places:
+        for b, indices in places(s):
             for i, n in zip(indices, b.shape, strict=True):
                 if not affected.isdisjoint(E.variables(i)) and not (prove(i >= 0) and prove(i < as_expr(n))):
                     why = f"cannot prove that `{E.read(b, indices)}` is in range in additional iterations of `{loop.var.attr.name}`"
