@@ -26,7 +26,6 @@ from tcomp.codegen.nvrtc import compile_text
 from tcomp.codegen.program import Program, emit_program
 from tcomp.errors import InputError, TargetError, UnsupportedError
 from tcomp.facts import kernel_facts
-from tcomp.frontends.onnx import import_model
 from tcomp.ir.expr import Dim, Expr, as_dim, bounds, variables
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node
 from tcomp.ir.layout import Layout
@@ -125,6 +124,8 @@ def compile_model(
 ) -> tuple[Artifact, Report]:
     """Compile an ONNX model to an artifact (see `compile`). `emit` names stages whose text goes into the report:
     graph, te, schedule, loops, llvm, asm."""
+    from tcomp.frontends.onnx import import_model  # a fifth of what the compiler takes to load, and nothing that `tcomp.build` needs
+
     target = target if isinstance(target, Target) else Target.parse(target or "cpu")
     report = Report()
     with report.timed("import"):
@@ -240,9 +241,7 @@ def _decisions(graph: Graph, texts: Mapping[Node, str], report: Report, decide: 
     return found
 
 
-def package(
-    graph: Graph, kernels: Mapping[Node, CompiledKernel], target: Target, threads: int | None, report: Report
-) -> Artifact:
+def package(graph: Graph, kernels: Mapping[Node, CompiledKernel], target: Target, threads: int | None, report: Report) -> Artifact:
     """A partitioned graph and its compiled kernels -> artifact: memory plan, entry function, linking, weights.
 
     The artifact is an unnamed file, mapped: weights are in memory once, as pages of that file.
@@ -369,7 +368,8 @@ def _listing(stage: str, schedule: Schedule, target: Target) -> str:
             return next(iter(compiled.values())).ptx.decode(errors="replace").rstrip("\0")
         usage = [(arch, name, u) for arch, binary in compiled.items() for name, u in binary.usage.items()]
         return "\n".join(
-            f"{arch} {name}: {u.registers} registers, {u.shared} bytes shared, {u.spilled} spilled, {u.stack} of stack" for arch, name, u in usage
+            f"{arch} {name}: {u.registers} registers, {u.shared} bytes shared, {u.spilled} spilled, {u.stack} of stack"
+            for arch, name, u in usage
         )
     ir = emit_kernel(kernel, target)
     return ir if stage == "llvm" else assembly(ir, target)
