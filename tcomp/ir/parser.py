@@ -1,16 +1,14 @@
 """Reads the printed form of the IRs (see `printer.py`): print(parse(print(x))) == print(x).
 
-A tokenizer, precedence climbing for expressions, recursive descent for the rest. Text is only ever read, never evaluated; bad
+Precedence climbing for expressions, recursive descent for the rest. Text is only ever read, never evaluated; bad
 text is refused with a `ParseError` that shows the place.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from math import prod
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -24,22 +22,11 @@ from tcomp.ir.instruction import ELEMENT, LANE, Fragment, Instruction, Operand, 
 from tcomp.ir.layout import Layout, Piece
 from tcomp.ir.printer import INFIX, PREFIX, SUFFIXES, UNARY_PRECEDENCE, standard_reducers
 from tcomp.ir.te import Extern, Tensor
-
-DIGITS = 400  # of one number
-T = TypeVar("T")
+from tcomp.ir.tokens import DIGITS, Tokens
 
 _INFIX = {symbol: (op, precedence) for op, (symbol, precedence) in INFIX.items()}
 _PREFIX = {symbol: op for op, symbol in PREFIX.items()}
 _SUFFIXES = {suffix: dtype for dtype, suffix in SUFFIXES.items() if suffix}
-_TOKEN = re.compile(
-    r"(?P<space>[ \t\r\n]+|\#[^\n]*)"
-    r"|(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?P<suffix>bf16|f16|f|[iu](?:8|16|32|64))?(?![A-Za-z0-9_]))"
-    r"|(?P<name>[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)*)"
-    r"|(?P<quoted>`(?:[^`\\\n]|\\.)*`)"
-    r'|(?P<string>"(?:[^"\\\n]|\\.)*")'
-    r"|(?P<sign>\.\.|->|//|<<|>>|<=|==|!=|\+=|[-+*/%&|^~<>=()\[\]{},:;@])",
-    re.ASCII,
-)
 
 
 def parse_expr(text: str, names: Mapping[str, Any] | None = None) -> Expr:
@@ -83,16 +70,9 @@ def parse_graph(text: str, operators: Mapping[str, Operator], constants: Mapping
     return parser.whole(lambda: parser.graph(outermost=True))
 
 
-class _Token:
-    __slots__ = ("kind", "start", "text")
-
-    def __init__(self, kind: str, text: str, start: int) -> None:
-        self.kind, self.text, self.start = kind, text, start
-
-
-class _Parser:
+class _Parser(Tokens):
     def __init__(self, text: str) -> None:
-        self.text, self.position = text, 0
+        super().__init__(text)
         self.variables: dict[str, Expr] = {}
         self.arrays: dict[str, Any] = {}
         self.reducers: dict[str, Reducer] = {}
@@ -100,109 +80,11 @@ class _Parser:
         self.values: dict[str, Value] = {}
         self.operators: Mapping[str, Operator] = {}
         self.constants: Mapping[str, np.ndarray] = {}
-        self.tokens = list(self._tokenize())
-        self.token = self.tokens[0]
-
-    def _tokenize(self) -> Iterable[_Token]:
-        start, end = 0, len(self.text)
-        while start < end:
-            match = _TOKEN.match(self.text, start)
-            if match is None:
-                self.fail("a character that starts nothing", start)
-            if match.lastgroup != "space":
-                kind = "number" if match["number"] else str(match.lastgroup)
-                yield _Token(kind, match.group(), start)
-            start = match.end()
-        yield _Token("end", "", end)
-
-    # ------------------------------------------------------------ tokens
-
-    def fail(self, what: str, start: int | None = None, hint: str = "") -> NoReturn:
-        start = self.token.start if start is None else start
-        line = self.text.count("\n", 0, start) + 1
-        begin = self.text.rfind("\n", 0, start) + 1
-        shown = self.text[begin:].split("\n", 1)[0]
-        column = start - begin
-        left = max(0, column - 60)
-        excerpt = shown[left : left + 120]
-        raise ParseError(what, where=f"line {line}, column {column + 1}\n    {excerpt}\n    {' ' * (column - left)}^", hint=hint)
-
-    def whole(self, rule: Callable[[], T]) -> T:
-        """What `rule` reads, which must be the whole text."""
-        try:
-            result = rule()
-        except ParseError:
-            raise
-        except IRError as error:  # a constructor refuses what the text says
-            self.fail(error.what, hint=error.hint)
-        except RecursionError:
-            self.fail("this is nested too deeply")
-        if self.token.kind != "end":
-            self.fail(f"expected the end of the text, found `{self.token.text}`")
-        return result
-
-    def take(self) -> str:
-        text = self.token.text
-        self.position += 1
-        self.token = self.tokens[min(self.position, len(self.tokens) - 1)]
-        return text
-
-    def accept(self, text: str) -> bool:
-        if self.token.text == text and self.token.kind in ("sign", "name"):
-            self.take()
-            return True
-        return False
-
-    def found(self) -> str:
-        return f"`{self.token.text}`" if self.token.text else "the end of the text"
-
-    def expect(self, text: str) -> None:
-        if not self.accept(text):
-            self.fail(f"expected `{text}`, found {self.found()}")
-
-    def peek(self, text: str, ahead: int = 0) -> bool:
-        token = self.tokens[min(self.position + ahead, len(self.tokens) - 1)]
-        return token.text == text and token.kind in ("sign", "name")
-
-    def name(self) -> str:
-        if self.token.kind == "name":
-            return self.take()
-        if self.token.kind == "quoted":
-            return self.unescaped(self.token.text[1:-1])
-        self.fail(f"expected a name, found {self.found()}")
-
-    def string(self) -> str:
-        if self.token.kind != "string":
-            self.fail(f"expected a string, found {self.found()}")
-        return self.unescaped(self.token.text[1:-1])
-
-    def unescaped(self, inside: str) -> str:
-        try:
-            result = json.loads(f'"{inside}"')
-        except ValueError:
-            self.fail("a malformed escape")
-        self.take()
-        return str(result)
-
-    def integer(self) -> int:
-        sign = -1 if self.accept("-") else 1
-        if self.token.kind != "number" or not self.token.text.isdigit() or len(self.token.text) > DIGITS:
-            self.fail(f"expected an integer, found {self.found()}")
-        return sign * int(self.take())
 
     def dtype(self) -> str:
         if self.token.text not in BITS:
             self.fail(f"expected a dtype, found {self.found()}", hint=f"one of {', '.join(BITS)}")
         return self.take()
-
-    def listed(self, item: Callable[[], T], end: str) -> list[T]:
-        """Items separated by commas, up to and including `end`."""
-        items: list[T] = []
-        while not self.accept(end):
-            if items:
-                self.expect(",")
-            items.append(item())
-        return items
 
     # ------------------------------------------------------------ expressions
 
@@ -284,10 +166,8 @@ class _Parser:
         return self.variables[name]
 
     def number(self) -> Expr:
-        match = _TOKEN.match(self.text, self.token.start)
-        assert match is not None
-        suffix = match["suffix"] or ""
-        digits = self.token.text[: len(self.token.text) - len(suffix)]
+        suffix = self.token.suffix
+        digits = self.token.text.removesuffix(suffix)
         if len(digits) > DIGITS:
             self.fail(f"a number of more than {DIGITS} digits")
         if digits.isdigit() and not suffix.endswith("f"):
@@ -332,17 +212,17 @@ class _Parser:
         return self.made(E.select if name == "select" else E.fma, *args)
 
     def reduction(self, name: str, start: int) -> Expr:
-        axes: list[Expr] = []
         hidden: dict[str, Expr | None] = {}
-        while not self.accept(":"):
-            if axes:
-                self.expect(",")
+
+        def axis() -> Expr:
             before = dict(self.variables)
             v, extent, printed = self.binding()
             if extent != (v.attr.extent if v.attr.extent is not None else v.attr.hi + 1 if v.attr.hi is not None else None):
                 self.fail(f"the range of `{printed}` does not end below {extent}")
             hidden.setdefault(printed, before.get(printed))
-            axes.append(v)
+            return v
+
+        axes = self.listed(axis, ":")
         body = self.expression()
         self.expect(")")
         self.restore(hidden)
@@ -386,15 +266,13 @@ class _Parser:
 
     def dims(self) -> tuple[Expr, ...]:
         """`<n{lo..hi}, ...>`: symbolic dims, which are in scope from now on."""
-        declared: list[Expr] = []
-        if self.accept("<"):
-            while not self.accept(">"):
-                if declared:
-                    self.expect(",")
-                name = self.name()
-                declared.append(self.range(name))
-                self.variables[name] = declared[-1]
-        return tuple(declared)
+
+        def declared() -> Expr:
+            name = self.name()
+            self.variables[name] = v = self.range(name)
+            return v
+
+        return tuple(self.listed(declared, ">")) if self.accept("<") else ()
 
     def shape(self) -> list[Dim]:
         self.expect("[")
@@ -468,9 +346,7 @@ class _Parser:
         self.expect("{")
         operands = [self.operand(b) for b in buffers]
         self.expect("needs")
-        features = [self.string()]
-        while self.accept(","):
-            features.append(self.string())
+        features = self.several(self.string)
         self.expect("takes")
         cycles = self.number()
         self.expect("cycles")
@@ -506,9 +382,7 @@ class _Parser:
         strides = tuple(self.listed(lambda: None if self.accept("_") else self.integer(), "]"))
         scopes = list(L.SCOPES)
         if self.accept("in"):
-            scopes = [self.name()]
-            while self.accept(","):
-                scopes.append(self.name())
+            scopes = self.several(self.name)
         if not self.accept("holds"):
             return Operand(strides, tuple(scopes))
         count = self.integer()
@@ -620,16 +494,12 @@ class _Parser:
             body = self.expression()
             self.variables = before
             self.arrays[name] = Tensor(name, [extent for _, extent, _ in axes], body.dtype, tuple(v for v, _, _ in axes), body)
-        outputs = [self.array()]
-        while self.accept(","):
-            outputs.append(self.array())
+        outputs = self.several(self.array)
         self.expect("}")
         return outputs
 
     def extern(self) -> None:
-        names = [self.name()]
-        while self.accept(","):
-            names.append(self.name())
+        names = self.several(self.name)
         self.expect("=")
         self.expect("extern")
         self.expect("(")
@@ -727,9 +597,7 @@ class _Parser:
     def node(self) -> Node:
         # Its own outputs are not in scope in the arguments: they are entered when the node is complete.
         known = dict(self.values)
-        outputs = [self.declared()]
-        while self.accept(","):
-            outputs.append(self.declared())
+        outputs = self.several(self.declared)
         defined, self.values = self.values, known
         self.expect("=")
         start, name = self.token.start, self.name()

@@ -1,0 +1,145 @@
+"""The tokens of printed programs: what a parser takes them apart into, and how it says what is wrong where.
+
+A quoted name stands in backticks, text in double quotes; both have the escapes of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from typing import NoReturn, TypeVar
+
+from tcomp.errors import IRError, ParseError
+
+DIGITS = 400  # of one number
+T = TypeVar("T")
+
+_TOKEN = re.compile(
+    r"(?P<space>[ \t\r\n]+|\#[^\n]*)"
+    r"|(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?P<suffix>bf16|f16|f|[iu](?:8|16|32|64))?(?![A-Za-z0-9_]))"
+    r"|(?P<name>[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)*)"
+    r"|(?P<quoted>`(?:[^`\\\n]|\\.)*`)"
+    r'|(?P<string>"(?:[^"\\\n]|\\.)*")'
+    r"|(?P<sign>\.\.|->|//|<<|>>|<=|==|!=|\+=|[-+*/%&|^~<>=()\[\]{},:;@])",
+    re.ASCII,
+)
+
+
+class Token:
+    """A piece of text, where it starts, and of a number the suffix that says its type."""
+
+    __slots__ = ("kind", "start", "suffix", "text")
+
+    def __init__(self, kind: str, text: str, start: int, suffix: str = "") -> None:
+        self.kind, self.text, self.start, self.suffix = kind, text, start, suffix
+
+
+class Tokens:
+    """A text as tokens, and the place that a parser has come to."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.position = text, 0
+        self.tokens = list(self._tokenize())
+        self.token = self.tokens[0]
+
+    def _tokenize(self) -> Iterable[Token]:
+        start, end = 0, len(self.text)
+        while start < end:
+            match = _TOKEN.match(self.text, start)
+            if match is None:
+                self.fail("a character that starts nothing", start)
+            if match.lastgroup != "space":
+                kind = "number" if match["number"] else str(match.lastgroup)
+                yield Token(kind, match.group(), start, match["suffix"] or "")
+            start = match.end()
+        yield Token("end", "", end)
+
+    def fail(self, what: str, start: int | None = None, hint: str = "") -> NoReturn:
+        start = self.token.start if start is None else start
+        line = self.text.count("\n", 0, start) + 1
+        begin = self.text.rfind("\n", 0, start) + 1
+        shown = self.text[begin:].split("\n", 1)[0]
+        column = start - begin
+        left = max(0, column - 60)
+        excerpt = shown[left : left + 120]
+        raise ParseError(what, where=f"line {line}, column {column + 1}\n    {excerpt}\n    {' ' * (column - left)}^", hint=hint)
+
+    def whole(self, rule: Callable[[], T]) -> T:
+        """What `rule` reads, which must be the whole text."""
+        try:
+            result = rule()
+        except ParseError:
+            raise
+        except IRError as error:  # a constructor refuses what the text says
+            self.fail(error.what, hint=error.hint)
+        except RecursionError:
+            self.fail("this is nested too deeply")
+        if self.token.kind != "end":
+            self.fail(f"expected the end of the text, found `{self.token.text}`")
+        return result
+
+    def take(self) -> str:
+        text = self.token.text
+        self.position += 1
+        self.token = self.tokens[min(self.position, len(self.tokens) - 1)]
+        return text
+
+    def accept(self, text: str) -> bool:
+        if self.token.text == text and self.token.kind in ("sign", "name"):
+            self.take()
+            return True
+        return False
+
+    def found(self) -> str:
+        return f"`{self.token.text}`" if self.token.text else "the end of the text"
+
+    def expect(self, text: str) -> None:
+        if not self.accept(text):
+            self.fail(f"expected `{text}`, found {self.found()}")
+
+    def peek(self, text: str, ahead: int = 0) -> bool:
+        token = self.tokens[min(self.position + ahead, len(self.tokens) - 1)]
+        return token.text == text and token.kind in ("sign", "name")
+
+    def name(self) -> str:
+        if self.token.kind == "name":
+            return self.take()
+        if self.token.kind == "quoted":
+            return self.unescaped(self.token.text[1:-1])
+        self.fail(f"expected a name, found {self.found()}")
+
+    def string(self) -> str:
+        if self.token.kind != "string":
+            self.fail(f"expected a string, found {self.found()}")
+        return self.unescaped(self.token.text[1:-1])
+
+    def unescaped(self, inside: str) -> str:
+        try:
+            result = json.loads(f'"{inside}"')
+        except ValueError:
+            self.fail("a malformed escape")
+        self.take()
+        return str(result)
+
+    def integer(self) -> int:
+        sign = -1 if self.accept("-") else 1
+        if self.token.kind != "number" or not self.token.text.isdigit() or len(self.token.text) > DIGITS:
+            self.fail(f"expected an integer, found {self.found()}")
+        return sign * int(self.take())
+
+    def listed(self, item: Callable[[], T], end: str) -> list[T]:
+        """Items separated by commas, up to and including `end`."""
+        items: list[T] = []
+        while not self.accept(end):
+            if items:
+                self.expect(",")
+            items.append(item())
+        return items
+
+    def several(self, item: Callable[[], T]) -> list[T]:
+        """Items separated by commas, one at least."""
+        items = [item()]
+        while self.accept(","):
+            items.append(item())
+        return items
