@@ -292,7 +292,8 @@ class _Linker:
                         hint="compile objects with the relocation model 'pic' and the small code model",
                     )
 
-    def _fill(self) -> None:
+    def _relocate_at_load(self) -> int:
+        """What is left to the loader; returns how many of these relocations only add the load address."""
         out, machine = self.out, self.machine
         # Relative relocations come first so that DT_RELACOUNT lets the loader treat them in one sweep.
         entries = [(section.address + offset, target, addend, machine.absolute) for section, offset, target, addend in self.pointers]
@@ -300,7 +301,7 @@ class _Linker:
         relocations = [
             (place, machine.relative, target.address + addend) for place, target, addend, _ in entries if isinstance(target, _Symbol)
         ]
-        self.relative_count = len(relocations)
+        relative = len(relocations)
         relocations += [
             (place, self.imports[target] << 32 | kind, addend) for place, target, addend, kind in entries if isinstance(target, str)
         ]
@@ -309,12 +310,18 @@ class _Linker:
                 _RELA.pack_into(out[".rela.dyn"].data, index * _RELA.size, *relocation)
             except struct.error as problem:
                 raise CodegenError("a pointer in static data cannot be expressed", why=str(problem)) from None
-        for name, index in self.stubs.items():
-            at = index * machine.stub_size
-            code = machine.stub(out[".plt"].address + at, out[".got"].address + 8 * self.got[name])
-            out[".plt"].data[at : at + machine.stub_size] = code
+        return relative
 
-        order = {name: index for index, name in enumerate(out, start=1)}
+    def _write_stubs(self) -> None:
+        for name, index in self.stubs.items():
+            plt, at = self.out[".plt"], index * self.machine.stub_size
+            code = self.machine.stub(plt.address + at, self.out[".got"].address + 8 * self.got[name])
+            plt.data[at : at + self.machine.stub_size] = code
+
+    def _symbols(self) -> list[_Output]:
+        """Fills .dynsym; returns the tables that are not loaded."""
+        order = {name: index for index, name in enumerate(self.out, start=1)}
+        dynamic = self.out[".dynsym"].data
         symbols, strings = bytearray(_SYM.size), _Strings()
         exported = {self.table[name] for name in self.exports}
         for unit in self.objects:
@@ -325,34 +332,43 @@ class _Linker:
                     symbols += _SYM.pack(strings.add(symbol.name), symbol.kind, 0, index, symbol.address, symbol.size)
         local_count = len(symbols) // _SYM.size
         for index in range(1, len(self.imports) + 1):
-            _SYM.pack_into(out[".dynsym"].data, index * _SYM.size, self.dynamic_names[index - 1], _GLOBAL << 4 | _FUNC, 0, 0, 0, 0)
+            _SYM.pack_into(dynamic, index * _SYM.size, self.dynamic_names[index - 1], _GLOBAL << 4 | _FUNC, 0, 0, 0, 0)
         for index, name in enumerate(self.exports, start=1 + len(self.imports)):
             symbol = self.table[name]
             assert symbol.section is not None
             if not symbol.section.size:
                 raise CodegenError(f"the exported symbol {name!r} lies in an empty section")
             rest = (_GLOBAL << 4 | symbol.kind, 0, order[symbol.section.output], symbol.address, symbol.size)
-            _SYM.pack_into(out[".dynsym"].data, index * _SYM.size, self.dynamic_names[index - 1], *rest)
+            _SYM.pack_into(dynamic, index * _SYM.size, self.dynamic_names[index - 1], *rest)
             symbols += _SYM.pack(strings.add(name), *rest)
-        self.tail = [
+        return [
             _Output(".symtab", _SYMTAB, 0, 8, symbols, len(symbols), _SYM.size, ".strtab", local_count),
             _Output(".strtab", _STRTAB, 0, 1, strings.data, len(strings.data)),
         ]
 
+    def _write_dynamic(self, relative: int) -> None:
+        """What the loader has to know: where the tables lie, and how many relocations are relative."""
+        out = self.out
         dynamic = [] if self.library is None else [(1, self.library)]
         dynamic += [(4, out[".hash"].address), (5, out[".dynstr"].address), (6, out[".dynsym"].address)]
         dynamic += [(10, out[".dynstr"].size), (11, _SYM.size)]
         if ".rela.dyn" in out:
             dynamic += [(7, out[".rela.dyn"].address), (8, out[".rela.dyn"].size), (9, _RELA.size)]
-            dynamic += [(0x6FFFFFF9, self.relative_count)]
+            dynamic += [(0x6FFFFFF9, relative)]
         for index, tag in enumerate(dynamic):
             _DYN.pack_into(out[".dynamic"].data, index * _DYN.size, *tag)
 
     def emit(self, number: int) -> bytes:
         segments = self._lay_out()
         self._relocate()
-        self._fill()
-        sections = [*self.out.values(), *self.tail]
+        relative = self._relocate_at_load()
+        self._write_stubs()
+        symbols = self._symbols()
+        self._write_dynamic(relative)
+        return self._file(number, segments, [*self.out.values(), *symbols])
+
+    def _file(self, number: int, segments: list[tuple[int, list[_Output]]], sections: list[_Output]) -> bytes:
+        """The shared object: headers, sections, section headers."""
         names = _Strings()
         name_at = {output.name: names.add(output.name) for output in sections}
         name_at[".shstrtab"] = names.add(".shstrtab")

@@ -69,6 +69,14 @@ KERNEL, IF, LOOP = Operator("kernel"), Operator("if"), Operator("loop")
 STRUCTURAL = (KERNEL, IF, LOOP)
 
 
+def loop_attrs(
+    trips: Dim, carried: int, reverse_in: Sequence[bool], reverse_out: Sequence[bool], condition: bool = False
+) -> dict[str, Any]:
+    """The attributes of a LOOP; it scans as many values as there are flags `reverse_in`."""
+    flags = {"reverse_in": tuple(reverse_in), "reverse_out": tuple(reverse_out)}
+    return {"trips": trips, "carried": carried, "scanned": len(reverse_in), **flags, "condition": condition}
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Node:
     """One application. `attrs` values: None, bool, int, float, str, dims (`Expr`) and nested tuples of these."""
@@ -165,8 +173,7 @@ class GraphBuilder:
         attrs = dict(attrs or {})
         outputs = infer(op, inputs, attrs, name).outputs
         values = tuple(
-            Value(self.fresh((name or op.name) if n == 0 else f"{name or op.name}.{n}"), t.dtype, t.shape)
-            for n, t in enumerate(outputs)
+            Value(self.fresh((name or op.name) if n == 0 else f"{name or op.name}.{n}"), t.dtype, t.shape) for n, t in enumerate(outputs)
         )
         self.nodes.append(Node(op, tuple(inputs), values, attrs, name))
         return values

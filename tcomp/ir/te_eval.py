@@ -392,10 +392,10 @@ class _Contraction:
         outer = [p for v in self.outer for p in self.parts[v]]
         reduced = [p for v in self.reduced for p in self.parts[v]]
         if len(views) == 1:
-            return self._joined(self._windows(views[0], outer, reduced, function), outer)
+            return self._joined(self._windows(views[0], outer, reduced, function))
         if any(v not in views[0].strides and v not in views[1].strides for v in reduced):
             return None
-        return self._joined(self._matmul(views[0], views[1], outer, reduced), outer)
+        return self._joined(self._matmul(views[0], views[1], outer, reduced))
 
     def _guarded_factors(self, e: Expr) -> tuple[Expr | None, list[Expr]]:
         """The factors; of `select(guard, a * b, 0)` they are `select(guard, a, 0)` and `b`, right if `b` is finite."""
@@ -526,7 +526,7 @@ class _Contraction:
         largest = [max(abs(int(v.array.min())), abs(int(v.array.max()))) for v in (left, right)]
         return np.float64 if largest[0] * largest[1] * count < 1 << 53 else np.int64
 
-    def _joined(self, array: Array, outer: list[Expr]) -> Array:
+    def _joined(self, array: Array) -> Array:
         """Split axes put together again."""
         axis, shape, full = 0, [], list(array.shape)
         for v in self.outer:

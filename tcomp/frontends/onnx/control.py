@@ -12,7 +12,7 @@ from tcomp.frontends.onnx.axes import axis_of
 from tcomp.frontends.onnx.context import Body, Context, Versions
 from tcomp.frontends.onnx.reader import tensor_type
 from tcomp.ir.expr import Dim
-from tcomp.ir.graph import IF, LOOP, Graph, Value
+from tcomp.ir.graph import IF, LOOP, Graph, Value, loop_attrs
 from tcomp.ir.simplify import same_dim, same_shape
 from tcomp.ops.elementwise import FULL
 from tcomp.ops.movement import TRANSPOSE
@@ -103,7 +103,7 @@ def _as_loop(ctx: Context, proto: Any, trips: Dim, states: Sequence[Value]) -> t
     _check_carried(ctx, states, results)
     outputs = results if goes_on is not None else [*results, condition]
     formal = [v for v in body.inputs if v not in body.scope.builder.constants]
-    attrs = _attrs(trips, count, (), (False,) * (len(results) - count), goes_on is None)
+    attrs = loop_attrs(trips, count, (), (False,) * (len(results) - count), goes_on is None)
     types = [_type(v) for v in states] + [(v.dtype, (trips, *v.shape)) for v in results[count:]]
     return _structural(ctx, body, formal, states, outputs, types, attrs)
 
@@ -126,17 +126,6 @@ def _structural(
     captured = list(body.captured)
     graph = _closed(body, formal, captured, outputs)
     return ctx.scope.structural(LOOP, [*inputs, *captured], types, attrs, [graph], ctx.name)
-
-
-def _attrs(trips: Dim, carried: int, reverse_in: Sequence[bool], reverse_out: Sequence[bool], condition: bool) -> dict[str, Any]:
-    return {
-        "trips": trips,
-        "carried": carried,
-        "scanned": len(reverse_in),
-        "reverse_in": tuple(reverse_in),
-        "reverse_out": tuple(reverse_out),
-        "condition": condition,
-    }
 
 
 def _unrolled(ctx: Context, proto: Any, trips: int, states: Sequence[Value]) -> tuple[Value, ...]:
@@ -189,7 +178,7 @@ def scan(ctx: Context) -> tuple[Value, ...]:
     _check_carried(ctx, states, body.outputs[:count])
     number = body.scope.builder.input("iteration", "int64", ())
     directions = [bool(f) for f in flags("scan_input_directions", scanned)]
-    attrs = _attrs(trips, count, directions, [bool(f) for f in flags("scan_output_directions", stacked)], False)
+    attrs = loop_attrs(trips, count, directions, [bool(f) for f in flags("scan_output_directions", stacked)])
     types = [_type(v) for v in states] + [(v.dtype, (trips, *v.shape)) for v in body.outputs[count:]]
     results = _structural(ctx, body, [number, *body.inputs], [*states, *sequences], body.outputs, types, attrs)
     rows = (_behind(ctx, v, axis) for v, axis in zip(results[count:], flags("scan_output_axes", stacked), strict=True))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tcomp.frontends.onnx.context import Context, Versions
-from tcomp.ir.graph import LOOP, GraphBuilder, Operator, Value
+from tcomp.ir.graph import LOOP, GraphBuilder, Operator, Value, loop_attrs
 from tcomp.ops.elementwise import ADD, FULL
 from tcomp.ops.movement import CONCAT, TRANSPOSE
 from tcomp.ops.nn import DENSE
@@ -127,14 +127,7 @@ class Cell:
         now = builder.input("x", x.dtype, x.shape[1:])
         given = [builder.input(v.name, v.dtype, v.shape) for v in captured]
         graph = builder.build(body(add, number, now, olds, given))
-        attrs: Mapping[str, Any] = {
-            "trips": self.steps,
-            "carried": len(states),
-            "scanned": 1,
-            "reverse_in": (backwards,),
-            "reverse_out": (backwards,),
-            "condition": False,
-        }
+        attrs = loop_attrs(self.steps, len(states), [backwards], [backwards])
         stacked = (self.x.dtype, (self.steps, self.batch, self.hidden))
         results = [(s.dtype, s.shape) for s in states] + [stacked]
         *final, hidden = self.ctx.scope.structural(LOOP, [*states, x, *captured], results, attrs, [graph], self.ctx.name)
