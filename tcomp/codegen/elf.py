@@ -18,7 +18,7 @@ section 5.7.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -519,84 +519,98 @@ def _malformed(where: str, why: str) -> NoReturn:
 
 
 def _parse(data: bytes, where: str) -> _Object:
-    def cut(offset: int, size: int) -> bytes:
-        if offset + size > len(data):
-            _malformed(where, f"{size} bytes at offset {offset} lie outside the file of {len(data)} bytes")
-        return data[offset : offset + size]
+    """An object, checked."""
+    return _Reader(data, where).object()
 
-    def text(table: bytes, offset: int) -> str:
+
+class _Reader:
+    """Reads one object; every offset, index and name in it may be wrong."""
+
+    def __init__(self, data: bytes, where: str) -> None:
+        self.data, self.where = data, where
+        ident, kind, self.machine, _, _, _, table_at, _, _, _, _, entry, count, names_at = _EHDR.unpack(self.cut(0, _EHDR.size))
+        if ident[:6] != b"\x7fELF\x02\x01" or kind != 1:
+            _malformed(where, "not a little-endian 64-bit ELF relocatable object")
+        if self.machine not in _MACHINES:
+            _malformed(where, f"unknown processor (ELF machine {self.machine})")
+        if entry != _SHDR.size or names_at >= count:
+            _malformed(where, "bad section header table")
+        self.headers = list(_SHDR.iter_unpack(self.cut(table_at, count * entry)))
+        self.names = self.cut(*self.headers[names_at][4:6])
+
+    def cut(self, offset: int, size: int) -> bytes:
+        if offset + size > len(self.data):
+            _malformed(self.where, f"{size} bytes at offset {offset} lie outside the file of {len(self.data)} bytes")
+        return self.data[offset : offset + size]
+
+    def text(self, table: bytes, offset: int) -> str:
         end = table.find(b"\0", offset)
         if end < 0:
-            _malformed(where, "a name lies outside its string table")
+            _malformed(self.where, "a name lies outside its string table")
         try:
             return table[offset:end].decode()
         except UnicodeDecodeError:
-            _malformed(where, "a name is not UTF-8")
+            _malformed(self.where, "a name is not UTF-8")
 
-    ident, kind, machine, _, _, _, table_at, _, _, _, _, entry, count, names_at = _EHDR.unpack(cut(0, _EHDR.size))
-    if ident[:6] != b"\x7fELF\x02\x01" or kind != 1:
-        _malformed(where, "not a little-endian 64-bit ELF relocatable object")
-    if machine not in _MACHINES:
-        _malformed(where, f"unknown processor (ELF machine {machine})")
-    if entry != _SHDR.size or names_at >= count:
-        _malformed(where, "bad section header table")
-    headers = list(_SHDR.iter_unpack(cut(table_at, count * entry)))
-    section_names = cut(*headers[names_at][4:6])
+    def object(self) -> _Object:
+        sections = [self.section(*header) for header in self.headers]
+        tables = [index for index, header in enumerate(self.headers) if header[1] == _SYMTAB]
+        if len(tables) > 1 or any(header[1] == _RELTAB for header in self.headers):
+            _malformed(self.where, "more than one symbol table, or relocations without addends")
+        symbols = [symbol for table in tables for symbol in self.symbols(table, sections)]
+        # Objects have no useful names of their own; the kernel they define tells more.
+        defined = next((symbol.name for symbol in symbols if symbol.binding != _LOCAL and symbol.section is not None), "")
+        if defined:
+            for loaded in filter(None, sections):
+                loaded.where = f"{self.where} (defines {defined}){loaded.where.removeprefix(self.where)}"
+            self.where = f"{self.where} (defines {defined})"
+        for header in self.headers:
+            self.relocations(header, tables, sections, symbols)
+        return _Object(self.where, self.machine, [section for section in sections if section is not None], symbols)
 
-    sections: list[_Section | None] = []
-    for name_at, kind, flags, _, offset, size, _, _, align, _ in headers:
-        sections.append(None)
+    def section(
+        self, name_at: int, kind: int, flags: int, _address: int, offset: int, size: int, _link: int, _info: int, align: int, _entry: int
+    ) -> _Section | None:
+        """A section, if it is loaded."""
         if not flags & _ALLOC:
-            continue
-        name, align = text(section_names, name_at), max(align, 1)
+            return None
+        name, align = self.text(self.names, name_at), max(align, 1)
         if kind not in (_PROGBITS, _NOBITS, _X86_UNWIND) or flags & _TLS or name.startswith((".ctors", ".dtors")):
-            _malformed(where, f"section {name} (type {kind}) holds neither code nor plain data")
+            _malformed(self.where, f"section {name} (type {kind}) holds neither code nor plain data")
         if align & align - 1 or size >= _LIMIT or (flags & _EXEC and (flags & _WRITE or kind == _NOBITS)):
-            _malformed(where, f"section {name} has a bad alignment, size or protection")
-        # A table without code or data of its own is dropped later; .eh_frame is kept apart because its entries must be
-        # contiguous.
+            _malformed(self.where, f"section {name} has a bad alignment, size or protection")
+        # A table without code or data of its own is dropped later; .eh_frame is kept apart because its entries must be contiguous.
         output = ".text" if flags & _EXEC else ".bss" if kind == _NOBITS else ".data" if flags & _WRITE else ".rodata"
         output = ".eh_frame" if name == ".eh_frame" else output
-        content = bytearray() if kind == _NOBITS else bytearray(cut(offset, size))
-        sections[-1] = _Section(f"{where}, section {name}", output, content, size, align)
+        content = bytearray() if kind == _NOBITS else bytearray(self.cut(offset, size))
+        return _Section(f"{self.where}, section {name}", output, content, size, align)
 
-    tables = [index for index, header in enumerate(headers) if header[1] == _SYMTAB]
-    if len(tables) > 1 or any(header[1] == _RELTAB for header in headers):
-        _malformed(where, "more than one symbol table, or relocations without addends")
-    symbols: list[_Symbol] = []
-    for table in tables:
-        _, _, _, _, offset, size, strings_at, _, _, _ = headers[table]
-        if size % _SYM.size or strings_at >= count:
-            _malformed(where, "bad symbol table")
-        strings = cut(*headers[strings_at][4:6])
-        for name_at, info, _, index, value, extent in _SYM.iter_unpack(cut(offset, size)):
-            name, special = text(strings, name_at), index >= 0xFF00  # absolute (file names), common
-            section = sections[index] if index < count and not special else None
+    def symbols(self, table: int, sections: Sequence[_Section | None]) -> Iterator[_Symbol]:
+        offset, size, strings_at = self.headers[table][4:7]
+        if size % _SYM.size or strings_at >= len(self.headers):
+            _malformed(self.where, "bad symbol table")
+        strings = self.cut(*self.headers[strings_at][4:6])
+        for name_at, info, _, index, value, extent in _SYM.iter_unpack(self.cut(offset, size)):
+            name, special = self.text(strings, name_at), index >= 0xFF00  # absolute (file names), common
+            section = sections[index] if index < len(sections) and not special else None
             if index and section is None and info >> 4 != _LOCAL:
-                _malformed(where, f"symbol {name!r} is common, absolute or in a section that is not loaded")
+                _malformed(self.where, f"symbol {name!r} is common, absolute or in a section that is not loaded")
             if info >> 4 not in (_LOCAL, _GLOBAL, _WEAK) or (section is not None and (info & 15 > 4 or value > section.size)):
-                _malformed(where, f"symbol {name!r} is of an unknown kind or lies outside its section")
-            symbols.append(_Symbol(name, info >> 4, info & 15, section, value, extent))
+                _malformed(self.where, f"symbol {name!r} is of an unknown kind or lies outside its section")
+            yield _Symbol(name, info >> 4, info & 15, section, value, extent)
 
-    # Objects have no useful names of their own; the kernel they define tells more.
-    defined = next((symbol.name for symbol in symbols if symbol.binding != _LOCAL and symbol.section is not None), "")
-    if defined:
-        for loaded in filter(None, sections):
-            loaded.where = f"{where} (defines {defined}){loaded.where.removeprefix(where)}"
-        where = f"{where} (defines {defined})"
-
-    for _, kind, _, _, offset, size, link_to, target_at, _, _ in headers:
-        if kind != _RELATAB:
-            continue
-        target = sections[target_at] if target_at < count else None
+    def relocations(
+        self, header: Sequence[int], tables: Sequence[int], sections: Sequence[_Section | None], symbols: Sequence[_Symbol]
+    ) -> None:
+        """Gives a section its relocations, if the header is that of a table of them."""
+        _, kind, _, _, offset, size, link_to, target_at, _, _ = header
+        target = sections[target_at] if kind == _RELATAB and target_at < len(sections) else None
         if target is None:
-            continue  # relocations of debug information
+            return  # something else, or relocations of debug information
         if [link_to] != tables or size % _RELA.size:
-            _malformed(where, "bad relocation table")
-        for at, info, addend in _RELA.iter_unpack(cut(offset, size)):
-            # Every relocation handled here changes 4 or 8 bytes; whether 8 fit is checked by struct for the whole
-            # output section.
+            _malformed(self.where, "bad relocation table")
+        for at, info, addend in _RELA.iter_unpack(self.cut(offset, size)):
+            # Every relocation handled here changes 4 or 8 bytes; whether 8 fit is checked by struct for the whole output section.
             if info >> 32 >= len(symbols) or at + 4 > len(target.data):
-                _malformed(where, "a relocation points outside its section or symbol table")
+                _malformed(self.where, "a relocation points outside its section or symbol table")
             target.relocations.append((at, info & 0xFFFFFFFF, symbols[info >> 32], addend))
-    return _Object(where, machine, [section for section in sections if section is not None], symbols)
