@@ -192,9 +192,11 @@ def triad(target: Target, size: int, streamed: bool) -> Run:
 
 
 def aligned(shape: tuple[int, ...]) -> np.ndarray:
-    """Zeros at the start of a cache line."""
-    room = np.zeros(4 * prod(shape) + 64, np.uint8)
-    return room[-room.ctypes.data % 64 :][: 4 * prod(shape)].view(np.float32).reshape(shape)
+    """Ones, from the start of a cache line on. (Zeros that were never written would all be one page.)"""
+    room = np.empty(4 * prod(shape) + 64, np.uint8)
+    array = room[-room.ctypes.data % 64 :][: 4 * prod(shape)].view(np.float32).reshape(shape)
+    array.fill(1.0)
+    return array
 
 
 def samples(runs: Mapping[str, Run], rounds: int) -> dict[str, list[float]]:

@@ -164,11 +164,12 @@ ARG_MAX, ARG_MIN = _arg("arg_max", te.max), _arg("arg_min", te.min)
 
 
 def softmax_of(x: te.Tensor, axes: Axes) -> te.Tensor:
-    """exp(x) / sum(exp(x)) over `axes` jointly, in float32 for 16-bit inputs."""
+    """exp(x) / sum(exp(x)) over `axes` jointly, in float32 for 16-bit inputs; the sum, which is 1 or more, is inverted once."""
     top = fold(x, axes, True, te.max, "softmax.max")
     weight = te.compute(x.shape, lambda *i: te.exp(widened(x[i]) - at_kept(top, i)), "softmax.exp")
     total = fold(weight, axes, True, te.sum, "softmax.sum")
-    return te.compute(x.shape, lambda *i: weight[i] / at_kept(total, i), "softmax")
+    inverse = te.compute(total.shape, lambda *i: 1.0 / total[i], "softmax.inverse")
+    return te.compute(x.shape, lambda *i: weight[i] * at_kept(inverse, i), "softmax")
 
 
 def log_softmax_of(x: te.Tensor, axes: Axes) -> te.Tensor:

@@ -21,6 +21,7 @@ from tcomp.schedules import elementwise, rows, stencils, tiled
 from tcomp.schedules.byte_products import add_up_groups, grouped, multiplies_bytes, split_groups
 from tcomp.schedules.groups import Group, attachments, schedule_each
 from tcomp.schedules.knobs import Knobs
+from tcomp.schedules.memory import stream
 from tcomp.schedules.polyhedral import polyhedral_or_not
 from tcomp.schedules.primitives import edit
 from tcomp.schedules.roles import (
@@ -38,7 +39,7 @@ from tcomp.schedules.roles import (
     row_loops,
 )
 from tcomp.schedules.schedule import Schedule
-from tcomp.schedules.shaping import lanes_of, stream
+from tcomp.schedules.shaping import lanes_of
 from tcomp.target import Target
 
 

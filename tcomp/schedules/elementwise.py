@@ -10,6 +10,7 @@ from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
 from tcomp.ir.simplify import linear, simplify
 from tcomp.schedules import turned
 from tcomp.schedules.knobs import Knobs
+from tcomp.schedules.memory import PAGE, ask_ahead, size_of
 from tcomp.schedules.primitives import edit
 from tcomp.schedules.roles import Nest, extent_of, result_nest
 from tcomp.schedules.schedule import Schedule
@@ -36,7 +37,26 @@ def schedule(s: Schedule, result: str, target: Target, knobs: Knobs) -> None:
         return
     pieces = _cut(s, nest)
     outer = [vector_tail(s, piece, edit.find_loop(s.kernel, piece).extent, lanes) for piece in pieces]
-    threads(s, [*loops[:-1], *([outer[0]] if len(outer) == 1 and outer[0] else [])], work >= SERIAL_ELEMENTS, knobs)
+    if len(outer) == 1 and outer[0]:
+        far = any(size_of(r.attr) > target.l2 for r in nest.reads)
+        loops[-1] = _in_pages(s, outer[0], len(loops) == 1, target, knobs) if far else outer[0]
+    else:
+        del loops[-1]
+    threads(s, loops, work >= SERIAL_ELEMENTS, knobs)
+
+
+def _in_pages(s: Schedule, outer: str, alone: bool, target: Target, knobs: Knobs) -> str:
+    """Ask ahead for the operands of a loop over vectors, where they come from memory: by a page. A loop that stands alone is for threads;
+    its iterations are then pages. Returns the loop that threads may share."""
+    page, extent = PAGE * 8 // target.vector_bits, edit.find_loop(s.kernel, outer).extent
+    if not isinstance(extent, int) or extent < 2 * page:
+        return outer
+    if not alone:
+        ask_ahead(s, outer, page, set(), target, knobs)
+        return outer
+    pages, vectors, *_ = s.split(outer, page, "guard" if divides(page, extent) else "peel")
+    ask_ahead(s, vectors, page, set(), target, knobs)
+    return pages
 
 
 def _cases(s: Schedule, nest: Nest) -> tuple[dict[str, Dim | None], list[str]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from tcomp.ir.expr import Dim, as_dim, as_expr
+from tcomp.ir.loops import Buffer
 from tcomp.schedules import elementwise
 from tcomp.schedules.groups import Group
 from tcomp.schedules.knobs import Knobs
+from tcomp.schedules.memory import PAGE, ask_ahead
 from tcomp.schedules.primitives import edit
 from tcomp.schedules.roles import extent_of, fold_axis, nests, result_nest, row_loops, stage_axes
 from tcomp.schedules.schedule import Schedule
@@ -44,16 +47,29 @@ def schedule(s: Schedule, group: Group, target: Target, knobs: Knobs) -> None:
         s.compute_at(name, home, "register" if is_fold else "global")
         if name in partials:
             s.compute_at(partials[name][0], home, "register")
+    passes: list[str | None] = []
     for name in group.inside:
         if name in partials:
             _partial_loops(s, name, *partials[name])
         elif not stage_axes(s.kernel, name, True):
             lane = stage_axes(s.kernel, name, False)[-1]
-            vector_tail(s, lane, edit.find_loop(s.kernel, lane).extent, lanes_of(target, [edit.find_buffer(s.kernel, name)]))
+            passes.append(vector_tail(s, lane, edit.find_loop(s.kernel, lane).extent, lanes_of(target, [edit.find_buffer(s.kernel, name)])))
     if rest:
         nest = edit.find_loop(s.kernel, rest[-1])
-        vector_tail(s, rest[-1], nest.extent, lanes_of(target, [out.writes, *(r.attr for r in out.reads)]))
+        passes.append(vector_tail(s, rest[-1], nest.extent, lanes_of(target, [out.writes, *(r.attr for r in out.reads)])))
+    _ask_for_next_rows(s, [x for x in passes if x is not None], target, knobs)
     threads(s, leading, work * prod(extent_of(edit.find_loop(s.kernel, x).extent) for x in leading) >= SERIAL_ELEMENTS * 4, knobs)
+
+
+def _ask_for_next_rows(s: Schedule, passes: Sequence[str], target: Target, knobs: Knobs) -> None:
+    """The last of the passes over a row that are not folds asks for the rows to come, a page ahead or more: while a row is worked on,
+    memory would wait."""
+    done: set[Buffer] = set()
+    for name in reversed(passes):
+        extent = edit.find_loop(s.kernel, name).extent
+        if isinstance(extent, int) and extent * target.vector_bits // 8 <= target.l1:
+            page = PAGE * 8 // target.vector_bits
+            done |= ask_ahead(s, name, extent * -(-page // extent), done, target, knobs)
 
 
 def _whole(s: Schedule, group: Group, partials: dict[str, tuple[str, str, Dim, int]], target: Target, knobs: Knobs) -> None:

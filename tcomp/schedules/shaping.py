@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import prod
 
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, as_dim, as_expr
@@ -23,16 +22,6 @@ SHARED = 64  # iterations of the loop over threads, where outer loops have so ma
 def lanes_of(target: Target, buffers: Sequence[Buffer]) -> int:
     """Elements of the widest type involved that fill a vector register."""
     return min(MOST_LANES, max(1, target.vector_bits // 8 // max(itemsize(b.dtype) for b in buffers)))
-
-
-def stream(s: Schedule, result: str, target: Target, knobs: Knobs) -> None:
-    """Store a result past the caches if it is so large that no reader would find it there: the last-level cache is shared, and on a
-    virtual machine it is often not as near as its size promises, hence the limit by the core's own."""
-    b = edit.find_buffer(s.kernel, result)
-    sizes = [d for d in b.shape if isinstance(d, int)]
-    size = prod(sizes) * itemsize(b.dtype) if len(sizes) == len(b.shape) else 0
-    if size > target.l2 and knobs.flag(f"{result}.stream", size > min(target.l3 // 2, 8 * target.l2)):
-        s.stream(result)
 
 
 def divides(n: int, extent: Dim) -> bool:

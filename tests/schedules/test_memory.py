@@ -1,0 +1,55 @@
+"""Operands that come from memory are asked for ahead, at odd sizes too; small ones are not."""
+
+from __future__ import annotations
+
+import pytest
+from jit import HOST
+from programs import Program
+from running import expected, interpreted, native
+
+from tcomp.ir import te
+from tcomp.ir.loops import Kernel, Prefetch, walk
+from tcomp.ops.normalization import layer_norm
+from tcomp.ops.reduction import softmax_of
+from tcomp.schedules import cpu
+from tcomp.schedules.lower import lower
+from tcomp.target import Target
+
+SMALL_CACHES = Target.parse("cpu -march=x86_64 -mcpu=haswell -l1=16K -l2=16K -l3=64K")  # what is checked natively must not take long
+
+
+def elementwise(*shape: int) -> Program:
+    a, b = te.placeholder(shape, name="a"), te.placeholder(shape, name="b")
+    return Program((a, b), (te.compute(shape, lambda *i: a[i] * 2 + b[i], name="r"),), {})
+
+
+def softmax(*shape: int) -> Program:
+    a = te.placeholder(shape, "float64", "a")
+    return Program((a,), (softmax_of(a, [len(shape) - 1]),), {}, exact=False)
+
+
+def norm(*shape: int) -> Program:
+    a, s, b = (te.placeholder(x, "float64", name) for x, name in ((shape, "a"), (shape[-1:], "s"), (shape[-1:], "b")))
+    return Program((a, s, b), layer_norm(a, s, b, len(shape) - 1, 1e-5)[:1], {}, exact=False)
+
+
+def asked(kernel: Kernel) -> list[str]:
+    return sorted({s.buffer.name for s in walk(kernel.body) if isinstance(s, Prefetch)})
+
+
+@pytest.mark.skipif(not SMALL_CACHES.runs_on(HOST), reason="needs an x86 processor with AVX2")
+@pytest.mark.parametrize(
+    ("program", "operands"),
+    [
+        (elementwise(40_000), ["a", "b"]), (elementwise(40_003), ["a", "b"]), (elementwise(700), []), (softmax(100, 128), ["a"]),
+        (softmax(67, 131), ["a"]), (softmax(4, 128), []), (norm(100, 128), ["a"]), (norm(90, 77), ["a"]), (softmax(3, 8192), []),
+    ],
+    ids=lambda x: "",
+)  # fmt: skip
+def test_what_is_asked_for(program: Program, operands: list[str]) -> None:
+    s = cpu.schedule(lower("p", program.inputs, program.outputs), SMALL_CACHES)
+    assert asked(s.kernel) == operands
+    runs = [native(program, s.kernel, target=SMALL_CACHES, threads=threads) for threads in (False, True)]
+    for found in (interpreted(program, s.kernel, shuffle=1), *runs):
+        for got, want in zip(found, expected(program), strict=True):
+            program.same(got, want)
