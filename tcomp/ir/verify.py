@@ -322,6 +322,8 @@ class _Loops:
             if isinstance(d, int) and d < 0:
                 _fail(f"the buffer `{b.name}` has an extent of {d}", place)
             self.expression(as_expr(d), place)
+            if E.reads(as_expr(d)):
+                _fail(f"an extent of the buffer `{b.name}` is looked up in another one: {d}", place, why="room is made before anything is computed")
         self.buffers.add(b)
 
     def expression(self, e: Expr, place: object) -> None:

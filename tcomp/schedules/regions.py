@@ -164,5 +164,5 @@ def _most(e: Expr) -> int | None:
 
 
 def _constant_in_loops(extent: Expr) -> bool:
-    """Only symbolic dims (variables without an enclosing loop) occur."""
-    return all(v.attr.extent is None and v.attr.lo != 0 for v in E.variables(extent))
+    """Only symbolic dims (variables without an enclosing loop) occur, and nothing that is looked up."""
+    return not E.reads(extent) and all(v.attr.extent is None and v.attr.lo != 0 for v in E.variables(extent))

@@ -123,6 +123,7 @@ FILL = L.loop("i", 8, lambda i: L.store(A, (i,), 0.0))
         (kernel(L.block(L.Allocate(REGISTERS, FILL), L.store(A, (0,), REGISTERS[0]))), "`R` is read outside of its scope"),
         (kernel(L.Allocate(REGISTERS, L.Allocate(REGISTERS, FILL))), "`R` is declared twice"),
         (kernel(L.Allocate(L.Buffer("S", "float32", (N,), "register"), FILL)), "register buffer `S` has a symbolic shape"),
+        (kernel(L.Allocate(L.Buffer("S", "float32", (E.cast(A[0], "int64"),)), FILL)), "an extent of the buffer `S` is looked up in another one"),
         (kernel(L.Allocate(L.Buffer("S", "float32", (4,), "heap"), FILL)), "unknown scope `heap`"),
         (kernel(L.block(FILL, FILL)), "two loops have the name `i`"),
         (kernel(L.loop("i", 8, lambda i: L.store(A, (i,), 0.0), "diagonal")), "unknown kind of loop `diagonal`"),

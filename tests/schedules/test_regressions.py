@@ -900,3 +900,22 @@ def test_a_million_iterations_are_not_unrolled() -> None:
         n0=5,
     )
     assert run.refused["set_kind"] == 1
+
+
+def test_a_copy_of_what_is_looked_up_has_room_for_all_of_it() -> None:
+    check(
+        """
+        kernel loops(x0: float64[9, 7], y0: float64[2]) -> (y0) {
+          for i1 in 0..7 {
+            for i2 in 0..min(4, max(i1 * -4 + 7, 0)) {
+              y0[i2 % 2] += select(i1 != 0, x0[i1, int64(x0[0, 0]) % 7], x0[i1, 0])
+            }
+          }
+        }
+        """,
+        """
+        s.cache_read("x0", "i1", "cached", scope="shared")
+        s.relayout("cached", "(b,a%7)")
+        s.pipeline("i1", 2, "cached")
+        """,
+    )
