@@ -37,10 +37,11 @@ def is_artifact(path: Path) -> bool:
 def check_model_file(path: Path) -> None:
     """Refuse what cannot be an ONNX model. Raises `InputError`."""
     if is_artifact(path):
-        raise InputError(f"{path} is a compiled artifact", why="this command takes the ONNX model", hint="`tcomp run` and `tcomp bench` take both")
+        raise InputError(
+            f"{path} is a compiled artifact", why="this command takes the ONNX model", hint="`tcomp run` and `tcomp bench` take both"
+        )
     if path.stat().st_size == 0:
         raise InputError(f"{path} is empty")
-
 
 
 def check_writable(path: Path) -> None:

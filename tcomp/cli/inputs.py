@@ -37,7 +37,9 @@ class Feeds:
     def explain(self) -> None:
         """Say on stderr what was made up."""
         if self.random:
-            output.message(f"random inputs (normal; integers 0 or 1): {', '.join(self.random)}; give them with --input NAME=FILE.npy", "dim")
+            output.message(
+                f"random inputs (normal; integers 0 or 1): {', '.join(self.random)}; give them with --input NAME=FILE.npy", "dim"
+            )
         if self.chosen:
             sizes = ", ".join(f"{name}={n}" for name, n in self.chosen.items())
             output.message(f"sizes chosen: {sizes}; give them with --dim NAME=N", "dim")

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 def run(
     model: AnyModel,
     input: Inputs = None,
-    save: Annotated[
-        Path | None, typer.Option("--save", metavar="FILE.npz", help="Save the outputs, by name.", show_default=False)
-    ] = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Show the time of every kernel, and its share of what this machine can do.")] = False,
+    save: Annotated[Path | None, typer.Option("--save", metavar="FILE.npz", help="Save the outputs, by name.", show_default=False)] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Show the time of every kernel, and its share of what this machine can do.")
+    ] = False,
     dim: Dims = None,
     shape: Shapes = None,
     target: TargetName = None,
@@ -106,4 +106,3 @@ def _row(summary: dict[str, Any]) -> list[str]:
     if summary["nonfinite"]:
         first += f"  ({summary['nonfinite']} not finite)"
     return [summary["name"], summary["dtype"], "x".join(map(str, summary["shape"])) or "scalar", *numbers, first]
-

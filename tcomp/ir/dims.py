@@ -9,9 +9,7 @@ from tcomp.ir.expr import Dim, Expr, const, evaluate_int, substitute
 from tcomp.ir.simplify import linear, simplify
 
 
-def bind_dims(
-    shapes: Iterable[tuple[str, Sequence[Dim], Sequence[int]]], dims: Mapping[Expr, int] | None = None
-) -> dict[Expr, int]:
+def bind_dims(shapes: Iterable[tuple[str, Sequence[Dim], Sequence[int]]], dims: Mapping[Expr, int] | None = None) -> dict[Expr, int]:
     """Values of the symbolic dims, given (name, declared shape, actual shape) of arrays; `dims` are known beforehand.
 
     An extent with a single unknown that is linear in it, such as 2 * n + 1, is solved; one with several unknowns waits until

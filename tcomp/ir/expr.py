@@ -189,7 +189,7 @@ _interned: weakref.WeakValueDictionary[tuple[Any, ...], Expr] = weakref.WeakValu
 
 
 def _make(op: str, dtype: str, args: tuple[Expr, ...] = (), attr: Any = None) -> Expr:
-    # Floats are keyed by their bits: 0.0 == -0.0 and nan != nan would break "identity is equality"; True == 1 == 1.0 is told apart by dtype.
+    # Floats are keyed by their bits: 0.0 == -0.0 and nan != nan would break "identity is equality"; dtypes tell True, 1 and 1.0 apart.
     key = (op, dtype, args, attr.hex() if isinstance(attr, float) else attr)
     found = _interned.get(key)
     if found is not None:

@@ -87,9 +87,7 @@ def _loop(node: Node, inputs: Sequence[Array], dims: Mapping[Expr, int], on_valu
     body, attrs = node.bodies[0], node.attrs
     trips, carried, scanned = evaluate_int(as_expr(attrs["trips"]), dims), int(attrs["carried"]), int(attrs["scanned"])
     state, slices, captured = list(inputs[:carried]), inputs[carried : carried + scanned], inputs[carried + scanned :]
-    stacked = [
-        np.zeros([max(trips, 0), *(evaluate_int(d, dims) for d in v.shape[1:])], to_numpy(v.dtype)) for v in node.outputs[carried:]
-    ]
+    stacked = [np.zeros([max(trips, 0), *(evaluate_int(d, dims) for d in v.shape[1:])], to_numpy(v.dtype)) for v in node.outputs[carried:]]
     for number in range(trips):
         rows = [a[trips - 1 - number if backwards else number] for a, backwards in zip(slices, attrs["reverse_in"], strict=True)]
         results = _run(body, [np.array(number, np.int64), *state, *map(np.asarray, rows), *captured], dims, on_value)

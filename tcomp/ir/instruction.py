@@ -86,8 +86,8 @@ class WarpOp:
 class Instruction:
     """`meaning` over its buffers, an `Operand` for each; the last written one is the only output.
 
-    A target must have one of `features` (for a GPU, an architecture at least as new as one of them). `cycles` is the time between two of them
-    with operands in the first-level cache, `uops` counts micro-operations. With `reassociates` the sum of floats is in an order of its own.
+    A target must have one of `features` (for a GPU, an architecture at least as new as one of them). `cycles` is the time between two of
+    them with operands in the first-level cache, `uops` counts micro-operations. With `reassociates` the sum of floats is in an order of its own.
     Raises `IRError` where the meaning is not of the form above or does not fit the emission.
     """
 

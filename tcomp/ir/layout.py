@@ -73,7 +73,8 @@ class Layout:
     def shape(self, logical: Sequence[Dim]) -> tuple[Dim, ...]:
         """Physical extents, padding included."""
         return tuple(
-            p.mod if p.mod is not None else as_dim((as_expr(logical[p.axis]) + (p.div - 1)) // p.div + (p.before + p.after)) for p in self.pieces
+            p.mod if p.mod is not None else as_dim((as_expr(logical[p.axis]) + (p.div - 1)) // p.div + (p.before + p.after))
+            for p in self.pieces
         )
 
     def logical(self, physical: Sequence[ExprLike]) -> tuple[Expr, ...]:
@@ -102,7 +103,9 @@ class Layout:
             whole = array.transpose([p.axis for p in self.pieces])
             return np.ascontiguousarray(np.pad(whole, [(p.before, p.after) for p in self.pieces]) if self.has_halo else whole)
         # Cut each axis into its pieces, slowest first, after padding it to whole blocks; then bring the pieces into order.
-        cuts = [sorted((n for n, p in enumerate(self.pieces) if p.axis == axis), key=lambda n: -self.pieces[n].div) for axis in range(self.rank)]
+        cuts = [
+            sorted((n for n, p in enumerate(self.pieces) if p.axis == axis), key=lambda n: -self.pieces[n].div) for axis in range(self.rank)
+        ]
         extents = [int(d) for d in self.shape(array.shape)]
         padding = [(0, math.prod(extents[n] for n in pieces) - size) for pieces, size in zip(cuts, array.shape, strict=True)]
         order = [n for pieces in cuts for n in pieces]

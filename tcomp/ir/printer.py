@@ -53,7 +53,27 @@ SUFFIXES = {"float32": "f", "float64": "", "float16": "f16", "bfloat16": "bf16",
     d: f"{'i' if d in SIGNED else 'u'}{bits}" for d, bits in BITS.items() if "int" in d and d != INDEX
 }
 RESERVED = frozenset(
-    ("_", "let", "in", "for", "if", "else", "while", "alloc", "call", "prefetch", "stream", "inf", "nan", "true", "false", "none", "return", "extern", "reducer")
+    (
+        "_",
+        "let",
+        "in",
+        "for",
+        "if",
+        "else",
+        "while",
+        "alloc",
+        "call",
+        "prefetch",
+        "stream",
+        "inf",
+        "nan",
+        "true",
+        "false",
+        "none",
+        "return",
+        "extern",
+        "reducer",
+    )
     + ("instruction", "const")
 )
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*")

@@ -348,7 +348,8 @@ def _monomial_bounds(monomial: Monomial) -> Bounds:
 def _weaken(terms: Linear, variables_first: bool) -> Linear | None:
     """A sum that is nowhere larger, with one atom replaced by an expression that bounds it. None when no rule applies.
 
-    The order matters: n // 4 * 4 - i * 4 with i < n // 4 is positive as long as n // 4 stands there, x // 4 * 4 - x >= -3 as long as x does.
+    The order matters: n // 4 * 4 - i * 4 with i < n // 4 is positive as long as n // 4 stands there, x // 4 * 4 - x >= -3 as long as x
+    does.
     """
     for m, k in terms.items():
         for n, c in terms.items():  # x // a - y // a >= 0 where x >= y

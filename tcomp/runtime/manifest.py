@@ -30,13 +30,26 @@ FORMAT = 1
 MANIFEST_LIMIT = 64 << 20  # bytes
 
 _NATIVE = frozenset(
-    ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64", "complex64", "complex128"]
+    [
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+    ]
 )
 # Element types that NumPy lacks, with the type of their raw bits. Those narrower than a byte take one byte each.
 _EXTENDED = {"bfloat16": "uint16"}
-_EXTENDED |= dict.fromkeys(
-    ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"), "uint8"
-)
+_EXTENDED |= dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"), "uint8")
 _EXTENDED |= dict.fromkeys(("float4_e2m1fn", "int4", "uint4", "int2", "uint2"), "uint8")
 
 
@@ -128,9 +141,7 @@ def parse_manifest(data: bytes) -> Manifest:
         raise ArtifactError("the manifest is not valid JSON", why=str(problem)) from None
     top = _Fields(root, "manifest")
     if (version := top.integer("format")) != FORMAT:
-        raise ArtifactError(
-            f"the manifest has format {version}, this runtime reads format {FORMAT}", hint="compile the model again"
-        )
+        raise ArtifactError(f"the manifest has format {version}, this runtime reads format {FORMAT}", hint="compile the model again")
     target = top.fields("target")
     dims = tuple(_dim(entry) for entry in top.entries("dims"))
     for kind, names in (
@@ -208,11 +219,7 @@ class _Fields:
 
     def texts(self, key: str) -> tuple[str, ...]:
         values = self.array(key)
-        return (
-            tuple(values)
-            if all(isinstance(value, str) for value in values)
-            else _wrong(f"{self.where}.{key}", "strings")
-        )
+        return tuple(values) if all(isinstance(value, str) for value in values) else _wrong(f"{self.where}.{key}", "strings")
 
     def fields(self, key: str) -> _Fields:
         return _Fields(self.value(key), f"{self.where}.{key}")

@@ -6,8 +6,8 @@ independent and run in parallel (overlapped tiling: S. Krishnamoorthy et al., "E
 computations", 2007; and J. Ragan-Kelley et al., "Halide", 2013). How much of each stage a tile needs follows from the accesses, the size
 of the tiles from a count of what is computed twice and from the caches; `compute_at` proves every move.
 
-A chain is recognised by its accesses alone: stages that write each element in one place, `S[y, x]`, and read each other at `[y + c, x + c]`,
-clamped to the edges or not, or in a small window that is folded. At least one stage is read at several places.
+A chain is recognised by its accesses alone: stages that write each element in one place, `S[y, x]`, and read each other at
+`[y + c, x + c]`, clamped to the edges or not, or in a small window that is folded. At least one stage is read at several places.
 """
 
 from __future__ import annotations

@@ -118,10 +118,14 @@ def _step(number: int, item: Any) -> Step:
         case [str(primitive), list(arguments), dict(options)]:
             pass
         case _:
-            raise ScheduleError("a step of the trace is malformed", where=where, why="it is not of the form [primitive, [arguments], {options}]")
+            raise ScheduleError(
+                "a step of the trace is malformed", where=where, why="it is not of the form [primitive, [arguments], {options}]"
+            )
     for name in (primitive, *options):  # a trace is also printed as Python
         if not name.isidentifier():
-            raise ScheduleError("a step of the trace is malformed", where=where, why=f"`{name[:40]}` is no name of a primitive or an option")
+            raise ScheduleError(
+                "a step of the trace is malformed", where=where, why=f"`{name[:40]}` is no name of a primitive or an option"
+            )
     return Step(primitive, tuple(_plain(a, where) for a in arguments), tuple((name, _plain(a, where)) for name, a in options.items()))
 
 

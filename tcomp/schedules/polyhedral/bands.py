@@ -133,9 +133,8 @@ class Planner:
         return own
 
     def axes(self, x: Instance, chain: Sequence[Any]) -> list[Axis]:
-        return [
-            axis(x, member(node, x, d), bool(node.band_member_get_coincident(d)), self.model.context) for node in chain for d in range(node.band_n_member())
-        ]  # fmt: skip
+        places = [(node, d) for node in chain for d in range(node.band_n_member())]
+        return [axis(x, member(node, x, d), bool(node.band_member_get_coincident(d)), self.model.context) for node, d in places]
 
     def permutable(self, x: Instance) -> list[Axis] | None:
         """Axes that all may be interchanged, from the exact dependences of one statement."""

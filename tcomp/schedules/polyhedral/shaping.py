@@ -18,7 +18,7 @@ LONG = 8  # vectors of a loop for which one more, to align the others, is cheap
 
 
 def shape(s: Schedule, plan: Plan, target: Target) -> None:
-    """Vectorizes and unrolls the loops that the plan wants so; one that cannot be runs in order. (`affine` proves and makes parallel loops.)"""
+    """Vectorizes and unrolls the loops that the plan wants so; one that cannot be runs in order. (`affine` makes the parallel loops.)"""
     for role in ("lanes", "vector", UNROLLED, "sum"):
         for name, loop in list(s.loops.items()):
             found = plan.loop(name)

@@ -23,9 +23,9 @@ def set_kind(kernel: Kernel, loop: str, kind: str, reassociate: bool = False) ->
     """How the iterations of a loop run: serial, parallel, vectorized, unrolled, or bound to an axis of a GPU (block.x ... thread.z).
 
     Legal for parallel, vectorized and bound loops when no iteration writes what another one touches; vectorized and unrolled need a
-    constant extent of at most 4096. A loop that accumulates into one element may be vectorized, or bound to thread.x, with `reassociate`: the lanes
-    (threads) are then folded as a binary tree. `s.parallel(loop)`, `s.vectorize(loop)`, `s.unroll(loop)`, `s.bind(loop, axis)` are
-    short for it. Good for: threads on outer loops, lanes on inner loops along neighbouring elements, copies of short innermost loops.
+    constant extent of at most 4096. A loop that accumulates into one element may be vectorized, or bound to thread.x, with `reassociate`:
+    the lanes (threads) are then folded as a binary tree. `s.parallel(loop)`, `s.vectorize(loop)`, `s.unroll(loop)`, `s.bind(loop, axis)`
+    are short for it. Good for: threads on outer loops, lanes on inner loops along neighbouring elements, copies of short innermost loops.
 
     >>> from tcomp import te
     >>> from tcomp.schedules import Schedule

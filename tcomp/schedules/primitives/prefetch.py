@@ -15,9 +15,9 @@ def prefetch(kernel: Kernel, buffer: str, loop: str, distance: int) -> Kernel:
     """Every iteration of a serial loop first asks for the elements of `buffer` that it will read `distance` iterations later, one for
     each vector.
 
-    Legal where no index is read from memory: a prefetch reads nothing, and may point behind the end. Good for operands that come from far away at every use, such
-    as weights which no cache holds: the hardware does not ask for the next page of its own accord. It costs an instruction for each
-    vector, so it hurts where the operand is near.
+    Legal where no index is read from memory: a prefetch reads nothing, and may point behind the end. Good for operands that come from far
+    away at every use, such as weights which no cache holds: the hardware does not ask for the next page of its own accord. It costs an
+    instruction for each vector, so it hurts where the operand is near.
 
     >>> from tcomp import te
     >>> from tcomp.schedules import Schedule

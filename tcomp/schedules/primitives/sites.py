@@ -240,7 +240,9 @@ def check_shared_memory(kernel: Kernel, step: str, scope: str, target: For) -> N
     if scope == "shared":
         for s in path(kernel.body, target):
             if isinstance(s, For) and s.kind.startswith("thread"):
-                raise refuse(kernel, step, f"shared memory cannot be filled inside the {s.kind} loop `{s.var.name}`", "name a loop outside of it")
+                raise refuse(
+                    kernel, step, f"shared memory cannot be filled inside the {s.kind} loop `{s.var.name}`", "name a loop outside of it"
+                )
 
 
 def check_no_race(kernel: Kernel, step: str, changed: Kernel, loop: str, sources: Sequence[Buffer]) -> Kernel:

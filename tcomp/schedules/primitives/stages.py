@@ -349,7 +349,8 @@ def _belongs_to(
             if not holds(condition):
                 shown = {place: E.var("abcdefghijklmnop"[d]) for d, place in enumerate(places)}
                 element = f"{buffer.name}[{', '.join(str(v) for v in shown.values())}]"
-                why = f"`{element}` would be missing: no iteration of `{x.var.name}` goes with it unless {simplify(E.substitute(condition, shown))}"
+                wanted = simplify(E.substitute(condition, shown))
+                why = f"`{element}` would be missing: no iteration of `{x.var.name}` goes with it unless {wanted}"
                 raise refuse(kernel, step, why)
     return places, values
 
