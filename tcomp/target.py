@@ -79,7 +79,6 @@ _FEATURES = {arch: frozenset().union(*cpus.values()) for arch, cpus in _CPUS.ite
 """The features that decide which instructions generated code may use; all others of a processor are of no concern here."""
 
 
-
 @dataclass(frozen=True, slots=True)
 class Core:
     """How fast a processor is. Rates are those of one core, a cycle, for vectors of the full width; bandwidths are attainable ones."""
@@ -218,7 +217,8 @@ class Target:
             return Target.host()
         if not words or words[0] != "cpu":
             raise TargetError(
-                f"unknown target `{text}`", hint="`cpu`, `cpu -mcpu=NAME`, `cpu -march=aarch64 -mcpu=NAME`, `aarch64`, `cuda`, `cuda -arch=sm_90a`"
+                f"unknown target `{text}`",
+                hint="`cpu`, `cpu -mcpu=NAME`, `cpu -march=aarch64 -mcpu=NAME`, `aarch64`, `cuda`, `cuda -arch=sm_90a`",
             )
         options = dict(_option(word, text) for word in words[1:])
         arch = _arch(options.pop("march", None), options.get("mcpu"), text)
@@ -237,9 +237,7 @@ class Target:
         changes = [f"+{f}" for f in self.features if f not in usual] + [f"-{f}" for f in sorted(usual - set(self.features))]
         if changes:
             words.append("-mattr=" + ",".join(changes))
-        words += [
-            f"-{level}={_size_text(getattr(self, level))}" for level, size in _CACHES.items() if getattr(self, level) != size
-        ]
+        words += [f"-{level}={_size_text(getattr(self, level))}" for level, size in _CACHES.items() if getattr(self, level) != size]
         if self.cores != 1:
             words.append(f"-cores={self.cores}")
         return " ".join(words)
@@ -300,6 +298,11 @@ class Target:
         """How fast the first of a CUDA target's architectures is."""
         return _GPUS[self.cpu.split(",")[0].removesuffix("a")]
 
+    @property
+    def shared_of_block(self) -> int:
+        """Bytes of shared memory that a block may have on each of a CUDA target's architectures: all of an SM but what the system takes."""
+        return min(_GPUS[arch.removesuffix("a")].shared for arch in self.cpu.split(",")) - 1 << 10
+
     def lanes(self, bits: int) -> int:
         """Elements of `bits` bits in one vector register."""
         return self.vector_bits // bits
@@ -315,9 +318,7 @@ class Target:
 def _option(word: str, text: str) -> tuple[str, str]:
     match = re.fullmatch(r"-(march|mcpu|mattr|l1|l2|l3|cores)=(\S+)", word)
     if match is None:
-        raise TargetError(
-            f"unknown option `{word}`", where=text, hint="-march= -mcpu= -mattr=+feature,-feature -l1= -l2= -l3= -cores="
-        )
+        raise TargetError(f"unknown option `{word}`", where=text, hint="-march= -mcpu= -mattr=+feature,-feature -l1= -l2= -l3= -cores=")
     return match[1], match[2]
 
 
@@ -354,9 +355,7 @@ def _features(arch: str, cpu: str, changes: str, text: str) -> tuple[str, ...]:
     for change in filter(None, changes.split(",")):
         sign, name = change[0], change[1:]
         if sign not in "+-" or name not in _FEATURES[arch]:
-            raise TargetError(
-                f"unknown feature `{change}`", where=text, hint=f"+ or - one of {', '.join(sorted(_FEATURES[arch]))}"
-            )
+            raise TargetError(f"unknown feature `{change}`", where=text, hint=f"+ or - one of {', '.join(sorted(_FEATURES[arch]))}")
         features.add(name) if sign == "+" else features.discard(name)
     return tuple(sorted(features))
 
@@ -364,9 +363,7 @@ def _features(arch: str, cpu: str, changes: str, text: str) -> tuple[str, ...]:
 def _size(value: str, what: str, text: str) -> int:
     match = re.fullmatch(r"(\d{1,9})([KM]?)", value)
     if match is None or int(match[1]) == 0:
-        raise TargetError(
-            f"`{value}` is no {'count' if what == 'cores' else 'size'} for -{what}", where=text, hint="as in 32K, 2M"
-        )
+        raise TargetError(f"`{value}` is no {'count' if what == 'cores' else 'size'} for -{what}", where=text, hint="as in 32K, 2M")
     return int(match[1]) << {"": 0, "K": 10, "M": 20}[match[2]]
 
 

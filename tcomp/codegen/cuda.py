@@ -47,19 +47,21 @@ from tcomp.ir.simplify import from_linear, linear, simplify
 from tcomp.target import Target
 
 MOST_THREADS = 1024  # of a block
-SHARED_LIMIT = 48 << 10  # bytes of shared memory that a block may have without asking for more
+STATIC_SHARED = 48 << 10  # bytes of shared memory that a block has without asking for more at its launch
 LOCAL_LIMIT = 64 << 10  # bytes of one array that a thread keeps to itself
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One `__global__` function: `grid` and `block` by axis, the buffers and scalars of the kernel it takes, by number, in order."""
+    """One `__global__` function: `grid` and `block` by axis, the buffers and scalars of the kernel it takes, by number, in order, and the
+    bytes of shared memory that a block asks for."""
 
     function: str
     grid: tuple[Dim, Dim, Dim]
     block: tuple[int, int, int]
     buffers: tuple[int, ...]
     scalars: tuple[int, ...]
+    shared: int = 0
 
 
 def emit_kernel(kernel: Kernel, target: Target, trace: Sequence[object] = ()) -> tuple[str, tuple[Launch, ...]]:
@@ -104,7 +106,7 @@ class Function(Expressions):
         self.declarations: list[str] = []
         self.grid: list[Dim] = [1, 1, 1]
         self.block = [1, 1, 1]
-        self.shared = 0
+        self.shared: dict[Buffer, int] = {}  # buffers of the block: elements of each
         self.warps = Warps(self)
         self.copies: set[Stmt] = set()  # phases that run in the background
         self.copying = False
@@ -135,8 +137,7 @@ class Function(Expressions):
         self.copies = set(copies(self, body))
         self.waits = place(body, self.copies)
         self.outside(body)
-        if self.shared > SHARED_LIMIT:
-            raise self.fail(f"a block would take {self.shared} bytes of shared memory", why=f"at most {SHARED_LIMIT} are possible")
+        asked = self.declare_shared()
         for d in self.grid:
             self.note(as_expr(d))
         buffers = [b for b in self.kernel.buffers if b in self.used_buffers]
@@ -148,7 +149,7 @@ class Function(Expressions):
         numbers = {b: n for n, b in enumerate(self.kernel.buffers)} | {v: n for n, v in enumerate(self.kernel.scalars)}
         x, y, z = self.block
         grid = (self.grid[0], self.grid[1], self.grid[2])
-        return text, Launch(self.name, grid, (x, y, z), tuple(numbers[b] for b in buffers), tuple(numbers[v] for v in scalars))
+        return text, Launch(self.name, grid, (x, y, z), tuple(numbers[b] for b in buffers), tuple(numbers[v] for v in scalars), asked)
 
     def parameter(self, b: Buffer) -> str:
         const = "" if b in self.written else "const "
@@ -200,9 +201,29 @@ class Function(Expressions):
         self.share(buffer, size)
 
     def share(self, buffer: Buffer, size: int) -> None:
-        self.shared += -(-size * itemsize(buffer.dtype) // 16) * 16
         self.names[buffer] = self.fresh(buffer.name)
-        self.declarations.append(f"  __shared__ __align__(16) {MEMORY[buffer.dtype]} {self.names[buffer]}[{max(1, size)}];")
+        self.shared[buffer] = max(1, size)
+
+    def declare_shared(self) -> int:
+        """The buffers of the block: arrays, or parts of the memory that the launch is asked for if they are large; returns its size."""
+        sizes = {b: -(-count * itemsize(b.dtype) // 16) * 16 for b, count in self.shared.items()}
+        total = sum(sizes.values())
+        if total > self.target.shared_of_block:
+            raise self.fail(
+                f"a block would take {total} bytes of shared memory", f"at most {self.target.shared_of_block} are possible on {self.target}"
+            )
+        if total <= STATIC_SHARED:
+            self.declarations += [
+                f"  __shared__ __align__(16) {MEMORY[b.dtype]} {self.names[b]}[{count}];" for b, count in self.shared.items()
+            ]
+            return 0
+        whole, start = self.fresh("block_memory"), 0
+        self.declarations.append(f"  extern __shared__ __align__(16) unsigned char {whole}[];")
+        for b, size in sizes.items():
+            kind = MEMORY[b.dtype]
+            self.declarations.append(f"  {kind}* const {self.names[b]} = reinterpret_cast<{kind}*>({whole} + {start});")
+            start += size
+        return total
 
     def constant(self, buffer: Buffer, extent: Dim) -> int:
         if not isinstance(extent, int):

@@ -31,6 +31,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 _SESSIONS = 16  # sets of input shapes whose memory and graph are kept
 _GRAPH_NODES = 20_000  # longer runs are launched step by step
+_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # of a function: CUfunction_attribute of the driver
 _PINNED = 32 << 20  # bytes of the staging buffer for uploads
 
 
@@ -261,13 +262,20 @@ class CupyDevice:
         driver = self.cupy.cuda.driver
         module = driver.moduleLoadData(best_code(kernel, self.capability))
         self.modules.append(module)
-        return {launch.function: driver.moduleGetFunction(module, launch.function) for launch in kernel.launches}
+        found = {}
+        for launch in kernel.launches:
+            function = driver.moduleGetFunction(module, launch.function)
+            if launch.shared:
+                driver.funcSetAttribute(function, _MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared)
+            found[launch.function] = function, launch.shared
+        return found
 
     def launch(self, function: Any, grid: tuple[int, int, int], block: tuple[int, int, int], arguments: Sequence[int]) -> None:
+        handle, shared = function
         cells = (ctypes.c_int64 * max(1, len(arguments)))(*arguments)  # pointers and 64-bit integers alike
         start = ctypes.addressof(cells)
         places = (ctypes.c_void_p * max(1, len(arguments)))(*(start + 8 * n for n in range(len(arguments))))
-        self.cupy.cuda.driver.launchKernel(function, *grid, *block, 0, self.stream.ptr, ctypes.addressof(places), 0)
+        self.cupy.cuda.driver.launchKernel(handle, *grid, *block, shared, self.stream.ptr, ctypes.addressof(places), 0)
 
     def copy(self, target: int, source: int, size: int) -> None:
         runtime = self.cupy.cuda.runtime

@@ -44,13 +44,14 @@ class Device(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One function of a kernel: see the format."""
+    """One function of a kernel: see the format. `shared`: bytes of shared memory that each block asks for at the launch."""
 
     function: str
     grid: tuple[Size, ...]
     block: tuple[int, int, int]
     buffers: tuple[int, ...]
     scalars: tuple[int, ...]
+    shared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +94,7 @@ class Plan:
         """Whether what is launched depends on values that the model computes."""
 
         def any_in(steps: list[Any]) -> bool:
-            return any(
-                "branch" in s or ("repeat" in s and (s["condition"] is not None or any_in(s["body"]))) for s in steps
-            )
+            return any("branch" in s or ("repeat" in s and (s["condition"] is not None or any_in(s["body"]))) for s in steps)
 
         return any_in(self.steps)
 
@@ -300,6 +299,12 @@ class _Record:
             _wrong(f"{self.where}.{key}", "small numbers")
         return tuple(values)
 
+    def integer(self, key: str, most: int) -> int:
+        value = self.get(key, int)
+        if type(value) is not int or not 0 <= value <= most:
+            _wrong(f"{self.where}.{key}", "a small number")
+        return value
+
 
 def _check_size(size: Any, names: Mapping[str, set[int | str]], where: str, depth: int = 0) -> None:
     if type(size) is int and abs(size) <= _LIMIT:
@@ -322,7 +327,10 @@ def _kernel(entry: _Record) -> KernelCode:
         block, grid = r.integers("block", 1024), r.get("grid", list)
         if len(block) != 3 or len(grid) != 3 or not all(block):
             _wrong(r.where, "three extents of grid and block")
-        launches.append(Launch(r.get("function", str), tuple(grid), block, r.integers("buffers", 4096), r.integers("scalars", 4096)))
+        (shared,) = _Record({"shared": [r.get("shared", int)]}, r.where).integers("shared", 1 << 20)
+        launches.append(
+            Launch(r.get("function", str), tuple(grid), block, r.integers("buffers", 4096), r.integers("scalars", 4096), shared)
+        )
     try:
         cubins = {str(arch): base64.b64decode(text, validate=True) for arch, text in entry.get("cubin", dict).items()}
         return KernelCode(tuple(launches), cubins, base64.b64decode(entry.get("ptx", str), validate=True))

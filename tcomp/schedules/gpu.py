@@ -6,8 +6,8 @@ launch.
     elementwise   no reduction              one thread per vector of up to 16 bytes, all loops fused
     tile          one reduction, read at    one thread per tile of accumulators in registers, over the whole fold; neighbouring
                   the element stored        threads take neighbouring columns (matmul, convolution, pooling, column sums)
-    blocks        the same, of a large      one block per tile of the result: operands are staged in shared memory, a slice of the fold
-                  plain product             at a time, copied some slices ahead (matmul)
+    blocks        a sum of products, of     one block per tile of the result: both factors are staged in shared memory, a slice of the
+                  rows and columns          fold at a time, copied some slices ahead (matmul, convolution: see `gpu_products`)
     lines         reductions over the       one thread per row, which it keeps to itself
                   rest of a short row
     rows          reductions over the rest  one block per row: each thread folds a strided part, then the block folds the partial
@@ -22,11 +22,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Accumulate, For, Kernel, walk
+from tcomp.schedules import gpu_products
+from tcomp.schedules.gpu_loops import VECTOR_BYTES, fuse_all, is_contraction, lanes, vector_width
 from tcomp.schedules.groups import Group, attachments, schedule_each
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import edit
@@ -37,7 +40,6 @@ from tcomp.schedules.roles import (
     fold_axis,
     fold_nest,
     imperative,
-    is_product,
     nests,
     result_nest,
     row_axis,
@@ -49,19 +51,12 @@ from tcomp.schedules.schedule import Schedule
 from tcomp.target import Target
 
 THREADS = 256  # of a block, where nothing speaks against it
-VECTOR_BYTES = 16  # the widest access of a thread
 FILLED = 1 << 15  # threads that keep a large GPU busy
 ROW = 32  # from this length on a row gets a block of its own
 LINE = 256  # bytes of a short row's intermediate values that one thread keeps
 SHARED_ROWS = 32 << 10  # bytes of a row's intermediate values that are kept in shared memory
 LONG = 1 << 15  # from this length on a fold with few results is divided first
 SLICE = 32  # the least that a part of a divided fold accumulates
-BLOCKS = 96  # of a staged product at least: fewer leave much of the machine idle
-STAGES = 4  # slices of a staged product in shared memory at most
-SHARED_BLOCK = 48 << 10  # bytes of shared memory that a block may have without asking for more
-REGISTERS = 1 << 16  # of an SM
-OTHER_REGISTERS = 48  # of a thread of a staged product, beside its accumulators: addresses, and elements at hand
-BACKGROUND = 80  # the first architecture whose copies into shared memory pass no register
 
 
 def schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Schedule:
@@ -73,7 +68,7 @@ def schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Sche
     s.collapse()
     decided = Knobs() if knobs is None else knobs
     if not imperative(s.kernel):
-        schedule_each(s, _groups(s), lambda group: _schedule_group(s, group, target, decided), "runs on one thread")
+        schedule_each(s, _groups(s, target), lambda group: _schedule_group(s, group, target, decided), "runs on one thread")
     s.clean()
     return s
 
@@ -81,17 +76,18 @@ def schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Sche
 # ---------------------------------------------------------------- grouping
 
 
-def _groups(s: Schedule) -> list[Group]:
+def _groups(s: Schedule, target: Target) -> list[Group]:
     """Attach each temporary to the one result that reads it, where the structure allows; it is stored whole otherwise."""
-    return [g for result, inside in attachments(s.kernel) for g in _formed(s, result, inside)]
+    return [g for result, inside in attachments(s.kernel) for g in _formed(s, result, inside, target)]
 
 
-def _formed(s: Schedule, result: str, inside: tuple[str, ...]) -> list[Group]:
+def _formed(s: Schedule, result: str, inside: tuple[str, ...], target: Target) -> list[Group]:
     groups: list[Group] = []
     folds = {n.writes.name for n in nests(s.kernel) if n.is_fold}
     for name in {*inside, result} & folds if len({*inside, result} & folds) == 1 else ():
-        if (partial := _divided(s, name)) is not None:
-            groups += _formed(s, partial, ())
+        staged = gpu_products.find(fold_nest(s.kernel, name), result_nest(s.kernel, name)) is not None
+        if (partial := gpu_products.divide(s, name, target) if staged else _divided(s, name)) is not None:
+            groups += _formed(s, partial, (), target)
     if result in folds:
         local = f"{result}.acc"
         s.cache_write(result, local)
@@ -100,7 +96,7 @@ def _formed(s: Schedule, result: str, inside: tuple[str, ...]) -> list[Group]:
     if shape is not None:
         return [*groups, Group(result, inside, shape)]
     for name in inside:
-        groups += _formed(s, name, ())
+        groups += _formed(s, name, (), target)
     return [*groups, Group(result, (), "elementwise")]
 
 
@@ -111,7 +107,7 @@ def _divided(s: Schedule, result: str) -> str | None:
         return None
     longest = max(fold.folds, key=lambda x: extent_of(x.extent))
     results, length = prod(extent_of(x.extent) for x in fold.spatial), extent_of(longest.extent)
-    product = _contraction(fold) and bool(fold.spatial)  # others are folded by rows, many threads to each
+    product = is_contraction(fold) and bool(fold.spatial)  # others are folded by rows, many threads to each
     if length < (SLICE * 8 if product else LONG) or results * (1 if product else THREADS * 8) >= FILLED:
         return None
     lanes = 1 << (min(4 * FILLED // results, length // SLICE).bit_length() - 1)
@@ -134,20 +130,14 @@ def _shape(s: Schedule, result: str, inside: tuple[str, ...]) -> str | None:
         if len(inside) > 1:
             together = _fits(s, inside, rows) and all(_longest(n) >= ROW and fold_axis(n) is not None for n in folds)
             return "rows" if together and rows else None
-        if _by_rows(folds[0]):
-            return "rows"
-        return "blocks" if _staged(folds[0], out) else "tile"
+        if gpu_products.find(folds[0], out) is not None:
+            return "blocks"
+        return "rows" if _by_rows(folds[0]) else "tile"
     if not rows or out.loops[-1].var in rows or not _fits(s, inside, rows):
         return None
     if all(_longest(n) >= ROW for n in folds):
         return "rows"
     return "lines" if _fits(s, inside, rows, LINE) else None
-
-
-def _contraction(fold: Nest) -> bool:
-    """A sum of products of what is read."""
-    leaf = fold.leaf
-    return isinstance(leaf, Accumulate) and leaf.reducer.combine.op == "add" and is_product(fold)
 
 
 def _longest(fold: Nest) -> int:
@@ -161,7 +151,7 @@ def _by_rows(fold: Nest) -> bool:
     if not fold.spatial:
         return True
     lane = fold.spatial[-1]
-    if _contraction(fold) and row_axis(fold) is not None and extent_of(lane.extent) >= 16:
+    if is_contraction(fold) and row_axis(fold) is not None and extent_of(lane.extent) >= 16:
         return False
     return fold_axis(fold) is not None and not contiguous(fold.reads, lane.var)
 
@@ -187,7 +177,12 @@ def _schedule_group(s: Schedule, group: Group, target: Target, knobs: Knobs) -> 
     elif group.shape == "tile":
         _tile(s, group.result, group.inside[0])
     elif group.shape == "blocks":
-        _blocks(s, group.result, group.inside[0], target, knobs)
+        try:
+            with s.together():
+                gpu_products.schedule(s, group.result, group.inside[0], target, knobs)
+        except ScheduleError as error:
+            s.note(f"`{group.result}` is not staged in shared memory: {error.why or error.what}")
+            _tile(s, group.result, group.inside[0])
     elif group.shape == "lines":
         _lines(s, group)
     else:
@@ -221,9 +216,7 @@ def _vector(nest: Nest) -> int:
 
 def _grid(s: Schedule, loops: Sequence[str]) -> str:
     """Fuse perfectly nested loops and run them on all threads; returns the thread loop."""
-    flat = loops[0]
-    for following in loops[1:]:
-        flat = s.fuse(flat, following)
+    flat = fuse_all(s, loops)
     extent = edit.find_loop(s.kernel, flat).extent
     _, thread = s.apply("distribute", flat, _block_size(extent), "block.x", "thread.x")
     return str(thread)
@@ -242,7 +235,7 @@ def _tile(s: Schedule, result: str, acc: str) -> None:
     if not out.loops:
         return  # a short fold into one element: one thread
     loops = [x.var.attr.name for x in out.loops]
-    row = row_axis(fold) if _contraction(fold) else None
+    row = row_axis(fold) if is_contraction(fold) else None
     number = next((n for n, x in enumerate(fold.spatial) if x is row), None)
     rows, columns = _register_tile(fold, row)
     inner: list[str] = []
@@ -257,13 +250,13 @@ def _tile(s: Schedule, result: str, acc: str) -> None:
         loops.append(loops.pop(next(n for n, x in enumerate(fold.spatial) if x is fastest)))
     s.reorder(*loops, *inner)
     s.compute_at(acc, _grid(s, loops), "register")
-    width = _width(fold, out, columns)
-    _lanes(s, inner, width if columns > 1 else 1)
+    width = vector_width(fold, out, columns)
+    lanes(s, inner, width if columns > 1 else 1)
     for is_fold in (False, True):
         spatial = stage_axes(s.kernel, acc, is_fold)
         if is_fold:
             s.reorder(*(x.var.attr.name for x in _slow_first(fold)), *spatial, reassociate=True)
-        _lanes(s, spatial, width if columns > 1 else 1)
+        lanes(s, spatial, width if columns > 1 else 1)
 
 
 def _fastest(fold: Nest) -> For:
@@ -273,28 +266,6 @@ def _fastest(fold: Nest) -> For:
         return sum(prod(extent_of(n) for n in r.attr.shape) for r in fold.reads if stride(r, x.var) == 1)
 
     return max(reversed(fold.spatial), key=side_by_side)
-
-
-def _lanes(s: Schedule, loops: Sequence[str], width: int) -> None:
-    """Loops over a register tile: unrolled, the last in vectors of `width`."""
-    loops = list(loops)
-    if loops and width > 1:
-        extent = edit.find_loop(s.kernel, loops[-1]).extent
-        if extent != width:
-            loops[-1], lane = s.split(loops[-1], width)
-        else:
-            lane = loops.pop()
-        s.vectorize(lane)
-    for x in loops:
-        s.unroll(x)
-
-
-def _width(fold: Nest, out: Nest, columns: int) -> int:
-    """Lanes of a vector access along the columns of a register tile."""
-    width = VECTOR_BYTES // max(itemsize(b.dtype) for b in (fold.writes, out.writes, *(r.attr for n in (fold, out) for r in n.reads)))
-    while columns % width:
-        width //= 2
-    return width
 
 
 def _slow_first(fold: Nest) -> list[For]:
@@ -311,7 +282,7 @@ def _slow_first(fold: Nest) -> list[For]:
 def _register_tile(fold: Nest, row: For | None) -> tuple[int, int]:
     """(rows, columns) of results that one thread computes: large tiles reuse what they load, small ones fill the machine."""
     results = prod(extent_of(x.extent) for x in fold.spatial)
-    if not _contraction(fold):
+    if not is_contraction(fold):
         return 1, 1
     columns = fold.spatial[-1].extent if _fastest(fold) is fold.spatial[-1] else 1
     for rows, width in ((8, 8), (8, 4), (4, 4), (2, 4), (1, 4), (1, 2)):
@@ -337,140 +308,6 @@ def _fitting(extent: Dim, most: int) -> int:
     while extent % best:
         best //= 2
     return best if best * 2 >= most or extent < 8 * most else most
-
-
-# ---------------------------------------------------------------- products staged in shared memory
-
-
-def _staged(fold: Nest, out: Nest) -> bool:
-    """Whether a fold is a plain product of two matrices, large enough, and cut by the tiles of blocks without remainder."""
-    row = row_axis(fold) if fold.spatial and _contraction(fold) else None
-    if row is None or len(fold.folds) != 1 or fold.leaf.value.op != "mul" or len(fold.reads) != 2:
-        return False
-    column, k = fold.spatial[-1], fold.folds[0]
-    if _block_tile(fold, row) is None:
-        return False
-    for r in fold.reads:
-        used = set(E.variables(*r.args))
-        if k.var not in used or (row.var in used) == (column.var in used):
-            return False
-        if any(i.op not in ("var", "const") for i in r.args):
-            return False
-    return True
-
-
-def _block_tile(fold: Nest, row: For) -> tuple[int, int, int] | None:
-    """(rows, columns) of accumulators of each of 16 x 16 threads, and the slice of the fold that is staged at a time.
-
-    Tiles divide the result without remainder. A multiplication takes 1 / rows + 1 / columns reads of shared memory: the tile with the
-    fewest is taken, of those that leave enough blocks to fill the machine; none is worth it below 2 x 2.
-    """
-    m, n, k = row.extent, fold.spatial[-1].extent, fold.folds[0].extent
-    if not (isinstance(m, int) and isinstance(n, int) and isinstance(k, int)) or k % 8:
-        return None
-    results = prod(extent_of(x.extent) for x in fold.spatial)
-    found = [
-        (1 / r + 1 / c, r, c)
-        for r in range(2, 9)
-        for c in (2, 4, 8)
-        if m % (16 * r) == 0 and n % (16 * c) == 0 and results >= BLOCKS * 256 * r * c
-    ]
-    if not found:
-        return None
-    _, r, c = min(found)
-    return r, c, 16 if k % 16 == 0 and r * c <= 32 else 8
-
-
-def _blocks(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -> None:
-    """One block of 16 x 16 threads a tile; each thread keeps its accumulators in registers over the whole fold.
-
-    The slices of the operands are copied into shared memory by `stages - 1` steps ahead (not at all where it is 1).
-    """
-    fold, out = fold_nest(s.kernel, acc), result_nest(s.kernel, result)
-    row, k = row_axis(fold), fold.folds[0]
-    assert row is not None
-    number = next(n for n, x in enumerate(fold.spatial) if x is row)
-    tile = _block_tile(fold, row)
-    assert tile is not None
-    rows, columns, depth = tile
-    width = _width(fold, out, columns)
-    operands = [r.attr.name for r in fold.reads]
-
-    names = [x.var.attr.name for x in out.loops]
-    names[number], row_inside = s.split(names[number], 16 * rows)
-    names[-1], column_inside = s.split(names[-1], 16 * columns)
-    row_thread, row_inner = s.split(row_inside, rows)
-    column_thread, column_inner = s.split(column_inside, columns)
-    s.reorder(*names, row_thread, column_thread, row_inner, column_inner)
-    home = names[0]
-    for following in names[1:]:
-        home = s.fuse(home, following)
-    s.apply("set_kind", home, "block.x")
-    s.compute_at(acc, home, "register")
-    _bind(s, row_thread, column_thread)
-    _lanes(s, [row_inner, column_inner], width)
-    for is_fold in (False, True):
-        spatial = stage_axes(s.kernel, acc, is_fold)
-        units = [x for n, x in enumerate(spatial) if n not in (number, len(spatial) - 1)]
-        row_thread, row_inner = s.split(spatial[number], rows)
-        column_thread, column_inner = s.split(spatial[-1], columns)
-        if is_fold:
-            step, slice_ = s.split(k.var.attr.name, depth)
-            s.reorder(*units, step, row_thread, column_thread, slice_, row_inner, column_inner)
-            s.unroll(slice_)
-        else:
-            s.reorder(*units, row_thread, column_thread, row_inner, column_inner)
-        _bind(s, row_thread, column_thread)
-        _lanes(s, [row_inner, column_inner], width)
-    for d, width in ((number, rows), (len(spatial) - 1, columns)):  # [column thread, row thread, ..., row and column of the thread]
-        rank = len(edit.find_buffer(s.kernel, acc).shape)
-        s.relayout(acc, Layout.blocked([d, *(o for o in range(rank) if o != d)], d, width))
-    copies = [f"{operand}.shared" for operand in operands]
-    for operand, copy in zip(operands, copies, strict=True):
-        _stage(s, operand, step, copy)
-    size = sum(prod(extent_of(n) for n in b.shape) * itemsize(b.dtype) for b in (edit.find_buffer(s.kernel, copy) for copy in copies))
-    steps = extent_of(edit.find_loop(s.kernel, step).extent)
-    options = tuple(n for n in range(1, STAGES + 1) if n == 1 or (n <= steps and n * size <= SHARED_BLOCK))
-    stages = knobs.choice(f"{acc}.stages", options, _stages(options, size, rows * columns, target))
-    if stages > 1:
-        s.pipeline(step, stages, *copies)
-
-
-def _stages(options: Sequence[int], size: int, accumulators: int, target: Target) -> int:
-    """As many slices in shared memory, of `size` bytes each, as leave room for all blocks that the registers of an SM have room for.
-
-    GPUs without copies in the background take one: a thread would keep what it copies in registers meanwhile.
-    """
-    if target.compute_capability < BACKGROUND:
-        return 1
-    blocks = REGISTERS // (THREADS * (accumulators + OTHER_REGISTERS))
-    return max(n for n in options if n == 1 or n * size * blocks <= target.gpu.shared << 10)
-
-
-def _bind(s: Schedule, y: str, x: str) -> None:
-    s.apply("set_kind", y, "thread.y")
-    s.apply("set_kind", x, "thread.x")
-
-
-def _stage(s: Schedule, buffer: str, loop: str, name: str) -> None:
-    """Copy what one step of a loop reads of a buffer into shared memory, by all 16 x 16 threads in vectors."""
-    s.cache_read(buffer, loop, name, "shared")
-    copy = edit.find_buffer(s.kernel, name)
-    loops = [f"{name}.{d}" for d in range(len(copy.shape))]
-    width = VECTOR_BYTES // itemsize(copy.dtype)
-    while copy.shape[-1] % width:
-        width //= 2
-    lane = None
-    if width > 1:
-        loops[-1], lane = s.split(loops[-1], width)
-        s.vectorize(lane)
-    flat = loops[0]
-    for following in loops[1:]:
-        flat = s.fuse(flat, following)
-    _, thread = s.split(flat, THREADS)
-    y, x = s.split(thread, 16)
-    s.reorder(y, x, f"{flat}.o", *([lane] if lane else []))
-    _bind(s, y, x)
 
 
 # ---------------------------------------------------------------- rows
@@ -505,9 +342,7 @@ def _rows(s: Schedule, group: Group) -> None:
         partials[name] = s.rfactor(name, axis.var.attr.name, threads)
     if leading:
         s.reorder(*leading, *rest)
-        home = leading[0]
-        for following in leading[1:]:
-            home = s.fuse(home, following)
+        home = fuse_all(s, leading)
         s.apply("set_kind", home, "block.x")
         for name in reversed(group.inside):
             s.compute_at(name, home, "shared")
@@ -543,9 +378,7 @@ def _across(s: Schedule, loops: Sequence[str], threads: int) -> None:
     """Loops over the elements of a row, by all threads of the block."""
     if not loops:
         return
-    flat = loops[0]
-    for following in loops[1:]:
-        flat = s.fuse(flat, following)
+    flat = fuse_all(s, loops)
     s.apply("distribute", flat, threads, "serial", "thread.x", True)
 
 
@@ -562,7 +395,7 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: Target) -
     names = {b.name: n for n, b in enumerate(kernel.buffers)}
     wishes: dict[int, Layout] = {}
     for fold in nests(kernel):
-        if not (fold.is_fold and fold.spatial and _contraction(fold)):
+        if not (fold.is_fold and fold.spatial and is_contraction(fold)):
             continue
         lane = fold.spatial[-1].var
         for r in fold.reads:

@@ -40,6 +40,7 @@ from tcomp.schedules.primitives.affine import affine, shift, skew
 from tcomp.schedules.primitives.clean import clean, note
 from tcomp.schedules.primitives.collapse import collapse
 from tcomp.schedules.primitives.expand import expand
+from tcomp.schedules.primitives.factors import cache_factors
 from tcomp.schedules.primitives.kinds import distribute, set_kind
 from tcomp.schedules.primitives.pipeline import pipeline
 from tcomp.schedules.primitives.prefetch import prefetch
@@ -56,8 +57,8 @@ from tcomp.schedules.trace import Step, Trace, read_json
 PRIMITIVES: dict[str, Callable[..., Any]] = {
     p.__name__: p
     for p in (
-        split, reorder, fuse, partition, set_kind, distribute, inline, compute_at, reverse_compute_at, cache_read, cache_write, precompute,
-        relayout, set_scope, pipeline, rfactor, decompose_reduction, mask,
+        split, reorder, fuse, partition, set_kind, distribute, inline, compute_at, reverse_compute_at, cache_read, cache_write,
+        cache_factors, precompute, relayout, set_scope, pipeline, rfactor, decompose_reduction, mask,
         tensorize, affine, skew, shift, fission, fuse_loops, collapse, expand, prefetch, promote, clean, note,
         stream,
     )
@@ -311,10 +312,12 @@ class Schedule:
         self.apply("cache_write", stage, name, layout)
 
     @_documents(cache_read)
-    def cache_read(
-        self, buffer: Stage, loop: Loop | None, name: str, scope: str = "global", layout: Layout | str | None = None
-    ) -> None:
+    def cache_read(self, buffer: Stage, loop: Loop | None, name: str, scope: str = "global", layout: Layout | str | None = None) -> None:
         self.apply("cache_read", buffer, loop, name, scope, layout)
+
+    @_documents(cache_factors)
+    def cache_factors(self, loop: Loop, left: str, right: str, scope: str = "global") -> None:
+        self.apply("cache_factors", loop, left, right, scope)
 
     @_documents(precompute)
     def precompute(self, buffer: Stage, name: str) -> None:
@@ -519,7 +522,9 @@ def _axis(kernel: Kernel, name: str) -> str:
     if name in loops or not found:
         return name
     if len(found) > 1:
-        raise ScheduleError(f"several loops have the axis `{name}`", where=f"kernel `{kernel.name}`", hint=f"name one of {', '.join(found)}")
+        raise ScheduleError(
+            f"several loops have the axis `{name}`", where=f"kernel `{kernel.name}`", hint=f"name one of {', '.join(found)}"
+        )
     return found[0]
 
 

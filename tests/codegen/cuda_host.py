@@ -167,6 +167,7 @@ def library(text: str, optimise: str = "-O1") -> ctypes.CDLL:
     folder = Path(tempfile.gettempdir()) / "tcomp-cuda-host"
     folder.mkdir(exist_ok=True)
     key = hashlib.sha256((HEADER + text + optimise).encode()).hexdigest()[:24]
+    text = re.sub(r"extern __shared__ __align__\(16\) unsigned char (\w+)\[\];", r"static __align__(16) unsigned char \1[228 << 10];", text)
     for instruction, stand_in in _ASM:
         text = instruction.sub(stand_in, text)
     target = folder / f"{key}.so"

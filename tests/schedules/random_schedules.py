@@ -155,6 +155,11 @@ def _cache_read(d: Drawing) -> tuple[Any, ...]:
     return buffer, d.dice.pick(None, *(d.readers(buffer) or d.loops())), "cached"
 
 
+def _cache_factors(d: Drawing) -> tuple[Any, ...]:
+    """A loop around one sum of products, most often."""
+    return d.dice.pick(*([f for _, f in d.folds()] or d.loops())), "left", "right"
+
+
 def _relayout(d: Drawing) -> tuple[Any, ...]:
     stage = d.stage()
     return stage, d.layout(len(find_buffer(d.kernel, stage).shape))
@@ -244,6 +249,7 @@ TOGETHER: dict[str, Callable[[Drawing], tuple[Any, ...]]] = {
     "reverse_compute_at": _reverse_compute_at,
     "pipeline": _pipeline,
     "cache_read": _cache_read,
+    "cache_factors": _cache_factors,
     "relayout": _relayout,
     "rfactor": _rfactor,
     "decompose_reduction": _decompose_reduction,

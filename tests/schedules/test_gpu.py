@@ -15,12 +15,13 @@ from running import expected, interpreted
 
 from tcomp.codegen import nvrtc
 from tcomp.codegen.cuda import emit_kernel
-from tcomp.errors import TargetError
+from tcomp.errors import CodegenError, TargetError
 from tcomp.ir import te
 from tcomp.ir.dtypes import to_numpy
-from tcomp.ir.expr import as_expr, cast, evaluate_int
-from tcomp.ir.loops import For, Kernel, hoist_temporaries, walk
+from tcomp.ir.expr import Expr, as_expr, cast, evaluate_int, select
+from tcomp.ir.loops import Allocate, Buffer, For, Kernel, block, hoist_temporaries, loop, store, walk
 from tcomp.schedules.gpu import schedule
+from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.lower import lower
 from tcomp.schedules.schedule import replay
 from tcomp.target import Target
@@ -114,6 +115,31 @@ def convolution(size: int, channels: int, features: int) -> Program:
     return Program((x, f), (y,), {})
 
 
+def image(n: int, channels: int, size: int, features: int, kernel: int, stride: int = 1, pad: int = 0) -> Program:
+    """A convolution of padded images, channels first, and what follows it."""
+    x, w = te.placeholder((n, channels, size, size), "float32", "x"), te.placeholder((features, channels, kernel, kernel), "float32", "w")
+    side = (size + 2 * pad - kernel) // stride + 1
+    c, p, q = te.reduce_axis(channels, "c"), te.reduce_axis(kernel, "p"), te.reduce_axis(kernel, "q")
+
+    def at(b: Expr, i: Expr, j: Expr) -> Expr:
+        inside = (i >= 0) & (i < size) & (j >= 0) & (j < size)
+        return select(inside, x[b, c, i, j], 0) if pad else x[b, c, i, j]
+
+    def element(b: Expr, o: Expr, i: Expr, j: Expr) -> Expr:
+        return te.sum(at(b, i * stride + p - pad, j * stride + q - pad) * w[o, c, p, q], [c, p, q])
+
+    y = te.compute((n, features, side, side), element, "y")
+    return Program((x, w), (te.compute((n, features, side, side), lambda *i: te.maximum(y[i], 0), "out"),), {})
+
+
+def batched(n: int, rows: int, depth: int, columns: int, transposed: bool = False) -> Program:
+    a = te.placeholder((n, rows, depth), "float32", "a")
+    b = te.placeholder((n, columns, depth) if transposed else (n, depth, columns), "float32", "b")
+    k = te.reduce_axis(depth, "k")
+    c = te.compute((n, rows, columns), lambda z, i, j: te.sum(a[z, i, k] * (b[z, j, k] if transposed else b[z, k, j]), k), "c")
+    return Program((a, b), (c,), {})
+
+
 def total(count: int, dtype: str = "float32") -> Program:
     x = te.placeholder((count,), dtype, "x")
     k = te.reduce_axis(count, "k")
@@ -138,7 +164,12 @@ FAMILIES = {
     "product-staged": product(384, 48, 288),
     "product-staged-transposed": product(192, 32, 544, transposed=True),
     "product-staged-sevens": product(1568, 24, 256),
-    "product-odd": product(67, 45, 301),
+    "product-staged-odd": product(67, 45, 301),
+    "product-staged-dynamic": product(768, 32, 1024, transposed=True),
+    "divided-product": product(64, 1500, 72),
+    "divided-product-transposed": product(50, 2100, 90, transposed=True),
+    "batched-odd": batched(6, 50, 33, 75),
+    "batched-transposed": batched(6, 50, 33, 75, transposed=True),
     "product-large-tiles": product(256, 24, 512),
     "matvec": product(1, 300, 70, transposed=True),
     "matvec-divided": product(1, 3001, 70),
@@ -147,6 +178,11 @@ FAMILIES = {
     "convolution-divided": convolution(5, 520, 24),
     "convolution-sevens": convolution(14, 6, 512),
     "convolution-odd": convolution(13, 3, 37),
+    "image-14": image(1, 20, 14, 72, 3, pad=1),
+    "image-strided": image(2, 18, 15, 40, 3, 2, 1),
+    "image-divided": image(1, 130, 7, 40, 3, pad=1),
+    "image-1x1": image(2, 33, 9, 70, 1),
+    "image-stem": image(1, 3, 40, 24, 7, 2, 3),
     "total-divided": total(200_003),
     "total-half": total(70_000, "float16"),
     "softmax": softmax(37, 197),
@@ -194,14 +230,54 @@ def test_families_fit_a_multiprocessor(name: str, arch: str) -> None:
     usage = nvrtc.compile_text(text, arch).usage
     for launch in launches:
         u = usage[launch.function]
-        assert u.spilled == 0 and u.shared <= 48 << 10 and u.registers * prod(launch.block) <= 1 << 16
+        assert u.spilled == 0 and u.shared + launch.shared <= TARGET.shared_of_block and u.registers * prod(launch.block) <= 1 << 16
 
 
-@pytest.mark.parametrize("name", ["matvec-divided", "matvec-divided-long", "convolution-divided", "total-divided"])
+@pytest.mark.parametrize("name", ["matvec-divided", "matvec-divided-long", "divided-product", "image-divided", "total-divided"])
 def test_long_folds_of_few_results_are_divided(name: str) -> None:
     launches = emit_kernel(hoist_temporaries(schedule(lowered(FAMILIES[name]), TARGET).kernel)[0], TARGET)[1]
     first = launches[0]
     assert len(launches) > 1 and prod(n for n in first.grid if isinstance(n, int)) * prod(first.block) >= 1 << 12
+
+
+@pytest.mark.parametrize("name", [n for n in FAMILIES if n.startswith(("product-", "divided-product", "batched", "image", "convolution"))])
+def test_products_of_any_size_and_shape_are_staged(name: str) -> None:
+    """Odd sizes, images, batches, folds that are divided: slices of both factors in shared memory, copied in the background."""
+    s = schedule(lowered(FAMILIES[name]), TARGET)
+    assert {"cache_factors", "pipeline"} <= {step.primitive for step in s.trace}
+    assert "start_copy" in emit_kernel(hoist_temporaries(s.kernel)[0], TARGET)[0]
+
+
+def test_a_block_asks_for_memory_beyond_48_kib_and_gets_what_there_is() -> None:
+    kernel = lowered(FAMILIES["product-staged-dynamic"])
+    knobs = Knobs()
+    schedule(kernel, TARGET, knobs)
+    (stages,) = (n for n in knobs.asked if n.endswith(".stages"))
+    (tiles,) = (n for n in knobs.asked if n.endswith(".tile"))
+    large = Knobs({stages: 4, tiles: max(knobs.asked[tiles].options, key=lambda t: t[2] * t[5])})
+    text, (launch,) = emit_kernel(hoist_temporaries(schedule(kernel, TARGET, large).kernel)[0], TARGET)
+    assert (launch.shared > 48 << 10) == ("extern __shared__" in text)
+    small = Target.parse("cuda -arch=sm_75")
+    with pytest.raises(CodegenError, match="bytes of shared memory"):
+        emit_kernel(shared_kernel(small.shared_of_block + 4), small)
+    assert emit_kernel(shared_kernel(small.shared_of_block), small)[1][0].shared == small.shared_of_block
+
+
+def shared_kernel(size: int) -> Kernel:
+    a, out = Buffer("a", "float32", (32,)), Buffer("out", "float32", (32,))
+    room = Buffer("room", "float32", (size // 4,), "shared")
+    there = loop("t", 32, lambda t: store(room, (t,), a[t]), "thread.x")
+    back = loop("u", 32, lambda u: store(out, (u,), room[31 - u]), "thread.x")
+    return Kernel("k", (a, out), (out,), (), Allocate(room, block(there, back)))
+
+
+@needs_compiler
+def test_memory_that_is_asked_for_on_the_host() -> None:
+    text, (launch,) = emit_kernel(shared_kernel(60 << 10), TARGET)
+    assert launch.shared == 60 << 10
+    a, out = np.arange(32, dtype=np.float32), np.zeros(32, np.float32)
+    cuda_host.launch(text, launch.function, [1, 1, 1], launch.block, [a.ctypes.data, out.ctypes.data])
+    np.testing.assert_array_equal(out, a[::-1])
 
 
 def kinds(program: Program) -> set[str]:
@@ -212,7 +288,6 @@ def test_families_use_what_they_should() -> None:
     staged = schedule(lowered(FAMILIES["product-staged"]), TARGET).kernel
     assert "shared" in str(staged) and "thread.y" in kinds(FAMILIES["product-staged"])
     assert "thread.y" in kinds(FAMILIES["product-staged-sevens"])
-    assert "thread.y" not in kinds(FAMILIES["product-odd"])
     assert {"block.x", "thread.x", "vectorized"} <= kinds(FAMILIES["elementwise-vectors"])
     assert str(schedule(lowered(FAMILIES["softmax"]), TARGET).kernel).count("block.x") == 1, "softmax is one launch"
     assert str(schedule(lowered(FAMILIES["softmax-short"]), TARGET).kernel).count("block.x") == 1

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from programs import Program
 from running import expected, interpreted
 from test_cuda import needs_nvrtc
-from test_gpu import FAMILIES, agree, emulated, lowered, product
+from test_gpu import FAMILIES, agree, batched, emulated, image, lowered, product
 
 from tcomp.codegen import nvrtc
 from tcomp.codegen.cuda import emit_kernel
@@ -76,7 +76,9 @@ def background(kernel: Kernel) -> list[Stmt]:
 
     def copies(s: Stmt) -> bool:
         stores = [x for x in walk(s) if isinstance(x, L.Store | L.Accumulate)]
-        return bool(stores) and all(x.buffer.scope == "shared" and x.value.op == "read" and x.value.attr.scope == "global" for x in stores)
+        sources = [x.value.args[1] if x.value.op == "select" else x.value for x in stores]
+        there = all(x.buffer.scope == "shared" for x in stores)
+        return bool(stores) and there and all(x.op == "read" and x.attr.scope == "global" for x in sources)
 
     return [s for s in phases(kernel.body) if copies(s)]
 
@@ -193,7 +195,7 @@ def test_products_are_pipelined_from_sm_80_on(name: str) -> None:
     (stages,) = stages_of(s)
     assert 2 <= stages <= 4
     text, _ = emit_kernel(hoist_temporaries(s.kernel)[0], TARGET)
-    assert "start_copy<16>" in text
+    assert ("start_copy<4>" if "odd" in name else "start_copy<16>") in text
     assert not stages_of(schedule(kernel, Target.parse("cuda -arch=sm_75")))
     assert not stages_of(schedule(kernel, Target.parse("cuda -arch=sm_75,sm_90")))
 
@@ -220,6 +222,17 @@ def test_the_tuner_may_take_any_number_of_stages(stages: int) -> None:
     assert len(s.kernel.buffers) == len(kernel.buffers)
 
 
+SMALL = {"odd": product(19, 33, 18), "image": image(1, 16, 5, 17, 2, pad=1), "batched": batched(2, 17, 17, 16, True)}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_default_schedules_of_odd_sizes_have_no_races(name: str) -> None:
+    """Thread by thread, in the first block; and by the interpreter, which finds what is read before it is written."""
+    s = schedule(lowered(SMALL[name]), TARGET)
+    agree(SMALL[name], interpreted(SMALL[name], s.kernel, shuffle=1))
+    assert stages_of(s) and not races(s.kernel, {})
+
+
 @needs_compiler
 @pytest.mark.parametrize("name", STAGED)
 def test_a_missing_wait_would_be_found(name: str) -> None:
@@ -244,5 +257,5 @@ def test_a_large_product_fits(arch: str) -> None:
     text, (launch,) = emit_kernel(hoist_temporaries(s.kernel)[0], TARGET)
     binary = nvrtc.compile_text(text, arch)
     usage = binary.usage[launch.function]
-    assert usage.spilled == 0 and usage.shared <= 48 << 10 and 2 * usage.registers * prod(launch.block) <= 1 << 16
+    assert usage.spilled == 0 and 2 * (usage.shared + launch.shared) <= 164 << 10 and 2 * usage.registers * prod(launch.block) <= 1 << 16
     assert "cp.async.cg.shared.global" in binary.ptx.decode() and "cp.async.wait_group 2;" in binary.ptx.decode()

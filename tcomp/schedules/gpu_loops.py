@@ -1,0 +1,49 @@
+"""What the default GPU schedules have in common: lanes of a thread, the width of its accesses, axes of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tcomp.ir.dtypes import itemsize
+from tcomp.ir.loops import Accumulate
+from tcomp.schedules.primitives import edit
+from tcomp.schedules.roles import Nest, is_product
+from tcomp.schedules.schedule import Schedule
+
+VECTOR_BYTES = 16  # the widest access of a thread
+
+
+def is_contraction(fold: Nest) -> bool:
+    """A sum of products of what is read."""
+    leaf = fold.leaf
+    return isinstance(leaf, Accumulate) and leaf.reducer.combine.op == "add" and is_product(fold)
+
+
+def vector_width(fold: Nest, out: Nest, columns: int) -> int:
+    """Lanes of a vector access along the columns of a register tile."""
+    width = VECTOR_BYTES // max(itemsize(b.dtype) for b in (fold.writes, out.writes, *(r.attr for n in (fold, out) for r in n.reads)))
+    while columns % width:
+        width //= 2
+    return width
+
+
+def lanes(s: Schedule, loops: Sequence[str], width: int) -> None:
+    """Loops over a register tile: unrolled, the last in vectors of `width`."""
+    loops = list(loops)
+    if loops and width > 1:
+        extent = edit.find_loop(s.kernel, loops[-1]).extent
+        if extent != width:
+            loops[-1], lane = s.split(loops[-1], width)
+        else:
+            lane = loops.pop()
+        s.vectorize(lane)
+    for x in loops:
+        s.unroll(x)
+
+
+def fuse_all(s: Schedule, loops: Sequence[str]) -> str:
+    """Perfectly nested loops as one; returns its name."""
+    flat = loops[0]
+    for following in loops[1:]:
+        flat = s.fuse(flat, following)
+    return flat
