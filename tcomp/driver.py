@@ -197,6 +197,9 @@ def graph_passes(
     def layouts(body: Graph, constants: frozenset[int]) -> Mapping[int, Layout]:
         return operand_layouts(body, constants, target, Knobs(decide(body, constants).decisions) if decide else None)
 
+    def algorithms(g: Graph) -> Graph:
+        return choose_algorithms(g, target.vector_bits // 32, notes, *([decide.algorithm] if decide else []))
+
     return [
         ("use-bytes", lambda g: use_bytes(g, notes)),
         ("fold", lambda g: fold_constants(g, notes)),
@@ -205,7 +208,7 @@ def graph_passes(
         ("fold-again", lambda g: fold_constants(g, notes)),
         ("merge-equal", merge_equal),
         ("eliminate-dead", eliminate_dead),
-        *([("algorithms", lambda g: choose_algorithms(g, target.vector_bits // 32, notes))] if winograd and target.kind == "cpu" else []),
+        *([("algorithms", algorithms)] if winograd and target.kind == "cpu" else []),
         ("partition", lambda g: partition(g, report.not_fused.append, halos)),
         ("layout", lambda g: choose_layouts(g, layouts, halos)),
     ]

@@ -477,7 +477,9 @@ def _task(key: Any, record: Any) -> Task:
     """The task in JSON, checked against its key. Its text is parsed by whoever runs it, and checked then."""
     if not isinstance(record, dict):
         raise _Malformed("the task is no JSON object")
-    _only(record, {"text", "target", "threads", "dims", "space" if "space" in record else "constants"})
+    _only(record, {"text", "target", "threads", "dims", next((name for name in ("kind", "space") if name in record), "constants")})
+    if record.get("kind", "algorithm") != "algorithm":
+        raise _Malformed(f"there are no tasks of the kind {record['kind']!r:.40}")
     _text(record["text"], "the program", LINE_LIMIT)
     _whole(record["threads"], "`threads`", 1 << 16)
     try:

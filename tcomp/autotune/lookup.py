@@ -16,10 +16,11 @@ from dataclasses import dataclass, field, replace
 
 from tcomp.autotune.database import Database
 from tcomp.autotune.space import realise
-from tcomp.autotune.workload import Workload, kernel_workload
+from tcomp.autotune.workload import Algorithm, Task, Workload, kernel_workload
 from tcomp.errors import ScheduleError
 from tcomp.ir.graph import Graph
 from tcomp.kernels import cache_folder, source_version
+from tcomp.passes.algorithms import Convolution, algorithm_costs
 from tcomp.runtime import default_threads
 from tcomp.schedules.knobs import Decisions, decode, encode
 from tcomp.target import Target
@@ -36,11 +37,13 @@ class Chosen:
 @dataclass
 class Lookup:
     """Decides for KERNEL bodies: `lookup(body, which of its inputs are constants)`. `find` is asked once for each distinct kernel, with 1
-    for the sizes of symbolic dims."""
+    for the sizes of symbolic dims. `algorithm` decides for convolutions; `suggested` are those that it was asked about, each with the
+    tile edge that the model suggests."""
 
-    find: Callable[[Workload], Chosen]
+    find: Callable[[Task], Chosen]
     target: Target
     threads: int
+    suggested: dict[Convolution, int] = field(default_factory=dict)
     _found: dict[Workload, Chosen] = field(default_factory=dict)
 
     def __call__(self, body: Graph, constants: frozenset[int]) -> Chosen:
@@ -52,6 +55,12 @@ class Lookup:
             self._found[workload] = chosen
         return self._found[workload]
 
+    def algorithm(self, sizes: Convolution, suggested: int) -> int:
+        """The tile edge for a convolution (see `passes.algorithms`)."""
+        self.suggested[sizes] = suggested
+        found = self.find(Algorithm(str(sizes), str(self.target), self.threads)).decisions.get(Algorithm.NAME, suggested)
+        return found if isinstance(found, int) and found in algorithm_costs(sizes, self.target.vector_bits // 32) else suggested
+
 
 def recorded(path: str | os.PathLike[str], target: Target, threads: int | None) -> Lookup:
     """What a database holds for a target and a number of threads (default: the cores of this machine).
@@ -59,11 +68,11 @@ def recorded(path: str | os.PathLike[str], target: Target, threads: int | None) 
     Kernels of symbolic size take the decisions of the sizes that were tuned last. Raises `DatabaseError`.
     """
     count = threads or default_threads()
-    choices: dict[Workload, Decisions] = {}
-    others: dict[Workload, set[int]] = {}
+    choices: dict[Task, Decisions] = {}
+    others: dict[Task, set[int]] = {}
     with Database(path, create=False) as database:
         for task in database.tasks():
-            if not isinstance(task, Workload) or task.target != str(target):
+            if not isinstance(task, Workload | Algorithm) or task.target != str(target):
                 continue
             text = database.choice(task.key)
             if text is not None and task.threads == count:
@@ -71,8 +80,9 @@ def recorded(path: str | os.PathLike[str], target: Target, threads: int | None) 
             elif text is not None:
                 others.setdefault(replace(task, dims=(), threads=count), set()).add(task.threads)
 
-    def find(workload: Workload) -> Chosen:
-        unsized = replace(workload, dims=())
+    def find(task: Task) -> Chosen:
+        assert isinstance(task, Workload | Algorithm)
+        unsized = replace(task, dims=())
         if unsized in choices:
             return Chosen(choices[unsized])
         if unsized in others:
@@ -84,10 +94,11 @@ def recorded(path: str | os.PathLike[str], target: Target, threads: int | None) 
 
 
 def given(decisions: Mapping[str, Decisions], target: Target, threads: int, dims: Mapping[str, int]) -> Lookup:
-    """Decisions by the keys of workloads measured at these sizes."""
+    """Decisions by the keys of tasks measured at these sizes."""
 
-    def find(workload: Workload) -> Chosen:
-        return Chosen(decisions.get(replace(workload, dims=tuple((name, dims[name]) for name, _ in workload.dims)).key, {}))
+    def find(task: Task) -> Chosen:
+        assert isinstance(task, Workload | Algorithm)
+        return Chosen(decisions.get(replace(task, dims=tuple((name, dims[name]) for name, _ in task.dims)).key, {}))
 
     return Lookup(find, target, threads)
 

@@ -8,31 +8,31 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from tcomp.autotune.children import Child
+from tcomp.autotune.children import Answer, Child
 from tcomp.autotune.contest import FEWEST, Contest, Rounds
-from tcomp.autotune.lookup import given
+from tcomp.autotune.lookup import Lookup, given
 from tcomp.autotune.measure import LIMITS, Limits, Measurer, cores
-from tcomp.autotune.workload import Program, ScheduleFunction, Task, Workload, kernel_workload, workloads
+from tcomp.autotune.workload import Algorithm, Program, ScheduleFunction, Task, Workload, kernel_workload, workloads
 from tcomp.driver import Report, compile_partitioned, graph_passes, kernel_inputs
 from tcomp.errors import InputError, TcompError
 from tcomp.frontends.onnx import import_model
 from tcomp.ir.expr import Expr, as_expr, evaluate_int, variables
-from tcomp.ir.graph import Graph
+from tcomp.ir.graph import Graph, Node
 from tcomp.ir.loops import Kernel
 from tcomp.ir.parser import parse_graph, parse_kernel
 from tcomp.ops import OPERATORS
+from tcomp.passes.algorithms import Convolution, algorithm_costs
 from tcomp.passes.runner import run_passes
 from tcomp.runtime import Artifact, numpy_dtype
 from tcomp.runtime.inputs import random_array
 from tcomp.schedules.footprint import at_sizes
-from tcomp.schedules.knobs import Decisions
+from tcomp.schedules.knobs import Decisions, encode
 from tcomp.schedules.lower import lower_graph
 from tcomp.schedules.schedule import Program as Source
 from tcomp.schedules.work import roof, work
@@ -43,13 +43,20 @@ if TYPE_CHECKING:
 
 _PATIENCE = 30.0  # seconds that a contest may take beyond those that it is given, for loading
 _ROUNDS, _TURNS = 100, 3  # of a contest of programs: runs of each in a turn, and turns
+_KEPT = 2  # choices of algorithms whose graphs are kept
+_DOUBT = 1.5  # how far the model of an algorithm's cost may be off
 _POINTS = 1 << 12  # of a kernel that are counted one by one, to find its work
 
 
 class Subject(Protocol):
-    """What is tuned: `tasks`, each with how often a run calls it."""
+    """What is tuned: `tasks`, each with how often a run calls it; `algorithms`, alternatives to those that the model takes untuned, the most
+    promising first."""
 
     tasks: list[tuple[Task, int]]
+    algorithms: list[tuple[Algorithm, Decisions]]
+
+    def settle(self, decisions: Mapping[str, Decisions]) -> None:
+        """Take these algorithms, by the keys of their tasks: `tasks` are the kernels that there are then."""
 
     def contest(self, decisions: Mapping[str, Decisions], seconds: float) -> Contest:
         """What was tuned so, by the keys of tasks, against what was not; some of it by default."""
@@ -76,26 +83,85 @@ class Model:
         seed: int = 0,
         winograd: bool = True,
     ) -> None:
-        self._target, self._threads, self._sizes = target, threads, dict(sizes or {})
-        graph = import_model(model, shapes, dims, {name: np.asarray(v) for name, v in (values or {}).items()})
-        self.inputs = _inputs(graph, self._sizes, seed)
-        *first, (_, self._layout) = graph_passes(target, Report(), winograd=winograd)
-        self._partitioned, _ = run_passes(graph, first)
-        laid = self._layout(self._partitioned)
-        self.tasks: list[tuple[Task, int]] = [*workloads(laid, target, threads, self._sizes)]
-        self._keys = [kernel_workload(n.bodies[0], constants, target, threads, self._sizes).key for n, constants in kernel_inputs(laid)]
-        self._untuned = compile_partitioned(laid, target, threads, Report())
+        self._target, self._threads, self._sizes, self._winograd = target, threads, dict(sizes or {}), winograd
+        self._graph = import_model(model, shapes, dims, {name: np.asarray(v) for name, v in (values or {}).items()})
+        self.inputs = _inputs(self._graph, self._sizes, seed)
+        self._suggested: dict[Convolution, int] = {}
+        self._partitioned: dict[frozenset[str], Graph] = {}  # the latest, by what was decided upon algorithms
+        self._keys_of: dict[frozenset[str], list[str]] = {}  # of their kernels, in program order
+        self.algorithms: list[tuple[Algorithm, Decisions]] = []
+        self.tasks: list[tuple[Task, int]] = []
+        self.settle({})
+        self._untuned = self._compiled({})
+        self.algorithms = self._alternatives()
+
+    def _lookup(self, decisions: Mapping[str, Decisions]) -> Lookup:
+        return given(decisions, self._target, self._threads, self._sizes)
+
+    def _chosen(self, decisions: Mapping[str, Decisions]) -> frozenset[str]:
+        return frozenset(task.key + encode(d) for task, d in self.algorithms if decisions.get(task.key) == d)
+
+    def _before_layouts(self, decisions: Mapping[str, Decisions]) -> Graph:
+        """The graph after the passes that depend on the choice of algorithms alone."""
+        chosen = self._chosen(decisions)
+        if chosen not in self._partitioned:
+            lookup = self._lookup(decisions)
+            self._partitioned[chosen], _ = run_passes(self._graph, graph_passes(self._target, Report(), lookup, self._winograd)[:-1])
+            self._suggested |= lookup.suggested
+            if len(self._partitioned) > _KEPT:  # each has weights of its own
+                del self._partitioned[next(iter(self._partitioned))]
+        return self._partitioned[chosen]
+
+    def _laid(self, decisions: Mapping[str, Decisions], lookup: Lookup) -> Graph:
+        """The graph after all passes."""
+        *_, (_, layout) = graph_passes(self._target, Report(), lookup)
+        return layout(self._before_layouts(decisions))
+
+    def _compiled(self, decisions: Mapping[str, Decisions]) -> Artifact:
+        lookup = self._lookup(decisions)
+        return compile_partitioned(self._laid(decisions, lookup), self._target, self._threads, Report(), decide=lookup)
+
+    def _alternatives(self) -> list[tuple[Algorithm, Decisions]]:
+        """Algorithms other than those that the model of their cost suggests, the most promising first."""
+        found = []
+        for sizes, suggested in self._suggested.items():
+            costs = algorithm_costs(sizes, self._target.vector_bits // 32)
+            task = Algorithm(str(sizes), str(self._target), self._threads)
+            found += [(_DOUBT * costs[suggested] - cost, task, {Algorithm.NAME: tile}) for tile, cost in costs.items() if tile != suggested]
+        return [(task, decisions) for _, task, decisions in sorted(found, key=lambda x: -x[0])]
+
+    def settle(self, decisions: Mapping[str, Decisions]) -> None:
+        """From now on, the tasks are the kernels of the model with its algorithms chosen so."""
+        self._settled = dict(decisions)
+        self.tasks = [*workloads(self._laid(decisions, self._lookup(decisions)), self._target, self._threads, self._sizes)]
+
+    def _keys(self, decisions: Mapping[str, Decisions]) -> list[str]:
+        """The keys of a model's kernels, in program order."""
+        chosen = self._chosen(decisions)
+        if chosen not in self._keys_of:
+            laid = self._laid(decisions, self._lookup({}))
+            self._keys_of[chosen] = [self._workload(n, constants).key for n, constants in kernel_inputs(laid)]
+        return self._keys_of[chosen]
+
+    def _workload(self, node: Node, constants: frozenset[int]) -> Workload:
+        return kernel_workload(node.bodies[0], constants, self._target, self._threads, self._sizes)
 
     def artifact(self, decisions: Mapping[str, Decisions]) -> Artifact:
-        """The model with its kernels scheduled as decided, by the keys of their tasks; those that are not named by default."""
-        if not decisions:
-            return self._untuned
-        lookup = given(decisions, self._target, self._threads, self._sizes)
-        *_, (_, layout) = graph_passes(self._target, Report(), lookup)
-        return compile_partitioned(layout(self._partitioned), self._target, self._threads, Report(), decide=lookup)
+        """The model with its algorithms chosen and its kernels scheduled as decided, by the keys of their tasks; others by default."""
+        return self._compiled(decisions) if decisions else self._untuned
 
     def contest(self, decisions: Mapping[str, Decisions], seconds: float) -> Contest:
-        """The model tuned so against the untuned one."""
+        """The model tuned so against the untuned one. What the choice of algorithms changes is told together, for each of them."""
+        answer = self._race(decisions, seconds)
+        if answer["status"] != "ok":
+            return Contest(reason=f"{answer['status']}: {answer['reason']}")
+        before, after = self._by_task(answer, decisions)
+        kernels = {key: Rounds(before[key], after[key]) for key in before if key in after}
+        changed = Rounds(*(_sum([times for key, times in side.items() if key not in kernels]) for side in (before, after)))
+        kernels |= {task.key: changed for task, d in self.algorithms if decisions.get(task.key) == d and changed.before and changed.after}
+        return Contest(Rounds(*map(tuple, answer["runs"])), kernels)
+
+    def _race(self, decisions: Mapping[str, Decisions], seconds: float) -> Answer:
         tuned = self.artifact(decisions)
         with tempfile.TemporaryDirectory(prefix="tcomp-") as folder:
             paths = {name: str(Path(folder) / name) for name in ("untuned", "tuned", "inputs.npz")}
@@ -105,24 +171,30 @@ class Model:
             child = Child("tcomp.autotune.contest", LIMITS.bytes, cores(self._threads))
             request = {"names": list(self.inputs), "inputs": paths["inputs.npz"], "untuned": paths["untuned"], "tuned": paths["tuned"]}
             try:
-                answer = child.ask({**request, "threads": self._threads, "seconds": seconds}, 2 * seconds + _PATIENCE)
+                return child.ask({**request, "threads": self._threads, "seconds": seconds}, 2 * seconds + _PATIENCE)
             finally:
                 child.close()
-        if answer["status"] != "ok":
-            return Contest(reason=f"{answer['status']}: {answer['reason']}")
-        sides = [self._by_task(calls) for calls in answer["kernels"]]
-        return Contest(Rounds(*map(tuple, answer["runs"])), {key: Rounds(sides[0][key], sides[1][key]) for key in sides[0]})
 
-    def _by_task(self, calls: Sequence[Sequence[float]]) -> dict[str, tuple[float, ...]]:
-        """Of the times of kernel calls, round by round, those of each task's together."""
-        found: dict[str, tuple[float, ...]] = {}
-        for key, times in zip(self._keys, calls, strict=True):
-            found[key] = tuple(map(add, found.get(key, (0.0,) * len(times)), times))
-        return found
+    def _by_task(self, answer: Answer, decisions: Mapping[str, Decisions]) -> list[dict[str, tuple[float, ...]]]:
+        """Of the times of kernel calls on either side, round by round, those of each task's together."""
+        sides = []
+        for keys, calls in zip((self._keys({}), self._keys(decisions)), answer["kernels"], strict=True):
+            found: dict[str, list[tuple[float, ...]]] = {}
+            for key, times in zip(keys, calls, strict=True):
+                found.setdefault(key, []).append(tuple(times))
+            sides.append({key: _sum(times) for key, times in found.items()})
+        return sides
 
     def shares(self, seconds: float) -> dict[str, float]:
-        """Seconds that each task's kernels take in a run of the untuned model; empty where that cannot be found out."""
-        return {key: min(rounds.before) for key, rounds in self.contest({}, seconds).kernels.items()}
+        """Seconds that each task's kernels take in a run of the model that is not tuned but for its algorithms; empty where that cannot be
+        found out."""
+        answer = self._race(self._settled, seconds)
+        return {key: min(times) for key, times in self._by_task(answer, self._settled)[1].items()} if answer["status"] == "ok" else {}
+
+
+def _sum(rounds: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Round by round."""
+    return tuple(map(sum, zip(*rounds, strict=True)))
 
 
 class Single:
@@ -131,6 +203,7 @@ class Single:
     def __init__(
         self, source: Source, target: Target, threads: int, sizes: Mapping[str, int] | None, schedule: ScheduleFunction | None
     ) -> None:
+        self.algorithms: list[tuple[Algorithm, Decisions]] = []
         self.task = Program.of(source, target, threads, sizes, schedule)
         self.tasks: list[tuple[Task, int]] = [(self.task, 1)]
 
@@ -149,6 +222,9 @@ class Single:
         rounds = Rounds(before, after)
         return Contest(rounds, {self.task.key: rounds})
 
+    def settle(self, decisions: Mapping[str, Decisions]) -> None:
+        """There is nothing to choose."""
+
     def shares(self, seconds: float) -> dict[str, float]:
         """Nothing but the task's own measurements is known."""
         return {}
@@ -164,6 +240,8 @@ def bound(task: Task, core: Core | None) -> float:
 def title(task: Task) -> str:
     """For people: the operators of a kernel and the shape of its results, or the name of a program. The text may be anyone's."""
     try:
+        if isinstance(task, Algorithm):
+            return task.text
         if isinstance(task, Workload):
             body = parse_graph(task.text, OPERATORS, {})
             results = ", ".join(f"{v.dtype}[{', '.join(map(str, v.shape))}]" for v in body.outputs)

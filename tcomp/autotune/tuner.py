@@ -22,10 +22,11 @@ import numpy.typing as npt
 
 from tcomp.autotune.clock import Clock, Watch
 from tcomp.autotune.confirm import Confirmation, confirm
+from tcomp.autotune.contest import Rounds
 from tcomp.autotune.database import Database, Record, Session, Verdict, environment
 from tcomp.autotune.effort import Effort
 from tcomp.autotune.features import Made
-from tcomp.autotune.measure import REFUSED, Limits, Measurement, Measurer
+from tcomp.autotune.measure import ERROR, REFUSED, STATUSES, Limits, Measurement, Measurer
 from tcomp.autotune.progress import Result, Status, TaskStatus
 from tcomp.autotune.search import Search
 from tcomp.autotune.space import realise
@@ -49,6 +50,7 @@ _BATCH = 0.1  # the share of the time left that one batch may take
 _WARM = 3  # winners of similar kernels that are tried first
 _CONTEST = 0.05  # the share of the budget for one contest of whole models, within _CONTESTS seconds
 _CONTESTS = 1.0, 15.0
+_ALGORITHMS = 0.2  # the share of the budget, and of the trials, for contests of algorithms
 _CONTESTED = 1.5  # contests for which there is to be time
 _UNMEASURED = "not tuned"
 _JUDGED = 64  # the latest predictions, of which the error of the model is told
@@ -180,12 +182,15 @@ class _Tuning:
         self._notes: list[str] = []
         self._kernels: list[Effort] = []
         self._current: Effort | None = None
+        self._choices: list[TaskStatus] = []  # of algorithms
+        self._algorithms: dict[str, Decisions] = {}
 
     # ------------------------------------------------------------ the run
 
     def run(self, workers: int | None, cluster: str | None) -> Result:
         interrupted = False
         try:
+            self._choose_algorithms()
             self._survey()
             self._search(workers, cluster)
         except KeyboardInterrupt:
@@ -204,8 +209,60 @@ class _Tuning:
         self._phase = "done"
         self._show()
         program = self._subject.task if isinstance(self._subject, Single) else None
-        statuses = [k.status for k in self._kernels]
+        statuses = [*self._choices, *(k.status for k in self._kernels)]
         return Result(str(self._entries.path), statuses, confirmation, self._clock.stop(), self._session.trials, interrupted, program)
+
+    def _choose_algorithms(self) -> None:
+        """Alternatives to the algorithms that the model takes, each in a contest of whole models; the kernels to come are those of the model
+        with the winners."""
+        longest, limit = 0.0, inf
+        if self._limit is not None:
+            limit = self._session.trials + _ALGORITHMS * (self._limit - self._session.trials)
+        for task, decisions in self._subject.algorithms:
+            status = next((s for s in self._choices if s.task == task), None) or TaskStatus(task, title(task), 1, 0.0)
+            record = next((r for r in self._entries.records(task.key) if r.decisions == encode(decisions)), None)
+            begin = time.monotonic()
+            if record is None and begin + longest < self._start + _ALGORITHMS * self._budget and self._session.trials < limit:
+                self._phase = "algorithms"
+                self._show()
+                with self._clock.spent("measure"):
+                    record = self._tried(status, encode(decisions))
+                longest = max(longest, time.monotonic() - begin)
+            if record is not None:
+                self._judge(status, record)
+        self._subject.settle(self._algorithms)
+
+    def _tried(self, status: TaskStatus, decisions: str) -> Record:
+        """The record of an alternative. The cost of what the model takes untuned is the time of all kernels that differ."""
+        contest = self._subject.contest({status.task.key: decode(decisions)}, self._contest / 2)
+        rounds, base = contest.kernels.get(status.task.key, Rounds()), self._entries.best(status.task.key)
+        if rounds.before and base is None:
+            base = self._record(status.task, _DEFAULT, Measurement("ok", rounds.before), min(rounds.before))
+        if base is None or not rounds.before:
+            reason = contest.reason or "no kernel differs"
+            found = next((s for s in STATUSES if reason.startswith(f"{s}:")), ERROR)
+            return self._record(status.task, decisions, Measurement(found, (), reason), None)
+        measured = Measurement("ok", rounds.after, "", rounds.before)
+        return self._record(status.task, decisions, measured, rounds.ratio * (base.cost or 0.0))
+
+    def _record(self, task: Task, decisions: str, measurement: Measurement, cost: float | None, predicted: float | None = None) -> Record:
+        """Enter it, with what is spent by now."""
+        record = Record(task, decisions, "", measurement, cost, predicted, self._machine, time.time())
+        self._session.trials += decisions != _DEFAULT
+        self._session.spent = self._earlier + time.monotonic() - self._start
+        self._entries.add(record, self._session)
+        return record
+
+    def _judge(self, status: TaskStatus, record: Record) -> None:
+        """Take an alternative if it is the best so far, and was not rolled back before."""
+        if status not in self._choices:
+            self._choices.append(status)
+        status.trials, status.failed = status.trials + 1, status.failed + (not record.ok)
+        rounds = Rounds(record.measurement.incumbent, record.measurement.seconds)
+        lost = any(v.decisions == record.decisions and not v.kept for v in self._entries.verdicts(record.task.key))
+        if record.ok and rounds.before and rounds.won and rounds.ratio < status.gain and not lost:
+            status.before, status.gain = min(rounds.before), rounds.ratio
+            self._algorithms[record.task.key] = decode(record.decisions)
 
     def _survey(self) -> None:
         """What is known of the kernels: bounds, earlier records, and their shares of the untuned model's time."""
@@ -380,15 +437,11 @@ class _Tuning:
             cost = measurement.least if incumbent is None else measurement.ratio * (incumbent.cost or inf)
         if cost is not None and predicted is not None:
             self._errors = [*self._errors, abs(log(predicted / cost))][-_JUDGED:]
-        record = Record(kernel.task, decisions, "", measurement, cost, predicted, self._machine, time.time())
-        kernel.learn(record)
-        self._session.trials += decisions != _DEFAULT
-        self._session.spent = self._earlier + time.monotonic() - self._start
-        self._entries.add(record, self._session)
+        kernel.learn(self._record(kernel.task, decisions, measurement, cost, predicted))
         self._show()
 
     def _confirm(self) -> Confirmation:
-        wanted: dict[str, Decisions] = {}
+        wanted = dict(self._algorithms)
         for kernel in self._kernels:
             best = self._entries.best(kernel.task.key)
             if (
@@ -402,12 +455,12 @@ class _Tuning:
         self._show()
         found = confirm(self._subject, wanted, self._contest, self._deadline, lambda contests: self._show())
         when = time.time()
-        for kernel in self._kernels:
-            key = kernel.task.key
+        for task in (status.task for status in (*self._choices, *(k.status for k in self._kernels))):
+            key = task.key
             if key in wanted:
                 gain = found.kernels.get(key)
                 times = (gain.before, gain.after) if gain is not None else (0.0, 0.0)
-                self._entries.add(Verdict(kernel.task, encode(wanted[key]), key in found.kept, *times, self._machine, when))
+                self._entries.add(Verdict(task, encode(wanted[key]), key in found.kept, *times, self._machine, when))
         return found
 
     def _enter_session(self, confirmation: Confirmation) -> None:

@@ -2,8 +2,9 @@
 
     Workload    a KERNEL body of a compiled model; the layouts of its weights are decided together with the schedule of its loops
     Program     loops of one's own, with the default schedule function or one's own
+    Algorithm   the way in which a model's convolutions of one size are computed, which no kernel alone can tell
 
-Both are plain data, so that they can be stored, hashed and sent to other processes: `schedule(knobs)` makes the loops, `arguments`
+All are plain data, so that they can be stored, hashed and sent to other processes: `schedule(knobs)` makes the loops, `arguments`
 says what arrays these take, and for which sizes of symbolic dims they are measured.
 """
 
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, ClassVar
 
 from tcomp.errors import InputError, ScheduleError
 from tcomp.ir import expr as E
@@ -208,10 +209,37 @@ class Program(Task):
         return {"text": self.text, "space": self.space, "target": self.target, "threads": self.threads, "dims": self.dims}
 
 
-def task_from_json(record: Mapping[str, Any]) -> Workload | Program:
+@dataclass(frozen=True)
+class Algorithm(Task):
+    """Which algorithm convolutions of some sizes (`text`) take. Alternatives are judged in whole models, since they are several kernels, and
+    others around them change as well: there are no loops to make."""
+
+    text: str
+    target: str
+    threads: int
+    dims: tuple[tuple[str, int], ...] = ()
+
+    NAME: ClassVar[str] = "tile"  # of the decision: the edge of Winograd's tiles, 0 for the direct sum
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        return ("algorithm",)
+
+    def make(self, knobs: Knobs) -> tuple[Schedule, tuple[Argument, ...]]:
+        raise ScheduleError(
+            f"there is no one kernel that is a {self.text}", hint="the kernels of a model that takes it are tasks themselves"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {"text": self.text, "target": self.target, "threads": self.threads, "dims": self.dims, "kind": "algorithm"}
+
+
+def task_from_json(record: Mapping[str, Any]) -> Workload | Program | Algorithm:
     """The task that `to_json` wrote."""
     dims = tuple((str(name), int(size)) for name, size in record["dims"])
     text, target, threads = str(record["text"]), str(record["target"]), int(record["threads"])
+    if "kind" in record:
+        return Algorithm(text, target, threads, dims)
     if "space" in record:
         return Program(text, str(record["space"]), target, threads, dims)
     return Workload(text, tuple(map(int, record["constants"])), target, threads, dims)

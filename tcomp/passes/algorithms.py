@@ -1,13 +1,14 @@
 """Algorithms: which of several ways to compute the same thing a node takes. So far: convolutions directly, or Winograd's way.
 
 Winograd's algorithm multiplies 2.25 or 4 times less, but moves tiles to and from points, and streams more weights. `winograd_tile`
-weighs both. Rounding errors are about ten times those of the direct sum and stay far below `ERROR` of the largest output, which tests
+weighs both; who has timed them may decide otherwise. Rounding errors are about ten times those of the direct sum and stay far below `ERROR` of the largest output, which tests
 hold them to; F(6 x 6, 3x3) is not offered. `tcomp.compile(..., winograd=False)` and `--no-winograd` do without.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tcomp.ir.expr import Dim, as_dim, as_expr
 from tcomp.ir.graph import Graph, Node, Value
@@ -22,18 +23,38 @@ BYTES_PER_CYCLE = 8  # of weights and transformed tiles, which are at home in no
 WORTHWHILE = 0.9  # of the time of the direct sum
 
 
-def choose_algorithms(graph: Graph, lanes: int, notes: Notes | None = None) -> Graph:
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """The sizes of a 3x3 convolution of stride 1: what tells which algorithm is faster. `height` and `width` are those of the result."""
+
+    batch: int
+    channels: int
+    outputs: int
+    height: int
+    width: int
+
+    def __str__(self) -> str:
+        return f"3x3 convolution {self.batch}x{self.channels} -> {self.outputs}x{self.height}x{self.width}"
+
+
+Choose = Callable[[Convolution, int], int]
+"""The tile edge for a convolution, told the one that the model suggests; 0 for the direct sum."""
+
+
+def choose_algorithms(
+    graph: Graph, lanes: int, notes: Notes | None = None, choose: Choose = lambda convolution, suggested: suggested
+) -> Graph:
     """The graph with 3x3 convolutions in float32 replaced by Winograd's algorithm where that is faster, on a machine whose vectors have
     so many `lanes`."""
 
     def winograd(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
         """conv(x, w) = winograd_output(winograd_product(winograd_input(x), G w G'))"""
-        return _winograd(node, rewriter, lanes) if node.op is CONV else None
+        return _winograd(node, rewriter, lanes, choose) if node.op is CONV else None
 
     return rewrite_graph(graph, (winograd,), notes)
 
 
-def _winograd(node: Node, rewriter: Rewriter, lanes: int) -> Sequence[Value] | str | None:
+def _winograd(node: Node, rewriter: Rewriter, lanes: int, choose: Choose) -> Sequence[Value] | str | None:
     x, w = node.inputs
     assert x is not None and w is not None
     weights, output = rewriter.array(w), node.outputs[0]
@@ -45,7 +66,8 @@ def _winograd(node: Node, rewriter: Rewriter, lanes: int) -> Sequence[Value] | s
     if not isinstance(height, int) or not isinstance(width, int):
         return "the number of tiles is not known"
     batch = output.shape[0] if isinstance(output.shape[0], int) else 1
-    tile = winograd_tile(batch, weights.shape[1], weights.shape[0], height, width, lanes)
+    sizes = Convolution(batch, weights.shape[1], weights.shape[0], height, width)
+    tile = choose(sizes, winograd_tile(sizes, lanes))
     if not tile:
         return "the direct sum is faster"
     missing = [-d % tile for d in (height, width)]
@@ -75,17 +97,20 @@ def _of_zeros(pad: Node, rewriter: Rewriter) -> bool:
     return pad.inputs[1] is None or uniform(rewriter.array(pad.inputs[1])) == 0
 
 
-def winograd_tile(batch: int, channels: int, outputs: int, height: int, width: int, lanes: int) -> int:
+def winograd_tile(x: Convolution, lanes: int) -> int:
     """The tile edge of the fastest algorithm: 2 or 4; 0 for the direct sum."""
-    if min(channels, outputs) < lanes:
-        return 0
-    direct = _cycles(9 * batch * height * width, 9, channels, outputs, lanes)
-    costs = {0: direct * WORTHWHILE}
-    for tile in (2, 4):
-        points, tiles = (tile + TAPS - 1) ** 2, batch * -(-height // tile) * -(-width // tile)
-        moved = (batch * height * width + 2 * points * tiles) * (channels + outputs)  # each is written and read once
-        costs[tile] = _cycles(points * tiles, points, channels, outputs, lanes) + moved * 4 / BYTES_PER_CYCLE
-    return min(costs, key=costs.__getitem__)
+    costs = algorithm_costs(x, lanes)
+    return min(costs, key=lambda tile: costs[tile] * (1 if tile else WORTHWHILE))
+
+
+def algorithm_costs(x: Convolution, lanes: int) -> dict[int, float]:
+    """Cycles by the model of all algorithms that are worth considering, by their tile edges, 0 for the direct sum."""
+    costs = {0: _cycles(9 * x.batch * x.height * x.width, 9, x.channels, x.outputs, lanes)}
+    for tile in (2, 4) if min(x.channels, x.outputs) >= lanes else ():
+        points, tiles = (tile + TAPS - 1) ** 2, x.batch * -(-x.height // tile) * -(-x.width // tile)
+        moved = (x.batch * x.height * x.width + 2 * points * tiles) * (x.channels + x.outputs)  # each is written and read once
+        costs[tile] = _cycles(points * tiles, points, x.channels, x.outputs, lanes) + moved * 4 / BYTES_PER_CYCLE
+    return costs
 
 
 def _cycles(products: int, weights: int, channels: int, outputs: int, lanes: int) -> float:

@@ -25,3 +25,18 @@ def two_layers(path: Path, batch: int | str = 64) -> Path:
     graph = helper.make_graph(nodes, "net", *ends, [numpy_helper.from_array(a, name) for name, a in weights.items()])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     return path
+
+
+def convolutions(path: Path, channels: int = 32, size: int = 16) -> Path:
+    """A 3x3 convolution between two pointwise ones."""
+    rng = np.random.default_rng(0)
+    shapes = [(channels, 3, 1, 1), (channels, channels, 3, 3), (8, channels, 1, 1)]
+    weights = [numpy_helper.from_array(rng.standard_normal(shape, np.float32) / 8, f"w{n}") for n, shape in enumerate(shapes)]
+    nodes = []
+    for n, shape in enumerate(shapes):
+        nodes.append(helper.make_node("Conv", [f"r{n}" if n else "x", f"w{n}"], [f"c{n}"], pads=[shape[-1] // 2] * 4))
+        nodes.append(helper.make_node("Relu", [f"c{n}"], [f"r{n + 1}"]))
+    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, c, size, size])] for name, c in (("x", 3), (f"r{len(shapes)}", 8))]
+    graph = helper.make_graph(nodes, "convolutions", *ends, weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path

@@ -14,7 +14,7 @@ from tcomp.ops.elementwise import RELU
 from tcomp.ops.movement import PAD
 from tcomp.ops.nn import ADD_CHANNELS, CONV
 from tcomp.passes import algorithms
-from tcomp.passes.algorithms import choose_algorithms, winograd_tile
+from tcomp.passes.algorithms import Convolution, choose_algorithms, winograd_tile
 from tcomp.passes.rewrite import Notes
 from tcomp.passes.runner import run_passes
 from tcomp.target import Target
@@ -51,7 +51,7 @@ WINOGRAD = ["pad", "winograd_input", "winograd_product", "winograd_output", "add
     "shape, pads", [((1, 5, 8, 8), (1, 1)), ((2, 3, 7, 10), (1, 1)), ((1, 4, 9, 5), (0, 2)), ((1, 3, 6, 6), None)], ids=str
 )
 def test_the_rewrite_keeps_the_result(unchanged, monkeypatch, tile, shape, pads):
-    monkeypatch.setattr(algorithms, "winograd_tile", lambda *sizes: tile)
+    monkeypatch.setattr(algorithms, "winograd_tile", lambda sizes, lanes: tile)
     before = graph_of(shape, array(6, shape[1], 3, 3), pads=pads)
     after = unchanged(before, choose_algorithms(before, LANES), rtol=1e-4)
     needs_pad = pads is not None or any((d - 2) % tile for d in shape[2:])
@@ -61,7 +61,7 @@ def test_the_rewrite_keeps_the_result(unchanged, monkeypatch, tile, shape, pads)
 def test_a_symbolic_batch_is_fine_and_a_symbolic_size_is_not(unchanged):
     n, h = te.var("n"), te.var("h", 64, 128)
     before = graph_of((n, 64, 8, 12), array(64, 64, 3, 3))
-    assert operators(unchanged(before, choose_algorithms(before, 8), rtol=1e-4)) == WINOGRAD
+    assert operators(unchanged(before, choose_algorithms(before, 8), rtol=1e-3)) == WINOGRAD
     notes = Notes()
     assert "conv" in operators(choose_algorithms(graph_of((1, 64, h, 56), array(64, 64, 3, 3)), LANES, notes))
     assert notes.lines == {"conv": ["winograd: the number of tiles is not known"]}
@@ -97,11 +97,11 @@ def test_what_is_left_alone(weights, options):
     ],
 )  # fmt: skip
 def test_the_rule(channels, outputs, size, tile):
-    assert winograd_tile(1, channels, outputs, size, size, LANES) == tile
+    assert winograd_tile(Convolution(1, channels, outputs, size, size), LANES) == tile
 
 
 def test_many_images_share_their_weights():
-    assert winograd_tile(1, 512, 512, 7, 7, LANES) == 0 and winograd_tile(32, 512, 512, 7, 7, LANES) == 4
+    assert [winograd_tile(Convolution(batch, 512, 512, 7, 7), LANES) for batch in (1, 32)] == [0, 4]
 
 
 def test_only_for_cpus():
@@ -146,7 +146,7 @@ def model(shape, channels, outputs, pads):
     ids=str,
 )
 def test_native_code_agrees_with_onnx(monkeypatch, tile, shape, channels, outputs, pads):
-    monkeypatch.setattr(algorithms, "winograd_tile", lambda batch, c, o, h, w, lanes: tile if (h, w) != (1, 1) else 0)
+    monkeypatch.setattr(algorithms, "winograd_tile", lambda sizes, lanes: tile if (sizes.height, sizes.width) != (1, 1) else 0)
     proto = model(shape, channels, outputs, pads)
     artifact, report = compile_model(proto, emit=("graph",))
     assert "winograd_product" in report.stages["graph"] and "note" not in report.stages["graph"]
