@@ -919,3 +919,23 @@ def test_a_copy_of_what_is_looked_up_has_room_for_all_of_it() -> None:
         s.pipeline("i1", 2, "cached")
         """,
     )
+
+
+def test_a_temporary_is_not_copied_before_there_is_one() -> None:
+    run = check(
+        """
+        kernel loops<n{3..7}>(y0: float64[3, 1, n + 1], y1: float64[3, 2]) -> (y0, y1) {
+          for i7 in 0..3 {
+            for i8 in 0..1 {
+              y1[i7, 0] = select(i8 + 1 < 1, y0[i7, i8, -1], 1.0)
+            }
+          }
+        }
+        """,
+        """
+        s.cache_read("y0", "i7", "cached", layout="(a/3,a%3)")
+        s.cache_read("cached", "i7", "cached", layout="(a%8)")
+        """,
+        n=3,
+    )
+    assert run.refused["cache_read"] == 1

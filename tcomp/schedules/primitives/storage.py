@@ -17,6 +17,7 @@ from tcomp.schedules.primitives.edit import (
     find_loop,
     fresh,
     guard,
+    is_local,
     rebuild,
     refuse,
     replace_buffer,
@@ -134,6 +135,8 @@ def cache_read(kernel: Kernel, buffer: str, loop: str | None, name: str, scope: 
     where = kernel.body if target is None else target.body
     if writes(where, source):
         raise refuse(kernel, step, f"`{buffer}` is written where the copy would be read")
+    if is_local(source, where):
+        raise refuse(kernel, step, f"`{buffer}` is allocated where the copy would be read, and nothing is written to it")
     if not accesses(where, source):
         raise refuse(kernel, step, f"`{buffer}` is not read there")
     if bounds_loops(where, source):
