@@ -117,6 +117,8 @@ CASES = [
     Case("transpose_nhwc", "z = Transpose<perm=[0, 2, 3, 1]>(x)", [IMAGE], (1, 512, 512, 64), lambda t, x: x.permute(0, 2, 3, 1).contiguous()),
     Case("depthwise3x3", "z = Conv<group=64, pads=[1, 1, 1, 1]>(x, w)", [IMAGE], IMAGE,
          lambda t, x, w: t.nn.functional.conv2d(x, w, None, 1, 1, 1, 64), constants={"w": (64, 1, 3, 3)}),
+    Case("depthwise3x3_unpadded", "z = Conv<group=64>(x, w)", [IMAGE], (1, 64, 510, 510),
+         lambda t, x, w: t.nn.functional.conv2d(x, w, None, 1, 0, 1, 64), constants={"w": (64, 1, 3, 3)}),
     *(_gemm(n, n, n) for n in (512, 1024, 2048)),
     *(_gemm(m, n, n) for m in (1, 8) for n in (1024, 4096)),
     # The convolutions of ResNet-50 v1.5.
