@@ -11,7 +11,7 @@ choice is only about speed. Three rules:
 
 3. Padding. What kernels make for each other gets a halo of zeros as wide as its readers' windows reach: no kernel copies it.
 
-Inputs and outputs of the graph stay row-major.
+Inputs and outputs of the graph stay row-major. An output that would be slow to compute that way is computed in another layout, and turned.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ from tcomp.ir.layout import Layout
 from tcomp.ir.printer import canonical_graph_text
 from tcomp.ir.simplify import simplify
 from tcomp.ir.te import Tensor, tensors
+from tcomp.ops.shapes import IDENTITY
 from tcomp.passes.structure import inlined
+
+LANES = 8  # elements of a vector, about
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,7 +43,8 @@ OperandLayouts = Callable[[Graph, frozenset[int]], Mapping[int, Layout]]
 
 
 def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = True) -> Graph:
-    """The graph with layouts on intermediate values and constants. Control-flow bodies keep row-major boundaries."""
+    """The graph with layouts on intermediate values and constants. Control-flow bodies keep row-major boundaries. Without `halos`, as for
+    a GPU, values get no zeros around them, and outputs are computed as they lie."""
     chosen: dict[Value, Value] = {}
     output_layouts, operand_layouts = _remembered(_output_layouts), _remembered(operand_layouts)
     constants = dict(graph.constants)
@@ -59,6 +63,10 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
         body = relaid(node.bodies[0], [v.layout for v in inputs if v is not None], None)
         known = frozenset(n for n, v in enumerate(inputs) if v in graph.constants)
         wishes = output_layouts(body, known)
+        (result, *others), (wish, *_) = node.outputs, wishes
+        turned = halos and not others and wish is not None and result in graph.outputs and _worth_turning(body, result, wish, known)
+        if turned:
+            node = replace(node, outputs=(Value(_fresh(f"{result.name}.last", names), result.dtype, result.shape),))
         layouts = [None if v in fixed else wish or summed.get(v) for v, wish in zip(node.outputs, wishes, strict=True)]
         layouts = [
             (w or Layout.identity(len(v.shape))).with_halo(around[v]) if v in around else w for v, w in zip(node.outputs, layouts, strict=True)
@@ -80,8 +88,29 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
             inputs = tuple(packed)
             body = relaid(body, [v.layout for v in inputs if v is not None], None)
         nodes.append(replace(node, inputs=inputs, outputs=outputs, bodies=(body,)))
+        if turned:
+            nodes.append(_copy(outputs[0], result))
     used = {v for n in nodes for v in n.inputs} | set(graph.outputs)
     return Graph(graph.name, graph.inputs, graph.outputs, tuple(nodes), {v: a for v, a in constants.items() if v in used})
+
+
+def _worth_turning(body: Graph, result: Value, wish: Layout, constants: frozenset[int]) -> bool:
+    """Whether a result that has to be row-major is better computed in the layout wished for, and turned by a kernel of its own: a fold
+    whose lanes would otherwise lie far apart in an input, where there are enough of the others. (What folds nothing turns as it goes.)"""
+    rank, last = len(result.shape), wish.pieces[-1].axis
+    far = any(v.layout is not None and v.layout.pieces[-1].axis != rank - 1 for v in body.inputs if len(v.shape) == rank)
+    if not far or _size(result.shape[last]) < LANES:
+        return False
+    inputs, values = _chained(body)
+    known = {t for n, t in enumerate(inputs) if n in constants}
+    return any(t.body is not None and _wanted(t, known) == wish for t in tensors([values[v] for v in body.outputs]))
+
+
+def _copy(source: Value, target: Value) -> Node:
+    """A kernel that changes the layout."""
+    inner, outer = Value("x", source.dtype, source.shape, source.layout), Value("y", target.dtype, target.shape)
+    body = Graph("copy", (inner,), (outer,), (Node(IDENTITY, (inner,), (outer,), {}, "copy"),))
+    return Node(KERNEL, (source,), (target,), {}, target.name, (body,))
 
 
 def _remembered(function: Callable[Concatenate[Graph, P], T]) -> Callable[Concatenate[Graph, P], T]:

@@ -68,6 +68,15 @@ def test_convolutions_and_what_follows_them_are_channels_last(unchanged):
     assert found["logits"] is None  # outputs of the graph are row-major
 
 
+@pytest.mark.parametrize(("channels", "expected"), [(16, {"z.last": CHANNELS_LAST, "z": None}), (4, {"z": None})])
+def test_outputs_of_convolutions_are_turned_by_a_kernel_of_their_own(unchanged, channels, expected):
+    """Lanes along the row-major axis would gather from a channels-last input; few channels fill no lanes."""
+    b = GraphBuilder("n")
+    y = conv(b, b.input("x", "float32", (1, 3, 12, 12)), 8, name="first")
+    after = chosen(unchanged, b.build([conv(b, y, channels, name="z")]))
+    assert {name: layout for name, layout in layouts(after).items() if name.startswith("z")} == expected
+
+
 def test_inputs_of_the_graph_stay_row_major(unchanged):
     after = chosen(unchanged, small_net())
     assert after.inputs[0].layout is None and after.nodes[0].inputs[0] is after.inputs[0]
