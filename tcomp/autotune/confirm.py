@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from tcomp.autotune.contest import Contest
+from tcomp.autotune.contest import Contest, Rounds, summed
 from tcomp.autotune.subject import Subject
 from tcomp.schedules.knobs import Decisions
 
@@ -86,12 +86,12 @@ class _Trial:
             rest = {key: d for key, d in wanted.items() if key not in slower}
             if rest and self._time_left():
                 found.append((rest, self._contest(rest)))
-        if not any(contest.whole.won for _, contest in found) and (bisected := self._bisected(rest)) is not None:
+        if not any(map(_won, found)) and (bisected := self._bisected(rest)) is not None:
             found.append(bisected)
         for _, contest in found:
             if contest.reason:
                 self._note(contest.reason)
-        return min((f for f in found if f[1].whole.won), key=_ratio, default=({}, first if first.whole.before else None))
+        return min(filter(_won, found), key=_ratio, default=({}, first if first.whole.before else None))
 
     def _bisected(self, losing: dict[str, Decisions]) -> _Found | None:
         """Of winners that together lose, some that together gain."""
@@ -102,7 +102,7 @@ class _Trial:
             if not self._time_left():
                 break
             contest = self._contest(half)
-            found = (half, contest) if contest.whole.won else self._bisected(half)
+            found = (half, contest) if _won((half, contest)) else self._bisected(half)
             if found is None:
                 continue
             if best is not None and self._time_left():
@@ -149,3 +149,12 @@ class _Trial:
 
 def _ratio(found: _Found) -> float:
     return found[1].whole.ratio
+
+
+def _won(found: _Found) -> bool:
+    """Whether the model is faster. Where other kernels, or other programs, make too much noise for that to be seen, it has to be faster as
+    measured, and what was tuned has to be so in more rounds than chance explains."""
+    decisions, contest = found
+    tuned = [rounds for key, rounds in contest.kernels.items() if key in decisions]
+    together = Rounds(summed([r.before for r in tuned]), summed([r.after for r in tuned]))
+    return contest.whole.won or (contest.whole.ratio < 1 and together.won)

@@ -63,6 +63,11 @@ class Contest:
     reason: str = ""
 
 
+def summed(rounds: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Of several kernels' times, those of all together, round by round."""
+    return tuple(map(sum, zip(*rounds, strict=True)))
+
+
 def by_chance(less: Sequence[float], more: Sequence[float]) -> bool:
     """Whether chance alone explains that the one is less than the other in so many rounds, of neighbouring runs: a sign test."""
     rounds, wins = len(less), sum(a < b for a, b in zip(less, more, strict=True))

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tcomp.autotune.children import Answer, Child
-from tcomp.autotune.contest import FEWEST, Contest, Rounds
+from tcomp.autotune.contest import FEWEST, Contest, Rounds, summed
 from tcomp.autotune.lookup import Lookup, given
 from tcomp.autotune.measure import LIMITS, Limits, Measurer, cores
 from tcomp.autotune.workload import Algorithm, Program, ScheduleFunction, Task, Workload, kernel_workload, workloads
@@ -157,7 +157,7 @@ class Model:
             return Contest(reason=f"{answer['status']}: {answer['reason']}")
         before, after = self._by_task(answer, decisions)
         kernels = {key: Rounds(before[key], after[key]) for key in before if key in after}
-        changed = Rounds(*(_sum([times for key, times in side.items() if key not in kernels]) for side in (before, after)))
+        changed = Rounds(*(summed([times for key, times in side.items() if key not in kernels]) for side in (before, after)))
         kernels |= {task.key: changed for task, d in self.algorithms if decisions.get(task.key) == d and changed.before and changed.after}
         return Contest(Rounds(*map(tuple, answer["runs"])), kernels)
 
@@ -182,7 +182,7 @@ class Model:
             found: dict[str, list[tuple[float, ...]]] = {}
             for key, times in zip(keys, calls, strict=True):
                 found.setdefault(key, []).append(tuple(times))
-            sides.append({key: _sum(times) for key, times in found.items()})
+            sides.append({key: summed(times) for key, times in found.items()})
         return sides
 
     def shares(self, seconds: float) -> dict[str, float]:
@@ -190,11 +190,6 @@ class Model:
         found out."""
         answer = self._race(self._settled, seconds)
         return {key: min(times) for key, times in self._by_task(answer, self._settled)[1].items()} if answer["status"] == "ok" else {}
-
-
-def _sum(rounds: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Round by round."""
-    return tuple(map(sum, zip(*rounds, strict=True)))
 
 
 class Single:

@@ -75,6 +75,19 @@ def test_what_profiles_do_not_show_is_found_by_bisection() -> None:
     assert found.contests <= 10
 
 
+def test_gains_that_drown_in_the_noise_of_others_are_seen() -> None:
+    """The model as a whole is faster in most rounds, but not in enough of them; what was tuned is so in all."""
+    whole = Rounds((1.0,) * 11, (0.95,) * 7 + (1.2,) * 4)
+    subject = Pretended({"a": 0.8})
+    gained = Contest(whole, {"a": Rounds((0.2,) * 11, (0.15,) * 11), "other": Rounds((0.8,) * 11, (0.8,) * 7 + (1.05,) * 4)})
+    assert not whole.won and whole.ratio < 1
+    subject.contest = lambda decisions, seconds: gained
+    assert judged(subject).kept.keys() == {"a"} and judged(subject).ratio == pytest.approx(0.95)
+    unproved = Contest(whole, {"a": Rounds((0.2,) * 11, (0.15, 0.25) * 5 + (0.2,))})
+    subject.contest = lambda decisions, seconds: unproved
+    assert not judged(subject).kept
+
+
 def test_where_nothing_gains_nothing_is_kept() -> None:
     for factors in ({"a": 1.2}, {"a": 1.2, "b": 1.1}, {"a": 1.0, "b": 1.0}):
         found = judged(Pretended(factors, noise=0.05))
