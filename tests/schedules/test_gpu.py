@@ -248,6 +248,19 @@ def test_products_of_any_size_and_shape_are_staged(name: str) -> None:
     assert "start_copy" in emit_kernel(hoist_temporaries(s.kernel)[0], TARGET)[0]
 
 
+@needs_compiler
+@pytest.mark.parametrize("size", [1, 33, 70])
+def test_products_of_symbolic_sizes_are_staged(size: int) -> None:
+    """As scores of attention are, which have a row and a column for each word."""
+    n = te.var("n", 1, 512)
+    q, v, k = te.placeholder((3, n, 20), "float32", "q"), te.placeholder((3, n, 20), "float32", "v"), te.reduce_axis(20, "k")
+    c = te.compute((3, n, n), lambda h, i, j: te.sum(q[h, i, k] * v[h, j, k], k), "c")
+    program = Program((q, v), (c,), {n: size})
+    s = schedule(lowered(program), TARGET)
+    assert not s.kernel.notes and "cache_factors" in {step.primitive for step in s.trace}
+    agree(program, emulated(program, s.kernel))
+
+
 def test_a_block_asks_for_memory_beyond_48_kib_and_gets_what_there_is() -> None:
     kernel = lowered(FAMILIES["product-staged-dynamic"])
     knobs = Knobs()
