@@ -117,21 +117,26 @@ def measure_products(target: Target) -> None:
     import cupy
 
     rng = np.random.default_rng(0)
-    print("fp32 products, against cuBLAS without TF32:")
-    for n in (1024, 2048, 4096):
-        a, b = te.placeholder((n, n), "float32", "a"), te.placeholder((n, n), "float32", "b")
+    print("products a @ b.T with float32 sums, against cuBLAS without TF32:")
+    for dtype, n in (("float32", 1024), ("float32", 2048), ("float32", 4096), ("float16", 4096), ("float16", 8192)):
+        a, b = te.placeholder((n, n), dtype, "a"), te.placeholder((n, n), dtype, "b")
         k = te.reduce_axis(n, "k")
-        c = te.compute((n, n), lambda i, j, a=a, b=b, k=k: te.sum(a[i, k] * b[k, j], k), "c")
+
+        def element(i: te.Expr, j: te.Expr, a: te.Tensor = a, b: te.Tensor = b, k: te.Expr = k) -> te.Expr:
+            return te.sum(te.cast(a[i, k], "float32") * te.cast(b[j, k], "float32"), k)
+
+        sums = te.compute((n, n), element, "sums")
+        c = sums if dtype == "float32" else te.compute((n, n), lambda i, j, s=sums, d=dtype: te.cast(s[i, j], d), "c")
         module = module_of([a, b, c], target)
-        x, y = (rng.standard_normal((n, n), dtype=np.float32) for _ in range(2))
+        x, y = (rng.standard_normal((n, n), dtype=np.float32).astype(dtype) for _ in range(2))
         inputs = {module.inputs[0].name: x, module.inputs[1].name: y}
         p, q = cupy.asarray(x), cupy.asarray(y)
-        want = (p.astype("float64") @ q.astype("float64")).get()
+        want = (p.astype("float64") @ q.astype("float64").T).get()
         (got,) = module.run(inputs).values()
         error = float(np.linalg.norm(got - want) / np.linalg.norm(want))
-        seconds, theirs = median(module.replays(inputs)), cupyx_time(lambda p=p, q=q: p @ q)
+        seconds, theirs = median(module.replays(inputs)), cupyx_time(lambda p=p, q=q: p @ q.T)
         rate = 2 * n**3 / seconds / 1e12
-        print(f"  {n}^3: {seconds * 1e3:8.3f} ms = {rate:5.1f} TFLOP/s, {theirs / seconds:6.1%} of cuBLAS   error {error:.1e}")
+        print(f"  {dtype} {n}^3: {seconds * 1e3:8.3f} ms = {rate:6.1f} TFLOP/s, {theirs / seconds:6.1%} of cuBLAS   error {error:.1e}")
 
 
 # ---------------------------------------------------------------- models

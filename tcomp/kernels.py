@@ -67,10 +67,11 @@ def operand_layouts(body: Graph, constants: frozenset[int], target: Target, knob
     """The layouts in which the schedule of a KERNEL body wants those of its inputs that are constants (given by number)."""
     from tcomp.schedules import cpu, gpu
     from tcomp.schedules.lower import lower_graph
+    from tcomp.schedules.precision import with_precision
 
     if not constants:
         return {}
-    kernel = lower_graph(body, "kernel")
+    kernel = with_precision(lower_graph(body, "kernel"), target.precision)
     return gpu.operand_layouts(kernel, constants, target) if target.kind == "cuda" else cpu.operand_layouts(kernel, constants, target, knobs)
 
 

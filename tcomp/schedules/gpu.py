@@ -30,7 +30,7 @@ from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Accumulate, For, Kernel, walk
 from tcomp.schedules import gpu_products
 from tcomp.schedules.gpu_loops import VECTOR_BYTES, fuse_all, is_contraction, lanes, vector_width
-from tcomp.schedules.gpu_tiles import find
+from tcomp.schedules.gpu_tiles import copied_along, find
 from tcomp.schedules.groups import Group, attachments, schedule_each
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import edit
@@ -387,8 +387,8 @@ def _across(s: Schedule, loops: Sequence[str], threads: int) -> None:
 
 
 def operand_layouts(kernel: Kernel, constants: frozenset[int], target: Target) -> dict[int, Layout]:
-    """The layouts that the default schedule of an unscheduled kernel wants for constant parameters: the axis that neighbouring
-    threads walk comes last."""
+    """The layouts that the default schedule of an unscheduled kernel wants for constant parameters: the axis along which they are copied,
+    or which neighbouring threads walk, comes last."""
     s = Schedule(kernel)
     s.collapse()
     if imperative(s.kernel):
@@ -398,11 +398,13 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: Target) -
     for fold in nests(kernel):
         if not (fold.is_fold and fold.spatial and is_contraction(fold)):
             continue
-        lane = fold.spatial[-1].var
+        product = find(fold, result_nest(kernel, fold.writes.name), target)
+        sliced = [] if product is None else copied_along(fold, product)
         for r in fold.reads:
+            last = product.sliced.var if product is not None and r in sliced else fold.spatial[-1].var
             number = names.get(r.attr.name)  # None for a temporary
-            along = [d for d, i in enumerate(r.args) if lane in E.variables(i)]
-            if number in constants and number is not None and len(along) == 1 and r.args[along[0]] is lane and along[0] != len(r.args) - 1:
+            along = [d for d, i in enumerate(r.args) if last in E.variables(i)]
+            if number in constants and number is not None and len(along) == 1 and r.args[along[0]] is last and along[0] != len(r.args) - 1:
                 rest = [d for d in range(len(r.args)) if d != along[0]]
                 wishes[number] = Layout.permuted([*rest, along[0]])
     return wishes

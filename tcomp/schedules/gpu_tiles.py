@@ -210,6 +210,12 @@ def reads_of(fold: Nest, product: Product) -> list[tuple[E.Expr, ...]]:
     return [E.reads(factors[1 - product.right]), E.reads(factors[product.right])]
 
 
+def copied_along(fold: Nest, product: Product) -> list[E.Expr]:
+    """The reads of the factors whose slices best lie along the fold: the rows, and whatever narrow elements tensor cores multiply."""
+    rows, columns = reads_of(fold, product)
+    return [*rows, *(columns if product.tensor and itemsize(product.tensor) < 4 else ())]
+
+
 def _factors(fold: Nest) -> tuple[E.Expr, ...]:
     """Of the product that is summed; none for other folds."""
     product = product_of(fold.leaf)[0] if isinstance(fold.leaf, Accumulate) else None

@@ -53,6 +53,32 @@ def test_products(shape: tuple[int, int, int]) -> None:
     np.testing.assert_array_equal(product(*shape)(a, b), got, err_msg="two runs differ")
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("shape", [(256, 96, 384), (67, 45, 301), (100, 3000, 80), (2048, 512, 1024)])
+def test_products_on_tensor_cores_by_default(shape: tuple[int, int, int], dtype: str) -> None:
+    """Small integers, whose sums are exact in any order."""
+    rows, depth, columns = shape
+    total = "int32" if dtype == "int8" else "float32"
+    a, b, k = te.placeholder((rows, depth), dtype, "a"), te.placeholder((columns, depth), dtype, "b"), te.reduce_axis(depth, "k")
+    c = te.compute((rows, columns), lambda i, j: te.sum(te.cast(a[i, k], total) * te.cast(b[j, k], total), k), "c")
+    x, y = (rng.integers(-9, 10, size).astype(to_numpy(dtype)) for size in ((rows, depth), (columns, depth)))
+    np.testing.assert_array_equal(tcomp.build([a, b, c], "cuda")(x, y), x.astype(total) @ y.astype(total).T)
+
+
+def test_images() -> None:
+    """A padded convolution of channels first, odd sizes."""
+    x, w = te.placeholder((2, 20, 15, 15), "float32", "x"), te.placeholder((72, 20, 3, 3), "float32", "w")
+    c, p, q = te.reduce_axis(20, "c"), te.reduce_axis(3, "p"), te.reduce_axis(3, "q")
+
+    def at(n: te.Expr, i: te.Expr, j: te.Expr) -> te.Expr:
+        return te.select((i >= 0) & (i < 15) & (j >= 0) & (j < 15), x[n, c, i, j], 0)
+
+    y = te.compute((2, 72, 15, 15), lambda n, o, i, j: te.sum(at(n, i + p - 1, j + q - 1) * w[o, c, p, q], [c, p, q]), "y")
+    image, filters = (rng.integers(-9, 10, t.shape).astype(np.float32) for t in (x, w))
+    windows = np.lib.stride_tricks.sliding_window_view(np.pad(image, ((0, 0), (0, 0), (1, 1), (1, 1))), (3, 3), (2, 3))
+    np.testing.assert_array_equal(tcomp.build([x, w, y], "cuda")(image, filters), np.einsum("ncijpq,ocpq->noij", windows, filters))
+
+
 @pytest.mark.parametrize(("rows", "length"), [(300, 7), (37, 197), (3, 5000), (4096, 1024)])
 def test_softmax(rows: int, length: int) -> None:
     x = te.placeholder((rows, length), "float32", "x")
