@@ -50,7 +50,7 @@ _BATCH = 0.1  # the share of the time left that one batch may take
 _WARM = 3  # winners of similar kernels that are tried first
 _CONTEST = 0.05  # the share of the budget for one contest of whole models, within _CONTESTS seconds
 _CONTESTS = 1.0, 15.0
-_ALGORITHMS = 0.2  # the share of the budget, and of the trials, for contests of algorithms
+_ALGORITHMS = 0.2  # the share of the budget that is left after compiling, and of the trials, for contests of algorithms
 _CONTESTED = 1.5  # contests for which there is to be time
 _UNMEASURED = "not tuned"
 _JUDGED = 64  # the latest predictions, of which the error of the model is told
@@ -215,14 +215,14 @@ class _Tuning:
     def _choose_algorithms(self) -> None:
         """Alternatives to the algorithms that the model takes, each in a contest of whole models; the kernels to come are those of the model
         with the winners."""
-        longest, limit = 0.0, inf
+        longest, limit, end = 0.0, inf, self._start + self._compiled + _ALGORITHMS * (self._budget - self._compiled)
         if self._limit is not None:
             limit = self._session.trials + _ALGORITHMS * (self._limit - self._session.trials)
         for task, decisions in self._subject.algorithms:
             status = next((s for s in self._choices if s.task == task), None) or TaskStatus(task, title(task), 1, 0.0)
             record = next((r for r in self._entries.records(task.key) if r.decisions == encode(decisions)), None)
             begin = time.monotonic()
-            if record is None and begin + longest < self._start + _ALGORITHMS * self._budget and self._session.trials < limit:
+            if record is None and begin + longest < end and self._session.trials < limit:
                 self._phase = "algorithms"
                 self._show()
                 with self._clock.spent("measure"):
