@@ -97,8 +97,8 @@ def suited_to(target: Target, graph: Graph) -> Target:
             carried = int(node.attrs["carried"])
             parts = (*node.bodies[0].inputs[1 + carried :], *node.bodies[0].outputs[carried:])
         unaligned = any(not isinstance(size := byte_size(v), int) or size % 16 for v in parts)
-        if unaligned or any(suited_to(target, body).features for body in node.bodies if node.op in (IF, LOOP)):
-            return replace(target, features=("scalar",))
+        if unaligned or any(suited_to(target, body).has("scalar") for body in node.bodies if node.op in (IF, LOOP)):
+            return replace(target, features=tuple(sorted({*target.features, "scalar"})))
     return target
 
 

@@ -123,7 +123,7 @@ def compile_model(
     winograd: bool = True,
 ) -> tuple[Artifact, Report]:
     """Compile an ONNX model to an artifact (see `compile`). `emit` names stages whose text goes into the report:
-    graph, te, schedule, loops, llvm, asm."""
+    graph, te, schedule, loops, and llvm, asm for a CPU, cuda, ptx, sass-stats for CUDA."""
     from tcomp.frontends.onnx import import_model  # a fifth of what the compiler takes to load, and nothing that `tcomp.build` needs
 
     target = target if isinstance(target, Target) else Target.parse(target or "cpu")

@@ -84,8 +84,9 @@ def default_schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None)
 def build_loops(graph: Graph, symbol: str, target: Target, knobs: Knobs | None = None) -> Schedule:
     """The scheduled loop program of a KERNEL body."""
     from tcomp.schedules.lower import lower_graph
+    from tcomp.schedules.precision import with_precision
 
-    return default_schedule(lower_graph(graph, symbol), target, knobs)
+    return default_schedule(with_precision(lower_graph(graph, symbol), target.precision), target, knobs)
 
 
 def compile_loops(schedule: Schedule, target: Target) -> CompiledKernel:

@@ -6,6 +6,7 @@ A `Target` is written and parsed as one line, which is also its identity in cach
     cpu -march=x86_64 -mcpu=haswell -mattr=-fma -l2=512K -cores=4
     cpu -march=aarch64 -mcpu=neoverse-n1
     cuda -arch=sm_80,sm_90a
+    cuda -arch=sm_90a -precision=tf32
 
 `cpu` alone (or `native`) is this machine. `-mattr` and the sizes are printed only where they differ from what is usual.
 A cuda target names the GPU architectures that get machine code (other GPUs, if newer, are served by portable code for the oldest).
@@ -164,6 +165,7 @@ _GPUS = {
 
 _CACHES = {"l1": 32 << 10, "l2": 1 << 20, "l3": 16 << 20}
 _CUDA_ARCHS = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100a", "sm_103", "sm_120", "sm_121")
+_PRECISIONS = ("tf32", "fp16", "bf16")
 _CUDA_USUAL = ("sm_80", "sm_90a")
 _ARCH_NAMES = {"x86_64": "x86_64", "amd64": "x86_64", "x86-64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 
@@ -173,7 +175,7 @@ class Target:
     """One kind of machine.
 
     `arch` is "x86_64", "aarch64" or "cuda" (then `kind` is as well, `cpu` lists the GPU architectures, separated by commas, and the
-    feature "scalar" says that buffers need not be aligned for vector accesses); `cpu` is LLVM's name of the processor; `features` are those of LLVM's feature names that it has
+    feature "scalar" says that buffers need not be aligned for vector accesses, "precision=tf32" that products of matrices may be less exact); `cpu` is LLVM's name of the processor; `features` are those of LLVM's feature names that it has
     and that generated code may use, sorted. `l1`, `l2` (per core) and `l3` (shared) are bytes of data cache. `cores` counts
     physical cores.
     """
@@ -294,6 +296,11 @@ class Target:
         return min(int(arch[3:].rstrip("a")) for arch in self.cpu.split(","))
 
     @property
+    def precision(self) -> str:
+        """In which a CUDA target multiplies the matrices of float32 models: "fp32", unless "-precision=" says tf32, fp16 or bf16."""
+        return next((f.removeprefix("precision=") for f in self.features if f.startswith("precision=")), "fp32")
+
+    @property
     def gpu(self) -> Gpu:
         """How fast the first of a CUDA target's architectures is."""
         return _GPUS[self.cpu.split(",")[0].removesuffix("a")]
@@ -328,14 +335,19 @@ def _cuda(words: list[str], text: str) -> Target:
     for word in words:
         if word == "-scalar":
             features.add("scalar")
+        elif word.removeprefix("-precision=") in _PRECISIONS and word.startswith("-precision="):
+            features.add(word[1:])
         elif word.startswith("-arch="):
             archs = tuple(dict.fromkeys(word[6:].split(",")))
         else:
-            raise TargetError(f"unknown option `{word}`", where=text, hint="cuda -arch=sm_80,sm_90a")
+            raise TargetError(f"unknown option `{word}`", where=text, hint="cuda -arch=sm_80,sm_90a -precision=tf32 (or fp16, bf16)")
     unknown = [a for a in archs if a not in _CUDA_ARCHS]
     if unknown:
         raise TargetError(f"unknown GPU architecture `{unknown[0]}`", where=text, hint=f"one of {', '.join(_CUDA_ARCHS)}")
-    return Target("cuda", ",".join(archs), tuple(sorted(features)), kind="cuda")
+    target = Target("cuda", ",".join(archs), tuple(sorted(features)), kind="cuda")
+    if target.precision != "fp32" and target.compute_capability < 80:
+        raise TargetError(f"GPUs before sm_80 compute no products in {target.precision}", where=text, hint="-arch=sm_80, or leave -precision away")
+    return target
 
 
 def _arch(name: str | None, cpu: str | None, text: str) -> str:

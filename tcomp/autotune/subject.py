@@ -122,13 +122,13 @@ class Model:
         return compile_partitioned(self._laid(decisions, lookup), self._target, self._threads, Report(), decide=lookup)
 
     def _alternatives(self) -> list[tuple[Algorithm, Decisions]]:
-        """Algorithms other than those that the model of their cost suggests, the most promising first."""
+        """Algorithms other than those that the model of their cost suggests, but not far from these; the most promising first."""
         found = []
         for sizes, suggested in self._suggested.items():
             costs = algorithm_costs(sizes, self._target.vector_bits // 32)
             task = Algorithm(str(sizes), str(self._target), self._threads)
             found += [(_DOUBT * costs[suggested] - cost, task, {Algorithm.NAME: tile}) for tile, cost in costs.items() if tile != suggested]
-        return [(task, decisions) for _, task, decisions in sorted(found, key=lambda x: -x[0])]
+        return [(task, decisions) for hope, task, decisions in sorted(found, key=lambda x: -x[0]) if hope > 0]
 
     def settle(self, decisions: Mapping[str, Decisions]) -> None:
         """From now on, the tasks are the kernels of the model with its algorithms chosen so."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +16,11 @@ from tcomp.cli.options import AnyModel, Dims, Inputs, Json, Seed, Shapes, Target
 from tcomp.errors import InputError, TcompError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from tcomp.cli.measure import Latency
+    from tcomp.driver import Progress
+    from tcomp.runtime import Module
 
 _PEERS = ("onnxruntime", "openvino", "torch")
 
@@ -29,6 +34,10 @@ class Line:
     latency: Latency
     ratio: float
     difference: float
+
+    def record(self) -> dict[str, Any]:
+        times = {"min_seconds": self.latency.least, "median_seconds": self.latency.median, "runs": len(self.latency.times)}
+        return {"contender": self.contender, "threads": self.threads, **times, "ratio": self.ratio, "difference": self.difference}
 
 
 def bench(
@@ -63,10 +72,8 @@ def bench(
     from tcomp.cli.inputs import make_feeds, read_inputs, signature_of
     from tcomp.cli.kernels import profiled
     from tcomp.cli.kernels import show as show_kernels
-    from tcomp.cli.measure import interleaved
     from tcomp.cli.models import open_model
     from tcomp.runtime import Module
-    from tcomp.verification import compare
 
     counts, chosen = parse_threads(threads), parse_choices(against, _PEERS, "--against") if against is not None else None
     if is_artifact(model):
@@ -85,41 +92,13 @@ def bench(
         signature = signature_of(modules[0])
         feeds = make_feeds(signature, read_inputs(input, signature), opened.sizes, seed)
         for module in modules:
-            want = module.run(feeds.arrays)
-            contenders: dict[str, Callable[[], object]] = {"tcomp": partial(module.run, feeds.arrays)}
-            difference = {"tcomp": 0.0}
-            for peer in chosen:
-                tell(f"loading {peer}", 0, 1)
-                try:
-                    run = peers.LOADERS[peer](model, module.threads, feeds.arrays)
-                    got = run(feeds.arrays)
-                except TcompError:
-                    raise
-                except Exception as error:  # noqa: BLE001  a peer may refuse a model in any way; the others are still worth measuring
-                    failures[peer] = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-                    continue
-                contenders[peer] = partial(run, feeds.arrays)
-                difference[peer] = max((compare(n, got[n], a).error for n, a in want.items() if n in got), default=0.0)
-            found = interleaved(contenders, seconds, tell)
-            base = found["tcomp"].median
-            lines += [Line(name, module.threads, t, t.median / base, difference[name]) for name, t in found.items()]
+            lines += _contest(module, model, chosen, feeds.arrays, seconds, failures, tell)
             if kernels:
                 profiles[module.threads] = profiled(module, feeds.arrays)
 
     if as_json:
-        rows: list[dict[str, Any]] = [
-            {
-                "contender": entry.contender,
-                "threads": entry.threads,
-                "min_seconds": entry.latency.least,
-                "median_seconds": entry.latency.median,
-                "runs": len(entry.latency.times),
-                "ratio": entry.ratio,
-                "difference": entry.difference,
-            }
-            for entry in lines
-        ]
-        document = {"results": rows, "failed": failures, "random_inputs": feeds.random, "dims": feeds.chosen}
+        results = [entry.record() for entry in lines]
+        document = {"results": results, "failed": failures, "random_inputs": feeds.random, "dims": feeds.chosen}
         output.print_json(document | ({"kernels": profiles} if kernels else {}))
         return
     feeds.explain()
@@ -131,6 +110,39 @@ def bench(
         output.line(f"{peer} failed: {reason}", "yellow")
     if against is None and not is_artifact(model) and not chosen:
         output.line(f"to compare with ONNX Runtime: {peers.how_to_install('onnxruntime')}", "dim")
+
+
+def _contest(
+    module: Module,
+    path: Path,
+    others: Sequence[str],
+    arrays: dict[str, np.ndarray],
+    seconds: float,
+    failures: dict[str, str],
+    tell: Progress,
+) -> list[Line]:
+    """tcomp and other runtimes at one number of threads. A runtime that cannot run the model goes to `failures`."""
+    from tcomp.cli import peers
+    from tcomp.cli.measure import interleaved
+    from tcomp.verification import compare
+
+    want = module.run(arrays)
+    contenders: dict[str, Callable[[], object]] = {"tcomp": partial(module.run, arrays)}
+    difference = {"tcomp": 0.0}
+    for peer in others:
+        tell(f"loading {peer}", 0, 1)
+        try:
+            run = peers.LOADERS[peer](path, module.threads, arrays)
+            got = run(arrays)
+        except TcompError:
+            raise
+        except Exception as error:  # noqa: BLE001  a peer may refuse a model in any way; the others are still worth measuring
+            failures[peer] = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            continue
+        contenders[peer] = partial(run, arrays)
+        difference[peer] = max((compare(n, got[n], a).error for n, a in want.items() if n in got), default=0.0)
+    found = interleaved(contenders, seconds, tell)
+    return [Line(name, module.threads, t, t.median / found["tcomp"].median, difference[name]) for name, t in found.items()]
 
 
 def show(lines: list[Line]) -> None:

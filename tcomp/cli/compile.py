@@ -16,6 +16,7 @@ from tcomp.cli.options import (
     Dims,
     Json,
     OnnxModel,
+    Precision,
     Shapes,
     TargetName,
     Threads,
@@ -37,6 +38,7 @@ def compile(
     ] = None,
     target: TargetName = None,
     arch: Arch = None,
+    precision: Precision = None,
     dim: Dims = None,
     shape: Shapes = None,
     value: Values = None,
@@ -69,7 +71,7 @@ def compile(
     stages = parse_choices(emit, STAGES, "--emit")
     if emit_to is not None and not stages:
         raise InputError("--emit-to says where, but nothing is emitted", hint=f"--emit {','.join(STAGES)}")
-    ranges, shapes, values, machine = parse_dims(dim), parse_shapes(shape), read_values(value), parse_target(target, arch)
+    ranges, shapes, values, machine = parse_dims(dim), parse_shapes(shape), read_values(value), parse_target(target, arch, precision)
     to_stdout = emit_to == "-"
     folder = out.parent if emit_to is None or to_stdout else Path(emit_to)
     listings = {stage: folder / f"{out.stem}.{stage}.txt" for stage in stages if not to_stdout}
@@ -87,6 +89,7 @@ def compile(
     reasons = Counter(text for _, text in report.not_followed)
     if as_json:
         record = {"artifact": out, "bytes": len(artifact.image), "target": machine, "kernels": report.kernels, "seconds": report.seconds}
+        record |= {"precision": machine.precision} if machine.kind == "cuda" else {}
         record |= {"distinct_kernels": report.distinct_kernels, "arena_bytes": report.arena, "listings": listings}
         if database is not None:
             record |= {"tuned": report.tuned, "not_followed": report.not_followed}
@@ -99,6 +102,8 @@ def compile(
     kernels = f"{output.count(report.kernels, 'kernel')}, {report.distinct_kernels} distinct"
     arena = f"{output.size(report.arena)} of workspace" if isinstance(report.arena, int) else f"workspace of {report.arena} bytes"
     say(f"compiled {model} for {machine}")
+    if machine.kind == "cuda":
+        say(f"  float32 products of matrices in {machine.precision}")
     say(f"  {kernels}; {arena}; {output.seconds(sum(report.seconds.values()))} ({times})")
     if database is not None:
         say(f"  {output.count(report.tuned, 'kernel')} scheduled as {database} says")

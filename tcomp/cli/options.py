@@ -30,6 +30,10 @@ TargetName = Annotated[
 Arch = Annotated[
     str | None, typer.Option("--arch", metavar="NAMES", help="GPU architectures for --target cuda, as in sm_90a,sm_80.", show_default=False)
 ]
+Precision = Annotated[
+    str | None,
+    typer.Option("--precision", metavar="NAME", help="Of products of matrices, for --target cuda: tf32, fp16 or bf16. Default: fp32.", show_default=False),
+]
 Dims = Annotated[
     list[str] | None,
     typer.Option(
@@ -75,11 +79,16 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for ma
 STAGES = ("graph", "te", "schedule", "loops", "llvm", "asm", "cuda", "ptx", "sass-stats")
 
 
-def parse_target(target: str | None, arch: str | None = None) -> Target:
-    """This machine, if nothing is said. Raises `TargetError`."""
+def parse_target(target: str | None, arch: str | None = None, precision: str | None = None) -> Target:
+    """This machine, if nothing is said. Raises `TargetError`, `InputError`."""
     from tcomp.target import Target
 
-    return Target.parse(" ".join([target or "cpu", *([f"-arch={arch}"] if arch else [])]))
+    parsed = Target.parse(" ".join([target or "cpu", *([f"-arch={arch}"] if arch else [])]))
+    if precision in (None, "fp32"):
+        return parsed
+    if parsed.kind != "cuda":
+        raise InputError("--precision is of GPUs: products on a CPU are those of the model", hint="add --target cuda")
+    return Target.parse(f"{parsed} -precision={precision}")
 
 
 def parse_dims(texts: Iterable[str] | None) -> dict[str, int | tuple[int, int]]:

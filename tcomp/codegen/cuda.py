@@ -241,7 +241,8 @@ class Function(Expressions):
                 accesses.append(s.indices)
             for indices in accesses:
                 own = {d for d, i in enumerate(indices) if i in threads}
-                if len({indices[d] for d in own}) < len(threads):
+                together = threads & self.warps.lanes if buffer in self.warps.fragments else frozenset()
+                if len({indices[d] for d in own}) < len(threads - together):
                     raise self.fail(f"register buffer `{buffer.name}` is accessed by threads that it does not belong to")
                 if dropped not in (None, own):
                     raise self.fail(f"register buffer `{buffer.name}` is divided among the threads in several ways")
@@ -467,6 +468,9 @@ class Function(Expressions):
         if terms.pop((lane,), 0) != 1 or any(lane in E.variables(*m) for m in terms) or any(c % lanes for c in terms.values()):
             return None
         return simplify(from_linear(terms))
+
+    def linear(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
+        return self.warps.own(buffer, indices) if buffer in self.warps.fragments else super().linear(buffer, indices)
 
     # ------------------------------------------------------------ stores
 

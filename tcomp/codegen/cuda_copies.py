@@ -55,7 +55,7 @@ def _only_copies(f: Function, phase: Stmt) -> bool:
             case L.For(kind=kind) if not E.reads(as_expr(s.extent)):
                 return visit(s.body, s if kind == L.VECTORIZED else None)
             case L.If(cond, then, None) if not E.reads(cond):
-                return visit(then, None)
+                return visit(then, None if lanes is None or lanes.var in E.variables(cond) else lanes)
             case L.Block(stmts):
                 return all(visit(inner, None) for inner in stmts)
         return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tcomp.codegen.cuda_math import REGISTER
@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 
 
 class Warps:
-    """The instructions of one `__global__` function. `fragments`: how register buffers are divided among the threads of a warp."""
+    """The instructions of one `__global__` function. `fragments`: how register buffers are divided among the threads of a warp, and the
+    sizes of the tiles that they are made of. Plain statements may touch what the thread itself holds."""
 
     def __init__(self, function: Function) -> None:
         self.function = function
         self.fragments: dict[Buffer, Fragment] = {}
+        self.sizes: dict[Buffer, tuple[int, ...]] = {}
+        self.lanes: set[Expr] = set()  # loops over the threads of a warp
 
     # ------------------------------------------------------------ what stands where
 
@@ -37,11 +40,7 @@ class Warps:
         fail, width = self.function.fail, self.function.block[0]
         if calls and width % WARP:
             raise fail(f"a block is {width} threads wide", why=f"instructions of a warp take {WARP} that stand side by side")
-        for plain in _plain(body):
-            written = [plain.buffer] if isinstance(plain, L.Store | L.Accumulate) else []
-            for b in [*written, *(r.attr for r in E.reads(*L.expressions(plain)))]:
-                if b in self.fragments:
-                    raise fail(f"register buffer `{b.name}` of a warp is accessed by a plain statement", hint="tensorize that, too")
+        self.lanes = {s.var for s in L.walk(body) if isinstance(s, L.For) and s.kind == "thread.x"}
 
     def divide(self, s: L.Call) -> None:
         """The register buffers that an instruction touches are divided among the threads as it says."""
@@ -52,9 +51,10 @@ class Warps:
             why = f"it needs {' or '.join(instruction.features)}"
             raise f.fail(f"the target `{f.target}` has no instruction `{instruction.name}`", why)
         for operand, (buffer, _) in match(instruction, s.body).accesses.items():
-            if buffer.scope == "register" and self.fragments.setdefault(buffer, instruction.fragment(operand)) != instruction.fragment(
-                operand
-            ):
+            if buffer.scope != "register":
+                continue
+            self.sizes[buffer] = tuple(int(n) for n in operand.shape)
+            if self.fragments.setdefault(buffer, instruction.fragment(operand)) != instruction.fragment(operand):
                 raise f.fail(f"register buffer `{buffer.name}` is divided among the threads of a warp in two ways")
 
     def execute(self, phase: Stmt) -> bool:
@@ -72,6 +72,38 @@ class Warps:
     def sharing(self, buffer: Buffer) -> int:
         """How many threads divide a register buffer among them."""
         return WARP if buffer in self.fragments else 1
+
+    def own(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
+        """Which register of a divided buffer holds an element that a plain statement touches: it must be this thread's.
+
+        The numbers of the element and of the tile are read off the steps of the loops; that the fragment then says the same is proved.
+        """
+        f, fragment = self.function, self.fragments[buffer]
+        lane = next((v for v in E.variables(*indices) if v in self.lanes), as_expr(0))
+        moving = [d for d in f.kept[buffer] if lane in E.variables(indices[d])]
+        sizes = dict(zip(moving, self.sizes[buffer], strict=False))
+        origin = [E.substitute(i, {LANE: as_expr(0), ELEMENT: as_expr(0)}) for i in fragment.indices]
+        steps = {
+            tuple(simplify(E.substitute(i, {LANE: as_expr(0), ELEMENT: E.const(n)}) - o) for i, o in zip(fragment.indices, origin, strict=True)): n
+            for n in range(fragment.count)
+        }
+        number: Expr = as_expr(0)
+        for v in dict.fromkeys(E.variables(*(indices[d] for d in moving))):
+            step = tuple(simplify(E.substitute(indices[d], {v: v + 1}) - indices[d]) for d in moving)
+            number = number + v * steps.get(step, 0)
+        place: Expr = as_expr(0)
+        proved = len(moving) == len(fragment.indices)
+        for d in f.kept[buffer]:
+            size, whole = sizes.get(d, 1), f.constant(buffer, buffer.shape[d])
+            place = place * (whole // size) + simplify(indices[d] // size)
+            if proved and d in sizes:
+                held = E.substitute(fragment.indices[moving.index(d)], {LANE: lane, ELEMENT: number})
+                proved = whole % size == 0 and simplify(held - indices[d] % size) is as_expr(0)
+        if not proved:
+            place_text = ", ".join(map(str, indices))
+            why = f"`{buffer.name}[{place_text}]` is not certainly held by the thread that touches it"
+            raise f.fail(f"register buffer `{buffer.name}` is divided among the threads of a warp", why, "touch it in the order of the fragments")
+        return simplify(place * fragment.count + number)
 
     # ------------------------------------------------------------ emission
 
@@ -114,7 +146,7 @@ class Warps:
             count += len(listed)
         outputs = ", ".join(f'"+{letter}"({r})' for r in registers[result.name])
         inputs = ", ".join(f'"r"({r})' for name, rs in registers.items() if name != result.name for r in rs)
-        f.line(f'asm volatile("{op.ptx} {", ".join(numbers[name] for name in op.arguments)};" : {outputs} : {inputs});')
+        f.line(f'asm("{op.ptx} {", ".join(numbers[name] for name in op.arguments)};" : {outputs} : {inputs});')
         for n, place in enumerate(places):
             f.line(f"{place} = {total}[{n}];")
 
@@ -153,7 +185,7 @@ class Warps:
         """The place of such an element: in memory, or in the registers of this thread."""
         f = self.function
         buffer, indices = self.located(instruction, roles, operand, number)
-        if buffer in self.fragments:
+        if buffer in self.fragments:  # an operand of the instruction
             return f"{f.names[buffer]}[{f.expression(self.tile(instruction, roles, operand) * self.fragments[buffer].count + number)}]"
         return f"{f.names[buffer]}[{f.address(buffer, indices)}]"
 

@@ -344,7 +344,9 @@ class Function(Expressions):
 
     # ------------------------------------------------------------ parallel loops
 
-    def parallel(self, s: L.For, extent: Expr) -> None:
+    def outlined(self, s: L.For) -> tuple[str, list[tuple[str, str]]]:
+        """The body of a parallel loop as functions of their own: the name of the one that the pool calls, and what its closure holds, as
+        (type, reference here)."""
         module = self.module
         name = f"{module.name}.{module.regions}"
         module.regions += 1
@@ -383,11 +385,14 @@ class Function(Expressions):
             f"define internal void {symbol(name + '.body')}(ptr %closure, i64 %begin, i64 %end) #0 {{\n"
             + "\n".join([*loads, f"  call void {symbol(name)}({', '.join(arguments)})", "  ret void", "}"])
         )
+        return symbol(name + ".body"), [(type_, ref) for type_, ref, _ in captured]
 
+    def parallel(self, s: L.For, extent: Expr) -> None:
+        body, captured = self.outlined(s)
         self.count += 1
         closure = f"%c{self.count}"
         self.slots.append(f"  {closure} = alloca [{max(1, len(captured))} x i64], align 16")
-        for n, (type_, ref, _) in enumerate(captured):
+        for n, (type_, ref) in enumerate(captured):
             place = self.op(f"getelementptr i64, ptr {closure}, i64 {n}")
             self.line(f"store {type_} {ref}, ptr {place}")
         count = self.scalar(extent, f"the extent of loop `{s.var.name}`")
@@ -396,14 +401,14 @@ class Function(Expressions):
         short = self.op(f"icmp sle i64 {count}, 1")
         self.line(f"br i1 {self.op(f'or i1 {alone}, {short}')}, label %{direct}, label %{pooled}")
         self.start(direct)
-        self.line(f"call void {symbol(name + '.body')}(ptr {closure}, i64 0, i64 {count})")
+        self.line(f"call void {body}(ptr {closure}, i64 0, i64 {count})")
         self.line(f"br label %{end}")
         self.start(pooled)
         entry = self.op("load ptr, ptr %pool")
-        self.line(f"call void {entry}(ptr %pool, ptr {symbol(name + '.body')}, ptr {closure}, i64 {count})")
+        self.line(f"call void {entry}(ptr %pool, ptr {body}, ptr {closure}, i64 {count})")
         self.line(f"br label %{end}")
         self.start(end)
-        self.forget(written)
+        self.forget(self.module.written(s.body))
 
     # ------------------------------------------------------------ stores
 

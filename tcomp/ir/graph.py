@@ -28,6 +28,7 @@ from tcomp.errors import IRError, TcompError
 from tcomp.ir import te
 from tcomp.ir.expr import Dim, Expr, as_dim, variables
 from tcomp.ir.layout import Layout
+from tcomp.ir.names import unused
 
 
 class Value:
@@ -148,12 +149,9 @@ class GraphBuilder:
 
     def fresh(self, name: str) -> str:
         """`name`, with a number behind it if it is taken."""
-        candidate, number = name or "v", 0
-        while candidate in self._names:
-            number += 1
-            candidate = f"{name or 'v'}_{number}"
-        self._names.add(candidate)
-        return candidate
+        name = unused(name or "v", self._names)
+        self._names.add(name)
+        return name
 
     def input(self, name: str, dtype: str, shape: Sequence[Dim], layout: Layout | None = None) -> Value:
         value = Value(self.fresh(name), dtype, shape, layout)

@@ -30,6 +30,7 @@ from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Accumulate, For, Kernel, walk
 from tcomp.schedules import gpu_products
 from tcomp.schedules.gpu_loops import VECTOR_BYTES, fuse_all, is_contraction, lanes, vector_width
+from tcomp.schedules.gpu_tiles import find
 from tcomp.schedules.groups import Group, attachments, schedule_each
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import edit
@@ -85,14 +86,14 @@ def _formed(s: Schedule, result: str, inside: tuple[str, ...], target: Target) -
     groups: list[Group] = []
     folds = {n.writes.name for n in nests(s.kernel) if n.is_fold}
     for name in {*inside, result} & folds if len({*inside, result} & folds) == 1 else ():
-        staged = gpu_products.find(fold_nest(s.kernel, name), result_nest(s.kernel, name)) is not None
+        staged = find(fold_nest(s.kernel, name), result_nest(s.kernel, name), target) is not None
         if (partial := gpu_products.divide(s, name, target) if staged else _divided(s, name)) is not None:
             groups += _formed(s, partial, (), target)
     if result in folds:
         local = f"{result}.acc"
         s.cache_write(result, local)
         inside = (*inside, local)
-    shape = _shape(s, result, inside)
+    shape = _shape(s, result, inside, target)
     if shape is not None:
         return [*groups, Group(result, inside, shape)]
     for name in inside:
@@ -116,7 +117,7 @@ def _divided(s: Schedule, result: str) -> str | None:
     return partial
 
 
-def _shape(s: Schedule, result: str, inside: tuple[str, ...]) -> str | None:
+def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: Target) -> str | None:
     if not inside:
         return "elementwise"
     out = result_nest(s.kernel, result)
@@ -130,7 +131,7 @@ def _shape(s: Schedule, result: str, inside: tuple[str, ...]) -> str | None:
         if len(inside) > 1:
             together = _fits(s, inside, rows) and all(_longest(n) >= ROW and fold_axis(n) is not None for n in folds)
             return "rows" if together and rows else None
-        if gpu_products.find(folds[0], out) is not None:
+        if find(folds[0], out, target) is not None:
             return "blocks"
         return "rows" if _by_rows(folds[0]) else "tile"
     if not rows or out.loops[-1].var in rows or not _fits(s, inside, rows):

@@ -36,6 +36,7 @@ from tcomp.ir.loops import (
     walk,
     with_children,
 )
+from tcomp.ir.names import unused
 from tcomp.ir.simplify import prove, simplify
 from tcomp.ir.te import Tensor
 from tcomp.schedules.roles import unclamped
@@ -160,13 +161,9 @@ class _Names:
         self.taken: set[str] = set()
 
     def fresh(self, name: str) -> str:
-        name = "".join(ch if ch.isalnum() or ch in "_." else "_" for ch in name) or "t"
-        candidate, number = name, 0
-        while candidate in self.taken:
-            number += 1
-            candidate = f"{name}_{number}"
-        self.taken.add(candidate)
-        return candidate
+        name = unused("".join(ch if ch.isalnum() or ch in "_." else "_" for ch in name) or "t", self.taken)
+        self.taken.add(name)
+        return name
 
 
 # ---------------------------------------------------------------- TE -> stages

@@ -25,9 +25,12 @@ def size_of(b: Buffer) -> int:
 
 def stream(s: Schedule, result: str, target: Target, knobs: Knobs) -> None:
     """Store a result past the caches if it is so large that no reader would find it there: the last-level cache is shared, and on a
-    virtual machine it is often not as near as its size promises, hence the limit by the core's own."""
-    size = size_of(edit.find_buffer(s.kernel, result))
-    if size > target.l2 and knobs.flag(f"{result}.stream", size > min(target.l3 // 2, STREAMED * target.l2)):
+    virtual machine it is often not as near as its size promises, hence the limit by the core's own. Rows have to
+    begin with a whole vector: such stores are aligned."""
+    b = edit.find_buffer(s.kernel, result)
+    size = size_of(b)
+    whole = size > target.l2 and (len(b.shape) == 1 or int(b.shape[-1]) * itemsize(b.dtype) * 8 % target.vector_bits == 0)
+    if whole and knobs.flag(f"{result}.stream", size > min(target.l3 // 2, STREAMED * target.l2)):
         s.stream(result)
 
 
@@ -39,12 +42,8 @@ def ask_ahead(s: Schedule, loop: str, vectors: int, done: set[Buffer], target: T
     found = set()
     for b, r in read.items():
         dense = stride(r, x.var) == target.vector_bits // 8 // itemsize(b.dtype) and not E.reads(*r.args)
-        if (
-            b not in done
-            and size_of(b) > target.l2
-            and dense
-            and (distance := knobs.choice(f"{b.name}.prefetch", (0, vectors, 2 * vectors), vectors))
-        ):
+        far = b not in done and dense and size_of(b) > target.l2
+        if far and (distance := knobs.choice(f"{b.name}.prefetch", (0, vectors, 2 * vectors), vectors)):
             s.prefetch(b.name, loop, distance)
             found.add(b)
     return found

@@ -59,7 +59,8 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
     vectors, lane = s.split(inside.pop(), lanes)
     inside.append(vectors)
     overlapping = _overlapping(fold, _tile_axes(fold))
-    near = not overlapping or _largest(fold) <= target.l2  # else a column of vectors has a line of the cache here and there
+    # Columns are outside of the rows that use their vectors again; but a column of an image has a line of the cache here and there.
+    near = rows is not None and (not overlapping or _largest(fold) <= target.l2)
     around = [*batch, column, *others] if knobs.flag(f"{acc}.columns_outside", near) else [*batch, *others, column]
     s.reorder(*around, *inside, lane)
     for name in inside:
@@ -124,10 +125,12 @@ def _fold_order(fold: Nest) -> list[For]:
 
 def _prefetch(s: Schedule, fold: Nest, loop: str, target: Target, knobs: Knobs) -> None:
     """Ask ahead for the operand that the lanes read, where it comes from far away."""
-    row = row_axis(fold)
+    row, along = row_axis(fold), edit.find_loop(s.kernel, loop).var
+    lanes = lanes_of(target, [fold.writes, *(r.attr for r in fold.reads)])
     for r in walked_by_lanes(fold, loop):
         once = row is None or row.var not in E.variables(*r.args)
-        distance = knobs.choice(f"{r.attr.name}.prefetch", (0, 2, 4, 8, 16, 32), 16 if once and is_far(r, target) else 0)
+        apart = stride(r, along) is None or abs(stride(r, along) or 0) >= lanes  # else the next step is there already
+        distance = knobs.choice(f"{r.attr.name}.prefetch", (0, 2, 4, 8, 16, 32), 16 if once and apart and is_far(r, target) else 0)
         if distance:
             s.prefetch(r.attr.name, loop, distance)
 

@@ -1,7 +1,4 @@
-"""The tuner: it keeps to its budget, loses nothing, goes on where it was, and compilations follow what it found.
-
-python tests/autotune/test_tuner.py 20          kills it at 20 random moments, goes on each time, and counts the records
-"""
+"""The tuner: it keeps to its budget, loses nothing, goes on where it was, and compilations follow what it found. See also `killing.py`."""
 
 from __future__ import annotations
 
@@ -21,6 +18,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+from killing import children, outlived
 from models import two_layers
 from spaces import product, scaled, split_scaled
 
@@ -287,18 +285,6 @@ def told(line: str) -> int:
     return int(words[1]) if words[:1] == ["trial"] else 0
 
 
-def children(pid: int) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == pid and fields[0] != "Z":
-            found.append(int(path.parent.name))
-    return found
-
-
 def killed(path: Path, moments: int, seed: int, patience: float = 60.0) -> tuple[int, int]:
     """Tune, kill at random moments, resume; (records that were told of, records that are there)."""
     rng, total = random.Random(seed), 0
@@ -318,10 +304,7 @@ def killed(path: Path, moments: int, seed: int, patience: float = 60.0) -> tuple
         rest = process.stdout.read()
         process.wait()
         total = max([total, reported, *map(told, rest.splitlines())])
-        end = time.monotonic() + 30
-        while any(Path(f"/proc/{pid}").exists() for pid in offspring) and time.monotonic() < end:
-            time.sleep(0.05)
-        assert not [pid for pid in offspring if Path(f"/proc/{pid}").exists()], "processes are left behind"
+        assert not outlived(offspring), "processes are left behind"
         if path.exists():
             assert sqlite3.connect(path).execute("PRAGMA integrity_check").fetchone() == ("ok",)
     with Database(path, create=False) as database:
@@ -368,13 +351,3 @@ def test_ctrl_c_keeps_the_best_so_far(tmp_path: Path) -> None:
     with Database(tmp_path / "t.db") as database:
         (session,) = database.sessions()
         assert session.state == "interrupted" and session.trials >= 2
-
-
-if __name__ == "__main__":
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["TCOMP_CACHE"] = str(Path(folder) / "cache")
-        said, found = killed(Path(folder) / "t.db", int(sys.argv[1]) if len(sys.argv) > 1 else 20, 7)
-    print(f"{said} records were told of, {found} are there")
-    sys.exit(said > found)

@@ -1,6 +1,7 @@
 """Races in a block of GPU threads, found by running it: who touched which element since the last barrier, and which copies are under way.
 
-Independent of how barriers are placed: every access of every thread is looked at, one by one.
+Independent of how barriers are placed: every access of every thread is looked at, one by one. Registers are no memory of the block: that
+each thread keeps to its own is proved when code is made.
 """
 
 from __future__ import annotations
@@ -65,9 +66,9 @@ class Block:
 
     def accesses(self, s: Stmt, thread: Thread) -> Iterator[tuple[Thread, Element, bool]]:
         for e in L.expressions(s):
-            for r in E.reads(e):
+            for r in (r for r in E.reads(e) if r.attr.scope != "register"):
                 yield thread, (r.attr, tuple(self.value(i) for i in r.args)), False
-        if isinstance(s, L.Store | L.Accumulate):
+        if isinstance(s, L.Store | L.Accumulate) and s.buffer.scope != "register":
             yield thread, (s.buffer, tuple(self.value(i) for i in s.indices)), True
         if isinstance(s, L.For):
             for value in range(evaluate_int(s.extent, self.values)):

@@ -147,7 +147,7 @@ template <class F> int run(bool barriers, bool descending, const int *grid, cons
 
 
 _ASM = (  # what stands for the instructions of the device
-    (re.compile(r'asm volatile\("(mma[\w.]+)[^"]*" : "\+[fr]"\((\w+)\[0\]\)[^:]*: "r"\((\w+)\[0\]\).*?"r"\((?!\3\b)(\w+)\[0\]\).*?\);'),
+    (re.compile(r'asm\("(mma[\w.]+)[^"]*" : "\+[fr]"\((\w+)\[0\]\)[^:]*: "r"\((\w+)\[0\]\).*?"r"\((?!\3\b)(\w+)\[0\]\).*?\);'),
      r'warp_mma("\1", \2, \3, \4);'),
     (re.compile(r'asm volatile\("cp\.async\.c[ag]\.shared\.global [^"]*" :: "r"\(to\), "l"\(from\)(?:, "n"\(N\))?, "r"\(size\) : "memory"\);'),
      "copy_later(to, from, N, size);"),

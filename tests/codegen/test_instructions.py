@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,9 +21,9 @@ from tcomp.codegen.native import assembly, compile_ir, spill_count
 from tcomp.errors import CodegenError
 from tcomp.ir import te
 from tcomp.ir.dtypes import is_float, to_numpy
-from tcomp.ir.expr import Expr, cast
-from tcomp.ir.instruction import Instruction
-from tcomp.ir.loops import Accumulate, Allocate, Buffer, Call, For, Kernel, Stmt, block, loop, store
+from tcomp.ir.expr import Expr, as_expr, cast, substitute
+from tcomp.ir.instruction import Instruction, match
+from tcomp.ir.loops import Accumulate, Allocate, Buffer, Call, For, Kernel, Stmt, block, loop, store, walk
 from tcomp.ir.loops_eval import run_kernel
 from tcomp.ir.verify import verify_kernel
 from tcomp.schedules.instructions import fma_tile, isa_of, mma, sdot, vpdpbusd
@@ -289,11 +289,35 @@ def test_barriers_between_instructions_and_threads() -> None:
     assert text.count("__syncthreads();") == 2
 
 
-def test_what_a_warp_shares_is_touched_by_instructions_alone() -> None:
+def test_what_a_thread_of_a_warp_holds_it_may_touch_itself() -> None:
+    """In the order of the fragments; who clears elements that others hold is told so."""
     kernel = product("float16", 32, 16, 16).kernel
-    plain = kernel.with_body(rebuild(kernel.body, lambda s: s.body if isinstance(s, Call) and "fill" in s.instruction.name else None))
-    with pytest.raises(CodegenError, match="`acc` of a warp is accessed by a plain statement"):
-        cuda.emit_kernel(plain, GPU)
+
+    def cleared(row: Callable[[Expr, Expr], Expr], column: Callable[[Expr, Expr], Expr]) -> Kernel:
+        def edit(s: Stmt) -> Stmt | None:
+            if not (isinstance(s, Call) and "fill" in s.instruction.name):
+                return None
+            acc, indices = match(s.instruction, s.body).accesses[s.instruction.result]
+            inside = {x.var: as_expr(0) for x in walk(s.body) if isinstance(x, For)}
+            base = [substitute(i, inside) for i in indices]
+
+            def store_all(t: Expr) -> Stmt:
+                return loop("high", 2, lambda h: loop("low", 2, lambda e: store(acc, (base[0] + row(t, h), base[1] + column(t, e)), 0)))
+
+            return loop("t", 32, store_all, "thread.x")
+
+        return kernel.with_body(rebuild(kernel.body, edit))
+
+    good = cleared(lambda t, h: t // 4 + h * 8, lambda t, e: t % 4 * 2 + e)
+    text, _ = cuda.emit_kernel(good, GPU)
+    assert "threadIdx.x" in text
+    for wrong in (
+        cleared(lambda t, h: t // 4 * 2 + h, lambda t, e: t % 4 * 2 + e),
+        cleared(lambda t, h: t // 4 + h * 8, lambda t, e: t % 4 + e * 4),
+        cleared(lambda t, h: t % 8 + h * 8, lambda t, e: t // 8 * 2 + e),
+    ):
+        with pytest.raises(CodegenError, match="is not certainly held by the thread that touches it"):
+            cuda.emit_kernel(wrong, GPU)
 
 
 @pytest.mark.parametrize(

@@ -41,12 +41,22 @@ def test_panels_stay_in_a_cache() -> None:
     assert choose_tile(6, 512, 16, 32, loading=loading) == Tile(6, 4)  # there are no other rows to load it again for
 
 
-def test_windows_that_share_their_vectors_are_unrolled() -> None:
-    """Depthwise: three steps of a window read the same pixels for neighbouring rows."""
-    x, w = te.placeholder((30, 30, 64), name="x"), te.placeholder((3, 3, 64), name="w")
+def depthwise(size: int) -> Knobs:
+    x, w = te.placeholder((size + 2, size + 2, 64), name="x"), te.placeholder((3, 3, 64), name="w")
     i, j = te.reduce_axis(3, "i"), te.reduce_axis(3, "j")
-    y = te.compute((28, 28, 64), lambda h, v, c: te.sum(x[h + i, v + j, c] * w[i, j, c], [i, j]), name="y")
+    y = te.compute((size, size, 64), lambda h, v, c: te.sum(x[h + i, v + j, c] * w[i, j, c], [i, j]), name="y")
     knobs = Knobs()
     s = schedule(lower("k", [x, w], [y]), SKYLAKE, knobs)
-    assert knobs.asked["y.acc.tile"].value == (7, 1) and knobs.asked["y.acc.window"].value is True
     assert s.loops["y.i"].kind == s.loops["y.j"].kind == UNROLLED
+    return knobs
+
+
+def test_windows_that_share_their_vectors_are_unrolled() -> None:
+    """Depthwise: three steps of a window read the same pixels for neighbouring rows."""
+    asked = depthwise(28).asked
+    assert asked["y.acc.tile"].value == (7, 1) and asked["y.acc.window"].value is True and asked["x.prefetch"].value == 0
+
+
+def test_images_that_no_cache_holds_are_walked_pixel_by_pixel() -> None:
+    assert depthwise(28).asked["y.acc.columns_outside"].value is True
+    assert depthwise(112).asked["y.acc.columns_outside"].value is False

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn
@@ -27,6 +26,7 @@ from tcomp.ir import loops as L
 from tcomp.ir.dtypes import BITS, is_float, is_integer, itemsize
 from tcomp.ir.expr import INDEX, Expr, as_expr
 from tcomp.ir.loops import Buffer, Stmt
+from tcomp.ir.names import unused
 from tcomp.ir.printer import standard_reducers
 from tcomp.ir.simplify import simplify
 
@@ -143,7 +143,7 @@ class Translator:
         """The body of the kernel. The types of locals follow from what is assigned to them: repeated until they stay as they are."""
         while True:
             before = dict(self.types)
-            self.used = Counter[str](self.parameters.keys())
+            self.used = set(self.parameters)
             self.arrays, self.known = dict(self.parameters), dict[Local, Value]()
             self.buffers = dict[Local, Buffer]()
             self.variables = dict[str, Value]()
@@ -157,9 +157,9 @@ class Translator:
 
     def fresh(self, name: str) -> str:
         """A name that no buffer or loop has: Python's own, numbered where it stands for several."""
-        self.used[name] += 1
-        candidate = name if self.used[name] == 1 else f"{name}_{self.used[name] - 1}"
-        return candidate if candidate == name or candidate not in self.used else self.fresh(name)
+        name = unused(name, self.used)
+        self.used.add(name)
+        return name
 
     @contextmanager
     def at(self, node: ast.AST) -> Any:

@@ -24,8 +24,7 @@ class Planner:
     def __init__(self, m: Model, target: Target, threads: int) -> None:
         self.model, self.target, self.threads = m, target, threads
         self.instances = {x.name: x for x in m.instances}
-        self.result = Plan(self.instances, m.context)
-        self.nests = 0
+        self.result, self.nests, self.fused = Plan(self.instances, m.context), 0, False
         with limited(400_000_000):
             self.dependences = flow(m)
         self.trees: dict[bool, Any] = {}
@@ -78,6 +77,8 @@ class Planner:
                 self.band(node, names, parallel)
 
     def band(self, node: Any, names: list[str], parallel: bool) -> None:
+        """A band is a wavefront, the nest of one statement, or loops that several share; of these one may be *jammed*: `JAM` of its
+        independent iterations run side by side, innermost, where what stands inside would otherwise be one chain."""
         chain, below = nested(node)
         self.nests += 1
         free = [bool(node.band_member_get_coincident(d)) for d in range(node.band_n_member())]

@@ -10,6 +10,7 @@ import islpy as isl
 from tcomp.ir import expr as E
 from tcomp.ir.expr import as_dim, as_expr, loop_var
 from tcomp.ir.loops import SERIAL, Accumulate, Buffer, Call, For, If, Kernel, Stmt, Store, expressions, walk
+from tcomp.ir.names import unused
 from tcomp.ir.polyhedral import Instance, Model, Relation, TooHard, limited, map_of, model
 from tcomp.ir.scanning import PLACE, scan
 from tcomp.ir.simplify import simplify
@@ -225,12 +226,9 @@ def reordered(kernel: Kernel, step: str, target: Stmt, m: Model, order: isl.Unio
     taken = {*loop_names(kernel), *buffer_names(kernel)} - replaced
 
     def unique(name: str) -> str:
-        candidate, number = name, 1
-        while candidate in taken:
-            number += 1
-            candidate = f"{name}.{number}"
-        taken.add(candidate)
-        return candidate
+        name = unused(name, taken, "{}.{}", 2)
+        taken.add(name)
+        return name
 
     new = scan(target, m, order.intersect_domain(_domains(m)), named, unique, parallel)
     return nesting(kernel, step, kernel.with_body(rebuild(kernel.body, lambda s: new if s is target else None)))

@@ -31,6 +31,7 @@ from tcomp.ir.loops import (
     walk,
     with_children,
 )
+from tcomp.ir.names import unused
 from tcomp.ir.simplify import prove, simplify
 from tcomp.schedules.legality import Conflict
 
@@ -116,12 +117,8 @@ def buffer_names(kernel: Kernel) -> list[str]:
 
 
 def fresh(kernel: Kernel, name: str) -> str:
-    taken = {*loop_names(kernel), *buffer_names(kernel)}
-    candidate, number = name, 1
-    while candidate in taken:
-        number += 1
-        candidate = f"{name}{number}"
-    return candidate
+    """A name that no loop and no buffer has."""
+    return unused(name, {*loop_names(kernel), *buffer_names(kernel)}, "{}{}", 2)
 
 
 def guard(conditions: Sequence[Expr], body: Stmt) -> Stmt:

@@ -70,7 +70,7 @@ def cache_factors(kernel: Kernel, loop: str, left: str, right: str, scope: str =
     if found is None or product is None or not isinstance(update, Accumulate):
         raise refuse(kernel, step, f"the body of `{loop}` is not one sum of products")
     inside = _loops(kernel, step, found)
-    factors = [_core(x) for x in product.args]
+    factors = [core_of(x) for x in product.args]
     conditions = [c for cond in (*found.conditions, *masks) for c in E.conjuncts(cond)]
     if any(r.attr is update.buffer for r in E.reads(*factors, *conditions)):
         raise refuse(kernel, step, f"a factor, or a condition of the sum, is read from `{update.buffer.name}`")
@@ -135,7 +135,7 @@ def _loops(kernel: Kernel, step: str, found: Chain) -> tuple[For, ...]:
     return found.loops
 
 
-def _core(factor: Expr) -> Expr:
+def core_of(factor: Expr) -> Expr:
     """A factor without what makes it fit the product: those operators keep zero zero, and copies of what they are applied to are smaller."""
     while factor.args:
         x = factor.args[0]

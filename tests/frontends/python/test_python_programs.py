@@ -241,6 +241,20 @@ def test_ranges_start_at_zero_in_the_kernel(n: int) -> None:
         assert loops(kernel) == ["i", "i_1", "i_2", "j", "i_3", "i_4"]
 
 
+@program(x="float64[n]")
+def numbered(n, x):
+    for i in range(n):
+        x[i] += 1
+    for i in range(n):
+        x[i] *= 2
+    for i_1 in range(n):
+        x[i_1] += i_1
+
+
+def test_a_name_of_the_function_may_look_like_a_numbered_one() -> None:
+    assert loops(check(numbered, {"x": np.zeros(5)}, {"n": 5})) == ["i", "i_1", "i_1_1"]
+
+
 @program(A="float64[n, n]")
 def triangle(n, A):
     for i in range(n - 1, -1, -1):
