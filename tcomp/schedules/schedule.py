@@ -356,8 +356,8 @@ class Schedule:
         self.apply("affine", loop, order, names, parallel)
 
     @_documents(prefetch)
-    def prefetch(self, buffer: Stage, loop: Loop, distance: int) -> None:
-        self.apply("prefetch", buffer, loop, distance)
+    def prefetch(self, buffer: Stage, loop: Loop, distance: int, at: Loop | str = "") -> None:
+        self.apply("prefetch", buffer, loop, distance, at)
 
     @_documents(stream)
     def stream(self, buffer: Stage) -> None:

@@ -15,6 +15,7 @@ from tcomp.ir.layout import Layout
 from tcomp.ir.loops import For
 from tcomp.schedules.byte_products import group_loop, summed_bytes
 from tcomp.schedules.knobs import Knobs
+from tcomp.schedules.panels import accumulate_in_blocks, ask_ahead, is_far, panels, walked_by_lanes
 from tcomp.schedules.primitives import edit
 from tcomp.schedules.roles import Nest, extent_of, fold_nest, is_product, result_nest, row_axis, stage_axes, stride
 from tcomp.schedules.schedule import Schedule
@@ -62,17 +63,25 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
     near = rows is not None and (not overlapping or _largest(fold) <= target.l2)
     around = [*batch, column, *others] if knobs.flag(f"{acc}.columns_outside", near) else [*batch, *others, column]
     s.reorder(*around, *inside, lane)
-    s.compute_at(acc, around[-1], "register")
     for name in inside:
         s.unroll(name)
     s.vectorize(lane)
     suggested = tuple(x.var.attr.name for x in _fold_order(fold) if x is not group)
     orders = tuple(permutations(suggested)) if len(suggested) <= MOST_ORDERED else (suggested,)
     folds = knobs.choice(f"{acc}.folds", orders, suggested)
-    _tile_loops(s, acc, lanes, folds, group is None)
-    if folds and group is None:  # a fold over one element has no loop left
-        _prefetch(s, fold, folds[-1], target, knobs)
-        _repeat(s, acc, folds, WINDOW_CODE // prod(astuple(tile)) if overlapping else 1, knobs)
+    p = panels(s, fold, folds, tile.vectors * lanes, others, target) if folds and group is None and around[-1] is not column else None
+    if p is not None and not knobs.flag(f"{p.operand}.panels", True):
+        p = None
+    if p is not None and p.in_blocks:
+        accumulate_in_blocks(s, acc, [(x.var.attr.name, n) for x, n in zip(_tile_axes(fold), (tile.deep, tile.rows), strict=True) if x is not None], lanes, column, p)
+    else:
+        s.compute_at(acc, around[-1], "register")
+        _tile_loops(s, acc, lanes, folds, group is None)
+        if p is not None:
+            ask_ahead(s, p, column, folds[-1])
+        elif folds and group is None:  # a fold over one element has no loop left
+            _prefetch(s, fold, folds[-1], target, knobs)
+            _repeat(s, acc, folds, WINDOW_CODE // prod(astuple(tile)) if overlapping else 1, knobs)
     nests_to_thread = [around]
     for name in reversed(around):  # from the inside: a loop that is cut has names of its own behind the cut
         if name in partial:
@@ -115,17 +124,15 @@ def _fold_order(fold: Nest) -> list[For]:
 
 
 def _prefetch(s: Schedule, fold: Nest, loop: str, target: Target, knobs: Knobs) -> None:
-    """Ask ahead for the operand that the lanes read, where it is not at home in the second-level cache: weights are read once a run."""
-    lane, along, row = fold.spatial[-1].var, edit.find_loop(s.kernel, loop).var, row_axis(fold)
+    """Ask ahead for the operand that the lanes read, where it comes from far away."""
+    row, along = row_axis(fold), edit.find_loop(s.kernel, loop).var
     lanes = lanes_of(target, [fold.writes, *(r.attr for r in fold.reads)])
-    for r in fold.reads:
-        if {lane, along} <= set(E.variables(*r.args)):
-            size = prod(extent_of(n) for n in r.attr.shape) * itemsize(r.attr.dtype)
-            once = row is None or row.var not in E.variables(*r.args)
-            apart = stride(r, along) is None or abs(stride(r, along) or 0) >= lanes  # else the next step is there already
-            distance = knobs.choice(f"{r.attr.name}.prefetch", (0, 2, 4, 8, 16, 32), 16 if once and apart and size > target.l2 // 4 else 0)
-            if distance:
-                s.prefetch(r.attr.name, loop, distance)
+    for r in walked_by_lanes(fold, loop):
+        once = row is None or row.var not in E.variables(*r.args)
+        apart = stride(r, along) is None or abs(stride(r, along) or 0) >= lanes  # else the next step is there already
+        distance = knobs.choice(f"{r.attr.name}.prefetch", (0, 2, 4, 8, 16, 32), 16 if once and apart and is_far(r, target) else 0)
+        if distance:
+            s.prefetch(r.attr.name, loop, distance)
 
 
 def _repeat(s: Schedule, acc: str, folds: Sequence[str], code: int, knobs: Knobs) -> None:

@@ -92,6 +92,7 @@ class Drawing:
 
 SINGLE: dict[str, Callable[[Drawing], Any]] = {
     "loop": Drawing.loop,
+    "at": Drawing.loop,
     "fold": Drawing.loop,
     "stage": Drawing.stage,
     "buffer": Drawing.buffer,

@@ -39,11 +39,7 @@ def test_hints_stand_before_the_reads_and_change_nothing() -> None:
     s.prefetch("B", "C.k", 7)
     assert hints(s.kernel) == ["prefetch B[C.k + 7, C.j.o * 16]"]
     assert str(parse_kernel(str(s.kernel))) == str(s.kernel)
-    for kernel in (s.kernel, Schedule(lower("p", p.inputs, p.outputs)).kernel):
-        for got, want in zip(interpreted(p, kernel), expected(p), strict=True):
-            p.same(got, want)
-    for got, want in zip(native(p, s.kernel), expected(p), strict=True):  # the last hints point behind the end
-        p.same(got, want)
+    agree(p, s.kernel)  # the last hints point behind the end
     assert emit_kernel(s.kernel, HOST).count("call void @llvm.prefetch") == 1
 
 
@@ -64,6 +60,31 @@ def test_default_schedules_ask_ahead_for_weights_that_no_near_cache_holds() -> N
     for size, far in ((64, False), (1024, True)):
         p = product(32, size, size)
         assert bool(hints(cpu.schedule(lower("p", p.inputs, p.outputs), target).kernel)) == far
+
+
+def test_the_iterations_of_an_inner_loop_ask_for_all_of_the_next_panel() -> None:
+    p = product(15, 20, 64)
+    s = Schedule(lower("p", p.inputs, p.outputs))
+    s.split("C.j", 16)
+    s.split("C.i", 3)
+    s.split("C.k", 4)
+    s.reorder("C.j.o", "C.i.o", "C.k.o", "C.k.i", "C.i.i", "C.j.i")
+    s.unroll("C.i.i")
+    s.vectorize("C.j.i")
+    s.prefetch("B", "C.j.o", 1, at="C.k.o")
+    assert hints(s.kernel) == ["prefetch B[min(C.i.o * 5 + C.k.o, 19), C.j.o * 16 + 16]"]
+    with pytest.raises(ScheduleError, match="depends on a loop inside it"):
+        s.prefetch("B", "C.j.o", 1, at="C.i.o")  # which has not iterations enough
+    with pytest.raises(ScheduleError, match="`C.j.o` is not inside `C.k.o`"):
+        s.prefetch("B", "C.k.o", 1, at="C.j.o")
+    agree(p, s.kernel)
+
+
+def agree(p: Program, kernel: Kernel) -> None:
+    for got, want in zip(native(p, kernel), expected(p), strict=True):
+        p.same(got, want)
+    for got, want in zip(interpreted(p, kernel), expected(p), strict=True):
+        p.same(got, want)
 
 
 @pytest.mark.parametrize(

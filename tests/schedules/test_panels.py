@@ -1,0 +1,73 @@
+"""Products whose weights no near cache holds: panels that are asked for ahead, sums in blocks of the folds."""
+
+from __future__ import annotations
+
+import pytest
+from programs import Program
+from running import expected, interpreted, native
+
+from tcomp.ir import te
+from tcomp.ir.loops import Kernel, Prefetch, walk
+from tcomp.schedules.cpu import schedule
+from tcomp.schedules.knobs import Knobs
+from tcomp.schedules.lower import lower
+from tcomp.schedules.schedule import Schedule, replay
+from tcomp.target import Target
+
+HASWELL = "cpu -march=x86_64 -mcpu=haswell"
+
+
+def product(m: int, k: int, n: int) -> Program:
+    a, b, c = te.placeholder((m, k), name="A"), te.placeholder((k, n), name="B"), te.placeholder((n,), name="c")
+    r = te.reduce_axis(k, "k")
+    total = te.compute((m, n), lambda i, j: te.sum(a[i, r] * b[r, j], r), name="T")
+    return Program((a, b, c), (te.compute((m, n), lambda i, j: te.maximum(total[i, j] + c[j], 0.0), name="C"),), {})
+
+
+def convolution(size: int, channels: int, outputs: int) -> Program:
+    x, w = te.placeholder((size + 2, size + 2, channels), name="x"), te.placeholder((3, 3, channels, outputs), name="w")
+    p, q, c = te.reduce_axis(3, "p"), te.reduce_axis(3, "q"), te.reduce_axis(channels, "c")
+    return Program(
+        (x, w), (te.compute((size, size, outputs), lambda i, j, o: te.sum(x[i + p, j + q, c] * w[p, q, c, o], [p, q, c]), name="y"),), {}
+    )
+
+
+def scheduled(p: Program, l2: str, **decisions: bool) -> Schedule:
+    return schedule(lower("p", p.inputs, p.outputs), Target.parse(f"{HASWELL} -l2={l2}"), Knobs(decisions))
+
+
+def hints(kernel: Kernel) -> list[str]:
+    return [str(s).strip() for s in walk(kernel.body) if isinstance(s, Prefetch)]
+
+
+@pytest.mark.parametrize(
+    ("p", "l2", "blocks"),
+    [
+        (product(30, 16, 200), "48K", False),
+        (product(40, 24, 64), "16K", True),
+        (product(37, 48, 70), "24K", True),
+        (product(64, 96, 33), "32K", True),
+        (convolution(5, 8, 20), "12K", True),
+        (convolution(9, 12, 16), "24K", True),
+        (convolution(5, 16, 24), "32K", True),
+    ],
+)
+def test_panels_are_asked_for_ahead(p: Program, l2: str, blocks: bool) -> None:
+    s = scheduled(p, l2)
+    assert not s.kernel.notes and hints(s.kernel)
+    assert any(step.primitive == "promote" for step in s.trace) == blocks
+    assert str(replay(lower("p", p.inputs, p.outputs), s.trace)) == str(s.kernel)
+    for run in (interpreted, native):
+        for got, want in zip(run(p, s.kernel), expected(p), strict=True):
+            p.same(got, want)
+
+
+def test_near_operands_are_not_asked_for() -> None:
+    for p in (product(40, 24, 64), convolution(5, 8, 20)):
+        assert not hints(scheduled(p, "1M").kernel)
+
+
+def test_panels_are_a_decision() -> None:
+    p = product(40, 24, 64)
+    s = scheduled(p, "16K", **{"B.panels": False, "B.packed.panels": False})
+    assert not any(step.primitive == "promote" for step in s.trace)
