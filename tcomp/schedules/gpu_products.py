@@ -80,7 +80,8 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
     tile = best[options.index(knobs.choice(f"{acc}.tile", options, options[0]))]
     reads = reads_of(fold, product)
     along = [contiguous_along(r, product.sliced) for r in reads]
-    names = [f"{r[0].attr.name}.shared" for r in reads]
+    sources = [r[0].attr.name for r in reads]
+    names = [f"{sources[0]}.shared", f"{sources[1]}.shared" + "2" * (sources[0] == sources[1])]
     width = vector_width(fold, out, tile.columns.each)
     if along[1] or (len(tile.columns.axes) > 1 and tile.columns.each != width):
         width = 1

@@ -51,9 +51,9 @@ def reference(data: bytes, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
     return ReferenceEvaluator(onnx.load_from_string(data)).run(None, inputs)
 
 
-def compiled(data: bytes, **options: Any) -> Artifact:
+def compiled(data: bytes, target: str = "cuda", **options: Any) -> Artifact:
     with text_as_code():
-        return compile_model(data, "cuda", **options)[0]
+        return compile_model(data, target, **options)[0]
 
 
 def check(data: bytes, inputs: dict[str, np.ndarray], module: CudaModule | None = None, **options: Any) -> CudaModule:
@@ -81,6 +81,27 @@ def test_a_convolutional_net_captured_once_for_each_size() -> None:
     check(NET, {"x": floats(5, 3, 14, 14)}, module)
     check(NET, {"x": floats(2, 3, 14, 14)}, module)
     assert isinstance(module._device, HostDevice) and module._device.captured == 2
+
+
+MIXED = model(
+    [
+        node("Conv", ["x", "w1"], ["c1"], pads=[1, 1, 1, 1]), node("Relu", ["c1"], ["r1"]), node("GlobalAveragePool", ["r1"], ["g"]),
+        node("Flatten", ["g"], ["f"]), node("MatMul", ["f", "w2"], ["d"]), node("LayerNormalization", ["d", "s", "b"], ["y"], axis=-1),
+    ],
+    {"x": ("float32", [20, 18, 9, 9])}, {"y": ("float32", [20, 33])},
+    {"w1": floats(24, 18, 3, 3), "w2": floats(24, 33), "s": floats(33), "b": floats(33)},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", ["tf32", "fp16", "bf16"])
+def test_products_of_a_model_in_less_than_float32(precision: str) -> None:
+    artifact = compiled(MIXED, f"cuda -precision={precision}")
+    texts = [decoded(entry) for entry in json.loads(bytes(artifact.code))["kernels"].values()]
+    assert sum("mma.sync" in text for text in texts) == 2  # the convolution, and the product of matrices
+    x = floats(20, 18, 9, 9)
+    (got,), (want,) = CudaModule(artifact, HostDevice()).run({"x": x}).values(), reference(MIXED, {"x": x})
+    assert np.abs(got - want).max() < 0.1 * np.abs(want).max() and not np.allclose(got, want, rtol=1e-6)
+    assert f"precision={precision}" in artifact.manifest.notes["target"]
 
 
 def test_attention_and_normalisation_in_either_order_of_threads() -> None:

@@ -140,6 +140,12 @@ def batched(n: int, rows: int, depth: int, columns: int, transposed: bool = Fals
     return Program((a, b), (c,), {})
 
 
+def gram(rows: int, depth: int) -> Program:
+    """Both factors from one buffer, as queries and keys of attention often are."""
+    a, k = te.placeholder((rows, depth), "float32", "a"), te.reduce_axis(depth, "k")
+    return Program((a,), (te.compute((rows, rows), lambda i, j: te.sum(a[i, k] * a[j, k], k), "c"),), {})
+
+
 def total(count: int, dtype: str = "float32") -> Program:
     x = te.placeholder((count,), dtype, "x")
     k = te.reduce_axis(count, "k")
@@ -168,6 +174,7 @@ FAMILIES = {
     "product-staged-dynamic": product(768, 32, 1024, transposed=True),
     "divided-product": product(64, 1500, 72),
     "divided-product-transposed": product(50, 2100, 90, transposed=True),
+    "product-gram": gram(67, 45),
     "batched-odd": batched(6, 50, 33, 75),
     "batched-transposed": batched(6, 50, 33, 75, transposed=True),
     "product-large-tiles": product(256, 24, 512),
