@@ -26,7 +26,8 @@ from tcomp.target import Target
 
 FAR = 4  # an operand of more than one part in so many of the second-level cache is asked for ahead
 BLOCK = 16  # a block of a panel is at most one part in so many of it
-SUMS = 4  # what waits for the next block is at most one part in so many of it
+SUMS = 32  # what waits for the next block is at most one part in so many of it (it is on the stack of a thread)
+WHOLE = 4  # a panel in one block is, where that cannot be
 STEPS = (2, 4, 8)  # of a fold that stand in a row, between two requests
 
 
@@ -68,7 +69,10 @@ def panels(s: Schedule, fold: Nest, folds: Sequence[str], width: int, rows: Sequ
     pieces = next((n for n in range(1, extents[inside[0]] // unit + 1) if extents[inside[0]] % (n * unit) == 0 and extents[inside[0]] // n <= longest), 0)
     waiting = column * prod(extents[x.var.attr.name] for x in fold.spatial[:-1])
     found = Panels(far[0].attr.name, steps, tuple(outside), tuple(inside), pieces)
-    return None if not pieces or found.in_blocks and waiting > target.l2 // SUMS else found
+    if pieces and not (found.in_blocks and waiting > target.l2 // SUMS):
+        return found
+    whole = column * prod(extents[x] for x in folds) <= target.l2 // WHOLE
+    return Panels(far[0].attr.name, steps, (), tuple(folds), 1) if whole else None
 
 
 def walked_by_lanes(fold: Nest, loop: str) -> list[Expr]:

@@ -939,3 +939,20 @@ def test_a_temporary_is_not_copied_before_there_is_one() -> None:
         n=3,
     )
     assert run.refused["cache_read"] == 1
+
+
+def test_a_loop_that_never_runs_is_not_prefetched_for() -> None:
+    check(
+        """
+        kernel pipeline(x0: int32[3, 3], t2: int32[3, 3]) -> (t2) {
+          for t2.i1 in 0..1 {
+            t2[0, t2.i1] = x0[1, t2.i1]
+          }
+        }
+        """,
+        """
+        s.cache_read("x0", "t2.i1", "cached")
+        s.split("cached.1", 4, tail="peel")
+        s.prefetch("x0", "cached.0", 3)
+        """,
+    )

@@ -99,7 +99,7 @@ def _share(around: Sequence[For], walked: Sequence[For]) -> dict[Expr, Expr] | N
     if not all(isinstance(x.extent, int) for x in (*around, *walked)):
         return None
     rows = prod(int(x.extent) for x in walked)
-    each = prod(int(x.extent) for x in around) // rows
+    each = prod(int(x.extent) for x in around) // rows if rows else 0
     if not each:
         return None
     number: Expr = as_expr(0)
