@@ -110,20 +110,22 @@ def find(fold: Nest, out: Nest, target: Target) -> Product | None:
         return None
     along = [x for x in fold.folds if extent_of(x.extent) >= 8 and any(stride(r, x.var) == 1 for r in fold.reads)]
     sliced = max(along or fold.folds, key=lambda x: extent_of(x.extent))
-    return Product(rows, columns, right, sliced, _tensor(fold, target))
+    return Product(rows, columns, right, sliced, _tensor(fold, right, target))
 
 
-def _tensor(fold: Nest, target: Target) -> str:
+def _tensor(fold: Nest, right: int, target: Target) -> str:
     """The dtype of the tensor cores' instruction for the products that are summed; none if they have none that computes the same."""
     if target.compute_capability < TENSOR_CORES:
         return ""
     factors = _factors(fold)
     cores = [core_of(f) for f in factors]
-    dtype = cores[0].dtype
-    if dtype != cores[1].dtype or dtype not in ("float16", "bfloat16", "float32", "int8"):
+    dtype = cores[1 - right].dtype
+    if dtype not in ("float16", "bfloat16", "float32", "int8", "uint8"):
         return ""
-    convert = tf32 if dtype == "float32" else lambda x: E.cast(x, mma(dtype).result.dtype)
-    return dtype if all(f is convert(c) for f, c in zip(factors, cores, strict=True)) and fold.writes.dtype == mma(dtype).result.dtype else ""
+    total, second = mma(dtype).result.dtype, mma(dtype).meaning.buffers[2].dtype
+    convert = tf32 if dtype == "float32" else lambda x: E.cast(x, total)
+    same = all(f is convert(c) for f, c in zip(factors, cores, strict=True))
+    return dtype if same and cores[right].dtype == second and fold.writes.dtype == total else ""
 
 
 def tiles(fold: Nest, product: Product, target: Target) -> list[Tile]:

@@ -109,23 +109,25 @@ _MMA = {  # dtype: (its name in PTX, that of the sum, depth, elements of one reg
     "bfloat16": ("bf16", "float32", 16, 2, "sm_80"),
     "float32": ("tf32", "float32", 8, 1, "sm_80"),
     "int8": ("s8", "int32", 32, 4, "sm_80"),
+    "uint8": ("u8", "int32", 32, 4, "sm_80"),
 }
 _REGISTER = ("register",)
 
 
 @cache
 def mma(dtype: str) -> Instruction:
-    """`mma.sync` on a tile of 16 x 8 results: depth 16 for float16 and bfloat16, 8 for float32 as tf32, 32 for int8.
+    """`mma.sync` on a tile of 16 x 8 results: depth 16 for float16 and bfloat16, 8 for float32 as tf32, 32 for bytes.
 
         for i in 0..16 { for j in 0..8 { for k in 0..depth { acc[i, j] += float32(a[i, k]) * float32(b[k, j]) } } }
 
-    Of float32 the product is `tf32(a) * tf32(b)`, of int8 the sum is int32. A sum in `register` scope is divided among the threads; it is
+    Of float32 the product is `tf32(a) * tf32(b)`, of int8 and uint8 the sum is int32, and `b` is int8. A sum in `register` scope is divided among the threads; it is
     cleared by `mma_fill` and written by `mma_store`. Float sums are in an order of their own.
     """
     if dtype not in _MMA:
         raise ScheduleError(f"mma of {dtype}", hint=f"one of {', '.join(_MMA)}")
     kind, total, depth, per, arch = _MMA[dtype]
-    acc, a, b = Buffer("acc", total, (16, 8)), Buffer("a", dtype, (16, depth)), Buffer("b", dtype, (depth, 8))
+    second = "int8" if dtype == "uint8" else dtype
+    acc, a, b = Buffer("acc", total, (16, 8)), Buffer("a", dtype, (16, depth)), Buffer("b", second, (depth, 8))
     convert = tf32 if dtype == "float32" else lambda x: E.cast(x, total)
 
     def body(i: Expr, j: Expr, k: Expr) -> Stmt:
@@ -139,7 +141,7 @@ def mma(dtype: str) -> Instruction:
     memory = ("global", "shared")
     operands = (Operand((None, None), fragment=_ACC), Operand((None, None), memory, of_a), Operand((None, None), memory, of_b))
     sums = "s32" if total == "int32" else "f32"
-    op = WarpOp(f"mma.sync.aligned.m16n8k{depth}.row.col.{sums}.{kind}.{kind}.{sums}", ("acc", "a", "b", "acc"))
+    op = WarpOp(f"mma.sync.aligned.m16n8k{depth}.row.col.{sums}.{kind}.{_MMA[second][0]}.{sums}", ("acc", "a", "b", "acc"))
     meaning = Kernel("meaning", (acc, a, b), (acc,), (), nest)
     return Instruction(_call("mma", (dtype,)), meaning, operands, op, (arch,), 8.0, 1, reassociates=total == "float32")
 

@@ -85,7 +85,7 @@ template <class T> T warp_value(const char *op, unsigned x, int n) {  // element
   if (strstr(op, "tf32")) return (T)word(x & 0xffffe000u);
   if (strstr(op, "bf16")) return (T)word((x >> 16 * n) << 16);
   if (strstr(op, "f16")) return (T)half_bits(x >> 16 * n & 0xffff);
-  return (T)(signed char)(x >> 8 * n);
+  return strstr(op, "u8") ? (T)(unsigned char)(x >> 8 * n) : (T)(signed char)(x >> 8 * n);
 }
 template <class T> void warp_mma(const char *op, T *d, const unsigned *a, const unsigned *b) {
   Warp &warp = warps[threadIdx.z][threadIdx.y];
@@ -101,7 +101,7 @@ template <class T> void warp_mma(const char *op, T *d, const unsigned *a, const 
       const int half = x / (k / 2), within = x % (k / 2);
       const int owner = within / per, slot = within % per;
       const unsigned left = warp.a[row % 8 * 4 + owner][(row >= 8) + 2 * half], right = warp.b[column * 4 + owner][half];
-      sum += warp_value<T>(op, left, slot) * warp_value<T>(op, right, slot);
+      sum += warp_value<T>(op, left, slot) * warp_value<T>(strstr(op, "s8") ? "s8" : op, right, slot);
     }
     d[n] = sum;
   }

@@ -197,10 +197,11 @@ def run_on_host(kernel: Kernel, arrays: Sequence[np.ndarray], target: Target = G
 
 
 MMA = ["float16", "bfloat16", "float32", "int8"]
+ALL_MMA = [*MMA, "uint8"]
 
 
 @needs_compiler
-@pytest.mark.parametrize("dtype", MMA)
+@pytest.mark.parametrize("dtype", ALL_MMA)
 def test_mma_on_memory(dtype: str) -> None:
     kernel = called(mma(dtype))
     arrays = operands(kernel, 0, 30)

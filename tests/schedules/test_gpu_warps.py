@@ -28,12 +28,12 @@ needs_compiler = pytest.mark.skipif(cuda_host.compiler() is None, reason="there 
 
 def wide(x: Expr) -> Expr:
     """As the sum takes it: float32 is cut to tf32."""
-    return tf32(x) if x.dtype == "float32" else cast(x, "int32" if x.dtype == "int8" else "float32")
+    return tf32(x) if x.dtype == "float32" else cast(x, "int32" if x.dtype.endswith("int8") else "float32")
 
 
 def product(rows: int, depth: int, columns: int, dtype: str, transposed: bool = False, out: str = "float32") -> Program:
     a = te.placeholder((rows, depth), dtype, "a")
-    b = te.placeholder((columns, depth) if transposed else (depth, columns), dtype, "b")
+    b = te.placeholder((columns, depth) if transposed else (depth, columns), "int8" if dtype == "uint8" else dtype, "b")
     bias, k = te.placeholder((columns,), "float32", "bias"), te.reduce_axis(depth, "k")
     c = te.compute((rows, columns), lambda i, j: te.sum(wide(a[i, k]) * wide(b[j, k] if transposed else b[k, j]), k), "c")
     result = te.compute((rows, columns), lambda i, j: cast(te.maximum(cast(c[i, j], "float32") + bias[j], 0), out), "out")
@@ -59,6 +59,7 @@ FAMILIES = {
     "tf32": product(67, 45, 101, "float32"),
     "tf32-transposed": product(64, 64, 96, "float32", True),
     "bytes": product(67, 70, 100, "int8", True),
+    "bytes-unsigned": product(40, 70, 50, "uint8", True),
     "half-image": image(20, 14, 40, 3, 1, "float16"),
     "tf32-image": image(18, 9, 33, 3, 1, "float32"),
     "half-divided": product(40, 2000, 48, "float16", True),
@@ -94,7 +95,7 @@ def test_true_float32_and_old_gpus_do_without_tensor_cores() -> None:
 
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int8"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int8", "uint8"])
 def test_a_large_product_fits(dtype: str, arch: str) -> None:
     """Fragments are loaded once for all the instructions of a warp that take them; sums stay in registers; one barrier a slice."""
     text, (launch,) = emit_kernel(hoist_temporaries(schedule(lowered(product(4096, 4096, 4096, dtype, True)), TARGET).kernel)[0], TARGET)
