@@ -44,12 +44,11 @@ def hints(kernel: Kernel) -> list[str]:
     ("p", "l2", "blocks"),
     [
         (product(30, 16, 200), "48K", False),
-        (product(40, 24, 64), "16K", True),
-        (product(37, 48, 70), "24K", True),
-        (product(64, 96, 33), "32K", True),
-        (convolution(5, 8, 20), "12K", True),
-        (convolution(9, 12, 16), "24K", True),
-        (convolution(5, 16, 24), "32K", True),
+        (product(37, 48, 70), "40K", False),
+        (product(40, 96, 64), "80K", True),
+        (product(29, 120, 70), "120K", True),
+        (convolution(5, 24, 40), "64K", True),
+        (convolution(5, 36, 24), "112K", True),
     ],
 )
 def test_panels_are_asked_for_ahead(p: Program, l2: str, blocks: bool) -> None:
@@ -68,6 +67,6 @@ def test_near_operands_are_not_asked_for() -> None:
 
 
 def test_panels_are_a_decision() -> None:
-    p = product(40, 24, 64)
-    s = scheduled(p, "16K", **{"B.panels": False, "B.packed.panels": False})
+    p = product(40, 96, 64)
+    s = scheduled(p, "80K", **{"B.panels": False, "B.packed.panels": False})
     assert not any(step.primitive == "promote" for step in s.trace)
