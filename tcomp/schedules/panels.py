@@ -28,6 +28,7 @@ FAR = 4  # an operand of more than one part in so many of the second-level cache
 BLOCK = 16  # a block of a panel is at most one part in so many of it
 SUMS = 32  # what waits for the next block is at most one part in so many of it (it is on the stack of a thread)
 WHOLE = 4  # a panel in one block is, where that cannot be
+SHARES = 4  # panels for each thread at least, where these do not share the rows of a panel
 STEPS = (2, 4, 8)  # of a fold that stand in a row, between two requests
 
 
@@ -47,9 +48,9 @@ class Panels:
         return self.pieces > 1 or bool(self.outside)
 
 
-def panels(s: Schedule, fold: Nest, folds: Sequence[str], width: int, rows: Sequence[str], target: Target) -> Panels | None:
-    """For a product that is scheduled in panels of `width` columns, `rows` being the loops over the tiles of a panel; `None` where no
-    operand is far, or where there are too few tiles of rows to fetch a panel meanwhile."""
+def panels(s: Schedule, fold: Nest, folds: Sequence[str], width: int, column: str, rows: Sequence[str], target: Target) -> Panels | None:
+    """For a product that is scheduled in panels of `width` columns, `column` being the loop over panels, `rows` those over the tiles of
+    one; `None` where no operand is far, or where there are too few tiles of rows to fetch a panel meanwhile."""
     sizes = {x.var.attr.name: x.extent for x in fold.loops}
     sizes |= {name: edit.find_loop(s.kernel, name).extent for name in rows}
     extents = {name: n for name, n in sizes.items() if isinstance(n, int)}
@@ -60,18 +61,18 @@ def panels(s: Schedule, fold: Nest, folds: Sequence[str], width: int, rows: Sequ
     steps = max((n for n in STEPS if extents[folds[-1]] % n == 0 and n <= tiles), default=0)
     if len(far) != 1 or not steps:
         return None
-    column = width * itemsize(fold.writes.dtype)
-    room, outside, inside = target.l2 // BLOCK // column, list[str](), list(folds)
+    line = width * itemsize(fold.writes.dtype)  # bytes: a step of the folds in a panel, or a row of its sums
+    room, outside, inside = target.l2 // BLOCK // line, list[str](), list(folds)
     while len(inside) > 1 and prod(extents[x] for x in inside) > room:
         outside.append(inside.pop(0))
-    longest = room // prod(extents[x] for x in inside[1:])
-    unit = steps if len(inside) == 1 else 1
-    pieces = next((n for n in range(1, extents[inside[0]] // unit + 1) if extents[inside[0]] % (n * unit) == 0 and extents[inside[0]] // n <= longest), 0)
-    waiting = column * prod(extents[x.var.attr.name] for x in fold.spatial[:-1])
+    extent, unit = extents[inside[0]], steps if len(inside) == 1 else 1
+    pieces = next((n for n in range(1, extent // unit + 1) if extent % (n * unit) == 0 and extent // n <= room), 0)
+    waiting = line * prod(extents[x.var.attr.name] for x in fold.spatial[:-1])
     found = Panels(far[0].attr.name, steps, tuple(outside), tuple(inside), pieces)
-    if pieces and not (found.in_blocks and waiting > target.l2 // SUMS):
+    shared = extent_of(edit.find_loop(s.kernel, column).extent) >= SHARES * target.cores
+    if pieces and (not found.in_blocks or shared and waiting <= target.l2 // SUMS):
         return found
-    whole = column * prod(extents[x] for x in folds) <= target.l2 // WHOLE
+    whole = line * prod(extents[x] for x in folds) <= target.l2 // WHOLE
     return Panels(far[0].attr.name, steps, (), tuple(folds), 1) if whole else None
 
 

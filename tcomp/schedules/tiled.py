@@ -69,11 +69,13 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
     suggested = tuple(x.var.attr.name for x in _fold_order(fold) if x is not group)
     orders = tuple(permutations(suggested)) if len(suggested) <= MOST_ORDERED else (suggested,)
     folds = knobs.choice(f"{acc}.folds", orders, suggested)
-    p = panels(s, fold, folds, tile.vectors * lanes, others, target) if folds and group is None and around[-1] is not column else None
-    if p is not None and not knobs.flag(f"{p.operand}.panels", True):
-        p = None
+    p = None
+    if folds and group is None and around[-1] is not column:
+        p = panels(s, fold, folds, tile.vectors * lanes, column, others, target)
+        p = p if p is not None and knobs.flag(f"{p.operand}.panels", True) else None
     if p is not None and p.in_blocks:
-        accumulate_in_blocks(s, acc, [(x.var.attr.name, n) for x, n in zip(_tile_axes(fold), (tile.deep, tile.rows), strict=True) if x is not None], lanes, column, p)
+        axes = [(x.var.attr.name, n) for x, n in zip(_tile_axes(fold), (tile.deep, tile.rows), strict=True) if x is not None]
+        accumulate_in_blocks(s, acc, axes, lanes, column, p)
     else:
         s.compute_at(acc, around[-1], "register")
         _tile_loops(s, acc, lanes, folds, group is None)

@@ -33,7 +33,7 @@ def convolution(size: int, channels: int, outputs: int) -> Program:
 
 
 def scheduled(p: Program, l2: str, **decisions: bool) -> Schedule:
-    return schedule(lower("p", p.inputs, p.outputs), Target.parse(f"{HASWELL} -l2={l2}"), Knobs(decisions))
+    return schedule(lower("p", p.inputs, p.outputs), Target.parse(f"{HASWELL} -l2={l2} -cores=1"), Knobs(decisions))
 
 
 def hints(kernel: Kernel) -> list[str]:
@@ -46,9 +46,9 @@ def hints(kernel: Kernel) -> list[str]:
         (product(30, 16, 200), "48K", False),
         (product(37, 48, 70), "40K", False),
         (product(40, 96, 64), "80K", True),
-        (product(29, 120, 70), "120K", True),
-        (convolution(5, 24, 40), "64K", True),
-        (convolution(5, 36, 24), "112K", True),
+        (product(29, 120, 100), "96K", True),
+        (convolution(5, 24, 70), "96K", True),
+        (convolution(6, 40, 100), "160K", True),
     ],
 )
 def test_panels_are_asked_for_ahead(p: Program, l2: str, blocks: bool) -> None:
