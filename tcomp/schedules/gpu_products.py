@@ -120,9 +120,7 @@ def _blocks(s: Schedule, names: list[str], tile: Tile) -> tuple[str, dict[int, s
     return home, inside
 
 
-def _threads(
-    s: Schedule, tile: Tile, axes: dict[int, str], width: int, slice_: str | None
-) -> None:
+def _threads(s: Schedule, tile: Tile, axes: dict[int, str], width: int, slice_: str | None) -> None:
     """The loops inside of a tile: threads outside, then the slice of the fold if there is one, the elements of a thread inside."""
     threads, elements = [], []
     for side in (tile.rows, tile.columns):
