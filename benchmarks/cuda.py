@@ -55,8 +55,11 @@ def memory_bound() -> Iterator[Case]:
     rows = (MEGABYTES << 20) // 4 // length
     shape, size = (rows, length), rows * length * 4
     x = te.placeholder(shape, "float32", "x")
-    yield "relu(2 x + 1)", [x, te.compute(shape, lambda i, j: te.maximum(x[i, j] * 2.0 + 1.0, 0.0), "y")], 2 * size, (
-        lambda a: np.maximum(a * 2 + 1, 0)
+    yield (
+        "relu(2 x + 1)",
+        [x, te.compute(shape, lambda i, j: te.maximum(x[i, j] * 2.0 + 1.0, 0.0), "y")],
+        2 * size,
+        (lambda a: np.maximum(a * 2 + 1, 0)),
     )
     k = te.reduce_axis(length, "k")
     yield "row sums", [x, te.compute((rows,), lambda i: te.sum(x[i, k], k), "y")], size, lambda a: a.sum(1)

@@ -84,7 +84,10 @@ class Warps:
         sizes = dict(zip(moving, self.sizes[buffer], strict=False))
         origin = [E.substitute(i, {LANE: as_expr(0), ELEMENT: as_expr(0)}) for i in fragment.indices]
         steps = {
-            tuple(simplify(E.substitute(i, {LANE: as_expr(0), ELEMENT: E.const(n)}) - o) for i, o in zip(fragment.indices, origin, strict=True)): n
+            tuple(
+                simplify(E.substitute(i, {LANE: as_expr(0), ELEMENT: E.const(n)}) - o)
+                for i, o in zip(fragment.indices, origin, strict=True)
+            ): n
             for n in range(fragment.count)
         }
         number: Expr = as_expr(0)
@@ -102,7 +105,9 @@ class Warps:
         if not proved:
             place_text = ", ".join(map(str, indices))
             why = f"`{buffer.name}[{place_text}]` is not certainly held by the thread that touches it"
-            raise f.fail(f"register buffer `{buffer.name}` is divided among the threads of a warp", why, "touch it in the order of the fragments")
+            raise f.fail(
+                f"register buffer `{buffer.name}` is divided among the threads of a warp", why, "touch it in the order of the fragments"
+            )
         return simplify(place * fragment.count + number)
 
     # ------------------------------------------------------------ emission

@@ -106,7 +106,7 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
         for axes, slice_ in ((inside, None), (cleared, None), (summed, _fold_of(s, acc))):
             _threads(s, tile, axes, width, slice_)
         _registers(s, acc, tile, width)
-    _ahead(s, acc, step, names, tile, target, knobs)
+    _ahead(s, acc, step, names, tile, tile.blocks(fold), target, knobs)
 
 
 def _blocks(s: Schedule, names: list[str], tile: Tile) -> tuple[str, dict[int, str]]:
@@ -120,9 +120,7 @@ def _blocks(s: Schedule, names: list[str], tile: Tile) -> tuple[str, dict[int, s
     return home, inside
 
 
-def _threads(
-    s: Schedule, tile: Tile, axes: dict[int, str], width: int, slice_: str | None
-) -> None:
+def _threads(s: Schedule, tile: Tile, axes: dict[int, str], width: int, slice_: str | None) -> None:
     """The loops inside of a tile: threads outside, then the slice of the fold if there is one, the elements of a thread inside."""
     threads, elements = [], []
     for side in (tile.rows, tile.columns):
@@ -250,8 +248,8 @@ def _registers(s: Schedule, acc: str, tile: Tile, width: int) -> None:
     s.relayout(acc, f"({','.join([*units, *threads, *elements])})")
 
 
-def _ahead(s: Schedule, acc: str, step: str, copies: Sequence[str], tile: Tile, target: Target, knobs: Knobs) -> None:
-    """Copy some slices ahead: as many as leave room for all blocks that the registers of an SM have room for.
+def _ahead(s: Schedule, acc: str, step: str, copies: Sequence[str], tile: Tile, blocks: int, target: Target, knobs: Knobs) -> None:
+    """Copy some slices ahead: as many as leave room for all the blocks that an SM gets, and has registers for.
 
     GPUs without copies in the background have one slice: a thread would keep what it copies in registers meanwhile.
     """
@@ -259,8 +257,10 @@ def _ahead(s: Schedule, acc: str, step: str, copies: Sequence[str], tile: Tile, 
     steps = extent_of(edit.find_loop(s.kernel, step).extent)
     most = target.shared_of_block
     options = tuple(n for n in range(1, STAGES + 1) if n == 1 or (n <= steps and n * size <= most))
-    blocks = max(1, REGISTERS // (tile.threads * (tile.accumulators + OTHER_REGISTERS)))
-    fitting = [n for n in options if n == 1 or (n * size * blocks <= target.gpu.shared << 10 and target.compute_capability >= BACKGROUND)]
+    together = min(-(-blocks // target.gpu.sms), REGISTERS // (tile.threads * (tile.accumulators + OTHER_REGISTERS)))
+    fitting = [
+        n for n in options if n == 1 or (n * size * max(1, together) <= target.gpu.shared << 10 and target.compute_capability >= BACKGROUND)
+    ]
     stages = knobs.choice(f"{acc}.stages", options, max(fitting))
     if stages > 1:
         s.pipeline(step, stages, *copies)

@@ -85,6 +85,11 @@ def test_by_the_interpreter_and_thread_by_thread() -> None:
     assert stages_of(s) and not races(s.kernel, {})
 
 
+def test_few_small_blocks_are_pipelined_too() -> None:
+    """What counts is how many blocks an SM gets, not how many it has registers for."""
+    assert stages_of(schedule(lowered(product(64, 512, 64, "float16", True)), TARGET))[0] >= 3
+
+
 def test_true_float32_and_old_gpus_do_without_tensor_cores() -> None:
     from test_gpu import product as exact
 

@@ -58,7 +58,9 @@ def test_on_tensor_cores(program: Program, precision: str) -> None:
     exact = [a.copy() for a in arrays]
     run_kernel(plain, dict(zip(plain.buffers, exact, strict=True)))
     for launch in launches:
-        cuda_host.launch(text, launch.function, [int(n) for n in launch.grid], launch.block, [arrays[n].ctypes.data for n in launch.buffers])
+        cuda_host.launch(
+            text, launch.function, [int(n) for n in launch.grid], launch.block, [arrays[n].ctypes.data for n in launch.buffers]
+        )
     np.testing.assert_allclose(arrays[-1], want[-1], rtol=1e-4, atol=1e-4)  # the same, but for the order of the sum
     error = np.linalg.norm(arrays[-1] - exact[-1]) / np.linalg.norm(exact[-1])
     assert 1e-6 < error < 2.0 ** -BITS[precision]
