@@ -537,7 +537,7 @@ class Function(Expressions):
         mask = "splat (i1 true)" if self.mask is None else self.mask.ref
         if scalar or (address.stride == 1 and address.indices is None and self.mask is None):
             self.line(f"store {type_} {ref}, ptr {address.pointer}, align {address.align}{how}")
-        elif address.stride == 1 and address.indices is None and buffer in self.private:
+        elif self.padded(buffer, address):
             old = self.op(f"load {type_}, ptr {address.pointer}, align {address.align}")
             new = self.op(f"select {bits} {mask}, {type_} {ref}, {type_} {old}")
             self.line(f"store {type_} {new}, ptr {address.pointer}, align {address.align}")

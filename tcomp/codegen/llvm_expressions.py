@@ -163,7 +163,7 @@ class Expressions(Builder):
         buffer = e.attr
         address = self.address(buffer, e.args)
         together = self.lane is None or address.shared
-        if self.mask is not None and (buffer in self.private or self.module.in_bounds(e)):
+        if self.mask is not None and (self.module.in_bounds(e) or self.padded(buffer, address)):
             mask, self.mask = self.mask, None
             value = self.load(buffer, address)
             self.mask = mask
@@ -185,11 +185,15 @@ class Expressions(Builder):
             return Value(ref, buffer.dtype)
         return self.load(buffer, address)
 
+    def padded(self, buffer: Buffer, address: Address) -> bool:
+        """Whether a whole vector may be accessed though not all lanes are active: at a known place of a stack slot."""
+        return buffer in self.private and address.offset is not None and address.stride == 1 and address.indices is None
+
     def load(self, buffer: Buffer, address: Address) -> Value:
         scalar = self.lane is None or address.shared
         lanes = 1 if scalar else self.lanes
         type_ = self.module.memory_type(buffer.dtype, lanes)
-        if scalar or (address.stride == 1 and address.indices is None and (self.mask is None or buffer in self.private)):
+        if scalar or (address.stride == 1 and address.indices is None and (self.mask is None or self.padded(buffer, address))):
             ref = self.op(f"load {type_}, ptr {address.pointer}, align {address.align}")
         elif address.stride == 1 and address.indices is None:
             assert self.mask is not None

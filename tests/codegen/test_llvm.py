@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import math
 import mmap
+from textwrap import dedent
 
 import ml_dtypes
 import numpy as np
@@ -21,6 +22,7 @@ from tcomp.ir import te
 from tcomp.ir.dtypes import BITS, FLOATS, SIGNED, UNSIGNED, is_float, to_numpy
 from tcomp.ir.expr import Expr, as_expr, cast, const, select
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, If, Kernel, Stmt, While, block, loop, store
+from tcomp.ir.parser import parse_kernel
 from tcomp.target import Target
 
 rng = np.random.default_rng(0)
@@ -784,3 +786,28 @@ def test_refusals_name_the_culprit() -> None:
 def test_llvm_errors_are_codegen_errors() -> None:
     with pytest.raises(CodegenError, match="LLVM refused"):
         compile_ir("define void @f() {\n  %x = add i32 %y, 1\n  ret void\n}", HOST)
+
+
+def test_inactive_lanes_do_not_look_beyond_the_stack() -> None:
+    text = """
+    kernel k(x: float64[4], y: float64[1, 4]) -> (y) {
+      vectorized i in 0..2 {
+        for j in 0..4 {
+          alloc t: float64[1, 4000]
+          for m in 0..4 {
+            if i < 1 {
+              t[i, m * j] = x[j]
+            }
+          }
+          for m in 0..1 {
+            if i < 1 {
+              y[i, j] = t[i, m * 3 + j] * 2.0
+            }
+          }
+        }
+      }
+    }
+    """
+    ir = emit_kernel(parse_kernel(dedent(text).strip()), HOST)
+    gathers = [line for line in ir.splitlines() if "call" in line and "masked.gather" in line]
+    assert gathers and not any("splat (i1 true)" in line for line in gathers)
