@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, Expr, as_expr, bounds
-from tcomp.ir.loops import Accumulate, Buffer, For, Stmt, Store, expressions, walk
+from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, Stmt, Store, expressions, walk
 from tcomp.ir.simplify import difference, from_linear, linear, prove, simplify
 
 
@@ -43,12 +43,14 @@ def region(stmt: Stmt, buffer: Buffer, clip: bool = True) -> Region:
     reaches lowest and one highest. Indices of other forms (gathers), and boxes that cannot be compared, widen to the whole dimension.
     With `clip` a box is not larger than the buffer; without, it keeps the size of the loops' tile, which guards may cut.
     """
-    inner = loop_extents(stmt)
+    inner, made = loop_extents(stmt), {s.buffer for s in walk(stmt) if isinstance(s, Allocate | Store | Accumulate)}
     boxes = [[interval(i, inner) for i in indices] for indices in accesses(stmt, buffer)]
     base: list[Expr] = []
     extent: list[Dim] = []
     for d, whole in enumerate(buffer.shape):
         hull = _hull([box[d] for box in boxes])
+        if hull is not None and any(r.attr in made for r in E.reads(hull[0])):
+            hull = None  # where the box stands is not known before the statement
         if hull is None or (clip and isinstance(whole, int) and prove(as_expr(hull[1]) >= whole)):
             base.append(as_expr(0))
             extent.append(whole)

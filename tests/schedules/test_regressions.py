@@ -956,3 +956,19 @@ def test_a_loop_that_never_runs_is_not_prefetched_for() -> None:
         s.prefetch("x0", "cached.0", 3)
         """,
     )
+
+
+def test_where_a_copy_stands_is_known_before_it() -> None:
+    check(
+        """
+        kernel loops(x0: float64[3, 2, 8], x1: float64[4, 6, 2], y0: float64[2, 3]) -> (y0) {
+          for i1 in 0..1 {
+            y0[i1, 0] = x0[int64(x1[i1, i1, i1]), 0, i1]
+          }
+        }
+        """,
+        """
+        s.cache_read("x1", "i1", "cached", scope="global", layout="(a/4,a%4)")
+        s.cache_read("x0", "i1", "cached", scope="register", layout="(b/1,c,a,b%1)")
+        """,
+    )
