@@ -34,8 +34,8 @@ STEPS = (2, 4, 8)  # of a fold that stand in a row, between two requests
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """How the panels of an operand are walked: `steps` of the innermost fold stand in a row between two requests. The folds `outside`
-    and `pieces` of the next one walk the blocks of a panel; none and 1 where it is one block."""
+    """How the panels of an operand are walked: the folds `outside`, and `pieces` of the first one `inside`, walk the blocks of a panel (none,
+    and 1, where it is one block), those `inside` a block; `steps` of the innermost fold stand in a row between two requests."""
 
     operand: str
     steps: int

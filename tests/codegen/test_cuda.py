@@ -267,7 +267,7 @@ def test_index_arithmetic_is_as_wide_as_needed() -> None:
     [
         (lambda x: loop("t", 2048, lambda t: store(x, (t,), 0.0), "thread.x"), "2048 threads"),
         (lambda x: loop("t", te.var("m", 1, None), lambda t: store(x, (t,), 0.0), "thread.x"), "symbolic extent"),
-        (lambda x: Allocate(b := Buffer("big", "float32", (1 << 14,), "shared"),
+        (lambda x: Allocate(b := Buffer("big", "float32", (1 << 17,), "shared"),
                             loop("t", 32, lambda t: store(b, (t,), x[t]), "thread.x")), "shared memory"),
         (lambda x: loop("t", 32, lambda t: loop("b", 2, lambda b: store(x, (t,), 0.0), "block.x"), "thread.x"), "inside a thread"),
     ],
