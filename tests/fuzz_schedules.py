@@ -44,12 +44,14 @@ class Tally:
     refused: Counter[str] = field(default_factory=Counter)
     witnesses: Counter[str] = field(default_factory=Counter)
     no_code: int = 0
+    no_room: int = 0
     seconds: Counter[str] = field(default_factory=Counter)
     failures: list[tuple[int, str, str]] = field(default_factory=list)  # number, kind, text
 
     def add(self, other: Tally) -> None:
         self.cases += other.cases
         self.no_code += other.no_code
+        self.no_room += other.no_room
         self.accepted += other.accepted
         self.refused += other.refused
         self.witnesses += other.witnesses
@@ -72,6 +74,8 @@ def batch(seed: int, first: int, count: int) -> Tally:
             runs[number] = run
         except Failure as failure:
             tally.failures.append((number, failure.kind, str(failure)))
+        except MemoryError:  # strange factors may be taken several times
+            tally.no_room += 1
         signal.alarm(0)
         tally.seconds.update(programs=made - started, schedules=time.process_time() - made)
         tally.accepted.update(step.primitive for step in run.schedule.trace)
@@ -175,7 +179,7 @@ def main() -> int:
     print(f"accepted {total.accepted.total()}: {_listed(total.accepted)}")
     print(f"refused {total.refused.total()}: {_listed(total.refused)}")
     print(f"witnesses: {_listed(total.witnesses)}")
-    print(f"{total.no_code} schedules make no machine code")
+    print(f"{total.no_code} schedules make no machine code, {total.no_room} need more memory than there is")
     for kind, count in kinds.most_common():
         print(f"{count} x {kind}: {', '.join(str(n) for n, k, _ in total.failures if k == kind)[:200]}")
     return 1 if total.failures else 0
