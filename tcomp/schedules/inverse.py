@@ -150,7 +150,8 @@ class Solution:
             e, modulus = e.args
         if e.op == "floordiv":
             e, divisor = e.args
-        if atom.op not in ("mod", "floordiv"):
+        if atom.op not in ("mod", "floordiv"):  # a clamped variable, say: tells nothing, but is to agree with what others tell
+            self._require(E.equal(self.digits.setdefault(atom, {}).setdefault((divisor, None), value), value))
             return []
         found = self.digits.setdefault(e, {}).setdefault((divisor, modulus), value)
         if found is not value:

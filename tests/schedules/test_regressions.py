@@ -972,3 +972,38 @@ def test_where_a_copy_stands_is_known_before_it() -> None:
         s.cache_read("x0", "i1", "cached", scope="register", layout="(b/1,c,a,b%1)")
         """,
     )
+
+
+def test_a_clamped_index_does_not_store_all() -> None:
+    run = check(
+        """
+        kernel loops(y0: int32[2, 7]) -> (y0) {
+          for i1 in 0..7 {
+            y0[min(i1, 1), i1] = 3i32
+          }
+        }
+        """,
+        """
+        s.cache_write("y0", "written")
+        """,
+    )
+    assert run.refused["cache_write"] == 1
+
+
+def test_what_is_never_accumulated_is_not_promoted() -> None:
+    run = check(
+        """
+        kernel loops(y0: int64[4, 2]) -> (y0) {
+          for i3 in 0..1 {
+            y0[0, 0] = 9223372036854775807
+            for i4 in 0..0 {
+              y0[0, 0] min= y0[0, 0]
+            }
+          }
+        }
+        """,
+        """
+        s.promote("i3", "y0", "kept")
+        """,
+    )
+    assert run.refused["promote"] == 1

@@ -85,6 +85,8 @@ def promote(kernel: Kernel, loop: str, buffer: str, name: str) -> Kernel:
     places = [s for s in around if isinstance(s, For) and s.var in used]
     if target.var in used or any(target.var in E.variables(as_expr(x.extent)) for x in places):
         raise refuse(kernel, step, f"the iterations of `{loop}` accumulate into different elements of `{buffer}`")
+    if idle := next((s for s in around if isinstance(s, For) and s not in places and not prove(1 <= as_expr(s.extent))), None):
+        raise refuse(kernel, step, f"`{idle.var.name}` may have no iteration: its extent is {idle.extent}")
     if odd := next((x for x in places if x.kind not in (SERIAL, UNROLLED, VECTORIZED) or not isinstance(x.extent, int)), None):
         raise refuse(kernel, step, f"`{odd.var.name}` is {odd.kind}, its extent {odd.extent}", "registers are for loops of constant extent")
     _check_alone(kernel, target, update, places)
