@@ -160,8 +160,11 @@ class _Scanner:
             home = tuple(mapping[x.var] for x in self.homes[stmt.buffer])
             stmt = replace(stmt, buffer=self.expanded[stmt.buffer], indices=(*home, *stmt.indices))
         if not instance.exact and self.guards[instance.stmt]:
-            guards = (simplify(E.substitute(self.renamed(g), mapping)) for g in self.guards[instance.stmt])
-            stmt = If(E.all_of(list(guards)), stmt)
+            guards = [simplify(E.substitute(self.renamed(g), mapping)) for g in self.guards[instance.stmt]]
+            for g in reversed([g for g in guards if E.reads(g)]):  # where others do not hold there may be nothing to look up
+                stmt = If(g, stmt)
+            if plain := [g for g in guards if not E.reads(g)]:
+                stmt = If(E.all_of(plain), stmt)
         return stmt
 
     def renamed(self, e: Expr) -> Expr:

@@ -1007,3 +1007,25 @@ def test_what_is_never_accumulated_is_not_promoted() -> None:
         """,
     )
     assert run.refused["promote"] == 1
+
+
+def test_nothing_is_looked_up_outside_of_a_loop_that_is_shifted() -> None:
+    check(
+        """
+        kernel loops<n{3..7}>(x1: float64[n, 9], y0: float64[n, n + 2]) -> (y0) {
+          for i1 in 0..n {
+            for i2 in 0..(n - 2) {
+              if x1[i1, 0] < 2.0 {
+                y0[i2, i1] = 1.0
+              }
+            }
+          }
+        }
+        """,
+        """
+        s.split("i2", 1)
+        s.fuse("i1", "i2.o")
+        s.shift("i1_o", "y0", 2)
+        """,
+        n=3,
+    )
