@@ -15,7 +15,6 @@ Where a result has too few tiles to fill the machine and its fold is long, the f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
@@ -26,7 +25,7 @@ from tcomp.schedules.gpu_loops import VECTOR_BYTES, fuse_all, lanes, vector_widt
 from tcomp.schedules.gpu_tiles import Product, Tile, contiguous_along, find, parts, reads_of, tiles
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import edit
-from tcomp.schedules.roles import Nest, extent_of, fold_nest, linear_index, result_nest, stage_axes
+from tcomp.schedules.roles import Nest, bytes_of, extent_of, fold_nest, linear_index, result_nest, stage_axes
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import Target
 
@@ -253,7 +252,7 @@ def _ahead(s: Schedule, acc: str, step: str, copies: Sequence[str], tile: Tile, 
 
     GPUs without copies in the background have one slice: a thread would keep what it copies in registers meanwhile.
     """
-    size = sum(prod(extent_of(n) for n in b.shape) * itemsize(b.dtype) for b in (edit.find_buffer(s.kernel, copy) for copy in copies))
+    size = sum(bytes_of(b) for b in (edit.find_buffer(s.kernel, copy) for copy in copies))
     steps = extent_of(edit.find_loop(s.kernel, step).extent)
     most = target.shared_of_block
     options = tuple(n for n in range(1, STAGES + 1) if n == 1 or (n <= steps and n * size <= most))

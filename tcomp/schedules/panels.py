@@ -17,11 +17,11 @@ from math import prod
 
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
+from tcomp.ir.expr import Expr
 from tcomp.schedules.primitives import edit
-from tcomp.schedules.roles import Nest, extent_of, is_product, stage_axes
+from tcomp.schedules.roles import Nest, bytes_of, extent_of, is_product, stage_axes
 from tcomp.schedules.schedule import Schedule
-from tcomp.schedules.shaping import divides
+from tcomp.schedules.shaping import split_tiles
 from tcomp.target import Target
 
 FAR = 4  # an operand of more than one part in so many of the second-level cache is asked for ahead
@@ -84,10 +84,10 @@ def walked_by_lanes(fold: Nest, loop: str) -> list[Expr]:
 
 def is_far(r: Expr, target: Target) -> bool:
     """Whether an operand is not at home in the second-level cache: weights are read once a run."""
-    return prod(extent_of(n) for n in r.attr.shape) * itemsize(r.attr.dtype) > target.l2 // FAR
+    return bytes_of(r.attr) > target.l2 // FAR
 
 
-def ask_ahead(s: Schedule, p: Panels, column: str, loop: str) -> None:
+def ask_for_next(s: Schedule, p: Panels, column: str, loop: str) -> None:
     """Every few steps of the innermost fold, ask for a part of what the next iteration of `column` reads."""
     outer, inner = s.split(loop, p.steps)
     s.prefetch(p.operand, column, 1, outer)
@@ -102,14 +102,8 @@ def accumulate_in_blocks(s: Schedule, acc: str, axes: Sequence[tuple[str, int]],
     s.vectorize(lane)
     *spatial, last = stage_axes(s.kernel, acc, True)
     others = [name for name in spatial if name not in {x for x, _ in axes}]
-    tile, cut = list[str](), dict[str, Dim]()
-    for name, n in axes:
-        extent = edit.find_loop(s.kernel, name).extent
-        outer, inner = s.split(name, n)
-        others.append(outer)
-        tile.append(inner)
-        if not divides(n, extent):
-            cut[outer] = as_dim(as_expr(extent) // n)
+    around, tile, partial = split_tiles(s, axes)
+    others += around
     vectors, lane = s.split(last, lanes)
     tile.append(vectors)
     outside, inside = list(p.outside), list(p.inside)
@@ -125,5 +119,5 @@ def accumulate_in_blocks(s: Schedule, acc: str, axes: Sequence[tuple[str, int]],
     s.unroll(steps)
     s.promote(inside[0], acc, f"{acc}.tile")
     for name in reversed(others):
-        if name in cut:
-            s.partition(name, cut[name])
+        if name in partial:
+            s.partition(name, partial[name])

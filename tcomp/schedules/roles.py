@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from tcomp.ir import expr as E
+from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, For, If, Kernel, Stmt, Store, While, perfect, walk
 from tcomp.ir.simplify import linear, simplify
@@ -97,6 +99,11 @@ def extent_of(extent: Dim, default: int = SYMBOLIC) -> int:
         return extent
     hi = E.bounds(extent)[1]
     return default if hi is None else min(hi, default)
+
+
+def bytes_of(buffer: Buffer) -> int:
+    """The size of a buffer; symbolic extents are taken as in `extent_of`."""
+    return prod(extent_of(n) for n in buffer.shape) * itemsize(buffer.dtype)
 
 
 def imperative(kernel: Kernel) -> bool:

@@ -28,6 +28,20 @@ def divides(n: int, extent: Dim) -> bool:
     return isinstance(extent, int) and extent % n == 0
 
 
+def split_tiles(s: Schedule, axes: Sequence[tuple[str, int]]) -> tuple[list[str], list[str], dict[str, Dim]]:
+    """Split loops by the sizes of a tile: (loops around tiles, loops of a tile, where those around are to be cut, as the last tile is
+    smaller)."""
+    around, inside, partial = list[str](), list[str](), dict[str, Dim]()
+    for name, n in axes:
+        extent = edit.find_loop(s.kernel, name).extent
+        outer, inner = s.split(name, n)
+        if not divides(n, extent):
+            partial[outer] = as_dim(as_expr(extent) // n)
+        around.append(outer)
+        inside.append(inner)
+    return around, inside, partial
+
+
 def vector_tail(s: Schedule, loop: str, extent: Dim, lanes: int) -> str | None:
     """Vector lanes along a loop, the remainder in a masked vector of its own; returns the loop over full vectors, if any."""
     if isinstance(extent, int) and extent < lanes:

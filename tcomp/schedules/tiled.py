@@ -10,16 +10,16 @@ from math import prod
 
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
+from tcomp.ir.expr import Expr, as_dim, as_expr
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import For
 from tcomp.schedules.byte_products import group_loop, summed_bytes
 from tcomp.schedules.knobs import Knobs
-from tcomp.schedules.panels import accumulate_in_blocks, ask_ahead, is_far, panels, walked_by_lanes
+from tcomp.schedules.panels import accumulate_in_blocks, ask_for_next, is_far, panels, walked_by_lanes
 from tcomp.schedules.primitives import edit
-from tcomp.schedules.roles import Nest, extent_of, fold_nest, is_product, result_nest, row_axis, stage_axes, stride
+from tcomp.schedules.roles import Nest, bytes_of, extent_of, fold_nest, is_product, result_nest, row_axis, stage_axes, stride
 from tcomp.schedules.schedule import Schedule
-from tcomp.schedules.shaping import divides, lanes_of, nest_loops, threads
+from tcomp.schedules.shaping import divides, lanes_of, nest_loops, split_tiles, threads
 from tcomp.schedules.tiles import MOST_ROWS, Tile, choose_tile, depths, tiles
 from tcomp.target import Target
 
@@ -48,14 +48,8 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
     shared = {out.loops[positions[name]].var for name in _batch(fold)}
     batch = [x.var.attr.name for x in out.loops[:-1] if x.var in shared]
     others = [x.var.attr.name for x in out.loops[:-1] if x.var not in {*shared, *(c.var for c, _ in cut)}]
-    inside, partial = list[str](), dict[str, Dim]()  # loops of the tile; where loops around it are to be cut, as the last tile is smaller
-    for x, n in [*cut, (columns, tile.vectors * lanes)]:
-        outer, inner = s.split(x.var.attr.name, n)
-        if not divides(n, x.extent):
-            partial[outer] = as_dim(as_expr(x.extent) // n)
-        inside.append(inner)
-        others.append(outer)
-    column = others.pop()
+    (*tiles_of_rows, column), inside, partial = split_tiles(s, [(x.var.attr.name, n) for x, n in [*cut, (columns, tile.vectors * lanes)]])
+    others += tiles_of_rows
     vectors, lane = s.split(inside.pop(), lanes)
     inside.append(vectors)
     overlapping = _overlapping(fold, _tile_axes(fold))
@@ -80,7 +74,7 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
         s.compute_at(acc, around[-1], "register")
         _tile_loops(s, acc, lanes, folds, group is None)
         if p is not None:
-            ask_ahead(s, p, column, folds[-1])
+            ask_for_next(s, p, column, folds[-1])
         elif folds and group is None:  # a fold over one element has no loop left
             _prefetch(s, fold, folds[-1], target, knobs)
             _repeat(s, acc, folds, WINDOW_CODE // prod(astuple(tile)) if overlapping else 1, knobs)
@@ -157,7 +151,7 @@ def _repeat(s: Schedule, acc: str, folds: Sequence[str], code: int, knobs: Knobs
 
 def _largest(fold: Nest) -> int:
     """Bytes of the largest operand."""
-    return max(prod(extent_of(n) for n in r.attr.shape) * itemsize(r.attr.dtype) for r in fold.reads)
+    return max(bytes_of(r.attr) for r in fold.reads)
 
 
 def _overlapping(fold: Nest, axes: Sequence[For | None]) -> bool:
@@ -197,7 +191,7 @@ def _pack(s: Schedule, acc: str, lanes: int, target: Target, knobs: Knobs) -> No
 
 def _far_apart(r: Expr, fold: Nest, lane: For, target: Target) -> bool:
     """Whether successive rows of lanes lie on different pages while the operand exceeds the first-level cache."""
-    size = prod(extent_of(n) for n in r.attr.shape) * itemsize(r.attr.dtype)
+    size = bytes_of(r.attr)
     steps = [abs(stride(r, x.var) or 0) for x in fold.folds]
     return size > 2 * target.l1 and max(steps, default=0) * itemsize(r.attr.dtype) >= 1024
 
