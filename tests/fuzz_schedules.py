@@ -25,11 +25,12 @@ sys.path[:0] = [str(HERE / "schedules"), str(HERE / "codegen")]
 from dice import Seeded
 from fuzzing import Run, make
 from shrinking import Shrinker
-from subject import Failure
+from subject import Failure, TooLong
 from together import run_native
 
 BATCH = 40  # kernels compiled together
 EVERY = 1000  # cases between reports
+HANGS = "too slow"
 DIES = "the process dies, or the fuzzer itself fails"
 OPTIMISED = 8  # one batch in so many is compiled with optimisation
 SLOW = 120  # seconds after which a case has failed
@@ -44,14 +45,14 @@ class Tally:
     refused: Counter[str] = field(default_factory=Counter)
     witnesses: Counter[str] = field(default_factory=Counter)
     no_code: int = 0
-    no_room: int = 0
+    too_large: int = 0
     seconds: Counter[str] = field(default_factory=Counter)
     failures: list[tuple[int, str, str]] = field(default_factory=list)  # number, kind, text
 
     def add(self, other: Tally) -> None:
         self.cases += other.cases
         self.no_code += other.no_code
-        self.no_room += other.no_room
+        self.too_large += other.too_large
         self.accepted += other.accepted
         self.refused += other.refused
         self.witnesses += other.witnesses
@@ -74,8 +75,8 @@ def batch(seed: int, first: int, count: int) -> Tally:
             runs[number] = run
         except Failure as failure:
             tally.failures.append((number, failure.kind, str(failure)))
-        except MemoryError:  # strange factors may be taken several times
-            tally.no_room += 1
+        except (MemoryError, TooLong):
+            tally.too_large += 1
         signal.alarm(0)
         tally.seconds.update(programs=made - started, schedules=time.process_time() - made)
         tally.accepted.update(step.primitive for step in run.schedule.trace)
@@ -90,7 +91,7 @@ def batch(seed: int, first: int, count: int) -> Tally:
 
 
 def _too_slow(*_: object) -> None:
-    raise Failure("too slow", f"more than {SLOW} seconds")
+    raise Failure(HANGS, f"more than {SLOW} seconds")
 
 
 def explain(seed: int, number: int) -> tuple[tuple[str, ...], str] | None:
@@ -164,7 +165,7 @@ def main() -> int:
             kinds[kind] += 1
             if kinds[kind] > options.explain:
                 continue
-            small = None if kind == DIES else _safely(options.seed, number)
+            small = None if kind in (DIES, HANGS) else _safely(options.seed, number)
             if small is None:
                 print(f"case {number}: {text[:300]}", flush=True)
             elif small[0] not in shown:
@@ -179,7 +180,7 @@ def main() -> int:
     print(f"accepted {total.accepted.total()}: {_listed(total.accepted)}")
     print(f"refused {total.refused.total()}: {_listed(total.refused)}")
     print(f"witnesses: {_listed(total.witnesses)}")
-    print(f"{total.no_code} schedules make no machine code, {total.no_room} need more memory than there is")
+    print(f"{total.no_code} schedules make no machine code, {total.too_large} are too large to be interpreted")
     for kind, count in kinds.most_common():
         print(f"{count} x {kind}: {', '.join(str(n) for n, k, _ in total.failures if k == kind)[:200]}")
     return 1 if total.failures else 0

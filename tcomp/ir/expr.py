@@ -387,6 +387,13 @@ def select(cond: ExprLike, a: ExprLike, b: ExprLike) -> Expr:
     return a if a is b else _make("select", a.dtype, (cond, a, b))
 
 
+def select_where(conditions: Sequence[Expr], a: Expr, b: Expr) -> Expr:
+    """`a` where all conditions hold, else `b`; conditions are `nested`."""
+    for condition in reversed(nested(conditions)):
+        a = select(condition, a, b)
+    return a
+
+
 def cast(a: ExprLike, dtype: str) -> Expr:
     """Conversion. float -> integer truncates towards zero (out of range saturates, NaN gives 0); to bool tests != 0."""
     a = as_expr(a, dtype)
@@ -455,6 +462,14 @@ def all_of(conditions: Sequence[Expr]) -> Expr:
 def conjuncts(e: Expr) -> list[Expr]:
     """The conditions that a condition is the conjunction of."""
     return [*conjuncts(e.args[0]), *conjuncts(e.args[1])] if e.op == "and" and e.dtype == "bool" else [e]
+
+
+def nested(conditions: Sequence[Expr]) -> list[Expr]:
+    """Few conditions that say the same, outermost first. One that looks something up stands inside of those before it and of those that
+    do not: where these do not hold, there may be nothing to look up."""
+    single = [c for condition in conditions for c in conjuncts(condition)]
+    plain = all_of([c for c in single if not reads(c)])
+    return [plain, *(c for c in single if reads(c))]
 
 
 @dataclass(frozen=True)

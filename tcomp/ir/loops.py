@@ -174,6 +174,16 @@ def block(*stmts: Stmt) -> Stmt:
     return flat[0] if len(flat) == 1 else Block(tuple(flat))
 
 
+def where(conditions: Sequence[Expr], then: Stmt) -> Stmt:
+    """`then` where all conditions hold, `nested`; empty if one never holds."""
+    for condition in reversed(E.nested(conditions)):
+        if condition.op != "const":
+            then = If(condition, then)
+        elif not condition.attr:
+            then = Block(())
+    return then
+
+
 def store(buffer: Buffer, indices: Sequence[ExprLike], value: ExprLike) -> Store:
     """A store with Python numbers converted to the buffer's dtype."""
     return Store(buffer, tuple(as_expr(i) for i in indices), as_expr(value, buffer.dtype))

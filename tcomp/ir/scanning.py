@@ -32,6 +32,7 @@ from tcomp.ir.loops import (
     places,
     redirect,
     walk,
+    where,
     with_children,
 )
 from tcomp.ir.polyhedral import Model
@@ -161,10 +162,7 @@ class _Scanner:
             stmt = replace(stmt, buffer=self.expanded[stmt.buffer], indices=(*home, *stmt.indices))
         if not instance.exact and self.guards[instance.stmt]:
             guards = [simplify(E.substitute(self.renamed(g), mapping)) for g in self.guards[instance.stmt]]
-            for g in reversed([g for g in guards if E.reads(g)]):  # where others do not hold there may be nothing to look up
-                stmt = If(g, stmt)
-            if plain := [g for g in guards if not E.reads(g)]:
-                stmt = If(E.all_of(plain), stmt)
+            stmt = where(guards, stmt)
         return stmt
 
     def renamed(self, e: Expr) -> Expr:

@@ -31,6 +31,11 @@ def accesses(stmt: Stmt, buffer: Buffer, writes: bool = True) -> list[tuple[Expr
     return list(found)
 
 
+def always_within(indices: Sequence[Expr], shape: Sequence[Dim]) -> bool:
+    """Whether an element is in range for all values of the loops around it, whatever conditions say."""
+    return all(prove(i >= 0) and prove(i < as_expr(n)) for i, n in zip(indices, shape, strict=True))
+
+
 def loop_extents(stmt: Stmt) -> dict[Expr, Dim]:
     """All loop variables bound inside, with their extents."""
     return {s.var: s.extent for s in walk(stmt) if isinstance(s, For)}
@@ -49,8 +54,8 @@ def region(stmt: Stmt, buffer: Buffer, clip: bool = True) -> Region:
     extent: list[Dim] = []
     for d, whole in enumerate(buffer.shape):
         hull = _hull([box[d] for box in boxes])
-        if hull is not None and any(r.attr in made for r in E.reads(hull[0])):
-            hull = None  # where the box stands is not known before the statement
+        if hull is not None and any(r.attr in made or not always_within(r.args, r.attr.shape) for r in E.reads(hull[0])):
+            hull = None  # where the box stands is not known before the statement, or where its conditions do not hold
         if hull is None or (clip and isinstance(whole, int) and prove(as_expr(hull[1]) >= whole)):
             base.append(as_expr(0))
             extent.append(whole)

@@ -8,10 +8,11 @@ from functools import cached_property
 import numpy as np
 
 from tcomp.ir.dtypes import UNSIGNED, to_numpy
-from tcomp.ir.expr import Expr, as_expr, evaluate_int
-from tcomp.ir.loops import Kernel
+from tcomp.ir.expr import Expr, as_expr, bounds, evaluate_int, substitute
+from tcomp.ir.loops import For, Kernel, Stmt, children
 from tcomp.ir.loops_eval import run_kernel
 
+MOST_ITERATIONS = 10**7
 Arrays = list[np.ndarray]  # of the parameters of a kernel, in order
 
 
@@ -21,6 +22,10 @@ class Failure(Exception):
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(f"{kind}: {text}")
         self.kind = kind
+
+
+class TooLong(Exception):
+    """A kernel with more iterations than the interpreter can walk: strange factors may be taken several times."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +52,19 @@ class Subject:
 
 
 def interpreted(subject: Subject, kernel: Kernel, strict: bool = False) -> Arrays:
+    if iterations(kernel.body, subject.dims) > MOST_ITERATIONS:
+        raise TooLong
     arrays = dict(zip(kernel.buffers, shaped(kernel, subject.arrays(), subject.dims), strict=True))
     run_kernel(kernel, arrays, subject.dims, shuffle=None if strict else 1, garbage=not strict)
     return [arrays[b].reshape(-1) for b in kernel.outputs]
+
+
+def iterations(stmt: Stmt, dims: dict[Expr, int]) -> int:
+    """At most so many times a statement is executed; each round of a `while` counts as one."""
+    if isinstance(stmt, For):
+        most = bounds(substitute(as_expr(stmt.extent), dims))[1]
+        return (1 if most is None else max(most, 0)) * iterations(stmt.body, dims)
+    return max(1, sum(iterations(s, dims) for s in children(stmt)))
 
 
 def shaped(kernel: Kernel, arrays: Arrays, dims: dict[Expr, int]) -> Arrays:

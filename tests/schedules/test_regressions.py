@@ -1029,3 +1029,61 @@ def test_nothing_is_looked_up_outside_of_a_loop_that_is_shifted() -> None:
         """,
         n=3,
     )
+
+
+def test_what_says_where_there_is_something_to_look_up_stays_around_it() -> None:
+    check(
+        """
+        kernel loops(x0: int32[2, 1], y0: int32[3, 1, 2]) -> (y0) {
+          for i7 in 0..1 {
+            if x0[0, i7] < 2i32 {
+              y0[0, 0, 0] min= 1i32
+            }
+          }
+        }
+        """,
+        """
+        s.rfactor("y0", "i7", 2)
+        s.compute_at("y0.p", "y0.lane", scope="shared")
+        """,
+    )
+
+
+def test_masks_look_things_up_only_where_there_are_any() -> None:
+    check(
+        """
+        kernel loops(x0: int32[5], y0: int32[3]) -> (y0) {
+          for i in 0..5 {
+            if x0[i] < 2i32 {
+              y0[0] += 1i32
+            }
+          }
+        }
+        """,
+        """
+        s.rfactor("y0", "i", 2)
+        s.mask("y0.p")
+        """,
+    )
+
+
+def test_copies_do_not_stand_where_is_looked_up_under_a_condition() -> None:
+    check(
+        """
+        kernel loops(x0: float64[7], y0: float64[9, 6]) -> (y0) {
+          alloc t: float64[6, 8]
+          for i1 in 0..5 {
+            for i2 in 0..3 {
+              t[i1, i2] = -inf
+            }
+          }
+          for i4 in 0..6 {
+            y0[0, 0] = t[int64(x0[i4]) % 6, 2]
+          }
+        }
+        """,
+        """
+        s.split("i4", 5)
+        s.cache_read("t", "i4.i", "cached", layout="(a)")
+        """,
+    )

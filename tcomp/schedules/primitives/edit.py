@@ -123,10 +123,12 @@ def fresh(kernel: Kernel, name: str) -> str:
 
 def guard(conditions: Sequence[Expr], body: Stmt) -> Stmt:
     """`If` placed below the loops that stand directly inside, so that nests stay perfect."""
-    condition = E.all_of([c for c in map(simplify, conditions) if not prove(c)])
-    if condition.op == "const":
-        return body if condition.attr else Block(())
-    return _guarded(condition, body)
+    for condition in reversed(E.nested([c for c in map(simplify, conditions) if not prove(c)])):
+        if condition.op != "const":
+            body = _guarded(condition, body)
+        elif not condition.attr:
+            body = Block(())
+    return body
 
 
 def _guarded(condition: Expr, stmt: Stmt) -> Stmt:

@@ -112,7 +112,7 @@ def _copy(kernel: Kernel, buffer: Buffer, factor: Expr, loops: Sequence[For], co
     while factor.op == "select" and factor.args[2] is zero:  # a padded operand
         conditions += E.conjuncts(factor.args[0])
         factor = factor.args[1]
-    element = E.select(E.all_of(conditions), factor, zero)
+    element = E.select_where(conditions, factor, zero)
     nest: Stmt = Store(buffer, tuple(places), simplify(E.substitute(element, at)))
     for v, x in reversed(list(zip(places, loops, strict=True))):
         nest = For(v, x.extent, nest)

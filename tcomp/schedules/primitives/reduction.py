@@ -49,6 +49,7 @@ from tcomp.schedules.primitives.edit import (
     touches,
 )
 from tcomp.schedules.primitives.tails import always_in_range, folded_under, range_depends_on
+from tcomp.schedules.regions import always_within
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +251,7 @@ def _of_places(kernel: Kernel, step: str, found: _Fold) -> list[Expr]:
     kept = [c for c in found.conditions if folds.isdisjoint(E.variables(c))]
     if folds & range_depends_on(found.update, found.conditions):
         raise refuse(kernel, step, f"which elements of `{name}` are accumulated into depends on the fold")
-    if not all(prove(i >= 0) and prove(i < as_expr(n)) for i, n in zip(places, found.update.buffer.shape, strict=True)):
+    if not always_within(places, found.update.buffer.shape):
         for x in found.folds:
             if not prove(as_expr(x.extent) >= 1):
                 raise refuse(kernel, step, f"elements may be out of range where `{x.var.name}` has no iterations")

@@ -22,11 +22,13 @@ from tcomp.ir.loops import (
     children,
     expressions,
     walk,
+    where,
 )
 from tcomp.ir.simplify import prove
 from tcomp.schedules.inverse import inverse
 from tcomp.schedules.legality import race
 from tcomp.schedules.primitives.edit import find_loop, fresh, guard, rebind, rebuild, refuse, refuse_conflict
+from tcomp.schedules.regions import always_within
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +197,7 @@ def restricted(
     outer = [loop_var(_name(kernel, found, d, taken), n) for d, n in enumerate(extent)]
     element = [b + v for b, v in zip(base, outer, strict=True)]
     values, conditions = inverted.at(element)
-    body: Stmt = found.write if not found.conditions else If(E.all_of(found.conditions), found.write)
+    body = where(found.conditions, found.write)
     for fold in reversed([x for x in found.loops if x.var not in values]):
         body = replace(fold, body=body)
     body = rebind(body, values)
@@ -228,10 +230,9 @@ def _name(kernel: Kernel, found: Chain, d: int, taken: set[str]) -> str:
 def _reads_in_range(stmt: Stmt) -> bool:
     """Whether every read is inside its buffer for all values of the loops around it, whatever guards say."""
     return all(
-        prove(i >= 0) and prove(i < as_expr(n))
+        always_within(r.args, r.attr.shape)
         for s in walk(stmt)
         for r in E.reads(*expressions(s))
-        for i, n in zip(r.args, r.attr.shape, strict=True)
     )
 
 

@@ -117,13 +117,13 @@ class _Source:
         values, required = self.inverse.at(place)
         required += [E.substitute(c, values) for c in self.conditions]
         required += [as_expr(0) < E.substitute(as_expr(x.extent), values) for x in self.loops if x.var not in values]
-        stored = E.all_of([c for c in map(simplify, required) if not holds(c)])
-        if self.shared and not (stored.op == "const" and stored.attr):
+        stored = [c for c in map(simplify, required) if not holds(c)]
+        if self.shared and stored:
             outer = next((s.var.name for s in self.shared if isinstance(s, For)), "the loop around it")
             element = f"{self.write.buffer.name}[{', '.join(map(str, place))}]"
-            why = f"`{element}` may stem from an earlier iteration of `{outer}`: it is stored where {stored}"
+            why = f"`{element}` may stem from an earlier iteration of `{outer}`: it is stored where {E.all_of(stored)}"
             raise refuse(kernel, "inline", why)
-        return E.select(stored, E.substitute(self.write.value, values), E.const(0, self.write.buffer.dtype))
+        return E.select_where(stored, E.substitute(self.write.value, values), E.const(0, self.write.buffer.dtype))
 
 
 def _source(kernel: Kernel, scope: Stmt, buffer: Buffer, write: Store) -> _Source:

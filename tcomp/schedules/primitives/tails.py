@@ -31,6 +31,7 @@ from tcomp.ir.loops import (
 from tcomp.ir.simplify import prove, same_dim
 from tcomp.schedules.primitives.edit import guard, refuse, replace_buffer, temporary
 from tcomp.schedules.primitives.sites import reads
+from tcomp.schedules.regions import always_within
 
 
 def masked(kernel: Kernel, conditions: Sequence[Expr], stmt: Stmt) -> Stmt:
@@ -52,14 +53,15 @@ def folded_under(kernel: Kernel, conditions: Sequence[Expr], stmt: Accumulate) -
     together = {s.var for s in walk(kernel.body) if isinstance(s, For) and s.kind in (PARALLEL, *GPU_AXES)}
     needed = range_depends_on(stmt, conditions) if not together else _related(stmt.indices, conditions) | together
     free = [c for c in conditions if needed.isdisjoint(E.variables(c)) and (E.variables(c) or always_in_range(stmt))]
-    value = E.select(E.all_of(free), stmt.value, stmt.reducer.identity)
-    return guard([c for c in conditions if c not in free], replace(stmt, value=value))
+    kept = [c for c in conditions if c not in free]
+    if any(E.reads(c) for c in kept):  # it may be in range only where the others hold
+        return guard(conditions, stmt)
+    return guard(kept, replace(stmt, value=E.select_where(free, stmt.value, stmt.reducer.identity)))
 
 
 def always_in_range(stmt: Accumulate) -> bool:
     """Whether the place of an accumulation is in range whatever conditions say; what its indices read may be out of range themselves."""
-    sides = zip(stmt.indices, stmt.buffer.shape, strict=True)
-    return not E.reads(*stmt.indices) and all(prove(i >= 0) and prove(i < as_expr(n)) for i, n in sides)
+    return not E.reads(*stmt.indices) and always_within(stmt.indices, stmt.buffer.shape)
 
 
 def range_depends_on(stmt: Accumulate, conditions: Sequence[Expr]) -> set[Expr]:
