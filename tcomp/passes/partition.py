@@ -3,7 +3,8 @@
 An edge is fused when its value has one reader and
   - the reader is elementwise over the value at the same index (an epilogue), or
   - the producer is free of reductions and the reader uses each element about once (a prologue), or
-  - the producer only moves elements and every index stays affine, whoever reads it (a view).
+  - the producer only moves elements and every index stays affine, whoever reads it (a view), or
+  - the producer pads with zeros and the reader folds few elements into one, a depthwise convolution say: a copy would cost as much.
 Why an edge is not fused is recorded, edge by edge.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf, prod
 
 import numpy as np
 
@@ -26,6 +28,7 @@ from tcomp.ops.broadcast import BYTES
 
 MOST_NODES = 40  # operators in one kernel, so that compile time stays bounded
 MOST_TAPS = 8  # elements of one operand that an operator reads for one element, unless it reduces
+MOST_PADDED = 9  # elements that an operator folds into one, where it pads what it reads itself
 INLINE_ELEMENTS = 1  # constants up to this size become literals of the kernel
 
 
@@ -83,6 +86,18 @@ class _Facts:
         if len(self.outputs) != 1 or self.imperative or self.reduces or len(self.bodies) != 1:
             return False
         return self.bodies[0].op == "read" and _affine(self.bodies[0])
+
+    @cached_property
+    def pads(self) -> bool:
+        """The result is one input, with zeros around it."""
+        return len(self.outputs) == len(self.bodies) == 1 and reach(simplify(self.bodies[0])) is not None
+
+    @cached_property
+    def taps(self) -> float:
+        """How many elements are folded into one, at most."""
+        folds = [e for e in E.walk(*self.bodies) if e.op == "reduce"]
+        extents = [E.bounds(axis)[1] for e in folds for axis in e.attr[1]]
+        return prod(inf if last is None else last + 1 for last in extents)
 
     @cached_property
     def dear(self) -> int:
@@ -226,6 +241,8 @@ class _Grouping:
             if len(readers) == 1 and all(facts[n].moves_only for n in other.nodes):
                 return None
             if self.halos and len(other.nodes) == 1 and self.reads_halo(producer, value):
+                return None
+            if len(other.nodes) == 1 and all(facts[r].taps <= MOST_PADDED for r in readers) and facts[producer].pads:
                 return None
             # What folds products reads its operands over and over, whatever a single edge looks like.
             if all(_uses_once(facts[r], value) for r in readers) and not any(facts[n].contracts for n in group.nodes):

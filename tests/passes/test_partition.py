@@ -242,3 +242,12 @@ def test_max_pool_takes_no_convolution_along(parts):
     found, (note,) = parts(b.build(b.add(MAX_POOL, [y], {"kernel": (2, 2), "strides": (2, 2), "dilations": (1, 1)}, "pool")))
     assert found == [["conv", "add_channels", "relu"], ["max_pool"]]
     assert note == "%relu: relu -> max_pool (pool) not fused: both sides reduce"
+
+
+@pytest.mark.parametrize(("group", "size", "expected"), [(4, 3, [["pad", "conv"]]), (4, 5, [["pad"], ["conv"]]), (1, 3, [["pad"], ["conv"]])])
+def test_what_folds_few_elements_pads_what_it_reads(parts, group, size, expected):
+    b, around = GraphBuilder(), (0, 0, size // 2, size // 2)
+    (padded,) = b.add(mv.PAD, [b.input("x", "float32", (1, 4, 7, 6)), None], {"before": around, "after": around})
+    weights = b.constant(random(4, 4 // group, size, size))
+    found, _ = parts(b.build(b.add(CONV, [padded, weights], {"strides": (1, 1), "dilations": (1, 1), "group": group})))
+    assert found == expected
