@@ -50,13 +50,15 @@ class Panels:
 
 def panels(s: Schedule, fold: Nest, folds: Sequence[str], width: int, column: str, rows: Sequence[str], target: Target) -> Panels | None:
     """For a product that is scheduled in panels of `width` columns, `column` being the loop over panels, `rows` those over the tiles of
-    one; `None` where no operand is far, or where there are too few tiles of rows to fetch a panel meanwhile."""
+    one; `None` where no operand is far that all rows share, or where there are too few tiles of rows to fetch a panel meanwhile."""
     sizes = {x.var.attr.name: x.extent for x in fold.loops}
     sizes |= {name: edit.find_loop(s.kernel, name).extent for name in rows}
     extents = {name: n for name, n in sizes.items() if isinstance(n, int)}
     if not is_product(fold) or len(extents) < len(sizes):
         return None
-    far = [r for r in walked_by_lanes(fold, folds[-1]) if is_far(r, target)]
+    operands = [set(E.variables(*r.args)) for r in fold.reads]
+    inside_columns = {x.var for x in fold.spatial[:-1] if not all(x.var in used for used in operands)}
+    far = [r for r in walked_by_lanes(fold, folds[-1]) if is_far(r, target) and inside_columns.isdisjoint(E.variables(*r.args))]
     tiles = prod(extents[x] for x in rows)
     steps = max((n for n in STEPS if extents[folds[-1]] % n == 0 and n <= tiles), default=0)
     if len(far) != 1 or not steps:

@@ -66,6 +66,14 @@ def test_near_operands_are_not_asked_for() -> None:
         assert not hints(scheduled(p, "1M").kernel)
 
 
+def test_operands_that_differ_between_rows_have_no_panels() -> None:
+    """As the weights of a transposed convolution, whose rows and columns alternate between them."""
+    x, w, c = te.placeholder((6, 5, 24), name="x"), te.placeholder((24, 2, 2, 70), name="w"), te.reduce_axis(24, "c")
+    y = te.compute((12, 10, 70), lambda i, j, o: te.sum(x[i // 2, j // 2, c] * w[c, i % 2, j % 2, o], c), name="y")
+    s = scheduled(Program((x, w), (y,), {}), "48K")
+    assert not s.kernel.notes
+
+
 def test_panels_are_a_decision() -> None:
     p = product(40, 96, 64)
     s = scheduled(p, "80K", **{"B.panels": False, "B.packed.panels": False})
