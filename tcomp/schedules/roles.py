@@ -165,6 +165,14 @@ def is_product(fold: Nest) -> bool:
     return value.op == "mul" and all(E.reads(a) for a in value.args)
 
 
+def batch_axes(fold: Nest) -> list[str]:
+    """Output axes that index every operand: between their iterations nothing is shared, so that they come first."""
+    if not is_product(fold):
+        return []
+    operands = [set(E.variables(*r.args)) for r in fold.reads]
+    return [x.var.attr.name for x in fold.spatial[:-1] if all(x.var in used for used in operands)]
+
+
 def row_axis(fold: Nest) -> For | None:
     """The output axis that reuses what the lanes read: an operand that runs along the lanes does not depend on it."""
     lane = fold.spatial[-1].var

@@ -17,13 +17,13 @@ from tcomp.schedules.byte_products import group_loop, summed_bytes
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.panels import accumulate_in_blocks, ask_for_next, is_far, panels, walked_by_lanes
 from tcomp.schedules.primitives import edit
-from tcomp.schedules.roles import Nest, bytes_of, extent_of, fold_nest, is_product, result_nest, row_axis, stage_axes, stride
+from tcomp.schedules.roles import Nest, batch_axes, bytes_of, extent_of, fold_nest, is_product, result_nest, row_axis, stage_axes, stride
 from tcomp.schedules.schedule import Schedule
 from tcomp.schedules.shaping import divides, lanes_of, nest_loops, split_tiles, threads
+from tcomp.schedules.sharing import columns_inside, parts, worthwhile
 from tcomp.schedules.tiles import MOST_ROWS, Tile, choose_tile, depths, tiles
 from tcomp.target import Target
 
-SERIAL_FOLDS = 1 << 19  # below this many accumulations threads cost more than they save
 MOST_ORDERED = 3  # folds whose order is a decision
 REPEATED = (2, 4, 8)  # steps of a fold that may be unrolled, where they divide it
 PANEL = 0.6  # of a cache, for the panel of an operand that is to stay there
@@ -42,20 +42,28 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
     positions = {x.var.attr.name: n for n, x in enumerate(fold.spatial)}
     columns = out.loops[-1]
     tile = tile_of(fold, target, knobs)
-    work = prod(extent_of(x.extent) for x in fold.loops)
-    lines, rows = (None if x is None else out.loops[positions[x.var.attr.name]] for x in _tile_axes(fold))
-    cut = [(x, n) for x, n in ((lines, tile.deep), (rows, tile.rows)) if x is not None and (x is rows or n > 1)]
-    shared = {out.loops[positions[name]].var for name in _batch(fold)}
+    lines, rows = (None if x is None else out.loops[positions[x.var.attr.name]].var.attr.name for x in _tile_axes(fold))
+    shared = {out.loops[positions[name]].var for name in batch_axes(fold)}
     batch = [x.var.attr.name for x in out.loops[:-1] if x.var in shared]
-    others = [x.var.attr.name for x in out.loops[:-1] if x.var not in {*shared, *(c.var for c, _ in cut)}]
-    (*tiles_of_rows, column), inside, partial = split_tiles(s, [(x.var.attr.name, n) for x, n in [*cut, (columns, tile.vectors * lanes)]])
+    others = [x.var.attr.name for x in out.loops[:-1] if x.var not in shared]
+    part = None
+    if (divided := parts(fold, target, knobs)) is not None:
+        whole = out.loops[positions[divided[0].var.attr.name]].var.attr.name
+        part, inner = s.split(whole, divided[1])
+        others[others.index(whole)] = inner
+        lines, rows = (inner if x == whole else x for x in (lines, rows))
+    cut = [(x, n) for x, n in ((lines, tile.deep), (rows, tile.rows)) if x is not None and (x is rows or n > 1)]
+    others = [x for x in others if x not in dict(cut)]
+    (*tiles_of_rows, column), inside, partial = split_tiles(s, [*cut, (columns.var.attr.name, tile.vectors * lanes)])
     others += tiles_of_rows
     vectors, lane = s.split(inside.pop(), lanes)
     inside.append(vectors)
     overlapping = _overlapping(fold, _tile_axes(fold))
     # Columns are outside of the rows that use their vectors again; but a column of an image has a line of the cache here and there.
-    near = rows is not None and (not overlapping or _largest(fold) <= target.l2)
+    near = rows is not None and (not overlapping or _largest(fold) <= target.l2) and edit.find_loop(s.kernel, column).extent != 1
+    near = near and not columns_inside(fold, target, knobs)
     around = [*batch, column, *others] if knobs.flag(f"{acc}.columns_outside", near) else [*batch, *others, column]
+    around = around if part is None else [part, *around]
     s.reorder(*around, *inside, lane)
     for name in inside:
         s.unroll(name)
@@ -78,14 +86,14 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
         elif folds and group is None:  # a fold over one element has no loop left
             _prefetch(s, fold, folds[-1], target, knobs)
             _repeat(s, acc, folds, WINDOW_CODE // prod(astuple(tile)) if overlapping else 1, knobs)
-    nests_to_thread = [around]
+    nests_to_thread = [around if part is None else [part]]
     for name in reversed(around):  # from the inside: a loop that is cut has names of its own behind the cut
         if name in partial:
             _, tail = s.partition(name, partial[name])
             if name == around[0]:
                 nests_to_thread.append([tail, *(f"{x}.t" for x in around[1:])])
     for names in nests_to_thread:
-        threads(s, names, work >= SERIAL_FOLDS, knobs)
+        threads(s, names, worthwhile(fold), knobs)
 
 
 def _tile_loops(s: Schedule, acc: str, lanes: int, folds: Sequence[str], update: bool) -> None:
@@ -217,7 +225,9 @@ def tile_of(fold: Nest, target: Target, knobs: Knobs) -> Tile:
     """The register tile for a fold: rows along the axes that reuse the vector operand, vectors along the lanes."""
     line, row = _tile_axes(fold)
     lanes = lanes_of(target, [fold.writes, *(r.attr for r in fold.reads)])
-    columns, rows, lines = extent_of(fold.spatial[-1].extent), *(1 if x is None else extent_of(x.extent) for x in (row, line))
+    part = parts(fold, target, knobs)
+    rows, lines = (1 if x is None else extent_of(x.extent) if part is None or part[0] is not x else part[1] for x in (row, line))
+    columns = extent_of(fold.spatial[-1].extent)
     registers, apart = target.vector_registers, MOST_ROWS if row is None else _rows_in_cache(fold, row, target)
 
     def suggested(among: Sequence[int]) -> Tile:
@@ -269,15 +279,7 @@ def panel_order(fold: Nest, r: Expr) -> tuple[list[int], int] | None:
         steps = [abs(stride(o, v) or 0) for o in others for v in E.variables(r.args[d])]
         return -max(steps, default=1 << 40)
 
-    shared = set(_batch(fold))
+    shared = set(batch_axes(fold))
     batch = [d for d, i in enumerate(r.args) if i.op == "var" and i.attr.name in shared]
     rest = sorted((d for d in range(len(r.args)) if d != along[0] and d not in batch), key=place)
     return [*batch, along[0], *rest], along[0]
-
-
-def _batch(fold: Nest) -> list[str]:
-    """Output axes that index every operand: between their iterations nothing is shared, so that they come first."""
-    if not is_product(fold):
-        return []
-    operands = [set(E.variables(*r.args)) for r in fold.reads]
-    return [x.var.attr.name for x in fold.spatial[:-1] if all(x.var in used for used in operands)]

@@ -1,0 +1,71 @@
+"""Which part of a product each core computes: rows in order where what is stored weighs more than what all cores read, columns otherwise."""
+
+from __future__ import annotations
+
+import pytest
+from programs import Program
+from running import expected, interpreted, native
+
+from tcomp.ir import te
+from tcomp.ir.loops import PARALLEL, For, Kernel, walk
+from tcomp.schedules.cpu import schedule
+from tcomp.schedules.knobs import Knobs
+from tcomp.schedules.lower import lower
+from tcomp.schedules.schedule import Schedule
+from tcomp.target import Target
+
+
+def product(m: int, k: int, n: int) -> Program:
+    a, b, r = te.placeholder((m, k), name="A"), te.placeholder((k, n), name="B"), te.reduce_axis(k, "k")
+    return Program((a, b), (te.compute((m, n), lambda i, j: te.sum(a[i, r] * b[r, j], r), name="C"),), {})
+
+
+def depthwise(size: int, channels: int) -> Program:
+    x, w = te.placeholder((size + 2, size + 2, channels), name="x"), te.placeholder((3, 3, channels), name="w")
+    p, q = te.reduce_axis(3, "p"), te.reduce_axis(3, "q")
+    body = te.compute((size, size, channels), lambda i, j, c: te.sum(x[i + p, j + q, c] * w[p, q, c], [p, q]), name="y")
+    return Program((x, w), (body,), {})
+
+
+def scheduled(p: Program, cores: int, **decisions: bool) -> Schedule:
+    target = Target.parse(f"cpu -march=x86_64 -mcpu=haswell -l1=32K -l2=1M -cores={cores}")
+    return schedule(lower("p", p.inputs, p.outputs), target, Knobs(decisions))
+
+
+def shared(kernel: Kernel) -> list[tuple[str, int]]:
+    """The loops over threads that compute the result: (name, iterations)."""
+    loops = [(str(s.var), s.extent) for s in walk(kernel.body) if isinstance(s, For) and s.kind == PARALLEL and isinstance(s.extent, int)]
+    return [(name, n) for name, n in loops if name[:2] in ("C.", "y.")]
+
+
+def test_each_core_has_a_part_of_the_rows_where_these_weigh_more() -> None:
+    for p in (product(1024, 64, 256), depthwise(56, 64)):
+        for cores in (2, 4):
+            ((axis, parts),) = shared(scheduled(p, cores).kernel)
+            assert parts == cores and axis in ("C.0.o", "y.0.o")
+
+
+def test_cores_share_columns_where_the_weights_weigh_more() -> None:
+    ((axis, _), *_) = shared(scheduled(product(32, 512, 1024), 2).kernel)
+    assert axis.startswith("C.1.o")
+
+
+def test_rows_that_cannot_be_divided_come_one_after_the_other() -> None:
+    ((axis, _), *_) = shared(scheduled(product(1023, 64, 256), 2).kernel)
+    assert axis.startswith("C.0.o")
+
+
+def test_a_column_alone_does_not_keep_the_rows_from_the_threads() -> None:
+    """They used to share a loop of one iteration, that over columns, which stood outside of the rows."""
+    assert ("C.0.o", 895) in shared(scheduled(product(12541, 32, 8), 2, **{"C.acc.rows_in_order": False}).kernel)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3])
+@pytest.mark.parametrize("in_order", [False, True])
+@pytest.mark.parametrize("p", [product(30, 7, 40), product(13, 5, 50), depthwise(6, 20), depthwise(7, 9)])
+def test_all_ways_compute_the_same(p: Program, in_order: bool, cores: int) -> None:
+    s = scheduled(p, cores, **{"C.acc.rows_in_order": in_order, "y.acc.rows_in_order": in_order})
+    assert not s.kernel.notes
+    for run in (interpreted, native):
+        for got, want in zip(run(p, s.kernel), expected(p), strict=True):
+            p.same(got, want)
