@@ -12,6 +12,7 @@ from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, For, If, Kernel, Stmt, Store, While, perfect, walk
 from tcomp.ir.simplify import linear, simplify
 
+LONG = 4  # rows make a tile that uses its operands often
 SYMBOLIC = 512  # assumed size of an unbounded symbolic extent
 
 
@@ -174,16 +175,18 @@ def batch_axes(fold: Nest) -> list[str]:
 
 
 def row_axis(fold: Nest) -> For | None:
-    """The output axis that reuses what the lanes read: an operand that runs along the lanes does not depend on it."""
+    """The output axis that reuses what the lanes read: an operand that runs along the lanes does not depend on it.
+
+    The longest is taken, but one whose extent is not known, and may be 1, only where no other is long enough for a tile.
+    """
     lane = fold.spatial[-1].var
     operands = [set(E.variables(*r.args)) for r in fold.reads]
-    best: tuple[int, For] | None = None
-    for x in fold.spatial[:-1]:
-        if any(lane in used and x.var not in used for used in operands) and any(x.var in used for used in operands):
-            size = extent_of(x.extent)
-            if best is None or size >= best[0]:
-                best = (size, x)
-    return best[1] if best is not None else None
+    found = [
+        x
+        for x in fold.spatial[:-1]
+        if any(lane in used and x.var not in used for used in operands) and any(x.var in used for used in operands)
+    ]
+    return max(reversed(found), key=lambda x: (isinstance(x.extent, int) and x.extent >= LONG, extent_of(x.extent)), default=None)
 
 
 def fold_axis(fold: Nest) -> For | None:

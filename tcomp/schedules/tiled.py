@@ -246,7 +246,8 @@ def _tile_axes(fold: Nest) -> tuple[For | None, For | None]:
     """(lines, rows) of a register tile. Tiles of bytes have no lines: instructions for them take rows along one axis."""
     row = row_axis(fold)
     rest = replace(fold, loops=tuple(x for x in fold.loops if x is not row))
-    return None if row is None or summed_bytes(fold) is not None else row_axis(rest), row
+    line = None if row is None or summed_bytes(fold) is not None else row_axis(rest)
+    return line if line is not None and isinstance(line.extent, int) else None, row
 
 
 def _loading(fold: Nest, vectors: int, lanes: int, target: Target) -> tuple[float, float]:
