@@ -67,7 +67,7 @@ def _ask_for_next_rows(s: Schedule, passes: Sequence[str], target: Target, knobs
     done: set[Buffer] = set()
     for name in reversed(passes):
         extent = edit.find_loop(s.kernel, name).extent
-        if isinstance(extent, int) and extent * target.vector_bits // 8 <= target.l1:
+        if isinstance(extent, int) and 0 < extent * target.vector_bits // 8 <= target.l1:
             page = PAGE * 8 // target.vector_bits
             done |= ask_ahead(s, name, extent * -(-page // extent), done, target, knobs)
 

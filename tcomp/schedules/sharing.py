@@ -2,7 +2,8 @@
 
 What one core has stored another has to fetch from afar, at a fraction of the speed of its own caches. As kernels that walk an image hand
 out its rows in order, a core finds what it reads where it stored that before; but then all cores read all of the operand that the
-lanes walk, weights say. So cores share rows where these weigh more, columns otherwise.
+lanes walk, weights say. That is for nothing where each core has many rows, as what is asked for ahead arrives meanwhile. So cores share
+rows where they have many, or where these weigh more, columns otherwise.
 """
 
 from __future__ import annotations
@@ -12,26 +13,27 @@ from math import prod
 from tcomp.ir import expr as E
 from tcomp.ir.loops import For
 from tcomp.schedules.knobs import Knobs
-from tcomp.schedules.roles import Nest, batch_axes, bytes_of, extent_of
+from tcomp.schedules.roles import Nest, batch_axes, bytes_of, extent_of, row_axis
 from tcomp.schedules.shaping import divides
 from tcomp.target import Target
 
 SERIAL_FOLDS, SERIAL_BYTES = 1 << 19, 1 << 18  # below so many accumulations, of so many bytes, threads cost more than they save
-READ_BY_ALL = 2.0  # times as large as what is divided among cores may be what all of them read
+TILES = range(6, 17)  # rows of a register tile: one of these divides a part
+HIDING = 128  # rows that are multiplied by an operand while as much of it arrives from afar
 
 
 def parts(fold: Nest, target: Target, knobs: Knobs) -> tuple[For, int] | None:
     """The outermost axis of rows, and how many of these each core computes all columns of, where it can be divided into such parts."""
     axis = _outermost(fold)
-    if axis is None or not divides(target.cores, axis.extent) or not _in_order(fold, axis, target, knobs):
+    if axis is None or not (each := _each(fold, axis, target)) or not _in_order(fold, axis, target, knobs):
         return None
-    return axis, extent_of(axis.extent) // target.cores
+    return axis, each
 
 
 def columns_inside(fold: Nest, target: Target, knobs: Knobs) -> bool:
     """Whether cores take rows in order, which cannot be divided into parts, and find the columns for each in the second-level cache."""
     axis = _outermost(fold)
-    if axis is None or divides(target.cores, axis.extent) or not _in_order(fold, axis, target, knobs):
+    if axis is None or _each(fold, axis, target) or not _in_order(fold, axis, target, knobs):
         return False
     return _read_by_all(fold, axis) <= target.l2 // 4
 
@@ -40,10 +42,20 @@ def _outermost(fold: Nest) -> For | None:
     return None if batch_axes(fold) else next((x for x in fold.spatial[:-1]), None)
 
 
+def _each(fold: Nest, axis: For, target: Target) -> int:
+    """How many of the rows a part has; 0 if there are none that register tiles divide."""
+    if not divides(target.cores, axis.extent):
+        return 0
+    each = extent_of(axis.extent) // target.cores
+    return each if axis is not row_axis(fold) or any(each % rows == 0 for rows in TILES) else 0
+
+
 def _in_order(fold: Nest, axis: For, target: Target, knobs: Knobs) -> bool:
     """Whether cores share the rows along an axis, each a part of them in order, instead of the columns."""
     divided = [fold.writes, *(r.attr for r in fold.reads if axis.var in E.variables(*r.args))]
-    suggested = target.cores > 1 and worthwhile(fold) and _read_by_all(fold, axis) <= READ_BY_ALL * sum(map(bytes_of, divided))
+    rows = prod(extent_of(x.extent) for x in fold.spatial[:-1]) // target.cores
+    waiting = _read_by_all(fold, axis) * max(0.0, 1 - rows / HIDING)
+    suggested = target.cores > 1 and worthwhile(fold) and waiting <= sum(map(bytes_of, divided)) / 2
     return knobs.flag(f"{fold.writes.name}.rows_in_order", suggested)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, replace
+from functools import partial
 from itertools import permutations
 from math import prod
 
@@ -54,7 +55,7 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
         lines, rows = (inner if x == whole else x for x in (lines, rows))
     cut = [(x, n) for x, n in ((lines, tile.deep), (rows, tile.rows)) if x is not None and (x is rows or n > 1)]
     others = [x for x in others if x not in dict(cut)]
-    (*tiles_of_rows, column), inside, partial = split_tiles(s, [*cut, (columns.var.attr.name, tile.vectors * lanes)])
+    (*tiles_of_rows, column), inside, cuts = split_tiles(s, [*cut, (columns.var.attr.name, tile.vectors * lanes)])
     others += tiles_of_rows
     vectors, lane = s.split(inside.pop(), lanes)
     inside.append(vectors)
@@ -88,8 +89,8 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
             _repeat(s, acc, folds, WINDOW_CODE // prod(astuple(tile)) if overlapping else 1, knobs)
     nests_to_thread = [around if part is None else [part]]
     for name in reversed(around):  # from the inside: a loop that is cut has names of its own behind the cut
-        if name in partial:
-            _, tail = s.partition(name, partial[name])
+        if name in cuts:
+            _, tail = s.partition(name, cuts[name])
             if name == around[0]:
                 nests_to_thread.append([tail, *(f"{x}.t" for x in around[1:])])
     for names in nests_to_thread:
@@ -228,17 +229,20 @@ def tile_of(fold: Nest, target: Target, knobs: Knobs) -> Tile:
     part = parts(fold, target, knobs)
     rows, lines = (1 if x is None else extent_of(x.extent) if part is None or part[0] is not x else part[1] for x in (row, line))
     columns = extent_of(fold.spatial[-1].extent)
+    whole, deeper = (part[1] if part is not None and part[0] is x else 0 for x in (row, line))  # what tiles divide
     registers, apart = target.vector_registers, MOST_ROWS if row is None else _rows_in_cache(fold, row, target)
 
     def suggested(among: Sequence[int]) -> Tile:
         if _overlapping(fold, (line, row)):  # vectors are loaded once for a window: these need registers as well
-            return choose_tile(rows, lanes, lanes, registers // 4 + 2)
-        return choose_tile(rows, columns, lanes, registers, apart, lines, among, lambda vectors: _loading(fold, vectors, lanes, target))
+            return choose_tile(rows, lanes, lanes, registers // 4 + 2, divided=whole)
+        loading = partial(_loading, fold, lanes=lanes, target=target)
+        return choose_tile(rows, columns, lanes, registers, apart, lines, among, loading, whole)
 
-    best = suggested(depths(lines))
-    deep = 1 if line is None else knobs.choice(f"{fold.writes.name}.lines", depths(lines), best.deep)
+    depth = [n for n in depths(lines) if deeper % n == 0]
+    best = suggested(depth)
+    deep = 1 if line is None else knobs.choice(f"{fold.writes.name}.lines", depth, best.deep)
     best = best if deep == best.deep else suggested((deep,))
-    options = [(t.rows, t.vectors) for t in tiles(min(rows, MOST_ROWS), -(-columns // lanes), registers, deep)]
+    options = [(t.rows, t.vectors) for t in tiles(min(rows, MOST_ROWS), -(-columns // lanes), registers, deep) if whole % t.rows == 0]
     return Tile(*knobs.choice(f"{fold.writes.name}.tile", options, (best.rows, best.vectors)), deep)
 
 

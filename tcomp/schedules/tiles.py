@@ -30,6 +30,7 @@ def choose_tile(
     lines: int = 1,
     among: Iterable[int] = (1,),
     loading: Callable[[int], tuple[float, float]] = lambda vectors: (0.0, 0.0),
+    divided: int = 0,
 ) -> Tile:
     """The register tile with the least modelled cycles for a rows x columns result, or `lines` of such, of which a tile has rows of as
     many as one of `among` says.
@@ -37,7 +38,7 @@ def choose_tile(
     Per step of the fold a tile issues rows * vectors FMAs (two a cycle), loads `vectors` vectors and `rows` broadcasts (two a
     cycle), and cannot go faster than the FMA latency of 4 cycles; one register holds the broadcast, `vectors` the operand. More rows
     than `apart` evict each other from the first-level cache. `loading` says how many cycles it takes to load so many vectors of the
-    operand again for other rows: at least, and beside the rest.
+    operand again for other rows: at least, and beside the rest. The rows of the tile divide `divided`.
     """
     vector_count = max(1, -(-columns // lanes))
 
@@ -55,7 +56,7 @@ def choose_tile(
 
     best, best_cost = Tile(1, 1), float("inf")
     for deep in among:
-        for tile in tiles(min(rows, MOST_ROWS), vector_count, registers, deep):
+        for tile in (t for t in tiles(min(rows, MOST_ROWS), vector_count, registers, deep) if divided % t.rows == 0):
             cost = lines // deep * cycles(tile.rows, tile.vectors, deep) + cycles(tile.rows, tile.vectors, lines % deep)
             if cost < best_cost * (0.999 if deep == best.deep else WORTHWHILE):
                 best, best_cost = tile, cost

@@ -119,3 +119,17 @@ def test_sums_that_go_on_from_what_was_there_are_no_tensor_expression() -> None:
     sums = np.ones(n)
     run_kernel(s.kernel, {b: v for b, v in zip(s.kernel.buffers, (values.reshape(s.kernel.buffers[0].shape), sums), strict=True)}, {})
     np.testing.assert_array_equal(sums, 1 + values.sum(1))
+
+
+def test_rows_that_never_fill_a_vector() -> None:
+    """The pass over their full vectors has no iterations."""
+    n = E.dim("n", 1, 7)
+    x, k, j = te.placeholder((2, n), "float64", name="x"), te.reduce_axis(n, "k"), te.reduce_axis(n, "j")
+    largest = te.compute((2,), lambda i: te.max(x[i, k], k), name="largest")
+    total = te.compute((2,), lambda i: te.sum(te.exp(x[i, j] - largest[i]), j), name="total")
+    y = te.compute((2, n), lambda i, j: te.exp(x[i, j] - largest[i]) / total[i], name="y")
+    program = Program((x,), (y,), {n: 3}, exact=False)
+    for target in (HASWELL, HOST):
+        kernel = schedule(lowered(program), target).kernel
+        assert not kernel.notes
+        agree(program, native(program, kernel), expected(program))

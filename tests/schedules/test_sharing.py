@@ -45,7 +45,7 @@ def test_each_core_has_a_part_of_the_rows_where_these_weigh_more() -> None:
             assert parts == cores and axis in ("C.0.o", "y.0.o")
 
 
-def test_cores_share_columns_where_the_weights_weigh_more() -> None:
+def test_cores_share_columns_where_the_weights_weigh_more_than_few_rows() -> None:
     ((axis, _), *_) = shared(scheduled(product(32, 512, 1024), 2).kernel)
     assert axis.startswith("C.1.o")
 
