@@ -83,7 +83,7 @@ def test_whatever_a_candidate_does_is_a_record() -> None:
         (again,) = measurer.measure(task(), [{"fault": "printing"}])  # nothing that was printed before is taken for an answer
         assert again.status == "ok" and 0 < again.least < 1 and again.ratio > 0
         pids = measurer.pids
-        assert len(pids) == 3
+        assert 2 <= len(pids) <= 3  # a builder that died is started again when there is work for it
     assert gone(pids)
     assert EXPECTED.keys() == FAULTS.keys() - {"building_endlessly"}
 
