@@ -78,6 +78,26 @@ def test_padding_of_an_input_is_copied() -> None:
     np.testing.assert_array_equal(tcomp.compile(model).run({"x": x})["y"], ReferenceEvaluator(model).run(None, {"x": x})[0])
 
 
+def test_pooling_of_what_is_never_negative_copies_no_padding() -> None:
+    relu, pool = helper.make_node("Relu", ["a"], ["r"]), helper.make_node("MaxPool", ["r"], ["y"], kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
+    model = chain([POINTWISE, relu, pool], [weight("w1", 6, 4, 1, 1)], [1, 4, 9, 11])
+    artifact, report = compile_model(model, emit=("graph",))
+    assert "graph pad(" not in report.stages["graph"]
+    x = RNG.integers(-3, 4, (1, 4, 9, 11)).astype("float32")
+    np.testing.assert_array_equal(Module.load(artifact).run({"x": x})["y"], ReferenceEvaluator(model).run(None, {"x": x})[0])
+
+
+@pytest.mark.parametrize(("channels", "spaced"), [(512, True), (1024, True), (520, False)])
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_rows_that_would_evict_each_other_lie_apart(channels: int, spaced: bool, kernel: int) -> None:
+    weights = [weight("w1", channels, 4, 1, 1), weight("w2", 5, channels, kernel, kernel)]
+    model = chain([POINTWISE, conv("a", "w2", "y", pads=[kernel // 2] * 4)], weights, [1, 4, 5, 7])
+    artifact, report = compile_model(model, emit=("loops",))
+    assert bool(re.search(rf"float32\[[0-9, ]*{channels + 16}\]", report.stages["loops"])) == spaced
+    x = RNG.integers(-3, 4, (1, 4, 5, 7)).astype("float32")
+    np.testing.assert_array_equal(Module.load(artifact).run({"x": x})["y"], ReferenceEvaluator(model).run(None, {"x": x})[0])
+
+
 def test_reach() -> None:
     x = te.placeholder((8, 10), name="x")
     i, j = te.reduce_axis(10, "i"), te.reduce_axis(10, "j")

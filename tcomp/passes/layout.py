@@ -10,19 +10,22 @@ choice is only about speed. Three rules:
    layout its reader wants, which constant folding stores in the artifact.
 
 3. Padding. What kernels make for each other gets a halo of zeros as wide as its readers' windows reach: no kernel copies it.
+4. Pitch. Rows that products walk side by side, and that would lie a multiple of `ALIASED` apart, get a line of the cache behind each: they
+   would evict each other.
 
 Inputs and outputs of the graph stay row-major. An output that would be slow to compute that way is computed in another layout, and turned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
+from math import prod
 from typing import Concatenate, ParamSpec, TypeVar
 
 from tcomp.ir import expr as E
-from tcomp.ir.dtypes import itemsize
+from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.graph import KERNEL, Graph, Node, Value
 from tcomp.ir.halo import Widths, joined, reach, selections
@@ -34,6 +37,8 @@ from tcomp.ops.shapes import IDENTITY
 from tcomp.passes.structure import inlined
 
 LANES = 8  # elements of a vector, about
+ALIASED, LINE = 2048, 64  # bytes
+SIDE_BY_SIDE = 8  # rows of a product at most, before they evict each other
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,7 +56,7 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
     copies: dict[tuple[Value, Layout], Value] = {}
     names = {v.name for v in graph.values()}
     nodes: list[Node] = []
-    around = _halos(graph) if halos else {}
+    around, products = (_halos(graph), _rows_of_products(graph)) if halos else ({}, {})
     summed = _summed_last(graph)
     fixed = set(graph.outputs) | {v for n in graph.nodes if n.bodies and n.op is not KERNEL for v in (*n.inputs, *n.outputs) if v is not None}
     for node in graph.nodes:
@@ -68,9 +73,7 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
         if turned:
             node = replace(node, outputs=(Value(_fresh(f"{result.name}.last", names), result.dtype, result.shape),))
         layouts = [None if v in fixed else wish or summed.get(v) for v, wish in zip(node.outputs, wishes, strict=True)]
-        layouts = [
-            (w or Layout.identity(len(v.shape))).with_halo(around[v]) if v in around else w for v, w in zip(node.outputs, layouts, strict=True)
-        ]
+        layouts = [_spaced(v, w, around.get(v, {}), products.get(v, ())) for v, w in zip(node.outputs, layouts, strict=True)]
         outputs = tuple(Value(v.name, v.dtype, v.shape, w) if w is not None else v for v, w in zip(node.outputs, layouts, strict=True))
         chosen.update((v, w) for v, w in zip(node.outputs, outputs, strict=True) if v is not w)
         body = relaid(body, None, layouts)
@@ -126,6 +129,37 @@ def _remembered(function: Callable[Concatenate[Graph, P], T]) -> Callable[Concat
     return ask
 
 
+def _spaced(v: Value, layout: Layout | None, halo: Widths, summed: Collection[int]) -> Layout | None:
+    """The layout with zeros around, and rows apart."""
+    w = layout or Layout.identity(len(v.shape))
+    last = w.pieces[-1].axis if w.pieces else -1
+    if last in summed and last not in halo and not w.pads:
+        row, rows = _size(v.shape[last]) * itemsize(v.dtype), prod(_size(d) for d in v.shape) // _size(v.shape[last])
+        if row % ALIASED == 0 and rows > SIDE_BY_SIDE:
+            halo = {**halo, last: (0, LINE // itemsize(v.dtype))}
+    return w.with_halo(halo) if halo else layout
+
+
+def _rows_of_products(graph: Graph) -> dict[Value, set[int]]:
+    """For what kernels make for each other: the axes along which products with constants sum it up."""
+    made = {v for n in graph.nodes if n.op is KERNEL and len(n.outputs) == 1 for v in n.outputs} - set(graph.outputs)
+    found: dict[Value, set[int]] = {}
+    for node in graph.nodes:
+        if node.op is not KERNEL or made.isdisjoint(node.inputs) or not any(v in graph.constants for v in node.inputs):
+            continue
+        inputs, values = _chained(node.bodies[0])
+        sources = dict(zip(inputs, (v for v in node.inputs if v is not None), strict=True))
+        for t in tensors([values[v] for v in node.bodies[0].outputs]):
+            for e in E.walk(t.body) if t.body is not None else ():
+                if e.op == "reduce" and e.args[0].op == "mul" and len(reads := E.reads(e.args[0])) == 2:
+                    for r in reads:
+                        summed = {d for d, i in enumerate(r.args) if i in e.attr[1]}
+                        v = sources.get(_unpadded(r).attr)
+                        if v in made and v is not None and is_float(v.dtype):
+                            found.setdefault(v, set()).update(summed)
+    return found
+
+
 def _halos(graph: Graph) -> dict[Value, Widths]:
     """The zeros that readers expect around values which kernels of this graph make for each other."""
     made = {v for n in graph.nodes if n.op is KERNEL and len(n.outputs) == 1 for v in n.outputs} - set(graph.outputs)
@@ -163,12 +197,17 @@ def _summed_last(graph: Graph) -> dict[Value, Layout]:
                     continue
                 weights, read = sorted(E.reads(e.args[0]), key=lambda r: r.dtype)
                 axes = [d for d, i in enumerate(read.args) if i in e.attr[1] and i in weights.args]
-                while read.attr not in sources and read.attr.body is not None and len(inner := E.reads(read.attr.body)) == 1:
-                    (read,) = inner  # through zeros around it
-                source = sources.get(read.attr)
+                source = sources.get(_unpadded(read).attr)
                 if source is not None and len(axes) == 1 and len(source.shape) > 2 and axes[0] != len(source.shape) - 1:
                     wanted[source] = Layout.permuted((*(d for d in range(len(source.shape)) if d != axes[0]), axes[0]))
     return wanted
+
+
+def _unpadded(read: Expr) -> Expr:
+    """What is read through zeros around it."""
+    while read.attr.body is not None and len(inner := E.reads(read.attr.body)) == 1 and inner[0].attr.ndim == read.attr.ndim:
+        (read,) = inner
+    return read
 
 
 def _fresh(name: str, taken: set[str]) -> str:

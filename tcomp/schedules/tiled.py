@@ -4,11 +4,13 @@ accumulators stays in registers over the whole fold; lanes run along an output a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import astuple, replace
 from functools import partial
 from itertools import permutations
 from math import prod
 
+from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Expr, as_dim, as_expr
@@ -29,6 +31,7 @@ MOST_ORDERED = 3  # folds whose order is a decision
 REPEATED = (2, 4, 8)  # steps of a fold that may be unrolled, where they divide it
 PANEL = 0.6  # of a cache, for the panel of an operand that is to stay there
 NEAR, BEYOND = 0.5, 8.0  # cycles to load a vector from the second-level cache, and from beyond
+AHEAD = 2  # what takes more than one part in so many of the second-level cache is asked for ahead
 WINDOW = 64  # steps of two folds that may be unrolled
 WINDOW_CODE = 512  # multiply-adds of a tile that are unrolled by default, where they have operands in common
 
@@ -85,6 +88,8 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
         if p is not None:
             ask_for_next(s, p, column, folds[-1])
         elif folds and group is None:  # a fold over one element has no loop left
+            if is_product(fold) and not overlapping:
+                _ask_for_next_tile(s, fold, out, around[-1], folds, target, knobs)
             _prefetch(s, fold, folds[-1], target, knobs)
             _repeat(s, acc, folds, WINDOW_CODE // prod(astuple(tile)) if overlapping else 1, knobs)
     nests_to_thread = [around if part is None else [part]]
@@ -138,6 +143,21 @@ def _prefetch(s: Schedule, fold: Nest, loop: str, target: Target, knobs: Knobs) 
         distance = knobs.choice(f"{r.attr.name}.prefetch", (0, 2, 4, 8, 16, 32), 16 if once and apart and is_far(r, target) else 0)
         if distance:
             s.prefetch(r.attr.name, loop, distance)
+
+
+def _ask_for_next_tile(s: Schedule, fold: Nest, out: Nest, loop: str, folds: Sequence[str], target: Target, knobs: Knobs) -> None:
+    """While a tile is summed up, ask for what the next one stores and adds there, and for its rows, where these come from afar. (Not
+    where vectors are loaded once for several steps: LLVM takes it that what is asked for may change.)"""
+    walked = edit.find_loop(s.kernel, loop)
+    steps, lane = [edit.find_loop(s.kernel, x).extent for x in folds], out.loops[-1].var
+    if not all(isinstance(n, int) for n in steps) or walked.extent == 1:
+        return
+    ends = [r.attr for r in out.reads if lane in E.variables(*r.args) and r.attr is not fold.writes]
+    rows = [r.attr for r in fold.reads if fold.spatial[-1].var not in E.variables(*r.args)]
+    for buffer in dict.fromkeys([*rows, *ends, out.writes]):
+        if knobs.flag(f"{buffer.name}.ahead", bytes_of(buffer) > target.l2 // AHEAD):
+            with suppress(ScheduleError):  # the next tile has it too, or there are too few steps to ask for all of it
+                s.prefetch(buffer.name, loop, 1, folds[-1])
 
 
 def _repeat(s: Schedule, acc: str, folds: Sequence[str], code: int, knobs: Knobs) -> None:

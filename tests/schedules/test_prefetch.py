@@ -80,6 +80,23 @@ def test_the_iterations_of_an_inner_loop_ask_for_all_of_the_next_panel() -> None
     agree(p, s.kernel)
 
 
+def test_what_is_written_is_asked_for_as_well_and_once_for_each_line() -> None:
+    p = product(15, 64, 48)
+    s = Schedule(lower("p", p.inputs, p.outputs))
+    s.split("C.j", 16)
+    s.split("C.i", 3)
+    s.reorder("C.j.o", "C.i.o", "C.k", "C.i.i", "C.j.i", reassociate=True)
+    s.unroll("C.i.i")
+    s.vectorize("C.j.i")
+    s.prefetch("C", "C.i.o", 1, at="C.k")  # three rows of a vector
+    s.prefetch("A", "C.i.o", 1, at="C.k")  # three rows of four lines
+    assert hints(s.kernel) == [
+        "prefetch A[C.i.o * 3 + min(11, C.k // 5) % 3 + 3, min(11, C.k // 5) // 3 * 16]",
+        "prefetch C[C.i.o * 3 + min(2, C.k // 21) + 3, C.j.o * 16]",
+    ]
+    agree(p, s.kernel)
+
+
 def agree(p: Program, kernel: Kernel) -> None:
     for got, want in zip(native(p, kernel), expected(p), strict=True):
         p.same(got, want)

@@ -1,4 +1,4 @@
-"""Prefetch: what a loop will read some iterations later is asked for now."""
+"""Prefetch: what a loop will read or write some iterations later is asked for now."""
 
 from __future__ import annotations
 
@@ -7,16 +7,35 @@ from dataclasses import replace
 from math import prod
 
 from tcomp.ir import expr as E
+from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Expr, as_expr, loop_var
-from tcomp.ir.loops import SERIAL, UNROLLED, VECTORIZED, For, Kernel, Prefetch, Stmt, block, children, expressions
+from tcomp.ir.loops import (
+    SERIAL,
+    UNROLLED,
+    VECTORIZED,
+    Accumulate,
+    Buffer,
+    For,
+    Kernel,
+    Prefetch,
+    Stmt,
+    Store,
+    block,
+    children,
+    expressions,
+)
 from tcomp.ir.simplify import simplify
 from tcomp.schedules.primitives.edit import find_buffer, find_loop, fresh, is_local, refuse, replace_loop
 from tcomp.schedules.primitives.sites import path
+from tcomp.schedules.roles import coefficient, linear_index
+
+LINE = 64  # bytes
 
 
 def prefetch(kernel: Kernel, buffer: str, loop: str, distance: int, at: str = "") -> Kernel:
-    """Every iteration of a serial loop first asks for the elements of `buffer` that it will read `distance` iterations later, one for
-    each vector. With `at`, a serial loop inside of it, the asking is shared out evenly among all iterations of that one, in order.
+    """Every iteration of a serial loop first asks for the elements of `buffer` that it will read or write `distance` iterations later,
+    one for each vector. With `at`, a serial loop inside of it, the asking is shared out evenly among all iterations of that one, in order,
+    and there is one for each line of the cache.
 
     Legal where no index is read from memory: a prefetch reads nothing, and may point behind the end. Good for operands that come from far
     away at every use, such as weights which no cache holds: the hardware does not ask for the next page of its own accord. It costs an
@@ -45,7 +64,7 @@ def prefetch(kernel: Kernel, buffer: str, loop: str, distance: int, at: str = ""
     >>> print(s.loops["C.i"])
     for C.i in 0..2 {
       for C.j in 0..3 {
-        prefetch A[C.i * 8 + C.j + 8, 0]
+        prefetch A[C.i * 8 + min(C.j, 1) * 2 + 8, 0]
         for C.k in 0..64 {
           vectorized C.l in 0..8 {
             C[C.i, C.j, C.l] += A[C.k, C.l] * A[C.i * 8 + C.j, C.l]
@@ -64,41 +83,57 @@ def prefetch(kernel: Kernel, buffer: str, loop: str, distance: int, at: str = ""
     if inside is not target and not around:
         raise refuse(kernel, "prefetch", f"`{at}` is not inside `{loop}`")
     places: dict[tuple[Expr, ...], tuple[For, ...]] = {}
+    together: set[For] = set()  # loops of which one iteration of `inside` walks all that are unrolled
 
     def visit(s: Stmt, inner: tuple[For, ...]) -> None:
-        for r in E.reads(*expressions(s)):
-            if r.attr is source and target.var in E.variables(*r.args):
-                places[r.args] = tuple(x for x in inner if x.var in E.variables(*r.args))
+        found = [r.args for r in E.reads(*expressions(s)) if r.attr is source]
+        found += [s.indices] if isinstance(s, Store | Accumulate) and s.buffer is source else []
+        for indices in found:
+            if target.var in E.variables(*indices):
+                places[indices] = tuple(x for x in inner if x.var in E.variables(*indices))
+                together.update(places[indices] if inside is target or inside in inner else ())
         for c in children(s):
             visit(c, (*inner, s) if isinstance(s, For) else inner)
 
-    visit(inside.body, tuple(around))
+    visit(target.body, ())
     if E.reads(*(i for indices in places for i in indices)):
         raise refuse(kernel, "prefetch", f"where `{loop}` reads `{buffer}` depends on data", "an address far ahead cannot be looked up")
     if not places:
         raise refuse(kernel, "prefetch", f"nothing of `{buffer}` is read in another place at every iteration of `{loop}`")
     hints = []
     for indices, inner in places.items():
-        walked = [x for x in inner if x.kind not in (UNROLLED, VECTORIZED)]
-        share = _share(around, walked)
+        loops = [x for x in inner if x.kind != VECTORIZED]
+        unrolled = [x for x in loops if x.kind == UNROLLED and x in together]
+        steps = {x: _line(source, indices, x) for x in loops} if around else {}
+        options = [*([[]] if around else []), unrolled]  # loops that are walked at once
+        shares = ((at_once, _share(around, [(x, steps.get(x, 1)) for x in loops if x not in at_once])) for at_once in options)
+        copied, share = next(((at_once, share) for at_once, share in shares if share is not None), ([], None))
         if share is None:
             raise refuse(kernel, "prefetch", f"what `{loop}` reads of `{buffer}` depends on a loop inside it", "prefetch in that loop, or `at` one inside that")
-        copies = {x.var: loop_var(fresh(kernel, f"{x.var.name}.p"), x.extent) for x in inner if x.kind == UNROLLED}
+        copies = {x.var: loop_var(fresh(kernel, f"{x.var.name}.p"), x.extent) for x in copied}
         moved = {target.var: target.var + distance, **{x.var: copies.get(x.var, as_expr(0)) for x in inner}, **share}
         hint: Stmt = Prefetch(source, tuple(simplify(E.substitute(i, moved)) for i in indices))
-        for x in reversed([x for x in inner if x.var in copies]):
+        for x in reversed(copied):
             hint = For(copies[x.var], x.extent, hint, UNROLLED)
         hints.append(hint)
     return replace_loop(kernel, inside, replace(inside, body=block(*hints, inside.body)))
 
 
-def _share(around: Sequence[For], walked: Sequence[For]) -> dict[Expr, Expr] | None:
-    """The iterations of the loops that a read walks, in order, for the iterations of the loops around; None if these are fewer."""
+def _line(buffer: Buffer, indices: tuple[Expr, ...], x: For) -> int:
+    """How many iterations of a loop read one line of the cache."""
+    apart = abs(coefficient(linear_index(buffer, indices), x.var) or 0) * itemsize(buffer.dtype)
+    return max(1, LINE // apart) if apart else 1
+
+
+def _share(around: Sequence[For], walked: Sequence[tuple[For, int]]) -> dict[Expr, Expr] | None:
+    """The iterations of the loops that a read walks, in so large steps, in order, for the iterations of the loops around; None if these are
+    fewer."""
     if not walked:
         return {}
-    if not all(isinstance(x.extent, int) for x in (*around, *walked)):
+    if not all(isinstance(x.extent, int) for x in (*around, *(x for x, _ in walked))):
         return None
-    rows = prod(int(x.extent) for x in walked)
+    counts = {x: -(-int(x.extent) // step) for x, step in walked}
+    rows = prod(counts.values())
     each = prod(int(x.extent) for x in around) // rows if rows else 0
     if not each:
         return None
@@ -107,6 +142,6 @@ def _share(around: Sequence[For], walked: Sequence[For]) -> dict[Expr, Expr] | N
         number = number * x.extent + x.var
     number = E.minimum(number // each, as_expr(rows - 1))
     found: dict[Expr, Expr] = {}
-    for x in reversed(walked):
-        found[x.var], number = number % x.extent, number // x.extent
+    for x, step in reversed(walked):
+        found[x.var], number = number % counts[x] * step, number // counts[x]
     return found
