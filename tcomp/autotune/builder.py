@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, replace
 from math import prod
 from typing import Any
@@ -18,13 +18,14 @@ from tcomp.codegen import elf, pool
 from tcomp.codegen.llvm import emit_kernel
 from tcomp.codegen.native import compile_ir
 from tcomp.errors import CodegenError, ScheduleError, TargetError
-from tcomp.ir.expr import Expr, as_dim, as_expr, evaluate_int, variables
-from tcomp.ir.loops import PARALLEL, Accumulate, Buffer, For, Kernel, Stmt, children, hoist_temporaries, loop, store
+from tcomp.ir.expr import Expr, as_dim, as_expr, dim, evaluate_int, variables
+from tcomp.ir.loops import PARALLEL, VECTORIZED, Accumulate, Buffer, For, Kernel, Stmt, children, hoist_temporaries, loop, store
 from tcomp.ir.parser import parse_kernel
 from tcomp.kernels import buffer_size
 from tcomp.schedules.knobs import Decisions, decode, encode
 from tcomp.target import Target
 
+LINE = 64  # bytes of a line of the cache
 _KEPT = 64  # candidates whose loops may be asked for again
 
 
@@ -103,21 +104,23 @@ def built(kernel: Kernel, source: Kernel, arguments: list[list[Any]], dims: Mapp
 
 
 def ground(target: Target, threads: int, room: int) -> bytes:
-    """A shared object with a thread pool and `flush`, whose threads walk a buffer of `room` bytes together."""
-    lanes = target.vector_bits // 32
-    each = room // 4 // threads // lanes
-    buffer = Buffer("other", "float32", (threads, each, lanes))
+    """A shared object with a thread pool and two functions in which its threads share a buffer: `flush` stores to `room` bytes, `touch` reads
+    so many lines of the cache for each thread, and sums them up in another buffer."""
+    lanes, count = LINE // 4, dim("count")
+    other, array = (Buffer(name, "int32", (threads, n, lanes)) for name, n in (("other", room // 4 // threads // lanes), ("array", count)))
+    sums = Buffer("sums", "int32", (threads, lanes))
 
-    def walk(t: Expr) -> Stmt:
-        return loop(
-            "i",
-            each,
-            lambda i: loop("v", lanes, lambda v: store(buffer, [t, i, v], buffer[t, i, v] + as_expr(1.0, "float32")), "vectorized"),
-        )
+    def walk(buffer: Buffer, body: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
+        def row(t: Expr) -> Stmt:
+            return loop("i", buffer.shape[1], lambda i: loop("v", lanes, lambda v: body(t, i, v), VECTORIZED))
 
-    kernel = Kernel("flush", (buffer,), (buffer,), (), loop("t", threads, walk, PARALLEL))
-    objects = [compile_ir(emit_kernel(kernel, target), target), compile_ir(pool.pool_ir(target.triple), target)]
-    return elf.link(objects, ["flush", *pool.EXPORTS], imports=pool.IMPORTS)
+        return loop("t", threads, row, PARALLEL)
+
+    store_all = walk(other, lambda t, i, v: store(other, [t, i, v], other[t, i, v] + 1))
+    read_all = walk(array, lambda t, i, v: store(sums, [t, v], sums[t, v] + array[t, i, v]))
+    kernels = [Kernel("flush", (other,), (other,), (), store_all), Kernel("touch", (array, sums), (sums,), (count,), read_all)]
+    objects = [compile_ir(emit_kernel(k, target), target) for k in kernels] + [compile_ir(pool.pool_ir(target.triple), target)]
+    return elf.link(objects, ["flush", "touch", *pool.EXPORTS], imports=pool.IMPORTS)
 
 
 @functools.lru_cache(maxsize=4)
@@ -131,7 +134,7 @@ def _machine(text: str) -> Target:
 def _plain(a: Argument) -> list[Any]:
     """As JSON: the fields, a layout as the fields of its pieces."""
     layout = a.layout
-    return [a.name, a.dtype, a.shape, layout and [astuple(p) for p in layout.pieces], a.given, a.written, a.below]
+    return [a.name, a.dtype, a.shape, layout and [astuple(p) for p in layout.pieces], a.given, a.written, a.constant, a.below]
 
 
 def _fold(stmt: Stmt, sizes: Mapping[Expr, int], around: tuple[For, ...] = ()) -> int:

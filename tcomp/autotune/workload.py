@@ -47,8 +47,8 @@ _NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
 class Argument:
     """A buffer that a scheduled kernel takes, at the sizes at which it is measured.
 
-    `shape` is the logical one, `layout` where that is not row-major. `given`: it holds data at the start; `written`: it is a result.
-    `below`: its elements serve as indices, and are to be drawn from 0 to below that.
+    `shape` is the logical one, `layout` where that is not row-major. `given`: it holds data at the start; `written`: it is a result;
+    `constant`: it is the same in every run of the model. `below`: its elements serve as indices, and are to be drawn from 0 to below that.
     """
 
     name: str
@@ -57,6 +57,7 @@ class Argument:
     layout: Layout | None
     given: bool
     written: bool
+    constant: bool
     below: int | None
 
 
@@ -152,7 +153,7 @@ class Workload(Task):
         s = build_loops(body, "kernel", self.machine, inner)
         knobs.asked.update((name, answer) for name, answer in inner.asked.items() if name not in settled)
         return s, _arguments(s.source, self.sizes_of(body.dims()), {n: v.layout for n, v in enumerate((*body.inputs, *body.outputs))},
-                             [v.shape for v in (*body.inputs, *body.outputs)])  # fmt: skip
+                             [v.shape for v in (*body.inputs, *body.outputs)], self.constants)  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
         return {"text": self.text, "constants": self.constants, "target": self.target, "threads": self.threads, "dims": self.dims}
@@ -316,14 +317,15 @@ def _found(space: str) -> ScheduleFunction | None:
 
 
 def _arguments(
-    kernel: Kernel, sizes: Mapping[Expr, int], layouts: Mapping[int, Layout | None], shapes: Sequence[Sequence[Dim]]
+    kernel: Kernel, sizes: Mapping[Expr, int], layouts: Mapping[int, Layout | None], shapes: Sequence[Sequence[Dim]],
+    constants: Sequence[int] = (),
 ) -> tuple[Argument, ...]:
     """The buffers of a kernel as lowered. A result that the program reads, too, holds data at the start."""
     below = _limits(kernel, sizes)
     read = {r.attr for s in walk(kernel.body) for r in E.reads(*expressions(s))}
     return tuple(
         Argument(b.name, b.dtype, tuple(evaluate_int(d, sizes) for d in shape), layouts.get(n), b not in kernel.outputs or b in read,
-                 b in kernel.outputs, below.get(b))
+                 b in kernel.outputs, n in constants, below.get(b))
         for n, (b, shape) in enumerate(zip(kernel.buffers, shapes, strict=True))
     )  # fmt: skip
 
