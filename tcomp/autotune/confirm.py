@@ -1,9 +1,11 @@
 """End-to-end confirmation: what won alone must win in the whole model, or it is not used.
 
 A kernel alone has the caches and the threads for itself, and its winner was the best of many noisy measurements. So the tuned model is timed
-against the untuned one, in a fresh process. Kernels that their model runs slower than before are rolled back. If the model as a whole is no
-faster even so, the culprits are found by bisection, the kernels halved by their shares of the time; what is not proved to gain in the
-time given is rolled back. A model that is not faster is not tuned: the untuned one is what is left.
+against the untuned one, in a fresh process, and the profiles of both tell how fast each kernel is there. Heats go through the best few
+candidates of all kernels at once; the final is between the untuned model and that with the best of each kernel, those left out that are
+slower than before. If the model as a whole is no faster even so, the culprits are found by bisection, the kernels halved by their shares of
+the time; what is not proved to gain in the time given is rolled back. A model that is not faster is not tuned: the untuned one is what is
+left.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from statistics import median
 
 from tcomp.autotune.contest import Contest, Rounds, summed
 from tcomp.autotune.subject import Subject
-from tcomp.schedules.knobs import Decisions
+from tcomp.schedules.knobs import Decisions, encode
 
 _Found = tuple[dict[str, Decisions], Contest]  # winners, and the contest in which they took part
 
@@ -30,11 +32,12 @@ class Gain:
 
 @dataclass
 class Confirmation:
-    """What was kept, by the keys of tasks, and what the whole gained: seconds of a run (`before`, `after`), `ratio` their ratio, from
-    neighbouring runs; 1 where nothing is left. `kernels` are those that were tuned. `notes` say why something was rolled back."""
+    """What was kept, by the keys of tasks, `tried`, all that ran in the model, and what the whole gained: seconds of a run (`before`,
+    `after`), `ratio` their ratio, from neighbouring runs; 1 where nothing is left. `kernels` are those that were tuned. `notes` say why
+    something was rolled back."""
 
     kept: dict[str, Decisions] = field(default_factory=dict)
-    rolled_back: dict[str, Decisions] = field(default_factory=dict)
+    tried: dict[str, list[Decisions]] = field(default_factory=dict)
     before: float = 0.0
     after: float = 0.0
     ratio: float = 1.0
@@ -42,17 +45,22 @@ class Confirmation:
     contests: int = 0
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def rolled_back(self) -> set[str]:
+        """Tasks of which nothing was kept."""
+        return self.tried.keys() - self.kept.keys()
+
 
 def confirm(
     subject: Subject,
-    decisions: Mapping[str, Decisions],
+    candidates: Mapping[str, Sequence[Decisions]],
     seconds: float,
     deadline: float = float("inf"),
     tell: Callable[[int], None] = lambda contests: None,
 ) -> Confirmation:
-    """Judge the winners, `decisions` by the keys of their tasks. A contest takes `seconds` beside building the model; none starts after
-    `deadline` (of `time.monotonic`) but the first. `tell` hears how many there were."""
-    return _Trial(subject, seconds, deadline, tell).judge(dict(decisions))
+    """Judge the best candidates of each task, by its key, the most promising first. A contest takes `seconds` beside building the model; none
+    starts after `deadline` (of `time.monotonic`) but the first. `tell` hears how many there were."""
+    return _Trial(subject, seconds, deadline, tell).judge(candidates)
 
 
 class _Trial:
@@ -60,38 +68,52 @@ class _Trial:
         self._subject, self._seconds, self._deadline, self._tell = subject, seconds, deadline, tell
         self._longest = 0.0
         self._result = Confirmation()
+        self._seen: dict[str, dict[str, Rounds]] = {}  # of each task, by candidate, in all contests
 
-    def judge(self, wanted: dict[str, Decisions]) -> Confirmation:
+    def judge(self, candidates: Mapping[str, Sequence[Decisions]]) -> Confirmation:
         result = self._result
-        won, contest = self._winners(wanted)
+        if not candidates:
+            return result
+        first = {key: options[0] for key, options in candidates.items()}
+        won, contest = self._winners(candidates, first, self._contest(first))
         result.kept = won
-        result.rolled_back = {key: d for key, d in wanted.items() if key not in won}
-        if contest is not None:
-            result.before = median(contest.whole.before)
-            result.ratio = contest.whole.ratio if won else 1.0
-            result.after = result.before * result.ratio
-            self._compare(contest, won)
+        result.before = median(contest.whole.before) if contest.whole.before else 0.0
+        result.ratio = contest.whole.ratio if won else 1.0
+        result.after = result.before * result.ratio
+        for key, rounds in contest.kernels.items():
+            if key in won:
+                result.kernels[key] = _gain(rounds)
         return result
 
-    def _winners(self, wanted: dict[str, Decisions]) -> tuple[dict[str, Decisions], Contest | None]:
-        """Those of some winners that together make the model faster, and the contest that shows it."""
-        if not wanted:
-            return {}, None
-        first = self._contest(wanted)
-        self._compare(first, wanted)
-        found: list[_Found] = [(wanted, first)]
-        rest = wanted
-        if slower := {key for key in wanted if key in first.kernels and first.kernels[key].lost}:
-            self._note(f"{len(slower)} of {len(wanted)} kernels are slower in the model than alone")
-            rest = {key: d for key, d in wanted.items() if key not in slower}
-            if rest and self._time_left():
-                found.append((rest, self._contest(rest)))
-        if not any(map(_won, found)) and (bisected := self._bisected(rest)) is not None:
+    def _winners(self, candidates: Mapping[str, Sequence[Decisions]], first: dict[str, Decisions], opening: Contest) -> _Found:
+        """Candidates that together make the model faster, and the contest that shows it; none, and the opening one."""
+        found: list[_Found] = [(first, opening)]
+        for n in range(1, max(map(len, candidates.values()))):
+            if not self._time_left(2):  # for the final as well
+                break
+            heat = {key: options[min(n, len(options) - 1)] for key, options in candidates.items()}
+            found.append((heat, self._contest(heat)))
+        best = self._best(candidates)
+        if best and best not in (decisions for decisions, _ in found) and self._time_left():
+            found.append((best, self._contest(best)))
+        if not any(map(_won, found)) and (bisected := self._bisected(best)) is not None:
             found.append(bisected)
         for _, contest in found:
             if contest.reason:
                 self._note(contest.reason)
-        return min(filter(_won, found), key=_ratio, default=({}, first if first.whole.before else None))
+        return min(filter(_won, found), key=_ratio, default=({}, opening))
+
+    def _best(self, candidates: Mapping[str, Sequence[Decisions]]) -> dict[str, Decisions]:
+        """Of each kernel, the candidate that was the fastest in the model, unless that is slower than what was there before."""
+        found: dict[str, Decisions] = {}
+        for key, options in candidates.items():
+            seen = self._seen.get(key, {})
+            best = min(options, key=lambda d: seen[encode(d)].ratio if encode(d) in seen else float("inf"))
+            if encode(best) not in seen or not seen[encode(best)].lost:
+                found[key] = best
+        if slower := len(candidates) - len(found):
+            self._note(f"{slower} of {len(candidates)} kernels are slower in the model than alone")
+        return found
 
     def _bisected(self, losing: dict[str, Decisions]) -> _Found | None:
         """Of winners that together lose, some that together gain."""
@@ -131,20 +153,25 @@ class _Trial:
         self._longest = max(self._longest, time.monotonic() - start)
         self._result.contests += 1
         self._tell(self._result.contests)
+        for key, d in decisions.items():
+            if d not in (tried := self._result.tried.setdefault(key, [])):
+                tried.append(d)
+            if key in contest.kernels:
+                self._result.kernels[key] = _gain(contest.kernels[key])
+                seen = self._seen.setdefault(key, {})
+                seen[encode(d)] = seen.get(encode(d), Rounds()) + contest.kernels[key]
         return contest
 
     def _note(self, text: str) -> None:
         if text not in self._result.notes:
             self._result.notes.append(text)
 
-    def _time_left(self) -> bool:
-        return time.monotonic() + self._longest < self._deadline
+    def _time_left(self, contests: int = 1) -> bool:
+        return time.monotonic() + contests * self._longest < self._deadline
 
-    def _compare(self, contest: Contest, tuned: Mapping[str, Decisions]) -> None:
-        """Keep the times of the tuned kernels."""
-        for key, rounds in contest.kernels.items():
-            if key in tuned:
-                self._result.kernels[key] = Gain(median(rounds.before), median(rounds.after))
+
+def _gain(rounds: Rounds) -> Gain:
+    return Gain(median(rounds.before), median(rounds.after))
 
 
 def _ratio(found: _Found) -> float:

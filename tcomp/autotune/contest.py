@@ -37,6 +37,9 @@ class Rounds:
     before: tuple[float, ...] = ()
     after: tuple[float, ...] = ()
 
+    def __add__(self, other: Rounds) -> Rounds:
+        return Rounds(self.before + other.before, self.after + other.after)
+
     @property
     def ratio(self) -> float:
         """Tuned over untuned: the median of the rounds. Infinite where there were none."""

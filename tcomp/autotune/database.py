@@ -267,10 +267,16 @@ class Database:
 
     def best(self, key: str) -> Record | None:
         """The record of the least cost whose decisions were not rolled back."""
+        return next(iter(self.ranked(key)), None)
+
+    def ranked(self, key: str) -> list[Record]:
+        """The records whose decisions were not rolled back, each once, the least cost first."""
         lost = {v.decisions for v in self.verdicts(key) if not v.kept}
-        return min(
-            (r for r in self.records(key) if r.cost is not None and r.decisions not in lost), key=lambda r: r.cost or 0.0, default=None
-        )
+        found = sorted((r for r in self.records(key) if r.cost is not None and r.decisions not in lost), key=lambda r: r.cost or 0.0)
+        once: dict[str, Record] = {}
+        for r in found:
+            once.setdefault(r.decisions, r)
+        return [*once.values()]
 
     def choice(self, key: str) -> str | None:
         """The decisions that compilations follow: what a whole model said last, else those of the best record; None without either."""

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tcomp.autotune.clock import Clock, Watch
-from tcomp.autotune.confirm import Confirmation, confirm
+from tcomp.autotune.confirm import Confirmation, Gain, confirm
 from tcomp.autotune.contest import Rounds
 from tcomp.autotune.database import Database, Record, Session, Verdict, environment
 from tcomp.autotune.effort import Effort
@@ -51,7 +51,8 @@ _WARM = 3  # winners of similar kernels that are tried first
 _CONTEST = 0.05  # the share of the budget for one contest of whole models, within _CONTESTS seconds
 _CONTESTS = 1.0, 15.0
 _ALGORITHMS = 0.2  # the share of the budget that is left after compiling, and of the trials, for contests of algorithms
-_CONTESTED = 1.5  # contests for which there is to be time
+_FINALISTS, _FINALS = 4, 0.25  # candidates of a kernel that run in the model, and the share of the budget for that, at most
+_AGAIN = 0.5  # contests beyond those of the finalists for which there is to be time
 _UNMEASURED = "not tuned"
 _JUDGED = 64  # the latest predictions, of which the error of the model is told
 _GRACE = 1.0  # seconds after which a candidate that is being measured when time is up is not waited for
@@ -313,9 +314,19 @@ class _Tuning:
         """When the search is to end, so that the winners can be compiled and confirmed."""
         if self._budget == inf:
             return inf
+        return self._deadline - (self._finalists + _AGAIN) * self._contesting
+
+    @property
+    def _contesting(self) -> float:
+        """Seconds for a contest, with building the winners."""
         winners = sum(k.status.gain < 1 for k in self._kernels)
         each = self._building[0] / self._building[1] if self._building[1] else 0.0
-        return self._deadline - (winners + 1) * each - _CONTESTED * (self._contest + self._judging)
+        return (winners + 1) * each + self._contest + self._judging
+
+    @property
+    def _finalists(self) -> int:
+        """Candidates of a kernel that run in the model, at most."""
+        return _FINALISTS if self._budget == inf else max(1, min(_FINALISTS, int(_FINALS * self._budget / self._contesting - _AGAIN)))
 
     def _next(self) -> Effort | None:
         """The kernel that gets the next batch; None when the search is over, or there is none."""
@@ -441,26 +452,23 @@ class _Tuning:
         self._show()
 
     def _confirm(self) -> Confirmation:
-        wanted = dict(self._algorithms)
+        candidates = {key: [decisions] for key, decisions in self._algorithms.items()}
         for kernel in self._kernels:
-            best = self._entries.best(kernel.task.key)
-            if (
-                kernel.base is not None
-                and best is not None
-                and best.decisions != _DEFAULT
-                and (best.cost or inf) < (kernel.base.cost or 0.0)
-            ):
-                wanted[kernel.task.key] = decode(best.decisions)
-                self._entries.describe(best, realise(kernel.task, wanted[kernel.task.key]).schedule.trace.to_json())
+            base = inf if kernel.base is None else kernel.base.cost or inf
+            better = [r for r in self._entries.ranked(kernel.task.key) if r.decisions != _DEFAULT and (r.cost or inf) < base < inf]
+            if better:
+                candidates[kernel.task.key] = [decode(r.decisions) for r in better[: self._finalists]]
         self._show()
-        found = confirm(self._subject, wanted, self._contest, self._deadline, lambda contests: self._show())
+        found = confirm(self._subject, candidates, self._contest, self._deadline, lambda contests: self._show())
         when = time.time()
         for task in (status.task for status in (*self._choices, *(k.status for k in self._kernels))):
-            key = task.key
-            if key in wanted:
-                gain = found.kernels.get(key)
-                times = (gain.before, gain.after) if gain is not None else (0.0, 0.0)
-                self._entries.add(Verdict(task, encode(wanted[key]), key in found.kept, *times, self._machine, when))
+            gain, kept = found.kernels.get(task.key, Gain(0.0, 0.0)), found.kept.get(task.key)
+            for decisions in sorted(found.tried.get(task.key, ()), key=lambda d: d == kept):  # what holds is said last
+                self._entries.add(Verdict(task, encode(decisions), decisions == kept, gain.before, gain.after, self._machine, when))
+        for kernel in self._kernels:
+            if kernel.task.key in found.kept:
+                record = next(r for r in self._entries.ranked(kernel.task.key) if decode(r.decisions) == found.kept[kernel.task.key])
+                self._entries.describe(record, realise(kernel.task, found.kept[kernel.task.key]).schedule.trace.to_json())
         return found
 
     def _enter_session(self, confirmation: Confirmation) -> None:

@@ -22,9 +22,10 @@ from tcomp.target import Target
 
 
 class Pretended:
-    """A model whose kernels take a second by default, and `factors` of that where they are tuned; `visible` is whether profiles show it."""
+    """A model whose kernels take a second by default, and `factors` of that where they are tuned, by the number of the candidate where there
+    are several; `visible` is whether profiles show it."""
 
-    def __init__(self, factors: Mapping[str, float], visible: bool = True, noise: float = 0.0, reason: str = "") -> None:
+    def __init__(self, factors: Mapping[str, float | tuple[float, ...]], visible: bool = True, noise: float = 0.0, reason: str = "") -> None:
         self.factors, self.visible, self.noise, self.reason = factors, visible, noise, reason
         self.tasks: list[tuple[Task, int]] = []
         self.rng = random.Random(1)
@@ -35,9 +36,13 @@ class Pretended:
         if self.reason:
             return Contest(reason=self.reason)
 
+        def factor(key: str) -> float:
+            found = self.factors[key]
+            return found[decisions[key]["x"]] if isinstance(found, tuple) else found
+
         def times(tuned: bool) -> list[list[float]]:
             return [
-                [(self.factors[k] if tuned and k in decisions else 1.0) * self.rng.uniform(1, 1 + self.noise) for k in self.factors]
+                [(factor(k) if tuned and k in decisions else 1.0) * self.rng.uniform(1, 1 + self.noise) for k in self.factors]
                 for _ in range(15)
             ]
 
@@ -51,7 +56,7 @@ class Pretended:
 
 
 def judged(subject: Pretended, deadline: float = float("inf")) -> Confirmation:
-    return confirm(subject, {k: {"x": 1} for k in subject.factors}, 0.0, deadline)
+    return confirm(subject, {k: [{"x": 1}] for k in subject.factors}, 0.0, deadline)
 
 
 def test_winners_are_kept() -> None:
@@ -63,8 +68,19 @@ def test_winners_are_kept() -> None:
 
 def test_kernels_that_lose_in_the_model_are_rolled_back() -> None:
     found = judged(Pretended({"a": 0.5, "b": 1.4, "c": 0.9}, noise=0.05))
-    assert found.kept.keys() == {"a", "c"} and found.rolled_back.keys() == {"b"}
+    assert found.kept.keys() == {"a", "c"} and found.rolled_back == {"b"}
     assert found.contests == 2 and "1 of 3 kernels are slower" in found.notes[0]
+
+
+def test_the_best_of_each_kernel_in_the_model_is_taken() -> None:
+    factors = {"a": (1.3, 0.9, 0.6), "b": (0.8, 0.9), "c": (1.1, 1.2, 1.3), "d": (0.9,)}
+    subject = Pretended(factors, noise=0.02)
+    found = confirm(subject, {k: [{"x": n} for n in range(len(f))] for k, f in factors.items()}, 0.0)
+    assert found.kept == {"a": {"x": 2}, "b": {"x": 0}, "d": {"x": 0}} and found.rolled_back == {"c"}
+    assert found.contests == 4 and found.ratio == pytest.approx(3.3 / 4, rel=0.05)
+    assert found.tried["a"] == [{"x": 0}, {"x": 1}, {"x": 2}] and found.kernels["a"].after == pytest.approx(0.6, rel=0.05)
+    hasty = confirm(Pretended(factors), {k: [{"x": n} for n in range(len(f))] for k, f in factors.items()}, 0.0, time.monotonic() - 1)
+    assert hasty.contests == 1
 
 
 def test_what_profiles_do_not_show_is_found_by_bisection() -> None:
@@ -143,7 +159,7 @@ def slow(model: Model) -> dict[str, Decisions]:
 
 
 def test_a_lie_is_found_out(model: Model) -> None:
-    found = confirm(model, slow(model), 0.3)
+    found = confirm(model, {key: [decisions] for key, decisions in slow(model).items()}, 0.3)
     assert not found.kept and found.rolled_back and found.ratio == 1.0, found
 
 
