@@ -258,7 +258,7 @@ def obtain(model: Model, force: bool = False) -> Path:
             partial_path.unlink(missing_ok=True)
     companions = [path.with_suffix(s) for s in (".json", ".inputs.npz", ".outputs.npz")]
     if not all(c.exists() and c.stat().st_mtime >= path.stat().st_mtime for c in companions):
-        feeds = _inputs(model, path)
+        feeds = inputs(model, path)
         description, results = _describe(model, path, feeds), _reference(path, feeds)
         companions[0].write_text(json.dumps(description, indent=1))
         np.savez(companions[1], allow_pickle=False, **feeds)
@@ -286,8 +286,9 @@ def _graph_inputs(path: Path) -> list[onnx.ValueInfoProto]:
     return [i for i in graph.input if i.name not in weights]
 
 
-def _inputs(model: Model, path: Path) -> Arrays:
-    rng, feeds = np.random.default_rng(0), {}
+def inputs(model: Model, path: Path, seed: int = 0) -> Arrays:
+    """Random inputs in the model's ranges."""
+    rng, feeds = np.random.default_rng(seed), {}
     for i in _graph_inputs(path):
         dtype = helper.tensor_dtype_to_np_dtype(i.type.tensor_type.elem_type)
         shape = model.shapes.get(i.name)

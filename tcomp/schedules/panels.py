@@ -29,6 +29,7 @@ BLOCK = 16  # a block of a panel is at most one part in so many of it
 SUMS = 32  # what waits for the next block is at most one part in so many of it (it is on the stack of a thread)
 WHOLE = 4  # a panel in one block is, where that cannot be
 SHARES = 4  # panels for each thread at least, where these do not share the rows of a panel
+SUMMED = 512  # products that are summed up one after the other, at most: rounding errors grow with their number
 STEPS = (2, 4, 8)  # of a fold that stand in a row, between two requests
 
 
@@ -65,6 +66,8 @@ def panels(s: Schedule, fold: Nest, folds: Sequence[str], width: int, column: st
         return None
     line = width * itemsize(fold.writes.dtype)  # bytes: a step of the folds in a panel, or a row of its sums
     room, outside, inside = target.l2 // BLOCK // line, list[str](), list(folds)
+    if prod(extents[x] for x in inside) > room:
+        room = min(room, SUMMED)
     while len(inside) > 1 and prod(extents[x] for x in inside) > room:
         outside.append(inside.pop(0))
     extent, unit = extents[inside[0]], steps if len(inside) == 1 else 1
@@ -119,7 +122,7 @@ def accumulate_in_blocks(s: Schedule, acc: str, axes: Sequence[tuple[str, int]],
     s.vectorize(lane)
     s.prefetch(p.operand, outside[-1], 1, inside[-1])
     s.unroll(steps)
-    s.promote(inside[0], acc, f"{acc}.tile")
+    s.promote(inside[0], acc, f"{acc}.tile", anew=True)
     for name in reversed(others):
         if name in partial:
             s.partition(name, partial[name])

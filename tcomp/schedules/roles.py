@@ -166,6 +166,12 @@ def is_product(fold: Nest) -> bool:
     return value.op == "mul" and all(E.reads(a) for a in value.args)
 
 
+def adds(fold: Nest) -> bool:
+    """Whether it sums up."""
+    reducer = fold.leaf.reducer if isinstance(fold.leaf, Accumulate) else None
+    return reducer is not None and reducer.combine in (reducer.lhs + reducer.rhs, reducer.rhs + reducer.lhs)
+
+
 def batch_axes(fold: Nest) -> list[str]:
     """Output axes that index every operand: between their iterations nothing is shared, so that they come first."""
     if not is_product(fold):

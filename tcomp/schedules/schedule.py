@@ -364,8 +364,8 @@ class Schedule:
         self.apply("stream", buffer)
 
     @_documents(promote)
-    def promote(self, loop: Loop, buffer: Stage, name: str) -> None:
-        self.apply("promote", loop, buffer, name)
+    def promote(self, loop: Loop, buffer: Stage, name: str, anew: bool = False) -> None:
+        self.apply("promote", loop, buffer, name, anew)
 
     @_documents(skew)
     def skew(self, outer: Loop, inner: Loop, factor: int) -> None:

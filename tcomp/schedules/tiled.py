@@ -12,15 +12,27 @@ from math import prod
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
-from tcomp.ir.dtypes import itemsize
+from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Expr, as_dim, as_expr
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import For
 from tcomp.schedules.byte_products import group_loop, summed_bytes
 from tcomp.schedules.knobs import Knobs
-from tcomp.schedules.panels import accumulate_in_blocks, ask_for_next, is_far, panels, walked_by_lanes
+from tcomp.schedules.panels import SUMMED, accumulate_in_blocks, ask_for_next, is_far, panels, walked_by_lanes
 from tcomp.schedules.primitives import edit
-from tcomp.schedules.roles import Nest, batch_axes, bytes_of, extent_of, fold_nest, is_product, result_nest, row_axis, stage_axes, stride
+from tcomp.schedules.roles import (
+    Nest,
+    adds,
+    batch_axes,
+    bytes_of,
+    extent_of,
+    fold_nest,
+    is_product,
+    result_nest,
+    row_axis,
+    stage_axes,
+    stride,
+)
 from tcomp.schedules.schedule import Schedule
 from tcomp.schedules.shaping import divides, lanes_of, nest_loops, split_tiles, threads
 from tcomp.schedules.sharing import columns_inside, parts, worthwhile
@@ -32,6 +44,7 @@ REPEATED = (2, 4, 8)  # steps of a fold that may be unrolled, where they divide 
 PANEL = 0.6  # of a cache, for the panel of an operand that is to stay there
 NEAR, BEYOND = 0.5, 8.0  # cycles to load a vector from the second-level cache, and from beyond
 AHEAD = 2  # what takes more than one part in so many of the second-level cache is asked for ahead
+FEWER = 32  # so many fewer elements that are no products are summed up one after the other than products
 WINDOW = 64  # steps of two folds that may be unrolled
 WINDOW_CODE = 512  # multiply-adds of a tile that are unrolled by default, where they have operands in common
 
@@ -83,8 +96,11 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
         axes = [(x.var.attr.name, n) for x, n in zip(_tile_axes(fold), (tile.deep, tile.rows), strict=True) if x is not None]
         accumulate_in_blocks(s, acc, axes, lanes, column, p)
     else:
-        s.compute_at(acc, around[-1], "register")
+        in_blocks = group is None and _is_long(s, fold, folds)
+        s.compute_at(acc, around[-1], "global" if in_blocks else "register")
         _tile_loops(s, acc, lanes, folds, group is None)
+        if in_blocks:
+            folds = tuple(_sum_up_in_blocks(s, fold, folds, 1 if p is None else p.steps))
         if p is not None:
             ask_for_next(s, p, column, folds[-1])
         elif folds and group is None:  # a fold over one element has no loop left
@@ -116,6 +132,32 @@ def _tile_loops(s: Schedule, acc: str, lanes: int, folds: Sequence[str], update:
         for x in [*spatial[:-1], vectors]:
             s.unroll(x)
         s.vectorize(lane)
+
+
+def _sum_up_in_blocks(s: Schedule, fold: Nest, folds: Sequence[str], steps: int) -> list[str]:
+    """Cut a long sum into blocks, each summed up in registers: the rounding errors of one long sum grow with its length. Blocks of the last
+    fold are a multiple of `steps` long. Returns the folds, the loop over blocks left out."""
+    extents = [int(edit.find_loop(s.kernel, x).extent) for x in folds]
+    n, inside, found = len(folds), 1, [*folds]
+    while inside * extents[n - 1] <= _longest(fold):
+        n, inside = n - 1, inside * extents[n - 1]
+    whole, unit = extents[n - 1], steps if n == len(folds) else 1
+    lengths = [k for k in range(unit, whole, unit) if whole % k == 0 and k * inside <= _longest(fold)]
+    if lengths and (lengths[-1] > 1 or n < len(folds)):
+        _, found[n - 1] = s.split(folds[n - 1], lengths[-1])
+        s.promote(found[n - 1], fold.writes.name, f"{fold.writes.name}.tile", anew=True)
+    return found
+
+
+def _longest(fold: Nest) -> int:
+    """How many elements are summed up one after the other."""
+    return SUMMED if is_product(fold) else SUMMED // FEWER
+
+
+def _is_long(s: Schedule, fold: Nest, folds: Sequence[str]) -> bool:
+    extents = [edit.find_loop(s.kernel, x).extent for x in folds]
+    known = [n for n in extents if isinstance(n, int)]
+    return is_float(fold.writes.dtype) and adds(fold) and len(known) == len(extents) and prod(known) > _longest(fold)
 
 
 def _fold_order(fold: Nest) -> list[For]:

@@ -219,7 +219,7 @@ def _promote(d: Drawing) -> tuple[Any, ...]:
     found = [(s.var, x) for s in loops for x in walk(s) if isinstance(x, Accumulate)]
     likely = [(v, x) for v, x in found if v not in E.variables(*x.indices)]
     v, x = d.dice.pick(*(likely or found or [(loops[0].var, None)]))
-    return v.name, x.buffer.name if x is not None else d.buffer(), "kept"
+    return v.name, x.buffer.name if x is not None else d.buffer(), "kept", d.dice.pick(False, True)
 
 
 def _skew(d: Drawing) -> tuple[Any, ...]:

@@ -133,3 +133,15 @@ def test_rows_that_never_fill_a_vector() -> None:
         kernel = schedule(lowered(program), target).kernel
         assert not kernel.notes
         agree(program, native(program, kernel), expected(program))
+
+
+@pytest.mark.parametrize(("rows", "depth"), [(1, 9000), (5, 4096), (40, 5000)])
+def test_long_sums_are_summed_up_in_blocks(rows: int, depth: int) -> None:
+    """The error of one sum after the other grows like the square root of its length, at least."""
+    a, b, k = te.placeholder((rows, depth), name="A"), te.placeholder((depth, 48), name="B"), te.reduce_axis(depth, "k")
+    p = Program((a, b), (te.compute((rows, 48), lambda i, j: te.sum(a[i, k] * 0.1 * b[k, j], k), name="C"),), {}, exact=False)
+    (got,) = native(p, schedule(lower("p", p.inputs, p.outputs), HOST).kernel)
+    x, y = (p.arrays(0)[t] for t in (a, b))
+    terms = (x * np.float32(0.1))[:, :, None].astype(np.float64) * y[None]
+    exact, one_by_one = terms.sum(1), np.add.accumulate(terms.astype(np.float32), axis=1)[:, -1]
+    assert np.abs(got - exact).max() < np.abs(one_by_one - exact).max() / 2

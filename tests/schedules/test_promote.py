@@ -30,6 +30,15 @@ def test_a_product_in_place_is_summed_in_registers() -> None:
     assert [s.buffer for s in walk(run.schedule.kernel.body) if isinstance(s, Accumulate)] == [local]
 
 
+def test_sums_in_blocks_start_from_nothing() -> None:
+    run = check(IN_PLACE, """
+        s.split("k", 4)
+        s.promote("k.i", "A", "acc", anew=True)
+    """)  # fmt: skip
+    text = str(run.schedule.kernel)
+    assert "acc[acc.0, acc.1] = 0.0f" in text and "A[A.0 + 12, A.1 + 16] += acc[A.0, A.1]" in text
+
+
 def test_copies_have_the_kinds_of_the_loops() -> None:
     steps = """
         s.split("j", 4)

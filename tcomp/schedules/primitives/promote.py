@@ -28,17 +28,19 @@ from tcomp.schedules.primitives.edit import (
 from tcomp.schedules.primitives.sites import path
 
 
-def promote(kernel: Kernel, loop: str, buffer: str, name: str) -> Kernel:
+def promote(kernel: Kernel, loop: str, buffer: str, name: str, anew: bool = False) -> Kernel:
     """The elements of `buffer` that each iteration of a serial loop accumulates into are loaded into registers before the loop, the new
-    buffer `name`, and stored after it.
+    buffer `name`, and stored after it. With `anew` the registers start from nothing, and are accumulated into `buffer` after the loop.
 
     The copies have the loops and guards that stand around the accumulation inside of `loop`.
 
     Legal when the loop has an iteration, all its iterations accumulate into the same elements, by one statement, and it touches them
     in no other way. Good for programs that update a matrix in place: the code generator cannot tell the elements that are accumulated
-    into from others of the same buffer that are read, and would store and load them at every step.
+    into from others of the same buffer that are read, and would store and load them at every step. `anew` sums up in blocks, the loop being
+    one of them: rounding errors grow with the length of a block and the number of blocks, not with their product.
 
-    Source: S. Carr and K. Kennedy, "Scalar replacement in the presence of conditional control flow" (1994).
+    Sources: S. Carr and K. Kennedy, "Scalar replacement in the presence of conditional control flow" (1994); N. Higham, "The accuracy of
+    floating point summation" (1993).
 
       >>> from tcomp import te
       >>> from tcomp.schedules import Schedule
@@ -100,8 +102,10 @@ def promote(kernel: Kernel, loop: str, buffer: str, name: str) -> Kernel:
         numbers = {x.var.name: str(n) for n, x in enumerate(places)}
         return renamed(move, lambda name: fresh(kernel, f"{prefix}.{numbers[name]}"))
 
-    load = copy(local.name, Store(local, cells, E.read(source, update.indices)))
-    save = copy(source.name, Store(source, update.indices, E.read(local, cells)))
+    sums = E.read(local, cells)
+    start = update.reducer.identity if anew else E.read(source, update.indices)
+    load = copy(local.name, Store(local, cells, start))
+    save = copy(source.name, Accumulate(source, update.indices, sums, update.reducer) if anew else Store(source, update.indices, sums))
     kept = rebuild(target, lambda s: replace(update, buffer=local, indices=cells) if s is update else None)
     return replace_loop(kernel, target, Allocate(local, block(load, kept, save)))
 
