@@ -8,15 +8,17 @@ from tcomp.ir.simplify import prove, simplify
 
 WIDEST = 16  # elements of a halo on one side
 
+FEW = 25  # elements that a window folds, at most, where it asks for each whether it is over the edge, instead of finding zeros there
+
 Widths = dict[int, tuple[int, int]]  # axis -> elements (before, behind)
 
 
-def reach(e: Expr) -> tuple[Expr, Widths] | None:
+def reach(e: Expr, filling: bool = False) -> tuple[Expr, Widths] | None:
     """For `select(the indices are inside, t[indices], 0)`: the read, and how far its indices reach before and behind each axis.
 
-    None for any other expression, and where the reach is unknown or wide.
+    None for any other expression, and where the reach is unknown or wide. With any other `filling` than zeros, too.
     """
-    if e.op != "select" or e.args[1].op != "read" or e.args[2].op != "const" or e.args[2].attr != 0:
+    if e.op != "select" or e.args[1].op != "read" or e.args[2].op != "const" or not (filling or e.args[2].attr == 0):
         return None
     cond, read, _ = e.args
     edges = {}

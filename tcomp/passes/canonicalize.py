@@ -17,7 +17,6 @@ from tcomp.ir.graph import Graph, Node, Value
 from tcomp.ir.simplify import difference, same_dim, same_shape
 from tcomp.ops.elementwise import CAST, DIV, MUL, POW, RECIPROCAL
 from tcomp.ops.movement import PAD, RESHAPE, TRANSPOSE, product
-from tcomp.ops.pooling import MAX_POOL
 from tcomp.passes import structure
 from tcomp.passes.rewrite import Notes, Rewriter, rewrite_graph, structural
 
@@ -26,7 +25,7 @@ UNIFORM_LIMIT = 1 << 16  # elements of a constant that is looked through
 
 def canonicalize(graph: Graph, notes: Notes | None = None) -> Graph:
     """The graph in canonical form: see the rules."""
-    return rewrite_graph(graph, (no_operation, one_movement, two_pads, zeros_under_maxima, two_casts, small_power, exact_division), notes)
+    return rewrite_graph(graph, (no_operation, one_movement, two_pads, two_casts, small_power, exact_division), notes)
 
 
 def no_operation(node: Node, rewriter: Rewriter) -> Sequence[Value | None] | None:
@@ -138,26 +137,6 @@ def two_pads(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
         amounts.append(tuple(as_dim(as_expr(a) + as_expr(b)) for a, b in pairs))
     attrs = {**node.attrs, "before": amounts[0], "after": amounts[1]}
     return rewriter.add(PAD, [before.inputs[0], before.inputs[1]], attrs, node.name)
-
-
-def zeros_under_maxima(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
-    """max_pool(pad(x, -inf)) = max_pool(pad(x, 0)), where no element of x is negative and every window has one: zeros need no copy, what
-    computes x stores them around it"""
-    padding = rewriter.producer(node.inputs[0]) if node.op is MAX_POOL else None
-    if padding is None or padding.op is not PAD or padding.attrs.get("mode", "constant") != "constant":
-        return None
-    source, filling = padding.inputs[0], uniform(rewriter.array(padding.inputs[1]))
-    if source is None or filling is None or not filling < 0 or not is_float(source.dtype):
-        return None
-    amounts = list(zip(padding.attrs["before"], padding.attrs["after"], strict=True))
-    if any(pair != (0, 0) for pair in amounts[:2]) or any(d != 1 for d in node.attrs["dilations"]):
-        return "a window may hold nothing but padding"
-    if not all(isinstance(d, int) and 0 <= d < k for k, pair in zip(node.attrs["kernel"], amounts[2:], strict=True) for d in pair):
-        return "a window may hold nothing but padding"
-    if not structure.never_negative(source, rewriter.producer, rewriter.array):
-        return "what is pooled may be negative"
-    padded = rewriter.add(PAD, [source, None], padding.attrs, padding.name)
-    return rewriter.add(MAX_POOL, padded, node.attrs, node.name)
 
 
 def two_casts(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:

@@ -21,23 +21,25 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
-from math import prod
+from math import inf, prod
 from typing import Concatenate, ParamSpec, TypeVar
 
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.graph import KERNEL, Graph, Node, Value
-from tcomp.ir.halo import Widths, joined, reach, selections
+from tcomp.ir.halo import FEW, Widths, joined, reach, selections
 from tcomp.ir.layout import Layout
 from tcomp.ir.printer import canonical_graph_text
-from tcomp.ir.simplify import simplify
+from tcomp.ir.simplify import linear, simplify
 from tcomp.ir.te import Tensor, tensors
 from tcomp.ops.shapes import IDENTITY
 from tcomp.passes.structure import inlined
 
 LANES = 8  # elements of a vector, about
 ALIASED, LINE = 2048, 64  # bytes
+UNKNOWN = 32  # elements of an axis whose extent is not known
+MOST_ZEROS = 0.5  # around each element of what windows are folded over
 SIDE_BY_SIDE = 8  # rows of a product at most, before they evict each other
 
 P = ParamSpec("P")
@@ -161,26 +163,43 @@ def _rows_of_products(graph: Graph) -> dict[Value, set[int]]:
 
 
 def _halos(graph: Graph) -> dict[Value, Widths]:
-    """The zeros that readers expect around values which kernels of this graph make for each other."""
+    """The zeros that readers expect around values which kernels of this graph make for each other, unless it is cheaper to ask for each
+    element whether it is one: where windows fold few, or most were zeros."""
     made = {v for n in graph.nodes if n.op is KERNEL and len(n.outputs) == 1 for v in n.outputs} - set(graph.outputs)
     reaches = _remembered(_reaches)
     wanted: dict[Value, Widths] = {}
+    folded: dict[Value, float] = {}
     for node in graph.nodes:
         sources = [v for v in node.inputs if v is not None]
         if node.op is KERNEL and not made.isdisjoint(sources):
-            for number, widths in reaches(node.bodies[0]):
+            for number, widths, taps in reaches(node.bodies[0]):
                 if (source := sources[number]) in made:
                     wanted[source] = joined(wanted.get(source, {}), widths)
-    return wanted
+                    folded[source] = max(folded.get(source, 0), taps)
+    few = {v for v, widths in wanted.items() if folded[v] <= FEW or (folded[v] < inf and _zeros(v, widths) > MOST_ZEROS)}
+    return {v: widths for v, widths in wanted.items() if v not in few}
 
 
-def _reaches(body: Graph) -> list[tuple[int, Widths]]:
-    """How far a kernel body reads over the edges of its inputs, given by number, and expects zeros there."""
+def _zeros(value: Value, widths: Widths) -> float:
+    """How many zeros stand around each element."""
+    return prod(1 + sum(widths.get(n, (0, 0))) / (d if isinstance(d, int) else UNKNOWN) for n, d in enumerate(value.shape)) - 1
+
+
+def _reaches(body: Graph) -> list[tuple[int, Widths, float]]:
+    """How far a kernel body reads over the edges of its inputs, given by number, and expects zeros there; and how many elements it folds, if
+    these are windows, else infinity."""
     inputs, values = _chained(body)
     number = {t: n for n, t in enumerate(inputs)}
-    stages = [t.body for t in tensors([values[v] for v in body.outputs]) if t.body is not None]
-    found = [reach(e) for stage in stages for e in selections(simplify(stage))]
-    return [(number[r.attr], widths) for r, widths in filter(None, found) if r.attr in number]
+    stages = {t: t.body for t in tensors([values[v] for v in body.outputs]) if t.body is not None}
+    taps = 1.0
+    for t, stage in stages.items():
+        for e in (e for e in E.walk(stage) if e.op == "reduce"):
+            indices = [linear(i) for r in E.reads(e.args[0]) for i in r.args]
+            windows = all(any((a,) in i and any((x,) in i for x in t.axes) for i in indices) for a in e.attr[1])
+            lasts = [E.bounds(a)[1] for a in e.attr[1]]
+            taps = max(taps, prod(inf if last is None else last + 1 for last in lasts) if windows else inf)
+    found = [reach(e) for stage in stages.values() for e in selections(simplify(stage))]
+    return [(number[r.attr], widths, taps) for r, widths in filter(None, found) if r.attr in number]
 
 
 def _summed_last(graph: Graph) -> dict[Value, Layout]:

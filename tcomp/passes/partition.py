@@ -21,14 +21,13 @@ from tcomp.ir import expr as E
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Expr
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, GraphBuilder, Node, Value, infer
-from tcomp.ir.halo import reach
+from tcomp.ir.halo import FEW, reach
 from tcomp.ir.simplify import linear, simplify
 from tcomp.ir.te import Tensor, tensors
 from tcomp.ops.broadcast import BYTES
 
 MOST_NODES = 40  # operators in one kernel, so that compile time stays bounded
 MOST_TAPS = 8  # elements of one operand that an operator reads for one element, unless it reduces
-MOST_PADDED = 9  # elements that an operator folds into one, where it pads what it reads itself
 INLINE_ELEMENTS = 1  # constants up to this size become literals of the kernel
 
 
@@ -39,7 +38,8 @@ def partition(graph: Graph, note: Callable[[str], None] = lambda text: None, hal
     `note` receives one line for each edge that was not fused, with the reason.
     """
     used = set(graph.outputs) | {v for n in graph.nodes for v in n.inputs if v is not None}
-    facts = {n: _Facts.of(n, used) for n in graph.nodes if n.op not in (IF, LOOP)}
+    literals = {v: a for v, a in graph.constants.items() if a.size <= INLINE_ELEMENTS}
+    facts = {n: _Facts.of(n, used, literals) for n in graph.nodes if n.op not in (IF, LOOP)}
     groups = _Grouping(graph, facts, halos).run(note)
     return _rebuilt(graph, groups, used, note, halos)
 
@@ -56,9 +56,10 @@ class _Facts:
     bodies: tuple[Expr, ...]  # of all its tensors
     reads: dict[Value, list[tuple[Tensor, Expr]]]
     imperative: bool
+    literals: Mapping[Tensor, Expr]  # inputs of one element that is known
 
     @staticmethod
-    def of(node: Node, used: Container[Value]) -> _Facts:
+    def of(node: Node, used: Container[Value], known: Mapping[Value, np.ndarray]) -> _Facts:
         made = infer(node.op, node.inputs, node.attrs, node.name)
         outputs = tuple(t for v, t in zip(node.outputs, made.outputs, strict=True) if v in used)
         stages = list(tensors(outputs))
@@ -66,9 +67,11 @@ class _Facts:
         for t in stages:
             for r in E.reads(t.body) if t.body is not None else ():
                 accesses.setdefault(r.attr, []).append((t, r))
-        reads = {v: accesses.get(t, []) for v, t in zip(node.inputs, made.inputs, strict=True) if v is not None and t is not None}
+        pairs = [(v, t) for v, t in zip(node.inputs, made.inputs, strict=True) if v is not None and t is not None]
+        reads = {v: accesses.get(t, []) for v, t in pairs}
         bodies = tuple(t.body for t in stages if t.body is not None)
-        return _Facts(node, outputs, bodies, reads, any(t.extern is not None for t in stages))
+        literals = {t: E.const(known[v].reshape(-1)[0].item(), v.dtype) for v, t in pairs if v in known and known[v].size}
+        return _Facts(node, outputs, bodies, reads, any(t.extern is not None for t in stages), literals)
 
     @cached_property
     def reduces(self) -> bool:
@@ -89,8 +92,11 @@ class _Facts:
 
     @cached_property
     def pads(self) -> bool:
-        """The result is one input, with zeros around it."""
-        return len(self.outputs) == len(self.bodies) == 1 and reach(simplify(self.bodies[0])) is not None
+        """The result is one input, with a constant around it."""
+        if len(self.outputs) != 1 or len(self.bodies) != 1:
+            return False
+        body = E.rewrite(self.bodies[0], lambda e: self.literals.get(e.attr) if e.op == "read" else None)
+        return reach(simplify(body), filling=True) is not None
 
     @cached_property
     def taps(self) -> float:
@@ -242,7 +248,7 @@ class _Grouping:
                 return None
             if self.halos and len(other.nodes) == 1 and self.reads_halo(producer, value):
                 return None
-            if len(other.nodes) == 1 and all(facts[r].taps <= MOST_PADDED for r in readers) and facts[producer].pads:
+            if len(other.nodes) == 1 and all(facts[r].taps <= FEW for r in readers) and facts[producer].pads:
                 return None
             # What folds products reads its operands over and over, whatever a single edge looks like.
             if all(_uses_once(facts[r], value) for r in readers) and not any(facts[n].contracts for n in group.nodes):

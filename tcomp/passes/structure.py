@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
-
 from tcomp.ir import te
 from tcomp.ir.dtypes import BITS, SIGNED, integer_range, is_float
-from tcomp.ir.expr import BINARY, UNARY, Expr, binary, bounds, const, reads, rewrite, substitute, unary, variables, walk
-from tcomp.ir.graph import STRUCTURAL, Node, Value, application
+from tcomp.ir.expr import BINARY, UNARY, Expr, binary, const, reads, rewrite, substitute, unary, variables, walk
+from tcomp.ir.graph import Node, Value, application
 from tcomp.ir.simplify import same_shape, simplify
 
 MAX_STAGES = 16  # tensors inlined into one body
@@ -254,53 +252,3 @@ def _shifts(e: Expr, operand: te.Tensor) -> bool:
         free = [not any(r.attr is operand for r in reads(arg)) for arg in e.args]
         return (free[1] and _shifts(e.args[0], operand)) or (free[0] and _shifts(e.args[1], operand))
     return e.op == "sub" and not any(r.attr is operand for r in reads(e.args[1])) and _shifts(e.args[0], operand)
-
-
-# ---------------------------------------------------------------- signs
-
-SIGNS_LIMIT = 64  # values that are looked at
-
-
-def never_negative(value: Value, producer: Callable[[Value], Node | None], array: Callable[[Value], np.ndarray | None]) -> bool:
-    """Whether all elements of a value are at least 0, or NaN, by the expressions that compute it."""
-    known: dict[Value, bool] = {}
-
-    def of_value(v: Value) -> bool:
-        if v not in known:
-            known[v] = False  # meanwhile
-            elements, node = array(v), producer(v)
-            if elements is not None:
-                known[v] = elements.size <= SIGNS_LIMIT and not bool((elements < 0).any())
-            elif node is not None and node.op not in STRUCTURAL and len(known) < SIGNS_LIMIT:
-                body = bodies(node)[node.outputs.index(v)]
-                known[v] = body is not None and of_element(body.expr, {t: leaf for leaf, t in body.leaves.items()})
-        return known[v]
-
-    def of_element(root: Expr, leaves: Mapping[te.Tensor, Value]) -> bool:
-        memo: dict[Expr, bool] = {}
-        for e in walk(root):
-            memo[e] = (e.op == "read" and e.attr in leaves and of_value(leaves[e.attr])) or _keeps_sign(e, memo)
-        return memo[root]
-
-    return of_value(value)
-
-
-def _keeps_sign(e: Expr, memo: Mapping[Expr, bool]) -> bool:
-    """Whether an expression is never negative; `memo` tells that of its operands. (x / -0.0 is: a quotient may be.)"""
-    operands = [memo[arg] for arg in e.args]
-    match e.op:
-        case "const":
-            return bool(e.attr >= 0)
-        case "abs" | "exp":
-            return True
-        case "max":
-            return any(operands)
-        case "add" | "mul" | "min":
-            return all(operands)
-        case "select":
-            return all(operands[1:])
-        case "reduce":
-            reducer, axes = e.attr
-            fold, some = reducer(reducer.lhs, reducer.rhs), all(bounds(x)[1] is not None for x in axes)
-            return operands[0] and (fold.op == "add" or (fold.op == "max" and some)) and {*fold.args} == {reducer.lhs, reducer.rhs}
-    return False

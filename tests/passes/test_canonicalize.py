@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from tcomp.ir.expr import dim
 from tcomp.ir.graph import GraphBuilder
 from tcomp.ir.graph_eval import evaluate_graph
-from tcomp.ops.elementwise import ABS, ADD, CAST, CLIP, DIV, EXP, MAX, MUL, NEG, POW, RELU, SUB
+from tcomp.ops.elementwise import ADD, CAST, CLIP, DIV, MAX, MUL, NEG, POW, SUB
 from tcomp.ops.movement import DEPTH_TO_SPACE, EXPAND, PAD, RESHAPE, SLICE, SPACE_TO_DEPTH, TRANSPOSE
-from tcomp.ops.pooling import MAX_POOL
 from tcomp.ops.shapes import IDENTITY
 from tcomp.passes.canonicalize import canonicalize
 from tcomp.passes.rewrite import Notes
@@ -157,52 +156,6 @@ def test_pads_add_up(unchanged):
         and after.nodes[0].attrs["before"] == (2, 1)
         and after.nodes[0].attrs["after"] == (3, 2)
     )
-
-
-def pool(kernel=3, dilation=1):
-    return MAX_POOL, [], {"kernel": (kernel, kernel), "strides": (2, 2), "dilations": (dilation, dilation)}
-
-
-LOWEST = f32(-np.inf)
-AROUND = pad((0, 0, 1, 1), (0, 0, 1, 1), LOWEST)
-
-
-@pytest.mark.parametrize(
-    "steps",
-    [
-        [(RELU, [], {})],
-        [(CLIP, [f32(0), f32(6)], {})],
-        [(RELU, [], {}), (MUL, [f32(2)], {}), (ADD, [np.ones((2, 1, 1), f32)], {})],
-        [(RELU, [], {}), pool(2), (EXP, [], {})],
-        [(MUL, [f32(3)], {}), (ABS, [], {}), pad((0, 0, 1, 1), (0, 0, 1, 1))],
-    ],
-    ids=len,
-)
-def test_zeros_are_as_good_as_the_lowest_number_around_what_is_never_negative(unchanged, steps):
-    before = chain((1, 2, 8, 8), *steps, AROUND, pool())
-    after = unchanged(before, canonicalize(before))
-    padding = next(n for n in reversed(after.nodes) if n.op is PAD)
-    assert padding.inputs[1] is None or not after.constants[padding.inputs[1]].any()
-
-
-@pytest.mark.parametrize(
-    "steps, why",
-    [
-        ([(NEG, [], {}), AROUND, pool()], "may be negative"),
-        ([(RELU, [], {}), (SUB, [f32(1)], {}), AROUND, pool()], "may be negative"),
-        ([(RELU, [], {}), (DIV, [np.full((2, 1, 1), 0.3, f32)], {}), AROUND, pool()], "may be negative"),  # by -0.0
-        ([(RELU, [], {}), pad((0, 0, 3, 0), (0, 0, 0, 0), LOWEST), pool()], "nothing but padding"),
-        ([(RELU, [], {}), AROUND, pool(3, 2)], "nothing but padding"),
-        ([(RELU, [], {}), pad((0, 1, 0, 0), (0, 0, 0, 0), LOWEST), pool()], "nothing but padding"),
-    ],
-)
-def test_where_zeros_would_be_wrong(unchanged, steps, why):
-    notes = Notes()
-    before = chain((1, 2, 8, 8), *steps)
-    after = unchanged(before, canonicalize(before, notes))
-    padding = next(n for n in after.nodes if n.op is PAD)
-    assert after.constants[padding.inputs[1]] == -np.inf
-    assert any(why in line for lines in notes.lines.values() for line in lines)
 
 
 @pytest.mark.parametrize(
