@@ -52,6 +52,7 @@ from tcomp.schedules.primitives.stages import compute_at, inline, reverse_comput
 from tcomp.schedules.primitives.storage import cache_read, cache_write, precompute, relayout, set_scope
 from tcomp.schedules.primitives.stream import stream
 from tcomp.schedules.primitives.tensorize import intact, tensorize
+from tcomp.schedules.primitives.unguard import unguard
 from tcomp.schedules.trace import Step, Trace, read_json
 
 PRIMITIVES: dict[str, Callable[..., Any]] = {
@@ -59,7 +60,7 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     for p in (
         split, reorder, fuse, partition, set_kind, distribute, inline, compute_at, reverse_compute_at, cache_read, cache_write,
         cache_factors, precompute, relayout, set_scope, pipeline, rfactor, decompose_reduction, mask,
-        tensorize, affine, skew, shift, fission, fuse_loops, collapse, expand, prefetch, promote, clean, note,
+        tensorize, affine, skew, shift, fission, fuse_loops, collapse, expand, prefetch, promote, unguard, clean, note,
         stream,
     )
 }  # fmt: skip
@@ -366,6 +367,10 @@ class Schedule:
     @_documents(promote)
     def promote(self, loop: Loop, buffer: Stage, name: str, anew: bool = False) -> None:
         self.apply("promote", loop, buffer, name, anew)
+
+    @_documents(unguard)
+    def unguard(self, loop: Loop) -> None:
+        self.apply("unguard", loop)
 
     @_documents(skew)
     def skew(self, outer: Loop, inner: Loop, factor: int) -> None:

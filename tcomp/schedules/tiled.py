@@ -15,7 +15,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Expr, as_dim, as_expr
 from tcomp.ir.layout import Layout
-from tcomp.ir.loops import For
+from tcomp.ir.loops import VECTORIZED, Accumulate, For, If, walk
 from tcomp.schedules.byte_products import group_loop, summed_bytes
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.panels import SUMMED, accumulate_in_blocks, ask_for_next, is_far, panels, walked_by_lanes
@@ -114,8 +114,18 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
             _, tail = s.partition(name, cuts[name])
             if name == around[0]:
                 nests_to_thread.append([tail, *(f"{x}.t" for x in around[1:])])
+    _unguard(s)
     for names in nests_to_thread:
         threads(s, names, worthwhile(fold), knobs)
+
+
+def _unguard(s: Schedule) -> None:
+    """The last tile of a row sums up whole vectors, if that does no harm."""
+    guarded = [x for x in walk(s.kernel.body) if isinstance(x, For) and x.kind == VECTORIZED and isinstance(x.body, If)]
+    for x in guarded:
+        if isinstance(x.body, If) and isinstance(x.body.then, Accumulate):
+            with suppress(ScheduleError):
+                s.unguard(x.var.attr.name)
 
 
 def _tile_loops(s: Schedule, acc: str, lanes: int, folds: Sequence[str], update: bool) -> None:

@@ -16,7 +16,7 @@ from dice import Dice
 
 from tcomp.ir import expr as E
 from tcomp.ir.expr import as_dim
-from tcomp.ir.loops import GPU_AXES, KINDS, SCOPES, Accumulate, Allocate, Block, For, Kernel, Store, expressions, perfect, walk
+from tcomp.ir.loops import GPU_AXES, KINDS, SCOPES, Accumulate, Allocate, Block, For, If, Kernel, Store, expressions, perfect, walk
 from tcomp.ir.polyhedral import model
 from tcomp.schedules.primitives.edit import find_buffer, find_loop, loop_names
 from tcomp.schedules.primitives.shape import TAILS
@@ -222,6 +222,13 @@ def _promote(d: Drawing) -> tuple[Any, ...]:
     return v.name, x.buffer.name if x is not None else d.buffer(), "kept", d.dice.pick(False, True)
 
 
+def _unguard(d: Drawing) -> tuple[Any, ...]:
+    """A loop around an accumulation under conditions, where there is one."""
+    loops = [s for s in walk(d.kernel.body) if isinstance(s, For)]
+    likely = [s for s in loops if isinstance(s.body, If) and isinstance(s.body.then, Accumulate)]
+    return (d.dice.pick(*(likely or loops)).var.name,)
+
+
 def _skew(d: Drawing) -> tuple[Any, ...]:
     nest = d.nest()
     return *(nest[:2] if len(nest) > 1 else (nest[0], d.loop())), d.dice.pick(1, 1, 2, -1)
@@ -263,6 +270,7 @@ TOGETHER: dict[str, Callable[[Drawing], tuple[Any, ...]]] = {
     "fission": _fission,
     "expand": _expand,
     "promote": _promote,
+    "unguard": _unguard,
 }
 
 LIKELY = ("split", "split", "reorder", "set_kind", "set_kind")
