@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from tcomp.ir.expr import Dim, as_dim, as_expr
+from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Buffer
 from tcomp.schedules import elementwise
 from tcomp.schedules.groups import Group
@@ -17,6 +18,8 @@ from tcomp.schedules.schedule import Schedule
 from tcomp.schedules.shaping import MOST_LANES, SERIAL_ELEMENTS, divides, lanes_of, nest_loops, threads, vector_tail
 from tcomp.target import Target
 
+SHORT = 8  # elements of a row at most, where lanes run across rows
+
 
 def schedule(s: Schedule, group: Group, target: Target, knobs: Knobs) -> None:
     out = result_nest(s.kernel, group.result)
@@ -26,6 +29,9 @@ def schedule(s: Schedule, group: Group, target: Target, knobs: Knobs) -> None:
     leading = [x.var.attr.name for x in out.loops if x.var in rows]
     rest = [n for n in loops if n not in leading]
     work = prod(extent_of(x.extent) for n in nests(s.kernel) if n.writes.name in group.inside for x in n.loops[-2:])
+    if _short(s, group, leading, rest, target):
+        _across(s, group, leading, rest, target, knobs)
+        return
     partials: dict[str, tuple[str, str, Dim, int]] = {}
     for name in group.inside:
         fold = next((n for n in nests(s.kernel) if n.writes.name == name and n.is_fold), None)
@@ -59,6 +65,48 @@ def schedule(s: Schedule, group: Group, target: Target, knobs: Knobs) -> None:
         passes.append(vector_tail(s, rest[-1], nest.extent, lanes_of(target, [out.writes, *(r.attr for r in out.reads)])))
     _ask_for_next_rows(s, [x for x in passes if x is not None], target, knobs)
     threads(s, leading, work * prod(extent_of(edit.find_loop(s.kernel, x).extent) for x in leading) >= SERIAL_ELEMENTS * 4, knobs)
+
+
+def _short(s: Schedule, group: Group, leading: Sequence[str], rest: Sequence[str], target: Target) -> bool:
+    """Whether rows are so short that lanes are better filled by many of them."""
+    if not leading or extent_of(edit.find_loop(s.kernel, leading[-1]).extent) < MOST_LANES:
+        return False
+    folds = [x for n in nests(s.kernel) if n.writes.name in group.inside and n.is_fold for x in n.folds]
+    return all(isinstance(n, int) and n <= SHORT for n in (*(x.extent for x in folds), *(edit.find_loop(s.kernel, x).extent for x in rest)))
+
+
+def _across(s: Schedule, group: Group, leading: Sequence[str], rest: Sequence[str], target: Target, knobs: Knobs) -> None:
+    """Each lane works on a row of its own; what is along a row is written out."""
+    out = result_nest(s.kernel, group.result)
+    lanes = lanes_of(target, [out.writes, *(r.attr for r in out.reads)])
+    extent = edit.find_loop(s.kernel, leading[-1]).extent
+    folds = {n.writes.name: [x.var.attr.name for x in n.folds] for n in nests(s.kernel) if n.is_fold}
+    outer, lane = s.split(leading[-1], lanes)
+    s.reorder(*leading[:-1], outer, *rest, lane)
+    for name in reversed(group.inside):
+        s.compute_at(name, outer, "global")
+    for name in group.inside:
+        for is_fold in (False, True):
+            if axes := stage_axes(s.kernel, name, is_fold):
+                row = next(x for x in axes if edit.find_loop(s.kernel, x).extent == lanes)
+                others = [x for x in axes if x != row] + (folds[name] if is_fold else [])
+                s.reorder(*others, row, reassociate=is_fold)
+                for x in others:
+                    s.unroll(x)
+                s.vectorize(row)
+        dims = [n for n, d in enumerate(edit.find_buffer(s.kernel, name).shape) if d != lanes]
+        s.relayout(name, Layout.permuted([*dims, *(n for n in range(len(edit.find_buffer(s.kernel, name).shape)) if n not in dims)]))
+    for x in rest:
+        s.unroll(x)
+    s.vectorize(lane)
+    nests_to_thread = [[*leading[:-1], outer]]
+    if not divides(lanes, extent):
+        _, tail = s.partition(outer, as_dim(as_expr(extent) // lanes))
+        if len(leading) == 1:
+            nests_to_thread.append([tail])
+    work = prod(extent_of(edit.find_loop(s.kernel, x).extent) for x in nests_to_thread[0]) * lanes
+    for names in nests_to_thread:
+        threads(s, names, work >= SERIAL_ELEMENTS // SHORT, knobs)
 
 
 def _ask_for_next_rows(s: Schedule, passes: Sequence[str], target: Target, knobs: Knobs) -> None:

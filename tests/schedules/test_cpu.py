@@ -15,7 +15,7 @@ from tcomp.codegen.native import compile_ir
 from tcomp.ir import expr as E
 from tcomp.ir import te
 from tcomp.ir.layout import Layout
-from tcomp.ir.loops import VECTORIZED, Accumulate, Buffer, Kernel, expressions, hoist_temporaries, loop, walk
+from tcomp.ir.loops import VECTORIZED, Accumulate, Buffer, For, Kernel, expressions, hoist_temporaries, loop, walk
 from tcomp.ir.loops_eval import run_kernel
 from tcomp.ir.verify import verify_kernel
 from tcomp.ops.nn import conv
@@ -133,6 +133,21 @@ def test_rows_that_never_fill_a_vector() -> None:
         kernel = schedule(lowered(program), target).kernel
         assert not kernel.notes
         agree(program, native(program, kernel), expected(program))
+
+
+@pytest.mark.parametrize("target", [HOST, HASWELL], ids=["host", "haswell"])
+@pytest.mark.parametrize("shape", [(70, 2), (64, 8), (3, 65, 5), (129, 1), (64, 64)])
+def test_lanes_run_across_short_rows(shape: tuple[int, ...], target: Target) -> None:
+    x, k, j = te.placeholder(shape, name="x"), te.reduce_axis(shape[-1], "k"), te.reduce_axis(shape[-1], "j")
+    largest = te.compute(shape[:-1], lambda *i: te.max(x[(*i, k)], k), name="largest")
+    total = te.compute(shape[:-1], lambda *i: te.sum(te.exp(x[(*i, j)] - largest[i]), j), name="total")
+    y = te.compute(shape, lambda *i: te.exp(x[i] - largest[i[:-1]]) / total[i[:-1]], name="y")
+    program = Program((x,), (y,), {}, exact=False)
+    kernel = schedule(lowered(program), target).kernel
+    assert not kernel.notes
+    np.testing.assert_allclose(native(program, kernel, target=target)[0], expected(program)[0], rtol=1e-6)
+    lanes = [x for x in walk(kernel.body) if isinstance(x, For) and x.kind == VECTORIZED]
+    assert any(x.extent == target.vector_bits // 32 for x in lanes) or shape[-1] > 8
 
 
 @pytest.mark.parametrize(("rows", "depth"), [(1, 9000), (5, 4096), (40, 5000)])
