@@ -1,7 +1,7 @@
 """Layouts: how each intermediate value and each weight lies in memory, chosen from the structure of the kernels.
 
 A layout is a property of a value, not an operator: kernels read and write logical elements, so any assignment is right, and the
-choice is only about speed. Three rules:
+choice is only about speed. Four rules:
 
 1. Activations. A kernel that folds over windows (convolution, pooling) or contracts with a constant wants its vector lanes along an
    axis that is neither a window nor shared with the fold: the output channel. That axis is moved to the end (NCHW becomes NHWC).

@@ -96,11 +96,13 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
         axes = [(x.var.attr.name, n) for x, n in zip(_tile_axes(fold), (tile.deep, tile.rows), strict=True) if x is not None]
         accumulate_in_blocks(s, acc, axes, lanes, column, p)
     else:
-        in_blocks = group is None and _is_long(s, fold, folds)
-        s.compute_at(acc, around[-1], "global" if in_blocks else "register")
+        blocks = _blocks(s, fold, folds, 1 if p is None else p.steps) if group is None else None
+        s.compute_at(acc, around[-1], "register" if blocks is None else "global")
         _tile_loops(s, acc, lanes, folds, group is None)
-        if in_blocks:
-            folds = tuple(_sum_up_in_blocks(s, fold, folds, 1 if p is None else p.steps))
+        if blocks is not None:
+            _, block = s.split(folds[blocks[0]], blocks[1])
+            s.promote(block, acc, f"{acc}.tile", anew=True)
+            folds = (*folds[: blocks[0]], block, *folds[blocks[0] + 1 :])
         if p is not None:
             ask_for_next(s, p, column, folds[-1])
         elif folds and group is None:  # a fold over one element has no loop left
@@ -144,30 +146,19 @@ def _tile_loops(s: Schedule, acc: str, lanes: int, folds: Sequence[str], update:
         s.vectorize(lane)
 
 
-def _sum_up_in_blocks(s: Schedule, fold: Nest, folds: Sequence[str], steps: int) -> list[str]:
-    """Cut a long sum into blocks, each summed up in registers: the rounding errors of one long sum grow with its length. Blocks of the last
-    fold are a multiple of `steps` long. Returns the folds, the loop over blocks left out."""
-    extents = [int(edit.find_loop(s.kernel, x).extent) for x in folds]
-    n, inside, found = len(folds), 1, [*folds]
-    while inside * extents[n - 1] <= _longest(fold):
-        n, inside = n - 1, inside * extents[n - 1]
-    whole, unit = extents[n - 1], steps if n == len(folds) else 1
-    lengths = [k for k in range(unit, whole, unit) if whole % k == 0 and k * inside <= _longest(fold)]
-    if lengths and (lengths[-1] > 1 or n < len(folds)):
-        _, found[n - 1] = s.split(folds[n - 1], lengths[-1])
-        s.promote(found[n - 1], fold.writes.name, f"{fold.writes.name}.tile", anew=True)
-    return found
-
-
-def _longest(fold: Nest) -> int:
-    """How many elements are summed up one after the other."""
-    return SUMMED if is_product(fold) else SUMMED // FEWER
-
-
-def _is_long(s: Schedule, fold: Nest, folds: Sequence[str]) -> bool:
+def _blocks(s: Schedule, fold: Nest, folds: Sequence[str], steps: int) -> tuple[int, int] | None:
+    """For a long sum (which of the folds to cut, at what length): what is inside of the cut is summed up in a row. The rounding errors of one
+    long sum grow with its length. Blocks of the last fold are a multiple of `steps` long. None for a short one, or where nothing fits."""
     extents = [edit.find_loop(s.kernel, x).extent for x in folds]
-    known = [n for n in extents if isinstance(n, int)]
-    return is_float(fold.writes.dtype) and adds(fold) and len(known) == len(extents) and prod(known) > _longest(fold)
+    if not is_float(fold.writes.dtype) or not adds(fold) or not all(isinstance(n, int) for n in extents):
+        return None
+    longest = SUMMED if is_product(fold) else SUMMED // FEWER
+    known, n, inside = [extent_of(x) for x in extents], len(folds), 1
+    while n and inside * known[n - 1] <= longest:
+        n, inside = n - 1, inside * known[n - 1]
+    unit = steps if n == len(folds) else 1
+    lengths = [k for k in range(unit, known[n - 1], unit) if known[n - 1] % k == 0 and longest // 8 <= k * inside <= longest] if n else []
+    return (n - 1, lengths[-1]) if lengths else None
 
 
 def _fold_order(fold: Nest) -> list[For]:
