@@ -376,24 +376,45 @@ class Builder:
     def truncated(self, a: Value, dtype: str) -> Value:
         """Floats as integers of at most 32 bits, as the intrinsics for that convert them (saturating, NaN to 0), of which LLVM makes scalar
         code. The largest int32 is no float32: what is too large for it is replaced afterwards."""
-        lanes, kind, flags = a.lanes, self.module.type(a.dtype, a.lanes), self.module.type("bool", a.lanes)
         low, high = integer_range(dtype)
-        least, most = (self.spread(Value(literal(float(n), a.dtype, False), a.dtype), lanes) for n in (low, high + (BITS[dtype] == 32)))
+        wide = self.module.type("int32", a.lanes)
+        if BITS[dtype] < 32:
+            x = self.clamped(a, low, high, 0)
+            whole = self.op(f"fptosi {self.module.type(a.dtype, a.lanes)} {x.ref} to {wide}")
+            return Value(self.op(f"trunc {wide} {whole} to {self.module.type(dtype, a.lanes)}"), dtype, a.lanes)
+        x = self.clamped(a, low, None, 0)
+        kind = self.module.type(a.dtype, a.lanes)
+        inside = self.op(f"fcmp olt {kind} {x.ref}, {self.everywhere(high + 1, a)}")
+        x = Value(self.either(inside, kind, x.ref, "zeroinitializer", a.lanes), a.dtype, a.lanes)
+        whole = self.op(f"fptosi {kind} {x.ref} to {wide}")
+        return Value(self.either(inside, wide, whole, f"splat (i32 {high})", a.lanes), dtype, a.lanes)
 
-        def either(test: str, type_: str, first: str, second: str) -> str:
-            return self.op(f"select {flags} {test}, {type_} {first}, {type_} {second}")
+    def rounded(self, a: Value, offset: int, dtype: str) -> Value:
+        """Floats rounded to the nearest integer (of two, the even one), plus an offset, as integers of 8 or 16 bits; saturating, NaN to 0."""
+        low, high = integer_range(dtype)
+        x, wide = self.clamped(a, low - offset, high - offset, -offset), self.module.type("int32", a.lanes)
+        kind = self.module.type(a.dtype, a.lanes)
+        whole = self.call("lrint", wide, (kind, x.ref), suffix=(wide, kind))
+        if offset:
+            whole = self.op(f"add {wide} {whole}, splat (i32 {offset})")
+        return Value(self.op(f"trunc {wide} {whole} to {self.module.type(dtype, a.lanes)}"), dtype, a.lanes)
 
-        x = a.ref
-        if low:  # else the next step replaces NaN
-            x = either(self.op(f"fcmp ord {kind} {x}, {x}"), kind, x, "zeroinitializer")
-        x = either(self.op(f"fcmp ogt {kind} {x}, {least}"), kind, x, least)
-        inside = self.op(f"fcmp olt {kind} {x}, {most}")
-        wide = self.module.type("int32", lanes)
-        if BITS[dtype] == 32:
-            x = either(inside, kind, x, "zeroinitializer")
-            return Value(either(inside, wide, self.op(f"fptosi {kind} {x} to {wide}"), f"splat (i32 {high})"), dtype, lanes)
-        whole = self.op(f"fptosi {kind} {either(inside, kind, x, most)} to {wide}")
-        return Value(self.op(f"trunc {wide} {whole} to {self.module.type(dtype, lanes)}"), dtype, lanes)
+    def clamped(self, a: Value, low: int, high: int | None, nan: int) -> Value:
+        """Floats between two numbers; `nan` in the place of NaN."""
+        kind, x = self.module.type(a.dtype, a.lanes), a.ref
+        if low != nan:  # else the next step replaces NaN
+            x = self.either(self.op(f"fcmp ord {kind} {x}, {x}"), kind, x, self.everywhere(nan, a), a.lanes)
+        x = self.either(self.op(f"fcmp ogt {kind} {x}, {self.everywhere(low, a)}"), kind, x, self.everywhere(low, a), a.lanes)
+        if high is not None:
+            x = self.either(self.op(f"fcmp olt {kind} {x}, {self.everywhere(high, a)}"), kind, x, self.everywhere(high, a), a.lanes)
+        return Value(x, a.dtype, a.lanes)
+
+    def everywhere(self, n: int, like: Value) -> str:
+        """The same number in all lanes."""
+        return self.spread(Value(literal(float(n), like.dtype, False), like.dtype), like.lanes)
+
+    def either(self, test: str, type_: str, first: str, second: str, lanes: int) -> str:
+        return self.op(f"select {self.module.type('bool', lanes)} {test}, {type_} {first}, {type_} {second}")
 
     def convert_float(self, a: Value, dtype: str) -> Value:
         lanes, ref = a.lanes, a.ref

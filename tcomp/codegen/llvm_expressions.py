@@ -19,13 +19,14 @@ from tcomp.codegen.math import ELEMENTARY, lower
 from tcomp.errors import CodegenError
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
-from tcomp.ir.dtypes import is_integer, itemsize
+from tcomp.ir.dtypes import integer_range, is_integer, itemsize
 from tcomp.ir.expr import INDEX, Expr, as_expr, const, substitute
 from tcomp.ir.loops import Buffer, Stmt
 from tcomp.ir.simplify import Linear, difference, from_linear, linear, prove, simplify
 from tcomp.target import Target
 
 MAX_LANES = 64
+EXACT = 1 << 16  # integers of at most that size, and sums of a few, are exact in float32
 ALIGN = 64  # of stack slots
 
 
@@ -401,6 +402,25 @@ class Expressions(Builder):
             self.readers.setdefault(buffer, []).append(key)
         return result
 
+    def quantized(self, e: Expr) -> Value | None:
+        """uint8(round(x) + z), in two instructions less; and what makes floats of that again, float32(int32(uint8(round(x) + z)) + c), which
+        needs no integers. Both as exact as step by step: numbers within the range of the bytes are exact in float32."""
+        if e.op != "cast":
+            return None
+        if (found := _rounded_bytes(e)) is not None:
+            x, offset = found
+            value = self.value(x)
+            return self.rounded(value, offset, e.dtype) if value.lanes > 1 else None
+        whole, shift = _plus_constant(e.args[0]) if e.dtype == "float32" and e.args[0].dtype == "int32" else (e, 0)
+        found = _rounded_bytes(whole.args[0]) if whole.op == "cast" and whole is not e else None
+        if found is None or abs(shift) > EXACT or (value := self.value(found[0])).lanes == 1:
+            return None
+        x, offset = found
+        low, high = integer_range(whole.args[0].dtype)
+        near = self.unary("round", self.clamped(value, low - offset, high - offset, -offset))
+        moved = self.value(const(float(shift + offset), "float32"))
+        return near if shift + offset == 0 else self.arithmetic("add", [near, moved], "float32")
+
     def compute(self, e: Expr) -> Value:
         match e.op:
             case "const":
@@ -416,6 +436,8 @@ class Expressions(Builder):
         other = self.module.lowered(e)
         if other is not None:
             return self.value(other)
+        if (quantized := self.quantized(e)) is not None:
+            return quantized
         if e.op in ELEMENTARY or e.op == "reduce":
             raise CodegenError(f"`{e.op}` of {e.dtype} cannot be compiled", where=f"{self.module.name}: {e}")
         args = [self.value(a) for a in e.args]
@@ -521,3 +543,18 @@ def _unknown(e: Expr, facts: Mapping[Expr, Any]) -> Iterable[Expr]:
     if all(a in facts for a in e.args):
         return (e,)
     return [node for node in E.walk(e) if node not in facts]
+
+
+def _rounded_bytes(e: Expr) -> tuple[Expr, int] | None:
+    """(x, z) for integers of 8 or 16 bits that are made of round(x) + z."""
+    if e.op != "cast" or e.dtype not in ("uint8", "int8", "uint16", "int16") or e.args[0].dtype != "float32":
+        return None
+    x, offset = _plus_constant(e.args[0])
+    return (x.args[0], int(offset)) if x.op == "round" and abs(offset) <= EXACT and offset == int(offset) else None
+
+
+def _plus_constant(e: Expr) -> tuple[Expr, int | float]:
+    """(x, c) for x + c, x - c; (e, 0) for anything else."""
+    if e.op in ("add", "sub") and e.args[1].op == "const":
+        return e.args[0], e.args[1].attr if e.op == "add" else -e.args[1].attr
+    return (e.args[1], e.args[0].attr) if e.op == "add" and e.args[0].op == "const" else (e, 0)

@@ -449,6 +449,27 @@ def test_casts(source: str) -> None:
             assert_same(y, expected, f"{source} -> {dtype}")
 
 
+@pytest.mark.parametrize("target", [HOST, Target.parse("cpu -march=x86_64 -mcpu=haswell")], ids=["host", "haswell"])
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16"])
+@pytest.mark.parametrize("zero", [0, 100, -7])
+def test_quantisation_in_lanes(dtype: str, zero: int, target: Target) -> None:
+    """Rounded, moved, saturated; and back to floats without integers between."""
+    near = np.concatenate([np.arange(-300, 300), [65535, 65536, -32768, -32769]])[:, None] + np.array([-0.5, -0.25, 0, 0.25, 0.5])
+    x = np.concatenate([special_values("float32"), near.reshape(-1)[: 64 * 47 - 64].astype(np.float32)])
+    with np.errstate(all="ignore"):
+        quantized = reference_cast((np.rint(x) + np.float32(zero)).astype(np.float32), dtype)
+    function = lambda a: cast(E.unary("round", a) + float(zero), dtype)  # noqa: E731
+    for lanes in (1, 16):
+        y = np.zeros(x.size, dtype)
+        compile_kernel(elementwise(function, ("float32",), dtype, lanes, x.size), target)(x, y)
+        assert_same(y, quantized, f"{lanes} lanes")
+        for shift in (0, -zero, 3):
+            back = np.zeros(x.size, np.float32)
+            whole = lambda a, shift=shift: cast(cast(function(a), "int32") + shift, "float32")  # noqa: E731
+            compile_kernel(elementwise(whole, ("float32",), "float32", lanes, x.size), target)(x, back)
+            assert_same(back, (quantized.astype(np.int32) + shift).astype(np.float32), f"{lanes} lanes, {shift}")
+
+
 @pytest.mark.parametrize("dtype", list(FLOATS))
 def test_float_arithmetic(dtype: str) -> None:
     x, y = special_values(dtype), special_values(dtype)[::-1].copy()
