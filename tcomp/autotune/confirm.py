@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 
 from tcomp.autotune.contest import Contest, Rounds, summed
 from tcomp.autotune.subject import Subject
@@ -77,7 +76,7 @@ class _Trial:
         first = {key: options[0] for key, options in candidates.items()}
         won, contest = self._winners(candidates, first, self._contest(first))
         result.kept = won
-        result.before = median(contest.whole.before) if contest.whole.before else 0.0
+        result.before = contest.whole.seconds[0] if contest.whole.before else 0.0
         result.ratio = contest.whole.ratio if won else 1.0
         result.after = result.before * result.ratio
         for key, rounds in contest.kernels.items():
@@ -171,7 +170,7 @@ class _Trial:
 
 
 def _gain(rounds: Rounds) -> Gain:
-    return Gain(median(rounds.before), median(rounds.after))
+    return Gain(*rounds.seconds)
 
 
 def _ratio(found: _Found) -> float:
