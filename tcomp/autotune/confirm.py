@@ -100,7 +100,9 @@ class _Trial:
         for _, contest in found:
             if contest.reason:
                 self._note(contest.reason)
-        return min(filter(_won, found), key=_ratio, default=({}, opening))
+        # What is put together of the best, kernel by kernel, needs to win, not to win by more than each heat: a single ratio is that uncertain.
+        final = next((f for f in found if f[0] == best and _won(f)), None)
+        return final or min(filter(_won, found), key=_ratio, default=({}, opening))
 
     def _best(self, candidates: Mapping[str, Sequence[Decisions]]) -> dict[str, Decisions]:
         """Of each kernel, the candidate that was the fastest in the model, unless that is slower than what was there before."""
