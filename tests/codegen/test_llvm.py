@@ -458,14 +458,14 @@ def test_quantisation_in_lanes(dtype: str, zero: int, target: Target) -> None:
     x = np.concatenate([special_values("float32"), near.reshape(-1)[: 64 * 47 - 64].astype(np.float32)])
     with np.errstate(all="ignore"):
         quantized = reference_cast((np.rint(x) + np.float32(zero)).astype(np.float32), dtype)
-    function = lambda a: cast(E.unary("round", a) + float(zero), dtype)  # noqa: E731
+    function = lambda a: cast(E.unary("round", a) + float(zero), dtype)
     for lanes in (1, 16):
         y = np.zeros(x.size, dtype)
         compile_kernel(elementwise(function, ("float32",), dtype, lanes, x.size), target)(x, y)
         assert_same(y, quantized, f"{lanes} lanes")
         for shift in (0, -zero, 3):
             back = np.zeros(x.size, np.float32)
-            whole = lambda a, shift=shift: cast(cast(function(a), "int32") + shift, "float32")  # noqa: E731
+            whole = lambda a, shift=shift: cast(cast(function(a), "int32") + shift, "float32")
             compile_kernel(elementwise(whole, ("float32",), "float32", lanes, x.size), target)(x, back)
             assert_same(back, (quantized.astype(np.int32) + shift).astype(np.float32), f"{lanes} lanes, {shift}")
 
