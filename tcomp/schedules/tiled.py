@@ -43,7 +43,7 @@ MOST_ORDERED = 3  # folds whose order is a decision
 REPEATED = (2, 4, 8)  # steps of a fold that may be unrolled, where they divide it
 PANEL = 0.6  # of a cache, for the panel of an operand that is to stay there
 NEAR, BEYOND = 0.5, 8.0  # cycles to load a vector from the second-level cache, and from beyond
-AHEAD = 2  # what takes more than one part in so many of the second-level cache is asked for ahead
+AHEAD, MAYBE = 2, 8  # what takes more than one part in so many of the second-level cache is asked for ahead, may be
 FEWER = 32  # so many fewer elements that are no products are summed up one after the other than products
 WINDOW = 64  # steps of two folds that may be unrolled
 WINDOW_CODE = 512  # multiply-adds of a tile that are unrolled by default, where they have operands in common
@@ -198,7 +198,8 @@ def _ask_for_next_tile(s: Schedule, fold: Nest, out: Nest, loop: str, folds: Seq
     ends = [r.attr for r in out.reads if lane in E.variables(*r.args) and r.attr is not fold.writes]
     rows = [r.attr for r in fold.reads if fold.spatial[-1].var not in E.variables(*r.args)]
     for buffer in dict.fromkeys([*rows, *ends, out.writes]):
-        if knobs.flag(f"{buffer.name}.ahead", bytes_of(buffer) > target.l2 // AHEAD):
+        size = bytes_of(buffer)
+        if size > target.l2 // MAYBE and knobs.flag(f"{buffer.name}.ahead", size > target.l2 // AHEAD):
             with suppress(ScheduleError):  # the next tile has it too, or there are too few steps to ask for all of it
                 s.prefetch(buffer.name, loop, 1, folds[-1])
 
