@@ -149,15 +149,16 @@ def _tile_loops(s: Schedule, acc: str, lanes: int, folds: Sequence[str], update:
 def _blocks(s: Schedule, fold: Nest, folds: Sequence[str], steps: int) -> tuple[int, int] | None:
     """For a long sum (which of the folds to cut, at what length): what is inside of the cut is summed up in a row. The rounding errors of one
     long sum grow with its length. Blocks of the last fold are a multiple of `steps` long. None for a short one, or where nothing fits."""
-    extents = [edit.find_loop(s.kernel, x).extent for x in folds]
-    if not is_float(fold.writes.dtype) or not adds(fold) or not all(isinstance(n, int) for n in extents):
+    extents = [extent_of(edit.find_loop(s.kernel, x).extent) for x in folds]
+    known = all(isinstance(x.extent, int) for x in fold.loops)  # tiles that are not whole would be copied row by row under conditions
+    if not is_float(fold.writes.dtype) or not adds(fold) or not known:
         return None
     longest = SUMMED if is_product(fold) else SUMMED // FEWER
-    known, n, inside = [extent_of(x) for x in extents], len(folds), 1
-    while n and inside * known[n - 1] <= longest:
-        n, inside = n - 1, inside * known[n - 1]
+    n, inside = len(folds), 1
+    while n and inside * extents[n - 1] <= longest:
+        n, inside = n - 1, inside * extents[n - 1]
     unit = steps if n == len(folds) else 1
-    lengths = [k for k in range(unit, known[n - 1], unit) if known[n - 1] % k == 0 and longest // 8 <= k * inside <= longest] if n else []
+    lengths = [k for k in range(unit, extents[n - 1], unit) if extents[n - 1] % k == 0 and longest // 8 <= k * inside <= longest] if n else []
     return (n - 1, lengths[-1]) if lengths else None
 
 
@@ -198,7 +199,7 @@ def _ask_for_next_tile(s: Schedule, fold: Nest, out: Nest, loop: str, folds: Seq
     ends = [r.attr for r in out.reads if lane in E.variables(*r.args) and r.attr is not fold.writes]
     rows = [r.attr for r in fold.reads if fold.spatial[-1].var not in E.variables(*r.args)]
     for buffer in dict.fromkeys([*rows, *ends, out.writes]):
-        size = bytes_of(buffer)
+        size = bytes_of(buffer) if all(isinstance(n, int) for n in buffer.shape) else 0  # it may be near
         if size > target.l2 // MAYBE and knobs.flag(f"{buffer.name}.ahead", size > target.l2 // AHEAD):
             with suppress(ScheduleError):  # the next tile has it too, or there are too few steps to ask for all of it
                 s.prefetch(buffer.name, loop, 1, folds[-1])
