@@ -19,13 +19,13 @@ from tcomp.codegen.llvm import emit_kernel
 from tcomp.codegen.native import compile_ir
 from tcomp.errors import CodegenError, ScheduleError, TargetError
 from tcomp.ir.expr import Expr, as_dim, as_expr, dim, evaluate_int, variables
+from tcomp.ir.layout import LINE
 from tcomp.ir.loops import PARALLEL, VECTORIZED, Accumulate, Buffer, For, Kernel, Stmt, children, hoist_temporaries, loop, store
 from tcomp.ir.parser import parse_kernel
 from tcomp.kernels import buffer_size
 from tcomp.schedules.knobs import Decisions, decode, encode
 from tcomp.target import Target
 
-LINE = 64  # bytes of a line of the cache
 _KEPT = 64  # candidates whose loops may be asked for again
 
 

@@ -18,6 +18,8 @@ from tcomp.autotune.contest import Contest, Rounds, summed
 from tcomp.autotune.subject import Subject
 from tcomp.schedules.knobs import Decisions, encode
 
+MOST = 16  # contests: halving many kernels again and again finds ever less
+
 _Found = tuple[dict[str, Decisions], Contest]  # winners, and the contest in which they took part
 
 
@@ -58,7 +60,7 @@ def confirm(
     tell: Callable[[int], None] = lambda contests: None,
 ) -> Confirmation:
     """Judge the best candidates of each task, by its key, the most promising first. A contest takes `seconds` beside building the model; none
-    starts after `deadline` (of `time.monotonic`) but the first. `tell` hears how many there were."""
+    starts after `deadline` (of `time.monotonic`) but the first, and none after `MOST`. `tell` hears how many there were."""
     return _Trial(subject, seconds, deadline, tell).judge(candidates)
 
 
@@ -168,7 +170,7 @@ class _Trial:
             self._result.notes.append(text)
 
     def _time_left(self, contests: int = 1) -> bool:
-        return time.monotonic() + contests * self._longest < self._deadline
+        return self._result.contests + contests <= MOST and time.monotonic() + contests * self._longest < self._deadline
 
 
 def _gain(rounds: Rounds) -> Gain:

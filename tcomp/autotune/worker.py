@@ -26,7 +26,7 @@ import numpy as np
 
 from tcomp.autotune.children import Answer, serve
 from tcomp.ir.dtypes import integer_range, is_float, is_integer, to_numpy
-from tcomp.ir.layout import Layout, Piece
+from tcomp.ir.layout import LINE, Layout, Piece
 from tcomp.runtime.native import open_library
 
 Array = np.ndarray
@@ -40,7 +40,6 @@ _TRIES = 4
 _GUARD = 256  # bytes on either side of what a candidate writes
 _HOPELESS = 2.0  # times as slow as the incumbent after two rounds or more: measured no further
 _SURE = 0.02  # seconds after which that is believed: what disturbs short runs may do so for some of them
-_LINE = 64  # bytes of a line of the cache
 _KEPT = 3  # layouts of an input, on average
 _INTEGERS = 100  # inputs that are integers are up to so large
 
@@ -154,7 +153,7 @@ class _Surroundings:
         if threads > 1:
             library.tcomp_pool_create.restype = ctypes.c_void_p
             pool = library.tcomp_pool_create(threads, None)
-        other, sums = (allocate((size,), np.dtype(np.uint8)) for size in (room, threads * _LINE))
+        other, sums = (allocate((size,), np.dtype(np.uint8)) for size in (room, threads * LINE))
         return _Surroundings(library, ctypes.c_void_p(pool), threads, other, sums)
 
     def flush(self) -> None:
@@ -163,7 +162,7 @@ class _Surroundings:
 
     def touch(self, array: Array) -> None:
         """Read an array, each thread its share."""
-        if count := array.nbytes // _LINE // self.threads:
+        if count := array.nbytes // LINE // self.threads:
             self.library.touch(self.pool, *(ctypes.c_void_p(a.ctypes.data) for a in (array, self.sums)), ctypes.c_int64(count))
 
 

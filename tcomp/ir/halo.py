@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from math import inf, prod
+
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Expr, as_expr, bounds
 from tcomp.ir.simplify import prove, simplify
@@ -43,6 +46,12 @@ def reach(e: Expr, filling: bool = False) -> tuple[Expr, Widths] | None:
 def _least(gap: Expr) -> int | None:
     """The smallest number >= 0 that `gap` can be proved not to exceed."""
     return next((n for n in range(WIDEST + 1) if prove(gap <= n)), None)
+
+
+def most_folded(bodies: Iterable[Expr]) -> float:
+    """How many elements are folded into one, at most; infinity where the extent is not known."""
+    folds = [e for e in E.walk(*bodies) if e.op == "reduce"]
+    return max((prod(inf if (last := bounds(a)[1]) is None else last + 1 for a in e.attr[1]) for e in folds), default=1)
 
 
 def joined(a: Widths, b: Widths) -> Widths:

@@ -20,6 +20,8 @@ import numpy as np
 from tcomp.ir.expr import Dim, Expr, ExprLike, as_dim, as_expr
 from tcomp.ir.simplify import simplify
 
+LINE = 64  # bytes of a line of the cache
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:

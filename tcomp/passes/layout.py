@@ -18,7 +18,7 @@ Inputs and outputs of the graph stay row-major. An output that would be slow to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from math import inf, prod
@@ -28,8 +28,8 @@ from tcomp.ir import expr as E
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.graph import KERNEL, Graph, Node, Value
-from tcomp.ir.halo import FEW, Widths, joined, reach, selections
-from tcomp.ir.layout import Layout
+from tcomp.ir.halo import FEW, Widths, joined, most_folded, reach, selections
+from tcomp.ir.layout import LINE, Layout
 from tcomp.ir.printer import canonical_graph_text
 from tcomp.ir.simplify import linear, simplify
 from tcomp.ir.te import Tensor, tensors
@@ -37,7 +37,7 @@ from tcomp.ops.shapes import IDENTITY
 from tcomp.passes.structure import inlined
 
 LANES = 8  # elements of a vector, about
-ALIASED, LINE = 2048, 64  # bytes
+ALIASED = 2048  # bytes
 UNKNOWN = 32  # elements of an axis whose extent is not known
 MOST_ZEROS = 0.5  # around each element of what windows are folded over
 SIDE_BY_SIDE = 8  # rows of a product at most, before they evict each other
@@ -58,8 +58,9 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
     copies: dict[tuple[Value, Layout], Value] = {}
     names = {v.name for v in graph.values()}
     nodes: list[Node] = []
-    around, products = (_halos(graph), _rows_of_products(graph)) if halos else ({}, {})
-    summed = _summed_last(graph)
+    products = list(_products(graph))
+    around, rows = (_halos(graph), _rows_of_products(graph, products)) if halos else ({}, {})
+    summed = _summed_last(products)
     fixed = set(graph.outputs) | {v for n in graph.nodes if n.bodies and n.op is not KERNEL for v in (*n.inputs, *n.outputs) if v is not None}
     for node in graph.nodes:
         inputs = tuple(None if v is None else chosen.get(v, v) for v in node.inputs)
@@ -75,7 +76,7 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
         if turned:
             node = replace(node, outputs=(Value(_fresh(f"{result.name}.last", names), result.dtype, result.shape),))
         layouts = [None if v in fixed else wish or summed.get(v) for v, wish in zip(node.outputs, wishes, strict=True)]
-        layouts = [_spaced(v, w, around.get(v, {}), products.get(v, ())) for v, w in zip(node.outputs, layouts, strict=True)]
+        layouts = [_spaced(v, w, around.get(v, {}), rows.get(v, ())) for v, w in zip(node.outputs, layouts, strict=True)]
         outputs = tuple(Value(v.name, v.dtype, v.shape, w) if w is not None else v for v, w in zip(node.outputs, layouts, strict=True))
         chosen.update((v, w) for v, w in zip(node.outputs, outputs, strict=True) if v is not w)
         body = relaid(body, None, layouts)
@@ -142,23 +143,31 @@ def _spaced(v: Value, layout: Layout | None, halo: Widths, summed: Collection[in
     return w.with_halo(halo) if halo else layout
 
 
-def _rows_of_products(graph: Graph) -> dict[Value, set[int]]:
-    """For what kernels make for each other: the axes along which products with constants sum it up."""
-    made = {v for n in graph.nodes if n.op is KERNEL and len(n.outputs) == 1 for v in n.outputs} - set(graph.outputs)
-    found: dict[Value, set[int]] = {}
+_Product = tuple[Node, Expr, dict[Expr, Value]]
+
+
+def _products(graph: Graph) -> Iterator[_Product]:
+    """The folds of two operands: (kernel, fold, the value that each read is of, through zeros around it)."""
     for node in graph.nodes:
-        if node.op is not KERNEL or made.isdisjoint(node.inputs) or not any(v in graph.constants for v in node.inputs):
+        if node.op is not KERNEL:
             continue
         inputs, values = _chained(node.bodies[0])
         sources = dict(zip(inputs, (v for v in node.inputs if v is not None), strict=True))
         for t in tensors([values[v] for v in node.bodies[0].outputs]):
             for e in E.walk(t.body) if t.body is not None else ():
-                if e.op == "reduce" and e.args[0].op == "mul" and len(reads := E.reads(e.args[0])) == 2:
-                    for r in reads:
-                        summed = {d for d, i in enumerate(r.args) if i in e.attr[1]}
-                        v = sources.get(_unpadded(r).attr)
-                        if v in made and v is not None and is_float(v.dtype):
-                            found.setdefault(v, set()).update(summed)
+                if e.op == "reduce" and len(reads := E.reads(e.args[0])) == 2:
+                    yield node, e, {r: sources[made] for r in reads if (made := _unpadded(r).attr) in sources}
+
+
+def _rows_of_products(graph: Graph, products: Sequence[_Product]) -> dict[Value, set[int]]:
+    """For what kernels make for each other: the axes along which products with constants sum it up."""
+    made = {v for n in graph.nodes if n.op is KERNEL and len(n.outputs) == 1 for v in n.outputs} - set(graph.outputs)
+    found: dict[Value, set[int]] = {}
+    for node, fold, operands in products:
+        if fold.args[0].op == "mul" and any(v in graph.constants for v in node.inputs):
+            for r, v in operands.items():
+                if v in made and is_float(v.dtype):
+                    found.setdefault(v, set()).update(d for d, i in enumerate(r.args) if i in fold.attr[1])
     return found
 
 
@@ -191,34 +200,31 @@ def _reaches(body: Graph) -> list[tuple[int, Widths, float]]:
     inputs, values = _chained(body)
     number = {t: n for n, t in enumerate(inputs)}
     stages = {t: t.body for t in tensors([values[v] for v in body.outputs]) if t.body is not None}
-    taps = 1.0
-    for t, stage in stages.items():
-        for e in (e for e in E.walk(stage) if e.op == "reduce"):
-            indices = [linear(i) for r in E.reads(e.args[0]) for i in r.args]
-            windows = all(any((a,) in i and any((x,) in i for x in t.axes) for i in indices) for a in e.attr[1])
-            lasts = [E.bounds(a)[1] for a in e.attr[1]]
-            taps = max(taps, prod(inf if last is None else last + 1 for last in lasts) if windows else inf)
+    taps = most_folded(stages.values()) if all(_folds_windows(t, stage) for t, stage in stages.items()) else inf
     found = [reach(e) for stage in stages.values() for e in selections(simplify(stage))]
     return [(number[r.attr], widths, taps) for r, widths in filter(None, found) if r.attr in number]
 
 
-def _summed_last(graph: Graph) -> dict[Value, Layout]:
+def _folds_windows(t: Tensor, body: Expr) -> bool:
+    """Whether each fold is along an axis of the result."""
+    for e in (e for e in E.walk(body) if e.op == "reduce"):
+        indices = [linear(i) for r in E.reads(e.args[0]) for i in r.args]
+        if not all(any((a,) in i and any((x,) in i for x in t.axes) for i in indices) for a in e.attr[1]):
+            return False
+    return True
+
+
+def _summed_last(products: Sequence[_Product]) -> dict[Value, Layout]:
     """For the bytes of activations, the axis that a product of bytes sums goes to the end: instructions add up neighbours."""
     wanted: dict[Value, Layout] = {}
-    for node in graph.nodes:
-        if node.op is not KERNEL or not any(v is not None and v.dtype == "uint8" for v in node.inputs):
+    for _, fold, operands in products:
+        weights, read = sorted(E.reads(fold.args[0]), key=lambda r: r.dtype)
+        if (weights.dtype, read.dtype) != ("int8", "uint8") or read not in operands:
             continue
-        inputs, values = _chained(node.bodies[0])
-        sources = dict(zip(inputs, (v for v in node.inputs if v is not None), strict=True))
-        for t in tensors([values[v] for v in node.bodies[0].outputs]):
-            for e in E.walk(t.body) if t.body is not None else ():
-                if e.op != "reduce" or sorted(r.dtype for r in E.reads(e.args[0])) != ["int8", "uint8"]:
-                    continue
-                weights, read = sorted(E.reads(e.args[0]), key=lambda r: r.dtype)
-                axes = [d for d, i in enumerate(read.args) if i in e.attr[1] and i in weights.args]
-                source = sources.get(_unpadded(read).attr)
-                if source is not None and len(axes) == 1 and len(source.shape) > 2 and axes[0] != len(source.shape) - 1:
-                    wanted[source] = Layout.permuted((*(d for d in range(len(source.shape)) if d != axes[0]), axes[0]))
+        source, rank = operands[read], len(operands[read].shape)
+        axes = [d for d, i in enumerate(read.args) if i in fold.attr[1] and i in weights.args]
+        if len(axes) == 1 and rank > 2 and axes[0] != rank - 1:
+            wanted[source] = Layout.permuted((*(d for d in range(rank) if d != axes[0]), axes[0]))
     return wanted
 
 

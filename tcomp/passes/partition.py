@@ -4,7 +4,8 @@ An edge is fused when its value has one reader and
   - the reader is elementwise over the value at the same index (an epilogue), or
   - the producer is free of reductions and the reader uses each element about once (a prologue), or
   - the producer only moves elements and every index stays affine, whoever reads it (a view), or
-  - the producer pads with zeros and the reader folds few elements into one, a depthwise convolution say: a copy would cost as much.
+  - the producer puts a constant around its input and the reader folds few elements (`halo.FEW`), a depthwise convolution or pooling say:
+    a copy would cost as much.
 Why an edge is not fused is recorded, edge by edge.
 """
 
@@ -13,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf, prod
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Expr
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, GraphBuilder, Node, Value, infer
-from tcomp.ir.halo import FEW, reach
+from tcomp.ir.halo import FEW, most_folded, reach
 from tcomp.ir.simplify import linear, simplify
 from tcomp.ir.te import Tensor, tensors
 from tcomp.ops.broadcast import BYTES
@@ -101,9 +101,7 @@ class _Facts:
     @cached_property
     def taps(self) -> float:
         """How many elements are folded into one, at most."""
-        folds = [e for e in E.walk(*self.bodies) if e.op == "reduce"]
-        extents = [E.bounds(axis)[1] for e in folds for axis in e.attr[1]]
-        return prod(inf if last is None else last + 1 for last in extents)
+        return most_folded(self.bodies)
 
     @cached_property
     def dear(self) -> int:

@@ -24,6 +24,7 @@ from typing import NamedTuple
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import BITS, itemsize
 from tcomp.ir.expr import Expr
+from tcomp.ir.layout import LINE
 from tcomp.ir.loops import (
     PARALLEL,
     UNROLLED,
@@ -44,7 +45,7 @@ from tcomp.ir.loops import (
     walk,
 )
 from tcomp.ir.simplify import simplify
-from tcomp.schedules.footprint import LINE, Access, Footprints, Loops, accesses, at_sizes, by_buffer, inside, instances, loops_in
+from tcomp.schedules.footprint import Access, Footprints, Loops, accesses, at_sizes, by_buffer, inside, instances, loops_in
 from tcomp.schedules.roles import coefficient, linear_index
 from tcomp.schedules.work import CLASSES, operations, operators, roof, work
 from tcomp.target import Core, Target

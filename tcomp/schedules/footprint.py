@@ -24,6 +24,7 @@ import numpy.typing as npt
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr, as_expr, evaluate_int, substitute
+from tcomp.ir.layout import LINE
 from tcomp.ir.loops import (
     Accumulate,
     Allocate,
@@ -43,7 +44,6 @@ from tcomp.ir.loops import (
 from tcomp.ir.simplify import linear, simplify
 
 ENUMERATED = 1 << 20  # points
-LINE = 64  # bytes of a cache line
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Loops: TypeAlias = tuple[For, ...]

@@ -12,7 +12,7 @@ import pytest
 from models import two_layers
 
 import tcomp
-from tcomp.autotune.confirm import Confirmation, confirm
+from tcomp.autotune.confirm import MOST, Confirmation, confirm
 from tcomp.autotune.contest import Contest, Rounds
 from tcomp.autotune.subject import Model
 from tcomp.autotune.workload import Task
@@ -89,6 +89,12 @@ def test_what_profiles_do_not_show_is_found_by_bisection() -> None:
     found = judged(subject)
     assert "bad" in found.rolled_back and len(found.kept) >= 4 and found.ratio < 1
     assert found.contests <= 10
+
+
+def test_halving_ends() -> None:
+    """Without a deadline, too, and where every kernel hides its loss."""
+    found = judged(Pretended({str(n): 1.2 for n in range(40)}, visible=False, noise=0.02))
+    assert not found.kept and found.contests <= MOST
 
 
 def test_gains_that_drown_in_the_noise_of_others_are_seen() -> None:

@@ -9,6 +9,7 @@ from math import prod
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Expr, as_expr, loop_var
+from tcomp.ir.layout import LINE
 from tcomp.ir.loops import (
     SERIAL,
     UNROLLED,
@@ -28,8 +29,6 @@ from tcomp.ir.simplify import simplify
 from tcomp.schedules.primitives.edit import find_buffer, find_loop, fresh, is_local, refuse, replace_loop
 from tcomp.schedules.primitives.sites import path
 from tcomp.schedules.roles import coefficient, linear_index
-
-LINE = 64  # bytes
 
 
 def prefetch(kernel: Kernel, buffer: str, loop: str, distance: int, at: str = "") -> Kernel:
