@@ -1,9 +1,9 @@
 """The model of cost: how candidates of a task rank, before they are measured.
 
-It is the analytic model (`schedules.cost`), corrected: boosted trees (T. Chen, C. Guestrin, XGBoost, KDD 2016) learn the residual,
-log(measured) - log(analytic), of samples from any number of tasks. Only the order within a task matters, and times on a busy machine have
-no common scale, so residuals are taken relative to their task's mean. A second layer of trees learns, from the measurements of this
-run, what the shipped ones leave over.
+It is the analytic model (`schedules.cost`), corrected: boosted trees (T. Chen, C. Guestrin, XGBoost, KDD 2016) are added to the logarithm
+of its time. Only the order within a task matters, and times on a busy machine have no common scale, so the trees learn from pairs of a task:
+which of the two is faster (C. Burges et al., Learning to Rank using Gradient Descent, ICML 2005). A second layer of trees learns, from the
+measurements of this run, what the shipped ones leave over.
 
 A saved model is JSON: XGBoost's own format for the trees, with what they were learned from. It is read as a stranger's file.
 
@@ -35,10 +35,11 @@ if TYPE_CHECKING:
 SAME = 0.02  # times that differ by less are taken to be equal
 FORMAT = 2
 _BYTES, _TREES, _NODES = 1 << 20, 1000, 512  # of a saved model, at most
-_LEARNT = {"eta": 0.1, "subsample": 0.8, "colsample_bytree": 0.5, "min_child_weight": 4, "lambda": 2.0, "max_bin": 32}
-_SHIPPED = {"max_depth": 6, "rounds": 80}  # of many tasks: what features have in common shows where they meet
-_RUN = {"max_depth": 4, "rounds": 30}  # of few samples, most of them alike: more trees would learn the noise
-_CLIPPED = 0.7  # residuals beyond that are disturbed runs, or of candidates that are far from the best in any case
+_LEARNT = {"eta": 0.1, "subsample": 0.8, "colsample_bytree": 0.5, "lambda": 2.0, "max_bin": 32, "nthread": 1, "seed": 0, "verbosity": 0}
+_SHIPPED = 150, 8.0  # rounds, and how much a leaf weighs at least
+_RUN = 40, 0.5  # of few samples, most of them alike: more trees would learn the noise
+_DEPTH = 4  # of a tree
+_SHARP = 8.0  # a pair is ordered for certain, about, where the logarithms of its times differ by more than 1 / _SHARP or so
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -84,9 +85,10 @@ class CostModel:
         `thorough` is for samples of many tasks, that a model is to be shipped of."""
         self._latest = None
         if len(samples) > 1:
-            residuals = np.log([s.cost for s in samples]) - self.scores([s.features for s in samples])
-            values = np.clip(centred(residuals, [s.task for s in samples]), -_CLIPPED, _CLIPPED)
-            self._latest = regression(np.stack([s.features.vector for s in samples]), values, **(_SHIPPED if thorough else _RUN))
+            start, vectors = self.scores([s.features for s in samples]), np.stack([s.features.vector for s in samples])
+            self._latest = _ordering(
+                vectors, start, np.log([s.cost for s in samples]), [s.task for s in samples], *(_SHIPPED if thorough else _RUN)
+            )
 
     # ------------------------------------------------------------ files
 
@@ -133,26 +135,38 @@ def family(target: Target) -> str:
 # ---------------------------------------------------------------- learning and judging
 
 
-def regression(vectors: np.ndarray, values: np.ndarray, max_depth: int = 4, rounds: int = 80) -> Booster:
+def regression(vectors: np.ndarray, values: np.ndarray) -> Booster:
     """Trees that map rows of `vectors` to `values`. One thread; the same for the same rows."""
     import xgboost
 
-    parameters = {
-        **_LEARNT,
-        "max_depth": max_depth,
-        "objective": "reg:squarederror",
-        "base_score": 0.0,
-        "nthread": 1,
-        "seed": 0,
-        "verbosity": 0,
-    }
-    return xgboost.train(parameters, xgboost.DMatrix(vectors, values, nthread=1), rounds)
+    parameters = {**_LEARNT, "max_depth": _DEPTH, "min_child_weight": 4.0, "objective": "reg:squarederror", "base_score": 0.0}
+    return xgboost.train(parameters, xgboost.DMatrix(vectors, values, nthread=1), 80)
 
 
-def centred(values: np.ndarray, tasks: Sequence[str]) -> np.ndarray:
-    """Values relative to the mean of their task's."""
-    numbers = np.unique(tasks, return_inverse=True)[1]
-    return values - (np.bincount(numbers, values) / np.bincount(numbers))[numbers]
+def _ordering(
+    vectors: np.ndarray, start: np.ndarray, logs: np.ndarray, tasks: Sequence[str], rounds: int, min_child_weight: float
+) -> Booster:
+    """Trees that, added to `start`, order rows of a task as the logarithms of their times: each pair that differs costs log(1 + exp(-gap)),
+    `gap` being how far it is apart, in the right direction, times `_SHARP`."""
+    import xgboost
+
+    pairs: list[tuple[np.ndarray, np.ndarray]] = []  # rows of a task, 1 or -1 where the one is slower or faster than the other
+    for task in dict.fromkeys(tasks):
+        rows = np.flatnonzero(np.array(tasks) == task)
+        apart = logs[rows][:, None] - logs[rows]
+        pairs.append((rows, np.sign(apart) * (np.abs(apart) > np.log1p(SAME))))
+
+    def gradients(scores: np.ndarray, _: object) -> tuple[np.ndarray, np.ndarray]:
+        first, second = np.zeros(len(scores)), np.full(len(scores), 1e-3)
+        for rows, signs in pairs:
+            wrong = np.abs(signs) / (1 + np.exp(np.clip(signs * (scores[rows][:, None] - scores[rows]) * _SHARP, -30, 30)))
+            weight = _SHARP / max(1.0, float(np.abs(signs).sum(axis=1).mean()))  # a task counts by its rows, not by its pairs
+            first[rows] = -(signs * wrong).sum(axis=1) * weight
+            second[rows] += (wrong * (1 - wrong)).sum(axis=1) * weight * _SHARP
+        return first, second
+
+    parameters = {**_LEARNT, "max_depth": _DEPTH, "min_child_weight": min_child_weight, "base_score": 0.0, "disable_default_eval_metric": True}
+    return xgboost.train(parameters, xgboost.DMatrix(vectors, base_margin=start, nthread=1), rounds, obj=gradients)
 
 
 def accuracy(scores: np.ndarray, costs: np.ndarray, same: float = SAME) -> float:

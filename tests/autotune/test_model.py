@@ -13,7 +13,7 @@ import pytest
 
 from tcomp.autotune import model as model_file
 from tcomp.autotune.features import NAMES, Features
-from tcomp.autotune.model import CostModel, Sample, accuracy, centred, family
+from tcomp.autotune.model import CostModel, Sample, accuracy, family
 from tcomp.errors import ArtifactError
 from tcomp.target import Target
 
@@ -59,7 +59,6 @@ def test_scales_of_tasks_do_not_matter() -> None:
     model.fit(LEARNT, thorough=True)
     other.fit([Sample(s.task, s.features, s.cost * (1000.0 if s.task.endswith("1") else 0.5)) for s in LEARNT], thorough=True)
     np.testing.assert_allclose(other.scores([s.features for s in UNSEEN]), model.scores([s.features for s in UNSEEN]), atol=1e-3)
-    assert np.allclose(centred(np.array([1.0, 2.0, 5.0]), ["a", "b", "a"]), [-2, 0, 2])
 
 
 def test_few_samples_or_none() -> None:
