@@ -208,7 +208,7 @@ class _Worker:
             root = str(Path(tcomp.__file__).parent.parent)
             path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tcomp.kernels"],
+                [sys.executable, "-P", "-m", "tcomp.kernels"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env={**os.environ, "PYTHONPATH": path},

@@ -160,6 +160,15 @@ def test_workers_make_what_this_process_makes(monkeypatch: pytest.MonkeyPatch, t
     assert compile_kernels(TEXTS, HOST) == by_workers
 
 
+def test_workers_do_not_import_from_the_working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path) -> None:
+    """Another `tcomp` there, a checkout say, would make kernels that this process takes for its own."""
+    (tmp_path / "tcomp").mkdir()
+    (tmp_path / "tcomp" / "__init__.py").write_text("raise SystemExit('the wrong one')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(kernels, "_jobs", lambda: 2)
+    assert len(compile_kernels(TEXTS, HOST)) == len(TEXTS)
+
+
 @pytest.fixture
 def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A compiler that is killed in the middle of its first kernel."""

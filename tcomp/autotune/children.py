@@ -41,7 +41,7 @@ class Child:
     """The program `python -m module`, started when first asked. `memory` bounds its address space (bytes), `cpus` where it runs."""
 
     def __init__(self, module: str, memory: int, cpus: Sequence[int] = ()) -> None:
-        self._command = [sys.executable, "-m", module, json.dumps({"memory": memory, "cpus": list(cpus)})]
+        self._command = [sys.executable, "-P", "-m", module, json.dumps({"memory": memory, "cpus": list(cpus)})]
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
         self._said = 0  # bytes of it, before the present request

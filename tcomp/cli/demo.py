@@ -130,7 +130,7 @@ def _footprint(artifact: Path, feeds: dict[str, np.ndarray], inputs: Path) -> di
     import numpy as np
 
     np.savez(inputs, allow_pickle=False, **feeds)
-    command = [sys.executable, "-m", "tcomp.cli.footprint", str(artifact), str(inputs)]
+    command = [sys.executable, "-P", "-m", "tcomp.cli.footprint", str(artifact), str(inputs)]
     path = os.pathsep.join([str(Path(tcomp.__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300, env={**os.environ, "PYTHONPATH": path})
     record: dict[str, float] = json.loads(done.stdout)

@@ -29,7 +29,7 @@ BLOCK = 16  # a block of a panel is at most one part in so many of it
 SUMS = 32  # what waits for the next block is at most one part in so many of it (it is on the stack of a thread)
 WHOLE = 4  # a panel in one block is, where that cannot be
 SHARES = 4  # panels for each thread at least, where these do not share the rows of a panel
-SUMMED = 512  # products that are summed up one after the other, at most: rounding errors grow with their number
+SUMMED = 384  # products that are summed up one after the other, at most: rounding errors grow with their number
 STEPS = (2, 4, 8)  # of a fold that stand in a row, between two requests
 
 

@@ -99,6 +99,7 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
         blocks = _blocks(s, fold, folds, 1 if p is None else p.steps) if group is None else None
         s.compute_at(acc, around[-1], "register" if blocks is None else "global")
         _tile_loops(s, acc, lanes, folds, group is None)
+        walked = folds[-1] if folds else ""
         if blocks is not None:
             _, block = s.split(folds[blocks[0]], blocks[1])
             s.promote(block, acc, f"{acc}.tile", anew=True)
@@ -108,7 +109,7 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
         elif folds and group is None:  # a fold over one element has no loop left
             if is_product(fold) and not overlapping:
                 _ask_for_next_tile(s, fold, out, around[-1], folds, target, knobs)
-            _prefetch(s, fold, folds[-1], target, knobs)
+            _prefetch(s, fold, walked, folds[-1], target, knobs)
             _repeat(s, acc, folds, WINDOW_CODE // prod(astuple(tile)) if overlapping else 1, knobs)
     nests_to_thread = [around if part is None else [part]]
     for name in reversed(around):  # from the inside: a loop that is cut has names of its own behind the cut
@@ -150,7 +151,7 @@ def _blocks(s: Schedule, fold: Nest, folds: Sequence[str], steps: int) -> tuple[
     """For a long sum (which of the folds to cut, at what length): what is inside of the cut is summed up in a row. The rounding errors of one
     long sum grow with its length. Blocks of the last fold are a multiple of `steps` long. None for a short one, or where nothing fits."""
     extents = [extent_of(edit.find_loop(s.kernel, x).extent) for x in folds]
-    known = all(isinstance(x.extent, int) for x in fold.loops)  # tiles that are not whole would be copied row by row under conditions
+    known = all(isinstance(x.extent, int) for x in fold.folds)
     if not is_float(fold.writes.dtype) or not adds(fold) or not known:
         return None
     longest = SUMMED if is_product(fold) else SUMMED // FEWER
@@ -177,11 +178,12 @@ def _fold_order(fold: Nest) -> list[For]:
     return sorted(fold.folds, key=place)
 
 
-def _prefetch(s: Schedule, fold: Nest, loop: str, target: Target, knobs: Knobs) -> None:
-    """Ask ahead for the operand that the lanes read, where it comes from far away."""
-    row, along = row_axis(fold), edit.find_loop(s.kernel, loop).var
+def _prefetch(s: Schedule, fold: Nest, walked: str, loop: str, target: Target, knobs: Knobs) -> None:
+    """Ask ahead for the operand that the lanes read, where it comes from far away: in `loop`, which walks a block of the fold `walked`, or
+    all of it."""
+    row, along = row_axis(fold), next(x.var for x in fold.folds if x.var.attr.name == walked)
     lanes = lanes_of(target, [fold.writes, *(r.attr for r in fold.reads)])
-    for r in walked_by_lanes(fold, loop):
+    for r in walked_by_lanes(fold, walked):
         once = row is None or row.var not in E.variables(*r.args)
         apart = stride(r, along) is None or abs(stride(r, along) or 0) >= lanes  # else the next step is there already
         distance = knobs.choice(f"{r.attr.name}.prefetch", (0, 2, 4, 8, 16, 32), 16 if once and apart and is_far(r, target) else 0)

@@ -32,7 +32,7 @@ def promote(kernel: Kernel, loop: str, buffer: str, name: str, anew: bool = Fals
     """The elements of `buffer` that each iteration of a serial loop accumulates into are loaded into registers before the loop, the new
     buffer `name`, and stored after it. With `anew` the registers start from nothing, and are accumulated into `buffer` after the loop.
 
-    The copies have the loops and guards that stand around the accumulation inside of `loop`.
+    The copies have the loops and guards that stand around the accumulation inside of `loop`; what starts from nothing does so everywhere.
 
     Legal when the loop has an iteration, all its iterations accumulate into the same elements, by one statement, and it touches them
     in no other way. Good for programs that update a matrix in place: the code generator cannot tell the elements that are accumulated
@@ -96,15 +96,15 @@ def promote(kernel: Kernel, loop: str, buffer: str, name: str, anew: bool = Fals
     local = temporary(kernel, step, fresh(kernel, name), source.dtype, [x.extent for x in places], "register")
     cells = tuple(x.var for x in places)
 
-    def copy(prefix: str, move: Stmt) -> Stmt:
+    def copy(prefix: str, move: Stmt, guarded: bool = True) -> Stmt:
         for s in reversed(around):
-            move = If(s.cond, move) if isinstance(s, If) else replace(s, body=move) if s in places else move
+            move = replace(s, body=move) if s in places else If(s.cond, move) if isinstance(s, If) and guarded else move
         numbers = {x.var.name: str(n) for n, x in enumerate(places)}
         return renamed(move, lambda name: fresh(kernel, f"{prefix}.{numbers[name]}"))
 
     sums = E.read(local, cells)
     start = update.reducer.identity if anew else E.read(source, update.indices)
-    load = copy(local.name, Store(local, cells, start))
+    load = copy(local.name, Store(local, cells, start), guarded=not anew)
     save = copy(source.name, Accumulate(source, update.indices, sums, update.reducer) if anew else Store(source, update.indices, sums))
     kept = rebuild(target, lambda s: replace(update, buffer=local, indices=cells) if s is update else None)
     return replace_loop(kernel, target, Allocate(local, block(load, kept, save)))
