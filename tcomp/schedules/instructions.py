@@ -180,7 +180,8 @@ def wgmma(dtype: str, n: int) -> Instruction:
         } } } } } }
 
     Conversions, sums and dtypes are those of `mma`. The sum is in registers, divided among the threads of the warpgroup; each clears and
-    uses the elements that it holds (the places in rows and columns are those of four `mma`s below each other).
+    uses the elements that it holds (the places in rows and columns are those of four `mma`s below each other). That columns lie side by side
+    in it says which factor is `a`.
     """
     if dtype not in _MMA:
         raise ScheduleError(f"wgmma of {dtype}", hint=f"one of {', '.join(_MMA)}")
@@ -201,7 +202,7 @@ def wgmma(dtype: str, n: int) -> Instruction:
     lane = lane_of(WARPGROUP)
     held = (lane // 32 * 2 + ELEMENT // 2 % 2, lane // 4 % 8, ELEMENT // 4, lane % 4 * 2 + ELEMENT % 2)
     cores = Operand((None, None, row, 1), ("shared",))
-    operands = (Operand((None,) * 4, _REGISTER, Fragment(held, n // 2, WARPGROUP)), cores, cores)
+    operands = (Operand((None, None, None, 1), _REGISTER, Fragment(held, n // 2, WARPGROUP)), cores, cores)
     sums = "s32" if total == "int32" else "f32"
     op = WarpOp(f"wgmma.mma_async.sync.aligned.m64n{n}k{2 * row}.{sums}.{kind}.{_MMA[second][0]}", ("acc", "a", "b"))
     meaning = Kernel("meaning", (acc, a, b), (acc,), (), nest)

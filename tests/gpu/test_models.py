@@ -225,6 +225,10 @@ def test_the_code_that_fits_a_gpu() -> None:
     assert best_code(kernel, 100) == ptx + b"\0"
     with pytest.raises(DeviceError, match="sm_75"):
         best_code(kernel, 75)
+    own = KernelCode((), {"sm_90a": b"90a"}, ptx.replace(b"sm_80", b"sm_90a"))
+    assert best_code(own, 90) == b"90a"
+    with pytest.raises(DeviceError, match=r"sm_100(?s:.)*compiled for sm_90a"):
+        best_code(own, 100)
 
 
 def test_targets_by_name() -> None:
