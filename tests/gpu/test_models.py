@@ -231,6 +231,18 @@ def test_the_code_that_fits_a_gpu() -> None:
         best_code(own, 100)
 
 
+@pytest.mark.parametrize(
+    ("target", "arch", "has"),
+    [
+        ("cuda", "sm_80", True), ("cuda", "sm_90a", False), ("cuda -arch=sm_90a", "sm_90a", True), ("cuda -arch=sm_90a", "sm_90", True),
+        ("cuda -arch=sm_90", "sm_90a", False), ("cuda -arch=sm_100a", "sm_90a", False), ("cuda -arch=sm_75,sm_90a", "sm_80", False),
+        ("cpu -mcpu=haswell", "sm_80", False),
+    ],
+)  # fmt: skip
+def test_what_all_architectures_of_a_target_have(target: str, arch: str, has: bool) -> None:
+    assert Target.parse(target).executes(arch) is has
+
+
 def test_targets_by_name() -> None:
     assert str(Target.parse("cuda")) == "cuda -arch=sm_80,sm_90a"
     assert Target.parse("cuda -arch=sm_90a").kind == "cuda"

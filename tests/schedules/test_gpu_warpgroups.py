@@ -11,6 +11,8 @@ from typing import Any
 
 import cuda_host
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from programs import Program
 from running import interpreted
 from test_cuda import needs_nvrtc
@@ -105,6 +107,25 @@ def test_tiles_on_the_host(shape: str) -> None:
     s, knobs = by_groups(PROGRAMS[name], wanted, 2)
     assert not s.kernel.notes and any(wanted(o) for name, o in knobs.decisions.items() if name.endswith(".tile"))
     agree(PROGRAMS[name], emulated(PROGRAMS[name], s.kernel, True, target=HOPPER))
+
+
+@needs_compiler
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(
+    st.integers(16, 150), st.integers(16, 150), st.integers(16, 90), st.sampled_from(["float16", "float32", "int8"]), st.booleans(),
+    st.integers(0, 7), st.integers(1, 4), st.booleans(),
+)  # fmt: skip
+def test_any_sizes_on_the_host(rows: int, columns: int, depth: int, dtype: str, transposed: bool, tile: int, stages: int, symbolic: bool) -> None:
+    if symbolic:
+        size, b, k = te.var("n", 1, None), te.placeholder((columns, depth), dtype, "b"), te.reduce_axis(depth, "k")
+        a = te.placeholder((size, depth), dtype, "a")
+        program = Program((a, b), (te.compute((size, columns), lambda i, j: te.sum(wide(a[i, k]) * wide(b[j, k]), k), "c"),), {size: rows})
+    else:
+        program = product(rows, depth, columns, dtype, transposed)
+    seen = iter(range(8))
+    s, _ = by_groups(program, lambda option: next(seen) == tile, stages)
+    assert not s.kernel.notes and "wgmma" in str(s.kernel)
+    agree(program, emulated(program, s.kernel, stages % 2 == 0, target=HOPPER))
 
 
 def test_by_the_interpreter_and_thread_by_thread() -> None:
