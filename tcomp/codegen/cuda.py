@@ -203,7 +203,8 @@ class Function(Expressions):
 
     def declare_shared(self) -> int:
         """The buffers of the block: arrays, or parts of the memory that the launch is asked for if they are large; returns its size."""
-        sizes = {b: -(-count * itemsize(b.dtype) // 16) * 16 for b, count in self.shared.items()}
+        aligned = self.warps.alignment
+        sizes = {b: -(-count * itemsize(b.dtype) // aligned) * aligned for b, count in self.shared.items()}
         total = sum(sizes.values())
         if total > self.target.shared_of_block:
             raise self.fail(
@@ -211,11 +212,11 @@ class Function(Expressions):
             )
         if total <= STATIC_SHARED:
             self.declarations += [
-                f"  __shared__ __align__(16) {MEMORY[b.dtype]} {self.names[b]}[{count}];" for b, count in self.shared.items()
+                f"  __shared__ __align__({aligned}) {MEMORY[b.dtype]} {self.names[b]}[{count}];" for b, count in self.shared.items()
             ]
             return 0
         whole, start = self.fresh("block_memory"), 0
-        self.declarations.append(f"  extern __shared__ __align__(16) unsigned char {whole}[];")
+        self.declarations.append(f"  extern __shared__ __align__({aligned}) unsigned char {whole}[];")
         for b, size in sizes.items():
             kind = MEMORY[b.dtype]
             self.declarations.append(f"  {kind}* const {self.names[b]} = reinterpret_cast<{kind}*>({whole} + {start});")

@@ -148,6 +148,11 @@ class Warps:
             )
         return simplify(place * fragment.count + number)
 
+    @property
+    def alignment(self) -> int:
+        """Bytes to whose multiples buffers in shared memory are aligned: those of a vector, or of a core matrix."""
+        return math.prod(CORE) if self.background else CORE[1]
+
     # ------------------------------------------------------------ emission
 
     def instruction(self, s: L.Call) -> None:

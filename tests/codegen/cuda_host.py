@@ -230,7 +230,7 @@ def library(text: str, optimise: str = "-O1") -> ctypes.CDLL:
     folder = Path(tempfile.gettempdir()) / "tcomp-cuda-host"
     folder.mkdir(exist_ok=True)
     key = hashlib.sha256((HEADER + text + optimise).encode()).hexdigest()[:24]
-    text = re.sub(r"extern __shared__ __align__\(16\) unsigned char (\w+)\[\];", r"static __align__(16) unsigned char \1[228 << 10];", text)
+    text = re.sub(r"extern __shared__ (__align__\(\d+\)) unsigned char (\w+)\[\];", r"static \1 unsigned char \2[228 << 10];", text)
     for instruction, stand_in in _ASM:
         text = instruction.sub(stand_in, text)
     target = folder / f"{key}.so"

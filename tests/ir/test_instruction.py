@@ -152,6 +152,11 @@ def test_malformed_instructions(kernel: Kernel, operands: tuple[Operand, ...], e
         (mma_fill(), {"operands": (replace(mma_fill().operands[0], fragment=Fragment((E.var("x"), E.const(0)), 4)),)}, "not given by the thread"),
         (mma_fill(), {"name": "x\ny"}, "its name is not of the form"),
         (mma_fill(), {"emission": WarpOp('"', ("acc",))}, "not of letters, digits and dots"),
+        (wgmma("int8", 8), {"operands": (*wgmma("int8", 8).operands[:2], Operand((None, None, 8, 1), ("shared",)))}, "do not divide `b`"),
+        (wgmma("int8", 8), {"operands": (wgmma("int8", 8).operands[0], Operand((None, None, 16, 1)), wgmma("int8", 8).operands[2])}, "do not divide `a`"),
+        (wgmma("int8", 8), {"operands": (Operand((None,) * 4), *wgmma("int8", 8).operands[1:])}, "do not divide `acc`"),
+        (wgmma("int8", 8), {"emission": WarpOp("", ("acc", "a", "b"))}, "do not divide `a`"),
+        (mma("int8"), {"operands": (*mma("int8").operands[:2], Operand((None, None), fragment=Fragment((E.const(0), E.const(0)), 2, 128)))}, "`b` is divided among 128 threads, `acc` among 32"),
     ],
 )
 def test_malformed_instructions_of_warps(i: Instruction, change: dict, why: str) -> None:
