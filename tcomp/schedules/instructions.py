@@ -179,9 +179,9 @@ def wgmma(dtype: str, n: int) -> Instruction:
           acc[i, r, j, s] += float32(a[i, k, r, c]) * float32(b[j, k, s, c])
         } } } } } }
 
-    Conversions, sums and dtypes are those of `mma`. The sum is in registers, divided among the threads of the warpgroup; each clears and
-    uses the elements that it holds (the places in rows and columns are those of four `mma`s below each other). That columns lie side by side
-    in it says which factor is `a`.
+    Conversions, sums and dtypes are those of `mma`; of float32 the tensor cores read words as they are, and take no notice of the lowest 13
+    bits, which is the cut to tf32. The sum is in registers, divided among the threads of the warpgroup; each clears and uses the elements that
+    it holds (as those of four `mma`s below each other). That columns lie side by side in it says which factor is `a`.
     """
     if dtype not in _MMA:
         raise ScheduleError(f"wgmma of {dtype}", hint=f"one of {', '.join(_MMA)}")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
+import cuda_host
 import numpy as np
 import pytest
 from test_cuda import needs_nvrtc
@@ -51,17 +52,16 @@ def test_a_product_by_warpgroups(dtype: str, m: int, n: int, depth: int, width: 
 
 
 @needs_compiler
-def test_the_host_sees_products_that_are_not_waited_for() -> None:
-    """Who uses the sums, or writes the factors, before the products in the background are done gets wrong results there."""
-    import cuda_host
-
+@pytest.mark.parametrize("line", ["finish_products();", "__syncthreads();", "wait_for_copies<0>();"])
+def test_the_host_sees_who_does_not_wait(line: str) -> None:
+    """Whoever uses the sums before they are added, or multiplies what has not arrived, gets wrong results there."""
     kernel = product_of_groups("float16", 128, 64, 64, 64, 1, 2).kernel
     text, (launch,) = emit_kernel(kernel, HOPPER)
     a, b, c = arrays = operands(kernel, 1)
-    early = re.sub(r"\n *finish_products\(\);", "", text) + "// without waiting"
-    assert early.count("finish_products") == text.count("finish_products") - 1
+    head, body = text.split("__global__")
+    assert line in body
     args = [arrays[n].ctypes.data for n in launch.buffers]
-    cuda_host.launch(early, launch.function, [int(n) for n in launch.grid], launch.block, args)
+    cuda_host.launch(f"{head}__global__{body.replace(line, '')}", launch.function, [int(n) for n in launch.grid], launch.block, args)
     assert (c != a.astype(c.dtype) @ b.T.astype(c.dtype)).any()
 
 
