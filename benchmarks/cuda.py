@@ -1,5 +1,7 @@
 """Measurements on a GPU: shares of the copy bandwidth, products against cuBLAS, and the models of `benchmarks.models`.
 
+On GPUs with sm_90a, products are measured by the default tile, and by each tile of `wgmma` that a decision may choose.
+
     python -m benchmarks.cuda [--only resnet50,bert*] [--no-kernels] [--no-models]
 
 Needs tcomp[cuda] and a GPU; prints why not and ends with status 2 where there is none. Times are medians of graph replays by the
@@ -28,6 +30,7 @@ from tcomp.ir import te
 from tcomp.ir.graph import KERNEL, Graph, Node, Value
 from tcomp.kernels import compile_loops, default_schedule
 from tcomp.runtime.cuda import CudaModule, CupyDevice
+from tcomp.schedules.knobs import Knobs, Option
 from tcomp.schedules.lower import lower
 from tcomp.target import Target
 
@@ -36,12 +39,12 @@ MEGABYTES = 512  # of one operand of a kernel that is bound by memory: far more 
 Case = tuple[str, list[te.Tensor], int, Callable[[np.ndarray], np.ndarray] | None]
 
 
-def module_of(tensors: list[te.Tensor], target: Target) -> CudaModule:
-    """Tensor expressions (placeholders, then the outputs) with the default schedule; inputs are called 0:name, ..."""
+def module_of(tensors: list[te.Tensor], target: Target, knobs: Knobs | None = None) -> CudaModule:
+    """Tensor expressions (placeholders, then the outputs) with the default schedule, or as decided; inputs are called 0:name, ..."""
     inputs = [t for t in tensors if t.body is None]
     values = [Value(f"{n}:{t.name}", t.dtype, t.shape) for n, t in enumerate(tensors)]
     given, made = tuple(values[: len(inputs)]), tuple(values[len(inputs) :])
-    compiled = compile_loops(default_schedule(lower("kernel", inputs, tensors[len(inputs) :]), target), target)
+    compiled = compile_loops(default_schedule(lower("kernel", inputs, tensors[len(inputs) :]), target, knobs), target)
     node = Node(KERNEL, given, made, {}, "kernel", (Graph("kernel", given, made, ()),))
     return CudaModule(package(Graph("te", given, made, (node,)), {node: compiled}, target, None, Report()))
 
@@ -130,16 +133,27 @@ def measure_products(target: Target) -> None:
 
         sums = te.compute((n, n), element, "sums")
         c = sums if dtype == "float32" else te.compute((n, n), lambda i, j, s=sums, d=dtype: te.cast(s[i, j], d), "c")
-        module = module_of([a, b, c], target)
+        asked = Knobs()
+        modules = {"": module_of([a, b, c], target, asked)}
+        for name, option in grouped_tiles(asked):  # beside the default ones
+            modules[f" {option}"] = module_of([a, b, c], target, Knobs({name: option}))
         x, y = (rng.standard_normal((n, n), dtype=np.float32).astype(dtype) for _ in range(2))
-        inputs = {module.inputs[0].name: x, module.inputs[1].name: y}
         p, q = cupy.asarray(x), cupy.asarray(y)
         want = (p.astype("float64") @ q.astype("float64").T).get()
-        (got,) = module.run(inputs).values()
-        error = float(np.linalg.norm(got - want) / np.linalg.norm(want))
-        seconds, theirs = median(module.replays(inputs)), cupyx_time(lambda p=p, q=q: p @ q.T)
-        rate = 2 * n**3 / seconds / 1e12
-        print(f"  {dtype} {n}^3: {seconds * 1e3:8.3f} ms = {rate:6.1f} TFLOP/s, {theirs / seconds:6.1%} of cuBLAS   error {error:.1e}")
+        theirs = cupyx_time(lambda p=p, q=q: p @ q.T)
+        for choice, module in modules.items():
+            inputs = {module.inputs[0].name: x, module.inputs[1].name: y}
+            (got,) = module.run(inputs).values()
+            error = float(np.linalg.norm(got - want) / np.linalg.norm(want))
+            seconds = median(module.replays(inputs))
+            rate = 2 * n**3 / seconds / 1e12
+            print(f"  {dtype} {n}^3{choice}: {seconds * 1e3:8.3f} ms = {rate:6.1f} TFLOP/s, {theirs / seconds:6.1%} of cuBLAS   error {error:.1e}")
+
+
+def grouped_tiles(knobs: Knobs) -> Iterator[tuple[str, Option]]:
+    """The tiles of `wgmma` among the options of the decisions that were asked for."""
+    for name, answer in knobs.asked.items():
+        yield from ((name, o) for o in answer.options if isinstance(o, tuple) and o[-1] == "wgmma")
 
 
 # ---------------------------------------------------------------- models

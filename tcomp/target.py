@@ -295,6 +295,12 @@ class Target:
         """The oldest of a CUDA target's architectures: 80 for "sm_80,sm_90a". One text is compiled for all of them."""
         return min(int(arch[3:].rstrip("a")) for arch in self.cpu.split(","))
 
+    def executes(self, arch: str) -> bool:
+        """Whether each of a CUDA target's architectures has what "sm_80" has: those as new. What "sm_90a" has, that one has alone."""
+        if self.kind != "cuda":
+            return False
+        return set(self.cpu.split(",")) == {arch} if arch.endswith("a") else self.compute_capability >= int(arch.removeprefix("sm_"))
+
     @property
     def precision(self) -> str:
         """In which a CUDA target multiplies the matrices of float32 models: "fp32", unless "-precision=" says tf32, fp16 or bf16."""

@@ -18,7 +18,7 @@ separate phases where they have to (`cuda_barriers.py`).
 - A phase that only copies from global to shared memory runs in the background, on architectures that can: what is copied for a later
   iteration of a loop (see `pipeline`) arrives while this one computes (`cuda_copies.py`).
 - An accumulation into one element over inner loops stays in a register.
-- An *instruction* (`Call`) of a warp is executed by the first 32 threads along x (warps are numbered by y and z). A register buffer that
+- An *instruction* (`Call`) of a warp or warpgroup is executed by the first 32 or 128 threads along x (y and z number the warps). A register buffer that
   it touches is divided among them: a thread holds its elements of each tile, as the fragments of the instruction say.
 
 Sums of products accumulate with an explicit fused multiply-add. Scalar code is that of `cuda_expressions.py`.
@@ -41,7 +41,6 @@ from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr
-from tcomp.ir.instruction import WARP
 from tcomp.ir.loops import Buffer, Kernel, Stmt
 from tcomp.ir.simplify import from_linear, linear, simplify
 from tcomp.target import Target
@@ -124,8 +123,6 @@ class Function(Expressions):
                 self.block[axis] = max(self.block[axis], s.extent)
             if isinstance(s, L.Store | L.Accumulate):
                 self.written.add(s.buffer)
-            if isinstance(s, L.Call):
-                self.block[0] = max(self.block[0], WARP)
         self.warps.survey(body)
         threads = math.prod(self.block)
         if threads > MOST_THREADS:
@@ -206,7 +203,8 @@ class Function(Expressions):
 
     def declare_shared(self) -> int:
         """The buffers of the block: arrays, or parts of the memory that the launch is asked for if they are large; returns its size."""
-        sizes = {b: -(-count * itemsize(b.dtype) // 16) * 16 for b, count in self.shared.items()}
+        aligned = self.warps.alignment
+        sizes = {b: -(-count * itemsize(b.dtype) // aligned) * aligned for b, count in self.shared.items()}
         total = sum(sizes.values())
         if total > self.target.shared_of_block:
             raise self.fail(
@@ -214,11 +212,11 @@ class Function(Expressions):
             )
         if total <= STATIC_SHARED:
             self.declarations += [
-                f"  __shared__ __align__(16) {MEMORY[b.dtype]} {self.names[b]}[{count}];" for b, count in self.shared.items()
+                f"  __shared__ __align__({aligned}) {MEMORY[b.dtype]} {self.names[b]}[{count}];" for b, count in self.shared.items()
             ]
             return 0
         whole, start = self.fresh("block_memory"), 0
-        self.declarations.append(f"  extern __shared__ __align__(16) unsigned char {whole}[];")
+        self.declarations.append(f"  extern __shared__ __align__({aligned}) unsigned char {whole}[];")
         for b, size in sizes.items():
             kind = MEMORY[b.dtype]
             self.declarations.append(f"  {kind}* const {self.names[b]} = reinterpret_cast<{kind}*>({whole} + {start});")
@@ -241,7 +239,7 @@ class Function(Expressions):
                 accesses.append(s.indices)
             for indices in accesses:
                 own = {d for d, i in enumerate(indices) if i in threads}
-                together = threads & self.warps.lanes if buffer in self.warps.fragments else frozenset()
+                together = threads & self.warps.lanes if buffer in self.warps.divisions else frozenset()
                 if len({indices[d] for d in own}) < len(threads - together):
                     raise self.fail(f"register buffer `{buffer.name}` is accessed by threads that it does not belong to")
                 if dropped not in (None, own):
@@ -261,6 +259,8 @@ class Function(Expressions):
             pending = self.waits.before[s]
             if pending is not None:
                 self.line(f"{self.helper('wait_for_copies')}<{pending}>();")
+            if self.warps.background:
+                self.line(f"{self.helper('publish')}();")
             if math.prod(self.block) > 1:
                 self.line("__syncthreads();")
 
@@ -270,10 +270,10 @@ class Function(Expressions):
             return
         axes = {x.kind for x in L.walk(s) if isinstance(x, L.For) and x.kind.startswith("thread")}
         idle = [f"threadIdx.{a} == 0" for a, n in zip("xyz", self.block, strict=True) if n > 1 and f"thread.{a}" not in axes]
-        if self.warps.execute(s):
-            idle = [f"threadIdx.x < {WARP}"] * (self.block[0] > WARP) + [test for test in idle if "x" not in test[:11]]
+        if together := self.warps.execute(s):
+            idle = [f"threadIdx.x < {together}"] * (self.block[0] > together) + [test for test in idle if "x" not in test[:11]]
         self.copying = s in self.copies
-        with self.braces(f"if ({' && '.join(idle)})" if idle else ""):
+        with self.braces(f"if ({' && '.join(idle)})" if idle else ""), self.warps.bracketed(s):
             self.inside(s)
         self.copying = False
         if s in self.waits.groups:
@@ -470,7 +470,7 @@ class Function(Expressions):
         return simplify(from_linear(terms))
 
     def linear(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
-        return self.warps.own(buffer, indices) if buffer in self.warps.fragments else super().linear(buffer, indices)
+        return self.warps.own(buffer, indices) if buffer in self.warps.divisions else super().linear(buffer, indices)
 
     # ------------------------------------------------------------ stores
 

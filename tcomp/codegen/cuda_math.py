@@ -83,6 +83,29 @@ template <int N> __device__ __forceinline__ void start_copy(void* target, const 
 template <int N> __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
 }""",
+    "publish": """// what this thread has written into shared memory, to the tensor cores that read it themselves
+__device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }""",
+    "begin_products": """// the registers of the sums are written
+__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }""",
+    "finish_products": """// until the products that this thread has started are added
+__device__ __forceinline__ void finish_products() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}""",
+    "settle": """// accesses to registers are not moved across this
+template <int N> __device__ __forceinline__ void settle(float (&x)[N]) {
+#pragma unroll
+  for (int n = 0; n < N; ++n) asm volatile("" : "+f"(x[n]) :: "memory");
+}
+template <int N> __device__ __forceinline__ void settle(int (&x)[N]) {
+#pragma unroll
+  for (int n = 0; n < N; ++n) asm volatile("" : "+r"(x[n]) :: "memory");
+}""",
+    "matrix": """// the descriptor of a matrix of core matrices in shared memory, so many bytes apart along the fold and across it
+__device__ __forceinline__ unsigned long long matrix(const void* start, int along, int across) {
+  const unsigned long long at = (unsigned int)__cvta_generic_to_shared(start);
+  return (at & 0x3ffff) >> 4 | (unsigned long long)along >> 4 << 16 | (unsigned long long)across >> 4 << 32;
+}""",
     "minimum": """template <class T> __device__ __forceinline__ T minimum(T a, T b) {  // NaN if either is
   return a <= b || a != a ? a : b;
 }""",

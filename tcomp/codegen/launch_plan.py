@@ -27,6 +27,7 @@ from tcomp.codegen.cuda import emit_kernel
 from tcomp.codegen.nvrtc import compile_text
 from tcomp.codegen.program import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, Step
 from tcomp.errors import CodegenError
+from tcomp.ir import loops as L
 from tcomp.ir.expr import Dim, Expr, as_expr
 from tcomp.ir.loops import Kernel
 from tcomp.target import Target
@@ -53,7 +54,8 @@ def kernel_code(kernel: Kernel, target: Target, trace: Sequence[object] = ()) ->
         }
         for launch in launches
     ]
-    return _dumped({"launches": described, **_binaries(text, target, kernel.name)})
+    own = any(isinstance(s, L.Call) and all(x.endswith("a") for x in s.instruction.features) for s in L.walk(kernel.body))
+    return _dumped({"launches": described, **_binaries(text, target, kernel.name, own)})
 
 
 def program_code(program: Program, kernels: Mapping[str, bytes], target: Target) -> bytes:
@@ -74,10 +76,12 @@ def program_code(program: Program, kernels: Mapping[str, bytes], target: Target)
     )
 
 
-def _binaries(text: str, target: Target, name: str) -> dict[str, Any]:
-    """Machine code by architecture; portable code of the oldest, for GPUs newer than all of them."""
+def _binaries(text: str, target: Target, name: str, own: bool = False) -> dict[str, Any]:
+    """Machine code by architecture; portable code of the oldest, for GPUs newer than all of them. Where instructions are an architecture's
+    `own` the code is portable to no other, and says so (`.target sm_90a`)."""
     archs = target.cpu.split(",")
-    oldest = min(archs, key=lambda a: int(a[3:].rstrip("a"))).rstrip("a")
+    oldest = min(archs, key=lambda a: int(a[3:].rstrip("a")))
+    oldest = oldest if own else oldest.rstrip("a")
     compiled = {arch: compile_text(text, arch, name) for arch in dict.fromkeys([*archs, oldest])}
     return {
         "cubin": {arch: base64.b64encode(compiled[arch].cubin).decode() for arch in archs},

@@ -27,28 +27,39 @@ from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
 from tcomp.ir.loops import SCOPES, SERIAL, Accumulate, Buffer, For, Kernel, Stmt, Store, perfect
 from tcomp.ir.simplify import difference, prove, simplify
 
-WARP = 32  # threads
-LANE = loop_var("lane", WARP)  # a thread of the warp
+WARP, WARPGROUP = 32, 128  # threads that execute an instruction together
+CORE = (8, 16)  # rows of a core matrix, and bytes of each
 ELEMENT = E.var("e", 0)  # one of the elements that a thread holds
 _COMMUTATIVE = ("add", "mul", "min", "max", "and", "or", "xor")
 
 Leaf = Store | Accumulate
 
 
+def lane_of(threads: int) -> Expr:
+    """One of the threads that execute an instruction together."""
+    return loop_var("lane", threads)
+
+
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """How an operand is divided among the threads of a warp: the thread `LANE` holds `count` elements, of which number `ELEMENT` lies
-    at `indices`."""
+    """How an operand is divided among the `threads` that execute an instruction together: the thread `lane` holds `count` elements, of which
+    number `ELEMENT` lies at `indices`."""
 
     indices: tuple[Expr, ...]
     count: int
+    threads: int = WARP
+
+    @property
+    def lane(self) -> Expr:
+        return lane_of(self.threads)
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
     """What an instruction demands of a buffer: its stride along each dimension of the operand, in elements (None: any), and its scope.
 
-    `fragment` is there for the operands of a `WarpOp`.
+    `fragment` is there for the operands of a `WarpOp` that its threads hold. The others are read from shared memory by the tensor cores
+    themselves, in the background: matrices made of *core matrices*, each 8 rows of 16 bytes that follow each other.
     """
 
     strides: tuple[int | None, ...]
@@ -73,7 +84,7 @@ class VectorOp:
 
 @dataclass(frozen=True, slots=True)
 class WarpOp:
-    """Emission for a GPU: a PTX instruction that the threads of a warp execute together on their fragments.
+    """Emission for a GPU: a PTX instruction that the threads of a warp (or of a warpgroup, as the fragments say) execute together.
 
     `arguments` names the operands in its order, the result first. Without `ptx` each thread computes the elements of its own.
     """
@@ -134,10 +145,20 @@ class Instruction:
         return self.operands[self.meaning.buffers.index(buffer)]
 
     def fragment(self, buffer: Buffer) -> Fragment:
-        """Of the operand of a `WarpOp`."""
+        """Of an operand of a `WarpOp` that the threads hold."""
         found = self.operand(buffer).fragment
         assert found is not None
         return found
+
+    @property
+    def threads(self) -> int:
+        """How many execute a `WarpOp` together."""
+        return self.fragment(self.result).threads
+
+    @property
+    def background(self) -> bool:
+        """Whether a `WarpOp` runs in the background, as those do that read shared memory themselves."""
+        return any(o.fragment is None for o in self.operands)
 
     def factors(self) -> list[Expr]:
         """The operands of the product that is added, as they are before the conversion to its type."""
@@ -181,12 +202,23 @@ def _check(instruction: Instruction) -> None:
     else:
         for b, o in zip(meaning.buffers, instruction.operands, strict=True):
             f = o.fragment
-            if f is None or len(f.indices) != len(b.shape) or f.count * WARP != _size(b):
+            if f is None and b is not instruction.result and op.ptx and _of_cores(b, o):
+                continue
+            if f is None or len(f.indices) != len(b.shape) or f.count * f.threads != _size(b):
                 fail(f"the threads of a warp do not divide `{b.name}` among them")
-            if any(not set(E.variables(x)) <= {LANE, ELEMENT} or x.dtype != E.INDEX or E.reads(x) for x in f.indices):
+            if f.threads not in (WARP, WARPGROUP) or f.threads != instruction.threads:
+                fail(f"`{b.name}` is divided among {f.threads} threads, `{instruction.result.name}` among {instruction.threads}")
+            if any(not set(E.variables(x)) <= {f.lane, ELEMENT} or x.dtype != E.INDEX or E.reads(x) for x in f.indices):
                 fail(f"the places of `{b.name}` are not given by the thread and the number of the element")
         if why := _unlike_fragments(instruction, op):
             fail(why)
+
+
+def _of_cores(b: Buffer, operand: Operand) -> bool:
+    """Whether an operand is a matrix of core matrices in shared memory, indexed [rows / 8, columns / row, rows % 8, columns % row]."""
+    rows, row = CORE[0], CORE[1] // itemsize(b.dtype)
+    inner = (*b.shape[2:], *operand.strides[2:]) == (rows, row, row, 1)
+    return len(b.shape) == 4 and b.shape[1] == 2 and inner and operand.strides[:2] == (None, None) and operand.scopes == ("shared",)
 
 
 def _size(b: Buffer) -> int:
@@ -222,8 +254,10 @@ def _unlike_fragments(instruction: Instruction, op: WarpOp) -> str:
         return "" if copies and same else "without code, a thread copies its elements or stores a constant"
     if not isinstance(leaf, Accumulate) or leaf.value.op != "mul" or any(len(E.reads(x)) != 1 for x in leaf.value.args):
         return "the code of a warp adds products of two operands"
-    held = [itemsize(x.dtype) * instruction.fragment(E.reads(x)[0].attr).count for x in instruction.factors()]
-    whole = all(size % 4 == 0 for size in held) and all(itemsize(x.dtype) <= 4 for x in instruction.factors())
+    fragments = [(x.dtype, instruction.operand(E.reads(x)[0].attr).fragment) for x in instruction.factors()]
+    if len({f is None for _, f in fragments}) > 1:
+        return "the threads hold one of the factors"
+    whole = all(itemsize(dtype) <= 4 and (f is None or f.count * itemsize(dtype) % 4 == 0) for dtype, f in fragments)
     return "" if whole and itemsize(leaf.buffer.dtype) == 4 else "fragments do not fill registers of 32 bits"
 
 

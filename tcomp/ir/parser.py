@@ -18,7 +18,7 @@ from tcomp.ir import loops as L
 from tcomp.ir.dtypes import BITS, integer_range, to_numpy
 from tcomp.ir.expr import BINARY, INDEX, UNARY, Dim, Expr, Reducer, const
 from tcomp.ir.graph import STRUCTURAL, Graph, Node, Operator, Value
-from tcomp.ir.instruction import ELEMENT, LANE, Fragment, Instruction, Operand, VectorOp, WarpOp
+from tcomp.ir.instruction import ELEMENT, WARP, Fragment, Instruction, Operand, VectorOp, WarpOp, lane_of
 from tcomp.ir.layout import Layout, Piece
 from tcomp.ir.printer import INFIX, PREFIX, SUFFIXES, UNARY_PRECEDENCE, standard_reducers
 from tcomp.ir.te import Extern, Tensor
@@ -386,12 +386,14 @@ class _Parser(Tokens):
         if not self.accept("holds"):
             return Operand(strides, tuple(scopes))
         count = self.integer()
+        threads = self.integer() if self.accept("among") else WARP
         self.expect("at")
         self.expect("[")
-        self.variables |= {LANE.name: LANE, ELEMENT.name: ELEMENT}
+        lane = lane_of(threads)
+        self.variables |= {lane.name: lane, ELEMENT.name: ELEMENT}
         indices = tuple(self.listed(self.expression, "]"))
         self.variables = {}
-        return Operand(strides, tuple(scopes), Fragment(indices, count))
+        return Operand(strides, tuple(scopes), Fragment(indices, count, threads))
 
     def body(self) -> L.Stmt:
         """Statements up to and including the closing brace."""

@@ -39,7 +39,7 @@ from tcomp.ir import te
 from tcomp.ir.dtypes import BITS, SIGNED, is_float
 from tcomp.ir.expr import INDEX, Dim, Expr, Reducer, as_expr
 from tcomp.ir.graph import Graph, Node, Value
-from tcomp.ir.instruction import ELEMENT, LANE, Instruction, VectorOp
+from tcomp.ir.instruction import ELEMENT, WARP, Instruction, VectorOp
 from tcomp.ir.loops import SCOPES, SERIAL, Accumulate, Allocate, Block, Buffer, Call, For, If, Kernel, Prefetch, Stmt, Store, While
 
 INFIX = {  # symbol and precedence; all associate to the left, comparisons not at all
@@ -341,10 +341,11 @@ class _Printer:
             scopes = "" if o.scopes == SCOPES else f" in {', '.join(o.scopes)}"
             fragment = ""
             if o.fragment is not None:
-                inner.variables.bind(LANE, LANE.name)
+                lane, among = o.fragment.lane, "" if o.fragment.threads == WARP else f" among {o.fragment.threads}"
+                inner.variables.bind(lane, lane.name)
                 inner.variables.bind(ELEMENT, ELEMENT.name)
-                with inner.scope(inner.variables, (LANE, ELEMENT)):
-                    fragment = f" holds {o.fragment.count} at [{inner.listed(o.fragment.indices, '')}]"
+                with inner.scope(inner.variables, (lane, ELEMENT)):
+                    fragment = f" holds {o.fragment.count}{among} at [{inner.listed(o.fragment.indices, '')}]"
             lines.append(f"{inside}operand {quoted(b.name)}[{strides}]{scopes}{fragment}")
         order = " reassociates" if i.reassociates else ""
         lines.append(f"{inside}needs {', '.join(map(json.dumps, i.features))} takes {float(i.cycles)!r} cycles {i.uops} uops{order}")

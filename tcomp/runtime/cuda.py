@@ -362,8 +362,8 @@ def best_code(kernel: KernelCode, capability: int) -> bytes:
             best = max(best, (2 * number + own, cubin))
     if best[1]:
         return best[1]
-    oldest = re.search(rb"\.target sm_(\d+)", kernel.ptx)
-    if oldest is None or int(oldest[1]) > capability:
+    oldest = re.search(rb"\.target sm_(\d+)(a?)", kernel.ptx)
+    if oldest is None or int(oldest[1]) > capability or (oldest[2] and int(oldest[1]) != capability):
         known = ", ".join(kernel.cubins) or "none"
         raise DeviceError(
             f"the artifact has no code for this GPU (sm_{capability})", why=f"it was compiled for {known}",

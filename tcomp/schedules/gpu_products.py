@@ -9,6 +9,9 @@ product of matrices), values computed from either.
 A side of a tile runs along one axis (each thread takes neighbouring elements), or along two, as the pixels of an image do: the threads
 along the outer one, the elements of a thread along the inner one.
 
+Tensor cores multiply by `mma`; on sm_90a alone a decision may also choose tiles of `wgmma`, which are not the default one before they were
+seen on hardware (`gpu_warpgroups`).
+
 Where a result has too few tiles to fill the machine and its fold is long, the fold is divided among blocks first (`divide`).
 """
 
@@ -18,11 +21,12 @@ from collections.abc import Sequence
 
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
+from tcomp.ir.instruction import WARPGROUP
 from tcomp.ir.loops import Accumulate, For, Store, walk
 from tcomp.ir.simplify import linear
-from tcomp.schedules import gpu_warps
+from tcomp.schedules import gpu_warpgroups, gpu_warps
 from tcomp.schedules.gpu_loops import VECTOR_BYTES, fuse_all, lanes, vector_width
-from tcomp.schedules.gpu_tiles import Product, Tile, contiguous_along, find, parts, reads_of, tiles
+from tcomp.schedules.gpu_tiles import Product, Side, Tile, contiguous_along, find, parts, reads_of, tiles
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import edit
 from tcomp.schedules.roles import Nest, bytes_of, extent_of, fold_nest, linear_index, result_nest, stage_axes
@@ -75,7 +79,7 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
     product = find(fold, out, target)
     assert product is not None
     best = tiles(fold, product, target)
-    options = tuple((t.rows.axes, t.rows.threads, t.rows.each, t.columns.axes, t.columns.threads, t.columns.each) for t in best)
+    options = tuple(map(_option, best))
     tile = best[options.index(knobs.choice(f"{acc}.tile", options, options[0]))]
     reads = reads_of(fold, product)
     along = [contiguous_along(r, product.sliced) for r in reads]
@@ -93,19 +97,26 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
     left, right = names if product.right == 1 else names[::-1]
     s.cache_factors(step, left, right, "shared")
     for name, reads_along, side in zip(names, along, (tile.rows, tile.columns), strict=True):
-        _slice(s, name, tile, reads_along, side is tile.columns)
+        _slice(s, name, tile, side, reads_along)
     summed = dict(enumerate(stage_axes(s.kernel, acc, True)))
     rank = len(edit.find_buffer(s.kernel, acc).shape)
     if tile.tensor:
-        gpu_warps.elements(s, tile, inside)
-        gpu_warps.elements(s, tile, cleared)
-        gpu_warps.multiply(s, tile, summed, _fold_of(s, acc))
-        s.relayout(acc, gpu_warps.layout(tile, rank))
+        cores = gpu_warpgroups if tile.together == WARPGROUP else gpu_warps
+        cores.elements(s, tile, inside)
+        cores.elements(s, tile, cleared)
+        cores.multiply(s, tile, summed, _fold_of(s, acc))
+        s.relayout(acc, cores.layout(tile, rank))
     else:
         for axes, slice_ in ((inside, None), (cleared, None), (summed, _fold_of(s, acc))):
             _threads(s, tile, axes, width, slice_)
         _registers(s, acc, tile, width)
     _ahead(s, acc, step, names, tile, tile.blocks(fold), target, knobs)
+
+
+def _option(tile: Tile) -> tuple[object, ...]:
+    """What a decision records of a tile."""
+    sides = (x for side in (tile.rows, tile.columns) for x in (side.axes, side.threads, side.each))
+    return (*sides, *(["wgmma"] if tile.together == WARPGROUP else []))
 
 
 def _blocks(s: Schedule, names: list[str], tile: Tile) -> tuple[str, dict[int, str]]:
@@ -166,41 +177,46 @@ def _fold_of(s: Schedule, acc: str) -> str:
     return found
 
 
-def _slice(s: Schedule, name: str, tile: Tile, along: bool, strided: bool) -> None:
+def _slice(s: Schedule, name: str, tile: Tile, side: Side, along: bool) -> None:
     """How a slice lies in shared memory, and by whom it is copied.
 
     One that lies along the fold in memory does so here, and is copied in vectors. Others lie along the tile, unless tensor cores want
-    narrow elements side by side along the fold. `strided`: neighbouring threads read neighbouring rows of it.
+    narrow elements side by side along the fold, or all in core matrices. Of columns, neighbouring threads read neighbouring rows.
     """
     buffer = edit.find_buffer(s.kernel, name)
     loops = [f"{name}.{d}" for d in range(len(buffer.shape))]
     letters = "abcdefghijklmnop"[: len(loops)]
     beside = VECTOR_BYTES // itemsize(buffer.dtype)  # free elements behind each row
+    narrow = tile.tensor and (along or itemsize(buffer.dtype) < 4)
     if not along:
         s.reorder(loops[-1], *loops[:-1])
         loops = [loops[-1], *loops[:-1]]
-        narrow = tile.tensor and itemsize(buffer.dtype) < 4
-        if not narrow:
-            last = letters[-2] + (f"+0+{2 * beside}" if tile.tensor else "")
-            s.relayout(name, f"({','.join([letters[-1], *letters[:-2], last])})")
-    else:
-        narrow = bool(tile.tensor)
-    if narrow or (along and strided):  # neighbouring threads read rows that begin in different banks
+    if tile.together == WARPGROUP:
+        s.relayout(name, gpu_warpgroups.cores(tile, side))
+        if along and len(side.axes) == 1:
+            loops[:1] = s.split(loops[0], gpu_warpgroups.ROWS)
+    elif narrow or (along and side is tile.columns):  # neighbouring threads read rows that begin in different banks
         s.relayout(name, f"({','.join([*letters[:-1], f'{letters[-1]}+0+{beside}'])})")
-    _copied(s, name, loops, tile)
+    elif not along:
+        last = letters[-2] + (f"+0+{2 * beside}" if tile.tensor else "")
+        s.relayout(name, f"({','.join([letters[-1], *letters[:-2], last])})")
+    _copied(s, name, loops, tile, along)
 
 
-def _copied(s: Schedule, name: str, loops: list[str], tile: Tile) -> None:
+def _copied(s: Schedule, name: str, loops: list[str], tile: Tile, along: bool) -> None:
     """By all threads of the block, in vectors."""
     width = _copy_width(s, name, edit.find_loop(s.kernel, loops[-1]))
     lane = None
     if width > 1:
         loops[-1], lane = s.split(loops[-1], width)
         s.vectorize(lane)
+    if tile.together == WARPGROUP and along:  # neighbouring threads fill a core matrix, whose rows lie in other rows
+        loops = [loops[0], loops[2], loops[1]]
+        s.reorder(*loops)
     flat = fuse_all(s, loops)
     rest, thread = s.split(flat, tile.threads)
     axes: list[str] = []
-    for n in (32, tile.rows.threads) if tile.tensor else (tile.columns.threads,):
+    for n in (tile.together, tile.rows.threads) if tile.tensor else (tile.columns.threads,):
         thread, x = s.split(thread, n)
         axes.append(x)
     axes.append(thread)

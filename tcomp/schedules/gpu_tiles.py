@@ -4,6 +4,8 @@ A side of a tile (its rows, its columns) runs along one axis of the result, or a
 
     float32        `threads` along the side, each with `each` neighbouring elements (along two axes: threads along the outer one)
     tensor cores   `threads` are warps, each with `each` elements, in tiles of 16 rows or 8 columns of an `mma` (`unit`)
+    sm_90a         `threads` are warpgroups, each with `each` elements: any number of times 64 rows, columns of one `wgmma` (see
+                   `gpu_warpgroups`); along two axes, 8 of them (`unit`) along the inner one
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from math import prod
 
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
+from tcomp.ir.instruction import CORE, WARP, WARPGROUP, Instruction
 from tcomp.ir.loops import Accumulate, For
-from tcomp.schedules.instructions import mma, tf32
+from tcomp.schedules.instructions import mma, tf32, wgmma
 from tcomp.schedules.primitives.factors import core_of, product_of
 from tcomp.schedules.roles import Nest, extent_of, stride
 from tcomp.target import Target
@@ -24,7 +27,8 @@ LEAST = 16  # rows, columns, and elements of the fold: below, threads would copy
 TENSOR_CORES = 80  # the first architecture with the `mma` of `schedules.instructions`
 LAUNCH = 3000  # nanoseconds that another launch takes, with the wait for the one before
 STEP = 40  # cycles that the threads of a block wait for each other and for copies, for each slice
-MULTIPLIED = 1024  # float16 multiply-adds of an SM's tensor cores a cycle; half as many of tf32, twice as many of int8
+MULTIPLIED = 1024  # float16 multiply-adds of an SM's tensor cores a cycle (2048 by wgmma); half as many of tf32, twice as many of int8
+GROUPS = "sm_90a"  # the architecture of `wgmma`
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +63,28 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """`depth`: of the slice of the fold that is staged at a time; `tensor`: the dtype of the `mma` that computes it, if one does."""
+    """`depth`: of the slice of the fold that is staged at a time; `tensor`: the dtype of the instruction that computes it, if one does, and
+    `together`: how many threads execute it together (else 1)."""
 
     rows: Side
     columns: Side
     depth: int
     tensor: str
+    together: int
+
+    @property
+    def instruction(self) -> Instruction:
+        return mma(self.tensor) if self.together == WARP else wgmma(self.tensor, self.columns.each)
+
+    @property
+    def covered(self) -> tuple[int, int]:
+        """Rows and columns of an instruction."""
+        return (16, 8) if self.together == WARP else (64, self.columns.each)
+
+    @property
+    def deep(self) -> int:
+        """Elements of the fold that an instruction takes."""
+        return _deep(self.tensor)
 
     @property
     def axes(self) -> list[int]:
@@ -72,12 +92,12 @@ class Tile:
 
     @property
     def threads(self) -> int:
-        return self.rows.threads * self.columns.threads * (32 if self.tensor else 1)
+        return self.rows.threads * self.columns.threads * self.together
 
     @property
     def accumulators(self) -> int:
         """Of a thread."""
-        return self.rows.each * self.columns.each // (32 if self.tensor else 1)
+        return self.rows.each * self.columns.each // self.together
 
     def blocks(self, fold: Nest) -> int:
         """Of the whole result; each axis rounds up to tiles."""
@@ -129,8 +149,13 @@ def _tensor(fold: Nest, right: int, target: Target) -> str:
 
 
 def tiles(fold: Nest, product: Product, target: Target) -> list[Tile]:
-    """The best tiles, best first."""
-    return sorted(_candidates(fold, product), key=lambda tile: _cycles(fold, product, tile, 1, target))[:8]
+    """The best tiles, best first; those of warpgroups behind the others."""
+
+    def best(candidates: Iterator[Tile]) -> list[Tile]:
+        return sorted(candidates, key=lambda tile: _cycles(fold, product, tile, 1, target))[:8]
+
+    grouped = product.tensor and target.executes(GROUPS)
+    return best(_candidates(fold, product)) + (best(_of_groups(product)) if grouped else [])
 
 
 def parts(fold: Nest, product: Product, target: Target, least: int, certain: float) -> int:
@@ -143,17 +168,32 @@ def parts(fold: Nest, product: Product, target: Target, least: int, certain: flo
 
 def _candidates(fold: Nest, product: Product) -> Iterator[Tile]:
     if product.tensor:
-        depth = int(mma(product.tensor).meaning.buffers[1].shape[1])
+        depth = _deep(product.tensor)
         for wy, wx in ((2, 2), (4, 2), (2, 4), (1, 4), (4, 1), (1, 2), (2, 1)):
             for rows in _sides(product.rows, wy, [(16 * n, 16) for n in (1, 2, 4)]):
                 for columns in _sides(product.columns, wx, [(8 * n, 8) for n in (1, 2, 4, 8)]):
-                    yield Tile(rows, columns, 2 * depth, product.tensor)
+                    yield Tile(rows, columns, 2 * depth, product.tensor, WARP)
         return
     for ty, tx in ((16, 16), (32, 8), (8, 32)):
         for rows in _sides(product.rows, ty, [(n, n) for n in range(1, 9)]):
             for columns in _sides(product.columns, tx, [(n, n) for n in range(1, 9)]):
                 if 4 <= rows.each * columns.each <= 64:
-                    yield Tile(rows, columns, min(extent_of(product.sliced.extent), 16 if rows.each * columns.each <= 32 else 8), "")
+                    yield Tile(rows, columns, min(extent_of(product.sliced.extent), 16 if rows.each * columns.each <= 32 else 8), "", 1)
+
+
+def _of_groups(product: Product) -> Iterator[Tile]:
+    """Slices are 128 bytes deep, and shorter ones where the fold is."""
+    length = -(-extent_of(product.sliced.extent) // _deep(product.tensor))
+    for wy, wz in ((1, 1), (2, 1), (1, 2)):
+        for rows in _sides(product.rows, wy, [(64 * n, CORE[0]) for n in (1, 2)]):
+            for columns in _sides(product.columns, wz, [(n, CORE[0]) for n in (16, 32, 64, 128, 256)]):
+                if rows.each * columns.each <= 128 * WARPGROUP:
+                    yield Tile(rows, columns, min(4, length) * _deep(product.tensor), product.tensor, WARPGROUP)
+
+
+def _deep(dtype: str) -> int:
+    """Elements of the fold that an instruction of the tensor cores takes."""
+    return 32 // itemsize(dtype)
 
 
 def _sides(axes: tuple[int, ...], threads: int, sizes: Sequence[tuple[int, int]]) -> Iterator[Side]:
@@ -176,11 +216,12 @@ def _cycles(fold: Nest, product: Product, tile: Tile, parts: int, target: Target
 
 
 def _tensor_cycles(tile: Tile) -> float:
-    """Of a block, for each element of the fold: tensor cores, beside fragments of 4 bytes a lane and copies of 128 bytes a cycle."""
+    """Of a block, for each element of the fold: tensor cores, beside fragments of 4 bytes a lane (or what they read themselves, for each
+    instruction), and copies of 128 bytes a cycle."""
     rows, columns, size = tile.rows, tile.columns, itemsize(tile.tensor)
-    warps = rows.threads * columns.threads
-    multiplies = rows.size * columns.size * size / 2 / MULTIPLIED
-    reads = warps * (rows.each + columns.each) * size / 128
+    warps, grouped = rows.threads * columns.threads, tile.together == WARPGROUP
+    multiplies = rows.size * columns.size * size / 2 / MULTIPLIED / (2 if grouped else 1)
+    reads = warps * (rows.each + columns.each * (rows.each // tile.covered[0] if grouped else 1)) * size / 128
     return max(multiplies, reads) + 0.25 * min(multiplies, reads) + (rows.size + columns.size) * size / 128
 
 

@@ -10,7 +10,6 @@ neighbours in each of two rows.
 from __future__ import annotations
 
 from tcomp.schedules.gpu_tiles import Side, Tile
-from tcomp.schedules.instructions import mma
 from tcomp.schedules.schedule import Schedule
 
 _LETTERS = "abcdefghijklmnop"
@@ -33,10 +32,10 @@ def elements(s: Schedule, tile: Tile, axes: dict[int, str]) -> None:
 
 def multiply(s: Schedule, tile: Tile, axes: dict[int, str], slice_: str) -> None:
     """The nest that sums products: instructions."""
-    instruction = mma(tile.tensor)
+    instruction = tile.instruction
     y, rows, i = _units(s, tile.rows, axes)
     z, columns, j = _units(s, tile.columns, axes)
-    steps, k = s.split(slice_, int(instruction.meaning.buffers[1].shape[1]))
+    steps, k = s.split(slice_, tile.deep)
     s.reorder(y, z, steps, *rows, *columns, i, j, k, reassociate=True)
     s.apply("set_kind", y, "thread.y")
     s.apply("set_kind", z, "thread.z")

@@ -3,7 +3,8 @@
 An instruction is named by the call that makes it, so that a trace can say it in few words; `named` reads the name back.
 
 Costs are of the cores they were made for: two 512-bit FMA ports (x86 servers), two 128-bit pipes (NEON), a tensor core of sm_80.
-Sources: Intel Intrinsics Guide; Arm Architecture Reference Manual, C7.2 (SDOT); PTX ISA 8.5, section 9.7.14 (mma fragments).
+Sources: Intel Intrinsics Guide; Arm Architecture Reference Manual, C7.2 (SDOT); PTX ISA 8.5, sections 9.7.14 (fragments of
+mma) and 9.7.15 (wgmma: matrix descriptors, fragments of the sum, the asynchronous proxy).
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from functools import cache
 from tcomp.errors import ScheduleError, TcompError
 from tcomp.ir import expr as E
 from tcomp.ir import te
-from tcomp.ir.dtypes import BITS
+from tcomp.ir.dtypes import BITS, itemsize
 from tcomp.ir.expr import Expr, Reducer
-from tcomp.ir.instruction import ELEMENT, LANE, Fragment, Instruction, Operand, VectorOp, WarpOp
-from tcomp.ir.loops import Accumulate, Buffer, Kernel, Stmt, Store, loop
+from tcomp.ir.instruction import CORE, ELEMENT, WARP, WARPGROUP, Fragment, Instruction, Operand, VectorOp, WarpOp, lane_of
+from tcomp.ir.loops import Accumulate, Buffer, Kernel, Stmt, Store, loop, over
 from tcomp.ir.parser import parse_instruction
 from tcomp.target import Target
 
@@ -103,7 +104,8 @@ def _panel(
 
 # ---------------------------------------------------------------- tensor cores
 
-_ACC = Fragment((LANE // 4 + ELEMENT // 2 * 8, LANE % 4 * 2 + ELEMENT % 2), 4)  # of 16 x 8 results
+_LANE = lane_of(WARP)
+_ACC = Fragment((_LANE // 4 + ELEMENT // 2 * 8, _LANE % 4 * 2 + ELEMENT % 2), 4)  # of 16 x 8 results
 _MMA = {  # dtype: (its name in PTX, that of the sum, depth, elements of one register, the oldest architecture)
     "float16": ("f16", "float32", 16, 2, "sm_80"),
     "bfloat16": ("bf16", "float32", 16, 2, "sm_80"),
@@ -135,9 +137,9 @@ def mma(dtype: str) -> Instruction:
 
     nest = loop("i", 16, lambda i: loop("j", 8, lambda j: loop("k", depth, lambda k: body(i, j, k))))
     # Registers hold `per` elements side by side along k; those of `a` go down the rows first, then along k.
-    along = LANE % 4 * per + ELEMENT % per
-    of_a = Fragment((LANE // 4 + ELEMENT // per % 2 * 8, along + ELEMENT // (2 * per) * (depth // 2)), depth // 2)
-    of_b = Fragment((along + ELEMENT // per * (depth // 2), LANE // 4), depth // 4)
+    along = _LANE % 4 * per + ELEMENT % per
+    of_a = Fragment((_LANE // 4 + ELEMENT // per % 2 * 8, along + ELEMENT // (2 * per) * (depth // 2)), depth // 2)
+    of_b = Fragment((along + ELEMENT // per * (depth // 2), _LANE // 4), depth // 4)
     memory = ("global", "shared")
     operands = (Operand((None, None), fragment=_ACC), Operand((None, None), memory, of_a), Operand((None, None), memory, of_b))
     sums = "s32" if total == "int32" else "f32"
@@ -165,6 +167,48 @@ def mma_store(dtype: str = "float32") -> Instruction:
     return Instruction(_call("mma_store", (dtype,)), meaning, operands, WarpOp("", ("out", "acc")), ("sm_80",), 4.0, 4)
 
 
+@cache
+def wgmma(dtype: str, n: int) -> Instruction:
+    """`wgmma.mma_async` of a warpgroup (128 threads, sm_90a) on a tile of 64 x `n` results: depth 16 for float16 and bfloat16, 8 for float32 as
+    tf32, 32 for bytes. `n` is a multiple of 8 up to 256, of bytes one of 16 (or 8, or 24).
+
+    Both factors lie in shared memory in core matrices (8 rows of 16 bytes that follow each other, no swizzling), both along the fold. So they
+    are indexed by core matrix and place in it; a row of one has 16 bytes.
+
+        for i in 0..8 { for r in 0..8 { for j in 0..n/8 { for s in 0..8 { for k in 0..2 { for c in 0..row {
+          acc[i, r, j, s] += float32(a[i, k, r, c]) * float32(b[j, k, s, c])
+        } } } } } }
+
+    Conversions, sums and dtypes are those of `mma`; of float32 the tensor cores read words as they are, and take no notice of the lowest 13
+    bits, which is the cut to tf32. The sum is in registers, divided among the threads of the warpgroup; each clears and uses the elements that
+    it holds (as those of four `mma`s below each other). That columns lie side by side in it says which factor is `a`.
+    """
+    if dtype not in _MMA:
+        raise ScheduleError(f"wgmma of {dtype}", hint=f"one of {', '.join(_MMA)}")
+    kind, total, _, _, _ = _MMA[dtype]
+    if not isinstance(n, int) or n % 8 or not 8 <= n <= 256 or (total == "int32" and n % 16 and n not in (8, 24)):
+        raise ScheduleError(f"wgmma of {dtype} with {n} columns", hint="a multiple of 8 up to 256; of bytes, one of 16, or 8, or 24")
+    second = "int8" if dtype == "uint8" else dtype
+    rows, row = CORE[0], CORE[1] // itemsize(dtype)
+    acc = Buffer("acc", total, (64 // rows, rows, n // rows, rows))
+    a, b = Buffer("a", dtype, (64 // rows, 2, rows, row)), Buffer("b", second, (n // rows, 2, rows, row))
+    convert = tf32 if dtype == "float32" else lambda x: E.cast(x, total)
+
+    def body(at: tuple[Expr, ...]) -> Stmt:
+        i, r, j, s, k, c = at
+        return Accumulate(acc, (i, r, j, s), convert(a[i, k, r, c]) * convert(b[j, k, s, c]), _sum(total))
+
+    nest = over((64 // rows, rows, n // rows, rows, 2, row), body, "irjskc".__getitem__)
+    lane = lane_of(WARPGROUP)
+    held = (lane // 32 * 2 + ELEMENT // 2 % 2, lane // 4 % 8, ELEMENT // 4, lane % 4 * 2 + ELEMENT % 2)
+    cores = Operand((None, None, row, 1), ("shared",))
+    operands = (Operand((None, None, None, 1), _REGISTER, Fragment(held, n // 2, WARPGROUP)), cores, cores)
+    sums = "s32" if total == "int32" else "f32"
+    op = WarpOp(f"wgmma.mma_async.sync.aligned.m64n{n}k{2 * row}.{sums}.{kind}.{_MMA[second][0]}", ("acc", "a", "b"))
+    meaning = Kernel("meaning", (acc, a, b), (acc,), (), nest)
+    return Instruction(_call("wgmma", (dtype, n)), meaning, operands, op, ("sm_90a",), n / 2, 1, reassociates=total == "float32")
+
+
 def _of_mma(dtype: str) -> str:
     if dtype not in ("float32", "int32"):
         raise ScheduleError(f"an mma does not sum {dtype}", hint="float32 or int32")
@@ -178,7 +222,7 @@ def tf32(x: Expr) -> Expr:
 
 # ---------------------------------------------------------------- names
 
-_GENERATORS = {f.__name__: f for f in (fma_tile, vpdpbusd, sdot, mma, mma_fill, mma_store)}
+_GENERATORS = {f.__name__: f for f in (fma_tile, vpdpbusd, sdot, mma, mma_fill, mma_store, wgmma)}
 
 
 def _call(name: str, arguments: tuple[int | str, ...]) -> str:

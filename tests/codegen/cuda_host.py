@@ -6,6 +6,9 @@ overwrites it or what is copied, too early shows as a difference from the refere
 The blocks of a launch run one after the other. The threads of a block are contexts that take turns at barriers, in ascending or
 descending order: a missing barrier, or two threads that write one element, shows as a difference between the two orders or from the
 reference. A thread that misses a barrier that others wait at is reported.
+
+Products in the background read shared memory as soon as they are started where threads ascend, and as late as possible where they descend;
+the sums are as they were until they are waited for.
 """
 
 from __future__ import annotations
@@ -27,7 +30,10 @@ HEADER = r"""
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <functional>
+#include <initializer_list>
 #include <map>
+#include <memory>
 #include <ucontext.h>
 #include <vector>
 using std::memcpy;
@@ -57,7 +63,12 @@ static std::map<int, Copies> copies;
 static bool misaligned;
 static char origin;
 static inline Copies &mine() { return copies[(threadIdx.z * 1024 + threadIdx.y) * 1024 + threadIdx.x]; }
-static inline int __cvta_generic_to_shared(void *p) { return (int)((char *)p - &origin); }
+static std::map<unsigned, const char *> places;  // what a descriptor says of an address -> the last one of which it was said
+static inline int __cvta_generic_to_shared(const void *p) {
+  const int at = (int)((const char *)p - &origin);
+  places[(at & 0x3ffff) >> 4] = (const char *)p - (at & 15);  // the lowest bits are lost
+  return at;
+}
 static inline unsigned long long __cvta_generic_to_global(const void *p) { return (unsigned long long)p; }
 static void copy_later(unsigned to, unsigned long long from, int bytes, int size) {
   char *const place = &origin + (int)to;
@@ -108,9 +119,52 @@ template <class T> void warp_mma(const char *op, T *d, const unsigned *a, const 
   __syncthreads();
 }
 
+// A warpgroup that is executed together reads factors from shared memory, as descriptors say: written from the text of the PTX ISA on core
+// matrices without swizzling (K-major), and its figure of the fragments of D. Each thread adds to its elements alone.
+struct Product { std::function<void()> read, add; };
+static std::map<int, std::vector<Product>> products;
+static std::vector<Product> &my_products() { return products[(threadIdx.z * 1024 + threadIdx.y) * 1024 + threadIdx.x]; }
+static bool late;
+static const char *element(unsigned long long descriptor, int row, int k, int bytes) {
+  const unsigned along = (descriptor >> 16 & 0x3fff) << 4, across = (descriptor >> 32 & 0x3fff) << 4;
+  const int core = k * bytes / 16, within = k * bytes % 16;
+  return places.at(descriptor & 0x3fff) + core * along + row / 8 * across + row % 8 * 16 + within;
+}
+template <class T> T loaded_value(const char *op, const char *p, int bytes) {
+  unsigned x = 0;
+  memcpy(&x, p, bytes);
+  return warp_value<T>(op, x, 0);
+}
+template <class T> void group_mma(const char *op, std::initializer_list<T *> list, unsigned long long a, unsigned long long b) {
+  int n, depth;
+  sscanf(strstr(op, ".m64n") + 5, "%dk%d", &n, &depth);
+  const int bytes = 32 / depth, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const std::vector<T *> d(list);
+  auto sums = std::make_shared<std::vector<T>>(d.size());
+  if ((int)d.size() != n / 2) abort();
+  Product product;
+  product.read = [=] {
+    for (int e = 0; e < n / 2; ++e) {
+      const int row = 16 * warp + lane / 4 + 8 * (e % 4 / 2), column = 8 * (e / 4) + lane % 4 * 2 + e % 2;
+      T sum = 0;
+      for (int k = 0; k < depth; ++k)
+        sum += loaded_value<T>(op, element(a, row, k, bytes), bytes) * loaded_value<T>(strstr(op, "s8") ? "s8" : op, element(b, column, k, bytes), bytes);
+      (*sums)[e] = sum;
+    }
+  };
+  product.add = [=] { for (int e = 0; e < n / 2; ++e) *d[e] += (*sums)[e]; };
+  if (!late) product.read();
+  my_products().push_back(product);
+}
+static void wait_products() {
+  for (const Product &p : my_products()) { if (late) p.read(); p.add(); }
+  my_products().clear();
+}
+
 template <class F> int run(bool barriers, bool descending, const int *grid, const int *block, F body) {
   static F *the; the = &body; job = [] { (*the)(); };
   const int threads = block[0] * block[1] * block[2];
+  late = descending;
   if (barriers && (int)fibers.size() < threads) {
     fibers.resize(threads);
     for (auto &f : fibers) f.stack.resize(1 << 18);
@@ -146,11 +200,20 @@ template <class F> int run(bool barriers, bool descending, const int *grid, cons
 """
 
 
+def _group_mma(found: re.Match[str]) -> str:
+    pointers = re.sub(r'"\+[fr]"\(', "&(", found[2])
+    factors = found[3].replace('"l"(', "(")
+    return f'group_mma("{found[1]}", {{{pointers}}}, {factors});'
+
+
 _ASM = (  # what stands for the instructions of the device
     (re.compile(r'asm\("(mma[\w.]+)[^"]*" : "\+[fr]"\((\w+)\[0\]\)[^:]*: "r"\((\w+)\[0\]\).*?"r"\((?!\3\b)(\w+)\[0\]\).*?\);'),
      r'warp_mma("\1", \2, \3, \4);'),
     (re.compile(r'asm volatile\("cp\.async\.c[ag]\.shared\.global [^"]*" :: "r"\(to\), "l"\(from\)(?:, "n"\(N\))?, "r"\(size\) : "memory"\);'),
      "copy_later(to, from, N, size);"),
+    (re.compile(r'asm volatile\("\{ \.reg \.pred add; setp\.eq\.b32 add, 0, 0; (wgmma[\w.]+) [^"]*" : (.*) : ("l".*)\);'), _group_mma),
+    (re.compile(r'asm volatile\("wgmma\.wait_group\.sync\.aligned 0;"[^;]*\);'), "wait_products();"),
+    (re.compile(r'asm volatile\("(?:wgmma\.fence\.sync\.aligned;|wgmma\.commit_group\.sync\.aligned;|fence\.proxy\.async\.shared::cta;|)"[^;]*\);'), ";"),
     (re.compile(r'asm volatile\("cp\.async\.commit_group;"[^;]*\);'), "commit_copies();"),
     (re.compile(r'asm volatile\("cp\.async\.wait_group %0;"[^;]*\);'), "wait_copies(N);"),
 )  # fmt: skip
@@ -167,7 +230,7 @@ def library(text: str, optimise: str = "-O1") -> ctypes.CDLL:
     folder = Path(tempfile.gettempdir()) / "tcomp-cuda-host"
     folder.mkdir(exist_ok=True)
     key = hashlib.sha256((HEADER + text + optimise).encode()).hexdigest()[:24]
-    text = re.sub(r"extern __shared__ __align__\(16\) unsigned char (\w+)\[\];", r"static __align__(16) unsigned char \1[228 << 10];", text)
+    text = re.sub(r"extern __shared__ (__align__\(\d+\)) unsigned char (\w+)\[\];", r"static \1 unsigned char \2[228 << 10];", text)
     for instruction, stand_in in _ASM:
         text = instruction.sub(stand_in, text)
     target = folder / f"{key}.so"

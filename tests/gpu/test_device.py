@@ -14,8 +14,12 @@ from tcomp.codegen.cuda import emit_kernel
 from tcomp.errors import DeviceError, TargetError
 from tcomp.ir import te
 from tcomp.ir.dtypes import to_numpy
+from tcomp.ir.loops import Kernel
 from tcomp.runtime.cuda import CupyDevice
 from tcomp.runtime.plan import KernelCode, Launch
+from tcomp.schedules.gpu import schedule
+from tcomp.schedules.knobs import Knobs
+from tcomp.schedules.lower import lower
 from tcomp.target import Target
 
 
@@ -112,26 +116,68 @@ def test_arrays_on_the_device_stay_there() -> None:
     assert isinstance(f(given), np.ndarray)
 
 
+def run_on_device(kernel: Kernel, arrays: list[np.ndarray], arch: str) -> None:
+    """A kernel of one launch, without temporaries, in place."""
+    import cupy
+
+    device = CupyDevice()
+    text, (launch,) = emit_kernel(kernel, Target.parse(f"cuda -arch={arch}"))
+    with device.guarded():
+        x, y, z = (int(n) for n in launch.grid)
+        code = KernelCode(
+            (Launch(launch.function, (x, y, z), launch.block, launch.buffers, (), launch.shared),), {arch: nvrtc.compile_text(text, arch).cubin}, b""
+        )
+        memory = [cupy.asarray(m.reshape(-1).view(np.uint8)) for m in arrays]
+        cupy.cuda.get_current_stream().synchronize()
+        device.launch(device.load(code)[launch.function], (x, y, z), launch.block, [memory[n].data.ptr for n in launch.buffers])
+        device.synchronize()
+    for array, found in zip(arrays, memory, strict=True):
+        array[...] = found.get().view(array.dtype).reshape(array.shape)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int8"])
 @pytest.mark.parametrize("along", [True, False])
 def test_tensor_cores(dtype: str, along: bool) -> None:
     """Small integers, whose sums are exact in any order."""
-    import cupy
-
-    device = CupyDevice()
-    arch = f"sm_{device.capability}"
-    text, (launch,) = emit_kernel(warp_products.product(dtype, 64, 48, 64, along).kernel, Target.parse(f"cuda -arch={arch}"))
     a, b = (rng.integers(-9, 10, shape).astype(to_numpy(dtype)) for shape in ((64, 64), (48, 64) if along else (64, 48)))
     c = np.full((64, 48), 77, np.int32 if dtype == "int8" else np.float32)
-    with device.guarded():
-        x, y, z = (int(n) for n in launch.grid)
-        code = KernelCode((Launch(launch.function, (x, y, z), launch.block, launch.buffers, ()),), {arch: nvrtc.compile_text(text, arch).cubin}, b"")
-        memory = [cupy.asarray(m.reshape(-1).view(np.uint8)) for m in (a, b, c)]
-        cupy.cuda.get_current_stream().synchronize()
-        device.launch(device.load(code)[launch.function], (x, y, z), launch.block, [memory[n].data.ptr for n in launch.buffers])
-        device.synchronize()
-    got = memory[2].get().view(c.dtype).reshape(c.shape)
-    np.testing.assert_array_equal(got, a.astype(c.dtype) @ (b.T if along else b).astype(c.dtype))
+    run_on_device(warp_products.product(dtype, 64, 48, 64, along).kernel, [a, b, c], f"sm_{CupyDevice().capability}")
+    np.testing.assert_array_equal(c, a.astype(c.dtype) @ (b.T if along else b).astype(c.dtype))
+
+
+needs_hopper = pytest.mark.skipif(not REASON and CupyDevice().capability != 90, reason="wgmma is of sm_90a alone")
+
+
+@needs_hopper
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int8", "uint8"])
+@pytest.mark.parametrize(("m", "n", "depth", "width", "stages"), [(256, 128, 256, 64, 3), (150, 70, 75, 16, 2), (300, 500, 1000, 256, 2), (128, 24, 64, 24, 1)])
+def test_warpgroups(dtype: str, m: int, n: int, depth: int, width: int, stages: int) -> None:
+    a, b = (rng.integers(0 if dtype == "uint8" else -9, 10, shape).astype(to_numpy(dtype)) for shape in ((m, depth), (n, depth)))
+    b = b.astype(np.int8) if dtype == "uint8" else b
+    c = np.full((m, n), 77, np.int32 if dtype.endswith("int8") else np.float32)
+    run_on_device(warp_products.product_of_groups(dtype, m, n, depth, width, 2, stages).kernel, [a, b, c], "sm_90a")
+    np.testing.assert_array_equal(c, a.astype(c.dtype) @ b.T.astype(c.dtype))
+
+
+@needs_hopper
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("shape", [(256, 96, 384), (67, 45, 301), (2048, 512, 1024)])
+def test_products_by_warpgroups(shape: tuple[int, int, int], dtype: str) -> None:
+    """Every tile of `wgmma` that a decision may choose."""
+    rows, depth, columns = shape
+    total = "int32" if dtype == "int8" else "float32"
+    a, b, k = te.placeholder((rows, depth), dtype, "a"), te.placeholder((columns, depth), dtype, "b"), te.reduce_axis(depth, "k")
+    c = te.compute((rows, columns), lambda i, j: te.sum(te.cast(a[i, k], total) * te.cast(b[j, k], total), k), "c")
+    kernel, target, knobs = lower("kernel", [a, b], [c]), Target.parse("cuda -arch=sm_90a"), Knobs()
+    schedule(kernel, target, knobs)
+    ((name, answer),) = ((name, answer) for name, answer in knobs.asked.items() if name.endswith(".tile"))
+    x, y = (rng.integers(-9, 10, size).astype(to_numpy(dtype)) for size in ((rows, depth), (columns, depth)))
+    grouped = [o for o in answer.options if isinstance(o, tuple) and o[-1] == "wgmma"]
+    assert grouped
+    for option in grouped:
+        got = np.full((rows, columns), 77, total)
+        run_on_device(schedule(kernel, target, Knobs({name: option})).kernel, [x, y, got], "sm_90a")
+        np.testing.assert_array_equal(got, x.astype(total) @ y.astype(total).T, err_msg=str(option))
 
 
 def test_an_illegal_access_is_a_named_error_and_the_process_survives() -> None:

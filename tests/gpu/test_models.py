@@ -225,6 +225,22 @@ def test_the_code_that_fits_a_gpu() -> None:
     assert best_code(kernel, 100) == ptx + b"\0"
     with pytest.raises(DeviceError, match="sm_75"):
         best_code(kernel, 75)
+    own = KernelCode((), {"sm_90a": b"90a"}, ptx.replace(b"sm_80", b"sm_90a"))
+    assert best_code(own, 90) == b"90a"
+    with pytest.raises(DeviceError, match=r"sm_100(?s:.)*compiled for sm_90a"):
+        best_code(own, 100)
+
+
+@pytest.mark.parametrize(
+    ("target", "arch", "has"),
+    [
+        ("cuda", "sm_80", True), ("cuda", "sm_90a", False), ("cuda -arch=sm_90a", "sm_90a", True), ("cuda -arch=sm_90a", "sm_90", True),
+        ("cuda -arch=sm_90", "sm_90a", False), ("cuda -arch=sm_100a", "sm_90a", False), ("cuda -arch=sm_75,sm_90a", "sm_80", False),
+        ("cpu -mcpu=haswell", "sm_80", False),
+    ],
+)  # fmt: skip
+def test_what_all_architectures_of_a_target_have(target: str, arch: str, has: bool) -> None:
+    assert Target.parse(target).executes(arch) is has
 
 
 def test_targets_by_name() -> None:

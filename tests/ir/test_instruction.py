@@ -17,10 +17,10 @@ from tcomp.ir.loops_eval import run_kernel
 from tcomp.ir.parser import parse_instruction, parse_kernel
 from tcomp.ir.printer import print_instruction, print_kernel
 from tcomp.ir.verify import verify_kernel
-from tcomp.schedules.instructions import fma_tile, mma, mma_fill, mma_store, sdot, vpdpbusd
+from tcomp.schedules.instructions import fma_tile, mma, mma_fill, mma_store, sdot, vpdpbusd, wgmma
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-SHIPPED = [fma_tile(6, 4), fma_tile(1, 1, 2, "neon", "float64"), vpdpbusd(3, 2, 2), vpdpbusd(1, 1, 1, 256), sdot(2, 2), *map(mma, ("float16", "float32", "int8")), mma_fill(), mma_store("int32")]  # fmt: skip
+SHIPPED = [fma_tile(6, 4), fma_tile(1, 1, 2, "neon", "float64"), vpdpbusd(3, 2, 2), vpdpbusd(1, 1, 1, 256), sdot(2, 2), *map(mma, ("float16", "float32", "int8")), mma_fill(), mma_store("int32"), wgmma("float16", 24), wgmma("float32", 8), wgmma("uint8", 32)]  # fmt: skip
 
 
 def called(i: Instruction) -> Kernel:
@@ -152,6 +152,11 @@ def test_malformed_instructions(kernel: Kernel, operands: tuple[Operand, ...], e
         (mma_fill(), {"operands": (replace(mma_fill().operands[0], fragment=Fragment((E.var("x"), E.const(0)), 4)),)}, "not given by the thread"),
         (mma_fill(), {"name": "x\ny"}, "its name is not of the form"),
         (mma_fill(), {"emission": WarpOp('"', ("acc",))}, "not of letters, digits and dots"),
+        (wgmma("int8", 8), {"operands": (*wgmma("int8", 8).operands[:2], Operand((None, None, 8, 1), ("shared",)))}, "do not divide `b`"),
+        (wgmma("int8", 8), {"operands": (wgmma("int8", 8).operands[0], Operand((None, None, 16, 1)), wgmma("int8", 8).operands[2])}, "do not divide `a`"),
+        (wgmma("int8", 8), {"operands": (Operand((None,) * 4), *wgmma("int8", 8).operands[1:])}, "do not divide `acc`"),
+        (wgmma("int8", 8), {"emission": WarpOp("", ("acc", "a", "b"))}, "do not divide `a`"),
+        (mma("int8"), {"operands": (*mma("int8").operands[:2], Operand((None, None), fragment=Fragment((E.const(0), E.const(0)), 2, 128)))}, "`b` is divided among 128 threads, `acc` among 32"),
     ],
 )
 def test_malformed_instructions_of_warps(i: Instruction, change: dict, why: str) -> None:
@@ -161,14 +166,16 @@ def test_malformed_instructions_of_warps(i: Instruction, change: dict, why: str)
 
 @pytest.mark.parametrize("i", [i for i in SHIPPED if isinstance(i.emission, WarpOp)], ids=lambda i: i.name)
 def test_fragments_cover_each_element_once(i: Instruction) -> None:
-    from tcomp.ir.instruction import ELEMENT, LANE, WARP
+    from tcomp.ir.instruction import ELEMENT
 
     for b, o in zip(i.meaning.buffers, i.operands, strict=True):
-        assert o.fragment is not None
+        if o.fragment is None:
+            assert i.background and o.scopes == ("shared",)
+            continue
         found = np.zeros([int(n) for n in b.shape], int)
-        for lane in range(WARP):
+        for lane in range(i.threads):
             for e in range(o.fragment.count):
-                found[tuple(E.evaluate_int(x, {LANE: lane, ELEMENT: e}) for x in o.fragment.indices)] += 1
+                found[tuple(E.evaluate_int(x, {o.fragment.lane: lane, ELEMENT: e}) for x in o.fragment.indices)] += 1
         assert (found == 1).all()
 
 

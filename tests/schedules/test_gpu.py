@@ -36,10 +36,12 @@ def lowered(program: Program) -> Kernel:
     return lower("program", program.inputs, program.outputs)
 
 
-def emulated(program: Program, kernel: Kernel, descending: bool = False, barriers: bool = True) -> list[np.ndarray]:
+def emulated(
+    program: Program, kernel: Kernel, descending: bool = False, barriers: bool = True, target: Target = TARGET
+) -> list[np.ndarray]:
     """The results of the emitted text; every result and temporary starts out as garbage."""
     kernel, _ = hoist_temporaries(kernel)
-    text, launches = emit_kernel(kernel, TARGET)
+    text, launches = emit_kernel(kernel, target)
     text = text if barriers else text.replace("__syncthreads();", "")
     given_arrays = program.arrays()
     shapes = [[evaluate_int(as_expr(d), program.dims) for d in b.shape] for b in kernel.buffers]
