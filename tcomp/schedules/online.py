@@ -1,0 +1,274 @@
+"""Default CPU schedule of products with a softmax, attention say, in one pass over each row of scores (see `primitives.online`).
+
+    for block of rows (threads):
+      for block of the row:                  keys; the maximum so far, and the sums relative to it, go on from block to block
+        terms                                scores, by register tiles of rows x keys
+        maximum, scale, weights              lanes along the row
+        sums                                 scaled, and the block's terms added, by register tiles of rows x values
+
+No array of rows x keys is ever stored: a block of scores, its weights and the sums stay in the nearest caches.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from tcomp.errors import ScheduleError
+from tcomp.ir import expr as E
+from tcomp.ir.expr import Dim, as_dim, as_expr
+from tcomp.ir.loops import Accumulate, Kernel, Stmt, Store, children, walk
+from tcomp.schedules.groups import attachments
+from tcomp.schedules.knobs import Knobs
+from tcomp.schedules.primitives import edit
+from tcomp.schedules.primitives.sites import Chain, chain_of
+from tcomp.schedules.roles import Nest, adds, extent_of, fold_nest, is_product, nests, result_nest, row_axis
+from tcomp.schedules.rows import partial_loops
+from tcomp.schedules.schedule import Schedule
+from tcomp.schedules.shaping import MOST_LANES, divides, lanes_of, threads
+from tcomp.schedules.tiled import pack, tile_loops
+from tcomp.schedules.tiles import LOAD, Tile, tiles
+from tcomp.target import Target
+
+MOST_ROWS = 64  # of a block
+FEWEST_ROWS = 16  # of a block, where there are so many: each reads all keys and values
+BLOCK = 128  # elements of a row in one block
+ANEW = 2.0  # cycles to load a vector of keys or values for other rows
+REST = 3  # how much longer rows take in the last block, where that is not whole
+STEPS = (8, 4, 2)  # of a fold that stand in a row
+COPIES = 4  # vectors of a row that stand in a row
+
+
+@dataclass(frozen=True, slots=True)
+class Online:
+    """What is scheduled as a whole: `result` is computed from `sums` of exponentials relative to `maximum`, all of them folds over the same
+    axis, and the maximum from the fold `scores`, if any. `weights` are stages that hold exponentials."""
+
+    result: str
+    maximum: str
+    sums: tuple[str, ...]
+    scores: str | None
+    weights: tuple[str, ...]
+
+
+def chains(kernel: Kernel) -> list[Online]:
+    """Results that are products with a softmax."""
+    return [found for result, inside in attachments(kernel) if (found := _chain(kernel, result, inside)) is not None]
+
+
+def _chain(kernel: Kernel, result: str, inside: Sequence[str]) -> Online | None:
+    here = [n for n in nests(kernel) if n.writes.name in inside]
+    folds = [n for n in here if n.is_fold]
+    used = {r.attr.name for n in here for r in n.reads}
+    maxima = [n for n in folds if _is_maximum(n) and n.writes.name in used]
+    if len(maxima) != 1:
+        return None
+    top = maxima[0].writes.name
+
+    def reads(n: Nest, names: Sequence[str]) -> bool:
+        return any(r.attr.name in names for r in n.reads)
+
+    weights = [n.writes.name for n in here if n.leaf.value.op != "const" and not n.is_fold and reads(n, [top])]
+    sums = [n for n in folds if adds(n) and reads(n, [top, *weights])]
+    scores = [n.writes.name for n in folds if reads(maxima[0], [n.writes.name])]
+    known = {top, *weights, *(n.writes.name for n in sums), *scores}
+    if known != set(inside) or len(scores) > 1 or not any(is_product(n) and row_axis(n) is not None for n in sums):
+        return None
+    return Online(result, top, tuple(n.writes.name for n in sums), scores[0] if scores else None, tuple(weights))
+
+
+def _is_maximum(fold: Nest) -> bool:
+    reducer = fold.leaf.reducer if isinstance(fold.leaf, Accumulate) else None
+    return reducer is not None and reducer.combine in (E.maximum(reducer.lhs, reducer.rhs), E.maximum(reducer.rhs, reducer.lhs))
+
+
+def schedule(s: Schedule, found: Online, target: Target, knobs: Knobs) -> None:
+    for name in found.weights:
+        s.inline(name)
+    product = next(n for x in found.sums if is_product(n := fold_nest(s.kernel, x)))
+    out, top = result_nest(s.kernel, found.result), fold_nest(s.kernel, found.maximum)
+    row = row_axis(product)
+    places = [r.args for r in out.reads if r.attr is product.writes]
+    if row is None or len(places) != 1 or len(top.folds) != 1:
+        raise ScheduleError("there are no rows to share the operands of a product", why="each row reads all of them by itself")
+    through = dict(zip(product.leaf.indices, places[0], strict=True))
+    inner = {through[row.var], through[product.spatial[-1].var]}
+    others = [x.var.attr.name for x in out.loops if x.var not in inner]
+    lines, column = (next(x for x in out.loops if x.var is through[y.var]) for y in (row, product.spatial[-1]))
+    fold = top.folds[0]
+    lanes = lanes_of(target, [product.writes, *(r.attr for r in product.reads)])
+    height = knobs.choice(f"{found.maximum}.rows", *_heights(lines.extent, target, lanes))
+    length = knobs.choice(f"{found.maximum}.block", *_lengths(fold.extent, lanes))
+    tile = _tile(height, length // lanes, target)
+    if found.scores is not None:
+        pack(s, found.scores, lanes, target, knobs, tile.vectors * lanes)
+    around, inside = s.split(lines.var.attr.name, height)
+    s.reorder(*others, around, inside, column.var.attr.name)
+    for name in (*found.sums, found.maximum):
+        s.compute_at(name, around)
+    blocks, terms, *made = s.online(found.maximum, fold.var.attr.name, length)
+    names = [*made, found.maximum, *found.sums, found.result, *([found.scores] if found.scores else [])]
+    if found.scores is not None:
+        s.compute_at(found.scores, blocks)
+    nests_to_thread = [[*others, around]]
+    if not divides(height, lines.extent):
+        _, tail = s.partition(around, as_dim(as_expr(lines.extent) // height))
+        rest = others
+        for name in reversed(others):  # whole blocks are shared by threads, apart from the last ones
+            main, behind = s.fission(name)
+            others, rest = [main if x == name else x for x in others], [behind if x == name else x for x in rest]
+        nests_to_thread = [[*others, around], [*rest, tail]]
+    if not divides(length, fold.extent):
+        for name in [x for x in s.loops if _is_copy(x, blocks)]:
+            s.partition(name, as_dim(as_expr(fold.extent) // length))
+    s.clean()
+    for c in _statements(s.kernel.body):
+        origin = next((x for x in (terms, *names) if _is_copy(c.write.buffer.name, x)), None)
+        if origin == terms:
+            _terms(s, c, lanes, target)
+        elif origin is None or origin == found.scores:
+            pass
+        elif isinstance(c.write, Store):
+            _in_lanes(s, c, lanes)
+        elif origin == product.writes.name:
+            _product(s, c, lanes, target)
+        else:
+            _along_the_row(s, c, lanes)
+    for loops in nests_to_thread:
+        threads(s, [x for x in loops if x in s.loops], True, knobs)
+
+
+# ---------------------------------------------------------------- sizes
+
+
+def _heights(extent: Dim, target: Target, lanes: int) -> tuple[list[int], int]:
+    """(numbers of rows that a block may have, the one that takes the least time for all rows)."""
+    most = min(MOST_ROWS, extent_of(extent))
+    options = list(range(min(FEWEST_ROWS, most), most + 1))
+
+    def cycles(height: int) -> float:
+        tile = _tile(height, BLOCK // lanes, target)
+        whole, rest = divmod(extent, height) if isinstance(extent, int) else (1, 0)
+        return (whole * height + REST * max(rest, bool(rest) * FEWEST_ROWS)) / (whole * height + rest) * _cycles(tile) / (tile.rows * tile.vectors) + ANEW / height
+
+    return options, min(options, key=lambda n: (round(cycles(n), 3), -n))
+
+
+def _lengths(extent: Dim, lanes: int) -> tuple[list[int], int]:
+    """(lengths that a block may have, the one that suits a row)."""
+    options = list(range(lanes, max(2 * BLOCK, lanes) + 1, lanes))
+    whole = [n for n in options if divides(n, extent) and BLOCK // 2 <= n]
+    return options, min(whole or options, key=lambda n: (abs(n - BLOCK), n))
+
+
+def _tile(rows: int, vectors: int, target: Target) -> Tile:
+    """The register tile that does most for what it loads; tiles have no remainder."""
+    among = [t for t in tiles(rows, vectors, target.vector_registers) if rows % t.rows == 0 and vectors % t.vectors == 0]
+    return min(among, key=lambda t: _cycles(t) / (t.rows * t.vectors))
+
+
+def _cycles(tile: Tile) -> float:
+    """For a step of the fold (see `choose_tile`)."""
+    return max(tile.rows * tile.vectors / 2, (tile.rows + tile.vectors) * LOAD + 0.5, 4.0) + 0.5
+
+
+# ---------------------------------------------------------------- the nests inside of a block
+
+
+def _is_copy(name: str, original: str) -> bool:
+    """Whether a loop or buffer is the original, or its copy in a tail."""
+    return re.fullmatch(rf"{re.escape(original)}(\.t\d*)*", name) is not None
+
+
+def _statements(stmt: Stmt) -> list[Chain]:
+    """The nests of one statement each, in order."""
+    found = chain_of(stmt)
+    return [found] if found is not None else [c for item in children(stmt) for c in _statements(item)]
+
+
+def _along(c: Chain, dim: int) -> str | None:
+    """The loop along a dimension, from the last one, of what a nest writes; None where that is a single place."""
+    index = c.write.indices[dim] if len(c.write.indices) >= -dim else None
+    return next((x.var.attr.name for x in c.loops if x.var is index), None)
+
+
+def _extent(s: Schedule, loop: str) -> int:
+    return extent_of(edit.find_loop(s.kernel, loop).extent)
+
+
+def _tiled(s: Schedule, c: Chain, lanes: int, target: Target, fold: str | None = None) -> str | None:
+    """A register tile of rows and vectors, inside of `fold`; returns the loop over tiles. None where there is but a row or a column."""
+    row, column = _along(c, -2), _along(c, -1)
+    if row is None or column is None:
+        return None
+    tile = _tile(_extent(s, row), -(-_extent(s, column) // lanes), target)
+    outer = [x.var.attr.name for x in c.loops if x.var.attr.name not in (row, column, fold)]
+    panel, width = s.split(column, tile.vectors * lanes)
+    vectors, lane = s.split(width, lanes)
+    lines, line = s.split(row, tile.rows)
+    s.reorder(*outer, panel, lines, *([fold] if fold else []), line, vectors, lane)
+    s.unroll(line)
+    s.unroll(vectors)
+    s.vectorize(lane)
+    return lines
+
+
+def _terms(s: Schedule, c: Chain, lanes: int, target: Target) -> None:
+    """Scores: tiles of them are summed up in registers."""
+    lines = _tiled(s, c, lanes, target)
+    scores = [r.attr for r in E.reads(c.write.value) if any(isinstance(x, Accumulate) and x.buffer is r.attr for x in walk(s.kernel.body))]
+    if lines is not None and len(set(scores)) == 1:
+        name = scores[0].name
+        folds = [x.var.attr.name for x in _fold_of(s, name).loops if x.var not in E.variables(*_fold_of(s, name).write.indices)]
+        s.compute_at(name, lines, "register")
+        tile_loops(s, name, lanes, folds, True)
+        _steps(s, folds[-1])
+
+
+def _fold_of(s: Schedule, name: str) -> Chain:
+    return next(c for c in _statements(s.kernel.body) if isinstance(c.write, Accumulate) and c.write.buffer.name == name)
+
+
+def _in_lanes(s: Schedule, c: Chain, lanes: int) -> None:
+    """Lanes along the last dimension, a few vectors of it in a row."""
+    if (column := _along(c, -1)) is None:
+        return
+    vectors, lane = s.split(column, lanes)
+    s.vectorize(lane)
+    extent = edit.find_loop(s.kernel, vectors).extent
+    if isinstance(extent, int) and extent <= COPIES:
+        s.unroll(vectors)
+    elif divides(COPIES, extent):
+        s.unroll(s.split(vectors, COPIES)[1])
+
+
+def _product(s: Schedule, c: Chain, lanes: int, target: Target) -> None:
+    """Sums: tiles of them are in registers while the terms of a block are added."""
+    used = E.variables(*c.write.indices)
+    fold = next((x.var.attr.name for x in c.loops if x.var not in used), None)
+    if fold is not None and _tiled(s, c, lanes, target, fold) is not None:
+        with suppress(ScheduleError):  # in the last block of a row whose length is not known, sums stay where they are
+            s.promote(fold, c.write.buffer.name, f"{c.write.buffer.name}.tile")
+        _steps(s, fold)
+
+
+def _steps(s: Schedule, fold: str) -> None:
+    """Several steps of a fold in a row."""
+    steps = next((n for n in STEPS if divides(n, edit.find_loop(s.kernel, fold).extent)), 1)
+    if steps > 1:
+        s.unroll(s.split(fold, steps)[1])
+
+
+def _along_the_row(s: Schedule, c: Chain, lanes: int) -> None:
+    """A fold of each row by itself: partial results in lanes, then one of them."""
+    used, name, row = E.variables(*c.write.indices), c.write.buffer.name, _along(c, -1)
+    fold = next((x for x in c.loops if x.var not in used), None)
+    if fold is None or row is None:
+        return
+    extent = extent_of(fold.extent)
+    width = next((n for n in (4 * lanes, 2 * lanes) if n <= MOST_LANES and extent % n == 0), lanes)
+    partial = s.rfactor(name, fold.var.attr.name, width)
+    s.compute_at(partial, row, "register")
+    partial_loops(s, name, partial, fold.var.attr.name, fold.extent, width)
