@@ -99,10 +99,14 @@ def _expand(s: Schedule, loop: str, size: int) -> None:
 
 def _online(s: Schedule, target: Target, knobs: Knobs) -> set[str]:
     """Schedule products with a softmax in one pass; returns the buffers whose nests are still as lowered."""
-    found, stages = online.chains(s.kernel), {n.writes.name for n in nests(s.kernel)}
-    schedule_each(s, found, lambda chain: online.schedule(s, chain, target, knobs), "is computed stage by stage")
     left = {n.writes.name for n in nests(s.kernel)}
-    return stages & left - {chain.result for chain in found if chain.maximum not in left}
+
+    def apply(chain: online.Online) -> None:
+        online.schedule(s, chain, target, knobs)
+        left.difference_update(chain.stages)
+
+    schedule_each(s, online.chains(s.kernel), apply, "is computed stage by stage")
+    return left
 
 
 # ---------------------------------------------------------------- grouping

@@ -52,6 +52,11 @@ class Online:
     scores: str | None
     weights: tuple[str, ...]
 
+    @property
+    def stages(self) -> set[str]:
+        """All that is computed for the result, and the result."""
+        return {self.result, self.maximum, *self.sums, *self.weights, *([self.scores] if self.scores else [])}
+
 
 def chains(kernel: Kernel) -> list[Online]:
     """Results that are products with a softmax."""
@@ -74,7 +79,7 @@ def _chain(kernel: Kernel, result: str, inside: Sequence[str]) -> Online | None:
     sums = [n for n in folds if adds(n) and reads(n, [top, *weights])]
     scores = [n.writes.name for n in folds if reads(maxima[0], [n.writes.name])]
     known = {top, *weights, *(n.writes.name for n in sums), *scores}
-    if known != set(inside) or len(scores) > 1 or not any(is_product(n) and row_axis(n) is not None for n in sums):
+    if known != set(inside) or len(scores) > 1 or len(maxima[0].folds) != 1 or not any(is_product(n) and row_axis(n) is not None for n in sums):
         return None
     return Online(result, top, tuple(n.writes.name for n in sums), scores[0] if scores else None, tuple(weights))
 
@@ -91,7 +96,7 @@ def schedule(s: Schedule, found: Online, target: Target, knobs: Knobs) -> None:
     out, top = result_nest(s.kernel, found.result), fold_nest(s.kernel, found.maximum)
     row = row_axis(product)
     places = [r.args for r in out.reads if r.attr is product.writes]
-    if row is None or len(places) != 1 or len(top.folds) != 1:
+    if row is None or len(places) != 1:
         raise ScheduleError("there are no rows to share the operands of a product", why="each row reads all of them by itself")
     through = dict(zip(product.leaf.indices, places[0], strict=True))
     inner = {through[row.var], through[product.spatial[-1].var]}
@@ -224,7 +229,7 @@ def _terms(s: Schedule, c: Chain, lanes: int, target: Target) -> None:
         folds = [x.var.attr.name for x in _fold_of(s, name).loops if x.var not in E.variables(*_fold_of(s, name).write.indices)]
         s.compute_at(name, lines, "register")
         tile_loops(s, name, lanes, folds, True)
-        _steps(s, folds[-1])
+        _steps(s, folds[-1], c)
 
 
 def _fold_of(s: Schedule, name: str) -> Chain:
@@ -251,11 +256,13 @@ def _product(s: Schedule, c: Chain, lanes: int, target: Target) -> None:
     if fold is not None and _tiled(s, c, lanes, target, fold) is not None:
         with suppress(ScheduleError):  # in the last block of a row whose length is not known, sums stay where they are
             s.promote(fold, c.write.buffer.name, f"{c.write.buffer.name}.tile")
-        _steps(s, fold)
+        _steps(s, fold, c)
 
 
-def _steps(s: Schedule, fold: str) -> None:
-    """Several steps of a fold in a row."""
+def _steps(s: Schedule, fold: str, c: Chain) -> None:
+    """Several steps of a fold in a row, unless they stand under conditions: these are the last blocks, and long enough as they are."""
+    if c.conditions:
+        return
     steps = next((n for n in STEPS if divides(n, edit.find_loop(s.kernel, fold).extent)), 1)
     if steps > 1:
         s.unroll(s.split(fold, steps)[1])

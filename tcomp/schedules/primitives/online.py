@@ -33,7 +33,7 @@ from tcomp.schedules.primitives.edit import check_factor, enclosing, find_buffer
 from tcomp.schedules.primitives.sites import Chain, chain_of, path, reads, sequence, stores_all, writes
 
 
-def online(kernel: Kernel, stage: str, fold: str, factor: int) -> tuple[str, str, str, str]:
+def online(kernel: Kernel, stage: str, fold: str, factor: int) -> tuple[Kernel, str, str, str, str]:
     """A maximum M = max(x[k]), and the sums A = sum(exp(x[k] - M) * v[k]) that follow it, in one loop over blocks of k, `factor` long.
 
     Each block raises the maximum so far, scales down what has been summed up so far by exp(maximum before - maximum now), and adds its own
@@ -100,7 +100,7 @@ def online(kernel: Kernel, stage: str, fold: str, factor: int) -> tuple[str, str
     body = block(*new)
     for allocated in reversed([s.buffer for s in _allocations(home)]):
         body = Allocate(allocated, body)
-    return kernel.with_body(rebuild(kernel.body, lambda s: body if s is home else None)), parts.names
+    return kernel.with_body(rebuild(kernel.body, lambda s: body if s is home else None)), *parts.names
 
 
 # ---------------------------------------------------------------- what is there
@@ -218,8 +218,9 @@ def _sum(kernel: Kernel, top: _Fold, items: Sequence[Stmt], nest: Stmt) -> _Sum:
     if exponent is None or exponent.op != "sub" or exponent.args[1] not in uses or len(uses) != 1 or not _linear(value, weights[0]):
         why = f"`{name}` is no sum of products with one exponential of a difference to `{maximum.name}`"
         raise refuse(kernel, "online", why, "`inline` exponentials; a sum that is divided by another one is divided after the fold")
-    if any(r.attr is maximum for r in E.reads(exponent.args[0])):
-        raise refuse(kernel, "online", f"`{name}` uses `{maximum.name}` in what it takes the difference of")
+    rest = E.rewrite(value, lambda e: E.const(1, e.dtype) if e is weights[0] else None)
+    if any(r.attr is maximum for r in E.reads(exponent.args[0], rest, *found.conditions, *found.write.indices)):
+        raise refuse(kernel, "online", f"`{name}` uses `{maximum.name}` for more than one difference", "the maximum rises until the end")
     at = exponent.args[1].args
     values, conditions = inverse(top.update.indices, maximum.shape, top.rows).at(at)
     if not all(map(holds, conditions)):
