@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tcomp.ir.dtypes import itemsize
-from tcomp.ir.expr import bounds
+from tcomp.ir.expr import Dim, bounds
 from tcomp.ir.graph import Graph, Node, Value
 from tcomp.ops.attention import SOFTMAX_PRODUCT
 from tcomp.ops.matmul import MATMUL
@@ -20,6 +20,7 @@ from tcomp.ops.reduction import SOFTMAX
 from tcomp.passes.rewrite import Notes, Rewriter, rewrite_graph
 
 LONG = 256  # elements of a row: several blocks
+UNBOUNDED = 1 << 20  # a size that may be larger is one of which nothing is known
 
 
 def join_attention(graph: Graph, near: int, notes: Notes | None = None) -> Graph:
@@ -39,7 +40,7 @@ def join_attention(graph: Graph, near: int, notes: Notes | None = None) -> Graph
             return f"not for {x.dtype}"
         if not rewriter.used_once(weights):
             return "the softmax is used elsewhere"
-        rows, keys = (bounds(d)[1] if not isinstance(d, int) else d for d in x.shape[-2:])
+        rows, keys = map(_most, x.shape[-2:])
         if rows is None or keys is None:
             return "the number of scores is not bounded"
         if keys < LONG or rows * keys * itemsize(x.dtype) <= near:
@@ -47,3 +48,9 @@ def join_attention(graph: Graph, near: int, notes: Notes | None = None) -> Graph
         return rewriter.add(SOFTMAX_PRODUCT, [x, node.inputs[1]], {}, node.name)
 
     return rewrite_graph(graph, (one_pass,), notes)
+
+
+def _most(extent: Dim) -> int | None:
+    """The largest that an extent may be, where there is a bound."""
+    most = extent if isinstance(extent, int) else bounds(extent)[1]
+    return most if most is not None and (most < UNBOUNDED or isinstance(extent, int)) else None

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
+from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, as_dim, as_expr
-from tcomp.ir.loops import Accumulate, Kernel, Stmt, Store, children, walk
+from tcomp.ir.loops import STACK_LIMIT, Accumulate, Kernel, Stmt, Store, children, walk
 from tcomp.schedules.groups import attachments
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import edit
@@ -32,6 +33,7 @@ from tcomp.schedules.tiled import pack, tile_loops
 from tcomp.schedules.tiles import LOAD, Tile, tiles
 from tcomp.target import Target
 
+NEAR = STACK_LIMIT // 2  # bytes of what a block has of one kind: scores, weights, or sums
 MOST_ROWS = 64  # of a block
 FEWEST_ROWS = 16  # of a block, where there are so many: each reads all keys and values
 BLOCK = 128  # elements of a row in one block
@@ -104,8 +106,12 @@ def schedule(s: Schedule, found: Online, target: Target, knobs: Knobs) -> None:
     lines, column = (next(x for x in out.loops if x.var is through[y.var]) for y in (row, product.spatial[-1]))
     fold = top.folds[0]
     lanes = lanes_of(target, [product.writes, *(r.attr for r in product.reads)])
-    height = knobs.choice(f"{found.maximum}.rows", *_heights(lines.extent, target, lanes))
-    length = knobs.choice(f"{found.maximum}.block", *_lengths(fold.extent, lanes))
+    size = itemsize(product.writes.dtype)
+    most = NEAR // size // max(BLOCK, extent_of(column.extent))
+    if most < 1 or not isinstance(column.extent, int):
+        raise ScheduleError("the sums of a block do not fit", why=f"{column.extent} sums of each row are too many to stay near")
+    height = knobs.choice(f"{found.maximum}.rows", *_heights(lines.extent, most, target, lanes))
+    length = knobs.choice(f"{found.maximum}.block", *_lengths(fold.extent, NEAR // size // height, lanes))
     tile = _tile(height, length // lanes, target)
     if found.scores is not None:
         pack(s, found.scores, lanes, target, knobs, tile.vectors * lanes)
@@ -148,9 +154,9 @@ def schedule(s: Schedule, found: Online, target: Target, knobs: Knobs) -> None:
 # ---------------------------------------------------------------- sizes
 
 
-def _heights(extent: Dim, target: Target, lanes: int) -> tuple[list[int], int]:
+def _heights(extent: Dim, most: int, target: Target, lanes: int) -> tuple[list[int], int]:
     """(numbers of rows that a block may have, the one that takes the least time for all rows)."""
-    most = min(MOST_ROWS, extent_of(extent))
+    most = min(MOST_ROWS, extent_of(extent), most)
     options = list(range(min(FEWEST_ROWS, most), most + 1))
 
     def cycles(height: int) -> float:
@@ -161,9 +167,9 @@ def _heights(extent: Dim, target: Target, lanes: int) -> tuple[list[int], int]:
     return options, min(options, key=lambda n: (round(cycles(n), 3), -n))
 
 
-def _lengths(extent: Dim, lanes: int) -> tuple[list[int], int]:
+def _lengths(extent: Dim, most: int, lanes: int) -> tuple[list[int], int]:
     """(lengths that a block may have, the one that suits a row)."""
-    options = list(range(lanes, max(2 * BLOCK, lanes) + 1, lanes))
+    options = list(range(lanes, max(min(2 * BLOCK, most), lanes) + 1, lanes))
     whole = [n for n in options if divides(n, extent) and BLOCK // 2 <= n]
     return options, min(whole or options, key=lambda n: (abs(n - BLOCK), n))
 

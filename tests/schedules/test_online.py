@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from textwrap import dedent
 
 import numpy as np
 import pytest
+from dice import Seeded
 from jit import HOST
+from random_schedules import draw_step
 from shaped import kernel
 
 import tcomp
@@ -24,6 +27,7 @@ from tcomp.ops.matmul import matmul
 from tcomp.schedules import Schedule, cpu
 from tcomp.schedules.lower import lower
 from tcomp.schedules.schedule import replay
+from tcomp.schedules.trace import Step
 from tcomp.target import Target
 
 Sizes = dict[str, int]
@@ -204,6 +208,35 @@ def test_terms_under_a_condition_of_their_own() -> None:
     close([x[finite] for x in found], [x[finite] for x in wanted])
 
 
+STEPS = ("split", "reorder", "fuse", "compute_at", "partition", "set_kind", "clean", "inline")
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_random_steps_around_it(part: int) -> None:
+    """Before and after, on random shapes with several sums."""
+    accepted = 0
+    for case in range(25):
+        dice = Seeded(f"online {part} {case}")
+        keys, k = dice.number(1, 9), te.reduce_axis
+        x = te.placeholder((dice.number(1, 6), keys), name="x")
+        (a, b), rows = (k(keys, n) for n in "ab"), x.shape[0]
+        top = te.compute((rows,), lambda i, x=x, a=a: te.max(x[i, a], a), "top")
+        sums = []
+        for n in range(dice.number(1, 3)):
+            v = te.placeholder((keys, dice.number(1, 4)), name=f"v{n}")
+            weight = lambda i, x=x, b=b, top=top: te.exp(x[i, b] - top[i])
+            sums.append((v, te.compute((rows, v.shape[1]), lambda i, c, v=v, b=b, w=weight: te.sum(w(i) * v[b, c], b), f"sum{n}")))
+        s = Schedule([x, *(v for v, _ in sums), *(t for _, t in sums), top])
+        for count, online in ((dice.number(0, 2), False), (1, True), (dice.number(0, 4), False)):
+            for _ in range(count):
+                step = Step("online", ("top", "top.a", dice.number(1, 5))) if online else draw_step(dice, s.kernel, STEPS)
+                with suppress(ScheduleError):
+                    s.apply(step.primitive, *step.arguments, **dict(step.options))
+                    accepted += online
+        unchanged(s, native=False)
+    assert accepted >= 12
+
+
 # ---------------------------------------------------------------- what is refused
 
 TWO = """
@@ -332,6 +365,16 @@ def test_the_default_schedule(sizes: tuple[int, int, int, int, int], dtype: str,
     at = {"n": rows, "m": keys} if symbolic else {}
     close(machine(s, at), [reference(*arrays_for(source, at, source)[:-1]).reshape(-1)], 2e-5)
     assert str(replay(source, s.trace)) == str(s.kernel)
+
+
+def test_wide_values() -> None:
+    """Sums of a block stay near: fewer rows where there are many of them, and stages one after the other where there are too many."""
+    for width, online in ((320, True), (1000, True), (40000, False)):
+        inputs, result = attention(1, 20, 48, 4, width, "float64")
+        source = lower("attention", inputs, [result])
+        s = cpu.schedule(source, HOST)
+        assert any(step.primitive == "online" for step in s.trace) == online == (not s.kernel.notes)
+        close(machine(s, {}), [reference(*arrays_for(source, {}, source)[:-1]).reshape(-1)], 2e-5)
 
 
 @pytest.mark.parametrize("target", [HOST, HASWELL, ARM], ids=["host", "haswell", "arm"])
