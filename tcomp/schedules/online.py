@@ -81,7 +81,8 @@ def _chain(kernel: Kernel, result: str, inside: Sequence[str]) -> Online | None:
     sums = [n for n in folds if adds(n) and reads(n, [top, *weights])]
     scores = [n.writes.name for n in folds if reads(maxima[0], [n.writes.name])]
     known = {top, *weights, *(n.writes.name for n in sums), *scores}
-    if known != set(inside) or len(scores) > 1 or len(maxima[0].folds) != 1 or not any(is_product(n) and row_axis(n) is not None for n in sums):
+    products = [n for n in sums if is_product(n) and row_axis(n) is not None]
+    if known != set(inside) or len(scores) > 1 or len(maxima[0].folds) != 1 or not products:
         return None
     return Online(result, top, tuple(n.writes.name for n in sums), scores[0] if scores else None, tuple(weights))
 
@@ -162,7 +163,8 @@ def _heights(extent: Dim, most: int, target: Target, lanes: int) -> tuple[list[i
     def cycles(height: int) -> float:
         tile = _tile(height, BLOCK // lanes, target)
         whole, rest = divmod(extent, height) if isinstance(extent, int) else (1, 0)
-        return (whole * height + REST * max(rest, bool(rest) * FEWEST_ROWS)) / (whole * height + rest) * _cycles(tile) / (tile.rows * tile.vectors) + ANEW / height
+        longer = (whole * height + (REST * max(rest, FEWEST_ROWS) if rest else 0)) / (whole * height + rest)
+        return longer * _cycles(tile) / (tile.rows * tile.vectors) + ANEW / height
 
     return options, min(options, key=lambda n: (round(cycles(n), 3), -n))
 

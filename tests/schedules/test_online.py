@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from textwrap import dedent
 
 import numpy as np
 import pytest
@@ -179,35 +178,6 @@ def test_a_maximum_that_is_a_result() -> None:
     unchanged(s)
 
 
-def test_terms_under_a_condition_of_their_own() -> None:
-    s = Schedule(kernel("""
-        kernel k(x: float32[8, 10], top: float32[8], y: float32[8]) -> (top, y) {
-          for i0 in 0..8 {
-            top[i0] = float32(-inf)
-          }
-          for i1 in 0..8 {
-            for k1 in 0..10 {
-              top[i1] max= x[i1, k1]
-            }
-          }
-          for i2 in 0..8 {
-            y[i2] = 0.0f
-          }
-          for i3 in 0..8 {
-            for k3 in 0..10 {
-              if k3 <= i3 {
-                y[i3] += exp(x[i3, k3] - top[i3])
-              }
-            }
-          }
-        }
-    """))
-    s.online("top", "k1", 3)
-    wanted, found = run(s.source, {}), run(s.source, {}, s.kernel)
-    finite = np.isfinite(wanted[0])  # where nothing is finite, terms that are left out are not NaN either
-    close([x[finite] for x in found], [x[finite] for x in wanted])
-
-
 STEPS = ("split", "reorder", "fuse", "compute_at", "partition", "set_kind", "clean", "inline")
 
 
@@ -280,7 +250,7 @@ WRONG = {
 
 
 def two(**parts: str) -> Schedule:
-    return Schedule(kernel(dedent(TWO).format(**RIGHT, **parts) if not parts else dedent(TWO).format(**{**RIGHT, **parts})))
+    return Schedule(kernel(TWO.format(**{**RIGHT, **parts})))
 
 
 def test_what_is_right() -> None:
@@ -296,6 +266,13 @@ def test_what_is_wrong(parts: dict[str, str], why: str) -> None:
     with pytest.raises(ScheduleError, match=why):
         s.online("top", "k1", 4)
     assert str(s.kernel) == before
+
+
+def test_terms_that_are_left_out() -> None:
+    """Where all are, a sum of nothing is 0, and not NaN."""
+    s = Schedule(kernel(TWO.format(**RIGHT).replace("y[i3] +=", "if k3 <= i3 {\n y[i3] +=").replace("* v[k3]", "* v[k3]\n }")))
+    with pytest.raises(ScheduleError, match="some terms of `y` are left out"):
+        s.online("top", "k1", 3)
 
 
 def test_what_is_refused() -> None:

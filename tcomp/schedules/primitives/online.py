@@ -18,16 +18,14 @@ from tcomp.ir.loops import (
     Block,
     Buffer,
     For,
-    If,
     Kernel,
     Stmt,
     Store,
     block,
     children,
     perfect,
-    walk,
 )
-from tcomp.ir.simplify import same_dim, simplify
+from tcomp.ir.simplify import prove, same_dim, simplify
 from tcomp.schedules.inverse import holds, inverse
 from tcomp.schedules.primitives.edit import check_factor, enclosing, find_buffer, find_loop, fresh, guard, rebuild, refuse, renamed
 from tcomp.schedules.primitives.sites import Chain, chain_of, path, reads, sequence, stores_all, writes
@@ -88,7 +86,7 @@ def online(kernel: Kernel, stage: str, fold: str, factor: int) -> tuple[Kernel, 
     home, items = _sequence_around(kernel, target)
     top = _maximum(kernel, items, buffer, target)
     start = items.index(top.nest)
-    sums = [_sum(kernel, top, items, item) for item in items[start + 1 :] if isinstance(chain_of(item), Chain) and _folds_over(item, buffer)]
+    sums = [_sum(kernel, top, items, item) for item in items[start + 1 :] if _folds_over(item, buffer)]
     if not sums:
         raise refuse(kernel, step, f"nothing beside `{fold}` sums up exponentials relative to `{stage}`", "`inline` them into the sums")
     _check_between(kernel, items, top, sums)
@@ -203,7 +201,8 @@ def _maximum(kernel: Kernel, items: Sequence[Stmt], buffer: Buffer, target: For)
 
 
 def _folds_over(item: Stmt, buffer: Buffer) -> bool:
-    return buffer in reads([item]) and isinstance(perfect(item)[1], Accumulate | If) and any(isinstance(s, Accumulate) for s in walk(item))
+    found = chain_of(item)
+    return buffer in reads([item]) and found is not None and isinstance(found.write, Accumulate)
 
 
 def _sum(kernel: Kernel, top: _Fold, items: Sequence[Stmt], nest: Stmt) -> _Sum:
@@ -236,6 +235,10 @@ def _sum(kernel: Kernel, top: _Fold, items: Sequence[Stmt], nest: Stmt) -> _Sum:
     fold = _folded(kernel, items, nest, matching[0], "+")
     result = _Sum(fold.nest, fold.chain, fold.update, fold.along, weights[0], at)
     elements = {x.var for x in fold.rows}
+    if len(fold.of_rows) < len(fold.conditions):
+        raise refuse(kernel, "online", f"some terms of `{name}` are left out", "where all of them are, the sum has to stay 0")
+    if idle := next((x for x in found.loops if x is not fold.along and x.var not in elements and not prove(as_expr(x.extent) >= 1)), None):
+        raise refuse(kernel, "online", f"`{idle.var.name}` may have no iteration: its extent is {idle.extent}")
     if any(x.var in E.variables(*at) for x in found.loops if x.var not in elements):
         raise refuse(kernel, "online", f"an element of `{name}` is a sum over several maxima")
     needed = {simplify(E.substitute(c, values)) for c in top.conditions}
@@ -260,14 +263,15 @@ def _check_between(kernel: Kernel, items: Sequence[Stmt], top: _Fold, sums: Sequ
     sources = reads([f.nest for f in folds])
     for a in sums:
         for b in (reads([a.nest]) & made) - {top.update.buffer}:
-            raise refuse(kernel, "online", f"`{a.update.buffer.name}` is computed from `{b.name}`", "divide after the fold, not inside of it")
+            why = f"`{a.update.buffer.name}` is computed from `{b.name}`"
+            raise refuse(kernel, "online", why, "divide after the fold, not inside of it")
     clears = {x for x in items if any(writes(x, b) for b in made)}
     for x in items[first : last + 1]:
         if x in clears:
             continue
         if reads([x]) & made or any(writes(x, b) for b in sources):
-            used = sorted(b.name for b in (reads([x]) & made) | {b for b in sources if writes(x, b)})
-            raise refuse(kernel, "online", f"something between the maximum and the last sum uses {', '.join(used)}", "move or `inline` it first")
+            used = ", ".join(sorted(b.name for b in (reads([x]) & made) | {b for b in sources if writes(x, b)}))
+            raise refuse(kernel, "online", f"something between the maximum and the last sum uses {used}", "move or `inline` it first")
 
 
 # ---------------------------------------------------------------- what is made
