@@ -82,7 +82,8 @@ def _chain(kernel: Kernel, result: str, inside: Sequence[str]) -> Online | None:
     scores = [n.writes.name for n in folds if reads(maxima[0], [n.writes.name])]
     known = {top, *weights, *(n.writes.name for n in sums), *scores}
     products = [n for n in sums if is_product(n) and row_axis(n) is not None]
-    if known != set(inside) or len(scores) > 1 or len(maxima[0].folds) != 1 or not products:
+    empty = any(x.extent == 0 for n in here for x in n.loops)
+    if empty or known != set(inside) or len(scores) > 1 or len(maxima[0].folds) != 1 or not products:
         return None
     return Online(result, top, tuple(n.writes.name for n in sums), scores[0] if scores else None, tuple(weights))
 

@@ -344,6 +344,15 @@ def test_the_default_schedule(sizes: tuple[int, int, int, int, int], dtype: str,
     assert str(replay(source, s.trace)) == str(s.kernel)
 
 
+@pytest.mark.parametrize("rows, keys", [(0, 40), (40, 0), (0, 0)])
+def test_nothing_at_all(rows: int, keys: int) -> None:
+    inputs, result = attention(2, rows, keys, 16, 16)
+    source = lower("attention", inputs, [result])
+    s = cpu.schedule(source, HOST)
+    assert not any(step.primitive == "online" for step in s.trace)
+    close(machine(s, {}), run(source, {}))
+
+
 def test_wide_values() -> None:
     """Sums of a block stay near: fewer rows where there are many of them, and stages one after the other where there are too many."""
     for width, online in ((320, True), (1000, True), (40000, False)):
