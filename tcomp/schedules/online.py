@@ -20,7 +20,7 @@ from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, as_dim, as_expr
-from tcomp.ir.loops import STACK_LIMIT, Accumulate, Kernel, Stmt, Store, children, walk
+from tcomp.ir.loops import STACK_LIMIT, Accumulate, For, Kernel, Stmt, Store, children, walk
 from tcomp.schedules.groups import attachments
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import edit
@@ -97,60 +97,67 @@ def schedule(s: Schedule, found: Online, target: Target, knobs: Knobs) -> None:
     for name in found.weights:
         s.inline(name)
     product = next(n for x in found.sums if is_product(n := fold_nest(s.kernel, x)))
-    out, top = result_nest(s.kernel, found.result), fold_nest(s.kernel, found.maximum)
-    row = row_axis(product)
-    places = [r.args for r in out.reads if r.attr is product.writes]
-    if row is None or len(places) != 1:
-        raise ScheduleError("there are no rows to share the operands of a product", why="each row reads all of them by itself")
-    through = dict(zip(product.leaf.indices, places[0], strict=True))
-    inner = {through[row.var], through[product.spatial[-1].var]}
-    others = [x.var.attr.name for x in out.loops if x.var not in inner]
-    lines, column = (next(x for x in out.loops if x.var is through[y.var]) for y in (row, product.spatial[-1]))
-    fold = top.folds[0]
+    (fold,) = fold_nest(s.kernel, found.maximum).folds
+    rows, columns, others = _axes(s, found, product)
     lanes = lanes_of(target, [product.writes, *(r.attr for r in product.reads)])
     size = itemsize(product.writes.dtype)
-    most = NEAR // size // max(BLOCK, extent_of(column.extent))
-    if most < 1 or not isinstance(column.extent, int):
-        raise ScheduleError("the sums of a block do not fit", why=f"{column.extent} sums of each row are too many to stay near")
-    height = knobs.choice(f"{found.maximum}.rows", *_heights(lines.extent, most, target, lanes))
+    most = NEAR // size // max(BLOCK, extent_of(columns.extent))
+    if most < 1 or not isinstance(columns.extent, int):
+        raise ScheduleError("the sums of a block do not fit", why=f"{columns.extent} sums of each row are too many to stay near")
+    height = knobs.choice(f"{found.maximum}.rows", *_heights(rows.extent, most, target, lanes))
     length = knobs.choice(f"{found.maximum}.block", *_lengths(fold.extent, NEAR // size // height, lanes))
-    tile = _tile(height, length // lanes, target)
     if found.scores is not None:
-        pack(s, found.scores, lanes, target, knobs, tile.vectors * lanes)
-    around, inside = s.split(lines.var.attr.name, height)
-    s.reorder(*others, around, inside, column.var.attr.name)
+        pack(s, found.scores, lanes, target, knobs, _tile(height, length // lanes, target).vectors * lanes)
+    around, inside = s.split(rows.var.attr.name, height)
+    s.reorder(*others, around, inside, columns.var.attr.name)
     for name in (*found.sums, found.maximum):
         s.compute_at(name, around)
     blocks, terms, *made = s.online(found.maximum, fold.var.attr.name, length)
-    names = [*made, found.maximum, *found.sums, found.result, *([found.scores] if found.scores else [])]
     if found.scores is not None:
         s.compute_at(found.scores, blocks)
-    nests_to_thread = [[*others, around]]
-    if not divides(height, lines.extent):
-        _, tail = s.partition(around, as_dim(as_expr(lines.extent) // height))
-        rest = others
-        for name in reversed(others):  # whole blocks are shared by threads, apart from the last ones
-            main, behind = s.fission(name)
-            others, rest = [main if x == name else x for x in others], [behind if x == name else x for x in rest]
-        nests_to_thread = [[*others, around], [*rest, tail]]
+    nests_to_thread = _cut_rows(s, [*others, around], rows.extent, height)
     if not divides(length, fold.extent):
         for name in [x for x in s.loops if _is_copy(x, blocks)]:
             s.partition(name, as_dim(as_expr(fold.extent) // length))
     s.clean()
     for c in _statements(s.kernel.body):
-        origin = next((x for x in (terms, *names) if _is_copy(c.write.buffer.name, x)), None)
-        if origin == terms:
+        name = c.write.buffer.name
+        if _is_copy(name, terms):
             _terms(s, c, lanes, target)
-        elif origin is None or origin == found.scores:
-            pass
-        elif isinstance(c.write, Store):
+        elif isinstance(c.write, Store) and any(_is_copy(name, x) for x in (*made, found.maximum, *found.sums, found.result)):
             _in_lanes(s, c, lanes)
-        elif origin == product.writes.name:
+        elif _is_copy(name, product.writes.name):
             _product(s, c, lanes, target)
-        else:
+        elif any(_is_copy(name, x) for x in (found.maximum, *found.sums)):
             _along_the_row(s, c, lanes)
     for loops in nests_to_thread:
         threads(s, [x for x in loops if x in s.loops], True, knobs)
+
+
+def _axes(s: Schedule, found: Online, product: Nest) -> tuple[For, For, list[str]]:
+    """The loops of the result over rows, that is along the last dimension of the maximum, and over columns; the names of the others."""
+    out = result_nest(s.kernel, found.result)
+    row = next(r.args[-1:] for r in product.reads if r.attr.name == found.maximum)
+    places = [r.args for r in out.reads if r.attr is product.writes]
+    through = {v: at for args in places for v, at in zip(product.leaf.indices, args, strict=True)}
+    axes = [through.get(v) for v in (*row, product.spatial[-1].var)]
+    loops = [x for v in axes for x in out.loops if x.var is v]
+    if len(set(loops)) != 2 or len(places) != 1:
+        raise ScheduleError("there are no blocks of rows", why="the sums are not read row by row")
+    return loops[0], loops[1], [x.var.attr.name for x in out.loops if x not in loops]
+
+
+def _cut_rows(s: Schedule, loops: Sequence[str], extent: Dim, height: int) -> list[list[str]]:
+    """Whole blocks of rows apart from the last ones; the nests of loops that threads share."""
+    if divides(height, extent):
+        return [list(loops)]
+    *others, around = loops
+    _, tail = s.partition(around, as_dim(as_expr(extent) // height))
+    rest = others
+    for name in reversed(others):
+        main, behind = s.fission(name)
+        others, rest = [main if x == name else x for x in others], [behind if x == name else x for x in rest]
+    return [[*others, around], [*rest, tail]]
 
 
 # ---------------------------------------------------------------- sizes
