@@ -245,7 +245,8 @@ def _terms(s: Schedule, c: Chain, lanes: int, target: Target) -> None:
         folds = [x.var.attr.name for x in _fold_of(s, name).loops if x.var not in E.variables(*_fold_of(s, name).write.indices)]
         s.compute_at(name, lines, "register")
         tile_loops(s, name, lanes, folds, True)
-        _steps(s, folds[-1], c)
+        if folds:
+            _steps(s, folds[-1], c)
 
 
 def _fold_of(s: Schedule, name: str) -> Chain:

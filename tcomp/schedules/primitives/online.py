@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tcomp.ir import expr as E
-from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import Expr, as_dim, as_expr, loop_var
 from tcomp.ir.loops import (
     PARALLEL,
@@ -29,6 +28,8 @@ from tcomp.ir.simplify import prove, same_dim, simplify
 from tcomp.schedules.inverse import holds, inverse
 from tcomp.schedules.primitives.edit import check_factor, enclosing, find_buffer, find_loop, fresh, guard, rebuild, refuse, renamed
 from tcomp.schedules.primitives.sites import Chain, chain_of, path, reads, sequence, stores_all, writes
+
+FLOATS = ("float16", "float32", "float64")
 
 
 def online(kernel: Kernel, stage: str, fold: str, factor: int) -> tuple[Kernel, str, str, str, str]:
@@ -163,8 +164,8 @@ def _folded(kernel: Kernel, items: Sequence[Stmt], nest: Stmt, along: For, reduc
     update, buffer = found.write, found.write.buffer
     r, name = update.reducer, update.buffer.name
     combined = (r.lhs + r.rhs, r.rhs + r.lhs) if reducer == "+" else (E.maximum(r.lhs, r.rhs), E.maximum(r.rhs, r.lhs))
-    if r.combine not in combined or not is_float(buffer.dtype):
-        raise refuse(kernel, "online", f"`{name}` is no {'sum' if reducer == '+' else 'maximum'} of floats")
+    if r.combine not in combined or buffer.dtype not in FLOATS:
+        raise refuse(kernel, "online", f"`{name}` is no {'sum' if reducer == '+' else 'maximum'} of {', '.join(FLOATS)}")
     used = E.variables(*update.indices)
     if along.var in used or E.reads(*update.indices):
         raise refuse(kernel, "online", f"`{along.var.name}` is no fold of `{name}`")
