@@ -34,6 +34,7 @@ from tcomp.ir.parser import parse_expr
 from tcomp.ir.printer import canonical_graph_text, print_graph, print_te
 from tcomp.kernels import CompiledKernel, build_loops, compile_kernels, operand_layouts
 from tcomp.passes.algorithms import choose_algorithms
+from tcomp.passes.attention import join_attention
 from tcomp.passes.canonicalize import canonicalize
 from tcomp.passes.cse import merge_equal
 from tcomp.passes.dce import eliminate_dead
@@ -209,6 +210,7 @@ def graph_passes(
         ("merge-equal", merge_equal),
         ("eliminate-dead", eliminate_dead),
         *([("algorithms", algorithms)] if winograd and target.kind == "cpu" else []),
+        *([("attention", lambda g: join_attention(g, target.l2, notes))] if target.kind == "cpu" else []),
         ("partition", lambda g: partition(g, report.not_fused.append, halos)),
         ("layout", lambda g: choose_layouts(g, layouts, halos)),
     ]

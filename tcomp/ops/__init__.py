@@ -2,6 +2,7 @@
 
 from tcomp.ir.graph import IF, KERNEL, LOOP, Operator
 from tcomp.ops import (
+    attention,
     elementwise,
     image,
     indexing,
@@ -20,8 +21,8 @@ from tcomp.ops import (
 )
 
 _FAMILIES = (
-    elementwise, image, indexing, loss, matmul, movement, nn, normalization, pooling, quantization, recurrent, reduction, shapes, signal,
-    winograd,
+    attention, elementwise, image, indexing, loss, matmul, movement, nn, normalization, pooling, quantization, recurrent, reduction, shapes,
+    signal, winograd,
 )  # fmt: skip
 
 OPERATORS: dict[str, Operator] = {

@@ -4,6 +4,8 @@ An edge is fused when its value has one reader and
   - the reader is elementwise over the value at the same index (an epilogue), or
   - the producer is free of reductions and the reader uses each element about once (a prologue), or
   - the producer only moves elements and every index stays affine, whoever reads it (a view), or
+  - the reader takes the maximum of rows, and sums of exponentials relative to it, and nothing else, for a product: it goes through what a
+    reduction computes once, block by block (see `schedules.online`), or
   - the producer puts a constant around its input and the reader folds few elements (`halo.FEW`), a depthwise convolution or pooling say:
     a copy would cost as much.
 Why an edge is not fused is recorded, edge by edge.
@@ -82,6 +84,14 @@ class _Facts:
         """Whether it folds products of several operands."""
         folds = [e for e in E.walk(*self.bodies) if e.op == "reduce"]
         return any(e.args[0].op == "mul" and len({r.attr for r in E.reads(e.args[0])}) > 1 for e in folds)
+
+    def folds_online(self, value: Value) -> bool:
+        """Whether a value is read by folds of its rows alone: their maximum, and sums of exponentials relative to it, for a product."""
+        stages = [t for t, _ in self.reads[value]]
+        tops = [t for t in stages if t.body is not None and t.body.op == "reduce" and t.body.attr[0].name == "max"]
+        weights = [t for t in stages if t.body is not None and t.body.op == "exp" and {r.attr for r in E.reads(t.body)} >= set(tops)]
+        sums = [b for b in self.bodies if any(r.attr in weights for r in E.reads(b))]
+        return len(tops) == len(weights) == 1 and len(stages) == 2 and all(b.op == "reduce" for b in sums) and self.contracts
 
     @cached_property
     def moves_only(self) -> bool:
@@ -237,7 +247,8 @@ class _Grouping:
         if len(group.nodes) + len(other.nodes) > MOST_NODES:
             return f"a kernel has at most {MOST_NODES} operators"
         if group.reduces and other.reduces:
-            return "both sides reduce"
+            once = len(readers) == 1 and facts[readers[0]].folds_online(value) and any(facts[n].contracts for n in other.nodes)
+            return None if once and not any(facts[n].folds_online(v) for n in other.nodes for v in facts[n].reads) else "both sides reduce"
         aligned = all(_aligned(facts[r], value) for r in readers)
         if other.reduces:
             return None if aligned and group.pointwise else "the reader is not elementwise over the result of a reduction"

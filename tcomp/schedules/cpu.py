@@ -10,14 +10,14 @@ A kernel is cut into groups: a nest that stores a result, with the reductions th
 
 Reductions read by several groups are stored whole and scheduled as a group of their own.
 
-Stages that read windows of each other come before all that: see `stencils`.
+Stages that read windows of each other come before all that: see `stencils`; and so do products with a softmax: see `online`.
 """
 
 from __future__ import annotations
 
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Kernel, Store, walk
-from tcomp.schedules import elementwise, rows, stencils, tiled
+from tcomp.schedules import elementwise, online, rows, stencils, tiled
 from tcomp.schedules.byte_products import add_up_groups, grouped, multiplies_bytes, split_groups
 from tcomp.schedules.groups import Group, attachments, schedule_each
 from tcomp.schedules.knobs import Knobs
@@ -57,7 +57,9 @@ def schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Sche
     schedule_each(s, stencils.chains(s.kernel), lambda chain: stencils.schedule(s, chain, target, knobs), "is computed stage by stage")
     if multiplies_bytes(target):
         split_groups(s)
-    schedule_each(s, _groups(s, target), lambda group: _schedule_group(s, group, target, knobs), "is left as lowered")
+    rest = _online(s, target, knobs)
+    groups = [group for group in _groups(s, target) if group.result in rest]
+    schedule_each(s, groups, lambda group: _schedule_group(s, group, target, knobs), "is left as lowered")
     for result in s.kernel.outputs:
         if any(isinstance(x, Store) and x.buffer is result for x in walk(s.kernel.body)):
             stream(s, result.name, target, knobs)
@@ -93,6 +95,18 @@ def _expand(s: Schedule, loop: str, size: int) -> None:
         s.split(name, size)
         for b, d in sorted(places, key=lambda place: (place[0].name, -place[1])):
             s.expand(b.name, d, size)
+
+
+def _online(s: Schedule, target: Target, knobs: Knobs) -> set[str]:
+    """Schedule products with a softmax in one pass; returns the buffers whose nests are still as lowered."""
+    left = {n.writes.name for n in nests(s.kernel)}
+
+    def apply(chain: online.Online) -> None:
+        online.schedule(s, chain, target, knobs)
+        left.difference_update(chain.stages)
+
+    schedule_each(s, online.chains(s.kernel), apply, "is computed stage by stage")
+    return left
 
 
 # ---------------------------------------------------------------- grouping

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 
 import islpy as isl
 
@@ -189,7 +190,11 @@ def dependences(m: Model, may_fold: bool = False) -> list[Dependence]:
     for i in m.instances:
         for a in i.accesses:
             touching.setdefault(a.buffer, []).append((i, a))
-    before = {(i, j): i.order.lex_lt_map(j.order) for i in m.instances for j in m.instances}
+
+    @cache  # most pairs of instances have no buffer in common
+    def before(i: Instance, j: Instance) -> Relation:
+        return i.order.lex_lt_map(j.order)
+
     found = []
     for accesses in touching.values():
         for source, first in accesses:
@@ -198,7 +203,7 @@ def dependences(m: Model, may_fold: bool = False) -> list[Dependence]:
                 if kind is None or (kind == FOLD and may_fold):
                     continue
                 relation = (
-                    first.relation.apply_range(second.relation.reverse()).intersect(before[source, target]).intersect_params(m.context)
+                    first.relation.apply_range(second.relation.reverse()).intersect(before(source, target)).intersect_params(m.context)
                 )
                 if not relation.is_empty():
                     found.append(Dependence(kind, source, target, first, second, relation))

@@ -56,7 +56,7 @@ def schedule(s: Schedule, group: Group, target: Target, knobs: Knobs) -> None:
     passes: list[str | None] = []
     for name in group.inside:
         if name in partials:
-            _partial_loops(s, name, *partials[name])
+            partial_loops(s, name, *partials[name])
         elif not stage_axes(s.kernel, name, True):
             lane = stage_axes(s.kernel, name, False)[-1]
             passes.append(vector_tail(s, lane, edit.find_loop(s.kernel, lane).extent, lanes_of(target, [edit.find_buffer(s.kernel, name)])))
@@ -127,11 +127,11 @@ def _whole(s: Schedule, group: Group, partials: dict[str, tuple[str, str, Dim, i
             partial = partials[name]
             s.set_scope(name, "register")
             s.set_scope(partial[0], "register")
-            _partial_loops(s, name, *partial)
+            partial_loops(s, name, *partial)
     elementwise.schedule(s, group.result, target, knobs)
 
 
-def _partial_loops(s: Schedule, name: str, partial: str, fold: str, extent: Dim, lanes: int) -> None:
+def partial_loops(s: Schedule, name: str, partial: str, fold: str, extent: Dim, lanes: int) -> None:
     """Vector lanes for the three nests that an rfactor leaves: clear, accumulate, and fold the lanes."""
     s.vectorize(f"{partial}.init.lane")
     others = [x for x in nest_loops(s.kernel, f"{partial}.lane")]

@@ -42,6 +42,7 @@ from tcomp.schedules.primitives.collapse import collapse
 from tcomp.schedules.primitives.expand import expand
 from tcomp.schedules.primitives.factors import cache_factors
 from tcomp.schedules.primitives.kinds import distribute, set_kind
+from tcomp.schedules.primitives.online import online
 from tcomp.schedules.primitives.pipeline import pipeline
 from tcomp.schedules.primitives.prefetch import prefetch
 from tcomp.schedules.primitives.promote import promote
@@ -61,7 +62,7 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
         split, reorder, fuse, partition, set_kind, distribute, inline, compute_at, reverse_compute_at, cache_read, cache_write,
         cache_factors, precompute, relayout, set_scope, pipeline, rfactor, decompose_reduction, mask,
         tensorize, affine, skew, shift, fission, fuse_loops, collapse, expand, prefetch, promote, unguard, clean, note,
-        stream,
+        stream, online,
     )
 }  # fmt: skip
 
@@ -339,6 +340,10 @@ class Schedule:
     @_documents(rfactor)
     def rfactor(self, stage: Stage, fold: Loop, lanes: int) -> str:
         return self.apply("rfactor", stage, fold, lanes)
+
+    @_documents(online)
+    def online(self, stage: Stage, fold: Loop, factor: int) -> tuple[str, str, str, str]:
+        return self.apply("online", stage, fold, factor)
 
     @_documents(decompose_reduction)
     def decompose_reduction(self, stage: Stage, loop: Loop) -> None:

@@ -54,7 +54,7 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
     lanes = lanes_of(target, [fold.writes, *(r.attr for r in fold.reads)])
     group = group_loop(fold)
     if group is None:
-        _pack(s, acc, lanes, target, knobs)
+        pack(s, acc, lanes, target, knobs)
     fold, out = fold_nest(s.kernel, acc), result_nest(s.kernel, result)
     positions = {x.var.attr.name: n for n, x in enumerate(fold.spatial)}
     columns = out.loops[-1]
@@ -98,7 +98,7 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
     else:
         blocks = _blocks(s, fold, folds, 1 if p is None else p.steps) if group is None else None
         s.compute_at(acc, around[-1], "register" if blocks is None else "global")
-        _tile_loops(s, acc, lanes, folds, group is None)
+        tile_loops(s, acc, lanes, folds, group is None)
         walked = folds[-1] if folds else ""
         if blocks is not None:
             _, block = s.split(folds[blocks[0]], blocks[1])
@@ -131,7 +131,7 @@ def _unguard(s: Schedule) -> None:
                 s.unguard(x.var.attr.name)
 
 
-def _tile_loops(s: Schedule, acc: str, lanes: int, folds: Sequence[str], update: bool) -> None:
+def tile_loops(s: Schedule, acc: str, lanes: int, folds: Sequence[str], update: bool) -> None:
     """Shape the nests that clear and update the accumulators: folds outside, the tile unrolled in vector registers.
 
     Without `update` the second one is put in order only (see `byte_products`)."""
@@ -238,8 +238,9 @@ def _overlapping(fold: Nest, axes: Sequence[For | None]) -> bool:
     return any(rows & (used := set(E.variables(i))) and folds & used for r in vectors for i in r.args)
 
 
-def _pack(s: Schedule, acc: str, lanes: int, target: Target, knobs: Knobs) -> None:
-    """Copy an operand of a contraction into panels when the lanes would walk it with a stride, or far apart."""
+def pack(s: Schedule, acc: str, lanes: int, target: Target, knobs: Knobs, width: int | None = None) -> None:
+    """Copy an operand of a contraction into panels when the lanes would walk it with a stride, or far apart; they are as wide as the register
+    tile unless `width` says otherwise."""
     fold = fold_nest(s.kernel, acc)
     lane = fold.spatial[-1]
     if not is_product(fold):
@@ -257,12 +258,12 @@ def _pack(s: Schedule, acc: str, lanes: int, target: Target, knobs: Knobs) -> No
             continue
         if not knobs.flag(f"{r.attr.name}.pack", (step != 1 or _far_apart(r, fold, lane, target)) and reuse >= 8):
             continue
-        tile = tile_of(fold, target, knobs)
+        panel = width or tile_of(fold, target, knobs).vectors * lanes
         name = f"{r.attr.name}.packed"
         s.cache_read(r.attr.name, None, name)
         order = [dims[0], *(d for d in range(len(r.args)) if d != dims[0])]
-        s.relayout(name, Layout.blocked(order, dims[0], tile.vectors * lanes))
-        _packing_loops(s, name, dims[0], tile.vectors * lanes, lanes, knobs)
+        s.relayout(name, Layout.blocked(order, dims[0], panel))
+        _packing_loops(s, name, dims[0], panel, lanes, knobs)
 
 
 def _far_apart(r: Expr, fold: Nest, lane: For, target: Target) -> bool:

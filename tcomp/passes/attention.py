@@ -1,0 +1,56 @@
+"""Attention: products with a softmax go through each row of scores once, where the scores of one matrix would not stay in a near cache.
+
+matmul(softmax(x), v) becomes one operator, `softmax_product`, in which x is read by folds alone. `partition` then computes x in the same
+kernel, and the schedule (`schedules.online`) block by block: no array of queries x keys is stored. Short rows stay as they are: all of
+them are in the cache, and one operator after the other has nothing to rescale.
+
+Source: T. Dao et al., "FlashAttention: fast and memory-efficient exact attention with IO-awareness" (2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tcomp.ir.dtypes import itemsize
+from tcomp.ir.expr import Dim, bounds
+from tcomp.ir.graph import Graph, Node, Value
+from tcomp.ops.attention import SOFTMAX_PRODUCT
+from tcomp.ops.matmul import MATMUL
+from tcomp.ops.reduction import SOFTMAX
+from tcomp.passes.rewrite import Notes, Rewriter, rewrite_graph
+
+LONG = 256  # elements of a row: several blocks
+UNBOUNDED = 1 << 20  # a size that may be larger is one of which nothing is known
+
+
+def join_attention(graph: Graph, near: int, notes: Notes | None = None) -> Graph:
+    """The graph with products of float32 or float64 with a softmax as one operator each, where a matrix of scores may take more than
+    `near` bytes (those of a core's own cache). Symbolic sizes count with their upper bounds; without one they stay apart."""
+
+    def one_pass(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
+        """matmul(softmax(x), v) = softmax_product(x, v)"""
+        softmax = rewriter.producer(node.inputs[0])
+        if node.op is not MATMUL or softmax is None or softmax.op is not SOFTMAX:
+            return None
+        weights, (x, *_) = softmax.outputs[0], softmax.inputs
+        assert x is not None
+        if softmax.attrs["axes"] != (len(x.shape) - 1,) or any(node.attrs.values()) or min(len(v.shape) for v in node.inputs if v) < 2:
+            return "the sums are not along the rows of the softmax"
+        if x.dtype not in ("float32", "float64"):
+            return f"not for {x.dtype}"
+        if not rewriter.used_once(weights):
+            return "the softmax is used elsewhere"
+        rows, keys = map(_most, x.shape[-2:])
+        if rows is None or keys is None:
+            return "the number of scores is not bounded"
+        if keys < LONG or rows * keys * itemsize(x.dtype) <= near:
+            return "the scores stay in the cache"
+        return rewriter.add(SOFTMAX_PRODUCT, [x, node.inputs[1]], {}, node.name)
+
+    return rewrite_graph(graph, (one_pass,), notes)
+
+
+def _most(extent: Dim) -> int | None:
+    """The largest that an extent may be, where there is a bound."""
+    most = extent if isinstance(extent, int) else bounds(extent)[1]
+    return most if most is not None and (most < UNBOUNDED or isinstance(extent, int)) else None
