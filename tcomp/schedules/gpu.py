@@ -8,6 +8,8 @@ launch.
                   the element stored        threads take neighbouring columns (matmul, convolution, pooling, column sums)
     blocks        a sum of products, of     one block per tile of the result: both factors are staged in shared memory, a slice of the
                   rows and columns          fold at a time, copied some slices ahead (matmul, convolution: see `gpu_products`)
+    strips        a sum of products of few  one block per strip of columns: its threads divide the fold among them, so that the wide
+                  rows and many columns     factor streams at full speed (vectors by matrices: see `gpu_strips`)
     lines         reductions over the       one thread per row, which it keeps to itself
                   rest of a short row
     rows          reductions over the rest  one block per row: each thread folds a strided part, then the block folds the partial
@@ -28,7 +30,7 @@ from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Accumulate, For, Kernel, walk
-from tcomp.schedules import gpu_products
+from tcomp.schedules import gpu_products, gpu_strips
 from tcomp.schedules.gpu_loops import VECTOR_BYTES, fuse_all, is_contraction, lanes, vector_width
 from tcomp.schedules.gpu_tiles import copied_along, find
 from tcomp.schedules.groups import Group, attachments, schedule_each
@@ -86,8 +88,10 @@ def _formed(s: Schedule, result: str, inside: tuple[str, ...], target: Target) -
     groups: list[Group] = []
     folds = {n.writes.name for n in nests(s.kernel) if n.is_fold}
     for name in {*inside, result} & folds if len({*inside, result} & folds) == 1 else ():
-        staged = find(fold_nest(s.kernel, name), result_nest(s.kernel, name), target) is not None
-        if (partial := gpu_products.divide(s, name, target) if staged else _divided(s, name)) is not None:
+        fold, out = fold_nest(s.kernel, name), result_nest(s.kernel, name)
+        staged, strip = find(fold, out, target) is not None, gpu_strips.find(fold, out, target) is not None
+        part = gpu_products.divide if staged else gpu_strips.divide if strip else _divided
+        if (partial := part(s, name, target)) is not None:
             groups += _formed(s, partial, (), target)
     if result in folds:
         local = f"{result}.acc"
@@ -101,14 +105,14 @@ def _formed(s: Schedule, result: str, inside: tuple[str, ...], target: Target) -
     return [*groups, Group(result, (), "elementwise")]
 
 
-def _divided(s: Schedule, result: str) -> str | None:
+def _divided(s: Schedule, result: str, target: Target) -> str | None:
     """Cut a long fold with few results into partial folds that fill the machine; the name of their stage."""
     fold = fold_nest(s.kernel, result)
     if not fold.folds:
         return None
     longest = max(fold.folds, key=lambda x: extent_of(x.extent))
     results, length = prod(extent_of(x.extent) for x in fold.spatial), extent_of(longest.extent)
-    product = is_contraction(fold) and bool(fold.spatial)  # others are folded by rows, many threads to each
+    product = is_contraction(fold) and not _by_rows(fold)  # others are folded by rows, many threads to each
     if length < (SLICE * 8 if product else LONG) or results * (1 if product else THREADS * 8) >= FILLED:
         return None
     lanes = 1 << (min(4 * FILLED // results, length // SLICE).bit_length() - 1)
@@ -133,6 +137,8 @@ def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: Target) ->
             return "rows" if together and rows else None
         if find(folds[0], out, target) is not None:
             return "blocks"
+        if gpu_strips.find(folds[0], out, target) is not None:
+            return "strips"
         return "rows" if _by_rows(folds[0]) else "tile"
     if not rows or out.loops[-1].var in rows or not _fits(s, inside, rows):
         return None
@@ -177,10 +183,13 @@ def _schedule_group(s: Schedule, group: Group, target: Target, knobs: Knobs) -> 
         _elementwise(s, group.result)
     elif group.shape == "tile":
         _tile(s, group.result, group.inside[0])
-    elif group.shape == "blocks":
+    elif group.shape in ("blocks", "strips"):
         try:
             with s.together():
-                gpu_products.schedule(s, group.result, group.inside[0], target, knobs)
+                if group.shape == "blocks":
+                    gpu_products.schedule(s, group.result, group.inside[0], target, knobs)
+                else:
+                    gpu_strips.schedule(s, group.result, group.inside[0], target)
         except ScheduleError as error:
             s.note(f"`{group.result}` is not staged in shared memory: {error.why or error.what}")
             _tile(s, group.result, group.inside[0])
