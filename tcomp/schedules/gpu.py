@@ -3,7 +3,8 @@
 A kernel is cut into groups as on a CPU (a nest that stores a result, with the reductions that only it reads); each becomes one
 launch.
 
-    elementwise   no reduction              one thread per vector of up to 16 bytes, all loops fused
+    elementwise   no reduction              one thread per vector of up to 16 bytes, all loops fused; small results of one shape that
+                                            follow each other are computed side by side, in one launch
     tile          one reduction, read at    one thread per tile of accumulators in registers, over the whole fold; neighbouring
                   the element stored        threads take neighbouring columns (matmul, convolution, pooling, column sums)
     blocks        a sum of products, of     one block per tile of the result: both factors are staged in shared memory, a slice of the
@@ -30,6 +31,7 @@ from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Accumulate, For, Kernel, walk
+from tcomp.ir.simplify import same_dim
 from tcomp.schedules import gpu_products, gpu_strips
 from tcomp.schedules.gpu_loops import VECTOR_BYTES, fuse_all, is_contraction, lanes, vector_width
 from tcomp.schedules.gpu_tiles import copied_along, find
@@ -81,7 +83,22 @@ def schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Sche
 
 def _groups(s: Schedule, target: Target) -> list[Group]:
     """Attach each temporary to the one result that reads it, where the structure allows; it is stored whole otherwise."""
-    return [g for result, inside in attachments(s.kernel) for g in _formed(s, result, inside, target)]
+    groups: list[Group] = []
+    for result, inside in attachments(s.kernel):
+        for group in _formed(s, result, inside, target):
+            last = groups[-1] if groups else None
+            if last is not None and last.shape == group.shape == "elementwise" and _alike(s, last.result, group.result):
+                groups[-1] = Group(last.result, (*last.inside, group.result), "elementwise")
+            else:
+                groups.append(group)
+    return groups
+
+
+def _alike(s: Schedule, first: str, second: str) -> bool:
+    """Whether two results have the same loops, too few of them for vectors."""
+    one, two = result_nest(s.kernel, first), result_nest(s.kernel, second)
+    same = len(one.loops) == len(two.loops) > 0 and all(same_dim(a.extent, b.extent) for a, b in zip(one.loops, two.loops, strict=True))
+    return same and _vector(one) == _vector(two) == 1
 
 
 def _formed(s: Schedule, result: str, inside: tuple[str, ...], target: Target) -> list[Group]:
@@ -179,7 +196,14 @@ def _fits(s: Schedule, inside: Sequence[str], rows: Sequence[Expr], most: int = 
 
 
 def _schedule_group(s: Schedule, group: Group, target: Target, knobs: Knobs) -> None:
-    if group.shape == "elementwise":
+    if group.shape == "elementwise" and group.inside:
+        try:
+            with s.together():
+                _abreast(s, (group.result, *group.inside))
+        except ScheduleError:  # one needs of another what another thread computes
+            for result in (group.result, *group.inside):
+                _elementwise(s, result)
+    elif group.shape == "elementwise":
         _elementwise(s, group.result)
     elif group.shape == "tile":
         _tile(s, group.result, group.inside[0])
@@ -209,6 +233,14 @@ def _elementwise(s: Schedule, result: str) -> None:
         loops[-1], lane = s.split(loops[-1], width)
         s.vectorize(lane)
     _grid(s, loops)
+
+
+def _abreast(s: Schedule, results: Sequence[str]) -> None:
+    """A thread computes one element of each."""
+    first, *others = [fuse_all(s, [x.var.attr.name for x in result_nest(s.kernel, result).loops]) for result in results]
+    for other in others:
+        s.fuse_loops(first, other)
+    _grid(s, [first])
 
 
 def _vector(nest: Nest) -> int:

@@ -351,6 +351,20 @@ def test_families_use_what_they_should() -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("reversed_", [False, True])
+def test_small_results_of_one_shape_are_computed_side_by_side(reversed_: bool) -> None:
+    """Unless one needs an element of another that another thread computes."""
+    x, b = te.placeholder((7, 45), "float32", "x"), te.placeholder((45,), "float32", "b")
+    y = te.compute((7, 45), lambda i, j: x[i, j] * 2 + b[j], "y")
+    z = te.compute((7, 45), lambda i, j: te.maximum(y[i, 44 - j if reversed_ else j], b[j]), "z")
+    program = Program((x, b), (y, z), {})
+    kernel = schedule(lowered(program), TARGET).kernel
+    assert len(emit_kernel(hoist_temporaries(kernel)[0], TARGET)[1]) == 1 + reversed_ and not kernel.notes
+    for descending in (False, True):
+        agree(program, emulated(program, kernel, descending))
+
+
+@needs_compiler
 @pytest.mark.parametrize("name", ["product-staged", "softmax"])
 def test_missing_barriers_would_be_found(name: str) -> None:
     """The host that plays the device does show what it is there to show."""
