@@ -32,7 +32,7 @@ from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Accumulate, For, Kernel, walk
 from tcomp.ir.simplify import same_dim
-from tcomp.schedules import gpu_products, gpu_strips
+from tcomp.schedules import gpu_products, gpu_programs, gpu_strips
 from tcomp.schedules.gpu_loops import VECTOR_BYTES, fuse_all, is_contraction, lanes, vector_width
 from tcomp.schedules.gpu_tiles import copied_along, find
 from tcomp.schedules.groups import Group, attachments, schedule_each
@@ -65,14 +65,16 @@ SLICE = 32  # the least that a part of a divided fold accumulates
 
 
 def schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Schedule:
-    """The default schedule of a kernel as lowered. Programs written by hand (externs) run as they are written, on one thread.
+    """The default schedule of a kernel as lowered. Programs written by hand (externs) run as they are written: see `gpu_programs`.
 
-    So does a group for which a step is refused (its independence cannot be proved, say); a note in the kernel says so.
+    A group for which a step is refused (its independence cannot be proved, say) runs on one thread; a note in the kernel says so.
     """
     s = Schedule(kernel)
     s.collapse()
     decided = Knobs() if knobs is None else knobs
-    if not imperative(s.kernel):
+    if imperative(s.kernel):
+        gpu_programs.schedule(s)
+    else:
         schedule_each(s, _groups(s, target), lambda group: _schedule_group(s, group, target, decided), "runs on one thread")
     s.clean()
     return s
