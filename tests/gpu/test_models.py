@@ -151,15 +151,21 @@ def test_a_step_of_a_recurrence_is_few_launches() -> None:
     assert not any("index" in s for s in inside) and "tcomp_set_index" not in code["kernels"]
 
 
-def test_branches_follow_the_data() -> None:
+def branching() -> bytes:
+    """exp(x) or -x, by the sign of the sum of x."""
+
     def side(op: str, name: str) -> onnx.GraphProto:
         return helper.make_graph([node(op, ["x"], [name])], name, [], [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4, 5])])
 
-    data = model(
+    return model(
         [node("ReduceSum", ["x"], ["s"], keepdims=0), node("Greater", ["s", "zero"], ["c"]),
          node("If", ["c"], ["y"], then_branch=side("Neg", "a"), else_branch=side("Exp", "b"))],
         {"x": ("float32", [4, 5])}, {"y": ("float32", [4, 5])}, {"zero": np.float32(0)},
     )  # fmt: skip
+
+
+def test_branches_follow_the_data() -> None:
+    data = branching()
     module = check(data, {"x": np.full((4, 5), 0.5, np.float32)})
     check(data, {"x": np.full((4, 5), -0.5, np.float32)}, module)
     assert isinstance(module._device, HostDevice) and module._device.captured == 0
@@ -167,7 +173,8 @@ def test_branches_follow_the_data() -> None:
     assert len(names) == len(set(names)) >= 3
 
 
-def test_a_loop_ends_when_its_condition_says_so() -> None:
+def stopping() -> bytes:
+    """x doubled until its sum is 100 or more."""
     inner = helper.make_graph(
         [node("Add", ["v", "v"], ["v2"]), node("ReduceSum", ["v2"], ["t"], keepdims=0), node("Less", ["t", "limit"], ["go"])], "body",
         [helper.make_tensor_value_info("i", onnx.TensorProto.INT64, []), helper.make_tensor_value_info("g", onnx.TensorProto.BOOL, []),
@@ -175,10 +182,14 @@ def test_a_loop_ends_when_its_condition_says_so() -> None:
         [helper.make_tensor_value_info("go", onnx.TensorProto.BOOL, []), helper.make_tensor_value_info("v2", onnx.TensorProto.FLOAT, [3])],
         [numpy_helper.from_array(np.float32(100), "limit")],
     )  # fmt: skip
-    data = model(
+    return model(
         [node("Loop", ["trips", "yes", "x"], ["y"], body=inner)], {"x": ("float32", [3])}, {"y": ("float32", [3])},
         {"trips": np.array(50), "yes": np.array(True)},
     )  # fmt: skip
+
+
+def test_a_loop_ends_when_its_condition_says_so() -> None:
+    data = stopping()
     module = check(data, {"x": np.array([1, 2, 3], np.float32)})
     check(data, {"x": np.array([9, 9, 9], np.float32)}, module)
 
