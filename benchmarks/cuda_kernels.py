@@ -18,7 +18,7 @@ from tcomp.target import Target
 
 from . import models
 
-SPILLED = 16  # bytes that a thread may put aside: registers that an assembler keeps out of a loop
+SPILLED = 32  # bytes that a thread may store and load aside: a few registers that the assembler gives up, for more warps
 REGISTERS = 1 << 16  # of an SM
 NOTES = ("runs on one thread", "is not staged in shared memory")  # of schedules that are not what they could be
 
