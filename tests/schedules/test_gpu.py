@@ -23,6 +23,7 @@ from tcomp.ir.loops import Allocate, Buffer, For, Kernel, block, hoist_temporari
 from tcomp.schedules.gpu import schedule
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.lower import lower
+from tcomp.schedules.proof import prove
 from tcomp.schedules.schedule import replay
 from tcomp.target import Target
 
@@ -276,6 +277,14 @@ def test_products_of_few_rows_share_the_fold_among_threads(name: str) -> None:
     assert len(launches) == 1 + name.startswith("matvec") and launches[0].barriers >= 1
     assert "cache_write" in {step.primitive for step in s.trace} and "shared" in str(s.kernel)
     assert ("Vector<" in emit_kernel(hoist_temporaries(s.kernel)[0], TARGET)[0]) == (name != "strips-odd")
+
+
+@pytest.mark.parametrize("name", ["strips-step", "strips-odd", "strips-batched", "matvec-divided", "product-staged-odd", "softmax-short"])
+def test_schedules_are_proved(name: str) -> None:
+    """Every step, by exact dependence analysis."""
+    kernel = lowered(FAMILIES[name])
+    proof = prove(kernel, schedule(kernel, TARGET).trace)
+    assert proof.ok, proof.refused
 
 
 @needs_compiler
