@@ -121,22 +121,22 @@ def divide(s: Schedule, acc: str, target: Target) -> str | None:
         return None
     cut = max(fold.folds, key=lambda x: extent_of(x.extent))
     outer, _ = s.split(cut.var.attr.name, -(-extent_of(cut.extent) // strip.blocks))
-    return apart(s, acc, outer)
-
-
-def apart(s: Schedule, acc: str, fold: str) -> str | None:
-    """Each iteration of a fold as a sum of its own: of the first axis of the stage, whose name is returned."""
-    number = extent_of(edit.find_loop(s.kernel, fold).extent)
+    number = extent_of(edit.find_loop(s.kernel, outer).extent)
     if number < 2:
         return None
-    partial = s.rfactor(acc, fold, number)
-    s.apply("mask", partial)
-    rank = len(edit.find_buffer(s.kernel, partial).shape)
-    letters = "abcdefghijklmnop"[:rank]
-    s.relayout(partial, f"({','.join([letters[-1], *letters[:-1]])})")
+    partial = _apart(s, acc, outer, number)
     for is_fold in (False, True):
         s.reorder(*stage_axes(s.kernel, partial, is_fold))
-    return str(partial)
+    return partial
+
+
+def _apart(s: Schedule, acc: str, fold: str, parts: int) -> str:
+    """A fold in parts: each a sum of its own, at the first index of the stage, whose name is returned."""
+    partial = s.rfactor(acc, fold, parts)
+    s.apply("mask", partial)
+    letters = "abcdefghijklmnop"[: len(edit.find_buffer(s.kernel, partial).shape)]
+    s.relayout(partial, f"({','.join([letters[-1], *letters[:-1]])})")
+    return partial
 
 
 def schedule(s: Schedule, result: str, acc: str, target: Target) -> None:
@@ -145,11 +145,7 @@ def schedule(s: Schedule, result: str, acc: str, target: Target) -> None:
     strip = find(fold, out, target)
     assert strip is not None
     longest = max(fold.folds, key=lambda x: extent_of(x.extent))
-    partial = str(s.rfactor(acc, longest.var.attr.name, strip.parts))
-    s.apply("mask", partial)
-    rank = len(edit.find_buffer(s.kernel, partial).shape)
-    letters = "abcdefghijklmnop"[:rank]
-    s.relayout(partial, f"({','.join([letters[-1], *letters[:-1]])})")
+    partial = _apart(s, acc, longest.var.attr.name, strip.parts)
     local = f"{partial}.acc"
     s.cache_write(partial, local)
 
