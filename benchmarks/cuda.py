@@ -2,28 +2,28 @@
 
 On GPUs with sm_90a, products are measured by the default tile, and by each tile of `wgmma` that a decision may choose.
 
-    python -m benchmarks.cuda [--only resnet50,bert*] [--no-kernels] [--no-models]
+    python -m benchmarks.cuda [--only resnet50,bert*] [--no-kernels] [--no-models] [--precision tf32]
+    python -m benchmarks.cuda --compile-only [--arch sm_80,sm_90a]
 
 Needs tcomp[cuda] and a GPU; prints why not and ends with status 2 where there is none. Times are medians of graph replays by the
 device's clock, transfers excluded; every result is compared with its reference first.
+
+`--compile-only` needs no GPU: see `benchmarks.cuda_kernels`. Status 1 if a model cannot be compiled, or a kernel is beyond a limit.
 """
 
 from __future__ import annotations
 
 import argparse
-import fnmatch
-import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from math import prod
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from tcomp.codegen.nvrtc import version
 from tcomp.driver import Report, compile_model, package
 from tcomp.errors import DeviceError, TargetError, TcompError
 from tcomp.ir import te
@@ -34,7 +34,9 @@ from tcomp.schedules.knobs import Knobs, Option
 from tcomp.schedules.lower import lower
 from tcomp.target import Target
 
-FOLDER = Path(os.environ.get("TCOMP_MODELS", Path.home() / ".cache" / "tcomp-benchmarks"))
+from . import models
+from .cuda_kernels import compile_all
+
 MEGABYTES = 512  # of one operand of a kernel that is bound by memory: far more than caches hold
 Case = tuple[str, list[te.Tensor], int, Callable[[np.ndarray], np.ndarray] | None]
 
@@ -159,26 +161,30 @@ def grouped_tiles(knobs: Knobs) -> Iterator[tuple[str, Option]]:
 # ---------------------------------------------------------------- models
 
 
-def measure_models(patterns: list[str], target: Target) -> bool:
+# float32 results may be as far off as products in less than float32 are
+_TOLERANCES = {"fp32": 0.0, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
+
+
+def measure_models(patterns: str | None, target: Target) -> bool:
+    print(f"models, float32 products of matrices in {target.precision}:")
     right = True
-    for path in sorted(FOLDER.glob("*.json")):
-        name = path.stem
-        if patterns and not any(fnmatch.fnmatch(name, p) for p in patterns):
-            continue
+    for model in models.select(patterns):
         try:
-            right &= measure_model(name, json.loads(path.read_text()), target)
+            right &= measure_model(model, target)
+        except models.Unavailable as reason:
+            print(f"  {model.name:20} skipped: {reason}")
         except TcompError as problem:
             right = False
-            print(f"  {name:20} {type(problem).__name__}: {problem.what}")
+            print(f"  {model.name:20} {type(problem).__name__}: {problem.what}")
     return right
 
 
-def measure_model(name: str, spec: dict[str, Any], target: Target) -> bool:
-    dynamic = {dim: (int(lo), int(hi)) for dim, (lo, hi) in spec["dynamic"].items()}
-    shapes = None if dynamic else {i["name"]: i["shape"] for i in spec["inputs"]}
-    artifact, report = compile_model(FOLDER / f"{name}.onnx", target, shapes, dynamic or None)
+def measure_model(model: models.Model, target: Target) -> bool:
+    path = models.obtain(model)
+    inputs, wanted = (models.load_arrays(path, which) for which in ("inputs", "outputs"))
+    artifact, report = compile_model(path, target, **models.compile_arguments(model, inputs))
     module = CudaModule(artifact)
-    inputs, wanted = (dict(np.load(FOLDER / f"{name}.{part}.npz")) for part in ("inputs", "outputs"))
+    inputs = {name: array for name, array in inputs.items() if name not in model.fixed}
     results = module.run(inputs)
     worst = 0.0
     for key, want in wanted.items():
@@ -186,24 +192,33 @@ def measure_model(name: str, spec: dict[str, Any], target: Target) -> bool:
             difference = np.abs(results[key].astype(np.float64) - want).max() / max(float(np.abs(want).max()), 1e-30)
             worst = max(worst, float(difference)) if np.isfinite(difference) else float("inf")
     seconds = median(module.replays(inputs))
-    good = worst <= float(spec["tolerance"])
-    print(f"  {name:20} {seconds * 1e3:9.3f} ms  {report.kernels:4} kernels  error {worst:.1e}{'' if good else '  WRONG'}", flush=True)
+    good = worst <= max(model.tolerance, _TOLERANCES[target.precision])
+    print(f"  {model.name:20} {seconds * 1e3:9.3f} ms  {report.kernels:4} kernels  error {worst:.1e}{'' if good else '  WRONG'}", flush=True)
     return good
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", default="", help="names or patterns of models, separated by commas")
-    parser.add_argument("--no-kernels", action="store_true")
-    parser.add_argument("--no-models", action="store_true")
+    parser.add_argument("--only", metavar="PATTERNS", help="names or patterns of models, separated by commas")
+    parser.add_argument("--no-kernels", action="store_true", help="measure no single kernels")
+    parser.add_argument("--no-models", action="store_true", help="measure no models")
+    parser.add_argument("--precision", default="fp32", help="of float32 products of the models: fp32, tf32, fp16, bf16")
+    parser.add_argument("--compile-only", action="store_true", help="measure nothing: compile the models, and say what their kernels take")
+    parser.add_argument("--arch", help="GPU architectures to compile for, with --compile-only (default: sm_80,sm_90a)")
     options = parser.parse_args()
+    if options.arch and not options.compile_only:
+        parser.error("--arch is for --compile-only: what is measured is compiled for the GPU that is here")
     try:
+        if options.compile_only:
+            version()
+            return 0 if compile_all(options.only, Target.parse(f"cuda -arch={options.arch or 'sm_80,sm_90a'} -precision={options.precision}")) else 1
         capability = CupyDevice().capability
-        target = Target.parse(f"cuda -arch=sm_{capability}{'a' if capability == 90 else ''}")
+        arch = f"cuda -arch=sm_{capability}{'a' if capability in (90, 100) else ''}"
+        target = Target.parse(f"{arch} -precision={options.precision}")
         if not options.no_kernels:
-            measure_memory(target)
-            measure_products(target)
-        return 0 if options.no_models or measure_models([p for p in options.only.split(",") if p], target) else 1
+            measure_memory(Target.parse(arch))
+            measure_products(Target.parse(arch))
+        return 0 if options.no_models or measure_models(options.only, target) else 1
     except (DeviceError, TargetError) as problem:
         print(problem, file=sys.stderr)
         return 2

@@ -158,16 +158,47 @@ def _loop(
     for n, (v, backwards) in enumerate(zip(inputs[carried : carried + scanned], attrs["reverse_in"], strict=True)):
         part = body.inputs[1 + carried + n]
         places.slices[part] = _slice(places.of(v), iteration, trips, byte_size(part), backwards)
-    inside: list[Step] = [SetIndex(places.of(body.inputs[0]), iteration)]
+    inside: list[Step] = [SetIndex(places.of(body.inputs[0]), iteration)] if _reads(body, body.inputs[0]) else []
     inside += _steps(body, kernels, plan, places, dims, depth + 1)
+    handed: list[Step] = []
     for result, target in zip(body.outputs[:carried], node.outputs[:carried], strict=True):
-        inside += _copy(places.of(target), places.of(result), byte_size(target))
+        handed += _copy(places.of(target), places.of(result), byte_size(target))
+    inside += _merged(handed)
     for n, backwards in zip(range(stacked), attrs["reverse_out"], strict=True):
         part = body.outputs[carried + n]
         row = _slice(places.of(node.outputs[carried + n]), iteration, trips, byte_size(part), backwards)
         inside += _copy(row, places.of(part), byte_size(part))
     condition = places.of(body.outputs[-1]) if attrs["condition"] else None
     return [*initial, Repeat(iteration, trips, tuple(inside), condition)]
+
+
+def _reads(body: Graph, value: Value) -> bool:
+    """Whether anything in a body needs a value of it; bodies of its nodes get theirs through the inputs of these."""
+    return value in body.outputs or any(value in node.inputs for node in body.nodes)
+
+
+def _merged(copies: Sequence[Step]) -> list[Step]:
+    """Copies of what lies side by side, to places side by side, as one: where it certainly does, and the places are others."""
+    merged: list[Step] = []
+    for step in copies:
+        last = merged[-1] if merged else None
+        if isinstance(last, Copy) and isinstance(step, Copy) and _beside(last.dst, last.bytes, step.dst) and _beside(last.src, last.bytes, step.src):
+            whole = Copy(last.dst, last.src, as_dim(as_expr(last.bytes) + as_expr(step.bytes)))
+            if _disjoint(whole):
+                merged[-1] = whole
+                continue
+        merged.append(step)
+    return merged
+
+
+def _beside(first: Ref, size: Dim, second: Ref) -> bool:
+    same = (first.base, first.index) == (second.base, second.index)
+    return same and as_expr(first.offset) + as_expr(size) is as_expr(second.offset)
+
+
+def _disjoint(copy: Copy) -> bool:
+    a, b, size = as_expr(copy.dst.offset), as_expr(copy.src.offset), as_expr(copy.bytes)
+    return (copy.dst.base, copy.dst.index) != (copy.src.base, copy.src.index) or prove(a + size <= b) or prove(b + size <= a)
 
 
 def _slice(whole: Ref, iteration: Expr, trips: Dim, size: Dim, backwards: bool) -> Ref:

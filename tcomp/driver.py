@@ -365,16 +365,17 @@ def _listing(stage: str, schedule: Schedule, target: Target) -> str:
     if (stage in ("cuda", "ptx", "sass-stats")) != (target.kind == "cuda"):
         raise TargetError(f"there is no stage {stage} for {target}", hint="cuda, ptx, sass-stats for CUDA; llvm, asm for a CPU")
     if target.kind == "cuda":
-        text = emit_kernel_cuda(kernel, target, schedule.trace)[0]
+        text, launches = emit_kernel_cuda(kernel, target, schedule.trace)
         if stage == "cuda":
             return text
         compiled = {arch: compile_text(text, arch, kernel.name) for arch in target.cpu.split(",")}
         if stage == "ptx":
             return next(iter(compiled.values())).ptx.decode(errors="replace").rstrip("\0")
-        usage = [(arch, name, u) for arch, binary in compiled.items() for name, u in binary.usage.items()]
+        usage = [(arch, launch, binary.usage[launch.function]) for arch, binary in compiled.items() for launch in launches]
         return "\n".join(
-            f"{arch} {name}: {u.registers} registers, {u.shared} bytes shared, {u.spilled} spilled, {u.stack} of stack"
-            for arch, name, u in usage
+            f"{arch} {launch.function}: {u.registers} registers, {u.shared + launch.shared} bytes shared, {u.spilled} spilled, "
+            f"{u.stack} of stack, {launch.barriers} barriers, all proved"
+            for arch, launch, u in usage
         )
     ir = emit_kernel(kernel, target)
     return ir if stage == "llvm" else assembly(ir, target)

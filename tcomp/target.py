@@ -341,7 +341,13 @@ def _cuda(words: list[str], text: str) -> Target:
     for word in words:
         if word == "-scalar":
             features.add("scalar")
-        elif word.removeprefix("-precision=") in _PRECISIONS and word.startswith("-precision="):
+        elif word == "-precision=fp32":
+            pass  # what is computed if nothing is said
+        elif word.startswith("-precision="):
+            if word[11:] not in _PRECISIONS:
+                raise TargetError(f"unknown precision `{word[11:]}`", where=text, hint=f"one of fp32, {', '.join(_PRECISIONS)}")
+            if any(f.startswith("precision=") for f in features):
+                raise TargetError("two precisions are given", where=text, hint="leave one of them away")
             features.add(word[1:])
         elif word.startswith("-arch="):
             archs = tuple(dict.fromkeys(word[6:].split(",")))

@@ -32,6 +32,7 @@ from tcomp.target import Target
 Array = np.ndarray
 
 _TOLERANCES = {"float16": 1e-2, "bfloat16": 5e-2, "float32": 1e-4, "float64": 1e-9}  # relative; other types must agree exactly
+_PRECISIONS = {"tf32": "float16", "fp16": "float16", "bf16": "bfloat16"}  # products of float32 in less: as near as results of these types
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,8 @@ def verify(
 ) -> Verification:
     """Compare the native code of an imported graph with its interpretation.
 
-    `tolerance` bounds the relative error; by default it depends on the dtype (1e-4 for float32, 0 for integers). `full` judges every
+    `tolerance` bounds the relative error; by default it depends on the dtype (1e-4 for float32, 0 for integers), and on the precision of
+    the target (1e-2 for tf32 and fp16, 5e-2 for bf16). `full` judges every
     pass and kernel even where the outputs agree. `progress` is told (stage, done, total). `winograd`: see `compile`. Raises `TcompError` as compilation does.
     """
     tell = progress or (lambda stage, done, total: None)
@@ -115,7 +117,7 @@ def verify(
     module = Module.load(artifact, threads=threads)
     native = module.run(inputs)
     want = _interpret(graph, inputs, "reference", tell)
-    result = Verification([compare(name, native[name], want[name], tolerance) for name in want], module.threads)
+    result = Verification([compare(name, native[name], want[name], tolerance, target.precision) for name in want], module.threads)
     if module.threads > 1:
         alone = Module.load(artifact, threads=1).run(inputs)
         result.repeatable = all(a.tobytes() == native[name].tobytes() for name, a in alone.items())
@@ -130,10 +132,12 @@ def verify(
     return result
 
 
-def compare(name: str, got: Array, want: Array, tolerance: float | None = None) -> Comparison:
-    """Compare an array with what it should be."""
-    allowed = _TOLERANCES.get(want.dtype.name, 0.0) if tolerance is None else tolerance
-    return Comparison(name, _error(got, want), allowed)
+def compare(name: str, got: Array, want: Array, tolerance: float | None = None, precision: str = "fp32") -> Comparison:
+    """Compare an array with what it should be, where products of float32 were computed in `precision`."""
+    if tolerance is None:
+        dtype = want.dtype.name
+        tolerance = _TOLERANCES.get(_PRECISIONS.get(precision, dtype) if dtype == "float32" else dtype, 0.0)
+    return Comparison(name, _error(got, want), tolerance)
 
 
 def _error(got: Array, want: Array) -> float:
@@ -223,7 +227,7 @@ def _judge_kernels(
         want = [results[renamed[v].name] for v in node.outputs]
         values.update(zip(node.outputs, want, strict=True))
         found = _run_alone(node, given, [a.shape for a in want], dims, target)
-        compared = [compare(v.name, a, b, tolerance) for v, a, b in zip(node.outputs, found, want, strict=True)]
+        compared = [compare(v.name, a, b, tolerance, target.precision) for v, a, b in zip(node.outputs, found, want, strict=True)]
         worst = max(compared, key=lambda c: (not c.ok, c.error))
         inner = [n for body in node.bodies for n in body.nodes] if node.op is KERNEL else [node]
         yield KernelResult(node.name or node.outputs[0].name, tuple(n.op.name for n in inner), worst)

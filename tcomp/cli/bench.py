@@ -12,7 +12,19 @@ import typer
 
 from tcomp.cli import output
 from tcomp.cli.files import is_artifact
-from tcomp.cli.options import AnyModel, Dims, Inputs, Json, Seed, Shapes, TargetName, parse_choices, parse_threads
+from tcomp.cli.options import (
+    AnyModel,
+    Arch,
+    Dims,
+    Inputs,
+    Json,
+    Precision,
+    Seed,
+    Shapes,
+    TargetName,
+    parse_choices,
+    parse_threads,
+)
 from tcomp.errors import InputError, TcompError
 
 if TYPE_CHECKING:
@@ -61,6 +73,8 @@ def bench(
     dim: Dims = None,
     shape: Shapes = None,
     target: TargetName = None,
+    arch: Arch = None,
+    precision: Precision = None,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -87,7 +101,7 @@ def bench(
     failures: dict[str, str] = {}
     profiles: dict[int, list[dict[str, Any]]] = {}
     with output.progress() as tell:
-        opened = open_model(model, dim, shape, target, None, tell)
+        opened = open_model(model, dim, shape, target, arch, precision, None, tell)
         modules = [Module.load(opened.artifact, threads=n) for n in counts]
         signature = signature_of(modules[0])
         feeds = make_feeds(signature, read_inputs(input, signature), opened.sizes, seed)
@@ -99,10 +113,13 @@ def bench(
     if as_json:
         results = [entry.record() for entry in lines]
         document = {"results": results, "failed": failures, "random_inputs": feeds.random, "dims": feeds.chosen}
+        document |= {"precision": opened.precision} if opened.precision else {}
         output.print_json(document | ({"kernels": profiles} if kernels else {}))
         return
     feeds.explain()
     show(lines)
+    if opened.precision:
+        output.line(f"float32 products of matrices in {opened.precision}", "dim")
     for number, records in profiles.items():
         output.line()
         show_kernels(f"{output.count(len(records), 'kernel')}, {output.count(number, 'thread')}", records)

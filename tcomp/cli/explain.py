@@ -9,7 +9,20 @@ import typer
 
 from tcomp.cli import output
 from tcomp.cli.files import check_model_file
-from tcomp.cli.options import Arch, Dims, Json, OnnxModel, Shapes, TargetName, Values, Winograd, parse_dims, parse_shapes, parse_target
+from tcomp.cli.options import (
+    Arch,
+    Dims,
+    Json,
+    OnnxModel,
+    Precision,
+    Shapes,
+    TargetName,
+    Values,
+    Winograd,
+    parse_dims,
+    parse_shapes,
+    parse_target,
+)
 
 if TYPE_CHECKING:
     from tcomp.ir.graph import Value
@@ -19,6 +32,7 @@ def explain(
     model: OnnxModel,
     target: TargetName = None,
     arch: Arch = None,
+    precision: Precision = None,
     dim: Dims = None,
     shape: Shapes = None,
     value: Values = None,
@@ -38,7 +52,7 @@ def explain(
     with output.progress() as tell:
         tell("import", 0, 1)
         graph = import_model(model, parse_shapes(shape), parse_dims(dim), read_values(value))
-        machine = parse_target(target, arch)
+        machine = parse_target(target, arch, precision)
         passes = graph_passes(machine, report, winograd=winograd)
         number = itertools.count(1)
         graph, reports = run_passes(graph, passes, on_pass=lambda done: tell(done.name, next(number), len(passes)))

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tcomp.cli.files import check_model_file, is_artifact
-from tcomp.cli.options import parse_dims, parse_shapes
+from tcomp.cli.options import parse_dims, parse_shapes, parse_target
 from tcomp.driver import Progress, compile_model
 from tcomp.errors import InputError
 from tcomp.runtime import Artifact, read_artifact
+from tcomp.target import Target
 
 
 @dataclass(frozen=True)
@@ -20,17 +21,30 @@ class Opened:
     artifact: Artifact
     sizes: dict[str, int]
 
+    @property
+    def precision(self) -> str | None:
+        """In which products of float32 matrices are computed; None on CPUs, which have no choice."""
+        manifest = self.artifact.manifest
+        return Target.parse(str(manifest.notes.get("target", "cuda"))).precision if manifest.triple == "cuda" else None
+
 
 def open_model(
-    path: Path, dims: Sequence[str] | None, shapes: Sequence[str] | None, target: str | None, threads: int | None, progress: Progress
+    path: Path,
+    dims: Sequence[str] | None,
+    shapes: Sequence[str] | None,
+    target: str | None,
+    arch: str | None,
+    precision: str | None,
+    threads: int | None,
+    progress: Progress,
 ) -> Opened:
     """Load an artifact, or compile a model for the dims and shapes given. Raises `TcompError`."""
     ranges, fixed = parse_dims(dims), parse_shapes(shapes)
     if not is_artifact(path):
         check_model_file(path)
-        artifact, _ = compile_model(path, target, fixed, ranges, threads, progress=progress)
+        artifact, _ = compile_model(path, parse_target(target, arch, precision), fixed, ranges, threads, progress=progress)
         return Opened(artifact, {})
-    for given, option in ((shapes, "--shape"), (target, "--target")):
+    for given, option in ((shapes, "--shape"), (target, "--target"), (arch, "--arch"), (precision, "--precision")):
         if given:
             raise InputError(f"{option} has no effect on a compiled model", where=str(path), hint="give it to `tcomp compile`")
     artifact = read_artifact(path)

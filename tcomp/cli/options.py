@@ -32,7 +32,9 @@ Arch = Annotated[
 ]
 Precision = Annotated[
     str | None,
-    typer.Option("--precision", metavar="NAME", help="Of products of matrices, for --target cuda: tf32, fp16 or bf16. Default: fp32.", show_default=False),
+    typer.Option(
+        "--precision", metavar="NAME", help="Of products of float32 matrices, for --target cuda: fp32, tf32, fp16, bf16.", show_default=False
+    ),
 ]
 Dims = Annotated[
     list[str] | None,
@@ -83,12 +85,16 @@ def parse_target(target: str | None, arch: str | None = None, precision: str | N
     """This machine, if nothing is said. Raises `TargetError`, `InputError`."""
     from tcomp.target import Target
 
-    parsed = Target.parse(" ".join([target or "cpu", *([f"-arch={arch}"] if arch else [])]))
-    if precision in (None, "fp32"):
-        return parsed
-    if parsed.kind != "cuda":
-        raise InputError("--precision is of GPUs: products on a CPU are those of the model", hint="add --target cuda")
-    return Target.parse(f"{parsed} -precision={precision}")
+    words = (target or "cpu").split()
+    for option, said, why in (("arch", arch, "names GPUs"), ("precision", precision, "is of GPUs: products on a CPU are those of the model")):
+        if said is None:
+            continue
+        if words[:1] != ["cuda"]:
+            raise InputError(f"--{option} {why}", hint="add --target cuda")
+        if any(word.startswith(f"-{option}=") for word in words):
+            raise InputError(f"--target {target!r} gives -{option} already", where=f"--{option} {said}", hint="leave one of them away")
+        words.append(f"-{option}={''.join(said.split())}")
+    return Target.parse(" ".join(words))
 
 
 def parse_dims(texts: Iterable[str] | None) -> dict[str, int | tuple[int, int]]:

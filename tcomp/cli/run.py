@@ -12,7 +12,7 @@ import typer
 from tcomp.cli import output
 from tcomp.cli.files import check_writable, write_files
 from tcomp.cli.kernels import profiled, show
-from tcomp.cli.options import AnyModel, Dims, Inputs, Json, Seed, Shapes, TargetName, Threads
+from tcomp.cli.options import AnyModel, Arch, Dims, Inputs, Json, Precision, Seed, Shapes, TargetName, Threads
 from tcomp.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ def run(
     dim: Dims = None,
     shape: Shapes = None,
     target: TargetName = None,
+    arch: Arch = None,
+    precision: Precision = None,
     threads: Threads = None,
     seed: Seed = 0,
     as_json: Json = False,
@@ -45,7 +47,7 @@ def run(
         save = save if save.suffix == ".npz" else save.with_name(save.name + ".npz")
         check_writable(save)
     with output.progress() as tell:
-        opened = open_model(model, dim, shape, target, threads, tell)
+        opened = open_model(model, dim, shape, target, arch, precision, threads, tell)
     module = Module.load(opened.artifact, threads=threads)
     signature = signature_of(module)
     feeds = make_feeds(signature, read_inputs(input, signature), opened.sizes, seed)
@@ -60,6 +62,8 @@ def run(
         record: dict[str, Any] = {"threads": module.threads, "seconds": elapsed, "random_inputs": feeds.random}
         record["inputs"] = {name: {"dtype": a.dtype.name, "shape": a.shape} for name, a in feeds.arrays.items()}
         record["outputs"] = [_summary(name, a) for name, a in results.items()]
+        if opened.precision:
+            record["precision"] = opened.precision
         if save is not None:
             record["saved"] = save
         if kernels is not None:
@@ -70,6 +74,8 @@ def run(
     columns = ("output", "dtype", "shape", "min>", "max>", "mean>", "first values")
     summaries = [_summary(name, a) for name, a in results.items()]
     output.table("", columns, [_row(s) for s in summaries])
+    if opened.precision:
+        output.line(f"float32 products of matrices in {opened.precision}", "dim")
     output.line(f"first run: {output.seconds(elapsed)}, {output.count(module.threads, 'thread')}", "dim")
     if save is not None:
         output.line(f"wrote {save}", "dim")

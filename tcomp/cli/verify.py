@@ -16,6 +16,7 @@ from tcomp.cli.options import (
     Dims,
     Inputs,
     Json,
+    Precision,
     Seed,
     Shapes,
     TargetName,
@@ -56,6 +57,7 @@ def verify(
     value: Values = None,
     target: TargetName = None,
     arch: Arch = None,
+    precision: Precision = None,
     winograd: Winograd = True,
     threads: Threads = None,
     seed: Seed = 0,
@@ -71,7 +73,7 @@ def verify(
     if proofs:
         if full or tolerance is not None or input or threads is not None:
             raise InputError("--proofs runs nothing", hint="leave out --full, --tolerance, --input and --threads")
-        _prove(model, dim, shape, value, target, arch, winograd, as_json)
+        _prove(model, dim, shape, value, target, arch, precision, winograd, as_json)
         return
     from tcomp import verification
     from tcomp.cli.inputs import make_feeds, read_inputs, read_values
@@ -83,7 +85,7 @@ def verify(
         graph = import_model(model, parse_shapes(shape), parse_dims(dim), read_values(value))
         feeds = make_feeds(graph.inputs, read_inputs(input, graph.inputs), {}, seed, _USUAL_SIZE)
         options: dict[str, Any] = {"tolerance": tolerance, "full": full, "threads": threads, "winograd": winograd}
-        found = verification.verify(graph, parse_target(target, arch), feeds.arrays, **options, progress=tell)
+        found = verification.verify(graph, parse_target(target, arch, precision), feeds.arrays, **options, progress=tell)
 
     if as_json:
         record: dict[str, Any] = {"ok": found.ok, "verdict": found.verdict(), "threads": found.threads, "repeatable": found.repeatable}
@@ -116,6 +118,7 @@ def _prove(
     value: list[str] | None,
     target: str | None,
     arch: str | None,
+    precision: str | None,
     winograd: bool,
     as_json: bool,
 ) -> None:
@@ -127,7 +130,8 @@ def _prove(
     from tcomp.verification import SavedSchedule, prove_schedules, saved_schedules
 
     check_file(path)
-    options = {"--dim": dim, "--shape": shape, "--value": value, "--target": target, "--arch": arch, "--no-winograd": not winograd}
+    options: dict[str, object] = {"--dim": dim, "--shape": shape, "--value": value, "--target": target, "--arch": arch}
+    options |= {"--precision": precision, "--no-winograd": not winograd}
     given = [option for option, said in options.items() if said]
     is_trace = path.suffix == ".json"
     if given and (is_trace or is_artifact(path)):
@@ -142,7 +146,7 @@ def _prove(
             saved = saved_schedules(read_artifact(path))
         else:
             check_model_file(path)
-            machine, values = parse_target(target, arch), read_values(value)
+            machine, values = parse_target(target, arch, precision), read_values(value)
             artifact, _ = compile_model(
                 path, machine, parse_shapes(shape), parse_dims(dim), values=values, progress=tell, winograd=winograd
             )

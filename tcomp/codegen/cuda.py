@@ -32,7 +32,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from tcomp.codegen.cuda_barriers import Placement, has_threads, is_phase, place
+from tcomp.codegen.cuda_barriers import Placement, has_threads, is_phase, place, unproved
 from tcomp.codegen.cuda_copies import copies, piece, start, whole_vectors
 from tcomp.codegen.cuda_expressions import Expressions
 from tcomp.codegen.cuda_instructions import Warps
@@ -53,7 +53,7 @@ LOCAL_LIMIT = 64 << 10  # bytes of one array that a thread keeps to itself
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One `__global__` function: `grid` and `block` by axis, the buffers and scalars of the kernel it takes, by number, in order, and the
-    bytes of shared memory that a block asks for."""
+    bytes of shared memory that a block asks for. `barriers` in its text, all of them proved."""
 
     function: str
     grid: tuple[Dim, Dim, Dim]
@@ -61,6 +61,7 @@ class Launch:
     buffers: tuple[int, ...]
     scalars: tuple[int, ...]
     shared: int = 0
+    barriers: int = 0
 
 
 def emit_kernel(kernel: Kernel, target: Target, trace: Sequence[object] = ()) -> tuple[str, tuple[Launch, ...]]:
@@ -133,6 +134,8 @@ class Function(Expressions):
             self.names[v] = self.fresh(v.name)
         self.copies = set(copies(self, body))
         self.waits = place(body, self.copies)
+        if missing := unproved(body, self.copies, self.waits):
+            raise self.fail(f"a barrier is not proved in front of\n{missing[0]}", hint="report this kernel as a bug of tcomp")
         self.outside(body)
         asked = self.declare_shared()
         for d in self.grid:
@@ -146,7 +149,8 @@ class Function(Expressions):
         numbers = {b: n for n, b in enumerate(self.kernel.buffers)} | {v: n for n, v in enumerate(self.kernel.scalars)}
         x, y, z = self.block
         grid = (self.grid[0], self.grid[1], self.grid[2])
-        return text, Launch(self.name, grid, (x, y, z), tuple(numbers[b] for b in buffers), tuple(numbers[v] for v in scalars), asked)
+        taken = tuple(numbers[b] for b in buffers), tuple(numbers[v] for v in scalars)
+        return text, Launch(self.name, grid, (x, y, z), *taken, asked, text.count("__syncthreads();"))
 
     def parameter(self, b: Buffer) -> str:
         const = "" if b in self.written else "const "

@@ -136,6 +136,24 @@ def place(body: Stmt, copies: Collection[Stmt]) -> Placement:
     return settled(found, True)
 
 
+def unproved(body: Stmt, copies: Collection[Stmt], placement: Placement) -> list[Stmt]:
+    """The statements of a function where threads may meet in spite of a placement: what they touch, another thread may have written since
+    the last barrier, or may be copying; or a barrier that not all threads may reach, as it stands under what they do not share."""
+    check = _Check(placement, {s: touched(s) for s in phases(body)}, copies, True)
+    check.follow(body, _State())
+    return list(dict.fromkeys(check.faults + list(_apart(body, placement.before, False))))
+
+
+def _apart(s: Stmt, barriers: Collection[Stmt], apart: bool) -> Iterator[Stmt]:
+    """Barriers under conditions and loops that a thread decides by what it keeps to itself."""
+    if apart and s in barriers:
+        yield s
+    if not is_phase(s):
+        apart = apart or any(r.attr.scope == "register" for r in E.reads(*L.expressions(s)))
+        for child in L.children(s):
+            yield from _apart(child, barriers, apart)
+
+
 def _last(s: Stmt, copies: Collection[Stmt], more: bool = False) -> Iterator[Stmt]:
     """The copies that no other one follows at once: they complete a group."""
     if s in copies:
@@ -281,6 +299,23 @@ class _Run:
         if not all(v in self.values and (_short(v) or _ring(place, v)) for v in variables):
             return None
         return evaluate_int(place, self.values)
+
+
+@dataclass(slots=True)
+class _Check(_Run):
+    """Follows the phases with the barriers that there are, and keeps where one is missing."""
+
+    faults: list[Stmt] = field(default_factory=list)
+
+    def arrive(self, s: Stmt, found: Touched, state: _State) -> _State:
+        before = self.placement.before
+        if s in before:
+            state = state.passed(s, before[s])
+        alone = s not in self.copies
+        met = any(_meet(frozenset({a}), frozenset({b})) and not (alone and a.own is not None and a.own == b.own) for a in state.touched for b in found)
+        if met or _meet(state.started, found) or any(_meet(group, found) for group in state.groups):
+            self.faults.append(s)
+        return state
 
 
 def _short(v: Expr) -> bool:

@@ -1,7 +1,7 @@
 """The code of a CUDA artifact: machine code of every kernel for every architecture, and the launch plan, as JSON.
 
     {"kernels": {SYMBOL: {"launches": [{"function": "SYMBOL_0", "grid": [SIZE, SIZE, SIZE], "block": [256, 1, 1],
-                                        "buffers": [0, 2], "scalars": [0], "shared": 0}],
+                                        "buffers": [0, 2], "scalars": [0], "shared": 0, "barriers": 0}],
                           "cubin": {"sm_90a": BASE64}, "ptx": BASE64, "usage": {"sm_90a": {"SYMBOL_0": [registers, shared, spilled, stack]}}}},
      "steps": [{"call": SYMBOL, "label": "conv1", "buffers": [PLACE], "scalars": [SIZE]},
                {"branch": PLACE, "then": [...], "else": [...]},
@@ -12,7 +12,7 @@
 A SIZE is an integer, ["dim", n] (of the artifact), ["scalar", n] (of the kernel, in grids), ["loop", name], or [operator, SIZE, SIZE].
 A PLACE is [memory, index, SIZE]: an offset in bytes into input or output `index`, or into the weights or the workspace.
 The numbers of a launch's buffers and scalars are those of its kernel; a launch takes the buffers, then the scalars as 64-bit integers.
-"shared" is the memory in bytes that its blocks ask for, beside what their functions declare.
+"shared" is the memory in bytes that its blocks ask for, beside what their functions declare; "barriers" are those in its text.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def kernel_code(kernel: Kernel, target: Target, trace: Sequence[object] = ()) ->
             "buffers": list(launch.buffers),
             "scalars": list(launch.scalars),
             "shared": launch.shared,
+            "barriers": launch.barriers,
         }
         for launch in launches
     ]
@@ -64,7 +65,7 @@ def program_code(program: Program, kernels: Mapping[str, bytes], target: Target)
     steps = _steps(program.steps, dims)
     entries = {symbol: json.loads(code) for symbol, code in kernels.items()}
     if _stores_indices(program.steps):
-        launch = {"function": f"{SET_INDEX}_0", "grid": [1, 1, 1], "block": [1, 1, 1], "buffers": [0], "scalars": [0], "shared": 0}
+        launch = {"function": f"{SET_INDEX}_0", "grid": [1, 1, 1], "block": [1, 1, 1], "buffers": [0], "scalars": [0], "shared": 0, "barriers": 0}
         entries[SET_INDEX] = {"launches": [launch], **_binaries(_SET_INDEX_TEXT, target, SET_INDEX)}
     return _dumped(
         {

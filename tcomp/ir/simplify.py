@@ -310,7 +310,23 @@ def _at_least(terms: Linear, value: int) -> bool:
     """Whether the sum is >= value for sure: numeric ranges first, then symbolic extents and the gap of floor division."""
     if _weakened_at_least(terms, value, False):
         return True
-    return any(a.op != "var" for m in terms for a in m) and _weakened_at_least(terms, value, True)
+    if any(a.op != "var" for m in terms for a in m) and _weakened_at_least(terms, value, True):
+        return True
+    topped = _topped(terms)
+    return topped is not terms and _weakened_at_least(topped, value, False)
+
+
+def _topped(terms: Linear) -> Linear:
+    """A sum that is nowhere larger: what is taken away of x // c, with x below a symbolic extent n, is at most that of (n - 1) // c."""
+    for m, k in terms.items():
+        atom = m[0] if len(m) == 1 else None
+        if k > 0 or atom is None or atom.op != "floordiv" or atom.args[1].op != "const" or atom.args[0].op != "var":
+            continue
+        extent = atom.args[0].attr.extent
+        if extent is not None and extent.op != "const" and _positive(atom.args[1]):
+            most = linear(simplify((extent - 1) // atom.args[1]))
+            return _topped(_added(_added(terms, {m: k}, -1), {n: c * k for n, c in most.items()}, 1))
+    return terms
 
 
 def _weakened_at_least(terms: Linear, value: int, variables_first: bool) -> bool:

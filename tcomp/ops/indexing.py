@@ -189,10 +189,11 @@ def top_k(x: te.Tensor, k: Dim, axis: int, largest: bool) -> tuple[te.Tensor, te
                 return block(store(values, at(rank), source[at(order[rank])]), store(positions, at(rank), order[rank]))
 
             start = loop("p", n, lambda p: store(order, (p,), p))
-            return block(start, _merge_sort(order, merged, n, before), loop("rank", k, take))
+            sorted_ = block(start, _merge_sort(order, merged, n, before), loop("rank", k, take))
+            return Allocate(order, Allocate(merged, sorted_)) if n.op == "const" else sorted_
 
         lanes = over([d for m, d in enumerate(x.shape) if m != axis], lane)
-        return Allocate(order, Allocate(merged, lanes))
+        return lanes if n.op == "const" else Allocate(order, Allocate(merged, lanes))
 
     values, positions = te.externs([(shape, x.dtype), (shape, "int64")], [x], program, "top_k")
     return values, positions

@@ -1,6 +1,7 @@
 """A compiled model on a GPU, by CuPy: weights uploaded once, one arena, and all launches of a run replayed as one CUDA graph.
 
-A model whose launches depend on computed values (branches, loops that end early) is launched step by step instead. Inputs and outputs
+A model whose launches depend on computed values (branches, loops that end early) is launched step by step instead, as is a model of
+dynamic sizes at the first run of each size: one that comes back gets a graph. Inputs and outputs
 are NumPy arrays, or arrays on the device of any library with DLPack: if every array given lies on the device, so do the results.
 A GPU that cannot be used, or that fails, is a `DeviceError`; there is no fall-back.
 """
@@ -11,7 +12,7 @@ import ctypes
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -54,7 +55,7 @@ class GPU(plans.Device, Protocol):
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]: ...
 
-    def clock(self) -> Callable[[], float]: ...
+    def stopwatch(self) -> Callable[[], Callable[[], float]]: ...
 
     def guarded(self) -> Any: ...
 
@@ -102,9 +103,10 @@ class CudaModule(Module):
             session = self._session(tuple(tuple(a.shape) for a in self._admitted([inputs[n] for n in self._names])))
             for _ in range(runs):
                 marks: list[tuple[int, Callable[[], float]]] = []
+                mark = self._device.stopwatch()
 
-                def watch(number: int, marks: list[tuple[int, Callable[[], float]]] = marks) -> None:
-                    marks.append((number, self._device.clock()))
+                def watch(number: int, marks: list[tuple[int, Callable[[], float]]] = marks, mark: Any = mark) -> None:
+                    marks.append((number, mark()))
 
                 self._plan.execute(self._device, self._functions, session.dims, session.places, watch)
                 watch(len(names))
@@ -119,10 +121,12 @@ class CudaModule(Module):
         self.run(inputs)
         with self._lock, self._device.guarded():
             session = self._session(tuple(tuple(a.shape) for a in self._admitted([inputs[n] for n in self._names])))
-            marks = [self._device.clock()]
+            mark = self._device.stopwatch()
+            session.run()  # the second run of these sizes captures them
+            marks = [mark()]
             for _ in range(runs):
-                session.replay()
-                marks.append(self._device.clock())
+                session.run()
+                marks.append(mark())
             self._device.synchronize()
             return [end - start for start, end in pairwise([moment() for moment in marks])]
 
@@ -153,7 +157,7 @@ class CudaModule(Module):
                     self._device.upload(session.places["input", number], array)
                 else:
                     self._device.copy(session.places["input", number], array.data.ptr, array.nbytes)
-            session.replay()
+            session.run()
             stays = bool(arrays) and not any(isinstance(a, np.ndarray) for a in arrays)
             outputs: list[Any] = []
             for number, (shape, dtype) in enumerate(zip(session.shapes, self._output_dtypes, strict=True)):
@@ -169,11 +173,13 @@ class CudaModule(Module):
             return outputs
 
     def _session(self, shapes: Shapes) -> _Session:
-        session = self._sessions.get(shapes)
+        """That of these shapes, kept with those used last."""
+        session = self._sessions.pop(shapes, None)
         if session is None:
             if len(self._sessions) >= _SESSIONS:
                 self._sessions.pop(next(iter(self._sessions)))
-            session = self._sessions[shapes] = _Session(self, shapes)
+            session = _Session(self, shapes)
+        self._sessions[shapes] = session
         return session
 
     def _sizes(self, dims: list[int]) -> tuple[int, list[tuple[int, ...]]]:
@@ -208,8 +214,17 @@ class _Session:
         def launch() -> None:
             module._plan.execute(device, module._functions, self.dims, self.places)
 
-        static = not module._plan.branches and module._plan.count(self.dims) <= _GRAPH_NODES
-        self.replay = device.capture(launch) if static else launch
+        self._launch, self._capture = launch, device.capture
+        self._static = not module._plan.branches and module._plan.count(self.dims) <= _GRAPH_NODES
+        self._graph: Callable[[], None] | None = None
+        self._again = not self.dims  # sizes that may change each time are captured when they come back
+
+    def run(self) -> None:
+        """All launches, after each other on the device's stream."""
+        if self._graph is None and self._static and self._again:
+            self._graph = self._capture(self._launch)
+        self._again = True
+        (self._graph or self._launch)()
 
 
 # ---------------------------------------------------------------- CuPy
@@ -237,7 +252,6 @@ class CupyDevice:
         self.modules: list[int] = []  # loaded code stays as long as the process: kernels may still be running
         self.byte = np.zeros(1, np.uint8)
         self.staging: Any = None
-        self.start: Any = None
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
@@ -245,7 +259,9 @@ class CupyDevice:
         on this device; that too is reported, at the next call."""
         cupy = self.cupy
         try:
-            with getattr(self, "device", None) or cupy.cuda.Device():
+            device = getattr(self, "device", None) or cupy.cuda.Device()
+            with device:
+                device.use()  # the driver's functions need its context in this thread
                 yield
         except cupy.cuda.memory.OutOfMemoryError as problem:
             raise DeviceError("the GPU has not enough memory", why=str(problem), hint="run with smaller inputs") from None
@@ -284,7 +300,10 @@ class CupyDevice:
     def upload(self, target: int, array: Array) -> None:
         """Through pinned memory, piece by piece, so that the transfer runs at full speed."""
         runtime, data = self.cupy.cuda.runtime, array.reshape(-1).view(np.uint8)
+        if not data.size:
+            return
         if self.staging is None or self.staging.nbytes < min(data.size, _PINNED):
+            self.stream.synchronize()  # a copy from the one that goes may be under way
             memory = self.cupy.cuda.alloc_pinned_memory(min(data.size, _PINNED))
             self.staging = np.frombuffer(memory, np.uint8, min(data.size, _PINNED))
         for begin in range(0, data.size, self.staging.nbytes):
@@ -310,6 +329,9 @@ class CupyDevice:
         if where is None or where()[0] != 2:  # kDLCUDA
             return None
         cupy = self.cupy
+        if where()[1] != self.device.id:
+            why = f"it lies on GPU {where()[1]}, the model on GPU {self.device.id}"
+            raise InputError("an input lies on another GPU", why=why, hint="copy it there first")
         array = value if isinstance(value, cupy.ndarray) else cupy.from_dlpack(value)
         array = cupy.ascontiguousarray(array)
         self.stream.wait_event(cupy.cuda.get_current_stream().record())  # what computes it may still be running
@@ -327,7 +349,8 @@ class CupyDevice:
         try:
             work()
         except BaseException:
-            self.stream.end_capture()
+            with suppress(self.cupy.cuda.runtime.CUDARuntimeError):  # of a capture that the first error has broken
+                self.stream.end_capture()
             raise
         graph = self.stream.end_capture()
 
@@ -336,12 +359,16 @@ class CupyDevice:
 
         return replay
 
-    def clock(self) -> Callable[[], float]:
-        """Marks this moment of the stream; the function returned gives its time in seconds once the device is past it."""
-        event = self.cupy.cuda.Event()
-        event.record(self.stream)
-        first = self.start = self.start or event
-        return lambda: float(self.cupy.cuda.get_elapsed_time(first, event)) / 1e3
+    def stopwatch(self) -> Callable[[], Callable[[], float]]:
+        """Marks this moment of the stream; the function returned marks others. These tell the seconds in between, once the device is past
+        them: as float32 by the driver, so that a stopwatch is good for seconds, not for hours."""
+        start = self.stream.record()
+
+        def mark() -> Callable[[], float]:
+            event = self.stream.record()
+            return lambda: float(self.cupy.cuda.get_elapsed_time(start, event)) / 1e3
+
+        return mark
 
     def synchronize(self) -> None:
         self.stream.synchronize()

@@ -3,11 +3,14 @@
 A kernel is cut into groups as on a CPU (a nest that stores a result, with the reductions that only it reads); each becomes one
 launch.
 
-    elementwise   no reduction              one thread per vector of up to 16 bytes, all loops fused
+    elementwise   no reduction              one thread per vector of up to 16 bytes, all loops fused; small results of one shape that
+                                            follow each other are computed side by side, in one launch
     tile          one reduction, read at    one thread per tile of accumulators in registers, over the whole fold; neighbouring
                   the element stored        threads take neighbouring columns (matmul, convolution, pooling, column sums)
     blocks        a sum of products, of     one block per tile of the result: both factors are staged in shared memory, a slice of the
                   rows and columns          fold at a time, copied some slices ahead (matmul, convolution: see `gpu_products`)
+    strips        a sum of products of few  one block per strip of columns: its threads divide the fold among them, so that the wide
+                  rows and many columns     factor streams at full speed (vectors by matrices: see `gpu_strips`)
     lines         reductions over the       one thread per row, which it keeps to itself
                   rest of a short row
     rows          reductions over the rest  one block per row: each thread folds a strided part, then the block folds the partial
@@ -28,7 +31,8 @@ from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Accumulate, For, Kernel, walk
-from tcomp.schedules import gpu_products
+from tcomp.ir.simplify import same_dim
+from tcomp.schedules import gpu_products, gpu_programs, gpu_strips
 from tcomp.schedules.gpu_loops import VECTOR_BYTES, fuse_all, is_contraction, lanes, vector_width
 from tcomp.schedules.gpu_tiles import copied_along, find
 from tcomp.schedules.groups import Group, attachments, schedule_each
@@ -61,14 +65,16 @@ SLICE = 32  # the least that a part of a divided fold accumulates
 
 
 def schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Schedule:
-    """The default schedule of a kernel as lowered. Programs written by hand (externs) run as they are written, on one thread.
+    """The default schedule of a kernel as lowered. Programs written by hand (externs) run as they are written: see `gpu_programs`.
 
-    So does a group for which a step is refused (its independence cannot be proved, say); a note in the kernel says so.
+    A group for which a step is refused (its independence cannot be proved, say) runs on one thread; a note in the kernel says so.
     """
     s = Schedule(kernel)
     s.collapse()
     decided = Knobs() if knobs is None else knobs
-    if not imperative(s.kernel):
+    if imperative(s.kernel):
+        gpu_programs.schedule(s)
+    else:
         schedule_each(s, _groups(s, target), lambda group: _schedule_group(s, group, target, decided), "runs on one thread")
     s.clean()
     return s
@@ -79,15 +85,32 @@ def schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Sche
 
 def _groups(s: Schedule, target: Target) -> list[Group]:
     """Attach each temporary to the one result that reads it, where the structure allows; it is stored whole otherwise."""
-    return [g for result, inside in attachments(s.kernel) for g in _formed(s, result, inside, target)]
+    groups: list[Group] = []
+    for result, inside in attachments(s.kernel):
+        for group in _formed(s, result, inside, target):
+            last = groups[-1] if groups else None
+            if last is not None and last.shape == group.shape == "elementwise" and _alike(s, last.result, group.result):
+                groups[-1] = Group(last.result, (*last.inside, group.result), "elementwise")
+            else:
+                groups.append(group)
+    return groups
+
+
+def _alike(s: Schedule, first: str, second: str) -> bool:
+    """Whether two results have the same loops, too few of them for vectors."""
+    one, two = result_nest(s.kernel, first), result_nest(s.kernel, second)
+    same = len(one.loops) == len(two.loops) > 0 and all(same_dim(a.extent, b.extent) for a, b in zip(one.loops, two.loops, strict=True))
+    return same and _vector(one) == _vector(two) == 1
 
 
 def _formed(s: Schedule, result: str, inside: tuple[str, ...], target: Target) -> list[Group]:
     groups: list[Group] = []
     folds = {n.writes.name for n in nests(s.kernel) if n.is_fold}
     for name in {*inside, result} & folds if len({*inside, result} & folds) == 1 else ():
-        staged = find(fold_nest(s.kernel, name), result_nest(s.kernel, name), target) is not None
-        if (partial := gpu_products.divide(s, name, target) if staged else _divided(s, name)) is not None:
+        fold, out = fold_nest(s.kernel, name), result_nest(s.kernel, name)
+        staged, strip = find(fold, out, target) is not None, gpu_strips.find(fold, out, target) is not None
+        part = gpu_products.divide if staged else gpu_strips.divide if strip else _divided
+        if (partial := part(s, name, target)) is not None:
             groups += _formed(s, partial, (), target)
     if result in folds:
         local = f"{result}.acc"
@@ -101,14 +124,14 @@ def _formed(s: Schedule, result: str, inside: tuple[str, ...], target: Target) -
     return [*groups, Group(result, (), "elementwise")]
 
 
-def _divided(s: Schedule, result: str) -> str | None:
+def _divided(s: Schedule, result: str, target: Target) -> str | None:
     """Cut a long fold with few results into partial folds that fill the machine; the name of their stage."""
     fold = fold_nest(s.kernel, result)
     if not fold.folds:
         return None
     longest = max(fold.folds, key=lambda x: extent_of(x.extent))
     results, length = prod(extent_of(x.extent) for x in fold.spatial), extent_of(longest.extent)
-    product = is_contraction(fold) and bool(fold.spatial)  # others are folded by rows, many threads to each
+    product = is_contraction(fold) and not _by_rows(fold)  # others are folded by rows, many threads to each
     if length < (SLICE * 8 if product else LONG) or results * (1 if product else THREADS * 8) >= FILLED:
         return None
     lanes = 1 << (min(4 * FILLED // results, length // SLICE).bit_length() - 1)
@@ -133,6 +156,8 @@ def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: Target) ->
             return "rows" if together and rows else None
         if find(folds[0], out, target) is not None:
             return "blocks"
+        if gpu_strips.find(folds[0], out, target) is not None:
+            return "strips"
         return "rows" if _by_rows(folds[0]) else "tile"
     if not rows or out.loops[-1].var in rows or not _fits(s, inside, rows):
         return None
@@ -173,14 +198,24 @@ def _fits(s: Schedule, inside: Sequence[str], rows: Sequence[Expr], most: int = 
 
 
 def _schedule_group(s: Schedule, group: Group, target: Target, knobs: Knobs) -> None:
-    if group.shape == "elementwise":
+    if group.shape == "elementwise" and group.inside:
+        try:
+            with s.together():
+                _abreast(s, (group.result, *group.inside))
+        except ScheduleError:  # one needs of another what another thread computes
+            for result in (group.result, *group.inside):
+                _elementwise(s, result)
+    elif group.shape == "elementwise":
         _elementwise(s, group.result)
     elif group.shape == "tile":
         _tile(s, group.result, group.inside[0])
-    elif group.shape == "blocks":
+    elif group.shape in ("blocks", "strips"):
         try:
             with s.together():
-                gpu_products.schedule(s, group.result, group.inside[0], target, knobs)
+                if group.shape == "blocks":
+                    gpu_products.schedule(s, group.result, group.inside[0], target, knobs)
+                else:
+                    gpu_strips.schedule(s, group.result, group.inside[0], target)
         except ScheduleError as error:
             s.note(f"`{group.result}` is not staged in shared memory: {error.why or error.what}")
             _tile(s, group.result, group.inside[0])
@@ -200,6 +235,14 @@ def _elementwise(s: Schedule, result: str) -> None:
         loops[-1], lane = s.split(loops[-1], width)
         s.vectorize(lane)
     _grid(s, loops)
+
+
+def _abreast(s: Schedule, results: Sequence[str]) -> None:
+    """A thread computes one element of each."""
+    first, *others = [fuse_all(s, [x.var.attr.name for x in result_nest(s.kernel, result).loops]) for result in results]
+    for other in others:
+        s.fuse_loops(first, other)
+    _grid(s, [first])
 
 
 def _vector(nest: Nest) -> int:

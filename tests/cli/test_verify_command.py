@@ -92,6 +92,14 @@ def test_a_fault_between_the_kernels(models, monkeypatch):
     assert not found.ok and "memory plan" in found.verdict()
 
 
+def test_products_in_less_than_float32_may_be_further_off():
+    near, want = np.float32([1.004, 1]), np.float32([1, 1])
+    allowed = {p: verification.compare("y", near, want, precision=p).ok for p in ("fp32", "tf32", "fp16", "bf16")}
+    assert allowed == {"fp32": False, "tf32": True, "fp16": True, "bf16": True}
+    assert not verification.compare("y", near.astype(np.int64) + [1, 0], want.astype(np.int64), precision="bf16").ok
+    assert not verification.compare("y", near, want, 1e-3, "bf16").ok
+
+
 def test_compare():
     a = np.array([1.0, np.nan, np.inf, -4.0], np.float32)
     assert verification.compare("a", a, a.copy()).error == 0

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tcomp.codegen.cuda import emit_kernel
-from tcomp.codegen.cuda_barriers import FOLLOWED, Placement, phases, place
+from tcomp.codegen.cuda_barriers import FOLLOWED, Placement, phases, place, unproved
 from tcomp.ir import te
 from tcomp.ir.expr import Expr, as_expr
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, If, Kernel, Stmt, block, loop, store
@@ -213,3 +213,34 @@ def test_races_would_be_found(body: Stmt) -> None:
         bare = Block(Placement({}, placement.groups), copies, {SIZE: 7})
         bare.run(body)
         assert bare.races
+
+
+# ---------------------------------------------------------------- the check of what was placed
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(programs(), st.data())
+def test_a_barrier_that_is_missing_is_not_proved(body: Stmt, data: st.DataObject) -> None:
+    """What is placed is proved. Without one of its barriers or waits, whatever races is not; nor is a wait for too few groups."""
+    placement, copies = placed(body)
+    assert not unproved(body, copies, placement)
+    if not placement.before:
+        return
+    left_out = data.draw(st.sampled_from(list(placement.before)))
+    fewer = Placement({s: n for s, n in placement.before.items() if s is not left_out}, placement.groups)
+    late = Placement({s: FOLLOWED if s is left_out else n for s, n in placement.before.items()}, placement.groups)
+    for changed in (fewer, late):
+        if not unproved(body, copies, changed):
+            for n in range(7):
+                blk = Block(changed, copies, {SIZE: n})
+                blk.run(body)
+                assert not blk.races
+
+
+def test_a_barrier_that_some_threads_pass_by_is_not_proved() -> None:
+    """Under a condition that each thread decides for itself."""
+    mine, a = Buffer("mine", "int64", (1,), "register"), Buffer("a", "float32", (1, THREADS), "shared")
+    first = loop("set_a", THREADS, lambda t: store(a, (0, t), 1.0), "thread.x")
+    body = block(first, If(mine[0] < 1, use("use", a, 0)))
+    placement, copies = placed(body)
+    assert len(placement.before) == 1 and unproved(body, copies, placement) == list(placement.before)

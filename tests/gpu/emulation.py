@@ -84,9 +84,12 @@ class HostDevice:
         self.captured += 1
         return work
 
-    def clock(self) -> Callable[[], float]:
-        number = next(_ticks)
-        return lambda: float(number)
+    def stopwatch(self) -> Callable[[], Callable[[], float]]:
+        def mark() -> Callable[[], float]:
+            number = next(_ticks)
+            return lambda: float(number)
+
+        return mark
 
     @contextmanager
     def guarded(self) -> Iterator[None]:

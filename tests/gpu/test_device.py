@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import warp_products
+from test_gpu_operators import CASES, near
+from test_models import MIXED, NET, branching, reference, stopping
 
 import tcomp
 from tcomp.codegen import nvrtc
@@ -47,7 +49,7 @@ def product(rows: int, depth: int, columns: int) -> Any:
     return tcomp.build([a, b, te.compute((rows, columns), lambda i, j: te.sum(a[i, k] * b[k, j], k), "c")], "cuda")
 
 
-@pytest.mark.parametrize("shape", [(256, 96, 384), (67, 45, 301), (1, 1000, 512), (2048, 2048, 2048)])
+@pytest.mark.parametrize("shape", [(256, 96, 384), (67, 45, 301), (1, 1000, 512), (7, 301, 1003), (2048, 2048, 2048)], ids=str)
 def test_products(shape: tuple[int, int, int]) -> None:
     rows, depth, columns = shape
     a, b = floats(rows, depth), floats(depth, columns)
@@ -58,7 +60,7 @@ def test_products(shape: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
-@pytest.mark.parametrize("shape", [(256, 96, 384), (67, 45, 301), (100, 3000, 80), (2048, 512, 1024)])
+@pytest.mark.parametrize("shape", [(256, 96, 384), (67, 45, 301), (100, 3000, 80), (2048, 512, 1024)], ids=str)
 def test_products_on_tensor_cores_by_default(shape: tuple[int, int, int], dtype: str) -> None:
     """Small integers, whose sums are exact in any order."""
     rows, depth, columns = shape
@@ -102,6 +104,61 @@ def test_total(length: int) -> None:
     f = tcomp.build([x, te.compute((), lambda: te.sum(x[k], k), "y")], "cuda")
     given = floats(length) + 1
     np.testing.assert_allclose(f(given), given.sum(dtype=np.float64), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_operators(name: str) -> None:
+    """Launched, and replayed as a graph."""
+    case = CASES[name]
+    module = tcomp.compile(case.data, "cuda")
+    for _ in range(3):
+        arrays = case.arrays()
+        near(module.run(arrays), reference(case.data, arrays))
+
+
+@pytest.mark.parametrize("precision", ["tf32", "fp16", "bf16"])
+def test_products_of_a_model_in_less_than_float32(precision: str) -> None:
+    x = floats(20, 18, 9, 9)
+    (got,), (want,) = tcomp.compile(MIXED, f"cuda -precision={precision}").run({"x": x}).values(), reference(MIXED, {"x": x})
+    assert np.abs(got - want).max() < 0.1 * np.abs(want).max() and not np.allclose(got, want, rtol=1e-6)
+
+
+def test_control_flow_and_profiles() -> None:
+    either, until = tcomp.compile(branching(), "cuda"), tcomp.compile(stopping(), "cuda")
+    for x in (np.full((4, 5), 0.5, np.float32), np.full((4, 5), -0.5, np.float32)):
+        near(either.run({"x": x}), reference(branching(), {"x": x}))
+    for x in (np.array([1, 2, 3], np.float32), np.array([9, 9, 9], np.float32)):
+        near(until.run({"x": x}), reference(stopping(), {"x": x}))
+    assert all(0 < seconds < 1 for _, seconds in either.profile({"x": x.repeat(7)[:20].reshape(4, 5)}))
+
+
+def test_sizes_change_and_come_back() -> None:
+    module = tcomp.compile(NET, "cuda")
+    for size in (1, 5, 2, 5, 5, 1, 2):
+        x = floats(size, 3, 14, 14)
+        near(module.run({"x": x}), reference(NET, {"x": x}))
+
+
+def test_several_modules_in_several_threads() -> None:
+    import threading
+
+    modules, x, found = [tcomp.compile(NET, "cuda") for _ in range(2)], floats(4, 3, 14, 14), []
+    work = [threading.Thread(target=lambda m=m: found.extend(m.run({"x": x})["y"] for _ in range(20))) for m in modules * 2]
+    for thread in work:
+        thread.start()
+    for thread in work:
+        thread.join()
+    assert len(found) == 80 and all(np.array_equal(found[0], y) for y in found)
+    near({"y": found[0]}, reference(NET, {"x": x}))
+
+
+def test_arrays_of_torch() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    if not torch.cuda.is_available():
+        pytest.skip("torch cannot use the GPU")
+    module, x = tcomp.compile(NET, "cuda"), floats(4, 3, 14, 14)
+    result = module.run({"x": torch.from_numpy(x).cuda()})["y"]
+    near({"y": torch.from_dlpack(result).cpu().numpy()}, reference(NET, {"x": x}))
 
 
 def test_arrays_on_the_device_stay_there() -> None:

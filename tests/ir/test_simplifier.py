@@ -75,7 +75,7 @@ def test_known_forms(e, expected):
     "condition",
     [
         I < 12, I * 4 + J < 48, (I + 3) // 4 * 4 < 16, I // 4 * 4 <= I, E.loop_var("q", N) < N, N >= 1,
-        E.loop_var("q", N // 4) * 4 + J < N // 4 * 4, X // 4 * 4 + 3 >= X,
+        E.loop_var("q", N // 4) * 4 + J < N // 4 * 4, X // 4 * 4 + 3 >= X, E.loop_var("q", N * 6) // 3 * 4 + J < N * 8,
     ],
     ids=str,
 )
@@ -83,6 +83,6 @@ def test_provable(condition):
     assert prove(condition)
 
 
-@pytest.mark.parametrize("condition", [I < 11, J * 3 <= I, X < N, E.equal(I % 2, 0)], ids=str)
+@pytest.mark.parametrize("condition", [I < 11, J * 3 <= I, X < N, E.equal(I % 2, 0), E.loop_var("q", N * 6) // 4 < N], ids=str)
 def test_not_provable(condition):
     assert not prove(condition)

@@ -23,6 +23,7 @@ from tcomp.ir.loops import Allocate, Buffer, For, Kernel, block, hoist_temporari
 from tcomp.schedules.gpu import schedule
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.lower import lower
+from tcomp.schedules.proof import prove
 from tcomp.schedules.schedule import replay
 from tcomp.target import Target
 
@@ -142,6 +143,13 @@ def batched(n: int, rows: int, depth: int, columns: int, transposed: bool = Fals
     return Program((a, b), (c,), {})
 
 
+def halves(rows: int, depth: int, columns: int) -> Program:
+    a, b = te.placeholder((rows, depth), "float16", "a"), te.placeholder((depth, columns), "float16", "b")
+    k = te.reduce_axis(depth, "k")
+    c = te.compute((rows, columns), lambda i, j: te.sum(cast(a[i, k], "float32") * cast(b[k, j], "float32"), k), "c")
+    return Program((a, b), (te.compute((rows, columns), lambda i, j: cast(c[i, j], "float16"), "out"),), {}, exact=False)
+
+
 def gram(rows: int, depth: int) -> Program:
     """Both factors from one buffer, as queries and keys of attention often are."""
     a, k = te.placeholder((rows, depth), "float32", "a"), te.reduce_axis(depth, "k")
@@ -183,6 +191,12 @@ FAMILIES = {
     "matvec": product(1, 300, 70, transposed=True),
     "matvec-divided": product(1, 3001, 70),
     "matvec-divided-long": product(2, 9000, 300),
+    "strips-step": product(1, 256, 1024),
+    "strips-odd": product(3, 77, 1003),
+    "strips-rows": product(15, 260, 130),
+    "strips-short": batched(3, 5, 40, 20),
+    "strips-batched": batched(16, 1, 129, 64),
+    "strips-half": halves(2, 130, 200),
     "convolution": convolution(18, 5, 64),
     "convolution-divided": convolution(5, 520, 24),
     "convolution-sevens": convolution(14, 6, 512),
@@ -257,6 +271,38 @@ def test_products_of_any_size_and_shape_are_staged(name: str) -> None:
     assert "start_copy" in emit_kernel(hoist_temporaries(s.kernel)[0], TARGET)[0]
 
 
+@pytest.mark.parametrize("name", [n for n in FAMILIES if n.startswith(("strips", "matvec-divided"))])
+def test_products_of_few_rows_share_the_fold_among_threads(name: str) -> None:
+    """One launch, or one after the parts of a fold that is divided; neighbouring threads load neighbouring vectors."""
+    s = schedule(lowered(FAMILIES[name]), TARGET)
+    launches = emit_kernel(hoist_temporaries(s.kernel)[0], TARGET)[1]
+    assert len(launches) == 1 + name.startswith("matvec") and launches[0].barriers >= 1
+    assert "cache_write" in {step.primitive for step in s.trace} and "shared" in str(s.kernel)
+    assert ("Vector<" in emit_kernel(hoist_temporaries(s.kernel)[0], TARGET)[0]) == (name != "strips-odd")
+
+
+@pytest.mark.parametrize("name", ["strips-step", "strips-odd", "strips-batched", "matvec-divided", "product-staged-odd", "softmax-short"])
+def test_schedules_are_proved(name: str) -> None:
+    """Every step, by exact dependence analysis."""
+    kernel = lowered(FAMILIES[name])
+    proof = prove(kernel, schedule(kernel, TARGET).trace)
+    assert proof.ok, proof.refused
+
+
+@needs_compiler
+@pytest.mark.parametrize("size", [33, 100])
+def test_rows_by_matrices_of_symbolic_sizes(size: int) -> None:
+    """As attention to what came before: as many elements of the fold, or as many columns, as words."""
+    n, k, d = te.var("n", 1, 512), te.reduce_axis(te.var("n", 1, 512), "k"), te.reduce_axis(48, "d")
+    p, v, q, w = (te.placeholder(x, "float32", a) for x, a in (((4, n), "p"), ((4, n, 36), "v"), ((4, 48), "q"), ((4, 48, n), "w")))
+    outputs = te.compute((4, 36), lambda h, j: te.sum(p[h, k] * v[h, k, j], k), "o"), te.compute((4, n), lambda h, j: te.sum(q[h, d] * w[h, d, j], d), "c")
+    for inputs, output in (((p, v), outputs[0]), ((q, w), outputs[1])):
+        program = Program(inputs, (output,), {n: size})
+        s = schedule(lowered(program), TARGET)
+        assert not s.kernel.notes and "shared" in str(s.kernel)
+        agree(program, emulated(program, s.kernel))
+
+
 @needs_compiler
 @pytest.mark.parametrize("size", [1, 33, 70])
 def test_products_of_symbolic_sizes_are_staged(size: int) -> None:
@@ -313,6 +359,20 @@ def test_families_use_what_they_should() -> None:
     assert {"block.x", "thread.x", "vectorized"} <= kinds(FAMILIES["elementwise-vectors"])
     assert str(schedule(lowered(FAMILIES["softmax"]), TARGET).kernel).count("block.x") == 1, "softmax is one launch"
     assert str(schedule(lowered(FAMILIES["softmax-short"]), TARGET).kernel).count("block.x") == 1
+
+
+@needs_compiler
+@pytest.mark.parametrize("reversed_", [False, True])
+def test_small_results_of_one_shape_are_computed_side_by_side(reversed_: bool) -> None:
+    """Unless one needs an element of another that another thread computes."""
+    x, b = te.placeholder((7, 45), "float32", "x"), te.placeholder((45,), "float32", "b")
+    y = te.compute((7, 45), lambda i, j: x[i, j] * 2 + b[j], "y")
+    z = te.compute((7, 45), lambda i, j: te.maximum(y[i, 44 - j if reversed_ else j], b[j]), "z")
+    program = Program((x, b), (y, z), {})
+    kernel = schedule(lowered(program), TARGET).kernel
+    assert len(emit_kernel(hoist_temporaries(kernel)[0], TARGET)[1]) == 1 + reversed_ and not kernel.notes
+    for descending in (False, True):
+        agree(program, emulated(program, kernel, descending))
 
 
 @needs_compiler
