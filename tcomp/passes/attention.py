@@ -29,8 +29,8 @@ def join_attention(graph: Graph, near: int, notes: Notes | None = None) -> Graph
 
     def one_pass(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
         """matmul(softmax(x), v) = softmax_product(x, v)"""
-        softmax = rewriter.producer(node.inputs[0])
-        if node.op is not MATMUL or softmax is None or softmax.op is not SOFTMAX:
+        softmax = rewriter.producer(node.inputs[0]) if node.op is MATMUL else None
+        if softmax is None or softmax.op is not SOFTMAX:
             return None
         weights, (x, *_) = softmax.outputs[0], softmax.inputs
         assert x is not None

@@ -1,4 +1,4 @@
-"""What the default GPU schedules have in common: lanes of a thread, the width of its accesses, axes of a block."""
+"""What the default GPU schedules have in common: lanes of a thread, the width of its accesses, axes of a block, sums in parts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.loops import Accumulate
 from tcomp.schedules.primitives import edit
-from tcomp.schedules.roles import Nest, is_product
+from tcomp.schedules.roles import Nest, extent_of, fold_nest, is_product, stage_axes
 from tcomp.schedules.schedule import Schedule
 
 VECTOR_BYTES = 16  # the widest access of a thread
@@ -47,3 +47,25 @@ def fuse_all(s: Schedule, loops: Sequence[str]) -> str:
     for following in loops[1:]:
         flat = s.fuse(flat, following)
     return flat
+
+
+def apart(s: Schedule, acc: str, fold: str, parts: int) -> str:
+    """A fold in parts: each a sum of its own, at the first index of the stage, whose name is returned."""
+    partial = s.rfactor(acc, fold, parts)
+    s.apply("mask", partial)
+    letters = "abcdefghijklmnop"[: len(edit.find_buffer(s.kernel, partial).shape)]
+    s.relayout(partial, f"({','.join([letters[-1], *letters[:-1]])})")
+    return partial
+
+
+def divided(s: Schedule, acc: str, length: int) -> str | None:
+    """A sum whose longest fold is cut into parts of a length, each with results of its own; the name of their stage, None for a single one."""
+    cut = max(fold_nest(s.kernel, acc).folds, key=lambda x: extent_of(x.extent))
+    outer, _ = s.split(cut.var.attr.name, length)
+    number = extent_of(edit.find_loop(s.kernel, outer).extent)
+    if number < 2:
+        return None
+    partial = apart(s, acc, outer, number)
+    for is_fold in (False, True):
+        s.reorder(*stage_axes(s.kernel, partial, is_fold))
+    return partial

@@ -25,7 +25,7 @@ from tcomp.ir.instruction import WARPGROUP
 from tcomp.ir.loops import Accumulate, For, Store, walk
 from tcomp.ir.simplify import linear
 from tcomp.schedules import gpu_warpgroups, gpu_warps
-from tcomp.schedules.gpu_loops import VECTOR_BYTES, fuse_all, lanes, vector_width
+from tcomp.schedules.gpu_loops import VECTOR_BYTES, divided, fuse_all, lanes, vector_width
 from tcomp.schedules.gpu_tiles import Product, Side, Tile, contiguous_along, find, parts, reads_of, tiles
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import edit
@@ -53,21 +53,8 @@ def divide(s: Schedule, acc: str, target: Target) -> str | None:
     count = parts(fold, product, target, PART, DIVIDED)
     if count < 2:
         return None
-    cut = max(fold.folds, key=lambda x: extent_of(x.extent))
-    chunk = -(-extent_of(cut.extent) // count)
-    chunk = -(-chunk // 16) * 16 if chunk >= 16 else chunk
-    outer, _ = s.split(cut.var.attr.name, chunk)
-    number = extent_of(edit.find_loop(s.kernel, outer).extent)
-    if number < 2:
-        return None
-    partial = s.rfactor(acc, outer, number)
-    s.apply("mask", partial)
-    rank = len(edit.find_buffer(s.kernel, partial).shape)
-    letters = "abcdefghijklmnop"[:rank]
-    s.relayout(partial, f"({','.join([letters[-1], *letters[:-1]])})")
-    for is_fold in (False, True):
-        s.reorder(*stage_axes(s.kernel, partial, is_fold))
-    return str(partial)
+    chunk = -(-max(extent_of(x.extent) for x in fold.folds) // count)
+    return divided(s, acc, -(-chunk // 16) * 16 if chunk >= 16 else chunk)
 
 
 # ---------------------------------------------------------------- the schedule

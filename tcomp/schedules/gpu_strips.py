@@ -20,7 +20,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.loops import Accumulate, For, walk
 from tcomp.ir.simplify import linear
-from tcomp.schedules.gpu_loops import VECTOR_BYTES, fuse_all, lanes
+from tcomp.schedules.gpu_loops import VECTOR_BYTES, apart, divided, fuse_all, lanes
 from tcomp.schedules.gpu_tiles import LAUNCH, LEAST
 from tcomp.schedules.primitives import edit
 from tcomp.schedules.primitives.factors import product_of
@@ -119,24 +119,7 @@ def divide(s: Schedule, acc: str, target: Target) -> str | None:
     strip = find(fold, result_nest(s.kernel, acc), target)
     if strip is None or strip.blocks == 1:
         return None
-    cut = max(fold.folds, key=lambda x: extent_of(x.extent))
-    outer, _ = s.split(cut.var.attr.name, -(-extent_of(cut.extent) // strip.blocks))
-    number = extent_of(edit.find_loop(s.kernel, outer).extent)
-    if number < 2:
-        return None
-    partial = _apart(s, acc, outer, number)
-    for is_fold in (False, True):
-        s.reorder(*stage_axes(s.kernel, partial, is_fold))
-    return partial
-
-
-def _apart(s: Schedule, acc: str, fold: str, parts: int) -> str:
-    """A fold in parts: each a sum of its own, at the first index of the stage, whose name is returned."""
-    partial = s.rfactor(acc, fold, parts)
-    s.apply("mask", partial)
-    letters = "abcdefghijklmnop"[: len(edit.find_buffer(s.kernel, partial).shape)]
-    s.relayout(partial, f"({','.join([letters[-1], *letters[:-1]])})")
-    return partial
+    return divided(s, acc, -(-max(extent_of(x.extent) for x in fold.folds) // strip.blocks))
 
 
 def schedule(s: Schedule, result: str, acc: str, target: Target) -> None:
@@ -145,7 +128,7 @@ def schedule(s: Schedule, result: str, acc: str, target: Target) -> None:
     strip = find(fold, out, target)
     assert strip is not None
     longest = max(fold.folds, key=lambda x: extent_of(x.extent))
-    partial = _apart(s, acc, longest.var.attr.name, strip.parts)
+    partial = apart(s, acc, longest.var.attr.name, strip.parts)
     local = f"{partial}.acc"
     s.cache_write(partial, local)
 

@@ -6,7 +6,7 @@ import pytest
 from tcomp.driver import Report, graph_passes
 from tcomp.ir import te
 from tcomp.ir.graph import KERNEL, GraphBuilder
-from tcomp.ops.elementwise import ADD, RELU
+from tcomp.ops.elementwise import ADD, FULL, RELU
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import TRANSPOSE
 from tcomp.ops.reduction import REDUCE_MAX, SOFTMAX
@@ -51,6 +51,14 @@ def test_the_rewrite_keeps_the_result(unchanged, batch, dtype):
 def test_scores_that_are_read_elsewhere_may_stay(unchanged):
     before = attention(also="scores")
     assert operators(unchanged(before, join_attention(before, NEAR), rtol=1e-5)) == [*JOINED, "relu"]
+
+
+def test_nodes_without_inputs_are_passed_over():
+    b = GraphBuilder()
+    x = b.input("x", "float32", (3,))
+    (ones,) = b.add(FULL, [], {"shape": (3,), "value": 1.0, "dtype": "float32"})
+    graph = b.build(b.add(ADD, [x, ones]))
+    assert operators(join_attention(graph, NEAR)) == ["full", "add"]
 
 
 @pytest.mark.parametrize(
