@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
@@ -30,6 +30,7 @@ SUMS = 32  # what waits for the next block is at most one part in so many of it 
 WHOLE = 4  # a panel in one block is, where that cannot be
 SHARES = 4  # panels for each thread at least, where these do not share the rows of a panel
 SUMMED = 384  # products that are summed up one after the other, at most: rounding errors grow with their number
+UNKNOWN = 2  # tiles of rows, where their number is not known: as many share what is asked for (see `prefetch`)
 STEPS = (2, 4, 8)  # of a fold that stand in a row, between two requests
 
 
@@ -55,12 +56,13 @@ def panels(s: Schedule, fold: Nest, folds: Sequence[str], width: int, column: st
     sizes = {x.var.attr.name: x.extent for x in fold.loops}
     sizes |= {name: edit.find_loop(s.kernel, name).extent for name in rows}
     extents = {name: n for name, n in sizes.items() if isinstance(n, int)}
-    if not is_product(fold) or len(extents) < len(sizes):
+    unknown = sizes.keys() - extents.keys()
+    if not is_product(fold) or not unknown <= {*rows, *(x.var.attr.name for x in fold.spatial[:-1])}:
         return None
     operands = [set(E.variables(*r.args)) for r in fold.reads]
     inside_columns = {x.var for x in fold.spatial[:-1] if not all(x.var in used for used in operands)}
     far = [r for r in walked_by_lanes(fold, folds[-1]) if is_far(r, target) and inside_columns.isdisjoint(E.variables(*r.args))]
-    tiles = prod(extents[x] for x in rows)
+    tiles = prod(extents.get(x, UNKNOWN) for x in rows)
     steps = max((n for n in STEPS if extents[folds[-1]] % n == 0 and n <= tiles), default=0)
     if len(far) != 1 or not steps:
         return None
@@ -72,7 +74,7 @@ def panels(s: Schedule, fold: Nest, folds: Sequence[str], width: int, column: st
         outside.append(inside.pop(0))
     extent, unit = extents[inside[0]], steps if len(inside) == 1 else 1
     pieces = next((n for n in range(1, extent // unit + 1) if extent % (n * unit) == 0 and extent // n <= room), 0)
-    waiting = line * prod(extents[x.var.attr.name] for x in fold.spatial[:-1])
+    waiting = inf if unknown else line * prod(extents[x.var.attr.name] for x in fold.spatial[:-1])
     found = Panels(far[0].attr.name, steps, tuple(outside), tuple(inside), pieces)
     shared = extent_of(edit.find_loop(s.kernel, column).extent) >= SHARES * target.cores
     if pieces and (not found.in_blocks or shared and waiting <= target.l2 // SUMS):

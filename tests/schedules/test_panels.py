@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from programs import Program
 from running import expected, interpreted, native
 
 from tcomp.ir import te
+from tcomp.ir.expr import Dim
 from tcomp.ir.loops import Kernel, Prefetch, walk
 from tcomp.schedules.cpu import schedule
 from tcomp.schedules.knobs import Knobs
@@ -17,7 +20,7 @@ from tcomp.target import Target
 HASWELL = "cpu -march=x86_64 -mcpu=haswell"
 
 
-def product(m: int, k: int, n: int) -> Program:
+def product(m: Dim, k: int, n: int) -> Program:
     a, b, c = te.placeholder((m, k), name="A"), te.placeholder((k, n), name="B"), te.placeholder((n,), name="c")
     r = te.reduce_axis(k, "k")
     total = te.compute((m, n), lambda i, j: te.sum(a[i, r] * b[r, j], r), name="T")
@@ -56,6 +59,18 @@ def test_panels_are_asked_for_ahead(p: Program, l2: str, blocks: bool) -> None:
     assert not s.kernel.notes and hints(s.kernel)
     assert any(step.primitive == "promote" for step in s.trace) == blocks
     assert str(replay(lower("p", p.inputs, p.outputs), s.trace)) == str(s.kernel)
+    for run in (interpreted, native):
+        for got, want in zip(run(p, s.kernel), expected(p), strict=True):
+            p.same(got, want)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 12, 30])
+def test_panels_of_any_number_of_rows(rows: int) -> None:
+    """Even and odd tiles of rows ask for half of the next panel each."""
+    m = te.var("m", 1, 64)
+    p = replace(product(m, 48, 200), dims={m: rows})
+    s = scheduled(p, "64K")
+    assert not s.kernel.notes and all("% 2" in hint for hint in hints(s.kernel)) and hints(s.kernel)
     for run in (interpreted, native):
         for got, want in zip(run(p, s.kernel), expected(p), strict=True):
             p.same(got, want)

@@ -39,7 +39,8 @@ def prefetch(kernel: Kernel, buffer: str, loop: str, distance: int, at: str = ""
     Legal where no index is read from memory: a prefetch reads nothing, and may point behind the end. Good for operands that come from far
     away at every use, such as weights which no cache holds: the hardware does not ask for the next page of its own accord. It costs an
     instruction for each vector, so it hurts where the operand is near. `at` is for operands that are walked as a whole again and again,
-    before the next piece of them: to ask for all of that at once would be to wait for it.
+    before the next piece of them: to ask for all of that at once would be to wait for it. Of loops in between whose extent is not known, the
+    iterations with even numbers, and those with odd ones, ask for the same.
 
     >>> from tcomp import te
     >>> from tcomp.schedules import Schedule
@@ -125,20 +126,21 @@ def _line(buffer: Buffer, indices: tuple[Expr, ...], x: For) -> int:
 
 
 def _share(around: Sequence[For], walked: Sequence[tuple[For, int]]) -> dict[Expr, Expr] | None:
-    """The iterations of the loops that a read walks, in so large steps, in order, for the iterations of the loops around; None if these are
-    fewer."""
+    """The iterations of the loops that a read walks, in so large steps, in order, for the iterations of the loops around, of which there are
+    two, or the same again, where their number is not known; None if these are fewer."""
     if not walked:
         return {}
-    if not all(isinstance(x.extent, int) for x in (*around, *(x for x, _ in walked))):
+    if not all(isinstance(x.extent, int) for x, _ in walked):
         return None
+    given = {x: x.extent if isinstance(x.extent, int) else 2 for x in around}
     counts = {x: -(-int(x.extent) // step) for x, step in walked}
     rows = prod(counts.values())
-    each = prod(int(x.extent) for x in around) // rows if rows else 0
+    each = prod(given.values()) // rows if rows else 0
     if not each:
         return None
     number: Expr = as_expr(0)
-    for x in around:
-        number = number * x.extent + x.var
+    for x, n in given.items():
+        number = number * n + (x.var if n == x.extent else x.var % n)
     number = E.minimum(number // each, as_expr(rows - 1))
     found: dict[Expr, Expr] = {}
     for x, step in reversed(walked):
