@@ -151,8 +151,9 @@ def _ordering(
     import xgboost
 
     pairs: list[tuple[np.ndarray, np.ndarray]] = []  # rows of a task, 1 or -1 where the one is slower or faster than the other
-    for task in dict.fromkeys(tasks):
-        rows = np.flatnonzero(np.array(tasks) == task)
+    numbers = np.unique(tasks, return_inverse=True)[1]
+    for number in range(numbers.max() + 1):
+        rows = np.flatnonzero(numbers == number)
         apart = logs[rows][:, None] - logs[rows]
         pairs.append((rows, np.sign(apart) * (np.abs(apart) > np.log1p(SAME))))
 

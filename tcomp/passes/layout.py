@@ -147,9 +147,9 @@ _Product = tuple[Node, Expr, dict[Expr, Value]]
 
 
 def _products(graph: Graph) -> Iterator[_Product]:
-    """The folds of two operands: (kernel, fold, the value that each read is of, through zeros around it)."""
+    """The folds of two operands, of which one is constant or bytes: (kernel, fold, the value that each read is of, through zeros around it)."""
     for node in graph.nodes:
-        if node.op is not KERNEL:
+        if node.op is not KERNEL or not any(v is not None and (v in graph.constants or v.dtype == "uint8") for v in node.inputs):
             continue
         inputs, values = _chained(node.bodies[0])
         sources = dict(zip(inputs, (v for v in node.inputs if v is not None), strict=True))
