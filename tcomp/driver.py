@@ -27,7 +27,7 @@ from tcomp.codegen.program import Program, emit_program
 from tcomp.errors import InputError, TargetError, UnsupportedError
 from tcomp.facts import kernel_facts
 from tcomp.ir.expr import Dim, Expr, as_dim, bounds, variables
-from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node
+from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node, Value
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import hoist_temporaries
 from tcomp.ir.parser import parse_expr
@@ -49,6 +49,7 @@ from tcomp.passes.simplify import simplify
 from tcomp.runtime import Artifact, Module, read_artifact, write_artifact
 from tcomp.schedules.knobs import Decisions, Knobs
 from tcomp.schedules.lower import tensors_of
+from tcomp.schedules.overwrite import overwritable
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import Target
 
@@ -256,7 +257,12 @@ def package(graph: Graph, kernels: Mapping[Node, CompiledKernel], target: Target
     dims = _dims(graph)
     names = {d.name: d for d in dims}
     sizes = {n: [as_dim(parse_expr(t, names)) for t in k.temporaries] for n, k in kernels.items() if k.temporaries}
-    plan = plan_memory(graph, sizes)
+
+    def in_place(node: Node, source: Value, result: Value) -> bool:
+        buffers = [v for v in (*node.inputs, *node.outputs) if v is not None]
+        return all((n, buffers.index(result)) in kernels[node].overwrites for n, v in enumerate(buffers) if v is source)
+
+    plan = plan_memory(graph, sizes, in_place)
     weights = collect_weights(graph)
     program = assemble(graph, dims, kernels, plan, weights)
     distinct = {k.symbol: k.code for k in kernels.values()}
@@ -377,5 +383,5 @@ def _listing(stage: str, schedule: Schedule, target: Target) -> str:
             f"{u.stack} of stack, {launch.barriers} barriers, all proved"
             for arch, launch, u in usage
         )
-    ir = emit_kernel(kernel, target)
+    ir = emit_kernel(kernel, target, {b for pair in overwritable(schedule.kernel) for b in pair})
     return ir if stage == "llvm" else assembly(ir, target)

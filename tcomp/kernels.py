@@ -53,6 +53,7 @@ class CompiledKernel:
 
     `scalars` are names of symbolic dims; `temporaries` are sizes in bytes, as printed expressions over dims; `schedule` is what
     `Schedule.to_json` says of the loops that the code was made of, `work` the fields of `schedules.work.Work`, printed likewise.
+    `overwrites` are pairs of numbers of buffers: the first, an input, may be the memory of the second, an output.
     """
 
     symbol: str
@@ -61,6 +62,7 @@ class CompiledKernel:
     temporaries: tuple[str, ...]
     schedule: str
     work: tuple[str, ...]
+    overwrites: tuple[tuple[int, int], ...]
 
 
 def operand_layouts(body: Graph, constants: frozenset[int], target: Target, knobs: Knobs | None = None) -> Mapping[int, Layout]:
@@ -95,13 +97,19 @@ def compile_loops(schedule: Schedule, target: Target) -> CompiledKernel:
     from tcomp.codegen.launch_plan import kernel_code
     from tcomp.codegen.llvm import emit_kernel
     from tcomp.codegen.native import compile_ir
+    from tcomp.schedules.overwrite import overwritable
     from tcomp.schedules.work import work
 
     kernel, temporaries = hoist_temporaries(schedule.kernel)
-    code = kernel_code(kernel, target, schedule.trace) if target.kind == "cuda" else compile_ir(emit_kernel(kernel, target), target)
-    sizes = tuple(str(buffer_size(b)) for b in temporaries)
+    over = overwritable(schedule.kernel) if target.kind == "cpu" else []
+    if target.kind == "cuda":
+        code = kernel_code(kernel, target, schedule.trace)
+    else:
+        code = compile_ir(emit_kernel(kernel, target, {b for pair in over for b in pair}), target)
+    scalars, sizes = tuple(v.name for v in kernel.scalars), tuple(str(buffer_size(b)) for b in temporaries)
     todo = tuple(str(n) for n in astuple(work(schedule.source)))
-    return CompiledKernel(kernel.name, code, tuple(v.name for v in kernel.scalars), sizes, schedule.to_json(), todo)
+    overwrites = tuple((kernel.buffers.index(a), kernel.buffers.index(b)) for a, b in over)
+    return CompiledKernel(kernel.name, code, scalars, sizes, schedule.to_json(), todo, overwrites)
 
 
 def compile_kernel(text: str, symbol: str, target: Target, decisions: Decisions = _DEFAULT) -> CompiledKernel:
@@ -316,11 +324,13 @@ def _encoded(compiled: CompiledKernel) -> dict[str, Any]:
 def _decoded(record: Mapping[str, Any]) -> CompiledKernel:
     code = base64.b64decode(record["code"], validate=True)
     scalars, temporaries, todo = (tuple(map(str, record[field])) for field in ("scalars", "temporaries", "work"))
-    return CompiledKernel(str(record["symbol"]), code, scalars, temporaries, str(record["schedule"]), todo)
+    overwrites = tuple((int(n), int(m)) for n, m in record["overwrites"])
+    return CompiledKernel(str(record["symbol"]), code, scalars, temporaries, str(record["schedule"]), todo, overwrites)
 
 
 def _digest(record: Mapping[str, Any]) -> str:
-    parts = [record["symbol"], record["code"], *record["scalars"], "|", *record["temporaries"], "|", record["schedule"], "|", *record["work"]]
+    parts = [record["symbol"], record["code"], *record["scalars"], "|", *record["temporaries"], "|", record["schedule"], "|", *record["work"], "|"]
+    parts += [f"{n} {m}" for n, m in record["overwrites"]]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

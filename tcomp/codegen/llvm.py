@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from tcomp.codegen.builder import Value, iota, symbol
@@ -44,19 +44,22 @@ from tcomp.target import Target
 MAX_OPERATIONS = 1 << 12  # of one instruction
 
 
-def emit_kernel(kernel: Kernel, target: Target) -> str:
-    """LLVM IR text of a kernel. Raises `CodegenError` naming the loop or buffer for what a CPU kernel cannot be."""
+def emit_kernel(kernel: Kernel, target: Target, overlapping: Collection[Buffer] = ()) -> str:
+    """LLVM IR text of a kernel. Memory of the parameters that are `overlapping` may be the same: these are read and written in the order of
+    the program. Raises `CodegenError` naming the loop or buffer for what a CPU kernel cannot be."""
     module = KernelModule(kernel.name, target, kernel.notes)
+    module.overlapping = frozenset(overlapping)
     module.define(kernel)
     return module.text()
 
 
-def _parameter(ref: str, written: bool) -> str:
-    return f"ptr noalias nonnull {ref}" if written else f"ptr noalias nonnull readonly {ref}"
-
-
 class KernelModule(KernelFacts):
     """A module made of loop programs."""
+
+    overlapping: frozenset[Buffer] = frozenset()
+
+    def parameter(self, buffer: Buffer, ref: str, written: bool) -> str:
+        return f"ptr{'' if buffer in self.overlapping else ' noalias'} nonnull{'' if written else ' readonly'} {ref}"
 
     def define(self, kernel: Kernel, linkage: str = "") -> None:
         """Adds the function of a kernel."""
@@ -64,7 +67,7 @@ class KernelModule(KernelFacts):
         parameters = ["ptr %pool"]
         for n, buffer in enumerate(kernel.buffers):
             function.pointers[buffer] = f"%b{n}"
-            parameters.append(_parameter(f"%b{n}", buffer in kernel.outputs))
+            parameters.append(self.parameter(buffer, f"%b{n}", buffer in kernel.outputs))
         for n, scalar in enumerate(kernel.scalars):
             function.bind(scalar, Value(f"%s{n}", INDEX))
             parameters.append(f"i64 %s{n}")
@@ -364,7 +367,7 @@ class Function(Expressions):
         captured: list[tuple[str, str, str]] = []  # type, outer reference, parameter
         written = module.written(s.body)
         for n, buffer in enumerate(buffers):
-            captured.append(("ptr", self.pointers[buffer], _parameter(f"%b{n}", buffer in written)))
+            captured.append(("ptr", self.pointers[buffer], module.parameter(buffer, f"%b{n}", buffer in written)))
             inner.pointers[buffer] = f"%b{n}"
         for n, v in enumerate(values):
             captured.append(("i64", self.bound[v].ref, f"i64 %s{n}"))

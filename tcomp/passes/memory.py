@@ -82,9 +82,9 @@ def plan_memory(
     `graph`.
 
     Nodes run in the order of `graph.nodes`. `temporaries` are sizes in bytes of scratch memory that a node needs while
-    it runs. `in_place(node, input, output)` says whether `output` may be written over `input` while the node runs; it
-    is asked only where `input` is not read later and both have the same size, and for a LOOP only about a carried value
-    and its initial value. Raises `IRError` where a size depends on a dim that is neither known from the inputs nor
+    it runs. `in_place(node, input, output)` says whether `output` of a node without bodies of its own in memory may be
+    written over `input` while the node runs; it is asked only where `input` is not read later and both have the same
+    size. Raises `IRError` where a size depends on a dim that is neither known from the inputs nor
     bounded, or nodes share a body.
     """
     liveness = _Liveness(graph, temporaries or {}, in_place)
@@ -198,7 +198,7 @@ class _Liveness:
         if value in self.storage or value in self._external:
             return
         size, death = byte_size(value), self._last_use[value]
-        for source in self._dying(node, value):
+        for source in self._dying(node):
             block = self._block[source]
             if block.size == size and self._in_place is not None and self._in_place(node, source, value):
                 block.death = death
@@ -207,18 +207,10 @@ class _Liveness:
                 return
         self._block[value] = _Block(size, self._begin[node], death, [value])
 
-    def _dying(self, node: Node, output: Value) -> Iterator[Value]:
-        """Inputs with storage of their own that nobody needs after the node has begun to write."""
-        candidates = node.inputs
-        if node.op is IF:
-            return
-        if node.op is LOOP:
-            carried = dict(zip(node.outputs[: node.attrs["carried"]], node.inputs, strict=False))
-            candidates = (carried.get(output),)
-        for v in candidates:
+    def _dying(self, node: Node) -> Iterator[Value]:
+        """Inputs with storage of their own that nobody needs after the node."""
+        for v in node.inputs if not _bodies(node) else ():
             if v is None or v not in self._block or self._last_use[v] != self._end[node]:
-                continue
-            if node.op is LOOP and node.inputs.count(v) > 1:
                 continue
             if self._block[v].values[-1] is v:  # not handed on yet
                 yield v

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -11,7 +11,7 @@ import numpy as np
 
 from tcomp.codegen.llvm import emit_kernel
 from tcomp.codegen.native import compile_ir
-from tcomp.ir.loops import Kernel
+from tcomp.ir.loops import Buffer, Kernel
 from tcomp.target import Target
 
 HOST = Target.host()
@@ -37,9 +37,9 @@ def load_objects(*objects: bytes) -> Callable[[str], int]:
     return _engines[-1].get_function_address
 
 
-def compile_kernel(kernel: Kernel, target: Target = HOST) -> Callable[..., None]:
+def compile_kernel(kernel: Kernel, target: Target = HOST, overlapping: Collection[Buffer] = ()) -> Callable[..., None]:
     """f(*arrays, *scalars, pool=None); `pool` is the address of a struct whose first field is `parallel_for`."""
-    address = load_objects(compile_ir(emit_kernel(kernel, target), target))(kernel.name)
+    address = load_objects(compile_ir(emit_kernel(kernel, target, overlapping), target))(kernel.name)
     types = [ctypes.c_void_p] * (1 + len(kernel.buffers)) + [ctypes.c_int64] * len(kernel.scalars)
     function = ctypes.CFUNCTYPE(None, *types)(address)
 

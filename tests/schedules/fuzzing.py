@@ -25,10 +25,12 @@ from witness import Event, flaw, history, misjudged
 from tcomp.errors import IRError, ScheduleError
 from tcomp.ir.expr import Expr
 from tcomp.ir.loops import Kernel
+from tcomp.ir.loops_eval import run_kernel
 from tcomp.ir.parser import parse_kernel
 from tcomp.ir.verify import verify_kernel
 from tcomp.schedules.legality import Witness
 from tcomp.schedules.lower import lower
+from tcomp.schedules.overwrite import overwritable
 from tcomp.schedules.schedule import Schedule, replay
 from tcomp.schedules.trace import Step
 
@@ -88,6 +90,8 @@ class Run:
             self.replay()
         if dice.one_in(8):
             self.compare_dependences()
+        if dice.one_in(8):
+            self.overwrite()
 
     def repeat(self, steps: Iterable[Step]) -> None:
         for step in steps:
@@ -95,6 +99,7 @@ class Run:
         self.interpret()
         self.replay()
         self.compare_dependences()
+        self.overwrite()
 
     def take(self, step: Step) -> None:
         s, before, length = self.schedule, self.schedule.kernel, len(self.schedule.trace)
@@ -146,6 +151,18 @@ class Run:
         except IRError as error:
             raise Failure("the interpreter stops", str(error)) from error
         compare("wrong in the interpreter", kernel, found, self.subject.plain)
+
+    def overwrite(self) -> None:
+        """Whether results are the same where an output lies over an input. Where it is not written, the output is what lies there."""
+        kernel, dims = self.schedule.kernel, self.subject.dims
+        for source, output in overwritable(kernel):
+            found = []
+            for apart in (True, False):
+                arrays = dict(zip(kernel.buffers, shaped(kernel, self.subject.arrays(), dims), strict=True))
+                arrays[output] = arrays[source].copy() if apart else arrays[source]
+                run_kernel(kernel, arrays, dims, shuffle=1, garbage=True)
+                found.append([arrays[b].reshape(-1) for b in kernel.outputs])
+            compare(f"wrong where {output.name} lies over {source.name}", kernel, *reversed(found))
 
     def replay(self) -> None:
         """Whether the loops can be had again from the trace."""
