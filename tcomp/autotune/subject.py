@@ -168,7 +168,8 @@ class Model:
             self._untuned.save(paths["untuned"])
             tuned.save(paths["tuned"])
             np.savez(paths["inputs.npz"], allow_pickle=False, **{str(n): a for n, a in enumerate(self.inputs.values())})
-            child = Child("tcomp.autotune.contest", LIMITS.bytes, cores(self._threads))
+            memory = None if self._target.kind == "cuda" else LIMITS.bytes
+            child = Child("tcomp.autotune.contest", memory, cores(self._threads))
             request = {"names": list(self.inputs), "inputs": paths["inputs.npz"], "untuned": paths["untuned"], "tuned": paths["tuned"]}
             try:
                 return child.ask({**request, "threads": self._threads, "seconds": seconds}, 2 * seconds + _PATIENCE)
