@@ -6,6 +6,7 @@ from math import log
 from random import Random
 from statistics import mean
 
+import pytest
 from spaces import product, refused, scaled, split_scaled
 
 from tcomp.autotune.database import Record
@@ -42,9 +43,10 @@ def test_it_is_deterministic() -> None:
     assert first == run() and len(first) == 9
 
 
-def test_what_is_proposed_is_new_and_can_be_made() -> None:
-    task, rng = Program.of(product(), HASWELL, 1), Random(1)
-    search, records = Search(HASWELL), [measured(task, {}, 1.0)]
+@pytest.mark.parametrize("target", [HASWELL, Target.parse("cuda -arch=sm_90a")], ids=str)
+def test_what_is_proposed_is_new_and_can_be_made(target: Target) -> None:
+    task, rng = Program.of(product(64, 64, 64) if target.kind == "cuda" else product(), target, 1), Random(1)
+    search, records = Search(target), [measured(task, {}, 1.0)]
     for _ in range(4):
         proposed = search(task, records, 5, rng)
         assert 0 < len(proposed) <= 5

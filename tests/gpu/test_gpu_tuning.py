@@ -6,18 +6,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "autotune"))
 from emulation import text_as_code
 from fake_cupy import FakeCupy
 from gpu_faults import FAULTS, task
-from spaces import product, scaled
 from test_cuda import needs_compiler
 
 from tcomp.autotune.measure import Limits, Measurer
-from tcomp.autotune.workload import Program
 from tcomp.target import Target
 
 pytestmark = needs_compiler
