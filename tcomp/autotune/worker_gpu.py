@@ -86,8 +86,12 @@ class _Gpu:
         with self._device.guarded():
             for kernel in plan.kernels.values():
                 functions.update(self._device.load(kernel))
-                cleanup.callback(self._device.unload)
+                cleanup.callback(self._unload)
         return partial(plan.execute, self._device, functions, [], {("input", n): a.address for n, a in enumerate(arrays)})
+
+    def _unload(self) -> None:
+        with self._device.guarded():  # after an error, this is one as well
+            self._device.unload()
 
     def seconds(self, run: Callable[[], object], renewed: Sequence[tuple[_There, _There]], near: Sequence[_There]) -> float:
         with self._device.guarded():

@@ -387,6 +387,15 @@ def usable_cupy() -> Any:
     return cupy
 
 
+def gpu_name() -> str:
+    """Of the device that is used; "" if there is none."""
+    try:
+        cupy = usable_cupy()
+    except DeviceError:
+        return ""
+    return str(cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode())
+
+
 def best_code(kernel: KernelCode, capability: int) -> bytes:
     """Machine code that a GPU of this compute capability (80 for 8.0) runs, or portable code that its driver compiles.
 

@@ -26,6 +26,7 @@ SIGNATURES = {
         *("f", "grid_dim_x", "grid_dim_y", "grid_dim_z", "block_dim_x", "block_dim_y", "block_dim_z"),
         *("shared_mem_bytes", "stream", "kernel_params", "extra"),
     ),
+    "runtime.getDeviceProperties": ("device",),
     "runtime.memcpyAsync": ("dst", "src", "size", "kind", "stream"),
     "runtime.memsetAsync": ("ptr", "value", "size", "stream"),
     "Stream.begin_capture": ("self", "mode"),
@@ -94,6 +95,7 @@ class FakeCupy:
         self.log: list[str] = []
         self.broken = ""  # what the next launch fails with
         self.lost = ""  # what all fails with from now on
+        self.clock: Callable[[], float] = time.perf_counter
         self.room = 1 << 30
         self.threads: set[int] = set()  # in which the device's context is current
         self.handles: dict[int, Any] = {}
@@ -120,7 +122,7 @@ class FakeCupy:
 
             def record(self, event: Any = None) -> Any:
                 event = SimpleNamespace(time=None)
-                self.add(lambda: setattr(event, "time", time.perf_counter() * 1e3))
+                self.add(lambda: setattr(event, "time", cupy.clock() * 1e3))
                 return event
 
             def wait_event(self, event: Any) -> None:
@@ -166,6 +168,7 @@ class FakeCupy:
             get_elapsed_time=lambda start_event, end_event: float(end_event.time - start_event.time),
         )  # fmt: skip
         self.cuda.runtime.getDeviceCount = lambda: 1
+        self.cuda.runtime.getDeviceProperties = lambda device: {"name": b"a host"}
         self.cuda.runtime.memcpyAsync, self.cuda.runtime.memsetAsync = self.copy, self.fill
         for name in ("moduleLoadData", "moduleUnload", "moduleGetFunction", "funcSetAttribute", "launchKernel"):
             setattr(self.cuda.driver, name, getattr(self, name))
@@ -190,6 +193,7 @@ class FakeCupy:
         return self.handle(image.decode())
 
     def moduleUnload(self, module: int) -> None:
+        self.check()
         del self.handles[module]
 
     def moduleGetFunction(self, module: int, funcname: str) -> int:
@@ -234,6 +238,7 @@ class FakeCupy:
 
     def fill(self, ptr: int, value: int, size: int, stream: int) -> None:
         assert 0 <= value < 256 and size > 0
+        self.log.append(f"fill {size}")
 
         def work() -> None:
             at(ptr, size)[:] = value

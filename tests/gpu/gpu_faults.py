@@ -21,8 +21,8 @@ def faulty(s: Schedule, knobs: Knobs) -> None:
     FAULTS[knobs.choice("fault", tuple(FAULTS), "none")](s)
 
 
-def task() -> Program:
-    return Program.of(scaled(), Target.parse("cuda -arch=sm_80"), 1, schedule=faulty)
+def task(arch: str = "sm_80") -> Program:
+    return Program.of(scaled(), Target.parse(f"cuda -arch={arch}"), 1, schedule=faulty)
 
 
 def none(s: Schedule) -> None:
