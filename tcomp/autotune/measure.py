@@ -1,7 +1,7 @@
 """How fast candidates are. Whatever a candidate does, it becomes a record, and the next one is measured.
 
 Candidates are made and built in processes of their own, all of a batch at once; then, while nothing else runs, each is measured in one
-long-lived process, which is replaced when a candidate takes it down.
+long-lived process (`worker`, `worker_gpu`), which is replaced when a candidate takes it down.
 
     ok        timed, and its results are those of the default schedule
     refused   the schedule function, or a step of it, refuses the decisions
@@ -73,7 +73,7 @@ class Limits:
 
     @property
     def bytes(self) -> int:
-        """Beside them, processes that use a GPU have no limit: CUDA reserves addresses for all memory of all devices."""
+        """`memory`, or what None stands for. Not for processes that use a GPU: CUDA reserves addresses for all memory of all devices."""
         return self.memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 

@@ -91,7 +91,8 @@ def tune(
 
     Ctrl-C ends the search, not the confirmation; a second one ends all. What was measured is in the database in any case.
 
-    Raises `TcompError` as `tcomp.compile`; `DeviceError` for a CUDA target without a GPU of its architectures; `DatabaseError` for a database that cannot be used; `InputError` if there is nothing to resume.
+    Raises `TcompError` as `tcomp.compile`; `DeviceError` for a CUDA target without a GPU of its architectures; `DatabaseError` for a database
+    that cannot be used; `InputError` if there is nothing to resume.
     """
     start = time.monotonic()
     machine = target if isinstance(target, Target) else Target.parse(target or "cpu")

@@ -99,7 +99,9 @@ class _Gpu:
             more = min(_REPEATS, int(_LONG / max(first, 1e-9)))
             return fmean(self._times(more, run, renewed, near)) if more > 1 else first
 
-    def _times(self, count: int, run: Callable[[], object], renewed: Sequence[tuple[_There, _There]], near: Sequence[_There]) -> list[float]:
+    def _times(
+        self, count: int, run: Callable[[], object], renewed: Sequence[tuple[_There, _There]], near: Sequence[_There]
+    ) -> list[float]:
         device, times = self._device, []
         for _ in range(count):
             for array, content in renewed:

@@ -1,14 +1,14 @@
 """How long a scheduled loop program takes on a GPU: an analytic model, launch by launch.
 
-Of each launch is counted what the units of
-a multiprocessor (SM) have to do: arithmetic, products on tensor cores, accesses to shared memory, accesses through the first cache; what all
-blocks fetch from the second one, each what it touches, once; and what the launch as a whole touches there or in memory. These overlap for
-the most part, copies ahead of their use or not. SMs without a block do nothing; one with few warps waits for what these wait for.
+Of each launch is counted what the units of a multiprocessor (SM) have to do: arithmetic, products on tensor cores, accesses to shared memory,
+accesses through the first cache; what blocks fetch from the second one, each what it touches, once; and what the launch as a whole touches
+there or in memory. These overlap for the most part, copies ahead of their use or not. SMs without a block do nothing; one with few warps waits
+for what these wait for.
 
 Accesses are counted for all threads of a block at once: in memory in pieces of `LINE` bytes, in shared memory (without conflicts) in rows of
 `BANKS` bytes, at least one for each warp; an access that an unrolled loop does not move is made once, and neighbours that such a loop visits
-together. Registers are estimated: those of the schedule's buffers, and some. Nothing here was fitted to measurements
-so far: what is learned while tuning corrects it.
+together. Registers are estimated: those of the schedule's buffers, and some. Nothing here was fitted to measurements so far: what is learned
+while tuning corrects it.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from tcomp.ir.loops import (
     For,
     Kernel,
     Stmt,
+    Store,
     block,
     children,
     hoist_temporaries,
@@ -44,7 +45,7 @@ from tcomp.schedules.gpu_products import OTHER_REGISTERS, REGISTERS
 from tcomp.schedules.gpu_tiles import LAUNCH, MULTIPLIED
 from tcomp.schedules.primitives.factors import core_of, product_of
 from tcomp.schedules.roles import coefficient, linear_index
-from tcomp.schedules.work import operators, roof, statements
+from tcomp.schedules.work import Cost, operators, roof, statements
 from tcomp.target import Target
 
 RESIDENT = 2048, 32  # threads and blocks that an SM has at most
@@ -113,8 +114,9 @@ def time_of(seconds: dict[str, float]) -> float:
 
 
 def bound(kernel: Kernel, target: Target, compulsory: float, limit: int) -> float:
-    """The roofline of a kernel of known size that has to move so many bytes: see `work`, but that sums of products of converted factors are
-    those of tensor cores, at the rate of warpgroups."""
+    """The roofline of a kernel of known size that has to move so many bytes: see `work`, but that what is no operation of numbers need not
+    be done for each element (a padding's conditions), and sums of products of converted factors are those of tensor cores, at the rate of
+    warpgroups."""
     slots = divisions = products = 0.0
     for s, loops, conditions in statements(kernel):
         times = instances(loops, conditions, limit)
@@ -122,10 +124,15 @@ def bound(kernel: Kernel, target: Target, compulsory: float, limit: int) -> floa
         if product is not None and all(core_of(f) is not f for f in product.args):
             products += times * _halves(product)
         else:
-            costs = [cost for _, cost in operators(s)]
+            costs = [c for c in _costs(s) if c.flops]
             slots, divisions = slots + times * sum(c.slots for c in costs), divisions + times * sum(c.divisions for c in costs)
     gpu = target.gpu
     return max(roof(target).seconds(slots, divisions, compulsory)[0], products / (2 * MULTIPLIED * gpu.sms * gpu.ghz * 1e9))
+
+
+def _costs(s: Store | Accumulate) -> list[Cost]:
+    """Of the operators of a statement; those of indices and conditions are free, as address arithmetic is."""
+    return [cost for e, cost in operators(s) if e.dtype not in (INDEX, "bool")]
 
 
 def _halves(product: Expr) -> float:
@@ -151,18 +158,19 @@ def launch_of(kernel: Kernel, limit: int) -> Launch:
     body = kernel.body
     found = accesses(body)
     footprints = Footprints(found, limit)
-    bound = {axis: 1 for axis in GPU_AXES}
+    axes = dict.fromkeys(GPU_AXES, 1)
     for x in walk(body):
-        if isinstance(x, For) and x.kind in bound:
-            bound[x.kind] = max(bound[x.kind], _extent(x, footprints))
-    blocks, threads = (prod(n for axis, n in bound.items() if axis.startswith(level)) for level in ("block", "thread"))
+        if isinstance(x, For) and x.kind in axes:
+            axes[x.kind] = max(axes[x.kind], _extent(x, footprints))
+    blocks, threads = (prod(n for axis, n in axes.items() if axis.startswith(level)) for level in ("block", "thread"))
     together = {s for call in walk(body) if isinstance(call, Call) for s in walk(call.body)}
     slots = divisions = products = 0.0
     for s, loops, conditions in statements(kernel):
-        costs = [cost for _, cost in operators(s)]
+        costs = _costs(s)
         times = instances(loops, conditions, limit) if costs else 0.0
-        if s in together:
-            products += times * _halves(s.value)
+        product = product_of(s)[0] if s in together and isinstance(s, Accumulate) else None
+        if product is not None:
+            products += times * _halves(product)
         else:
             slots, divisions = slots + times * sum(c.slots for c in costs), divisions + times * sum(c.divisions for c in costs)
     moved = {"shared": 0.0, "global": 0.0}
@@ -192,13 +200,17 @@ def _moved(a: Access, footprints: Footprints, together: set[Stmt], warps: int, l
     if a.buffer.scope == "global":
         return times * max(touched.lines, warps if at_once else 1)
     place = linear_index(a.buffer, a.indices)
-    wide = max((gcd(_extent(x, footprints), 16 // size) for x in around if x.kind == UNROLLED and coefficient(place, x.var) == 1), default=1)
+    wide = max(
+        (gcd(_extent(x, footprints), 16 // size) for x in around if x.kind == UNROLLED and coefficient(place, x.var) == 1), default=1
+    )
     return times / wide * max(touched.elements * wide * size / BANKS, warps if at_once else 1)
 
 
 def _registers(body: Stmt, threads: int) -> float:
     """Of a thread. A buffer outside of the loops over threads is divided among these."""
-    return OTHER_REGISTERS + sum(_bytes(b) / 4 / (1 if inside else threads) for b, inside in _allocated(body, False) if b.scope == "register")
+    return OTHER_REGISTERS + sum(
+        _bytes(b) / 4 / (1 if inside else threads) for b, inside in _allocated(body, False) if b.scope == "register"
+    )
 
 
 def _allocated(s: Stmt, inside: bool) -> Iterator[tuple[Buffer, bool]]:
