@@ -196,7 +196,8 @@ class Measurer:
         if ground["status"] != OK:
             yield from [Measurement(ground["status"], reason=ground["reason"])] * len(rest)
             return
-        common = {"key": task.key, "kind": task.machine.kind, "threads": task.threads, "ground": ground["ground"], "room": _room(task), "reference": reference}
+        machine = {"kind": task.machine.kind, "threads": task.threads, "ground": ground["ground"], "room": _room(task)}
+        common = {"key": task.key, **machine, "reference": reference}
         jobs = [{**common, "incumbent": beside, "candidate": answer} for answer in rest]
         yield from self._run(task, jobs)
 

@@ -85,8 +85,8 @@ def tune(
 
     `model` is what `tcomp.compile` takes, or what `tcomp.Schedule` takes; then `schedule(s, knobs)` may be a space of one's own.
     `budget` are seconds in all (60 if `trials` is not given either), `trials` the number of candidates. `target`, `threads`, `shapes`,
-    `dims`, `values` and `winograd` are those of `tcomp.compile`, to which the same are to be given (for CUDA, `threads` means nothing); `sizes` are those at which symbolic dims that stay
-    open are measured. `workers` is the number of building processes, `cluster` the address of a Dask scheduler whose workers measure.
+    `dims`, `values` and `winograd` are those of `tcomp.compile`, to which the same are to be given (for CUDA, `threads` means nothing);
+    `sizes` are those at which symbolic dims that stay open are measured. `workers` is the number of building processes, `cluster` the address of a Dask scheduler whose workers measure.
     `resume` goes on with an earlier call for the same model, with what is left of its budget unless another one is given.
 
     Ctrl-C ends the search, not the confirmation; a second one ends all. What was measured is in the database in any case.

@@ -29,7 +29,8 @@ from tcomp.target import Target
 pytestmark = needs_compiler
 SM80 = Target.parse("cuda -arch=sm_80")
 LIMITS = Limits(building=120, running=60, rounds=3, seconds=0.01)
-LAYER = model([node("MatMul", ["x", "w"], ["h"]), node("Relu", ["h"], ["y"])], {"x": ("float32", [32, 32])}, {"y": ("float32", [32, 32])}, {"w": floats(32, 32)})
+SQUARE = ("float32", [32, 32])
+LAYER = model([node("MatMul", ["x", "w"], ["h"]), node("Relu", ["h"], ["y"])], {"x": SQUARE}, {"y": SQUARE}, {"w": floats(32, 32)})
 
 
 @pytest.fixture(autouse=True)
