@@ -109,12 +109,13 @@ def test_the_runtime_loads_with_numpy_alone() -> None:
     assert not [m for m in loaded if m.startswith("tcomp.") and not m.startswith(("tcomp.runtime", "tcomp.errors"))]
 
 
-def test_measuring_loads_no_compiler() -> None:
+@pytest.mark.parametrize("worker", ["worker", "worker_gpu"])
+def test_measuring_loads_no_compiler(worker: str) -> None:
     """The process that runs candidates knows how arrays lie in memory, and nothing of compilers and models of cost."""
-    program = "import sys, tcomp.autotune.worker; print(*sorted({m.split('.')[0] if m[:6] != 'tcomp.' else m for m in sys.modules}))"
+    program = f"import sys, tcomp.autotune.{worker}; " "print(*sorted({m.split('.')[0] if m[:6] != 'tcomp.' else m for m in sys.modules}))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT.parent)
     loaded = set(done.stdout.split())
-    assert not loaded & {"llvmlite", "onnx", "xgboost", "islpy", "rich", "typer"}
+    assert not loaded & {"llvmlite", "onnx", "xgboost", "islpy", "rich", "torch", "typer"}
     parts = {m.split(".")[1] for m in loaded if m.startswith("tcomp.")}
     assert parts <= {"autotune", "errors", "ir", "runtime"}
 

@@ -58,5 +58,7 @@ windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3))
 
 # 5. A model's kernels are tuned likewise, all with the schedules that tcomp chooses from by itself:
 #        tcomp tune model.onnx --budget 10m
+#    and for a GPU, where there is one of that architecture (the same records, of another target):
+#        tcomp tune model.onnx --target cuda --arch sm_90a --budget 10m
 #        tcomp compile model.onnx --database tune.db
 print("The right result:", np.array_equal(y, windows.max((2, 3))))

@@ -1,4 +1,4 @@
-"""The building process: decisions -> loops -> a shared object. Run as a program, it is a child (see `children.py`)."""
+"""The building process: decisions -> loops -> a shared object, or a launch plan with machine code for a GPU. Run as a program, it is a child (see `children.py`)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tcomp.autotune.features import Made
 from tcomp.autotune.space import Candidate, realise
 from tcomp.autotune.workload import Argument, Program, Task, task_from_json
 from tcomp.codegen import elf, pool
+from tcomp.codegen.launch_plan import call_code
 from tcomp.codegen.llvm import emit_kernel
 from tcomp.codegen.native import compile_ir
 from tcomp.errors import CodegenError, ScheduleError, TargetError
@@ -54,16 +55,16 @@ def handle(request: Answer) -> Answer:
     try:
         match request["do"]:
             case "ground":
-                made = ground(_machine(request["target"]), request["threads"], request["room"])
+                made = ground(Target.parse(request["target"]), request["threads"], request["room"])
                 return {"status": "ok", "ground": base64.b64encode(made).decode()}
             case "build loops":
                 loops, source = parse_kernel(request["loops"]), parse_kernel(request["source"])
-                return built(loops, source, request["arguments"], dict(request["dims"]), _machine(request["target"]))
+                return built(loops, source, request["arguments"], dict(request["dims"]), Target.parse(request["target"]))
             case "make":
                 return {"status": "ok", "made": Made.of(_candidate(request["task"], request["decisions"])).to_json()}
         candidate = _candidate(request["task"], request["decisions"])
         s, task = candidate.schedule, candidate.task
-        return built(s.kernel, s.source, [_plain(a) for a in candidate.arguments], dict(task.dims), _machine(task.target))
+        return built(s.kernel, s.source, [_plain(a) for a in candidate.arguments], dict(task.dims), task.machine)
     except ScheduleError as error:
         return {"status": "refused", "reason": reason_of(error)}
     except (CodegenError, TargetError) as error:
@@ -89,10 +90,13 @@ def _task(text: str) -> Task:
 
 
 def built(kernel: Kernel, source: Kernel, arguments: list[list[Any]], dims: Mapping[str, int], target: Target) -> Answer:
-    """The shared object of scheduled loops with what it takes to run it, for the measuring process (`worker.Built`)."""
+    """The machine code of scheduled loops with what it takes to run it, for the measuring process (`worker.Built`)."""
     extended, temporaries = hoist_temporaries(replace(kernel, name="kernel"))
-    code = elf.link([compile_ir(emit_kernel(extended, target), target)], ["kernel"])
     sizes = {v: dims[v.name] for v in extended.scalars}
+    if target.kind == "cuda":
+        code = call_code(extended, sizes, target)
+    else:
+        code = elf.link([compile_ir(emit_kernel(extended, target), target)], ["kernel"])
     return {
         "status": "ok",
         "code": base64.b64encode(code).decode(),
@@ -121,14 +125,6 @@ def ground(target: Target, threads: int, room: int) -> bytes:
     kernels = [Kernel("flush", (other,), (other,), (), store_all), Kernel("touch", (array, sums), (sums,), (count,), read_all)]
     objects = [compile_ir(emit_kernel(k, target), target) for k in kernels] + [compile_ir(pool.pool_ir(target.triple), target)]
     return elf.link(objects, ["flush", "touch", *pool.EXPORTS], imports=pool.IMPORTS)
-
-
-@functools.lru_cache(maxsize=4)
-def _machine(text: str) -> Target:
-    target = Target.parse(text)
-    if target.kind != "cpu":
-        raise TargetError(f"candidates for `{text}` cannot be measured", why="the measuring process runs code for CPUs")
-    return target
 
 
 def _plain(a: Argument) -> list[Any]:

@@ -38,9 +38,9 @@ _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM
 
 
 class Child:
-    """The program `python -m module`, started when first asked. `memory` bounds its address space (bytes), `cpus` where it runs."""
+    """The program `python -m module`, started when first asked. `memory` bounds its address space (bytes; None: not), `cpus` where it runs."""
 
-    def __init__(self, module: str, memory: int, cpus: Sequence[int] = ()) -> None:
+    def __init__(self, module: str, memory: int | None, cpus: Sequence[int] = ()) -> None:
         self._command = [sys.executable, "-P", "-m", module, json.dumps({"memory": memory, "cpus": list(cpus)})]
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
@@ -177,18 +177,24 @@ def _signal_name(number: int) -> str:
 # ---------------------------------------------------------------- in the child
 
 
-def serve(handle: Callable[[Answer], Answer]) -> None:
-    """Be a child: answer requests until the pipe is closed. What `handle` raises is an answer as well ("memory", or "error")."""
+def serve(handle: Callable[[Answer], Answer], ready: Callable[[], object] = lambda: None) -> None:
+    """Be a child: answer requests until the pipe is closed. What `handle` raises is an answer as well ("memory", or "error"). `ready` is
+    called first; if it raises a `TcompError`, there will be no child."""
     options = json.loads(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever is asking decides when to end
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever libraries and candidates print must not get between the answers
-    for limit, value in ((resource.RLIMIT_AS, options["memory"]), (resource.RLIMIT_FSIZE, _FILES), (resource.RLIMIT_CORE, 0)):
+    limits = {resource.RLIMIT_AS: options["memory"], resource.RLIMIT_FSIZE: _FILES, resource.RLIMIT_CORE: 0}
+    for limit, value in ((limit, value) for limit, value in limits.items() if value is not None):
         _, hard = resource.getrlimit(limit)
         resource.setrlimit(limit, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
     if options["cpus"]:
         with suppress(OSError):
             os.sched_setaffinity(0, options["cpus"])
+    try:
+        ready()
+    except TcompError as error:
+        sys.exit(reason_of(error))
     requests: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_receive, args=(requests,), daemon=True).start()
     answers.write(b"{}\n")

@@ -31,9 +31,11 @@ import numpy as np
 import tcomp
 from tcomp.autotune.measure import STATUSES, Measurement
 from tcomp.autotune.workload import Task, task_from_json
+from tcomp.codegen import nvrtc
 from tcomp.errors import DatabaseError, TcompError
 from tcomp.kernels import source_version
 from tcomp.machine import processor
+from tcomp.runtime.cuda import gpu_name
 from tcomp.schedules.knobs import decode, encode
 from tcomp.schedules.trace import read_record
 from tcomp.target import Target
@@ -385,7 +387,8 @@ def _hint(error: sqlite3.Error) -> str:
 def environment(target: Target) -> dict[str, str]:
     """What a record says of the machine and the software that it was measured with."""
     usable = len(os.sched_getaffinity(0))
-    return {
+    gpu = {"gpu": gpu_name(), "nvrtc": nvrtc.version()} if target.kind == "cuda" else {}
+    return gpu | {
         "tcomp": tcomp.__version__, "compiler": source_version()[:16], "python": platform.python_version(), "numpy": np.__version__,
         "llvm": ".".join(map(str, llvmlite.binding.llvm_version_info)), "system": f"{platform.system()} {platform.release()}",
         "processor": processor(), "cores": f"{usable} of {os.cpu_count()}", "host": str(Target.host()), "target": str(target),

@@ -18,7 +18,7 @@ import numpy as np
 
 from tcomp.autotune.space import Candidate
 from tcomp.errors import TcompError
-from tcomp.schedules import cost
+from tcomp.schedules import cost, cost_gpu
 from tcomp.schedules.knobs import Answer, Option, chosen, option_of
 from tcomp.schedules.trace import Step
 
@@ -29,6 +29,11 @@ COUNTS = (
     "iterations", "guards", "accumulators", "working_set", "regions", "parallel", "balance",
 )  # fmt: skip
 SECONDS = ("arithmetic", "registers", "l2", "l3", "memory", "pages", "overhead")
+GPU_COUNTS = (
+    "launches", "blocks", "threads", "shared", "registers", "resident", "waves", "balance", "slots", "divisions", "products", "banks", "pieces",
+    "fetched", "touched", "flops", "bytes", "intensity",
+)  # fmt: skip
+GPU_SECONDS = cost_gpu.SECONDS
 STEPS, DECISIONS = 32, 48  # places
 NAMES = (
     *COUNTS, *(f"seconds.{name}" for name in SECONDS), "bound",
@@ -40,7 +45,8 @@ Vector = np.ndarray  # float32
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Features:
-    """`vector` has a number for each of `NAMES`; `seconds` is the time by the analytic model."""
+    """`vector` has a number for each of `NAMES`; of a GPU, the first part has those of `GPU_COUNTS` and `GPU_SECONDS`, and zeros.
+    `seconds` is the time by the analytic model."""
 
     vector: Vector
     seconds: float
@@ -86,8 +92,9 @@ def features(candidate: Candidate) -> Features:
     except TcompError:
         found = {"seconds": 1.0, "bound": 0.0}
     seconds = max(found["seconds"], 1e-9)
-    counts = [log2(1 + found.get(name, 0.0)) for name in COUNTS]
-    shares = [found.get(f"seconds.{name}", 0.0) / seconds for name in SECONDS]
+    names, parts = (GPU_COUNTS, GPU_SECONDS) if task.machine.kind == "cuda" else (COUNTS, SECONDS)
+    counts = [log2(1 + found.get(name, 0.0)) for name in names] + [0.0] * (len(COUNTS) - len(names))
+    shares = [found.get(f"seconds.{name}", 0.0) / seconds for name in parts]
     steps = _hashed((token for step in candidate.schedule.trace for token in _step_tokens(step)), STEPS)
     decided = decision_vector({name: answer.value for name, answer in candidate.answers.items()})
     return Features(np.concatenate([np.array([*counts, *shares, found["bound"] / seconds], np.float32), steps, decided]), seconds)

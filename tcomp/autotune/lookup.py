@@ -62,12 +62,17 @@ class Lookup:
         return found if isinstance(found, int) and found in algorithm_costs(sizes, self.target.vector_bits // 32) else suggested
 
 
+def counted(target: Target, threads: int | None) -> int:
+    """The threads that tuning is about (default: the cores of this machine); the kernels of a GPU depend on none of a CPU's."""
+    return 1 if target.kind == "cuda" else threads or default_threads()
+
+
 def recorded(path: str | os.PathLike[str], target: Target, threads: int | None) -> Lookup:
     """What a database holds for a target and a number of threads (default: the cores of this machine).
 
     Kernels of symbolic size take the decisions of the sizes that were tuned last. Raises `DatabaseError`.
     """
-    count = threads or default_threads()
+    count = counted(target, threads)
     choices: dict[Task, Decisions] = {}
     others: dict[Task, set[int]] = {}
     with Database(path, create=False) as database:

@@ -1,7 +1,7 @@
 """How fast candidates are. Whatever a candidate does, it becomes a record, and the next one is measured.
 
 Candidates are made and built in processes of their own, all of a batch at once; then, while nothing else runs, each is measured in one
-long-lived process, which is replaced when a candidate takes it down.
+long-lived process (`worker`, `worker_gpu`), which is replaced when a candidate takes it down.
 
     ok        timed, and its results are those of the default schedule
     refused   the schedule function, or a step of it, refuses the decisions
@@ -26,8 +26,11 @@ from tcomp.autotune.children import Answer, Child, ChildError, reason_of
 from tcomp.autotune.features import Made
 from tcomp.autotune.space import realise
 from tcomp.autotune.workload import Task
-from tcomp.errors import ScheduleError
+from tcomp.codegen import nvrtc
+from tcomp.errors import DeviceError, ScheduleError
+from tcomp.runtime.cuda import usable_cupy
 from tcomp.schedules.knobs import Decisions, encode
+from tcomp.target import Target
 
 OK, REFUSED, BUILD, CRASH, TIMEOUT, WRONG, MEMORY, ERROR = "ok", "refused", "build", "crash", "timeout", "wrong", "memory", "error"
 STATUSES = (OK, REFUSED, BUILD, CRASH, TIMEOUT, WRONG, MEMORY, ERROR)
@@ -70,6 +73,7 @@ class Limits:
 
     @property
     def bytes(self) -> int:
+        """`memory`, or what None stands for. Not for processes that use a GPU: CUDA reserves addresses for all memory of all devices."""
         return self.memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
@@ -82,16 +86,16 @@ class Runner:
     def __init__(self, limits: Limits = LIMITS) -> None:
         self._limits = limits
         self._child: Child | None = None
-        self._threads = 0
+        self._kind: tuple[str, int] = "", 0  # the kind of machine, and the threads
         self._ready: tuple[str, int] | None = None  # the task that is prepared, in which start of the child
         self._failed: tuple[str, str] = "", ""  # a task whose default schedule cannot be run, and why
 
     def run(self, job: Mapping[str, Any]) -> Measurement:
         """Measure one candidate; see `Measurer.jobs` for what a job is."""
-        threads = job["threads"]
-        if self._child is None or self._threads != threads:
+        kind = job["kind"], job["threads"]
+        if self._child is None or self._kind != kind:
             self.close()
-            self._child, self._threads = Child("tcomp.autotune.worker", self._limits.bytes, cores(threads)), threads
+            self._child, self._kind = _worker(*kind, self._limits), kind
         try:
             self._child.start()
         except ChildError as error:
@@ -192,7 +196,8 @@ class Measurer:
         if ground["status"] != OK:
             yield from [Measurement(ground["status"], reason=ground["reason"])] * len(rest)
             return
-        common = {"key": task.key, "threads": task.threads, "ground": ground["ground"], "room": _room(task), "reference": reference}
+        machine = {"kind": task.machine.kind, "threads": task.threads, "ground": ground["ground"], "room": _room(task)}
+        common = {"key": task.key, **machine, "reference": reference}
         jobs = [{**common, "incumbent": beside, "candidate": answer} for answer in rest]
         yield from self._run(task, jobs)
 
@@ -223,6 +228,8 @@ class Measurer:
         return [found[key] for key in keys]
 
     def _ground(self, task: Task) -> Answer:
+        if task.machine.kind == "cuda":
+            return {"status": OK, "ground": ""}
         key = f"{task.target} {task.threads}"
         if key not in self._built:
             request = {"do": "ground", "target": task.target, "threads": task.threads, "room": _room(task)}
@@ -271,8 +278,24 @@ def unbuilt(job: Mapping[str, Any]) -> Measurement | None:
 
 
 def _room(task: Task) -> int:
-    """Bytes that fill the second-level caches of all threads twice."""
-    return 2 * task.machine.l2 * task.threads
+    """Bytes that fill the second-level caches of all threads, or that of the GPU, twice."""
+    return 2 * (task.machine.gpu.l2 if task.machine.kind == "cuda" else task.machine.l2 * task.threads)
+
+
+def _worker(kind: str, threads: int, limits: Limits) -> Child:
+    """The measuring process for a kind of machine."""
+    if kind == "cuda":
+        return Child("tcomp.autotune.worker_gpu", None)
+    return Child("tcomp.autotune.worker", limits.bytes, cores(threads))
+
+
+def check_device(target: Target) -> None:
+    """Raises `TargetError` where nothing can be compiled for a CUDA target here, `DeviceError` where there is no GPU of that architecture."""
+    nvrtc.version()
+    found = usable_cupy().cuda.Device().compute_capability
+    if found not in [arch[3:].rstrip("a") for arch in target.cpu.split(",")]:
+        why = f"the GPU of this machine is sm_{found}, and what is measured there says little about others"
+        raise DeviceError(f"programs for `{target}` cannot be tuned here", why=why, hint=f"--target 'cuda -arch=sm_{found}', or --cluster")
 
 
 def cores(threads: int, root: Path = Path("/sys/devices/system/cpu")) -> list[int]:

@@ -241,9 +241,14 @@ def beside(options: Sequence[Option], present: Option) -> list[Option]:
             if len(differing) == 1:
                 (n,) = differing
                 side = n, other[n] > present[n]
-                if side not in found or abs(other[n] - present[n]) < abs(found[side][n] - present[n]):
+                if side not in found or _gap(other[n], present[n]) < _gap(found[side][n], present[n]):
                     found[side] = other
     return [*found.values()]
+
+
+def _gap(a: Any, b: Any) -> float:
+    """Between two numbers; lists of them are one as far from another as the next."""
+    return 1.0 if isinstance(a, tuple) else abs(a - b)
 
 
 def _structure(decisions: Decisions) -> str:

@@ -31,11 +31,11 @@ from tcomp.passes.algorithms import Convolution, algorithm_costs
 from tcomp.passes.runner import run_passes
 from tcomp.runtime import Artifact, numpy_dtype
 from tcomp.runtime.inputs import random_array
-from tcomp.schedules.footprint import at_sizes
+from tcomp.schedules import cost
 from tcomp.schedules.knobs import Decisions, encode
 from tcomp.schedules.lower import lower_graph
+from tcomp.schedules.precision import with_precision
 from tcomp.schedules.schedule import Program as Source
-from tcomp.schedules.work import roof, work
 from tcomp.target import Core, Target
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ _PATIENCE = 30.0  # seconds that a contest may take beyond those that it is give
 _ROUNDS, _TURNS = 100, 3  # of a contest of programs: runs of each in a turn, and turns
 _KEPT = 2  # choices of algorithms whose graphs are kept
 _DOUBT = 1.5  # how far the model of an algorithm's cost may be off
-_POINTS = 1 << 12  # of a kernel that are counted one by one, to find its work
 
 
 class Subject(Protocol):
@@ -168,7 +167,8 @@ class Model:
             self._untuned.save(paths["untuned"])
             tuned.save(paths["tuned"])
             np.savez(paths["inputs.npz"], allow_pickle=False, **{str(n): a for n, a in enumerate(self.inputs.values())})
-            child = Child("tcomp.autotune.contest", LIMITS.bytes, cores(self._threads))
+            memory = None if self._target.kind == "cuda" else LIMITS.bytes
+            child = Child("tcomp.autotune.contest", memory, cores(self._threads))
             request = {"names": list(self.inputs), "inputs": paths["inputs.npz"], "untuned": paths["untuned"], "tuned": paths["tuned"]}
             try:
                 return child.ask({**request, "threads": self._threads, "seconds": seconds}, 2 * seconds + _PATIENCE)
@@ -227,9 +227,8 @@ class Single:
 
 def bound(task: Task, core: Core | None) -> float:
     """The least seconds that a call of a task's kernel takes, by the roofline. `core` has measured rates, if there are any."""
-    kernel = at_sizes(_loops(task), task.sizes_of(_loops(task).scalars))
-    todo = work(kernel, _POINTS)
-    return roof(task.machine, task.threads, core).seconds(float(todo.slots), float(todo.divisions), float(todo.bytes))[0]
+    kernel = _loops(task)
+    return cost.bound(kernel, task.machine, task.sizes_of(kernel.scalars), task.threads, core)
 
 
 def title(task: Task) -> str:
@@ -247,7 +246,9 @@ def title(task: Task) -> str:
 
 
 def _loops(task: Task) -> Kernel:
-    return lower_graph(task.body({}), "kernel") if isinstance(task, Workload) else parse_kernel(task.text)
+    if not isinstance(task, Workload):
+        return parse_kernel(task.text)
+    return with_precision(lower_graph(task.body({}), "kernel"), task.machine.precision)
 
 
 def _inputs(graph: Graph, sizes: Mapping[str, int], seed: int) -> dict[str, np.ndarray]:

@@ -26,7 +26,8 @@ from tcomp.autotune.contest import Rounds
 from tcomp.autotune.database import Database, Record, Session, Verdict, environment
 from tcomp.autotune.effort import Effort
 from tcomp.autotune.features import Made
-from tcomp.autotune.measure import ERROR, REFUSED, STATUSES, Limits, Measurement, Measurer
+from tcomp.autotune.lookup import counted
+from tcomp.autotune.measure import ERROR, REFUSED, STATUSES, Limits, Measurement, Measurer, check_device
 from tcomp.autotune.progress import Result, Status, TaskStatus
 from tcomp.autotune.search import Search
 from tcomp.autotune.space import realise
@@ -35,7 +36,6 @@ from tcomp.autotune.workload import ScheduleFunction, Task
 from tcomp.errors import InputError, TcompError
 from tcomp.ir.loops import Kernel
 from tcomp.ir.te import Tensor
-from tcomp.runtime import default_threads
 from tcomp.schedules.knobs import Decisions, decode, encode
 from tcomp.schedules.schedule import Program as Source
 from tcomp.target import Core, Target
@@ -85,22 +85,23 @@ def tune(
 
     `model` is what `tcomp.compile` takes, or what `tcomp.Schedule` takes; then `schedule(s, knobs)` may be a space of one's own.
     `budget` are seconds in all (60 if `trials` is not given either), `trials` the number of candidates. `target`, `threads`, `shapes`,
-    `dims`, `values` and `winograd` are those of `tcomp.compile`, to which the same are to be given; `sizes` are those at which symbolic dims that stay
-    open are measured. `workers` is the number of building processes, `cluster` the address of a Dask scheduler whose workers measure.
+    `dims`, `values` and `winograd` are those of `tcomp.compile`, to which the same are to be given (for CUDA, `threads` means nothing);
+    `sizes` are those at which symbolic dims that stay open are measured. `workers` is the number of building processes, `cluster` the address of a Dask scheduler whose workers measure.
     `resume` goes on with an earlier call for the same model, with what is left of its budget unless another one is given.
 
     Ctrl-C ends the search, not the confirmation; a second one ends all. What was measured is in the database in any case.
 
-    Raises `TcompError` as `tcomp.compile`; `DatabaseError` for a database that cannot be used; `InputError` if there is nothing to resume.
+    Raises `TcompError` as `tcomp.compile`; `DeviceError` for a CUDA target without a GPU of its architectures; `DatabaseError` for a database
+    that cannot be used; `InputError` if there is nothing to resume.
     """
     start = time.monotonic()
     machine = target if isinstance(target, Target) else Target.parse(target or "cpu")
-    if machine.kind != "cpu":
-        raise InputError(f"programs for `{machine}` cannot be tuned", why="candidates are measured on CPUs")
     for name, number in (("budget", budget), ("trials", trials), ("workers", workers), ("threads", threads)):
         if number is not None and not 0 < number < 1e9:
             raise InputError(f"{name} is to be positive, not {number}")
-    count = threads or default_threads()
+    if machine.kind == "cuda" and cluster is None:
+        check_device(machine)
+    count = counted(machine, threads)
     options: dict[str, Any] = {
         "model": os.path.abspath(model) if isinstance(model, str | os.PathLike) else None, "target": str(machine), "threads": threads, "workers": workers,
         "cluster": cluster, "shapes": _plain(shapes), "dims": _plain(dims), "values": _plain(values), "sizes": _plain(sizes), "seed": seed, "winograd": winograd,

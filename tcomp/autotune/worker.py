@@ -1,6 +1,7 @@
 """The measuring process: loads candidates, checks their results, and times them. Run as a program, it is a child (see `children.py`).
 
-It knows how arrays lie in memory and nothing of the compiler: a candidate arrives as a shared object that imports nothing. One request
+It knows how arrays lie in memory and nothing of the compiler: a candidate arrives as a shared object that imports nothing. (This module
+run as a program is for CPUs; for GPUs `worker_gpu` does the same with other `Surroundings`.) One request
 readies a task ("prepare"): inputs are drawn, and the default schedule computes what candidates have to compute. The others ("measure")
 run a candidate of that task beside the incumbent, in turns, so that whatever disturbs one disturbs the other. Each run finds what a kernel
 in the middle of a model finds: caches close to the cores hold what else is computed, then what it reads but for constants; the threads
@@ -15,12 +16,12 @@ import os
 import resource
 import time
 from _ctypes import dlclose
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from math import inf, prod, sqrt
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -31,26 +32,54 @@ from tcomp.runtime.native import open_library
 
 Array = np.ndarray
 Built = Mapping[str, Any]
-"""{"code": a shared object with the function `kernel`, "arguments": of `Argument`s the fields, "temporaries": bytes, "scalars": sizes}"""
+"""{"code": a shared object with the function `kernel` (for a GPU, a launch plan that calls it once), "arguments": of `Argument`s the fields, "temporaries": bytes, "scalars": sizes}"""
 
 _TOLERANCES = {"float16": 1e-2, "bfloat16": 5e-2, "float32": 1e-4, "float64": 1e-9}  # relative, where up to _FOLD elements are folded
 _FOLD = 1024
 _FEWEST = 3  # rounds, in each of which both run once
 _TRIES = 4
-_GUARD = 256  # bytes on either side of what a candidate writes
+GUARD = 256  # bytes on either side of what a candidate writes
 _HOPELESS = 2.0  # times as slow as the incumbent after two rounds or more: measured no further
 _SURE = 0.02  # seconds after which that is believed: what disturbs short runs may do so for some of them
 _KEPT = 3  # layouts of an input, on average
 _INTEGERS = 100  # inputs that are integers are up to so large
 
 
-def handle(request: Answer) -> Answer:
-    """Answer one request; see `prepare` and `measure`."""
-    if request.pop("do") == "prepare":
-        _state.clear()
-        _state.append(_Prepared.of(**request))
-        return {"status": "ok"}
-    return _state[0].measure(**request)
+class Surroundings(Protocol):
+    """What candidates run in: memory, whose arrays are objects of its own, a clock, and what a model leaves in the caches."""
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], guards: list[Any]) -> Any:
+        """Zeros. Raises `MemoryError`. The zeros on either side of them are added to `guards`."""
+
+    def put(self, content: Array) -> Any:
+        """An array of this content. Raises `MemoryError`."""
+
+    def get(self, array: Any) -> Array:
+        """Its content; not for long, as it may be the array itself."""
+
+    def load(self, built: Built, arrays: Sequence[Any], cleanup: ExitStack) -> Callable[[], object]:
+        """A candidate as a function that runs it on these arrays, until `cleanup` is closed."""
+
+    def seconds(self, run: Callable[[], object], renewed: Sequence[tuple[Any, Any]], near: Sequence[Any]) -> float:
+        """Of one run, after which it has ended. Before it, of each of `renewed`, the second array is copied to the first, and caches are filled
+        with other data, then with what is `near`."""
+
+    def read_back(self, results: Sequence[Any]) -> float:
+        """Seconds to read the results of the last run; 0 where all results lie alike."""
+
+
+def answering(surroundings: Callable[[int, str, int], Surroundings]) -> Callable[[Answer], Answer]:
+    """What answers requests; see `_Prepared.of` and `_Prepared.measure`. `surroundings` takes the threads, the ground and the room."""
+    state: list[_Prepared] = []  # the task at hand
+
+    def handle(request: Answer) -> Answer:
+        if request.pop("do") == "prepare":
+            state.clear()
+            state.append(_Prepared.of(surroundings(*(request.pop(name) for name in ("threads", "ground", "room"))), **request))
+            return {"status": "ok"}
+        return state[0].measure(**request)
+
+    return handle
 
 
 # ---------------------------------------------------------------- one task
@@ -60,16 +89,14 @@ def handle(request: Answer) -> Answer:
 class _Prepared:
     """A task readied for measuring. `given` are the logical inputs by position, `expected` the logical results."""
 
-    surroundings: _Surroundings
+    surroundings: Surroundings
     given: list[Array | None]
     expected: list[Array]
     fold: int
-    physical: dict[tuple[int, Layout | None], Array] = field(default_factory=dict)
+    physical: dict[tuple[int, Layout | None], Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, threads: int, ground: str, room: int, reference: Built, fold: int, seed: int) -> _Prepared:
-        """`ground` is what `builder.ground` makes."""
-        surroundings = _Surroundings.of(threads, ground, room)
+    def of(cls, surroundings: Surroundings, reference: Built, fold: int, seed: int) -> _Prepared:
         arguments = [_argument(a) for a in reference["arguments"]]
         best: _Prepared | None = None
         for signed in (True, False):  # what is not defined for negative numbers is not judged by what it makes of them
@@ -109,7 +136,7 @@ class _Prepared:
         paid = [[t + more - min(left) for t in side] for side, more in zip(times, left, strict=True)]
         return {"status": "ok", "reason": "", "seconds": paid[0], "incumbent": paid[1]}
 
-    def input(self, number: int, layout: Layout | None) -> Array:
+    def input(self, number: int, layout: Layout | None) -> Any:
         """An input as it lies in memory; kept, since most candidates agree on that."""
         key = (number, layout)
         if key not in self.physical:
@@ -118,8 +145,7 @@ class _Prepared:
             laid = given if layout is None else layout.to_physical(given)
             if len(self.physical) > _KEPT * len(self.given):
                 del self.physical[next(iter(self.physical))]
-            self.physical[key] = allocate(laid.shape, laid.dtype)
-            self.physical[key][...] = laid
+            self.physical[key] = self.surroundings.put(laid)
         return self.physical[key]
 
     def _wrong(self, loaded: _Loaded) -> str:
@@ -132,12 +158,62 @@ class _Prepared:
         return ""
 
 
-_state: list[_Prepared] = []  # the task at hand
+class _Loaded:
+    """A candidate in this process, with its arrays; a context manager."""
+
+    def __init__(self, built: Built, task: _Prepared) -> None:
+        self._around, self._cleanup = task.surroundings, ExitStack()
+        arguments = [_argument(a) for a in built["arguments"]]
+        self.written = [a for a in arguments if a.written]
+        self._results: list[Any] = []
+        self._renewed: list[tuple[Any, Any]] = []
+        self._near: list[Any] = []  # what the kernels before have made, the latest last
+        self._guards: list[Any] = []
+        arrays = []
+        for n, a in enumerate(arguments):
+            if not a.written:
+                arrays.append(task.input(n, a.layout))
+                self._near[:0] = [] if a.constant else [arrays[-1]]
+                continue
+            arrays.append(self._around.array(a.physical_shape, to_numpy(a.dtype), self._guards))
+            self._results.append(arrays[-1])
+            if a.given:
+                self._renewed.append((arrays[-1], task.input(n, a.layout)))
+        arrays += [self._around.array((size,), np.dtype(np.uint8), self._guards) for size in built["temporaries"]]
+        self._arrays = arrays  # alive as long as their addresses are used
+        self._call = self._around.load(built, arrays, self._cleanup)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cleanup.close()
+
+    def run(self) -> float:
+        """Seconds of one run."""
+        return self._around.seconds(self._call, self._renewed, self._near)
+
+    def read_back(self) -> float:
+        """Seconds to read the results of the last run."""
+        return self._around.read_back(self._results)
+
+    @property
+    def strayed(self) -> bool:
+        """Whether it wrote beside its arrays."""
+        return any(self._around.get(guard).any() for guard in self._guards)
+
+    def results(self) -> list[Array]:
+        """The logical elements of what it wrote last."""
+        pairs = [(a, self._around.get(array)) for a, array in zip(self.written, self._results, strict=True)]
+        return [array.copy() if a.layout is None else a.layout.from_physical(array, a.shape) for a, array in pairs]
+
+
+# ---------------------------------------------------------------- on a CPU
 
 
 @dataclass(frozen=True)
-class _Surroundings:
-    """The thread pool, and the other data of a model."""
+class _Processor:
+    """The thread pool, and the other data of a model. Arrays are NumPy's."""
 
     library: ctypes.CDLL
     pool: ctypes.c_void_p
@@ -147,93 +223,60 @@ class _Surroundings:
 
     @staticmethod
     @lru_cache(maxsize=4)
-    def of(threads: int, ground: str, room: int) -> _Surroundings:
+    def of(threads: int, ground: str, room: int) -> _Processor:
+        """`ground` is what `builder.ground` makes."""
         library = open_library(base64.b64decode(ground))[0]
         pool = None
         if threads > 1:
             library.tcomp_pool_create.restype = ctypes.c_void_p
             pool = library.tcomp_pool_create(threads, None)
         other, sums = (allocate((size,), np.dtype(np.uint8)) for size in (room, threads * LINE))
-        return _Surroundings(library, ctypes.c_void_p(pool), threads, other, sums)
+        return _Processor(library, ctypes.c_void_p(pool), threads, other, sums)
 
-    def flush(self) -> None:
-        """Fill the caches close to the cores."""
-        self.library.flush(self.pool, ctypes.c_void_p(self.other.ctypes.data))
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], guards: list[Any]) -> Array:
+        return allocate(shape, dtype, guards)
 
-    def touch(self, array: Array) -> None:
-        """Read an array, each thread its share."""
-        if count := array.nbytes // LINE // self.threads:
-            self.library.touch(self.pool, *(ctypes.c_void_p(a.ctypes.data) for a in (array, self.sums)), ctypes.c_int64(count))
+    def put(self, content: Array) -> Array:
+        made = allocate(content.shape, content.dtype)
+        made[...] = content
+        return made
 
+    def get(self, array: Array) -> Array:
+        return array
 
-class _Loaded:
-    """A candidate in this process, with its arrays; a context manager."""
-
-    def __init__(self, built: Built, task: _Prepared) -> None:
-        self._task, self._cleanup = task, ExitStack()
+    def load(self, built: Built, arrays: Sequence[Array], cleanup: ExitStack) -> Callable[[], object]:
         library, descriptor = open_library(base64.b64decode(built["code"]))
-        self._cleanup.callback(dlclose, library._handle)
+        cleanup.callback(dlclose, library._handle)
         if descriptor is not None:
-            self._cleanup.callback(os.close, descriptor)
-        arguments = [_argument(a) for a in built["arguments"]]
-        self.written = [a for a in arguments if a.written]
-        self._results: list[Array] = []
-        self._renewed: list[tuple[Array, Array]] = []
-        self._near: list[Array] = []  # what the kernels before have made, the latest last
-        self._guards: list[Array] = []
-        arrays = []
-        for n, a in enumerate(arguments):
-            if not a.written:
-                arrays.append(task.input(n, a.layout))
-                self._near[:0] = [] if a.constant else [arrays[-1]]
-                continue
-            arrays.append(allocate(a.physical_shape, to_numpy(a.dtype), self._guards))
-            self._results.append(arrays[-1])
-            if a.given:
-                self._renewed.append((arrays[-1], task.input(n, a.layout)))
-        arrays += [allocate((size,), np.dtype(np.uint8), self._guards) for size in built["temporaries"]]
-        self._arrays = arrays  # alive as long as their addresses are used
+            cleanup.callback(os.close, descriptor)
         places = [ctypes.c_void_p(a.ctypes.data) for a in arrays]
-        self._call = partial(library.kernel, task.surroundings.pool, *places, *map(ctypes.c_int64, built["scalars"]))
+        return partial(library.kernel, self.pool, *places, *map(ctypes.c_int64, built["scalars"]))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._cleanup.close()
-
-    def run(self) -> float:
-        """Seconds of one run; of another one, a few times, where a thread lost its core to another process meanwhile."""
+    def seconds(self, run: Callable[[], object], renewed: Sequence[tuple[Array, Array]], near: Sequence[Array]) -> float:
+        """Of another run, a few times, where a thread lost its core to another process meanwhile."""
         for _ in range(_TRIES):
-            for array, content in self._renewed:
+            for array, content in renewed:
                 array[...] = content
-            self._task.surroundings.flush()
-            for array in self._near:
-                self._task.surroundings.touch(array)
+            self.library.flush(self.pool, ctypes.c_void_p(self.other.ctypes.data))
+            self._touch(near)
             before = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
             start = time.perf_counter()
-            self._call()
+            run()
             seconds = time.perf_counter() - start
             if resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw == before:
                 break
         return seconds
 
-    def read_back(self) -> float:
-        """Seconds to read the results of the last run."""
+    def read_back(self, results: Sequence[Array]) -> float:
         start = time.perf_counter()
-        for array in self._results:
-            self._task.surroundings.touch(array)
+        self._touch(results)
         return time.perf_counter() - start
 
-    @property
-    def strayed(self) -> bool:
-        """Whether it wrote beside its arrays."""
-        return any(guard.any() for guard in self._guards)
-
-    def results(self) -> list[Array]:
-        """The logical elements of what it wrote last."""
-        pairs = zip(self.written, self._results, strict=True)
-        return [array.copy() if a.layout is None else a.layout.from_physical(array, a.shape) for a, array in pairs]
+    def _touch(self, arrays: Sequence[Array]) -> None:
+        """Read arrays, each thread its share."""
+        for array in arrays:
+            if count := array.nbytes // LINE // self.threads:
+                self.library.touch(self.pool, *(ctypes.c_void_p(a.ctypes.data) for a in (array, self.sums)), ctypes.c_int64(count))
 
 
 # ---------------------------------------------------------------- arrays
@@ -264,8 +307,8 @@ def _argument(record: Sequence[Any]) -> _Argument:
 def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], guards: list[Array] | None = None) -> Array:
     """Zeros, aligned as the arrays of a model are. Raises `MemoryError`. The zeros around them are added to `guards`."""
     size = prod(shape) * dtype.itemsize
-    room = np.zeros(size + 2 * _GUARD + 64, np.uint8)
-    start = _GUARD + -(room.ctypes.data + _GUARD) % 64
+    room = np.zeros(size + 2 * GUARD + 64, np.uint8)
+    start = GUARD + -(room.ctypes.data + GUARD) % 64
     if guards is not None:
         guards += room[:start], room[start + size :]
     return room[start : start + size].view(dtype).reshape(shape)
@@ -304,4 +347,4 @@ def difference(got: Array, want: Array) -> float:
 
 
 if __name__ == "__main__":
-    serve(handle)
+    serve(answering(_Processor.of))

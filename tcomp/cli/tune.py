@@ -13,7 +13,20 @@ import typer
 from tcomp.cli import output
 from tcomp.cli.files import check_file, check_model_file
 from tcomp.cli.guard import INTERRUPTED
-from tcomp.cli.options import Dims, Json, Shapes, TargetName, Threads, Values, Winograd, parse_dims, parse_shapes
+from tcomp.cli.options import (
+    Arch,
+    Dims,
+    Json,
+    Precision,
+    Shapes,
+    TargetName,
+    Threads,
+    Values,
+    Winograd,
+    parse_dims,
+    parse_shapes,
+    parse_target,
+)
 from tcomp.errors import InputError
 
 if TYPE_CHECKING:
@@ -52,6 +65,8 @@ def tune(
         str | None, typer.Option("--cluster", metavar="ADDRESS", help="Measure on a Dask cluster (tcp://host:8786).", show_default=False)
     ] = None,
     target: TargetName = None,
+    arch: Arch = None,
+    precision: Precision = None,
     dim: Dims = None,
     shape: Shapes = None,
     value: Values = None,
@@ -68,7 +83,7 @@ def tune(
 ) -> None:
     """Search for faster schedules of a model's kernels; what wins in the whole model is what `tcomp compile --database` follows.
 
-    Give the same --target, --threads, --dim, --shape, --value and --no-winograd to `tcomp compile`. Ctrl-C ends the search and confirms the best so far.
+    Give the same --target, --arch, --precision, --threads, --dim, --shape, --value and --no-winograd to `tcomp compile`. Ctrl-C ends the search and confirms the best so far.
     """
     from tcomp.autotune.tuner import tune as search
     from tcomp.cli.inputs import read_values
@@ -82,6 +97,8 @@ def tune(
             name
             for name, v in (
                 ("--target", target),
+                ("--arch", arch),
+                ("--precision", precision),
                 ("--dim", dim),
                 ("--shape", shape),
                 ("--value", value),
@@ -97,8 +114,9 @@ def tune(
         sizes = parse_dims(size)
         if ranges := [name for name, n in sizes.items() if not isinstance(n, int)]:
             raise InputError(f"--size {ranges[0]} is one number", hint="ranges are for --dim")
-        options = {"model": model, "target": target, "threads": threads, "shapes": parse_shapes(shape), "dims": parse_dims(dim)}
+        options = {"model": model, "threads": threads, "shapes": parse_shapes(shape), "dims": parse_dims(dim)}
         options |= {
+            "target": parse_target(target, arch, precision),
             "values": read_values(value),
             "sizes": sizes,
             "seed": seed,

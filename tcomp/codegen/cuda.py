@@ -71,27 +71,13 @@ def emit_kernel(kernel: Kernel, target: Target, trace: Sequence[object] = ()) ->
     """
     used: set[str] = set()
     functions, launches = [], []
-    for number, stmts in enumerate(_launches(kernel.body)):
+    for number, stmts in enumerate(L.launches(kernel.body)):
         emitter = Function(kernel, f"{kernel.name}_{number}", target, used)
         text, launch = emitter.emit(stmts)
         functions.append(text)
         launches.append(launch)
     head = [f"// {line}" for line in (f"kernel {kernel.name}", *kernel.notes, *map(str, trace))]
     return "\n\n".join(["\n".join(head), *helper_texts(used), *functions]) + "\n", tuple(launches)
-
-
-def _launches(body: Stmt) -> Iterator[list[Stmt]]:
-    single: list[Stmt] = []
-    for s in body.stmts if isinstance(body, L.Block) else (body,):
-        if any(isinstance(x, L.For) and x.kind.startswith("block") for x in L.walk(s)):
-            if single:
-                yield single
-            yield [s]
-            single = []
-        else:
-            single.append(s)
-    if single:
-        yield single
 
 
 # ---------------------------------------------------------------- one function

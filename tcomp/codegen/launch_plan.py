@@ -59,6 +59,13 @@ def kernel_code(kernel: Kernel, target: Target, trace: Sequence[object] = ()) ->
     return _dumped({"launches": described, **_binaries(text, target, kernel.name, own)})
 
 
+def call_code(kernel: Kernel, sizes: Mapping[Expr, int], target: Target) -> bytes:
+    """The code section of one call of a kernel (temporaries hoisted): its buffers are inputs, its scalars have these sizes."""
+    buffers = tuple(Ref("input", n, 0) for n in range(len(kernel.buffers)))
+    call = Call(kernel.name, buffers, tuple(as_expr(sizes[v]) for v in kernel.scalars), kernel.name)
+    return program_code(Program((), 0, (), (call,)), {kernel.name: kernel_code(kernel, target)}, target)
+
+
 def program_code(program: Program, kernels: Mapping[str, bytes], target: Target) -> bytes:
     """The code section of an artifact. `kernels` are the results of `kernel_code` by symbol."""
     dims: dict[Expr, Any] = {d: ["dim", n] for n, d in enumerate(program.dims)}

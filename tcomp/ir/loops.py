@@ -326,6 +326,21 @@ def hoist_temporaries(kernel: Kernel) -> tuple[Kernel, tuple[Buffer, ...]]:
     return extended, tuple(found)
 
 
+def launches(body: Stmt) -> Iterator[list[Stmt]]:
+    """The launches of a GPU that a body becomes (temporaries hoisted): each statement with loops over blocks, and what stands between these."""
+    single: list[Stmt] = []
+    for s in body.stmts if isinstance(body, Block) else (body,):
+        if any(isinstance(x, For) and x.kind.startswith("block") for x in walk(s)):
+            if single:
+                yield single
+            yield [s]
+            single = []
+        else:
+            single.append(s)
+    if single:
+        yield single
+
+
 def _large(buffer: Buffer) -> bool:
     sizes = [n for n in buffer.shape if isinstance(n, int)]
     return len(sizes) == len(buffer.shape) and prod(sizes) * itemsize(buffer.dtype) > STACK_LIMIT

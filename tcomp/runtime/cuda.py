@@ -234,17 +234,7 @@ class CupyDevice:
     """The current device of CuPy, with a stream of its own."""
 
     def __init__(self) -> None:
-        try:
-            import cupy
-        except ImportError as problem:
-            raise DeviceError("models for CUDA need CuPy", why=str(problem), hint="pip install 'tcomp[cuda]'") from None
-        self.cupy = cupy
-        try:
-            count = cupy.cuda.runtime.getDeviceCount()
-        except cupy.cuda.runtime.CUDARuntimeError as problem:
-            raise DeviceError("no GPU can be used", why=str(problem), hint="run on a machine with an NVIDIA GPU and its driver") from None
-        if not count:
-            raise DeviceError("this machine has no GPU", hint="compile the model for cpu")
+        self.cupy = cupy = usable_cupy()
         with self.guarded():
             self.device = cupy.cuda.Device()
             self.capability = int(self.device.compute_capability)
@@ -286,6 +276,10 @@ class CupyDevice:
             found[launch.function] = function, launch.shared
         return found
 
+    def unload(self) -> None:
+        """Free the code that was loaded last; nothing of it may be running."""
+        self.cupy.cuda.driver.moduleUnload(self.modules.pop())
+
     def launch(self, function: Any, grid: tuple[int, int, int], block: tuple[int, int, int], arguments: Sequence[int]) -> None:
         handle, shared = function
         cells = (ctypes.c_int64 * max(1, len(arguments)))(*arguments)  # pointers and 64-bit integers alike
@@ -296,6 +290,10 @@ class CupyDevice:
     def copy(self, target: int, source: int, size: int) -> None:
         runtime = self.cupy.cuda.runtime
         runtime.memcpyAsync(target, source, size, runtime.memcpyDeviceToDevice, self.stream.ptr)
+
+    def fill(self, target: int, size: int) -> None:
+        """Zeros."""
+        self.cupy.cuda.runtime.memsetAsync(target, 0, size, self.stream.ptr)
 
     def upload(self, target: int, array: Array) -> None:
         """Through pinned memory, piece by piece, so that the transfer runs at full speed."""
@@ -372,6 +370,30 @@ class CupyDevice:
 
     def synchronize(self) -> None:
         self.stream.synchronize()
+
+
+def usable_cupy() -> Any:
+    """The module, if there is one, and a GPU that it can use. Raises DeviceError. No context is created on the device."""
+    try:
+        import cupy
+    except ImportError as problem:
+        raise DeviceError("models for CUDA need CuPy", why=str(problem), hint="pip install 'tcomp[cuda]'") from None
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as problem:
+        raise DeviceError("no GPU can be used", why=str(problem), hint="run on a machine with an NVIDIA GPU and its driver") from None
+    if not count:
+        raise DeviceError("this machine has no GPU", hint="compile the model for cpu")
+    return cupy
+
+
+def gpu_name() -> str:
+    """Of the device that is used; "" if there is none."""
+    try:
+        cupy = usable_cupy()
+    except DeviceError:
+        return ""
+    return str(cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode())
 
 
 def best_code(kernel: KernelCode, capability: int) -> bytes:

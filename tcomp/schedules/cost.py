@@ -10,7 +10,7 @@ Arithmetic and the movement of data overlap for the most part, as processors fet
 execution-cache-memory model of J. Treibig, G. Hager 2010 adds up the movements between memories; that ranked schedules less well.)
 
 Sizes are numbers here: symbolic dims are taken at given values. A condition that depends on data is taken to hold, and a `while` loop to
-run once. For CUDA only the roofline is modelled.
+run once. GPUs are modelled in `cost_gpu`, programs without loops bound to their axes by the roofline alone.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from tcomp.ir.dtypes import BITS, itemsize
 from tcomp.ir.expr import Expr
 from tcomp.ir.layout import LINE
 from tcomp.ir.loops import (
+    GPU_AXES,
     PARALLEL,
     UNROLLED,
     VECTORIZED,
@@ -45,9 +46,10 @@ from tcomp.ir.loops import (
     walk,
 )
 from tcomp.ir.simplify import simplify
+from tcomp.schedules import cost_gpu
 from tcomp.schedules.footprint import Access, Footprints, Loops, accesses, at_sizes, by_buffer, inside, instances, loops_in
 from tcomp.schedules.roles import coefficient, linear_index
-from tcomp.schedules.work import CLASSES, operations, operators, roof, work
+from tcomp.schedules.work import CLASSES, Work, operations, operators, roof, work
 from tcomp.target import Core, Target
 
 FILLED = 0.8  # the share of a cache that a working set may take
@@ -96,10 +98,26 @@ def estimate(
     """
     kernel = at_sizes(kernel, dims or {})
     todo = work(kernel, POINTS)
-    bound, _ = roof(target, threads, core).seconds(float(todo.slots), float(todo.divisions), float(todo.bytes))
+    bound = _bound(kernel, todo, target, threads, core)
     if target.kind == "cuda":
-        return Estimate(bound, bound, {"roofline": bound}, {"flops": float(todo.flops), "bytes": float(todo.bytes)})
+        counts = {"flops": float(todo.flops), "bytes": float(todo.bytes), "intensity": float(todo.flops) / max(1.0, float(todo.bytes))}
+        if not any(isinstance(s, For) and s.kind in GPU_AXES for s in walk(kernel.body)):
+            return Estimate(bound, bound, {"roofline": bound}, counts)
+        time, seconds, more = cost_gpu.modelled(kernel, target, POINTS)
+        return Estimate(max(time, bound), bound, seconds, {**more, **counts})
     return _Model(kernel, target, core or target.core, threads).estimate(bound, float(todo.flops), float(todo.bytes))
+
+
+def bound(kernel: Kernel, target: Target, dims: Mapping[Expr, int] | None = None, threads: int = 1, core: Core | None = None) -> float:
+    """The least seconds that a kernel takes, by the roofline. Raises as `estimate`."""
+    kernel = at_sizes(kernel, dims or {})
+    return _bound(kernel, work(kernel, POINTS), target, threads, core)
+
+
+def _bound(kernel: Kernel, todo: Work, target: Target, threads: int, core: Core | None) -> float:
+    if target.kind == "cuda":
+        return cost_gpu.bound(kernel, target, float(todo.bytes), POINTS)
+    return roof(target, threads, core).seconds(float(todo.slots), float(todo.divisions), float(todo.bytes))[0]
 
 
 def features(kernel: Kernel, target: Target, dims: Mapping[Expr, int] | None = None, threads: int = 1) -> dict[str, float]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from spaces import product, scaled, split_scaled
 
-from tcomp.autotune.features import COUNTS, DECISIONS, NAMES, SECONDS, decision_vector, features
+from tcomp.autotune.features import COUNTS, DECISIONS, GPU_COUNTS, GPU_SECONDS, NAMES, SECONDS, decision_vector, features
 from tcomp.autotune.fingerprint import fingerprint
 from tcomp.autotune.space import realise
 from tcomp.autotune.workload import Program
@@ -16,16 +16,21 @@ from tcomp.schedules import cost
 from tcomp.target import Target
 
 HASWELL = Target.parse("cpu -march=x86_64 -mcpu=haswell")
+SM80 = Target.parse("cuda -arch=sm_80")
 PRODUCT = Program.of(product(), HASWELL, 1)
+ON_GPU = Program.of(product(128, 128, 64), SM80, 1)
 SCALED = Program.of(scaled(), HASWELL, 1, schedule=split_scaled)
 
 
 def test_names_are_those_of_the_analytic_model() -> None:
     found = cost.features(realise(PRODUCT, {}).schedule.kernel, HASWELL)
     assert set(found) == {*COUNTS, *(f"seconds.{name}" for name in SECONDS), "seconds", "bound"}
+    found = cost.features(realise(ON_GPU, {}).schedule.kernel, SM80)
+    assert set(found) == {*GPU_COUNTS, *(f"seconds.{name}" for name in GPU_SECONDS), "seconds", "bound"}
+    assert len(GPU_COUNTS) <= len(COUNTS) and len(GPU_SECONDS) == len(SECONDS)  # as they share places
 
 
-@pytest.mark.parametrize(("task", "decisions"), [(PRODUCT, {}), (PRODUCT, {"C.acc.tile": (2, 2)}), (SCALED, {}), (SCALED, {"factor": 1})])
+@pytest.mark.parametrize(("task", "decisions"), [(PRODUCT, {}), (PRODUCT, {"C.acc.tile": (2, 2)}), (SCALED, {}), (SCALED, {"factor": 1}), (ON_GPU, {})])
 def test_features_are_finite_and_as_many(task: Program, decisions: dict) -> None:
     found = features(realise(task, decisions))
     assert found.vector.shape == (len(NAMES),) and found.vector.dtype == np.float32
@@ -37,6 +42,12 @@ def test_each_part_tells_candidates_apart() -> None:
     one, other = (features(realise(PRODUCT, {"C.acc.tile": tile})).vector for tile in ((2, 2), (6, 1)))
     parts = np.split(one != other, [len(COUNTS) + len(SECONDS) + 1, len(NAMES) - DECISIONS])
     assert all(part.any() for part in parts)
+
+
+def test_tiles_of_a_gpu_differ_in_what_is_counted() -> None:
+    options = realise(ON_GPU, {}).answers["C.acc.tile"].options
+    found = [features(realise(ON_GPU, {"C.acc.tile": tile})).vector[: len(GPU_COUNTS)] for tile in options]
+    assert len({v.tobytes() for v in found}) == len(options) > 3
 
 
 def test_features_do_not_depend_on_where_a_value_came_from() -> None:

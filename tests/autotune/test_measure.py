@@ -114,11 +114,6 @@ def test_an_incumbent_that_is_refused_is_said(measurer: Measurer) -> None:
     assert got.status == "error" and got.reason.startswith("the incumbent schedule: `split` does not apply")
 
 
-def test_a_gpu_is_not_measured_here(measurer: Measurer) -> None:
-    (got,) = measurer.measure(Program.of(scaled(), Target.parse("cuda -arch=sm_80"), 1, schedule=split_scaled), [{}])
-    assert got.status == "error" and "cannot be measured" in got.reason
-
-
 # ---------------------------------------------------------------- what is measured
 
 

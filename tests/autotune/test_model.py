@@ -6,14 +6,18 @@ import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
+from spaces import product
 
 from tcomp.autotune import model as model_file
-from tcomp.autotune.features import NAMES, Features
+from tcomp.autotune.features import NAMES, Features, features
 from tcomp.autotune.model import CostModel, Sample, accuracy, family
+from tcomp.autotune.space import sample
+from tcomp.autotune.workload import Program
 from tcomp.errors import ArtifactError
 from tcomp.target import Target
 
@@ -67,6 +71,21 @@ def test_few_samples_or_none() -> None:
         model.fit(LEARNT[:number])
         assert np.isfinite(model.scores([s.features for s in UNSEEN])).all()
     assert model.scores([]).shape == (0,)
+
+
+def test_gpus_are_ranked_by_the_analytic_model_until_something_is_measured(tmp_path: Path) -> None:
+    target, rng = Target.parse("cuda -arch=sm_80"), Random(0)
+    task, model = Program.of(product(256, 192, 64), target, 1), CostModel.of(target)
+    found = {c.identity: features(c) for c in (sample(task, rng) for _ in range(24))}
+    assert (model.facts, model.note) == ({}, "") and len(found) > 8
+    seconds = np.array([f.seconds for f in found.values()])
+    np.testing.assert_allclose(model.scores([*found.values()]), np.log(seconds))
+    costs = seconds * np.array([3.0 if f.vector[3] > 13.5 else 1.0 for f in found.values()])  # much shared memory costs more than it seems to
+    before = accuracy(model.scores([*found.values()]), costs)
+    model.fit([Sample(task.key, f, c) for f, c in zip(found.values(), costs, strict=True)], thorough=True)
+    model.save(tmp_path / "m.json", {})
+    after = accuracy(CostModel.load(tmp_path / "m.json").scores([*found.values()]), costs)
+    assert before < 0.9 < after
 
 
 def test_accuracy() -> None:

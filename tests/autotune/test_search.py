@@ -6,12 +6,13 @@ from math import log
 from random import Random
 from statistics import mean
 
+import pytest
 from spaces import product, refused, scaled, split_scaled
 
 from tcomp.autotune.database import Record
 from tcomp.autotune.measure import Measurement
 from tcomp.autotune.model import CostModel
-from tcomp.autotune.search import Search
+from tcomp.autotune.search import Search, beside
 from tcomp.autotune.space import realise, sample
 from tcomp.autotune.workload import Program, Task
 from tcomp.errors import ScheduleError
@@ -42,9 +43,10 @@ def test_it_is_deterministic() -> None:
     assert first == run() and len(first) == 9
 
 
-def test_what_is_proposed_is_new_and_can_be_made() -> None:
-    task, rng = Program.of(product(), HASWELL, 1), Random(1)
-    search, records = Search(HASWELL), [measured(task, {}, 1.0)]
+@pytest.mark.parametrize("target", [HASWELL, Target.parse("cuda -arch=sm_90a")], ids=str)
+def test_what_is_proposed_is_new_and_can_be_made(target: Target) -> None:
+    task, rng = Program.of(product(64, 64, 64) if target.kind == "cuda" else product(), target, 1), Random(1)
+    search, records = Search(target), [measured(task, {}, 1.0)]
     for _ in range(4):
         proposed = search(task, records, 5, rng)
         assert 0 < len(proposed) <= 5
@@ -53,6 +55,13 @@ def test_what_is_proposed_is_new_and_can_be_made() -> None:
     identities = [c.identity for c in made] + [realise(task, decode(r.decisions)).identity for r in records[1:]]
     assert len(set(identities)) == len(identities)
     assert not any(name.endswith("threads") for c in made for name in c.decisions)  # there is one thread
+
+
+def test_options_beside_one() -> None:
+    assert beside((1, 2, 4, 8), 4) == [2, 8] and beside(("a", "b"), "a") == ["b"] and beside((1, 2), 3) == []
+    assert beside(((1, 2), (4, 2), (2, 2), (2, 4)), (2, 2)) == [(1, 2), (4, 2), (2, 4)]
+    tiles = (((0,), 8, 1), ((0,), 8, 2), ((0,), 8, 4), ((0, 1), 8, 2), ((2,), 8, 2))  # along axes of an image
+    assert beside(tiles, tiles[1]) == [tiles[0], tiles[2], tiles[3]]
 
 
 def test_a_space_is_searched_to_its_end() -> None:

@@ -1,6 +1,7 @@
 """Mistakes of users: one clear message, no traceback, nothing left behind."""
 
 import os
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -58,10 +59,11 @@ MISTAKES = [
     ("compile {mlp} --target cuda --arch sm_79", "unknown GPU architecture `sm_79`"),
     ("compile {mlp} --target cuda:-arch=sm_80 --arch sm_90", "gives -arch already"),
     ("compile {mlp} --target cuda:-precision=tf32 --precision fp16", "gives -precision already"),
-    *((f"{command} {{mlp}} --precision tf32", "add --target cuda") for command in ("compile", "run", "bench", "verify", "explain")),
+    *((f"{command} {{mlp}} --precision tf32", "add --target cuda") for command in ("compile", "run", "bench", "verify", "explain", "tune")),
     *((f"{command} {{mlp}} --target cuda --precision fp8", "one of fp32, tf32") for command in ("compile", "run", "bench", "verify", "explain")),
     ("compile {mlp} --target cuda --arch sm_75 --precision bf16", "GPUs before sm_80"),
-    ("tune {mlp} --target cuda", "candidates are measured on CPUs"),
+    ("tune {mlp} --target cuda --arch sm_75", "GPU" if find_spec("cuda") else "pip install 'tcomp[cuda]'"),
+    ("tune --resume --arch sm_75", "--arch comes with a model"),
     ("run {artifact} --precision tf32", "--precision has no effect on a compiled model"),
     ("verify {artifact} --proofs --precision tf32", "--precision comes too late"),
     ("run {artifact} --input z=1", "no input `z`"),

@@ -1,11 +1,13 @@
 """What `runtime.cuda` uses of CuPy, played by the host: kernels are emitted text, memory is NumPy's, and a stream does nothing until it is
-waited for. So what is read too early, freed too early, or overwritten while a copy is under way shows."""
+waited for. So what is read too early, freed too early, or overwritten while a copy is under way shows. A kernel whose text says `LOST` takes the
+device's context with it: all that follows fails, as after an illegal access."""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
 import threading
+import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -13,15 +15,20 @@ from typing import Any
 import cuda_host
 import numpy as np
 
+LOST = "the context of the device is lost"  # as a note in a kernel
+
 SIGNATURES = {
     "driver.moduleLoadData": ("image",),
+    "driver.moduleUnload": ("module",),
     "driver.moduleGetFunction": ("module", "funcname"),
     "driver.funcSetAttribute": ("f", "attribute", "value"),
     "driver.launchKernel": (
         *("f", "grid_dim_x", "grid_dim_y", "grid_dim_z", "block_dim_x", "block_dim_y", "block_dim_z"),
         *("shared_mem_bytes", "stream", "kernel_params", "extra"),
     ),
+    "runtime.getDeviceProperties": ("device",),
     "runtime.memcpyAsync": ("dst", "src", "size", "kind", "stream"),
+    "runtime.memsetAsync": ("ptr", "value", "size", "stream"),
     "Stream.begin_capture": ("self", "mode"),
     "Stream.end_capture": ("self",),
     "Stream.record": ("self", "event"),
@@ -87,6 +94,8 @@ class FakeCupy:
     def __init__(self) -> None:
         self.log: list[str] = []
         self.broken = ""  # what the next launch fails with
+        self.lost = ""  # what all fails with from now on
+        self.clock: Callable[[], float] = time.perf_counter
         self.room = 1 << 30
         self.threads: set[int] = set()  # in which the device's context is current
         self.handles: dict[int, Any] = {}
@@ -107,12 +116,13 @@ class FakeCupy:
             def synchronize(self) -> None:
                 if self.captured is not None:
                     raise CUDARuntimeError("cudaErrorStreamCaptureUnsupported")
-                while self.queue:
+                while self.queue and not cupy.lost:
                     self.queue.pop(0)()
+                cupy.check()
 
             def record(self, event: Any = None) -> Any:
                 event = SimpleNamespace(time=None)
-                self.add(lambda: setattr(event, "time", next(numbers)))
+                self.add(lambda: setattr(event, "time", cupy.clock() * 1e3))
                 return event
 
             def wait_event(self, event: Any) -> None:
@@ -144,6 +154,7 @@ class FakeCupy:
                 cupy.threads.add(threading.get_ident())
 
         def alloc(size: int) -> Memory:
+            cupy.check()
             if size > cupy.room:
                 raise OutOfMemoryError(f"Out of memory allocating {size} bytes")
             return Memory(size)
@@ -157,16 +168,22 @@ class FakeCupy:
             get_elapsed_time=lambda start_event, end_event: float(end_event.time - start_event.time),
         )  # fmt: skip
         self.cuda.runtime.getDeviceCount = lambda: 1
-        self.cuda.runtime.memcpyAsync = self.copy
-        for name in ("moduleLoadData", "moduleGetFunction", "funcSetAttribute", "launchKernel"):
+        self.cuda.runtime.getDeviceProperties = lambda device: {"name": b"a host"}
+        self.cuda.runtime.memcpyAsync, self.cuda.runtime.memsetAsync = self.copy, self.fill
+        for name in ("moduleLoadData", "moduleUnload", "moduleGetFunction", "funcSetAttribute", "launchKernel"):
             setattr(self.cuda.driver, name, getattr(self, name))
         self.numbers = numbers
+
+    def check(self) -> None:
+        if self.lost:
+            raise CUDARuntimeError(self.lost)
 
     # ---- the driver
 
     def handle(self, value: Any) -> int:
         if threading.get_ident() not in self.threads:
             raise CUDADriverError("CUDA_ERROR_INVALID_CONTEXT: invalid device context")
+        self.check()
         number = next(self.numbers)
         self.handles[number] = value
         return number
@@ -174,6 +191,10 @@ class FakeCupy:
     def moduleLoadData(self, image: bytes) -> int:
         assert type(image) is bytes
         return self.handle(image.decode())
+
+    def moduleUnload(self, module: int) -> None:
+        self.check()
+        del self.handles[module]
 
     def moduleGetFunction(self, module: int, funcname: str) -> int:
         assert funcname in self.handles[module]
@@ -195,7 +216,14 @@ class FakeCupy:
         count = head[: head.index("{")].count(",") + 1
         places = (ctypes.c_void_p * count).from_address(parameters)
         values = [ctypes.c_int64.from_address(p or 0).value for p in places]  # the driver copies them before it returns
-        self.streams[stream].add(lambda: cuda_host.launch(text, name, (x, y, z), (bx, by, bz), values, False, "-O1"))
+
+        def work() -> None:
+            if LOST in text:
+                self.lost = "cudaErrorIllegalAddress: an illegal memory access was encountered"
+            else:
+                cuda_host.launch(text, name, (x, y, z), (bx, by, bz), values, False, "-O1")
+
+        self.streams[stream].add(work)
 
     # ---- the runtime
 
@@ -205,6 +233,15 @@ class FakeCupy:
 
         def work() -> None:
             at(dst, size)[:] = at(src, size)
+
+        self.streams[stream].add(work)
+
+    def fill(self, ptr: int, value: int, size: int, stream: int) -> None:
+        assert 0 <= value < 256 and size > 0
+        self.log.append(f"fill {size}")
+
+        def work() -> None:
+            at(ptr, size)[:] = value
 
         self.streams[stream].add(work)
 

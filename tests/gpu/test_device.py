@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import gpu_faults
 import numpy as np
 import pytest
 import warp_products
@@ -11,6 +13,8 @@ from test_gpu_operators import CASES, near
 from test_models import MIXED, NET, branching, reference, stopping
 
 import tcomp
+from tcomp.autotune.database import Database
+from tcomp.autotune.measure import Limits, Measurer
 from tcomp.codegen import nvrtc
 from tcomp.codegen.cuda import emit_kernel
 from tcomp.errors import DeviceError, TargetError
@@ -235,6 +239,27 @@ def test_products_by_warpgroups(shape: tuple[int, int, int], dtype: str) -> None
         got = np.full((rows, columns), 77, total)
         run_on_device(schedule(kernel, target, Knobs({name: option})).kernel, [x, y, got], "sm_90a")
         np.testing.assert_array_equal(got, x.astype(total) @ y.astype(total).T, err_msg=str(option))
+
+
+def test_a_model_is_tuned(tmp_path: Path) -> None:
+    """Compiled, measured and confirmed; a compilation follows what was found."""
+    target, path = f"cuda -arch=sm_{CupyDevice().capability}", tmp_path / "net.onnx"
+    path.write_bytes(MIXED)
+    result = tcomp.tune(path, target=target, trials=6, database=tmp_path / "t.db")
+    assert result.trials == 6 and not any(t.stopped.startswith("not tuned") for t in result.tasks)
+    with Database(tmp_path / "t.db") as database:
+        records = [r for t in database.tasks() for r in database.records(t.key)]
+    assert all(r.measurement.status == "ok" and 0 < (r.cost or 0) < 0.1 for r in records), records
+    x = floats(20, 18, 9, 9)
+    near(tcomp.compile(MIXED, target, database=tmp_path / "t.db").run({"x": x}), reference(MIXED, {"x": x}))
+
+
+def test_candidates_that_fail_are_records_and_the_next_one_is_measured() -> None:
+    expected = {"none": "ok", "segfault": "crash", "straying": "wrong", "endless": "timeout", "one_thread": "ok"}
+    with Measurer(1, Limits(building=120, running=20, rounds=10)) as measurer:
+        found = measurer.measure(gpu_faults.task(f"sm_{CupyDevice().capability}"), [{"fault": name} for name in expected])
+    assert {name: got.status for name, got in zip(expected, found, strict=True)} == expected, found
+    assert found[-1].ratio > 2 * found[0].ratio
 
 
 def test_an_illegal_access_is_a_named_error_and_the_process_survives() -> None:
