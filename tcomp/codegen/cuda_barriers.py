@@ -136,12 +136,24 @@ def place(body: Stmt, copies: Collection[Stmt]) -> Placement:
     return settled(found, True)
 
 
-def unproved(body: Stmt, copies: Collection[Stmt], placement: Placement) -> list[Stmt]:
+def unproved(body: Stmt, copies: Collection[Stmt], placement: Placement, counted: Collection[Stmt] = ()) -> list[Stmt]:
     """The statements of a function where threads may meet in spite of a placement: what they touch, another thread may have written since
-    the last barrier, or may be copying; or a barrier that not all threads may reach, as it stands under what they do not share."""
+    the last barrier, or may be copying; or a barrier that not all threads may reach, as it stands under what they do not share (or one of
+    the phases that are `counted`: all threads count them alike)."""
+    check = _checked(body, copies, placement)
+    return list(dict.fromkeys(check.faults + list(_apart(body, {*placement.before, *counted}, False))))
+
+
+def under_way(body: Stmt, copies: Collection[Stmt], placement: Placement) -> int:
+    """How many groups of copies there are at once, at most, that were not waited for, the one that is not complete among them; more than
+    `FOLLOWED` stands for any such number."""
+    return _checked(body, copies, placement).most
+
+
+def _checked(body: Stmt, copies: Collection[Stmt], placement: Placement) -> _Check:
     check = _Check(placement, {s: touched(s) for s in phases(body)}, copies, True)
     check.follow(body, _State())
-    return list(dict.fromkeys(check.faults + list(_apart(body, placement.before, False))))
+    return check
 
 
 def _apart(s: Stmt, barriers: Collection[Stmt], apart: bool) -> Iterator[Stmt]:
@@ -215,6 +227,7 @@ class _Run:
     copies: Collection[Stmt]
     waits: bool
     values: dict[Expr, int] = field(default_factory=dict)  # of the variables of loops around
+    most: int = 0  # groups that were not waited for, with the one that is not complete
 
     def follow(self, s: Stmt, state: _State) -> _State:
         if is_phase(s):
@@ -256,6 +269,7 @@ class _Run:
         if s not in self.copies:
             return replace(state, touched=state.touched | found)
         state = replace(state, started=state.started | found, copy=s)
+        self.most = max(self.most, len(state.groups) + 1)
         return state.completed() if s in self.placement.groups else state
 
     def arrive(self, s: Stmt, found: Touched, state: _State) -> _State:

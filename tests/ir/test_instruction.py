@@ -17,10 +17,10 @@ from tcomp.ir.loops_eval import run_kernel
 from tcomp.ir.parser import parse_instruction, parse_kernel
 from tcomp.ir.printer import print_instruction, print_kernel
 from tcomp.ir.verify import verify_kernel
-from tcomp.schedules.instructions import fma_tile, mma, mma_fill, mma_store, sdot, vpdpbusd, wgmma
+from tcomp.schedules.instructions import bulk_copy, fma_tile, mma, mma_fill, mma_store, sdot, vpdpbusd, wgmma
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-SHIPPED = [fma_tile(6, 4), fma_tile(1, 1, 2, "neon", "float64"), vpdpbusd(3, 2, 2), vpdpbusd(1, 1, 1, 256), sdot(2, 2), *map(mma, ("float16", "float32", "int8")), mma_fill(), mma_store("int32"), wgmma("float16", 24), wgmma("float32", 8), wgmma("uint8", 32)]  # fmt: skip
+SHIPPED = [fma_tile(6, 4), fma_tile(1, 1, 2, "neon", "float64"), vpdpbusd(3, 2, 2), vpdpbusd(1, 1, 1, 256), sdot(2, 2), *map(mma, ("float16", "float32", "int8")), mma_fill(), mma_store("int32"), wgmma("float16", 24), wgmma("float32", 8), wgmma("uint8", 32), bulk_copy("float16", 24)]  # fmt: skip
 
 
 def called(i: Instruction) -> Kernel:
@@ -80,7 +80,7 @@ def test_names_that_are_words_of_the_text() -> None:
         (("emits vector", "emits scalar"), "expected `warp`"),
         (("lanes 16", "lanes 0"), "is no instruction: the lanes do not divide"),
         (("group 1", "group 0"), "is no instruction: the lanes do not divide"),
-        (('"llvm.fma.v16f32"', '"llvm.fma()\\n"'), "that of its code not of letters, digits and dots"),
+        (('"llvm.fma.v16f32"', '"llvm.fma()\\n"'), "that of its code not of letters, digits, dots and colons"),
         (("`fma_tile(1, 1, 1, avx512, float32)`(acc", "`fma\\n`(acc"), "its name is not of the form"),
         (("lanes 16", "lanes 7"), "is no instruction: the lanes do not divide"),
         (("operand b[_, 1]", "operand b[_, 2]"), "`b` does not lie side by side along `j`"),
@@ -151,7 +151,7 @@ def test_malformed_instructions(kernel: Kernel, operands: tuple[Operand, ...], e
         (mma("int8"), {"emission": WarpOp("", ("acc",))}, "without code, a thread copies its elements"),
         (mma_fill(), {"operands": (replace(mma_fill().operands[0], fragment=Fragment((E.var("x"), E.const(0)), 4)),)}, "not given by the thread"),
         (mma_fill(), {"name": "x\ny"}, "its name is not of the form"),
-        (mma_fill(), {"emission": WarpOp('"', ("acc",))}, "not of letters, digits and dots"),
+        (mma_fill(), {"emission": WarpOp('"', ("acc",))}, "not of letters, digits, dots and colons"),
         (wgmma("int8", 8), {"operands": (*wgmma("int8", 8).operands[:2], Operand((None, None, 8, 1), ("shared",)))}, "do not divide `b`"),
         (wgmma("int8", 8), {"operands": (wgmma("int8", 8).operands[0], Operand((None, None, 16, 1)), wgmma("int8", 8).operands[2])}, "do not divide `a`"),
         (wgmma("int8", 8), {"operands": (Operand((None,) * 4), *wgmma("int8", 8).operands[1:])}, "do not divide `acc`"),
