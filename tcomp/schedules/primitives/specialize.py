@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from tcomp.ir import expr as E
 from tcomp.ir.expr import INDEX, Expr, as_expr
 from tcomp.ir.loops import For, If, Kernel, Stmt, expressions, walk
-from tcomp.ir.simplify import difference, from_linear, linear, simplify
+from tcomp.ir.simplify import difference, linear, simplify
 from tcomp.schedules.primitives.edit import find_loop, nesting, rebind, rebuild, refuse, rename_inner, replace_loop
 
 TRUE = E.const(True, "bool")
@@ -82,7 +82,7 @@ def _hardest(condition: Expr, inside: Mapping[Expr, Expr]) -> Expr | None:
         ends[v] = as_expr(0) if step >= 0 else inside[v] - 1
     if set(inside) & set(E.variables(*ends.values())):
         return None
-    return E.binary(condition.op, as_expr(0), E.substitute(from_linear(gap), ends))
+    return E.substitute(condition, ends)
 
 
 def _settled(s: Stmt) -> Stmt | None:
