@@ -130,9 +130,10 @@ def place(body: Stmt, copies: Collection[Stmt]) -> Placement:
         return found
 
     found = settled(Placement({}, set(_last(body, copies))), False)  # the barriers that are needed anyway: copies can be waited for there
-    for s in L.walk(body):  # one in front of two branches stands for those at their beginnings
-        if isinstance(s, L.If) and s.otherwise is not None and (both := {next(phases(s.then), s), next(phases(s.otherwise), s)}) <= set(found.before):
-            one = settled(Placement({x: n for x, n in found.before.items() if x not in both} | {s: None}, set(found.groups)), False)
+    for s in (x for x in L.walk(body) if isinstance(x, L.If)):  # one in front of two branches stands for those at their beginnings
+        firsts = [next(phases(branch), s) for branch in L.children(s)]
+        if len(firsts) == 2 and all(x in found.before for x in firsts):
+            one = settled(Placement({x: n for x, n in found.before.items() if x not in firsts} | {s: None}, set(found.groups)), False)
             found = min(found, one, key=lambda p: len(p.before))
     for s in list(found.before):  # one that was found later may stand for it: what comes first in a loop is also reached from its end
         fewer = settled(Placement({x: n for x, n in found.before.items() if x is not s}, set(found.groups)), False)

@@ -10,6 +10,7 @@ like those of `cuda_copies.py`, of which there may be some in the same group: wh
   are ever groups under way, rounded up to a power of two: group n has object n % ring, and completes its phase of parity n / ring % 2.
 - All threads wait for all groups, one after the other, and then for each other: no object completes a phase while a thread still waits for
   the one before.
+- Copies of one group arrive in any order: that no element is copied to twice in a phase is proved by integer sets.
 - Copies in bulk pass by the orders of ordinary accesses (they are of the *asynchronous proxy* of the PTX ISA). What they have written is seen by
   whoever has waited; in front of each barrier, threads publish what they have done with shared memory before (`fence.proxy.async`).
 
@@ -22,12 +23,15 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import islpy as isl
+
 from tcomp.codegen.cuda_barriers import FOLLOWED, phases, under_way
 from tcomp.ir import loops as L
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import as_expr
 from tcomp.ir.instruction import RUN, CopyOp, match
 from tcomp.ir.loops import Buffer, Stmt
+from tcomp.ir.polyhedral import READ, TooHard, limited, model
 from tcomp.ir.simplify import linear
 
 if TYPE_CHECKING:
@@ -37,6 +41,23 @@ if TYPE_CHECKING:
 def bulk_copies(s: Stmt) -> Iterator[L.Call]:
     """Those in a statement."""
     yield from (x for x in L.walk(s) if isinstance(x, L.Call) and isinstance(x.instruction.emission, CopyOp))
+
+
+def _written_twice(phase: Stmt) -> Buffer | None:
+    """A buffer of which several iterations of a phase may write one element."""
+    seen: dict[Buffer, isl.Set] = {}
+    written = [(i.domain, a) for i in model(phase).instances for a in i.accesses if a.kind != READ]
+    for domain, access in written:
+        try:
+            with limited():
+                relation = access.relation.intersect_domain(domain)
+                before, elements = seen.get(access.buffer), relation.range()
+                if not relation.is_injective() or (before is not None and not before.is_disjoint(elements)):
+                    return access.buffer
+                seen[access.buffer] = elements if before is None else before.union(elements)
+        except TooHard:
+            return access.buffer
+    return None
 
 
 class BulkCopies:
@@ -71,10 +92,13 @@ class BulkCopies:
                     raise f.fail(
                         "a bulk copy stands beside statements that are no copies into shared memory", f"\n{phase}", "divide the loops"
                     )
-                for s in L.walk(phase):
-                    if isinstance(s, L.For) and s.kind.startswith("thread") and isinstance(s.extent, int):
-                        axis = "xyz".index(s.kind[-1])
-                        self.threads[axis] = max(self.threads[axis], s.extent)
+                if (buffer := _written_twice(phase)) is not None:
+                    why = "copies in the background arrive in any order"
+                    raise f.fail(f"elements of `{buffer.name}` may be copied to more than once between two barriers", f"{why}\n{phase}")
+                for x in L.walk(phase):
+                    if isinstance(x, L.For) and x.kind.startswith("thread") and isinstance(x.extent, int):
+                        axis = "xyz".index(x.kind[-1])
+                        self.threads[axis] = max(self.threads[axis], x.extent)
         if calls:
             most = under_way(body, f.copies, f.waits)
             if most > FOLLOWED:

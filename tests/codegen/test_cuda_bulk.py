@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cuda import needs_nvrtc
-from test_instructions import needs_compiler, operands
+from test_instructions import needs_compiler, operands, run_on_host
+from warp_products import pack, product_of_groups
 
 from tcomp.codegen import nvrtc
 from tcomp.codegen.cuda import emit_kernel
@@ -158,6 +159,32 @@ def test_machine_code(stages: int, arch: str) -> None:
         assert usage.spilled == usage.stack == 0
 
 
+@needs_compiler
+@pytest.mark.parametrize(("dtype", "stages"), [("float16", 1), ("float16", 3), ("float32", 2), ("int8", 4)])
+def test_packed_slices_for_warpgroups(dtype: str, stages: int) -> None:
+    """A whole slice is one run, read by `wgmma`; those of the other factor are copied by threads in the same groups."""
+    kernel = product_of_groups(dtype, 150, 64, 256, 32, 2, stages, packed=True).kernel
+    a, _, c = operands(kernel, 1)
+    b = np.random.default_rng(2).integers(-9, 10, (64, 256)).astype(a.dtype)
+    arrays = [a, pack(b, 32, 2), c]
+    for descending in (False, True):
+        c.fill(77)
+        text = run_on_host(kernel, arrays, HOPPER, descending)
+        np.testing.assert_array_equal(c, a.astype(c.dtype) @ b.T.astype(c.dtype))
+    body = text.split("__global__")[1]
+    assert "if (threadIdx.x < 1 && threadIdx.y < 1) arrive(" in body and "start_copy<16>" in body and "finish_products" in body
+    assert "prepare_groups<" in body and re.search(rf"announce\(.*, {32 * 64}\)", body)
+
+
+@needs_nvrtc
+def test_machine_code_of_packed_slices() -> None:
+    text, _ = emit_kernel(product_of_groups("float16", 512, 512, 512, 128, 4, 3, packed=True).kernel, HOPPER)
+    binary = nvrtc.compile_text(text, "sm_90a")
+    (usage,), ptx = binary.usage.values(), binary.ptx.decode()
+    assert usage.spilled == usage.stack == 0
+    assert "wgmma.mma_async" in ptx and "cp.async.cg" in ptx and "cp.async.bulk" in ptx and "st.shared" not in ptx
+
+
 # ---------------------------------------------------------------- where it cannot stand
 
 
@@ -178,7 +205,7 @@ def test_runs_that_there_are_not(dtype: str, count: int) -> None:
 def test_guards_inside_of_a_run_are_refused() -> None:
     """A row that ends inside of a tile."""
     s = Schedule(te.compute((10,), lambda i: te.placeholder((10,), name="A")[i] * 2, "B"))
-    outer, inner = s.split("B.i", 4)
+    outer, _ = s.split("B.i", 4)
     s.bind(outer, "block.x")
     s.cache_read("A", outer, "P", "shared")
     with pytest.raises(ScheduleError, match="inside the loops stands not one store but `if"):
@@ -224,6 +251,12 @@ def test_what_stands_around() -> None:
         emit_kernel(kernel(ring, beside), HOPPER)
     with pytest.raises(CodegenError, match="`x` is written beside bulk copies of it"):
         emit_kernel(kernel(ring, run(ring, 0, 0), store(X, (1, 1), 1.0)), HOPPER)
+    again = loop("t", 2, lambda t: loop("r", 3, lambda r: run(ring, 0, r, skip=4)), "thread.x")
+    twice = loop("t", 1, lambda t: block(run(ring, 0, 1), run(ring, 0, 2, "j")), "thread.x")
+    for body in (again, twice):
+        with pytest.raises(CodegenError, match="elements of `ring` may be copied to more than once between two barriers"):
+            emit_kernel(kernel(ring, body), HOPPER)
+    emit_kernel(kernel(ring, loop("t", 2, lambda t: run(ring, 0, t, skip=t * 4), "thread.x")), HOPPER)
     mine = Buffer("mine", "int64", (1,), "register")
     body = Allocate(mine, block(loop("t", 4, lambda t: store(mine, (0,), t), "thread.x"), If(mine[0] < 1, loop("u", 1, lambda u: run(ring, 0, u), "thread.x"))))
     with pytest.raises(CodegenError, match="is not proved"):

@@ -114,6 +114,22 @@ def test_conditions_that_stay() -> None:
     assert asked(s, "j") == "(0 < n - 8) & (0 < n - 7)" and conditions(s, "j") == 1 and conditions(s, "j.e") == 2
 
 
+def test_guards_of_a_pipeline_stand_in_both_copies() -> None:
+    """So each of them is a copy in every step, of nothing in the last ones."""
+    a, k = te.placeholder((30,), name="A"), te.reduce_axis(30, "k")
+    program = Program((a,), (te.compute((), lambda: te.sum(a[k] * a[k], k), "C"),), {})
+    s = Schedule([a, *program.outputs])
+    outer, _ = s.split("C.k", 4)
+    s.cache_read("A", outer, "P")
+    s.specialize("P.0")
+    s.pipeline(outer, 3, "P")
+    (branches,) = (x for x in walk(s.loops[outer]) if isinstance(x, If) and x.otherwise is not None)
+    assert isinstance(branches.then, For) and isinstance(branches.otherwise, For)
+    assert "C.k.o < 6" in str(branches.then) and "C.k.o < 6" in str(branches.otherwise)
+    for got, want in zip(interpreted(program, s.kernel), expected(program), strict=True):
+        program.same(got, want)
+
+
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 9), st.integers(1, 6), st.integers(1, 6), st.booleans())
 def test_products_in_tiles_of_any_size(rows: int, columns: int, depth: int, first: int, second: int, symbolic: bool) -> None:
