@@ -130,10 +130,10 @@ def place(body: Stmt, copies: Collection[Stmt]) -> Placement:
         return found
 
     found = settled(Placement({}, set(_last(body, copies))), False)  # the barriers that are needed anyway: copies can be waited for there
-    for s in (x for x in L.walk(body) if isinstance(x, L.If)):  # one in front of two branches stands for those at their beginnings
-        firsts = [next(phases(branch), s) for branch in L.children(s)]
+    for branches in (x for x in L.walk(body) if isinstance(x, L.If)):  # one in front of both stands for those at their beginnings
+        firsts = [next(phases(branch), branches) for branch in L.children(branches)]
         if len(firsts) == 2 and all(x in found.before for x in firsts):
-            one = settled(Placement({x: n for x, n in found.before.items() if x not in firsts} | {s: None}, set(found.groups)), False)
+            one = settled(Placement({x: n for x, n in found.before.items() if x not in firsts} | {branches: None}, set(found.groups)), False)
             found = min(found, one, key=lambda p: len(p.before))
     for s in list(found.before):  # one that was found later may stand for it: what comes first in a loop is also reached from its end
         fewer = settled(Placement({x: n for x, n in found.before.items() if x is not s}, set(found.groups)), False)

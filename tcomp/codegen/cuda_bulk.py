@@ -23,15 +23,13 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import islpy as isl
-
 from tcomp.codegen.cuda_barriers import FOLLOWED, phases, under_way
 from tcomp.ir import loops as L
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import as_expr
 from tcomp.ir.instruction import RUN, CopyOp, match
 from tcomp.ir.loops import Buffer, Stmt
-from tcomp.ir.polyhedral import READ, TooHard, limited, model
+from tcomp.ir.polyhedral import written_twice
 from tcomp.ir.simplify import linear
 
 if TYPE_CHECKING:
@@ -41,23 +39,6 @@ if TYPE_CHECKING:
 def bulk_copies(s: Stmt) -> Iterator[L.Call]:
     """Those in a statement."""
     yield from (x for x in L.walk(s) if isinstance(x, L.Call) and isinstance(x.instruction.emission, CopyOp))
-
-
-def _written_twice(phase: Stmt) -> Buffer | None:
-    """A buffer of which several iterations of a phase may write one element."""
-    seen: dict[Buffer, isl.Set] = {}
-    written = [(i.domain, a) for i in model(phase).instances for a in i.accesses if a.kind != READ]
-    for domain, access in written:
-        try:
-            with limited():
-                relation = access.relation.intersect_domain(domain)
-                before, elements = seen.get(access.buffer), relation.range()
-                if not relation.is_injective() or (before is not None and not before.is_disjoint(elements)):
-                    return access.buffer
-                seen[access.buffer] = elements if before is None else before.union(elements)
-        except TooHard:
-            return access.buffer
-    return None
 
 
 class BulkCopies:
@@ -92,9 +73,9 @@ class BulkCopies:
                     raise f.fail(
                         "a bulk copy stands beside statements that are no copies into shared memory", f"\n{phase}", "divide the loops"
                     )
-                if (buffer := _written_twice(phase)) is not None:
+                if (twice := written_twice(phase)) is not None:
                     why = "copies in the background arrive in any order"
-                    raise f.fail(f"elements of `{buffer.name}` may be copied to more than once between two barriers", f"{why}\n{phase}")
+                    raise f.fail(f"elements of `{twice.name}` may be copied to more than once between two barriers", f"{why}\n{phase}")
                 for x in L.walk(phase):
                     if isinstance(x, L.For) and x.kind.startswith("thread") and isinstance(x.extent, int):
                         axis = "xyz".index(x.kind[-1])
@@ -135,10 +116,9 @@ class BulkCopies:
             places.append(f"{f.names[buffer]} + {f.value(start)}")
         size = instruction.loops[0].extent * itemsize(instruction.result.dtype)
         f.line(f"// {instruction.name}")
-        with f.braces(""):
-            f.line(f"const unsigned int group = {f.helper('announce')}({self.objects} + {self.started} % {self.ring}, {size});")
-            to, source = f"(unsigned int)__cvta_generic_to_shared({places[0]})", f"__cvta_generic_to_global({places[1]})"
-            f.line(f'asm volatile("{op.ptx} [%0], [%1], {size}, [%2];" :: "r"({to}), "l"({source}), "r"(group) : "memory");')
+        to, source = f"(unsigned int)__cvta_generic_to_shared({places[0]})", f"__cvta_generic_to_global({places[1]})"
+        group = f"{f.helper('announce')}({self.objects} + {self.started} % {self.ring}, {size})"
+        f.line(f'asm volatile("{op.ptx} [%0], [%1], {size}, [%2];" :: "r"({to}), "l"({source}), "r"({group}) : "memory");')
 
     def complete(self) -> None:
         """The group, by the threads that start copies, whether they have started one of it or not."""

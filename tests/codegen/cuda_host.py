@@ -250,7 +250,7 @@ _ASM = (  # what stands for the instructions of the device
     (re.compile(r'asm volatile\("wgmma\.wait_group\.sync\.aligned 0;"[^;]*\);'), "wait_products();"),
     (re.compile(r'asm volatile\("mbarrier\.init[^"]*" :: "r"\((.*)\), "r"\((\w+)\) : "memory"\);'), r"prepare_group(\1, \2);"),
     (re.compile(r'asm volatile\("mbarrier\.expect_tx[^"]*" :: "r"\((\w+)\), "r"\((\w+)\) : "memory"\);'), r"announce_bytes(\1, \2);"),
-    (re.compile(r'asm volatile\("cp\.async\.bulk[^"]*, (\d+), [^"]*" :: "r"\((.*)\), "l"\((.*)\), "r"\((\w+)\) : "memory"\);'),
+    (re.compile(r'asm volatile\("cp\.async\.bulk[^"]*, (\d+), [^"]*" :: "r"\((.*)\), "l"\((.*)\), "r"\((.*)\) : "memory"\);'),
      r"copy_in_bulk(\2, \3, \1, \4);"),
     (re.compile(r'asm volatile\("mbarrier\.arrive[^"]*" :: "r"\((.*)\) : "memory"\);'), r"arrive_at(\1);"),
     (re.compile(r'asm volatile\("\{ \.reg \.pred p; mbarrier\.try_wait\.parity[^"]*" : "=r"\((\w+)\) : "r"\((\w+)\), "r"\((\w+)\) : "memory"\);'),

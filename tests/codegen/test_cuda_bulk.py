@@ -230,13 +230,13 @@ def kernel(ring: Buffer, *body: Stmt) -> Kernel:
 
 @needs_compiler
 def test_by_one_thread_in_loops_and_under_conditions() -> None:
-    """Groups of no bytes are waited for as well."""
+    """Groups of no bytes are waited for as well; names of the program are not those of helpers."""
     ring = Buffer("ring", "float32", (2, 4), "shared")
 
     def step(k: Expr) -> Stmt:
         return block(If(k < 9, run(ring, k % 2, k)), use(ring, k % 2))
 
-    text = checked(kernel(ring, loop("k", 11, step)))
+    text = checked(kernel(ring, loop("arrive", 11, step)))
     assert "if (threadIdx.x < 1) arrive" in text and "prepare_groups<1>(arrived, 1)" in text
 
 
