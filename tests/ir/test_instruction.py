@@ -11,7 +11,7 @@ import pytest
 from tcomp.errors import IRError, ParseError
 from tcomp.ir import expr as E
 from tcomp.ir import te
-from tcomp.ir.instruction import Fragment, Instruction, Operand, VectorOp, WarpOp, match
+from tcomp.ir.instruction import CopyOp, Fragment, Instruction, Operand, VectorOp, WarpOp, match
 from tcomp.ir.loops import Accumulate, Buffer, Call, For, Kernel, Stmt, block, loop, store, walk
 from tcomp.ir.loops_eval import run_kernel
 from tcomp.ir.parser import parse_instruction, parse_kernel
@@ -143,6 +143,11 @@ def test_malformed_instructions(kernel: Kernel, operands: tuple[Operand, ...], e
         Instruction("x", kernel, operands, emission, ("fma",), 1.0, 1)
 
 
+def copied(count: int) -> Kernel:
+    to, source = Buffer("to", "int8", (count,)), Buffer("from", "int8", (count,))
+    return Kernel("meaning", (to, source), (to,), (), loop("i", count, lambda i: store(to, (i,), source[i])))
+
+
 @pytest.mark.parametrize(
     ("i", "change", "why"),
     [
@@ -157,9 +162,16 @@ def test_malformed_instructions(kernel: Kernel, operands: tuple[Operand, ...], e
         (wgmma("int8", 8), {"operands": (Operand((None,) * 4), *wgmma("int8", 8).operands[1:])}, "do not divide `acc`"),
         (wgmma("int8", 8), {"emission": WarpOp("", ("acc", "a", "b"))}, "do not divide `a`"),
         (mma("int8"), {"operands": (*mma("int8").operands[:2], Operand((None, None), fragment=Fragment((E.const(0), E.const(0)), 2, 128)))}, "`b` is divided among 128 threads, `acc` among 32"),
+        (bulk_copy("int8", 16), {"emission": CopyOp("cp", ("from", "to"))}, "its emission takes where to, and where from"),
+        (bulk_copy("int8", 16), {"emission": CopyOp("c;", ("to", "from"))}, "not of letters, digits, dots and colons"),
+        (bulk_copy("int8", 16), {"operands": bulk_copy("int8", 16).operands[::-1]}, "neighbours in global memory to neighbours in shared"),
+        (bulk_copy("int8", 16), {"operands": (Operand((2,), ("shared",)), bulk_copy("int8", 16).operands[1])}, "neighbours in global memory"),
+        (bulk_copy("int8", 16), {"meaning": copied(8)}, "it does not copy a multiple of 16 bytes"),
+        (mma_store(), {"emission": CopyOp("cp", ("out", "acc"))}, "it is not one loop that copies elements"),
+        (mma_fill(), {"emission": CopyOp("cp", ("acc",))}, "it is not one loop that copies elements"),
     ],
 )
-def test_malformed_instructions_of_warps(i: Instruction, change: dict, why: str) -> None:
+def test_malformed_instructions_of_gpus(i: Instruction, change: dict, why: str) -> None:
     with pytest.raises(IRError, match=why):
         replace(i, **change)
 
