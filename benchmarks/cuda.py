@@ -1,6 +1,7 @@
 """Measurements on a GPU: shares of the copy bandwidth, products against cuBLAS, and the models of `benchmarks.models`.
 
-On GPUs with sm_90a, products are measured by the default tile, and by each tile of `wgmma` that a decision may choose.
+Products are measured by the default schedule, and by what decisions may choose that was not seen on hardware: from sm_90 on with slices
+copied in bulk, on sm_90a by each tile of `wgmma`.
 
     python -m benchmarks.cuda [--only resnet50,bert*] [--no-kernels] [--no-models] [--precision tf32]
     python -m benchmarks.cuda --compile-only [--arch sm_80,sm_90a]
@@ -137,7 +138,7 @@ def measure_products(target: Target) -> None:
         c = sums if dtype == "float32" else te.compute((n, n), lambda i, j, s=sums, d=dtype: te.cast(s[i, j], d), "c")
         asked = Knobs()
         modules = {"": module_of([a, b, c], target, asked)}
-        for name, option in grouped_tiles(asked):  # beside the default ones
+        for name, option in unmeasured(asked):  # beside the default ones
             modules[f" {option}"] = module_of([a, b, c], target, Knobs({name: option}))
         x, y = (rng.standard_normal((n, n), dtype=np.float32).astype(dtype) for _ in range(2))
         p, q = cupy.asarray(x), cupy.asarray(y)
@@ -152,10 +153,10 @@ def measure_products(target: Target) -> None:
             print(f"  {dtype} {n}^3{choice}: {seconds * 1e3:8.3f} ms = {rate:6.1f} TFLOP/s, {theirs / seconds:6.1%} of cuBLAS   error {error:.1e}")
 
 
-def grouped_tiles(knobs: Knobs) -> Iterator[tuple[str, Option]]:
-    """The tiles of `wgmma` among the options of the decisions that were asked for."""
+def unmeasured(knobs: Knobs) -> Iterator[tuple[str, Option]]:
+    """The tiles of `wgmma`, and copies in bulk, among the options of the decisions that were asked for."""
     for name, answer in knobs.asked.items():
-        yield from ((name, o) for o in answer.options if isinstance(o, tuple) and o[-1] == "wgmma")
+        yield from ((name, o) for o in answer.options if o == "bulk" or (isinstance(o, tuple) and o[-1] == "wgmma"))
 
 
 # ---------------------------------------------------------------- models

@@ -17,6 +17,7 @@ separate phases where they have to (`cuda_barriers.py`).
   with the feature "scalar" do without (buffers need not be aligned to 16 bytes then).
 - A phase that only copies from global to shared memory runs in the background, on architectures that can: what is copied for a later
   iteration of a loop (see `pipeline`) arrives while this one computes (`cuda_copies.py`).
+- A bulk copy (`bulk_copy`, from sm_90 on) is a run that one thread has copied in the background (`cuda_bulk.py`).
 - An accumulation into one element over inner loops stays in a register.
 - An *instruction* (`Call`) of a warp or warpgroup is executed by the first 32 or 128 threads along x (y and z number the warps). A register buffer that
   it touches is divided among them: a thread holds its elements of each tile, as the fragments of the instruction say.
@@ -33,14 +34,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from tcomp.codegen.cuda_barriers import Placement, has_threads, is_phase, place, unproved
+from tcomp.codegen.cuda_bulk import BulkCopies
 from tcomp.codegen.cuda_copies import copies, piece, start, whole_vectors
 from tcomp.codegen.cuda_expressions import Expressions
-from tcomp.codegen.cuda_instructions import Warps
+from tcomp.codegen.cuda_instructions import Warps, plain
 from tcomp.codegen.cuda_math import MEMORY, REGISTER, helper_texts
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr
+from tcomp.ir.instruction import CopyOp
 from tcomp.ir.loops import Buffer, Kernel, Stmt
 from tcomp.ir.simplify import from_linear, linear, simplify
 from tcomp.target import Target
@@ -94,7 +97,9 @@ class Function(Expressions):
         self.block = [1, 1, 1]
         self.shared: dict[Buffer, int] = {}  # buffers of the block: elements of each
         self.warps = Warps(self)
+        self.bulk = BulkCopies(self)
         self.copies: set[Stmt] = set()  # phases that run in the background
+        self.by_threads = False  # whether threads copy elements in some of them
         self.copying = False
         self.waits = Placement({}, set())
         self.written: set[Buffer] = set()
@@ -119,10 +124,16 @@ class Function(Expressions):
         for v in self.kernel.scalars:
             self.names[v] = self.fresh(v.name)
         self.copies = set(copies(self, body))
+        self.by_threads = any(isinstance(x, L.Store) for s in self.copies for x in plain(s))
         self.waits = place(body, self.copies)
-        if missing := unproved(body, self.copies, self.waits):
+        self.bulk.survey(body)
+        if missing := unproved(body, self.copies, self.waits, self.waits.groups if self.bulk else ()):
             raise self.fail(f"a barrier is not proved in front of\n{missing[0]}", hint="report this kernel as a bug of tcomp")
+        if self.bulk:
+            self.bulk.begin()
         self.outside(body)
+        if self.bulk:
+            self.bulk.wait(0)  # a block does not end before what is copied into its memory has arrived
         asked = self.declare_shared()
         for d in self.grid:
             self.note(as_expr(d))
@@ -247,9 +258,11 @@ class Function(Expressions):
         """What stands in front of a statement: a barrier, and a wait for the copies of this thread, so that all are there behind it."""
         if s in self.waits.before:
             pending = self.waits.before[s]
-            if pending is not None:
+            if pending is not None and self.by_threads:
                 self.line(f"{self.helper('wait_for_copies')}<{pending}>();")
-            if self.warps.background:
+            if pending is not None and self.bulk:
+                self.bulk.wait(pending)
+            if self.warps.background or self.bulk:
                 self.line(f"{self.helper('publish')}();")
             if math.prod(self.block) > 1:
                 self.line("__syncthreads();")
@@ -266,8 +279,10 @@ class Function(Expressions):
         with self.braces(f"if ({' && '.join(idle)})" if idle else ""), self.warps.bracketed(s):
             self.inside(s)
         self.copying = False
-        if s in self.waits.groups:
+        if s in self.waits.groups and self.by_threads:
             self.line(f"{self.helper('complete_group')}();")
+        if s in self.waits.groups and self.bulk:
+            self.bulk.complete()
 
     def tree(self, s: L.For, leaf: L.Accumulate, guard: Expr | None) -> None:
         """All threads accumulate into one element: values side by side in shared memory, folded in halves."""
@@ -337,6 +352,8 @@ class Function(Expressions):
                 self.names[buffer] = self.fresh(buffer.name)
                 self.line(f"{MEMORY[buffer.dtype]} {self.names[buffer]}[{max(1, size)}];")
                 self.inside(body)
+            case L.Call(instruction) if isinstance(instruction.emission, CopyOp):
+                self.bulk.start(s)
             case L.Call():
                 self.warps.instruction(s)
             case _:

@@ -130,18 +130,35 @@ def place(body: Stmt, copies: Collection[Stmt]) -> Placement:
         return found
 
     found = settled(Placement({}, set(_last(body, copies))), False)  # the barriers that are needed anyway: copies can be waited for there
+    for branches in (x for x in L.walk(body) if isinstance(x, L.If)):  # one in front of both stands for those at their beginnings
+        firsts = [next(phases(branch), branches) for branch in L.children(branches)]
+        if len(firsts) == 2 and all(x in found.before for x in firsts):
+            one = settled(Placement({x: n for x, n in found.before.items() if x not in firsts} | {branches: None}, set(found.groups)), False)
+            found = min(found, one, key=lambda p: len(p.before))
     for s in list(found.before):  # one that was found later may stand for it: what comes first in a loop is also reached from its end
         fewer = settled(Placement({x: n for x, n in found.before.items() if x is not s}, set(found.groups)), False)
         found = min(found, fewer, key=lambda p: len(p.before))
     return settled(found, True)
 
 
-def unproved(body: Stmt, copies: Collection[Stmt], placement: Placement) -> list[Stmt]:
+def unproved(body: Stmt, copies: Collection[Stmt], placement: Placement, counted: Collection[Stmt] = ()) -> list[Stmt]:
     """The statements of a function where threads may meet in spite of a placement: what they touch, another thread may have written since
-    the last barrier, or may be copying; or a barrier that not all threads may reach, as it stands under what they do not share."""
+    the last barrier, or may be copying; or a barrier that not all threads may reach, as it stands under what they do not share (or one of
+    the phases that are `counted`: all threads count them alike)."""
+    check = _checked(body, copies, placement)
+    return list(dict.fromkeys(check.faults + list(_apart(body, {*placement.before, *counted}, False))))
+
+
+def under_way(body: Stmt, copies: Collection[Stmt], placement: Placement) -> int:
+    """How many groups of copies there are at once, at most, that were not waited for, the one that is not complete among them; more than
+    `FOLLOWED` stands for any such number."""
+    return _checked(body, copies, placement).most
+
+
+def _checked(body: Stmt, copies: Collection[Stmt], placement: Placement) -> _Check:
     check = _Check(placement, {s: touched(s) for s in phases(body)}, copies, True)
     check.follow(body, _State())
-    return list(dict.fromkeys(check.faults + list(_apart(body, placement.before, False))))
+    return check
 
 
 def _apart(s: Stmt, barriers: Collection[Stmt], apart: bool) -> Iterator[Stmt]:
@@ -215,6 +232,7 @@ class _Run:
     copies: Collection[Stmt]
     waits: bool
     values: dict[Expr, int] = field(default_factory=dict)  # of the variables of loops around
+    most: int = 0  # groups that were not waited for, with the one that is not complete
 
     def follow(self, s: Stmt, state: _State) -> _State:
         if is_phase(s):
@@ -256,6 +274,7 @@ class _Run:
         if s not in self.copies:
             return replace(state, touched=state.touched | found)
         state = replace(state, started=state.started | found, copy=s)
+        self.most = max(self.most, len(state.groups) + 1)
         return state.completed() if s in self.placement.groups else state
 
     def arrive(self, s: Stmt, found: Touched, state: _State) -> _State:

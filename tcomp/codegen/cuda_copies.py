@@ -16,6 +16,7 @@ from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import INDEX, Expr, as_expr
+from tcomp.ir.instruction import CopyOp
 from tcomp.ir.loops import Stmt
 from tcomp.ir.simplify import difference, from_linear, linear
 
@@ -56,6 +57,9 @@ def _only_copies(f: Function, phase: Stmt) -> bool:
                 return visit(s.body, s if kind == L.VECTORIZED else None)
             case L.If(cond, then, None) if not E.reads(cond):
                 return visit(then, None if lanes is None or lanes.var in E.variables(cond) else lanes)
+            case L.Call(instruction):
+                found += 1
+                return isinstance(instruction.emission, CopyOp)
             case L.Block(stmts):
                 return all(visit(inner, None) for inner in stmts)
         return False

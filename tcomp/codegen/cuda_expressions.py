@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from tcomp.codegen.cuda_math import HALF, REGISTER, function, literal
+from tcomp.codegen.cuda_math import HALF, HELPERS, REGISTER, function, literal
 from tcomp.errors import CodegenError
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import integer_range, is_float, is_integer, itemsize
@@ -24,9 +24,8 @@ _LINE = 110  # longer expressions are cut into named parts
 _DEEP = 30
 _RESERVED = """
     auto bool break case char class const continue default delete do double else enum extern false float for friend goto
-    half if inline int long new odd operator private protected public register return short signed sizeof static struct
-    switch template this true typedef union unsigned using virtual void volatile while bits power saturate minimum maximum
-    bfloat min max and or xor not
+    if inline int long new operator private protected public register return short signed sizeof static struct
+    switch template this true typedef union unsigned using virtual void volatile while min max and or xor not
 """
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "eq": "==", "ne": "!=", "and": "&", "or": "|", "xor": "^"}
 
@@ -42,7 +41,7 @@ class Expressions:
         self.kernel, self.helpers = kernel, helpers
         self.lines: list[str] = []
         self.indent = 1
-        self.taken = set(_RESERVED.split())
+        self.taken = {*_RESERVED.split(), *HELPERS}
         self.names: dict[Buffer | Expr, str] = {}
         self.used_buffers: dict[Buffer, None] = {}
         self.used_scalars: dict[Expr, None] = {}

@@ -25,7 +25,7 @@ from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Expr, as_expr, bounds
-from tcomp.ir.instruction import CORE, ELEMENT, Fragment, Instruction, Match, WarpOp, match
+from tcomp.ir.instruction import CORE, ELEMENT, CopyOp, Fragment, Instruction, Match, WarpOp, match
 from tcomp.ir.loops import Buffer, Stmt
 from tcomp.ir.simplify import difference, linear, simplify
 
@@ -69,7 +69,7 @@ class Warps:
     def survey(self, body: Stmt) -> None:
         """Finds what the threads of a warp share; only instructions may touch it."""
         f = self.function
-        calls = [s for s in L.walk(body) if isinstance(s, L.Call)]
+        calls = [s for s in L.walk(body) if isinstance(s, L.Call) and not isinstance(s.instruction.emission, CopyOp)]
         for s in calls:
             self.divide(s)
         together = max((s.instruction.threads for s in calls), default=1)
@@ -101,10 +101,10 @@ class Warps:
     def execute(self, phase: Stmt) -> int:
         """By how many threads, side by side, a phase of instructions is executed; 0 if it has none. Nothing else may be in it then."""
         fail = self.function.fail
-        instructions = [s.instruction for s in L.walk(phase) if isinstance(s, L.Call)]
+        instructions = [s.instruction for s in L.walk(phase) if isinstance(s, L.Call) and not isinstance(s.instruction.emission, CopyOp)]
         if not instructions:
             return 0
-        for x in _plain(phase):
+        for x in plain(phase):
             if isinstance(x, L.For) and x.kind == "thread.x":
                 raise fail(f"an instruction of a warp stands in loop `{x.var.name}`, bound to thread.x", why="the warp is those threads")
             if isinstance(x, L.Store | L.Accumulate):
@@ -205,7 +205,7 @@ class Warps:
     def bracketed(self, phase: Stmt) -> Iterator[None]:
         """Around a phase: if its instructions run in the background, what they need in front of them, and a wait for all of them behind."""
         f = self.function
-        calls = [s for s in L.walk(phase) if isinstance(s, L.Call) and s.instruction.background]
+        calls = [s for s in L.walk(phase) if isinstance(s, L.Call) and isinstance(s.instruction.emission, WarpOp) and s.instruction.background]
         if not calls:
             yield
             return
@@ -322,9 +322,9 @@ class Warps:
         f.line(f"{place} = {value};")
 
 
-def _plain(s: Stmt) -> Iterator[Stmt]:
-    """The statements that are not executed by an instruction."""
+def plain(s: Stmt) -> Iterator[Stmt]:
+    """The statements inside that are not executed by an instruction."""
     if not isinstance(s, L.Call):
         yield s
         for child in L.children(s):
-            yield from _plain(child)
+            yield from plain(child)

@@ -83,7 +83,33 @@ template <int N> __device__ __forceinline__ void start_copy(void* target, const 
 template <int N> __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
 }""",
-    "publish": """// what this thread has written into shared memory, to the tensor cores that read it themselves
+    "prepare_groups": """// barrier objects, at each of which so many threads arrive; for copies in bulk to use as well
+template <int N> __device__ __forceinline__ void prepare_groups(unsigned long long* objects, int threads) {
+  for (int n = 0; n < N; ++n) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"((unsigned int)__cvta_generic_to_shared(objects + n)), "r"(threads) : "memory");
+  }
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}""",
+    "announce": """// so many bytes of the group are to come; returns the address of its barrier object
+__device__ __forceinline__ unsigned int announce(unsigned long long* object, int bytes) {
+  const unsigned int at = (unsigned int)__cvta_generic_to_shared(object);
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" :: "r"(at), "r"(bytes) : "memory");
+  return at;
+}""",
+    "arrive": """// this thread has announced all it copies in the group
+__device__ __forceinline__ void arrive(unsigned long long* object) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"((unsigned int)__cvta_generic_to_shared(object)) : "memory");
+}""",
+    "wait_for_group": """// until the object has completed its phase of that parity: all threads have arrived, and all bytes
+__device__ __forceinline__ void wait_for_group(unsigned long long* object, unsigned int parity) {
+  const unsigned int at = (unsigned int)__cvta_generic_to_shared(object);
+  unsigned int there;
+  do {
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }" : "=r"(there) : "r"(at), "r"(parity) : "memory");
+  } while (!there);
+}""",
+    "publish": """// what this thread has done with shared memory, to those that use it past ordinary accesses: tensor cores, copies in bulk
 __device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }""",
     "begin_products": """// the registers of the sums are written
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }""",

@@ -29,6 +29,7 @@ from tcomp.ir.simplify import difference, prove, simplify
 
 WARP, WARPGROUP = 32, 128  # threads that execute an instruction together
 CORE = (8, 16)  # rows of a core matrix, and bytes of each
+RUN = 16  # bytes: what a `CopyOp` copies is a multiple of it, and so are the places
 ELEMENT = E.var("e", 0)  # one of the elements that a thread holds
 _COMMUTATIVE = ("add", "mul", "min", "max", "and", "or", "xor")
 
@@ -93,6 +94,17 @@ class WarpOp:
     arguments: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class CopyOp:
+    """Emission for a GPU: a PTX instruction by which one thread starts a copy of contiguous bytes, a multiple of 16 of them, from global to
+    shared memory. It runs in the background, and past the orders of ordinary accesses; a barrier object in shared memory counts the bytes that
+    have arrived. `arguments` names the operands: where to, where from.
+    """
+
+    ptx: str
+    arguments: tuple[str, ...]
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Instruction:
     """`meaning` over its buffers, an `Operand` for each; the last written one is the only output.
@@ -105,7 +117,7 @@ class Instruction:
     name: str
     meaning: Kernel
     operands: tuple[Operand, ...]
-    emission: VectorOp | WarpOp
+    emission: VectorOp | WarpOp | CopyOp
     features: tuple[str, ...]
     cycles: float
     uops: int
@@ -171,8 +183,8 @@ def _check(instruction: Instruction) -> None:
 
     meaning, op = instruction.meaning, instruction.emission
     code = op.intrinsic if isinstance(op, VectorOp) else op.ptx
-    if not re.fullmatch(r"\w+(\([\w, ]*\))?", instruction.name, re.ASCII) or not re.fullmatch(r"[\w.]*", code, re.ASCII):
-        fail("its name is not of the form f or f(1, x), or that of its code not of letters, digits and dots")
+    if not re.fullmatch(r"\w+(\([\w, ]*\))?", instruction.name, re.ASCII) or not re.fullmatch(r"[\w.:]*", code, re.ASCII):
+        fail("its name is not of the form f or f(1, x), or that of its code not of letters, digits, dots and colons")
     loops, leaf = perfect(meaning.body)
     if not isinstance(leaf, Leaf) or any(x.kind != SERIAL or not isinstance(x.extent, int) or x.extent < 1 for x in loops):
         fail("its meaning is not one store in serial loops of constant extent")
@@ -199,6 +211,9 @@ def _check(instruction: Instruction) -> None:
             fail("its emission does not take each operand once")
         if why := _unlike_vectors(instruction, op):
             fail(why)
+    elif isinstance(op, CopyOp):
+        if why := _unlike_copies(instruction, op):
+            fail(why)
     else:
         for b, o in zip(meaning.buffers, instruction.operands, strict=True):
             f = o.fragment
@@ -212,6 +227,19 @@ def _check(instruction: Instruction) -> None:
                 fail(f"the places of `{b.name}` are not given by the thread and the number of the element")
         if why := _unlike_fragments(instruction, op):
             fail(why)
+
+
+def _unlike_copies(instruction: Instruction, op: CopyOp) -> str:
+    """What of the meaning is not a copy of contiguous bytes into shared memory."""
+    leaf = instruction.leaf
+    if not isinstance(leaf, Store) or leaf.value.op != "read" or len(instruction.loops) != 1:
+        return "it is not one loop that copies elements"
+    to, source = leaf.buffer, leaf.value.attr
+    if op.arguments != (to.name, source.name):
+        return "its emission takes where to, and where from"
+    if [(instruction.operand(b).strides, instruction.operand(b).scopes) for b in (to, source)] != [((1,), ("shared",)), ((1,), ("global",))]:
+        return "it does not copy neighbours in global memory to neighbours in shared memory"
+    return "" if _size(to) * itemsize(to.dtype) % RUN == 0 else f"it does not copy a multiple of {RUN} bytes"
 
 
 def _of_cores(b: Buffer, operand: Operand) -> bool:

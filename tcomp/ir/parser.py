@@ -18,7 +18,7 @@ from tcomp.ir import loops as L
 from tcomp.ir.dtypes import BITS, integer_range, to_numpy
 from tcomp.ir.expr import BINARY, INDEX, UNARY, Dim, Expr, Reducer, const
 from tcomp.ir.graph import STRUCTURAL, Graph, Node, Operator, Value
-from tcomp.ir.instruction import ELEMENT, WARP, Fragment, Instruction, Operand, VectorOp, WarpOp, lane_of
+from tcomp.ir.instruction import ELEMENT, WARP, CopyOp, Fragment, Instruction, Operand, VectorOp, WarpOp, lane_of
 from tcomp.ir.layout import Layout, Piece
 from tcomp.ir.printer import INFIX, PREFIX, SUFFIXES, UNARY_PRECEDENCE, standard_reducers
 from tcomp.ir.te import Extern, Tensor
@@ -355,12 +355,13 @@ class _Parser(Tokens):
         reassociates = self.accept("reassociates")
         self.expect("emits")
         vector = self.accept("vector")
-        if not vector:
+        copies = not vector and self.accept("copy")
+        if not vector and not copies:
             self.expect("warp")
         code = self.string()
         self.expect("(")
         arguments = tuple(self.listed(self.name, ")"))
-        emission: VectorOp | WarpOp = WarpOp(code, arguments)
+        emission: VectorOp | WarpOp | CopyOp = CopyOp(code, arguments) if copies else WarpOp(code, arguments)
         if vector:
             self.expect("lanes")
             lanes = self.integer()

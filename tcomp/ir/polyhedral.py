@@ -80,6 +80,22 @@ def model(stmt: Stmt, within: Stmt | None = None, like: Model | None = None) -> 
     return _Builder(stmt, given, {} if like is None else like.parameters).model()
 
 
+def written_twice(stmt: Stmt) -> Buffer | None:
+    """A buffer of which several instances in a statement may write one element; None if it is proved that there is none."""
+    seen: dict[Buffer, isl.Set] = {}
+    for domain, access in [(i.domain, a) for i in model(stmt).instances for a in i.accesses if a.kind != READ]:
+        try:
+            with limited():
+                relation = access.relation.intersect_domain(domain)
+                before, elements = seen.get(access.buffer), relation.range()
+                if not relation.is_injective() or (before is not None and not before.is_disjoint(elements)):
+                    return access.buffer
+                seen[access.buffer] = elements if before is None else before.union(elements)
+        except TooHard:
+            return access.buffer
+    return None
+
+
 class TooHard(Exception):
     """isl gave up on a question within its limit of operations."""
 

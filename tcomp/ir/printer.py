@@ -39,7 +39,7 @@ from tcomp.ir import te
 from tcomp.ir.dtypes import BITS, SIGNED, is_float
 from tcomp.ir.expr import INDEX, Dim, Expr, Reducer, as_expr
 from tcomp.ir.graph import Graph, Node, Value
-from tcomp.ir.instruction import ELEMENT, WARP, Instruction, VectorOp
+from tcomp.ir.instruction import ELEMENT, WARP, CopyOp, Instruction, VectorOp
 from tcomp.ir.loops import SCOPES, SERIAL, Accumulate, Allocate, Block, Buffer, Call, For, If, Kernel, Prefetch, Stmt, Store, While
 
 INFIX = {  # symbol and precedence; all associate to the left, comparisons not at all
@@ -353,7 +353,7 @@ class _Printer:
         if isinstance(op, VectorOp):
             lines.append(f"{inside}emits vector {json.dumps(op.intrinsic)}{called} lanes {op.lanes} group {op.group}")
         else:
-            lines.append(f"{inside}emits warp {json.dumps(op.ptx)}{called}")
+            lines.append(f"{inside}emits {'copy' if isinstance(op, CopyOp) else 'warp'} {json.dumps(op.ptx)}{called}")
         return [*lines, *inner.statement(i.meaning.body, inside), indent + "}"]
 
     def statement(self, stmt: Stmt, indent: str) -> list[str]:

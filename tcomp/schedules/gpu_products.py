@@ -12,6 +12,8 @@ along the outer one, the elements of a thread along the inner one.
 Tensor cores multiply by `mma`; on sm_90a alone a decision may also choose tiles of `wgmma`, which are not the default one before they were
 seen on hardware (`gpu_warpgroups`).
 
+From sm_90 on a decision may have slices copied in bulk (`gpu_bulk`); by default all threads copy them.
+
 Where a result has too few tiles to fill the machine and its fold is long, the fold is divided among blocks first (`divide`).
 """
 
@@ -24,7 +26,7 @@ from tcomp.ir.dtypes import itemsize
 from tcomp.ir.instruction import WARPGROUP
 from tcomp.ir.loops import Accumulate, For, Store, walk
 from tcomp.ir.simplify import linear
-from tcomp.schedules import gpu_warpgroups, gpu_warps
+from tcomp.schedules import gpu_bulk, gpu_warpgroups, gpu_warps
 from tcomp.schedules.gpu_loops import VECTOR_BYTES, divided, fuse_all, lanes, vector_width
 from tcomp.schedules.gpu_tiles import Product, Side, Tile, contiguous_along, find, parts, reads_of, tiles
 from tcomp.schedules.knobs import Knobs
@@ -83,8 +85,12 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
     step = _steps(s, acc, fold, product, tile)
     left, right = names if product.right == 1 else names[::-1]
     s.cache_factors(step, left, right, "shared")
-    for name, reads_along, side in zip(names, along, (tile.rows, tile.columns), strict=True):
-        _slice(s, name, tile, side, reads_along)
+    slices = [_slice(s, name, tile, side, a) for name, a, side in zip(names, along, (tile.rows, tile.columns), strict=True)]
+    in_bulk = _in_bulk(s, acc, slices, tile, target, knobs)
+    for loops, reads_along in zip(slices, along, strict=True):
+        others = gpu_bulk.fill(s, loops, tile.together if tile.tensor else tile.columns.threads) if loops in in_bulk else loops
+        if others:
+            _copied(s, others, tile, reads_along)
     summed = dict(enumerate(stage_axes(s.kernel, acc, True)))
     rank = len(edit.find_buffer(s.kernel, acc).shape)
     if tile.tensor:
@@ -164,8 +170,16 @@ def _fold_of(s: Schedule, acc: str) -> str:
     return found
 
 
-def _slice(s: Schedule, name: str, tile: Tile, side: Side, along: bool) -> None:
-    """How a slice lies in shared memory, and by whom it is copied.
+def _in_bulk(s: Schedule, acc: str, slices: list[list[str]], tile: Tile, target: Target, knobs: Knobs) -> list[list[str]]:
+    """Those of the slices that are copied in bulk, if a decision says so where some can be."""
+    if tile.together == WARPGROUP or not target.executes(gpu_bulk.ARCH):
+        return []
+    possible = [loops for loops in slices if gpu_bulk.is_possible(s, loops)]
+    return possible if possible and knobs.choice(f"{acc}.copies", ("threads", "bulk"), "threads") == "bulk" else []
+
+
+def _slice(s: Schedule, name: str, tile: Tile, side: Side, along: bool) -> list[str]:
+    """How a slice lies in shared memory; the loops that fill it.
 
     One that lies along the fold in memory does so here, and is copied in vectors. Others lie along the tile, unless tensor cores want
     narrow elements side by side along the fold, or all in core matrices. Of columns, neighbouring threads read neighbouring rows.
@@ -187,12 +201,12 @@ def _slice(s: Schedule, name: str, tile: Tile, side: Side, along: bool) -> None:
     elif not along:
         last = letters[-2] + (f"+0+{2 * beside}" if tile.tensor else "")
         s.relayout(name, f"({','.join([letters[-1], *letters[:-2], last])})")
-    _copied(s, name, loops, tile, along)
+    return loops
 
 
-def _copied(s: Schedule, name: str, loops: list[str], tile: Tile, along: bool) -> None:
-    """By all threads of the block, in vectors."""
-    width = _copy_width(s, name, edit.find_loop(s.kernel, loops[-1]))
+def _copied(s: Schedule, loops: list[str], tile: Tile, along: bool) -> None:
+    """A slice, by all threads of the block, in vectors."""
+    width = _copy_width(edit.find_loop(s.kernel, loops[-1]))
     lane = None
     if width > 1:
         loops[-1], lane = s.split(loops[-1], width)
@@ -212,9 +226,9 @@ def _copied(s: Schedule, name: str, loops: list[str], tile: Tile, along: bool) -
         s.apply("set_kind", x, kind)
 
 
-def _copy_width(s: Schedule, name: str, last: For) -> int:
+def _copy_width(last: For) -> int:
     """How many neighbours a thread copies at once: as many as certainly lie aligned in a row, and are there or not together."""
-    store = next(x for x in walk(s.kernel.body) if isinstance(x, Store) and x.buffer.name == name)
+    store = next(x for x in walk(last) if isinstance(x, Store))
     width = VECTOR_BYTES // itemsize(store.buffer.dtype)
     while extent_of(last.extent) % width:
         width //= 2

@@ -3,8 +3,8 @@
 An instruction is named by the call that makes it, so that a trace can say it in few words; `named` reads the name back.
 
 Costs are of the cores they were made for: two 512-bit FMA ports (x86 servers), two 128-bit pipes (NEON), a tensor core of sm_80.
-Sources: Intel Intrinsics Guide; Arm Architecture Reference Manual, C7.2 (SDOT); PTX ISA 8.5, sections 9.7.14 (fragments of
-mma) and 9.7.15 (wgmma: matrix descriptors, fragments of the sum, the asynchronous proxy).
+Sources: Intel Intrinsics Guide; Arm Architecture Reference Manual, C7.2 (SDOT); PTX ISA 8.5, sections 9.7.9 (cp.async.bulk), 9.7.14
+(fragments of mma) and 9.7.15 (wgmma: matrix descriptors, fragments of the sum, the asynchronous proxy).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tcomp.ir import expr as E
 from tcomp.ir import te
 from tcomp.ir.dtypes import BITS, itemsize
 from tcomp.ir.expr import Expr, Reducer
-from tcomp.ir.instruction import CORE, ELEMENT, WARP, WARPGROUP, Fragment, Instruction, Operand, VectorOp, WarpOp, lane_of
+from tcomp.ir.instruction import CORE, ELEMENT, RUN, WARP, WARPGROUP, CopyOp, Fragment, Instruction, Operand, VectorOp, WarpOp, lane_of
 from tcomp.ir.loops import Accumulate, Buffer, Kernel, Stmt, Store, loop, over
 from tcomp.ir.parser import parse_instruction
 from tcomp.target import Target
@@ -114,6 +114,7 @@ _MMA = {  # dtype: (its name in PTX, that of the sum, depth, elements of one reg
     "uint8": ("u8", "int32", 32, 4, "sm_80"),
 }
 _REGISTER = ("register",)
+LONGEST_RUN = 1 << 20  # bytes: a barrier object counts fewer
 
 
 @cache
@@ -220,9 +221,32 @@ def tf32(x: Expr) -> Expr:
     return E.bitcast(E.bitcast(x, "uint32") & 0xFFFFE000, "float32")
 
 
+# ---------------------------------------------------------------- copies into shared memory
+
+
+@cache
+def bulk_copy(dtype: str, count: int) -> Instruction:
+    """`cp.async.bulk` (from sm_90 on) of `count` elements, a multiple of 16 bytes, that lie side by side, from global into shared memory:
+
+        for i in 0..count { to[i] = from[i] }
+
+    One thread starts it; the whole run is moved in the background, and its bytes are counted by a barrier object in shared memory. Both places
+    are multiples of 16 bytes. What hangs over an edge is not copied so: `specialize` keeps it apart. Nowhere the default before it was measured
+    on hardware.
+    """
+    size = count * itemsize(dtype) if dtype in BITS and isinstance(count, int) else 0
+    if size < RUN or size % RUN or size >= LONGEST_RUN:
+        raise ScheduleError(f"bulk_copy of {count} elements of {dtype}", hint=f"a multiple of {RUN} bytes, less than {LONGEST_RUN}")
+    to, source = Buffer("to", dtype, (count,)), Buffer("from", dtype, (count,))
+    nest = loop("i", count, lambda i: Store(to, (i,), source[i]))
+    op = CopyOp("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes", ("to", "from"))
+    operands = (Operand((1,), ("shared",)), Operand((1,), ("global",)))
+    return Instruction(_call("bulk_copy", (dtype, count)), Kernel("meaning", (to, source), (to,), (), nest), operands, op, ("sm_90",), max(1.0, size / 64), 1)
+
+
 # ---------------------------------------------------------------- names
 
-_GENERATORS = {f.__name__: f for f in (fma_tile, vpdpbusd, sdot, mma, mma_fill, mma_store, wgmma)}
+_GENERATORS = {f.__name__: f for f in (fma_tile, vpdpbusd, sdot, mma, mma_fill, mma_store, wgmma, bulk_copy)}
 
 
 def _call(name: str, arguments: tuple[int | str, ...]) -> str:

@@ -49,6 +49,7 @@ from tcomp.schedules.primitives.promote import promote
 from tcomp.schedules.primitives.reduction import decompose_reduction, mask, rfactor
 from tcomp.schedules.primitives.sequence import fission, fuse_loops
 from tcomp.schedules.primitives.shape import fuse, partition, reorder, split
+from tcomp.schedules.primitives.specialize import specialize
 from tcomp.schedules.primitives.stages import compute_at, inline, reverse_compute_at
 from tcomp.schedules.primitives.storage import cache_read, cache_write, precompute, relayout, set_scope
 from tcomp.schedules.primitives.stream import stream
@@ -62,7 +63,7 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
         split, reorder, fuse, partition, set_kind, distribute, inline, compute_at, reverse_compute_at, cache_read, cache_write,
         cache_factors, precompute, relayout, set_scope, pipeline, rfactor, decompose_reduction, mask,
         tensorize, affine, skew, shift, fission, fuse_loops, collapse, expand, prefetch, promote, unguard, clean, note,
-        stream, online,
+        stream, online, specialize,
     )
 }  # fmt: skip
 
@@ -376,6 +377,10 @@ class Schedule:
     @_documents(unguard)
     def unguard(self, loop: Loop) -> None:
         self.apply("unguard", loop)
+
+    @_documents(specialize)
+    def specialize(self, loop: Loop) -> str:
+        return self.apply("specialize", loop)
 
     @_documents(skew)
     def skew(self, outer: Loop, inner: Loop, factor: int) -> None:

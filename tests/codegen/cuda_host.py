@@ -7,6 +7,9 @@ The blocks of a launch run one after the other. The threads of a block are conte
 descending order: a missing barrier, or two threads that write one element, shows as a difference between the two orders or from the
 reference. A thread that misses a barrier that others wait at is reported.
 
+Copies in bulk are done at the last moment, too: a barrier object completes a phase when all threads have arrived and all bytes announced were
+copied, and what was copied is there for whoever then waits. Waits that would not end are reported, and objects that are used anew too early.
+
 Products in the background read shared memory as soon as they are started where threads ascend, and as late as possible where they descend;
 the sums are as they were until they are waited for.
 """
@@ -80,6 +83,35 @@ static void commit_copies() { Copies &c = mine(); c.groups.push_back(c.started);
 static void wait_copies(size_t pending) {
   for (auto &groups = mine().groups; groups.size() > pending; groups.pop_front())
     for (const Copy &c : groups.front()) { memcpy(c.to, c.from, c.size); memset(c.to + c.size, 0, c.bytes - c.size); }
+}
+
+// Copies in bulk, by the barrier objects that count their bytes.
+struct Group { int threads, missing, phase; long long announced, copied; std::vector<Copy> started, there; };
+static std::map<unsigned, Group> bulk;
+static bool together, stuck;
+static void prepare_group(unsigned at, int threads) { bulk[at] = {threads, threads, 0, 0, 0, {}, {}}; }
+static void announce_bytes(unsigned at, int bytes) { bulk.at(at).announced += bytes; }
+static void copy_in_bulk(unsigned to, unsigned long long from, int bytes, unsigned at) {
+  Group &g = bulk.at(at);
+  char *const place = &origin + (int)to;
+  misaligned |= (unsigned long long)place % 16 || from % 16 || bytes % 16;
+  stuck |= (g.copied += bytes) > g.announced;
+  memset(place, 0x7f, bytes);
+  g.started.push_back({place, (const char *)from, bytes, bytes});
+}
+static void arrive_at(unsigned at) {
+  Group &g = bulk.at(at);
+  if (--g.missing || g.copied != g.announced) return;
+  stuck |= !g.there.empty();  // nobody has waited for the phase before
+  g = {g.threads, g.threads, g.phase + 1, 0, 0, {}, g.started};
+}
+static unsigned wait_at(unsigned at, unsigned parity) {  // all threads wait for a group alike
+  if (together) __syncthreads();
+  Group &g = bulk.at(at);
+  stuck |= g.phase % 2 == parity;
+  for (const Copy &c : g.there) memcpy(c.to, c.from, c.size);
+  g.there.clear();
+  return 1;
 }
 
 // A warp that is executed together: its threads leave their registers and read those of the others when all have. Written from the
@@ -165,12 +197,15 @@ template <class F> int run(bool barriers, bool descending, const int *grid, cons
   static F *the; the = &body; job = [] { (*the)(); };
   const int threads = block[0] * block[1] * block[2];
   late = descending;
+  together = barriers;
+  stuck = misaligned = false;
   if (barriers && (int)fibers.size() < threads) {
     fibers.resize(threads);
     for (auto &f : fibers) f.stack.resize(1 << 18);
   }
   for (int n = 0; n < grid[0] * grid[1] * grid[2]; ++n) {
     copies.clear();
+    bulk.clear();
     blockIdx = {n % grid[0], n / grid[0] % grid[1], n / grid[0] / grid[1]};
     for (int m = 0; m < threads; ++m) {
       const int t = descending ? threads - 1 - m : m;
@@ -195,7 +230,7 @@ template <class F> int run(bool barriers, bool descending, const int *grid, cons
       some = alive;
     }
   }
-  return misaligned ? 2 : 0;
+  return stuck ? 3 : misaligned ? 2 : 0;
 }
 """
 
@@ -213,7 +248,14 @@ _ASM = (  # what stands for the instructions of the device
      "copy_later(to, from, N, size);"),
     (re.compile(r'asm volatile\("\{ \.reg \.pred add; setp\.eq\.b32 add, 0, 0; (wgmma[\w.]+) [^"]*" : (.*) : ("l".*)\);'), _group_mma),
     (re.compile(r'asm volatile\("wgmma\.wait_group\.sync\.aligned 0;"[^;]*\);'), "wait_products();"),
-    (re.compile(r'asm volatile\("(?:wgmma\.fence\.sync\.aligned;|wgmma\.commit_group\.sync\.aligned;|fence\.proxy\.async\.shared::cta;|)"[^;]*\);'), ";"),
+    (re.compile(r'asm volatile\("mbarrier\.init[^"]*" :: "r"\((.*)\), "r"\((\w+)\) : "memory"\);'), r"prepare_group(\1, \2);"),
+    (re.compile(r'asm volatile\("mbarrier\.expect_tx[^"]*" :: "r"\((\w+)\), "r"\((\w+)\) : "memory"\);'), r"announce_bytes(\1, \2);"),
+    (re.compile(r'asm volatile\("cp\.async\.bulk[^"]*, (\d+), [^"]*" :: "r"\((.*)\), "l"\((.*)\), "r"\((.*)\) : "memory"\);'),
+     r"copy_in_bulk(\2, \3, \1, \4);"),
+    (re.compile(r'asm volatile\("mbarrier\.arrive[^"]*" :: "r"\((.*)\) : "memory"\);'), r"arrive_at(\1);"),
+    (re.compile(r'asm volatile\("\{ \.reg \.pred p; mbarrier\.try_wait\.parity[^"]*" : "=r"\((\w+)\) : "r"\((\w+)\), "r"\((\w+)\) : "memory"\);'),
+     r"\1 = wait_at(\2, \3);"),
+    (re.compile(r'asm volatile\("(?:wgmma\.fence\.sync\.aligned;|wgmma\.commit_group\.sync\.aligned;|fence\.proxy\.async\.shared::cta;|fence\.mbarrier_init\.release\.cluster;|)"[^;]*\);'), ";"),
     (re.compile(r'asm volatile\("cp\.async\.commit_group;"[^;]*\);'), "commit_copies();"),
     (re.compile(r'asm volatile\("cp\.async\.wait_group %0;"[^;]*\);'), "wait_copies(N);"),
 )  # fmt: skip
@@ -273,4 +315,5 @@ def launch(text: str, name: str, grid: Sequence[int], block: Sequence[int], args
     three = ctypes.c_int * 3
     code = getattr(library(text, optimise), f"{name}_run")(int(descending), three(*grid), three(*block), places)
     assert code != 1, f"{name}: some threads of a block wait at a barrier that others do not reach"
+    assert code != 3, f"{name}: a wait for copies in bulk does not end, or their barrier objects are used anew too early"
     assert code == 0, f"{name}: a copy in the background is not aligned"

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tcomp.codegen.cuda import emit_kernel
-from tcomp.codegen.cuda_barriers import FOLLOWED, Placement, phases, place, unproved
+from tcomp.codegen.cuda_barriers import FOLLOWED, Placement, phases, place, under_way, unproved
 from tcomp.ir import te
 from tcomp.ir.expr import Expr, as_expr
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, If, Kernel, Stmt, block, loop, store
@@ -115,8 +115,8 @@ def test_groups_beyond_those_that_are_told_apart() -> None:
     others = [Buffer(f"r{n}", "float32", (1, THREADS), "shared") for n in range(FOLLOWED + 3)]
     more = [block(copy(f"copy{n}", b, 0, n), use(f"use{n}", X, n)) for n, b in enumerate(others)]
     body = block(copy("copy", ring, 0, 1), use("between", X, 0), *more, use("use", ring, 0))
-    placement, _ = placed(body)
-    assert list(placement.before.values()) == [FOLLOWED - 1]
+    placement, copies = placed(body)
+    assert list(placement.before.values()) == [FOLLOWED - 1] and under_way(body, copies, placement) > FOLLOWED
     assert not races(body)
 
 
@@ -134,16 +134,37 @@ def test_a_barrier_in_a_loop_that_may_not_run_is_none() -> None:
 
 
 def test_a_barrier_in_one_branch_is_none_in_the_other() -> None:
-    a = Buffer("a", "float32", (1, THREADS), "shared")
-    body = block(
-        loop("set_a", THREADS, lambda t: store(a, (0, t), 1.0), "thread.x"),
-        If(SIZE < 2, use("then", a, 0), use("else", a, 0)),
-        If(SIZE < 1, use("again", a, 0)),
-        loop("set", THREADS, lambda t: store(a, (0, t), 2.0), "thread.x"),
-    )
-    placement, _ = placed(body)
-    assert len(placement.before) == 3  # in each branch, and before the elements are overwritten
-    assert not races(body, range(3))
+    a, b = (Buffer(name, "float32", (1, THREADS), "shared") for name in "ab")
+
+    def branches(other: Buffer) -> Stmt:
+        return block(
+            loop("set_a", THREADS, lambda t: store(a, (0, t), 1.0), "thread.x"),
+            If(SIZE < 2, use("then", a, 0), use("else", other, 0)),
+            If(SIZE < 1, use("again", a, 0)),
+            loop("set", THREADS, lambda t: store(a, (0, t), 2.0), "thread.x"),
+        )
+
+    for other, expected in ((b, ["For", "For", "For"]), (a, ["For", "If"])):  # before both branches, if both need it; before a is overwritten
+        placement, _ = placed(branches(other))
+        assert sorted(type(s).__name__ for s in placement.before) == expected
+        assert not races(branches(other), range(3))
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_copies_of_two_kinds_take_one_barrier_and_their_groups_are_counted(stages: int) -> None:
+    """Full tiles and those over an edge: one of two copies in each step."""
+    ring = Buffer("ring", "float32", (stages, THREADS), "shared")
+    ahead = stages - 1
+
+    def either(name: str, slot: Expr, row: Expr) -> Stmt:
+        return If(SIZE < 20, copy(f"copy_{name}", ring, slot, row), copy(f"copy_{name}_e", ring, slot, row))
+
+    prologue = loop("p", ahead, lambda p: either("p", p, p))
+    body = block(prologue, loop("k", SIZE, lambda k: block(either("k", (k + ahead) % stages, k + ahead), use("use", ring, k % stages))))
+    placement, copies = placed(body)
+    assert [(type(s), n) for s, n in placement.before.items()] == [(If, stages - 2)] and placement.groups == copies
+    assert under_way(body, copies, placement) == ahead
+    assert not races(body, range(3 * stages))
 
 
 def test_a_loop_whose_length_other_threads_have_written() -> None:
@@ -244,3 +265,6 @@ def test_a_barrier_that_some_threads_pass_by_is_not_proved() -> None:
     body = block(first, If(mine[0] < 1, use("use", a, 0)))
     placement, copies = placed(body)
     assert len(placement.before) == 1 and unproved(body, copies, placement) == list(placement.before)
+    some = If(mine[0] < 1, copy("copy", a, 0, 1))  # which some threads would count, and others not
+    placement, copies = placed(some)
+    assert not unproved(some, copies, placement) and unproved(some, copies, placement, placement.groups) == list(copies)

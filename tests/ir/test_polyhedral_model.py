@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import islpy as isl
 import pytest
@@ -11,7 +12,7 @@ from tcomp.ir import expr as E
 from tcomp.ir import te
 from tcomp.ir.expr import Expr, as_expr, evaluate_int
 from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, For, If, Stmt, Store, While, block, loop, store
-from tcomp.ir.polyhedral import FOLD, READ, WRITE, TooHard, limited, model
+from tcomp.ir.polyhedral import FOLD, READ, WRITE, TooHard, limited, model, written_twice
 
 N = E.dim("n", 1)
 A, B = Buffer("A", "float32", (N, N)), Buffer("B", "float32", (N, N))
@@ -172,3 +173,20 @@ def test_questions_have_a_limit() -> None:
             isl.Set("{ [i] : i > 0 }").is_empty()
         isl.Set(f"{{ [i, j] : {hard} }}").is_empty()
     assert not isl.Set("{ [i] : i > 0 }").is_empty()
+
+
+@pytest.mark.parametrize(
+    ("index", "twice"),
+    [
+        (lambda i, j, k: k * 20 + i * 4 + j, False), (lambda i, j, k: k * 20 + i * 3 + j, True), (lambda i, j, k: i * 4 + j % 4, False),
+        (lambda i, j, k: (i + k) % 5 * 4 + j, False), (lambda i, j, k: (i + k) % 4 * 4 + j, True), (lambda i, j, k: i, True),
+        (lambda i, j, k: i // 2 * 8 + i % 2 * 4 + j, False), (lambda i, j, k: i * i * 4 + j, True), (lambda i, j, k: P[i] * 4 + j, True),
+    ],
+)  # fmt: skip
+def test_elements_written_once(index: Callable[[Expr, Expr, Expr], Expr], twice: bool) -> None:
+    """In one iteration of a loop around; what is not affine may be any element."""
+    outer = E.loop_var("k", N)
+    nest = loop("i", 5, lambda i: loop("j", 4, lambda j: store(A, (0, index(i, j, outer)), 1.0)))
+    assert (written_twice(nest) is A) == twice
+    assert written_twice(block(nest, loop("m", 2, lambda m: store(A, (1, m), 2.0)))) is (A if twice else None)
+    assert written_twice(block(nest, store(A, (0, index(as_expr(2), as_expr(1), outer)), 2.0))) is A

@@ -122,7 +122,7 @@ def fresh(kernel: Kernel, name: str) -> str:
 
 
 def guard(conditions: Sequence[Expr], body: Stmt) -> Stmt:
-    """`If` placed below the loops that stand directly inside, so that nests stay perfect."""
+    """`If` placed below the loops that stand directly inside, and inside of both branches of an `If`, so that nests stay perfect."""
     for condition in reversed(E.nested([c for c in map(simplify, conditions) if not prove(c)])):
         if condition.op != "const":
             body = _guarded(condition, body)
@@ -137,6 +137,8 @@ def _guarded(condition: Expr, stmt: Stmt) -> Stmt:
         return replace(stmt, body=_guarded(condition, stmt.body))
     if isinstance(stmt, If) and stmt.otherwise is None and not E.reads(stmt.cond):
         return If(E.binary("and", stmt.cond, condition), stmt.then)
+    if isinstance(stmt, If) and stmt.otherwise is not None and not E.reads(stmt.cond):
+        return If(stmt.cond, _guarded(condition, stmt.then), _guarded(condition, stmt.otherwise))
     return If(condition, stmt)
 
 

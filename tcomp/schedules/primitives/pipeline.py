@@ -40,7 +40,8 @@ def pipeline(kernel: Kernel, loop: str, stages: int, *buffers: str) -> tuple[Ker
 
     Good for hiding the latency of memory: copies run ahead of the computation. The price is the memory for the copies. On a GPU (below),
     phases that only copy from global to shared memory run in the background from sm_80 on (`cp.async`): the copies of one iteration are
-    a group, and one barrier an iteration suffices, behind a wait for all groups but the newest `stages - 2`.
+    a group, and one barrier an iteration suffices, behind a wait for all groups but the newest `stages - 2`. So do copies in bulk (`bulk_copy`,
+    from sm_90 on), each a run that one thread starts.
 
       >>> from tcomp import te
       >>> from tcomp.schedules import Schedule
