@@ -47,6 +47,7 @@ from tcomp.passes.rewrite import Notes
 from tcomp.passes.runner import run_passes
 from tcomp.passes.simplify import simplify
 from tcomp.runtime import Artifact, Module, read_artifact, write_artifact
+from tcomp.schedules.gpu_online import FEWEST
 from tcomp.schedules.knobs import Decisions, Knobs
 from tcomp.schedules.lower import tensors_of
 from tcomp.schedules.schedule import Schedule
@@ -198,6 +199,11 @@ def graph_passes(
     def layouts(body: Graph, constants: frozenset[int]) -> Mapping[int, Layout]:
         return operand_layouts(body, constants, target, Knobs(decide(body, constants).decisions) if decide else None)
 
+    def attention(g: Graph) -> Graph:
+        if target.kind == "cpu":
+            return join_attention(g, target.l2, notes)
+        return join_attention(g, target.shared_of_block, notes, FEWEST * target.gpu.sms)
+
     def algorithms(g: Graph) -> Graph:
         return choose_algorithms(g, target.vector_bits // 32, notes, *([decide.algorithm] if decide else []))
 
@@ -210,7 +216,7 @@ def graph_passes(
         ("merge-equal", merge_equal),
         ("eliminate-dead", eliminate_dead),
         *([("algorithms", algorithms)] if winograd and target.kind == "cpu" else []),
-        *([("attention", lambda g: join_attention(g, target.l2, notes))] if target.kind == "cpu" else []),
+        *([("attention", attention)] if target.precision == "fp32" else []),  # tensor cores multiply one operator after the other
         ("partition", lambda g: partition(g, report.not_fused.append, halos)),
         ("layout", lambda g: choose_layouts(g, layouts, halos)),
     ]

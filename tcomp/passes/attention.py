@@ -1,8 +1,9 @@
-"""Attention: products with a softmax go through each row of scores once, where the scores of one matrix would not stay in a near cache.
+"""Attention: products with a softmax go through each row of scores once, where the scores of one matrix would not stay in near memory.
 
 matmul(softmax(x), v) becomes one operator, `softmax_product`, in which x is read by folds alone. `partition` then computes x in the same
-kernel, and the schedule (`schedules.online`) block by block: no array of queries x keys is stored. Short rows stay as they are: all of
-them are in the cache, and one operator after the other has nothing to rescale.
+kernel, and the schedule (`schedules.online`, `schedules.gpu_online`) block by block: no array of queries x keys is stored. Short rows stay
+as they are: all of them are near, and one operator after the other has nothing to rescale. So do few rows of a GPU, whose tiles would leave
+it idle: operators of their own divide rows as well.
 
 Source: T. Dao et al., "FlashAttention: fast and memory-efficient exact attention with IO-awareness" (2022).
 """
@@ -10,6 +11,7 @@ Source: T. Dao et al., "FlashAttention: fast and memory-efficient exact attentio
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, bounds
@@ -23,9 +25,10 @@ LONG = 256  # elements of a row: several blocks
 UNBOUNDED = 1 << 20  # a size that may be larger is one of which nothing is known
 
 
-def join_attention(graph: Graph, near: int, notes: Notes | None = None) -> Graph:
+def join_attention(graph: Graph, near: int, notes: Notes | None = None, least: int = 0) -> Graph:
     """The graph with products of float32 or float64 with a softmax as one operator each, where a matrix of scores may take more than
-    `near` bytes (those of a core's own cache). Symbolic sizes count with their upper bounds; without one they stay apart."""
+    `near` bytes (those of a core's own cache, of the shared memory of a GPU's block), and all matrices have `least` rows together. Symbolic
+    sizes count with their upper bounds; without one they stay apart, and a number of matrices counts as 1."""
 
     def one_pass(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
         """matmul(softmax(x), v) = softmax_product(x, v)"""
@@ -44,7 +47,9 @@ def join_attention(graph: Graph, near: int, notes: Notes | None = None) -> Graph
         if rows is None or keys is None:
             return "the number of scores is not bounded"
         if keys < LONG or rows * keys * itemsize(x.dtype) <= near:
-            return "the scores stay in the cache"
+            return "the scores stay near"
+        if prod(_most(n) or 1 for n in x.shape[:-1]) < least:
+            return "there are too few rows to keep all processors busy"
         return rewriter.add(SOFTMAX_PRODUCT, [x, node.inputs[1]], {}, node.name)
 
     return rewrite_graph(graph, (one_pass,), notes)

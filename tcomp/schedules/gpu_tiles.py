@@ -211,7 +211,7 @@ def _cycles(fold: Nest, product: Product, tile: Tile, parts: int, target: Target
     blocks = tile.blocks(fold) * parts
     together = -(-blocks // target.gpu.sms) if blocks > target.gpu.sms else 1.5  # a block alone waits more
     length = prod(extent_of(x.extent) for x in fold.folds) / parts
-    each = _tensor_cycles(tile) if tile.tensor else _cycles_of_warp(fold, product, tile) * (tile.threads // 32)
+    each = _tensor_cycles(tile) if tile.tensor else cycles_of_warp(fold, product, tile) * (tile.threads // 32)
     return (each + STEP / tile.depth) * together * length + (_meeting(fold, parts, target) if parts > 1 else 0)
 
 
@@ -225,7 +225,7 @@ def _tensor_cycles(tile: Tile) -> float:
     return max(multiplies, reads) + 0.25 * min(multiplies, reads) + (rows.size + columns.size) * size / 128
 
 
-def _cycles_of_warp(fold: Nest, product: Product, tile: Tile) -> float:
+def cycles_of_warp(fold: Nest, product: Product, tile: Tile) -> float:
     rows, columns = tile.rows, tile.columns
     along = [contiguous_along(r, product.sliced) for r in reads_of(fold, product)]
     reads = rows.each * (0.25 if along[0] else 1 / _power_in(rows.each, 4)) + columns.each / _power_in(columns.each, 2)

@@ -12,7 +12,7 @@ No array of rows x keys is ever stored: a block of scores, its weights and the s
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, as_dim, as_expr
 from tcomp.ir.loops import STACK_LIMIT, Accumulate, For, Kernel, Stmt, Store, children, walk
-from tcomp.schedules.groups import attachments
+from tcomp.schedules.groups import attachments, schedule_each
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import edit
 from tcomp.schedules.primitives.sites import Chain, chain_of
@@ -93,12 +93,24 @@ def _is_maximum(fold: Nest) -> bool:
     return reducer is not None and reducer.combine in (E.maximum(reducer.lhs, reducer.rhs), E.maximum(reducer.rhs, reducer.lhs))
 
 
+def in_one_pass(s: Schedule, apply: Callable[[Online], None]) -> set[str]:
+    """Apply a schedule to all products with a softmax; returns the buffers whose nests are still as lowered."""
+    left = {n.writes.name for n in nests(s.kernel)}
+
+    def applied(found: Online) -> None:
+        apply(found)
+        left.difference_update(found.stages)
+
+    schedule_each(s, chains(s.kernel), applied, "is computed stage by stage")
+    return left
+
+
 def schedule(s: Schedule, found: Online, target: Target, knobs: Knobs) -> None:
     for name in found.weights:
         s.inline(name)
     product = next(n for x in found.sums if is_product(n := fold_nest(s.kernel, x)))
     (fold,) = fold_nest(s.kernel, found.maximum).folds
-    rows, columns, others = _axes(s, found, product)
+    rows, columns, others = axes(s, found, product)
     lanes = lanes_of(target, [product.writes, *(r.attr for r in product.reads)])
     size = itemsize(product.writes.dtype)
     most = NEAR // size // max(BLOCK, extent_of(columns.extent))
@@ -120,7 +132,7 @@ def schedule(s: Schedule, found: Online, target: Target, knobs: Knobs) -> None:
         for name in [x for x in s.loops if _is_copy(x, blocks)]:
             s.partition(name, as_dim(as_expr(fold.extent) // length))
     s.clean()
-    for c in _statements(s.kernel.body):
+    for c in statements(s.kernel.body):
         name = c.write.buffer.name
         if _is_copy(name, terms):
             _terms(s, c, lanes, target)
@@ -134,7 +146,7 @@ def schedule(s: Schedule, found: Online, target: Target, knobs: Knobs) -> None:
         threads(s, [x for x in loops if x in s.loops], True, knobs)
 
 
-def _axes(s: Schedule, found: Online, product: Nest) -> tuple[For, For, list[str]]:
+def axes(s: Schedule, found: Online, product: Nest) -> tuple[For, For, list[str]]:
     """The loops of the result over rows, that is along the last dimension of the maximum, and over columns; the names of the others."""
     out = result_nest(s.kernel, found.result)
     row = next(r.args[-1:] for r in product.reads if r.attr.name == found.maximum)
@@ -203,13 +215,13 @@ def _is_copy(name: str, original: str) -> bool:
     return re.fullmatch(rf"{re.escape(original)}(\.t\d*)*", name) is not None
 
 
-def _statements(stmt: Stmt) -> list[Chain]:
+def statements(stmt: Stmt) -> list[Chain]:
     """The nests of one statement each, in order."""
     found = chain_of(stmt)
-    return [found] if found is not None else [c for item in children(stmt) for c in _statements(item)]
+    return [found] if found is not None else [c for item in children(stmt) for c in statements(item)]
 
 
-def _along(c: Chain, dim: int) -> str | None:
+def along(c: Chain, dim: int) -> str | None:
     """The loop along a dimension, from the last one, of what a nest writes; None where that is a single place."""
     index = c.write.indices[dim] if len(c.write.indices) >= -dim else None
     return next((x.var.attr.name for x in c.loops if x.var is index), None)
@@ -221,7 +233,7 @@ def _extent(s: Schedule, loop: str) -> int:
 
 def _tiled(s: Schedule, c: Chain, lanes: int, target: Target, fold: str | None = None) -> str | None:
     """A register tile of rows and vectors, inside of `fold`; returns the loop over tiles. None where there is but a row or a column."""
-    row, column = _along(c, -2), _along(c, -1)
+    row, column = along(c, -2), along(c, -1)
     if row is None or column is None:
         return None
     tile = _tile(_extent(s, row), -(-_extent(s, column) // lanes), target)
@@ -250,12 +262,12 @@ def _terms(s: Schedule, c: Chain, lanes: int, target: Target) -> None:
 
 
 def _fold_of(s: Schedule, name: str) -> Chain:
-    return next(c for c in _statements(s.kernel.body) if isinstance(c.write, Accumulate) and c.write.buffer.name == name)
+    return next(c for c in statements(s.kernel.body) if isinstance(c.write, Accumulate) and c.write.buffer.name == name)
 
 
 def _in_lanes(s: Schedule, c: Chain, lanes: int) -> None:
     """Lanes along the last dimension, a few vectors of it in a row."""
-    if (column := _along(c, -1)) is None:
+    if (column := along(c, -1)) is None:
         return
     vectors, lane = s.split(column, lanes)
     s.vectorize(lane)
@@ -287,7 +299,7 @@ def _steps(s: Schedule, fold: str, c: Chain) -> None:
 
 def _along_the_row(s: Schedule, c: Chain, lanes: int) -> None:
     """A fold of each row by itself: partial results in lanes, then one of them."""
-    used, name, row = E.variables(*c.write.indices), c.write.buffer.name, _along(c, -1)
+    used, name, row = E.variables(*c.write.indices), c.write.buffer.name, along(c, -1)
     fold = next((x for x in c.loops if x.var not in used), None)
     if fold is None or row is None:
         return

@@ -64,13 +64,13 @@ def test_nodes_without_inputs_are_passed_over():
 @pytest.mark.parametrize(
     "options, why",
     [
-        ({"rows": 64}, "the scores stay in the cache"),
-        ({"rows": 1000, "keys": 255}, "the scores stay in the cache"),
+        ({"rows": 64}, "the scores stay near"),
+        ({"rows": 1000, "keys": 255}, "the scores stay near"),
         ({"axis": 1}, "the sums are not along the rows of the softmax"),
         ({"also": "weights"}, "the softmax is used elsewhere"),
         ({"dtype": "float16"}, "not for float16"),
         ({"rows": te.var("n")}, "the number of scores is not bounded"),
-        ({"rows": te.var("n", 1, 64)}, "the scores stay in the cache"),
+        ({"rows": te.var("n", 1, 64)}, "the scores stay near"),
         ({"after": (RELU,)}, None),
     ],
     ids=["few rows", "short rows", "columns", "weights", "float16", "unbounded", "bounded", "another operator"],
@@ -120,9 +120,22 @@ def test_a_product_of_weights_that_are_no_softmax_of_a_product(unchanged):
     assert operators(unchanged(before, join_attention(before, NEAR), rtol=1e-5)) == ["transpose", "softmax_product"]
 
 
-def test_only_for_cpus():
+@pytest.mark.parametrize("batch, joined", [((2,), False), ((3,), True), ((te.var("b", 1, 3),), True), ((te.var("b", 1),), False)], ids=str)
+def test_few_rows_stay_apart_where_many_are_wanted(batch, joined):
+    """A GPU has to be kept busy; of matrices whose number is not bounded there may be one."""
+    graph, notes = attention(batch=batch), Notes()
+    assert (operators(join_attention(graph, NEAR, notes, 400)) == JOINED) == joined
+    assert joined or "too few rows" in str(notes.lines)
+
+
+def test_on_gpus_in_true_float32():
+    """Where the scores would not stay in a block's shared memory, and rows are enough for half of the multiprocessors; tensor cores multiply
+    one operator after the other."""
     assert "attention" in dict(graph_passes(Target.parse("cpu"), Report()))
-    assert "attention" not in dict(graph_passes(Target.parse("cuda -arch=sm_80"), Report()))
+    passes = dict(graph_passes(Target.parse("cuda -arch=sm_80"), Report()))
+    for rows, keys, batch, joined in ((512, 512, 12, True), (256, 256, 12, True), (256, 256, 4, False), (160, 255, 64, False), (1, 4096, 512, False)):
+        assert (operators(passes["attention"](attention(rows, keys, batch=(batch,)))) == JOINED) == joined
+    assert "attention" not in dict(graph_passes(Target.parse("cuda -arch=sm_80 -precision=tf32"), Report()))
 
 
 def test_infinite_scores():
