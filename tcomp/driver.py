@@ -47,7 +47,7 @@ from tcomp.passes.rewrite import Notes
 from tcomp.passes.runner import run_passes
 from tcomp.passes.simplify import simplify
 from tcomp.runtime import Artifact, Module, read_artifact, write_artifact
-from tcomp.schedules.gpu_online import FEWEST
+from tcomp.schedules import gpu_online
 from tcomp.schedules.knobs import Decisions, Knobs
 from tcomp.schedules.lower import tensors_of
 from tcomp.schedules.schedule import Schedule
@@ -202,7 +202,8 @@ def graph_passes(
     def attention(g: Graph) -> Graph:
         if target.kind == "cpu":
             return join_attention(g, target.l2, notes)
-        return join_attention(g, target.shared_of_block, notes, FEWEST * target.gpu.sms)
+        widths = gpu_online.WIDTHS if target.precision == "fp32" else gpu_online.WIDTHS_OF_WARPS
+        return join_attention(g, target.shared_of_block, notes, gpu_online.FEWEST * target.gpu.sms, widths)
 
     def algorithms(g: Graph) -> Graph:
         return choose_algorithms(g, target.vector_bits // 32, notes, *([decide.algorithm] if decide else []))
@@ -216,7 +217,7 @@ def graph_passes(
         ("merge-equal", merge_equal),
         ("eliminate-dead", eliminate_dead),
         *([("algorithms", algorithms)] if winograd and target.kind == "cpu" else []),
-        *([("attention", attention)] if target.precision == "fp32" else []),  # tensor cores multiply one operator after the other
+        ("attention", attention),
         ("partition", lambda g: partition(g, report.not_fused.append, halos)),
         ("layout", lambda g: choose_layouts(g, layouts, halos)),
     ]

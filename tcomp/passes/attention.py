@@ -10,7 +10,7 @@ Source: T. Dao et al., "FlashAttention: fast and memory-efficient exact attentio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from math import prod
 
 from tcomp.ir.dtypes import itemsize
@@ -25,10 +25,11 @@ LONG = 256  # elements of a row: several blocks
 UNBOUNDED = 1 << 20  # a size that may be larger is one of which nothing is known
 
 
-def join_attention(graph: Graph, near: int, notes: Notes | None = None, least: int = 0) -> Graph:
+def join_attention(graph: Graph, near: int, notes: Notes | None = None, least: int = 0, widths: Container[int] | None = None) -> Graph:
     """The graph with products of float32 or float64 with a softmax as one operator each, where a matrix of scores may take more than
-    `near` bytes (those of a core's own cache, of the shared memory of a GPU's block), and all matrices have `least` rows together. Symbolic
-    sizes count with their upper bounds; without one they stay apart, and a number of matrices counts as 1."""
+    `near` bytes (those of a core's own cache, of the shared memory of a GPU's block), all matrices have `least` rows together, and the
+    result has one of some `widths`. Symbolic sizes count with their upper bounds; without one they stay apart, and a number of matrices
+    counts as 1."""
 
     def one_pass(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
         """matmul(softmax(x), v) = softmax_product(x, v)"""
@@ -43,13 +44,15 @@ def join_attention(graph: Graph, near: int, notes: Notes | None = None, least: i
             return f"not for {x.dtype}"
         if not rewriter.used_once(weights):
             return "the softmax is used elsewhere"
-        rows, keys = map(_most, x.shape[-2:])
+        (rows, keys), columns = map(_most, x.shape[-2:]), node.outputs[0].shape[-1]
         if rows is None or keys is None:
             return "the number of scores is not bounded"
         if keys < LONG or rows * keys * itemsize(x.dtype) <= near:
             return "the scores stay near"
         if prod(_most(n) or 1 for n in x.shape[:-1]) < least:
             return "there are too few rows to keep all processors busy"
+        if widths is not None and (not isinstance(columns, int) or columns not in widths):
+            return f"a block does not compute {columns} columns at a time"
         return rewriter.add(SOFTMAX_PRODUCT, [x, node.inputs[1]], {}, node.name)
 
     return rewrite_graph(graph, (one_pass,), notes)

@@ -7,21 +7,29 @@
         sums                                a tile in registers, scaled, and the products of weights and values added
 
 The factors of both products are read from shared memory: slices of queries and keys, the weights of a block, the values of a block, which
-are copied while the scores of the block before are summed up. No array of rows x keys is ever stored, and what hangs over an edge is zero.
+are copied while the sums of the block before are added up. No array of rows x keys is ever stored, and what hangs over an edge is zero.
+
+Tensor cores compute both products where their instruction computes the same as the sums (see `precision`). Their warps stand along the rows,
+so that four neighbouring threads have a row, and no other ones; terms and weights lie in registers as the fragments of the scores do.
+
+Sources: T. Dao et al., "FlashAttention" (2022); T. Dao, "FlashAttention-2" (2023).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
 from tcomp.errors import ScheduleError
 from tcomp.ir.dtypes import itemsize
+from tcomp.ir.instruction import WARP
 from tcomp.ir.loops import Accumulate
+from tcomp.schedules import gpu_warps
 from tcomp.schedules.gpu_loops import fuse_all, vector_width
 from tcomp.schedules.gpu_products import BACKGROUND, elements, in_registers, sums
-from tcomp.schedules.gpu_tiles import STEP, Product, Side, Tile, contiguous_along, cycles_of_warp, find, reads_of
+from tcomp.schedules.gpu_tiles import LEAST, STEP, Product, Side, Tile, contiguous_along, cycles_of_block, find, reads_of, tensor_depth
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.online import Online, along, axes, statements
 from tcomp.schedules.primitives.sites import Chain
@@ -33,8 +41,9 @@ THREADS = 16  # along each side of a tile
 DEPTH = 16  # of a slice of queries and keys
 STAGES = 2  # of slices, and of values: the next ones are copied while these are used
 EXPONENTIAL = 8  # cycles of a warp for one element of the scores: its exponential, the folds of its row, the weight for others to read
-ACCUMULATORS = 112  # registers of a thread for the elements of its tiles
+ACCUMULATORS, OF_WARPS = 112, 160  # registers of a thread for the elements of its tiles; where tensor cores compute these
 FEWEST = 16  # rows that each multiprocessor should get at least: half a tile of the smallest ones
+WIDTHS, WIDTHS_OF_WARPS = range(LEAST, 513), range(LEAST, 257)  # numbers of columns with tiles that a block can have
 _LETTERS = "abcdefghijklmnop"
 
 
@@ -55,10 +64,12 @@ class Tiles:
     sums: Tile
 
     def shared(self, size: int, stages: int) -> int:
-        """Bytes of shared memory for elements of so many."""
+        """Bytes of shared memory, at most, for elements of so many."""
         rows, keys = self.scores.rows.size, self.scores.columns.size
-        slices = (rows + keys) * (DEPTH + 4)
-        return size * (stages * (slices + keys * self.sums.columns.size) + rows * (keys + 2 * THREADS + 3))
+        depth, lanes = self.scores.depth, 4 if self.scores.tensor else THREADS
+        narrow = itemsize(self.scores.tensor) if self.scores.tensor else size
+        staged = stages * ((rows + keys) * (depth + 8) + (keys + 8) * (self.sums.columns.size + 8)) + rows * (keys + 8)
+        return narrow * staged + size * rows * (2 * lanes + 3)
 
 
 def schedule(s: Schedule, found: Online, target: Target, knobs: Knobs) -> None:
@@ -66,7 +77,7 @@ def schedule(s: Schedule, found: Online, target: Target, knobs: Knobs) -> None:
     parts = _parts(s, found, target)
     (values, product), acc = parts.sums, parts.sums[0].writes.name
     options = _options(parts, target)
-    sizes = tuple((t.scores.rows.each, t.scores.columns.each) for t in options)
+    sizes = tuple((t.scores.rows.threads, t.scores.rows.each, t.scores.columns.each) for t in options)
     tiles = options[sizes.index(knobs.choice(f"{found.maximum}.tile", sizes, sizes[0]))]
     transposed = contiguous_along(reads_of(values, product)[1], product.sliced)
     width = 1 if transposed else vector_width(values, result_nest(s.kernel, found.result), tiles.sums.columns.each)
@@ -103,7 +114,10 @@ def schedule(s: Schedule, found: Online, target: Target, knobs: Knobs) -> None:
     for name in of_rows:
         s.relayout(name, _rows_by_threads(parts.rank, tiles.scores))
     for name in (terms, weights):
-        in_registers(s, name, tiles.scores, 1)
+        if tiles.scores.tensor:
+            s.relayout(name, gpu_warps.held(tiles.scores, parts.rank + 1))
+        else:
+            in_registers(s, name, tiles.scores, 1)
     if parts.scores is not None:
         assert found.scores is not None
         step, slices = sums(s, found.scores, *parts.scores, tiles.scores, 1)
@@ -135,29 +149,39 @@ def _row(s: Schedule, c: Chain, tile: Tile) -> None:
     row, name = along(c, -1), c.write.buffer.name
     assert row is not None
     if isinstance(c.write, Accumulate):
-        partial = s.rfactor(name, _folded(s, name), tile.columns.threads)
+        (fold,) = _folds(s, name)
+        partial = s.rfactor(name, *(gpu_warps.lanes_of_row(s, fold) if tile.tensor else (fold, tile.columns.threads)))
         s.set_scope(partial, "shared")
         for is_fold in (False, True):
             *_, line, lane = stage_axes(s.kernel, partial, is_fold)
-            thread, one = s.split(line, tile.rows.each)
-            s.reorder(thread, lane, one)
-            s.apply("set_kind", thread, "thread.y")
-            s.apply("set_kind", lane, "thread.x")
-            s.unroll(one)
-        s.unroll(_folded(s, partial))
-        rank = len(c.write.indices)
-        s.relayout(partial, _rows_by_threads(rank, tile, _LETTERS[rank]))
+            for x in gpu_warps.rows_by_lanes(s, tile, line, lane) if tile.tensor else _rows_by_lanes(s, tile, line, lane):
+                s.unroll(x)
+        for x in _folds(s, partial):
+            s.unroll(x)
+        if not tile.tensor:
+            rank = len(c.write.indices)
+            s.relayout(partial, _rows_by_threads(rank, tile, _LETTERS[rank]))
         *_, row = stage_axes(s.kernel, name, True)
-        s.unroll(_folded(s, name))
+        (meeting,) = _folds(s, name)
+        s.unroll(meeting)
     thread, one = s.split(row, tile.rows.each)
     s.apply("set_kind", thread, "thread.y")
     s.apply("set_kind", one, "thread.x")
 
 
-def _folded(s: Schedule, name: str) -> str:
-    """The loop that a stage is folded over."""
+def _rows_by_lanes(s: Schedule, tile: Tile, row: str, lane: str) -> list[str]:
+    """As `gpu_warps.rows_by_lanes`."""
+    thread, one = s.split(row, tile.rows.each)
+    s.reorder(thread, lane, one)
+    s.apply("set_kind", thread, "thread.y")
+    s.apply("set_kind", lane, "thread.x")
+    return [one]
+
+
+def _folds(s: Schedule, name: str) -> list[str]:
+    """The loops that a stage is folded over."""
     c = next(c for c in statements(s.kernel.body) if isinstance(c.write, Accumulate) and c.write.buffer.name == name)
-    return str(Nest(c.loops, c.write).folds[0].var.attr.name)
+    return [x.var.attr.name for x in Nest(c.loops, c.write).folds]
 
 
 # ---------------------------------------------------------------- structure and sizes
@@ -169,7 +193,7 @@ def _parts(s: Schedule, found: Online, target: Target) -> Parts:
     def of(name: str) -> tuple[Nest, Product]:
         fold = fold_nest(s.kernel, name)
         product, rank = find(fold, result_nest(s.kernel, name), target), len(fold.leaf.indices)
-        if product is None or product.tensor or (product.rows[-1], product.columns[-1]) != (rank - 2, rank - 1):
+        if product is None or (product.rows[-1], product.columns[-1]) != (rank - 2, rank - 1):
             raise ScheduleError("there are no tiles of rows and columns", why=f"`{name}` is no product of matrices that a block computes in tiles")
         return fold, product
 
@@ -178,6 +202,8 @@ def _parts(s: Schedule, found: Online, target: Target) -> Parts:
     if len(wide) != 1:
         raise ScheduleError("there is not one product with the weights", why=f"there are {len(wide)}")
     parts = Parts(of(found.scores) if found.scores else None, of(wide[0]), rank)
+    if parts.scores and parts.scores[1].tensor != parts.sums[1].tensor:
+        raise ScheduleError("there are no tiles of rows and columns", why="tensor cores compute one of the products, and not the other")
     fold = parts.sums[0]
     if len(fold.folds) != 1 or not isinstance(fold.spatial[-1].extent, int):
         raise ScheduleError("there are no tiles of sums", why=f"the number of columns of `{wide[0]}` is not known, or it is a sum over several axes")
@@ -186,37 +212,43 @@ def _parts(s: Schedule, found: Online, target: Target) -> Parts:
 
 def _options(parts: Parts, target: Target) -> list[Tiles]:
     """The tiles that fit, best first."""
-    size = itemsize(parts.sums[0].writes.dtype)
     stages = STAGES if target.compute_capability >= BACKGROUND else 1
-    options = [t for t in _candidates(parts) if t.shared(size, stages) <= target.shared_of_block]
+    size, most = itemsize(parts.sums[0].writes.dtype), OF_WARPS if parts.sums[1].tensor else ACCUMULATORS
+    kept = [t for t in _candidates(parts) if (t.sums.accumulators + 3 * t.scores.accumulators) * size <= 4 * most]  # scores, terms, weights
+    options = [t for t in kept if t.shared(size, stages) <= target.shared_of_block]
     if not options:
         raise ScheduleError("the sums of a row do not fit", why=f"{parts.sums[0].spatial[-1].extent} of each row are too many for the threads of a block")
     return sorted(options, key=lambda t: _cycles(parts, t, t.shared(size, stages), target))
 
 
 def _candidates(parts: Parts) -> Iterator[Tiles]:
-    """Of the columns all."""
-    columns = -(-extent_of(parts.sums[0].spatial[-1].extent) // THREADS)
-    rank = len(parts.sums[0].leaf.indices)
-    words = itemsize(parts.sums[0].writes.dtype) // 4
-    for each, keys in ((each, keys) for each in (2, 4, 8) for keys in (1, 2, 4)):
-        if each * (columns + 3 * keys) * words <= ACCUMULATORS:
-            across = Side((parts.rank,), THREADS, keys, keys)
-            scores = Tile(Side((parts.rank - 1,), THREADS, each, each), across, DEPTH, "", 1)
-            rows = Side((rank - 2,), THREADS, each, each)
-            yield Tiles(scores, Tile(rows, Side((rank - 1,), THREADS, columns, columns), across.size, "", 1))
+    """With all columns. Warps of tensor cores stand along the rows, so that four neighbours have a row."""
+    (values, product), rank = parts.sums, len(parts.sums[0].leaf.indices)
+    above, tensor, columns = parts.rank - 1, product.tensor, extent_of(values.spatial[-1].extent)
+
+    def tiles(threads: int, each: int, across: int, keys: int, wide: int, units: tuple[int, int, int], depth: int, together: int) -> Tiles:
+        row, key, column = units
+        scores = Tile(Side((above,), threads, each, row), Side((above + 1,), across, keys, key), depth, tensor, together)
+        return Tiles(scores, Tile(Side((rank - 2,), threads, each, row), Side((rank - 1,), across, wide, column), across * keys, tensor, together))
+
+    if tensor:
+        for warps, each, keys in itertools.product((2, 4, 8), (16, 32), (16, 32, 64)):
+            yield tiles(warps, each, 1, keys, -(-columns // 8) * 8, (16, 8, 8), 2 * tensor_depth(tensor), WARP)
+    else:
+        wide = -(-columns // THREADS)
+        for each, keys in itertools.product((2, 4, 8), (1, 2, 4)):
+            yield tiles(THREADS, each, THREADS, keys, wide, (each, keys, wide), DEPTH, 1)
 
 
 def _cycles(parts: Parts, tiles: Tiles, shared: int, target: Target) -> float:
-    """How long the busiest SM computes for an element of all its rows (see `gpu_tiles`)."""
+    """How long the busiest SM computes all its rows (see `gpu_tiles`)."""
     values, product = parts.sums
     blocks, (length,) = tiles.sums.blocks(values), (extent_of(x.extent) for x in values.folds)
     keys = tiles.scores.columns.size
     together = -(-blocks // target.gpu.sms) if blocks > target.gpu.sms else 1.5
     alone = 1.5 if (target.gpu.shared << 10) // shared < 2 else 1.0  # nobody else computes while threads wait for each other
-    multiplied = keys * cycles_of_warp(values, product, tiles.sums)
+    each = keys * cycles_of_block(values, product, tiles.sums) + tiles.scores.accumulators * EXPONENTIAL * (tiles.scores.threads // 32) + 4 * STEP
     if parts.scores is not None:
         depth = prod(extent_of(x.extent) for x in parts.scores[0].folds)
-        multiplied += depth * cycles_of_warp(*parts.scores, tiles.scores) + STEP * depth / DEPTH
-    of_scores = tiles.scores.accumulators * EXPONENTIAL
-    return ((multiplied + of_scores) * (tiles.scores.threads // 32) + 4 * STEP) * together * alone * -(-length // keys)
+        each += depth * (cycles_of_block(*parts.scores, tiles.scores) + STEP / tiles.scores.depth)
+    return each * together * alone * -(-length // keys)

@@ -95,6 +95,8 @@ def sums(s: Schedule, acc: str, fold: Nest, product: Product, tile: Tile, width:
     for name, reads_along, side in zip(names, along, (tile.rows, tile.columns), strict=True):
         if owner is not None and side is tile.rows:
             elements(s, owner, {d: f"{name}.{n}" for n, d in enumerate(owner.axes)}, 1)
+            if tile.tensor:
+                s.relayout(name, f"(a,b+0+{VECTOR_BYTES // itemsize(edit.find_buffer(s.kernel, name).dtype)})")
         else:
             _slice(s, name, tile, side, reads_along)
     summed = dict(enumerate(stage_axes(s.kernel, acc, True)))

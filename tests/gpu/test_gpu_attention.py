@@ -58,18 +58,28 @@ def test_symbolic_lengths_on_the_host() -> None:
 
 
 def test_where_operators_stay_apart() -> None:
-    few, short = attention(64, 1024), attention(4096, 64)
-    long = attention(1024, 1024)
-    for model, target in ((few, "cuda"), (short, "cuda"), (long, "cuda -precision=tf32")):
-        assert True not in in_one_pass(compiled(model.SerializeToString(), target))
+    for rows, keys, size in ((64, 1024, 32), (4096, 64, 32), (2048, 2048, 520)):
+        assert True not in in_one_pass(compiled(attention(rows, keys, size=size).SerializeToString()))
+
+
+@needs_compiler
+@pytest.mark.parametrize("precision", ["tf32", "fp16", "bf16"])
+def test_tensor_cores_on_the_host(precision: str) -> None:
+    model = attention(251, 259, heads=7, size=20, mask="add")
+    arrays = inputs(model)
+    artifact = compiled(model.SerializeToString(), f"cuda -precision={precision}")
+    assert True in in_one_pass(artifact)
+    (found,) = CudaModule(artifact, HostDevice()).run(arrays).values()
+    np.testing.assert_allclose(found, reference(7, *arrays.values()), rtol=0, atol=0.05 if precision == "bf16" else 0.01)
 
 
 @needs_nvrtc
-def test_machine_code_and_memory() -> None:
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_machine_code_and_memory(precision: str) -> None:
     """As large as models have it: within the limits of both architectures, and no scores are stored."""
-    target = Target.parse("cuda -arch=sm_80,sm_90a")
+    target = Target.parse(f"cuda -arch=sm_80,sm_90a -precision={precision}")
     artifact, report = compile_model(attention(2048, 2048, heads=12, size=64, mask="add"), target)
     found = figures(artifact, target)
-    assert not found.beyond and found.spilled == 0 and found.registers <= 128 and found.single == 0
+    assert not found.beyond and found.spilled == 0 and found.registers <= 168 and found.single == 0
     linear = 4 * 2048 * 12 * 64  # bytes of queries, or keys, or values, of all heads
     assert isinstance(report.arena, int) and report.arena <= 3 * linear < 4 * 12 * 2048 * 2048

@@ -18,11 +18,11 @@ from tcomp.target import Target
 NEAR = 1 << 16
 
 
-def attention(rows=160, keys=256, dtype="float32", axis=2, after=(), also=None, batch=(2,), transposed=None):
+def attention(rows=160, keys=256, dtype="float32", axis=2, after=(), also=None, batch=(2,), transposed=None, width=4):
     """softmax(q k + mask) v, each of them an input; `also` reads the softmax, or the scores, for a second result."""
     b = GraphBuilder()
     q, k = b.input("q", dtype, (*batch, rows, 8)), b.input("k", dtype, (*batch, 8, keys))
-    v, mask = b.input("v", dtype, (*batch, keys, 4)), b.input("mask", dtype, (*(1 for _ in batch), 1, keys))
+    v, mask = b.input("v", dtype, (*batch, keys, width)), b.input("mask", dtype, (*(1 for _ in batch), 1, keys))
     (scores,) = b.add(MATMUL, [q, k])
     (scores,) = b.add(ADD, [scores, mask])
     (weights,) = b.add(SOFTMAX, [scores], {"axes": (axis,)})
@@ -128,14 +128,15 @@ def test_few_rows_stay_apart_where_many_are_wanted(batch, joined):
     assert joined or "too few rows" in str(notes.lines)
 
 
-def test_on_gpus_in_true_float32():
-    """Where the scores would not stay in a block's shared memory, and rows are enough for half of the multiprocessors; tensor cores multiply
-    one operator after the other."""
-    assert "attention" in dict(graph_passes(Target.parse("cpu"), Report()))
-    passes = dict(graph_passes(Target.parse("cuda -arch=sm_80"), Report()))
-    for rows, keys, batch, joined in ((512, 512, 12, True), (256, 256, 12, True), (256, 256, 4, False), (160, 255, 64, False), (1, 4096, 512, False)):
-        assert (operators(passes["attention"](attention(rows, keys, batch=(batch,)))) == JOINED) == joined
-    assert "attention" not in dict(graph_passes(Target.parse("cuda -arch=sm_80 -precision=tf32"), Report()))
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
+def test_on_gpus(precision):
+    """Where the scores would not stay in a block's shared memory, rows are enough for half of the multiprocessors, and a block can compute all
+    columns of some rows."""
+    joined = dict(graph_passes(Target.parse(f"cuda -arch=sm_80 -precision={precision}"), Report()))["attention"]
+    sizes = ((512, 512, 12, 64), (256, 256, 12, 64)), ((256, 256, 4, 64), (160, 255, 64, 64), (1, 4096, 512, 64), (512, 512, 12, 8), (512, 512, 12, 600))
+    for wanted, several in zip((JOINED, ["matmul", "add", "softmax", "matmul"]), sizes, strict=True):
+        for rows, keys, batch, width in several:
+            assert operators(joined(attention(rows, keys, batch=(batch,), width=width))) == wanted
 
 
 def test_infinite_scores():

@@ -22,6 +22,7 @@ from tcomp.ops.attention import softmax_product
 from tcomp.ops.matmul import matmul
 from tcomp.schedules.gpu import schedule
 from tcomp.schedules.knobs import Knobs
+from tcomp.schedules.precision import with_precision
 from tcomp.schedules.proof import prove
 from tcomp.schedules.schedule import Schedule, replay
 from tcomp.target import Target
@@ -29,6 +30,7 @@ from tcomp.target import Target
 TARGET = Target.parse("cuda")
 OLD = Target.parse("cuda -arch=sm_75")
 INF = float("inf")
+LAST = {"fp32": 0, "tf32": 2**-10, "fp16": 2**-11, "bf16": 2**-8}  # the last bit of a factor: those of the scores are small integers
 needs_nvrtc = pytest.mark.skipif(bool(nvrtc_missing()), reason=nvrtc_missing())
 
 
@@ -85,14 +87,20 @@ FAMILIES = {
 n, m = te.var("n", 1, 4096), te.var("m", 1, 4096)
 
 
-def near(program: Program, found: Sequence[np.ndarray]) -> None:
+def near(program: Program, found: Sequence[np.ndarray], precision: str = "fp32") -> None:
+    """Values are up to 4, and so are their means."""
     with np.errstate(invalid="ignore"):
         for got, want in zip(found, expected(program), strict=True):
-            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=max(1e-5, 4 * LAST[precision]))
 
 
 def in_one_pass(s: Schedule) -> bool:
     return not s.kernel.notes and [step.primitive for step in s.trace].count("online") == 1
+
+
+def on_tensor_cores(s: Schedule) -> int:
+    """How many of the products."""
+    return [step.primitive for step in s.trace].count("tensorize")
 
 
 def test_whole_blocks_may_hold_nothing() -> None:
@@ -106,40 +114,55 @@ def test_families_on_the_host(name: str) -> None:
     program = FAMILIES[name]
     kernel = lowered(program)
     s = schedule(kernel, TARGET)
-    assert in_one_pass(s) and str(replay(kernel, s.trace)) == str(s.kernel)
+    assert in_one_pass(s) and not on_tensor_cores(s) and str(replay(kernel, s.trace)) == str(s.kernel)
     for descending in (False, True):
         near(program, emulated(program, s.kernel, descending))
 
 
+TENSOR = [(name, "tf32") for name in FAMILIES if name != "double"] + [(name, p) for name in ("odd", "prime", "wide-odd") for p in ("fp16", "bf16")]
+
+
 @needs_compiler
+@pytest.mark.parametrize("name, precision", TENSOR)
+def test_families_on_tensor_cores(name: str, precision: str) -> None:
+    program = FAMILIES[name]
+    kernel = with_precision(lowered(program), precision)
+    s = schedule(kernel, TARGET)
+    assert in_one_pass(s) and on_tensor_cores(s) == 2 - (name == "scores-in-memory") and str(replay(kernel, s.trace)) == str(s.kernel)
+    for descending in (False, True):
+        near(program, emulated(program, s.kernel, descending), precision)
+
+
+@needs_compiler
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
 @pytest.mark.parametrize("rows, keys", [(1, 1), (1, 200), (70, 3), (33, 129)])
-def test_symbolic_lengths(rows: int, keys: int) -> None:
+def test_symbolic_lengths(rows: int, keys: int, precision: str) -> None:
     program = attention(2, n, m, 20, 24, n=rows, m=keys)
-    s = schedule(lowered(program), TARGET)
+    s = schedule(with_precision(lowered(program), precision), TARGET)
     assert in_one_pass(s)
-    near(program, emulated(program, s.kernel))
+    near(program, emulated(program, s.kernel), precision)
 
 
 @needs_compiler
-@pytest.mark.parametrize("target", [TARGET, OLD], ids=str)
-def test_all_tiles(target: Target) -> None:
+@pytest.mark.parametrize("target, precision", [(TARGET, "fp32"), (OLD, "fp32"), (TARGET, "fp16")], ids=str)
+def test_all_tiles(target: Target, precision: str) -> None:
     program, asked = attention(1, 70, 140, 24, 40), Knobs()
-    kernel = lowered(program)
+    kernel = with_precision(lowered(program), precision)
     schedule(kernel, target, asked)
     (tile,) = (name for name in asked.asked if name.endswith(".tile"))
     assert len(asked.asked[tile].options) >= 6
     for option in asked.asked[tile].options:
         s = schedule(kernel, target, Knobs({tile: option}))
         assert in_one_pass(s) and ("pipeline" in {step.primitive for step in s.trace}) == (target is TARGET)
-        near(program, emulated(program, s.kernel, target=target))
+        near(program, emulated(program, s.kernel, target=target), precision)
 
 
-@pytest.mark.parametrize("name", ["one-block", "odd"])
-def test_by_the_interpreter_and_thread_by_thread(name: str) -> None:
+@pytest.mark.parametrize("name, precision", [("one-block", "fp32"), ("odd", "fp32"), ("one-block", "tf32")])
+def test_by_the_interpreter_and_thread_by_thread(name: str, precision: str) -> None:
     """Which look at bounds, undefined reads, and races."""
     program = FAMILIES[name]
-    kernel = schedule(lowered(program), TARGET).kernel
-    near(program, interpreted(program, kernel, shuffle=1))
+    kernel = schedule(with_precision(lowered(program), precision), TARGET).kernel
+    near(program, interpreted(program, kernel, shuffle=1), precision)
     assert not races(kernel, {})
 
 
@@ -183,10 +206,13 @@ def test_what_is_computed_stage_by_stage(program: Program, why: str) -> None:
 
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("sizes", [(12, 512, 512, 64, 64), (8, 1024, 1024, 128, 128), (1, 4096, 4096, 512, 512), (2, 1021, 777, 33, 41)], ids=str)
-def test_machine_code_fits(sizes: tuple[int, int, int, int, int], arch: str) -> None:
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
+@pytest.mark.parametrize("sizes", [(12, 512, 512, 64, 64), (8, 1024, 1024, 128, 128), (1, 4096, 4096, 256, 256), (2, 1021, 777, 33, 41)], ids=str)
+def test_machine_code_fits(sizes: tuple[int, int, int, int, int], precision: str, arch: str) -> None:
     """No spills, room for two blocks on a multiprocessor unless rows are very wide, few barriers."""
-    text, (launch,) = emit_kernel(hoist_temporaries(schedule(lowered(attention(*sizes)), TARGET).kernel)[0], TARGET)
+    s = schedule(with_precision(lowered(attention(*sizes)), precision), TARGET)
+    text, (launch,) = emit_kernel(hoist_temporaries(s.kernel)[0], TARGET)
+    assert in_one_pass(s) and on_tensor_cores(s) == 2 * (precision != "fp32")
     usage = nvrtc.compile_text(text, arch).usage[launch.function]
     blocks = 2 if sizes[-1] <= 128 else 1
     assert usage.spilled == usage.stack == 0 and usage.registers * prod(launch.block) * blocks <= 1 << 16
