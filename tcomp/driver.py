@@ -34,7 +34,7 @@ from tcomp.ir.parser import parse_expr
 from tcomp.ir.printer import canonical_graph_text, print_graph, print_te
 from tcomp.kernels import CompiledKernel, build_loops, compile_kernels, operand_layouts
 from tcomp.passes.algorithms import choose_algorithms
-from tcomp.passes.attention import join_attention
+from tcomp.passes.attention import Blocks, join_attention
 from tcomp.passes.canonicalize import canonicalize
 from tcomp.passes.cse import merge_equal
 from tcomp.passes.dce import eliminate_dead
@@ -202,8 +202,7 @@ def graph_passes(
     def attention(g: Graph) -> Graph:
         if target.kind == "cpu":
             return join_attention(g, target.l2, notes)
-        widths = gpu_online.WIDTHS if target.precision == "fp32" else gpu_online.WIDTHS_OF_WARPS
-        return join_attention(g, target.shared_of_block, notes, gpu_online.FEWEST * target.gpu.sms, widths)
+        return join_attention(g, target.shared_of_block, notes, Blocks(gpu_online.FEWEST * target.gpu.sms, gpu_online.WIDTHS))
 
     def algorithms(g: Graph) -> Graph:
         return choose_algorithms(g, target.vector_bits // 32, notes, *([decide.algorithm] if decide else []))

@@ -15,7 +15,7 @@ from tcomp.runtime import Module
 from tcomp.target import Target
 
 TARGET = Target.parse("cpu")
-FLOAT = {"float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE}
+FLOAT = {"float16": TensorProto.FLOAT16, "float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE}
 
 
 def attention(

@@ -43,7 +43,7 @@ STAGES = 2  # of slices, and of values: the next ones are copied while these are
 EXPONENTIAL = 8  # cycles of a warp for one element of the scores: its exponential, the folds of its row, the weight for others to read
 ACCUMULATORS, OF_WARPS = 112, 160  # registers of a thread for the elements of its tiles; where tensor cores compute these
 FEWEST = 16  # rows that each multiprocessor should get at least: half a tile of the smallest ones
-WIDTHS, WIDTHS_OF_WARPS = range(LEAST, 513), range(LEAST, 257)  # numbers of columns with tiles that a block can have
+WIDTHS = range(LEAST, 257)  # numbers of columns for which there are tiles that keep a multiprocessor busy
 _LETTERS = "abcdefghijklmnop"
 
 

@@ -10,7 +10,7 @@ from tcomp.ops.elementwise import ADD, FULL, RELU
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import TRANSPOSE
 from tcomp.ops.reduction import REDUCE_MAX, SOFTMAX
-from tcomp.passes.attention import join_attention
+from tcomp.passes.attention import Blocks, join_attention
 from tcomp.passes.partition import partition
 from tcomp.passes.rewrite import Notes
 from tcomp.target import Target
@@ -46,6 +46,12 @@ JOINED = ["matmul", "add", "softmax_product"]
 def test_the_rewrite_keeps_the_result(unchanged, batch, dtype):
     before = attention(batch=batch, axis=len(batch) + 1, dtype=dtype)
     assert operators(unchanged(before, join_attention(before, NEAR), rtol=1e-5)) == JOINED
+
+
+def test_16_bits_on_gpus(unchanged):
+    """Exponentials are rounded instead of the softmax, and the sums once."""
+    before = attention(dtype="float16")
+    assert operators(unchanged(before, join_attention(before, NEAR, None, Blocks(1, range(1, 9))), rtol=1e-2)) == JOINED
 
 
 def test_scores_that_are_read_elsewhere_may_stay(unchanged):
@@ -124,7 +130,7 @@ def test_a_product_of_weights_that_are_no_softmax_of_a_product(unchanged):
 def test_few_rows_stay_apart_where_many_are_wanted(batch, joined):
     """A GPU has to be kept busy; of matrices whose number is not bounded there may be one."""
     graph, notes = attention(batch=batch), Notes()
-    assert (operators(join_attention(graph, NEAR, notes, 400)) == JOINED) == joined
+    assert (operators(join_attention(graph, NEAR, notes, Blocks(400, range(1, 9)))) == JOINED) == joined
     assert joined or "too few rows" in str(notes.lines)
 
 
@@ -137,6 +143,7 @@ def test_on_gpus(precision):
     for wanted, several in zip((JOINED, ["matmul", "add", "softmax", "matmul"]), sizes, strict=True):
         for rows, keys, batch, width in several:
             assert operators(joined(attention(rows, keys, batch=(batch,), width=width))) == wanted
+    assert operators(joined(attention(512, 512, batch=(12,), width=64, dtype="float16"))) == JOINED
 
 
 def test_infinite_scores():

@@ -134,6 +134,18 @@ def test_families_on_tensor_cores(name: str, precision: str) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("dtype, target", [("float16", TARGET), ("bfloat16", TARGET), ("float16", OLD)], ids=str)
+def test_models_of_16_bits(dtype: str, target: Target) -> None:
+    """On tensor cores, where there are some; the results are rounded once more."""
+    program = attention(2, 37, 131, 20, 24, dtype=dtype)
+    s = schedule(lowered(program), target)
+    assert in_one_pass(s) and on_tensor_cores(s) == 2 * (target is TARGET)
+    last = LAST["fp16" if dtype == "float16" else "bf16"]
+    (got,), (want,) = emulated(program, s.kernel, target=target), expected(program)
+    np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), rtol=0, atol=8 * last)
+
+
+@needs_compiler
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
 @pytest.mark.parametrize("rows, keys", [(1, 1), (1, 200), (70, 3), (33, 129)])
 def test_symbolic_lengths(rows: int, keys: int, precision: str) -> None:
@@ -206,11 +218,12 @@ def test_what_is_computed_stage_by_stage(program: Program, why: str) -> None:
 
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "half"])
 @pytest.mark.parametrize("sizes", [(12, 512, 512, 64, 64), (8, 1024, 1024, 128, 128), (1, 4096, 4096, 256, 256), (2, 1021, 777, 33, 41)], ids=str)
 def test_machine_code_fits(sizes: tuple[int, int, int, int, int], precision: str, arch: str) -> None:
     """No spills, room for two blocks on a multiprocessor unless rows are very wide, few barriers."""
-    s = schedule(with_precision(lowered(attention(*sizes)), precision), TARGET)
+    half = precision == "half"
+    s = schedule(with_precision(lowered(attention(*sizes, dtype="float16" if half else "float32")), "fp32" if half else precision), TARGET)
     text, (launch,) = emit_kernel(hoist_temporaries(s.kernel)[0], TARGET)
     assert in_one_pass(s) and on_tensor_cores(s) == 2 * (precision != "fp32")
     usage = nvrtc.compile_text(text, arch).usage[launch.function]
