@@ -9,8 +9,8 @@
 The factors of both products are read from shared memory: slices of queries and keys, the weights of a block, the values of a block, which
 are copied while the sums of the block before are added up. No array of rows x keys is ever stored, and what hangs over an edge is zero.
 
-Tensor cores compute both products where their instruction computes the same as the sums (see `precision`). Their warps stand along the rows,
-so that four neighbouring threads have a row, and no other ones; terms and weights lie in registers as the fragments of the scores do.
+Tensor cores compute both products where their instruction computes the same as the sums (see `precision`). Their warps stand along the
+rows, so that four neighbouring threads have a row, and no other ones; terms and weights lie in registers as the fragments of the scores do.
 
 Sources: T. Dao et al., "FlashAttention" (2022); T. Dao, "FlashAttention-2" (2023).
 """
@@ -18,7 +18,7 @@ Sources: T. Dao et al., "FlashAttention" (2022); T. Dao, "FlashAttention-2" (202
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -49,7 +49,7 @@ _LETTERS = "abcdefghijklmnop"
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The nests of what is multiplied, with the roles of their axes: of the scores (None if these are read from memory), and of the sums."""
+    """The nests of the products, with the roles of their axes: of the scores (None if these are read from memory), and of the sums."""
 
     scores: tuple[Nest, Product] | None
     sums: tuple[Nest, Product]
@@ -121,13 +121,17 @@ def schedule(s: Schedule, found: Online, target: Target, knobs: Knobs) -> None:
     if parts.scores is not None:
         assert found.scores is not None
         step, slices = sums(s, found.scores, *parts.scores, tiles.scores, 1)
-        if target.compute_capability >= BACKGROUND:
-            s.pipeline(step, STAGES, *slices)
+        _ahead(s, step, slices, target)
     product = replace(product, sliced=values.folds[0])
     _, (_, copied) = sums(s, acc, values, product, tiles.sums, width, owner=tiles.scores)
-    s.clean()
-    if blocks in s.loops and target.compute_capability >= BACKGROUND:
-        s.pipeline(blocks, STAGES, copied)
+    s.clean()  # of the values of a block there is one slice
+    _ahead(s, blocks, [copied], target)
+
+
+def _ahead(s: Schedule, loop: str, copies: Sequence[str], target: Target) -> None:
+    """Copy for the next iteration of a loop, if it has several."""
+    if target.compute_capability >= BACKGROUND and loop in s.loops and s.loops[loop].extent != 1:
+        s.pipeline(loop, STAGES, *copies)
 
 
 def _by_axis(tile: Tile, loops: tuple[str | None, str | None]) -> dict[int, str]:
@@ -194,7 +198,8 @@ def _parts(s: Schedule, found: Online, target: Target) -> Parts:
         fold = fold_nest(s.kernel, name)
         product, rank = find(fold, result_nest(s.kernel, name), target), len(fold.leaf.indices)
         if product is None or (product.rows[-1], product.columns[-1]) != (rank - 2, rank - 1):
-            raise ScheduleError("there are no tiles of rows and columns", why=f"`{name}` is no product of matrices that a block computes in tiles")
+            why = f"`{name}` is no product of matrices that a block computes in tiles"
+            raise ScheduleError("there are no tiles of rows and columns", why=why)
         return fold, product
 
     rank = len(fold_nest(s.kernel, found.maximum).leaf.indices)
@@ -206,7 +211,8 @@ def _parts(s: Schedule, found: Online, target: Target) -> Parts:
         raise ScheduleError("there are no tiles of rows and columns", why="tensor cores compute one of the products, and not the other")
     fold = parts.sums[0]
     if len(fold.folds) != 1 or not isinstance(fold.spatial[-1].extent, int):
-        raise ScheduleError("there are no tiles of sums", why=f"the number of columns of `{wide[0]}` is not known, or it is a sum over several axes")
+        why = f"the number of columns of `{wide[0]}` is not known, or it is a sum over several axes"
+        raise ScheduleError("there are no tiles of sums", why=why)
     return parts
 
 
@@ -217,7 +223,8 @@ def _options(parts: Parts, target: Target) -> list[Tiles]:
     kept = [t for t in _candidates(parts) if (t.sums.accumulators + 3 * t.scores.accumulators) * size <= 4 * most]  # scores, terms, weights
     options = [t for t in kept if t.shared(size, stages) <= target.shared_of_block]
     if not options:
-        raise ScheduleError("the sums of a row do not fit", why=f"{parts.sums[0].spatial[-1].extent} of each row are too many for the threads of a block")
+        why = f"{parts.sums[0].spatial[-1].extent} of each row are too many for the threads of a block"
+        raise ScheduleError("the sums of a row do not fit", why=why)
     return sorted(options, key=lambda t: _cycles(parts, t, t.shared(size, stages), target))
 
 
@@ -229,7 +236,8 @@ def _candidates(parts: Parts) -> Iterator[Tiles]:
     def tiles(threads: int, each: int, across: int, keys: int, wide: int, units: tuple[int, int, int], depth: int, together: int) -> Tiles:
         row, key, column = units
         scores = Tile(Side((above,), threads, each, row), Side((above + 1,), across, keys, key), depth, tensor, together)
-        return Tiles(scores, Tile(Side((rank - 2,), threads, each, row), Side((rank - 1,), across, wide, column), across * keys, tensor, together))
+        below = Side((rank - 2,), threads, each, row), Side((rank - 1,), across, wide, column)
+        return Tiles(scores, Tile(*below, across * keys, tensor, together))
 
     if tensor:
         for warps, each, keys in itertools.product((2, 4, 8), (16, 32), (16, 32, 64)):
@@ -247,7 +255,8 @@ def _cycles(parts: Parts, tiles: Tiles, shared: int, target: Target) -> float:
     keys = tiles.scores.columns.size
     together = -(-blocks // target.gpu.sms) if blocks > target.gpu.sms else 1.5
     alone = 1.5 if (target.gpu.shared << 10) // shared < 2 else 1.0  # nobody else computes while threads wait for each other
-    each = keys * cycles_of_block(values, product, tiles.sums) + tiles.scores.accumulators * EXPONENTIAL * (tiles.scores.threads // 32) + 4 * STEP
+    exponentials = tiles.scores.accumulators * EXPONENTIAL * (tiles.scores.threads // 32)
+    each = keys * cycles_of_block(values, product, tiles.sums) + exponentials + 4 * STEP
     if parts.scores is not None:
         depth = prod(extent_of(x.extent) for x in parts.scores[0].folds)
         each += depth * (cycles_of_block(*parts.scores, tiles.scores) + STEP / tiles.scores.depth)

@@ -35,7 +35,16 @@ needs_nvrtc = pytest.mark.skipif(bool(nvrtc_missing()), reason=nvrtc_missing())
 
 
 def attention(
-    heads: Dim, rows: Dim, keys: Dim, size: Dim, width: Dim, mask: str = "add", dtype: str = "float32", transposed: str = "", shared: bool = False, **dims: int
+    heads: Dim,
+    rows: Dim,
+    keys: Dim,
+    size: Dim,
+    width: Dim,
+    mask: str = "add",
+    dtype: str = "float32",
+    transposed: str = "",
+    shared: bool = False,
+    **dims: int,
 ) -> Program:
     """softmax(q k' / 8 + mask) v for each head, or all with the same k and v (`shared`). The mask is an input to `add`, or it leaves to each
     row the keys up to its own (`causal`), or only some (`some`: whole blocks are left out, and all of a row). `transposed`: "k", "v", the
@@ -119,7 +128,9 @@ def test_families_on_the_host(name: str) -> None:
         near(program, emulated(program, s.kernel, descending))
 
 
-TENSOR = [(name, "tf32") for name in FAMILIES if name != "double"] + [(name, p) for name in ("odd", "prime", "wide-odd") for p in ("fp16", "bf16")]
+TENSOR = [(name, "tf32") for name in FAMILIES if name != "double"] + [
+    (name, p) for name in ("odd", "prime", "wide-odd") for p in ("fp16", "bf16")
+]
 
 
 @needs_compiler
@@ -219,7 +230,9 @@ def test_what_is_computed_stage_by_stage(program: Program, why: str) -> None:
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "half"])
-@pytest.mark.parametrize("sizes", [(12, 512, 512, 64, 64), (8, 1024, 1024, 128, 128), (1, 4096, 4096, 256, 256), (2, 1021, 777, 33, 41)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(12, 512, 512, 64, 64), (8, 1024, 1024, 128, 128), (1, 4096, 4096, 256, 256), (2, 1021, 777, 33, 41)], ids=str
+)
 def test_machine_code_fits(sizes: tuple[int, int, int, int, int], precision: str, arch: str) -> None:
     """No spills, room for two blocks on a multiprocessor unless rows are very wide, few barriers."""
     half = precision == "half"

@@ -42,8 +42,8 @@ def online(kernel: Kernel, stage: str, fold: str, factor: int) -> tuple[Kernel, 
     block's x, its exponentials, the scale).
 
     Legal where `fold` is the only fold of the maximum `stage`, and stands beside the nests of the sums: those that read the maximum, each
-    of them once, in exp(x - maximum), with the x of the maximum. Nothing else may use the sums, or change what they are computed from,
-    in between. Floats are rounded otherwise (always in the same way, for one factor). Elements of -inf, infinite maxima and NaN give what
+    of them once, in exp(x - maximum), rounded or not, with the x of the maximum. Nothing else may use the sums, or change what they are
+    computed from, in between. Floats are rounded otherwise (always in the same way, for one factor). Elements of -inf, infinite maxima and NaN give what
     they gave: no difference is taken to a maximum below all finite numbers, and a sum of nothing but -inf becomes NaN at the end.
 
     Good for long rows, attention above all: what is computed for a block of the row is used up while it is near.

@@ -32,8 +32,8 @@ def pipeline(kernel: Kernel, loop: str, stages: int, *buffers: str) -> tuple[Ker
 
     Each buffer gets a first dimension of `stages`, of which iteration i uses element i % stages. A loop before the loop (the prologue;
     its name is returned) fills the first ones; then each iteration fills, where it stood, the one for `stages - 1` iterations later, if
-    there is such an iteration, and computes with its own. `partition` at the last `stages - 1` iterations makes those without a copy (the epilogue) a
-    loop of their own, and takes the condition out of the steady state.
+    there is such an iteration, and computes with its own. `partition` at the last `stages - 1` iterations makes those without a copy (the
+    epilogue) a loop of their own, and takes the condition out of the steady state.
 
     Legal for serial loops with nests in their body that fill the buffers, before these are read, from what the loop does not write; the
     rest of the body only reads them.
