@@ -531,11 +531,11 @@ class _Memory:
 # ---------------------------------------------------------------- structure
 
 
-def _digits(v: Expr, indices: Sequence[Expr]) -> set[int]:
-    """The indices that depend on a thread alone, if they tell it from all others."""
-    found = [d for d, i in enumerate(indices) if E.variables(i) == (v,) and not E.reads(i)]
-    count = (E.bounds(v)[1] or 0) + 1
-    return set(found) if len({tuple(E.evaluate_int(indices[d], {v: n}) for d in found) for n in range(count)}) == count else set()
+def _digits(v: Expr, indices: Sequence[Expr]) -> list[int]:
+    """The indices that depend on the number of a thread alone, if they tell it from all others."""
+    found, last = [d for d, i in enumerate(indices) if E.variables(i) == (v,) and not E.reads(i)], E.bounds(v)[1]
+    values = [tuple(E.evaluate_int(indices[d], {v: n}) for d in found) for n in range(0 if last is None else last + 1)]
+    return found if values and len(set(values)) == len(values) else []
 
 
 def _meeting(s: L.For) -> tuple[L.Accumulate, Expr | None] | None:
