@@ -91,15 +91,15 @@ def schedule(s: Schedule, found: Online, target: Target, knobs: Knobs) -> None:
     s.reorder(*others, around, once, row, column)
     home = fuse_all(s, [*others, around, once])
     for name in (*found.sums, found.maximum):
-        s.compute_at(name, home, "register" if name == acc else "shared")
+        s.compute_at(name, home, "register")  # whole tiles, where there are fewer rows
     blocks, terms, weights, scale = s.online(found.maximum, fold.var.attr.name, tiles.scores.columns.size)
-    for name, scope in ((terms, "register"), (weights, "register"), (scale, "shared")):
-        s.set_scope(name, scope)
+    of_rows = [name for name in (found.maximum, scale, *found.sums) if name != acc]
+    for name in (terms, weights, *of_rows):
+        s.set_scope(name, "shared" if name in of_rows else "register")
     if found.scores is not None:
         s.compute_at(found.scores, blocks, "register")
     s.apply("set_kind", home, "block.x")
 
-    of_rows = [name for name in (found.maximum, scale, *found.sums) if name != acc]
     for c in statements(s.kernel.body):
         name, sides = c.write.buffer.name, (along(c, -2), along(c, -1))
         if name in of_rows:
