@@ -83,7 +83,7 @@ def schedule(s: Schedule, found: Online, target: Target, knobs: Knobs) -> None:
     width = 1 if transposed else vector_width(values, result_nest(s.kernel, found.result), tiles.sums.columns.each)
     (fold,) = fold_nest(s.kernel, found.maximum).folds
 
-    for name in found.weights:
+    for name in found.elements:
         s.inline(name)
     rows, columns, others = axes(s, found, fold_nest(s.kernel, acc))
     around, row = s.split(rows.var.attr.name, tiles.scores.rows.size)

@@ -46,18 +46,18 @@ COPIES = 4  # vectors of a row that stand in a row
 @dataclass(frozen=True, slots=True)
 class Online:
     """What is scheduled as a whole: `result` is computed from `sums` of exponentials relative to `maximum`, all of them folds over the same
-    axis, and the maximum from the fold `scores`, if any. `weights` are stages that hold exponentials."""
+    axis, and the maximum from the fold `scores`, if any. `elements` are stages to be inlined: what the maximum is one of, and exponentials."""
 
     result: str
     maximum: str
     sums: tuple[str, ...]
     scores: str | None
-    weights: tuple[str, ...]
+    elements: tuple[str, ...]
 
     @property
     def stages(self) -> set[str]:
         """All that is computed for the result, and the result."""
-        return {self.result, self.maximum, *self.sums, *self.weights, *([self.scores] if self.scores else [])}
+        return {self.result, self.maximum, *self.sums, *self.elements, *([self.scores] if self.scores else [])}
 
 
 def chains(kernel: Kernel) -> list[Online]:
@@ -77,15 +77,17 @@ def _chain(kernel: Kernel, result: str, inside: Sequence[str]) -> Online | None:
     def reads(n: Nest, names: Sequence[str]) -> bool:
         return any(r.attr.name in names for r in n.reads)
 
-    weights = [n.writes.name for n in here if n.leaf.value.op != "const" and not n.is_fold and reads(n, [top])]
+    elements = [n for n in here if n.leaf.value.op != "const" and not n.is_fold]
+    weights = [n.writes.name for n in elements if reads(n, [top])]
+    terms = [n.writes.name for n in elements if n.writes.name not in weights]
     sums = [n for n in folds if adds(n) and reads(n, [top, *weights])]
-    scores = [n.writes.name for n in folds if reads(maxima[0], [n.writes.name])]
-    known = {top, *weights, *(n.writes.name for n in sums), *scores}
+    scores = [n.writes.name for n in folds if any(reads(x, [n.writes.name]) for x in (maxima[0], *elements) if x.writes.name not in weights)]
+    known = {top, *weights, *terms, *(n.writes.name for n in sums), *scores}
     products = [n for n in sums if is_product(n) and row_axis(n) is not None]
     empty = any(x.extent == 0 for n in here for x in n.loops)
     if empty or known != set(inside) or len(scores) > 1 or len(maxima[0].folds) != 1 or not products:
         return None
-    return Online(result, top, tuple(n.writes.name for n in sums), scores[0] if scores else None, tuple(weights))
+    return Online(result, top, tuple(n.writes.name for n in sums), scores[0] if scores else None, (*terms, *weights))
 
 
 def _is_maximum(fold: Nest) -> bool:
@@ -106,7 +108,7 @@ def in_one_pass(s: Schedule, apply: Callable[[Online], None]) -> set[str]:
 
 
 def schedule(s: Schedule, found: Online, target: Target, knobs: Knobs) -> None:
-    for name in found.weights:
+    for name in found.elements:
         s.inline(name)
     product = next(n for x in found.sums if is_product(n := fold_nest(s.kernel, x)))
     (fold,) = fold_nest(s.kernel, found.maximum).folds

@@ -69,7 +69,7 @@ def test_tensor_cores_on_the_host(precision: str, dtype: str) -> None:
     model = attention(331, 259, heads=6, size=20, mask="add", dtype=dtype)
     arrays = inputs(model)
     artifact = compiled(model.SerializeToString(), f"cuda -precision={precision}")
-    assert True in in_one_pass(artifact)
+    assert sorted(in_one_pass(artifact)) == [False, True]
     (found,) = CudaModule(artifact, HostDevice()).run(arrays).values()
     np.testing.assert_allclose(found, reference(6, *arrays.values()), rtol=0, atol=0.05 if precision == "bf16" else 0.01)
 
@@ -81,6 +81,6 @@ def test_machine_code_and_memory(precision: str, dtype: str) -> None:
     target = Target.parse(f"cuda -arch=sm_80,sm_90a -precision={precision}")
     artifact, report = compile_model(attention(2048, 2048, heads=12, size=64, mask="add", dtype=dtype), target)
     found = figures(artifact, target)
-    assert not found.beyond and found.spilled == 0 and found.registers <= 168 and found.single == 0
-    linear = 4 * 2048 * 12 * 64  # bytes of queries, or keys, or values, of all heads
+    assert not found.beyond and found.kernels == 2 and found.single == 0 and found.notes == (0, 0)
+    linear = 4 * 2048 * 12 * 64  # bytes of queries, or keys, or values, of all heads, at most
     assert isinstance(report.arena, int) and report.arena <= 3 * linear < 4 * 12 * 2048 * 2048

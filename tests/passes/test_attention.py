@@ -94,9 +94,10 @@ def test_symbolic_sizes_count_with_their_bounds(unchanged):
     assert operators(unchanged(before, join_attention(before, NEAR), rtol=1e-5, dims={n: 7})) == JOINED
 
 
-def test_scores_are_computed_in_the_kernel_of_their_reader():
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_scores_are_computed_in_the_kernel_of_their_reader(dtype):
     edges: list[str] = []
-    graph = partition(join_attention(attention(), NEAR), edges.append)
+    graph = partition(join_attention(attention(dtype=dtype), NEAR, None, Blocks(1, range(1, 9))), edges.append)
     (kernel,) = (n for n in graph.nodes if n.op is KERNEL)
     assert operators(kernel.bodies[0]) == JOINED and not edges
 
