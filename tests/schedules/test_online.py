@@ -355,6 +355,19 @@ def test_the_default_schedule(sizes: tuple[int, int, int, int, int], dtype: str)
     assert str(replay(source, s.trace)) == str(s.kernel)
 
 
+def test_scores_that_are_a_stage_of_their_own() -> None:
+    """As those are whose computation takes long: in one pass they are computed once for each block."""
+    q, k, v = (te.placeholder((2, n, 24), "float32", name) for n, name in ((40, "q"), (70, "k"), (70, "v")))
+    scores = matmul(q, k, transpose_b=True)
+    source = lower("capped", [q, k, v], [softmax_product(te.compute(scores.shape, lambda *i: te.tanh(scores[i] * 0.1) * 5.0, "capped"), v)])
+    assert any(b.name == "capped" for b in Schedule(source).stages.values())
+    s = cpu.schedule(source, HOST)
+    assert not s.kernel.notes and any(step.primitive == "online" for step in s.trace)
+    a, b, c, _ = arrays_for(source, {}, source)
+    weights = np.exp(5 * np.tanh((a @ b.swapaxes(1, 2)).astype("float64") * 0.1))
+    close(machine(s, {}), [(weights / weights.sum(-1, keepdims=True) @ c).reshape(-1)], 2e-5)
+
+
 def test_the_default_schedule_of_symbolic_sizes() -> None:
     inputs, result = attention(2, te.var("n", 1, 4096), te.var("m", 1, 4096), 20, 24)
     source = lower("attention", inputs, [result])
