@@ -158,8 +158,7 @@ def _row(s: Schedule, c: Chain, tile: Tile) -> None:
         s.set_scope(partial, "shared")
         for is_fold in (False, True):
             *_, line, lane = stage_axes(s.kernel, partial, is_fold)
-            for x in gpu_warps.rows_by_lanes(s, tile, line, lane) if tile.tensor else _rows_by_lanes(s, tile, line, lane):
-                s.unroll(x)
+            s.unroll((gpu_warps.rows_by_lanes if tile.tensor else _rows_by_lanes)(s, tile, line, lane))
         for x in _folds(s, partial):
             s.unroll(x)
         if not tile.tensor:
@@ -173,13 +172,13 @@ def _row(s: Schedule, c: Chain, tile: Tile) -> None:
     s.apply("set_kind", one, "thread.x")
 
 
-def _rows_by_lanes(s: Schedule, tile: Tile, row: str, lane: str) -> list[str]:
+def _rows_by_lanes(s: Schedule, tile: Tile, row: str, lane: str) -> str:
     """As `gpu_warps.rows_by_lanes`."""
     thread, one = s.split(row, tile.rows.each)
     s.reorder(thread, lane, one)
     s.apply("set_kind", thread, "thread.y")
     s.apply("set_kind", lane, "thread.x")
-    return [one]
+    return one
 
 
 def _folds(s: Schedule, name: str) -> list[str]:

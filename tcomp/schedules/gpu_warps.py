@@ -80,11 +80,11 @@ def lanes_of_row(s: Schedule, fold: str) -> tuple[str, int]:
     return pair, 4
 
 
-def rows_by_lanes(s: Schedule, tile: Tile, row: str, lane: str) -> list[str]:
-    """A nest over the rows of a tile and the threads that have elements of each; returns the loops inside of a thread."""
+def rows_by_lanes(s: Schedule, tile: Tile, row: str, lane: str) -> str:
+    """A nest over the rows of a tile and the threads that have elements of each; returns the loop inside of a thread."""
     warp, mine = s.split(row, tile.rows.each)
     high, quad = s.split(mine, 8)
     s.reorder(warp, quad, lane, high)
     s.apply("set_kind", warp, "thread.y")
     s.apply("set_kind", s.fuse(quad, lane), "thread.x")
-    return [high]
+    return high
