@@ -85,6 +85,7 @@ FAMILIES = {
     "odd": attention(2, 37, 131, 20, 24),
     "prime": attention(1, 61, 67, 33, 41, "causal"),
     "one-block": attention(3, 17, 16, 16, 16, ""),
+    "two-blocks": attention(1, 17, 70, 16, 16),
     "nothing-left": attention(1, 20, 150, 16, 16, "some"),
     "wide": attention(1, 33, 70, 16, 200, ""),
     "wide-odd": attention(1, 17, 70, 40, 131),
@@ -181,7 +182,7 @@ def test_other_tiles(target: Target, precision: str) -> None:
         near(program, emulated(program, s.kernel, target=target), precision)
 
 
-@pytest.mark.parametrize("name, precision", [("one-block", "fp32"), ("odd", "fp32"), ("one-block", "tf32")])
+@pytest.mark.parametrize("name, precision", [("one-block", "fp32"), ("two-blocks", "fp32"), ("two-blocks", "tf32")])
 def test_by_the_interpreter_and_thread_by_thread(name: str, precision: str) -> None:
     """Which look at bounds, undefined reads, and races."""
     program = FAMILIES[name]
