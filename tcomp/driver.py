@@ -34,7 +34,7 @@ from tcomp.ir.parser import parse_expr
 from tcomp.ir.printer import canonical_graph_text, print_graph, print_te
 from tcomp.kernels import CompiledKernel, build_loops, compile_kernels, operand_layouts
 from tcomp.passes.algorithms import choose_algorithms
-from tcomp.passes.attention import join_attention
+from tcomp.passes.attention import Blocks, join_attention
 from tcomp.passes.canonicalize import canonicalize
 from tcomp.passes.cse import merge_equal
 from tcomp.passes.dce import eliminate_dead
@@ -47,6 +47,7 @@ from tcomp.passes.rewrite import Notes
 from tcomp.passes.runner import run_passes
 from tcomp.passes.simplify import simplify
 from tcomp.runtime import Artifact, Module, read_artifact, write_artifact
+from tcomp.schedules import gpu_online
 from tcomp.schedules.knobs import Decisions, Knobs
 from tcomp.schedules.lower import tensors_of
 from tcomp.schedules.overwrite import overwritable
@@ -199,6 +200,11 @@ def graph_passes(
     def layouts(body: Graph, constants: frozenset[int]) -> Mapping[int, Layout]:
         return operand_layouts(body, constants, target, Knobs(decide(body, constants).decisions) if decide else None)
 
+    def attention(g: Graph) -> Graph:
+        if target.kind == "cpu":
+            return join_attention(g, target.l2, notes)
+        return join_attention(g, target.shared_of_block, notes, Blocks(gpu_online.FEWEST * target.gpu.sms, gpu_online.WIDTHS))
+
     def algorithms(g: Graph) -> Graph:
         return choose_algorithms(g, target.vector_bits // 32, notes, *([decide.algorithm] if decide else []))
 
@@ -211,7 +217,7 @@ def graph_passes(
         ("merge-equal", merge_equal),
         ("eliminate-dead", eliminate_dead),
         *([("algorithms", algorithms)] if winograd and target.kind == "cpu" else []),
-        *([("attention", lambda g: join_attention(g, target.l2, notes))] if target.kind == "cpu" else []),
+        ("attention", attention),
         ("partition", lambda g: partition(g, report.not_fused.append, halos)),
         ("layout", lambda g: choose_layouts(g, layouts, halos)),
     ]

@@ -11,8 +11,8 @@ separate phases where they have to (`cuda_barriers.py`).
 
 - In a phase that is a thread loop around one `Accumulate` into an element that does not depend on the thread, the threads meet in
   that element: they are folded as a binary tree in shared memory, always in the same order.
-- A register buffer allocated outside of a phase exists once per thread: its dimensions that are indexed by the thread's own number
-  vanish.
+- A register buffer allocated outside of a phase exists once per thread: its dimensions that are indexed by the thread's own number, or by
+  digits of it, vanish. All phases have to agree on which thread has what.
 - A vectorized loop is unrolled; contiguous, aligned accesses of up to 16 bytes become one load or store. Kernels compiled for a target
   with the feature "scalar" do without (buffers need not be aligned to 16 bytes then).
 - A phase that only copies from global to shared memory runs in the background, on architectures that can: what is copied for a later
@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -230,29 +230,32 @@ class Function(Expressions):
         return extent
 
     def private_dimensions(self, buffer: Buffer, body: Stmt) -> tuple[int, ...]:
-        """The dimensions of a register buffer of the block that a thread has to itself: all but those that number the threads."""
-        dropped: set[int] | None = None
+        """The dimensions of a register buffer of the block that a thread has to itself: all but those that number the threads, or are digits
+        of such numbers."""
+        numbered: dict[int, Expr] | None = None
 
-        def visit(s: Stmt, threads: frozenset[Expr]) -> None:
-            nonlocal dropped
+        def visit(s: Stmt, threads: Mapping[Expr, str]) -> None:
+            nonlocal numbered
             accesses = [r.args for r in E.reads(*L.expressions(s)) if r.attr is buffer]
             if isinstance(s, L.Store | L.Accumulate) and s.buffer is buffer:
                 accesses.append(s.indices)
             for indices in accesses:
-                own = {d for d, i in enumerate(indices) if i in threads}
-                together = threads & self.warps.lanes if buffer in self.warps.divisions else frozenset()
-                if len({indices[d] for d in own}) < len(threads - together):
-                    raise self.fail(f"register buffer `{buffer.name}` is accessed by threads that it does not belong to")
-                if dropped not in (None, own):
+                own = {d: E.var(threads[i]) for d, i in enumerate(indices) if i in threads}
+                together = self.warps.lanes if buffer in self.warps.divisions else set()
+                for v in (v for v in threads if v not in together and v not in indices):
+                    if not (digits := _digits(v, indices)):
+                        raise self.fail(f"register buffer `{buffer.name}` is accessed by threads that it does not belong to")
+                    own |= {d: E.substitute(indices[d], {v: E.var(threads[v])}) for d in digits}
+                if numbered not in (None, own):
                     raise self.fail(f"register buffer `{buffer.name}` is divided among the threads in several ways")
-                dropped = own
+                numbered = own
             if isinstance(s, L.For) and s.kind.startswith("thread"):
-                threads = threads | {s.var}
+                threads = {**threads, s.var: s.kind}
             for child in L.children(s):
                 visit(child, threads)
 
-        visit(body, frozenset())
-        return tuple(d for d in range(len(buffer.shape)) if d not in (dropped or ()))
+        visit(body, {})
+        return tuple(d for d in range(len(buffer.shape)) if d not in (numbered or ()))
 
     def wait(self, s: Stmt) -> None:
         """What stands in front of a statement: a barrier, and a wait for the copies of this thread, so that all are there behind it."""
@@ -529,6 +532,13 @@ class _Memory:
 
 
 # ---------------------------------------------------------------- structure
+
+
+def _digits(v: Expr, indices: Sequence[Expr]) -> list[int]:
+    """The indices that depend on the number of a thread alone, if they tell it from all others."""
+    found, last = [d for d, i in enumerate(indices) if E.variables(i) == (v,) and not E.reads(i)], E.bounds(v)[1]
+    values = [tuple(E.evaluate_int(indices[d], {v: n}) for d in found) for n in range(0 if last is None else last + 1)]
+    return found if values and len(set(values)) == len(values) else []
 
 
 def _meeting(s: L.For) -> tuple[L.Accumulate, Expr | None] | None:

@@ -1,17 +1,20 @@
-"""Attention: products with a softmax go through each row of scores once, where the scores of one matrix would not stay in a near cache.
+"""Attention: products with a softmax go through each row of scores once, where the scores of one matrix would not stay in near memory.
 
 matmul(softmax(x), v) becomes one operator, `softmax_product`, in which x is read by folds alone. `partition` then computes x in the same
-kernel, and the schedule (`schedules.online`) block by block: no array of queries x keys is stored. Short rows stay as they are: all of
-them are in the cache, and one operator after the other has nothing to rescale.
+kernel, and the schedule (`schedules.online`, `schedules.gpu_online`) block by block: no array of queries x keys is stored. Short rows stay
+as they are: all of them are near, and one operator after the other has nothing to rescale. So do few rows of a GPU, whose tiles would leave
+it idle: operators of their own divide rows as well.
 
 Source: T. Dao et al., "FlashAttention: fast and memory-efficient exact attention with IO-awareness" (2022).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from math import prod
 
-from tcomp.ir.dtypes import itemsize
+from tcomp.ir.dtypes import FLOATS, itemsize
 from tcomp.ir.expr import Dim, bounds
 from tcomp.ir.graph import Graph, Node, Value
 from tcomp.ops.attention import SOFTMAX_PRODUCT
@@ -23,9 +26,18 @@ LONG = 256  # elements of a row: several blocks
 UNBOUNDED = 1 << 20  # a size that may be larger is one of which nothing is known
 
 
-def join_attention(graph: Graph, near: int, notes: Notes | None = None) -> Graph:
+@dataclass(frozen=True)
+class Blocks:
+    """What the blocks of a GPU compute in one pass: matrices with `least` rows together, and one of some `widths`; 16-bit floats, too."""
+
+    least: int
+    widths: Container[int]
+
+
+def join_attention(graph: Graph, near: int, notes: Notes | None = None, blocks: Blocks | None = None) -> Graph:
     """The graph with products of float32 or float64 with a softmax as one operator each, where a matrix of scores may take more than
-    `near` bytes (those of a core's own cache). Symbolic sizes count with their upper bounds; without one they stay apart."""
+    `near` bytes (those of a core's own cache, or of the shared memory of a GPU's `blocks`). Symbolic sizes count with their upper bounds;
+    without one they stay apart, and a number of matrices counts as 1."""
 
     def one_pass(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
         """matmul(softmax(x), v) = softmax_product(x, v)"""
@@ -36,15 +48,19 @@ def join_attention(graph: Graph, near: int, notes: Notes | None = None) -> Graph
         assert x is not None
         if softmax.attrs["axes"] != (len(x.shape) - 1,) or any(node.attrs.values()) or min(len(v.shape) for v in node.inputs if v) < 2:
             return "the sums are not along the rows of the softmax"
-        if x.dtype not in ("float32", "float64"):
+        if x.dtype not in (("float32", "float64") if blocks is None else FLOATS):
             return f"not for {x.dtype}"
         if not rewriter.used_once(weights):
             return "the softmax is used elsewhere"
-        rows, keys = map(_most, x.shape[-2:])
+        (rows, keys), columns = map(_most, x.shape[-2:]), node.outputs[0].shape[-1]
         if rows is None or keys is None:
             return "the number of scores is not bounded"
         if keys < LONG or rows * keys * itemsize(x.dtype) <= near:
-            return "the scores stay in the cache"
+            return "the scores stay near"
+        if blocks is not None and prod(_most(n) or 1 for n in x.shape[:-1]) < blocks.least:
+            return "there are too few rows to keep all processors busy"
+        if blocks is not None and (not isinstance(columns, int) or columns not in blocks.widths):
+            return f"a block does not compute {columns} columns at a time"
         return rewriter.add(SOFTMAX_PRODUCT, [x, node.inputs[1]], {}, node.name)
 
     return rewrite_graph(graph, (one_pass,), notes)

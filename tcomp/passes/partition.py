@@ -91,7 +91,8 @@ class _Facts:
         tops = [t for t in stages if t.body is not None and t.body.op == "reduce" and t.body.attr[0].name == "max"]
         weights = [t for t in stages if t.body is not None and t.body.op == "exp" and {r.attr for r in E.reads(t.body)} >= set(tops)]
         sums = [b for b in self.bodies if any(r.attr in weights for r in E.reads(b))]
-        return len(tops) == len(weights) == 1 and len(stages) == 2 and all(b.op == "reduce" for b in sums) and self.contracts
+        folded = all(b.op == "reduce" or _rounds(b) for b in sums)  # 16-bit weights are rounded for the product
+        return len(tops) == len(weights) == 1 and len(stages) == 2 and folded and self.contracts
 
     @cached_property
     def moves_only(self) -> bool:
@@ -121,6 +122,13 @@ class _Facts:
             for e in E.walk(*self.bodies)
             if e.op not in ("var", "const", "read") and is_float(e.dtype)
         )
+
+
+def _rounds(body: Expr) -> bool:
+    """Whether an element is one of another tensor in other types."""
+    while body.op == "cast":
+        body = body.args[0]
+    return body.op == "read"
 
 
 def _folds(body: Expr) -> bool:

@@ -57,7 +57,7 @@ def schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Sche
     schedule_each(s, stencils.chains(s.kernel), lambda chain: stencils.schedule(s, chain, target, knobs), "is computed stage by stage")
     if multiplies_bytes(target):
         split_groups(s)
-    rest = _online(s, target, knobs)
+    rest = online.in_one_pass(s, lambda found: online.schedule(s, found, target, knobs))
     groups = [group for group in _groups(s, target) if group.result in rest]
     schedule_each(s, groups, lambda group: _schedule_group(s, group, target, knobs), "is left as lowered")
     for result in s.kernel.outputs:
@@ -95,18 +95,6 @@ def _expand(s: Schedule, loop: str, size: int) -> None:
         s.split(name, size)
         for b, d in sorted(places, key=lambda place: (place[0].name, -place[1])):
             s.expand(b.name, d, size)
-
-
-def _online(s: Schedule, target: Target, knobs: Knobs) -> set[str]:
-    """Schedule products with a softmax in one pass; returns the buffers whose nests are still as lowered."""
-    left = {n.writes.name for n in nests(s.kernel)}
-
-    def apply(chain: online.Online) -> None:
-        online.schedule(s, chain, target, knobs)
-        left.difference_update(chain.stages)
-
-    schedule_each(s, online.chains(s.kernel), apply, "is computed stage by stage")
-    return left
 
 
 # ---------------------------------------------------------------- grouping

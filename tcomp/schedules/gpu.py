@@ -16,6 +16,8 @@ launch.
     rows          reductions over the rest  one block per row: each thread folds a strided part, then the block folds the partial
                   of a row                  results as a tree (softmax, normalisation, row sums)
 
+Products with a softmax, attention say, are one group, and go through each row of scores once: see `gpu_online`.
+
 A reduction whose result is too small to fill the machine is first divided into many partial ones, side by side.
 Every phase of a block is a thread loop of its own, so that the loops executed one by one compute the same as on a GPU.
 """
@@ -32,7 +34,7 @@ from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Accumulate, For, Kernel, walk
 from tcomp.ir.simplify import same_dim
-from tcomp.schedules import gpu_products, gpu_programs, gpu_strips
+from tcomp.schedules import gpu_online, gpu_products, gpu_programs, gpu_strips, online
 from tcomp.schedules.gpu_loops import VECTOR_BYTES, fuse_all, is_contraction, lanes, vector_width
 from tcomp.schedules.gpu_tiles import copied_along, find
 from tcomp.schedules.groups import Group, attachments, schedule_each
@@ -75,7 +77,8 @@ def schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Sche
     if imperative(s.kernel):
         gpu_programs.schedule(s)
     else:
-        schedule_each(s, _groups(s, target), lambda group: _schedule_group(s, group, target, decided), "runs on one thread")
+        rest = online.in_one_pass(s, lambda found: gpu_online.schedule(s, found, target, decided))
+        schedule_each(s, _groups(s, rest, target), lambda group: _schedule_group(s, group, target, decided), "runs on one thread")
     s.clean()
     return s
 
@@ -83,10 +86,11 @@ def schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Sche
 # ---------------------------------------------------------------- grouping
 
 
-def _groups(s: Schedule, target: Target) -> list[Group]:
-    """Attach each temporary to the one result that reads it, where the structure allows; it is stored whole otherwise."""
+def _groups(s: Schedule, rest: set[str], target: Target) -> list[Group]:
+    """Attach each temporary to the one result that reads it, where the structure allows; it is stored whole otherwise. `rest`: the buffers
+    whose nests are as lowered."""
     groups: list[Group] = []
-    for result, inside in attachments(s.kernel):
+    for result, inside in [(result, inside) for result, inside in attachments(s.kernel) if result in rest]:
         for group in _formed(s, result, inside, target):
             last = groups[-1] if groups else None
             if last is not None and last.shape == group.shape == "elementwise" and _alike(s, last.result, group.result):

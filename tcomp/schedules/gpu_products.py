@@ -19,7 +19,7 @@ Where a result has too few tiles to fill the machine and its fold is long, the f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
@@ -35,6 +35,7 @@ from tcomp.schedules.roles import Nest, bytes_of, extent_of, fold_nest, linear_i
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import Target
 
+IN_A_ROW = 16  # elements of a slice that a thread multiplies without a test
 STAGES = 4  # slices in shared memory at most
 REGISTERS = 1 << 16  # of an SM
 OTHER_REGISTERS = 48  # of a thread, beside its accumulators: addresses, and elements at hand
@@ -70,40 +71,78 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
     best = tiles(fold, product, target)
     options = tuple(map(_option, best))
     tile = best[options.index(knobs.choice(f"{acc}.tile", options, options[0]))]
-    reads = reads_of(fold, product)
-    along = [contiguous_along(r, product.sliced) for r in reads]
-    sources = [r[0].attr.name for r in reads]
-    names = [f"{sources[0]}.shared", f"{sources[1]}.shared" + "2" * (sources[0] == sources[1])]
     width = vector_width(fold, out, tile.columns.each)
-    if along[1] or (len(tile.columns.axes) > 1 and tile.columns.each != width):
+    if contiguous_along(reads_of(fold, product)[1], product.sliced) or (len(tile.columns.axes) > 1 and tile.columns.each != width):
         width = 1
 
     home, inside = _blocks(s, [x.var.attr.name for x in out.loops], tile)
     s.compute_at(acc, home, "register")
+    elements(s, tile, inside, width)
+    step, names = sums(s, acc, fold, product, tile, width, bulk=lambda slices: _in_bulk(s, acc, slices, tile, target, knobs))
+    _ahead(s, acc, step, names, tile, tile.blocks(fold), target, knobs)
+
+
+def sums(
+    s: Schedule,
+    acc: str,
+    fold: Nest,
+    product: Product,
+    tile: Tile,
+    width: int,
+    owner: Tile | None = None,
+    bulk: Callable[[list[list[str]]], list[list[str]]] = lambda slices: [],
+) -> tuple[str, list[str]]:
+    """A tile of sums that has been moved to where it is read: slices of both factors in shared memory, accumulators in registers. Returns
+    the loop over slices, and their names. `owner`: the tile whose elements the factor of the rows are; threads copy their own. `bulk` says
+    which of the slices, given by the loops that fill them, are copied in bulk."""
+    reads = reads_of(fold, product)
+    along = [contiguous_along(r, product.sliced) for r in reads]
+    rows, columns = (f"{r[0].attr.name}.shared" for r in reads)
+    names = [edit.fresh(s.kernel, rows), edit.fresh(s.kernel, columns + "2" * (rows == columns))]
     cleared = dict(enumerate(stage_axes(s.kernel, acc, False)))
     s.reorder(*(x for d, x in cleared.items() if d not in tile.axes), *(cleared[d] for d in tile.axes))
     step = _steps(s, acc, fold, product, tile)
     left, right = names if product.right == 1 else names[::-1]
     s.cache_factors(step, left, right, "shared")
-    slices = [_slice(s, name, tile, side, a) for name, a, side in zip(names, along, (tile.rows, tile.columns), strict=True)]
-    in_bulk = _in_bulk(s, acc, slices, tile, target, knobs)
-    for loops, reads_along in zip(slices, along, strict=True):
+    slices = list[tuple[list[str], bool]]()
+    for name, reads_along, side in zip(names, along, (tile.rows, tile.columns), strict=True):
+        if owner is not None and side is tile.rows:
+            elements(s, owner, {d: f"{name}.{n}" for n, d in enumerate(owner.axes)}, 1)
+            if tile.tensor:
+                s.relayout(name, f"(a,b+0+{VECTOR_BYTES // itemsize(edit.find_buffer(s.kernel, name).dtype)})")
+        else:
+            slices.append((_slice(s, name, tile, side, reads_along), reads_along))
+    in_bulk = bulk([loops for loops, _ in slices])
+    for loops, reads_along in slices:
         others = gpu_bulk.fill(s, loops, tile.together if tile.tensor else tile.columns.threads) if loops in in_bulk else loops
         if others:
             _copied(s, others, tile, reads_along)
     summed = dict(enumerate(stage_axes(s.kernel, acc, True)))
-    rank = len(edit.find_buffer(s.kernel, acc).shape)
+    elements(s, tile, cleared, width)
     if tile.tensor:
         cores = gpu_warpgroups if tile.together == WARPGROUP else gpu_warps
-        cores.elements(s, tile, inside)
-        cores.elements(s, tile, cleared)
         cores.multiply(s, tile, summed, _fold_of(s, acc))
-        s.relayout(acc, cores.layout(tile, rank))
     else:
-        for axes, slice_ in ((inside, None), (cleared, None), (summed, _fold_of(s, acc))):
-            _threads(s, tile, axes, width, slice_)
-        _registers(s, acc, tile, width)
-    _ahead(s, acc, step, names, tile, tile.blocks(fold), target, knobs)
+        _threads(s, tile, summed, width, _fold_of(s, acc))
+    in_registers(s, acc, tile, width)
+    return step, names
+
+
+def elements(s: Schedule, tile: Tile, axes: dict[int, str], width: int) -> None:
+    """A nest over the elements of a tile, with these loops along its axes: each thread has its own."""
+    if tile.tensor:
+        (gpu_warpgroups if tile.together == WARPGROUP else gpu_warps).elements(s, tile, axes)
+    else:
+        _threads(s, tile, axes, width, None)
+
+
+def in_registers(s: Schedule, acc: str, tile: Tile, width: int) -> None:
+    """The elements of a tile lie thread by thread, or as instructions of tensor cores want them."""
+    rank = len(edit.find_buffer(s.kernel, acc).shape)
+    if tile.tensor:
+        s.relayout(acc, (gpu_warpgroups if tile.together == WARPGROUP else gpu_warps).layout(tile, rank))
+    else:
+        _registers(s, acc, rank, tile, width)
 
 
 def _option(tile: Tile) -> tuple[object, ...]:
@@ -141,11 +180,14 @@ def _threads(s: Schedule, tile: Tile, axes: dict[int, str], width: int, slice_: 
                 thread, inner = rest, [many]
         threads.append(thread)
         elements += inner
-    s.reorder(*threads, *([slice_] if slice_ else []), *elements)
+    folds = [] if slice_ is None else [slice_]
+    if slice_ is not None and extent_of(edit.find_loop(s.kernel, slice_).extent) > IN_A_ROW:
+        folds = list(s.split(slice_, IN_A_ROW))
+    s.reorder(*threads, *folds, *elements)
     s.apply("set_kind", threads[0], "thread.y")
     s.apply("set_kind", threads[1], "thread.x")
-    if slice_:
-        s.unroll(slice_)
+    if folds:
+        s.unroll(folds[-1])
     lanes(s, elements, width)
 
 
@@ -241,9 +283,8 @@ def _copy_width(last: For) -> int:
     return width
 
 
-def _registers(s: Schedule, acc: str, tile: Tile, width: int) -> None:
-    """The accumulators lie thread by thread: the loops over threads index dimensions of their own."""
-    rank = len(edit.find_buffer(s.kernel, acc).shape)
+def _registers(s: Schedule, acc: str, rank: int, tile: Tile, width: int) -> None:
+    """The loops over threads index dimensions of their own."""
     threads, elements = [], []
     letters = "abcdefghijklmnop"
     for side in (tile.rows, tile.columns):

@@ -84,7 +84,7 @@ class Tile:
     @property
     def deep(self) -> int:
         """Elements of the fold that an instruction takes."""
-        return _deep(self.tensor)
+        return tensor_depth(self.tensor)
 
     @property
     def axes(self) -> list[int]:
@@ -168,7 +168,7 @@ def parts(fold: Nest, product: Product, target: Target, least: int, certain: flo
 
 def _candidates(fold: Nest, product: Product) -> Iterator[Tile]:
     if product.tensor:
-        depth = _deep(product.tensor)
+        depth = tensor_depth(product.tensor)
         for wy, wx in ((2, 2), (4, 2), (2, 4), (1, 4), (4, 1), (1, 2), (2, 1)):
             for rows in _sides(product.rows, wy, [(16 * n, 16) for n in (1, 2, 4)]):
                 for columns in _sides(product.columns, wx, [(8 * n, 8) for n in (1, 2, 4, 8)]):
@@ -183,15 +183,15 @@ def _candidates(fold: Nest, product: Product) -> Iterator[Tile]:
 
 def _of_groups(product: Product) -> Iterator[Tile]:
     """Slices are 128 bytes deep, and shorter ones where the fold is."""
-    length = -(-extent_of(product.sliced.extent) // _deep(product.tensor))
+    length = -(-extent_of(product.sliced.extent) // tensor_depth(product.tensor))
     for wy, wz in ((1, 1), (2, 1), (1, 2)):
         for rows in _sides(product.rows, wy, [(64 * n, CORE[0]) for n in (1, 2)]):
             for columns in _sides(product.columns, wz, [(n, CORE[0]) for n in (16, 32, 64, 128, 256)]):
                 if rows.each * columns.each <= 128 * WARPGROUP:
-                    yield Tile(rows, columns, min(4, length) * _deep(product.tensor), product.tensor, WARPGROUP)
+                    yield Tile(rows, columns, min(4, length) * tensor_depth(product.tensor), product.tensor, WARPGROUP)
 
 
-def _deep(dtype: str) -> int:
+def tensor_depth(dtype: str) -> int:
     """Elements of the fold that an instruction of the tensor cores takes."""
     return 32 // itemsize(dtype)
 
@@ -211,8 +211,12 @@ def _cycles(fold: Nest, product: Product, tile: Tile, parts: int, target: Target
     blocks = tile.blocks(fold) * parts
     together = -(-blocks // target.gpu.sms) if blocks > target.gpu.sms else 1.5  # a block alone waits more
     length = prod(extent_of(x.extent) for x in fold.folds) / parts
-    each = _tensor_cycles(tile) if tile.tensor else _cycles_of_warp(fold, product, tile) * (tile.threads // 32)
-    return (each + STEP / tile.depth) * together * length + (_meeting(fold, parts, target) if parts > 1 else 0)
+    return (cycles_of_block(fold, product, tile) + STEP / tile.depth) * together * length + (_meeting(fold, parts, target) if parts > 1 else 0)
+
+
+def cycles_of_block(fold: Nest, product: Product, tile: Tile) -> float:
+    """For each element of the fold."""
+    return _tensor_cycles(tile) if tile.tensor else _cycles_of_warp(fold, product, tile) * (tile.threads // 32)
 
 
 def _tensor_cycles(tile: Tile) -> float:

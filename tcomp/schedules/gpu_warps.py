@@ -63,3 +63,28 @@ def layout(tile: Tile, rank: int) -> str:
         rest += [f"{axis}%{each}", *(_LETTERS[d] for d in side.axes[1:])]
     units = [_LETTERS[d] for d in range(rank) if d not in tile.axes]
     return f"({','.join([*units, *warps, *rest])})"
+
+
+def held(tile: Tile, rank: int) -> str:
+    """How what a thread computes from its elements of a sum lies in registers, of warps along the rows: first by warp, and by thread."""
+    rows, columns, each = _LETTERS[tile.rows.axes[0]], _LETTERS[tile.columns.axes[0]], tile.rows.each
+    units = [_LETTERS[d] for d in range(rank) if d not in tile.axes]
+    threads = [f"{rows}/{each}", f"{rows}%8", f"{columns}/2%4"]
+    return f"({','.join([*units, *threads, f'{rows}/8%{each // 8}', f'{columns}/8', f'{columns}%2'])})"
+
+
+def lanes_of_row(s: Schedule, fold: str) -> tuple[str, int]:
+    """A fold over the columns of a tile: the loop over the threads that have elements of a row, and how many these are."""
+    _, unit = s.split(fold, 8)
+    pair, _ = s.split(unit, 2)
+    return pair, 4
+
+
+def rows_by_lanes(s: Schedule, tile: Tile, row: str, lane: str) -> str:
+    """A nest over the rows of a tile and the threads that have elements of each; returns the loop inside of a thread."""
+    warp, mine = s.split(row, tile.rows.each)
+    high, quad = s.split(mine, 8)
+    s.reorder(warp, quad, lane, high)
+    s.apply("set_kind", warp, "thread.y")
+    s.apply("set_kind", s.fuse(quad, lane), "thread.x")
+    return high

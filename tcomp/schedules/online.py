@@ -12,7 +12,7 @@ No array of rows x keys is ever stored: a block of scores, its weights and the s
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, as_dim, as_expr
 from tcomp.ir.loops import STACK_LIMIT, Accumulate, For, Kernel, Stmt, Store, children, walk
-from tcomp.schedules.groups import attachments
+from tcomp.schedules.groups import attachments, schedule_each
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import edit
 from tcomp.schedules.primitives.sites import Chain, chain_of
@@ -46,18 +46,18 @@ COPIES = 4  # vectors of a row that stand in a row
 @dataclass(frozen=True, slots=True)
 class Online:
     """What is scheduled as a whole: `result` is computed from `sums` of exponentials relative to `maximum`, all of them folds over the same
-    axis, and the maximum from the fold `scores`, if any. `weights` are stages that hold exponentials."""
+    axis, and the maximum from the fold `scores`, if any. `elements` are stages to be inlined: what the maximum is one of, and exponentials."""
 
     result: str
     maximum: str
     sums: tuple[str, ...]
     scores: str | None
-    weights: tuple[str, ...]
+    elements: tuple[str, ...]
 
     @property
     def stages(self) -> set[str]:
         """All that is computed for the result, and the result."""
-        return {self.result, self.maximum, *self.sums, *self.weights, *([self.scores] if self.scores else [])}
+        return {self.result, self.maximum, *self.sums, *self.elements, *([self.scores] if self.scores else [])}
 
 
 def chains(kernel: Kernel) -> list[Online]:
@@ -77,15 +77,17 @@ def _chain(kernel: Kernel, result: str, inside: Sequence[str]) -> Online | None:
     def reads(n: Nest, names: Sequence[str]) -> bool:
         return any(r.attr.name in names for r in n.reads)
 
-    weights = [n.writes.name for n in here if n.leaf.value.op != "const" and not n.is_fold and reads(n, [top])]
+    elements = [n for n in here if n.leaf.value.op != "const" and not n.is_fold]
+    weights = [n.writes.name for n in elements if reads(n, [top])]
+    terms = [n.writes.name for n in elements if n.writes.name not in weights]
     sums = [n for n in folds if adds(n) and reads(n, [top, *weights])]
-    scores = [n.writes.name for n in folds if reads(maxima[0], [n.writes.name])]
-    known = {top, *weights, *(n.writes.name for n in sums), *scores}
+    scores = [n.writes.name for n in folds if any(reads(x, [n.writes.name]) for x in (maxima[0], *elements) if x.writes.name not in weights)]
+    known = {top, *weights, *terms, *(n.writes.name for n in sums), *scores}
     products = [n for n in sums if is_product(n) and row_axis(n) is not None]
     empty = any(x.extent == 0 for n in here for x in n.loops)
     if empty or known != set(inside) or len(scores) > 1 or len(maxima[0].folds) != 1 or not products:
         return None
-    return Online(result, top, tuple(n.writes.name for n in sums), scores[0] if scores else None, tuple(weights))
+    return Online(result, top, tuple(n.writes.name for n in sums), scores[0] if scores else None, (*terms, *weights))
 
 
 def _is_maximum(fold: Nest) -> bool:
@@ -93,12 +95,24 @@ def _is_maximum(fold: Nest) -> bool:
     return reducer is not None and reducer.combine in (E.maximum(reducer.lhs, reducer.rhs), E.maximum(reducer.rhs, reducer.lhs))
 
 
+def in_one_pass(s: Schedule, apply: Callable[[Online], None]) -> set[str]:
+    """Apply a schedule to all products with a softmax; returns the buffers whose nests are still as lowered."""
+    left = {n.writes.name for n in nests(s.kernel)}
+
+    def applied(found: Online) -> None:
+        apply(found)
+        left.difference_update(found.stages)
+
+    schedule_each(s, chains(s.kernel), applied, "is computed stage by stage")
+    return left
+
+
 def schedule(s: Schedule, found: Online, target: Target, knobs: Knobs) -> None:
-    for name in found.weights:
+    for name in found.elements:
         s.inline(name)
     product = next(n for x in found.sums if is_product(n := fold_nest(s.kernel, x)))
     (fold,) = fold_nest(s.kernel, found.maximum).folds
-    rows, columns, others = _axes(s, found, product)
+    rows, columns, others = axes(s, found, product)
     lanes = lanes_of(target, [product.writes, *(r.attr for r in product.reads)])
     size = itemsize(product.writes.dtype)
     most = NEAR // size // max(BLOCK, extent_of(columns.extent))
@@ -120,7 +134,7 @@ def schedule(s: Schedule, found: Online, target: Target, knobs: Knobs) -> None:
         for name in [x for x in s.loops if _is_copy(x, blocks)]:
             s.partition(name, as_dim(as_expr(fold.extent) // length))
     s.clean()
-    for c in _statements(s.kernel.body):
+    for c in statements(s.kernel.body):
         name = c.write.buffer.name
         if _is_copy(name, terms):
             _terms(s, c, lanes, target)
@@ -134,7 +148,7 @@ def schedule(s: Schedule, found: Online, target: Target, knobs: Knobs) -> None:
         threads(s, [x for x in loops if x in s.loops], True, knobs)
 
 
-def _axes(s: Schedule, found: Online, product: Nest) -> tuple[For, For, list[str]]:
+def axes(s: Schedule, found: Online, product: Nest) -> tuple[For, For, list[str]]:
     """The loops of the result over rows, that is along the last dimension of the maximum, and over columns; the names of the others."""
     out = result_nest(s.kernel, found.result)
     row = next(r.args[-1:] for r in product.reads if r.attr.name == found.maximum)
@@ -203,13 +217,13 @@ def _is_copy(name: str, original: str) -> bool:
     return re.fullmatch(rf"{re.escape(original)}(\.t\d*)*", name) is not None
 
 
-def _statements(stmt: Stmt) -> list[Chain]:
+def statements(stmt: Stmt) -> list[Chain]:
     """The nests of one statement each, in order."""
     found = chain_of(stmt)
-    return [found] if found is not None else [c for item in children(stmt) for c in _statements(item)]
+    return [found] if found is not None else [c for item in children(stmt) for c in statements(item)]
 
 
-def _along(c: Chain, dim: int) -> str | None:
+def along(c: Chain, dim: int) -> str | None:
     """The loop along a dimension, from the last one, of what a nest writes; None where that is a single place."""
     index = c.write.indices[dim] if len(c.write.indices) >= -dim else None
     return next((x.var.attr.name for x in c.loops if x.var is index), None)
@@ -221,7 +235,7 @@ def _extent(s: Schedule, loop: str) -> int:
 
 def _tiled(s: Schedule, c: Chain, lanes: int, target: Target, fold: str | None = None) -> str | None:
     """A register tile of rows and vectors, inside of `fold`; returns the loop over tiles. None where there is but a row or a column."""
-    row, column = _along(c, -2), _along(c, -1)
+    row, column = along(c, -2), along(c, -1)
     if row is None or column is None:
         return None
     tile = _tile(_extent(s, row), -(-_extent(s, column) // lanes), target)
@@ -250,12 +264,12 @@ def _terms(s: Schedule, c: Chain, lanes: int, target: Target) -> None:
 
 
 def _fold_of(s: Schedule, name: str) -> Chain:
-    return next(c for c in _statements(s.kernel.body) if isinstance(c.write, Accumulate) and c.write.buffer.name == name)
+    return next(c for c in statements(s.kernel.body) if isinstance(c.write, Accumulate) and c.write.buffer.name == name)
 
 
 def _in_lanes(s: Schedule, c: Chain, lanes: int) -> None:
     """Lanes along the last dimension, a few vectors of it in a row."""
-    if (column := _along(c, -1)) is None:
+    if (column := along(c, -1)) is None:
         return
     vectors, lane = s.split(column, lanes)
     s.vectorize(lane)
@@ -287,7 +301,7 @@ def _steps(s: Schedule, fold: str, c: Chain) -> None:
 
 def _along_the_row(s: Schedule, c: Chain, lanes: int) -> None:
     """A fold of each row by itself: partial results in lanes, then one of them."""
-    used, name, row = E.variables(*c.write.indices), c.write.buffer.name, _along(c, -1)
+    used, name, row = E.variables(*c.write.indices), c.write.buffer.name, along(c, -1)
     fold = next((x for x in c.loops if x.var not in used), None)
     if fold is None or row is None:
         return

@@ -281,6 +281,47 @@ def test_what_a_gpu_cannot_do_is_refused(body: Callable[[Buffer], Stmt], complai
 # ---------------------------------------------------------------- NVRTC
 
 
+@needs_compiler
+def test_registers_are_divided_by_the_digits_of_a_thread() -> None:
+    """A thread has elements of its own where their indices tell it from all others."""
+    x, y, own = Buffer("x", "float32", (64,)), Buffer("y", "float32", (64,)), Buffer("own", "float32", (8, 4, 2), "register")
+
+    def phases(*digits: Callable[[Expr], Expr]) -> Kernel:
+        def place(t: Expr, e: Expr) -> tuple[Expr, ...]:
+            return (*(digit(t) for digit in digits), e)
+
+        fill = loop("t", 32, lambda t: loop("e", 2, lambda e: store(own, place(t, e), x[t * 2 + e])), "thread.x")
+        use = loop("u", 32, lambda u: loop("e", 2, lambda e: store(y, (u * 2 + e,), own[place(u, 1 - e)])), "thread.x")
+        return kernel(Allocate(own, block(fill, use)), [x, y], [y])
+
+    divided = phases(lambda t: t // 4, lambda t: t % 4)
+    assert "float own[2];" in emit_kernel(divided, TARGET)[0]
+    given, found = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
+    for descending in (False, True):
+        run(divided, [given, found], descending=descending)
+        np.testing.assert_array_equal(found, given.reshape(32, 2)[:, ::-1].reshape(-1))
+    with pytest.raises(CodegenError, match="threads that it does not belong to"):
+        emit_kernel(phases(lambda t: t // 4, lambda t: t % 2), TARGET)
+
+
+def test_registers_of_other_threads_are_refused() -> None:
+    """Phases have to agree on which thread has which element."""
+    own, y = Buffer("own", "float32", (8, 8), "register"), Buffer("y", "float32", (8, 8))
+
+    def turned(first: Callable[[Expr, Expr], tuple[Expr, ...]], second: Callable[[Expr, Expr], tuple[Expr, ...]]) -> Kernel:
+        fill = loop("a", 8, lambda a: loop("b", 8, lambda b: store(own, first(a, b), 1.0), "thread.x"), "thread.y")
+        use = loop("c", 8, lambda c: loop("d", 8, lambda d: store(y, (c, d), own[second(c, d)]), "thread.x"), "thread.y")
+        return kernel(Allocate(own, block(fill, use)), [y], [y])
+
+    def straight(y: Expr, x: Expr) -> tuple[Expr, ...]:
+        return y, x
+
+    assert "float own[1];" in emit_kernel(turned(straight, straight), TARGET)[0]
+    for other in (lambda y, x: (x, y), lambda y, x: (y, 7 - x)):
+        with pytest.raises(CodegenError, match="divided among the threads in several ways"):
+            emit_kernel(turned(straight, other), TARGET)
+
+
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("dtype", BITS)

@@ -10,7 +10,7 @@ from tcomp.ops.elementwise import ADD, FULL, RELU
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import TRANSPOSE
 from tcomp.ops.reduction import REDUCE_MAX, SOFTMAX
-from tcomp.passes.attention import join_attention
+from tcomp.passes.attention import Blocks, join_attention
 from tcomp.passes.partition import partition
 from tcomp.passes.rewrite import Notes
 from tcomp.target import Target
@@ -18,11 +18,11 @@ from tcomp.target import Target
 NEAR = 1 << 16
 
 
-def attention(rows=160, keys=256, dtype="float32", axis=2, after=(), also=None, batch=(2,), transposed=None):
+def attention(rows=160, keys=256, dtype="float32", axis=2, after=(), also=None, batch=(2,), transposed=None, width=4):
     """softmax(q k + mask) v, each of them an input; `also` reads the softmax, or the scores, for a second result."""
     b = GraphBuilder()
     q, k = b.input("q", dtype, (*batch, rows, 8)), b.input("k", dtype, (*batch, 8, keys))
-    v, mask = b.input("v", dtype, (*batch, keys, 4)), b.input("mask", dtype, (*(1 for _ in batch), 1, keys))
+    v, mask = b.input("v", dtype, (*batch, keys, width)), b.input("mask", dtype, (*(1 for _ in batch), 1, keys))
     (scores,) = b.add(MATMUL, [q, k])
     (scores,) = b.add(ADD, [scores, mask])
     (weights,) = b.add(SOFTMAX, [scores], {"axes": (axis,)})
@@ -48,6 +48,12 @@ def test_the_rewrite_keeps_the_result(unchanged, batch, dtype):
     assert operators(unchanged(before, join_attention(before, NEAR), rtol=1e-5)) == JOINED
 
 
+def test_16_bits_on_gpus(unchanged):
+    """Exponentials are rounded instead of the softmax, and the sums once."""
+    before = attention(dtype="float16")
+    assert operators(unchanged(before, join_attention(before, NEAR, None, Blocks(1, range(1, 9))), rtol=1e-2)) == JOINED
+
+
 def test_scores_that_are_read_elsewhere_may_stay(unchanged):
     before = attention(also="scores")
     assert operators(unchanged(before, join_attention(before, NEAR), rtol=1e-5)) == [*JOINED, "relu"]
@@ -64,13 +70,13 @@ def test_nodes_without_inputs_are_passed_over():
 @pytest.mark.parametrize(
     "options, why",
     [
-        ({"rows": 64}, "the scores stay in the cache"),
-        ({"rows": 1000, "keys": 255}, "the scores stay in the cache"),
+        ({"rows": 64}, "the scores stay near"),
+        ({"rows": 1000, "keys": 255}, "the scores stay near"),
         ({"axis": 1}, "the sums are not along the rows of the softmax"),
         ({"also": "weights"}, "the softmax is used elsewhere"),
         ({"dtype": "float16"}, "not for float16"),
         ({"rows": te.var("n")}, "the number of scores is not bounded"),
-        ({"rows": te.var("n", 1, 64)}, "the scores stay in the cache"),
+        ({"rows": te.var("n", 1, 64)}, "the scores stay near"),
         ({"after": (RELU,)}, None),
     ],
     ids=["few rows", "short rows", "columns", "weights", "float16", "unbounded", "bounded", "another operator"],
@@ -88,9 +94,10 @@ def test_symbolic_sizes_count_with_their_bounds(unchanged):
     assert operators(unchanged(before, join_attention(before, NEAR), rtol=1e-5, dims={n: 7})) == JOINED
 
 
-def test_scores_are_computed_in_the_kernel_of_their_reader():
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_scores_are_computed_in_the_kernel_of_their_reader(dtype):
     edges: list[str] = []
-    graph = partition(join_attention(attention(), NEAR), edges.append)
+    graph = partition(join_attention(attention(dtype=dtype), NEAR, None, Blocks(1, range(1, 9))), edges.append)
     (kernel,) = (n for n in graph.nodes if n.op is KERNEL)
     assert operators(kernel.bodies[0]) == JOINED and not edges
 
@@ -120,9 +127,24 @@ def test_a_product_of_weights_that_are_no_softmax_of_a_product(unchanged):
     assert operators(unchanged(before, join_attention(before, NEAR), rtol=1e-5)) == ["transpose", "softmax_product"]
 
 
-def test_only_for_cpus():
-    assert "attention" in dict(graph_passes(Target.parse("cpu"), Report()))
-    assert "attention" not in dict(graph_passes(Target.parse("cuda -arch=sm_80"), Report()))
+@pytest.mark.parametrize("batch, joined", [((2,), False), ((3,), True), ((te.var("b", 1, 3),), True), ((te.var("b", 1),), False)], ids=str)
+def test_few_rows_stay_apart_where_many_are_wanted(batch, joined):
+    """A GPU has to be kept busy; of matrices whose number is not bounded there may be one."""
+    graph, notes = attention(batch=batch), Notes()
+    assert (operators(join_attention(graph, NEAR, notes, Blocks(400, range(1, 9)))) == JOINED) == joined
+    assert joined or "too few rows" in str(notes.lines)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
+def test_on_gpus(precision):
+    """Where the scores would not stay in a block's shared memory, rows are enough for half of the multiprocessors, and a block can compute all
+    columns of some rows."""
+    joined = dict(graph_passes(Target.parse(f"cuda -arch=sm_80 -precision={precision}"), Report()))["attention"]
+    sizes = ((512, 512, 12, 64), (256, 256, 12, 64)), ((256, 256, 4, 64), (160, 255, 64, 64), (1, 4096, 512, 64), (512, 512, 12, 8), (512, 512, 12, 600))
+    for wanted, several in zip((JOINED, ["matmul", "add", "softmax", "matmul"]), sizes, strict=True):
+        for rows, keys, batch, width in several:
+            assert operators(joined(attention(rows, keys, batch=(batch,), width=width))) == wanted
+    assert operators(joined(attention(512, 512, batch=(12,), width=64, dtype="float16"))) == JOINED
 
 
 def test_infinite_scores():

@@ -25,6 +25,7 @@ from tcomp.ops.attention import softmax_product
 from tcomp.ops.matmul import matmul
 from tcomp.schedules import Schedule, cpu
 from tcomp.schedules.lower import lower
+from tcomp.schedules.precision import with_precision
 from tcomp.schedules.schedule import replay
 from tcomp.schedules.trace import Step
 from tcomp.target import Target
@@ -241,6 +242,8 @@ WRONG = {
     "no product": ({"term": "exp(x[i3, k3] - top[i3]) + v[k3]"}, "no sum of products"),
     "a square": ({"term": "exp(x[i3, k3] - top[i3]) * exp(x[i3, k3] - top[i3])"}, "no sum of products"),
     "the maximum besides": ({"term": "exp(x[i3, k3] - top[i3]) * top[i3]"}, "more than one difference"),
+    "a rounded product": ({"term": "float32(float16(exp(x[i3, k3] - top[i3]) * v[k3]))"}, "no sum of products"),
+    "no float": ({"term": "float32(int32(exp(x[i3, k3] - top[i3]))) * v[k3]"}, "no sum of products"),
     "another power": ({"term": "exp(top[i3] - x[i3, k3]) * v[k3]"}, "no sum of products"),
     "no reader": ({"term": "x[i3, k3]"}, "nothing beside"),
     "x changes": ({"between": "x[0, 0] = 1.0f"}, "uses x"),
@@ -257,6 +260,17 @@ def test_what_is_right() -> None:
     s = two()
     s.online("top", "k1", 4)
     unchanged(s)
+
+
+@pytest.mark.parametrize("precision, last", [("tf32", 2**-10), ("fp16", 2**-11), ("bf16", 2**-8)])
+def test_weights_may_be_rounded(precision: str, last: float) -> None:
+    """As tensor cores want them: those of a block relative to its own maximum."""
+    x, v = te.placeholder((14, 13), "float32", "x"), te.placeholder((13, 3), "float32", "v")
+    source = with_precision(lower("mean", [x, v], [softmax_product(x, v)]), precision)
+    s = Schedule(source)
+    s.inline("softmax.exp")
+    s.online("softmax.max", FOLD, 4)
+    close(run(source, {}, s.kernel), run(source, {}), 4 * last)
 
 
 @pytest.mark.parametrize("parts, why", WRONG.values(), ids=WRONG.keys())
@@ -339,6 +353,19 @@ def test_the_default_schedule(sizes: tuple[int, int, int, int, int], dtype: str)
     assert any(step.primitive == "online" for step in s.trace) == (min(sizes[1:3]) > 1 and sizes[-1] > 1)
     close(machine(s, {}), [reference(*arrays_for(source, {}, source)[:-1]).reshape(-1)], 2e-5)
     assert str(replay(source, s.trace)) == str(s.kernel)
+
+
+def test_scores_that_are_a_stage_of_their_own() -> None:
+    """As those are whose computation takes long: in one pass they are computed once for each block."""
+    q, k, v = (te.placeholder((2, n, 24), "float32", name) for n, name in ((40, "q"), (70, "k"), (70, "v")))
+    scores = matmul(q, k, transpose_b=True)
+    source = lower("capped", [q, k, v], [softmax_product(te.compute(scores.shape, lambda *i: te.tanh(scores[i] * 0.1) * 5.0, "capped"), v)])
+    assert any(b.name == "capped" for b in Schedule(source).stages.values())
+    s = cpu.schedule(source, HOST)
+    assert not s.kernel.notes and any(step.primitive == "online" for step in s.trace)
+    a, b, c, _ = arrays_for(source, {}, source)
+    weights = np.exp(5 * np.tanh((a @ b.swapaxes(1, 2)).astype("float64") * 0.1))
+    close(machine(s, {}), [(weights / weights.sum(-1, keepdims=True) @ c).reshape(-1)], 2e-5)
 
 
 def test_the_default_schedule_of_symbolic_sizes() -> None:

@@ -84,6 +84,27 @@ def test_a_chain_of_buffers_runs_ahead() -> None:
     refused(chained, 's.pipeline("i", 2, "b")', "`a`, which `b` is filled from, is written in `i`")
 
 
+def test_buffers_are_filled_where_they_were() -> None:
+    """Copies may start late in an iteration, behind what it computes from other buffers."""
+    late = """kernel k(x: int32[20], y: int32[20]) -> (y) {
+      for i in 0..5 {
+        for u in 0..4 {
+          y[i * 4 + u] = x[u] * 3i32
+        }
+        alloc a: int32[4]
+        for v in 0..4 {
+          a[v] = x[i * 4 + v]
+        }
+        for w in 0..4 {
+          y[i * 4 + w] += a[3 - w]
+        }
+      }
+    }
+    """
+    shaped = accepted(late, 's.pipeline("i", 3, "a")')
+    assert shaped.index("for i.p in 0..2") < shaped.index("for u in") < shaped.index("a[(i + 2) % 3, v]") < shaped.index("for w in")
+
+
 STEP = """kernel k(x: int32[20], y: int32[20]) -> (x, y) {
   alloc c: int32[4]
   for i in 0..5 {

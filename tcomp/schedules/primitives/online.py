@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tcomp.ir import expr as E
+from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import Expr, as_dim, as_expr, loop_var
 from tcomp.ir.loops import (
     PARALLEL,
@@ -25,6 +26,7 @@ from tcomp.ir.loops import (
     perfect,
 )
 from tcomp.ir.simplify import prove, same_dim, simplify
+from tcomp.schedules.instructions import tf32
 from tcomp.schedules.inverse import holds, inverse
 from tcomp.schedules.primitives.edit import check_factor, enclosing, find_buffer, find_loop, fresh, guard, rebuild, refuse, renamed
 from tcomp.schedules.primitives.sites import Chain, chain_of, path, reads, sequence, stores_all, writes
@@ -40,8 +42,8 @@ def online(kernel: Kernel, stage: str, fold: str, factor: int) -> tuple[Kernel, 
     block's x, its exponentials, the scale).
 
     Legal where `fold` is the only fold of the maximum `stage`, and stands beside the nests of the sums: those that read the maximum, each
-    of them once, in exp(x - maximum), with the x of the maximum. Nothing else may use the sums, or change what they are computed from,
-    in between. Floats are rounded otherwise (always in the same way, for one factor). Elements of -inf, infinite maxima and NaN give what
+    of them once, in exp(x - maximum), rounded or not, with the x of the maximum. Nothing else may use the sums, or change what they are
+    computed from, in between. Floats are rounded otherwise (always in the same way, for one factor). Elements of -inf, infinite maxima and NaN give what
     they gave: no difference is taken to a maximum below all finite numbers, and a sum of nothing but -inf becomes NaN at the end.
 
     Good for long rows, attention above all: what is computed for a block of the row is used up while it is near.
@@ -249,9 +251,11 @@ def _sum(kernel: Kernel, top: _Fold, items: Sequence[Stmt], nest: Stmt) -> _Sum:
 
 
 def _linear(value: Expr, factor: Expr) -> bool:
-    """Whether a value is the factor times something."""
-    if value is factor:
+    """Whether a value is the factor times something. The factor may be rounded to other floats first: it is at most 1."""
+    if value is factor or (factor.dtype == "float32" and value is tf32(factor)):
         return True
+    if value.op == "cast" and is_float(value.dtype) and is_float(value.args[0].dtype) and value.args[0].op in ("cast", "exp"):
+        return _linear(value.args[0], factor)
     having = [a for a in value.args if factor in E.walk(a)]
     return value.op == "mul" and len(having) == 1 and _linear(having[0], factor)
 

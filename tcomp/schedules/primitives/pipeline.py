@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Expr, as_expr, loop_var
-from tcomp.ir.loops import SERIAL, Accumulate, Allocate, Block, Buffer, For, Kernel, Stmt, Store, block, walk
+from tcomp.ir.loops import SERIAL, Accumulate, Allocate, Buffer, For, Kernel, Stmt, Store, block, walk
 from tcomp.schedules.primitives.edit import (
     check_factor,
     find_buffer,
@@ -31,12 +31,12 @@ def pipeline(kernel: Kernel, loop: str, stages: int, *buffers: str) -> tuple[Ker
     """Fill buffers of a loop's body `stages - 1` iterations before they are read.
 
     Each buffer gets a first dimension of `stages`, of which iteration i uses element i % stages. A loop before the loop (the prologue;
-    its name is returned) fills the first ones; then each iteration fills the one for `stages - 1` iterations later, if there is such an
-    iteration, and computes with its own. `partition` at the last `stages - 1` iterations makes those without a copy (the epilogue) a
-    loop of their own, and takes the condition out of the steady state.
+    its name is returned) fills the first ones; then each iteration fills, where it stood, the one for `stages - 1` iterations later, if
+    there is such an iteration, and computes with its own. `partition` at the last `stages - 1` iterations makes those without a copy (the
+    epilogue) a loop of their own, and takes the condition out of the steady state.
 
-    Legal for serial loops whose body begins with the nests that fill the buffers, from what the loop does not write; the rest of the body
-    only reads them.
+    Legal for serial loops with nests in their body that fill the buffers, before these are read, from what the loop does not write; the
+    rest of the body only reads them.
 
     Good for hiding the latency of memory: copies run ahead of the computation. The price is the memory for the copies. On a GPU (below),
     phases that only copy from global to shared memory run in the background from sm_80 on (`cp.async`): the copies of one iteration are
@@ -133,14 +133,14 @@ def pipeline(kernel: Kernel, loop: str, stages: int, *buffers: str) -> tuple[Ker
             stmt = swap_buffer(stmt, old, new, lambda indices: (slot % stages, *indices))
         return stmt
 
-    copies = [_at(using(fill, target.var), target.var, target.var + ahead, target.var + ahead < extent) for fill in fills]
+    copies = {fill: _at(using(fill, target.var), target.var, target.var + ahead, target.var + ahead < extent) for fill in fills}
     prologue = [
         _at(using(renamed(fill, lambda name: fresh(kernel, name + ".p")), target.var), target.var, first, first < extent) for fill in fills
     ]
-    rest = rebuild(target.body, lambda s: Block(()) if s in fills else None)
+    body = using(rebuild(target.body, copies.get), target.var)
     for old in olds:
-        rest = without_allocation(rest, old)
-    new: Stmt = block(For(first, ahead, block(*prologue)), replace(target, body=block(*copies, using(rest, target.var))))
+        body = without_allocation(body, old)
+    new: Stmt = block(For(first, ahead, block(*prologue)), replace(target, body=body))
     for b in reversed(list(news.values())):
         new = Allocate(b, new)
     return nesting(kernel, "pipeline", replace_loop(kernel, target, new)), first.attr.name
