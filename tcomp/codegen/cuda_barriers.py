@@ -253,10 +253,12 @@ class _Run:
         exact = bool(moving) and _short(s.var)
         period = lcm(*(int(e.args[1].attr) for e in moving if _ring(e, s.var)))
         ends = [] if prove(as_expr(s.extent) > 0) else [state]
-        seen = set()
+        seen, last = set(), bounds(s.var)[1]
         for iteration in itertools.count():
             if iteration == s.extent:
                 ends = [state]
+                break
+            if last is not None and iteration > last:  # how many there are is not known, but there are no more
                 break
             self.values[s.var] = iteration
             state = self.follow(s.body, state)
