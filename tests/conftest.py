@@ -1,5 +1,6 @@
-"""Shared by all tests: golden files."""
+"""Shared by all tests: golden files, signals."""
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +25,12 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert path.read_text() == text + "\n", f"{path} differs; if that is intended, run pytest --update-golden"
 
     return check
+
+
+def pytest_configure() -> None:
+    """What was started in the background ignores Ctrl-C, and so would the processes that tests send it to."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -266,8 +266,7 @@ def test_a_child_that_does_not_start_is_an_answer() -> None:
 
 
 TUNER = """
-import signal, sys, threading, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # what was started in the background ignores it
+import sys, threading, time
 sys.path.insert(0, {tests!r})
 from faults import task
 from tcomp.autotune.measure import Limits, Measurer
