@@ -5,7 +5,8 @@ choice is only about speed. Four rules:
 
 1. Activations. A kernel that folds over windows (convolution, pooling) or contracts with a constant wants its vector lanes along an
    axis that is neither a window nor shared with the fold: the output channel. That axis is moved to the end (NCHW becomes NHWC).
-   Kernels without such a wish follow their largest input, axis by axis, through transposes and broadcasts.
+   Kernels without such a wish follow their largest input, axis by axis, through transposes and broadcasts. What lies row-major they turn
+   as the model says, unless a product with a constant sums along the axis that is last there: then it stays the last one.
 2. Weights. `operand_layouts` (the schedules know) asks for packed panels of a constant operand; each constant gets a copy in the
    layout its reader wants, which constant folding stores in the artifact.
 
@@ -75,7 +76,8 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
         turned = halos and not others and wish is not None and result in graph.outputs and _worth_turning(body, result, wish, known)
         if turned:
             node = replace(node, outputs=(Value(_fresh(f"{result.name}.last", names), result.dtype, result.shape),))
-        layouts = [None if v in fixed else wish or summed.get(v) for v, wish in zip(node.outputs, wishes, strict=True)]
+        kept = _as_found(body, rows.get(result, ())) if not others else None
+        layouts = [None if v in fixed else wish or summed.get(v) or kept for v, wish in zip(node.outputs, wishes, strict=True)]
         layouts = [_spaced(v, w, around.get(v, {}), rows.get(v, ())) for v, w in zip(node.outputs, layouts, strict=True)]
         outputs = tuple(Value(v.name, v.dtype, v.shape, w) if w is not None else v for v, w in zip(node.outputs, layouts, strict=True))
         chosen.update((v, w) for v, w in zip(node.outputs, outputs, strict=True) if v is not w)
@@ -212,6 +214,24 @@ def _folds_windows(t: Tensor, body: Expr) -> bool:
         if not all(any((a,) in i and any((x,) in i for x in t.axes) for i in indices) for a in e.attr[1]):
             return False
     return True
+
+
+def _as_found(body: Graph, summed: Collection[int]) -> Layout | None:
+    """For a result that is summed along the axis whose elements are neighbours in the largest input, as it lies: that axis at the end."""
+    inputs, values = _chained(body)
+    t = values[body.outputs[0]]
+    flat = inlined(t) if summed else None
+    if flat is None or any(e.op == "reduce" for e in E.walk(flat)):
+        return None
+    given = {made: v.layout for made, v in zip(inputs, body.inputs, strict=True)}
+    largest = max(E.reads(flat), key=lambda r: prod(_size(d) for d in r.attr.shape) * itemsize(r.attr.dtype), default=None)
+    if largest is None or given.get(largest.attr) is not None:
+        return None
+    place = linear(simplify(E.row_major(largest.args, largest.attr.shape)))
+    beside = [n for n, a in enumerate(t.axes) if place.get((a,)) == 1 and _size(t.shape[n]) > 1]
+    if len(beside) != 1 or beside[0] not in summed or beside[0] == t.ndim - 1:
+        return None
+    return Layout.permuted((*(n for n in range(t.ndim) if n not in beside), *beside))
 
 
 def _summed_last(products: Sequence[_Product]) -> dict[Value, Layout]:

@@ -127,6 +127,16 @@ def test_elementwise_kernels_follow_through_transposes(unchanged):
     assert layouts(chosen(unchanged, graph))["moved"] == Layout.permuted((0, 2, 1, 3))  # the transpose costs nothing in memory
 
 
+@pytest.mark.parametrize(("shape", "perm", "expected"), [((1, 9, 9, 16), (0, 3, 1, 2), CHANNELS_LAST), ((1, 16, 9, 9), (0, 1, 3, 2), None)])
+def test_channels_that_lie_last_stay_there_for_who_sums_them_up(unchanged, shape, perm, expected):
+    """Images of models that have their channels last otherwise."""
+    b = GraphBuilder()
+    (y,) = b.add(ew.EXP, [b.input("x", "float32", shape)], name="y")
+    (t,) = b.add(mv.TRANSPOSE, [y], {"perm": perm}, "planes")
+    graph = b.build([*b.add(ew.NEG, [conv(b, t, 8)], name="u")])
+    assert layouts(chosen(unchanged, graph))["planes"] == expected
+
+
 def test_symbolic_sizes(unchanged):
     b = GraphBuilder()
     n, h = dim("n", 1, 8), dim("h", 4, 64)
