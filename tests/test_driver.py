@@ -259,6 +259,25 @@ def test_artifacts_are_reproducible(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- looking inside
 
 
+@pytest.mark.parametrize("rows", [40, "n"])
+def test_results_lie_over_inputs_that_end_with_them(rows: int | str) -> None:
+    """The weights of attention take the place of the scores, and a sum that of its residual: what is alive at once is x and one more."""
+    nodes = [("MatMul", ["x", "k"], "scores"), ("Softmax", ["scores"], "weights"), ("MatMul", ["weights", "v"], "y"), ("Tanh", ["y"], "tanh"),
+             ("MatMul", ["tanh", "o"], "z"), ("Add", ["z", "tanh"], "sum"), ("ReduceMax", ["sum"], "out")]  # fmt: skip
+    size, keys = 64, 200
+    shapes = {"k": (size, keys), "v": (keys, size), "o": (size, size)}
+    arrays = {name: random(*shape) for name, shape in shapes.items()}
+    made = model([helper.make_node(op, ins, [out]) for op, ins, out in nodes], {"x": [rows, size]}, {"out": None}, arrays)
+    compiled, report = compile_model(made, dims={"n": (1, 100)} if rows == "n" else None)
+    x = random(40, size)
+    e = np.exp(x @ arrays["k"])
+    tanh = np.tanh(e / e.sum(1, keepdims=True) @ arrays["v"])
+    got = tcomp.Module.load(compiled).run({"x": x})["out"]
+    np.testing.assert_allclose(got, (tanh @ arrays["o"] + tanh).max(keepdims=True), rtol=1e-4)
+    if rows == 40:
+        assert report.arena == 40 * keys * 4 + 40 * size * 4  # one array of scores, and what is made of it
+
+
 def test_report_and_texts() -> None:
     told: list[tuple[str, int, int]] = []
     _, report = compile_model(
