@@ -89,7 +89,7 @@ def _only(stmt: Stmt, *buffers: Buffer) -> Stmt:
 def _at_once(first: Instance, second: Instance) -> Relation:
     """Pairs of their iterations that may run at the same time: in different iterations of a loop around both whose iterations are in no
     order, all loops around that one being at the same."""
-    pairs = first.order.lex_lt_map(second.order).subtract(first.order.lex_lt_map(second.order))  # none
+    pairs = isl.Map.empty(first.order.lex_lt_map(second.order).get_space())
     for depth, (a, b) in enumerate(zip(first.loops, second.loops, strict=False)):
         if a is not b:
             break
