@@ -389,5 +389,5 @@ def _listing(stage: str, schedule: Schedule, target: Target) -> str:
             f"{u.stack} of stack, {launch.barriers} barriers, all proved"
             for arch, launch, u in usage
         )
-    ir = emit_kernel(kernel, target, {b for pair in overwritable(schedule.kernel) for b in pair})
+    ir = emit_kernel(kernel, target, overwritable(schedule.kernel))
     return ir if stage == "llvm" else assembly(ir, target)

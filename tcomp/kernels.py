@@ -105,7 +105,7 @@ def compile_loops(schedule: Schedule, target: Target) -> CompiledKernel:
     if target.kind == "cuda":
         code = kernel_code(kernel, target, schedule.trace)
     else:
-        code = compile_ir(emit_kernel(kernel, target, {b for pair in over for b in pair}), target)
+        code = compile_ir(emit_kernel(kernel, target, over), target)
     scalars, sizes = tuple(v.name for v in kernel.scalars), tuple(str(buffer_size(b)) for b in temporaries)
     todo = tuple(str(n) for n in astuple(work(schedule.source)))
     overwrites = tuple((kernel.buffers.index(a), kernel.buffers.index(b)) for a, b in over)

@@ -44,11 +44,11 @@ from tcomp.target import Target
 MAX_OPERATIONS = 1 << 12  # of one instruction
 
 
-def emit_kernel(kernel: Kernel, target: Target, overlapping: Collection[Buffer] = ()) -> str:
-    """LLVM IR text of a kernel. Memory of the parameters that are `overlapping` may be the same: these are read and written in the order of
-    the program. Raises `CodegenError` naming the loop or buffer for what a CPU kernel cannot be."""
+def emit_kernel(kernel: Kernel, target: Target, over: Collection[tuple[Buffer, Buffer]] = ()) -> str:
+    """LLVM IR text of a kernel. The two of a pair in `over` may lie in the same memory: they are read and written in the order of the
+    program. Raises `CodegenError` naming the loop or buffer for what a CPU kernel cannot be."""
     module = KernelModule(kernel.name, target, kernel.notes)
-    module.overlapping = frozenset(overlapping)
+    module.overlapping = frozenset(b for pair in over for b in pair)
     module.define(kernel)
     return module.text()
 

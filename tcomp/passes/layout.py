@@ -218,9 +218,11 @@ def _folds_windows(t: Tensor, body: Expr) -> bool:
 
 def _as_found(body: Graph, summed: Collection[int]) -> Layout | None:
     """For a result that is summed along the axis whose elements are neighbours in the largest input, as it lies: that axis at the end."""
+    if not summed:
+        return None
     inputs, values = _chained(body)
     t = values[body.outputs[0]]
-    flat = inlined(t) if summed else None
+    flat = inlined(t)
     if flat is None or any(e.op == "reduce" for e in E.walk(flat)):
         return None
     given = {made: v.layout for made, v in zip(inputs, body.inputs, strict=True)}

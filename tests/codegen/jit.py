@@ -37,9 +37,9 @@ def load_objects(*objects: bytes) -> Callable[[str], int]:
     return _engines[-1].get_function_address
 
 
-def compile_kernel(kernel: Kernel, target: Target = HOST, overlapping: Collection[Buffer] = ()) -> Callable[..., None]:
+def compile_kernel(kernel: Kernel, target: Target = HOST, over: Collection[tuple[Buffer, Buffer]] = ()) -> Callable[..., None]:
     """f(*arrays, *scalars, pool=None); `pool` is the address of a struct whose first field is `parallel_for`."""
-    address = load_objects(compile_ir(emit_kernel(kernel, target, overlapping), target))(kernel.name)
+    address = load_objects(compile_ir(emit_kernel(kernel, target, over), target))(kernel.name)
     types = [ctypes.c_void_p] * (1 + len(kernel.buffers)) + [ctypes.c_int64] * len(kernel.scalars)
     function = ctypes.CFUNCTYPE(None, *types)(address)
 

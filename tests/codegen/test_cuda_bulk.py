@@ -7,6 +7,7 @@ import re
 import cuda_host
 import numpy as np
 import pytest
+from block_tiles import tile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cuda import needs_nvrtc
@@ -26,25 +27,13 @@ from tcomp.schedules.instructions import bulk_copy
 from tcomp.target import Target
 
 HOPPER = Target.parse("cuda -arch=sm_90a")
-TILE = 8  # rows, columns, and threads along each
 
 
 def product(m: Dim, n: int, k: int, depth: int, stages: int, bulk: str = "ab", dtype: str = "float32") -> Schedule:
     """Tiles of 8 x 8 results, a thread each, of slices of which those of `bulk` are copied in bulk, and by threads over an edge."""
     a, b, r = te.placeholder((m, k), dtype, "A"), te.placeholder((k, n), dtype, "B"), te.reduce_axis(k, "k")
     s = Schedule([a, b, te.compute((m, n), lambda i, j: te.sum(te.cast(a[i, r], "float32") * te.cast(b[r, j], "float32"), r), "C")])
-    s.cache_write("C", "acc")
-    rows, i = s.split("C.0", TILE)
-    columns, j = s.split("C.1", TILE)
-    s.reorder(rows, columns, i, j)
-    s.bind(rows, "block.y")
-    s.bind(columns, "block.x")
-    s.compute_at("acc", columns, "register")
-    ko, ki = s.split("C.k", depth)
-    s.reorder(ko, "C.i", "C.j", ki)
-    for y, x in ((i, j), ("C.init.i", "C.init.j"), ("C.i", "C.j")):
-        s.bind(y, "thread.y")
-        s.bind(x, "thread.x")
+    ko = tile(s, depth)
     s.cache_read("A", ko, "a", "shared")
     s.cache_read("B", ko, "b", "shared")
     for name in "ab":

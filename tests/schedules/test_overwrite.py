@@ -108,7 +108,7 @@ def run_over(program: Program, kernel: Kernel, source: Buffer, output: Buffer, n
         extended, temporaries = hoist_temporaries(kernel)
         places = [np.zeros([evaluate_int(as_expr(d), program.dims) for d in b.shape], b.dtype) for b in temporaries]
         sizes = [program.dims[v] for v in kernel.scalars]
-        compile_kernel(extended, HOST, (source, output))(*views.values(), *places, *sizes, pool=ctypes.addressof(POOL))
+        compile_kernel(extended, HOST, [(source, output)])(*views.values(), *places, *sizes, pool=ctypes.addressof(POOL))
     else:
         run_kernel(kernel, views, program.dims, shuffle=1, garbage=True)
     return [views[b].reshape(program.shape(t)) for b, t in zip(kernel.outputs, program.outputs, strict=True)]

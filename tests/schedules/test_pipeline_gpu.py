@@ -9,6 +9,7 @@ import cuda_host
 import numpy as np
 import pytest
 from block_races import Block
+from block_tiles import tile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import Program
@@ -30,7 +31,6 @@ from tcomp.target import Target
 
 TARGET = Target.parse("cuda")
 needs_compiler = pytest.mark.skipif(cuda_host.compiler() is None, reason="there is no C++ compiler")
-TILE = 8  # rows, columns, and threads along each
 
 
 def tiled(m: int, n: int, k: int | te.Expr, dtype: str = "float32") -> Program:
@@ -44,18 +44,7 @@ def tiled(m: int, n: int, k: int | te.Expr, dtype: str = "float32") -> Program:
 def pipelined(program: Program, depth: int, stages: int, lanes: int = 1, turned: bool = False) -> Schedule:
     """Tiles of 8 x 8 results, a thread each; `depth` elements of the fold are staged at a time, `stages` of them at once."""
     s = Schedule(lowered(program))
-    s.cache_write("C", "acc")
-    rows, i = s.split("C.0", TILE)
-    columns, j = s.split("C.1", TILE)
-    s.reorder(rows, columns, i, j)
-    s.bind(rows, "block.y")
-    s.bind(columns, "block.x")
-    s.compute_at("acc", columns, "register")
-    ko, ki = s.split("C.k", depth)
-    s.reorder(ko, "C.i", "C.j", ki)
-    for y, x in ((i, j), ("C.init.i", "C.init.j"), ("C.i", "C.j")):
-        s.bind(y, "thread.y")
-        s.bind(x, "thread.x")
+    ko = tile(s, depth)
     s.cache_read("A", ko, "a", "shared", layout="(b,a)" if turned else None)
     s.cache_read("B", ko, "b", "shared")
     for name in "ab":
