@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from tcomp.codegen.division import reciprocal
 from tcomp.ir.dtypes import BITS, is_integer
 from tcomp.ir.expr import COMPARISON, UNARY, Expr, binary, bitcast, cast, const, equal, fma, maximum, minimum, not_equal, rewrite, select
 from tcomp.ir.expr import unary as apply
@@ -64,6 +65,8 @@ def lower(e: Expr, target: Target) -> Expr | None:
             return f.rounded(e.op, e.args[0])
         case "floordiv" | "mod" | "truncdiv" | "truncmod":
             return f.division(e.op, *e.args)
+        case "div" if e.args[1].op == "const":
+            return f.by_constant(*e.args)
         case "pow":
             return f.power(*e.args)
         case "exp" | "log" | "tanh" | "erf" if source == "float32":
@@ -248,6 +251,13 @@ class _Float:
             near = apply("abs", near)
             near = near - select(size < near, self.c(1), 0.0)
         return select(size < big, self.with_sign(near, x), x)
+
+    def by_constant(self, x: Expr, y: Expr) -> Expr | None:
+        parts = reciprocal(float(y.attr), self.dtype)
+        if parts is None or not (self.target.fma or parts[1] == 0):
+            return None
+        high, low = map(self.c, parts)
+        return fma(x, high, x * low) if parts[1] else x * high
 
     def division(self, op: str, x: Expr, y: Expr) -> Expr:
         """Quotients rounded down and remainders; exact while |x / y| < 2**53 (2**29 for float32 without FMA)."""

@@ -1,7 +1,7 @@
 """Algorithms: which of several ways to compute the same thing a node takes. So far: convolutions directly, or Winograd's way.
 
 Winograd's algorithm multiplies 2.25 or 4 times less, but moves tiles to and from points, and streams more weights. `winograd_tile`
-weighs both; who has timed them may decide otherwise. Rounding errors are about ten times those of the direct sum and stay far below `ERROR` of the largest output, which tests
+weighs both, by constants that were fitted to 34 convolutions of real networks; who has timed them may decide otherwise. Rounding errors are about ten times those of the direct sum and stay far below `ERROR` of the largest output, which tests
 hold them to; F(6 x 6, 3x3) is not offered. `tcomp.compile(..., winograd=False)` and `--no-winograd` do without.
 """
 
@@ -19,8 +19,10 @@ from tcomp.passes.canonicalize import uniform
 from tcomp.passes.rewrite import Notes, Rewriter, rewrite_graph
 
 ERROR = 1e-3  # of the largest output: no algorithm is chosen that may be less exact
-BYTES_PER_CYCLE = 8  # of weights and transformed tiles, which are at home in no near cache
-WORTHWHILE = 0.9  # of the time of the direct sum
+STREAMED = 8  # bytes of weights a cycle, which are at home in no near cache
+MOVED = 14  # bytes of tiles and points a cycle: they are transformed on the way
+REACHED = 0.93  # of the peak of the multiply-adds
+WORTHWHILE = 0.95  # of the time of the direct sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +111,13 @@ def algorithm_costs(x: Convolution, lanes: int) -> dict[int, float]:
     for tile in (2, 4) if min(x.channels, x.outputs) >= lanes else ():
         points, tiles = (tile + TAPS - 1) ** 2, x.batch * -(-x.height // tile) * -(-x.width // tile)
         moved = (x.batch * x.height * x.width + 2 * points * tiles) * (x.channels + x.outputs)  # each is written and read once
-        costs[tile] = _cycles(points * tiles, points, x.channels, x.outputs, lanes) + moved * 4 / BYTES_PER_CYCLE
+        costs[tile] = _cycles(points * tiles, points, x.channels, x.outputs, lanes) + moved * 4 / MOVED
     return costs
 
 
 def _cycles(products: int, weights: int, channels: int, outputs: int, lanes: int) -> float:
-    """Of a core with two multiply-add units: `products` and `weights` are those of one pair of channels."""
-    vectors = -(-outputs // lanes)
-    return channels * vectors * (products / 2 + weights * lanes * 4 / BYTES_PER_CYCLE)
+    """Of a core with two multiply-add units: `products` and `weights` are those of one pair of channels. Weights are asked for ahead: the
+    more is computed with each, the more of them arrive meanwhile."""
+    vectors = channels * -(-outputs // lanes)
+    computing, arriving = vectors * products / 2, vectors * weights * lanes * 4 / STREAMED
+    return computing / REACHED + arriving * min(1.0, arriving / computing)

@@ -72,6 +72,8 @@ def cost_of(e: Expr, fused: bool = False) -> Cost | None:
     match e.op:
         case "fma":
             return Cost("fma", 2, slots)
+        case "div" if e.args[1].op == "const":
+            return Cost("mul", 1, 2 * slots)  # see tcomp.codegen.division
         case "div" | "sqrt":
             return Cost("div", 1, slots, slots)
         case "mul":
