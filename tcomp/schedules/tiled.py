@@ -199,12 +199,18 @@ def _ask_for_next_tile(s: Schedule, fold: Nest, out: Nest, loop: str, folds: Seq
     if not all(isinstance(n, int) for n in steps) or walked.extent == 1:
         return
     ends = [r.attr for r in out.reads if lane in E.variables(*r.args) and r.attr is not fold.writes]
-    rows = [r.attr for r in fold.reads if fold.spatial[-1].var not in E.variables(*r.args)]
-    for buffer in dict.fromkeys([*rows, *ends, out.writes]):
-        size = bytes_of(buffer) if all(isinstance(n, int) for n in buffer.shape) else 0  # it may be near
-        if size > target.l2 // MAYBE and knobs.flag(f"{buffer.name}.ahead", size > target.l2 // AHEAD):
+    rows = {r.attr: _touched(r, fold) for r in fold.reads if fold.spatial[-1].var not in E.variables(*r.args)}
+    for buffer, size in {**rows, **{b: bytes_of(b) for b in (*ends, out.writes)}}.items():
+        known = all(isinstance(n, int) for n in buffer.shape)  # else it may be near
+        if known and size > target.l2 // MAYBE and knobs.flag(f"{buffer.name}.ahead", size > target.l2 // AHEAD):
             with suppress(ScheduleError):  # the next tile has it too, or there are too few steps to ask for all of it
                 s.prefetch(buffer.name, loop, 1, folds[-1])
+
+
+def _touched(r: Expr, fold: Nest) -> int:
+    """Bytes of a buffer that a fold reads, at most: a window with a stride may leave out most of it."""
+    used = E.variables(*r.args)
+    return min(bytes_of(r.attr), prod(extent_of(x.extent) for x in fold.loops if x.var in used) * itemsize(r.attr.dtype))
 
 
 def _repeat(s: Schedule, acc: str, folds: Sequence[str], code: int, knobs: Knobs) -> None:
