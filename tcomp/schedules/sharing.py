@@ -1,9 +1,10 @@
-"""Which part of a product, or of another fold, each core computes.
+"""Which part of a product, or of another fold, each core computes, and in which pieces.
 
 What one core has stored another has to fetch from afar, at a fraction of the speed of its own caches. As kernels that walk an image hand
 out its rows in order, a core finds what it reads where it stored that before; but then all cores read all of the operand that the
 lanes walk, weights say. That is for nothing where each core has many rows, as what is asked for ahead arrives meanwhile. So cores share
-rows where they have many, or where these weigh more, columns otherwise.
+rows where they have many, or where these weigh more, columns otherwise. A single core, too, takes rows in parts, where all of them together
+would come from beyond its caches for every panel of columns again.
 """
 
 from __future__ import annotations
@@ -20,19 +21,23 @@ from tcomp.target import Target
 SERIAL_FOLDS, SERIAL_BYTES = 1 << 19, 1 << 18  # below so many accumulations, of so many bytes, threads cost more than they save
 TILES = range(6, 17)  # rows of a register tile: one of these divides a part
 HIDING = 128  # rows that are multiplied by an operand while as much of it arrives from afar
+STAYS = 0.6  # of the second-level cache, for rows that are to stay there
 
 
 def parts(fold: Nest, target: Target, knobs: Knobs) -> tuple[For, int] | None:
-    """The outermost axis of rows, and how many of these each core computes all columns of, where it can be divided into such parts."""
+    """The outermost axis of rows, and how many of these a core computes all columns of before the next part, where it can be divided into
+    such parts: one for each core, or more, as long as the second-level cache does not hold what is read for the rows of a part."""
     axis = _outermost(fold)
-    if axis is None or not (each := _each(fold, axis, target)) or not _in_order(fold, axis, target, knobs):
+    if axis is None or not (each := _each(fold, axis, target)):
         return None
-    return axis, each
+    while _of_rows(fold, axis, each) > target.l2 * STAYS and each % 2 == 0 and each // 2 >= HIDING and _in_tiles(fold, axis, each // 2):
+        each //= 2
+    return (axis, each) if each < extent_of(axis.extent) and _in_order(fold, axis, target, knobs) else None
 
 
 def columns_inside(fold: Nest, target: Target, knobs: Knobs) -> bool:
     """Whether cores take rows in order, which cannot be divided into parts, and find the columns for each in the second-level cache."""
-    axis = _outermost(fold)
+    axis = _outermost(fold) if target.cores > 1 else None
     if axis is None or _each(fold, axis, target) or not _in_order(fold, axis, target, knobs):
         return False
     return _read_by_all(fold, axis) <= target.l2 // 4
@@ -47,7 +52,11 @@ def _each(fold: Nest, axis: For, target: Target) -> int:
     if not divides(target.cores, axis.extent):
         return 0
     each = extent_of(axis.extent) // target.cores
-    return each if axis is not row_axis(fold) or any(each % rows == 0 for rows in TILES) else 0
+    return each if _in_tiles(fold, axis, each) else 0
+
+
+def _in_tiles(fold: Nest, axis: For, rows: int) -> bool:
+    return axis is not row_axis(fold) or any(rows % tile == 0 for tile in TILES)
 
 
 def _in_order(fold: Nest, axis: For, target: Target, knobs: Knobs) -> bool:
@@ -55,8 +64,15 @@ def _in_order(fold: Nest, axis: For, target: Target, knobs: Knobs) -> bool:
     divided = [fold.writes, *(r.attr for r in fold.reads if axis.var in E.variables(*r.args))]
     rows = prod(extent_of(x.extent) for x in fold.spatial[:-1]) // target.cores
     waiting = _read_by_all(fold, axis) * max(0.0, 1 - rows / HIDING)
-    suggested = target.cores > 1 and worthwhile(fold) and waiting <= sum(map(bytes_of, divided)) / 2
+    suggested = worthwhile(fold) and waiting <= sum(map(bytes_of, divided)) / 2
     return knobs.flag(f"{fold.writes.name}.rows_in_order", suggested)
+
+
+def _of_rows(fold: Nest, axis: For, rows: int) -> int:
+    """Bytes that are read for so many rows, and not for all columns."""
+    lane = fold.spatial[-1].var
+    read = [r.attr for r in fold.reads if axis.var in (used := E.variables(*r.args)) and lane not in used]
+    return sum(map(bytes_of, read)) * rows // extent_of(axis.extent)
 
 
 def _read_by_all(fold: Nest, axis: For) -> int:

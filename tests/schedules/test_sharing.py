@@ -27,8 +27,8 @@ def depthwise(size: int, channels: int) -> Program:
     return Program((x, w), (body,), {})
 
 
-def scheduled(p: Program, cores: int, **decisions: bool) -> Schedule:
-    target = Target.parse(f"cpu -march=x86_64 -mcpu=haswell -l1=32K -l2=1M -cores={cores}")
+def scheduled(p: Program, cores: int, l2: str = "1M", **decisions: bool) -> Schedule:
+    target = Target.parse(f"cpu -march=x86_64 -mcpu=haswell -l1=32K -l2={l2} -cores={cores}")
     return schedule(lower("p", p.inputs, p.outputs), target, Knobs(decisions))
 
 
@@ -58,6 +58,24 @@ def test_rows_that_cannot_be_divided_come_one_after_the_other() -> None:
 def test_a_column_alone_does_not_keep_the_rows_from_the_threads() -> None:
     """They used to share a loop of one iteration, that over columns, which stood outside of the rows."""
     assert ("C.0.o", 895) in shared(scheduled(product(12541, 32, 8), 2, **{"C.acc.rows_in_order": False}).kernel)
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_rows_that_no_cache_holds_come_in_parts(cores: int) -> None:
+    """Of 512 elements: 1024 of them are 2 MiB, of which a part takes no more than 0.6 of the second-level cache."""
+    ((axis, parts),) = shared(scheduled(product(1024, 512, 256), cores).kernel)
+    assert (axis, parts) == ("C.0.o", 4)
+    ((axis, _), *_) = shared(scheduled(product(1024, 512, 256), cores, l2="8M").kernel)
+    assert axis == ("C.0.o" if cores > 1 else "C.1.o")
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("p", [product(512, 32, 40), product(512, 32, 37), product(1022, 16, 40)])
+def test_parts_of_rows_compute_the_same(p: Program, cores: int) -> None:
+    s = scheduled(p, cores, l2="16K")
+    assert not s.kernel.notes and shared(s.kernel)[0][1] >= 2
+    for got, want in zip(native(p, s.kernel), expected(p), strict=True):
+        p.same(got, want)
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3])
