@@ -1,13 +1,14 @@
-"""Winograd's minimal filtering for 3x3 convolutions of stride 1: F(m x m, 3x3) with m + 2 points per axis.
+"""Winograd's minimal filtering for convolutions of stride 1: F(m, r) for r taps along an axis, nested for several axes.
 
-    y = A' [ sum over c of (B' x B) * (G w G') ] A          x: tiles of (m+2) x (m+2) pixels, y: tiles of m x m
+    y = A' [ sum over c of (B' x B) * (G w G') ] A          x: tiles of m + r - 1 pixels along an axis, y: tiles of m
 
-(m+2)^2 multiplications for m^2 outputs in place of 9 m^2: 2.25 times fewer for m = 2, 4 times for m = 4. The constants come from
-interpolation at the points 0, 1, -1, 2, -2, ... and infinity (Toom and Cook; Lavin and Gray, "Fast Algorithms for Convolutional Neural
-Networks", 2015). Rounding errors grow with m: relative to the largest output about 1e-6 for m = 2 and 1e-5 for m = 4 in float32.
+m + r - 1 multiplications for m outputs in place of m r, along each axis: for 3x3 taps 2.25 times fewer with m = 2, 4 times with m = 4; for 5
+taps along one axis 2.5 times with m = 4. An axis with one tap is left as it is. The constants come from interpolation at the points 0, 1, -1,
+2, -2, 1/2, -1/2 and infinity (Toom and Cook; Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015). Rounding errors
+grow with the number of points: relative to the largest output about 1e-6 for 4x4 of them and 1e-5 for 6x6 in float32.
 
 Three operators: tiles are transformed, multiplied point by point (a batched product), and transformed back. Weights are transformed at
-compile time (`transformed_weights`). Between them, tensors are (m+2, m+2, batch, tile rows, tile columns, channels).
+compile time (`transformed_weights`). Between them, tensors are (points of each axis, batch, tiles of each axis, channels).
 """
 
 from __future__ import annotations
@@ -26,26 +27,31 @@ from tcomp.ir.graph import Operator
 from tcomp.ops.broadcast import require_same
 from tcomp.ops.nn import sizes
 
-TAPS = 3  # of the filter, along each axis
+POINTS = tuple(Fraction(*p) for p in ((0, 1), (1, 1), (-1, 1), (2, 1), (-2, 1), (1, 2), (-1, 2)))  # and infinity
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 
 
 @cache
-def matrices(tile: int) -> tuple[Matrix, Matrix, Matrix]:
-    """(A', G, B') of F(tile, 3): shapes (tile, tile + 2), (tile + 2, 3), (tile + 2, tile + 2)."""
-    size = tile + TAPS - 1
-    points = [Fraction((n + 1) // 2 * (1 if n % 2 else -1)) for n in range(size - 1)]  # 0, 1, -1, 2, -2, ...
+def matrices(tile: int, taps: int) -> tuple[Matrix, Matrix, Matrix]:
+    """(A', G, B') of F(tile, taps), which takes tile + taps - 1 points: shapes (tile, points), (points, taps), (points, points)."""
+    size = tile + taps - 1
+    points = list(POINTS[: size - 1])
     whole = _polynomial(points)
     to_outputs = tuple(tuple(p**i for p in points) + (Fraction(i == tile - 1),) for i in range(tile))
     of_weights, of_inputs = [], []
     for n, p in enumerate(points):
         others = points[:n] + points[n + 1 :]
         scale = prod(p - q for q in others)
-        of_weights.append(tuple(p**k / scale for k in range(TAPS)))
+        of_weights.append(tuple(p**k / scale for k in range(taps)))
         of_inputs.append((*_polynomial(others), Fraction(0)))
-    of_weights.append(tuple(Fraction(k == TAPS - 1) for k in range(TAPS)))
+    of_weights.append(tuple(Fraction(k == taps - 1) for k in range(taps)))
     return to_outputs, tuple(of_weights), (*of_inputs, tuple(whole))
+
+
+def edges(tile: int, taps: Sequence[int]) -> tuple[int, ...]:
+    """The pixels of a tile along each axis: those with one tap are not cut."""
+    return tuple(tile if n > 1 else 1 for n in taps)
 
 
 def _polynomial(roots: Sequence[Fraction]) -> list[Fraction]:
@@ -57,10 +63,13 @@ def _polynomial(roots: Sequence[Fraction]) -> list[Fraction]:
 
 
 def transformed_weights(w: np.ndarray, tile: int) -> np.ndarray:
-    """G w G' for weights (out, in, 3, 3), as (tile + 2, tile + 2, in, out); computed in float64 and rounded once."""
-    g = np.array(matrices(tile)[1], np.float64)
-    points = np.kron(g, g) @ w.reshape(-1, TAPS * TAPS).T.astype(np.float64)
-    return np.ascontiguousarray(points.reshape(tile + 2, tile + 2, *w.shape[:2]).swapaxes(2, 3), w.dtype)
+    """G w G' for weights (out, in, *taps), as (*points, in, out); computed in float64 and rounded once."""
+    taps = w.shape[2:]
+    points = w.astype(np.float64)
+    for axis, t in enumerate(taps):
+        if t > 1:
+            points = np.moveaxis(np.tensordot(np.array(matrices(tile, t)[1], np.float64), points, (1, 2 + axis)), 0, 2 + axis)
+    return np.ascontiguousarray(np.moveaxis(points, (0, 1), (-1, -2)), w.dtype)
 
 
 def tile_count(extent: Dim, tile: int) -> Dim:
@@ -68,46 +77,63 @@ def tile_count(extent: Dim, tile: int) -> Dim:
     return as_dim((as_expr(extent) + (tile - 1)) // tile)
 
 
-def winograd_input(x: te.Tensor, tile: int) -> te.Tensor:
-    """B' x B for every tile of x (batch, channels, tile * rows + 2, tile * columns + 2)."""
-    if x.ndim != 4:
-        raise IRError(f"Winograd's algorithm for a {x.ndim}-dimensional input", why="it is one for two spatial axes")
-    rows, columns = (as_dim((as_expr(d) - (TAPS - 1)) // tile) for d in x.shape[2:])
-    for d, count in zip(x.shape[2:], (rows, columns), strict=True):
-        require_same(d, as_dim(as_expr(count) * tile + (TAPS - 1)), "pixels under whole tiles")
-    transform = matrices(tile)[2]
+def winograd_input(x: te.Tensor, tile: int, taps: Sequence[int]) -> te.Tensor:
+    """B' x B for every tile of x (batch, channels, *(tiles * tile + taps - 1)), of one pixel along axes with one tap."""
+    rank = len(taps)
+    if x.ndim != rank + 2:
+        raise IRError(f"Winograd's algorithm for a {x.ndim}-dimensional input", why=f"its filter has {rank} spatial axes")
+    tiles, counts = edges(tile, taps), []
+    for d, n, t in zip(x.shape[2:], tiles, taps, strict=True):
+        counts.append(as_dim((as_expr(d) - (t - 1)) // n))
+        require_same(d, as_dim(as_expr(counts[-1]) * n + (t - 1)), "pixels under whole tiles")
+    points = [n + t - 1 for n, t in zip(tiles, taps, strict=True)]
 
-    def element(a: Expr, b: Expr, n: Expr, h: Expr, w: Expr, c: Expr) -> Expr:
-        pixels = [[x[n, c, h * tile + i, w * tile + j] for i in range(tile + 2)] for j in range(tile + 2)]
-        return _chosen(b, _to_points(transform, [_chosen(a, _to_points(transform, column)) for column in pixels]))
+    def element(*index: Expr) -> Expr:
+        which, n, place, c = index[:rank], index[rank], index[rank + 1 : -1], index[-1]
 
-    return te.compute((tile + 2, tile + 2, x.shape[0], rows, columns, x.shape[1]), element, "winograd_input")
+        def transformed(axis: int, pixel: tuple[int, ...]) -> Expr:
+            """Along this axis and those before it, at a pixel of a tile along those behind."""
+            if axis < 0:
+                return x[n, c, *(p * t + i for p, t, i in zip(place, tiles, pixel, strict=True))]
+            values = [transformed(axis - 1, (i, *pixel)) for i in range(points[axis])]
+            return values[0] if taps[axis] == 1 else _chosen(which[axis], _to_points(matrices(tile, taps[axis])[2], values))
+
+        return transformed(rank - 1, ())
+
+    return te.compute((*points, x.shape[0], *counts, x.shape[1]), element, "winograd_input")
 
 
 def winograd_product(x: te.Tensor, w: te.Tensor) -> te.Tensor:
-    """For every point, tiles times weights (tile + 2, tile + 2, in channels, out channels)."""
-    require_same(x.shape[-1], w.shape[2], "channels of a convolution")
-    c = te.reduce_axis(w.shape[2], "rc")
+    """For every point, tiles times weights (*points, in channels, out channels)."""
+    require_same(x.shape[-1], w.shape[-2], "channels of a convolution")
+    c, rank = te.reduce_axis(w.shape[-2], "rc"), w.ndim - 2
 
-    def element(a: Expr, b: Expr, n: Expr, h: Expr, v: Expr, o: Expr) -> Expr:
-        return te.sum(x[a, b, n, h, v, c] * w[a, b, c, o], c)
+    def element(*index: Expr) -> Expr:
+        return te.sum(x[*index[:-1], c] * w[*index[:rank], c, index[-1]], c)
 
-    return te.compute((*x.shape[:-1], w.shape[3]), element, "winograd_product")
+    return te.compute((*x.shape[:-1], w.shape[-1]), element, "winograd_product")
 
 
-def winograd_output(p: te.Tensor, shape: Sequence[Dim]) -> te.Tensor:
+def winograd_output(p: te.Tensor, tile: int, shape: Sequence[Dim]) -> te.Tensor:
     """A' p A for every tile, put together: (batch, channels, *shape), what lies beyond `shape` cut off."""
-    tile = sizes(p.shape[:1], "points")[0] - TAPS + 1
-    for d, count in zip(shape, p.shape[3:5], strict=True):
-        require_same(tile_count(d, tile), count, "tiles of a convolution")
-    transform = matrices(tile)[0]
+    rank = len(shape)
+    points = sizes(p.shape[:rank], "points")
+    tiles = edges(tile, points)  # one point where there is one tap
+    for d, count, n in zip(shape, p.shape[rank + 1 : -1], tiles, strict=True):
+        require_same(tile_count(d, n), count, "tiles of a convolution")
 
-    def element(n: Expr, o: Expr, h: Expr, w: Expr) -> Expr:
-        points = [[p[a, b, n, h // tile, w // tile, o] for a in range(tile + 2)] for b in range(tile + 2)]
-        rows = [_chosen(h % tile, _from_points(transform, column)) for column in points]
-        return _chosen(w % tile, _from_points(transform, rows))
+    def element(n: Expr, o: Expr, *place: Expr) -> Expr:
+        def transformed(axis: int, point: tuple[int, ...]) -> Expr:
+            if axis < 0:
+                return p[*point, n, *(i // t for i, t in zip(place, tiles, strict=True)), o]
+            values = [transformed(axis - 1, (i, *point)) for i in range(points[axis])]
+            if points[axis] == 1:
+                return values[0]
+            return _chosen(place[axis] % tile, _from_points(matrices(tile, points[axis] - tile + 1)[0], values))
 
-    return te.compute((p.shape[2], p.shape[5], *shape), element, "winograd_output")
+        return transformed(rank - 1, ())
+
+    return te.compute((p.shape[rank], p.shape[-1], *shape), element, "winograd_output")
 
 
 def _chosen(row: Expr, rows: Sequence[Expr]) -> Expr:

@@ -27,6 +27,7 @@ from tcomp.ir.halo import FEW, most_folded, reach
 from tcomp.ir.simplify import linear, simplify
 from tcomp.ir.te import Tensor, tensors
 from tcomp.ops.broadcast import BYTES
+from tcomp.ops.winograd import WINOGRAD_INPUT, WINOGRAD_OUTPUT
 
 MOST_NODES = 40  # operators in one kernel, so that compile time stays bounded
 MOST_TAPS = 8  # elements of one operand that an operator reads for one element, unless it reduces
@@ -77,7 +78,8 @@ class _Facts:
 
     @cached_property
     def reduces(self) -> bool:
-        return any(map(_folds, self.bodies))
+        """Whether an element is folded from many; or from few, as all elements of a tile are at once."""
+        return self.node.op in (WINOGRAD_INPUT, WINOGRAD_OUTPUT) or any(map(_folds, self.bodies))
 
     @cached_property
     def contracts(self) -> bool:

@@ -39,23 +39,43 @@ def error(found, exact):
     return np.abs(found - exact).max() / np.abs(exact).max()
 
 
-@pytest.mark.parametrize("tile", (*TILES, 6))
-def test_matrices_are_exact(tile):
+@pytest.mark.parametrize("tile, taps", [(2, 3), (4, 3), (6, 3), (2, 5), (4, 5), (2, 7)])
+def test_matrices_are_exact(tile, taps):
     """A' [(G w) * (B' x)] = the filter, in fractions."""
-    a, g, b = (np.array(m, dtype=object) for m in winograd.matrices(tile))
-    x, w = [Fraction(n * n - 3 * n + 1) for n in range(tile + 2)], [Fraction(n + 2, 3) for n in range(3)]
-    assert list(a @ ((g @ w) * (b @ x))) == [sum(w[k] * x[i + k] for k in range(3)) for i in range(tile)]
+    a, g, b = (np.array(m, dtype=object) for m in winograd.matrices(tile, taps))
+    x, w = [Fraction(n * n - 3 * n + 1) for n in range(tile + taps - 1)], [Fraction(n + 2, 3) for n in range(taps)]
+    assert list(a @ ((g @ w) * (b @ x))) == [sum(w[k] * x[i + k] for k in range(taps)) for i in range(tile)]
 
 
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_the_operators_convolve(apply, sizes, tile):
     x, w, exact = example(*sizes, tile)
-    points = apply(winograd.WINOGRAD_INPUT, x, tile=tile)
+    points = apply(winograd.WINOGRAD_INPUT, x, tile=tile, taps=(3, 3))
     products = apply(winograd.WINOGRAD_PRODUCT, points, winograd.transformed_weights(w, tile))
-    found = apply(winograd.WINOGRAD_OUTPUT, products, shape=sizes[3:])
+    found = apply(winograd.WINOGRAD_OUTPUT, products, tile=tile, shape=sizes[3:])
     assert found.dtype == np.float32 and found.shape == exact.shape
     assert error(found, exact) < {2: 2e-6, 4: 2e-5}[tile]
+
+
+@pytest.mark.parametrize(
+    "tile, taps, extents",
+    [(4, (5, 1), (20, 1)), (2, (1, 7), (2, 9)), (4, (3,), (11,)), (4, (1, 3), (3, 8)), (2, (5, 5), (7, 6)), (2, (3, 1, 5), (4, 2, 5)), (4, (5,), (30,))],
+    ids=str,
+)  # fmt: skip
+def test_filters_of_other_shapes(apply, tile, taps, extents):
+    """Axes with one tap are left as they are."""
+    rng = np.random.default_rng(len(taps))
+    cut = winograd.edges(tile, taps)
+    padded = [-(-d // n) * n + t - 1 for d, n, t in zip(extents, cut, taps, strict=True)]
+    x, w = (rng.standard_normal(s).astype(np.float32) for s in ((2, 9, *padded), (6, 9, *taps)))
+    windows = np.lib.stride_tricks.sliding_window_view(x.astype(float), taps, tuple(range(2, x.ndim)))
+    exact = np.einsum("nc...t,oct->no...", windows.reshape(*windows.shape[: x.ndim], -1), w.astype(float).reshape(6, 9, -1))
+    exact = exact[:, :, *map(slice, extents)]
+    points = apply(winograd.WINOGRAD_INPUT, x, tile=tile, taps=taps)
+    products = apply(winograd.WINOGRAD_PRODUCT, points, winograd.transformed_weights(w, tile))
+    found = apply(winograd.WINOGRAD_OUTPUT, products, tile=tile, shape=extents)
+    assert found.shape == exact.shape and error(found, exact) < 2e-5
 
 
 @pytest.mark.parametrize("tile", TILES)
@@ -64,28 +84,28 @@ def test_errors_stay_below_the_bound_for_many_channels_and_values_of_one_sign(ap
     rng = np.random.default_rng(tile)
     x, w = rng.random((1, 512, 10, 10)).astype(np.float32) * 100, rng.standard_normal((8, 512, 3, 3)).astype(np.float32)
     for weights in (w, np.abs(w)):
-        points = apply(winograd.WINOGRAD_INPUT, x, tile=tile)
+        points = apply(winograd.WINOGRAD_INPUT, x, tile=tile, taps=(3, 3))
         products = apply(winograd.WINOGRAD_PRODUCT, points, winograd.transformed_weights(weights, tile))
-        assert error(apply(winograd.WINOGRAD_OUTPUT, products, shape=(8, 8)), direct(x, weights)) < ERROR / 10
+        assert error(apply(winograd.WINOGRAD_OUTPUT, products, tile=tile, shape=(8, 8)), direct(x, weights)) < ERROR / 10
 
 
 def test_tiles_are_whole():
     with pytest.raises(IRError, match="pixels under whole tiles"):
-        winograd.winograd_input(te.placeholder((1, 3, 9, 10)), 4)
-    with pytest.raises(IRError, match="two spatial axes"):
-        winograd.winograd_input(te.placeholder((1, 3, 10)), 4)
+        winograd.winograd_input(te.placeholder((1, 3, 9, 10)), 4, (3, 3))
+    with pytest.raises(IRError, match="2 spatial axes"):
+        winograd.winograd_input(te.placeholder((1, 3, 10)), 4, (3, 3))
     with pytest.raises(IRError, match="tiles of a convolution"):
-        winograd.winograd_output(te.placeholder((6, 6, 1, 2, 2, 3)), (9, 8))
+        winograd.winograd_output(te.placeholder((6, 6, 1, 2, 2, 3)), 4, (9, 8))
 
 
 @pytest.mark.parametrize("tile", TILES)
 def test_transforms_are_straight_line_code_over_vectors_of_channels(tile):
     """The default schedule: all points of a tile unrolled around lanes of channels, no guards but in the tail of the channels."""
     x = te.placeholder((1, 32, 2 * tile + 2, 3 * tile + 2), name="x")
-    points = winograd.winograd_input(x, tile)
+    points = winograd.winograd_input(x, tile, (3, 3))
     p = te.placeholder(points.shape, name="p")
     last = Layout.permuted((0, 2, 3, 1))
-    for name, source, result in (("to", x, points), ("back", p, winograd.winograd_output(p, (2 * tile, 3 * tile - 1)))):
+    for name, source, result in (("to", x, points), ("back", p, winograd.winograd_output(p, tile, (2 * tile, 3 * tile - 1)))):
         layouts = {t: last for t in (source, result) if t.ndim == 4}
         kernel = cpu.schedule(lower(name, [source], [result], layouts), Target.parse("cpu -mcpu=skylake-avx512")).kernel
         kinds = [(x.kind, x.extent) for x in walk(kernel.body) if isinstance(x, For)]

@@ -75,8 +75,8 @@ def test_a_symbolic_batch_is_fine_and_a_symbolic_size_is_not(unchanged):
         ((64, 64, 3, 3), {"attrs": {**PLAIN, "dilations": (2, 2)}}),
         ((64, 32, 3, 3), {"attrs": {**PLAIN, "group": 2}}),
         ((64, 64, 1, 1), {}),
-        ((64, 64, 5, 5), {}),
-        ((64, 64, 1, 3), {}),
+        ((64, 64, 7, 7), {}),
+        ((64, 64, 5, 4), {}),
         ((64, 64, 3, 3), {"constant": False}),
         ((64, 64, 3, 3), {"dtype": "float64"}),
         ((64, 64, 3, 3), {"dtype": "float16"}),
@@ -97,11 +97,11 @@ def test_what_is_left_alone(weights, options):
     ],
 )  # fmt: skip
 def test_the_rule(channels, outputs, size, tile):
-    assert winograd_tile(Convolution(1, channels, outputs, size, size), LANES) == tile
+    assert winograd_tile(Convolution(1, channels, outputs, (size, size)), LANES) == tile
 
 
 def test_many_images_share_their_weights():
-    assert [winograd_tile(Convolution(batch, 512, 512, 7, 7), LANES) for batch in (1, 32)] == [0, 4]
+    assert [winograd_tile(Convolution(batch, 512, 512, (7, 7)), LANES) for batch in (1, 32)] == [0, 4]
 
 
 def test_only_for_cpus():
@@ -146,7 +146,7 @@ def model(shape, channels, outputs, pads):
     ids=str,
 )
 def test_native_code_agrees_with_onnx(monkeypatch, tile, shape, channels, outputs, pads):
-    monkeypatch.setattr(algorithms, "winograd_tile", lambda sizes, lanes: tile if (sizes.height, sizes.width) != (1, 1) else 0)
+    monkeypatch.setattr(algorithms, "winograd_tile", lambda sizes, lanes: tile if sizes.extents != (1, 1) else 0)
     proto = model(shape, channels, outputs, pads)
     artifact, report = compile_model(proto, emit=("graph",))
     assert "winograd_product" in report.stages["graph"] and "note" not in report.stages["graph"]
@@ -156,6 +156,32 @@ def test_native_code_agrees_with_onnx(monkeypatch, tile, shape, channels, output
         for threads in (1, 2):
             found = tcomp.Module.load(artifact, threads=threads).run({"x": x})["y"]
             assert np.abs(found - expected).max() < 2e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    "shape, taps, tile", [((1, 16, 30, 1), (5, 1), 4), ((2, 17, 1, 21), (1, 3), 2), ((1, 18, 19), (7,), 2), ((1, 16, 9, 11), (5, 5), 2)], ids=str
+)  # fmt: skip
+@pytest.mark.parametrize("folded", (False, True), ids=["stored", "folded"])
+def test_filters_of_other_shapes(monkeypatch, shape, taps, tile, folded):
+    """Along one axis alone, or wide; what reads the result folds it, or stores it. Folded with the transform inside, tiles came apart."""
+    monkeypatch.setattr(algorithms, "winograd_tile", lambda sizes, lanes: tile)
+    pads = [n // 2 for n in taps] * 2
+    nodes = [helper.make_node("Conv", ["x", "w", "b"], ["c"], pads=pads), helper.make_node("Tanh", ["c"], ["t"])]
+    nodes += [helper.make_node("ReduceMax", ["t"], ["y"], axes=[*range(2, len(shape))])] if folded else [helper.make_node("Identity", ["t"], ["y"])]
+    constants = [numpy_helper.from_array(a, n) for n, a in (("w", array(20, *shape[1:2], *taps) / np.float32(np.prod(taps) * 4)), ("b", array(20)))]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", shape), ("y", None)))
+    proto = helper.make_model(helper.make_graph(nodes, "g", [x], [y], constants), opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    artifact, report = compile_model(proto, emit=("graph",))
+    kernels = [line for line in report.stages["graph"].splitlines() if "    graph winograd_output" in line]
+    assert kernels and all("tanh" in line and "reduce_max" not in line for line in kernels)
+    data = array(*shape)
+    (expected,) = ReferenceEvaluator(proto).run(None, {"x": data})
+    assert np.abs(tcomp.Module.load(artifact).run({"x": data})["y"] - expected).max() < 2e-5
+
+
+def test_the_rule_for_other_filters():
+    cases = [((508, 1), (5, 1), 4), ((508,), (5,), 4), ((1, 508), (1, 4), 0), ((28, 28), (5, 5), 2), ((28, 28), (7, 7), 0), ((9, 9, 9), (3, 3, 3), 0)]
+    assert [winograd_tile(Convolution(1, 256, 512, extents, taps), LANES) for extents, taps, _ in cases] == [tile for *_, tile in cases]
 
 
 @pytest.mark.parametrize("winograd", (True, False))
