@@ -40,6 +40,7 @@ from tcomp.schedules.roles import (
 )
 from tcomp.schedules.schedule import Schedule
 from tcomp.schedules.shaping import lanes_of
+from tcomp.schedules.sharing import share_folds
 from tcomp.target import Target
 
 
@@ -57,6 +58,7 @@ def schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Sche
     schedule_each(s, stencils.chains(s.kernel), lambda chain: stencils.schedule(s, chain, target, knobs), "is computed stage by stage")
     if multiplies_bytes(target):
         split_groups(s)
+    share_folds(s, target)
     rest = online.in_one_pass(s, lambda found: online.schedule(s, found, target, knobs))
     groups = [group for group in _groups(s, target) if group.result in rest]
     schedule_each(s, groups, lambda group: _schedule_group(s, group, target, knobs), "is left as lowered")

@@ -4,7 +4,7 @@ What one core has stored another has to fetch from afar, at a fraction of the sp
 out its rows in order, a core finds what it reads where it stored that before; but then all cores read all of the operand that the
 lanes walk, weights say. That is for nothing where each core has many rows, as what is asked for ahead arrives meanwhile. So cores share
 rows where they have many, or where these weigh more, columns otherwise. A single core, too, takes rows in parts, where all of them together
-would come from beyond its caches for every panel of columns again.
+would come from beyond its caches for every panel of columns again. A long sum of rows is cut into one for each core likewise.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from __future__ import annotations
 from math import prod
 
 from tcomp.ir import expr as E
+from tcomp.ir.layout import Layout
 from tcomp.ir.loops import For
 from tcomp.schedules.knobs import Knobs
-from tcomp.schedules.roles import Nest, batch_axes, bytes_of, extent_of, row_axis
+from tcomp.schedules.roles import Nest, adds, batch_axes, bytes_of, extent_of, nests, row_axis, stage_axes, stride
+from tcomp.schedules.schedule import Schedule
 from tcomp.schedules.shaping import divides
 from tcomp.target import Target
 
@@ -41,6 +43,21 @@ def columns_inside(fold: Nest, target: Target, knobs: Knobs) -> bool:
     if axis is None or _each(fold, axis, target) or not _in_order(fold, axis, target, knobs):
         return False
     return _read_by_all(fold, axis) <= target.l2 // 4
+
+
+def share_folds(s: Schedule, target: Target) -> None:
+    """A long sum of rows is cut into one sum for each core, of those rows that it stored before: otherwise cores would share the columns,
+    and read from each other."""
+    for fold in nests(s.kernel) if target.cores > 1 else ():
+        if not fold.is_fold or not adds(fold) or len(fold.spatial) != 1 or len(fold.reads) != 1 or not divides(target.cores, fold.folds[0].extent):
+            continue
+        (read,), lane, rows = fold.reads, fold.spatial[0], fold.folds[0]
+        if stride(read, lane.var) == 1 and extent_of(lane.extent) <= extent_of(rows.extent) and bytes_of(read.attr) >= SERIAL_BYTES:
+            each, _ = s.split(rows.var.attr.name, extent_of(rows.extent) // target.cores)
+            partial = s.rfactor(fold.writes.name, each, target.cores)
+            s.relayout(partial, Layout.permuted((1, 0)))
+            for is_fold in (False, True):
+                s.reorder(*stage_axes(s.kernel, partial, is_fold))
 
 
 def _outermost(fold: Nest) -> For | None:

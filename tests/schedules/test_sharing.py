@@ -1,4 +1,5 @@
-"""Which part of a product each core computes: rows in order where what is stored weighs more than what all cores read, columns otherwise."""
+"""Which part of a product, or of a long sum, each core computes: rows in order where what is stored weighs more than what all cores read,
+columns otherwise."""
 
 from __future__ import annotations
 
@@ -25,6 +26,11 @@ def depthwise(size: int, channels: int) -> Program:
     p, q = te.reduce_axis(3, "p"), te.reduce_axis(3, "q")
     body = te.compute((size, size, channels), lambda i, j, c: te.sum(x[i + p, j + q, c] * w[p, q, c], [p, q]), name="y")
     return Program((x, w), (body,), {})
+
+
+def columns(rows: int, count: int) -> Program:
+    x, r = te.placeholder((rows, count), name="x"), te.reduce_axis(rows, "r")
+    return Program((x,), (te.compute((count,), lambda c: te.sum(x[r, c], r), name="y"),), {})
 
 
 def scheduled(p: Program, cores: int, l2: str = "1M", **decisions: bool) -> Schedule:
@@ -76,6 +82,23 @@ def test_parts_of_rows_compute_the_same(p: Program, cores: int) -> None:
     assert not s.kernel.notes and shared(s.kernel)[0][1] >= 2
     for got, want in zip(native(p, s.kernel), expected(p), strict=True):
         p.same(got, want)
+
+
+@pytest.mark.parametrize("cores", [2, 4])
+@pytest.mark.parametrize("count", [1, 40, 96])
+def test_each_core_sums_up_the_rows_that_it_stored(cores: int, count: int) -> None:
+    """Columns shared among cores came from the caches of each other, to which the next kernel then wrote slowly."""
+    p = columns(1 << 14, count)
+    s = scheduled(p, cores)
+    if count > 1:
+        assert shared(s.kernel)[0] == ("y.p.0.o", cores)
+    for got, want in zip(native(p, s.kernel), expected(p), strict=True):
+        p.same(got, want)
+
+
+def test_sums_that_cannot_be_divided_among_cores_or_are_short() -> None:
+    for p, cores in ((columns((1 << 14) + 1, 96), 2), (columns(1 << 14, 96), 1), (columns(64, 96), 2)):
+        assert "y.p" not in str(scheduled(p, cores).kernel)
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3])
