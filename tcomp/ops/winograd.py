@@ -34,7 +34,7 @@ Matrix = tuple[tuple[Fraction, ...], ...]
 
 @cache
 def matrices(tile: int, taps: int) -> tuple[Matrix, Matrix, Matrix]:
-    """(A', G, B') of F(tile, taps), which takes tile + taps - 1 points: shapes (tile, points), (points, taps), (points, points)."""
+    """(A', G, B') of F(tile, taps), which takes tile + taps - 1 points, 8 at most: shapes (tile, points), (points, taps), (points, points)."""
     size = tile + taps - 1
     points = list(POINTS[: size - 1])
     whole = _polynomial(points)
@@ -65,11 +65,11 @@ def _polynomial(roots: Sequence[Fraction]) -> list[Fraction]:
 def transformed_weights(w: np.ndarray, tile: int) -> np.ndarray:
     """G w G' for weights (out, in, *taps), as (*points, in, out); computed in float64 and rounded once."""
     taps = w.shape[2:]
-    points = w.astype(np.float64)
+    points = np.moveaxis(w, (0, 1), (-1, -2)).reshape(*taps, -1).astype(np.float64)
     for axis, t in enumerate(taps):
         if t > 1:
-            points = np.moveaxis(np.tensordot(np.array(matrices(tile, t)[1], np.float64), points, (1, 2 + axis)), 0, 2 + axis)
-    return np.ascontiguousarray(np.moveaxis(points, (0, 1), (-1, -2)), w.dtype)
+            points = np.moveaxis(np.tensordot(np.array(matrices(tile, t)[1], np.float64), points, (1, axis)), 0, axis)
+    return np.ascontiguousarray(points.reshape(*points.shape[:-1], w.shape[1], w.shape[0]), w.dtype)
 
 
 def tile_count(extent: Dim, tile: int) -> Dim:

@@ -2,7 +2,7 @@
 
 Winograd's algorithm multiplies 1.5 to 4 times less, but moves tiles to and from points, and streams more weights. `winograd_tile` weighs
 both, by constants that were fitted to 34 convolutions of real networks; who has timed them may decide otherwise. Rounding errors are about
-ten times those of the direct sum and stay far below `ERROR` of the largest output, which tests hold them to; more `POINTS`, whose errors
+ten times those of the direct sum and stay far below `ERROR` of the largest output, which tests hold them to; more points, whose errors
 are larger, are not on offer. `tcomp.compile(..., winograd=False)` and `--no-winograd` do without.
 """
 
@@ -20,7 +20,7 @@ from tcomp.ops.winograd import WINOGRAD_INPUT, WINOGRAD_OUTPUT, WINOGRAD_PRODUCT
 from tcomp.passes.canonicalize import uniform
 from tcomp.passes.rewrite import Notes, Rewriter, rewrite_graph
 
-POINTS = {1: 8, 2: 6}  # along an axis, at most, by the number of axes that are cut into tiles
+MOST_POINTS = {1: 8, 2: 6}  # along an axis, at most, by the number of axes that are cut into tiles
 ERROR = 1e-3  # of the largest output: no algorithm is chosen that may be less exact
 STREAMED = 8  # bytes of weights a cycle, which are at home in no near cache
 MOVED = 14  # bytes of tiles and points a cycle: they are transformed on the way
@@ -126,7 +126,7 @@ def algorithm_costs(x: Convolution, lanes: int) -> dict[int, float]:
 def _tiles(taps: Sequence[int]) -> tuple[int, ...]:
     """The tile edges on offer for a filter: those whose rounding errors stay small, which grow with the points of all axes together."""
     wide = [n for n in taps if n > 1]
-    most = POINTS.get(len(wide), 0)
+    most = MOST_POINTS.get(len(wide), 0)
     return tuple(tile for tile in (2, 4) if all(n % 2 == 1 and tile + n - 1 <= most for n in wide) and wide)
 
 

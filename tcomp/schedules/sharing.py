@@ -9,8 +9,10 @@ would come from beyond its caches for every panel of columns again. A long sum o
 
 from __future__ import annotations
 
+from contextlib import suppress
 from math import prod
 
+from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import For
@@ -49,15 +51,20 @@ def share_folds(s: Schedule, target: Target) -> None:
     """A long sum of rows is cut into one sum for each core, of those rows that it stored before: otherwise cores would share the columns,
     and read from each other."""
     for fold in nests(s.kernel) if target.cores > 1 else ():
-        if not fold.is_fold or not adds(fold) or len(fold.spatial) != 1 or len(fold.reads) != 1 or not divides(target.cores, fold.folds[0].extent):
-            continue
-        (read,), lane, rows = fold.reads, fold.spatial[0], fold.folds[0]
-        if stride(read, lane.var) == 1 and extent_of(lane.extent) <= extent_of(rows.extent) and bytes_of(read.attr) >= SERIAL_BYTES:
-            each, _ = s.split(rows.var.attr.name, extent_of(rows.extent) // target.cores)
-            partial = s.rfactor(fold.writes.name, each, target.cores)
-            s.relayout(partial, Layout.permuted((1, 0)))
-            for is_fold in (False, True):
-                s.reorder(*stage_axes(s.kernel, partial, is_fold))
+        if fold.is_fold and adds(fold) and len(fold.spatial) == len(fold.reads) == 1 and fold.folds:
+            (read,), lane, rows = fold.reads, fold.spatial[0], fold.folds[0]
+            long = divides(target.cores, rows.extent) and extent_of(lane.extent) <= extent_of(rows.extent)
+            if long and stride(read, lane.var) == 1 and bytes_of(read.attr) >= SERIAL_BYTES:
+                with suppress(ScheduleError), s.together():
+                    _share(s, fold, rows, target)
+
+
+def _share(s: Schedule, fold: Nest, rows: For, target: Target) -> None:
+    each, _ = s.split(rows.var.attr.name, extent_of(rows.extent) // target.cores)
+    partial = s.rfactor(fold.writes.name, each, target.cores)
+    s.relayout(partial, Layout.permuted((1, 0)))
+    for is_fold in (False, True):
+        s.reorder(*stage_axes(s.kernel, partial, is_fold))
 
 
 def _outermost(fold: Nest) -> For | None:
