@@ -25,18 +25,21 @@ from tcomp.target import Target
 SERIAL_FOLDS, SERIAL_BYTES = 1 << 19, 1 << 18  # below so many accumulations, of so many bytes, threads cost more than they save
 TILES = range(6, 17)  # rows of a register tile: one of these divides a part
 HIDING = 128  # rows that are multiplied by an operand while as much of it arrives from afar
-STAYS = 0.6  # of the second-level cache, for rows that are to stay there
+STAYS, MANY = 0.6, 256  # of the second-level cache, for rows that are to stay there; which are so many at least
 
 
 def parts(fold: Nest, target: Target, knobs: Knobs) -> tuple[For, int] | None:
     """The outermost axis of rows, and how many of these a core computes all columns of before the next part, where it can be divided into
-    such parts: one for each core, or more, as long as the second-level cache does not hold what is read for the rows of a part."""
+    such parts: one for each core, or more, such that the second-level cache holds what is read for the rows of a part."""
     axis = _outermost(fold)
     if axis is None or not (each := _each(fold, axis, target)):
         return None
-    while _of_rows(fold, axis, each) > target.l2 * STAYS and each % 2 == 0 and each // 2 >= HIDING and _in_tiles(fold, axis, each // 2):
-        each //= 2
-    return (axis, each) if each < extent_of(axis.extent) and _in_order(fold, axis, target, knobs) else None
+    part = each
+    while _of_rows(fold, axis, part) > target.l2 * STAYS and part % 2 == 0 and part // 2 >= MANY and _in_tiles(fold, axis, part // 2):
+        part //= 2
+    if _of_rows(fold, axis, part) <= target.l2 * STAYS:
+        each = part
+    return (axis, each) if _in_order(fold, axis, target, knobs) and each < extent_of(axis.extent) else None
 
 
 def columns_inside(fold: Nest, target: Target, knobs: Knobs) -> bool:

@@ -44,7 +44,7 @@ REPEATED = (2, 4, 8)  # steps of a fold that may be unrolled, where they divide 
 PANEL = 0.6  # of a cache, for the panel of an operand that is to stay there
 NEAR, BEYOND = 0.5, 8.0  # cycles to load a vector from the second-level cache, and from beyond
 AHEAD, MAYBE = 2, 8  # what takes more than one part in so many of the second-level cache is asked for ahead, may be
-FEWER = 32  # so many fewer elements that are no products are summed up one after the other than products
+FEWER = 24  # so many fewer elements that are no products are summed up one after the other than products
 WINDOW = 64  # steps of two folds that may be unrolled
 WINDOW_CODE = 512  # multiply-adds of a tile that are unrolled by default, where they have operands in common
 
@@ -159,7 +159,7 @@ def _blocks(s: Schedule, fold: Nest, folds: Sequence[str], steps: int) -> tuple[
     while n and inside * extents[n - 1] <= longest:
         n, inside = n - 1, inside * extents[n - 1]
     unit = steps if n == len(folds) else 1
-    lengths = [k for k in range(unit, extents[n - 1], unit) if extents[n - 1] % k == 0 and longest // 8 <= k * inside <= longest] if n else []
+    lengths = [k for k in range(unit, extents[n - 1], unit) if extents[n - 1] % k == 0 and max(2, longest // 8) <= k * inside <= longest] if n else []
     return (n - 1, lengths[-1]) if lengths else None
 
 

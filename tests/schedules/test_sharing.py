@@ -78,7 +78,7 @@ def test_rows_that_no_cache_holds_come_in_parts(cores: int) -> None:
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("p", [product(512, 32, 40), product(512, 32, 37), product(1022, 16, 40)])
 def test_parts_of_rows_compute_the_same(p: Program, cores: int) -> None:
-    s = scheduled(p, cores, l2="16K")
+    s = scheduled(p, cores, l2="64K")
     assert not s.kernel.notes and shared(s.kernel)[0][1] >= 2
     for got, want in zip(native(p, s.kernel), expected(p), strict=True):
         p.same(got, want)
