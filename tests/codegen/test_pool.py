@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -175,8 +176,12 @@ def test_many_pools_at_once_on_few_cores(library: ctypes.CDLL) -> None:
 
 def workers() -> set[str]:
     """Threads of all pools in this process; other tests may have left some."""
-    names = {task: Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")}
-    return {task for task, name in names.items() if name == "tcomp"}
+    found = set()
+    for task in os.listdir("/proc/self/task"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            if Path(f"/proc/self/task/{task}/comm").read_text().strip() == "tcomp":
+                found.add(task)
+    return found
 
 
 def test_pools_come_and_go_without_leaving_threads(library: ctypes.CDLL) -> None:
