@@ -14,6 +14,7 @@ from tcomp.codegen.division import reciprocal
 from tcomp.target import Target
 
 DIVISORS = (6.0, 3.0, -7.0, 49.0, 768.0, 3136.0, float(np.float32(2**0.5)), float(np.float32(0.1)), 1e-9, 1e9, 0.25, -64.0, 1.0)
+SIGNIFICANDS = np.arange(1 << 23, 1 << 24, dtype=np.int64).astype(np.float32)  # all of float32
 HASWELL, BASELINE = Target.parse("cpu -mcpu=haswell"), Target.parse("cpu -mcpu=x86-64")
 pytestmark = pytest.mark.filterwarnings("ignore:overflow", "ignore:underflow")
 
@@ -29,15 +30,11 @@ def wrong(divisor: float, high: float, low: float, x: np.ndarray) -> int:
     return int(np.count_nonzero(np.float32(total) != x / np.float32(divisor)))
 
 
-def some(digits: int) -> np.ndarray:
-    return np.arange(1 << digits - 1, 1 << digits, 5, dtype=np.int64).astype(np.float32)
-
-
 @pytest.mark.parametrize("divisor", DIVISORS)
 def test_all_significands(divisor):
     parts = reciprocal(divisor, "float32")
     assert parts is not None
-    assert wrong(divisor, *parts, some(24)) == 0
+    assert wrong(divisor, *parts, SIGNIFICANDS) == 0
 
 
 def test_what_is_refused_would_be_wrong():
@@ -45,10 +42,9 @@ def test_what_is_refused_would_be_wrong():
     numbers = random.Random(0)
     refused = [c for c in (float(np.float32(numbers.uniform(1, 2))) for _ in range(60)) if reciprocal(c, "float32") is None]
     assert 0 < len(refused) < 15
-    x = np.arange(1 << 23, 1 << 24, dtype=np.int64).astype(np.float32)
     exact = 1 / Fraction(refused[0])
     high = Fraction(int(exact * (1 << 24)), 1 << 24)  # 1 / 2 < exact < 1
-    assert 0 < wrong(refused[0], float(high), float(exact - high), x) < 10
+    assert 0 < wrong(refused[0], float(high), float(exact - high), SIGNIFICANDS) < 10
 
 
 @pytest.mark.parametrize("divisor", [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-30, 1e30])
