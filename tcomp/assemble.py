@@ -6,11 +6,13 @@ outputs, copies each iteration's results there, and finds the slices of scanned 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 import numpy as np
+import numpy.typing as npt
 
 from tcomp.codegen.program import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, Step
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var, maximum, minimum
@@ -24,10 +26,25 @@ from tcomp.target import Target
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    """Constants in their physical layout, in the order of the weights section, and where each value finds its own."""
+class Weight:
+    """A constant in its physical layout, made when asked for: weights are large, and one at a time is enough."""
 
-    arrays: tuple[tuple[str, np.ndarray], ...]
+    array: np.ndarray
+    layout: Layout
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(int(d) for d in self.layout.shape(self.array.shape)) * self.array.itemsize
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+        return self.layout.to_physical(self.array)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Constants, in the order of the weights section, and where each value finds its own."""
+
+    named: tuple[tuple[str, Weight], ...]
     offset: Mapping[Value, int]
 
 
@@ -43,13 +60,10 @@ def collect_weights(graph: Graph) -> Weights:
                     visit(body)
 
     visit(graph)
-    arrays = []
-    for number, (v, array) in enumerate(values.items()):
-        layout = v.layout or Layout.identity(array.ndim)
-        physical = np.ascontiguousarray(array) if layout.is_identity else layout.to_physical(array)
-        arrays.append((f"{number}:{v.name}", physical))
-    offsets = plan_weights([a.nbytes for _, a in arrays])
-    return Weights(tuple(arrays), dict(zip(values, offsets, strict=True)))
+    weights = [Weight(array, v.layout or Layout.identity(array.ndim)) for v, array in values.items()]
+    offsets = plan_weights([w.nbytes for w in weights])
+    named = tuple((f"{number}:{v.name}", w) for number, (v, w) in enumerate(zip(values, weights, strict=True)))
+    return Weights(named, dict(zip(values, offsets, strict=True)))
 
 
 def assemble(

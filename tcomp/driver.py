@@ -21,7 +21,7 @@ from tcomp.codegen import elf, pool
 from tcomp.codegen.cuda import emit_kernel as emit_kernel_cuda
 from tcomp.codegen.launch_plan import program_code
 from tcomp.codegen.llvm import emit_kernel
-from tcomp.codegen.native import assembly, compile_ir
+from tcomp.codegen.native import assembly
 from tcomp.codegen.nvrtc import compile_text
 from tcomp.codegen.program import Program, emit_program
 from tcomp.errors import InputError, TargetError, UnsupportedError
@@ -32,7 +32,7 @@ from tcomp.ir.layout import Layout
 from tcomp.ir.loops import hoist_temporaries
 from tcomp.ir.parser import parse_expr
 from tcomp.ir.printer import canonical_graph_text, print_graph, print_te
-from tcomp.kernels import CompiledKernel, build_loops, compile_kernels, operand_layouts
+from tcomp.kernels import CompiledKernel, build_loops, compile_kernels, object_code, operand_layouts
 from tcomp.passes.algorithms import choose_algorithms
 from tcomp.passes.attention import Blocks, join_attention
 from tcomp.passes.canonicalize import canonicalize
@@ -276,13 +276,13 @@ def package(graph: Graph, kernels: Mapping[Node, CompiledKernel], target: Target
     report.kernels, report.distinct_kernels = len(kernels), len(distinct)
     report.arena, report.arena_lower_bound = plan.size, plan.lower_bound
     with tempfile.TemporaryFile() as file:
-        write_artifact(file, code, weights.arrays, _manifest(graph, dims, target, threads, kernels, report))
+        write_artifact(file, code, weights.named, _manifest(graph, dims, target, threads, kernels, report))
         return read_artifact(file)
 
 
 def _linked(program: Program, kernels: Mapping[str, bytes], target: Target) -> bytes:
     """A shared object: the kernels, the entry function that calls them, and the thread pool."""
-    objects = [compile_ir(emit_program(program, target), target), *kernels.values(), compile_ir(pool.pool_ir(target.triple), target)]
+    objects = [object_code(emit_program(program, target), target), *kernels.values(), object_code(pool.pool_ir(target.triple), target)]
     return elf.link(objects, ["tcomp_run", "tcomp_run_profiled", "tcomp_plan", *pool.EXPORTS], imports=pool.IMPORTS)
 
 

@@ -1,9 +1,7 @@
 """Kernels -> machine code: each distinct kernel of a model is lowered, scheduled and compiled once, in parallel processes.
 
 The printed text of a kernel (canonical names), the decisions of its schedule that are not the default, the target and the version of
-the compiler's sources make its key. Compiled kernels are kept in a
-folder (`$TCOMP_CACHE`, else `~/.cache/tcomp`), one file a kernel, written to the side and renamed, so that any number of processes
-may share it; a damaged file is compiled anew.
+the compiler make its key in the `cache`.
 
 Run as a program, this module is a worker: it reads (kernel, target, decisions) and writes compiled kernels, one JSON line each. A worker is
 a plain subprocess, not a `multiprocessing` child, so that scripts need no `if __name__ == "__main__"`.
@@ -12,18 +10,15 @@ a plain subprocess, not a `multiprocessing` child, so that scripts need no `if _
 from __future__ import annotations
 
 import base64
-import functools
-import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -31,6 +26,7 @@ from types import MappingProxyType
 from typing import Any
 
 import tcomp
+from tcomp import cache
 from tcomp.codegen import nvrtc
 from tcomp.errors import CodegenError, TcompError
 from tcomp.ir.dtypes import itemsize
@@ -38,6 +34,8 @@ from tcomp.ir.expr import Dim, as_dim, as_expr
 from tcomp.ir.graph import Graph
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Buffer, Kernel, hoist_temporaries
+from tcomp.ir.parser import parse_graph, parse_layout
+from tcomp.ir.printer import canonical_graph_text
 from tcomp.schedules.knobs import Decisions, Knobs, decode, encode
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import Target
@@ -67,12 +65,23 @@ class CompiledKernel:
 
 def operand_layouts(body: Graph, constants: frozenset[int], target: Target, knobs: Knobs | None = None) -> Mapping[int, Layout]:
     """The layouts in which the schedule of a KERNEL body wants those of its inputs that are constants (given by number)."""
+    if not constants:
+        return {}
+    if knobs is not None:
+        return _operand_layouts(body, constants, target, knobs)
+    name = cache.name(canonical_graph_text(body), str(sorted(constants)), str(target), cache.source_version())
+    kept = cache.load("layouts", name)
+    if kept is None:
+        kept = [(n, str(layout)) for n, layout in _operand_layouts(body, constants, target, None).items()]
+        cache.store("layouts", name, kept)
+    return {n: parse_layout(text, len(body.inputs[n].shape)) for n, text in kept}
+
+
+def _operand_layouts(body: Graph, constants: frozenset[int], target: Target, knobs: Knobs | None) -> Mapping[int, Layout]:
     from tcomp.schedules import cpu, gpu
     from tcomp.schedules.lower import lower_graph
     from tcomp.schedules.precision import with_precision
 
-    if not constants:
-        return {}
     kernel = with_precision(lower_graph(body, "kernel"), target.precision)
     return gpu.operand_layouts(kernel, constants, target) if target.kind == "cuda" else cpu.operand_layouts(kernel, constants, target, knobs)
 
@@ -114,10 +123,21 @@ def compile_loops(schedule: Schedule, target: Target) -> CompiledKernel:
 
 def compile_kernel(text: str, symbol: str, target: Target, decisions: Decisions = _DEFAULT) -> CompiledKernel:
     """Lower, schedule (as decided) and compile the KERNEL body printed in `text`."""
-    from tcomp.ir.parser import parse_graph
     from tcomp.ops import OPERATORS
 
     return compile_loops(build_loops(parse_graph(text, OPERATORS, {}), symbol, target, Knobs(decisions)), target)
+
+
+def object_code(ir_text: str, target: Target) -> bytes:
+    """LLVM IR that is no kernel, compiled to a relocatable object, or found in the cache."""
+    from tcomp.codegen.native import compile_ir
+
+    name = cache.name(ir_text, str(target), cache.source_version())
+    kept = cache.load("objects", name)
+    if kept is None:
+        kept = base64.b64encode(compile_ir(ir_text, target)).decode()
+        cache.store("objects", name, kept)
+    return base64.b64decode(kept)
 
 
 def buffer_size(buffer: Buffer) -> Dim:
@@ -263,58 +283,21 @@ def _serve() -> None:
 # ---------------------------------------------------------------- the cache
 
 
-def cache_folder() -> Path:
-    """`$TCOMP_CACHE`, else `$XDG_CACHE_HOME/tcomp`, else `~/.cache/tcomp`."""
-    if os.environ.get("TCOMP_CACHE"):
-        return Path(os.environ["TCOMP_CACHE"])
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tcomp"
-
-
-@functools.cache
-def source_version() -> str:
-    """A digest of the compiler's sources: another compiler must not be handed this one's kernels."""
-    root = Path(__file__).parent
-    digest = hashlib.sha256()
-    for part in ("ir", "ops", "schedules", "codegen"):
-        for path in sorted((root / part).rglob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
 def _symbol(text: str, target: Target, decisions: Decisions) -> str:
     tool = nvrtc.version() if target.kind == "cuda" else ""
-    key = "\0".join((text, str(target), source_version(), tool, *([encode(decisions)] if decisions else [])))
-    return "kernel_" + hashlib.sha256(key.encode()).hexdigest()[:32]
-
-
-def _path(symbol: str) -> Path:
-    return cache_folder() / "kernels" / symbol[7:9] / f"{symbol}.json"
+    return "kernel_" + cache.name(text, str(target), cache.source_version(), tool, *([encode(decisions)] if decisions else []))[:32]
 
 
 def _load(symbol: str) -> CompiledKernel | None:
     try:
-        record = json.loads(_path(symbol).read_bytes())
-        compiled = _decoded(record)
-        intact = record["sha256"] == _digest(record) and compiled.symbol == symbol
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        compiled = _decoded(cache.load("kernels", symbol.removeprefix("kernel_")))
+    except (ValueError, KeyError, TypeError):
         return None
-    return compiled if intact else None
+    return compiled if compiled.symbol == symbol else None
 
 
 def _store(compiled: CompiledKernel) -> None:
-    """Keep a compiled kernel; a folder that cannot be written costs only time."""
-    record = _encoded(compiled)
-    record["sha256"] = _digest(record)
-    path = _path(compiled.symbol)
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            try:
-                file.write(json.dumps(record).encode())
-                file.close()
-                os.replace(file.name, path)
-            except OSError:
-                os.unlink(file.name)
+    cache.store("kernels", compiled.symbol.removeprefix("kernel_"), _encoded(compiled))
 
 
 def _encoded(compiled: CompiledKernel) -> dict[str, Any]:
@@ -326,12 +309,6 @@ def _decoded(record: Mapping[str, Any]) -> CompiledKernel:
     scalars, temporaries, todo = (tuple(map(str, record[field])) for field in ("scalars", "temporaries", "work"))
     overwrites = tuple((int(n), int(m)) for n, m in record["overwrites"])
     return CompiledKernel(str(record["symbol"]), code, scalars, temporaries, str(record["schedule"]), todo, overwrites)
-
-
-def _digest(record: Mapping[str, Any]) -> str:
-    parts = [record["symbol"], record["code"], *record["scalars"], "|", *record["temporaries"], "|", record["schedule"], "|", *record["work"], "|"]
-    parts += [f"{n} {m}" for n, m in record["overwrites"]]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 if __name__ == "__main__":

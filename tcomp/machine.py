@@ -7,9 +7,6 @@ share of its bound a kernel reaches is a question about the machine at hand.
 from __future__ import annotations
 
 import functools
-import json
-import os
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
+from tcomp import cache
 from tcomp.functions import build
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Expr
 from tcomp.ir.loops import PARALLEL, UNROLLED, VECTORIZED, Accumulate, Allocate, Buffer, Kernel, Stmt, block, loop, store
-from tcomp.kernels import cache_folder
 from tcomp.target import Core, Target
 
 _LEFT, _RIGHT = E.var("lhs", dtype="float32"), E.var("rhs", dtype="float32")
@@ -35,15 +32,12 @@ _LARGEST = 512 << 20  # bytes that are streamed to measure memory
 def measured() -> Core:
     """The rates of one core of this machine. The first call on a machine takes a few seconds; the result is kept."""
     target = Target.host()
-    path, key = cache_folder() / "machine.json", f"{target}; {processor()}"
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        return Core(**{f.name: float(json.loads(path.read_bytes())[key][f.name]) for f in fields(Core)})
+    name = cache.name(str(target), processor())
+    with suppress(ValueError, TypeError, KeyError):
+        kept = cache.load("machines", name)
+        return Core(**{f.name: float(kept[f.name]) for f in fields(Core)})
     core = measure(target)
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump({key: asdict(core)}, file)
-        os.replace(file.name, path)
+    cache.store("machines", name, asdict(core))
     return core
 
 

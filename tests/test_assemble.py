@@ -164,8 +164,8 @@ def test_weights_are_collected_in_their_layout() -> None:
     b.append(Node(IF, (c, x), (y,), {}, "if", (branch(ew.EXP, random(3, 3)), branch(ew.EXP, random(3, 3)))))
     graph = b.build([*b.add(MATMUL, [x, blocked]), y])
     weights = collect_weights(graph)
-    assert len(weights.arrays) == 3 and len({name for name, _ in weights.arrays}) == 3
-    first = dict(zip(weights.offset, [a for _, a in weights.arrays], strict=True))[blocked]
+    assert len(weights.named) == 3 and len({name for name, _ in weights.named}) == 3
+    first = np.asarray(dict(zip(weights.offset, [w for _, w in weights.named], strict=True))[blocked])
     assert first.shape == (2, 3, 4) and not first[1, :, 1:].any()  # padded with zeros
     np.testing.assert_array_equal(first.transpose(1, 0, 2).reshape(3, 8)[:, :5], w)
     assert all(offset % 64 == 0 for offset in weights.offset.values())

@@ -112,6 +112,20 @@ def test_save_and_load(tmp_path: Path) -> None:
     assert (tmp_path / "m.tcomp").read_bytes() == (tmp_path / "n.tcomp").read_bytes()
 
 
+def test_what_was_compiled_before_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second time neither LLVM nor a schedule is asked, and the artifact is the same to the bit."""
+    monkeypatch.setenv("TCOMP_CACHE", str(tmp_path))
+    first = [compile_model(proto)[0] for proto in (dense(), convolution())]
+
+    def fail(*args: object) -> None:
+        raise AssertionError("made again")
+
+    monkeypatch.setattr("tcomp.codegen.native._optimised", fail)
+    monkeypatch.setattr("tcomp.kernels._operand_layouts", fail)
+    for proto, before in zip((dense(), convolution()), first, strict=True):
+        assert bytes(compile_model(proto)[0].image) == bytes(before.image)
+
+
 def test_a_saved_model_runs_without_the_compiler(tmp_path: Path) -> None:
     tcomp.compile(dense()).save(tmp_path / "m.tcomp")
     np.save(tmp_path / "x.npy", x := random(2, 20))

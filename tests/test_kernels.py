@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tcomp import cache as kept
 from tcomp import kernels
 from tcomp.errors import CodegenError, TcompError
 from tcomp.ir.graph import GraphBuilder, Operator
 from tcomp.ir.printer import canonical_graph_text
-from tcomp.kernels import IN_PROCESS, CompiledKernel, cache_folder, compile_kernels
+from tcomp.kernels import IN_PROCESS, CompiledKernel, compile_kernels
 from tcomp.ops import elementwise as ew
 from tcomp.target import Target
 
@@ -53,17 +54,17 @@ def files(cache: Path) -> list[Path]:
 
 
 def test_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert cache_folder() == tmp_path / "cache"
+    assert kept.folder() == tmp_path / "cache"
     for empty in ("", None):
         if empty is None:
             monkeypatch.delenv("TCOMP_CACHE")
         else:
             monkeypatch.setenv("TCOMP_CACHE", empty)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-        assert cache_folder() == tmp_path / "xdg" / "tcomp"
+        assert kept.folder() == tmp_path / "xdg" / "tcomp"
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setenv("HOME", str(tmp_path))
-        assert cache_folder() == tmp_path / ".cache" / "tcomp"
+        assert kept.folder() == tmp_path / ".cache" / "tcomp"
 
 
 def test_kernels_are_stored_and_found(cache: Path, request: pytest.FixtureRequest) -> None:
@@ -81,7 +82,7 @@ def test_kernels_of_other_targets_and_compilers_are_others(monkeypatch: pytest.M
 
     here = symbol(HOST)
     there = symbol(Target.parse("aarch64"))
-    monkeypatch.setattr(kernels, "source_version", lambda: "another compiler")
+    monkeypatch.setattr(kept, "source_version", lambda: "another compiler")
     assert len({here, there, symbol(HOST)}) == 3 and len(files(cache)) == 3
 
 
@@ -94,11 +95,9 @@ def test_kernels_of_other_targets_and_compilers_are_others(monkeypatch: pytest.M
         lambda data: b"[1, 2]",
         lambda data: b"7",
         lambda data: b"[" * 200_000,
-        lambda data: json.dumps({**json.loads(data), "code": 3}).encode(),
-        lambda data: json.dumps({**json.loads(data), "code": json.loads(data)["code"][:-8] + "AAAAAAA="}).encode(),
-        lambda data: json.dumps({**json.loads(data), "temporaries": ["1 << 60"]}).encode(),
-        lambda data: json.dumps({**json.loads(data), "scalars": None}).encode(),
-        lambda data: json.dumps({**json.loads(data), "symbol": "kernel_of_another"}).encode(),
+        lambda data: data.replace(b'"code": "', b'"code": "AAAA'),
+        lambda data: data.replace(b'"temporaries": []', b'"temporaries": ["1 << 60"]'),
+        lambda data: data[1:],
     ],
 )  # fmt: skip
 def test_damaged_files_are_compiled_anew(cache: Path, damage: object) -> None:
@@ -110,13 +109,23 @@ def test_damaged_files_are_compiled_anew(cache: Path, damage: object) -> None:
     assert file.read_bytes() == intact
 
 
+@pytest.mark.parametrize("change", [{"code": 3}, {"code": "?"}, {"scalars": None}, {"overwrites": [1]}, {"symbol": "kernel_of_another"}])
+def test_records_that_are_no_kernels_are_compiled_anew(cache: Path, change: dict[str, object]) -> None:
+    want = compile_kernels(TEXTS[:1], HOST)
+    name = want[TEXTS[0]].symbol.removeprefix("kernel_")
+    record = kept.load("kernels", name)
+    kept.store("kernels", name, {**record, **change})
+    assert compile_kernels(TEXTS[:1], HOST) == want and kept.load("kernels", name) == record
+
+
 def test_a_file_under_another_name_is_not_believed(cache: Path) -> None:
-    compile_kernels(TEXTS[:1], HOST)
+    kept.store("layouts", "ab12", [1, "(a)"])
     (file,) = files(cache)
-    wrong = kernels._path(kernels._symbol(TEXTS[1], HOST, {}))
-    wrong.parent.mkdir(parents=True, exist_ok=True)
-    wrong.write_bytes(file.read_bytes())
-    assert kernels._symbol(TEXTS[1], HOST, {}) == compile_kernels(TEXTS[1:2], HOST)[TEXTS[1]].symbol
+    for folder, name in (("ab", "ab34"), ("cd", "cd12")):
+        (file.parents[1] / folder).mkdir(exist_ok=True)
+        (file.parents[1] / folder / f"{name}.json").write_bytes(file.read_bytes())
+        assert kept.load("layouts", name) is None
+    assert kept.load("layouts", "ab12") == [1, "(a)"]
 
 
 def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

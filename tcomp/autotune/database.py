@@ -31,9 +31,9 @@ import numpy as np
 import tcomp
 from tcomp.autotune.measure import STATUSES, Measurement
 from tcomp.autotune.workload import Task, task_from_json
+from tcomp.cache import source_version
 from tcomp.codegen import nvrtc
 from tcomp.errors import DatabaseError, TcompError
-from tcomp.kernels import source_version
 from tcomp.machine import processor
 from tcomp.runtime.cuda import gpu_name
 from tcomp.schedules.knobs import decode, encode

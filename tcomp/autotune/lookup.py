@@ -6,20 +6,16 @@ them any more, all of them, the default schedule is used and a note says so.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from tcomp import cache
 from tcomp.autotune.database import Database
 from tcomp.autotune.space import realise
 from tcomp.autotune.workload import Algorithm, Task, Workload, kernel_workload
 from tcomp.errors import ScheduleError
 from tcomp.ir.graph import Graph
-from tcomp.kernels import cache_folder, source_version
 from tcomp.passes.algorithms import Convolution, algorithm_costs
 from tcomp.runtime import default_threads
 from tcomp.schedules.knobs import Decisions, decode, encode
@@ -113,18 +109,12 @@ def given(decisions: Mapping[str, Decisions], target: Target, threads: int, dims
 
 def refusal(workload: Workload, decisions: Decisions) -> str:
     """Why the decisions are not followed, "" if they are. Remembered beside the compiled kernels, as finding out takes long."""
-    text = "\0".join((workload.text, *workload.identity, workload.target, encode(decisions), source_version()))
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    path = cache_folder() / "decisions" / digest[:2] / f"{digest}.json"
-    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        return str(json.loads(path.read_bytes())["refusal"])
-    found = _refusal(workload, decisions)
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump({"refusal": found}, file)
-        os.replace(file.name, path)
-    return found
+    name = cache.name(workload.text, *workload.identity, workload.target, encode(decisions), cache.source_version())
+    kept = cache.load("decisions", name)
+    if kept is None:
+        kept = _refusal(workload, decisions)
+        cache.store("decisions", name, kept)
+    return str(kept)
 
 
 def _refusal(workload: Workload, decisions: Decisions) -> str:

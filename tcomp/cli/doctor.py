@@ -142,9 +142,9 @@ def _version(name: str) -> str | None:
 
 
 def _cache() -> dict[str, Any]:
-    from tcomp.kernels import cache_folder
+    from tcomp import cache
 
-    folder = cache_folder()
+    folder = cache.folder()
     files = [f for f in folder.rglob("*") if f.is_file()] if folder.is_dir() else []
     existing = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     try:

@@ -102,8 +102,7 @@ class Layout:
     def to_physical(self, array: np.ndarray) -> np.ndarray:
         """The array in this layout (C-contiguous, padding filled with zeros)."""
         if not self.pads:
-            whole = array.transpose([p.axis for p in self.pieces])
-            return np.ascontiguousarray(np.pad(whole, [(p.before, p.after) for p in self.pieces]) if self.has_halo else whole)
+            return np.ascontiguousarray(_padded(array.transpose([p.axis for p in self.pieces]), [(p.before, p.after) for p in self.pieces]))
         # Cut each axis into its pieces, slowest first, after padding it to whole blocks; then bring the pieces into order.
         cuts = [
             sorted((n for n, p in enumerate(self.pieces) if p.axis == axis), key=lambda n: -self.pieces[n].div) for axis in range(self.rank)
@@ -111,7 +110,7 @@ class Layout:
         extents = [int(d) for d in self.shape(array.shape)]
         padding = [(0, math.prod(extents[n] for n in pieces) - size) for pieces, size in zip(cuts, array.shape, strict=True)]
         order = [n for pieces in cuts for n in pieces]
-        cut = np.pad(array, padding).reshape([extents[n] for n in order])
+        cut = _padded(array, padding).reshape([extents[n] for n in order])
         return np.ascontiguousarray(cut.transpose([order.index(n) for n in range(len(order))]))
 
     def from_physical(self, array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
@@ -130,3 +129,8 @@ class Layout:
             for p in self.pieces
         ]
         return "(" + ",".join(text) + ")"
+
+
+def _padded(array: np.ndarray, widths: Sequence[tuple[int, int]]) -> np.ndarray:
+    """With zeros around; `np.pad` copies where there are none, too."""
+    return np.pad(array, widths) if any(before or after for before, after in widths) else array

@@ -54,7 +54,7 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
     """The graph with layouts on intermediate values and constants. Control-flow bodies keep row-major boundaries. Without `halos`, as for
     a GPU, values get no zeros around them, and outputs are computed as they lie."""
     chosen: dict[Value, Value] = {}
-    output_layouts, operand_layouts = _remembered(_output_layouts), _remembered(operand_layouts)
+    output_layouts, operand_layouts, as_found = _remembered(_output_layouts), _remembered(operand_layouts), _remembered(_as_found)
     constants = dict(graph.constants)
     copies: dict[tuple[Value, Layout], Value] = {}
     names = {v.name for v in graph.values()}
@@ -76,7 +76,7 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
         turned = halos and not others and wish is not None and result in graph.outputs and _worth_turning(body, result, wish, known)
         if turned:
             node = replace(node, outputs=(Value(_fresh(f"{result.name}.last", names), result.dtype, result.shape),))
-        kept = _as_found(body, rows.get(result, ())) if not others else None
+        kept = as_found(body, frozenset(rows.get(result, ()))) if not others else None
         layouts = [None if v in fixed else wish or summed.get(v) or kept for v, wish in zip(node.outputs, wishes, strict=True)]
         layouts = [_spaced(v, w, around.get(v, {}), rows.get(v, ())) for v, w in zip(node.outputs, layouts, strict=True)]
         outputs = tuple(Value(v.name, v.dtype, v.shape, w) if w is not None else v for v, w in zip(node.outputs, layouts, strict=True))
@@ -150,15 +150,22 @@ _Product = tuple[Node, Expr, dict[Expr, Value]]
 
 def _products(graph: Graph) -> Iterator[_Product]:
     """The folds of two operands, of which one is constant or bytes: (kernel, fold, the value that each read is of, through zeros around it)."""
+    folds = _remembered(_folds_of_two)
     for node in graph.nodes:
         if node.op is not KERNEL or not any(v is not None and (v in graph.constants or v.dtype == "uint8") for v in node.inputs):
             continue
-        inputs, values = _chained(node.bodies[0])
-        sources = dict(zip(inputs, (v for v in node.inputs if v is not None), strict=True))
-        for t in tensors([values[v] for v in node.bodies[0].outputs]):
-            for e in E.walk(t.body) if t.body is not None else ():
-                if e.op == "reduce" and len(reads := E.reads(e.args[0])) == 2:
-                    yield node, e, {r: sources[made] for r in reads if (made := _unpadded(r).attr) in sources}
+        sources = [v for v in node.inputs if v is not None]
+        for fold, operands in folds(node.bodies[0]):
+            yield node, fold, {r: sources[number] for r, number in operands.items()}
+
+
+def _folds_of_two(body: Graph) -> list[tuple[Expr, dict[Expr, int]]]:
+    """The folds of two operands in a kernel body, and the number of the input that each of these is, if it is one."""
+    inputs, values = _chained(body)
+    number = {t: n for n, t in enumerate(inputs)}
+    stages = [t.body for t in tensors([values[v] for v in body.outputs]) if t.body is not None]
+    folds = [(e, E.reads(e.args[0])) for stage in stages for e in E.walk(stage) if e.op == "reduce"]
+    return [(e, {r: number[t] for r in reads if (t := _unpadded(r).attr) in number}) for e, reads in folds if len(reads) == 2]
 
 
 def _rows_of_products(graph: Graph, products: Sequence[_Product]) -> dict[Value, set[int]]:
@@ -216,7 +223,7 @@ def _folds_windows(t: Tensor, body: Expr) -> bool:
     return True
 
 
-def _as_found(body: Graph, summed: Collection[int]) -> Layout | None:
+def _as_found(body: Graph, summed: frozenset[int]) -> Layout | None:
     """For a result that is summed along the axis whose elements are neighbours in the largest input, as it lies: that axis at the end."""
     if not summed:
         return None

@@ -149,7 +149,8 @@ def _absorbed(node: Node, chain: _Affine, rewriter: Rewriter) -> Sequence[Value]
         return None
     constants = [v for v in body.leaves if v in rewriter.constants and v.dtype in FLOATS]
     contraction = any(e.op == "reduce" for e in walk(body.expr))
-    changed: dict[Value, np.ndarray] = {}
+    factors: dict[Value, np.ndarray] = {}
+    offsets: dict[Value, np.ndarray] = {}
     if chain.scales:
         axis = chain.axis if chain.scale.ndim else None
         operands = _linear_operands(body, constants, axis)
@@ -160,21 +161,29 @@ def _absorbed(node: Node, chain: _Affine, rewriter: Rewriter) -> Sequence[Value]
         shared = [v.name for v in operands if not rewriter.used_once(v) and rewriter.constants[v].nbytes > SHARED_LIMIT]
         if shared:
             return f"`{shared[0]}`, the operand of `{label(node)}`, is used by other nodes too"
-        changed = {v: rewriter.constants[v] * _along(chain.scale, v, dim) for v, dim in operands.items()}
+        factors = {v: _along(chain.scale, v, dim) for v, dim in operands.items()}
     rest = chain.shift
     bias = _bias(body, constants, chain.axis if chain.shift.ndim else None) if chain.shifts else None
     if bias is not None and rewriter.used_once(chain.source) and rewriter.used_once(bias[0]):
         v, dim = bias
-        changed[v] = changed.get(v, rewriter.constants[v]) + _along(chain.shift, v, dim)
+        offsets[v] = _along(chain.shift, v, dim)
         rest = np.zeros(())
+    changed = {v: _changed(rewriter.constants[v], factors.get(v), offsets.get(v)) for v in factors | offsets}
     if not changed:
         return None
-    replaced = {
-        v: rewriter.constant(array.astype(rewriter.constants[v].dtype), v.name, v.dtype) for v, array in changed.items()
-    }
+    replaced = {v: rewriter.constant(array, v.name, v.dtype) for v, array in changed.items()}
     inputs = [v if v is None else replaced.get(v, v) for v in node.inputs]
     value = rewriter.add(node.op, inputs, node.attrs, node.name)[0]
     return _written(value, replace(chain, scale=np.ones(()), shift=rest), label(node), rewriter)
+
+
+def _changed(array: np.ndarray, factors: np.ndarray | None, offsets: np.ndarray | None) -> np.ndarray:
+    """array * factors + offsets, rounded once; what is scaled alone may be large, and is never whole in float64."""
+    if factors is not None and offsets is None:
+        scaled = np.empty_like(array)
+        np.multiply(array, factors, out=scaled, dtype=np.float64, casting="unsafe")
+        return scaled
+    return np.asarray(array * (1.0 if factors is None else factors) + (0.0 if offsets is None else offsets), array.dtype)
 
 
 def _linear_operands(body: structure.Body, constants: Sequence[Value], axis: int | None) -> dict[Value, int]:

@@ -35,7 +35,8 @@ import os
 import secrets
 import stat
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -69,40 +70,50 @@ def plan_weights(sizes: Sequence[int]) -> list[int]:
 def write_artifact(
     target: str | os.PathLike[str] | BinaryIO, code: bytes, weights: Sequence[tuple[str, Any]], manifest: dict[str, Any]
 ) -> None:
-    """Write an artifact to a path (atomically: a reader sees the old file or the new one) or to an open binary file.
+    """Write an artifact to a path (atomically: a reader sees the old file or the new one) or to an open file (from its start).
 
-    `weights` are (name, contiguous buffer or ndarray). `manifest` has all keys but `format`, `weights` and `checksums`,
-    which are computed here. Raises ArtifactError for a malformed manifest or if the file cannot be written.
+    `weights` are (name, contiguous buffer or ndarray), or have `nbytes` and `__array__` like one: such are made when they are written,
+    few at a time, in as many threads as there are cores. `manifest` has all keys but `format`, `weights` and `checksums`, which are
+    computed here. Raises ArtifactError for a malformed manifest or if the file cannot be written.
     """
-    buffers = [_as_bytes(name, buffer) for name, buffer in weights]
+    buffers = [buffer if hasattr(buffer, "__array__") else _as_bytes(name, buffer) for name, buffer in weights]
     offsets = plan_weights([buffer.nbytes for buffer in buffers])
-    table = [
-        {"name": name, "offset": offset, "size": buffer.nbytes, "sha256": hashlib.sha256(buffer).hexdigest()}
-        for (name, _), offset, buffer in zip(weights, offsets, buffers, strict=True)
-    ]
-    full = {**manifest, "format": FORMAT, "weights": table, "checksums": {"code": hashlib.sha256(code).hexdigest()}}
-    text = dump_manifest(full)
-    parse_manifest(text)  # what cannot be read is not written
-    code_at = -(-(_HEADER_SIZE + len(text)) // _ALIGN) * _ALIGN
+    names = [name for name, _ in weights]
+
+    def text(digests: Iterable[str]) -> bytes:
+        parts = zip(names, offsets, buffers, digests, strict=True)
+        table = [{"name": name, "offset": offset, "size": buffer.nbytes, "sha256": digest} for name, offset, buffer, digest in parts]
+        checksums = {"code": hashlib.sha256(code).hexdigest()}
+        return dump_manifest({**manifest, "format": FORMAT, "weights": table, "checksums": checksums})
+
+    draft = text(["0" * 64] * len(names))  # as long as the one with the digests, which are known once all weights are made
+    parse_manifest(draft)  # what cannot be read is not written
+    code_at = -(-(_HEADER_SIZE + len(draft)) // _ALIGN) * _ALIGN
     weights_at = -(-(code_at + len(code)) // _PAGE) * _PAGE
     weights_size = offsets[-1] + buffers[-1].nbytes if buffers else 0
-    head = _HEAD.pack(_MAGIC, _VERSION, 0, code_at, len(code), weights_at, weights_size, _HEADER_SIZE, len(text))
-    header = (head + hashlib.sha256(head + text).digest()).ljust(_HEADER_SIZE, b"\0")
-    pieces: list[tuple[int, Any]] = [(0, header), (_HEADER_SIZE, text), (code_at, code), (weights_at, b"")]
-    pieces += [(weights_at + offset, buffer) for offset, buffer in zip(offsets, buffers, strict=True)]
+    head = _HEAD.pack(_MAGIC, _VERSION, 0, code_at, len(code), weights_at, weights_size, _HEADER_SIZE, len(draft))
 
-    def write(file: BinaryIO) -> None:
-        position = 0
-        for offset, piece in pieces:
-            file.write(bytes(offset - position))
-            file.write(piece)
-            position = offset + len(piece)
+    def write(descriptor: int) -> None:
+        digests = [""] * len(names)
+
+        def put(number: int) -> None:
+            content = _as_bytes(names[number], buffers[number])
+            digests[number] = hashlib.sha256(content).hexdigest()
+            _write_at(descriptor, weights_at + offsets[number], content)
+
+        os.ftruncate(descriptor, weights_at + weights_size)
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # the large ones first, so that none is left over at the end
+            for _ in pool.map(put, sorted(range(len(names)), key=lambda number: -buffers[number].nbytes)):
+                pass
+        final = text(digests)
+        header = (head + hashlib.sha256(head + final).digest()).ljust(_HEADER_SIZE, b"\0")
+        _write_at(descriptor, 0, memoryview((header + final).ljust(code_at, b"\0") + code))
 
     if isinstance(target, (str, os.PathLike)):
         with _replacing(Path(target)) as file:
-            write(file)
+            write(file.fileno())
     else:
-        write(target)
+        write(target.fileno())
 
 
 def read_artifact(source: Source) -> Artifact:
@@ -214,10 +225,17 @@ class Artifact:
                 file.write(content)
 
 
+def _write_at(descriptor: int, offset: int, content: memoryview) -> None:
+    while content.nbytes:
+        written = os.pwrite(descriptor, content, offset)  # no more than 2 GiB at once
+        content, offset = content[written:], offset + written
+
+
 def _as_bytes(name: str, buffer: Any) -> memoryview:
     """The bytes of a contiguous buffer, without a copy."""
     try:
-        if isinstance(buffer, np.ndarray):  # element types of ml_dtypes have no buffer format
+        if hasattr(buffer, "__array__"):  # element types of ml_dtypes have no buffer format
+            buffer = np.asarray(buffer)
             if not buffer.flags.c_contiguous:
                 raise ValueError("the array is not contiguous")
             buffer = buffer.reshape(-1).view(np.uint8)

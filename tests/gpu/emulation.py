@@ -13,7 +13,7 @@ from unittest import mock
 import cuda_host
 import numpy as np
 
-from tcomp import kernels
+from tcomp import cache, kernels
 from tcomp.codegen import launch_plan, nvrtc
 from tcomp.runtime.plan import KernelCode
 
@@ -30,8 +30,8 @@ def text_as_code() -> Iterator[None]:
             mock.patch.object(launch_plan, "compile_text", compiled),
             mock.patch.object(nvrtc, "version", lambda: "text"),
             mock.patch.object(kernels, "_jobs", lambda: 1),
-            mock.patch.object(kernels, "_load", lambda symbol: None),
-            mock.patch.object(kernels, "_store", lambda compiled: None),
+            mock.patch.object(cache, "load", lambda kind, name: None),
+            mock.patch.object(cache, "store", lambda kind, name, record: None),
         ):
             stack.enter_context(patch)
         yield

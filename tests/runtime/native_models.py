@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import io
 import platform
+import tempfile
 from typing import Any
 
 import numpy as np
@@ -236,6 +236,6 @@ def filter_code() -> bytes:
 
 def packed(code: bytes, manifest: dict[str, Any], weights: list[tuple[str, Any]], **changes: Any) -> bytes:
     """The bytes of an artifact; `changes` replace entries of the manifest."""
-    file = io.BytesIO()
-    write_artifact(file, code, weights, {**copy.deepcopy(manifest), **changes})
-    return file.getvalue()
+    with tempfile.TemporaryFile() as file:
+        write_artifact(file, code, weights, {**copy.deepcopy(manifest), **changes})
+        return file.read()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+import stat
 from collections.abc import Mapping
 from math import prod
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ _TYPED_FIELDS = {"float32": "float_data", "float64": "double_data", "int64": "in
 _MAX_DENSE = 1 << 32  # bytes of a sparse tensor written out
 
 
-def read_model(source: str | PathLike[str] | bytes | ModelProto) -> tuple[ModelProto, TensorReader]:
+def read_model(source: str | os.PathLike[str] | bytes | ModelProto) -> tuple[ModelProto, TensorReader]:
     """The model, and what reads its tensors. Large initializers are views of the encoded model.
 
     Raises `ImportModelError` for what is no ONNX model.
@@ -39,12 +41,13 @@ def read_model(source: str | PathLike[str] | bytes | ModelProto) -> tuple[ModelP
         model, where = source, "the given ModelProto"
     else:
         if isinstance(source, bytes):
-            content, where = source, "the given bytes"
+            content: bytes | mmap.mmap = source
+            where = "the given bytes"
         else:
             path = Path(source)
             where, folder = str(path), path.parent
             try:
-                content = path.read_bytes()
+                content = _mapped(path)
             except OSError as error:
                 raise ImportModelError("the model cannot be read", where=where, why=error.strerror or str(error)) from error
         try:
@@ -55,6 +58,15 @@ def read_model(source: str | PathLike[str] | bytes | ModelProto) -> tuple[ModelP
     if not model.HasField("graph") or not model.opset_import:
         raise ImportModelError("this is no ONNX model", where=where, why="it has no graph, or does not say which opset it uses")
     return model, TensorReader(folder, weights)
+
+
+def _mapped(path: Path) -> bytes | mmap.mmap:
+    """The content of a file, mapped: weights are most of a model, and need no copy."""
+    with open(path, "rb") as file:
+        status = os.fstat(file.fileno())
+        if stat.S_ISREG(status.st_mode) and status.st_size:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return file.read()
 
 
 def dtype_name(elem_type: int, where: str) -> str:

@@ -8,6 +8,7 @@ Source of the encoding: https://protobuf.dev/programming-guides/encoding/ and th
 from __future__ import annotations
 
 from collections.abc import Iterator
+from mmap import mmap
 
 _MODEL_GRAPH, _GRAPH_INITIALIZER, _TENSOR_NAME, _TENSOR_RAW_DATA = 7, 5, 8, 9
 _LENGTH_DELIMITED = 2
@@ -18,15 +19,15 @@ class _Malformed(Exception):
     """Not the encoding of a message; the protobuf library says so better."""
 
 
-def split(content: bytes) -> tuple[bytes, dict[str, memoryview]]:
-    """(the model without large weights, the weights by initializer name). Returns `content` unchanged where it is malformed."""
+def split(content: bytes | mmap) -> tuple[bytes, dict[str, memoryview]]:
+    """(the model without large weights, the weights by initializer name). Returns all of `content` where it is malformed."""
     view = memoryview(content)
     weights: dict[str, memoryview] = {}
     try:
         slim = b"".join(_slim_model(view, weights))
     except (_Malformed, UnicodeDecodeError):
-        return content, {}
-    return (slim, weights) if weights else (content, {})
+        return bytes(content), {}
+    return slim, weights
 
 
 def _slim_model(view: memoryview, weights: dict[str, memoryview]) -> Iterator[bytes | memoryview]:
