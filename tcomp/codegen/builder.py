@@ -136,6 +136,9 @@ class Builder:
         self.lines.append(f"  {ref} = {text}")
         return ref
 
+    def shuffle(self, type_: str, a: str, b: str, picks: Sequence[int]) -> str:
+        return self.op(f"shufflevector {type_} {a}, {type_} {b}, <{len(picks)} x i32> <{', '.join(f'i32 {p}' for p in picks)}>")
+
     def label(self, hint: str) -> str:
         self.count += 1
         return f"{hint}{self.count}"
@@ -144,11 +147,11 @@ class Builder:
         self.lines.append(f"{label}:")
         self.block = label
 
-    def call(self, intrinsic: str, result: str, *args: tuple[str, str], suffix: Sequence[str] | None = None) -> str:
+    def call(self, intrinsic: str, result: str, *args: tuple[str, str], suffix: Sequence[str] | None = None, flags: str = "") -> str:
         """Call of an intrinsic overloaded on the types `suffix` (its result where not given)."""
         name = f"@llvm.{intrinsic}.{'.'.join(map(_mangled, suffix or (result,)))}"
         self.module.declarations.setdefault(name, f"declare {result} {name}({', '.join(t for t, _ in args)})")
-        text = f"call {result} {name}({', '.join(f'{t} {ref}' for t, ref in args)})"
+        text = f"call {flags}{result} {name}({', '.join(f'{t} {ref}' for t, ref in args)})"
         if result == "void":
             self.line(text)
             return ""
@@ -218,15 +221,13 @@ class Builder:
             sign = "s" if dtype in SIGNED else "u"
             less = self.op(f"icmp {sign}{'lt' if op == 'min' else 'gt'} {type_} {a}, {b}")
             return self.op(f"select {bits} {less}, {type_} {a}, {type_} {b}")
-        order = "olt" if op == "min" else "ogt"
-        if args[1].ref[0] != "%":  # (c < x) ? c : x is one instruction, and gives x when it is NaN
+        if args[1].ref[0] != "%":
             a, b, args = b, a, (args[1], args[0])
-        less = self.op(f"fcmp {order} {type_} {a}, {b}")
-        smaller = self.op(f"select {bits} {less}, {type_} {a}, {type_} {b}")
         if args[0].ref[0] != "%" and not any(nan in args[0].ref for nan in ("7FF8", "H7E0")):
-            return smaller
-        nan = self.op(f"fcmp uno {type_} {a}, {a}")
-        return self.op(f"select {bits} {nan}, {type_} {a}, {type_} {smaller}")
+            less = self.op(f"fcmp {'olt' if op == 'min' else 'ogt'} {type_} {a}, {b}")  # (c < x) ? c : x is one instruction, and gives x when it is NaN
+            return self.op(f"select {bits} {less}, {type_} {a}, {type_} {b}")
+        # Either zero will do. Whether the first operand is NaN is asked: not that which was folded so far, or each step would wait for it.
+        return self.call("minimum" if op == "min" else "maximum", type_, (type_, b), (type_, a), flags="nsz ")
 
     def unary(self, op: str, a: Value) -> Value:
         dtype, lanes, ref = a.dtype, a.lanes, a.ref
@@ -261,6 +262,27 @@ class Builder:
         lanes, refs = self.alike(a, b, c)
         type_ = self.module.type(a.dtype, lanes)
         return Value(self.call("fma", type_, *((type_, r) for r in refs)), a.dtype, lanes)
+
+    def ldexp(self, a: Value, n: Value) -> Value:
+        """By the instruction of AVX-512, for vectors of 128, 256 and 512 bits: others are put together, or part of one."""
+        lanes, refs = self.alike(a, n)
+        bits = BITS[a.dtype]
+        width = min(max(lanes, 128 // bits), 512 // bits)
+        type_, part = self.module.type(a.dtype, lanes), self.module.type(a.dtype, width)
+        if lanes == 1:
+            refs = [self.spread(v, width) for v in (a, n)]
+        parts = []
+        for start in range(0, lanes, width):
+            x, y = refs if lanes in (1, width) else [self.shuffle(type_, r, r, [k % lanes for k in range(start, start + width)]) for r in refs]
+            args = [(part, x), (part, y), (part, "zeroinitializer"), (f"i{max(width, 8)}", "-1"), *([("i32", "4")] if width * bits == 512 else [])]
+            parts.append(self.call(f"x86.avx512.mask.scalef.{'ps' if bits == 32 else 'pd'}", part, *args, suffix=(str(width * bits),)))
+        while len(parts) > 1:
+            part, width = self.module.type(a.dtype, width), 2 * width
+            parts = [self.shuffle(part, *pair, range(width)) for pair in zip(parts[::2], parts[1::2], strict=True)]
+        if lanes < width:
+            last = f"extractelement {part} {parts[0]}, i64 0"
+            return Value(self.op(last) if lanes == 1 else self.shuffle(part, parts[0], parts[0], range(lanes)), a.dtype, lanes)
+        return Value(parts[0], a.dtype, lanes)
 
     def compare(self, op: str, a: Value, b: Value) -> Value:
         lanes, (x, y) = self.alike(a, b)

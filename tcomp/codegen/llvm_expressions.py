@@ -257,9 +257,6 @@ class Expressions(Builder):
             result = self.shuffle(type_, result, parts[n], picks)
         return result
 
-    def shuffle(self, type_: str, a: str, b: str, picks: Sequence[int]) -> str:
-        return self.op(f"shufflevector {type_} {a}, {type_} {b}, <{len(picks)} x i32> <{', '.join(f'i32 {p}' for p in picks)}>")
-
     def pointer_vector(self, buffer: Buffer, address: Address) -> str:
         index = address.indices or iota(self.lanes, "i64", address.stride)
         return self.op(f"getelementptr {self.module.memory_type(buffer.dtype)}, ptr {address.pointer}, <{self.lanes} x i64> {index}")
@@ -448,6 +445,8 @@ class Expressions(Builder):
                 return self.bitcast(args[0], e.dtype)
             case "fma":
                 return self.fma(*args)
+            case "ldexp":
+                return self.ldexp(*args)
             case "lt" | "le" | "eq" | "ne":
                 return self.compare(e.op, *args)
             case "floordiv" | "mod" | "truncdiv" | "truncmod" if is_integer(e.dtype):

@@ -11,6 +11,7 @@ compare structure at the price of a pointer. (Use `equal`, `not_equal`, `<`, ...
     cast        a                   -                      conversion to `dtype` (float -> int truncates and saturates)
     bitcast     a                   -                      the same bits read as `dtype`
     fma         a, b, c             -                      a * b + c rounded once
+    ldexp       a, n                -                      a * 2 ** n rounded once; n is a float with the value of an integer
     exp ...     a                   -                      elementary functions (`UNARY`)
     read        indices...          Tensor or Buffer       one element
     reduce      body                (Reducer, axes)        fold of `body` over the axes, in increasing order of the axes
@@ -417,6 +418,11 @@ def bitcast(a: Expr, dtype: str) -> Expr:
 def fma(a: Expr, b: Expr, c: Expr) -> Expr:
     """a * b + c with a single rounding."""
     return _make("fma", a.dtype, (a, b, c))
+
+
+def ldexp(a: Expr, n: Expr) -> Expr:
+    """a * 2 ** n with a single rounding."""
+    return _make("ldexp", a.dtype, (a, n))
 
 
 def equal(a: ExprLike, b: ExprLike) -> Expr:

@@ -198,7 +198,7 @@ class _Parser(Tokens):
             self.expect(")")
             return E.bitcast(inside, dtype)
         args = self.listed(self.expression, ")")
-        counts = {"select": 3, "fma": 3} | dict.fromkeys(UNARY, 1) | dict.fromkeys(BINARY, 2) | dict.fromkeys(BITS, 1)
+        counts = {"select": 3, "fma": 3, "ldexp": 2} | dict.fromkeys(UNARY, 1) | dict.fromkeys(BINARY, 2) | dict.fromkeys(BITS, 1)
         if name not in counts:
             self.fail(f"there is no function `{name}`", start)
         if len(args) != counts[name]:
@@ -209,7 +209,9 @@ class _Parser(Tokens):
             return self.made(E.binary, name, *args)
         if name in UNARY:
             return self.made(E.unary, name, *args)
-        return self.made(E.select if name == "select" else E.fma, *args)
+        if name == "select":
+            return self.made(E.select, *args)
+        return self.made(E.fma if name == "fma" else E.ldexp, *args)
 
     def reduction(self, name: str, start: int) -> Expr:
         hidden: dict[str, Expr | None] = {}

@@ -25,7 +25,7 @@ def literal(value: Any, dtype: str) -> Array:
 
 
 def apply(op: str, dtype: str, args: Sequence[Array]) -> Array:
-    """The value of `op` (one of `BINARY`, `UNARY`, "select", "cast", "bitcast", "fma") with result type `dtype`.
+    """The value of `op` (one of `BINARY`, `UNARY`, "select", "cast", "bitcast", "fma", "ldexp") with result type `dtype`.
 
     Operands broadcast. Raises `IRError` where `op` is not defined for the operands' type.
     """
@@ -42,6 +42,8 @@ def apply(op: str, dtype: str, args: Sequence[Array]) -> Array:
             return cast(args[0], dtype) if dtype == "bool" else np.asarray(args[0]).view(to_numpy(dtype))
         if op == "fma":
             return _fma(args[0], args[1], args[2])
+        if op == "ldexp":
+            return np.asarray(np.ldexp(args[0], np.clip(np.nan_to_num(args[1]), -5000, 5000).astype(np.int32)), args[0].dtype)
     raise IRError(f"`{op}` is no elementwise operator")
 
 

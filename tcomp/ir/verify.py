@@ -108,6 +108,9 @@ def _verify_node(e: Expr, place: object) -> None:
         case "fma":
             if types != [e.dtype] * 3 or not is_float(e.dtype):
                 _fail(f"fma of ({', '.join(types)}) gives {e.dtype}", place)
+        case "ldexp":
+            if types != [e.dtype] * 2 or not is_float(e.dtype):
+                _fail(f"ldexp of ({', '.join(types)}) gives {e.dtype}", place)
         case op if op in BINARY:
             if len(types) != 2 or types[0] != types[1] or e.dtype != ("bool" if op in COMPARISON else types[0]):
                 _fail(f"`{op}` of ({', '.join(types)}) gives {e.dtype}", place)

@@ -115,7 +115,7 @@ def test_costs_of_functions_are_those_of_their_polynomials(op: str, dtype: str) 
     x, y = (E.var(name, dtype=dtype) for name in "xy")
     e = E.binary(op, x, y) if op == "pow" else E.unary(op, x)
     cost = cost_of(e)
-    expanded = [n for n in E.walk(expand(e, TARGET)) if n.args]
+    expanded = [n for n in E.walk(expand(e, Target.parse("cpu -mcpu=haswell"))) if n.args]
     assert cost is not None and cost.kind == "special"
     if (op, dtype) == ("pow", "float32"):  # partly in float32, which the table does not know
         assert len(expanded) < cost.flops < 1.5 * len(expanded)
