@@ -24,14 +24,17 @@ def size_of(b: Buffer) -> int:
 
 
 def stream(s: Schedule, result: str, target: Target, knobs: Knobs) -> None:
-    """Store a result past the caches if it is so large that no reader would find it there: the last-level cache is shared, and on a
-    virtual machine it is often not as near as its size promises, hence the limit by the core's own. Rows have to
-    begin with a whole vector: such stores are aligned."""
-    b = edit.find_buffer(s.kernel, result)
+    """Store a result past the caches if it is so large that no reader would find it there."""
+    if is_streamed(edit.find_buffer(s.kernel, result), target, knobs):
+        s.stream(result)
+
+
+def is_streamed(b: Buffer, target: Target, knobs: Knobs) -> bool:
+    """Whether a result is stored past the caches: the last-level cache is shared, and on a virtual machine it is often not as near as its
+    size promises, hence the limit by the core's own. Rows have to begin with a whole vector: such stores are aligned."""
     size = size_of(b)
     whole = size > target.l2 and (len(b.shape) == 1 or int(b.shape[-1]) * itemsize(b.dtype) * 8 % target.vector_bits == 0)
-    if whole and knobs.flag(f"{result}.stream", size > min(target.l3 // 2, STREAMED * target.l2)):
-        s.stream(result)
+    return whole and knobs.flag(f"{b.name}.stream", size > min(target.l3 // 2, STREAMED * target.l2))
 
 
 def ask_ahead(s: Schedule, loop: str, vectors: int, done: set[Buffer], target: Target, knobs: Knobs) -> set[Buffer]:

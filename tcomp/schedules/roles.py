@@ -181,7 +181,8 @@ def batch_axes(fold: Nest) -> list[str]:
 
 
 def row_axis(fold: Nest) -> For | None:
-    """The output axis that reuses what the lanes read: an operand that runs along the lanes does not depend on it.
+    """The output axis that reuses what the lanes read: an operand that runs along the lanes does not depend on it, or, where there is no such
+    axis, a window moves along it over the operand (a depthwise convolution whose lanes run along rows of the image).
 
     The longest is taken, but one whose extent is not known, and may be 1, only where no other is long enough for a tile.
     """
@@ -192,7 +193,16 @@ def row_axis(fold: Nest) -> For | None:
         for x in fold.spatial[:-1]
         if any(lane in used and x.var not in used for used in operands) and any(x.var in used for used in operands)
     ]
+    if not found:
+        indices = [i for r in fold.reads if lane in E.variables(*r.args) for i in r.args]
+        found = [x for x in fold.spatial[:-1] if any(_moves(x, f, i) for i in indices for f in fold.folds)]
     return max(reversed(found), key=lambda x: (isinstance(x.extent, int) and x.extent >= LONG, extent_of(x.extent)), default=None)
+
+
+def _moves(row: For, fold: For, index: Expr) -> bool:
+    """Whether neighbours along `row` read the same elements in other steps of a fold."""
+    step, along = coefficient(index, row.var), coefficient(index, fold.var)
+    return bool(step and along) and abs(step or 0) <= abs(along or 0) * (extent_of(fold.extent) - 1)
 
 
 def fold_axis(fold: Nest) -> For | None:

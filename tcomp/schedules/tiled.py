@@ -18,6 +18,7 @@ from tcomp.ir.layout import Layout
 from tcomp.ir.loops import VECTORIZED, Accumulate, For, If, walk
 from tcomp.schedules.byte_products import group_loop, summed_bytes
 from tcomp.schedules.knobs import Knobs
+from tcomp.schedules.memory import STREAMED, is_streamed, size_of
 from tcomp.schedules.panels import SUMMED, accumulate_in_blocks, ask_for_next, is_far, panels, walked_by_lanes
 from tcomp.schedules.primitives import edit
 from tcomp.schedules.roles import (
@@ -77,7 +78,7 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
     inside.append(vectors)
     overlapping = _overlapping(fold, _tile_axes(fold))
     # Columns are outside of the rows that use their vectors again; but a column of an image has a line of the cache here and there.
-    near = rows is not None and (not overlapping or _largest(fold) <= target.l2) and edit.find_loop(s.kernel, column).extent != 1
+    near = _uses_again(fold) and (not overlapping or _largest(fold) <= target.l2) and edit.find_loop(s.kernel, column).extent != 1
     near = near and not columns_inside(fold, target, knobs)
     around = [*batch, column, *others] if knobs.flag(f"{acc}.columns_outside", near) else [*batch, *others, column]
     around = around if part is None else [part, *around]
@@ -111,6 +112,8 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
                 _ask_for_next_tile(s, fold, out, around[-1], folds, target, knobs)
             _prefetch(s, fold, walked, folds[-1], target, knobs)
             _repeat(s, acc, folds, WINDOW_CODE // prod(astuple(tile)) if overlapping else 1, knobs)
+            if overlapping and around[-1] is column and len(around) > 1:
+                _ask_for_next_rows(s, fold, out, around[-2], column, target, knobs)
     nests_to_thread = [around if part is None else [part]]
     for name in reversed(around):  # from the inside: a loop that is cut has names of its own behind the cut
         if name in cuts:
@@ -200,11 +203,24 @@ def _ask_for_next_tile(s: Schedule, fold: Nest, out: Nest, loop: str, folds: Seq
         return
     ends = [r.attr for r in out.reads if lane in E.variables(*r.args) and r.attr is not fold.writes]
     rows = {r.attr: _touched(r, fold) for r in fold.reads if fold.spatial[-1].var not in E.variables(*r.args)}
-    for buffer, size in {**rows, **{b: bytes_of(b) for b in (*ends, out.writes)}}.items():
+    if not is_streamed(out.writes, target, knobs):  # such stores would have to put out of the caches what was asked for
+        ends.append(out.writes)
+    for buffer, size in {**rows, **{b: bytes_of(b) for b in ends}}.items():
         known = all(isinstance(n, int) for n in buffer.shape)  # else it may be near
         if known and size > target.l2 // MAYBE and knobs.flag(f"{buffer.name}.ahead", size > target.l2 // AHEAD):
             with suppress(ScheduleError):  # the next tile has it too, or there are too few steps to ask for all of it
                 s.prefetch(buffer.name, loop, 1, folds[-1])
+
+
+def _ask_for_next_rows(s: Schedule, fold: Nest, out: Nest, loop: str, column: str, target: Target, knobs: Knobs) -> None:
+    """While the tiles of some rows are summed up, from column to column, ask for the next rows, and for what is stored there, where that
+    comes from memory. (Within a tile there is no loop to ask in: windows are unrolled.)"""
+    for buffer in dict.fromkeys([*(r.attr for r in fold.reads), out.writes]):
+        size = size_of(buffer)
+        stored = buffer is out.writes and is_streamed(buffer, target, knobs)
+        if size > target.l2 and not stored and knobs.flag(f"{buffer.name}.ahead", size > STREAMED * target.l2):
+            with suppress(ScheduleError):  # they are the same for the next rows
+                s.prefetch(buffer.name, loop, 1, column)
 
 
 def _touched(r: Expr, fold: Nest) -> int:
@@ -234,6 +250,12 @@ def _repeat(s: Schedule, acc: str, folds: Sequence[str], code: int, knobs: Knobs
 def _largest(fold: Nest) -> int:
     """Bytes of the largest operand."""
     return max(bytes_of(r.attr) for r in fold.reads)
+
+
+def _uses_again(fold: Nest) -> bool:
+    """Whether all rows of a tile have the vectors of an operand in common."""
+    row, lane = row_axis(fold), fold.spatial[-1].var
+    return row is not None and any(lane in used and row.var not in used for used in (set(E.variables(*r.args)) for r in fold.reads))
 
 
 def _overlapping(fold: Nest, axes: Sequence[For | None]) -> bool:

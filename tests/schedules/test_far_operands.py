@@ -8,6 +8,7 @@ from programs import Program
 from running import expected, interpreted, native
 
 from tcomp.ir import te
+from tcomp.ir.expr import Expr
 from tcomp.ir.loops import Kernel, Prefetch, walk
 from tcomp.ops.normalization import layer_norm
 from tcomp.ops.reduction import softmax_of
@@ -33,6 +34,21 @@ def norm(*shape: int) -> Program:
     return Program((a, s, b), layer_norm(a, s, b, len(shape) - 1, 1e-5)[:1], {}, exact=False)
 
 
+def windows(pad: int, *shape: int) -> Program:
+    """Depthwise, lanes along rows of the image: of the last two axes, windows of 3 x 3."""
+    c, h, w = shape
+    a, k = te.placeholder(shape, name="a"), te.placeholder((c, 3, 3), name="k")
+    i, j = te.reduce_axis(3, "i"), te.reduce_axis(3, "j")
+
+    def pixel(n: Expr, y: Expr, x: Expr) -> Expr:
+        inside = (y >= 0) & (y < h) & (x >= 0) & (x < w)
+        return te.select(inside, a[n, y, x], 0.0) if pad else a[n, y, x]
+
+    out = (c, h - 2 + 2 * pad, w - 2 + 2 * pad)
+    r = te.compute(out, lambda n, y, x: te.sum(pixel(n, y + i - pad, x + j - pad) * k[n, i, j], [i, j]), name="r")
+    return Program((a, k), (r,), {}, exact=False)
+
+
 def asked(kernel: Kernel) -> list[str]:
     return sorted({s.buffer.name for s in walk(kernel.body) if isinstance(s, Prefetch)})
 
@@ -43,6 +59,8 @@ def asked(kernel: Kernel) -> list[str]:
     [
         (elementwise(40_000), ["a", "b"]), (elementwise(40_003), ["a", "b"]), (elementwise(700), []), (softmax(100, 128), ["a"]),
         (softmax(67, 131), ["a"]), (softmax(4, 128), []), (norm(100, 128), ["a"]), (norm(90, 77), ["a"]), (softmax(3, 8192), []),
+        (windows(0, 3, 130, 130), ["a"]), (windows(0, 2, 131, 137), ["a", "r"]), (windows(0, 3, 20, 21), []),
+        (windows(1, 3, 129, 131), ["a", "r"]), (windows(1, 3, 128, 128), ["a"]), (windows(1, 2, 19, 17), []),
     ],
     ids=lambda x: "",
 )  # fmt: skip

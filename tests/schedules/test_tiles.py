@@ -60,3 +60,14 @@ def test_windows_that_share_their_vectors_are_unrolled() -> None:
 def test_images_that_no_cache_holds_are_walked_pixel_by_pixel() -> None:
     assert depthwise(28).asked["y.acc.columns_outside"].value is True
     assert depthwise(112).asked["y.acc.columns_outside"].value is False
+
+
+def test_windows_along_the_lanes_have_rows_too() -> None:
+    """Each of the 30 vectors that 8 rows read is loaded once, not 72 of them; from memory the next rows are asked for meanwhile."""
+    x, w = te.placeholder((64, 514, 514), name="x"), te.placeholder((64, 3, 3), name="w")
+    i, j = te.reduce_axis(3, "i"), te.reduce_axis(3, "j")
+    y = te.compute((64, 512, 512), lambda c, h, v: te.sum(x[c, h + i, v + j] * w[c, i, j], [i, j]), name="y")
+    knobs = Knobs()
+    s = schedule(lower("k", [x, w], [y]), SKYLAKE, knobs)
+    assert knobs.asked["y.acc.tile"].value == (8, 1) and s.loops["y.i"].kind == s.loops["y.j"].kind == UNROLLED
+    assert knobs.asked["x.ahead"].value is True and knobs.asked["y.stream"].value is True and "y.ahead" not in knobs.asked
