@@ -18,21 +18,15 @@ import numpy.typing as npt
 import tcomp
 from tcomp.assemble import assemble, collect_weights, suited_to
 from tcomp.codegen import elf, pool
-from tcomp.codegen.cuda import emit_kernel as emit_kernel_cuda
-from tcomp.codegen.launch_plan import program_code
-from tcomp.codegen.llvm import emit_kernel
-from tcomp.codegen.native import assembly
-from tcomp.codegen.nvrtc import compile_text
 from tcomp.codegen.program import Program, emit_program
-from tcomp.errors import InputError, TargetError, UnsupportedError
+from tcomp.errors import InputError, UnsupportedError
 from tcomp.facts import kernel_facts
 from tcomp.ir.expr import Dim, Expr, as_dim, bounds, variables
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node, Value
 from tcomp.ir.layout import Layout
-from tcomp.ir.loops import hoist_temporaries
 from tcomp.ir.parser import parse_expr
-from tcomp.ir.printer import canonical_graph_text, print_graph, print_te
-from tcomp.kernels import CompiledKernel, build_loops, compile_kernels, object_code, operand_layouts
+from tcomp.ir.printer import canonical_graph_text
+from tcomp.kernels import CompiledKernel, compile_kernels, object_code, operand_layouts
 from tcomp.passes.algorithms import choose_algorithms
 from tcomp.passes.attention import Blocks, join_attention
 from tcomp.passes.canonicalize import canonicalize
@@ -47,11 +41,7 @@ from tcomp.passes.rewrite import Notes
 from tcomp.passes.runner import run_passes
 from tcomp.passes.simplify import simplify
 from tcomp.runtime import Artifact, Module, read_artifact, write_artifact
-from tcomp.schedules import gpu_online
 from tcomp.schedules.knobs import Decisions, Knobs
-from tcomp.schedules.lower import tensors_of
-from tcomp.schedules.overwrite import overwritable
-from tcomp.schedules.schedule import Schedule
 from tcomp.target import Target
 
 if TYPE_CHECKING:
@@ -181,10 +171,13 @@ def compile_partitioned(
         compiled = compile_kernels(list(texts.values()), target, lambda done, total: tell("kernels", done, total), decisions)
     with report.timed("link"):
         artifact = package(graph, {node: compiled[texts[node]] for node in nodes}, target, threads, report)
-    report.stages.update(_texts(emit, graph, texts, compiled, target, decisions))
+    if emit or dump is not None:
+        from tcomp.listings import listings  # schedules and code generators, which a compilation out of the cache does without
+
+        report.stages.update(listings(emit, graph, texts, compiled, target, decisions))
     if dump is not None:
         stages = ("graph", "te", "schedule", "loops", *(("cuda",) if target.kind == "cuda" else ("llvm", "asm")))
-        for stage, text in _texts(stages, graph, texts, compiled, target, decisions).items():
+        for stage, text in listings(stages, graph, texts, compiled, target, decisions).items():
             (dump / f"90-{stage}.txt").write_text(text, encoding="utf-8")
     tell("done", 1, 1)
     return artifact
@@ -203,6 +196,8 @@ def graph_passes(
     def attention(g: Graph) -> Graph:
         if target.kind == "cpu":
             return join_attention(g, target.l2, notes)
+        from tcomp.schedules import gpu_online
+
         return join_attention(g, target.shared_of_block, notes, Blocks(gpu_online.FEWEST * target.gpu.sms, gpu_online.WIDTHS))
 
     def algorithms(g: Graph) -> Graph:
@@ -272,7 +267,7 @@ def package(graph: Graph, kernels: Mapping[Node, CompiledKernel], target: Target
     weights = collect_weights(graph)
     program = assemble(graph, dims, kernels, plan, weights)
     distinct = {k.symbol: k.code for k in kernels.values()}
-    code = program_code(program, distinct, target) if target.kind == "cuda" else _linked(program, distinct, target)
+    code = _linked(program, distinct, target)
     report.kernels, report.distinct_kernels = len(kernels), len(distinct)
     report.arena, report.arena_lower_bound = plan.size, plan.lower_bound
     with tempfile.TemporaryFile() as file:
@@ -281,7 +276,11 @@ def package(graph: Graph, kernels: Mapping[Node, CompiledKernel], target: Target
 
 
 def _linked(program: Program, kernels: Mapping[str, bytes], target: Target) -> bytes:
-    """A shared object: the kernels, the entry function that calls them, and the thread pool."""
+    """A shared object: the kernels, the entry function that calls them, and the thread pool; for CUDA a plan of launches."""
+    if target.kind == "cuda":
+        from tcomp.codegen.launch_plan import program_code
+
+        return program_code(program, kernels, target)
     objects = [object_code(emit_program(program, target), target), *kernels.values(), object_code(pool.pool_ir(target.triple), target)]
     return elf.link(objects, ["tcomp_run", "tcomp_run_profiled", "tcomp_plan", *pool.EXPORTS], imports=pool.IMPORTS)
 
@@ -336,58 +335,3 @@ def _manifest(
             "target": str(target),
         },
     }
-
-
-# ---------------------------------------------------------------- texts of the stages
-
-
-def _texts(
-    emit: Sequence[str],
-    graph: Graph,
-    texts: Mapping[Node, str],
-    compiled: Mapping[str, CompiledKernel],
-    target: Target,
-    decisions: Mapping[str, Decisions],
-) -> dict[str, str]:
-    """The stages asked for, as text; each distinct kernel once."""
-    first: dict[str, Node] = {}
-    for node, text in texts.items():
-        first.setdefault(text, node)
-    result: dict[str, list[str]] = {stage: [] for stage in emit}
-    for stage in emit:
-        if stage == "graph":
-            result[stage].append(print_graph(graph))
-            continue
-        for text, node in first.items():
-            body, symbol = node.bodies[0], compiled[text].symbol
-            if stage == "te":
-                listing = print_te(tensors_of(body)[1])
-            else:
-                listing = _listing(stage, build_loops(body, symbol, target, Knobs(decisions.get(text, {}))), target)
-            comment = {"cuda": "//", "ptx": "//", "schedule": "#"}.get(stage, ";")
-            result[stage].append(f"{comment} {node.name}\n{listing}")
-    return {stage: "\n".join(listings) for stage, listings in result.items()}
-
-
-def _listing(stage: str, schedule: Schedule, target: Target) -> str:
-    """The loops of a scheduled kernel, or the text made of them for the target."""
-    if stage in ("schedule", "loops"):
-        return str(schedule.trace if stage == "schedule" else schedule.kernel)
-    kernel = hoist_temporaries(schedule.kernel)[0]
-    if (stage in ("cuda", "ptx", "sass-stats")) != (target.kind == "cuda"):
-        raise TargetError(f"there is no stage {stage} for {target}", hint="cuda, ptx, sass-stats for CUDA; llvm, asm for a CPU")
-    if target.kind == "cuda":
-        text, launches = emit_kernel_cuda(kernel, target, schedule.trace)
-        if stage == "cuda":
-            return text
-        compiled = {arch: compile_text(text, arch, kernel.name) for arch in target.cpu.split(",")}
-        if stage == "ptx":
-            return next(iter(compiled.values())).ptx.decode(errors="replace").rstrip("\0")
-        usage = [(arch, launch, binary.usage[launch.function]) for arch, binary in compiled.items() for launch in launches]
-        return "\n".join(
-            f"{arch} {launch.function}: {u.registers} registers, {u.shared + launch.shared} bytes shared, {u.spilled} spilled, "
-            f"{u.stack} of stack, {launch.barriers} barriers, all proved"
-            for arch, launch, u in usage
-        )
-    ir = emit_kernel(kernel, target, overwritable(schedule.kernel))
-    return ir if stage == "llvm" else assembly(ir, target)

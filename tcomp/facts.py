@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from tcomp.codegen.launch_plan import size_data
+from tcomp.codegen.sizes import size_data
 from tcomp.errors import CodegenError, ParseError
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node

@@ -23,7 +23,7 @@ from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tcomp
 from tcomp import cache
@@ -37,8 +37,10 @@ from tcomp.ir.loops import Buffer, Kernel, hoist_temporaries
 from tcomp.ir.parser import parse_graph, parse_layout
 from tcomp.ir.printer import canonical_graph_text
 from tcomp.schedules.knobs import Decisions, Knobs, decode, encode
-from tcomp.schedules.schedule import Schedule
 from tcomp.target import Target
+
+if TYPE_CHECKING:
+    from tcomp.schedules.schedule import Schedule
 
 _DEFAULT: Decisions = MappingProxyType({})
 

@@ -22,14 +22,15 @@ KNOWS = {
     "codegen": {*BASE, "ir"},
     "frontends": {"errors", "ir", "ops"},
     "runtime": {"errors"},
+    "cache": set(),
 }
 TOP = {  # these put the parts together: they may use all
-    "__init__", "__main__", "assemble", "autotune", "cli", "driver", "facts", "functions", "kernels", "machine", "verification",
+    "__init__", "__main__", "assemble", "autotune", "cli", "driver", "facts", "functions", "kernels", "listings", "machine", "verification",
 }  # fmt: skip
 THIRD_PARTY = {
     "numpy": {*KNOWS, *TOP} - BASE,
     "ml_dtypes": {"ir", "runtime"},
-    "llvmlite": {"codegen", "target", *TOP},
+    "llvmlite": {"cache", "codegen", "target", *TOP},
     "onnx": {"frontends", *TOP},
     "islpy": {"ir", "schedules"},
     "cuda": {"codegen"},

@@ -26,9 +26,10 @@ from typing import Any
 from tcomp.codegen.cuda import emit_kernel
 from tcomp.codegen.nvrtc import compile_text
 from tcomp.codegen.program import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, Step
+from tcomp.codegen.sizes import size_data
 from tcomp.errors import CodegenError
 from tcomp.ir import loops as L
-from tcomp.ir.expr import Dim, Expr, as_expr
+from tcomp.ir.expr import Expr, as_expr
 from tcomp.ir.loops import Kernel
 from tcomp.target import Target
 
@@ -36,7 +37,6 @@ SET_INDEX = "tcomp_set_index"  # stores the number of an iteration
 _SET_INDEX_TEXT = (
     f'extern "C" __global__ void __launch_bounds__(1) {SET_INDEX}_0(long long* place, const long long value) {{\n  *place = value;\n}}\n'
 )
-_OPERATORS = ("add", "sub", "mul", "floordiv", "mod", "truncdiv", "truncmod", "min", "max")
 
 
 def kernel_code(kernel: Kernel, target: Target, trace: Sequence[object] = ()) -> bytes:
@@ -137,14 +137,3 @@ def _place(ref: Ref, names: Mapping[Expr, Any]) -> list[Any]:
         raise CodegenError(f"a launch plan cannot refer to {ref.base}")
     return [ref.base, ref.index, size_data(ref.offset, names, ref.base)]
 
-
-def size_data(d: Dim, names: Mapping[Expr, Any], where: str) -> Any:
-    """A size as JSON: a number, what `names` says of a variable, or [operator, size, size]. Raises `CodegenError` for any other."""
-    e = as_expr(d)
-    if e in names:
-        return names[e]
-    if e.op == "const":
-        return int(e.attr)
-    if e.op in _OPERATORS:
-        return [e.op, *(size_data(a, names, where) for a in e.args)]
-    raise CodegenError(f"the size {e} cannot be computed on the host", where=where)
