@@ -27,7 +27,7 @@ from tcomp.ir.layout import Layout
 from tcomp.ir.parser import parse_expr
 from tcomp.ir.printer import canonical_graph_text
 from tcomp.kernels import CompiledKernel, compile_kernels, object_code, operand_layouts
-from tcomp.passes.algorithms import choose_algorithms
+from tcomp.passes.algorithms import as_suggested, choose_algorithms
 from tcomp.passes.attention import Blocks, join_attention
 from tcomp.passes.canonicalize import canonicalize
 from tcomp.passes.cse import merge_equal
@@ -201,7 +201,7 @@ def graph_passes(
         return join_attention(g, target.shared_of_block, notes, Blocks(gpu_online.FEWEST * target.gpu.sms, gpu_online.WIDTHS))
 
     def algorithms(g: Graph) -> Graph:
-        return choose_algorithms(g, target.vector_bits // 32, notes, *([decide.algorithm] if decide else []))
+        return choose_algorithms(g, target.lanes(32), notes, decide.algorithm if decide else as_suggested, target.streamed)
 
     return [
         ("use-bytes", lambda g: use_bytes(g, notes)),

@@ -291,6 +291,11 @@ class Target:
         return _CORES[self.cpu]
 
     @property
+    def streamed(self) -> float:
+        """Bytes a cycle that a core gets of what no cache of its own holds and it has asked for ahead, as weights are."""
+        return 0.8 * self.core.l3
+
+    @property
     def compute_capability(self) -> int:
         """The oldest of a CUDA target's architectures: 80 for "sm_80,sm_90a". One text is compiled for all of them."""
         return min(int(arch[3:].rstrip("a")) for arch in self.cpu.split(","))

@@ -55,7 +55,7 @@ class Lookup:
         """The tile edge for a convolution (see `passes.algorithms`)."""
         self.suggested[sizes] = suggested
         found = self.find(Algorithm(str(sizes), str(self.target), self.threads)).decisions.get(Algorithm.NAME, suggested)
-        return found if isinstance(found, int) and found in algorithm_costs(sizes, self.target.vector_bits // 32) else suggested
+        return found if isinstance(found, int) and found in algorithm_costs(sizes, self.target.lanes(32), self.target.streamed) else suggested
 
 
 def counted(target: Target, threads: int | None) -> int:

@@ -124,7 +124,7 @@ class Model:
         """Algorithms other than those that the model of their cost suggests, but not far from these; the most promising first."""
         found = []
         for sizes, suggested in self._suggested.items():
-            costs = algorithm_costs(sizes, self._target.vector_bits // 32)
+            costs = algorithm_costs(sizes, self._target.lanes(32), self._target.streamed)
             task = Algorithm(str(sizes), str(self._target), self._threads)
             found += [(_DOUBT * costs[suggested] - cost, task, {Algorithm.NAME: tile}) for tile, cost in costs.items() if tile != suggested]
         return [(task, decisions) for hope, task, decisions in sorted(found, key=lambda x: -x[0]) if hope > 0]

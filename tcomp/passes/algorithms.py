@@ -22,7 +22,7 @@ from tcomp.passes.rewrite import Notes, Rewriter, rewrite_graph
 
 MOST_POINTS = {1: 8, 2: 6}  # along an axis, at most, by the number of axes that are cut into tiles
 ERROR = 1e-3  # of the largest output: no algorithm is chosen that may be less exact
-STREAMED = 8  # bytes of weights a cycle, which are at home in no near cache
+STREAMED = 8.0  # bytes of weights a cycle, which are at home in no near cache: see `Target.streamed`
 MOVED = 14  # bytes of tiles and points a cycle: they are transformed on the way
 REACHED = 0.93  # of the peak of the multiply-adds
 WORTHWHILE = 0.95  # of the time of the direct sum
@@ -48,20 +48,29 @@ Choose = Callable[[Convolution, int], int]
 """The tile edge for a convolution, told the one that the model suggests; 0 for the direct sum."""
 
 
+def as_suggested(convolution: Convolution, suggested: int) -> int:
+    """The choice of the model."""
+    return suggested
+
+
 def choose_algorithms(
-    graph: Graph, lanes: int, notes: Notes | None = None, choose: Choose = lambda convolution, suggested: suggested
+    graph: Graph,
+    lanes: int,
+    notes: Notes | None = None,
+    choose: Choose = as_suggested,
+    streamed: float = STREAMED,
 ) -> Graph:
     """The graph with convolutions of stride 1 in float32 replaced by Winograd's algorithm where that is faster, on a machine whose vectors
-    have so many `lanes`."""
+    have so many `lanes` and to whose cores so many bytes of weights come a cycle (`streamed`)."""
 
     def winograd(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
         """conv(x, w) = winograd_output(winograd_product(winograd_input(x), G w G'))"""
-        return _winograd(node, rewriter, lanes, choose) if node.op is CONV else None
+        return _winograd(node, rewriter, choose, lanes, streamed) if node.op is CONV else None
 
     return rewrite_graph(graph, (winograd,), notes)
 
 
-def _winograd(node: Node, rewriter: Rewriter, lanes: int, choose: Choose) -> Sequence[Value] | str | None:
+def _winograd(node: Node, rewriter: Rewriter, choose: Choose, lanes: int, streamed: float) -> Sequence[Value] | str | None:
     x, w = node.inputs
     assert x is not None and w is not None
     weights, output = rewriter.array(w), node.outputs[0]
@@ -74,7 +83,7 @@ def _winograd(node: Node, rewriter: Rewriter, lanes: int, choose: Choose) -> Seq
     if len(extents) != len(taps):
         return "the number of tiles is not known"
     sizes = Convolution(batch if isinstance(batch, int) else 1, weights.shape[1], weights.shape[0], tuple(extents), taps)
-    tile = choose(sizes, winograd_tile(sizes, lanes))
+    tile = choose(sizes, winograd_tile(sizes, lanes, streamed))
     if not tile:
         return "the direct sum is faster"
     missing = [-d % n for d, n in zip(extents, edges(tile, taps), strict=True)]
@@ -104,22 +113,22 @@ def _of_zeros(pad: Node, rewriter: Rewriter) -> bool:
     return pad.inputs[1] is None or uniform(rewriter.array(pad.inputs[1])) == 0
 
 
-def winograd_tile(x: Convolution, lanes: int) -> int:
+def winograd_tile(x: Convolution, lanes: int, streamed: float = STREAMED) -> int:
     """The tile edge of the fastest algorithm: 2 or 4; 0 for the direct sum."""
-    costs = algorithm_costs(x, lanes)
+    costs = algorithm_costs(x, lanes, streamed)
     return min(costs, key=lambda tile: costs[tile] * (1 if tile else WORTHWHILE))
 
 
-def algorithm_costs(x: Convolution, lanes: int) -> dict[int, float]:
+def algorithm_costs(x: Convolution, lanes: int, streamed: float = STREAMED) -> dict[int, float]:
     """Cycles by the model of all algorithms that are worth considering, by their tile edges, 0 for the direct sum."""
     pixels, taps = x.batch * prod(x.extents), prod(x.taps)
-    costs = {0: _cycles(taps * pixels, taps, x.channels, x.outputs, lanes)}
+    costs = {0: _cycles(taps * pixels, taps, x.channels, x.outputs, lanes, streamed)}
     for tile in _tiles(x.taps) if min(x.channels, x.outputs) >= lanes else ():
         cut = edges(tile, x.taps)
         points = prod(n + t - 1 for n, t in zip(cut, x.taps, strict=True))
         tiles = x.batch * prod(-(-d // n) for d, n in zip(x.extents, cut, strict=True))
         moved = (pixels + 2 * points * tiles) * (x.channels + x.outputs)  # each is written and read once
-        costs[tile] = _cycles(points * tiles, points, x.channels, x.outputs, lanes) + moved * 4 / MOVED
+        costs[tile] = _cycles(points * tiles, points, x.channels, x.outputs, lanes, streamed) + moved * 4 / MOVED
     return costs
 
 
@@ -130,9 +139,9 @@ def _tiles(taps: Sequence[int]) -> tuple[int, ...]:
     return tuple(tile for tile in (2, 4) if all(n % 2 == 1 and tile + n - 1 <= most for n in wide) and wide)
 
 
-def _cycles(products: int, weights: int, channels: int, outputs: int, lanes: int) -> float:
+def _cycles(products: int, weights: int, channels: int, outputs: int, lanes: int, streamed: float) -> float:
     """Of a core with two multiply-add units: `products` and `weights` are those of one pair of channels. Weights are asked for ahead: the
     more is computed with each, the more of them arrive meanwhile."""
     vectors = channels * -(-outputs // lanes)
-    computing, arriving = vectors * products / 2, vectors * weights * lanes * 4 / STREAMED
+    computing, arriving = vectors * products / 2, vectors * weights * lanes * 4 / streamed
     return computing / REACHED + arriving * min(1.0, arriving / computing)

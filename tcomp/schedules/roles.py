@@ -202,7 +202,9 @@ def row_axis(fold: Nest) -> For | None:
 def _moves(row: For, fold: For, index: Expr) -> bool:
     """Whether neighbours along `row` read the same elements in other steps of a fold."""
     step, along = coefficient(index, row.var), coefficient(index, fold.var)
-    return bool(step and along) and abs(step or 0) <= abs(along or 0) * (extent_of(fold.extent) - 1)
+    if not step or not along:
+        return False
+    return abs(step) <= abs(along) * (extent_of(fold.extent) - 1)
 
 
 def fold_axis(fold: Nest) -> For | None:

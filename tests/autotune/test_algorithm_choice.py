@@ -31,6 +31,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TCOMP_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setattr("tcomp.machine.measure", lambda target: target.core)
+        patch.setattr("tcomp.autotune.subject._DOUBT", 100.0)  # which ones are in doubt depends on the machine
         yield
 
 

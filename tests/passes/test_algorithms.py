@@ -51,7 +51,7 @@ WINOGRAD = ["pad", "winograd_input", "winograd_product", "winograd_output", "add
     "shape, pads", [((1, 5, 8, 8), (1, 1)), ((2, 3, 7, 10), (1, 1)), ((1, 4, 9, 5), (0, 2)), ((1, 3, 6, 6), None)], ids=str
 )
 def test_the_rewrite_keeps_the_result(unchanged, monkeypatch, tile, shape, pads):
-    monkeypatch.setattr(algorithms, "winograd_tile", lambda sizes, lanes: tile)
+    monkeypatch.setattr(algorithms, "winograd_tile", lambda sizes, lanes, streamed: tile)
     before = graph_of(shape, array(6, shape[1], 3, 3), pads=pads)
     after = unchanged(before, choose_algorithms(before, LANES), rtol=1e-4)
     needs_pad = pads is not None or any((d - 2) % tile for d in shape[2:])
@@ -100,6 +100,12 @@ def test_the_rule(channels, outputs, size, tile):
     assert winograd_tile(Convolution(1, channels, outputs, (size, size)), LANES) == tile
 
 
+def test_cores_to_which_weights_come_faster_take_more_of_them():
+    sizes = [Convolution(1, channels, channels, (size, size)) for channels, size in ((512, 7), (512, 14), (256, 14), (128, 28))]
+    for cpu, tiles in (("emeraldrapids", [0, 2, 2, 4]), ("znver5", [2, 4, 4, 4])):
+        assert [winograd_tile(x, LANES, Target.parse(f"cpu -mcpu={cpu}").streamed) for x in sizes] == tiles
+
+
 def test_many_images_share_their_weights():
     assert [winograd_tile(Convolution(batch, 512, 512, (7, 7)), LANES) for batch in (1, 32)] == [0, 4]
 
@@ -146,7 +152,7 @@ def model(shape, channels, outputs, pads):
     ids=str,
 )
 def test_native_code_agrees_with_onnx(monkeypatch, tile, shape, channels, outputs, pads):
-    monkeypatch.setattr(algorithms, "winograd_tile", lambda sizes, lanes: tile if sizes.extents != (1, 1) else 0)
+    monkeypatch.setattr(algorithms, "winograd_tile", lambda sizes, lanes, streamed: tile if sizes.extents != (1, 1) else 0)
     proto = model(shape, channels, outputs, pads)
     artifact, report = compile_model(proto, emit=("graph",))
     assert "winograd_product" in report.stages["graph"] and "note" not in report.stages["graph"]
@@ -164,7 +170,7 @@ def test_native_code_agrees_with_onnx(monkeypatch, tile, shape, channels, output
 @pytest.mark.parametrize("folded", (False, True), ids=["stored", "folded"])
 def test_filters_of_other_shapes(monkeypatch, shape, taps, tile, folded):
     """Along one axis alone, or wide; what reads the result folds it, or stores it. Folded with the transform inside, tiles came apart."""
-    monkeypatch.setattr(algorithms, "winograd_tile", lambda sizes, lanes: tile)
+    monkeypatch.setattr(algorithms, "winograd_tile", lambda sizes, lanes, streamed: tile)
     pads = [n // 2 for n in taps] * 2
     nodes = [helper.make_node("Conv", ["x", "w", "b"], ["c"], pads=pads), helper.make_node("Tanh", ["c"], ["t"])]
     nodes += [helper.make_node("ReduceMax", ["t"], ["y"], axes=[*range(2, len(shape))])] if folded else [helper.make_node("Identity", ["t"], ["y"])]
