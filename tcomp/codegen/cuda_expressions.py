@@ -295,8 +295,6 @@ class Expressions:
                 return f"{self.helper('odd')}((double){args[0]} * (double){args[1]} + (double){args[2]})"
             case "fma":
                 return f"fma{'' if dtype == 'float64' else 'f'}({', '.join(args)})"
-            case "ldexp" if dtype not in HALF:
-                return f"ldexp{'' if dtype == 'float64' else 'f'}({args[0]}, (int){args[1]})"
         name = function(op, dtype)
         if name is None:
             raise self.fail(f"`{op}` of {dtype} cannot be compiled")

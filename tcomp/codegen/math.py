@@ -357,7 +357,7 @@ class _Float:
         square = r * r
         p = r * self.polynomial(square, _EXP[0])
         p = p / (self.polynomial(square, _EXP[1]) - p)
-        return select(tiny, self.c(0), self.scaled(p + p + 1.0, n + shift, integer + shift))
+        return select(tiny, self.c(0), self.scaled(p + p + 1.0, n + shift if shift else n, integer + shift))
 
     def fraction(self, x: Expr) -> tuple[Expr, Expr]:
         """(m, n) with x = m * 2**n and sqrt(1/2) <= m < sqrt(2), for positive finite x; n is an integer-valued float."""

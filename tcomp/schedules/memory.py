@@ -25,14 +25,14 @@ def size_of(b: Buffer) -> int:
 
 def stream(s: Schedule, result: str, target: Target, knobs: Knobs) -> None:
     """Store a result past the caches if it is so large that no reader would find it there."""
-    if is_streamed(edit.find_buffer(s.kernel, result), target, knobs):
+    if is_streamed(s, edit.find_buffer(s.kernel, result), target, knobs):
         s.stream(result)
 
 
-def is_streamed(b: Buffer, target: Target, knobs: Knobs) -> bool:
-    """Whether a result is stored past the caches: the last-level cache is shared, and on a virtual machine it is often not as near as its
-    size promises, hence the limit by the core's own. Rows have to begin with a whole vector: such stores are aligned."""
-    size = size_of(b)
+def is_streamed(s: Schedule, b: Buffer, target: Target, knobs: Knobs) -> bool:
+    """Whether a buffer is a result that is stored past the caches: the last-level cache is shared, and on a virtual machine it is often not as
+    near as its size promises, hence the limit by the core's own. Rows have to begin with a whole vector: such stores are aligned."""
+    size = size_of(b) if b.name in {result.name for result in s.kernel.outputs} else 0
     whole = size > target.l2 and (len(b.shape) == 1 or int(b.shape[-1]) * itemsize(b.dtype) * 8 % target.vector_bits == 0)
     return whole and knobs.flag(f"{b.name}.stream", size > min(target.l3 // 2, STREAMED * target.l2))
 

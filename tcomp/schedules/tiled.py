@@ -203,7 +203,7 @@ def _ask_for_next_tile(s: Schedule, fold: Nest, out: Nest, loop: str, folds: Seq
         return
     ends = [r.attr for r in out.reads if lane in E.variables(*r.args) and r.attr is not fold.writes]
     rows = {r.attr: _touched(r, fold) for r in fold.reads if fold.spatial[-1].var not in E.variables(*r.args)}
-    if not is_streamed(out.writes, target, knobs):  # such stores would have to put out of the caches what was asked for
+    if not is_streamed(s, out.writes, target, knobs):  # such stores would have to put out of the caches what was asked for
         ends.append(out.writes)
     for buffer, size in {**rows, **{b: bytes_of(b) for b in ends}}.items():
         known = all(isinstance(n, int) for n in buffer.shape)  # else it may be near
@@ -217,7 +217,7 @@ def _ask_for_next_rows(s: Schedule, fold: Nest, out: Nest, loop: str, column: st
     comes from memory. (Within a tile there is no loop to ask in: windows are unrolled.)"""
     for buffer in dict.fromkeys([*(r.attr for r in fold.reads), out.writes]):
         size = size_of(buffer)
-        stored = buffer is out.writes and is_streamed(buffer, target, knobs)
+        stored = buffer is out.writes and is_streamed(s, buffer, target, knobs)
         if size > target.l2 and not stored and knobs.flag(f"{buffer.name}.ahead", size > STREAMED * target.l2):
             with suppress(ScheduleError):  # they are the same for the next rows
                 s.prefetch(buffer.name, loop, 1, column)

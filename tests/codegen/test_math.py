@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 from jit import HOST, compile_kernel, kernel
 
+from tcomp.codegen.llvm import emit_kernel
 from tcomp.codegen.math import ELEMENTARY, expand
+from tcomp.codegen.native import assembly
 from tcomp.ir import expr as E
 from tcomp.ir import semantics, te
 from tcomp.ir.dtypes import to_numpy
 from tcomp.ir.expr import Expr
-from tcomp.ir.loops import Buffer, loop, store
+from tcomp.ir.loops import Buffer, block, loop, store
 from tcomp.target import Target
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value")  # NumPy warns of NaN, which are meant here
@@ -172,6 +175,19 @@ def test_scaling_by_powers_of_two_rounds_once(dtype: str, lanes: int, target: Ta
     np.testing.assert_array_equal(got, want)
     np.testing.assert_array_equal(np.signbit(got), np.signbit(want))
     np.testing.assert_array_equal(semantics.apply("ldexp", dtype, [x, n]), want)
+
+
+@pytest.mark.parametrize("line", ["cpu -mcpu=x86-64", "cpu -mcpu=haswell", "cpu -mcpu=sapphirerapids", "aarch64", "cpu -march=aarch64 -mcpu=neoverse-v1"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_extrema_are_instructions_everywhere(dtype: str, line: str) -> None:
+    target = Target.parse(line)
+    a, b, out = (Buffer(name, dtype, (128,)) for name in ("a", "b", "out"))
+    body = [
+        loop(f"v{lanes}", lanes, lambda v: store(out, (v,), E.binary("max", a[v], E.binary("min", b[v], a[v]))), kind)
+        for lanes, kind in ((1, "serial"), (16, "vectorized"), (64, "vectorized"))
+    ]
+    text = assembly(emit_kernel(kernel("k", [a, b], [out], block(*body)), target), target)
+    assert not re.search(r"\b(callq?|bl)\s", text)
 
 
 def test_huge_angles_stay_bounded() -> None:

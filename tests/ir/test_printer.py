@@ -72,7 +72,7 @@ def test_parentheses_are_minimal():
     for text in [
         "a + b * c", "(a + b) * c", "a - (b - c)", "a - b - c", "-a // b", "-(a // b)", "a // (b % c)", "~a & b | c ^ a",
         "a << b + c", "(a << b) + c", "(a < b) == (b <= c)", "select(a < b & c, min(a, b), max(-b, 3))", "(a == b) & ~(b < c)",
-        "bitcast(float64(a), uint64)", "truncdiv(a, truncmod(b, c))", "fma(float32(a), 2.0f, exp(float32(b)))",
+        "bitcast(float64(a), uint64)", "truncdiv(a, truncmod(b, c))", "fma(float32(a), 2.0f, exp(float32(b)))", "ldexp(float32(a), 2.0f)",
     ]:  # fmt: skip
         assert print_expr(parse_expr(text, names)) == text
 
