@@ -18,7 +18,7 @@ from tcomp.schedules.shaping import SERIAL_ELEMENTS, divides, lanes_of, threads,
 from tcomp.target import Target
 
 MOST_PIECES = 12  # a loop is cut into at most so many, for the sake of code size
-MOST_CASES = 8  # of a loop that is unrolled because its iterations differ
+MOST_CASES = 11  # of a loop that is unrolled because its iterations differ
 
 
 def schedule(s: Schedule, result: str, target: Target, knobs: Knobs) -> None:

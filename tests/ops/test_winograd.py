@@ -89,26 +89,47 @@ def test_errors_stay_below_the_bound_for_many_channels_and_values_of_one_sign(ap
         assert error(apply(winograd.WINOGRAD_OUTPUT, products, tile=tile, shape=(8, 8)), direct(x, weights)) < ERROR / 10
 
 
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("behind", (0, 1), ids="{} pixels behind the windows".format)
+@pytest.mark.parametrize("taps, extents", [((3, 3), (8, 4)), ((3, 3), (7, 9)), ((3,), (9,)), ((1, 3), (3, 8)), ((5, 1), (6, 2)), ((5, 3), (8, 5))], ids=str)
+def test_a_stride_of_two(apply, tile, behind, taps, extents):
+    """Two convolutions along each axis with a stride, of the even and of the odd pixels; what no window reaches is not a number."""
+    rng = np.random.default_rng(len(taps))
+    pixels = [(-(-d // tile) * tile * 2 + t - 2 if t > 1 else d) for d, t in zip(extents, taps, strict=True)]
+    x, w = (rng.standard_normal(s).astype(np.float32) for s in ((2, 9, *pixels), (6, 9, *taps)))
+    windows = np.lib.stride_tricks.sliding_window_view(x.astype(float), taps, tuple(range(2, x.ndim)))
+    windows = windows[:, :, *(slice(None, None, 2 if t > 1 else 1) for t in taps)][:, :, *map(slice, extents)]
+    exact = np.einsum("nc...t,oct->no...", windows.reshape(*windows.shape[: x.ndim], -1), w.astype(float).reshape(6, 9, -1))
+    x = np.pad(x, [(0, 0), (0, 0), *((0, behind if t > 1 else 0) for t in taps)], constant_values=np.nan)
+    points = apply(winograd.WINOGRAD_INPUT, x, tile=tile, taps=taps, stride=2)
+    products = apply(winograd.WINOGRAD_PRODUCT, points, winograd.transformed_weights(w, tile, 2))
+    found = apply(winograd.WINOGRAD_OUTPUT, products, tile=tile, shape=extents, stride=2)
+    assert found.shape == exact.shape and error(found, exact) < 1e-5
+
+
 def test_tiles_are_whole():
     with pytest.raises(IRError, match="pixels under whole tiles"):
         winograd.winograd_input(te.placeholder((1, 3, 9, 10)), 4, (3, 3))
+    with pytest.raises(IRError, match="pixels under whole tiles"):
+        winograd.winograd_input(te.placeholder((1, 3, 9, 11)), 4, (3, 3), 2)
     with pytest.raises(IRError, match="2 spatial axes"):
         winograd.winograd_input(te.placeholder((1, 3, 10)), 4, (3, 3))
     with pytest.raises(IRError, match="tiles of a convolution"):
         winograd.winograd_output(te.placeholder((6, 6, 1, 2, 2, 3)), 4, (9, 8))
 
 
+@pytest.mark.parametrize("taps, stride", [(3, 1), (3, 2), (5, 2)])
 @pytest.mark.parametrize("tile", TILES)
-def test_transforms_are_straight_line_code_over_vectors_of_channels(tile):
+def test_transforms_are_straight_line_code_over_vectors_of_channels(tile, taps, stride):
     """The default schedule: all points of a tile unrolled around lanes of channels, no guards but in the tail of the channels."""
-    x = te.placeholder((1, 32, 2 * tile + 2, 3 * tile + 2), name="x")
-    points = winograd.winograd_input(x, tile, (3, 3))
+    x = te.placeholder((1, 32, *(n * tile * stride + taps - stride for n in (2, 3))), name="x")
+    points = winograd.winograd_input(x, tile, (taps, taps), stride)
     p = te.placeholder(points.shape, name="p")
     last = Layout.permuted((0, 2, 3, 1))
-    for name, source, result in (("to", x, points), ("back", p, winograd.winograd_output(p, tile, (2 * tile, 3 * tile - 1)))):
+    for name, source, result in (("to", x, points), ("back", p, winograd.winograd_output(p, tile, (2 * tile, 3 * tile - 1), stride))):
         layouts = {t: last for t in (source, result) if t.ndim == 4}
         kernel = cpu.schedule(lower(name, [source], [result], layouts), Target.parse("cpu -mcpu=skylake-avx512")).kernel
         kinds = [(x.kind, x.extent) for x in walk(kernel.body) if isinstance(x, For)]
-        points_or_pixels = tile + 2 if name == "to" else tile
+        points_or_pixels = winograd.points_of(tile, taps, stride) if name == "to" else tile
         assert kinds.count(("unrolled", points_or_pixels)) >= 2 and ("vectorized", 16) in kinds
         assert "note" not in str(kernel) and "if " not in str(kernel)

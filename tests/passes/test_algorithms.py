@@ -58,6 +58,15 @@ def test_the_rewrite_keeps_the_result(unchanged, monkeypatch, tile, shape, pads)
     assert operators(after) == (WINOGRAD if needs_pad else WINOGRAD[1:])  # one pad at most: that of the model is widened
 
 
+@pytest.mark.parametrize("tile", (2, 4))
+@pytest.mark.parametrize("shape, pads", [((1, 5, 16, 16), (1, 1)), ((2, 3, 7, 10), (1, 1)), ((1, 4, 9, 5), (0, 2)), ((1, 3, 10, 9), None)], ids=str)
+def test_a_stride_of_two(unchanged, monkeypatch, tile, shape, pads):
+    monkeypatch.setattr(algorithms, "winograd_tile", lambda sizes, lanes, streamed: tile)
+    before = graph_of(shape, array(6, shape[1], 3, 3), {**PLAIN, "strides": (2, 2)}, pads=pads)
+    after = operators(unchanged(before, choose_algorithms(before, LANES), rtol=1e-4))
+    assert after[after.index("winograd_input") :] == WINOGRAD[1:] and after.count("pad") <= 1
+
+
 def test_a_symbolic_batch_is_fine_and_a_symbolic_size_is_not(unchanged):
     n, h = te.var("n"), te.var("h", 64, 128)
     before = graph_of((n, 64, 8, 12), array(64, 64, 3, 3))
@@ -70,8 +79,9 @@ def test_a_symbolic_batch_is_fine_and_a_symbolic_size_is_not(unchanged):
 @pytest.mark.parametrize(
     "weights, options",
     [
-        ((64, 64, 3, 3), {"attrs": {**PLAIN, "strides": (2, 2)}}),
+        ((64, 64, 3, 3), {"attrs": {**PLAIN, "strides": (3, 3)}}),
         ((64, 64, 3, 3), {"attrs": {**PLAIN, "strides": (1, 2)}}),
+        ((64, 64, 3, 1), {"attrs": {**PLAIN, "strides": (2, 2)}}),
         ((64, 64, 3, 3), {"attrs": {**PLAIN, "dilations": (2, 2)}}),
         ((64, 32, 3, 3), {"attrs": {**PLAIN, "group": 2}}),
         ((64, 64, 1, 1), {}),
@@ -104,6 +114,13 @@ def test_cores_to_which_weights_come_faster_take_more_of_them():
     sizes = [Convolution(1, channels, channels, (size, size)) for channels, size in ((512, 7), (512, 14), (256, 14), (128, 28))]
     for cpu, tiles in (("emeraldrapids", [0, 2, 2, 4]), ("znver5", [2, 4, 4, 4])):
         assert [winograd_tile(x, LANES, Target.parse(f"cpu -mcpu={cpu}").streamed) for x in sizes] == tiles
+
+
+def test_the_rule_for_a_stride_of_two():
+    cases = ((128, 28), (256, 14), (512, 7), (32, 80))
+    sizes = [Convolution(1, channels, channels, (size, size), stride=2) for channels, size in cases]
+    assert [winograd_tile(x, LANES, 16.0) for x in sizes] == [4, 2, 0, 0]
+    assert str(sizes[0]) == "3x3 convolution of stride 2 1x128 -> 128x28x28"
 
 
 def test_many_images_share_their_weights():
