@@ -112,7 +112,7 @@ def winograd_input(x: te.Tensor, tile: int, taps: Sequence[int], stride: int = 1
     for d, step, n in zip(x.shape[2:], steps, points, strict=True):
         counts.append(as_dim((as_expr(d) - (n - step)) // step))
         under = as_expr(counts[-1]) * step + (n - step)
-        require_same(as_dim(as_expr(d) - (as_expr(d) - under) % (stride if step > 1 else 1)), as_dim(under), "pixels under whole tiles")
+        require_same(d, as_dim(under + (as_expr(d) - under) % stride), "pixels under whole tiles")
 
     def element(*index: Expr) -> Expr:
         which, n, place, c = index[:rank], index[rank], index[rank + 1 : -1], index[-1]

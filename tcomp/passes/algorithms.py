@@ -64,8 +64,8 @@ def choose_algorithms(
     choose: Choose = as_suggested,
     streamed: float = STREAMED,
 ) -> Graph:
-    """The graph with convolutions of stride 1 or 2 in float32 replaced by Winograd's algorithm where that is faster, on a machine whose vectors
-    have so many `lanes` and to whose cores so many bytes of weights come a cycle (`streamed`)."""
+    """The graph with convolutions of stride 1 or 2 in float32 replaced by Winograd's algorithm where that is faster, on a machine whose
+    vectors have so many `lanes` and to whose cores so many bytes of weights come a cycle (`streamed`)."""
 
     def winograd(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
         """conv(x, w) = winograd_output(winograd_product(winograd_input(x), G w G'))"""
