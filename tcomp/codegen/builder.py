@@ -117,7 +117,7 @@ class Builder:
     def __init__(self, module: Module) -> None:
         self.module, self.target = module, module.target
         self.lines: list[str] = []
-        self.slots: list[str] = []  # allocas, which belong into the entry block
+        self.slots: list[str] = []  # allocas, which belong into the entry block, and what is stored there at first
         self.block = "entry"
         self.count = 0
         self.scopes: list[dict[Any, Value]] = [{}]

@@ -35,7 +35,7 @@ from tcomp.codegen.llvm_expressions import ALIGN, MAX_LANES, Address, Expression
 from tcomp.errors import CodegenError
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
-from tcomp.ir.dtypes import itemsize
+from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr
 from tcomp.ir.instruction import VectorOp, match
 from tcomp.ir.loops import Buffer, Kernel, Stmt
@@ -283,7 +283,12 @@ class Function(Expressions):
             self.count += 1
             self.pointers[buffer] = f"%a{self.count}"
             # Padding: a masked access may read, and write back, what lies beyond the last element.
-            self.slots.append(f"  %a{self.count} = alloca [{size + MAX_LANES} x {self.module.memory_type(buffer.dtype)}], align {ALIGN}")
+            element = self.module.memory_type(buffer.dtype)
+            self.slots.append(f"  %a{self.count} = alloca [{size + MAX_LANES} x {element}], align {ALIGN}")
+            if buffer.scope != "register" and is_float(buffer.dtype) and size * itemsize(buffer.dtype) % ALIGN:
+                # Lanes that nobody looks at compute with it: subnormal numbers, as what lies on a stack by chance may be, would take long.
+                self.slots.append(f"  %a{self.count}.end = getelementptr {element}, ptr %a{self.count}, i64 {size}")
+                self.slots.append(f"  store <{MAX_LANES} x {element}> zeroinitializer, ptr %a{self.count}.end, align {itemsize(buffer.dtype)}")
             self.private.add(buffer)
 
     # ------------------------------------------------------------ instructions

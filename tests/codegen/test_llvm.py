@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import math
 import mmap
+import re
 from textwrap import dedent
 
 import ml_dtypes
@@ -700,6 +701,22 @@ def test_a_masked_store_leaves_the_next_elements(dtype: str, columns: int) -> No
     x, found = rng.integers(0, 100, (4, columns)).astype(np.float32), np.zeros((4, columns), to_numpy(dtype))
     compile_kernel(k)(x, found)
     assert_same(found, x.astype(dtype))
+
+
+def test_lanes_behind_a_temporary_compute_with_zeros() -> None:
+    """What lay on the stack there were often subnormal numbers (upper halves of addresses), and each product of these took 150 cycles."""
+    a, b, row = (Buffer(n, "float32", (20,)) for n in ("a", "b", "row"))
+
+    def whole(target: Buffer, value: object, name: str) -> Stmt:
+        return unroll(2, lambda o: vec(16, lambda l: If(as_expr(o * 16 + l < 20), store(target, (o * 16 + l,), value(o * 16 + l)))), name)
+
+    k = kernel("k", [a], [b], Allocate(row, block(whole(row, lambda i: a[i], "p"), whole(b, lambda i: row[i] * 2.0, "q"))))
+    ir = emit_kernel(k, HOST)
+    (end,) = re.findall(r"(%\S+) = getelementptr float, ptr %a\d+, i64 20$", ir, re.MULTILINE)
+    assert f"store <64 x float> zeroinitializer, ptr {end}, align 4" in ir
+    x, found = floats(20), np.zeros(20, np.float32)
+    compile_kernel(k)(x, found)
+    assert_same(found, x * 2)
 
 
 def test_spills_are_counted() -> None:
