@@ -136,4 +136,3 @@ def _place(ref: Ref, names: Mapping[Expr, Any]) -> list[Any]:
     if ref.base not in ("input", "output", "weights", "workspace"):
         raise CodegenError(f"a launch plan cannot refer to {ref.base}")
     return [ref.base, ref.index, size_data(ref.offset, names, ref.base)]
-

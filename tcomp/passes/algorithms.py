@@ -1,6 +1,6 @@
 """Algorithms: which of several ways to compute the same thing a node takes. So far: convolutions directly, or Winograd's way.
 
-Winograd's algorithm multiplies 1.4 to 4 times less, but moves tiles to and from points, and streams more weights. `winograd_tile` weighs
+Winograd's algorithm multiplies 1.2 to 4 times less, but moves tiles to and from points, and streams more weights. `winograd_tile` weighs
 both, by constants that were fitted to 34 convolutions of stride 1 in real networks (and found right for 13 of 15 of stride 2); who has
 timed them may decide otherwise. Rounding errors are about ten times those of the direct sum and stay far below `ERROR` of the largest
 output, which tests hold them to; more points, whose errors are larger, are not on offer. `tcomp.compile(..., winograd=False)` and

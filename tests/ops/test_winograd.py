@@ -19,11 +19,12 @@ TILES = (2, 4)
 SIZES = [(1, 5, 3, 4, 4), (2, 8, 6, 5, 7), (1, 17, 19, 9, 3), (3, 16, 32, 14, 14)]  # batch, channels in and out, output
 
 
-def direct(x, w):
-    """The sum over taps and channels, in float64."""
-    height, width = (d - 2 for d in x.shape[2:])
-    x, w, taps = x.astype(float), w.astype(float), [(i, j) for i in range(3) for j in range(3)]
-    return sum(np.einsum("nchw,oc->nohw", x[:, :, i : i + height, j : j + width], w[:, :, i, j]) for i, j in taps)
+def windowed(x, w, extents, stride=1):
+    """The sum over taps and channels, in float64, for filters of any shape; axes with one tap have no stride."""
+    taps = w.shape[2:]
+    windows = np.lib.stride_tricks.sliding_window_view(x.astype(float), taps, tuple(range(2, x.ndim)))
+    windows = windows[:, :, *(slice(None, None, stride if t > 1 else 1) for t in taps)][:, :, *map(slice, extents)]
+    return np.einsum("nc...t,oct->no...", windows.reshape(*windows.shape[: x.ndim], -1), w.astype(float).reshape(*w.shape[:2], -1))
 
 
 def example(batch, channels, outputs, height, width, tile):
@@ -32,7 +33,14 @@ def example(batch, channels, outputs, height, width, tile):
     x = np.zeros((batch, channels, *(-(-d // tile) * tile + 2 for d in (height, width))), np.float32)
     x[:, :, : height + 2, : width + 2] = rng.standard_normal((batch, channels, height + 2, width + 2))
     w = rng.standard_normal((outputs, channels, 3, 3)).astype(np.float32)
-    return x, w, direct(x[:, :, : height + 2, : width + 2], w)
+    return x, w, windowed(x, w, (height, width))
+
+
+def by_points(apply, x, w, tile, extents, stride=1):
+    """The three operators, one after the other."""
+    points = apply(winograd.WINOGRAD_INPUT, x, tile=tile, taps=w.shape[2:], stride=stride)
+    products = apply(winograd.WINOGRAD_PRODUCT, points, winograd.transformed_weights(w, tile, stride))
+    return apply(winograd.WINOGRAD_OUTPUT, products, tile=tile, shape=extents, stride=stride)
 
 
 def error(found, exact):
@@ -51,9 +59,7 @@ def test_matrices_are_exact(tile, taps):
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_the_operators_convolve(apply, sizes, tile):
     x, w, exact = example(*sizes, tile)
-    points = apply(winograd.WINOGRAD_INPUT, x, tile=tile, taps=(3, 3))
-    products = apply(winograd.WINOGRAD_PRODUCT, points, winograd.transformed_weights(w, tile))
-    found = apply(winograd.WINOGRAD_OUTPUT, products, tile=tile, shape=sizes[3:])
+    found = by_points(apply, x, w, tile, sizes[3:])
     assert found.dtype == np.float32 and found.shape == exact.shape
     assert error(found, exact) < {2: 2e-6, 4: 2e-5}[tile]
 
@@ -69,12 +75,7 @@ def test_filters_of_other_shapes(apply, tile, taps, extents):
     cut = winograd.edges(tile, taps)
     padded = [-(-d // n) * n + t - 1 for d, n, t in zip(extents, cut, taps, strict=True)]
     x, w = (rng.standard_normal(s).astype(np.float32) for s in ((2, 9, *padded), (6, 9, *taps)))
-    windows = np.lib.stride_tricks.sliding_window_view(x.astype(float), taps, tuple(range(2, x.ndim)))
-    exact = np.einsum("nc...t,oct->no...", windows.reshape(*windows.shape[: x.ndim], -1), w.astype(float).reshape(6, 9, -1))
-    exact = exact[:, :, *map(slice, extents)]
-    points = apply(winograd.WINOGRAD_INPUT, x, tile=tile, taps=taps)
-    products = apply(winograd.WINOGRAD_PRODUCT, points, winograd.transformed_weights(w, tile))
-    found = apply(winograd.WINOGRAD_OUTPUT, products, tile=tile, shape=extents)
+    found, exact = by_points(apply, x, w, tile, extents), windowed(x, w, extents)
     assert found.shape == exact.shape and error(found, exact) < 2e-5
 
 
@@ -84,9 +85,7 @@ def test_errors_stay_below_the_bound_for_many_channels_and_values_of_one_sign(ap
     rng = np.random.default_rng(tile)
     x, w = rng.random((1, 512, 10, 10)).astype(np.float32) * 100, rng.standard_normal((8, 512, 3, 3)).astype(np.float32)
     for weights in (w, np.abs(w)):
-        points = apply(winograd.WINOGRAD_INPUT, x, tile=tile, taps=(3, 3))
-        products = apply(winograd.WINOGRAD_PRODUCT, points, winograd.transformed_weights(weights, tile))
-        assert error(apply(winograd.WINOGRAD_OUTPUT, products, tile=tile, shape=(8, 8)), direct(x, weights)) < ERROR / 10
+        assert error(by_points(apply, x, weights, tile, (8, 8)), windowed(x, weights, (8, 8))) < ERROR / 10
 
 
 @pytest.mark.parametrize("tile", TILES)
@@ -97,13 +96,9 @@ def test_a_stride_of_two(apply, tile, behind, taps, extents):
     rng = np.random.default_rng(len(taps))
     pixels = [(-(-d // tile) * tile * 2 + t - 2 if t > 1 else d) for d, t in zip(extents, taps, strict=True)]
     x, w = (rng.standard_normal(s).astype(np.float32) for s in ((2, 9, *pixels), (6, 9, *taps)))
-    windows = np.lib.stride_tricks.sliding_window_view(x.astype(float), taps, tuple(range(2, x.ndim)))
-    windows = windows[:, :, *(slice(None, None, 2 if t > 1 else 1) for t in taps)][:, :, *map(slice, extents)]
-    exact = np.einsum("nc...t,oct->no...", windows.reshape(*windows.shape[: x.ndim], -1), w.astype(float).reshape(6, 9, -1))
+    exact = windowed(x, w, extents, 2)
     x = np.pad(x, [(0, 0), (0, 0), *((0, behind if t > 1 else 0) for t in taps)], constant_values=np.nan)
-    points = apply(winograd.WINOGRAD_INPUT, x, tile=tile, taps=taps, stride=2)
-    products = apply(winograd.WINOGRAD_PRODUCT, points, winograd.transformed_weights(w, tile, 2))
-    found = apply(winograd.WINOGRAD_OUTPUT, products, tile=tile, shape=extents, stride=2)
+    found = by_points(apply, x, w, tile, extents, 2)
     assert found.shape == exact.shape and error(found, exact) < 1e-5
 
 
