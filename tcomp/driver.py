@@ -26,7 +26,7 @@ from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node, Value
 from tcomp.ir.layout import Layout
 from tcomp.ir.parser import parse_expr
 from tcomp.ir.printer import canonical_graph_text
-from tcomp.kernels import CompiledKernel, compile_kernels, object_code, operand_layouts
+from tcomp.kernels import CompiledKernel, compile_kernels, object_code, operand_layouts, predicted_seconds
 from tcomp.passes.algorithms import as_suggested, choose_algorithms
 from tcomp.passes.attention import Blocks, join_attention
 from tcomp.passes.canonicalize import canonicalize
@@ -214,7 +214,7 @@ def graph_passes(
         *([("algorithms", algorithms)] if winograd and target.kind == "cpu" else []),
         ("attention", attention),
         ("partition", lambda g: partition(g, report.not_fused.append, halos)),
-        ("layout", lambda g: choose_layouts(g, layouts, halos)),
+        ("layout", lambda g: choose_layouts(g, layouts, halos, (lambda body: predicted_seconds(body, target)) if halos else None)),
     ]
 
 

@@ -88,6 +88,20 @@ def _operand_layouts(body: Graph, constants: frozenset[int], target: Target, kno
     return gpu.operand_layouts(kernel, constants, target) if target.kind == "cuda" else cpu.operand_layouts(kernel, constants, target, knobs)
 
 
+def predicted_seconds(body: Graph, target: Target) -> float:
+    """How long the analytic model says a KERNEL body takes on one core, with its default schedule; symbolic dims are taken at some size."""
+    name = cache.name(canonical_graph_text(body), str(target), cache.source_version())
+    kept = cache.load("seconds", name)
+    if kept is None:
+        from tcomp.schedules.cost import estimate
+        from tcomp.schedules.roles import extent_of
+
+        kernel = build_loops(body, "kernel", target).kernel
+        kept = estimate(kernel, target, {v: extent_of(v) for v in kernel.scalars}).time
+        cache.store("seconds", name, kept)
+    return float(kept)
+
+
 def default_schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Schedule:
     """The default schedule of a kernel as lowered, for the kind of machine; `knobs` may decide otherwise."""
     from tcomp.schedules import cpu, gpu

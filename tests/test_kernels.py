@@ -14,9 +14,11 @@ import pytest
 from tcomp import cache as kept
 from tcomp import kernels
 from tcomp.errors import CodegenError, TcompError
-from tcomp.ir.graph import GraphBuilder, Operator
+from tcomp.ir import te
+from tcomp.ir.expr import Dim
+from tcomp.ir.graph import Graph, GraphBuilder, Operator
 from tcomp.ir.printer import canonical_graph_text
-from tcomp.kernels import IN_PROCESS, CompiledKernel, compile_kernels
+from tcomp.kernels import IN_PROCESS, CompiledKernel, compile_kernels, predicted_seconds
 from tcomp.ops import elementwise as ew
 from tcomp.target import Target
 
@@ -74,6 +76,20 @@ def test_kernels_are_stored_and_found(cache: Path, request: pytest.FixtureReques
     assert all(k.code.startswith(b"\x7fELF") and k.symbol.encode() in k.code for k in first.values())
     request.getfixturevalue("no_compiler")
     assert compile_kernels(TEXTS[:2], HOST) == first
+
+
+def test_predictions_are_stored_and_found(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    """Symbolic sizes are taken at some number."""
+
+    def of(size: Dim) -> Graph:
+        b = GraphBuilder()
+        return b.build(b.add(ew.EXP, [b.input("x", "float32", (size, 1000))]))
+
+    short, long, unknown = (of(size) for size in (10, 1000, te.var("n")))
+    first = [predicted_seconds(g, HOST) for g in (short, long, unknown)]
+    assert 0 < first[0] < first[1] and first[2] > 0 and len(files(cache)) == 3
+    monkeypatch.setattr(kernels, "build_loops", lambda *args: pytest.fail("a prediction is made that should be in the cache"))
+    assert [predicted_seconds(g, HOST) for g in (short, long, unknown)] == first
 
 
 def test_kernels_of_other_targets_and_compilers_are_others(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:

@@ -14,7 +14,8 @@ choice is only about speed. Four rules:
 4. Pitch. Rows that products walk side by side, and that would lie a multiple of `ALIASED` apart, get a line of the cache behind each: they
    would evict each other.
 
-Inputs and outputs of the graph stay row-major. An output that would be slow to compute that way is computed in another layout, and turned.
+Inputs and outputs of the graph stay row-major. An input whose elements are read at several places each, by vectors across its rows, is turned
+first. An output that would be slow to compute that way is computed in another layout, and turned.
 """
 
 from __future__ import annotations
@@ -49,10 +50,14 @@ T = TypeVar("T")
 OperandLayouts = Callable[[Graph, frozenset[int]], Mapping[int, Layout]]
 """(kernel body, which of its inputs are constants) -> the layouts wanted for some of these."""
 
+Seconds = Callable[[Graph], float]
+"""Kernel body -> how long it takes, about."""
 
-def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = True) -> Graph:
+
+def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = True, seconds: Seconds | None = None) -> Graph:
     """The graph with layouts on intermediate values and constants. Control-flow bodies keep row-major boundaries. Without `halos`, as for
-    a GPU, values get no zeros around them, and outputs are computed as they lie."""
+    a GPU, values get no zeros around them, and are computed as they lie; so are outputs without `seconds`."""
+    graph, across = _turned_first(graph) if halos else (graph, {})
     chosen: dict[Value, Value] = {}
     output_layouts, operand_layouts, as_found = _remembered(_output_layouts), _remembered(operand_layouts), _remembered(_as_found)
     constants = dict(graph.constants)
@@ -66,18 +71,21 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
     for node in graph.nodes:
         inputs = tuple(None if v is None else chosen.get(v, v) for v in node.inputs)
         if node.op is not KERNEL:
-            bodies = tuple(choose_layouts(b, operand_layouts, halos) for b in node.bodies)
+            bodies = tuple(choose_layouts(b, operand_layouts, halos, seconds) for b in node.bodies)
             nodes.append(replace(node, inputs=inputs, bodies=bodies))
             continue
         body = relaid(node.bodies[0], [v.layout for v in inputs if v is not None], None)
         known = frozenset(n for n, v in enumerate(inputs) if v in graph.constants)
         wishes = output_layouts(body, known)
         (result, *others), (wish, *_) = node.outputs, wishes
-        turned = halos and not others and wish is not None and result in graph.outputs and _worth_turning(body, result, wish, known)
+        turned = False
+        if seconds is not None and not others and wish is not None and not wish.is_identity and result in graph.outputs:
+            row_major, aside = (_packed(b, operand_layouts(b, known)) for b in (relaid(body, None, [None]), relaid(body, None, [wish])))
+            turned = _worth_turning(row_major, aside, seconds)
         if turned:
             node = replace(node, outputs=(Value(_fresh(f"{result.name}.last", names), result.dtype, result.shape),))
         kept = as_found(body, frozenset(rows.get(result, ()))) if not others else None
-        layouts = [None if v in fixed else wish or summed.get(v) or kept for v, wish in zip(node.outputs, wishes, strict=True)]
+        layouts = [None if v in fixed else wish or summed.get(v) or across.get(v) or kept for v, wish in zip(node.outputs, wishes, strict=True)]
         layouts = [_spaced(v, w, around.get(v, {}), rows.get(v, ())) for v, w in zip(node.outputs, layouts, strict=True)]
         outputs = tuple(Value(v.name, v.dtype, v.shape, w) if w is not None else v for v, w in zip(node.outputs, layouts, strict=True))
         chosen.update((v, w) for v, w in zip(node.outputs, outputs, strict=True) if v is not w)
@@ -94,7 +102,7 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
                     constants[copies[key]] = constants[source]
                 packed[n] = copies[key]
             inputs = tuple(packed)
-            body = relaid(body, [v.layout for v in inputs if v is not None], None)
+            body = _packed(body, panels)
         nodes.append(replace(node, inputs=inputs, outputs=outputs, bodies=(body,)))
         if turned:
             nodes.append(_copy(outputs[0], result))
@@ -102,23 +110,66 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
     return Graph(graph.name, graph.inputs, graph.outputs, tuple(nodes), {v: a for v, a in constants.items() if v in used})
 
 
-def _worth_turning(body: Graph, result: Value, wish: Layout, constants: frozenset[int]) -> bool:
-    """Whether a result that has to be row-major is better computed in the layout wished for, and turned by a kernel of its own: a fold
-    whose lanes would otherwise lie far apart in an input, where there are enough of the others. (What folds nothing turns as it goes.)"""
-    rank, last = len(result.shape), wish.pieces[-1].axis
-    far = any(v.layout is not None and v.layout.pieces[-1].axis != rank - 1 for v in body.inputs if len(v.shape) == rank)
-    if not far or _size(result.shape[last]) < LANES:
+def _worth_turning(row_major: Graph, aside: Graph, seconds: Seconds) -> bool:
+    """Whether a result that has to be row-major is better computed aside, in the layout wished for, and turned by a kernel of its own. What
+    takes each element of an input once turns as it goes."""
+    (result,), (y,) = aside.outputs, row_major.outputs
+    assert result.layout is not None
+    lanes = _size(result.shape[result.layout.pieces[-1].axis])
+    if lanes < LANES or not any(map(_gathers, _stages(aside, _chained(aside)[1]).values())):
         return False
-    inputs, values = _chained(body)
-    known = {t for n, t in enumerate(inputs) if n in constants}
-    return any(t.body is not None and _wanted(t, known) == wish for t in tensors([values[v] for v in body.outputs]))
+    return seconds(aside) + seconds(_copy(result, y).bodies[0]) < seconds(row_major)
 
 
 def _copy(source: Value, target: Value) -> Node:
     """A kernel that changes the layout."""
-    inner, outer = Value("x", source.dtype, source.shape, source.layout), Value("y", target.dtype, target.shape)
+    inner, outer = Value("x", source.dtype, source.shape, source.layout), Value("y", target.dtype, target.shape, target.layout)
     body = Graph("copy", (inner,), (outer,), (Node(IDENTITY, (inner,), (outer,), {}, "copy"),))
     return Node(KERNEL, (source,), (target,), {}, target.name, (body,))
+
+
+def _turned_first(graph: Graph) -> tuple[Graph, dict[Value, Layout]]:
+    """The graph with kernels that copy those of its inputs which are better read in another layout, as `_across` says; and the layouts of
+    these copies, and of what kernels make for each other."""
+    across = _remembered(_across)
+    wanted: dict[Value, Layout] = {}
+    for node in graph.nodes:
+        if node.op is KERNEL:
+            sources = [v for v in node.inputs if v is not None]
+            wanted.update((sources[n], layout) for n, layout in across(node.bodies[0]).items())
+    names = {v.name for v in graph.values()}
+    copies: dict[Value | None, Value] = {v: Value(_fresh(f"{v.name}.last", names), v.dtype, v.shape) for v in graph.inputs if v in wanted}
+    wanted.update((copy, wanted[v]) for v, copy in copies.items() if v is not None)
+    nodes = (replace(n, inputs=tuple(copies.get(v, v) for v in n.inputs)) if n.op is KERNEL else n for n in graph.nodes)
+    return replace(graph, nodes=(*(_copy(v, copies[v]) for v in graph.inputs if v in copies), *nodes)), wanted
+
+
+def _across(body: Graph) -> dict[int, Layout]:
+    """The inputs, by number, that are read at several places for each element, and not to be summed up, where the last axis of a result that
+    has no wish runs across their rows: with that axis at the end."""
+    inputs, values = _chained(body)
+    found: dict[int, Layout] = {}
+    for t, wish in zip((values[v] for v in body.outputs), _output_layouts(body, frozenset()), strict=True):
+        flat = inlined(t)
+        if flat is None or wish is not None or not t.axes or any(e.op == "reduce" for e in E.walk(flat)):
+            continue
+        for number, x in enumerate(inputs):
+            reads = [r for r in E.reads(flat) if r.attr is x]
+            axes = {d for r in reads for d, i in enumerate(r.args) if i is t.axes[-1]}
+            if len(reads) > 1 and len(axes) == 1 and axes.isdisjoint({x.ndim - 1}):
+                found[number] = Layout.permuted((*(d for d in range(x.ndim) if d not in axes), *axes))
+    return found
+
+
+def _gathers(stage: Expr) -> bool:
+    """Whether an element takes several of one tensor: a fold, or reads at several places."""
+    reads = set(E.reads(stage))
+    return len(reads) > len({r.attr for r in reads}) or any(e.op == "reduce" for e in E.walk(stage))
+
+
+def _packed(body: Graph, panels: Mapping[int, Layout]) -> Graph:
+    """A kernel body with these layouts on some of its inputs, by number."""
+    return relaid(body, [panels.get(n, v.layout) for n, v in enumerate(body.inputs)], None)
 
 
 def _remembered(function: Callable[Concatenate[Graph, P], T]) -> Callable[Concatenate[Graph, P], T]:
@@ -163,8 +214,7 @@ def _folds_of_two(body: Graph) -> list[tuple[Expr, dict[Expr, int]]]:
     """The folds of two operands in a kernel body, and the number of the input that each of these is, if it is one."""
     inputs, values = _chained(body)
     number = {t: n for n, t in enumerate(inputs)}
-    stages = [t.body for t in tensors([values[v] for v in body.outputs]) if t.body is not None]
-    folds = [(e, E.reads(e.args[0])) for stage in stages for e in E.walk(stage) if e.op == "reduce"]
+    folds = [(e, E.reads(e.args[0])) for stage in _stages(body, values).values() for e in E.walk(stage) if e.op == "reduce"]
     return [(e, {r: number[t] for r in reads if (t := _unpadded(r).attr) in number}) for e, reads in folds if len(reads) == 2]
 
 
@@ -208,7 +258,7 @@ def _reaches(body: Graph) -> list[tuple[int, Widths, float]]:
     these are windows, else infinity."""
     inputs, values = _chained(body)
     number = {t: n for n, t in enumerate(inputs)}
-    stages = {t: t.body for t in tensors([values[v] for v in body.outputs]) if t.body is not None}
+    stages = _stages(body, values)
     taps = most_folded(stages.values()) if all(_folds_windows(t, stage) for t, stage in stages.items()) else inf
     found = [reach(e) for stage in stages.values() for e in selections(simplify(stage))]
     return [(number[r.attr], widths, taps) for r, widths in filter(None, found) if r.attr in number]
@@ -295,11 +345,10 @@ def _output_layouts(body: Graph, constants: frozenset[int]) -> list[Layout | Non
     layouts = {t: v.layout for t, v in zip(inputs, body.inputs, strict=True) if v.layout is not None}
     known = {t for n, t in enumerate(inputs) if n in constants}
     results: list[Layout | None] = []
-    for t in tensors([values[v] for v in body.outputs]):
-        if t.body is not None:
-            layout = _wanted(t, known) or _inherited(t, t.body, layouts)
-            if layout is not None and not layout.is_identity:
-                layouts[t] = layout
+    for t, stage in _stages(body, values).items():
+        layout = _wanted(t, known) or _inherited(t, stage, layouts)
+        if layout is not None and not layout.is_identity:
+            layouts[t] = layout
     for t in (values[v] for v in body.outputs):
         if t not in layouts and (flat := inlined(t)) is not None:  # through a change of rank and back (channel shuffle)
             layout = _inherited(t, flat, layouts)
@@ -318,6 +367,11 @@ def _chained(body: Graph) -> tuple[list[Tensor], dict[Value, Tensor]]:
     for node in body.nodes:
         values.update(zip(node.outputs, node.tensors([None if v is None else values[v] for v in node.inputs]), strict=True))
     return inputs, values
+
+
+def _stages(body: Graph, values: Mapping[Value, Tensor]) -> dict[Tensor, Expr]:
+    """What a kernel body computes, in order: each tensor and the expression of its elements."""
+    return {t: t.body for t in tensors([values[v] for v in body.outputs]) if t.body is not None}
 
 
 def _wanted(t: Tensor, constants: set[Tensor]) -> Layout | None:

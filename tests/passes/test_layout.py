@@ -1,5 +1,7 @@
 """Layouts of intermediate values and of weights: what is chosen, what stays row-major, and that nothing changes in value."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -7,12 +9,13 @@ from tcomp.ir.expr import dim
 from tcomp.ir.graph import IF, KERNEL, GraphBuilder, Node, Value
 from tcomp.ir.layout import Layout
 from tcomp.ir.printer import print_graph
-from tcomp.kernels import operand_layouts
+from tcomp.kernels import operand_layouts, predicted_seconds
 from tcomp.ops import elementwise as ew
 from tcomp.ops import movement as mv
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.nn import ADD_CHANNELS, CONV
 from tcomp.ops.pooling import MAX_POOL
+from tcomp.ops.winograd import WINOGRAD_INPUT
 from tcomp.passes.layout import choose_layouts
 from tcomp.passes.partition import partition
 from tcomp.target import Target
@@ -52,9 +55,9 @@ def layouts(graph):
     return {v.name: v.layout for n in graph.nodes for v in n.outputs}
 
 
-def chosen(unchanged, graph, operand_layouts=row_major):
+def chosen(unchanged, graph, operand_layouts=row_major, seconds=None):
     graph = partition(graph)
-    after = unchanged(graph, choose_layouts(graph, operand_layouts))
+    after = unchanged(graph, choose_layouts(graph, operand_layouts, seconds=seconds))
     for node in after.nodes:  # a kernel's body agrees with the outside
         if node.op is KERNEL:
             inside = [*node.bodies[0].inputs, *node.bodies[0].outputs]
@@ -68,13 +71,57 @@ def test_convolutions_and_what_follows_them_are_channels_last(unchanged):
     assert found["logits"] is None  # outputs of the graph are row-major
 
 
+def seconds(body):
+    """A model for which convolutions take less time channels last, and all else takes little."""
+    if not any(n.op is CONV for n in body.nodes):
+        return 1
+    return 2 if body.outputs[0].layout == CHANNELS_LAST else 4
+
+
 @pytest.mark.parametrize(("channels", "expected"), [(16, {"z.last": CHANNELS_LAST, "z": None}), (4, {"z": None})])
-def test_outputs_of_convolutions_are_turned_by_a_kernel_of_their_own(unchanged, channels, expected):
-    """Lanes along the row-major axis would gather from a channels-last input; few channels fill no lanes."""
+def test_outputs_are_turned_by_a_kernel_of_their_own_where_that_is_faster(unchanged, channels, expected):
+    """Few channels fill no lanes; nothing is asked about what folds nothing."""
     b = GraphBuilder("n")
-    y = conv(b, b.input("x", "float32", (1, 3, 12, 12)), 8, name="first")
-    after = chosen(unchanged, b.build([conv(b, y, channels, name="z")]))
-    assert {name: layout for name, layout in layouts(after).items() if name.startswith("z")} == expected
+    y = conv(b, b.input("x", "float32", (1, 3, 12, 12)), channels, name="z")
+    (active,) = b.add(ew.RELU, [y], name="active")
+    before = b.build([y, active])
+    after = layouts(chosen(unchanged, before, seconds=seconds))
+    assert {name: layout for name, layout in after.items() if name.startswith("z")} == expected
+    assert "active.last" not in after
+    assert layouts(chosen(unchanged, before, seconds=lambda body: 1))["z"] is None
+    assert "z.last" not in layouts(chosen(unchanged, before))
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels", "kernel", "stride", "turned"),
+    [
+        ((1, 64, 58, 58), 64, 3, 2, True),  # lanes along the rows would gather
+        ((1, 64, 30, 30), 64, 3, 1, True),  # 28 are no whole vectors
+        ((1, 3, 130, 130), 32, 3, 1, False),  # too little work for each element to pay for turning it
+        ((1, 64, 64, 64), 64, 1, 1, False),  # rows may be joined
+    ],
+    ids=str,
+)
+def test_convolutions_alone_as_the_model_of_the_machine_sees_them(unchanged, shape, channels, kernel, stride, turned):
+    target = Target.parse("cpu -mcpu=skylake-avx512")
+    b = GraphBuilder("n")
+    w = b.constant(random(channels, shape[1], kernel, kernel), "w")
+    attrs = {"strides": (stride, stride), "dilations": (1, 1), "group": 1}
+    before = b.build(b.add(CONV, [b.input("x", "float32", shape), w], attrs, "z"))
+    wanted = partial(operand_layouts, target=target)
+    assert ("z.last" in layouts(chosen(unchanged, before, wanted, partial(predicted_seconds, target=target)))) == turned
+
+
+@pytest.mark.parametrize("active", (False, True), ids=("an input", "made"))
+def test_what_is_read_at_several_places_across_its_rows_is_turned_first(unchanged, active):
+    b = GraphBuilder("n")
+    x = b.input("x", "float32", (1, 8, 10, 10))
+    (y,) = b.add(MAX_POOL, [x], {"kernel": (1, 1), "strides": (1, 1), "dilations": (1, 1)}, "made") if active else (x,)
+    (tiles,) = b.add(WINOGRAD_INPUT, [y], {"tile": 2, "taps": (3, 3)}, "tiles")
+    after = chosen(unchanged, b.build([tiles, *b.add(ew.ADD, [x, x], name="twice")]))
+    assert layouts(after)["made" if active else "x.last"] == CHANNELS_LAST
+    assert ("x.last" in layouts(after)) != active
+    assert after.inputs[0].layout is None and layouts(after)["twice"] is None
 
 
 def test_inputs_of_the_graph_stay_row_major(unchanged):
