@@ -150,6 +150,9 @@ _CORES = {
 }
 """Sources: Intel's and Arm's optimisation manuals, A. Fog's instruction tables, uops.info; bandwidths by STREAM as commonly reported."""
 
+_SPARED = {"znver5": 4}
+"""Registers that products are faster without, where that was measured (`Target.tile_registers`)."""
+
 _GPUS = {
     "sm_75": Gpu(40, 1.59, 64, 320, 1200, 4 << 20, 64),  # T4
     "sm_80": Gpu(108, 1.41, 64, 1935, 4500, 40 << 20, 164),  # A100
@@ -269,6 +272,11 @@ class Target:
     @property
     def vector_registers(self) -> int:
         return 32 if self.arch == "aarch64" or self.vector_bits == 512 else 16
+
+    @property
+    def tile_registers(self) -> int:
+        """Vector registers that the accumulators and operands of a product take at most: on some processors fewer than all are faster."""
+        return self.vector_registers - _SPARED.get(self.cpu, 0)
 
     @property
     def fma(self) -> bool:

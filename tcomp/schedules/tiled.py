@@ -109,7 +109,8 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
             ask_for_next(s, p, column, folds[-1])
         elif folds and group is None:  # a fold over one element has no loop left
             if is_product(fold) and not overlapping:
-                _ask_for_next_tile(s, fold, out, around[-1], folds, target, knobs)
+                tiles = next((x for x in reversed(around) if edit.find_loop(s.kernel, x).extent != 1), around[-1])
+                _ask_for_next_tile(s, fold, out, tiles, folds, target, knobs)
             _prefetch(s, fold, walked, folds[-1], target, knobs)
             _repeat(s, acc, folds, WINDOW_CODE // prod(astuple(tile)) if overlapping else 1, knobs)
             if overlapping and around[-1] is column and len(around) > 1:
@@ -332,7 +333,7 @@ def tile_of(fold: Nest, target: Target, knobs: Knobs) -> Tile:
         if _overlapping(fold, (line, row)):  # vectors are loaded once for a window: these need registers as well
             return choose_tile(rows, lanes, lanes, registers // 4 + 2, divided=whole)
         loading = partial(_loading, fold, lanes=lanes, target=target)
-        return choose_tile(rows, columns, lanes, registers, apart, lines, among, loading, whole)
+        return choose_tile(rows, columns, lanes, target.tile_registers, apart, lines, among, loading, whole)
 
     depth = [n for n in depths(lines) if deeper % n == 0]
     best = suggested(depth)

@@ -66,6 +66,7 @@ def test_what_instruction_sets_offer() -> None:
     assert haswell.runs_on(avx512) and not avx512.runs_on(haswell) and not arm.runs_on(haswell)
     assert Target.parse("cpu -mcpu=sapphirerapids").half_arithmetic
     assert Target.parse("cpu -mcpu=haswell -l1=48K").l1 == 48 << 10
+    assert avx512.tile_registers == 32 > Target.parse("cpu -mcpu=znver5").tile_registers
     assert Target.parse("cpu -mcpu=skylake-avx512 -mattr=-avx512bw").vector_bits == 256
 
 

@@ -49,6 +49,13 @@ def windows(pad: int, *shape: int) -> Program:
     return Program((a, k), (r,), {}, exact=False)
 
 
+def product(m: int, k: int, n: int) -> Program:
+    """`a` comes row by row; `b` stays."""
+    a, b = te.placeholder((m, k), "float64", "a"), te.placeholder((k, n), "float64", "b")
+    r = te.reduce_axis(k, "k")
+    return Program((a, b), (te.compute((m, n), lambda i, j: te.sum(a[i, r] * b[r, j], r), name="r"),), {}, exact=False)
+
+
 def asked(kernel: Kernel) -> list[str]:
     return sorted({s.buffer.name for s in walk(kernel.body) if isinstance(s, Prefetch)})
 
@@ -61,6 +68,7 @@ def asked(kernel: Kernel) -> list[str]:
         (softmax(67, 131), ["a"]), (softmax(4, 128), []), (norm(100, 128), ["a"]), (norm(90, 77), ["a"]), (softmax(3, 8192), []),
         (windows(0, 3, 130, 130), ["a"]), (windows(0, 2, 131, 137), ["a", "r"]), (windows(0, 3, 20, 21), []),
         (windows(1, 3, 129, 131), ["a", "r"]), (windows(1, 3, 128, 128), ["a"]), (windows(1, 2, 19, 17), []),
+        (product(301, 60, 8), ["a", "r"]), (product(301, 60, 24), ["a", "b"]), (product(10, 60, 8), []),
     ],
     ids=lambda x: "",
 )  # fmt: skip
