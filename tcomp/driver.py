@@ -201,7 +201,8 @@ def graph_passes(
         return join_attention(g, target.shared_of_block, notes, Blocks(gpu_online.FEWEST * target.gpu.sms, gpu_online.WIDTHS))
 
     def algorithms(g: Graph) -> Graph:
-        return choose_algorithms(g, target.lanes(32), notes, decide.algorithm if decide else as_suggested, target.streamed)
+        choose = decide.algorithm if decide else as_suggested
+        return choose_algorithms(g, target.lanes(32), notes, choose, target.streamed, winograd)
 
     return [
         ("use-bytes", lambda g: use_bytes(g, notes)),
@@ -211,7 +212,7 @@ def graph_passes(
         ("fold-again", lambda g: fold_constants(g, notes)),
         ("merge-equal", merge_equal),
         ("eliminate-dead", eliminate_dead),
-        *([("algorithms", algorithms)] if winograd and target.kind == "cpu" else []),
+        *([("algorithms", algorithms)] if target.kind == "cpu" else []),
         ("attention", attention),
         ("partition", lambda g: partition(g, report.not_fused.append, halos)),
         ("layout", lambda g: choose_layouts(g, layouts, halos, (lambda body: predicted_seconds(body, target)) if halos else None)),

@@ -1,10 +1,14 @@
-"""Algorithms: which of several ways to compute the same thing a node takes. So far: convolutions directly, or Winograd's way.
+"""Algorithms: which of several ways to compute the same thing a node takes: convolutions directly, or Winograd's way; transposed ones
+as a sum for each output, or as a product that is spread out.
 
 Winograd's algorithm multiplies 1.2 to 4 times less, but moves tiles to and from points, and streams more weights. `winograd_tile` weighs
 both, by constants that were fitted to 34 convolutions of stride 1 in real networks (and found right for 13 of 15 of stride 2); who has
 timed them may decide otherwise. Rounding errors are about ten times those of the direct sum and stay far below `ERROR` of the largest
 output, which tests hold them to; more points, whose errors are larger, are not on offer. `tcomp.compile(..., winograd=False)` and
 `--no-winograd` do without.
+
+A transposed convolution whose windows lie side by side (the filter is as large as the stride) is a product with all taps as outputs, and a
+rearrangement. Where outputs are no more than lanes of a vector, that fills vectors with taps; the sum for each output would gather pixels.
 """
 
 from __future__ import annotations
@@ -13,10 +17,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+
 from tcomp.ir.expr import Dim, as_dim, as_expr
 from tcomp.ir.graph import Graph, Node, Value
-from tcomp.ops.movement import PAD
-from tcomp.ops.nn import CONV
+from tcomp.ir.simplify import same_shape
+from tcomp.ops.movement import PAD, RESHAPE, TRANSPOSE
+from tcomp.ops.nn import CONV, CONV_TRANSPOSE
 from tcomp.ops.winograd import WINOGRAD_INPUT, WINOGRAD_OUTPUT, WINOGRAD_PRODUCT, edges, phases, points_of, transformed_weights
 from tcomp.passes.canonicalize import uniform
 from tcomp.passes.rewrite import Notes, Rewriter, rewrite_graph
@@ -63,15 +70,21 @@ def choose_algorithms(
     notes: Notes | None = None,
     choose: Choose = as_suggested,
     streamed: float = STREAMED,
+    allow_winograd: bool = True,
 ) -> Graph:
-    """The graph with convolutions of stride 1 or 2 in float32 replaced by Winograd's algorithm where that is faster, on a machine whose
-    vectors have so many `lanes` and to whose cores so many bytes of weights come a cycle (`streamed`)."""
+    """The graph with other algorithms for convolutions where these are faster, on a machine whose vectors have so many `lanes` and to whose
+    cores so many bytes of weights come a cycle (`streamed`): Winograd's, where that is allowed, for those of stride 1 or 2 in float32; a product for
+    transposed ones with few outputs."""
 
     def winograd(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
         """conv(x, w) = winograd_output(winograd_product(winograd_input(x), G w G'))"""
         return _winograd(node, rewriter, choose, lanes, streamed) if node.op is CONV else None
 
-    return rewrite_graph(graph, (winograd,), notes)
+    def side_by_side(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
+        """conv_transpose(x, w) = conv1x1(x, all taps of w), spread out"""
+        return _side_by_side(node, rewriter, lanes) if node.op is CONV_TRANSPOSE else None
+
+    return rewrite_graph(graph, (winograd, side_by_side) if allow_winograd else (side_by_side,), notes)
 
 
 def _winograd(node: Node, rewriter: Rewriter, choose: Choose, lanes: int, streamed: float) -> Sequence[Value] | str | None:
@@ -98,6 +111,25 @@ def _winograd(node: Node, rewriter: Rewriter, choose: Choose, lanes: int, stream
     kernels = rewriter.constant(transformed_weights(weights, tile, stride), f"{w.name}.winograd")
     (products,) = rewriter.add(WINOGRAD_PRODUCT, [points, kernels], {}, f"{node.name}.products")
     return rewriter.add(WINOGRAD_OUTPUT, [products], {"tile": tile, "shape": tuple(extents), "stride": stride}, node.name)
+
+
+def _side_by_side(node: Node, rewriter: Rewriter, lanes: int) -> Sequence[Value] | None:
+    x, w = node.inputs
+    assert x is not None and w is not None
+    weights, strides = rewriter.array(w), tuple(node.attrs["strides"])
+    if weights is None or weights.shape[2:] != strides or node.attrs["group"] != 1 or any(n != 1 for n in node.attrs["dilations"]):
+        return None
+    spread = tuple(as_dim(as_expr(d) * n) for d, n in zip(x.shape[2:], strides, strict=True))
+    if any(node.attrs["before"]) or not same_shape(tuple(node.attrs["shape"]), spread) or weights.shape[1] > lanes:
+        return None
+    channels, outputs, axes = weights.shape[0], weights.shape[1], range(len(strides))
+    taps = np.moveaxis(weights, 0, -1).reshape(-1, channels, *(1 for _ in axes))
+    plain = {"strides": tuple(1 for _ in axes), "dilations": tuple(1 for _ in axes), "group": 1}
+    (products,) = rewriter.add(CONV, [x, rewriter.constant(taps, f"{w.name}.taps")], plain, f"{node.name}.products")
+    (cut,) = rewriter.add(RESHAPE, [products], {"shape": (x.shape[0], outputs, *strides, *x.shape[2:])}, f"{node.name}.taps")
+    perm = (0, 1, *(place for n in axes for place in (2 + len(strides) + n, 2 + n)))
+    (turned,) = rewriter.add(TRANSPOSE, [cut], {"perm": perm}, f"{node.name}.turned")
+    return rewriter.add(RESHAPE, [turned], {"shape": node.outputs[0].shape}, node.name)
 
 
 def _padded(x: Value, missing: Sequence[int], rewriter: Rewriter, name: str) -> Value:

@@ -79,9 +79,15 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
         wishes = output_layouts(body, known)
         (result, *others), (wish, *_) = node.outputs, wishes
         turned = False
-        if seconds is not None and not others and wish is not None and not wish.is_identity and result in graph.outputs:
-            row_major, aside = (_packed(b, operand_layouts(b, known)) for b in (relaid(body, None, [None]), relaid(body, None, [wish])))
-            turned = _worth_turning(row_major, aside, seconds)
+        if seconds is not None and not others and result in graph.outputs:
+            turned, first = _fastest(body, wish, known, operand_layouts, seconds)
+            for source, layout in ((inputs[n], layout) for n, layout in first.items()):
+                assert source is not None
+                if (source, layout) not in copies:
+                    copies[source, layout] = Value(_fresh(f"{source.name}.rows", names), source.dtype, source.shape, layout)
+                    nodes.append(_copy(source, copies[source, layout]))
+            inputs = tuple(copies[v, first[n]] if v is not None and n in first else v for n, v in enumerate(inputs))
+            body = _packed(body, first)
         if turned:
             node = replace(node, outputs=(Value(_fresh(f"{result.name}.last", names), result.dtype, result.shape),))
         kept = as_found(body, frozenset(rows.get(result, ()))) if not others else None
@@ -110,15 +116,47 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
     return Graph(graph.name, graph.inputs, graph.outputs, tuple(nodes), {v: a for v, a in constants.items() if v in used})
 
 
-def _worth_turning(row_major: Graph, aside: Graph, seconds: Seconds) -> bool:
-    """Whether a result that has to be row-major is better computed aside, in the layout wished for, and turned by a kernel of its own. What
-    takes each element of an input once turns as it goes."""
-    (result,), (y,) = aside.outputs, row_major.outputs
-    assert result.layout is not None
-    lanes = _size(result.shape[result.layout.pieces[-1].axis])
-    if lanes < LANES or not any(map(_gathers, _stages(aside, _chained(aside)[1]).values())):
-        return False
-    return seconds(aside) + seconds(_copy(result, y).bodies[0]) < seconds(row_major)
+def _fastest(
+    body: Graph, wish: Layout | None, constants: frozenset[int], operand_layouts: OperandLayouts, seconds: Seconds
+) -> tuple[bool, dict[int, Layout]]:
+    """How a result that has to be row-major is computed in the least time: whether aside, in the layout wished for, to be turned by a kernel
+    of its own; or from copies of inputs, given by number, in layouts whose rows its lanes run along. What takes each element of an input once
+    turns as it goes."""
+    (result,), stages = body.outputs, _stages(body, _chained(body)[1])
+    if not any(map(_gathers, stages.values())):
+        return False, {}
+    ways: list[tuple[Graph, list[Node], bool, dict[int, Layout]]] = []
+    if wish is not None and not wish.is_identity and _size(result.shape[wish.pieces[-1].axis]) >= LANES:
+        aside = relaid(body, None, [wish])
+        ways.append((aside, [_copy(aside.outputs[0], relaid(body, None, [None]).outputs[0])], True, {}))
+    first = _far(body)
+    if first:
+        near = _packed(relaid(body, None, [None]), first)
+        ways.append((near, [_copy(body.inputs[n], near.inputs[n]) for n in first], False, first))
+    if not ways:
+        return False, {}
+    ways.append((relaid(body, None, [None]), [], False, {}))
+
+    def time(way: tuple[Graph, list[Node], bool, dict[int, Layout]]) -> float:
+        return seconds(_packed(way[0], operand_layouts(way[0], constants))) + sum(seconds(copy.bodies[0]) for copy in way[1])
+
+    return min(ways, key=time)[2:]
+
+
+def _far(body: Graph) -> dict[int, Layout]:
+    """The inputs, by number, that folds read across their rows when lanes run along the last axis of the results: row-major."""
+    inputs, values = _chained(body)
+    found: dict[int, Layout] = {}
+    for t in (values[v] for v in body.outputs):
+        flat = inlined(t)
+        if flat is None or not t.axes or not any(e.op == "reduce" for e in E.walk(flat)):
+            continue
+        for number, (x, layout) in enumerate(zip(inputs, (v.layout for v in body.inputs), strict=True)):
+            reads = [r for r in E.reads(flat) if r.attr is x and t.axes[-1] in E.variables(*r.args)]
+            if layout is not None and not layout.pads and any(t.axes[-1] not in E.variables(r.args[layout.pieces[-1].axis]) for r in reads):
+                halo = {p.axis: (p.before, p.after) for p in layout.pieces}
+                found[number] = Layout.identity(layout.rank).with_halo(halo)
+    return found
 
 
 def _copy(source: Value, target: Value) -> Node:

@@ -9,10 +9,11 @@ import tcomp
 from tcomp.driver import Report, compile_model, graph_passes
 from tcomp.frontends.onnx import import_model
 from tcomp.ir import te
+from tcomp.ir.expr import as_dim, as_expr
 from tcomp.ir.graph import GraphBuilder
 from tcomp.ops.elementwise import RELU
 from tcomp.ops.movement import PAD
-from tcomp.ops.nn import ADD_CHANNELS, CONV
+from tcomp.ops.nn import ADD_CHANNELS, CONV, CONV_TRANSPOSE
 from tcomp.passes import algorithms
 from tcomp.passes.algorithms import Convolution, choose_algorithms, winograd_tile
 from tcomp.passes.rewrite import Notes
@@ -65,6 +66,23 @@ def test_a_stride_of_two(unchanged, monkeypatch, tile, shape, pads):
     before = graph_of(shape, array(6, shape[1], 3, 3), {**PLAIN, "strides": (2, 2)}, pads=pads)
     after = operators(unchanged(before, choose_algorithms(before, LANES), rtol=1e-4))
     assert after[after.index("winograd_input") :] == WINOGRAD[1:] and after.count("pad") <= 1
+
+
+@pytest.mark.parametrize("weights, strides, spread", [
+    ((5, 1, 2, 2), (2, 2), 1), ((3, 4, 3, 2), (3, 2), 1), ((6, 2, 4), (4,), 1),
+    ((5, LANES + 1, 2, 2), (2, 2), 0), ((5, 1, 3, 3), (2, 2), 0), ((5, 1, 2, 2), (1, 2), 0),
+], ids=str)  # fmt: skip
+def test_transposed_convolutions_side_by_side(unchanged, weights, strides, spread):
+    n, w = te.var("n"), te.var("w", 1, 50)
+    size = (3, w)[: len(strides)]
+    b = GraphBuilder("n")
+    x = b.input("x", "float32", (n, weights[0], *size))
+    shape = tuple(as_dim((as_expr(d) - 1) * s + k) for d, s, k in zip(size, strides, weights[2:], strict=True))
+    attrs = {"strides": strides, "dilations": (1,) * len(strides), "group": 1, "before": (0,) * len(strides), "shape": shape}
+    before = b.build(b.add(CONV_TRANSPOSE, [x, b.constant(array(*weights))], attrs, "y"))
+    for winograd in (True, False):
+        after = unchanged(before, choose_algorithms(before, LANES, allow_winograd=winograd))
+        assert operators(after) == (["conv", "reshape", "transpose", "reshape"] if spread else ["conv_transpose"])
 
 
 def test_a_symbolic_batch_is_fine_and_a_symbolic_size_is_not(unchanged):
@@ -129,7 +147,6 @@ def test_many_images_share_their_weights():
 
 def test_only_for_cpus():
     assert "algorithms" in dict(graph_passes(Target.parse("cpu"), Report()))
-    assert "algorithms" not in dict(graph_passes(Target.parse("cpu"), Report(), winograd=False))
     assert "algorithms" not in dict(graph_passes(Target.parse("cuda -arch=sm_80"), Report()))
 
 

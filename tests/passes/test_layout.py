@@ -112,6 +112,23 @@ def test_convolutions_alone_as_the_model_of_the_machine_sees_them(unchanged, sha
     assert ("z.last" in layouts(chosen(unchanged, before, wanted, partial(predicted_seconds, target=target)))) == turned
 
 
+def test_few_outputs_read_rows_of_images_that_are_turned_first(unchanged):
+    """Both read the same copy, which has zeros around it; lanes would gather from pixels whose channels lie side by side."""
+
+    def seconds(body):
+        return 4 if any(n.op is CONV for n in body.nodes) and body.inputs[0].layout == around else 1
+
+    b = GraphBuilder("n")
+    y = conv(b, b.input("x", "float32", (1, 3, 12, 12)), 8, name="first")
+    pad = {"before": (0, 0, 1, 1), "after": (0, 0, 1, 1)}
+    before = b.build([conv(b, b.add(mv.PAD, [y, None], pad)[0], channels, name=name) for name, channels in (("z", 1), ("q", 2))])
+    halo = {2: (1, 1), 3: (1, 1)}
+    around, rows = CHANNELS_LAST.with_halo(halo), Layout.identity(4).with_halo(halo)
+    after = chosen(unchanged, before, seconds=seconds)
+    assert layouts(after) == {"first": around, "first.rows": rows, "z": None, "q": None}
+    assert "first.rows" not in layouts(chosen(unchanged, before, seconds=lambda body: 1))
+
+
 @pytest.mark.parametrize("active", (False, True), ids=("an input", "made"))
 def test_what_is_read_at_several_places_across_its_rows_is_turned_first(unchanged, active):
     b = GraphBuilder("n")
