@@ -43,6 +43,7 @@ ALIASED = 2048  # bytes
 UNKNOWN = 32  # elements of an axis whose extent is not known
 MOST_ZEROS = 0.5  # around each element of what windows are folded over
 SIDE_BY_SIDE = 8  # rows of a product at most, before they evict each other
+WORTHWHILE = 0.6  # of the time, at most, by the model: it thinks too well of copies of images that no cache holds
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,8 +80,9 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
         wishes = output_layouts(body, known)
         (result, *others), (wish, *_) = node.outputs, wishes
         turned = False
-        if seconds is not None and not others and result in graph.outputs:
-            turned, first = _fastest(body, wish, known, operand_layouts, seconds)
+        if seconds is not None and not others and (result in graph.outputs or result not in fixed and _few(result, wish)):
+            wish, first = _fastest(body, wish, result in fixed, known, operand_layouts, seconds)
+            wishes, turned = [wish], wish is not None and result in fixed
             for source, layout in ((inputs[n], layout) for n, layout in first.items()):
                 assert source is not None
                 if (source, layout) not in copies:
@@ -116,31 +118,36 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
     return Graph(graph.name, graph.inputs, graph.outputs, tuple(nodes), {v: a for v, a in constants.items() if v in used})
 
 
+def _few(result: Value, wish: Layout | None) -> bool:
+    """Whether a result has too few elements along the last axis of a layout wished for to fill a vector."""
+    return wish is not None and _size(result.shape[wish.pieces[-1].axis]) < LANES
+
+
 def _fastest(
-    body: Graph, wish: Layout | None, constants: frozenset[int], operand_layouts: OperandLayouts, seconds: Seconds
-) -> tuple[bool, dict[int, Layout]]:
-    """How a result that has to be row-major is computed in the least time: whether aside, in the layout wished for, to be turned by a kernel
-    of its own; or from copies of inputs, given by number, in layouts whose rows its lanes run along. What takes each element of an input once
-    turns as it goes."""
+    body: Graph, wish: Layout | None, fixed: bool, constants: frozenset[int], operand_layouts: OperandLayouts, seconds: Seconds
+) -> tuple[Layout | None, dict[int, Layout]]:
+    """How a result is computed in the least time: in the layout wished for or row-major, and from which inputs, given by number, that are
+    copied first, into layouts whose rows its lanes run along. What is `fixed` has to be row-major in the end; in another layout it is
+    computed aside, and turned by a kernel of its own. What takes each element of an input once turns as it goes."""
     (result,), stages = body.outputs, _stages(body, _chained(body)[1])
     if not any(map(_gathers, stages.values())):
-        return False, {}
-    ways: list[tuple[Graph, list[Node], bool, dict[int, Layout]]] = []
-    if wish is not None and not wish.is_identity and _size(result.shape[wish.pieces[-1].axis]) >= LANES:
+        return None if fixed else wish, {}
+    row_major = relaid(body, None, [None])
+    ways: list[tuple[Graph, list[Node], dict[int, Layout]]] = [(row_major, [], {})] if fixed else []
+    if wish is not None and not (fixed and (wish.is_identity or _few(result, wish))):
         aside = relaid(body, None, [wish])
-        ways.append((aside, [_copy(aside.outputs[0], relaid(body, None, [None]).outputs[0])], True, {}))
-    first = _far(body)
-    if first:
-        near = _packed(relaid(body, None, [None]), first)
-        ways.append((near, [_copy(body.inputs[n], near.inputs[n]) for n in first], False, first))
-    if not ways:
-        return False, {}
-    ways.append((relaid(body, None, [None]), [], False, {}))
+        ways.append((aside, [_copy(aside.outputs[0], row_major.outputs[0])] if fixed else [], {}))
+    if first := _far(body):
+        near = _packed(row_major, first)
+        ways.append((near, [_copy(body.inputs[n], near.inputs[n]) for n in first], first))
 
-    def time(way: tuple[Graph, list[Node], bool, dict[int, Layout]]) -> float:
-        return seconds(_packed(way[0], operand_layouts(way[0], constants))) + sum(seconds(copy.bodies[0]) for copy in way[1])
+    def time(way: tuple[Graph, list[Node], dict[int, Layout]]) -> float:
+        computed, copies, first = way
+        time = seconds(_packed(computed, operand_layouts(computed, constants))) + sum(seconds(copy.bodies[0]) for copy in copies)
+        return time / WORTHWHILE if first else time
 
-    return min(ways, key=time)[2:]
+    best, _, first = min(ways, key=time) if len(ways) > 1 else ways[0]
+    return best.outputs[0].layout, first
 
 
 def _far(body: Graph) -> dict[int, Layout]:

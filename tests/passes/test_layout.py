@@ -112,7 +112,8 @@ def test_convolutions_alone_as_the_model_of_the_machine_sees_them(unchanged, sha
     assert ("z.last" in layouts(chosen(unchanged, before, wanted, partial(predicted_seconds, target=target)))) == turned
 
 
-def test_few_outputs_read_rows_of_images_that_are_turned_first(unchanged):
+@pytest.mark.parametrize("behind", (False, True), ids=("results", "in between"))
+def test_few_outputs_read_rows_of_images_that_are_turned_first(unchanged, behind):
     """Both read the same copy, which has zeros around it; lanes would gather from pixels whose channels lie side by side."""
 
     def seconds(body):
@@ -121,11 +122,15 @@ def test_few_outputs_read_rows_of_images_that_are_turned_first(unchanged):
     b = GraphBuilder("n")
     y = conv(b, b.input("x", "float32", (1, 3, 12, 12)), 8, name="first")
     pad = {"before": (0, 0, 1, 1), "after": (0, 0, 1, 1)}
-    before = b.build([conv(b, b.add(mv.PAD, [y, None], pad)[0], channels, name=name) for name, channels in (("z", 1), ("q", 2))])
+    z, q = (conv(b, b.add(mv.PAD, [y, None], pad)[0], channels, name=name) for name, channels in (("z", 1), ("q", 2)))
+    if behind:  # the same for what is no result of the graph
+        q = b.add(MAX_POOL, [q], {"kernel": (3, 3), "strides": (3, 3), "dilations": (1, 1)}, "pooled")[0]
+    before = b.build([z, q])
     halo = {2: (1, 1), 3: (1, 1)}
     around, rows = CHANNELS_LAST.with_halo(halo), Layout.identity(4).with_halo(halo)
     after = chosen(unchanged, before, seconds=seconds)
-    assert layouts(after) == {"first": around, "first.rows": rows, "z": None, "q": None}
+    expected = {"first": around, "first.rows": rows, "z": None, "q": None} | ({"pooled": None} if behind else {})
+    assert layouts(after) == expected
     assert "first.rows" not in layouts(chosen(unchanged, before, seconds=lambda body: 1))
 
 
