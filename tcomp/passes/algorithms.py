@@ -73,8 +73,8 @@ def choose_algorithms(
     allow_winograd: bool = True,
 ) -> Graph:
     """The graph with other algorithms for convolutions where these are faster, on a machine whose vectors have so many `lanes` and to whose
-    cores so many bytes of weights come a cycle (`streamed`): Winograd's, where that is allowed, for those of stride 1 or 2 in float32; a product for
-    transposed ones with few outputs."""
+    cores so many bytes of weights come a cycle (`streamed`): Winograd's, where that is allowed, for those of stride 1 or 2 in float32; a
+    product for transposed ones with few outputs."""
 
     def winograd(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
         """conv(x, w) = winograd_output(winograd_product(winograd_input(x), G w G'))"""
@@ -120,7 +120,8 @@ def _side_by_side(node: Node, rewriter: Rewriter, lanes: int) -> Sequence[Value]
     if weights is None or weights.shape[2:] != strides or node.attrs["group"] != 1 or any(n != 1 for n in node.attrs["dilations"]):
         return None
     spread = tuple(as_dim(as_expr(d) * n) for d, n in zip(x.shape[2:], strides, strict=True))
-    if any(node.attrs["before"]) or not same_shape(tuple(node.attrs["shape"]), spread) or weights.shape[1] > lanes:
+    whole = same_shape(node.attrs["shape"], spread) and same_shape(node.attrs["before"], (0,) * len(strides))
+    if not whole or weights.shape[1] > lanes:
         return None
     channels, outputs, axes = weights.shape[0], weights.shape[1], range(len(strides))
     taps = np.moveaxis(weights, 0, -1).reshape(-1, channels, *(1 for _ in axes))

@@ -14,8 +14,9 @@ choice is only about speed. Four rules:
 4. Pitch. Rows that products walk side by side, and that would lie a multiple of `ALIASED` apart, get a line of the cache behind each: they
    would evict each other.
 
-Inputs and outputs of the graph stay row-major. An input whose elements are read at several places each, by vectors across its rows, is turned
-first. An output that would be slow to compute that way is computed in another layout, and turned.
+Inputs and outputs of the graph stay row-major. Kernels of their own copy an input whose elements are read at several places each, by vectors
+across its rows; and, where a model of the machine says that it pays, an output that was computed in another layout, or an image of which
+few channels are computed, so that vectors run along its rows.
 """
 
 from __future__ import annotations
