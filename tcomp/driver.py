@@ -40,6 +40,7 @@ from tcomp.passes.quantized import use_bytes
 from tcomp.passes.rewrite import Notes
 from tcomp.passes.runner import run_passes
 from tcomp.passes.simplify import simplify
+from tcomp.passes.unread import skip_unread
 from tcomp.runtime import Artifact, Module, read_artifact, write_artifact
 from tcomp.schedules.knobs import Decisions, Knobs
 from tcomp.target import Target
@@ -207,6 +208,7 @@ def graph_passes(
     return [
         ("use-bytes", lambda g: use_bytes(g, notes)),
         ("fold", lambda g: fold_constants(g, notes)),
+        ("skip-unread", lambda g: skip_unread(g, notes)),
         ("canonicalize", lambda g: canonicalize(g, notes)),
         ("simplify", lambda g: simplify(g, notes)),
         ("fold-again", lambda g: fold_constants(g, notes)),

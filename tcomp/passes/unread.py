@@ -1,0 +1,272 @@
+"""What nobody reads is not computed: where only some rows of a tensor are read, its operator is applied to what these need.
+
+    matmul(x, w)[:, :1] = matmul(x[:, :1], w)
+
+Classifiers look at one token, language models go on from the last one: of the others, their last layer needs keys and values only. From the
+outputs backwards, the box of elements is found that something reads of each value; operators are then applied to boxes of their inputs.
+
+What an operator does need not be known. Its result may be cut along an axis i where its tensor expression says `x[..., i, ...]` in all reads
+of an input, or does not mention i there; and the operator applied to the parts has to have the same expression. Where that ends, a slice
+stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tcomp.errors import TcompError
+from tcomp.ir import te
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, const, read, reads, rewrite, substitute, variables, walk
+from tcomp.ir.graph import IF, LOOP, Application, Graph, Node, Value, application
+from tcomp.ir.simplify import difference, linear, same_dim, same_shape, simplify
+from tcomp.ops.movement import RESHAPE, SLICE
+from tcomp.passes import structure
+from tcomp.passes.canonicalize import uniform
+from tcomp.passes.rewrite import Notes, Rewriter, structural
+
+WORTHWHILE = 0.75  # of an extent: a few elements less only spoil how they lie
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """`extent` positions of an axis, from `start` on."""
+
+    start: Dim
+    extent: Dim
+
+
+Box = tuple[Range, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A node with `attrs` computes `box` of one output, the only one that is read, from boxes of its inputs (`needs`)."""
+
+    output: Value
+    box: Box
+    needs: Mapping[Value, Box]
+    attrs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A node takes `box` of its output, in `steps`, out of a box of its source, the only value that it `needs`."""
+
+    box: Box
+    needs: Mapping[Value, Box]
+    steps: tuple[int, ...]
+
+
+def skip_unread(graph: Graph, notes: Notes | None = None) -> Graph:
+    """The graph without computations of elements that nothing reads, within it and within each body."""
+    notes = Notes() if notes is None else notes
+    found, rewriter = _parts_and_cuts(graph), Rewriter(graph)
+    parts: dict[Value, tuple[Value, Box]] = {}  # what is computed in the place of a value, and which box of it that is
+
+    def sliced(v: Value, box: Box, steps: Sequence[int] | None = None) -> Value:
+        now, there = parts.get(v, (rewriter.resolve(v), _whole(v.shape)))
+        if steps is None and all(map(_same, box, there)):
+            return now
+        steps = steps or (1,) * len(box)
+        starts = tuple(as_dim(difference(r.start, s.start)) for r, s in zip(box, there, strict=True))
+        shape = tuple(as_dim(simplify((as_expr(r.extent) - 1) // step + 1)) for r, step in zip(box, steps, strict=True))
+        return rewriter.add(SLICE, [now], {"starts": starts, "steps": steps, "shape": shape}, f"{v.name}.part")[0]
+
+    for original in graph.nodes:
+        node, entry = rewriter.resolved(original), found.get(original)
+        if isinstance(entry, _Part):
+            inputs = [None if v is None else sliced(v, entry.needs[v]) for v in original.inputs]
+            made = rewriter.add(node.op, inputs, entry.attrs, node.name)
+            parts[entry.output] = made[node.outputs.index(entry.output)], entry.box
+            notes.add(node, f"skip_unread: of [{_text(entry.output.shape)}] only [{_text(_extents(entry.box))}] is read")
+        elif isinstance(entry, _Cut) and (not _is_whole(entry.box, node.outputs[0].shape) or not parts.keys().isdisjoint(entry.needs)):
+            ((source, box),) = entry.needs.items()
+            now = sliced(source, box, entry.steps)
+            if not same_shape(now.shape, _extents(entry.box)):
+                (now,) = rewriter.add(RESHAPE, [now], {"shape": _extents(entry.box)}, node.name)
+            if not _is_whole(entry.box, node.outputs[0].shape):
+                parts[node.outputs[0]] = now, entry.box
+            else:
+                rewriter.replace(node, [now])
+        elif node.op in (IF, LOOP):
+            rewriter.append(replace(node, bodies=tuple(skip_unread(body, notes) for body in node.bodies)))
+        else:
+            rewriter.append(node)
+    return rewriter.finish()
+
+
+# ---------------------------------------------------------------- what is read
+
+
+def _parts_and_cuts(graph: Graph) -> dict[Node, _Part | _Cut]:
+    """Nodes that need not compute all of their output, or that do not read all of an input."""
+    boxes = {v: _whole(v.shape) for v in graph.outputs}
+    found: dict[Node, _Part | _Cut] = {}
+    for node in reversed(graph.nodes):
+        wanted = [n for n, v in enumerate(node.outputs) if v in boxes]
+        needs: Mapping[Value, Box] = {}
+        if len(wanted) == 1 and not structural(node):
+            box = boxes[node.outputs[wanted[0]]]
+            entry = _cut(node, box, graph.constants) or _part(node, wanted[0], box)
+            if entry is not None:
+                found[node], needs = entry, entry.needs
+        for v in node.inputs if wanted else ():
+            if v is not None:
+                box = needs.get(v, _whole(v.shape))
+                boxes[v] = _hull(boxes[v], box, v.shape) if v in boxes else box
+    return found
+
+
+def _cut(node: Node, box: Box, constants: Mapping[Value, np.ndarray]) -> _Cut | None:
+    """What a slice, or a gather at a constant position, reads for a box of its output; None for other operators, and where that is all."""
+    body = structure.bodies(node)[0]
+    if body is None or body.expr.op != "read":
+        return None
+    values = {v: value for v in body.leaves if (value := uniform(constants.get(v))) is not None}
+    found = structure.moved(structure.with_constants(body, values))
+    if found is None:
+        return None
+    source, indices = found
+    axes, left = body.tensor.axes, [n for n, d in enumerate(body.tensor.shape) if d != 1]
+    needs: list[Range] = []
+    steps: list[int] = []
+    for index in indices:
+        axis = axes[left[0]] if left and axes[left[0]] in variables(index) else None
+        r, step = (Range(0, 1), 1) if axis is None else (box[left.pop(0)], linear(index).get((axis,), 0))
+        if index is not axis:
+            place = index if axis is None or step < 1 else difference(index, axis * step)
+            if step < 1 or reads(place) or not set(axes).isdisjoint(variables(place)):
+                return None
+            first, last = (place + as_expr(n) * step for n in (r.start, as_expr(r.start) + as_expr(r.extent) - 1))
+            r = Range(as_dim(simplify(first)), as_dim(difference(last, first) + 1))
+        needs.append(r)
+        steps.append(step)
+    return None if left or _is_whole(needs, source.shape) else _Cut(box, {source: tuple(needs)}, tuple(steps))
+
+
+def _part(node: Node, output: int, box: Box) -> _Part | None:
+    """The node for a part of its output, where the operator allows for one that is small enough."""
+    few = [d for d, (r, extent) in enumerate(zip(box, node.outputs[output].shape, strict=True)) if _worthwhile(r, extent)]
+    if not few:
+        return None
+    now = application(node.op, node.inputs, node.attrs)
+    tensor = now.outputs[output]
+    ties = {d: tied for d in few if (tied := _tied(tensor, d)) is not None}
+    if not ties:
+        return None
+    box = tuple(r if d in ties else s for d, (r, s) in enumerate(zip(box, _whole(tensor.shape), strict=True)))
+    needs: dict[Value, Box] = {}
+    for v, leaf in zip(node.inputs, now.inputs, strict=True):
+        if v is not None and leaf is not None:
+            cut = {tied[leaf]: box[d] for d, tied in ties.items() if leaf in tied}
+            needs[v] = tuple(cut.get(dim, r) for dim, r in enumerate(_whole(v.shape)))
+    attrs = dict(node.attrs)
+    if "shape" in attrs and same_shape(attrs["shape"], tensor.shape):
+        attrs["shape"] = _extents(box)
+    smaller = {v: Value(v.name, v.dtype, _extents(b)) for v, b in needs.items()}
+    try:
+        then = application(node.op, [None if v is None else smaller[v] for v in node.inputs], attrs)
+    except TcompError:
+        return None
+    equal = same_shape(then.outputs[output].shape, _extents(box)) and _equal(now, then, output, ties)
+    return _Part(node.outputs[output], box, needs, attrs) if equal else None
+
+
+def _tied(output: te.Tensor, dim: int) -> dict[te.Tensor, int] | None:
+    """The dims of tensors (inputs, stages, the output) that only `dim` of the output indexes, in all of their reads: None where what is along
+    that dim has another meaning as well."""
+    dims, stages = {output: dim}, [t for t in reversed(list(te.tensors([output]))) if not te.is_placeholder(t)]
+    if any(t.body is None for t in stages):
+        return None
+    bodies = {t: simplify(t.body) for t in stages if t.body is not None}
+    for t, body in bodies.items():  # those that read a tensor come before it
+        axis = t.axes[dims[t]] if t in dims else None
+        for e in walk(body):
+            for n, arg in enumerate(e.args):
+                if arg is axis and (e.op != "read" or dims.setdefault(e.attr, n) != n):
+                    return None
+        if body is axis:
+            return None
+    whole = any(r.attr in dims and (t not in dims or r.args[dims[r.attr]] is not t.axes[dims[t]]) for t, body in bodies.items() for r in reads(body))
+    return None if whole else dims
+
+
+def _equal(now: Application, then: Application, output: int, ties: Mapping[int, Mapping[te.Tensor, int]]) -> bool:
+    """Whether an operator, applied to parts that are cut along what is tied, says of an element what it says now, stage by stage."""
+    old, new = (list(te.tensors([made.outputs[output]])) for made in (now, then))
+    sources = dict(zip(new, old, strict=False))
+    leaves = dict(zip(then.inputs, now.inputs, strict=True))
+    if len(old) != len(new) or any(leaves.get(b) is not a for b, a in sources.items() if te.is_placeholder(a)):
+        return False
+    return all(te.is_placeholder(a) or _same_body(a, b, sources, ties) for b, a in sources.items())
+
+
+def _same_body(old: te.Tensor, new: te.Tensor, sources: Mapping[te.Tensor, te.Tensor], ties: Mapping[int, Mapping[te.Tensor, int]]) -> bool:
+    same = len(old.axes) == len(new.axes)
+
+    def rule(e: Expr) -> Expr | None:
+        nonlocal same
+        if e.op != "read":
+            return None
+        source, indices = sources[e.attr], list(e.args)
+        for tied in ties.values():
+            if source in tied:
+                axis, dim = old.axes[tied[old]], tied[source]
+                same &= indices[dim] is axis or (e.attr.shape[dim] == 1 and indices[dim] is const(0))
+                indices[dim] = axis
+        return read(source, indices)
+
+    assert old.body is not None and new.body is not None
+    flat = {axis: const(0) for axis, d in zip(old.axes, old.shape, strict=True) if d == 1}
+    body = simplify(substitute(substitute(new.body, dict(zip(new.axes, old.axes, strict=True))), flat))
+    return simplify(rewrite(body, rule)) is simplify(substitute(old.body, flat)) and same
+
+
+# ---------------------------------------------------------------- boxes
+
+
+def _whole(shape: Sequence[Dim]) -> Box:
+    return tuple(Range(0, d) for d in shape)
+
+
+def _is_whole(box: Sequence[Range], shape: Sequence[Dim]) -> bool:
+    return same_shape([r.extent for r in box], shape)
+
+
+def _extents(box: Box) -> tuple[Dim, ...]:
+    return tuple(r.extent for r in box)
+
+
+def _text(shape: Sequence[Dim]) -> str:
+    return ", ".join(map(str, shape))
+
+
+def _same(a: Range, b: Range) -> bool:
+    return same_dim(a.start, b.start) and same_dim(a.extent, b.extent)
+
+
+def _hull(a: Box, b: Box, shape: Sequence[Dim]) -> Box:
+    """A box around two."""
+    return tuple(_around(r, s, d) for r, s, d in zip(a, b, shape, strict=True))
+
+
+def _around(a: Range, b: Range, extent: Dim) -> Range:
+    """All of an axis where it is not known which positions come first."""
+    if _same(a, b):
+        return a
+    starts, ends = [], []
+    for r in (a, b):
+        if not isinstance(r.start, int) or not isinstance(r.extent, int):
+            return Range(0, extent)
+        starts.append(r.start)
+        ends.append(r.start + r.extent)
+    return Range(min(starts), max(ends) - min(starts))
+
+
+def _worthwhile(r: Range, extent: Dim) -> bool:
+    """Whether so few positions of an axis are worth a computation of their own; of a symbolic one, those of a known number are."""
+    return isinstance(r.extent, int) and 0 < r.extent and (not isinstance(extent, int) or r.extent <= WORTHWHILE * extent)
