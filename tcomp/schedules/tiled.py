@@ -16,6 +16,7 @@ from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Expr, as_dim, as_expr
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import VECTORIZED, Accumulate, For, If, walk
+from tcomp.schedules import turned
 from tcomp.schedules.byte_products import group_loop, summed_bytes
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.memory import STREAMED, is_streamed, size_of
@@ -292,7 +293,7 @@ def pack(s: Schedule, acc: str, lanes: int, target: Target, knobs: Knobs, width:
         s.cache_read(r.attr.name, None, name)
         order = [dims[0], *(d for d in range(len(r.args)) if d != dims[0])]
         s.relayout(name, Layout.blocked(order, dims[0], panel))
-        _packing_loops(s, name, dims[0], panel, lanes, knobs)
+        _packing_loops(s, name, dims[0], panel, lanes, target, knobs)
 
 
 def _far_apart(r: Expr, fold: Nest, lane: For, target: Target) -> bool:
@@ -302,10 +303,16 @@ def _far_apart(r: Expr, fold: Nest, lane: For, target: Target) -> bool:
     return size > 2 * target.l1 and max(steps, default=0) * itemsize(r.attr.dtype) >= 1024
 
 
-def _packing_loops(s: Schedule, name: str, dim: int, panel: int, lanes: int, knobs: Knobs) -> None:
+def _packing_loops(s: Schedule, name: str, dim: int, panel: int, lanes: int, target: Target, knobs: Knobs) -> None:
+    """Whole lines of the packed operand are written, vector by vector; what lies along another axis is turned."""
     loop = f"{name}.{dim}"
     rest = [x for x in nest_loops(s.kernel, f"{name}.0") if x != loop]
     extent = edit.find_loop(s.kernel, loop).extent
+    s.reorder(*rest, loop)
+    nest = result_nest(s.kernel, name)
+    if (across := turned.turned(nest, target)) is not None and panel % across.lanes == 0:
+        turned.schedule(s, nest, replace(across, vectors=panel // across.lanes), True, knobs)
+        return
     outer, inner = s.split(loop, panel)
     vectors, lane = s.split(inner, lanes)
     s.reorder(outer, *rest, vectors, lane)

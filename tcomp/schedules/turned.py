@@ -75,7 +75,11 @@ def schedule(s: Schedule, nest: Nest, found: Turned, worthwhile: bool, knobs: Kn
     s.unroll(line)
     s.unroll(vector)
     s.vectorize(lanes)
+    nests_to_thread = [[*others, tall, wide]]
     for outer, loop, size in ((wide, across, side), (tall, lane, height)):
         if not divides(size, loop.extent):
-            s.partition(outer, int(loop.extent) // size)
-    threads(s, [*others, tall, wide], worthwhile, knobs)
+            _, tail = s.partition(outer, int(loop.extent) // size)
+            if outer is tall and not others:
+                nests_to_thread.append([tail, f"{wide}.t"])
+    for names in nests_to_thread:
+        threads(s, names, worthwhile, knobs)

@@ -50,9 +50,15 @@ def symmetric(rows: int, columns: int, dtype: str) -> Program:
     return Program((a,), (te.compute((rows, rows), lambda i, j: a[j, i] + a[i, j], name="R"),), {})
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+def scores(rows: int, columns: int, dtype: str) -> Program:
+    """The second operand of the product lies across its panels."""
+    a, b, k = te.placeholder((9, columns), dtype, "A"), te.placeholder((rows, columns), dtype, "B"), te.reduce_axis(columns, "k")
+    return Program((a, b), (te.compute((9, rows), lambda i, j: te.sum(a[i, k] * b[j, k], axis=k), name="R"),), {})
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(
-    st.sampled_from([matrix, channels_last, blocked, both_ways, symmetric]), st.integers(1, 100), st.integers(1, 70),
+    st.sampled_from([matrix, channels_last, blocked, both_ways, symmetric, scores]), st.integers(1, 100), st.integers(1, 70),
     st.sampled_from(["float32", "float32", "float64", "int8", "float16", "bool"]), st.sampled_from(TARGETS),
 )  # fmt: skip
 def test_the_meaning_stays(make: Callable[[int, int, str], Program], rows: int, columns: int, dtype: str, target: Target) -> None:
@@ -70,7 +76,7 @@ def test_the_meaning_stays(make: Callable[[int, int, str], Program], rows: int, 
 
 
 @pytest.mark.parametrize("target", [SKYLAKE, HASWELL, ARM], ids=str)
-@pytest.mark.parametrize("make", [matrix, channels_last, blocked, both_ways])
+@pytest.mark.parametrize("make", [matrix, channels_last, blocked, both_ways, scores])
 def test_nothing_is_gathered(make: Callable[[int, int, str], Program], target: Target) -> None:
     p = make(64, 96, "float32")
     s = cpu.schedule(lower("p", p.inputs, p.outputs), target)
