@@ -124,7 +124,7 @@ def test_short_rows_stay_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     _, report = compiled(model)
     monkeypatch.setattr(driver, "join_attention", lambda graph, near, notes: graph)
     _, before = compiled(model)
-    assert report.stages == before.stages and report.kernels == 4
+    assert report.stages == before.stages and report.kernels == 3  # scores, softmax, and the product with it
 
 
 def test_symbolic_lengths() -> None:

@@ -4,6 +4,7 @@ An edge is fused when its value has one reader and
   - the reader is elementwise over the value at the same index (an epilogue), or
   - the producer is free of reductions and the reader uses each element about once (a prologue), or
   - the producer only moves elements and every index stays affine, whoever reads it (a view), or
+  - the producer is a product of matrices, and what reads it puts their rows beside each other (the heads of attention), or
   - the reader takes the maximum of rows, and sums of exponentials relative to it, and nothing else, for a product: it goes through what a
     reduction computes once, block by block (see `schedules.online`), or
   - the producer puts a constant around its input and the reader folds few elements (`halo.FEW`), a depthwise convolution or pooling say:
@@ -20,6 +21,7 @@ from functools import cached_property
 import numpy as np
 
 from tcomp.ir import expr as E
+from tcomp.ir.beside import puts_beside
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Expr
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, GraphBuilder, Node, Value, infer
@@ -27,6 +29,7 @@ from tcomp.ir.halo import FEW, most_folded, reach
 from tcomp.ir.simplify import linear, simplify
 from tcomp.ir.te import Tensor, tensors
 from tcomp.ops.broadcast import BYTES
+from tcomp.ops.matmul import MATMUL
 from tcomp.ops.winograd import WINOGRAD_INPUT, WINOGRAD_OUTPUT
 
 MOST_NODES = 40  # operators in one kernel, so that compile time stays bounded
@@ -34,17 +37,18 @@ MOST_TAPS = 8  # elements of one operand that an operator reads for one element,
 INLINE_ELEMENTS = 1  # constants up to this size become literals of the kernel
 
 
-def partition(graph: Graph, note: Callable[[str], None] = lambda text: None, halos: bool = True) -> Graph:
+def partition(graph: Graph, note: Callable[[str], None] = lambda text: None, halos: bool = True, beside: bool = True) -> Graph:
     """The graph with every operator inside a KERNEL node; control flow stays, its bodies are partitioned too.
 
-    With `halos` values may get zeros around them (`choose_layouts`), and padding becomes part of the kernels that read it.
+    With `halos` values may get zeros around them (`choose_layouts`), and padding becomes part of the kernels that read it. With `beside`
+    products may store matrices beside each other: schedules have to cut rows into those of the matrices then, as those for a CPU do.
     `note` receives one line for each edge that was not fused, with the reason.
     """
     used = set(graph.outputs) | {v for n in graph.nodes for v in n.inputs if v is not None}
     literals = {v: a for v, a in graph.constants.items() if a.size <= INLINE_ELEMENTS}
     facts = {n: _Facts.of(n, used, literals) for n in graph.nodes if n.op not in (IF, LOOP)}
-    groups = _Grouping(graph, facts, halos).run(note)
-    return _rebuilt(graph, groups, used, note, halos)
+    groups = _Grouping(graph, facts, halos, beside).run(note)
+    return _rebuilt(graph, groups, used, lambda body: partition(body, note, halos, beside))
 
 
 # ---------------------------------------------------------------- what a node is
@@ -182,8 +186,8 @@ class _Group:
 class _Grouping:
     """Which nodes are one kernel so far: `groups`."""
 
-    def __init__(self, graph: Graph, facts: Mapping[Node, _Facts], halos: bool) -> None:
-        self.graph, self.facts, self.halos = graph, facts, halos
+    def __init__(self, graph: Graph, facts: Mapping[Node, _Facts], halos: bool, beside: bool) -> None:
+        self.graph, self.facts, self.halos, self.beside = graph, facts, halos, beside
         self.producers, self.consumers = graph.producers(), graph.consumers()
         self.place = {node: n for n, node in enumerate(graph.nodes)}
         self.groups: dict[Node, _Group] = {}
@@ -261,7 +265,8 @@ class _Grouping:
             return None if once and not any(facts[n].folds_online(v) for n in other.nodes for v in facts[n].reads) else "both sides reduce"
         aligned = all(_aligned(facts[r], value) for r in readers)
         if other.reduces:
-            return None if aligned and group.pointwise else "the reader is not elementwise over the result of a reduction"
+            fits = aligned and group.pointwise or self.beside and other.nodes[-1] is producer and self.joins_heads(producer, group.nodes)
+            return None if fits else "the reader is not elementwise over the result of a reduction"
         if group.reduces and not (aligned and group.pointwise and not any(facts[r].reduces for r in readers)):
             if len(readers) == 1 and all(facts[n].moves_only for n in other.nodes):
                 return None
@@ -277,6 +282,17 @@ class _Grouping:
             return None
         dear = sum(facts[n].dear for n in other.nodes)
         return None if dear <= 2 else "the reader would compute each element several times"
+
+    def joins_heads(self, product: Node, readers: Sequence[Node]) -> bool:
+        """Whether nodes, one after the other, put rows of the matrices that a product computes beside each other, and do nothing else."""
+        (last, *_), folds = self.facts[readers[-1]].outputs, self.facts[product].bodies
+        indices: Sequence[Expr] = last.axes
+        for node, source in zip(reversed(readers), reversed((product, *readers[:-1])), strict=True):
+            t, body = self.facts[node].outputs[0], self.facts[node].bodies[-1]
+            if len(self.facts[node].bodies) != 1 or body.op != "read" or node.inputs != source.outputs:
+                return False
+            indices = [E.substitute(i, dict(zip(t.axes, indices, strict=True))) for i in body.args]
+        return product.op is MATMUL and folds[-1].op == "reduce" and puts_beside(last.axes, last.shape, indices)
 
     def reads_halo(self, padding: Node, value: Value) -> bool:
         """Whether a node puts zeros around what another kernel computes: that one can store them around its result, and the readers'
@@ -295,7 +311,7 @@ class _Grouping:
 # ---------------------------------------------------------------- rebuilding
 
 
-def _rebuilt(graph: Graph, groups: Mapping[Node, _Group], used: Container[Value], note: Callable[[str], None], halos: bool) -> Graph:
+def _rebuilt(graph: Graph, groups: Mapping[Node, _Group], used: Container[Value], inside: Callable[[Graph], Graph]) -> Graph:
     nodes: list[Node] = []
     last = {group: group.nodes[-1] for group in groups.values()}
     for node in graph.nodes:
@@ -303,7 +319,7 @@ def _rebuilt(graph: Graph, groups: Mapping[Node, _Group], used: Container[Value]
         if node is not last[group]:
             continue  # the kernel stands where its last operator stood, after all it reads
         if node.op in (IF, LOOP):
-            nodes.append(replace(node, bodies=tuple(partition(b, note, halos) for b in node.bodies)))
+            nodes.append(replace(node, bodies=tuple(map(inside, node.bodies))))
         else:
             nodes.append(_kernel(graph, group.nodes, used))
     read = {v for n in nodes for v in n.inputs} | set(graph.outputs)

@@ -37,6 +37,7 @@ from tcomp.schedules.roles import (
     result_nest,
     row_axis,
     row_loops,
+    rows_beside,
 )
 from tcomp.schedules.schedule import Schedule
 from tcomp.schedules.shaping import lanes_of
@@ -75,8 +76,13 @@ def _prepared(kernel: Kernel) -> Schedule:
     """The kernel with as few, but plain, dimensions as its accesses allow."""
     s = Schedule(kernel)
     s.collapse()
-    if not imperative(s.kernel) and (found := grouped_axis(s.kernel)) is not None:
-        _expand(s, *found)
+    if not imperative(s.kernel):
+        if (found := grouped_axis(s.kernel)) is not None:
+            _expand(s, *found)
+        for result, stage, size in rows_beside(s.kernel):
+            _expand(s, result_nest(s.kernel, result).loops[-1].var.attr.name, size)
+            indices = next(r.args for r in result_nest(s.kernel, result).reads if r.attr.name == stage)
+            s.reorder(*(i.attr.name for i in indices if i.op == "var"))
     return s
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tcomp.ir import expr as E
+from tcomp.ir.beside import puts_beside
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, For, If, Kernel, Stmt, Store, While, perfect, walk
@@ -229,6 +230,15 @@ def grouped_axis(kernel: Kernel) -> tuple[str, int] | None:
                     if 1 < size < x.extent and x.extent % size == 0 and all(i is not x.var for i in r.args):
                         return x.var.attr.name, size
     return None
+
+
+def rows_beside(kernel: Kernel) -> list[tuple[str, str, int]]:
+    """(result, reduction, length) where a result puts rows of that length, which are those of a reduction, beside each other."""
+    folded, found = {n.writes for n in nests(kernel) if n.is_fold}, []
+    for out in (n for n in nests(kernel) if n.writes in kernel.outputs and not n.is_fold):
+        axes, shape = [x.var for x in out.loops], [x.extent for x in out.loops]
+        found += [(out.writes.name, r.attr.name, int(r.attr.shape[-1])) for r in out.reads if r.attr in folded and puts_beside(axes, shape, r.args)]
+    return found
 
 
 def row_loops(kernel: Kernel, out: Nest, inside: tuple[str, ...]) -> list[Expr] | None:
