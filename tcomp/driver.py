@@ -216,7 +216,7 @@ def graph_passes(
         ("eliminate-dead", eliminate_dead),
         *([("algorithms", algorithms)] if target.kind == "cpu" else []),
         ("attention", attention),
-        ("partition", lambda g: partition(g, report.not_fused.append, halos, beside=halos)),
+        ("partition", lambda g: partition(g, report.not_fused.append, halos, quotients=halos)),
         ("layout", lambda g: choose_layouts(g, layouts, halos, (lambda body: predicted_seconds(body, target)) if halos else None)),
     ]
 

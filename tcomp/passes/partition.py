@@ -4,7 +4,8 @@ An edge is fused when its value has one reader and
   - the reader is elementwise over the value at the same index (an epilogue), or
   - the producer is free of reductions and the reader uses each element about once (a prologue), or
   - the producer only moves elements and every index stays affine, whoever reads it (a view), or
-  - the producer is a product of matrices, and what reads it puts their rows beside each other (the heads of attention), or
+  - the producer only moves matrices to where a product reads each several times (heads of attention that share keys), or
+  - the producer is a product of matrices, and what reads it puts their rows beside each other (heads that are joined), or
   - the reader takes the maximum of rows, and sums of exponentials relative to it, and nothing else, for a product: it goes through what a
     reduction computes once, block by block (see `schedules.online`), or
   - the producer puts a constant around its input and the reader folds few elements (`halo.FEW`), a depthwise convolution or pooling say:
@@ -37,18 +38,18 @@ MOST_TAPS = 8  # elements of one operand that an operator reads for one element,
 INLINE_ELEMENTS = 1  # constants up to this size become literals of the kernel
 
 
-def partition(graph: Graph, note: Callable[[str], None] = lambda text: None, halos: bool = True, beside: bool = True) -> Graph:
+def partition(graph: Graph, note: Callable[[str], None] = lambda text: None, halos: bool = True, quotients: bool = True) -> Graph:
     """The graph with every operator inside a KERNEL node; control flow stays, its bodies are partitioned too.
 
-    With `halos` values may get zeros around them (`choose_layouts`), and padding becomes part of the kernels that read it. With `beside`
-    products may store matrices beside each other: schedules have to cut rows into those of the matrices then, as those for a CPU do.
+    With `halos` values may get zeros around them (`choose_layouts`), and padding becomes part of the kernels that read it. With `quotients`
+    heads of attention may share keys, and be joined, without copies: schedules have to cut axes of which an index is a quotient.
     `note` receives one line for each edge that was not fused, with the reason.
     """
     used = set(graph.outputs) | {v for n in graph.nodes for v in n.inputs if v is not None}
     literals = {v: a for v, a in graph.constants.items() if a.size <= INLINE_ELEMENTS}
     facts = {n: _Facts.of(n, used, literals) for n in graph.nodes if n.op not in (IF, LOOP)}
-    groups = _Grouping(graph, facts, halos, beside).run(note)
-    return _rebuilt(graph, groups, used, lambda body: partition(body, note, halos, beside))
+    groups = _Grouping(graph, facts, halos, quotients).run(note)
+    return _rebuilt(graph, groups, used, lambda body: partition(body, note, halos, quotients))
 
 
 # ---------------------------------------------------------------- what a node is
@@ -105,7 +106,7 @@ class _Facts:
         """The result is one input element, at an affine index."""
         if len(self.outputs) != 1 or self.imperative or self.reduces or len(self.bodies) != 1:
             return False
-        return self.bodies[0].op == "read" and _affine(self.bodies[0])
+        return self.bodies[0].op == "read" and all(map(_affine, self.bodies[0].args))
 
     @cached_property
     def pads(self) -> bool:
@@ -143,8 +144,8 @@ def _folds(body: Expr) -> bool:
     return any(e.op == "reduce" for e in E.walk(body)) or any(sum(r.attr is t for r in reads) > MOST_TAPS for t in {r.attr for r in reads})
 
 
-def _affine(r: Expr) -> bool:
-    return all(len(m) <= 1 and (not m or m[0].op == "var") for i in r.args for m in linear(i))
+def _affine(index: Expr) -> bool:
+    return all(len(m) <= 1 and (not m or m[0].op == "var") for m in linear(index))
 
 
 def _aligned(facts: _Facts, value: Value) -> bool:
@@ -186,8 +187,8 @@ class _Group:
 class _Grouping:
     """Which nodes are one kernel so far: `groups`."""
 
-    def __init__(self, graph: Graph, facts: Mapping[Node, _Facts], halos: bool, beside: bool) -> None:
-        self.graph, self.facts, self.halos, self.beside = graph, facts, halos, beside
+    def __init__(self, graph: Graph, facts: Mapping[Node, _Facts], halos: bool, quotients: bool) -> None:
+        self.graph, self.facts, self.halos, self.quotients = graph, facts, halos, quotients
         self.producers, self.consumers = graph.producers(), graph.consumers()
         self.place = {node: n for n, node in enumerate(graph.nodes)}
         self.groups: dict[Node, _Group] = {}
@@ -265,10 +266,10 @@ class _Grouping:
             return None if once and not any(facts[n].folds_online(v) for n in other.nodes for v in facts[n].reads) else "both sides reduce"
         aligned = all(_aligned(facts[r], value) for r in readers)
         if other.reduces:
-            fits = aligned and group.pointwise or self.beside and other.nodes[-1] is producer and self.joins_heads(producer, group.nodes)
+            fits = aligned and group.pointwise or other.nodes[-1] is producer and self.joins_heads(producer, group.nodes)
             return None if fits else "the reader is not elementwise over the result of a reduction"
         if group.reduces and not (aligned and group.pointwise and not any(facts[r].reduces for r in readers)):
-            if len(readers) == 1 and all(facts[n].moves_only for n in other.nodes):
+            if len(readers) == 1 and self.is_view(other.nodes, readers[0]):
                 return None
             if self.halos and len(other.nodes) == 1 and self.reads_halo(producer, value):
                 return None
@@ -285,14 +286,34 @@ class _Grouping:
 
     def joins_heads(self, product: Node, readers: Sequence[Node]) -> bool:
         """Whether nodes, one after the other, put rows of the matrices that a product computes beside each other, and do nothing else."""
-        (last, *_), folds = self.facts[readers[-1]].outputs, self.facts[product].bodies
+        moved, folded = self.moved(readers), self.facts[product].bodies[-1].op == "reduce"
+        if not self.quotients or product.op is not MATMUL or not folded or moved is None or readers[0].inputs != product.outputs:
+            return False
+        last, indices = moved
+        return puts_beside(last.axes, last.shape, indices)
+
+    def is_view(self, nodes: Sequence[Node], reader: Node) -> bool:
+        """Whether nodes only move elements, and read them at affine indices; or matrices of a product at a quotient: heads that share keys."""
+        if all(self.facts[n].moves_only for n in nodes):
+            return True
+        if not self.quotients or reader.op is not MATMUL or (moved := self.moved(nodes)) is None:
+            return False
+        (*matrices, _, _), indices = moved[0].axes, [simplify(i) for i in moved[1]]
+        quotients = [i for i in indices if i.op == "floordiv" and i.args[0] in matrices and i.args[1].op == "const"]
+        others = [i for i in indices if i not in quotients]
+        return len(quotients) == 1 and all(map(_affine, others)) and quotients[0].args[0] not in E.variables(*others)
+
+    def moved(self, nodes: Sequence[Node]) -> tuple[Tensor, Sequence[Expr]] | None:
+        """What nodes, one after the other, compute: a tensor, and the indices at which its elements are read; None if they do not only move
+        elements."""
+        (last, *_) = self.facts[nodes[-1]].outputs
         indices: Sequence[Expr] = last.axes
-        for node, source in zip(reversed(readers), reversed((product, *readers[:-1])), strict=True):
-            t, body = self.facts[node].outputs[0], self.facts[node].bodies[-1]
-            if len(self.facts[node].bodies) != 1 or body.op != "read" or node.inputs != source.outputs:
-                return False
-            indices = [E.substitute(i, dict(zip(t.axes, indices, strict=True))) for i in body.args]
-        return product.op is MATMUL and folds[-1].op == "reduce" and puts_beside(last.axes, last.shape, indices)
+        for n, node in reversed(list(enumerate(nodes))):
+            facts = self.facts[node]
+            if len(facts.outputs) != 1 or len(facts.bodies) != 1 or facts.bodies[0].op != "read" or n and node.inputs != nodes[n - 1].outputs:
+                return None
+            indices = [E.substitute(i, dict(zip(facts.outputs[0].axes, indices, strict=True))) for i in facts.bodies[0].args]
+        return last, indices
 
     def reads_halo(self, padding: Node, value: Value) -> bool:
         """Whether a node puts zeros around what another kernel computes: that one can store them around its result, and the readers'

@@ -77,12 +77,12 @@ def _prepared(kernel: Kernel) -> Schedule:
     s = Schedule(kernel)
     s.collapse()
     if not imperative(s.kernel):
-        if (found := grouped_axis(s.kernel)) is not None:
-            _expand(s, *found)
         for result, stage, size in rows_beside(s.kernel):
             _expand(s, result_nest(s.kernel, result).loops[-1].var.attr.name, size)
             indices = next(r.args for r in result_nest(s.kernel, result).reads if r.attr.name == stage)
             s.reorder(*(i.attr.name for i in indices if i.op == "var"))
+        if (found := grouped_axis(s.kernel)) is not None:
+            _expand(s, *found)
     return s
 
 
@@ -162,7 +162,7 @@ def _lanes_along_output(fold: Nest, out: Nest, target: Target, packable: frozens
     fixed = [r for r in fold.reads if not (is_product(fold) and r.attr.name in packable)]
     if contiguous(fixed, lane.var):
         return True
-    if is_product(fold) and _reuse(fold) >= 4:
+    if is_product(fold) and _reuse(fold) >= tiled.PACKED:
         return True  # the operand is packed first
     along = fold_axis(fold)
     return along is None or extent_of(along.extent) < width
