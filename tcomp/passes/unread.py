@@ -206,7 +206,9 @@ def _equal(now: Application, then: Application, output: int, ties: Mapping[int, 
 
 
 def _same_body(old: te.Tensor, new: te.Tensor, sources: Mapping[te.Tensor, te.Tensor], ties: Mapping[int, Mapping[te.Tensor, int]]) -> bool:
-    same = len(old.axes) == len(new.axes)
+    if old.body is None or new.body is None or len(old.axes) != len(new.axes):
+        return False
+    same = True
 
     def rule(e: Expr) -> Expr | None:
         nonlocal same
@@ -220,7 +222,6 @@ def _same_body(old: te.Tensor, new: te.Tensor, sources: Mapping[te.Tensor, te.Te
                 indices[dim] = axis
         return read(source, indices)
 
-    assert old.body is not None and new.body is not None
     flat = {axis: const(0) for axis, d in zip(old.axes, old.shape, strict=True) if d == 1}
     body = simplify(substitute(substitute(new.body, dict(zip(new.axes, old.axes, strict=True))), flat))
     return simplify(rewrite(body, rule)) is simplify(substitute(old.body, flat)) and same

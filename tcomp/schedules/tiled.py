@@ -47,7 +47,8 @@ PANEL = 0.6  # of a cache, for the panel of an operand that is to stay there
 NEAR, BEYOND = 0.5, 8.0  # cycles to load a vector from the second-level cache, and from beyond
 AHEAD, MAYBE = 2, 8  # what takes more than one part in so many of the second-level cache is asked for ahead, may be
 FEWER = 24  # so many fewer elements that are no products are summed up one after the other than products
-PACKED = 6  # rows that use an operand again that lies across the lanes: fewer are dot products (measured for 4 and 7 heads that share keys)
+PACKED = 6  # rows from which on an operand that lies across the lanes is copied; fewer are dot products (measured for 4 and 7 heads that share keys)
+PACKED_APART = 8  # ... from which on one is whose rows of lanes lie on pages far apart
 WINDOW = 64  # steps of two folds that may be unrolled
 WINDOW_CODE = 512  # multiply-adds of a tile that are unrolled by default, where they have operands in common
 
@@ -287,7 +288,8 @@ def pack(s: Schedule, acc: str, lanes: int, target: Target, knobs: Knobs, width:
         dims = [d for d, i in enumerate(r.args) if lane.var in E.variables(i)]
         if step in (0, None) or len(dims) != 1 or r.args[dims[0]] is not lane.var:
             continue
-        if not knobs.flag(f"{r.attr.name}.pack", reuse >= (PACKED if step != 1 else 8) and (step != 1 or _far_apart(r, fold, lane, target))):
+        pays = reuse >= PACKED if step != 1 else reuse >= PACKED_APART and _far_apart(r, fold, lane, target)
+        if not knobs.flag(f"{r.attr.name}.pack", pays):
             continue
         panel = width or tile_of(fold, target, knobs).vectors * lanes
         name = f"{r.attr.name}.packed"
