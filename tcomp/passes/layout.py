@@ -22,7 +22,8 @@ few channels are computed, so that vectors run along its rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import count
 from math import inf, prod
 from typing import Concatenate, ParamSpec, TypeVar
@@ -30,12 +31,12 @@ from typing import Concatenate, ParamSpec, TypeVar
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Dim, Expr
-from tcomp.ir.graph import KERNEL, Graph, Node, Value
+from tcomp.ir.graph import KERNEL, Graph, Node, Operator, Value, attributes_key
 from tcomp.ir.halo import FEW, Widths, joined, most_folded, reach, selections
 from tcomp.ir.layout import LINE, Layout
 from tcomp.ir.printer import canonical_graph_text
 from tcomp.ir.simplify import linear, simplify
-from tcomp.ir.te import Tensor, tensors
+from tcomp.ir.te import Tensor, placeholder, tensors
 from tcomp.ops.shapes import IDENTITY
 from tcomp.passes.structure import inlined
 
@@ -404,15 +405,32 @@ def _output_layouts(body: Graph, constants: frozenset[int]) -> list[Layout | Non
     return results
 
 
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """What a kernel body computes, whatever its values are called and how they lie: nodes read values by number, inputs coming first."""
+
+    inputs: tuple[tuple[str, tuple[Dim, ...]], ...]
+    steps: tuple[tuple[Operator, Hashable, tuple[int | None, ...]], ...]
+    nodes: tuple[Node, ...] = field(compare=False)
+
+
 def _chained(body: Graph) -> tuple[list[Tensor], dict[Value, Tensor]]:
     """(placeholders, the tensor of each value) of a kernel body."""
-    inputs = [v.placeholder() for v in body.inputs]
-    values: dict[Value, Tensor] = dict(zip(body.inputs, inputs, strict=True))
-    for v in body.constants:
-        values[v] = v.placeholder()
-    for node in body.nodes:
-        values.update(zip(node.outputs, node.tensors([None if v is None else values[v] for v in node.inputs]), strict=True))
-    return inputs, values
+    given = (*body.inputs, *body.constants)
+    values = [*given, *(v for node in body.nodes for v in node.outputs)]
+    number = {v: n for n, v in enumerate(values)}
+    steps = tuple((n.op, attributes_key(n.attrs), tuple(None if v is None else number[v] for v in n.inputs)) for n in body.nodes)
+    made = _tensors(_Chain(tuple((v.dtype, v.shape) for v in given), steps, body.nodes))
+    return list(made[: len(body.inputs)]), dict(zip(values, made, strict=True))
+
+
+@lru_cache(maxsize=1024)
+def _tensors(chain: _Chain) -> tuple[Tensor, ...]:
+    """Those of all values, made once: several questions are asked about each kernel, and what is known of a tensor is kept."""
+    made = [placeholder(shape, dtype) for dtype, shape in chain.inputs]
+    for node, (_, _, sources) in zip(chain.nodes, chain.steps, strict=True):
+        made += node.tensors([None if n is None else made[n] for n in sources])
+    return tuple(made)
 
 
 def _stages(body: Graph, values: Mapping[Value, Tensor]) -> dict[Tensor, Expr]:
