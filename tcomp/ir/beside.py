@@ -8,15 +8,19 @@ from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.simplify import simplify
 
 
-def puts_beside(axes: Sequence[Expr], shape: Sequence[Dim], indices: Sequence[Expr]) -> bool:
-    """Whether `x[..., c // n, ..., c % n]` is read at the element (..., c) of a tensor with such axes: rows of length n, those of matrices
-    c // n beside each other. All other axes stand for themselves, so that no element is read twice."""
+def length_beside(axes: Sequence[Expr], shape: Sequence[Dim], indices: Sequence[Expr]) -> int | None:
+    """n, if `x[..., c // n, ..., c % n]` is read at the element (..., c) of a tensor with such axes: rows of length n, those of matrices
+    c // n beside each other, as many as there is room for. All other axes stand for themselves, so that no element is read twice."""
     if not axes or not indices:
-        return False
+        return None
     *others, last = map(simplify, indices)
-    if last.op != "mod" or last.args[0] is not axes[-1] or last.args[1].op != "const" or not isinstance(shape[-1], int):
-        return False
+    if last.op != "mod" or last.args[0] is not axes[-1] or last.args[1].op != "const":
+        return None
+    length, whole = int(last.args[1].attr), shape[-1]
+    if not isinstance(whole, int) or whole % length:
+        return None
     rest = [i for i in others if i.op != "const"]
     long = {axis for axis, d in zip(axes[:-1], shape, strict=False) if d != 1}
-    matrix = simplify(axes[-1] // last.args[1])
-    return len(set(rest)) == len(rest) and {*long, matrix} <= set(rest) <= {*axes[:-1], matrix}
+    matrix = simplify(axes[-1] // length)
+    once = len(set(rest)) == len(rest) and {*long, matrix} <= set(rest) <= {*axes[:-1], matrix}
+    return length if once else None

@@ -22,7 +22,7 @@ from functools import cached_property
 import numpy as np
 
 from tcomp.ir import expr as E
-from tcomp.ir.beside import puts_beside
+from tcomp.ir.beside import length_beside
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Expr
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, GraphBuilder, Node, Value, infer
@@ -286,11 +286,10 @@ class _Grouping:
 
     def joins_heads(self, product: Node, readers: Sequence[Node]) -> bool:
         """Whether nodes, one after the other, put rows of the matrices that a product computes beside each other, and do nothing else."""
-        moved, folded = self.moved(readers), self.facts[product].bodies[-1].op == "reduce"
-        if not self.quotients or product.op is not MATMUL or not folded or moved is None or readers[0].inputs != product.outputs:
+        if not self.quotients or product.op is not MATMUL or readers[0].inputs != product.outputs or (moved := self.moved(readers)) is None:
             return False
         last, indices = moved
-        return puts_beside(last.axes, last.shape, indices)
+        return self.facts[product].bodies[-1].op == "reduce" and length_beside(last.axes, last.shape, indices) is not None
 
     def is_view(self, nodes: Sequence[Node], reader: Node) -> bool:
         """Whether nodes only move elements, and read them at affine indices; or matrices of a product at a quotient: heads that share keys."""
@@ -298,7 +297,7 @@ class _Grouping:
             return True
         if not self.quotients or reader.op is not MATMUL or (moved := self.moved(nodes)) is None:
             return False
-        (*matrices, _, _), indices = moved[0].axes, [simplify(i) for i in moved[1]]
+        matrices, indices = moved[0].axes[:-2], [simplify(i) for i in moved[1]]
         quotients = [i for i in indices if i.op == "floordiv" and i.args[0] in matrices and i.args[1].op == "const"]
         others = [i for i in indices if i not in quotients]
         return len(quotients) == 1 and all(map(_affine, others)) and quotients[0].args[0] not in E.variables(*others)

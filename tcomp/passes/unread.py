@@ -123,7 +123,7 @@ def _parts_and_cuts(graph: Graph) -> dict[Node, _Part | _Cut]:
 
 def _cut(node: Node, box: Box, constants: Mapping[Value, np.ndarray]) -> _Cut | None:
     """What a slice, or a gather at a constant position, reads for a box of its output; None for other operators, and where that is all."""
-    body = structure.bodies(node)[0]
+    body = structure.bodies(node)[0] if len(node.outputs) == 1 else None
     if body is None or body.expr.op != "read":
         return None
     values = {v: value for v in body.leaves if (value := uniform(constants.get(v))) is not None}

@@ -77,7 +77,7 @@ def _prepared(kernel: Kernel) -> Schedule:
     s = Schedule(kernel)
     s.collapse()
     if not imperative(s.kernel):
-        for result, stage, size in rows_beside(s.kernel):
+        for result, (stage, size) in rows_beside(s.kernel).items():
             _expand(s, result_nest(s.kernel, result).loops[-1].var.attr.name, size)
             indices = next(r.args for r in result_nest(s.kernel, result).reads if r.attr.name == stage)
             s.reorder(*(i.attr.name for i in indices if i.op == "var"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tcomp.ir import expr as E
-from tcomp.ir.beside import puts_beside
+from tcomp.ir.beside import length_beside
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, For, If, Kernel, Stmt, Store, While, perfect, walk
@@ -232,12 +232,14 @@ def grouped_axis(kernel: Kernel) -> tuple[str, int] | None:
     return None
 
 
-def rows_beside(kernel: Kernel) -> list[tuple[str, str, int]]:
-    """(result, reduction, length) where a result puts rows of that length, which are those of a reduction, beside each other."""
-    folded, found = {n.writes for n in nests(kernel) if n.is_fold}, []
+def rows_beside(kernel: Kernel) -> dict[str, tuple[str, int]]:
+    """The results that put rows of a reduction beside each other: which one, and how long its rows are."""
+    folded, found = {n.writes for n in nests(kernel) if n.is_fold}, dict[str, tuple[str, int]]()
     for out in (n for n in nests(kernel) if n.writes in kernel.outputs and not n.is_fold):
         axes, shape = [x.var for x in out.loops], [x.extent for x in out.loops]
-        found += [(out.writes.name, r.attr.name, int(r.attr.shape[-1])) for r in out.reads if r.attr in folded and puts_beside(axes, shape, r.args)]
+        for r in (r for r in out.reads if r.attr in folded):
+            if (length := length_beside(axes, shape, r.args)) is not None:
+                found[out.writes.name] = r.attr.name, length
     return found
 
 

@@ -97,6 +97,20 @@ def test_the_meaning_stays(batch: int, count: int, rows: int, width: int, keys: 
             p.same(got, want)
 
 
+@pytest.mark.parametrize("width, used, whole", [(24, 16, 64), (16, 16, 40), (16, 8, 32)])
+def test_parts_of_rows_beside_each_other(width: int, used: int, whole: int) -> None:
+    """Rows that are not read to their end, and a last one that there is no room for; and two products, one of them read so."""
+    a, k = te.placeholder((8, 5, 7), "float32", "A"), te.reduce_axis(7, "k")
+    b = te.placeholder((7, 8 * width), "float32", "B")
+    p, q = (te.compute((8, 5, width), lambda h, i, j: te.sum(a[h, i, k] * b[k, h * width + j], axis=k), name) for name in "PQ")
+    r = te.compute((5, whole), lambda i, c: p[c // used, i, c % used] + q[c // used, i, c % used] * 2.0, "R")
+    program = Program((a, b), (r,), {})
+    s = cpu.schedule(lower("p", program.inputs, program.outputs), HOST)
+    for found in (interpreted(program, s.kernel), native(program, s.kernel)):
+        for got, want in zip(found, expected(program), strict=True):
+            program.same(got, want)
+
+
 def test_nothing_is_stored_apart() -> None:
     p = heads(1, 12, 128, 64, 128, "float32", True)
     s = cpu.schedule(lower("p", p.inputs, p.outputs), Target.parse("cpu -march=x86_64 -mcpu=skylake-avx512"))
@@ -174,3 +188,10 @@ def test_repeated_columns_are() -> None:
     x, y = b.input("x", "float32", (1, 2, 9, 8)), b.input("y", "float32", (1, 2, 8, 5, 1))
     (wide,) = b.add(RESHAPE, b.add(EXPAND, [y], {"shape": (1, 2, 8, 5, 3)}), {"shape": (1, 2, 8, 15)})
     assert len(partition(b.build(b.add(MATMUL, [x, wide]))).nodes) == 2
+
+
+def test_a_vector_that_was_joined_is_copied() -> None:
+    b = GraphBuilder()
+    x, y = b.input("x", "float32", (3, 12)), b.input("y", "float32", (4, 3))
+    (flat,) = b.add(RESHAPE, b.add(TRANSPOSE, [y], {"perm": (1, 0)}), {"shape": (12,)})
+    assert len(partition(b.build(b.add(MATMUL, [x, flat]))).nodes) == 2
