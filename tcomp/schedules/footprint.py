@@ -335,7 +335,7 @@ class Footprints:
         """The positions in these dimensions, and whether they are exactly known."""
         running = {x.var for x in loops}
         if len(dims) > 1:
-            forms = [self.forms[a.indices[d]] for d in dims]
+            forms = [self._form_while(a.indices[d], running) for d in dims]
             digits = list(dict.fromkeys(g for f in forms if f is not None for g in f[0] if g[0] in running))
             if None in forms or prod(map(self._size, digits)) > self.limit:
                 return _Set(0, 1, prod(shape[d] for d in dims)), False
@@ -351,14 +351,19 @@ class Footprints:
             listed = np.unique(place[np.broadcast_to(taken, place.shape)])
             return _Set(count=len(listed), listed=listed), True
         only, size = a.indices[dims[0]], shape[dims[0]]
-        form = self.forms[only]
-        if form is None and not E.reads(only) and not running & set(E.variables(only)):
-            return _sum(int(_value(self.indices[only], self.middle)), (), size)
+        form = self._form_while(only, running)
         if form is None:  # depends on data, or too many to enumerate
             most = prod(_most(x.extent, self.middle) for x in loops if x.var in E.variables(only))
             return _Set(0, 1, min(size, most)), most <= 1
         start = form[1] + self._standing(form[0], running)
         return _sum(start, [(c, self._size(g)) for g, c in form[0].items() if g[0] in running], size)
+
+    def _form_while(self, index: Expr, running: Collection[Expr]) -> tuple[dict[Digit, int], int] | None:
+        """The form of an index while `running` run: what has none, but stands still, is a constant."""
+        form = self.forms[index]
+        if form is None and not E.reads(index) and not set(running) & set(E.variables(index)):
+            return {}, int(_value(self.indices[index], self.middle))
+        return form
 
     def _standing(self, factors: Mapping[Digit, int], running: Collection[Expr]) -> int:
         """What the digits of loops that stand still add to an index."""

@@ -100,3 +100,15 @@ def test_footprints_of_affine_programs_are_exact(program: Stmt, data: st.DataObj
 def test_instances_are_exact(program: Stmt) -> None:
     for a in accesses(program):
         assert instances(a.loops, a.conditions) == walked([a], {}, loops_in(program))[1]
+
+
+def test_an_index_that_stands_still_is_a_constant_beside_one_that_runs() -> None:
+    """k // 2 of a triangular loop has no digits; the first dimension is coupled with the last by l all the same."""
+    buffer = Buffer("A", "float32", (4, 3))
+
+    def inner(k: Expr) -> Stmt:
+        return loop("l", 2, lambda m: block(store(buffer, (k // 2, 0), 0.0), store(buffer, (m, m), 0.0)))
+
+    found = accesses(loop("j", 3, lambda j: loop("k", simplify(j + 1), lambda k: inner(k))))
+    touched = Footprints(found).touched(found, {found[0].loops[-1].var})
+    assert (touched.elements, touched.exact) == (2, True)  # (0, 0) and (1, 1)
