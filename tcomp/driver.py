@@ -214,7 +214,7 @@ def graph_passes(
         ("fold-again", lambda g: fold_constants(g, notes)),
         ("merge-equal", merge_equal),
         ("eliminate-dead", eliminate_dead),
-        *([("algorithms", algorithms)] if target.kind == "cpu" else []),
+        *([("algorithms", algorithms), ("merge-again", merge_equal)] if target.kind == "cpu" else []),
         ("attention", attention),
         ("partition", lambda g: partition(g, report.not_fused.append, halos, quotients=halos)),
         ("layout", lambda g: choose_layouts(g, layouts, halos, (lambda body: predicted_seconds(body, target)) if halos else None)),

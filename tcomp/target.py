@@ -300,8 +300,8 @@ class Target:
 
     @property
     def streamed(self) -> float:
-        """Bytes a cycle that a core gets of what no cache of its own holds and it has asked for ahead, as weights are."""
-        return 0.8 * self.core.l3
+        """Bytes a cycle that each core gets of what no cache of its own holds and it has asked for ahead, as weights are."""
+        return min(0.8 * self.core.l3, self.core.memory_all / (self.cores * self.core.ghz))
 
     @property
     def compute_capability(self) -> int:

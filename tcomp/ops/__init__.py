@@ -17,12 +17,13 @@ from tcomp.ops import (
     reduction,
     shapes,
     signal,
+    strassen,
     winograd,
 )
 
 _FAMILIES = (
     attention, elementwise, image, indexing, loss, matmul, movement, nn, normalization, pooling, quantization, recurrent, reduction, shapes,
-    signal, winograd,
+    signal, strassen, winograd,
 )  # fmt: skip
 
 OPERATORS: dict[str, Operator] = {

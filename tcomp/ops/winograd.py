@@ -122,7 +122,7 @@ def winograd_input(x: te.Tensor, tile: int, taps: Sequence[int], stride: int = 1
             if axis < 0:
                 return x[n, c, *(p * t + i for p, t, i in zip(place, steps, pixel, strict=True))]
             values = [transformed(axis - 1, (i, *pixel)) for i in range(points[axis])]
-            return values[0] if taps[axis] == 1 else _chosen(which[axis], _to_points(tile, taps[axis], stride, values))
+            return values[0] if taps[axis] == 1 else chosen(which[axis], _to_points(tile, taps[axis], stride, values))
 
         return transformed(rank - 1, ())
 
@@ -155,14 +155,14 @@ def winograd_output(p: te.Tensor, tile: int, shape: Sequence[Dim], stride: int =
             values = [transformed(axis - 1, (i, *point)) for i in range(points[axis])]
             if points[axis] == 1:
                 return values[0]
-            return _chosen(place[axis] % tile, _from_points(tile, points[axis] - stride * tile + stride, stride, values))
+            return chosen(place[axis] % tile, _from_points(tile, points[axis] - stride * tile + stride, stride, values))
 
         return transformed(rank - 1, ())
 
     return te.compute((p.shape[rank], p.shape[-1], *shape), element, "winograd_output")
 
 
-def _chosen(row: Expr, rows: Sequence[Expr]) -> Expr:
+def chosen(row: Expr, rows: Sequence[Expr]) -> Expr:
     """rows[row]; which one is known where the loop over rows is unrolled."""
     *others, found = rows
     for n in reversed(range(len(others))):
@@ -175,7 +175,7 @@ def _to_points(tile: int, taps: int, stride: int, values: Sequence[Expr]) -> lis
     found: list[Expr] = []
     for q, n in enumerate(phases(taps, stride)):
         pixels = values[q::stride][: tile + n - 1]
-        found += [_sum([_scaled(row, pixels, 0), _scaled(row, pixels, 1)]) for row in matrices(tile, n)[2]] if n > 1 else pixels
+        found += [combined([_scaled(row, pixels, 0), _scaled(row, pixels, 1)]) for row in matrices(tile, n)[2]] if n > 1 else pixels
     return found
 
 
@@ -185,7 +185,7 @@ def _scaled(row: Sequence[Fraction], values: Sequence[Expr], parity: int) -> tup
     if not terms:
         return Fraction(0), None
     last = terms[-1][0]
-    return last, _sum([(c / last, v) for c, v in reversed(terms)])
+    return last, combined([(c / last, v) for c, v in reversed(terms)])
 
 
 def _from_points(tile: int, taps: int, stride: int, values: Sequence[Expr]) -> list[Expr]:
@@ -204,10 +204,11 @@ def _from_points(tile: int, taps: int, stride: int, values: Sequence[Expr]) -> l
             if len(finite) % 2:  # a point without its opposite
                 terms[i].append((row[-2], finite[-1]))
             terms[i].append((row[-1], infinity))
-    return [_sum(row) for row in terms]
+    return [combined(row) for row in terms]
 
 
-def _sum(terms: Iterable[tuple[Fraction, Expr | None]]) -> Expr:
+def combined(terms: Iterable[tuple[Fraction | int, Expr | None]]) -> Expr:
+    """The sum of factor * value, without what is zero or missing."""
     found: Expr | None = None
     for c, v in terms:
         if c and v is not None:

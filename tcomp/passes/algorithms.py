@@ -22,8 +22,10 @@ import numpy as np
 from tcomp.ir.expr import Dim, as_dim, as_expr
 from tcomp.ir.graph import Graph, Node, Value
 from tcomp.ir.simplify import same_shape
+from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import PAD, RESHAPE, TRANSPOSE
 from tcomp.ops.nn import CONV, CONV_TRANSPOSE
+from tcomp.ops.strassen import PRODUCTS, STRASSEN_INPUT, STRASSEN_OUTPUT, strassen_weights
 from tcomp.ops.winograd import WINOGRAD_INPUT, WINOGRAD_OUTPUT, WINOGRAD_PRODUCT, edges, phases, points_of, transformed_weights
 from tcomp.passes.canonicalize import uniform
 from tcomp.passes.rewrite import Notes, Rewriter, rewrite_graph
@@ -33,6 +35,9 @@ MOST_STRIDE = 2  # of three taps, a larger stride leaves nothing to save
 ERROR = 1e-3  # of the largest output: no algorithm is chosen that may be less exact
 STREAMED = 8.0  # bytes of weights a cycle, which are at home in no near cache: see `Target.streamed`
 MOVED = 14  # bytes of tiles and points a cycle: they are transformed on the way
+ADDED = 28  # bytes of quarters a cycle, and of what they add up to, where these are `KEPT` bytes at most
+KEPT = 40 << 20
+BEYOND = 6  # bytes of them a cycle where they are more
 REACHED = 0.93  # of the peak of the multiply-adds
 WORTHWHILE = 0.95  # of the time of the direct sum
 
@@ -55,11 +60,27 @@ class Convolution:
         return f"{taps} convolution{apart} {self.batch}x{self.channels} -> {self.outputs}x{extents}"
 
 
-Choose = Callable[[Convolution, int], int]
-"""The tile edge for a convolution, told the one that the model suggests; 0 for the direct sum."""
+@dataclass(frozen=True, slots=True)
+class Product:
+    """The sizes of a product of `batch` matrices, rows x depth, with one that is known, depth x columns."""
+
+    batch: int
+    rows: int
+    depth: int
+    columns: int
+
+    def __str__(self) -> str:
+        return f"product {self.batch}x{self.rows}x{self.depth} by {self.depth}x{self.columns}"
 
 
-def as_suggested(convolution: Convolution, suggested: int) -> int:
+Sizes = Convolution | Product
+
+Choose = Callable[[Sizes, int], int]
+"""The algorithm for a convolution (the edge of Winograd's tiles) or a product (the levels of Strassen's algorithm), told the one that the
+model suggests; 0 for the direct sum."""
+
+
+def as_suggested(sizes: Sizes, suggested: int) -> int:
     """The choice of the model."""
     return suggested
 
@@ -80,11 +101,15 @@ def choose_algorithms(
         """conv(x, w) = winograd_output(winograd_product(winograd_input(x), G w G'))"""
         return _winograd(node, rewriter, choose, lanes, streamed) if node.op is CONV else None
 
+    def strassen(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
+        """matmul(x, w) = strassen_output(matmul(strassen_input(x), sums of quarters of w))"""
+        return _strassen(node, rewriter, choose, lanes, streamed) if node.op is MATMUL else None
+
     def side_by_side(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
         """conv_transpose(x, w) = conv1x1(x, all taps of w), spread out"""
         return _side_by_side(node, rewriter, lanes) if node.op is CONV_TRANSPOSE else None
 
-    return rewrite_graph(graph, (winograd, side_by_side) if allow_winograd else (side_by_side,), notes)
+    return rewrite_graph(graph, (winograd, strassen, side_by_side) if allow_winograd else (side_by_side,), notes)
 
 
 def _winograd(node: Node, rewriter: Rewriter, choose: Choose, lanes: int, streamed: float) -> Sequence[Value] | str | None:
@@ -102,7 +127,7 @@ def _winograd(node: Node, rewriter: Rewriter, choose: Choose, lanes: int, stream
     if len(extents) != len(taps):
         return "the number of tiles is not known"
     sizes = Convolution(batch if isinstance(batch, int) else 1, weights.shape[1], weights.shape[0], tuple(extents), taps, stride)
-    tile = choose(sizes, winograd_tile(sizes, lanes, streamed))
+    tile = choose(sizes, fastest(sizes, lanes, streamed))
     if not tile:
         return "the direct sum is faster"
     missing = [stride * (-d % n) for d, n in zip(extents, edges(tile, taps), strict=True)]
@@ -111,6 +136,29 @@ def _winograd(node: Node, rewriter: Rewriter, choose: Choose, lanes: int, stream
     kernels = rewriter.constant(transformed_weights(weights, tile, stride), f"{w.name}.winograd")
     (products,) = rewriter.add(WINOGRAD_PRODUCT, [points, kernels], {}, f"{node.name}.products")
     return rewriter.add(WINOGRAD_OUTPUT, [products], {"tile": tile, "shape": tuple(extents), "stride": stride}, node.name)
+
+
+def _strassen(node: Node, rewriter: Rewriter, choose: Choose, lanes: int, streamed: float) -> Sequence[Value] | str | None:
+    x, w = node.inputs
+    assert x is not None and w is not None
+    matrix, output = rewriter.array(w), node.outputs[0]
+    if matrix is None or matrix.ndim != 2 or len(x.shape) < 2 or output.dtype != "float32" or node.attrs.get("transpose_a"):
+        return None
+    if node.attrs.get("transpose_b"):
+        matrix = matrix.T
+    *batch, rows, _ = x.shape
+    if not isinstance(rows, int):
+        return "the number of rows is not known"
+    sizes = Product(prod(d if isinstance(d, int) else 1 for d in batch), rows, *matrix.shape)
+    if len(algorithm_costs(sizes, lanes, streamed)) == 1:
+        return None
+    if not choose(sizes, fastest(sizes, lanes, streamed)):
+        return "the direct sum is faster"
+    (factors,) = rewriter.add(STRASSEN_INPUT, [x], {}, f"{node.name}.factors")
+    seven = strassen_weights(matrix)
+    weights = rewriter.constant(seven.reshape(PRODUCTS, *(1 for _ in batch), *seven.shape[1:]), f"{w.name}.strassen")
+    (products,) = rewriter.add(MATMUL, [factors, weights], {}, f"{node.name}.products")
+    return rewriter.add(STRASSEN_OUTPUT, [products], {"rows": rows}, node.name)
 
 
 def _side_by_side(node: Node, rewriter: Rewriter, lanes: int) -> Sequence[Value] | None:
@@ -152,14 +200,28 @@ def _of_zeros(pad: Node, rewriter: Rewriter) -> bool:
     return pad.inputs[1] is None or uniform(rewriter.array(pad.inputs[1])) == 0
 
 
-def winograd_tile(x: Convolution, lanes: int, streamed: float = STREAMED) -> int:
-    """The tile edge of the fastest algorithm: 2 or 4; 0 for the direct sum."""
+def fastest(x: Sizes, lanes: int, streamed: float = STREAMED) -> int:
+    """The fastest algorithm by the model: for a convolution the edge of Winograd's tiles, 2 or 4, for a product 1 for Strassen's; 0 for the
+    direct sum."""
     costs = algorithm_costs(x, lanes, streamed)
-    return min(costs, key=lambda tile: costs[tile] * (1 if tile else WORTHWHILE))
+    return min(costs, key=lambda n: costs[n] * (1 if n else WORTHWHILE))
 
 
-def algorithm_costs(x: Convolution, lanes: int, streamed: float = STREAMED) -> dict[int, float]:
-    """Cycles by the model of all algorithms that are worth considering, by their tile edges, 0 for the direct sum."""
+def algorithm_costs(x: Sizes, lanes: int, streamed: float = STREAMED) -> dict[int, float]:
+    """Cycles by the model of all algorithms that are worth considering, by the numbers that stand for them (see `fastest`)."""
+    return _convolution_costs(x, lanes, streamed) if isinstance(x, Convolution) else _product_costs(x, lanes, streamed)
+
+
+def _product_costs(x: Product, lanes: int, streamed: float) -> dict[int, float]:
+    costs = {0: _cycles(x.batch * x.rows, 1, x.depth, x.columns, lanes, streamed)}
+    if x.rows > 1 and x.depth % (2 * lanes) == 0 and x.columns % (2 * lanes) == 0:
+        pairs, depth, columns = x.batch * -(-x.rows // 2), x.depth // 2, x.columns // 2
+        moved = 4 * pairs * (depth * (4 + PRODUCTS) + columns * 2 * PRODUCTS)  # products are written and read
+        costs[1] = _cycles(PRODUCTS * pairs, PRODUCTS, depth, columns, lanes, streamed) + moved / (ADDED if moved <= KEPT else BEYOND)
+    return costs
+
+
+def _convolution_costs(x: Convolution, lanes: int, streamed: float) -> dict[int, float]:
     pixels, taps = x.batch * prod(x.extents), prod(x.taps)
     read = prod(x.stride for t in x.taps if t > 1)  # pixels of the input for one of the result
     costs = {0: _cycles(taps * pixels, taps, x.channels, x.outputs, lanes, streamed)}

@@ -31,10 +31,12 @@ from tcomp.ir.simplify import linear, simplify
 from tcomp.ir.te import Tensor, tensors
 from tcomp.ops.broadcast import BYTES
 from tcomp.ops.matmul import MATMUL
+from tcomp.ops.strassen import STRASSEN_INPUT, STRASSEN_OUTPUT
 from tcomp.ops.winograd import WINOGRAD_INPUT, WINOGRAD_OUTPUT
 
 MOST_NODES = 40  # operators in one kernel, so that compile time stays bounded
 MOST_TAPS = 8  # elements of one operand that an operator reads for one element, unless it reduces
+TRANSFORMS = (WINOGRAD_INPUT, WINOGRAD_OUTPUT, STRASSEN_INPUT, STRASSEN_OUTPUT)  # all elements of a tile are computed together
 INLINE_ELEMENTS = 1  # constants up to this size become literals of the kernel
 
 
@@ -83,8 +85,8 @@ class _Facts:
 
     @cached_property
     def reduces(self) -> bool:
-        """Whether an element is folded from many; or from few, as all elements of a tile are at once."""
-        return self.node.op in (WINOGRAD_INPUT, WINOGRAD_OUTPUT) or any(map(_folds, self.bodies))
+        """Whether an element is folded from many; or from few, together with others."""
+        return self.node.op in TRANSFORMS or any(map(_folds, self.bodies))
 
     @cached_property
     def contracts(self) -> bool:

@@ -61,25 +61,31 @@ def _in_pages(s: Schedule, outer: str, alone: bool, target: Target, knobs: Knobs
 
 def _cases(s: Schedule, nest: Nest) -> tuple[dict[str, Dim | None], list[str]]:
     """(other loops, loops over few cases): the value tells the cases apart by `select(i == 0, ..., select(i == 1, ...))`, where `i` is a
-    loop or a loop modulo a constant; that one is split into rounds and cases. With each other loop comes the number of its rounds that
-    are whole, None if all are."""
+    loop, a loop modulo a constant or its quotient by one; these are split, into rounds and cases. With each other loop comes the number of
+    its rounds that are whole, None if all are."""
     periods: dict[Expr, int] = {}
+    pieces: dict[Expr, int] = {}
     for e in E.walk(nest.leaf.value):
         if e.op == "eq" and e.args[1].op == "const":
             i = e.args[0]
-            v, period = (i.args[0], i.args[1].attr) if i.op == "mod" and i.args[1].op == "const" else (i, 0)
-            periods[v] = max(periods.get(v, 0), period)
+            v, by = (i.args[0], i.args[1].attr) if i.op in ("mod", "floordiv") and i.args[1].op == "const" else (i, 0)
+            found = pieces if i.op == "floordiv" else periods
+            found[v] = max(found.get(v, 0), by)
     others: dict[str, Dim | None] = {}
     cases = []
     for x in nest.loops:
-        name, period = x.var.attr.name, periods.get(x.var, MOST_CASES + 1) or x.extent
-        if x is nest.loops[-1] or not isinstance(period, int) or period > MOST_CASES:
+        name, extent, period, piece = x.var.attr.name, x.extent, periods.get(x.var, MOST_CASES + 1) or x.extent, pieces.get(x.var, 0)
+        if piece and isinstance(extent, int) and extent % piece == 0 and extent // piece <= MOST_CASES:
+            case, inside = s.split(name, piece)
+            others[inside] = None
+            cases.append(case)
+        elif x is nest.loops[-1] or not isinstance(period, int) or period > MOST_CASES:
             others[name] = None
-        elif period == x.extent:
+        elif period == extent:
             cases.append(name)
         else:
             rounds, case = s.split(name, period)
-            others[rounds] = None if divides(period, x.extent) else as_dim(as_expr(x.extent) // period)
+            others[rounds] = None if divides(period, extent) else as_dim(as_expr(extent) // period)
             cases.append(case)
     return others, cases
 

@@ -74,7 +74,7 @@ def panels(s: Schedule, fold: Nest, folds: Sequence[str], width: int, column: st
         outside.append(inside.pop(0))
     extent, unit = extents[inside[0]], steps if len(inside) == 1 else 1
     pieces = next((n for n in range(1, extent // unit + 1) if extent % (n * unit) == 0 and extent // n <= room), 0)
-    waiting = inf if unknown else line * prod(extents[x.var.attr.name] for x in fold.spatial[:-1])
+    waiting = inf if unknown else line * prod(extents[x.var.attr.name] for x in fold.spatial[:-1] if x.var in inside_columns)
     found = Panels(far[0].attr.name, steps, tuple(outside), tuple(inside), pieces)
     shared = extent_of(edit.find_loop(s.kernel, column).extent) >= SHARES * target.cores
     if pieces and (not found.in_blocks or shared and waiting <= target.l2 // SUMS):

@@ -15,7 +15,7 @@ from tcomp.ops.elementwise import RELU
 from tcomp.ops.movement import PAD
 from tcomp.ops.nn import ADD_CHANNELS, CONV, CONV_TRANSPOSE
 from tcomp.passes import algorithms
-from tcomp.passes.algorithms import Convolution, choose_algorithms, winograd_tile
+from tcomp.passes.algorithms import Convolution, choose_algorithms, fastest
 from tcomp.passes.rewrite import Notes
 from tcomp.passes.runner import run_passes
 from tcomp.target import Target
@@ -52,7 +52,7 @@ WINOGRAD = ["pad", "winograd_input", "winograd_product", "winograd_output", "add
     "shape, pads", [((1, 5, 8, 8), (1, 1)), ((2, 3, 7, 10), (1, 1)), ((1, 4, 9, 5), (0, 2)), ((1, 3, 6, 6), None)], ids=str
 )
 def test_the_rewrite_keeps_the_result(unchanged, monkeypatch, tile, shape, pads):
-    monkeypatch.setattr(algorithms, "winograd_tile", lambda sizes, lanes, streamed: tile)
+    monkeypatch.setattr(algorithms, "fastest", lambda sizes, lanes, streamed: tile)
     before = graph_of(shape, array(6, shape[1], 3, 3), pads=pads)
     after = unchanged(before, choose_algorithms(before, LANES), rtol=1e-4)
     needs_pad = pads is not None or any((d - 2) % tile for d in shape[2:])
@@ -62,7 +62,7 @@ def test_the_rewrite_keeps_the_result(unchanged, monkeypatch, tile, shape, pads)
 @pytest.mark.parametrize("tile", (2, 4))
 @pytest.mark.parametrize("shape, pads", [((1, 5, 16, 16), (1, 1)), ((2, 3, 7, 10), (1, 1)), ((1, 4, 9, 5), (0, 2)), ((1, 3, 10, 9), None)], ids=str)
 def test_a_stride_of_two(unchanged, monkeypatch, tile, shape, pads):
-    monkeypatch.setattr(algorithms, "winograd_tile", lambda sizes, lanes, streamed: tile)
+    monkeypatch.setattr(algorithms, "fastest", lambda sizes, lanes, streamed: tile)
     before = graph_of(shape, array(6, shape[1], 3, 3), {**PLAIN, "strides": (2, 2)}, pads=pads)
     after = operators(unchanged(before, choose_algorithms(before, LANES), rtol=1e-4))
     assert after[after.index("winograd_input") :] == WINOGRAD[1:] and after.count("pad") <= 1
@@ -125,24 +125,24 @@ def test_what_is_left_alone(weights, options):
     ],
 )  # fmt: skip
 def test_the_rule(channels, outputs, size, tile):
-    assert winograd_tile(Convolution(1, channels, outputs, (size, size)), LANES) == tile
+    assert fastest(Convolution(1, channels, outputs, (size, size)), LANES) == tile
 
 
 def test_cores_to_which_weights_come_faster_take_more_of_them():
     sizes = [Convolution(1, channels, channels, (size, size)) for channels, size in ((512, 7), (512, 14), (256, 14), (128, 28))]
     for cpu, tiles in (("emeraldrapids", [0, 2, 2, 4]), ("znver5", [2, 4, 4, 4])):
-        assert [winograd_tile(x, LANES, Target.parse(f"cpu -mcpu={cpu}").streamed) for x in sizes] == tiles
+        assert [fastest(x, LANES, Target.parse(f"cpu -mcpu={cpu}").streamed) for x in sizes] == tiles
 
 
 def test_the_rule_for_a_stride_of_two():
     cases = ((128, 28), (256, 14), (512, 7), (32, 80))
     sizes = [Convolution(1, channels, channels, (size, size), stride=2) for channels, size in cases]
-    assert [winograd_tile(x, LANES, 16.0) for x in sizes] == [4, 2, 0, 0]
+    assert [fastest(x, LANES, 16.0) for x in sizes] == [4, 2, 0, 0]
     assert str(sizes[0]) == "3x3 convolution of stride 2 1x128 -> 128x28x28"
 
 
 def test_many_images_share_their_weights():
-    assert [winograd_tile(Convolution(batch, 512, 512, (7, 7)), LANES) for batch in (1, 32)] == [0, 4]
+    assert [fastest(Convolution(batch, 512, 512, (7, 7)), LANES) for batch in (1, 32)] == [0, 4]
 
 
 def test_only_for_cpus():
@@ -186,7 +186,7 @@ def model(shape, channels, outputs, pads):
     ids=str,
 )
 def test_native_code_agrees_with_onnx(monkeypatch, tile, shape, channels, outputs, pads):
-    monkeypatch.setattr(algorithms, "winograd_tile", lambda sizes, lanes, streamed: tile if sizes.extents != (1, 1) else 0)
+    monkeypatch.setattr(algorithms, "fastest", lambda sizes, lanes, streamed: tile if sizes.extents != (1, 1) else 0)
     proto = model(shape, channels, outputs, pads)
     artifact, report = compile_model(proto, emit=("graph",))
     assert "winograd_product" in report.stages["graph"] and "note" not in report.stages["graph"]
@@ -204,7 +204,7 @@ def test_native_code_agrees_with_onnx(monkeypatch, tile, shape, channels, output
 @pytest.mark.parametrize("folded", (False, True), ids=["stored", "folded"])
 def test_filters_of_other_shapes(monkeypatch, shape, taps, tile, folded):
     """Along one axis alone, or wide; what reads the result folds it, or stores it. Folded with the transform inside, tiles came apart."""
-    monkeypatch.setattr(algorithms, "winograd_tile", lambda sizes, lanes, streamed: tile)
+    monkeypatch.setattr(algorithms, "fastest", lambda sizes, lanes, streamed: tile)
     pads = [n // 2 for n in taps] * 2
     nodes = [helper.make_node("Conv", ["x", "w", "b"], ["c"], pads=pads), helper.make_node("Tanh", ["c"], ["t"])]
     nodes += [helper.make_node("ReduceMax", ["t"], ["y"], axes=[*range(2, len(shape))])] if folded else [helper.make_node("Identity", ["t"], ["y"])]
@@ -221,7 +221,7 @@ def test_filters_of_other_shapes(monkeypatch, shape, taps, tile, folded):
 
 def test_the_rule_for_other_filters():
     cases = [((508, 1), (5, 1), 4), ((508,), (5,), 4), ((1, 508), (1, 4), 0), ((28, 28), (5, 5), 2), ((28, 28), (7, 7), 0), ((9, 9, 9), (3, 3, 3), 0)]
-    assert [winograd_tile(Convolution(1, 256, 512, extents, taps), LANES) for extents, taps, _ in cases] == [tile for *_, tile in cases]
+    assert [fastest(Convolution(1, 256, 512, extents, taps), LANES) for extents, taps, _ in cases] == [tile for *_, tile in cases]
 
 
 @pytest.mark.parametrize("winograd", (True, False))
