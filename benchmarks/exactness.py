@@ -89,7 +89,7 @@ def exactness(model: Model, path: Path, threads: int, draws: int) -> dict[str, A
     if "int8" in model.name:
         return found
     exact = loaded(made(model, widened(onnx.load(path)), wide(feeds), threads)[0], threads)
-    direct = made(model, str(path), feeds, threads, winograd=False)[0]
+    direct = made(model, str(path), feeds, threads, direct=True)[0]
     runs = {"tcomp": loaded(artifact, threads), "direct": loaded(direct, threads),
             "onnxruntime": load_onnxruntime(path, path, threads, {"fixed": {}}, feeds)}  # fmt: skip
     errors: dict[str, list[float]] = {name: [] for name in runs}

@@ -140,7 +140,7 @@ CASES = [
 
 
 def in_tcomp(case: Case, arrays: Mapping[str, np.ndarray]) -> Run:
-    module = tcomp.compile(case.model(arrays), threads=1, winograd=False)
+    module = tcomp.compile(case.model(arrays), threads=1, direct=True)
     inputs = [arrays[i.name] for i in module.inputs]
     return lambda: module(*inputs)
 

@@ -84,7 +84,7 @@ def compile(
     values: Mapping[str, npt.ArrayLike] | None = None,
     progress: Progress | None = None,
     database: str | os.PathLike[str] | None = None,
-    winograd: bool = True,
+    direct: bool = False,
 ) -> Module:
     """Compile an ONNX model for this machine and load it.
 
@@ -92,13 +92,13 @@ def compile(
     name, `dims` fixes (int) or bounds ((lowest, highest)) symbolic dims by name; the others stay symbolic. `threads` is the number of
     threads of `Module.run` (default: all cores the process may use). `values` fixes inputs for good (by name), so that shapes and
     branches may depend on them; they are no longer inputs then. `database` is a file that `tcomp.tune` wrote: kernels that it has
-    records for are scheduled as these say. `winograd=False` computes all convolutions directly: slower, and more exact (see
-    `passes.algorithms`).
+    records for are scheduled as these say. `direct` does without Winograd's and Strassen's algorithms: slower, more exact,
+    with less memory for weights (see `passes.algorithms`).
 
     Raises `ImportModelError` for a file that is no valid model, `UnsupportedError` listing everything tcomp cannot compile,
     `TargetError` for an unknown target.
     """
-    options: dict[str, Any] = {"values": values, "progress": progress, "database": database, "winograd": winograd}
+    options: dict[str, Any] = {"values": values, "progress": progress, "database": database, "direct": direct}
     artifact, _ = compile_model(model, target, shapes, dims, threads, **options)
     return Module.load(artifact, threads=threads)
 
@@ -114,7 +114,7 @@ def compile_model(
     emit: Sequence[str] = (),
     progress: Progress | None = None,
     database: str | os.PathLike[str] | None = None,
-    winograd: bool = True,
+    direct: bool = False,
 ) -> tuple[Artifact, Report]:
     """Compile an ONNX model to an artifact (see `compile`). `emit` names stages whose text goes into the report:
     graph, te, schedule, loops, and llvm, asm for a CPU, cuda, ptx, sass-stats for CUDA."""
@@ -129,7 +129,7 @@ def compile_model(
         from tcomp.autotune.lookup import recorded  # which itself compiles
 
         decide = recorded(database, target, threads)
-    return compile_graph(graph, target, threads, report, emit, progress, decide, winograd), report
+    return compile_graph(graph, target, threads, report, emit, progress, decide, direct), report
 
 
 def compile_graph(
@@ -140,15 +140,15 @@ def compile_graph(
     emit: Sequence[str] = (),
     progress: Progress | None = None,
     decide: Lookup | None = None,
-    winograd: bool = True,
+    direct: bool = False,
 ) -> Artifact:
-    """Graph -> artifact. `decide` says how kernels are scheduled; by default as the analytic model suggests. `winograd`: see `compile`."""
+    """Graph -> artifact. `decide` says how kernels are scheduled; by default as the analytic model suggests. `direct`: see `compile`."""
     report, tell = report or Report(), progress or (lambda stage, done, total: None)
     dump = Path(os.environ["TCOMP_DUMP"]) if os.environ.get("TCOMP_DUMP") else None
     verify = bool(os.environ.get("TCOMP_VERIFY"))
     tell("graph", 0, 1)
     with report.timed("passes"):
-        graph, _ = run_passes(graph, graph_passes(target, report, decide, winograd), verify=verify, dump=dump)
+        graph, _ = run_passes(graph, graph_passes(target, report, decide, direct), verify=verify, dump=dump)
     return compile_partitioned(graph, target, threads, report, emit, progress, decide)
 
 
@@ -185,7 +185,7 @@ def compile_partitioned(
 
 
 def graph_passes(
-    target: Target, report: Report, decide: Lookup | None = None, winograd: bool = True
+    target: Target, report: Report, decide: Lookup | None = None, direct: bool = False
 ) -> list[tuple[str, Callable[[Graph], Graph]]]:
     """Graph -> Graph, in order. Each is verified, timed and dumped on request by the runner."""
     notes = report.notes
@@ -203,7 +203,7 @@ def graph_passes(
 
     def algorithms(g: Graph) -> Graph:
         choose = decide.algorithm if decide else as_suggested
-        return choose_algorithms(g, target.lanes(32), notes, choose, target.streamed, winograd)
+        return choose_algorithms(g, target.lanes(32), notes, choose, target.streamed, direct)
 
     return [
         ("use-bytes", lambda g: use_bytes(g, notes)),

@@ -104,16 +104,16 @@ def verify(
     full: bool = False,
     threads: int | None = None,
     progress: Progress | None = None,
-    winograd: bool = True,
+    direct: bool = False,
 ) -> Verification:
     """Compare the native code of an imported graph with its interpretation.
 
     `tolerance` bounds the relative error; by default it depends on the dtype (1e-4 for float32, 0 for integers), and on the precision of
     the target (1e-2 for tf32 and fp16, 5e-2 for bf16). `full` judges every
-    pass and kernel even where the outputs agree. `progress` is told (stage, done, total). `winograd`: see `compile`. Raises `TcompError` as compilation does.
+    pass and kernel even where the outputs agree. `progress` is told (stage, done, total). `direct`: see `compile`. Raises `TcompError` as compilation does.
     """
     tell = progress or (lambda stage, done, total: None)
-    artifact = compile_graph(graph, target, threads, progress=progress, winograd=winograd)
+    artifact = compile_graph(graph, target, threads, progress=progress, direct=direct)
     module = Module.load(artifact, threads=threads)
     native = module.run(inputs)
     want = _interpret(graph, inputs, "reference", tell)
@@ -122,7 +122,7 @@ def verify(
         alone = Module.load(artifact, threads=1).run(inputs)
         result.repeatable = all(a.tobytes() == native[name].tobytes() for name, a in alone.items())
     if full or not all(c.ok for c in result.outputs):
-        passes = graph_passes(target, Report(), winograd=winograd)
+        passes = graph_passes(target, Report(), direct=direct)
         final = _judge_passes(graph, passes, inputs, want, tolerance, tell, result.passes)
         if final is not None:
             for judged in _judge_kernels(final, target, inputs, tolerance, tell):

@@ -16,7 +16,7 @@ from tcomp.autotune.space import realise
 from tcomp.autotune.workload import Algorithm, Task, Workload, kernel_workload
 from tcomp.errors import ScheduleError
 from tcomp.ir.graph import Graph
-from tcomp.passes.algorithms import Convolution, algorithm_costs
+from tcomp.passes.algorithms import Sizes, algorithm_costs
 from tcomp.runtime import default_threads
 from tcomp.schedules.knobs import Decisions, decode, encode
 from tcomp.target import Target
@@ -33,13 +33,13 @@ class Chosen:
 @dataclass
 class Lookup:
     """Decides for KERNEL bodies: `lookup(body, which of its inputs are constants)`. `find` is asked once for each distinct kernel, with 1
-    for the sizes of symbolic dims. `algorithm` decides for convolutions; `suggested` are those that it was asked about, each with the
-    tile edge that the model suggests."""
+    for the sizes of symbolic dims. `algorithm` decides for convolutions and products; `suggested` are those that it was asked about, each
+    with what the model suggests."""
 
     find: Callable[[Task], Chosen]
     target: Target
     threads: int
-    suggested: dict[Convolution, int] = field(default_factory=dict)
+    suggested: dict[Sizes, int] = field(default_factory=dict)
     _found: dict[Workload, Chosen] = field(default_factory=dict)
 
     def __call__(self, body: Graph, constants: frozenset[int]) -> Chosen:
@@ -51,8 +51,8 @@ class Lookup:
             self._found[workload] = chosen
         return self._found[workload]
 
-    def algorithm(self, sizes: Convolution, suggested: int) -> int:
-        """The tile edge for a convolution (see `passes.algorithms`)."""
+    def algorithm(self, sizes: Sizes, suggested: int) -> int:
+        """The algorithm for a convolution or a product (see `passes.algorithms`)."""
         self.suggested[sizes] = suggested
         found = self.find(Algorithm(str(sizes), str(self.target), self.threads)).decisions.get(Algorithm.NAME, suggested)
         return found if isinstance(found, int) and found in algorithm_costs(sizes, self.target.lanes(32), self.target.streamed) else suggested

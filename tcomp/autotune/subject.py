@@ -27,7 +27,7 @@ from tcomp.ir.graph import Graph, Node
 from tcomp.ir.loops import Kernel
 from tcomp.ir.parser import parse_graph, parse_kernel
 from tcomp.ops import OPERATORS
-from tcomp.passes.algorithms import Convolution, algorithm_costs
+from tcomp.passes.algorithms import Sizes, algorithm_costs
 from tcomp.passes.runner import run_passes
 from tcomp.runtime import Artifact, numpy_dtype
 from tcomp.runtime.inputs import random_array
@@ -80,12 +80,12 @@ class Model:
         values: Mapping[str, npt.ArrayLike] | None = None,
         sizes: Mapping[str, int] | None = None,
         seed: int = 0,
-        winograd: bool = True,
+        direct: bool = False,
     ) -> None:
-        self._target, self._threads, self._sizes, self._winograd = target, threads, dict(sizes or {}), winograd
+        self._target, self._threads, self._sizes, self._direct = target, threads, dict(sizes or {}), direct
         self._graph = import_model(model, shapes, dims, {name: np.asarray(v) for name, v in (values or {}).items()})
         self.inputs = _inputs(self._graph, self._sizes, seed)
-        self._suggested: dict[Convolution, int] = {}
+        self._suggested: dict[Sizes, int] = {}
         self._partitioned: dict[frozenset[str], Graph] = {}  # the latest, by what was decided upon algorithms
         self._keys_of: dict[frozenset[str], list[str]] = {}  # of their kernels, in program order
         self.algorithms: list[tuple[Algorithm, Decisions]] = []
@@ -105,7 +105,7 @@ class Model:
         chosen = self._chosen(decisions)
         if chosen not in self._partitioned:
             lookup = self._lookup(decisions)
-            self._partitioned[chosen], _ = run_passes(self._graph, graph_passes(self._target, Report(), lookup, self._winograd)[:-1])
+            self._partitioned[chosen], _ = run_passes(self._graph, graph_passes(self._target, Report(), lookup, self._direct)[:-1])
             self._suggested |= lookup.suggested
             if len(self._partitioned) > _KEPT:  # each has weights of its own
                 del self._partitioned[next(iter(self._partitioned))]

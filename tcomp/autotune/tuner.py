@@ -76,7 +76,7 @@ def tune(
     dims: Mapping[str, int | tuple[int, int]] | None = None,
     values: Mapping[str, npt.ArrayLike] | None = None,
     sizes: Mapping[str, int] | None = None,
-    winograd: bool = True,
+    direct: bool = False,
     resume: bool = False,
     progress: Callable[[Status], None] | None = None,
     seed: int = 0,
@@ -85,7 +85,7 @@ def tune(
 
     `model` is what `tcomp.compile` takes, or what `tcomp.Schedule` takes; then `schedule(s, knobs)` may be a space of one's own.
     `budget` are seconds in all (60 if `trials` is not given either), `trials` the number of candidates. `target`, `threads`, `shapes`,
-    `dims`, `values` and `winograd` are those of `tcomp.compile`, to which the same are to be given (for CUDA, `threads` means nothing);
+    `dims`, `values` and `direct` are those of `tcomp.compile`, to which the same are to be given (for CUDA, `threads` means nothing);
     `sizes` are those at which symbolic dims that stay open are measured. `workers` is the number of building processes, `cluster` the address of a Dask scheduler whose workers measure.
     `resume` goes on with an earlier call for the same model, with what is left of its budget unless another one is given.
 
@@ -104,7 +104,7 @@ def tune(
     count = counted(machine, threads)
     options: dict[str, Any] = {
         "model": os.path.abspath(model) if isinstance(model, str | os.PathLike) else None, "target": str(machine), "threads": threads, "workers": workers,
-        "cluster": cluster, "shapes": _plain(shapes), "dims": _plain(dims), "values": _plain(values), "sizes": _plain(sizes), "seed": seed, "winograd": winograd,
+        "cluster": cluster, "shapes": _plain(shapes), "dims": _plain(dims), "values": _plain(values), "sizes": _plain(sizes), "seed": seed, "direct": direct,
     }  # fmt: skip
     clock = Clock()
     with Database(database) as entries:
@@ -115,7 +115,7 @@ def tune(
             elif schedule is not None:
                 raise InputError("a schedule function is for a program of one's own", hint="tcomp.tune([A, B, C], schedule=f)")
             else:
-                subject = Model(model, machine, count, shapes, dims, values, sizes, seed, winograd)
+                subject = Model(model, machine, count, shapes, dims, values, sizes, seed, direct)
         session = _session(entries, subject, options, budget, trials, resume)
         tuning = _Tuning(subject, entries, session, start, clock, progress or (lambda status: None), Random(f"{seed} {session.trials}"))
         return tuning.run(workers, cluster)

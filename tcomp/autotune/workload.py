@@ -212,7 +212,7 @@ class Program(Task):
 
 @dataclass(frozen=True)
 class Algorithm(Task):
-    """Which algorithm convolutions of some sizes (`text`) take. Alternatives are judged in whole models, since they are several kernels, and
+    """Which algorithm convolutions or products of some sizes (`text`) take. Alternatives are judged in whole models, since they are several kernels, and
     others around them change as well: there are no loops to make."""
 
     text: str
@@ -220,7 +220,7 @@ class Algorithm(Task):
     threads: int
     dims: tuple[tuple[str, int], ...] = ()
 
-    NAME: ClassVar[str] = "tile"  # of the decision: the edge of Winograd's tiles, 0 for the direct sum
+    NAME: ClassVar[str] = "tile"  # of the decision: the edge of Winograd's tiles, or 1 for Strassen's algorithm; 0 for the direct sum
 
     @property
     def identity(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from tcomp.cli.options import (
     STAGES,
     Arch,
     Dims,
+    Direct,
     Json,
     OnnxModel,
     Precision,
@@ -22,7 +23,6 @@ from tcomp.cli.options import (
     Threads,
     Tuned,
     Values,
-    Winograd,
     parse_choices,
     parse_dims,
     parse_shapes,
@@ -44,7 +44,7 @@ def compile(
     value: Values = None,
     threads: Threads = None,
     database: Tuned = None,
-    winograd: Winograd = True,
+    direct: Direct = False,
     emit: Annotated[
         str | None,
         typer.Option("--emit", metavar="STAGES", help=f"Also write the text of stages: some of {','.join(STAGES)}.", show_default=False),
@@ -82,7 +82,7 @@ def compile(
 
     with output.progress() as tell:
         artifact, report = compile_model(
-            model, machine, shapes, ranges, threads, values=values, emit=stages, progress=tell, database=database, winograd=winograd
+            model, machine, shapes, ranges, threads, values=values, emit=stages, progress=tell, database=database, direct=direct
         )
     write_files({**{path: report.stages[stage].encode() for stage, path in listings.items()}, out: artifact.image})
 

@@ -12,13 +12,13 @@ from tcomp.cli.files import check_model_file
 from tcomp.cli.options import (
     Arch,
     Dims,
+    Direct,
     Json,
     OnnxModel,
     Precision,
     Shapes,
     TargetName,
     Values,
-    Winograd,
     parse_dims,
     parse_shapes,
     parse_target,
@@ -36,7 +36,7 @@ def explain(
     dim: Dims = None,
     shape: Shapes = None,
     value: Values = None,
-    winograd: Winograd = True,
+    direct: Direct = False,
     schedules: Annotated[bool, typer.Option("--schedules", help="Also show the steps of every kernel's schedule.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -53,7 +53,7 @@ def explain(
         tell("import", 0, 1)
         graph = import_model(model, parse_shapes(shape), parse_dims(dim), read_values(value))
         machine = parse_target(target, arch, precision)
-        passes = graph_passes(machine, report, winograd=winograd)
+        passes = graph_passes(machine, report, direct=direct)
         number = itertools.count(1)
         graph, reports = run_passes(graph, passes, on_pass=lambda done: tell(done.name, next(number), len(passes)))
     nodes = list(kernel_nodes(graph))

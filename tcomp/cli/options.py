@@ -55,9 +55,13 @@ Values = Annotated[
         show_default=False,
     ),
 ]
-Winograd = Annotated[
+Direct = Annotated[
     bool,
-    typer.Option("--winograd/--no-winograd", help="Winograd's algorithm where it is faster; without, all convolutions are direct sums."),
+    typer.Option(
+        "--direct",
+        help="Convolutions and products as direct sums only, without Winograd's and Strassen's algorithms: slower, more exact, less memory for weights.",
+        show_default=False,
+    ),
 ]
 Tuned = Annotated[
     Path | None, typer.Option("--database", metavar="FILE", help="Follow what `tcomp tune` found, as far as it goes.", show_default=False)

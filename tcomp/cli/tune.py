@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,13 +17,13 @@ from tcomp.cli.guard import INTERRUPTED
 from tcomp.cli.options import (
     Arch,
     Dims,
+    Direct,
     Json,
     Precision,
     Shapes,
     TargetName,
     Threads,
     Values,
-    Winograd,
     parse_dims,
     parse_shapes,
     parse_target,
@@ -77,13 +78,13 @@ def tune(
         ),
     ] = None,
     threads: Threads = None,
-    winograd: Winograd = True,
+    direct: Direct = False,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the search.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Search for faster schedules of a model's kernels; what wins in the whole model is what `tcomp compile --database` follows.
 
-    Give the same --target, --arch, --precision, --threads, --dim, --shape, --value and --no-winograd to `tcomp compile`. Ctrl-C ends the search and confirms the best so far.
+    Give the same --target, --arch, --precision, --threads, --dim, --shape, --value and --direct to `tcomp compile`. Ctrl-C ends the search and confirms the best so far.
     """
     from tcomp.autotune.tuner import tune as search
     from tcomp.cli.inputs import read_values
@@ -103,7 +104,7 @@ def tune(
                 ("--shape", shape),
                 ("--value", value),
                 ("--size", size),
-                ("--no-winograd", not winograd),
+                ("--direct", direct),
             )
             if v
         ]:
@@ -122,7 +123,7 @@ def tune(
             "seed": seed,
             "workers": workers,
             "cluster": cluster,
-            "winograd": winograd,
+            "direct": direct,
         }
     options["model"] = str(options["model"])
     with _live() as tell:
@@ -146,6 +147,7 @@ def parse_time(text: str) -> float:
 def _earlier(database: Path) -> dict[str, Any]:
     """The options of the latest tuning in a database."""
     from tcomp.autotune.database import Database
+    from tcomp.autotune.tuner import tune
 
     check_file(database, "--database")
     with Database(database, create=False) as entries:
@@ -153,6 +155,9 @@ def _earlier(database: Path) -> dict[str, Any]:
     if not sessions:
         raise InputError(f"there is nothing to resume in {database}", hint="tcomp tune MODEL.onnx")
     options = {name: v for name, v in sessions[-1].options.items() if name not in ("budget", "trials")}
+    if unknown := options.keys() - signature(tune).parameters:
+        why = f"there is no option {min(unknown)!r}"
+        raise InputError(f"the tuning in {database} is one of another version of tcomp", why=why, hint="tcomp tune MODEL.onnx")
     if isinstance(options.get("dims"), dict):
         options["dims"] = {name: tuple(n) if isinstance(n, list) else n for name, n in options["dims"].items()}
     check_model_file(Path(options["model"]))

@@ -14,6 +14,7 @@ from tcomp.cli.guard import USER_ERROR
 from tcomp.cli.options import (
     Arch,
     Dims,
+    Direct,
     Inputs,
     Json,
     Precision,
@@ -22,7 +23,6 @@ from tcomp.cli.options import (
     TargetName,
     Threads,
     Values,
-    Winograd,
     parse_dims,
     parse_shapes,
     parse_target,
@@ -58,7 +58,7 @@ def verify(
     target: TargetName = None,
     arch: Arch = None,
     precision: Precision = None,
-    winograd: Winograd = True,
+    direct: Direct = False,
     threads: Threads = None,
     seed: Seed = 0,
     as_json: Json = False,
@@ -73,7 +73,7 @@ def verify(
     if proofs:
         if full or tolerance is not None or input or threads is not None:
             raise InputError("--proofs runs nothing", hint="leave out --full, --tolerance, --input and --threads")
-        _prove(model, dim, shape, value, target, arch, precision, winograd, as_json)
+        _prove(model, dim, shape, value, target, arch, precision, direct, as_json)
         return
     from tcomp import verification
     from tcomp.cli.inputs import make_feeds, read_inputs, read_values
@@ -84,7 +84,7 @@ def verify(
         tell("import", 0, 1)
         graph = import_model(model, parse_shapes(shape), parse_dims(dim), read_values(value))
         feeds = make_feeds(graph.inputs, read_inputs(input, graph.inputs), {}, seed, _USUAL_SIZE)
-        options: dict[str, Any] = {"tolerance": tolerance, "full": full, "threads": threads, "winograd": winograd}
+        options: dict[str, Any] = {"tolerance": tolerance, "full": full, "threads": threads, "direct": direct}
         found = verification.verify(graph, parse_target(target, arch, precision), feeds.arrays, **options, progress=tell)
 
     if as_json:
@@ -119,7 +119,7 @@ def _prove(
     target: str | None,
     arch: str | None,
     precision: str | None,
-    winograd: bool,
+    direct: bool,
     as_json: bool,
 ) -> None:
     from tcomp.cli.inputs import read_values
@@ -131,7 +131,7 @@ def _prove(
 
     check_file(path)
     options: dict[str, object] = {"--dim": dim, "--shape": shape, "--value": value, "--target": target, "--arch": arch}
-    options |= {"--precision": precision, "--no-winograd": not winograd}
+    options |= {"--precision": precision, "--direct": direct}
     given = [option for option, said in options.items() if said]
     is_trace = path.suffix == ".json"
     if given and (is_trace or is_artifact(path)):
@@ -148,7 +148,7 @@ def _prove(
             check_model_file(path)
             machine, values = parse_target(target, arch, precision), read_values(value)
             artifact, _ = compile_model(
-                path, machine, parse_shapes(shape), parse_dims(dim), values=values, progress=tell, winograd=winograd
+                path, machine, parse_shapes(shape), parse_dims(dim), values=values, progress=tell, direct=direct
             )
             saved = saved_schedules(artifact)
         proofs = prove_schedules(saved, tell)

@@ -14,8 +14,6 @@ stands for B, which is known at compile time, is `strassen_weights`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from tcomp.errors import IRError

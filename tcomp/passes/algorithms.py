@@ -1,11 +1,16 @@
-"""Algorithms: which of several ways to compute the same thing a node takes: convolutions directly, or Winograd's way; transposed ones
-as a sum for each output, or as a product that is spread out.
+"""Algorithms: which of several ways to compute the same thing a node takes: convolutions directly, or Winograd's way; products of matrices
+directly, or Strassen's way; transposed convolutions as a sum for each output, or as a product that is spread out.
 
-Winograd's algorithm multiplies 1.2 to 4 times less, but moves tiles to and from points, and streams more weights. `winograd_tile` weighs
-both, by constants that were fitted to 34 convolutions of stride 1 in real networks (and found right for 13 of 15 of stride 2); who has
-timed them may decide otherwise. Rounding errors are about ten times those of the direct sum and stay far below `ERROR` of the largest
-output, which tests hold them to; more points, whose errors are larger, are not on offer. `tcomp.compile(..., winograd=False)` and
-`--no-winograd` do without.
+Winograd's algorithm multiplies 1.2 to 4 times less, but moves tiles to and from points, and streams more weights. `fastest` weighs both, by
+constants that were fitted to 34 convolutions of stride 1 in real networks (and found right for 13 of 15 of stride 2); who has timed them may
+decide otherwise. Rounding errors are about ten times those of the direct sum and stay far below `ERROR` of the largest output, which tests
+hold them to; more points, whose errors are larger, are not on offer.
+
+Strassen's algorithm, for products with a matrix that is known, multiplies 8/7 times less, and streams 7/4 times the weights, which are kept
+as its sums of quarters. Constants were fitted to 30 products on a Zen 5 core; where many rows share the weights it takes 0.89 to 0.95 of the
+time. Rounding errors are about twice those of the direct sum.
+
+`tcomp.compile(..., direct=True)` and `--direct` do without both.
 
 A transposed convolution whose windows lie side by side (the filter is as large as the stride) is a product with all taps as outputs, and a
 rearrangement. Where outputs are no more than lanes of a vector, that fills vectors with taps; the sum for each output would gather pixels.
@@ -91,11 +96,11 @@ def choose_algorithms(
     notes: Notes | None = None,
     choose: Choose = as_suggested,
     streamed: float = STREAMED,
-    allow_winograd: bool = True,
+    direct: bool = False,
 ) -> Graph:
-    """The graph with other algorithms for convolutions where these are faster, on a machine whose vectors have so many `lanes` and to whose
-    cores so many bytes of weights come a cycle (`streamed`): Winograd's, where that is allowed, for those of stride 1 or 2 in float32; a
-    product for transposed ones with few outputs."""
+    """The graph with other algorithms where these are faster, on a machine whose vectors have so many `lanes` and to whose cores so many bytes
+    of weights come a cycle (`streamed`): Winograd's for convolutions of stride 1 or 2 in float32, and Strassen's for products, unless all
+    are to be `direct`; a product for transposed convolutions with few outputs."""
 
     def winograd(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
         """conv(x, w) = winograd_output(winograd_product(winograd_input(x), G w G'))"""
@@ -109,7 +114,7 @@ def choose_algorithms(
         """conv_transpose(x, w) = conv1x1(x, all taps of w), spread out"""
         return _side_by_side(node, rewriter, lanes) if node.op is CONV_TRANSPOSE else None
 
-    return rewrite_graph(graph, (winograd, strassen, side_by_side) if allow_winograd else (side_by_side,), notes)
+    return rewrite_graph(graph, (side_by_side,) if direct else (winograd, strassen, side_by_side), notes)
 
 
 def _winograd(node: Node, rewriter: Rewriter, choose: Choose, lanes: int, streamed: float) -> Sequence[Value] | str | None:

@@ -67,8 +67,8 @@ def test_kernels_are_those_of_the_chosen_algorithm(model: Model) -> None:
     assert {task.key for task, _ in model.tasks} == before
 
 
-def test_there_is_nothing_to_choose_without_winograd(net: Path) -> None:
-    assert Model(net, HOST, 1, winograd=False).algorithms == []
+def test_there_is_nothing_to_choose_among_direct_sums(net: Path) -> None:
+    assert Model(net, HOST, 1, direct=True).algorithms == []
 
 
 @pytest.mark.parametrize("wins", (True, False))

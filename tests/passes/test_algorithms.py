@@ -11,11 +11,12 @@ from tcomp.frontends.onnx import import_model
 from tcomp.ir import te
 from tcomp.ir.expr import as_dim, as_expr
 from tcomp.ir.graph import GraphBuilder
-from tcomp.ops.elementwise import RELU
+from tcomp.ops.elementwise import ADD, RELU
+from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import PAD
 from tcomp.ops.nn import ADD_CHANNELS, CONV, CONV_TRANSPOSE
 from tcomp.passes import algorithms
-from tcomp.passes.algorithms import Convolution, choose_algorithms, fastest
+from tcomp.passes.algorithms import Convolution, Product, algorithm_costs, choose_algorithms, fastest
 from tcomp.passes.rewrite import Notes
 from tcomp.passes.runner import run_passes
 from tcomp.target import Target
@@ -80,8 +81,8 @@ def test_transposed_convolutions_side_by_side(unchanged, weights, strides, sprea
     shape = tuple(as_dim((as_expr(d) - 1) * s + k) for d, s, k in zip(size, strides, weights[2:], strict=True))
     attrs = {"strides": strides, "dilations": (1,) * len(strides), "group": 1, "before": (0,) * len(strides), "shape": shape}
     before = b.build(b.add(CONV_TRANSPOSE, [x, b.constant(array(*weights))], attrs, "y"))
-    for winograd in (True, False):
-        after = unchanged(before, choose_algorithms(before, LANES, allow_winograd=winograd))
+    for direct in (True, False):
+        after = unchanged(before, choose_algorithms(before, LANES, direct=direct))
         assert operators(after) == (["conv", "reshape", "transpose", "reshape"] if spread else ["conv_transpose"])
 
 
@@ -224,14 +225,14 @@ def test_the_rule_for_other_filters():
     assert [fastest(Convolution(1, 256, 512, extents, taps), LANES) for extents, taps, _ in cases] == [tile for *_, tile in cases]
 
 
-@pytest.mark.parametrize("winograd", (True, False))
-def test_the_switch(winograd):
+@pytest.mark.parametrize("direct", (True, False))
+def test_the_switch(direct):
     proto = model([1, 3, 20, 20], 64, 64, [1, 1, 1, 1])
-    artifact, report = compile_model(proto, emit=("graph",), winograd=winograd)
-    assert ("winograd_product" in report.stages["graph"]) is winograd
+    artifact, report = compile_model(proto, emit=("graph",), direct=direct)
+    assert ("winograd_product" in report.stages["graph"]) is not direct
     x = array(1, 3, 20, 20)
     (expected,) = ReferenceEvaluator(proto).run(None, {"x": x})
-    assert np.abs(tcomp.Module.load(artifact).run({"x": x})["y"] - expected).max() < (2e-5 if winograd else 2e-6) * np.abs(expected).max()
+    assert np.abs(tcomp.Module.load(artifact).run({"x": x})["y"] - expected).max() < (2e-6 if direct else 2e-5) * np.abs(expected).max()
 
 
 def test_a_written_out_sum_is_no_epilogue():
@@ -239,3 +240,89 @@ def test_a_written_out_sum_is_no_epilogue():
     graph, _ = run_passes(import_model(model([1, 3, 20, 20], 64, 64, [1, 1, 1, 1])), graph_passes(Target.parse("cpu"), Report()))
     inside = [[n.op.name for n in node.bodies[0].nodes] for node in graph.nodes]
     assert ["winograd_output", "add_channels"] in inside and ["conv", "add", "relu"] in inside
+
+
+# ---------------------------------------------------------------- products
+
+STRASSEN = ["strassen_input", "matmul", "strassen_output"]
+
+
+def product_of(shape, weights, dtype="float32", constant=True, **attrs):
+    """relu(x @ w + b)"""
+    b = GraphBuilder()
+    x = b.input("x", dtype, shape)
+    (y,) = b.add(MATMUL, [x, b.constant(weights) if constant else b.input("w", dtype, weights.shape)], attrs)
+    return b.build(b.add(RELU, [b.add(ADD, [y, b.constant(array(y.shape[-1]).astype(dtype))])[0]]))
+
+
+def always(monkeypatch):
+    monkeypatch.setattr(algorithms, "fastest", lambda sizes, lanes, streamed: 1)
+
+
+@pytest.mark.parametrize("shape, n", [((4, 32), 32), ((7, 64), 32), ((2, 5, 32), 96), ((2, 1, 6, 32), 64)], ids=str)
+@pytest.mark.parametrize("turned", (False, True))
+def test_products_keep_their_result(unchanged, monkeypatch, shape, n, turned):
+    always(monkeypatch)
+    before = product_of(shape, array(n, shape[-1]) if turned else array(shape[-1], n), transpose_b=turned)
+    assert operators(unchanged(before, choose_algorithms(before, LANES), rtol=1e-4)) == [*STRASSEN, "add", "relu"]
+    assert operators(choose_algorithms(before, LANES, direct=True)) == ["matmul", "add", "relu"]
+
+
+def test_products_with_a_symbolic_batch(unchanged, monkeypatch):
+    always(monkeypatch)
+    before = product_of((te.var("n"), 6, 32), array(32, 32))
+    assert operators(unchanged(before, choose_algorithms(before, LANES), rtol=1e-4))[:3] == STRASSEN
+    notes = Notes()
+    assert "matmul" in operators(choose_algorithms(product_of((te.var("n"), 32), array(32, 32)), LANES, notes))
+    assert notes.lines == {"matmul": ["strassen: the number of rows is not known"]}
+
+
+@pytest.mark.parametrize("shape, weights, options", [
+    ((32,), (32, 32), {}), ((1, 32), (32, 32), {}), ((8, 48), (48, 32), {}), ((8, 32), (32, 48), {}), ((8, 32), (32,), {}),
+    ((2, 8, 32), (2, 32, 32), {}), ((32, 8), (32, 32), {"transpose_a": True}), ((8, 32), (32, 32), {"constant": False}),
+    ((8, 32), (32, 32), {"dtype": "float64"}), ((8, 32), (32, 32), {"dtype": "float16"}),
+], ids=str)  # fmt: skip
+def test_products_that_are_left_alone(monkeypatch, shape, weights, options):
+    always(monkeypatch)
+    graph = product_of(shape, array(*weights).astype(options.get("dtype", "float32")), **options)
+    assert operators(choose_algorithms(graph, LANES)) == operators(graph)
+
+
+def test_the_rule_for_products():
+    sizes = [(1, 1, 768, 768), (1, 16, 768, 3072), (1, 64, 768, 768), (1, 128, 768, 768), (1, 128, 128, 128), (1, 1024, 64, 256), (1, 4096, 512, 512)]
+    assert [fastest(Product(*x), LANES, 16.0) for x in sizes] == [0, 0, 1, 1, 0, 0, 0]
+    assert str(Product(*sizes[2])) == "product 1x64x768 by 768x768"
+
+
+def test_cores_that_share_the_memory_stream_no_more_weights_than_they_must():
+    direct, halved = ([algorithm_costs(Product(1, 128, 768, 3072), LANES, Target.parse(f"cpu -mcpu=znver5 -cores={n}").streamed)[way]
+                       for n in (1, 4, 32)] for way in (0, 1))  # fmt: skip
+    assert direct[0] == direct[1] and halved[1] < direct[1] and halved[2] > direct[2]
+
+
+def test_layers_with_the_same_weights_keep_one_of_them(monkeypatch):
+    always(monkeypatch)
+    b = GraphBuilder()
+    x, w = b.input("x", "float32", (4, 32)), b.constant(array(32, 32))
+    for _ in range(3):
+        (x,) = b.add(RELU, [b.add(MATMUL, [x, w])[0]])
+    graph, _ = run_passes(b.build([x]), graph_passes(Target.parse("cpu -mcpu=skylake-avx512"), Report()))
+    assert [a.shape[0] for a in graph.constants.values()] == [7]
+
+
+@pytest.mark.parametrize("rows", (32, 37))
+def test_products_of_compiled_models(monkeypatch, rows):
+    """Seven products in native code: with a bias, an activation, and a residual that is added, even and odd rows."""
+    always(monkeypatch)
+    w, v = array(64, 96), array(96, 64)
+    names = ("w", "v", "b")
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Add", ["h", "b"], ["s"]), helper.make_node("Tanh", ["s"], ["t"]),
+             helper.make_node("MatMul", ["t", "v"], ["u"]), helper.make_node("Add", ["u", "x"], ["y"])]  # fmt: skip
+    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, rows, 64])] for name in ("x", "y")]
+    weights = [numpy_helper.from_array(a, name) for a, name in zip((w, v, array(96)), names, strict=True)]
+    proto = helper.make_model(helper.make_graph(nodes, "g", *ends, weights), opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    artifact, report = compile_model(proto, emit=("graph",))
+    assert report.stages["graph"].count("strassen_output") >= 2
+    x = array(1, rows, 64)
+    (expected,) = ReferenceEvaluator(proto).run(None, {"x": x})
+    assert np.abs(tcomp.Module.load(artifact).run({"x": x})["y"] - expected).max() < 2e-6 * np.abs(expected).max()

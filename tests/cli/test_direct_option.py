@@ -1,4 +1,4 @@
-"""`--no-winograd` means the same to every command that compiles."""
+"""`--direct` means the same to every command that compiles."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ def conv(tmp_path_factory):
 
 @pytest.mark.parametrize("command", ["compile", "tune", "verify", "explain"])
 def test_it_is_an_option_of(tcomp, command):
-    assert "--no-winograd" in tcomp(command, "--help").stdout
+    assert "--direct" in tcomp(command, "--help").stdout
 
 
 def test_explain(tcomp, conv):
-    used = [any("winograd_product" in k["operators"] for k in tcomp.json("explain", conv, *o)["kernels"]) for o in ((), ("--no-winograd",))]
+    used = [any("winograd_product" in k["operators"] for k in tcomp.json("explain", conv, *o)["kernels"]) for o in ((), ("--direct",))]
     assert used == [True, False]
 
 
 def test_verify(tcomp, conv, artifact):
-    done = [tcomp.json("verify", conv, "--full", *o) for o in ((), ("--no-winograd",))]
+    done = [tcomp.json("verify", conv, "--full", *o) for o in ((), ("--direct",))]
     assert [any("winograd_product" in k["operators"] for k in record["kernels"]) for record in done] == [True, False]
-    assert "--no-winograd comes too late" in tcomp("verify", artifact, "--proofs", "--no-winograd", status=2).output
+    assert "--direct comes too late" in tcomp("verify", artifact, "--proofs", "--direct", status=2).output
 
 
 def test_tune(tcomp, conv):
-    options = ("--trials", 1, "--threads", 1, "--workers", 1, "--no-winograd", "--database", "t.db")
+    options = ("--trials", 1, "--threads", 1, "--workers", 1, "--direct", "--database", "t.db")
     titles = [k["kernel"] for k in tcomp.json("tune", conv, *options)["kernels"]]
     assert titles and not any("winograd" in title for title in titles)
-    assert tcomp.json("compile", conv, "--threads", 1, "--database", "t.db", "--no-winograd")["not_followed"] == []
-    assert "--no-winograd comes with a model" in tcomp("tune", "--resume", "--database", "t.db", "--no-winograd", status=2).output
+    assert tcomp.json("compile", conv, "--threads", 1, "--database", "t.db", "--direct")["not_followed"] == []
+    assert "--direct comes with a model" in tcomp("tune", "--resume", "--database", "t.db", "--direct", status=2).output

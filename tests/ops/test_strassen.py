@@ -1,0 +1,79 @@
+"""Strassen's algorithm against the definition of products: the identity, operators, schedules, errors."""
+
+import numpy as np
+import pytest
+
+from tcomp.errors import IRError
+from tcomp.ir import te
+from tcomp.ir.loops import For, walk
+from tcomp.ops import strassen
+from tcomp.ops.matmul import MATMUL
+from tcomp.passes.algorithms import ERROR
+from tcomp.schedules import cpu
+from tcomp.schedules.lower import lower
+from tcomp.target import Target
+
+
+def seven(apply, x, w):
+    """The three operators, one after the other."""
+    factors = apply(strassen.STRASSEN_INPUT, x)
+    weights = strassen.strassen_weights(w)
+    products = apply(MATMUL, factors, weights.reshape(7, *(1,) * (x.ndim - 2), *weights.shape[1:]))
+    return apply(strassen.STRASSEN_OUTPUT, products, rows=x.shape[-2])
+
+
+def error(found, exact):
+    return np.abs(found - exact).max() / np.abs(exact).max()
+
+
+def test_the_identity_holds_for_any_quarters():
+    """The sum over products of what they take of A, take of B and give to C is the product of 2x2 matrices, coefficient by coefficient."""
+    left, right, result = (np.array(m) for m in (strassen.OF_LEFT, strassen.OF_RIGHT, strassen.TO_RESULT))
+    found = np.einsum("rp,pa,pb->rab", result, left, right).reshape(2, 2, 2, 2, 2, 2)  # C[i, j], A[k, l], B[m, n]
+    i = np.eye(2, dtype=int)
+    assert np.array_equal(found, np.einsum("ik,lm,jn->ijklmn", i, i, i))
+
+
+@pytest.mark.parametrize("shape, n", [((2, 2), 2), ((1, 4), 6), ((7, 6), 4), ((2, 5, 8), 10), ((3, 2, 4, 34), 32), ((33, 64), 66)], ids=str)
+def test_the_operators_multiply(apply, shape, n):
+    rng = np.random.default_rng(n)
+    x, w = rng.standard_normal(shape, np.float32), rng.standard_normal((shape[-1], n), np.float32)
+    found = seven(apply, x, w)
+    assert found.dtype == np.float32 and found.shape == (*shape[:-1], n)
+    assert error(found, x.astype(float) @ w.astype(float)) < 2e-6
+
+
+def test_errors_stay_far_below_the_bound(apply):
+    """Values of one sign, and rows next to each other of which one is a thousand times larger: its rounding errors are the other's."""
+    rng = np.random.default_rng(1)
+    x, w = rng.random((8, 512), np.float32), rng.random((512, 32), np.float32)
+    assert error(seven(apply, x, w), x.astype(float) @ w.astype(float)) < 2e-6
+    x[::2] *= 1000
+    found, exact = seven(apply, x, w), x.astype(float) @ w.astype(float)
+    assert error(found, exact) < 2e-6 and error(found[1::2], exact[1::2]) < ERROR
+
+
+def test_weights_are_rounded_once():
+    w = np.array([[1, 2**-24], [1, 1]], np.float32)
+    assert strassen.strassen_weights(w)[5, 0, 0] == np.float32(1 + 2**-24) and strassen.strassen_weights(w).dtype == np.float32
+    assert np.array_equal(strassen.strassen_weights(w)[:, 0, 0], np.float32([2, 1, 2**-24 - 1, 0, 1, 1 + 2**-24, 2]))
+
+
+def test_what_cannot_be_halved_is_refused():
+    with pytest.raises(IRError, match="rows of 7 elements"):
+        strassen.strassen_input(te.placeholder((4, 7)))
+    with pytest.raises(IRError, match="pairs of rows"):
+        strassen.strassen_output(te.placeholder((7, 3, 8)), 8)
+
+
+@pytest.mark.parametrize("rows", (8, 9))
+def test_both_ends_are_straight_line_code_over_vectors(rows):
+    """The default schedule: what is made of four quarters, and the quarters made of seven products, side by side and without divisions."""
+    x = te.placeholder((rows, 64), name="x")
+    factors = strassen.strassen_input(x)
+    p = te.placeholder((7, (rows + 1) // 2, 48), name="p")
+    for name, source, result, cases in (("to", x, factors, [7]), ("back", p, strassen.strassen_output(p, rows), [2, 2])):
+        kernel = cpu.schedule(lower(name, [source], [result], {}), Target.parse("cpu -mcpu=skylake-avx512")).kernel
+        kinds = [(x.kind, x.extent) for x in walk(kernel.body) if isinstance(x, For)]
+        assert [n for kind, n in kinds if kind == "unrolled"][: len(cases)] == cases and ("vectorized", 16) in kinds
+        assert "note" not in str(kernel) and "//" not in str(kernel) and "%" not in str(kernel)
