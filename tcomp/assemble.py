@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tcomp.codegen.program import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, Step
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var, maximum, minimum
-from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node, Value
+from tcomp.ir.graph import IF, KERNEL, LOOP, Constant, Graph, Node, Value
 from tcomp.ir.layout import Layout
 from tcomp.ir.simplify import prove
 from tcomp.kernels import CompiledKernel
@@ -29,15 +29,15 @@ from tcomp.target import Target
 class Weight:
     """A constant in its physical layout, made when asked for: weights are large, and one at a time is enough."""
 
-    array: np.ndarray
+    array: Constant
     layout: Layout
 
     @property
     def nbytes(self) -> int:
-        return math.prod(int(d) for d in self.layout.shape(self.array.shape)) * self.array.itemsize
+        return math.prod(int(d) for d in self.layout.shape(self.array.shape)) * self.array.dtype.itemsize
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
-        return self.layout.to_physical(self.array)
+        return self.layout.to_physical(np.asarray(self.array))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Weights:
 
 def collect_weights(graph: Graph) -> Weights:
     """All constants of a graph and its control-flow bodies."""
-    values: dict[Value, np.ndarray] = {}
+    values: dict[Value, Constant] = {}
 
     def visit(g: Graph) -> None:
         values.update((v, a) for v, a in g.constants.items())
@@ -60,7 +60,7 @@ def collect_weights(graph: Graph) -> Weights:
                     visit(body)
 
     visit(graph)
-    weights = [Weight(array, v.layout or Layout.identity(array.ndim)) for v, array in values.items()]
+    weights = [Weight(array, v.layout or Layout.identity(len(array.shape))) for v, array in values.items()]
     offsets = plan_weights([w.nbytes for w in weights])
     named = tuple((f"{number}:{v.name}", w) for number, (v, w) in enumerate(zip(values, weights, strict=True)))
     return Weights(named, dict(zip(values, offsets, strict=True)))

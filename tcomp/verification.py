@@ -216,7 +216,7 @@ def _judge_kernels(
     graph: Graph, target: Target, inputs: Mapping[str, Array], tolerance: float | None, tell: Progress
 ) -> Iterator[KernelResult]:
     """Each node of a partitioned graph, in order. A node of control flow is judged as a whole."""
-    values: dict[Value, Array] = {**graph.constants, **{v: inputs[v.name] for v in graph.inputs}}
+    values: dict[Value, Array] = {v: np.asarray(a) for v, a in graph.constants.items()} | {v: inputs[v.name] for v in graph.inputs}
     dims = bind_dims([(v.name, v.shape, values[v].shape) for v in graph.inputs])
     uses = Counter(v for node in graph.nodes for v in node.inputs if v is not None)
     for number, node in enumerate(graph.nodes, 1):

@@ -20,9 +20,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tcomp.errors import IRError, TcompError
 from tcomp.ir import te
@@ -95,6 +97,45 @@ class Node:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class Deferred:
+    """`make(source, *arguments)` in this shape, an array that is made whenever somebody asks for its elements (by `np.asarray`): large weights
+    are made when they are written."""
+
+    shape: tuple[int, ...]
+    make: Callable[..., np.ndarray]
+    source: np.ndarray
+    arguments: tuple[Hashable, ...] = ()
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.source.dtype
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def key(self) -> Hashable:
+        """Equal where the same is made of the same source."""
+        return self.make, id(self.source), self.arguments
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.make(self.source, *self.arguments).reshape(self.shape), dtype)
+
+
+Constant = np.ndarray | Deferred
+
+
+def made(constant: Constant | None) -> np.ndarray | None:
+    """The elements of a constant, where these are made already."""
+    return None if isinstance(constant, Deferred) else constant
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Graph:
     """A closed dataflow graph; `nodes` are in topological order; `constants` hold *logical* arrays by value."""
 
@@ -102,7 +143,7 @@ class Graph:
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     nodes: tuple[Node, ...]
-    constants: Mapping[Value, np.ndarray] = field(default_factory=dict)
+    constants: Mapping[Value, Constant] = field(default_factory=dict)
 
     def __str__(self) -> str:
         from tcomp.ir.printer import print_graph
@@ -144,7 +185,7 @@ class GraphBuilder:
         self.name = name
         self.nodes: list[Node] = []
         self.inputs: list[Value] = []
-        self.constants: dict[Value, np.ndarray] = {}
+        self.constants: dict[Value, Constant] = {}
         self._names: set[str] = set()
 
     def fresh(self, name: str) -> str:
@@ -158,7 +199,7 @@ class GraphBuilder:
         self.inputs.append(value)
         return value
 
-    def constant(self, array: np.ndarray, name: str = "c", dtype: str | None = None) -> Value:
+    def constant(self, array: Constant, name: str = "c", dtype: str | None = None) -> Value:
         """`array` is kept, not copied; `dtype` only where it is not `array.dtype.name`."""
         value = Value(self.fresh(name), dtype or array.dtype.name, array.shape)
         self.constants[value] = array

@@ -46,7 +46,7 @@ def _run(graph: Graph, inputs: Sequence[Array], dims: Mapping[Expr, int], on_val
         if array.dtype != to_numpy(v.dtype):
             raise InputError(f"the input `{v.name}` is {array.dtype.name} instead of {v.dtype}", where=f"graph `{graph.name}`")
     dims = bind_dims([(v.name, v.shape, a.shape) for v, a in zip(graph.inputs, inputs, strict=True)], dims)
-    values: dict[Value, Array] = {**graph.constants, **dict(zip(graph.inputs, inputs, strict=True))}
+    values: dict[Value, Array] = {v: np.asarray(a) for v, a in graph.constants.items()} | dict(zip(graph.inputs, inputs, strict=True))
     uses = Counter(v for node in graph.nodes for v in node.inputs if v is not None)
     uses.update(graph.outputs)
     for node in graph.nodes:

@@ -448,7 +448,7 @@ class _Printer:
         else:
             constants = dict(graph.constants)
         for v, array in constants.items():
-            lines.append(f"{inside}const {self.declared(v)} = {self.constant(array, v.dtype)}")
+            lines.append(f"{inside}const {self.declared(v)} = {self.constant(np.asarray(array), v.dtype)}")
         for node in graph.nodes:
             lines += self.node(node, inside)
         outputs = ", ".join(self.value(v) for v in graph.outputs)

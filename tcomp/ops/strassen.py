@@ -30,11 +30,23 @@ OF_RIGHT = ((1, 0, 0, 1), (1, 0, 0, 0), (0, 1, 0, -1), (-1, 0, 1, 0), (0, 0, 0, 
 TO_RESULT = ((1, 0, 0, 1, -1, 0, 1), (0, 0, 1, 0, 1, 0, 0), (0, 1, 0, 1, 0, 0, 0), (1, -1, 1, 0, 0, 1, 0))
 
 
-def strassen_weights(w: np.ndarray) -> np.ndarray:
-    """The right factors of the seven products, for a matrix (k, n) of even sizes: (7, k / 2, n / 2). Computed in float64, rounded once."""
+def strassen_weights(w: np.ndarray, transposed: bool = False) -> np.ndarray:
+    """The right factors of the seven products, for a matrix (k, n) of even sizes, or its transpose: (7, k / 2, n / 2). Each is a quarter or
+    adds two."""
+    if transposed:
+        w = w.T
     k, n = (d // 2 for d in w.shape)
     quarters = [w[a : a + k, b : b + n] for a in (0, k) for b in (0, n)]
-    return np.stack([sum(c * q.astype(np.float64) for c, q in zip(row, quarters, strict=True) if c) for row in OF_RIGHT]).astype(w.dtype)
+    found = np.empty((PRODUCTS, k, n), w.dtype)
+    for factor, row in zip(found, OF_RIGHT, strict=True):
+        plus, minus = ([q for c, q in zip(row, quarters, strict=True) if c == sign] for sign in (1, -1))
+        if minus:
+            np.subtract(plus[0], minus[0], factor)
+        elif len(plus) == 2:
+            np.add(plus[0], plus[1], factor)
+        else:
+            factor[:] = plus[0]
+    return found
 
 
 def strassen_input(x: te.Tensor) -> te.Tensor:

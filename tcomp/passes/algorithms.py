@@ -25,7 +25,7 @@ from math import prod
 import numpy as np
 
 from tcomp.ir.expr import Dim, as_dim, as_expr
-from tcomp.ir.graph import Graph, Node, Value
+from tcomp.ir.graph import Deferred, Graph, Node, Value
 from tcomp.ir.simplify import same_shape
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import PAD, RESHAPE, TRANSPOSE
@@ -138,7 +138,8 @@ def _winograd(node: Node, rewriter: Rewriter, choose: Choose, lanes: int, stream
     missing = [stride * (-d % n) for d, n in zip(extents, edges(tile, taps), strict=True)]
     source = _padded(x, missing, rewriter, node.name)
     (points,) = rewriter.add(WINOGRAD_INPUT, [source], {"tile": tile, "taps": taps, "stride": stride}, f"{node.name}.tiles")
-    kernels = rewriter.constant(transformed_weights(weights, tile, stride), f"{w.name}.winograd")
+    shape = (*(points_of(tile, t, stride) for t in taps), sizes.channels, sizes.outputs)
+    kernels = rewriter.constant(Deferred(shape, transformed_weights, weights, (tile, stride)), f"{w.name}.winograd")
     (products,) = rewriter.add(WINOGRAD_PRODUCT, [points, kernels], {}, f"{node.name}.products")
     return rewriter.add(WINOGRAD_OUTPUT, [products], {"tile": tile, "shape": tuple(extents), "stride": stride}, node.name)
 
@@ -146,22 +147,20 @@ def _winograd(node: Node, rewriter: Rewriter, choose: Choose, lanes: int, stream
 def _strassen(node: Node, rewriter: Rewriter, choose: Choose, lanes: int, streamed: float) -> Sequence[Value] | str | None:
     x, w = node.inputs
     assert x is not None and w is not None
-    matrix, output = rewriter.array(w), node.outputs[0]
+    matrix, output, transposed = rewriter.array(w), node.outputs[0], bool(node.attrs.get("transpose_b"))
     if matrix is None or matrix.ndim != 2 or len(x.shape) < 2 or output.dtype != "float32" or node.attrs.get("transpose_a"):
         return None
-    if node.attrs.get("transpose_b"):
-        matrix = matrix.T
     *batch, rows, _ = x.shape
     if not isinstance(rows, int):
         return "the number of rows is not known"
-    sizes = Product(prod(d if isinstance(d, int) else 1 for d in batch), rows, *matrix.shape)
+    sizes = Product(prod(d if isinstance(d, int) else 1 for d in batch), rows, *(matrix.shape[::-1] if transposed else matrix.shape))
     if len(algorithm_costs(sizes, lanes, streamed)) == 1:
         return None
     if not choose(sizes, fastest(sizes, lanes, streamed)):
         return "the direct sum is faster"
     (factors,) = rewriter.add(STRASSEN_INPUT, [x], {}, f"{node.name}.factors")
-    seven = strassen_weights(matrix)
-    weights = rewriter.constant(seven.reshape(PRODUCTS, *(1 for _ in batch), *seven.shape[1:]), f"{w.name}.strassen")
+    shape = (PRODUCTS, *(1 for _ in batch), sizes.depth // 2, sizes.columns // 2)
+    weights = rewriter.constant(Deferred(shape, strassen_weights, matrix, (transposed,)), f"{w.name}.strassen")
     (products,) = rewriter.add(MATMUL, [factors, weights], {}, f"{node.name}.products")
     return rewriter.add(STRASSEN_OUTPUT, [products], {"rows": rows}, node.name)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tcomp.ir.graph import Graph, Node, Value, attributes_key
+from tcomp.ir.graph import Constant, Deferred, Graph, Node, Value, attributes_key
 from tcomp.passes.rewrite import Rewriter
 
 SAMPLE = 64  # elements that tell most constants apart
@@ -32,19 +32,20 @@ def merge_equal(graph: Graph) -> Graph:
     return rewriter.finish()
 
 
-def _equal_constants(constants: Mapping[Value, np.ndarray]) -> dict[Value, Value]:
+def _equal_constants(constants: Mapping[Value, Constant]) -> dict[Value, Value]:
     """Each constant that repeats an earlier one -> that one. Contents are hashed only where type, shape and a few elements agree."""
     groups: dict[Hashable, list[Value]] = {}
     for value, array in constants.items():
-        groups.setdefault((value.dtype, value.shape, value.layout, _sample(array)), []).append(value)
+        sample = array.key if isinstance(array, Deferred) else _sample(array)
+        groups.setdefault((value.dtype, value.shape, value.layout, sample), []).append(value)
     repeats: dict[Value, Value] = {}
     for group in groups.values():
         first: dict[Hashable, Value] = {}
-        digests: dict[int, bytes] = {}  # by identity of the array: several values may share one
+        digests: dict[int, Hashable] = {}  # by identity of the array: several values may share one
         for value in group if len(group) > 1 else ():
             array = constants[value]
             if id(array) not in digests:
-                digests[id(array)] = _digest(array)
+                digests[id(array)] = array.key if isinstance(array, Deferred) else _digest(array)
             earlier = first.setdefault(digests[id(array)], value)
             if earlier is not value:
                 repeats[value] = earlier

@@ -48,7 +48,7 @@ def partition(graph: Graph, note: Callable[[str], None] = lambda text: None, hal
     `note` receives one line for each edge that was not fused, with the reason.
     """
     used = set(graph.outputs) | {v for n in graph.nodes for v in n.inputs if v is not None}
-    literals = {v: a for v, a in graph.constants.items() if a.size <= INLINE_ELEMENTS}
+    literals = {v: np.asarray(a) for v, a in graph.constants.items() if a.size <= INLINE_ELEMENTS}
     facts = {n: _Facts.of(n, used, literals) for n in graph.nodes if n.op not in (IF, LOOP)}
     groups = _Grouping(graph, facts, halos, quotients).run(note)
     return _rebuilt(graph, groups, used, lambda body: partition(body, note, halos, quotients))

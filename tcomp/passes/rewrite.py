@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tcomp.errors import IRError
-from tcomp.ir.graph import IF, LOOP, STRUCTURAL, Graph, GraphBuilder, Node, Operator, Value
+from tcomp.ir.graph import IF, LOOP, STRUCTURAL, Graph, GraphBuilder, Node, Operator, Value, made
 from tcomp.ir.simplify import same_shape
 from tcomp.ops.shapes import IDENTITY
 from tcomp.passes.dce import eliminate_dead
@@ -66,8 +66,8 @@ class Rewriter(GraphBuilder):
         return None if value is None else self._producer.get(value)
 
     def array(self, value: Value | None) -> np.ndarray | None:
-        """The elements of a constant."""
-        return None if value is None else self.constants.get(value)
+        """The elements of a constant, where these are made already."""
+        return None if value is None else made(self.constants.get(value))
 
     def used_once(self, value: Value) -> bool:
         """Whether a single node reads the value, once, and it is no output."""

@@ -16,7 +16,7 @@ Results may differ by rounding, as is usual for batch normalisation in inference
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -147,7 +147,7 @@ def _absorbed(node: Node, chain: _Affine, rewriter: Rewriter) -> Sequence[Value]
     body = structure.bodies(node)[0]
     if body is None:
         return None
-    constants = [v for v in body.leaves if v in rewriter.constants and v.dtype in FLOATS]
+    constants = {v: array for v in body.leaves if v.dtype in FLOATS and (array := rewriter.array(v)) is not None}
     contraction = any(e.op == "reduce" for e in walk(body.expr))
     factors: dict[Value, np.ndarray] = {}
     offsets: dict[Value, np.ndarray] = {}
@@ -158,7 +158,7 @@ def _absorbed(node: Node, chain: _Affine, rewriter: Rewriter) -> Sequence[Value]
             return f"`{label(node)}` has no constant operand that the factor could move into" if contraction else None
         if not rewriter.used_once(chain.source):
             return f"the result of `{label(node)}` is needed without the factor as well"
-        shared = [v.name for v in operands if not rewriter.used_once(v) and rewriter.constants[v].nbytes > SHARED_LIMIT]
+        shared = [v.name for v in operands if not rewriter.used_once(v) and constants[v].nbytes > SHARED_LIMIT]
         if shared:
             return f"`{shared[0]}`, the operand of `{label(node)}`, is used by other nodes too"
         factors = {v: _along(chain.scale, v, dim) for v, dim in operands.items()}
@@ -168,7 +168,7 @@ def _absorbed(node: Node, chain: _Affine, rewriter: Rewriter) -> Sequence[Value]
         v, dim = bias
         offsets[v] = _along(chain.shift, v, dim)
         rest = np.zeros(())
-    changed = {v: _changed(rewriter.constants[v], factors.get(v), offsets.get(v)) for v in factors | offsets}
+    changed = {v: _changed(constants[v], factors.get(v), offsets.get(v)) for v in factors | offsets}
     if not changed:
         return None
     replaced = {v: rewriter.constant(array, v.name, v.dtype) for v, array in changed.items()}
@@ -186,7 +186,7 @@ def _changed(array: np.ndarray, factors: np.ndarray | None, offsets: np.ndarray 
     return np.asarray(array * (1.0 if factors is None else factors) + (0.0 if offsets is None else offsets), array.dtype)
 
 
-def _linear_operands(body: structure.Body, constants: Sequence[Value], axis: int | None) -> dict[Value, int]:
+def _linear_operands(body: structure.Body, constants: Iterable[Value], axis: int | None) -> dict[Value, int]:
     """Constants (with the dim that runs along `axis`) that, all multiplied by a factor, multiply the output by it."""
     dims = {v: dim for v in constants if (dim := structure.scaled_dim(body, v, axis)) is not None}
     for count in range(min(len(dims), 3), 0, -1):
@@ -196,7 +196,7 @@ def _linear_operands(body: structure.Body, constants: Sequence[Value], axis: int
     return {}
 
 
-def _bias(body: structure.Body, constants: Sequence[Value], axis: int | None) -> tuple[Value, int] | None:
+def _bias(body: structure.Body, constants: Iterable[Value], axis: int | None) -> tuple[Value, int] | None:
     """A constant (and its dim along `axis`) that is merely added."""
     for v in constants:
         dim = structure.scaled_dim(body, v, axis)

@@ -16,12 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from tcomp.errors import TcompError
 from tcomp.ir import te
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, const, read, reads, rewrite, substitute, variables, walk
-from tcomp.ir.graph import IF, LOOP, Application, Graph, Node, Value, application
+from tcomp.ir.graph import IF, LOOP, Application, Constant, Graph, Node, Value, application, made
 from tcomp.ir.simplify import difference, linear, same_dim, same_shape, simplify
 from tcomp.ops.movement import RESHAPE, SLICE
 from tcomp.passes import structure
@@ -121,12 +119,12 @@ def _parts_and_cuts(graph: Graph) -> dict[Node, _Part | _Cut]:
     return found
 
 
-def _cut(node: Node, box: Box, constants: Mapping[Value, np.ndarray]) -> _Cut | None:
+def _cut(node: Node, box: Box, constants: Mapping[Value, Constant]) -> _Cut | None:
     """What a slice, or a gather at a constant position, reads for a box of its output; None for other operators, and where that is all."""
     body = structure.bodies(node)[0] if len(node.outputs) == 1 else None
     if body is None or body.expr.op != "read":
         return None
-    values = {v: value for v in body.leaves if (value := uniform(constants.get(v))) is not None}
+    values = {v: value for v in body.leaves if (value := uniform(made(constants.get(v)))) is not None}
     found = structure.moved(structure.with_constants(body, values))
     if found is None:
         return None

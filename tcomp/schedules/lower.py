@@ -113,7 +113,7 @@ def tensors_of(graph: Graph) -> tuple[list[Tensor], list[Tensor]]:
     """A KERNEL body as TE, its operators chained: (placeholders, outputs)."""
     inputs = [v.placeholder() for v in graph.inputs]
     values: dict[Value, Tensor] = dict(zip(graph.inputs, inputs, strict=True))
-    values.update((v, _literal(v, array)) for v, array in graph.constants.items())
+    values.update((v, _literal(v, np.asarray(array))) for v, array in graph.constants.items())
     for node in graph.nodes:
         values.update(zip(node.outputs, node.tensors([None if v is None else values[v] for v in node.inputs]), strict=True))
     return inputs, [_computed(values[v], v) for v in graph.outputs]

@@ -53,7 +53,7 @@ def test_errors_stay_far_below_the_bound(apply):
     assert error(found, exact) < 2e-6 and error(found[1::2], exact[1::2]) < ERROR
 
 
-def test_weights_are_rounded_once():
+def test_weights_are_sums_of_quarters():
     w = np.array([[1, 2**-24], [1, 1]], np.float32)
     assert strassen.strassen_weights(w)[5, 0, 0] == np.float32(1 + 2**-24) and strassen.strassen_weights(w).dtype == np.float32
     assert np.array_equal(strassen.strassen_weights(w)[:, 0, 0], np.float32([2, 1, 2**-24 - 1, 0, 1, 1 + 2**-24, 2]))
