@@ -5,22 +5,28 @@
                                         M3 = A11 (B12 - B22)             M7 = (A12 - A22) (B21 + B22)    C21 = M2 + M4
                                         M4 = A22 (B21 - B11)                                             C22 = M1 - M2 + M3 + M6
 
-(V. Strassen, "Gaussian elimination is not optimal", Numerische Mathematik 13, 1969.) Rounding errors are about twice those of the direct sum,
-relative to the largest elements of rows and columns that are added (N. Higham, "Accuracy and Stability of Numerical Algorithms", chapter 23).
+(V. Strassen, "Gaussian elimination is not optimal", Numerische Mathematik 13, 1969.) Quarters are the even and the odd rows of A, and halves of
+the other two axes. Three operators, with a batched product before the last; what stands for B, which is known at compile time, is
+`strassen_weights`.
 
-Quarters are the even and the odd rows of A, and halves of the other two axes. Two operators, with a batched product between them; what
-stands for B, which is known at compile time, is `strassen_weights`.
+Rounding errors are those of what is added, so that a large row would leave its errors in the small one that it makes a pair with (and all of
+itself, where it is not finite). Rows are added as multiples of their largest elements, therefore (the outer scaling of G. Ballard et al.,
+"Improving the numerical stability of fast matrix multiplication", SIAM J. Matrix Anal. Appl. 37, 2016): errors are about twice those of the
+direct sum, of a row for itself.
 """
 
 from __future__ import annotations
+
+from math import inf, nan
 
 import numpy as np
 
 from tcomp.errors import IRError
 from tcomp.ir import te
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, select
 from tcomp.ir.graph import Operator
 from tcomp.ops.broadcast import require_same
+from tcomp.ops.reduction import fold
 from tcomp.ops.winograd import chosen, combined
 
 PRODUCTS = 7
@@ -49,30 +55,42 @@ def strassen_weights(w: np.ndarray, transposed: bool = False) -> np.ndarray:
     return found
 
 
-def strassen_input(x: te.Tensor) -> te.Tensor:
-    """The left factors of the seven products, for matrices x (..., rows, k) with k even: (7, ..., ceil(rows / 2), k / 2). The last row stands
-    for the one that an odd number of rows lacks."""
+def strassen_scale(x: te.Tensor) -> te.Tensor:
+    """The largest magnitude of each row of x (..., rows, k), but at least what has a finite reciprocal: (..., rows). NaN for a row that is not
+    finite."""
+    tiny = float(np.finfo(x.dtype).tiny)
+    return fold(x, [x.ndim - 1], False, te.max, "strassen_scale", te.abs, lambda most: select(most < inf, te.maximum(most, tiny), nan))
+
+
+def strassen_input(x: te.Tensor, scale: te.Tensor) -> te.Tensor:
+    """The left factors of the seven products, for matrices x (..., rows, k) with k even, of which each row is divided by its `scale`, or left
+    out where that is NaN: (7, ..., ceil(rows / 2), k / 2). The last row stands for the one that an odd number of rows lacks."""
     *batch, rows, k = x.shape
     half = _half(k)
 
+    def scaled(*index: Expr) -> Expr:
+        size = scale[index[:-1]]
+        return select(size > 0.0, x[index] * (1.0 / size), 0.0)
+
     def element(which: Expr, *index: Expr) -> Expr:
         *outer, i, j = index
-        quarters = [x[*outer, row, j + place] for row in (i * 2, te.minimum(i * 2 + 1, as_expr(rows) - 1)) for place in (0, half)]
+        quarters = [scaled(*outer, row, j + place) for row in (i * 2, te.minimum(i * 2 + 1, as_expr(rows) - 1)) for place in (0, half)]
         return chosen(which, [combined(zip(row, quarters, strict=True)) for row in OF_LEFT])
 
     return te.compute((PRODUCTS, *batch, as_dim((as_expr(rows) + 1) // 2), half), element, "strassen_input")
 
 
-def strassen_output(p: te.Tensor, rows: Dim) -> te.Tensor:
-    """The result, from the seven products p (7, ..., ceil(rows / 2), n / 2): (..., rows, n)."""
+def strassen_output(p: te.Tensor, scale: te.Tensor) -> te.Tensor:
+    """The result, from the seven products p (7, ..., ceil(rows / 2), n / 2) and the `scale` of its rows (..., rows): (..., rows, n)."""
     _, *batch, pairs, half = p.shape
+    rows = scale.shape[-1]
     require_same(pairs, as_dim((as_expr(rows) + 1) // 2), "pairs of rows")
 
     def element(*index: Expr) -> Expr:
         *outer, i, j = index
         products = [p[n, *outer, i // 2, j % half] for n in range(PRODUCTS)]
         quarters = [combined(zip(row, products, strict=True)) for row in TO_RESULT]
-        return chosen(i % 2, [chosen(j // half, quarters[:2]), chosen(j // half, quarters[2:])])
+        return chosen(i % 2, [chosen(j // half, quarters[:2]), chosen(j // half, quarters[2:])]) * scale[*outer, i]
 
     return te.compute((*batch, rows, as_dim(as_expr(half) * 2)), element, "strassen_output")
 
@@ -83,4 +101,5 @@ def _half(k: Dim) -> int:
     return k // 2
 
 
+STRASSEN_SCALE = Operator("strassen_scale", strassen_scale)
 STRASSEN_INPUT, STRASSEN_OUTPUT = Operator("strassen_input", strassen_input), Operator("strassen_output", strassen_output)

@@ -30,7 +30,7 @@ from tcomp.ir.simplify import same_shape
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import PAD, RESHAPE, TRANSPOSE
 from tcomp.ops.nn import CONV, CONV_TRANSPOSE
-from tcomp.ops.strassen import PRODUCTS, STRASSEN_INPUT, STRASSEN_OUTPUT, strassen_weights
+from tcomp.ops.strassen import PRODUCTS, STRASSEN_INPUT, STRASSEN_OUTPUT, STRASSEN_SCALE, strassen_weights
 from tcomp.ops.winograd import WINOGRAD_INPUT, WINOGRAD_OUTPUT, WINOGRAD_PRODUCT, edges, phases, points_of, transformed_weights
 from tcomp.passes.canonicalize import uniform
 from tcomp.passes.rewrite import Notes, Rewriter, rewrite_graph
@@ -158,11 +158,12 @@ def _strassen(node: Node, rewriter: Rewriter, choose: Choose, lanes: int, stream
         return None
     if not choose(sizes, fastest(sizes, lanes, streamed)):
         return "the direct sum is faster"
-    (factors,) = rewriter.add(STRASSEN_INPUT, [x], {}, f"{node.name}.factors")
+    (scale,) = rewriter.add(STRASSEN_SCALE, [x], {}, f"{node.name}.scale")
+    (factors,) = rewriter.add(STRASSEN_INPUT, [x, scale], {}, f"{node.name}.factors")
     shape = (PRODUCTS, *(1 for _ in batch), sizes.depth // 2, sizes.columns // 2)
     weights = rewriter.constant(Deferred(shape, strassen_weights, matrix, (transposed,)), f"{w.name}.strassen")
     (products,) = rewriter.add(MATMUL, [factors, weights], {}, f"{node.name}.products")
-    return rewriter.add(STRASSEN_OUTPUT, [products], {"rows": rows}, node.name)
+    return rewriter.add(STRASSEN_OUTPUT, [products, scale], {}, node.name)
 
 
 def _side_by_side(node: Node, rewriter: Rewriter, lanes: int) -> Sequence[Value] | None:
