@@ -88,6 +88,39 @@ def test_other_machines_get_code_as_well(program: Program, target: Target) -> No
     assert compile_ir(emit_kernel(hoist_temporaries(kernel)[0], target), target).startswith(b"\x7fELF")
 
 
+@st.composite
+def cases(draw: st.DrawFn) -> Program:
+    """Elements told apart by their indices, or by remainders or quotients of these, which constants may divide or not."""
+    shape = [draw(st.integers(1, 24)) for _ in range(draw(st.integers(1, 3)))] + [draw(st.integers(1, 70))]
+    unknown = draw(st.integers(0, 4))
+    dims = {te.var("n"): shape[unknown]} if unknown < len(shape) else {}
+    x = te.placeholder([next(iter(dims)) if n == unknown else d for n, d in enumerate(shape)], name="x")
+    told = []
+    for _ in range(draw(st.integers(1, 3))):
+        by = draw(st.sampled_from([1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32]))
+        told.append((draw(st.integers(0, len(shape) - 1)), draw(st.sampled_from("=%/")), by, draw(st.integers(2, 7))))
+
+    def element(*index: te.Expr) -> te.Expr:
+        value = x[index]
+        for number, (axis, kind, by, count) in enumerate(told, 1):
+            which = {"=": index[axis], "%": index[axis] % by, "/": index[axis] // by}[kind]
+            other = value
+            for case in reversed(range(count)):
+                other = te.select(te.equal(which, case), value * float(case + 1) - float(number), other)
+            value = other
+        return value
+
+    return Program((x,), (te.compute(x.shape, element, "y"),), dims)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(cases(), st.booleans())
+def test_cases_keep_the_meaning(program: Program, threads: bool) -> None:
+    s = schedule(lowered(program), HOST)
+    agree(program, interpreted(program, s.kernel, shuffle=1), expected(program))
+    agree(program, native(program, s.kernel, threads=threads), expected(program))
+
+
 @pytest.mark.parametrize(("groups", "channels", "results"), [(4, 12, 20), (2, 6, 96), (3, 9, 9), (5, 5, 5)])
 def test_grouped_convolutions_have_no_quotients_in_lanes(groups: int, channels: int, results: int) -> None:
     """Channels of a group are a loop of their own: what all of them read is one element, not one for each lane."""
