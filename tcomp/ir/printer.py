@@ -295,7 +295,7 @@ class _Printer:
         return self.term(as_expr(d), UNARY_PRECEDENCE + 1, "") if isinstance(d, Expr) else str(d)
 
     def shape(self, shape: Sequence[Dim]) -> str:
-        return f"[{', '.join(self.term(as_expr(d), 0, '') for d in shape)}]"
+        return f"[{', '.join(self.term(d, 0, '') if isinstance(d, Expr) else str(d) for d in shape)}]"
 
     def dims(self, dims: list[Expr]) -> str:
         """The declaration of symbolic dims; while their ranges are printed, more may be added to the list."""

@@ -219,12 +219,15 @@ def _packed(body: Graph, panels: Mapping[int, Layout]) -> Graph:
     return relaid(body, [panels.get(n, v.layout) for n, v in enumerate(body.inputs)], None)
 
 
+_text = lru_cache(1 << 10)(canonical_graph_text)  # several questions about a kernel body follow each other
+
+
 def _remembered(function: Callable[Concatenate[Graph, P], T]) -> Callable[Concatenate[Graph, P], T]:
     """The function, asked once for all kernel bodies that compute the same."""
     known: dict[Hashable, T] = {}
 
     def ask(body: Graph, /, *args: P.args, **options: P.kwargs) -> T:
-        key = canonical_graph_text(body), args
+        key = _text(body), args
         if key not in known:
             known[key] = function(body, *args, **options)
         return known[key]
@@ -371,9 +374,11 @@ def relaid(body: Graph, inputs: list[Layout | None] | None, outputs: list[Layout
     """A kernel body with other layouts on its inputs or outputs."""
     new: dict[Value, Value] = {}
     if inputs is not None:
-        new.update((v, Value(v.name, v.dtype, v.shape, w)) for v, w in zip(body.inputs, inputs, strict=True))
+        new.update((v, Value(v.name, v.dtype, v.shape, w)) for v, w in zip(body.inputs, inputs, strict=True) if w != v.layout)
     if outputs is not None:
-        new.update((v, Value(v.name, v.dtype, v.shape, w)) for v, w in zip(body.outputs, outputs, strict=True))
+        new.update((v, Value(v.name, v.dtype, v.shape, w)) for v, w in zip(body.outputs, outputs, strict=True) if w != v.layout)
+    if not new:
+        return body
 
     def swap(values: tuple[Value, ...]) -> tuple[Value, ...]:
         return tuple(new.get(v, v) for v in values)
