@@ -9,10 +9,10 @@
 the other two axes. Three operators, with a batched product before the last; what stands for B, which is known at compile time, is
 `strassen_weights`.
 
-Rounding errors are those of what is added, so that a large row would leave its errors in the small one that it makes a pair with (and all of
-itself, where it is not finite). Rows are added as multiples of their largest elements, therefore (the outer scaling of G. Ballard et al.,
+Rounding errors are those of what is added, so that a large row of A would leave its errors in the small one that it makes a pair with (and all
+of itself, where it is not finite). Rows are added as multiples of their largest elements, therefore (the outer scaling of G. Ballard et al.,
 "Improving the numerical stability of fast matrix multiplication", SIAM J. Matrix Anal. Appl. 37, 2016): errors are about twice those of the
-direct sum, of a row for itself.
+direct sum, of each row for itself. The columns of B are to be alike from the start: see `alike`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,19 @@ from tcomp.ops.reduction import fold
 from tcomp.ops.winograd import chosen, combined
 
 PRODUCTS = 7
+APART = 1000  # times that columns may differ: errors of the smaller one then are about 1e-4 of its size
 # What the factors of each product are made of: (11, 12, 21, 22), and what the quarters of the result are made of.
 OF_LEFT = ((1, 0, 0, 1), (0, 0, 1, 1), (1, 0, 0, 0), (0, 0, 0, 1), (1, 1, 0, 0), (-1, 0, 1, 0), (0, 1, 0, -1))
 OF_RIGHT = ((1, 0, 0, 1), (1, 0, 0, 0), (0, 1, 0, -1), (-1, 0, 1, 0), (0, 0, 0, 1), (1, 1, 0, 0), (0, 0, 1, 1))
 TO_RESULT = ((1, 0, 0, 1, -1, 0, 1), (0, 0, 1, 0, 1, 0, 0), (0, 1, 0, 1, 0, 0, 0), (1, -1, 1, 0, 0, 1, 0))
+
+
+def alike(w: np.ndarray, transposed: bool = False) -> bool:
+    """Whether the columns of a matrix (k, n), or of its transpose, that are added differ in size by `APART` times at most, and sums are finite."""
+    axis = 1 if transposed else 0
+    left, right = np.split(np.maximum(w.max(axis), -w.min(axis)), 2)
+    with np.errstate(over="ignore"):
+        return bool(np.all((left <= APART * right) & (right <= APART * left) & (2 * (left + right) < inf)))
 
 
 def strassen_weights(w: np.ndarray, transposed: bool = False) -> np.ndarray:
@@ -55,21 +64,25 @@ def strassen_weights(w: np.ndarray, transposed: bool = False) -> np.ndarray:
     return found
 
 
-def strassen_scale(x: te.Tensor) -> te.Tensor:
-    """The largest magnitude of each row of x (..., rows, k), but at least what has a finite reciprocal: (..., rows). NaN for a row that is not
-    finite."""
+def strassen_rows(x: te.Tensor) -> te.Tensor:
+    """The size of each row of x (..., rows, k): (..., rows). That is its largest magnitude, but at least what has a finite reciprocal; 0 for
+    zeros, NaN where an element is not finite."""
     tiny = float(np.finfo(x.dtype).tiny)
-    return fold(x, [x.ndim - 1], False, te.max, "strassen_scale", te.abs, lambda most: select(most < inf, te.maximum(most, tiny), nan))
+
+    def size(most: Expr) -> Expr:
+        return select(te.equal(most, 0.0), 0.0, select(most < inf, te.maximum(most, tiny), nan))
+
+    return fold(x, [x.ndim - 1], False, te.max, "strassen_rows", te.abs, size)
 
 
-def strassen_input(x: te.Tensor, scale: te.Tensor) -> te.Tensor:
-    """The left factors of the seven products, for matrices x (..., rows, k) with k even, of which each row is divided by its `scale`, or left
-    out where that is NaN: (7, ..., ceil(rows / 2), k / 2). The last row stands for the one that an odd number of rows lacks."""
+def strassen_input(x: te.Tensor, sizes: te.Tensor) -> te.Tensor:
+    """The left factors of the seven products, for matrices x (..., rows, k) with k even, of which each row is divided by its size (..., rows),
+    zeros where that is 0 or NaN: (7, ..., ceil(rows / 2), k / 2). The last row stands for the one that an odd number of rows lacks."""
     *batch, rows, k = x.shape
     half = _half(k)
 
     def scaled(*index: Expr) -> Expr:
-        size = scale[index[:-1]]
+        size = sizes[index[:-1]]
         return select(size > 0.0, x[index] * (1.0 / size), 0.0)
 
     def element(which: Expr, *index: Expr) -> Expr:
@@ -80,17 +93,17 @@ def strassen_input(x: te.Tensor, scale: te.Tensor) -> te.Tensor:
     return te.compute((PRODUCTS, *batch, as_dim((as_expr(rows) + 1) // 2), half), element, "strassen_input")
 
 
-def strassen_output(p: te.Tensor, scale: te.Tensor) -> te.Tensor:
-    """The result, from the seven products p (7, ..., ceil(rows / 2), n / 2) and the `scale` of its rows (..., rows): (..., rows, n)."""
+def strassen_output(p: te.Tensor, sizes: te.Tensor) -> te.Tensor:
+    """The result, from the seven products p (7, ..., ceil(rows / 2), n / 2) and the sizes of its rows (..., rows): (..., rows, n)."""
     _, *batch, pairs, half = p.shape
-    rows = scale.shape[-1]
+    rows = sizes.shape[-1]
     require_same(pairs, as_dim((as_expr(rows) + 1) // 2), "pairs of rows")
 
     def element(*index: Expr) -> Expr:
         *outer, i, j = index
         products = [p[n, *outer, i // 2, j % half] for n in range(PRODUCTS)]
         quarters = [combined(zip(row, products, strict=True)) for row in TO_RESULT]
-        return chosen(i % 2, [chosen(j // half, quarters[:2]), chosen(j // half, quarters[2:])]) * scale[*outer, i]
+        return chosen(i % 2, [chosen(j // half, quarters[:2]), chosen(j // half, quarters[2:])]) * sizes[*outer, i]
 
     return te.compute((*batch, rows, as_dim(as_expr(half) * 2)), element, "strassen_output")
 
@@ -101,5 +114,5 @@ def _half(k: Dim) -> int:
     return k // 2
 
 
-STRASSEN_SCALE = Operator("strassen_scale", strassen_scale)
+STRASSEN_ROWS = Operator("strassen_rows", strassen_rows)
 STRASSEN_INPUT, STRASSEN_OUTPUT = Operator("strassen_input", strassen_input), Operator("strassen_output", strassen_output)

@@ -8,7 +8,7 @@ hold them to; more points, whose errors are larger, are not on offer.
 
 Strassen's algorithm, for products with a matrix that is known, multiplies 8/7 times less, and streams 7/4 times the weights, which are kept
 as its sums of quarters. Constants were fitted to 30 products on a Zen 5 core; where many rows share the weights it takes 0.89 to 0.95 of the
-time. Rounding errors are about twice those of the direct sum.
+time. Rounding errors are about twice those of the direct sum, of each row for itself.
 
 `tcomp.compile(..., direct=True)` and `--direct` do without both.
 
@@ -30,7 +30,7 @@ from tcomp.ir.simplify import same_shape
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import PAD, RESHAPE, TRANSPOSE
 from tcomp.ops.nn import CONV, CONV_TRANSPOSE
-from tcomp.ops.strassen import PRODUCTS, STRASSEN_INPUT, STRASSEN_OUTPUT, STRASSEN_SCALE, strassen_weights
+from tcomp.ops.strassen import PRODUCTS, STRASSEN_INPUT, STRASSEN_OUTPUT, STRASSEN_ROWS, alike, strassen_weights
 from tcomp.ops.winograd import WINOGRAD_INPUT, WINOGRAD_OUTPUT, WINOGRAD_PRODUCT, edges, phases, points_of, transformed_weights
 from tcomp.passes.canonicalize import uniform
 from tcomp.passes.rewrite import Notes, Rewriter, rewrite_graph
@@ -107,7 +107,7 @@ def choose_algorithms(
         return _winograd(node, rewriter, choose, lanes, streamed) if node.op is CONV else None
 
     def strassen(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
-        """matmul(x, w) = strassen_output(matmul(strassen_input(x), sums of quarters of w))"""
+        """matmul(x, w) = strassen_output(matmul(strassen_input(x, rows), sums of quarters of w), rows)"""
         return _strassen(node, rewriter, choose, lanes, streamed) if node.op is MATMUL else None
 
     def side_by_side(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
@@ -158,12 +158,14 @@ def _strassen(node: Node, rewriter: Rewriter, choose: Choose, lanes: int, stream
         return None
     if not choose(sizes, fastest(sizes, lanes, streamed)):
         return "the direct sum is faster"
-    (scale,) = rewriter.add(STRASSEN_SCALE, [x], {}, f"{node.name}.scale")
-    (factors,) = rewriter.add(STRASSEN_INPUT, [x, scale], {}, f"{node.name}.factors")
+    if not alike(matrix, transposed):
+        return "columns of the matrix differ too much in size"
+    (row_sizes,) = rewriter.add(STRASSEN_ROWS, [x], {}, f"{node.name}.rows")
+    (factors,) = rewriter.add(STRASSEN_INPUT, [x, row_sizes], {}, f"{node.name}.factors")
     shape = (PRODUCTS, *(1 for _ in batch), sizes.depth // 2, sizes.columns // 2)
     weights = rewriter.constant(Deferred(shape, strassen_weights, matrix, (transposed,)), f"{w.name}.strassen")
     (products,) = rewriter.add(MATMUL, [factors, weights], {}, f"{node.name}.products")
-    return rewriter.add(STRASSEN_OUTPUT, [products, scale], {}, node.name)
+    return rewriter.add(STRASSEN_OUTPUT, [products, row_sizes], {}, node.name)
 
 
 def _side_by_side(node: Node, rewriter: Rewriter, lanes: int) -> Sequence[Value] | None:

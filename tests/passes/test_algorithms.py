@@ -244,7 +244,7 @@ def test_a_written_out_sum_is_no_epilogue():
 
 # ---------------------------------------------------------------- products
 
-STRASSEN = ["strassen_scale", "strassen_input", "matmul", "strassen_output"]
+STRASSEN = ["strassen_rows", "strassen_input", "matmul", "strassen_output"]
 
 
 def product_of(shape, weights, dtype="float32", constant=True, **attrs):
@@ -286,6 +286,14 @@ def test_products_that_are_left_alone(monkeypatch, shape, weights, options):
     always(monkeypatch)
     graph = product_of(shape, array(*weights).astype(options.get("dtype", "float32")), **options)
     assert operators(choose_algorithms(graph, LANES)) == operators(graph)
+
+
+def test_matrices_whose_columns_differ_are_left_alone(monkeypatch):
+    always(monkeypatch)
+    notes, weights = Notes(), array(32, 64)
+    weights[:, 40] = 0
+    assert operators(choose_algorithms(product_of((8, 32), weights), LANES, notes)) == ["matmul", "add", "relu"]
+    assert notes.lines == {"matmul": ["strassen: columns of the matrix differ too much in size"]}
 
 
 def test_the_rule_for_products():
