@@ -335,29 +335,37 @@ class _Float:
         half = integer >> 1
         return x * self.power_of_two(half) * self.power_of_two(integer - half)
 
-    def vanishing(self, x: Expr, steps: int) -> tuple[Expr, Expr]:
-        """(whether exp(x) rounds to 0 as it is less than 2 ** -steps, an exponent to compute with): processors take a hundred cycles for
-        a vector of which one number underflows, and what masks take out of a softmax does."""
-        tiny = x < -steps * math.log(2)
-        return tiny, select(tiny, self.c(0), x)
+    def unless_vanishing(self, x: Expr, steps: int, result: Callable[[Expr], Expr]) -> Expr:
+        """`result(x)`, about exp(x), or 0 where that rounds to 0 as it is less than 2 ** -steps. Processors take a hundred cycles for a vector
+        of which one number underflows, and what masks take out of a softmax does: so another number is computed with there, or, if the
+        last step is one instruction, that is masked (of vectors, LLVM makes one of it and of the choice)."""
+        tiny, zero = x < -steps * math.log(2), self.c(0)
+        if self.scales:
+            return select(~tiny, result(x), zero)
+        return select(tiny, zero, result(select(tiny, zero, x)))
 
     def exp32(self, x: Expr) -> Expr:
-        tiny, x = self.vanishing(x, 150)
-        x = minimum(x, 89.0)  # beyond: infinity
-        n, integer = self.nearest(x, math.log2(math.e))
-        r = self.mad(n, 2.12194440e-4, self.mad(n, -0.693359375, x))
-        return select(tiny, self.c(0), self.scaled(self.polynomial(r, _EXP32), n, integer))
+        def result(x: Expr) -> Expr:
+            x = minimum(x, 89.0)  # beyond: infinity
+            n, integer = self.nearest(x, math.log2(math.e))
+            r = self.mad(n, 2.12194440e-4, self.mad(n, -0.693359375, x))
+            return self.scaled(self.polynomial(r, _EXP32), n, integer)
+
+        return self.unless_vanishing(x, 150, result)
 
     def exp(self, x: Expr, shift: int = 0) -> Expr:
         """2**shift * exp(x), where shift is 0 or -1."""
-        tiny, x = self.vanishing(x, 1075)
-        x = minimum(x, 711.0)
-        n, integer = self.nearest(x, math.log2(math.e))
-        r = self.mad(n, -1.42860682030941723212e-6, self.mad(n, -6.93145751953125e-1, x))
-        square = r * r
-        p = r * self.polynomial(square, _EXP[0])
-        p = p / (self.polynomial(square, _EXP[1]) - p)
-        return select(tiny, self.c(0), self.scaled(p + p + 1.0, n + shift if shift else n, integer + shift))
+
+        def result(x: Expr) -> Expr:
+            x = minimum(x, 711.0)
+            n, integer = self.nearest(x, math.log2(math.e))
+            r = self.mad(n, -1.42860682030941723212e-6, self.mad(n, -6.93145751953125e-1, x))
+            square = r * r
+            p = r * self.polynomial(square, _EXP[0])
+            p = p / (self.polynomial(square, _EXP[1]) - p)
+            return self.scaled(p + p + 1.0, n + shift if shift else n, integer + shift)
+
+        return self.unless_vanishing(x, 1075, result)
 
     def fraction(self, x: Expr) -> tuple[Expr, Expr]:
         """(m, n) with x = m * 2**n and sqrt(1/2) <= m < sqrt(2), for positive finite x; n is an integer-valued float."""
