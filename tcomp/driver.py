@@ -7,10 +7,10 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -115,9 +115,11 @@ def compile_model(
     progress: Progress | None = None,
     database: str | os.PathLike[str] | None = None,
     direct: bool = False,
+    file: BinaryIO | None = None,
 ) -> tuple[Artifact, Report]:
     """Compile an ONNX model to an artifact (see `compile`). `emit` names stages whose text goes into the report:
-    graph, te, schedule, loops, and llvm, asm for a CPU, cuda, ptx, sass-stats for CUDA."""
+    graph, te, schedule, loops, and llvm, asm for a CPU, cuda, ptx, sass-stats for CUDA. The artifact is written to `file`, open for writing
+    and reading, from its start (default: an unnamed one), and mapped from there."""
     from tcomp.frontends.onnx import import_model  # a fifth of what the compiler takes to load, and nothing that `tcomp.build` needs
 
     target = target if isinstance(target, Target) else Target.parse(target or "cpu")
@@ -129,7 +131,7 @@ def compile_model(
         from tcomp.autotune.lookup import recorded  # which itself compiles
 
         decide = recorded(database, target, threads)
-    return compile_graph(graph, target, threads, report, emit, progress, decide, direct), report
+    return compile_graph(graph, target, threads, report, emit, progress, decide, direct, file), report
 
 
 def compile_graph(
@@ -141,15 +143,17 @@ def compile_graph(
     progress: Progress | None = None,
     decide: Lookup | None = None,
     direct: bool = False,
+    file: BinaryIO | None = None,
 ) -> Artifact:
-    """Graph -> artifact. `decide` says how kernels are scheduled; by default as the analytic model suggests. `direct`: see `compile`."""
+    """Graph -> artifact. `decide` says how kernels are scheduled; by default as the analytic model suggests. `direct`: see `compile`, `file`:
+    see `compile_model`."""
     report, tell = report or Report(), progress or (lambda stage, done, total: None)
     dump = Path(os.environ["TCOMP_DUMP"]) if os.environ.get("TCOMP_DUMP") else None
     verify = bool(os.environ.get("TCOMP_VERIFY"))
     tell("graph", 0, 1)
     with report.timed("passes"):
         graph, _ = run_passes(graph, graph_passes(target, report, decide, direct), verify=verify, dump=dump)
-    return compile_partitioned(graph, target, threads, report, emit, progress, decide)
+    return compile_partitioned(graph, target, threads, report, emit, progress, decide, file)
 
 
 def compile_partitioned(
@@ -160,6 +164,7 @@ def compile_partitioned(
     emit: Sequence[str] = (),
     progress: Progress | None = None,
     decide: Lookup | None = None,
+    file: BinaryIO | None = None,
 ) -> Artifact:
     """Graph after all passes -> artifact."""
     tell = progress or (lambda stage, done, total: None)
@@ -171,7 +176,7 @@ def compile_partitioned(
     with report.timed("kernels"):
         compiled = compile_kernels(list(texts.values()), target, lambda done, total: tell("kernels", done, total), decisions)
     with report.timed("link"):
-        artifact = package(graph, {node: compiled[texts[node]] for node in nodes}, target, threads, report)
+        artifact = package(graph, {node: compiled[texts[node]] for node in nodes}, target, threads, report, file)
     if emit or dump is not None:
         from tcomp.listings import listings  # schedules and code generators, which a compilation out of the cache does without
 
@@ -251,10 +256,17 @@ def _decisions(graph: Graph, texts: Mapping[Node, str], report: Report, decide: 
     return found
 
 
-def package(graph: Graph, kernels: Mapping[Node, CompiledKernel], target: Target, threads: int | None, report: Report) -> Artifact:
+def package(
+    graph: Graph,
+    kernels: Mapping[Node, CompiledKernel],
+    target: Target,
+    threads: int | None,
+    report: Report,
+    file: BinaryIO | None = None,
+) -> Artifact:
     """A partitioned graph and its compiled kernels -> artifact: memory plan, entry function, linking, weights.
 
-    The artifact is an unnamed file, mapped: weights are in memory once, as pages of that file.
+    The artifact is `file` (default: an unnamed one), mapped: weights are in memory once, as pages of that file.
     """
     if threads is not None and not 1 <= threads <= 4096:
         raise InputError(f"threads must be between 1 and 4096, not {threads}")
@@ -273,9 +285,9 @@ def package(graph: Graph, kernels: Mapping[Node, CompiledKernel], target: Target
     code = _linked(program, distinct, target)
     report.kernels, report.distinct_kernels = len(kernels), len(distinct)
     report.arena, report.arena_lower_bound = plan.size, plan.lower_bound
-    with tempfile.TemporaryFile() as file:
-        write_artifact(file, code, weights.named, _manifest(graph, dims, target, threads, kernels, report))
-        return read_artifact(file)
+    with nullcontext(file) if file is not None else tempfile.TemporaryFile() as image:
+        write_artifact(image, code, weights.named, _manifest(graph, dims, target, threads, kernels, report))
+        return read_artifact(image)
 
 
 def _linked(program: Program, kernels: Mapping[str, bytes], target: Target) -> bytes:

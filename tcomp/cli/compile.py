@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from tcomp.cli import output
-from tcomp.cli.files import check_file, check_model_file, check_writable, write_files
+from tcomp.cli.files import check_file, check_model_file, check_writable, replacing
 from tcomp.cli.options import (
     STAGES,
     Arch,
@@ -80,11 +80,12 @@ def compile(
         if path.exists() and path.samefile(model):
             raise InputError(f"{path} is the model itself", hint="give another name with -o")
 
-    with output.progress() as tell:
-        artifact, report = compile_model(
-            model, machine, shapes, ranges, threads, values=values, emit=stages, progress=tell, database=database, direct=direct
-        )
-    write_files({**{path: report.stages[stage].encode() for stage, path in listings.items()}, out: artifact.image})
+    arguments: dict[str, Any] = {"values": values, "emit": stages, "database": database, "direct": direct}
+    with replacing(out, *listings.values()) as (file, *texts):
+        with output.progress() as tell:
+            artifact, report = compile_model(model, machine, shapes, ranges, threads, progress=tell, file=file, **arguments)
+        for stage, listing in zip(listings, texts, strict=True):
+            listing.write(report.stages[stage].encode())
 
     reasons = Counter(text for _, text in report.not_followed)
     if as_json:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from tcomp.errors import InputError
 
@@ -49,22 +51,26 @@ def check_writable(path: Path) -> None:
     folder = path.parent
     if path.is_dir():
         raise InputError(f"cannot write {path}", why="it is a directory", hint=f"name a file, such as {path / 'model.tcomp'}")
+    if path.exists() and not path.is_file():
+        raise InputError(f"cannot write {path}", why="it is no regular file, and would be replaced by one")
     if not folder.is_dir():
         raise InputError(f"cannot write {path}", why=f"the folder {folder} does not exist", hint=f"mkdir -p {folder}")
     if not os.access(folder, os.W_OK):
         raise InputError(f"cannot write {path}", why=f"no permission to write in the folder {folder}")
 
 
-def write_files(files: Mapping[Path, bytes | memoryview]) -> None:
-    """Write files, completely or not at all. Raises `InputError`."""
-    beside = {path: path.with_name(f".{secrets.token_hex(6)}.{path.name}") for path in files}
+@contextmanager
+def replacing(*paths: Path) -> Iterator[list[BinaryIO]]:
+    """Files open for writing and reading that take the places of `paths` once all are complete; none does if anything fails. Raises
+    `InputError` if one cannot be written."""
+    beside = {path: path.with_name(f".{secrets.token_hex(6)}.{path.name}") for path in paths}
     try:
-        for path, content in files.items():
-            beside[path].write_bytes(content)
-        for path in files:
+        with ExitStack() as files:
+            yield [files.enter_context(open(temporary, "x+b")) for temporary in beside.values()]
+        for path in paths:
             os.replace(beside[path], path)
     except OSError as error:
-        raise InputError(f"cannot write {path}", why=error.strerror or str(error)) from error
+        raise InputError(f"cannot write {' and '.join(map(str, paths))}", why=error.strerror or str(error)) from error
     finally:
         for temporary in beside.values():
             temporary.unlink(missing_ok=True)

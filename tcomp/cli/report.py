@@ -9,7 +9,7 @@ import typer
 
 from tcomp.cli import output
 from tcomp.cli.db import DatabaseFile
-from tcomp.cli.files import check_file, check_writable, write_files
+from tcomp.cli.files import check_file, check_writable, replacing
 from tcomp.cli.options import Json
 
 
@@ -24,8 +24,8 @@ def report(
 
     check_file(database)
     check_writable(out)
-    with Database(database, create=False) as entries:
-        write_files({out: page(entries).encode()})
+    with Database(database, create=False) as entries, replacing(out) as (file,):
+        file.write(page(entries).encode())
     if as_json:
         output.print_json({"report": out})
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tcomp.cli import output
-from tcomp.cli.files import check_writable, write_files
+from tcomp.cli.files import check_writable, replacing
 from tcomp.cli.kernels import profiled, show
 from tcomp.cli.options import AnyModel, Arch, Dims, Inputs, Json, Precision, Seed, Shapes, TargetName, Threads
 from tcomp.errors import InputError
@@ -90,9 +89,8 @@ def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
     if len({name.replace("/", "_") for name in arrays}) < len(arrays) or "file" in arrays:
         raise InputError(f"cannot write {path}", why="the outputs' names clash in a .npz file")
 
-    file = io.BytesIO()
-    np.savez(file, allow_pickle=False, **arrays)
-    write_files({path: file.getvalue()})
+    with replacing(path) as (file,):
+        np.savez(file, allow_pickle=False, **arrays)
 
 
 def _summary(name: str, array: np.ndarray) -> dict[str, Any]:

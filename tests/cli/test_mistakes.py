@@ -20,6 +20,7 @@ def place(models, artifact, tmp_path):
     (tmp_path / "short.tcomp").write_bytes(content[:200])
     (tmp_path / "damaged.tcomp").write_bytes(content[:300] + bytes([content[300] ^ 1]) + content[301:])
     (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
     np.save(tmp_path / "double.npy", np.zeros((2, 8)))
     np.save(tmp_path / "wide.npy", np.zeros((2, 9), np.float32))
     np.save(tmp_path / "flat.npy", np.zeros(8, np.float32))
@@ -48,6 +49,7 @@ MISTAKES = [
     ("compile {mlp} --shape x=1x8x8", "has 2 dimensions"),
     ("compile {mlp} --shape image=1x8", "no input `image`"),
     ("compile {mlp} -o folder", "cannot write folder"),
+    ("compile {mlp} -o pipe", "cannot write pipe"),
     ("compile {mlp} -o nowhere/m.tcomp", "mkdir -p nowhere"),
     ("compile {mlp} -o {mlp}", "is the model itself"),
     ("compile {mlp} --emit graph --emit-to nowhere", "the folder nowhere does not exist"),
@@ -168,15 +170,17 @@ def test_interruption(tcomp, models, monkeypatch, tmp_path):
     assert done.stderr == "interrupted\n" and list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_leaves_nothing_behind(tcomp, models, monkeypatch, tmp_path):
-    replaced = os.replace
+@pytest.mark.parametrize("call", ["pwrite", "replace"])
+def test_a_full_disk_leaves_nothing_behind(tcomp, models, monkeypatch, tmp_path, call):
+    proper = getattr(os, call)
 
-    def full(source, target):
-        if str(target).endswith("mlp.tcomp"):
+    def full(*arguments):
+        if call == "pwrite" or str(arguments[1]).endswith("mlp.tcomp"):
             raise OSError(28, "No space left on device")
-        replaced(source, target)
+        proper(*arguments)
 
     (tmp_path / "mlp.tcomp").write_bytes(b"the old one")
-    monkeypatch.setattr(os, "replace", full)
-    assert "No space left on device" in tcomp("compile", models["mlp"], status=2).stderr
+    monkeypatch.setattr(os, call, full)
+    done = tcomp("compile", models["mlp"], "--emit", "graph", status=2)
+    assert "cannot write mlp.tcomp" in done.stderr and "No space left on device" in done.stderr
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("mlp.tcomp", b"the old one")]
