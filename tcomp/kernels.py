@@ -146,11 +146,11 @@ def compile_kernel(text: str, symbol: str, target: Target, decisions: Decisions 
 
 def object_code(ir_text: str, target: Target) -> bytes:
     """LLVM IR that is no kernel, compiled to a relocatable object, or found in the cache."""
-    from tcomp.codegen.native import compile_ir
-
     name = cache.name(ir_text, str(target), cache.source_version())
     kept = cache.load("objects", name)
     if kept is None:
+        from tcomp.codegen.native import compile_ir
+
         kept = base64.b64encode(compile_ir(ir_text, target)).decode()
         cache.store("objects", name, kept)
     return base64.b64decode(kept)

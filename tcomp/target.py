@@ -199,10 +199,8 @@ class Target:
         arch = _ARCH_NAMES.get(platform.machine().lower())
         if arch is None:
             raise TargetError(f"no code generator for this machine ({platform.machine()})", hint=f"known: {', '.join(_CPUS)}")
-        import llvmlite.binding as llvm  # the compiler's one heavy import: only where the machine is asked
-
-        present = frozenset(name for name, on in llvm.get_host_cpu_features().items() if on) & _FEATURES[arch]
-        cpu = llvm.get_host_cpu_name()
+        cpu, features = _host_processor()
+        present = _FEATURES[arch].intersection(features)
         if not _CPUS[arch].get(cpu, _FEATURES[arch]) <= present:
             # A virtual machine that hides features, or a processor this table does not know: the richest baseline that it has.
             baseline = {"x86_64": ("x86-64-v4", "x86-64-v3", "x86-64-v2", "x86-64"), "aarch64": ("generic",)}[arch]
@@ -412,6 +410,32 @@ def _size_text(size: int) -> str:
 
 
 # ---------------------------------------------------------------- this machine
+
+# What tells one processor from another in /proc/cpuinfo, on x86-64 and AArch64.
+_PROCESSOR = re.compile(r"^(?:vendor_id|cpu family|model|stepping|flags|CPU \w+|Features)\s*:.*", re.MULTILINE)
+
+
+def _host_processor() -> tuple[str, list[str]]:
+    """LLVM's name of the processor, and the features that it finds. They are kept for the next time: to load LLVM takes longer than many a
+    compilation out of the cache, which asks it nothing else."""
+    import llvmlite  # where this machine is asked, not to describe another
+
+    from tcomp import cache
+
+    try:
+        described = set(_PROCESSOR.findall(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")))
+    except OSError:
+        described = set()
+    name = cache.name(llvmlite.__version__, *sorted(described))
+    kept = cache.load("processors", name) if described else None
+    if kept is None:
+        import llvmlite.binding as llvm
+
+        kept = llvm.get_host_cpu_name(), sorted(name for name, on in llvm.get_host_cpu_features().items() if on)
+        if described:
+            cache.store("processors", name, kept)
+    cpu, features = kept
+    return cpu, features
 
 
 def _host_caches() -> dict[str, int]:

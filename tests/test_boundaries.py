@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1] / "tcomp"
 BASE = {"errors", "target"}
 KNOWS = {
     "errors": set(),
-    "target": {"errors"},
+    "target": {"cache", "errors"},
     "ir": {"errors"},
     "ops": {"errors", "ir"},
     "passes": {"errors", "ir", "ops"},

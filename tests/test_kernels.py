@@ -174,7 +174,25 @@ def test_processes_share_the_folder(cache: Path) -> None:
     running = [start(PROGRAM) for _ in range(3)]
     answers = [p.communicate(json.dumps(TEXTS), timeout=120)[0] for p in running]
     assert len(set(answers)) == 1 and len(json.loads(answers[0])) == len(TEXTS)
-    assert len(files(cache)) == len(TEXTS) and all(f.suffix == ".json" for f in files(cache))
+    assert len(files(cache / "kernels")) == len(TEXTS) and all(f.suffix == ".json" for f in files(cache))
+
+
+def test_out_of_the_cache_without_llvm(cache: Path) -> None:
+    """It takes longer to load than many a compilation out of the cache."""
+    program = (
+        "import sys, numpy as np, tcomp\n"
+        "from tcomp.driver import compile_graph\n"
+        "from tcomp.ir.graph import GraphBuilder\n"
+        "from tcomp.ops.elementwise import EXP\n"
+        "from tcomp.target import Target\n"
+        "b = GraphBuilder()\n"
+        "module = tcomp.Module.load(compile_graph(b.build(b.add(EXP, [b.input('x', 'float32', (100,))])), Target.host()))\n"
+        "(y,) = module.run({'x': np.zeros(100, np.float32)}).values()\n"
+        "print(y.sum(), str(Target.host()), 'llvmlite.binding' in sys.modules, sep=', ')\n"
+    )
+    first, second = (start(program).communicate(timeout=120)[0].strip() for _ in range(2))
+    assert first == f"100.0, {HOST}, True"
+    assert second == f"100.0, {HOST}, False"
 
 
 def test_workers_make_what_this_process_makes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

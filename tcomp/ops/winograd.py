@@ -34,6 +34,7 @@ from tcomp.ops.nn import sizes
 POINTS = tuple(Fraction(*p) for p in ((0, 1), (1, 1), (-1, 1), (2, 1), (-2, 1), (1, 2), (-1, 2)))  # and infinity
 
 Matrix = tuple[tuple[Fraction, ...], ...]
+_PART = 1 << 17  # points of weights that are made at once: 1 MiB in float64
 
 
 @cache
@@ -77,13 +78,19 @@ def _polynomial(roots: Sequence[Fraction]) -> list[Fraction]:
 
 
 def transformed_weights(w: np.ndarray, tile: int, stride: int = 1) -> np.ndarray:
-    """G w G' for weights (out, in, *taps), as (*points, in, out); computed in float64 and rounded once."""
-    taps = w.shape[2:]
-    points = np.moveaxis(w, (0, 1), (-1, -2)).reshape(*taps, -1).astype(np.float64)
-    for axis, t in enumerate(taps):
-        if t > 1:
-            points = np.moveaxis(np.tensordot(_of_weights(tile, t, stride), points, (1, axis)), 0, axis)
-    return np.ascontiguousarray(points.reshape(*points.shape[:-1], w.shape[1], w.shape[0]), w.dtype)
+    """G w G' for weights (out, in, *taps), as (*points, in, out); computed in float64 and rounded once, a cache full at a time."""
+    outputs, channels, *taps = w.shape
+    shape = [points_of(tile, t, stride) for t in taps]
+    to_points = {axis: _of_weights(tile, t, stride) for axis, t in enumerate(taps) if t > 1}
+    found = np.empty((*shape, channels, outputs), w.dtype)
+    step = max(1, _PART // max(1, outputs * prod(shape)))
+    for start in range(0, channels, step):
+        part = w[:, start : start + step]
+        points = np.moveaxis(part, (0, 1), (-1, -2)).reshape(*taps, -1).astype(np.float64)
+        for axis, matrix in to_points.items():
+            points = np.moveaxis(np.tensordot(matrix, points, (1, axis)), 0, axis)
+        found[..., start : start + step, :] = points.reshape(*shape, -1, outputs)
+    return found
 
 
 def _of_weights(tile: int, taps: int, stride: int) -> np.ndarray:

@@ -55,6 +55,17 @@ def test_matrices_are_exact(tile, taps):
     assert list(a @ ((g @ w) * (b @ x))) == [sum(w[k] * x[i + k] for k in range(taps)) for i in range(tile)]
 
 
+@pytest.mark.parametrize("outputs, channels", [(1000, 11), (4000, 3), (1, 1)])
+def test_weights_that_are_made_in_parts(outputs, channels):
+    """3 channels at a time and 2 at the end, one at a time, all at once."""
+    w = np.random.default_rng(0).standard_normal((outputs, channels, 3, 3)).astype(np.float32)
+    g = np.array(winograd.matrices(4, 3)[1], np.float64)
+    exact = np.einsum("pk,ql,oikl->pqio", g, g, w.astype(np.float64))
+    found = winograd.transformed_weights(w, 4)
+    assert found.dtype == np.float32 and found.flags.c_contiguous
+    np.testing.assert_allclose(found, exact, rtol=2**-24, atol=1e-12)
+
+
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_the_operators_convolve(apply, sizes, tile):
