@@ -15,6 +15,7 @@ from tcomp.schedules.primitives import edit
 from tcomp.schedules.roles import Nest, extent_of, result_nest
 from tcomp.schedules.schedule import Schedule
 from tcomp.schedules.shaping import SERIAL_ELEMENTS, divides, lanes_of, threads, vector_tail
+from tcomp.schedules.work import division
 from tcomp.target import Target
 
 MOST_PIECES = 12  # a loop is cut into at most so many, for the sake of code size
@@ -68,7 +69,7 @@ def _cases(s: Schedule, nest: Nest) -> tuple[dict[str, Dim | None], list[str]]:
     for e in E.walk(nest.leaf.value):
         if e.op == "eq" and e.args[1].op == "const":
             i = e.args[0]
-            v, by = (i.args[0], i.args[1].attr) if i.op in ("mod", "floordiv") and i.args[1].op == "const" else (i, 0)
+            v, by = division(i) or (i, 0)
             found = pieces if i.op == "floordiv" else periods
             found[v] = max(found.get(v, 0), by)
     others: dict[str, Dim | None] = {}

@@ -11,13 +11,15 @@
 A *slot* is one lane of 32 bits in one vector instruction; a float64 operation takes two, those on 8 bits a quarter.
 
 The roofline bound (S. Williams, A. Waterman, D. Patterson 2009) is the larger of the slots over the machine's peak and the compulsory bytes
-over the bandwidth of the nearest memory that holds them all.
+over the bandwidths of the memories that hold them, the nearest filled first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
+from math import prod
 
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import BITS, is_float, itemsize
@@ -43,6 +45,7 @@ _SPECIAL32 = {
 _INTEGER_DIVISION = 20  # slots: there is no vector instruction
 _ADD = frozenset({"add", "sub", "min", "max", "neg", "abs", "floor", "ceil", "round", "trunc"})
 _NOTHING = frozenset({"const", "var", "read", "bitcast"})
+_MOST_CASES = 256  # of one value that are looked at one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,39 +87,86 @@ def cost_of(e: Expr, fused: bool = False) -> Cost | None:
     return Cost("other", 0, slots)
 
 
-def operators(statement: Store | Accumulate) -> Iterator[tuple[Expr, Cost]]:
+def operators(statement: Store | Accumulate, cases: Mapping[Expr, int] | None = None) -> Iterator[tuple[Expr, Cost]]:
     """The operators that one execution of a statement evaluates, each once, and the combination of an accumulation last.
 
     Indices are free, as address arithmetic is. Both sides of a selection count, as in vector code.
+
+    With `cases` (see `cases_of`) those that an execution in each of them evaluates at least, whatever the schedule: once what cases have in
+    common, as they can stand beside each other, and nothing that is asked of the place alone, as loops can be cut there.
     """
     value = statement.value
     sums = isinstance(statement, Accumulate) and statement.reducer.combine.op == "add"
     fused = sums and value.op == "mul" and is_float(value.dtype)
-    for e in _evaluated(value):
+    for e in _evaluated(value, cases or {}):
         cost = cost_of(e, fused and e is value)
-        if cost is not None:
+        if cost is not None and not (cases is not None and _of_place(e)):
             yield e, cost
     if isinstance(statement, Accumulate):
+        combined = [cost for e in _evaluated(statement.reducer.combine, {}) if (cost := cost_of(e)) is not None]
         if fused:
-            yield value, Cost("fma", 2, max(32, BITS[value.dtype]) / 32)
-        else:
-            for e in _evaluated(statement.reducer.combine):
-                cost = cost_of(e)
-                if cost is not None:
-                    yield value, cost
+            combined = [Cost("fma", 2, max(32, BITS[value.dtype]) / 32)]
+        for cost in combined * prod((cases or {}).values()):
+            yield value, cost
 
 
-def _evaluated(e: Expr) -> Iterator[Expr]:
-    """Every distinct operator of a value, those of indices excepted."""
-    seen, stack = set(), [e]
-    while stack:
-        node = stack.pop()
-        if node in seen or node.dtype == INDEX and node.op == "var":
-            continue
-        seen.add(node)
-        yield node
-        if node.op != "read":
-            stack.extend(node.args)
+def cases_of(value: Expr, loops: Loops) -> dict[Expr, int]:
+    """The indices (a loop, a loop modulo a constant, or its quotient by one) whose values a value tells apart by `select(index == 0, ...,
+    select(index == 1, ...))`, as fast algorithms do, and how many values these have; none where all are too many."""
+    extents, found = {x.var: x.extent for x in loops}, dict[Expr, int]()
+    for e in E.walk(value):
+        if e.op == "eq" and e.args[1].op == "const":
+            index = e.args[0]
+            v, by = division(index) or (index, 1)
+            extent = extents.get(v)
+            if isinstance(extent, int) and extent > 0:
+                found[index] = min(by, extent) if index.op == "mod" else -(-extent // by)
+    return found if prod(found.values()) <= _MOST_CASES else {}
+
+
+def division(index: Expr) -> tuple[Expr, int] | None:
+    """(what, by what) of a quotient or a remainder."""
+    return (index.args[0], index.args[1].attr) if index.op in ("mod", "floordiv") and index.args[1].op == "const" else None
+
+
+def _evaluated(value: Expr, cases: Mapping[Expr, int]) -> Iterator[Expr]:
+    """Every distinct operator of a value in all cases, those of indices excepted, and selections between cases."""
+    mentions: dict[Expr, list[int]] = {}  # the cases, by number, that an expression depends on
+    for e in E.walk(value) if cases else ():
+        own = {n for n, index in enumerate(cases) if e is index}
+        if not own and (e.op == "var" or e.args and e.args[0].op == "var" and division(e)):
+            own = {n for n, index in enumerate(cases) if E.variables(index) == E.variables(e) and not _apart(index, e)}
+        elif not own:
+            own = {n for a in e.args for n in mentions[a]}
+        mentions[e] = sorted(own)
+    seen = set()
+    for values in product(*map(range, cases.values())):
+        here, stack = dict(zip(cases, values, strict=True)), [value]
+        while stack:
+            e = stack.pop()
+            key = (e, *(values[n] for n in mentions[e])) if cases else e
+            if key in seen or e.dtype == INDEX and e.op == "var":
+                continue
+            seen.add(key)
+            if e.op == "select" and e.args[0].op == "eq" and e.args[0].args[0] in here and e.args[0].args[1].op == "const":
+                index, constant = e.args[0].args
+                stack.append(e.args[1 if here[index] == constant.attr else 2])
+                continue
+            yield e
+            if e.op != "read":
+                stack.extend(e.args)
+
+
+def _of_place(e: Expr) -> bool:
+    """Whether an operator computes an index, or compares or selects by indices alone."""
+    if e.op == "select":
+        return _of_place(e.args[0])
+    return e.dtype in (INDEX, "bool") and not E.reads(e)
+
+
+def _apart(a: Expr, b: Expr) -> bool:
+    """Whether these are the quotient and the remainder by the same number, of which neither tells of the other."""
+    return {a.op, b.op} == {"mod", "floordiv"} and division(a) == division(b)
 
 
 # ---------------------------------------------------------------- whole programs
@@ -164,10 +214,11 @@ def work(kernel: Kernel, limit: int = 1 << 14) -> Work:
     known = all(isinstance(n, int) for b in kernel.buffers for n in b.shape) and not kernel.scalars
     for s, loops, conditions in statements(kernel):
         times = as_expr(round(instances(loops, conditions, limit))) if known else _volume(loops)
-        costs = [cost for _, cost in operators(s)]
-        flops = flops + times * sum(c.flops for c in costs)
-        fine["slots"] = fine["slots"] + times * round(4 * sum(c.slots for c in costs))
-        fine["divisions"] = fine["divisions"] + times * round(4 * sum(c.divisions for c in costs))
+        cases = cases_of(s.value, loops)
+        costs, copies = [cost for _, cost in operators(s, cases)], prod(cases.values())
+        flops = flops + times * sum(c.flops for c in costs) // copies
+        fine["slots"] = fine["slots"] + times * round(4 * sum(c.slots for c in costs)) // copies
+        fine["divisions"] = fine["divisions"] + times * round(4 * sum(c.divisions for c in costs)) // copies
     slots, divisions = (as_dim(E.binary("floordiv", simplify(e), 4)) for e in fine.values())
     return Work(as_dim(flops), slots, divisions, as_dim(_compulsory(kernel, known, limit)))
 
@@ -215,9 +266,12 @@ class Roof:
     memories: tuple[tuple[float, float], ...]
 
     def seconds(self, slots: float, divisions: float, bytes: float) -> tuple[float, str]:
-        """(the roofline bound of this work, what limits it: "arithmetic" or "memory"). Data lies in the nearest memory that holds it."""
+        """(the roofline bound of this work, what limits it: "arithmetic" or "memory"). The nearest memories are full of the data."""
         arithmetic = max(slots / self.slots, divisions / self.divisions)
-        memory = bytes / next(rate for room, rate in self.memories if bytes <= room)
+        memory = nearer = 0.0
+        for room, rate in self.memories:
+            memory += max(0.0, min(bytes, room) - nearer) / rate
+            nearer = room
         return (arithmetic, "arithmetic") if arithmetic >= memory else (memory, "memory")
 
 

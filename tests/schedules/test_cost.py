@@ -15,6 +15,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.loops import Buffer, If, Kernel, loop, store
 from tcomp.machine import bandwidth, peak_flops
+from tcomp.ops.winograd import winograd_input, winograd_output
 from tcomp.schedules import Schedule, cpu
 from tcomp.schedules.cost import estimate, features
 from tcomp.schedules.instructions import fma_tile
@@ -77,6 +78,40 @@ def test_softmax() -> None:
     assert operations(kernel) == {"fma": 0, "add": 3 * m * n, "mul": 0, "div": m * n, "special": m * n, "other": 0}
     todo = work(kernel)
     assert (todo.flops, todo.divisions, todo.bytes) == (m * n * (3 + 1 + exp), m * n, 2 * 4 * m * n)
+
+
+def test_cases_count_what_they_have_in_common_once() -> None:
+    x = te.placeholder((8, 2), name="X")
+
+    def case(p: Expr, i: Expr) -> Expr:
+        """The sum, the difference and the first of two products."""
+        a, b = x[i, 0] * 3.0, x[i, 1] * 5.0
+        return E.select(te.equal(p, 0), a + b, E.select(te.equal(p, 1), a - b, a))
+
+    each = Schedule([x, te.compute((3, 8), case, name="Y")]).kernel
+    within = Schedule([x, te.compute((24,), lambda j: case(j % 3, j // 3), name="Y")]).kernel
+    apart = Schedule([x, te.compute((24,), lambda j: case(j // 8, j % 8), name="Y")]).kernel
+    for kernel in (each, within, apart):
+        todo = work(kernel)
+        assert (todo.flops, todo.slots, todo.bytes) == (8 * 4, 8 * 4, 4 * (16 + 24))
+    of_itself = Schedule([x, te.compute((8, 2), lambda i, j: E.select(te.equal(j, 0), x[i, j] * 3.0, x[i, j] * 5.0), name="Y")]).kernel
+    assert work(of_itself).flops == 8 * 2
+    together = te.compute((8, 2), lambda i, j: E.select(te.equal(i, 0), x[i, j], x[i, j] * 3.0) + x[(i + j) % 8, 1] * 5.0, name="Y")
+    assert work(Schedule([x, together]).kernel).flops == 8 * 2 * 3 - 2
+    k = te.reduce_axis(2, name="k")
+    summed = te.compute((8,), lambda i: te.sum(E.select(te.equal(i % 2, 0), x[i, k], x[i, k] * 3.0), axis=k), name="Y")
+    assert work(Schedule([x, summed]).kernel).flops == 8 * 2 + 4 * 2
+    of_data = Schedule([x, te.compute((8, 2), lambda i, j: E.select(te.equal(x[i, j], 0.0), x[i, j] * 3.0, x[i, j] * 5.0), name="Y")]).kernel
+    assert work(of_data).flops == 8 * 2 * 2
+
+
+def test_the_transforms_of_winograd_take_the_operations_of_their_matrices() -> None:
+    """B' x B of F(2, 3), of four sums in each direction for 4 points, and A' x A, of four sums for 2 pixels."""
+    x, p = te.placeholder((1, 8, 10, 10), name="X"), te.placeholder((4, 4, 1, 4, 4, 8), name="P")
+    tiles = work(Schedule([x, winograd_input(x, 2, (3, 3))]).kernel)
+    assert tiles.flops == 16 * 8 * (4 * 4 + 4 * 4)
+    pixels = work(Schedule([p, winograd_output(p, 2, (8, 8))]).kernel)
+    assert pixels.flops == 16 * 8 * (4 * 4 + 2 * 4)
 
 
 def test_triangular_stencil_under_a_condition() -> None:
