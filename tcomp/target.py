@@ -426,7 +426,7 @@ def _host_processor() -> tuple[str, list[str]]:
         described = set(_PROCESSOR.findall(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")))
     except OSError:
         described = set()
-    name = cache.name(llvmlite.__version__, *sorted(described))
+    name = cache.name(llvmlite.__version__, platform.machine(), *sorted(described))
     kept = cache.load("processors", name) if described else None
     if kept is None:
         import llvmlite.binding as llvm
