@@ -103,9 +103,10 @@ def operators(statement: Store | Accumulate, cases: Mapping[Expr, int] | None = 
         if cost is not None and not (cases is not None and _of_place(e)):
             yield e, cost
     if isinstance(statement, Accumulate):
-        combined = [cost for e in _evaluated(statement.reducer.combine, {}) if (cost := cost_of(e)) is not None]
         if fused:
             combined = [Cost("fma", 2, max(32, BITS[value.dtype]) / 32)]
+        else:
+            combined = [cost for e in _evaluated(statement.reducer.combine, {}) if (cost := cost_of(e)) is not None]
         for cost in combined * prod((cases or {}).values()):
             yield value, cost
 
@@ -266,7 +267,7 @@ class Roof:
     memories: tuple[tuple[float, float], ...]
 
     def seconds(self, slots: float, divisions: float, bytes: float) -> tuple[float, str]:
-        """(the roofline bound of this work, what limits it: "arithmetic" or "memory"). The nearest memories are full of the data."""
+        """(the roofline bound of this work, what limits it: "arithmetic" or "memory"). Data fills the nearest memories first."""
         arithmetic = max(slots / self.slots, divisions / self.divisions)
         memory = nearer = 0.0
         for room, rate in self.memories:
