@@ -24,15 +24,15 @@ from typing import Any
 
 import numpy as np
 
-from tcomp.codegen.nvrtc import version
-from tcomp.driver import Report, compile_model, package
+from tcomp.codegen.cuda.nvrtc import version
 from tcomp.errors import DeviceError, TargetError, TcompError
 from tcomp.ir import te
 from tcomp.ir.graph import KERNEL, Graph, Node, Value
 from tcomp.kernels import compile_loops, default_schedule
+from tcomp.pipeline import Report, compile_model, package
 from tcomp.runtime.cuda import CudaModule, CupyDevice
 from tcomp.schedules.knobs import Knobs, Option
-from tcomp.schedules.lower import lower
+from tcomp.schedules.lowering import lower
 from tcomp.target import Target
 
 from . import models

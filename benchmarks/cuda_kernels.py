@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from tcomp.driver import compile_model
 from tcomp.errors import TcompError
+from tcomp.pipeline import compile_model
 from tcomp.runtime import Artifact
 from tcomp.target import Target
 

@@ -27,9 +27,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tcomp.driver import compile_model
 from tcomp.errors import TcompError
 from tcomp.ops.winograd import WINOGRAD_PRODUCT
+from tcomp.pipeline import compile_model
 from tcomp.runtime import Module
 
 from .models import Arrays, Model, Unavailable, compile_arguments, inputs, load_arrays, obtain, select

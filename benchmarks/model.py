@@ -18,7 +18,7 @@ import tcomp
 from tcomp import Schedule, te
 from tcomp.ir.expr import Expr
 from tcomp.machine import measured
-from tcomp.schedules.cost import estimate
+from tcomp.schedules.cost.cpu import estimate
 from tcomp.target import Target
 
 LANES = Target.host().lanes(32)

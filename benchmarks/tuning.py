@@ -26,17 +26,17 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from tcomp.autotune.database import Database, Record, environment
+from tcomp.autotune.cost_model import SAME, CostModel, Sample, accuracy, shipped
+from tcomp.autotune.database.store import Database, Record, environment
 from tcomp.autotune.features import Made
-from tcomp.autotune.measure import Measurer
-from tcomp.autotune.model import SAME, CostModel, Sample, accuracy, shipped
+from tcomp.autotune.measurement.measurer import Measurer
 from tcomp.autotune.search import Maker, Search
 from tcomp.autotune.space import sample
-from tcomp.autotune.workload import Task, workloads
-from tcomp.driver import Report, graph_passes
+from tcomp.autotune.tasks import Task, workloads
 from tcomp.errors import ScheduleError
 from tcomp.frontends.onnx import import_model
 from tcomp.passes.runner import run_passes
+from tcomp.pipeline import Report, graph_passes
 from tcomp.schedules.knobs import Decisions, decode, encode
 from tcomp.target import Target
 

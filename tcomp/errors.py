@@ -51,7 +51,7 @@ class ProgramError(TcompError):
 class ScheduleError(TcompError):
     """A schedule step is illegal or does not apply; shows the loops concerned.
 
-    `witness`, where two iterations would get into conflict, is such a pair (a `tcomp.schedules.legality.Witness`).
+    `witness`, where two iterations would get into conflict, is such a pair (a `tcomp.schedules.analysis.legality.Witness`).
     """
 
     witness: object | None = None

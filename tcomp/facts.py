@@ -10,9 +10,9 @@ from tcomp.codegen.sizes import size_data
 from tcomp.errors import CodegenError, ParseError
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node
-from tcomp.ir.parser import parse_expr
+from tcomp.ir.text.parser import parse_expr
 from tcomp.kernels import CompiledKernel
-from tcomp.schedules.work import Work
+from tcomp.schedules.cost.roofline import Work
 
 
 def kernel_facts(

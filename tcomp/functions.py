@@ -8,7 +8,6 @@ from typing import Any, overload
 
 import numpy as np
 
-from tcomp.driver import Report, package
 from tcomp.errors import InputError, TargetError
 from tcomp.ir.dims import bind_dims
 from tcomp.ir.dtypes import to_numpy
@@ -17,8 +16,9 @@ from tcomp.ir.graph import KERNEL, Graph, Node, Value
 from tcomp.ir.loops import Kernel
 from tcomp.ir.te import Tensor
 from tcomp.kernels import compile_loops, default_schedule
+from tcomp.pipeline import Report, package
 from tcomp.runtime import Module
-from tcomp.schedules.lower import lower
+from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import Schedule, ends_of
 from tcomp.target import Target
 

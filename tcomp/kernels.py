@@ -27,15 +27,15 @@ from typing import TYPE_CHECKING, Any
 
 import tcomp
 from tcomp import cache
-from tcomp.codegen import nvrtc
+from tcomp.codegen.cuda import nvrtc
 from tcomp.errors import CodegenError, TcompError
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, as_dim, as_expr
 from tcomp.ir.graph import Graph
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Buffer, Kernel, hoist_temporaries
-from tcomp.ir.parser import parse_graph, parse_layout
-from tcomp.ir.printer import canonical_graph_text
+from tcomp.ir.text.parser import parse_graph, parse_layout
+from tcomp.ir.text.printer import canonical_graph_text
 from tcomp.schedules.knobs import Decisions, Knobs, decode, encode
 from tcomp.target import Target
 
@@ -80,9 +80,10 @@ def operand_layouts(body: Graph, constants: frozenset[int], target: Target, knob
 
 
 def _operand_layouts(body: Graph, constants: frozenset[int], target: Target, knobs: Knobs | None) -> Mapping[int, Layout]:
-    from tcomp.schedules import cpu, gpu
-    from tcomp.schedules.lower import lower_graph
-    from tcomp.schedules.precision import with_precision
+    from tcomp.schedules.cpu import default as cpu
+    from tcomp.schedules.gpu import default as gpu
+    from tcomp.schedules.gpu.precision import with_precision
+    from tcomp.schedules.lowering import lower_graph
 
     kernel = with_precision(lower_graph(body, "kernel"), target.precision)
     return gpu.operand_layouts(kernel, constants, target) if target.kind == "cuda" else cpu.operand_layouts(kernel, constants, target, knobs)
@@ -93,8 +94,8 @@ def predicted_seconds(body: Graph, target: Target) -> float:
     name = cache.name(canonical_graph_text(body), str(target), cache.source_version())
     kept = cache.load("seconds", name)
     if kept is None:
-        from tcomp.schedules.cost import estimate
-        from tcomp.schedules.roles import extent_of
+        from tcomp.schedules.analysis.access_patterns import extent_of
+        from tcomp.schedules.cost.cpu import estimate
 
         kernel = build_loops(body, "kernel", target).kernel
         kept = estimate(kernel, target, {v: extent_of(v) for v in kernel.scalars}).time
@@ -104,26 +105,27 @@ def predicted_seconds(body: Graph, target: Target) -> float:
 
 def default_schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Schedule:
     """The default schedule of a kernel as lowered, for the kind of machine; `knobs` may decide otherwise."""
-    from tcomp.schedules import cpu, gpu
+    from tcomp.schedules.cpu import default as cpu
+    from tcomp.schedules.gpu import default as gpu
 
     return gpu.schedule(kernel, target, knobs) if target.kind == "cuda" else cpu.schedule(kernel, target, knobs)
 
 
 def build_loops(graph: Graph, symbol: str, target: Target, knobs: Knobs | None = None) -> Schedule:
     """The scheduled loop program of a KERNEL body."""
-    from tcomp.schedules.lower import lower_graph
-    from tcomp.schedules.precision import with_precision
+    from tcomp.schedules.gpu.precision import with_precision
+    from tcomp.schedules.lowering import lower_graph
 
     return default_schedule(with_precision(lower_graph(graph, symbol), target.precision), target, knobs)
 
 
 def compile_loops(schedule: Schedule, target: Target) -> CompiledKernel:
     """Machine code of a scheduled kernel."""
-    from tcomp.codegen.launch_plan import kernel_code
-    from tcomp.codegen.llvm import emit_kernel
-    from tcomp.codegen.native import compile_ir
-    from tcomp.schedules.overwrite import overwritable
-    from tcomp.schedules.work import work
+    from tcomp.codegen.cuda.launch_plan import kernel_code
+    from tcomp.codegen.llvm.kernel import emit_kernel
+    from tcomp.codegen.llvm.machine_code import compile_ir
+    from tcomp.schedules.analysis.in_place import overwritable
+    from tcomp.schedules.cost.roofline import work
 
     kernel, temporaries = hoist_temporaries(schedule.kernel)
     over = overwritable(schedule.kernel) if target.kind == "cpu" else []
@@ -149,7 +151,7 @@ def object_code(ir_text: str, target: Target) -> bytes:
     name = cache.name(ir_text, str(target), cache.source_version())
     kept = cache.load("objects", name)
     if kept is None:
-        from tcomp.codegen.native import compile_ir
+        from tcomp.codegen.llvm.machine_code import compile_ir
 
         kept = base64.b64encode(compile_ir(ir_text, target)).decode()
         cache.store("objects", name, kept)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tcomp.codegen.cuda import emit_kernel as emit_kernel_cuda
-from tcomp.codegen.llvm import emit_kernel
-from tcomp.codegen.native import assembly
-from tcomp.codegen.nvrtc import compile_text
+from tcomp.codegen.cuda.kernel import emit_kernel as emit_kernel_cuda
+from tcomp.codegen.cuda.nvrtc import compile_text
+from tcomp.codegen.llvm.kernel import emit_kernel
+from tcomp.codegen.llvm.machine_code import assembly
 from tcomp.errors import TargetError
 from tcomp.ir.graph import Graph, Node
 from tcomp.ir.loops import hoist_temporaries
-from tcomp.ir.printer import print_graph, print_te
+from tcomp.ir.text.printer import print_graph, print_te
 from tcomp.kernels import CompiledKernel, build_loops
+from tcomp.schedules.analysis.in_place import overwritable
 from tcomp.schedules.knobs import Decisions, Knobs
-from tcomp.schedules.lower import tensors_of
-from tcomp.schedules.overwrite import overwritable
+from tcomp.schedules.lowering import tensors_of
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import Target
 

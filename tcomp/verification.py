@@ -13,16 +13,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tcomp.driver import Progress, Report, compile_graph, graph_passes, kernel_nodes, package
 from tcomp.errors import ArtifactError, ScheduleError
 from tcomp.ir.dims import bind_dims
 from tcomp.ir.expr import Expr, as_expr, variables
 from tcomp.ir.graph import KERNEL, Graph, Node, Value
-from tcomp.ir.graph_eval import evaluate_graph
+from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Kernel
-from tcomp.ir.printer import canonical_graph_text
+from tcomp.ir.text.printer import canonical_graph_text
 from tcomp.kernels import compile_kernels
+from tcomp.pipeline import Progress, Report, compile_graph, graph_passes, kernel_nodes, package
 from tcomp.runtime import Artifact, Module
 from tcomp.schedules.proof import Proof, prove
 from tcomp.schedules.schedule import parse_source

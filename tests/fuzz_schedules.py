@@ -17,16 +17,12 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE / "schedules"), str(HERE / "codegen")]
-
-from dice import Seeded
-from fuzzing import Run, make
-from shrinking import Shrinker
-from subject import Failure, TooLong
-from together import run_native
+from tests.schedules.dice import Seeded
+from tests.schedules.fuzzing import Run, make
+from tests.schedules.shrinking import Shrinker
+from tests.schedules.subject import Failure, TooLong
+from tests.schedules.together import run_native
 
 BATCH = 40  # kernels compiled together
 EVERY = 1000  # cases between reports

@@ -9,13 +9,13 @@ import pytest
 
 import tcomp
 from tcomp.assemble import collect_weights
-from tcomp.driver import compile_graph
 from tcomp.ir.expr import Expr, dim
 from tcomp.ir.graph import IF, LOOP, Graph, GraphBuilder, Node, Value
-from tcomp.ir.graph_eval import evaluate_graph
+from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ir.layout import Layout
 from tcomp.ops import elementwise as ew
 from tcomp.ops.matmul import MATMUL
+from tcomp.pipeline import compile_graph
 from tcomp.target import Target
 
 RNG = np.random.default_rng(0)

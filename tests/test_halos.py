@@ -12,11 +12,11 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import tcomp
-from tcomp.driver import compile_model
 from tcomp.ir import te
 from tcomp.ir.halo import covers, joined, reach
 from tcomp.ir.layout import Layout, Piece
-from tcomp.ir.parser import parse_layout
+from tcomp.ir.text.parser import parse_layout
+from tcomp.pipeline import compile_model
 from tcomp.runtime import Module
 
 RNG = np.random.default_rng(3)

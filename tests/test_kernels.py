@@ -17,7 +17,7 @@ from tcomp.errors import CodegenError, TcompError
 from tcomp.ir import te
 from tcomp.ir.expr import Dim
 from tcomp.ir.graph import Graph, GraphBuilder, Operator
-from tcomp.ir.printer import canonical_graph_text
+from tcomp.ir.text.printer import canonical_graph_text
 from tcomp.kernels import IN_PROCESS, CompiledKernel, compile_kernels, predicted_seconds
 from tcomp.ops import elementwise as ew
 from tcomp.target import Target
@@ -181,7 +181,7 @@ def test_out_of_the_cache_without_llvm(cache: Path) -> None:
     """It takes longer to load than many a compilation out of the cache."""
     program = (
         "import sys, numpy as np, tcomp\n"
-        "from tcomp.driver import compile_graph\n"
+        "from tcomp.pipeline import compile_graph\n"
         "from tcomp.ir.graph import GraphBuilder\n"
         "from tcomp.ops.elementwise import EXP\n"
         "from tcomp.target import Target\n"

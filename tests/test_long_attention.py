@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tcomp import driver
-from tcomp.driver import Report, compile_model
+from tcomp import pipeline
+from tcomp.pipeline import Report, compile_model
 from tcomp.runtime import Module
 from tcomp.target import Target
 
@@ -105,7 +105,7 @@ def test_long_rows(monkeypatch: pytest.MonkeyPatch, rows: int, keys: int, option
     wanted = reference(options.get("heads", 2), *arrays.values())
     assert in_one_pass(report)
     np.testing.assert_allclose(tiled(*arrays.values()), wanted, rtol=1e-4, atol=1e-5)
-    monkeypatch.setattr(driver, "join_attention", lambda graph, near, notes: graph)
+    monkeypatch.setattr(pipeline, "join_attention", lambda graph, near, notes: graph)
     plain, report = compiled(model)
     assert not in_one_pass(report)
     np.testing.assert_allclose(plain(*arrays.values()), wanted, rtol=1e-4, atol=1e-5)
@@ -122,7 +122,7 @@ def test_no_scores_are_stored() -> None:
 def test_short_rows_stay_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     model = attention(256, 256)
     _, report = compiled(model)
-    monkeypatch.setattr(driver, "join_attention", lambda graph, near, notes: graph)
+    monkeypatch.setattr(pipeline, "join_attention", lambda graph, near, notes: graph)
     _, before = compiled(model)
     assert report.stages == before.stages and report.kernels == 3  # scores, softmax, and the product with it
 

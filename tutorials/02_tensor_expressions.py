@@ -7,8 +7,8 @@ import numpy as np
 
 import tcomp
 from tcomp import te
-from tcomp.schedules import cpu
-from tcomp.schedules.lower import lower
+from tcomp.schedules.cpu import default as cpu
+from tcomp.schedules.lowering import lower
 
 # What is computed, element by element: relu(A B + bias).
 M, K, N = 100, 64, 72

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from tcomp.driver import compile_model
+from tcomp.pipeline import compile_model
 
 # conv -> batch norm -> relu -> conv, plus the input: a residual block.
 rng = np.random.default_rng(0)

@@ -43,7 +43,7 @@ with tempfile.TemporaryDirectory() as folder:
 
     # 3. The database is a file to look into (in a shell: tcomp db show tune.db; tcomp report tune.db -o report.html), to merge with
     #    others', and to go on from: `resume=True` spends what is left of a budget, or a further one.
-    from tcomp.autotune.database import Database
+    from tcomp.autotune.database.store import Database
 
     with Database(database) as entries:
         (task,) = entries.tasks()

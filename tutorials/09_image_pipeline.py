@@ -9,7 +9,7 @@ import numpy as np
 
 import tcomp
 from tcomp import te
-from tcomp.schedules import cpu
+from tcomp.schedules.cpu import default as cpu
 from tcomp.schedules.schedule import kernel_of
 
 # An unsharp mask: the image is blurred along its rows, then along its columns, and what the blur took away is added once more.

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tcomp.autotune.contest import Contest, Rounds, summed
+from tcomp.autotune.measurement.ab_comparison import Contest, Rounds, summed
 from tcomp.autotune.subject import Subject
 from tcomp.schedules.knobs import Decisions, encode
 

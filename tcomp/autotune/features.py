@@ -18,7 +18,7 @@ import numpy as np
 
 from tcomp.autotune.space import Candidate
 from tcomp.errors import TcompError
-from tcomp.schedules import cost, cost_gpu
+from tcomp.schedules.cost import cpu, gpu
 from tcomp.schedules.knobs import Answer, Option, chosen, option_of
 from tcomp.schedules.trace import Step
 
@@ -33,7 +33,7 @@ GPU_COUNTS = (
     "launches", "blocks", "threads", "shared", "registers", "resident", "waves", "balance", "slots", "divisions", "products", "banks", "pieces",
     "fetched", "touched", "flops", "bytes", "intensity",
 )  # fmt: skip
-GPU_SECONDS = cost_gpu.SECONDS
+GPU_SECONDS = gpu.SECONDS
 STEPS, DECISIONS = 32, 48  # places
 NAMES = (
     *COUNTS, *(f"seconds.{name}" for name in SECONDS), "bound",
@@ -88,7 +88,7 @@ def features(candidate: Candidate) -> Features:
     """Some milliseconds' work. The first part is zero where the analytic model cannot tell."""
     task, kernel = candidate.task, candidate.schedule.kernel
     try:
-        found = cost.features(kernel, task.machine, task.sizes_of(kernel.scalars), task.threads)
+        found = cpu.features(kernel, task.machine, task.sizes_of(kernel.scalars), task.threads)
     except TcompError:
         found = {"seconds": 1.0, "bound": 0.0}
     seconds = max(found["seconds"], 1e-9)

@@ -11,7 +11,7 @@ from hashlib import sha256
 
 from tcomp.autotune.features import NAMES, features
 from tcomp.autotune.space import realise
-from tcomp.autotune.workload import Program
+from tcomp.autotune.tasks import Program
 from tcomp.ir import te
 from tcomp.ir.te import Tensor
 from tcomp.schedules.knobs import Knobs

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tcomp.autotune.confirm import Confirmation
 from tcomp.autotune.space import realise
-from tcomp.autotune.workload import Task
+from tcomp.autotune.tasks import Task
 from tcomp.errors import InputError
 from tcomp.schedules.schedule import Schedule
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
 
-from tcomp.autotune.database import Database, Record, Session, Verdict
+from tcomp.autotune.database.store import Database, Record, Session, Verdict
 from tcomp.autotune.subject import title
-from tcomp.autotune.workload import Task
+from tcomp.autotune.tasks import Task
 from tcomp.errors import TcompError
 from tcomp.schedules.knobs import encode
 from tcomp.schedules.trace import Trace

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from tcomp.autotune.database import Record
+from tcomp.autotune.cost_model import CostModel, Sample, regression
+from tcomp.autotune.database.store import Record
 from tcomp.autotune.features import Features, Made, Vector, decision_vector
-from tcomp.autotune.model import CostModel, Sample, regression
 from tcomp.autotune.space import realise
-from tcomp.autotune.workload import Task
+from tcomp.autotune.tasks import Task
 from tcomp.errors import TcompError
 from tcomp.schedules.knobs import Decisions, Option, decode, encode
 from tcomp.target import Target

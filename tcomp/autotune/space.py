@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from random import Random
 
-from tcomp.autotune.workload import Argument, Task
+from tcomp.autotune.tasks import Argument, Task
 from tcomp.errors import ScheduleError
 from tcomp.schedules.knobs import Answer, Decisions, Knobs, Option, chosen, encode
 from tcomp.schedules.schedule import Schedule

@@ -14,27 +14,27 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tcomp.autotune.children import Answer, Child
-from tcomp.autotune.contest import FEWEST, Contest, Rounds, summed
-from tcomp.autotune.lookup import Lookup, given
-from tcomp.autotune.measure import LIMITS, Limits, Measurer, cores
-from tcomp.autotune.workload import Algorithm, Program, ScheduleFunction, Task, Workload, kernel_workload, workloads
-from tcomp.driver import Report, compile_partitioned, graph_passes, kernel_inputs
+from tcomp.autotune.database.lookup import Lookup, given
+from tcomp.autotune.measurement.ab_comparison import FEWEST, Contest, Rounds, summed
+from tcomp.autotune.measurement.measurer import LIMITS, Limits, Measurer, cores
+from tcomp.autotune.measurement.processes import Answer, Child
+from tcomp.autotune.tasks import Algorithm, Program, ScheduleFunction, Task, Workload, kernel_workload, workloads
 from tcomp.errors import InputError, TcompError
 from tcomp.frontends.onnx import import_model
 from tcomp.ir.expr import Expr, as_expr, evaluate_int, variables
 from tcomp.ir.graph import Graph, Node
 from tcomp.ir.loops import Kernel
-from tcomp.ir.parser import parse_graph, parse_kernel
+from tcomp.ir.text.parser import parse_graph, parse_kernel
 from tcomp.ops import OPERATORS
 from tcomp.passes.algorithms import Sizes, algorithm_costs
 from tcomp.passes.runner import run_passes
+from tcomp.pipeline import Report, compile_partitioned, graph_passes, kernel_inputs
 from tcomp.runtime import Artifact, numpy_dtype
 from tcomp.runtime.inputs import random_array
-from tcomp.schedules import cost
+from tcomp.schedules.cost import cpu as cost
+from tcomp.schedules.gpu.precision import with_precision
 from tcomp.schedules.knobs import Decisions, encode
-from tcomp.schedules.lower import lower_graph
-from tcomp.schedules.precision import with_precision
+from tcomp.schedules.lowering import lower_graph
 from tcomp.schedules.schedule import Program as Source
 from tcomp.target import Core, Target
 
@@ -168,7 +168,7 @@ class Model:
             tuned.save(paths["tuned"])
             np.savez(paths["inputs.npz"], allow_pickle=False, **{str(n): a for n, a in enumerate(self.inputs.values())})
             memory = None if self._target.kind == "cuda" else LIMITS.bytes
-            child = Child("tcomp.autotune.contest", memory, cores(self._threads))
+            child = Child("tcomp.autotune.measurement.ab_comparison", memory, cores(self._threads))
             request = {"names": list(self.inputs), "inputs": paths["inputs.npz"], "untuned": paths["untuned"], "tuned": paths["tuned"]}
             try:
                 return child.ask({**request, "threads": self._threads, "seconds": seconds}, 2 * seconds + _PATIENCE)

@@ -20,19 +20,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tcomp.autotune.clock import Clock, Watch
+from tcomp.autotune.budget import Clock, Watch
 from tcomp.autotune.confirm import Confirmation, Gain, confirm
-from tcomp.autotune.contest import Rounds
-from tcomp.autotune.database import Database, Record, Session, Verdict, environment
-from tcomp.autotune.effort import Effort
+from tcomp.autotune.database.lookup import counted
+from tcomp.autotune.database.store import Database, Record, Session, Verdict, environment
 from tcomp.autotune.features import Made
-from tcomp.autotune.lookup import counted
-from tcomp.autotune.measure import ERROR, REFUSED, STATUSES, Limits, Measurement, Measurer, check_device
+from tcomp.autotune.measurement.ab_comparison import Rounds
+from tcomp.autotune.measurement.measurer import ERROR, REFUSED, STATUSES, Limits, Measurement, Measurer, check_device
 from tcomp.autotune.progress import Result, Status, TaskStatus
 from tcomp.autotune.search import Search
 from tcomp.autotune.space import realise
 from tcomp.autotune.subject import Model, Single, Subject, bound, title
-from tcomp.autotune.workload import ScheduleFunction, Task
+from tcomp.autotune.task_scheduler import Effort
+from tcomp.autotune.tasks import ScheduleFunction, Task
 from tcomp.errors import InputError, TcompError
 from tcomp.ir.loops import Kernel
 from tcomp.ir.te import Tensor
@@ -306,7 +306,7 @@ class _Tuning:
         limits = Limits(building=min(60.0, max(10.0, self._budget / 4)), running=running)
         if cluster is None:
             return Measurer(workers, limits)
-        from tcomp.autotune.cluster import ClusterMeasurer  # needs an optional package
+        from tcomp.autotune.measurement.cluster import ClusterMeasurer  # needs an optional package
 
         return ClusterMeasurer(cluster, workers, limits)
 

@@ -8,18 +8,18 @@ from typing import Annotated
 import typer
 
 import tcomp
-from tcomp.cli.bench import bench
-from tcomp.cli.check import check
-from tcomp.cli.compile import compile
-from tcomp.cli.db import export, import_, merge, show
-from tcomp.cli.demo import demo
-from tcomp.cli.doctor import doctor
-from tcomp.cli.explain import explain
+from tcomp.cli.commands.bench import bench
+from tcomp.cli.commands.check import check
+from tcomp.cli.commands.compile import compile
+from tcomp.cli.commands.db import export, import_, merge, show
+from tcomp.cli.commands.demo import demo
+from tcomp.cli.commands.doctor import doctor
+from tcomp.cli.commands.explain import explain
+from tcomp.cli.commands.report import report
+from tcomp.cli.commands.run import run
+from tcomp.cli.commands.tune import tune
+from tcomp.cli.commands.verify import verify
 from tcomp.cli.guard import guarded
-from tcomp.cli.report import report
-from tcomp.cli.run import run
-from tcomp.cli.tune import tune
-from tcomp.cli.verify import verify
 
 
 def _show_version(wanted: bool) -> None:

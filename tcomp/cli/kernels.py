@@ -9,7 +9,7 @@ from tcomp.cli import output
 
 if TYPE_CHECKING:
     from tcomp.runtime import Module
-    from tcomp.schedules.work import Roof
+    from tcomp.schedules.cost.roofline import Roof
 
 _MOST_KERNELS = 30  # lines of a profile
 
@@ -34,7 +34,7 @@ def profiled(module: Module, inputs: Mapping[str, object]) -> list[dict[str, Any
 
 def _roof(module: Module) -> Roof:
     from tcomp.machine import measured
-    from tcomp.schedules.work import roof
+    from tcomp.schedules.cost.roofline import roof
     from tcomp.target import Target
 
     if module.manifest.triple == "cuda":

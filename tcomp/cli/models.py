@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tcomp.cli.files import check_model_file, is_artifact
 from tcomp.cli.options import parse_dims, parse_shapes, parse_target
-from tcomp.driver import Progress, compile_model
 from tcomp.errors import InputError
+from tcomp.pipeline import Progress, compile_model
 from tcomp.runtime import Artifact, read_artifact
 from tcomp.target import Target
 

@@ -165,7 +165,7 @@ class Expr:
         raise IRError("a symbolic expression was used where an integer is needed", where=str(self))
 
     def __str__(self) -> str:
-        from tcomp.ir.printer import print_expr  # the printer knows every noun, so it cannot be imported first
+        from tcomp.ir.text.printer import print_expr  # the printer knows every noun, so it cannot be imported first
 
         return print_expr(self)
 

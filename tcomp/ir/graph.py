@@ -146,7 +146,7 @@ class Graph:
     constants: Mapping[Value, Constant] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        from tcomp.ir.printer import print_graph
+        from tcomp.ir.text.printer import print_graph
 
         return print_graph(self)
 

@@ -127,7 +127,7 @@ class Instruction:
         _check(self)
 
     def __str__(self) -> str:
-        from tcomp.ir.printer import print_instruction
+        from tcomp.ir.text.printer import print_instruction
 
         return print_instruction(self)
 

@@ -56,7 +56,7 @@ class Stmt:
     __slots__ = ()
 
     def __str__(self) -> str:
-        from tcomp.ir.printer import print_stmt
+        from tcomp.ir.text.printer import print_stmt
 
         return print_stmt(self)
 
@@ -158,7 +158,7 @@ class Kernel:
     notes: tuple[str, ...] = field(default=())  # for people: what it computes, which schedule was used
 
     def __str__(self) -> str:
-        from tcomp.ir.printer import print_kernel
+        from tcomp.ir.text.printer import print_kernel
 
         return print_kernel(self)
 

@@ -12,7 +12,7 @@ from tcomp.ir import te
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Expr, walk
 from tcomp.ir.graph import IF, LOOP, Graph, Node, Value
-from tcomp.ir.te_eval import evaluate
+from tcomp.ir.interpreters.te import evaluate
 from tcomp.passes.rewrite import Notes, Rewriter, rewrite_graph, same_type, structural
 
 LIMIT = 64 << 20  # bytes: a constant result may be this large, or as large as what it is computed from

@@ -34,9 +34,9 @@ from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.graph import KERNEL, Graph, Node, Operator, Value, attributes_key
 from tcomp.ir.halo import FEW, Widths, joined, most_folded, reach, selections
 from tcomp.ir.layout import LINE, Layout
-from tcomp.ir.printer import canonical_graph_text
 from tcomp.ir.simplify import linear, simplify
 from tcomp.ir.te import Tensor, placeholder, tensors
+from tcomp.ir.text.printer import canonical_graph_text
 from tcomp.ops.shapes import IDENTITY
 from tcomp.passes.structure import inlined
 

@@ -22,7 +22,7 @@ from functools import cached_property
 import numpy as np
 
 from tcomp.ir import expr as E
-from tcomp.ir.beside import length_beside
+from tcomp.ir.concatenated_rows import length_beside
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Expr
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, GraphBuilder, Node, Value, infer

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tcomp.errors import IRError, TcompError
 from tcomp.ir.graph import Graph
-from tcomp.ir.printer import print_graph
+from tcomp.ir.text.printer import print_graph
 from tcomp.ir.verify import verify_graph
 
 GraphPass = Callable[[Graph], Graph]

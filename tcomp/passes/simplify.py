@@ -25,7 +25,7 @@ import numpy as np
 from tcomp.ir import te
 from tcomp.ir.expr import Expr, const, substitute, variables, walk
 from tcomp.ir.graph import Graph, Node, Value
-from tcomp.ir.te_eval import evaluate
+from tcomp.ir.interpreters.te import evaluate
 from tcomp.ops.elementwise import ADD, MUL
 from tcomp.passes import structure
 from tcomp.passes.rewrite import Notes, Rewriter, label, rewrite_graph, structural

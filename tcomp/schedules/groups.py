@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 from tcomp.errors import ScheduleError
 from tcomp.ir.loops import Kernel
-from tcomp.schedules.roles import nests
+from tcomp.schedules.analysis.access_patterns import nests
 from tcomp.schedules.schedule import Schedule
 
 

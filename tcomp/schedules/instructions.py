@@ -19,7 +19,7 @@ from tcomp.ir.dtypes import BITS, itemsize
 from tcomp.ir.expr import Expr, Reducer
 from tcomp.ir.instruction import CORE, ELEMENT, RUN, WARP, WARPGROUP, CopyOp, Fragment, Instruction, Operand, VectorOp, WarpOp, lane_of
 from tcomp.ir.loops import Accumulate, Buffer, Kernel, Stmt, Store, loop, over
-from tcomp.ir.parser import parse_instruction
+from tcomp.ir.text.parser import parse_instruction
 from tcomp.target import Target
 
 _ISAS = {  # bits of a vector, the feature that multiplies and adds them

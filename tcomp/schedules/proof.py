@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tcomp.errors import ScheduleError
 from tcomp.ir.loops import Kernel
-from tcomp.schedules.legality import proving
+from tcomp.schedules.analysis.legality import proving
 from tcomp.schedules.schedule import Schedule
 from tcomp.schedules.trace import Step, Trace
 

@@ -30,29 +30,27 @@ from tcomp.ir.expr import INDEX, Dim, Expr, as_dim
 from tcomp.ir.instruction import Instruction
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import PARALLEL, UNROLLED, VECTORIZED, Accumulate, Allocate, Buffer, For, Kernel, Store, walk
-from tcomp.ir.parser import parse_expr, parse_kernel
-from tcomp.ir.printer import print_expr
 from tcomp.ir.te import Tensor, is_placeholder, tensors
+from tcomp.ir.text.parser import parse_expr, parse_kernel
+from tcomp.ir.text.printer import print_expr
 from tcomp.ir.verify import verify_kernel
 from tcomp.schedules.instructions import text_of
-from tcomp.schedules.lower import lower
+from tcomp.schedules.lowering import lower
 from tcomp.schedules.primitives.affine import affine, shift, skew
+from tcomp.schedules.primitives.buffer_dimensions import collapse, expand
+from tcomp.schedules.primitives.cache_factors import cache_factors
+from tcomp.schedules.primitives.cache_hints import prefetch, stream
 from tcomp.schedules.primitives.clean import clean, note
-from tcomp.schedules.primitives.collapse import collapse
-from tcomp.schedules.primitives.expand import expand
-from tcomp.schedules.primitives.factors import cache_factors
-from tcomp.schedules.primitives.kinds import distribute, set_kind
-from tcomp.schedules.primitives.online import online
-from tcomp.schedules.primitives.pipeline import pipeline
-from tcomp.schedules.primitives.prefetch import prefetch
-from tcomp.schedules.primitives.promote import promote
-from tcomp.schedules.primitives.reduction import decompose_reduction, mask, rfactor
-from tcomp.schedules.primitives.sequence import fission, fuse_loops
-from tcomp.schedules.primitives.shape import fuse, partition, reorder, split
+from tcomp.schedules.primitives.compute_at import compute_at, inline, reverse_compute_at
+from tcomp.schedules.primitives.loop_fusion import fission, fuse_loops
+from tcomp.schedules.primitives.loop_kinds import distribute, set_kind
+from tcomp.schedules.primitives.loop_structure import fuse, partition, reorder, split
+from tcomp.schedules.primitives.online_softmax import online
+from tcomp.schedules.primitives.reductions import decompose_reduction, mask, rfactor
+from tcomp.schedules.primitives.register_promotion import promote
+from tcomp.schedules.primitives.software_pipelining import pipeline
 from tcomp.schedules.primitives.specialize import specialize
-from tcomp.schedules.primitives.stages import compute_at, inline, reverse_compute_at
 from tcomp.schedules.primitives.storage import cache_read, cache_write, precompute, relayout, set_scope
-from tcomp.schedules.primitives.stream import stream
 from tcomp.schedules.primitives.tensorize import intact, tensorize
 from tcomp.schedules.primitives.unguard import unguard
 from tcomp.schedules.trace import Step, Trace, read_json

@@ -8,14 +8,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from spaces import scaled
-
-from tcomp.autotune.workload import Program
+from tcomp.autotune.tasks import Program
 from tcomp.ir import expr as E
 from tcomp.ir.loops import Allocate, Buffer, Kernel, Stmt, While, block, loop, store
 from tcomp.schedules import Schedule
 from tcomp.schedules.knobs import Knobs
 from tcomp.target import Target
+from tests.autotune.spaces import scaled
 
 HUGE = 25_000_000_000  # elements of float32: 100 GB
 

@@ -1,6 +1,6 @@
 """Kills `tcomp tune` at random moments, goes on with `--resume` each time, and looks whether anything is lost.
 
-python tests/autotune/killing.py [moments] [model.onnx]
+python -m tests.autotune.killing [moments] [model.onnx]
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-from models import two_layers
+from tests.autotune.models import two_layers
 
 ROOT = Path(__file__).parents[2]
 LATEST = 8.0  # seconds after it begins, at the latest, that a tuner is killed

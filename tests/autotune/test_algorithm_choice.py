@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from models import convolutions
-
 import tcomp
-from tcomp.autotune.contest import Contest, Rounds
-from tcomp.autotune.database import Database
+from tcomp.autotune.database.store import Database
+from tcomp.autotune.measurement.ab_comparison import Contest, Rounds
 from tcomp.autotune.subject import Model, title
+from tcomp.autotune.tasks import Algorithm, task_from_json
 from tcomp.autotune.tuner import tune
-from tcomp.autotune.workload import Algorithm, task_from_json
-from tcomp.driver import compile_model
 from tcomp.errors import DatabaseError, ScheduleError
+from tcomp.pipeline import compile_model
 from tcomp.schedules.knobs import Decisions, Knobs, encode
 from tcomp.target import Target
+from tests.autotune.models import convolutions
 
 HOST = Target.host()
 

@@ -16,12 +16,11 @@ import pytest
 
 pytest.importorskip("distributed", reason="needs the package `distributed`")
 
-from faults import task
-
-from tcomp.autotune.cluster import ClusterMeasurer, tag
-from tcomp.autotune.measure import Limits, Measurement
+from tcomp.autotune.measurement.cluster import ClusterMeasurer, tag
+from tcomp.autotune.measurement.measurer import Limits, Measurement
 from tcomp.errors import InputError
 from tcomp.target import Target
+from tests.autotune.faults import task
 
 HOST = Target.host()
 LIMITS = Limits(building=120, running=60, rounds=100_000, seconds=1.0)  # a candidate takes a second
@@ -81,7 +80,7 @@ def test_a_worker_is_killed_in_the_middle(cluster: Cluster) -> None:
 
 
 def test_nobody_is_such_a_machine(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tcomp.autotune.cluster._LOOK", 0.2)
+    monkeypatch.setattr("tcomp.autotune.measurement.cluster._LOOK", 0.2)
     with ClusterMeasurer(cluster.address, builders=1, limits=LIMITS) as measurer:
         measurer._patience = 0.5
         (got,) = measurer.measure(task(), [{}])

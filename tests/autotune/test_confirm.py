@@ -9,16 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from models import two_layers
 
 import tcomp
 from tcomp.autotune.confirm import MOST, Confirmation, confirm
-from tcomp.autotune.contest import Contest, Rounds
+from tcomp.autotune.measurement.ab_comparison import Contest, Rounds
 from tcomp.autotune.subject import Model
-from tcomp.autotune.workload import Task
+from tcomp.autotune.tasks import Task
 from tcomp.errors import InputError
 from tcomp.schedules.knobs import Decisions
 from tcomp.target import Target
+from tests.autotune.models import two_layers
 
 
 class Pretended:

@@ -15,16 +15,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from spaces import product, scaled, split_scaled
 
-from tcomp.autotune import database as module
-from tcomp.autotune.database import Database, Record, Session, Verdict, environment
-from tcomp.autotune.measure import Measurement
-from tcomp.autotune.workload import Program, Task
+from tcomp.autotune.database import store as module
+from tcomp.autotune.database.store import Database, Record, Session, Verdict, environment
+from tcomp.autotune.measurement.measurer import Measurement
+from tcomp.autotune.tasks import Program, Task
 from tcomp.errors import DatabaseError, TcompError
 from tcomp.schedules.knobs import encode
 from tcomp.schedules.trace import Step, Trace
 from tcomp.target import Target
+from tests.autotune.spaces import product, scaled, split_scaled
 
 HASWELL = Target.parse("cpu -march=x86_64 -mcpu=haswell")
 PRODUCT = Program.of(product(), HASWELL, 1)
@@ -102,8 +102,8 @@ def test_environment_names_machine_and_versions() -> None:
 
 WRITER = """
 import sys
-from test_database import PRODUCT, record
-from tcomp.autotune.database import Database
+from tests.autotune.test_database import PRODUCT, record
+from tcomp.autotune.database.store import Database
 with Database(sys.argv[1]) as database:
     for n in range(int(sys.argv[3])):
         database.add(record(1e-3, when=float(n), writer=sys.argv[2], n=n))
@@ -112,7 +112,7 @@ with Database(sys.argv[1]) as database:
 
 
 def start(path: Path, name: str, count: int) -> subprocess.Popen[str]:
-    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])])
+    paths = str(Path(__file__).parents[2])
     command = [sys.executable, "-c", WRITER, str(path), name, str(count)]
     return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE, text=True)
 
@@ -228,7 +228,7 @@ CHANGES: dict[str, str] = {
     "an environment of another kind": "UPDATE records SET environment = '{\"a\": 1}'",
     "another program under the same key": "UPDATE tasks SET task = replace(task, '32', '33')",
     "another target": "UPDATE tasks SET task = replace(task, 'haswell', 'h4xwell')",
-    "a space that is no name": "UPDATE tasks SET task = replace(task, 'spaces:split_scaled', 'os;system')",
+    "a space that is no name": "UPDATE tasks SET task = replace(task, 'tests.autotune.spaces:split_scaled', 'os;system')",
 }
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from spaces import product, scaled, split_scaled
 
 from tcomp.autotune.features import COUNTS, DECISIONS, GPU_COUNTS, GPU_SECONDS, NAMES, SECONDS, decision_vector, features
 from tcomp.autotune.fingerprint import fingerprint
 from tcomp.autotune.space import realise
-from tcomp.autotune.workload import Program
+from tcomp.autotune.tasks import Program
 from tcomp.errors import IRError
 from tcomp.ir import te
-from tcomp.schedules import cost
+from tcomp.schedules.cost import cpu
 from tcomp.target import Target
+from tests.autotune.spaces import product, scaled, split_scaled
 
 HASWELL = Target.parse("cpu -march=x86_64 -mcpu=haswell")
 SM80 = Target.parse("cuda -arch=sm_80")
@@ -23,9 +23,9 @@ SCALED = Program.of(scaled(), HASWELL, 1, schedule=split_scaled)
 
 
 def test_names_are_those_of_the_analytic_model() -> None:
-    found = cost.features(realise(PRODUCT, {}).schedule.kernel, HASWELL)
+    found = cpu.features(realise(PRODUCT, {}).schedule.kernel, HASWELL)
     assert set(found) == {*COUNTS, *(f"seconds.{name}" for name in SECONDS), "seconds", "bound"}
-    found = cost.features(realise(ON_GPU, {}).schedule.kernel, SM80)
+    found = cpu.features(realise(ON_GPU, {}).schedule.kernel, SM80)
     assert set(found) == {*GPU_COUNTS, *(f"seconds.{name}" for name in GPU_SECONDS), "seconds", "bound"}
     assert len(GPU_COUNTS) <= len(COUNTS) and len(GPU_SECONDS) == len(SECONDS)  # as they share places
 
@@ -78,7 +78,7 @@ def test_where_the_analytic_model_cannot_tell_the_rest_is_told(monkeypatch: pyte
         raise IRError("no")
 
     whole = features(realise(SCALED, {})).vector
-    monkeypatch.setattr(cost, "features", failing)
+    monkeypatch.setattr(cpu, "features", failing)
     found = features(realise(SCALED, {}))
     first = len(COUNTS) + len(SECONDS) + 1
     assert found.seconds == 1.0 and not found.vector[:first].any()
@@ -89,7 +89,7 @@ def test_the_fingerprint_is_of_what_features_mean(monkeypatch: pytest.MonkeyPatc
     first = fingerprint()
     assert fingerprint.__wrapped__() == first
     for name, value in (("SPILL", 3.0), ("TRANSLATION", 80)):  # of the analytic model
-        monkeypatch.setattr(cost, name, value)
+        monkeypatch.setattr(cpu, name, value)
         assert (fingerprint.__wrapped__() == first) == (name == "SPILL")  # nothing is spilled
     monkeypatch.undo()
     monkeypatch.setattr("tcomp.autotune.features.STEPS", 33)

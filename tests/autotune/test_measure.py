@@ -13,22 +13,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faults import FAULTS, task
-from spaces import product, scaled, split_scaled
 
-from tcomp.autotune.children import Child, ChildError
-from tcomp.autotune.measure import Limits, Measurement, Measurer, cores
-from tcomp.autotune.worker import difference
-from tcomp.autotune.workload import Program, workloads
-from tcomp.driver import Report, graph_passes
+from tcomp.autotune.measurement.measurer import Limits, Measurement, Measurer, cores
+from tcomp.autotune.measurement.processes import Child, ChildError
+from tcomp.autotune.measurement.worker import difference
+from tcomp.autotune.tasks import Program, workloads
 from tcomp.ir.expr import as_expr
 from tcomp.ir.graph import Graph, GraphBuilder
 from tcomp.ir.loops import Buffer, Kernel, loop, store
 from tcomp.ops import OPERATORS
 from tcomp.passes.runner import run_passes
+from tcomp.pipeline import Report, graph_passes
 from tcomp.schedules import Schedule
 from tcomp.schedules.knobs import Knobs
 from tcomp.target import Target
+from tests.autotune.faults import FAULTS, task
+from tests.autotune.spaces import product, scaled, split_scaled
 
 HOST = Target.host()
 PATIENT = Limits(building=120, running=60, rounds=4, seconds=0.01)
@@ -234,7 +234,7 @@ def test_a_process_that_was_killed_is_replaced(measurer: Measurer) -> None:
 
 
 def test_a_closed_child_is_not_started_again() -> None:
-    child = Child("tcomp.autotune.worker", 8 << 30)
+    child = Child("tcomp.autotune.measurement.worker", 8 << 30)
     child.close()
     with pytest.raises(ChildError, match="was closed"):
         child.ask({}, 1)
@@ -242,7 +242,7 @@ def test_a_closed_child_is_not_started_again() -> None:
 
 def test_a_child_that_is_closed_while_it_works_says_so() -> None:
     for seconds in (0.0, 0.02, 0.5):  # while it starts, and while it works
-        child, found = Child("tcomp.autotune.builder", 8 << 30), list[BaseException]()
+        child, found = Child("tcomp.autotune.measurement.builder", 8 << 30), list[BaseException]()
 
         def ask(child: Child = child, found: list[BaseException] = found) -> None:
             try:
@@ -268,8 +268,8 @@ def test_a_child_that_does_not_start_is_an_answer() -> None:
 TUNER = """
 import sys, threading, time
 sys.path.insert(0, {tests!r})
-from faults import task
-from tcomp.autotune.measure import Limits, Measurer
+from tests.autotune.faults import task
+from tcomp.autotune.measurement.measurer import Limits, Measurer
 measurer = Measurer(1, Limits(running=600))
 print(measurer.measure(task(), [{{}}])[0].status, flush=True)
 threading.Thread(target=lambda: (time.sleep(1), print(*measurer.pids, flush=True)), daemon=True).start()
@@ -284,7 +284,7 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize(("number", "ending"), [(signal.SIGKILL, lambda p: p.wait() == -9), (signal.SIGINT, lambda p: "interrupted" in p.stdout.read())])
 def test_nothing_is_left_of_a_tuner_that_is_killed(number: int, ending: Callable[[subprocess.Popen[str]], bool]) -> None:
     """While a candidate runs that does not end."""
-    command = [sys.executable, "-c", TUNER.format(tests=str(Path(__file__).parent))]
+    command = [sys.executable, "-c", TUNER.format(tests=str(Path(__file__).parents[2]))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as tuner:
         assert tuner.stdout is not None and tuner.stdout.readline() == "ok\n"
         pids = [int(word) for word in tuner.stdout.readline().split()]

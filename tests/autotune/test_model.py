@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from spaces import product
 
-from tcomp.autotune import model as model_file
+from tcomp.autotune import cost_model as model_file
+from tcomp.autotune.cost_model import CostModel, Sample, accuracy, family
 from tcomp.autotune.features import NAMES, Features, features
-from tcomp.autotune.model import CostModel, Sample, accuracy, family
 from tcomp.autotune.space import sample
-from tcomp.autotune.workload import Program
+from tcomp.autotune.tasks import Program
 from tcomp.errors import ArtifactError
 from tcomp.target import Target
+from tests.autotune.spaces import product
 
 
 def samples(tasks: int, each: int, seed: int) -> list[Sample]:

@@ -7,18 +7,18 @@ from random import Random
 from statistics import mean
 
 import pytest
-from spaces import product, refused, scaled, split_scaled
 
-from tcomp.autotune.database import Record
-from tcomp.autotune.measure import Measurement
-from tcomp.autotune.model import CostModel
+from tcomp.autotune.cost_model import CostModel
+from tcomp.autotune.database.store import Record
+from tcomp.autotune.measurement.measurer import Measurement
 from tcomp.autotune.search import Search, beside
 from tcomp.autotune.space import realise, sample
-from tcomp.autotune.workload import Program, Task
+from tcomp.autotune.tasks import Program, Task
 from tcomp.errors import ScheduleError
 from tcomp.schedules import Schedule
 from tcomp.schedules.knobs import Decisions, Knobs, decode, encode
 from tcomp.target import Target
+from tests.autotune.spaces import product, refused, scaled, split_scaled
 
 HASWELL = Target.parse("cpu -march=x86_64 -mcpu=haswell")
 SKYLAKE = Target.parse("cpu -march=x86_64 -mcpu=skylake-avx512")

@@ -7,14 +7,14 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spaces import product, refused, scaled, split_scaled
 
 from tcomp.autotune.space import realise, sample
-from tcomp.autotune.workload import Program
+from tcomp.autotune.tasks import Program
 from tcomp.errors import ScheduleError
 from tcomp.schedules import Schedule
 from tcomp.schedules.knobs import Knobs, decode, encode
 from tcomp.target import Target
+from tests.autotune.spaces import product, refused, scaled, split_scaled
 
 HASWELL = Target.parse("cpu -march=x86_64 -mcpu=haswell")
 PRODUCT = Program.of(product(), HASWELL, 1)

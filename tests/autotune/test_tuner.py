@@ -18,25 +18,23 @@ from typing import Self
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from killing import children, outlived
-from models import two_layers
-from spaces import product, scaled, split_scaled
-
 import tcomp
-from tcomp.autotune.database import Database, Record, Verdict
+from tcomp.autotune.database.store import Database, Record, Verdict
 from tcomp.autotune.features import Made
-from tcomp.autotune.measure import Measurement
+from tcomp.autotune.measurement.measurer import Measurement
 from tcomp.autotune.progress import Status
 from tcomp.autotune.space import realise
 from tcomp.autotune.subject import Model
+from tcomp.autotune.tasks import Task
 from tcomp.autotune.tuner import tune
-from tcomp.autotune.workload import Task
-from tcomp.driver import compile_model
 from tcomp.errors import DatabaseError, DeviceError, InputError, TargetError
+from tcomp.pipeline import compile_model
 from tcomp.runtime import Module
 from tcomp.schedules.knobs import Decisions, decode, encode
 from tcomp.target import Target
+from tests.autotune.killing import children, outlived
+from tests.autotune.models import two_layers
+from tests.autotune.spaces import product, scaled, split_scaled
 
 ROOT = Path(__file__).parents[2]
 
@@ -261,8 +259,7 @@ def test_records_of_one_size_serve_kernels_of_open_size(tmp_path: Path) -> None:
 
 PROGRAM = """
 import sys
-sys.path.insert(0, sys.argv[3])
-from spaces import product
+from tests.autotune.spaces import product
 import tcomp, tcomp.machine
 tcomp.machine.measure = lambda target: target.core
 told = 0
@@ -271,13 +268,13 @@ def tell(status):
     if status.phase == "search" and status.trials != told:
         told = status.trials
         print("trial", told, flush=True)
-result = tcomp.tune(product(), trials=int(sys.argv[2]), database=sys.argv[1], threads=1, workers=1, resume=sys.argv[4] == "resume", progress=tell)
+result = tcomp.tune(product(), trials=int(sys.argv[2]), database=sys.argv[1], threads=1, workers=1, resume=sys.argv[3] == "resume", progress=tell)
 print("done", result.trials, result.interrupted, flush=True)
 """
 
 
 def start(path: Path, trials: int, resume: bool = False) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", PROGRAM, str(path), str(trials), str(Path(__file__).parent), "resume" if resume else "new"]
+    command = [sys.executable, "-c", PROGRAM, str(path), str(trials), "resume" if resume else "new"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
 

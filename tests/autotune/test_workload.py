@@ -6,23 +6,23 @@ import random
 
 import numpy as np
 import pytest
-from spaces import product, scaled, split_scaled
 
-from tcomp.autotune.workload import Program, Workload, kernel_workload, task_from_json, workloads
-from tcomp.driver import Report, graph_passes, kernel_inputs, kernel_nodes
+from tcomp.autotune.tasks import Program, Workload, kernel_workload, task_from_json, workloads
 from tcomp.errors import InputError, ScheduleError
 from tcomp.ir import te
 from tcomp.ir.expr import as_expr, dim
 from tcomp.ir.graph import LOOP, Graph, GraphBuilder, Node, Value
 from tcomp.ir.loops import Buffer, Kernel, loop, store
-from tcomp.ir.parser import parse_graph
-from tcomp.ir.printer import canonical_graph_text
+from tcomp.ir.text.parser import parse_graph
+from tcomp.ir.text.printer import canonical_graph_text
 from tcomp.kernels import build_loops
 from tcomp.ops import OPERATORS
 from tcomp.passes.runner import run_passes
+from tcomp.pipeline import Report, graph_passes, kernel_inputs, kernel_nodes
 from tcomp.schedules import Schedule
 from tcomp.schedules.knobs import Knobs
 from tcomp.target import Target
+from tests.autotune.spaces import product, scaled, split_scaled
 
 HASWELL = Target.parse("cpu -march=x86_64 -mcpu=haswell")
 CONV = {"strides": (1, 1), "dilations": (1, 1), "group": 1}
@@ -147,7 +147,7 @@ def test_a_program_has_the_default_space() -> None:
 
 def test_a_program_has_a_space_of_its_own() -> None:
     task = Program.of(scaled(), HASWELL, 1, schedule=split_scaled)
-    assert task.portable and task.space == "spaces:split_scaled"
+    assert task.portable and task.space == "tests.autotune.spaces:split_scaled"
     knobs = Knobs({"factor": 8})
     assert task.schedule(knobs).loops["B.i.i"].extent == 8
     assert list(knobs.asked) == ["factor", "vectorize", "threads"]

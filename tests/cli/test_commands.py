@@ -47,7 +47,7 @@ def test_help_imports_neither_numpy_nor_the_compiler():
     """It takes 0.2 s on a slow machine; importing NumPy, onnx and LLVM alone takes longer."""
     program = "import sys, tcomp.cli.app; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=root()).stdout.split()
-    assert not {"numpy", "onnx", "llvmlite", "tcomp.driver"}.intersection(loaded)
+    assert not {"numpy", "onnx", "llvmlite", "tcomp.pipeline"}.intersection(loaded)
 
 
 def root():

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from tcomp import driver
+from tcomp import pipeline
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_a_bug_is_one_line(tcomp, models, monkeypatch):
     def broken(*arguments, **options):
         raise ZeroDivisionError("tile of\nsize 0")
 
-    monkeypatch.setattr(driver, "compile_graph", broken)
+    monkeypatch.setattr(pipeline, "compile_graph", broken)
     done = tcomp("compile", models["mlp"], status=70)
     assert done.stderr == "error: internal error: ZeroDivisionError: tile of size 0; run with --debug for the traceback\n"
     assert "ZeroDivisionError" in tcomp("compile", models["mlp"], "--debug", status=70).stderr
@@ -165,7 +165,7 @@ def test_interruption(tcomp, models, monkeypatch, tmp_path):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(driver, "compile_graph", interrupted)
+    monkeypatch.setattr(pipeline, "compile_graph", interrupted)
     done = tcomp("compile", models["mlp"], "--emit", "graph", status=130)
     assert done.stderr == "interrupted\n" and list(tmp_path.iterdir()) == []
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tcomp.autotune.database import Database, Record
-from tcomp.autotune.measure import Measurement
-from tcomp.cli.tune import parse_time
+from tcomp.autotune.database.store import Database, Record
+from tcomp.autotune.measurement.measurer import Measurement
+from tcomp.cli.commands.tune import parse_time
 from tcomp.errors import InputError
 from tcomp.schedules.knobs import encode
 
@@ -215,7 +215,7 @@ def test_what_is_shown_while_it_runs(tuned):
     from rich.console import Console
 
     from tcomp.autotune.progress import Status, TaskStatus
-    from tcomp.cli.tune import _table
+    from tcomp.cli.commands.tune import _table
 
     with Database(tuned[0]) as entries:
         task = entries.tasks()[0]

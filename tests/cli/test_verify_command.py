@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tcomp import driver, te, verification
+from tcomp import pipeline, te, verification
 from tcomp.errors import ArtifactError
 from tcomp.frontends.onnx import import_model
 from tcomp.kernels import compile_kernel
@@ -35,7 +35,7 @@ def test_a_tolerance_nothing_meets(tcomp, models):
 
 
 def test_the_first_wrong_pass_is_named(tcomp, models, monkeypatch):
-    original = driver.graph_passes
+    original = pipeline.graph_passes
 
     def with_a_wrong_one(*arguments, **options):
         passes = original(*arguments, **options)
@@ -45,7 +45,7 @@ def test_the_first_wrong_pass_is_named(tcomp, models, monkeypatch):
     def double(graph):
         return replace(graph, constants={v: a * np.float32(2 if v.name == "w" else 1) for v, a in graph.constants.items()})
 
-    monkeypatch.setattr(driver, "graph_passes", with_a_wrong_one)
+    monkeypatch.setattr(pipeline, "graph_passes", with_a_wrong_one)
     monkeypatch.setattr(verification, "graph_passes", with_a_wrong_one)
     record = tcomp.json("verify", models["mlp"], status=1)
     assert [p["name"] for p in record["passes"] if not p["ok"]] == ["double-weights"] == [record["passes"][-1]["name"]]
@@ -59,7 +59,7 @@ def test_the_first_wrong_pass_is_named(tcomp, models, monkeypatch):
 ])  # fmt: skip
 def test_the_first_wrong_kernel_is_named(tcomp, models, monkeypatch, name, right, wrong, culprit):
     """A kernel of another operator takes the place of the right one."""
-    original = driver.compile_kernels
+    original = pipeline.compile_kernels
 
     def miscompiling(texts, target, *options):
         compiled = original(texts, target, *options)
@@ -68,7 +68,7 @@ def test_the_first_wrong_kernel_is_named(tcomp, models, monkeypatch, name, right
                 compiled[text] = compile_kernel(text.replace(right, wrong), kernel.symbol, target)
         return compiled
 
-    monkeypatch.setattr(driver, "compile_kernels", miscompiling)
+    monkeypatch.setattr(pipeline, "compile_kernels", miscompiling)
     monkeypatch.setattr(verification, "compile_kernels", miscompiling)
     record = tcomp.json("verify", models[name], status=1)
     assert all(p["ok"] for p in record["passes"])

@@ -9,8 +9,8 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 
-from tcomp.codegen.llvm import emit_kernel
-from tcomp.codegen.native import compile_ir
+from tcomp.codegen.llvm.kernel import emit_kernel
+from tcomp.codegen.llvm.machine_code import compile_ir
 from tcomp.ir.loops import Buffer, Kernel
 from tcomp.target import Target
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 
-import cuda_host
 import numpy as np
 import pytest
 
-from tcomp.codegen import nvrtc
-from tcomp.codegen.cuda import emit_kernel
-from tcomp.codegen.cuda_math import literal
+from tcomp.codegen.cuda import nvrtc
+from tcomp.codegen.cuda.kernel import emit_kernel
+from tcomp.codegen.cuda.math import literal
 from tcomp.errors import CodegenError, TargetError
 from tcomp.ir import expr as E
 from tcomp.ir import te
 from tcomp.ir.dtypes import BITS, FLOATS, SIGNED, UNSIGNED, integer_range, is_float, is_integer, to_numpy
 from tcomp.ir.expr import Expr, cast, select
+from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, If, Kernel, Stmt, While, block, loop, store
-from tcomp.ir.loops_eval import run_kernel
 from tcomp.target import Target
+from tests.codegen import cuda_host
 
 TARGET = Target.parse("cuda")
 needs_compiler = pytest.mark.skipif(cuda_host.compiler() is None, reason="there is no C++ compiler")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from block_races import Block
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tcomp.codegen.cuda import emit_kernel
-from tcomp.codegen.cuda_barriers import FOLLOWED, Placement, phases, place, under_way, unproved
+from tcomp.codegen.cuda.barriers import FOLLOWED, Placement, phases, place, under_way, unproved
+from tcomp.codegen.cuda.kernel import emit_kernel
 from tcomp.ir import te
 from tcomp.ir.expr import Expr, as_expr
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, If, Kernel, Stmt, block, loop, store
 from tcomp.target import Target
+from tests.codegen.block_races import Block
 
 SUM = te.sum(te.placeholder((4,), "float32")[0], te.reduce_axis(4)).attr[0]
 THREADS = 4

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import re
 
-import cuda_host
 import numpy as np
 import pytest
-from block_tiles import tile
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_cuda import needs_nvrtc
-from test_instructions import needs_compiler, operands, run_on_host
-from warp_products import pack, product_of_groups
 
-from tcomp.codegen import nvrtc
-from tcomp.codegen.cuda import emit_kernel
-from tcomp.codegen.cuda_barriers import FOLLOWED
+from tcomp.codegen.cuda import nvrtc
+from tcomp.codegen.cuda.barriers import FOLLOWED
+from tcomp.codegen.cuda.kernel import emit_kernel
 from tcomp.errors import CodegenError, ScheduleError
 from tcomp.ir import te
 from tcomp.ir.expr import Dim, Expr, as_expr, evaluate_int
+from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, Call, If, Kernel, Stmt, block, loop, store
-from tcomp.ir.loops_eval import run_kernel
 from tcomp.schedules import Schedule
 from tcomp.schedules.instructions import bulk_copy
 from tcomp.target import Target
+from tests.codegen import cuda_host
+from tests.codegen.block_tiles import tile
+from tests.codegen.test_cuda import needs_nvrtc
+from tests.codegen.test_instructions import needs_compiler, operands, run_on_host
+from tests.codegen.warp_products import pack, product_of_groups
 
 HOPPER = Target.parse("cuda -arch=sm_90a")
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-import cuda_host
 import numpy as np
 import pytest
-from test_cuda import needs_nvrtc
 
-from tcomp.codegen import nvrtc
-from tcomp.codegen.cuda import emit_kernel
-from tcomp.codegen.cuda_copies import whole
+from tcomp.codegen.cuda import nvrtc
+from tcomp.codegen.cuda.async_copies import whole
+from tcomp.codegen.cuda.kernel import emit_kernel
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import BITS, to_numpy
 from tcomp.ir.expr import Expr, cast, evaluate_int, select
+from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import VECTORIZED, Allocate, Buffer, For, If, Kernel, Stmt, block, loop, store
-from tcomp.ir.loops_eval import run_kernel
 from tcomp.target import Target
+from tests.codegen import cuda_host
+from tests.codegen.test_cuda import needs_nvrtc
 
 TARGET = Target.parse("cuda")
 needs_compiler = pytest.mark.skipif(cuda_host.compiler() is None, reason="there is no C++ compiler")

@@ -9,26 +9,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import cuda_host
 import numpy as np
 import pytest
-from jit import HOST, compile_kernel
-from warp_products import product
 
-from tcomp.codegen import cuda, nvrtc
-from tcomp.codegen.llvm import emit_kernel
-from tcomp.codegen.native import assembly, compile_ir, spill_count
+from tcomp.codegen.cuda import kernel as cuda
+from tcomp.codegen.cuda import nvrtc
+from tcomp.codegen.llvm.kernel import emit_kernel
+from tcomp.codegen.llvm.machine_code import assembly, compile_ir, spill_count
 from tcomp.errors import CodegenError
 from tcomp.ir import te
 from tcomp.ir.dtypes import is_float, to_numpy
 from tcomp.ir.expr import Expr, as_expr, cast, substitute
 from tcomp.ir.instruction import Instruction, match
+from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, Call, For, Kernel, Stmt, block, loop, store, walk
-from tcomp.ir.loops_eval import run_kernel
 from tcomp.ir.verify import verify_kernel
 from tcomp.schedules.instructions import fma_tile, isa_of, mma, sdot, vpdpbusd
-from tcomp.schedules.primitives.edit import rebuild
+from tcomp.schedules.primitives.editing import rebuild
 from tcomp.target import Target
+from tests.codegen import cuda_host
+from tests.codegen.jit import HOST, compile_kernel
+from tests.codegen.warp_products import product
 
 GPU = Target.parse("cuda")
 ARM = Target.parse("cpu -march=aarch64 -mcpu=neoverse-n1")

@@ -12,19 +12,19 @@ from textwrap import dedent
 import ml_dtypes
 import numpy as np
 import pytest
-from jit import BODY, HOST, PARALLEL_FOR, compile_kernel, kernel
 
-from tcomp.codegen.llvm import emit_kernel
-from tcomp.codegen.math import ELEMENTARY
-from tcomp.codegen.native import assembly, compile_ir, spill_count
+from tcomp.codegen.llvm.kernel import emit_kernel
+from tcomp.codegen.llvm.machine_code import assembly, compile_ir, spill_count
+from tcomp.codegen.llvm.math import ELEMENTARY
 from tcomp.errors import CodegenError
 from tcomp.ir import expr as E
 from tcomp.ir import te
 from tcomp.ir.dtypes import BITS, FLOATS, SIGNED, UNSIGNED, is_float, to_numpy
 from tcomp.ir.expr import Expr, as_expr, cast, const, select
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, If, Kernel, Stmt, While, block, loop, store
-from tcomp.ir.parser import parse_kernel
+from tcomp.ir.text.parser import parse_kernel
 from tcomp.target import Target
+from tests.codegen.jit import BODY, HOST, PARALLEL_FOR, compile_kernel, kernel
 
 rng = np.random.default_rng(0)
 

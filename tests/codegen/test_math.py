@@ -1,4 +1,4 @@
-"""Elementary functions, native, against NumPy in higher precision: the errors stated in `tcomp.codegen.math` are measured here."""
+"""Elementary functions, native, against NumPy in higher precision: the errors stated in `tcomp.codegen.llvm.math` are measured here."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from jit import HOST, compile_kernel, kernel
 
-from tcomp.codegen.llvm import emit_kernel
-from tcomp.codegen.math import ELEMENTARY, expand
-from tcomp.codegen.native import assembly
+from tcomp.codegen.llvm.kernel import emit_kernel
+from tcomp.codegen.llvm.machine_code import assembly
+from tcomp.codegen.llvm.math import ELEMENTARY, expand
 from tcomp.ir import expr as E
-from tcomp.ir import semantics, te
+from tcomp.ir import te
 from tcomp.ir.dtypes import to_numpy
 from tcomp.ir.expr import Expr
+from tcomp.ir.interpreters import semantics
 from tcomp.ir.loops import Buffer, block, loop, store
 from tcomp.target import Target
+from tests.codegen.jit import HOST, compile_kernel, kernel
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value")  # NumPy warns of NaN, which are meant here
 

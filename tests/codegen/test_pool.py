@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from tcomp.codegen.elf import link
-from tcomp.codegen.native import compile_ir
-from tcomp.codegen.pool import EXPORTS, IMPORTS, pool_ir
+from tcomp.codegen.llvm.machine_code import compile_ir
+from tcomp.codegen.llvm.thread_pool import EXPORTS, IMPORTS, pool_ir
 from tcomp.errors import TargetError
 from tcomp.target import Target
 

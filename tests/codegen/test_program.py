@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from jit import HOST, kernel, load_objects
 
-from tcomp.codegen.llvm import emit_kernel
-from tcomp.codegen.native import compile_ir
-from tcomp.codegen.program import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, calls, emit_program
+from tcomp.codegen.llvm.entry import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, calls, emit_program
+from tcomp.codegen.llvm.kernel import emit_kernel
+from tcomp.codegen.llvm.machine_code import compile_ir
 from tcomp.errors import CodegenError
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Expr, cast
 from tcomp.ir.loops import Buffer, Kernel, loop, store
 from tcomp.target import Target
+from tests.codegen.jit import HOST, kernel, load_objects
 
 N = E.dim("n", 1, 1000)
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jit import BODY, HOST, PARALLEL_FOR, compile_kernel
 
 from tcomp.ir import expr as E
 from tcomp.ir import te
 from tcomp.ir.expr import Expr, cast, select
+from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, If, Kernel, Stmt, block, store, walk
-from tcomp.ir.loops_eval import run_kernel
 from tcomp.target import Target
+from tests.codegen.jit import BODY, HOST, PARALLEL_FOR, compile_kernel
 
 N = E.dim("n", 1, 9)  # the symbolic size, also an extent of loops
 SIZE = 40  # elements of an input

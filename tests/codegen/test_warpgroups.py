@@ -6,24 +6,24 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-import cuda_host
 import numpy as np
 import pytest
-from test_cuda import needs_nvrtc
-from test_instructions import needs_compiler, operands, run_on_host
-from warp_products import product_of_groups
 
-from tcomp.codegen import nvrtc
-from tcomp.codegen.cuda import emit_kernel
+from tcomp.codegen.cuda import nvrtc
+from tcomp.codegen.cuda.kernel import emit_kernel
 from tcomp.errors import CodegenError, IRError, ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Expr
 from tcomp.ir.instruction import ELEMENT, match
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, Call, Kernel, Stmt, block, over, store, walk
-from tcomp.ir.parser import parse_kernel
+from tcomp.ir.text.parser import parse_kernel
 from tcomp.ir.verify import verify_kernel
 from tcomp.schedules.instructions import mma, wgmma
 from tcomp.target import Target
+from tests.codegen import cuda_host
+from tests.codegen.test_cuda import needs_nvrtc
+from tests.codegen.test_instructions import needs_compiler, operands, run_on_host
+from tests.codegen.warp_products import product_of_groups
 
 HOPPER = Target.parse("cuda -arch=sm_90a")
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int8": 1, "uint8": 1}

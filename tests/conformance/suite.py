@@ -178,7 +178,7 @@ def _load(path: str, kind: onnx.TypeProto) -> Any:
 def by_interpreter(model: ModelProto, inputs: Arrays, fixed: Arrays) -> Arrays:
     """Import, then the NumPy reference of the graph."""
     from tcomp.frontends.onnx.importer import import_model
-    from tcomp.ir.graph_eval import evaluate_graph
+    from tcomp.ir.interpreters.graph import evaluate_graph
 
     graph = import_model(model, values=fixed)
     return evaluate_graph(graph, {v.name: inputs[v.name] for v in graph.inputs})

@@ -8,7 +8,7 @@ import pytest
 from onnx import helper
 
 from tcomp.frontends.onnx import import_model
-from tcomp.ir.graph_eval import evaluate_graph
+from tcomp.ir.interpreters.graph import evaluate_graph
 
 
 def value_info(name, array_or_type):

@@ -7,7 +7,7 @@ from onnx import TensorProto, helper
 from tcomp.errors import ImportModelError, UnsupportedError
 from tcomp.frontends.onnx.importer import import_model
 from tcomp.ir.expr import evaluate_int
-from tcomp.ir.graph_eval import evaluate_graph
+from tcomp.ir.interpreters.graph import evaluate_graph
 
 F = np.float32
 X = np.arange(24, dtype=F).reshape(2, 3, 4)

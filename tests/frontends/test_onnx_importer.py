@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 
 from tcomp.errors import ImportModelError, InputError, UnsupportedError
 from tcomp.frontends.onnx import check_model, import_model, importer, table
-from tcomp.ir.graph_eval import evaluate_graph
+from tcomp.ir.interpreters.graph import evaluate_graph
 
 F = "float32"
 X = np.arange(6, dtype=np.float32).reshape(2, 3)

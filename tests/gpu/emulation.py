@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-import cuda_host
 import numpy as np
 
 from tcomp import cache, kernels
-from tcomp.codegen import launch_plan, nvrtc
+from tcomp.codegen.cuda import launch_plan, nvrtc
 from tcomp.runtime.plan import KernelCode
+from tests.codegen import cuda_host
 
 
 @contextmanager

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import cuda_host
 import numpy as np
+
+from tests.codegen import cuda_host
 
 LOST = "the context of the device is lost"  # as a note in a kernel
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from fake_cupy import LOST
-from faults import FAULTS as EVERYWHERE
-from spaces import scaled
-
-from tcomp.autotune.workload import Program
+from tcomp.autotune.tasks import Program
 from tcomp.ir import expr as E
 from tcomp.ir.loops import Allocate, Buffer, block, loop, store
 from tcomp.schedules import Schedule
 from tcomp.schedules.knobs import Knobs
 from tcomp.target import Target
+from tests.autotune.faults import FAULTS as EVERYWHERE
+from tests.autotune.spaces import scaled
+from tests.gpu.fake_cupy import LOST
 
 
 def faulty(s: Schedule, knobs: Knobs) -> None:

@@ -6,15 +6,15 @@ import re
 import sys
 import threading
 
-import cuda_host
 import numpy as np
 import pytest
-from fake_cupy import SIGNATURES, Array, CUDARuntimeError, FakeCupy
-from test_models import NET, compiled, floats, model, node, reference
 
 from tcomp.errors import DeviceError, InputError
 from tcomp.runtime import cuda
 from tcomp.runtime.cuda import CudaModule, CupyDevice
+from tests.codegen import cuda_host
+from tests.gpu.fake_cupy import SIGNATURES, Array, CUDARuntimeError, FakeCupy
+from tests.gpu.test_models import NET, compiled, floats, model, node, reference
 
 needs_compiler = pytest.mark.skipif(cuda_host.compiler() is None, reason="there is no C++ compiler")
 

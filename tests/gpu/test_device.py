@@ -5,28 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import gpu_faults
 import numpy as np
 import pytest
-import warp_products
-from test_gpu_operators import CASES, near
-from test_models import MIXED, NET, branching, reference, stopping
 
 import tcomp
-from tcomp.autotune.database import Database
-from tcomp.autotune.measure import Limits, Measurer
-from tcomp.codegen import nvrtc
-from tcomp.codegen.cuda import emit_kernel
+from tcomp.autotune.database.store import Database
+from tcomp.autotune.measurement.measurer import Limits, Measurer
+from tcomp.codegen.cuda import nvrtc
+from tcomp.codegen.cuda.kernel import emit_kernel
 from tcomp.errors import DeviceError, TargetError
 from tcomp.ir import te
 from tcomp.ir.dtypes import to_numpy
 from tcomp.ir.loops import Kernel
 from tcomp.runtime.cuda import CupyDevice
 from tcomp.runtime.plan import KernelCode, Launch
-from tcomp.schedules.gpu import schedule
+from tcomp.schedules.gpu.default import schedule
 from tcomp.schedules.knobs import Knobs
-from tcomp.schedules.lower import lower
+from tcomp.schedules.lowering import lower
 from tcomp.target import Target
+from tests.codegen import warp_products
+from tests.gpu import gpu_faults
+from tests.gpu.test_gpu_operators import CASES, near
+from tests.gpu.test_models import MIXED, NET, branching, reference, stopping
 
 
 def missing() -> str:
@@ -307,7 +307,7 @@ from tcomp.runtime.cuda import CupyDevice
 from tcomp.runtime.plan import KernelCode, Launch
 from tcomp.target import Target
 from tcomp.runtime.plan import KernelCode, Launch
-from tcomp.codegen.nvrtc import compile_text
+from tcomp.codegen.cuda.nvrtc import compile_text
 device = CupyDevice()
 text = 'extern "C" __global__ void __launch_bounds__(1) k(long long* p) { *p = 1; }'
 arch = f"sm_{device.capability}"

@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emulation import HostDevice
-from test_cuda import needs_compiler, needs_nvrtc
-from test_long_attention import attention, inputs, reference
-from test_models import compiled
 
 from benchmarks.cuda_kernels import figures
-from tcomp.driver import compile_model
+from tcomp.pipeline import compile_model
 from tcomp.runtime import Artifact
 from tcomp.runtime.cuda import CudaModule
 from tcomp.target import Target
+from tests.codegen.test_cuda import needs_compiler, needs_nvrtc
+from tests.gpu.emulation import HostDevice
+from tests.gpu.test_models import compiled
+from tests.test_long_attention import attention, inputs, reference
 
 
 def in_one_pass(artifact: Artifact) -> list[bool]:

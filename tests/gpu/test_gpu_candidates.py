@@ -6,16 +6,16 @@ import base64
 import json
 from random import Random
 
-import gpu_faults
 import pytest
-from spaces import product
-from test_cuda import needs_nvrtc
 
-from tcomp.autotune import builder
 from tcomp.autotune.features import Made
+from tcomp.autotune.measurement import builder
 from tcomp.autotune.space import sample
-from tcomp.autotune.workload import Program
+from tcomp.autotune.tasks import Program
 from tcomp.target import Target
+from tests.autotune.spaces import product
+from tests.codegen.test_cuda import needs_nvrtc
+from tests.gpu import gpu_faults
 
 pytestmark = needs_nvrtc
 

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from emulation import HostDevice
-from test_cuda import needs_compiler, needs_nvrtc
-from test_models import compiled, floats, model, node, reference
 
 from benchmarks.cuda_kernels import figures
-from tcomp.driver import compile_model
+from tcomp.pipeline import compile_model
 from tcomp.runtime import Artifact
 from tcomp.runtime.cuda import CudaModule
 from tcomp.target import Target
+from tests.codegen.test_cuda import needs_compiler, needs_nvrtc
+from tests.gpu.emulation import HostDevice
+from tests.gpu.test_models import compiled, floats, model, node, reference
 
 rng = np.random.default_rng(0)
 TARGET = Target.parse("cuda -arch=sm_80,sm_90a")

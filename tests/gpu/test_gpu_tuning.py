@@ -10,21 +10,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from emulation import text_as_code
-from fake_cupy import CUDARuntimeError, FakeCupy, at
-from gpu_faults import FAULTS, task
-from spaces import product, scaled
-from test_cuda import needs_compiler
-from test_models import compiled, floats, model, node, reference
 
 import tcomp
-from tcomp.autotune import builder, contest, tuner, worker, worker_gpu
-from tcomp.autotune.database import Database, Verdict
-from tcomp.autotune.measure import Limits, Measurer
-from tcomp.driver import compile_model
+from tcomp.autotune import tuner
+from tcomp.autotune.database.store import Database, Verdict
+from tcomp.autotune.measurement import ab_comparison, builder, worker, worker_gpu
+from tcomp.autotune.measurement.measurer import Limits, Measurer
 from tcomp.errors import DeviceError
+from tcomp.pipeline import compile_model
 from tcomp.runtime.cuda import CudaModule
 from tcomp.target import Target
+from tests.autotune.spaces import product, scaled
+from tests.codegen.test_cuda import needs_compiler
+from tests.gpu.emulation import text_as_code
+from tests.gpu.fake_cupy import CUDARuntimeError, FakeCupy, at
+from tests.gpu.gpu_faults import FAULTS, task
+from tests.gpu.test_models import compiled, floats, model, node, reference
 
 pytestmark = needs_compiler
 SM80 = Target.parse("cuda -arch=sm_80")
@@ -180,6 +181,6 @@ def test_models_race_by_the_clock_of_the_device(tmp_path: Path) -> None:
     np.savez(tmp_path / "inputs.npz", **{"0": floats(32, 32)})
     path = str(tmp_path / "net.tcomp")
     request = {"names": ["x"], "inputs": str(tmp_path / "inputs.npz"), "untuned": path, "tuned": path, "threads": 1, "seconds": 0.0}
-    answer = contest.handle(request)
-    assert answer["status"] == "ok" and all(len(side) == contest.FEWEST and min(side) > 0 for side in answer["runs"])
+    answer = ab_comparison.handle(request)
+    assert answer["status"] == "ok" and all(len(side) == ab_comparison.FEWEST and min(side) > 0 for side in answer["runs"])
     assert [len(side) for side in answer["kernels"]] == [1, 1]

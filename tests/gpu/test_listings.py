@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from test_cuda import needs_nvrtc
-from test_models import MIXED
 
-from tcomp.driver import compile_model
 from tcomp.errors import TargetError
+from tcomp.pipeline import compile_model
+from tests.codegen.test_cuda import needs_nvrtc
+from tests.gpu.test_models import MIXED
 
 
 @needs_nvrtc

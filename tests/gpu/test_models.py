@@ -6,19 +6,19 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import cuda_host
 import numpy as np
 import onnx
 import pytest
-from emulation import HostDevice, decoded, text_as_code
 from onnx import helper, numpy_helper
 
-from tcomp.driver import compile_model
 from tcomp.errors import ArtifactError, DeviceError, InputError, TargetError
+from tcomp.pipeline import compile_model
 from tcomp.runtime import Artifact, cuda
 from tcomp.runtime.cuda import CudaModule, CupyDevice, best_code
 from tcomp.runtime.plan import KernelCode, Plan
 from tcomp.target import Target
+from tests.codegen import cuda_host
+from tests.gpu.emulation import HostDevice, decoded, text_as_code
 
 pytestmark = pytest.mark.skipif(cuda_host.compiler() is None, reason="there is no C++ compiler")
 rng = np.random.default_rng(0)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tcomp.ir import expr as E
-from tcomp.ir import semantics
+from tcomp.ir.interpreters import semantics
 
 X = E.var("x", 0, 5)
 Y = E.var("y", -3, 2)

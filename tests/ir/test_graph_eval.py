@@ -7,7 +7,7 @@ from tcomp.errors import InputError, IRError
 from tcomp.ir import expr as E
 from tcomp.ir import te
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, GraphBuilder, Node, Operator, Value
-from tcomp.ir.graph_eval import evaluate_graph
+from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ir.layout import Layout
 from tcomp.ir.verify import verify_graph
 

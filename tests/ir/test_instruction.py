@@ -12,10 +12,10 @@ from tcomp.errors import IRError, ParseError
 from tcomp.ir import expr as E
 from tcomp.ir import te
 from tcomp.ir.instruction import CopyOp, Fragment, Instruction, Operand, VectorOp, WarpOp, match
+from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Accumulate, Buffer, Call, For, Kernel, Stmt, block, loop, store, walk
-from tcomp.ir.loops_eval import run_kernel
-from tcomp.ir.parser import parse_instruction, parse_kernel
-from tcomp.ir.printer import print_instruction, print_kernel
+from tcomp.ir.text.parser import parse_instruction, parse_kernel
+from tcomp.ir.text.printer import print_instruction, print_kernel
 from tcomp.ir.verify import verify_kernel
 from tcomp.schedules.instructions import bulk_copy, fma_tile, mma, mma_fill, mma_store, sdot, vpdpbusd, wgmma
 

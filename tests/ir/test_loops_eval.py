@@ -6,9 +6,9 @@ import pytest
 from tcomp.errors import InputError, IRError
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
-from tcomp.ir.loops_eval import run_kernel, run_stmt
-from tcomp.ir.parser import parse_kernel
-from tcomp.ir.printer import standard_reducers
+from tcomp.ir.interpreters.loops import run_kernel, run_stmt
+from tcomp.ir.text.parser import parse_kernel
+from tcomp.ir.text.printer import standard_reducers
 
 A, B = L.Buffer("A", "float32", (4,)), L.Buffer("B", "float32", (4,))
 

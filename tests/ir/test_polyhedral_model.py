@@ -12,7 +12,7 @@ from tcomp.ir import expr as E
 from tcomp.ir import te
 from tcomp.ir.expr import Expr, as_expr, evaluate_int
 from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, For, If, Stmt, Store, While, block, loop, store
-from tcomp.ir.polyhedral import FOLD, READ, WRITE, TooHard, limited, model, written_twice
+from tcomp.ir.polyhedral.model import FOLD, READ, WRITE, TooHard, limited, model, written_twice
 
 N = E.dim("n", 1)
 A, B = Buffer("A", "float32", (N, N)), Buffer("B", "float32", (N, N))

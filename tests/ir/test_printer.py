@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from index_programs import CONDITIONS, INDICES, VARIABLES
-from value_programs import BODIES, INPUTS, tensor
 
 from tcomp.errors import ParseError
 from tcomp.ir import expr as E
@@ -16,9 +14,11 @@ from tcomp.ir import loops as L
 from tcomp.ir import te
 from tcomp.ir.graph import IF, KERNEL, Graph, GraphBuilder, Node, Operator, Value
 from tcomp.ir.layout import Layout
-from tcomp.ir.parser import parse_expr, parse_graph, parse_kernel, parse_te
-from tcomp.ir.printer import canonical_graph_text, content_hash, print_expr, print_graph, print_kernel, print_te, standard_reducers
+from tcomp.ir.text.parser import parse_expr, parse_graph, parse_kernel, parse_te
+from tcomp.ir.text.printer import canonical_graph_text, content_hash, print_expr, print_graph, print_kernel, print_te, standard_reducers
 from tcomp.ir.verify import verify_graph, verify_kernel, verify_te
+from tests.ir.index_programs import CONDITIONS, INDICES, VARIABLES
+from tests.ir.value_programs import BODIES, INPUTS, tensor
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NAMES = {v.name: v for v in VARIABLES} | {n: t for n, t in INPUTS.items()}

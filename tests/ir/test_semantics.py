@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tcomp.errors import IRError
-from tcomp.ir import semantics
 from tcomp.ir.expr import fold_binary, wrap
+from tcomp.ir.interpreters import semantics
 
 INT8 = np.arange(-128, 128).astype(np.int8)
 

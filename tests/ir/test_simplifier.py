@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from index_programs import CONDITIONS, INDICES, N, X, Y, values
 
 from tcomp.ir import expr as E
 from tcomp.ir.simplify import difference, prove, simplify
+from tests.ir.index_programs import CONDITIONS, INDICES, N, X, Y, values
 
 I = E.loop_var("i", 12)
 J = E.loop_var("j", 4)

@@ -5,14 +5,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from value_programs import BODIES, INPUTS, SHAPE, I, J, arrays, tensor
 
 from tcomp.errors import InputError, IRError
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
-from tcomp.ir import te, te_eval
-from tcomp.ir.loops_eval import run_stmt
-from tcomp.ir.te_eval import Evaluator, evaluate
+from tcomp.ir import te
+from tcomp.ir.interpreters import te as te_eval
+from tcomp.ir.interpreters.loops import run_stmt
+from tcomp.ir.interpreters.te import Evaluator, evaluate
+from tests.ir.value_programs import BODIES, INPUTS, SHAPE, I, J, arrays, tensor
 
 RNG = np.random.default_rng(0)
 

@@ -12,7 +12,7 @@ from tcomp.ir import te
 from tcomp.ir.expr import _make
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, GraphBuilder, Node, Operator, Value
 from tcomp.ir.layout import Layout, Piece
-from tcomp.ir.printer import standard_reducers
+from tcomp.ir.text.printer import standard_reducers
 from tcomp.ir.verify import verify_expr, verify_graph, verify_kernel, verify_te
 
 X = te.placeholder((4, 5), name="X")

@@ -6,7 +6,7 @@ import re
 from math import prod
 
 from tcomp.ir.loops import UNROLLED, VECTORIZED, Accumulate, Call, For, Stmt, children
-from tcomp.ir.parser import parse_kernel
+from tcomp.ir.text.parser import parse_kernel
 
 FEW = 1 << 17  # elements that may be folded one by one
 

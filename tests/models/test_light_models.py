@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
-from slow_loops import slow_folds
 
 import tcomp
-from tcomp.driver import compile_model
+from tcomp.pipeline import compile_model
+from tests.models.slow_loops import slow_folds
 
 FOLDER = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 NAMES = sorted(p.stem for p in FOLDER.glob("light_*.onnx"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 
-import nets
 import numpy as np
 import onnx
 import pytest
@@ -12,7 +11,8 @@ from onnx.reference import ReferenceEvaluator
 
 import tcomp
 from tcomp.frontends.onnx import import_model
-from tcomp.ir.graph_eval import evaluate_graph
+from tcomp.ir.interpreters.graph import evaluate_graph
+from tests.models import nets
 
 RNG = np.random.default_rng(1)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tcomp.ir import te
-from tcomp.ir.te_eval import evaluate
+from tcomp.ir.interpreters.te import evaluate
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tcomp.errors import IRError
 from tcomp.ir import te
 from tcomp.ir.expr import walk
-from tcomp.ir.te_eval import evaluate
+from tcomp.ir.interpreters.te import evaluate
 from tcomp.ops import movement as ops
 
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)

@@ -3,7 +3,7 @@ import numpy as np
 from tcomp.ir import te
 from tcomp.ir.expr import as_dim
 from tcomp.ir.graph import Operator
-from tcomp.ir.te_eval import evaluate
+from tcomp.ir.interpreters.te import evaluate
 from tcomp.ops import OPERATORS, elementwise, nn, pooling, recurrent, shapes
 
 

@@ -8,8 +8,8 @@ from tcomp.ir import te
 from tcomp.ir.loops import For, walk
 from tcomp.ops import strassen
 from tcomp.ops.matmul import MATMUL
-from tcomp.schedules import cpu
-from tcomp.schedules.lower import lower
+from tcomp.schedules.cpu import default as cpu
+from tcomp.schedules.lowering import lower
 from tcomp.target import Target
 
 

@@ -11,8 +11,8 @@ from tcomp.ir.layout import Layout
 from tcomp.ir.loops import For, walk
 from tcomp.ops import winograd
 from tcomp.passes.algorithms import ERROR
-from tcomp.schedules import cpu
-from tcomp.schedules.lower import lower
+from tcomp.schedules.cpu import default as cpu
+from tcomp.schedules.lowering import lower
 from tcomp.target import Target
 
 TILES = (2, 4)

@@ -6,7 +6,7 @@ import pytest
 from tcomp.ir.dtypes import is_float, to_numpy
 from tcomp.ir.expr import evaluate_int, variables
 from tcomp.ir.graph import IF, LOOP
-from tcomp.ir.graph_eval import evaluate_graph
+from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ir.verify import verify_graph
 
 

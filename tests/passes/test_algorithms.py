@@ -6,7 +6,6 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import tcomp
-from tcomp.driver import Report, compile_model, graph_passes
 from tcomp.frontends.onnx import import_model
 from tcomp.ir import te
 from tcomp.ir.expr import as_dim, as_expr
@@ -19,6 +18,7 @@ from tcomp.passes import algorithms
 from tcomp.passes.algorithms import Convolution, Product, algorithm_costs, choose_algorithms, fastest
 from tcomp.passes.rewrite import Notes
 from tcomp.passes.runner import run_passes
+from tcomp.pipeline import Report, compile_model, graph_passes
 from tcomp.target import Target
 
 RNG = np.random.default_rng(7)

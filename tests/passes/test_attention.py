@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from tcomp.driver import Report, graph_passes
 from tcomp.ir import te
 from tcomp.ir.graph import KERNEL, GraphBuilder
 from tcomp.ops.elementwise import ADD, FULL, RELU
@@ -13,6 +12,7 @@ from tcomp.ops.reduction import REDUCE_MAX, SOFTMAX
 from tcomp.passes.attention import Blocks, join_attention
 from tcomp.passes.partition import partition
 from tcomp.passes.rewrite import Notes
+from tcomp.pipeline import Report, graph_passes
 from tcomp.target import Target
 
 NEAR = 1 << 16
@@ -149,7 +149,7 @@ def test_on_gpus(precision):
 
 def test_infinite_scores():
     """Rows of -inf give NaN, as they did."""
-    from tcomp.ir.graph_eval import evaluate_graph
+    from tcomp.ir.interpreters.graph import evaluate_graph
 
     rng = np.random.default_rng(2)
     before = attention()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tcomp.ir.expr import dim
 from tcomp.ir.graph import GraphBuilder
-from tcomp.ir.graph_eval import evaluate_graph
+from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ops.elementwise import ADD, CAST, CLIP, DIV, MAX, MUL, NEG, POW, SUB
 from tcomp.ops.movement import DEPTH_TO_SPACE, EXPAND, PAD, RESHAPE, SLICE, SPACE_TO_DEPTH, TRANSPOSE
 from tcomp.ops.shapes import IDENTITY

@@ -8,7 +8,7 @@ import pytest
 from tcomp.ir.expr import dim
 from tcomp.ir.graph import IF, KERNEL, GraphBuilder, Node, Value
 from tcomp.ir.layout import Layout
-from tcomp.ir.printer import print_graph
+from tcomp.ir.text.printer import print_graph
 from tcomp.kernels import operand_layouts, predicted_seconds
 from tcomp.ops import elementwise as ew
 from tcomp.ops import movement as mv

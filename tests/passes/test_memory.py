@@ -11,7 +11,7 @@ from tcomp.errors import IRError
 from tcomp.ir.expr import dim, evaluate_int
 from tcomp.ir.graph import IF, LOOP, Graph, Node, Operator, Value
 from tcomp.ir.layout import Layout
-from tcomp.passes.memory import ALIGNMENT, byte_size, plan_memory
+from tcomp.passes.memory_plan import ALIGNMENT, byte_size, plan_memory
 
 WORK = Operator("work")
 N, M = dim("n", 1, 64), dim("m", 1)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tcomp.ir.expr import dim
 from tcomp.ir.graph import IF, KERNEL, GraphBuilder, Node, Value
-from tcomp.ir.printer import print_graph
+from tcomp.ir.text.printer import print_graph
 from tcomp.ops import elementwise as ew
 from tcomp.ops import movement as mv
 from tcomp.ops.indexing import GATHER, TOP_K

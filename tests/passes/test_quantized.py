@@ -6,12 +6,12 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import tcomp
-from tcomp.driver import Report, compile_model, graph_passes
 from tcomp.frontends.onnx import import_model
 from tcomp.ir.graph import KERNEL
-from tcomp.ir.printer import print_graph
+from tcomp.ir.text.printer import print_graph
 from tcomp.passes.quantized import use_bytes
 from tcomp.passes.runner import run_passes
+from tcomp.pipeline import Report, compile_model, graph_passes
 from tcomp.target import Target
 
 RNG = np.random.default_rng(3)

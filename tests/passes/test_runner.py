@@ -6,7 +6,7 @@ import pytest
 
 from tcomp.errors import IRError
 from tcomp.ir.graph import GraphBuilder
-from tcomp.ir.printer import print_graph
+from tcomp.ir.text.printer import print_graph
 from tcomp.ops.elementwise import ADD, NEG
 from tcomp.passes.cse import merge_equal
 from tcomp.passes.dce import eliminate_dead

@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tcomp.driver import compile_graph
 from tcomp.ir.expr import as_dim, dim
 from tcomp.ir.graph import IF, GraphBuilder, Node, Value
-from tcomp.ir.graph_eval import evaluate_graph
+from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ir.verify import verify_graph
 from tcomp.ops.elementwise import ADD, MUL, NEG, RELU
 from tcomp.ops.indexing import GATHER
@@ -17,8 +16,9 @@ from tcomp.ops.movement import CONCAT, EXPAND, RESHAPE, SLICE, TRANSPOSE, TRILU
 from tcomp.ops.nn import CONV
 from tcomp.ops.normalization import LAYER_NORM
 from tcomp.ops.reduction import REDUCE_SUM, SOFTMAX
+from tcomp.passes.dead_elements import skip_unread
 from tcomp.passes.rewrite import Notes
-from tcomp.passes.unread import skip_unread
+from tcomp.pipeline import compile_graph
 from tcomp.runtime import Module
 from tcomp.target import Target
 

@@ -1,13 +1,8 @@
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import native_models as models
+from tests.runtime import native_models as models
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from tcomp.codegen import native
 from tcomp.codegen.elf import link
-from tcomp.codegen.pool import EXPORTS, IMPORTS, pool_ir
+from tcomp.codegen.llvm import machine_code
+from tcomp.codegen.llvm.thread_pool import EXPORTS, IMPORTS, pool_ir
 from tcomp.runtime import write_artifact
 from tcomp.target import Target
 
@@ -20,7 +20,7 @@ TRIPLE = HOST.triple
 
 
 def compile_ir(ir: str) -> bytes:
-    return native.compile_ir(ir, HOST)
+    return machine_code.compile_ir(ir, HOST)
 
 
 def _kernel(name: str, expression: str) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import ml_dtypes
-import native_models as models
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 
 from tcomp.errors import ArtifactError, TcompError
 from tcomp.runtime import Module, plan_weights, read_artifact, write_artifact
+from tests.runtime import native_models as models
 
 CODE = b"\x7fELF stands for itself here"
 

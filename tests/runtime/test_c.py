@@ -6,12 +6,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import native_models as models
 import numpy as np
 import pytest
 
 import tcomp.runtime
 from tcomp.runtime import read_artifact
+from tests.runtime import native_models as models
 
 MAIN = r"""
 #include <dlfcn.h>

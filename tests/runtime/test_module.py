@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import ml_dtypes
-import native_models as models
 import numpy as np
 import pytest
 
 from tcomp.errors import ArtifactError, InputError
 from tcomp.runtime import Module, TensorSpec, native, numpy_dtype, read_artifact
 from tcomp.runtime.inputs import admit
+from tests.runtime import native_models as models
 
 W = models.W
 

@@ -13,26 +13,26 @@ from collections.abc import Iterable
 from textwrap import dedent
 
 import numpy as np
-from dice import Dice
-from pipelines import pipeline
-from programs import EXACT, Maker
-from random_loops import imperative
-from random_schedules import draw_step
-from subject import Failure, Subject, compare, interpreted, shaped
-from together import Case, run_native
-from witness import Event, flaw, history, misjudged
 
 from tcomp.errors import IRError, ScheduleError
 from tcomp.ir.expr import Expr
+from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Kernel
-from tcomp.ir.loops_eval import run_kernel
-from tcomp.ir.parser import parse_kernel
+from tcomp.ir.text.parser import parse_kernel
 from tcomp.ir.verify import verify_kernel
-from tcomp.schedules.legality import Witness
-from tcomp.schedules.lower import lower
-from tcomp.schedules.overwrite import overwritable
+from tcomp.schedules.analysis.in_place import overwritable
+from tcomp.schedules.analysis.legality import Witness
+from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import Schedule, replay
 from tcomp.schedules.trace import Step
+from tests.schedules.dice import Dice
+from tests.schedules.pipelines import pipeline
+from tests.schedules.programs import EXACT, Maker
+from tests.schedules.random_loops import imperative
+from tests.schedules.random_schedules import draw_step
+from tests.schedules.subject import Failure, Subject, compare, interpreted, shaped
+from tests.schedules.together import Case, run_native
+from tests.schedules.witness import Event, flaw, history, misjudged
 
 STEPS = 12
 FEW = 60  # executions whose dependences are compared pair by pair

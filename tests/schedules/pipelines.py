@@ -6,16 +6,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from unittest.mock import patch
 
-from dice import Dice
-from programs import Maker
-from subject import Subject
-
 from tcomp.ir import expr as E
 from tcomp.ir import te
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, select
 from tcomp.ir.loops import Kernel
 from tcomp.ir.te import Tensor
-from tcomp.schedules import lower
+from tcomp.schedules import lowering
+from tests.schedules.dice import Dice
+from tests.schedules.programs import Maker
+from tests.schedules.subject import Subject
 
 DTYPE = "int32"
 
@@ -34,8 +33,8 @@ def pipeline(dice: Dice, largest: int = 6) -> Subject:
 def staged(*tensors: Tensor) -> Kernel:
     """The kernel of placeholders and then outputs, every computed tensor a stage."""
     inputs = [t for t in tensors if te.is_placeholder(t)]
-    with patch.object(lower, "_inline", lambda t, body, readers, uses: False):
-        return lower.lower("pipeline", inputs, [t for t in tensors if not te.is_placeholder(t)])
+    with patch.object(lowering, "_inline", lambda t, body, readers, uses: False):
+        return lowering.lower("pipeline", inputs, [t for t in tensors if not te.is_placeholder(t)])
 
 
 def stage(m: Maker, known: Sequence[Tensor]) -> Tensor:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from dice import Dice, Hypothesis
 from hypothesis import strategies as st
 
 from tcomp.ir import expr as E
@@ -21,6 +20,7 @@ from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, cast, evaluate_int, select
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Accumulate, Kernel, block, loop, store
 from tcomp.ir.te import Tensor
+from tests.schedules.dice import Dice, Hypothesis
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Program:
     exact: bool = True
 
     def __repr__(self) -> str:
-        from tcomp.ir.printer import print_te
+        from tcomp.ir.text.printer import print_te
 
         return f"{print_te(self.outputs)}with {', '.join(f'{v.name} = {n}' for v, n in self.dims.items())}"
 

@@ -4,14 +4,13 @@ reducers, temporaries, places that depend on data. Every access is in bounds for
 
 from __future__ import annotations
 
-from dice import Dice
-
 from tcomp.ir import expr as E
 from tcomp.ir import te
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import Dim, Expr, Reducer, as_dim, as_expr, bounds, cast, select
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, If, Kernel, Stmt, block, store
 from tcomp.ir.simplify import prove
+from tests.schedules.dice import Dice
 
 VOLUME = 60  # instances of one statement, about
 LARGEST = 7

@@ -12,17 +12,16 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from dice import Dice
-
 from tcomp.ir import expr as E
 from tcomp.ir.expr import as_dim
 from tcomp.ir.loops import GPU_AXES, KINDS, SCOPES, Accumulate, Allocate, Block, For, If, Kernel, Store, expressions, perfect, walk
-from tcomp.ir.polyhedral import model
-from tcomp.schedules.primitives.edit import find_buffer, find_loop, loop_names
-from tcomp.schedules.primitives.shape import TAILS
-from tcomp.schedules.primitives.sites import sequence, writes
+from tcomp.ir.polyhedral.model import model
+from tcomp.schedules.primitives.editing import find_buffer, find_loop, loop_names
+from tcomp.schedules.primitives.insertion_points import sequence, writes
+from tcomp.schedules.primitives.loop_structure import TAILS
 from tcomp.schedules.schedule import PRIMITIVES
 from tcomp.schedules.trace import Step
+from tests.schedules.dice import Dice
 
 # 1000: more than any extent; as a factor it is accepted, and the interpreter then walks so many iterations
 STRANGE = ("nowhere", "", "n + 1", "n // 0", 0, -1, 1000, 2**70, None, True, 1.5, ("i1", "i2"), "y0", "t")

@@ -6,17 +6,17 @@ import ctypes
 from collections.abc import Sequence
 
 import numpy as np
-from jit import BODY, HOST, PARALLEL_FOR, compile_kernel
-from programs import Program, bound
 
 from tcomp.ir.dtypes import to_numpy
 from tcomp.ir.expr import as_expr, evaluate_int
+from tcomp.ir.interpreters.loops import run_kernel
+from tcomp.ir.interpreters.te import evaluate
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Kernel, hoist_temporaries
-from tcomp.ir.loops_eval import run_kernel
-from tcomp.ir.te_eval import evaluate
 from tcomp.ir.verify import verify_kernel
 from tcomp.target import Target
+from tests.codegen.jit import BODY, HOST, PARALLEL_FOR, compile_kernel
+from tests.schedules.programs import Program, bound
 
 Layouts = Sequence[Layout | None]
 

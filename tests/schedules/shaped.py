@@ -6,19 +6,19 @@ from collections import Counter
 from textwrap import dedent
 
 import numpy as np
-from dice import Dice
-from programs import EXACT, Maker
-from random_loops import imperative
-from random_schedules import draw_step
-from subject import Subject, interpreted
 
 from tcomp.errors import ScheduleError
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.loops import Kernel
-from tcomp.ir.parser import parse_kernel
+from tcomp.ir.text.parser import parse_kernel
 from tcomp.ir.verify import verify_kernel
-from tcomp.schedules.lower import lower
+from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import Schedule, replay
+from tests.schedules.dice import Dice
+from tests.schedules.programs import EXACT, Maker
+from tests.schedules.random_loops import imperative
+from tests.schedules.random_schedules import draw_step
+from tests.schedules.subject import Subject, interpreted
 
 
 def kernel(text: str) -> Kernel:

@@ -6,10 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from textwrap import indent
 
-from fuzzing import Run
-from subject import Failure, Subject
-from together import run_native
-
 from tcomp.errors import TcompError
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Expr, as_expr
@@ -30,9 +26,12 @@ from tcomp.ir.loops import (
     with_children,
 )
 from tcomp.ir.verify import verify_kernel
-from tcomp.schedules.footprint import at_sizes
-from tcomp.schedules.primitives.edit import rebind
+from tcomp.schedules.analysis.footprint import at_sizes
+from tcomp.schedules.primitives.editing import rebind
 from tcomp.schedules.trace import Step
+from tests.schedules.fuzzing import Run
+from tests.schedules.subject import Failure, Subject
+from tests.schedules.together import run_native
 
 ATTEMPTS = 3000
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from dice import Dice
-from fuzzing import Run, check, parsed
-from pipelines import pipeline
-from random_schedules import draw_step
 
 from tcomp.errors import ScheduleError
-from tcomp.ir.parser import parse_kernel
+from tcomp.ir.text.parser import parse_kernel
 from tcomp.schedules.schedule import Schedule
+from tests.schedules.dice import Dice
+from tests.schedules.fuzzing import Run, check, parsed
+from tests.schedules.pipelines import pipeline
+from tests.schedules.random_schedules import draw_step
 
 
 def walked(dice: Dice, most: int, among: Sequence[str]) -> Run:

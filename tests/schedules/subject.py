@@ -9,8 +9,8 @@ import numpy as np
 
 from tcomp.ir.dtypes import UNSIGNED, to_numpy
 from tcomp.ir.expr import Expr, as_expr, bounds, evaluate_int, substitute
+from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import For, Kernel, Stmt, children
-from tcomp.ir.loops_eval import run_kernel
 
 MOST_ITERATIONS = 10**7
 Arrays = list[np.ndarray]  # of the parameters of a kernel, in order

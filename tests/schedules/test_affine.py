@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import islpy as isl
 import pytest
-from dice import Dice, Seeded
-from random_loops import imperative
-from subject import Subject, compare, interpreted
 
 from tcomp.errors import ScheduleError
 from tcomp.ir.loops import Allocate, Buffer, For, Kernel, Stmt, block, loop, store, walk
-from tcomp.ir.parser import parse_kernel
-from tcomp.ir.polyhedral import Instance, model
+from tcomp.ir.polyhedral.model import Instance, model
+from tcomp.ir.text.parser import parse_kernel
 from tcomp.ir.verify import verify_kernel
 from tcomp.schedules import Schedule
+from tests.schedules.dice import Dice, Seeded
+from tests.schedules.random_loops import imperative
+from tests.schedules.subject import Subject, compare, interpreted
 
 A, B, C = (Buffer(name, "float32", (20, 20)) for name in "ABC")
 

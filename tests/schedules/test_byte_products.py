@@ -2,20 +2,20 @@
 
 import numpy as np
 import pytest
-from jit import HOST, compile_kernel
 
-from tcomp.codegen.llvm import emit_kernel
-from tcomp.codegen.native import assembly, spill_count
+from tcomp.codegen.llvm.kernel import emit_kernel
+from tcomp.codegen.llvm.machine_code import assembly, spill_count
 from tcomp.ir.graph import GraphBuilder
+from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Call, hoist_temporaries, walk
-from tcomp.ir.loops_eval import run_kernel
 from tcomp.kernels import build_loops, operand_layouts
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.nn import CONV
 from tcomp.passes.layout import relaid
 from tcomp.schedules import Schedule
 from tcomp.target import Target
+from tests.codegen.jit import HOST, compile_kernel
 
 VNNI, WITHOUT = Target.parse("cpu -mcpu=cascadelake"), Target.parse("cpu -mcpu=skylake-avx512")
 CLIENT, HASWELL, ARM = (Target.parse(f"cpu {t}") for t in ("-mcpu=alderlake", "-mcpu=haswell", "-march=aarch64 -mcpu=neoverse-n1"))

@@ -7,20 +7,21 @@ import math
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from programs import programs
 
 from tcomp import te
-from tcomp.codegen.math import ELEMENTARY, expand
+from tcomp.codegen.llvm.math import ELEMENTARY, expand
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.loops import Buffer, If, Kernel, loop, store
 from tcomp.machine import bandwidth, peak_flops
 from tcomp.ops.winograd import winograd_input, winograd_output
-from tcomp.schedules import Schedule, cpu
-from tcomp.schedules.cost import estimate, features
+from tcomp.schedules import Schedule
+from tcomp.schedules.cost.cpu import estimate, features
+from tcomp.schedules.cost.roofline import cost_of, operations, roof, work
+from tcomp.schedules.cpu import default as cpu
 from tcomp.schedules.instructions import fma_tile
-from tcomp.schedules.work import cost_of, operations, roof, work
 from tcomp.target import Target
+from tests.schedules.programs import programs
 
 TARGET = Target.parse("cpu -mcpu=skylake-avx512")
 
@@ -233,7 +234,7 @@ def test_features_have_stable_names_and_are_finite() -> None:
 @given(programs())
 def test_any_program_has_an_estimate(program) -> None:
     """Before and after the default schedule; the bound is never above the time."""
-    from tcomp.schedules.lower import lower
+    from tcomp.schedules.lowering import lower
 
     plain = lower("kernel", program.inputs, program.outputs)
     for kernel in (plain, cpu.schedule(plain, TARGET).kernel):

@@ -6,23 +6,23 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jit import HOST
-from programs import Program, layouts, programs
-from running import expected, interpreted, native
 
-from tcomp.codegen.llvm import emit_kernel
-from tcomp.codegen.native import compile_ir
+from tcomp.codegen.llvm.kernel import emit_kernel
+from tcomp.codegen.llvm.machine_code import compile_ir
 from tcomp.ir import expr as E
 from tcomp.ir import te
+from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import VECTORIZED, Accumulate, Buffer, For, Kernel, expressions, hoist_temporaries, loop, walk
-from tcomp.ir.loops_eval import run_kernel
 from tcomp.ir.verify import verify_kernel
 from tcomp.ops.nn import conv
-from tcomp.schedules.cpu import operand_layouts, schedule
-from tcomp.schedules.lower import lower
+from tcomp.schedules.cpu.default import operand_layouts, schedule
+from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import replay
 from tcomp.target import Target
+from tests.codegen.jit import HOST
+from tests.schedules.programs import Program, layouts, programs
+from tests.schedules.running import expected, interpreted, native
 
 HASWELL = Target.parse("cpu -march=x86_64 -mcpu=haswell")
 ARM = Target.parse("cpu -march=aarch64 -mcpu=neoverse-n1")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Expr, loop_var
-from tcomp.schedules.dependence import determined
+from tcomp.schedules.analysis.dependence import determined
 
 I, J, K = (loop_var(n, extent) for n, extent in (("i", 6), ("j", 4), ("k", 3)))
 N = E.dim("n", 1)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import Program
-from running import expected, interpreted
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import te
 from tcomp.ir.expr import Expr, cast, select
 from tcomp.schedules.schedule import Schedule
+from tests.schedules.programs import Program
+from tests.schedules.running import expected, interpreted
 
 
 def filtered(size: int, taps: int, features: int, pad: int, dtype: str = "float32") -> Program:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from jit import HOST
-from programs import Program
-from running import expected, interpreted, native
 
 from tcomp.ir import te
 from tcomp.ir.expr import Expr
 from tcomp.ir.loops import Kernel, Prefetch, walk
 from tcomp.ops.normalization import layer_norm
 from tcomp.ops.reduction import softmax_of
-from tcomp.schedules import cpu
-from tcomp.schedules.lower import lower
+from tcomp.schedules.cpu import default as cpu
+from tcomp.schedules.lowering import lower
 from tcomp.target import Target
+from tests.codegen.jit import HOST
+from tests.schedules.programs import Program
+from tests.schedules.running import expected, interpreted, native
 
 SMALL_CACHES = Target.parse("cpu -march=x86_64 -mcpu=haswell -l1=16K -l2=16K -l3=64K")  # what is checked natively must not take long
 

@@ -11,7 +11,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.expr import Expr, as_expr, evaluate_int, substitute
 from tcomp.ir.loops import Buffer, For, If, Stmt, block, loop, store
 from tcomp.ir.simplify import simplify
-from tcomp.schedules.footprint import Access, Footprints, accesses, by_buffer, instances, loops_in
+from tcomp.schedules.analysis.footprint import Access, Footprints, accesses, by_buffer, instances, loops_in
 
 
 def points(a: Access, values: dict[Expr, int], running: set[Expr]) -> Iterator[dict[Expr, int]]:

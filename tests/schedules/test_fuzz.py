@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from fuzz_schedules import BATCH, batch
-from random_schedules import is_drawn
 
 from tcomp.schedules.schedule import PRIMITIVES
+from tests.fuzz_schedules import BATCH, batch
+from tests.schedules.random_schedules import is_drawn
 
 CASES = 2000
 

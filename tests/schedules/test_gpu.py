@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-import cuda_host
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import Program, layouts, programs
-from running import expected, interpreted
 
-from tcomp.codegen import nvrtc
-from tcomp.codegen.cuda import emit_kernel
+from tcomp.codegen.cuda import nvrtc
+from tcomp.codegen.cuda.kernel import emit_kernel
 from tcomp.errors import CodegenError, TargetError
 from tcomp.ir import te
 from tcomp.ir.dtypes import to_numpy
 from tcomp.ir.expr import Expr, as_expr, cast, evaluate_int, select
 from tcomp.ir.loops import Allocate, Buffer, For, Kernel, block, hoist_temporaries, loop, store, walk
-from tcomp.schedules.gpu import schedule
+from tcomp.schedules.gpu.default import schedule
 from tcomp.schedules.knobs import Knobs
-from tcomp.schedules.lower import lower
+from tcomp.schedules.lowering import lower
 from tcomp.schedules.proof import prove
 from tcomp.schedules.schedule import replay
 from tcomp.target import Target
+from tests.codegen import cuda_host
+from tests.schedules.programs import Program, layouts, programs
+from tests.schedules.running import expected, interpreted
 
 TARGET = Target.parse("cuda")
 MEDIUM = programs(largest=40, volume=3000)

@@ -5,24 +5,24 @@ from __future__ import annotations
 
 from math import prod
 
-import cuda_host
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import Program
-from running import interpreted
-from test_cuda import needs_nvrtc
-from test_gpu import agree, emulated, lowered, product
-from test_gpu_warps import product as on_tensor_cores
-from test_pipeline_gpu import races, stages_of
 
-from tcomp.codegen import nvrtc
-from tcomp.codegen.cuda import emit_kernel
+from tcomp.codegen.cuda import nvrtc
+from tcomp.codegen.cuda.kernel import emit_kernel
 from tcomp.ir.loops import hoist_temporaries
-from tcomp.schedules.gpu import schedule
+from tcomp.schedules.gpu.default import schedule
 from tcomp.schedules.knobs import Knobs, Option, decode, encode
 from tcomp.schedules.schedule import Schedule, replay
 from tcomp.target import Target
+from tests.codegen import cuda_host
+from tests.codegen.test_cuda import needs_nvrtc
+from tests.schedules.programs import Program
+from tests.schedules.running import interpreted
+from tests.schedules.test_gpu import agree, emulated, lowered, product
+from tests.schedules.test_gpu_warps import product as on_tensor_cores
+from tests.schedules.test_pipeline_gpu import races, stages_of
 
 HOPPER = Target.parse("cuda -arch=sm_90a")
 needs_compiler = pytest.mark.skipif(cuda_host.compiler() is None, reason="there is no C++ compiler")

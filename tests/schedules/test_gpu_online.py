@@ -8,25 +8,25 @@ from math import prod
 
 import numpy as np
 import pytest
-from programs import Program
-from running import expected, interpreted
-from test_gpu import emulated, lowered, needs_compiler, nvrtc_missing
-from test_pipeline_gpu import races
 
 from benchmarks.cuda_kernels import SPILLED
-from tcomp.codegen import nvrtc
-from tcomp.codegen.cuda import emit_kernel
+from tcomp.codegen.cuda import nvrtc
+from tcomp.codegen.cuda.kernel import emit_kernel
 from tcomp.ir import te
 from tcomp.ir.expr import Dim, Expr, select
 from tcomp.ir.loops import hoist_temporaries
 from tcomp.ops.attention import softmax_product
 from tcomp.ops.matmul import matmul
-from tcomp.schedules.gpu import schedule
+from tcomp.schedules.gpu.default import schedule
+from tcomp.schedules.gpu.precision import with_precision
 from tcomp.schedules.knobs import Knobs
-from tcomp.schedules.precision import with_precision
 from tcomp.schedules.proof import prove
 from tcomp.schedules.schedule import Schedule, replay
 from tcomp.target import Target
+from tests.schedules.programs import Program
+from tests.schedules.running import expected, interpreted
+from tests.schedules.test_gpu import emulated, lowered, needs_compiler, nvrtc_missing
+from tests.schedules.test_pipeline_gpu import races
 
 TARGET = Target.parse("cuda")
 OLD = Target.parse("cuda -arch=sm_75")

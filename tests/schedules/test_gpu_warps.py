@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from math import prod
 
-import cuda_host
 import pytest
-from programs import Program
-from running import interpreted
-from test_cuda import needs_nvrtc
-from test_gpu import agree, emulated, lowered
-from test_pipeline_gpu import races, stages_of
 
-from tcomp.codegen import nvrtc
-from tcomp.codegen.cuda import emit_kernel
+from tcomp.codegen.cuda import nvrtc
+from tcomp.codegen.cuda.kernel import emit_kernel
 from tcomp.ir import te
 from tcomp.ir.expr import Expr, cast, select
 from tcomp.ir.loops import hoist_temporaries
-from tcomp.schedules.gpu import schedule
+from tcomp.schedules.gpu.default import schedule
 from tcomp.schedules.instructions import tf32
 from tcomp.schedules.schedule import replay
 from tcomp.target import Target
+from tests.codegen import cuda_host
+from tests.codegen.test_cuda import needs_nvrtc
+from tests.schedules.programs import Program
+from tests.schedules.running import interpreted
+from tests.schedules.test_gpu import agree, emulated, lowered
+from tests.schedules.test_pipeline_gpu import races, stages_of
 
 TARGET = Target.parse("cuda")
 needs_compiler = pytest.mark.skipif(cuda_host.compiler() is None, reason="there is no C++ compiler")
@@ -91,7 +91,7 @@ def test_few_small_blocks_are_pipelined_too() -> None:
 
 
 def test_true_float32_and_old_gpus_do_without_tensor_cores() -> None:
-    from test_gpu import product as exact
+    from tests.schedules.test_gpu import product as exact
 
     assert "tensorize" not in {step.primitive for step in schedule(lowered(exact(256, 64, 256)), TARGET).trace}
     old = Target.parse("cuda -arch=sm_75")

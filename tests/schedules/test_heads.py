@@ -6,26 +6,26 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jit import HOST
-from programs import Program
-from running import expected, interpreted, native
 
-from tcomp.codegen.llvm import emit_kernel
-from tcomp.driver import compile_graph
+from tcomp.codegen.llvm.kernel import emit_kernel
 from tcomp.ir import te
 from tcomp.ir.expr import dim
 from tcomp.ir.graph import Graph, GraphBuilder
-from tcomp.ir.graph_eval import evaluate_graph
+from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ir.loops import Allocate, walk
 from tcomp.ops.elementwise import NEG
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import EXPAND, RESHAPE, TRANSPOSE
 from tcomp.ops.reduction import SOFTMAX
 from tcomp.passes.partition import partition
+from tcomp.pipeline import compile_graph
 from tcomp.runtime import Module
-from tcomp.schedules import cpu
-from tcomp.schedules.lower import lower
+from tcomp.schedules.cpu import default as cpu
+from tcomp.schedules.lowering import lower
 from tcomp.target import Target
+from tests.codegen.jit import HOST
+from tests.schedules.programs import Program
+from tests.schedules.running import expected, interpreted, native
 
 ROWS = dim("rows", 1, 40)
 

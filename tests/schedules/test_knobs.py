@@ -7,17 +7,17 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jit import HOST
-from programs import Program, programs
-from running import expected, interpreted, native
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import te
 from tcomp.ir.loops import UNROLLED
-from tcomp.schedules.cpu import operand_layouts, schedule
+from tcomp.schedules.cpu.default import operand_layouts, schedule
 from tcomp.schedules.knobs import Knobs
-from tcomp.schedules.lower import lower
+from tcomp.schedules.lowering import lower
 from tcomp.target import Target
+from tests.codegen.jit import HOST
+from tests.schedules.programs import Program, programs
+from tests.schedules.running import expected, interpreted, native
 
 HASWELL = Target.parse("cpu -march=x86_64 -mcpu=haswell")
 

@@ -2,8 +2,8 @@
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import te
-from tcomp.schedules import cpu
-from tcomp.schedules.lower import lower
+from tcomp.schedules.cpu import default as cpu
+from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import replay
 from tcomp.target import Target
 

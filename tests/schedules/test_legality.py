@@ -12,7 +12,7 @@ from tcomp.ir import expr as E
 from tcomp.ir import te
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, If, Kernel, Stmt, Store, block, loop, store
 from tcomp.schedules import Schedule
-from tcomp.schedules.legality import Witness, out_of_bounds, proving, undefined
+from tcomp.schedules.analysis.legality import Witness, out_of_bounds, proving, undefined
 
 N = te.var("n")
 A, X, Y = Buffer("A", "float32", (N, N)), Buffer("X", "float32", (N,)), Buffer("Y", "float32", (N,))

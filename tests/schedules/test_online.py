@@ -7,28 +7,29 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from dice import Seeded
-from jit import HOST
-from random_schedules import draw_step
-from shaped import kernel
 
 import tcomp
 from tcomp.errors import ScheduleError
 from tcomp.ir import te
 from tcomp.ir.dtypes import to_numpy
 from tcomp.ir.expr import Dim, Expr, as_expr, evaluate_int
+from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Kernel
-from tcomp.ir.loops_eval import run_kernel
 from tcomp.ir.te import Tensor
 from tcomp.ir.verify import verify_kernel
 from tcomp.ops.attention import softmax_product
 from tcomp.ops.matmul import matmul
-from tcomp.schedules import Schedule, cpu
-from tcomp.schedules.lower import lower
-from tcomp.schedules.precision import with_precision
+from tcomp.schedules import Schedule
+from tcomp.schedules.cpu import default as cpu
+from tcomp.schedules.gpu.precision import with_precision
+from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import replay
 from tcomp.schedules.trace import Step
 from tcomp.target import Target
+from tests.codegen.jit import HOST
+from tests.schedules.dice import Seeded
+from tests.schedules.random_schedules import draw_step
+from tests.schedules.shaped import kernel
 
 Sizes = dict[str, int]
 Arrays = list[np.ndarray]

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jit import HOST, compile_kernel
-from programs import Program, bound, programs
-from running import POOL, expected
 
 from tcomp.ir import te
 from tcomp.ir.expr import as_expr, evaluate_int
+from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import PARALLEL, SERIAL, VECTORIZED, Buffer, Kernel, Stmt, block, hoist_temporaries, loop, store
-from tcomp.ir.loops_eval import run_kernel
-from tcomp.schedules.cpu import schedule
-from tcomp.schedules.lower import lower
-from tcomp.schedules.overwrite import overwritable
+from tcomp.schedules.analysis.in_place import overwritable
+from tcomp.schedules.cpu.default import schedule
+from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import Schedule
+from tests.codegen.jit import HOST, compile_kernel
+from tests.schedules.programs import Program, bound, programs
+from tests.schedules.running import POOL, expected
 
 N = 24
 X, Y = Buffer("X", "float32", (N,)), Buffer("Y", "float32", (N,))

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from programs import Program
-from running import expected, interpreted, native
 
 from tcomp.ir import te
 from tcomp.ir.expr import Dim
 from tcomp.ir.loops import Kernel, Prefetch, walk
-from tcomp.schedules.cpu import schedule
+from tcomp.schedules.cpu.default import schedule
 from tcomp.schedules.knobs import Knobs
-from tcomp.schedules.lower import lower
+from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import Schedule, replay
 from tcomp.target import Target
+from tests.schedules.programs import Program
+from tests.schedules.running import expected, interpreted, native
 
 HASWELL = "cpu -march=x86_64 -mcpu=haswell"
 

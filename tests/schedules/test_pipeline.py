@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from dice import Hypothesis
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stepwise import accepted, refused, walked
-from together import run_native
+
+from tests.schedules.dice import Hypothesis
+from tests.schedules.stepwise import accepted, refused, walked
+from tests.schedules.together import run_native
 
 STEPS = ("pipeline", "pipeline", "cache_read", "cache_read", "compute_at", "split", "reorder", "partition", "set_kind", "relayout")
 

@@ -5,29 +5,29 @@ from __future__ import annotations
 import re
 from math import prod
 
-import cuda_host
 import numpy as np
 import pytest
-from block_races import Block
-from block_tiles import tile
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import Program
-from running import expected, interpreted
-from test_cuda import needs_nvrtc
-from test_gpu import FAMILIES, agree, batched, emulated, image, lowered, product
 
-from tcomp.codegen import nvrtc
-from tcomp.codegen.cuda import emit_kernel
-from tcomp.codegen.cuda_barriers import phases, place
+from tcomp.codegen.cuda import nvrtc
+from tcomp.codegen.cuda.barriers import phases, place
+from tcomp.codegen.cuda.kernel import emit_kernel
 from tcomp.ir import loops as L
 from tcomp.ir import te
 from tcomp.ir.expr import Dim, cast, evaluate_int
 from tcomp.ir.loops import Kernel, Stmt, hoist_temporaries, walk
-from tcomp.schedules.gpu import schedule
+from tcomp.schedules.gpu.default import schedule
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import Target
+from tests.codegen import cuda_host
+from tests.codegen.block_races import Block
+from tests.codegen.block_tiles import tile
+from tests.codegen.test_cuda import needs_nvrtc
+from tests.schedules.programs import Program
+from tests.schedules.running import expected, interpreted
+from tests.schedules.test_gpu import FAMILIES, agree, batched, emulated, image, lowered, product
 
 TARGET = Target.parse("cuda")
 needs_compiler = pytest.mark.skipif(cuda_host.compiler() is None, reason="there is no C++ compiler")

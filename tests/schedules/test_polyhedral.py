@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from jit import HOST, compile_kernel
 
 from benchmarks.polybench import BENCHMARKS
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir import te
+from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import (
     PARALLEL,
     SERIAL,
@@ -26,11 +26,11 @@ from tcomp.ir.loops import (
     store,
     walk,
 )
-from tcomp.ir.loops_eval import run_kernel
 from tcomp.ir.verify import verify_kernel
 from tcomp.schedules import Schedule
 from tcomp.schedules.polyhedral import blocks, plan, polyhedral, polyhedral_or_not
 from tcomp.target import Target
+from tests.codegen.jit import HOST, compile_kernel
 
 TARGET = Target.parse("cpu -march=x86_64 -mcpu=skylake-avx512 -cores=2")
 WORTHLESS = {"trisolv"}  # small, and sequential unless sums are reassociated

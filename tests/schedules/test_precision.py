@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import cuda_host
 import numpy as np
 import pytest
-from programs import Program
-from test_gpu import image, lowered, needs_compiler, product
 
 from tcomp.cli.options import parse_target
-from tcomp.codegen.cuda import emit_kernel
+from tcomp.codegen.cuda.kernel import emit_kernel
 from tcomp.errors import InputError, TargetError
 from tcomp.ir import te
+from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Kernel, hoist_temporaries
-from tcomp.ir.loops_eval import run_kernel
-from tcomp.schedules.gpu import schedule
-from tcomp.schedules.lower import lower
-from tcomp.schedules.precision import with_precision
+from tcomp.schedules.gpu.default import schedule
+from tcomp.schedules.gpu.precision import with_precision
+from tcomp.schedules.lowering import lower
 from tcomp.target import Target
+from tests.codegen import cuda_host
+from tests.schedules.programs import Program
+from tests.schedules.test_gpu import image, lowered, needs_compiler, product
 
 BITS = {"tf32": 10, "fp16": 10, "bf16": 7}
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from jit import HOST
-from programs import Program
-from running import expected, interpreted, native
 
-from tcomp.codegen.llvm import emit_kernel
+from tcomp.codegen.llvm.kernel import emit_kernel
 from tcomp.errors import IRError, ScheduleError
 from tcomp.ir import te
 from tcomp.ir.expr import as_expr
 from tcomp.ir.loops import Block, Buffer, Kernel, Prefetch, walk
-from tcomp.ir.parser import parse_kernel
+from tcomp.ir.text.parser import parse_kernel
 from tcomp.ir.verify import verify_kernel
-from tcomp.schedules import Schedule, cpu
-from tcomp.schedules.lower import lower
+from tcomp.schedules import Schedule
+from tcomp.schedules.cpu import default as cpu
+from tcomp.schedules.lowering import lower
 from tcomp.target import Target
+from tests.codegen.jit import HOST
+from tests.schedules.programs import Program
+from tests.schedules.running import expected, interpreted, native
 
 
 def product(m: int, k: int, n: int) -> Program:

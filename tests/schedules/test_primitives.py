@@ -5,26 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from dice import Hypothesis
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import Program, programs
-from races import races
-from random_schedules import draw_step
-from running import expected, interpreted, native
 
 from tcomp.errors import CodegenError, ScheduleError
 from tcomp.ir import te
 from tcomp.ir.loops import Accumulate, For, Kernel, Stmt, loop
 from tcomp.ir.verify import verify_kernel
-from tcomp.schedules.lower import lower
-from tcomp.schedules.primitives import edit
+from tcomp.schedules.lowering import lower
+from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule, replay
+from tests.schedules.dice import Hypothesis
+from tests.schedules.programs import Program, programs
+from tests.schedules.races import races
+from tests.schedules.random_schedules import draw_step
+from tests.schedules.running import expected, interpreted, native
 
 
 def nest_at(kernel: Kernel, loop: str) -> list[str]:
     """The loops that stand directly inside each other from `loop` inwards."""
-    names, s = [], edit.find_loop(kernel, loop)
+    names, s = [], editing.find_loop(kernel, loop)
     inner: Stmt = s
     while isinstance(inner, For):
         names.append(inner.var.name)
@@ -109,7 +109,7 @@ def test_partition_removes_the_guard_from_the_first_part() -> None:
     assert "if true {" in body(s)
     s.clean()
     assert "if" not in body(s) and nest_at(s.kernel, "C.i.i.t") == ["C.i.i.t", "C.j.t", "C.k.t"]
-    assert edit.find_loop(s.kernel, "C.i.i").extent == 4 and edit.find_loop(s.kernel, "C.i.i.t").extent == 2
+    assert editing.find_loop(s.kernel, "C.i.i").extent == 4 and editing.find_loop(s.kernel, "C.i.i.t").extent == 2
 
 
 def test_fuse_and_reorder() -> None:

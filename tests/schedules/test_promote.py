@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from fuzzing import check
 
 from tcomp.errors import ScheduleError
 from tcomp.ir.loops import Accumulate, Allocate, walk
-from tcomp.ir.parser import parse_kernel
+from tcomp.ir.text.parser import parse_kernel
 from tcomp.schedules import Schedule
+from tests.schedules.fuzzing import check
 
 IN_PLACE = """
     kernel update(A: float32[24, 24]) -> (A) {

@@ -7,16 +7,16 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from dice import Seeded
-from programs import Program
-from running import expected, native
-from shaped import FOLDS, check, kernel, unchanged
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import te
 from tcomp.ir.expr import Dim
 from tcomp.ir.loops import If, walk
 from tcomp.schedules import Schedule
+from tests.schedules.dice import Seeded
+from tests.schedules.programs import Program
+from tests.schedules.running import expected, native
+from tests.schedules.shaped import FOLDS, check, kernel, unchanged
 
 
 def matmul(n: Dim = 6, m: Dim = 5, depth: Dim = 7) -> Schedule:

@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from textwrap import dedent
 
 import pytest
-from subject import Subject
-from witness import flaw, history
 
 from tcomp.ir import te
 from tcomp.ir.expr import Expr
-from tcomp.ir.parser import parse_kernel
+from tcomp.ir.text.parser import parse_kernel
 from tcomp.schedules import Schedule, ScheduleError
-from tcomp.schedules.legality import Witness
+from tcomp.schedules.analysis.legality import Witness
 from tcomp.schedules.schedule import replay
+from tests.schedules.subject import Subject
+from tests.schedules.witness import flaw, history
 
 PROGRAMS = {
     "recurrence": """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fuzzing import check
+from tests.schedules.fuzzing import check
 
 # ---------------------------------------------------------------- triangular loops
 

@@ -14,7 +14,7 @@ from tcomp.errors import IRError, ScheduleError
 from tcomp.ir.expr import dim
 from tcomp.ir.loops import For, walk
 from tcomp.schedules import Schedule
-from tcomp.schedules.lower import lower
+from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import PRIMITIVES, kernel_of
 
 

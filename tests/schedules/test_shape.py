@@ -7,12 +7,12 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
-from dice import Seeded
-from shaped import SHAPES, check, kernel, unchanged
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import te
 from tcomp.schedules import Schedule
+from tests.schedules.dice import Seeded
+from tests.schedules.shaped import SHAPES, check, kernel, unchanged
 
 
 @pytest.mark.parametrize("part", range(4))

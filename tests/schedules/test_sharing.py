@@ -4,16 +4,16 @@ columns otherwise."""
 from __future__ import annotations
 
 import pytest
-from programs import Program
-from running import expected, interpreted, native
 
 from tcomp.ir import te
 from tcomp.ir.loops import PARALLEL, For, Kernel, walk
-from tcomp.schedules.cpu import schedule
+from tcomp.schedules.cpu.default import schedule
 from tcomp.schedules.knobs import Knobs
-from tcomp.schedules.lower import lower
+from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import Target
+from tests.schedules.programs import Program
+from tests.schedules.running import expected, interpreted, native
 
 
 def product(m: int, k: int, n: int) -> Program:

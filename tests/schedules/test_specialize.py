@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from fuzzing import check
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import Program
-from running import expected, interpreted, native
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir import te
 from tcomp.ir.loops import For, If, expressions, walk
-from tcomp.ir.parser import parse_kernel
+from tcomp.ir.text.parser import parse_kernel
 from tcomp.schedules import Schedule
+from tests.schedules.fuzzing import check
+from tests.schedules.programs import Program
+from tests.schedules.running import expected, interpreted, native
 
 TILES = """
     kernel tiles<n{1..}>(A: float32[n, 10], y: float32[n, 10]) -> (y) {

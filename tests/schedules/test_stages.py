@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from dice import Hypothesis
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipelines import staged
-from stepwise import accepted, refused, walked
-from together import run_native
 
 from tcomp.ir import te
 from tcomp.schedules.schedule import Schedule
+from tests.schedules.dice import Hypothesis
+from tests.schedules.pipelines import staged
+from tests.schedules.stepwise import accepted, refused, walked
+from tests.schedules.together import run_native
 
 MOVES = ("inline", "compute_at", "compute_at", "reverse_compute_at", "reverse_compute_at")
 SHAPES = ("split", "reorder", "fuse", "partition", "set_kind", "cache_read", "cache_write", "relayout")

@@ -6,25 +6,25 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
-import pipelines as random_pipelines
 import pytest
-from dice import Seeded
-from jit import HOST
-from programs import Program
-from running import expected, interpreted, native
-from subject import compare
-from subject import interpreted as run
 
 from tcomp.ir import expr as E
 from tcomp.ir import te
 from tcomp.ir.expr import Dim, Expr, as_dim, dim
 from tcomp.ir.loops import PARALLEL, STACK_LIMIT, VECTORIZED, Allocate, For, Kernel, Store, walk
 from tcomp.ir.te import Tensor
-from tcomp.schedules import stencils
-from tcomp.schedules.cpu import schedule
-from tcomp.schedules.lower import lower
+from tcomp.schedules.cpu import stencils
+from tcomp.schedules.cpu.default import schedule
+from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import Schedule, replay
 from tcomp.target import Target
+from tests.codegen.jit import HOST
+from tests.schedules import pipelines as random_pipelines
+from tests.schedules.dice import Seeded
+from tests.schedules.programs import Program
+from tests.schedules.running import expected, interpreted, native
+from tests.schedules.subject import compare
+from tests.schedules.subject import interpreted as run
 
 HASWELL = Target.parse("cpu -march=x86_64 -mcpu=haswell -cores=2")
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from dice import Hypothesis
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stepwise import accepted, refused, walked
-from together import run_native
 
 from tcomp.ir.layout import Layout
-from tcomp.ir.parser import parse_kernel
+from tcomp.ir.text.parser import parse_kernel
 from tcomp.schedules.schedule import Schedule, replay
 from tcomp.schedules.trace import Trace
+from tests.schedules.dice import Hypothesis
+from tests.schedules.stepwise import accepted, refused, walked
+from tests.schedules.together import run_native
 
 COPIES = ("cache_read", "cache_read", "cache_write", "relayout", "relayout", "set_scope")
 SHAPES = ("split", "reorder", "fuse", "partition", "set_kind", "compute_at")

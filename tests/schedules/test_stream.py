@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from jit import HOST, compile_kernel
-from programs import Program
-from running import expected, interpreted, native
 
-from tcomp.codegen.llvm import emit_kernel
+from tcomp.codegen.llvm.kernel import emit_kernel
 from tcomp.errors import ScheduleError
 from tcomp.ir import te
 from tcomp.ir.loops import Kernel, Store, walk
-from tcomp.ir.parser import parse_kernel
-from tcomp.schedules import Schedule, cpu
-from tcomp.schedules.cost import estimate
-from tcomp.schedules.lower import lower
+from tcomp.ir.text.parser import parse_kernel
+from tcomp.schedules import Schedule
+from tcomp.schedules.cost.cpu import estimate
+from tcomp.schedules.cpu import default as cpu
+from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import replay
 from tcomp.target import Target
+from tests.codegen.jit import HOST, compile_kernel
+from tests.schedules.programs import Program
+from tests.schedules.running import expected, interpreted, native
 
 SKYLAKE = Target.parse("cpu -march=x86_64 -mcpu=skylake-avx512 -l2=1M -l3=32M")
 

@@ -6,16 +6,16 @@ from textwrap import dedent
 
 import numpy as np
 import pytest
-from programs import Program
-from running import expected, native
-from shaped import kernel, unchanged
-from subject import Subject, interpreted
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import te
 from tcomp.ir.loops import If, walk
 from tcomp.schedules import Schedule
-from tcomp.schedules.primitives.shape import TAILS
+from tcomp.schedules.primitives.loop_structure import TAILS
+from tests.schedules.programs import Program
+from tests.schedules.running import expected, native
+from tests.schedules.shaped import kernel, unchanged
+from tests.schedules.subject import Subject, interpreted
 
 
 def matmul(n: te.Expr | int, m: int, depth: te.Expr | int) -> Program:

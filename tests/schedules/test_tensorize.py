@@ -9,21 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jit import HOST, compile_kernel
 
-from tcomp.codegen.llvm import emit_kernel
-from tcomp.codegen.native import assembly, spill_count
+from tcomp.codegen.llvm.kernel import emit_kernel
+from tcomp.codegen.llvm.machine_code import assembly, spill_count
 from tcomp.errors import IRError, ScheduleError
 from tcomp.ir import te
 from tcomp.ir.expr import Expr, as_dim
 from tcomp.ir.instruction import Instruction, Operand, VectorOp, match
+from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Accumulate, Buffer, Call, Kernel, block, loop, store, walk
-from tcomp.ir.loops_eval import run_kernel
-from tcomp.ir.parser import parse_kernel
+from tcomp.ir.text.parser import parse_kernel
 from tcomp.ir.verify import verify_kernel
 from tcomp.schedules import Schedule
 from tcomp.schedules.instructions import fma_tile, isa_of, mma, mma_fill, named, text_of, vpdpbusd
 from tcomp.target import Target
+from tests.codegen.jit import HOST, compile_kernel
 
 ISA = isa_of(HOST)
 LANES = fma_tile(1, 1, 1, ISA).result.shape[1]

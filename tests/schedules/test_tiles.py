@@ -6,10 +6,10 @@ import pytest
 
 from tcomp.ir import te
 from tcomp.ir.loops import UNROLLED
-from tcomp.schedules.cpu import schedule
+from tcomp.schedules.cost.register_tiles import Tile, choose_tile, depths, tiles
+from tcomp.schedules.cpu.default import schedule
 from tcomp.schedules.knobs import Knobs
-from tcomp.schedules.lower import lower
-from tcomp.schedules.tiles import Tile, choose_tile, depths, tiles
+from tcomp.schedules.lowering import lower
 from tcomp.target import Target
 
 SKYLAKE = Target.parse("cpu -march=x86_64 -mcpu=skylake-avx512")

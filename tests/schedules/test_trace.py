@@ -7,9 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from dice import Seeded
-from fuzzing import make
-from random_schedules import draw_step
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import te
@@ -19,6 +16,9 @@ from tcomp.schedules import trace as T
 from tcomp.schedules.proof import prove
 from tcomp.schedules.schedule import replay
 from tcomp.schedules.trace import Step, Trace
+from tests.schedules.dice import Seeded
+from tests.schedules.fuzzing import make
+from tests.schedules.random_schedules import draw_step
 
 
 def matmul(n: Any = 6) -> Schedule:

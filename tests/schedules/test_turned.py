@@ -7,16 +7,16 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jit import HOST
-from programs import Program
-from running import expected, interpreted, native
 
-from tcomp.codegen.llvm import emit_kernel
+from tcomp.codegen.llvm.kernel import emit_kernel
 from tcomp.ir import te
-from tcomp.schedules import cpu
-from tcomp.schedules.lower import lower
+from tcomp.schedules.cpu import default as cpu
+from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import Target
+from tests.codegen.jit import HOST
+from tests.schedules.programs import Program
+from tests.schedules.running import expected, interpreted, native
 
 SKYLAKE = Target.parse("cpu -march=x86_64 -mcpu=skylake-avx512")
 HASWELL = Target.parse("cpu -march=x86_64 -mcpu=haswell")

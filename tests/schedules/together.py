@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from jit import HOST, engine
-from running import POOL
-from subject import Failure, Subject, compare
 
-from tcomp.codegen.llvm import KernelModule
-from tcomp.codegen.native import compile_ir
+from tcomp.codegen.llvm.kernel import KernelModule
+from tcomp.codegen.llvm.machine_code import compile_ir
 from tcomp.errors import CodegenError
 from tcomp.ir.dtypes import to_numpy
 from tcomp.ir.expr import as_expr, evaluate_int
 from tcomp.ir.loops import GPU_AXES, SERIAL, Allocate, Buffer, For, Kernel, Stmt, hoist_temporaries
-from tcomp.schedules.primitives.edit import rebuild, swap_buffer
+from tcomp.schedules.primitives.editing import rebuild, swap_buffer
+from tests.codegen.jit import HOST, engine
+from tests.schedules.running import POOL
+from tests.schedules.subject import Failure, Subject, compare
 
 GUARD = 128  # bytes on both sides of an array
 Case = tuple[Subject, Kernel]  # the kernel as scheduled

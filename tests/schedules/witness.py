@@ -15,10 +15,10 @@ import islpy as isl
 import numpy as np
 
 from tcomp.ir.expr import Expr
+from tcomp.ir.interpreters.loops import _Memory, _Program
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, If, Kernel, Stmt, Store
-from tcomp.ir.loops_eval import _Memory, _Program
-from tcomp.ir.polyhedral import Model, model
-from tcomp.schedules.legality import Dependence, Iteration, Witness, dependences
+from tcomp.ir.polyhedral.model import Model, model
+from tcomp.schedules.analysis.legality import Dependence, Iteration, Witness, dependences
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from tcomp.ir import te
 from tcomp.ir.dtypes import is_float, itemsize, to_numpy
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
 from tcomp.ir.graph import Graph, GraphBuilder, Node, Operator, Value, application, made
-from tcomp.ir.te_eval import evaluate
+from tcomp.ir.interpreters.te import evaluate
 from tcomp.ops.shapes import DIMS
 
 FOLD_LIMIT = 4096  # elements: constants up to this size are computed while importing; larger ones are left to the passes

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tcomp.frontends.onnx import (  # fmt: skip
+from tcomp.frontends.onnx.context import Handler, Versions
+from tcomp.frontends.onnx.handlers import (
     control,
     elementwise,
     image,
@@ -17,7 +18,6 @@ from tcomp.frontends.onnx import (  # fmt: skip
     shape,
     signal,
 )
-from tcomp.frontends.onnx.context import Handler, Versions
 
 FAMILIES: tuple[dict[str, Versions], ...] = (
     control.TABLE, elementwise.TABLE, image.TABLE, indexing.TABLE, loss.TABLE, matmul.TABLE, movement.TABLE, nn.TABLE,

@@ -15,7 +15,7 @@ from typing import Any
 import islpy as isl
 
 from tcomp.ir.loops import Block, For, If, Stmt
-from tcomp.ir.polyhedral import FOLD, Instance, Model, map_of
+from tcomp.ir.polyhedral.model import FOLD, Instance, Model, map_of
 from tcomp.schedules.polyhedral.plan import axis
 from tcomp.schedules.polyhedral.trees import NODE, holds, member
 from tcomp.schedules.schedule import Schedule

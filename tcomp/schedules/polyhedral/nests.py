@@ -12,10 +12,10 @@ from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Expr
 from tcomp.ir.loops import SERIAL, UNROLLED, Accumulate, Store
-from tcomp.ir.polyhedral import Instance, map_of
+from tcomp.ir.polyhedral.model import Instance, map_of
+from tcomp.schedules.analysis.access_patterns import coefficient, linear_index
+from tcomp.schedules.cost.register_tiles import choose_tile
 from tcomp.schedules.polyhedral.plan import JAM, Axis, Loop, Plan, enough
-from tcomp.schedules.roles import coefficient, linear_index
-from tcomp.schedules.tiles import choose_tile
 from tcomp.target import Target
 
 LANE_COST: dict[int | None, float] = {0: 0.2, 1: 1.0, -1: 2.0}  # of an access by the distance between lanes, in elements

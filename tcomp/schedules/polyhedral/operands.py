@@ -9,9 +9,9 @@ from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Expr
 from tcomp.ir.loops import Accumulate, Buffer, Kernel, Store, expressions, walk
-from tcomp.ir.polyhedral import Instance, model
+from tcomp.ir.polyhedral.model import Instance, model
+from tcomp.schedules.analysis.access_patterns import extent_of
 from tcomp.schedules.primitives.storage import computed_from
-from tcomp.schedules.roles import extent_of
 from tcomp.schedules.schedule import Schedule
 
 REUSE = 16  # times that an element is read for which it is copied first

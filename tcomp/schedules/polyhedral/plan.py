@@ -9,8 +9,8 @@ from math import prod
 import islpy as isl
 
 from tcomp.ir.loops import SERIAL
-from tcomp.ir.polyhedral import Instance
-from tcomp.schedules.roles import extent_of
+from tcomp.ir.polyhedral.model import Instance
+from tcomp.schedules.analysis.access_patterns import extent_of
 
 WORK = 1 << 14  # instances below which threads cost more than they save
 UNKNOWN = 512  # iterations of a loop of symbolic extent

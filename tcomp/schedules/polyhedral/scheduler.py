@@ -9,15 +9,15 @@ import islpy as isl
 
 from tcomp.errors import ScheduleError
 from tcomp.ir.loops import Accumulate, Kernel, Store
-from tcomp.ir.polyhedral import TooHard, model
+from tcomp.ir.polyhedral.model import TooHard, model
+from tcomp.schedules.analysis.access_patterns import extent_of
+from tcomp.schedules.cost.roofline import statements
 from tcomp.schedules.polyhedral.bands import Planner
 from tcomp.schedules.polyhedral.blocks import in_blocks
 from tcomp.schedules.polyhedral.operands import pack
 from tcomp.schedules.polyhedral.plan import enough
 from tcomp.schedules.polyhedral.shaping import shape
-from tcomp.schedules.roles import extent_of
 from tcomp.schedules.schedule import Schedule
-from tcomp.schedules.work import statements
 from tcomp.target import Target
 
 

@@ -8,10 +8,10 @@ from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.loops import UNROLLED, Accumulate, Buffer, For, Stmt, Store, expressions, walk
 from tcomp.ir.simplify import linear
+from tcomp.schedules.analysis.access_patterns import linear_index
+from tcomp.schedules.cpu.lanes_and_threads import lanes_of
 from tcomp.schedules.polyhedral.plan import Loop, Plan
-from tcomp.schedules.roles import linear_index
 from tcomp.schedules.schedule import Schedule
-from tcomp.schedules.shaping import lanes_of
 from tcomp.target import Target
 
 LONG = 8  # vectors of a loop for which one more, to align the others, is cheap

@@ -6,7 +6,7 @@ from typing import Any
 
 import islpy as isl
 
-from tcomp.ir.polyhedral import FOLD, READ, WRITE, Instance, Model
+from tcomp.ir.polyhedral.model import FOLD, READ, WRITE, Instance, Model
 
 NEAR = 4  # constants in dependences that may matter to a schedule; larger ones are sizes
 NODE = isl.schedule_node_type

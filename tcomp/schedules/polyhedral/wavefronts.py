@@ -9,10 +9,10 @@ import islpy as isl
 
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.loops import SERIAL, Buffer
-from tcomp.ir.polyhedral import map_of
+from tcomp.ir.polyhedral.model import map_of
+from tcomp.schedules.analysis.access_patterns import extent_of
 from tcomp.schedules.polyhedral.plan import Loop, Plan, axis, enough
 from tcomp.schedules.polyhedral.trees import component
-from tcomp.schedules.roles import extent_of
 from tcomp.target import Target
 
 

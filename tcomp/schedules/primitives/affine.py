@@ -11,11 +11,11 @@ from tcomp.ir import expr as E
 from tcomp.ir.expr import as_dim, as_expr, loop_var
 from tcomp.ir.loops import SERIAL, Accumulate, Buffer, Call, For, If, Kernel, Stmt, Store, expressions, walk
 from tcomp.ir.names import unused
-from tcomp.ir.polyhedral import Instance, Model, Relation, TooHard, limited, map_of, model
-from tcomp.ir.scanning import PLACE, scan
+from tcomp.ir.polyhedral.model import Instance, Model, Relation, TooHard, limited, map_of, model
+from tcomp.ir.polyhedral.scanning import PLACE, scan
 from tcomp.ir.simplify import simplify
-from tcomp.schedules.legality import Conflict, Dependence, conflict_of, dependences, violated
-from tcomp.schedules.primitives.edit import (
+from tcomp.schedules.analysis.legality import Conflict, Dependence, conflict_of, dependences, violated
+from tcomp.schedules.primitives.editing import (
     buffer_names,
     find_loop,
     guard,

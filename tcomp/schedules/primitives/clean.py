@@ -23,7 +23,7 @@ from tcomp.ir.loops import (
     with_children,
 )
 from tcomp.ir.simplify import simplify
-from tcomp.schedules.primitives.edit import rebind, touches
+from tcomp.schedules.primitives.editing import rebind, touches
 
 
 def clean(kernel: Kernel) -> Kernel:

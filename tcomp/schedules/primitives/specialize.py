@@ -8,7 +8,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.expr import INDEX, Expr, as_expr
 from tcomp.ir.loops import For, If, Kernel, Stmt, expressions, walk
 from tcomp.ir.simplify import difference, linear, simplify
-from tcomp.schedules.primitives.edit import find_loop, nesting, rebind, rebuild, refuse, rename_inner, replace_loop
+from tcomp.schedules.primitives.editing import find_loop, nesting, rebind, rebuild, refuse, rename_inner, replace_loop
 
 TRUE = E.const(True, "bool")
 

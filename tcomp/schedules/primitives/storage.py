@@ -10,9 +10,10 @@ from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, Expr, as_expr
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Allocate, Buffer, For, Kernel, Stmt, Store, block, expressions, map_expressions, over, walk
-from tcomp.ir.parser import parse_layout
 from tcomp.ir.simplify import prove, simplify
-from tcomp.schedules.primitives.edit import (
+from tcomp.ir.text.parser import parse_layout
+from tcomp.schedules.analysis.regions import accesses, region
+from tcomp.schedules.primitives.editing import (
     find_buffer,
     find_loop,
     fresh,
@@ -25,8 +26,16 @@ from tcomp.schedules.primitives.edit import (
     swap_buffer,
     temporary,
 )
-from tcomp.schedules.primitives.sites import bounds_loops, check_no_race, check_shared_memory, path, scope_of, sequence, stores_all, writes
-from tcomp.schedules.regions import accesses, region
+from tcomp.schedules.primitives.insertion_points import (
+    bounds_loops,
+    check_no_race,
+    check_shared_memory,
+    path,
+    scope_of,
+    sequence,
+    stores_all,
+    writes,
+)
 
 
 def cache_write(kernel: Kernel, stage: str, name: str, layout: str | None = None) -> Kernel:

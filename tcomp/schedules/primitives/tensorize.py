@@ -6,7 +6,7 @@ from tcomp.errors import IRError, ScheduleError
 from tcomp.ir.instruction import match
 from tcomp.ir.loops import Call, Kernel, walk
 from tcomp.schedules.instructions import named
-from tcomp.schedules.primitives.edit import find_loop, refuse, replace_loop
+from tcomp.schedules.primitives.editing import find_loop, refuse, replace_loop
 
 
 def tensorize(kernel: Kernel, loop: str, instruction: str, reassociate: bool = False) -> Kernel:

@@ -10,7 +10,7 @@ from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import Expr
 from tcomp.ir.loops import Accumulate, Allocate, For, If, Kernel, Stmt, children, expressions, places, walk
 from tcomp.ir.simplify import prove, simplify
-from tcomp.schedules.primitives.edit import find_loop, guard, refuse, replace_loop
+from tcomp.schedules.primitives.editing import find_loop, guard, refuse, replace_loop
 
 
 def unguard(kernel: Kernel, loop: str) -> Kernel:

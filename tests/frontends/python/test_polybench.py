@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from three_ways import check, plain
 
 from benchmarks.polybench import BENCHMARKS
 from benchmarks.polybench.suite import Arrays
+from tests.frontends.python.three_ways import check, plain
 
 ALPHA, BETA = 1.5, 1.2
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from three_ways import plain
 
 from benchmarks.polybench import BENCHMARKS
 from benchmarks.polybench.c import c_text
 from benchmarks.polybench.contenders import GCC, aligned, compiled_c, contender
 from benchmarks.polybench.measure import deviation
 from tcomp.errors import CodegenError
+from tests.frontends.python.three_ways import plain
 
 VARIED = ("adi", "deriche", "doitgen", "durbin", "floyd-warshall", "ludcmp", "nussinov")
 

@@ -7,13 +7,13 @@ from math import sqrt
 
 import numpy as np
 import pytest
-from three_ways import check
 
 import tcomp
 from tcomp.frontends.python import program
 from tcomp.ir.loops import Accumulate, Allocate, For, Kernel, Store, While, walk
-from tcomp.ir.parser import parse_kernel
+from tcomp.ir.text.parser import parse_kernel
 from tcomp.schedules import Schedule
+from tests.frontends.python.three_ways import check
 
 SIZE = 7
 rng = np.random.default_rng(0)

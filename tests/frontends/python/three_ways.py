@@ -10,8 +10,8 @@ import numpy as np
 import tcomp
 from tcomp.frontends.python import Program
 from tcomp.ir.dims import bind_dims
+from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Kernel
-from tcomp.ir.loops_eval import run_kernel
 from tcomp.ir.verify import verify_kernel
 
 Arrays = dict[str, np.ndarray]

@@ -1,0 +1,148 @@
+"""The building process: decisions -> loops -> a shared object, or a launch plan with machine code for a GPU. Run as a program, it is a child (see `children.py`)."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import astuple, replace
+from math import prod
+from typing import Any
+
+from tcomp.autotune.features import Made
+from tcomp.autotune.measurement.processes import Answer, reason_of, serve
+from tcomp.autotune.space import Candidate, realise
+from tcomp.autotune.tasks import Argument, Program, Task, task_from_json
+from tcomp.codegen import elf
+from tcomp.codegen.cuda.launch_plan import call_code
+from tcomp.codegen.llvm import thread_pool
+from tcomp.codegen.llvm.kernel import emit_kernel
+from tcomp.codegen.llvm.machine_code import compile_ir
+from tcomp.errors import CodegenError, ScheduleError, TargetError
+from tcomp.ir.expr import Expr, as_dim, as_expr, dim, evaluate_int, variables
+from tcomp.ir.layout import LINE
+from tcomp.ir.loops import PARALLEL, VECTORIZED, Accumulate, Buffer, For, Kernel, Stmt, children, hoist_temporaries, loop, store
+from tcomp.ir.text.parser import parse_kernel
+from tcomp.kernels import buffer_size
+from tcomp.schedules.knobs import Decisions, decode, encode
+from tcomp.target import Target
+
+_KEPT = 64  # candidates whose loops may be asked for again
+
+
+def order(task: Task, decisions: Decisions) -> Answer:
+    """What to ask a builder for, to get machine code: the decisions or, where only this process has the schedule function, the loops that
+    it makes of them. Raises what the schedule function raises."""
+    if not local(task):
+        return {**wish(task, decisions), "do": "build"}
+    made = realise(task, decisions)
+    return {"do": "build loops", "target": task.target, "dims": task.dims, "loops": str(made.schedule.kernel), "source": str(made.schedule.source),
+            "arguments": [_plain(a) for a in made.arguments]}  # fmt: skip
+
+
+def wish(task: Task, decisions: Decisions) -> Answer:
+    """What to ask a builder for, to hear what a candidate is (`Made`), if this process alone could not make it."""
+    return {"do": "make", "task": json.dumps(task.to_json()), "decisions": encode(decisions)}
+
+
+def local(task: Task) -> bool:
+    """Whether only this process has the schedule function."""
+    return isinstance(task, Program) and not task.portable
+
+
+def handle(request: Answer) -> Answer:
+    """Answer one request: for the ground of a target (see `ground`), or for a candidate (see `wish` and `order`)."""
+    try:
+        match request["do"]:
+            case "ground":
+                made = ground(Target.parse(request["target"]), request["threads"], request["room"])
+                return {"status": "ok", "ground": base64.b64encode(made).decode()}
+            case "build loops":
+                loops, source = parse_kernel(request["loops"]), parse_kernel(request["source"])
+                return built(loops, source, request["arguments"], dict(request["dims"]), Target.parse(request["target"]))
+            case "make":
+                return {"status": "ok", "made": Made.of(_candidate(request["task"], request["decisions"])).to_json()}
+        candidate = _candidate(request["task"], request["decisions"])
+        s, task = candidate.schedule, candidate.task
+        return built(s.kernel, s.source, [_plain(a) for a in candidate.arguments], dict(task.dims), task.machine)
+    except ScheduleError as error:
+        return {"status": "refused", "reason": reason_of(error)}
+    except (CodegenError, TargetError) as error:
+        return {"status": "build", "reason": reason_of(error)}
+
+
+_made: dict[tuple[str, str], Candidate] = {}  # by task and decisions: what was made is often asked for again, to be built
+
+
+def _candidate(task: str, decisions: str) -> Candidate:
+    if (task, decisions) in _made:
+        return _made[task, decisions]
+    found = realise(_task(task), decode(decisions))
+    _made[task, encode(found.decisions)] = found
+    if len(_made) > _KEPT:
+        del _made[next(iter(_made))]
+    return found
+
+
+@functools.lru_cache(maxsize=4)
+def _task(text: str) -> Task:
+    return task_from_json(json.loads(text))
+
+
+def built(kernel: Kernel, source: Kernel, arguments: list[list[Any]], dims: Mapping[str, int], target: Target) -> Answer:
+    """The machine code of scheduled loops with what it takes to run it, for the measuring process (`worker.Built`)."""
+    extended, temporaries = hoist_temporaries(replace(kernel, name="kernel"))
+    sizes = {v: dims[v.name] for v in extended.scalars}
+    if target.kind == "cuda":
+        code = call_code(extended, sizes, target)
+    else:
+        code = elf.link([compile_ir(emit_kernel(extended, target), target)], ["kernel"])
+    return {
+        "status": "ok",
+        "code": base64.b64encode(code).decode(),
+        "arguments": arguments,
+        "temporaries": [evaluate_int(buffer_size(b), sizes) for b in temporaries],
+        "scalars": [sizes[v] for v in extended.scalars],
+        "fold": _fold(source.body, {v: dims[v.name] for v in source.scalars}),
+    }
+
+
+def ground(target: Target, threads: int, room: int) -> bytes:
+    """A shared object with a thread pool and two functions in which its threads share a buffer: `flush` stores to `room` bytes, `touch` reads
+    so many lines of the cache for each thread, and sums them up in another buffer."""
+    lanes, count = LINE // 4, dim("count")
+    other, array = (Buffer(name, "int32", (threads, n, lanes)) for name, n in (("other", room // 4 // threads // lanes), ("array", count)))
+    sums = Buffer("sums", "int32", (threads, lanes))
+
+    def walk(buffer: Buffer, body: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
+        def row(t: Expr) -> Stmt:
+            return loop("i", buffer.shape[1], lambda i: loop("v", lanes, lambda v: body(t, i, v), VECTORIZED))
+
+        return loop("t", threads, row, PARALLEL)
+
+    store_all = walk(other, lambda t, i, v: store(other, [t, i, v], other[t, i, v] + 1))
+    read_all = walk(array, lambda t, i, v: store(sums, [t, v], sums[t, v] + array[t, i, v]))
+    kernels = [Kernel("flush", (other,), (other,), (), store_all), Kernel("touch", (array, sums), (sums,), (count,), read_all)]
+    objects = [compile_ir(emit_kernel(k, target), target) for k in kernels] + [compile_ir(thread_pool.pool_ir(target.triple), target)]
+    return elf.link(objects, ["flush", "touch", *thread_pool.EXPORTS], imports=thread_pool.IMPORTS)
+
+
+def _plain(a: Argument) -> list[Any]:
+    """As JSON: the fields, a layout as the fields of its pieces."""
+    layout = a.layout
+    return [a.name, a.dtype, a.shape, layout and [astuple(p) for p in layout.pieces], a.given, a.written, a.constant, a.below]
+
+
+def _fold(stmt: Stmt, sizes: Mapping[Expr, int], around: tuple[For, ...] = ()) -> int:
+    """How many elements are accumulated into one, at most; an extent that is not constant counts by its sizes, others as one."""
+    if isinstance(stmt, Accumulate):
+        used = set(variables(*stmt.indices))
+        extents = [as_expr(x.extent) for x in around if x.var not in used]
+        return prod(evaluate_int(as_dim(e), sizes) for e in extents if set(variables(e)) <= sizes.keys())
+    inside = (*around, stmt) if isinstance(stmt, For) else around
+    return max((_fold(child, sizes, inside) for child in children(stmt)), default=1)
+
+
+if __name__ == "__main__":
+    serve(handle)

@@ -1,0 +1,138 @@
+"""The measuring process for GPUs: the loop of `worker`, with the memory and the clock of a device (CuPy). Run as a program, it is a child.
+
+A run is timed between two events of its own, after the second-level cache was filled with other data. Kernels take microseconds, as long as
+the clock of events ticks: so short ones run several times, all that queued at once, so that the device waits for nobody, and the mean counts.
+(Many launches between two events would find their weights in the cache, and one that works in place what it made itself.)
+
+An error of the device may be one after which CUDA refuses this process all further work: it ends, and says why.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache, partial
+from math import prod
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from tcomp.autotune.measurement.processes import Answer, reason_of, serve
+from tcomp.autotune.measurement.worker import GUARD, Array, Built, answering
+from tcomp.errors import DeviceError
+from tcomp.runtime.cuda import CupyDevice
+from tcomp.runtime.plan import Plan
+
+_REPEATS, _LONG = 16, 200e-6  # runs of one measurement, and seconds that they take together, about, if one does not take longer
+
+
+@dataclass(frozen=True)
+class _There:
+    """An array on the device: a part of `memory`."""
+
+    memory: Any
+    address: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@cache
+def _device() -> CupyDevice:
+    return CupyDevice()
+
+
+class _Gpu:
+    """The device and, in `room` bytes of it, the other data of a model."""
+
+    def __init__(self, threads: int, ground: str, room: int) -> None:
+        self._device, self._room = _device(), room
+        self._other = self.array((room,), np.dtype(np.uint8), [])
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], guards: list[Any]) -> _There:
+        size, device, byte = prod(shape) * dtype.itemsize, self._device, np.dtype(np.uint8)
+        memory = device.allocate(size + 2 * GUARD)  # not guarded: CuPy raises a `MemoryError`
+        start = device.address(memory)
+        with device.guarded():
+            device.fill(start, size + 2 * GUARD)
+        guards += (_There(memory, at, (GUARD,), byte) for at in (start, start + GUARD + size))
+        return _There(memory, start + GUARD, shape, dtype)
+
+    def put(self, content: Array) -> _There:
+        made = self.array(content.shape, content.dtype, [])
+        with self._device.guarded():
+            self._device.upload(made.address, np.ascontiguousarray(content))
+            self._device.synchronize()
+        return made
+
+    def get(self, array: _There) -> Array:
+        found = np.empty(array.shape, array.dtype)
+        with self._device.guarded():
+            if found.nbytes:
+                self._device.download(found, array.address)
+            self._device.synchronize()
+        return found
+
+    def load(self, built: Built, arrays: Sequence[_There], cleanup: ExitStack) -> Callable[[], object]:
+        plan, functions = Plan(base64.b64decode(built["code"]), 0, len(arrays), 0), {}
+        with self._device.guarded():
+            for kernel in plan.kernels.values():
+                functions.update(self._device.load(kernel))
+                cleanup.callback(self._unload)
+        return partial(plan.execute, self._device, functions, [], {("input", n): a.address for n, a in enumerate(arrays)})
+
+    def _unload(self) -> None:
+        with self._device.guarded():  # after an error, this is one as well
+            self._device.unload()
+
+    def seconds(self, run: Callable[[], object], renewed: Sequence[tuple[_There, _There]], near: Sequence[_There]) -> float:
+        with self._device.guarded():
+            (first,) = self._times(1, run, renewed, near)
+            more = min(_REPEATS, int(_LONG / max(first, 1e-9)))
+            return fmean(self._times(more, run, renewed, near)) if more > 1 else first
+
+    def _times(
+        self, count: int, run: Callable[[], object], renewed: Sequence[tuple[_There, _There]], near: Sequence[_There]
+    ) -> list[float]:
+        device, times = self._device, []
+        for _ in range(count):
+            for array, content in renewed:
+                self._copy(array, content)
+            device.fill(self._other.address, self._room)
+            for array in near:
+                self._copy(self._other, array)
+            mark = device.stopwatch()
+            run()
+            times.append(mark())
+        device.synchronize()
+        return [time() for time in times]
+
+    def _copy(self, target: _There, source: _There) -> None:
+        if size := min(target.nbytes, source.nbytes):
+            self._device.copy(target.address, source.address, size)
+
+    def read_back(self, results: Sequence[_There]) -> float:
+        """All stores of a GPU go through the cache that is read next."""
+        return 0.0
+
+
+def handle(request: Answer) -> Answer:
+    try:
+        return _answer(request)
+    except DeviceError as error:
+        print(reason_of(error), file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+_answer = answering(cache(_Gpu))
+
+if __name__ == "__main__":
+    serve(handle, _device)

@@ -1,0 +1,350 @@
+"""What is tuned: a program together with its space, which is a schedule function that asks knobs.
+
+    Workload    a KERNEL body of a compiled model; the layouts of its weights are decided together with the schedule of its loops
+    Program     loops of one's own, with the default schedule function or one's own
+    Algorithm   the way in which a model's convolutions of one size are computed, which no kernel alone can tell
+
+All are plain data, so that they can be stored, hashed and sent to other processes: `schedule(knobs)` makes the loops, `arguments`
+says what arrays these take, and for which sizes of symbolic dims they are measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any, ClassVar
+
+from tcomp.errors import InputError, ScheduleError
+from tcomp.ir import expr as E
+from tcomp.ir.expr import Dim, Expr, evaluate_int
+from tcomp.ir.graph import KERNEL, LOOP, Graph, Node
+from tcomp.ir.layout import Layout
+from tcomp.ir.loops import Accumulate, Buffer, Kernel, Store, expressions, walk
+from tcomp.ir.text.parser import parse_graph, parse_kernel
+from tcomp.ir.text.printer import canonical_graph_text
+from tcomp.ir.verify import verify_kernel
+from tcomp.kernels import build_loops, default_schedule, operand_layouts
+from tcomp.ops import OPERATORS
+from tcomp.passes.layout import relaid
+from tcomp.schedules.knobs import Knobs, Option
+from tcomp.schedules.schedule import Program as Source
+from tcomp.schedules.schedule import Schedule, kernel_of
+from tcomp.target import Target
+
+ScheduleFunction = Callable[[Schedule, Knobs], None]
+"""A space of one's own: shapes the loops by what it asks of the knobs. Deterministic, but for their answers."""
+
+_NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A buffer that a scheduled kernel takes, at the sizes at which it is measured.
+
+    `shape` is the logical one, `layout` where that is not row-major. `given`: it holds data at the start; `written`: it is a result;
+    `constant`: it is the same in every run of the model. `below`: its elements serve as indices, and are to be drawn from 0 to below that.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    layout: Layout | None
+    given: bool
+    written: bool
+    constant: bool
+    below: int | None
+
+
+class Task(ABC):
+    """What both kinds have in common."""
+
+    text: str
+    target: str
+    threads: int
+    dims: tuple[tuple[str, int], ...]
+
+    @property
+    @abstractmethod
+    def identity(self) -> tuple[str, ...]:
+        """What tells this program and space from others, beside text, target, threads and dims."""
+
+    @abstractmethod
+    def make(self, knobs: Knobs) -> tuple[Schedule, tuple[Argument, ...]]:
+        """The scheduled loops and the buffers that they take, in order, temporaries aside.
+
+        Raises `ScheduleError` where the decisions cannot be followed, `InputError` where a dim has no size.
+        """
+
+    def schedule(self, knobs: Knobs) -> Schedule:
+        """The scheduled loops. Raises as `make` does."""
+        return self.make(knobs)[0]
+
+    @abstractmethod
+    def to_json(self) -> dict[str, Any]:
+        """What `task_from_json` reads."""
+
+    @property
+    def machine(self) -> Target:
+        return _machine(self.target)
+
+    @property
+    def key(self) -> str:
+        """Equal for equal programs and spaces, measured at the same sizes on the same target with the same number of threads."""
+        return _digest(self.text, *self.identity, self.target, str(self.threads), *(f"{name}={size}" for name, size in self.dims))
+
+    @property
+    def structure(self) -> str:
+        """The key of all that differ from this one in sizes only; see `sizes`."""
+        return _digest(_NUMBER.sub("_", self.text), *self.identity, self.target)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The numbers in the text, in order, then those of the dims: as many for every task of one structure and dims."""
+        return (*(int(n) for n in _NUMBER.findall(self.text)), *(size for _, size in self.dims))
+
+    def sizes_of(self, variables: Sequence[Expr]) -> dict[Expr, int]:
+        """The sizes of symbolic dims. Raises `InputError` naming those that have none."""
+        given = dict(self.dims)
+        if missing := sorted({v.name for v in variables} - given.keys()):
+            raise InputError(f"the size {', '.join(missing)} is not known", hint="say at which one to measure: dims={'name': size}")
+        return {v: given[v.name] for v in variables}
+
+
+@dataclass(frozen=True)
+class Workload(Task):
+    """A KERNEL body: `text` is its canonical text, with those inputs row-major that are `constants` (their numbers)."""
+
+    text: str
+    constants: tuple[int, ...]
+    target: str
+    threads: int
+    dims: tuple[tuple[str, int], ...]
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        return ("kernel", *map(str, self.constants))
+
+    def layouts(self, knobs: Knobs) -> Mapping[int, Layout]:
+        """The layouts of constants, by number of the input, as decided."""
+        return operand_layouts(_graph(self.text), frozenset(self.constants), self.machine, knobs)
+
+    def body(self, layouts: Mapping[int, Layout]) -> Graph:
+        """The KERNEL body with its constants laid out so."""
+        body = _graph(self.text)
+        return relaid(body, [layouts.get(n, v.layout) for n, v in enumerate(body.inputs)], None) if layouts else body
+
+    def make(self, knobs: Knobs) -> tuple[Schedule, tuple[Argument, ...]]:
+        """Layouts are chosen before loops are scheduled, as in a compilation, where the decisions are asked for twice: a default of
+        the first time says nothing about the second, what differs from it holds for both."""
+        body = self.body(self.layouts(knobs))
+        settled = frozenset(knobs.asked)
+
+        def pick(name: str, options: Sequence[Option], default: Option) -> Option:
+            return default if name in settled else knobs.pick(name, options, default)
+
+        later = {name: value for name, value in knobs.given.items() if name not in settled}
+        inner = Knobs({**later, **knobs.decisions}, pick)
+        s = build_loops(body, "kernel", self.machine, inner)
+        knobs.asked.update((name, answer) for name, answer in inner.asked.items() if name not in settled)
+        return s, _arguments(s.source, self.sizes_of(body.dims()), {n: v.layout for n, v in enumerate((*body.inputs, *body.outputs))},
+                             [v.shape for v in (*body.inputs, *body.outputs)], self.constants)  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        return {"text": self.text, "constants": self.constants, "target": self.target, "threads": self.threads, "dims": self.dims}
+
+
+@dataclass(frozen=True)
+class Program(Task):
+    """Loops of one's own, printed as they are before any step. `space` names a schedule function as `module:name`; "" is the default
+    one. `function` is that function; one that other processes can find by its name (see `portable`) need not be kept."""
+
+    text: str
+    space: str
+    target: str
+    threads: int
+    dims: tuple[tuple[str, int], ...]
+    function: ScheduleFunction | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(
+        cls, source: Source, target: Target, threads: int, dims: Mapping[str, int] | None = None, schedule: ScheduleFunction | None = None
+    ) -> Program:
+        """Tensors or a kernel, as `Schedule` takes them, with a schedule function of one's own, if given."""
+        kernel = kernel_of(source)
+        names = {v.name for v in kernel.scalars}
+        space = "" if schedule is None else f"{schedule.__module__}:{schedule.__qualname__}"
+        made = cls(str(kernel), space, str(target), threads, tuple(sorted((n, d) for n, d in (dims or {}).items() if n in names)), schedule)
+        made.sizes_of(kernel.scalars)
+        return made
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        return "program", self.space
+
+    @property
+    def portable(self) -> bool:
+        """Whether another process finds the schedule function by importing the module that defines it."""
+        return self.function is None or (not self.space.startswith("__main__:") and _found(self.space) is self.function)
+
+    def make(self, knobs: Knobs) -> tuple[Schedule, tuple[Argument, ...]]:
+        kernel = _kernel(self.text)
+        if not self.space:
+            s = default_schedule(kernel, self.machine, knobs)
+        else:
+            function = self.function or _found(self.space)
+            if function is None:
+                raise ScheduleError(
+                    f"there is no schedule function `{self.space}`", hint="it was renamed, or its module cannot be imported here"
+                )
+            s = Schedule(kernel)
+            function(s, knobs)
+        return s, _arguments(kernel, self.sizes_of(kernel.scalars), {}, [b.shape for b in kernel.buffers])
+
+    def to_json(self) -> dict[str, Any]:
+        return {"text": self.text, "space": self.space, "target": self.target, "threads": self.threads, "dims": self.dims}
+
+
+@dataclass(frozen=True)
+class Algorithm(Task):
+    """Which algorithm convolutions or products of some sizes (`text`) take. Alternatives are judged in whole models, since they are several kernels, and
+    others around them change as well: there are no loops to make."""
+
+    text: str
+    target: str
+    threads: int
+    dims: tuple[tuple[str, int], ...] = ()
+
+    NAME: ClassVar[str] = "tile"  # of the decision: the edge of Winograd's tiles, or 1 for Strassen's algorithm; 0 for the direct sum
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        return ("algorithm",)
+
+    def make(self, knobs: Knobs) -> tuple[Schedule, tuple[Argument, ...]]:
+        raise ScheduleError(
+            f"there is no one kernel that is a {self.text}", hint="the kernels of a model that takes it are tasks themselves"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {"text": self.text, "target": self.target, "threads": self.threads, "dims": self.dims, "kind": "algorithm"}
+
+
+def task_from_json(record: Mapping[str, Any]) -> Workload | Program | Algorithm:
+    """The task that `to_json` wrote."""
+    dims = tuple((str(name), int(size)) for name, size in record["dims"])
+    text, target, threads = str(record["text"]), str(record["target"]), int(record["threads"])
+    if "kind" in record:
+        return Algorithm(text, target, threads, dims)
+    if "space" in record:
+        return Program(text, str(record["space"]), target, threads, dims)
+    return Workload(text, tuple(map(int, record["constants"])), target, threads, dims)
+
+
+# ---------------------------------------------------------------- the kernels of a model
+
+
+def workloads(graph: Graph, target: Target, threads: int, dims: Mapping[str, int] | None = None) -> list[tuple[Workload, int]]:
+    """The distinct kernels of a graph after `choose_layouts`, in order, each with how often a run calls it (branches count as taken).
+
+    `dims` are the sizes at which symbolic dims are measured. Raises `InputError` naming those it lacks.
+    """
+    found: dict[Workload, int] = {}
+    for node, constants, times in _kernels(graph, 1):
+        made = kernel_workload(node.bodies[0], constants, target, threads, dims)
+        found[made] = found.get(made, 0) + times
+    return list(found.items())
+
+
+def kernel_workload(
+    body: Graph, constants: frozenset[int], target: Target, threads: int, dims: Mapping[str, int] | None = None
+) -> Workload:
+    """The workload of one KERNEL body, those of its inputs being constants that have these numbers; their layouts do not matter."""
+    plain = relaid(body, [None if n in constants else v.layout for n, v in enumerate(body.inputs)], None)
+    names = {v.name for v in plain.dims()}
+    sizes = tuple(sorted((name, size) for name, size in (dims or {}).items() if name in names))
+    made = Workload(canonical_graph_text(plain), tuple(sorted(constants)), str(target), threads, sizes)
+    made.sizes_of(plain.dims())
+    return made
+
+
+def _kernels(graph: Graph, times: int) -> Iterator[tuple[Node, frozenset[int], int]]:
+    for node in graph.nodes:
+        if node.op is KERNEL:
+            yield node, frozenset(n for n, v in enumerate(node.inputs) if v in graph.constants), times
+        trips = node.attrs["trips"] if node.op is LOOP else 1
+        for body in node.bodies if node.op is not KERNEL else ():
+            yield from _kernels(body, times * (trips if isinstance(trips, int) else 1))
+
+
+# ---------------------------------------------------------------- parts
+
+
+@lru_cache(maxsize=64)
+def _graph(text: str) -> Graph:
+    return parse_graph(text, OPERATORS, {})
+
+
+@lru_cache(maxsize=64)
+def _kernel(text: str) -> Kernel:
+    kernel = parse_kernel(text)
+    verify_kernel(kernel)
+    return kernel
+
+
+@lru_cache(maxsize=16)
+def _machine(text: str) -> Target:
+    return Target.parse(text)
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _found(space: str) -> ScheduleFunction | None:
+    """The function that a name `module:name` stands for, here."""
+    module, _, path = space.partition(":")
+    try:
+        function: ScheduleFunction = attrgetter(path)(importlib.import_module(module))
+    except (ImportError, AttributeError):
+        return None
+    return function
+
+
+def _arguments(
+    kernel: Kernel, sizes: Mapping[Expr, int], layouts: Mapping[int, Layout | None], shapes: Sequence[Sequence[Dim]],
+    constants: Sequence[int] = (),
+) -> tuple[Argument, ...]:
+    """The buffers of a kernel as lowered. A result that the program reads, too, holds data at the start."""
+    below = _limits(kernel, sizes)
+    read = {r.attr for s in walk(kernel.body) for r in E.reads(*expressions(s))}
+    return tuple(
+        Argument(b.name, b.dtype, tuple(evaluate_int(d, sizes) for d in shape), layouts.get(n), b not in kernel.outputs or b in read,
+                 b in kernel.outputs, n in constants, below.get(b))
+        for n, (b, shape) in enumerate(zip(kernel.buffers, shapes, strict=True))
+    )  # fmt: skip
+
+
+def _limits(kernel: Kernel, sizes: Mapping[Expr, int]) -> dict[Buffer, int]:
+    """For each buffer whose elements serve as indices, directly or through others, the least extent that they index."""
+    found: dict[Buffer, int] = {}
+
+    def limit(buffer: Buffer, extent: int) -> bool:
+        tighter = extent < found.get(buffer, extent + 1)
+        found[buffer] = extent if tighter else found[buffer]
+        return tighter
+
+    stores = [s for s in walk(kernel.body) if isinstance(s, Store | Accumulate)]
+    accesses = [(r.attr, r.args) for s in walk(kernel.body) for r in E.reads(*expressions(s))] + [(s.buffer, s.indices) for s in stores]
+    for buffer, indices in accesses:
+        for index, extent in zip(indices, buffer.shape, strict=True):
+            for r in E.reads(index):
+                limit(r.attr, evaluate_int(extent, sizes))
+    while any(limit(r.attr, found[s.buffer]) for s in stores if s.buffer in found for r in E.reads(s.value)):
+        pass
+    return found

@@ -1,0 +1,1 @@
+"""The commands of `tcomp`, one a file."""

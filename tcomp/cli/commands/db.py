@@ -1,0 +1,155 @@
+"""`tcomp db`: look into databases of tuning records, and move records between them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tcomp.cli import output
+from tcomp.cli.files import check_file, check_writable
+from tcomp.cli.options import Json
+from tcomp.errors import InputError
+
+if TYPE_CHECKING:
+    from tcomp.autotune.database.store import Database, Record
+    from tcomp.autotune.tasks import Task
+
+DatabaseFile = Annotated[Path, typer.Argument(metavar="DATABASE", help="A file that `tcomp tune` made.", show_default=False)]
+
+
+def show(
+    database: DatabaseFile,
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="KEY", help="Show the records of this task (the start of its key).", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what was tuned: kernels, trials, the default schedule's time and the best one's."""
+    from tcomp.autotune.database.store import Database
+
+    check_file(database)
+    with Database(database, create=False) as entries:
+        if task is None:
+            _show_tasks(entries, as_json)
+        else:
+            _show_records(entries, task, as_json)
+
+
+def _show_tasks(entries: Database, as_json: bool) -> None:
+    rows = [_summary(entries, task) for task in entries.tasks()]
+    if as_json:
+        output.print_json({"tasks": rows})
+        return
+    cells = [
+        (r["key"][:12], r["task"], r["threads"], r["records"], r["failed"], *("-" if r[n] is None else output.seconds(r[n]) for n in ("default", "best")),
+         r["verdict"])
+        for r in rows
+    ]  # fmt: skip
+    output.table(
+        output.count(len(rows), "task"), ("key", "task", "threads>", "records>", "failed>", "default>", "best>", "in the model"), cells
+    )
+
+
+def _summary(entries: Database, task: Task) -> dict[str, Any]:
+    from tcomp.autotune.subject import title
+
+    records, verdicts, best = entries.records(task.key), entries.verdicts(task.key), entries.best(task.key)
+    verdict = "" if not verdicts else "kept" if verdicts[-1].kept else "rolled back"
+    default = next((r.cost for r in records if r.decisions == "{}" and r.ok), None)
+    row = {
+        "key": task.key,
+        "task": title(task),
+        "target": task.target,
+        "threads": task.threads,
+        "dims": dict(task.dims),
+        "records": len(records),
+    }
+    row |= {"failed": sum(not r.ok for r in records), "default": default, "best": None if best is None else best.cost}
+    return row | {"decisions": entries.choice(task.key), "verdict": verdict}
+
+
+def _show_records(entries: Database, start: str, as_json: bool) -> None:
+    from tcomp.schedules.trace import Trace
+
+    found = [task for task in entries.tasks() if task.key.startswith(start)]
+    if len(found) != 1:
+        raise InputError(f"{len(found)} tasks have keys that start with `{start}`", hint=f"tcomp db show {entries.path} lists them")
+    records, best = entries.records(found[0].key), entries.best(found[0].key)
+    if as_json:
+        output.print_json({**_summary(entries, found[0]), "text": found[0].text, "entries": [_record(r) for r in records]})
+        return
+    ranked = sorted(records, key=lambda r: (not r.ok, r.cost or 0.0))
+    cells = [(r.measurement.status, "-" if r.cost is None else output.seconds(r.cost), r.decisions, r.measurement.reason) for r in ranked]
+    output.table(_summary(entries, found[0])["task"], ("status", "time>", "decisions", "reason"), cells)
+    if best is not None and best.trace:
+        output.line()
+        output.line("the best one", "bold")
+        output.line(str(Trace.from_json(best.trace)))
+
+
+def _record(r: Record) -> dict[str, Any]:
+    m = r.measurement
+    record = {
+        "status": m.status,
+        "cost": r.cost,
+        "seconds": m.seconds,
+        "incumbent": m.incumbent,
+        "reason": m.reason,
+        "decisions": r.decisions,
+    }
+    return record | {"predicted": r.predicted, "environment": r.environment, "time": r.when}
+
+
+def export(
+    database: DatabaseFile,
+    out: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The file to write.", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Write all records as JSON lines, for another machine or another version."""
+    from tcomp.autotune.database.store import Database
+
+    check_file(database)
+    check_writable(out)
+    with Database(database, create=False) as entries:
+        _tell(f"wrote {out}", entries.export(out), as_json)
+
+
+def import_(
+    database: DatabaseFile,
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files that `tcomp db export` wrote.", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Enter records that were exported; those that are there already are passed over. A damaged file is refused as a whole."""
+    from tcomp.autotune.database.store import Database
+
+    for path in files:
+        check_file(path)
+    with Database(database) as entries:
+        _tell(f"{database} is up to date", sum(entries.import_(path) for path in files), as_json)
+
+
+def merge(
+    database: DatabaseFile,
+    others: Annotated[list[Path], typer.Argument(metavar="OTHER...", help="Databases whose records to take.", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Enter the records of other databases."""
+    from tcomp.autotune.database.store import Database
+
+    for path in others:
+        check_file(path)
+    new = 0
+    with Database(database) as entries:
+        for path in others:
+            with Database(path, create=False) as other:
+                new += entries.merge(other)
+        _tell(f"{database} is up to date", new, as_json)
+
+
+def _tell(what: str, number: int, as_json: bool) -> None:
+    if as_json:
+        output.print_json({"entries": number})
+    else:
+        output.line(f"{what}: {number} {'entry' if number == 1 else 'entries'}")

@@ -1,0 +1,272 @@
+"""`tcomp tune`: faster schedules for the kernels of a model, found by measuring, kept in a database."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tcomp.cli import output
+from tcomp.cli.files import check_file, check_model_file
+from tcomp.cli.guard import INTERRUPTED
+from tcomp.cli.options import (
+    Arch,
+    Dims,
+    Direct,
+    Json,
+    Precision,
+    Shapes,
+    TargetName,
+    Threads,
+    Values,
+    parse_dims,
+    parse_shapes,
+    parse_target,
+)
+from tcomp.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tcomp.autotune.progress import Result, Status, TaskStatus
+
+_SHOWN = 12  # kernels in the live table
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
+
+
+def tune(
+    model: Annotated[
+        Path | None, typer.Argument(metavar="MODEL.onnx", help="An ONNX model. With --resume it may be left out.", show_default=False)
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            "--budget", metavar="TIME", help="Time in all, as in 60s, 10m, 1h. Default: 60s, unless --trials.", show_default=False
+        ),
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option("--trials", metavar="N", min=1, help="Candidates to measure, at most.", show_default=False)
+    ] = None,
+    database: Annotated[Path, typer.Option("--database", metavar="FILE", help="Where records are kept; made if there is none.")] = Path(
+        "tune.db"
+    ),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the latest tuning in the database, with what is left of its budget.")
+    ] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", metavar="N", min=1, max=4096, help="Building processes. Default: all cores.", show_default=False),
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", metavar="ADDRESS", help="Measure on a Dask cluster (tcp://host:8786).", show_default=False)
+    ] = None,
+    target: TargetName = None,
+    arch: Arch = None,
+    precision: Precision = None,
+    dim: Dims = None,
+    shape: Shapes = None,
+    value: Values = None,
+    size: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--size", metavar="NAME=N", help="The size at which an open symbolic dim is measured. May be repeated.", show_default=False
+        ),
+    ] = None,
+    threads: Threads = None,
+    direct: Direct = False,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the search.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Search for faster schedules of a model's kernels; what wins in the whole model is what `tcomp compile --database` follows.
+
+    Give the same --target, --arch, --precision, --threads, --dim, --shape, --value and --direct to `tcomp compile`. Ctrl-C ends the search and confirms the best so far.
+    """
+    from tcomp.autotune.tuner import tune as search
+    from tcomp.cli.inputs import read_values
+
+    seconds = None if budget is None else parse_time(budget)
+    options: dict[str, Any]
+    if model is None:
+        if not resume:
+            raise InputError("there is no model to tune", hint="tcomp tune MODEL.onnx, or tcomp tune --resume")
+        if given := [
+            name
+            for name, v in (
+                ("--target", target),
+                ("--arch", arch),
+                ("--precision", precision),
+                ("--dim", dim),
+                ("--shape", shape),
+                ("--value", value),
+                ("--size", size),
+                ("--direct", direct),
+            )
+            if v
+        ]:
+            raise InputError(f"{given[0]} comes with a model", hint="without one, everything is as it was")
+        options = _earlier(database)
+    else:
+        check_model_file(model)
+        sizes = parse_dims(size)
+        if ranges := [name for name, n in sizes.items() if not isinstance(n, int)]:
+            raise InputError(f"--size {ranges[0]} is one number", hint="ranges are for --dim")
+        options = {"model": model, "threads": threads, "shapes": parse_shapes(shape), "dims": parse_dims(dim)}
+        options |= {
+            "target": parse_target(target, arch, precision),
+            "values": read_values(value),
+            "sizes": sizes,
+            "seed": seed,
+            "workers": workers,
+            "cluster": cluster,
+            "direct": direct,
+        }
+    options["model"] = str(options["model"])
+    with _live() as tell:
+        result = search(budget=seconds, trials=trials, database=database, resume=resume, progress=tell, **options)
+    if as_json:
+        output.print_json(_record(result))
+    else:
+        _show(result)
+    if result.interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def parse_time(text: str) -> float:
+    """Seconds of `90`, `90s`, `1.5m`, `2h`. Raises `InputError`."""
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)([smh]?)", text.strip())
+    if found is None or float(found[1]) == 0:
+        raise InputError(f"`{text}` is no time", where="--budget", hint="a number of seconds, or as in 60s, 10m, 1h")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _earlier(database: Path) -> dict[str, Any]:
+    """The options of the latest tuning in a database."""
+    from tcomp.autotune.database.store import Database
+    from tcomp.autotune.tuner import tune
+
+    check_file(database, "--database")
+    with Database(database, create=False) as entries:
+        sessions = [s for s in entries.sessions() if s.options.get("model")]
+    if not sessions:
+        raise InputError(f"there is nothing to resume in {database}", hint="tcomp tune MODEL.onnx")
+    options = {name: v for name, v in sessions[-1].options.items() if name not in ("budget", "trials")}
+    if unknown := options.keys() - signature(tune).parameters:
+        why = f"there is no option {min(unknown)!r}"
+        raise InputError(f"the tuning in {database} is one of another version of tcomp", why=why, hint="tcomp tune MODEL.onnx")
+    if isinstance(options.get("dims"), dict):
+        options["dims"] = {name: tuple(n) if isinstance(n, list) else n for name, n in options["dims"].items()}
+    check_model_file(Path(options["model"]))
+    return options
+
+
+# ---------------------------------------------------------------- while it runs
+
+
+@contextmanager
+def _live() -> Iterator[Callable[[Status], None]]:
+    """A table on stderr while the block runs, if that is a terminal: yields what takes a `Status`."""
+    console = output.console(error=True)
+    if not console.is_terminal:
+        yield lambda status: None
+        return
+    from rich.live import Live
+
+    with Live(console=console, transient=True, refresh_per_second=4) as live:
+        yield lambda status: live.update(_table(status))
+
+
+def _table(status: Status) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    before, after = sum(t.before for t in status.tasks), sum(t.after for t in status.tasks)
+    words = [status.phase, output.seconds(status.elapsed) + (f" of {output.seconds(status.budget)}" if status.budget else "")]
+    words.append(f"{status.trials}{f' of {status.limit}' if status.limit else ''} trials")
+    if status.budget and status.elapsed < status.budget:
+        words.append(f"{output.seconds(status.budget - status.elapsed)} left")
+    if before:
+        words.append(f"kernels alone: {output.seconds(before)} -> {output.seconds(after)}")
+    if status.error is not None:
+        words.append(f"the model is off by {status.error:.0%}")
+    grid = Table(title=Text("; ".join(words)), box=None, pad_edge=False, title_justify="left", header_style="bold")
+    grid.add_column("kernel", no_wrap=True, overflow="ellipsis")
+    for name in ("before", "best", "of bound", "trials", "failed"):
+        grid.add_column(name, justify="right", no_wrap=True, overflow="ellipsis")
+    grid.add_column("", no_wrap=True, overflow="ellipsis")
+    for task in sorted(status.tasks, key=lambda t: -t.before)[:_SHOWN]:
+        mark = "<-" if task is status.current and status.phase == "search" else task.stopped
+        grid.add_row(*map(Text, (*_cells(task), str(task.failed), mark)))
+    if len(status.tasks) > _SHOWN:
+        grid.add_row(Text(output.count(len(status.tasks) - _SHOWN, "other kernel"), "dim"))
+    return grid
+
+
+def _cells(task: TaskStatus) -> tuple[str, str, str, str, str]:
+    calls = f"{task.calls} x " if task.calls > 1 else ""
+    return calls + task.title, output.seconds(task.before), output.seconds(task.after), f"{task.share:.0%}", str(task.trials)
+
+
+# ---------------------------------------------------------------- what came of it
+
+
+def _show(result: Result) -> None:
+    c = result.confirmation
+    names = {t.task.key: t for t in result.tasks}
+    rows = [
+        (
+            _cells(names[key])[0],
+            output.seconds(g.before),
+            output.seconds(g.after),
+            names[key].trials,
+            "tuned" if key in c.kept else "rolled back",
+        )
+        for key, g in sorted(c.kernels.items(), key=lambda item: item[1].after - item[1].before)
+        if key in names
+    ]
+    if rows:
+        output.table("in the model", ("kernel", "before>", "after>", "trials>", ""), rows)
+        output.line()
+    spent = ", ".join(f"{name} {output.seconds(s)}" for name, s in result.seconds.items())
+    output.line(f"{output.count(result.trials, 'trial')} of {output.count(len(result.tasks), 'kernel')}; {spent}", "dim")
+    for note in c.notes:
+        output.line(note, "yellow")
+    if c.kept:
+        output.line(
+            f"{output.seconds(c.before)} -> {output.seconds(c.after)}: {c.ratio:.3f} of the untuned model's time, in a fresh process",
+            "green",
+        )
+    else:
+        output.line("no kernel was made faster: the model stays as it is")
+    if result.interrupted:
+        output.line(f"interrupted; `tcomp tune --resume --database {result.database}` goes on", "yellow")
+
+
+def _record(result: Result) -> dict[str, Any]:
+    c = result.confirmation
+    kernels = [
+        {
+            "kernel": t.title,
+            "key": t.task.key,
+            "calls": t.calls,
+            "trials": t.trials,
+            "failed": t.failed,
+            "before": t.before,
+            "after": t.after,
+        }
+        | {"bound": t.bound, "stopped": t.stopped, "tuned": t.task.key in c.kept, "rolled_back": t.task.key in c.rolled_back}
+        for t in result.tasks
+    ]
+    record = {
+        "database": result.database,
+        "ratio": c.ratio,
+        "before": c.before,
+        "after": c.after,
+        "trials": result.trials,
+        "kernels": kernels,
+    }
+    return record | {"seconds": result.seconds, "overhead": result.overhead, "notes": c.notes, "interrupted": result.interrupted}

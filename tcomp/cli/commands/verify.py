@@ -1,0 +1,180 @@
+"""`tcomp verify`: native code against the reference interpreter; with --proofs, schedules against isl."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tcomp.cli import output
+from tcomp.cli.files import check_file, check_model_file, is_artifact
+from tcomp.cli.guard import USER_ERROR
+from tcomp.cli.options import (
+    Arch,
+    Dims,
+    Direct,
+    Inputs,
+    Json,
+    Precision,
+    Seed,
+    Shapes,
+    TargetName,
+    Threads,
+    Values,
+    parse_dims,
+    parse_shapes,
+    parse_target,
+)
+from tcomp.errors import InputError
+
+_USUAL_SIZE = 3  # of symbolic dims: 1 would hide mistakes
+
+
+def verify(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL",
+            help="An ONNX model. With --proofs also an artifact, or a schedule that Schedule.to_json wrote.",
+            show_default=False,
+        ),
+    ],
+    full: Annotated[bool, typer.Option("--full", help="Judge every pass and every kernel, even if the outputs agree.")] = False,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            "--tolerance", metavar="X", min=0, help="Largest relative error. Default: by dtype, 1e-4 for float32.", show_default=False
+        ),
+    ] = None,
+    proofs: Annotated[
+        bool, typer.Option("--proofs", help="Run nothing: prove every step of the kernels' schedules by exact dependence analysis.")
+    ] = False,
+    input: Inputs = None,
+    dim: Dims = None,
+    shape: Shapes = None,
+    value: Values = None,
+    target: TargetName = None,
+    arch: Arch = None,
+    precision: Precision = None,
+    direct: Direct = False,
+    threads: Threads = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Compare native code with the reference interpreter on the same inputs.
+
+    On a difference: the first pass that changes the result, or the first kernel that is compiled wrongly. Exit status: 0 if all
+    agrees, 1 if not. The interpreter is slow; small sizes (`--dim`) make it bearable.
+
+    With `--proofs`, each kernel's schedule is applied again to its plain loops, every step judged by isl. Exit status 2 if one is refused.
+    """
+    if proofs:
+        if full or tolerance is not None or input or threads is not None:
+            raise InputError("--proofs runs nothing", hint="leave out --full, --tolerance, --input and --threads")
+        _prove(model, dim, shape, value, target, arch, precision, direct, as_json)
+        return
+    from tcomp import verification
+    from tcomp.cli.inputs import make_feeds, read_inputs, read_values
+    from tcomp.frontends.onnx import import_model
+
+    check_model_file(model)
+    with output.progress() as tell:
+        tell("import", 0, 1)
+        graph = import_model(model, parse_shapes(shape), parse_dims(dim), read_values(value))
+        feeds = make_feeds(graph.inputs, read_inputs(input, graph.inputs), {}, seed, _USUAL_SIZE)
+        options: dict[str, Any] = {"tolerance": tolerance, "full": full, "threads": threads, "direct": direct}
+        found = verification.verify(graph, parse_target(target, arch, precision), feeds.arrays, **options, progress=tell)
+
+    if as_json:
+        record: dict[str, Any] = {"ok": found.ok, "verdict": found.verdict(), "threads": found.threads, "repeatable": found.repeatable}
+        record["outputs"] = [{**asdict(c), "ok": c.ok} for c in found.outputs]
+        record["passes"] = [{"name": p.name, "error": p.worst.error, "ok": p.worst.ok, "node": p.node} for p in found.passes]
+        record["kernels"] = [{"name": k.name, "operators": k.operators, "error": k.worst.error, "ok": k.worst.ok} for k in found.kernels]
+        record |= {"random_inputs": feeds.random, "dims": feeds.chosen}
+        output.print_json(record)
+    else:
+        feeds.explain()
+        sections = (
+            ("output", [(c.name, c) for c in found.outputs]),
+            ("pass", [(p.name, p.worst) for p in found.passes]),
+            ("kernel", [(k.name, k.worst) for k in found.kernels]),
+        )
+        for title, rows in sections:
+            if rows:
+                cells = [(name, f"{c.error:.2e}", f"{c.tolerance:.0e}", "ok" if c.ok else "DIFFERS") for name, c in rows]
+                output.table("", (title, "error>", "allowed>", ""), cells, ["" if c.ok else "red" for _, c in rows])
+                output.line()
+        output.line(found.verdict(), "green" if found.ok else "red")
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+def _prove(
+    path: Path,
+    dim: list[str] | None,
+    shape: list[str] | None,
+    value: list[str] | None,
+    target: str | None,
+    arch: str | None,
+    precision: str | None,
+    direct: bool,
+    as_json: bool,
+) -> None:
+    from tcomp.cli.inputs import read_values
+    from tcomp.pipeline import compile_model
+    from tcomp.runtime import read_artifact
+    from tcomp.schedules.schedule import parse_source
+    from tcomp.schedules.trace import JSON_LIMIT, read_json
+    from tcomp.verification import SavedSchedule, prove_schedules, saved_schedules
+
+    check_file(path)
+    options: dict[str, object] = {"--dim": dim, "--shape": shape, "--value": value, "--target": target, "--arch": arch}
+    options |= {"--precision": precision, "--direct": direct}
+    given = [option for option, said in options.items() if said]
+    is_trace = path.suffix == ".json"
+    if given and (is_trace or is_artifact(path)):
+        raise InputError(f"{path} has been compiled: {given[0]} comes too late", hint="give the ONNX model")
+    with output.progress() as tell:
+        if is_trace:
+            with open(path, "rb") as file:
+                trace, kernel = read_json(file.read(JSON_LIMIT + 1))
+            source = parse_source(kernel)
+            saved = [SavedSchedule((source.name,), source, trace)]
+        elif is_artifact(path):
+            saved = saved_schedules(read_artifact(path))
+        else:
+            check_model_file(path)
+            machine, values = parse_target(target, arch, precision), read_values(value)
+            artifact, _ = compile_model(
+                path, machine, parse_shapes(shape), parse_dims(dim), values=values, progress=tell, direct=direct
+            )
+            saved = saved_schedules(artifact)
+        proofs = prove_schedules(saved, tell)
+
+    rows = list(zip(saved, proofs, strict=True))
+    steps, seconds, refused = sum(p.steps for p in proofs), sum(p.seconds for p in proofs), [p for p in proofs if not p.ok]
+    verdict = (
+        f"{steps} steps of {output.count(len(rows), 'kernel')} proved" if not refused else f"{output.count(len(refused), 'kernel')} refused"
+    )
+    if as_json:
+        kernels = [
+            {"nodes": s.nodes, "steps": p.steps, "proved": p.proved, "questions": p.questions, "seconds": p.seconds}
+            | {"ok": p.ok, "refused": None if p.refused is None else str(p.refused)}
+            for s, p in rows
+        ]
+        output.print_json({"ok": not refused, "verdict": verdict, "seconds": seconds, "kernels": kernels})
+    else:
+        cells = [
+            (", ".join(s.nodes), f"{p.proved}/{p.steps}", p.questions, output.seconds(p.seconds), "proved" if p.ok else "REFUSED")
+            for s, p in rows
+        ]
+        output.table("", ("kernel", "steps>", "asked of isl>", "time>", ""), cells, ["" if p.ok else "red" for p in proofs])
+        for p in refused:
+            output.line()
+            output.line(str(p.refused), "red")
+        output.line()
+        output.line(f"{verdict} in {output.seconds(seconds)}", "red" if refused else "green")
+    if refused:
+        raise typer.Exit(USER_ERROR)

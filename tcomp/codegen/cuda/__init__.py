@@ -1,0 +1,1 @@
+"""Loop programs to CUDA C++, and CUDA C++ to machine code."""

@@ -1,0 +1,138 @@
+"""The code of a CUDA artifact: machine code of every kernel for every architecture, and the launch plan, as JSON.
+
+    {"kernels": {SYMBOL: {"launches": [{"function": "SYMBOL_0", "grid": [SIZE, SIZE, SIZE], "block": [256, 1, 1],
+                                        "buffers": [0, 2], "scalars": [0], "shared": 0, "barriers": 0}],
+                          "cubin": {"sm_90a": BASE64}, "ptx": BASE64, "usage": {"sm_90a": {"SYMBOL_0": [registers, shared, spilled, stack]}}}},
+     "steps": [{"call": SYMBOL, "label": "conv1", "buffers": [PLACE], "scalars": [SIZE]},
+               {"branch": PLACE, "then": [...], "else": [...]},
+               {"repeat": "i", "trips": SIZE, "body": [...], "condition": PLACE or null},
+               {"copy": PLACE, "from": PLACE, "bytes": SIZE}, {"index": PLACE, "value": SIZE}],
+     "workspace": SIZE, "outputs": [[SIZE, ...], ...]}
+
+A SIZE is an integer, ["dim", n] (of the artifact), ["scalar", n] (of the kernel, in grids), ["loop", name], or [operator, SIZE, SIZE].
+A PLACE is [memory, index, SIZE]: an offset in bytes into input or output `index`, or into the weights or the workspace.
+The numbers of a launch's buffers and scalars are those of its kernel; a launch takes the buffers, then the scalars as 64-bit integers.
+"shared" is the memory in bytes that its blocks ask for, beside what their functions declare; "barriers" are those in its text.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
+from typing import Any
+
+from tcomp.codegen.cuda.kernel import emit_kernel
+from tcomp.codegen.cuda.nvrtc import compile_text
+from tcomp.codegen.llvm.entry import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, Step
+from tcomp.codegen.sizes import size_data
+from tcomp.errors import CodegenError
+from tcomp.ir import loops as L
+from tcomp.ir.expr import Expr, as_expr
+from tcomp.ir.loops import Kernel
+from tcomp.target import Target
+
+SET_INDEX = "tcomp_set_index"  # stores the number of an iteration
+_SET_INDEX_TEXT = (
+    f'extern "C" __global__ void __launch_bounds__(1) {SET_INDEX}_0(long long* place, const long long value) {{\n  *place = value;\n}}\n'
+)
+
+
+def kernel_code(kernel: Kernel, target: Target, trace: Sequence[object] = ()) -> bytes:
+    """A kernel (temporaries hoisted) compiled for every architecture of the target: its entry in "kernels"."""
+    text, launches = emit_kernel(kernel, target, trace)
+    scalars = {v: ["scalar", n] for n, v in enumerate(kernel.scalars)}
+    described = [
+        {
+            "function": launch.function,
+            "grid": [size_data(d, scalars, kernel.name) for d in launch.grid],
+            "block": list(launch.block),
+            "buffers": list(launch.buffers),
+            "scalars": list(launch.scalars),
+            "shared": launch.shared,
+            "barriers": launch.barriers,
+        }
+        for launch in launches
+    ]
+    own = any(isinstance(s, L.Call) and all(x.endswith("a") for x in s.instruction.features) for s in L.walk(kernel.body))
+    return _dumped({"launches": described, **_binaries(text, target, kernel.name, own)})
+
+
+def call_code(kernel: Kernel, sizes: Mapping[Expr, int], target: Target) -> bytes:
+    """The code section of one call of a kernel (temporaries hoisted): its buffers are inputs, its scalars have these sizes."""
+    buffers = tuple(Ref("input", n, 0) for n in range(len(kernel.buffers)))
+    call = Call(kernel.name, buffers, tuple(as_expr(sizes[v]) for v in kernel.scalars), kernel.name)
+    return program_code(Program((), 0, (), (call,)), {kernel.name: kernel_code(kernel, target)}, target)
+
+
+def program_code(program: Program, kernels: Mapping[str, bytes], target: Target) -> bytes:
+    """The code section of an artifact. `kernels` are the results of `kernel_code` by symbol."""
+    dims: dict[Expr, Any] = {d: ["dim", n] for n, d in enumerate(program.dims)}
+    steps = _steps(program.steps, dims)
+    entries = {symbol: json.loads(code) for symbol, code in kernels.items()}
+    if _stores_indices(program.steps):
+        launch = {"function": f"{SET_INDEX}_0", "grid": [1, 1, 1], "block": [1, 1, 1], "buffers": [0], "scalars": [0], "shared": 0, "barriers": 0}
+        entries[SET_INDEX] = {"launches": [launch], **_binaries(_SET_INDEX_TEXT, target, SET_INDEX)}
+    return _dumped(
+        {
+            "kernels": entries,
+            "steps": steps,
+            "workspace": size_data(program.workspace, dims, "the workspace"),
+            "outputs": [[size_data(d, dims, "an output") for d in shape] for shape in program.output_shapes],
+        }
+    )
+
+
+def _binaries(text: str, target: Target, name: str, own: bool = False) -> dict[str, Any]:
+    """Machine code by architecture; portable code of the oldest, for GPUs newer than all of them. Where instructions are an architecture's
+    `own` the code is portable to no other, and says so (`.target sm_90a`)."""
+    archs = target.cpu.split(",")
+    oldest = min(archs, key=lambda a: int(a[3:].rstrip("a")))
+    oldest = oldest if own else oldest.rstrip("a")
+    compiled = {arch: compile_text(text, arch, name) for arch in dict.fromkeys([*archs, oldest])}
+    return {
+        "cubin": {arch: base64.b64encode(compiled[arch].cubin).decode() for arch in archs},
+        "ptx": base64.b64encode(compiled[oldest].ptx.rstrip(b"\0")).decode(),
+        "usage": {arch: {f: list(astuple(u)) for f, u in compiled[arch].usage.items()} for arch in archs},
+    }
+
+
+def _dumped(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _steps(steps: Sequence[Step], names: dict[Expr, Any]) -> list[Any]:
+    """`names` are the dims and the variables of the loops around."""
+    found: list[Any] = []
+    for step in steps:
+        match step:
+            case Call(symbol, buffers, scalars, label):
+                places = [_place(b, names) for b in buffers]
+                found.append({"call": symbol, "label": label, "buffers": places, "scalars": [size_data(d, names, label) for d in scalars]})
+            case Branch(cond, then, otherwise):
+                found.append({"branch": _place(cond, names), "then": _steps(then, names), "else": _steps(otherwise, names)})
+            case Repeat(var, trips, body, condition):
+                inside = {**names, var: ["loop", var.name]}
+                end = None if condition is None else _place(condition, inside)
+                trip_count = size_data(trips, names, "a loop")
+                found.append({"repeat": var.name, "trips": trip_count, "body": _steps(body, inside), "condition": end})
+            case Copy(dst, src, count):
+                found.append({"copy": _place(dst, names), "from": _place(src, names), "bytes": size_data(count, names, "a copy")})
+            case SetIndex(dst, value):
+                found.append({"index": _place(dst, names), "value": size_data(value, names, "a loop")})
+    return found
+
+
+def _stores_indices(steps: Sequence[Step]) -> bool:
+    for step in steps:
+        parts = step.then + step.otherwise if isinstance(step, Branch) else step.body if isinstance(step, Repeat) else ()
+        if isinstance(step, SetIndex) or _stores_indices(parts):
+            return True
+    return False
+
+
+def _place(ref: Ref, names: Mapping[Expr, Any]) -> list[Any]:
+    if ref.base not in ("input", "output", "weights", "workspace"):
+        raise CodegenError(f"a launch plan cannot refer to {ref.base}")
+    return [ref.base, ref.index, size_data(ref.offset, names, ref.base)]

@@ -1,0 +1,330 @@
+"""Instructions of a warp or a warpgroup in CUDA C++: the threads hold fragments of the operands, inline PTX combines them.
+
+Factors that lie in shared memory as core matrices are read by the tensor cores themselves (`wgmma`), in the background, and past the
+caches and orders of ordinary accesses (by the *asynchronous proxy* of the PTX ISA):
+
+- What threads have written into shared memory, or copied there, they publish in front of each barrier (`fence.proxy.async`).
+- A phase of such instructions waits in the end until all of them have read and added: to everything else they are instructions like
+  others, and the barriers between those that write and those that read shared memory are enough.
+- The registers of their sums are left alone in between: they are operands of the code at both ends of the phase (`settle`).
+
+Source: PTX ISA 8.5, sections 9.7.15.4 (proxies), 9.7.15.5.1 (descriptors) and 9.7.15.7 (fences and groups).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from tcomp.codegen.cuda.math import REGISTER
+from tcomp.ir import expr as E
+from tcomp.ir import loops as L
+from tcomp.ir.dtypes import is_float, itemsize
+from tcomp.ir.expr import Expr, as_expr, bounds
+from tcomp.ir.instruction import CORE, ELEMENT, CopyOp, Fragment, Instruction, Match, WarpOp, match
+from tcomp.ir.loops import Buffer, Stmt
+from tcomp.ir.simplify import difference, linear, simplify
+
+if TYPE_CHECKING:
+    from tcomp.codegen.cuda.kernel import Function
+
+
+DESCRIBED = 1 << 18  # bytes: the largest offset in a matrix descriptor is smaller
+
+
+@dataclass(frozen=True)
+class Division:
+    """How a register buffer is divided among the threads of an instruction: tiles of `sizes` elements along the dimensions `dims`, each as
+    `fragment` says."""
+
+    fragment: Fragment
+    sizes: tuple[int, ...]
+    dims: tuple[int, ...]
+
+    @cached_property
+    def steps(self) -> Mapping[tuple[Expr, ...], int]:
+        """How far from the first element of a thread an element of it lies -> its number."""
+        at = self.fragment.indices
+        origin = [E.substitute(i, {self.fragment.lane: as_expr(0), ELEMENT: as_expr(0)}) for i in at]
+        places = [[E.substitute(i, {self.fragment.lane: as_expr(0), ELEMENT: E.const(n)}) for i in at] for n in range(self.fragment.count)]
+        return {tuple(simplify(i - o) for i, o in zip(place, origin, strict=True)): n for n, place in enumerate(places)}
+
+
+class Warps:
+    """The instructions of one `__global__` function. `divisions`: of the register buffers that they touch. Plain statements may touch what
+    the thread itself holds. `background`: whether some run in the background."""
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self.divisions: dict[Buffer, Division] = {}
+        self.lanes: set[Expr] = set()  # loops over the threads of a warp
+        self.background = False
+
+    # ------------------------------------------------------------ what stands where
+
+    def survey(self, body: Stmt) -> None:
+        """Finds what the threads of a warp share; only instructions may touch it."""
+        f = self.function
+        calls = [s for s in L.walk(body) if isinstance(s, L.Call) and not isinstance(s.instruction.emission, CopyOp)]
+        for s in calls:
+            self.divide(s)
+        together = max((s.instruction.threads for s in calls), default=1)
+        f.block[0] = max(f.block[0], together)
+        if f.block[0] % together:
+            raise f.fail(f"a block is {f.block[0]} threads wide", why=f"an instruction takes {together} that stand side by side")
+        self.lanes = {s.var for s in L.walk(body) if isinstance(s, L.For) and s.kind == "thread.x"}
+        self.background = any(s.instruction.background for s in calls)
+
+    def divide(self, s: L.Call) -> None:
+        """The register buffers that an instruction touches are divided among the threads as it says."""
+        f = self.function
+        instruction, op = s.instruction, s.instruction.emission
+        if not isinstance(op, WarpOp) or not any(x.startswith("sm_") and f.target.executes(x) for x in instruction.features):
+            why = f"it needs {' or '.join(instruction.features)}" + " alone" * any(x.endswith("a") for x in instruction.features)
+            raise f.fail(f"the target `{f.target}` has no instruction `{instruction.name}`", why)
+        roles = match(instruction, s.body)
+        for operand, (buffer, indices) in roles.accesses.items():
+            if buffer.scope != "register":
+                continue
+            fragment = instruction.fragment(operand)
+            moving = [roles.loops.get(v) for v in instruction.places()[operand]]  # nothing where it has one element
+            dims = [next((d for d, i in enumerate(indices) if v in E.variables(i)), None) for v in moving]
+            parts = [(d, int(n), i) for d, n, i in zip(dims, operand.shape, fragment.indices, strict=True) if d is not None]
+            found = Division(replace(fragment, indices=tuple(i for *_, i in parts)), tuple(n for _, n, _ in parts), tuple(d for d, *_ in parts))
+            if self.divisions.setdefault(buffer, found) != found:
+                raise f.fail(f"register buffer `{buffer.name}` is divided among the threads of a warp in two ways")
+
+    def execute(self, phase: Stmt) -> int:
+        """By how many threads, side by side, a phase of instructions is executed; 0 if it has none. Nothing else may be in it then."""
+        fail = self.function.fail
+        instructions = [s.instruction for s in L.walk(phase) if isinstance(s, L.Call) and not isinstance(s.instruction.emission, CopyOp)]
+        if not instructions:
+            return 0
+        for x in plain(phase):
+            if isinstance(x, L.For) and x.kind == "thread.x":
+                raise fail(f"an instruction of a warp stands in loop `{x.var.name}`, bound to thread.x", why="the warp is those threads")
+            if isinstance(x, L.Store | L.Accumulate):
+                raise fail(f"a plain store into `{x.buffer.name}` stands beside an instruction of a warp", hint="divide the loops")
+        if len({(i.threads, i.background) for i in instructions}) > 1:
+            names = ", ".join(dict.fromkeys(f"`{i.name}`" for i in instructions))
+            raise fail(f"{names} stand side by side", why="they are executed by other threads, or in the background", hint="divide the loops")
+        return instructions[0].threads
+
+    def sharing(self, buffer: Buffer) -> int:
+        """How many threads divide a register buffer among them."""
+        return self.divisions[buffer].fragment.threads if buffer in self.divisions else 1
+
+    def own(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
+        """Which register of a divided buffer holds an element that a plain statement touches: it must be this thread's.
+
+        The numbers of the element and of the tile are read off the steps of the loops; that the fragment then says the same is proved.
+        """
+        f, division = self.function, self.divisions[buffer]
+        fragment, dims = division.fragment, division.dims
+        lane = next((v for v in E.variables(*indices) if v in self.lanes), as_expr(0))
+        sizes = dict(zip(dims, division.sizes, strict=False))
+        number: Expr = as_expr(0)
+        for v in dict.fromkeys(E.variables(*(indices[d] for d in dims))):
+            step = tuple(simplify(E.substitute(indices[d], {v: v + 1}) - indices[d]) for d in dims)
+            number = number + v * division.steps.get(step, 0)
+        place: Expr = as_expr(0)
+        last = bounds(lane)[1]
+        proved = len(sizes) == len(fragment.indices) and last is not None and last < fragment.threads
+        for d in f.kept[buffer]:
+            size, whole = sizes.get(d, 1), f.constant(buffer, buffer.shape[d])
+            place = place * (whole // size) + simplify(indices[d] // size)
+            if proved and d in sizes:
+                held = E.substitute(fragment.indices[dims.index(d)], {fragment.lane: lane, ELEMENT: number})
+                proved = whole % size == 0 and simplify(held - indices[d] % size) is as_expr(0)
+        if not proved:
+            place_text = ", ".join(map(str, indices))
+            why = f"`{buffer.name}[{place_text}]` is not certainly held by the thread that touches it"
+            raise f.fail(
+                f"register buffer `{buffer.name}` is divided among the threads of a warp", why, "touch it in the order of the fragments"
+            )
+        return simplify(place * fragment.count + number)
+
+    @property
+    def alignment(self) -> int:
+        """Bytes to whose multiples buffers in shared memory are aligned: those of a vector, or of a core matrix."""
+        return math.prod(CORE) if self.background else CORE[1]
+
+    # ------------------------------------------------------------ emission
+
+    def instruction(self, s: L.Call) -> None:
+        f = self.function
+        instruction, op = s.instruction, s.instruction.emission
+        assert isinstance(op, WarpOp)
+        roles = match(instruction, s.body)
+        f.line(f"// {instruction.name}")
+        with f.braces(""):
+            if instruction.background:
+                self.background_operation(instruction, op, roles)
+                return
+            f.declare(instruction.fragment(instruction.result).lane, "threadIdx.x")
+            if op.ptx:
+                self.warp_operation(instruction, op, roles)
+            else:
+                for n in range(instruction.fragment(instruction.result).count):
+                    self.assign_element(instruction, roles, n)
+
+    def warp_operation(self, instruction: Instruction, op: WarpOp, roles: Match) -> None:
+        """Fragments into registers, the PTX instruction, the result back."""
+        f = self.function
+        operands = {b.name: b for b in instruction.meaning.buffers}
+        result = instruction.result
+        kind = REGISTER[result.dtype]
+        total = f.fresh("d")
+        places = [self.element(instruction, roles, result, n) for n in range(instruction.fragment(result).count)]
+        f.line(f"{kind} {total}[{len(places)}] = {{{', '.join(places)}}};")
+        registers = {result.name: [f"{total}[{n}]" for n in range(len(places))]}
+        for name in dict.fromkeys(op.arguments):
+            if name != result.name:
+                packed = self.packed(instruction, roles, operands[name])
+                array = f.fresh(name)
+                f.line(f"const unsigned int {array}[{len(packed)}] = {{{', '.join(packed)}}};")
+                registers[name] = [f"{array}[{n}]" for n in range(len(packed))]
+        letter = "f" if is_float(result.dtype) else "r"
+        numbers: dict[str, str] = {}
+        count = 0
+        for name in dict.fromkeys(op.arguments):
+            listed = [f"%{count + n}" for n in range(len(registers[name]))]
+            numbers[name] = "{" + ", ".join(listed) + "}"
+            count += len(listed)
+        outputs = ", ".join(f'"+{letter}"({r})' for r in registers[result.name])
+        inputs = ", ".join(f'"r"({r})' for name, rs in registers.items() if name != result.name for r in rs)
+        f.line(f'asm("{op.ptx} {", ".join(numbers[name] for name in op.arguments)};" : {outputs} : {inputs});')
+        for n, place in enumerate(places):
+            f.line(f"{place} = {total}[{n}];")
+
+    @contextmanager
+    def bracketed(self, phase: Stmt) -> Iterator[None]:
+        """Around a phase: if its instructions run in the background, what they need in front of them, and a wait for all of them behind."""
+        f = self.function
+        calls = [s for s in L.walk(phase) if isinstance(s, L.Call) and isinstance(s.instruction.emission, WarpOp) and s.instruction.background]
+        if not calls:
+            yield
+            return
+        sums = list(dict.fromkeys(match(s.instruction, s.body).accesses[s.instruction.result][0] for s in calls))
+        for b in sums:
+            if b not in f.names:
+                raise f.fail(f"register buffer `{b.name}` is allocated beside the instructions that add to it in the background", hint="outside")
+            f.line(f"{f.helper('settle')}({f.names[b]});")
+        f.line(f"{f.helper('begin_products')}();")
+        yield
+        f.line(f"{f.helper('finish_products')}();")
+        for b in sums:
+            f.line(f"settle({f.names[b]});")
+
+    def background_operation(self, instruction: Instruction, op: WarpOp, roles: Match) -> None:
+        """The PTX instruction, on registers of the sum and on descriptors of the factors."""
+        f = self.function
+        operands = {b.name: b for b in instruction.meaning.buffers}
+        result = instruction.result
+        places = [self.element(instruction, roles, result, n) for n in range(instruction.fragment(result).count)]
+        factors = [self.descriptor(instruction, roles, operands[name]) for name in op.arguments if name != result.name]
+        registers = ", ".join(f"%{n}" for n in range(len(places)))
+        listed = [f"{{{registers}}}", *(f"%{len(places) + n}" for n in range(len(factors))), "add"]
+        # Neither factor is negated; of two bytes, both could lie across the fold, and do not.
+        listed += {2: ["1", "1", "0", "0"], 4: ["1", "1"], 1: []}[itemsize(instruction.factors()[0].dtype)]
+        letter = "f" if is_float(result.dtype) else "r"
+        outputs, inputs = ", ".join(f'"+{letter}"({place})' for place in places), ", ".join(f'"l"({x})' for x in factors)
+        f.line(f'asm volatile("{{ .reg .pred add; setp.eq.b32 add, 0, 0; {op.ptx} {", ".join(listed)}; }}" : {outputs} : {inputs});')
+
+    def descriptor(self, instruction: Instruction, roles: Match, operand: Buffer) -> str:
+        """Where an operand made of core matrices starts, and how far its core matrices lie apart along the fold and across it."""
+        f = self.function
+        indices = instruction.places()[operand]
+        zero = {i: as_expr(0) for i in indices}
+        buffer = roles.accesses[operand][0]
+        size = itemsize(buffer.dtype)
+        start = f.linear(buffer, roles.indices(operand, zero))
+        apart = [difference(f.linear(buffer, roles.indices(operand, zero | {indices[d]: as_expr(1)})), start) for d in (1, 0)]
+        offsets = [int(x.attr) * size if x.op == "const" else -1 for x in apart]
+        if any(x % CORE[1] or not 0 <= x < DESCRIBED for x in offsets) or any(c * size % CORE[1] for c in linear(start).values()):
+            why = f"its core matrices lie {' and '.join(map(str, apart))} elements apart, the first one at {start}"
+            raise f.fail(f"`{buffer.name}` cannot be described to `{instruction.name}`", why, f"at multiples of {CORE[1]} bytes, less than 256 KiB")
+        f.used_buffers[buffer] = None
+        return f"{f.helper('matrix')}({f.names[buffer]} + {f.expression(start)}, {offsets[0]}, {offsets[1]})"
+
+    def packed(self, instruction: Instruction, roles: Match, operand: Buffer) -> list[str]:
+        """The 32-bit registers of an operand, elements in order from the lowest bits."""
+        f = self.function
+        factor = next(e for e in instruction.factors() if any(r.attr is operand for r in E.reads(e)))
+        per = 4 // itemsize(factor.dtype)
+        found = []
+        for first in range(0, instruction.fragment(operand).count, per):
+            elements = [self.located(instruction, roles, operand, n) for n in range(first, first + per)]
+            buffer, indices = elements[0]
+            starts = [f.linear(buffer, i) for _, i in elements]
+            f.used_buffers[buffer] = None
+            together = [simplify(x - starts[0]) for x in starts] == [as_expr(n) for n in range(per)]
+            aligned = all(c % per == 0 for c in linear(starts[0]).values()) and not f.target.has("scalar")
+            if factor.op != "read":
+                at = {E.read(operand, instruction.places()[operand]): E.read(buffer, indices)}
+                found.append(f"{f.helper('bits')}<unsigned int>({f.expression(E.substitute(factor, at))})")
+            elif per > 1 and together and aligned:
+                found.append(f"*reinterpret_cast<const unsigned int*>({f.names[buffer]} + {f.expression(starts[0])})")
+            else:
+                width = 32 // per
+                kind = {8: "unsigned char", 16: "unsigned short", 32: "unsigned int"}[width]
+                parts = [f"{f.names[buffer]}[{f.expression(x)}]" for x in starts]
+                found.append(" | ".join(f"(unsigned int)({kind}){part} << {n * width}" for n, part in enumerate(parts)))
+        return found
+
+    def located(self, instruction: Instruction, roles: Match, operand: Buffer, number: int) -> tuple[Buffer, tuple[Expr, ...]]:
+        """Where an element that this thread holds lies."""
+        places = [E.substitute(i, {ELEMENT: E.const(number)}) for i in instruction.fragment(operand).indices]
+        at = dict(zip(instruction.places()[operand], places, strict=True))
+        return roles.accesses[operand][0], roles.indices(operand, at)
+
+    def element(self, instruction: Instruction, roles: Match, operand: Buffer, number: int) -> str:
+        """The place of such an element: in memory, or in the registers of this thread."""
+        f = self.function
+        buffer, indices = self.located(instruction, roles, operand, number)
+        if buffer in self.divisions:  # an operand of the instruction
+            count = self.divisions[buffer].fragment.count
+            return f"{f.names[buffer]}[{f.expression(self.tile(instruction, roles, operand) * count + number)}]"
+        return f"{f.names[buffer]}[{f.address(buffer, indices)}]"
+
+    def tile(self, instruction: Instruction, roles: Match, operand: Buffer) -> Expr:
+        """The number of the tile that an instruction touches, among those of a register buffer."""
+        f = self.function
+        buffer, indices = roles.accesses[operand]
+        extents = {x.var: int(x.extent) for x in instruction.loops}
+        moving = {roles.loops[i]: extents[i] for i in instruction.places()[operand] if i in roles.loops}
+        at = {v: as_expr(0) for v in moving}
+        number: Expr = as_expr(0)
+        for d in f.kept[buffer]:
+            size = math.prod(n for v, n in moving.items() if v in E.variables(indices[d]))
+            start, whole = simplify(E.substitute(indices[d], at)), f.constant(buffer, buffer.shape[d])
+            inside = {simplify(indices[d] - start)} <= {as_expr(0), *moving}
+            if whole % size or simplify(start % size) is not as_expr(0) or not inside:
+                raise f.fail(
+                    f"register buffer `{buffer.name}` is not made of the tiles of `{instruction.name}`", f"index {indices[d]} of {whole}"
+                )
+            number = number * (whole // size) + simplify(start // size)
+        return simplify(number)
+
+    def assign_element(self, instruction: Instruction, roles: Match, number: int) -> None:
+        """The store of an instruction that is no operation of the machine, for one element of this thread."""
+        f = self.function
+        leaf = instruction.leaf
+        place = self.element(instruction, roles, leaf.buffer, number)
+        if leaf.value.op == "read":
+            value = self.element(instruction, roles, leaf.value.attr, number)
+        else:
+            value = f.stored(leaf.buffer.dtype, f.expression(leaf.value))
+        f.line(f"{place} = {value};")
+
+
+def plain(s: Stmt) -> Iterator[Stmt]:
+    """The statements inside that are not executed by an instruction."""
+    if not isinstance(s, L.Call):
+        yield s
+        for child in L.children(s):
+            yield from plain(child)

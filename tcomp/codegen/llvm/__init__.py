@@ -1,0 +1,1 @@
+"""Loop programs to LLVM IR, and LLVM IR to objects."""

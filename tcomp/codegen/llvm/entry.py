@@ -1,0 +1,282 @@
+"""The entry functions of a model: which kernel runs when, on which memory.
+
+A `Program` is a list of steps over pointers (`Ref`) into the five memories of a call. `emit_program` makes of it
+
+    i32  tcomp_run(ptr call)                        call: {inputs, outputs, weights, workspace, dims, pool}, six pointers
+    i32  tcomp_run_profiled(ptr call, ptr ticks)    the same; adds the clock ticks of call n (see `calls`) to ticks[n]
+    void tcomp_plan(ptr dims, ptr sizes)            sizes[0] = bytes of workspace, then all output extents
+
+Kernels are external functions `void SYMBOL(pool, buffers..., scalars...)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tcomp.codegen.llvm.builder import symbol
+from tcomp.codegen.llvm.kernel import Function, KernelModule
+from tcomp.errors import CodegenError
+from tcomp.ir import expr as E
+from tcomp.ir.expr import Dim, Expr, as_expr, substitute
+from tcomp.ir.loops import SERIAL, VECTORIZED, Buffer, Kernel, block, loop, store
+from tcomp.target import Target
+
+BASES = ("inputs", "outputs", "weights", "workspace", "dims", "pool")  # fields of the call, in order
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A place in memory: `offset` bytes into input or output number `index`, or into "weights", "workspace" or "dims".
+
+    The offset may depend on dims and on the variables of the `Repeat`s around.
+    """
+
+    base: str  # "input", "output", "weights", "workspace", "dims"
+    index: int
+    offset: Dim
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Runs a kernel. `label` names it in profiles."""
+
+    symbol: str
+    buffers: tuple[Ref, ...]
+    scalars: tuple[Expr, ...]
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Runs `then` if the byte at `cond` is not 0, else `otherwise`."""
+
+    cond: Ref
+    then: tuple[Step, ...]
+    otherwise: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Runs `body` with var = 0, 1, ..., trips - 1; ends early once the byte at `condition` is 0 after an iteration."""
+
+    var: Expr
+    trips: Dim
+    body: tuple[Step, ...]
+    condition: Ref | None
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copies `bytes` bytes between places that do not overlap."""
+
+    dst: Ref
+    src: Ref
+    bytes: Dim
+
+
+@dataclass(frozen=True, slots=True)
+class SetIndex:
+    """Stores an int64."""
+
+    dst: Ref
+    value: Expr
+
+
+Step = Call | Branch | Repeat | Copy | SetIndex
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """`dims` in the order of the call's array; `workspace` in bytes; `output_shapes` in the order of the outputs."""
+
+    dims: tuple[Expr, ...]
+    workspace: Dim
+    output_shapes: tuple[tuple[Dim, ...], ...]
+    steps: tuple[Step, ...]
+
+
+def calls(steps: Sequence[Step]) -> Iterator[Call]:
+    """The kernel calls in program order: the order of the profile."""
+    for step in steps:
+        match step:
+            case Call():
+                yield step
+            case Branch(_, then, otherwise):
+                yield from calls(then)
+                yield from calls(otherwise)
+            case Repeat(body=body):
+                yield from calls(body)
+
+
+def emit_program(program: Program, target: Target) -> str:
+    """LLVM IR text of the entry functions. Raises `CodegenError` for an unknown memory, dim or variable."""
+    module = KernelModule("tcomp_run", target)
+    module.define(_copy_kernel(), "internal")
+    for call in calls(program.steps):
+        types = ["ptr"] * (1 + len(call.buffers)) + ["i64"] * len(call.scalars)
+        declaration = f"declare void {symbol(call.symbol)}({', '.join(types)})"
+        if module.declarations.setdefault(call.symbol, declaration) != declaration:
+            raise CodegenError(f"kernel `{call.symbol}` is called with different parameters", where=call.label)
+    _Entry(module, program, "").emit()
+    _Entry(module, program, ", ptr %ticks").emit()
+    _emit_plan(module, program)
+    return module.text()
+
+
+def _copy_kernel() -> Kernel:
+    n = E.dim("n", 0)
+    src, dst = Buffer("src", "uint8", (n,)), Buffer("dst", "uint8", (n,))
+    lanes = loop("i", n // 64, lambda i: loop("l", 64, lambda v: store(dst, (i * 64 + v,), src[i * 64 + v]), VECTORIZED))
+    rest = loop("j", n % 64, lambda j: store(dst, (n // 64 * 64 + j,), src[n // 64 * 64 + j]), SERIAL)
+    return Kernel("tcomp_copy", (src, dst), (dst,), (n,), block(lanes, rest))
+
+
+class _Dims:
+    """Dims are read from the call's array, which kernels may write: what was read before is then forgotten."""
+
+    def __init__(self, program: Program) -> None:
+        self.buffer = Buffer("dims", "int64", (max(1, len(program.dims)),))
+        self.reads: dict[Expr, Expr] = {d: self.buffer[n] for n, d in enumerate(program.dims)}
+
+    def expr(self, e: Dim) -> Expr:
+        return substitute(as_expr(e), self.reads)
+
+
+class _Entry(Function):
+    """`tcomp_run`, or with ticks `tcomp_run_profiled`."""
+
+    def __init__(self, module: KernelModule, program: Program, ticks: str) -> None:
+        super().__init__(module)
+        self.program, self.ticks, self.number = program, ticks, 0
+        self.dims = _Dims(program)
+        self.bases: dict[tuple[str, int], str] = {}
+
+    def emit(self) -> None:
+        fields = {name: self.field("%call", n) for n, name in enumerate(BASES)}
+        self.pool = fields["pool"]
+        self.pointers[self.dims.buffer] = fields["dims"]
+        for ref in _refs(self.program.steps):
+            key = (ref.base, ref.index)
+            if ref.base in ("input", "output"):
+                if key not in self.bases:
+                    self.bases[key] = self.field(fields[ref.base + "s"], ref.index)
+            elif ref.base in ("weights", "workspace", "dims"):
+                self.bases[key] = fields[ref.base]
+            else:
+                raise CodegenError(f"unknown memory `{ref.base}`", where=str(ref))
+        self.steps(self.program.steps)
+        self.line("ret i32 0")
+        name = "tcomp_run_profiled" if self.ticks else "tcomp_run"
+        self.module.functions.append(self.text(f"define i32 @{name}(ptr %call{self.ticks}) #0"))
+
+    def field(self, base: str, index: int) -> str:
+        place = self.op(f"getelementptr ptr, ptr {base}, i64 {index}")
+        return self.op(f"load ptr, ptr {place}")
+
+    def steps(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            match step:
+                case Call():
+                    self.run(step)
+                case Branch():
+                    self.choice(step)
+                case Repeat():
+                    self.repetition(step)
+                case Copy(dst, src, size):
+                    count = self.index(size)
+                    self.line(f'call void @"tcomp_copy"(ptr null, ptr {self.place(src)}, ptr {self.place(dst)}, i64 {count})')
+                case SetIndex(dst, value):
+                    self.line(f"store i64 {self.index(value)}, ptr {self.place(dst)}")
+            if any(ref.base == "dims" for ref in _refs((step,))):
+                self.forget((self.dims.buffer,))
+
+    def run(self, call: Call) -> None:
+        arguments = [f"ptr {self.pool}"] + [f"ptr {self.place(r)}" for r in call.buffers] + [f"i64 {self.index(s)}" for s in call.scalars]
+        text = f"call void {symbol(call.symbol)}({', '.join(arguments)})"
+        if not self.ticks:
+            self.line(text)
+            return
+        start = self.clock()
+        self.line(text)
+        taken = self.op(f"sub i64 {self.clock()}, {start}")
+        place = self.op(f"getelementptr i64, ptr %ticks, i64 {self.number}")
+        before = self.op(f"load i64, ptr {place}")
+        self.line(f"store i64 {self.op(f'add i64 {before}, {taken}')}, ptr {place}")
+        self.number += 1
+
+    def clock(self) -> str:
+        # Arm's cycle counter is not for user programs; its system counter is.
+        name = "llvm.readcyclecounter" if self.target.arch == "x86_64" else "llvm.readsteadycounter"
+        self.module.declarations[name] = f"declare i64 @{name}()"
+        return self.op(f"call i64 @{name}()")
+
+    def choice(self, branch: Branch) -> None:
+        yes, no, end = self.label("then"), self.label("else"), self.label("end")
+        self.line(f"br i1 {self.flag(branch.cond)}, label %{yes}, label %{no}")
+        for label, steps in ((yes, branch.then), (no, branch.otherwise)):
+            self.start(label)
+            with self.scope():
+                self.steps(steps)
+            self.line(f"br label %{end}")
+        self.start(end)
+
+    def repetition(self, repeat: Repeat) -> None:
+        def body() -> str | None:
+            self.steps(repeat.body)
+            return None if repeat.condition is None else self.flag(repeat.condition)
+
+        if any(ref.base == "dims" for ref in _refs((repeat,))):
+            self.forget((self.dims.buffer,))
+        count = self.index(repeat.trips)
+        head, end = self.label("loop"), self.label("end")
+        self.line(f"br i1 {self.op(f'icmp sgt i64 {count}, 0')}, label %{head}, label %{end}")
+        self.counted(repeat.var, "0", count, head, end, body)
+
+    def flag(self, ref: Ref) -> str:
+        return self.op(f"icmp ne i8 {self.op(f'load i8, ptr {self.place(ref)}')}, 0")
+
+    def index(self, e: Dim) -> str:
+        return self.value(self.dims.expr(e)).ref
+
+    def place(self, ref: Ref) -> str:
+        base = self.bases[ref.base, ref.index]
+        offset = self.index(ref.offset)
+        return base if offset == "0" else self.op(f"getelementptr i8, ptr {base}, i64 {offset}")
+
+
+def _refs(steps: Sequence[Step]) -> Iterator[Ref]:
+    """All places that the steps name."""
+    for step in steps:
+        match step:
+            case Call(_, buffers):
+                yield from buffers
+            case Branch(cond, then, otherwise):
+                yield cond
+                yield from _refs((*then, *otherwise))
+            case Repeat(body=body, condition=condition):
+                yield from _refs(body)
+                if condition is not None:
+                    yield condition
+            case Copy(dst, src):
+                yield dst
+                yield src
+            case SetIndex(dst):
+                yield dst
+
+
+def _emit_plan(module: KernelModule, program: Program) -> None:
+    """A dim that only a run will tell is -1: planned with its upper bound."""
+    function = Function(module)
+    dims = _Dims(program)
+    function.pointers[dims.buffer] = "%dims"
+    for d, read in dims.reads.items():
+        hi = E.bounds(d)[1]
+        if hi is not None:
+            dims.reads[d] = E.select(read < 0, hi, read)
+    for n, size in enumerate([program.workspace, *(d for shape in program.output_shapes for d in shape)]):
+        value = function.value(dims.expr(size))
+        place = function.op(f"getelementptr i64, ptr %sizes, i64 {n}")
+        function.line(f"store i64 {value.ref}, ptr {place}")
+    function.line("ret void")
+    module.functions.append(function.text("define void @tcomp_plan(ptr noalias %dims, ptr noalias %sizes) #0"))

@@ -1,0 +1,559 @@
+"""The values of expressions as LLVM IR, for one lane or for all lanes of a vectorized loop: loads, addresses, arithmetic.
+
+A value is either one scalar, the same for all lanes, or a vector of `lanes` elements (`Value.lanes`). An address is the linear form of
+its index: the coefficient of the lane variable is the stride between lanes.
+
+Values are memoised (expressions are hash-consed), in scopes: what is computed inside a branch or loop is unknown outside of it, and
+what was read from a buffer is forgotten when the buffer is written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from tcomp.codegen.llvm.builder import Builder, Module, Value, iota, literal
+from tcomp.codegen.llvm.math import ELEMENTARY, lower
+from tcomp.errors import CodegenError
+from tcomp.ir import expr as E
+from tcomp.ir import loops as L
+from tcomp.ir.dtypes import integer_range, is_integer, itemsize
+from tcomp.ir.expr import INDEX, Expr, as_expr, const, substitute
+from tcomp.ir.loops import Buffer, Stmt
+from tcomp.ir.simplify import Linear, difference, from_linear, linear, prove, simplify
+from tcomp.target import Target
+
+MAX_LANES = 64
+EXACT = 1 << 16  # integers of at most that size, and sums of a few, are exact in float32
+ALIGN = 64  # of stack slots
+
+
+class Address(NamedTuple):
+    """Where the elements of one access lie: at `pointer`, `pointer + stride`, ... per lane, or
+    at `pointer[indices]` for a vector of indices."""
+
+    pointer: str
+    stride: int
+    indices: str | None
+    align: int
+    offset: int | None  # from the start of the buffer, where it is known
+
+    @property
+    def shared(self) -> bool:
+        """Whether all lanes access one element."""
+        return self.stride == 0 and self.indices is None
+
+
+class Form(NamedTuple):
+    """The linear form of an index, outermost loops first. `inner`: the variables that occur in anything but `c * variable`."""
+
+    terms: tuple[tuple[tuple[Expr, ...], int], ...]
+    offset: int
+    inner: frozenset[Expr]
+
+
+class KernelFacts(Module):
+    """A module, and what is known about the expressions of the loop programs in it."""
+
+    def __init__(self, name: str, target: Target, notes: Sequence[str] = ()) -> None:
+        super().__init__(name, target, notes)
+        self.forms: dict[Any, Form] = {}
+        self.per_lane: dict[Buffer, tuple[Expr, int]] = {}  # buffers allocated inside a vectorized loop: lane variable, lanes
+        self._variables: dict[Expr, tuple[Expr, ...]] = {}
+        self._buffers: dict[Expr, frozenset[Buffer]] = {}
+        self._written: dict[Stmt, frozenset[Buffer]] = {}
+        self._lowered: dict[Expr, Expr | None] = {}
+        self._in_bounds: dict[Expr, bool] = {}
+
+    def lowered(self, e: Expr) -> Expr | None:
+        """`e` in terms of operations that the target has; None where it has `e` itself."""
+        if e not in self._lowered:
+            self._lowered[e] = lower(e, self.target)
+        return self._lowered[e]
+
+    def variables(self, e: Expr) -> tuple[Expr, ...]:
+        """The variables that a value depends on."""
+        for node in _unknown(e, self._variables):
+            own = [node] if node.op == "var" else []
+            if node.op == "read" and node.attr in self.per_lane:
+                own = [self.per_lane[node.attr][0]]
+            if len(node.args) == 1 and not own:
+                self._variables[node] = self._variables[node.args[0]]
+            else:
+                self._variables[node] = tuple(dict.fromkeys([v for a in node.args for v in self._variables[a]] + own))
+        return self._variables[e]
+
+    def buffers(self, e: Expr) -> frozenset[Buffer]:
+        """The buffers that a value is read from."""
+        for node in _unknown(e, self._buffers):
+            own = frozenset((node.attr,)) if node.op == "read" else frozenset()
+            self._buffers[node] = own.union(*(self._buffers[a] for a in node.args))
+        return self._buffers[e]
+
+    def written(self, stmt: Stmt) -> frozenset[Buffer]:
+        """The buffers that a statement may write."""
+        if stmt not in self._written:
+            own = [stmt.buffer] if isinstance(stmt, L.Store | L.Accumulate) else []
+            self._written[stmt] = frozenset(own).union(*(self.written(child) for child in L.children(stmt)))
+        return self._written[stmt]
+
+    def in_bounds(self, read: Expr) -> bool:
+        """Whether a read lies inside its buffer for all values of its variables."""
+        if read not in self._in_bounds:
+            self._in_bounds[read] = all(
+                prove(E.binary("le", 0, i)) and prove(E.binary("lt", i, as_expr(n)))
+                for i, n in zip(read.args, read.attr.shape, strict=True)
+            )
+        return self._in_bounds[read]
+
+    def unsafe(self, e: Expr) -> bool:
+        """Whether evaluating `e` where it is not wanted might fault."""
+        return bool(self.buffers(e)) and any(n.op == "read" and not self.in_bounds(n) for n in E.walk(e))
+
+
+class Expressions(Builder):
+    """The values of expressions at one place of a function."""
+
+    module: KernelFacts
+
+    def __init__(self, module: KernelFacts) -> None:
+        super().__init__(module)
+        self.readers: dict[Buffer, list[Any]] = {}  # keys of memoised values that depend on the content of a buffer
+        self.constants: dict[Expr, int] = {}
+        self.bound: dict[Expr, Value] = {}
+        self.depth: dict[Expr, int] = {}
+        self.pointers: dict[Buffer, str] = {}
+        self.private: set[Buffer] = set()  # stack slots, padded by a whole vector
+        self.lane: Expr | None = None
+        self.lanes = 1
+        self.mask: Value | None = None  # active lanes; None: all
+        self.nesting = 0
+
+    # ------------------------------------------------------------ scopes
+
+    def bind(self, v: Expr, value: Value) -> None:
+        self.bound[v] = value
+        self.depth[v] = len(self.depth)
+
+    @contextmanager
+    def masked(self, mask: Value | None) -> Iterator[None]:
+        before, self.mask = self.mask, mask
+        with self.scope():
+            yield
+        self.mask = before
+
+    def key(self, e: Expr) -> Any:
+        """What identifies the value of `e` here: the expression, and the constants that unrolled variables stand for."""
+        if not self.constants:
+            return e
+        known = tuple([self.constants[v] for v in self.module.variables(e) if v in self.constants])
+        return (e, known) if known else e
+
+    def forget(self, buffers: Iterable[Buffer]) -> None:
+        """Values read from these buffers are out of date."""
+        for buffer in buffers:
+            for key in self.readers.pop(buffer, ()):
+                for scope in self.scopes:
+                    scope.pop(key, None)
+
+    # ------------------------------------------------------------ loads
+
+    def read(self, e: Expr) -> Value:
+        buffer = e.attr
+        address = self.address(buffer, e.args)
+        together = self.lane is None or address.shared
+        if self.mask is not None and (self.module.in_bounds(e) or self.padded(buffer, address)):
+            mask, self.mask = self.mask, None
+            value = self.load(buffer, address)
+            self.mask = mask
+            return value
+        if together and self.mask is not None:  # one element for all lanes, wanted only if any lane is active
+            test = self.mask.ref
+            if self.mask.lanes > 1:
+                test = self.call(
+                    "vector.reduce.or", "i1", (self.module.type("bool", self.mask.lanes), test), suffix=(f"<{self.mask.lanes} x i1>",)
+                )
+            yes, end, before = self.label("any"), self.label("end"), self.block
+            self.line(f"br i1 {test}, label %{yes}, label %{end}")
+            self.start(yes)
+            value = self.load(buffer, address)
+            self.line(f"br label %{end}")
+            self.start(end)
+            type_ = self.module.type(buffer.dtype)
+            ref = self.op(f"phi {type_} [ zeroinitializer, %{before} ], [ {value.ref}, %{yes} ]")
+            return Value(ref, buffer.dtype)
+        return self.load(buffer, address)
+
+    def padded(self, buffer: Buffer, address: Address) -> bool:
+        """Whether a whole vector may be accessed though not all lanes are active: at a known place of a stack slot."""
+        return buffer in self.private and address.offset is not None and address.stride == 1 and address.indices is None
+
+    def load(self, buffer: Buffer, address: Address) -> Value:
+        scalar = self.lane is None or address.shared
+        lanes = 1 if scalar else self.lanes
+        type_ = self.module.memory_type(buffer.dtype, lanes)
+        if scalar or (address.stride == 1 and address.indices is None and (self.mask is None or self.padded(buffer, address))):
+            ref = self.op(f"load {type_}, ptr {address.pointer}, align {address.align}")
+        elif address.stride == 1 and address.indices is None:
+            assert self.mask is not None
+            args = (("ptr", address.pointer), ("i32", str(address.align)), (f"<{lanes} x i1>", self.mask.ref), (type_, "zeroinitializer"))
+            ref = self.call("masked.load", type_, *args, suffix=(type_, "ptr"))
+        elif buffer in self.private and address.offset is not None and address.stride == lanes and address.indices is None:
+            ref = self.column(buffer, address.offset, lanes)
+        elif address.indices is None and self.mask is None and address.stride in (-1, 2, 3, 4):
+            ref = self.strided(buffer, address, lanes)
+        else:
+            pointers, vector = f"<{lanes} x ptr>", self.pointer_vector(buffer, address)
+            mask = "splat (i1 true)" if self.mask is None else self.mask.ref
+            args = ((pointers, vector), ("i32", str(itemsize(buffer.dtype))), (f"<{lanes} x i1>", mask), (type_, "zeroinitializer"))
+            ref = self.call("masked.gather", type_, *args, suffix=(type_, pointers))
+        if buffer.dtype == "bool":
+            ref = self.op(f"icmp ne {type_} {ref}, zeroinitializer")
+        return Value(ref, buffer.dtype, lanes)
+
+    def column(self, buffer: Buffer, offset: int, lanes: int) -> str:
+        """A column of a tile of `lanes` x `lanes` elements on the stack. All columns are made at once, in log2(lanes) steps of `lanes`
+        shuffles: step b exchanges bit b of the row with bit b of the lane. What stays unused is no code in the end."""
+        start = offset - offset % lanes
+        if (found := self.find((buffer, "column", offset))) is not None:
+            return found.ref
+        scalar, type_ = self.module.memory_type(buffer.dtype), self.module.memory_type(buffer.dtype, lanes)
+        rows = []
+        for row in range(lanes):
+            place = start + row * lanes
+            pointer = self.op(f"getelementptr {scalar}, ptr {self.pointers[buffer]}, i64 {place}")
+            rows.append(self.op(f"load {type_}, ptr {pointer}, align {math.gcd(place * itemsize(buffer.dtype), ALIGN) or ALIGN}"))
+        bit = 1
+        while bit < lanes:
+            low = [lane if not lane & bit else lanes + (lane ^ bit) for lane in range(lanes)]
+            high = [lane ^ bit if not lane & bit else lanes + lane for lane in range(lanes)]
+            rows = [self.shuffle(type_, rows[n & ~bit], rows[n | bit], high if n & bit else low) for n in range(lanes)]
+            bit *= 2
+        for lane, ref in enumerate(rows):
+            key = (buffer, "column", start + lane)
+            self.scopes[-1][key] = Value(ref, buffer.dtype, lanes)
+            self.readers.setdefault(buffer, []).append(key)
+        return rows[offset % lanes]
+
+    def strided(self, buffer: Buffer, address: Address, lanes: int) -> str:
+        """Every `stride`-th element, by contiguous loads that stay within the first and last element, and shuffles."""
+        scalar, type_ = self.module.memory_type(buffer.dtype), self.module.memory_type(buffer.dtype, lanes)
+        stride = address.stride
+        starts = [n * lanes for n in range(stride - 1)] + [(lanes - 1) * (stride - 1)] if stride > 0 else [1 - lanes]
+        parts = []
+        for start in starts:
+            place = self.op(f"getelementptr {scalar}, ptr {address.pointer}, i64 {start}")
+            parts.append(self.op(f"load {type_}, ptr {place}, align {itemsize(buffer.dtype)}"))
+        if stride < 0:
+            return self.shuffle(type_, parts[0], parts[0], range(lanes - 1, -1, -1))
+        result, owner = parts[0], [lane * stride // lanes for lane in range(lanes)]  # the part with the element of each lane
+        for n in range(1, stride):
+            picks = [
+                lanes + lane * stride - starts[n] if owner[lane] == n else lane * stride if n == 1 and owner[lane] == 0 else lane
+                for lane in range(lanes)
+            ]
+            result = self.shuffle(type_, result, parts[n], picks)
+        return result
+
+    def pointer_vector(self, buffer: Buffer, address: Address) -> str:
+        index = address.indices or iota(self.lanes, "i64", address.stride)
+        return self.op(f"getelementptr {self.module.memory_type(buffer.dtype)}, ptr {address.pointer}, <{self.lanes} x i64> {index}")
+
+    # ------------------------------------------------------------ addresses
+
+    def address(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Address:
+        form = self.form(buffer, indices)
+        offset, stride = form.offset, 0
+        shared: list[tuple[tuple[Expr, ...], int]] = []
+        varying: list[tuple[tuple[Expr, ...], int]] = []
+        for term in form.terms:
+            monomial, c = term
+            first = monomial[0]
+            if len(monomial) == 1 and first.op == "var":
+                known = self.constants.get(first)
+                if known is not None:
+                    offset += c * known
+                elif first is self.lane:
+                    stride += c
+                else:
+                    shared.append(term)
+            else:
+                (varying if self.varies(monomial) else shared).append(term)
+        index = None
+        if varying:
+            index = self.index_vector(varying, stride)
+            stride = 0
+        align = itemsize(buffer.dtype)
+        if buffer in self.private:
+            align = math.gcd(align * math.gcd(offset, *(c for _, c in shared)), ALIGN) or ALIGN
+        return Address(self.pointer(buffer, tuple(shared), offset), stride, index, align, None if shared else offset)
+
+    def varies(self, monomial: tuple[Expr, ...]) -> bool:
+        return self.lane is not None and any(self.lane in self.module.variables(a) for a in monomial)
+
+    def form(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Form:
+        """The linear form of the row-major index, in which only plain variables are known constants."""
+        form = self.module.forms.get((buffer, indices))
+        if form is None:
+            index = simplify(E.row_major(indices, buffer.shape))
+            form = self.module.forms[buffer, indices] = self.sorted_form(linear(index), buffer)
+        if form.inner and any(v in form.inner for v in self.constants):
+            known = {v: n for v, n in self.constants.items() if v in form.inner}
+            key = (buffer, indices, tuple(known.items()))
+            refined = self.module.forms.get(key)
+            if refined is None:
+                index = const(form.offset)
+                for monomial, c in form.terms:
+                    index = index + math.prod(monomial[1:], start=monomial[0]) * c
+                index = substitute(index, {v: const(n) for v, n in known.items()})
+                refined = self.module.forms[key] = self.sorted_form(linear(simplify(index)), None)
+            return refined
+        return form
+
+    def sorted_form(self, terms: Linear, buffer: Buffer | None) -> Form:
+        if buffer is not None and buffer in self.module.per_lane:
+            lane, lanes = self.module.per_lane[buffer]
+            terms = {m: c * lanes for m, c in terms.items()}
+            terms[(lane,)] = terms.get((lane,), 0) + 1
+        depth = {m: max((self.depth.get(v, 0) for a in m for v in self.module.variables(a)), default=0) for m in terms}
+        ordered = tuple(sorted(((m, c) for m, c in terms.items() if m), key=lambda item: depth[item[0]]))
+        inner = [v for m, _ in ordered if len(m) > 1 or m[0].op != "var" for a in m for v in self.module.variables(a)]
+        return Form(ordered, terms.get((), 0), frozenset(inner))
+
+    def pointer(self, buffer: Buffer, terms: tuple[tuple[tuple[Expr, ...], int], ...], offset: int) -> str:
+        """`buffer + terms + offset`, added up from the outermost loop inwards so that LLVM can hoist each part."""
+        whole = (buffer, terms, offset)
+        found = self.find(whole)
+        if found is not None:
+            return found.ref
+        if buffer not in self.pointers:
+            raise CodegenError(f"buffer `{buffer.name}` is used but is neither parameter nor allocated", where=self.module.name)
+        ref, scalar = self.pointers[buffer], self.module.memory_type(buffer.dtype)
+        for n, (monomial, c) in enumerate(terms, start=1):
+            key = (buffer, terms[:n])
+            found = self.find(key)
+            if found is None:
+                ref = self.op(f"getelementptr {scalar}, ptr {ref}, i64 {self.scaled(monomial, c).ref}")
+                self.keep(key, Value(ref, "ptr"), monomial)
+            else:
+                ref = found.ref
+        if offset:
+            ref = self.op(f"getelementptr {scalar}, ptr {ref}, i64 {offset}")
+        self.keep(whole, Value(ref, "ptr"), [a for monomial, _ in terms for a in monomial])
+        return ref
+
+    def keep(self, key: Any, value: Value, sources: Iterable[Expr]) -> None:
+        self.scopes[-1][key] = value
+        for source in sources:
+            for buffer in self.module.buffers(source):
+                self.readers.setdefault(buffer, []).append(key)
+
+    def scaled(self, monomial: tuple[Expr, ...], c: int) -> Value:
+        """c times the product of the atoms."""
+        values = [self.value(atom) for atom in monomial]
+        result = values[0]
+        for factor in values[1:]:
+            result = self.arithmetic("mul", [result, factor], INDEX)
+        return result if c == 1 else self.arithmetic("mul", [result, Value(str(c), INDEX)], INDEX)
+
+    def index_vector(self, terms: Sequence[tuple[tuple[Expr, ...], int]], stride: int) -> str:
+        result = Value(iota(self.lanes, "i64", stride), INDEX, self.lanes) if stride else None
+        for monomial, c in terms:
+            part = self.scaled(monomial, c)
+            result = part if result is None else self.arithmetic("add", [result, part], INDEX)
+        assert result is not None
+        return self.spread(result, self.lanes)
+
+    # ------------------------------------------------------------ expressions
+
+    def fold(self, e: Expr) -> Expr:
+        """`e` with the known constants put in, simplified where there are any."""
+        if e.op == "const" or not self.constants:
+            return e
+        known = {v: const(self.constants[v]) for v in self.module.variables(e) if v in self.constants}
+        return simplify(substitute(e, known)) if known else e
+
+    def scalar(self, e: Expr, what: str) -> str:
+        value = self.value(e)
+        if value.lanes != 1:
+            assert self.lane is not None
+            raise CodegenError(f"{what} differs between the lanes of `{self.lane.name}`", where=f"{self.module.name}: {e}")
+        return value.ref
+
+    def value(self, e: Expr) -> Value:
+        key = self.key(e)
+        found = self.find(key)
+        if found is not None:
+            return found
+        depth, self.nesting = self.nesting, self.nesting + 1
+        if depth > 60:  # a long chain: operands first, or it would exhaust Python's stack
+            self.nesting = 0
+            for node in E.needed_operands(e):
+                self.value(node)
+        result = self.compute(e)
+        self.nesting = depth
+        self.scopes[-1][key] = result
+        for buffer in self.module.buffers(e):
+            self.readers.setdefault(buffer, []).append(key)
+        return result
+
+    def quantized(self, e: Expr) -> Value | None:
+        """uint8(round(x) + z), in two instructions less; and what makes floats of that again, float32(int32(uint8(round(x) + z)) + c), which
+        needs no integers. Both as exact as step by step: numbers within the range of the bytes are exact in float32."""
+        if e.op != "cast":
+            return None
+        if (found := _rounded_bytes(e)) is not None:
+            x, offset = found
+            value = self.value(x)
+            return self.rounded(value, offset, e.dtype) if value.lanes > 1 else None
+        whole, shift = _plus_constant(e.args[0]) if e.dtype == "float32" and e.args[0].dtype == "int32" else (e, 0)
+        found = _rounded_bytes(whole.args[0]) if whole.op == "cast" and whole is not e else None
+        if found is None or abs(shift) > EXACT or (value := self.value(found[0])).lanes == 1:
+            return None
+        x, offset = found
+        low, high = integer_range(whole.args[0].dtype)
+        near = self.unary("round", self.clamped(value, low - offset, high - offset, -offset))
+        moved = self.value(const(float(shift + offset), "float32"))
+        return near if shift + offset == 0 else self.arithmetic("add", [near, moved], "float32")
+
+    def compute(self, e: Expr) -> Value:
+        match e.op:
+            case "const":
+                return Value(literal(e.attr, e.dtype, self.module.native_half), e.dtype)
+            case "var":
+                return self.variable(e)
+            case "read":
+                return self.read(e)
+            case "select":
+                return self.select(e)
+            case "lt" | "le" if e.args[0].dtype == INDEX and self.varies((e,)):
+                return self.compare_lanes(e)
+        other = self.module.lowered(e)
+        if other is not None:
+            return self.value(other)
+        if (quantized := self.quantized(e)) is not None:
+            return quantized
+        if e.op in ELEMENTARY or e.op == "reduce":
+            raise CodegenError(f"`{e.op}` of {e.dtype} cannot be compiled", where=f"{self.module.name}: {e}")
+        args = [self.value(a) for a in e.args]
+        match e.op:
+            case "cast":
+                return self.cast(args[0], e.dtype)
+            case "bitcast":
+                return self.bitcast(args[0], e.dtype)
+            case "fma":
+                return self.fma(*args)
+            case "ldexp":
+                return self.ldexp(*args)
+            case "lt" | "le" | "eq" | "ne":
+                return self.compare(e.op, *args)
+            case "floordiv" | "mod" | "truncdiv" | "truncmod" if is_integer(e.dtype):
+                return self.divide(e, *args)
+            case "shl" | "shr":
+                return self.shift(e, *args)
+            case _ if len(args) == 1:
+                return self.unary(e.op, args[0])
+        return self.arithmetic(e.op, args, e.dtype)
+
+    def variable(self, v: Expr) -> Value:
+        known = self.constants.get(v)
+        if known is not None:
+            return Value(str(known), v.dtype)
+        if v not in self.bound:
+            raise CodegenError(f"`{v.name}` is used but is no parameter and no loop around", where=self.module.name)
+        return self.bound[v]
+
+    def compare_lanes(self, e: Expr) -> Value:
+        """`rest + slope * lane > 0` (or >= 0): vectors of 32 bits instead of 64 where the values fit."""
+        folded = self.fold(e)
+        if folded.op not in ("lt", "le"):
+            return self.value(folded) if folded is not e else self.compare(e.op, *(self.value(a) for a in e.args))
+        a, b = folded.args
+        terms = linear(difference(b, a))
+        rest = {m: c for m, c in terms.items() if not self.varies(m)}
+        lane_only = {m: c for m, c in terms.items() if self.varies(m)}
+        assert self.lane is not None
+        slope = lane_only.get((self.lane,), 0)
+        strict = folded.op == "lt"
+        if len(lane_only) == 1 and abs(slope) == 1:
+            # slope -1: lane < rest (+ 1 for le); slope 1: lane >= 1 - rest (- rest for le), the negation of lane < that.
+            limit = from_linear(rest) + (0 if strict else 1) if slope < 0 else const(1 if strict else 0) - from_linear(rest)
+            limit = E.minimum(E.maximum(limit, 0), self.lanes)
+            lanes, test = iota(self.lanes, "i32"), "ult" if slope < 0 else "uge"
+        elif slope and len(lane_only) == 1 and _small(slope * self.lanes, *E.bounds(from_linear(rest))):
+            # slope * lane > -rest
+            limit, lanes, test = const(0) - from_linear(rest), iota(self.lanes, "i32", slope), "sgt" if strict else "sge"
+        else:
+            return self.compare(folded.op, self.value(a), self.value(b))
+        count = self.value(simplify(limit))
+        narrow = self.op(f"trunc i64 {count.ref} to i32") if count.ref[0] == "%" else count.ref
+        vector = self.spread(Value(narrow, "int32"), self.lanes)
+        return Value(self.op(f"icmp {test} <{self.lanes} x i32> {lanes}, {vector}"), "bool", self.lanes)
+
+    def select(self, e: Expr) -> Value:
+        cond = self.fold(e.args[0])
+        if cond.op == "const":
+            return self.value(e.args[1] if cond.attr else e.args[2])
+        test = self.value(cond)
+        if not (self.module.unsafe(e.args[1]) or self.module.unsafe(e.args[2])):
+            return self.choose(test, self.value(e.args[1]), self.value(e.args[2]))
+        if test.lanes == 1:
+            return self.select_by_branch(test, e.args[1], e.args[2])
+        outer = self.mask
+        with self.masked(self.both(outer, test)):
+            a = self.value(e.args[1])
+        with self.masked(self.both(outer, self.negated(test))):
+            b = self.value(e.args[2])
+        return self.choose(test, a, b)
+
+    def select_by_branch(self, test: Value, a: Expr, b: Expr) -> Value:
+        yes, no, end = self.label("then"), self.label("else"), self.label("end")
+        self.line(f"br i1 {test.ref}, label %{yes}, label %{no}")
+        outer, sides = self.lines, []
+        for label, side in ((yes, a), (no, b)):
+            self.lines = []
+            self.start(label)
+            with self.scope():
+                sides.append((self.value(side), self.lines, self.block))
+        lanes = max(value.lanes for value, _, _ in sides)
+        arms = []
+        for value, lines, block in sides:
+            self.lines = lines
+            with self.scope():
+                arms.append(f"[ {self.spread(value, lanes)}, %{block} ]")
+            self.line(f"br label %{end}")
+            outer.extend(lines)
+        self.lines = outer
+        self.start(end)
+        return Value(self.op(f"phi {self.module.type(a.dtype, lanes)} {', '.join(arms)}"), a.dtype, lanes)
+
+
+def _small(*values: int | None) -> bool:
+    """Whether sums of two of the values surely fit 32 bits."""
+    return all(v is not None and abs(v) < 1 << 30 for v in values)
+
+
+def _unknown(e: Expr, facts: Mapping[Expr, Any]) -> Iterable[Expr]:
+    """The sub-expressions that `facts` lacks, operands before users."""
+    if e in facts:
+        return ()
+    if all(a in facts for a in e.args):
+        return (e,)
+    return [node for node in E.walk(e) if node not in facts]
+
+
+def _rounded_bytes(e: Expr) -> tuple[Expr, int] | None:
+    """(x, z) for integers of 8 or 16 bits that are made of round(x) + z."""
+    if e.op != "cast" or e.dtype not in ("uint8", "int8", "uint16", "int16") or e.args[0].dtype != "float32":
+        return None
+    x, offset = _plus_constant(e.args[0])
+    return (x.args[0], int(offset)) if x.op == "round" and abs(offset) <= EXACT and offset == int(offset) else None
+
+
+def _plus_constant(e: Expr) -> tuple[Expr, int | float]:
+    """(x, c) for x + c, x - c; (e, 0) for anything else."""
+    if e.op in ("add", "sub") and e.args[1].op == "const":
+        return e.args[0], e.args[1].attr if e.op == "add" else -e.args[1].attr
+    return (e.args[1], e.args[0].attr) if e.op == "add" and e.args[0].op == "const" else (e, 0)

@@ -1,0 +1,580 @@
+"""Loop programs to LLVM IR text: one `Kernel`, one function.
+
+    void @NAME(ptr pool, ptr buffer0, ..., i64 scalar0, ...)         kernel.buffers, then kernel.scalars
+
+The text follows the loop program statement by statement; nothing is left to LLVM's vectorizers or unroller:
+
+- An *unrolled* loop is emitted once per iteration with its variable a known constant (`constants`).
+- In a *vectorized* loop a condition that differs between lanes becomes a mask; see `llvm_expressions` on values and addresses.
+- A *parallel* loop becomes a function of its own, `body(closure, begin, end)`, called through the pool, whose first field is
+  `void parallel_for(ptr pool, ptr body, ptr closure, i64 extent)`. A null pool runs it in place. Parallel loops inside are serial.
+- A buffer of scope *register* is a stack slot in the entry block. Every access to a tile whose indices are known is at a
+  constant offset with one vector type, which lets LLVM promote it to SSA values, so that accumulators stay in registers over
+  the whole reduction.
+
+- An *instruction* (`Call`) is emitted as its data says: an intrinsic on vector registers, once for each iteration of the loops that do
+  not run inside of a register, in the order of its meaning. Each register is loaded when it is first needed, each result stored at
+  the end.
+
+Sums of products accumulate with fused multiply-add where the target has it, but for a loop of nothing else: there each step waits
+for the one before, and an addition alone takes no longer than a multiply-add, or less (3 cycles for 4 on Golden Cove and Zen). Objects
+import nothing.
+
+Parameters point to disjoint memory, aligned as their elements are. Variables stay within their stated ranges.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from tcomp.codegen.llvm.builder import Value, iota, symbol
+from tcomp.codegen.llvm.expressions import ALIGN, MAX_LANES, Address, Expressions, KernelFacts
+from tcomp.errors import CodegenError
+from tcomp.ir import expr as E
+from tcomp.ir import loops as L
+from tcomp.ir.dtypes import is_float, itemsize
+from tcomp.ir.expr import INDEX, Dim, Expr, as_expr
+from tcomp.ir.instruction import VectorOp, match
+from tcomp.ir.loops import Buffer, Kernel, Stmt
+from tcomp.target import Target
+
+MAX_OPERATIONS = 1 << 12  # of one instruction
+
+
+def emit_kernel(kernel: Kernel, target: Target, over: Collection[tuple[Buffer, Buffer]] = ()) -> str:
+    """LLVM IR text of a kernel. The two of a pair in `over` may lie in the same memory: they are read and written in the order of the
+    program. Raises `CodegenError` naming the loop or buffer for what a CPU kernel cannot be."""
+    module = KernelModule(kernel.name, target, kernel.notes)
+    module.overlapping = frozenset(b for pair in over for b in pair)
+    module.define(kernel)
+    return module.text()
+
+
+class KernelModule(KernelFacts):
+    """A module made of loop programs."""
+
+    overlapping: frozenset[Buffer] = frozenset()
+
+    def parameter(self, buffer: Buffer, ref: str, written: bool) -> str:
+        return f"ptr{'' if buffer in self.overlapping else ' noalias'} nonnull{'' if written else ' readonly'} {ref}"
+
+    def define(self, kernel: Kernel, linkage: str = "") -> None:
+        """Adds the function of a kernel."""
+        function = Function(self)
+        parameters = ["ptr %pool"]
+        for n, buffer in enumerate(kernel.buffers):
+            function.pointers[buffer] = f"%b{n}"
+            parameters.append(self.parameter(buffer, f"%b{n}", buffer in kernel.outputs))
+        for n, scalar in enumerate(kernel.scalars):
+            function.bind(scalar, Value(f"%s{n}", INDEX))
+            parameters.append(f"i64 %s{n}")
+        function.statement(kernel.body)
+        function.leave()
+        self.functions.append(function.text(f"define {linkage} void {symbol(kernel.name)}({', '.join(parameters)}) #0"))
+
+
+class Function(Expressions):
+    """The LLVM function of a loop program."""
+
+    module: KernelModule
+
+    def __init__(self, module: KernelModule) -> None:
+        super().__init__(module)
+        self.chain: Stmt | None = None  # an accumulation into one element that is all that its loop does
+        self.inside_parallel = False
+        self.streams = False  # whether some stores pass the caches by
+
+    def leave(self) -> None:
+        """Return. On x86 stores that pass the caches by are in no order with the others, by which threads tell that they are done."""
+        if self.streams and self.target.arch == "x86_64":
+            self.module.declarations.setdefault("llvm.x86.sse.sfence", "declare void @llvm.x86.sse.sfence()")
+            self.line("call void @llvm.x86.sse.sfence()")
+        self.line("ret void")
+
+    # ------------------------------------------------------------ statements
+
+    def statement(self, s: Stmt) -> None:
+        match s:
+            case L.Block(stmts):
+                for inner in stmts:
+                    self.statement(inner)
+            case L.For():
+                self.loop(s)
+            case L.If(cond, then, otherwise):
+                self.branch(cond, then, otherwise)
+            case L.While(cond, body):
+                self.repeat(cond, body)
+            case L.Store(buffer, indices, value, streamed):
+                self.store(s, buffer, indices, value, streamed)
+            case L.Accumulate(buffer, indices, value, reducer):
+                self.accumulate(s, buffer, indices, value, reducer)
+            case L.Allocate(buffer, body):
+                self.allocate(buffer)
+                self.statement(body)
+            case L.Prefetch(buffer, indices):
+                self.module.declarations.setdefault("llvm.prefetch.p0", "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+                self.line(f"call void @llvm.prefetch.p0(ptr {self.address(buffer, indices).pointer}, i32 0, i32 3, i32 1)")
+            case L.Call():
+                self.instruction(s)
+            case _:
+                raise CodegenError(f"a {type(s).__name__} cannot be compiled for a CPU", where=self.module.name)
+
+    def loop(self, s: L.For) -> None:
+        extent = self.extent(s.extent)
+        known = int(extent.attr) if extent.op == "const" else None
+        if known is not None and known <= 0:
+            return
+        if known == 1 and s.kind in L.KINDS[:4]:
+            self.constants[s.var] = 0
+            self.statement(s.body)
+            del self.constants[s.var]
+        elif s.kind == L.PARALLEL and not self.inside_parallel and self.lane is None:
+            self.parallel(s, extent)
+        elif s.kind in (L.SERIAL, L.PARALLEL):
+            self.serial(s, extent, known)
+        elif s.kind not in (L.UNROLLED, L.VECTORIZED):
+            raise CodegenError(f"loop `{s.var.name}` is bound to `{s.kind}`", where=self.module.name, why="a CPU has no such axis")
+        elif known is None:
+            raise CodegenError(
+                f"{s.kind} loop `{s.var.name}` has the extent {extent}, which is not constant",
+                where=self.module.name,
+                hint="split it by a constant first",
+            )
+        elif s.kind == L.UNROLLED:
+            for n in range(known):
+                self.constants[s.var] = n
+                self.statement(s.body)
+            del self.constants[s.var]
+        else:
+            self.vectorized(s, known)
+
+    def extent(self, extent: Dim) -> Expr:
+        return self.fold(as_expr(extent))
+
+    def serial(self, s: L.For, extent: Expr, known: int | None) -> None:
+        self.forget(self.module.written(s.body))
+        count = self.scalar(extent, f"the extent of loop `{s.var.name}`")
+        head, end = self.label("loop"), self.label("end")
+        if known is None and (E.bounds(extent)[0] or 0) < 1:
+            some = self.op(f"icmp sgt i64 {count}, 0")
+            self.line(f"br i1 {some}, label %{head}, label %{end}")
+        else:
+            self.line(f"br label %{head}")
+        if isinstance(s.body, L.Accumulate) and not any(s.var in self.module.variables(i) for i in s.body.indices):
+            self.chain = s.body
+        self.counted(s.var, "0", count, head, end, lambda: self.statement(s.body))
+
+    def counted(self, v: Expr, begin: str, count: str, head: str, end: str, body: Callable[[], str | None]) -> None:
+        """`do { body } while (++v < count && condition)`, entered by a jump to `head` from the current block.
+
+        `body` emits the body and may return a condition.
+        """
+        before = self.block
+        self.start(head)
+        self.count += 1
+        i, after = f"%i{self.count}", f"%n{self.count}"
+        place = len(self.lines)
+        self.lines.append("")  # the phi, when the last block of the body is known
+        with self.scope():
+            self.bind(v, Value(i, INDEX))
+            condition = body()
+            del self.bound[v], self.depth[v]
+        self.line(f"{after} = add nuw nsw i64 {i}, 1")
+        self.lines[place] = f"  {i} = phi i64 [ {begin}, %{before} ], [ {after}, %{self.block} ]"
+        more = self.op(f"icmp slt i64 {after}, {count}")
+        if condition is not None:
+            more = self.op(f"and i1 {more}, {condition}")
+        self.line(f"br i1 {more}, label %{head}, label %{end}")
+        self.start(end)
+
+    def vectorized(self, s: L.For, lanes: int) -> None:
+        if self.lane is not None:
+            raise CodegenError(f"vectorized loop `{s.var.name}` inside vectorized loop `{self.lane.name}`", where=self.module.name)
+        if lanes > MAX_LANES or lanes & (lanes - 1):
+            raise CodegenError(
+                f"vectorized loop `{s.var.name}` has {lanes} iterations",
+                where=self.module.name,
+                hint=f"a power of two up to {MAX_LANES}; split it, and mask the rest with an `If`",
+            )
+        self.lane, self.lanes = s.var, lanes
+        self.bind(s.var, Value(iota(lanes, "i64"), INDEX, lanes))
+        self.statement(s.body)
+        del self.bound[s.var], self.depth[s.var]
+        self.lane, self.lanes = None, 1
+
+    def branch(self, cond: Expr, then: Stmt, otherwise: Stmt | None) -> None:
+        cond = self.fold(cond)
+        if cond.op == "const":
+            chosen = then if cond.attr else otherwise
+            if chosen is not None:
+                self.statement(chosen)
+            return
+        if (
+            otherwise is None
+            and isinstance(then, L.Store)
+            and itemsize(then.buffer.dtype) < 4
+            and (only := self.only_lane(cond)) is not None
+        ):
+            self.lane_by_lane(then, (only,))  # LLVM 22 narrows the store of a single lane wrongly: four bytes are written
+            return
+        test = self.value(cond)
+        if test.lanes > 1:
+            outer = self.mask
+            with self.masked(self.both(outer, test)):
+                self.statement(then)
+            if otherwise is not None:
+                with self.masked(self.both(outer, self.negated(test))):
+                    self.statement(otherwise)
+            return
+        yes, end = self.label("then"), self.label("end")
+        no = end if otherwise is None else self.label("else")
+        self.line(f"br i1 {test.ref}, label %{yes}, label %{no}")
+        for label, body in ((yes, then), (no, otherwise)):
+            if body is not None:
+                self.start(label)
+                with self.scope():
+                    self.statement(body)
+                self.line(f"br label %{end}")
+        self.start(end)
+
+    def only_lane(self, cond: Expr) -> int | None:
+        """The lane for which alone a condition holds, if that is known."""
+        if self.lane is None or self.mask is not None or set(self.module.variables(cond)) != {self.lane}:
+            return None
+        active = [n for n in range(self.lanes) if self.fold(E.substitute(cond, {self.lane: as_expr(n)})) is not E.const(False, "bool")]
+        return active[0] if len(active) == 1 else None
+
+    def repeat(self, cond: Expr, body: Stmt) -> None:
+        self.forget(self.module.written(body))
+        head, inside, end = self.label("while"), self.label("do"), self.label("end")
+        self.line(f"br label %{head}")
+        self.start(head)
+        with self.scope():
+            test = self.scalar(self.fold(cond), "the condition of a while loop")
+            self.line(f"br i1 {test}, label %{inside}, label %{end}")
+            self.start(inside)
+            self.statement(body)
+            self.line(f"br label %{head}")
+        self.start(end)
+
+    def allocate(self, buffer: Buffer) -> None:
+        where = f"{self.module.name}: {buffer!r}"
+        size = 1
+        for d in buffer.shape:
+            extent = self.extent(d)
+            if extent.op != "const":
+                raise CodegenError(f"temporary `{buffer.name}` has no constant shape", where=where, hint="pass it as a workspace buffer")
+            size *= int(extent.attr)
+        if buffer.scope == "shared":
+            raise CodegenError(f"temporary `{buffer.name}` is in shared memory", where=where, why="a CPU has none")
+        if self.lane is not None:  # every lane has its own
+            self.module.per_lane[buffer] = self.lane, self.lanes
+            size *= self.lanes
+        if size * itemsize(buffer.dtype) > L.STACK_LIMIT:
+            raise CodegenError(
+                f"temporary `{buffer.name}` takes {size * itemsize(buffer.dtype)} bytes of the stack",
+                where=where,
+                hint=f"at most {L.STACK_LIMIT}; pass larger ones as workspace buffers",
+            )
+        if buffer not in self.pointers:  # a second copy of an unrolled body shares the slot
+            self.count += 1
+            self.pointers[buffer] = f"%a{self.count}"
+            # Padding: a masked access may read, and write back, what lies beyond the last element.
+            element = self.module.memory_type(buffer.dtype)
+            self.slots.append(f"  %a{self.count} = alloca [{size + MAX_LANES} x {element}], align {ALIGN}")
+            if buffer.scope != "register" and is_float(buffer.dtype) and size * itemsize(buffer.dtype) % ALIGN:
+                # Lanes that nobody looks at compute with it: subnormal numbers, as what lies on a stack by chance may be, would take long.
+                self.slots.append(f"  %a{self.count}.end = getelementptr {element}, ptr %a{self.count}, i64 {size}")
+                self.slots.append(f"  store <{MAX_LANES} x {element}> zeroinitializer, ptr %a{self.count}.end, align {itemsize(buffer.dtype)}")
+            self.private.add(buffer)
+
+    # ------------------------------------------------------------ instructions
+
+    def instruction(self, s: L.Call) -> None:
+        instruction, op = s.instruction, s.instruction.emission
+        where = f"{self.module.name}: {instruction.name}"
+        if not isinstance(op, VectorOp) or not any(map(self.target.has, instruction.features)):
+            raise CodegenError(
+                f"the target has no instruction `{instruction.name}`",
+                where=f"{self.module.name} for `{self.target}`",
+                why=f"it needs {' or '.join(instruction.features)}",
+            )
+        if self.lane is not None:
+            raise CodegenError(f"an instruction inside of the vectorized loop `{self.lane.name}`", where=where)
+        roles = match(instruction, s.body)
+        loops, places, result = instruction.loops, instruction.places(), instruction.result
+        inside = {instruction.leaf.indices[-1]: op.lanes} | ({loops[-1].var: op.group} if op.group > 1 else {})
+        steps = [range(0, int(x.extent), inside.get(x.var, 1)) for x in loops]
+        if (operations := math.prod(map(len, steps))) > MAX_OPERATIONS:
+            raise CodegenError(
+                f"`{instruction.name}` would be {operations} operations", where=where, hint=f"at most {MAX_OPERATIONS}; take a smaller tile"
+            )
+        operands = {b.name: b for b in instruction.meaning.buffers}
+        registers: dict[Any, str] = {}
+        addresses: dict[Any, tuple[str, int]] = {}  # of the results: pointer, alignment
+        total = self.module.type(result.dtype, op.lanes)
+        for point in itertools.product(*steps):
+            at = dict(zip((x.var for x in loops), point, strict=True))
+            self.constants |= {v: at[role] for role, v in roles.loops.items()}
+            arguments = []
+            for name in op.arguments:
+                b = operands[name]
+                key = (b, *(at[i] for i in places[b]))
+                if key not in registers:
+                    address = self.address(*roles.accesses[b])
+                    width = op.group if b is not result else 1
+                    count = width * op.lanes if instruction.leaf.indices[-1] in places[b] else width
+                    registers[key] = self.register(b.dtype, width * op.lanes, count, address)
+                    if b is result:
+                        addresses[key] = address.pointer, address.align
+                arguments.append(f"{self.module.type(b.dtype, op.lanes * (1 if b is result else op.group))} {registers[key]}")
+            types = ", ".join(a.rsplit(" ", 1)[0] for a in arguments)
+            self.module.declarations.setdefault(op.intrinsic, f"declare {total} @{op.intrinsic}({types})")
+            written = (result, *(at[i] for i in places[result]))
+            registers[written] = self.op(f"call {total} @{op.intrinsic}({', '.join(arguments)})")
+        for v in roles.loops.values():
+            del self.constants[v]
+        for key, (pointer, align) in addresses.items():
+            self.line(f"store {total} {registers[key]}, ptr {pointer}, align {align}")
+        self.forget((roles.accesses[result][0],))
+
+    def register(self, dtype: str, lanes: int, count: int, address: Address) -> str:
+        """A register of `lanes` elements, of which `count` lie in memory: repeated from there on."""
+        type_ = self.module.memory_type(dtype, lanes)
+        if count == lanes:
+            return self.op(f"load {type_}, ptr {address.pointer}, align {address.align}")
+        bits, copies = f"uint{8 * itemsize(dtype) * count}", lanes // count
+        part = Value(self.op(f"load {self.module.type(bits)}, ptr {address.pointer}, align {address.align}"), bits)
+        return self.op(f"bitcast {self.module.type(bits, copies)} {self.spread(part, copies)} to {type_}")
+
+    # ------------------------------------------------------------ parallel loops
+
+    def outlined(self, s: L.For) -> tuple[str, list[tuple[str, str]]]:
+        """The body of a parallel loop as functions of their own: the name of the one that the pool calls, and what its closure holds, as
+        (type, reference here)."""
+        module = self.module
+        name = f"{module.name}.{module.regions}"
+        module.regions += 1
+        buffers, variables = _free(s)
+        unknown = [b.name for b in buffers if b not in self.pointers]
+        unknown += [v.name for v in variables if v not in self.bound and v not in self.constants]
+        if unknown:
+            raise CodegenError(f"`{unknown[0]}` is used but is no parameter", where=module.name)
+        values = [v for v in variables if v not in self.constants]
+
+        inner = Function(module)
+        inner.inside_parallel = True
+        inner.constants = dict(self.constants)
+        inner.private = self.private & set(buffers)
+        captured: list[tuple[str, str, str]] = []  # type, outer reference, parameter
+        written = module.written(s.body)
+        for n, buffer in enumerate(buffers):
+            captured.append(("ptr", self.pointers[buffer], module.parameter(buffer, f"%b{n}", buffer in written)))
+            inner.pointers[buffer] = f"%b{n}"
+        for n, v in enumerate(values):
+            captured.append(("i64", self.bound[v].ref, f"i64 %s{n}"))
+            inner.bind(v, Value(f"%s{n}", INDEX))
+        some = inner.op("icmp slt i64 %begin, %end")
+        inner.line(f"br i1 {some}, label %chunk, label %done")
+        inner.counted(s.var, "%begin", "%end", "chunk", "done", lambda: inner.statement(s.body))
+        inner.leave()
+        # A function with parameters of its own: `noalias` would be lost if the body read its pointers from the closure.
+        parameters = ", ".join([p for _, _, p in captured] + ["i64 %begin", "i64 %end"])
+        module.functions.append(inner.text(f"define internal void {symbol(name)}({parameters}) noinline #0"))
+        loads, arguments = [], []
+        for n, (type_, _, _) in enumerate(captured):
+            loads.append(f"  %p{n} = getelementptr i64, ptr %closure, i64 {n}\n  %c{n} = load {type_}, ptr %p{n}")
+            arguments.append(f"{type_} %c{n}")
+        arguments += ["i64 %begin", "i64 %end"]
+        module.functions.append(
+            f"define internal void {symbol(name + '.body')}(ptr %closure, i64 %begin, i64 %end) #0 {{\n"
+            + "\n".join([*loads, f"  call void {symbol(name)}({', '.join(arguments)})", "  ret void", "}"])
+        )
+        return symbol(name + ".body"), [(type_, ref) for type_, ref, _ in captured]
+
+    def parallel(self, s: L.For, extent: Expr) -> None:
+        body, captured = self.outlined(s)
+        self.count += 1
+        closure = f"%c{self.count}"
+        self.slots.append(f"  {closure} = alloca [{max(1, len(captured))} x i64], align 16")
+        for n, (type_, ref) in enumerate(captured):
+            place = self.op(f"getelementptr i64, ptr {closure}, i64 {n}")
+            self.line(f"store {type_} {ref}, ptr {place}")
+        count = self.scalar(extent, f"the extent of loop `{s.var.name}`")
+        direct, pooled, end = self.label("direct"), self.label("pooled"), self.label("end")
+        alone = self.op("icmp eq ptr %pool, null")
+        short = self.op(f"icmp sle i64 {count}, 1")
+        self.line(f"br i1 {self.op(f'or i1 {alone}, {short}')}, label %{direct}, label %{pooled}")
+        self.start(direct)
+        self.line(f"call void {body}(ptr {closure}, i64 0, i64 {count})")
+        self.line(f"br label %{end}")
+        self.start(pooled)
+        entry = self.op("load ptr, ptr %pool")
+        self.line(f"call void {entry}(ptr %pool, ptr {body}, ptr {closure}, i64 {count})")
+        self.line(f"br label %{end}")
+        self.start(end)
+        self.forget(self.module.written(s.body))
+
+    # ------------------------------------------------------------ stores
+
+    def store(self, s: Stmt, buffer: Buffer, indices: tuple[Expr, ...], value: Expr, streamed: bool) -> None:
+        address = self.address(buffer, indices)
+        if self.lane is not None and address.shared:
+            stored = self.value(value)
+            if stored.lanes > 1 or self.mask is not None:
+                return self.lane_by_lane(s)
+            self.write(buffer, address, stored)
+        elif streamed and self.whole_vectors(buffer, address):
+            self.stream(buffer, address, self.value(value))
+        else:
+            self.write(buffer, address, self.value(value))
+        self.forget((buffer,))
+
+    def whole_vectors(self, buffer: Buffer, address: Address) -> bool:
+        """Whether the lanes fill vector registers, and memory side by side."""
+        dense = address.stride == 1 and address.indices is None and self.mask is None and buffer not in self.private
+        return dense and 8 * itemsize(buffer.dtype) * self.lanes % self.target.vector_bits == 0
+
+    def stream(self, buffer: Buffer, address: Address, value: Value) -> None:
+        """A store that passes the caches by, where the address admits one: such stores are aligned to whole vectors."""
+        self.streams = True
+        size = self.target.vector_bits // 8
+        place = self.op(f"ptrtoint ptr {address.pointer} to i64")
+        aligned = self.op(f"icmp eq i64 {self.op(f'and i64 {place}, {size - 1}')}, 0")
+        yes, no, end = self.label("aligned"), self.label("unaligned"), self.label("end")
+        self.line(f"br i1 {aligned}, label %{yes}, label %{no}")
+        self.start(yes)
+        self.write(buffer, address._replace(align=size), value, ", !nontemporal !{i32 1}")
+        self.line(f"br label %{end}")
+        self.start(no)
+        self.write(buffer, address, value)
+        self.line(f"br label %{end}")
+        self.start(end)
+
+    def accumulate(self, s: Stmt, buffer: Buffer, indices: tuple[Expr, ...], value: Expr, reducer: E.Reducer) -> None:
+        address = self.address(buffer, indices)
+        if self.lane is not None and address.shared:
+            return self.across(s, buffer, address, value, reducer)
+        if self.lane is not None and not self.distinct(buffer, indices, address):
+            return self.lane_by_lane(s)  # lanes may meet in one element: in order
+        sums = reducer.combine.op == "add" and set(reducer.combine.args) == {reducer.lhs, reducer.rhs}
+        native = value.dtype in ("float32", "float64") or (value.dtype == "float16" and self.module.native_half)
+        if sums and native and self.target.fma and value.op == "mul" and s is not self.chain:
+            a, b = (self.value(factor) for factor in value.args)
+            new = self.fma(a, b, self.load(buffer, address))
+        else:
+            term = self.value(value)
+            old = self.load(buffer, address)
+            new = self.combined(reducer, old, term)
+        self.write(buffer, address, new)
+        self.forget((buffer,))
+
+    def across(self, s: Stmt, buffer: Buffer, address: Address, value: Expr, reducer: E.Reducer) -> None:
+        """All lanes meet in one element: folded in halves, as a binary tree (schedules ask for it by `reassociate`)."""
+        if value.dtype == "bool":
+            return self.lane_by_lane(s)
+        lane, lanes, mask = self.lane, self.lanes, self.mask
+        folded = Value(self.spread(self.value(value), lanes), value.dtype, lanes)
+        if mask is not None:
+            folded = self.choose(mask, folded, self.value(reducer.identity))
+        self.lane, self.mask = None, None
+        while folded.lanes > 1:
+            width = folded.lanes // 2
+            halves = [self.half(folded, start, width) for start in (0, width)]
+            folded = self.combined(reducer, *halves)
+        self.write(buffer, address, self.combined(reducer, self.load(buffer, address), folded))
+        self.lane, self.mask = lane, mask
+        self.forget((buffer,))
+
+    def half(self, value: Value, start: int, width: int) -> Value:
+        """Lanes [start, start + width) of a vector."""
+        type_ = self.module.type(value.dtype, value.lanes)
+        if width == 1:
+            return Value(self.op(f"extractelement {type_} {value.ref}, i64 {start}"), value.dtype)
+        return Value(self.shuffle(type_, value.ref, "poison", range(start, start + width)), value.dtype, width)
+
+    def combined(self, reducer: E.Reducer, old: Value, term: Value) -> Value:
+        with self.scope():
+            self.bound[reducer.lhs], self.bound[reducer.rhs] = old, term
+            new = self.value(reducer.combine)
+            del self.bound[reducer.lhs], self.bound[reducer.rhs]
+        return new
+
+    def distinct(self, buffer: Buffer, indices: tuple[Expr, ...], address: Address) -> bool:
+        """Whether the lanes certainly access different elements."""
+        if address.indices is None:
+            return address.stride != 0
+        varying = [t for t, _ in self.form(buffer, indices).terms if self.varies(t)]
+        factors = [a for a in varying[0] if a is not self.lane] if len(varying) == 1 and self.lane in varying[0] else None
+        return factors is not None and all((E.bounds(a)[0] or 0) > 0 and not self.varies((a,)) for a in factors)
+
+    def lane_by_lane(self, s: Stmt, some: Sequence[int] | None = None) -> None:
+        """A statement of a vectorized loop for one lane after the other: `some` of them, or all."""
+        lane, lanes, mask = self.lane, self.lanes, self.mask
+        assert lane is not None
+        vector = self.bound.pop(lane)
+        self.lane, self.lanes, self.mask = None, 1, None
+        for n in range(lanes) if some is None else some:
+            self.constants[lane] = n
+            end = None
+            if mask is not None:
+                active = mask.ref if mask.lanes == 1 else self.op(f"extractelement {self.module.type('bool', lanes)} {mask.ref}, i64 {n}")
+                yes, end = self.label("lane"), self.label("end")
+                self.line(f"br i1 {active}, label %{yes}, label %{end}")
+                self.start(yes)
+            with self.scope():
+                self.statement(s)
+            if end is not None:
+                self.line(f"br label %{end}")
+                self.start(end)
+        del self.constants[lane]
+        self.bound[lane] = vector
+        self.lane, self.lanes, self.mask = lane, lanes, mask
+
+    def write(self, buffer: Buffer, address: Address, value: Value, how: str = "") -> None:
+        scalar = self.lane is None or address.shared
+        lanes = 1 if scalar else self.lanes
+        type_ = self.module.memory_type(buffer.dtype, lanes)
+        ref = self.spread(value, lanes)
+        if buffer.dtype == "bool":
+            ref = self.op(f"zext {self.module.type('bool', lanes)} {ref} to {type_}")
+        bits = self.module.type("bool", lanes)
+        mask = "splat (i1 true)" if self.mask is None else self.mask.ref
+        if scalar or (address.stride == 1 and address.indices is None and self.mask is None):
+            self.line(f"store {type_} {ref}, ptr {address.pointer}, align {address.align}{how}")
+        elif self.padded(buffer, address):
+            old = self.op(f"load {type_}, ptr {address.pointer}, align {address.align}")
+            new = self.op(f"select {bits} {mask}, {type_} {ref}, {type_} {old}")
+            self.line(f"store {type_} {new}, ptr {address.pointer}, align {address.align}")
+        elif address.stride == 1 and address.indices is None:
+            args = ((type_, ref), ("ptr", address.pointer), ("i32", str(address.align)), (bits, mask))
+            self.call("masked.store", "void", *args, suffix=(type_, "ptr"))
+        else:
+            pointers, vector = f"<{lanes} x ptr>", self.pointer_vector(buffer, address)
+            args = ((type_, ref), (pointers, vector), ("i32", str(itemsize(buffer.dtype))), (bits, mask))
+            self.call("masked.scatter", "void", *args, suffix=(type_, pointers))
+
+
+def _free(s: L.For) -> tuple[list[Buffer], list[Expr]]:
+    """The buffers and variables that the body of a loop takes from outside, in order of first use."""
+    buffers: dict[Buffer, None] = {}
+    variables: dict[Expr, None] = {}
+    inside: set[Any] = {s.var}
+    for stmt in L.walk(s.body):
+        if isinstance(stmt, L.For):
+            inside.add(stmt.var)
+        elif isinstance(stmt, L.Allocate):
+            inside.add(stmt.buffer)
+        elif isinstance(stmt, L.Store | L.Accumulate):
+            buffers[stmt.buffer] = None
+        for e in E.walk(*L.expressions(stmt)):
+            if e.op == "read":
+                buffers[e.attr] = None
+            elif e.op == "var":
+                variables[e] = None
+    for buffer in buffers:
+        variables.update(dict.fromkeys(v for d in buffer.shape for v in E.variables(as_expr(d))))
+    return [b for b in buffers if b not in inside], [v for v in variables if v not in inside]

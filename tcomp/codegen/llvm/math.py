@@ -1,0 +1,659 @@
+"""Elementary functions, and whatever else a target lacks, in operations that every target has.
+
+`lower` rewrites one operator; the code generator calls it for each, so that functions become straight-line vector code and no
+object calls libm.
+
+float32 `exp`, `log`, `tanh`, `erf` have float32 algorithms; the other functions of float32 go through float64, and all of float16
+and bfloat16 go through float32. Largest errors, measured with FMA over 2**20 (float64: 2**17) arguments across all exponents, in ulp:
+
+    float32   exp 0.9   log 0.8   tanh 4.4   erf 5.3   all others, pow included, 0.5; constant integer powers up to 4: 2
+    float64   exp 1.7   log 0.8   tanh 1.4   erf 4.0   sin, cos 1.4   tan 2.9   asin 2.1   acos 1.1   atan 1.0   sinh, cosh 2.0
+              asinh 3.5   acosh 3.0   atanh 1.3   pow 2.1
+
+NaN, infinities, signed zeros and subnormal numbers are treated as in C99 annex F. `sin`, `cos`, `tan` reduce their argument exactly
+enough for |x| < 2**50 (2**29 on targets without FMA) and stay bounded beyond.
+
+Sources: S. L. Moshier, Cephes (exp, log, tanh, atan, sinh, asinh, acosh, atanh); Sun fdlibm (log, sin, cos, asin of float64);
+W. J. Cody 1969 (erf of float64); Eigen (tanh and erf of float32); F. Giesen (float16 conversion).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from tcomp.codegen.division import reciprocal
+from tcomp.ir.dtypes import BITS, is_integer
+from tcomp.ir.expr import (
+    COMPARISON,
+    UNARY,
+    Expr,
+    binary,
+    bitcast,
+    cast,
+    const,
+    equal,
+    fma,
+    ldexp,
+    maximum,
+    minimum,
+    not_equal,
+    rewrite,
+    select,
+)
+from tcomp.ir.expr import unary as apply
+from tcomp.ir.interpreters.semantics import ERF_MIDDLE, ERF_SMALL, ERF_TAIL
+from tcomp.target import Target
+
+ELEMENTARY = frozenset(UNARY[UNARY.index("exp") : UNARY.index("isnan")]) | {"pow"}
+
+
+def expand(e: Expr, target: Target) -> Expr:
+    """`e` without elementary functions and without operators that the target lacks."""
+    memo: dict[Expr, Expr] = {}
+
+    def rule(node: Expr) -> Expr | None:
+        lowered = lower(node, target)
+        return None if lowered is None else rewrite(lowered, rule, memo)
+
+    return rewrite(e, rule, memo)
+
+
+def lower(e: Expr, target: Target) -> Expr | None:
+    """One operator in terms of simpler ones, which may need lowering in turn; None if the target computes it directly."""
+    if not e.args or e.op in ("read", "select", "bitcast", "reduce"):
+        return None
+    source = e.args[0].dtype
+    if e.op == "cast":
+        return _cast(e.args[0], e.dtype, target)
+    if source in ("float16", "bfloat16") and not (source == "float16" and target.half_arithmetic and e.op not in _NOT_IN_HALF):
+        return _through_float32(e)
+    if source == "bool":
+        logical = {"min": "and", "mul": "and", "max": "or", "add": "or"}.get(e.op)
+        return binary(logical, *e.args) if logical else e.args[0] if e.op == "abs" else None
+    if is_integer(source):
+        return _integer_power(*e.args) if e.op == "pow" else None
+    f = _Float(source, target)
+    match e.op:
+        case "fma" if not target.fma:
+            return f.emulated_fma(*e.args)
+        case "ldexp" if not f.scales:
+            return f.scaled(e.args[0], e.args[1], cast(e.args[1], f.int))
+        case "floor" | "ceil" | "round" | "trunc" if target.arch == "x86_64" and not target.has("sse4.1"):
+            return f.rounded(e.op, e.args[0])
+        case "floordiv" | "mod" | "truncdiv" | "truncmod":
+            return f.division(e.op, *e.args)
+        case "div" if e.args[1].op == "const":
+            return f.by_constant(*e.args)
+        case "pow":
+            return f.power(*e.args)
+        case "exp" | "log" | "tanh" | "erf" if source == "float32":
+            functions = {"exp": f.exp32, "log": f.log32, "tanh": f.tanh32, "erf": f.erf32}
+            return functions[e.op](*e.args)
+    if e.op not in ELEMENTARY:
+        return None
+    if source == "float32":
+        return cast(apply(e.op, cast(e.args[0], "float64")), "float32")
+    function: Callable[..., Expr] = getattr(f, e.op)
+    return function(*e.args)
+
+
+_NOT_IN_HALF = frozenset({*ELEMENTARY, "floordiv", "mod", "truncdiv", "truncmod"})
+
+
+def _through_float32(e: Expr) -> Expr:
+    """A 16-bit operator in float32, then rounded: correctly so for + - * / sqrt, as 24 >= 2 * 11 + 2 bits (Figueroa 1995)."""
+    if e.op in ("neg", "abs"):
+        bits = bitcast(e.args[0], "uint16")
+        return bitcast(bits ^ 0x8000 if e.op == "neg" else bits & 0x7FFF, e.dtype)
+    wide = "float64" if e.op == "fma" else "float32"  # of a product and a sum, float32 would round twice
+    args = [cast(a, wide) for a in e.args]
+    if e.op == "fma":
+        return cast(args[0] * args[1] + args[2], e.dtype)
+    result = apply(e.op, args[0]) if len(args) == 1 else binary(e.op, *args)
+    return result if e.op in COMPARISON or e.dtype == "bool" else cast(result, e.dtype)
+
+
+# ---------------------------------------------------------------- conversions
+
+
+def _cast(a: Expr, dtype: str, target: Target) -> Expr | None:
+    """Conversions from and to 16-bit floats."""
+    source = a.dtype
+    if dtype == "bool" and source in ("float16", "bfloat16"):
+        return not_equal(bitcast(a, "uint16") & 0x7FFF, 0)
+    if source == "bfloat16":
+        wide = bitcast(cast(bitcast(a, "uint16"), "uint32") << 16, "float32")
+        return wide if dtype == "float32" else cast(wide, dtype)
+    if source == "float16":
+        if dtype != "float32":
+            return cast(cast(a, "float32"), dtype)
+        return None if target.half_conversion else _half_to_float(a)
+    if dtype not in ("float16", "bfloat16"):
+        return None
+    if source == "float32":
+        if dtype == "bfloat16":
+            return _float_to_bfloat(a)
+        return None if target.half_conversion else _float_to_half(a)
+    return cast(_to_odd(a) if source == "float64" else cast(a, "float32"), dtype)
+
+
+def _u32(x: Expr) -> Expr:
+    return bitcast(x, "uint32")
+
+
+def _float_to_bfloat(x: Expr) -> Expr:
+    """Rounded to nearest, ties to even; a NaN stays one."""
+    bits = _u32(x)
+    rounded = (bits + (((bits >> 16) & 1) + 0x7FFF)) >> 16
+    return bitcast(cast(select(apply("isnan", x), (bits >> 16) | 0x40, rounded), "uint16"), "bfloat16")
+
+
+def _to_odd(x: Expr) -> Expr:
+    """float64 to float32, inexact results made odd: rounding again then gives what rounding `x` would (Boldo, Melquiond 2008)."""
+    near = cast(x, "float32")
+    back = cast(near, "float64")
+    bits = _u32(near) - cast(apply("abs", x) < apply("abs", back), "uint32")
+    return bitcast(bits | cast(not_equal(back, x), "uint32"), "float32")
+
+
+def _half_to_float(x: Expr) -> Expr:
+    bits = cast(bitcast(x, "uint16"), "uint32")
+    magnitude = (bits & 0x7FFF) << 13
+    scaled = _u32(bitcast(magnitude, "float32") * 2.0**112)  # moves the exponent, and normalises subnormal numbers
+    special = select(magnitude < 0x0F800000, scaled, scaled | 0x7F800000)
+    return bitcast(special | ((bits & 0x8000) << 16), "float32")
+
+
+def _float_to_half(x: Expr) -> Expr:
+    bits = _u32(x)
+    size = bits & 0x7FFFFFFF
+    small = _u32(bitcast(size, "float32") + 0.5) - 0x3F000000  # the addition rounds to a multiple of the least subnormal
+    normal = (size + (((size >> 13) & 1) + 0xC8000FFF)) >> 13  # exponent rebased by 15 - 127, wrapping around
+    special = select(const(0x7F800000, "uint32") < size, const(0x7E00, "uint32"), 0x7C00)
+    half = select(size < 0x38800000, small, select(size < 0x47800000, normal, special))
+    return bitcast(cast(half | ((bits >> 16) & 0x8000), "uint16"), "float16")
+
+
+# ---------------------------------------------------------------- integers
+
+
+def _integer_power(x: Expr, y: Expr) -> Expr:
+    """x ** y by repeated squaring, wrapping around; a negative power of anything but 1 and -1 is 0."""
+    one = const(1, x.dtype)
+    if y.op == "const" and 0 <= y.attr <= 64:
+        return _power(x, int(y.attr))
+    result, square = one, x
+    for bit in range(BITS[y.dtype]):
+        result = result * select(equal((y >> bit) & 1, 0), one, square)  # not a choice of results: their cost would double
+        square = square * square
+    if not y.dtype.startswith("u"):
+        inverse = select(equal(x, 1), one, select(equal(x, -1), select(equal(y & 1, 0), one, -1), 0))
+        result = select(y < 0, inverse, result)
+    return result
+
+
+def _power(x: Expr, n: int) -> Expr:
+    """x ** n by few multiplications, n >= 0."""
+    if n == 0:
+        return const(1, x.dtype)
+    half = _power(x, n // 2)
+    return x if n == 1 else half * half * x if n % 2 else half * half
+
+
+# ---------------------------------------------------------------- floats
+
+
+class _Float:
+    """The functions of one float type (float32 or float64) on one target."""
+
+    def __init__(self, dtype: str, target: Target) -> None:
+        self.dtype, self.target = dtype, target
+        self.int, self.mantissa, self.bias = ("int32", 23, 127) if dtype == "float32" else ("int64", 52, 1023)
+
+    def c(self, value: float) -> Expr:
+        return const(value, self.dtype)
+
+    def mad(self, a: Expr, b: Expr | float, c: Expr | float) -> Expr:
+        """a * b + c, fused where that is an instruction."""
+        b, c = (x if isinstance(x, Expr) else self.c(x) for x in (b, c))
+        return fma(a, b, c) if self.target.fma else a * b + c
+
+    def polynomial(self, x: Expr, coefficients: Sequence[float]) -> Expr:
+        """Highest power first."""
+        result = self.c(coefficients[0])
+        for c in coefficients[1:]:
+            result = self.mad(result, x, c)
+        return result
+
+    def ratio(self, x: Expr, numerator: Sequence[float], denominator: Sequence[float]) -> Expr:
+        return self.polynomial(x, numerator) / self.polynomial(x, denominator)
+
+    def odd(self, x: Expr, square: Expr, coefficients: tuple[Sequence[float], Sequence[float]]) -> Expr:
+        """x + x**3 * P(x**2) / Q(x**2), which loses the sign of zero."""
+        return self.mad(x * square, self.ratio(square, *coefficients), x)
+
+    def bits(self, x: Expr) -> Expr:
+        return bitcast(x, self.int)
+
+    def with_sign(self, size: Expr, sign: Expr) -> Expr:
+        """|size| with the sign bit of `sign`."""
+        low = (1 << (BITS[self.int] - 1)) - 1
+        return bitcast((self.bits(size) & low) | (self.bits(sign) & ~low), self.dtype)
+
+    def negative(self, x: Expr) -> Expr:
+        """Whether the sign bit is set."""
+        return self.bits(x) < 0
+
+    def power_of_two(self, n: Expr) -> Expr:
+        """2 ** n for an integer within the range of exponents."""
+        return bitcast((n + self.bias) << self.mantissa, self.dtype)
+
+    def nearest(self, x: Expr, scale: float) -> tuple[Expr, Expr]:
+        """round(x * scale) as a float and as an integer, for results well below 2 ** mantissa."""
+        magic = self.c(1.5 * 2.0**self.mantissa)  # the sum has its last bit at 1
+        shifted = self.mad(x, scale, magic)
+        return shifted - magic, self.bits(shifted) - self.bits(magic)
+
+    # ------------------------------------------------------------ rounding, division
+
+    def rounded(self, op: str, x: Expr) -> Expr:
+        big = 2.0**self.mantissa  # from here on every number is an integer
+        size = apply("abs", x)
+        near = self.with_sign((size + big) - big, x)
+        if op == "floor":
+            near = near - select(x < near, self.c(1), 0.0)
+        elif op == "ceil":
+            near = near + select(near < x, self.c(1), 0.0)
+        elif op == "trunc":
+            near = apply("abs", near)
+            near = near - select(size < near, self.c(1), 0.0)
+        return select(size < big, self.with_sign(near, x), x)
+
+    def by_constant(self, x: Expr, y: Expr) -> Expr | None:
+        parts = reciprocal(float(y.attr), self.dtype)
+        if parts is None or not (self.target.fma or parts[1] == 0):
+            return None
+        high, low = map(self.c, parts)
+        return fma(x, high, x * low) if parts[1] else x * high
+
+    def division(self, op: str, x: Expr, y: Expr) -> Expr:
+        """Quotients rounded down and remainders; exact while |x / y| < 2**53 (2**29 for float32 without FMA)."""
+        if op == "truncdiv":
+            return apply("trunc", x / y)
+        if self.dtype == "float32":
+            return cast(binary(op, cast(x, "float64"), cast(y, "float64")), "float32")
+        quotient = apply("trunc", x / y)
+        rest = fma(-quotient, y, x)
+        size = apply("abs", y)
+        # x / y may have been rounded to the next integer: then the remainder has the wrong sign.
+        wrong = not_equal(self.negative(rest), self.negative(x)) & not_equal(rest, 0.0)
+        rest = select(wrong, rest + self.with_sign(size, x), rest)
+        finite = apply("abs", x) < math.inf
+        rest = self.with_sign(select(finite & equal(size, math.inf), x, rest), x)
+        if op == "truncmod":
+            return rest
+        opposite = not_equal(rest, 0.0) & not_equal(self.negative(rest), self.negative(y))
+        if op == "mod":
+            return select(opposite, rest + y, select(equal(rest, 0.0), self.with_sign(rest, y), rest))
+        down = apply("round", (x - rest) / y) - select(opposite, self.c(1), 0.0)
+        return select(equal(y, 0.0) | (apply("abs", x / y) < 1e-300) & ~opposite, x / y, down)
+
+    def emulated_fma(self, a: Expr, b: Expr, c: Expr) -> Expr:
+        """a * b + c rounded once, by error-free transformations (float64: but for ties, and where the product overflows)."""
+        if self.dtype == "float32":
+            x, y, z = (cast(v, "float64") for v in (a, b, c))
+            total, error = _two_sum(x * y, z)  # the product is exact
+            bits = bitcast(total, "int64")
+            step = select(equal(const(0.0, "float64") < error, const(0.0, "float64") < total), const(1), -1)
+            fix = not_equal(error, 0.0) & equal(bits & 1, 0) & (apply("abs", total) < math.inf)
+            return cast(select(fix, bitcast(bits + step, "float64"), total), "float32")
+        product, below = self.two_product(a, b)
+        total, error = _two_sum(product, c)
+        exact = total + (error + below)
+        return select(apply("abs", exact) < math.inf, exact, product + c)
+
+    def two_product(self, a: Expr, b: Expr) -> tuple[Expr, Expr]:
+        """a * b rounded, and the rounding error."""
+        product = a * b
+        if self.target.fma:
+            return product, fma(a, b, -product)
+        (a_hi, a_lo), (b_hi, b_lo) = _halves(a), _halves(b)
+        return product, a_lo * b_lo - (((product - a_hi * b_hi) - a_lo * b_hi) - a_hi * b_lo)
+
+    # ------------------------------------------------------------ exponential and logarithm
+
+    @property
+    def scales(self) -> bool:
+        """Whether `ldexp` is an instruction."""
+        return self.target.has("avx512f") and self.target.has("avx512vl")
+
+    def scaled(self, x: Expr, n: Expr, integer: Expr) -> Expr:
+        """x * 2 ** n, for n as a float and as an integer: in two steps, which reach subnormal numbers and overflow, if not in one."""
+        if self.scales:
+            return ldexp(x, n)
+        half = integer >> 1
+        return x * self.power_of_two(half) * self.power_of_two(integer - half)
+
+    def unless_vanishing(self, x: Expr, steps: int, result: Callable[[Expr], Expr]) -> Expr:
+        """`result(x)`, about exp(x), or 0 where that rounds to 0 as it is less than 2 ** -steps. Processors take a hundred cycles for a vector
+        of which one number underflows, and what masks take out of a softmax does: so another number is computed with there, or, if the
+        last step is one instruction, that is masked (of vectors, LLVM makes one of it and of the choice)."""
+        tiny, zero = x < -steps * math.log(2), self.c(0)
+        if self.scales:
+            return select(~tiny, result(x), zero)
+        return select(tiny, zero, result(select(tiny, zero, x)))
+
+    def exp32(self, x: Expr) -> Expr:
+        def result(x: Expr) -> Expr:
+            x = minimum(x, 89.0)  # beyond: infinity
+            n, integer = self.nearest(x, math.log2(math.e))
+            r = self.mad(n, 2.12194440e-4, self.mad(n, -0.693359375, x))
+            return self.scaled(self.polynomial(r, _EXP32), n, integer)
+
+        return self.unless_vanishing(x, 150, result)
+
+    def exp(self, x: Expr, shift: int = 0) -> Expr:
+        """2**shift * exp(x), where shift is 0 or -1."""
+
+        def result(x: Expr) -> Expr:
+            x = minimum(x, 711.0)
+            n, integer = self.nearest(x, math.log2(math.e))
+            r = self.mad(n, -1.42860682030941723212e-6, self.mad(n, -6.93145751953125e-1, x))
+            square = r * r
+            p = r * self.polynomial(square, _EXP[0])
+            p = p / (self.polynomial(square, _EXP[1]) - p)
+            return self.scaled(p + p + 1.0, n + shift if shift else n, integer + shift)
+
+        return self.unless_vanishing(x, 1075, result)
+
+    def fraction(self, x: Expr) -> tuple[Expr, Expr]:
+        """(m, n) with x = m * 2**n and sqrt(1/2) <= m < sqrt(2), for positive finite x; n is an integer-valued float."""
+        tiny = x < 2.0 ** (1 - self.bias)
+        bits = self.bits(select(tiny, x * 2.0 ** (self.mantissa + 1), x))
+        root_half = self.bits(self.c(math.sqrt(0.5)))
+        excess = bits - root_half
+        n = excess >> self.mantissa
+        m = bitcast(bits - (n << self.mantissa), self.dtype)
+        return m, cast(n, self.dtype) - select(tiny, self.c(self.mantissa + 1), 0.0)
+
+    def log_of_special(self, x: Expr, result: Expr) -> Expr:
+        """`result` for positive finite x; elsewhere -inf, inf or NaN."""
+        special = select(equal(x, 0.0), self.c(-math.inf), select(x < 0.0, self.c(math.nan), x))
+        return select((self.c(0) < x) & (x < math.inf), result, special)
+
+    def log32(self, x: Expr) -> Expr:
+        m, n = self.fraction(x)
+        f = m - 1.0
+        square = f * f
+        y = f * square * self.polynomial(f, _LOG32)
+        y = self.mad(square, -0.5, self.mad(n, -2.12194440e-4, y))
+        return self.log_of_special(x, self.mad(n, 0.693359375, f + y))
+
+    def log(self, x: Expr) -> Expr:
+        m, n = self.fraction(x)
+        f = m - 1.0
+        s = f / (f + 2.0)
+        z = s * s
+        half = f * f * 0.5
+        rest = self.mad(n, _LN2[1], s * self.mad(z, self.polynomial(z, _LOG), half))
+        return self.log_of_special(x, self.mad(n, _LN2[0], f - (half - rest)))
+
+    def log_twice(self, x: Expr) -> tuple[Expr, Expr]:
+        """log(x) as the sum of two numbers, to about 2**-60, for positive finite x."""
+        m, n = self.fraction(x)
+        f = m - 1.0
+        d, d_lo = _two_sum(f, self.c(2.0))
+        s = f / d
+        product, below = self.two_product(s, d)
+        s_lo = (((f - product) - below) - s * d_lo) / d
+        z = s * s
+        cubic = s * z * self.polynomial(z, _LOG)
+        hi, lo = _two_sum(n * _LN2[0], s + s)
+        return _two_sum(hi, lo + self.mad(n, _LN2[1], s_lo + s_lo + cubic))
+
+    # ------------------------------------------------------------ powers
+
+    def power(self, x: Expr, y: Expr) -> Expr:
+        if y.op == "const":
+            n = float(y.attr)
+            if n.is_integer() and 0 <= n <= 4:
+                return _power(x, int(n))
+            if n in (-1.0, -2.0):
+                return _power(1.0 / x, int(-n))
+            if n in (0.5, -0.5):
+                root = select(equal(x, -math.inf), self.c(math.inf), apply("sqrt", x) + 0.0)  # pow(-0, 0.5) is +0
+                return root if n > 0 else 1.0 / root
+        size = apply("abs", x)
+        if self.dtype == "float32":
+            exponent = cast(y, "float64") * apply("log", cast(size, "float64"))
+            result = cast(apply("exp", exponent), "float32")
+        else:
+            result = self.power64(size, y)
+        result = select(equal(size, 1.0), select(apply("isnan", y), y, 1.0), result)
+        whole = equal(apply("trunc", y), y)
+        odd = whole & not_equal(apply("trunc", y * 0.5), y * 0.5)
+        result = select(odd & self.negative(x), -result, result)
+        result = select((x < 0.0) & (self.c(-math.inf) < x) & ~whole, self.c(math.nan), result)
+        return select(equal(y, 0.0) | equal(x, 1.0), self.c(1.0), result)
+
+    def power64(self, size: Expr, y: Expr) -> Expr:
+        hi, lo = self.log_twice(size)
+        plain = self.log_of_special(size, hi)
+        product, error = self.two_product(y, hi)
+        regular = (apply("abs", product) < 1000.0) & equal(plain, hi)
+        result = apply("exp", select(regular, product, y * plain))
+        # Infinities and NaN are settled: the correction must not turn them into NaN.
+        return select(regular & (result < math.inf), self.mad(result, self.mad(y, lo, error), result), result)
+
+    # ------------------------------------------------------------ hyperbolic functions, erf
+
+    def tanh32(self, x: Expr) -> Expr:
+        y = maximum(minimum(x, 7.90531110763549805), -7.90531110763549805)  # beyond, the result rounds to 1
+        square = y * y
+        return select(apply("abs", x) < 0.0004, x, y * self.polynomial(square, _TANH32[0]) / self.polynomial(square, _TANH32[1]))
+
+    def tanh(self, x: Expr) -> Expr:
+        size, square = apply("abs", x), x * x
+        large = 1.0 - 2.0 / (apply("exp", size + size) + 1.0)
+        return self.with_sign(select(size < 0.625, self.odd(x, square, _TANH), large), x)
+
+    def erf32(self, x: Expr) -> Expr:
+        y = maximum(minimum(x, 4.0), -4.0)
+        square = y * y
+        return y * self.ratio(square, *_ERF32)
+
+    def erf(self, x: Expr) -> Expr:
+        y = minimum(apply("abs", x), 6.0)
+        square = y * y
+        power = apply("exp", -square)
+        small = x * self.ratio(square, *ERF_SMALL)
+        low = minimum(y, 4.0)
+        middle = 1.0 - power * self.ratio(low, *ERF_MIDDLE)
+        inverse = 1.0 / maximum(square, 1.0)
+        tail = 1.0 - power / maximum(y, 1.0) * (0.5641895835477562869 - inverse * self.ratio(inverse, *ERF_TAIL))
+        return select(y <= 0.46875, small, self.with_sign(select(y <= 4.0, middle, tail), x))
+
+    def sinh(self, x: Expr) -> Expr:
+        size, square = apply("abs", x), x * x
+        half = self.exp(size, -1)
+        return self.with_sign(select(size < 1.0, self.odd(x, square, _SINH), half - 0.25 / half), x)
+
+    def cosh(self, x: Expr) -> Expr:
+        half = self.exp(apply("abs", x), -1)
+        return half + 0.25 / half
+
+    def asinh(self, x: Expr) -> Expr:
+        size, square = apply("abs", x), x * x
+        huge = self.c(1e8) < size
+        large = apply("log", select(huge, size, size + apply("sqrt", square + 1.0))) + select(huge, self.c(math.log(2)), 0.0)
+        return self.with_sign(select(size < 0.5, self.odd(x, square, _ASINH), large), x)
+
+    def acosh(self, x: Expr) -> Expr:
+        z = x - 1.0
+        near = apply("sqrt", z) * self.ratio(z, *_ACOSH)
+        huge = self.c(1e8) < x
+        large = apply("log", select(huge, x, x + apply("sqrt", z * (x + 1.0)))) + select(huge, self.c(math.log(2)), 0.0)
+        return select(x < 1.0, self.c(math.nan), select(z < 0.5, near, large))
+
+    def atanh(self, x: Expr) -> Expr:
+        size, square = apply("abs", x), x * x
+        large = 0.5 * apply("log", (1.0 + size) / (1.0 - size))
+        return self.with_sign(select(size < 0.5, self.odd(x, square, _ATANH), large), x)
+
+    # ------------------------------------------------------------ trigonometric functions
+
+    def quadrant(self, x: Expr) -> tuple[Expr, Expr, Expr]:
+        """(sin r, cos r, n) for x = r + n * pi / 2 with |r| <= pi / 4 (Cody, Waite 1980)."""
+        n, integer = self.nearest(x, 2 / math.pi)
+        r = x
+        for part in _PI_2_FUSED if self.target.fma else _PI_2:
+            r = self.mad(n, -part, r)
+        r = maximum(minimum(r, 1.0), -1.0)  # of arguments too large to be reduced nothing is left but the bounds
+        z = r * r
+        sine = self.mad(r * z, self.polynomial(z, _SIN), r)
+        half = z * 0.5
+        whole = 1.0 - half
+        cosine = whole + ((1.0 - whole) - half + z * z * self.polynomial(z, _COS))
+        invalid = equal(apply("abs", x), math.inf)
+        return select(invalid, self.c(math.nan), sine), select(invalid, self.c(math.nan), cosine), integer
+
+    def sin(self, x: Expr) -> Expr:
+        sine, cosine, n = self.quadrant(x)
+        value = select(equal(n & 1, 0), sine, cosine)
+        return select(equal(x, 0.0), x, select(equal(n & 2, 0), value, -value))
+
+    def cos(self, x: Expr) -> Expr:
+        sine, cosine, n = self.quadrant(x)
+        value = select(equal(n & 1, 0), cosine, sine)
+        return select(equal((n + 1) & 2, 0), value, -value)
+
+    def tan(self, x: Expr) -> Expr:
+        sine, cosine, n = self.quadrant(x)
+        even = equal(n & 1, 0)
+        return select(equal(x, 0.0), x, select(even, sine, -cosine) / select(even, cosine, sine))
+
+    def arcsine_parts(self, x: Expr) -> tuple[Expr, Expr, Expr]:
+        """(size, root, tail): for size < 1/2, asin(size) = root + tail, else acos(size) / 2 = root + tail."""
+        size = apply("abs", x)
+        z = (1.0 - size) * 0.5
+        small = size < 0.5
+        z = select(small, size * size, z)
+        root = select(small, size, apply("sqrt", z))
+        return size, root, root * z * self.ratio(z, *_ASIN)
+
+    def asin(self, x: Expr) -> Expr:
+        size, root, tail = self.arcsine_parts(x)
+        large = _PI_2_FUSED[0] - (2.0 * (root + tail) - _PI_2_FUSED[1])
+        return self.with_nan(size, self.with_sign(select(size < 0.5, root + tail, large), x))
+
+    def acos(self, x: Expr) -> Expr:
+        size, root, tail = self.arcsine_parts(x)
+        value = root + tail
+        near_one = select(self.negative(x), math.pi - (2.0 * value - 2 * _PI_2_FUSED[1]), 2.0 * value)
+        near_zero = _PI_2_FUSED[0] - (self.with_sign(value, x * value) - _PI_2_FUSED[1])
+        return self.with_nan(size, select(size < 0.5, near_zero, near_one))
+
+    def with_nan(self, size: Expr, value: Expr) -> Expr:
+        """`value` where size <= 1, else NaN."""
+        return select(size <= 1.0, value, self.c(math.nan))
+
+    def atan(self, x: Expr) -> Expr:
+        size = apply("abs", x)
+        large, middle = self.c(2.41421356237309504880) < size, self.c(0.66) < size  # tan(3 pi / 8)
+        y = select(large, -1.0 / size, select(middle, (size - 1.0) / (size + 1.0), size))
+        start = select(large, self.c(math.pi / 2), select(middle, self.c(math.pi / 4), 0.0))
+        below = select(large, self.c(_PI_2_FUSED[1]), select(middle, self.c(_PI_2_FUSED[1] / 2), 0.0))
+        square = y * y
+        value = start + (self.mad(y * square, self.ratio(square, *_ATAN), y) + below)
+        return select(apply("isnan", x), x, self.with_sign(value, x))
+
+
+def _two_sum(a: Expr, b: Expr) -> tuple[Expr, Expr]:
+    """a + b rounded, and the rounding error (Knuth)."""
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
+
+
+def _halves(x: Expr) -> tuple[Expr, Expr]:
+    """Upper and lower half of the digits of a float64 (Veltkamp)."""
+    scaled = x * 134217729.0
+    high = scaled - (scaled - x)
+    return high, x - high
+
+
+# ---------------------------------------------------------------- coefficients, highest power first
+
+_LN2 = (6.93147180369123816490e-1, 1.90821492927058770002e-10)
+_PI_2_FUSED = (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591698e-33)
+_PI_2 = (1.570796251296997, 7.549789415861596e-08, 5.390302858158119e-15)  # the first two have 24 bits
+
+_EXP32 = (1.3814597623e-3, 8.3687175065e-3, 4.1668388993e-2, 1.6666521132e-1, 4.9999994040e-1, 1.0, 1.0)
+_LOG32 = (
+    7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1, 2.0000714765e-1,
+    -2.4999993993e-1, 3.3333331174e-1,
+)  # fmt: skip
+_TANH32 = (
+    (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08, 1.48572235717979e-05,
+     6.37261928875436e-04, 4.89352455891786e-03),
+    (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03),
+)  # fmt: skip
+_ERF32 = (
+    (-2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05, -7.34990630326855e-04,
+     -2.95459980854025e-03, -1.60960333262415e-02),
+    (-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -7.37332916720468e-03, -1.42647390514189e-02),
+)  # fmt: skip
+
+_EXP = (
+    (1.26177193074810590878e-4, 3.02994407707441961300e-2, 9.99999999999999999910e-1),
+    (3.00198505138664455042e-6, 2.52448340349684104192e-3, 2.27265548208155028766e-1, 2.0),
+)
+_LOG = (
+    1.479819860511658591e-1, 1.531383769920937332e-1, 1.818357216161805012e-1, 2.222219843214978396e-1, 2.857142874366239149e-1,
+    3.999999999940941908e-1, 6.666666666666735130e-1,
+)  # fmt: skip
+_SIN = (
+    1.58969099521155010221e-10, -2.50507602534068634195e-8, 2.75573137070700676789e-6, -1.98412698298579493134e-4,
+    8.33333333332248946124e-3, -1.66666666666666324348e-1,
+)  # fmt: skip
+_COS = (
+    -1.13596475577881948265e-11, 2.08757232129817482790e-9, -2.75573143513906633035e-7, 2.48015872894767294178e-5,
+    -1.38888888888741095749e-3, 4.16666666666666019037e-2,
+)  # fmt: skip
+_ASIN = (
+    (3.47933107596021167570e-5, 7.91534994289814532176e-4, -4.00555345006794114027e-2, 2.01212532134862925881e-1,
+     -3.25565818622400915405e-1, 1.66666666666666657415e-1),
+    (7.70381505559019352791e-2, -6.88283971605453293030e-1, 2.02094576023350569471e0, -2.40339491173441421878e0, 1.0),
+)  # fmt: skip
+_ATAN = (
+    (-8.750608600031904122785e-1, -1.615753718733365076637e1, -7.500855792314704667340e1, -1.228866684490136173410e2,
+     -6.485021904942025371773e1),
+    (1.0, 2.485846490142306297962e1, 1.650270098316988542046e2, 4.328810604912902668951e2, 4.853903996359136964868e2,
+     1.945506571482613964425e2),
+)  # fmt: skip
+_TANH = (
+    (-9.64399179425052238628e-1, -9.92877231001918586564e1, -1.61468768441708447952e3),
+    (1.0, 1.12811678491632931402e2, 2.23548839060100448583e3, 4.84406305325125486048e3),
+)
+_SINH = (
+    (-7.89474443963537015605e-1, -1.63725857525983828727e2, -1.15614435765005216044e4, -3.51754964808151394800e5),
+    (1.0, -2.77711081420602794433e2, 3.61578279834431989373e4, -2.11052978884890840399e6),
+)
+_ASINH = (
+    (-4.33231683752342103572e-3, -5.91750212056387121207e-1, -4.37390226194356683570e0, -9.09030533308377316566e0,
+     -5.56682227230859640450e0),
+    (1.0, 1.28757002067426453537e1, 4.86042483805291788324e1, 6.95722521337257608734e1, 3.34009336338516356383e1),
+)  # fmt: skip
+_ACOSH = (
+    (1.18801130533544501356e2, 3.94726656571334401733e3, 3.43989375926195455866e4, 1.08102874834699867335e5,
+     1.10855947270161294369e5),
+    (1.0, 1.86145380837903397292e2, 4.15352677227719831579e3, 2.97683430363289370382e4, 8.29725251988426222434e4,
+     7.83869920495893927727e4),
+)  # fmt: skip
+_ATANH = (
+    (-8.54074331929669305196e-1, 1.20426861384072379242e1, -4.61252884198732692637e1, 6.54566728676544377376e1,
+     -3.09092539379866942570e1),
+    (1.0, -1.95638849376911654834e1, 1.08938092147140262656e2, -2.49839401325893582852e2, 2.52006675691344555838e2,
+     -9.27277618139601130017e1),
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""One small function per ONNX operator, a family a file."""

@@ -1,0 +1,202 @@
+"""ONNX operators: If, Loop, Scan. Sub-graphs become closed graphs; what they use of the graphs around them is passed in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tcomp.errors import UnsupportedError
+from tcomp.frontends.onnx.context import Body, Context, Versions
+from tcomp.frontends.onnx.handlers.axes import axis_of
+from tcomp.frontends.onnx.reader import tensor_type
+from tcomp.ir.expr import Dim
+from tcomp.ir.graph import IF, LOOP, Graph, Value, loop_attrs
+from tcomp.ir.simplify import same_dim, same_shape
+from tcomp.ops.elementwise import FULL
+from tcomp.ops.movement import TRANSPOSE
+from tcomp.ops.recurrent import STACK
+
+_UNROLL = 32  # iterations of a loop that is no LOOP because shapes change from one to the next
+
+Type = tuple[str, Sequence[Dim]]
+
+
+def _type(value: Value) -> Type:
+    return value.dtype, value.shape
+
+
+def _same(a: Value, b: Value) -> bool:
+    return a.dtype == b.dtype and same_shape(a.shape, b.shape)
+
+
+# ---------------------------------------------------------------- If
+
+
+def if_(ctx: Context) -> tuple[Value, ...]:
+    branches = ctx.attrs["then_branch"], ctx.attrs["else_branch"]
+    known = ctx.known(0)
+    if known is not None:
+        return tuple(ctx.bodies.inline(branches[0 if known.item() else 1]))
+    bodies = [ctx.bodies.closed(branch) for branch in branches]
+    then, otherwise = bodies
+    if len(then.outputs) != len(otherwise.outputs):
+        raise ctx.invalid("its branches have different numbers of outputs")
+    for a, b in zip(then.outputs, otherwise.outputs, strict=True):
+        if not _same(a, b):
+            raise ctx.unsupported(
+                f"its branches give {a} and {b}, and which one is taken depends on input data",
+                hint="fix the condition at export, or the symbolic sizes with --dim",
+            )
+    shared = list(dict.fromkeys([*then.captured, *otherwise.captured]))
+    graphs = [_closed(body, [], shared, body.outputs) for body in bodies]
+    return ctx.scope.structural(IF, [ctx.value(0), *shared], [_type(v) for v in then.outputs], {}, graphs, ctx.name)
+
+
+def _closed(body: Body, formal: Sequence[Value], shared: Sequence[Value], outputs: Sequence[Value]) -> Graph:
+    """The body as a graph of its formal inputs and of all `shared` outer values, used or not."""
+    inner = [body.captured.get(v) or body.scope.builder.input(v.name, v.dtype, v.shape) for v in shared]
+    return body.scope.finish([*formal, *inner], outputs)
+
+
+# ---------------------------------------------------------------- Loop
+
+
+def loop(ctx: Context) -> tuple[Value, ...]:
+    proto = ctx.attrs["body"]
+    if ctx.input(1) is not None:
+        first = ctx.known(1)
+        if first is None:
+            raise ctx.unsupported("whether the first iteration runs depends on input data")
+        trips: Dim | None = None if first.item() else 0
+    else:
+        trips = None
+    if trips is None:
+        if ctx.input(0) is None:
+            raise ctx.unsupported("it has no trip count; how often it runs depends on input data")
+        (trips,) = ctx.require_dims(0, "the trip count")
+        trips = max(trips, 0) if isinstance(trips, int) else trips
+    states = [ctx.value(i) for i in range(2, len(ctx.inputs))]
+    mark = ctx.bodies.mark()
+    try:
+        return _as_loop(ctx, proto, trips, states)
+    except UnsupportedError:
+        if not isinstance(trips, int) or trips > _UNROLL:
+            raise
+        ctx.bodies.forget(mark)
+        return _unrolled(ctx, proto, trips, states)
+
+
+def _as_loop(ctx: Context, proto: Any, trips: Dim, states: Sequence[Value]) -> tuple[Value, ...]:
+    # Whenever the body runs, the condition it is given is true.
+    body = ctx.bodies.closed(proto, [("int64", ()), np.array(True), *map(_type, states)])
+    condition, *results = body.outputs
+    count = len(states)
+    if len(results) < count:
+        raise ctx.invalid(f"its body returns {len(results)} values for {count} carried ones")
+    goes_on = body.scope.known(condition)
+    if goes_on is not None and not goes_on.item():
+        trips = trips if isinstance(trips, int) and trips == 0 else 1
+    elif goes_on is None and len(results) > count:
+        raise ctx.unsupported("how many rows it stacks depends on input data")
+    _check_carried(ctx, states, results)
+    outputs = results if goes_on is not None else [*results, condition]
+    formal = [v for v in body.inputs if v not in body.scope.builder.constants]
+    attrs = loop_attrs(trips, count, (), (False,) * (len(results) - count), goes_on is None)
+    types = [_type(v) for v in states] + [(v.dtype, (trips, *v.shape)) for v in results[count:]]
+    return _structural(ctx, body, formal, states, outputs, types, attrs)
+
+
+def _check_carried(ctx: Context, states: Sequence[Value], results: Sequence[Value]) -> None:
+    for before, after in zip(states, results, strict=False):
+        if not _same(before, after):
+            raise ctx.unsupported(f"the type of a carried value changes from one iteration to the next: {before}, then {after}")
+
+
+def _structural(
+    ctx: Context,
+    body: Body,
+    formal: Sequence[Value],
+    inputs: Sequence[Value],
+    outputs: Sequence[Value],
+    types: Sequence[Type],
+    attrs: Mapping[str, Any],
+) -> tuple[Value, ...]:
+    captured = list(body.captured)
+    graph = _closed(body, formal, captured, outputs)
+    return ctx.scope.structural(LOOP, [*inputs, *captured], types, attrs, [graph], ctx.name)
+
+
+def _unrolled(ctx: Context, proto: Any, trips: int, states: Sequence[Value]) -> tuple[Value, ...]:
+    """The body once for each iteration: shapes may change, the condition must be known."""
+    now, rows = list(states), []
+    for number in range(trips):
+        condition, *results = ctx.bodies.inline(proto, [ctx.constant(number, "int64"), ctx.constant(True), *now])
+        now = results[: len(states)]
+        rows.append(results[len(states) :])
+        goes_on = ctx.scope.known(condition)
+        if goes_on is None:
+            raise ctx.unsupported("how often it runs depends on input data, and so do shapes")
+        if not goes_on.item():
+            break
+    if not rows:
+        stacked = [_nothing(ctx, o) for o in proto.output[1 + len(states) :]]
+        return *now, *stacked
+    return *now, *(ctx.add(STACK, list(column), axis=0) for column in zip(*rows, strict=True))
+
+
+def _nothing(ctx: Context, output: Any) -> Value:
+    """A stacked output of a loop that never runs: no rows of the declared type."""
+    dtype, dims = tensor_type(output.type, ctx.where)
+    shape = [d if isinstance(d, int) else 0 for d in dims or []]
+    return ctx.add(FULL, [], shape=(0, *shape), value=0, dtype=dtype)
+
+
+# ---------------------------------------------------------------- Scan
+
+
+def scan(ctx: Context) -> tuple[Value, ...]:
+    proto, scanned = ctx.attrs["body"], ctx.attrs["num_scan_inputs"]
+    values = [ctx.value(i) for i in range(len(ctx.inputs))]
+    count = len(values) - scanned
+    stacked = len(proto.output) - count
+    if scanned < 1 or count < 0 or stacked < 0:
+        raise ctx.invalid(f"{len(values)} inputs, {scanned} of them scanned; its body has {len(proto.output)} outputs")
+
+    def flags(name: str, length: int) -> list[int]:
+        given = ctx.attrs.get(name) or [0] * length
+        if len(given) != length:
+            raise ctx.invalid(f"attribute `{name}` has {len(given)} entries instead of {length}")
+        return list(given)
+
+    sequences = [_front(ctx, v, axis) for v, axis in zip(values[count:], flags("scan_input_axes", scanned), strict=True)]
+    states, trips = values[:count], sequences[0].shape[0]
+    if not all(same_dim(s.shape[0], trips) for s in sequences):
+        raise ctx.invalid(f"scanned inputs of different lengths: {', '.join(map(str, sequences))}")
+    body = ctx.bodies.closed(proto, [*map(_type, states), *((s.dtype, s.shape[1:]) for s in sequences)])
+    _check_carried(ctx, states, body.outputs[:count])
+    number = body.scope.builder.input("iteration", "int64", ())
+    directions = [bool(f) for f in flags("scan_input_directions", scanned)]
+    attrs = loop_attrs(trips, count, directions, [bool(f) for f in flags("scan_output_directions", stacked)])
+    types = [_type(v) for v in states] + [(v.dtype, (trips, *v.shape)) for v in body.outputs[count:]]
+    results = _structural(ctx, body, [number, *body.inputs], [*states, *sequences], body.outputs, types, attrs)
+    rows = (_behind(ctx, v, axis) for v, axis in zip(results[count:], flags("scan_output_axes", stacked), strict=True))
+    return *results[:count], *rows
+
+
+def _front(ctx: Context, value: Value, axis: int) -> Value:
+    """`value` with `axis` moved to the front."""
+    rank = len(value.shape)
+    axis = axis_of(ctx, axis, rank)
+    return value if axis == 0 else ctx.add(TRANSPOSE, [value], perm=(axis, *(a for a in range(rank) if a != axis)))
+
+
+def _behind(ctx: Context, value: Value, axis: int) -> Value:
+    """`value` with its first axis moved to `axis`."""
+    rank = len(value.shape)
+    axis = axis_of(ctx, axis, rank)
+    return value if axis == 0 else ctx.add(TRANSPOSE, [value], perm=(*range(1, axis + 1), 0, *range(axis + 1, rank)))
+
+
+TABLE: dict[str, Versions] = {"If": ((1, if_),), "Loop": ((1, loop),), "Scan": ((9, scan),)}

@@ -1,0 +1,126 @@
+"""ONNX handlers of transforms and windows, and of determinants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tcomp.frontends.onnx.context import Context, Handler, Versions
+from tcomp.frontends.onnx.handlers.axes import axis_of
+from tcomp.frontends.onnx.handlers.movement import reshaped
+from tcomp.frontends.onnx.reader import dtype_name
+from tcomp.ir.expr import as_dim, as_expr
+from tcomp.ir.graph import Value
+from tcomp.ops.signal import DET, DFT, FRAMES
+
+TABLE_LIMIT = 1 << 24  # elements of a transform's table; a longer signal wants a fast transform, which is not there
+
+
+def _transform(ctx: Context, x: Value, axis: int, length: int, inverse: bool, onesided: bool) -> Value:
+    """A discrete Fourier transform of `length` points as a product with its matrix; the input is cut or zero-padded to them."""
+    size = x.shape[axis]
+    if not isinstance(size, int):
+        raise ctx.unsupported(f"the transformed axis has symbolic size {size}", "fix it with --dim")
+    real = inverse and onesided
+    count = length if real or not onesided else length // 2 + 1
+    if count * size > TABLE_LIMIT:
+        raise ctx.unsupported(f"a transform of {size} to {count} points needs a table of {count * size} elements")
+    n, k = np.arange(size), np.arange(count)
+    angle = 2 * np.pi / length * ((k[:, None] * n[None, :]) % length)
+    scale = np.where(n < length, 1.0, 0.0)
+    if inverse:
+        scale = scale / length
+    if real:  # the missing half of the spectrum is the conjugate of the given one
+        doubled = (n > 0) & (2 * n < length)
+        scale = np.where(n <= length // 2, np.where(doubled, 2.0, 1.0), 0.0) / length
+    cosines, sines = np.cos(angle) * scale, np.sin(angle) * scale * (1 if inverse else -1)
+    tables = [ctx.constant(t, x.dtype) for t in (cosines, sines)]
+    return ctx.add(DFT, [x, *tables], axis=axis, real=real)
+
+
+def _dft(ctx: Context) -> Value:
+    x = ctx.value(0)
+    if ctx.opset < 20:
+        axis = axis_of(ctx, ctx.attrs["axis"], len(x.shape))
+    else:
+        axis = axis_of(ctx, -2 if ctx.input(2) is None else ctx.require_dims(2, "the axis")[0], len(x.shape))
+    inverse, onesided = bool(ctx.attrs["inverse"]), bool(ctx.attrs["onesided"])
+    if ctx.input(1) is not None:
+        (length,) = ctx.require_dims(1, "the length of the transform")
+    else:
+        size = as_expr(x.shape[axis])
+        length = as_dim(size * 2 - 2 if inverse and onesided else size)
+    if not isinstance(length, int) or length < 1:
+        raise ctx.unsupported(f"the transform has length {length}", "fix it with --dim")
+    return _transform(ctx, x, axis, length, inverse, onesided)
+
+
+def _stft(ctx: Context) -> Value:
+    """Overlapping windowed frames of the signal, each transformed."""
+    x = ctx.value(0)
+    (step,) = ctx.require_dims(1, "the frame step")
+    window = ctx.input(2)
+    if ctx.input(3) is not None:
+        (length,) = ctx.require_dims(3, "the frame length")
+    else:
+        length = x.shape[1] if window is None else window.shape[0]
+    if not isinstance(length, int) or not isinstance(step, int) or step < 1 or length < 1:
+        raise ctx.unsupported("frame length or step is symbolic or not positive")
+    if len(x.shape) == 2:
+        x = reshaped(ctx, x, (*x.shape, 1))
+    count = as_dim((as_expr(x.shape[1]) - length) // step + 1)
+    cut = ctx.add(FRAMES, [x, window], length=length, step=step, count=count)
+    return _transform(ctx, cut, 2, length, False, bool(ctx.attrs["onesided"]))
+
+
+def _window(coefficients: Sequence[float]) -> Handler:
+    """A sum of cosines over one period."""
+
+    def handler(ctx: Context) -> Value:
+        (size,) = ctx.require_dims(0, "the size")
+        if not isinstance(size, int):
+            raise ctx.unsupported("the size is symbolic", "fix it with --dim")
+        period = size if ctx.attrs["periodic"] else max(size - 1, 1)
+        angle = 2 * np.pi * np.arange(size) / period
+        values = sum((c * np.cos(n * angle) for n, c in enumerate(coefficients)), np.zeros(size))
+        return ctx.constant(values, dtype_name(ctx.attrs["output_datatype"], ctx.where))
+
+    return handler
+
+
+def _mel_weight_matrix(ctx: Context) -> Value:
+    """Triangular filters, evenly spaced on the mel scale, over the bins of a spectrum [length // 2 + 1, filters]."""
+    names = ("the number of filters", "the transform length", "the sample rate", "the lower edge", "the upper edge")
+    filters, length, rate, lower, upper = (float(ctx.require_known(n, what).reshape(())) for n, what in enumerate(names))
+    count, size = int(filters), int(length) // 2 + 1
+    if not (0 < count and 0 < size and count * size <= TABLE_LIMIT and rate > 0):
+        raise ctx.invalid(f"{count} filters over {size} bins at {rate} Hz")
+    low, high = (2595 * np.log10(1 + edge / 700) for edge in (lower, upper))
+    mel = low + np.arange(count + 2) * ((high - low) / (count + 2))
+    hertz = 700 * (10 ** (mel / 2595) - 1)
+    edges = ((int(length) + 1) * hertz // rate).astype(np.int64)
+    if edges[0] < 0 or edges[-1] > size:
+        raise ctx.invalid(f"the filters from {lower} to {upper} Hz leave the spectrum of {size} bins")
+    bins, matrix = np.arange(size), np.zeros((size, count))
+    for n, (left, centre, right) in enumerate(zip(edges, edges[1:], edges[2:], strict=False)):
+        rising = (left <= bins) & (bins <= centre)
+        matrix[rising, n] = (bins[rising] - left) / (centre - left) if centre > left else 1.0
+        falling = (centre <= bins) & (bins < right)
+        matrix[falling, n] = (right - bins[falling]) / max(right - centre, 1)
+    return ctx.constant(matrix, dtype_name(ctx.attrs["output_datatype"], ctx.where))
+
+
+def _det(ctx: Context) -> Value:
+    return ctx.add(DET, [ctx.value(0)])
+
+
+TABLE: dict[str, Versions] = {
+    "DFT": ((17, _dft),),
+    "STFT": ((17, _stft),),
+    "HannWindow": ((17, _window((0.5, -0.5))),),
+    "HammingWindow": ((17, _window((25 / 46, -21 / 46))),),
+    "BlackmanWindow": ((17, _window((0.42, -0.5, 0.08))),),
+    "MelWeightMatrix": ((17, _mel_weight_matrix),),
+    "Det": ((11, _det),),
+}

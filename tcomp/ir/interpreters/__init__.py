@@ -1,0 +1,1 @@
+"""NumPy reference interpreters, one for each IR."""

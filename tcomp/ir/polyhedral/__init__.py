@@ -1,0 +1,1 @@
+"""The isl bridge: loop programs as integer sets and maps, and back."""

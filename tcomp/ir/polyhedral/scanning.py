@@ -1,0 +1,286 @@
+"""Loops that visit the instances of a polyhedral model in a given order.
+
+The inverse of `polyhedral.py`: isl turns a relation from instances to time vectors into an abstract syntax tree (C. Bastoul, "Code
+generation in the polyhedral model is easier than you think", 2004; T. Grosser, S. Verdoolaege, A. Cohen, "Polyhedral AST generation is
+more than scanning polyhedra", 2015), which becomes loops that run from 0, guards, and the statements of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import islpy as isl
+
+from tcomp.ir import expr as E
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, const, loop_var
+from tcomp.ir.loops import (
+    PARALLEL,
+    SERIAL,
+    Accumulate,
+    Allocate,
+    Block,
+    Buffer,
+    For,
+    If,
+    Stmt,
+    Store,
+    block,
+    children,
+    map_expressions,
+    places,
+    redirect,
+    walk,
+    where,
+    with_children,
+)
+from tcomp.ir.polyhedral.model import Model
+from tcomp.ir.simplify import linear, simplify
+
+PLACE = "_"  # the name of a time dimension that is a place in a sequence
+_NODE: Any = isl.ast_node_type
+_EXPR: Any = isl.ast_expr_type
+_OP: Any = isl.ast_expr_op_type
+
+
+def scan(
+    stmt: Stmt,
+    model: Model,
+    schedule: isl.UnionMap,
+    names: Mapping[str, Sequence[str]],
+    fresh: Callable[[str], str],
+    parallel: Sequence[str] = (),
+) -> Stmt:
+    """`stmt` with its instances in the order of `schedule`, an injective map from all of them to time vectors of one length.
+
+    The loop of time dimension `d` is called `names[x][d]` after the first instance `x` inside, made unique by `fresh`; `parallel` lists
+    those that are. A dimension called `_` takes few values, each of which gets code of its own. Buffers allocated inside loops get a
+    dimension for each of these loops, unless one element at a time is alive.
+    """
+    return _Scanner(stmt, model, names, fresh, parallel).scan(schedule)
+
+
+class _Scanner:
+    def __init__(
+        self, stmt: Stmt, model: Model, names: Mapping[str, Sequence[str]], fresh: Callable[[str], str], parallel: Sequence[str]
+    ) -> None:
+        self.model, self.names, self.fresh, self.parallel = model, names, fresh, parallel
+        self.instances = {x.name: x for x in model.instances}
+        self.guards: dict[Stmt, tuple[Expr, ...]] = {}
+        self.homes: dict[Buffer, tuple[For, ...]] = {}
+        self._survey(stmt, (), ())
+        self.expanded = {
+            b: Buffer(b.name, b.dtype, [*(_largest(x.extent) for x in loops), *b.shape], "global" if loops else b.scope)
+            for b, loops in self.homes.items()
+        }
+
+    def _survey(self, stmt: Stmt, loops: tuple[For, ...], guards: tuple[Expr, ...]) -> None:
+        match stmt:
+            case For(v, extent, body):
+                self._survey(body, (*loops, stmt), (*guards, v < as_expr(extent)))
+            case If(cond, then, otherwise):
+                self._survey(then, loops, (*guards, cond))
+                if otherwise is not None:
+                    self._survey(otherwise, loops, (*guards, E.unary("not", cond)))
+            case Allocate(b, body):
+                self.homes[b] = loops
+                self._survey(body, loops, guards)
+            case Block(stmts):
+                for s in stmts:
+                    self._survey(s, loops, guards)
+            case _:
+                self.guards[stmt] = guards
+
+    def scan(self, schedule: isl.UnionMap) -> Stmt:
+        depth = len(next(iter(self.names.values())))
+        build = isl.AstBuild.from_context(self.model.context)
+        ids = isl.IdList.alloc(isl.DEFAULT_CONTEXT, depth)
+        for d in range(depth):
+            ids = ids.add(isl.Id(f"t{d}"))
+        build = build.set_iterators(ids)
+        build = build.set_options(self.constant(schedule))
+        values = {name: v for v, name in self.model.parameters.items()}
+        body = self.node(build.node_from_schedule_map(schedule), values)
+        for b, loops in self.homes.items():
+            body = _placed(body, self.expanded[b], b, len(loops))
+        return body
+
+    def constant(self, schedule: isl.UnionMap) -> isl.UnionMap:
+        """isl's option to make no loops of the dimensions called `_`: their few values become pieces of code of their own."""
+        options = isl.UnionMap("{}")
+        for x, names in self.names.items():
+            dims = [d for d, name in enumerate(names) if name == PLACE]
+            times = isl.Map.from_union_map(schedule.intersect_domain(isl.UnionSet.from_set(self.instances[x].domain))).range()
+            for d in reversed(range(len(names))):
+                if d not in dims:
+                    times = times.project_out(isl.dim_type.set, d, 1).insert_dims(isl.dim_type.set, d, 1)
+            for d in dims:
+                if times.dim_min_val(d).eq(times.dim_max_val(d)):
+                    continue
+                options = options.union(
+                    isl.UnionMap.from_domain_and_range(isl.UnionSet.from_set(times), isl.UnionSet(f"{{ unroll[{d}] }}"))
+                )
+        return options
+
+    # ------------------------------------------------------------ statements
+
+    def node(self, node: Any, values: Mapping[str, Expr]) -> Stmt:
+        match node.get_type():
+            case _NODE.for_:
+                return self.loop(node, values)
+            case _NODE.if_:
+                otherwise = self.node(node.if_get_else_node(), values) if node.if_has_else_node() else None
+                cond = simplify(_condition(node.if_get_cond(), values))
+                return If(cond, self.node(node.if_get_then_node(), values), otherwise)
+            case _NODE.block:
+                parts = node.block_get_children()
+                return block(*(self.node(parts.get_at(n), values) for n in range(parts.n_ast_node())))
+        return self.instance(node.user_get_expr(), values)
+
+    def loop(self, node: Any, values: Mapping[str, Expr]) -> Stmt:
+        iterator = node.for_get_iterator().id_get_id().get_name()
+        start = simplify(_value(node.for_get_init(), values))
+        if node.for_is_degenerate():
+            return self.node(node.for_get_body(), {**values, iterator: start})
+        step = int(node.for_get_inc().int_get_val().to_str())
+        cond = node.for_get_cond()
+        limit = _value(cond.op_get_arg(1), values) + (1 if cond.op_get_type() == _OP.le else 0)
+        extent = as_dim(simplify(_distance(limit, start) + (step - 1)) // step)
+        name = self.names[_first(node.for_get_body())][int(iterator[1:])]
+        v = loop_var(self.fresh(name), extent)
+        body = self.node(node.for_get_body(), {**values, iterator: simplify(start + v * step)})
+        return For(v, extent, body, PARALLEL if name in self.parallel else SERIAL)
+
+    def instance(self, call: Any, values: Mapping[str, Expr]) -> Stmt:
+        arguments = [_value(call.op_get_arg(n), values) for n in range(1, call.op_get_n_arg())]
+        instance = self.instances[call.op_get_arg(0).id_get_id().get_name()]
+        mapping = {x.var: simplify(a) for x, a in zip(instance.loops, arguments, strict=True)}
+        stmt = map_expressions(instance.stmt, lambda e: simplify(E.substitute(self.renamed(e), mapping)))
+        if isinstance(stmt, Store | Accumulate) and stmt.buffer in self.expanded:
+            home = tuple(mapping[x.var] for x in self.homes[stmt.buffer])
+            stmt = replace(stmt, buffer=self.expanded[stmt.buffer], indices=(*home, *stmt.indices))
+        if not instance.exact and self.guards[instance.stmt]:
+            guards = [simplify(E.substitute(self.renamed(g), mapping)) for g in self.guards[instance.stmt]]
+            stmt = where(guards, stmt)
+        return stmt
+
+    def renamed(self, e: Expr) -> Expr:
+        def rule(x: Expr) -> Expr | None:
+            if x.op != "read" or x.attr not in self.expanded:
+                return None
+            return E.read(self.expanded[x.attr], (*(loop.var for loop in self.homes[x.attr]), *x.args))
+
+        return E.rewrite(e, rule) if self.expanded else e
+
+
+def _distance(limit: Expr, start: Expr) -> Expr:
+    """limit - start, with minima outermost: they are how codegen and simplifier see that a tile is at most so long."""
+    if limit.op == "add" and limit.args[1].op == "const" and limit.args[0].op == "min":
+        limit = E.minimum(*(a + limit.args[1] for a in limit.args[0].args))
+    if limit.op == "min":
+        return E.minimum(*(_distance(a, start) for a in limit.args))
+    if start.op == "max":
+        return E.minimum(*(_distance(limit, a) for a in start.args))
+    return simplify(limit - start)
+
+
+def _first(node: Any) -> str:
+    """The name of the first instance inside a node."""
+    match node.get_type():
+        case _NODE.for_:
+            return _first(node.for_get_body())
+        case _NODE.if_:
+            return _first(node.if_get_then_node())
+        case _NODE.block:
+            return _first(node.block_get_children().get_at(0))
+    name: str = node.user_get_expr().op_get_arg(0).id_get_id().get_name()
+    return name
+
+
+def _largest(extent: Dim) -> Dim:
+    """An upper bound of an extent that depends on no loop."""
+    hi = bounds(extent)[1]
+    return extent if hi is None else hi
+
+
+def _placed(body: Stmt, wide: Buffer, narrow: Buffer, homes: int) -> Stmt:
+    """The allocation of an expanded buffer around its uses, without the dimensions that are constant there."""
+    path, here, around = [], body, set[Expr]()
+    while True:
+        users = [c for c in children(here) if any(_touches(s, wide) for s in walk(c))]
+        if len(users) != 1 or _touches(here, wide):
+            break
+        if isinstance(here, For):
+            if not _told(here, wide, homes, around):  # an element lives through several iterations
+                break
+            around.add(here.var)
+        path.append(here)
+        here = users[0]
+    found = [p for s in walk(here) for p in _places(s, wide)]
+    kept = [d for d in range(homes) if len({p[d] for p in found}) > 1 or (found and not set(E.variables(found[0][d])) <= around)]
+    if kept or not found:
+        path, here = [], body
+    dims = (*kept, *range(homes, len(wide.shape)))
+    new = Buffer(narrow.name, narrow.dtype, [wide.shape[d] for d in dims], "global" if kept else narrow.scope)
+    inside = redirect(here, lambda b, indices: (new, tuple(indices[d] for d in dims)) if b is wide else None)
+    result: Stmt = Allocate(new, inside)
+    for outer in reversed(path):
+        result = with_children(outer, [result if c is here else c for c in children(outer)])
+        here = outer
+    return result
+
+
+def _told(loop: For, wide: Buffer, homes: int, around: Collection[Expr]) -> bool:
+    """Whether different iterations touch different elements, as one of the expanded dimensions is an affine function of the variable."""
+    found = [p for s in walk(loop.body) for p in _places(s, wide)]
+    for d in range(homes):
+        terms = linear(found[0][d])
+        others = {v for monomial in terms if monomial != (loop.var,) for v in E.variables(*monomial)}
+        if (loop.var,) in terms and others.issubset(around) and all(p[d] is found[0][d] for p in found):
+            return True
+    return False
+
+
+def _places(s: Stmt, b: Buffer) -> list[tuple[Expr, ...]]:
+    return [indices for buffer, indices in places(s) if buffer is b]
+
+
+def _touches(s: Stmt, b: Buffer) -> bool:
+    return bool(_places(s, b))
+
+
+# ---------------------------------------------------------------- expressions
+
+_BINARY = {
+    _OP.add: "add", _OP.sub: "sub", _OP.mul: "mul", _OP.div: "floordiv", _OP.fdiv_q: "floordiv", _OP.pdiv_q: "floordiv", _OP.pdiv_r: "mod",
+    _OP.zdiv_r: "mod", _OP.eq: "eq", _OP.le: "le", _OP.lt: "lt", _OP.and_: "and", _OP.and_then: "and", _OP.or_: "or", _OP.or_else: "or",
+    _OP.min: "min", _OP.max: "max",
+}  # fmt: skip
+
+
+def _value(e: Any, values: Mapping[str, Expr]) -> Expr:
+    """An isl AST expression, given its identifiers. Divisions are floor divisions, or exact."""
+    match e.get_type():
+        case _EXPR.int:
+            return const(int(e.int_get_val().to_str()))
+        case _EXPR.id:
+            return values[e.id_get_id().get_name()]
+    op, n = e.op_get_type(), e.op_get_n_arg()
+    if op == _OP.minus:
+        return -_value(e.op_get_arg(0), values)
+    if op in (_OP.cond, _OP.select):
+        cond = _condition(e.op_get_arg(0), values)
+        return E.select(cond, _value(e.op_get_arg(1), values), _value(e.op_get_arg(2), values))
+    args = [_value(e.op_get_arg(k), values) for k in range(n)]
+    if op in (_OP.ge, _OP.gt):
+        return E.binary("le" if op == _OP.ge else "lt", args[1], args[0])
+    result = args[0]
+    for a in args[1:]:
+        result = E.binary(_BINARY[op], result, a)
+    return result
+
+
+def _condition(e: Any, values: Mapping[str, Expr]) -> Expr:
+    value = _value(e, values)
+    return value if value.dtype == "bool" else E.binary("ne", value, 0)

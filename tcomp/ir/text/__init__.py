@@ -1,0 +1,1 @@
+"""The printed form of the IRs, and its parser."""

@@ -1,0 +1,678 @@
+"""Reads the printed form of the IRs (see `printer.py`): print(parse(print(x))) == print(x).
+
+Precedence climbing for expressions, recursive descent for the rest. Text is only ever read, never evaluated; bad
+text is refused with a `ParseError` that shows the place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from tcomp.errors import IRError, ParseError
+from tcomp.ir import expr as E
+from tcomp.ir import loops as L
+from tcomp.ir.dtypes import BITS, integer_range, to_numpy
+from tcomp.ir.expr import BINARY, INDEX, UNARY, Dim, Expr, Reducer, const
+from tcomp.ir.graph import STRUCTURAL, Graph, Node, Operator, Value
+from tcomp.ir.instruction import ELEMENT, WARP, CopyOp, Fragment, Instruction, Operand, VectorOp, WarpOp, lane_of
+from tcomp.ir.layout import Layout, Piece
+from tcomp.ir.te import Extern, Tensor
+from tcomp.ir.text.printer import INFIX, PREFIX, SUFFIXES, UNARY_PRECEDENCE, standard_reducers
+from tcomp.ir.text.tokens import DIGITS, Tokens
+
+_INFIX = {symbol: (op, precedence) for op, (symbol, precedence) in INFIX.items()}
+_PREFIX = {symbol: op for op, symbol in PREFIX.items()}
+_SUFFIXES = {suffix: dtype for dtype, suffix in SUFFIXES.items() if suffix}
+
+
+def parse_expr(text: str, names: Mapping[str, Any] | None = None) -> Expr:
+    """An expression. `names` gives the variables, tensors or buffers, and reducers that are not standard, by printed name."""
+    parser = _Parser(text)
+    for name, thing in (names or {}).items():
+        (parser.variables if isinstance(thing, Expr) else parser.reducers if isinstance(thing, Reducer) else parser.arrays)[name] = thing
+    return parser.whole(parser.expression)
+
+
+def parse_kernel(text: str) -> L.Kernel:
+    """A loop program printed by `print_kernel`."""
+    parser = _Parser(text)
+    return parser.whole(parser.kernel)
+
+
+def parse_instruction(text: str) -> Instruction:
+    """An instruction printed by `print_instruction`."""
+    parser = _Parser(text)
+    return parser.whole(parser.instruction)
+
+
+def parse_layout(text: str, rank: int) -> Layout:
+    """A printed layout, `(a/16,b,a%16)`, of tensors with `rank` dimensions."""
+    parser = _Parser(text)
+    parser.expect("(")
+    return parser.whole(lambda: parser.layout(rank))
+
+
+def parse_te(text: str) -> list[Tensor]:
+    """The outputs of tensor expressions printed by `print_te`."""
+    parser = _Parser(text)
+    return parser.whole(parser.tensors)
+
+
+def parse_graph(text: str, operators: Mapping[str, Operator], constants: Mapping[str, np.ndarray] | None = None) -> Graph:
+    """A graph printed by `print_graph`. `operators` are looked up by name, large constants by their `content_hash`."""
+    parser = _Parser(text)
+    parser.operators = {**operators, **{op.name: op for op in STRUCTURAL}}
+    parser.constants = constants or {}
+    return parser.whole(lambda: parser.graph(outermost=True))
+
+
+class _Parser(Tokens):
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.variables: dict[str, Expr] = {}
+        self.arrays: dict[str, Any] = {}
+        self.reducers: dict[str, Reducer] = {}
+        self.instructions: dict[str, Instruction] = {}
+        self.values: dict[str, Value] = {}
+        self.operators: Mapping[str, Operator] = {}
+        self.constants: Mapping[str, np.ndarray] = {}
+
+    def dtype(self) -> str:
+        if self.token.text not in BITS:
+            self.fail(f"expected a dtype, found {self.found()}", hint=f"one of {', '.join(BITS)}")
+        return self.take()
+
+    # ------------------------------------------------------------ expressions
+
+    def expression(self) -> Expr:
+        if not self.accept("let"):
+            return self.operators_above(0)
+        names: dict[str, Expr | None] = {}
+        while True:
+            name = self.name()
+            self.expect("=")
+            names.setdefault(name, self.variables.get(name))
+            self.variables[name] = self.expression()
+            if not self.accept(";"):
+                break
+        self.expect("in")
+        result = self.expression()
+        self.restore(names)
+        return result
+
+    def restore(self, names: Mapping[str, Expr | None]) -> None:
+        for name, before in names.items():
+            if before is None:
+                del self.variables[name]
+            else:
+                self.variables[name] = before
+
+    def operators_above(self, precedence: int) -> Expr:
+        """A chain of infix operators that bind at least as tightly as `precedence`."""
+        left = self.prefixed()
+        while self.token.kind == "sign":
+            found = _INFIX.get(self.token.text)
+            if found is None or found[1] < precedence:
+                break
+            op, own = found
+            self.take()
+            right = self.operators_above(own + 1)
+            left = self.made(E.binary, op, left, right)
+        return left
+
+    def made(self, function: Callable[..., Expr], *args: Any) -> Expr:
+        """An expression; what its constructor refuses is shown in place."""
+        try:
+            return function(*args)
+        except ParseError:
+            raise
+        except IRError as error:
+            self.fail(error.what, hint=error.hint)
+
+    def prefixed(self) -> Expr:
+        op = _PREFIX.get(self.token.text) if self.token.kind == "sign" else None
+        if op is None:
+            return self.primary()
+        self.take()
+        return self.made(E.unary, op, self.operators_above(UNARY_PRECEDENCE))
+
+    def primary(self) -> Expr:
+        token = self.token
+        if token.kind == "number":
+            return self.number()
+        if self.accept("("):
+            inside = self.expression()
+            self.expect(")")
+            return inside
+        if token.kind == "name":
+            if token.text in ("true", "false"):
+                return const(self.take() == "true", "bool")
+            if token.text in ("inf", "nan"):
+                return const(float(self.take()), "float64")
+            if self.peek("(", 1):
+                return self.call(self.take())
+        name = self.name()
+        if self.accept("["):
+            if name not in self.arrays:
+                self.fail(f"nothing is called `{name}` here", token.start)
+            indices = self.listed(self.expression, "]")
+            return self.made(E.read, self.arrays[name], indices)
+        if name not in self.variables:
+            self.fail(f"nothing is called `{name}` here", token.start)
+        return self.variables[name]
+
+    def number(self) -> Expr:
+        suffix = self.token.suffix
+        digits = self.token.text.removesuffix(suffix)
+        if len(digits) > DIGITS:
+            self.fail(f"a number of more than {DIGITS} digits")
+        if digits.isdigit() and not suffix.endswith("f"):
+            dtype = _SUFFIXES.get(suffix, INDEX)
+            if dtype in ("float16", "bfloat16"):
+                value: int | float = float(digits)
+            else:
+                value = int(digits)
+                if value > integer_range(dtype)[1] + (dtype[0] == "i"):  # one more, for the smallest behind a minus sign
+                    self.fail(f"{digits} does not fit in {dtype}")
+        else:
+            dtype, value = _SUFFIXES.get(suffix, "float64"), float(digits)
+            if dtype not in ("float16", "bfloat16", "float32", "float64"):
+                self.fail(f"a fraction of type {dtype}")
+        self.take()
+        return const(value, dtype)
+
+    def call(self, name: str) -> Expr:
+        """`name(...)` from the opening parenthesis on."""
+        start = self.tokens[self.position - 1].start
+        self.expect("(")
+        if self.token.kind in ("name", "quoted") and (self.peek("in", 1) or self.peek("{", 1)):
+            return self.reduction(name, start)
+        if name == "bitcast":
+            inside = self.expression()
+            self.expect(",")
+            dtype = self.dtype()
+            self.expect(")")
+            return E.bitcast(inside, dtype)
+        args = self.listed(self.expression, ")")
+        counts = {"select": 3, "fma": 3, "ldexp": 2} | dict.fromkeys(UNARY, 1) | dict.fromkeys(BINARY, 2) | dict.fromkeys(BITS, 1)
+        if name not in counts:
+            self.fail(f"there is no function `{name}`", start)
+        if len(args) != counts[name]:
+            self.fail(f"`{name}` takes {counts[name]} operands and was given {len(args)}", start)
+        if name in BITS:
+            return self.made(E.cast, args[0], name)
+        if name in BINARY:
+            return self.made(E.binary, name, *args)
+        if name in UNARY:
+            return self.made(E.unary, name, *args)
+        if name == "select":
+            return self.made(E.select, *args)
+        return self.made(E.fma if name == "fma" else E.ldexp, *args)
+
+    def reduction(self, name: str, start: int) -> Expr:
+        hidden: dict[str, Expr | None] = {}
+
+        def axis() -> Expr:
+            before = dict(self.variables)
+            v, extent, printed = self.binding()
+            if extent != (v.attr.extent if v.attr.extent is not None else v.attr.hi + 1 if v.attr.hi is not None else None):
+                self.fail(f"the range of `{printed}` does not end below {extent}")
+            hidden.setdefault(printed, before.get(printed))
+            return v
+
+        axes = self.listed(axis, ":")
+        body = self.expression()
+        self.expect(")")
+        self.restore(hidden)
+        return E.reduce(self.reducer(name, body.dtype, start), body, axes)
+
+    def reducer(self, name: str, dtype: str, start: int) -> Reducer:
+        found = self.reducers.get(name) or standard_reducers(dtype).get(name)
+        if found is None or found.identity.dtype != dtype:
+            self.fail(f"there is no reducer `{name}` of {dtype}", start)
+        return found
+
+    def binding(self) -> tuple[Expr, Dim, str]:
+        """`name in 0..extent`; the name now stands for the variable. Returns variable, extent and name."""
+        name = self.name()
+        declared = self.range(name) if self.peek("{") else None
+        self.expect("in")
+        if self.token.text != "0":
+            self.fail("a loop starts at 0")
+        self.take()
+        self.expect("..")
+        extent = self.dim(self.operators_above(UNARY_PRECEDENCE + 1))
+        v = declared if declared is not None else E.loop_var(name, extent)
+        self.variables[name] = v
+        return v, extent, name
+
+    def dim(self, e: Expr) -> Dim:
+        if e.dtype != INDEX:
+            self.fail(f"an extent is {INDEX}, not {e.dtype}")
+        return int(e.attr) if e.op == "const" else e
+
+    def range(self, name: str) -> Expr:
+        """`{lo..hi < extent: dtype}` behind the name of a variable."""
+        self.expect("{")
+        lo = None if self.peek("..") else self.integer()
+        self.expect("..")
+        hi = self.integer() if self.token.kind == "number" or self.peek("-") else None
+        extent = self.operators_above(UNARY_PRECEDENCE + 1) if self.accept("<") else None
+        dtype = self.dtype() if self.accept(":") else INDEX
+        self.expect("}")
+        return E.var(name, lo, hi, dtype, extent)
+
+    def dims(self) -> tuple[Expr, ...]:
+        """`<n{lo..hi}, ...>`: symbolic dims, which are in scope from now on."""
+
+        def declared() -> Expr:
+            name = self.name()
+            self.variables[name] = v = self.range(name)
+            return v
+
+        return tuple(self.listed(declared, ">")) if self.accept("<") else ()
+
+    def shape(self) -> list[Dim]:
+        self.expect("[")
+        return [self.dim(e) for e in self.listed(self.expression, "]")]
+
+    def reducer_declarations(self) -> None:
+        while self.accept("reducer"):
+            name = self.name()
+            self.expect("(")
+            pair, hidden = [], {}
+            for end in (",", ")"):
+                operand = self.name()
+                hidden[operand] = self.variables.get(operand)
+                self.variables[operand] = self.range(operand)
+                pair.append(self.variables[operand])
+                self.expect(end)
+            self.expect("=")
+            combine = self.expression()
+            self.expect("from")
+            identity = self.expression()
+            self.restore(hidden)
+            if {v.dtype for v in (*pair, combine)} != {identity.dtype} or identity.op != "const":
+                self.fail(f"the reducer `{name}` mixes dtypes, or its identity is no constant")
+            self.reducers[name] = Reducer(name, pair[0], pair[1], combine, identity)
+
+    # ------------------------------------------------------------ loop programs
+
+    def buffer(self) -> L.Buffer:
+        name = self.name()
+        self.expect(":")
+        dtype, shape = self.dtype(), self.shape()
+        scope = self.take() if self.token.text in L.SCOPES else "global"
+        made = self.arrays[name] = L.Buffer(name, dtype, shape, scope)
+        return made
+
+    def array(self) -> Any:
+        start, name = self.token.start, self.name()
+        if name not in self.arrays:
+            self.fail(f"nothing is called `{name}` here", start)
+        return self.arrays[name]
+
+    def kernel(self) -> L.Kernel:
+        self.expect("kernel")
+        name = self.name()
+        scalars = self.dims()
+        self.expect("(")
+        buffers = self.listed(self.buffer, ")")
+        self.expect("->")
+        self.expect("(")
+        outputs = self.listed(self.array, ")")
+        self.expect("{")
+        notes = []
+        while self.accept("note"):
+            notes.append(self.string())
+        self.reducer_declarations()
+        while self.peek("instruction"):
+            i = self.instruction()
+            self.instructions[i.name] = i
+        return L.Kernel(name, tuple(buffers), tuple(outputs), scalars, self.body(), tuple(notes))
+
+    def instruction(self) -> Instruction:
+        outer_arrays, outer_variables = self.arrays, self.variables
+        self.arrays, self.variables = {}, {}
+        self.expect("instruction")
+        start, name = self.token.start, self.name()
+        self.expect("(")
+        buffers = tuple(self.listed(self.buffer, ")"))
+        self.expect("->")
+        self.expect("(")
+        outputs = tuple(self.listed(self.array, ")"))
+        self.expect("{")
+        operands = [self.operand(b) for b in buffers]
+        self.expect("needs")
+        features = self.several(self.string)
+        self.expect("takes")
+        cycles = self.number()
+        self.expect("cycles")
+        uops = self.integer()
+        self.expect("uops")
+        reassociates = self.accept("reassociates")
+        self.expect("emits")
+        vector = self.accept("vector")
+        copies = not vector and self.accept("copy")
+        if not vector and not copies:
+            self.expect("warp")
+        code = self.string()
+        self.expect("(")
+        arguments = tuple(self.listed(self.name, ")"))
+        emission: VectorOp | WarpOp | CopyOp = CopyOp(code, arguments) if copies else WarpOp(code, arguments)
+        if vector:
+            self.expect("lanes")
+            lanes = self.integer()
+            self.expect("group")
+            emission = VectorOp(code, arguments, lanes, self.integer())
+        meaning = L.Kernel("meaning", buffers, outputs, (), self.body())
+        self.arrays, self.variables = outer_arrays, outer_variables
+        try:
+            return Instruction(name, meaning, tuple(operands), emission, tuple(features), float(cycles.attr), uops, reassociates)
+        except IRError as error:
+            self.fail(f"{error.what}: {error.why}", start)
+
+    def operand(self, b: L.Buffer) -> Operand:
+        self.expect("operand")
+        start = self.token.start
+        if self.array() is not b:
+            self.fail(f"the operands stand in the order of the buffers, here `{b.name}`", start)
+        self.expect("[")
+        strides = tuple(self.listed(lambda: None if self.accept("_") else self.integer(), "]"))
+        scopes = list(L.SCOPES)
+        if self.accept("in"):
+            scopes = self.several(self.name)
+        if not self.accept("holds"):
+            return Operand(strides, tuple(scopes))
+        count = self.integer()
+        threads = self.integer() if self.accept("among") else WARP
+        self.expect("at")
+        self.expect("[")
+        lane = lane_of(threads)
+        self.variables |= {lane.name: lane, ELEMENT.name: ELEMENT}
+        indices = tuple(self.listed(self.expression, "]"))
+        self.variables = {}
+        return Operand(strides, tuple(scopes), Fragment(indices, count, threads))
+
+    def body(self) -> L.Stmt:
+        """Statements up to and including the closing brace."""
+        outer_arrays, stmts = dict(self.arrays), []
+        while not self.accept("}"):
+            stmts.append(self.statement())
+        self.arrays = outer_arrays
+        return L.block(*stmts)
+
+    def statement(self) -> L.Stmt:
+        keyword = self.token.text if self.token.kind == "name" else ""
+        if keyword == "for" or (keyword in L.KINDS and not self.peek("[", 1)):
+            self.take()
+            before = dict(self.variables)
+            v, extent, _ = self.binding()
+            self.expect("{")
+            body = self.body()
+            self.variables = before
+            return L.For(v, extent, body, L.SERIAL if keyword == "for" else keyword)
+        if keyword == "if":
+            self.take()
+            cond = self.expression()
+            self.expect("{")
+            then = self.body()
+            if not self.accept("else"):
+                return L.If(cond, then)
+            self.expect("{")
+            return L.If(cond, then, self.body())
+        if keyword == "call":
+            self.take()
+            start, name = self.token.start, self.name()
+            if name not in self.instructions:
+                self.fail(f"no instruction is called `{name}` here", start)
+            self.expect("{")
+            return L.Call(self.instructions[name], self.body())
+        if keyword == "while":
+            self.take()
+            cond = self.expression()
+            self.expect("{")
+            return L.While(cond, self.body())
+        if keyword == "alloc":
+            self.take()
+            hidden = dict(self.arrays)
+            b = self.buffer()
+            if self.accept("{"):
+                body = self.body()
+                self.arrays = hidden
+                return L.Allocate(b, body)
+            rest = []
+            while not self.peek("}") and self.token.kind != "end":
+                rest.append(self.statement())
+            return L.Allocate(b, L.block(*rest))
+        if keyword == "prefetch":
+            self.take()
+            b = self.array()
+            self.expect("[")
+            return L.Prefetch(b, tuple(self.listed(self.expression, "]")))
+        if keyword == "stream":
+            self.take()
+            b = self.array()
+            self.expect("[")
+            indices = tuple(self.listed(self.expression, "]"))
+            self.expect("=")
+            return L.Store(b, indices, self.expression(), True)
+        return self.store()
+
+    def store(self) -> L.Stmt:
+        b = self.array()
+        self.expect("[")
+        indices = tuple(self.listed(self.expression, "]"))
+        if self.accept("="):
+            return L.Store(b, indices, self.expression())
+        start = self.token.start
+        name = "sum" if self.accept("+=") else self.name() if not self.peek("=") else ""
+        if self.tokens[self.position - 1].text != "+=":
+            self.expect("=")
+        value = self.expression()
+        return L.Accumulate(b, indices, value, self.reducer(name, value.dtype, start))
+
+    # ------------------------------------------------------------ tensor expressions
+
+    def tensors(self) -> list[Tensor]:
+        self.expect("te")
+        self.dims()
+        self.expect("{")
+        self.reducer_declarations()
+        while not self.accept("return"):
+            if self.peek(",", 1) or self.peek("=", 1):
+                self.extern()
+                continue
+            name = self.name()
+            if self.accept(":"):
+                dtype = self.dtype()
+                self.arrays[name] = Tensor(name, self.shape(), dtype)
+                continue
+            self.expect("[")
+            before = dict(self.variables)
+            axes = self.listed(self.binding, "]")
+            self.expect("=")
+            body = self.expression()
+            self.variables = before
+            self.arrays[name] = Tensor(name, [extent for _, extent, _ in axes], body.dtype, tuple(v for v, _, _ in axes), body)
+        outputs = self.several(self.array)
+        self.expect("}")
+        return outputs
+
+    def extern(self) -> None:
+        names = self.several(self.name)
+        self.expect("=")
+        self.expect("extern")
+        self.expect("(")
+        inputs = self.listed(self.array, ")")
+        outside = dict(self.arrays)
+        self.expect("as")
+        self.expect("(")
+        parameters = self.listed(self.buffer, ")")
+        self.expect("->")
+        self.expect("(")
+        results = self.listed(self.buffer, ")")
+        self.expect("{")
+        body = self.body()
+        self.arrays = outside
+        if len(inputs) != len(parameters) or len(names) != len(results):
+            self.fail("an extern has one parameter for each input and one result for each output")
+        program = Extern(tuple(inputs), tuple(parameters), tuple(results), body)
+        for n, (name, b) in enumerate(zip(names, results, strict=True)):
+            if name != "_":
+                self.arrays[name] = Tensor(name, b.shape, b.dtype, extern=program, index=n)
+
+    # ------------------------------------------------------------ graphs
+
+    def graph(self, outermost: bool = False) -> Graph:
+        outer, self.values = self.values, {}
+        self.expect("graph")
+        name = self.name()
+        if outermost:
+            self.dims()
+        self.expect("(")
+        inputs = self.listed(self.declared, ")")
+        self.expect("->")
+        # Outputs are named before their nodes: skip them now, look them up at the end.
+        self.expect("(")
+        place = self.position
+        while not self.accept(")"):
+            if self.token.kind == "end":
+                self.fail("expected `)`, found the end of the text")
+            self.take()
+        self.expect("{")
+        constants: dict[Value, np.ndarray] = {}
+        nodes: list[Node] = []
+        while not self.accept("}"):
+            if self.accept("const"):
+                value = self.declared()
+                self.expect("=")
+                constants[value] = self.constant(value)
+            else:
+                nodes.append(self.node())
+        end = self.position
+        self.position, self.token = place, self.tokens[place]
+        outputs = self.listed(self.value, ")")
+        self.position, self.token = end, self.tokens[end]
+        self.values = outer
+        return Graph(name, tuple(inputs), tuple(outputs), tuple(nodes), constants)
+
+    def value(self) -> Value:
+        self.expect("%")
+        start, name = self.token.start, self.name()
+        if name not in self.values:
+            self.fail(f"no value `%{name}` is known here", start)
+        return self.values[name]
+
+    def declared(self) -> Value:
+        self.expect("%")
+        start, name = self.token.start, self.name()
+        if name in self.values:
+            self.fail(f"the value `%{name}` is defined twice", start)
+        self.expect(":")
+        dtype, shape = self.dtype(), self.shape()
+        layout = self.layout(len(shape)) if self.accept("(") else None
+        self.values[name] = Value(name, dtype, shape, layout)
+        return self.values[name]
+
+    def layout(self, rank: int) -> Layout:
+        """`(a+1+1,b/16,c%16)` from behind the parenthesis."""
+
+        def piece() -> Piece:
+            letter = self.name()
+            axis = ord(letter[0]) - ord("a")
+            if len(letter) > 1 or not 0 <= axis < rank:
+                self.fail(f"`{letter}` is no axis of {rank} dimensions")
+            div = self.integer() if self.accept("/") else 1
+            mod = self.integer() if self.accept("%") else None
+            if div < 1 or (mod is not None and mod < 1):
+                self.fail("the pieces of a layout are positive")
+            if not self.accept("+"):
+                return Piece(axis, div, mod)
+            before = self.integer()
+            self.expect("+")
+            return Piece(axis, div, mod, before, self.integer())
+
+        return Layout(rank, tuple(self.listed(piece, ")")))
+
+    def node(self) -> Node:
+        # Its own outputs are not in scope in the arguments: they are entered when the node is complete.
+        known = dict(self.values)
+        outputs = self.several(self.declared)
+        defined, self.values = self.values, known
+        self.expect("=")
+        start, name = self.token.start, self.name()
+        if name not in self.operators:
+            self.fail(f"there is no operator `{name}`", start)
+        self.expect("(")
+        inputs: list[Value | None] = []
+        attrs: dict[str, Any] = {}
+
+        def argument() -> None:
+            if self.peek("%"):
+                inputs.append(self.value())
+            elif self.peek("_") and not self.peek("=", 1):
+                self.take()
+                inputs.append(None)
+            else:
+                key = self.name()
+                self.expect("=")
+                attrs[key] = self.attribute()
+
+        self.listed(argument, ")")
+        label = self.name() if self.accept("@") else ""
+        bodies = []
+        if self.accept("{"):
+            while not self.accept("}"):
+                bodies.append(self.graph())
+        self.values = defined
+        return Node(self.operators[name], tuple(inputs), tuple(outputs), attrs, label, tuple(bodies))
+
+    def attribute(self) -> Any:
+        if self.token.kind == "string":
+            return self.string()
+        if self.accept("none"):
+            return None
+        if self.accept("{"):
+            inside = self.expression()
+            self.expect("}")
+            return inside
+        if self.accept("("):
+            items: list[Any] = []
+            while not self.accept(")"):
+                if items:
+                    self.expect(",")
+                    if self.accept(")"):
+                        break
+                items.append(self.attribute())
+            return tuple(items)
+        literal = self.prefixed()
+        if literal.op != "const":
+            self.fail("expected an attribute: a number, string, `{dim}` or tuple of these")
+        return literal.attr
+
+    def constant(self, value: Value) -> np.ndarray:
+        if any(isinstance(d, Expr) for d in value.shape):
+            self.fail(f"the constant `%{value.name}` has a symbolic shape")
+        shape = tuple(int(d) for d in value.shape)
+        if self.accept("sha256"):
+            key = self.string()
+            if key not in self.constants:
+                self.fail(f"the constant {key} is not among those given", self.tokens[self.position - 1].start)
+            array = self.constants[key]
+            if array.shape != shape or array.dtype != to_numpy(value.dtype):
+                self.fail(f"the constant {key} is {array.dtype.name}{list(array.shape)}")
+            return array
+        self.expect("[")
+        items = self.listed(self.attribute, "]")
+        if any(isinstance(x, str | tuple | Expr) or x is None for x in items) or len(items) != prod(shape):
+            self.fail(f"`%{value.name}` needs {prod(shape)} numbers")
+        if value.dtype in BITS and "int" in value.dtype:
+            lo, hi = integer_range(value.dtype)
+            if not all(isinstance(x, int) and lo <= x <= hi for x in items):
+                self.fail(f"`%{value.name}` needs integers in {lo}..{hi}")
+        return np.array(items, to_numpy(value.dtype)).reshape(shape)

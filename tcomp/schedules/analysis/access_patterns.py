@@ -1,0 +1,275 @@
+"""What a loop means to the accesses below it: the structure that default schedules look at, instead of operator names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from tcomp.ir import expr as E
+from tcomp.ir.concatenated_rows import length_beside
+from tcomp.ir.dtypes import itemsize
+from tcomp.ir.expr import Dim, Expr
+from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, For, If, Kernel, Stmt, Store, While, perfect, walk
+from tcomp.ir.simplify import linear, simplify
+
+LONG = 4  # rows make a tile that uses its operands often
+SYMBOLIC = 512  # assumed size of an unbounded symbolic extent
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """A perfect nest at the top level of a kernel: its loops, outermost first, and the store inside."""
+
+    loops: tuple[For, ...]
+    leaf: Store | Accumulate
+
+    @property
+    def writes(self) -> Buffer:
+        return self.leaf.buffer
+
+    @property
+    def is_fold(self) -> bool:
+        return isinstance(self.leaf, Accumulate)
+
+    @property
+    def spatial(self) -> tuple[For, ...]:
+        """Loops that run over elements of the result."""
+        used = set(E.variables(*self.leaf.indices))
+        return tuple(x for x in self.loops if x.var in used)
+
+    @property
+    def folds(self) -> tuple[For, ...]:
+        """Loops that run over what is accumulated."""
+        used = set(E.variables(*self.leaf.indices))
+        return tuple(x for x in self.loops if x.var not in used)
+
+    @property
+    def reads(self) -> tuple[Expr, ...]:
+        return E.reads(self.leaf.value)
+
+
+def stride(read: Expr, v: Expr) -> int | None:
+    """How many elements the address moves when `v` grows by one; None if that is not a constant."""
+    return coefficient(linear_index(read.attr, read.args), v)
+
+
+def linear_index(buffer: Buffer, indices: tuple[Expr, ...]) -> Expr:
+    """Row-major position of an element."""
+    return simplify(E.row_major(indices, buffer.shape))
+
+
+def coefficient(index: Expr, v: Expr) -> int | None:
+    """The constant factor of `v` in an affine index; None if `v` occurs in any other way."""
+    found = 0
+    for monomial, c in linear(index).items():
+        if monomial == (v,):
+            found = c
+        elif v in E.variables(*monomial):
+            return None
+    return found
+
+
+def unclamped(index: Expr, variables: Collection[Expr]) -> dict[Expr | None, int] | None:
+    """The coefficients of variables in an index, and with None the constant: of `y * 2 + k - 1`, or of such a one clamped to bounds in
+    which no variable occurs. None for other indices."""
+    found: dict[Expr | None, int] = {}
+    for monomial, c in linear(index).items():
+        atom = monomial[0] if len(monomial) == 1 else None
+        if atom is not None and atom.op in ("min", "max"):
+            moving = [a for a in atom.args if not set(E.variables(a)).isdisjoint(variables)]
+            inside = unclamped(moving[0], variables) if len(moving) == 1 else None
+            if inside is None:
+                return None
+            for v, k in inside.items():
+                found[v] = found.get(v, 0) + c * k
+        elif not monomial or atom in variables:
+            found[atom] = found.get(atom, 0) + c
+        else:
+            return None
+    return found
+
+
+def contiguous(reads: Sequence[Expr], v: Expr) -> bool:
+    """Every read is a unit-stride vector or the same element for neighbouring values of `v`."""
+    return all(stride(r, v) in (0, 1) for r in reads)
+
+
+def extent_of(extent: Dim, default: int = SYMBOLIC) -> int:
+    """A number to reason with, where the extent is symbolic: its upper bound if small, else `default`."""
+    if isinstance(extent, int):
+        return extent
+    hi = E.bounds(extent)[1]
+    return default if hi is None else min(hi, default)
+
+
+def bytes_of(buffer: Buffer) -> int:
+    """The size of a buffer; symbolic extents are taken as in `extent_of`."""
+    return prod(extent_of(n) for n in buffer.shape) * itemsize(buffer.dtype)
+
+
+def imperative(kernel: Kernel) -> bool:
+    """Programs written by hand (externs) run as they are written. What is lowered from a body writes each element in one place."""
+    statements = list(walk(kernel.body))
+    if any(isinstance(x, If | While) or (isinstance(x, For) and isinstance(x.body, Block)) for x in statements):
+        return True
+    found = nests(kernel)
+    written = [(n.writes, n.is_fold) for n in found]
+    return len(set(written)) < len(written) or any(
+        (n.is_fold and (n.writes, False) not in written)  # goes on from what the element held
+        or len(n.spatial) < len(n.leaf.indices)
+        or any(_offset(i) is None for i in n.leaf.indices)
+        or any(r.attr is n.writes for r in n.reads)
+        for n in found
+    )
+
+
+def _offset(index: Expr) -> int | None:
+    """c, where an index is a loop variable plus the constant c."""
+    terms = linear(index)
+    c = terms.pop((), 0)
+    return c if len(terms) == 1 and all(len(m) == 1 and m[0].op == "var" and k == 1 for m, k in terms.items()) else None
+
+
+def nests(kernel: Kernel) -> list[Nest]:
+    """Top-level perfect nests around a store, skipping what has been shaped already, and the zeros around a result."""
+    found: list[Nest] = []
+
+    def visit(x: Stmt) -> None:
+        if isinstance(x, Block):
+            for c in x.stmts:
+                visit(c)
+        elif isinstance(x, Allocate):
+            visit(x.body)
+        else:
+            loops, leaf = perfect(x)
+            if isinstance(leaf, Store | Accumulate):
+                found.append(Nest(tuple(loops), leaf))
+
+    visit(kernel.body)
+    computed = {n.writes for n in found if not n.is_fold and n.leaf.value.op != "const"}
+    return [n for n in found if n.leaf.value.op != "const" or n.writes not in computed]
+
+
+def result_nest(kernel: Kernel, buffer: str) -> Nest:
+    """The nest that stores a buffer."""
+    return next(n for n in nests(kernel) if n.writes.name == buffer and not n.is_fold)
+
+
+def fold_nest(kernel: Kernel, buffer: str) -> Nest:
+    """The nest that accumulates into a buffer."""
+    return next(n for n in nests(kernel) if n.writes.name == buffer and n.is_fold)
+
+
+def is_product(fold: Nest) -> bool:
+    """A sum of products of reads: a contraction."""
+    value = fold.leaf.value
+    return value.op == "mul" and all(E.reads(a) for a in value.args)
+
+
+def adds(fold: Nest) -> bool:
+    """Whether it sums up."""
+    reducer = fold.leaf.reducer if isinstance(fold.leaf, Accumulate) else None
+    return reducer is not None and reducer.combine in (reducer.lhs + reducer.rhs, reducer.rhs + reducer.lhs)
+
+
+def batch_axes(fold: Nest) -> list[str]:
+    """Output axes that index every operand: between their iterations nothing is shared, so that they come first."""
+    if not is_product(fold):
+        return []
+    operands = [set(E.variables(*r.args)) for r in fold.reads]
+    return [x.var.attr.name for x in fold.spatial[:-1] if all(x.var in used for used in operands)]
+
+
+def row_axis(fold: Nest) -> For | None:
+    """The output axis that reuses what the lanes read: an operand that runs along the lanes does not depend on it, or, where there is no such
+    axis, a window moves along it over the operand (a depthwise convolution whose lanes run along rows of the image).
+
+    The longest is taken, but one whose extent is not known, and may be 1, only where no other is long enough for a tile.
+    """
+    lane = fold.spatial[-1].var
+    operands = [set(E.variables(*r.args)) for r in fold.reads]
+    found = [
+        x
+        for x in fold.spatial[:-1]
+        if any(lane in used and x.var not in used for used in operands) and any(x.var in used for used in operands)
+    ]
+    if not found:
+        indices = [i for r in fold.reads if lane in E.variables(*r.args) for i in r.args]
+        found = [x for x in fold.spatial[:-1] if any(_moves(x, f, i) for i in indices for f in fold.folds)]
+    return max(reversed(found), key=lambda x: (isinstance(x.extent, int) and x.extent >= LONG, extent_of(x.extent)), default=None)
+
+
+def _moves(row: For, fold: For, index: Expr) -> bool:
+    """Whether neighbours along `row` read the same elements in other steps of a fold."""
+    step, along = coefficient(index, row.var), coefficient(index, fold.var)
+    if not step or not along:
+        return False
+    return abs(step) <= abs(along) * (extent_of(fold.extent) - 1)
+
+
+def fold_axis(fold: Nest) -> For | None:
+    """The fold that all reads walk contiguously."""
+    for x in reversed(fold.folds):
+        along = contiguous(fold.reads, x.var) and any(stride(r, x.var) == 1 for r in fold.reads)
+        if along and extent_of(x.extent) >= 4:
+            return x
+    return None
+
+
+def grouped_axis(kernel: Kernel) -> tuple[str, int] | None:
+    """A loop over elements of a reduction, and a size, where an operand depends on the loop only through its quotient by the size: the
+    output channels of a grouped convolution."""
+    for fold in (n for n in nests(kernel) if n.is_fold):
+        for x in fold.spatial:
+            for r in fold.reads:
+                through = {e for i in r.args for e in E.walk(i) if x.var in e.args}
+                divisors = {e.args[1].attr for e in through if e.op == "floordiv" and e.args[0] is x.var and e.args[1].op == "const"}
+                if len(divisors) == len(through) == 1 and isinstance(x.extent, int):
+                    (size,) = divisors
+                    if 1 < size < x.extent and x.extent % size == 0 and all(i is not x.var for i in r.args):
+                        return x.var.attr.name, size
+    return None
+
+
+def rows_beside(kernel: Kernel) -> dict[str, tuple[str, int]]:
+    """The results that put rows of a reduction beside each other: which one, and how long its rows are."""
+    folded, found = {n.writes for n in nests(kernel) if n.is_fold}, dict[str, tuple[str, int]]()
+    for out in (n for n in nests(kernel) if n.writes in kernel.outputs and not n.is_fold):
+        axes, shape = [x.var for x in out.loops], [x.extent for x in out.loops]
+        for r in (r for r in out.reads if r.attr in folded):
+            if (length := length_beside(axes, shape, r.args)) is not None:
+                found[out.writes.name] = r.attr.name, length
+    return found
+
+
+def row_loops(kernel: Kernel, out: Nest, inside: tuple[str, ...]) -> list[Expr] | None:
+    """The loops of the result that index its reductions: the same for all of them, each index a loop by itself."""
+    rows: list[Expr] | None = None
+    stages = {n.writes.name: n for n in nests(kernel) if n.writes.name in inside}
+    folded = {n.writes.name for n in nests(kernel) if n.is_fold}
+    for r in out.reads:
+        if r.attr.name not in inside:
+            continue
+        if any(i.op not in ("var", "const") for i in r.args):
+            return None
+        used = [x.var for x in out.loops if x.var in r.args]
+        if r.attr.name in folded or len(used) < len(out.loops):
+            if rows is not None and rows != used:
+                return None
+            rows = used
+    if rows is None:
+        return None
+    for nest in stages.values():  # stages that read other stages must walk the same rows in their leading dimensions
+        leading = [x.var for x in nest.spatial[: len(rows)]]
+        if any(r.attr.name in inside and len(r.args) == len(rows) and list(r.args) != leading for r in nest.reads):
+            return None
+    return rows
+
+
+def stage_axes(kernel: Kernel, buffer: str, is_fold: bool) -> list[str]:
+    """The loops that index a stage which has been moved: those of the nest that clears it, or of the one that accumulates."""
+    for x in walk(kernel.body):
+        if isinstance(x, Store | Accumulate) and x.buffer.name == buffer and isinstance(x, Accumulate) == is_fold:
+            return [i.attr.name for i in x.indices]
+    return []

@@ -1,0 +1,139 @@
+"""Which loops may run in any order: iterations that never touch an element that another one writes.
+
+The test is sufficient, not necessary. The places of all accesses to a written buffer must tell which iteration they belong to,
+all outer variables being fixed. Those of `i` do in
+
+    [i, j]                                 whatever j is
+    [8 * i + j], [8 * i + k + 2]           with j < 8, k < 6
+    [i // 12, i // 3 % 4, i % 3]           the digits of i, as left by fusing loops
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from tcomp.ir import expr as E
+from tcomp.ir.expr import Expr, as_expr, bounds
+from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, Stmt, Store, expressions, walk
+from tcomp.ir.simplify import from_linear, linear, simplify
+from tcomp.schedules.analysis.regions import accesses
+
+
+def conflict(body: Stmt, variables: Collection[Expr], may_fold: bool) -> Buffer | None:
+    """A buffer that may keep iterations over `variables` around `body` from running in any order; None if there is none.
+
+    Buffers allocated inside are of no concern. With `may_fold`, several iterations may accumulate into the same element.
+    """
+    wanted = set(variables)
+    return next((buffer for buffer, known in _told(body, variables, may_fold) if not wanted <= known), None)
+
+
+def disorder(body: Stmt, before: Sequence[Expr], after: Sequence[Expr], may_fold: bool) -> Buffer | None:
+    """A buffer that may forbid that loops over the variables `before`, directly nested around `body`, take the order `after`.
+
+    Iterations that touch one element differ only in variables which the place does not tell; as long as these keep their order among
+    each other, so do the iterations.
+    """
+    for buffer, known in _told(body, before, may_fold):
+        if [v for v in before if v not in known] != [v for v in after if v not in known]:
+            return buffer
+    return None
+
+
+def _told(body: Stmt, variables: Collection[Expr], may_fold: bool) -> Iterator[tuple[Buffer, set[Expr]]]:
+    """The buffers whose accesses matter, each with the variables that its places tell."""
+    statements = list(walk(body))
+    inner = {*variables, *(s.var for s in statements if isinstance(s, For))}
+    local = {s.buffer for s in statements if isinstance(s, Allocate)}
+    for buffer in dict.fromkeys(s.buffer for s in statements if isinstance(s, Store | Accumulate)):
+        if buffer not in local and not (may_fold and _only_folded(statements, buffer)):
+            yield buffer, determined(accesses(body, buffer), inner)
+
+
+def _only_folded(statements: Iterable[Stmt], buffer: Buffer) -> bool:
+    """Every access is an accumulation, all with one reducer."""
+    reducers = set()
+    for s in statements:
+        if (isinstance(s, Store) and s.buffer is buffer) or any(r.attr is buffer for r in E.reads(*expressions(s))):
+            return False
+        if isinstance(s, Accumulate) and s.buffer is buffer:
+            reducers.add(s.reducer)
+    return len(reducers) == 1
+
+
+def determined(places: Sequence[tuple[Expr, ...]], inner: Collection[Expr]) -> set[Expr]:
+    """The variables among `inner` that are equal wherever two of the places are, all other variables being fixed."""
+    digits = _Digits()
+    known = {v for v in inner if bounds(v) == (0, 0)}
+    todo = [atom for index in zip(*places, strict=True) for atom in _common_terms(index, inner)]
+    while todo:
+        atom = todo.pop()
+        if atom in inner:
+            known.add(atom)
+        for whole in digits.add(atom):
+            todo += _common_terms([whole], inner)
+    return known
+
+
+def _common_terms(indices: Sequence[Expr], inner: Collection[Expr]) -> list[Expr]:
+    """The terms that must be equal where sums are equal: each weighs more than all smaller ones, and what is not common, together."""
+    sums = [linear(i) for i in indices]
+    common = {m: c for m, c in sums[0].items() if all(s.get(m) == c for s in sums)}
+    rest = [from_linear({m: c for m, c in s.items() if m not in common}) for s in sums]
+    lows, highs = zip(*(bounds(e) for e in rest), strict=True)
+    if None in lows or None in highs:
+        return []
+    reach = max(highs) - min(lows)
+    varying = [(abs(c), m) for m, c in common.items() if not set(inner).isdisjoint(E.variables(*m))]
+    if len(varying) == 1 and reach == 0:
+        atoms = [a for a in varying[0][1] if not set(inner).isdisjoint(E.variables(a))]
+        scale = [a for a in varying[0][1] if a not in atoms]
+        return atoms if len(atoms) == 1 and all((bounds(a)[0] or 0) > 0 for a in scale) else []
+    found: list[Expr] = []
+    for weight, monomial in sorted(varying, key=lambda term: term[0]):
+        lo, hi = bounds(monomial[0])
+        if len(monomial) != 1:
+            return []
+        found = [*found, monomial[0]] if weight > reach else []  # a term too light makes all so far ambiguous
+        if lo is None or hi is None:
+            reach = UNBOUNDED
+        else:
+            reach += weight * (hi - lo)
+    return found
+
+
+UNBOUNDED = 1 << 63  # more than any term weighs
+
+
+class _Digits:
+    """Collects (e // d) % m for growing d; knows e once they are all of its digits."""
+
+    def __init__(self) -> None:
+        self.found: dict[Expr, list[tuple[Expr, Expr | None]]] = {}  # of e: pairs (d, m); m is None for the highest digit
+
+    def add(self, atom: Expr) -> list[Expr]:
+        """The expressions all of whose digits are known, now that this one is."""
+        e, divisor, modulus = atom, as_expr(1), None
+        if atom.op == "mod":
+            e, modulus = atom.args
+            self.found.setdefault(e, []).append((divisor, modulus))
+        complete = [e] if modulus is not None and self._complete(e) else []
+        while e.op == "floordiv":
+            e, divisor = e.args[0], simplify(divisor * e.args[1])
+            self.found.setdefault(e, []).append((divisor, modulus))
+            if self._complete(e):
+                complete.append(e)
+        return complete
+
+    def _complete(self, e: Expr) -> bool:
+        reach: Expr = as_expr(1)
+        lo, hi = bounds(e)
+        while True:
+            digit = next((pair for pair in self.found[e] if pair[0] is reach), None)
+            if digit is None:
+                return False
+            if digit[1] is None:
+                return True
+            reach = simplify(reach * digit[1])
+            if lo is not None and hi is not None and lo >= 0 and reach.op == "const" and reach.attr > hi:
+                return True

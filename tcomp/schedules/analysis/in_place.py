@@ -1,0 +1,101 @@
+"""Which inputs a kernel may write its results over: such a result needs no storage of its own, and the caches hold one array less.
+
+An output may lie where an input lies if no element of the input is read once the element of the output at the same place has been
+written: neither later in the order of the program nor, where iterations run at the same time, in another one of them. As in `legality`, a
+quick test settles what is done element by element, isl the rest; what isl cannot settle is not overwritten.
+"""
+
+from __future__ import annotations
+
+import islpy as isl
+
+from tcomp.ir import expr as E
+from tcomp.ir.loops import (
+    PARALLEL,
+    VECTORIZED,
+    Accumulate,
+    Block,
+    Buffer,
+    For,
+    If,
+    Kernel,
+    Stmt,
+    Store,
+    While,
+    children,
+    expressions,
+    walk,
+    with_children,
+)
+from tcomp.ir.polyhedral.model import READ, Instance, Relation, TooHard, limited, map_of, model
+from tcomp.schedules.analysis.dependence import determined
+from tcomp.schedules.primitives.editing import enclosing
+
+
+def overwritable(kernel: Kernel) -> list[tuple[Buffer, Buffer]]:
+    """Pairs (input, output) of a kernel's buffers: the output may be written over the input, which has its shape and dtype. Not if its
+    stores bypass the caches: these need no room there."""
+    streamed = {s.buffer for s in walk(kernel.body) if isinstance(s, Store) and s.streamed}
+    return [
+        (source, output)
+        for output in kernel.outputs
+        if output not in streamed
+        for source in kernel.buffers
+        if source not in kernel.outputs and (source.shape, source.dtype) == (output.shape, output.dtype)
+        if _elementwise(kernel, source, output) or _read_in_time(kernel.body, source, output)
+    ]
+
+
+def _elementwise(kernel: Kernel, source: Buffer, output: Buffer) -> bool:
+    """A single statement writes the output, and it alone reads the input: at that place, which tells the iteration."""
+    writers = [s for s in walk(kernel.body) if isinstance(s, Store | Accumulate) and s.buffer is output]
+    reads = [(s, e) for s in walk(kernel.body) for e in E.reads(*expressions(s)) if e.attr is source]
+    if len(writers) != 1 or not isinstance(writers[0], Store):
+        return False
+    place, around = writers[0].indices, [x.var for x in enclosing(kernel, writers[0])]
+    return all(s is writers[0] and e.args == place for s, e in reads) and determined([place], around).issuperset(around)
+
+
+def _read_in_time(body: Stmt, source: Buffer, output: Buffer) -> bool:
+    """Whether isl finds no element of the input that is read when it may have been written over."""
+    deciding = [e for s in walk(body) if isinstance(s, For | If | While) for e in expressions(s)]
+    if any(e.attr is source for e in E.reads(*deciding)):
+        return False
+    try:
+        with limited():
+            m = model(_only(body, source, output))
+            found = [(i, a) for i in m.instances for a in i.accesses if a.buffer in (source, output)]
+            for reader, read in found:
+                for writer, written in found:
+                    if read.buffer is source and written.buffer is output and written.kind != READ:
+                        into = read.relation.set_tuple_name(isl.dim_type.out, "place")
+                        same = written.relation.set_tuple_name(isl.dim_type.out, "place").apply_range(into.reverse())
+                        late = writer.order.lex_lt_map(reader.order).union(_at_once(writer, reader))
+                        if not same.intersect(late).intersect_params(m.context).is_empty():
+                            return False
+    except TooHard:
+        return False
+    return True
+
+
+def _only(stmt: Stmt, *buffers: Buffer) -> Stmt:
+    """The statement without what touches none of the buffers."""
+    if isinstance(stmt, Store | Accumulate):
+        touched = stmt.buffer in buffers or any(e.attr in buffers for e in E.reads(*expressions(stmt)))
+        return stmt if touched else Block(())
+    return with_children(stmt, [_only(child, *buffers) for child in children(stmt)])
+
+
+def _at_once(first: Instance, second: Instance) -> Relation:
+    """Pairs of their iterations that may run at the same time: in different iterations of a loop around both whose iterations are in no
+    order, all loops around that one being at the same."""
+    pairs = isl.Map.empty(first.order.lex_lt_map(second.order).get_space())
+    for depth, (a, b) in enumerate(zip(first.loops, second.loops, strict=False)):
+        if a is not b:
+            break
+        if a.kind in (PARALLEL, VECTORIZED):
+            outer, count = [f"t{n}" for n in range(2 * depth + 1)], first.order.dim(isl.dim_type.out)
+            rest = [[f"{side}{n}" for n in range(2 * depth + 1, count)] for side in "ab"]
+            apart = map_of([*outer, *rest[0]], [*outer, *rest[1]], f"{rest[0][0]} != {rest[1][0]}")
+            pairs = pairs.union(first.order.apply_range(apart).apply_range(second.order.reverse()))
+    return pairs

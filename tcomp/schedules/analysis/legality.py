@@ -1,0 +1,323 @@
+"""The judge of schedule steps: exact dependences as isl relations, and witnesses of what would go wrong.
+
+Two iterations *conflict* when they touch the same element and at least one writes it; a legal step keeps the order of all conflicting
+pairs. Conflicts between accumulations by one reducer into one element form a class of their own, *fold*: they are dropped where a step
+may reassociate. What is not affine is over-approximated by the model: such a step is refused, its witness says "may".
+
+The quick symbolic test of `dependence.py` is asked first, as it settles nearly all steps in microseconds; isl decides the rest. Under
+`proving()` isl decides all of them.
+
+Source: P. Feautrier, "Dataflow analysis of array and scalar references" (1991); S. Verdoolaege, "isl: an integer set library" (2010).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+
+import islpy as isl
+
+from tcomp.ir.loops import Allocate, Buffer, For, Stmt, walk
+from tcomp.ir.polyhedral.model import FOLD, READ, WRITE, Access, Instance, Model, Relation, TooHard, limited, map_of, model
+from tcomp.schedules.analysis import dependence
+
+FLOW, ANTI, OUTPUT = "flow", "anti", "output"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Dependence:
+    """Pairs of iterations, first -> second in program order, that touch the same element. `kind`: flow, anti, output or fold."""
+
+    kind: str
+    source: Instance
+    target: Instance
+    first: Access
+    second: Access
+    relation: Relation
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One execution of a statement: the values of the loops around it."""
+
+    stmt: Stmt
+    loops: Mapping[str, int]
+
+    def __str__(self) -> str:
+        at = ", ".join(f"{name}={value}" for name, value in self.loops.items())
+        return f"`{str(self.stmt).strip()}`" + (f" at {at}" if at else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """Two iterations, in program order, that touch one element, for given values of sizes and of loops around the step.
+
+    Not `exact`: what is not affine keeps it from being known whether they really do.
+    """
+
+    first: Iteration
+    second: Iteration
+    buffer: str
+    element: tuple[int, ...]
+    fixed: Mapping[str, int]
+    exact: bool
+
+    def __str__(self) -> str:
+        verb = "touch" if self.exact else "may touch"
+        return f"{self.first} and then {self.second} both {verb} {self.buffer}[{', '.join(map(str, self.element))}]{_given(self.fixed)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """An iteration that touches an element which is not there, or holds nothing yet."""
+
+    iteration: Iteration
+    buffer: str
+    element: tuple[int, ...]
+    fixed: Mapping[str, int]
+
+    def __str__(self) -> str:
+        return f"{self.iteration} touches {self.buffer}[{', '.join(map(str, self.element))}]{_given(self.fixed)}"
+
+
+def _given(fixed: Mapping[str, int]) -> str:
+    return f" (with {', '.join(f'{n}={v}' for n, v in fixed.items())})" if fixed else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Why a step is refused: the buffer, and a pair of iterations unless isl gave up."""
+
+    buffer: Buffer
+    witness: Witness | None
+
+    def __str__(self) -> str:
+        return f"may touch the same element of `{self.buffer.name}`" + (f": {self.witness}" if self.witness else "")
+
+
+# ---------------------------------------------------------------- proofs on record
+
+
+@dataclass(slots=True)
+class Proofs:
+    """What isl was asked while it judged every step."""
+
+    questions: int = 0
+    seconds: float = 0.0
+
+
+_proofs: ContextVar[Proofs | None] = ContextVar("proofs", default=None)
+
+
+@contextmanager
+def proving() -> Iterator[Proofs]:
+    """Every question inside is put to isl, none settled by the quick test."""
+    proofs = Proofs()
+    token = _proofs.set(proofs)
+    try:
+        yield proofs
+    finally:
+        _proofs.reset(token)
+
+
+def _judge(quick: Callable[[], Buffer | None], exact: Callable[[], Conflict | None]) -> Conflict | None:
+    proofs = _proofs.get()
+    if proofs is None:
+        suspect = quick()
+        if suspect is None:
+            return None
+    started = time.perf_counter()
+    try:
+        with limited():
+            return exact()
+    except TooHard:
+        suspect = quick()
+        return None if suspect is None else Conflict(suspect, None)
+    finally:
+        if proofs is not None:
+            proofs.questions += 1
+            proofs.seconds += time.perf_counter() - started
+
+
+# ---------------------------------------------------------------- questions of the primitives
+
+
+def race(loop: For, may_fold: bool = False, within: Stmt | None = None) -> Conflict | None:
+    """A conflict between different iterations of a loop, which keeps them from running at the same time or in any order. What stands
+    around the loop `within` a program is known to hold."""
+
+    def exact() -> Conflict | None:
+        m = model(loop, within)
+        moments = {i.name: _only(i.order, [1]) for i in m.instances}
+        for d in dependences(m, may_fold):
+            bad = d.relation.intersect(moments[d.source.name].lex_lt_map(moments[d.target.name]))
+            if (found := conflict_of(m, d, bad)) is not None:
+                return found
+        return None
+
+    return _judge(lambda: dependence.conflict(loop.body, [loop.var], may_fold), exact)
+
+
+def disorder(loops: Sequence[For], order: Sequence[For], may_fold: bool = False, within: Stmt | None = None) -> Conflict | None:
+    """A conflict whose order changes when perfectly nested `loops` take another order; `within` as for `race`."""
+    leaf = loops[-1].body
+
+    def exact() -> Conflict | None:
+        m = model(loops[0], within)
+        places = [2 * loops.index(x) + 1 for x in order]
+        rest = range(2 * len(loops), m.instances[0].order.dim(isl.dim_type.out)) if m.instances else ()
+        return violated(m, dependences(m, may_fold), {i.name: _only(i.order, [*places, *rest]) for i in m.instances})
+
+    return _judge(lambda: dependence.disorder(leaf, [x.var for x in loops], [x.var for x in order], may_fold), exact)
+
+
+def violated(m: Model, found: Sequence[Dependence], order: Mapping[str, Relation]) -> Conflict | None:
+    """A dependence whose pairs are not in order after `order`, which maps each instance (by name) to time vectors of one length."""
+    for d in found:
+        bad = d.relation.intersect(order[d.source.name].lex_ge_map(order[d.target.name]))
+        if (conflict := conflict_of(m, d, bad)) is not None:
+            return conflict
+    return None
+
+
+def dependences(m: Model, may_fold: bool = False) -> list[Dependence]:
+    """All memory-based dependences of a model; with `may_fold` without those between accumulations by one reducer."""
+    touching: dict[Buffer, list[tuple[Instance, Access]]] = {}
+    for i in m.instances:
+        for a in i.accesses:
+            touching.setdefault(a.buffer, []).append((i, a))
+
+    @cache  # most pairs of instances have no buffer in common
+    def before(i: Instance, j: Instance) -> Relation:
+        return i.order.lex_lt_map(j.order)
+
+    found = []
+    for accesses in touching.values():
+        for source, first in accesses:
+            for target, second in accesses:
+                kind = _kind(first, second)
+                if kind is None or (kind == FOLD and may_fold):
+                    continue
+                relation = (
+                    first.relation.apply_range(second.relation.reverse()).intersect(before(source, target)).intersect_params(m.context)
+                )
+                if not relation.is_empty():
+                    found.append(Dependence(kind, source, target, first, second, relation))
+    return found
+
+
+def _kind(first: Access, second: Access) -> str | None:
+    match first.kind, second.kind:
+        case ("read", "read"):
+            return None
+        case ("fold", "fold") if first.reducer == second.reducer:
+            return FOLD
+        case ("write" | "fold", "read" | "fold"):
+            return FLOW
+        case ("read", _):
+            return ANTI
+    return OUTPUT
+
+
+def _only(order: Relation, dims: Sequence[int]) -> Relation:
+    """A time vector's chosen dimensions, in the order given."""
+    count = order.dim(isl.dim_type.out)
+    names = [f"t{n}" for n in range(count)]
+    return order.apply_range(map_of(names, [names[d] for d in dims]))
+
+
+# ---------------------------------------------------------------- witnesses
+
+
+def _first(relation: Relation) -> tuple[dict[str, int], list[int]]:
+    """The first pair of a relation for the smallest sizes: the sizes (by their names in isl), and the values of all dimensions."""
+    count = relation.dim(isl.dim_type.param)
+    names = [str(relation.get_dim_name(isl.dim_type.param, n)) for n in range(count)]
+    flat = relation.wrap().flatten().move_dims(isl.dim_type.set, 0, isl.dim_type.param, 0, count)
+    values = _values(flat.lexmin())
+    return dict(zip(names, values[:count], strict=True)), values[count:]
+
+
+def _values(points: isl.Set) -> list[int]:
+    point = points.sample_point()
+    return [point.get_coordinate_val(isl.dim_type.set, n).to_python() for n in range(points.dim(isl.dim_type.set))]
+
+
+def _iteration(i: Instance, values: Sequence[int]) -> Iteration:
+    return Iteration(i.stmt, {x.var.name: v for x, v in zip(i.loops, values, strict=True)})
+
+
+def _fixed(m: Model, sizes: Mapping[str, int]) -> dict[str, int]:
+    return {v.name: sizes[name] for v, name in m.parameters.items() if name in sizes}
+
+
+def conflict_of(m: Model, d: Dependence, bad: Relation) -> Conflict | None:
+    bad = bad.intersect_params(m.context)
+    if bad.is_empty():
+        return None
+    return Conflict(d.first.buffer, _witness(m, d, bad))
+
+
+def _witness(m: Model, d: Dependence, pairs: Relation) -> Witness:
+    sizes, values = _first(pairs)
+    split = len(d.source.loops)
+    touched = [_at(a.relation, sizes, side) for a, side in ((d.first, values[:split]), (d.second, values[split:]))]
+    element = _values(touched[0].intersect(touched[1]))[-len(d.first.buffer.shape) or len(values) :]
+    exact = d.first.exact and d.second.exact
+    sides = _iteration(d.source, values[:split]), _iteration(d.target, values[split:])
+    return Witness(*sides, d.first.buffer.name, tuple(element), _fixed(m, sizes), exact)
+
+
+def _touch(m: Model, i: Instance, a: Access, relation: Relation) -> Touch:
+    sizes, values = _first(relation)
+    split = len(i.loops)
+    return Touch(_iteration(i, values[:split]), a.buffer.name, tuple(values[split:][-len(a.buffer.shape) :]), _fixed(m, sizes))
+
+
+def _at(relation: Relation, sizes: Mapping[str, int], iteration: Sequence[int]) -> isl.Set:
+    """The elements touched by one iteration."""
+    for n in range(relation.dim(isl.dim_type.param)):
+        relation = relation.fix_val(isl.dim_type.param, n, isl.Val(sizes[str(relation.get_dim_name(isl.dim_type.param, n))]))
+    for n, value in enumerate(iteration):
+        relation = relation.fix_val(isl.dim_type.in_, n, isl.Val(value))
+    return relation.range()
+
+
+# ---------------------------------------------------------------- whole programs
+
+
+def out_of_bounds(stmt: Stmt) -> Touch | None:
+    """An iteration that touches an element outside of its buffer. Only affine accesses are judged."""
+    m = model(stmt)
+    for i in m.instances:
+        for a in i.accesses:
+            if a.exact and a.buffer in m.boxes:
+                bad = a.relation.subtract_range(m.boxes[a.buffer]).intersect_params(m.context)
+                if not bad.is_empty():
+                    return _touch(m, i, a, bad)
+    return None
+
+
+def undefined(stmt: Stmt) -> Touch | None:
+    """An iteration that reads an element of a temporary before anything has been written to it. Only affine accesses are judged."""
+    m = model(stmt)
+    temporary = {s.buffer for s in walk(stmt) if isinstance(s, Allocate)}
+    for i in m.instances:
+        for a in i.accesses:
+            if a.buffer not in temporary or a.kind == WRITE or not a.exact:
+                continue
+            missing = a.relation
+            for j in m.instances:
+                for w in j.accesses:
+                    if w.buffer is a.buffer and w.kind != READ:
+                        # Elements that some iteration of `j` has written when an iteration of `i` runs.
+                        written = j.order.lex_lt_map(i.order).reverse().apply_range(w.relation)
+                        missing = missing.subtract(written)
+            missing = missing.intersect_params(m.context)
+            if not missing.is_empty():
+                return _touch(m, i, a, missing)
+    return None

@@ -1,0 +1,507 @@
+"""How long a scheduled loop program takes: an analytic model of the machine.
+
+The loops are taken apart into *regions*: the straight-line code of one iteration of a serial loop, unrolled and vectorized loops
+included. For each region the instructions are counted as the code generator emits them (an expression that does not depend on an unrolled
+loop is computed once; what no iteration changes is computed outside of the loop), then the cycles that each kind of execution port needs.
+The traffic between memories comes from footprints: the outermost loop whose body works on a set that fits into a cache fetches, for
+each of its own executions, what it touches as a whole; inner loops find the rest in the cache.
+
+Arithmetic and the movement of data overlap for the most part, as processors fetch ahead; looking up addresses is waited for. (The
+execution-cache-memory model of J. Treibig, G. Hager 2010 adds up the movements between memories; that ranked schedules less well.)
+
+Sizes are numbers here: symbolic dims are taken at given values. A condition that depends on data is taken to hold, and a `while` loop to
+run once. GPUs are modelled in `cost_gpu`, programs without loops bound to their axes by the roofline alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil, gcd, log2, prod
+from typing import NamedTuple
+
+from tcomp.ir import expr as E
+from tcomp.ir.dtypes import BITS, itemsize
+from tcomp.ir.expr import Expr
+from tcomp.ir.layout import LINE
+from tcomp.ir.loops import (
+    GPU_AXES,
+    PARALLEL,
+    UNROLLED,
+    VECTORIZED,
+    Accumulate,
+    Buffer,
+    Call,
+    For,
+    If,
+    Kernel,
+    Prefetch,
+    Stmt,
+    Store,
+    While,
+    children,
+    expressions,
+    places,
+    walk,
+)
+from tcomp.ir.simplify import simplify
+from tcomp.schedules.analysis.access_patterns import coefficient, linear_index
+from tcomp.schedules.analysis.footprint import Access, Footprints, Loops, accesses, at_sizes, by_buffer, inside, instances, loops_in
+from tcomp.schedules.cost import gpu
+from tcomp.schedules.cost.roofline import CLASSES, Work, operations, operators, roof, work
+from tcomp.target import Core, Target
+
+FILLED = 0.8  # the share of a cache that a working set may take
+REGION = 0.5e-6  # seconds to wake the threads and to wait for them
+POINTS = 1 << 12  # that are enumerated where there is no closed form: an estimate is asked for thousands of candidates
+PAGE = 4096  # bytes; also the span of the sets of usual first-level caches
+TRANSLATED = 64  # pages whose addresses the nearest table holds
+TRANSLATION = 8  # cycles to look up another one
+SPILL = 1.5  # cycles for an accumulator that goes to memory and back, which nothing hides
+EXPOSED = 0.2  # the share of a movement of data that is waited for though something else takes longer (fitted by benchmarks.model)
+LOOP = 1.0  # cycles of an iteration of a loop that nothing hides
+MISSED = 1.0  # cycles of a prefetch of what its loop does not read: it brings a line, or looks up a page, in vain
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Seconds, in all and by component, and what they were computed from; `print` shows a table.
+
+    `seconds` are those of the components, seen by one thread of those that share the work: "arithmetic" (the ports of the vector units,
+    and chains of accumulations), "registers" (loads and stores), "l2", "l3", "memory" (traffic from that level), "pages" (translation of
+    addresses), "overhead" (loops, threads). `bound` is the roofline, `counts` has the numbers that `features` lists.
+    """
+
+    time: float
+    bound: float
+    seconds: Mapping[str, float]
+    counts: Mapping[str, float]
+
+    def __str__(self) -> str:
+        rows = [f"{name:<12}{_micro(s)}" for name, s in self.seconds.items()]
+        rows.append(f"{'predicted':<12}{_micro(self.time)}")
+        rows.append(f"{'bound':<12}{_micro(self.bound)}" + (f"   {self.bound / self.time:.0%} of the prediction" if self.time else ""))
+        return "\n".join(rows)
+
+
+def _micro(seconds: float) -> str:
+    return f"{seconds * 1e6:12.2f} µs"
+
+
+def estimate(
+    kernel: Kernel, target: Target, dims: Mapping[Expr, int] | None = None, threads: int = 1, core: Core | None = None
+) -> Estimate:
+    """The modelled time of a kernel, scheduled or not. `core` gives measured rates in the place of the tables'.
+
+    Raises `IRError` if a symbolic dim has no value in `dims`.
+    """
+    kernel = at_sizes(kernel, dims or {})
+    todo = work(kernel, POINTS)
+    bound = _bound(kernel, todo, target, threads, core)
+    if target.kind == "cuda":
+        counts = {"flops": float(todo.flops), "bytes": float(todo.bytes), "intensity": float(todo.flops) / max(1.0, float(todo.bytes))}
+        if not any(isinstance(s, For) and s.kind in GPU_AXES for s in walk(kernel.body)):
+            return Estimate(bound, bound, {"roofline": bound}, counts)
+        time, seconds, more = gpu.modelled(kernel, target, POINTS)
+        return Estimate(max(time, bound), bound, seconds, {**more, **counts})
+    return _Model(kernel, target, core or target.core, threads).estimate(bound, float(todo.flops), float(todo.bytes))
+
+
+def bound(kernel: Kernel, target: Target, dims: Mapping[Expr, int] | None = None, threads: int = 1, core: Core | None = None) -> float:
+    """The least seconds that a kernel takes, by the roofline. Raises as `estimate`."""
+    kernel = at_sizes(kernel, dims or {})
+    return _bound(kernel, work(kernel, POINTS), target, threads, core)
+
+
+def _bound(kernel: Kernel, todo: Work, target: Target, threads: int, core: Core | None) -> float:
+    if target.kind == "cuda":
+        return gpu.bound(kernel, target, float(todo.bytes), POINTS)
+    return roof(target, threads, core).seconds(float(todo.slots), float(todo.divisions), float(todo.bytes))[0]
+
+
+def features(kernel: Kernel, target: Target, dims: Mapping[Expr, int] | None = None, threads: int = 1) -> dict[str, float]:
+    """What a learned model is told about a scheduled kernel: counts, and the seconds of the analytic model. Names are stable."""
+    found = estimate(kernel, target, dims, threads)
+    return {**found.counts, **{f"seconds.{name}": s for name, s in found.seconds.items()}, "seconds": found.time, "bound": found.bound}
+
+
+# ---------------------------------------------------------------- regions
+
+
+@dataclass(frozen=True, slots=True)
+class _WorkingSet:
+    """What a statement touches: the room that it takes in the cache before each level, in bytes (in pages of the address translation),
+    and the bytes that it moves: what is written is fetched, unless streamed, and written back."""
+
+    size: Mapping[str, float]
+    moved: float
+
+
+class _Move(NamedTuple):
+    """An access in straight-line code: the unrolled loops and the lanes around it there."""
+
+    access: Access
+    unrolled: Loops
+    lane: For | None
+
+
+@dataclass(eq=False, slots=True)
+class _Region:
+    """Straight-line code: one iteration of `loop` (None: what stands outside of all serial loops)."""
+
+    loop: For | None
+    parent: _Region | None
+    around: Loops
+    trips: float  # executions in all
+    share: float  # of a thread, where the work is divided among threads
+    writes: frozenset[Buffer]
+    instructions: dict[str, float] = field(default_factory=dict)
+    loads: list[_Move] = field(default_factory=list)
+    stores: list[_Move] = field(default_factory=list)
+    kept: list[_Move] = field(default_factory=list)  # accesses to buffers in registers
+    prefetches: float = 0.0
+    missed: float = 0.0  # of these, those of what the loop does not read
+    chain: float = 0.0  # cycles from one iteration to the next that depends on it
+
+    def add(self, kind: str, number: float) -> None:
+        self.instructions[kind] = self.instructions.get(kind, 0.0) + number
+
+    def home(self, depends: Collection[Expr], buffers: Collection[Buffer]) -> _Region:
+        """The outermost region where a value can be computed that depends on these variables and buffers: loops that change
+        neither are left, unless threads would share the result."""
+        region = self
+        while (
+            region.parent is not None
+            and region.loop is not None
+            and region.loop.kind != PARALLEL
+            and region.loop.var not in depends
+            and not region.writes & set(buffers)
+        ):
+            region = region.parent
+        return region
+
+
+def _fetched_to_be_written(a: Access) -> bool:
+    return a.writes and not (isinstance(a.statement, Store) and a.statement.streamed)
+
+
+def _offset(place: Expr) -> int:
+    """A linear index where all variables are zero."""
+    zero = simplify(E.substitute(place, {v: E.const(0, v.dtype) for v in E.variables(place)}))
+    return int(zero.attr) if zero.op == "const" else 0
+
+
+def _kinds_of_instructions(kernel: Kernel) -> dict[Stmt, str]:
+    """How the loops of machine instructions are to be read: lanes along the result, copies across it."""
+    kinds: dict[Stmt, str] = {}
+    for call in walk(kernel.body):
+        if isinstance(call, Call):
+            leaf = next(s for s in walk(call.body) if isinstance(s, Store | Accumulate))
+            place = linear_index(leaf.buffer, leaf.indices)
+            for s in walk(call.body):
+                if isinstance(s, For):
+                    kinds[s] = VECTORIZED if coefficient(place, s.var) == 1 else UNROLLED
+    return kinds
+
+
+class _Model:
+    def __init__(self, kernel: Kernel, target: Target, core: Core, threads: int) -> None:
+        self.kernel, self.target, self.core, self.threads = kernel, target, core, threads
+        found = accesses(kernel.body)
+        self.footprints = Footprints(found, POINTS)
+        self.own: dict[Stmt, list[Access]] = {}
+        for a in found:
+            self.own.setdefault(a.statement, []).append(a)
+        self.sets: dict[Stmt, _WorkingSet] = {}
+        self.rooms = {"l2": target.l1 * FILLED, "l3": target.l2 * FILLED, "memory": target.l3 * FILLED, "pages": TRANSLATED}
+        self.spans = {"l2": PAGE, "l3": max(PAGE, target.l2 // 16)}  # bytes after which addresses fall into the same set again
+        self.regions: list[_Region] = []
+        self.kinds = _kinds_of_instructions(kernel)
+        self.parallel = 0.0  # regions of threads that are started
+        self.balance = 1.0
+        self.guards = 0.0
+        top = self._region(None, None, (), (), 1.0, kernel.body)
+        self._visit(kernel.body, top, (), (), (), None)
+
+    def _region(
+        self, loop: For | None, parent: _Region | None, around: Loops, conditions: Sequence[Expr], share: float, body: Stmt
+    ) -> _Region:
+        own = {x.var for x in around}
+        trips = instances(around, [c for c in conditions if set(E.variables(c)) <= own], POINTS)
+        written = frozenset(s.buffer for s in walk(body) if isinstance(s, Store | Accumulate))
+        self.regions.append(_Region(loop, parent, around, trips, share, written))
+        return self.regions[-1]
+
+    def _visit(self, s: Stmt, region: _Region, loops: Loops, conditions: tuple[Expr, ...], unrolled: Loops, lane: For | None) -> None:
+        """Enter a statement: `unrolled` and `lane` are the loops between it and its region."""
+        if isinstance(s, Store | Accumulate):
+            self._leaf(s, region, loops, conditions, unrolled, lane)
+            return
+        if isinstance(s, Prefetch):
+            hints = prod(self._extent(x) for x in unrolled)
+            region.prefetches += hints
+            region.missed += hints * self._missed(s, region.loop)
+            return
+        if isinstance(s, For):
+            kind = self.kinds.get(s, s.kind)
+            if kind == VECTORIZED:
+                lane = s
+            elif kind == UNROLLED or lane is not None:
+                unrolled = (*unrolled, s)
+            else:
+                share = region.share
+                if s.kind == PARALLEL and self.threads > 1 and not any(x.kind == PARALLEL for x in loops):
+                    share = self._share((s,))
+                    self.parallel += region.trips
+                    self.balance = min(self.balance, 1 / (share * self.threads))
+                region = self._region(s, region, (*loops, s), conditions, share, s.body)
+                unrolled, lane = (), None
+        elif isinstance(s, If | While):
+            region.add("other", 1)
+            self.guards += region.trips * prod(self._extent(x) for x in unrolled)
+        for child, inner, more in inside(s):
+            self._visit(child, region, loops + inner, conditions + more, unrolled, lane)
+
+    def _missed(self, s: Prefetch, loop: For | None) -> float:
+        """The share of a loop's prefetches that ask for what later iterations do not read: those of its last ones, as many as it looks
+        ahead."""
+        if loop is None:
+            return 0.0
+        place = linear_index(s.buffer, s.indices)
+        step = coefficient(place, loop.var)
+        reads = [r for x in walk(loop.body) for r in E.reads(*expressions(x)) if r.attr is s.buffer]
+        if not step or not reads:
+            return 0.0
+        start = _offset(place)
+        ahead = min(abs(start - _offset(linear_index(r.attr, r.args))) / abs(step) for r in reads)
+        return min(1.0, ahead / max(1, self._extent(loop)))
+
+    def _extent(self, x: For) -> int:
+        return x.extent if isinstance(x.extent, int) else max(1, 2 * self.footprints.middle.get(x.var, 0))
+
+    def _vectors(self, lane: For | None, bits: int) -> int:
+        """Instructions for all lanes of a vectorized loop."""
+        return 1 if lane is None else max(1, ceil(self._extent(lane) * bits / self.target.vector_bits))
+
+    def _leaf(
+        self, s: Store | Accumulate, region: _Region, loops: Loops, conditions: tuple[Expr, ...], unrolled: Loops, lane: For | None
+    ) -> None:
+        self._compute(s, region, unrolled, lane, self._part(region, loops, conditions, unrolled, lane))
+        for r in E.reads(s.value, *s.indices):
+            move = _Move(Access(r.attr, r.args, loops, conditions, False, s), unrolled, lane)
+            (region.kept if r.attr.scope == "register" else region.home(E.variables(*r.args), {r.attr}).loads).append(move)
+        result = _Move(Access(s.buffer, s.indices, loops, conditions, True, s), unrolled, lane)
+        if s.buffer.scope == "register":
+            region.kept.append(result)
+        else:
+            home = region.parent if region.parent is not None and self._promoted(s, region) else region
+            home.stores.append(result)
+            if isinstance(s, Accumulate):
+                home.loads.append(result)
+        if isinstance(s, Accumulate):
+            self._accumulate(s, region, unrolled, lane)
+
+    def _part(self, region: _Region, loops: Loops, conditions: Sequence[Expr], unrolled: Loops, lane: For | None) -> float:
+        """The share of a statement's copies in a region that conditions let run. Those on lanes mask them: they run all the same."""
+        inner = {x.var for x in unrolled}
+        asked = [c for c in conditions if inner & set(E.variables(c)) and (lane is None or lane.var not in E.variables(c))]
+        copies = region.trips * prod(self._extent(x) for x in unrolled)
+        if not asked or not copies:
+            return 1.0
+        return min(1.0, instances(tuple(x for x in loops if x is not lane), asked, POINTS) / copies)
+
+    def _compute(self, s: Store | Accumulate, region: _Region, unrolled: Loops, lane: For | None, part: float) -> None:
+        """Count the operators of a statement where they are evaluated, once for all copies that agree on them."""
+        for e, cost in operators(s):
+            combines = isinstance(s, Accumulate) and e is s.value
+            depends = set(E.variables(e, *s.indices) if combines else E.variables(e))
+            home = region if combines else region.home(depends, {r.attr for r in E.reads(e)})
+            wide = lane if lane is not None and lane.var in depends else None
+            bits = BITS[e.args[0].dtype if e.dtype == "bool" and e.args else e.dtype]
+            times = part * prod(self._extent(x) for x in unrolled if combines or x.var in depends) * self._vectors(wide, bits)
+            each = 1.0
+            if cost.kind in ("special", "other"):
+                each = max(1.0, cost.slots / (bits / 32))
+            elif cost.kind == "fma" and not self.target.fma:
+                each = 2.0
+            home.add(cost.kind, times * each)
+            home.add("division", times * cost.divisions / max(1.0, bits / 32))
+
+    def _promoted(self, s: Store | Accumulate, region: _Region) -> bool:
+        """Whether a sum in memory stays in a register while its loop runs: nothing else there reads it or writes it."""
+        loop = region.loop
+        if not isinstance(s, Accumulate) or loop is None or loop.kind == PARALLEL or loop.var in E.variables(*s.indices):
+            return False
+        return all(x is s or all(b is not s.buffer for b, _ in places(x)) for x in walk(loop.body))
+
+    def _accumulate(self, s: Accumulate, region: _Region, unrolled: Loops, lane: For | None) -> None:
+        used = set(E.variables(*s.indices))
+        if region.loop is not None and region.loop.var not in used:  # each iteration waits for the sum of the one before
+            updates = prod(self._extent(x) for x in unrolled if x.var not in used)
+            region.chain = max(region.chain, self.core.latency * updates)
+        if lane is not None and lane.var not in used:  # lanes are folded into one, in halves
+            copies = prod(self._extent(x) for x in unrolled)
+            region.add("fold", copies * (self._vectors(lane, BITS[s.value.dtype]) + 3 * log2(max(2, self._extent(lane)))))
+
+    # ------------------------------------------------------------ cycles
+
+    def _distinct(self, listed: Iterable[_Move]) -> tuple[float, float, float]:
+        """(vectors, scalars, gathered elements) that accesses move: copies of a loop that ask for the same element move it once."""
+        vectors = scalars = gathered = 0.0
+        groups: dict[tuple[Buffer, For | None, int | None], list[tuple[Access, Loops]]] = {}
+        for access, unrolled, lane in listed:
+            step = 0 if lane is None else coefficient(linear_index(access.buffer, access.indices), lane.var)
+            groups.setdefault((access.buffer, lane if step != 0 else None, step), []).append((access, unrolled))
+        for (buffer, lane, step), members in groups.items():
+            copies = {x.var for _, unrolled in members for x in unrolled}
+            number = self.footprints.touched([a for a, _ in members], copies).elements if copies or len(members) > 1 else 1
+            if lane is None:
+                scalars += number
+            elif step in (1, -1):
+                vectors += number * self._vectors(lane, BITS[buffer.dtype])
+            else:
+                gathered += number * self._extent(lane)
+        return vectors, scalars, gathered
+
+    def _tile(self, region: _Region) -> float:
+        """Registers that a region's accumulators take."""
+        written = [k for k in region.kept if k.access.writes]
+        return sum(self._distinct(written)[:2]) if written else 0.0
+
+    def _spills(self, region: _Region) -> float:
+        """Vectors of accumulators and operands that registers do not hold."""
+        tile = self._tile(region)
+        if not tile:
+            return 0.0
+        tiled = {v for k in region.kept if k.access.writes for v in E.variables(*k.access.indices)}
+        operands = [k._replace(unrolled=tuple(x for x in k.unrolled if x.var in tiled)) for k in region.loads if k.lane is not None]
+        live = self._distinct(operands)[0] + 1
+        return max(0.0, tile + min(live, 8) - self.target.vector_registers)
+
+    def _cycles(self, region: _Region) -> dict[str, float]:
+        """Cycles of one execution on each resource, and the instructions that move data."""
+        count, core = Counter(region.instructions), self.core
+        vectors, scalars, gathered = self._distinct(region.loads)
+        out_vectors, out_scalars, scattered = self._distinct(region.stores)
+        spills = self._spills(region)
+        arithmetic = sum(count[k] for k in ("fma", "add", "mul", "special", "other", "fold"))
+        loads = vectors + scalars + gathered + spills + region.prefetches + MISSED * region.missed * core.loads
+        stores = out_vectors + out_scalars + scattered + spills
+        return {
+            "arithmetic": max(arithmetic / core.fma, count["division"] * core.divide, region.chain),
+            "registers": max(loads / core.loads, stores / core.stores),
+            "issue": (arithmetic + count["div"] + loads + stores) / core.issue,
+            "loads.vector": vectors, "loads.scalar": scalars, "loads.gather": gathered,
+            "stores.vector": out_vectors, "stores.scalar": out_scalars + scattered, "spills": spills,
+            "prefetches": region.prefetches, "prefetches.missed": region.missed,
+        }  # fmt: skip
+
+    # ------------------------------------------------------------ traffic
+
+    def _traffic(self, stmt: Stmt, level: str, room: float, loops: Loops = ()) -> tuple[float, float]:
+        """(bytes or pages, those of the busiest thread) that a cache of `room` does not hold."""
+        if isinstance(stmt, For):
+            if self._working_set(stmt.body).size[level] > room:
+                return self._traffic(stmt.body, level, room, (*loops, stmt))
+        elif not isinstance(stmt, Store | Accumulate) and self._working_set(stmt).size[level] > room:
+            parts = [self._traffic(child, level, room, loops) for child in children(stmt)]
+            return sum(p[0] for p in parts), sum(p[1] for p in parts)
+        found = self._working_set(stmt)
+        moved = (found.size[level] if level == "pages" else found.moved) * instances(loops, limit=POINTS)
+        return moved, moved * self._share((*loops, stmt) if isinstance(stmt, For) else loops)
+
+    def _share(self, loops: Loops) -> float:
+        """The part of a nest's work that the busiest thread gets."""
+        shared = max(1, next((self._extent(x) for x in loops if x.kind == PARALLEL), 1))
+        return ceil(shared / self.threads) / shared
+
+    def _working_set(self, stmt: Stmt) -> _WorkingSet:
+        if stmt not in self.sets:
+            size, moved = dict.fromkeys(self.rooms, 0.0), 0.0
+            running = loops_in(stmt)
+            for buffer, group in by_buffer(a for s in walk(stmt) for a in self.own.get(s, ())).items():
+                if buffer.scope == "register":
+                    continue
+                touched = self.footprints.touched(group, running)
+                row = int(buffer.shape[-1]) * itemsize(buffer.dtype) if buffer.shape else LINE
+                for level, span in self.spans.items():  # rows that lie a multiple of the span apart share a part of the sets
+                    piece = touched.lines * LINE / max(1, touched.rows)
+                    size[level] += touched.lines * LINE * max(1.0, gcd(row, span) / piece if touched.rows > 1 and piece else 1.0)
+                size["memory"] += touched.lines * LINE
+                size["pages"] += max(ceil(touched.lines * LINE / PAGE), ceil(touched.rows * min(row, PAGE) / PAGE))
+                moved += touched.lines * LINE * (2 if any(map(_fetched_to_be_written, group)) else 1)
+            self.sets[stmt] = _WorkingSet(size, moved)
+        return self.sets[stmt]
+
+    # ------------------------------------------------------------ the sum of it
+
+    def estimate(self, bound: float, flops: float, compulsory: float) -> Estimate:
+        core = self.core
+        totals: defaultdict[str, float] = defaultdict(float)
+        busiest: defaultdict[str, float] = defaultdict(float)
+        inside_core = 0.0
+        for region in self.regions:
+            cycles = self._cycles(region)
+            for name, n in cycles.items():
+                totals[name] += region.trips * n
+                busiest[name] += region.trips * region.share * n
+            steps = LOOP if region.loop is not None else 0.0
+            busiest["loops"] += region.trips * region.share * steps
+            totals["iterations"] += region.trips if region.loop is not None else 0
+            hidden = max(cycles["arithmetic"], cycles["registers"], cycles["issue"] + steps) + SPILL * cycles["spills"]
+            inside_core += region.trips * region.share * hidden
+        rates = {
+            "l2": core.l2,
+            "l3": core.l3,
+            "memory": min(core.memory, core.memory_all / self.threads) / core.ghz,
+            "pages": 1 / TRANSLATION,
+        }
+        whole = self._working_set(self.kernel.body).size
+        moved: dict[str, float] = {}
+        waiting: dict[str, float] = {}
+        for level, room in self.rooms.items():
+            fits = whole[level] <= room  # then it is there from the run before
+            moved[level], slowest = (0.0, 0.0) if fits else self._traffic(self.kernel.body, level, room)
+            waiting[level] = slowest / rates[level]
+        hertz = core.ghz * 1e9
+        threads = self.parallel * REGION * (self.threads > 1)
+        parts = (inside_core, waiting["l2"], waiting["l3"], waiting["memory"])
+        time = (max(parts) + EXPOSED * (sum(parts) - max(parts)) + waiting["pages"]) / hertz + threads
+        seconds = {
+            "arithmetic": busiest["arithmetic"] / hertz,
+            "registers": busiest["registers"] / hertz,
+            **{level: cycles / hertz for level, cycles in waiting.items()},
+            "overhead": busiest["loops"] / hertz + threads,
+        }
+        return Estimate(max(time, bound), bound, seconds, self._counts(totals, moved, flops, compulsory))
+
+    def _counts(self, totals: Mapping[str, float], moved: Mapping[str, float], flops: float, compulsory: float) -> dict[str, float]:
+        counts = {f"operations.{k}": float(n) for k, n in operations(self.kernel, POINTS).items()}
+        moves = (
+            "loads.vector",
+            "loads.scalar",
+            "loads.gather",
+            "stores.vector",
+            "stores.scalar",
+            "spills",
+            "prefetches",
+            "prefetches.missed",
+        )
+        counts |= {k: float(totals[k]) for k in moves}
+        counts |= {"pages" if level == "pages" else f"bytes.{level}": n for level, n in moved.items()}
+        used = sum(r.trips * sum(r.instructions.get(k, 0.0) for k in CLASSES) for r in self.regions)
+        return counts | {
+            "flops": flops,
+            "bytes": compulsory,
+            "intensity": flops / max(1.0, compulsory),
+            "instructions": used,
+            "flops.instruction": flops / max(1.0, used),
+            "iterations": float(totals["iterations"]),
+            "guards": self.guards,
+            "accumulators": max((self._tile(r) for r in self.regions), default=0.0),
+            "working_set": self._working_set(self.kernel.body).size["memory"],
+            "regions": float(len(self.regions)),
+            "parallel": self.parallel,
+            "balance": self.balance,
+        }

@@ -1,0 +1,289 @@
+"""What a loop program has to do whatever its schedule: operations by class, bytes that must move, and the time that takes at least.
+
+    class       float and integer operations that count                              vector instructions
+    fma         a product accumulated into a sum, fma(a, b, c)                       1
+    add         + - min max neg abs and rounding                                     1
+    mul         *                                                                    1
+    div         / and square root                                                    1, on a unit that takes `Core.divide` cycles
+    special     elementary functions, and division with remainder of floats          as many as the function's polynomial has
+    other       comparisons, selections, conversions, integer and bit operations     1
+
+A *slot* is one lane of 32 bits in one vector instruction; a float64 operation takes two, those on 8 bits a quarter.
+
+The roofline bound (S. Williams, A. Waterman, D. Patterson 2009) is the larger of the slots over the machine's peak and the compulsory bytes
+over the bandwidths of the memories that hold them, the nearest filled first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from tcomp.ir import expr as E
+from tcomp.ir.dtypes import BITS, is_float, itemsize
+from tcomp.ir.expr import INDEX, Dim, Expr, as_dim, as_expr
+from tcomp.ir.loops import Accumulate, For, Kernel, Stmt, Store
+from tcomp.ir.simplify import simplify
+from tcomp.schedules.analysis.footprint import ENUMERATED, Footprints, Loops, accesses, by_buffer, inside, instances
+from tcomp.target import Core, Target
+
+CLASSES = ("fma", "add", "mul", "div", "special", "other")
+
+# Operations and divisions of the functions' polynomials in `codegen.math`, in float64; and in float32, where those differ. (Of those with an
+# exponential AVX-512 needs up to eleven fewer: it scales by powers of two in one.)
+_SPECIAL = {
+    "exp": (32, 1), "log": (39, 1), "tanh": (54, 3), "erf": (95, 6), "sin": (44, 0), "cos": (43, 0), "tan": (43, 1), "asin": (33, 2),
+    "acos": (39, 2), "atan": (36, 3), "sinh": (54, 3), "cosh": (36, 2), "asinh": (67, 3), "acosh": (64, 4), "atanh": (65, 3),
+    "pow": (136, 3), "floordiv": (47, 1), "mod": (43, 1), "truncdiv": (2, 1), "truncmod": (28, 1),
+}  # fmt: skip
+_SPECIAL32 = {
+    "exp": (29, 0), "log": (37, 0), "tanh": (17, 1), "erf": (15, 1), "floordiv": (50, 1), "mod": (46, 1), "truncdiv": (2, 1),
+    "truncmod": (31, 1),
+}  # fmt: skip
+_INTEGER_DIVISION = 20  # slots: there is no vector instruction
+_ADD = frozenset({"add", "sub", "min", "max", "neg", "abs", "floor", "ceil", "round", "trunc"})
+_NOTHING = frozenset({"const", "var", "read", "bitcast"})
+_MOST_CASES = 256  # of one value that are looked at one by one
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One operator on one element: its class, operations, slots, and divisions of float32 vectors."""
+
+    kind: str
+    flops: int
+    slots: float
+    divisions: float = 0.0
+
+
+def cost_of(e: Expr, fused: bool = False) -> Cost | None:
+    """The cost of one operator without its operands; None for what costs nothing. `fused`: it is the product of an accumulation."""
+    if e.op in _NOTHING or fused:
+        return None
+    dtype = e.args[0].dtype if e.dtype == "bool" or e.op == "cast" else e.dtype
+    bits = 32 if dtype in ("float16", "bfloat16") else BITS[dtype]
+    slots = bits / 32
+    if e.op in _SPECIAL and not is_float(dtype):
+        return Cost("other", 1, _INTEGER_DIVISION * slots)
+    if e.op in _SPECIAL32 and bits == 32:
+        count, divisions = _SPECIAL32[e.op]
+        return Cost("special", count, count, divisions)
+    if e.op in _SPECIAL:  # float32 goes through float64
+        count, divisions = _SPECIAL[e.op]
+        return Cost("special", count, 2 * count, 2 * divisions)
+    match e.op:
+        case "fma":
+            return Cost("fma", 2, slots)
+        case "div" if e.args[1].op == "const":
+            return Cost("mul", 1, 2 * slots)  # see tcomp.codegen.division
+        case "div" | "sqrt":
+            return Cost("div", 1, slots, slots)
+        case "mul":
+            return Cost("mul", 1, slots)
+        case op if op in _ADD:
+            return Cost("add", 1, slots)
+    return Cost("other", 0, slots)
+
+
+def operators(statement: Store | Accumulate, cases: Mapping[Expr, int] | None = None) -> Iterator[tuple[Expr, Cost]]:
+    """The operators that one execution of a statement evaluates, each once, and the combination of an accumulation last.
+
+    Indices are free, as address arithmetic is. Both sides of a selection count, as in vector code.
+
+    With `cases` (see `cases_of`) those that an execution in each of them evaluates at least, whatever the schedule: once what cases have in
+    common, as they can stand beside each other, and nothing that is asked of the place alone, as loops can be cut there.
+    """
+    value = statement.value
+    sums = isinstance(statement, Accumulate) and statement.reducer.combine.op == "add"
+    fused = sums and value.op == "mul" and is_float(value.dtype)
+    for e in _evaluated(value, cases or {}):
+        cost = cost_of(e, fused and e is value)
+        if cost is not None and not (cases is not None and _of_place(e)):
+            yield e, cost
+    if isinstance(statement, Accumulate):
+        if fused:
+            combined = [Cost("fma", 2, max(32, BITS[value.dtype]) / 32)]
+        else:
+            combined = [cost for e in _evaluated(statement.reducer.combine, {}) if (cost := cost_of(e)) is not None]
+        for cost in combined * prod((cases or {}).values()):
+            yield value, cost
+
+
+def cases_of(value: Expr, loops: Loops) -> dict[Expr, int]:
+    """The indices (a loop, a loop modulo a constant, or its quotient by one) whose values a value tells apart by `select(index == 0, ...,
+    select(index == 1, ...))`, as fast algorithms do, and how many values these have; none where all are too many."""
+    extents, found = {x.var: x.extent for x in loops}, dict[Expr, int]()
+    for e in E.walk(value):
+        if e.op == "eq" and e.args[1].op == "const":
+            index = e.args[0]
+            v, by = division(index) or (index, 1)
+            extent = extents.get(v)
+            if isinstance(extent, int) and extent > 0:
+                found[index] = min(by, extent) if index.op == "mod" else -(-extent // by)
+    return found if prod(found.values()) <= _MOST_CASES else {}
+
+
+def division(index: Expr) -> tuple[Expr, int] | None:
+    """(what, by what) of a quotient or a remainder."""
+    return (index.args[0], index.args[1].attr) if index.op in ("mod", "floordiv") and index.args[1].op == "const" else None
+
+
+def _evaluated(value: Expr, cases: Mapping[Expr, int]) -> Iterator[Expr]:
+    """Every distinct operator of a value in all cases, those of indices excepted, and selections between cases."""
+    mentions: dict[Expr, list[int]] = {}  # the cases, by number, that an expression depends on
+    for e in E.walk(value) if cases else ():
+        own = {n for n, index in enumerate(cases) if e is index}
+        if not own and (e.op == "var" or e.args and e.args[0].op == "var" and division(e)):
+            own = {n for n, index in enumerate(cases) if E.variables(index) == E.variables(e) and not _apart(index, e)}
+        elif not own:
+            own = {n for a in e.args for n in mentions[a]}
+        mentions[e] = sorted(own)
+    seen = set()
+    for values in product(*map(range, cases.values())):
+        here, stack = dict(zip(cases, values, strict=True)), [value]
+        while stack:
+            e = stack.pop()
+            key = (e, *(values[n] for n in mentions[e])) if cases else e
+            if key in seen or e.dtype == INDEX and e.op == "var":
+                continue
+            seen.add(key)
+            if e.op == "select" and e.args[0].op == "eq" and e.args[0].args[0] in here and e.args[0].args[1].op == "const":
+                index, constant = e.args[0].args
+                stack.append(e.args[1 if here[index] == constant.attr else 2])
+                continue
+            yield e
+            if e.op != "read":
+                stack.extend(e.args)
+
+
+def _of_place(e: Expr) -> bool:
+    """Whether an operator computes an index, or compares or selects by indices alone."""
+    if e.op == "select":
+        return _of_place(e.args[0])
+    return e.dtype in (INDEX, "bool") and not E.reads(e)
+
+
+def _apart(a: Expr, b: Expr) -> bool:
+    """Whether these are the quotient and the remainder by the same number, of which neither tells of the other."""
+    return {a.op, b.op} == {"mod", "floordiv"} and division(a) == division(b)
+
+
+# ---------------------------------------------------------------- whole programs
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Operations, slots and compulsory bytes of a kernel; symbolic where its dims are. `divisions` are of float32 lanes."""
+
+    flops: Dim
+    slots: Dim
+    divisions: Dim
+    bytes: Dim
+
+
+def statements(kernel: Kernel) -> Iterator[tuple[Store | Accumulate, Loops, tuple[Expr, ...]]]:
+    """Every store and accumulation with the loops around it and the conditions it stands under."""
+
+    def visit(s: Stmt, loops: Loops, conditions: tuple[Expr, ...]) -> Iterator[tuple[Store | Accumulate, Loops, tuple[Expr, ...]]]:
+        if isinstance(s, Store | Accumulate):
+            yield s, loops, conditions
+        for child, inner, more in inside(s):
+            yield from visit(child, loops + inner, conditions + more)
+
+    return visit(kernel.body, (), ())
+
+
+def operations(kernel: Kernel, limit: int = ENUMERATED) -> dict[str, float]:
+    """Operations of each class, of a kernel of known size: exact for affine programs (see `instances` on the limit)."""
+    counts = dict.fromkeys(CLASSES, 0.0)
+    for s, loops, conditions in statements(kernel):
+        times = instances(loops, conditions, limit)
+        for _, cost in operators(s):
+            counts[cost.kind] += times
+    return counts
+
+
+def work(kernel: Kernel, limit: int = 1 << 14) -> Work:
+    """The work of a kernel as lowered, exact as far as `limit` points suffice to count it.
+
+    With symbolic dims, conditions are taken to hold and indices to reach whole dimensions.
+    """
+    flops: Expr = as_expr(0)
+    fine: dict[str, Expr] = {"slots": as_expr(0), "divisions": as_expr(0)}  # in quarters
+    known = all(isinstance(n, int) for b in kernel.buffers for n in b.shape) and not kernel.scalars
+    for s, loops, conditions in statements(kernel):
+        times = as_expr(round(instances(loops, conditions, limit))) if known else _volume(loops)
+        cases = cases_of(s.value, loops)
+        costs, copies = [cost for _, cost in operators(s, cases)], prod(cases.values())
+        flops = flops + times * sum(c.flops for c in costs) // copies
+        fine["slots"] = fine["slots"] + times * round(4 * sum(c.slots for c in costs)) // copies
+        fine["divisions"] = fine["divisions"] + times * round(4 * sum(c.divisions for c in costs)) // copies
+    slots, divisions = (as_dim(E.binary("floordiv", simplify(e), 4)) for e in fine.values())
+    return Work(as_dim(flops), slots, divisions, as_dim(_compulsory(kernel, known, limit)))
+
+
+def _volume(loops: Sequence[For]) -> Expr:
+    product: Expr = as_expr(1)
+    own = {x.var for x in loops}
+    for x in loops:
+        if own & set(E.variables(as_expr(x.extent))):  # triangular: the average iteration
+            product = product * (as_expr(E.bounds(x.extent)[1] or 2) // 2)
+        else:
+            product = product * as_expr(x.extent)
+    return product
+
+
+def _compulsory(kernel: Kernel, known: bool, limit: int) -> Expr:
+    """Bytes of the parameters that the kernel touches, each once."""
+    found = [a for a in accesses(kernel.body) if a.buffer in kernel.buffers]
+    counts = Footprints(found, limit) if known else None
+    total: Expr = as_expr(0)
+    for buffer, group in by_buffer(found).items():
+        if counts is not None:
+            elements = as_expr(counts.touched(group, counts.extents).elements)
+        else:
+            elements = as_expr(1)
+            for d, n in enumerate(buffer.shape):
+                index = group[0].indices[d]
+                reaches = as_expr(n)
+                if E.reads(index):  # a row for each iteration that asks for one
+                    reaches = _volume([x for x in group[0].loops if x.var in E.variables(index)])
+                elements = elements * reaches
+        total = total + elements * itemsize(buffer.dtype)
+    return total
+
+
+# ---------------------------------------------------------------- machines
+
+
+@dataclass(frozen=True, slots=True)
+class Roof:
+    """What a machine can do at most: slots and divisions a second, and (bytes that fit, bytes a second) of each memory, nearest first."""
+
+    slots: float
+    divisions: float
+    memories: tuple[tuple[float, float], ...]
+
+    def seconds(self, slots: float, divisions: float, bytes: float) -> tuple[float, str]:
+        """(the roofline bound of this work, what limits it: "arithmetic" or "memory"). Data fills the nearest memories first."""
+        arithmetic = max(slots / self.slots, divisions / self.divisions)
+        memory = nearer = 0.0
+        for room, rate in self.memories:
+            memory += max(0.0, min(bytes, room) - nearer) / rate
+            nearer = room
+        return (arithmetic, "arithmetic") if arithmetic >= memory else (memory, "memory")
+
+
+def roof(target: Target, threads: int = 1, core: Core | None = None) -> Roof:
+    """The roof of a target for a number of threads. `core` gives measured rates in the place of the tables'."""
+    if target.kind == "cuda":
+        gpu = target.gpu
+        rate = gpu.sms * gpu.lanes * gpu.ghz * 1e9
+        return Roof(rate, rate / 8, ((gpu.l2, gpu.cache * 1e9), (float("inf"), gpu.memory * 1e9)))
+    core = core or target.core
+    cycles, lanes = core.ghz * 1e9 * threads, target.vector_bits / 32
+    rates = (core.l1 * cycles, core.l2 * cycles, core.l3 * cycles, min(core.memory * threads, core.memory_all) * 1e9)
+    rooms = (target.l1 * threads, target.l2 * threads, target.l3, float("inf"))
+    return Roof(core.fma * lanes * cycles, lanes / core.divide * cycles, tuple(zip(rooms, rates, strict=True)))

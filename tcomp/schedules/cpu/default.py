@@ -1,0 +1,218 @@
+"""Default CPU schedules, chosen by the structure of the loops and a model of the machine; never by an operator's name.
+
+A kernel is cut into groups: a nest that stores a result, with the reductions that only it reads.
+
+    elementwise   no reduction               vector lanes along the contiguous axis, threads along the outer loops
+    tiled         one reduction, read at     a tile of accumulators stays in registers over the whole fold; lanes along an
+                  the element stored         output axis (matmul, convolution, depthwise, pooling, column sums)
+    rows          reductions over the rest   everything about one row in one place; each fold runs in vector lanes
+                  of a row                   (softmax, normalisation, row sums, dot products)
+
+Reductions read by several groups are stored whole and scheduled as a group of their own.
+
+Stages that read windows of each other come before all that: see `stencils`; and so do products with a softmax: see `online`.
+"""
+
+from __future__ import annotations
+
+from tcomp.ir.layout import Layout
+from tcomp.ir.loops import Kernel, Store, walk
+from tcomp.schedules.analysis.access_patterns import (
+    Nest,
+    contiguous,
+    extent_of,
+    fold_axis,
+    fold_nest,
+    grouped_axis,
+    imperative,
+    is_product,
+    nests,
+    result_nest,
+    row_axis,
+    row_loops,
+    rows_beside,
+)
+from tcomp.schedules.cpu import contraction, elementwise, flash_attention, row_reductions, stencils
+from tcomp.schedules.cpu.int8_dot_products import add_up_groups, grouped, multiplies_bytes, split_groups
+from tcomp.schedules.cpu.lanes_and_threads import lanes_of
+from tcomp.schedules.cpu.prefetching import stream
+from tcomp.schedules.cpu.work_partition import share_folds
+from tcomp.schedules.groups import Group, attachments, schedule_each
+from tcomp.schedules.knobs import Knobs
+from tcomp.schedules.polyhedral import polyhedral_or_not
+from tcomp.schedules.primitives import editing
+from tcomp.schedules.schedule import Schedule
+from tcomp.target import Target
+
+
+def schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Schedule:
+    """The schedule of a kernel as lowered: the default one, unless `knobs` decide otherwise.
+
+    Where a step is refused (its independence cannot be proved, say), the group stays as it was before, and a note in the kernel says so.
+    """
+    knobs = knobs or Knobs()
+    s = _prepared(kernel)
+    if imperative(s.kernel):
+        s = polyhedral_or_not(s, target, target.cores)
+        s.clean()
+        return s
+    schedule_each(s, stencils.chains(s.kernel), lambda chain: stencils.schedule(s, chain, target, knobs), "is computed stage by stage")
+    if multiplies_bytes(target):
+        split_groups(s)
+    share_folds(s, target)
+    rest = flash_attention.in_one_pass(s, lambda found: flash_attention.schedule(s, found, target, knobs))
+    groups = [group for group in _groups(s, target) if group.result in rest]
+    schedule_each(s, groups, lambda group: _schedule_group(s, group, target, knobs), "is left as lowered")
+    for result in s.kernel.outputs:
+        if any(isinstance(x, Store) and x.buffer is result for x in walk(s.kernel.body)):
+            stream(s, result.name, target, knobs)
+    s.clean()
+    if multiplies_bytes(target):
+        add_up_groups(s, target)
+    return s
+
+
+def _prepared(kernel: Kernel) -> Schedule:
+    """The kernel with as few, but plain, dimensions as its accesses allow."""
+    s = Schedule(kernel)
+    s.collapse()
+    if not imperative(s.kernel):
+        for result, (stage, size) in rows_beside(s.kernel).items():
+            _expand(s, result_nest(s.kernel, result).loops[-1].var.attr.name, size)
+            indices = next(r.args for r in result_nest(s.kernel, result).reads if r.attr.name == stage)
+            s.reorder(*(i.attr.name for i in indices if i.op == "var"))
+        if (found := grouped_axis(s.kernel)) is not None:
+            _expand(s, *found)
+    return s
+
+
+def _expand(s: Schedule, loop: str, size: int) -> None:
+    """Split an axis into groups of `size`, in all nests that walk it and in the buffers that they write."""
+    extent = editing.find_loop(s.kernel, loop).extent
+    todo, done = [loop], set[str]()
+    while todo:
+        name = todo.pop()
+        if name in done:
+            continue
+        done.add(name)
+        v = editing.find_loop(s.kernel, name).var
+        written = {n.writes for n in nests(s.kernel) if n.writes.shape}
+        accesses = [a for n in nests(s.kernel) for a in ((n.writes, n.leaf.indices), *((r.attr, r.args) for r in n.reads))]
+        places = {(b, d) for b, indices in accesses for d, i in enumerate(indices) if i is v and b in written and b.shape[d] == extent}
+        todo += [i.attr.name for b, indices in accesses for d, i in enumerate(indices) if (b, d) in places and i.op == "var"]
+        s.split(name, size)
+        for b, d in sorted(places, key=lambda place: (place[0].name, -place[1])):
+            s.expand(b.name, d, size)
+
+
+# ---------------------------------------------------------------- grouping
+
+
+def _groups(s: Schedule, target: Target, packable: frozenset[str] = frozenset()) -> list[Group]:
+    """Attach each temporary to the one result that reads it, where the structure allows; detach it otherwise.
+
+    `packable` names buffers whose layout may still be chosen (weights).
+    """
+    return [g for result, inside in attachments(s.kernel) for g in _formed(s, result, inside, target, packable)]
+
+
+def _formed(s: Schedule, result: str, inside: tuple[str, ...], target: Target, packable: frozenset[str]) -> list[Group]:
+    if any(n.is_fold for n in nests(s.kernel) if n.writes.name == result):
+        local = f"{result}.acc"
+        s.cache_write(result, local)
+        inside = (*inside, local)
+    shape = _shape(s, result, inside, target, packable)
+    if shape is not None:
+        return [Group(result, inside, shape)]
+    groups = []
+    for name in inside:  # the structure does not allow one nest for all: every stage is stored whole
+        groups += _formed(s, name, (), target, packable)
+    return [*groups, Group(result, (), "elementwise")]
+
+
+def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: Target, packable: frozenset[str]) -> str | None:
+    if not inside:
+        return "elementwise"
+    out = result_nest(s.kernel, result)
+    folds = [n for n in nests(s.kernel) if n.is_fold and n.writes.name in inside]
+    if not folds:
+        return None
+    outer = row_loops(s.kernel, out, inside)
+    if outer is None:
+        return None
+    everything = len(outer) == len(out.loops)
+    if everything:
+        if len(inside) > 1:
+            return None
+        return "tiled" if _lanes_along_output(folds[0], out, target, packable) else "rows"
+    if out.loops and out.loops[-1].var in outer:
+        return None  # the contiguous axis is outside: a row would be strided
+    return "rows"
+
+
+def _lanes_along_output(fold: Nest, out: Nest, target: Target, packable: frozenset[str]) -> bool:
+    """Whether vector lanes should run along the contiguous axis of the result rather than along the fold."""
+    if not out.loops or not fold.spatial:
+        return False
+    lane = fold.spatial[-1]
+    width = lanes_of(target, [fold.writes, *(r.attr for r in fold.reads)])
+    wide = extent_of(lane.extent) * 2 >= width
+    if not wide:
+        return fold_axis(fold) is None
+    fixed = [r for r in fold.reads if not (is_product(fold) and r.attr.name in packable)]
+    if contiguous(fixed, lane.var):
+        return True
+    if is_product(fold) and _reuse(fold) >= contraction.PACKED:
+        return True  # the operand is packed first
+    along = fold_axis(fold)
+    return along is None or extent_of(along.extent) < width
+
+
+def _reuse(fold: Nest) -> int:
+    """How often the operand that is contiguous in no output axis would be read again: the extent of the best row axis."""
+    axis = row_axis(fold)
+    return extent_of(axis.extent) if axis is not None else 1
+
+
+def _schedule_group(s: Schedule, group: Group, target: Target, knobs: Knobs) -> None:
+    if group.shape == "elementwise":
+        elementwise.schedule(s, group.result, target, knobs)
+    elif group.shape == "tiled":
+        contraction.schedule(s, group.result, group.inside[0], target, knobs)
+    else:
+        row_reductions.schedule(s, group, target, knobs)
+
+
+# ---------------------------------------------------------------- weights
+
+
+def operand_layouts(kernel: Kernel, constants: frozenset[int], target: Target, knobs: Knobs | None = None) -> dict[int, Layout]:
+    """The packed layouts that the default schedule of an unscheduled kernel wants for constant parameters.
+
+    A contraction reads its vector operand in panels as wide as the register tile, one panel after the other, in the order of the
+    folds: [column / width][folds...][column % width].
+    """
+    knobs = knobs or Knobs()
+    s = _prepared(kernel)
+    if imperative(s.kernel):
+        return {}
+    wishes: dict[int, Layout] = {}
+    names = {b.name: n for n, b in enumerate(kernel.buffers)}
+    packable = frozenset(kernel.buffers[n].name for n in constants)
+    original = {n.writes.name: n for n in nests(kernel) if n.is_fold}
+    for group in _groups(s, target, packable):
+        if group.shape != "tiled":
+            continue
+        fold = fold_nest(s.kernel, group.inside[0])
+        width = contraction.tile_of(fold, target, knobs).vectors * lanes_of(target, [fold.writes, *(r.attr for r in fold.reads)])
+        columns = fold.spatial[-1].extent
+        source = original.get(fold.writes.name.removesuffix(".acc")) or original.get(fold.writes.name)
+        if source is None or not is_product(source):
+            continue
+        for r in source.reads:
+            number = names.get(r.attr.name, -1)  # temporaries are no parameters
+            if number in constants and (order := contraction.panel_order(source, r)) is not None:
+                whole = isinstance(columns, int) and columns != source.spatial[-1].extent and columns % width  # a group is not cut
+                panels = Layout.blocked(order[0], order[1], extent_of(columns) if whole else width)
+                wishes[number] = grouped(panels, source) if multiplies_bytes(target) else panels
+    return wishes

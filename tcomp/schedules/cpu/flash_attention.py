@@ -1,0 +1,312 @@
+"""Default CPU schedule of products with a softmax, attention say, in one pass over each row of scores (see `primitives.online`).
+
+    for block of rows (threads):
+      for block of the row:                  keys; the maximum so far, and the sums relative to it, go on from block to block
+        terms                                scores, by register tiles of rows x keys
+        maximum, scale, weights              lanes along the row
+        sums                                 scaled, and the block's terms added, by register tiles of rows x values
+
+No array of rows x keys is ever stored: a block of scores, its weights and the sums stay in the nearest caches.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from tcomp.errors import ScheduleError
+from tcomp.ir import expr as E
+from tcomp.ir.dtypes import itemsize
+from tcomp.ir.expr import Dim, as_dim, as_expr
+from tcomp.ir.loops import STACK_LIMIT, Accumulate, For, Kernel, Stmt, Store, children, walk
+from tcomp.schedules.analysis.access_patterns import Nest, adds, extent_of, fold_nest, is_product, nests, result_nest, row_axis
+from tcomp.schedules.cost.register_tiles import LOAD, Tile, tiles
+from tcomp.schedules.cpu.contraction import pack, tile_loops
+from tcomp.schedules.cpu.lanes_and_threads import MOST_LANES, divides, lanes_of, threads
+from tcomp.schedules.cpu.row_reductions import partial_loops
+from tcomp.schedules.groups import attachments, schedule_each
+from tcomp.schedules.knobs import Knobs
+from tcomp.schedules.primitives import editing
+from tcomp.schedules.primitives.insertion_points import Chain, chain_of
+from tcomp.schedules.schedule import Schedule
+from tcomp.target import Target
+
+NEAR = STACK_LIMIT // 2  # bytes of what a block has of one kind: scores, weights, or sums
+MOST_ROWS = 64  # of a block
+FEWEST_ROWS = 16  # of a block, where there are so many: each reads all keys and values
+BLOCK = 128  # elements of a row in one block
+ANEW = 2.0  # cycles to load a vector of keys or values for other rows
+REST = 3  # how much longer rows take in the last block, where that is not whole
+STEPS = (8, 4, 2)  # of a fold that stand in a row
+COPIES = 4  # vectors of a row that stand in a row
+
+
+@dataclass(frozen=True, slots=True)
+class Online:
+    """What is scheduled as a whole: `result` is computed from `sums` of exponentials relative to `maximum`, all of them folds over the same
+    axis, and the maximum from the fold `scores`, if any. `elements` are stages to be inlined: what the maximum is one of, and exponentials."""
+
+    result: str
+    maximum: str
+    sums: tuple[str, ...]
+    scores: str | None
+    elements: tuple[str, ...]
+
+    @property
+    def stages(self) -> set[str]:
+        """All that is computed for the result, and the result."""
+        return {self.result, self.maximum, *self.sums, *self.elements, *([self.scores] if self.scores else [])}
+
+
+def chains(kernel: Kernel) -> list[Online]:
+    """Results that are products with a softmax."""
+    return [found for result, inside in attachments(kernel) if (found := _chain(kernel, result, inside)) is not None]
+
+
+def _chain(kernel: Kernel, result: str, inside: Sequence[str]) -> Online | None:
+    here = [n for n in nests(kernel) if n.writes.name in inside]
+    folds = [n for n in here if n.is_fold]
+    used = {r.attr.name for n in here for r in n.reads}
+    maxima = [n for n in folds if _is_maximum(n) and n.writes.name in used]
+    if len(maxima) != 1:
+        return None
+    top = maxima[0].writes.name
+
+    def reads(n: Nest, names: Sequence[str]) -> bool:
+        return any(r.attr.name in names for r in n.reads)
+
+    elements = [n for n in here if n.leaf.value.op != "const" and not n.is_fold]
+    weights = [n.writes.name for n in elements if reads(n, [top])]
+    terms = [n.writes.name for n in elements if n.writes.name not in weights]
+    sums = [n for n in folds if adds(n) and reads(n, [top, *weights])]
+    scores = [n.writes.name for n in folds if any(reads(x, [n.writes.name]) for x in (maxima[0], *elements) if x.writes.name not in weights)]
+    known = {top, *weights, *terms, *(n.writes.name for n in sums), *scores}
+    products = [n for n in sums if is_product(n) and row_axis(n) is not None]
+    empty = any(x.extent == 0 for n in here for x in n.loops)
+    if empty or known != set(inside) or len(scores) > 1 or len(maxima[0].folds) != 1 or not products:
+        return None
+    return Online(result, top, tuple(n.writes.name for n in sums), scores[0] if scores else None, (*terms, *weights))
+
+
+def _is_maximum(fold: Nest) -> bool:
+    reducer = fold.leaf.reducer if isinstance(fold.leaf, Accumulate) else None
+    return reducer is not None and reducer.combine in (E.maximum(reducer.lhs, reducer.rhs), E.maximum(reducer.rhs, reducer.lhs))
+
+
+def in_one_pass(s: Schedule, apply: Callable[[Online], None]) -> set[str]:
+    """Apply a schedule to all products with a softmax; returns the buffers whose nests are still as lowered."""
+    left = {n.writes.name for n in nests(s.kernel)}
+
+    def applied(found: Online) -> None:
+        apply(found)
+        left.difference_update(found.stages)
+
+    schedule_each(s, chains(s.kernel), applied, "is computed stage by stage")
+    return left
+
+
+def schedule(s: Schedule, found: Online, target: Target, knobs: Knobs) -> None:
+    for name in found.elements:
+        s.inline(name)
+    product = next(n for x in found.sums if is_product(n := fold_nest(s.kernel, x)))
+    (fold,) = fold_nest(s.kernel, found.maximum).folds
+    rows, columns, others = axes(s, found, product)
+    lanes = lanes_of(target, [product.writes, *(r.attr for r in product.reads)])
+    size = itemsize(product.writes.dtype)
+    most = NEAR // size // max(BLOCK, extent_of(columns.extent))
+    if most < 1 or not isinstance(columns.extent, int):
+        raise ScheduleError("the sums of a block do not fit", why=f"{columns.extent} sums of each row are too many to stay near")
+    height = knobs.choice(f"{found.maximum}.rows", *_heights(rows.extent, most, target, lanes))
+    length = knobs.choice(f"{found.maximum}.block", *_lengths(fold.extent, NEAR // size // height, lanes))
+    if found.scores is not None:
+        pack(s, found.scores, lanes, target, knobs, _tile(height, length // lanes, target).vectors * lanes)
+    around, inside = s.split(rows.var.attr.name, height)
+    s.reorder(*others, around, inside, columns.var.attr.name)
+    for name in (*found.sums, found.maximum):
+        s.compute_at(name, around)
+    blocks, terms, *made = s.online(found.maximum, fold.var.attr.name, length)
+    if found.scores is not None:
+        s.compute_at(found.scores, blocks)
+    nests_to_thread = _cut_rows(s, [*others, around], rows.extent, height)
+    if not divides(length, fold.extent):
+        for name in [x for x in s.loops if _is_copy(x, blocks)]:
+            s.partition(name, as_dim(as_expr(fold.extent) // length))
+    s.clean()
+    for c in statements(s.kernel.body):
+        name = c.write.buffer.name
+        if _is_copy(name, terms):
+            _terms(s, c, lanes, target)
+        elif isinstance(c.write, Store) and any(_is_copy(name, x) for x in (*made, found.maximum, *found.sums, found.result)):
+            _in_lanes(s, c, lanes)
+        elif _is_copy(name, product.writes.name):
+            _product(s, c, lanes, target)
+        elif any(_is_copy(name, x) for x in (found.maximum, *found.sums)):
+            _along_the_row(s, c, lanes)
+    for loops in nests_to_thread:
+        threads(s, [x for x in loops if x in s.loops], True, knobs)
+
+
+def axes(s: Schedule, found: Online, product: Nest) -> tuple[For, For, list[str]]:
+    """The loops of the result over rows, that is along the last dimension of the maximum, and over columns; the names of the others."""
+    out = result_nest(s.kernel, found.result)
+    row = next(r.args[-1:] for r in product.reads if r.attr.name == found.maximum)
+    places = [r.args for r in out.reads if r.attr is product.writes]
+    through = {v: at for args in places for v, at in zip(product.leaf.indices, args, strict=True)}
+    axes = [through.get(v) for v in (*row, product.spatial[-1].var)]
+    loops = [x for v in axes for x in out.loops if x.var is v]
+    if len(set(loops)) != 2 or len(places) != 1:
+        raise ScheduleError("there are no blocks of rows", why="the sums are not read row by row")
+    return loops[0], loops[1], [x.var.attr.name for x in out.loops if x not in loops]
+
+
+def _cut_rows(s: Schedule, loops: Sequence[str], extent: Dim, height: int) -> list[list[str]]:
+    """Whole blocks of rows apart from the last ones; the nests of loops that threads share."""
+    if divides(height, extent):
+        return [list(loops)]
+    *others, around = loops
+    _, tail = s.partition(around, as_dim(as_expr(extent) // height))
+    rest = others
+    for name in reversed(others):
+        main, behind = s.fission(name)
+        others, rest = [main if x == name else x for x in others], [behind if x == name else x for x in rest]
+    return [[*others, around], [*rest, tail]]
+
+
+# ---------------------------------------------------------------- sizes
+
+
+def _heights(extent: Dim, most: int, target: Target, lanes: int) -> tuple[list[int], int]:
+    """(numbers of rows that a block may have, the one that takes the least time for all rows)."""
+    most = min(MOST_ROWS, extent_of(extent), most)
+    options = list(range(min(FEWEST_ROWS, most), most + 1))
+
+    def cycles(height: int) -> float:
+        tile = _tile(height, BLOCK // lanes, target)
+        whole, rest = divmod(extent, height) if isinstance(extent, int) else (1, 0)
+        longer = (whole * height + (REST * max(rest, FEWEST_ROWS) if rest else 0)) / (whole * height + rest)
+        return longer * _cycles(tile) / (tile.rows * tile.vectors) + ANEW / height
+
+    return options, min(options, key=lambda n: (round(cycles(n), 3), -n))
+
+
+def _lengths(extent: Dim, most: int, lanes: int) -> tuple[list[int], int]:
+    """(lengths that a block may have, the one that suits a row)."""
+    options = list(range(lanes, max(min(2 * BLOCK, most), lanes) + 1, lanes))
+    whole = [n for n in options if divides(n, extent) and BLOCK // 2 <= n]
+    return options, min(whole or options, key=lambda n: (abs(n - BLOCK), n))
+
+
+def _tile(rows: int, vectors: int, target: Target) -> Tile:
+    """The register tile that does most for what it loads; tiles have no remainder."""
+    among = [t for t in tiles(rows, vectors, target.vector_registers) if rows % t.rows == 0 and vectors % t.vectors == 0]
+    return min(among, key=lambda t: _cycles(t) / (t.rows * t.vectors))
+
+
+def _cycles(tile: Tile) -> float:
+    """For a step of the fold (see `choose_tile`)."""
+    return max(tile.rows * tile.vectors / 2, (tile.rows + tile.vectors) * LOAD + 0.5, 4.0) + 0.5
+
+
+# ---------------------------------------------------------------- the nests inside of a block
+
+
+def _is_copy(name: str, original: str) -> bool:
+    """Whether a loop or buffer is the original, or its copy in a tail."""
+    return re.fullmatch(rf"{re.escape(original)}(\.t\d*)*", name) is not None
+
+
+def statements(stmt: Stmt) -> list[Chain]:
+    """The nests of one statement each, in order."""
+    found = chain_of(stmt)
+    return [found] if found is not None else [c for item in children(stmt) for c in statements(item)]
+
+
+def along(c: Chain, dim: int) -> str | None:
+    """The loop along a dimension, from the last one, of what a nest writes; None where that is a single place."""
+    index = c.write.indices[dim] if len(c.write.indices) >= -dim else None
+    return next((x.var.attr.name for x in c.loops if x.var is index), None)
+
+
+def _extent(s: Schedule, loop: str) -> int:
+    return extent_of(editing.find_loop(s.kernel, loop).extent)
+
+
+def _tiled(s: Schedule, c: Chain, lanes: int, target: Target, fold: str | None = None) -> str | None:
+    """A register tile of rows and vectors, inside of `fold`; returns the loop over tiles. None where there is but a row or a column."""
+    row, column = along(c, -2), along(c, -1)
+    if row is None or column is None:
+        return None
+    tile = _tile(_extent(s, row), -(-_extent(s, column) // lanes), target)
+    outer = [x.var.attr.name for x in c.loops if x.var.attr.name not in (row, column, fold)]
+    panel, width = s.split(column, tile.vectors * lanes)
+    vectors, lane = s.split(width, lanes)
+    lines, line = s.split(row, tile.rows)
+    s.reorder(*outer, panel, lines, *([fold] if fold else []), line, vectors, lane)
+    s.unroll(line)
+    s.unroll(vectors)
+    s.vectorize(lane)
+    return lines
+
+
+def _terms(s: Schedule, c: Chain, lanes: int, target: Target) -> None:
+    """Scores: tiles of them are summed up in registers."""
+    lines = _tiled(s, c, lanes, target)
+    scores = [r.attr for r in E.reads(c.write.value) if any(isinstance(x, Accumulate) and x.buffer is r.attr for x in walk(s.kernel.body))]
+    if lines is not None and len(set(scores)) == 1:
+        name = scores[0].name
+        folds = [x.var.attr.name for x in _fold_of(s, name).loops if x.var not in E.variables(*_fold_of(s, name).write.indices)]
+        s.compute_at(name, lines, "register")
+        tile_loops(s, name, lanes, folds, True)
+        if folds:
+            _steps(s, folds[-1], c)
+
+
+def _fold_of(s: Schedule, name: str) -> Chain:
+    return next(c for c in statements(s.kernel.body) if isinstance(c.write, Accumulate) and c.write.buffer.name == name)
+
+
+def _in_lanes(s: Schedule, c: Chain, lanes: int) -> None:
+    """Lanes along the last dimension, a few vectors of it in a row."""
+    if (column := along(c, -1)) is None:
+        return
+    vectors, lane = s.split(column, lanes)
+    s.vectorize(lane)
+    extent = editing.find_loop(s.kernel, vectors).extent
+    if isinstance(extent, int) and extent <= COPIES:
+        s.unroll(vectors)
+    elif divides(COPIES, extent):
+        s.unroll(s.split(vectors, COPIES)[1])
+
+
+def _product(s: Schedule, c: Chain, lanes: int, target: Target) -> None:
+    """Sums: tiles of them are in registers while the terms of a block are added."""
+    used = E.variables(*c.write.indices)
+    fold = next((x.var.attr.name for x in c.loops if x.var not in used), None)
+    if fold is not None and _tiled(s, c, lanes, target, fold) is not None:
+        with suppress(ScheduleError):  # in the last block of a row whose length is not known, sums stay where they are
+            s.promote(fold, c.write.buffer.name, f"{c.write.buffer.name}.tile")
+        _steps(s, fold, c)
+
+
+def _steps(s: Schedule, fold: str, c: Chain) -> None:
+    """Several steps of a fold in a row, unless they stand under conditions: these are the last blocks, and long enough as they are."""
+    if c.conditions:
+        return
+    steps = next((n for n in STEPS if divides(n, editing.find_loop(s.kernel, fold).extent)), 1)
+    if steps > 1:
+        s.unroll(s.split(fold, steps)[1])
+
+
+def _along_the_row(s: Schedule, c: Chain, lanes: int) -> None:
+    """A fold of each row by itself: partial results in lanes, then one of them."""
+    used, name, row = E.variables(*c.write.indices), c.write.buffer.name, along(c, -1)
+    fold = next((x for x in c.loops if x.var not in used), None)
+    if fold is None or row is None:
+        return
+    extent = extent_of(fold.extent)
+    width = next((n for n in (4 * lanes, 2 * lanes) if n <= MOST_LANES and extent % n == 0), lanes)
+    partial = s.rfactor(name, fold.var.attr.name, width)
+    s.compute_at(partial, row, "register")
+    partial_loops(s, name, partial, fold.var.attr.name, fold.extent, width)

@@ -1,0 +1,343 @@
+"""Overlapped tiles for chains of stencils: pipelines whose stages read windows of each other (image filters, time steps written out).
+
+Stage by stage, every value goes to memory and comes back. Here a tile of the results is computed together with all that it needs of the
+stages before, which stays in the cache; what lies in the windows of neighbouring tiles is computed by each of them, so that tiles are
+independent and run in parallel (overlapped tiling: S. Krishnamoorthy et al., "Effective automatic parallelization of stencil
+computations", 2007; and J. Ragan-Kelley et al., "Halide", 2013). How much of each stage a tile needs follows from the accesses, the size
+of the tiles from a count of what is computed twice and from the caches; `compute_at` proves every move.
+
+A chain is recognised by its accesses alone: stages that write each element in one place, `S[y, x]`, and read each other at
+`[y + c, x + c]`, clamped to the edges or not, or in a small window that is folded. At least one stage is read at several places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import ceil, inf, prod
+
+from tcomp.errors import ScheduleError
+from tcomp.ir import expr as E
+from tcomp.ir.dtypes import itemsize
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
+from tcomp.ir.loops import STACK_LIMIT, Accumulate, Kernel, Store, walk
+from tcomp.schedules.analysis.access_patterns import Nest, extent_of, nests, result_nest, stage_axes, unclamped
+from tcomp.schedules.cpu.lanes_and_threads import divides, lanes_of, threads, vector_tail
+from tcomp.schedules.knobs import Knobs
+from tcomp.schedules.primitives import editing
+from tcomp.schedules.schedule import Schedule
+from tcomp.target import Target
+
+WORTHWHILE = 1 << 16  # elements of all stages, below which everything stays in the cache anyway
+MOST_FOLDS = 64  # elements of a window that is folded
+UNROLLED = 32  # of them, at most, in straight-line code
+HEIGHTS = (1, 2, 4, 8, 16, 32, 64, 128)  # of tiles, in all dimensions but the last
+WIDTHS = (1, 2, 4, 8, 16, 32, 64)  # in vectors
+ROW = 2  # what it costs to start a row of a tile, in vectors
+
+
+# ---------------------------------------------------------------- what a tile needs of a stage
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The part of one dimension of a stage that a tile needs: where the tile has `size` elements from `i` along dimension `dim` of the
+    results, those from `i * step + low` to `(i + size - 1) * step + high`."""
+
+    dim: int
+    step: int
+    low: int
+    high: int
+
+    def extent(self, tile: Sequence[int]) -> int:
+        return (tile[self.dim] - 1) * self.step + self.high - self.low + 1
+
+    @property
+    def is_window(self) -> bool:
+        return self.high > self.low
+
+
+Box = tuple[Reach, ...]
+
+
+def _hull(boxes: Sequence[Box]) -> Box | None:
+    """A box around all; None where they move differently with the tile."""
+    found = []
+    for sides in zip(*boxes, strict=True):
+        if len({(r.dim, r.step) for r in sides}) > 1:
+            return None
+        found.append(Reach(sides[0].dim, sides[0].step, min(r.low for r in sides), max(r.high for r in sides)))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """A buffer that is computed one element at a time; `nest` is the one that stores it or, of a reduction, accumulates it."""
+
+    nest: Nest
+
+    @classmethod
+    def of(cls, found: Sequence[Nest]) -> _Stage | None:
+        nest = found[-1]
+        indices, loops = nest.leaf.indices, {x.var: x.extent for x in nest.loops}
+        plain = len(set(indices)) == len(indices) > 0 and all(loops.get(i) == n for i, n in zip(indices, nest.writes.shape, strict=True))
+        folds = [x.extent for x in nest.folds]
+        small = all(isinstance(n, int) for n in folds) and prod(map(extent_of, folds)) <= MOST_FOLDS
+        once = [n.is_fold for n in found] == ([False, True] if folds else [False])
+        return cls(nest) if plain and small and once else None
+
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        return self.nest.writes.shape
+
+    @property
+    def elements(self) -> int:
+        return prod(map(extent_of, self.shape))
+
+    @property
+    def operations(self) -> int:
+        """Of one element, about: arithmetic and accesses."""
+        values = sum(e.op not in ("var", "const") and e.dtype != E.INDEX for e in E.walk(self.nest.leaf.value))
+        return prod(extent_of(x.extent) for x in self.nest.folds) * values + 1
+
+    def reads(self, buffer: str) -> bool:
+        return any(r.attr.name == buffer for r in self.nest.reads)
+
+    def needs(self, buffer: str, own: Box) -> Box | None:
+        """The part of a buffer that is read where `own` is the part of this stage; None where that is no box, or all of a dimension."""
+        variables = dict(zip(self.nest.leaf.indices, own, strict=True))
+        folds = {x.var: extent_of(x.extent) for x in self.nest.folds}
+        boxes = []
+        for r in self.nest.reads:
+            if r.attr.name == buffer:
+                sides = [_side(unclamped(i, {*variables, *folds}), variables, folds) for i in r.args]
+                boxes.append(tuple(side for side in sides if side is not None))
+                if len(boxes[-1]) < len(sides):
+                    return None
+        return _hull(boxes)
+
+
+def _side(index: Mapping[Expr | None, int] | None, variables: Mapping[Expr, Reach], folds: Mapping[Expr, int]) -> Reach | None:
+    """Where an index lies that is a multiple of one variable plus folds and a constant."""
+    moving = [v for v in index if v in variables] if index is not None else []
+    if index is None or len(moving) != 1 or moving[0] is None or index[moving[0]] < 1:
+        return None
+    at, step = variables[moving[0]], index[moving[0]]
+    spans = [c * (folds[v] - 1) for v, c in index.items() if v in folds and v is not None]
+    low = at.low * step + index.get(None, 0) + sum(min(0, n) for n in spans)
+    return Reach(at.dim, at.step * step, low, (at.high - at.low) * step + low + sum(map(abs, spans)))
+
+
+# ---------------------------------------------------------------- recognition
+
+
+@dataclass(slots=True)
+class Chain:
+    """Results of one shape, in the order of the program, and the stages that only they need, each with the part that a tile needs. Of a
+    result, others in the chain may need the element at their own place."""
+
+    shape: tuple[Dim, ...]
+    results: list[str]
+    needs: dict[str, Box]
+
+    @property
+    def result(self) -> str:
+        return self.results[-1]
+
+    def absorb(self, other: Chain) -> None:
+        self.results += other.results
+        self.needs |= other.needs
+
+
+def chains(kernel: Kernel) -> list[Chain]:
+    """The chains of stencils of a kernel that are worth tiles."""
+    stages = _stages(kernel)
+    outputs = {b.name for b in kernel.outputs}
+    homes: dict[str, Chain] = {}
+    for name, stage in reversed(stages.items()):
+        readers = dict.fromkeys(n.writes.name for n in nests(kernel) if n.writes.name != name and any(r.attr.name == name for r in n.reads))
+        places = list({id(homes[r]): homes[r] for r in readers if r in homes}.values())
+        box = None
+        if readers and all(r in homes for r in readers) and len({p.shape for p in places}) == 1:
+            boxes = [stages[r].needs(name, homes[r].needs.get(r) or _whole(homes[r].shape)) for r in readers]
+            known = [b for b in boxes if b is not None]
+            box = _hull(known) if len(known) == len(boxes) else None
+        if box is None or (name in outputs and (places[0].shape != stage.shape or box != _whole(stage.shape))):
+            homes[name] = Chain(stage.shape, [name], {})
+            continue
+        home, *others = places
+        for other in others:
+            home.absorb(other)
+        homes.update((n, home) for n, c in homes.items() if any(c is other for other in others))
+        if name in outputs:
+            home.results.append(name)
+        else:
+            home.needs[name] = box
+        homes[name] = home
+    found = list({id(c): c for c in homes.values()}.values())[::-1]
+    for c in found:
+        c.results.sort(key=list(stages).index)
+    return [c for c in found if any(r.is_window for box in c.needs.values() for r in box) and _work(c, stages) >= WORTHWHILE]
+
+
+def _stages(kernel: Kernel) -> dict[str, _Stage]:
+    by_name: dict[str, list[Nest]] = {}
+    for n in nests(kernel):
+        by_name.setdefault(n.writes.name, []).append(n)
+    return {name: stage for name, found in by_name.items() if (stage := _Stage.of(found)) is not None}
+
+
+def _whole(shape: Sequence[Dim]) -> Box:
+    return tuple(Reach(d, 1, 0, 0) for d in range(len(shape)))
+
+
+def _work(chain: Chain, stages: Mapping[str, _Stage]) -> int:
+    return sum(stages[n].elements for n in {*chain.results, *chain.needs})
+
+
+# ---------------------------------------------------------------- the size of tiles
+
+
+def _tile(chain: Chain, stages: Mapping[str, _Stage], target: Target, knobs: Knobs) -> tuple[int, ...]:
+    """Elements of a tile along each dimension of the results: 1 in dimensions outside of all windows, the whole of those between."""
+    lanes = max(lanes_of(target, [stages[n].nest.writes]) for n in chain.results)
+    extents = [extent_of(n) for n in chain.shape]
+    last = len(extents) - 1
+    windows = [r for box in chain.needs.values() for r in box if r.is_window or r.step > 1]
+    cut = {r.dim for r in windows} | {last}
+    halos = {0, *(r.high - r.low for r in windows if r.dim == last and r.step == 1)}
+    options: list[list[int]] = []
+    for d, n in enumerate(extents):
+        if d not in cut:
+            options.append([1 if d < min(cut) else n])
+        elif d < last:
+            options.append([*(size for size in HEIGHTS if size < n), *([n] if n <= HEIGHTS[-1] and d > min(cut) else [])])
+        else:
+            widths = {w * lanes - halo for w in WIDTHS for halo in halos}
+            options.append([*sorted(w for w in widths if 1 < w < n), *([n] if isinstance(chain.shape[-1], int) else [])])
+    costs = {tile: _cost(tile, chain, stages, extents, lanes, target) for tile in product(*options)}
+    possible = [tile for tile, cost in costs.items() if cost < inf]
+    if not possible:
+        raise ScheduleError("no tiles", why="what a tile needs of all stages does not fit into the cache")
+    return knobs.choice(f"{chain.result}.tile", possible, min(possible, key=costs.__getitem__))
+
+
+def _cost(tile: tuple[int, ...], chain: Chain, stages: Mapping[str, _Stage], extents: Sequence[int], lanes: int, target: Target) -> float:
+    """Operations for one element of the results, in vectors; infinite where a tile does not fit."""
+    boxes = {n: [r.extent(tile) for r in box] for n, box in chain.needs.items()}
+    sizes = [prod(box) * itemsize(stages[n].nest.writes.dtype) for n, box in boxes.items()]
+    if list(tile) == list(extents) or max(sizes) > STACK_LIMIT or sum(sizes) > target.l2 // 2:
+        return inf
+    boxes |= {n: list(tile) for n in chain.results}
+    work = sum(stages[n].operations * prod(box[:-1]) * (-(-box[-1] // lanes) + ROW) for n, box in boxes.items())
+    split = [d for d, (size, n) in enumerate(zip(tile, extents, strict=True)) if size < n]
+    again = prod(-(-extents[d] // tile[d]) * tile[d] / extents[d] for d in split)
+    tasks = prod(-(-extents[d] // tile[d]) for d in split if d == split[0] or tile[d] == 1)
+    idle = ceil(tasks / target.cores) * target.cores / tasks
+    return work / prod(tile) * again * idle
+
+
+# ---------------------------------------------------------------- the schedule
+
+
+def schedule(s: Schedule, chain: Chain, target: Target, knobs: Knobs) -> None:
+    """Tiles of a chain, in place. Raises `ScheduleError` where a step is refused; the schedule is then half done."""
+    stages = {n: stage for n, stage in _stages(s.kernel).items() if n in chain.needs or n in chain.results}
+    readers = {n: [r for r, stage in stages.items() if stage.reads(n)] for n in stages}
+    folds = {n: [x.var.attr.name for x in stage.nest.folds] for n, stage in stages.items()}
+    tile = _tile(chain, stages, target, knobs)
+    for name in (n for n in stages if folds[n]):
+        s.cache_write(name, f"{name}.acc")
+    homes = {name: _Tiles(s, name, tile) for name in chain.results}
+    for name in reversed(stages):
+        around = [homes[name]] if name in homes else []
+        home, *others = dict.fromkeys([*around, *(h for h in homes.values() if any(homes[r] is h for r in readers[name]))])
+        for other in others:
+            home.join(other)
+            homes.update((n, home) for n, h in homes.items() if h is other)
+        if name in chain.needs:
+            homes[name] = home
+            home.admit(name)
+        if folds[name]:
+            home.admit(f"{name}.acc")
+    for home in dict.fromkeys(homes.values()):
+        for name in (n for n in home.lanes if n in stages):
+            _in_lanes(s, name, home.lanes[name], folds[name], target)
+        home.share(knobs)
+
+
+class _Tiles:
+    """The loops over tiles of some results, and the stages inside."""
+
+    def __init__(self, s: Schedule, result: str, tile: Sequence[int]) -> None:
+        nest = result_nest(s.kernel, result)
+        self.s = s
+        self.partial: dict[str, Dim | None] = {}  # loops whose last tile may be cut, with the number of the others
+        single, shifted, inner = [], [], []
+        for i, size, n in zip(nest.leaf.indices, tile, nest.writes.shape, strict=True):
+            loop = i.attr.name
+            if size == n:
+                inner.append(loop)
+            elif size == 1:
+                single.append(loop)
+            else:
+                # Tiles that overlap are all alike, but do not run in parallel.
+                overlap = bool(self.partial) and isinstance(n, int)
+                outer, loop = s.split(loop, size, "shift_inwards" if overlap else "guard")
+                inner.append(loop)
+                if overlap:
+                    shifted.append(outer)
+                else:
+                    self.partial[outer] = None if divides(size, n) else as_dim(as_expr(n) // size)
+        self.shared = [*list(self.partial)[:1], *single, *list(self.partial)[1:]]
+        self.loops = [*self.shared, *shifted]
+        s.reorder(*self.loops, *inner)
+        self.lanes = {result: inner[-1]}  # stages, each with its loop along memory
+
+    def join(self, other: _Tiles) -> None:
+        """Compute the results of others in the same loops."""
+        for mine, its in zip(self.loops, other.loops, strict=True):
+            self.s.fuse_loops(mine, its)
+        self.lanes |= other.lanes
+
+    def admit(self, stage: str) -> None:
+        """Compute a stage inside."""
+        self.s.compute_at(stage, self.loops[-1])
+        if not all(isinstance(n, int) for n in editing.find_buffer(self.s.kernel, stage).shape):
+            raise ScheduleError("no tiles", why=f"the part of `{stage}` that a tile needs has no constant size")
+        self.lanes[stage] = stage_axes(self.s.kernel, stage, False)[-1]
+
+    def share(self, knobs: Knobs) -> None:
+        """Tiles that are cut apart from the others, and all of them on threads."""
+        parts = [self.shared]
+        for loop, full in self.partial.items():
+            if full is not None:
+                _, tail = self.s.partition(loop, full)
+                if loop == self.shared[0]:
+                    parts.append([tail, *(f"{x}.t" for x in self.shared[1:])])
+        for loops in parts:
+            threads(self.s, loops, True, knobs)
+
+
+def _in_lanes(s: Schedule, stage: str, loop: str, folds: Sequence[str], target: Target) -> None:
+    """Vector lanes along a loop of a stage; what it folds is accumulated in a register."""
+    written = [x for x in walk(s.kernel.body) if isinstance(x, Store | Accumulate) and x.buffer.name in (stage, f"{stage}.acc")]
+    lanes = lanes_of(target, [b for x in written for b in (x.buffer, *(r.attr for r in E.reads(x.value)))])
+    extent = editing.find_loop(s.kernel, loop).extent
+    if not folds:
+        vector_tail(s, loop, extent, lanes)
+        return
+    outer, lane = s.split(loop, lanes)
+    s.compute_at(f"{stage}.acc", outer, "register")
+    s.vectorize(lane)
+    for is_fold in (False, True):
+        along = stage_axes(s.kernel, f"{stage}.acc", is_fold)[-1]
+        if is_fold:
+            s.reorder(*folds, along, reassociate=True)
+            if prod(extent_of(editing.find_loop(s.kernel, x).extent) for x in folds) <= UNROLLED:
+                for x in folds:
+                    s.unroll(x)
+        s.vectorize(along)
+    if not divides(lanes, extent):
+        s.partition(outer, as_dim(as_expr(extent) // lanes))

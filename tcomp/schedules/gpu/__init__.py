@@ -1,0 +1,1 @@
+"""Default schedules for GPUs; `default.py` chooses among them by the structure of the loops."""

@@ -1,0 +1,459 @@
+"""Default GPU schedules, chosen by the structure of the loops; never by an operator's name.
+
+A kernel is cut into groups as on a CPU (a nest that stores a result, with the reductions that only it reads); each becomes one
+launch.
+
+    elementwise   no reduction              one thread per vector of up to 16 bytes, all loops fused; small results of one shape that
+                                            follow each other are computed side by side, in one launch
+    tile          one reduction, read at    one thread per tile of accumulators in registers, over the whole fold; neighbouring
+                  the element stored        threads take neighbouring columns (matmul, convolution, pooling, column sums)
+    blocks        a sum of products, of     one block per tile of the result: both factors are staged in shared memory, a slice of the
+                  rows and columns          fold at a time, copied some slices ahead (matmul, convolution: see `gpu_products`)
+    strips        a sum of products of few  one block per strip of columns: its threads divide the fold among them, so that the wide
+                  rows and many columns     factor streams at full speed (vectors by matrices: see `gpu_strips`)
+    lines         reductions over the       one thread per row, which it keeps to itself
+                  rest of a short row
+    rows          reductions over the rest  one block per row: each thread folds a strided part, then the block folds the partial
+                  of a row                  results as a tree (softmax, normalisation, row sums)
+
+Products with a softmax, attention say, are one group, and go through each row of scores once: see `gpu_online`.
+
+A reduction whose result is too small to fill the machine is first divided into many partial ones, side by side.
+Every phase of a block is a thread loop of its own, so that the loops executed one by one compute the same as on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from tcomp.errors import ScheduleError
+from tcomp.ir import expr as E
+from tcomp.ir.dtypes import itemsize
+from tcomp.ir.expr import Dim, Expr
+from tcomp.ir.layout import Layout
+from tcomp.ir.loops import Accumulate, For, Kernel, walk
+from tcomp.ir.simplify import same_dim
+from tcomp.schedules.analysis.access_patterns import (
+    Nest,
+    contiguous,
+    extent_of,
+    fold_axis,
+    fold_nest,
+    imperative,
+    nests,
+    result_nest,
+    row_axis,
+    row_loops,
+    stage_axes,
+    stride,
+)
+from tcomp.schedules.cpu.flash_attention import in_one_pass
+from tcomp.schedules.gpu import flash_attention, gemm, gemv
+from tcomp.schedules.gpu import imperative as gpu_programs
+from tcomp.schedules.gpu.block_tiles import copied_along, find
+from tcomp.schedules.gpu.thread_mapping import VECTOR_BYTES, fuse_all, is_contraction, lanes, vector_width
+from tcomp.schedules.groups import Group, attachments, schedule_each
+from tcomp.schedules.knobs import Knobs
+from tcomp.schedules.primitives import editing
+from tcomp.schedules.schedule import Schedule
+from tcomp.target import Target
+
+THREADS = 256  # of a block, where nothing speaks against it
+FILLED = 1 << 15  # threads that keep a large GPU busy
+ROW = 32  # from this length on a row gets a block of its own
+LINE = 256  # bytes of a short row's intermediate values that one thread keeps
+SHARED_ROWS = 32 << 10  # bytes of a row's intermediate values that are kept in shared memory
+LONG = 1 << 15  # from this length on a fold with few results is divided first
+SLICE = 32  # the least that a part of a divided fold accumulates
+
+
+def schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Schedule:
+    """The default schedule of a kernel as lowered. Programs written by hand (externs) run as they are written: see `gpu_programs`.
+
+    A group for which a step is refused (its independence cannot be proved, say) runs on one thread; a note in the kernel says so.
+    """
+    s = Schedule(kernel)
+    s.collapse()
+    decided = Knobs() if knobs is None else knobs
+    if imperative(s.kernel):
+        gpu_programs.schedule(s)
+    else:
+        rest = in_one_pass(s, lambda found: flash_attention.schedule(s, found, target, decided))
+        schedule_each(s, _groups(s, rest, target), lambda group: _schedule_group(s, group, target, decided), "runs on one thread")
+    s.clean()
+    return s
+
+
+# ---------------------------------------------------------------- grouping
+
+
+def _groups(s: Schedule, rest: set[str], target: Target) -> list[Group]:
+    """Attach each temporary to the one result that reads it, where the structure allows; it is stored whole otherwise. `rest`: the buffers
+    whose nests are as lowered."""
+    groups: list[Group] = []
+    for result, inside in [(result, inside) for result, inside in attachments(s.kernel) if result in rest]:
+        for group in _formed(s, result, inside, target):
+            last = groups[-1] if groups else None
+            if last is not None and last.shape == group.shape == "elementwise" and _alike(s, last.result, group.result):
+                groups[-1] = Group(last.result, (*last.inside, group.result), "elementwise")
+            else:
+                groups.append(group)
+    return groups
+
+
+def _alike(s: Schedule, first: str, second: str) -> bool:
+    """Whether two results have the same loops, too few of them for vectors."""
+    one, two = result_nest(s.kernel, first), result_nest(s.kernel, second)
+    same = len(one.loops) == len(two.loops) > 0 and all(same_dim(a.extent, b.extent) for a, b in zip(one.loops, two.loops, strict=True))
+    return same and _vector(one) == _vector(two) == 1
+
+
+def _formed(s: Schedule, result: str, inside: tuple[str, ...], target: Target) -> list[Group]:
+    groups: list[Group] = []
+    folds = {n.writes.name for n in nests(s.kernel) if n.is_fold}
+    for name in {*inside, result} & folds if len({*inside, result} & folds) == 1 else ():
+        fold, out = fold_nest(s.kernel, name), result_nest(s.kernel, name)
+        staged, strip = find(fold, out, target) is not None, gemv.find(fold, out, target) is not None
+        part = gemm.divide if staged else gemv.divide if strip else _divided
+        if (partial := part(s, name, target)) is not None:
+            groups += _formed(s, partial, (), target)
+    if result in folds:
+        local = f"{result}.acc"
+        s.cache_write(result, local)
+        inside = (*inside, local)
+    shape = _shape(s, result, inside, target)
+    if shape is not None:
+        return [*groups, Group(result, inside, shape)]
+    for name in inside:
+        groups += _formed(s, name, (), target)
+    return [*groups, Group(result, (), "elementwise")]
+
+
+def _divided(s: Schedule, result: str, target: Target) -> str | None:
+    """Cut a long fold with few results into partial folds that fill the machine; the name of their stage."""
+    fold = fold_nest(s.kernel, result)
+    if not fold.folds:
+        return None
+    longest = max(fold.folds, key=lambda x: extent_of(x.extent))
+    results, length = prod(extent_of(x.extent) for x in fold.spatial), extent_of(longest.extent)
+    product = is_contraction(fold) and not _by_rows(fold)  # others are folded by rows, many threads to each
+    if length < (SLICE * 8 if product else LONG) or results * (1 if product else THREADS * 8) >= FILLED:
+        return None
+    lanes = 1 << (min(4 * FILLED // results, length // SLICE).bit_length() - 1)
+    partial = s.rfactor(result, longest.var.attr.name, lanes)
+    s.apply("mask", partial)
+    return partial
+
+
+def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: Target) -> str | None:
+    if not inside:
+        return "elementwise"
+    out = result_nest(s.kernel, result)
+    folds = [n for n in nests(s.kernel) if n.is_fold and n.writes.name in inside]
+    if not folds:
+        return None
+    rows = row_loops(s.kernel, out, inside)
+    if rows is None:
+        return None
+    if len(rows) == len(out.loops):
+        if len(inside) > 1:
+            together = _fits(s, inside, rows) and all(_longest(n) >= ROW and fold_axis(n) is not None for n in folds)
+            return "rows" if together and rows else None
+        if find(folds[0], out, target) is not None:
+            return "blocks"
+        if gemv.find(folds[0], out, target) is not None:
+            return "strips"
+        return "rows" if _by_rows(folds[0]) else "tile"
+    if not rows or out.loops[-1].var in rows or not _fits(s, inside, rows):
+        return None
+    if all(_longest(n) >= ROW for n in folds):
+        return "rows"
+    return "lines" if _fits(s, inside, rows, LINE) else None
+
+
+def _longest(fold: Nest) -> int:
+    return max((extent_of(x.extent) for x in fold.folds), default=1)
+
+
+def _by_rows(fold: Nest) -> bool:
+    """Whether neighbouring threads should walk along the fold rather than along the result."""
+    if _longest(fold) < ROW:
+        return False
+    if not fold.spatial:
+        return True
+    lane = fold.spatial[-1]
+    if is_contraction(fold) and row_axis(fold) is not None and extent_of(lane.extent) >= 16:
+        return False
+    return fold_axis(fold) is not None and not contiguous(fold.reads, lane.var)
+
+
+def _fits(s: Schedule, inside: Sequence[str], rows: Sequence[Expr], most: int = SHARED_ROWS) -> bool:
+    """Whether what a row needs takes at most so many bytes; a symbolic row may take any."""
+    size = 0
+    for name in inside:
+        buffer = editing.find_buffer(s.kernel, name)
+        rest = buffer.shape[len(rows) :]
+        if not all(isinstance(n, int) for n in rest):
+            return False
+        size += prod(n for n in rest if isinstance(n, int)) * itemsize(buffer.dtype)
+    return size <= most
+
+
+# ---------------------------------------------------------------- the shapes
+
+
+def _schedule_group(s: Schedule, group: Group, target: Target, knobs: Knobs) -> None:
+    if group.shape == "elementwise" and group.inside:
+        try:
+            with s.together():
+                _abreast(s, (group.result, *group.inside))
+        except ScheduleError:  # one needs of another what another thread computes
+            for result in (group.result, *group.inside):
+                _elementwise(s, result)
+    elif group.shape == "elementwise":
+        _elementwise(s, group.result)
+    elif group.shape == "tile":
+        _tile(s, group.result, group.inside[0])
+    elif group.shape in ("blocks", "strips"):
+        try:
+            with s.together():
+                if group.shape == "blocks":
+                    gemm.schedule(s, group.result, group.inside[0], target, knobs)
+                else:
+                    gemv.schedule(s, group.result, group.inside[0], target)
+        except ScheduleError as error:
+            s.note(f"`{group.result}` is not staged in shared memory: {error.why or error.what}")
+            _tile(s, group.result, group.inside[0])
+    elif group.shape == "lines":
+        _lines(s, group)
+    else:
+        _rows(s, group)
+
+
+def _elementwise(s: Schedule, result: str) -> None:
+    nest = result_nest(s.kernel, result)
+    if not nest.loops:
+        return
+    loops = [x.var.attr.name for x in nest.loops]
+    width = _vector(nest)
+    if width > 1:
+        loops[-1], lane = s.split(loops[-1], width)
+        s.vectorize(lane)
+    _grid(s, loops)
+
+
+def _abreast(s: Schedule, results: Sequence[str]) -> None:
+    """A thread computes one element of each."""
+    first, *others = [fuse_all(s, [x.var.attr.name for x in result_nest(s.kernel, result).loops]) for result in results]
+    for other in others:
+        s.fuse_loops(first, other)
+    _grid(s, [first])
+
+
+def _vector(nest: Nest) -> int:
+    """How many neighbouring elements one thread takes: as many as the widest type allows, where rows divide and lie side by side."""
+    lane = nest.loops[-1]
+    if not isinstance(lane.extent, int) or stride(E.read(nest.writes, nest.leaf.indices), lane.var) != 1:
+        return 1
+    if not contiguous(nest.reads, lane.var) or prod(extent_of(x.extent) for x in nest.loops) < FILLED:
+        return 1
+    width = VECTOR_BYTES // max(itemsize(b.dtype) for b in (nest.writes, *(r.attr for r in nest.reads)))
+    while lane.extent % width:
+        width //= 2
+    return width
+
+
+def _grid(s: Schedule, loops: Sequence[str]) -> str:
+    """Fuse perfectly nested loops and run them on all threads; returns the thread loop."""
+    flat = fuse_all(s, loops)
+    extent = editing.find_loop(s.kernel, flat).extent
+    _, thread = s.apply("distribute", flat, _block_size(extent), "block.x", "thread.x")
+    return str(thread)
+
+
+def _block_size(extent: Dim) -> int:
+    """Threads of a block: fewer where there is little to do, so that it spreads over more multiprocessors."""
+    size, many = THREADS, extent_of(extent, 1 << 20)
+    while size > 32 and many < size * 64:
+        size //= 2
+    return size
+
+
+def _tile(s: Schedule, result: str, acc: str) -> None:
+    fold, out = fold_nest(s.kernel, acc), result_nest(s.kernel, result)
+    if not out.loops:
+        return  # a short fold into one element: one thread
+    loops = [x.var.attr.name for x in out.loops]
+    row = row_axis(fold) if is_contraction(fold) else None
+    number = next((n for n, x in enumerate(fold.spatial) if x is row), None)
+    rows, columns = _register_tile(fold, row)
+    inner: list[str] = []
+    if number is not None and rows > 1:
+        loops[number], row_inner = s.split(loops[number], rows)
+        inner.append(row_inner)
+    if columns > 1:
+        loops[-1], column_inner = s.split(loops[-1], columns)
+        inner.append(column_inner)
+    fastest = _fastest(fold)
+    if not inner and fastest is not fold.spatial[-1]:  # neighbouring threads read neighbouring elements
+        loops.append(loops.pop(next(n for n, x in enumerate(fold.spatial) if x is fastest)))
+    s.reorder(*loops, *inner)
+    s.compute_at(acc, _grid(s, loops), "register")
+    width = vector_width(fold, out, columns)
+    lanes(s, inner, width if columns > 1 else 1)
+    for is_fold in (False, True):
+        spatial = stage_axes(s.kernel, acc, is_fold)
+        if is_fold:
+            s.reorder(*(x.var.attr.name for x in _slow_first(fold)), *spatial, reassociate=True)
+        lanes(s, spatial, width if columns > 1 else 1)
+
+
+def _fastest(fold: Nest) -> For:
+    """The axis of the result along which most of what is read lies side by side; the last one where there is no difference."""
+
+    def side_by_side(x: For) -> int:
+        return sum(prod(extent_of(n) for n in r.attr.shape) for r in fold.reads if stride(r, x.var) == 1)
+
+    return max(reversed(fold.spatial), key=side_by_side)
+
+
+def _slow_first(fold: Nest) -> list[For]:
+    """Folds in the order in which the largest operand lies in memory, its slowest first."""
+    reads = sorted(fold.reads, key=lambda r: -prod(extent_of(n) for n in r.attr.shape))
+
+    def place(x: For) -> int:
+        step = stride(reads[0], x.var) if reads else 0
+        return -(1 << 40) if step is None else -abs(step)
+
+    return sorted(fold.folds, key=place)
+
+
+def _register_tile(fold: Nest, row: For | None) -> tuple[int, int]:
+    """(rows, columns) of results that one thread computes: large tiles reuse what they load, small ones fill the machine."""
+    results = prod(extent_of(x.extent) for x in fold.spatial)
+    if not is_contraction(fold):
+        return 1, 1
+    columns = fold.spatial[-1].extent if _fastest(fold) is fold.spatial[-1] else 1
+    for rows, width in ((8, 8), (8, 4), (4, 4), (2, 4), (1, 4), (1, 2)):
+        r, c = _dividing(row.extent, rows) if row is not None else 1, _fitting(columns, width)
+        if r * c * 2 >= rows * width and results // (r * c) >= FILLED // 2:
+            return r, c
+    return 1, 1
+
+
+def _dividing(extent: Dim, most: int) -> int:
+    """The largest size up to `most` without a remainder; of a long or symbolic extent that has none above 1, `most` itself."""
+    if not isinstance(extent, int):
+        return most
+    best = max(n for n in range(1, most + 1) if extent % n == 0)
+    return best if best > 1 or extent < 8 * most else most
+
+
+def _fitting(extent: Dim, most: int) -> int:
+    """The largest power of two up to `most` without a remainder; of a long or symbolic extent that has none, `most` itself."""
+    if not isinstance(extent, int):
+        return most
+    best = most
+    while extent % best:
+        best //= 2
+    return best if best * 2 >= most or extent < 8 * most else most
+
+
+# ---------------------------------------------------------------- rows
+
+
+def _lines(s: Schedule, group: Group) -> None:
+    out = result_nest(s.kernel, group.result)
+    rows = row_loops(s.kernel, out, group.inside)
+    assert rows is not None
+    leading = [x.var.attr.name for x in out.loops if x.var in rows]
+    rest = [x.var.attr.name for x in out.loops if x.var not in rows]
+    s.reorder(*leading, *rest)
+    home = _grid(s, leading)
+    for name in reversed(group.inside):
+        s.compute_at(name, home, "register")
+    for x in rest:
+        s.unroll(x)
+
+
+def _rows(s: Schedule, group: Group) -> None:
+    out = result_nest(s.kernel, group.result)
+    rows = row_loops(s.kernel, out, group.inside)
+    assert rows is not None
+    leading = [x.var.attr.name for x in out.loops if x.var in rows]
+    rest = [x.var.attr.name for x in out.loops if x.var not in rows]
+    folds = {n.writes.name: n for n in nests(s.kernel) if n.is_fold and n.writes.name in group.inside}
+    count = prod(extent_of(x.extent) for x in out.loops if x.var in rows)
+    threads = _row_threads(max(_longest(n) for n in folds.values()), count)
+    partials = {}
+    for name, fold in folds.items():
+        axis = fold_axis(fold) or max(fold.folds, key=lambda x: extent_of(x.extent))
+        partials[name] = s.rfactor(name, axis.var.attr.name, threads)
+    if leading:
+        s.reorder(*leading, *rest)
+        home = fuse_all(s, leading)
+        s.apply("set_kind", home, "block.x")
+        for name in reversed(group.inside):
+            s.compute_at(name, home, "shared")
+            if name in partials:
+                s.compute_at(partials[name], home, "shared")
+    for name in group.inside:
+        if name in partials:
+            partial = partials[name]
+            s.apply("set_kind", f"{partial}.init.lane", "thread.x")
+            s.apply("set_kind", f"{partial}.lane", "thread.x")
+            s.apply("set_kind", _meeting(s.kernel, name), "thread.x", True)
+        else:
+            _across(s, stage_axes(s.kernel, name, False)[len(rows) :], threads)
+    _across(s, rest, threads)
+
+
+def _meeting(kernel: Kernel, stage: str) -> str:
+    """The loop that folds the partial results of a stage: the last index of what it reads."""
+    final = next(x for x in walk(kernel.body) if isinstance(x, Accumulate) and x.buffer.name == stage)
+    return final.value.args[-1].name
+
+
+def _row_threads(length: int, rows: int) -> int:
+    """Threads of the block of a row: about four elements for each, more of them where there are few rows."""
+    most = 1024 if rows < 256 and length >= 1 << 13 else THREADS
+    threads = 32
+    while threads < most and threads * 4 < length:
+        threads *= 2
+    return threads
+
+
+def _across(s: Schedule, loops: Sequence[str], threads: int) -> None:
+    """Loops over the elements of a row, by all threads of the block."""
+    if not loops:
+        return
+    flat = fuse_all(s, loops)
+    s.apply("distribute", flat, threads, "serial", "thread.x", True)
+
+
+# ---------------------------------------------------------------- weights
+
+
+def operand_layouts(kernel: Kernel, constants: frozenset[int], target: Target) -> dict[int, Layout]:
+    """The layouts that the default schedule of an unscheduled kernel wants for constant parameters: the axis along which they are copied,
+    or which neighbouring threads walk, comes last."""
+    s = Schedule(kernel)
+    s.collapse()
+    if imperative(s.kernel):
+        return {}
+    names = {b.name: n for n, b in enumerate(kernel.buffers)}
+    wishes: dict[int, Layout] = {}
+    for fold in nests(kernel):
+        if not (fold.is_fold and fold.spatial and is_contraction(fold)):
+            continue
+        product = find(fold, result_nest(kernel, fold.writes.name), target)
+        sliced = [] if product is None else copied_along(fold, product)
+        for r in fold.reads:
+            last = product.sliced.var if product is not None and r in sliced else fold.spatial[-1].var
+            number = names.get(r.attr.name)  # None for a temporary
+            along = [d for d, i in enumerate(r.args) if last in E.variables(i)]
+            if number in constants and number is not None and len(along) == 1 and r.args[along[0]] is last and along[0] != len(r.args) - 1:
+                rest = [d for d in range(len(r.args)) if d != along[0]]
+                wishes[number] = Layout.permuted([*rest, along[0]])
+    return wishes

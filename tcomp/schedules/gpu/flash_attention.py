@@ -1,0 +1,273 @@
+"""Default GPU schedule of products with a softmax, attention say, in one pass over each row of scores (see `primitives.online`).
+
+    block for each tile of rows:            queries; with all columns of the result
+      for block of the row:                 keys; the maximum so far, and the sums relative to it, go on from block to block
+        scores, terms, weights              a tile in registers: a thread has the same elements of all three
+        maximum, scale, sum of each row     each thread folds what it has of a row, then one thread for each row what these have
+        sums                                a tile in registers, scaled, and the products of weights and values added
+
+The factors of both products are read from shared memory: slices of queries and keys, the weights of a block, the values of a block, which
+are copied while the sums of the block before are added up. No array of rows x keys is ever stored, and what hangs over an edge is zero.
+
+Tensor cores compute both products where their instruction computes the same as the sums (see `precision`). Their warps stand along the
+rows, so that four neighbouring threads have a row, and no other ones; terms and weights lie in registers as the fragments of the scores do.
+
+Sources: T. Dao et al., "FlashAttention" (2022); T. Dao, "FlashAttention-2" (2023).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from tcomp.errors import ScheduleError
+from tcomp.ir.dtypes import itemsize
+from tcomp.ir.instruction import WARP
+from tcomp.ir.loops import Accumulate
+from tcomp.schedules.analysis.access_patterns import Nest, extent_of, fold_nest, result_nest, stage_axes
+from tcomp.schedules.cpu.flash_attention import Online, along, axes, statements
+from tcomp.schedules.gpu import mma
+from tcomp.schedules.gpu.block_tiles import (
+    LEAST,
+    STEP,
+    Product,
+    Side,
+    Tile,
+    contiguous_along,
+    cycles_of_block,
+    find,
+    reads_of,
+    tensor_depth,
+)
+from tcomp.schedules.gpu.gemm import BACKGROUND, elements, in_registers, sums
+from tcomp.schedules.gpu.thread_mapping import fuse_all, vector_width
+from tcomp.schedules.knobs import Knobs
+from tcomp.schedules.primitives.insertion_points import Chain
+from tcomp.schedules.schedule import Schedule
+from tcomp.target import Target
+
+THREADS = 16  # along each side of a tile
+DEPTH = 16  # of a slice of queries and keys
+STAGES = 2  # of slices, and of values: the next ones are copied while these are used
+EXPONENTIAL = 8  # cycles of a warp for one element of the scores: its exponential, the folds of its row, the weight for others to read
+ACCUMULATORS, OF_WARPS = 112, 160  # registers of a thread for the elements of its tiles; where tensor cores compute these
+FEWEST = 16  # rows that each multiprocessor should get at least: half a tile of the smallest ones
+WIDTHS = range(LEAST, 257)  # numbers of columns for which there are tiles that keep a multiprocessor busy
+_LETTERS = "abcdefghijklmnop"
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The nests of the products, with the roles of their axes: of the scores (None if these are read from memory), and of the sums."""
+
+    scores: tuple[Nest, Product] | None
+    sums: tuple[Nest, Product]
+    rank: int  # of the maximum: its last axis are the rows
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """What a block computes: `scores` of a block of the row at a time, and `sums`. Both have the same rows, and threads along them."""
+
+    scores: Tile
+    sums: Tile
+
+    def shared(self, size: int, stages: int) -> int:
+        """Bytes of shared memory, at most, for elements of so many."""
+        rows, keys = self.scores.rows.size, self.scores.columns.size
+        depth, lanes = self.scores.depth, 4 if self.scores.tensor else THREADS
+        narrow = itemsize(self.scores.tensor) if self.scores.tensor else size
+        staged = stages * ((rows + keys) * (depth + 8) + (keys + 8) * (self.sums.columns.size + 8)) + rows * (keys + 8)
+        return narrow * staged + size * rows * (2 * lanes + 3)
+
+
+def schedule(s: Schedule, found: Online, target: Target, knobs: Knobs) -> None:
+    """One block for each tile of rows. Raises `ScheduleError` where the structure is another one, or a step is refused."""
+    parts = _parts(s, found, target)
+    (values, product), acc = parts.sums, parts.sums[0].writes.name
+    options = _options(parts, target)
+    sizes = tuple((t.scores.rows.threads, t.scores.rows.each, t.scores.columns.each) for t in options)
+    tiles = options[sizes.index(knobs.choice(f"{found.maximum}.tile", sizes, sizes[0]))]
+    transposed = contiguous_along(reads_of(values, product)[1], product.sliced)
+    width = 1 if transposed else vector_width(values, result_nest(s.kernel, found.result), tiles.sums.columns.each)
+    (fold,) = fold_nest(s.kernel, found.maximum).folds
+
+    for name in found.elements:
+        s.inline(name)
+    rows, columns, others = axes(s, found, fold_nest(s.kernel, acc))
+    around, row = s.split(rows.var.attr.name, tiles.scores.rows.size)
+    once, column = s.split(columns.var.attr.name, tiles.sums.columns.size)
+    s.reorder(*others, around, once, row, column)
+    home = fuse_all(s, [*others, around, once])
+    for name in (*found.sums, found.maximum):
+        s.compute_at(name, home, "register")  # whole tiles, where there are fewer rows
+    blocks, terms, weights, scale = s.online(found.maximum, fold.var.attr.name, tiles.scores.columns.size)
+    of_rows = [name for name in (found.maximum, scale, *found.sums) if name != acc]
+    for name in (terms, weights, *of_rows):
+        s.set_scope(name, "shared" if name in of_rows else "register")
+    if found.scores is not None:
+        s.compute_at(found.scores, blocks, "register")
+    s.apply("set_kind", home, "block.x")
+
+    for c in statements(s.kernel.body):
+        name, sides = c.write.buffer.name, (along(c, -2), along(c, -1))
+        if name in of_rows:
+            _row(s, c, tiles.scores)
+        elif name in (terms, weights):
+            elements(s, tiles.scores, _by_axis(tiles.scores, sides), 1)
+        elif name == acc and isinstance(c.write, Accumulate):
+            values = Nest(c.loops, c.write)
+        elif name == acc and c.write.value.op != "const":  # `sums` makes the nest that clears them
+            elements(s, tiles.sums, _by_axis(tiles.sums, sides), width)
+    elements(s, tiles.sums, _by_axis(tiles.sums, (row, column)), width)
+    for name in of_rows:
+        s.relayout(name, _rows_by_threads(parts.rank, tiles.scores))
+    for name in (terms, weights):
+        if tiles.scores.tensor:
+            s.relayout(name, mma.held(tiles.scores, parts.rank + 1))
+        else:
+            in_registers(s, name, tiles.scores, 1)
+    if parts.scores is not None:
+        assert found.scores is not None
+        step, slices = sums(s, found.scores, *parts.scores, tiles.scores, 1)
+        _ahead(s, step, slices, target)
+    product = replace(product, sliced=values.folds[0])
+    _, (_, copied) = sums(s, acc, values, product, tiles.sums, width, owner=tiles.scores)
+    s.clean()  # of the values of a block there is one slice
+    _ahead(s, blocks, [copied], target)
+
+
+def _ahead(s: Schedule, loop: str, copies: Sequence[str], target: Target) -> None:
+    """Copy for the next iteration of a loop, if it has several."""
+    if target.compute_capability >= BACKGROUND and loop in s.loops and s.loops[loop].extent != 1:
+        s.pipeline(loop, STAGES, *copies)
+
+
+def _by_axis(tile: Tile, loops: tuple[str | None, str | None]) -> dict[int, str]:
+    found = {axis: loop for axis, loop in zip(tile.axes, loops, strict=True) if loop is not None}
+    if len(found) < 2:
+        raise ScheduleError("there are no tiles of rows and columns", why="a nest has no loop for one of them")
+    return found
+
+
+def _rows_by_threads(rank: int, tile: Tile, lanes: str = "") -> str:
+    """How what belongs to the rows of a tile lies: its last dimension is cut as the rows are among the threads."""
+    units, row = list(_LETTERS[: rank - 1]), _LETTERS[rank - 1]
+    thread, one = f"{row}/{tile.rows.each}", f"{row}%{tile.rows.each}"
+    return f"({','.join([*units, *((one, thread, lanes) if lanes else (thread, one))])})"
+
+
+def _row(s: Schedule, c: Chain, tile: Tile) -> None:
+    """What is computed for each row. A fold along the row: by each thread for the elements that it has, then by one for what these have."""
+    row, name = along(c, -1), c.write.buffer.name
+    assert row is not None
+    if isinstance(c.write, Accumulate):
+        (fold,) = _folds(s, name)
+        partial = s.rfactor(name, *(mma.lanes_of_row(s, fold) if tile.tensor else (fold, tile.columns.threads)))
+        s.set_scope(partial, "shared")
+        for is_fold in (False, True):
+            *_, line, lane = stage_axes(s.kernel, partial, is_fold)
+            s.unroll((mma.rows_by_lanes if tile.tensor else _rows_by_lanes)(s, tile, line, lane))
+        for x in _folds(s, partial):
+            s.unroll(x)
+        if not tile.tensor:
+            rank = len(c.write.indices)
+            s.relayout(partial, _rows_by_threads(rank, tile, _LETTERS[rank]))
+        *_, row = stage_axes(s.kernel, name, True)
+        (meeting,) = _folds(s, name)
+        s.unroll(meeting)
+    thread, one = s.split(row, tile.rows.each)
+    s.apply("set_kind", thread, "thread.y")
+    s.apply("set_kind", one, "thread.x")
+
+
+def _rows_by_lanes(s: Schedule, tile: Tile, row: str, lane: str) -> str:
+    """As `gpu_warps.rows_by_lanes`."""
+    thread, one = s.split(row, tile.rows.each)
+    s.reorder(thread, lane, one)
+    s.apply("set_kind", thread, "thread.y")
+    s.apply("set_kind", lane, "thread.x")
+    return one
+
+
+def _folds(s: Schedule, name: str) -> list[str]:
+    """The loops that a stage is folded over."""
+    c = next(c for c in statements(s.kernel.body) if isinstance(c.write, Accumulate) and c.write.buffer.name == name)
+    return [x.var.attr.name for x in Nest(c.loops, c.write).folds]
+
+
+# ---------------------------------------------------------------- structure and sizes
+
+
+def _parts(s: Schedule, found: Online, target: Target) -> Parts:
+    """Raises `ScheduleError` unless the scores are a product of rows and keys, if they are one, and the sums one of rows and columns."""
+
+    def of(name: str) -> tuple[Nest, Product]:
+        fold = fold_nest(s.kernel, name)
+        product, rank = find(fold, result_nest(s.kernel, name), target), len(fold.leaf.indices)
+        if product is None or (product.rows[-1], product.columns[-1]) != (rank - 2, rank - 1):
+            why = f"`{name}` is no product of matrices that a block computes in tiles"
+            raise ScheduleError("there are no tiles of rows and columns", why=why)
+        return fold, product
+
+    rank = len(fold_nest(s.kernel, found.maximum).leaf.indices)
+    wide = [name for name in found.sums if len(fold_nest(s.kernel, name).leaf.indices) > rank]
+    if len(wide) != 1:
+        raise ScheduleError("there is not one product with the weights", why=f"there are {len(wide)}")
+    parts = Parts(of(found.scores) if found.scores else None, of(wide[0]), rank)
+    if parts.scores and parts.scores[1].tensor != parts.sums[1].tensor:
+        raise ScheduleError("there are no tiles of rows and columns", why="tensor cores compute one of the products, and not the other")
+    fold = parts.sums[0]
+    if len(fold.folds) != 1 or not isinstance(fold.spatial[-1].extent, int):
+        why = f"the number of columns of `{wide[0]}` is not known, or it is a sum over several axes"
+        raise ScheduleError("there are no tiles of sums", why=why)
+    return parts
+
+
+def _options(parts: Parts, target: Target) -> list[Tiles]:
+    """The tiles that fit, best first."""
+    stages = STAGES if target.compute_capability >= BACKGROUND else 1
+    size, most = itemsize(parts.sums[0].writes.dtype), OF_WARPS if parts.sums[1].tensor else ACCUMULATORS
+    kept = [t for t in _candidates(parts) if (t.sums.accumulators + 3 * t.scores.accumulators) * size <= 4 * most]  # scores, terms, weights
+    options = [t for t in kept if t.shared(size, stages) <= target.shared_of_block]
+    if not options:
+        why = f"{parts.sums[0].spatial[-1].extent} of each row are too many for the threads of a block"
+        raise ScheduleError("the sums of a row do not fit", why=why)
+    return sorted(options, key=lambda t: _cycles(parts, t, t.shared(size, stages), target))
+
+
+def _candidates(parts: Parts) -> Iterator[Tiles]:
+    """With all columns. Warps of tensor cores stand along the rows, so that four neighbours have a row."""
+    (values, product), rank = parts.sums, len(parts.sums[0].leaf.indices)
+    above, tensor, columns = parts.rank - 1, product.tensor, extent_of(values.spatial[-1].extent)
+
+    def tiles(threads: int, each: int, across: int, keys: int, wide: int, units: tuple[int, int, int], depth: int, together: int) -> Tiles:
+        row, key, column = units
+        scores = Tile(Side((above,), threads, each, row), Side((above + 1,), across, keys, key), depth, tensor, together)
+        below = Side((rank - 2,), threads, each, row), Side((rank - 1,), across, wide, column)
+        return Tiles(scores, Tile(*below, across * keys, tensor, together))
+
+    if tensor:
+        for warps, each, keys in itertools.product((2, 4, 8), (16, 32), (16, 32, 64)):
+            yield tiles(warps, each, 1, keys, -(-columns // 8) * 8, (16, 8, 8), 2 * tensor_depth(tensor), WARP)
+    else:
+        wide = -(-columns // THREADS)
+        for each, keys in itertools.product((2, 4, 8), (1, 2, 4)):
+            yield tiles(THREADS, each, THREADS, keys, wide, (each, keys, wide), DEPTH, 1)
+
+
+def _cycles(parts: Parts, tiles: Tiles, shared: int, target: Target) -> float:
+    """How long the busiest SM computes all its rows (see `gpu_tiles`)."""
+    values, product = parts.sums
+    blocks, (length,) = tiles.sums.blocks(values), (extent_of(x.extent) for x in values.folds)
+    keys = tiles.scores.columns.size
+    together = -(-blocks // target.gpu.sms) if blocks > target.gpu.sms else 1.5
+    alone = 1.5 if (target.gpu.shared << 10) // shared < 2 else 1.0  # nobody else computes while threads wait for each other
+    exponentials = tiles.scores.accumulators * EXPONENTIAL * (tiles.scores.threads // 32)
+    each = keys * cycles_of_block(values, product, tiles.sums) + exponentials + 4 * STEP
+    if parts.scores is not None:
+        depth = prod(extent_of(x.extent) for x in parts.scores[0].folds)
+        each += depth * (cycles_of_block(*parts.scores, tiles.scores) + STEP / tiles.scores.depth)
+    return each * together * alone * -(-length // keys)

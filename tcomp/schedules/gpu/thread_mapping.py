@@ -1,0 +1,71 @@
+"""What the default GPU schedules have in common: lanes of a thread, the width of its accesses, axes of a block, sums in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tcomp.ir.dtypes import itemsize
+from tcomp.ir.loops import Accumulate
+from tcomp.schedules.analysis.access_patterns import Nest, extent_of, fold_nest, is_product, stage_axes
+from tcomp.schedules.primitives import editing
+from tcomp.schedules.schedule import Schedule
+
+VECTOR_BYTES = 16  # the widest access of a thread
+
+
+def is_contraction(fold: Nest) -> bool:
+    """A sum of products of what is read."""
+    leaf = fold.leaf
+    return isinstance(leaf, Accumulate) and leaf.reducer.combine.op == "add" and is_product(fold)
+
+
+def vector_width(fold: Nest, out: Nest, columns: int) -> int:
+    """Lanes of a vector access along the columns of a register tile."""
+    width = VECTOR_BYTES // max(itemsize(b.dtype) for b in (fold.writes, out.writes, *(r.attr for n in (fold, out) for r in n.reads)))
+    while columns % width:
+        width //= 2
+    return width
+
+
+def lanes(s: Schedule, loops: Sequence[str], width: int) -> None:
+    """Loops over a register tile: unrolled, the last in vectors of `width`."""
+    loops = list(loops)
+    if loops and width > 1:
+        extent = editing.find_loop(s.kernel, loops[-1]).extent
+        if extent != width:
+            loops[-1], lane = s.split(loops[-1], width)
+        else:
+            lane = loops.pop()
+        s.vectorize(lane)
+    for x in loops:
+        s.unroll(x)
+
+
+def fuse_all(s: Schedule, loops: Sequence[str]) -> str:
+    """Perfectly nested loops as one; returns its name."""
+    flat = loops[0]
+    for following in loops[1:]:
+        flat = s.fuse(flat, following)
+    return flat
+
+
+def apart(s: Schedule, acc: str, fold: str, parts: int) -> str:
+    """A fold in parts: each a sum of its own, at the first index of the stage, whose name is returned."""
+    partial = s.rfactor(acc, fold, parts)
+    s.apply("mask", partial)
+    letters = "abcdefghijklmnop"[: len(editing.find_buffer(s.kernel, partial).shape)]
+    s.relayout(partial, f"({','.join([letters[-1], *letters[:-1]])})")
+    return partial
+
+
+def divided(s: Schedule, acc: str, length: int) -> str | None:
+    """A sum whose longest fold is cut into parts of a length, each with results of its own; the name of their stage, None for a single one."""
+    cut = max(fold_nest(s.kernel, acc).folds, key=lambda x: extent_of(x.extent))
+    outer, _ = s.split(cut.var.attr.name, length)
+    number = extent_of(editing.find_loop(s.kernel, outer).extent)
+    if number < 2:
+        return None
+    partial = apart(s, acc, outer, number)
+    for is_fold in (False, True):
+        s.reorder(*stage_axes(s.kernel, partial, is_fold))
+    return partial

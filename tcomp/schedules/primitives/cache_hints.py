@@ -1,0 +1,187 @@
+"""Hints to the caches: software prefetch of what a loop will touch later, and non-temporal stores.
+
+Prefetch: what a loop will read or write some iterations later is asked for now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+from tcomp.ir import expr as E
+from tcomp.ir.dtypes import itemsize
+from tcomp.ir.expr import Expr, as_expr, loop_var
+from tcomp.ir.layout import LINE
+from tcomp.ir.loops import (
+    SERIAL,
+    UNROLLED,
+    VECTORIZED,
+    Accumulate,
+    Buffer,
+    For,
+    Kernel,
+    Prefetch,
+    Stmt,
+    Store,
+    block,
+    children,
+    expressions,
+)
+from tcomp.ir.simplify import simplify
+from tcomp.schedules.analysis.access_patterns import coefficient, linear_index
+from tcomp.schedules.primitives.editing import find_buffer, find_loop, fresh, is_local, rebuild, refuse, replace_loop
+from tcomp.schedules.primitives.insertion_points import path
+
+
+def prefetch(kernel: Kernel, buffer: str, loop: str, distance: int, at: str = "") -> Kernel:
+    """Every iteration of a serial loop first asks for the elements of `buffer` that it will read or write `distance` iterations later,
+    one for each vector. With `at`, a serial loop inside of it, the asking is shared out evenly among all iterations of that one, in order,
+    and there is one for each line of the cache.
+
+    Legal where no index is read from memory: a prefetch reads nothing, and may point behind the end. Good for operands that come from far
+    away at every use, such as weights which no cache holds: the hardware does not ask for the next page of its own accord. It costs an
+    instruction for each vector, so it hurts where the operand is near. `at` is for operands that are walked as a whole again and again,
+    before the next piece of them: to ask for all of that at once would be to wait for it. Of loops in between whose extent is not known, the
+    iterations with even numbers, and those with odd ones, ask for the same.
+
+    >>> from tcomp import te
+    >>> from tcomp.schedules import Schedule
+    >>> A = te.placeholder((64, 8), name="A")
+    >>> k = te.reduce_axis(64, "k")
+    >>> s = Schedule(te.compute((8,), lambda i: te.sum(A[k, i], k), name="B"))
+    >>> s.reorder("B.k", "B.i")
+    >>> s.vectorize("B.i")
+    >>> s.prefetch("A", "B.k", 4)
+    >>> print(s.loops["B.k"])
+    for B.k in 0..64 {
+      prefetch A[B.k + 4, 0]
+      vectorized B.i in 0..8 {
+        B[B.i] += A[B.k, B.i]
+      }
+    }
+    >>> s = Schedule(te.compute((2, 3, 8), lambda i, j, l: te.sum(A[k, l] * A[i * 8 + j, l], k), name="C"))
+    >>> s.reorder("C.i", "C.j", "C.k", "C.l")
+    >>> s.vectorize("C.l")
+    >>> s.prefetch("A", "C.i", 1, at="C.j")
+    >>> print(s.loops["C.i"])
+    for C.i in 0..2 {
+      for C.j in 0..3 {
+        prefetch A[C.i * 8 + min(C.j, 1) * 2 + 8, 0]
+        for C.k in 0..64 {
+          vectorized C.l in 0..8 {
+            C[C.i, C.j, C.l] += A[C.k, C.l] * A[C.i * 8 + C.j, C.l]
+          }
+        }
+      }
+    }
+    """
+    source, target = find_buffer(kernel, buffer, "prefetch"), find_loop(kernel, loop, "prefetch")
+    inside = find_loop(kernel, at, "prefetch") if at else target
+    if inside.kind != SERIAL or distance < 1:
+        raise refuse(kernel, "prefetch", f"`{inside.var.name}` is {inside.kind}, the distance {distance}", "a serial loop, and at least 1 iteration")
+    if is_local(source, target):
+        raise refuse(kernel, "prefetch", f"`{buffer}` is another one in every iteration of `{loop}`")
+    around = [s for s in path(target, inside) if isinstance(s, For)][1:]
+    if inside is not target and not around:
+        raise refuse(kernel, "prefetch", f"`{at}` is not inside `{loop}`")
+    places: dict[tuple[Expr, ...], tuple[For, ...]] = {}
+    together: set[For] = set()  # loops of which one iteration of `inside` walks all that are unrolled
+
+    def visit(s: Stmt, inner: tuple[For, ...]) -> None:
+        found = [r.args for r in E.reads(*expressions(s)) if r.attr is source]
+        found += [s.indices] if isinstance(s, Store | Accumulate) and s.buffer is source else []
+        for indices in found:
+            if target.var in E.variables(*indices):
+                places[indices] = tuple(x for x in inner if x.var in E.variables(*indices))
+                together.update(places[indices] if inside is target or inside in inner else ())
+        for c in children(s):
+            visit(c, (*inner, s) if isinstance(s, For) else inner)
+
+    visit(target.body, ())
+    if E.reads(*(i for indices in places for i in indices)):
+        raise refuse(kernel, "prefetch", f"where `{loop}` reads `{buffer}` depends on data", "an address far ahead cannot be looked up")
+    if not places:
+        raise refuse(kernel, "prefetch", f"nothing of `{buffer}` is read in another place at every iteration of `{loop}`")
+    hints = []
+    for indices, inner in places.items():
+        loops = [x for x in inner if x.kind != VECTORIZED]
+        unrolled = [x for x in loops if x.kind == UNROLLED and x in together]
+        steps = {x: _line(source, indices, x) for x in loops} if around else {}
+        options = [*([[]] if around else []), unrolled]  # loops that are walked at once
+        shares = ((at_once, _share(around, [(x, steps.get(x, 1)) for x in loops if x not in at_once])) for at_once in options)
+        copied, share = next(((at_once, share) for at_once, share in shares if share is not None), ([], None))
+        if share is None:
+            raise refuse(kernel, "prefetch", f"what `{loop}` reads of `{buffer}` depends on a loop inside it", "prefetch in that loop, or `at` one inside that")
+        copies = {x.var: loop_var(fresh(kernel, f"{x.var.name}.p"), x.extent) for x in copied}
+        moved = {target.var: target.var + distance, **{x.var: copies.get(x.var, as_expr(0)) for x in inner}, **share}
+        hint: Stmt = Prefetch(source, tuple(simplify(E.substitute(i, moved)) for i in indices))
+        for x in reversed(copied):
+            hint = For(copies[x.var], x.extent, hint, UNROLLED)
+        hints.append(hint)
+    return replace_loop(kernel, inside, replace(inside, body=block(*hints, inside.body)))
+
+
+def _line(buffer: Buffer, indices: tuple[Expr, ...], x: For) -> int:
+    """How many iterations of a loop read one line of the cache."""
+    apart = abs(coefficient(linear_index(buffer, indices), x.var) or 0) * itemsize(buffer.dtype)
+    return max(1, LINE // apart) if apart else 1
+
+
+def _share(around: Sequence[For], walked: Sequence[tuple[For, int]]) -> dict[Expr, Expr] | None:
+    """The iterations of the loops that a read walks, in so large steps, in order, for the iterations of the loops around, of which there are
+    two, or the same again, where their number is not known; None if these are fewer."""
+    if not walked:
+        return {}
+    if not all(isinstance(x.extent, int) for x, _ in walked):
+        return None
+    given = {x: x.extent if isinstance(x.extent, int) else 2 for x in around}
+    counts = {x: -(-int(x.extent) // step) for x, step in walked}
+    rows = prod(counts.values())
+    each = prod(given.values()) // rows if rows else 0
+    if not each:
+        return None
+    number: Expr = as_expr(0)
+    for x, n in given.items():
+        number = number * n + (x.var if n == x.extent else x.var % n)
+    number = E.minimum(number // each, as_expr(rows - 1))
+    found: dict[Expr, Expr] = {}
+    for x, step in reversed(walked):
+        found[x.var], number = number % counts[x] * step, number // counts[x]
+    return found
+
+
+def stream(kernel: Kernel, buffer: str) -> Kernel:
+    """All stores to `buffer` in whole vectors pass the caches by, where the machine has such stores; accumulations do not.
+
+    Always legal. Good for results that no cache could hold until they are read: a line of memory is then not fetched before it is
+    overwritten, which is a third of the traffic of an addition, and nothing else is evicted for it. Where the next kernel would have
+    found the result in a cache, it costs more than it saves.
+
+    >>> from tcomp import te
+    >>> from tcomp.schedules import Schedule
+    >>> A = te.placeholder((64, 16), name="A")
+    >>> s = Schedule(te.compute((64, 16), lambda i, j: A[i, j] * 2, name="B"))
+    >>> s.vectorize("B.j")
+    >>> s.stream("B")
+    >>> print(s.loops["B.i"])
+    for B.i in 0..64 {
+      vectorized B.j in 0..16 {
+        stream B[B.i, B.j] = A[B.i, B.j] * 2.0f
+      }
+    }
+    """
+    stored = find_buffer(kernel, buffer, "stream")
+    found = False
+
+    def edit(s: Stmt) -> Stmt | None:
+        nonlocal found
+        if isinstance(s, Store) and s.buffer is stored:
+            found = True
+            return replace(s, streamed=True)
+        return None
+
+    body = rebuild(kernel.body, edit)
+    if not found:
+        raise refuse(kernel, "stream", f"nothing is stored to `{buffer}`", "accumulations read what is there before")
+    return kernel.with_body(body)

@@ -1,0 +1,316 @@
+"""The shape of loop nests: split, reorder, fuse, partition."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import gcd
+
+from tcomp.ir import expr as E
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
+from tcomp.ir.loops import Accumulate, Allocate, For, Kernel, Store, block, perfect, walk
+from tcomp.ir.simplify import prove, quotient, simplify
+from tcomp.schedules.analysis.legality import disorder
+from tcomp.schedules.primitives.editing import (
+    check_factor,
+    enclosing,
+    find_loop,
+    fresh,
+    guard,
+    nesting,
+    rebind,
+    refuse,
+    refuse_conflict,
+    rename_inner,
+    replace_loop,
+)
+from tcomp.schedules.primitives.tail_strategies import in_range, masked, padded, repeatable
+
+TAILS = ("guard", "mask", "peel", "shift_inwards", "round_up")
+
+
+def split(kernel: Kernel, loop: str, factor: int, tail: str = "guard") -> tuple[Kernel, *tuple[str, ...]]:
+    """A loop of n iterations becomes a loop over tiles around a loop of `factor` iterations: `i` becomes `i.o` and `i.i`.
+
+    Legal always, as far as the loops of full tiles are concerned; `tail` says what happens to the iterations that do not fill a tile, if
+    there are any:
+
+    guard          An `If` around the body. Always legal, for extents that depend on sizes or outer loops too. Costs a test in each
+                   iteration; lanes of a vector are masked by it.
+    mask           Every statement of the body gets a guard of its own, and an accumulation whose place is in range anyway folds the
+                   identity instead. Always legal. The body stays free of control flow where it can be, so that a fold splits into lanes
+                   without masked stores; statements and loops in the body can be moved apart. Costs operations that do nothing.
+    peel           The last n % factor iterations become a loop of their own, `i.t` (whose inner loops get `.t` as well). Always legal.
+                   No tests at all in full tiles; costs code, and leaves two nests where there was one.
+    shift_inwards  The last tile starts at n - factor, overlapping the one before. Legal where n >= factor can be proved and iterations
+                   may be executed twice: they accumulate into nothing and read nothing that they write. All tiles are full and alike,
+                   which suits vectors; costs repeated work, and tiles can no longer be run in parallel.
+    round_up       The loop runs up to the next multiple of factor, and temporaries that it walks along get padding. Legal where all it
+                   writes are elements of temporaries that become padding, and what it reads is in range, or padding of a temporary;
+                   split the loops that write a temporary before those that read it. No tests and no second nest; costs memory, and
+                   results that nobody looks at.
+
+    Good for tiles that fit in a cache or in registers, for lanes of vectors, and for a number of tasks that fits the machine. Returns
+    the names of the two loops, and with `peel` of the third.
+
+    >>> from tcomp import te
+    >>> from tcomp.schedules import Schedule
+    >>> A = te.placeholder((10,), name="A")
+    >>> B = te.compute((10,), lambda i: A[i] * 2, name="B")
+    >>> s = Schedule(B)
+    >>> print(s.kernel.body)
+    for B.i in 0..10 {
+      B[B.i] = A[B.i] * 2.0f
+    }
+    >>> s.split("B.i", 4)
+    ('B.i.o', 'B.i.i')
+    >>> print(s.kernel.body)
+    for B.i.o in 0..3 {
+      for B.i.i in 0..4 {
+        if B.i.i + B.i.o * 4 < 10 {
+          B[B.i.i + B.i.o * 4] = A[B.i.i + B.i.o * 4] * 2.0f
+        }
+      }
+    }
+    >>> s = Schedule(B)
+    >>> s.split("B.i", 4, "peel")
+    ('B.i.o', 'B.i.i', 'B.i.t')
+    >>> print(s.kernel.body)
+    for B.i.o in 0..2 {
+      for B.i.i in 0..4 {
+        B[B.i.i + B.i.o * 4] = A[B.i.i + B.i.o * 4] * 2.0f
+      }
+    }
+    for B.i.t in 0..2 {
+      B[B.i.t + 8] = A[B.i.t + 8] * 2.0f
+    }
+    >>> s = Schedule(B)
+    >>> s.split("B.i", 4, "shift_inwards")
+    ('B.i.o', 'B.i.i')
+    >>> print(s.kernel.body)
+    for B.i.o in 0..3 {
+      for B.i.i in 0..4 {
+        B[B.i.i + min(6, B.i.o * 4)] = A[B.i.i + min(6, B.i.o * 4)] * 2.0f
+      }
+    }
+
+    A fold with a mask, and a stage that is computed into padding:
+
+    >>> k = te.reduce_axis(10, "k")
+    >>> s = Schedule(te.compute((), lambda: te.sum(A[k], k), "t"))
+    >>> s.split("t.k", 4, "mask")
+    ('t.k.o', 't.k.i')
+    >>> print(s.kernel.body)
+    t[] = 0.0f
+    for t.k.o in 0..3 {
+      for t.k.i in 0..4 {
+        t[] += select(t.k.i + t.k.o * 4 < 10, A[t.k.i + t.k.o * 4], 0.0f)
+      }
+    }
+    >>> s = Schedule(te.compute((10,), lambda i: te.sqrt(te.cast(i, "float32")), "R"))
+    >>> s.cache_write("R", "r")
+    >>> s.split("R.i", 4, "round_up")
+    ('R.i.o', 'R.i.i')
+    >>> print(s.kernel.body)
+    alloc r: float32[12]
+    for R.i.o in 0..3 {
+      for R.i.i in 0..4 {
+        r[R.i.i + R.i.o * 4] = sqrt(float32(R.i.i + R.i.o * 4))
+      }
+    }
+    for R.0 in 0..10 {
+      R[R.0] = r[R.0]
+    }
+    """
+    target = find_loop(kernel, loop, "split")
+    check_factor(kernel, "split", factor)
+    if tail not in TAILS:
+        raise refuse(kernel, "split", f"unknown tail `{tail}`; one of {', '.join(TAILS)}")
+    _steady(kernel, target, "split")
+    extent = as_expr(target.extent)
+    outer_extent = as_dim((extent + (factor - 1)) // factor)
+    rest: list[str] = []
+    if tail == "peel":
+        outer_extent = as_dim(_size(kernel, extent) // factor)
+        kernel, _, *rest = _parted(kernel, target, as_dim(as_expr(outer_extent) * factor))
+        target = find_loop(kernel, loop)
+    outer = loop_var(fresh(kernel, loop + ".o"), outer_extent)
+    inner = loop_var(fresh(kernel, loop + ".i"), factor)
+    index = outer * factor + inner
+    whole = tail == "peel" or prove(index < extent)
+    if tail == "shift_inwards" and not whole:
+        if not prove(extent >= factor):
+            raise refuse(kernel, "split", f"cannot prove that `{loop}` has the {factor} iterations of one tile; its extent is {extent}")
+        repeatable(kernel, target)
+        index = E.minimum(outer * factor, extent - factor) + inner
+    if tail == "round_up" and not whole:
+        if not set(E.variables(extent)) <= set(kernel.scalars):
+            why = f"the extent of `{loop}` depends on a loop: {extent}"
+            raise refuse(kernel, "split", why, "`round_up` pads buffers, whose sizes are fixed")
+        kernel = padded(kernel, target, as_expr(outer_extent) * factor)
+        target = find_loop(kernel, loop)
+    body = rebind(target.body, {target.var: index})
+    if tail == "guard" and not whole:
+        body = guard([index < extent], body)
+    if tail == "mask" and not whole:
+        body = masked(kernel, [simplify(index < extent)], body)
+    new = For(outer, outer_extent, For(inner, factor, body), target.kind)
+    if tail == "round_up" and not whole:
+        in_range(kernel, new, outer, inner)
+    return replace_loop(kernel, target, new), outer.attr.name, inner.attr.name, *rest
+
+
+def reorder(kernel: Kernel, *order: str, reassociate: bool = False) -> Kernel:
+    """Loops directly inside each other take the given order; loops of the nest that are not named keep their places.
+
+    Legal when iterations that touch one element, at least one of them writing, stay in order; with `reassociate`, accumulations into
+    one element may change theirs (which changes the rounding of floats). An extent must not depend on a loop that would stand inside.
+    Good for what the innermost loops run along: neighbouring elements for vectors, elements that are used again for caches.
+
+    >>> from tcomp import te
+    >>> from tcomp.schedules import Schedule
+    >>> A, k = te.placeholder((8, 4), name="A"), te.reduce_axis(8, "k")
+    >>> s = Schedule(te.compute((4,), lambda i: te.sum(A[k, i], k), "B"))
+    >>> s.reorder("B.k", "B.i")
+    >>> print(s.kernel.body)
+    for B.init.i in 0..4 {
+      B[B.init.i] = 0.0f
+    }
+    for B.k in 0..8 {
+      for B.i in 0..4 {
+        B[B.i] += A[B.k, B.i]
+      }
+    }
+    """
+    if len(set(order)) != len(order) or not order:
+        raise refuse(kernel, "reorder", f"the order ({', '.join(order)}) should name some loops, each once")
+    wanted = [find_loop(kernel, name, "reorder") for name in order]
+    top = next(s for s in walk(kernel.body) if s in wanted)
+    loops, leaf = perfect(top)
+    if any(w not in loops for w in wanted):
+        missing = [w.var.attr.name for w in wanted if w not in loops]
+        raise refuse(kernel, "reorder", f"{', '.join(missing)} is not in one perfect nest with {top.var.attr.name}")
+    for x in loops:
+        _steady(kernel, x, "reorder")
+    places = iter(wanted)
+    arranged = [next(places) if outer in wanted else outer for outer in loops]
+    seen: set[Expr] = set()
+    for outer in arranged:
+        if set(E.variables(as_expr(outer.extent))) & {x.var for x in loops if x.var not in seen}:
+            raise refuse(kernel, "reorder", f"the extent of {outer.var.attr.name} depends on a loop that would stand inside it")
+        seen.add(outer.var)
+    if arranged != loops and (conflict := disorder(loops, arranged, reassociate, kernel.body)) is not None:
+        moved = [new.var.name for old, new in zip(loops, arranged, strict=True) if old is not new]
+        raise refuse_conflict(kernel, "reorder", f"iterations of {', '.join(moved)}", conflict)
+    body = leaf
+    for outer in reversed(arranged):
+        body = replace(outer, body=body)
+    return nesting(kernel, "reorder", replace_loop(kernel, top, body))
+
+
+def fuse(kernel: Kernel, outer: str, inner: str) -> tuple[Kernel, str]:
+    """Two loops directly inside each other become one, over i * n + j.
+
+    Legal for loops of one kind if the extent n of the inner one does not depend on the outer one. Good for enough iterations to divide
+    among threads, and for long vectors over short rows. Returns the name of the loop.
+
+    >>> from tcomp import te
+    >>> from tcomp.schedules import Schedule
+    >>> A = te.placeholder((4, 6), name="A")
+    >>> s = Schedule(te.compute((4, 6), lambda i, j: A[i, j] * 2, name="B"))
+    >>> s.fuse("B.i", "B.j")
+    'B.i_j'
+    >>> print(s.kernel.body)
+    for B.i_j in 0..24 {
+      B[B.i_j // 6, B.i_j % 6] = A[B.i_j // 6, B.i_j % 6] * 2.0f
+    }
+    """
+    first = find_loop(kernel, outer, "fuse")
+    second = first.body
+    if not isinstance(second, For) or second.var.attr.name != inner:
+        raise refuse(kernel, "fuse", f"`{inner}` does not stand directly inside `{outer}`")
+    if first.kind != second.kind:
+        raise refuse(kernel, "fuse", f"`{outer}` is {first.kind}, `{inner}` is {second.kind}")
+    if first.var in E.variables(as_expr(second.extent)):
+        raise refuse(kernel, "fuse", f"the extent of `{inner}` depends on `{outer}`")
+    _steady(kernel, first, "fuse")
+    _steady(kernel, second, "fuse")
+    rows, columns = _size(kernel, first.extent), _size(kernel, second.extent)
+    extent = as_dim(rows * columns)
+    v = loop_var(fresh(kernel, f"{outer}_{inner.rsplit('.', 1)[-1]}"), extent)
+    body = rebind(second.body, {first.var: v // columns, second.var: v % columns})
+    return replace_loop(kernel, first, For(v, extent, body, first.kind)), v.attr.name
+
+
+def partition(kernel: Kernel, loop: str, point: Dim) -> tuple[Kernel, str, str]:
+    """The first `point` iterations and the rest become two loops, each simplified for its range: `i` and `i.t` (tail).
+
+    Legal where 0 <= point <= extent can be proved; a size is taken to be >= 0. The point may depend on sizes and on loops around. Good
+    for guards, which vanish from the part where they always hold: borders and tails apart from the many iterations in the middle.
+    Returns the names of the two loops; those inside the second get `.t` as well.
+
+    >>> from tcomp import te
+    >>> from tcomp.schedules import Schedule
+    >>> A = te.placeholder((8,), name="A")
+    >>> s = Schedule(te.compute((10,), lambda i: te.select(i < 8, A[i], 0.0), name="B"))
+    >>> s.partition("B.i", 8)
+    ('B.i', 'B.i.t')
+    >>> print(s.kernel.body)
+    for B.i in 0..8 {
+      B[B.i] = A[B.i]
+    }
+    for B.i.t in 0..2 {
+      B[B.i.t + 8] = 0.0f
+    }
+    """
+    target = find_loop(kernel, loop, "partition")
+    _steady(kernel, target, "partition")
+    around = {x.var for x in enclosing(kernel, target)}
+    for v in E.variables(as_expr(point)):
+        if v not in around and v not in kernel.scalars:
+            raise refuse(kernel, "partition", f"`{v.name}` is neither a size nor a loop around `{loop}`")
+    if _size(kernel, point) is not as_expr(point) or not _at_most(as_expr(point), as_expr(target.extent)):
+        raise refuse(kernel, "partition", f"cannot prove that {point} lies between 0 and the extent of `{loop}`, {target.extent}")
+    return _parted(kernel, target, point)
+
+
+def _parted(kernel: Kernel, target: For, point: Dim) -> tuple[Kernel, str, str]:
+    """A loop in two: the first `point` iterations, and the others."""
+    loop = target.var.attr.name
+    head_var = loop_var(loop, point)
+    head = For(head_var, as_dim(point), rebind(target.body, {target.var: head_var}), target.kind)
+    rest = as_dim(as_expr(target.extent) - as_expr(point))
+    name = fresh(kernel, loop + ".t")
+    tail_var = loop_var(name, rest)
+    tail = rebind(rename_inner(kernel, target.body, ".t"), {target.var: tail_var + as_expr(point)})
+    return replace_loop(kernel, target, block(head, For(tail_var, rest, tail, target.kind))), loop, name
+
+
+def _steady(kernel: Kernel, loop: For, step: str) -> None:
+    """Refuse if the loop changes its own extent, which is computed once, before the first iteration."""
+    written = {s.buffer for s in walk(loop.body) if isinstance(s, Store | Accumulate)}
+    for r in E.reads(as_expr(loop.extent)):
+        if r.attr in written:
+            raise refuse(kernel, step, f"the extent of `{loop.var.attr.name}` reads `{r.attr.name}`, which is written inside the loop")
+
+
+def _size(kernel: Kernel, extent: Dim) -> Expr:
+    """The number of iterations: the extent, or 0 where it may be negative."""
+    dims = [as_expr(d) for s in walk(kernel.body) if isinstance(s, Allocate) for d in s.buffer.shape]
+    dims += [as_expr(d) for b in kernel.buffers for d in b.shape]  # no buffer has a negative size
+
+    def counts(e: Expr) -> bool:
+        if e.op == "floordiv" and e.args[1].op == "const" and e.args[1].attr > 0:
+            return counts(e.args[0])
+        return prove(e >= 0) or (e.op == "mul" and all(map(counts, e.args))) or any(prove(e >= d) for d in dims)
+
+    e = as_expr(extent)
+    return e if counts(e) else simplify(E.maximum(e, 0))
+
+
+def _at_most(a: Expr, b: Expr) -> bool:
+    """Whether a <= b can be proved. x // (c * d) <= y // d follows from x // c <= y, x // d <= y // (c * d) from x <= y // c."""
+    if prove(a <= b):
+        return True
+    (x, m), (y, d) = quotient(a), quotient(b)
+    common = gcd(m, d)
+    return common > 1 and _at_most(simplify(x // (m // common)), simplify(y // (d // common)))

@@ -1,6 +1,0 @@
-"""The benchmarks are a package beside the tests."""
-
-import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).parents[3]))
