@@ -240,7 +240,9 @@ def _named(text: str) -> Iterator[None]:
 
 
 def _jobs() -> int:
-    return max(1, len(os.sched_getaffinity(0)))
+    """Processes that compile at once: `$TCOMP_JOBS`, by default as many as there are cores."""
+    given = os.environ.get("TCOMP_JOBS", "")
+    return int(given) if given.isdecimal() and int(given) > 0 else max(1, len(os.sched_getaffinity(0)))
 
 
 class _Worker:

@@ -1,5 +1,6 @@
 """Shared by all tests: golden files, signals."""
 
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +29,10 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 
 def pytest_configure() -> None:
-    """What was started in the background ignores Ctrl-C, and so would the processes that tests send it to."""
+    """Kernels are compiled in the test's own process: pytest-xdist keeps all cores busy already, and a worker process takes as long to start
+    as several small kernels take to compile. And what was started in the background ignores Ctrl-C, and so would the processes that tests
+    send it to."""
+    os.environ.setdefault("TCOMP_JOBS", "1")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
