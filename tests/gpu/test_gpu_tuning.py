@@ -39,9 +39,9 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCupy
     """Here, and in the processes that are started: these get the path of this one."""
     folder = tmp_path / "played"
     (folder / "cuda/bindings").mkdir(parents=True)
-    (folder / "cupy.py").write_text("import sys\nfrom fake_cupy import FakeCupy\nsys.modules[__name__] = FakeCupy()\n")
+    (folder / "cupy.py").write_text("import sys\nfrom tests.gpu.fake_cupy import FakeCupy\nsys.modules[__name__] = FakeCupy()\n")
     (folder / "cuda/__init__.py").touch()
-    (folder / "cuda/bindings/__init__.py").write_text("import fake_nvrtc as nvrtc\n")
+    (folder / "cuda/bindings/__init__.py").write_text("from tests.gpu import fake_nvrtc as nvrtc\n")
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("TCOMP_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(sys.modules, "cupy", fake := FakeCupy())

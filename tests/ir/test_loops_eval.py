@@ -6,10 +6,13 @@ import pytest
 from tcomp.errors import InputError, IRError
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
+from tcomp.ir.dtypes import BITS, integer_range, is_float, to_numpy
+from tcomp.ir.interpreters import semantics
 from tcomp.ir.interpreters.loops import run_kernel, run_stmt
 from tcomp.ir.text.parser import parse_kernel
 from tcomp.ir.text.printer import standard_reducers
 
+_FLOATS, _INTEGERS = [d for d in BITS if is_float(d)], [d for d in BITS if not is_float(d) and d != "bool"]
 A, B = L.Buffer("A", "float32", (4,)), L.Buffer("B", "float32", (4,))
 
 
@@ -149,3 +152,25 @@ def test_undefined_results():
     stmt = L.store(A, (0,), A[1])
     with pytest.raises(IRError, match="has not been written"):
         run_stmt(stmt, {A: np.zeros(4, np.float32)}, undefined=[A])
+
+
+@pytest.mark.parametrize("source", [*_FLOATS, *_INTEGERS])
+def test_casts_of_scalars_equal_casts_of_arrays(source: str) -> None:
+    """Ties, overflows, numbers that no double holds: element by element as `semantics.cast` converts all at once."""
+    if source in _FLOATS:
+        rng = np.random.default_rng(0)
+        special = [0.0, -0.0, np.inf, -np.inf, np.nan, 65519.0, 65520.0, 1 + 2**-8, 1 + 2**-9 + 2**-30]
+        values = [*(rng.standard_normal(100) * 10.0 ** rng.integers(-9, 9, 100)), *special]
+    else:
+        lo, hi = integer_range(source)
+        values = [n for n in (lo, hi, 0, 1, 2**24 + 1, 2**31 - 1, 2**53, 2**53 + 1, 2**62 + 2**38 + 1) if lo <= n <= hi]
+    for dtype in (*_FLOATS, *_INTEGERS, "bool"):
+        with np.errstate(all="ignore"):
+            given = np.array(values).astype(to_numpy(source))
+            wanted = semantics.cast(given, dtype)
+        x, y, i = L.Buffer("x", source, (len(values),)), L.Buffer("y", dtype, (len(values),)), E.loop_var("i", len(values))
+        found = np.zeros(len(values), to_numpy(dtype))
+        body = L.For(i, len(values), L.store(y, (i,), E.cast(x[i], dtype)))
+        run_kernel(L.Kernel("k", (x, y), (y,), (), body), {x: given, y: found})
+        exact = np.float64 if is_float(dtype) else None  # NumPy takes no NaN of bfloat16 for another
+        np.testing.assert_array_equal(np.asarray(found, exact), np.asarray(wanted, exact))

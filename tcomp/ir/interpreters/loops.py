@@ -243,6 +243,8 @@ class _Program:
         if fast is not None:
             return fast
         types, op, dtype = [to_numpy(a.dtype) for a in e.args], e.op, e.dtype
+        if op == "cast" and (fast := _conversion(e.args[0].dtype, dtype, args[0])) is not None:
+            return fast
 
         def general() -> Any:
             given = [np.asarray(f(), t) for f, t in zip(args, types, strict=True)]
@@ -294,6 +296,21 @@ class _Program:
                 self._fail(b, "reads", index, loops, f"its shape is {memory.array.shape}")
 
         return read
+
+
+def _conversion(kind: str, dtype: str, arg: Run) -> Run | None:
+    """A cast without arrays, where plain constructors round as `semantics.cast` does."""
+    if dtype == "bool" or (is_float(kind) and not is_float(dtype)) or (dtype == "bfloat16" and kind not in ("float16", "float32")):
+        return None
+    scalar, exact = to_numpy(dtype).type, 1 << 53  # larger integers would be rounded twice, by way of a Python float
+
+    def rounded() -> Any:
+        n = arg()
+        return scalar(n) if -exact <= n <= exact else semantics.cast(np.asarray(n, to_numpy(kind)), dtype)[()]
+
+    if is_float(kind):
+        return lambda: scalar(arg())
+    return rounded if is_float(dtype) else lambda: wrap(int(arg()), dtype)
 
 
 def _shift_left(a: int, b: int) -> int:
