@@ -14,6 +14,7 @@ import numpy as np
 from tcomp.errors import IRError
 from tcomp.ir import expr as E
 from tcomp.ir import te
+from tcomp.ir.access import affine
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Expr, as_expr, loop_var
 from tcomp.ir.graph import Graph, Value
@@ -39,7 +40,6 @@ from tcomp.ir.loops import (
 from tcomp.ir.names import unused
 from tcomp.ir.simplify import prove, simplify
 from tcomp.ir.te import Tensor
-from tcomp.schedules.analysis.access_patterns import unclamped
 
 DEAR = {"exp", "log", "tanh", "erf", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "pow", "sqrt"}
 
@@ -225,9 +225,9 @@ def _uses(order: Sequence[Tensor]) -> dict[Tensor, int]:
 def _window(places: Sequence[Sequence[Expr]], axes: Collection[Expr]) -> int:
     """How many places there are that follow the axes close to each other; 1 where they are not known to do so."""
     for indices in zip(*places, strict=True) if len(places) > 1 else ():
-        found = [unclamped(simplify(i), axes) for i in indices]
-        offsets = [0 if place is None else place.pop(None, 0) for place in found]
-        if found[0] is None or any(place != found[0] for place in found) or max(offsets) - min(offsets) > WINDOW:
+        found = [place for i in indices if (place := affine(simplify(i), axes, clamped=True)) is not None]
+        offsets = [place.constant for place in found]
+        if len(found) < len(indices) or any(place.terms != found[0].terms for place in found) or max(offsets) - min(offsets) > WINDOW:
             return 1
     return len(places)
 

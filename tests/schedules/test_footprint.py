@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tcomp.ir import expr as E
+from tcomp.ir.access import Access, accesses, by_buffer, loop_extents
 from tcomp.ir.expr import Expr, as_expr, evaluate_int, substitute
 from tcomp.ir.loops import Buffer, For, If, Stmt, block, loop, store
 from tcomp.ir.simplify import simplify
-from tcomp.schedules.analysis.footprint import Access, Footprints, accesses, by_buffer, instances, loops_in
+from tcomp.schedules.analysis.footprint import Footprints, instances
 
 
 def points(a: Access, values: dict[Expr, int], running: set[Expr]) -> Iterator[dict[Expr, int]]:
@@ -87,7 +88,7 @@ def test_footprints_of_affine_programs_are_exact(program: Stmt, data: st.DataObj
     found = accesses(program)
     counts = Footprints(found)
     for group in by_buffer(found).values():
-        everything = loops_in(program)
+        everything = set(loop_extents(program))
         for running in (everything, set(data.draw(st.lists(st.sampled_from(sorted(everything, key=str)))))):
             touched = counts.touched(group, running)
             assert touched.exact
@@ -99,7 +100,7 @@ def test_footprints_of_affine_programs_are_exact(program: Stmt, data: st.DataObj
 @given(programs())
 def test_instances_are_exact(program: Stmt) -> None:
     for a in accesses(program):
-        assert instances(a.loops, a.conditions) == walked([a], {}, loops_in(program))[1]
+        assert instances(a.loops, a.conditions) == walked([a], {}, set(loop_extents(program)))[1]
 
 
 def test_an_index_that_stands_still_is_a_constant_beside_one_that_runs() -> None:

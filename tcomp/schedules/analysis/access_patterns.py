@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
 from tcomp.ir import expr as E
+from tcomp.ir.access import affine, coefficient, stride
 from tcomp.ir.concatenated_rows import length_beside
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, For, If, Kernel, Stmt, Store, While, perfect, walk
-from tcomp.ir.simplify import linear, simplify
 
 LONG = 4  # rows make a tile that uses its operands often
 SYMBOLIC = 512  # assumed size of an unbounded symbolic extent
@@ -49,47 +49,6 @@ class Nest:
         return E.reads(self.leaf.value)
 
 
-def stride(read: Expr, v: Expr) -> int | None:
-    """How many elements the address moves when `v` grows by one; None if that is not a constant."""
-    return coefficient(linear_index(read.attr, read.args), v)
-
-
-def linear_index(buffer: Buffer, indices: tuple[Expr, ...]) -> Expr:
-    """Row-major position of an element."""
-    return simplify(E.row_major(indices, buffer.shape))
-
-
-def coefficient(index: Expr, v: Expr) -> int | None:
-    """The constant factor of `v` in an affine index; None if `v` occurs in any other way."""
-    found = 0
-    for monomial, c in linear(index).items():
-        if monomial == (v,):
-            found = c
-        elif v in E.variables(*monomial):
-            return None
-    return found
-
-
-def unclamped(index: Expr, variables: Collection[Expr]) -> dict[Expr | None, int] | None:
-    """The coefficients of variables in an index, and with None the constant: of `y * 2 + k - 1`, or of such a one clamped to bounds in
-    which no variable occurs. None for other indices."""
-    found: dict[Expr | None, int] = {}
-    for monomial, c in linear(index).items():
-        atom = monomial[0] if len(monomial) == 1 else None
-        if atom is not None and atom.op in ("min", "max"):
-            moving = [a for a in atom.args if not set(E.variables(a)).isdisjoint(variables)]
-            inside = unclamped(moving[0], variables) if len(moving) == 1 else None
-            if inside is None:
-                return None
-            for v, k in inside.items():
-                found[v] = found.get(v, 0) + c * k
-        elif not monomial or atom in variables:
-            found[atom] = found.get(atom, 0) + c
-        else:
-            return None
-    return found
-
-
 def contiguous(reads: Sequence[Expr], v: Expr) -> bool:
     """Every read is a unit-stride vector or the same element for neighbouring values of `v`."""
     return all(stride(r, v) in (0, 1) for r in reads)
@@ -118,17 +77,16 @@ def imperative(kernel: Kernel) -> bool:
     return len(set(written)) < len(written) or any(
         (n.is_fold and (n.writes, False) not in written)  # goes on from what the element held
         or len(n.spatial) < len(n.leaf.indices)
-        or any(_offset(i) is None for i in n.leaf.indices)
+        or not all(map(_is_shifted_loop, n.leaf.indices))
         or any(r.attr is n.writes for r in n.reads)
         for n in found
     )
 
 
-def _offset(index: Expr) -> int | None:
-    """c, where an index is a loop variable plus the constant c."""
-    terms = linear(index)
-    c = terms.pop((), 0)
-    return c if len(terms) == 1 and all(len(m) == 1 and m[0].op == "var" and k == 1 for m, k in terms.items()) else None
+def _is_shifted_loop(index: Expr) -> bool:
+    """Whether an index is a loop variable plus a constant."""
+    found = affine(index)
+    return found is not None and list(found.terms.values()) == [1]
 
 
 def nests(kernel: Kernel) -> list[Nest]:

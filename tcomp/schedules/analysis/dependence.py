@@ -1,6 +1,6 @@
 """Which loops may run in any order: iterations that never touch an element that another one writes.
 
-The test is sufficient, not necessary. The places of all accesses to a written buffer must tell which iteration they belong to,
+The test is sufficient, not necessary. The places of all indices_of to a written buffer must tell which iteration they belong to,
 all outer variables being fixed. Those of `i` do in
 
     [i, j]                                 whatever j is
@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from tcomp.ir import expr as E
+from tcomp.ir.access import indices_of
 from tcomp.ir.expr import Expr, as_expr, bounds
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, Stmt, Store, expressions, walk
 from tcomp.ir.simplify import from_linear, linear, simplify
-from tcomp.schedules.analysis.regions import accesses
 
 
 def conflict(body: Stmt, variables: Collection[Expr], may_fold: bool) -> Buffer | None:
@@ -41,13 +41,13 @@ def disorder(body: Stmt, before: Sequence[Expr], after: Sequence[Expr], may_fold
 
 
 def _told(body: Stmt, variables: Collection[Expr], may_fold: bool) -> Iterator[tuple[Buffer, set[Expr]]]:
-    """The buffers whose accesses matter, each with the variables that its places tell."""
+    """The buffers whose indices_of matter, each with the variables that its places tell."""
     statements = list(walk(body))
     inner = {*variables, *(s.var for s in statements if isinstance(s, For))}
     local = {s.buffer for s in statements if isinstance(s, Allocate)}
     for buffer in dict.fromkeys(s.buffer for s in statements if isinstance(s, Store | Accumulate)):
         if buffer not in local and not (may_fold and _only_folded(statements, buffer)):
-            yield buffer, determined(accesses(body, buffer), inner)
+            yield buffer, determined(indices_of(body, buffer), inner)
 
 
 def _only_folded(statements: Iterable[Stmt], buffer: Buffer) -> bool:

@@ -11,7 +11,7 @@ A variable that occurs as f // n and f % n (`fuse` makes such loops) counts as i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import pairwise
@@ -22,23 +22,19 @@ import numpy as np
 import numpy.typing as npt
 
 from tcomp.ir import expr as E
+from tcomp.ir.access import Access, Loops, digit
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr, as_expr, evaluate_int, substitute
 from tcomp.ir.layout import LINE
 from tcomp.ir.loops import (
-    Accumulate,
     Allocate,
     Buffer,
     For,
-    If,
     Kernel,
     Stmt,
-    Store,
     children,
-    expressions,
     map_expressions,
     redirect,
-    walk,
     with_children,
 )
 from tcomp.ir.simplify import linear, simplify
@@ -46,10 +42,9 @@ from tcomp.ir.simplify import linear, simplify
 ENUMERATED = 1 << 20  # points
 
 Ints: TypeAlias = npt.NDArray[np.int64]
-Loops: TypeAlias = tuple[For, ...]
 
 
-# ---------------------------------------------------------------- programs as accesses
+# ---------------------------------------------------------------- programs of known size
 
 
 def at_sizes(kernel: Kernel, dims: Mapping[Expr, int]) -> Kernel:
@@ -71,44 +66,6 @@ def at_sizes(kernel: Kernel, dims: Mapping[Expr, int]) -> Kernel:
     body = map_expressions(kernel.body, lambda e: simplify(substitute(e, known)))
     body = allocated(redirect(body, lambda b, indices: (fixed(b), indices)))
     return replace(kernel, buffers=tuple(map(fixed, kernel.buffers)), outputs=tuple(map(fixed, kernel.outputs)), scalars=(), body=body)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Access:
-    """One read or write of `buffer[indices]` inside `loops`, outermost first, where all `conditions` hold."""
-
-    buffer: Buffer
-    indices: tuple[Expr, ...]
-    loops: Loops
-    conditions: tuple[Expr, ...]
-    writes: bool
-    statement: Stmt
-
-
-def accesses(stmt: Stmt) -> list[Access]:
-    """Every access of a statement, in program order. A condition that depends on data is taken to hold, and so is its opposite."""
-    found: list[Access] = []
-
-    def visit(s: Stmt, loops: Loops, conditions: tuple[Expr, ...]) -> None:
-        found.extend(Access(r.attr, r.args, loops, conditions, False, s) for r in E.reads(*expressions(s)))
-        if isinstance(s, Store | Accumulate):
-            found.append(Access(s.buffer, s.indices, loops, conditions, True, s))
-        for child, inner, more in inside(s):
-            visit(child, loops + inner, conditions + more)
-
-    visit(stmt, (), ())
-    return found
-
-
-def inside(s: Stmt) -> Iterable[tuple[Stmt, Loops, tuple[Expr, ...]]]:
-    """The statements directly inside, each with the loop and the condition that it stands under because of `s`."""
-    if isinstance(s, If) and not E.reads(s.cond):
-        yield s.then, (), (simplify(s.cond),)
-        if s.otherwise is not None:
-            yield s.otherwise, (), (simplify(E.unary("not", s.cond)),)
-    else:
-        for child in children(s):
-            yield child, (s,) if isinstance(s, For) else (), ()
 
 
 # ---------------------------------------------------------------- how often
@@ -199,7 +156,7 @@ class Footprint:
     exact: bool
 
 
-Digit: TypeAlias = tuple[Expr, int]  # (variable, the power it stands for): (variable // power) % (next power // power)
+Position: TypeAlias = tuple[Expr, int]  # (variable, the power it stands for): (variable // power) % (next power // power)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,19 +187,19 @@ class Footprints:
                 if x.var not in self.middle:
                     self.middle[x.var] = max(0, int(_value(as_expr(x.extent), self.middle)) // 2)
         self.indices = {i: simplify(i) for a in found for i in a.indices}
-        self.powers = _powers(self.indices.values(), self.extents)
+        self.powers = self._powers()
         self.forms = {i: self._form(e) for i, e in self.indices.items()}
 
-    def _form(self, index: Expr) -> tuple[dict[Digit, int], int] | None:
+    def _form(self, index: Expr) -> tuple[dict[Position, int], int] | None:
         """(factor of each digit, constant) of an index; None if it is nothing of the kind."""
-        factors: dict[Digit, int] = {}
+        factors: dict[Position, int] = {}
         constant = 0
         for monomial, factor in linear(index).items():
             if not monomial:
                 constant = factor
                 continue
-            piece = _piece(monomial[0]) if len(monomial) == 1 else None
-            if piece is None or piece[0] not in self.extents:
+            piece = self._piece(monomial)
+            if piece is None:
                 return None
             v, low, high = piece
             powers = self.powers.get(v, (1,) if monomial[0] is v else ())
@@ -253,8 +210,31 @@ class Footprints:
                     factors[v, power] = factors.get((v, power), 0) + factor * (power // low)
         return factors, constant
 
-    def _size(self, digit: Digit) -> int:
-        v, power = digit
+    def _piece(self, monomial: Sequence[Expr]) -> tuple[Expr, int, int | None] | None:
+        """(v, low, high) of a monomial that is the digits of a loop variable from a constant place up to another one."""
+        found = digit(monomial[0]) if len(monomial) == 1 else None
+        if found is None or found.whole not in self.extents or any(p is not None and p.op != "const" for p in (found.low, found.high)):
+            return None
+        return found.whole, int(found.low.attr), None if found.high is None else int(found.high.attr)
+
+    def _powers(self) -> dict[Expr, tuple[int, ...]]:
+        """The powers of the digits that a variable is taken apart into, where it is: each divides the next."""
+        cuts: dict[Expr, set[int]] = {}
+        for index in self.indices.values():
+            for monomial in linear(index):
+                piece = self._piece(monomial) if len(monomial) == 1 and monomial[0].op != "var" else None
+                if piece is not None:
+                    cuts.setdefault(piece[0], {1}).update(p for p in piece[1:] if p is not None)
+        powers = {}
+        for v, found in cuts.items():
+            n = self.extents[v]
+            chain = tuple(sorted(p for p in found if p == 1 or not isinstance(n, int) or p < n))
+            if isinstance(n, int) and all(b % a == 0 for a, b in pairwise(chain)):
+                powers[v] = chain
+        return powers
+
+    def _size(self, position: Position) -> int:
+        v, power = position
         extent = self.extents[v]
         n = extent if isinstance(extent, int) else int(_value(as_expr(extent), self.middle))
         following = [p for p in self.powers.get(v, (1,)) if p > power]
@@ -319,12 +299,12 @@ class Footprints:
         """The dimensions, those together that a running digit couples."""
         blocks = [{d} for d in range(len(group[0].indices))]
         for a in group:
-            used: dict[Digit, int] = {}
+            used: dict[Position, int] = {}
             for d, i in enumerate(a.indices):
                 form = self.forms[i]
-                for digit in form[0] if form is not None else ():
-                    if digit[0] in running and self._size(digit) > 1:
-                        first = used.setdefault(digit, d)
+                for position in form[0] if form is not None else ():
+                    if position[0] in running and self._size(position) > 1:
+                        first = used.setdefault(position, d)
                         one, other = (next(b for b in blocks if x in b) for x in (first, d))
                         if one is not other:
                             one |= other
@@ -358,46 +338,16 @@ class Footprints:
         start = form[1] + self._standing(form[0], running)
         return _sum(start, [(c, self._size(g)) for g, c in form[0].items() if g[0] in running], size)
 
-    def _form_while(self, index: Expr, running: Collection[Expr]) -> tuple[dict[Digit, int], int] | None:
+    def _form_while(self, index: Expr, running: Collection[Expr]) -> tuple[dict[Position, int], int] | None:
         """The form of an index while `running` run: what has none, but stands still, is a constant."""
         form = self.forms[index]
         if form is None and not E.reads(index) and not set(running) & set(E.variables(index)):
             return {}, int(_value(self.indices[index], self.middle))
         return form
 
-    def _standing(self, factors: Mapping[Digit, int], running: Collection[Expr]) -> int:
+    def _standing(self, factors: Mapping[Position, int], running: Collection[Expr]) -> int:
         """What the digits of loops that stand still add to an index."""
         return sum(c * (self.middle[g[0]] // g[1] % max(1, self._size(g))) for g, c in factors.items() if g[0] not in running)
-
-
-def _piece(atom: Expr) -> tuple[Expr, int, int | None] | None:
-    """(v, low, high) where the atom is (v // low) % (high // low), or v // low if high is None."""
-    if atom.op == "var":
-        return atom, 1, None
-    if atom.op not in ("floordiv", "mod") or atom.args[1].op != "const" or (below := _piece(atom.args[0])) is None:
-        return None
-    v, low, high = below
-    cut = low * int(atom.args[1].attr)
-    if cut <= 0 or (high is not None and high % cut):
-        return None
-    return (v, cut, high) if atom.op == "floordiv" else (v, low, cut)
-
-
-def _powers(indices: Iterable[Expr], extents: Mapping[Expr, Dim]) -> dict[Expr, tuple[int, ...]]:
-    """The powers of the digits that a variable is taken apart into, where it is: each divides the next."""
-    cuts: dict[Expr, set[int]] = {}
-    for index in indices:
-        for monomial in linear(index):
-            piece = _piece(monomial[0]) if len(monomial) == 1 and monomial[0].op != "var" else None
-            if piece is not None and piece[0] in extents:
-                cuts.setdefault(piece[0], {1}).update(p for p in piece[1:] if p is not None)
-    powers = {}
-    for v, found in cuts.items():
-        n = extents[v]
-        chain = tuple(sorted(p for p in found if p == 1 or not isinstance(n, int) or p < n))
-        if isinstance(n, int) and all(b % a == 0 for a, b in pairwise(chain)):
-            powers[v] = chain
-    return powers
 
 
 def _sum(start: int, terms: Sequence[tuple[int, int]], size: int) -> tuple[_Set, bool]:
@@ -492,16 +442,3 @@ def _in_lines(s: _Set, per_line: int) -> _Set:
         return _Set(s.start // per_line, s.step // per_line, s.count)
     listed = np.unique(s.all() // per_line)
     return _Set(count=len(listed), listed=listed)
-
-
-def by_buffer(found: Iterable[Access]) -> dict[Buffer, list[Access]]:
-    """Accesses by the buffer they touch."""
-    groups: dict[Buffer, list[Access]] = {}
-    for a in found:
-        groups.setdefault(a.buffer, []).append(a)
-    return groups
-
-
-def loops_in(stmt: Stmt) -> set[Expr]:
-    """The variables of all loops of a statement, its own included."""
-    return {s.var for s in walk(stmt) if isinstance(s, For)}

@@ -22,6 +22,7 @@ from math import ceil, gcd, log2, prod
 from typing import NamedTuple
 
 from tcomp.ir import expr as E
+from tcomp.ir.access import Access, Loops, accesses, by_buffer, coefficient, inside, linear_index, loop_extents
 from tcomp.ir.dtypes import BITS, itemsize
 from tcomp.ir.expr import Expr
 from tcomp.ir.layout import LINE
@@ -46,8 +47,7 @@ from tcomp.ir.loops import (
     walk,
 )
 from tcomp.ir.simplify import simplify
-from tcomp.schedules.analysis.access_patterns import coefficient, linear_index
-from tcomp.schedules.analysis.footprint import Access, Footprints, Loops, accesses, at_sizes, by_buffer, inside, instances, loops_in
+from tcomp.schedules.analysis.footprint import Footprints, at_sizes, instances
 from tcomp.schedules.cost import gpu
 from tcomp.schedules.cost.roofline import CLASSES, Work, operations, operators, roof, work
 from tcomp.target import Core, Target
@@ -419,7 +419,7 @@ class _Model:
     def _working_set(self, stmt: Stmt) -> _WorkingSet:
         if stmt not in self.sets:
             size, moved = dict.fromkeys(self.rooms, 0.0), 0.0
-            running = loops_in(stmt)
+            running = loop_extents(stmt).keys()
             for buffer, group in by_buffer(a for s in walk(stmt) for a in self.own.get(s, ())).items():
                 if buffer.scope == "register":
                     continue

@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields, replace
 from math import ceil, gcd, prod
 
 from tcomp.ir import expr as E
+from tcomp.ir.access import Access, accesses, by_buffer, coefficient, linear_index, loop_extents
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import INDEX, Expr
 from tcomp.ir.instruction import WARP
@@ -40,8 +41,7 @@ from tcomp.ir.loops import (
     launches,
     walk,
 )
-from tcomp.schedules.analysis.access_patterns import coefficient, linear_index
-from tcomp.schedules.analysis.footprint import Access, Footprints, accesses, by_buffer, instances, loops_in
+from tcomp.schedules.analysis.footprint import Footprints, instances
 from tcomp.schedules.cost.roofline import Cost, operators, roof, statements
 from tcomp.schedules.gpu.block_tiles import LAUNCH, MULTIPLIED
 from tcomp.schedules.gpu.gemm import OTHER_REGISTERS, REGISTERS
@@ -182,7 +182,7 @@ def launch_of(kernel: Kernel, limit: int) -> Launch:
     for buffer, group in by_buffer(found).items():
         if buffer.scope == "global":
             lines["own"] += footprints.touched(group, own).lines * blocks
-            lines["all"] += footprints.touched(group, loops_in(body)).lines
+            lines["all"] += footprints.touched(group, loop_extents(body).keys()).lines
     return Launch(
         blocks, threads, sum(_bytes(b) for b, _ in _allocated(body, False) if b.scope == "shared"), _registers(body, threads), slots, divisions,
         products, moved["shared"], moved["global"], lines["own"] * LINE, lines["all"] * LINE,

@@ -22,11 +22,12 @@ from itertools import product
 from math import prod
 
 from tcomp.ir import expr as E
+from tcomp.ir.access import Loops, accesses, by_buffer, inside
 from tcomp.ir.dtypes import BITS, is_float, itemsize
 from tcomp.ir.expr import INDEX, Dim, Expr, as_dim, as_expr
 from tcomp.ir.loops import Accumulate, For, Kernel, Stmt, Store
 from tcomp.ir.simplify import simplify
-from tcomp.schedules.analysis.footprint import ENUMERATED, Footprints, Loops, accesses, by_buffer, inside, instances
+from tcomp.schedules.analysis.footprint import ENUMERATED, Footprints, instances
 from tcomp.target import Core, Target
 
 CLASSES = ("fma", "add", "mul", "div", "special", "other")

@@ -12,6 +12,7 @@ from math import prod
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
+from tcomp.ir.access import stride
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Expr, as_dim, as_expr
 from tcomp.ir.layout import Layout
@@ -27,7 +28,6 @@ from tcomp.schedules.analysis.access_patterns import (
     result_nest,
     row_axis,
     stage_axes,
-    stride,
 )
 from tcomp.schedules.cost.register_tiles import MOST_ROWS, Tile, choose_tile, depths, tiles
 from tcomp.schedules.cpu import transposes

@@ -12,10 +12,11 @@ from dataclasses import replace
 from math import prod
 
 from tcomp.ir import expr as E
+from tcomp.ir.access import stride
 from tcomp.ir.expr import Expr
 from tcomp.ir.layout import Layout, Piece
 from tcomp.ir.loops import SERIAL, Accumulate, For, perfect, walk
-from tcomp.schedules.analysis.access_patterns import Nest, nests, stride
+from tcomp.schedules.analysis.access_patterns import Nest, nests
 from tcomp.schedules.cpu.lanes_and_threads import lanes_of
 from tcomp.schedules.instructions import vpdpbusd
 from tcomp.schedules.primitives import editing

@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import prod
 
 from tcomp.ir import expr as E
+from tcomp.ir.access import stride
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.loops import Buffer, expressions, walk
-from tcomp.schedules.analysis.access_patterns import stride
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule

@@ -19,10 +19,11 @@ from math import ceil, inf, prod
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
+from tcomp.ir.access import Affine, affine
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
 from tcomp.ir.loops import STACK_LIMIT, Accumulate, Kernel, Store, walk
-from tcomp.schedules.analysis.access_patterns import Nest, extent_of, nests, result_nest, stage_axes, unclamped
+from tcomp.schedules.analysis.access_patterns import Nest, extent_of, nests, result_nest, stage_axes
 from tcomp.schedules.cpu.lanes_and_threads import divides, lanes_of, threads, vector_tail
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
@@ -111,22 +112,21 @@ class _Stage:
         boxes = []
         for r in self.nest.reads:
             if r.attr.name == buffer:
-                sides = [_side(unclamped(i, {*variables, *folds}), variables, folds) for i in r.args]
+                sides = [_side(affine(i, {*variables, *folds}, clamped=True), variables, folds) for i in r.args]
                 boxes.append(tuple(side for side in sides if side is not None))
                 if len(boxes[-1]) < len(sides):
                     return None
         return _hull(boxes)
 
 
-def _side(index: Mapping[Expr | None, int] | None, variables: Mapping[Expr, Reach], folds: Mapping[Expr, int]) -> Reach | None:
+def _side(index: Affine | None, variables: Mapping[Expr, Reach], folds: Mapping[Expr, int]) -> Reach | None:
     """Where an index lies that is a multiple of one variable plus folds and a constant."""
-    moving = [v for v in index if v in variables] if index is not None else []
-    if index is None or len(moving) != 1 or moving[0] is None or index[moving[0]] < 1:
+    moving = [v for v in index.terms if v in variables] if index is not None else []
+    if index is None or len(moving) != 1 or index.terms[moving[0]] < 1:
         return None
-    at, step = variables[moving[0]], index[moving[0]]
-    spans = [c * (folds[v] - 1) for v, c in index.items() if v in folds and v is not None]
-    low = at.low * step + index.get(None, 0) + sum(min(0, n) for n in spans)
-    return Reach(at.dim, at.step * step, low, (at.high - at.low) * step + low + sum(map(abs, spans)))
+    at, step = variables[moving[0]], index.terms[moving[0]]
+    low, high = index.span(folds)
+    return Reach(at.dim, at.step * step, at.low * step + low, at.high * step + high)
 
 
 # ---------------------------------------------------------------- recognition

@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tcomp.ir import expr as E
+from tcomp.ir.access import stride
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Expr
 from tcomp.ir.loops import For
 from tcomp.ir.simplify import linear
-from tcomp.schedules.analysis.access_patterns import Nest, stride
+from tcomp.schedules.analysis.access_patterns import Nest
 from tcomp.schedules.cpu.lanes_and_threads import divides, lanes_of, threads
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.schedule import Schedule

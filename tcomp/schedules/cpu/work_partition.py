@@ -14,9 +14,10 @@ from math import prod
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
+from tcomp.ir.access import stride
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import For
-from tcomp.schedules.analysis.access_patterns import Nest, adds, batch_axes, bytes_of, extent_of, nests, row_axis, stage_axes, stride
+from tcomp.schedules.analysis.access_patterns import Nest, adds, batch_axes, bytes_of, extent_of, nests, row_axis, stage_axes
 from tcomp.schedules.cpu.lanes_and_threads import divides
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.schedule import Schedule

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from math import prod
 
 from tcomp.ir import expr as E
+from tcomp.ir.access import stride
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.instruction import CORE, WARP, WARPGROUP, Instruction
 from tcomp.ir.loops import Accumulate, For
-from tcomp.schedules.analysis.access_patterns import Nest, extent_of, stride
+from tcomp.schedules.analysis.access_patterns import Nest, extent_of
 from tcomp.schedules.instructions import mma, tf32, wgmma
 from tcomp.schedules.primitives.cache_factors import core_of, product_of
 from tcomp.target import Target

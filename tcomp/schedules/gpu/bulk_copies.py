@@ -14,11 +14,12 @@ from collections.abc import Sequence
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
+from tcomp.ir.access import linear_index
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.instruction import RUN
 from tcomp.ir.loops import For, Store, perfect, walk
 from tcomp.ir.simplify import linear
-from tcomp.schedules.analysis.access_patterns import extent_of, linear_index
+from tcomp.schedules.analysis.access_patterns import extent_of
 from tcomp.schedules.gpu.thread_mapping import fuse_all
 from tcomp.schedules.instructions import bulk_copy
 from tcomp.schedules.primitives import editing

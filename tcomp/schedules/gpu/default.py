@@ -29,6 +29,7 @@ from math import prod
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
+from tcomp.ir.access import stride
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.layout import Layout
@@ -46,7 +47,6 @@ from tcomp.schedules.analysis.access_patterns import (
     row_axis,
     row_loops,
     stage_axes,
-    stride,
 )
 from tcomp.schedules.cpu.flash_attention import in_one_pass
 from tcomp.schedules.gpu import flash_attention, gemm, gemv

@@ -22,11 +22,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tcomp.ir import expr as E
+from tcomp.ir.access import linear_index
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.instruction import WARPGROUP
 from tcomp.ir.loops import Accumulate, For, Store, walk
 from tcomp.ir.simplify import linear
-from tcomp.schedules.analysis.access_patterns import Nest, bytes_of, extent_of, fold_nest, linear_index, result_nest, stage_axes
+from tcomp.schedules.analysis.access_patterns import Nest, bytes_of, extent_of, fold_nest, result_nest, stage_axes
 from tcomp.schedules.gpu import bulk_copies, mma, wgmma
 from tcomp.schedules.gpu.block_tiles import Product, Side, Tile, contiguous_along, find, parts, reads_of, tiles
 from tcomp.schedules.gpu.thread_mapping import VECTOR_BYTES, divided, fuse_all, lanes, vector_width

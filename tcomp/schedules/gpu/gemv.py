@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from math import prod
 
 from tcomp.ir import expr as E
+from tcomp.ir.access import linear_index, stride
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.loops import Accumulate, For, walk
 from tcomp.ir.simplify import linear
-from tcomp.schedules.analysis.access_patterns import Nest, adds, extent_of, fold_nest, linear_index, result_nest, stage_axes, stride
+from tcomp.schedules.analysis.access_patterns import Nest, adds, extent_of, fold_nest, result_nest, stage_axes
 from tcomp.schedules.gpu.block_tiles import LAUNCH, LEAST
 from tcomp.schedules.gpu.thread_mapping import VECTOR_BYTES, apart, divided, fuse_all, lanes
 from tcomp.schedules.primitives import editing

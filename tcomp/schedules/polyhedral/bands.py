@@ -8,9 +8,9 @@ from typing import Any
 
 import islpy as isl
 
+from tcomp.ir.access import coefficient
 from tcomp.ir.loops import SERIAL, UNROLLED, Accumulate, Store
 from tcomp.ir.polyhedral.model import Instance, Model, TooHard, limited, map_of
-from tcomp.schedules.analysis.access_patterns import coefficient
 from tcomp.schedules.polyhedral.nests import Nest
 from tcomp.schedules.polyhedral.plan import JAM, Axis, Loop, Plan, axis
 from tcomp.schedules.polyhedral.trees import NODE, flow, has_band, has_free_band, holds, isl_schedule, member, members, nested, relaxed

@@ -9,11 +9,11 @@ from math import prod
 import islpy as isl
 
 from tcomp.ir import expr as E
+from tcomp.ir.access import coefficient, linear_index
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Expr
 from tcomp.ir.loops import SERIAL, UNROLLED, Accumulate, Store
 from tcomp.ir.polyhedral.model import Instance, map_of
-from tcomp.schedules.analysis.access_patterns import coefficient, linear_index
 from tcomp.schedules.cost.register_tiles import choose_tile
 from tcomp.schedules.polyhedral.plan import JAM, Axis, Loop, Plan, enough
 from tcomp.target import Target

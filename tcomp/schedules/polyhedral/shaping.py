@@ -6,9 +6,9 @@ from contextlib import suppress
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
+from tcomp.ir.access import linear_index
 from tcomp.ir.loops import UNROLLED, Accumulate, Buffer, For, Stmt, Store, expressions, walk
 from tcomp.ir.simplify import linear
-from tcomp.schedules.analysis.access_patterns import linear_index
 from tcomp.schedules.cpu.lanes_and_threads import lanes_of
 from tcomp.schedules.polyhedral.plan import Loop, Plan
 from tcomp.schedules.schedule import Schedule

@@ -10,6 +10,7 @@ from dataclasses import replace
 from math import prod
 
 from tcomp.ir import expr as E
+from tcomp.ir.access import coefficient, linear_index
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Expr, as_expr, loop_var
 from tcomp.ir.layout import LINE
@@ -29,7 +30,6 @@ from tcomp.ir.loops import (
     expressions,
 )
 from tcomp.ir.simplify import simplify
-from tcomp.schedules.analysis.access_patterns import coefficient, linear_index
 from tcomp.schedules.primitives.editing import find_buffer, find_loop, fresh, is_local, rebuild, refuse, replace_loop
 from tcomp.schedules.primitives.insertion_points import path
 

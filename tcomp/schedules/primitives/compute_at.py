@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from tcomp.ir import expr as E
+from tcomp.ir.access import box_touched, indices_of, interval
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
 from tcomp.ir.loops import (
     Accumulate,
@@ -27,7 +28,6 @@ from tcomp.ir.loops import (
 )
 from tcomp.ir.simplify import difference, prove, same_dim, simplify
 from tcomp.schedules.analysis.inverse_maps import Inverse, Solution, holds, inverse
-from tcomp.schedules.analysis.regions import accesses, interval, region
 from tcomp.schedules.primitives.editing import (
     find_buffer,
     find_loop,
@@ -222,9 +222,9 @@ def compute_at(kernel: Kernel, stage: str, loop: str, scope: str = "global") -> 
         raise refuse(kernel, step, f"`{stage}` is a parameter, only temporaries move", "cache_write gives it one")
     site = find_site(kernel, step, buffer, target)
     outside = rebuild(kernel.body, lambda s: Block(()) if s is target or s in site.nests else None)
-    if accesses(outside, buffer):
+    if indices_of(outside, buffer):
         raise refuse(kernel, step, f"`{stage}` is also read outside of loop `{loop}`")
-    if not accesses(target.body, buffer):
+    if not indices_of(target.body, buffer):
         raise refuse(kernel, step, f"loop `{loop}` does not read `{stage}`")
     if bounds_loops(target, buffer):
         raise refuse(kernel, step, f"the extent of a loop is read from `{stage}`")
@@ -235,7 +235,7 @@ def compute_at(kernel: Kernel, stage: str, loop: str, scope: str = "global") -> 
     check_shared_memory(kernel, step, scope, target)
     if any(isinstance(s, For | While) for s in site.shared) and not stores_all(site.nests[0], buffer):
         raise refuse(kernel, step, f"`{stage}` may keep elements from an earlier iteration of the loops around it")
-    box = region(target.body, buffer, clip=scope != "register")
+    box = box_touched(target.body, buffer, clip=scope != "register")
     local = temporary(kernel, step, buffer.name, buffer.dtype, box.extent, scope)
     taken: set[str] = set()
     moved = [restricted(kernel, step, nest, buffer, box.base, box.extent, taken, local) for nest in site.nests]
@@ -287,7 +287,7 @@ def reverse_compute_at(kernel: Kernel, stage: str, loop: str) -> Kernel:
     if first < site.at:
         raise refuse(kernel, step, f"`{stage}` is computed before loop `{loop}`", "compute_at moves it into the loops of its readers")
     check_pure(kernel, step, site.nests, buffer)
-    if any(accesses(item, buffer) for item in site.items[site.at : last] if item not in site.nests):
+    if any(indices_of(item, buffer) for item in site.items[site.at : last] if item not in site.nests):
         raise refuse(kernel, step, f"`{stage}` is used before it is computed")
     needed = reads(site.nests)
     made = sorted((b for b in needed if writes(site.items[site.at], b)), key=lambda b: b.name)

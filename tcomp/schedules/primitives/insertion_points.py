@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tcomp.ir import expr as E
+from tcomp.ir.access import in_range
 from tcomp.ir.expr import Dim, Expr, as_expr, loop_var
 from tcomp.ir.loops import (
     PARALLEL,
@@ -27,7 +28,6 @@ from tcomp.ir.loops import (
 from tcomp.ir.simplify import prove
 from tcomp.schedules.analysis.inverse_maps import inverse
 from tcomp.schedules.analysis.legality import race
-from tcomp.schedules.analysis.regions import always_within
 from tcomp.schedules.primitives.editing import find_loop, fresh, guard, rebind, rebuild, refuse, refuse_conflict
 
 
@@ -230,7 +230,7 @@ def _name(kernel: Kernel, found: Chain, d: int, taken: set[str]) -> str:
 def _reads_in_range(stmt: Stmt) -> bool:
     """Whether every read is inside its buffer for all values of the loops around it, whatever guards say."""
     return all(
-        always_within(r.args, r.attr.shape)
+        in_range(r.args, r.attr.shape)
         for s in walk(stmt)
         for r in E.reads(*expressions(s))
     )

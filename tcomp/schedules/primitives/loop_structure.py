@@ -23,7 +23,7 @@ from tcomp.schedules.primitives.editing import (
     rename_inner,
     replace_loop,
 )
-from tcomp.schedules.primitives.tail_strategies import in_range, masked, padded, repeatable
+from tcomp.schedules.primitives.tail_strategies import check_in_range, masked, padded, repeatable
 
 TAILS = ("guard", "mask", "peel", "shift_inwards", "round_up")
 
@@ -155,7 +155,7 @@ def split(kernel: Kernel, loop: str, factor: int, tail: str = "guard") -> tuple[
         body = masked(kernel, [simplify(index < extent)], body)
     new = For(outer, outer_extent, For(inner, factor, body), target.kind)
     if tail == "round_up" and not whole:
-        in_range(kernel, new, outer, inner)
+        check_in_range(kernel, new, outer, inner)
     return replace_loop(kernel, target, new), outer.attr.name, inner.attr.name, *rest
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tcomp.ir import expr as E
+from tcomp.ir.access import in_range
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
 from tcomp.ir.loops import (
     GPU_AXES,
@@ -32,7 +33,6 @@ from tcomp.ir.loops import (
 from tcomp.ir.simplify import linear, prove, simplify
 from tcomp.schedules.analysis.dependence import determined
 from tcomp.schedules.analysis.legality import out_of_bounds, race
-from tcomp.schedules.analysis.regions import always_within
 from tcomp.schedules.primitives.editing import (
     check_factor,
     enclosing,
@@ -251,7 +251,7 @@ def _of_places(kernel: Kernel, step: str, found: _Fold) -> list[Expr]:
     kept = [c for c in found.conditions if folds.isdisjoint(E.variables(c))]
     if folds & range_depends_on(found.update, found.conditions):
         raise refuse(kernel, step, f"which elements of `{name}` are accumulated into depends on the fold")
-    if not always_within(places, found.update.buffer.shape):
+    if not in_range(places, found.update.buffer.shape):
         for x in found.folds:
             if not prove(as_expr(x.extent) >= 1):
                 raise refuse(kernel, step, f"elements may be out of range where `{x.var.name}` has no iterations")

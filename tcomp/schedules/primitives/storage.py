@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from tcomp.errors import IRError
 from tcomp.ir import expr as E
+from tcomp.ir.access import box_touched, indices_of
 from tcomp.ir.expr import Dim, Expr, as_expr
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Allocate, Buffer, For, Kernel, Stmt, Store, block, expressions, map_expressions, over, walk
 from tcomp.ir.simplify import prove, simplify
 from tcomp.ir.text.parser import parse_layout
-from tcomp.schedules.analysis.regions import accesses, region
 from tcomp.schedules.primitives.editing import (
     find_buffer,
     find_loop,
@@ -146,14 +146,14 @@ def cache_read(kernel: Kernel, buffer: str, loop: str | None, name: str, scope: 
         raise refuse(kernel, step, f"`{buffer}` is written where the copy would be read")
     if is_local(source, where):
         raise refuse(kernel, step, f"`{buffer}` is allocated where the copy would be read, and nothing is written to it")
-    if not accesses(where, source):
+    if not indices_of(where, source):
         raise refuse(kernel, step, f"`{buffer}` is not read there")
     if bounds_loops(where, source):
         raise refuse(kernel, step, f"the extent of a loop is read from `{buffer}`")
     if target is not None:
         check_shared_memory(kernel, step, scope, target)
     name = fresh(kernel, name)
-    box = region(where, source)
+    box = box_touched(where, source)
     lies = _layout(kernel, step, layout, box.extent)
     local = temporary(kernel, step, name, source.dtype, lies.shape(box.extent), scope)
 

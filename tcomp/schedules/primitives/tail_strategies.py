@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tcomp.ir import expr as E
+from tcomp.ir.access import in_range, within
 from tcomp.ir.expr import Expr, as_expr
 from tcomp.ir.loops import (
     GPU_AXES,
@@ -29,7 +30,6 @@ from tcomp.ir.loops import (
     with_children,
 )
 from tcomp.ir.simplify import prove, same_dim
-from tcomp.schedules.analysis.regions import always_within
 from tcomp.schedules.primitives.editing import guard, refuse, replace_buffer, temporary
 from tcomp.schedules.primitives.insertion_points import reads
 
@@ -61,7 +61,7 @@ def folded_under(kernel: Kernel, conditions: Sequence[Expr], stmt: Accumulate) -
 
 def always_in_range(stmt: Accumulate) -> bool:
     """Whether the place of an accumulation is in range whatever conditions say; what its indices read may be out of range themselves."""
-    return not E.reads(*stmt.indices) and always_within(stmt.indices, stmt.buffer.shape)
+    return not E.reads(*stmt.indices) and in_range(stmt.indices, stmt.buffer.shape)
 
 
 def range_depends_on(stmt: Accumulate, conditions: Sequence[Expr]) -> set[Expr]:
@@ -136,7 +136,7 @@ def _only_padding(kernel: Kernel, loop: For, buffer: Buffer, d: int) -> bool:
     )
 
 
-def in_range(kernel: Kernel, loop: For, *variables: Expr) -> None:
+def check_in_range(kernel: Kernel, loop: For, *variables: Expr) -> None:
     """Refuse unless all places inside a loop that depend on the variables are in range whatever their values, and whatever guards say."""
     affected = set(variables)
     for s in walk(loop):
@@ -144,6 +144,6 @@ def in_range(kernel: Kernel, loop: For, *variables: Expr) -> None:
             affected.add(s.var)
         for b, indices in places(s):
             for i, n in zip(indices, b.shape, strict=True):
-                if not affected.isdisjoint(E.variables(i)) and not (prove(i >= 0) and prove(i < as_expr(n))):
+                if not affected.isdisjoint(E.variables(i)) and not within(i, n):
                     why = f"cannot prove that `{E.read(b, indices)}` is in range in additional iterations of `{loop.var.attr.name}`"
                     raise refuse(kernel, "split", why, "the other tails (guard, mask, peel, shift_inwards) have none")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tcomp.ir import expr as E
+from tcomp.ir.access import within
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import Expr
 from tcomp.ir.loops import Accumulate, Allocate, For, If, Kernel, Stmt, children, expressions, places, walk
@@ -76,7 +77,7 @@ def _in_range(update: Accumulate, condition: Expr) -> bool:
     """Whether all places that the variables of a condition choose are in range even where it does not hold."""
     chosen = set(E.variables(condition))
     return not E.reads(condition) and all(
-        chosen.isdisjoint(E.variables(i)) or (not E.reads(i) and prove(i >= 0) and prove(i < E.as_expr(n)))
+        chosen.isdisjoint(E.variables(i)) or (not E.reads(i) and within(i, n))
         for b, indices in places(update)
         for i, n in zip(indices, b.shape, strict=True)
     )

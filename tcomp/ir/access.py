@@ -1,0 +1,363 @@
+"""The access algebra: which elements of a buffer (or tensor) a statement reads or writes, and how they move with the loops around it.
+
+    affine index        y * 2 + k - 1                       `affine`: a coefficient for each loop, and a constant
+    address, strides    [y, x] of an [8, 16] is y * 16 + x  `linear_index`, and `coefficient`: by how much it moves along a loop
+    digits              i // 12, i // 3 % 4, i % 3          `digit`: what splitting and fusing loops leave of an index
+    interval            y + k while k runs over 0..3        `interval`: from y to y + 2, the other loops standing still
+    box                 an interval a dimension             `box_touched` by a statement, and unions of boxes
+    range               0 <= y + k < n, always              `in_range`
+
+Expressions are taken as the simplifier leaves them (`ir.simplify`), and loop variables run from 0. Whether an index tells which iteration
+it belongs to, so that different iterations touch different elements, is asked of `schedules.analysis.inverse_maps`; exact sets of elements,
+whatever it takes, of `ir.polyhedral`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tcomp.ir import expr as E
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds
+from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, If, Stmt, Store, children, expressions, walk
+from tcomp.ir.simplify import difference, from_linear, linear, prove, same_shape, simplify
+
+Loops: TypeAlias = tuple[For, ...]
+
+# ---------------------------------------------------------------- the accesses of a program
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Access:
+    """One read or write of `buffer[indices]` inside `loops`, outermost first, where all `conditions` hold."""
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    loops: Loops
+    conditions: tuple[Expr, ...]
+    writes: bool
+    statement: Stmt
+
+
+def accesses(stmt: Stmt) -> list[Access]:
+    """Every access of a statement, in program order. A condition that depends on data is taken to hold, and so is its opposite."""
+    found: list[Access] = []
+
+    def visit(s: Stmt, loops: Loops, conditions: tuple[Expr, ...]) -> None:
+        found.extend(Access(r.attr, r.args, loops, conditions, False, s) for r in E.reads(*expressions(s)))
+        if isinstance(s, Store | Accumulate):
+            found.append(Access(s.buffer, s.indices, loops, conditions, True, s))
+        for child, inner, more in inside(s):
+            visit(child, loops + inner, conditions + more)
+
+    visit(stmt, (), ())
+    return found
+
+
+def inside(s: Stmt) -> Iterator[tuple[Stmt, Loops, tuple[Expr, ...]]]:
+    """The statements directly inside, each with the loop and the condition that it stands under because of `s`."""
+    if isinstance(s, If) and not E.reads(s.cond):
+        yield s.then, (), (simplify(s.cond),)
+        if s.otherwise is not None:
+            yield s.otherwise, (), (simplify(E.unary("not", s.cond)),)
+    else:
+        for child in children(s):
+            yield child, (s,) if isinstance(s, For) else (), ()
+
+
+def by_buffer(found: Iterable[Access]) -> dict[Buffer, list[Access]]:
+    """Accesses by the buffer they touch."""
+    groups: dict[Buffer, list[Access]] = {}
+    for a in found:
+        groups.setdefault(a.buffer, []).append(a)
+    return groups
+
+
+def indices_of(stmt: Stmt, buffer: Buffer) -> list[tuple[Expr, ...]]:
+    """The distinct index tuples at which a statement, or one inside, reads or writes a buffer."""
+    found: dict[tuple[Expr, ...], None] = {}
+    for s in walk(stmt):
+        if isinstance(s, Store | Accumulate) and s.buffer is buffer:
+            found[s.indices] = None
+        found |= {r.args: None for r in E.reads(*expressions(s)) if r.attr is buffer}
+    return list(found)
+
+
+def loop_extents(stmt: Stmt) -> dict[Expr, Dim]:
+    """The variables of all loops of a statement, its own included, with their extents."""
+    return {s.var: s.extent for s in walk(stmt) if isinstance(s, For)}
+
+
+# ---------------------------------------------------------------- affine indices, addresses, strides
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """A sum of `terms`, coefficients of variables, and a constant."""
+
+    terms: Mapping[Expr, int]
+    constant: int
+
+    def span(self, extents: Mapping[Expr, int]) -> tuple[int, int]:
+        """(lowest, highest) value while the variables in `extents` run, each over so many values from 0; the others are 0."""
+        ends = [c * (extents[v] - 1) for v, c in self.terms.items() if v in extents]
+        return self.constant + sum(min(0, n) for n in ends), self.constant + sum(max(0, n) for n in ends)
+
+
+def affine(index: Expr, variables: Collection[Expr] | None = None, clamped: bool = False) -> Affine | None:
+    """The affine form of an index in `variables` (None: in any), such as that of `y * 2 + k - 1`; None if it has none. With `clamped` also
+    that of an index clamped to bounds in which no variable occurs, the bounds left out."""
+    terms: dict[Expr, int] = {}
+    constant = 0
+    for monomial, c in linear(index).items():
+        atom = monomial[0] if len(monomial) == 1 else None
+        if not monomial:
+            constant += c
+        elif atom is not None and (atom.op == "var" if variables is None else atom in variables):
+            terms[atom] = terms.get(atom, 0) + c
+        elif clamped and atom is not None and atom.op in ("min", "max"):
+            moving = [a for a in atom.args if variables is None or not set(E.variables(a)).isdisjoint(variables)]
+            inner = affine(moving[0], variables, clamped) if len(moving) == 1 else None
+            if inner is None:
+                return None
+            constant += c * inner.constant
+            for v, k in inner.terms.items():
+                terms[v] = terms.get(v, 0) + c * k
+        else:
+            return None
+    return Affine(terms, constant)
+
+
+def linear_index(buffer: Buffer, indices: Sequence[Expr]) -> Expr:
+    """The row-major address of an element, in elements."""
+    return simplify(E.row_major(indices, buffer.shape))
+
+
+def without(index: Expr, v: Expr) -> tuple[int, Expr] | None:
+    """(c, rest) with index == c * v + rest, where `v` does not occur in the rest; None if there are none."""
+    terms = dict(linear(index))
+    step = terms.pop((v,), 0)
+    return None if any(v in E.variables(*m) for m in terms) else (step, from_linear(terms))
+
+
+def coefficient(index: Expr, v: Expr) -> int | None:
+    """The constant factor of `v` in an index; None if `v` occurs in any other way."""
+    found = 0
+    for monomial, c in linear(index).items():
+        if monomial == (v,):
+            found = c
+        elif v in E.variables(*monomial):
+            return None
+    return found
+
+
+def stride(read: Expr, v: Expr) -> int | None:
+    """How many elements the address of a read moves when `v` grows by one; None if that is not a constant."""
+    return coefficient(linear_index(read.attr, read.args), v)
+
+
+# ---------------------------------------------------------------- digits of loops that were split or fused
+
+
+@dataclass(frozen=True, slots=True)
+class Digit:
+    """(whole // low) % (high // low): the digits of `whole`, a number with the bases of its splits, from the place `low` up to `high`; all
+    from `low` on where `high` is None."""
+
+    whole: Expr
+    low: Expr
+    high: Expr | None
+
+
+def digit(e: Expr) -> Digit:
+    """What an expression is a digit of: of itself, if it is no quotient or remainder by something positive."""
+    if e.op in ("floordiv", "mod") and (bounds(e.args[1])[0] or 0) > 0:
+        inner = digit(e.args[0])
+        place = simplify(inner.low * e.args[1])
+        if inner.high is None or prove(E.equal(inner.high % place, 0)):
+            return Digit(inner.whole, place, inner.high) if e.op == "floordiv" else Digit(inner.whole, inner.low, place)
+        return Digit(e.args[0], e.args[1], None) if e.op == "floordiv" else Digit(e.args[0], as_expr(1), e.args[1])
+    return Digit(e, as_expr(1), None)
+
+
+# ---------------------------------------------------------------- intervals
+
+Interval: TypeAlias = tuple[Expr, Expr]  # lowest and highest value
+
+
+def interval(index: Expr, inner: Mapping[Expr, Dim]) -> Interval | None:
+    """(lowest, highest) value of an index while the loops `inner` run, with their extents, as expressions of the outer ones; None if unknown.
+
+    The highest is the lowest plus something that does not depend on outer loops, wherever that can be had.
+    """
+    low: Expr = as_expr(0)
+    high: Expr = as_expr(0)
+    for monomial, c in linear(simplify(index)).items():
+        factor = from_linear({tuple(a for a in monomial if not _mentions(a, inner)): c})
+        varying = [a for a in monomial if _mentions(a, inner)]
+        if not varying:
+            low, high = low + factor, high + factor
+            continue
+        reach = _interval_of_atom(varying[0], inner) if len(varying) == 1 else None
+        if reach is not None and (prove(factor >= 0) or prove(factor <= 0)):
+            first, last = reach if prove(factor >= 0) else reach[::-1]
+            low, high = low + first * factor, high + last * factor
+        else:
+            lo, hi = bounds(from_linear({monomial: c}))
+            if lo is None or hi is None:
+                return None
+            low, high = low + lo, high + hi
+    return simplify(low), simplify(high)
+
+
+def _mentions(e: Expr, inner: Mapping[Expr, Dim]) -> bool:
+    return any(v in inner for v in E.variables(e))
+
+
+def _interval_of_atom(atom: Expr, inner: Mapping[Expr, Dim]) -> Interval | None:
+    """The range of a loop variable, or of a function that never moves further than its operands do."""
+    if atom in inner:
+        last = interval(as_expr(inner[atom]) - 1, inner)  # of a triangular loop: that of its longest run
+        return None if last is None else (as_expr(0), last[1])
+    if atom.op in ("floordiv", "mod") and atom.args[1].op == "const" and atom.args[1].attr > 0:
+        x = interval(atom.args[0], inner)
+        return None if x is None else _interval_of_quotient(x, int(atom.args[1].attr), atom.op)
+    if atom.op in ("min", "max"):
+        first, second = (interval(a, inner) for a in atom.args)
+        if first is None or second is None:
+            return None
+        (a, b), (c, d) = first, second
+        low = simplify(E.binary(atom.op, a, c))
+        return low, simplify(low + E.maximum(b - a, d - c))
+    return None
+
+
+def _interval_of_quotient(x: Interval, divisor: int, op: str) -> Interval:
+    """The range of a quotient or remainder of what lies in `x`."""
+    low, high = x
+    reach = difference(high, low)
+    aligned = prove(E.equal(low % divisor, 0))
+    if op == "mod":
+        fits = prove(reach < divisor) and (aligned or prove(E.equal(low // divisor, high // divisor)))
+        return (simplify(low % divisor), simplify(low % divisor + reach)) if fits else (as_expr(0), as_expr(divisor - 1))
+    first, last = simplify(low // divisor), simplify(high // divisor)
+    if difference(last, first).op == "const":
+        return first, last
+    return first, simplify(first + (reach if aligned else reach + (divisor - 1)) // divisor)
+
+
+def union(intervals: Sequence[Interval | None]) -> Interval | None:
+    """An interval around all; None where one is unknown, or it is unknown which of them begins first or ends last."""
+    known = [i for i in intervals if i is not None]
+    if len(known) < len(intervals) or not known:
+        return None
+    low, high = known[0]
+    for other_low, other_high in known[1:]:
+        if _at_most(other_low, low):
+            low = other_low
+        elif not _at_most(low, other_low):
+            return None
+        if _at_most(high, other_high):
+            high = other_high
+        elif not _at_most(other_high, high):
+            return None
+    return low, high
+
+
+def _at_most(a: Expr, b: Expr) -> bool:
+    if prove(a <= b):
+        return True
+    most = _most(difference(a, b))
+    return most is not None and most <= 0
+
+
+def _most(e: Expr) -> int | None:
+    """A number that an expression does not exceed; a clamped index beside another one is taken apart."""
+    for monomial, c in linear(e).items():
+        if len(monomial) == 1 and monomial[0].op in ("min", "max"):
+            ends = [_most(simplify(E.substitute(e, {monomial[0]: a}))) for a in monomial[0].args]
+            known = [end for end in ends if end is not None]
+            if (monomial[0].op == "min") == (c > 0):
+                return min(known, default=None)
+            return max(known) if len(known) == len(ends) else None
+    return bounds(e)[1]
+
+
+# ---------------------------------------------------------------- boxes
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """The elements base[d] <= index[d] < base[d] + extent[d]."""
+
+    base: tuple[Expr, ...]
+    extent: tuple[Dim, ...]
+
+    @classmethod
+    def whole(cls, shape: Sequence[Dim]) -> Box:
+        """All elements of a shape."""
+        return cls((as_expr(0),) * len(shape), tuple(shape))
+
+    def is_whole(self, shape: Sequence[Dim]) -> bool:
+        """Whether these are certainly all elements of a shape."""
+        return same_shape(self.extent, shape)
+
+    def replaced(self, dims: Mapping[int, tuple[Expr, Dim]]) -> Box:
+        """The box with another (base, extent) in some dimensions."""
+        sides = [dims.get(d, side) for d, side in enumerate(zip(self.base, self.extent, strict=True))]
+        return Box(tuple(base for base, _ in sides), tuple(extent for _, extent in sides))
+
+    def union(self, other: Box, shape: Sequence[Dim]) -> Box:
+        """A box around both, all of a dimension of the `shape` where it is not known which of them begins first."""
+        if self == other:
+            return self
+        found = Box.whole(shape)
+        for d, sides in enumerate(zip(zip(self.base, self.extent, strict=True), zip(other.base, other.extent, strict=True), strict=True)):
+            hull = union([(base, difference(base + extent, 1)) for base, extent in sides])
+            if hull is not None:
+                found = found.replaced({d: (hull[0], as_dim(difference(hull[1], hull[0]) + 1))})
+        return found
+
+
+def box_touched(stmt: Stmt, buffer: Buffer, clip: bool = True) -> Box:
+    """The box of `buffer` that `stmt` touches while the loops inside it run, those around it standing still.
+
+    Exact for sums of loop variables and for what splitting, fusing, strides, dilation and clamping make of them, where one access
+    reaches lowest and one highest. Indices of other forms (gathers), and boxes that cannot be compared, widen to the whole dimension.
+    Extents are the same wherever the box stands. With `clip` a box is not larger than the buffer; without, it keeps the size of the loops'
+    tile, which guards may cut.
+    """
+    inner, made = loop_extents(stmt), {s.buffer for s in walk(stmt) if isinstance(s, Allocate | Store | Accumulate)}
+    found = [[interval(i, inner) for i in indices] for indices in indices_of(stmt, buffer)]
+    sides: dict[int, tuple[Expr, Dim]] = {}
+    for d, size in enumerate(buffer.shape):
+        hull = union([box[d] for box in found])
+        extent = None if hull is None else _constant_extent(hull)
+        if hull is None or extent is None or (clip and isinstance(size, int) and prove(as_expr(extent) >= size)):
+            continue
+        if any(r.attr in made or not in_range(r.args, r.attr.shape) for r in E.reads(hull[0])):
+            continue  # where the box stands is not known before the statement, or where its conditions do not hold
+        sides[d] = hull[0], extent
+    return Box.whole(buffer.shape).replaced(sides)
+
+
+def _constant_extent(hull: Interval) -> Dim | None:
+    """How many values there are at most, whatever the loops: a number, or an expression of symbolic dims alone."""
+    extent = as_dim(difference(hull[1], hull[0]) + 1)
+    if isinstance(extent, int):
+        return max(extent, 0)  # loops that never run touch nothing
+    if not E.reads(extent) and all(v.attr.extent is None and v.attr.lo != 0 for v in E.variables(extent)):
+        return extent
+    most = _most(extent)
+    return None if most is None else max(most, 0)
+
+
+def within(index: Expr, extent: Dim) -> bool:
+    """Whether 0 <= index < extent for all values of the loops around, whatever conditions say."""
+    return prove(index >= 0) and prove(index < as_expr(extent))
+
+
+def in_range(indices: Sequence[Expr], shape: Sequence[Dim]) -> bool:
+    """Whether an element is there for all values of the loops around, whatever conditions say."""
+    return all(map(within, indices, shape))
