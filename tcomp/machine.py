@@ -10,8 +10,9 @@ import functools
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,10 +21,12 @@ from tcomp.functions import build
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Expr
 from tcomp.ir.loops import PARALLEL, UNROLLED, VECTORIZED, Accumulate, Allocate, Buffer, Kernel, Stmt, block, loop, store
-from tcomp.target import Core, Target
+from tcomp.machines import Core
+from tcomp.target import Target
 
 _LEFT, _RIGHT = E.var("lhs", dtype="float32"), E.var("rhs", dtype="float32")
 _SUM = E.Reducer("sum", _LEFT, _RIGHT, _LEFT + _RIGHT, E.const(0.0, "float32"))
+_MEASURED = ("ghz", "l1", "l2", "l3", "memory", "memory_all")  # fields of `Core`; the others are the table's
 _CHAINS = 12  # independent accumulators: more than the FMA units have in flight, fewer than the registers of any target
 _LARGEST = 512 << 20  # bytes that are streamed to measure memory
 
@@ -35,9 +38,10 @@ def measured() -> Core:
     name = cache.name(str(target), processor())
     with suppress(ValueError, TypeError, KeyError):
         kept = cache.load("machines", name)
-        return Core(**{f.name: float(kept[f.name]) for f in fields(Core)})
+        rates: dict[str, Any] = {rate: float(kept[rate]) for rate in _MEASURED}
+        return replace(target.core, **rates)
     core = measure(target)
-    cache.store("machines", name, asdict(core))
+    cache.store("machines", name, {rate: getattr(core, rate) for rate in _MEASURED})
     return core
 
 
@@ -47,7 +51,7 @@ def measure(target: Target) -> Core:
     lanes = target.lanes(32)
     ghz = peak_flops(target) / (2 * core.fma * lanes) / 1e9
     sizes = {"l1": target.l1 // 2, "l2": target.l2 // 2, "l3": min(target.l3 // 2, 8 * target.l2)}
-    rates = {level: bandwidth(target, size) / (ghz * 1e9) for level, size in sizes.items()}
+    rates: dict[str, Any] = {level: bandwidth(target, size) / (ghz * 1e9) for level, size in sizes.items()}
     large = min(_LARGEST, max(2 * target.l3, 32 * target.l2))
     one = bandwidth(target, large) / 1e9
     together = bandwidth(target, large, target.cores) / 1e9 if target.cores > 1 else one

@@ -23,151 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tcomp.errors import TargetError
+from tcomp.machines import ALL_FEATURES, AVX512, CACHES, CORES, CUDA_ARCHITECTURES, FEATURES, GPUS, Core, Gpu
 
-# ---------------------------------------------------------------- known processors
-
-_V2 = frozenset({"cx16", "popcnt", "sse3", "sse4.1", "sse4.2", "ssse3"})
-_AVX = _V2 | {"avx"}
-_V3 = _AVX | {"avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"}
-_V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
-_ICELAKE = _V4 | {"avx512bitalg", "avx512ifma", "avx512vbmi", "avx512vbmi2", "avx512vnni", "avx512vpopcntdq", "gfni"}
-_SAPPHIRE = _ICELAKE | {"amx-bf16", "amx-int8", "amx-tile", "avx512bf16", "avx512fp16", "avxvnni"}
-_NEON = frozenset({"fp-armv8", "neon"})
-_NEOVERSE = _NEON | {"dotprod", "fullfp16", "lse"}
-_NEOVERSE_V = _NEOVERSE | {"bf16", "i8mm"}
-
-_CPUS: dict[str, dict[str, frozenset[str]]] = {
-    "x86_64": {
-        "x86-64": frozenset(),
-        "x86-64-v2": _V2,
-        "nehalem": _V2,
-        "sandybridge": _AVX,
-        "x86-64-v3": _V3,
-        "haswell": _V3,
-        "broadwell": _V3,
-        "skylake": _V3,
-        "alderlake": _V3 | {"avxvnni", "gfni"},
-        "znver1": _V3,
-        "znver2": _V3,
-        "znver3": _V3,
-        "x86-64-v4": _V4,
-        "skylake-avx512": _V4,
-        "cascadelake": _V4 | {"avx512vnni"},
-        "cooperlake": _V4 | {"avx512vnni", "avx512bf16"},
-        "icelake-client": _ICELAKE,
-        "icelake-server": _ICELAKE,
-        "rocketlake": _ICELAKE,
-        "tigerlake": _ICELAKE,
-        "znver4": _ICELAKE | {"avx512bf16"},
-        "znver5": _ICELAKE | {"avx512bf16", "avxvnni"},
-        "sapphirerapids": _SAPPHIRE,
-        "emeraldrapids": _SAPPHIRE,
-        "graniterapids": _SAPPHIRE | {"amx-fp16"},
-    },
-    "aarch64": {
-        "generic": _NEON,
-        "cortex-a53": _NEON,
-        "cortex-a72": _NEON,
-        "cortex-a76": _NEOVERSE,
-        "neoverse-n1": _NEOVERSE,
-        "neoverse-n2": _NEOVERSE_V,
-        "neoverse-v1": _NEOVERSE_V,
-        "neoverse-v2": _NEOVERSE_V,
-        "apple-m1": _NEOVERSE,
-    },
-}
-_FEATURES = {arch: frozenset().union(*cpus.values()) for arch, cpus in _CPUS.items()}
-"""The features that decide which instructions generated code may use; all others of a processor are of no concern here."""
-
-
-@dataclass(frozen=True, slots=True)
-class Core:
-    """How fast a processor is. Rates are those of one core, a cycle, for vectors of the full width; bandwidths are attainable ones."""
-
-    ghz: float = 3.0  # sustained while all vector units are busy
-    fma: float = 2  # fused multiply-adds (and additions, ...)
-    latency: float = 4  # cycles from one to the next that depends on it
-    loads: float = 2
-    stores: float = 1
-    issue: float = 4  # instructions of all kinds
-    divide: float = 10  # cycles between two divisions or square roots of float32 vectors
-    l1: float = 128  # bytes to the registers
-    l2: float = 40  # bytes from the second-level cache
-    l3: float = 10
-    memory: float = 12.0  # GB/s that one core draws
-    memory_all: float = 100.0  # GB/s that all cores together draw
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """How fast a GPU is: that of the largest widespread board of an architecture. Bandwidths in GB/s, `l2` in bytes, `shared` memory of
-    an SM in KiB."""
-
-    sms: int
-    ghz: float
-    lanes: int  # float32 multiply-adds of an SM a cycle
-    memory: float
-    cache: float
-    l2: int
-    shared: int
-
-
-_CORES = {
-    "x86-64": Core(fma=1, latency=8, loads=1, l1=16, l2=16, divide=14),  # a multiplication and an addition
-    "x86-64-v2": Core(fma=1, latency=8, loads=1, l1=32, l2=24, divide=14),
-    "nehalem": Core(fma=1, latency=8, loads=1, l1=32, l2=24, divide=14, memory=9, memory_all=25),
-    "sandybridge": Core(fma=1, latency=8, l1=48, l2=24, divide=28, memory=10, memory_all=40),
-    "x86-64-v3": Core(latency=5, l1=64, l2=32, divide=8),
-    "haswell": Core(latency=5, l1=64, l2=32, divide=14, memory_all=55),
-    "broadwell": Core(latency=5, l1=64, l2=32, memory_all=60),
-    "skylake": Core(3.8, l1=64, l2=32, divide=5, memory=16, memory_all=32),
-    "alderlake": Core(4.5, loads=3, stores=2, issue=6, l1=96, l2=40, divide=5, memory=30, memory_all=65),
-    "znver1": Core(3.2, 1, 5, loads=1, issue=5, l1=32, l2=32, divide=6, memory=18, memory_all=120),
-    "znver2": Core(3.2, 2, 5, issue=5, l1=64, l2=32, divide=6, l3=16, memory=20, memory_all=150),
-    "znver3": Core(3.4, 2, 4, issue=6, l1=64, l2=32, divide=5, l3=16, memory=22, memory_all=160),
-    "znver4": Core(3.6, 1, 4, loads=1, stores=0.5, issue=6, l1=64, l2=32, l3=16, divide=10, memory=28, memory_all=300),
-    "znver5": Core(3.8, 2, 4, issue=8, l1=128, l2=60, l3=20, divide=8, memory=35, memory_all=400),
-    "skylake-avx512": Core(2.6),
-    "cascadelake": Core(2.8),
-    "cooperlake": Core(2.8),
-    "x86-64-v4": Core(3.0, issue=5, memory_all=200),
-    "icelake-client": Core(3.2, 1, issue=5, memory=20, memory_all=45),
-    "rocketlake": Core(4.2, 1, issue=5, memory=22, memory_all=40),
-    "tigerlake": Core(3.5, 1, issue=5, memory=22, memory_all=50),
-    "icelake-server": Core(2.8, issue=5, memory_all=150),
-    "sapphirerapids": Core(3.0, issue=6, memory=14, memory_all=220),
-    "emeraldrapids": Core(3.0, issue=6, memory=14, memory_all=260),
-    "graniterapids": Core(3.0, issue=6, memory=16, memory_all=450),
-    "generic": Core(2.5, 2, 4, issue=3, l1=32, l2=16, divide=7, memory_all=50),
-    "cortex-a53": Core(1.4, 1, 8, loads=0.5, stores=0.5, issue=2, l1=8, l2=6, l3=4, divide=20, memory=3, memory_all=6),
-    "cortex-a72": Core(1.8, 1, 7, loads=1, issue=3, l1=16, l2=10, divide=14, memory=5, memory_all=8),
-    "cortex-a76": Core(2.4, 2, 4, issue=4, l1=32, l2=20, divide=7, memory=12, memory_all=20),
-    "neoverse-n1": Core(2.6, 2, 4, issue=4, l1=32, l2=20, divide=7, memory=16, memory_all=160),
-    "neoverse-n2": Core(3.0, 2, 4, issue=5, l1=32, l2=24, divide=7, memory=20, memory_all=200),
-    "neoverse-v1": Core(2.6, 4, 4, 3, 2, issue=8, l1=48, l2=32, divide=5, memory=22, memory_all=250),
-    "neoverse-v2": Core(3.2, 4, 4, 3, 2, issue=8, l1=48, l2=32, divide=5, memory=30, memory_all=400),
-    "apple-m1": Core(3.1, 4, 4, 3, 2, issue=8, l1=48, l2=32, divide=4, memory=55, memory_all=60),
-}
-"""Sources: Intel's and Arm's optimisation manuals, A. Fog's instruction tables, uops.info; bandwidths by STREAM as commonly reported."""
-
-_SPARED = {"znver5": 4}
-"""Registers that products are faster without, where that was measured (`Target.tile_registers`)."""
-
-_GPUS = {
-    "sm_75": Gpu(40, 1.59, 64, 320, 1200, 4 << 20, 64),  # T4
-    "sm_80": Gpu(108, 1.41, 64, 1935, 4500, 40 << 20, 164),  # A100
-    "sm_86": Gpu(72, 1.70, 128, 600, 2000, 6 << 20, 100),  # A10
-    "sm_87": Gpu(16, 1.30, 128, 205, 800, 4 << 20, 164),  # Jetson AGX Orin
-    "sm_89": Gpu(142, 2.52, 128, 864, 5000, 96 << 20, 100),  # L40S
-    "sm_90": Gpu(132, 1.83, 128, 3350, 7000, 50 << 20, 228),  # H100 SXM
-    "sm_100": Gpu(148, 1.85, 128, 8000, 12000, 126 << 20, 228),  # B200
-    "sm_103": Gpu(148, 1.92, 128, 8000, 12000, 126 << 20, 228),  # B300
-    "sm_120": Gpu(170, 2.41, 128, 1792, 8000, 96 << 20, 100),  # RTX 5090
-    "sm_121": Gpu(48, 2.40, 128, 273, 2000, 24 << 20, 100),  # GB10
-}
-
-_CACHES = {"l1": 32 << 10, "l2": 1 << 20, "l3": 16 << 20}
-_CUDA_ARCHS = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100a", "sm_103", "sm_120", "sm_121")
 _PRECISIONS = ("tf32", "fp16", "bf16")
 _CUDA_USUAL = ("sm_80", "sm_90a")
 _ARCH_NAMES = {"x86_64": "x86_64", "amd64": "x86_64", "x86-64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
@@ -186,9 +43,9 @@ class Target:
     arch: str
     cpu: str
     features: tuple[str, ...]
-    l1: int = _CACHES["l1"]
-    l2: int = _CACHES["l2"]
-    l3: int = _CACHES["l3"]
+    l1: int = CACHES["l1"]
+    l2: int = CACHES["l2"]
+    l3: int = CACHES["l3"]
     cores: int = 1
     kind: str = "cpu"
 
@@ -198,13 +55,13 @@ class Target:
         """This machine. Raises `TargetError` on an architecture without a code generator."""
         arch = _ARCH_NAMES.get(platform.machine().lower())
         if arch is None:
-            raise TargetError(f"no code generator for this machine ({platform.machine()})", hint=f"known: {', '.join(_CPUS)}")
+            raise TargetError(f"no code generator for this machine ({platform.machine()})", hint=f"known: {', '.join(FEATURES)}")
         cpu, features = _host_processor()
-        present = _FEATURES[arch].intersection(features)
-        if not _CPUS[arch].get(cpu, _FEATURES[arch]) <= present:
+        present = ALL_FEATURES[arch].intersection(features)
+        if not FEATURES[arch].get(cpu, ALL_FEATURES[arch]) <= present:
             # A virtual machine that hides features, or a processor this table does not know: the richest baseline that it has.
             baseline = {"x86_64": ("x86-64-v4", "x86-64-v3", "x86-64-v2", "x86-64"), "aarch64": ("generic",)}[arch]
-            cpu = next(name for name in baseline if _CPUS[arch][name] <= present or name == baseline[-1])
+            cpu = next(name for name in baseline if FEATURES[arch][name] <= present or name == baseline[-1])
         l1, l2, l3 = _host_caches().values()
         return Target(arch, cpu, tuple(sorted(present)), l1, l2, l3, _host_cores())
 
@@ -225,22 +82,22 @@ class Target:
             )
         options = dict(_option(word, text) for word in words[1:])
         arch = _arch(options.pop("march", None), options.get("mcpu"), text)
-        cpu = options.pop("mcpu", next(iter(_CPUS[arch])))
-        if cpu not in _CPUS[arch]:
-            raise TargetError(f"unknown processor `{cpu}` of {arch}", where=text, hint=f"one of {', '.join(_CPUS[arch])}")
+        cpu = options.pop("mcpu", next(iter(FEATURES[arch])))
+        if cpu not in FEATURES[arch]:
+            raise TargetError(f"unknown processor `{cpu}` of {arch}", where=text, hint=f"one of {', '.join(FEATURES[arch])}")
         features = _features(arch, cpu, options.pop("mattr", ""), text)
-        l1, l2, l3 = (_size(options[level], level, text) if level in options else usual for level, usual in _CACHES.items())
+        l1, l2, l3 = (_size(options[level], level, text) if level in options else usual for level, usual in CACHES.items())
         return Target(arch, cpu, features, l1, l2, l3, _size(options.get("cores", "1"), "cores", text))
 
     def __str__(self) -> str:
         if self.kind == "cuda":
             return " ".join(["cuda", f"-arch={self.cpu}", *(f"-{f}" for f in self.features)])
         words = ["cpu", f"-march={self.arch}", f"-mcpu={self.cpu}"]
-        usual = _CPUS[self.arch][self.cpu]
+        usual = FEATURES[self.arch][self.cpu]
         changes = [f"+{f}" for f in self.features if f not in usual] + [f"-{f}" for f in sorted(usual - set(self.features))]
         if changes:
             words.append("-mattr=" + ",".join(changes))
-        words += [f"-{level}={_size_text(getattr(self, level))}" for level, size in _CACHES.items() if getattr(self, level) != size]
+        words += [f"-{level}={_size_text(getattr(self, level))}" for level, size in CACHES.items() if getattr(self, level) != size]
         if self.cores != 1:
             words.append(f"-cores={self.cores}")
         return " ".join(words)
@@ -258,12 +115,12 @@ class Target:
     @property
     def llvm_features(self) -> str:
         """LLVM's feature string; every feature of concern is switched explicitly."""
-        return ",".join(("+" if f in self.features else "-") + f for f in sorted(_FEATURES[self.arch]))
+        return ",".join(("+" if f in self.features else "-") + f for f in sorted(ALL_FEATURES[self.arch]))
 
     @property
     def vector_bits(self) -> int:
         """Width of the widest useful vector registers: 512, 256 or 128."""
-        if _V4 <= set(self.features):
+        if AVX512 <= set(self.features):
             return 512
         return 256 if self.has("avx") else 128
 
@@ -274,7 +131,7 @@ class Target:
     @property
     def tile_registers(self) -> int:
         """Vector registers that the accumulators and operands of a product take at most: on some processors fewer than all are faster."""
-        return self.vector_registers - _SPARED.get(self.cpu, 0)
+        return self.vector_registers - self.core.spared_registers
 
     @property
     def fma(self) -> bool:
@@ -294,7 +151,7 @@ class Target:
     @property
     def core(self) -> Core:
         """How fast one core is, by the tables; `tcomp.machine` measures this machine."""
-        return _CORES[self.cpu]
+        return CORES[self.cpu]
 
     @property
     def streamed(self) -> float:
@@ -320,12 +177,12 @@ class Target:
     @property
     def gpu(self) -> Gpu:
         """How fast the first of a CUDA target's architectures is."""
-        return _GPUS[self.cpu.split(",")[0].removesuffix("a")]
+        return GPUS[self.cpu.split(",")[0].removesuffix("a")]
 
     @property
     def shared_of_block(self) -> int:
         """Bytes of shared memory that a block may have on each of a CUDA target's architectures: all of an SM but what the system takes."""
-        return min(_GPUS[arch.removesuffix("a")].shared for arch in self.cpu.split(",")) - 1 << 10
+        return min(GPUS[arch.removesuffix("a")].shared for arch in self.cpu.split(",")) - 1 << 10
 
     def lanes(self, bits: int) -> int:
         """Elements of `bits` bits in one vector register."""
@@ -364,9 +221,9 @@ def _cuda(words: list[str], text: str) -> Target:
             archs = tuple(dict.fromkeys(word[6:].split(",")))
         else:
             raise TargetError(f"unknown option `{word}`", where=text, hint="cuda -arch=sm_80,sm_90a -precision=tf32 (or fp16, bf16)")
-    unknown = [a for a in archs if a not in _CUDA_ARCHS]
+    unknown = [a for a in archs if a not in CUDA_ARCHITECTURES]
     if unknown:
-        raise TargetError(f"unknown GPU architecture `{unknown[0]}`", where=text, hint=f"one of {', '.join(_CUDA_ARCHS)}")
+        raise TargetError(f"unknown GPU architecture `{unknown[0]}`", where=text, hint=f"one of {', '.join(CUDA_ARCHITECTURES)}")
     target = Target("cuda", ",".join(archs), tuple(sorted(features)), kind="cuda")
     if target.precision != "fp32" and target.compute_capability < 80:
         raise TargetError(f"GPUs before sm_80 compute no products in {target.precision}", where=text, hint="-arch=sm_80, or leave -precision away")
@@ -376,21 +233,21 @@ def _cuda(words: list[str], text: str) -> Target:
 def _arch(name: str | None, cpu: str | None, text: str) -> str:
     if name is not None:
         if name not in _ARCH_NAMES:
-            raise TargetError(f"unknown architecture `{name}`", where=text, hint=f"one of {', '.join(_CPUS)}")
+            raise TargetError(f"unknown architecture `{name}`", where=text, hint=f"one of {', '.join(FEATURES)}")
         return _ARCH_NAMES[name]
-    found = [arch for arch, cpus in _CPUS.items() if cpu in cpus]
+    found = [arch for arch, cpus in FEATURES.items() if cpu in cpus]
     if not found:
-        names = "; ".join(f"{arch}: {', '.join(cpus)}" for arch, cpus in _CPUS.items())
+        names = "; ".join(f"{arch}: {', '.join(cpus)}" for arch, cpus in FEATURES.items())
         raise TargetError(f"unknown processor `{cpu}`" if cpu else "no processor given", where=text, hint=names)
     return found[0]
 
 
 def _features(arch: str, cpu: str, changes: str, text: str) -> tuple[str, ...]:
-    features = set(_CPUS[arch][cpu])
+    features = set(FEATURES[arch][cpu])
     for change in filter(None, changes.split(",")):
         sign, name = change[0], change[1:]
-        if sign not in "+-" or name not in _FEATURES[arch]:
-            raise TargetError(f"unknown feature `{change}`", where=text, hint=f"+ or - one of {', '.join(sorted(_FEATURES[arch]))}")
+        if sign not in "+-" or name not in ALL_FEATURES[arch]:
+            raise TargetError(f"unknown feature `{change}`", where=text, hint=f"+ or - one of {', '.join(sorted(ALL_FEATURES[arch]))}")
         features.add(name) if sign == "+" else features.discard(name)
     return tuple(sorted(features))
 
@@ -440,7 +297,7 @@ def _host_processor() -> tuple[str, list[str]]:
 
 def _host_caches() -> dict[str, int]:
     """Sizes in bytes from sysfs; what cannot be read keeps its usual value."""
-    sizes = dict(_CACHES)
+    sizes = dict(CACHES)
     for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         try:
             kind, level, size = ((index / name).read_text().strip() for name in ("type", "level", "size"))

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1] / "tcomp"
-BASE = {"errors", "target"}
+BASE = {"errors", "machines", "target"}
 KNOWS = {
     "errors": set(),
-    "target": {"cache", "errors"},
+    "machines": set(),
+    "target": {"cache", "errors", "machines"},
     "ir": {"errors"},
     "ops": {"errors", "ir"},
     "passes": {"errors", "ir", "ops"},

@@ -25,6 +25,7 @@ from tcomp.ir.expr import Expr, as_expr, evaluate_int, variables
 from tcomp.ir.graph import Graph, Node
 from tcomp.ir.loops import Kernel
 from tcomp.ir.text.parser import parse_graph, parse_kernel
+from tcomp.machines import Core
 from tcomp.ops import OPERATORS
 from tcomp.passes.algorithms import Sizes, algorithm_costs
 from tcomp.passes.runner import run_passes
@@ -36,7 +37,7 @@ from tcomp.schedules.gpu.precision import with_precision
 from tcomp.schedules.knobs import Decisions, encode
 from tcomp.schedules.lowering import lower_graph
 from tcomp.schedules.schedule import Program as Source
-from tcomp.target import Core, Target
+from tcomp.target import Target
 
 if TYPE_CHECKING:
     import onnx

@@ -36,9 +36,10 @@ from tcomp.autotune.tasks import ScheduleFunction, Task
 from tcomp.errors import InputError, TcompError
 from tcomp.ir.loops import Kernel
 from tcomp.ir.te import Tensor
+from tcomp.machines import Core
 from tcomp.schedules.knobs import Decisions, decode, encode
 from tcomp.schedules.schedule import Program as Source
-from tcomp.target import Core, Target
+from tcomp.target import Target
 
 if TYPE_CHECKING:
     import onnx

@@ -247,10 +247,10 @@ def test_any_program_has_an_estimate(program) -> None:
 
 
 def test_every_processor_has_rates() -> None:
-    from tcomp.target import _CORES, _CPUS, _CUDA_ARCHS
+    from tcomp.machines import CORES, CUDA_ARCHITECTURES, FEATURES
 
-    assert _CORES.keys() == {cpu for cpus in _CPUS.values() for cpu in cpus}
-    for arch in _CUDA_ARCHS:
+    assert CORES.keys() == {cpu for cpus in FEATURES.values() for cpu in cpus}
+    for arch in CUDA_ARCHITECTURES:
         gpu = roof(Target.parse(f"cuda -arch={arch}"))
         assert gpu.slots > 1e11 and gpu.memories[-1][1] > 1e11
     for line in ("cpu -mcpu=haswell", "aarch64", "cpu -march=aarch64 -mcpu=neoverse-v2"):

@@ -47,10 +47,11 @@ from tcomp.ir.loops import (
     walk,
 )
 from tcomp.ir.simplify import simplify
+from tcomp.machines import Core
 from tcomp.schedules.analysis.footprint import Footprints, at_sizes, instances
 from tcomp.schedules.cost import gpu
 from tcomp.schedules.cost.roofline import CLASSES, Work, operations, operators, roof, work
-from tcomp.target import Core, Target
+from tcomp.target import Target
 
 FILLED = 0.8  # the share of a cache that a working set may take
 REGION = 0.5e-6  # seconds to wake the threads and to wait for them

@@ -27,8 +27,9 @@ from tcomp.ir.dtypes import BITS, is_float, itemsize
 from tcomp.ir.expr import INDEX, Dim, Expr, as_dim, as_expr
 from tcomp.ir.loops import Accumulate, For, Kernel, Stmt, Store
 from tcomp.ir.simplify import simplify
+from tcomp.machines import Core
 from tcomp.schedules.analysis.footprint import ENUMERATED, Footprints, instances
-from tcomp.target import Core, Target
+from tcomp.target import Target
 
 CLASSES = ("fma", "add", "mul", "div", "special", "other")
 
