@@ -1,0 +1,34 @@
+"""What a stage of the compiler did not do, and why, as data: asked for by code, printed for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class FallbackKind(Enum):
+    """What happens instead of the better thing; the values are the words that are printed."""
+
+    NOT_FUSED = "not fused"  # an edge of the graph: the value goes through memory
+    LEFT_AS_LOWERED = "is left as lowered"  # no loop of the result is changed
+    STAGE_BY_STAGE = "is computed stage by stage"  # no two stages share loops
+    NOT_STAGED = "is not staged in shared memory"
+    ONE_THREAD = "runs on one thread"  # of a GPU
+    AS_WRITTEN = "runs as written"  # no polyhedral schedule of the kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """One thing not done: `where` is the edge, the result or the loop (empty: all of the kernel), `reason` says why."""
+
+    kind: FallbackKind
+    where: str
+    reason: str
+
+    def __str__(self) -> str:
+        match self.kind:
+            case FallbackKind.NOT_FUSED:
+                return f"{self.where} {self.kind.value}: {self.reason}"
+            case FallbackKind.AS_WRITTEN:
+                return f"{self.kind.value}: {self.reason}"
+        return f"`{self.where}` {self.kind.value}: {self.reason}"
