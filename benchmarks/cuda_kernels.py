@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 from tcomp.errors import TcompError
+from tcomp.ir.fallback import FallbackKind
 from tcomp.pipeline import compile_model
 from tcomp.runtime import Artifact
 from tcomp.target import Target
@@ -20,7 +21,7 @@ from . import models
 
 SPILLED = 32  # bytes that a thread may store and load aside: a few registers that the assembler gives up, for more warps
 REGISTERS = 1 << 16  # of an SM
-NOTES = ("runs on one thread", "is not staged in shared memory")  # of schedules that are not what they could be
+NOTES = (FallbackKind.ONE_THREAD.value, FallbackKind.NOT_STAGED.value)  # of schedules that are not what they could be
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,11 @@ class TcompError(Exception):
         lines += [f"  {label}: {text}" for label, text in (("where", where), ("why", why), ("try", hint)) if text]
         super().__init__("\n".join(lines))
 
+    @property
+    def reason(self) -> str:
+        """Why, as far as that is known; else what was refused."""
+        return self.why or self.what
+
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross process boundaries (parallel kernel compilation): rebuild from the parts, not from the joined text.
         return _rebuild, (type(self), self.what, self.where, self.why, self.hint)

@@ -7,7 +7,6 @@ and the loops. Decisions are written as JSON, the same text for equal ones.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -15,6 +14,7 @@ from random import Random
 
 from tcomp.autotune.tasks import Argument, Task
 from tcomp.errors import ScheduleError
+from tcomp.ir.fallback import FallbackKind
 from tcomp.schedules.knobs import Answer, Decisions, Knobs, Option, chosen, encode
 from tcomp.schedules.schedule import Schedule
 
@@ -55,19 +55,16 @@ def sample(task: Task, rng: Random) -> Candidate:
 def _made(task: Task, knobs: Knobs) -> Candidate:
     s, arguments = task.make(knobs)
     if new := _left(s) - _left_by_default(task):
-        notes = [note for note in s.kernel.notes if (found := _LEFT.match(note)) and found[1] in new]
+        notes = [str(f) for f in s.fallbacks if f.kind is FallbackKind.LEFT_AS_LOWERED and f.where in new]
         raise ScheduleError(
             f"these decisions cannot be followed for {', '.join(sorted(new))}", where=encode(knobs.decisions), why="; ".join(notes)
         )
     return Candidate(task, s, arguments, knobs.asked)
 
 
-_LEFT = re.compile(r"`(.+?)` is left as lowered")
-
-
 def _left(s: Schedule) -> frozenset[str]:
     """The results that a schedule left as lowered."""
-    return frozenset(found[1] for note in s.kernel.notes if (found := _LEFT.match(note)))
+    return frozenset(f.where for f in s.fallbacks if f.kind is FallbackKind.LEFT_AS_LOWERED)
 
 
 @lru_cache(maxsize=256)

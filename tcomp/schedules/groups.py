@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from tcomp.errors import ScheduleError
+from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.loops import Kernel
 from tcomp.schedules.analysis.access_patterns import nests
 from tcomp.schedules.schedule import Schedule
@@ -43,12 +44,12 @@ def attachments(kernel: Kernel) -> list[tuple[str, tuple[str, ...]]]:
     return [(name, tuple(n for n in order if homes[n] == name and n != name)) for name in order if homes[name] == name]
 
 
-def schedule_each(s: Schedule, groups: Sequence[G], apply: Callable[[G], None], otherwise: str) -> None:
+def schedule_each(s: Schedule, groups: Sequence[G], apply: Callable[[G], None], otherwise: FallbackKind) -> None:
     """Apply a schedule to each group. Where a step is refused (its independence cannot be proved, say), the group stays as it was
-    before, and a note in the kernel says so: "`result` `otherwise`: the reason"."""
+    before, and the schedule records it as a fallback of the kind `otherwise`."""
     for group in groups:
         try:
             with s.together():
                 apply(group)
         except ScheduleError as error:
-            s.note(f"`{group.result}` {otherwise}: {error.why or error.what}")
+            s.fall_back(otherwise, group.result, error.reason)

@@ -27,6 +27,7 @@ from typing import Any, TypeVar, Union
 
 from tcomp.errors import IRError, ScheduleError
 from tcomp.ir.expr import INDEX, Dim, Expr, as_dim
+from tcomp.ir.fallback import Fallback, FallbackKind
 from tcomp.ir.instruction import Instruction
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import PARALLEL, UNROLLED, VECTORIZED, Accumulate, Allocate, Buffer, For, Kernel, Store, walk
@@ -107,12 +108,14 @@ def _documents(primitive: Callable[..., Any]) -> Callable[[F], F]:
 class Schedule:
     """A kernel and the steps that made it of a program as lowered. Every primitive is a method; see `help(Schedule.split)`.
 
-    `kernel` is the program as scheduled so far, `source` the program before any step, `trace` the steps.
+    `kernel` is the program as scheduled so far, `source` the program before any step, `trace` the steps, `fallbacks` what the schedule
+    functions could not do (a trace keeps only their printed lines, as notes).
     """
 
     def __init__(self, program: Program) -> None:
         self.kernel = self.source = kernel_of(program)
         self.trace = Trace()
+        self.fallbacks: tuple[Fallback, ...] = ()
 
     # ------------------------------------------------------------ looking
 
@@ -161,17 +164,17 @@ class Schedule:
     @contextmanager
     def together(self) -> Iterator[None]:
         """Steps inside the `with` are all applied or, if one is refused, none."""
-        before = self.kernel, self.trace
+        before = self.kernel, self.trace, self.fallbacks
         try:
             yield
         except BaseException:
-            self.kernel, self.trace = before
+            self.kernel, self.trace, self.fallbacks = before
             raise
 
     def copy(self) -> Schedule:
         """A schedule to go on with differently."""
         other = Schedule(self.source)
-        other.kernel, other.trace = self.kernel, self.trace
+        other.kernel, other.trace, other.fallbacks = self.kernel, self.trace, self.fallbacks
         return other
 
     def to_json(self) -> str:
@@ -411,6 +414,12 @@ class Schedule:
     @_documents(note)
     def note(self, text: str) -> None:
         self.apply("note", text)
+
+    def fall_back(self, kind: FallbackKind, where: str, reason: str) -> None:
+        """Record what is not done: in `fallbacks` for programs, as a note in the kernel for people."""
+        fallback = Fallback(kind, where, reason)
+        self.note(str(fallback))
+        self.fallbacks += (fallback,)
 
 
 def parse_source(text: str | None) -> Kernel:

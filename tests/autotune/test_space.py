@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tcomp.autotune.space import realise, sample
 from tcomp.autotune.tasks import Program
 from tcomp.errors import ScheduleError
+from tcomp.ir.fallback import FallbackKind
 from tcomp.schedules import Schedule
 from tcomp.schedules.knobs import Knobs, decode, encode
 from tcomp.target import Target
@@ -59,9 +60,9 @@ def test_what_is_refused_is_raised() -> None:
 
 
 def falling_back(s: Schedule, knobs: Knobs) -> None:
-    s.note("`A` is left as lowered: always")
+    s.fall_back(FallbackKind.LEFT_AS_LOWERED, "A", "always")
     if knobs.flag("more", False):
-        s.note("`B` is left as lowered: it is so")
+        s.fall_back(FallbackKind.LEFT_AS_LOWERED, "B", "it is so")
 
 
 def test_falling_back_is_a_refusal_unless_the_default_does() -> None:

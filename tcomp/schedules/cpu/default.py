@@ -15,6 +15,7 @@ Stages that read windows of each other come before all that: see `stencils`; and
 
 from __future__ import annotations
 
+from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Kernel, Store, walk
 from tcomp.schedules.analysis.access_patterns import (
@@ -56,13 +57,13 @@ def schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Sche
         s = polyhedral_or_not(s, target, target.cores)
         s.clean()
         return s
-    schedule_each(s, stencils.chains(s.kernel), lambda chain: stencils.schedule(s, chain, target, knobs), "is computed stage by stage")
+    schedule_each(s, stencils.chains(s.kernel), lambda chain: stencils.schedule(s, chain, target, knobs), FallbackKind.STAGE_BY_STAGE)
     if multiplies_bytes(target):
         split_groups(s)
     share_folds(s, target)
     rest = flash_attention.in_one_pass(s, lambda found: flash_attention.schedule(s, found, target, knobs))
     groups = [group for group in _groups(s, target) if group.result in rest]
-    schedule_each(s, groups, lambda group: _schedule_group(s, group, target, knobs), "is left as lowered")
+    schedule_each(s, groups, lambda group: _schedule_group(s, group, target, knobs), FallbackKind.LEFT_AS_LOWERED)
     for result in s.kernel.outputs:
         if any(isinstance(x, Store) and x.buffer is result for x in walk(s.kernel.body)):
             stream(s, result.name, target, knobs)

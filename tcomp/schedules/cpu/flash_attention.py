@@ -20,6 +20,7 @@ from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, as_dim, as_expr
+from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.loops import STACK_LIMIT, Accumulate, For, Kernel, Stmt, Store, children, walk
 from tcomp.schedules.analysis.access_patterns import Nest, adds, extent_of, fold_nest, is_product, nests, result_nest, row_axis
 from tcomp.schedules.cost.register_tiles import LOAD, Tile, tiles
@@ -103,7 +104,7 @@ def in_one_pass(s: Schedule, apply: Callable[[Online], None]) -> set[str]:
         apply(found)
         left.difference_update(found.stages)
 
-    schedule_each(s, chains(s.kernel), applied, "is computed stage by stage")
+    schedule_each(s, chains(s.kernel), applied, FallbackKind.STAGE_BY_STAGE)
     return left
 
 

@@ -32,6 +32,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.access import stride
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr
+from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Accumulate, For, Kernel, walk
 from tcomp.ir.simplify import same_dim
@@ -80,7 +81,7 @@ def schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Sche
         gpu_programs.schedule(s)
     else:
         rest = in_one_pass(s, lambda found: flash_attention.schedule(s, found, target, decided))
-        schedule_each(s, _groups(s, rest, target), lambda group: _schedule_group(s, group, target, decided), "runs on one thread")
+        schedule_each(s, _groups(s, rest, target), lambda group: _schedule_group(s, group, target, decided), FallbackKind.ONE_THREAD)
     s.clean()
     return s
 
@@ -223,7 +224,7 @@ def _schedule_group(s: Schedule, group: Group, target: Target, knobs: Knobs) -> 
                 else:
                     gemv.schedule(s, group.result, group.inside[0], target)
         except ScheduleError as error:
-            s.note(f"`{group.result}` is not staged in shared memory: {error.why or error.what}")
+            s.fall_back(FallbackKind.NOT_STAGED, group.result, error.reason)
             _tile(s, group.result, group.inside[0])
     elif group.shape == "lines":
         _lines(s, group)

@@ -15,6 +15,7 @@ from math import prod
 from tcomp.errors import ScheduleError
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim
+from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.loops import Allocate, Block, For, Stmt, perfect, walk
 from tcomp.schedules.analysis.access_patterns import extent_of
 from tcomp.schedules.gpu.thread_mapping import fuse_all
@@ -31,7 +32,8 @@ def schedule(s: Schedule) -> None:
         if not loops:
             inner = [x.var.attr.name for x in walk(stmt) if isinstance(x, For)]
             if inner:
-                s.note(f"`{inner[0]}` runs on one thread: {'its iterations share ' + stmt.buffer.name if isinstance(stmt, Allocate) else 'it may not run'}")
+                why = f"its iterations share {stmt.buffer.name}" if isinstance(stmt, Allocate) else "it may not run"
+                s.fall_back(FallbackKind.ONE_THREAD, inner[0], why)
             continue
         reason = _own(stmt)
         for count in range(len(loops), 0, -1) if not reason else ():
@@ -40,9 +42,9 @@ def schedule(s: Schedule) -> None:
                     _distributed(s, loops[:count])
                 break
             except ScheduleError as error:
-                reason = error.why or error.what
+                reason = error.reason
         else:
-            s.note(f"`{loops[0]}` runs on one thread: {reason}")
+            s.fall_back(FallbackKind.ONE_THREAD, loops[0], reason)
 
 
 def _distributed(s: Schedule, loops: list[str]) -> None:

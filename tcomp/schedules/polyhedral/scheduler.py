@@ -8,6 +8,7 @@ from math import prod
 import islpy as isl
 
 from tcomp.errors import ScheduleError
+from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.loops import Accumulate, Kernel, Store
 from tcomp.ir.polyhedral.model import TooHard, model
 from tcomp.schedules.analysis.access_patterns import extent_of
@@ -20,6 +21,7 @@ from tcomp.schedules.polyhedral.shaping import shape
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import Target
 
+REASON = 183  # characters of a reason that is printed: with its beginning, a line of 200
 
 def polyhedral(program: Kernel | Schedule, target: Target, threads: int = 1) -> Schedule:
     """The schedule of an affine loop program, made in place where a schedule is given.
@@ -30,9 +32,7 @@ def polyhedral(program: Kernel | Schedule, target: Target, threads: int = 1) -> 
     s = program if isinstance(program, Schedule) else Schedule(program)
     for x in model(s.kernel.body).instances:
         if not x.exact or not isinstance(x.stmt, Store | Accumulate):
-            raise ScheduleError(
-                f"no polyhedral schedule of kernel `{s.kernel.name}`", why=f"whether `{x.stmt}` is executed depends on data"
-            )
+            raise _no_schedule(s, f"whether `{x.stmt}` is executed depends on data")
     with s.together():
         pack(s)
         planner = _planner(s, None, target, threads)
@@ -48,11 +48,11 @@ def _planner(s: Schedule, nest: str | None, target: Target, threads: int) -> Pla
     try:
         return Planner(m, target, threads)
     except TooHard as error:
-        raise _too_hard(s, error) from None
+        raise _no_schedule(s, f"isl gave up: {error}") from None
 
 
-def _too_hard(s: Schedule, error: TooHard) -> ScheduleError:
-    return ScheduleError(f"no polyhedral schedule of kernel `{s.kernel.name}`", why=f"isl gave up: {error}")
+def _no_schedule(s: Schedule, why: str) -> ScheduleError:
+    return ScheduleError(f"no polyhedral schedule of kernel `{s.kernel.name}`", why=why)
 
 
 def _ordered(s: Schedule, nest: str | None, planner: Planner) -> None:
@@ -61,13 +61,11 @@ def _ordered(s: Schedule, nest: str | None, planner: Planner) -> None:
         try:
             plan = planner.plan(fused)
             if not plan.gains():
-                raise ScheduleError(
-                    f"no polyhedral schedule of kernel `{s.kernel.name}`", why="the loops that do most of the work depend on each other"
-                )
+                raise _no_schedule(s, "the loops that do most of the work depend on each other")
             s.affine(nest, plan.order(), plan.naming(), plan.parallel())
             break
         except TooHard as error:
-            raise _too_hard(s, error) from None
+            raise _no_schedule(s, f"isl gave up: {error}") from None
         except ScheduleError:
             if fused is False:
                 raise
@@ -76,14 +74,14 @@ def _ordered(s: Schedule, nest: str | None, planner: Planner) -> None:
 
 def _in_blocks(s: Schedule, planner: Planner) -> bool:
     """The order in blocks of steps, where there is one in which updates are summed in registers; else nothing changes."""
-    before = s.copy()
-    with suppress(ScheduleError, TooHard):
+    steps = len(s.trace)
+    with suppress(ScheduleError, TooHard), s.together():
         for nest in in_blocks(s, planner.model, planner.tree()):
             with suppress(ScheduleError):  # stays as it is
                 _ordered(s, nest, _planner(s, nest, planner.target, planner.threads))
-        if any(step.primitive == "promote" for step in s.trace[len(before.trace) :]):
-            return True
-    s.kernel, s.trace = before.kernel, before.trace
+        if not any(step.primitive == "promote" for step in s.trace[steps:]):
+            raise _no_schedule(s, "no sum of a block of steps stays in registers")
+        return True
     return False
 
 
@@ -94,6 +92,6 @@ def polyhedral_or_not(s: Schedule, target: Target, threads: int) -> Schedule:
     try:
         return polyhedral(s, target, threads)
     except (ScheduleError, isl.Error) as error:
-        why = (error.why or error.what) if isinstance(error, ScheduleError) else "isl gave up"
-        s.note(f"runs as written: {why}".splitlines()[0][:200])
+        why = error.reason if isinstance(error, ScheduleError) else "isl gave up"
+        s.fall_back(FallbackKind.AS_WRITTEN, "", why.partition("\n")[0][:REASON])
         return s
