@@ -31,11 +31,10 @@ from tcomp.codegen.cuda import nvrtc
 from tcomp.errors import CodegenError, TcompError
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, as_dim, as_expr
-from tcomp.ir.graph import Graph
+from tcomp.ir.graph import Graph, canonical_graph_text
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Buffer, Kernel, hoist_temporaries
-from tcomp.ir.text.parser import parse_graph, parse_layout
-from tcomp.ir.text.printer import canonical_graph_text
+from tcomp.ir.text.graph_parser import parse_graph, parse_layout
 from tcomp.schedules.knobs import Decisions, Knobs, decode, encode
 from tcomp.target import Target
 

@@ -11,7 +11,7 @@ from tcomp.codegen.llvm.machine_code import assembly
 from tcomp.errors import TargetError
 from tcomp.ir.graph import Graph, Node
 from tcomp.ir.loops import hoist_temporaries
-from tcomp.ir.text.printer import print_graph, print_te
+from tcomp.ir.te import print_te
 from tcomp.kernels import CompiledKernel, build_loops
 from tcomp.schedules.analysis.in_place import overwritable
 from tcomp.schedules.knobs import Decisions, Knobs
@@ -35,7 +35,7 @@ def listings(
     result: dict[str, list[str]] = {stage: [] for stage in emit}
     for stage in emit:
         if stage == "graph":
-            result[stage].append(print_graph(graph))
+            result[stage].append(str(graph))
             continue
         for text, node in first.items():
             body, symbol = node.bodies[0], compiled[text].symbol

@@ -23,10 +23,9 @@ from tcomp.codegen.llvm.entry import Program, emit_program
 from tcomp.errors import InputError, UnsupportedError
 from tcomp.facts import kernel_facts
 from tcomp.ir.expr import Dim, Expr, as_dim, bounds, variables
-from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node, Value
+from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node, Value, canonical_graph_text
 from tcomp.ir.layout import Layout
 from tcomp.ir.text.parser import parse_expr
-from tcomp.ir.text.printer import canonical_graph_text
 from tcomp.kernels import CompiledKernel, compile_kernels, object_code, operand_layouts, predicted_seconds
 from tcomp.passes.algorithms import as_suggested, choose_algorithms
 from tcomp.passes.attention import Blocks, join_attention

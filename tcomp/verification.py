@@ -16,11 +16,10 @@ import numpy as np
 from tcomp.errors import ArtifactError, ScheduleError
 from tcomp.ir.dims import bind_dims
 from tcomp.ir.expr import Expr, as_expr, variables
-from tcomp.ir.graph import KERNEL, Graph, Node, Value
+from tcomp.ir.graph import KERNEL, Graph, Node, Value, canonical_graph_text
 from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Kernel
-from tcomp.ir.text.printer import canonical_graph_text
 from tcomp.kernels import compile_kernels
 from tcomp.pipeline import Progress, Report, compile_graph, graph_passes, kernel_nodes, package
 from tcomp.runtime import Artifact, Module

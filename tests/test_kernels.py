@@ -16,8 +16,7 @@ from tcomp import kernels
 from tcomp.errors import CodegenError, TcompError
 from tcomp.ir import te
 from tcomp.ir.expr import Dim
-from tcomp.ir.graph import Graph, GraphBuilder, Operator
-from tcomp.ir.text.printer import canonical_graph_text
+from tcomp.ir.graph import Graph, GraphBuilder, Operator, canonical_graph_text
 from tcomp.kernels import IN_PROCESS, CompiledKernel, compile_kernels, predicted_seconds
 from tcomp.ops import elementwise as ew
 from tcomp.target import Target

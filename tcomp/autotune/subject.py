@@ -24,7 +24,8 @@ from tcomp.frontends.onnx import import_model
 from tcomp.ir.expr import Expr, as_expr, evaluate_int, variables
 from tcomp.ir.graph import Graph, Node
 from tcomp.ir.loops import Kernel
-from tcomp.ir.text.parser import parse_graph, parse_kernel
+from tcomp.ir.text.graph_parser import parse_graph
+from tcomp.ir.text.parser import parse_kernel
 from tcomp.machines import Core
 from tcomp.ops import OPERATORS
 from tcomp.passes.algorithms import Sizes, algorithm_costs

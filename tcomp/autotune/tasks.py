@@ -23,11 +23,11 @@ from typing import Any, ClassVar
 from tcomp.errors import InputError, ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, Expr, evaluate_int
-from tcomp.ir.graph import KERNEL, LOOP, Graph, Node
+from tcomp.ir.graph import KERNEL, LOOP, Graph, Node, canonical_graph_text
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Accumulate, Buffer, Kernel, Store, expressions, walk
-from tcomp.ir.text.parser import parse_graph, parse_kernel
-from tcomp.ir.text.printer import canonical_graph_text
+from tcomp.ir.text.graph_parser import parse_graph
+from tcomp.ir.text.parser import parse_kernel
 from tcomp.ir.verify import verify_kernel
 from tcomp.kernels import build_loops, default_schedule, operand_layouts
 from tcomp.ops import OPERATORS

@@ -25,10 +25,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from tcomp.errors import IRError
-from tcomp.ir.dtypes import BITS, SIGNED, integer_range, is_float, is_integer
+from tcomp.ir.dtypes import BITS, SIGNED, highest, integer_range, is_float, is_integer, lowest
 
 INDEX = "int64"  # dtype of loop variables, indices and dims
 
@@ -165,9 +166,9 @@ class Expr:
         raise IRError("a symbolic expression was used where an integer is needed", where=str(self))
 
     def __str__(self) -> str:
-        from tcomp.ir.text.printer import print_expr  # the printer knows every noun, so it cannot be imported first
+        from tcomp.ir.text.printer import Printer  # it prints, and imports, what is defined here
 
-        return print_expr(self)
+        return Printer().expression(self)
 
     __repr__ = __str__
 
@@ -493,6 +494,19 @@ class Reducer:
 
     def __call__(self, a: Expr, b: Expr) -> Expr:
         return substitute(self.combine, {self.lhs: a, self.rhs: b})
+
+
+_STANDARD: dict[str, tuple[str, Callable[[str], ExprLike]]] = {
+    "sum": ("add", lambda dtype: 0), "prod": ("mul", lambda dtype: 1), "max": ("max", lowest), "min": ("min", highest),
+    "all": ("and", lambda dtype: True), "any": ("or", lambda dtype: False),
+}  # fmt: skip
+
+
+@cache
+def standard_reducers(dtype: str) -> dict[str, Reducer]:
+    """The reducers of one dtype that programs need not declare, by name."""
+    lhs, rhs = var("lhs", dtype=dtype), var("rhs", dtype=dtype)
+    return {name: Reducer(name, lhs, rhs, binary(op, lhs, rhs), const(start(dtype), dtype)) for name, (op, start) in _STANDARD.items()}
 
 
 def reduce(reducer: Reducer, body: Expr, axes: Sequence[Expr]) -> Expr:

@@ -17,6 +17,8 @@ Graphs are immutable; `GraphBuilder` makes new ones. Types of node outputs are d
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -31,6 +33,7 @@ from tcomp.ir import te
 from tcomp.ir.expr import Dim, Expr, as_dim, variables
 from tcomp.ir.layout import Layout
 from tcomp.ir.names import unused
+from tcomp.ir.text.printer import Names, Printer, quoted
 
 
 class Value:
@@ -146,9 +149,7 @@ class Graph:
     constants: Mapping[Value, Constant] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        from tcomp.ir.text.printer import print_graph
-
-        return print_graph(self)
+        return "\n".join(_GraphPrinter().graph(self, "", outermost=True))
 
     def producers(self) -> dict[Value, Node]:
         return {v: node for node in self.nodes for v in node.outputs}
@@ -277,3 +278,95 @@ def infer(op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any]
     except TcompError as error:
         where = f"node `{name}` ({op.name}) of {', '.join(str(v) for v in inputs)}"
         raise IRError(error.what, where=where, why=error.why or error.where, hint=error.hint) from error
+
+
+# ---------------------------------------------------------------- printing
+
+
+INLINE = 8  # elements: larger constants are printed as their `content_hash`
+
+
+def canonical_graph_text(graph: Graph) -> str:
+    """The printed graph with values renamed in order (v0, v1, ...), unused constants and the names of graph and nodes left out: equal
+    for graphs that compute the same in the same way. The key of compiled kernels."""
+    return "\n".join(_GraphPrinter(canonical=True).graph(graph, "", outermost=True))
+
+
+def content_hash(array: np.ndarray) -> str:
+    """The first 24 hex digits of the SHA-256 of dtype, shape and elements (row-major)."""
+    digest = hashlib.sha256(f"{array.dtype.name}{list(array.shape)}".encode())
+    digest.update(np.ascontiguousarray(array).view(np.uint8).data if array.size else b"")
+    return digest.hexdigest()[:24]
+
+
+class _GraphPrinter(Printer):
+    """Text of graphs; `text.graph_parser` reads it back."""
+
+    def __init__(self, canonical: bool = False) -> None:
+        super().__init__()
+        self.values, self.canonical = Names(), canonical
+
+    def graph(self, graph: Graph, indent: str, outermost: bool = False) -> list[str]:
+        outer, self.values = self.values, Names()
+        inputs = ", ".join(self.declared(v) for v in graph.inputs)
+        inside = indent + "  "
+        lines = []
+        if self.canonical:
+            used = [v for node in graph.nodes for v in node.inputs if v is not None] + list(graph.outputs)
+            constants = {v: graph.constants[v] for v in dict.fromkeys(used) if v in graph.constants}
+        else:
+            constants = dict(graph.constants)
+        for v, array in constants.items():
+            lines.append(f"{inside}const {self.declared(v)} = {self.constant(np.asarray(array), v.dtype)}")
+        for node in graph.nodes:
+            lines += self.node(node, inside)
+        outputs = ", ".join(self.value(v) for v in graph.outputs)
+        name = "g" if self.canonical else quoted(graph.name)
+        dims = self.dims(self.variables.free) if outermost else ""
+        self.values = outer
+        return [f"{indent}graph {name}{dims}({inputs}) -> ({outputs}) {{", *lines, indent + "}"]
+
+    def value(self, v: Value) -> str:
+        return "%" + (self.values(v, v.name) if not self.canonical or v in self.values.of else self.values.bind(v, "v", numbered=True))
+
+    def declared(self, v: Value) -> str:
+        layout = "" if v.layout is None else f" {v.layout}"
+        return f"{self.value(v)}: {v.dtype}{self.shape(v.shape)}{layout}"
+
+    def node(self, node: Node, indent: str) -> list[str]:
+        arguments = ["_" if v is None else self.value(v) for v in node.inputs]
+        arguments += [f"{quoted(name, ())}={self.attribute(value)}" for name, value in sorted(node.attrs.items())]
+        outputs = ", ".join(self.declared(v) for v in node.outputs)
+        label = f" @{quoted(node.name)}" if node.name and not self.canonical else ""
+        line = f"{indent}{outputs} = {quoted(node.op.name, ())}({', '.join(arguments)}){label}"
+        if not node.bodies:
+            return [line]
+        return [line + " {", *(text for body in node.bodies for text in self.graph(body, indent + "  ")), indent + "}"]
+
+    def attribute(self, value: Any) -> str:
+        match value:
+            case None:
+                return "none"
+            case bool() | np.bool_():
+                return "true" if value else "false"
+            case int() | np.integer():
+                return str(int(value))
+            case float() | np.floating():
+                return repr(float(value))
+            case str():
+                return json.dumps(value)
+            case Expr():
+                return f"{{{self.term(value, 0, '')}}}" if value.op != "const" else self.attribute(value.attr)
+            case tuple() | list():
+                return f"({', '.join(map(self.attribute, value))}{',' if len(value) == 1 else ''})"
+        raise IRError(f"an attribute is a {type(value).__name__}", hint="attributes are None, bool, int, float, str, dims and tuples")
+
+    def constant(self, array: np.ndarray, dtype: str) -> str:
+        if array.size > INLINE:
+            return f'sha256 "{content_hash(array)}"'
+        show: Callable[[Any], str] = str
+        if dtype == "bool":
+            show = lambda x: "true" if x else "false"
+        elif dtype == "bfloat16":
+            show = lambda x: repr(float(x))
+        return f"[{', '.join(show(x) for x in array.reshape(-1))}]"

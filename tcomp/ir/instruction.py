@@ -15,6 +15,7 @@ instruction demands there. Nests are equal up to the order of their loops and of
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,8 +25,9 @@ from tcomp.errors import IRError
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
-from tcomp.ir.loops import SCOPES, SERIAL, Accumulate, Buffer, For, Kernel, Stmt, Store, perfect
+from tcomp.ir.loops import SCOPES, SERIAL, Accumulate, Buffer, For, Kernel, LoopPrinter, Stmt, Store, perfect
 from tcomp.ir.simplify import difference, prove, simplify
+from tcomp.ir.text.printer import quoted
 
 WARP, WARPGROUP = 32, 128  # threads that execute an instruction together
 CORE = (8, 16)  # rows of a core matrix, and bytes of each
@@ -127,9 +129,7 @@ class Instruction:
         _check(self)
 
     def __str__(self) -> str:
-        from tcomp.ir.text.printer import print_instruction
-
-        return print_instruction(self)
+        return "\n".join(self.declaration(LoopPrinter(), ""))
 
     def __repr__(self) -> str:
         return self.name
@@ -175,6 +175,33 @@ class Instruction:
     def factors(self) -> list[Expr]:
         """The operands of the product that is added, as they are before the conversion to its type."""
         return [x.args[0] if x.op == "cast" else x for x in self.leaf.value.args]
+
+    def declaration(self, outer: LoopPrinter, indent: str) -> list[str]:
+        """The lines that declare it in a kernel which `outer` prints. Names in it are its own, but for those of reducers."""
+        inner, op = LoopPrinter(), self.emission
+        inner.reducers = outer.reducers
+        buffers = ", ".join(inner.buffer(b) for b in self.meaning.buffers)
+        lines = [f"{indent}instruction {outer.instructions(self, self.name)}({buffers}) -> ({quoted(self.result.name)}) {{"]
+        inside = indent + "  "
+        for b, o in zip(self.meaning.buffers, self.operands, strict=True):
+            strides = ", ".join("_" if s is None else str(s) for s in o.strides)
+            scopes = "" if o.scopes == SCOPES else f" in {', '.join(o.scopes)}"
+            fragment = ""
+            if o.fragment is not None:
+                lane, among = o.fragment.lane, "" if o.fragment.threads == WARP else f" among {o.fragment.threads}"
+                inner.variables.bind(lane, lane.name)
+                inner.variables.bind(ELEMENT, ELEMENT.name)
+                with inner.variables.scope((lane, ELEMENT)):
+                    fragment = f" holds {o.fragment.count}{among} at [{inner.listed(o.fragment.indices, '')}]"
+            lines.append(f"{inside}operand {quoted(b.name)}[{strides}]{scopes}{fragment}")
+        order = " reassociates" if self.reassociates else ""
+        lines.append(f"{inside}needs {', '.join(map(json.dumps, self.features))} takes {float(self.cycles)!r} cycles {self.uops} uops{order}")
+        called = f"({', '.join(map(quoted, op.arguments))})"
+        if isinstance(op, VectorOp):
+            lines.append(f"{inside}emits vector {json.dumps(op.intrinsic)}{called} lanes {op.lanes} group {op.group}")
+        else:
+            lines.append(f"{inside}emits {'copy' if isinstance(op, CopyOp) else 'warp'} {json.dumps(op.ptx)}{called}")
+        return [*lines, *inner.statement(self.meaning.body, inside), indent + "}"]
 
 
 def _check(instruction: Instruction) -> None:

@@ -13,18 +13,34 @@ lane-dependent condition masks the lanes.
     global      parameters, and temporaries of the kernel that live in the workspace
     shared      one copy per GPU block
     register    one copy per thread (per innermost parallel iteration); constant shape
+
+Printed:
+
+    kernel matmul<M{1..}>(A: float32[M, 64], B: float32[64, 8], C: float32[M, 8]) -> (C) {
+      parallel i in 0..M {
+        vectorized j in 0..8 {
+          C[i, j] = 0.0f
+          for k in 0..64 {
+            C[i, j] += A[i, k] * B[k, j]
+          }
+        }
+      }
+    }
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING
 
+from tcomp.errors import IRError
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
-from tcomp.ir.expr import Dim, Expr, ExprLike, Reducer, as_expr
+from tcomp.ir.expr import Dim, Expr, ExprLike, Reducer, as_expr, standard_reducers
+from tcomp.ir.text.printer import Names, Printer, quoted
 
 if TYPE_CHECKING:
     from tcomp.ir.instruction import Instruction
@@ -56,9 +72,7 @@ class Stmt:
     __slots__ = ()
 
     def __str__(self) -> str:
-        from tcomp.ir.text.printer import print_stmt
-
-        return print_stmt(self)
+        return "\n".join(LoopPrinter().statement(self, ""))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -158,9 +172,7 @@ class Kernel:
     notes: tuple[str, ...] = field(default=())  # for people: what it computes, which schedule was used
 
     def __str__(self) -> str:
-        from tcomp.ir.text.printer import print_kernel
-
-        return print_kernel(self)
+        return "\n".join(LoopPrinter().kernel(self))
 
     def with_body(self, body: Stmt) -> Kernel:
         return replace(self, body=body)
@@ -344,3 +356,75 @@ def launches(body: Stmt) -> Iterator[list[Stmt]]:
 def _large(buffer: Buffer) -> bool:
     sizes = [n for n in buffer.shape if isinstance(n, int)]
     return len(sizes) == len(buffer.shape) and prod(sizes) * itemsize(buffer.dtype) > STACK_LIMIT
+
+
+# ---------------------------------------------------------------- printing
+
+
+class LoopPrinter(Printer):
+    """Text of statements and kernels; `text.parser` reads it back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.instructions = Names()
+
+    def buffer(self, b: Buffer) -> str:
+        scope = "" if b.scope == "global" else f" {b.scope}"
+        return f"{self.arrays.bind(b, b.name)}: {b.dtype}{self.shape(b.shape)}{scope}"
+
+    def kernel(self, kernel: Kernel) -> list[str]:
+        dims = self.dims(list(kernel.scalars))
+        buffers = ", ".join(self.buffer(b) for b in kernel.buffers)
+        outputs = ", ".join(self.arrays(b, b.name) for b in kernel.outputs)
+        lines = [f"kernel {quoted(kernel.name)}{dims}({buffers}) -> ({outputs}) {{"]
+        lines += [f"  note {json.dumps(note)}" for note in kernel.notes]
+        body = self.statement(kernel.body, "  ")
+        instructions = [line for i in self.instructions.free for line in i.declaration(self, "  ")]
+        return [*lines, *self.reducer_lines(), *instructions, *body, "}"]
+
+    def statement(self, stmt: Stmt, indent: str) -> list[str]:
+        """The lines of a statement."""
+        match stmt:
+            case Block(stmts):
+                lines = []
+                for n, s in enumerate(stmts):
+                    if isinstance(s, Allocate) and n < len(stmts) - 1:
+                        lines += self.braced(f"{indent}alloc {self.buffer(s.buffer)}", s.body, indent)
+                        self.arrays.release(s.buffer)
+                    else:
+                        lines += self.statement(s, indent)
+                return lines
+            case For(v, extent, body, kind):
+                bound: list[Expr] = []
+                head = f"{indent}{'for' if kind == SERIAL else kind} {self.binding(v, extent, bound)}"
+                with self.variables.scope(bound):
+                    return self.braced(head, body, indent)
+            case If(cond, then, otherwise):
+                lines = self.braced(f"{indent}if {self.expression(cond, indent)}", then, indent)
+                if otherwise is not None:
+                    lines[-1] += " else {"
+                    lines += [*self.statement(otherwise, indent + "  "), indent + "}"]
+                return lines
+            case While(cond, body):
+                return self.braced(f"{indent}while {self.expression(cond, indent)}", body, indent)
+            case Store(b, indices, value, streamed):
+                return [f"{indent}{'stream ' if streamed else ''}{self.place(b, indices)} = {self.expression(value, indent)}"]
+            case Accumulate(b, indices, value, reducer):
+                sign = "+=" if reducer == standard_reducers(value.dtype)["sum"] else f"{self.reducer(reducer)}="
+                return [f"{indent}{self.place(b, indices)} {sign} {self.expression(value, indent)}"]
+            case Allocate(b, body):
+                # Without braces it lives to the end of the block.
+                head = f"{indent}alloc {self.buffer(b)}"
+                with self.arrays.scope([b]):
+                    return [head, *self.statement(body, indent)]
+            case Prefetch(b, indices):
+                return [f"{indent}prefetch {self.place(b, indices)}"]
+            case Call(instruction, body):
+                return self.braced(f"{indent}call {self.instructions(instruction, instruction.name)}", body, indent)
+        raise IRError(f"no statement of the loop IR: {type(stmt).__name__}")
+
+    def braced(self, head: str, body: Stmt, indent: str) -> list[str]:
+        return [head + " {", *self.statement(body, indent + "  "), indent + "}"]
+
+    def place(self, b: Buffer, indices: Sequence[Expr]) -> str:
+        return f"{self.arrays(b, b.name)}[{self.listed(indices, '')}]"

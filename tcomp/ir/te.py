@@ -14,15 +14,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 from tcomp.errors import IRError
 from tcomp.ir import expr as E
-from tcomp.ir.dtypes import BITS, highest, lowest
-from tcomp.ir.expr import Dim, Expr, ExprLike, Reducer, as_dim, as_expr, cast, const, fma, loop_var, reduce, select
-
-if TYPE_CHECKING:
-    from tcomp.ir.loops import Buffer, Stmt
+from tcomp.ir.dtypes import BITS
+from tcomp.ir.expr import Dim, Expr, ExprLike, Reducer, as_dim, as_expr, cast, const, fma, loop_var, reduce, select, standard_reducers
+from tcomp.ir.loops import Buffer, LoopPrinter, Stmt
 
 __all__ = [
     "Extern", "Tensor", "abs", "acos", "acosh", "all", "all_of", "any", "asin", "asinh", "atan", "atanh", "cast", "ceil",
@@ -161,8 +159,6 @@ def externs(
     name: str = "extern",
 ) -> tuple[Tensor, ...]:
     """Several tensors computed by one program (see `extern`)."""
-    from tcomp.ir.loops import Buffer
-
     parameters = tuple(Buffer(f"in{n}", t.dtype, t.shape) for n, t in enumerate(inputs))
     outputs = tuple(Buffer(f"out{n}", dtype, tuple(map(as_dim, shape))) for n, (shape, dtype) in enumerate(results))
     program = Extern(tuple(inputs), parameters, outputs, function(parameters, outputs))
@@ -205,12 +201,15 @@ def comm_reducer(
     return fold
 
 
-sum = comm_reducer(lambda a, b: a + b, lambda dtype: 0, "sum")
-prod = comm_reducer(lambda a, b: a * b, lambda dtype: 1, "prod")
-max = comm_reducer(E.maximum, lowest, "max")
-min = comm_reducer(E.minimum, highest, "min")
-all = comm_reducer(lambda a, b: a & b, lambda dtype: True, "all")
-any = comm_reducer(lambda a, b: a | b, lambda dtype: False, "any")
+def _standard(name: str) -> Callable[[Expr, Expr | Sequence[Expr]], Expr]:
+    def reduction(body: Expr, axis: Expr | Sequence[Expr]) -> Expr:
+        return reduce(standard_reducers(body.dtype)[name], body, (axis,) if isinstance(axis, Expr) else tuple(axis))
+
+    reduction.__name__, reduction.__doc__ = name, f"The `{name}` of `body` over one axis or several."
+    return reduction
+
+
+sum, prod, max, min, all, any = (_standard(name) for name in ("sum", "prod", "max", "min", "all", "any"))
 
 
 # ---------------------------------------------------------------- element functions
@@ -250,3 +249,44 @@ def truncmod(x: ExprLike, y: ExprLike) -> Expr:
 def sigmoid(x: Expr) -> Expr:
     """1 / (1 + exp(-x))."""
     return 1.0 / (1.0 + exp(-x))
+
+
+# ---------------------------------------------------------------- printing
+
+
+def print_te(outputs: Sequence[Tensor]) -> str:
+    """Tensors and everything they depend on, producers first, as text; `text.parser.parse_te` reads it back."""
+    return "\n".join(_TensorPrinter().tensors(outputs))
+
+
+class _TensorPrinter(LoopPrinter):
+    def tensors(self, outputs: Sequence[Tensor]) -> list[str]:
+        """The lines of everything that the outputs depend on."""
+        needed = list(tensors(outputs))
+        lines, done = [], set[int]()
+        for t in needed:
+            if t.extern is not None:
+                if id(t.extern) not in done:
+                    done.add(id(t.extern))
+                    lines += self.extern(t.extern, [u for u in needed if u.extern is t.extern])
+            elif t.body is None:
+                lines.append(f"  {self.arrays.bind(t, t.name)}: {t.dtype}{self.shape(t.shape)}")
+            else:
+                bound: list[Expr] = []
+                axes = ", ".join(self.binding(v, extent, bound) for v, extent in zip(t.axes, t.shape, strict=True))
+                with self.variables.scope(bound):
+                    body = self.expression(t.body, "    ")
+                lines.append(f"  {self.arrays.bind(t, t.name)}[{axes}] = {body}")
+        reducers = self.reducer_lines()
+        head = f"te{self.dims(self.variables.free)} {{"
+        return [head, *reducers, *lines, f"  return {', '.join(self.arrays(t, t.name) for t in outputs)}", "}"]
+
+    def extern(self, program: Extern, used: Sequence[Tensor]) -> list[str]:
+        by_index = {t.index: t for t in used}
+        inputs = [self.arrays(t, t.name) for t in program.inputs]
+        names = [self.arrays.bind(by_index[n], by_index[n].name) if n in by_index else "_" for n in range(len(program.results))]
+        parameters = [self.buffer(b) for b in program.parameters]
+        results = [self.buffer(b) for b in program.results]
+        with self.arrays.scope((*program.parameters, *program.results)):
+            head = f"  {', '.join(names)} = extern({', '.join(inputs)}) as ({', '.join(parameters)}) -> ({', '.join(results)})"
+            return self.braced(head, program.body, "  ")

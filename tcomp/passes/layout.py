@@ -31,12 +31,11 @@ from typing import Concatenate, ParamSpec, TypeVar
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Dim, Expr
-from tcomp.ir.graph import KERNEL, Graph, Node, Operator, Value, attributes_key
+from tcomp.ir.graph import KERNEL, Graph, Node, Operator, Value, attributes_key, canonical_graph_text
 from tcomp.ir.halo import FEW, Widths, joined, most_folded, reach, selections
 from tcomp.ir.layout import LINE, Layout
 from tcomp.ir.simplify import linear, simplify
 from tcomp.ir.te import Tensor, placeholder, tensors
-from tcomp.ir.text.printer import canonical_graph_text
 from tcomp.ops.shapes import IDENTITY
 from tcomp.passes.structure import inlined
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from tcomp.errors import IRError, TcompError
 from tcomp.ir.graph import Graph
-from tcomp.ir.text.printer import print_graph
 from tcomp.ir.verify import verify_graph
 
 GraphPass = Callable[[Graph], Graph]
@@ -45,7 +44,7 @@ def run_passes(
     before = ""
     if dump is not None:
         dump.mkdir(parents=True, exist_ok=True)
-        before = print_graph(graph)
+        before = str(graph)
         (dump / "00-input.txt").write_text(before, encoding="utf-8")
     reports: list[PassReport] = []
     for number, (name, function) in enumerate(passes, 1):
@@ -53,7 +52,7 @@ def run_passes(
         graph = function(graph)
         reports.append(PassReport(name, time.perf_counter() - start, nodes, count_nodes(graph)))
         if dump is not None:
-            after = print_graph(graph)
+            after = str(graph)
             (dump / f"{number:02}-{name}.txt").write_text(after, encoding="utf-8")
             (dump / f"{number:02}-{name}.diff").write_text(_diff(before, after, number, name), encoding="utf-8")
             before = after

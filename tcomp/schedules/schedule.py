@@ -33,7 +33,6 @@ from tcomp.ir.layout import Layout
 from tcomp.ir.loops import PARALLEL, UNROLLED, VECTORIZED, Accumulate, Allocate, Buffer, For, Kernel, Store, walk
 from tcomp.ir.te import Tensor, is_placeholder, tensors
 from tcomp.ir.text.parser import parse_expr, parse_kernel
-from tcomp.ir.text.printer import print_expr
 from tcomp.ir.verify import verify_kernel
 from tcomp.schedules.instructions import text_of
 from tcomp.schedules.lowering import lower
@@ -515,7 +514,7 @@ def _kept(kernel: Kernel, primitive: str, parameter: str, value: Any, hint: Any)
             return text_of(value)
         case Expr() if Expr in members:
             value = as_dim(value)
-            return value if isinstance(value, int) else print_expr(value)
+            return value if isinstance(value, int) else str(value)
         case Expr() if str in members and value.op == "var":
             return _axis(kernel, value.name)
         case str() if str in members or Expr in members:

@@ -11,10 +11,9 @@ from tcomp.autotune.tasks import Program, Workload, kernel_workload, task_from_j
 from tcomp.errors import InputError, ScheduleError
 from tcomp.ir import te
 from tcomp.ir.expr import as_expr, dim
-from tcomp.ir.graph import LOOP, Graph, GraphBuilder, Node, Value
+from tcomp.ir.graph import LOOP, Graph, GraphBuilder, Node, Value, canonical_graph_text
 from tcomp.ir.loops import Buffer, Kernel, loop, store
-from tcomp.ir.text.parser import parse_graph
-from tcomp.ir.text.printer import canonical_graph_text
+from tcomp.ir.text.graph_parser import parse_graph
 from tcomp.kernels import build_loops
 from tcomp.ops import OPERATORS
 from tcomp.passes.runner import run_passes

@@ -15,7 +15,6 @@ from tcomp.ir.instruction import CopyOp, Fragment, Instruction, Operand, VectorO
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Accumulate, Buffer, Call, For, Kernel, Stmt, block, loop, store, walk
 from tcomp.ir.text.parser import parse_instruction, parse_kernel
-from tcomp.ir.text.printer import print_instruction, print_kernel
 from tcomp.ir.verify import verify_kernel
 from tcomp.schedules.instructions import bulk_copy, fma_tile, mma, mma_fill, mma_store, sdot, vpdpbusd, wgmma
 
@@ -29,9 +28,9 @@ def called(i: Instruction) -> Kernel:
 
 @pytest.mark.parametrize("i", SHIPPED, ids=lambda i: i.name)
 def test_text_round_trips(i: Instruction) -> None:
-    text = print_instruction(i)
+    text = str(i)
     again = parse_instruction(text)
-    assert print_instruction(again) == text
+    assert str(again) == text
     assert (again.operands, again.emission, again.features, again.cycles, again.uops, again.reassociates) == (
         i.operands, i.emission, i.features, i.cycles, i.uops, i.reassociates,
     )  # fmt: skip
@@ -39,7 +38,7 @@ def test_text_round_trips(i: Instruction) -> None:
         return
     kernel = called(i)
     verify_kernel(kernel)
-    assert print_kernel(parse_kernel(print_kernel(kernel))) == print_kernel(kernel)
+    assert str(parse_kernel(str(kernel))) == str(kernel)
     assert match(i, i.meaning.body).loops == {x.var: x.var for x in i.loops if x.extent != 1}
 
 
@@ -59,16 +58,16 @@ def test_golden() -> None:
 
     kernel = Kernel("bytes", (a, b, c), (c,), (), block(nest("x"), nest("y")))  # one declaration serves both
     verify_kernel(kernel)
-    text = print_kernel(kernel) + "\n"
+    text = str(kernel) + "\n"
     assert text == (GOLDEN / "instruction_kernel.txt").read_text()
-    assert print_kernel(parse_kernel(text)) + "\n" == text
+    assert str(parse_kernel(text)) + "\n" == text
 
 
 def test_names_that_are_words_of_the_text() -> None:
     b = Buffer("call", "int32", (4,))
     c = Buffer("instruction", "int32", (4,))
     kernel = Kernel("k", (b, c), (b, c), (), block(*(loop(f"i{n}", 4, lambda i, x=x: store(x, (i,), 1)) for n, x in enumerate((c, b)))))
-    assert print_kernel(parse_kernel(print_kernel(kernel))) == print_kernel(kernel)
+    assert str(parse_kernel(str(kernel))) == str(kernel)
 
 
 @pytest.mark.parametrize(
@@ -89,14 +88,14 @@ def test_names_that_are_words_of_the_text() -> None:
     ],
 )
 def test_malformed_text(change: tuple[str, str], message: str) -> None:
-    text = print_kernel(called(fma_tile(1, 1)))
+    text = str(called(fma_tile(1, 1)))
     assert change[0] in text
     with pytest.raises(ParseError, match=message):
         parse_kernel(text.replace(*change))
 
 
 def test_a_body_that_is_not_the_meaning_is_malformed() -> None:
-    text = print_kernel(called(fma_tile(2, 1)))
+    text = str(called(fma_tile(2, 1)))
     head, body = text.split("call", 1)
     for before, after in ((" += ", " max= "), ("0..16", "0..8"), ("a[r, k] * b[k, j]", "a[r, k] + b[k, j]")):
         with pytest.raises(IRError, match="the loops are not what"):

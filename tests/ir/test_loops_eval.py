@@ -7,10 +7,10 @@ from tcomp.errors import InputError, IRError
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir.dtypes import BITS, integer_range, is_float, to_numpy
+from tcomp.ir.expr import standard_reducers
 from tcomp.ir.interpreters import semantics
 from tcomp.ir.interpreters.loops import run_kernel, run_stmt
 from tcomp.ir.text.parser import parse_kernel
-from tcomp.ir.text.printer import standard_reducers
 
 _FLOATS, _INTEGERS = [d for d in BITS if is_float(d)], [d for d in BITS if not is_float(d) and d != "bool"]
 A, B = L.Buffer("A", "float32", (4,)), L.Buffer("B", "float32", (4,))

@@ -9,10 +9,9 @@ from tcomp.errors import IRError
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir import te
-from tcomp.ir.expr import _make
+from tcomp.ir.expr import _make, standard_reducers
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, GraphBuilder, Node, Operator, Value
 from tcomp.ir.layout import Layout, Piece
-from tcomp.ir.text.printer import standard_reducers
 from tcomp.ir.verify import verify_expr, verify_graph, verify_kernel, verify_te
 
 X = te.placeholder((4, 5), name="X")

@@ -33,7 +33,7 @@ class Program:
     exact: bool = True
 
     def __repr__(self) -> str:
-        from tcomp.ir.text.printer import print_te
+        from tcomp.ir.te import print_te
 
         return f"{print_te(self.outputs)}with {', '.join(f'{v.name} = {n}' for v, n in self.dims.items())}"
 

@@ -24,11 +24,10 @@ from tcomp.frontends.python.values import Type, Value
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir.dtypes import BITS, is_float, is_integer, itemsize
-from tcomp.ir.expr import INDEX, Expr, as_expr
+from tcomp.ir.expr import INDEX, Expr, as_expr, standard_reducers
 from tcomp.ir.loops import Buffer, Stmt
 from tcomp.ir.names import unused
 from tcomp.ir.simplify import simplify
-from tcomp.ir.text.printer import standard_reducers
 
 _OPERATORS: dict[type[ast.AST], str] = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.FloorDiv: "floordiv", ast.Mod: "mod", ast.Pow: "pow",

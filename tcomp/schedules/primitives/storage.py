@@ -12,7 +12,7 @@ from tcomp.ir.expr import Dim, Expr, as_expr
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Allocate, Buffer, For, Kernel, Stmt, Store, block, expressions, map_expressions, over, walk
 from tcomp.ir.simplify import prove, simplify
-from tcomp.ir.text.parser import parse_layout
+from tcomp.ir.text.graph_parser import parse_layout
 from tcomp.schedules.primitives.editing import (
     find_buffer,
     find_loop,

@@ -1,0 +1,184 @@
+"""Reads printed graphs and layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from tcomp.ir.dtypes import BITS, integer_range, to_numpy
+from tcomp.ir.expr import Expr
+from tcomp.ir.graph import STRUCTURAL, Graph, Node, Operator, Value
+from tcomp.ir.layout import Layout, Piece
+from tcomp.ir.text.parser import Parser
+
+
+def parse_layout(text: str, rank: int) -> Layout:
+    """A printed layout, `(a/16,b,a%16)`, of tensors with `rank` dimensions."""
+    parser = _GraphParser(text, {}, {})
+    parser.expect("(")
+    return parser.whole(lambda: parser.layout(rank))
+
+
+def parse_graph(text: str, operators: Mapping[str, Operator], constants: Mapping[str, np.ndarray] | None = None) -> Graph:
+    """A printed graph. `operators` are looked up by name, large constants by their `content_hash`."""
+    parser = _GraphParser(text, {**operators, **{op.name: op for op in STRUCTURAL}}, constants or {})
+    return parser.whole(lambda: parser.graph(outermost=True))
+
+
+class _GraphParser(Parser):
+    def __init__(self, text: str, operators: Mapping[str, Operator], constants: Mapping[str, np.ndarray]) -> None:
+        super().__init__(text)
+        self.operators, self.constants = operators, constants
+        self.values: dict[str, Value] = {}
+
+    def graph(self, outermost: bool = False) -> Graph:
+        outer, self.values = self.values, {}
+        self.expect("graph")
+        name = self.name()
+        if outermost:
+            self.dims()
+        self.expect("(")
+        inputs = self.listed(self.declared, ")")
+        self.expect("->")
+        # Outputs are named before their nodes: skip them now, look them up at the end.
+        self.expect("(")
+        place = self.position
+        while not self.accept(")"):
+            if self.token.kind == "end":
+                self.fail("expected `)`, found the end of the text")
+            self.take()
+        self.expect("{")
+        constants: dict[Value, np.ndarray] = {}
+        nodes: list[Node] = []
+        while not self.accept("}"):
+            if self.accept("const"):
+                value = self.declared()
+                self.expect("=")
+                constants[value] = self.constant(value)
+            else:
+                nodes.append(self.node())
+        end = self.position
+        self.position, self.token = place, self.tokens[place]
+        outputs = self.listed(self.value, ")")
+        self.position, self.token = end, self.tokens[end]
+        self.values = outer
+        return Graph(name, tuple(inputs), tuple(outputs), tuple(nodes), constants)
+
+    def value(self) -> Value:
+        self.expect("%")
+        start, name = self.token.start, self.name()
+        if name not in self.values:
+            self.fail(f"no value `%{name}` is known here", start)
+        return self.values[name]
+
+    def declared(self) -> Value:
+        self.expect("%")
+        start, name = self.token.start, self.name()
+        if name in self.values:
+            self.fail(f"the value `%{name}` is defined twice", start)
+        self.expect(":")
+        dtype, shape = self.dtype(), self.shape()
+        layout = self.layout(len(shape)) if self.accept("(") else None
+        self.values[name] = Value(name, dtype, shape, layout)
+        return self.values[name]
+
+    def layout(self, rank: int) -> Layout:
+        """`(a+1+1,b/16,c%16)` from behind the parenthesis."""
+
+        def piece() -> Piece:
+            letter = self.name()
+            axis = ord(letter[0]) - ord("a")
+            if len(letter) > 1 or not 0 <= axis < rank:
+                self.fail(f"`{letter}` is no axis of {rank} dimensions")
+            div = self.integer() if self.accept("/") else 1
+            mod = self.integer() if self.accept("%") else None
+            if div < 1 or (mod is not None and mod < 1):
+                self.fail("the pieces of a layout are positive")
+            if not self.accept("+"):
+                return Piece(axis, div, mod)
+            before = self.integer()
+            self.expect("+")
+            return Piece(axis, div, mod, before, self.integer())
+
+        return Layout(rank, tuple(self.listed(piece, ")")))
+
+    def node(self) -> Node:
+        # Its own outputs are not in scope in the arguments: they are entered when the node is complete.
+        known = dict(self.values)
+        outputs = self.several(self.declared)
+        defined, self.values = self.values, known
+        self.expect("=")
+        start, name = self.token.start, self.name()
+        if name not in self.operators:
+            self.fail(f"there is no operator `{name}`", start)
+        self.expect("(")
+        inputs: list[Value | None] = []
+        attrs: dict[str, Any] = {}
+
+        def argument() -> None:
+            if self.peek("%"):
+                inputs.append(self.value())
+            elif self.peek("_") and not self.peek("=", 1):
+                self.take()
+                inputs.append(None)
+            else:
+                key = self.name()
+                self.expect("=")
+                attrs[key] = self.attribute()
+
+        self.listed(argument, ")")
+        label = self.name() if self.accept("@") else ""
+        bodies = []
+        if self.accept("{"):
+            while not self.accept("}"):
+                bodies.append(self.graph())
+        self.values = defined
+        return Node(self.operators[name], tuple(inputs), tuple(outputs), attrs, label, tuple(bodies))
+
+    def attribute(self) -> Any:
+        if self.token.kind == "string":
+            return self.string()
+        if self.accept("none"):
+            return None
+        if self.accept("{"):
+            inside = self.expression()
+            self.expect("}")
+            return inside
+        if self.accept("("):
+            items: list[Any] = []
+            while not self.accept(")"):
+                if items:
+                    self.expect(",")
+                    if self.accept(")"):
+                        break
+                items.append(self.attribute())
+            return tuple(items)
+        literal = self.prefixed()
+        if literal.op != "const":
+            self.fail("expected an attribute: a number, string, `{dim}` or tuple of these")
+        return literal.attr
+
+    def constant(self, value: Value) -> np.ndarray:
+        if any(isinstance(d, Expr) for d in value.shape):
+            self.fail(f"the constant `%{value.name}` has a symbolic shape")
+        shape = tuple(int(d) for d in value.shape)
+        if self.accept("sha256"):
+            key = self.string()
+            if key not in self.constants:
+                self.fail(f"the constant {key} is not among those given", self.tokens[self.position - 1].start)
+            array = self.constants[key]
+            if array.shape != shape or array.dtype != to_numpy(value.dtype):
+                self.fail(f"the constant {key} is {array.dtype.name}{list(array.shape)}")
+            return array
+        self.expect("[")
+        items = self.listed(self.attribute, "]")
+        if any(isinstance(x, str | tuple | Expr) or x is None for x in items) or len(items) != prod(shape):
+            self.fail(f"`%{value.name}` needs {prod(shape)} numbers")
+        if value.dtype in BITS and "int" in value.dtype:
+            lo, hi = integer_range(value.dtype)
+            if not all(isinstance(x, int) and lo <= x <= hi for x in items):
+                self.fail(f"`%{value.name}` needs integers in {lo}..{hi}")
+        return np.array(items, to_numpy(value.dtype)).reshape(shape)
