@@ -32,7 +32,7 @@ from tcomp.passes.attention import Blocks, join_attention
 from tcomp.passes.canonicalize import canonicalize
 from tcomp.passes.cse import merge_equal
 from tcomp.passes.dce import eliminate_dead
-from tcomp.passes.dead_elements import skip_unread
+from tcomp.passes.dead_elements import eliminate_dead_elements
 from tcomp.passes.fold import fold_constants
 from tcomp.passes.layout import choose_layouts
 from tcomp.passes.memory_plan import plan_memory
@@ -213,7 +213,7 @@ def graph_passes(
     return [
         ("use-bytes", lambda g: use_bytes(g, notes)),
         ("fold", lambda g: fold_constants(g, notes)),
-        ("skip-unread", lambda g: skip_unread(g, notes)),
+        ("eliminate-dead-elements", lambda g: eliminate_dead_elements(g, notes)),
         ("canonicalize", lambda g: canonicalize(g, notes)),
         ("simplify", lambda g: simplify(g, notes)),
         ("fold-again", lambda g: fold_constants(g, notes)),

@@ -297,7 +297,7 @@ class Box:
     @classmethod
     def whole(cls, shape: Sequence[Dim]) -> Box:
         """All elements of a shape."""
-        return cls((as_expr(0),) * len(shape), tuple(shape))
+        return cls((as_expr(0),) * len(shape), tuple(map(as_dim, shape)))
 
     def is_whole(self, shape: Sequence[Dim]) -> bool:
         """Whether these are certainly all elements of a shape."""

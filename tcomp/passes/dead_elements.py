@@ -1,13 +1,13 @@
-"""What nobody reads is not computed: where only some rows of a tensor are read, its operator is applied to what these need.
+"""Dead-element elimination by slice propagation: where only a slice of a tensor is read, only that slice is computed.
 
     matmul(x, w)[:, :1] = matmul(x[:, :1], w)
 
 Classifiers look at one token, language models go on from the last one: of the others, their last layer needs keys and values only. From the
 outputs backwards, the box of elements is found that something reads of each value; operators are then applied to boxes of their inputs.
 
-What an operator does need not be known. Its result may be cut along an axis i where its tensor expression says `x[..., i, ...]` in all reads
-of an input, or does not mention i there; and the operator applied to the parts has to have the same expression. Where that ends, a slice
-stands.
+What an operator does need not be known. Its result may be sliced along an axis i where its tensor expression says `x[..., i, ...]` in all
+reads of an input, or does not mention i there; and the operator applied to the slices has to have the same expression. Where that ends, a
+slice stands.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from typing import Any
 
 from tcomp.errors import TcompError
 from tcomp.ir import te
+from tcomp.ir.access import Box, without
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, const, read, reads, rewrite, substitute, variables, walk
 from tcomp.ir.graph import IF, LOOP, Application, Constant, Graph, Node, Value, application, made
-from tcomp.ir.simplify import difference, linear, same_dim, same_shape, simplify
+from tcomp.ir.simplify import difference, same_shape, simplify
 from tcomp.ops.movement import RESHAPE, SLICE
 from tcomp.passes import structure
 from tcomp.passes.canonicalize import uniform
@@ -30,18 +31,7 @@ WORTHWHILE = 0.75  # of an extent: a few elements less only spoil how they lie
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
-    """`extent` positions of an axis, from `start` on."""
-
-    start: Dim
-    extent: Dim
-
-
-Box = tuple[Range, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _SlicedNode:
     """A node with `attrs` computes `box` of one output, the only one that is read, from boxes of its inputs (`needs`)."""
 
     output: Value
@@ -51,7 +41,7 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class _SliceOfInput:
     """A node takes `box` of its output, in `steps`, out of a box of its source, the only value that it `needs`."""
 
     box: Box
@@ -59,39 +49,39 @@ class _Cut:
     steps: tuple[int, ...]
 
 
-def skip_unread(graph: Graph, notes: Notes | None = None) -> Graph:
+def eliminate_dead_elements(graph: Graph, notes: Notes | None = None) -> Graph:
     """The graph without computations of elements that nothing reads, within it and within each body."""
     notes = Notes() if notes is None else notes
-    found, rewriter = _parts_and_cuts(graph), Rewriter(graph)
+    found, rewriter = _propagated(graph), Rewriter(graph)
     parts: dict[Value, tuple[Value, Box]] = {}  # what is computed in the place of a value, and which box of it that is
 
     def sliced(v: Value, box: Box, steps: Sequence[int] | None = None) -> Value:
-        now, there = parts.get(v, (rewriter.resolve(v), _whole(v.shape)))
-        if steps is None and all(map(_same, box, there)):
+        now, there = parts.get(v, (rewriter.resolve(v), Box.whole(v.shape)))
+        if steps is None and box == there:
             return now
-        steps = steps or (1,) * len(box)
-        starts = tuple(as_dim(difference(r.start, s.start)) for r, s in zip(box, there, strict=True))
-        shape = tuple(as_dim(simplify((as_expr(r.extent) - 1) // step + 1)) for r, step in zip(box, steps, strict=True))
+        steps = steps or (1,) * len(v.shape)
+        starts = tuple(as_dim(difference(a, b)) for a, b in zip(box.base, there.base, strict=True))
+        shape = tuple(as_dim((as_expr(n) - 1) // step + 1) for n, step in zip(box.extent, steps, strict=True))
         return rewriter.add(SLICE, [now], {"starts": starts, "steps": steps, "shape": shape}, f"{v.name}.part")[0]
 
     for original in graph.nodes:
         node, entry = rewriter.resolved(original), found.get(original)
-        if isinstance(entry, _Part):
+        if isinstance(entry, _SlicedNode):
             inputs = [None if v is None else sliced(v, entry.needs[v]) for v in original.inputs]
             made = rewriter.add(node.op, inputs, entry.attrs, node.name)
             parts[entry.output] = made[node.outputs.index(entry.output)], entry.box
-            notes.add(node, f"skip_unread: of [{_text(entry.output.shape)}] only [{_text(_extents(entry.box))}] is read")
-        elif isinstance(entry, _Cut) and (not _is_whole(entry.box, node.outputs[0].shape) or not parts.keys().isdisjoint(entry.needs)):
+            notes.add(node, f"eliminate_dead_elements: of [{_text(entry.output.shape)}] only [{_text(entry.box.extent)}] is read")
+        elif isinstance(entry, _SliceOfInput) and (not entry.box.is_whole(node.outputs[0].shape) or not parts.keys().isdisjoint(entry.needs)):
             ((source, box),) = entry.needs.items()
             now = sliced(source, box, entry.steps)
-            if not same_shape(now.shape, _extents(entry.box)):
-                (now,) = rewriter.add(RESHAPE, [now], {"shape": _extents(entry.box)}, node.name)
-            if not _is_whole(entry.box, node.outputs[0].shape):
+            if not same_shape(now.shape, entry.box.extent):
+                (now,) = rewriter.add(RESHAPE, [now], {"shape": entry.box.extent}, node.name)
+            if not entry.box.is_whole(node.outputs[0].shape):
                 parts[node.outputs[0]] = now, entry.box
             else:
                 rewriter.replace(node, [now])
         elif node.op in (IF, LOOP):
-            rewriter.append(replace(node, bodies=tuple(skip_unread(body, notes) for body in node.bodies)))
+            rewriter.append(replace(node, bodies=tuple(eliminate_dead_elements(body, notes) for body in node.bodies)))
         else:
             rewriter.append(node)
     return rewriter.finish()
@@ -100,26 +90,26 @@ def skip_unread(graph: Graph, notes: Notes | None = None) -> Graph:
 # ---------------------------------------------------------------- what is read
 
 
-def _parts_and_cuts(graph: Graph) -> dict[Node, _Part | _Cut]:
+def _propagated(graph: Graph) -> dict[Node, _SlicedNode | _SliceOfInput]:
     """Nodes that need not compute all of their output, or that do not read all of an input."""
-    boxes = {v: _whole(v.shape) for v in graph.outputs}
-    found: dict[Node, _Part | _Cut] = {}
+    boxes = {v: Box.whole(v.shape) for v in graph.outputs}
+    found: dict[Node, _SlicedNode | _SliceOfInput] = {}
     for node in reversed(graph.nodes):
         wanted = [n for n, v in enumerate(node.outputs) if v in boxes]
         needs: Mapping[Value, Box] = {}
         if len(wanted) == 1 and not structural(node):
             box = boxes[node.outputs[wanted[0]]]
-            entry = _cut(node, box, graph.constants) or _part(node, wanted[0], box)
+            entry = _slice_of_input(node, box, graph.constants) or _sliced_node(node, wanted[0], box)
             if entry is not None:
                 found[node], needs = entry, entry.needs
         for v in node.inputs if wanted else ():
             if v is not None:
-                box = needs.get(v, _whole(v.shape))
-                boxes[v] = _hull(boxes[v], box, v.shape) if v in boxes else box
+                box = needs.get(v, Box.whole(v.shape))
+                boxes[v] = boxes[v].union(box, v.shape) if v in boxes else box
     return found
 
 
-def _cut(node: Node, box: Box, constants: Mapping[Value, Constant]) -> _Cut | None:
+def _slice_of_input(node: Node, box: Box, constants: Mapping[Value, Constant]) -> _SliceOfInput | None:
     """What a slice, or a gather at a constant position, reads for a box of its output; None for other operators, and where that is all."""
     body = structure.bodies(node)[0] if len(node.outputs) == 1 else None
     if body is None or body.expr.op != "read":
@@ -130,51 +120,51 @@ def _cut(node: Node, box: Box, constants: Mapping[Value, Constant]) -> _Cut | No
         return None
     source, indices = found
     axes, left = body.tensor.axes, [n for n, d in enumerate(body.tensor.shape) if d != 1]
-    needs: list[Range] = []
+    needs: dict[int, tuple[Expr, Dim]] = {}
     steps: list[int] = []
-    for index in indices:
-        axis = axes[left[0]] if left and axes[left[0]] in variables(index) else None
-        r, step = (Range(0, 1), 1) if axis is None else (box[left.pop(0)], linear(index).get((axis,), 0))
-        if index is not axis:
-            place = index if axis is None or step < 1 else difference(index, axis * step)
-            if step < 1 or reads(place) or not set(axes).isdisjoint(variables(place)):
-                return None
-            first, last = (place + as_expr(n) * step for n in (r.start, as_expr(r.start) + as_expr(r.extent) - 1))
-            r = Range(as_dim(simplify(first)), as_dim(difference(last, first) + 1))
-        needs.append(r)
+    for d, index in enumerate(indices):
+        step, rest, (start, extent) = 1, index, (as_expr(0), as_dim(1))
+        if left and axes[left[0]] in variables(index):
+            axis = left.pop(0)
+            step, rest = without(index, axes[axis]) or (0, index)
+            start, extent = box.base[axis], box.extent[axis]
+        if step < 1 or reads(rest) or not set(axes).isdisjoint(variables(rest)):
+            return None
+        needs[d] = simplify(rest + start * step), as_dim((as_expr(extent) - 1) * step + 1)
         steps.append(step)
-    return None if left or _is_whole(needs, source.shape) else _Cut(box, {source: tuple(needs)}, tuple(steps))
+    part = Box.whole(source.shape).replaced(needs)
+    return None if left or part.is_whole(source.shape) else _SliceOfInput(box, {source: part}, tuple(steps))
 
 
-def _part(node: Node, output: int, box: Box) -> _Part | None:
+def _sliced_node(node: Node, output: int, box: Box) -> _SlicedNode | None:
     """The node for a part of its output, where the operator allows for one that is small enough."""
-    few = [d for d, (r, extent) in enumerate(zip(box, node.outputs[output].shape, strict=True)) if _worthwhile(r, extent)]
+    few = [d for d, (part, extent) in enumerate(zip(box.extent, node.outputs[output].shape, strict=True)) if _worthwhile(part, extent)]
     if not few:
         return None
     now = application(node.op, node.inputs, node.attrs)
     tensor = now.outputs[output]
-    ties = {d: tied for d in few if (tied := _tied(tensor, d)) is not None}
-    if not ties:
+    along = {d: dims for d in few if (dims := _dims_along(tensor, d)) is not None}
+    if not along:
         return None
-    box = tuple(r if d in ties else s for d, (r, s) in enumerate(zip(box, _whole(tensor.shape), strict=True)))
+    sides = {d: (box.base[d], box.extent[d]) for d in along}
+    box = Box.whole(tensor.shape).replaced(sides)
     needs: dict[Value, Box] = {}
     for v, leaf in zip(node.inputs, now.inputs, strict=True):
         if v is not None and leaf is not None:
-            cut = {tied[leaf]: box[d] for d, tied in ties.items() if leaf in tied}
-            needs[v] = tuple(cut.get(dim, r) for dim, r in enumerate(_whole(v.shape)))
+            needs[v] = Box.whole(v.shape).replaced({dims[leaf]: sides[d] for d, dims in along.items() if leaf in dims})
     attrs = dict(node.attrs)
     if "shape" in attrs and same_shape(attrs["shape"], tensor.shape):
-        attrs["shape"] = _extents(box)
-    smaller = {v: Value(v.name, v.dtype, _extents(b)) for v, b in needs.items()}
+        attrs["shape"] = box.extent
+    smaller = {v: Value(v.name, v.dtype, b.extent) for v, b in needs.items()}
     try:
         then = application(node.op, [None if v is None else smaller[v] for v in node.inputs], attrs)
     except TcompError:
         return None
-    equal = same_shape(then.outputs[output].shape, _extents(box)) and _equal(now, then, output, ties)
-    return _Part(node.outputs[output], box, needs, attrs) if equal else None
+    equal = same_shape(then.outputs[output].shape, box.extent) and _equal(now, then, output, along)
+    return _SlicedNode(node.outputs[output], box, needs, attrs) if equal else None
 
 
-def _tied(output: te.Tensor, dim: int) -> dict[te.Tensor, int] | None:
+def _dims_along(output: te.Tensor, dim: int) -> dict[te.Tensor, int] | None:
     """The dims of tensors (inputs, stages, the output) that only `dim` of the output indexes, in all of their reads: None where what is along
     that dim has another meaning as well."""
     dims, stages = {output: dim}, [t for t in reversed(list(te.tensors([output]))) if not te.is_placeholder(t)]
@@ -193,17 +183,17 @@ def _tied(output: te.Tensor, dim: int) -> dict[te.Tensor, int] | None:
     return None if whole else dims
 
 
-def _equal(now: Application, then: Application, output: int, ties: Mapping[int, Mapping[te.Tensor, int]]) -> bool:
-    """Whether an operator, applied to parts that are cut along what is tied, says of an element what it says now, stage by stage."""
+def _equal(now: Application, then: Application, output: int, along: Mapping[int, Mapping[te.Tensor, int]]) -> bool:
+    """Whether an operator, applied to slices along some dimensions, says of an element what it says now, stage by stage."""
     old, new = (list(te.tensors([made.outputs[output]])) for made in (now, then))
     sources = dict(zip(new, old, strict=False))
     leaves = dict(zip(then.inputs, now.inputs, strict=True))
     if len(old) != len(new) or any(leaves.get(b) is not a for b, a in sources.items() if te.is_placeholder(a)):
         return False
-    return all(te.is_placeholder(a) or _same_body(a, b, sources, ties) for b, a in sources.items())
+    return all(te.is_placeholder(a) or _same_body(a, b, sources, along) for b, a in sources.items())
 
 
-def _same_body(old: te.Tensor, new: te.Tensor, sources: Mapping[te.Tensor, te.Tensor], ties: Mapping[int, Mapping[te.Tensor, int]]) -> bool:
+def _same_body(old: te.Tensor, new: te.Tensor, sources: Mapping[te.Tensor, te.Tensor], along: Mapping[int, Mapping[te.Tensor, int]]) -> bool:
     if old.body is None or new.body is None or len(old.axes) != len(new.axes):
         return False
     same = True
@@ -213,9 +203,9 @@ def _same_body(old: te.Tensor, new: te.Tensor, sources: Mapping[te.Tensor, te.Te
         if e.op != "read":
             return None
         source, indices = sources[e.attr], list(e.args)
-        for tied in ties.values():
-            if source in tied:
-                axis, dim = old.axes[tied[old]], tied[source]
+        for dims in along.values():
+            if source in dims:
+                axis, dim = old.axes[dims[old]], dims[source]
                 same &= indices[dim] is axis or (e.attr.shape[dim] == 1 and indices[dim] is const(0))
                 indices[dim] = axis
         return read(source, indices)
@@ -225,47 +215,10 @@ def _same_body(old: te.Tensor, new: te.Tensor, sources: Mapping[te.Tensor, te.Te
     return simplify(rewrite(body, rule)) is simplify(substitute(old.body, flat)) and same
 
 
-# ---------------------------------------------------------------- boxes
-
-
-def _whole(shape: Sequence[Dim]) -> Box:
-    return tuple(Range(0, d) for d in shape)
-
-
-def _is_whole(box: Sequence[Range], shape: Sequence[Dim]) -> bool:
-    return same_shape([r.extent for r in box], shape)
-
-
-def _extents(box: Box) -> tuple[Dim, ...]:
-    return tuple(r.extent for r in box)
-
-
 def _text(shape: Sequence[Dim]) -> str:
     return ", ".join(map(str, shape))
 
 
-def _same(a: Range, b: Range) -> bool:
-    return same_dim(a.start, b.start) and same_dim(a.extent, b.extent)
-
-
-def _hull(a: Box, b: Box, shape: Sequence[Dim]) -> Box:
-    """A box around two."""
-    return tuple(_around(r, s, d) for r, s, d in zip(a, b, shape, strict=True))
-
-
-def _around(a: Range, b: Range, extent: Dim) -> Range:
-    """All of an axis where it is not known which positions come first."""
-    if _same(a, b):
-        return a
-    starts, ends = [], []
-    for r in (a, b):
-        if not isinstance(r.start, int) or not isinstance(r.extent, int):
-            return Range(0, extent)
-        starts.append(r.start)
-        ends.append(r.start + r.extent)
-    return Range(min(starts), max(ends) - min(starts))
-
-
-def _worthwhile(r: Range, extent: Dim) -> bool:
+def _worthwhile(part: Dim, extent: Dim) -> bool:
     """Whether so few positions of an axis are worth a computation of their own; of a symbolic one, those of a known number are."""
-    return isinstance(r.extent, int) and 0 < r.extent and (not isinstance(extent, int) or r.extent <= WORTHWHILE * extent)
+    return isinstance(part, int) and 0 < part and (not isinstance(extent, int) or part <= WORTHWHILE * extent)

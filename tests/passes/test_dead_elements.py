@@ -1,4 +1,4 @@
-"""What nobody reads is not computed, and what is read stays the same."""
+"""Elements that nothing reads are not computed, and what is read stays the same."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from tcomp.ops.movement import CONCAT, EXPAND, RESHAPE, SLICE, TRANSPOSE, TRILU
 from tcomp.ops.nn import CONV
 from tcomp.ops.normalization import LAYER_NORM
 from tcomp.ops.reduction import REDUCE_SUM, SOFTMAX
-from tcomp.passes.dead_elements import skip_unread
+from tcomp.passes.dead_elements import eliminate_dead_elements
 from tcomp.passes.rewrite import Notes
 from tcomp.pipeline import compile_graph
 from tcomp.runtime import Module
@@ -65,18 +65,18 @@ def test_a_classifier_of_one_token(unchanged, rows, place):
     x = b.input("x", "float32", (1, rows, 8))
     y = taken(b, layer(b, layer(b, x, 2, 4), 2, 4), 1, 0 if place == "first" else as_dim(rows - 1), 1)
     before = b.build(b.add(MATMUL, [*b.add(RESHAPE, [y], {"shape": (1, 8)}), weights(b, 8, 3)], {}, "logits"))
-    after = unchanged(before, skip_unread(before, notes), rtol=1e-5, dims={"n": 6})
+    after = unchanged(before, eliminate_dead_elements(before, notes), rtol=1e-5, dims={"n": 6})
     half = len(computed(before)) // 2 - 1
     whole = [op for op, shape in computed(after)[half:] if rows in shape[:3] and op in ("matmul", "layer_norm", "softmax", "relu")]
     assert computed(after)[:half] == computed(before)[:half] and whole == ["layer_norm", "matmul", "matmul"]
-    assert notes.lines["wide"] == [f"skip_unread: of [1, {rows}, 24] only [1, 1, 24] is read"]
+    assert notes.lines["wide"] == [f"eliminate_dead_elements: of [1, {rows}, 24] only [1, 1, 24] is read"]
 
 
 def test_a_gather_at_a_constant_position_is_a_cut(unchanged):
     b = GraphBuilder()
     (y,) = b.add(NEG, [b.input("x", "float32", (3, 8, 5))])
     before = b.build(b.add(RELU, b.add(GATHER, [y, b.constant(np.array(-2))], {"axis": 1})))
-    after = unchanged(before, skip_unread(before))
+    after = unchanged(before, eliminate_dead_elements(before))
     assert computed(after) == [("neg", (3, 1, 5)), ("reshape", (3, 5)), ("relu", (3, 5))]
 
 
@@ -84,14 +84,14 @@ def test_a_box_around_what_several_read(unchanged):
     b = GraphBuilder()
     (y,) = b.add(NEG, [b.input("x", "float32", (16, 3))])
     before = b.build([*b.add(RELU, [taken(b, y, 0, 2, 3)]), *b.add(RELU, [taken(b, y, 0, 4, 6)])])
-    assert computed(unchanged(before, skip_unread(before))) == [("neg", (8, 3)), ("relu", (3, 3)), ("relu", (6, 3))]
+    assert computed(unchanged(before, eliminate_dead_elements(before))) == [("neg", (8, 3)), ("relu", (3, 3)), ("relu", (6, 3))]
 
 
 def test_a_cut_of_a_cut(unchanged):
     b = GraphBuilder()
     (y,) = b.add(NEG, [b.input("x", "float32", (40, 3))])
     before = b.build(b.add(RELU, [taken(b, taken(b, y, 0, 3, 12, 3), 0, 2, 4, 1)]))
-    after = unchanged(before, skip_unread(before))
+    after = unchanged(before, eliminate_dead_elements(before))
     assert computed(after) == [("neg", (10, 3)), ("relu", (4, 3))]
 
 
@@ -102,7 +102,7 @@ def test_where_nothing_is_left_out_the_graph_stays(unchanged):
     y, z, t, u = (b.add(NEG, [x], {}, name)[0] for name in "yztu")
     taken_apart = [b.add(RELU, [taken(b, z, 1, n, 3)])[0] for n in (0, 3)]
     before = b.build([y, taken(b, y, 0, 0, 1), *taken_apart, taken(b, t, 0, 1, 7), taken(b, u, 0, 0, 4, 2)])
-    assert computed(unchanged(before, skip_unread(before))) == computed(before)
+    assert computed(unchanged(before, eliminate_dead_elements(before))) == computed(before)
 
 
 CASES = {
@@ -146,14 +146,14 @@ def applied(op, shapes, attrs, axis):
 @pytest.mark.parametrize("case", CASES)
 def test_operators_that_may_be_cut(unchanged, case):
     *what, shape = CASES[case]
-    after = unchanged(before := applied(*what), skip_unread(before), rtol=1e-6)
+    after = unchanged(before := applied(*what), eliminate_dead_elements(before), rtol=1e-6)
     assert computed(after) == [(what[0].name, shape), ("neg", shape)]
 
 
 @pytest.mark.parametrize("case", WHOLE)
 def test_operators_that_may_not(unchanged, case):
     before = applied(*WHOLE[case])
-    assert computed(unchanged(before, skip_unread(before))) == computed(before)
+    assert computed(unchanged(before, eliminate_dead_elements(before))) == computed(before)
 
 
 def test_within_branches():
@@ -169,7 +169,7 @@ def test_within_branches():
     which, x, out = b.input("which", "bool", ()), b.input("x", *f), Value("out", "float32", (2, 3))
     b.append(Node(IF, (which, x), (out,), {}, "if", (body(0), body(5))))
     before = b.build([out])
-    after = skip_unread(before)
+    after = eliminate_dead_elements(before)
     verify_graph(after)
     assert [computed(body) for body in after.nodes[0].bodies] == [[("neg", (2, 3)), ("relu", (2, 3))]] * 2
     for which in (True, False):
@@ -228,7 +228,7 @@ def test_random_graphs(choices, start, extent):
         values.append(_steps(b, x, choice, values[earlier % len(values)])[0])
     start = min(start, values[-1].shape[0] - 1)
     before = b.build(b.add(NEG, [taken(b, values[-1], 0, start, min(extent, values[-1].shape[0] - start))]))
-    after = skip_unread(before)
+    after = eliminate_dead_elements(before)
     verify_graph(after)
     feeds = {"x": RNG.standard_normal((8, 6)).astype(np.float32)}
     expected, found = evaluate_graph(before, feeds), evaluate_graph(after, feeds)
