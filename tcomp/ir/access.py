@@ -169,6 +169,12 @@ class Digit:
     low: Expr
     high: Expr | None
 
+    @property
+    def size(self) -> Expr:
+        """How many values it takes, where it is not the highest."""
+        assert self.high is not None
+        return simplify(self.high // self.low)
+
 
 def digit(e: Expr) -> Digit:
     """What an expression is a digit of: of itself, if it is no quotient or remainder by something positive."""

@@ -16,22 +16,23 @@ the elements of a ring of buffers (`a[i % 3]`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import lcm
 
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
+from tcomp.ir.access import accesses, coefficient
 from tcomp.ir.expr import Expr, as_expr, bounds, evaluate_int
 from tcomp.ir.loops import Buffer, Stmt
-from tcomp.ir.simplify import linear, prove
+from tcomp.ir.simplify import prove
 
 FOLLOWED = 16  # iterations, and groups of copies, up to which each is told from the others
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class Touch:
     """One way in which a phase touches a buffer.
 
     `own`: the dimensions that are indexed by the number of the thread, with the axis, if they say which thread it is: threads stay with
@@ -43,13 +44,14 @@ class Access:
     own: frozenset[tuple[int, str]] | None
     places: tuple[Expr | int | None, ...]
 
-    def meets(self, other: Access) -> bool:
+    def meets(self, other: Touch) -> bool:
         """Whether both may touch one element of the buffer, and one of them writes it."""
-        apart = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(self.places, other.places, strict=True))
-        return (self.writes or other.writes) and not apart
+        if self.buffer is not other.buffer or not (self.writes or other.writes):
+            return False
+        return not any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(self.places, other.places, strict=True))
 
 
-Touched = frozenset[Access]
+Touched = frozenset[Touch]
 _NOTHING: Touched = frozenset()
 
 
@@ -82,31 +84,18 @@ def phases(s: Stmt) -> Iterator[Stmt]:
 
 def touched(phase: Stmt) -> Touched:
     """What a phase touches, registers aside: each thread has its own."""
-    found: set[Access] = set()
-    alone = None if has_threads(phase) else frozenset({(0, "one thread")})
-
-    def visit(s: Stmt, threads: tuple[L.For, ...], inside: frozenset[Expr], together: bool) -> None:
-        def touch(buffer: Buffer, indices: Sequence[Expr], writes: bool) -> None:
-            if buffer.scope == "register":
-                return
-            numbers = frozenset((d, t.kind) for t in threads for d, i in enumerate(indices) if i is t.var)
-            own = numbers if {kind for _, kind in numbers} == {t.kind for t in threads} else None
-            own = None if together else own if threads else alone
-            known = [buffer.scope == "shared" and not E.reads(i) and not inside & set(E.variables(i)) for i in indices]
-            found.add(Access(buffer, writes, own, tuple(i if k else None for i, k in zip(indices, known, strict=True))))
-
-        for r in E.reads(*L.expressions(s)):
-            touch(r.attr, r.args, False)
-        if isinstance(s, L.Store | L.Accumulate):
-            touch(s.buffer, s.indices, True)
-        if isinstance(s, L.For):
-            inside |= {s.var}
-            if s.kind.startswith("thread"):
-                threads = (*threads, s)
-        for child in L.children(s):
-            visit(child, threads, inside, together or isinstance(s, L.Call))
-
-    visit(phase, (), frozenset(), False)
+    found: set[Touch] = set()
+    in_instructions = {s for call in L.walk(phase) if isinstance(call, L.Call) for s in L.walk(call.body)}
+    one_thread = None if has_threads(phase) else frozenset({(0, "one thread")})
+    for a in accesses(phase):
+        if a.buffer.scope == "register":
+            continue
+        threads, inside = [x for x in a.loops if x.kind.startswith("thread")], {x.var for x in a.loops}
+        numbers = frozenset((d, t.kind) for t in threads for d, i in enumerate(a.indices) if i is t.var)
+        own = numbers if {kind for _, kind in numbers} == {t.kind for t in threads} else None
+        own = None if a.statement in in_instructions else own if threads else one_thread
+        known = [a.buffer.scope == "shared" and not E.reads(i) and inside.isdisjoint(E.variables(i)) for i in a.indices]
+        found.add(Touch(a.buffer, a.writes, own, tuple(i if k else None for i, k in zip(a.indices, known, strict=True))))
     return frozenset(found)
 
 
@@ -285,11 +274,7 @@ class _Run:
         if s in before:
             state = state.passed(s, before[s])
         alone = s not in self.copies  # a copy and a thread are two, even if the thread has started it
-        if any(
-            a.buffer is b.buffer and a.meets(b) and not (alone and a.own is not None and a.own == b.own)
-            for a in state.touched
-            for b in found
-        ):
+        if _meet(state.touched, found, alone):
             before.setdefault(s, None)
             state = state.passed(s, before[s])
         if not self.waits:
@@ -310,7 +295,7 @@ class _Run:
         return replace(state, groups=state.groups[:needed])
 
     def read(self, e: Expr) -> Touched:
-        return frozenset(Access(r.attr, False, None, (None,) * len(r.args)) for r in E.reads(e) if r.attr.scope != "register")
+        return frozenset(Touch(r.attr, False, None, (None,) * len(r.args)) for r in E.reads(e) if r.attr.scope != "register")
 
     def place(self, place: Expr | int | None) -> int | None:
         """An index in this iteration; None where it is not known, or another one in each of many iterations."""
@@ -332,9 +317,7 @@ class _Check(_Run):
         before = self.placement.before
         if s in before:
             state = state.passed(s, before[s])
-        alone = s not in self.copies
-        met = any(_meet(frozenset({a}), frozenset({b})) and not (alone and a.own is not None and a.own == b.own) for a in state.touched for b in found)
-        if met or _meet(state.started, found) or any(_meet(group, found) for group in state.groups):
+        if _meet(state.touched, found, s not in self.copies) or _meet(state.started, found) or any(_meet(group, found) for group in state.groups):
             self.faults.append(s)
         return state
 
@@ -347,9 +330,9 @@ def _short(v: Expr) -> bool:
 
 def _ring(place: Expr, v: Expr) -> bool:
     """Whether an index repeats in the iterations of a loop: it is the remainder of something linear."""
-    linearly = place.op == "mod" and all(m == (v,) or v not in E.variables(*m) for m in linear(place.args[0]))
-    return linearly and place.args[1].op == "const"
+    return place.op == "mod" and place.args[1].op == "const" and coefficient(place.args[0], v) is not None
 
 
-def _meet(copies: Touched, found: Touched) -> bool:
-    return any(a.buffer is b.buffer and a.meets(b) for a in copies for b in found)
+def _meet(before: Touched, found: Touched, own_elements: bool = False) -> bool:
+    """Whether some of both may touch one element that one of them writes; not if `own_elements` keep threads apart that index alike."""
+    return any(a.meets(b) and not (own_elements and a.own is not None and a.own == b.own) for a in before for b in found)

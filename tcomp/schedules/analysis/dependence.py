@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from tcomp.ir import expr as E
-from tcomp.ir.access import indices_of
-from tcomp.ir.expr import Expr, as_expr, bounds
+from tcomp.ir.access import digit, indices_of
+from tcomp.ir.expr import Expr, bounds
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, Stmt, Store, expressions, walk
-from tcomp.ir.simplify import from_linear, linear, simplify
+from tcomp.ir.simplify import from_linear, linear
+from tcomp.schedules.analysis.inverse_maps import Digits
 
 
 def conflict(body: Stmt, variables: Collection[Expr], may_fold: bool) -> Buffer | None:
@@ -63,15 +64,18 @@ def _only_folded(statements: Iterable[Stmt], buffer: Buffer) -> bool:
 
 def determined(places: Sequence[tuple[Expr, ...]], inner: Collection[Expr]) -> set[Expr]:
     """The variables among `inner` that are equal wherever two of the places are, all other variables being fixed."""
-    digits = _Digits()
+    digits = Digits()
     known = {v for v in inner if bounds(v) == (0, 0)}
     todo = [atom for index in zip(*places, strict=True) for atom in _common_terms(index, inner)]
     while todo:
         atom = todo.pop()
         if atom in inner:
             known.add(atom)
-        for whole in digits.add(atom):
-            todo += _common_terms([whole], inner)
+        elif atom.op in ("floordiv", "mod"):
+            d = digit(atom)
+            digits.add(d, atom)
+            if digits.chain(d.whole) is not None:
+                todo += _common_terms([d.whole], inner)
     return known
 
 
@@ -103,37 +107,3 @@ def _common_terms(indices: Sequence[Expr], inner: Collection[Expr]) -> list[Expr
 
 
 UNBOUNDED = 1 << 63  # more than any term weighs
-
-
-class _Digits:
-    """Collects (e // d) % m for growing d; knows e once they are all of its digits."""
-
-    def __init__(self) -> None:
-        self.found: dict[Expr, list[tuple[Expr, Expr | None]]] = {}  # of e: pairs (d, m); m is None for the highest digit
-
-    def add(self, atom: Expr) -> list[Expr]:
-        """The expressions all of whose digits are known, now that this one is."""
-        e, divisor, modulus = atom, as_expr(1), None
-        if atom.op == "mod":
-            e, modulus = atom.args
-            self.found.setdefault(e, []).append((divisor, modulus))
-        complete = [e] if modulus is not None and self._complete(e) else []
-        while e.op == "floordiv":
-            e, divisor = e.args[0], simplify(divisor * e.args[1])
-            self.found.setdefault(e, []).append((divisor, modulus))
-            if self._complete(e):
-                complete.append(e)
-        return complete
-
-    def _complete(self, e: Expr) -> bool:
-        reach: Expr = as_expr(1)
-        lo, hi = bounds(e)
-        while True:
-            digit = next((pair for pair in self.found[e] if pair[0] is reach), None)
-            if digit is None:
-                return False
-            if digit[1] is None:
-                return True
-            reach = simplify(reach * digit[1])
-            if lo is not None and hi is not None and lo >= 0 and reach.op == "const" and reach.attr > hi:
-                return True

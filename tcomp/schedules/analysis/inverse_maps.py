@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tcomp.ir import expr as E
+from tcomp.ir.access import Digit, digit
 from tcomp.ir.expr import Dim, Expr, as_expr, loop_var
 from tcomp.ir.loops import For
 from tcomp.ir.simplify import Linear, from_linear, linear, prove, quotient, simplify
@@ -50,15 +51,41 @@ def inverse(indices: Sequence[Expr], shape: Sequence[Dim], loops: Sequence[For])
 
 
 @dataclass(slots=True)
+class Digits:
+    """Digits of expressions that are known, with their values."""
+
+    found: dict[Expr, dict[Digit, Expr]] = field(default_factory=dict)
+
+    def add(self, d: Digit, value: Expr) -> Expr:
+        """Remember the value of a digit; the value that was known before, if there was one."""
+        return self.found.setdefault(d.whole, {}).setdefault(d, value)
+
+    def chain(self, e: Expr) -> dict[Digit, Expr] | None:
+        """All digits of an expression, from the lowest to the highest; None while one is missing."""
+        chain: dict[Digit, Expr] = {}
+        reach: Expr | None = as_expr(1)
+        nonnegative = prove(e >= 0)
+        while reach is not None:
+            following = next(((d, value) for d, value in self.found[e].items() if d.low is reach), None)
+            if following is None:
+                return None
+            chain[following[0]] = following[1]
+            reach = following[0].high
+            if reach is not None and nonnegative and prove(e < reach):
+                break
+        return chain
+
+
+@dataclass(slots=True)
 class Solution:
-    """What follows from equations of index expressions: `values` of variables; `digits` of expressions e that are not known whole, with
-    the value of (e // d) % m for (d, m), of e // d for (d, None); `conditions` without which the equations have no solution."""
+    """What follows from equations of index expressions: `values` of variables, `digits` of expressions that are not known whole, and the
+    `conditions` without which the equations have no solution."""
 
     unknown: set[Expr]
     values: dict[Expr, Expr] = field(default_factory=dict)
     conditions: list[Expr] = field(default_factory=list)
-    digits: dict[Expr, dict[tuple[Expr, Expr | None], Expr]] = field(default_factory=dict)
-    composed: set[tuple[Expr, Expr, Expr | None]] = field(default_factory=set)  # digits that told the value of their expression
+    digits: Digits = field(default_factory=Digits)
+    composed: set[Digit] = field(default_factory=set)  # digits that told the value of their expression
 
     def solve(self, equations: list[tuple[Expr, Expr]]) -> None:
         """Adds equations expression == value. What cannot be taken apart determines nothing, as long as it is unknown."""
@@ -81,13 +108,12 @@ class Solution:
 
     def check_digits(self) -> None:
         """Requires the digits of what other equations determined."""
-        for e, digits in self.digits.items():
+        for e, digits in self.digits.found.items():
             if not self._open([e]):
                 known = simplify(E.substitute(e, self.values))
-                for (divisor, modulus), value in digits.items():
-                    if (e, divisor, modulus) not in self.composed:
-                        quotient = known // divisor
-                        self._require(E.equal(simplify(quotient if modulus is None else quotient % modulus), value))
+                for d, value in digits.items():
+                    if d not in self.composed:
+                        self._require(E.equal(simplify(known // d.low if d.high is None else known // d.low % d.size), value))
 
     def _open(self, monomial: Sequence[Expr]) -> bool:
         return any(v in self.unknown and v not in self.values for v in E.variables(*monomial))
@@ -145,40 +171,21 @@ class Solution:
                 self._require(E.equal(self.values[atom], value))
             self.values.setdefault(atom, value)
             return []
-        e, divisor, modulus = atom, as_expr(1), None
-        if e.op == "mod":
-            e, modulus = e.args
-        if e.op == "floordiv":
-            e, divisor = e.args
-        if atom.op not in ("mod", "floordiv"):  # a clamped variable, say: tells nothing, but is to agree with what others tell
-            self._require(E.equal(self.digits.setdefault(atom, {}).setdefault((divisor, None), value), value))
+        found = digit(atom)
+        self._require(E.equal(self.digits.add(found, value), value))
+        if found.whole is atom:  # a clamped variable, say: tells nothing, but is to agree with what others tell
             return []
-        found = self.digits.setdefault(e, {}).setdefault((divisor, modulus), value)
-        if found is not value:
-            self._require(E.equal(found, value))
-        whole = self._composed(e)
-        return [] if whole is None else [(e, whole)]
-
-    def _composed(self, e: Expr) -> Expr | None:
-        """The value of an expression whose digits are known, from the lowest to the highest."""
-        reach, total, used = as_expr(1), as_expr(0), set[tuple[Expr, Expr, Expr | None]]()
-        lo, hi = E.bounds(e)
-        while True:
-            found = next(((m, v) for (d, m), v in self.digits[e].items() if d is reach), None)
-            if found is None:
-                return None
-            modulus, value = found
-            used.add((e, reach, modulus))
-            total = simplify(total + value * reach)
-            if modulus is None:
-                self.composed |= used
-                return total
-            self._require(value >= 0)
-            self._require(value < modulus)
-            reach = simplify(reach * modulus)
-            if lo is not None and lo >= 0 and ((reach.op == "const" and hi is not None and hi < reach.attr) or prove(e < reach)):
-                self.composed |= used
-                return total
+        chain = self.digits.chain(found.whole)
+        if chain is None:
+            return []
+        total = as_expr(0)
+        for d, known in chain.items():
+            total = simplify(total + known * d.low)
+            if d.high is not None:
+                self._require(known >= 0)
+                self._require(known < d.size)
+        self.composed |= chain.keys()
+        return [(found.whole, total)]
 
 
 def holds(condition: Expr) -> bool:

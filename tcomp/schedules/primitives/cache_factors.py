@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from math import prod
 
 from tcomp.ir import expr as E
+from tcomp.ir.access import digit
 from tcomp.ir.dtypes import is_float, itemsize
-from tcomp.ir.expr import INDEX, Expr, as_dim, loop_var
+from tcomp.ir.expr import INDEX, Expr, loop_var
 from tcomp.ir.loops import SERIAL, UNROLLED, Accumulate, Allocate, Buffer, For, If, Kernel, Stmt, Store, block, children, expressions, walk
 from tcomp.ir.simplify import linear, prove, simplify
 from tcomp.schedules.primitives.editing import find_loop, fresh, nesting, refuse, replace_loop, temporary
@@ -203,24 +202,9 @@ def _atoms(*indices: Expr) -> list[Expr]:
 def _overlap(a: Expr, b: Expr) -> bool:
     if {v for v in E.variables(a) if v.attr.extent is not None}.isdisjoint(E.variables(b)):  # sizes are the same for all iterations
         return False
-    (v, low, high), (w, first, last) = _digits(a), _digits(b)
-    return v is not w or not (_up_to(high, first) or _up_to(last, low))
+    one, other = digit(a), digit(b)
+    return one.whole is not other.whole or not (_up_to(one.high, other.low) or _up_to(other.high, one.low))
 
 
-Place = Counter[Expr | int]  # the value of a digit: a product of divisors, which are positive
-
-
-def _digits(e: Expr) -> tuple[Expr, Place, Place | None]:
-    """(x, low, high), where an expression consists of the digits of x from the place `low` up to that of `high`, or of all from there on."""
-    if e.op not in ("floordiv", "mod"):
-        return e, Counter(), None
-    x, low, high = _digits(e.args[0])
-    place = low + Counter([as_dim(e.args[1])])
-    return (x, place, high) if e.op == "floordiv" else (x, low, place)
-
-
-def _up_to(high: Place | None, low: Place) -> bool:
-    if high is None:
-        return False
-    sizes = [prod(n**count for n, count in place.items() if isinstance(n, int)) for place in (high, low)]
-    return sizes[0] <= sizes[1] and all(low[n] >= count for n, count in high.items() if isinstance(n, Expr))
+def _up_to(high: Expr | None, low: Expr) -> bool:
+    return high is not None and (prove(high <= low) or prove(E.equal(low % high, 0)))

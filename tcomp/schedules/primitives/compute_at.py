@@ -380,14 +380,14 @@ class _Part:
         extent: list[Dim] = []
         for place, whole in zip(self.places, self.buffer.shape, strict=True):
             start, size = as_expr(0), whole
-            for e, digits in solution.digits.items():
+            for e, digits in solution.digits.found.items():
                 offset = difference(e, place)
-                known = {d.attr: (m, value) for (d, m), value in digits.items() if d.op == "const" and offset.op == "const"}
+                known = {d.low.attr: (d.high, value) for d, value in digits.items() if d.low.op == "const" and offset.op == "const"}
                 above: Dim | None = whole if prove(E.equal(offset, 0)) else None  # the place of a digit, if all higher ones are known
-                for divisor, (modulus, value) in sorted(known.items(), reverse=True):
-                    if modulus is None:
+                for divisor, (high, value) in sorted(known.items(), reverse=True):
+                    if high is None:
                         start, size = value * divisor - offset, divisor
-                    elif above is not None and same_dim(as_dim(modulus * divisor), above):
+                    elif above is not None and same_dim(as_dim(high), above):
                         start, size = start + value * divisor, divisor
                     else:
                         continue
