@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tcomp.codegen.cuda.barriers import FOLLOWED, Placement, phases, place, under_way, unproved
+from tcomp.codegen.cuda.barriers import MAX_TRACKED, Placement, pending_groups, place, unproved
 from tcomp.codegen.cuda.kernel import emit_kernel
+from tcomp.codegen.cuda.phases import phases
 from tcomp.ir import te
 from tcomp.ir.expr import Expr, as_expr
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, If, Kernel, Stmt, block, loop, store
@@ -112,11 +113,11 @@ def test_rings_of_different_length(stages: int) -> None:
 def test_groups_beyond_those_that_are_told_apart() -> None:
     """More groups are under way than are followed one by one: an old one is waited for as if it were the newest of them."""
     ring = Buffer("ring", "float32", (1, THREADS), "shared")
-    others = [Buffer(f"r{n}", "float32", (1, THREADS), "shared") for n in range(FOLLOWED + 3)]
+    others = [Buffer(f"r{n}", "float32", (1, THREADS), "shared") for n in range(MAX_TRACKED + 3)]
     more = [block(copy(f"copy{n}", b, 0, n), use(f"use{n}", X, n)) for n, b in enumerate(others)]
     body = block(copy("copy", ring, 0, 1), use("between", X, 0), *more, use("use", ring, 0))
     placement, copies = placed(body)
-    assert list(placement.before.values()) == [FOLLOWED - 1] and under_way(body, copies, placement) > FOLLOWED
+    assert list(placement.before.values()) == [MAX_TRACKED - 1] and pending_groups(body, copies, placement) > MAX_TRACKED
     assert not races(body)
 
 
@@ -163,7 +164,7 @@ def test_copies_of_two_kinds_take_one_barrier_and_their_groups_are_counted(stage
     body = block(prologue, loop("k", SIZE, lambda k: block(either("k", (k + ahead) % stages, k + ahead), use("use", ring, k % stages))))
     placement, copies = placed(body)
     assert [(type(s), n) for s, n in placement.before.items()] == [(If, stages - 2)] and placement.groups == copies
-    assert under_way(body, copies, placement) == ahead
+    assert pending_groups(body, copies, placement) == ahead
     assert not races(body, range(min(3 * stages, 10)))
 
 
@@ -249,7 +250,7 @@ def test_a_barrier_that_is_missing_is_not_proved(body: Stmt, data: st.DataObject
         return
     left_out = data.draw(st.sampled_from(list(placement.before)))
     fewer = Placement({s: n for s, n in placement.before.items() if s is not left_out}, placement.groups)
-    late = Placement({s: FOLLOWED if s is left_out else n for s, n in placement.before.items()}, placement.groups)
+    late = Placement({s: MAX_TRACKED if s is left_out else n for s, n in placement.before.items()}, placement.groups)
     for changed in (fewer, late):
         if not unproved(body, copies, changed):
             for n in range(7):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tcomp.codegen.cuda import nvrtc
-from tcomp.codegen.cuda.barriers import FOLLOWED
+from tcomp.codegen.cuda.barriers import MAX_TRACKED
 from tcomp.codegen.cuda.kernel import emit_kernel
 from tcomp.errors import CodegenError, ScheduleError
 from tcomp.ir import te
@@ -253,7 +253,7 @@ def test_what_stands_around() -> None:
 
 
 def test_more_groups_than_are_followed() -> None:
-    rings = Buffer("ring", "float32", (FOLLOWED + 1, 4), "shared")
-    many = [block(run(rings, n, n, f"i{n}"), use(X, n, f"t{n}")) for n in range(FOLLOWED + 1)]
-    with pytest.raises(CodegenError, match=f"more than {FOLLOWED} groups of copies may be under way"):
+    rings = Buffer("ring", "float32", (MAX_TRACKED + 1, 4), "shared")
+    many = [block(run(rings, n, n, f"i{n}"), use(X, n, f"t{n}")) for n in range(MAX_TRACKED + 1)]
+    with pytest.raises(CodegenError, match=f"more than {MAX_TRACKED} groups of copies may be under way"):
         emit_kernel(kernel(rings, *many), HOPPER)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tcomp.codegen.cuda import nvrtc
-from tcomp.codegen.cuda.async_copies import whole
+from tcomp.codegen.cuda.async_copies import without_lane
 from tcomp.codegen.cuda.kernel import emit_kernel
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import BITS, to_numpy
@@ -177,14 +177,14 @@ def test_conditions_of_whole_vectors() -> None:
         E.binary("and", i < 3, i * 8 + v < 40),
         -v + i * 4 > 0,
     ):
-        found = whole(condition, lane)
+        found = without_lane(condition, lane)
         assert v not in E.variables(found), condition
         for at in range(30):
             for n in range(4):
                 values = {i: E.const(at), v: E.const(n)}
                 assert E.substitute(found, values).attr == E.substitute(condition, values).attr
     for condition in (i * 4 + v < 13, i * 4 + v < i, i * 3 + v < 12, 9 <= i * 4 + v, v < 2, i * 4 + v * 2 < 16, E.equal(i, v)):
-        assert v in E.variables(whole(condition, lane)), condition
+        assert v in E.variables(without_lane(condition, lane)), condition
 
 
 @needs_compiler

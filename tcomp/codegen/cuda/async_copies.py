@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import copysign
-from typing import TYPE_CHECKING
 
-from tcomp.codegen.cuda.barriers import phases
+from tcomp.codegen.cuda.function import FunctionBuilder
+from tcomp.codegen.cuda.phases import phases
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir.dtypes import itemsize
@@ -20,14 +20,11 @@ from tcomp.ir.instruction import CopyOp
 from tcomp.ir.loops import Stmt
 from tcomp.ir.simplify import difference, from_linear, linear
 
-if TYPE_CHECKING:
-    from tcomp.codegen.cuda.kernel import Function
-
-OLDEST = 80  # the first architecture that copies in the background
+OLDEST_ARCHITECTURE = 80  # `cp.async` exists from compute capability 8.0 on (PTX ISA 8.5, section 9.7.9.25.3)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ThreadCopy:
     """What one thread copies at once: positions in both buffers, and the condition that it is not zero."""
 
     target: L.Store
@@ -38,13 +35,13 @@ class Piece:
     condition: Expr | None
 
 
-def copies(f: Function, body: Stmt) -> Iterator[Stmt]:
-    """Of some phases those that only start copies."""
-    if f.target.compute_capability >= OLDEST:
+def copy_phases(f: FunctionBuilder, body: Stmt) -> Iterator[Stmt]:
+    """The phases of a statement that only start copies."""
+    if f.target.compute_capability >= OLDEST_ARCHITECTURE:
         yield from (s for s in phases(body) if _only_copies(f, s))
 
 
-def _only_copies(f: Function, phase: Stmt) -> bool:
+def _only_copies(f: FunctionBuilder, phase: Stmt) -> bool:
     found = 0
 
     def visit(s: Stmt, lanes: L.For | None) -> bool:
@@ -52,7 +49,7 @@ def _only_copies(f: Function, phase: Stmt) -> bool:
         match s:
             case L.Store():
                 found += 1
-                return piece(f, s, lanes) is not None or (lanes is not None and piece(f, s, None) is not None)
+                return copy_of(f, s, lanes) is not None or (lanes is not None and copy_of(f, s, None) is not None)
             case L.For(kind=kind) if not E.reads(as_expr(s.extent)):
                 return visit(s.body, s if kind == L.VECTORIZED else None)
             case L.If(cond, then, None) if not E.reads(cond):
@@ -67,7 +64,7 @@ def _only_copies(f: Function, phase: Stmt) -> bool:
     return visit(phase, None) and found > 0
 
 
-def piece(f: Function, s: Stmt, lanes: L.For | None) -> Piece | None:
+def copy_of(f: FunctionBuilder, s: Stmt, lanes: L.For | None) -> ThreadCopy | None:
     """The copy that a store is, of all `lanes` together if given; None if it is none."""
     if not isinstance(s, L.Store) or s.buffer.scope != "shared":
         return None
@@ -85,24 +82,24 @@ def piece(f: Function, s: Stmt, lanes: L.For | None) -> Piece | None:
         if f.target.has("scalar") or not isinstance(lanes.extent, int):
             return None
         count = lanes.extent
-        if condition is not None and lanes.var in E.variables(condition := whole(condition, lanes)):
+        if condition is not None and lanes.var in E.variables(condition := without_lane(condition, lanes)):
             return None
         first, second = f.vector_start(s.buffer, s.indices, lanes.var, count), f.vector_start(source.attr, source.args, lanes.var, count)
         if first is None or second is None:
             return None
         starts = first, second
     size = count * itemsize(s.buffer.dtype)
-    return Piece(s, starts[0], source, starts[1], size, condition) if size in (4, 8, 16) else None
+    return ThreadCopy(s, starts[0], source, starts[1], size, condition) if size in (4, 8, 16) else None
 
 
 def _is_zero(e: Expr) -> bool:
     return e.op == "const" and e.attr == 0 and copysign(1, e.attr) > 0
 
 
-def start(f: Function, p: Piece) -> None:
+def start_copy(f: FunctionBuilder, p: ThreadCopy) -> None:
     """Emit a copy."""
     f.used_buffers[p.source.attr] = None
-    f.count(p.start, p.source_start, *([] if p.condition is None else [p.condition]))
+    f.begin_statement(p.start, p.source_start, *([] if p.condition is None else [p.condition]))
     size = "" if p.condition is None else f", {f.value(p.condition)} ? {p.size} : 0"
     target, source = f.names[p.target.buffer], f.names[p.source.attr]
     f.line(f"{f.helper('start_copy')}<{p.size}>({target} + {f.value(p.start)}, {source} + {f.value(p.source_start)}{size});")
@@ -115,16 +112,16 @@ def whole_vectors(s: Stmt) -> Stmt:
     """The statement with conditions inside of vectorized loops that do not name the lane where they need not."""
     s = L.with_children(s, [whole_vectors(c) for c in L.children(s)])
     if isinstance(s, L.For) and s.kind == L.VECTORIZED and isinstance(s.body, L.If):
-        return replace(s, body=replace(s.body, cond=whole(s.body.cond, s)))
+        return replace(s, body=replace(s.body, cond=without_lane(s.body.cond, s)))
     return s
 
 
-def whole(condition: Expr, lanes: L.For) -> Expr:
+def without_lane(condition: Expr, lanes: L.For) -> Expr:
     """An equal condition, without the lane in those parts that hold for all lanes or for none: `4 * i + lane < 12` is `4 * i < 12`."""
-    return E.all_of([_whole(c, lanes.var, lanes.extent) if isinstance(lanes.extent, int) else c for c in E.conjuncts(condition)])
+    return E.all_of([_without_lane(c, lanes.var, lanes.extent) if isinstance(lanes.extent, int) else c for c in E.conjuncts(condition)])
 
 
-def _whole(c: Expr, lane: Expr, lanes: int) -> Expr:
+def _without_lane(c: Expr, lane: Expr, lanes: int) -> Expr:
     if c.op not in ("lt", "le") or c.args[0].dtype != INDEX or lane not in E.variables(c) or E.reads(c):
         return c
     terms = dict(linear(difference(c.args[1], c.args[0])))  # a < b is 0 < b - a

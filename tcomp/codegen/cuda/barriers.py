@@ -1,6 +1,6 @@
 """Where the threads of a block wait: for each other, and for the copies that they have started.
 
-A *phase* is a statement that the threads of a block execute without waiting for each other. Some phases only start copies, which run in
+Some phases (see `phases`) only start copies, which run in
 the background until they are waited for, in groups, the oldest first.
 
 - A barrier stands in front of a phase that touches what another thread may have written since the last one, or writes what it read.
@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import lcm
 
+from tcomp.codegen.cuda.phases import has_threads, is_phase, phases
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir.access import accesses, coefficient
@@ -28,7 +29,7 @@ from tcomp.ir.expr import Expr, as_expr, bounds, evaluate_int
 from tcomp.ir.loops import Buffer, Stmt
 from tcomp.ir.simplify import prove
 
-FOLLOWED = 16  # iterations, and groups of copies, up to which each is told from the others
+MAX_TRACKED = 16  # iterations, and groups of copies, up to which each is told from the others: it bounds how often a loop is followed
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Touch:
     own: frozenset[tuple[int, str]] | None
     places: tuple[Expr | int | None, ...]
 
-    def meets(self, other: Touch) -> bool:
+    def conflicts(self, other: Touch) -> bool:
         """Whether both may touch one element of the buffer, and one of them writes it."""
         if self.buffer is not other.buffer or not (self.writes or other.writes):
             return False
@@ -53,33 +54,6 @@ class Touch:
 
 Touched = frozenset[Touch]
 _NOTHING: Touched = frozenset()
-
-
-def has_threads(s: Stmt) -> bool:
-    return any(isinstance(x, L.For) and x.kind.startswith("thread") for x in L.walk(s))
-
-
-def is_phase(s: Stmt) -> bool:
-    """Whether a statement is a phase; else its parts are, or hold some."""
-    match s:
-        case L.Block():
-            return False
-        case L.Allocate(buffer, body):
-            return buffer.scope != "shared" and not has_threads(body)
-        case L.For(_, _, body, kind):
-            return kind.startswith("thread") or not (kind.startswith("block") or has_threads(body))
-        case L.If():
-            return not has_threads(s)
-    return True
-
-
-def phases(s: Stmt) -> Iterator[Stmt]:
-    """The phases of a statement."""
-    if is_phase(s):
-        yield s
-    else:
-        for child in L.children(s):
-            yield from phases(child)
 
 
 def touched(phase: Stmt) -> Touched:
@@ -112,35 +86,36 @@ def place(body: Stmt, copies: Collection[Stmt]) -> Placement:
     """The barriers of a function, some of whose phases are `copies`."""
     accesses = {s: touched(s) for s in phases(body)}
 
-    def settled(found: Placement, waits: bool) -> Placement:
+    def completed(found: Placement, waits: bool) -> Placement:
+        """Followed until nothing is missing any more."""
         known: tuple[object, ...] = ()
         while known != (known := (dict(found.before), set(found.groups))):
             _Run(found, accesses, copies, waits).follow(body, _State())
         return found
 
-    found = settled(Placement({}, set(_last(body, copies))), False)  # the barriers that are needed anyway: copies can be waited for there
+    found = completed(Placement({}, set(_group_ends(body, copies))), False)  # the barriers that are needed anyway: copies can be waited for there
     for branches in (x for x in L.walk(body) if isinstance(x, L.If)):  # one in front of both stands for those at their beginnings
         firsts = [next(phases(branch), branches) for branch in L.children(branches)]
         if len(firsts) == 2 and all(x in found.before for x in firsts):
-            one = settled(Placement({x: n for x, n in found.before.items() if x not in firsts} | {branches: None}, set(found.groups)), False)
+            one = completed(Placement({x: n for x, n in found.before.items() if x not in firsts} | {branches: None}, set(found.groups)), False)
             found = min(found, one, key=lambda p: len(p.before))
     for s in list(found.before):  # one that was found later may stand for it: what comes first in a loop is also reached from its end
-        fewer = settled(Placement({x: n for x, n in found.before.items() if x is not s}, set(found.groups)), False)
+        fewer = completed(Placement({x: n for x, n in found.before.items() if x is not s}, set(found.groups)), False)
         found = min(found, fewer, key=lambda p: len(p.before))
-    return settled(found, True)
+    return completed(found, True)
 
 
 def unproved(body: Stmt, copies: Collection[Stmt], placement: Placement, counted: Collection[Stmt] = ()) -> list[Stmt]:
-    """The statements of a function where threads may meet in spite of a placement: what they touch, another thread may have written since
+    """The statements of a function where threads may conflict in spite of a placement: what they touch, another thread may have written since
     the last barrier, or may be copying; or a barrier that not all threads may reach, as it stands under what they do not share (or one of
     the phases that are `counted`: all threads count them alike)."""
     check = _checked(body, copies, placement)
-    return list(dict.fromkeys(check.faults + list(_apart(body, {*placement.before, *counted}, False))))
+    return list(dict.fromkeys(check.faults + list(_divergent_barriers(body, {*placement.before, *counted}, False))))
 
 
-def under_way(body: Stmt, copies: Collection[Stmt], placement: Placement) -> int:
+def pending_groups(body: Stmt, copies: Collection[Stmt], placement: Placement) -> int:
     """How many groups of copies there are at once, at most, that were not waited for, the one that is not complete among them; more than
-    `FOLLOWED` stands for any such number."""
+    `MAX_TRACKED` stands for any such number."""
     return _checked(body, copies, placement).most
 
 
@@ -150,17 +125,17 @@ def _checked(body: Stmt, copies: Collection[Stmt], placement: Placement) -> _Che
     return check
 
 
-def _apart(s: Stmt, barriers: Collection[Stmt], apart: bool) -> Iterator[Stmt]:
+def _divergent_barriers(s: Stmt, barriers: Collection[Stmt], divergent: bool) -> Iterator[Stmt]:
     """Barriers under conditions and loops that a thread decides by what it keeps to itself."""
-    if apart and s in barriers:
+    if divergent and s in barriers:
         yield s
     if not is_phase(s):
-        apart = apart or any(r.attr.scope == "register" for r in E.reads(*L.expressions(s)))
+        divergent = divergent or any(r.attr.scope == "register" for r in E.reads(*L.expressions(s)))
         for child in L.children(s):
-            yield from _apart(child, barriers, apart)
+            yield from _divergent_barriers(child, barriers, divergent)
 
 
-def _last(s: Stmt, copies: Collection[Stmt], more: bool = False) -> Iterator[Stmt]:
+def _group_ends(s: Stmt, copies: Collection[Stmt], more: bool = False) -> Iterator[Stmt]:
     """The copies that no other one follows at once: they complete a group."""
     if s in copies:
         if not more:
@@ -168,10 +143,10 @@ def _last(s: Stmt, copies: Collection[Stmt], more: bool = False) -> Iterator[Stm
     elif isinstance(s, L.Block):
         for inner, following in itertools.pairwise((*s.stmts, None)):
             if inner is not None:
-                yield from _last(inner, copies, following in copies)
+                yield from _group_ends(inner, copies, following in copies)
     elif not is_phase(s):
         for child in L.children(s):
-            yield from _last(child, copies)
+            yield from _group_ends(child, copies)
 
 
 # ---------------------------------------------------------------- following the phases
@@ -189,17 +164,19 @@ class _State:
     since: int = 0  # groups completed after it
 
     def passed(self, barrier: Stmt, pending: int | None) -> _State:
+        """Behind a barrier, and a wait for all groups but some."""
         return replace(self, touched=_NOTHING, groups=self.groups[:pending], barrier=barrier, since=0)
 
-    def completed(self) -> _State:
+    def with_group(self) -> _State:
+        """Behind the end of a group."""
         groups = (self.started, *self.groups)
-        if len(groups) > FOLLOWED:  # the oldest ones are not told apart any more
-            groups = (*groups[: FOLLOWED - 1], groups[FOLLOWED - 1] | groups[FOLLOWED])
-        barrier, since = (self.barrier, self.since + 1) if self.since < FOLLOWED else (None, 0)
+        if len(groups) > MAX_TRACKED:  # the oldest ones are not told apart any more
+            groups = (*groups[: MAX_TRACKED - 1], groups[MAX_TRACKED - 1] | groups[MAX_TRACKED])
+        barrier, since = (self.barrier, self.since + 1) if self.since < MAX_TRACKED else (None, 0)
         return replace(self, groups=groups, started=_NOTHING, copy=None, barrier=barrier, since=since)
 
 
-def _joined(a: _State, b: _State) -> _State:
+def _join(a: _State, b: _State) -> _State:
     """What may have been touched in either state."""
     same = a.barrier is b.barrier and a.since == b.since
     return _State(
@@ -224,6 +201,7 @@ class _Run:
     most: int = 0  # groups that were not waited for, with the one that is not complete
 
     def follow(self, s: Stmt, state: _State) -> _State:
+        """The state behind a statement."""
         if is_phase(s):
             return self.phase(s, state)
         match s:
@@ -232,12 +210,13 @@ class _Run:
                 return self.follow(body, state) if kind.startswith("block") else self.loop(s, state)
             case L.If(cond, then, otherwise):
                 state = self.arrive(s, self.read(cond), state)
-                return _joined(self.follow(then, state), state if otherwise is None else self.follow(otherwise, state))
+                return _join(self.follow(then, state), state if otherwise is None else self.follow(otherwise, state))
         for child in L.children(s):
             state = self.follow(child, state)
         return state
 
     def loop(self, s: L.For, state: _State) -> _State:
+        """The state behind a loop: it is followed until a state repeats."""
         moving = [e for x in phases(s.body) for a in self.accesses[x] for e in a.places if isinstance(e, Expr) and s.var in E.variables(e)]
         exact = bool(moving) and _short(s.var)
         period = lcm(*(int(e.args[1].attr) for e in moving if _ring(e, s.var)))
@@ -257,16 +236,17 @@ class _Run:
             seen.add(moment)
             ends.append(state)
         self.values.pop(s.var, None)
-        return replace(reduce(_joined, ends), barrier=None, since=0)  # a wait inside would be repeated by all iterations
+        return replace(reduce(_join, ends), barrier=None, since=0)  # a wait inside would be repeated by all iterations
 
     def phase(self, s: Stmt, state: _State) -> _State:
+        """The state behind a phase."""
         found = frozenset(replace(a, places=tuple(map(self.place, a.places))) for a in self.accesses[s])
         state = self.arrive(s, found, state)
         if s not in self.copies:
             return replace(state, touched=state.touched | found)
         state = replace(state, started=state.started | found, copy=s)
         self.most = max(self.most, len(state.groups) + 1)
-        return state.completed() if s in self.placement.groups else state
+        return state.with_group() if s in self.placement.groups else state
 
     def arrive(self, s: Stmt, found: Touched, state: _State) -> _State:
         """In front of a statement: with the barrier and the wait that it needs."""
@@ -274,16 +254,16 @@ class _Run:
         if s in before:
             state = state.passed(s, before[s])
         alone = s not in self.copies  # a copy and a thread are two, even if the thread has started it
-        if _meet(state.touched, found, alone):
+        if _conflict(state.touched, found, alone):
             before.setdefault(s, None)
             state = state.passed(s, before[s])
         if not self.waits:
             return state
-        if _meet(state.started, found):
+        if _conflict(state.started, found):
             assert state.copy is not None
             self.placement.groups.add(state.copy)
-            state = state.completed()
-        needed = next((n for n, group in enumerate(state.groups) if _meet(group, found)), None)
+            state = state.with_group()
+        needed = next((n for n, group in enumerate(state.groups) if _conflict(group, found)), None)
         if needed is None:
             return state
         if state.barrier is None or needed < state.since:
@@ -295,6 +275,7 @@ class _Run:
         return replace(state, groups=state.groups[:needed])
 
     def read(self, e: Expr) -> Touched:
+        """What the evaluation of a condition or an extent touches."""
         return frozenset(Touch(r.attr, False, None, (None,) * len(r.args)) for r in E.reads(e) if r.attr.scope != "register")
 
     def place(self, place: Expr | int | None) -> int | None:
@@ -314,10 +295,11 @@ class _Check(_Run):
     faults: list[Stmt] = field(default_factory=list)
 
     def arrive(self, s: Stmt, found: Touched, state: _State) -> _State:
+        """In front of a statement: notes it if a barrier is missing."""
         before = self.placement.before
         if s in before:
             state = state.passed(s, before[s])
-        if _meet(state.touched, found, s not in self.copies) or _meet(state.started, found) or any(_meet(group, found) for group in state.groups):
+        if _conflict(state.touched, found, s not in self.copies) or _conflict(state.started, found) or any(_conflict(group, found) for group in state.groups):
             self.faults.append(s)
         return state
 
@@ -325,7 +307,7 @@ class _Check(_Run):
 def _short(v: Expr) -> bool:
     """Whether a loop has few iterations: each is told from the others."""
     high = bounds(v)[1]
-    return high is not None and high < FOLLOWED
+    return high is not None and high < MAX_TRACKED
 
 
 def _ring(place: Expr, v: Expr) -> bool:
@@ -333,6 +315,6 @@ def _ring(place: Expr, v: Expr) -> bool:
     return place.op == "mod" and place.args[1].op == "const" and coefficient(place.args[0], v) is not None
 
 
-def _meet(before: Touched, found: Touched, own_elements: bool = False) -> bool:
+def _conflict(before: Touched, found: Touched, own_elements: bool = False) -> bool:
     """Whether some of both may touch one element that one of them writes; not if `own_elements` keep threads apart that index alike."""
-    return any(a.meets(b) and not (own_elements and a.own is not None and a.own == b.own) for a in before for b in found)
+    return any(a.conflicts(b) and not (own_elements and a.own is not None and a.own == b.own) for a in before for b in found)

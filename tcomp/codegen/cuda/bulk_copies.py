@@ -1,7 +1,7 @@
 """Bulk copies (`cp.async.bulk`, from sm_90 on): a thread starts a copy of a whole run from global to shared memory.
 
-Which copies are of this kind the program says (`bulk_copy`, see `schedules.instructions`). They belong to the groups of `cuda_barriers.py`
-like those of `cuda_copies.py`, of which there may be some in the same group: what differs is how a group is waited for.
+Which copies are of this kind the program says (`bulk_copy`, see `schedules.instructions`). They belong to the groups of `barriers`
+like those of `async_copies`, of which there may be some in the same group: what differs is how a group is waited for.
 
 - Each group that is under way has a barrier object in shared memory. A thread announces the bytes of a run there before it starts the copy,
   and arrives when the group is complete; the object completes a phase when all of these threads have arrived and all bytes announced are
@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from tcomp.codegen.cuda.barriers import FOLLOWED, phases, under_way
+from tcomp.codegen.cuda.barriers import MAX_TRACKED, Placement, pending_groups
+from tcomp.codegen.cuda.function import FunctionBuilder
+from tcomp.codegen.cuda.phases import phases, threads_along
 from tcomp.ir import loops as L
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import as_expr
@@ -31,9 +32,6 @@ from tcomp.ir.instruction import RUN, CopyOp, match
 from tcomp.ir.loops import Buffer, Stmt
 from tcomp.ir.polyhedral.model import written_twice
 from tcomp.ir.simplify import linear
-
-if TYPE_CHECKING:
-    from tcomp.codegen.cuda.kernel import Function
 
 
 def bulk_copies(s: Stmt) -> Iterator[L.Call]:
@@ -45,7 +43,7 @@ class BulkCopies:
     """The bulk copies of one `__global__` function; false if it has none. `threads`: those that start some arrive, along each axis the first
     ones."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: FunctionBuilder) -> None:
         self.function = function
         self.threads = [1, 1, 1]
         self.ring = 0
@@ -54,8 +52,8 @@ class BulkCopies:
     def __bool__(self) -> bool:
         return self.ring > 0
 
-    def survey(self, body: Stmt) -> None:
-        """Refuses what cannot be copied in bulk."""
+    def survey(self, body: Stmt, barriers: Placement) -> None:
+        """Count the threads and the groups of copies. Raises `CodegenError` for what cannot be copied in bulk."""
         f = self.function
         calls = list(bulk_copies(body))
         for s in calls:
@@ -76,14 +74,11 @@ class BulkCopies:
                 if (twice := written_twice(phase)) is not None:
                     why = "copies in the background arrive in any order"
                     raise f.fail(f"elements of `{twice.name}` may be copied to more than once between two barriers", f"{why}\n{phase}")
-                for x in L.walk(phase):
-                    if isinstance(x, L.For) and x.kind.startswith("thread") and isinstance(x.extent, int):
-                        axis = "xyz".index(x.kind[-1])
-                        self.threads[axis] = max(self.threads[axis], x.extent)
+                threads_along(phase, self.threads)
         if calls:
-            most = under_way(body, f.copies, f.waits)
-            if most > FOLLOWED:
-                raise f.fail(f"more than {FOLLOWED} groups of copies may be under way", hint="wait for some earlier")
+            most = pending_groups(body, f.copies, barriers)
+            if most > MAX_TRACKED:
+                raise f.fail(f"more than {MAX_TRACKED} groups of copies may be under way", hint="wait for some earlier")
             self.ring = 1 << (most - 1).bit_length()
 
     # ------------------------------------------------------------ emission
@@ -100,6 +95,7 @@ class BulkCopies:
         f.line(f"unsigned int {self.started} = 0, {self.waited} = 0;  // groups of copies")
 
     def start(self, s: L.Call) -> None:
+        """One thread announces the bytes of a run, and starts its copy."""
         f = self.function
         instruction, op = s.instruction, s.instruction.emission
         assert isinstance(op, CopyOp)
@@ -112,7 +108,7 @@ class BulkCopies:
                 why = f"the run begins at element {start}, which is not certainly a multiple of {RUN} bytes"
                 raise f.fail(f"`{buffer.name}` cannot be copied by `{instruction.name}`", why, "copy it by threads, or pad its rows")
             f.used_buffers[buffer] = None
-            f.count(start)
+            f.begin_statement(start)
             places.append(f"{f.names[buffer]} + {f.value(start)}")
         size = instruction.loops[0].extent * itemsize(instruction.result.dtype)
         f.line(f"// {instruction.name}")

@@ -20,21 +20,26 @@ from tcomp.ir.expr import INDEX, Expr, as_expr, bounds
 from tcomp.ir.loops import Buffer, Kernel
 from tcomp.ir.simplify import prove, simplify
 
-_LINE = 110  # longer expressions are cut into named parts
-_DEEP = 30
+_MAX_LENGTH = 110  # characters: longer expressions are cut into named parts, so that the text stays readable
+_MAX_DEPTH = 30  # operators: deeper expressions are computed operands first, as Python's stack is limited
 _RESERVED = """
     auto bool break case char class const continue default delete do double else enum extern false float for friend goto
     if inline int long new operator private protected public register return short signed sizeof static struct
     switch template this true typedef union unsigned using virtual void volatile while min max and or xor not
 """
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "eq": "==", "ne": "!=", "and": "&", "or": "|", "xor": "^"}
+_FLOAT_HELPERS = {"min": "minimum", "max": "maximum", "floordiv": "float_floor_div", "mod": "float_mod"}
+_INTEGER_HELPERS = {
+    "min": "minimum", "max": "maximum", "floordiv": "floor_div", "mod": "floor_mod", "truncdiv": "trunc_div", "truncmod": "trunc_mod",
+    "pow": "power", "shl": "shift_left", "shr": "shift_right",
+}  # fmt: skip
 
 
 class Expressions:
     """Lines of text, and the values computed on them.
 
-    `names`: of buffers and variables. `scopes`: names of values of the statement at hand, by nesting. `lanes`: elements of vectors that
-    have been loaded. `kept`: the dimensions that are left of register buffers which each thread has a part of.
+    `names`: of buffers and variables. `scopes`: names of values of the statement at hand, by nesting. `loaded_lanes`: elements of vectors
+    that have been loaded. `kept`: the dimensions that are left of register buffers which each thread has a part of.
     """
 
     def __init__(self, kernel: Kernel, helpers: set[str]) -> None:
@@ -47,34 +52,33 @@ class Expressions:
         self.used_scalars: dict[Expr, None] = {}
         self.kept: dict[Buffer, tuple[int, ...]] = {}
         self.scopes: list[dict[Expr, str]] = [{}]
-        self.lanes: dict[Expr, str] = {}
+        self.loaded_lanes: dict[Expr, str] = {}
         self.uses: Counter[Expr] = Counter()
         self.depth = 0
 
     def fail(self, what: str, why: str = "", hint: str = "") -> CodegenError:
+        """The error that the kernel cannot be compiled."""
         return CodegenError(what, where=self.kernel.name, why=why, hint=hint)
 
     # ------------------------------------------------------------ text
 
     def line(self, text: str) -> None:
+        """Add a line of text."""
         self.lines.append("  " * self.indent + text)
 
     @contextmanager
     def braces(self, head: str) -> Iterator[None]:
+        """A block of lines behind a head: what is named within is unknown outside."""
         self.line(f"{head} {{".lstrip())
-        with self.scope():
-            yield
-        self.line("}")
-
-    @contextmanager
-    def scope(self) -> Iterator[None]:
         self.indent += 1
         self.scopes.append({})
         yield
         self.scopes.pop()
         self.indent -= 1
+        self.line("}")
 
     def fresh(self, name: str) -> str:
+        """A C++ identifier like `name` that is not taken yet."""
         name = re.sub(r"\W|^(?=\d)", "_", name, flags=re.ASCII) or "_"
         candidate, number = name, 1
         while candidate in self.taken or candidate.startswith("__"):
@@ -83,20 +87,24 @@ class Expressions:
         self.taken.add(candidate)
         return candidate
 
-    def note(self, e: Expr) -> None:
+    def note_scalars(self, e: Expr) -> None:
+        """Remember which scalar parameters of the kernel an expression uses."""
         for v in E.variables(e):
             if v in self.kernel.scalars:
                 self.used_scalars[v] = None
 
     def loaded(self, dtype: str, place: str) -> str:
+        """The value of what lies at a place in memory."""
         if dtype in HALF:
             return f"{self.helper('load_' + HALF[dtype])}({place})"
         return f"({place} != 0)" if dtype == "bool" else place
 
     def stored(self, dtype: str, value: str) -> str:
+        """A value as it is kept in memory."""
         return f"{self.helper('store_' + HALF[dtype])}({value})" if dtype in HALF else value
 
     def helper(self, name: str) -> str:
+        """The name of a device function of `HELPERS`, which the program then defines."""
         self.helpers.add(name)
         return name
 
@@ -111,6 +119,7 @@ class Expressions:
         return simplify(position)
 
     def address(self, buffer: Buffer, indices: Sequence[Expr]) -> str:
+        """The text of the position of an element that a statement touches."""
         if buffer not in self.names:
             raise self.fail(f"buffer `{buffer.name}` is used but is neither parameter nor allocated")
         self.used_buffers[buffer] = None
@@ -126,28 +135,31 @@ class Expressions:
         return e.op in ("var", "const", "cast") or all(self.narrow(a) for a in e.args if a.dtype == INDEX)
 
     def index_type(self, e: Expr) -> str:
+        """The C++ type of an index."""
         return "int" if self.narrow(e) else "long long"
 
     # ------------------------------------------------------------ expressions
 
     def expression(self, e: Expr) -> str:
-        """The text of an expression; parts that are used several times or are long get names, on lines of their own."""
-        self.count(e)
+        """The text of an expression of a new statement; parts that are used several times or are long get names, on lines of their own."""
+        self.begin_statement(e)
         return self.value(e)
 
-    def count(self, *roots: Expr) -> None:
-        """A new statement: what was read before may be out of date."""
+    def begin_statement(self, *roots: Expr) -> None:
+        """A new statement, of these expressions: what was read before may be out of date."""
         self.scopes = [{} for _ in self.scopes]
         self.uses = Counter(a for e in E.walk(*roots) for a in e.args)
         self.uses.update(roots)
         for root in roots:
-            self.note(root)
+            self.note_scalars(root)
 
     def find(self, e: Expr) -> str | None:
+        """The name of a value of this statement, if it has one here."""
         return next((scope[e] for scope in reversed(self.scopes) if e in scope), None)
 
     def value(self, e: Expr) -> str:
-        found = self.lanes.get(e) or self.find(e)
+        """The text of an expression within a statement."""
+        found = self.loaded_lanes.get(e) or self.find(e)
         if found is not None:
             return found
         if e.op == "var":
@@ -158,39 +170,38 @@ class Expressions:
             text = literal(e.attr, "int32" if self.narrow(e) else e.dtype)
             return self.helper("bits") + text[4:] if text.startswith("bits<") else text
         depth, self.depth = self.depth, self.depth + 1
-        if depth > _DEEP:  # a long chain: operands first, or it would exhaust Python's stack
+        if depth > _MAX_DEPTH:  # a long chain: operands first, or it would exhaust Python's stack
             self.depth = 0
             for node in E.needed_operands(e):
                 if node.args and self.find(node) is None:
                     self.keep(node, self.value(node))
         text = self.compute(e)
         self.depth = depth
-        if self.named(e) or len(text) > _LINE:
-            return self.keep(e, text)
-        return text
-
-    def named(self, e: Expr) -> bool:
-        return self.uses[e] > 1 and bool(e.args) and not (e.op == "cast" and e.args[0].op in ("var", "const"))
+        shared = self.uses[e] > 1 and bool(e.args) and not (e.op == "cast" and e.args[0].op in ("var", "const"))
+        return self.keep(e, text) if shared or len(text) > _MAX_LENGTH else text
 
     def keep(self, e: Expr, text: str) -> str:
+        """Give a value a name, on a line of its own."""
         if text.isidentifier():
             return text
-        name = self.fresh({"read": e.attr.name if e.op == "read" else ""}.get(e.op, "t") or "t")
+        name = self.fresh((e.attr.name if e.op == "read" else "") or "t")
         self.line(f"const {self.type_of(e)} {name} = {text};")
         self.scopes[-1][e] = name
         return name
 
     def type_of(self, e: Expr) -> str:
+        """The C++ type of a value."""
         return "int" if self.narrow(e) else REGISTER[e.dtype]
 
     def compute(self, e: Expr) -> str:
+        """The text of an operator on the texts of its operands."""
         match e.op:
             case "read":
                 if e.attr not in self.names:
                     raise self.fail(f"buffer `{e.attr.name}` is used but is neither parameter nor allocated")
                 self.used_buffers[e.attr] = None
                 position = self.linear(e.attr, e.args)
-                self.note(position)
+                self.note_scalars(position)
                 return self.loaded(e.dtype, f"{self.names[e.attr]}[{self.value(position)}]")
             case "select":
                 return self.select(e)
@@ -206,6 +217,7 @@ class Expressions:
         return self.operator(e.op, e.args[0].dtype, args)
 
     def select(self, e: Expr) -> str:
+        """A choice: one expression, or branches where a side may only be evaluated if it is chosen."""
         cond, *sides = e.args
         test = self.value(cond)
         safe = all(n.op != "read" or _in_bounds(n) for side in sides for n in E.walk(side))
@@ -227,6 +239,7 @@ class Expressions:
         return name
 
     def widened(self, whole: Expr, part: Expr, text: str) -> str:
+        """An operand in 64 bits where the whole has them."""
         return f"(long long){text}" if whole.dtype == INDEX and not self.narrow(whole) and self.narrow(part) else text
 
     def index_arithmetic(self, e: Expr) -> str:
@@ -261,6 +274,7 @@ class Expressions:
         return self.integer_operator(op, dtype, args)
 
     def logical(self, op: str, args: list[str]) -> str:
+        """An operator on bools."""
         match op:
             case "and" | "min" | "mul":
                 return f"({args[0]} && {args[1]})"
@@ -275,15 +289,12 @@ class Expressions:
         raise self.fail(f"`{op}` of bool cannot be compiled")
 
     def float_operator(self, op: str, dtype: str, args: list[str]) -> str:
+        """An operator on floats; of 16 bits, in float32."""
         match op:
             case "add" | "sub" | "mul" | "div":
                 return f"({args[0]} {_SIGNS[op]} {args[1]})"
-            case "min" | "max":
-                return f"{self.helper(op + 'imum')}({args[0]}, {args[1]})"
-            case "floordiv":
-                return f"{self.helper('float_floor_div')}({args[0]}, {args[1]})"
-            case "mod":
-                return f"{self.helper('float_mod')}({args[0]}, {args[1]})"
+            case _ if op in _FLOAT_HELPERS:
+                return f"{self.helper(_FLOAT_HELPERS[op])}({args[0]}, {args[1]})"
             case "truncdiv":
                 quotient = f"{args[0]} / {args[1]}"
                 return f"{function('trunc', dtype)}({self.helper(HALF[dtype]) + f'({quotient})' if dtype in HALF else quotient})"
@@ -301,6 +312,7 @@ class Expressions:
         return f"{name}({', '.join(args)})"
 
     def integer_operator(self, op: str, dtype: str, args: list[str]) -> str:
+        """An operator on integers, which wrap around."""
         kind = REGISTER[dtype]
         wide = "unsigned long long" if itemsize(dtype) == 8 else "unsigned int"
         match op:
@@ -308,12 +320,8 @@ class Expressions:
                 return f"({kind})(({wide}){args[0]} {_SIGNS[op]} ({wide}){args[1]})"
             case "and" | "or" | "xor":
                 return f"({kind})({args[0]} {_SIGNS[op]} {args[1]})"
-            case "min" | "max":
-                return f"{self.helper(op + 'imum')}<{kind}>({args[0]}, {args[1]})"
-            case "floordiv" | "mod" | "truncdiv" | "truncmod" | "pow" | "shl" | "shr":
-                name = {"floordiv": "floor_div", "mod": "floor_mod", "truncdiv": "trunc_div", "truncmod": "trunc_mod", "pow": "power",
-                        "shl": "shift_left", "shr": "shift_right"}[op]  # fmt: skip
-                return f"{self.helper(name)}<{kind}>({args[0]}, {args[1]})"
+            case _ if op in _INTEGER_HELPERS:
+                return f"{self.helper(_INTEGER_HELPERS[op])}<{kind}>({args[0]}, {args[1]})"
             case "neg":
                 return f"({kind})(0u - ({wide}){args[0]})"
             case "not":
@@ -321,31 +329,30 @@ class Expressions:
             case "abs":
                 return args[0] if kind.startswith("unsigned") else f"({kind})({args[0]} < 0 ? 0u - ({wide}){args[0]} : ({wide}){args[0]})"
             case "popcount":
-                unsigned = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}[itemsize(dtype)]
-                return f"({kind})__popcll(({unsigned}){args[0]})"
+                return f"({kind})__popcll(({REGISTER[f'uint{8 * itemsize(dtype)}']}){args[0]})"
             case "fma":
                 return f"({kind})(({wide}){args[0]} * ({wide}){args[1]} + ({wide}){args[2]})"
         raise self.fail(f"`{op}` of {dtype} cannot be compiled")
 
     def cast(self, whole: Expr, source: Expr, dtype: str) -> str:
+        """A conversion; from floats to integers it saturates."""
         x, given = self.value(source), source.dtype
         if dtype == "bool":
             return f"({x} != 0)"
         if given == "bool":
             return f"({x} ? {literal(1, dtype)} : {literal(0, dtype)})"
         if dtype in HALF:
-            rounded = self.helper(HALF[dtype])
-            return f"{rounded}({x})" if given in HALF or given == "float32" else f"{rounded}({self.odd(x, given)})"
+            if given not in HALF and given != "float32":  # by way of float32, without rounding twice
+                x = f"{self.helper('odd')}({x})" if given == "float64" else f"(float){x}"
+            return f"{self.helper(HALF[dtype])}({x})"
         kind = REGISTER[dtype]
         if is_float(given) and is_integer(dtype):
             least, most = (literal(n, dtype) for n in integer_range(dtype))
             return f"{self.helper('saturate')}<{kind}>({x}, ({kind}){least}, ({kind}){most})"
         return f"({'int' if self.narrow(whole) else kind}){x}"
 
-    def odd(self, x: str, given: str) -> str:
-        return f"{self.helper('odd')}({x})" if given == "float64" else f"(float){x}"
-
     def bitcast(self, source: Expr, dtype: str) -> str:
+        """The same bits as another type."""
         x = self.value(source)
         if source.dtype in HALF:
             x = self.stored(source.dtype, x)
@@ -357,6 +364,7 @@ class Expressions:
 
 
 def _in_bounds(read: Expr) -> bool:
+    """Whether a read certainly lies inside its buffer."""
     return all(
         prove(E.binary("le", 0, i)) and prove(E.binary("lt", i, as_expr(n))) for i, n in zip(read.args, read.attr.shape, strict=True)
     )

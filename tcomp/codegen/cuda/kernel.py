@@ -7,50 +7,50 @@ The statements at the top level of a kernel become `__global__` functions, launc
 
 Within a function, a loop bound to `thread.x`, ... is a *phase*: its iterations run on the threads of the block (the first ones, where
 the block has more). What stands outside of phases is done by all threads alike (loops, conditions), stores by thread 0. Barriers
-separate phases where they have to (`cuda_barriers.py`).
+separate phases where they have to (`barriers`).
 
-- In a phase that is a thread loop around one `Accumulate` into an element that does not depend on the thread, the threads meet in
-  that element: they are folded as a binary tree in shared memory, always in the same order.
+- A phase that is a thread loop around one `Accumulate` into an element that does not depend on the thread is a cross-thread reduction:
+  a binary tree in shared memory, always in the same order.
 - A register buffer allocated outside of a phase exists once per thread: its dimensions that are indexed by the thread's own number, or by
   digits of it, vanish. All phases have to agree on which thread has what.
 - A vectorized loop is unrolled; contiguous, aligned accesses of up to 16 bytes become one load or store. Kernels compiled for a target
   with the feature "scalar" do without (buffers need not be aligned to 16 bytes then).
 - A phase that only copies from global to shared memory runs in the background, on architectures that can: what is copied for a later
-  iteration of a loop (see `pipeline`) arrives while this one computes (`cuda_copies.py`).
-- A bulk copy (`bulk_copy`, from sm_90 on) is a run that one thread has copied in the background (`cuda_bulk.py`).
+  iteration of a loop (see `pipeline`) arrives while this one computes (`async_copies`).
+- A bulk copy (`bulk_copy`, from sm_90 on) is a run of bytes that one thread has copied in the background (`bulk_copies`).
 - An accumulation into one element over inner loops stays in a register.
-- An *instruction* (`Call`) of a warp or warpgroup is executed by the first 32 or 128 threads along x (y and z number the warps). A register buffer that
-  it touches is divided among them: a thread holds its elements of each tile, as the fragments of the instruction say.
+- An *instruction* (`Call`) of a warp or warpgroup is executed by the first 32 or 128 threads along x; y and z number the warps. A register
+  buffer that it touches is distributed over them: a thread holds its elements of each tile, as the fragments of the instruction say.
 
-Sums of products accumulate with an explicit fused multiply-add. Scalar code is that of `cuda_expressions.py`.
+Sums of products accumulate with an explicit fused multiply-add. Scalar code is that of `expressions`.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
-from tcomp.codegen.cuda.async_copies import copies, piece, start, whole_vectors
-from tcomp.codegen.cuda.barriers import Placement, has_threads, is_phase, place, unproved
+from tcomp.codegen.cuda.async_copies import copy_of, copy_phases, start_copy, whole_vectors
+from tcomp.codegen.cuda.barriers import Placement, place, unproved
 from tcomp.codegen.cuda.bulk_copies import BulkCopies
-from tcomp.codegen.cuda.expressions import Expressions
+from tcomp.codegen.cuda.function import FunctionBuilder
 from tcomp.codegen.cuda.math import MEMORY, REGISTER, helper_texts
-from tcomp.codegen.cuda.warp_instructions import Warps, plain
+from tcomp.codegen.cuda.phases import has_threads, is_phase, is_thread_loop, plain_statements, threads_along
+from tcomp.codegen.cuda.warp_instructions import WarpInstructions
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr
 from tcomp.ir.instruction import CopyOp
 from tcomp.ir.loops import Buffer, Kernel, Stmt
-from tcomp.ir.simplify import from_linear, linear, simplify
 from tcomp.target import Target
 
-MOST_THREADS = 1024  # of a block
-STATIC_SHARED = 48 << 10  # bytes of shared memory that a block has without asking for more at its launch
-LOCAL_LIMIT = 64 << 10  # bytes of one array that a thread keeps to itself
+MAX_BLOCK_THREADS = 1024  # a limit of CUDA on every architecture
+MAX_STATIC_SHARED = 48 << 10  # bytes of shared memory that a block may declare; more is asked for at its launch (a limit of CUDA)
+MAX_LOCAL = 64 << 10  # bytes of one array of a thread: local memory is reserved for all threads that a GPU can hold, 14 GB of an A100
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,91 +83,84 @@ def emit_kernel(kernel: Kernel, target: Target, trace: Sequence[object] = ()) ->
     return "\n\n".join(["\n".join(head), *helper_texts(used), *functions]) + "\n", tuple(launches)
 
 
-# ---------------------------------------------------------------- one function
-
-
-class Function(Expressions):
+class Function(FunctionBuilder):
     """Emits one `__global__` function."""
 
     def __init__(self, kernel: Kernel, name: str, target: Target, helpers: set[str]) -> None:
-        super().__init__(kernel, helpers)
-        self.name, self.target = name, target
-        self.declarations: list[str] = []
+        super().__init__(kernel, target, helpers)
+        self.name = name
         self.grid: list[Dim] = [1, 1, 1]
-        self.block = [1, 1, 1]
-        self.shared: dict[Buffer, int] = {}  # buffers of the block: elements of each
-        self.warps = Warps(self)
+        self.warps = WarpInstructions(self)
         self.bulk = BulkCopies(self)
-        self.copies: set[Stmt] = set()  # phases that run in the background
-        self.by_threads = False  # whether threads copy elements in some of them
-        self.copying = False
-        self.waits = Placement({}, set())
-        self.written: set[Buffer] = set()
-        self.variables: dict[Expr, None] = {}
+        self.threads_copy = False  # whether threads copy elements in some of the phases that are copies
+        self.copying = False  # whether the phase at hand is one of these
+        self.barriers = Placement({}, set())
 
     def emit(self, stmts: Sequence[Stmt]) -> tuple[str, Launch]:
+        """The text of the function, and how it is launched."""
         body = whole_vectors(L.block(*stmts))
         for s in L.walk(body):
-            if isinstance(s, L.For) and s.kind.startswith("thread"):
-                axis = "xyz".index(s.kind[-1])
-                if not isinstance(s.extent, int):
-                    raise self.fail(f"thread loop `{s.var.name}` has the symbolic extent {s.extent}", hint="split it by a constant first")
-                self.block[axis] = max(self.block[axis], s.extent)
+            if isinstance(s, L.For) and is_thread_loop(s) and not isinstance(s.extent, int):
+                raise self.fail(f"thread loop `{s.var.name}` has the symbolic extent {s.extent}", hint="split it by a constant first")
             if isinstance(s, L.Store | L.Accumulate):
                 self.written.add(s.buffer)
+        threads_along(body, self.block)
         self.warps.survey(body)
         threads = math.prod(self.block)
-        if threads > MOST_THREADS:
-            raise self.fail(f"a block would have {threads} threads", why=f"at most {MOST_THREADS} are possible")
+        if threads > MAX_BLOCK_THREADS:
+            raise self.fail(f"a block would have {threads} threads", why=f"at most {MAX_BLOCK_THREADS} are possible")
         for b in self.kernel.buffers:
             self.names[b] = self.fresh(b.name)
         for v in self.kernel.scalars:
             self.names[v] = self.fresh(v.name)
-        self.copies = set(copies(self, body))
-        self.by_threads = any(isinstance(x, L.Store) for s in self.copies for x in plain(s))
-        self.waits = place(body, self.copies)
-        self.bulk.survey(body)
-        if missing := unproved(body, self.copies, self.waits, self.waits.groups if self.bulk else ()):
+        self.copies = set(copy_phases(self, body))
+        self.threads_copy = any(isinstance(x, L.Store) for s in self.copies for x in plain_statements(s))
+        self.barriers = place(body, self.copies)
+        self.bulk.survey(body, self.barriers)
+        if missing := unproved(body, self.copies, self.barriers, self.barriers.groups if self.bulk else ()):
             raise self.fail(f"a barrier is not proved in front of\n{missing[0]}", hint="report this kernel as a bug of tcomp")
         if self.bulk:
             self.bulk.begin()
-        self.outside(body)
+        self.block_statement(body)
         if self.bulk:
             self.bulk.wait(0)  # a block does not end before what is copied into its memory has arrived
-        asked = self.declare_shared()
+        dynamic = self.declare_shared()
         for d in self.grid:
-            self.note(as_expr(d))
+            self.note_scalars(as_expr(d))
         buffers = [b for b in self.kernel.buffers if b in self.used_buffers]
         scalars = [v for v in self.kernel.scalars if v in self.used_scalars]
-        parameters = [self.parameter(b) for b in buffers] + [f"const long long {self.names[v]}_" for v in scalars]
+        parameters = [f"{'' if b in self.written else 'const '}{MEMORY[b.dtype]}* __restrict__ {self.names[b]}" for b in buffers]
+        parameters += [f"const long long {self.names[v]}_" for v in scalars]
         head = [f"  const {self.index_type(v)} {self.names[v]} = ({self.index_type(v)}){self.names[v]}_;" for v in scalars]
         signature = f'extern "C" __global__ void __launch_bounds__({threads}) {self.name}({", ".join(parameters)}) {{'
         text = "\n".join([signature, *head, *self.declarations, *self.lines, "}"])
-        numbers = {b: n for n, b in enumerate(self.kernel.buffers)} | {v: n for n, v in enumerate(self.kernel.scalars)}
         x, y, z = self.block
-        grid = (self.grid[0], self.grid[1], self.grid[2])
-        taken = tuple(numbers[b] for b in buffers), tuple(numbers[v] for v in scalars)
-        return text, Launch(self.name, grid, (x, y, z), *taken, asked, text.count("__syncthreads();"))
-
-    def parameter(self, b: Buffer) -> str:
-        const = "" if b in self.written else "const "
-        return f"{const}{MEMORY[b.dtype]}* __restrict__ {self.names[b]}"
+        return text, Launch(
+            self.name,
+            (self.grid[0], self.grid[1], self.grid[2]),
+            (x, y, z),
+            tuple(map(self.kernel.buffers.index, buffers)),
+            tuple(map(self.kernel.scalars.index, scalars)),
+            dynamic,
+            text.count("__syncthreads();"),
+        )
 
     # ------------------------------------------------------------ outside of phases: all threads alike
 
-    def outside(self, s: Stmt) -> None:
-        self.wait(s)
+    def block_statement(self, s: Stmt) -> None:
+        """A statement, behind the barrier that it needs: all threads are outside of phases."""
+        self.synchronize(s)
         match s:
             case L.Block(stmts):
                 for inner in stmts:
-                    self.outside(inner)
+                    self.block_statement(inner)
             case L.While() if has_threads(s):
                 raise self.fail("a while loop around thread loops cannot be compiled for a GPU")
             case _ if is_phase(s):
                 self.phase(s)
             case L.Allocate(buffer, body):
-                self.allocate_block(buffer, body)
-                self.outside(body)
+                self.allocate_in_block(buffer, body)
+                self.block_statement(body)
             case L.For(var, extent, body, kind) if kind.startswith("block"):
                 axis = "xyz".index(kind[-1])
                 if any(v.attr.extent is not None or v.name in {x.name for x in self.variables} for v in E.variables(as_expr(extent))):
@@ -176,42 +169,50 @@ class Function(Expressions):
                     raise self.fail(f"two loops are bound to {kind}")
                 self.grid[axis] = extent
                 self.declare(var, f"blockIdx.{kind[-1]}")
-                self.outside(body)
+                self.block_statement(body)
             case L.For(var, extent, body, kind):
-                with self.loop_of(var, extent, kind):
-                    self.outside(body)
+                with self.loop_over(var, extent, kind):
+                    self.block_statement(body)
             case L.If(cond, then, otherwise):
                 head = self.expression(cond)
                 for word, part in (("if (" + head + ")", then), ("else", otherwise)):
                     if part is not None:
                         with self.braces(word):
-                            self.outside(part)
+                            self.block_statement(part)
 
-    def allocate_block(self, buffer: Buffer, body: Stmt) -> None:
+    def synchronize(self, s: Stmt) -> None:
+        """In front of a statement: the wait for the copies of this thread, and the barrier behind which all copies have arrived."""
+        if s in self.barriers.before:
+            pending = self.barriers.before[s]
+            if pending is not None and self.threads_copy:
+                self.line(f"{self.helper('wait_for_copies')}<{pending}>();")
+            if pending is not None and self.bulk:
+                self.bulk.wait(pending)
+            if self.warps.background or self.bulk:
+                self.line(f"{self.helper('publish')}();")
+            if math.prod(self.block) > 1:
+                self.line("__syncthreads();")
+
+    def allocate_in_block(self, buffer: Buffer, body: Stmt) -> None:
+        """A temporary that several phases use: registers of each thread, or shared memory."""
         if buffer.scope == "register" and has_threads(body):
             kept = self.private_dimensions(buffer, body)
             self.kept[buffer] = kept
             size = math.prod(self.constant(buffer, buffer.shape[d]) for d in kept) // self.warps.sharing(buffer)
             self.names[buffer] = self.fresh(buffer.name)
             self.declarations.append(f"  {MEMORY[buffer.dtype]} {self.names[buffer]}[{size}];")
-            return
-        size = math.prod(self.constant(buffer, d) for d in buffer.shape)
-        self.share(buffer, size)
-
-    def share(self, buffer: Buffer, size: int) -> None:
-        self.names[buffer] = self.fresh(buffer.name)
-        self.shared[buffer] = max(1, size)
+        else:
+            self.share(buffer, math.prod(self.constant(buffer, d) for d in buffer.shape))
 
     def declare_shared(self) -> int:
-        """The buffers of the block: arrays, or parts of the memory that the launch is asked for if they are large; returns its size."""
+        """Declare the buffers in shared memory: as arrays, or as parts of memory that the launch asks for if they are large; returns its
+        size in bytes."""
         aligned = self.warps.alignment
         sizes = {b: -(-count * itemsize(b.dtype) // aligned) * aligned for b, count in self.shared.items()}
-        total = sum(sizes.values())
-        if total > self.target.shared_of_block:
-            raise self.fail(
-                f"a block would take {total} bytes of shared memory", f"at most {self.target.shared_of_block} are possible on {self.target}"
-            )
-        if total <= STATIC_SHARED:
+        total, most = sum(sizes.values()), self.target.shared_of_block
+        if total > most:
+            raise self.fail(f"a block would take {total} bytes of shared memory", f"at most {most} are possible on {self.target}")
+        if total <= MAX_STATIC_SHARED:
             self.declarations += [
                 f"  __shared__ __align__({aligned}) {MEMORY[b.dtype]} {self.names[b]}[{count}];" for b, count in self.shared.items()
             ]
@@ -223,11 +224,6 @@ class Function(Expressions):
             self.declarations.append(f"  {kind}* const {self.names[b]} = reinterpret_cast<{kind}*>({whole} + {start});")
             start += size
         return total
-
-    def constant(self, buffer: Buffer, extent: Dim) -> int:
-        if not isinstance(extent, int):
-            raise self.fail(f"temporary `{buffer.name}` has no constant shape: {extent}", hint="pass it as a workspace buffer")
-        return extent
 
     def private_dimensions(self, buffer: Buffer, body: Stmt) -> tuple[int, ...]:
         """The dimensions of a register buffer of the block that a thread has to itself: all but those that number the threads, or are digits
@@ -241,15 +237,15 @@ class Function(Expressions):
                 accesses.append(s.indices)
             for indices in accesses:
                 own = {d: E.var(threads[i]) for d, i in enumerate(indices) if i in threads}
-                together = self.warps.lanes if buffer in self.warps.divisions else set()
-                for v in (v for v in threads if v not in together and v not in indices):
-                    if not (digits := _digits(v, indices)):
+                within_warp = self.warps.lanes if buffer in self.warps.distributions else set()
+                for v in (v for v in threads if v not in within_warp and v not in indices):
+                    if not (digits := _thread_digits(v, indices)):
                         raise self.fail(f"register buffer `{buffer.name}` is accessed by threads that it does not belong to")
                     own |= {d: E.substitute(indices[d], {v: E.var(threads[v])}) for d in digits}
                 if numbered not in (None, own):
                     raise self.fail(f"register buffer `{buffer.name}` is divided among the threads in several ways")
                 numbered = own
-            if isinstance(s, L.For) and s.kind.startswith("thread"):
+            if isinstance(s, L.For) and is_thread_loop(s):
                 threads = {**threads, s.var: s.kind}
             for child in L.children(s):
                 visit(child, threads)
@@ -257,38 +253,26 @@ class Function(Expressions):
         visit(body, {})
         return tuple(d for d in range(len(buffer.shape)) if d not in (numbered or ()))
 
-    def wait(self, s: Stmt) -> None:
-        """What stands in front of a statement: a barrier, and a wait for the copies of this thread, so that all are there behind it."""
-        if s in self.waits.before:
-            pending = self.waits.before[s]
-            if pending is not None and self.by_threads:
-                self.line(f"{self.helper('wait_for_copies')}<{pending}>();")
-            if pending is not None and self.bulk:
-                self.bulk.wait(pending)
-            if self.warps.background or self.bulk:
-                self.line(f"{self.helper('publish')}();")
-            if math.prod(self.block) > 1:
-                self.line("__syncthreads();")
-
     def phase(self, s: Stmt) -> None:
-        if isinstance(s, L.For) and (leaf := _meeting(s)) is not None:
-            self.tree(s, *leaf)
+        """A phase, by the threads that it has iterations for."""
+        if isinstance(s, L.For) and (leaf := _cross_thread_reduction(s)) is not None:
+            self.reduce_across_threads(s, *leaf)
             return
-        axes = {x.kind for x in L.walk(s) if isinstance(x, L.For) and x.kind.startswith("thread")}
+        axes = {x.kind for x in L.walk(s) if isinstance(x, L.For) and is_thread_loop(x)}
         idle = [f"threadIdx.{a} == 0" for a, n in zip("xyz", self.block, strict=True) if n > 1 and f"thread.{a}" not in axes]
-        if together := self.warps.execute(s):
+        if together := self.warps.threads_of(s):
             idle = [f"threadIdx.x < {together}"] * (self.block[0] > together) + [test for test in idle if "x" not in test[:11]]
         self.copying = s in self.copies
-        with self.braces(f"if ({' && '.join(idle)})" if idle else ""), self.warps.bracketed(s):
-            self.inside(s)
+        with self.braces(f"if ({' && '.join(idle)})" if idle else ""), self.warps.around(s):
+            self.thread_statement(s)
         self.copying = False
-        if s in self.waits.groups and self.by_threads:
+        if s in self.barriers.groups and self.threads_copy:
             self.line(f"{self.helper('complete_group')}();")
-        if s in self.waits.groups and self.bulk:
+        if s in self.barriers.groups and self.bulk:
             self.bulk.complete()
 
-    def tree(self, s: L.For, leaf: L.Accumulate, guard: Expr | None) -> None:
-        """All threads accumulate into one element: values side by side in shared memory, folded in halves."""
+    def reduce_across_threads(self, s: L.For, leaf: L.Accumulate, guard: Expr | None) -> None:
+        """All threads accumulate into one element: their values lie side by side in shared memory and are combined in halves."""
         if self.block != [self.block[0], 1, 1] or s.kind != "thread.x":
             raise self.fail(f"thread loop `{s.var.name}` accumulates into one element of `{leaf.buffer.name}` and is not the only axis")
         assert isinstance(s.extent, int)
@@ -297,8 +281,7 @@ class Function(Expressions):
         self.share(parts, width)
         lane = E.loop_var(self.fresh("lane"), width)
         self.names[lane] = lane.name
-        whole = s.extent == self.block[0]
-        with self.braces("" if whole else f"if (threadIdx.x < {s.extent})"):
+        with self.braces("" if s.extent == self.block[0] else f"if (threadIdx.x < {s.extent})"):
             self.declare(s.var, "threadIdx.x")
             value = leaf.value if guard is None else E.select(guard, leaf.value, leaf.reducer.identity)
             self.assign(parts, (s.var,), value)
@@ -316,84 +299,87 @@ class Function(Expressions):
 
     # ------------------------------------------------------------ inside of a phase: one thread
 
-    def inside(self, s: Stmt) -> None:
+    def thread_statement(self, s: Stmt) -> None:
+        """A statement inside of a phase, as one thread executes it."""
         match s:
             case L.Block(stmts):
                 for inner in stmts:
-                    self.inside(inner)
+                    self.thread_statement(inner)
             case L.For():
                 self.loop(s)
             case L.If(cond, then, otherwise):
                 with self.braces(f"if ({self.expression(cond)})"):
-                    self.inside(then)
+                    self.thread_statement(then)
                 if otherwise is not None:
                     with self.braces("else"):
-                        self.inside(otherwise)
+                        self.thread_statement(otherwise)
             case L.While(cond, body):
                 with self.braces("while (true)"):
                     self.line(f"if (!({self.expression(cond)})) break;")
-                    self.inside(body)
-            case L.Store() if self.copying and (part := piece(self, s, None)) is not None:
-                start(self, part)
+                    self.thread_statement(body)
+            case L.Store() if self.copying and (copy := copy_of(self, s, None)) is not None:
+                start_copy(self, copy)
             case L.Store(buffer, indices, value):
                 self.assign(buffer, indices, value)
             case L.Accumulate(buffer, indices, value, reducer):
                 place = f"{self.names[buffer]}[{self.address(buffer, indices)}]"
-                self.accumulate(self.memory_of(buffer, place), value, reducer)
+                new = self.accumulated(self.loaded(buffer.dtype, place), value, reducer)
+                self.line(f"{place} = {self.stored(buffer.dtype, new)};")
             case L.Prefetch():
                 pass  # other threads run while one waits
             case L.Allocate(buffer, body):
-                size = math.prod(self.constant(buffer, d) for d in buffer.shape) // self.warps.sharing(buffer)
-                if buffer.scope == "shared":
-                    raise self.fail(f"shared buffer `{buffer.name}` is allocated by one thread")
-                if size * itemsize(buffer.dtype) > LOCAL_LIMIT:
-                    raise self.fail(
-                        f"temporary `{buffer.name}` takes {size * itemsize(buffer.dtype)} bytes of each thread",
-                        why=f"at most {LOCAL_LIMIT}",
-                    )
-                self.kept[buffer] = tuple(range(len(buffer.shape)))
-                self.names[buffer] = self.fresh(buffer.name)
-                self.line(f"{MEMORY[buffer.dtype]} {self.names[buffer]}[{max(1, size)}];")
-                self.inside(body)
+                self.allocate_in_thread(buffer)
+                self.thread_statement(body)
             case L.Call(instruction) if isinstance(instruction.emission, CopyOp):
                 self.bulk.start(s)
             case L.Call():
-                self.warps.instruction(s)
+                self.warps.emit(s)
             case _:
                 raise self.fail(f"a {type(s).__name__} cannot be compiled for a GPU")
 
+    def allocate_in_thread(self, buffer: Buffer) -> None:
+        """A temporary that a thread keeps to itself."""
+        size = math.prod(self.constant(buffer, d) for d in buffer.shape) // self.warps.sharing(buffer)
+        taken = size * itemsize(buffer.dtype)
+        if buffer.scope == "shared":
+            raise self.fail(f"shared buffer `{buffer.name}` is allocated by one thread")
+        if taken > MAX_LOCAL:
+            raise self.fail(f"temporary `{buffer.name}` takes {taken} bytes of each thread", why=f"at most {MAX_LOCAL}")
+        self.kept[buffer] = tuple(range(len(buffer.shape)))
+        self.names[buffer] = self.fresh(buffer.name)
+        self.line(f"{MEMORY[buffer.dtype]} {self.names[buffer]}[{max(1, size)}];")
+
     def loop(self, s: L.For) -> None:
+        """A loop inside of a phase, by its kind."""
         if s.kind.startswith("block"):
             raise self.fail(f"loop `{s.var.name}` is bound to {s.kind} inside a thread")
-        if s.kind.startswith("thread"):
-            axis = "xyz".index(s.kind[-1])
-            if s.extent == self.block[axis]:
-                self.declare(s.var, f"threadIdx.{s.kind[-1]}")
-                self.inside(s.body)
-            else:
-                with self.braces(f"if (threadIdx.{s.kind[-1]} < {s.extent})"):
-                    self.declare(s.var, f"threadIdx.{s.kind[-1]}")
-                    self.inside(s.body)
+        if is_thread_loop(s):
+            thread = f"threadIdx.{s.kind[-1]}"
+            all_threads = s.extent == self.block["xyz".index(s.kind[-1])]
+            with nullcontext() if all_threads else self.braces(f"if ({thread} < {s.extent})"):
+                self.declare(s.var, thread)
+                self.thread_statement(s.body)
             return
-        outer, inner = _hoisted(s)
+        outer, inner = _hoisted_conditions(s)
         if outer is not None:  # a condition that no iteration changes
             with self.braces(f"if ({self.expression(outer)})"):
-                self.inside(inner)
+                self.thread_statement(inner)
             return
         assert isinstance(inner, L.For)
-        chain = _chain(inner)
-        if chain is not None and chain.buffer.scope != "register":
-            self.folded(inner, chain)
-        elif self.copying and s.kind == L.VECTORIZED and (whole := piece(self, inner.body, inner)) is not None:
-            start(self, whole)
+        reduction = _reduction_into_element(inner)
+        if reduction is not None and reduction.buffer.scope != "register":
+            self.reduce_in_register(inner, reduction)
+        elif self.copying and s.kind == L.VECTORIZED and (copy := copy_of(self, inner.body, inner)) is not None:
+            start_copy(self, copy)
         elif not self.copying and s.kind == L.VECTORIZED and (leaf := _leaf(inner.body)) is not None and not self.target.has("scalar"):
             self.vectorized(inner, leaf)
         else:
-            with self.loop_of(inner.var, inner.extent, inner.kind):
-                self.inside(inner.body)
+            with self.loop_over(inner.var, inner.extent, inner.kind):
+                self.thread_statement(inner.body)
 
     @contextmanager
-    def loop_of(self, var: Expr, extent: Dim, kind: str) -> Iterator[None]:
+    def loop_over(self, var: Expr, extent: Dim, kind: str) -> Iterator[None]:
+        """A `for` loop, unrolled by the compiler where its kind says so."""
         limit = self.expression(as_expr(extent))
         name = self.names[var] = self.fresh(var.name)
         self.variables[var] = None
@@ -402,39 +388,34 @@ class Function(Expressions):
         with self.braces(f"for ({self.index_type(var)} {name} = 0; {name} < {limit}; ++{name})"):
             yield
 
-    def declare(self, var: Expr, source: str) -> None:
-        self.names[var] = self.fresh(var.name)
-        self.variables[var] = None
-        self.line(f"const {self.index_type(var)} {self.names[var]} = {source};")
-
-    def folded(self, s: L.For, leaf: L.Accumulate) -> None:
+    def reduce_in_register(self, s: L.For, leaf: L.Accumulate) -> None:
         """Loops that accumulate into one element: it is loaded before and stored after."""
+        dtype = leaf.buffer.dtype
+
+        def visit(x: Stmt) -> None:
+            if isinstance(x, L.For):
+                outer, inner = _hoisted_conditions(x)
+                if outer is not None:
+                    visit(L.If(outer, inner))
+                    return
+                assert isinstance(inner, L.For)
+                with self.loop_over(inner.var, inner.extent, inner.kind):
+                    visit(inner.body)
+            elif isinstance(x, L.If):
+                with self.braces(f"if ({self.expression(x.cond)})"):
+                    visit(x.then)
+            else:
+                assert isinstance(x, L.Accumulate)
+                self.line(f"{total} = {self.accumulated(total, x.value, x.reducer)};")
+
         with self.braces(""):
             at = self.fresh("at")
-            self.line(f"const {'int' if self.narrow(self.linear(leaf.buffer, leaf.indices)) else 'long long'} {at} = "
-                      f"{self.address(leaf.buffer, leaf.indices)};")  # fmt: skip
-            place = f"{self.names[leaf.buffer]}[{at}]"
-            total = self.fresh("total")
-            self.line(f"{REGISTER[leaf.buffer.dtype]} {total} = {self.loaded(leaf.buffer.dtype, place)};")
-
-            def visit(x: Stmt) -> None:
-                if isinstance(x, L.For):
-                    outer, inner = _hoisted(x)
-                    if outer is not None:
-                        visit(L.If(outer, inner))
-                        return
-                    assert isinstance(inner, L.For)
-                    with self.loop_of(inner.var, inner.extent, inner.kind):
-                        visit(inner.body)
-                elif isinstance(x, L.If):
-                    with self.braces(f"if ({self.expression(x.cond)})"):
-                        visit(x.then)
-                else:
-                    assert isinstance(x, L.Accumulate)
-                    self.accumulate(_Memory(leaf.buffer.dtype, total, register=True), x.value, x.reducer)
-
+            kind = "int" if self.narrow(self.linear(leaf.buffer, leaf.indices)) else "long long"
+            self.line(f"const {kind} {at} = {self.address(leaf.buffer, leaf.indices)};")
+            place, total = f"{self.names[leaf.buffer]}[{at}]", self.fresh("total")
+            self.line(f"{REGISTER[dtype]} {total} = {self.loaded(dtype, place)};")
             visit(s)
-            self.line(f"{place} = {self.stored(leaf.buffer.dtype, total)};")
+            self.line(f"{place} = {self.stored(dtype, total)};")
 
     def vectorized(self, s: L.For, leaf: L.Store | L.Accumulate) -> None:
         """Lanes side by side: contiguous operands are loaded as vectors first, a contiguous result is stored as one last."""
@@ -442,71 +423,57 @@ class Function(Expressions):
         lanes = s.extent
         guarded = isinstance(s.body, L.If)
         vectors: dict[Expr, str] = {}
-        for r in [] if guarded else _unconditional(leaf.value):
+        for r in [] if guarded else _unconditional_reads(leaf.value):
             if r.attr.scope != "register" and (at := self.vector_start(r.attr, r.args, s.var, lanes)) is not None:
                 self.used_buffers[r.attr] = None
-                kind, name = f"Vector<{MEMORY[r.attr.dtype]}, {lanes}>", self.fresh(f"{r.attr.name}_v")
+                kind, name = f"{self.helper('Vector')}<{MEMORY[r.attr.dtype]}, {lanes}>", self.fresh(f"{r.attr.name}_v")
                 begin = self.expression(at)
                 self.line(f"const {kind} {name} = *reinterpret_cast<const {kind}*>({self.names[r.attr]} + {begin});")
-                self.helpers.add("Vector")
                 vectors[r] = name
         result = first = None
         if isinstance(leaf, L.Store) and not guarded and leaf.buffer.scope != "register":
             first = self.vector_start(leaf.buffer, leaf.indices, s.var, lanes)
         if first is not None:
-            self.helpers.add("Vector")
             self.used_buffers[leaf.buffer] = None
             result = self.fresh(f"{leaf.buffer.name}_v")
-            kind = f"Vector<{MEMORY[leaf.buffer.dtype]}, {lanes}>"
+            kind = f"{self.helper('Vector')}<{MEMORY[leaf.buffer.dtype]}, {lanes}>"
             self.line(f"{kind} {result};")
-        with self.loop_of(s.var, lanes, s.kind):
+        with self.loop_over(s.var, lanes, s.kind):
             lane = self.names[s.var]
-            self.lanes = {r: self.loaded(r.dtype, f"{name}.v[{lane}]") for r, name in vectors.items()}
+            self.loaded_lanes = {r: self.loaded(r.dtype, f"{name}.v[{lane}]") for r, name in vectors.items()}
             if result is not None:
                 self.line(f"{result}.v[{lane}] = {self.stored(leaf.buffer.dtype, self.expression(leaf.value))};")
             else:
-                self.inside(s.body)
-            self.lanes = {}
+                self.thread_statement(s.body)
+            self.loaded_lanes = {}
         if result is not None and first is not None:
             self.line(f"*reinterpret_cast<{kind}*>({self.names[leaf.buffer]} + {self.expression(first)}) = {result};")
 
-    def vector_start(self, buffer: Buffer, indices: Sequence[Expr], lane: Expr, lanes: int) -> Expr | None:
-        """The position of the first lane where the lanes are contiguous and certainly aligned to the size of the vector."""
-        if lanes * itemsize(buffer.dtype) not in (2, 4, 8, 16) or lanes == 1:
-            return None
-        terms = dict(linear(self.linear(buffer, indices)))
-        if terms.pop((lane,), 0) != 1 or any(lane in E.variables(*m) for m in terms) or any(c % lanes for c in terms.values()):
-            return None
-        return simplify(from_linear(terms))
-
     def linear(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
-        return self.warps.own(buffer, indices) if buffer in self.warps.divisions else super().linear(buffer, indices)
+        """The position of an element: row-major, or that of the register that holds it."""
+        return self.warps.register_of(buffer, indices) if buffer in self.warps.distributions else super().linear(buffer, indices)
 
     # ------------------------------------------------------------ stores
 
-    def memory_of(self, buffer: Buffer, place: str) -> _Memory:
-        return _Memory(buffer.dtype, place, register=False)
-
     def assign(self, buffer: Buffer, indices: Sequence[Expr], value: Expr) -> None:
-        self.count(value, self.linear(buffer, indices))
+        """Store a value."""
+        self.begin_statement(value, self.linear(buffer, indices))
         text = self.value(value)
         at = self.value(self.linear(buffer, indices))
         self.used_buffers[buffer] = None
         self.line(f"{self.names[buffer]}[{at}] = {self.stored(buffer.dtype, text)};")
 
-    def accumulate(self, memory: _Memory, value: Expr, reducer: E.Reducer) -> None:
-        """`memory` = reducer(`memory`, value)."""
-        old = memory.place if memory.register else self.loaded(memory.dtype, memory.place)
+    def accumulated(self, old: str, value: Expr, reducer: E.Reducer) -> str:
+        """The text of reducer(`old`, value)."""
         sums = reducer.combine.op == "add" and set(reducer.combine.args) == {reducer.lhs, reducer.rhs}
         if sums and value.dtype in ("float32", "float64") and value.op == "mul":
-            self.count(*value.args)
+            self.begin_statement(*value.args)
             a, b = (self.value(x) for x in value.args)
-            new = f"fma{'f' if value.dtype == 'float32' else ''}({a}, {b}, {old})"
-        else:
-            new = self.combined(reducer, old, self.expression(value))
-        self.line(f"{memory.place} = {new if memory.register else self.stored(memory.dtype, new)};")
+            return f"fma{'f' if value.dtype == 'float32' else ''}({a}, {b}, {old})"
+        return self.combined(reducer, old, self.expression(value))
 
     def combined(self, reducer: E.Reducer, old: str, term: str) -> str:
+        """The text of what a reducer makes of two values, which are named first where it uses them more than once."""
         uses = Counter(a for e in E.walk(reducer.combine) for a in e.args)
         texts = {}
         for v, text in ((reducer.lhs, old), (reducer.rhs, term)):
@@ -515,56 +482,44 @@ class Function(Expressions):
                 self.line(f"const {REGISTER[v.dtype]} {name} = {text};")
                 text = name
             texts[v] = text
-        self.count(reducer.combine)
+        self.begin_statement(reducer.combine)
         self.scopes.append(texts)
         result = self.value(reducer.combine)
         self.scopes.pop()
         return result
 
 
-@dataclass(frozen=True, slots=True)
-class _Memory:
-    """A place that is accumulated into: an element in memory, or a register that holds its value."""
-
-    dtype: str
-    place: str
-    register: bool
-
-
 # ---------------------------------------------------------------- structure
 
 
-def _digits(v: Expr, indices: Sequence[Expr]) -> list[int]:
+def _thread_digits(v: Expr, indices: Sequence[Expr]) -> list[int]:
     """The indices that depend on the number of a thread alone, if they tell it from all others."""
     found, last = [d for d, i in enumerate(indices) if E.variables(i) == (v,) and not E.reads(i)], E.bounds(v)[1]
     values = [tuple(E.evaluate_int(indices[d], {v: n}) for d in found) for n in range(0 if last is None else last + 1)]
     return found if values and len(set(values)) == len(values) else []
 
 
-def _meeting(s: L.For) -> tuple[L.Accumulate, Expr | None] | None:
-    """The accumulation (and the condition it stands under) in which all iterations of a thread loop meet."""
-    if not s.kind.startswith("thread"):
-        return None
-    body, guard = s.body, None
-    if isinstance(body, L.If) and body.otherwise is None:
-        guard, body = body.cond, body.then
-    if isinstance(body, L.Accumulate) and s.var not in E.variables(*body.indices):
-        return body, guard
-    return None
-
-
 def _leaf(body: Stmt) -> L.Store | L.Accumulate | None:
+    """The store that is all of a body, under a condition or not."""
     if isinstance(body, L.If) and body.otherwise is None:
         body = body.then
     return body if isinstance(body, L.Store | L.Accumulate) else None
 
 
-def _chain(s: L.For) -> L.Accumulate | None:
+def _cross_thread_reduction(s: L.For) -> tuple[L.Accumulate, Expr | None] | None:
+    """The accumulation of all iterations of a thread loop into one element, and the condition it stands under."""
+    leaf = _leaf(s.body)
+    if not is_thread_loop(s) or not isinstance(leaf, L.Accumulate) or s.var in E.variables(*leaf.indices):
+        return None
+    return leaf, s.body.cond if isinstance(s.body, L.If) else None
+
+
+def _reduction_into_element(s: L.For) -> L.Accumulate | None:
     """The accumulation below loops (and conditions) that do not move the element it goes to."""
     loops: set[Expr] = set()
     x: Stmt = s
     while True:
-        if isinstance(x, L.For) and not x.kind.startswith("thread"):
+        if isinstance(x, L.For) and not is_thread_loop(x):
             loops.add(x.var)
             x = x.body
         elif isinstance(x, L.If) and x.otherwise is None:
@@ -578,7 +533,7 @@ def _chain(s: L.For) -> L.Accumulate | None:
     return None if any(r.attr is x.buffer for r in E.reads(x.value)) else x
 
 
-def _hoisted(s: L.For) -> tuple[Expr | None, Stmt]:
+def _hoisted_conditions(s: L.For) -> tuple[Expr | None, Stmt]:
     """The conditions at the top of a loop's body that do not depend on it, and the loop without them."""
     loops = [s]
     while isinstance(loops[-1].body, L.For) and not loops[-1].body.kind.startswith(("thread", "block")):
@@ -599,7 +554,7 @@ def _hoisted(s: L.For) -> tuple[Expr | None, Stmt]:
     return E.all_of(fixed), new
 
 
-def _unconditional(value: Expr) -> Iterable[Expr]:
+def _unconditional_reads(value: Expr) -> list[Expr]:
     """Reads that are evaluated whenever the value is."""
     found: dict[Expr, None] = {}
     stack = [value]
@@ -613,4 +568,4 @@ def _unconditional(value: Expr) -> Iterable[Expr]:
             found[e] = None
         else:
             stack.extend(e.args[:1] if e.op == "select" else e.args)
-    return found
+    return list(found)

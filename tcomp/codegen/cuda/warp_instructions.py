@@ -18,9 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
+from tcomp.codegen.cuda.function import FunctionBuilder
 from tcomp.codegen.cuda.math import REGISTER
+from tcomp.codegen.cuda.phases import plain_statements
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir.dtypes import is_float, itemsize
@@ -29,16 +30,12 @@ from tcomp.ir.instruction import CORE, ELEMENT, CopyOp, Fragment, Instruction, M
 from tcomp.ir.loops import Buffer, Stmt
 from tcomp.ir.simplify import difference, linear, simplify
 
-if TYPE_CHECKING:
-    from tcomp.codegen.cuda.kernel import Function
-
-
-DESCRIBED = 1 << 18  # bytes: the largest offset in a matrix descriptor is smaller
+MAX_OFFSET = 1 << 18  # bytes: offsets in a matrix descriptor have 14 bits, in units of 16 bytes (PTX ISA 8.5, section 9.7.15.5.1)
 
 
 @dataclass(frozen=True)
-class Division:
-    """How a register buffer is divided among the threads of an instruction: tiles of `sizes` elements along the dimensions `dims`, each as
+class Distribution:
+    """How a register buffer is distributed over the threads of an instruction: tiles of `sizes` elements along the dimensions `dims`, each as
     `fragment` says."""
 
     fragment: Fragment
@@ -54,24 +51,24 @@ class Division:
         return {tuple(simplify(i - o) for i, o in zip(place, origin, strict=True)): n for n, place in enumerate(places)}
 
 
-class Warps:
-    """The instructions of one `__global__` function. `divisions`: of the register buffers that they touch. Plain statements may touch what
+class WarpInstructions:
+    """The instructions of one `__global__` function. `distributions`: of the register buffers that they touch. Plain statements may touch what
     the thread itself holds. `background`: whether some run in the background."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: FunctionBuilder) -> None:
         self.function = function
-        self.divisions: dict[Buffer, Division] = {}
+        self.distributions: dict[Buffer, Distribution] = {}
         self.lanes: set[Expr] = set()  # loops over the threads of a warp
         self.background = False
 
     # ------------------------------------------------------------ what stands where
 
     def survey(self, body: Stmt) -> None:
-        """Finds what the threads of a warp share; only instructions may touch it."""
+        """Find which register buffers the threads of a warp share, and how wide that makes a block."""
         f = self.function
         calls = [s for s in L.walk(body) if isinstance(s, L.Call) and not isinstance(s.instruction.emission, CopyOp)]
         for s in calls:
-            self.divide(s)
+            self.distribute(s)
         together = max((s.instruction.threads for s in calls), default=1)
         f.block[0] = max(f.block[0], together)
         if f.block[0] % together:
@@ -79,8 +76,8 @@ class Warps:
         self.lanes = {s.var for s in L.walk(body) if isinstance(s, L.For) and s.kind == "thread.x"}
         self.background = any(s.instruction.background for s in calls)
 
-    def divide(self, s: L.Call) -> None:
-        """The register buffers that an instruction touches are divided among the threads as it says."""
+    def distribute(self, s: L.Call) -> None:
+        """The register buffers that an instruction touches are distributed over the threads as it says."""
         f = self.function
         instruction, op = s.instruction, s.instruction.emission
         if not isinstance(op, WarpOp) or not any(x.startswith("sm_") and f.target.executes(x) for x in instruction.features):
@@ -94,17 +91,17 @@ class Warps:
             moving = [roles.loops.get(v) for v in instruction.places()[operand]]  # nothing where it has one element
             dims = [next((d for d, i in enumerate(indices) if v in E.variables(i)), None) for v in moving]
             parts = [(d, int(n), i) for d, n, i in zip(dims, operand.shape, fragment.indices, strict=True) if d is not None]
-            found = Division(replace(fragment, indices=tuple(i for *_, i in parts)), tuple(n for _, n, _ in parts), tuple(d for d, *_ in parts))
-            if self.divisions.setdefault(buffer, found) != found:
+            found = Distribution(replace(fragment, indices=tuple(i for *_, i in parts)), tuple(n for _, n, _ in parts), tuple(d for d, *_ in parts))
+            if self.distributions.setdefault(buffer, found) != found:
                 raise f.fail(f"register buffer `{buffer.name}` is divided among the threads of a warp in two ways")
 
-    def execute(self, phase: Stmt) -> int:
-        """By how many threads, side by side, a phase of instructions is executed; 0 if it has none. Nothing else may be in it then."""
+    def threads_of(self, phase: Stmt) -> int:
+        """How many neighbouring threads execute a phase of instructions; 0 if it has none. Nothing else may be in it then."""
         fail = self.function.fail
         instructions = [s.instruction for s in L.walk(phase) if isinstance(s, L.Call) and not isinstance(s.instruction.emission, CopyOp)]
         if not instructions:
             return 0
-        for x in plain(phase):
+        for x in plain_statements(phase):
             if isinstance(x, L.For) and x.kind == "thread.x":
                 raise fail(f"an instruction of a warp stands in loop `{x.var.name}`, bound to thread.x", why="the warp is those threads")
             if isinstance(x, L.Store | L.Accumulate):
@@ -116,21 +113,21 @@ class Warps:
 
     def sharing(self, buffer: Buffer) -> int:
         """How many threads divide a register buffer among them."""
-        return self.divisions[buffer].fragment.threads if buffer in self.divisions else 1
+        return self.distributions[buffer].fragment.threads if buffer in self.distributions else 1
 
-    def own(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
+    def register_of(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
         """Which register of a divided buffer holds an element that a plain statement touches: it must be this thread's.
 
         The numbers of the element and of the tile are read off the steps of the loops; that the fragment then says the same is proved.
         """
-        f, division = self.function, self.divisions[buffer]
-        fragment, dims = division.fragment, division.dims
+        f, distribution = self.function, self.distributions[buffer]
+        fragment, dims = distribution.fragment, distribution.dims
         lane = next((v for v in E.variables(*indices) if v in self.lanes), as_expr(0))
-        sizes = dict(zip(dims, division.sizes, strict=False))
+        sizes = dict(zip(dims, distribution.sizes, strict=False))
         number: Expr = as_expr(0)
         for v in dict.fromkeys(E.variables(*(indices[d] for d in dims))):
             step = tuple(simplify(E.substitute(indices[d], {v: v + 1}) - indices[d]) for d in dims)
-            number = number + v * division.steps.get(step, 0)
+            number = number + v * distribution.steps.get(step, 0)
         place: Expr = as_expr(0)
         last = bounds(lane)[1]
         proved = len(sizes) == len(fragment.indices) and last is not None and last < fragment.threads
@@ -155,7 +152,8 @@ class Warps:
 
     # ------------------------------------------------------------ emission
 
-    def instruction(self, s: L.Call) -> None:
+    def emit(self, s: L.Call) -> None:
+        """An instruction, by the threads that execute it together."""
         f = self.function
         instruction, op = s.instruction, s.instruction.emission
         assert isinstance(op, WarpOp)
@@ -202,7 +200,7 @@ class Warps:
             f.line(f"{place} = {total}[{n}];")
 
     @contextmanager
-    def bracketed(self, phase: Stmt) -> Iterator[None]:
+    def around(self, phase: Stmt) -> Iterator[None]:
         """Around a phase: if its instructions run in the background, what they need in front of them, and a wait for all of them behind."""
         f = self.function
         calls = [s for s in L.walk(phase) if isinstance(s, L.Call) and isinstance(s.instruction.emission, WarpOp) and s.instruction.background]
@@ -229,24 +227,24 @@ class Warps:
         factors = [self.descriptor(instruction, roles, operands[name]) for name in op.arguments if name != result.name]
         registers = ", ".join(f"%{n}" for n in range(len(places)))
         listed = [f"{{{registers}}}", *(f"%{len(places) + n}" for n in range(len(factors))), "add"]
-        # Neither factor is negated; of two bytes, both could lie across the fold, and do not.
+        # Neither factor is negated; of two bytes, both could be transposed, and are not.
         listed += {2: ["1", "1", "0", "0"], 4: ["1", "1"], 1: []}[itemsize(instruction.factors()[0].dtype)]
         letter = "f" if is_float(result.dtype) else "r"
         outputs, inputs = ", ".join(f'"+{letter}"({place})' for place in places), ", ".join(f'"l"({x})' for x in factors)
         f.line(f'asm volatile("{{ .reg .pred add; setp.eq.b32 add, 0, 0; {op.ptx} {", ".join(listed)}; }}" : {outputs} : {inputs});')
 
     def descriptor(self, instruction: Instruction, roles: Match, operand: Buffer) -> str:
-        """Where an operand made of core matrices starts, and how far its core matrices lie apart along the fold and across it."""
+        """Where an operand made of core matrices starts, and the distances of its core matrices along the reduction and across it."""
         f = self.function
         indices = instruction.places()[operand]
         zero = {i: as_expr(0) for i in indices}
         buffer = roles.accesses[operand][0]
         size = itemsize(buffer.dtype)
         start = f.linear(buffer, roles.indices(operand, zero))
-        apart = [difference(f.linear(buffer, roles.indices(operand, zero | {indices[d]: as_expr(1)})), start) for d in (1, 0)]
-        offsets = [int(x.attr) * size if x.op == "const" else -1 for x in apart]
-        if any(x % CORE[1] or not 0 <= x < DESCRIBED for x in offsets) or any(c * size % CORE[1] for c in linear(start).values()):
-            why = f"its core matrices lie {' and '.join(map(str, apart))} elements apart, the first one at {start}"
+        distances = [difference(f.linear(buffer, roles.indices(operand, zero | {indices[d]: as_expr(1)})), start) for d in (1, 0)]
+        offsets = [int(x.attr) * size if x.op == "const" else -1 for x in distances]
+        if any(x % CORE[1] or not 0 <= x < MAX_OFFSET for x in offsets) or any(c * size % CORE[1] for c in linear(start).values()):
+            why = f"its core matrices lie {' and '.join(map(str, distances))} elements apart, the first one at {start}"
             raise f.fail(f"`{buffer.name}` cannot be described to `{instruction.name}`", why, f"at multiples of {CORE[1]} bytes, less than 256 KiB")
         f.used_buffers[buffer] = None
         return f"{f.helper('matrix')}({f.names[buffer]} + {f.expression(start)}, {offsets[0]}, {offsets[1]})"
@@ -271,7 +269,7 @@ class Warps:
                 found.append(f"*reinterpret_cast<const unsigned int*>({f.names[buffer]} + {f.expression(starts[0])})")
             else:
                 width = 32 // per
-                kind = {8: "unsigned char", 16: "unsigned short", 32: "unsigned int"}[width]
+                kind = REGISTER[f"uint{width}"]
                 parts = [f"{f.names[buffer]}[{f.expression(x)}]" for x in starts]
                 found.append(" | ".join(f"(unsigned int)({kind}){part} << {n * width}" for n, part in enumerate(parts)))
         return found
@@ -286,8 +284,8 @@ class Warps:
         """The place of such an element: in memory, or in the registers of this thread."""
         f = self.function
         buffer, indices = self.located(instruction, roles, operand, number)
-        if buffer in self.divisions:  # an operand of the instruction
-            count = self.divisions[buffer].fragment.count
+        if buffer in self.distributions:  # an operand of the instruction
+            count = self.distributions[buffer].fragment.count
             return f"{f.names[buffer]}[{f.expression(self.tile(instruction, roles, operand) * count + number)}]"
         return f"{f.names[buffer]}[{f.address(buffer, indices)}]"
 
@@ -320,11 +318,3 @@ class Warps:
         else:
             value = f.stored(leaf.buffer.dtype, f.expression(leaf.value))
         f.line(f"{place} = {value};")
-
-
-def plain(s: Stmt) -> Iterator[Stmt]:
-    """The statements inside that are not executed by an instruction."""
-    if not isinstance(s, L.Call):
-        yield s
-        for child in L.children(s):
-            yield from plain(child)
