@@ -42,6 +42,7 @@ from tcomp.schedules.primitives.cache_factors import cache_factors
 from tcomp.schedules.primitives.cache_hints import prefetch, stream
 from tcomp.schedules.primitives.clean import clean, note
 from tcomp.schedules.primitives.compute_at import compute_at, inline, reverse_compute_at
+from tcomp.schedules.primitives.handles import BufferCopy, LoopCopy, PartialResults
 from tcomp.schedules.primitives.loop_fusion import fission, fuse_loops
 from tcomp.schedules.primitives.loop_kinds import distribute, set_kind
 from tcomp.schedules.primitives.loop_structure import fuse, partition, reorder, split
@@ -137,7 +138,7 @@ class Schedule:
     # ------------------------------------------------------------ traces
 
     def apply(self, primitive: str, *arguments: Any, **options: Any) -> Any:
-        """Apply a primitive by name; returns the name it made, a tuple of them, or None.
+        """Apply a primitive by name; returns the name it made, a tuple of them, or None. Names may be handles: see `primitives.handles`.
 
         Raises `ScheduleError`, and leaves the schedule as it was, if the step is unknown, malformed or refused.
         """
@@ -203,7 +204,7 @@ class Schedule:
         return self.apply("fuse", outer, inner)
 
     @_documents(partition)
-    def partition(self, loop: Loop, point: Dim | str) -> tuple[str, str]:
+    def partition(self, loop: Loop, point: Dim | str) -> tuple[str, LoopCopy]:
         return self.apply("partition", loop, point)
 
     @_documents(set_kind)
@@ -311,20 +312,22 @@ class Schedule:
         self.apply("reverse_compute_at", stage, loop)
 
     @_documents(cache_write)
-    def cache_write(self, stage: Stage, name: str, layout: Layout | str | None = None) -> None:
-        self.apply("cache_write", stage, name, layout)
+    def cache_write(self, stage: Stage, name: str, layout: Layout | str | None = None) -> BufferCopy:
+        return self.apply("cache_write", stage, name, layout)
 
     @_documents(cache_read)
-    def cache_read(self, buffer: Stage, loop: Loop | None, name: str, scope: str = "global", layout: Layout | str | None = None) -> None:
-        self.apply("cache_read", buffer, loop, name, scope, layout)
+    def cache_read(
+        self, buffer: Stage, loop: Loop | None, name: str, scope: str = "global", layout: Layout | str | None = None
+    ) -> BufferCopy:
+        return self.apply("cache_read", buffer, loop, name, scope, layout)
 
     @_documents(cache_factors)
-    def cache_factors(self, loop: Loop, left: str, right: str, scope: str = "global") -> None:
-        self.apply("cache_factors", loop, left, right, scope)
+    def cache_factors(self, loop: Loop, left: str, right: str, scope: str = "global") -> tuple[BufferCopy, BufferCopy]:
+        return self.apply("cache_factors", loop, left, right, scope)
 
     @_documents(precompute)
-    def precompute(self, buffer: Stage, name: str) -> None:
-        self.apply("precompute", buffer, name)
+    def precompute(self, buffer: Stage, name: str) -> BufferCopy:
+        return self.apply("precompute", buffer, name)
 
     @_documents(relayout)
     def relayout(self, buffer: Stage, layout: Layout | str) -> None:
@@ -339,7 +342,7 @@ class Schedule:
         return self.apply("pipeline", loop, stages, *buffers)
 
     @_documents(rfactor)
-    def rfactor(self, stage: Stage, fold: Loop, lanes: int) -> str:
+    def rfactor(self, stage: Stage, fold: Loop, lanes: int) -> PartialResults:
         return self.apply("rfactor", stage, fold, lanes)
 
     @_documents(online)
@@ -371,15 +374,15 @@ class Schedule:
         self.apply("stream", buffer)
 
     @_documents(promote)
-    def promote(self, loop: Loop, buffer: Stage, name: str, anew: bool = False) -> None:
-        self.apply("promote", loop, buffer, name, anew)
+    def promote(self, loop: Loop, buffer: Stage, name: str, anew: bool = False) -> BufferCopy:
+        return self.apply("promote", loop, buffer, name, anew)
 
     @_documents(unguard)
     def unguard(self, loop: Loop) -> None:
         self.apply("unguard", loop)
 
     @_documents(specialize)
-    def specialize(self, loop: Loop) -> str:
+    def specialize(self, loop: Loop) -> LoopCopy:
         return self.apply("specialize", loop)
 
     @_documents(skew)
@@ -518,7 +521,7 @@ def _kept(kernel: Kernel, primitive: str, parameter: str, value: Any, hint: Any)
         case Expr() if str in members and value.op == "var":
             return _axis(kernel, value.name)
         case str() if str in members or Expr in members:
-            return value
+            return str(value)  # of a handle the name alone
         case list() | tuple() if (sequence := _sequence(members)) is not None:
             return tuple(_kept(kernel, primitive, parameter, v, sequence) for v in value)
         case Expr() if value.op != "const":

@@ -11,15 +11,16 @@ from tcomp.ir.expr import INDEX, Expr, loop_var
 from tcomp.ir.loops import SERIAL, UNROLLED, Accumulate, Allocate, Buffer, For, If, Kernel, Stmt, Store, block, children, expressions, walk
 from tcomp.ir.simplify import linear, prove, simplify
 from tcomp.schedules.primitives.editing import find_loop, fresh, nesting, refuse, replace_loop, temporary
+from tcomp.schedules.primitives.handles import BufferCopy
 from tcomp.schedules.primitives.insertion_points import Chain, chain_of, check_shared_memory
 from tcomp.schedules.primitives.tail_strategies import always_in_range
 
 
-def cache_factors(kernel: Kernel, loop: str, left: str, right: str, scope: str = "global") -> Kernel:
+def cache_factors(kernel: Kernel, loop: str, left: str, right: str, scope: str = "global") -> tuple[Kernel, BufferCopy, BufferCopy]:
     """Copy the factors of the products that a loop's body sums into new buffers first, and multiply these.
 
     A buffer has one dimension for each loop inside that its factor depends on, in their order, and one nest that fills it, with the loops
-    `left.0`, `left.1`, ... Conditions of the sum go to the copies: an element whose product is not summed is zero. What widens a factor
+    `left.0`, `left.1`, ... (the names returned know them). Conditions of the sum go to the copies: an element whose product is not summed is zero. What widens a factor
     for the product (a conversion to a type that holds all its values, a cut to tf32) is left to the product, so that copies are small.
 
     Legal where the body is one sum of products over loops of constant extent, and each of its conditions depends on what both factors
@@ -37,6 +38,7 @@ def cache_factors(kernel: Kernel, loop: str, left: str, right: str, scope: str =
       >>> outer, inner = s.split("C.k", 2)
       >>> s.reorder(outer, "C.i", inner, reassociate=True)
       >>> s.cache_factors(outer, "a", "b")
+      ('a', 'b')
       >>> print(s)
       kernel C(A: float32[9], B: float32[3], C: float32[7]) -> (C) {
         for C.init.i in 0..7 {
@@ -89,7 +91,7 @@ def cache_factors(kernel: Kernel, loop: str, left: str, right: str, scope: str =
     if names[0] == names[1]:
         raise refuse(kernel, step, "the copies need different names")
     buffers = [temporary(kernel, step, n, f.dtype, [x.extent for x in u], scope) for n, f, u in zip(names, factors, used, strict=True)]
-    copies = [_copy(kernel, b, f, u, known) for b, f, u, known in zip(buffers, factors, used, given, strict=True)]
+    copies, loads = zip(*(_copy(kernel, b, f, u, known) for b, f, u, known in zip(buffers, factors, used, given, strict=True)), strict=True)
     staged = [
         E.substitute(whole, {core: E.read(b, [x.var for x in u])})
         for whole, core, b, u in zip(product.args, factors, buffers, used, strict=True)
@@ -100,11 +102,13 @@ def cache_factors(kernel: Kernel, loop: str, left: str, right: str, scope: str =
     new = block(*copies, new)
     for b in reversed(buffers):
         new = Allocate(b, new)
-    return nesting(kernel, step, replace_loop(kernel, target, For(target.var, target.extent, new, target.kind)))
+    changed = nesting(kernel, step, replace_loop(kernel, target, For(target.var, target.extent, new, target.kind)))
+    return changed, BufferCopy(names[0], loads[0]), BufferCopy(names[1], loads[1])
 
 
-def _copy(kernel: Kernel, buffer: Buffer, factor: Expr, loops: Sequence[For], conditions: Sequence[Expr]) -> Stmt:
-    """The nest that fills a buffer with a factor, one element for each iteration of the loops, zeros where a condition does not hold."""
+def _copy(kernel: Kernel, buffer: Buffer, factor: Expr, loops: Sequence[For], conditions: Sequence[Expr]) -> tuple[Stmt, list[str]]:
+    """The nest that fills a buffer with a factor, one element for each iteration of the loops, zeros where a condition does not hold;
+    and its loops."""
     places = [loop_var(fresh(kernel, f"{buffer.name}.{d}"), x.extent) for d, x in enumerate(loops)]
     at = {x.var: v for x, v in zip(loops, places, strict=True)}
     zero, conditions = E.const(0, factor.dtype), list(conditions)
@@ -115,7 +119,7 @@ def _copy(kernel: Kernel, buffer: Buffer, factor: Expr, loops: Sequence[For], co
     nest: Stmt = Store(buffer, tuple(places), simplify(E.substitute(element, at)))
     for v, x in reversed(list(zip(places, loops, strict=True))):
         nest = For(v, x.extent, nest)
-    return nest
+    return nest, [v.name for v in places]
 
 
 def product_of(update: Accumulate) -> tuple[Expr | None, list[Expr]]:

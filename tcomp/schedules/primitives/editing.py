@@ -175,9 +175,14 @@ def renamed(stmt: Stmt, name: Callable[[str], str]) -> Stmt:
     return with_children(stmt, [renamed(c, name) for c in children(stmt)])
 
 
-def rename_inner(kernel: Kernel, stmt: Stmt, suffix: str) -> Stmt:
-    """A copy of a part of the kernel, to stand beside it."""
-    return renamed(stmt, lambda name: fresh(kernel, name + suffix))
+def rename_inner(kernel: Kernel, stmt: Stmt, suffix: str) -> tuple[Stmt, dict[str, str]]:
+    """A copy of a part of the kernel, to stand beside it, and the names in it of the loops and buffers of the original."""
+    names: dict[str, str] = {}
+
+    def name(old: str) -> str:
+        return names.setdefault(old, fresh(kernel, old + suffix))
+
+    return renamed(stmt, name), names
 
 
 def swap_buffer(stmt: Stmt, old: Buffer, new: Buffer, indices: Callable[[tuple[Expr, ...]], tuple[Expr, ...]]) -> Stmt:

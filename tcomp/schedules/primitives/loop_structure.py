@@ -23,6 +23,7 @@ from tcomp.schedules.primitives.editing import (
     rename_inner,
     replace_loop,
 )
+from tcomp.schedules.primitives.handles import LoopCopy
 from tcomp.schedules.primitives.tail_strategies import check_in_range, masked, padded, repeatable
 
 TAILS = ("guard", "mask", "peel", "shift_inwards", "round_up")
@@ -50,7 +51,7 @@ def split(kernel: Kernel, loop: str, factor: int, tail: str = "guard") -> tuple[
                    results that nobody looks at.
 
     Good for tiles that fit in a cache or in registers, for lanes of vectors, and for a number of tasks that fits the machine. Returns
-    the names of the two loops, and with `peel` of the third.
+    the names of the two loops, and with `peel` of the third, which knows the `copies` of the loops inside.
 
     >>> from tcomp import te
     >>> from tcomp.schedules import Schedule
@@ -108,6 +109,7 @@ def split(kernel: Kernel, loop: str, factor: int, tail: str = "guard") -> tuple[
     }
     >>> s = Schedule(te.compute((10,), lambda i: te.sqrt(te.cast(i, "float32")), "R"))
     >>> s.cache_write("R", "r")
+    'r'
     >>> s.split("R.i", 4, "round_up")
     ('R.i.o', 'R.i.i')
     >>> print(s.kernel.body)
@@ -241,12 +243,12 @@ def fuse(kernel: Kernel, outer: str, inner: str) -> tuple[Kernel, str]:
     return replace_loop(kernel, first, For(v, extent, body, first.kind)), v.attr.name
 
 
-def partition(kernel: Kernel, loop: str, point: Dim) -> tuple[Kernel, str, str]:
+def partition(kernel: Kernel, loop: str, point: Dim) -> tuple[Kernel, str, LoopCopy]:
     """The first `point` iterations and the rest become two loops, each simplified for its range: `i` and `i.t` (tail).
 
     Legal where 0 <= point <= extent can be proved; a size is taken to be >= 0. The point may depend on sizes and on loops around. Good
     for guards, which vanish from the part where they always hold: borders and tails apart from the many iterations in the middle.
-    Returns the names of the two loops; those inside the second get `.t` as well.
+    Returns the names of the two loops; the second knows the `copies` of the loops inside (they get `.t` as well).
 
     >>> from tcomp import te
     >>> from tcomp.schedules import Schedule
@@ -273,7 +275,7 @@ def partition(kernel: Kernel, loop: str, point: Dim) -> tuple[Kernel, str, str]:
     return _parted(kernel, target, point)
 
 
-def _parted(kernel: Kernel, target: For, point: Dim) -> tuple[Kernel, str, str]:
+def _parted(kernel: Kernel, target: For, point: Dim) -> tuple[Kernel, str, LoopCopy]:
     """A loop in two: the first `point` iterations, and the others."""
     loop = target.var.attr.name
     head_var = loop_var(loop, point)
@@ -281,8 +283,9 @@ def _parted(kernel: Kernel, target: For, point: Dim) -> tuple[Kernel, str, str]:
     rest = as_dim(as_expr(target.extent) - as_expr(point))
     name = fresh(kernel, loop + ".t")
     tail_var = loop_var(name, rest)
-    tail = rebind(rename_inner(kernel, target.body, ".t"), {target.var: tail_var + as_expr(point)})
-    return replace_loop(kernel, target, block(head, For(tail_var, rest, tail, target.kind))), loop, name
+    copy, names = rename_inner(kernel, target.body, ".t")
+    tail = For(tail_var, rest, rebind(copy, {target.var: tail_var + as_expr(point)}), target.kind)
+    return replace_loop(kernel, target, block(head, tail)), loop, LoopCopy(name, names)
 
 
 def _steady(kernel: Kernel, loop: For, step: str) -> None:

@@ -49,6 +49,7 @@ from tcomp.schedules.primitives.editing import (
     replace_loop,
     touches,
 )
+from tcomp.schedules.primitives.handles import PartialResults
 from tcomp.schedules.primitives.tail_strategies import always_in_range, folded_under, range_depends_on
 
 
@@ -70,14 +71,14 @@ class _Fold:
         return [x for x in self.loops if x.var not in E.variables(*self.update.indices)]
 
 
-def rfactor(kernel: Kernel, stage: str, fold: str, lanes: int) -> tuple[Kernel, str]:
+def rfactor(kernel: Kernel, stage: str, fold: str, lanes: int) -> tuple[Kernel, PartialResults]:
     """Cut a fold into `lanes` interleaved ones: partial[.., l] folds the elements congruent to l modulo `lanes`, then these partial
     results are folded, in order of l.
 
     Legal for a loop of a perfect nest around nothing but one accumulation into `stage`, each of whose elements belongs to one iteration
     of the other loops that it is indexed with. Floats are rounded otherwise (always in the same way). Good for vector lanes and threads
-    along a fold, and for long folds of few results. Returns the name of the stage of partial results; its loops are named after it, and
-    the fold is over `fold.o`.
+    along a fold, and for long folds of few results. Returns the name of the stage of partial results, which knows its loops
+    (`PartialResults`).
 
     >>> from tcomp import te
     >>> from tcomp.schedules import Schedule
@@ -153,7 +154,8 @@ def rfactor(kernel: Kernel, stage: str, fold: str, lanes: int) -> tuple[Kernel, 
     for x in enclosing(changed, new):  # where nothing is accumulated, an element is read and written all the same
         if x.kind in (PARALLEL, *GPU_AXES) and (conflict := race(x, within=changed.body)) is not None:
             raise refuse_conflict(kernel, "rfactor", f"iterations of `{x.var.name}`", conflict)
-    return changed if enclosing(changed, new) else changed.with_body(hoist_allocation(changed.body, partial)), name
+    made = PartialResults(name, init_lane.name, lane.name, final_lane.name, outer.name)
+    return changed if enclosing(changed, new) else changed.with_body(hoist_allocation(changed.body, partial)), made
 
 
 def decompose_reduction(kernel: Kernel, stage: str, loop: str) -> Kernel:

@@ -25,14 +25,16 @@ from tcomp.schedules.primitives.editing import (
     replace_loop,
     temporary,
 )
+from tcomp.schedules.primitives.handles import BufferCopy
 from tcomp.schedules.primitives.insertion_points import path
 
 
-def promote(kernel: Kernel, loop: str, buffer: str, name: str, anew: bool = False) -> Kernel:
+def promote(kernel: Kernel, loop: str, buffer: str, name: str, anew: bool = False) -> tuple[Kernel, BufferCopy]:
     """The elements of `buffer` that each iteration of a serial loop accumulates into are loaded into registers before the loop, the new
     buffer `name`, and stored after it. With `anew` the registers start from nothing, and are accumulated into `buffer` after the loop.
 
     The copies have the loops and guards that stand around the accumulation inside of `loop`; what starts from nothing does so everywhere.
+    Returns the name of the registers, which knows these loops.
 
     Legal when the loop has an iteration, all its iterations accumulate into the same elements, by one statement, and it touches them
     in no other way. Good for programs that update a matrix in place: the code generator cannot tell the elements that are accumulated
@@ -48,6 +50,7 @@ def promote(kernel: Kernel, loop: str, buffer: str, name: str, anew: bool = Fals
       >>> s = Schedule(te.compute((4,), lambda i: te.sum(A[k, i], k), name="C"))
       >>> s.reorder("C.k", "C.i")
       >>> s.promote("C.k", "C", "acc")
+      'acc'
       >>> print(s)
       kernel C(A: float32[9, 4], C: float32[4]) -> (C) {
         for C.init.i in 0..4 {
@@ -96,18 +99,18 @@ def promote(kernel: Kernel, loop: str, buffer: str, name: str, anew: bool = Fals
     local = temporary(kernel, step, fresh(kernel, name), source.dtype, [x.extent for x in places], "register")
     cells = tuple(x.var for x in places)
 
-    def copy(prefix: str, move: Stmt, guarded: bool = True) -> Stmt:
+    def copy(prefix: str, move: Stmt, guarded: bool = True) -> tuple[Stmt, list[str]]:
         for s in reversed(around):
             move = replace(s, body=move) if s in places else If(s.cond, move) if isinstance(s, If) and guarded else move
-        numbers = {x.var.name: str(n) for n, x in enumerate(places)}
-        return renamed(move, lambda name: fresh(kernel, f"{prefix}.{numbers[name]}"))
+        names = {x.var.name: fresh(kernel, f"{prefix}.{n}") for n, x in enumerate(places)}
+        return renamed(move, names.__getitem__), list(names.values())
 
     sums = E.read(local, cells)
     start = update.reducer.identity if anew else E.read(source, update.indices)
-    load = copy(local.name, Store(local, cells, start), guarded=not anew)
-    save = copy(source.name, Accumulate(source, update.indices, sums, update.reducer) if anew else Store(source, update.indices, sums))
+    load, loads = copy(local.name, Store(local, cells, start), guarded=not anew)
+    save, saves = copy(source.name, Accumulate(source, update.indices, sums, update.reducer) if anew else Store(source, update.indices, sums))
     kept = rebuild(target, lambda s: replace(update, buffer=local, indices=cells) if s is update else None)
-    return replace_loop(kernel, target, Allocate(local, block(load, kept, save)))
+    return replace_loop(kernel, target, Allocate(local, block(load, kept, save))), BufferCopy(local.name, loads, saves)
 
 
 def _check_alone(kernel: Kernel, target: For, update: Accumulate, places: Sequence[For]) -> None:

@@ -49,6 +49,7 @@ def pipeline(kernel: Kernel, loop: str, stages: int, *buffers: str) -> tuple[Ker
       >>> s = Schedule(te.compute((), lambda: te.sum(A[k] * A[k], k), name="C"))
       >>> outer, inner = s.split("C.k", 4)
       >>> s.cache_read("A", outer, "P")
+      'P'
       >>> s.pipeline(outer, 2, "P")
       'C.k.o.p'
       >>> print(s)
@@ -79,6 +80,7 @@ def pipeline(kernel: Kernel, loop: str, stages: int, *buffers: str) -> tuple[Ker
       >>> outer, inner = s.split("C.k", 4)
       >>> s.reorder(outer, "C.i", inner)
       >>> s.cache_read("A", outer, "P", "shared")
+      'P'
       >>> s.reorder("P.1", "P.0")
       >>> for loop in ("C.init.i", "C.i", "P.1"):
       ...     s.bind(loop, "thread.x")

@@ -9,11 +9,12 @@ from tcomp.ir.expr import INDEX, Expr, as_expr
 from tcomp.ir.loops import For, If, Kernel, Stmt, expressions, walk
 from tcomp.ir.simplify import difference, linear, simplify
 from tcomp.schedules.primitives.editing import find_loop, nesting, rebind, rebuild, refuse, rename_inner, replace_loop
+from tcomp.schedules.primitives.handles import LoopCopy
 
 TRUE = E.const(True, "bool")
 
 
-def specialize(kernel: Kernel, loop: str) -> tuple[Kernel, str]:
+def specialize(kernel: Kernel, loop: str) -> tuple[Kernel, LoopCopy]:
     """Two copies of a loop: one for where what it asks is so in all iterations, which asks no more, and the loop as it is, for elsewhere.
 
     Asked are the conditions of `if` and `select` inside. One that depends on loops inside is asked in front for the iteration in which it is
@@ -21,8 +22,8 @@ def specialize(kernel: Kernel, loop: str) -> tuple[Kernel, str]:
 
     Always legal. Good for tiles: most of them are full, and need neither guards nor masks; those that hang over an edge keep them, whatever they
     are. So machine instructions that know no conditions may execute full tiles (`tensorize`). The price is more code. `partition` divides the
-    iterations of a loop around instead, where it is known at which one the edge begins. Returns the name of the second copy's loop; those
-    inside it get `.e` as well.
+    iterations of a loop around instead, where it is known at which one the edge begins. Returns the name of the second copy's loop, which
+    knows the `copies` of the loops inside (they get `.e` as well).
 
     >>> from tcomp import te
     >>> from tcomp.schedules import Schedule
@@ -52,11 +53,10 @@ def specialize(kernel: Kernel, loop: str) -> tuple[Kernel, str]:
     whole = {c: e for c, e in whole.items() if e.op != "const" or e.attr}
     if all(e.op == "const" for e in whole.values()):
         raise refuse(kernel, "specialize", f"`{loop}` asks nothing that could be asked in front of it", "it is about conditions linear in the loops inside")
-    other = rename_inner(kernel, target, ".e")
-    assert isinstance(other, For)
+    other, names = rename_inner(kernel, target, ".e")
     fast = rebuild(rebind(target, dict.fromkeys(whole, TRUE)), _settled)
     both = If(E.all_of([e for e in dict.fromkeys(whole.values()) if e.op != "const"]), fast, other)
-    return nesting(kernel, "specialize", replace_loop(kernel, target, both)), other.var.attr.name
+    return nesting(kernel, "specialize", replace_loop(kernel, target, both)), LoopCopy(names[loop], names)
 
 
 def _asked(s: Stmt) -> Iterator[Expr]:

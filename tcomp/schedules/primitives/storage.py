@@ -26,6 +26,7 @@ from tcomp.schedules.primitives.editing import (
     swap_buffer,
     temporary,
 )
+from tcomp.schedules.primitives.handles import BufferCopy
 from tcomp.schedules.primitives.insertion_points import (
     bounds_loops,
     check_no_race,
@@ -38,10 +39,11 @@ from tcomp.schedules.primitives.insertion_points import (
 )
 
 
-def cache_write(kernel: Kernel, stage: str, name: str, layout: str | None = None) -> Kernel:
+def cache_write(kernel: Kernel, stage: str, name: str, layout: str | None = None) -> tuple[Kernel, BufferCopy]:
     """Compute a stage into a new temporary `name` and copy that: the temporary can then be moved into the loops of the copy.
 
-    The copy is one nest with the loops `stage.0`, `stage.1`, ... The temporary may have a layout of its own (see `relayout`).
+    The copy is one nest with the loops `stage.0`, `stage.1`, ... The temporary may have a layout of its own (see `relayout`). Returns
+    its name, which knows these loops.
 
     Legal when the stage's first nest stores every element, so that nothing of what a parameter held before is read or left.
 
@@ -52,6 +54,7 @@ def cache_write(kernel: Kernel, stage: str, name: str, layout: str | None = None
       >>> A, k = te.placeholder((4, 3), name="A"), te.reduce_axis(3, "k")
       >>> s = Schedule(te.compute((4,), lambda i: te.sum(A[i, k], k), name="C"))
       >>> s.cache_write("C", "acc")
+      'acc'
       >>> print(s)
       kernel C(A: float32[4, 3], C: float32[4]) -> (C) {
         alloc acc: float32[4]
@@ -80,7 +83,7 @@ def cache_write(kernel: Kernel, stage: str, name: str, layout: str | None = None
         raise refuse(kernel, "cache_write", f"the extent of a loop is read from `{stage}`")
     lies = _layout(kernel, "cache_write", layout, target.shape)
     local = Buffer(fresh(kernel, name), target.dtype, lies.shape(target.shape))
-    copy = _over(kernel, stage, target.shape, lambda at: Store(target, at, E.read(local, lies.indices(at))))
+    copy, loops = _over(kernel, stage, target.shape, lambda at: Store(target, at, E.read(local, lies.indices(at))))
     moved = items[items.index(nests[0]) : items.index(nests[-1]) + 1]  # what stands between the nests may read the stage
 
     def edit(s: Stmt) -> Stmt | None:
@@ -91,19 +94,24 @@ def cache_write(kernel: Kernel, stage: str, name: str, layout: str | None = None
 
     # Allocated outside of everything if that is one sequence with the nests: temporaries of the whole kernel are planned together.
     around = kernel.body if nests[0] in sequence(kernel.body) else scope
-    return kernel.with_body(rebuild(kernel.body, lambda s: Allocate(local, rebuild(s, edit)) if s is around else None))
+    changed = rebuild(kernel.body, lambda s: Allocate(local, rebuild(s, edit)) if s is around else None)
+    return kernel.with_body(changed), BufferCopy(local.name, stores=loops)
 
 
-def _over(kernel: Kernel, name: str, shape: Sequence[Dim], leaf: Callable[[tuple[Expr, ...]], Stmt]) -> Stmt:
-    """A nest over all elements of a shape, its loops called `name.0`, `name.1`, ..."""
-    return over(shape, leaf, lambda d: fresh(kernel, f"{name}.{d}"))
+def _over(kernel: Kernel, name: str, shape: Sequence[Dim], leaf: Callable[[tuple[Expr, ...]], Stmt]) -> tuple[Stmt, list[str]]:
+    """A nest over all elements of a shape, and the names of its loops: `name.0`, `name.1`, ..."""
+    names = [fresh(kernel, f"{name}.{d}") for d in range(len(shape))]
+    return over(shape, leaf, names.__getitem__), names
 
 
-def cache_read(kernel: Kernel, buffer: str, loop: str | None, name: str, scope: str = "global", layout: str | None = None) -> Kernel:
+def cache_read(
+    kernel: Kernel, buffer: str, loop: str | None, name: str, scope: str = "global", layout: str | None = None
+) -> tuple[Kernel, BufferCopy]:
     """Copy the part of a buffer that a loop's body reads into a new buffer first, and read that instead.
 
     With `loop` None the whole buffer is copied before everything else. The copy is a stage called `name` with one loop per dimension,
-    `name.0`, `name.1`, ...; it takes the scope given, and a layout of its own (see `relayout`), which makes it a packed panel.
+    `name.0`, `name.1`, ...; it takes the scope given, and a layout of its own (see `relayout`), which makes it a packed panel. Returns
+    its name, which knows these loops.
 
     Legal when the loop's body does not write the buffer.
 
@@ -116,6 +124,7 @@ def cache_read(kernel: Kernel, buffer: str, loop: str | None, name: str, scope: 
       >>> s = Schedule(te.compute((8,), lambda i: te.sum(A[k, i] * A[k, 0], k), name="C"))
       >>> outer, inner = s.split("C.i", 4)
       >>> s.cache_read("A", outer, "P", layout="(b/2,a,b%2)")  # panels of two columns
+      'P'
       >>> print(s)
       kernel C(A: float32[4, 8], C: float32[8]) -> (C) {
         for C.init.i in 0..8 {
@@ -164,19 +173,20 @@ def cache_read(kernel: Kernel, buffer: str, loop: str | None, name: str, scope: 
         conditions = [c for i, n in within for c in (i >= 0, i < as_expr(n))]
         return guard(conditions, Store(local, at, E.read(source, index)))
 
-    copy = _over(kernel, name, local.shape, element)
+    copy, loops = _over(kernel, name, local.shape, element)
     readers = swap_buffer(where, source, local, lambda indices: lies.indices([i - b for i, b in zip(indices, box.base, strict=True)]))
     body = Allocate(local, block(copy, readers))
     if target is None:
-        return kernel.with_body(body)
-    return check_no_race(kernel, step, replace_loop(kernel, target, replace(target, body=body)), target.var.name, [source])
+        return kernel.with_body(body), BufferCopy(name, loops)
+    changed = replace_loop(kernel, target, replace(target, body=body))
+    return check_no_race(kernel, step, changed, target.var.name, [source]), BufferCopy(name, loops)
 
 
-def precompute(kernel: Kernel, buffer: str, name: str) -> Kernel:
+def precompute(kernel: Kernel, buffer: str, name: str) -> tuple[Kernel, BufferCopy]:
     """Keep what is computed from single elements of a parameter, like `alpha * A[i, k]`, in a temporary as large as the parameter.
 
     The largest such expression is meant, the first one where there are several; the stage `name` computes it for all elements, before
-    everything else, in one loop per dimension: `name.0`, `name.1`, ...
+    everything else, in one loop per dimension: `name.0`, `name.1`, ... Returns its name, which knows these loops.
 
     Legal for floating-point parameters that the kernel does not write. Good for factors of a product that each row of the result would
     compute again.
@@ -186,6 +196,7 @@ def precompute(kernel: Kernel, buffer: str, name: str) -> Kernel:
       >>> A, B, k = te.placeholder((4, 6), name="A"), te.placeholder((6,), name="B"), te.reduce_axis(6, "k")
       >>> s = Schedule(te.compute((4,), lambda i: te.sum(A[i, k] * 1.5 * B[k], k), name="C"))
       >>> s.precompute("A", "T")
+      'T'
       >>> print(s)
       kernel C(A: float32[4, 6], B: float32[6], C: float32[4]) -> (C) {
         alloc T: float32[4, 6]
@@ -224,8 +235,9 @@ def precompute(kernel: Kernel, buffer: str, name: str) -> Kernel:
         same = len(found) == 1 and found[0].attr is source and e is not found[0] and _at(e, source, somewhere) is wanted
         return E.read(local, found[0].args) if same else None
 
-    stage = _over(kernel, name, source.shape, lambda at: Store(local, at, _at(meant, source, at)))
-    return kernel.with_body(Allocate(local, block(stage, map_expressions(kernel.body, lambda e: E.rewrite(e, rule)))))
+    stage, loops = _over(kernel, name, source.shape, lambda at: Store(local, at, _at(meant, source, at)))
+    body = map_expressions(kernel.body, lambda e: E.rewrite(e, rule))
+    return kernel.with_body(Allocate(local, block(stage, body))), BufferCopy(name, loops)
 
 
 def computed_from(source: Buffer, *roots: Expr) -> Expr | None:
@@ -264,6 +276,7 @@ def relayout(kernel: Kernel, buffer: str, layout: str) -> Kernel:
       >>> A, k = te.placeholder((5, 3), name="A"), te.reduce_axis(5, "k")
       >>> s = Schedule(te.compute((3,), lambda i: te.sum(A[k, i], k), name="C"))
       >>> s.cache_read("A", None, "P")
+      'P'
       >>> s.relayout("P", "(a/4,b,a%4)")
       >>> print(s)
       kernel C(A: float32[5, 3], C: float32[3]) -> (C) {
@@ -328,6 +341,7 @@ def set_scope(kernel: Kernel, buffer: str, scope: str) -> Kernel:
       >>> A, k = te.placeholder((5,), name="A"), te.reduce_axis(5, "k")
       >>> s = Schedule(te.compute((), lambda: te.sum(A[k], k), name="C"))
       >>> s.cache_write("C", "acc")
+      'acc'
       >>> s.set_scope("acc", "register")
       >>> print(s)
       kernel C(A: float32[5], C: float32[]) -> (C) {

@@ -27,6 +27,7 @@ def unguard(kernel: Kernel, loop: str) -> Kernel:
     >>> A, k = te.placeholder((9, 16), name="A"), te.reduce_axis(9, "k")
     >>> s = Schedule(te.compute((10,), lambda i: te.sum(A[k, i], k), name="C"))
     >>> s.cache_write("C", "sum")
+    'sum'
     >>> s.split("C.init.i", 16, "round_up")
     ('C.init.i.o', 'C.init.i.i')
     >>> s.split("C.i", 16)
