@@ -14,10 +14,11 @@ from collections.abc import Iterator
 
 from tcomp.errors import CodegenError
 from tcomp.ir import expr as E
+from tcomp.ir.access import without
 from tcomp.ir.dtypes import is_float, is_integer
 from tcomp.ir.expr import Expr
 from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, For, If, Kernel, Stmt, Store, While, expressions, map_expressions, walk
-from tcomp.ir.simplify import linear, simplify
+from tcomp.ir.simplify import simplify
 
 TYPES = {
     "float32": "float", "float64": "double", "int8": "signed char", "int16": "short", "int32": "int", "int64": "long",
@@ -112,9 +113,8 @@ def _natural(loop: For) -> tuple[int, Expr, Stmt]:
     for stmt in walk(loop.body):
         indices = [*stmt.indices] if isinstance(stmt, Store | Accumulate) else []
         for index in (*indices, *(i for r in E.reads(*expressions(stmt)) for i in r.args)):
-            step = linear(simplify(index)).get((v,), 0)
-            rest = simplify(index - v * step)
-            if abs(step) == 1 and v not in E.variables(rest) and not inner & set(E.variables(rest)) and not E.reads(rest):
+            step, rest = without(simplify(index), v) or (0, index)
+            if abs(step) == 1 and not inner & set(E.variables(rest)) and not E.reads(rest):
                 found[step, rest] += 1
     plain = (1, E.const(0))  # among equals
     step, start = max(found, key=lambda form: (found[form], form == plain), default=plain)

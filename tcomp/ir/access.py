@@ -152,6 +152,11 @@ def coefficient(index: Expr, v: Expr) -> int | None:
     return found
 
 
+def is_multiple(index: Expr, n: int) -> bool:
+    """Whether an index is certainly a multiple of a number, as all its coefficients are."""
+    return all(c % n == 0 for c in linear(index).values())
+
+
 def stride(read: Expr, v: Expr) -> int | None:
     """How many elements the address of a read moves when `v` grows by one; None if that is not a constant."""
     return coefficient(linear_index(read.attr, read.args), v)

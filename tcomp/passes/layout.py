@@ -29,6 +29,7 @@ from math import inf, prod
 from typing import Concatenate, ParamSpec, TypeVar
 
 from tcomp.ir import expr as E
+from tcomp.ir.access import stride
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.graph import KERNEL, Graph, Node, Operator, Value, attributes_key, canonical_graph_text
@@ -335,8 +336,7 @@ def _as_found(body: Graph, summed: frozenset[int]) -> Layout | None:
     largest = max(E.reads(flat), key=lambda r: prod(_size(d) for d in r.attr.shape) * itemsize(r.attr.dtype), default=None)
     if largest is None or given.get(largest.attr) is not None:
         return None
-    place = linear(simplify(E.row_major(largest.args, largest.attr.shape)))
-    beside = [n for n, a in enumerate(t.axes) if place.get((a,)) == 1 and _size(t.shape[n]) > 1]
+    beside = [n for n, a in enumerate(t.axes) if stride(largest, a) == 1 and _size(t.shape[n]) > 1]
     if len(beside) != 1 or beside[0] not in summed or beside[0] == t.ndim - 1:
         return None
     return Layout.permuted((*(n for n in range(t.ndim) if n not in beside), *beside))

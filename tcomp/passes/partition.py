@@ -22,12 +22,13 @@ from functools import cached_property
 import numpy as np
 
 from tcomp.ir import expr as E
+from tcomp.ir.access import affine
 from tcomp.ir.concatenated_rows import length_beside
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Expr
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, GraphBuilder, Node, Value, infer
 from tcomp.ir.halo import FEW, most_folded, reach
-from tcomp.ir.simplify import linear, simplify
+from tcomp.ir.simplify import simplify
 from tcomp.ir.te import Tensor, tensors
 from tcomp.ops.broadcast import BYTES
 from tcomp.ops.matmul import MATMUL
@@ -108,7 +109,7 @@ class _Facts:
         """The result is one input element, at an affine index."""
         if len(self.outputs) != 1 or self.imperative or self.reduces or len(self.bodies) != 1:
             return False
-        return self.bodies[0].op == "read" and all(map(_affine, self.bodies[0].args))
+        return self.bodies[0].op == "read" and all(affine(i) is not None for i in self.bodies[0].args)
 
     @cached_property
     def pads(self) -> bool:
@@ -144,10 +145,6 @@ def _folds(body: Expr) -> bool:
     """Whether an element is folded from many: by a reduction, or by a sum that is written out."""
     reads = E.reads(body)
     return any(e.op == "reduce" for e in E.walk(body)) or any(sum(r.attr is t for r in reads) > MOST_TAPS for t in {r.attr for r in reads})
-
-
-def _affine(index: Expr) -> bool:
-    return all(len(m) <= 1 and (not m or m[0].op == "var") for m in linear(index))
 
 
 def _aligned(facts: _Facts, value: Value) -> bool:
@@ -302,7 +299,7 @@ class _Grouping:
         matrices, indices = moved[0].axes[:-2], [simplify(i) for i in moved[1]]
         quotients = [i for i in indices if i.op == "floordiv" and i.args[0] in matrices and i.args[1].op == "const"]
         others = [i for i in indices if i not in quotients]
-        return len(quotients) == 1 and all(map(_affine, others)) and quotients[0].args[0] not in E.variables(*others)
+        return len(quotients) == 1 and all(affine(i) is not None for i in others) and quotients[0].args[0] not in E.variables(*others)
 
     def moved(self, nodes: Sequence[Node]) -> tuple[Tensor, Sequence[Expr]] | None:
         """What nodes, one after the other, compute: a tensor, and the indices at which its elements are read; None if they do not only move

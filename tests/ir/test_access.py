@@ -11,7 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tcomp.ir import expr as E
-from tcomp.ir.access import Access, Affine, Box, accesses, affine, box_touched, coefficient, digit, indices_of, interval, stride, within, without
+from tcomp.ir.access import (
+    Access,
+    Affine,
+    Box,
+    accesses,
+    affine,
+    box_touched,
+    coefficient,
+    digit,
+    indices_of,
+    interval,
+    stride,
+    within,
+    without,
+)
 from tcomp.ir.expr import Expr, as_expr, evaluate_int, loop_var
 from tcomp.ir.loops import Buffer, For, If, Stmt, block, loop, store, walk
 from tcomp.ir.simplify import simplify

@@ -22,13 +22,14 @@ from numpy.lib.stride_tricks import as_strided
 
 from tcomp.errors import InputError, IRError
 from tcomp.ir import expr as E
+from tcomp.ir.access import Affine, affine
 from tcomp.ir.dims import bind_dims, extent_of
 from tcomp.ir.dtypes import is_float, to_numpy
 from tcomp.ir.expr import COMPARISON, INDEX, Dim, Expr, Reducer, const, evaluate_int
 from tcomp.ir.interpreters import semantics
 from tcomp.ir.interpreters.loops import run_stmt
 from tcomp.ir.interpreters.semantics import Array, literal
-from tcomp.ir.simplify import Linear, from_linear, linear, simplify
+from tcomp.ir.simplify import simplify
 from tcomp.ir.te import Tensor
 
 CHUNK = 1 << 24  # elements of the largest temporary of a reduction
@@ -229,20 +230,16 @@ class Evaluator:
         if any(size == 0 for _, size in ranges.values()) or array.size == 0:
             return None
         for index, extent, stride in zip(e.args, array.shape, array.strides, strict=True):
-            terms = linear(simplify(index))
-            lo = hi = first = terms.get((), 0)
-            for monomial, c in terms.items():
-                if not monomial:
-                    continue
-                if len(monomial) > 1 or monomial[0] not in ranges:
-                    return None
-                begin, size = ranges[monomial[0]]
-                ends = c * begin, c * (begin + size - 1)
-                lo, hi, first = lo + min(ends), hi + max(ends), first + ends[0]
-                strides[monomial[0]] = strides.get(monomial[0], 0) + c * stride
-            if lo < 0 or hi >= extent:
+            form = affine(simplify(index), ranges)
+            if form is None:
                 return None
-            start.append(first)
+            begin = sum(c * ranges[v][0] for v, c in form.terms.items())
+            low, high = form.span({v: size for v, (_, size) in ranges.items()})
+            if low + begin < 0 or high + begin >= extent:
+                return None
+            start.append(form.constant + begin)
+            for v, c in form.terms.items():
+                strides[v] = strides.get(v, 0) + c * stride
         return View(array, tuple(start), strides)
 
     # ------------------------------------------------------------ reductions
@@ -562,8 +559,7 @@ class _Forms:
 
     def _variable(self, form: tuple[tuple[Expr, int], ...], u: Expr | None = None) -> Expr:
         if form not in self.found:
-            ends = [(0, c * (self.sizes[v] - 1)) for v, c in form]
-            lo, hi = sum(map(min, ends)), sum(map(max, ends))
+            lo, hi = Affine(dict(form), 0).span(self.sizes)
             u = E.var(f"u{len(self.forms)}", lo, hi) if u is None else u
             self.found[form] = u
             self.forms.append((form, u, lo, hi))
@@ -571,23 +567,22 @@ class _Forms:
 
     def _rewritten(self, e: Expr) -> Expr:
         if e not in self.memo:
-            terms = None
+            short = None
             if e.dtype == INDEX:
-                terms = self._affine(linear(simplify(e)))
+                short = self._affine(e)
             elif e.op in COMPARISON and e.args[0].dtype == INDEX:
-                terms = self._affine(linear(simplify(e.args[1] - e.args[0])))
-            if terms is None:
+                short = self._affine(e.args[1] - e.args[0])
+            if short is None:
                 self.memo[e] = E.with_args(e, tuple(self._rewritten(a) for a in e.args))
             else:
-                self.memo[e] = terms if e.dtype == INDEX else E.binary(e.op, 0, terms)
+                self.memo[e] = short if e.dtype == INDEX else E.binary(e.op, 0, short)
         return self.memo[e]
 
-    def _affine(self, terms: Linear) -> Expr | None:
-        """The linear form in terms of one index form; None if it is not affine in the axes."""
-        moving = sorted(((m[0], c) for m, c in terms.items() if len(m) == 1 and m[0] in self.axes), key=lambda t: t[0].name)
-        if len(moving) + (() in terms) != len(terms):
-            return None
-        if not moving:
-            return from_linear(terms)
-        scale = gcd(*(c for _, c in moving)) * (1 if moving[0][1] > 0 else -1)
-        return self._variable(tuple((v, c // scale) for v, c in moving)) * scale + terms.get((), 0)
+    def _affine(self, e: Expr) -> Expr | None:
+        """An index in terms of one index form; None if it is not affine in the axes."""
+        found = affine(simplify(e), self.axes)
+        if found is None or not found.terms:
+            return None if found is None else const(found.constant)
+        moving = sorted(found.terms.items(), key=lambda term: term[0].name)
+        scale = gcd(*found.terms.values()) * (1 if moving[0][1] > 0 else -1)
+        return self._variable(tuple((v, c // scale) for v, c in moving)) * scale + found.constant

@@ -14,6 +14,7 @@ from typing import Any
 import islpy as isl
 
 from tcomp.ir import expr as E
+from tcomp.ir.access import indices_of, without
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, const, loop_var
 from tcomp.ir.loops import (
     PARALLEL,
@@ -36,7 +37,7 @@ from tcomp.ir.loops import (
     with_children,
 )
 from tcomp.ir.polyhedral.model import Model
-from tcomp.ir.simplify import linear, simplify
+from tcomp.ir.simplify import simplify
 
 PLACE = "_"  # the name of a time dimension that is a place in a sequence
 _NODE: Any = isl.ast_node_type
@@ -217,7 +218,7 @@ def _placed(body: Stmt, wide: Buffer, narrow: Buffer, homes: int) -> Stmt:
             around.add(here.var)
         path.append(here)
         here = users[0]
-    found = [p for s in walk(here) for p in _places(s, wide)]
+    found = indices_of(here, wide)
     kept = [d for d in range(homes) if len({p[d] for p in found}) > 1 or (found and not set(E.variables(found[0][d])) <= around)]
     if kept or not found:
         path, here = [], body
@@ -233,21 +234,16 @@ def _placed(body: Stmt, wide: Buffer, narrow: Buffer, homes: int) -> Stmt:
 
 def _told(loop: For, wide: Buffer, homes: int, around: Collection[Expr]) -> bool:
     """Whether different iterations touch different elements, as one of the expanded dimensions is an affine function of the variable."""
-    found = [p for s in walk(loop.body) for p in _places(s, wide)]
+    found = indices_of(loop.body, wide)
     for d in range(homes):
-        terms = linear(found[0][d])
-        others = {v for monomial in terms if monomial != (loop.var,) for v in E.variables(*monomial)}
-        if (loop.var,) in terms and others.issubset(around) and all(p[d] is found[0][d] for p in found):
+        step, rest = without(found[0][d], loop.var) or (0, found[0][d])
+        if step and set(E.variables(rest)).issubset(around) and all(p[d] is found[0][d] for p in found):
             return True
     return False
 
 
-def _places(s: Stmt, b: Buffer) -> list[tuple[Expr, ...]]:
-    return [indices for buffer, indices in places(s) if buffer is b]
-
-
 def _touches(s: Stmt, b: Buffer) -> bool:
-    return bool(_places(s, b))
+    return any(buffer is b for buffer, _ in places(s))
 
 
 # ---------------------------------------------------------------- expressions

@@ -22,10 +22,10 @@ from itertools import product
 from math import prod
 
 from tcomp.ir import expr as E
-from tcomp.ir.access import Loops, accesses, by_buffer, inside
+from tcomp.ir.access import Loops, accesses, by_buffer
 from tcomp.ir.dtypes import BITS, is_float, itemsize
 from tcomp.ir.expr import INDEX, Dim, Expr, as_dim, as_expr
-from tcomp.ir.loops import Accumulate, For, Kernel, Stmt, Store
+from tcomp.ir.loops import Accumulate, For, Kernel, Store
 from tcomp.ir.simplify import simplify
 from tcomp.machines import Core
 from tcomp.schedules.analysis.footprint import ENUMERATED, Footprints, instances
@@ -187,14 +187,9 @@ class Work:
 
 def statements(kernel: Kernel) -> Iterator[tuple[Store | Accumulate, Loops, tuple[Expr, ...]]]:
     """Every store and accumulation with the loops around it and the conditions it stands under."""
-
-    def visit(s: Stmt, loops: Loops, conditions: tuple[Expr, ...]) -> Iterator[tuple[Store | Accumulate, Loops, tuple[Expr, ...]]]:
-        if isinstance(s, Store | Accumulate):
-            yield s, loops, conditions
-        for child, inner, more in inside(s):
-            yield from visit(child, loops + inner, conditions + more)
-
-    return visit(kernel.body, (), ())
+    for a in accesses(kernel.body):
+        if isinstance(a.statement, Store | Accumulate) and a.writes:
+            yield a.statement, a.loops, a.conditions
 
 
 def operations(kernel: Kernel, limit: int = ENUMERATED) -> dict[str, float]:

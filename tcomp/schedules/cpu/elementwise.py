@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from tcomp.ir import expr as E
+from tcomp.ir.access import affine
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
-from tcomp.ir.simplify import linear, simplify
+from tcomp.ir.simplify import simplify
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of, result_nest
 from tcomp.schedules.cost.roofline import division
 from tcomp.schedules.cpu import transposes
@@ -121,9 +122,9 @@ def _cut(s: Schedule, nest: Nest) -> list[str]:
     points: set[int] = set()
     for e in E.walk(nest.leaf.value):
         if e.op in ("lt", "le") and set(E.variables(e)) == {lane.var}:
-            gap = linear(simplify(e.args[1] - e.args[0]))  # 0 < gap, or 0 <= gap
-            slope, offset = gap.get((lane.var,), 0), gap.get((), 0) + (e.op == "le")
-            if slope and gap.keys() <= {(lane.var,), ()}:
+            gap = affine(simplify(e.args[1] - e.args[0]))  # 0 < gap, or 0 <= gap
+            if gap is not None and gap.terms:
+                slope, offset = gap.terms[lane.var], gap.constant + (e.op == "le")
                 points.add(-offset // slope + 1 if slope > 0 else -(offset // slope))
     inner = sorted(p for p in points if 0 < p < lane.extent)
     if len(inner) > MOST_PIECES:

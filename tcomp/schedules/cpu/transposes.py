@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tcomp.ir import expr as E
-from tcomp.ir.access import stride
+from tcomp.ir.access import affine, stride
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Expr
 from tcomp.ir.loops import For
-from tcomp.ir.simplify import linear
 from tcomp.schedules.analysis.access_patterns import Nest
 from tcomp.schedules.cpu.lanes_and_threads import divides, lanes_of, threads
 from tcomp.schedules.knobs import Knobs
@@ -55,7 +54,7 @@ def turned(nest: Nest, target: Target) -> Turned | None:
 
 def _plain(read: Expr) -> bool:
     """No index depends on loops by anything but multiples."""
-    return all(len(monomial) == 1 and monomial[0].op == "var" for i in read.args for monomial in linear(i) if monomial)
+    return all(affine(i) is not None for i in read.args)
 
 
 def schedule(s: Schedule, nest: Nest, found: Turned, worthwhile: bool, knobs: Knobs) -> None:

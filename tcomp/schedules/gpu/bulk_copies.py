@@ -14,11 +14,10 @@ from collections.abc import Sequence
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
-from tcomp.ir.access import linear_index
+from tcomp.ir.access import is_multiple, linear_index, without
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.instruction import RUN
 from tcomp.ir.loops import For, Store, perfect, walk
-from tcomp.ir.simplify import linear
 from tcomp.schedules.analysis.access_patterns import extent_of
 from tcomp.schedules.gpu.thread_mapping import fuse_all
 from tcomp.schedules.instructions import bulk_copy
@@ -37,8 +36,8 @@ def is_possible(s: Schedule, loops: Sequence[str]) -> bool:
     source = store.value.args[1] if store.value.op == "select" else store.value
     if source.op != "read" or not isinstance(last.extent, int):
         return False
-    starts = [linear(linear_index(b, indices)) for b, indices in ((store.buffer, store.indices), (source.attr, source.args))]
-    if any(c * itemsize(store.buffer.dtype) % RUN for terms in starts for monomial, c in terms.items() if monomial != (last.var,)):
+    starts = [without(linear_index(b, indices), last.var) for b, indices in ((store.buffer, store.indices), (source.attr, source.args))]
+    if not all(start is not None and is_multiple(start[1] * itemsize(store.buffer.dtype), RUN) for start in starts):
         return False
     try:
         kernel = specialize(s.kernel, loops[0])[0] if _has_edges(first) else s.kernel

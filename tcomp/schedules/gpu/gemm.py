@@ -22,11 +22,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tcomp.ir import expr as E
-from tcomp.ir.access import linear_index
+from tcomp.ir.access import is_multiple, linear_index, without
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.instruction import WARPGROUP
 from tcomp.ir.loops import Accumulate, For, Store, walk
-from tcomp.ir.simplify import linear
 from tcomp.schedules.analysis.access_patterns import Nest, bytes_of, extent_of, fold_nest, result_nest, stage_axes
 from tcomp.schedules.gpu import bulk_copies, mma, wgmma
 from tcomp.schedules.gpu.block_tiles import Product, Side, Tile, contiguous_along, find, parts, reads_of, tiles
@@ -276,10 +275,10 @@ def _copy_width(last: For) -> int:
     while extent_of(last.extent) % width:
         width //= 2
     for r in E.reads(store.value):
-        terms = dict(linear(linear_index(r.attr, r.args)))
-        if terms.pop((last.var,), 0) != 1 or any(last.var in E.variables(*m) for m in terms):
+        step, rest = without(linear_index(r.attr, r.args), last.var) or (0, None)
+        if step != 1 or rest is None:
             return 1
-        while any(c % width for c in (*terms.values(), extent_of(r.attr.shape[-1]))):
+        while not is_multiple(rest, width) or extent_of(r.attr.shape[-1]) % width:
             width //= 2
     return width
 

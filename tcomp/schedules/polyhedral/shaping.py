@@ -6,7 +6,8 @@ from contextlib import suppress
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
-from tcomp.ir.access import linear_index
+from tcomp.ir.access import is_multiple, linear_index, without
+from tcomp.ir.expr import as_expr
 from tcomp.ir.loops import UNROLLED, Accumulate, Buffer, For, Stmt, Store, expressions, walk
 from tcomp.ir.simplify import linear
 from tcomp.schedules.cpu.lanes_and_threads import lanes_of
@@ -68,10 +69,9 @@ def _unaligned(loop: For, lanes: int) -> int:
     found = set()
     for x in walk(loop.body):
         if isinstance(x, Store | Accumulate):
-            terms = linear(linear_index(x.buffer, x.indices))
-            offset = terms.pop((), 0)
-            along = terms.pop((loop.var,), 0)
-            found.add(-offset % lanes if along == 1 and all(c % lanes == 0 for c in terms.values()) else 0)
+            along, start = without(linear_index(x.buffer, x.indices), loop.var) or (0, as_expr(0))
+            offset = linear(start).get((), 0)
+            found.add(-offset % lanes if along == 1 and is_multiple(start - offset, lanes) else 0)
     ahead = found.pop() if len(found) == 1 else 0
     return ahead if isinstance(loop.extent, int) and loop.extent >= LONG * lanes else 0
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import prod
 
 from tcomp.ir import expr as E
-from tcomp.ir.access import coefficient, linear_index
+from tcomp.ir.access import accesses, stride
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Expr, as_expr, loop_var
 from tcomp.ir.layout import LINE
@@ -18,7 +18,6 @@ from tcomp.ir.loops import (
     SERIAL,
     UNROLLED,
     VECTORIZED,
-    Accumulate,
     Buffer,
     For,
     Kernel,
@@ -26,8 +25,6 @@ from tcomp.ir.loops import (
     Stmt,
     Store,
     block,
-    children,
-    expressions,
 )
 from tcomp.ir.simplify import simplify
 from tcomp.schedules.primitives.editing import find_buffer, find_loop, fresh, is_local, rebuild, refuse, replace_loop
@@ -88,17 +85,10 @@ def prefetch(kernel: Kernel, buffer: str, loop: str, distance: int, at: str = ""
     places: dict[tuple[Expr, ...], tuple[For, ...]] = {}
     together: set[For] = set()  # loops of which one iteration of `inside` walks all that are unrolled
 
-    def visit(s: Stmt, inner: tuple[For, ...]) -> None:
-        found = [r.args for r in E.reads(*expressions(s)) if r.attr is source]
-        found += [s.indices] if isinstance(s, Store | Accumulate) and s.buffer is source else []
-        for indices in found:
-            if target.var in E.variables(*indices):
-                places[indices] = tuple(x for x in inner if x.var in E.variables(*indices))
-                together.update(places[indices] if inside is target or inside in inner else ())
-        for c in children(s):
-            visit(c, (*inner, s) if isinstance(s, For) else inner)
-
-    visit(target.body, ())
+    for a in accesses(target.body):
+        if a.buffer is source and target.var in E.variables(*a.indices):
+            places[a.indices] = tuple(x for x in a.loops if x.var in E.variables(*a.indices))
+            together.update(places[a.indices] if inside is target or inside in a.loops else ())
     if E.reads(*(i for indices in places for i in indices)):
         raise refuse(kernel, "prefetch", f"where `{loop}` reads `{buffer}` depends on data", "an address far ahead cannot be looked up")
     if not places:
@@ -124,7 +114,7 @@ def prefetch(kernel: Kernel, buffer: str, loop: str, distance: int, at: str = ""
 
 def _line(buffer: Buffer, indices: tuple[Expr, ...], x: For) -> int:
     """How many iterations of a loop read one line of the cache."""
-    apart = abs(coefficient(linear_index(buffer, indices), x.var) or 0) * itemsize(buffer.dtype)
+    apart = abs(stride(E.read(buffer, indices), x.var) or 0) * itemsize(buffer.dtype)
     return max(1, LINE // apart) if apart else 1
 
 

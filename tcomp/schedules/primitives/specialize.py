@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tcomp.ir import expr as E
+from tcomp.ir.access import coefficient
 from tcomp.ir.expr import INDEX, Expr, as_expr
 from tcomp.ir.loops import For, If, Kernel, Stmt, expressions, walk
-from tcomp.ir.simplify import difference, linear, simplify
+from tcomp.ir.simplify import difference, simplify
 from tcomp.schedules.primitives.editing import find_loop, nesting, rebind, rebuild, refuse, rename_inner, replace_loop
 from tcomp.schedules.primitives.handles import LoopCopy
 
@@ -73,11 +74,11 @@ def _hardest(condition: Expr, inside: Mapping[Expr, Expr]) -> Expr | None:
         return condition
     if condition.op not in ("lt", "le") or condition.args[0].dtype != INDEX:
         return None
-    gap = dict(linear(difference(condition.args[1], condition.args[0])))  # a < b is 0 < b - a
+    gap = difference(condition.args[1], condition.args[0])  # a < b is 0 < b - a
     ends: dict[Expr, Expr] = {}
     for v in moving:
-        step = gap.get((v,), 0)
-        if any(v in E.variables(*monomial) for monomial in gap if monomial != (v,)):
+        step = coefficient(gap, v)
+        if step is None:
             return None
         ends[v] = as_expr(0) if step >= 0 else inside[v] - 1
     if set(inside) & set(E.variables(*ends.values())):
