@@ -14,10 +14,10 @@ from itertools import zip_longest
 import numpy as np
 import numpy.typing as npt
 
-from tcomp.codegen.llvm.entry import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, Step
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var, maximum, minimum
 from tcomp.ir.graph import IF, KERNEL, LOOP, Constant, Graph, Node, Value
 from tcomp.ir.layout import Layout
+from tcomp.ir.program import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, Step
 from tcomp.ir.simplify import prove
 from tcomp.kernels import CompiledKernel
 from tcomp.passes.memory_plan import Plan, byte_size

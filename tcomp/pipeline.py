@@ -19,12 +19,13 @@ import tcomp
 from tcomp.assemble import assemble, collect_weights, suited_to
 from tcomp.codegen import elf
 from tcomp.codegen.llvm import thread_pool
-from tcomp.codegen.llvm.entry import Program, emit_program
+from tcomp.codegen.llvm.entry import emit_program
 from tcomp.errors import InputError, UnsupportedError
 from tcomp.facts import kernel_facts
 from tcomp.ir.expr import Dim, Expr, as_dim, bounds, variables
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node, Value, canonical_graph_text
 from tcomp.ir.layout import Layout
+from tcomp.ir.program import Program
 from tcomp.ir.text.parser import parse_expr
 from tcomp.kernels import CompiledKernel, compile_kernels, object_code, operand_layouts, predicted_seconds
 from tcomp.passes.algorithms import as_suggested, choose_algorithms

@@ -13,33 +13,15 @@ import numpy as np
 
 from tcomp.errors import IRError, TcompError
 from tcomp.ir import expr as E
+from tcomp.ir import loops as L
 from tcomp.ir import te
 from tcomp.ir.dtypes import BITS, integer_range, is_float, is_integer, to_numpy
 from tcomp.ir.expr import BINARY, BITWISE, COMPARISON, INDEX, PREDICATES, UNARY, Dim, Expr, as_expr, bounds
 from tcomp.ir.graph import IF, KERNEL, STRUCTURAL, Graph, Node, Value, infer
 from tcomp.ir.instruction import match
 from tcomp.ir.layout import Layout
-from tcomp.ir.loops import (
-    GPU_AXES,
-    KINDS,
-    PARALLEL,
-    SCOPES,
-    UNROLLED,
-    VECTORIZED,
-    Accumulate,
-    Allocate,
-    Block,
-    Buffer,
-    Call,
-    For,
-    If,
-    Kernel,
-    Prefetch,
-    Stmt,
-    Store,
-    While,
-)
-from tcomp.ir.simplify import prove, same_dim, same_shape
+from tcomp.ir.program import MEMORIES, NUMBERED, Branch, Call, Copy, Program, Ref, Repeat, SetIndex, Step, calls
+from tcomp.ir.simplify import difference, prove, same_dim, same_shape
 
 
 def _fail(what: str, where: object, why: str = "", hint: str = "") -> NoReturn:
@@ -278,7 +260,7 @@ def _verify_extern(program: te.Extern, t: te.Tensor, where: str) -> None:
 # ---------------------------------------------------------------- loop programs
 
 
-def verify_kernel(kernel: Kernel) -> None:
+def verify_kernel(kernel: L.Kernel) -> None:
     """Scopes of buffers and variables, unique names, loop kinds and ranges, dtypes and index counts of accesses."""
     where = f"kernel `{kernel.name}`"
     for what, names in (("buffers", [b.name for b in kernel.buffers]), ("scalars", [v.name for v in kernel.scalars])):
@@ -302,21 +284,21 @@ class _Loops:
 
     def __init__(self, where: str, scalars: set[Expr] | None) -> None:
         self.where, self.scalars = where, scalars
-        self.buffers: set[Buffer] = set()
-        self.writable: set[Buffer] = set()
-        self.loops: list[For] = []
+        self.buffers: set[L.Buffer] = set()
+        self.writable: set[L.Buffer] = set()
+        self.loops: list[L.For] = []
         self.names: set[str] = set()
         self.guarded = False
 
-    def place(self, stmt: Stmt) -> _At:
+    def place(self, stmt: L.Stmt) -> _At:
         loops = ", ".join(f.var.name for f in self.loops)
         return _At(f"{self.where}, loops {loops}" if loops else self.where, stmt)
 
-    def declare(self, b: Buffer, place: object) -> None:
+    def declare(self, b: L.Buffer, place: object) -> None:
         if b.dtype not in BITS:
             _fail(f"unknown dtype `{b.dtype}` of `{b.name}`", place)
-        if b.scope not in SCOPES:
-            _fail(f"unknown scope `{b.scope}` of `{b.name}`", place, hint=f"one of {', '.join(SCOPES)}")
+        if b.scope not in L.SCOPES:
+            _fail(f"unknown scope `{b.scope}` of `{b.name}`", place, hint=f"one of {', '.join(L.SCOPES)}")
         if b in self.buffers:
             _fail(f"the buffer `{b.name}` is declared twice", place)
         if b.scope == "register" and not all(isinstance(d, int) for d in b.shape):
@@ -344,56 +326,56 @@ class _Loops:
         """Whether a variable that no loop binds is a symbolic dim."""
         return v in self.scalars if self.scalars is not None else v.attr.extent is None
 
-    def statement(self, stmt: Stmt) -> None:
+    def statement(self, stmt: L.Stmt) -> None:
         match stmt:
-            case Block(stmts):
+            case L.Block(stmts):
                 for s in stmts:
                     self.statement(s)
-            case For():
+            case L.For():
                 self.loop(stmt)
-            case If(cond, then, otherwise):
+            case L.If(cond, then, otherwise):
                 self.condition(cond, stmt)
                 outer, self.guarded = self.guarded, True
                 self.statement(then)
                 if otherwise is not None:
                     self.statement(otherwise)
                 self.guarded = outer
-            case While(cond, body):
+            case L.While(cond, body):
                 self.condition(cond, stmt)
                 outer, self.guarded = self.guarded, True
                 self.statement(body)
                 self.guarded = outer
-            case Store(b, indices, value):
+            case L.Store(b, indices, value):
                 self.store(stmt, b, indices, value)
-            case Accumulate(b, indices, value, reducer):
+            case L.Accumulate(b, indices, value, reducer):
                 self.store(stmt, b, indices, value)
                 if {x.dtype for x in (reducer.lhs, reducer.rhs, reducer.combine, reducer.identity)} != {b.dtype}:
                     _fail(f"the reducer `{reducer.name}` is not one of {b.dtype}", self.place(stmt))
-            case Allocate(b, body):
+            case L.Allocate(b, body):
                 self.declare(b, self.place(stmt))
                 self.writable.add(b)
                 self.statement(body)
                 self.buffers.discard(b)
-            case Prefetch(b, indices):
+            case L.Prefetch(b, indices):
                 for i in indices:
                     self.expression(i, self.place(stmt))
                 if b not in self.buffers or len(indices) != len(b.shape) or any(i.dtype != INDEX for i in indices):
                     _fail(f"no element of `{b.name}` is prefetched", self.place(stmt))
-            case Call(instruction, body):
+            case L.Call(instruction, body):
                 self.statement(body)
                 match(instruction, body)
             case _:
                 _fail(f"{type(stmt).__name__} is no statement", self.where)
 
-    def condition(self, cond: Expr, stmt: Stmt) -> None:
+    def condition(self, cond: Expr, stmt: L.Stmt) -> None:
         if cond.dtype != "bool":
             _fail(f"a condition is {cond.dtype} instead of bool", self.place(stmt))
         self.expression(cond, self.place(stmt))
 
-    def loop(self, stmt: For) -> None:
+    def loop(self, stmt: L.For) -> None:
         place = self.place(stmt)
-        if stmt.kind not in KINDS:
-            _fail(f"unknown kind of loop `{stmt.kind}`", place, hint=f"one of {', '.join(KINDS)}")
+        if stmt.kind not in L.KINDS:
+            _fail(f"unknown kind of loop `{stmt.kind}`", place, hint=f"one of {', '.join(L.KINDS)}")
         self.expression(as_expr(stmt.extent), place)
         if as_expr(stmt.extent).dtype != INDEX:
             _fail(f"the extent of a loop is {as_expr(stmt.extent).dtype}", place)
@@ -401,12 +383,12 @@ class _Loops:
         if stmt.var.name in self.names:
             _fail(f"two loops have the name `{stmt.var.name}`", place, why="loop names are unique within a kernel")
         self.names.add(stmt.var.name)
-        if stmt.kind in (VECTORIZED, UNROLLED) and not isinstance(stmt.extent, int):
+        if stmt.kind in (L.VECTORIZED, L.UNROLLED) and not isinstance(stmt.extent, int):
             _fail(f"the {stmt.kind} loop `{stmt.var.name}` has the symbolic extent {stmt.extent}", place, hint="split it first")
         kinds = [f.kind for f in self.loops]
-        if stmt.kind in GPU_AXES and stmt.kind in kinds:
+        if stmt.kind in L.GPU_AXES and stmt.kind in kinds:
             _fail(f"two nested loops are bound to {stmt.kind}", place)
-        if stmt.kind == PARALLEL and VECTORIZED in kinds:
+        if stmt.kind == L.PARALLEL and L.VECTORIZED in kinds:
             _fail(f"the parallel loop `{stmt.var.name}` is inside a vectorized one", place)
         self.loops.append(stmt)
         outer, self.guarded = self.guarded, self.guarded or self.may_be_empty(stmt)
@@ -414,13 +396,13 @@ class _Loops:
         self.guarded = outer
         self.loops.pop()
 
-    def may_be_empty(self, stmt: For) -> bool:
+    def may_be_empty(self, stmt: L.For) -> bool:
         """Whether the loop has no iteration, or none in some iterations of the loops around: nothing in it is sure to happen."""
         around = {f.var for f in self.loops[:-1]}
         depends = any(v in around for v in E.variables(as_expr(stmt.extent)))
         return stmt.extent == 0 or (depends and not prove(1 <= as_expr(stmt.extent)))
 
-    def store(self, stmt: Stmt, b: Buffer, indices: Sequence[Expr], value: Expr) -> None:
+    def store(self, stmt: L.Stmt, b: L.Buffer, indices: Sequence[Expr], value: Expr) -> None:
         place = self.place(stmt)
         if b not in self.buffers:
             _fail(f"`{b.name}` is written outside of its scope", place, why="it is no parameter and not allocated here")
@@ -591,3 +573,88 @@ def _verify_loop(node: Node, inputs: Sequence[Value], place: str) -> None:
     results += [Value("condition", "bool", ())] if attrs["condition"] else []
     _verify_types("the body", body.outputs, "the node declares", results, place)
     _verify_types("the node", inputs[:carried], "the carried outputs are", node.outputs[:carried], place)
+
+
+# ---------------------------------------------------------------- programs
+
+
+def verify_program(program: Program) -> None:
+    """Known memories that may be written where they are, places and sizes over dims and loops around, kernels called alike everywhere."""
+    if len({v.name for v in program.dims}) != len(program.dims) or any(v.op != "var" or v.dtype != INDEX for v in program.dims):
+        _fail(f"the dims are not different {INDEX} variables", "program", why=", ".join(map(str, program.dims)))
+    known = frozenset(program.dims)
+    for size in (program.workspace, *(d for shape in program.output_shapes for d in shape)):
+        _verify_size(size, known, "program")
+    parameters: dict[str, tuple[int, int]] = {}
+    for call in calls(program.steps):
+        count = len(call.buffers), len(call.scalars)
+        if parameters.setdefault(call.symbol, count) != count:
+            _fail(f"kernel `{call.symbol}` is called with different parameters", f"call `{call.label}`")
+    _verify_steps(program, program.steps, known)
+
+
+def _verify_steps(program: Program, steps: Sequence[Step], known: frozenset[Expr]) -> None:
+    for step in steps:
+        match step:
+            case Call(symbol, buffers, scalars, label):
+                where = f"call `{label}` of `{symbol}`"
+                for size in scalars:
+                    _verify_size(size, known, where)
+                for ref in buffers:
+                    _verify_ref(program, ref, known, where)
+            case Branch(cond, then, otherwise):
+                _verify_ref(program, cond, known, f"if {cond}", 1)
+                _verify_steps(program, then, known)
+                _verify_steps(program, otherwise, known)
+            case Repeat(var, trips, body, condition):
+                where = f"for {var}"
+                _verify_size(trips, known, where)
+                _verify_loop_range(var, trips, where)
+                if var.name in {v.name for v in known}:
+                    _fail(f"`{var}` is the name of a dim, or of a loop around", where)
+                inside = known | {var}
+                if condition is not None:
+                    _verify_ref(program, condition, inside, where, 1)
+                _verify_steps(program, body, inside)
+            case Copy(dst, src, count):
+                where = f"copy from {src} to {dst}"
+                _verify_size(count, known, where)
+                least, most = bounds(count)
+                if most is not None and most < 0:
+                    _fail(f"{count} bytes are copied", where)
+                _verify_ref(program, src, known, where, least or 0)
+                _verify_ref(program, dst, known, where, least or 0, written=True)
+                lo, hi = bounds(difference(dst.offset, src.offset))
+                if (dst.base, dst.index) == (src.base, src.index) and least and lo is not None and hi is not None and max(-lo, hi) < least:
+                    _fail(f"a copy of {count} bytes overlaps itself", where)
+            case SetIndex(dst, value):
+                where = f"set {dst}"
+                _verify_size(value, known, where)
+                _verify_ref(program, dst, known, where, 8, written=True)
+
+
+def _verify_ref(program: Program, ref: Ref, known: frozenset[Expr], where: str, size: int = 0, written: bool = False) -> None:
+    """A place of `size` bytes at least; what a kernel writes is not known here."""
+    if ref.base not in MEMORIES:
+        _fail(f"unknown memory `{ref.base}`", where, hint=f"one of {', '.join(MEMORIES)}")
+    outputs = len(program.output_shapes)
+    if ref.index < 0 or (ref.index and ref.base not in NUMBERED) or (ref.base == "output" and ref.index >= outputs):
+        _fail(f"there is no {ref.base} {ref.index}", where)
+    if written and ref.base in ("input", "weights"):
+        _fail(f"`{ref}` is written", where, why="inputs and weights are read only")
+    _verify_size(ref.offset, known, where)
+    least, most = bounds(ref.offset)
+    end = bounds(program.workspace)[1] if ref.base == "workspace" else 8 * len(program.dims) if ref.base == "dims" else None
+    if (most is not None and most < 0) or (least is not None and end is not None and least + size > end):
+        _fail(f"`{ref}` is never inside of the memory", where, why="" if end is None else f"it has {end} bytes at most")
+
+
+def _verify_size(size: Dim, known: Collection[Expr], where: str) -> None:
+    """An integer over dims and the loops around."""
+    e = as_expr(size)
+    verify_expr(e, where)
+    if e.dtype != INDEX or E.reads(e):
+        _fail(f"`{e}` is no size", where, why=f"a size is an {INDEX} over dims and loops, and looks nothing up")
+    for v in E.variables(e):
+        if v not in known:
+            _fail(f"the variable `{v.name}` is not bound", where, why="it is no dim, and no loop around binds it")

@@ -1,4 +1,4 @@
-"""The entry functions, run with kernels made by hand."""
+"""The entry functions, run with kernels made by hand, do what the interpreter of programs does."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from tcomp.codegen.llvm.entry import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, calls, emit_program
+from tcomp.codegen.llvm.entry import emit_program
 from tcomp.codegen.llvm.kernel import emit_kernel
 from tcomp.codegen.llvm.machine_code import compile_ir
-from tcomp.errors import CodegenError
+from tcomp.errors import IRError
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Expr, cast
+from tcomp.ir.interpreters.program import interpreted, run_program
 from tcomp.ir.loops import Buffer, Kernel, loop, store
+from tcomp.ir.program import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, calls
 from tcomp.target import Target
 from tests.codegen.jit import HOST, kernel, load_objects
 
@@ -39,6 +41,7 @@ class Model:
         objects = [compile_ir(emit_kernel(k, HOST), HOST) for k in kernels]
         address = load_objects(compile_ir(emit_program(program, HOST), HOST), *objects)
         self.program = program
+        self.interpreted = {k.name: interpreted(k) for k in kernels}
         self.entry = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(address("tcomp_run"))
         self.profiled = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)(address("tcomp_run_profiled"))
         self.plan_entry = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(address("tcomp_plan"))
@@ -56,12 +59,17 @@ class Model:
         ticks: np.ndarray | None = None,
     ) -> list[int]:
         values = np.array([*dims, 0], np.int64)
+        wanted = [a.copy() for a in outputs]
+        after = run_program(self.program, self.interpreted, inputs, wanted, np.arange(16, dtype=np.float32), dims)
         workspace = np.zeros(self.plan(*dims)[0] + 64, np.uint8)
         weights = np.arange(16, dtype=np.float32)
         arrays = [(ctypes.c_void_p * (len(a) + 1))(*(x.ctypes.data for x in a), None) for a in (inputs, outputs)]
         parts = [ctypes.addressof(a) for a in arrays] + [a.ctypes.data for a in (weights, workspace, values)]
         call = (ctypes.c_void_p * 6)(*parts, None)
         self.status = self.entry(call) if ticks is None else self.profiled(call, ticks.ctypes.data)
+        for got, array in zip(outputs, wanted, strict=True):
+            np.testing.assert_array_equal(got, array)
+        assert after == tuple(values[: len(dims)])
         return values[: len(dims)].tolist()
 
 
@@ -110,7 +118,7 @@ def test_branch() -> None:
     steps = (
         Branch(data(1, 2), (Call("double", (data(), out()), (n,), "yes"),), (Branch(data(1), (Copy(out(), data(), 8),), ()),)),
     )
-    model = Model(Program((), 0, (), steps), [DOUBLE])
+    model = Model(Program((), 0, ((4,),), steps), [DOUBLE])
     x = floats(4)
     for flags, expected in (([0, 0, 7], x * 2), ([1, 1, 0], np.array([x[0], x[1], 0, 0])), ([0, 1, 0], np.zeros(4))):
         y = np.zeros(4, np.float32)
@@ -133,7 +141,7 @@ def test_repeat_finds_slices_and_counts() -> None:
             None,
         ),
     )
-    model = Model(Program((N,), 0, (), steps), [DOUBLE])
+    model = Model(Program((N,), 0, ((N, 2), (N,)), steps), [DOUBLE])
     for n in (0, 1, 5):
         x, y, z = floats(n * 2).reshape(n, 2), np.zeros((n, 2), np.float32), np.zeros(n, np.int64)
         model.run([x], [y, z], [n])
@@ -144,7 +152,7 @@ def test_repeat_finds_slices_and_counts() -> None:
 def test_repeat_ends_when_its_condition_does() -> None:
     i = E.loop_var("i", N)
     body = (SetIndex(work(0), i + 1), Call("below", (work(0), work(8)), (E.const(3),), "go on"), SetIndex(out(), i))
-    model = Model(Program((N,), 16, (), (Repeat(i, N, body, work(8)),)), [BELOW])
+    model = Model(Program((N,), 16, ((1,),), (Repeat(i, N, body, work(8)),)), [BELOW])
     for trips, last in ((1, 0), (2, 1), (3, 2), (100, 2)):
         y = np.full(1, -1, np.int64)
         model.run([], [y], [trips])
@@ -173,7 +181,7 @@ def test_profile() -> None:
     last = Call("add", (data(), data(), out()), (E.const(1),), "last")
     steps = (Branch(data(1), (skipped,), ()), Repeat(i, 10, (big,), None), last)
     assert [c.label for c in calls(steps)] == ["skipped", "in a loop", "last"]
-    model = Model(Program((), 0, (), steps), [ADD, DOUBLE])
+    model = Model(Program((), 0, ((1000,),), steps), [ADD, DOUBLE])
     ticks = np.zeros(3, np.int64)
     x, y = floats(1000), np.zeros(1000, np.float32)
     model.run([x, np.zeros(1, np.uint8)], [y], ticks=ticks)
@@ -199,5 +207,5 @@ def test_refusals() -> None:
         ((Copy(out(), data(), unknown),), "`unknown`"),
         ((Call("k", (), (), "a"), Call("k", (data(),), (), "b")), "different parameters"),
     ):
-        with pytest.raises(CodegenError, match=message):
-            emit_program(Program((N,), 0, (), steps), HOST)
+        with pytest.raises(IRError, match=message):
+            emit_program(Program((N,), 0, ((N,),), steps), HOST)

@@ -18,6 +18,7 @@ from tcomp.ir.layout import Layout
 from tcomp.ir.te import print_te
 from tcomp.ir.text.graph_parser import parse_graph
 from tcomp.ir.text.parser import parse_expr, parse_kernel, parse_te
+from tcomp.ir.text.program_parser import parse_program
 from tcomp.ir.verify import verify_graph, verify_kernel, verify_te
 from tests.ir.index_programs import CONDITIONS, INDICES, VARIABLES
 from tests.ir.value_programs import BODIES, INPUTS, tensor
@@ -320,6 +321,7 @@ def test_damaged_text_is_read_or_refused_but_nothing_else():
         "other_kernel": parse_kernel,
         "attention_te": parse_te,
         "extern_te": parse_te,
+        "program": parse_program,
         "residual_graph": lambda text: parse_graph(text, OPS, {content_hash(np.arange(20)): np.arange(20)}),
     }
     pieces = {name: re.findall(r"\s+|[A-Za-z_0-9.]+|`[^`]*`|.", (GOLDEN / f"{name}.txt").read_text()) for name in readers}

@@ -25,12 +25,13 @@ from typing import Any
 
 from tcomp.codegen.cuda.kernel import emit_kernel
 from tcomp.codegen.cuda.nvrtc import compile_text
-from tcomp.codegen.llvm.entry import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, Step
 from tcomp.codegen.sizes import size_data
 from tcomp.errors import CodegenError
 from tcomp.ir import loops as L
 from tcomp.ir.expr import Expr, as_expr
 from tcomp.ir.loops import Kernel
+from tcomp.ir.program import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, Step, walk
+from tcomp.ir.verify import verify_program
 from tcomp.target import Target
 
 SET_INDEX = "tcomp_set_index"  # stores the number of an iteration
@@ -67,11 +68,12 @@ def call_code(kernel: Kernel, sizes: Mapping[Expr, int], target: Target) -> byte
 
 
 def program_code(program: Program, kernels: Mapping[str, bytes], target: Target) -> bytes:
-    """The code section of an artifact. `kernels` are the results of `kernel_code` by symbol."""
+    """The code section of an artifact. `kernels` are the results of `kernel_code` by symbol. Raises `IRError` for a malformed program."""
+    verify_program(program)
     dims: dict[Expr, Any] = {d: ["dim", n] for n, d in enumerate(program.dims)}
     steps = _steps(program.steps, dims)
     entries = {symbol: json.loads(code) for symbol, code in kernels.items()}
-    if _stores_indices(program.steps):
+    if any(isinstance(step, SetIndex) for step in walk(program.steps)):
         launch = {"function": f"{SET_INDEX}_0", "grid": [1, 1, 1], "block": [1, 1, 1], "buffers": [0], "scalars": [0], "shared": 0, "barriers": 0}
         entries[SET_INDEX] = {"launches": [launch], **_binaries(_SET_INDEX_TEXT, target, SET_INDEX)}
     return _dumped(
@@ -122,14 +124,6 @@ def _steps(steps: Sequence[Step], names: dict[Expr, Any]) -> list[Any]:
             case SetIndex(dst, value):
                 found.append({"index": _place(dst, names), "value": size_data(value, names, "a loop")})
     return found
-
-
-def _stores_indices(steps: Sequence[Step]) -> bool:
-    for step in steps:
-        parts = step.then + step.otherwise if isinstance(step, Branch) else step.body if isinstance(step, Repeat) else ()
-        if isinstance(step, SetIndex) or _stores_indices(parts):
-            return True
-    return False
 
 
 def _place(ref: Ref, names: Mapping[Expr, Any]) -> list[Any]:

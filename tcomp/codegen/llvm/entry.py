@@ -1,6 +1,6 @@
-"""The entry functions of a model: which kernel runs when, on which memory.
+"""The entry functions of a model, on a CPU.
 
-A `Program` is a list of steps over pointers (`Ref`) into the five memories of a call. `emit_program` makes of it
+`emit_program` makes of a `Program`
 
     i32  tcomp_run(ptr call)                        call: {inputs, outputs, weights, workspace, dims, pool}, six pointers
     i32  tcomp_run_profiled(ptr call, ptr ticks)    the same; adds the clock ticks of call n (see `calls`) to ticks[n]
@@ -12,112 +12,27 @@ Kernels are external functions `void SYMBOL(pool, buffers..., scalars...)`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from tcomp.codegen.llvm.builder import symbol
 from tcomp.codegen.llvm.kernel import Function, KernelModule
-from tcomp.errors import CodegenError
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, Expr, as_expr, substitute
 from tcomp.ir.loops import SERIAL, VECTORIZED, Buffer, Kernel, block, loop, store
+from tcomp.ir.program import NUMBERED, Branch, Call, Copy, Program, Ref, Repeat, SetIndex, Step, calls, refs, walk
+from tcomp.ir.verify import verify_program
 from tcomp.target import Target
 
 BASES = ("inputs", "outputs", "weights", "workspace", "dims", "pool")  # fields of the call, in order
 
 
-@dataclass(frozen=True, slots=True)
-class Ref:
-    """A place in memory: `offset` bytes into input or output number `index`, or into "weights", "workspace" or "dims".
-
-    The offset may depend on dims and on the variables of the `Repeat`s around.
-    """
-
-    base: str  # "input", "output", "weights", "workspace", "dims"
-    index: int
-    offset: Dim
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """Runs a kernel. `label` names it in profiles."""
-
-    symbol: str
-    buffers: tuple[Ref, ...]
-    scalars: tuple[Expr, ...]
-    label: str
-
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """Runs `then` if the byte at `cond` is not 0, else `otherwise`."""
-
-    cond: Ref
-    then: tuple[Step, ...]
-    otherwise: tuple[Step, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Repeat:
-    """Runs `body` with var = 0, 1, ..., trips - 1; ends early once the byte at `condition` is 0 after an iteration."""
-
-    var: Expr
-    trips: Dim
-    body: tuple[Step, ...]
-    condition: Ref | None
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """Copies `bytes` bytes between places that do not overlap."""
-
-    dst: Ref
-    src: Ref
-    bytes: Dim
-
-
-@dataclass(frozen=True, slots=True)
-class SetIndex:
-    """Stores an int64."""
-
-    dst: Ref
-    value: Expr
-
-
-Step = Call | Branch | Repeat | Copy | SetIndex
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """`dims` in the order of the call's array; `workspace` in bytes; `output_shapes` in the order of the outputs."""
-
-    dims: tuple[Expr, ...]
-    workspace: Dim
-    output_shapes: tuple[tuple[Dim, ...], ...]
-    steps: tuple[Step, ...]
-
-
-def calls(steps: Sequence[Step]) -> Iterator[Call]:
-    """The kernel calls in program order: the order of the profile."""
-    for step in steps:
-        match step:
-            case Call():
-                yield step
-            case Branch(_, then, otherwise):
-                yield from calls(then)
-                yield from calls(otherwise)
-            case Repeat(body=body):
-                yield from calls(body)
-
-
 def emit_program(program: Program, target: Target) -> str:
-    """LLVM IR text of the entry functions. Raises `CodegenError` for an unknown memory, dim or variable."""
+    """LLVM IR text of the entry functions. Raises `IRError` for a malformed program."""
+    verify_program(program)
     module = KernelModule("tcomp_run", target)
     module.define(_copy_kernel(), "internal")
     for call in calls(program.steps):
         types = ["ptr"] * (1 + len(call.buffers)) + ["i64"] * len(call.scalars)
-        declaration = f"declare void {symbol(call.symbol)}({', '.join(types)})"
-        if module.declarations.setdefault(call.symbol, declaration) != declaration:
-            raise CodegenError(f"kernel `{call.symbol}` is called with different parameters", where=call.label)
+        module.declarations[call.symbol] = f"declare void {symbol(call.symbol)}({', '.join(types)})"
     _Entry(module, program, "").emit()
     _Entry(module, program, ", ptr %ticks").emit()
     _emit_plan(module, program)
@@ -130,6 +45,10 @@ def _copy_kernel() -> Kernel:
     lanes = loop("i", n // 64, lambda i: loop("l", 64, lambda v: store(dst, (i * 64 + v,), src[i * 64 + v]), VECTORIZED))
     rest = loop("j", n % 64, lambda j: store(dst, (n // 64 * 64 + j,), src[n // 64 * 64 + j]), SERIAL)
     return Kernel("tcomp_copy", (src, dst), (dst,), (n,), block(lanes, rest))
+
+
+def _refs(steps: Sequence[Step]) -> Iterator[Ref]:
+    return (ref for step in walk(steps) for ref in refs(step))
 
 
 class _Dims:
@@ -157,14 +76,9 @@ class _Entry(Function):
         self.pool = fields["pool"]
         self.pointers[self.dims.buffer] = fields["dims"]
         for ref in _refs(self.program.steps):
-            key = (ref.base, ref.index)
-            if ref.base in ("input", "output"):
-                if key not in self.bases:
-                    self.bases[key] = self.field(fields[ref.base + "s"], ref.index)
-            elif ref.base in ("weights", "workspace", "dims"):
-                self.bases[key] = fields[ref.base]
-            else:
-                raise CodegenError(f"unknown memory `{ref.base}`", where=str(ref))
+            if (ref.base, ref.index) not in self.bases:
+                numbered = ref.base in NUMBERED
+                self.bases[ref.base, ref.index] = self.field(fields[ref.base + "s"], ref.index) if numbered else fields[ref.base]
         self.steps(self.program.steps)
         self.line("ret i32 0")
         name = "tcomp_run_profiled" if self.ticks else "tcomp_run"
@@ -243,26 +157,6 @@ class _Entry(Function):
         base = self.bases[ref.base, ref.index]
         offset = self.index(ref.offset)
         return base if offset == "0" else self.op(f"getelementptr i8, ptr {base}, i64 {offset}")
-
-
-def _refs(steps: Sequence[Step]) -> Iterator[Ref]:
-    """All places that the steps name."""
-    for step in steps:
-        match step:
-            case Call(_, buffers):
-                yield from buffers
-            case Branch(cond, then, otherwise):
-                yield cond
-                yield from _refs((*then, *otherwise))
-            case Repeat(body=body, condition=condition):
-                yield from _refs(body)
-                if condition is not None:
-                    yield condition
-            case Copy(dst, src):
-                yield dst
-                yield src
-            case SetIndex(dst):
-                yield dst
 
 
 def _emit_plan(module: KernelModule, program: Program) -> None:

@@ -1,0 +1,174 @@
+"""Program: the host plan of a model, which says what runs when, on which memory.
+
+A program is a list of steps over places (`Ref`) in five memories, each an array of bytes: input number `index`, output number `index`,
+"weights", "workspace", and "dims" (the symbolic sizes, int64 each in the order of `Program.dims`). Printed:
+
+    program<n{1..1000}> workspace n * 8 + 16 -> ([n, 2], [7]) {
+      call scale(input0[0], workspace[0]; n) @first
+      if input1[0] {
+        copy n * 8 bytes from workspace[0] to output0[0]
+      }
+      for i in 0..n while workspace[n * 8] {
+        set workspace[n * 8 + 8] = i + 1
+        call below(workspace[n * 8 + 8], workspace[n * 8]; 3) @again
+      }
+    }
+
+The CPU's entry function (`codegen.llvm.entry`) and the launch plan of a GPU (`codegen.cuda.launch_plan`) are made from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tcomp.ir.expr import Dim, Expr
+from tcomp.ir.text.printer import Printer, quoted
+
+MEMORIES = ("input", "output", "weights", "workspace", "dims")
+NUMBERED = ("input", "output")  # of these there may be several
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A place in memory: `offset` bytes into `base`, one of `MEMORIES`; `index` is the number of an input or output, else 0.
+
+    The offset may depend on dims and on the variables of the `Repeat`s around.
+    """
+
+    base: str
+    index: int
+    offset: Dim
+
+    def __str__(self) -> str:
+        return _ProgramPrinter().place(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Runs a kernel. `label` names it in profiles."""
+
+    symbol: str
+    buffers: tuple[Ref, ...]
+    scalars: tuple[Expr, ...]
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Runs `then` if the byte at `cond` is not 0, else `otherwise`."""
+
+    cond: Ref
+    then: tuple[Step, ...]
+    otherwise: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Runs `body` with var = 0, 1, ..., trips - 1; ends early once the byte at `condition` is 0 after an iteration."""
+
+    var: Expr
+    trips: Dim
+    body: tuple[Step, ...]
+    condition: Ref | None
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copies `bytes` bytes between places that do not overlap."""
+
+    dst: Ref
+    src: Ref
+    bytes: Dim
+
+
+@dataclass(frozen=True, slots=True)
+class SetIndex:
+    """Stores an int64."""
+
+    dst: Ref
+    value: Expr
+
+
+Step = Call | Branch | Repeat | Copy | SetIndex
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """`dims` in the order of the call's array; `workspace` in bytes; `output_shapes` in the order of the outputs."""
+
+    dims: tuple[Expr, ...]
+    workspace: Dim
+    output_shapes: tuple[tuple[Dim, ...], ...]
+    steps: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(_ProgramPrinter().program(self))
+
+
+def walk(steps: Sequence[Step]) -> Iterator[Step]:
+    """The steps and those inside them, in program order."""
+    for step in steps:
+        yield step
+        if isinstance(step, Branch):
+            yield from walk((*step.then, *step.otherwise))
+        elif isinstance(step, Repeat):
+            yield from walk(step.body)
+
+
+def calls(steps: Sequence[Step]) -> list[Call]:
+    """The kernel calls in program order: the order of the profile."""
+    return [step for step in walk(steps) if isinstance(step, Call)]
+
+
+def refs(step: Step) -> tuple[Ref, ...]:
+    """The places that a step itself, not those inside it, reads or writes."""
+    match step:
+        case Call(_, buffers):
+            return buffers
+        case Branch(cond):
+            return (cond,)
+        case Repeat(condition=condition):
+            return () if condition is None else (condition,)
+        case Copy(dst, src):
+            return dst, src
+        case SetIndex(dst):
+            return (dst,)
+
+
+class _ProgramPrinter(Printer):
+    """Text of programs; `text.program_parser` reads it back."""
+
+    def program(self, program: Program) -> list[str]:
+        dims = self.dims(list(program.dims))
+        shapes = ", ".join(map(self.shape, program.output_shapes))
+        lines = [line for step in program.steps for line in self.step(step, "  ")]
+        return [f"program{dims} workspace {self.size(program.workspace)} -> ({shapes}) {{", *lines, "}"]
+
+    def step(self, step: Step, indent: str) -> list[str]:
+        inside = indent + "  "
+        match step:
+            case Call(symbol, buffers, scalars, label):
+                sizes = f"; {', '.join(map(self.size, scalars))}" if scalars else ""
+                return [f"{indent}call {quoted(symbol)}({', '.join(map(self.place, buffers))}{sizes}) @{quoted(label)}"]
+            case Branch(cond, then, otherwise):
+                lines = [f"{indent}if {self.place(cond)} {{", *(line for s in then for line in self.step(s, inside))]
+                if otherwise:
+                    lines += [indent + "} else {", *(line for s in otherwise for line in self.step(s, inside))]
+                return [*lines, indent + "}"]
+            case Repeat(var, trips, body, condition):
+                bound: list[Expr] = []
+                head = f"{indent}for {self.binding(var, trips, bound)}"
+                with self.variables.scope(bound):
+                    end = "" if condition is None else f" while {self.place(condition)}"
+                    return [f"{head}{end} {{", *(line for s in body for line in self.step(s, inside)), indent + "}"]
+            case Copy(dst, src, count):
+                return [f"{indent}copy {self.size(count)} bytes from {self.place(src)} to {self.place(dst)}"]
+            case SetIndex(dst, value):
+                return [f"{indent}set {self.place(dst)} = {self.size(value)}"]
+
+    def place(self, ref: Ref) -> str:
+        return f"{quoted(ref.base)}{ref.index if ref.base in NUMBERED else ''}[{self.size(ref.offset)}]"
+
+    def size(self, size: Dim) -> str:
+        return self.term(size, 0, "") if isinstance(size, Expr) else str(size)
