@@ -14,7 +14,7 @@ compare structure at the price of a pointer. (Use `equal`, `not_equal`, `<`, ...
     ldexp       a, n                -                      a * 2 ** n rounded once; n is a float with the value of an integer
     exp ...     a                   -                      elementary functions (`UNARY`)
     read        indices...          Tensor or Buffer       one element
-    reduce      body                (Reducer, axes)        fold of `body` over the axes, in increasing order of the axes
+    reduce      body                (Reducer, axes)        reduction of `body` over the axes, the last axis fastest
 
 Integer `floordiv`/`mod` round towards minus infinity (index arithmetic); `truncdiv`/`truncmod` towards zero (C, ONNX).
 Integer arithmetic wraps around. `min`/`max` return NaN when either side is NaN.
@@ -22,6 +22,7 @@ Integer arithmetic wraps around. `min`/`max` return NaN when either side is NaN.
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ UNARY = (
     "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "isnan", "isinf", "popcount",
 )  # fmt: skip
 PREDICATES = ("isnan", "isinf")
+ARITY = {"select": 3, "fma": 3, "ldexp": 2} | dict.fromkeys(UNARY, 1) | dict.fromkeys(BINARY, 2)  # of what `operation` makes
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,14 @@ class VarInfo:
     extent: Expr | None = None
 
 
+def _infix(op: str) -> Callable[[Expr, ExprLike], Expr]:
+    return lambda self, other: binary(op, self, other)
+
+
+def _reflected(op: str) -> Callable[[Expr, ExprLike], Expr]:
+    return lambda self, other: binary(op, other, self)
+
+
 class Expr:
     """A node of a scalar expression. Made by the functions of this module, never by calling the class."""
 
@@ -69,44 +79,18 @@ class Expr:
     _reads: tuple[Expr, ...] | None
     _variables: tuple[Expr, ...] | None
 
-    def __add__(self, other: ExprLike) -> Expr:
-        return binary("add", self, other)
-
-    def __radd__(self, other: ExprLike) -> Expr:
-        return binary("add", other, self)
-
-    def __sub__(self, other: ExprLike) -> Expr:
-        return binary("sub", self, other)
-
-    def __rsub__(self, other: ExprLike) -> Expr:
-        return binary("sub", other, self)
-
-    def __mul__(self, other: ExprLike) -> Expr:
-        return binary("mul", self, other)
-
-    def __rmul__(self, other: ExprLike) -> Expr:
-        return binary("mul", other, self)
-
-    def __truediv__(self, other: ExprLike) -> Expr:
-        return binary("div", self, other)
-
-    def __rtruediv__(self, other: ExprLike) -> Expr:
-        return binary("div", other, self)
-
-    def __floordiv__(self, other: ExprLike) -> Expr:
-        return binary("floordiv", self, other)
-
-    def __rfloordiv__(self, other: ExprLike) -> Expr:
-        return binary("floordiv", other, self)
-
-    def __mod__(self, other: ExprLike) -> Expr:
-        return binary("mod", self, other)
-
-    def __rmod__(self, other: ExprLike) -> Expr:
-        return binary("mod", other, self)
-
-    def __pow__(self, other: ExprLike) -> Expr:
-        return binary("pow", self, other)
+    __add__, __radd__ = _infix("add"), _reflected("add")
+    __sub__, __rsub__ = _infix("sub"), _reflected("sub")
+    __mul__, __rmul__ = _infix("mul"), _reflected("mul")
+    __truediv__, __rtruediv__ = _infix("div"), _reflected("div")
+    __floordiv__, __rfloordiv__ = _infix("floordiv"), _reflected("floordiv")
+    __mod__, __rmod__ = _infix("mod"), _reflected("mod")
+    __pow__ = _infix("pow")
+    __and__, __rand__ = _infix("and"), _reflected("and")
+    __or__, __ror__ = _infix("or"), _reflected("or")
+    __xor__, __lshift__, __rshift__ = _infix("xor"), _infix("shl"), _infix("shr")
+    __lt__, __gt__ = _infix("lt"), _reflected("lt")
+    __le__, __ge__ = _infix("le"), _reflected("le")
 
     def __neg__(self) -> Expr:
         return unary("neg", self)
@@ -116,39 +100,6 @@ class Expr:
 
     def __invert__(self) -> Expr:
         return unary("not", self)
-
-    def __and__(self, other: ExprLike) -> Expr:
-        return binary("and", self, other)
-
-    def __rand__(self, other: ExprLike) -> Expr:
-        return binary("and", other, self)
-
-    def __or__(self, other: ExprLike) -> Expr:
-        return binary("or", self, other)
-
-    def __ror__(self, other: ExprLike) -> Expr:
-        return binary("or", other, self)
-
-    def __xor__(self, other: ExprLike) -> Expr:
-        return binary("xor", self, other)
-
-    def __lshift__(self, other: ExprLike) -> Expr:
-        return binary("shl", self, other)
-
-    def __rshift__(self, other: ExprLike) -> Expr:
-        return binary("shr", self, other)
-
-    def __lt__(self, other: ExprLike) -> Expr:
-        return binary("lt", self, other)
-
-    def __le__(self, other: ExprLike) -> Expr:
-        return binary("le", self, other)
-
-    def __gt__(self, other: ExprLike) -> Expr:
-        return binary("lt", other, self)
-
-    def __ge__(self, other: ExprLike) -> Expr:
-        return binary("le", other, self)
 
     def __bool__(self) -> bool:
         if self.op == "const":
@@ -274,90 +225,54 @@ def binary(op: str, a: ExprLike, b: ExprLike) -> Expr:
 
 def fold_binary(op: str, a: Any, b: Any, dtype: str) -> Any:
     """Value of `a op b` for two literals of `dtype`; None where it is undefined or not folded (float rounding is left to run time)."""
-    match op:
-        case "lt":
-            return a < b
-        case "le":
-            return a <= b
-        case "eq":
-            return a == b
-        case "ne":
-            return a != b
-        case "and" if not is_float(dtype):
-            return a & b
-        case "or" if not is_float(dtype):
-            return a | b
-        case "xor" if not is_float(dtype):
-            return a ^ b
-    if not is_integer(dtype):
-        return None
-    match op:
-        case "add":
-            return a + b
-        case "sub":
-            return a - b
-        case "mul":
-            return a * b
-        case "min":
-            return min(a, b)
-        case "max":
-            return max(a, b)
-        case "floordiv" if b != 0:
-            return a // b
-        case "mod" if b != 0:
-            return a % b
-        case "truncdiv" if b != 0:
-            return (abs(a) // abs(b)) * (1 if (a < 0) == (b < 0) else -1)
-        case "truncmod" if b != 0:
-            return (abs(a) % abs(b)) * (-1 if a < 0 else 1)
-        case "shl" if 0 <= b < 64:
-            return a << b
-        case "shr" if 0 <= b < 64:
-            return a >> b
-    return None
+    exact = op in COMPARISON or (op in ("and", "or", "xor") and not is_float(dtype))
+    undefined = (op in _DIVISIONS and b == 0) or (op in ("shl", "shr") and not 0 <= b < 64)
+    return OPERATORS[op](a, b) if exact or (is_integer(dtype) and op in OPERATORS and not undefined) else None
+
+
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {  # on Python numbers
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "min": min, "max": max, "floordiv": operator.floordiv, "mod": operator.mod,
+    "truncdiv": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
+    "truncmod": lambda a, b: abs(a) % abs(b) * (-1 if a < 0 else 1),
+    "and": operator.and_, "or": operator.or_, "xor": operator.xor, "shl": operator.lshift, "shr": operator.rshift,
+    "lt": operator.lt, "le": operator.le, "eq": operator.eq, "ne": operator.ne,
+}  # fmt: skip
+_DIVISIONS = ("floordiv", "mod", "truncdiv", "truncmod")
 
 
 def _identity(op: str, a: Expr, b: Expr) -> Expr | None:
     """Identities that hold bit for bit for every value, NaN and -0.0 included."""
-    zero = b.op == "const" and b.attr == 0 and not is_float(b.dtype)
-    one = b.op == "const" and b.attr == 1 and b.dtype != "bool"
-    a_zero = a.op == "const" and a.attr == 0 and not is_float(a.dtype)
-    a_one = a.op == "const" and a.attr == 1 and a.dtype != "bool"
+
+    def is_zero(e: Expr) -> bool:
+        return e.op == "const" and e.attr == 0 and not is_float(e.dtype)
+
+    def is_one(e: Expr) -> bool:
+        return e.op == "const" and e.attr == 1 and e.dtype != "bool"
+
     match op:
-        case "add" if zero:
+        case "add" if is_zero(b):
             return a
-        case "add" if a_zero:
+        case "add" if is_zero(a):
             return b
-        case "sub" if zero:
+        case "sub" if is_zero(b):
             return a
         case "sub" if a is b and is_integer(a.dtype):
             return const(0, a.dtype)
-        case "mul" if one:
+        case "mul" | "div" | "floordiv" | "truncdiv" if is_one(b):
             return a
-        case "mul" if a_one:
+        case "mul" if is_one(a):
             return b
-        case "mul" if zero or a_zero:
+        case "mul" if is_zero(b) or is_zero(a):
             return const(0, a.dtype)
-        case "div" | "floordiv" | "truncdiv" if one:
-            return a
-        case "mod" | "truncmod" if one and is_integer(a.dtype):
+        case "mod" | "truncmod" if is_one(b) and is_integer(a.dtype):
             return const(0, a.dtype)
-        case "min" | "max" if a is b:
+        case "min" | "max" | "and" | "or" if a is b:
             return a
-        case "and" if a is b:
-            return a
-        case "and" if a.dtype == "bool" and (a.op == "const" or b.op == "const"):
+        case "and" | "or" if a.dtype == "bool" and (a.op == "const" or b.op == "const"):
             known, other = (a, b) if a.op == "const" else (b, a)
-            return other if known.attr else known
-        case "or" if a is b:
-            return a
-        case "or" if a.dtype == "bool" and (a.op == "const" or b.op == "const"):
-            known, other = (a, b) if a.op == "const" else (b, a)
-            return known if known.attr else other
-        case "le" | "eq" if a is b and not is_float(a.dtype):
-            return const(True, "bool")
-        case "lt" | "ne" if a is b and not is_float(a.dtype):
-            return const(False, "bool")
+            return other if known.attr == (op == "and") else known
+        case "lt" | "le" | "eq" | "ne" if a is b and not is_float(a.dtype):
+            return const(op in ("le", "eq"), "bool")
     return None
 
 
@@ -390,7 +305,7 @@ def select(cond: ExprLike, a: ExprLike, b: ExprLike) -> Expr:
 
 
 def select_where(conditions: Sequence[Expr], a: Expr, b: Expr) -> Expr:
-    """`a` where all conditions hold, else `b`; conditions are `nested`."""
+    """`a` where all conditions hold, else `b`, with a select for each of the `nested` conditions."""
     for condition in reversed(nested(conditions)):
         a = select(condition, a, b)
     return a
@@ -427,18 +342,22 @@ def ldexp(a: Expr, n: Expr) -> Expr:
 
 
 def equal(a: ExprLike, b: ExprLike) -> Expr:
+    """a == b, as an expression."""
     return binary("eq", a, b)
 
 
 def not_equal(a: ExprLike, b: ExprLike) -> Expr:
+    """a != b, as an expression."""
     return binary("ne", a, b)
 
 
 def minimum(a: ExprLike, b: ExprLike) -> Expr:
+    """The smaller one; NaN if one is."""
     return binary("min", a, b)
 
 
 def maximum(a: ExprLike, b: ExprLike) -> Expr:
+    """The larger one; NaN if one is."""
     return binary("max", a, b)
 
 
@@ -472,8 +391,10 @@ def conjuncts(e: Expr) -> list[Expr]:
 
 
 def nested(conditions: Sequence[Expr]) -> list[Expr]:
-    """Few conditions that say the same, outermost first. One that looks something up stands inside of those before it and of those that
-    do not: where these do not hold, there may be nothing to look up."""
+    """Conditions to be tested one inside the other, outermost first, that hold together where all of these hold.
+
+    The first joins all conditions without reads. Those with reads follow, as their indices may be in range only where the others hold.
+    """
     single = [c for condition in conditions for c in conjuncts(condition)]
     plain = all_of([c for c in single if not reads(c)])
     return [plain, *(c for c in single if reads(c))]
@@ -481,9 +402,9 @@ def nested(conditions: Sequence[Expr]) -> list[Expr]:
 
 @dataclass(frozen=True)
 class Reducer:
-    """An associative operation to fold with: `combine` is an expression over the variables `lhs` and `rhs`.
+    """An associative operation for reductions: `combine` is an expression over the variables `lhs` and `rhs`.
 
-    The fold starts from `identity`. All three have one dtype.
+    A reduction starts from the constant `identity`. All four have one dtype.
     """
 
     name: str
@@ -510,7 +431,7 @@ def standard_reducers(dtype: str) -> dict[str, Reducer]:
 
 
 def reduce(reducer: Reducer, body: Expr, axes: Sequence[Expr]) -> Expr:
-    """Fold `body` over the reduction axes, the last axis fastest."""
+    """The reduction of `body` over the axes, the last axis fastest."""
     if not axes:
         return body
     return _make("reduce", body.dtype, (body,), (reducer, tuple(axes)))
@@ -519,19 +440,22 @@ def reduce(reducer: Reducer, body: Expr, axes: Sequence[Expr]) -> Expr:
 # ---------------------------------------------------------------- traversal
 
 
+def operation(op: str, *args: Expr) -> Expr:
+    """The operator `op`, one of `ARITY`, applied to as many operands."""
+    if op in BINARY:
+        return binary(op, *args)
+    if op in UNARY:
+        return unary(op, *args)
+    return (select if op == "select" else fma if op == "fma" else ldexp)(*args)
+
+
 def with_args(e: Expr, args: tuple[Expr, ...]) -> Expr:
-    """`e` with other operands, folded again."""
+    """`e` with other operands; constants are folded again."""
     if args == e.args:
         return e
-    if e.op in BINARY:
-        return binary(e.op, args[0], args[1])
-    if e.op in UNARY:
-        return unary(e.op, args[0])
-    if e.op == "select":
-        return select(*args)
-    if e.op == "cast":
-        return cast(args[0], e.dtype)
-    return _make(e.op, e.dtype, args, e.attr)
+    if e.op in ARITY:
+        return operation(e.op, *args)
+    return cast(args[0], e.dtype) if e.op == "cast" else _make(e.op, e.dtype, args, e.attr)
 
 
 def walk(*roots: Expr) -> Iterator[Expr]:
@@ -549,9 +473,9 @@ def walk(*roots: Expr) -> Iterator[Expr]:
 
 
 def needed_operands(e: Expr) -> list[Expr]:
-    """The operands of `e`, direct and indirect, that are evaluated whenever it is, operands before users; without itself.
+    """The sub-expressions of `e` that are evaluated whenever it is, operands before users; without `e` itself.
 
-    Of a select that is the condition, of a read nothing: where they are not taken, indices may be undefined.
+    Sides of selects are left out, and so are the indices of reads.
     """
     order: list[Expr] = []
     stack: list[tuple[Expr, bool]] = [(e, False)]
@@ -602,6 +526,17 @@ def variables(*roots: Expr) -> tuple[Expr, ...]:
     if root._variables is None:
         root._variables = tuple([e for e in walk(root) if e.op == "var"])
     return root._variables
+
+
+def free_variables(root: Expr, memo: dict[Expr, frozenset[Expr]] | None = None) -> frozenset[Expr]:
+    """The variables that an expression depends on: those that no reduction inside binds. `memo` keeps those of its sub-expressions."""
+    memo = {} if memo is None else memo
+    if root not in memo:
+        for e in walk(root):
+            if e not in memo:
+                inside = frozenset((e,)) if e.op == "var" else frozenset[Expr]().union(*(memo[a] for a in e.args))
+                memo[e] = inside.difference(e.attr[1]) if e.op == "reduce" else inside
+    return memo[root]
 
 
 def with_extents(*roots: Expr) -> list[Expr]:
@@ -661,40 +596,8 @@ def _bounds_of(e: Expr) -> Bounds:
             return int(e.attr), int(e.attr)
         case "var":
             return e.attr.lo, e.attr.hi
-        case "add":
-            (a, b), (c, d) = bounds(e.args[0]), bounds(e.args[1])
-            return _plus(a, c), _plus(b, d)
-        case "sub":
-            (a, b), (c, d) = bounds(e.args[0]), bounds(e.args[1])
-            return _plus(a, None if d is None else -d), _plus(b, None if c is None else -c)
         case "neg":
-            a, b = bounds(e.args[0])
-            return None if b is None else -b, None if a is None else -a
-        case "mul":
-            return _mul_bounds(bounds(e.args[0]), bounds(e.args[1]))
-        case "floordiv" | "truncdiv":
-            (a, b), (c, d) = bounds(e.args[0]), bounds(e.args[1])
-            if c is not None and c > 0 and (e.op == "floordiv" or (a is not None and a >= 0)):
-                # Towards the divisor that makes it smallest (largest); an unbounded divisor drives the quotient to 0 or -1.
-                lo = None if a is None else (a // c if a < 0 else (a // d if d is not None else 0))
-                hi = None if b is None else (b // c if b >= 0 else (b // d if d is not None else -1))
-                return lo, hi
-        case "mod":
-            (a, b), (c, d) = bounds(e.args[0]), bounds(e.args[1])
-            if c is not None and c > 0:
-                if a is not None and a >= 0 and b is not None:
-                    return (a, b) if b < c else (0, b if d is None else min(b, d - 1))
-                return 0, None if d is None else d - 1
-        case "truncmod":
-            (a, b), (c, d) = bounds(e.args[0]), bounds(e.args[1])
-            if a is not None and a >= 0 and c is not None and c > 0:
-                return 0, (None if b is None else b) if d is None else (d - 1 if b is None else min(b, d - 1))
-        case "min":
-            (a, b), (c, d) = bounds(e.args[0]), bounds(e.args[1])
-            return None if a is None or c is None else min(a, c), _least(b, d, min)
-        case "max":
-            (a, b), (c, d) = bounds(e.args[0]), bounds(e.args[1])
-            return _least(a, c, max), None if b is None or d is None else max(b, d)
+            return _negated(bounds(e.args[0]))
         case "select":
             (a, b), (c, d) = bounds(e.args[1]), bounds(e.args[2])
             return None if a is None or c is None else min(a, c), None if b is None or d is None else max(b, d)
@@ -703,6 +606,10 @@ def _bounds_of(e: Expr) -> Bounds:
             lo, hi = integer_range(e.dtype)
             if a is not None and b is not None and lo <= a and b <= hi:
                 return a, b
+        case "add" | "sub" | "mul" | "floordiv" | "truncdiv" | "mod" | "truncmod" | "min" | "max":
+            found = _bounds_of_binary(e.op, bounds(e.args[0]), bounds(e.args[1]))
+            if found is not None:
+                return found
     if e.dtype == "bool":
         return 0, 1
     if e.dtype != INDEX and is_integer(e.dtype):
@@ -710,8 +617,36 @@ def _bounds_of(e: Expr) -> Bounds:
     return None, None
 
 
-def _plus(a: int | None, b: int | None) -> int | None:
-    return None if a is None or b is None else a + b
+def _bounds_of_binary(op: str, x: Bounds, y: Bounds) -> Bounds | None:
+    """None where nothing is known but the type."""
+    (a, b), (c, d) = x, y
+    match op:
+        case "add":
+            return None if a is None or c is None else a + c, None if b is None or d is None else b + d
+        case "sub":
+            return _bounds_of_binary("add", x, _negated(y))
+        case "mul":
+            return _mul_bounds(x, y)
+        case "floordiv" | "truncdiv" if c is not None and c > 0 and (op == "floordiv" or (a is not None and a >= 0)):
+            # Towards the divisor that makes it smallest (largest); an unbounded divisor drives the quotient to 0 or -1.
+            lo = None if a is None else (a // c if a < 0 else (a // d if d is not None else 0))
+            hi = None if b is None else (b // c if b >= 0 else (b // d if d is not None else -1))
+            return lo, hi
+        case "mod" if c is not None and c > 0:
+            if a is not None and a >= 0 and b is not None:
+                return (a, b) if b < c else (0, b if d is None else min(b, d - 1))
+            return 0, None if d is None else d - 1
+        case "truncmod" if a is not None and a >= 0 and c is not None and c > 0:
+            return 0, _least(b, None if d is None else d - 1, min)
+        case "min":
+            return None if a is None or c is None else min(a, c), _least(b, d, min)
+        case "max":
+            return _least(a, c, max), None if b is None or d is None else max(b, d)
+    return None
+
+
+def _negated(x: Bounds) -> Bounds:
+    return None if x[1] is None else -x[1], None if x[0] is None else -x[0]
 
 
 def _least(a: int | None, b: int | None, pick: Callable[[int, int], int]) -> int | None:

@@ -16,7 +16,7 @@ from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir import te
 from tcomp.ir.dtypes import BITS, integer_range, is_float, is_integer, to_numpy
-from tcomp.ir.expr import BINARY, BITWISE, COMPARISON, INDEX, PREDICATES, UNARY, Dim, Expr, as_expr, bounds
+from tcomp.ir.expr import ARITHMETIC, ARITY, BITWISE, COMPARISON, INDEX, PREDICATES, Dim, Expr, as_expr, bounds
 from tcomp.ir.graph import IF, KERNEL, STRUCTURAL, Graph, Node, Value, infer
 from tcomp.ir.instruction import match
 from tcomp.ir.layout import Layout
@@ -78,37 +78,23 @@ def _verify_node(e: Expr, place: object) -> None:
                 _fail(f"a read of `{e.attr.name}` is {e.dtype} instead of {e.attr.dtype}", place)
         case "reduce":
             _verify_reduce(e, place)
-        case "select":
-            if types != ["bool", e.dtype, e.dtype]:
-                _fail(f"select of ({', '.join(types)}) gives {e.dtype}", place)
-        case "cast":
-            if len(types) != 1:
-                _fail("a cast has one operand", place)
-        case "bitcast":
-            if len(types) != 1 or BITS[types[0]] != BITS[e.dtype]:
-                _fail(f"bitcast of {', '.join(types)} to {e.dtype}", place, why="both must have the same width")
-        case "fma":
-            if types != [e.dtype] * 3 or not is_float(e.dtype):
-                _fail(f"fma of ({', '.join(types)}) gives {e.dtype}", place)
-        case "ldexp":
-            if types != [e.dtype] * 2 or not is_float(e.dtype):
-                _fail(f"ldexp of ({', '.join(types)}) gives {e.dtype}", place)
-        case op if op in BINARY:
-            if len(types) != 2 or types[0] != types[1] or e.dtype != ("bool" if op in COMPARISON else types[0]):
+        case "cast" | "bitcast":
+            if len(types) != 1 or (e.op == "bitcast" and BITS[types[0]] != BITS[e.dtype]):
+                _fail(f"{e.op} of {', '.join(types)} to {e.dtype}", place, why="it takes one operand, and a bitcast keeps its width")
+        case op if op in ARITY:
+            operands = types[1:] if op == "select" and types[:1] == ["bool"] else types
+            fits = len(types) == ARITY[op] and len(set(operands)) == 1
+            if not fits or e.dtype != ("bool" if op in COMPARISON or op in PREDICATES else operands[0]):
                 _fail(f"`{op}` of ({', '.join(types)}) gives {e.dtype}", place)
-            if not _defined(op, types[0]):
-                _fail(f"`{op}` is not defined for {types[0]}", place)
-        case op if op in UNARY:
-            if len(types) != 1 or e.dtype != ("bool" if op in PREDICATES else types[0]):
-                _fail(f"`{op}` of ({', '.join(types)}) gives {e.dtype}", place)
-            if not _defined(op, types[0]):
-                _fail(f"`{op}` is not defined for {types[0]}", place)
+            if not _defined(op, operands[0]):
+                _fail(f"`{op}` is not defined for {operands[0]}", place)
         case _:
             _fail(f"unknown operator `{e.op}`", place)
 
 
 def _defined(op: str, dtype: str) -> bool:
-    if op in COMPARISON or op in ("min", "max"):
+    """Whether an operator takes operands of a type."""
+    if op in COMPARISON or op in ("min", "max", "select"):
         return True
     if op in BITWISE:
         return is_integer(dtype) or (dtype == "bool" and op in ("and", "or", "xor"))
@@ -116,9 +102,7 @@ def _defined(op: str, dtype: str) -> bool:
         return not is_float(dtype)
     if op == "popcount":
         return is_integer(dtype)
-    if op in BINARY:
-        return is_float(dtype) or (is_integer(dtype) and op != "div")
-    return is_float(dtype) or (op in ("neg", "abs") and is_integer(dtype))
+    return is_float(dtype) or (is_integer(dtype) and op in ("neg", "abs", *ARITHMETIC) and op != "div")
 
 
 def _verify_const(e: Expr, place: object) -> None:
@@ -217,20 +201,11 @@ def _verify_compute(t: te.Tensor, body: Expr, dims: Collection[Expr], where: str
     for e in E.walk(body):
         if e.op == "reduce" and set(e.attr[1]) & set(t.axes):
             _fail("an axis of the tensor is reduced over as well", where, hint="give te.reduce_axis another name")
-    for v in _free(body):
+    for v in E.free_variables(body):
         bound = v in t.axes or v in dims
         looks_like_axis = v.attr.extent is not None or (v.attr.lo == 0 and v.attr.hi is not None)
         if not bound and (looks_like_axis or v.dtype != INDEX):
             _fail(f"the variable `{v.name}` is not bound", where, why="it is no axis of this tensor and no symbolic dim")
-
-
-def _free(root: Expr) -> frozenset[Expr]:
-    """Variables that no reduction inside binds."""
-    memo: dict[Expr, frozenset[Expr]] = {}
-    for e in E.walk(root):
-        inside = frozenset((e,)) if e.op == "var" else frozenset[Expr]().union(*(memo[a] for a in e.args))
-        memo[e] = inside.difference(e.attr[1]) if e.op == "reduce" else inside
-    return memo[root]
 
 
 def _verify_loop_range(v: Expr, extent: Dim, where: object) -> None:
@@ -333,18 +308,9 @@ class _Loops:
                     self.statement(s)
             case L.For():
                 self.loop(stmt)
-            case L.If(cond, then, otherwise):
+            case L.If(cond) | L.While(cond):
                 self.condition(cond, stmt)
-                outer, self.guarded = self.guarded, True
-                self.statement(then)
-                if otherwise is not None:
-                    self.statement(otherwise)
-                self.guarded = outer
-            case L.While(cond, body):
-                self.condition(cond, stmt)
-                outer, self.guarded = self.guarded, True
-                self.statement(body)
-                self.guarded = outer
+                self.inside(stmt, guarded=True)
             case L.Store(b, indices, value):
                 self.store(stmt, b, indices, value)
             case L.Accumulate(b, indices, value, reducer):
@@ -391,10 +357,15 @@ class _Loops:
         if stmt.kind == L.PARALLEL and L.VECTORIZED in kinds:
             _fail(f"the parallel loop `{stmt.var.name}` is inside a vectorized one", place)
         self.loops.append(stmt)
-        outer, self.guarded = self.guarded, self.guarded or self.may_be_empty(stmt)
-        self.statement(stmt.body)
-        self.guarded = outer
+        self.inside(stmt, self.guarded or self.may_be_empty(stmt))
         self.loops.pop()
+
+    def inside(self, stmt: L.Stmt, guarded: bool) -> None:
+        """The statements directly inside, which `guarded` says may be skipped."""
+        outer, self.guarded = self.guarded, guarded
+        for child in L.children(stmt):
+            self.statement(child)
+        self.guarded = outer
 
     def may_be_empty(self, stmt: L.For) -> bool:
         """Whether the loop has no iteration, or none in some iterations of the loops around: nothing in it is sure to happen."""

@@ -145,15 +145,8 @@ class Evaluator:
     # ------------------------------------------------------------ expressions
 
     def free(self, root: Expr) -> frozenset[Expr]:
-        """The variables an expression depends on (axes of inner reductions excluded)."""
-        memo = self.free_memo
-        if root not in memo:
-            for e in E.walk(root):
-                if e in memo:
-                    continue
-                inside = frozenset((e,)) if e.op == "var" else frozenset().union(*(memo[a] for a in e.args))
-                memo[e] = inside.difference(e.attr[1]) if e.op == "reduce" else inside
-        return memo[root]
+        """The axes and dims that an expression depends on."""
+        return E.free_variables(root, self.free_memo)
 
     def value(self, root: Expr, grid: Grid) -> Value:
         """The array of an expression; it broadcasts to the shape of the grid."""

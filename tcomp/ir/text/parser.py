@@ -13,7 +13,7 @@ from tcomp.errors import IRError, ParseError
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir.dtypes import BITS, integer_range
-from tcomp.ir.expr import BINARY, INDEX, UNARY, Dim, Expr, Reducer, const, standard_reducers
+from tcomp.ir.expr import ARITY, INDEX, Dim, Expr, Reducer, const, standard_reducers
 from tcomp.ir.instruction import ELEMENT, WARP, CopyOp, Fragment, Instruction, Operand, VectorOp, WarpOp, lane_of
 from tcomp.ir.te import Extern, Tensor
 from tcomp.ir.text.printer import INFIX, PREFIX, SUFFIXES, UNARY_PRECEDENCE
@@ -175,20 +175,12 @@ class Parser(Tokens):
             self.expect(")")
             return E.bitcast(inside, dtype)
         args = self.listed(self.expression, ")")
-        counts = {"select": 3, "fma": 3, "ldexp": 2} | dict.fromkeys(UNARY, 1) | dict.fromkeys(BINARY, 2) | dict.fromkeys(BITS, 1)
-        if name not in counts:
+        count = 1 if name in BITS else ARITY.get(name)
+        if count is None:
             self.fail(f"there is no function `{name}`", start)
-        if len(args) != counts[name]:
-            self.fail(f"`{name}` takes {counts[name]} operands and was given {len(args)}", start)
-        if name in BITS:
-            return self.made(E.cast, args[0], name)
-        if name in BINARY:
-            return self.made(E.binary, name, *args)
-        if name in UNARY:
-            return self.made(E.unary, name, *args)
-        if name == "select":
-            return self.made(E.select, *args)
-        return self.made(E.fma if name == "fma" else E.ldexp, *args)
+        if len(args) != count:
+            self.fail(f"`{name}` takes {count} operands and was given {len(args)}", start)
+        return self.made(E.cast, args[0], name) if name in BITS else self.made(E.operation, name, *args)
 
     def reduction(self, name: str, start: int) -> Expr:
         hidden: dict[str, Expr | None] = {}
