@@ -123,11 +123,11 @@ def compile_loops(schedule: Schedule, target: Target) -> CompiledKernel:
     from tcomp.codegen.cuda.launch_plan import kernel_code
     from tcomp.codegen.llvm.kernel import emit_kernel
     from tcomp.codegen.llvm.machine_code import compile_ir
-    from tcomp.schedules.analysis.in_place import overwritable
+    from tcomp.schedules.analysis.in_place import reusable_in_place
     from tcomp.schedules.cost.roofline import work
 
     kernel, temporaries = hoist_temporaries(schedule.kernel)
-    over = overwritable(schedule.kernel) if target.kind == "cpu" else []
+    over = reusable_in_place(schedule.kernel) if target.kind == "cpu" else []
     if target.kind == "cuda":
         code = kernel_code(kernel, target, schedule.trace)
     else:

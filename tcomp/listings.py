@@ -13,7 +13,7 @@ from tcomp.ir.graph import Graph, Node
 from tcomp.ir.loops import hoist_temporaries
 from tcomp.ir.te import print_te
 from tcomp.kernels import CompiledKernel, build_loops
-from tcomp.schedules.analysis.in_place import overwritable
+from tcomp.schedules.analysis.in_place import reusable_in_place
 from tcomp.schedules.knobs import Decisions, Knobs
 from tcomp.schedules.lowering import tensors_of
 from tcomp.schedules.schedule import Schedule
@@ -68,5 +68,5 @@ def _listing(stage: str, schedule: Schedule, target: Target) -> str:
             f"{u.stack} of stack, {launch.barriers} barriers, all proved"
             for arch, launch, u in usage
         )
-    ir = emit_kernel(kernel, target, overwritable(schedule.kernel))
+    ir = emit_kernel(kernel, target, reusable_in_place(schedule.kernel))
     return ir if stage == "llvm" else assembly(ir, target)

@@ -8,7 +8,7 @@ from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.simplify import simplify
 
 
-def length_beside(axes: Sequence[Expr], shape: Sequence[Dim], indices: Sequence[Expr]) -> int | None:
+def concatenated_row_length(axes: Sequence[Expr], shape: Sequence[Dim], indices: Sequence[Expr]) -> int | None:
     """n, if `x[..., c // n, ..., c % n]` is read at the element (..., c) of a tensor with such axes: rows of length n, those of matrices
     c // n beside each other, as many as there is room for. All other axes stand for themselves, so that no element is read twice."""
     if not axes or not indices:

@@ -11,7 +11,7 @@ from tcomp.ir.simplify import prove, simplify
 
 WIDEST = 16  # elements of a halo on one side
 
-FEW = 25  # elements that a window folds, at most, where it asks for each whether it is over the edge, instead of finding zeros there
+SMALL_WINDOW = 25  # elements of a window that checks each for being over the edge, at most; larger ones find zeros there
 
 Widths = dict[int, tuple[int, int]]  # axis -> elements (before, behind)
 
@@ -48,10 +48,10 @@ def _least(gap: Expr) -> int | None:
     return next((n for n in range(WIDEST + 1) if prove(gap <= n)), None)
 
 
-def most_folded(bodies: Iterable[Expr]) -> float:
-    """How many elements are folded into one, at most; infinity where the extent is not known."""
-    folds = [e for e in E.walk(*bodies) if e.op == "reduce"]
-    return max((prod(inf if (last := bounds(a)[1]) is None else last + 1 for a in e.attr[1]) for e in folds), default=1)
+def window_size(bodies: Iterable[Expr]) -> float:
+    """How many elements are reduced to one, at most; infinity where the extent is not known."""
+    reductions = [e for e in E.walk(*bodies) if e.op == "reduce"]
+    return max((prod(inf if (last := bounds(a)[1]) is None else last + 1 for a in e.attr[1]) for e in reductions), default=1)
 
 
 def joined(a: Widths, b: Widths) -> Widths:

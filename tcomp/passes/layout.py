@@ -33,7 +33,7 @@ from tcomp.ir.access import stride
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.graph import KERNEL, Graph, Node, Operator, Value, attributes_key, canonical_graph_text
-from tcomp.ir.halo import FEW, Widths, joined, most_folded, reach, selections
+from tcomp.ir.halo import SMALL_WINDOW, Widths, joined, reach, selections, window_size
 from tcomp.ir.layout import LINE, Layout
 from tcomp.ir.simplify import linear, simplify
 from tcomp.ir.te import Tensor, placeholder, tensors
@@ -294,7 +294,7 @@ def _halos(graph: Graph) -> dict[Value, Widths]:
                 if (source := sources[number]) in made:
                     wanted[source] = joined(wanted.get(source, {}), widths)
                     folded[source] = max(folded.get(source, 0), taps)
-    few = {v for v, widths in wanted.items() if folded[v] <= FEW or (folded[v] < inf and _zeros(v, widths) > MOST_ZEROS)}
+    few = {v for v, widths in wanted.items() if folded[v] <= SMALL_WINDOW or (folded[v] < inf and _zeros(v, widths) > MOST_ZEROS)}
     return {v: widths for v, widths in wanted.items() if v not in few}
 
 
@@ -309,7 +309,7 @@ def _reaches(body: Graph) -> list[tuple[int, Widths, float]]:
     inputs, values = _chained(body)
     number = {t: n for n, t in enumerate(inputs)}
     stages = _stages(body, values)
-    taps = most_folded(stages.values()) if all(_folds_windows(t, stage) for t, stage in stages.items()) else inf
+    taps = window_size(stages.values()) if all(_folds_windows(t, stage) for t, stage in stages.items()) else inf
     found = [reach(e) for stage in stages.values() for e in selections(simplify(stage))]
     return [(number[r.attr], widths, taps) for r, widths in filter(None, found) if r.attr in number]
 

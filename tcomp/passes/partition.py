@@ -8,7 +8,7 @@ An edge is fused when its value has one reader and
   - the producer is a product of matrices, and what reads it puts their rows beside each other (heads that are joined), or
   - the reader takes the maximum of rows, and sums of exponentials relative to it, and nothing else, for a product: it goes through what a
     reduction computes once, block by block (see `schedules.online`), or
-  - the producer puts a constant around its input and the reader folds few elements (`halo.FEW`), a depthwise convolution or pooling say:
+  - the producer puts a constant around its input and the reader folds few elements (`halo.SMALL_WINDOW`), a depthwise convolution or pooling say:
     a copy would cost as much.
 Why an edge is not fused is recorded, edge by edge.
 """
@@ -23,11 +23,11 @@ import numpy as np
 
 from tcomp.ir import expr as E
 from tcomp.ir.access import affine
-from tcomp.ir.concatenated_rows import length_beside
+from tcomp.ir.concatenated_rows import concatenated_row_length
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Expr
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, GraphBuilder, Node, Value, infer
-from tcomp.ir.halo import FEW, most_folded, reach
+from tcomp.ir.halo import SMALL_WINDOW, reach, window_size
 from tcomp.ir.simplify import simplify
 from tcomp.ir.te import Tensor, tensors
 from tcomp.ops.broadcast import BYTES
@@ -122,7 +122,7 @@ class _Facts:
     @cached_property
     def taps(self) -> float:
         """How many elements are folded into one, at most."""
-        return most_folded(self.bodies)
+        return window_size(self.bodies)
 
     @cached_property
     def dear(self) -> int:
@@ -272,7 +272,7 @@ class _Grouping:
                 return None
             if self.halos and len(other.nodes) == 1 and self.reads_halo(producer, value):
                 return None
-            if len(other.nodes) == 1 and all(facts[r].taps <= FEW for r in readers) and facts[producer].pads:
+            if len(other.nodes) == 1 and all(facts[r].taps <= SMALL_WINDOW for r in readers) and facts[producer].pads:
                 return None
             # What folds products reads its operands over and over, whatever a single edge looks like.
             if all(_uses_once(facts[r], value) for r in readers) and not any(facts[n].contracts for n in group.nodes):
@@ -288,7 +288,7 @@ class _Grouping:
         if not self.quotients or product.op is not MATMUL or readers[0].inputs != product.outputs or (moved := self.moved(readers)) is None:
             return False
         last, indices = moved
-        return self.facts[product].bodies[-1].op == "reduce" and length_beside(last.axes, last.shape, indices) is not None
+        return self.facts[product].bodies[-1].op == "reduce" and concatenated_row_length(last.axes, last.shape, indices) is not None
 
     def is_view(self, nodes: Sequence[Node], reader: Node) -> bool:
         """Whether nodes only move elements, and read them at affine indices; or matrices of a product at a quotient: heads that share keys."""

@@ -20,7 +20,7 @@ from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Kernel
 from tcomp.ir.text.parser import parse_kernel
 from tcomp.ir.verify import verify_kernel
-from tcomp.schedules.analysis.in_place import overwritable
+from tcomp.schedules.analysis.in_place import reusable_in_place
 from tcomp.schedules.analysis.legality import Witness
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import Schedule, replay
@@ -155,7 +155,7 @@ class Run:
     def overwrite(self) -> None:
         """Whether results are the same where an output lies over an input. Where it is not written, the output is what lies there."""
         kernel, dims = self.schedule.kernel, self.subject.dims
-        for source, output in overwritable(kernel):
+        for source, output in reusable_in_place(kernel):
             found = []
             for apart in (True, False):
                 arrays = dict(zip(kernel.buffers, shaped(kernel, self.subject.arrays(), dims), strict=True))

@@ -27,7 +27,7 @@ from tcomp.ir.expr import INDEX, Expr, Reducer, as_expr, bounds
 from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, Call, For, If, Prefetch, Stmt, Store, While, children, expressions, walk
 from tcomp.ir.simplify import linear, simplify
 
-READ, WRITE, FOLD = "read", "write", "fold"
+READ, WRITE, REDUCE = "read", "write", "reduce"
 Relation = isl.Map
 
 
@@ -40,7 +40,7 @@ def map_of(point: Sequence[str], image: Sequence[str], where: str = "") -> Relat
 class Access:
     """Elements of a buffer that an instance touches: `relation` maps `S0[iterations]` to `B0[outer loops..., indices...]`.
 
-    A fold reads and writes an element by `reducer`. Without `exact` it may touch them, or only some of them.
+    A reduction reads and writes an element by `reducer`. Without `exact` it may touch them, or only some of them.
     """
 
     kind: str
@@ -282,7 +282,7 @@ class _Builder:
             found += [self.access(point, known, READ, e, conditions) for e, conditions in _reads_under(stmt.value)]
             found += [self.access(point, known, READ, e, ()) for e in E.reads(*stmt.indices)]
             reducer = stmt.reducer if isinstance(stmt, Accumulate) else None
-            found.append(self.access(point, known, FOLD if reducer else WRITE, E.read(stmt.buffer, stmt.indices), (), reducer))
+            found.append(self.access(point, known, REDUCE if reducer else WRITE, E.read(stmt.buffer, stmt.indices), (), reducer))
         exact = known.exact and not isinstance(stmt, While)
         self.instances.append(Instance(name, stmt, loops, domain, order, tuple(found), exact))
 

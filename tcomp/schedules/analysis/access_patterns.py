@@ -8,7 +8,7 @@ from math import prod
 
 from tcomp.ir import expr as E
 from tcomp.ir.access import affine, coefficient, stride
-from tcomp.ir.concatenated_rows import length_beside
+from tcomp.ir.concatenated_rows import concatenated_row_length
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, For, If, Kernel, Stmt, Store, While, perfect, walk
@@ -29,7 +29,7 @@ class Nest:
         return self.leaf.buffer
 
     @property
-    def is_fold(self) -> bool:
+    def is_reduction(self) -> bool:
         return isinstance(self.leaf, Accumulate)
 
     @property
@@ -39,7 +39,7 @@ class Nest:
         return tuple(x for x in self.loops if x.var in used)
 
     @property
-    def folds(self) -> tuple[For, ...]:
+    def reduction_loops(self) -> tuple[For, ...]:
         """Loops that run over what is accumulated."""
         used = set(E.variables(*self.leaf.indices))
         return tuple(x for x in self.loops if x.var not in used)
@@ -73,9 +73,9 @@ def imperative(kernel: Kernel) -> bool:
     if any(isinstance(x, If | While) or (isinstance(x, For) and isinstance(x.body, Block)) for x in statements):
         return True
     found = nests(kernel)
-    written = [(n.writes, n.is_fold) for n in found]
+    written = [(n.writes, n.is_reduction) for n in found]
     return len(set(written)) < len(written) or any(
-        (n.is_fold and (n.writes, False) not in written)  # goes on from what the element held
+        (n.is_reduction and (n.writes, False) not in written)  # goes on from what the element held
         or len(n.spatial) < len(n.leaf.indices)
         or not all(map(_is_shifted_loop, n.leaf.indices))
         or any(r.attr is n.writes for r in n.reads)
@@ -105,71 +105,71 @@ def nests(kernel: Kernel) -> list[Nest]:
                 found.append(Nest(tuple(loops), leaf))
 
     visit(kernel.body)
-    computed = {n.writes for n in found if not n.is_fold and n.leaf.value.op != "const"}
+    computed = {n.writes for n in found if not n.is_reduction and n.leaf.value.op != "const"}
     return [n for n in found if n.leaf.value.op != "const" or n.writes not in computed]
 
 
 def result_nest(kernel: Kernel, buffer: str) -> Nest:
     """The nest that stores a buffer."""
-    return next(n for n in nests(kernel) if n.writes.name == buffer and not n.is_fold)
+    return next(n for n in nests(kernel) if n.writes.name == buffer and not n.is_reduction)
 
 
-def fold_nest(kernel: Kernel, buffer: str) -> Nest:
+def reduction_nest(kernel: Kernel, buffer: str) -> Nest:
     """The nest that accumulates into a buffer."""
-    return next(n for n in nests(kernel) if n.writes.name == buffer and n.is_fold)
+    return next(n for n in nests(kernel) if n.writes.name == buffer and n.is_reduction)
 
 
-def is_product(fold: Nest) -> bool:
+def is_product(reduction: Nest) -> bool:
     """A sum of products of reads: a contraction."""
-    value = fold.leaf.value
+    value = reduction.leaf.value
     return value.op == "mul" and all(E.reads(a) for a in value.args)
 
 
-def adds(fold: Nest) -> bool:
+def is_sum(reduction: Nest) -> bool:
     """Whether it sums up."""
-    reducer = fold.leaf.reducer if isinstance(fold.leaf, Accumulate) else None
+    reducer = reduction.leaf.reducer if isinstance(reduction.leaf, Accumulate) else None
     return reducer is not None and reducer.combine in (reducer.lhs + reducer.rhs, reducer.rhs + reducer.lhs)
 
 
-def batch_axes(fold: Nest) -> list[str]:
+def batch_axes(reduction: Nest) -> list[str]:
     """Output axes that index every operand: between their iterations nothing is shared, so that they come first."""
-    if not is_product(fold):
+    if not is_product(reduction):
         return []
-    operands = [set(E.variables(*r.args)) for r in fold.reads]
-    return [x.var.attr.name for x in fold.spatial[:-1] if all(x.var in used for used in operands)]
+    operands = [set(E.variables(*r.args)) for r in reduction.reads]
+    return [x.var.attr.name for x in reduction.spatial[:-1] if all(x.var in used for used in operands)]
 
 
-def row_axis(fold: Nest) -> For | None:
+def row_axis(reduction: Nest) -> For | None:
     """The output axis that reuses what the lanes read: an operand that runs along the lanes does not depend on it, or, where there is no such
     axis, a window moves along it over the operand (a depthwise convolution whose lanes run along rows of the image).
 
     The longest is taken, but one whose extent is not known, and may be 1, only where no other is long enough for a tile.
     """
-    lane = fold.spatial[-1].var
-    operands = [set(E.variables(*r.args)) for r in fold.reads]
+    lane = reduction.spatial[-1].var
+    operands = [set(E.variables(*r.args)) for r in reduction.reads]
     found = [
         x
-        for x in fold.spatial[:-1]
+        for x in reduction.spatial[:-1]
         if any(lane in used and x.var not in used for used in operands) and any(x.var in used for used in operands)
     ]
     if not found:
-        indices = [i for r in fold.reads if lane in E.variables(*r.args) for i in r.args]
-        found = [x for x in fold.spatial[:-1] if any(_moves(x, f, i) for i in indices for f in fold.folds)]
+        indices = [i for r in reduction.reads if lane in E.variables(*r.args) for i in r.args]
+        found = [x for x in reduction.spatial[:-1] if any(_moves(x, f, i) for i in indices for f in reduction.reduction_loops)]
     return max(reversed(found), key=lambda x: (isinstance(x.extent, int) and x.extent >= LONG, extent_of(x.extent)), default=None)
 
 
-def _moves(row: For, fold: For, index: Expr) -> bool:
-    """Whether neighbours along `row` read the same elements in other steps of a fold."""
-    step, along = coefficient(index, row.var), coefficient(index, fold.var)
+def _moves(row: For, reduction: For, index: Expr) -> bool:
+    """Whether neighbours along `row` read the same elements in other steps of a reduction."""
+    step, along = coefficient(index, row.var), coefficient(index, reduction.var)
     if not step or not along:
         return False
-    return abs(step) <= abs(along) * (extent_of(fold.extent) - 1)
+    return abs(step) <= abs(along) * (extent_of(reduction.extent) - 1)
 
 
-def fold_axis(fold: Nest) -> For | None:
-    """The fold that all reads walk contiguously."""
-    for x in reversed(fold.folds):
-        along = contiguous(fold.reads, x.var) and any(stride(r, x.var) == 1 for r in fold.reads)
+def contiguous_reduction(reduction: Nest) -> For | None:
+    """The reduction that all reads walk contiguously."""
+    for x in reversed(reduction.reduction_loops):
+        along = contiguous(reduction.reads, x.var) and any(stride(r, x.var) == 1 for r in reduction.reads)
         if along and extent_of(x.extent) >= 4:
             return x
     return None
@@ -178,9 +178,9 @@ def fold_axis(fold: Nest) -> For | None:
 def grouped_axis(kernel: Kernel) -> tuple[str, int] | None:
     """A loop over elements of a reduction, and a size, where an operand depends on the loop only through its quotient by the size: the
     output channels of a grouped convolution."""
-    for fold in (n for n in nests(kernel) if n.is_fold):
-        for x in fold.spatial:
-            for r in fold.reads:
+    for reduction in (n for n in nests(kernel) if n.is_reduction):
+        for x in reduction.spatial:
+            for r in reduction.reads:
                 through = {e for i in r.args for e in E.walk(i) if x.var in e.args}
                 divisors = {e.args[1].attr for e in through if e.op == "floordiv" and e.args[0] is x.var and e.args[1].op == "const"}
                 if len(divisors) == len(through) == 1 and isinstance(x.extent, int):
@@ -190,13 +190,13 @@ def grouped_axis(kernel: Kernel) -> tuple[str, int] | None:
     return None
 
 
-def rows_beside(kernel: Kernel) -> dict[str, tuple[str, int]]:
+def concatenated_results(kernel: Kernel) -> dict[str, tuple[str, int]]:
     """The results that put rows of a reduction beside each other: which one, and how long its rows are."""
-    folded, found = {n.writes for n in nests(kernel) if n.is_fold}, dict[str, tuple[str, int]]()
-    for out in (n for n in nests(kernel) if n.writes in kernel.outputs and not n.is_fold):
+    reduced, found = {n.writes for n in nests(kernel) if n.is_reduction}, dict[str, tuple[str, int]]()
+    for out in (n for n in nests(kernel) if n.writes in kernel.outputs and not n.is_reduction):
         axes, shape = [x.var for x in out.loops], [x.extent for x in out.loops]
-        for r in (r for r in out.reads if r.attr in folded):
-            if (length := length_beside(axes, shape, r.args)) is not None:
+        for r in (r for r in out.reads if r.attr in reduced):
+            if (length := concatenated_row_length(axes, shape, r.args)) is not None:
                 found[out.writes.name] = r.attr.name, length
     return found
 
@@ -205,14 +205,14 @@ def row_loops(kernel: Kernel, out: Nest, inside: tuple[str, ...]) -> list[Expr] 
     """The loops of the result that index its reductions: the same for all of them, each index a loop by itself."""
     rows: list[Expr] | None = None
     stages = {n.writes.name: n for n in nests(kernel) if n.writes.name in inside}
-    folded = {n.writes.name for n in nests(kernel) if n.is_fold}
+    reduced = {n.writes.name for n in nests(kernel) if n.is_reduction}
     for r in out.reads:
         if r.attr.name not in inside:
             continue
         if any(i.op not in ("var", "const") for i in r.args):
             return None
         used = [x.var for x in out.loops if x.var in r.args]
-        if r.attr.name in folded or len(used) < len(out.loops):
+        if r.attr.name in reduced or len(used) < len(out.loops):
             if rows is not None and rows != used:
                 return None
             rows = used
@@ -225,9 +225,9 @@ def row_loops(kernel: Kernel, out: Nest, inside: tuple[str, ...]) -> list[Expr] 
     return rows
 
 
-def stage_axes(kernel: Kernel, buffer: str, is_fold: bool) -> list[str]:
+def stage_axes(kernel: Kernel, buffer: str, is_reduction: bool) -> list[str]:
     """The loops that index a stage which has been moved: those of the nest that clears it, or of the one that accumulates."""
     for x in walk(kernel.body):
-        if isinstance(x, Store | Accumulate) and x.buffer.name == buffer and isinstance(x, Accumulate) == is_fold:
+        if isinstance(x, Store | Accumulate) and x.buffer.name == buffer and isinstance(x, Accumulate) == is_reduction:
             return [i.attr.name for i in x.indices]
     return []

@@ -1,6 +1,6 @@
 """Which loops may run in any order: iterations that never touch an element that another one writes.
 
-The test is sufficient, not necessary. The places of all indices_of to a written buffer must tell which iteration they belong to,
+The test is sufficient, not necessary. The indices of all accesses to a written buffer must determine the iteration they belong to,
 all outer variables being fixed. Those of `i` do in
 
     [i, j]                                 whatever j is
@@ -20,38 +20,38 @@ from tcomp.ir.simplify import from_linear, linear
 from tcomp.schedules.analysis.inverse_maps import Digits
 
 
-def conflict(body: Stmt, variables: Collection[Expr], may_fold: bool) -> Buffer | None:
+def conflict(body: Stmt, variables: Collection[Expr], may_reassociate: bool) -> Buffer | None:
     """A buffer that may keep iterations over `variables` around `body` from running in any order; None if there is none.
 
-    Buffers allocated inside are of no concern. With `may_fold`, several iterations may accumulate into the same element.
+    Buffers allocated inside are of no concern. With `may_reassociate`, several iterations may accumulate into the same element.
     """
     wanted = set(variables)
-    return next((buffer for buffer, known in _told(body, variables, may_fold) if not wanted <= known), None)
+    return next((buffer for buffer, known in _determined_by(body, variables, may_reassociate) if not wanted <= known), None)
 
 
-def disorder(body: Stmt, before: Sequence[Expr], after: Sequence[Expr], may_fold: bool) -> Buffer | None:
+def disorder(body: Stmt, before: Sequence[Expr], after: Sequence[Expr], may_reassociate: bool) -> Buffer | None:
     """A buffer that may forbid that loops over the variables `before`, directly nested around `body`, take the order `after`.
 
-    Iterations that touch one element differ only in variables which the place does not tell; as long as these keep their order among
-    each other, so do the iterations.
+    Iterations that touch one element differ only in variables which its indices do not determine; as long as these keep their order
+    among each other, so do the iterations.
     """
-    for buffer, known in _told(body, before, may_fold):
+    for buffer, known in _determined_by(body, before, may_reassociate):
         if [v for v in before if v not in known] != [v for v in after if v not in known]:
             return buffer
     return None
 
 
-def _told(body: Stmt, variables: Collection[Expr], may_fold: bool) -> Iterator[tuple[Buffer, set[Expr]]]:
-    """The buffers whose indices_of matter, each with the variables that its places tell."""
+def _determined_by(body: Stmt, variables: Collection[Expr], may_reassociate: bool) -> Iterator[tuple[Buffer, set[Expr]]]:
+    """The buffers whose accesses matter, each with the variables that its indices determine."""
     statements = list(walk(body))
     inner = {*variables, *(s.var for s in statements if isinstance(s, For))}
     local = {s.buffer for s in statements if isinstance(s, Allocate)}
     for buffer in dict.fromkeys(s.buffer for s in statements if isinstance(s, Store | Accumulate)):
-        if buffer not in local and not (may_fold and _only_folded(statements, buffer)):
+        if buffer not in local and not (may_reassociate and _only_reduced(statements, buffer)):
             yield buffer, determined(indices_of(body, buffer), inner)
 
 
-def _only_folded(statements: Iterable[Stmt], buffer: Buffer) -> bool:
+def _only_reduced(statements: Iterable[Stmt], buffer: Buffer) -> bool:
     """Every access is an accumulation, all with one reducer."""
     reducers = set()
     for s in statements:

@@ -1,15 +1,18 @@
-"""Which inputs a kernel may write its results over: such a result needs no storage of its own, and the caches hold one array less.
+"""In-place buffer reuse: which results of a kernel may take the memory of an input, so that the caches hold one array less.
 
 An output may lie where an input lies if no element of the input is read once the element of the output at the same place has been
 written: neither later in the order of the program nor, where iterations run at the same time, in another one of them. As in `legality`, a
-quick test settles what is done element by element, isl the rest; what isl cannot settle is not overwritten.
+quick test settles what is done element by element, isl the rest; what isl cannot settle is not reused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import islpy as isl
 
 from tcomp.ir import expr as E
+from tcomp.ir.access import Access, accesses
 from tcomp.ir.loops import (
     PARALLEL,
     VECTORIZED,
@@ -29,12 +32,12 @@ from tcomp.ir.loops import (
 )
 from tcomp.ir.polyhedral.model import READ, Instance, Relation, TooHard, limited, map_of, model
 from tcomp.schedules.analysis.dependence import determined
-from tcomp.schedules.primitives.editing import enclosing
 
 
-def overwritable(kernel: Kernel) -> list[tuple[Buffer, Buffer]]:
-    """Pairs (input, output) of a kernel's buffers: the output may be written over the input, which has its shape and dtype. Not if its
+def reusable_in_place(kernel: Kernel) -> list[tuple[Buffer, Buffer]]:
+    """Pairs (input, output) of a kernel's buffers: the output may lie where the input lies, which has its shape and dtype. Not if its
     stores bypass the caches: these need no room there."""
+    found = accesses(kernel.body)
     streamed = {s.buffer for s in walk(kernel.body) if isinstance(s, Store) and s.streamed}
     return [
         (source, output)
@@ -42,21 +45,21 @@ def overwritable(kernel: Kernel) -> list[tuple[Buffer, Buffer]]:
         if output not in streamed
         for source in kernel.buffers
         if source not in kernel.outputs and (source.shape, source.dtype) == (output.shape, output.dtype)
-        if _elementwise(kernel, source, output) or _read_in_time(kernel.body, source, output)
+        if _elementwise(found, source, output) or _read_before(kernel.body, source, output)
     ]
 
 
-def _elementwise(kernel: Kernel, source: Buffer, output: Buffer) -> bool:
-    """A single statement writes the output, and it alone reads the input: at that place, which tells the iteration."""
-    writers = [s for s in walk(kernel.body) if isinstance(s, Store | Accumulate) and s.buffer is output]
-    reads = [(s, e) for s in walk(kernel.body) for e in E.reads(*expressions(s)) if e.attr is source]
-    if len(writers) != 1 or not isinstance(writers[0], Store):
+def _elementwise(found: Sequence[Access], source: Buffer, output: Buffer) -> bool:
+    """A single statement writes the output, and it alone reads the input: at the same indices, which determine the iteration."""
+    writes = [a for a in found if a.buffer is output and a.writes]
+    if len(writes) != 1 or not isinstance((write := writes[0]).statement, Store):
         return False
-    place, around = writers[0].indices, [x.var for x in enclosing(kernel, writers[0])]
-    return all(s is writers[0] and e.args == place for s, e in reads) and determined([place], around).issuperset(around)
+    alike = all(a.statement is write.statement and a.indices == write.indices for a in found if a.buffer is source)
+    around = [x.var for x in write.loops]
+    return alike and determined([write.indices], around).issuperset(around)
 
 
-def _read_in_time(body: Stmt, source: Buffer, output: Buffer) -> bool:
+def _read_before(body: Stmt, source: Buffer, output: Buffer) -> bool:
     """Whether isl finds no element of the input that is read when it may have been written over."""
     deciding = [e for s in walk(body) if isinstance(s, For | If | While) for e in expressions(s)]
     if any(e.attr is source for e in E.reads(*deciding)):

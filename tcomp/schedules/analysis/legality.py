@@ -1,7 +1,7 @@
 """The judge of schedule steps: exact dependences as isl relations, and witnesses of what would go wrong.
 
 Two iterations *conflict* when they touch the same element and at least one writes it; a legal step keeps the order of all conflicting
-pairs. Conflicts between accumulations by one reducer into one element form a class of their own, *fold*: they are dropped where a step
+pairs. Conflicts between accumulations by one reducer into one element form a class of their own, *reduction*: they are dropped where a step
 may reassociate. What is not affine is over-approximated by the model: such a step is refused, its witness says "may".
 
 The quick symbolic test of `dependence.py` is asked first, as it settles nearly all steps in microseconds; isl decides the rest. Under
@@ -22,7 +22,7 @@ from functools import cache
 import islpy as isl
 
 from tcomp.ir.loops import Allocate, Buffer, For, Stmt, walk
-from tcomp.ir.polyhedral.model import FOLD, READ, WRITE, Access, Instance, Model, Relation, TooHard, limited, map_of, model
+from tcomp.ir.polyhedral.model import READ, REDUCE, WRITE, Access, Instance, Model, Relation, TooHard, limited, map_of, model
 from tcomp.schedules.analysis import dependence
 
 FLOW, ANTI, OUTPUT = "flow", "anti", "output"
@@ -30,7 +30,7 @@ FLOW, ANTI, OUTPUT = "flow", "anti", "output"
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Dependence:
-    """Pairs of iterations, first -> second in program order, that touch the same element. `kind`: flow, anti, output or fold."""
+    """Pairs of iterations, first -> second in program order, that touch the same element. `kind`: flow, anti, output or reduce."""
 
     kind: str
     source: Instance
@@ -146,23 +146,23 @@ def _judge(quick: Callable[[], Buffer | None], exact: Callable[[], Conflict | No
 # ---------------------------------------------------------------- questions of the primitives
 
 
-def race(loop: For, may_fold: bool = False, within: Stmt | None = None) -> Conflict | None:
+def race(loop: For, may_reassociate: bool = False, within: Stmt | None = None) -> Conflict | None:
     """A conflict between different iterations of a loop, which keeps them from running at the same time or in any order. What stands
     around the loop `within` a program is known to hold."""
 
     def exact() -> Conflict | None:
         m = model(loop, within)
         moments = {i.name: _only(i.order, [1]) for i in m.instances}
-        for d in dependences(m, may_fold):
+        for d in dependences(m, may_reassociate):
             bad = d.relation.intersect(moments[d.source.name].lex_lt_map(moments[d.target.name]))
             if (found := conflict_of(m, d, bad)) is not None:
                 return found
         return None
 
-    return _judge(lambda: dependence.conflict(loop.body, [loop.var], may_fold), exact)
+    return _judge(lambda: dependence.conflict(loop.body, [loop.var], may_reassociate), exact)
 
 
-def disorder(loops: Sequence[For], order: Sequence[For], may_fold: bool = False, within: Stmt | None = None) -> Conflict | None:
+def disorder(loops: Sequence[For], order: Sequence[For], may_reassociate: bool = False, within: Stmt | None = None) -> Conflict | None:
     """A conflict whose order changes when perfectly nested `loops` take another order; `within` as for `race`."""
     leaf = loops[-1].body
 
@@ -170,9 +170,9 @@ def disorder(loops: Sequence[For], order: Sequence[For], may_fold: bool = False,
         m = model(loops[0], within)
         places = [2 * loops.index(x) + 1 for x in order]
         rest = range(2 * len(loops), m.instances[0].order.dim(isl.dim_type.out)) if m.instances else ()
-        return violated(m, dependences(m, may_fold), {i.name: _only(i.order, [*places, *rest]) for i in m.instances})
+        return violated(m, dependences(m, may_reassociate), {i.name: _only(i.order, [*places, *rest]) for i in m.instances})
 
-    return _judge(lambda: dependence.disorder(leaf, [x.var for x in loops], [x.var for x in order], may_fold), exact)
+    return _judge(lambda: dependence.disorder(leaf, [x.var for x in loops], [x.var for x in order], may_reassociate), exact)
 
 
 def violated(m: Model, found: Sequence[Dependence], order: Mapping[str, Relation]) -> Conflict | None:
@@ -184,8 +184,8 @@ def violated(m: Model, found: Sequence[Dependence], order: Mapping[str, Relation
     return None
 
 
-def dependences(m: Model, may_fold: bool = False) -> list[Dependence]:
-    """All memory-based dependences of a model; with `may_fold` without those between accumulations by one reducer."""
+def dependences(m: Model, may_reassociate: bool = False) -> list[Dependence]:
+    """All memory-based dependences of a model; with `may_reassociate` without those between accumulations by one reducer."""
     touching: dict[Buffer, list[tuple[Instance, Access]]] = {}
     for i in m.instances:
         for a in i.accesses:
@@ -200,7 +200,7 @@ def dependences(m: Model, may_fold: bool = False) -> list[Dependence]:
         for source, first in accesses:
             for target, second in accesses:
                 kind = _kind(first, second)
-                if kind is None or (kind == FOLD and may_fold):
+                if kind is None or (kind == REDUCE and may_reassociate):
                     continue
                 relation = (
                     first.relation.apply_range(second.relation.reverse()).intersect(before(source, target)).intersect_params(m.context)
@@ -214,9 +214,9 @@ def _kind(first: Access, second: Access) -> str | None:
     match first.kind, second.kind:
         case ("read", "read"):
             return None
-        case ("fold", "fold") if first.reducer == second.reducer:
-            return FOLD
-        case ("write" | "fold", "read" | "fold"):
+        case ("reduce", "reduce") if first.reducer == second.reducer:
+            return REDUCE
+        case ("write" | "reduce", "read" | "reduce"):
             return FLOW
         case ("read", _):
             return ANTI

@@ -19,12 +19,12 @@ from tcomp.ir.layout import Layout
 from tcomp.ir.loops import VECTORIZED, Accumulate, For, If, walk
 from tcomp.schedules.analysis.access_patterns import (
     Nest,
-    adds,
     batch_axes,
     bytes_of,
     extent_of,
-    fold_nest,
     is_product,
+    is_sum,
+    reduction_nest,
     result_nest,
     row_axis,
     stage_axes,
@@ -54,12 +54,12 @@ WINDOW_CODE = 512  # multiply-adds of a tile that are unrolled by default, where
 
 
 def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -> None:
-    fold = fold_nest(s.kernel, acc)
+    fold = reduction_nest(s.kernel, acc)
     lanes = lanes_of(target, [fold.writes, *(r.attr for r in fold.reads)])
     group = group_loop(fold)
     if group is None:
         pack(s, acc, lanes, target, knobs)
-    fold, out = fold_nest(s.kernel, acc), result_nest(s.kernel, result)
+    fold, out = reduction_nest(s.kernel, acc), result_nest(s.kernel, result)
     positions = {x.var.attr.name: n for n, x in enumerate(fold.spatial)}
     columns = out.loops[-1]
     tile = tile_of(fold, target, knobs)
@@ -142,13 +142,13 @@ def tile_loops(s: Schedule, acc: str, lanes: int, folds: Sequence[str], update: 
     """Shape the nests that clear and update the accumulators: folds outside, the tile unrolled in vector registers.
 
     Without `update` the second one is put in order only (see `byte_products`)."""
-    for is_fold in (False, True):
-        if is_fold and not update:
+    for is_reduction in (False, True):
+        if is_reduction and not update:
             s.reorder(*folds, *stage_axes(s.kernel, acc, True), reassociate=True)
             continue
-        spatial = stage_axes(s.kernel, acc, is_fold)
+        spatial = stage_axes(s.kernel, acc, is_reduction)
         vectors, lane = s.split(spatial[-1], lanes)
-        s.reorder(*(folds if is_fold else []), *spatial[:-1], vectors, lane, reassociate=is_fold)
+        s.reorder(*(folds if is_reduction else []), *spatial[:-1], vectors, lane, reassociate=is_reduction)
         for x in [*spatial[:-1], vectors]:
             s.unroll(x)
         s.vectorize(lane)
@@ -158,8 +158,8 @@ def _blocks(s: Schedule, fold: Nest, folds: Sequence[str], steps: int) -> tuple[
     """For a long sum (which of the folds to cut, at what length): what is inside of the cut is summed up in a row. The rounding errors of one
     long sum grow with its length. Blocks of the last fold are a multiple of `steps` long. None for a short one, or where nothing fits."""
     extents = [extent_of(editing.find_loop(s.kernel, x).extent) for x in folds]
-    known = all(isinstance(x.extent, int) for x in fold.folds)
-    if not is_float(fold.writes.dtype) or not adds(fold) or not known:
+    known = all(isinstance(x.extent, int) for x in fold.reduction_loops)
+    if not is_float(fold.writes.dtype) or not is_sum(fold) or not known:
         return None
     longest = SUMMED if is_product(fold) else SUMMED // FEWER
     n, inside = len(folds), 1
@@ -182,13 +182,13 @@ def _fold_order(fold: Nest) -> list[For]:
         step = stride(reads[0], x.var)
         return -(1 << 40) if step is None else -abs(step)
 
-    return sorted(fold.folds, key=place)
+    return sorted(fold.reduction_loops, key=place)
 
 
 def _prefetch(s: Schedule, fold: Nest, walked: str, loop: str, target: Target, knobs: Knobs) -> None:
     """Ask ahead for the operand that the lanes read, where it comes from far away: in `loop`, which walks a block of the fold `walked`, or
     all of it."""
-    row, along = row_axis(fold), next(x.var for x in fold.folds if x.var.attr.name == walked)
+    row, along = row_axis(fold), next(x.var for x in fold.reduction_loops if x.var.attr.name == walked)
     lanes = lanes_of(target, [fold.writes, *(r.attr for r in fold.reads)])
     for r in walked_by_lanes(fold, walked):
         once = row is None or row.var not in E.variables(*r.args)
@@ -265,7 +265,7 @@ def _uses_again(fold: Nest) -> bool:
 def _overlapping(fold: Nest, axes: Sequence[For | None]) -> bool:
     """Whether neighbouring rows of a tile read the same vectors at different steps of the fold."""
     rows, lane = {x.var for x in axes if x is not None}, fold.spatial[-1].var
-    folds = {x.var for x in fold.folds}
+    folds = {x.var for x in fold.reduction_loops}
     vectors = [r for r in fold.reads if lane in E.variables(*r.args)]
     return any(rows & (used := set(E.variables(i))) and folds & used for r in vectors for i in r.args)
 
@@ -273,7 +273,7 @@ def _overlapping(fold: Nest, axes: Sequence[For | None]) -> bool:
 def pack(s: Schedule, acc: str, lanes: int, target: Target, knobs: Knobs, width: int | None = None) -> None:
     """Copy an operand of a contraction into panels when the lanes would walk it with a stride, or far apart; they are as wide as the register
     tile unless `width` says otherwise."""
-    fold = fold_nest(s.kernel, acc)
+    fold = reduction_nest(s.kernel, acc)
     lane = fold.spatial[-1]
     if not is_product(fold):
         return
@@ -302,7 +302,7 @@ def pack(s: Schedule, acc: str, lanes: int, target: Target, knobs: Knobs, width:
 def _far_apart(r: Expr, fold: Nest, lane: For, target: Target) -> bool:
     """Whether successive rows of lanes lie on different pages while the operand exceeds the first-level cache."""
     size = bytes_of(r.attr)
-    steps = [abs(stride(r, x.var) or 0) for x in fold.folds]
+    steps = [abs(stride(r, x.var) or 0) for x in fold.reduction_loops]
     return size > 2 * target.l1 and max(steps, default=0) * itemsize(r.attr.dtype) >= 1024
 
 
@@ -363,7 +363,7 @@ def _tile_axes(fold: Nest) -> tuple[For | None, For | None]:
 
 def _loading(fold: Nest, vectors: int, lanes: int, target: Target) -> tuple[float, float]:
     """Cycles for a step's vectors of the operand that the lanes walk, which all rows of tiles read anew: (at least, beside the rest)."""
-    panel = prod(extent_of(x.extent) for x in fold.folds) * vectors * lanes * itemsize(fold.writes.dtype)
+    panel = prod(extent_of(x.extent) for x in fold.reduction_loops) * vectors * lanes * itemsize(fold.writes.dtype)
     if panel > target.l2 * PANEL:
         return vectors * BEYOND, 0.0
     return 0.0, vectors * NEAR if panel > target.l1 * PANEL else 0.0

@@ -20,18 +20,18 @@ from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Kernel, Store, walk
 from tcomp.schedules.analysis.access_patterns import (
     Nest,
+    concatenated_results,
     contiguous,
+    contiguous_reduction,
     extent_of,
-    fold_axis,
-    fold_nest,
     grouped_axis,
     imperative,
     is_product,
     nests,
+    reduction_nest,
     result_nest,
     row_axis,
     row_loops,
-    rows_beside,
 )
 from tcomp.schedules.cpu import contraction, elementwise, flash_attention, row_reductions, stencils
 from tcomp.schedules.cpu.int8_dot_products import add_up_groups, grouped, multiplies_bytes, split_groups
@@ -78,7 +78,7 @@ def _prepared(kernel: Kernel) -> Schedule:
     s = Schedule(kernel)
     s.collapse()
     if not imperative(s.kernel):
-        for result, (stage, size) in rows_beside(s.kernel).items():
+        for result, (stage, size) in concatenated_results(s.kernel).items():
             _expand(s, result_nest(s.kernel, result).loops[-1].var.attr.name, size)
             indices = next(r.args for r in result_nest(s.kernel, result).reads if r.attr.name == stage)
             s.reorder(*(i.attr.name for i in indices if i.op == "var"))
@@ -118,7 +118,7 @@ def _groups(s: Schedule, target: Target, packable: frozenset[str] = frozenset())
 
 
 def _formed(s: Schedule, result: str, inside: tuple[str, ...], target: Target, packable: frozenset[str]) -> list[Group]:
-    if any(n.is_fold for n in nests(s.kernel) if n.writes.name == result):
+    if any(n.is_reduction for n in nests(s.kernel) if n.writes.name == result):
         local = f"{result}.acc"
         s.cache_write(result, local)
         inside = (*inside, local)
@@ -135,7 +135,7 @@ def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: Target, pa
     if not inside:
         return "elementwise"
     out = result_nest(s.kernel, result)
-    folds = [n for n in nests(s.kernel) if n.is_fold and n.writes.name in inside]
+    folds = [n for n in nests(s.kernel) if n.is_reduction and n.writes.name in inside]
     if not folds:
         return None
     outer = row_loops(s.kernel, out, inside)
@@ -159,13 +159,13 @@ def _lanes_along_output(fold: Nest, out: Nest, target: Target, packable: frozens
     width = lanes_of(target, [fold.writes, *(r.attr for r in fold.reads)])
     wide = extent_of(lane.extent) * 2 >= width
     if not wide:
-        return fold_axis(fold) is None
+        return contiguous_reduction(fold) is None
     fixed = [r for r in fold.reads if not (is_product(fold) and r.attr.name in packable)]
     if contiguous(fixed, lane.var):
         return True
     if is_product(fold) and _reuse(fold) >= contraction.PACKED:
         return True  # the operand is packed first
-    along = fold_axis(fold)
+    along = contiguous_reduction(fold)
     return along is None or extent_of(along.extent) < width
 
 
@@ -200,11 +200,11 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: Target, k
     wishes: dict[int, Layout] = {}
     names = {b.name: n for n, b in enumerate(kernel.buffers)}
     packable = frozenset(kernel.buffers[n].name for n in constants)
-    original = {n.writes.name: n for n in nests(kernel) if n.is_fold}
+    original = {n.writes.name: n for n in nests(kernel) if n.is_reduction}
     for group in _groups(s, target, packable):
         if group.shape != "tiled":
             continue
-        fold = fold_nest(s.kernel, group.inside[0])
+        fold = reduction_nest(s.kernel, group.inside[0])
         width = contraction.tile_of(fold, target, knobs).vectors * lanes_of(target, [fold.writes, *(r.attr for r in fold.reads)])
         columns = fold.spatial[-1].extent
         source = original.get(fold.writes.name.removesuffix(".acc")) or original.get(fold.writes.name)

@@ -22,7 +22,7 @@ from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, as_dim, as_expr
 from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.loops import STACK_LIMIT, Accumulate, For, Kernel, Stmt, Store, children, walk
-from tcomp.schedules.analysis.access_patterns import Nest, adds, extent_of, fold_nest, is_product, nests, result_nest, row_axis
+from tcomp.schedules.analysis.access_patterns import Nest, extent_of, is_product, is_sum, nests, reduction_nest, result_nest, row_axis
 from tcomp.schedules.cost.register_tiles import LOAD, Tile, tiles
 from tcomp.schedules.cpu.contraction import pack, tile_loops
 from tcomp.schedules.cpu.lanes_and_threads import MOST_LANES, divides, lanes_of, threads
@@ -68,7 +68,7 @@ def chains(kernel: Kernel) -> list[Online]:
 
 def _chain(kernel: Kernel, result: str, inside: Sequence[str]) -> Online | None:
     here = [n for n in nests(kernel) if n.writes.name in inside]
-    folds = [n for n in here if n.is_fold]
+    folds = [n for n in here if n.is_reduction]
     used = {r.attr.name for n in here for r in n.reads}
     maxima = [n for n in folds if _is_maximum(n) and n.writes.name in used]
     if len(maxima) != 1:
@@ -78,15 +78,15 @@ def _chain(kernel: Kernel, result: str, inside: Sequence[str]) -> Online | None:
     def reads(n: Nest, names: Sequence[str]) -> bool:
         return any(r.attr.name in names for r in n.reads)
 
-    elements = [n for n in here if n.leaf.value.op != "const" and not n.is_fold]
+    elements = [n for n in here if n.leaf.value.op != "const" and not n.is_reduction]
     weights = [n.writes.name for n in elements if reads(n, [top])]
     terms = [n.writes.name for n in elements if n.writes.name not in weights]
-    sums = [n for n in folds if adds(n) and reads(n, [top, *weights])]
+    sums = [n for n in folds if is_sum(n) and reads(n, [top, *weights])]
     scores = [n.writes.name for n in folds if any(reads(x, [n.writes.name]) for x in (maxima[0], *elements) if x.writes.name not in weights)]
     known = {top, *weights, *terms, *(n.writes.name for n in sums), *scores}
     products = [n for n in sums if is_product(n) and row_axis(n) is not None]
     empty = any(x.extent == 0 for n in here for x in n.loops)
-    if empty or known != set(inside) or len(scores) > 1 or len(maxima[0].folds) != 1 or not products:
+    if empty or known != set(inside) or len(scores) > 1 or len(maxima[0].reduction_loops) != 1 or not products:
         return None
     return Online(result, top, tuple(n.writes.name for n in sums), scores[0] if scores else None, (*terms, *weights))
 
@@ -111,8 +111,8 @@ def in_one_pass(s: Schedule, apply: Callable[[Online], None]) -> set[str]:
 def schedule(s: Schedule, found: Online, target: Target, knobs: Knobs) -> None:
     for name in found.elements:
         s.inline(name)
-    product = next(n for x in found.sums if is_product(n := fold_nest(s.kernel, x)))
-    (fold,) = fold_nest(s.kernel, found.maximum).folds
+    product = next(n for x in found.sums if is_product(n := reduction_nest(s.kernel, x)))
+    (fold,) = reduction_nest(s.kernel, found.maximum).reduction_loops
     rows, columns, others = axes(s, found, product)
     lanes = lanes_of(target, [product.writes, *(r.attr for r in product.reads)])
     size = itemsize(product.writes.dtype)

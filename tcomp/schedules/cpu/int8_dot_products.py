@@ -40,7 +40,7 @@ def summed_bytes(fold: Nest) -> tuple[For, Expr] | None:
     rows, columns = sorted((x.args[0] for x in value.args), key=lambda r: r.dtype, reverse=True)
     if (rows.dtype, columns.dtype) != ("uint8", "int8") or lane in E.variables(*rows.args) or lane not in E.variables(*columns.args):
         return None
-    for x in fold.folds:
+    for x in fold.reduction_loops:
         if stride(rows, x.var) == 1 and x.var in E.variables(*columns.args) and isinstance(x.extent, int) and x.extent % GROUP == 0:
             return x, columns
     return None
@@ -58,7 +58,7 @@ def grouped(panels: Layout, fold: Nest) -> Layout:
 
 def split_groups(s: Schedule) -> None:
     """A loop of their own for groups, where the weights have been packed into them."""
-    for fold in [n for n in nests(s.kernel) if n.is_fold]:
+    for fold in [n for n in nests(s.kernel) if n.is_reduction]:
         if (found := summed_bytes(fold)) is not None:
             x, weights = found
             if any(i.op == "mod" and i.args[0] is x.var and i.args[1].op == "const" and i.args[1].attr == GROUP for i in weights.args):
@@ -83,7 +83,7 @@ def add_up_groups(s: Schedule, target: Target) -> None:
 
 def _update(s: Schedule, tile: Nest, group: For, target: Target) -> None:
     *rows, columns = tile.spatial
-    folds = [x.var.attr.name for x in tile.folds if x is not group]
+    folds = [x.var.attr.name for x in tile.reduction_loops if x is not group]
     down, across = [x.var.attr.name for x in rows], columns.var.attr.name
     lanes = lanes_of(target, [tile.writes])
     sizes = [x.extent for x in rows if x.extent != 1]

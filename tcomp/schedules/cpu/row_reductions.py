@@ -8,7 +8,7 @@ from math import prod
 from tcomp.ir.expr import Dim, as_dim, as_expr
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Buffer
-from tcomp.schedules.analysis.access_patterns import extent_of, fold_axis, nests, result_nest, row_loops, stage_axes
+from tcomp.schedules.analysis.access_patterns import contiguous_reduction, extent_of, nests, result_nest, row_loops, stage_axes
 from tcomp.schedules.cpu import elementwise
 from tcomp.schedules.cpu.lanes_and_threads import MOST_LANES, SERIAL_ELEMENTS, divides, lanes_of, nest_loops, threads, vector_tail
 from tcomp.schedules.cpu.prefetching import PAGE, ask_ahead
@@ -34,8 +34,8 @@ def schedule(s: Schedule, group: Group, target: Target, knobs: Knobs) -> None:
         return
     partials: dict[str, tuple[str, str, Dim, int]] = {}
     for name in group.inside:
-        fold = next((n for n in nests(s.kernel) if n.writes.name == name and n.is_fold), None)
-        axis = fold_axis(fold) if fold is not None else None
+        fold = next((n for n in nests(s.kernel) if n.writes.name == name and n.is_reduction), None)
+        axis = contiguous_reduction(fold) if fold is not None else None
         if fold is not None and axis is not None:
             width = lanes_of(target, [fold.writes, *(r.attr for r in fold.reads)])
             wide = min(width * 4, MOST_LANES) if extent_of(axis.extent) >= width * 4 else width
@@ -49,8 +49,8 @@ def schedule(s: Schedule, group: Group, target: Target, knobs: Knobs) -> None:
         s.reorder(*leading, *rest)
     home = leading[-1]
     for name in reversed(group.inside):
-        is_fold = any(n.is_fold for n in nests(s.kernel) if n.writes.name == name)
-        s.compute_at(name, home, "register" if is_fold else "global")
+        is_reduction = any(n.is_reduction for n in nests(s.kernel) if n.writes.name == name)
+        s.compute_at(name, home, "register" if is_reduction else "global")
         if name in partials:
             s.compute_at(partials[name][0], home, "register")
     passes: list[str | None] = []
@@ -71,7 +71,7 @@ def _short(s: Schedule, group: Group, leading: Sequence[str], rest: Sequence[str
     """Whether rows are so short that lanes are better filled by many of them."""
     if not leading or extent_of(editing.find_loop(s.kernel, leading[-1]).extent) < MOST_LANES:
         return False
-    folds = [x for n in nests(s.kernel) if n.writes.name in group.inside and n.is_fold for x in n.folds]
+    folds = [x for n in nests(s.kernel) if n.writes.name in group.inside and n.is_reduction for x in n.reduction_loops]
     return all(isinstance(n, int) and n <= SHORT for n in (*(x.extent for x in folds), *(editing.find_loop(s.kernel, x).extent for x in rest)))
 
 
@@ -80,17 +80,17 @@ def _across(s: Schedule, group: Group, leading: Sequence[str], rest: Sequence[st
     out = result_nest(s.kernel, group.result)
     lanes = lanes_of(target, [out.writes, *(r.attr for r in out.reads)])
     extent = editing.find_loop(s.kernel, leading[-1]).extent
-    folds = {n.writes.name: [x.var.attr.name for x in n.folds] for n in nests(s.kernel) if n.is_fold}
+    folds = {n.writes.name: [x.var.attr.name for x in n.reduction_loops] for n in nests(s.kernel) if n.is_reduction}
     outer, lane = s.split(leading[-1], lanes)
     s.reorder(*leading[:-1], outer, *rest, lane)
     for name in reversed(group.inside):
         s.compute_at(name, outer, "global")
     for name in group.inside:
-        for is_fold in (False, True):
-            if axes := stage_axes(s.kernel, name, is_fold):
+        for is_reduction in (False, True):
+            if axes := stage_axes(s.kernel, name, is_reduction):
                 row = next(x for x in axes if editing.find_loop(s.kernel, x).extent == lanes)
-                others = [x for x in axes if x != row] + (folds[name] if is_fold else [])
-                s.reorder(*others, row, reassociate=is_fold)
+                others = [x for x in axes if x != row] + (folds[name] if is_reduction else [])
+                s.reorder(*others, row, reassociate=is_reduction)
                 for x in others:
                     s.unroll(x)
                 s.vectorize(row)

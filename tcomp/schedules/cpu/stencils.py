@@ -83,9 +83,9 @@ class _Stage:
         nest = found[-1]
         indices, loops = nest.leaf.indices, {x.var: x.extent for x in nest.loops}
         plain = len(set(indices)) == len(indices) > 0 and all(loops.get(i) == n for i, n in zip(indices, nest.writes.shape, strict=True))
-        folds = [x.extent for x in nest.folds]
+        folds = [x.extent for x in nest.reduction_loops]
         small = all(isinstance(n, int) for n in folds) and prod(map(extent_of, folds)) <= MOST_FOLDS
-        once = [n.is_fold for n in found] == ([False, True] if folds else [False])
+        once = [n.is_reduction for n in found] == ([False, True] if folds else [False])
         return cls(nest) if plain and small and once else None
 
     @property
@@ -100,7 +100,7 @@ class _Stage:
     def operations(self) -> int:
         """Of one element, about: arithmetic and accesses."""
         values = sum(e.op not in ("var", "const") and e.dtype != E.INDEX for e in E.walk(self.nest.leaf.value))
-        return prod(extent_of(x.extent) for x in self.nest.folds) * values + 1
+        return prod(extent_of(x.extent) for x in self.nest.reduction_loops) * values + 1
 
     def reads(self, buffer: str) -> bool:
         return any(r.attr.name == buffer for r in self.nest.reads)
@@ -108,7 +108,7 @@ class _Stage:
     def needs(self, buffer: str, own: Box) -> Box | None:
         """The part of a buffer that is read where `own` is the part of this stage; None where that is no box, or all of a dimension."""
         variables = dict(zip(self.nest.leaf.indices, own, strict=True))
-        folds = {x.var: extent_of(x.extent) for x in self.nest.folds}
+        folds = {x.var: extent_of(x.extent) for x in self.nest.reduction_loops}
         boxes = []
         for r in self.nest.reads:
             if r.attr.name == buffer:
@@ -245,7 +245,7 @@ def schedule(s: Schedule, chain: Chain, target: Target, knobs: Knobs) -> None:
     """Tiles of a chain, in place. Raises `ScheduleError` where a step is refused; the schedule is then half done."""
     stages = {n: stage for n, stage in _stages(s.kernel).items() if n in chain.needs or n in chain.results}
     readers = {n: [r for r, stage in stages.items() if stage.reads(n)] for n in stages}
-    folds = {n: [x.var.attr.name for x in stage.nest.folds] for n, stage in stages.items()}
+    folds = {n: [x.var.attr.name for x in stage.nest.reduction_loops] for n, stage in stages.items()}
     tile = _tile(chain, stages, target, knobs)
     for name in (n for n in stages if folds[n]):
         s.cache_write(name, f"{name}.acc")
@@ -331,9 +331,9 @@ def _in_lanes(s: Schedule, stage: str, loop: str, folds: Sequence[str], target: 
     outer, lane = s.split(loop, lanes)
     s.compute_at(f"{stage}.acc", outer, "register")
     s.vectorize(lane)
-    for is_fold in (False, True):
-        along = stage_axes(s.kernel, f"{stage}.acc", is_fold)[-1]
-        if is_fold:
+    for is_reduction in (False, True):
+        along = stage_axes(s.kernel, f"{stage}.acc", is_reduction)[-1]
+        if is_reduction:
             s.reorder(*folds, along, reassociate=True)
             if prod(extent_of(editing.find_loop(s.kernel, x).extent) for x in folds) <= UNROLLED:
                 for x in folds:

@@ -17,7 +17,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.access import stride
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import For
-from tcomp.schedules.analysis.access_patterns import Nest, adds, batch_axes, bytes_of, extent_of, nests, row_axis, stage_axes
+from tcomp.schedules.analysis.access_patterns import Nest, batch_axes, bytes_of, extent_of, is_sum, nests, row_axis, stage_axes
 from tcomp.schedules.cpu.lanes_and_threads import divides
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.schedule import Schedule
@@ -55,8 +55,8 @@ def share_folds(s: Schedule, target: Target) -> None:
     """A long sum of rows is cut into one sum for each core, of those rows that it stored before: otherwise cores would share the columns,
     and read from each other."""
     for fold in nests(s.kernel) if target.cores > 1 else ():
-        if fold.is_fold and adds(fold) and len(fold.spatial) == len(fold.reads) == 1 and fold.folds:
-            (read,), lane, rows = fold.reads, fold.spatial[0], fold.folds[0]
+        if fold.is_reduction and is_sum(fold) and len(fold.spatial) == len(fold.reads) == 1 and fold.reduction_loops:
+            (read,), lane, rows = fold.reads, fold.spatial[0], fold.reduction_loops[0]
             long = divides(target.cores, rows.extent) and extent_of(lane.extent) <= extent_of(rows.extent)
             if long and stride(read, lane.var) == 1 and bytes_of(read.attr) >= SERIAL_BYTES:
                 with suppress(ScheduleError), s.together():
@@ -67,8 +67,8 @@ def _share(s: Schedule, fold: Nest, rows: For, target: Target) -> None:
     each, _ = s.split(rows.var.attr.name, extent_of(rows.extent) // target.cores)
     partial = s.rfactor(fold.writes.name, each, target.cores)
     s.relayout(partial, Layout.permuted((1, 0)))
-    for is_fold in (False, True):
-        s.reorder(*stage_axes(s.kernel, partial, is_fold))
+    for is_reduction in (False, True):
+        s.reorder(*stage_axes(s.kernel, partial, is_reduction))
 
 
 def _outermost(fold: Nest) -> For | None:

@@ -112,13 +112,13 @@ class Tile:
 def find(fold: Nest, out: Nest, target: Target) -> Product | None:
     """The roles of the axes of a sum of products, if it is large enough along all of them."""
     factors = _factors(fold)
-    if len(factors) != 2 or not all(E.reads(factor) for factor in factors) or not fold.folds or not fold.spatial:
+    if len(factors) != 2 or not all(E.reads(factor) for factor in factors) or not fold.reduction_loops or not fold.spatial:
         return None
     if fold.leaf.indices != tuple(x.var for x in fold.spatial):
         return None
     used = [set(E.variables(factor)) for factor in factors]
     alone = [tuple(d for d, x in enumerate(fold.spatial) if x.var in used[n] and x.var not in used[1 - n]) for n in (0, 1)]
-    if not all(alone) or not all(x.var in used[0] and x.var in used[1] for x in fold.folds):
+    if not all(alone) or not all(x.var in used[0] and x.var in used[1] for x in fold.reduction_loops):
         return None
     right = 0 if alone[0][-1] > alone[1][-1] else 1
     rows, columns = alone[1 - right], alone[right]
@@ -126,11 +126,11 @@ def find(fold: Nest, out: Nest, target: Target) -> Product | None:
     if stride(E.read(out.writes, out.leaf.indices), lane) != 1:
         return None
     sizes = [prod(extent_of(fold.spatial[d].extent) for d in axes[-2:]) for axes in (rows, columns)]
-    depth = prod(extent_of(x.extent) for x in fold.folds)
+    depth = prod(extent_of(x.extent) for x in fold.reduction_loops)
     if min(*sizes, depth) < LEAST:
         return None
-    along = [x for x in fold.folds if extent_of(x.extent) >= 8 and any(stride(r, x.var) == 1 for r in fold.reads)]
-    sliced = max(along or fold.folds, key=lambda x: extent_of(x.extent))
+    along = [x for x in fold.reduction_loops if extent_of(x.extent) >= 8 and any(stride(r, x.var) == 1 for r in fold.reads)]
+    sliced = max(along or fold.reduction_loops, key=lambda x: extent_of(x.extent))
     return Product(rows, columns, right, sliced, _tensor(fold, right, target))
 
 
@@ -161,7 +161,7 @@ def tiles(fold: Nest, product: Product, target: Target) -> list[Tile]:
 
 def parts(fold: Nest, product: Product, target: Target, least: int, certain: float) -> int:
     """Into how many parts of at least so many elements a fold is best divided: if that is faster by a factor."""
-    length = prod(extent_of(x.extent) for x in fold.folds)
+    length = prod(extent_of(x.extent) for x in fold.reduction_loops)
     options = [n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if n == 1 or n * least <= length]
     candidates = list(_candidates(fold, product))
     return min((_cycles(fold, product, tile, n, target) * (1 if n == 1 else certain), n) for tile in candidates for n in options)[1]
@@ -211,7 +211,7 @@ def _cycles(fold: Nest, product: Product, tile: Tile, parts: int, target: Target
     shared memory, a cycle."""
     blocks = tile.blocks(fold) * parts
     together = -(-blocks // target.gpu.sms) if blocks > target.gpu.sms else 1.5  # a block alone waits more
-    length = prod(extent_of(x.extent) for x in fold.folds) / parts
+    length = prod(extent_of(x.extent) for x in fold.reduction_loops) / parts
     return (cycles_of_block(fold, product, tile) + STEP / tile.depth) * together * length + (_meeting(fold, parts, target) if parts > 1 else 0)
 
 

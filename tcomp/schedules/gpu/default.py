@@ -39,11 +39,11 @@ from tcomp.ir.simplify import same_dim
 from tcomp.schedules.analysis.access_patterns import (
     Nest,
     contiguous,
+    contiguous_reduction,
     extent_of,
-    fold_axis,
-    fold_nest,
     imperative,
     nests,
+    reduction_nest,
     result_nest,
     row_axis,
     row_loops,
@@ -112,9 +112,9 @@ def _alike(s: Schedule, first: str, second: str) -> bool:
 
 def _formed(s: Schedule, result: str, inside: tuple[str, ...], target: Target) -> list[Group]:
     groups: list[Group] = []
-    folds = {n.writes.name for n in nests(s.kernel) if n.is_fold}
+    folds = {n.writes.name for n in nests(s.kernel) if n.is_reduction}
     for name in {*inside, result} & folds if len({*inside, result} & folds) == 1 else ():
-        fold, out = fold_nest(s.kernel, name), result_nest(s.kernel, name)
+        fold, out = reduction_nest(s.kernel, name), result_nest(s.kernel, name)
         staged, strip = find(fold, out, target) is not None, gemv.find(fold, out, target) is not None
         part = gemm.divide if staged else gemv.divide if strip else _divided
         if (partial := part(s, name, target)) is not None:
@@ -133,10 +133,10 @@ def _formed(s: Schedule, result: str, inside: tuple[str, ...], target: Target) -
 
 def _divided(s: Schedule, result: str, target: Target) -> str | None:
     """Cut a long fold with few results into partial folds that fill the machine; the name of their stage."""
-    fold = fold_nest(s.kernel, result)
-    if not fold.folds:
+    fold = reduction_nest(s.kernel, result)
+    if not fold.reduction_loops:
         return None
-    longest = max(fold.folds, key=lambda x: extent_of(x.extent))
+    longest = max(fold.reduction_loops, key=lambda x: extent_of(x.extent))
     results, length = prod(extent_of(x.extent) for x in fold.spatial), extent_of(longest.extent)
     product = is_contraction(fold) and not _by_rows(fold)  # others are folded by rows, many threads to each
     if length < (SLICE * 8 if product else LONG) or results * (1 if product else THREADS * 8) >= FILLED:
@@ -151,7 +151,7 @@ def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: Target) ->
     if not inside:
         return "elementwise"
     out = result_nest(s.kernel, result)
-    folds = [n for n in nests(s.kernel) if n.is_fold and n.writes.name in inside]
+    folds = [n for n in nests(s.kernel) if n.is_reduction and n.writes.name in inside]
     if not folds:
         return None
     rows = row_loops(s.kernel, out, inside)
@@ -159,7 +159,7 @@ def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: Target) ->
         return None
     if len(rows) == len(out.loops):
         if len(inside) > 1:
-            together = _fits(s, inside, rows) and all(_longest(n) >= ROW and fold_axis(n) is not None for n in folds)
+            together = _fits(s, inside, rows) and all(_longest(n) >= ROW and contiguous_reduction(n) is not None for n in folds)
             return "rows" if together and rows else None
         if find(folds[0], out, target) is not None:
             return "blocks"
@@ -174,7 +174,7 @@ def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: Target) ->
 
 
 def _longest(fold: Nest) -> int:
-    return max((extent_of(x.extent) for x in fold.folds), default=1)
+    return max((extent_of(x.extent) for x in fold.reduction_loops), default=1)
 
 
 def _by_rows(fold: Nest) -> bool:
@@ -186,7 +186,7 @@ def _by_rows(fold: Nest) -> bool:
     lane = fold.spatial[-1]
     if is_contraction(fold) and row_axis(fold) is not None and extent_of(lane.extent) >= 16:
         return False
-    return fold_axis(fold) is not None and not contiguous(fold.reads, lane.var)
+    return contiguous_reduction(fold) is not None and not contiguous(fold.reads, lane.var)
 
 
 def _fits(s: Schedule, inside: Sequence[str], rows: Sequence[Expr], most: int = SHARED_ROWS) -> bool:
@@ -282,7 +282,7 @@ def _block_size(extent: Dim) -> int:
 
 
 def _tile(s: Schedule, result: str, acc: str) -> None:
-    fold, out = fold_nest(s.kernel, acc), result_nest(s.kernel, result)
+    fold, out = reduction_nest(s.kernel, acc), result_nest(s.kernel, result)
     if not out.loops:
         return  # a short fold into one element: one thread
     loops = [x.var.attr.name for x in out.loops]
@@ -303,9 +303,9 @@ def _tile(s: Schedule, result: str, acc: str) -> None:
     s.compute_at(acc, _grid(s, loops), "register")
     width = vector_width(fold, out, columns)
     lanes(s, inner, width if columns > 1 else 1)
-    for is_fold in (False, True):
-        spatial = stage_axes(s.kernel, acc, is_fold)
-        if is_fold:
+    for is_reduction in (False, True):
+        spatial = stage_axes(s.kernel, acc, is_reduction)
+        if is_reduction:
             s.reorder(*(x.var.attr.name for x in _slow_first(fold)), *spatial, reassociate=True)
         lanes(s, spatial, width if columns > 1 else 1)
 
@@ -327,7 +327,7 @@ def _slow_first(fold: Nest) -> list[For]:
         step = stride(reads[0], x.var) if reads else 0
         return -(1 << 40) if step is None else -abs(step)
 
-    return sorted(fold.folds, key=place)
+    return sorted(fold.reduction_loops, key=place)
 
 
 def _register_tile(fold: Nest, row: For | None) -> tuple[int, int]:
@@ -384,12 +384,12 @@ def _rows(s: Schedule, group: Group) -> None:
     assert rows is not None
     leading = [x.var.attr.name for x in out.loops if x.var in rows]
     rest = [x.var.attr.name for x in out.loops if x.var not in rows]
-    folds = {n.writes.name: n for n in nests(s.kernel) if n.is_fold and n.writes.name in group.inside}
+    folds = {n.writes.name: n for n in nests(s.kernel) if n.is_reduction and n.writes.name in group.inside}
     count = prod(extent_of(x.extent) for x in out.loops if x.var in rows)
     threads = _row_threads(max(_longest(n) for n in folds.values()), count)
     partials = {}
     for name, fold in folds.items():
-        axis = fold_axis(fold) or max(fold.folds, key=lambda x: extent_of(x.extent))
+        axis = contiguous_reduction(fold) or max(fold.reduction_loops, key=lambda x: extent_of(x.extent))
         partials[name] = s.rfactor(name, axis.var.attr.name, threads)
     if leading:
         s.reorder(*leading, *rest)
@@ -446,7 +446,7 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: Target) -
     names = {b.name: n for n, b in enumerate(kernel.buffers)}
     wishes: dict[int, Layout] = {}
     for fold in nests(kernel):
-        if not (fold.is_fold and fold.spatial and is_contraction(fold)):
+        if not (fold.is_reduction and fold.spatial and is_contraction(fold)):
             continue
         product = find(fold, result_nest(kernel, fold.writes.name), target)
         sliced = [] if product is None else copied_along(fold, product)

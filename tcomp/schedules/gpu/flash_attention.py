@@ -26,7 +26,7 @@ from tcomp.errors import ScheduleError
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.instruction import WARP
 from tcomp.ir.loops import Accumulate
-from tcomp.schedules.analysis.access_patterns import Nest, extent_of, fold_nest, result_nest, stage_axes
+from tcomp.schedules.analysis.access_patterns import Nest, extent_of, reduction_nest, result_nest, stage_axes
 from tcomp.schedules.cpu.flash_attention import Online, along, axes, statements
 from tcomp.schedules.gpu import mma
 from tcomp.schedules.gpu.block_tiles import (
@@ -92,11 +92,11 @@ def schedule(s: Schedule, found: Online, target: Target, knobs: Knobs) -> None:
     tiles = options[sizes.index(knobs.choice(f"{found.maximum}.tile", sizes, sizes[0]))]
     transposed = contiguous_along(reads_of(values, product)[1], product.sliced)
     width = 1 if transposed else vector_width(values, result_nest(s.kernel, found.result), tiles.sums.columns.each)
-    (fold,) = fold_nest(s.kernel, found.maximum).folds
+    (fold,) = reduction_nest(s.kernel, found.maximum).reduction_loops
 
     for name in found.elements:
         s.inline(name)
-    rows, columns, others = axes(s, found, fold_nest(s.kernel, acc))
+    rows, columns, others = axes(s, found, reduction_nest(s.kernel, acc))
     around, row = s.split(rows.var.attr.name, tiles.scores.rows.size)
     once, column = s.split(columns.var.attr.name, tiles.sums.columns.size)
     s.reorder(*others, around, once, row, column)
@@ -133,7 +133,7 @@ def schedule(s: Schedule, found: Online, target: Target, knobs: Knobs) -> None:
         assert found.scores is not None
         step, slices = sums(s, found.scores, *parts.scores, tiles.scores, 1)
         _ahead(s, step, slices, target)
-    product = replace(product, sliced=values.folds[0])
+    product = replace(product, sliced=values.reduction_loops[0])
     _, (_, copied) = sums(s, acc, values, product, tiles.sums, width, owner=tiles.scores)
     s.clean()  # of the values of a block there is one slice
     _ahead(s, blocks, [copied], target)
@@ -167,8 +167,8 @@ def _row(s: Schedule, c: Chain, tile: Tile) -> None:
         (fold,) = _folds(s, name)
         partial = s.rfactor(name, *(mma.lanes_of_row(s, fold) if tile.tensor else (fold, tile.columns.threads)))
         s.set_scope(partial, "shared")
-        for is_fold in (False, True):
-            *_, line, lane = stage_axes(s.kernel, partial, is_fold)
+        for is_reduction in (False, True):
+            *_, line, lane = stage_axes(s.kernel, partial, is_reduction)
             s.unroll((mma.rows_by_lanes if tile.tensor else _rows_by_lanes)(s, tile, line, lane))
         for x in _folds(s, partial):
             s.unroll(x)
@@ -195,7 +195,7 @@ def _rows_by_lanes(s: Schedule, tile: Tile, row: str, lane: str) -> str:
 def _folds(s: Schedule, name: str) -> list[str]:
     """The loops that a stage is folded over."""
     c = next(c for c in statements(s.kernel.body) if isinstance(c.write, Accumulate) and c.write.buffer.name == name)
-    return [x.var.attr.name for x in Nest(c.loops, c.write).folds]
+    return [x.var.attr.name for x in Nest(c.loops, c.write).reduction_loops]
 
 
 # ---------------------------------------------------------------- structure and sizes
@@ -205,22 +205,22 @@ def _parts(s: Schedule, found: Online, target: Target) -> Parts:
     """Raises `ScheduleError` unless the scores are a product of rows and keys, if they are one, and the sums one of rows and columns."""
 
     def of(name: str) -> tuple[Nest, Product]:
-        fold = fold_nest(s.kernel, name)
+        fold = reduction_nest(s.kernel, name)
         product, rank = find(fold, result_nest(s.kernel, name), target), len(fold.leaf.indices)
         if product is None or (product.rows[-1], product.columns[-1]) != (rank - 2, rank - 1):
             why = f"`{name}` is no product of matrices that a block computes in tiles"
             raise ScheduleError("there are no tiles of rows and columns", why=why)
         return fold, product
 
-    rank = len(fold_nest(s.kernel, found.maximum).leaf.indices)
-    wide = [name for name in found.sums if len(fold_nest(s.kernel, name).leaf.indices) > rank]
+    rank = len(reduction_nest(s.kernel, found.maximum).leaf.indices)
+    wide = [name for name in found.sums if len(reduction_nest(s.kernel, name).leaf.indices) > rank]
     if len(wide) != 1:
         raise ScheduleError("there is not one product with the weights", why=f"there are {len(wide)}")
     parts = Parts(of(found.scores) if found.scores else None, of(wide[0]), rank)
     if parts.scores and parts.scores[1].tensor != parts.sums[1].tensor:
         raise ScheduleError("there are no tiles of rows and columns", why="tensor cores compute one of the products, and not the other")
     fold = parts.sums[0]
-    if len(fold.folds) != 1 or not isinstance(fold.spatial[-1].extent, int):
+    if len(fold.reduction_loops) != 1 or not isinstance(fold.spatial[-1].extent, int):
         why = f"the number of columns of `{wide[0]}` is not known, or it is a sum over several axes"
         raise ScheduleError("there are no tiles of sums", why=why)
     return parts
@@ -261,13 +261,13 @@ def _candidates(parts: Parts) -> Iterator[Tiles]:
 def _cycles(parts: Parts, tiles: Tiles, shared: int, target: Target) -> float:
     """How long the busiest SM computes all its rows (see `gpu_tiles`)."""
     values, product = parts.sums
-    blocks, (length,) = tiles.sums.blocks(values), (extent_of(x.extent) for x in values.folds)
+    blocks, (length,) = tiles.sums.blocks(values), (extent_of(x.extent) for x in values.reduction_loops)
     keys = tiles.scores.columns.size
     together = -(-blocks // target.gpu.sms) if blocks > target.gpu.sms else 1.5
     alone = 1.5 if (target.gpu.shared << 10) // shared < 2 else 1.0  # nobody else computes while threads wait for each other
     exponentials = tiles.scores.accumulators * EXPONENTIAL * (tiles.scores.threads // 32)
     each = keys * cycles_of_block(values, product, tiles.sums) + exponentials + 4 * STEP
     if parts.scores is not None:
-        depth = prod(extent_of(x.extent) for x in parts.scores[0].folds)
+        depth = prod(extent_of(x.extent) for x in parts.scores[0].reduction_loops)
         each += depth * (cycles_of_block(*parts.scores, tiles.scores) + STEP / tiles.scores.depth)
     return each * together * alone * -(-length // keys)

@@ -26,7 +26,7 @@ from tcomp.ir.access import is_multiple, linear_index, without
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.instruction import WARPGROUP
 from tcomp.ir.loops import Accumulate, For, Store, walk
-from tcomp.schedules.analysis.access_patterns import Nest, bytes_of, extent_of, fold_nest, result_nest, stage_axes
+from tcomp.schedules.analysis.access_patterns import Nest, bytes_of, extent_of, reduction_nest, result_nest, stage_axes
 from tcomp.schedules.gpu import bulk_copies, mma, wgmma
 from tcomp.schedules.gpu.block_tiles import Product, Side, Tile, contiguous_along, find, parts, reads_of, tiles
 from tcomp.schedules.gpu.thread_mapping import VECTOR_BYTES, divided, fuse_all, lanes, vector_width
@@ -49,14 +49,14 @@ PART = 128  # elements of the fold that a part of a divided one has at least
 
 def divide(s: Schedule, acc: str, target: Target) -> str | None:
     """Cut the fold of a product with few tiles into parts that fill the machine; the name of the stage of their sums."""
-    fold = fold_nest(s.kernel, acc)
+    fold = reduction_nest(s.kernel, acc)
     product = find(fold, result_nest(s.kernel, acc), target)
     if product is None or not all(isinstance(x.extent, int) for x in fold.loops):
         return None
     count = parts(fold, product, target, PART, DIVIDED)
     if count < 2:
         return None
-    chunk = -(-max(extent_of(x.extent) for x in fold.folds) // count)
+    chunk = -(-max(extent_of(x.extent) for x in fold.reduction_loops) // count)
     return divided(s, acc, -(-chunk // 16) * 16 if chunk >= 16 else chunk)
 
 
@@ -65,7 +65,7 @@ def divide(s: Schedule, acc: str, target: Target) -> str | None:
 
 def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -> None:
     """One block a tile. Raises `ScheduleError` where a step is refused."""
-    fold, out = fold_nest(s.kernel, acc), result_nest(s.kernel, result)
+    fold, out = reduction_nest(s.kernel, acc), result_nest(s.kernel, result)
     product = find(fold, out, target)
     assert product is not None
     best = tiles(fold, product, target)
@@ -195,7 +195,7 @@ def _steps(s: Schedule, acc: str, fold: Nest, product: Product, tile: Tile) -> s
     """The loop over slices of the fold, outside of all that is inside of a tile."""
     spatial = stage_axes(s.kernel, acc, True)
     step, slice_ = s.split(product.sliced.var.attr.name, tile.depth)
-    others = [x.var.attr.name for x in fold.folds if x is not product.sliced]
+    others = [x.var.attr.name for x in fold.reduction_loops if x is not product.sliced]
     units = [spatial[d] for d in range(len(spatial)) if d not in tile.axes]
     s.reorder(*units, *others, step, *(spatial[d] for d in tile.axes), slice_, reassociate=True)
     return fuse_all(s, [*others, step])

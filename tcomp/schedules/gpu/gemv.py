@@ -21,7 +21,7 @@ from tcomp.ir.access import linear_index, stride
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.loops import Accumulate, For, walk
 from tcomp.ir.simplify import linear
-from tcomp.schedules.analysis.access_patterns import Nest, adds, extent_of, fold_nest, result_nest, stage_axes
+from tcomp.schedules.analysis.access_patterns import Nest, extent_of, is_sum, reduction_nest, result_nest, stage_axes
 from tcomp.schedules.gpu.block_tiles import LAUNCH, LEAST
 from tcomp.schedules.gpu.thread_mapping import VECTOR_BYTES, apart, divided, fuse_all, lanes
 from tcomp.schedules.primitives import editing
@@ -51,9 +51,9 @@ class Strip:
 
 def find(fold: Nest, out: Nest, target: Target) -> Strip | None:
     """The best strip for a product of few rows, by an analytic model; None for other folds."""
-    if not _multiplies(fold) or not fold.spatial or not fold.folds or fold.leaf.indices != tuple(x.var for x in fold.spatial):
+    if not _multiplies(fold) or not fold.spatial or not fold.reduction_loops or fold.leaf.indices != tuple(x.var for x in fold.spatial):
         return None
-    lane, longest = fold.spatial[-1], max(fold.folds, key=lambda x: extent_of(x.extent))
+    lane, longest = fold.spatial[-1], max(fold.reduction_loops, key=lambda x: extent_of(x.extent))
     wide = [r for r in fold.reads if lane.var in E.variables(r)]
     steps = [stride(r, lane.var) for r in wide] + [stride(E.read(out.writes, out.leaf.indices), out.loops[-1].var)]
     if not wide or set(steps) != {1} or extent_of(longest.extent) < DEPTH or extent_of(lane.extent) < LEAST:
@@ -70,7 +70,7 @@ def find(fold: Nest, out: Nest, target: Target) -> Strip | None:
 def _multiplies(fold: Nest) -> bool:
     """A sum of products of what is read, under a condition or not."""
     product = product_of(fold.leaf)[0] if isinstance(fold.leaf, Accumulate) else None
-    return product is not None and adds(fold) and all(E.reads(factor) for factor in product.args)
+    return product is not None and is_sum(fold) and all(E.reads(factor) for factor in product.args)
 
 
 def _each(fold: Nest, out: Nest, lane: For, wide: list[E.Expr]) -> int:
@@ -95,7 +95,7 @@ def _strips(fold: Nest, rows: tuple[int, ...], each: int, longest: For) -> Itera
 
 def _nanoseconds(fold: Nest, strip: Strip, wide: list[E.Expr], target: Target) -> float:
     """Until the wide factor has arrived, of which so many bytes are under way at a time; and until the parts have met."""
-    depth = prod(extent_of(x.extent) for x in fold.folds)
+    depth = prod(extent_of(x.extent) for x in fold.reduction_loops)
     columns = [extent_of(x.extent) for d, x in enumerate(fold.spatial) if d not in strip.rows]
     rows = prod(extent_of(fold.spatial[d].extent) for d in strip.rows)
     size = max(itemsize(r.attr.dtype) for r in wide)
@@ -116,19 +116,19 @@ def _nanoseconds(fold: Nest, strip: Strip, wide: list[E.Expr], target: Target) -
 
 def divide(s: Schedule, acc: str, target: Target) -> str | None:
     """Cut the fold of few strips into parts that fill the machine; the name of the stage of their sums."""
-    fold = fold_nest(s.kernel, acc)
+    fold = reduction_nest(s.kernel, acc)
     strip = find(fold, result_nest(s.kernel, acc), target)
     if strip is None or strip.blocks == 1:
         return None
-    return divided(s, acc, -(-max(extent_of(x.extent) for x in fold.folds) // strip.blocks))
+    return divided(s, acc, -(-max(extent_of(x.extent) for x in fold.reduction_loops) // strip.blocks))
 
 
 def schedule(s: Schedule, result: str, acc: str, target: Target) -> None:
     """One block a strip. Raises `ScheduleError` where a step is refused."""
-    fold, out = fold_nest(s.kernel, acc), result_nest(s.kernel, result)
+    fold, out = reduction_nest(s.kernel, acc), result_nest(s.kernel, result)
     strip = find(fold, out, target)
     assert strip is not None
-    longest = max(fold.folds, key=lambda x: extent_of(x.extent))
+    longest = max(fold.reduction_loops, key=lambda x: extent_of(x.extent))
     partial = apart(s, acc, longest.var.attr.name, strip.parts)
     local = f"{partial}.acc"
     s.cache_write(partial, local)
@@ -142,8 +142,8 @@ def schedule(s: Schedule, result: str, acc: str, target: Target) -> None:
     for stage in (acc, partial):
         s.compute_at(stage, home, "shared")
     _parts(s, partial, local, strip)
-    for is_fold in (False, True):
-        _together(s, stage_axes(s.kernel, acc, is_fold), strip)
+    for is_reduction in (False, True):
+        _together(s, stage_axes(s.kernel, acc, is_reduction), strip)
     _together(s, [*rows, column], strip)
 
 
@@ -157,9 +157,9 @@ def _parts(s: Schedule, partial: str, local: str, strip: Strip) -> None:
     s.apply("set_kind", thread, "thread.x")
     s.compute_at(local, thread, "register")
     lanes(s, [*rows, vector], strip.each)
-    for is_fold in (False, True):
-        spatial = stage_axes(s.kernel, local, is_fold)
-        if is_fold:
+    for is_reduction in (False, True):
+        spatial = stage_axes(s.kernel, local, is_reduction)
+        if is_reduction:
             folds = _folds(s, local)
             s.reorder(*folds, *spatial, reassociate=True)
             extent = editing.find_loop(s.kernel, folds[-1]).extent

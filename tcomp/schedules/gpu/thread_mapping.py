@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.loops import Accumulate
-from tcomp.schedules.analysis.access_patterns import Nest, extent_of, fold_nest, is_product, stage_axes
+from tcomp.schedules.analysis.access_patterns import Nest, extent_of, is_product, reduction_nest, stage_axes
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule
 
@@ -60,12 +60,12 @@ def apart(s: Schedule, acc: str, fold: str, parts: int) -> str:
 
 def divided(s: Schedule, acc: str, length: int) -> str | None:
     """A sum whose longest fold is cut into parts of a length, each with results of its own; the name of their stage, None for a single one."""
-    cut = max(fold_nest(s.kernel, acc).folds, key=lambda x: extent_of(x.extent))
+    cut = max(reduction_nest(s.kernel, acc).reduction_loops, key=lambda x: extent_of(x.extent))
     outer, _ = s.split(cut.var.attr.name, length)
     number = extent_of(editing.find_loop(s.kernel, outer).extent)
     if number < 2:
         return None
     partial = apart(s, acc, outer, number)
-    for is_fold in (False, True):
-        s.reorder(*stage_axes(s.kernel, partial, is_fold))
+    for is_reduction in (False, True):
+        s.reorder(*stage_axes(s.kernel, partial, is_reduction))
     return partial

@@ -15,7 +15,7 @@ from typing import Any
 import islpy as isl
 
 from tcomp.ir.loops import Block, For, If, Stmt
-from tcomp.ir.polyhedral.model import FOLD, Instance, Model, map_of
+from tcomp.ir.polyhedral.model import REDUCE, Instance, Model, map_of
 from tcomp.schedules.polyhedral.plan import axis
 from tcomp.schedules.polyhedral.trees import NODE, holds, member
 from tcomp.schedules.schedule import Schedule
@@ -35,14 +35,14 @@ def in_blocks(s: Schedule, m: Model, tree: Any) -> list[str]:
     if m.parameters or tree.get_type() != NODE.band or tree.band_member_get_coincident(0):
         return []  # with sizes that are not known, isl takes minutes
     steps = {n: member(tree, x, 0).intersect_domain(x.domain) for n, x in instances.items()}
-    updates = {n: a.relation for n, x in instances.items() for a in x.accesses if a.kind == FOLD and _repeats(a.relation, steps[n])}
+    updates = {n: a.relation for n, x in instances.items() for a in x.accesses if a.kind == REDUCE and _repeats(a.relation, steps[n])}
     if not updates or min(axis(instances[n], steps[n], False, m.context).extent for n in updates) < FEWEST * STEPS:
         return []
     number = {n: step.apply_range(map_of("t", [f"floor(t / {STEPS})"])) for n, step in steps.items()}
     panel = isl.UnionMap("{}")  # the block, and the elements that its steps read or complete
     for n, x in instances.items():
         for a in x.accesses:
-            if a.kind != FOLD or n not in updates:
+            if a.kind != REDUCE or n not in updates:
                 panel = panel.union(isl.UnionMap.from_map(number[n].reverse().apply_range(a.relation)))
     panel = panel.coalesce()
     parts = [(n, number[n], 0) for n in instances if n not in updates]

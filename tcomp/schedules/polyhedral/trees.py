@@ -6,7 +6,7 @@ from typing import Any
 
 import islpy as isl
 
-from tcomp.ir.polyhedral.model import FOLD, READ, WRITE, Instance, Model
+from tcomp.ir.polyhedral.model import READ, REDUCE, WRITE, Instance, Model
 
 NEAR = 4  # constants in dependences that may matter to a schedule; larger ones are sizes
 NODE = isl.schedule_node_type
@@ -20,9 +20,9 @@ def flow(m: Model) -> isl.UnionMap:
         order = order.union(union.from_map(x.order))
         for a in x.accesses:
             relation = union.from_map(a.relation)
-            if a.kind in (READ, FOLD):
+            if a.kind in (READ, REDUCE):
                 reads = reads.union(relation)
-            if a.kind in (WRITE, FOLD):
+            if a.kind in (WRITE, REDUCE):
                 writes = writes.union(relation)
                 if a.exact and x.exact:
                     certain = certain.union(relation)

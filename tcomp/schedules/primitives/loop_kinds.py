@@ -47,8 +47,8 @@ def set_kind(kernel: Kernel, loop: str, kind: str, reassociate: bool = False) ->
         raise refuse(kernel, kind, f"the extent of `{loop}` is symbolic: {target.extent}", "split it by a constant first")
     if kind in (VECTORIZED, UNROLLED) and isinstance(target.extent, int) and target.extent > MOST_COPIES:
         raise refuse(kernel, kind, f"`{loop}` has {target.extent} iterations: the code would be too long", "split it first")
-    may_fold = reassociate and kind in (VECTORIZED, "thread.x")
-    if kind not in (SERIAL, UNROLLED) and (conflict := race(target, may_fold, kernel.body)) is not None:
+    may_reassociate = reassociate and kind in (VECTORIZED, "thread.x")
+    if kind not in (SERIAL, UNROLLED) and (conflict := race(target, may_reassociate, kernel.body)) is not None:
         raise refuse_conflict(kernel, kind, f"iterations of `{loop}`", conflict)
     return nesting(kernel, kind, replace_loop(kernel, target, replace(target, kind=kind)))
 

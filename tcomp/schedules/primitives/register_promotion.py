@@ -10,7 +10,7 @@ import islpy as isl
 from tcomp.ir import expr as E
 from tcomp.ir.expr import as_expr
 from tcomp.ir.loops import SERIAL, UNROLLED, VECTORIZED, Accumulate, Allocate, For, If, Kernel, Stmt, Store, block, walk
-from tcomp.ir.polyhedral.model import FOLD, Relation, TooHard, limited, model
+from tcomp.ir.polyhedral.model import REDUCE, Relation, TooHard, limited, model
 from tcomp.ir.simplify import prove
 from tcomp.schedules.analysis.legality import conflict_of, dependences
 from tcomp.schedules.primitives.editing import (
@@ -119,7 +119,7 @@ def _check_alone(kernel: Kernel, target: For, update: Accumulate, places: Sequen
     try:
         with limited():
             for d in dependences(m):
-                sides = [a.kind == FOLD and i.stmt is update for i, a in ((d.source, d.first), (d.target, d.second))]
+                sides = [a.kind == REDUCE and i.stmt is update for i, a in ((d.source, d.first), (d.target, d.second))]
                 bad = d.relation
                 if all(sides):
                     bad = bad.subtract(_same(d.relation, [n for n, x in enumerate(d.source.loops) if x in places]))

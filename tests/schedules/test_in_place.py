@@ -1,4 +1,4 @@
-"""Results over inputs: proved where it holds, refused where it does not, and what runs so computes the same."""
+"""In-place buffer reuse: proved where it holds, refused where it does not, and what runs so computes the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tcomp.ir import te
 from tcomp.ir.expr import as_expr, evaluate_int
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import PARALLEL, SERIAL, VECTORIZED, Buffer, Kernel, Stmt, block, hoist_temporaries, loop, store
-from tcomp.schedules.analysis.in_place import overwritable
+from tcomp.schedules.analysis.in_place import reusable_in_place
 from tcomp.schedules.cpu.default import schedule
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import Schedule
@@ -26,7 +26,7 @@ X, Y = Buffer("X", "float32", (N,)), Buffer("Y", "float32", (N,))
 
 
 def over(body: Stmt) -> bool:
-    pairs = overwritable(Kernel("k", (X, Y), (Y,), (), body))
+    pairs = reusable_in_place(Kernel("k", (X, Y), (Y,), (), body))
     assert pairs in ([], [(X, Y)])
     return bool(pairs)
 
@@ -71,14 +71,14 @@ def test_tiles_that_overlap_read_what_was_written() -> None:
 def test_a_bound_that_is_looked_up_counts_as_read_late() -> None:
     count, out = Buffer("C", "int64", (N,)), Buffer("D", "int64", (N,))
     body = loop("i", N, lambda i: loop("j", count[i], lambda j: store(out, (i,), j)))
-    assert overwritable(Kernel("k", (count, out), (out,), (), body)) == []
+    assert reusable_in_place(Kernel("k", (count, out), (out,), (), body)) == []
 
 
 def test_stores_that_bypass_the_caches_stay_elsewhere() -> None:
     s = Schedule(Kernel("k", (X, Y), (Y,), (), loop("i", N, lambda i: store(Y, (i,), X[i]))))
-    assert overwritable(s.kernel)
+    assert reusable_in_place(s.kernel)
     s.stream("Y")
-    assert not overwritable(s.kernel)
+    assert not reusable_in_place(s.kernel)
 
 
 def test_a_product_with_a_residual_is_written_over_it() -> None:
@@ -86,7 +86,7 @@ def test_a_product_with_a_residual_is_written_over_it() -> None:
     a, b, r, k = te.placeholder((37, 37), name="a"), te.placeholder((37, 37), name="b"), te.placeholder((37, 37), name="r"), te.reduce_axis(37, "k")
     c = te.compute((37, 37), lambda i, j: te.sum(a[i, k] * b[k, j], k), "c")
     kernel = schedule(lower("p", [a, b, r], [te.compute((37, 37), lambda i, j: c[i, j] + r[i, j], "y")]), HOST).kernel
-    found = [x.name for x, _ in overwritable(kernel)]
+    found = [x.name for x, _ in reusable_in_place(kernel)]
     assert "r" in found and "b" not in found
 
 
@@ -96,7 +96,7 @@ def test_softmax_is_computed_in_place() -> None:
     total = te.compute((19,), lambda i: te.sum(te.exp(x[i, j] - largest[i]), j), "total")
     y = te.compute((19, 45), lambda i, j: te.exp(x[i, j] - largest[i]) / total[i], "y")
     kernel = schedule(lower("p", [x], [y]), HOST).kernel
-    assert [(a.name, b.name) for a, b in overwritable(kernel)] == [("x", "y")]
+    assert [(a.name, b.name) for a, b in reusable_in_place(kernel)] == [("x", "y")]
 
 
 def run_over(program: Program, kernel: Kernel, source: Buffer, output: Buffer, natively: bool) -> list[np.ndarray]:
@@ -118,7 +118,7 @@ def run_over(program: Program, kernel: Kernel, source: Buffer, output: Buffer, n
 @given(st.one_of(programs(), programs(largest=60, volume=4000)))
 def test_results_are_the_same_over_an_input(program: Program) -> None:
     kernel = schedule(lower("program", program.inputs, program.outputs), HOST).kernel
-    for pair in overwritable(kernel):
+    for pair in reusable_in_place(kernel):
         for natively in (False, True):
             for got, want in zip(run_over(program, kernel, *pair, natively), expected(program), strict=True):
                 program.same(got, want)
