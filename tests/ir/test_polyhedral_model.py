@@ -12,7 +12,7 @@ from tcomp.ir import expr as E
 from tcomp.ir import te
 from tcomp.ir.expr import Expr, as_expr, evaluate_int
 from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, For, If, Stmt, Store, While, block, loop, store
-from tcomp.ir.polyhedral.model import FOLD, READ, WRITE, TooHard, limited, model, written_twice
+from tcomp.ir.polyhedral.model import READ, REDUCE, WRITE, TooHard, limited, model, written_twice
 
 N = E.dim("n", 1)
 A, B = Buffer("A", "float32", (N, N)), Buffer("B", "float32", (N, N))
@@ -161,7 +161,7 @@ def test_accumulations_are_folds() -> None:
     X = Buffer("X", "float32", ())
     add = te.sum(B[0, 0], te.reduce_axis(1)).attr[0]
     folded = [a for i in model(loop("i", N, lambda i: Accumulate(X, (), B[i, i], add))).instances for a in i.accesses if a.buffer is X]
-    assert [(a.kind, a.reducer) for a in folded] == [(FOLD, add)]
+    assert [(a.kind, a.reducer) for a in folded] == [(REDUCE, add)]
 
 
 def test_questions_have_a_limit() -> None:
