@@ -7,7 +7,7 @@ around a statement belong to it: it reads what they read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,8 @@ import islpy as isl
 import numpy as np
 
 from tcomp.ir.expr import Expr
-from tcomp.ir.interpreters.loops import _Memory, _Program
-from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, If, Kernel, Stmt, Store
+from tcomp.ir.interpreters.loops import Watcher, run_stmt
+from tcomp.ir.loops import Accumulate, Allocate, Buffer, Kernel, Stmt, Store
 from tcomp.ir.polyhedral.model import Model, model
 from tcomp.schedules.analysis.legality import Dependence, Iteration, Witness, dependences
 
@@ -43,63 +43,35 @@ class Event:
         return {e for e in (*self.reads, self.writes) if e.buffer == buffer and e.indices == tuple(indices)}
 
 
-class _Recorder(_Program):
-    def __init__(self, scalars: Mapping[Expr, int]) -> None:
-        super().__init__(scalars, None, True)
+class _Recorder(Watcher):
+    def __init__(self) -> None:
         self.events: list[Event] = []
-        self.read: list[Element] = []  # by the statement being executed, and by what stands around it
+        self.reads: list[Element] = []  # by the statement being executed, and by what stands around it
+        self.marks: list[int] = []  # how many reads there were before each statement around
         self.allocated: Counter[Buffer] = Counter()
 
-    def statement(self, stmt: Stmt) -> Callable[[], Any]:
-        run = super().statement(stmt)
-        if isinstance(stmt, Store | Accumulate):
-            return self._leaf(stmt, run)
-        if isinstance(stmt, For | If | Allocate):
+    def enter(self, stmt: Stmt) -> None:
+        self.marks.append(len(self.reads))
+        if isinstance(stmt, Allocate):
+            self.allocated[stmt.buffer] += 1
 
-            def around() -> None:
-                if isinstance(stmt, Allocate):
-                    self.allocated[stmt.buffer] += 1
-                mark = len(self.read)
-                run()
-                del self.read[mark:]
+    def leave(self, stmt: Stmt) -> None:
+        del self.reads[self.marks.pop() :]
 
-            return around
-        return run
+    def read(self, b: Buffer, array: np.ndarray, written: np.ndarray | None, index: tuple[int, ...], loops: Mapping[str, int]) -> Any:
+        self.reads.append(Element(b.name, self.allocated[b], index))
+        return super().read(b, array, written, index, loops)
 
-    def _leaf(self, stmt: Store | Accumulate, run: Callable[[], Any]) -> Callable[[], Any]:
-        loops, places = tuple(self.loops), self.expressions(stmt.indices)
-
-        def leaf() -> None:
-            mark = len(self.read)
-            run()
-            here = {v.name: self.slots[self.slot[v]] for v in loops}
-            reads = frozenset(self.read)
-            self.events.append(Event(stmt, here, reads, self._element(stmt.buffer, [f() for f in places])))
-            del self.read[mark:]
-
-        return leaf
-
-    def _read(self, e: Expr, args: list[Callable[[], Any]]) -> Callable[[], Any]:
-        run, b = super()._read(e, args), e.attr
-
-        def read() -> Any:
-            self.read.append(self._element(b, [f() for f in args]))
-            return run()
-
-        return read
-
-    def _element(self, b: Buffer, indices: Sequence[int]) -> Element:
-        return Element(b.name, self.allocated[b], tuple(indices))
+    def store(self, stmt: Store | Accumulate, array: np.ndarray, index: tuple[int, ...], loops: Mapping[str, int]) -> None:
+        super().store(stmt, array, index, loops)
+        self.events.append(Event(stmt, loops, frozenset(self.reads), Element(stmt.buffer.name, self.allocated[stmt.buffer], index)))
 
 
 def history(kernel: Kernel, arrays: Mapping[Buffer, np.ndarray], sizes: Mapping[Expr, int]) -> list[Event]:
     """What a kernel does, in order."""
-    program = _Recorder(sizes)
-    for b, array in arrays.items():
-        program.memory[b] = _Memory(array)
-    with np.errstate(all="ignore"):
-        program.statement(kernel.body)()
-    return program.events
+    recorder = _Recorder()
+    run_stmt(kernel.body, arrays, sizes, garbage=True, watcher=recorder)
+    return recorder.events
 
 
 # ---------------------------------------------------------------- witnesses

@@ -1,16 +1,20 @@
 """The interpreter of loop programs: serial, scalar by scalar, and suspicious.
 
-Every read and store is checked against the shape of its buffer, and a read of an allocated buffer against what has been written.
-All loop kinds run serially; parallel (and GPU) loops can run in a shuffled order, which exposes races. Expressions are compiled
-to Python closures once. Scalar operators mean what `semantics.py` says.
+A program becomes the text of one Python function, which Python then runs: loops are `for` loops, values of float types NumPy scalars of the
+exact type, integers Python's, wrapped around. Every read and store is checked against the shape of its buffer, and a read of an allocated
+buffer against what has been written. All loop kinds run serially; parallel (and GPU) loops can run in a shuffled order, which exposes races.
+Scalar operators mean what `semantics.py` says.
+
+The text itself only notices that some index is out of range. Which one, is found by running the statement once more in its *watched* form,
+in which every access is a call of a `Watcher`; whoever wants to know of all accesses has the whole program run in that form.
 """
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from math import isnan
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from traceback import walk_tb
 from typing import Any, NoReturn
 
 import numpy as np
@@ -19,16 +23,20 @@ from tcomp.errors import InputError, IRError
 from tcomp.ir import expr as E
 from tcomp.ir.dims import bind_dims
 from tcomp.ir.dtypes import integer_range, is_float, to_numpy
-from tcomp.ir.expr import Expr, as_expr, wrap
+from tcomp.ir.expr import INDEX, Expr, as_expr, wrap
 from tcomp.ir.interpreters import semantics
+from tcomp.ir.interpreters.semantics import Array
 from tcomp.ir.loops import GPU_AXES, PARALLEL, Accumulate, Allocate, Block, Buffer, Call, For, If, Kernel, Prefetch, Stmt, Store, While
 
-Run = Callable[[], Any]
+_FILE = "<loop program>"
+_BLOCKS = 15  # loops of one Python function: the compiler of Python refuses more than 20
+_DEPTH = 40  # operators nested in one Python expression: its parser refuses some 100 parentheses
+_EXACT = 1 << 53  # larger integers would be rounded twice on their way to a float, by way of Python's
 
 
 def run_kernel(
     kernel: Kernel,
-    buffers: Mapping[Buffer, semantics.Array],
+    buffers: Mapping[Buffer, Array],
     scalars: Mapping[Expr, int] | None = None,
     shuffle: int | None = None,
     garbage: bool = False,
@@ -50,281 +58,381 @@ def run_kernel(
 
 def run_stmt(
     stmt: Stmt,
-    buffers: Mapping[Buffer, semantics.Array],
+    buffers: Mapping[Buffer, Array],
     scalars: Mapping[Expr, int] | None = None,
     *,
     undefined: Collection[Buffer] = (),
     shuffle: int | None = None,
     garbage: bool = False,
+    watcher: Watcher | None = None,
 ) -> None:
-    """Run a statement. `buffers` named in `undefined` may be read only where they have been written before."""
-    program = _Program(scalars or {}, shuffle, garbage)
+    """Run a statement. `buffers` named in `undefined` may be read only where they have been written before. A `watcher` is told of every
+    access. Raises as `run_kernel` does."""
+    text = _Text(None if shuffle is None else np.random.default_rng(shuffle), garbage, watcher)
+    for v, size in (scalars or {}).items():
+        text.bind(v, size)
     for b, array in buffers.items():
-        program.memory[b] = _Memory(array, b in undefined)
-    with np.errstate(all="ignore"):
-        program.statement(stmt)()
+        text.give(b, array, b in undefined)
+    text.run(stmt)
 
 
-class _Memory:
-    """The array behind a buffer, and which of its elements are defined (None: all)."""
+class Watcher:
+    """What the watched form of a program calls. This one only checks; others override and call it."""
 
-    __slots__ = ("array", "written")
+    def enter(self, stmt: Stmt) -> None:
+        """A loop, a branch, an allocation or a store begins; its extents, conditions and operands are computed inside."""
 
-    def __init__(self, array: semantics.Array | None = None, undefined: bool = False) -> None:
-        if array is not None:
-            self.renew(array, undefined)
+    def leave(self, stmt: Stmt) -> None:
+        """It ends."""
 
-    def renew(self, array: semantics.Array, undefined: bool) -> None:
-        self.array = array
-        self.written = np.zeros(array.shape, bool) if undefined else None
+    def read(self, b: Buffer, array: Array, written: Array | None, index: tuple[int, ...], loops: Mapping[str, int]) -> Any:
+        """The value of an element. Raises `IRError` if there is none, or if it has not been written."""
+        value = self.element(b, array, index, loops, "reads")
+        if written is not None and not written[index]:
+            self.fail(b, "reads", index, loops, "this element has not been written yet")
+        return value
+
+    def store(self, stmt: Store | Accumulate, array: Array, index: tuple[int, ...], loops: Mapping[str, int]) -> None:
+        """An element is about to be stored. Raises `IRError` if there is none."""
+        self.element(stmt.buffer, array, index, loops, "stores to")
+
+    def element(self, b: Buffer, array: Array, index: tuple[int, ...], loops: Mapping[str, int], verb: str) -> Any:
+        if all(0 <= i < n for i, n in zip(index, array.shape, strict=True)):
+            return array[index] if is_float(b.dtype) else array.item(index)
+        self.fail(b, verb, index, loops, f"its shape is {array.shape}")
+
+    def fail(self, b: Buffer, verb: str, index: tuple[int, ...], loops: Mapping[str, int], why: str) -> NoReturn:
+        values = ", ".join(f"{name} = {value}" for name, value in loops.items())
+        raise IRError(f"the program {verb} {b.name}[{', '.join(map(str, index))}]", where=values and f"loops {values}", why=why)
 
 
-class _Program:
-    """Compiles statements to closures over `slots` (values of variables) and `memory`."""
+class _Text:
+    """The Python text of a program under construction, and what its names stand for."""
 
-    def __init__(self, scalars: Mapping[Expr, int], shuffle: int | None, garbage: bool) -> None:
-        self.slots: list[int] = list(scalars.values())
-        self.slot = {v: n for n, v in enumerate(scalars)}
-        self.loops: list[Expr] = []  # around the statement being compiled, for messages
-        self.memory: dict[Buffer, _Memory] = {}
-        self.clock = 0  # number of statements executed: tells cached values of this one from older ones
-        self.shuffle = None if shuffle is None else np.random.default_rng(shuffle)
-        self.garbage = garbage
+    def __init__(self, shuffle: np.random.Generator | None, garbage: bool, watcher: Watcher | None) -> None:
+        self.shuffle, self.garbage, self.watcher = shuffle, garbage, watcher
+        self.lines: list[str] = []
+        self.indent = self.blocks = 0
+        self.count = Counter[str]()  # names made so far, by their first letter
+        self.known: dict[str, Any] = {"range": range, "bad": _bad, "wrap": wrap, "none": _NONE}  # globals of the function
+        self.names: dict[Expr, str] = {}  # of variables
+        self.memory: dict[Buffer, tuple[str, str]] = {}  # names of arrays, and of what tells which elements are written ("": all are)
+        self.loops: tuple[Expr, ...] = ()  # around the statement
+        self.sites: list[tuple[Stmt, tuple[Expr, ...]]] = []  # for each line, its statement and the loops around that
 
-    # ------------------------------------------------------------ statements
+    # ------------------------------------------------------------ running
 
-    def statement(self, stmt: Stmt) -> Run:
-        match stmt:
-            case Block(stmts):
-                parts = [self.statement(s) for s in stmts]
+    def bind(self, v: Expr, size: int) -> None:
+        """The value of a symbolic dim."""
+        self.names[v] = self.constant(size, "n")
 
-                def block() -> None:
-                    for part in parts:
-                        part()
+    def give(self, b: Buffer, array: Array, undefined: bool) -> None:
+        """The array of a buffer."""
+        written = self.constant(np.zeros(array.shape, bool), "w") if undefined else ""
+        self.memory[b] = self.constant(array, "b"), written
 
-                return block
-            case For():
-                return self._for(stmt)
-            case If(cond, then, otherwise):
-                (test,) = self.expressions([cond])
-                yes, no = self.statement(then), self.statement(otherwise) if otherwise is not None else None
+    def run(self, stmt: Stmt) -> None:
+        """Make the text of a whole program and run it."""
+        self.line("def program():", stmt)
+        with self.indented():
+            self.statement(stmt)
+        try:
+            with np.errstate(all="ignore"):
+                self.compiled(self.lines)["program"]()
+        except IndexError as error:
+            self.explain(error)
 
-                def branch() -> None:
-                    self.clock += 1
-                    if test():
-                        yes()
-                    elif no is not None:
-                        no()
+    def compiled(self, lines: Sequence[str]) -> dict[str, Any]:
+        space = dict(self.known)
+        exec(compile("\n".join(lines), _FILE, "exec"), space)  # noqa: S102  made above, of numbers and names made here alone
+        return space
 
-                return branch
-            case While(cond, body):
-                (test,) = self.expressions([cond])
-                inside = self.statement(body)
+    def explain(self, error: IndexError) -> NoReturn:
+        """Say which access was out of range: by the watched form of the statement, at the values that its variables had."""
+        space, line = dict[str, Any](), 0
+        for frame, number in walk_tb(error.__traceback__):
+            if frame.f_code.co_filename == _FILE:
+                space |= {name: value for name, value in frame.f_locals.items() if name[0] in "ibw"}
+                line = number
+        if not line:
+            raise error
+        stmt, self.loops = self.sites[line - 1]
+        self.known |= space  # the values of loops, and arrays
+        self.watcher, self.lines, self.indent = Watcher(), [], 0
+        self.line("def program():", stmt)
+        with self.indented():
+            if isinstance(stmt, Store | Accumulate):
+                self.statement(stmt)
+            else:
+                self.line(_tuple(self.heading(stmt)), stmt)
+        self.compiled(self.lines)["program"]()
+        raise error
 
-                def repeat() -> None:
-                    self.clock += 1
-                    while test():
-                        inside()
-                        self.clock += 1
+    # ------------------------------------------------------------ lines and names
 
-                return repeat
-            case Store(b, indices, value):
-                return self._store(b, indices, value)
-            case Accumulate(b, indices, value, reducer):
-                return self._store(b, indices, reducer(E.read(b, indices), value))
-            case Allocate(b, body):
-                memory = self.memory[b] = _Memory()
-                extents = self.expressions([as_expr(d) for d in b.shape])
-                inside, dtype, checked = self.statement(body), to_numpy(b.dtype), not self.garbage
-                content = 0 if checked or b.dtype == "bool" else np.nan if is_float(b.dtype) else 85
+    def line(self, text: str, stmt: Stmt) -> None:
+        self.lines.append("    " * self.indent + text)
+        self.sites.append((stmt, self.loops))
 
-                def allocate() -> None:
-                    self.clock += 1
-                    memory.renew(np.full([f() for f in extents], content, dtype), checked)
-                    inside()
+    @contextmanager
+    def indented(self) -> Iterator[None]:
+        self.indent += 1
+        yield
+        self.indent -= 1
 
-                return allocate
-            case Call(body=body):
-                return self.statement(body)
-            case Prefetch():
-                return lambda: None
-        raise IRError(f"no statement of the loop IR: {type(stmt).__name__}")
+    def name(self, kind: str) -> str:
+        self.count[kind] += 1
+        return f"{kind}{self.count[kind]}"
 
-    def _for(self, stmt: For) -> Run:
-        (extent,) = self.expressions([as_expr(stmt.extent)])
-        number = self.slot[stmt.var] = len(self.slots)
-        slots, shuffle = self.slots, self.shuffle if stmt.kind == PARALLEL or stmt.kind in GPU_AXES else None
-        slots.append(0)
-        self.loops.append(stmt.var)
-        body = self.statement(stmt.body)
-        self.loops.pop()
+    def constant(self, value: Any, kind: str = "c") -> str:
+        """The name of a value that the program does not compute."""
+        name = self.name(kind)
+        self.known[name] = value
+        return name
 
-        def loop() -> None:
-            self.clock += 1
-            for i in range(extent()) if shuffle is None else map(int, shuffle.permutation(extent())):
-                slots[number] = i
-                body()
+    def values(self) -> str:
+        """Text for the values of the loops around a statement, by name."""
+        return "{" + ", ".join(f"{v.name!r}: {self.names[v]}" for v in self.loops) + "}"
 
-        return loop
-
-    def _store(self, b: Buffer, indices: Sequence[Expr], value: Expr) -> Run:
-        if len(indices) != len(b.shape):
-            raise IRError(f"`{b.name}` has {len(b.shape)} dimensions and is written with {len(indices)} indices")
-        *places, content = self.expressions([*indices, value])
-        memory, loops = self._memory(b), tuple(self.loops)
-
-        def store() -> None:
-            self.clock += 1
-            index = tuple([f() for f in places])
-            result = content()
-            try:
-                if index and min(index) < 0:
-                    raise IndexError
-                memory.array[index] = result
-            except IndexError:
-                self._fail(b, "stores to", index, loops, f"its shape is {memory.array.shape}")
-            if memory.written is not None:
-                memory.written[index] = True
-
-        return store
-
-    def _memory(self, b: Buffer) -> _Memory:
+    def arrays(self, b: Buffer) -> tuple[str, str]:
         if b not in self.memory:
             raise IRError(f"the buffer `{b.name}` is used outside of its allocation, or has no array")
         return self.memory[b]
 
-    def _fail(self, b: Buffer, verb: str, index: tuple[int, ...], loops: tuple[Expr, ...], why: str) -> NoReturn:
-        values = ", ".join(f"{v.name} = {self.slots[self.slot[v]]}" for v in loops)
-        place = ", ".join(map(str, index))
-        raise IRError(f"the program {verb} {b.name}[{place}]", where=values and f"loops {values}", why=why)
+    # ------------------------------------------------------------ statements
+
+    def statement(self, stmt: Stmt) -> None:
+        watched = self.watcher is not None and isinstance(stmt, For | If | While | Allocate | Store | Accumulate)
+        me = self.constant(stmt, "s") if watched else ""
+        if watched:
+            self.line(f"{self.hook()}.enter({me})", stmt)
+        match stmt:
+            case Block(stmts):
+                for s in stmts:
+                    self.statement(s)
+            case For(var, _, body):
+                (extent,) = self.heading(stmt)
+                self.names[var] = self.name("i")
+                if self.shuffle is not None and (stmt.kind == PARALLEL or stmt.kind in GPU_AXES):
+                    extent = f"{self.constant(self.shuffle.permutation, 'c')}({extent}).tolist()"
+                    self.line(f"for {self.names[var]} in {extent}:", stmt)
+                else:
+                    self.line(f"for {self.names[var]} in range({extent}):", stmt)
+                self.loops = (*self.loops, var)
+                self.body(body)
+                self.loops = self.loops[:-1]
+            case If(_, then, otherwise):
+                (test,) = self.heading(stmt)
+                self.line(f"if {test}:", stmt)
+                self.inside(then)
+                if otherwise is not None:
+                    self.line("else:", stmt)
+                    self.inside(otherwise)
+            case While(_, body):
+                self.line("while True:", stmt)
+                with self.indented():
+                    (test,) = self.heading(stmt)
+                    self.line(f"if not {test}: break", stmt)
+                self.body(body)
+            case Store() | Accumulate():
+                *index, value = self.heading(stmt)
+                (array, written), place = self.arrays(stmt.buffer), _tuple(index)
+                if self.watcher is not None:
+                    self.line(f"x = {value}", stmt)
+                    self.line(f"{self.hook()}.store({self.constant(stmt, 's')}, {array}, ({place}), {self.values()})", stmt)
+                    value = "x"
+                self.line(f"{array}[{place}] = {value}", stmt)
+                if written:
+                    self.line(f"{written}[{place}] = True", stmt)
+            case Allocate(b, body):
+                shape = self.heading(stmt)
+                checked, dtype = not self.garbage, to_numpy(b.dtype)
+                content = 0 if checked or b.dtype == "bool" else np.nan if is_float(b.dtype) else 85
+                array, written = self.memory[b] = self.name("b"), self.name("w") if checked else ""
+                self.line(f"{array} = {self.constant(np.full)}(({_tuple(shape)}), {self.constant(content)}, {self.constant(dtype)})", stmt)
+                if written:
+                    self.line(f"{written} = {self.constant(np.zeros)}({array}.shape, bool)", stmt)
+                self.statement(body)
+            case Call(body=body):
+                self.statement(body)
+            case Prefetch():
+                pass
+            case _:
+                raise IRError(f"no statement of the loop IR: {type(stmt).__name__}")
+        if watched:
+            self.line(f"{self.hook()}.leave({me})", stmt)
+
+    def body(self, stmt: Stmt) -> None:
+        """The body of a loop; where loops nest too deeply for one Python function, in a function of its own."""
+        self.blocks += 1
+        if self.blocks % _BLOCKS == 0:
+            part = self.name("part")
+            with self.indented():
+                self.line(f"def {part}():", stmt)
+                self.inside(stmt)
+                self.line(f"{part}()", stmt)
+        else:
+            self.inside(stmt)
+        self.blocks -= 1
+
+    def inside(self, stmt: Stmt) -> None:
+        with self.indented():
+            self.line("pass", stmt)
+            self.statement(stmt)
+
+    def heading(self, stmt: Stmt) -> list[str]:
+        """Texts of what a statement computes itself, before or apart from the statements inside of it."""
+        match stmt:
+            case For(extent=extent):
+                return self.expressions([as_expr(extent)], stmt)
+            case If(cond) | While(cond):
+                return self.expressions([cond], stmt)
+            case Allocate(b):
+                return self.expressions([as_expr(d) for d in b.shape], stmt)
+            case Store(b, indices, value):
+                pass
+            case Accumulate(b, indices, value, reducer):
+                value = reducer(E.read(b, indices), value)
+            case _:
+                return []
+        if len(indices) != len(b.shape):
+            raise IRError(f"`{b.name}` has {len(b.shape)} dimensions and is written with {len(indices)} indices")
+        *places, content = self.expressions([*indices, value], stmt)
+        return [*[self.place(i, text) for i, text in zip(indices, places, strict=True)], content]
 
     # ------------------------------------------------------------ expressions
 
-    def expressions(self, roots: Sequence[Expr]) -> list[Run]:
-        """Closures of the expressions of one statement; a sub-expression used several times is computed once, when needed."""
+    def expressions(self, roots: Sequence[Expr], stmt: Stmt) -> list[str]:
+        """Texts of the expressions of one statement. What is used several times is computed once: before the statement where it is needed
+        for certain, and when it is first asked for where that depends on a selection."""
         uses = Counter(a for e in E.walk(*roots) for a in e.args)
         uses.update(roots)
-        compiled: dict[Expr, Run] = {}
+        certain, stack = set[Expr](), list(roots)
+        while stack:
+            e = stack.pop()
+            if e not in certain:
+                certain.add(e)
+                stack.extend(e.args[:1] if e.op == "select" else e.args)
+        texts, depths = dict[Expr, str](), dict[Expr, int]()
         for e in E.walk(*roots):
-            run = self._expression(e, [compiled[a] for a in e.args])
-            compiled[e] = self._cached(run) if uses[e] > 1 and e.args else run
-        return [compiled[root] for root in roots]
+            texts[e] = text = self.expression(e, [texts[a] for a in e.args])
+            depths[e] = 1 + max((depths[a] for a in e.args), default=0)
+            if not e.args or (uses[e] == 1 and depths[e] < _DEPTH):
+                continue
+            depths[e], texts[e] = 0, self.name("t")
+            if e in certain:
+                self.line(f"{texts[e]} = {text}", stmt)
+                continue
+            value, texts[e] = texts[e], f"{texts[e]}f()"
+            self.line(f"{value} = none", stmt)
+            self.line(f"def {texts[e]}:", stmt)
+            with self.indented():
+                self.line(f"nonlocal {value}", stmt)
+                self.line(f"if {value} is none: {value} = {text}", stmt)
+                self.line(f"return {value}", stmt)
+        return [texts[root] for root in roots]
 
-    def _cached(self, run: Run) -> Run:
-        at, value = -1, None
-
-        def cached() -> Any:
-            nonlocal at, value
-            if at != self.clock:
-                value = run()
-                at = self.clock
-            return value
-
-        return cached
-
-    def _expression(self, e: Expr, args: list[Run]) -> Run:
+    def expression(self, e: Expr, args: list[str]) -> str:
+        """The text of one operator on the texts of its operands."""
         match e.op:
             case "const":
-                value = e.attr if not is_float(e.dtype) else to_numpy(e.dtype).type(e.attr)
-                return lambda: value
+                return self.constant(to_numpy(e.dtype).type(e.attr)) if is_float(e.dtype) else f"({e.attr!r})"
             case "var":
-                if e not in self.slot:
+                if e not in self.names:
                     raise IRError(f"the variable `{e.name}` has no value here")
-                slots, number = self.slots, self.slot[e]
-                return lambda: slots[number]
+                return self.names[e]
             case "read":
-                return self._read(e, args)
+                return self.read(e, args)
             case "select":
-                cond, a, b = args
-                return lambda: a() if cond() else b()
+                return f"({args[1]} if {args[0]} else {args[2]})"
+            case "cast" if (fast := self.conversion(e, args[0])) is not None:
+                return fast
             case "reduce":
                 raise IRError("a loop program contains a `reduce` expression", hint="lower it to a loop with Accumulate")
-        fast = self._arithmetic(e, args)
-        if fast is not None:
-            return fast
-        types, op, dtype = [to_numpy(a.dtype) for a in e.args], e.op, e.dtype
-        if op == "cast" and (fast := _conversion(e.args[0].dtype, dtype, args[0])) is not None:
-            return fast
-
-        def general() -> Any:
-            given = [np.asarray(f(), t) for f, t in zip(args, types, strict=True)]
-            result = semantics.apply(op, dtype, given)
-            return result[()] if is_float(dtype) else result.item()
-
-        return general
-
-    def _arithmetic(self, e: Expr, args: list[Run]) -> Run | None:
-        """Plain Python operators: floats are NumPy scalars of the exact type, integers Python ints wrapped around."""
         kind = e.args[0].dtype
-        function: Callable[[Any, Any], Any] | None = None
-        if kind == "bool" and e.op in ("and", "or", "xor", "eq", "ne", "lt", "le"):
-            function = _COMPARE.get(e.op) or _INTEGER[e.op]
-        elif e.op in _COMPARE:
-            function = _COMPARE[e.op]
-        elif is_float(kind):
-            function = _FLOAT.get(e.op)
-        elif kind != "bool" and e.op in _INTEGER:
-            combine, (lo, hi), dtype = _INTEGER[e.op], integer_range(e.dtype), e.dtype
-            a, b = args
+        if e.op in _COMPARE or (kind == "bool" and e.op in _BITS):
+            return f"({args[0]} {(_COMPARE | _BITS)[e.op]} {args[1]})"
+        if is_float(kind) and e.op in _FLOAT:
+            return _FLOAT[e.op].format(a=args[0], b=args[1], x=self.name("x"), y=self.name("x"))
+        if kind != "bool" and not is_float(kind) and e.op in _INTEGER:
+            text = _INTEGER[e.op].format(a=args[0], b=args[1], x=self.name("x"), y=self.name("x"))
+            small = e.op in ("min", "max") or (e.dtype == INDEX and not E.reads(e))  # sums and products of loops fit
+            return text if small else self.wrapped(text, e.dtype)
+        return f"{self.constant(_general(e))}({', '.join(args)})"
 
-            def wrapped() -> int:
-                result = combine(a(), b())
-                return result if lo <= result <= hi else wrap(result, dtype)
+    def wrapped(self, text: str, dtype: str) -> str:
+        (lo, hi), x = integer_range(dtype), self.name("x")
+        return f"({x} if {lo} <= ({x} := {text}) <= {hi} else wrap({x}, {dtype!r}))"
 
-            return wrapped
-        if function is None:
+    def conversion(self, e: Expr, arg: str) -> str | None:
+        """A cast without arrays, where plain constructors round as `semantics.cast` does."""
+        kind, dtype = e.args[0].dtype, e.dtype
+        if dtype == "bool" or (is_float(kind) and not is_float(dtype)) or (dtype == "bfloat16" and kind not in ("float16", "float32")):
             return None
-        a, b = args
-        if e.dtype == "bool":
-            return lambda: bool(function(a(), b()))
-        return lambda: function(a(), b())
+        if not is_float(dtype):
+            return self.wrapped(f"int({arg})", dtype)
+        scalar, x = self.constant(to_numpy(dtype).type), self.name("x")
+        if is_float(kind):
+            return f"{scalar}({arg})"
+        return f"({scalar}({x}) if {-_EXACT} <= ({x} := {arg}) <= {_EXACT} else {self.constant(_general(e))}({x}))"
 
-    def _read(self, e: Expr, args: list[Run]) -> Run:
-        b = e.attr
-        memory, loops = self._memory(b), tuple(self.loops)
-        scalar = not is_float(e.dtype)
+    def read(self, e: Expr, args: list[str]) -> str:
+        b: Buffer = e.attr
+        (array, written), place = self.arrays(b), _tuple([self.place(i, text) for i, text in zip(e.args, args, strict=True)])
+        if self.watcher is not None:
+            place = _tuple(args)
+            return f"{self.hook()}.read({self.constant(b)}, {array}, {written or None}, ({place}), {self.values()})"
+        if written:
+            x = self.name("x")
+            value = f"{array}[{x}]" if is_float(e.dtype) else f"{array}.item({x})"
+            return f"({value} if {written}[({x} := ({place}))] else bad())"
+        return f"{array}[{place}]" if is_float(e.dtype) else f"{array}.item(({place}))"
 
-        def read() -> Any:
-            index = tuple([f() for f in args])
-            try:
-                if index and min(index) < 0:
-                    raise IndexError
-                if memory.written is not None and not memory.written[index]:
-                    self._fail(b, "reads", index, loops, "this element has not been written yet")
-                return memory.array.item(index) if scalar else memory.array[index]
-            except IndexError:
-                self._fail(b, "reads", index, loops, f"its shape is {memory.array.shape}")
+    def place(self, index: Expr, text: str) -> str:
+        """An index, refused where it is negative: NumPy would count from the end."""
+        if self.watcher is not None or index.op == "var" or (index.op == "const" and index.attr >= 0):
+            return text
+        x = self.name("x")
+        return f"({x} if ({x} := {text}) >= 0 else bad())"
 
-        return read
-
-
-def _conversion(kind: str, dtype: str, arg: Run) -> Run | None:
-    """A cast without arrays, where plain constructors round as `semantics.cast` does."""
-    if dtype == "bool" or (is_float(kind) and not is_float(dtype)) or (dtype == "bfloat16" and kind not in ("float16", "float32")):
-        return None
-    scalar, exact = to_numpy(dtype).type, 1 << 53  # larger integers would be rounded twice, by way of a Python float
-
-    def rounded() -> Any:
-        n = arg()
-        return scalar(n) if -exact <= n <= exact else semantics.cast(np.asarray(n, to_numpy(kind)), dtype)[()]
-
-    if is_float(kind):
-        return lambda: scalar(arg())
-    return rounded if is_float(dtype) else lambda: wrap(int(arg()), dtype)
+    def hook(self) -> str:
+        self.known["watcher"] = self.watcher
+        return "watcher"
 
 
-def _shift_left(a: int, b: int) -> int:
-    return a << b if 0 <= b < 64 else 0
+_NONE = object()  # no value yet
 
 
-_COMPARE: dict[str, Callable[[Any, Any], Any]] = {"lt": operator.lt, "le": operator.le, "eq": operator.eq, "ne": operator.ne}
-_FLOAT: dict[str, Callable[[Any, Any], Any]] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv,
-    "min": lambda a, b: a if a <= b or isnan(a) else b, "max": lambda a, b: a if a >= b or isnan(a) else b,
+def _bad() -> NoReturn:
+    raise IndexError
+
+
+def _tuple(items: Sequence[str]) -> str:
+    """The inside of a tuple's parentheses, and an index."""
+    return "".join(f"{item}, " for item in items) if items else "()"
+
+
+def _general(e: Expr) -> Callable[..., Any]:
+    """An operator by its definition, which is for arrays."""
+    types, op, dtype = [to_numpy(a.dtype) for a in e.args], e.op, e.dtype
+
+    def general(*args: Any) -> Any:
+        result = semantics.apply(op, dtype, [np.asarray(x, t) for x, t in zip(args, types, strict=True)])
+        return result[()] if is_float(dtype) else result.item()
+
+    return general
+
+
+_COMPARE = {"lt": "<", "le": "<=", "eq": "==", "ne": "!="}
+_BITS = {"and": "&", "or": "|", "xor": "^"}
+_FLOAT = {  # of the texts of two operands and two free names; a NaN wins
+    "add": "({a} + {b})", "sub": "({a} - {b})", "mul": "({a} * {b})", "div": "({a} / {b})",
+    "min": "({x} if ({x} := {a}) <= ({y} := {b}) or {x} != {x} else {y})",
+    "max": "({x} if ({x} := {a}) >= ({y} := {b}) or {x} != {x} else {y})",
 }  # fmt: skip
-_INTEGER: dict[str, Callable[[int, int], int]] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "min": min, "max": max,
-    "floordiv": lambda a, b: a // b if b else 0, "mod": lambda a, b: a % b if b else 0,
-    "and": operator.and_, "or": operator.or_, "xor": operator.xor,
-    "shl": _shift_left, "shr": lambda a, b: a >> (b if 0 <= b < 64 else 64),
+_INTEGER = {
+    "add": "({a} + {b})", "sub": "({a} - {b})", "mul": "({a} * {b})", "and": "({a} & {b})", "or": "({a} | {b})", "xor": "({a} ^ {b})",
+    "min": "({x} if ({x} := {a}) <= ({y} := {b}) else {y})", "max": "({x} if ({x} := {a}) >= ({y} := {b}) else {y})",
+    "floordiv": "({a} // {y} if ({y} := {b}) else 0)", "mod": "({a} % {y} if ({y} := {b}) else 0)",
+    "shl": "({a} << {y} if 0 <= ({y} := {b}) < 64 else 0)", "shr": "({a} >> ({y} if 0 <= ({y} := {b}) < 64 else 64))",
 }  # fmt: skip
