@@ -61,6 +61,7 @@ def joined(a: Widths, b: Widths) -> Widths:
 
 
 def covers(have: Widths, need: Widths) -> bool:
+    """Whether a halo is as wide as needed on every side."""
     return joined(have, need) == joined(have, {})
 
 

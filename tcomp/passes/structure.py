@@ -24,6 +24,7 @@ class Body:
     leaves: Mapping[Value, te.Tensor]
 
     def reads_of(self, value: Value) -> list[Expr]:
+        """The reads of one input."""
         return [r for r in reads(self.expr) if r.attr is self.leaves[value]]
 
 

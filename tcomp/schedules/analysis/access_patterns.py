@@ -26,10 +26,12 @@ class Nest:
 
     @property
     def writes(self) -> Buffer:
+        """The buffer that it stores or accumulates into."""
         return self.leaf.buffer
 
     @property
     def is_reduction(self) -> bool:
+        """Whether it accumulates."""
         return isinstance(self.leaf, Accumulate)
 
     @property
@@ -46,6 +48,7 @@ class Nest:
 
     @property
     def reads(self) -> tuple[Expr, ...]:
+        """The reads of the value that is stored or accumulated."""
         return E.reads(self.leaf.value)
 
 

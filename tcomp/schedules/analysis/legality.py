@@ -256,6 +256,7 @@ def _fixed(m: Model, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def conflict_of(m: Model, d: Dependence, bad: Relation) -> Conflict | None:
+    """The conflict of a dependence some of whose pairs, `bad`, would be out of order; None if there are no such pairs."""
     bad = bad.intersect_params(m.context)
     if bad.is_empty():
         return None
