@@ -32,12 +32,13 @@ from tcomp.schedules.analysis.access_patterns import (
 from tcomp.schedules.cost.register_tiles import MOST_ROWS, Tile, choose_tile, depths, tiles
 from tcomp.schedules.cpu import transposes
 from tcomp.schedules.cpu.int8_dot_products import group_loop, summed_bytes
-from tcomp.schedules.cpu.lanes_and_threads import divides, lanes_of, nest_loops, split_tiles, threads
+from tcomp.schedules.cpu.lanes_and_threads import divides, lanes_of, split_tiles, threads
 from tcomp.schedules.cpu.panel_blocking import SUMMED, accumulate_in_blocks, ask_for_next, is_far, panels, walked_by_lanes
 from tcomp.schedules.cpu.prefetching import STREAMED, is_streamed, size_of
 from tcomp.schedules.cpu.work_partition import columns_inside, parts, worthwhile
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
+from tcomp.schedules.primitives.handles import BufferCopy
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import Target
 
@@ -123,7 +124,7 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
         if name in cuts:
             _, tail = s.partition(name, cuts[name])
             if name == around[0]:
-                nests_to_thread.append([tail, *(f"{x}.t" for x in around[1:])])
+                nests_to_thread.append([tail, *(tail.copies[x] for x in around[1:])])
     _unguard(s)
     for names in nests_to_thread:
         threads(s, names, worthwhile(fold), knobs)
@@ -292,11 +293,10 @@ def pack(s: Schedule, acc: str, lanes: int, target: Target, knobs: Knobs, width:
         if not knobs.flag(f"{r.attr.name}.pack", pays):
             continue
         panel = width or tile_of(fold, target, knobs).vectors * lanes
-        name = f"{r.attr.name}.packed"
-        s.cache_read(r.attr.name, None, name)
+        packed = s.cache_read(r.attr.name, None, f"{r.attr.name}.packed")
         order = [dims[0], *(d for d in range(len(r.args)) if d != dims[0])]
-        s.relayout(name, Layout.blocked(order, dims[0], panel))
-        _packing_loops(s, name, dims[0], panel, lanes, target, knobs)
+        s.relayout(packed, Layout.blocked(order, dims[0], panel))
+        _packing_loops(s, packed, dims[0], panel, lanes, target, knobs)
 
 
 def _far_apart(r: Expr, fold: Nest, lane: For, target: Target) -> bool:
@@ -306,13 +306,13 @@ def _far_apart(r: Expr, fold: Nest, lane: For, target: Target) -> bool:
     return size > 2 * target.l1 and max(steps, default=0) * itemsize(r.attr.dtype) >= 1024
 
 
-def _packing_loops(s: Schedule, name: str, dim: int, panel: int, lanes: int, target: Target, knobs: Knobs) -> None:
+def _packing_loops(s: Schedule, packed: BufferCopy, dim: int, panel: int, lanes: int, target: Target, knobs: Knobs) -> None:
     """Whole lines of the packed operand are written, vector by vector; what lies along another axis is turned."""
-    loop = f"{name}.{dim}"
-    rest = [x for x in nest_loops(s.kernel, f"{name}.0") if x != loop]
+    loop = packed.loads[dim]
+    rest = [x for x in packed.loads if x != loop]
     extent = editing.find_loop(s.kernel, loop).extent
     s.reorder(*rest, loop)
-    nest = result_nest(s.kernel, name)
+    nest = result_nest(s.kernel, packed)
     if (across := transposes.turned(nest, target)) is not None and panel % across.lanes == 0:
         transposes.schedule(s, nest, replace(across, vectors=panel // across.lanes), True, knobs)
         return
@@ -324,7 +324,7 @@ def _packing_loops(s: Schedule, name: str, dim: int, panel: int, lanes: int, tar
     nests_to_thread = [[outer, *rest]]
     if not divides(panel, extent):
         outer, tail = s.partition(outer, as_dim(as_expr(extent) // panel))
-        nests_to_thread.append([tail, *(f"{x}.t" for x in rest)])
+        nests_to_thread.append([tail, *(tail.copies[x] for x in rest)])
     for names in nests_to_thread:
         threads(s, names, True, knobs)
 

@@ -119,9 +119,7 @@ def _groups(s: Schedule, target: Target, packable: frozenset[str] = frozenset())
 
 def _formed(s: Schedule, result: str, inside: tuple[str, ...], target: Target, packable: frozenset[str]) -> list[Group]:
     if any(n.is_reduction for n in nests(s.kernel) if n.writes.name == result):
-        local = f"{result}.acc"
-        s.cache_write(result, local)
-        inside = (*inside, local)
+        inside = (*inside, s.cache_write(result, f"{result}.acc"))
     shape = _shape(s, result, inside, target, packable)
     if shape is not None:
         return [Group(result, inside, shape)]
@@ -207,7 +205,7 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: Target, k
         fold = reduction_nest(s.kernel, group.inside[0])
         width = contraction.tile_of(fold, target, knobs).vectors * lanes_of(target, [fold.writes, *(r.attr for r in fold.reads)])
         columns = fold.spatial[-1].extent
-        source = original.get(fold.writes.name.removesuffix(".acc")) or original.get(fold.writes.name)
+        source = original.get(group.result) or original.get(fold.writes.name)
         if source is None or not is_product(source):
             continue
         for r in source.reads:

@@ -109,7 +109,7 @@ def _cases_inside(s: Schedule, others: Mapping[str, Dim | None], cases: Sequence
         if (point := whole[name]) is not None:
             _, tail = s.partition(name, point)
             if name == around[0]:
-                to_thread.append([tail, *(f"{x}.t" for x in around[1:])])
+                to_thread.append([tail, *(tail.copies[x] for x in around[1:])])
     for names in to_thread:
         threads(s, names, worthwhile, knobs)
 

@@ -310,4 +310,4 @@ def _along_the_row(s: Schedule, c: Chain, lanes: int) -> None:
     width = next((n for n in (4 * lanes, 2 * lanes) if n <= MOST_LANES and extent % n == 0), lanes)
     partial = s.rfactor(name, fold.var.attr.name, width)
     s.compute_at(partial, row, "register")
-    partial_loops(s, name, partial, fold.var.attr.name, fold.extent, width)
+    partial_loops(s, partial, fold.extent, width)

@@ -15,6 +15,7 @@ from tcomp.schedules.cpu.prefetching import PAGE, ask_ahead
 from tcomp.schedules.groups import Group
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
+from tcomp.schedules.primitives.handles import PartialResults
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import Target
 
@@ -32,7 +33,7 @@ def schedule(s: Schedule, group: Group, target: Target, knobs: Knobs) -> None:
     if _short(s, group, leading, rest, target):
         _across(s, group, leading, rest, target, knobs)
         return
-    partials: dict[str, tuple[str, str, Dim, int]] = {}
+    partials: dict[str, tuple[PartialResults, Dim, int]] = {}
     for name in group.inside:
         fold = next((n for n in nests(s.kernel) if n.writes.name == name and n.is_reduction), None)
         axis = contiguous_reduction(fold) if fold is not None else None
@@ -40,8 +41,7 @@ def schedule(s: Schedule, group: Group, target: Target, knobs: Knobs) -> None:
             width = lanes_of(target, [fold.writes, *(r.attr for r in fold.reads)])
             wide = min(width * 4, MOST_LANES) if extent_of(axis.extent) >= width * 4 else width
             lanes = knobs.choice(f"{name}.lanes", tuple(width << n for n in range(4) if width << n <= MOST_LANES), wide)
-            partial = s.rfactor(name, axis.var.attr.name, lanes)
-            partials[name] = (partial, axis.var.attr.name, axis.extent, lanes)
+            partials[name] = (s.rfactor(name, axis.var.attr.name, lanes), axis.extent, lanes)
     if not leading:
         _whole(s, group, partials, target, knobs)
         return
@@ -56,7 +56,7 @@ def schedule(s: Schedule, group: Group, target: Target, knobs: Knobs) -> None:
     passes: list[str | None] = []
     for name in group.inside:
         if name in partials:
-            partial_loops(s, name, *partials[name])
+            partial_loops(s, *partials[name])
         elif not stage_axes(s.kernel, name, True):
             lane = stage_axes(s.kernel, name, False)[-1]
             passes.append(vector_tail(s, lane, editing.find_loop(s.kernel, lane).extent, lanes_of(target, [editing.find_buffer(s.kernel, name)])))
@@ -120,24 +120,22 @@ def _ask_for_next_rows(s: Schedule, passes: Sequence[str], target: Target, knobs
             done |= ask_ahead(s, name, extent * -(-page // extent), done, target, knobs)
 
 
-def _whole(s: Schedule, group: Group, partials: dict[str, tuple[str, str, Dim, int]], target: Target, knobs: Knobs) -> None:
+def _whole(s: Schedule, group: Group, partials: dict[str, tuple[PartialResults, Dim, int]], target: Target, knobs: Knobs) -> None:
     """One row is the whole result: stages stay where they are, each in vector lanes."""
     for name in group.inside:
         if name in partials:
             partial = partials[name]
             s.set_scope(name, "register")
             s.set_scope(partial[0], "register")
-            partial_loops(s, name, *partial)
+            partial_loops(s, *partial)
     elementwise.schedule(s, group.result, target, knobs)
 
 
-def partial_loops(s: Schedule, name: str, partial: str, fold: str, extent: Dim, lanes: int) -> None:
+def partial_loops(s: Schedule, partial: PartialResults, extent: Dim, lanes: int) -> None:
     """Vector lanes for the three nests that an rfactor leaves: clear, accumulate, and fold the lanes."""
-    s.vectorize(f"{partial}.init.lane")
-    others = [x for x in nest_loops(s.kernel, f"{partial}.lane")]
-    lane = f"{partial}.lane"
-    s.reorder(*[x for x in others if x != lane], lane)
-    s.vectorize(lane)
-    s.vectorize(f"{name}.lane", reassociate=True)
+    s.vectorize(partial.init_lane)
+    s.reorder(*[x for x in nest_loops(s.kernel, partial.lane) if x != partial.lane], partial.lane)
+    s.vectorize(partial.lane)
+    s.vectorize(partial.final_lane, reassociate=True)
     if not divides(lanes, extent):
-        s.partition(f"{fold}.o", as_dim(as_expr(extent) // lanes))
+        s.partition(partial.outer, as_dim(as_expr(extent) // lanes))

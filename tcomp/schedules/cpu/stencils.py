@@ -247,8 +247,7 @@ def schedule(s: Schedule, chain: Chain, target: Target, knobs: Knobs) -> None:
     readers = {n: [r for r, stage in stages.items() if stage.reads(n)] for n in stages}
     folds = {n: [x.var.attr.name for x in stage.nest.reduction_loops] for n, stage in stages.items()}
     tile = _tile(chain, stages, target, knobs)
-    for name in (n for n in stages if folds[n]):
-        s.cache_write(name, f"{name}.acc")
+    sums = {name: s.cache_write(name, f"{name}.acc") for name in stages if folds[name]}
     homes = {name: _Tiles(s, name, tile) for name in chain.results}
     for name in reversed(stages):
         around = [homes[name]] if name in homes else []
@@ -259,11 +258,11 @@ def schedule(s: Schedule, chain: Chain, target: Target, knobs: Knobs) -> None:
         if name in chain.needs:
             homes[name] = home
             home.admit(name)
-        if folds[name]:
-            home.admit(f"{name}.acc")
+        if name in sums:
+            home.admit(sums[name])
     for home in dict.fromkeys(homes.values()):
         for name in (n for n in home.lanes if n in stages):
-            _in_lanes(s, name, home.lanes[name], folds[name], target)
+            _in_lanes(s, name, home.lanes[name], sums.get(name, name), folds[name], target)
         home.share(knobs)
 
 
@@ -315,24 +314,24 @@ class _Tiles:
             if full is not None:
                 _, tail = self.s.partition(loop, full)
                 if loop == self.shared[0]:
-                    parts.append([tail, *(f"{x}.t" for x in self.shared[1:])])
+                    parts.append([tail, *(tail.copies[x] for x in self.shared[1:])])
         for loops in parts:
             threads(self.s, loops, True, knobs)
 
 
-def _in_lanes(s: Schedule, stage: str, loop: str, folds: Sequence[str], target: Target) -> None:
-    """Vector lanes along a loop of a stage; what it folds is accumulated in a register."""
-    written = [x for x in walk(s.kernel.body) if isinstance(x, Store | Accumulate) and x.buffer.name in (stage, f"{stage}.acc")]
+def _in_lanes(s: Schedule, stage: str, loop: str, acc: str, folds: Sequence[str], target: Target) -> None:
+    """Vector lanes along a loop of a stage; what it folds is accumulated in registers, its buffer `acc`."""
+    written = [x for x in walk(s.kernel.body) if isinstance(x, Store | Accumulate) and x.buffer.name in (stage, acc)]
     lanes = lanes_of(target, [b for x in written for b in (x.buffer, *(r.attr for r in E.reads(x.value)))])
     extent = editing.find_loop(s.kernel, loop).extent
     if not folds:
         vector_tail(s, loop, extent, lanes)
         return
     outer, lane = s.split(loop, lanes)
-    s.compute_at(f"{stage}.acc", outer, "register")
+    s.compute_at(acc, outer, "register")
     s.vectorize(lane)
     for is_reduction in (False, True):
-        along = stage_axes(s.kernel, f"{stage}.acc", is_reduction)[-1]
+        along = stage_axes(s.kernel, acc, is_reduction)[-1]
         if is_reduction:
             s.reorder(*folds, along, reassociate=True)
             if prod(extent_of(editing.find_loop(s.kernel, x).extent) for x in folds) <= UNROLLED:

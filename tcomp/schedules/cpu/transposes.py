@@ -66,9 +66,7 @@ def schedule(s: Schedule, nest: Nest, found: Turned, worthwhile: bool, knobs: Kn
     wide, line = s.split(across.var.attr.name, side)
     s.reorder(*others, tall, wide, line, vector, lanes)
     for r in found.operands:
-        name = f"{r.attr.name}.tile"
-        s.cache_read(r.attr.name, wide, name, "register")
-        *rows, columns = (f"{name}.{d}" for d in range(len(r.args)))
+        *rows, columns = s.cache_read(r.attr.name, wide, f"{r.attr.name}.tile", "register").loads
         for x in rows:
             s.unroll(x)
         s.vectorize(columns)
@@ -80,6 +78,6 @@ def schedule(s: Schedule, nest: Nest, found: Turned, worthwhile: bool, knobs: Kn
         if not divides(size, loop.extent):
             _, tail = s.partition(outer, int(loop.extent) // size)
             if outer is tall and not others:
-                nests_to_thread.append([tail, f"{wide}.t"])
+                nests_to_thread.append([tail, tail.copies[wide]])
     for names in nests_to_thread:
         threads(s, names, worthwhile, knobs)

@@ -34,7 +34,7 @@ from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.layout import Layout
-from tcomp.ir.loops import Accumulate, For, Kernel, walk
+from tcomp.ir.loops import For, Kernel
 from tcomp.ir.simplify import same_dim
 from tcomp.schedules.analysis.access_patterns import (
     Nest,
@@ -120,9 +120,7 @@ def _formed(s: Schedule, result: str, inside: tuple[str, ...], target: Target) -
         if (partial := part(s, name, target)) is not None:
             groups += _formed(s, partial, (), target)
     if result in folds:
-        local = f"{result}.acc"
-        s.cache_write(result, local)
-        inside = (*inside, local)
+        inside = (*inside, s.cache_write(result, f"{result}.acc"))
     shape = _shape(s, result, inside, target)
     if shape is not None:
         return [*groups, Group(result, inside, shape)]
@@ -402,18 +400,12 @@ def _rows(s: Schedule, group: Group) -> None:
     for name in group.inside:
         if name in partials:
             partial = partials[name]
-            s.apply("set_kind", f"{partial}.init.lane", "thread.x")
-            s.apply("set_kind", f"{partial}.lane", "thread.x")
-            s.apply("set_kind", _meeting(s.kernel, name), "thread.x", True)
+            s.apply("set_kind", partial.init_lane, "thread.x")
+            s.apply("set_kind", partial.lane, "thread.x")
+            s.apply("set_kind", partial.final_lane, "thread.x", True)
         else:
             _across(s, stage_axes(s.kernel, name, False)[len(rows) :], threads)
     _across(s, rest, threads)
-
-
-def _meeting(kernel: Kernel, stage: str) -> str:
-    """The loop that folds the partial results of a stage: the last index of what it reads."""
-    final = next(x for x in walk(kernel.body) if isinstance(x, Accumulate) and x.buffer.name == stage)
-    return final.value.args[-1].name
 
 
 def _row_threads(length: int, rows: int) -> int:

@@ -32,6 +32,7 @@ from tcomp.schedules.gpu.block_tiles import Product, Side, Tile, contiguous_alon
 from tcomp.schedules.gpu.thread_mapping import VECTOR_BYTES, divided, fuse_all, lanes, vector_width
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
+from tcomp.schedules.primitives.handles import BufferCopy
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import Target
 
@@ -91,7 +92,7 @@ def sums(
     width: int,
     owner: Tile | None = None,
     bulk: Callable[[list[list[str]]], list[list[str]]] = lambda slices: [],
-) -> tuple[str, list[str]]:
+) -> tuple[str, tuple[BufferCopy, BufferCopy]]:
     """A tile of sums that has been moved to where it is read: slices of both factors in shared memory, accumulators in registers. Returns
     the loop over slices, and their names. `owner`: the tile whose elements the factor of the rows are; threads copy their own. `bulk` says
     which of the slices, given by the loops that fill them, are copied in bulk."""
@@ -103,11 +104,12 @@ def sums(
     s.reorder(*(x for d, x in cleared.items() if d not in tile.axes), *(cleared[d] for d in tile.axes))
     step = _steps(s, acc, fold, product, tile)
     left, right = names if product.right == 1 else names[::-1]
-    s.cache_factors(step, left, right, "shared")
+    made = s.cache_factors(step, left, right, "shared")
+    copies = made if product.right == 1 else made[::-1]
     slices = list[tuple[list[str], bool]]()
-    for name, reads_along, side in zip(names, along, (tile.rows, tile.columns), strict=True):
+    for name, reads_along, side in zip(copies, along, (tile.rows, tile.columns), strict=True):
         if owner is not None and side is tile.rows:
-            elements(s, owner, {d: f"{name}.{n}" for n, d in enumerate(owner.axes)}, 1)
+            elements(s, owner, dict(zip(owner.axes, name.loads, strict=True)), 1)
             if tile.tensor:
                 s.relayout(name, f"(a,b+0+{VECTOR_BYTES // itemsize(editing.find_buffer(s.kernel, name).dtype)})")
         else:
@@ -125,7 +127,7 @@ def sums(
     else:
         _threads(s, tile, summed, width, _fold_of(s, acc))
     in_registers(s, acc, tile, width)
-    return step, names
+    return step, copies
 
 
 def elements(s: Schedule, tile: Tile, axes: dict[int, str], width: int) -> None:
@@ -220,14 +222,14 @@ def _in_bulk(s: Schedule, acc: str, slices: list[list[str]], tile: Tile, target:
     return possible if possible and knobs.choice(f"{acc}.copies", ("threads", "bulk"), "threads") == "bulk" else []
 
 
-def _slice(s: Schedule, name: str, tile: Tile, side: Side, along: bool) -> list[str]:
+def _slice(s: Schedule, name: BufferCopy, tile: Tile, side: Side, along: bool) -> list[str]:
     """How a slice lies in shared memory; the loops that fill it.
 
     One that lies along the fold in memory does so here, and is copied in vectors. Others lie along the tile, unless tensor cores want
     narrow elements side by side along the fold, or all in core matrices. Of columns, neighbouring threads read neighbouring rows.
     """
     buffer = editing.find_buffer(s.kernel, name)
-    loops = [f"{name}.{d}" for d in range(len(buffer.shape))]
+    loops = list(name.loads)
     letters = "abcdefghijklmnop"[: len(loops)]
     beside = VECTOR_BYTES // itemsize(buffer.dtype)  # free elements behind each row
     narrow = tile.tensor and (along or itemsize(buffer.dtype) < 4)

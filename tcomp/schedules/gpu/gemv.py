@@ -130,8 +130,7 @@ def schedule(s: Schedule, result: str, acc: str, target: Target) -> None:
     assert strip is not None
     longest = max(fold.reduction_loops, key=lambda x: extent_of(x.extent))
     partial = apart(s, acc, longest.var.attr.name, strip.parts)
-    local = f"{partial}.acc"
-    s.cache_write(partial, local)
+    local = s.cache_write(partial, f"{partial}.acc")
 
     loops = [x.var.attr.name for x in out.loops]
     loops[-1], column = s.split(loops[-1], strip.width)
