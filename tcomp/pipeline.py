@@ -205,7 +205,7 @@ def graph_passes(
             return join_attention(g, target.l2, notes)
         from tcomp.schedules.gpu import flash_attention
 
-        return join_attention(g, target.shared_of_block, notes, Blocks(flash_attention.FEWEST * target.gpu.sms, flash_attention.WIDTHS))
+        return join_attention(g, target.shared_of_block, notes, Blocks(flash_attention.MIN_SM_ROWS * target.gpu.sms, flash_attention.WIDTHS))
 
     def algorithms(g: Graph) -> Graph:
         choose = decide.algorithm if decide else as_suggested

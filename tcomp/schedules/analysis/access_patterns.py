@@ -70,7 +70,7 @@ def bytes_of(buffer: Buffer) -> int:
     return prod(extent_of(n) for n in buffer.shape) * itemsize(buffer.dtype)
 
 
-def imperative(kernel: Kernel) -> bool:
+def is_imperative(kernel: Kernel) -> bool:
     """Programs written by hand (externs) run as they are written. What is lowered from a body writes each element in one place."""
     statements = list(walk(kernel.body))
     if any(isinstance(x, If | While) or (isinstance(x, For) and isinstance(x.body, Block)) for x in statements):

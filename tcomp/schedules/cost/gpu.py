@@ -43,12 +43,11 @@ from tcomp.ir.loops import (
 )
 from tcomp.schedules.analysis.footprint import Footprints, instances
 from tcomp.schedules.cost.roofline import Cost, operators, roof, statements
-from tcomp.schedules.gpu.block_tiles import LAUNCH, MULTIPLIED
-from tcomp.schedules.gpu.gemm import OTHER_REGISTERS, REGISTERS
+from tcomp.schedules.gpu.block_tiles import LAUNCH_TIME
+from tcomp.schedules.gpu.gemm import OTHER_REGISTERS
 from tcomp.schedules.primitives.cache_factors import core_of, product_of
 from tcomp.target import Target
 
-RESIDENT = 2048, 32  # threads and blocks that an SM has at most
 MOST = 255  # registers of a thread
 BUSY, FETCHING = 8, 16  # warps of an SM that hide most of what each waits for: results of arithmetic, and what comes from memory
 BANKS = 128  # bytes that an SM moves from or to shared memory a cycle
@@ -78,10 +77,10 @@ class Launch:
 
     def resident(self, target: Target) -> int:
         """Blocks that an SM holds at once."""
-        threads, blocks = RESIDENT
-        room = target.gpu.shared << 10
+        gpu = target.gpu
+        room = gpu.shared << 10
         registers = min(self.registers, MOST) * self.threads
-        return max(1, int(min(threads // self.threads, blocks, room // max(1.0, self.shared), REGISTERS // registers)))
+        return max(1, int(min(gpu.threads // self.threads, gpu.blocks, room // max(1.0, self.shared), gpu.registers // registers)))
 
     def seconds(self, target: Target) -> dict[str, float]:
         """Of each unit of the busiest SM, or of what all share."""
@@ -98,12 +97,12 @@ class Launch:
         rate = next(rate for room, rate in top.memories if self.touched <= room)
         return {
             "arithmetic": max(self.slots / top.slots, self.divisions / top.divisions) * gpu.sms * gpu.ghz * 1e9 * idle * cycle,
-            "tensor": self.products / MULTIPLIED * cycle,
+            "tensor": self.products / gpu.tensor * cycle,
             "shared": self.banks * cycle,
             "l1": self.pieces * LINE / FIRST * waiting * (1 + spilled),
             "l2": self.fetched / (gpu.cache * 1e9) / used,
             "memory": self.touched / rate / used,
-            "launch": LAUNCH * 1e-9,
+            "launch": LAUNCH_TIME * 1e-9,
         }
 
 
@@ -127,7 +126,7 @@ def bound(kernel: Kernel, target: Target, compulsory: float, limit: int) -> floa
             costs = [c for c in _costs(s) if c.flops]
             slots, divisions = slots + times * sum(c.slots for c in costs), divisions + times * sum(c.divisions for c in costs)
     gpu = target.gpu
-    return max(roof(target).seconds(slots, divisions, compulsory)[0], products / (2 * MULTIPLIED * gpu.sms * gpu.ghz * 1e9))
+    return max(roof(target).seconds(slots, divisions, compulsory)[0], products / (2 * gpu.tensor * gpu.sms * gpu.ghz * 1e9))
 
 
 def _costs(s: Store | Accumulate) -> list[Cost]:

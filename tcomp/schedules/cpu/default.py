@@ -25,7 +25,7 @@ from tcomp.schedules.analysis.access_patterns import (
     contiguous_reduction,
     extent_of,
     grouped_axis,
-    imperative,
+    is_imperative,
     is_product,
     nests,
     reduction_nest,
@@ -53,7 +53,7 @@ def schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Sche
     """
     knobs = knobs or Knobs()
     s = _prepared(kernel)
-    if imperative(s.kernel):
+    if is_imperative(s.kernel):
         s = polyhedral_or_not(s, target, target.cores)
         s.clean()
         return s
@@ -77,7 +77,7 @@ def _prepared(kernel: Kernel) -> Schedule:
     """The kernel with as few, but plain, dimensions as its accesses allow."""
     s = Schedule(kernel)
     s.collapse()
-    if not imperative(s.kernel):
+    if not is_imperative(s.kernel):
         for result, (stage, size) in concatenated_results(s.kernel).items():
             _expand(s, result_nest(s.kernel, result).loops[-1].var.attr.name, size)
             indices = next(r.args for r in result_nest(s.kernel, result).reads if r.attr.name == stage)
@@ -193,7 +193,7 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: Target, k
     """
     knobs = knobs or Knobs()
     s = _prepared(kernel)
-    if imperative(s.kernel):
+    if is_imperative(s.kernel):
         return {}
     wishes: dict[int, Layout] = {}
     names = {b.name: n for n, b in enumerate(kernel.buffers)}

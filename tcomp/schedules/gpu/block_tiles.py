@@ -2,10 +2,10 @@
 
 A side of a tile (its rows, its columns) runs along one axis of the result, or along two, as the pixels of an image do.
 
-    float32        `threads` along the side, each with `each` neighbouring elements (along two axes: threads along the outer one)
-    tensor cores   `threads` are warps, each with `each` elements, in tiles of 16 rows or 8 columns of an `mma` (`unit`)
-    sm_90a         `threads` are warpgroups, each with `each` elements: any number of times 64 rows, columns of one `wgmma` (see
-                   `gpu_warpgroups`); along two axes, 8 of them (`unit`) along the inner one
+    float32        `threads` along the side, each with `per_thread` neighbouring elements (along two axes: threads along the outer one)
+    tensor cores   `threads` are warps, each with `per_thread` elements, in tiles of 16 rows or 8 columns of an `mma` (`unit`)
+    sm_90a         `threads` are warpgroups, each with `per_thread` elements: any number of times 64 rows, columns of one `wgmma` (see
+                   `wgmma`); along two axes, 8 of them (`unit`) along the inner one
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ from tcomp.schedules.instructions import mma, tf32, wgmma
 from tcomp.schedules.primitives.cache_factors import core_of, product_of
 from tcomp.target import Target
 
-LEAST = 16  # rows, columns, and elements of the fold: below, threads would copy more than they compute
-TENSOR_CORES = 80  # the first architecture with the `mma` of `schedules.instructions`
-LAUNCH = 3000  # nanoseconds that another launch takes, with the wait for the one before
-STEP = 40  # cycles that the threads of a block wait for each other and for copies, for each slice
-MULTIPLIED = 1024  # float16 multiply-adds of an SM's tensor cores a cycle (2048 by wgmma); half as many of tf32, twice as many of int8
-GROUPS = "sm_90a"  # the architecture of `wgmma`
+MIN_EXTENT = 16  # rows, columns, and elements of the reduction: below, threads would copy more than they compute
+MMA_ARCHITECTURE = 80  # compute capability (times 10) from which on there is the `mma` of `schedules.instructions`
+LAUNCH_TIME = 3000  # nanoseconds that another launch takes, with the wait for the one before (CUDA graphs, as commonly reported)
+SLICE_WAIT = 40  # cycles that the threads of a block wait for each other and for copies, for each slice: two barriers
+WGMMA_ARCHITECTURE = "sm_90a"  # the only architecture with `wgmma`
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The axes of the result that move one factor only, by their numbers, and the number of that factor; the fold that is sliced; the dtype
+    """The axes of the result that move one factor only, by their numbers, and the number of that factor; the reduction that is sliced; the dtype
     of the `mma` that computes such products, if there is one."""
 
     rows: tuple[int, ...]
@@ -46,16 +45,17 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Of a tile: `threads` (or warps) along the first axis, of which each has `each` elements, `unit` of them along the last axis."""
+    """Of a tile: `threads` (or warps) along the first axis, of which each has `per_thread` elements, `unit` of them along the last axis."""
 
     axes: tuple[int, ...]
     threads: int
-    each: int
+    per_thread: int
     unit: int
 
     @property
     def size(self) -> int:
-        return self.threads * self.each
+        """Elements of the side."""
+        return self.threads * self.per_thread
 
     def extents(self) -> dict[int, int]:
         """How far a tile reaches along each axis."""
@@ -64,81 +64,84 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """`depth`: of the slice of the fold that is staged at a time; `tensor`: the dtype of the instruction that computes it, if one does, and
-    `together`: how many threads execute it together (else 1)."""
+    """`depth`: of the slice of the reduction that is staged at a time; `tensor`: the dtype of the instruction that computes it, if one does, and
+    `instruction_threads`: how many threads execute it together (else 1)."""
 
     rows: Side
     columns: Side
     depth: int
     tensor: str
-    together: int
+    instruction_threads: int
 
     @property
     def instruction(self) -> Instruction:
-        return mma(self.tensor) if self.together == WARP else wgmma(self.tensor, self.columns.each)
+        """The instruction of the tensor cores that computes the tile."""
+        return mma(self.tensor) if self.instruction_threads == WARP else wgmma(self.tensor, self.columns.per_thread)
 
     @property
-    def covered(self) -> tuple[int, int]:
+    def instruction_shape(self) -> tuple[int, int]:
         """Rows and columns of an instruction."""
-        return (16, 8) if self.together == WARP else (64, self.columns.each)
+        return (16, 8) if self.instruction_threads == WARP else (64, self.columns.per_thread)
 
     @property
-    def deep(self) -> int:
-        """Elements of the fold that an instruction takes."""
+    def instruction_depth(self) -> int:
+        """Elements of the reduction that an instruction takes."""
         return tensor_depth(self.tensor)
 
     @property
     def axes(self) -> list[int]:
+        """The axes of the result along which the tile reaches."""
         return sorted(self.rows.axes + self.columns.axes)
 
     @property
     def threads(self) -> int:
-        return self.rows.threads * self.columns.threads * self.together
+        """Threads of a block."""
+        return self.rows.threads * self.columns.threads * self.instruction_threads
 
     @property
     def accumulators(self) -> int:
         """Of a thread."""
-        return self.rows.each * self.columns.each // self.together
+        return self.rows.per_thread * self.columns.per_thread // self.instruction_threads
 
-    def blocks(self, fold: Nest) -> int:
+    def blocks(self, reduction: Nest) -> int:
         """Of the whole result; each axis rounds up to tiles."""
         reach = self.rows.extents() | self.columns.extents()
-        return prod(-(-extent_of(x.extent) // reach.get(d, 1)) for d, x in enumerate(fold.spatial))
+        return prod(-(-extent_of(x.extent) // reach.get(d, 1)) for d, x in enumerate(reduction.spatial))
 
 
 # ---------------------------------------------------------------- the structure
 
 
-def find(fold: Nest, out: Nest, target: Target) -> Product | None:
+def find(reduction: Nest, out: Nest, target: Target) -> Product | None:
     """The roles of the axes of a sum of products, if it is large enough along all of them."""
-    factors = _factors(fold)
-    if len(factors) != 2 or not all(E.reads(factor) for factor in factors) or not fold.reduction_loops or not fold.spatial:
+    factors = _factors(reduction)
+    if len(factors) != 2 or not all(E.reads(factor) for factor in factors) or not reduction.reduction_loops or not reduction.spatial:
         return None
-    if fold.leaf.indices != tuple(x.var for x in fold.spatial):
+    if reduction.leaf.indices != tuple(x.var for x in reduction.spatial):
         return None
     used = [set(E.variables(factor)) for factor in factors]
-    alone = [tuple(d for d, x in enumerate(fold.spatial) if x.var in used[n] and x.var not in used[1 - n]) for n in (0, 1)]
-    if not all(alone) or not all(x.var in used[0] and x.var in used[1] for x in fold.reduction_loops):
+    alone = [tuple(d for d, x in enumerate(reduction.spatial) if x.var in used[n] and x.var not in used[1 - n]) for n in (0, 1)]
+    if not all(alone) or not all(x.var in used[0] and x.var in used[1] for x in reduction.reduction_loops):
         return None
     right = 0 if alone[0][-1] > alone[1][-1] else 1
     rows, columns = alone[1 - right], alone[right]
     lane = out.loops[columns[-1]].var
     if stride(E.read(out.writes, out.leaf.indices), lane) != 1:
         return None
-    sizes = [prod(extent_of(fold.spatial[d].extent) for d in axes[-2:]) for axes in (rows, columns)]
-    depth = prod(extent_of(x.extent) for x in fold.reduction_loops)
-    if min(*sizes, depth) < LEAST:
+    sizes = [prod(extent_of(reduction.spatial[d].extent) for d in axes[-2:]) for axes in (rows, columns)]
+    depth = prod(extent_of(x.extent) for x in reduction.reduction_loops)
+    if min(*sizes, depth) < MIN_EXTENT:
         return None
-    along = [x for x in fold.reduction_loops if extent_of(x.extent) >= 8 and any(stride(r, x.var) == 1 for r in fold.reads)]
-    sliced = max(along or fold.reduction_loops, key=lambda x: extent_of(x.extent))
-    return Product(rows, columns, right, sliced, _tensor(fold, right, target))
+    along = [x for x in reduction.reduction_loops if extent_of(x.extent) >= 8 and any(stride(r, x.var) == 1 for r in reduction.reads)]
+    sliced = max(along or reduction.reduction_loops, key=lambda x: extent_of(x.extent))
+    return Product(rows, columns, right, sliced, _tensor(reduction, right, target))
 
 
-def _tensor(fold: Nest, right: int, target: Target) -> str:
+def _tensor(reduction: Nest, right: int, target: Target) -> str:
     """The dtype of the tensor cores' instruction for the products that are summed; none if they have none that computes the same."""
-    if target.compute_capability < TENSOR_CORES:
+    if target.compute_capability < MMA_ARCHITECTURE:
         return ""
-    factors = _factors(fold)
+    factors = _factors(reduction)
     cores = [core_of(f) for f in factors]
     dtype = cores[1 - right].dtype
     if dtype not in ("float16", "bfloat16", "float32", "int8", "uint8"):
@@ -146,28 +149,28 @@ def _tensor(fold: Nest, right: int, target: Target) -> str:
     total, second = mma(dtype).result.dtype, mma(dtype).meaning.buffers[2].dtype
     convert = tf32 if dtype == "float32" else lambda x: E.cast(x, total)
     same = all(f is convert(c) for f, c in zip(factors, cores, strict=True))
-    return dtype if same and cores[right].dtype == second and fold.writes.dtype == total else ""
+    return dtype if same and cores[right].dtype == second and reduction.writes.dtype == total else ""
 
 
-def tiles(fold: Nest, product: Product, target: Target) -> list[Tile]:
+def tiles(reduction: Nest, product: Product, target: Target) -> list[Tile]:
     """The best tiles, best first; those of warpgroups behind the others."""
 
     def best(candidates: Iterator[Tile]) -> list[Tile]:
-        return sorted(candidates, key=lambda tile: _cycles(fold, product, tile, 1, target))[:8]
+        return sorted(candidates, key=lambda tile: _cycles(reduction, product, tile, 1, target))[:8]
 
-    grouped = product.tensor and target.executes(GROUPS)
-    return best(_candidates(fold, product)) + (best(_of_groups(product)) if grouped else [])
+    wgmma_runs = product.tensor and target.executes(WGMMA_ARCHITECTURE)
+    return best(_candidates(reduction, product)) + (best(_wgmma_candidates(product)) if wgmma_runs else [])
 
 
-def parts(fold: Nest, product: Product, target: Target, least: int, certain: float) -> int:
-    """Into how many parts of at least so many elements a fold is best divided: if that is faster by a factor."""
-    length = prod(extent_of(x.extent) for x in fold.reduction_loops)
+def best_split(reduction: Nest, product: Product, target: Target, least: int, certain: float) -> int:
+    """Into how many parts of at least `least` elements a reduction is best split (split-K), if that is faster by the factor `certain`."""
+    length = prod(extent_of(x.extent) for x in reduction.reduction_loops)
     options = [n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if n == 1 or n * least <= length]
-    candidates = list(_candidates(fold, product))
-    return min((_cycles(fold, product, tile, n, target) * (1 if n == 1 else certain), n) for tile in candidates for n in options)[1]
+    candidates = list(_candidates(reduction, product))
+    return min((_cycles(reduction, product, tile, n, target) * (1 if n == 1 else certain), n) for tile in candidates for n in options)[1]
 
 
-def _candidates(fold: Nest, product: Product) -> Iterator[Tile]:
+def _candidates(reduction: Nest, product: Product) -> Iterator[Tile]:
     if product.tensor:
         depth = tensor_depth(product.tensor)
         for wy, wx in ((2, 2), (4, 2), (2, 4), (1, 4), (4, 1), (1, 2), (2, 1)):
@@ -178,22 +181,22 @@ def _candidates(fold: Nest, product: Product) -> Iterator[Tile]:
     for ty, tx in ((16, 16), (32, 8), (8, 32)):
         for rows in _sides(product.rows, ty, [(n, n) for n in range(1, 9)]):
             for columns in _sides(product.columns, tx, [(n, n) for n in range(1, 9)]):
-                if 4 <= rows.each * columns.each <= 64:
-                    yield Tile(rows, columns, min(extent_of(product.sliced.extent), 16 if rows.each * columns.each <= 32 else 8), "", 1)
+                if 4 <= rows.per_thread * columns.per_thread <= 64:
+                    yield Tile(rows, columns, min(extent_of(product.sliced.extent), 16 if rows.per_thread * columns.per_thread <= 32 else 8), "", 1)
 
 
-def _of_groups(product: Product) -> Iterator[Tile]:
-    """Slices are 128 bytes deep, and shorter ones where the fold is."""
+def _wgmma_candidates(product: Product) -> Iterator[Tile]:
+    """Slices are 128 bytes deep, and shorter ones where the reduction is."""
     length = -(-extent_of(product.sliced.extent) // tensor_depth(product.tensor))
     for wy, wz in ((1, 1), (2, 1), (1, 2)):
         for rows in _sides(product.rows, wy, [(64 * n, CORE[0]) for n in (1, 2)]):
             for columns in _sides(product.columns, wz, [(n, CORE[0]) for n in (16, 32, 64, 128, 256)]):
-                if rows.each * columns.each <= 128 * WARPGROUP:
+                if rows.per_thread * columns.per_thread <= 128 * WARPGROUP:
                     yield Tile(rows, columns, min(4, length) * tensor_depth(product.tensor), product.tensor, WARPGROUP)
 
 
 def tensor_depth(dtype: str) -> int:
-    """Elements of the fold that an instruction of the tensor cores takes."""
+    """Elements of the reduction that an instruction of the tensor cores takes."""
     return 32 // itemsize(dtype)
 
 
@@ -206,43 +209,43 @@ def _sides(axes: tuple[int, ...], threads: int, sizes: Sequence[tuple[int, int]]
             yield Side(axes[-2:], threads, each, unit)
 
 
-def _cycles(fold: Nest, product: Product, tile: Tile, parts: int, target: Target) -> float:
-    """How long the busiest SM computes, if the fold is divided into parts: of a warp, multiplications of 128 lanes, beside 128 bytes from
+def _cycles(reduction: Nest, product: Product, tile: Tile, parts: int, target: Target) -> float:
+    """How long the busiest SM computes, if the reduction is divided into parts: of a warp, multiplications of 128 lanes, beside 128 bytes from
     shared memory, a cycle."""
-    blocks = tile.blocks(fold) * parts
-    together = -(-blocks // target.gpu.sms) if blocks > target.gpu.sms else 1.5  # a block alone waits more
-    length = prod(extent_of(x.extent) for x in fold.reduction_loops) / parts
-    return (cycles_of_block(fold, product, tile) + STEP / tile.depth) * together * length + (_meeting(fold, parts, target) if parts > 1 else 0)
+    blocks = tile.blocks(reduction) * parts
+    waves = -(-blocks // target.gpu.sms) if blocks > target.gpu.sms else 1.5  # a block alone waits more
+    length = prod(extent_of(x.extent) for x in reduction.reduction_loops) / parts
+    return (cycles_of_block(reduction, product, tile, target) + SLICE_WAIT / tile.depth) * waves * length + (_split_k_cycles(reduction, parts, target) if parts > 1 else 0)
 
 
-def cycles_of_block(fold: Nest, product: Product, tile: Tile) -> float:
-    """For each element of the fold."""
-    return _tensor_cycles(tile) if tile.tensor else _cycles_of_warp(fold, product, tile) * (tile.threads // 32)
+def cycles_of_block(reduction: Nest, product: Product, tile: Tile, target: Target) -> float:
+    """For each element of the reduction."""
+    return _tensor_cycles(tile, target) if tile.tensor else _cycles_of_warp(reduction, product, tile) * (tile.threads // 32)
 
 
-def _tensor_cycles(tile: Tile) -> float:
-    """Of a block, for each element of the fold: tensor cores, beside fragments of 4 bytes a lane (or what they read themselves, for each
+def _tensor_cycles(tile: Tile, target: Target) -> float:
+    """Of a block, for each element of the reduction: tensor cores, beside fragments of 4 bytes a lane (or what they read themselves, for each
     instruction), and copies of 128 bytes a cycle."""
     rows, columns, size = tile.rows, tile.columns, itemsize(tile.tensor)
-    warps, grouped = rows.threads * columns.threads, tile.together == WARPGROUP
-    multiplies = rows.size * columns.size * size / 2 / MULTIPLIED / (2 if grouped else 1)
-    reads = warps * (rows.each + columns.each * (rows.each // tile.covered[0] if grouped else 1)) * size / 128
+    warps, wgmma_runs = rows.threads * columns.threads, tile.instruction_threads == WARPGROUP
+    multiplies = rows.size * columns.size * size / 2 / target.gpu.tensor / (2 if wgmma_runs else 1)
+    reads = warps * (rows.per_thread + columns.per_thread * (rows.per_thread // tile.instruction_shape[0] if wgmma_runs else 1)) * size / 128
     return max(multiplies, reads) + 0.25 * min(multiplies, reads) + (rows.size + columns.size) * size / 128
 
 
-def _cycles_of_warp(fold: Nest, product: Product, tile: Tile) -> float:
+def _cycles_of_warp(reduction: Nest, product: Product, tile: Tile) -> float:
     rows, columns = tile.rows, tile.columns
-    along = [contiguous_along(r, product.sliced) for r in reads_of(fold, product)]
-    reads = rows.each * (0.25 if along[0] else 1 / _power_in(rows.each, 4)) + columns.each / _power_in(columns.each, 2)
+    along = [all_contiguous(r, product.sliced) for r in reads_of(reduction, product)]
+    reads = rows.per_thread * (0.25 if along[0] else 1 / _power_in(rows.per_thread, 4)) + columns.per_thread / _power_in(columns.per_thread, 2)
     multiplies = tile.accumulators / 4
     copied = sum(side.size / tile.threads * (0.25 if a else 1) for side, a in zip((rows, columns), along, strict=True))
     return max(multiplies, reads) + 0.25 * min(multiplies, reads) + copied
 
 
-def _meeting(fold: Nest, parts: int, target: Target) -> float:
+def _split_k_cycles(reduction: Nest, parts: int, target: Target) -> float:
     """Cycles that it takes to store the sums of parts, to load them again, and to start the launch that does it."""
-    results = prod(extent_of(x.extent) for x in fold.spatial)
-    return (results * parts * 2 * itemsize(fold.writes.dtype) / target.gpu.cache + LAUNCH) * target.gpu.ghz
+    results = prod(extent_of(x.extent) for x in reduction.spatial)
+    return (results * parts * 2 * itemsize(reduction.writes.dtype) / target.gpu.cache + LAUNCH_TIME) * target.gpu.ghz
 
 
 def _power_in(n: int, most: int) -> int:
@@ -252,23 +255,24 @@ def _power_in(n: int, most: int) -> int:
     return most
 
 
-def reads_of(fold: Nest, product: Product) -> list[tuple[E.Expr, ...]]:
+def reads_of(reduction: Nest, product: Product) -> list[tuple[E.Expr, ...]]:
     """What the factors of the rows and of the columns are read from."""
-    factors = _factors(fold)
+    factors = _factors(reduction)
     return [E.reads(factors[1 - product.right]), E.reads(factors[product.right])]
 
 
-def copied_along(fold: Nest, product: Product) -> list[E.Expr]:
-    """The reads of the factors whose slices best lie along the fold: the rows, and whatever narrow elements tensor cores multiply."""
-    rows, columns = reads_of(fold, product)
+def copied_along_reduction(reduction: Nest, product: Product) -> list[E.Expr]:
+    """The reads of the factors whose slices best lie along the reduction: the rows, and whatever narrow elements tensor cores multiply."""
+    rows, columns = reads_of(reduction, product)
     return [*rows, *(columns if product.tensor and itemsize(product.tensor) < 4 else ())]
 
 
-def _factors(fold: Nest) -> tuple[E.Expr, ...]:
-    """Of the product that is summed; none for other folds."""
-    product = product_of(fold.leaf)[0] if isinstance(fold.leaf, Accumulate) else None
+def _factors(reduction: Nest) -> tuple[E.Expr, ...]:
+    """Of the product that is summed; none for other reductions."""
+    product = product_of(reduction.leaf)[0] if isinstance(reduction.leaf, Accumulate) else None
     return () if product is None else product.args
 
 
-def contiguous_along(reads: Sequence[E.Expr], axis: For) -> bool:
+def all_contiguous(reads: Sequence[E.Expr], axis: For) -> bool:
+    """Whether neighbours along an axis lie side by side in all that is read."""
     return all(stride(r, axis.var) == 1 for r in reads)

@@ -3,20 +3,20 @@
 A kernel is cut into groups as on a CPU (a nest that stores a result, with the reductions that only it reads); each becomes one
 launch.
 
-    elementwise   no reduction              one thread per vector of up to 16 bytes, all loops fused; small results of one shape that
-                                            follow each other are computed side by side, in one launch
-    tile          one reduction, read at    one thread per tile of accumulators in registers, over the whole fold; neighbouring
-                  the element stored        threads take neighbouring columns (matmul, convolution, pooling, column sums)
-    blocks        a sum of products, of     one block per tile of the result: both factors are staged in shared memory, a slice of the
-                  rows and columns          fold at a time, copied some slices ahead (matmul, convolution: see `gpu_products`)
-    strips        a sum of products of few  one block per strip of columns: its threads divide the fold among them, so that the wide
-                  rows and many columns     factor streams at full speed (vectors by matrices: see `gpu_strips`)
-    lines         reductions over the       one thread per row, which it keeps to itself
-                  rest of a short row
-    rows          reductions over the rest  one block per row: each thread folds a strided part, then the block folds the partial
-                  of a row                  results as a tree (softmax, normalisation, row sums)
+    elementwise      no reduction           one thread per vector of up to 16 bytes, all loops fused; small results of one shape that
+                                            follow each other are fused horizontally, in one launch
+    thread tile      one reduction, read    one thread per tile of accumulators in registers, over the whole reduction; neighbouring
+                     where it is stored     threads take neighbouring columns (matmul, convolution, pooling, column sums)
+    block tile       a sum of products, of  one block per tile of the result: both factors are staged in shared memory, a slice of the
+                     rows and columns       reduction at a time, copied some slices ahead (matmul, convolution: see `gemm`)
+    gemv             a sum of products of   one block per strip of columns: its threads split the reduction, so that the wide factor
+                     few rows, many columns streams at full speed (vectors by matrices: see `gemv`)
+    thread per row   reductions over the    one thread per row, which it keeps to itself
+                     rest of a short row
+    block per row    reductions over the    one block per row: each thread reduces a strided part, then the block reduces the partial
+                     rest of a row          results as a tree (softmax, normalisation, row sums)
 
-Products with a softmax, attention say, are one group, and go through each row of scores once: see `gpu_online`.
+Products with a softmax, attention say, are one group, and go through each row of scores once: see `flash_attention`.
 
 A reduction whose result is too small to fill the machine is first divided into many partial ones, side by side.
 Every phase of a block is a thread loop of its own, so that the loops executed one by one compute the same as on a GPU.
@@ -41,7 +41,7 @@ from tcomp.schedules.analysis.access_patterns import (
     contiguous,
     contiguous_reduction,
     extent_of,
-    imperative,
+    is_imperative,
     nests,
     reduction_nest,
     result_nest,
@@ -50,9 +50,8 @@ from tcomp.schedules.analysis.access_patterns import (
     stage_axes,
 )
 from tcomp.schedules.cpu.flash_attention import in_one_pass
-from tcomp.schedules.gpu import flash_attention, gemm, gemv
-from tcomp.schedules.gpu import imperative as gpu_programs
-from tcomp.schedules.gpu.block_tiles import copied_along, find
+from tcomp.schedules.gpu import flash_attention, gemm, gemv, imperative
+from tcomp.schedules.gpu.block_tiles import copied_along_reduction, find
 from tcomp.schedules.gpu.thread_mapping import VECTOR_BYTES, fuse_all, is_contraction, lanes, vector_width
 from tcomp.schedules.groups import Group, attachments, schedule_each
 from tcomp.schedules.knobs import Knobs
@@ -60,25 +59,26 @@ from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import Target
 
-THREADS = 256  # of a block, where nothing speaks against it
-FILLED = 1 << 15  # threads that keep a large GPU busy
-ROW = 32  # from this length on a row gets a block of its own
-LINE = 256  # bytes of a short row's intermediate values that one thread keeps
-SHARED_ROWS = 32 << 10  # bytes of a row's intermediate values that are kept in shared memory
-LONG = 1 << 15  # from this length on a fold with few results is divided first
-SLICE = 32  # the least that a part of a divided fold accumulates
+# Thresholds of the choice between schedules. They follow from the figures of an A100 (108 SMs) and were not fitted to measurements.
+BLOCK_THREADS = 256  # threads of a block: 8 warps, so that 8 blocks fill an SM and each may use 32 registers a thread or more
+BUSY_THREADS = 1 << 15  # threads that keep a large GPU busy: about 10 warps for each of its SMs
+MIN_BLOCK_ROW = 32  # elements: from this length on a row gets a block, as it keeps a whole warp busy
+MAX_THREAD_ROW = 256  # bytes of a short row's intermediate values that one thread keeps in 64 of its registers
+MAX_SHARED_ROW = 32 << 10  # bytes of a row's intermediate values in shared memory: several blocks of an SM still fit
+MIN_SPLIT_LENGTH = 1 << 15  # elements: from this length on a reduction with few results is split, to outweigh a second launch
+MIN_SPLIT_PART = 32  # elements: the least that a part of a split reduction accumulates
 
 
 def schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Schedule:
-    """The default schedule of a kernel as lowered. Programs written by hand (externs) run as they are written: see `gpu_programs`.
+    """The default schedule of a kernel as lowered. Programs written by hand (externs) run as they are written: see `imperative`.
 
     A group for which a step is refused (its independence cannot be proved, say) runs on one thread; a note in the kernel says so.
     """
     s = Schedule(kernel)
     s.collapse()
     decided = Knobs() if knobs is None else knobs
-    if imperative(s.kernel):
-        gpu_programs.schedule(s)
+    if is_imperative(s.kernel):
+        imperative.schedule(s)
     else:
         rest = in_one_pass(s, lambda found: flash_attention.schedule(s, found, target, decided))
         schedule_each(s, _groups(s, rest, target), lambda group: _schedule_group(s, group, target, decided), FallbackKind.ONE_THREAD)
@@ -94,52 +94,52 @@ def _groups(s: Schedule, rest: set[str], target: Target) -> list[Group]:
     whose nests are as lowered."""
     groups: list[Group] = []
     for result, inside in [(result, inside) for result, inside in attachments(s.kernel) if result in rest]:
-        for group in _formed(s, result, inside, target):
+        for group in _form_groups(s, result, inside, target):
             last = groups[-1] if groups else None
-            if last is not None and last.shape == group.shape == "elementwise" and _alike(s, last.result, group.result):
+            if last is not None and last.shape == group.shape == "elementwise" and _same_loops(s, last.result, group.result):
                 groups[-1] = Group(last.result, (*last.inside, group.result), "elementwise")
             else:
                 groups.append(group)
     return groups
 
 
-def _alike(s: Schedule, first: str, second: str) -> bool:
+def _same_loops(s: Schedule, first: str, second: str) -> bool:
     """Whether two results have the same loops, too few of them for vectors."""
     one, two = result_nest(s.kernel, first), result_nest(s.kernel, second)
     same = len(one.loops) == len(two.loops) > 0 and all(same_dim(a.extent, b.extent) for a, b in zip(one.loops, two.loops, strict=True))
-    return same and _vector(one) == _vector(two) == 1
+    return same and _vector_lanes(one) == _vector_lanes(two) == 1
 
 
-def _formed(s: Schedule, result: str, inside: tuple[str, ...], target: Target) -> list[Group]:
+def _form_groups(s: Schedule, result: str, inside: tuple[str, ...], target: Target) -> list[Group]:
     groups: list[Group] = []
-    folds = {n.writes.name for n in nests(s.kernel) if n.is_reduction}
-    for name in {*inside, result} & folds if len({*inside, result} & folds) == 1 else ():
-        fold, out = reduction_nest(s.kernel, name), result_nest(s.kernel, name)
-        staged, strip = find(fold, out, target) is not None, gemv.find(fold, out, target) is not None
-        part = gemm.divide if staged else gemv.divide if strip else _divided
+    reductions = {n.writes.name for n in nests(s.kernel) if n.is_reduction}
+    for name in {*inside, result} & reductions if len({*inside, result} & reductions) == 1 else ():
+        reduction, out = reduction_nest(s.kernel, name), result_nest(s.kernel, name)
+        staged, strip = find(reduction, out, target) is not None, gemv.find(reduction, out, target) is not None
+        part = gemm.split_k if staged else gemv.split_k if strip else _split_reduction
         if (partial := part(s, name, target)) is not None:
-            groups += _formed(s, partial, (), target)
-    if result in folds:
+            groups += _form_groups(s, partial, (), target)
+    if result in reductions:
         inside = (*inside, s.cache_write(result, f"{result}.acc"))
     shape = _shape(s, result, inside, target)
     if shape is not None:
         return [*groups, Group(result, inside, shape)]
     for name in inside:
-        groups += _formed(s, name, (), target)
+        groups += _form_groups(s, name, (), target)
     return [*groups, Group(result, (), "elementwise")]
 
 
-def _divided(s: Schedule, result: str, target: Target) -> str | None:
-    """Cut a long fold with few results into partial folds that fill the machine; the name of their stage."""
-    fold = reduction_nest(s.kernel, result)
-    if not fold.reduction_loops:
+def _split_reduction(s: Schedule, result: str, target: Target) -> str | None:
+    """Cut a long reduction with few results into partial reductions that fill the machine; the name of their stage."""
+    reduction = reduction_nest(s.kernel, result)
+    if not reduction.reduction_loops:
         return None
-    longest = max(fold.reduction_loops, key=lambda x: extent_of(x.extent))
-    results, length = prod(extent_of(x.extent) for x in fold.spatial), extent_of(longest.extent)
-    product = is_contraction(fold) and not _by_rows(fold)  # others are folded by rows, many threads to each
-    if length < (SLICE * 8 if product else LONG) or results * (1 if product else THREADS * 8) >= FILLED:
+    longest = max(reduction.reduction_loops, key=lambda x: extent_of(x.extent))
+    results, length = prod(extent_of(x.extent) for x in reduction.spatial), extent_of(longest.extent)
+    product = is_contraction(reduction) and not _prefers_block_per_row(reduction)  # others are reduced by rows, many threads to each
+    if length < (MIN_SPLIT_PART * 8 if product else MIN_SPLIT_LENGTH) or results * (1 if product else BLOCK_THREADS * 8) >= BUSY_THREADS:
         return None
-    lanes = 1 << (min(4 * FILLED // results, length // SLICE).bit_length() - 1)
+    lanes = 1 << (min(4 * BUSY_THREADS // results, length // MIN_SPLIT_PART).bit_length() - 1)
     partial = s.rfactor(result, longest.var.attr.name, lanes)
     s.apply("mask", partial)
     return partial
@@ -149,45 +149,45 @@ def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: Target) ->
     if not inside:
         return "elementwise"
     out = result_nest(s.kernel, result)
-    folds = [n for n in nests(s.kernel) if n.is_reduction and n.writes.name in inside]
-    if not folds:
+    reductions = [n for n in nests(s.kernel) if n.is_reduction and n.writes.name in inside]
+    if not reductions:
         return None
     rows = row_loops(s.kernel, out, inside)
     if rows is None:
         return None
     if len(rows) == len(out.loops):
         if len(inside) > 1:
-            together = _fits(s, inside, rows) and all(_longest(n) >= ROW and contiguous_reduction(n) is not None for n in folds)
-            return "rows" if together and rows else None
-        if find(folds[0], out, target) is not None:
-            return "blocks"
-        if gemv.find(folds[0], out, target) is not None:
-            return "strips"
-        return "rows" if _by_rows(folds[0]) else "tile"
+            together = _fits(s, inside, rows) and all(_longest(n) >= MIN_BLOCK_ROW and contiguous_reduction(n) is not None for n in reductions)
+            return "block per row" if together and rows else None
+        if find(reductions[0], out, target) is not None:
+            return "block tile"
+        if gemv.find(reductions[0], out, target) is not None:
+            return "gemv"
+        return "block per row" if _prefers_block_per_row(reductions[0]) else "thread tile"
     if not rows or out.loops[-1].var in rows or not _fits(s, inside, rows):
         return None
-    if all(_longest(n) >= ROW for n in folds):
-        return "rows"
-    return "lines" if _fits(s, inside, rows, LINE) else None
+    if all(_longest(n) >= MIN_BLOCK_ROW for n in reductions):
+        return "block per row"
+    return "thread per row" if _fits(s, inside, rows, MAX_THREAD_ROW) else None
 
 
-def _longest(fold: Nest) -> int:
-    return max((extent_of(x.extent) for x in fold.reduction_loops), default=1)
+def _longest(reduction: Nest) -> int:
+    return max((extent_of(x.extent) for x in reduction.reduction_loops), default=1)
 
 
-def _by_rows(fold: Nest) -> bool:
-    """Whether neighbouring threads should walk along the fold rather than along the result."""
-    if _longest(fold) < ROW:
+def _prefers_block_per_row(reduction: Nest) -> bool:
+    """Whether neighbouring threads should walk along the reduction rather than along the result."""
+    if _longest(reduction) < MIN_BLOCK_ROW:
         return False
-    if not fold.spatial:
+    if not reduction.spatial:
         return True
-    lane = fold.spatial[-1]
-    if is_contraction(fold) and row_axis(fold) is not None and extent_of(lane.extent) >= 16:
+    lane = reduction.spatial[-1]
+    if is_contraction(reduction) and row_axis(reduction) is not None and extent_of(lane.extent) >= 16:
         return False
-    return contiguous_reduction(fold) is not None and not contiguous(fold.reads, lane.var)
+    return contiguous_reduction(reduction) is not None and not contiguous(reduction.reads, lane.var)
 
 
-def _fits(s: Schedule, inside: Sequence[str], rows: Sequence[Expr], most: int = SHARED_ROWS) -> bool:
+def _fits(s: Schedule, inside: Sequence[str], rows: Sequence[Expr], most: int = MAX_SHARED_ROW) -> bool:
     """Whether what a row needs takes at most so many bytes; a symbolic row may take any."""
     size = 0
     for name in inside:
@@ -206,28 +206,28 @@ def _schedule_group(s: Schedule, group: Group, target: Target, knobs: Knobs) -> 
     if group.shape == "elementwise" and group.inside:
         try:
             with s.together():
-                _abreast(s, (group.result, *group.inside))
+                _horizontal_fusion(s, (group.result, *group.inside))
         except ScheduleError:  # one needs of another what another thread computes
             for result in (group.result, *group.inside):
                 _elementwise(s, result)
     elif group.shape == "elementwise":
         _elementwise(s, group.result)
-    elif group.shape == "tile":
-        _tile(s, group.result, group.inside[0])
-    elif group.shape in ("blocks", "strips"):
+    elif group.shape == "thread tile":
+        _thread_tile(s, group.result, group.inside[0])
+    elif group.shape in ("block tile", "gemv"):
         try:
             with s.together():
-                if group.shape == "blocks":
+                if group.shape == "block tile":
                     gemm.schedule(s, group.result, group.inside[0], target, knobs)
                 else:
                     gemv.schedule(s, group.result, group.inside[0], target)
         except ScheduleError as error:
             s.fall_back(FallbackKind.NOT_STAGED, group.result, error.reason)
-            _tile(s, group.result, group.inside[0])
-    elif group.shape == "lines":
-        _lines(s, group)
+            _thread_tile(s, group.result, group.inside[0])
+    elif group.shape == "thread per row":
+        _thread_per_row(s, group)
     else:
-        _rows(s, group)
+        _block_per_row(s, group)
 
 
 def _elementwise(s: Schedule, result: str) -> None:
@@ -235,14 +235,14 @@ def _elementwise(s: Schedule, result: str) -> None:
     if not nest.loops:
         return
     loops = [x.var.attr.name for x in nest.loops]
-    width = _vector(nest)
+    width = _vector_lanes(nest)
     if width > 1:
         loops[-1], lane = s.split(loops[-1], width)
         s.vectorize(lane)
     _grid(s, loops)
 
 
-def _abreast(s: Schedule, results: Sequence[str]) -> None:
+def _horizontal_fusion(s: Schedule, results: Sequence[str]) -> None:
     """A thread computes one element of each."""
     first, *others = [fuse_all(s, [x.var.attr.name for x in result_nest(s.kernel, result).loops]) for result in results]
     for other in others:
@@ -250,12 +250,12 @@ def _abreast(s: Schedule, results: Sequence[str]) -> None:
     _grid(s, [first])
 
 
-def _vector(nest: Nest) -> int:
+def _vector_lanes(nest: Nest) -> int:
     """How many neighbouring elements one thread takes: as many as the widest type allows, where rows divide and lie side by side."""
     lane = nest.loops[-1]
     if not isinstance(lane.extent, int) or stride(E.read(nest.writes, nest.leaf.indices), lane.var) != 1:
         return 1
-    if not contiguous(nest.reads, lane.var) or prod(extent_of(x.extent) for x in nest.loops) < FILLED:
+    if not contiguous(nest.reads, lane.var) or prod(extent_of(x.extent) for x in nest.loops) < BUSY_THREADS:
         return 1
     width = VECTOR_BYTES // max(itemsize(b.dtype) for b in (nest.writes, *(r.attr for r in nest.reads)))
     while lane.extent % width:
@@ -273,20 +273,20 @@ def _grid(s: Schedule, loops: Sequence[str]) -> str:
 
 def _block_size(extent: Dim) -> int:
     """Threads of a block: fewer where there is little to do, so that it spreads over more multiprocessors."""
-    size, many = THREADS, extent_of(extent, 1 << 20)
+    size, many = BLOCK_THREADS, extent_of(extent, 1 << 20)
     while size > 32 and many < size * 64:
         size //= 2
     return size
 
 
-def _tile(s: Schedule, result: str, acc: str) -> None:
-    fold, out = reduction_nest(s.kernel, acc), result_nest(s.kernel, result)
+def _thread_tile(s: Schedule, result: str, acc: str) -> None:
+    reduction, out = reduction_nest(s.kernel, acc), result_nest(s.kernel, result)
     if not out.loops:
-        return  # a short fold into one element: one thread
+        return  # a short reduction into one element: one thread
     loops = [x.var.attr.name for x in out.loops]
-    row = row_axis(fold) if is_contraction(fold) else None
-    number = next((n for n, x in enumerate(fold.spatial) if x is row), None)
-    rows, columns = _register_tile(fold, row)
+    row = row_axis(reduction) if is_contraction(reduction) else None
+    number = next((n for n, x in enumerate(reduction.spatial) if x is row), None)
+    rows, columns = _register_tile(reduction, row)
     inner: list[str] = []
     if number is not None and rows > 1:
         loops[number], row_inner = s.split(loops[number], rows)
@@ -294,49 +294,49 @@ def _tile(s: Schedule, result: str, acc: str) -> None:
     if columns > 1:
         loops[-1], column_inner = s.split(loops[-1], columns)
         inner.append(column_inner)
-    fastest = _fastest(fold)
-    if not inner and fastest is not fold.spatial[-1]:  # neighbouring threads read neighbouring elements
-        loops.append(loops.pop(next(n for n, x in enumerate(fold.spatial) if x is fastest)))
+    fastest = _fastest(reduction)
+    if not inner and fastest is not reduction.spatial[-1]:  # neighbouring threads read neighbouring elements
+        loops.append(loops.pop(next(n for n, x in enumerate(reduction.spatial) if x is fastest)))
     s.reorder(*loops, *inner)
     s.compute_at(acc, _grid(s, loops), "register")
-    width = vector_width(fold, out, columns)
+    width = vector_width(reduction, out, columns)
     lanes(s, inner, width if columns > 1 else 1)
     for is_reduction in (False, True):
         spatial = stage_axes(s.kernel, acc, is_reduction)
         if is_reduction:
-            s.reorder(*(x.var.attr.name for x in _slow_first(fold)), *spatial, reassociate=True)
+            s.reorder(*(x.var.attr.name for x in _slowest_first(reduction)), *spatial, reassociate=True)
         lanes(s, spatial, width if columns > 1 else 1)
 
 
-def _fastest(fold: Nest) -> For:
+def _fastest(reduction: Nest) -> For:
     """The axis of the result along which most of what is read lies side by side; the last one where there is no difference."""
 
     def side_by_side(x: For) -> int:
-        return sum(prod(extent_of(n) for n in r.attr.shape) for r in fold.reads if stride(r, x.var) == 1)
+        return sum(prod(extent_of(n) for n in r.attr.shape) for r in reduction.reads if stride(r, x.var) == 1)
 
-    return max(reversed(fold.spatial), key=side_by_side)
+    return max(reversed(reduction.spatial), key=side_by_side)
 
 
-def _slow_first(fold: Nest) -> list[For]:
+def _slowest_first(reduction: Nest) -> list[For]:
     """Folds in the order in which the largest operand lies in memory, its slowest first."""
-    reads = sorted(fold.reads, key=lambda r: -prod(extent_of(n) for n in r.attr.shape))
+    reads = sorted(reduction.reads, key=lambda r: -prod(extent_of(n) for n in r.attr.shape))
 
     def place(x: For) -> int:
         step = stride(reads[0], x.var) if reads else 0
         return -(1 << 40) if step is None else -abs(step)
 
-    return sorted(fold.reduction_loops, key=place)
+    return sorted(reduction.reduction_loops, key=place)
 
 
-def _register_tile(fold: Nest, row: For | None) -> tuple[int, int]:
+def _register_tile(reduction: Nest, row: For | None) -> tuple[int, int]:
     """(rows, columns) of results that one thread computes: large tiles reuse what they load, small ones fill the machine."""
-    results = prod(extent_of(x.extent) for x in fold.spatial)
-    if not is_contraction(fold):
+    results = prod(extent_of(x.extent) for x in reduction.spatial)
+    if not is_contraction(reduction):
         return 1, 1
-    columns = fold.spatial[-1].extent if _fastest(fold) is fold.spatial[-1] else 1
+    columns = reduction.spatial[-1].extent if _fastest(reduction) is reduction.spatial[-1] else 1
     for rows, width in ((8, 8), (8, 4), (4, 4), (2, 4), (1, 4), (1, 2)):
         r, c = _dividing(row.extent, rows) if row is not None else 1, _fitting(columns, width)
-        if r * c * 2 >= rows * width and results // (r * c) >= FILLED // 2:
+        if r * c * 2 >= rows * width and results // (r * c) >= BUSY_THREADS // 2:
             return r, c
     return 1, 1
 
@@ -362,7 +362,7 @@ def _fitting(extent: Dim, most: int) -> int:
 # ---------------------------------------------------------------- rows
 
 
-def _lines(s: Schedule, group: Group) -> None:
+def _thread_per_row(s: Schedule, group: Group) -> None:
     out = result_nest(s.kernel, group.result)
     rows = row_loops(s.kernel, out, group.inside)
     assert rows is not None
@@ -376,18 +376,18 @@ def _lines(s: Schedule, group: Group) -> None:
         s.unroll(x)
 
 
-def _rows(s: Schedule, group: Group) -> None:
+def _block_per_row(s: Schedule, group: Group) -> None:
     out = result_nest(s.kernel, group.result)
     rows = row_loops(s.kernel, out, group.inside)
     assert rows is not None
     leading = [x.var.attr.name for x in out.loops if x.var in rows]
     rest = [x.var.attr.name for x in out.loops if x.var not in rows]
-    folds = {n.writes.name: n for n in nests(s.kernel) if n.is_reduction and n.writes.name in group.inside}
+    reductions = {n.writes.name: n for n in nests(s.kernel) if n.is_reduction and n.writes.name in group.inside}
     count = prod(extent_of(x.extent) for x in out.loops if x.var in rows)
-    threads = _row_threads(max(_longest(n) for n in folds.values()), count)
+    threads = _row_threads(max(_longest(n) for n in reductions.values()), count)
     partials = {}
-    for name, fold in folds.items():
-        axis = contiguous_reduction(fold) or max(fold.reduction_loops, key=lambda x: extent_of(x.extent))
+    for name, reduction in reductions.items():
+        axis = contiguous_reduction(reduction) or max(reduction.reduction_loops, key=lambda x: extent_of(x.extent))
         partials[name] = s.rfactor(name, axis.var.attr.name, threads)
     if leading:
         s.reorder(*leading, *rest)
@@ -404,20 +404,20 @@ def _rows(s: Schedule, group: Group) -> None:
             s.apply("set_kind", partial.lane, "thread.x")
             s.apply("set_kind", partial.final_lane, "thread.x", True)
         else:
-            _across(s, stage_axes(s.kernel, name, False)[len(rows) :], threads)
-    _across(s, rest, threads)
+            _over_threads(s, stage_axes(s.kernel, name, False)[len(rows) :], threads)
+    _over_threads(s, rest, threads)
 
 
 def _row_threads(length: int, rows: int) -> int:
     """Threads of the block of a row: about four elements for each, more of them where there are few rows."""
-    most = 1024 if rows < 256 and length >= 1 << 13 else THREADS
+    most = 1024 if rows < 256 and length >= 1 << 13 else BLOCK_THREADS
     threads = 32
     while threads < most and threads * 4 < length:
         threads *= 2
     return threads
 
 
-def _across(s: Schedule, loops: Sequence[str], threads: int) -> None:
+def _over_threads(s: Schedule, loops: Sequence[str], threads: int) -> None:
     """Loops over the elements of a row, by all threads of the block."""
     if not loops:
         return
@@ -433,17 +433,17 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: Target) -
     or which neighbouring threads walk, comes last."""
     s = Schedule(kernel)
     s.collapse()
-    if imperative(s.kernel):
+    if is_imperative(s.kernel):
         return {}
     names = {b.name: n for n, b in enumerate(kernel.buffers)}
     wishes: dict[int, Layout] = {}
-    for fold in nests(kernel):
-        if not (fold.is_reduction and fold.spatial and is_contraction(fold)):
+    for reduction in nests(kernel):
+        if not (reduction.is_reduction and reduction.spatial and is_contraction(reduction)):
             continue
-        product = find(fold, result_nest(kernel, fold.writes.name), target)
-        sliced = [] if product is None else copied_along(fold, product)
-        for r in fold.reads:
-            last = product.sliced.var if product is not None and r in sliced else fold.spatial[-1].var
+        product = find(reduction, result_nest(kernel, reduction.writes.name), target)
+        sliced = [] if product is None else copied_along_reduction(reduction, product)
+        for r in reduction.reads:
+            last = product.sliced.var if product is not None and r in sliced else reduction.spatial[-1].var
             number = names.get(r.attr.name)  # None for a temporary
             along = [d for d, i in enumerate(r.args) if last in E.variables(i)]
             if number in constants and number is not None and len(along) == 1 and r.args[along[0]] is last and along[0] != len(r.args) - 1:

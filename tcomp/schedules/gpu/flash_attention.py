@@ -3,7 +3,7 @@
     block for each tile of rows:            queries; with all columns of the result
       for block of the row:                 keys; the maximum so far, and the sums relative to it, go on from block to block
         scores, terms, weights              a tile in registers: a thread has the same elements of all three
-        maximum, scale, sum of each row     each thread folds what it has of a row, then one thread for each row what these have
+        maximum, scale, sum of each row     each thread reductions what it has of a row, then one thread for each row what these have
         sums                                a tile in registers, scaled, and the products of weights and values added
 
 The factors of both products are read from shared memory: slices of queries and keys, the weights of a block, the values of a block, which
@@ -30,31 +30,31 @@ from tcomp.schedules.analysis.access_patterns import Nest, extent_of, reduction_
 from tcomp.schedules.cpu.flash_attention import Online, along, axes, statements
 from tcomp.schedules.gpu import mma
 from tcomp.schedules.gpu.block_tiles import (
-    LEAST,
-    STEP,
+    MIN_EXTENT,
+    SLICE_WAIT,
     Product,
     Side,
     Tile,
-    contiguous_along,
+    all_contiguous,
     cycles_of_block,
     find,
     reads_of,
     tensor_depth,
 )
-from tcomp.schedules.gpu.gemm import BACKGROUND, elements, in_registers, sums
+from tcomp.schedules.gpu.gemm import ASYNC_COPY_ARCHITECTURE, elements, in_registers, multiply_in_slices
 from tcomp.schedules.gpu.thread_mapping import fuse_all, vector_width
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives.insertion_points import Chain
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import Target
 
-THREADS = 16  # along each side of a tile
-DEPTH = 16  # of a slice of queries and keys
+SIDE_THREADS = 16  # threads along each side of a tile: 256 in all
+SLICE_DEPTH = 16  # elements of a slice of queries and keys: 64 bytes of each row, two sectors of memory
 STAGES = 2  # of slices, and of values: the next ones are copied while these are used
-EXPONENTIAL = 8  # cycles of a warp for one element of the scores: its exponential, the folds of its row, the weight for others to read
-ACCUMULATORS, OF_WARPS = 112, 160  # registers of a thread for the elements of its tiles; where tensor cores compute these
-FEWEST = 16  # rows that each multiprocessor should get at least: half a tile of the smallest ones
-WIDTHS = range(LEAST, 257)  # numbers of columns for which there are tiles that keep a multiprocessor busy
+EXPONENTIAL = 8  # cycles of a warp for one element of the scores: its exponential, the reductions of its row, the weight for others to read
+MAX_ACCUMULATORS, MAX_TENSOR_ACCUMULATORS = 112, 160  # 32-bit registers of a thread for the elements of its tiles, of 255; by tensor cores
+MIN_SM_ROWS = 16  # rows that each SM should get at least: half a tile of the smallest ones
+WIDTHS = range(MIN_EXTENT, 257)  # numbers of columns for which there are tiles that keep a multiprocessor busy
 _LETTERS = "abcdefghijklmnop"
 
 
@@ -77,7 +77,7 @@ class Tiles:
     def shared(self, size: int, stages: int) -> int:
         """Bytes of shared memory, at most, for elements of so many."""
         rows, keys = self.scores.rows.size, self.scores.columns.size
-        depth, lanes = self.scores.depth, 4 if self.scores.tensor else THREADS
+        depth, lanes = self.scores.depth, 4 if self.scores.tensor else SIDE_THREADS
         narrow = itemsize(self.scores.tensor) if self.scores.tensor else size
         staged = stages * ((rows + keys) * (depth + 8) + (keys + 8) * (self.sums.columns.size + 8)) + rows * (keys + 8)
         return narrow * staged + size * rows * (2 * lanes + 3)
@@ -88,11 +88,11 @@ def schedule(s: Schedule, found: Online, target: Target, knobs: Knobs) -> None:
     parts = _parts(s, found, target)
     (values, product), acc = parts.sums, parts.sums[0].writes.name
     options = _options(parts, target)
-    sizes = tuple((t.scores.rows.threads, t.scores.rows.each, t.scores.columns.each) for t in options)
+    sizes = tuple((t.scores.rows.threads, t.scores.rows.per_thread, t.scores.columns.per_thread) for t in options)
     tiles = options[sizes.index(knobs.choice(f"{found.maximum}.tile", sizes, sizes[0]))]
-    transposed = contiguous_along(reads_of(values, product)[1], product.sliced)
-    width = 1 if transposed else vector_width(values, result_nest(s.kernel, found.result), tiles.sums.columns.each)
-    (fold,) = reduction_nest(s.kernel, found.maximum).reduction_loops
+    transposed = all_contiguous(reads_of(values, product)[1], product.sliced)
+    width = 1 if transposed else vector_width(values, result_nest(s.kernel, found.result), tiles.sums.columns.per_thread)
+    (reduction,) = reduction_nest(s.kernel, found.maximum).reduction_loops
 
     for name in found.elements:
         s.inline(name)
@@ -103,7 +103,7 @@ def schedule(s: Schedule, found: Online, target: Target, knobs: Knobs) -> None:
     home = fuse_all(s, [*others, around, once])
     for name in (*found.sums, found.maximum):
         s.compute_at(name, home, "register")  # whole tiles, where there are fewer rows
-    blocks, terms, weights, scale = s.online(found.maximum, fold.var.attr.name, tiles.scores.columns.size)
+    blocks, terms, weights, scale = s.online(found.maximum, reduction.var.attr.name, tiles.scores.columns.size)
     of_rows = [name for name in (found.maximum, scale, *found.sums) if name != acc]
     for name in (terms, weights, *of_rows):
         s.set_scope(name, "shared" if name in of_rows else "register")
@@ -119,7 +119,7 @@ def schedule(s: Schedule, found: Online, target: Target, knobs: Knobs) -> None:
             elements(s, tiles.scores, _by_axis(tiles.scores, sides), 1)
         elif name == acc and isinstance(c.write, Accumulate):
             values = Nest(c.loops, c.write)
-        elif name == acc and c.write.value.op != "const":  # `sums` makes the nest that clears them
+        elif name == acc and c.write.value.op != "const":  # `multiply_in_slices` makes the nest that clears them
             elements(s, tiles.sums, _by_axis(tiles.sums, sides), width)
     elements(s, tiles.sums, _by_axis(tiles.sums, (row, column)), width)
     for name in of_rows:
@@ -131,17 +131,17 @@ def schedule(s: Schedule, found: Online, target: Target, knobs: Knobs) -> None:
             in_registers(s, name, tiles.scores, 1)
     if parts.scores is not None:
         assert found.scores is not None
-        step, slices = sums(s, found.scores, *parts.scores, tiles.scores, 1)
-        _ahead(s, step, slices, target)
+        step, slices = multiply_in_slices(s, found.scores, *parts.scores, tiles.scores, 1)
+        _pipeline(s, step, slices, target)
     product = replace(product, sliced=values.reduction_loops[0])
-    _, (_, copied) = sums(s, acc, values, product, tiles.sums, width, owner=tiles.scores)
+    _, (_, copied) = multiply_in_slices(s, acc, values, product, tiles.sums, width, owner=tiles.scores)
     s.clean()  # of the values of a block there is one slice
-    _ahead(s, blocks, [copied], target)
+    _pipeline(s, blocks, [copied], target)
 
 
-def _ahead(s: Schedule, loop: str, copies: Sequence[str], target: Target) -> None:
+def _pipeline(s: Schedule, loop: str, copies: Sequence[str], target: Target) -> None:
     """Copy for the next iteration of a loop, if it has several."""
-    if target.compute_capability >= BACKGROUND and loop in s.loops and s.loops[loop].extent != 1:
+    if target.compute_capability >= ASYNC_COPY_ARCHITECTURE and loop in s.loops and s.loops[loop].extent != 1:
         s.pipeline(loop, STAGES, *copies)
 
 
@@ -155,45 +155,45 @@ def _by_axis(tile: Tile, loops: tuple[str | None, str | None]) -> dict[int, str]
 def _rows_by_threads(rank: int, tile: Tile, lanes: str = "") -> str:
     """How what belongs to the rows of a tile lies: its last dimension is cut as the rows are among the threads."""
     units, row = list(_LETTERS[: rank - 1]), _LETTERS[rank - 1]
-    thread, one = f"{row}/{tile.rows.each}", f"{row}%{tile.rows.each}"
+    thread, one = f"{row}/{tile.rows.per_thread}", f"{row}%{tile.rows.per_thread}"
     return f"({','.join([*units, *((one, thread, lanes) if lanes else (thread, one))])})"
 
 
 def _row(s: Schedule, c: Chain, tile: Tile) -> None:
-    """What is computed for each row. A fold along the row: by each thread for the elements that it has, then by one for what these have."""
+    """What is computed for each row. A reduction along the row: by each thread for the elements that it has, then by one for what these have."""
     row, name = along(c, -1), c.write.buffer.name
     assert row is not None
     if isinstance(c.write, Accumulate):
-        (fold,) = _folds(s, name)
-        partial = s.rfactor(name, *(mma.lanes_of_row(s, fold) if tile.tensor else (fold, tile.columns.threads)))
+        (reduction,) = _reduction_loops(s, name)
+        partial = s.rfactor(name, *(mma.lanes_of_row(s, reduction) if tile.tensor else (reduction, tile.columns.threads)))
         s.set_scope(partial, "shared")
         for is_reduction in (False, True):
             *_, line, lane = stage_axes(s.kernel, partial, is_reduction)
             s.unroll((mma.rows_by_lanes if tile.tensor else _rows_by_lanes)(s, tile, line, lane))
-        for x in _folds(s, partial):
+        for x in _reduction_loops(s, partial):
             s.unroll(x)
         if not tile.tensor:
             rank = len(c.write.indices)
             s.relayout(partial, _rows_by_threads(rank, tile, _LETTERS[rank]))
         *_, row = stage_axes(s.kernel, name, True)
-        (meeting,) = _folds(s, name)
-        s.unroll(meeting)
-    thread, one = s.split(row, tile.rows.each)
+        (last,) = _reduction_loops(s, name)
+        s.unroll(last)
+    thread, one = s.split(row, tile.rows.per_thread)
     s.apply("set_kind", thread, "thread.y")
     s.apply("set_kind", one, "thread.x")
 
 
 def _rows_by_lanes(s: Schedule, tile: Tile, row: str, lane: str) -> str:
-    """As `gpu_warps.rows_by_lanes`."""
-    thread, one = s.split(row, tile.rows.each)
+    """As `mma.rows_by_lanes`."""
+    thread, one = s.split(row, tile.rows.per_thread)
     s.reorder(thread, lane, one)
     s.apply("set_kind", thread, "thread.y")
     s.apply("set_kind", lane, "thread.x")
     return one
 
 
-def _folds(s: Schedule, name: str) -> list[str]:
-    """The loops that a stage is folded over."""
+def _reduction_loops(s: Schedule, name: str) -> list[str]:
+    """The loops that a stage is reduced over."""
     c = next(c for c in statements(s.kernel.body) if isinstance(c.write, Accumulate) and c.write.buffer.name == name)
     return [x.var.attr.name for x in Nest(c.loops, c.write).reduction_loops]
 
@@ -205,12 +205,12 @@ def _parts(s: Schedule, found: Online, target: Target) -> Parts:
     """Raises `ScheduleError` unless the scores are a product of rows and keys, if they are one, and the sums one of rows and columns."""
 
     def of(name: str) -> tuple[Nest, Product]:
-        fold = reduction_nest(s.kernel, name)
-        product, rank = find(fold, result_nest(s.kernel, name), target), len(fold.leaf.indices)
+        reduction = reduction_nest(s.kernel, name)
+        product, rank = find(reduction, result_nest(s.kernel, name), target), len(reduction.leaf.indices)
         if product is None or (product.rows[-1], product.columns[-1]) != (rank - 2, rank - 1):
             why = f"`{name}` is no product of matrices that a block computes in tiles"
             raise ScheduleError("there are no tiles of rows and columns", why=why)
-        return fold, product
+        return reduction, product
 
     rank = len(reduction_nest(s.kernel, found.maximum).leaf.indices)
     wide = [name for name in found.sums if len(reduction_nest(s.kernel, name).leaf.indices) > rank]
@@ -219,8 +219,8 @@ def _parts(s: Schedule, found: Online, target: Target) -> Parts:
     parts = Parts(of(found.scores) if found.scores else None, of(wide[0]), rank)
     if parts.scores and parts.scores[1].tensor != parts.sums[1].tensor:
         raise ScheduleError("there are no tiles of rows and columns", why="tensor cores compute one of the products, and not the other")
-    fold = parts.sums[0]
-    if len(fold.reduction_loops) != 1 or not isinstance(fold.spatial[-1].extent, int):
+    reduction = parts.sums[0]
+    if len(reduction.reduction_loops) != 1 or not isinstance(reduction.spatial[-1].extent, int):
         why = f"the number of columns of `{wide[0]}` is not known, or it is a sum over several axes"
         raise ScheduleError("there are no tiles of sums", why=why)
     return parts
@@ -228,8 +228,8 @@ def _parts(s: Schedule, found: Online, target: Target) -> Parts:
 
 def _options(parts: Parts, target: Target) -> list[Tiles]:
     """The tiles that fit, best first."""
-    stages = STAGES if target.compute_capability >= BACKGROUND else 1
-    size, most = itemsize(parts.sums[0].writes.dtype), OF_WARPS if parts.sums[1].tensor else ACCUMULATORS
+    stages = STAGES if target.compute_capability >= ASYNC_COPY_ARCHITECTURE else 1
+    size, most = itemsize(parts.sums[0].writes.dtype), MAX_TENSOR_ACCUMULATORS if parts.sums[1].tensor else MAX_ACCUMULATORS
     kept = [t for t in _candidates(parts) if (t.sums.accumulators + 3 * t.scores.accumulators) * size <= 4 * most]  # scores, terms, weights
     options = [t for t in kept if t.shared(size, stages) <= target.shared_of_block]
     if not options:
@@ -253,21 +253,21 @@ def _candidates(parts: Parts) -> Iterator[Tiles]:
         for warps, each, keys in itertools.product((2, 4, 8), (16, 32), (16, 32, 64)):
             yield tiles(warps, each, 1, keys, -(-columns // 8) * 8, (16, 8, 8), 2 * tensor_depth(tensor), WARP)
     else:
-        wide = -(-columns // THREADS)
+        wide = -(-columns // SIDE_THREADS)
         for each, keys in itertools.product((2, 4, 8), (1, 2, 4)):
-            yield tiles(THREADS, each, THREADS, keys, wide, (each, keys, wide), DEPTH, 1)
+            yield tiles(SIDE_THREADS, each, SIDE_THREADS, keys, wide, (each, keys, wide), SLICE_DEPTH, 1)
 
 
 def _cycles(parts: Parts, tiles: Tiles, shared: int, target: Target) -> float:
-    """How long the busiest SM computes all its rows (see `gpu_tiles`)."""
+    """How long the busiest SM computes all its rows (see `block_tiles`)."""
     values, product = parts.sums
     blocks, (length,) = tiles.sums.blocks(values), (extent_of(x.extent) for x in values.reduction_loops)
     keys = tiles.scores.columns.size
-    together = -(-blocks // target.gpu.sms) if blocks > target.gpu.sms else 1.5
+    waves = -(-blocks // target.gpu.sms) if blocks > target.gpu.sms else 1.5
     alone = 1.5 if (target.gpu.shared << 10) // shared < 2 else 1.0  # nobody else computes while threads wait for each other
     exponentials = tiles.scores.accumulators * EXPONENTIAL * (tiles.scores.threads // 32)
-    each = keys * cycles_of_block(values, product, tiles.sums) + exponentials + 4 * STEP
+    each = keys * cycles_of_block(values, product, tiles.sums, target) + exponentials + 4 * SLICE_WAIT
     if parts.scores is not None:
         depth = prod(extent_of(x.extent) for x in parts.scores[0].reduction_loops)
-        each += depth * (cycles_of_block(*parts.scores, tiles.scores) + STEP / tiles.scores.depth)
-    return each * together * alone * -(-length // keys)
+        each += depth * (cycles_of_block(*parts.scores, tiles.scores, target) + SLICE_WAIT / tiles.scores.depth)
+    return each * waves * alone * -(-length // keys)

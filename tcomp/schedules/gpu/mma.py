@@ -35,7 +35,7 @@ def multiply(s: Schedule, tile: Tile, axes: dict[int, str], slice_: str) -> None
     instruction = tile.instruction
     y, rows, i = _units(s, tile.rows, axes)
     z, columns, j = _units(s, tile.columns, axes)
-    steps, k = s.split(slice_, tile.deep)
+    steps, k = s.split(slice_, tile.instruction_depth)
     s.reorder(y, z, steps, *rows, *columns, i, j, k, reassociate=True)
     s.apply("set_kind", y, "thread.y")
     s.apply("set_kind", z, "thread.z")
@@ -47,9 +47,9 @@ def multiply(s: Schedule, tile: Tile, axes: dict[int, str], slice_: str) -> None
 def _units(s: Schedule, side: Side, axes: dict[int, str]) -> tuple[str, list[str], str]:
     """(the loop over warps, loops over the units of one, the loop inside of a unit)"""
     if len(side.axes) == 2:
-        warp, many = s.split(axes[side.axes[0]], side.each // side.unit)
+        warp, many = s.split(axes[side.axes[0]], side.per_thread // side.unit)
         return warp, [many], axes[side.axes[1]]
-    warp, mine = s.split(axes[side.axes[0]], side.each)
+    warp, mine = s.split(axes[side.axes[0]], side.per_thread)
     many, unit = s.split(mine, side.unit)
     return warp, [many], unit
 
@@ -58,7 +58,7 @@ def layout(tile: Tile, rank: int) -> str:
     """How the sums lie in registers: first by warp, then as they lie in the tile of the warp."""
     warps, rest = [], []
     for side in (tile.rows, tile.columns):
-        axis, each = _LETTERS[side.axes[0]], side.each if len(side.axes) == 1 else side.each // side.unit
+        axis, each = _LETTERS[side.axes[0]], side.per_thread if len(side.axes) == 1 else side.per_thread // side.unit
         warps.append(f"{axis}/{each}")
         rest += [f"{axis}%{each}", *(_LETTERS[d] for d in side.axes[1:])]
     units = [_LETTERS[d] for d in range(rank) if d not in tile.axes]
@@ -67,22 +67,22 @@ def layout(tile: Tile, rank: int) -> str:
 
 def held(tile: Tile, rank: int) -> str:
     """How what a thread computes from its elements of a sum lies in registers, of warps along the rows: first by warp, and by thread."""
-    rows, columns, each = _LETTERS[tile.rows.axes[0]], _LETTERS[tile.columns.axes[0]], tile.rows.each
+    rows, columns, each = _LETTERS[tile.rows.axes[0]], _LETTERS[tile.columns.axes[0]], tile.rows.per_thread
     units = [_LETTERS[d] for d in range(rank) if d not in tile.axes]
     threads = [f"{rows}/{each}", f"{rows}%8", f"{columns}/2%4"]
     return f"({','.join([*units, *threads, f'{rows}/8%{each // 8}', f'{columns}/8', f'{columns}%2'])})"
 
 
-def lanes_of_row(s: Schedule, fold: str) -> tuple[str, int]:
-    """A fold over the columns of a tile: the loop over the threads that have elements of a row, and how many these are."""
-    _, unit = s.split(fold, 8)
+def lanes_of_row(s: Schedule, reduction: str) -> tuple[str, int]:
+    """A reduction over the columns of a tile: the loop over the threads that have elements of a row, and how many these are."""
+    _, unit = s.split(reduction, 8)
     pair, _ = s.split(unit, 2)
     return pair, 4
 
 
 def rows_by_lanes(s: Schedule, tile: Tile, row: str, lane: str) -> str:
     """A nest over the rows of a tile and the threads that have elements of each; returns the loop inside of a thread."""
-    warp, mine = s.split(row, tile.rows.each)
+    warp, mine = s.split(row, tile.rows.per_thread)
     high, quad = s.split(mine, 8)
     s.reorder(warp, quad, lane, high)
     s.apply("set_kind", warp, "thread.y")

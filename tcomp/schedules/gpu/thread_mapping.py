@@ -1,4 +1,4 @@
-"""What the default GPU schedules have in common: lanes of a thread, the width of its accesses, axes of a block, sums in parts."""
+"""What the default GPU schedules have in common: lanes of a thread, the width of its accesses, axes of a block, partial sums."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from tcomp.schedules.analysis.access_patterns import Nest, extent_of, is_product
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule
 
-VECTOR_BYTES = 16  # the widest access of a thread
+VECTOR_BYTES = 16  # the widest access of a thread, on every CUDA architecture
 
 
-def is_contraction(fold: Nest) -> bool:
+def is_contraction(reduction: Nest) -> bool:
     """A sum of products of what is read."""
-    leaf = fold.leaf
-    return isinstance(leaf, Accumulate) and leaf.reducer.combine.op == "add" and is_product(fold)
+    leaf = reduction.leaf
+    return isinstance(leaf, Accumulate) and leaf.reducer.combine.op == "add" and is_product(reduction)
 
 
-def vector_width(fold: Nest, out: Nest, columns: int) -> int:
+def vector_width(reduction: Nest, out: Nest, columns: int) -> int:
     """Lanes of a vector access along the columns of a register tile."""
-    width = VECTOR_BYTES // max(itemsize(b.dtype) for b in (fold.writes, out.writes, *(r.attr for n in (fold, out) for r in n.reads)))
+    width = VECTOR_BYTES // max(itemsize(b.dtype) for b in (reduction.writes, out.writes, *(r.attr for n in (reduction, out) for r in n.reads)))
     while columns % width:
         width //= 2
     return width
@@ -49,23 +49,23 @@ def fuse_all(s: Schedule, loops: Sequence[str]) -> str:
     return flat
 
 
-def apart(s: Schedule, acc: str, fold: str, parts: int) -> str:
-    """A fold in parts: each a sum of its own, at the first index of the stage, whose name is returned."""
-    partial = s.rfactor(acc, fold, parts)
+def partial_sums(s: Schedule, acc: str, reduction: str, parts: int) -> str:
+    """Split a sum into partial sums, numbered by the first index of their stage, whose name is returned."""
+    partial = s.rfactor(acc, reduction, parts)
     s.apply("mask", partial)
     letters = "abcdefghijklmnop"[: len(editing.find_buffer(s.kernel, partial).shape)]
     s.relayout(partial, f"({','.join([letters[-1], *letters[:-1]])})")
     return partial
 
 
-def divided(s: Schedule, acc: str, length: int) -> str | None:
-    """A sum whose longest fold is cut into parts of a length, each with results of its own; the name of their stage, None for a single one."""
+def split_reduction(s: Schedule, acc: str, length: int) -> str | None:
+    """Split the longest reduction loop of a sum into parts of a length, each with partial sums; the name of their stage, None for one part."""
     cut = max(reduction_nest(s.kernel, acc).reduction_loops, key=lambda x: extent_of(x.extent))
     outer, _ = s.split(cut.var.attr.name, length)
     number = extent_of(editing.find_loop(s.kernel, outer).extent)
     if number < 2:
         return None
-    partial = apart(s, acc, outer, number)
+    partial = partial_sums(s, acc, outer, number)
     for is_reduction in (False, True):
         s.reorder(*stage_axes(s.kernel, partial, is_reduction))
     return partial
