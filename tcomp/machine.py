@@ -26,7 +26,7 @@ from tcomp.target import Target
 
 _LEFT, _RIGHT = E.var("lhs", dtype="float32"), E.var("rhs", dtype="float32")
 _SUM = E.Reducer("sum", _LEFT, _RIGHT, _LEFT + _RIGHT, E.const(0.0, "float32"))
-_MEASURED = ("ghz", "l1", "l2", "l3", "memory", "memory_all")  # fields of `Core`; the others are the table's
+_MEASURED = ("ghz", "l1_bandwidth", "l2_bandwidth", "l3_bandwidth", "memory_bandwidth", "total_memory_bandwidth")  # fields of `Core`; the others are the table's
 _CHAINS = 12  # independent accumulators: more than the FMA units have in flight, fewer than the registers of any target
 _LARGEST = 512 << 20  # bytes that are streamed to measure memory
 
@@ -51,11 +51,11 @@ def measure(target: Target) -> Core:
     lanes = target.lanes(32)
     ghz = peak_flops(target) / (2 * core.fma * lanes) / 1e9
     sizes = {"l1": target.l1 // 2, "l2": target.l2 // 2, "l3": min(target.l3 // 2, 8 * target.l2)}
-    rates: dict[str, Any] = {level: bandwidth(target, size) / (ghz * 1e9) for level, size in sizes.items()}
+    rates: dict[str, Any] = {f"{level}_bandwidth": bandwidth(target, size) / (ghz * 1e9) for level, size in sizes.items()}
     large = min(_LARGEST, max(2 * target.l3, 32 * target.l2))
     one = bandwidth(target, large) / 1e9
     together = bandwidth(target, large, target.cores) / 1e9 if target.cores > 1 else one
-    return replace(core, ghz=ghz, **rates, memory=one, memory_all=max(one, together))
+    return replace(core, ghz=ghz, **rates, memory_bandwidth=one, total_memory_bandwidth=max(one, together))
 
 
 def peak_flops(target: Target, seconds: float = 0.002) -> float:

@@ -1,9 +1,10 @@
 """The machine model: one table of processors and one of GPUs with the figures that compilation asks for.
 
-Nothing is measured or guessed here: these are data about machines, by LLVM's names of them. `tcomp.target` describes the machine that code
-is made for by these tables, and schedules and cost models ask that target.
+These are data, by LLVM's names of processors and GPUs. A `Target` describes the machine that code is made for by these tables; schedules
+and cost models ask that target. What the machine at hand really does is measured by `tcomp.machine`, for reports alone.
 
-Sources: Intel's, AMD's and Arm's optimisation manuals, A. Fog's instruction tables, uops.info; bandwidths by STREAM as commonly reported.
+Latencies, ports and caches are those of Intel's, AMD's and Arm's optimisation manuals, A. Fog's instruction tables and uops.info, bandwidths
+those of STREAM as commonly reported.
 """
 
 from __future__ import annotations
@@ -63,27 +64,56 @@ FEATURES: dict[str, dict[str, frozenset[str]]] = {
 ALL_FEATURES = {arch: frozenset[str]().union(*cpus.values()) for arch, cpus in FEATURES.items()}
 """The features that decide which instructions generated code may use; all others of a processor are of no concern here."""
 
+INTEL_AVX512 = frozenset({
+    "skylake-avx512", "cascadelake", "cooperlake", "icelake-client", "icelake-server", "rocketlake", "tigerlake", "sapphirerapids",
+    "emeraldrapids", "graniterapids",
+})  # fmt: skip
+"""Intel's processors with AVX-512: alike enough that what was learned on one of them ranks schedules on the others."""
+
 AVX512 = _V4
 """Features without which an x86-64 processor's vectors are no wider than 256 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """How fast a processor is. Rates are those of one core, a cycle, for vectors of the full width; bandwidths are attainable ones."""
+    """One core of a processor: what its default schedules and the model of their cost ask for.
+
+    Rates are a cycle, for vectors of the full width; bandwidths are attainable ones. The defaults are those of Intel's first servers
+    with AVX-512 (skylake-avx512), on which the schedules and the model were measured first.
+    """
 
     ghz: float = 3.0  # sustained while all vector units are busy
-    fma: float = 2  # fused multiply-adds (and additions, ...)
-    latency: float = 4  # cycles from one to the next that depends on it
-    loads: float = 2
-    stores: float = 1
-    issue: float = 4  # instructions of all kinds
+    fma: float = 2  # fused multiply-adds (and additions, ...) a cycle
+    latency: float = 4  # cycles from a multiply-add to one that depends on it
+    loads: float = 2  # a cycle
+    stores: float = 1  # a cycle
+    issue: float = 4  # instructions of all kinds a cycle
     divide: float = 10  # cycles between two divisions or square roots of float32 vectors
-    l1: float = 128  # bytes to the registers
-    l2: float = 40  # bytes from the second-level cache
-    l3: float = 10
-    memory: float = 12.0  # GB/s that one core draws
-    memory_all: float = 100.0  # GB/s that all cores together draw
-    spared_registers: int = 0  # vector registers that products are faster without, where that was measured (`Target.tile_registers`)
+    spill: float = 1.5  # cycles for a vector that is stored and loaded again, which nothing hides
+    spared_registers: int = 0  # vector registers that products are faster without, where that was measured
+
+    l1: int = 32 << 10  # bytes of the first-level data cache, of the second level for each core, of the third level for all cores,
+    l2: int = 1 << 20  # where the line of a target says nothing; those of a host are asked of the system
+    l3: int = 16 << 20
+    line: int = 64  # bytes of a line of the caches
+    l1_span: int = 4096  # bytes between addresses that fall into the same set of the first-level cache: its size by its ways
+    page: int = 4096  # bytes that one address translation covers, at whose end hardware stops to prefetch
+    tlb_entries: int = 64  # pages whose translations are at hand
+    tlb_miss: float = 8  # cycles to find the translation of another page in the second-level table
+
+    l1_bandwidth: float = 128  # bytes a cycle, to the registers
+    l2_bandwidth: float = 40  # bytes a cycle, to the first-level cache
+    l3_bandwidth: float = 10  # bytes a cycle
+    memory_bandwidth: float = 12.0  # GB/s that one core draws
+    total_memory_bandwidth: float = 100.0  # GB/s that all cores together draw
+    shared_bandwidth: float = 1.0  # bytes a cycle that each core gets while all cores read the same from beyond their own caches
+    parallel_region: float = 1300  # cycles to wake the threads of a region and to wait for them: half a microsecond
+
+    def load_cycles(self, level: str, size: int) -> float:
+        """Cycles to load `size` bytes from the cache `level` ("l1", "l2", "l3") while a product is computed, which leaves four fifths of
+        the bandwidth (measured on skylake-avx512)."""
+        bandwidth: float = getattr(self, f"{level}_bandwidth")
+        return size / (0.8 * bandwidth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,41 +135,91 @@ class Gpu:
 
 
 CORES = {
-    "x86-64": Core(fma=1, latency=8, loads=1, l1=16, l2=16, divide=14),  # a multiplication and an addition
-    "x86-64-v2": Core(fma=1, latency=8, loads=1, l1=32, l2=24, divide=14),
-    "nehalem": Core(fma=1, latency=8, loads=1, l1=32, l2=24, divide=14, memory=9, memory_all=25),
-    "sandybridge": Core(fma=1, latency=8, l1=48, l2=24, divide=28, memory=10, memory_all=40),
-    "x86-64-v3": Core(latency=5, l1=64, l2=32, divide=8),
-    "haswell": Core(latency=5, l1=64, l2=32, divide=14, memory_all=55),
-    "broadwell": Core(latency=5, l1=64, l2=32, memory_all=60),
-    "skylake": Core(3.8, l1=64, l2=32, divide=5, memory=16, memory_all=32),
-    "alderlake": Core(4.5, loads=3, stores=2, issue=6, l1=96, l2=40, divide=5, memory=30, memory_all=65),
-    "znver1": Core(3.2, 1, 5, loads=1, issue=5, l1=32, l2=32, divide=6, memory=18, memory_all=120),
-    "znver2": Core(3.2, 2, 5, issue=5, l1=64, l2=32, divide=6, l3=16, memory=20, memory_all=150),
-    "znver3": Core(3.4, 2, 4, issue=6, l1=64, l2=32, divide=5, l3=16, memory=22, memory_all=160),
-    "znver4": Core(3.6, 1, 4, loads=1, stores=0.5, issue=6, l1=64, l2=32, l3=16, divide=10, memory=28, memory_all=300),
-    "znver5": Core(3.8, 2, 4, issue=8, l1=128, l2=60, l3=20, divide=8, memory=35, memory_all=400, spared_registers=4),
-    "skylake-avx512": Core(2.6),
-    "cascadelake": Core(2.8),
-    "cooperlake": Core(2.8),
-    "x86-64-v4": Core(3.0, issue=5, memory_all=200),
-    "icelake-client": Core(3.2, 1, issue=5, memory=20, memory_all=45),
-    "rocketlake": Core(4.2, 1, issue=5, memory=22, memory_all=40),
-    "tigerlake": Core(3.5, 1, issue=5, memory=22, memory_all=50),
-    "icelake-server": Core(2.8, issue=5, memory_all=150),
-    "sapphirerapids": Core(3.0, issue=6, memory=14, memory_all=220),
-    "emeraldrapids": Core(3.0, issue=6, memory=14, memory_all=260),
-    "graniterapids": Core(3.0, issue=6, memory=16, memory_all=450),
-    "generic": Core(2.5, 2, 4, issue=3, l1=32, l2=16, divide=7, memory_all=50),
-    "cortex-a53": Core(1.4, 1, 8, loads=0.5, stores=0.5, issue=2, l1=8, l2=6, l3=4, divide=20, memory=3, memory_all=6),
-    "cortex-a72": Core(1.8, 1, 7, loads=1, issue=3, l1=16, l2=10, divide=14, memory=5, memory_all=8),
-    "cortex-a76": Core(2.4, 2, 4, issue=4, l1=32, l2=20, divide=7, memory=12, memory_all=20),
-    "neoverse-n1": Core(2.6, 2, 4, issue=4, l1=32, l2=20, divide=7, memory=16, memory_all=160),
-    "neoverse-n2": Core(3.0, 2, 4, issue=5, l1=32, l2=24, divide=7, memory=20, memory_all=200),
-    "neoverse-v1": Core(2.6, 4, 4, 3, 2, issue=8, l1=48, l2=32, divide=5, memory=22, memory_all=250),
-    "neoverse-v2": Core(3.2, 4, 4, 3, 2, issue=8, l1=48, l2=32, divide=5, memory=30, memory_all=400),
-    "apple-m1": Core(3.1, 4, 4, 3, 2, issue=8, l1=48, l2=32, divide=4, memory=55, memory_all=60),
-}
+    "x86-64": Core(fma=1, latency=8, loads=1, l1_bandwidth=16, l2_bandwidth=16, divide=14),  # a multiplication and an addition
+    "x86-64-v2": Core(fma=1, latency=8, loads=1, l1_bandwidth=32, l2_bandwidth=24, divide=14),
+    "nehalem": Core(
+        fma=1, latency=8, loads=1, divide=14, l2=256 << 10, l3=8 << 20, l1_bandwidth=32, l2_bandwidth=24, memory_bandwidth=9,
+        total_memory_bandwidth=25,
+    ),
+    "sandybridge": Core(
+        fma=1, latency=8, divide=28, l2=256 << 10, l3=8 << 20, l1_bandwidth=48, l2_bandwidth=24, memory_bandwidth=10,
+        total_memory_bandwidth=40,
+    ),
+    "x86-64-v3": Core(latency=5, divide=8, l1_bandwidth=64, l2_bandwidth=32),
+    "haswell": Core(latency=5, divide=14, l2=256 << 10, l3=8 << 20, l1_bandwidth=64, l2_bandwidth=32, total_memory_bandwidth=55),
+    "broadwell": Core(latency=5, l2=256 << 10, l3=8 << 20, l1_bandwidth=64, l2_bandwidth=32, total_memory_bandwidth=60),
+    "skylake": Core(
+        ghz=3.8, divide=5, l2=256 << 10, l3=8 << 20, l1_bandwidth=64, l2_bandwidth=32, memory_bandwidth=16, total_memory_bandwidth=32,
+    ),
+    "alderlake": Core(
+        ghz=4.5, loads=3, stores=2, issue=6, divide=5, l1=48 << 10, l2=1280 << 10, l3=30 << 20, tlb_entries=96, l1_bandwidth=96,
+        l2_bandwidth=40, memory_bandwidth=30, total_memory_bandwidth=65,
+    ),
+    "znver1": Core(
+        ghz=3.2, fma=1, latency=5, loads=1, issue=5, divide=6, l2=512 << 10, l3=8 << 20, l1_bandwidth=32, l2_bandwidth=32,
+        memory_bandwidth=18, total_memory_bandwidth=120,
+    ),
+    "znver2": Core(
+        ghz=3.2, latency=5, issue=5, divide=6, l2=512 << 10, l1_bandwidth=64, l2_bandwidth=32, l3_bandwidth=16, memory_bandwidth=20,
+        total_memory_bandwidth=150,
+    ),
+    "znver3": Core(
+        ghz=3.4, issue=6, divide=5, l2=512 << 10, l3=32 << 20, l1_bandwidth=64, l2_bandwidth=32, l3_bandwidth=16, memory_bandwidth=22,
+        total_memory_bandwidth=160,
+    ),
+    "znver4": Core(  # vectors of 512 bits take two cycles on units of 256 bits
+        ghz=3.6, fma=1, loads=1, stores=0.5, issue=6, l3=32 << 20, tlb_entries=72, l1_bandwidth=64, l2_bandwidth=32, l3_bandwidth=16,
+        memory_bandwidth=28, total_memory_bandwidth=300,
+    ),
+    "znver5": Core(
+        ghz=3.8, issue=8, divide=8, spared_registers=4, tlb_entries=96, l2_bandwidth=60, l3_bandwidth=20, memory_bandwidth=35,
+        total_memory_bandwidth=400,
+    ),
+    "skylake-avx512": Core(ghz=2.6),
+    "cascadelake": Core(ghz=2.8),
+    "cooperlake": Core(ghz=2.8),
+    "x86-64-v4": Core(issue=5, total_memory_bandwidth=200),
+    "icelake-client": Core(ghz=3.2, fma=1, issue=5, l1=48 << 10, l2=512 << 10, l3=8 << 20, memory_bandwidth=20, total_memory_bandwidth=45),
+    "rocketlake": Core(ghz=4.2, fma=1, issue=5, l1=48 << 10, l2=512 << 10, memory_bandwidth=22, total_memory_bandwidth=40),
+    "tigerlake": Core(ghz=3.5, fma=1, issue=5, l1=48 << 10, l2=1280 << 10, l3=12 << 20, memory_bandwidth=22, total_memory_bandwidth=50),
+    "icelake-server": Core(ghz=2.8, issue=5, total_memory_bandwidth=150),
+    "sapphirerapids": Core(issue=6, tlb_entries=96, memory_bandwidth=14, total_memory_bandwidth=220),
+    "emeraldrapids": Core(issue=6, tlb_entries=96, memory_bandwidth=14, total_memory_bandwidth=260),
+    "graniterapids": Core(issue=6, tlb_entries=96, memory_bandwidth=16, total_memory_bandwidth=450),
+    "generic": Core(ghz=2.5, issue=3, divide=7, l1_bandwidth=32, l2_bandwidth=16, total_memory_bandwidth=50),
+    "cortex-a53": Core(
+        ghz=1.4, fma=1, latency=8, loads=0.5, stores=0.5, issue=2, divide=20, l2=128 << 10, l3=512 << 10, l1_span=8192, tlb_entries=10,
+        l1_bandwidth=8, l2_bandwidth=6, l3_bandwidth=4, memory_bandwidth=3, total_memory_bandwidth=6,
+    ),
+    "cortex-a72": Core(
+        ghz=1.8, fma=1, latency=7, loads=1, issue=3, divide=14, l2=256 << 10, l3=1 << 20, l1_span=16384, tlb_entries=32, l1_bandwidth=16,
+        l2_bandwidth=10, memory_bandwidth=5, total_memory_bandwidth=8,
+    ),
+    "cortex-a76": Core(
+        ghz=2.4, divide=7, l1=64 << 10, l2=512 << 10, l3=4 << 20, l1_span=16384, tlb_entries=44, l1_bandwidth=32, l2_bandwidth=20,
+        memory_bandwidth=12, total_memory_bandwidth=20,
+    ),
+    "neoverse-n1": Core(
+        ghz=2.6, divide=7, l1=64 << 10, l3=32 << 20, l1_span=16384, tlb_entries=40, l1_bandwidth=32, l2_bandwidth=20,
+        memory_bandwidth=16, total_memory_bandwidth=160,
+    ),
+    "neoverse-n2": Core(
+        issue=5, divide=7, l1=64 << 10, l3=32 << 20, l1_span=16384, tlb_entries=48, l1_bandwidth=32, l2_bandwidth=24,
+        memory_bandwidth=20, total_memory_bandwidth=200,
+    ),
+    "neoverse-v1": Core(
+        ghz=2.6, fma=4, loads=3, stores=2, issue=8, divide=5, l1=64 << 10, l3=32 << 20, l1_span=16384, tlb_entries=48, l1_bandwidth=48,
+        l2_bandwidth=32, memory_bandwidth=22, total_memory_bandwidth=250,
+    ),
+    "neoverse-v2": Core(
+        ghz=3.2, fma=4, loads=3, stores=2, issue=8, divide=5, l1=64 << 10, l2=2 << 20, l3=64 << 20, l1_span=16384, tlb_entries=48,
+        l1_bandwidth=48, l2_bandwidth=32, memory_bandwidth=30, total_memory_bandwidth=400,
+    ),
+    "apple-m1": Core(
+        ghz=3.1, fma=4, loads=3, stores=2, issue=8, divide=4, l1=128 << 10, l2=3 << 20, l3=8 << 20, line=128, l1_span=16384, page=16384,
+        tlb_entries=160, l1_bandwidth=48, l2_bandwidth=32, memory_bandwidth=55, total_memory_bandwidth=60,
+    ),
+}  # fmt: skip
 """Every processor of `FEATURES`, by its name."""
 
 GPUS = {
@@ -154,8 +234,5 @@ GPUS = {
     "sm_120": Gpu(170, 2.41, 128, 1792, 8000, 96 << 20, 100, 256, 1536, 24),  # RTX 5090
     "sm_121": Gpu(48, 2.40, 128, 273, 2000, 24 << 20, 100, 256, 1536, 24),  # GB10
 }
-
-CACHES = {"l1": 32 << 10, "l2": 1 << 20, "l3": 16 << 20}
-"""Bytes of data cache, per core but for the shared third level, where nothing else is known."""
 
 CUDA_ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100a", "sm_103", "sm_120", "sm_121")

@@ -23,8 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tcomp.errors import TargetError
-from tcomp.machines import ALL_FEATURES, AVX512, CACHES, CORES, CUDA_ARCHITECTURES, FEATURES, GPUS, Core, Gpu
+from tcomp.machines import ALL_FEATURES, AVX512, CORES, CUDA_ARCHITECTURES, FEATURES, GPUS, Core, Gpu
 
+_USUAL = Core()
+_CACHES = ("l1", "l2", "l3")
 _PRECISIONS = ("tf32", "fp16", "bf16")
 _CUDA_USUAL = ("sm_80", "sm_90a")
 _ARCH_NAMES = {"x86_64": "x86_64", "amd64": "x86_64", "x86-64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
@@ -43,9 +45,9 @@ class Target:
     arch: str
     cpu: str
     features: tuple[str, ...]
-    l1: int = CACHES["l1"]
-    l2: int = CACHES["l2"]
-    l3: int = CACHES["l3"]
+    l1: int = _USUAL.l1
+    l2: int = _USUAL.l2
+    l3: int = _USUAL.l3
     cores: int = 1
     kind: str = "cpu"
 
@@ -62,7 +64,7 @@ class Target:
             # A virtual machine that hides features, or a processor this table does not know: the richest baseline that it has.
             baseline = {"x86_64": ("x86-64-v4", "x86-64-v3", "x86-64-v2", "x86-64"), "aarch64": ("generic",)}[arch]
             cpu = next(name for name in baseline if FEATURES[arch][name] <= present or name == baseline[-1])
-        l1, l2, l3 = _host_caches().values()
+        l1, l2, l3 = _host_caches(CORES[cpu]).values()
         return Target(arch, cpu, tuple(sorted(present)), l1, l2, l3, _host_cores())
 
     @staticmethod
@@ -86,7 +88,7 @@ class Target:
         if cpu not in FEATURES[arch]:
             raise TargetError(f"unknown processor `{cpu}` of {arch}", where=text, hint=f"one of {', '.join(FEATURES[arch])}")
         features = _features(arch, cpu, options.pop("mattr", ""), text)
-        l1, l2, l3 = (_size(options[level], level, text) if level in options else usual for level, usual in CACHES.items())
+        l1, l2, l3 = (_size(options[level], level, text) if level in options else getattr(CORES[cpu], level) for level in _CACHES)
         return Target(arch, cpu, features, l1, l2, l3, _size(options.get("cores", "1"), "cores", text))
 
     def __str__(self) -> str:
@@ -97,7 +99,7 @@ class Target:
         changes = [f"+{f}" for f in self.features if f not in usual] + [f"-{f}" for f in sorted(usual - set(self.features))]
         if changes:
             words.append("-mattr=" + ",".join(changes))
-        words += [f"-{level}={_size_text(getattr(self, level))}" for level, size in CACHES.items() if getattr(self, level) != size]
+        words += [f"-{level}={_size_text(size)}" for level in _CACHES if (size := getattr(self, level)) != getattr(self.core, level)]
         if self.cores != 1:
             words.append(f"-cores={self.cores}")
         return " ".join(words)
@@ -156,7 +158,7 @@ class Target:
     @property
     def streamed(self) -> float:
         """Bytes a cycle that each core gets of what no cache of its own holds and it has asked for ahead, as weights are."""
-        return min(0.8 * self.core.l3, self.core.memory_all / (self.cores * self.core.ghz))
+        return min(0.8 * self.core.l3_bandwidth, self.core.total_memory_bandwidth / (self.cores * self.core.ghz))
 
     @property
     def compute_capability(self) -> int:
@@ -295,9 +297,9 @@ def _host_processor() -> tuple[str, list[str]]:
     return cpu, features
 
 
-def _host_caches() -> dict[str, int]:
-    """Sizes in bytes from sysfs; what cannot be read keeps its usual value."""
-    sizes = dict(CACHES)
+def _host_caches(core: Core) -> dict[str, int]:
+    """Sizes in bytes from sysfs; what cannot be read is as the table says."""
+    sizes: dict[str, int] = {level: getattr(core, level) for level in _CACHES}
     for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         try:
             kind, level, size = ((index / name).read_text().strip() for name in ("type", "level", "size"))

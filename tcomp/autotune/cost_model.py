@@ -27,6 +27,7 @@ import numpy as np
 from tcomp.autotune.features import NAMES, Features
 from tcomp.autotune.fingerprint import fingerprint
 from tcomp.errors import ArtifactError
+from tcomp.machines import INTEL_AVX512
 from tcomp.target import Target
 
 if TYPE_CHECKING:
@@ -126,10 +127,14 @@ def shipped(target: Target) -> Path:
 
 
 def family(target: Target) -> str:
-    """What machines of one shipped model have in common."""
-    if target.kind == "cuda" or target.arch != "x86_64":
-        return target.kind if target.kind == "cuda" else target.arch
-    return "x86-" + {512: "avx512", 256: "avx2", 128: "sse2"}[target.vector_bits]
+    """The machines that a model trained on one of them serves: GPUs, Intel's processors with AVX-512, else processors of one name.
+
+    The model that is shipped was trained on one of Intel's servers with AVX-512 (which one, its system did not say). On AMD's, which have
+    other units and caches, it would order candidates by what is slow elsewhere.
+    """
+    if target.kind == "cuda":
+        return "cuda"
+    return "intel-avx512" if target.cpu in INTEL_AVX512 and target.vector_bits == 512 else target.cpu
 
 
 # ---------------------------------------------------------------- learning and judging

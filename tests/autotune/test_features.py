@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from tcomp.autotune.space import realise
 from tcomp.autotune.tasks import Program
 from tcomp.errors import IRError
 from tcomp.ir import te
+from tcomp.machines import CORES
 from tcomp.schedules.cost import cpu
 from tcomp.target import Target
 from tests.autotune.spaces import product, scaled, split_scaled
@@ -88,9 +91,9 @@ def test_where_the_analytic_model_cannot_tell_the_rest_is_told(monkeypatch: pyte
 def test_the_fingerprint_is_of_what_features_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     first = fingerprint()
     assert fingerprint.__wrapped__() == first
-    for name, value in (("SPILL", 3.0), ("TRANSLATION", 80)):  # of the analytic model
-        monkeypatch.setattr(cpu, name, value)
-        assert (fingerprint.__wrapped__() == first) == (name == "SPILL")  # nothing is spilled
+    for rates, same in (({"spill": 3.0}, True), ({"tlb_miss": 80.0}, False)):  # of the machine model; nothing is spilled
+        monkeypatch.setitem(CORES, "skylake-avx512", replace(CORES["skylake-avx512"], **rates))
+        assert (fingerprint.__wrapped__() == first) == same
     monkeypatch.undo()
     monkeypatch.setattr("tcomp.autotune.features.STEPS", 33)
     assert fingerprint.__wrapped__() != first

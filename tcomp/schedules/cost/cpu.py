@@ -53,16 +53,11 @@ from tcomp.schedules.cost import gpu
 from tcomp.schedules.cost.roofline import CLASSES, Work, operations, operators, roof, work
 from tcomp.target import Target
 
-FILLED = 0.8  # the share of a cache that a working set may take
-REGION = 0.5e-6  # seconds to wake the threads and to wait for them
-POINTS = 1 << 12  # that are enumerated where there is no closed form: an estimate is asked for thousands of candidates
-PAGE = 4096  # bytes; also the span of the sets of usual first-level caches
-TRANSLATED = 64  # pages whose addresses the nearest table holds
-TRANSLATION = 8  # cycles to look up another one
-SPILL = 1.5  # cycles for an accumulator that goes to memory and back, which nothing hides
-EXPOSED = 0.2  # the share of a movement of data that is waited for though something else takes longer (fitted by benchmarks.model)
-LOOP = 1.0  # cycles of an iteration of a loop that nothing hides
-MISSED = 1.0  # cycles of a prefetch of what its loop does not read: it brings a line, or looks up a page, in vain
+USABLE_CACHE = 0.8  # share of a cache that a working set may take: the rest goes to stacks and code (fitted by benchmarks.model, skylake-avx512)
+EXPOSED_TRANSFER = 0.2  # share of a transfer's time that is waited for though something else takes longer (fitted likewise)
+LOOP_OVERHEAD = 1.0  # cycles of a loop's iteration that nothing hides: processors take one branch a cycle
+WASTED_PREFETCH = 1.0  # cycles of a prefetch of what its loop does not read: it fetches a line, or looks up a page, in vain
+MOST_POINTS = 1 << 12  # points counted one by one where there is no closed form: an estimate is asked for thousands of candidates
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +93,13 @@ def estimate(
     Raises `IRError` if a symbolic dim has no value in `dims`.
     """
     kernel = at_sizes(kernel, dims or {})
-    todo = work(kernel, POINTS)
+    todo = work(kernel, MOST_POINTS)
     bound = _bound(kernel, todo, target, threads, core)
     if target.kind == "cuda":
         counts = {"flops": float(todo.flops), "bytes": float(todo.bytes), "intensity": float(todo.flops) / max(1.0, float(todo.bytes))}
         if not any(isinstance(s, For) and s.kind in GPU_AXES for s in walk(kernel.body)):
             return Estimate(bound, bound, {"roofline": bound}, counts)
-        time, seconds, more = gpu.modelled(kernel, target, POINTS)
+        time, seconds, more = gpu.modelled(kernel, target, MOST_POINTS)
         return Estimate(max(time, bound), bound, seconds, {**more, **counts})
     return _Model(kernel, target, core or target.core, threads).estimate(bound, float(todo.flops), float(todo.bytes))
 
@@ -112,12 +107,12 @@ def estimate(
 def bound(kernel: Kernel, target: Target, dims: Mapping[Expr, int] | None = None, threads: int = 1, core: Core | None = None) -> float:
     """The least seconds that a kernel takes, by the roofline. Raises as `estimate`."""
     kernel = at_sizes(kernel, dims or {})
-    return _bound(kernel, work(kernel, POINTS), target, threads, core)
+    return _bound(kernel, work(kernel, MOST_POINTS), target, threads, core)
 
 
 def _bound(kernel: Kernel, todo: Work, target: Target, threads: int, core: Core | None) -> float:
     if target.kind == "cuda":
-        return gpu.bound(kernel, target, float(todo.bytes), POINTS)
+        return gpu.bound(kernel, target, float(todo.bytes), MOST_POINTS)
     return roof(target, threads, core).seconds(float(todo.slots), float(todo.divisions), float(todo.bytes))[0]
 
 
@@ -210,13 +205,13 @@ class _Model:
     def __init__(self, kernel: Kernel, target: Target, core: Core, threads: int) -> None:
         self.kernel, self.target, self.core, self.threads = kernel, target, core, threads
         found = accesses(kernel.body)
-        self.footprints = Footprints(found, POINTS)
+        self.footprints = Footprints(found, MOST_POINTS)
         self.own: dict[Stmt, list[Access]] = {}
         for a in found:
             self.own.setdefault(a.statement, []).append(a)
         self.sets: dict[Stmt, _WorkingSet] = {}
-        self.rooms = {"l2": target.l1 * FILLED, "l3": target.l2 * FILLED, "memory": target.l3 * FILLED, "pages": TRANSLATED}
-        self.spans = {"l2": PAGE, "l3": max(PAGE, target.l2 // 16)}  # bytes after which addresses fall into the same set again
+        self.rooms = {"l2": target.l1 * USABLE_CACHE, "l3": target.l2 * USABLE_CACHE, "memory": target.l3 * USABLE_CACHE, "pages": core.tlb_entries}
+        self.spans = {"l2": core.l1_span, "l3": max(core.l1_span, target.l2 // 16)}  # bytes after which addresses fall into the same set again
         self.regions: list[_Region] = []
         self.kinds = _kinds_of_instructions(kernel)
         self.parallel = 0.0  # regions of threads that are started
@@ -229,7 +224,7 @@ class _Model:
         self, loop: For | None, parent: _Region | None, around: Loops, conditions: Sequence[Expr], share: float, body: Stmt
     ) -> _Region:
         own = {x.var for x in around}
-        trips = instances(around, [c for c in conditions if set(E.variables(c)) <= own], POINTS)
+        trips = instances(around, [c for c in conditions if set(E.variables(c)) <= own], MOST_POINTS)
         written = frozenset(s.buffer for s in walk(body) if isinstance(s, Store | Accumulate))
         self.regions.append(_Region(loop, parent, around, trips, share, written))
         return self.regions[-1]
@@ -310,7 +305,7 @@ class _Model:
         copies = region.trips * prod(self._extent(x) for x in unrolled)
         if not asked or not copies:
             return 1.0
-        return min(1.0, instances(tuple(x for x in loops if x is not lane), asked, POINTS) / copies)
+        return min(1.0, instances(tuple(x for x in loops if x is not lane), asked, MOST_POINTS) / copies)
 
     def _compute(self, s: Store | Accumulate, region: _Region, unrolled: Loops, lane: For | None, part: float) -> None:
         """Count the operators of a statement where they are evaluated, once for all copies that agree on them."""
@@ -387,7 +382,7 @@ class _Model:
         out_vectors, out_scalars, scattered = self._distinct(region.stores)
         spills = self._spills(region)
         arithmetic = sum(count[k] for k in ("fma", "add", "mul", "special", "other", "fold"))
-        loads = vectors + scalars + gathered + spills + region.prefetches + MISSED * region.missed * core.loads
+        loads = vectors + scalars + gathered + spills + region.prefetches + WASTED_PREFETCH * region.missed * core.loads
         stores = out_vectors + out_scalars + scattered + spills
         return {
             "arithmetic": max(arithmetic / core.fma, count["division"] * core.divide, region.chain),
@@ -409,7 +404,7 @@ class _Model:
             parts = [self._traffic(child, level, room, loops) for child in children(stmt)]
             return sum(p[0] for p in parts), sum(p[1] for p in parts)
         found = self._working_set(stmt)
-        moved = (found.size[level] if level == "pages" else found.moved) * instances(loops, limit=POINTS)
+        moved = (found.size[level] if level == "pages" else found.moved) * instances(loops, limit=MOST_POINTS)
         return moved, moved * self._share((*loops, stmt) if isinstance(stmt, For) else loops)
 
     def _share(self, loops: Loops) -> float:
@@ -419,7 +414,7 @@ class _Model:
 
     def _working_set(self, stmt: Stmt) -> _WorkingSet:
         if stmt not in self.sets:
-            size, moved = dict.fromkeys(self.rooms, 0.0), 0.0
+            size, moved, page = dict.fromkeys(self.rooms, 0.0), 0.0, self.core.page
             running = loop_extents(stmt).keys()
             for buffer, group in by_buffer(a for s in walk(stmt) for a in self.own.get(s, ())).items():
                 if buffer.scope == "register":
@@ -430,7 +425,7 @@ class _Model:
                     piece = touched.lines * LINE / max(1, touched.rows)
                     size[level] += touched.lines * LINE * max(1.0, gcd(row, span) / piece if touched.rows > 1 and piece else 1.0)
                 size["memory"] += touched.lines * LINE
-                size["pages"] += max(ceil(touched.lines * LINE / PAGE), ceil(touched.rows * min(row, PAGE) / PAGE))
+                size["pages"] += max(ceil(touched.lines * LINE / page), ceil(touched.rows * min(row, page) / page))
                 moved += touched.lines * LINE * (2 if any(map(_fetched_to_be_written, group)) else 1)
             self.sets[stmt] = _WorkingSet(size, moved)
         return self.sets[stmt]
@@ -447,16 +442,16 @@ class _Model:
             for name, n in cycles.items():
                 totals[name] += region.trips * n
                 busiest[name] += region.trips * region.share * n
-            steps = LOOP if region.loop is not None else 0.0
+            steps = LOOP_OVERHEAD if region.loop is not None else 0.0
             busiest["loops"] += region.trips * region.share * steps
             totals["iterations"] += region.trips if region.loop is not None else 0
-            hidden = max(cycles["arithmetic"], cycles["registers"], cycles["issue"] + steps) + SPILL * cycles["spills"]
+            hidden = max(cycles["arithmetic"], cycles["registers"], cycles["issue"] + steps) + core.spill * cycles["spills"]
             inside_core += region.trips * region.share * hidden
         rates = {
-            "l2": core.l2,
-            "l3": core.l3,
-            "memory": min(core.memory, core.memory_all / self.threads) / core.ghz,
-            "pages": 1 / TRANSLATION,
+            "l2": core.l2_bandwidth,
+            "l3": core.l3_bandwidth,
+            "memory": min(core.memory_bandwidth, core.total_memory_bandwidth / self.threads) / core.ghz,
+            "pages": 1 / core.tlb_miss,
         }
         whole = self._working_set(self.kernel.body).size
         moved: dict[str, float] = {}
@@ -466,9 +461,9 @@ class _Model:
             moved[level], slowest = (0.0, 0.0) if fits else self._traffic(self.kernel.body, level, room)
             waiting[level] = slowest / rates[level]
         hertz = core.ghz * 1e9
-        threads = self.parallel * REGION * (self.threads > 1)
+        threads = self.parallel * core.parallel_region / hertz * (self.threads > 1)
         parts = (inside_core, waiting["l2"], waiting["l3"], waiting["memory"])
-        time = (max(parts) + EXPOSED * (sum(parts) - max(parts)) + waiting["pages"]) / hertz + threads
+        time = (max(parts) + EXPOSED_TRANSFER * (sum(parts) - max(parts)) + waiting["pages"]) / hertz + threads
         seconds = {
             "arithmetic": busiest["arithmetic"] / hertz,
             "registers": busiest["registers"] / hertz,
@@ -478,7 +473,7 @@ class _Model:
         return Estimate(max(time, bound), bound, seconds, self._counts(totals, moved, flops, compulsory))
 
     def _counts(self, totals: Mapping[str, float], moved: Mapping[str, float], flops: float, compulsory: float) -> dict[str, float]:
-        counts = {f"operations.{k}": float(n) for k, n in operations(self.kernel, POINTS).items()}
+        counts = {f"operations.{k}": float(n) for k, n in operations(self.kernel, MOST_POINTS).items()}
         moves = (
             "loads.vector",
             "loads.scalar",

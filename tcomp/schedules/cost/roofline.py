@@ -269,7 +269,7 @@ class Roof:
         memory = nearer = 0.0
         for room, rate in self.memories:
             memory += max(0.0, min(bytes, room) - nearer) / rate
-            nearer = room
+            nearer = max(nearer, room)
         return (arithmetic, "arithmetic") if arithmetic >= memory else (memory, "memory")
 
 
@@ -281,6 +281,7 @@ def roof(target: Target, threads: int = 1, core: Core | None = None) -> Roof:
         return Roof(rate, rate / 8, ((gpu.l2, gpu.cache * 1e9), (float("inf"), gpu.memory * 1e9)))
     core = core or target.core
     cycles, lanes = core.ghz * 1e9 * threads, target.vector_bits / 32
-    rates = (core.l1 * cycles, core.l2 * cycles, core.l3 * cycles, min(core.memory * threads, core.memory_all) * 1e9)
+    memory = min(core.memory_bandwidth * threads, core.total_memory_bandwidth)
+    rates = (core.l1_bandwidth * cycles, core.l2_bandwidth * cycles, core.l3_bandwidth * cycles, memory * 1e9)
     rooms = (target.l1 * threads, target.l2 * threads, target.l3, float("inf"))
     return Roof(core.fma * lanes * cycles, lanes / core.divide * cycles, tuple(zip(rooms, rates, strict=True)))
