@@ -14,18 +14,7 @@ from tcomp.ir.access import accesses, stride
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Expr, as_expr, loop_var
 from tcomp.ir.layout import LINE
-from tcomp.ir.loops import (
-    SERIAL,
-    UNROLLED,
-    VECTORIZED,
-    Buffer,
-    For,
-    Kernel,
-    Prefetch,
-    Stmt,
-    Store,
-    block,
-)
+from tcomp.ir.loops import SERIAL, UNROLLED, VECTORIZED, Buffer, For, Kernel, Prefetch, Stmt, Store, block
 from tcomp.ir.simplify import simplify
 from tcomp.schedules.primitives.editing import find_buffer, find_loop, fresh, is_local, rebuild, refuse, replace_loop
 from tcomp.schedules.primitives.insertion_points import path

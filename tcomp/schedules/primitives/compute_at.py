@@ -28,16 +28,7 @@ from tcomp.ir.loops import (
 )
 from tcomp.ir.simplify import difference, prove, same_dim, simplify
 from tcomp.schedules.analysis.inverse_maps import Inverse, Solution, holds, inverse
-from tcomp.schedules.primitives.editing import (
-    find_buffer,
-    find_loop,
-    nesting,
-    rebuild,
-    refuse,
-    swap_buffer,
-    temporary,
-    without_allocation,
-)
+from tcomp.schedules.primitives.editing import find_buffer, find_loop, nesting, rebuild, refuse, swap_buffer, temporary, without_allocation
 from tcomp.schedules.primitives.insertion_points import (
     Site,
     bounds_loops,

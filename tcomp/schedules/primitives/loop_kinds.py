@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tcomp.ir.loops import (
-    GPU_AXES,
-    KINDS,
-    SERIAL,
-    UNROLLED,
-    VECTORIZED,
-    Kernel,
-)
+from tcomp.ir.loops import GPU_AXES, KINDS, SERIAL, UNROLLED, VECTORIZED, Kernel
 from tcomp.schedules.analysis.legality import race
 from tcomp.schedules.primitives.editing import find_loop, nesting, refuse, refuse_conflict, replace_loop
 from tcomp.schedules.primitives.loop_structure import split

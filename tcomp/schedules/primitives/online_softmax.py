@@ -10,21 +10,7 @@ import numpy as np
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import Expr, as_dim, as_expr, loop_var
-from tcomp.ir.loops import (
-    PARALLEL,
-    SERIAL,
-    Accumulate,
-    Allocate,
-    Block,
-    Buffer,
-    For,
-    Kernel,
-    Stmt,
-    Store,
-    block,
-    children,
-    perfect,
-)
+from tcomp.ir.loops import PARALLEL, SERIAL, Accumulate, Allocate, Block, Buffer, For, Kernel, Stmt, Store, block, children, perfect
 from tcomp.ir.simplify import prove, same_dim, simplify
 from tcomp.schedules.analysis.inverse_maps import holds, inverse
 from tcomp.schedules.instructions import tf32
