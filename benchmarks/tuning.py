@@ -27,10 +27,11 @@ import onnx
 from onnx import helper, numpy_helper
 
 from tcomp.autotune.cost_model import SAME, CostModel, Sample, accuracy, shipped
-from tcomp.autotune.database.store import Database, Record, environment
-from tcomp.autotune.features import Made
+from tcomp.autotune.database.records import Record, environment
+from tcomp.autotune.database.store import Database
+from tcomp.autotune.features import CandidateSummary
 from tcomp.autotune.measurement.measurer import Measurer
-from tcomp.autotune.search import Maker, Search
+from tcomp.autotune.search import Search, Summarize
 from tcomp.autotune.space import sample
 from tcomp.autotune.tasks import Task, workloads
 from tcomp.errors import ScheduleError
@@ -156,7 +157,7 @@ def quality(samples: int, trials: int, only: str, seed: int, path: str | None, s
         for name, task in chosen(JUDGED, only):
             drawn = at_random(measurer, task, samples, seed, database, seconds)
             judges = Judges.of(measurer, task, drawn[:RANKED])
-            search = Search(HOST, make=maker(measurer))
+            search = Search(HOST, summarize=summarizer(measurer))
             zero = [judges.judge(model) for model in (CostModel(), search.model)]
             tried = searched(measurer, search, task, trials, seed)
             after = judges.judge(search.model, {r.decisions for r in tried})
@@ -226,9 +227,9 @@ class Judges:
         return ranking(model, left if len(left) >= FEWEST else [*self.samples.values()], self.same)
 
 
-def maker(measurer: Measurer) -> Maker:
+def summarizer(measurer: Measurer) -> Summarize:
     """Candidates are made where they are built."""
-    return lambda task, wanted: [made if isinstance(made, Made) else None for made in measurer.make(task, wanted)]
+    return lambda task, wanted: [made if isinstance(made, CandidateSummary) else None for made in measurer.summarize(task, wanted)]
 
 
 def searched(measurer: Measurer, search: Search, task: Task, trials: int, seed: int) -> list[Record]:
@@ -246,8 +247,8 @@ def cost_of(record: Record) -> float:
 
 def samples_of(measurer: Measurer, task: Task, costs: Mapping[str, float]) -> dict[str, Sample]:
     """By decisions, what a model learns from or is judged by; what is refused by now is left out."""
-    made = measurer.make(task, [decode(text) for text in costs])
-    return {text: Sample(task.key, m.features, cost) for (text, cost), m in zip(costs.items(), made, strict=True) if isinstance(m, Made)}
+    made = measurer.summarize(task, [decode(text) for text in costs])
+    return {text: Sample(task.key, m.features, cost) for (text, cost), m in zip(costs.items(), made, strict=True) if isinstance(m, CandidateSummary)}
 
 
 def ranking(model: CostModel, samples: Sequence[Sample], same: float = SAME) -> float:
@@ -274,7 +275,7 @@ def record(path: str, candidates: int, only: str, seed: int) -> None:
         for name, task in chosen(LEARNT, only):
             begin = time.perf_counter()
             records = at_random(measurer, task, candidates // 2, seed, None)
-            records += searched(measurer, Search(HOST, CostModel(), maker(measurer)), task, candidates - len(records), seed)
+            records += searched(measurer, Search(HOST, CostModel(), summarizer(measurer)), task, candidates - len(records), seed)
             for r in records:
                 database.add(r)
             print(

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Self
 
 
-class Clock:
-    """Seconds by what they were spent on; what is inside of another phase counts for itself alone."""
+class PhaseClock:
+    """Seconds by phase of the work; a phase inside of another one does not count for the outer one."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -23,29 +23,31 @@ class Clock:
         return before
 
     @contextmanager
-    def spent(self, phase: str) -> Iterator[None]:
-        before = self._switch(phase)
+    def phase(self, name: str) -> Iterator[None]:
+        """The time of the block counts for this phase."""
+        before = self._switch(name)
         try:
             yield
         finally:
             self._switch(before)
 
     def stop(self) -> dict[str, float]:
+        """Seconds by phase until now."""
         self._switch(self._phase)
         return self.seconds
 
 
-class Watch:
-    """Calls `end` once it is later than `when()` says, from a thread: whatever is waited for then. `over` says whether that happened."""
+class Watchdog:
+    """Calls `end` from a thread once it is later than `deadline()` says, whatever is waited for then. `expired` says whether it did."""
 
-    def __init__(self, when: Callable[[], float], end: Callable[[], None]) -> None:
-        self._when, self._end, self._stop, self.over = when, end, threading.Event(), False
+    def __init__(self, deadline: Callable[[], float], end: Callable[[], None]) -> None:
+        self._deadline, self._end, self._stop, self.expired = deadline, end, threading.Event(), False
         self._thread = threading.Thread(target=self._look, daemon=True)
 
     def _look(self) -> None:
         while not self._stop.wait(0.2):
-            if time.monotonic() > self._when():
-                self.over = True
+            if time.monotonic() > self._deadline():
+                self.expired = True
                 self._end()
                 return
 

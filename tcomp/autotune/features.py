@@ -1,9 +1,9 @@
-"""What the model of cost is told about a candidate: numbers of a fixed length, under stable names.
+"""What the cost model is told about a candidate: a vector of fixed length, under stable names.
 
 Three parts: what the analytic model counts and estimates (`schedules.cost`), on a logarithmic scale and as shares; the steps of the
 trace; the decisions. The names of the last two are those of programs and schedule functions, of which there is no list: they are hashed
-into a fixed number of places (K. Weinberger et al., Feature Hashing for Large Scale Multitask Learning, ICML 2009), the values of those
-that meet in a place being added.
+into a fixed number of places (K. Weinberger et al., Feature Hashing for Large Scale Multitask Learning, ICML 2009); values that meet in a
+place are added.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Features:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Made:
-    """A candidate without its loops, as plain data: they are made in processes of their own, and stay there. The fields are those of
-    `Candidate`, and its features."""
+class CandidateSummary:
+    """A candidate without its loops, as plain data: loops are made in other processes, and stay there. The fields are those of `Candidate`, and
+    its features."""
 
     answers: Mapping[str, Answer]
     identity: str
@@ -63,6 +63,7 @@ class Made:
 
     @classmethod
     def of(cls, candidate: Candidate) -> Self:
+        """The summary of a candidate."""
         return cls(candidate.answers, candidate.identity, features(candidate))
 
     @property
@@ -77,6 +78,7 @@ class Made:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
+        """What `to_json` wrote."""
         answers = {
             name: Answer(option_of(value), tuple(map(option_of, options)), option_of(default))
             for name, (value, options, default) in record["answers"].items()
@@ -85,7 +87,7 @@ class Made:
 
 
 def features(candidate: Candidate) -> Features:
-    """Some milliseconds' work. The first part is zero where the analytic model cannot tell."""
+    """The features of a candidate, which takes some milliseconds. The first part is zero where the analytic model cannot tell."""
     task, kernel = candidate.task, candidate.schedule.kernel
     try:
         found = cpu.features(kernel, task.machine, task.sizes_of(kernel.scalars), task.threads)
@@ -101,7 +103,7 @@ def features(candidate: Candidate) -> Features:
 
 
 def decision_vector(values: Mapping[str, Option]) -> Vector:
-    """The last part alone, of all decisions by name: cheap, as no loops are made."""
+    """The last part alone, of all decisions by name: cheap, as it needs no loops."""
     return _hashed((token for name, value in values.items() for token in _decision_tokens(name, value)), DECISIONS)
 
 

@@ -1,12 +1,13 @@
-"""What tuning tells: how far it is, while it runs, and what came of it."""
+"""What tuning reports: its progress while it runs, and its result."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from tcomp.autotune.confirm import Confirmation
-from tcomp.autotune.space import realise
+from tcomp.autotune.space import instantiate
 from tcomp.autotune.tasks import Task
 from tcomp.errors import InputError
 from tcomp.schedules.schedule import Schedule
@@ -14,10 +15,18 @@ from tcomp.schedules.schedule import Schedule
 USEFUL = ("compile", "build", "measure", "confirm")  # what time is spent on; the rest is overhead
 
 
+class StopReason(StrEnum):
+    """Why a kernel gets no more trials."""
+
+    AT_BOUND = "at its bound"
+    EXHAUSTED = "nothing new is found"
+    NOT_MEASURED = "not tuned"  # its default schedule cannot be measured
+
+
 @dataclass
 class TaskStatus:
     """One kernel: `calls` of it in a run, the seconds that these take in the untuned model (`before`) and, as far as measurements alone
-    tell, by now (`after`), the least they can take by the roofline (`bound`). `stopped` says why it gets no more trials."""
+    tell, by now (`after`), the least they can take by the roofline (`bound`). `stop` says why it gets no more trials."""
 
     task: Task
     title: str
@@ -27,22 +36,29 @@ class TaskStatus:
     trials: int = 0
     failed: int = 0
     gain: float = 1.0  # least cost over that of the default schedule
-    stopped: str = ""
+    stop: StopReason | None = None
+    stop_detail: str = ""
+
+    @property
+    def stopped(self) -> str:
+        """Why it gets no more trials, for people; "" if it does."""
+        return ": ".join(filter(None, (self.stop, self.stop_detail)))
 
     @property
     def after(self) -> float:
+        """Seconds by now, as far as measurements of the kernel alone tell."""
         return self.before * self.gain
 
     @property
     def share(self) -> float:
-        """Of the bound: 1 is as fast as the machine can be."""
+        """The bound over the present time: 1 is as fast as the machine can be."""
         return self.bound / self.after if self.after else 0.0
 
 
 @dataclass
 class Status:
-    """What a progress function is told, again and again. `error` is how far the model of cost was off lately: the mean of |log(predicted /
-    measured)|, None where nothing was predicted."""
+    """What a progress function is told, again and again. `error` is how far the cost model was off lately: the mean of |log(predicted /
+    measured)|, None if nothing was predicted."""
 
     phase: str
     elapsed: float
@@ -56,7 +72,7 @@ class Status:
 
 @dataclass
 class Result:
-    """What tuning came to; `print` shows it. `seconds` are what the time was spent on, `program` the task of a program of one's own."""
+    """What came of tuning; `print` shows it. `seconds` are those of each phase, `program` is the task of a user's own program."""
 
     database: str
     tasks: Sequence[TaskStatus]
@@ -68,7 +84,7 @@ class Result:
 
     @property
     def ratio(self) -> float:
-        """Tuned over untuned, of the whole, as confirmed: 1 where nothing is gained."""
+        """Tuned over untuned time of the whole model, as confirmed: 1 if nothing is gained."""
         return self.confirmation.ratio
 
     @property
@@ -79,10 +95,10 @@ class Result:
 
     @property
     def schedule(self) -> Schedule:
-        """Of a program of one's own: the schedule to build, `tcomp.build(result.schedule)`. Raises `InputError` for a model."""
+        """Of a user's own program: the schedule to build, `tcomp.build(result.schedule)`. Raises `InputError` for a model."""
         if self.program is None:
             raise InputError("a model has as many schedules as kernels", hint="tcomp.compile(model, database=...) follows them all")
-        return realise(self.program, self.confirmation.kept.get(self.program.key, {})).schedule
+        return instantiate(self.program, self.confirmation.kept.get(self.program.key, {})).schedule
 
     def __str__(self) -> str:
         c = self.confirmation
@@ -90,7 +106,7 @@ class Result:
         lines = [
             f"{self.trials} trials of {len(self.tasks)} kernel{'s'[: len(self.tasks) > 1]} in {took:.1f} s, {self.overhead:.0%} of it overhead"
         ]
-        if c.contests and c.before:
+        if c.comparisons and c.before:
             lines.append(f"{1e3 * c.before:.4g} ms -> {1e3 * c.after:.4g} ms, {c.ratio:.3f} of the time, in a fresh process")
         lines.append(f"kernels tuned: {len(c.kept)}, rolled back: {len(c.rolled_back)}")
         ranked = sorted(c.kernels.items(), key=lambda item: item[1].after - item[1].before)

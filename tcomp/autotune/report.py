@@ -1,20 +1,22 @@
-"""A page about a database: one HTML file with drawings in it and no scripts. What comes from the database is text there, never markup."""
+"""A page about a database: one HTML file with plots and without scripts. What comes from the database appears as text, never as markup."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
 
-from tcomp.autotune.database.store import Database, Record, Session, Verdict
+from tcomp.autotune.database.records import Record, Session, Verdict
+from tcomp.autotune.database.store import Database
 from tcomp.autotune.subject import title
 from tcomp.autotune.tasks import Task
 from tcomp.errors import TcompError
 from tcomp.schedules.knobs import encode
 from tcomp.schedules.trace import Trace
 
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 460, 240, 60, 34  # of a drawing, and the margins with its scales
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 460, 240, 60, 34  # of a plot, and the margins with its scales
 _STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 72em; padding: 0 1em; color: #1b2733; background: #fff }
 h1 { font-size: 1.5em } h2 { font-size: 1.2em; margin-top: 2.2em } h3 { font-size: 1em; margin: 1.6em 0 .3em; font-family: monospace }
@@ -41,22 +43,15 @@ class _Tuned:
 
 
 def page(database: Database) -> str:
-    """The page."""
+    """The page as HTML."""
     verdicts = {v.task.key: v for v in database.verdicts()}
     by_task: dict[str, list[Record]] = {}
     for record in database.records():
         by_task.setdefault(record.task.key, []).append(record)
     tuned = [_Tuned(task, by_task.get(task.key, []), verdicts.get(task.key)) for task in database.tasks()]
     tuned.sort(key=lambda t: -(t.verdict.before if t.verdict else 0.0))
-    parts = [
-        _sessions(database.sessions()),
-        _kernels(tuned),
-        _failures(tuned),
-        _predictions(tuned),
-        _convergence(tuned),
-        _winners(tuned),
-        _machines(tuned),
-    ]
+    sections = (_kernels, _failures, _predictions, _convergence, _winners, _machines)
+    parts = [_sessions(database.sessions()), *(section(tuned) for section in sections)]
     name = escape(database.path.name)
     head = f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{name}</title><style>{_STYLE}</style></head>'
     return f"{head}<body><h1>Tuning: {name}</h1>{''.join(parts)}</body></html>\n"
@@ -73,17 +68,8 @@ def _sessions(sessions: Sequence[Session]) -> str:
         phases = ", ".join(f"{n} {_time(v)}" for n, v in spent.items() if isinstance(v, float)) if isinstance(spent, dict) else ""
         notes = s.summary.get("notes")
         said = "; ".join(map(str, notes)) if isinstance(notes, list) else ""
-        rows.append(
-            (
-                _cell(s.options.get("model") or "a program", "name"),
-                _cell(s.state),
-                _number(_time(s.spent)),
-                _number(s.trials),
-                _number(gain),
-                _cell(phases),
-                _cell(said),
-            )
-        )
+        numbers = map(_number, (_time(s.spent), s.trials, gain))
+        rows.append((_cell(s.options.get("model") or "a program", "name"), _cell(s.state), *numbers, _cell(phases), _cell(said)))
     return _section("Runs", _table(("model", "state", "time>", "trials>", "tuned / untuned>", "spent on", ""), rows)) if rows else ""
 
 
@@ -93,31 +79,18 @@ def _kernels(tuned: Sequence[_Tuned]) -> str:
         default, best, v = t.default, t.best, t.verdict
         alone = f"{(best.cost or 0) / default.cost:.3f}" if best and default and default.cost else "-"
         inside = f"{v.after / v.before:.3f}" if v and v.before else "-"
-        verdict = _cell("not confirmed", "dim") if v is None else _cell("kept", "kept") if v.kept else _cell("rolled back", "back")
-        times = [_number(_time(r.cost) if r and r.cost else "-") for r in (default, best)]
-        known = [_number(len(t.records)), _number(sum(not r.ok for r in t.records)), *times, _number(alone)]
-        rows.append(
-            (
-                _cell(title(t.task), "name"),
-                *known,
-                _number(_time(v.before) if v else "-"),
-                _number(_time(v.after) if v else "-"),
-                _number(inside),
-                verdict,
-            )
-        )
+        verdict = _cell(v.judgement, "kept" if v.kept else "back") if v else _cell("not confirmed", "dim")
+        times = [_time(r.cost) if r and r.cost else "-" for r in (default, best)]
+        in_model = (_time(v.before), _time(v.after)) if v else ("-", "-")
+        numbers = (len(t.records), sum(not r.ok for r in t.records), *times, alone, *in_model, inside)
+        rows.append((_cell(title(t.task), "name"), *map(_number, numbers), verdict))
     columns = ("kernel", "trials>", "failed>", "default>", "best>", "alone>", "before, in a run>", "after>", "in the model>", "")
     return _section("Kernels", _table(columns, rows))
 
 
 def _failures(tuned: Sequence[_Tuned]) -> str:
-    counts: dict[tuple[str, str], int] = {}
-    for t in tuned:
-        for r in t.records:
-            if not r.ok:
-                key = (r.measurement.status, r.measurement.reason[:120])
-                counts[key] = counts.get(key, 0) + 1
-    rows = [(_cell(status), _number(n), _cell(reason)) for (status, reason), n in sorted(counts.items(), key=lambda item: -item[1])[:20]]
+    counts = Counter((r.measurement.status, r.measurement.reason[:120]) for t in tuned for r in t.records if not r.ok)
+    rows = [(_cell(status), _number(n), _cell(reason)) for (status, reason), n in counts.most_common(20)]
     return _section("What failed", _table(("", "candidates>", "reason"), rows)) if rows else ""
 
 
@@ -129,10 +102,8 @@ def _predictions(tuned: Sequence[_Tuned]) -> str:
     plot = _Plot((low, high), (low, high), True)
     plot.line([(low, low), (high, high)], "#b9c4d0")
     plot.dots(points)
-    return _section(
-        "Predicted and measured",
-        plot.figure("predicted (s)", "measured (s)", f"{len(points)} candidates; on the line the prediction is right"),
-    )
+    caption = f"{len(points)} candidates; on the line the prediction is right"
+    return _section("Predicted and measured", plot.figure("predicted (s)", "measured (s)", caption))
 
 
 def _convergence(tuned: Sequence[_Tuned]) -> str:
@@ -162,12 +133,10 @@ def _winners(tuned: Sequence[_Tuned]) -> str:
         if t.verdict is None or not t.verdict.kept:
             continue
         found = next((r for r in t.records if r.decisions == t.verdict.decisions and r.trace), None)
-        steps = ""
-        if found is not None:
-            try:
-                steps = str(Trace.from_json(found.trace))
-            except TcompError as error:
-                steps = error.what
+        try:
+            steps = str(Trace.from_json(found.trace)) if found else ""
+        except TcompError as error:
+            steps = error.what
         parts.append(f"<h3>{escape(title(t.task))}</h3><pre>{escape(t.verdict.decisions)}\n\n{escape(steps)}</pre>")
     return _section("Winning schedules", "".join(parts)) if parts else ""
 
@@ -178,11 +147,11 @@ def _machines(tuned: Sequence[_Tuned]) -> str:
     return _section("Measured on", "".join(_table((), [(cell,) for cell in row]) for row in rows)) if rows else ""
 
 
-# ---------------------------------------------------------------- drawings
+# ---------------------------------------------------------------- plots
 
 
 class _Plot:
-    """A drawing with two scales, both logarithmic or both linear."""
+    """A plot with two scales, both logarithmic or both linear."""
 
     def __init__(self, x: tuple[float, float], y: tuple[float, float], logarithmic: bool) -> None:
         self._log = logarithmic
@@ -201,9 +170,8 @@ class _Plot:
         return f"{across:.1f},{down:.1f}"
 
     def line(self, points: Iterable[tuple[float, float]], color: str) -> None:
-        self._shapes.append(
-            f'<polyline fill="none" stroke="{color}" stroke-width="1.5" points="{" ".join(self._at(*p) for p in points)}"/>'
-        )
+        path = " ".join(self._at(*p) for p in points)
+        self._shapes.append(f'<polyline fill="none" stroke="{color}" stroke-width="1.5" points="{path}"/>')
 
     def dots(self, points: Iterable[tuple[float, float]]) -> None:
         for p in points:
@@ -211,7 +179,7 @@ class _Plot:
             self._shapes.append(f'<circle cx="{x}" cy="{y}" r="2" fill="#2b6cb0" fill-opacity="0.55"/>')
 
     def figure(self, across: str, up: str, caption: str) -> str:
-        """The drawing as HTML."""
+        """The plot as HTML."""
         marks = []
         for n in range(5):
             fraction = n / 4

@@ -1,9 +1,9 @@
-"""What to measure next: decisions that descend from the best so far, chosen by the model of cost.
+"""What to measure next: an evolutionary search, guided by the cost model (as in L. Zheng et al., Ansor, OSDI 2020).
 
-An evolutionary search (as in L. Zheng et al., Ansor, OSDI 2020) with one more sieve, since making the loops of a candidate takes about as
-long as building it: from hundreds of decisions, changed and crossed without any loops being made, trees over the decisions alone pick a
-few; these are made, by whoever makes them, so that refusals and repetitions are known, and the model of cost picks from them what is
-measured. Some are drawn at random at either stage, and no kind of structure gets all places of a batch.
+It has one more stage, since making the loops of a candidate takes about as long as building it. Hundreds of decisions are mutated and
+crossed without making loops, and regression trees over the decisions alone pick a few. The loops of these are made, so that refusals and
+repetitions are known, and the cost model picks from them what is measured. A share of either stage is drawn at random, and no kind of
+structure gets all places of a batch.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from typing import Any
 import numpy as np
 
 from tcomp.autotune.cost_model import CostModel, Sample, regression
-from tcomp.autotune.database.store import Record
-from tcomp.autotune.features import Features, Made, Vector, decision_vector
-from tcomp.autotune.space import realise
+from tcomp.autotune.database.records import Record
+from tcomp.autotune.features import CandidateSummary, Features, Vector, decision_vector
+from tcomp.autotune.space import instantiate
 from tcomp.autotune.tasks import Task
 from tcomp.errors import TcompError
 from tcomp.schedules.knobs import Decisions, Option, decode, encode
 from tcomp.target import Target
 
-_SAMPLES = 768  # that the model learns from: a fraction of a second's work
+_SAMPLES = 768  # that the model learns from, which takes a fraction of a second
 _ROUNDS = 3  # of making candidates, as long as too many are refused or known
-_FIRST = 12  # candidates that are made before there is anything to go by
-_DRAWN = 384  # decisions that go through the first sieve
+_FIRST = 12  # candidates that are made before anything is known
+_DRAWN = 384  # decisions that the first stage picks from
 _MADE = 1.5  # candidates that are made for each one that is asked for
 _RANDOM = 0.1  # the share that is left to chance
 _PARENTS = 12
-_CROSSED = 0.3  # the share of children with two parents
+_CROSSED = 0.3  # the share of offspring with two parents
 _SECOND = 0.4  # how likely it is that a mutation changes one more decision, and another one after that
-_NEAR = 0.5  # how likely it is that a decision moves to an option beside it
-_APART = 3  # names with values by which candidates of a batch differ, if there are such: two decisions, or one and a default
+_NEIGHBOUR = 0.5  # how likely it is that a decision moves to a neighbouring option
+_DISTANCE = 3  # (name, value) pairs by which candidates of a batch differ, if there are such: two decisions, or one and a default
 _SHARE = 0.5  # of a batch, for candidates of one structure
-_THREADS = "threads"  # how a decision's name ends that means nothing where there is one thread
+_THREADS = "threads"  # how the names of decisions end that mean nothing where there is one thread
 
-Maker = Callable[[Task, Sequence[Decisions]], Sequence[Made | None]]
-"""Makes the loops of candidates; None for those that are refused."""
+Summarize = Callable[[Task, Sequence[Decisions]], Sequence[CandidateSummary | None]]
+"""Makes the loops of candidates and tells what they are; None for those that are refused."""
 
 
-def make_here(task: Task, wanted: Sequence[Decisions]) -> list[Made | None]:
+def summarize_here(task: Task, wanted: Sequence[Decisions]) -> list[CandidateSummary | None]:
     """In this process, one after the other."""
     return [_made(task, decisions) for decisions in wanted]
 
 
-def _made(task: Task, decisions: Decisions) -> Made | None:
+def _made(task: Task, decisions: Decisions) -> CandidateSummary | None:
     try:
-        return Made.of(realise(task, decisions))
+        return CandidateSummary.of(instantiate(task, decisions))
     except TcompError:
         return None
 
@@ -59,14 +59,14 @@ def _made(task: Task, decisions: Decisions) -> Made | None:
 class Search:
     """Proposes candidates of any number of tasks of a target, and learns from the records of all. The same calls get the same answers."""
 
-    def __init__(self, target: Target, model: CostModel | None = None, make: Maker = make_here) -> None:
-        self.model, self._make = model or CostModel.of(target), make
-        self._tasks: dict[str, _Known] = {}
+    def __init__(self, target: Target, model: CostModel | None = None, summarize: Summarize = summarize_here) -> None:
+        self.model, self._summarize = model or CostModel.of(target), summarize
+        self._tasks: dict[str, _TaskKnowledge] = {}
 
     def __call__(self, task: Task, records: Sequence[Record], count: int, rng: Random, hints: Sequence[Decisions] = ()) -> list[Decisions]:
         """Up to `count` decisions, the most promising first, whose loops are unlike those of all records and of each other; fewer where
         no more are found. `records` are all of this task; `hints` are chosen in any case, if there are such loops."""
-        known = self._tasks.setdefault(task.key, _Known(task, self._make))
+        known = self._tasks.setdefault(task.key, _TaskKnowledge(task, self._summarize))
         known.learn(records)
         samples = [s for other in self._tasks.values() if other is not known for s in other.samples()] + known.samples()
         self.model.fit(samples[-_SAMPLES:])
@@ -86,9 +86,9 @@ class Search:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Found:
-    """A candidate whose loops were made: its decisions that are not the defaults, the names of all that can be changed, and those of
-    its decisions that are no numbers."""
+class _Candidate:
+    """A candidate whose loops were made: its decisions that are not the defaults, the names of all that can be changed (`asked`), and as text
+    those decisions that are not numbers (`structure`)."""
 
     decisions: Decisions
     asked: tuple[str, ...]
@@ -98,25 +98,25 @@ class _Found:
 
 
 @dataclass(eq=False)
-class _Known:
-    """What is known of one task: the options of each decision, as far as it was asked for, and candidates by their decisions."""
+class _TaskKnowledge:
+    """What is known of one task: the options of each decision, as far as it was asked for, and candidates by their decisions as text."""
 
     task: Task
-    maker: Maker
+    summarize: Summarize
     options: dict[str, tuple[Option, ...]] = field(default_factory=dict)
     defaults: dict[str, Option] = field(default_factory=dict)
-    made: dict[str, _Found] = field(default_factory=dict)
+    made: dict[str, _Candidate] = field(default_factory=dict)
     tried: set[str] = field(default_factory=set)
     loops: set[str] = field(default_factory=set)  # that were made, however they were decided upon
     costs: dict[str, float] = field(default_factory=dict)
     measured: set[str] = field(default_factory=set)  # whatever came of it
 
     def make(self, wanted: Sequence[Decisions]) -> list[str]:
-        """Enter candidates, those that can be made and are of loops not seen before; returns them, as text."""
+        """Enter the candidates that can be made and whose loops are new; returns them, as text."""
         entered = []
         new = {text: decisions for decisions in wanted if (text := encode(decisions)) not in self.tried}
         self.tried.update(new)
-        for made in self.maker(self.task, [*new.values()]) if new else ():
+        for made in self.summarize(self.task, [*new.values()]) if new else ():
             if made is None or made.identity in self.loops:
                 continue
             for name, answer in made.answers.items():
@@ -128,16 +128,18 @@ class _Known:
             text = encode(made.decisions)
             self.tried.add(text)
             self.loops.add(made.identity)
-            self.made[text] = _Found(made.decisions, asked, _structure(made.decisions), made.features, self.vector(made.decisions))
+            self.made[text] = _Candidate(made.decisions, asked, _structure(made.decisions), made.features, self.vector(made.decisions))
             entered.append(text)
         return entered
 
     def vector(self, decisions: Decisions) -> Vector:
+        """The features of decisions alone, the defaults included."""
         return decision_vector({**self.defaults, **decisions})
 
     # ------------------------------------------------------------ records
 
     def learn(self, records: Sequence[Record]) -> None:
+        """Enter the candidates of records, and their costs."""
         self.make([{}])
         self.make([decode(record.decisions) for record in records])
         for record in records:
@@ -146,6 +148,7 @@ class _Known:
                 self.costs[record.decisions] = min(record.cost, self.costs.get(record.decisions, record.cost))
 
     def samples(self) -> list[Sample]:
+        """What the cost model learns from."""
         return [Sample(self.task.key, self.made[text].features, cost) for text, cost in self.costs.items() if text in self.made]
 
     def expected(self, model: CostModel) -> dict[str, float]:
@@ -156,7 +159,7 @@ class _Known:
         failed = self.measured - self.costs.keys()
         return {**{text: score + offset for text, score in scores.items() if text not in failed}, **measured}
 
-    # ------------------------------------------------------------ new ones
+    # ------------------------------------------------------------ new candidates
 
     def explore(self, model: CostModel, count: int, rng: Random) -> None:
         """Make the loops of `count` new candidates, if there are so many."""
@@ -165,30 +168,30 @@ class _Known:
                 self.make([self.drawn(rng) for _ in range(_FIRST - len(self.made))])
         expected = self.expected(model)
         parents = [self.made[text] for text in sorted(expected, key=lambda t: (expected[t], t))[:_PARENTS]]
-        children: dict[str, Decisions] = {}
+        offspring: dict[str, Decisions] = {}
         for _ in range(_DRAWN if parents else 0):
-            child = self.drawn(rng) if rng.random() < _RANDOM else self.child(parents, rng)
+            child = self.drawn(rng) if rng.random() < _RANDOM else self.mutated(parents, rng)
             if (text := encode(child)) not in self.tried:
-                children.setdefault(text, child)
-        if len(expected) > 1 and children:
+                offspring.setdefault(text, child)
+        if len(expected) > 1 and offspring:
             trees = regression(
                 np.stack([self.made[text].vector for text in expected]), np.array([*expected.values()]) - mean(expected.values())
             )
-            guesses = trees.inplace_predict(np.stack([self.vector(c) for c in children.values()]))
-            texts = [*children]  # of equal guesses, the ones that chance brought first
-            children = {texts[n]: children[texts[n]] for n in np.argsort(guesses, kind="stable")}
-        enough, before = len(self.made) + count, list(children)
+            guesses = trees.inplace_predict(np.stack([self.vector(c) for c in offspring.values()]))
+            texts = [*offspring]  # of equal guesses, the ones that chance brought first
+            offspring = {texts[n]: offspring[texts[n]] for n in np.argsort(guesses, kind="stable")}
+        enough, before = len(self.made) + count, list(offspring)
         for _ in range(_ROUNDS):
             number = min(enough - len(self.made), len(before))
-            self.make([children[before.pop(rng.randrange(len(before)) if rng.random() < _RANDOM else 0)] for _ in range(number)])
+            self.make([offspring[before.pop(rng.randrange(len(before)) if rng.random() < _RANDOM else 0)] for _ in range(number)])
 
     def drawn(self, rng: Random) -> dict[str, Option]:
-        """Each decision at random, as far as some candidate was asked for it."""
+        """The decisions of some candidate, each drawn at random."""
         asked = rng.choice([*self.made.values()]).asked if self.made else ()
         return self.plain({name: rng.choice(self.options[name]) for name in asked})
 
-    def child(self, parents: Sequence[_Found], rng: Random) -> dict[str, Option]:
-        """Of one or two parents, the better ones more often: decisions of either, or some of them changed."""
+    def mutated(self, parents: Sequence[_Candidate], rng: Random) -> dict[str, Option]:
+        """Decisions of two parents mixed, or those of one with some of them changed; better parents are more likely."""
         first, second = (parents[min(rng.randrange(len(parents)), rng.randrange(len(parents)))] for _ in range(2))
         chosen = {name: first.decisions.get(name, self.defaults[name]) for name in first.asked}
         if rng.random() < _CROSSED:
@@ -201,11 +204,11 @@ class _Known:
         return self.plain(chosen)
 
     def change(self, chosen: dict[str, Option], rng: Random) -> None:
-        """One decision for another option, often for one beside the present one; those with many options more often."""
+        """Change one decision, often to a neighbouring option; decisions with many options more often."""
         (name,) = rng.choices([*chosen], [log2(len(self.options[n])) for n in chosen])
         options, present = self.options[name], chosen[name]
-        near = beside(options, present)
-        chosen[name] = rng.choice(near if near and rng.random() < _NEAR else [o for o in options if o != present])
+        near = neighbours(options, present)
+        chosen[name] = rng.choice(near if near and rng.random() < _NEIGHBOUR else [o for o in options if o != present])
 
     def plain(self, chosen: Mapping[str, Option]) -> dict[str, Option]:
         """Decisions other than the defaults."""
@@ -214,23 +217,24 @@ class _Known:
     # ------------------------------------------------------------ the choice
 
     def choose(self, model: CostModel, count: int, rng: Random, hinted: Sequence[str]) -> list[Decisions]:
+        """The hinted candidates and the most promising others, of several structures and different from each other."""
         expected = self.expected(model)
         pool = sorted((t for t in self.made if t not in self.measured), key=lambda t: (expected[t], t))
         chosen = [*hinted]
         taken: dict[str, int] = {}
-        for most, apart in ((ceil(_SHARE * count), _APART), (count, 1)):
+        for most, distance in ((ceil(_SHARE * count), _DISTANCE), (count, 1)):
             waiting = [t for t in pool if t not in chosen]
             while waiting and len(chosen) < count:
                 found = self.made[waiting.pop(rng.randrange(len(waiting)) if rng.random() < _RANDOM else 0)]
-                like = any(len(found.decisions.items() ^ self.made[t].decisions.items()) < apart for t in chosen)
-                if taken.get(found.structure, 0) < most and not like:
+                alike = any(len(found.decisions.items() ^ self.made[t].decisions.items()) < distance for t in chosen)
+                if taken.get(found.structure, 0) < most and not alike:
                     taken[found.structure] = taken.get(found.structure, 0) + 1
                     chosen.append(encode(found.decisions))
         return [self.made[text].decisions for text in sorted(chosen, key=lambda t: (expected[t], t))]
 
 
-def beside(options: Sequence[Option], present: Option) -> list[Option]:
-    """The options next to one: those before and after it; of tuples of numbers those that differ from it in one number, by as little as any."""
+def neighbours(options: Sequence[Option], present: Option) -> list[Option]:
+    """The options next to one: those before and after it; for tuples of numbers those that differ from it in one number, by the least amount."""
     if not (isinstance(present, tuple) and _is_number(present)):
         place = options.index(present) if present in options else -1
         return [options[n] for n in (place - 1, place + 1) if place >= 0 and 0 <= n < len(options)]
@@ -247,7 +251,7 @@ def beside(options: Sequence[Option], present: Option) -> list[Option]:
 
 
 def _gap(a: Any, b: Any) -> float:
-    """Between two numbers; lists of them are one as far from another as the next."""
+    """The distance of two numbers; all different tuples have the same."""
     return 1.0 if isinstance(a, tuple) else abs(a - b)
 
 

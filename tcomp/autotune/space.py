@@ -1,4 +1,4 @@
-"""The space of a task: candidates of given decisions, or of random ones, by running the schedule function with other answers.
+"""The search space of a task: the candidates of given decisions, or of random ones, made by running the schedule function with these answers.
 
 A candidate is what the schedule function made of some decisions: these, as far as they were asked for and differ from the defaults,
 and the loops. Decisions are written as JSON, the same text for equal ones.
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from random import Random
 
-from tcomp.autotune.tasks import Argument, Task
+from tcomp.autotune.arguments import Argument
+from tcomp.autotune.tasks import Task
 from tcomp.errors import ScheduleError
 from tcomp.ir.fallback import FallbackKind
 from tcomp.schedules.knobs import Answer, Decisions, Knobs, Option, chosen, encode
@@ -35,24 +36,24 @@ class Candidate:
 
     @cached_property
     def identity(self) -> str:
-        """Equal for candidates of equal loops, however they were decided upon."""
+        """Equal for candidates of equal loops, whatever the decisions that led to them."""
         return hashlib.sha256(str(self.schedule.kernel).encode()).hexdigest()
 
 
-def realise(task: Task, decisions: Decisions) -> Candidate:
-    """The candidate of some decisions. Those that are not asked for, or no option any more, are passed over.
+def instantiate(task: Task, decisions: Decisions) -> Candidate:
+    """The candidate of some decisions. Those that are not asked for, or not an option any more, are ignored.
 
-    Raises `ScheduleError` where they are refused, also where only a part is left as lowered that the default schedule does shape.
+    Raises `ScheduleError` where they are refused, also where they leave a part as lowered that the default schedule transforms.
     """
-    return _made(task, Knobs(decisions))
+    return _candidate(task, Knobs(decisions))
 
 
 def sample(task: Task, rng: Random) -> Candidate:
-    """All decisions at random. Raises as `realise`."""
-    return _made(task, Knobs(pick=lambda name, options, default: rng.choice(options)))
+    """All decisions at random. Raises as `instantiate`."""
+    return _candidate(task, Knobs(pick=lambda name, options, default: rng.choice(options)))
 
 
-def _made(task: Task, knobs: Knobs) -> Candidate:
+def _candidate(task: Task, knobs: Knobs) -> Candidate:
     s, arguments = task.make(knobs)
     if new := _left(s) - _left_by_default(task):
         notes = [str(f) for f in s.fallbacks if f.kind is FallbackKind.LEFT_AS_LOWERED and f.where in new]

@@ -1,6 +1,6 @@
-"""What the tuner is given: a model, whose kernels are the tasks, or a program of one's own, which is one task.
+"""What the tuner is given: a model, whose kernels are the tasks, or a user's own program, which is one task.
 
-Both can be judged as a whole: `contest(decisions)` runs what was tuned beside what was not, in a fresh process.
+Both can be judged as a whole: `compare(decisions)` runs the tuned version beside the untuned one, in a fresh process.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tcomp.autotune.database.lookup import Lookup, given
-from tcomp.autotune.measurement.ab_comparison import FEWEST, Contest, Rounds, summed
-from tcomp.autotune.measurement.measurer import LIMITS, Limits, Measurer, cores
-from tcomp.autotune.measurement.processes import Answer, Child
+from tcomp.autotune.measurement.measurer import Measurer, cores
+from tcomp.autotune.measurement.results import LIMITS, MIN_ROUNDS, Comparison, Limits, Measurement, Outcome, Rounds, summed
+from tcomp.autotune.measurement.worker_process import Answer, WorkerProcess
 from tcomp.autotune.tasks import Algorithm, Program, ScheduleFunction, Task, Workload, kernel_workload, workloads
 from tcomp.errors import InputError, TcompError
 from tcomp.frontends.onnx import import_model
 from tcomp.ir.expr import Expr, as_expr, evaluate_int, variables
-from tcomp.ir.graph import Graph, Node
-from tcomp.ir.loops import Kernel
+from tcomp.ir.graph import Graph
 from tcomp.ir.text.graph_parser import parse_graph
 from tcomp.ir.text.parser import parse_kernel
 from tcomp.machines import Core
@@ -43,33 +42,33 @@ from tcomp.target import Target
 if TYPE_CHECKING:
     import onnx
 
-_PATIENCE = 30.0  # seconds that a contest may take beyond those that it is given, for loading
-_ROUNDS, _TURNS = 100, 3  # of a contest of programs: runs of each in a turn, and turns
-_KEPT = 2  # choices of algorithms whose graphs are kept
-_DOUBT = 1.5  # how far the model of an algorithm's cost may be off
+_PATIENCE = 30.0  # seconds that a comparison may take beyond those that it is given, for loading
+_ROUNDS, _TURNS = 100, 3  # of a comparison of programs: runs of each in a turn, and turns
+_CACHED_GRAPHS = 2  # choices of algorithms whose graphs are cached
+_ALGORITHM_DOUBT = 1.5  # the factor by which the model of an algorithm's cost may be off
 
 
-class Subject(Protocol):
-    """What is tuned: `tasks`, each with how often a run calls it; `algorithms`, alternatives to those that the model takes untuned, the most
-    promising first."""
+class TuningSubject(Protocol):
+    """What is tuned: `tasks`, each with the number of its calls in a run; `algorithms`, alternatives to those that the untuned model takes,
+    the most promising first."""
 
     tasks: list[tuple[Task, int]]
     algorithms: list[tuple[Algorithm, Decisions]]
 
-    def settle(self, decisions: Mapping[str, Decisions]) -> None:
-        """Take these algorithms, by the keys of their tasks: `tasks` are the kernels that there are then."""
+    def choose_algorithms(self, decisions: Mapping[str, Decisions]) -> None:
+        """Take these algorithms, by the keys of their tasks, from now on: `tasks` are then the kernels of the model with them."""
 
-    def contest(self, decisions: Mapping[str, Decisions], seconds: float) -> Contest:
-        """What was tuned so, by the keys of tasks, against what was not; some of it by default."""
+    def compare(self, decisions: Mapping[str, Decisions], seconds: float) -> Comparison:
+        """The version with these decisions, by the keys of tasks, against the untuned one. Tasks without decisions stay as they are."""
 
-    def shares(self, seconds: float) -> dict[str, float]:
-        """Seconds that each task's kernels take in an untuned run, by key, as far as that is known."""
+    def seconds_by_task(self, seconds: float) -> dict[str, float]:
+        """Seconds that the kernels of each task take in an untuned run, by key, as far as they are known; measured for `seconds`."""
 
 
-class Model:
+class ModelSubject:
     """An ONNX model, compiled for a target and a number of threads, and its kernels. `sizes` are those at which symbolic dims are measured.
 
-    The untuned artifact is made at once: it is the measure of all. Raises as `tcomp.compile`; `InputError` where a size is missing.
+    The untuned artifact is made at once. Raises as `tcomp.compile`; `InputError` if a size is missing.
     """
 
     def __init__(
@@ -88,11 +87,11 @@ class Model:
         self._graph = import_model(model, shapes, dims, {name: np.asarray(v) for name, v in (values or {}).items()})
         self.inputs = _inputs(self._graph, self._sizes, seed)
         self._suggested: dict[Sizes, int] = {}
-        self._partitioned: dict[frozenset[str], Graph] = {}  # the latest, by what was decided upon algorithms
+        self._partitioned: dict[frozenset[str], Graph] = {}  # the latest, by the algorithms that were chosen
         self._keys_of: dict[frozenset[str], list[str]] = {}  # of their kernels, in program order
         self.algorithms: list[tuple[Algorithm, Decisions]] = []
         self.tasks: list[tuple[Task, int]] = []
-        self.settle({})
+        self.choose_algorithms({})
         self._untuned = self._compiled({})
         self.algorithms = self._alternatives()
 
@@ -109,76 +108,76 @@ class Model:
             lookup = self._lookup(decisions)
             self._partitioned[chosen], _ = run_passes(self._graph, graph_passes(self._target, Report(), lookup, self._direct)[:-1])
             self._suggested |= lookup.suggested
-            if len(self._partitioned) > _KEPT:  # each has weights of its own
+            if len(self._partitioned) > _CACHED_GRAPHS:  # each has weights of its own
                 del self._partitioned[next(iter(self._partitioned))]
         return self._partitioned[chosen]
 
-    def _laid(self, decisions: Mapping[str, Decisions], lookup: Lookup) -> Graph:
+    def _with_layouts(self, decisions: Mapping[str, Decisions], lookup: Lookup) -> Graph:
         """The graph after all passes."""
         *_, (_, layout) = graph_passes(self._target, Report(), lookup)
         return layout(self._before_layouts(decisions))
 
     def _compiled(self, decisions: Mapping[str, Decisions]) -> Artifact:
         lookup = self._lookup(decisions)
-        return compile_partitioned(self._laid(decisions, lookup), self._target, self._threads, Report(), decide=lookup)
+        return compile_partitioned(self._with_layouts(decisions, lookup), self._target, self._threads, Report(), decide=lookup)
 
     def _alternatives(self) -> list[tuple[Algorithm, Decisions]]:
         """Algorithms other than those that the model of their cost suggests, but not far from these; the most promising first."""
         found = []
         for sizes, suggested in self._suggested.items():
             costs = algorithm_costs(sizes, self._target.lanes(32), self._target.streamed)
-            task = Algorithm(str(sizes), str(self._target), self._threads)
-            found += [(_DOUBT * costs[suggested] - cost, task, {Algorithm.NAME: tile}) for tile, cost in costs.items() if tile != suggested]
-        return [(task, decisions) for hope, task, decisions in sorted(found, key=lambda x: -x[0]) if hope > 0]
+            task, limit = Algorithm(str(sizes), str(self._target), self._threads), _ALGORITHM_DOUBT * costs[suggested]
+            found += [(limit - cost, task, {Algorithm.NAME: tile}) for tile, cost in costs.items() if tile != suggested and cost < limit]
+        return [(task, decisions) for _, task, decisions in sorted(found, key=lambda x: -x[0])]
 
-    def settle(self, decisions: Mapping[str, Decisions]) -> None:
-        """From now on, the tasks are the kernels of the model with its algorithms chosen so."""
-        self._settled = dict(decisions)
-        self.tasks = [*workloads(self._laid(decisions, self._lookup(decisions)), self._target, self._threads, self._sizes)]
+    def choose_algorithms(self, decisions: Mapping[str, Decisions]) -> None:
+        """From now on, the tasks are the kernels of the model with these algorithms."""
+        self._algorithm_decisions = dict(decisions)
+        self.tasks = [*workloads(self._with_layouts(decisions, self._lookup(decisions)), self._target, self._threads, self._sizes)]
 
     def _keys(self, decisions: Mapping[str, Decisions]) -> list[str]:
         """The keys of a model's kernels, in program order."""
         chosen = self._chosen(decisions)
         if chosen not in self._keys_of:
-            laid = self._laid(decisions, self._lookup({}))
-            self._keys_of[chosen] = [self._workload(n, constants).key for n, constants in kernel_inputs(laid)]
+            kernels = kernel_inputs(self._with_layouts(decisions, self._lookup({})))
+            options = self._target, self._threads, self._sizes
+            self._keys_of[chosen] = [kernel_workload(node.bodies[0], constants, *options).key for node, constants in kernels]
         return self._keys_of[chosen]
 
-    def _workload(self, node: Node, constants: frozenset[int]) -> Workload:
-        return kernel_workload(node.bodies[0], constants, self._target, self._threads, self._sizes)
-
     def artifact(self, decisions: Mapping[str, Decisions]) -> Artifact:
-        """The model with its algorithms chosen and its kernels scheduled as decided, by the keys of their tasks; others by default."""
+        """The model with these decisions on algorithms and kernels, by the keys of their tasks; others by default."""
         return self._compiled(decisions) if decisions else self._untuned
 
-    def contest(self, decisions: Mapping[str, Decisions], seconds: float) -> Contest:
-        """The model tuned so against the untuned one. What the choice of algorithms changes is told together, for each of them."""
-        answer = self._race(decisions, seconds)
-        if answer["status"] != "ok":
-            return Contest(reason=f"{answer['status']}: {answer['reason']}")
+    def compare(self, decisions: Mapping[str, Decisions], seconds: float) -> Comparison:
+        """The model with these decisions against the untuned one. The kernels that a choice of algorithms changes count together, under the
+        key of each such choice."""
+        answer = self._run_both(decisions, seconds)
+        if answer["status"] != Outcome.OK:
+            return Comparison(failure=Measurement.from_answer(answer))
         before, after = self._by_task(answer, decisions)
         kernels = {key: Rounds(before[key], after[key]) for key in before if key in after}
         changed = Rounds(*(summed([times for key, times in side.items() if key not in kernels]) for side in (before, after)))
         kernels |= {task.key: changed for task, d in self.algorithms if decisions.get(task.key) == d and changed.before and changed.after}
-        return Contest(Rounds(*map(tuple, answer["runs"])), kernels)
+        return Comparison(Rounds(*map(tuple, answer["runs"])), kernels)
 
-    def _race(self, decisions: Mapping[str, Decisions], seconds: float) -> Answer:
-        tuned = self.artifact(decisions)
+    def _run_both(self, decisions: Mapping[str, Decisions], seconds: float) -> Answer:
+        """What `ab_comparison.handle` answers."""
         with tempfile.TemporaryDirectory(prefix="tcomp-") as folder:
-            paths = {name: str(Path(folder) / name) for name in ("untuned", "tuned", "inputs.npz")}
-            self._untuned.save(paths["untuned"])
-            tuned.save(paths["tuned"])
-            np.savez(paths["inputs.npz"], allow_pickle=False, **{str(n): a for n, a in enumerate(self.inputs.values())})
+            paths = {name: str(Path(folder) / name) for name in ("untuned", "tuned", "inputs")}
+            self.artifact({}).save(paths["untuned"])
+            self.artifact(decisions).save(paths["tuned"])
+            with open(paths["inputs"], "wb") as file:
+                np.savez(file, allow_pickle=False, **{str(n): a for n, a in enumerate(self.inputs.values())})
             memory = None if self._target.kind == "cuda" else LIMITS.bytes
-            child = Child("tcomp.autotune.measurement.ab_comparison", memory, cores(self._threads))
-            request = {"names": list(self.inputs), "inputs": paths["inputs.npz"], "untuned": paths["untuned"], "tuned": paths["tuned"]}
+            worker = WorkerProcess("tcomp.autotune.measurement.ab_comparison", memory, cores(self._threads))
+            request = {"names": list(self.inputs), **paths, "threads": self._threads, "seconds": seconds}
             try:
-                return child.ask({**request, "threads": self._threads, "seconds": seconds}, 2 * seconds + _PATIENCE)
+                return worker.ask(request, 2 * seconds + _PATIENCE)
             finally:
-                child.close()
+                worker.close()
 
     def _by_task(self, answer: Answer, decisions: Mapping[str, Decisions]) -> list[dict[str, tuple[float, ...]]]:
-        """Of the times of kernel calls on either side, round by round, those of each task's together."""
+        """The times of kernel calls on either side, round by round, summed for each task."""
         sides = []
         for keys, calls in zip((self._keys({}), self._keys(decisions)), answer["kernels"], strict=True):
             found: dict[str, list[tuple[float, ...]]] = {}
@@ -187,15 +186,15 @@ class Model:
             sides.append({key: summed(times) for key, times in found.items()})
         return sides
 
-    def shares(self, seconds: float) -> dict[str, float]:
-        """Seconds that each task's kernels take in a run of the model that is not tuned but for its algorithms; empty where that cannot be
-        found out."""
-        answer = self._race(self._settled, seconds)
-        return {key: min(times) for key, times in self._by_task(answer, self._settled)[1].items()} if answer["status"] == "ok" else {}
+    def seconds_by_task(self, seconds: float) -> dict[str, float]:
+        """Seconds that the kernels of each task take in a run of the model with its algorithms chosen, otherwise untuned; empty if it cannot
+        be run."""
+        answer, chosen = self._run_both(self._algorithm_decisions, seconds), self._algorithm_decisions
+        return {key: min(times) for key, times in self._by_task(answer, chosen)[1].items()} if answer["status"] == Outcome.OK else {}
 
 
-class Single:
-    """A program of one's own: see `Program.of`."""
+class ProgramSubject:
+    """A user's own program: see `Program.of`."""
 
     def __init__(
         self, source: Source, target: Target, threads: int, sizes: Mapping[str, int] | None, schedule: ScheduleFunction | None
@@ -204,37 +203,38 @@ class Single:
         self.task = Program.of(source, target, threads, sizes, schedule)
         self.tasks: list[tuple[Task, int]] = [(self.task, 1)]
 
-    def contest(self, decisions: Mapping[str, Decisions], seconds: float) -> Contest:
-        """The program as decided against its default schedule."""
-        before: tuple[float, ...] = ()
-        after: tuple[float, ...] = ()
+    def compare(self, decisions: Mapping[str, Decisions], seconds: float) -> Comparison:
+        """The program with these decisions against its default schedule."""
+        rounds = Rounds()
         with Measurer(1, Limits(rounds=_ROUNDS, seconds=seconds)) as measurer:
-            for _ in range(_TURNS):  # what seems hopeless for a moment gets another chance
+            for _ in range(_TURNS):  # a candidate that seems too slow for a moment gets another chance
                 (found,) = measurer.measure(self.task, [decisions.get(self.task.key, {})])
-                if found.status != "ok":
-                    return Contest(reason=f"{found.status}: {found.reason}")
-                before, after = before + found.incumbent, after + found.seconds
-                if len(before) >= FEWEST:
+                if found.status != Outcome.OK:
+                    return Comparison(failure=found)
+                rounds += Rounds(found.incumbent, found.seconds)
+                if len(rounds.before) >= MIN_ROUNDS:
                     break
-        rounds = Rounds(before, after)
-        return Contest(rounds, {self.task.key: rounds})
+        return Comparison(rounds, {self.task.key: rounds})
 
-    def settle(self, decisions: Mapping[str, Decisions]) -> None:
-        """There is nothing to choose."""
+    def choose_algorithms(self, decisions: Mapping[str, Decisions]) -> None:
+        """Nothing: a program has no algorithms to choose."""
 
-    def shares(self, seconds: float) -> dict[str, float]:
-        """Nothing but the task's own measurements is known."""
+    def seconds_by_task(self, seconds: float) -> dict[str, float]:
+        """Empty: only the task's own measurements are known."""
         return {}
 
 
-def bound(task: Task, core: Core | None) -> float:
+def roofline_seconds(task: Task, core: Core | None) -> float:
     """The least seconds that a call of a task's kernel takes, by the roofline. `core` has measured rates, if there are any."""
-    kernel = _loops(task)
+    if isinstance(task, Workload):
+        kernel = with_precision(lower_graph(task.body({}), "kernel"), task.machine.precision)
+    else:
+        kernel = parse_kernel(task.text)
     return cost.bound(kernel, task.machine, task.sizes_of(kernel.scalars), task.threads, core)
 
 
 def title(task: Task) -> str:
-    """For people: the operators of a kernel and the shape of its results, or the name of a program. The text may be anyone's."""
+    """For people: the operators of a kernel and the shape of its results, or the name of a program. The text may come from anyone."""
     try:
         if isinstance(task, Algorithm):
             return task.text
@@ -247,17 +247,11 @@ def title(task: Task) -> str:
         return task.key[:12]
 
 
-def _loops(task: Task) -> Kernel:
-    if not isinstance(task, Workload):
-        return parse_kernel(task.text)
-    return with_precision(lower_graph(task.body({}), "kernel"), task.machine.precision)
-
-
 def _inputs(graph: Graph, sizes: Mapping[str, int], seed: int) -> dict[str, np.ndarray]:
     """Random arrays. Raises `InputError` naming the symbolic dims that have no size."""
     symbols = {v.name: v for value in graph.inputs for d in value.shape if isinstance(d, Expr) for v in variables(d)}
     if missing := [name for name in symbols if name not in sizes]:
-        hint = f"say at which one to measure (size={missing[0]}=128), or fix it for good (dim={missing[0]}=128)"
+        hint = f"say at which size to measure (size={missing[0]}=128), or fix it for good (dim={missing[0]}=128)"
         raise InputError(f"the size {', '.join(missing)} is open", hint=hint)
     if unknown := [name for name in sizes if name not in symbols]:
         hint = f"its symbolic dims are {', '.join(symbols)}" if symbols else "all its shapes are fixed"

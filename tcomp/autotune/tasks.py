@@ -1,11 +1,11 @@
 """What is tuned: a program together with its space, which is a schedule function that asks knobs.
 
     Workload    a KERNEL body of a compiled model; the layouts of its weights are decided together with the schedule of its loops
-    Program     loops of one's own, with the default schedule function or one's own
-    Algorithm   the way in which a model's convolutions of one size are computed, which no kernel alone can tell
+    Program     a user's own loops, with the default schedule function or the user's own
+    Algorithm   how a model computes its convolutions of one size, which no kernel alone can decide
 
-All are plain data, so that they can be stored, hashed and sent to other processes: `schedule(knobs)` makes the loops, `arguments`
-says what arrays these take, and for which sizes of symbolic dims they are measured.
+All are plain data, so that they can be stored, hashed and sent to other processes: `make(knobs)` gives the scheduled loops, and the arrays
+that these take at the sizes of symbolic dims at which they are measured.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import importlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
+from tcomp.autotune.arguments import Argument, kernel_arguments
 from tcomp.errors import InputError, ScheduleError
-from tcomp.ir import expr as E
-from tcomp.ir.expr import Dim, Expr, evaluate_int
+from tcomp.ir.expr import Expr
 from tcomp.ir.graph import KERNEL, LOOP, Graph, Node, canonical_graph_text
 from tcomp.ir.layout import Layout
-from tcomp.ir.loops import Accumulate, Buffer, Kernel, Store, expressions, walk
+from tcomp.ir.loops import Kernel
 from tcomp.ir.text.graph_parser import parse_graph
 from tcomp.ir.text.parser import parse_kernel
 from tcomp.ir.verify import verify_kernel
@@ -38,31 +38,13 @@ from tcomp.schedules.schedule import Schedule, kernel_of
 from tcomp.target import Target
 
 ScheduleFunction = Callable[[Schedule, Knobs], None]
-"""A space of one's own: shapes the loops by what it asks of the knobs. Deterministic, but for their answers."""
+"""A search space of the user's own: transforms the loops by what it asks of the knobs. Deterministic, given their answers."""
 
 _NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """A buffer that a scheduled kernel takes, at the sizes at which it is measured.
-
-    `shape` is the logical one, `layout` where that is not row-major. `given`: it holds data at the start; `written`: it is a result;
-    `constant`: it is the same in every run of the model. `below`: its elements serve as indices, and are to be drawn from 0 to below that.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    layout: Layout | None
-    given: bool
-    written: bool
-    constant: bool
-    below: int | None
-
-
 class Task(ABC):
-    """What both kinds have in common."""
+    """A program together with its search space. `dims` are the sizes of symbolic dims at which it is measured."""
 
     text: str
     target: str
@@ -72,7 +54,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def identity(self) -> tuple[str, ...]:
-        """What tells this program and space from others, beside text, target, threads and dims."""
+        """What tells this program and space from others, besides text, target, threads and dims."""
 
     @abstractmethod
     def make(self, knobs: Knobs) -> tuple[Schedule, tuple[Argument, ...]]:
@@ -85,12 +67,13 @@ class Task(ABC):
         """The scheduled loops. Raises as `make` does."""
         return self.make(knobs)[0]
 
-    @abstractmethod
     def to_json(self) -> dict[str, Any]:
         """What `task_from_json` reads."""
+        return {f.name: getattr(self, f.name) for f in fields(cast(Any, self)) if f.compare}  # every task is a dataclass
 
     @property
     def machine(self) -> Target:
+        """The target, parsed."""
         return _machine(self.target)
 
     @property
@@ -100,7 +83,7 @@ class Task(ABC):
 
     @property
     def structure(self) -> str:
-        """The key of all that differ from this one in sizes only; see `sizes`."""
+        """The key of all tasks that differ from this one in sizes and threads only; see `sizes`."""
         return _digest(_NUMBER.sub("_", self.text), *self.identity, self.target)
 
     @property
@@ -112,7 +95,7 @@ class Task(ABC):
         """The sizes of symbolic dims. Raises `InputError` naming those that have none."""
         given = dict(self.dims)
         if missing := sorted({v.name for v in variables} - given.keys()):
-            raise InputError(f"the size {', '.join(missing)} is not known", hint="say at which one to measure: dims={'name': size}")
+            raise InputError(f"the size {', '.join(missing)} is not known", hint="say at which size to measure: dims={'name': size}")
         return {v: given[v.name] for v in variables}
 
 
@@ -128,6 +111,7 @@ class Workload(Task):
 
     @property
     def identity(self) -> tuple[str, ...]:
+        """The kind of task, and which inputs are constants."""
         return ("kernel", *map(str, self.constants))
 
     def layouts(self, knobs: Knobs) -> Mapping[int, Layout]:
@@ -135,13 +119,13 @@ class Workload(Task):
         return operand_layouts(_graph(self.text), frozenset(self.constants), self.machine, knobs)
 
     def body(self, layouts: Mapping[int, Layout]) -> Graph:
-        """The KERNEL body with its constants laid out so."""
+        """The KERNEL body with its constants in these layouts."""
         body = _graph(self.text)
         return relaid(body, [layouts.get(n, v.layout) for n, v in enumerate(body.inputs)], None) if layouts else body
 
     def make(self, knobs: Knobs) -> tuple[Schedule, tuple[Argument, ...]]:
-        """Layouts are chosen before loops are scheduled, as in a compilation, where the decisions are asked for twice: a default of
-        the first time says nothing about the second, what differs from it holds for both."""
+        """The scheduled loops and their buffers. Layouts are chosen before loops are scheduled, as in a compilation, where decisions are asked
+        for twice: an answer of the first time that is the default says nothing about the second time, any other holds for both."""
         body = self.body(self.layouts(knobs))
         settled = frozenset(knobs.asked)
 
@@ -152,17 +136,15 @@ class Workload(Task):
         inner = Knobs({**later, **knobs.decisions}, pick)
         s = build_loops(body, "kernel", self.machine, inner)
         knobs.asked.update((name, answer) for name, answer in inner.asked.items() if name not in settled)
-        return s, _arguments(s.source, self.sizes_of(body.dims()), {n: v.layout for n, v in enumerate((*body.inputs, *body.outputs))},
-                             [v.shape for v in (*body.inputs, *body.outputs)], self.constants)  # fmt: skip
-
-    def to_json(self) -> dict[str, Any]:
-        return {"text": self.text, "constants": self.constants, "target": self.target, "threads": self.threads, "dims": self.dims}
+        values = (*body.inputs, *body.outputs)
+        layouts = {n: v.layout for n, v in enumerate(values)}
+        return s, kernel_arguments(s.source, self.sizes_of(body.dims()), layouts, [v.shape for v in values], self.constants)
 
 
 @dataclass(frozen=True)
 class Program(Task):
-    """Loops of one's own, printed as they are before any step. `space` names a schedule function as `module:name`; "" is the default
-    one. `function` is that function; one that other processes can find by its name (see `portable`) need not be kept."""
+    """A user's own loops, printed as they are before any step. `space` names a schedule function as `module:name`; "" is the default
+    one. `function` is that function; it need not be kept if other processes can find it by its name (see `portable`)."""
 
     text: str
     space: str
@@ -175,7 +157,7 @@ class Program(Task):
     def of(
         cls, source: Source, target: Target, threads: int, dims: Mapping[str, int] | None = None, schedule: ScheduleFunction | None = None
     ) -> Program:
-        """Tensors or a kernel, as `Schedule` takes them, with a schedule function of one's own, if given."""
+        """The task of tensors or a kernel, as `Schedule` takes them, with a schedule function of the user's own, if given."""
         kernel = kernel_of(source)
         names = {v.name for v in kernel.scalars}
         space = "" if schedule is None else f"{schedule.__module__}:{schedule.__qualname__}"
@@ -185,35 +167,34 @@ class Program(Task):
 
     @property
     def identity(self) -> tuple[str, ...]:
+        """The kind of task, and the schedule function."""
         return "program", self.space
 
     @property
     def portable(self) -> bool:
         """Whether another process finds the schedule function by importing the module that defines it."""
-        return self.function is None or (not self.space.startswith("__main__:") and _found(self.space) is self.function)
+        return self.function is None or (not self.space.startswith("__main__:") and _find_function(self.space) is self.function)
 
     def make(self, knobs: Knobs) -> tuple[Schedule, tuple[Argument, ...]]:
+        """The scheduled loops and their buffers."""
         kernel = _kernel(self.text)
         if not self.space:
             s = default_schedule(kernel, self.machine, knobs)
         else:
-            function = self.function or _found(self.space)
+            function = self.function or _find_function(self.space)
             if function is None:
                 raise ScheduleError(
                     f"there is no schedule function `{self.space}`", hint="it was renamed, or its module cannot be imported here"
                 )
             s = Schedule(kernel)
             function(s, knobs)
-        return s, _arguments(kernel, self.sizes_of(kernel.scalars), {}, [b.shape for b in kernel.buffers])
-
-    def to_json(self) -> dict[str, Any]:
-        return {"text": self.text, "space": self.space, "target": self.target, "threads": self.threads, "dims": self.dims}
+        return s, kernel_arguments(kernel, self.sizes_of(kernel.scalars), {}, [b.shape for b in kernel.buffers])
 
 
 @dataclass(frozen=True)
 class Algorithm(Task):
-    """Which algorithm convolutions or products of some sizes (`text`) take. Alternatives are judged in whole models, since they are several kernels, and
-    others around them change as well: there are no loops to make."""
+    """Which algorithm convolutions or products of some sizes (`text`) take. Alternatives are judged in whole models, since an algorithm is
+    several kernels and others around them change as well: there are no loops to make."""
 
     text: str
     target: str
@@ -224,15 +205,16 @@ class Algorithm(Task):
 
     @property
     def identity(self) -> tuple[str, ...]:
+        """The kind of task."""
         return ("algorithm",)
 
     def make(self, knobs: Knobs) -> tuple[Schedule, tuple[Argument, ...]]:
-        raise ScheduleError(
-            f"there is no one kernel that is a {self.text}", hint="the kernels of a model that takes it are tasks themselves"
-        )
+        """Raises `ScheduleError`."""
+        raise ScheduleError(f"no one kernel is a {self.text}", hint="the kernels of a model that takes it are tasks themselves")
 
     def to_json(self) -> dict[str, Any]:
-        return {"text": self.text, "target": self.target, "threads": self.threads, "dims": self.dims, "kind": "algorithm"}
+        """What `task_from_json` reads."""
+        return {**super().to_json(), "kind": "algorithm"}
 
 
 def task_from_json(record: Mapping[str, Any]) -> Workload | Program | Algorithm:
@@ -250,7 +232,7 @@ def task_from_json(record: Mapping[str, Any]) -> Workload | Program | Algorithm:
 
 
 def workloads(graph: Graph, target: Target, threads: int, dims: Mapping[str, int] | None = None) -> list[tuple[Workload, int]]:
-    """The distinct kernels of a graph after `choose_layouts`, in order, each with how often a run calls it (branches count as taken).
+    """The distinct kernels of a graph after `choose_layouts`, in order, each with the number of its calls in a run (branches count as taken).
 
     `dims` are the sizes at which symbolic dims are measured. Raises `InputError` naming those it lacks.
     """
@@ -264,7 +246,7 @@ def workloads(graph: Graph, target: Target, threads: int, dims: Mapping[str, int
 def kernel_workload(
     body: Graph, constants: frozenset[int], target: Target, threads: int, dims: Mapping[str, int] | None = None
 ) -> Workload:
-    """The workload of one KERNEL body, those of its inputs being constants that have these numbers; their layouts do not matter."""
+    """The workload of one KERNEL body; `constants` are the numbers of its inputs that are constants, whose layouts do not matter."""
     plain = relaid(body, [None if n in constants else v.layout for n, v in enumerate(body.inputs)], None)
     names = {v.name for v in plain.dims()}
     sizes = tuple(sorted((name, size) for name, size in (dims or {}).items() if name in names))
@@ -306,45 +288,11 @@ def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def _found(space: str) -> ScheduleFunction | None:
-    """The function that a name `module:name` stands for, here."""
+def _find_function(space: str) -> ScheduleFunction | None:
+    """The function that a name `module:name` stands for in this process."""
     module, _, path = space.partition(":")
     try:
         function: ScheduleFunction = attrgetter(path)(importlib.import_module(module))
     except (ImportError, AttributeError):
         return None
     return function
-
-
-def _arguments(
-    kernel: Kernel, sizes: Mapping[Expr, int], layouts: Mapping[int, Layout | None], shapes: Sequence[Sequence[Dim]],
-    constants: Sequence[int] = (),
-) -> tuple[Argument, ...]:
-    """The buffers of a kernel as lowered. A result that the program reads, too, holds data at the start."""
-    below = _limits(kernel, sizes)
-    read = {r.attr for s in walk(kernel.body) for r in E.reads(*expressions(s))}
-    return tuple(
-        Argument(b.name, b.dtype, tuple(evaluate_int(d, sizes) for d in shape), layouts.get(n), b not in kernel.outputs or b in read,
-                 b in kernel.outputs, n in constants, below.get(b))
-        for n, (b, shape) in enumerate(zip(kernel.buffers, shapes, strict=True))
-    )  # fmt: skip
-
-
-def _limits(kernel: Kernel, sizes: Mapping[Expr, int]) -> dict[Buffer, int]:
-    """For each buffer whose elements serve as indices, directly or through others, the least extent that they index."""
-    found: dict[Buffer, int] = {}
-
-    def limit(buffer: Buffer, extent: int) -> bool:
-        tighter = extent < found.get(buffer, extent + 1)
-        found[buffer] = extent if tighter else found[buffer]
-        return tighter
-
-    stores = [s for s in walk(kernel.body) if isinstance(s, Store | Accumulate)]
-    accesses = [(r.attr, r.args) for s in walk(kernel.body) for r in E.reads(*expressions(s))] + [(s.buffer, s.indices) for s in stores]
-    for buffer, indices in accesses:
-        for index, extent in zip(indices, buffer.shape, strict=True):
-            for r in E.reads(index):
-                limit(r.attr, evaluate_int(extent, sizes))
-    while any(limit(r.attr, found[s.buffer]) for s in stores if s.buffer in found for r in E.reads(s.value)):
-        pass
-    return found

@@ -10,8 +10,8 @@ import pytest
 
 import tcomp
 from tcomp.autotune.database.store import Database
-from tcomp.autotune.measurement.ab_comparison import Contest, Rounds
-from tcomp.autotune.subject import Model, title
+from tcomp.autotune.measurement.results import Comparison, Rounds
+from tcomp.autotune.subject import ModelSubject, title
 from tcomp.autotune.tasks import Algorithm, task_from_json
 from tcomp.autotune.tuner import tune
 from tcomp.errors import DatabaseError, ScheduleError
@@ -28,7 +28,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TCOMP_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setattr("tcomp.machine.measure", lambda target: target.core)
-        patch.setattr("tcomp.autotune.subject._DOUBT", 100.0)  # which ones are in doubt depends on the machine
+        patch.setattr("tcomp.autotune.subject._ALGORITHM_DOUBT", 100.0)  # which ones are in doubt depends on the machine
         yield
 
 
@@ -38,46 +38,46 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(net: Path) -> Model:
-    return Model(net, HOST, 1)
+def model(net: Path) -> ModelSubject:
+    return ModelSubject(net, HOST, 1)
 
 
 def kernels(module: tcomp.Module) -> str:
     return " ".join(name for name, _ in module.profile({"x": np.zeros((1, 3, 16, 16), np.float32)}, runs=1))
 
 
-def test_alternatives_are_contested_in_the_model(model: Model) -> None:
+def test_alternatives_are_compared_in_the_model(model: ModelSubject) -> None:
     assert {task.text for task, _ in model.algorithms} == {"3x3 convolution 1x32 -> 32x16x16"} == {title(t) for t, _ in model.algorithms}
     assert len(model.algorithms) == 2 and not any(isinstance(task, Algorithm) for task, _ in model.tasks)
     for task, decisions in model.algorithms:
-        contest = model.contest({task.key: decisions}, 0.05)
-        assert not contest.reason and len(contest.kernels[task.key].before) == len(contest.kernels[task.key].after) > 0
+        comparison = model.compare({task.key: decisions}, 0.05)
+        assert comparison.failure is None and len(comparison.kernels[task.key].before) == len(comparison.kernels[task.key].after) > 0
 
 
-def test_kernels_are_those_of_the_chosen_algorithm(model: Model) -> None:
+def test_kernels_are_those_of_the_chosen_algorithm(model: ModelSubject) -> None:
     before = {task.key for task, _ in model.tasks}
     for task, decisions in model.algorithms:
-        model.settle({task.key: decisions})
+        model.choose_algorithms({task.key: decisions})
         assert {task.key for task, _ in model.tasks} != before
-        assert model.shares(0.05).keys() == {task.key for task, _ in model.tasks}
-    model.settle({})
+        assert model.seconds_by_task(0.05).keys() == {task.key for task, _ in model.tasks}
+    model.choose_algorithms({})
     assert {task.key for task, _ in model.tasks} == before
 
 
 def test_there_is_nothing_to_choose_among_direct_sums(net: Path) -> None:
-    assert Model(net, HOST, 1, direct=True).algorithms == []
+    assert ModelSubject(net, HOST, 1, direct=True).algorithms == []
 
 
 @pytest.mark.parametrize("wins", (True, False))
 def test_what_wins_is_compiled(net: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wins: bool) -> None:
-    """Contests say that one alternative is twice as fast, or as slow."""
+    """Comparisons say that one alternative is twice as fast, or as slow."""
 
-    def contest(self: Model, decisions: Mapping[str, Decisions], seconds: float) -> Contest:
+    def compare(self: ModelSubject, decisions: Mapping[str, Decisions], seconds: float) -> Comparison:
         chosen = [task for task, d in self.algorithms if decisions.get(task.key) == d == self.algorithms[-1][1]]
         rounds = Rounds((2.0,) * 9, ((1.0 if chosen and wins else 4.0),) * 9)
-        return Contest(rounds, {key: rounds for key in decisions})
+        return Comparison(rounds, {key: rounds for key in decisions})
 
-    monkeypatch.setattr(Model, "contest", contest)
+    monkeypatch.setattr(ModelSubject, "compare", compare)
     result = tune(net, trials=10, database=tmp_path / "t.db", threads=1)
     found = {t.title: t for t in result.tasks}["3x3 convolution 1x32 -> 32x16x16"]
     assert found.trials == 2 and (found.task.key in result.confirmation.kept) == wins and result.trials == 10
@@ -94,7 +94,7 @@ def test_what_wins_is_compiled(net: Path, tmp_path: Path, monkeypatch: pytest.Mo
         np.testing.assert_allclose(tuned.run({"x": x})[name], want, rtol=1e-3, atol=1e-3)
 
 
-def test_a_tile_that_is_none_is_passed_over(model: Model, net: Path, tmp_path: Path) -> None:
+def test_a_tile_that_is_none_is_passed_over(model: ModelSubject, net: Path, tmp_path: Path) -> None:
     task, _ = model.algorithms[0]
     assert task_from_json(task.to_json()) == task and task_from_json(task.to_json()).key == task.key
     with pytest.raises(ScheduleError, match="no one kernel"):
@@ -109,7 +109,7 @@ def test_a_tile_that_is_none_is_passed_over(model: Model, net: Path, tmp_path: P
         _, plain = compile_model(net, HOST, threads=1, emit=("graph",))
         assert report.stages["graph"] == plain.stages["graph"]
     (tmp_path / "lines").write_text(lines[0] + "\n" + lines[1].replace('"kind": "algorithm"', '"kind": "other"') + "\n")
-    with Database(tmp_path / "bad.db") as database, pytest.raises(DatabaseError, match="no tasks of the kind 'other'"):
+    with Database(tmp_path / "bad.db") as database, pytest.raises(DatabaseError, match="`kind`: it is 'other', which is unknown"):
         database.import_(tmp_path / "lines")
 
 

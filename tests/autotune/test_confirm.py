@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import tcomp
-from tcomp.autotune.confirm import MOST, Confirmation, confirm
-from tcomp.autotune.measurement.ab_comparison import Contest, Rounds
-from tcomp.autotune.subject import Model
+from tcomp.autotune.confirm import MAX_COMPARISONS, Confirmation, confirm
+from tcomp.autotune.measurement.results import Comparison, Measurement, Outcome, Rounds
+from tcomp.autotune.subject import ModelSubject
 from tcomp.autotune.tasks import Task
 from tcomp.errors import InputError
 from tcomp.schedules.knobs import Decisions
@@ -31,10 +31,10 @@ class Pretended:
         self.rng = random.Random(1)
         self.asked: list[set[str]] = []
 
-    def contest(self, decisions: Mapping[str, Decisions], seconds: float) -> Contest:
+    def compare(self, decisions: Mapping[str, Decisions], seconds: float) -> Comparison:
         self.asked.append(set(decisions))
         if self.reason:
-            return Contest(reason=self.reason)
+            return Comparison(failure=Measurement(Outcome.CRASH, reason=self.reason))
 
         def factor(key: str) -> float:
             found = self.factors[key]
@@ -49,9 +49,9 @@ class Pretended:
         before, after = times(False), times(True)
         shown = after if self.visible else before
         kernels = {key: Rounds(*(tuple(row[n] for row in side) for side in (before, shown))) for n, key in enumerate(self.factors)}
-        return Contest(Rounds(*(tuple(map(sum, side)) for side in (before, after))), kernels)
+        return Comparison(Rounds(*(tuple(map(sum, side)) for side in (before, after))), kernels)
 
-    def shares(self, seconds: float) -> dict[str, float]:
+    def seconds_by_task(self, seconds: float) -> dict[str, float]:
         return {}
 
 
@@ -69,7 +69,7 @@ def test_winners_are_kept() -> None:
 def test_kernels_that_lose_in_the_model_are_rolled_back() -> None:
     found = judged(Pretended({"a": 0.5, "b": 1.4, "c": 0.9}, noise=0.05))
     assert found.kept.keys() == {"a", "c"} and found.rolled_back == {"b"}
-    assert found.contests == 2 and "1 of 3 kernels are slower" in found.notes[0]
+    assert found.comparisons == 2 and "1 of 3 kernels are slower" in found.notes[0]
 
 
 def test_the_best_of_each_kernel_in_the_model_is_taken() -> None:
@@ -77,10 +77,10 @@ def test_the_best_of_each_kernel_in_the_model_is_taken() -> None:
     subject = Pretended(factors, noise=0.02)
     found = confirm(subject, {k: [{"x": n} for n in range(len(f))] for k, f in factors.items()}, 0.0)
     assert found.kept == {"a": {"x": 2}, "b": {"x": 0}, "d": {"x": 0}} and found.rolled_back == {"c"}
-    assert found.contests == 4 and found.ratio == pytest.approx(3.3 / 4, rel=0.05)
+    assert found.comparisons == 4 and found.ratio == pytest.approx(3.3 / 4, rel=0.05)
     assert found.tried["a"] == [{"x": 0}, {"x": 1}, {"x": 2}] and found.kernels["a"].after == pytest.approx(0.6, rel=0.05)
     hasty = confirm(Pretended(factors), {k: [{"x": n} for n in range(len(f))] for k, f in factors.items()}, 0.0, time.monotonic() - 1)
-    assert hasty.contests == 1
+    assert hasty.comparisons == 1
 
 
 def test_what_profiles_do_not_show_is_found_by_bisection() -> None:
@@ -88,25 +88,25 @@ def test_what_profiles_do_not_show_is_found_by_bisection() -> None:
     subject = Pretended(factors, visible=False, noise=0.02)
     found = judged(subject)
     assert "bad" in found.rolled_back and len(found.kept) >= 4 and found.ratio < 1
-    assert found.contests <= 10
+    assert found.comparisons <= 10
 
 
 def test_halving_ends() -> None:
     """Without a deadline, too, and where every kernel hides its loss."""
     found = judged(Pretended({str(n): 1.2 for n in range(40)}, visible=False, noise=0.02))
-    assert not found.kept and found.contests <= MOST
+    assert not found.kept and found.comparisons <= MAX_COMPARISONS
 
 
 def test_gains_that_drown_in_the_noise_of_others_are_seen() -> None:
     """The faster rounds of the model as a whole are faster, but too few of them; what was tuned is so in all."""
     whole = Rounds((1.0,) * 8 + (0.96,) * 3, (0.95,) * 4 + (1.2,) * 7)
     subject = Pretended({"a": 0.8})
-    gained = Contest(whole, {"a": Rounds((0.2,) * 11, (0.15,) * 11), "other": Rounds((0.8,) * 11, (0.8,) * 7 + (1.05,) * 4)})
+    gained = Comparison(whole, {"a": Rounds((0.2,) * 11, (0.15,) * 11), "other": Rounds((0.8,) * 11, (0.8,) * 7 + (1.05,) * 4)})
     assert not whole.won and whole.ratio < 1
-    subject.contest = lambda decisions, seconds: gained
+    subject.compare = lambda decisions, seconds: gained
     assert judged(subject).kept.keys() == {"a"} and judged(subject).ratio == pytest.approx(0.976, abs=0.01)
-    unproved = Contest(whole, {"a": Rounds((0.2,) * 8 + (0.15,) * 3, (0.15,) * 3 + (0.25,) * 8)})
-    subject.contest = lambda decisions, seconds: unproved
+    unproved = Comparison(whole, {"a": Rounds((0.2,) * 8 + (0.15,) * 3, (0.15,) * 3 + (0.25,) * 8)})
+    subject.compare = lambda decisions, seconds: unproved
     assert not judged(subject).kept
 
 
@@ -123,7 +123,7 @@ def test_what_there_is_no_time_to_prove_is_rolled_back() -> None:
 
 
 def test_a_model_that_cannot_be_run_is_not_tuned() -> None:
-    found = judged(Pretended({"a": 0.5, "b": 0.5}, reason="crash: killed by SIGSEGV"))
+    found = judged(Pretended({"a": 0.5, "b": 0.5}, reason="killed by SIGSEGV"))
     assert not found.kept and found.notes == ["crash: killed by SIGSEGV"]
 
 
@@ -153,17 +153,17 @@ def test_a_machine_that_is_slower_at_times_hides_no_gain() -> None:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelSubject:
     path = two_layers(tmp_path_factory.mktemp("model") / "net.onnx")
-    return Model(path, Target.parse("cpu"), 1)
+    return ModelSubject(path, Target.parse("cpu"), 1)
 
 
-def test_shares_of_the_untuned_model(model: Model) -> None:
-    shares = model.shares(0.05)
+def test_shares_of_the_untuned_model(model: ModelSubject) -> None:
+    shares = model.seconds_by_task(0.05)
     assert shares.keys() == {task.key for task, _ in model.tasks} and all(s > 0 for s in shares.values())
 
 
-def slow(model: Model) -> dict[str, Decisions]:
+def slow(model: ModelSubject) -> dict[str, Decisions]:
     """The worst that the spaces of two kernels have, as a measurement that lies may call them best."""
     from tcomp.autotune.space import sample
 
@@ -177,12 +177,12 @@ def slow(model: Model) -> dict[str, Decisions]:
     return found
 
 
-def test_a_lie_is_found_out(model: Model) -> None:
+def test_a_lie_is_found_out(model: ModelSubject) -> None:
     found = confirm(model, {key: [decisions] for key, decisions in slow(model).items()}, 0.3)
     assert not found.kept and found.rolled_back and found.ratio == 1.0, found
 
 
-def test_a_tuned_artifact_computes_the_same(model: Model) -> None:
+def test_a_tuned_artifact_computes_the_same(model: ModelSubject) -> None:
     decisions = slow(model)
     x = np.random.default_rng(0).standard_normal((64, 96), np.float32)
     want = tcomp.runtime.Module.load(model.artifact({}), threads=1)(x)
@@ -193,9 +193,9 @@ def test_a_tuned_artifact_computes_the_same(model: Model) -> None:
 def test_open_sizes_are_asked_for(tmp_path: Path) -> None:
     path = two_layers(tmp_path / "net.onnx", "batch")
     with pytest.raises(InputError, match="the size batch is open"):
-        Model(path, Target.parse("cpu"), 1)
+        ModelSubject(path, Target.parse("cpu"), 1)
     with pytest.raises(InputError, match="no symbolic dim `sequence`"):
-        Model(path, Target.parse("cpu"), 1, sizes={"batch": 4, "sequence": 3})
-    model = Model(path, Target.parse("cpu"), 1, sizes={"batch": 4})
+        ModelSubject(path, Target.parse("cpu"), 1, sizes={"batch": 4, "sequence": 3})
+    model = ModelSubject(path, Target.parse("cpu"), 1, sizes={"batch": 4})
     assert all(dict(task.dims) in ({"batch": 4}, {}) for task, _ in model.tasks)
     assert model.inputs["x"].shape == (4, 96)

@@ -16,9 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from tcomp.autotune.database import checks
 from tcomp.autotune.database import store as module
-from tcomp.autotune.database.store import Database, Record, Session, Verdict, environment
-from tcomp.autotune.measurement.measurer import Measurement
+from tcomp.autotune.database.records import Judgement, Record, Session, SessionState, Verdict, environment
+from tcomp.autotune.database.store import Database
+from tcomp.autotune.measurement.results import Measurement, Outcome
 from tcomp.autotune.tasks import Program, Task
 from tcomp.errors import DatabaseError, TcompError
 from tcomp.schedules.knobs import encode
@@ -33,7 +35,7 @@ TRACE = Trace((Step("split", ("C.i", 4)), Step("set_kind", ("C.i.i", "vectorized
 
 
 def record(cost: float | None = 1e-3, task: Task = PRODUCT, when: float = 1.0, **decisions: object) -> Record:
-    measured = Measurement("crash", reason="killed by SIGSEGV") if cost is None else Measurement("ok", (cost, 2 * cost), "", (cost,))
+    measured = Measurement(Outcome.CRASH, reason="killed by SIGSEGV") if cost is None else Measurement(Outcome.OK, (cost, 2 * cost), "", (cost,))
     return Record(task, encode(decisions), TRACE if cost else "", measured, cost, 2e-3, {"processor": "a <b> & 'c' µ"}, when)
 
 
@@ -42,7 +44,7 @@ def filled(path: Path) -> Database:
     for n, cost in enumerate((3e-3, 1e-3, None, 2e-3)):
         database.add(record(cost, when=float(n), tile=(n, 2), pack=bool(n % 2)))
     database.add(record(5e-6, SCALED, 9.0, factor=8))
-    database.add(Verdict(SCALED, encode({"factor": 8}), False, 1e-5, 2e-5, {"a": "b"}, 10.0))
+    database.add(Verdict(SCALED, encode({"factor": 8}), Judgement.ROLLED_BACK, 1e-5, 2e-5, {"a": "b"}, 10.0))
     return database
 
 
@@ -55,7 +57,7 @@ def test_entries_come_back(tmp_path: Path) -> None:
         assert len(database.records()) == 5 and database.records("no such key") == []
         best = database.best(PRODUCT.key)
         assert best is not None and best.cost == 1e-3
-        assert database.near(PRODUCT.structure) == [PRODUCT] and database.near("0" * 64) == []
+        assert database.similar(PRODUCT.structure) == [PRODUCT] and database.similar("0" * 64) == []
     with Database(tmp_path / "a.db", create=False) as again:
         assert len(again.records()) == 5
 
@@ -69,7 +71,7 @@ def test_what_compilations_follow(tmp_path: Path) -> None:
         best = database.best(SCALED.key)
         assert best is not None and best.decisions == encode({"factor": 16})
         assert database.choice(SCALED.key) == "{}"  # until a whole model says otherwise
-        database.add(Verdict(SCALED, encode({"factor": 16}), True, 1e-5, 9e-6, {}, 12.0))
+        database.add(Verdict(SCALED, encode({"factor": 16}), Judgement.KEPT, 1e-5, 9e-6, {}, 12.0))
         assert database.choice(SCALED.key) == encode({"factor": 16})
 
 
@@ -86,7 +88,7 @@ def test_sessions(tmp_path: Path) -> None:
         database.begin(session)
         session.spent, session.trials = 12.5, 3
         database.add(record(), session)
-        session.state = "interrupted"
+        session.state = SessionState.INTERRUPTED
         database.update(session)
         assert database.sessions() == [session]
 
@@ -148,7 +150,7 @@ def test_a_writer_that_is_killed_loses_nothing_it_said_it_wrote(tmp_path: Path, 
 def test_an_older_database_is_brought_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(tmp_path / "a.db").close()
     added = "ALTER TABLE records ADD COLUMN extra TEXT NOT NULL DEFAULT 'x'; CREATE TABLE later (id INTEGER PRIMARY KEY) STRICT"
-    monkeypatch.setattr(module, "_STEPS", (*module._STEPS, added))
+    monkeypatch.setattr(module, "_MIGRATIONS", (*module._MIGRATIONS, added))
     monkeypatch.setattr(module, "VERSION", module.VERSION + 1)
     Database(tmp_path / "a.db").close()
     sql = sqlite3.connect(tmp_path / "a.db")
@@ -159,7 +161,7 @@ def test_an_older_database_is_brought_up_to_date(tmp_path: Path, monkeypatch: py
 def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(tmp_path / "a.db").close()
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_STEPS", (*module._STEPS, "CREATE TABLE later (id INTEGER); CREATE TABLE later (id INTEGER)"))
+        patch.setattr(module, "_MIGRATIONS", (*module._MIGRATIONS, "CREATE TABLE later (id INTEGER); CREATE TABLE later (id INTEGER)"))
         patch.setattr(module, "VERSION", module.VERSION + 1)
         with pytest.raises(DatabaseError, match=r"a\.db cannot be used"):
             Database(tmp_path / "a.db")
@@ -311,7 +313,7 @@ def test_what_is_no_export(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_line_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LINE_LIMIT", 1000)
+    monkeypatch.setattr(checks, "LINE_LIMIT", 1000)
     (tmp_path / "x.jsonl").write_text('{"tcomp": "tuning", "format": 1}\n' + "x" * 5000)
     with Database(tmp_path / "b.db") as database, pytest.raises(DatabaseError, match=r"x\.jsonl:2"):
         database.import_(tmp_path / "x.jsonl")
@@ -326,7 +328,7 @@ def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
 
 
 def test_reasons_are_cut(tmp_path: Path) -> None:
-    long = replace(record(None), measurement=Measurement("error", reason="x" * 10_000))
+    long = replace(record(None), measurement=Measurement(Outcome.ERROR, reason="x" * 10_000))
     with Database(tmp_path / "a.db") as database:
         database.add(long)
         assert len(database.records()[0].measurement.reason) == 4000

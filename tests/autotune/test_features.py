@@ -9,7 +9,7 @@ import pytest
 
 from tcomp.autotune.features import COUNTS, DECISIONS, GPU_COUNTS, GPU_SECONDS, NAMES, SECONDS, decision_vector, features
 from tcomp.autotune.fingerprint import fingerprint
-from tcomp.autotune.space import realise
+from tcomp.autotune.space import instantiate
 from tcomp.autotune.tasks import Program
 from tcomp.errors import IRError
 from tcomp.ir import te
@@ -26,37 +26,37 @@ SCALED = Program.of(scaled(), HASWELL, 1, schedule=split_scaled)
 
 
 def test_names_are_those_of_the_analytic_model() -> None:
-    found = cpu.features(realise(PRODUCT, {}).schedule.kernel, HASWELL)
+    found = cpu.features(instantiate(PRODUCT, {}).schedule.kernel, HASWELL)
     assert set(found) == {*COUNTS, *(f"seconds.{name}" for name in SECONDS), "seconds", "bound"}
-    found = cpu.features(realise(ON_GPU, {}).schedule.kernel, SM80)
+    found = cpu.features(instantiate(ON_GPU, {}).schedule.kernel, SM80)
     assert set(found) == {*GPU_COUNTS, *(f"seconds.{name}" for name in GPU_SECONDS), "seconds", "bound"}
     assert len(GPU_COUNTS) <= len(COUNTS) and len(GPU_SECONDS) == len(SECONDS)  # as they share places
 
 
 @pytest.mark.parametrize(("task", "decisions"), [(PRODUCT, {}), (PRODUCT, {"C.acc.tile": (2, 2)}), (SCALED, {}), (SCALED, {"factor": 1}), (ON_GPU, {})])
 def test_features_are_finite_and_as_many(task: Program, decisions: dict) -> None:
-    found = features(realise(task, decisions))
+    found = features(instantiate(task, decisions))
     assert found.vector.shape == (len(NAMES),) and found.vector.dtype == np.float32
     assert np.isfinite(found.vector).all() and found.seconds > 0
-    np.testing.assert_array_equal(found.vector, features(realise(task, decisions)).vector)
+    np.testing.assert_array_equal(found.vector, features(instantiate(task, decisions)).vector)
 
 
 def test_each_part_tells_candidates_apart() -> None:
-    one, other = (features(realise(PRODUCT, {"C.acc.tile": tile})).vector for tile in ((2, 2), (6, 1)))
+    one, other = (features(instantiate(PRODUCT, {"C.acc.tile": tile})).vector for tile in ((2, 2), (6, 1)))
     parts = np.split(one != other, [len(COUNTS) + len(SECONDS) + 1, len(NAMES) - DECISIONS])
     assert all(part.any() for part in parts)
 
 
 def test_tiles_of_a_gpu_differ_in_what_is_counted() -> None:
-    options = realise(ON_GPU, {}).answers["C.acc.tile"].options
-    found = [features(realise(ON_GPU, {"C.acc.tile": tile})).vector[: len(GPU_COUNTS)] for tile in options]
+    options = instantiate(ON_GPU, {}).answers["C.acc.tile"].options
+    found = [features(instantiate(ON_GPU, {"C.acc.tile": tile})).vector[: len(GPU_COUNTS)] for tile in options]
     assert len({v.tobytes() for v in found}) == len(options) > 3
 
 
 def test_features_do_not_depend_on_where_a_value_came_from() -> None:
     """The default, asked for by name, is the default."""
-    default = realise(SCALED, {}).answers["factor"].default
-    np.testing.assert_array_equal(features(realise(SCALED, {"factor": default})).vector, features(realise(SCALED, {})).vector)
+    default = instantiate(SCALED, {}).answers["factor"].default
+    np.testing.assert_array_equal(features(instantiate(SCALED, {"factor": default})).vector, features(instantiate(SCALED, {})).vector)
 
 
 def test_decisions_alone() -> None:
@@ -72,7 +72,7 @@ def test_symbolic_sizes_are_those_at_which_the_task_is_measured() -> None:
     n = te.var("n")
     a = te.placeholder((n, 64), name="A")
     tensors = [a, te.compute((n, 64), lambda i, j: a[i, j] * 2.0, name="B")]
-    few, many = (features(realise(Program.of(tensors, HASWELL, 1, {"n": size}), {})) for size in (8, 800))
+    few, many = (features(instantiate(Program.of(tensors, HASWELL, 1, {"n": size}), {})) for size in (8, 800))
     assert few.seconds < many.seconds
 
 
@@ -80,9 +80,9 @@ def test_where_the_analytic_model_cannot_tell_the_rest_is_told(monkeypatch: pyte
     def failing(*_: object) -> None:
         raise IRError("no")
 
-    whole = features(realise(SCALED, {})).vector
+    whole = features(instantiate(SCALED, {})).vector
     monkeypatch.setattr(cpu, "features", failing)
-    found = features(realise(SCALED, {}))
+    found = features(instantiate(SCALED, {}))
     first = len(COUNTS) + len(SECONDS) + 1
     assert found.seconds == 1.0 and not found.vector[:first].any()
     np.testing.assert_array_equal(found.vector[first:], whole[first:])

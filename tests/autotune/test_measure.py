@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tcomp.autotune.measurement.measurer import Limits, Measurement, Measurer, cores
-from tcomp.autotune.measurement.processes import Child, ChildError
+from tcomp.autotune.measurement.measurer import Measurer, cores
+from tcomp.autotune.measurement.results import Limits, Measurement, Outcome
 from tcomp.autotune.measurement.worker import difference
+from tcomp.autotune.measurement.worker_process import WorkerError, WorkerProcess
 from tcomp.autotune.tasks import Program, workloads
 from tcomp.ir.expr import as_expr
 from tcomp.ir.graph import Graph, GraphBuilder
@@ -191,9 +192,9 @@ def stepping(s: Schedule, knobs: Knobs) -> None:
 
 
 def test_measurements() -> None:
-    got = Measurement("ok", (3.0, 2.0), "", (4.0, 5.0))
+    got = Measurement(Outcome.OK, (3.0, 2.0), "", (4.0, 5.0))
     assert got.least == 2.0 and got.ratio == 0.5
-    assert Measurement("crash").least == Measurement("crash").ratio == float("inf")
+    assert Measurement(Outcome.CRASH).least == Measurement(Outcome.CRASH).ratio == float("inf")
 
 
 def test_differences() -> None:
@@ -234,21 +235,21 @@ def test_a_process_that_was_killed_is_replaced(measurer: Measurer) -> None:
 
 
 def test_a_closed_child_is_not_started_again() -> None:
-    child = Child("tcomp.autotune.measurement.worker", 8 << 30)
+    child = WorkerProcess("tcomp.autotune.measurement.worker", 8 << 30)
     child.close()
-    with pytest.raises(ChildError, match="was closed"):
+    with pytest.raises(WorkerError, match="was closed"):
         child.ask({}, 1)
 
 
 def test_a_child_that_is_closed_while_it_works_says_so() -> None:
     for seconds in (0.0, 0.02, 0.5):  # while it starts, and while it works
-        child, found = Child("tcomp.autotune.measurement.builder", 8 << 30), list[BaseException]()
+        child, found = WorkerProcess("tcomp.autotune.measurement.builder", 8 << 30), list[BaseException]()
 
-        def ask(child: Child = child, found: list[BaseException] = found) -> None:
+        def ask(child: WorkerProcess = child, found: list[BaseException] = found) -> None:
             try:
                 while True:
-                    child.ask({"do": "ground", "target": "no target", "threads": 1, "room": 1}, 60)
-            except ChildError as error:
+                    child.ask({"do": "harness", "target": "no target", "threads": 1, "flush_bytes": 1}, 60)
+            except WorkerError as error:
                 found.append(error)
 
         thread = threading.Thread(target=ask)
@@ -260,7 +261,7 @@ def test_a_child_that_is_closed_while_it_works_says_so() -> None:
 
 
 def test_a_child_that_does_not_start_is_an_answer() -> None:
-    child = Child("tcomp.autotune.no_such_module", 8 << 30)
+    child = WorkerProcess("tcomp.autotune.no_such_module", 8 << 30)
     answer = child.ask({}, 1)
     assert answer["status"] == "error" and "No module named" in answer["reason"]
 
@@ -269,7 +270,8 @@ TUNER = """
 import sys, threading, time
 sys.path.insert(0, {tests!r})
 from tests.autotune.faults import task
-from tcomp.autotune.measurement.measurer import Limits, Measurer
+from tcomp.autotune.measurement.measurer import Measurer
+from tcomp.autotune.measurement.results import Limits
 measurer = Measurer(1, Limits(running=600))
 print(measurer.measure(task(), [{{}}])[0].status, flush=True)
 threading.Thread(target=lambda: (time.sleep(1), print(*measurer.pids, flush=True)), daemon=True).start()

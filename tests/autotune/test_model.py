@@ -140,7 +140,7 @@ def _set(name: str, place: int, value: object) -> Callable[[Any], None]:
 
 DAMAGES: dict[str, Callable[[Any], None]] = {
     "another kind of file": lambda r: r.update(tcomp="tuning"),
-    "a later format": lambda r: r.update(format=3),
+    "a later format": lambda r: r.update(format=4),
     "other features": lambda r: r.update(features="0" * 64),
     "no facts": lambda r: r.update(facts=[]),
     "no trees": lambda r: r.pop("trees"),

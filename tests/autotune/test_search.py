@@ -9,10 +9,10 @@ from statistics import mean
 import pytest
 
 from tcomp.autotune.cost_model import CostModel
-from tcomp.autotune.database.store import Record
-from tcomp.autotune.measurement.measurer import Measurement
-from tcomp.autotune.search import Search, beside
-from tcomp.autotune.space import realise, sample
+from tcomp.autotune.database.records import Record
+from tcomp.autotune.measurement.results import Measurement, Outcome
+from tcomp.autotune.search import Search, neighbours
+from tcomp.autotune.space import instantiate, sample
 from tcomp.autotune.tasks import Program, Task
 from tcomp.errors import ScheduleError
 from tcomp.schedules import Schedule
@@ -26,7 +26,7 @@ SCALED = Program.of(scaled(), HASWELL, 2, schedule=split_scaled)
 
 
 def measured(task: Task, decisions: Decisions, cost: float | None) -> Record:
-    measurement = Measurement("ok", (cost,), "", (1.0,)) if cost is not None else Measurement("crash", reason="it died")
+    measurement = Measurement(Outcome.OK, (cost,), "", (1.0,)) if cost is not None else Measurement(Outcome.CRASH, reason="it died")
     return Record(task, encode(decisions), "", measurement, cost, None, {}, 0.0)
 
 
@@ -51,17 +51,17 @@ def test_what_is_proposed_is_new_and_can_be_made(target: Target) -> None:
         proposed = search(task, records, 5, rng)
         assert 0 < len(proposed) <= 5
         records += [measured(task, d, 1.0) for d in proposed]
-    made = [realise(task, d) for d in [{}, *search(task, records, 5, rng)]]
-    identities = [c.identity for c in made] + [realise(task, decode(r.decisions)).identity for r in records[1:]]
+    made = [instantiate(task, d) for d in [{}, *search(task, records, 5, rng)]]
+    identities = [c.identity for c in made] + [instantiate(task, decode(r.decisions)).identity for r in records[1:]]
     assert len(set(identities)) == len(identities)
     assert not any(name.endswith("threads") for c in made for name in c.decisions)  # there is one thread
 
 
 def test_options_beside_one() -> None:
-    assert beside((1, 2, 4, 8), 4) == [2, 8] and beside(("a", "b"), "a") == ["b"] and beside((1, 2), 3) == []
-    assert beside(((1, 2), (4, 2), (2, 2), (2, 4)), (2, 2)) == [(1, 2), (4, 2), (2, 4)]
+    assert neighbours((1, 2, 4, 8), 4) == [2, 8] and neighbours(("a", "b"), "a") == ["b"] and neighbours((1, 2), 3) == []
+    assert neighbours(((1, 2), (4, 2), (2, 2), (2, 4)), (2, 2)) == [(1, 2), (4, 2), (2, 4)]
     tiles = (((0,), 8, 1), ((0,), 8, 2), ((0,), 8, 4), ((0, 1), 8, 2), ((2,), 8, 2))  # along axes of an image
-    assert beside(tiles, tiles[1]) == [tiles[0], tiles[2], tiles[3]]
+    assert neighbours(tiles, tiles[1]) == [tiles[0], tiles[2], tiles[3]]
 
 
 def test_a_space_is_searched_to_its_end() -> None:
@@ -142,7 +142,7 @@ def test_it_finds_better_ones_than_chance() -> None:
     task = Program.of(product(64, 256, 64), SKYLAKE, 1)
 
     def cost(decisions: Decisions) -> float:
-        answers = realise(task, decisions).answers
+        answers = instantiate(task, decisions).answers
         rows, vectors = answers["C.acc.tile"].value
         packed = answers["B.pack"].value
         return 1.0 + abs(log(rows / 7)) + 0.5 * abs(log(vectors / 3)) + (0.0 if packed else 0.4)

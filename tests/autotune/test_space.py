@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tcomp.autotune.space import realise, sample
+from tcomp.autotune.space import instantiate, sample
 from tcomp.autotune.tasks import Program
 from tcomp.errors import ScheduleError
 from tcomp.ir.fallback import FallbackKind
@@ -40,12 +40,12 @@ def test_what_are_no_decisions(text: str) -> None:
 
 def test_candidates_are_what_their_decisions_say() -> None:
     rng = random.Random(1)
-    first = realise(PRODUCT, {})
+    first = instantiate(PRODUCT, {})
     assert first.decisions == {}
     found = [first, *(sample(PRODUCT, rng) for _ in range(12))]
     assert len({c.identity for c in found}) > 5
     for made in found:
-        again = realise(PRODUCT, decode(encode(made.decisions)))
+        again = instantiate(PRODUCT, decode(encode(made.decisions)))
         assert again.identity == made.identity and again.decisions == made.decisions
 
 
@@ -56,7 +56,7 @@ def test_a_space_is_drawn_from() -> None:
 
 def test_what_is_refused_is_raised() -> None:
     with pytest.raises(ScheduleError, match="no loop `no such loop`"):
-        realise(Program.of(scaled(), HASWELL, 1, schedule=refused), {"impossible": True})
+        instantiate(Program.of(scaled(), HASWELL, 1, schedule=refused), {"impossible": True})
 
 
 def falling_back(s: Schedule, knobs: Knobs) -> None:
@@ -67,6 +67,6 @@ def falling_back(s: Schedule, knobs: Knobs) -> None:
 
 def test_falling_back_is_a_refusal_unless_the_default_does() -> None:
     task = Program.of(scaled(), HASWELL, 1, schedule=falling_back)
-    realise(task, {})
+    instantiate(task, {})
     with pytest.raises(ScheduleError, match="cannot be followed for B(.|\n)*it is so"):
-        realise(task, {"more": True})
+        instantiate(task, {"more": True})

@@ -19,12 +19,13 @@ import numpy as np
 import pytest
 
 import tcomp
-from tcomp.autotune.database.store import Database, Record, Verdict
-from tcomp.autotune.features import Made
-from tcomp.autotune.measurement.measurer import Measurement
+from tcomp.autotune.database.records import Judgement, Record, Verdict
+from tcomp.autotune.database.store import Database
+from tcomp.autotune.features import CandidateSummary
+from tcomp.autotune.measurement.results import Measurement, Outcome
 from tcomp.autotune.progress import Status
-from tcomp.autotune.space import realise
-from tcomp.autotune.subject import Model
+from tcomp.autotune.space import instantiate
+from tcomp.autotune.subject import ModelSubject
 from tcomp.autotune.tasks import Task
 from tcomp.autotune.tuner import tune
 from tcomp.errors import DatabaseError, DeviceError, InputError, TargetError
@@ -127,8 +128,8 @@ class Liar:
     def close(self) -> None:
         pass
 
-    def make(self, task: Task, wanted: list[Decisions]) -> list[Made]:
-        return [Made.of(realise(task, decisions)) for decisions in wanted]
+    def summarize(self, task: Task, wanted: list[Decisions]) -> list[CandidateSummary]:
+        return [CandidateSummary.of(instantiate(task, decisions)) for decisions in wanted]
 
     def measure(self, task: object, candidates: list[Decisions], incumbent: Decisions | None = None) -> list[Measurement]:
         return list(self.measure_each(task, candidates, incumbent))
@@ -136,7 +137,7 @@ class Liar:
     def measure_each(self, task: object, candidates: list[Decisions], incumbent: Decisions | None = None) -> Iterator[Measurement]:
         for decisions in candidates:
             bad = any(name.endswith(".tile") and value == (1, 1) for name, value in decisions.items())
-            yield Measurement("ok", (1e-9 if bad else 1e-3,), "", (1e-3,))
+            yield Measurement(Outcome.OK, (1e-9 if bad else 1e-3,), "", (1e-3,))
 
 
 def test_a_measurement_that_lies_makes_nothing_worse(tmp_path: Path, net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +171,7 @@ class Truthful(Liar):
     def measure_each(self, task: object, candidates: list[Decisions], incumbent: Decisions | None = None) -> Iterator[Measurement]:
         for decisions in candidates:
             speed = self.rng.uniform(0.5, 2.0)
-            yield Measurement("ok", (speed * true_cost(decisions),), "", (speed * true_cost(incumbent or {}),))
+            yield Measurement(Outcome.OK, (speed * true_cost(decisions),), "", (speed * true_cost(incumbent or {}),))
 
 
 def true_cost(decisions: Decisions) -> float:
@@ -192,11 +193,11 @@ def test_costs_are_on_one_scale_whatever_the_incumbent(tmp_path: Path, monkeypat
 
 
 @pytest.fixture(scope="module")
-def tasks(net: Path) -> Model:
-    return Model(net, Target.parse("cpu"), 1)
+def tasks(net: Path) -> ModelSubject:
+    return ModelSubject(net, Target.parse("cpu"), 1)
 
 
-def wide(model: Model) -> tuple[object, dict[str, object]]:
+def wide(model: ModelSubject) -> tuple[object, dict[str, object]]:
     """A task and decisions for it that are not the default."""
     from tcomp.autotune.space import sample
 
@@ -208,11 +209,11 @@ def wide(model: Model) -> tuple[object, dict[str, object]]:
     raise AssertionError
 
 
-def test_compilations_follow_records(tmp_path: Path, net: Path, tasks: Model) -> None:
+def test_compilations_follow_records(tmp_path: Path, net: Path, tasks: ModelSubject) -> None:
     task, decisions = wide(tasks)
     plain, none = compile_model(net, threads=1)
     with Database(tmp_path / "t.db") as database:
-        database.add(Record(task, encode(decisions), "", Measurement("ok", (1e-6,)), 1e-6, None, {}, 1.0))
+        database.add(Record(task, encode(decisions), "", Measurement(Outcome.OK, (1e-6,)), 1e-6, None, {}, 1.0))
     tuned, report = compile_model(net, threads=1, database=tmp_path / "t.db", emit=["schedule"])
     assert (none.tuned, report.tuned, report.not_followed) == (0, 1, [])
     kinds = [json.dumps(s["schedule"]) for a in (plain, tuned) for s in a.manifest.notes["schedules"]]
@@ -220,15 +221,15 @@ def test_compilations_follow_records(tmp_path: Path, net: Path, tasks: Model) ->
     x = np.random.default_rng(0).standard_normal((64, 96), np.float32)
     np.testing.assert_allclose(Module.load(tuned, threads=1)(x), Module.load(plain, threads=1)(x), rtol=1e-4, atol=1e-6)
     with Database(tmp_path / "t.db") as database:
-        database.add(Verdict(task, encode(decisions), False, 1.0, 2.0, {}, 2.0))
+        database.add(Verdict(task, encode(decisions), Judgement.ROLLED_BACK, 1.0, 2.0, {}, 2.0))
     assert compile_model(net, threads=1, database=tmp_path / "t.db")[1].tuned == 0
 
 
 @pytest.mark.parametrize("text", ['{"no such knob":1}', '{"{tile}":[999,999]}'])
-def test_what_cannot_be_followed_is_said(tmp_path: Path, net: Path, tasks: Model, text: str) -> None:
+def test_what_cannot_be_followed_is_said(tmp_path: Path, net: Path, tasks: ModelSubject, text: str) -> None:
     task, decisions = wide(tasks)
     name = next(name for name in decisions if name.endswith(".tile"))
-    record = Record(task, encode(decode(text.replace("{tile}", name))), "", Measurement("ok", (1e-6,)), 1e-6, None, {}, 1.0)
+    record = Record(task, encode(decode(text.replace("{tile}", name))), "", Measurement(Outcome.OK, (1e-6,)), 1e-6, None, {}, 1.0)
     with Database(tmp_path / "t.db") as database:
         database.add(record)
     for _ in range(2):  # the second time it is remembered
@@ -238,19 +239,19 @@ def test_what_cannot_be_followed_is_said(tmp_path: Path, net: Path, tasks: Model
         assert any("recorded decisions are refused" in line for lines in report.notes.lines.values() for line in lines)
 
 
-def test_records_for_other_numbers_of_threads_are_said(tmp_path: Path, net: Path, tasks: Model) -> None:
+def test_records_for_other_numbers_of_threads_are_said(tmp_path: Path, net: Path, tasks: ModelSubject) -> None:
     task, decisions = wide(tasks)
     with Database(tmp_path / "t.db") as database:
-        database.add(Record(task, encode(decisions), "", Measurement("ok", (1e-6,)), 1e-6, None, {}, 1.0))
+        database.add(Record(task, encode(decisions), "", Measurement(Outcome.OK, (1e-6,)), 1e-6, None, {}, 1.0))
     _, report = compile_model(net, threads=3, database=tmp_path / "t.db")
     assert report.tuned == 0 and "records are for 1 threads, not for 3" in report.not_followed[0][1]
 
 
 def test_records_of_one_size_serve_kernels_of_open_size(tmp_path: Path) -> None:
     path = two_layers(tmp_path / "open.onnx", "batch")
-    task, decisions = wide(Model(path, Target.parse("cpu"), 1, sizes={"batch": 8}))
+    task, decisions = wide(ModelSubject(path, Target.parse("cpu"), 1, sizes={"batch": 8}))
     with Database(tmp_path / "t.db") as database:
-        database.add(Record(task, encode(decisions), "", Measurement("ok", (1e-6,)), 1e-6, None, {}, 1.0))
+        database.add(Record(task, encode(decisions), "", Measurement(Outcome.OK, (1e-6,)), 1e-6, None, {}, 1.0))
     assert compile_model(path, threads=1, database=tmp_path / "t.db")[1].tuned == 1
 
 

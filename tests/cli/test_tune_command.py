@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tcomp.autotune.database.store import Database, Record
-from tcomp.autotune.measurement.measurer import Measurement
+from tcomp.autotune.database.records import Record
+from tcomp.autotune.database.store import Database
+from tcomp.autotune.measurement.results import Measurement, Outcome
 from tcomp.cli.commands.tune import parse_time
 from tcomp.errors import InputError
 from tcomp.schedules.knobs import encode
@@ -201,7 +202,7 @@ def test_what_the_database_says_is_text(tcomp, tuned, tmp_path):
     with Database(tmp_path / "evil.db") as entries:
         task = entries.tasks()[0]
         evil = "</td><script>alert(1)</script><img src=x onerror=alert(1)>\"'"
-        for n, measured in enumerate((Measurement("crash", reason=evil), Measurement("ok", (1e-9,)))):
+        for n, measured in enumerate((Measurement(Outcome.CRASH, reason=evil), Measurement(Outcome.OK, (1e-9,)))):
             cost = 1e-9 if measured.seconds else None
             entries.add(Record(task, encode({evil: evil}), "", measured, cost, 1e-9, {evil: evil}, float(n)))
     tcomp("report", "evil.db")

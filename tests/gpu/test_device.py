@@ -10,7 +10,8 @@ import pytest
 
 import tcomp
 from tcomp.autotune.database.store import Database
-from tcomp.autotune.measurement.measurer import Limits, Measurer
+from tcomp.autotune.measurement.measurer import Measurer
+from tcomp.autotune.measurement.results import Limits
 from tcomp.codegen.cuda import nvrtc
 from tcomp.codegen.cuda.kernel import emit_kernel
 from tcomp.errors import DeviceError, TargetError

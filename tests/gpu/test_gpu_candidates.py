@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from tcomp.autotune.features import Made
+from tcomp.autotune.features import CandidateSummary
 from tcomp.autotune.measurement import builder
 from tcomp.autotune.space import sample
 from tcomp.autotune.tasks import Program
@@ -25,9 +25,9 @@ def test_any_decisions_become_machine_code(arch: str) -> None:
     task = Program.of(product(96, 130, 64), Target.parse(f"cuda -arch={arch}"), 1)
     for seed in range(4):
         decisions = sample(task, Random(seed)).decisions
-        made = json.loads(json.dumps(builder.handle(builder.wish(task, decisions))))
-        assert made["status"] == "ok" and Made.from_json(made["made"]).decisions == decisions
-        built = builder.handle(builder.order(task, decisions))
+        made = json.loads(json.dumps(builder.handle(builder.summary_request(task, decisions))))
+        assert made["status"] == "ok" and CandidateSummary.from_json(made["summary"]).decisions == decisions
+        built = builder.handle(builder.build_request(task, decisions))
         assert built["status"] == "ok" and [a[0] for a in built["arguments"]] == ["A", "B", "C"]
         (kernel,) = json.loads(base64.b64decode(built["code"]))["kernels"].values()
         assert base64.b64decode(kernel["cubin"][arch]).startswith(b"\x7fELF") and kernel["launches"]
@@ -43,5 +43,5 @@ def test_any_decisions_become_machine_code(arch: str) -> None:
     ],
 )
 def test_what_cannot_be_built_says_why(fault: str, status: str, reason: str) -> None:
-    found = builder.handle(builder.order(gpu_faults.task(), {"fault": fault}))
+    found = builder.handle(builder.build_request(gpu_faults.task(), {"fault": fault}))
     assert found["status"] == status and reason in found.get("reason", "")

@@ -13,9 +13,11 @@ import pytest
 
 import tcomp
 from tcomp.autotune import tuner
-from tcomp.autotune.database.store import Database, Verdict
+from tcomp.autotune.database.records import Judgement, Verdict
+from tcomp.autotune.database.store import Database
 from tcomp.autotune.measurement import ab_comparison, builder, worker, worker_gpu
-from tcomp.autotune.measurement.measurer import Limits, Measurer
+from tcomp.autotune.measurement.measurer import Measurer
+from tcomp.autotune.measurement.results import MIN_ROUNDS, Limits
 from tcomp.errors import DeviceError
 from tcomp.pipeline import compile_model
 from tcomp.runtime.cuda import CudaModule
@@ -45,11 +47,11 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCupy
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("TCOMP_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(sys.modules, "cupy", fake := FakeCupy())
-    monkeypatch.setattr(tuner, "_CONTESTS", (0.1, 0.1))  # as short as can be
-    worker_gpu._device.cache_clear()
+    monkeypatch.setattr(tuner, "_COMPARISON_SECONDS", (0.1, 0.1))  # as short as can be
+    worker_gpu._cupy_device.cache_clear()
     with text_as_code():
         yield fake
-    worker_gpu._device.cache_clear()
+    worker_gpu._cupy_device.cache_clear()
 
 
 EXPECTED = {
@@ -109,11 +111,11 @@ def test_a_long_one_runs_once(played: FakeCupy) -> None:
 
 def test_code_is_freed(played: FakeCupy) -> None:
     """A tuner loads thousands of candidates."""
-    answer = builder.handle({**builder.wish(task(), {}), "do": "build"})
+    answer = builder.handle({**builder.summary_request(task(), {}), "do": "build"})
     assert answer["status"] == "ok"
     measure = {"do": "measure", "incumbent": answer, "candidate": answer, "rounds": 3, "seconds": 0.0}
-    handle = worker.answering(worker_gpu._Gpu)
-    prepare = {"threads": 1, "ground": "", "room": 1 << 20, "reference": answer, "fold": 1, "seed": 0}
+    handle = worker.request_handler(worker_gpu._Gpu)
+    prepare = {"threads": 1, "harness": "", "flush_bytes": 1 << 20, "reference": answer, "seed": 0}
     assert handle({"do": "prepare", **prepare}) == {"status": "ok"}
     for _ in range(2):
         found = handle(dict(measure))
@@ -161,13 +163,13 @@ def test_a_program_is_tuned(tmp_path: Path) -> None:
 def test_a_model_is_tuned_and_compiled_as_found(tmp_path: Path) -> None:
     (tmp_path / "net.onnx").write_bytes(LAYER)
     result = tcomp.tune(tmp_path / "net.onnx", target=SM80, trials=1, database=tmp_path / "t.db")
-    assert result.trials == 1 and result.confirmation.contests >= bool(result.confirmation.tried)
+    assert result.trials == 1 and result.confirmation.comparisons >= bool(result.confirmation.tried)
     (status,) = result.tasks
     assert status.before > 0 and status.bound > 0
     with Database(tmp_path / "t.db") as database:
         (found,) = database.tasks()
         decisions = next(r.decisions for r in database.records(found.key) if r.decisions != "{}")
-        database.add(Verdict(found, decisions, True, 2.0, 1.0, {}, time.time()))
+        database.add(Verdict(found, decisions, Judgement.KEPT, 2.0, 1.0, {}, time.time()))
     plain, (tuned, report) = compiled(LAYER, SM80), compile_model(LAYER, SM80, threads=7, database=tmp_path / "t.db")
     assert report.tuned == 1 and not report.not_followed and tuned.code != plain.code
     x = floats(32, 32)
@@ -182,5 +184,5 @@ def test_models_race_by_the_clock_of_the_device(tmp_path: Path) -> None:
     path = str(tmp_path / "net.tcomp")
     request = {"names": ["x"], "inputs": str(tmp_path / "inputs.npz"), "untuned": path, "tuned": path, "threads": 1, "seconds": 0.0}
     answer = ab_comparison.handle(request)
-    assert answer["status"] == "ok" and all(len(side) == ab_comparison.FEWEST and min(side) > 0 for side in answer["runs"])
+    assert answer["status"] == "ok" and all(len(side) == MIN_ROUNDS and min(side) > 0 for side in answer["runs"])
     assert [len(side) for side in answer["kernels"]] == [1, 1]

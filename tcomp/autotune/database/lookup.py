@@ -1,7 +1,7 @@
 """What a compilation takes from tuning: decisions for each kernel of a model, checked before they are followed.
 
-Decisions are those of an earlier compiler, or of a file that anyone may have written. Where a kernel's schedule function does not follow
-them any more, all of them, the default schedule is used and a note says so.
+Decisions come from an earlier compiler, or from a file that anyone may have written. If a kernel's schedule function does not follow all of
+them any more, the default schedule is used and a note says so.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from tcomp import cache
 from tcomp.autotune.database.store import Database
-from tcomp.autotune.space import realise
+from tcomp.autotune.space import instantiate
 from tcomp.autotune.tasks import Algorithm, Task, Workload, kernel_workload
 from tcomp.errors import ScheduleError
 from tcomp.ir.graph import Graph
@@ -24,7 +24,7 @@ from tcomp.target import Target
 
 @dataclass(frozen=True)
 class Chosen:
-    """Decisions for a kernel ({}: the default schedule), and what is to be said about them, "" if nothing."""
+    """Decisions for a kernel ({}: the default schedule), and a note on why recorded ones are not followed, or ""."""
 
     decisions: Decisions
     note: str = ""
@@ -33,8 +33,8 @@ class Chosen:
 @dataclass
 class Lookup:
     """Decides for KERNEL bodies: `lookup(body, which of its inputs are constants)`. `find` is asked once for each distinct kernel, with 1
-    for the sizes of symbolic dims. `algorithm` decides for convolutions and products; `suggested` are those that it was asked about, each
-    with what the model suggests."""
+    for the sizes of symbolic dims. `algorithm` decides for convolutions and products; `suggested` are the sizes that it was asked
+    about, each with what the model of the algorithms' cost suggests."""
 
     find: Callable[[Task], Chosen]
     target: Target
@@ -59,7 +59,7 @@ class Lookup:
 
 
 def counted(target: Target, threads: int | None) -> int:
-    """The threads that tuning is about (default: the cores of this machine); the kernels of a GPU depend on none of a CPU's."""
+    """The number of threads of a task (default: the cores of this machine); 1 for a GPU, whose kernels do not depend on the CPU's threads."""
     return 1 if target.kind == "cuda" else threads or default_threads()
 
 
@@ -108,18 +108,18 @@ def given(decisions: Mapping[str, Decisions], target: Target, threads: int, dims
 
 
 def refusal(workload: Workload, decisions: Decisions) -> str:
-    """Why the decisions are not followed, "" if they are. Remembered beside the compiled kernels, as finding out takes long."""
+    """Why the decisions are not followed, "" if they are. The answer is cached beside the compiled kernels, as finding out takes long."""
     name = cache.name(workload.text, *workload.identity, workload.target, encode(decisions), cache.source_version())
-    kept = cache.load("decisions", name)
-    if kept is None:
-        kept = _refusal(workload, decisions)
-        cache.store("decisions", name, kept)
-    return str(kept)
+    found = cache.load("decisions", name)
+    if found is None:
+        found = _refusal(workload, decisions)
+        cache.store("decisions", name, found)
+    return str(found)
 
 
 def _refusal(workload: Workload, decisions: Decisions) -> str:
     try:
-        answers = realise(workload, decisions).answers
+        answers = instantiate(workload, decisions).answers
     except ScheduleError as error:
         return " ".join(f"{error.what}: {error.why}".split())[:500]
     if odd := [name for name, value in decisions.items() if name not in answers or answers[name].value != value]:

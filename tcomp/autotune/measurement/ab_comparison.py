@@ -1,91 +1,32 @@
-"""Two compiled models against each other, in a process that knows nothing but how to run them. Run as a program, it is a child
-(see `children.py`).
+"""The process that compares two compiled models, and knows nothing but how to run them. Run as a program, it is a worker process.
 
-They take turns in short blocks, the order alternating, so that whatever disturbs one disturbs the other. A machine that is shared is slower at
-times, by a third or so, for seconds: so what counts is how fast either is in its faster rounds, and chance is judged by drawing the rounds
-again (the bootstrap: B. Efron 1979). Kernels are timed likewise, by the models' own profiles.
+The models take turns in short blocks, the order alternating, so that whatever disturbs one disturbs the other (see `results.Rounds` for what
+is made of the times). Kernels are timed likewise, by the models' own profiles.
 """
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from tcomp.autotune.measurement.processes import Answer, serve
+from tcomp.autotune.measurement.results import MIN_ROUNDS
 from tcomp.autotune.measurement.worker import difference
+from tcomp.autotune.measurement.worker_process import Answer, serve
 from tcomp.runtime import Module
 from tcomp.runtime.cuda import CudaModule
 
 _PAUSE = 0.01  # seconds before a block: threads of the one before stop spinning and go to sleep
-FEWEST, _MOST = 9, 60  # rounds
-_DOUBT = 0.1  # how likely chance may be to make what is taken for a difference
-_DRAWS = 400
+_MAX_ROUNDS = 60
 _BLOCK = 0.01  # seconds of runs in a block, if one run does not take longer
-_KERNELS = 0.4  # the share of the time for the profiles
+_PROFILE_SHARE = 0.4  # of the time, for the profiles
 _TOLERANCE = 1e-2  # of float results, relative: kernels were compared before, this is about gross mistakes
 
-
-@dataclass(frozen=True)
-class Rounds:
-    """Seconds of the untuned one and of the tuned one, round by round, from neighbouring runs."""
-
-    before: tuple[float, ...] = ()
-    after: tuple[float, ...] = ()
-
-    def __add__(self, other: Rounds) -> Rounds:
-        return Rounds(self.before + other.before, self.after + other.after)
-
-    @property
-    def seconds(self) -> tuple[float, float]:
-        """(before, after): of the faster rounds. Infinite where there were none."""
-        return (float(_faster(np.array(self.before))), float(_faster(np.array(self.after)))) if self.before else (float("inf"),) * 2
-
-    @property
-    def ratio(self) -> float:
-        """Tuned over untuned; infinite where there were no rounds."""
-        return self.seconds[1] / self.seconds[0] if self.before else float("inf")
-
-    @property
-    def won(self) -> bool:
-        """Whether the tuned one is faster, by more than chance explains."""
-        return self.ratio < 1.0 and self._likely(self.after, self.before)
-
-    @property
-    def lost(self) -> bool:
-        """Whether it is slower, likewise."""
-        return self.ratio > 1.0 and self._likely(self.before, self.after)
-
-    def _likely(self, less: Sequence[float], more: Sequence[float]) -> bool:
-        """Whether the one is less than the other in most draws of the rounds, with their neighbours, from these rounds."""
-        draws = np.random.default_rng(0).integers(0, len(less), (_DRAWS, len(less)))
-        return bool(np.mean(_faster(np.array(less)[draws]) < _faster(np.array(more)[draws])) >= 1 - _DOUBT)
-
-
-def _faster(seconds: np.ndarray) -> Any:
-    """How fast the faster rounds are: along the last axis, the mean of the least quarter, but for the very least."""
-    count = seconds.shape[-1]
-    return np.sort(seconds, axis=-1)[..., min(1, count - 1) : max(2, -(-count // 4) + 1)].mean(axis=-1)
-
-
-@dataclass(frozen=True)
-class Contest:
-    """The rounds of whole models, and of all kernels of one task together, by its key. `reason` says why there was no contest, "" if there
-    was."""
-
-    whole: Rounds = Rounds()
-    kernels: Mapping[str, Rounds] = field(default_factory=dict)
-    reason: str = ""
-
-
-def summed(rounds: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Of several kernels' times, those of all together, round by round."""
-    return tuple(map(sum, zip(*rounds, strict=True)))
+T = TypeVar("T")
 
 
 def handle(request: Answer) -> Answer:
@@ -93,42 +34,39 @@ def handle(request: Answer) -> Answer:
     ("kernels"); "wrong" where the models disagree."""
     with np.load(Path(request["inputs"]), allow_pickle=False) as file:
         inputs = {name: file[str(n)] for n, name in enumerate(request["names"])}
-    untuned, tuned = (Module.load(request[name], threads=request["threads"]) for name in ("untuned", "tuned"))
-    want, got = untuned.run(inputs), tuned.run(inputs)
+    modules = [Module.load(request[name], threads=request["threads"]) for name in ("untuned", "tuned")]
+    want, got = (module.run(inputs) for module in modules)
     for name, array in want.items():
         if array.dtype.kind == "f" and (gap := difference(got[name], array)) > _TOLERANCE:
             return {"status": "wrong", "reason": f"output `{name}` of the tuned model differs by {gap:.3g}"}
     gc.disable()
-    runs, profiles = _rounds(untuned, tuned, inputs, request["seconds"])
-    kernels = [list(zip(*side, strict=True)) for side in profiles]  # by kernel, not by round
-    return {"status": "ok", "runs": runs, "kernels": kernels}
+
+    def block(module: Module) -> float:
+        module.run(inputs)
+        start, least = time.perf_counter(), float("inf")
+        while time.perf_counter() - start < _BLOCK or least == float("inf"):
+            least = min(least, _run(module, inputs))
+        return least
+
+    def profile(module: Module) -> list[float]:
+        return [s for _, s in module.profile(inputs, runs=1)]
+
+    runs = _rounds(modules, block, request["seconds"] * (1 - _PROFILE_SHARE))
+    profiles = _rounds(modules, profile, request["seconds"] * _PROFILE_SHARE)
+    return {"status": "ok", "runs": runs, "kernels": [list(zip(*side, strict=True)) for side in profiles]}  # by kernel, not by round
 
 
-def _rounds(
-    untuned: Module, tuned: Module, inputs: Mapping[str, Any], seconds: float
-) -> tuple[tuple[list[float], list[float]], tuple[list[list[float]], list[list[float]]]]:
-    modules, clock = (untuned, tuned), time.perf_counter
-    runs: tuple[list[float], list[float]] = ([], [])
-    begin = clock()
-    for n in range(_MOST):
+def _rounds(modules: list[Module], measure: Callable[[Module], T], seconds: float) -> tuple[list[T], list[T]]:
+    """What measuring either module says, round by round, for about so many seconds."""
+    found: tuple[list[T], list[T]] = ([], [])
+    begin = time.perf_counter()
+    for n in range(_MAX_ROUNDS):
         for which in (0, 1) if n % 2 else (1, 0):
             time.sleep(_PAUSE)
-            modules[which].run(inputs)
-            start, least = clock(), float("inf")
-            while clock() - start < _BLOCK or least == float("inf"):
-                least = min(least, _run(modules[which], inputs))
-            runs[which].append(least)
-        if n + 1 >= FEWEST and clock() - begin > seconds * (1 - _KERNELS):
+            found[which].append(measure(modules[which]))
+        if n + 1 >= MIN_ROUNDS and time.perf_counter() - begin > seconds:
             break
-    profiles: tuple[list[list[float]], list[list[float]]] = ([], [])
-    begin = clock()
-    for n in range(_MOST):
-        for which in (0, 1) if n % 2 else (1, 0):
-            time.sleep(_PAUSE)
-            profiles[which].append([s for _, s in modules[which].profile(inputs, runs=1)])
-        if n + 1 >= FEWEST and clock() - begin > seconds * _KERNELS:
-            break
-    return runs, profiles
+    return found
 
 
 def _run(module: Module, inputs: Mapping[str, Any]) -> float:

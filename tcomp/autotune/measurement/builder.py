@@ -1,4 +1,5 @@
-"""The building process: decisions -> loops -> a shared object, or a launch plan with machine code for a GPU. Run as a program, it is a child (see `children.py`)."""
+"""The building process: decisions -> loops -> a shared object, or a launch plan with machine code for a GPU. Run as a program, it is a worker
+process."""
 
 from __future__ import annotations
 
@@ -6,14 +7,14 @@ import base64
 import functools
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
-from tcomp.autotune.features import Made
-from tcomp.autotune.measurement.processes import Answer, reason_of, serve
-from tcomp.autotune.space import Candidate, realise
-from tcomp.autotune.tasks import Argument, Program, Task, task_from_json
+from tcomp.autotune.features import CandidateSummary
+from tcomp.autotune.measurement.worker_process import Answer, reason_of, serve
+from tcomp.autotune.space import Candidate, instantiate
+from tcomp.autotune.tasks import Program, Task, task_from_json
 from tcomp.codegen import elf
 from tcomp.codegen.cuda.launch_plan import call_code
 from tcomp.codegen.llvm import thread_pool
@@ -28,60 +29,60 @@ from tcomp.kernels import buffer_size
 from tcomp.schedules.knobs import Decisions, decode, encode
 from tcomp.target import Target
 
-_KEPT = 64  # candidates whose loops may be asked for again
+_CACHED = 64  # candidates whose loops may be asked for again
 
 
-def order(task: Task, decisions: Decisions) -> Answer:
-    """What to ask a builder for, to get machine code: the decisions or, where only this process has the schedule function, the loops that
-    it makes of them. Raises what the schedule function raises."""
-    if not local(task):
-        return {**wish(task, decisions), "do": "build"}
-    made = realise(task, decisions)
-    return {"do": "build loops", "target": task.target, "dims": task.dims, "loops": str(made.schedule.kernel), "source": str(made.schedule.source),
-            "arguments": [_plain(a) for a in made.arguments]}  # fmt: skip
+def build_request(task: Task, decisions: Decisions) -> Answer:
+    """The request for machine code: the decisions or, where only this process has the schedule function, the loops that it makes of them.
+    Raises what the schedule function raises."""
+    if not is_local(task):
+        return {**summary_request(task, decisions), "do": "build"}
+    candidate = instantiate(task, decisions)
+    s, arguments = candidate.schedule, [a.to_json() for a in candidate.arguments]
+    return {"do": "build loops", "target": task.target, "dims": task.dims, "loops": str(s.kernel), "source": str(s.source), "arguments": arguments}
 
 
-def wish(task: Task, decisions: Decisions) -> Answer:
-    """What to ask a builder for, to hear what a candidate is (`Made`), if this process alone could not make it."""
-    return {"do": "make", "task": json.dumps(task.to_json()), "decisions": encode(decisions)}
+def summary_request(task: Task, decisions: Decisions) -> Answer:
+    """The request for the `CandidateSummary` of decisions, where another process can find the schedule function."""
+    return {"do": "summarize", "task": json.dumps(task.to_json()), "decisions": encode(decisions)}
 
 
-def local(task: Task) -> bool:
+def is_local(task: Task) -> bool:
     """Whether only this process has the schedule function."""
     return isinstance(task, Program) and not task.portable
 
 
 def handle(request: Answer) -> Answer:
-    """Answer one request: for the ground of a target (see `ground`), or for a candidate (see `wish` and `order`)."""
+    """Answer one request: for the harness of a target (see `harness`), or for a candidate (see `summary_request`, `build_request`)."""
     try:
         match request["do"]:
-            case "ground":
-                made = ground(Target.parse(request["target"]), request["threads"], request["room"])
-                return {"status": "ok", "ground": base64.b64encode(made).decode()}
+            case "harness":
+                code = harness(Target.parse(request["target"]), request["threads"], request["flush_bytes"])
+                return {"status": "ok", "harness": base64.b64encode(code).decode()}
             case "build loops":
                 loops, source = parse_kernel(request["loops"]), parse_kernel(request["source"])
                 return built(loops, source, request["arguments"], dict(request["dims"]), Target.parse(request["target"]))
-            case "make":
-                return {"status": "ok", "made": Made.of(_candidate(request["task"], request["decisions"])).to_json()}
         candidate = _candidate(request["task"], request["decisions"])
+        if request["do"] == "summarize":
+            return {"status": "ok", "summary": CandidateSummary.of(candidate).to_json()}
         s, task = candidate.schedule, candidate.task
-        return built(s.kernel, s.source, [_plain(a) for a in candidate.arguments], dict(task.dims), task.machine)
+        return built(s.kernel, s.source, [a.to_json() for a in candidate.arguments], dict(task.dims), task.machine)
     except ScheduleError as error:
         return {"status": "refused", "reason": reason_of(error)}
     except (CodegenError, TargetError) as error:
         return {"status": "build", "reason": reason_of(error)}
 
 
-_made: dict[tuple[str, str], Candidate] = {}  # by task and decisions: what was made is often asked for again, to be built
+_candidates: dict[tuple[str, str], Candidate] = {}  # by task and decisions: after its summary, a candidate is often asked for again, to be built
 
 
 def _candidate(task: str, decisions: str) -> Candidate:
-    if (task, decisions) in _made:
-        return _made[task, decisions]
-    found = realise(_task(task), decode(decisions))
-    _made[task, encode(found.decisions)] = found
-    if len(_made) > _KEPT:
-        del _made[next(iter(_made))]
+    if (task, decisions) in _candidates:
+        return _candidates[task, decisions]
+    found = instantiate(_task(task), decode(decisions))
+    _candidates[task, encode(found.decisions)] = found
+    if len(_candidates) > _CACHED:
+        del _candidates[next(iter(_candidates))]
     return found
 
 
@@ -104,15 +105,15 @@ def built(kernel: Kernel, source: Kernel, arguments: list[list[Any]], dims: Mapp
         "arguments": arguments,
         "temporaries": [evaluate_int(buffer_size(b), sizes) for b in temporaries],
         "scalars": [sizes[v] for v in extended.scalars],
-        "fold": _fold(source.body, {v: dims[v.name] for v in source.scalars}),
+        "reduction_size": _reduction_size(source.body, {v: dims[v.name] for v in source.scalars}),
     }
 
 
-def ground(target: Target, threads: int, room: int) -> bytes:
-    """A shared object with a thread pool and two functions in which its threads share a buffer: `flush` stores to `room` bytes, `touch` reads
-    so many lines of the cache for each thread, and sums them up in another buffer."""
+def harness(target: Target, threads: int, flush_bytes: int) -> bytes:
+    """A shared object with a thread pool and two functions in which its threads share a buffer: `flush` stores to `flush_bytes` bytes, `touch`
+    reads a number of cache lines for each thread and sums them up in another buffer."""
     lanes, count = LINE // 4, dim("count")
-    other, array = (Buffer(name, "int32", (threads, n, lanes)) for name, n in (("other", room // 4 // threads // lanes), ("array", count)))
+    other, array = (Buffer(name, "int32", (threads, n, lanes)) for name, n in (("other", flush_bytes // 4 // threads // lanes), ("array", count)))
     sums = Buffer("sums", "int32", (threads, lanes))
 
     def walk(buffer: Buffer, body: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
@@ -128,20 +129,14 @@ def ground(target: Target, threads: int, room: int) -> bytes:
     return elf.link(objects, ["flush", "touch", *thread_pool.EXPORTS], imports=thread_pool.IMPORTS)
 
 
-def _plain(a: Argument) -> list[Any]:
-    """As JSON: the fields, a layout as the fields of its pieces."""
-    layout = a.layout
-    return [a.name, a.dtype, a.shape, layout and [astuple(p) for p in layout.pieces], a.given, a.written, a.constant, a.below]
-
-
-def _fold(stmt: Stmt, sizes: Mapping[Expr, int], around: tuple[For, ...] = ()) -> int:
-    """How many elements are accumulated into one, at most; an extent that is not constant counts by its sizes, others as one."""
+def _reduction_size(stmt: Stmt, sizes: Mapping[Expr, int], around: tuple[For, ...] = ()) -> int:
+    """How many elements are accumulated into one, at most. An extent that is not constant counts by its sizes, or as one."""
     if isinstance(stmt, Accumulate):
         used = set(variables(*stmt.indices))
         extents = [as_expr(x.extent) for x in around if x.var not in used]
         return prod(evaluate_int(as_dim(e), sizes) for e in extents if set(variables(e)) <= sizes.keys())
     inside = (*around, stmt) if isinstance(stmt, For) else around
-    return max((_fold(child, sizes, inside) for child in children(stmt)), default=1)
+    return max((_reduction_size(child, sizes, inside) for child in children(stmt)), default=1)
 
 
 if __name__ == "__main__":

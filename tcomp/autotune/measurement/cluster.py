@@ -1,6 +1,6 @@
 """Measuring on many machines: candidates are built here and measured by the workers of a Dask cluster, each by `Runner.run`.
 
-A worker says which target it is, so that a machine that builds can tune for others. It takes one job at a time:
+A worker says which target it is, so that the machine that builds may be another one. It takes one job at a time:
 
     dask worker tcp://scheduler:8786 --nthreads 1 --no-nanny --resources "x86_64-cascadelake=1"      # the name is `tag(target)`
 
@@ -10,13 +10,14 @@ A job whose worker is lost is given to another one. Where all are lost for long,
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
-from tcomp.autotune.measurement.measurer import ERROR, LIMITS, Limits, Measurement, Measurer, Runner, unbuilt
-from tcomp.autotune.measurement.processes import reason_of
+from tcomp.autotune.measurement.measurer import Job, Measurer, Runner
+from tcomp.autotune.measurement.results import LIMITS, Limits, Measurement, Outcome
+from tcomp.autotune.measurement.worker_process import reason_of
 from tcomp.autotune.tasks import Task
 from tcomp.errors import InputError
 from tcomp.target import Target
@@ -26,11 +27,11 @@ try:
 except ImportError:
     raise InputError("measuring on a cluster needs the package `distributed`", hint="pip install 'tcomp[cluster]'") from None
 
-_LOOK = 5.0  # seconds between two looks at the cluster while waiting for a result
+_POLL = 5.0  # seconds between two queries of the cluster while waiting for a result
 
 
 def tag(target: Target) -> str:
-    """The name of the resource by which a worker says that it is such a machine."""
+    """The name of the resource by which a worker says that it is a machine of this target."""
     return f"{target.arch}-{target.cpu}"
 
 
@@ -49,46 +50,47 @@ class ClusterMeasurer(Measurer):
             raise InputError(f"there is no Dask cluster at {address}", why=str(error)) from None
 
     def close(self) -> None:
+        """Leave the cluster, and end all processes here."""
         super().close()
         self._client.close()
 
     def workers(self, target: Target) -> int:
-        """How many workers are such a machine."""
+        """How many workers are machines of this target."""
         known = self._client.scheduler_info(n_workers=-1)["workers"].values()
         return sum(worker["resources"].get(tag(target), 0) >= 1 for worker in known)
 
-    def _run(self, task: Task, jobs: Sequence[Mapping[str, Any]]) -> Iterator[Measurement]:
+    def _run(self, task: Task, jobs: Sequence[Job]) -> Iterator[Measurement]:
         resources = {tag(task.machine): 1}
-        # One call a job, though much of each is equal: a worker that comes later needs all of it.
+        # One call for each job, though they have much in common: a worker that joins later needs all of it.
         futures = [
-            None if unbuilt(job) else self._client.submit(run_job, job, self.limits, resources=resources, pure=False, retries=1)
+            None if job.build_failure else self._client.submit(run_job, job, self.limits, resources=resources, pure=False, retries=1)
             for job in jobs
         ]
         try:
             for job, future in zip(jobs, futures, strict=True):
-                yield unbuilt(job) or self._result(task, future)
+                yield job.build_failure or self._result(task, future)
         finally:
             with suppress(OSError, RuntimeError):  # the scheduler is gone, or the client was closed
                 self._client.cancel([f for f in futures if f is not None and not f.done()])
 
     def _result(self, task: Task, future: Any) -> Measurement:
-        alone = 0.0
+        waited = 0.0
         try:
-            while alone < self._patience:
+            while waited < self._patience:
                 try:
-                    found: Measurement = future.result(timeout=_LOOK)
+                    found: Measurement = future.result(timeout=_POLL)
                     return found
                 except TimeoutError:
                     if future.done():
                         raise
-                    alone = 0.0 if self.workers(task.machine) else alone + _LOOK
-        except Exception as error:  # noqa: BLE001  lost with several workers, or what a worker raised: its environment is not ours
-            return Measurement(ERROR, reason=f"the cluster: {reason_of(error)}")
-        return Measurement(ERROR, reason=f"no worker of the cluster is a `{tag(task.machine)}`")
+                    waited = 0.0 if self.workers(task.machine) else waited + _POLL
+        except Exception as error:  # noqa: BLE001  lost with several workers, or whatever a worker raised
+            return Measurement(Outcome.ERROR, reason=f"the cluster: {reason_of(error)}")
+        return Measurement(Outcome.ERROR, reason=f"no worker of the cluster is a `{tag(task.machine)}`")
 
 
-def run_job(job: Mapping[str, Any], limits: Limits) -> Measurement:
-    """On a worker: measure one candidate, in the measuring process of this machine."""
+def run_job(job: Job, limits: Limits) -> Measurement:
+    """On a worker of the cluster: measure one candidate, in the measuring process of that machine."""
     with _one_at_a_time:
         return _runner(limits).run(job)
 

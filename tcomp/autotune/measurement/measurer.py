@@ -1,13 +1,7 @@
-"""How fast candidates are. Whatever a candidate does, it becomes a record, and the next one is measured.
+"""How fast candidates are. Whatever a candidate does, it becomes a record (see `Outcome`), and the next one is measured.
 
 Candidates are made and built in processes of their own, all of a batch at once; then, while nothing else runs, each is measured in one
-long-lived process (`worker`, `worker_gpu`), which is replaced when a candidate takes it down.
-
-    ok        timed, and its results are those of the default schedule
-    refused   the schedule function, or a step of it, refuses the decisions
-    build     no machine code can be made of it            memory    it needs more memory than it may have
-    crash     a process died of it                         wrong     it computes something else
-    timeout   it took too long to build or to run          error     anything else, for example an exception in the schedule function
+long-lived process (`worker`, `worker_gpu`), which is replaced when a candidate makes it crash.
 """
 
 from __future__ import annotations
@@ -18,13 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
 from typing import Any, Self
 
-from tcomp.autotune.features import Made
-from tcomp.autotune.measurement.builder import local, order, wish
-from tcomp.autotune.measurement.processes import Answer, Child, ChildError, reason_of
-from tcomp.autotune.space import realise
+from tcomp.autotune.features import CandidateSummary
+from tcomp.autotune.measurement.builder import build_request, is_local, summary_request
+from tcomp.autotune.measurement.results import LIMITS, Limits, Measurement, Outcome
+from tcomp.autotune.measurement.worker_process import Answer, WorkerError, WorkerProcess, reason_of
+from tcomp.autotune.space import instantiate
 from tcomp.autotune.tasks import Task
 from tcomp.codegen.cuda import nvrtc
 from tcomp.errors import DeviceError, ScheduleError
@@ -32,99 +26,75 @@ from tcomp.runtime.cuda import usable_cupy
 from tcomp.schedules.knobs import Decisions, encode
 from tcomp.target import Target
 
-OK, REFUSED, BUILD, CRASH, TIMEOUT, WRONG, MEMORY, ERROR = "ok", "refused", "build", "crash", "timeout", "wrong", "memory", "error"
-STATUSES = (OK, REFUSED, BUILD, CRASH, TIMEOUT, WRONG, MEMORY, ERROR)
-
 _SEED = 0
-_KEPT = 64  # shared objects of candidates that may be asked for again
+_CACHED = 64  # shared objects of candidates that may be asked for again
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """`seconds` of single runs, in order, if the status is "ok"; `incumbent` those of the runs of the incumbent between them: compare
-    with these, as the machine may have been busy. `reason` says why the status is not "ok"."""
+class Job:
+    """All that `Runner.run` needs to measure a candidate, on this machine or another: the task's key, the `kind` of machine with what the
+    measuring process needs there, and what builders answered for the default schedule, the incumbent and the candidate."""
 
-    status: str
-    seconds: tuple[float, ...] = ()
-    reason: str = ""
-    incumbent: tuple[float, ...] = ()
-
-    @property
-    def least(self) -> float:
-        """Seconds of the fastest run; infinite if there is none."""
-        return min(self.seconds, default=float("inf"))
-
-    @property
-    def ratio(self) -> float:
-        """The fastest run over the fastest one of the incumbent; infinite if there is none."""
-        return self.least / min(self.incumbent) if self.incumbent else float("inf")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Of one candidate: seconds to build it, to run it (all runs together), `rounds` and `seconds` of runs that are timed, and bytes of
-    address space of the processes in which that happens (None: half of the machine's memory)."""
-
-    building: float = 60.0
-    running: float = 20.0
-    rounds: int = 64
-    seconds: float = 0.1
-    memory: int | None = None
+    key: str
+    kind: str
+    threads: int
+    harness: str
+    flush_bytes: int
+    reference: Answer
+    incumbent: Answer
+    candidate: Answer
 
     @property
-    def bytes(self) -> int:
-        """`memory`, or what None stands for. Not for processes that use a GPU: CUDA reserves addresses for all memory of all devices."""
-        return self.memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-
-
-LIMITS = Limits()
+    def build_failure(self) -> Measurement | None:
+        """The record of a candidate that could not be built."""
+        return None if self.candidate["status"] == Outcome.OK else Measurement.from_answer(self.candidate)
 
 
 class Runner:
-    """The measuring process of this machine, pinned to as many cores as there are threads. `Job`s of one task in a row are cheapest."""
+    """The measuring process of this machine, pinned to as many cores as there are threads. Jobs of one task in a row are cheapest."""
 
     def __init__(self, limits: Limits = LIMITS) -> None:
         self._limits = limits
-        self._child: Child | None = None
+        self._worker: WorkerProcess | None = None
         self._kind: tuple[str, int] = "", 0  # the kind of machine, and the threads
-        self._ready: tuple[str, int] | None = None  # the task that is prepared, in which start of the child
+        self._ready: tuple[str, int] | None = None  # the task that is prepared, and in which start of the process
         self._failed: tuple[str, str] = "", ""  # a task whose default schedule cannot be run, and why
 
-    def run(self, job: Mapping[str, Any]) -> Measurement:
-        """Measure one candidate; see `Measurer.jobs` for what a job is."""
-        kind = job["kind"], job["threads"]
-        if self._child is None or self._kind != kind:
+    def run(self, job: Job) -> Measurement:
+        """Measure one candidate."""
+        kind = job.kind, job.threads
+        if self._worker is None or self._kind != kind:
             self.close()
-            self._child, self._kind = _worker(*kind, self._limits), kind
+            self._worker, self._kind = _measuring_process(*kind, self._limits), kind
         try:
-            self._child.start()
-        except ChildError as error:
-            return Measurement(ERROR, reason=reason_of(error))
-        if self._failed[0] != job["key"] and self._ready != (job["key"], self._child.starts):
-            self._prepare(self._child, job)
-        if self._failed[0] == job["key"]:
-            return Measurement(ERROR, reason=f"the default schedule cannot be measured: {self._failed[1]}")
-        request = {"do": "measure", "incumbent": job["incumbent"], "candidate": job["candidate"], "rounds": self._limits.rounds}
-        answer = self._child.ask({**request, "seconds": self._limits.seconds}, self._limits.running)
-        seconds, incumbent = (tuple(map(float, answer.get(times, ()))) for times in ("seconds", "incumbent"))
-        return Measurement(answer["status"], seconds, answer["reason"], incumbent)
+            self._worker.start()
+        except WorkerError as error:
+            return Measurement(Outcome.ERROR, reason=reason_of(error))
+        if self._failed[0] != job.key and self._ready != (job.key, self._worker.starts):
+            self._prepare(self._worker, job)
+        if self._failed[0] == job.key:
+            return Measurement(Outcome.ERROR, reason=f"the default schedule cannot be measured: {self._failed[1]}")
+        request = {"do": "measure", "incumbent": job.incumbent, "candidate": job.candidate, "rounds": self._limits.rounds}
+        return Measurement.from_answer(self._worker.ask({**request, "seconds": self._limits.seconds}, self._limits.running))
 
-    def _prepare(self, child: Child, job: Mapping[str, Any]) -> None:
-        fields = {name: job[name] for name in ("threads", "ground", "room", "reference")}
-        answer = child.ask({"do": "prepare", **fields, "fold": job["reference"]["fold"], "seed": _SEED}, self._limits.running)
-        if answer["status"] == OK:
-            self._ready = job["key"], child.starts
+    def _prepare(self, worker: WorkerProcess, job: Job) -> None:
+        fields = {name: getattr(job, name) for name in ("threads", "harness", "flush_bytes", "reference")}
+        answer = worker.ask({"do": "prepare", **fields, "seed": _SEED}, self._limits.running)
+        if answer["status"] == Outcome.OK:
+            self._ready = job.key, worker.starts
         else:
-            self._failed = job["key"], f"{answer['status']}: {answer['reason']}"
+            self._failed = job.key, f"{answer['status']}: {answer['reason']}"
 
     def close(self) -> None:
-        if self._child is not None:
-            self._child.close()
-        self._child = None
+        """End the process."""
+        if self._worker is not None:
+            self._worker.close()
+        self._worker = None
 
     @property
     def pids(self) -> list[int]:
-        return [self._child.pid] if self._child is not None and self._child.pid is not None else []
+        """The number of the process, if it runs."""
+        return [self._worker.pid] if self._worker is not None and self._worker.pid is not None else []
 
 
 class Measurer:
@@ -135,48 +105,48 @@ class Measurer:
 
     def __init__(self, builders: int | None = None, limits: Limits = LIMITS) -> None:
         self.limits = limits
-        self._builders = [Child("tcomp.autotune.measurement.builder", limits.bytes) for _ in range(builders or len(os.sched_getaffinity(0)))]
-        self._pool = ThreadPoolExecutor(len(self._builders), "tcomp-build")
+        count = builders or len(os.sched_getaffinity(0))
+        self._builders = [WorkerProcess("tcomp.autotune.measurement.builder", limits.bytes) for _ in range(count)]
+        self._pool = ThreadPoolExecutor(count, "tcomp-build")
         self._runner = Runner(limits)
         self._built: dict[str, Answer] = {}
-        self._maker: dict[str, int] = {}  # which builder made the loops of a candidate
+        self._made_by: dict[str, int] = {}  # which builder has the loops of a candidate
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         """End all processes, whatever they are doing."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._runner.close()
-        for child in self._builders:
-            child.close()
+        for builder in self._builders:
+            builder.close()
         self._pool.shutdown()
 
     @property
     def pids(self) -> list[int]:
         """The processes that work for this one now."""
-        return [*self._runner.pids, *(child.pid for child in self._builders if child.pid is not None)]
+        return [*self._runner.pids, *(builder.pid for builder in self._builders if builder.pid is not None)]
 
-    def make(self, task: Task, wanted: Sequence[Decisions]) -> list[Made | Measurement]:
-        """The loops of candidates, in order; a record where there are none. Raises nothing on account of a candidate."""
-        if local(task):
-            return [_made_here(task, decisions) for decisions in wanted]
+    def summarize(self, task: Task, wanted: Sequence[Decisions]) -> list[CandidateSummary | Measurement]:
+        """The candidates of some decisions, in order; a record where there is none. Raises nothing on account of a candidate."""
+        if is_local(task):
+            return [_summarize_here(task, decisions) for decisions in wanted]
         keys = [_key(task, decisions) for decisions in wanted]
-        answers = self._ask({key: wish(task, decisions) for key, decisions in zip(keys, wanted, strict=True)})
-        found: list[Made | Measurement] = []
-        for key in keys:
-            builder, answer = answers[key]
-            if answer["status"] == OK:
-                made = Made.from_json(answer["made"])
-                self._maker[_key(task, made.decisions)] = builder
-                found.append(made)
-            else:
-                found.append(Measurement(answer["status"], reason=answer["reason"]))
-        while len(self._maker) > _KEPT * len(self._builders):
-            del self._maker[next(iter(self._maker))]
+        answers = self._ask({key: summary_request(task, decisions) for key, decisions in zip(keys, wanted, strict=True)})
+        found: list[CandidateSummary | Measurement] = []
+        for builder, answer in map(answers.__getitem__, keys):
+            if answer["status"] != Outcome.OK:
+                found.append(Measurement.from_answer(answer))
+                continue
+            summary = CandidateSummary.from_json(answer["summary"])
+            self._made_by[_key(task, summary.decisions)] = builder
+            found.append(summary)
+        while len(self._made_by) > _CACHED * len(self._builders):
+            del self._made_by[next(iter(self._made_by))]
         return found
 
     def measure(self, task: Task, candidates: Sequence[Decisions], incumbent: Decisions | None = None) -> list[Measurement]:
@@ -185,26 +155,22 @@ class Measurer:
 
     def measure_each(self, task: Task, candidates: Sequence[Decisions], incumbent: Decisions | None = None) -> Iterator[Measurement]:
         """`measure`, each result as soon as it is known: all are built before the first is run, so that nothing else runs then."""
-        built = self._build(task, [{}, incumbent or {}, *candidates])
-        reference, beside, *rest = built
-        for answer in (reference, beside):
-            if answer["status"] != OK:
-                failed = Measurement(ERROR, reason=f"the {'default' if answer is reference else 'incumbent'} schedule: {answer['reason']}")
-                yield from [failed] * len(rest)
+        reference, beside, *rest = self._build(task, [{}, incumbent or {}, *candidates])
+        for name, answer in (("default", reference), ("incumbent", beside)):
+            if answer["status"] != Outcome.OK:
+                yield from [Measurement(Outcome.ERROR, reason=f"the {name} schedule: {answer['reason']}")] * len(rest)
                 return
-        ground = self._ground(task)
-        if ground["status"] != OK:
-            yield from [Measurement(ground["status"], reason=ground["reason"])] * len(rest)
+        harness = self._harness(task)
+        if harness["status"] != Outcome.OK:
+            yield from [Measurement.from_answer(harness)] * len(rest)
             return
-        machine = {"kind": task.machine.kind, "threads": task.threads, "ground": ground["ground"], "room": _room(task)}
-        common = {"key": task.key, **machine, "reference": reference}
-        jobs = [{**common, "incumbent": beside, "candidate": answer} for answer in rest]
-        yield from self._run(task, jobs)
+        common = task.key, task.machine.kind, task.threads, harness["harness"], _flush_bytes(task), reference, beside
+        yield from self._run(task, [Job(*common, answer) for answer in rest])
 
-    def _run(self, task: Task, jobs: Sequence[Mapping[str, Any]]) -> Iterator[Measurement]:
-        """The measurements of jobs, in order. A job holds all that `Runner.run` needs, as JSON; its candidate may have failed to build."""
+    def _run(self, task: Task, jobs: Sequence[Job]) -> Iterator[Measurement]:
+        """The measurements of jobs, in order."""
         for job in jobs:
-            yield unbuilt(job) or self._runner.run(job)
+            yield job.build_failure or self._runner.run(job)
 
     # ------------------------------------------------------------ building
 
@@ -215,32 +181,33 @@ class Measurer:
         for key, decisions in zip(keys, wanted, strict=True):
             if key not in found and key not in requests:
                 try:
-                    requests[key] = order(task, decisions)
-                except Exception as error:  # noqa: BLE001  schedule functions of other people's raise what they like
+                    requests[key] = build_request(task, decisions)
+                except Exception as error:  # noqa: BLE001  a user's schedule function may raise anything
                     found[key] = _failed(error)
         found.update((key, answer) for key, (_, answer) in self._ask(requests).items())
         for key in keys[:2]:  # the default schedule and the incumbent
             self._built.pop(key, None)
-            if found[key]["status"] == OK:
+            if found[key]["status"] == Outcome.OK:
                 self._built[key] = found[key]
-        while len(self._built) > _KEPT:
+        while len(self._built) > _CACHED:
             del self._built[next(iter(self._built))]
         return [found[key] for key in keys]
 
-    def _ground(self, task: Task) -> Answer:
+    def _harness(self, task: Task) -> Answer:
+        """What the measuring process needs beside candidates; see `builder.harness`."""
         if task.machine.kind == "cuda":
-            return {"status": OK, "ground": ""}
+            return {"status": Outcome.OK, "harness": ""}
         key = f"{task.target} {task.threads}"
         if key not in self._built:
-            request = {"do": "ground", "target": task.target, "threads": task.threads, "room": _room(task)}
+            request = {"do": "harness", "target": task.target, "threads": task.threads, "flush_bytes": _flush_bytes(task)}
             _, answer = self._ask({key: request})[key]
-            if answer["status"] != OK:
+            if answer["status"] != Outcome.OK:
                 return answer
             self._built[key] = answer
         return self._built[key]
 
     def _ask(self, requests: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, Answer]]:
-        """Which builder answered each request, and what. An idle one takes what it has made the loops of, as long as there is such."""
+        """Which builder answered each request, and what. An idle builder prefers candidates whose loops it has made."""
         waiting, answers, lock = dict(requests), dict[str, tuple[int, Answer]](), Lock()
 
         def work(builder: int) -> None:
@@ -248,7 +215,7 @@ class Measurer:
                 with lock:
                     if not waiting:
                         return
-                    key = min(waiting, key=lambda k: (self._maker.get(k, builder) != builder, k not in self._maker))
+                    key = min(waiting, key=lambda k: (self._made_by.get(k, builder) != builder, k not in self._made_by))
                     request = waiting.pop(key)
                 answers[key] = builder, self._builders[builder].ask(request, self.limits.building)
 
@@ -260,33 +227,27 @@ def _key(task: Task, decisions: Decisions) -> str:
     return f"{task.key} {encode(decisions)}"
 
 
-def _made_here(task: Task, decisions: Decisions) -> Made | Measurement:
+def _summarize_here(task: Task, decisions: Decisions) -> CandidateSummary | Measurement:
     try:
-        return Made.of(realise(task, decisions))
-    except Exception as error:  # noqa: BLE001  schedule functions of other people's raise what they like
-        return Measurement(**_failed(error))
+        return CandidateSummary.of(instantiate(task, decisions))
+    except Exception as error:  # noqa: BLE001  a user's schedule function may raise anything
+        return Measurement.from_answer(_failed(error))
 
 
 def _failed(error: Exception) -> Answer:
-    return {"status": REFUSED if isinstance(error, ScheduleError) else ERROR, "reason": reason_of(error)}
+    return {"status": Outcome.REFUSED if isinstance(error, ScheduleError) else Outcome.ERROR, "reason": reason_of(error)}
 
 
-def unbuilt(job: Mapping[str, Any]) -> Measurement | None:
-    """The record of a job whose candidate could not be built."""
-    answer = job["candidate"]
-    return None if answer["status"] == OK else Measurement(answer["status"], reason=answer["reason"])
-
-
-def _room(task: Task) -> int:
+def _flush_bytes(task: Task) -> int:
     """Bytes that fill the second-level caches of all threads, or that of the GPU, twice."""
     return 2 * (task.machine.gpu.l2 if task.machine.kind == "cuda" else task.machine.l2 * task.threads)
 
 
-def _worker(kind: str, threads: int, limits: Limits) -> Child:
+def _measuring_process(kind: str, threads: int, limits: Limits) -> WorkerProcess:
     """The measuring process for a kind of machine."""
     if kind == "cuda":
-        return Child("tcomp.autotune.measurement.worker_gpu", None)
-    return Child("tcomp.autotune.measurement.worker", limits.bytes, cores(threads))
+        return WorkerProcess("tcomp.autotune.measurement.worker_gpu", None)
+    return WorkerProcess("tcomp.autotune.measurement.worker", limits.bytes, cores(threads))
 
 
 def check_device(target: Target) -> None:
@@ -294,7 +255,7 @@ def check_device(target: Target) -> None:
     nvrtc.version()
     found = usable_cupy().cuda.Device().compute_capability
     if found not in [arch[3:].rstrip("a") for arch in target.cpu.split(",")]:
-        why = f"the GPU of this machine is sm_{found}, and what is measured there says little about others"
+        why = f"the GPU of this machine is sm_{found}, and measurements on it say little about others"
         raise DeviceError(f"programs for `{target}` cannot be tuned here", why=why, hint=f"--target 'cuda -arch=sm_{found}', or --cluster")
 
 

@@ -1,11 +1,12 @@
-"""The measuring process: loads candidates, checks their results, and times them. Run as a program, it is a child (see `children.py`).
+"""The measuring process: loads candidates, checks their results, and times them. Run as a program, it is a worker process for CPUs;
+`worker_gpu` does the same for GPUs, with another `Device`.
 
-It knows how arrays lie in memory and nothing of the compiler: a candidate arrives as a shared object that imports nothing. (This module
-run as a program is for CPUs; for GPUs `worker_gpu` does the same with other `Surroundings`.) One request
-readies a task ("prepare"): inputs are drawn, and the default schedule computes what candidates have to compute. The others ("measure")
-run a candidate of that task beside the incumbent, in turns, so that whatever disturbs one disturbs the other. Each run finds what a kernel
-in the middle of a model finds: caches close to the cores hold what else is computed, then what it reads but for constants; the threads
-of the pool are awake. And it pays for what it leaves: results that are read back slower than others, for example as they bypass the caches.
+It knows how arrays lie in memory and nothing of the compiler: a candidate arrives as a shared object that imports nothing. One request
+prepares a task ("prepare"): inputs are drawn, and the default schedule computes the results that candidates have to match. The others
+("measure") run a candidate of that task and the incumbent in turns, so that whatever disturbs one disturbs the other. Each run finds what a
+kernel in the middle of a model finds: the caches close to the cores hold other data of the model, then the inputs of the kernel except its
+constants; the threads of the pool are awake. A candidate also pays for the state it leaves: for results that take longer to read back than
+others, for example as they bypass the caches.
 """
 
 from __future__ import annotations
@@ -25,28 +26,30 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from tcomp.autotune.measurement.processes import Answer, serve
+from tcomp.autotune.arguments import Argument
+from tcomp.autotune.measurement.worker_process import Answer, serve
 from tcomp.ir.dtypes import integer_range, is_float, is_integer, to_numpy
-from tcomp.ir.layout import LINE, Layout, Piece
+from tcomp.ir.layout import LINE, Layout
 from tcomp.runtime.native import open_library
 
 Array = np.ndarray
 Built = Mapping[str, Any]
-"""{"code": a shared object with the function `kernel` (for a GPU, a launch plan that calls it once), "arguments": of `Argument`s the fields, "temporaries": bytes, "scalars": sizes}"""
+"""{"code": a shared object with the function `kernel` (for a GPU, a launch plan that calls it once), "arguments": those of `Argument.to_json`,
+"temporaries": bytes of each, "scalars": sizes, "reduction_size": elements that are accumulated into one}"""
 
-_TOLERANCES = {"float16": 1e-2, "bfloat16": 5e-2, "float32": 1e-4, "float64": 1e-9}  # relative, where up to _FOLD elements are folded
-_FOLD = 1024
-_FEWEST = 3  # rounds, in each of which both run once
-_TRIES = 4
+_TOLERANCES = {"float16": 1e-2, "bfloat16": 5e-2, "float32": 1e-4, "float64": 1e-9}  # relative, for reductions of _TOLERANCE_SIZE elements
+_TOLERANCE_SIZE = 1024
+_MIN_ROUNDS = 3  # in each of which both run once
+_RETRIES = 4
 GUARD = 256  # bytes on either side of what a candidate writes
-_HOPELESS = 2.0  # times as slow as the incumbent after two rounds or more: measured no further
-_SURE = 0.02  # seconds after which that is believed: what disturbs short runs may do so for some of them
-_KEPT = 3  # layouts of an input, on average
-_INTEGERS = 100  # inputs that are integers are up to so large
+_TOO_SLOW = 2.0  # a candidate this many times as slow as the incumbent after two rounds or more is measured no further
+_TOO_SLOW_AFTER = 0.02  # seconds after which that is believed: what disturbs short runs may do so for some of them
+_CACHED_LAYOUTS = 3  # of an input, on average
+_INTEGERS = 100  # inputs that are integers are at most that large
 
 
-class Surroundings(Protocol):
-    """What candidates run in: memory, whose arrays are objects of its own, a clock, and what a model leaves in the caches."""
+class Device(Protocol):
+    """What candidates run on: memory, whose arrays are objects of its own, a clock, and what a model leaves in the caches."""
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], guards: list[Any]) -> Any:
         """Zeros. Raises `MemoryError`. The zeros on either side of them are added to `guards`."""
@@ -55,27 +58,27 @@ class Surroundings(Protocol):
         """An array of this content. Raises `MemoryError`."""
 
     def get(self, array: Any) -> Array:
-        """Its content; not for long, as it may be the array itself."""
+        """Its content; valid until the next run, as it may be the array itself."""
 
     def load(self, built: Built, arrays: Sequence[Any], cleanup: ExitStack) -> Callable[[], object]:
         """A candidate as a function that runs it on these arrays, until `cleanup` is closed."""
 
-    def seconds(self, run: Callable[[], object], renewed: Sequence[tuple[Any, Any]], near: Sequence[Any]) -> float:
-        """Of one run, after which it has ended. Before it, of each of `renewed`, the second array is copied to the first, and caches are filled
-        with other data, then with what is `near`."""
+    def seconds(self, run: Callable[[], object], restored: Sequence[tuple[Any, Any]], cached: Sequence[Any]) -> float:
+        """Of one run, after which it has ended. Before it, the second array of each pair in `restored` is copied to the first, and caches are
+        filled with other data, then with the arrays in `cached`."""
 
     def read_back(self, results: Sequence[Any]) -> float:
-        """Seconds to read the results of the last run; 0 where all results lie alike."""
+        """Seconds to read the results of the last run; 0 where it makes no difference how they were stored."""
 
 
-def answering(surroundings: Callable[[int, str, int], Surroundings]) -> Callable[[Answer], Answer]:
-    """What answers requests; see `_Prepared.of` and `_Prepared.measure`. `surroundings` takes the threads, the ground and the room."""
-    state: list[_Prepared] = []  # the task at hand
+def request_handler(device: Callable[[int, str, int], Device]) -> Callable[[Answer], Answer]:
+    """What answers requests; see `_PreparedTask.of` and `_PreparedTask.measure`. `device` takes the threads, the harness and `flush_bytes`."""
+    state: list[_PreparedTask] = []  # the present task
 
     def handle(request: Answer) -> Answer:
         if request.pop("do") == "prepare":
             state.clear()
-            state.append(_Prepared.of(surroundings(*(request.pop(name) for name in ("threads", "ground", "room"))), **request))
+            state.append(_PreparedTask.of(device(*(request.pop(name) for name in ("threads", "harness", "flush_bytes"))), **request))
             return {"status": "ok"}
         return state[0].measure(**request)
 
@@ -86,23 +89,24 @@ def answering(surroundings: Callable[[int, str, int], Surroundings]) -> Callable
 
 
 @dataclass
-class _Prepared:
-    """A task readied for measuring. `given` are the logical inputs by position, `expected` the logical results."""
+class _PreparedTask:
+    """A task that is ready to be measured. `given` are the logical inputs by position, `expected` the logical results."""
 
-    surroundings: Surroundings
+    device: Device
     given: list[Array | None]
     expected: list[Array]
-    fold: int
+    reduction_size: int
     physical: dict[tuple[int, Layout | None], Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, surroundings: Surroundings, reference: Built, fold: int, seed: int) -> _Prepared:
-        arguments = [_argument(a) for a in reference["arguments"]]
-        best: _Prepared | None = None
-        for signed in (True, False):  # what is not defined for negative numbers is not judged by what it makes of them
+    def of(cls, device: Device, reference: Built, seed: int) -> _PreparedTask:
+        """Draw inputs and run the default schedule on them."""
+        arguments = [Argument.from_json(a) for a in reference["arguments"]]
+        best: _PreparedTask | None = None
+        for signed in (True, False):  # a function that is not defined for negative numbers is judged by positive ones
             given = [_drawn(a, np.random.default_rng([seed, n]), signed) if a.given else None for n, a in enumerate(arguments)]
-            made = cls(surroundings, given, [], fold)
-            with _Loaded(reference, made) as loaded:
+            made = cls(device, given, [], reference["reduction_size"])
+            with _LoadedCandidate(reference, made) as loaded:
                 loaded.run()
                 made.expected = loaded.results()
             if best is None or _finite(made.expected) > _finite(best.expected):
@@ -113,75 +117,75 @@ class _Prepared:
         return best
 
     def measure(self, incumbent: Built, candidate: Built, rounds: int, seconds: float) -> Answer:
-        """Both run in turns for up to so many rounds or seconds, whichever is first."""
-        with _Loaded(candidate, self) as new:
+        """Both run in turns for up to that many rounds or seconds, whichever is first."""
+        with _LoadedCandidate(candidate, self) as new:
             new.run()
             if reason := self._wrong(new):
                 return {"status": "wrong", "reason": reason}
-            with _Loaded(incumbent, self) as old:
+            with _LoadedCandidate(incumbent, self) as old:
                 old.run()
                 times: tuple[list[float], list[float]] = ([], [])
-                left = [inf, inf]  # seconds to read the results
+                reading = [inf, inf]  # seconds to read the results
                 begin = time.perf_counter()
                 for n in range(rounds):
                     for which in (0, 1) if n % 2 else (1, 0):
                         times[which].append((new, old)[which].run())
-                        left[which] = min(left[which], (new, old)[which].read_back())
+                        reading[which] = min(reading[which], (new, old)[which].read_back())
                     spent = time.perf_counter() - begin
-                    hopeless = n + 1 >= 2 and spent > _SURE and min(times[0]) > _HOPELESS * min(times[1])
-                    if hopeless or (n + 1 >= _FEWEST and spent > seconds):
+                    too_slow = n + 1 >= 2 and spent > _TOO_SLOW_AFTER and min(times[0]) > _TOO_SLOW * min(times[1])
+                    if too_slow or (n + 1 >= _MIN_ROUNDS and spent > seconds):
                         break
             if reason := self._wrong(new):
                 return {"status": "wrong", "reason": f"not every time: {reason}"}
-        paid = [[t + more - min(left) for t in side] for side, more in zip(times, left, strict=True)]
-        return {"status": "ok", "reason": "", "seconds": paid[0], "incumbent": paid[1]}
+        seconds_of = [[t + more - min(reading) for t in side] for side, more in zip(times, reading, strict=True)]
+        return {"status": "ok", "reason": "", "seconds": seconds_of[0], "incumbent": seconds_of[1]}
 
     def input(self, number: int, layout: Layout | None) -> Any:
-        """An input as it lies in memory; kept, since most candidates agree on that."""
+        """An input in a physical layout; cached, since most candidates agree on that."""
         key = (number, layout)
         if key not in self.physical:
             given = self.given[number]
             assert given is not None
             laid = given if layout is None else layout.to_physical(given)
-            if len(self.physical) > _KEPT * len(self.given):
+            if len(self.physical) > _CACHED_LAYOUTS * len(self.given):
                 del self.physical[next(iter(self.physical))]
-            self.physical[key] = self.surroundings.put(laid)
+            self.physical[key] = self.device.put(laid)
         return self.physical[key]
 
-    def _wrong(self, loaded: _Loaded) -> str:
-        if loaded.strayed:
+    def _wrong(self, loaded: _LoadedCandidate) -> str:
+        if loaded.wrote_out_of_bounds:
             return "it writes outside of its buffers"
         for a, got, want in zip(loaded.written, loaded.results(), self.expected, strict=True):
-            tolerance = _TOLERANCES.get(a.dtype, 0.0) * max(1.0, sqrt(self.fold / _FOLD))
+            tolerance = _TOLERANCES.get(a.dtype, 0.0) * max(1.0, sqrt(self.reduction_size / _TOLERANCE_SIZE))
             if (error := difference(got, want)) > tolerance:
                 return f"`{a.name}` differs by {error:.3g} from what the default schedule computes; {tolerance:.3g} would be right"
         return ""
 
 
-class _Loaded:
+class _LoadedCandidate:
     """A candidate in this process, with its arrays; a context manager."""
 
-    def __init__(self, built: Built, task: _Prepared) -> None:
-        self._around, self._cleanup = task.surroundings, ExitStack()
-        arguments = [_argument(a) for a in built["arguments"]]
+    def __init__(self, built: Built, task: _PreparedTask) -> None:
+        self._device, self._cleanup = task.device, ExitStack()
+        arguments = [Argument.from_json(a) for a in built["arguments"]]
         self.written = [a for a in arguments if a.written]
         self._results: list[Any] = []
-        self._renewed: list[tuple[Any, Any]] = []
-        self._near: list[Any] = []  # what the kernels before have made, the latest last
+        self._restored: list[tuple[Any, Any]] = []
+        self._cached: list[Any] = []  # what preceding kernels have written, the latest last
         self._guards: list[Any] = []
         arrays = []
         for n, a in enumerate(arguments):
             if not a.written:
                 arrays.append(task.input(n, a.layout))
-                self._near[:0] = [] if a.constant else [arrays[-1]]
+                self._cached[:0] = [] if a.constant else [arrays[-1]]
                 continue
-            arrays.append(self._around.array(a.physical_shape, to_numpy(a.dtype), self._guards))
+            arrays.append(self._device.array(a.physical_shape, to_numpy(a.dtype), self._guards))
             self._results.append(arrays[-1])
             if a.given:
-                self._renewed.append((arrays[-1], task.input(n, a.layout)))
-        arrays += [self._around.array((size,), np.dtype(np.uint8), self._guards) for size in built["temporaries"]]
+                self._restored.append((arrays[-1], task.input(n, a.layout)))
+        arrays += [self._device.array((size,), np.dtype(np.uint8), self._guards) for size in built["temporaries"]]
         self._arrays = arrays  # alive as long as their addresses are used
-        self._call = self._around.load(built, arrays, self._cleanup)
+        self._call = self._device.load(built, arrays, self._cleanup)
 
     def __enter__(self) -> Self:
         return self
@@ -191,20 +195,20 @@ class _Loaded:
 
     def run(self) -> float:
         """Seconds of one run."""
-        return self._around.seconds(self._call, self._renewed, self._near)
+        return self._device.seconds(self._call, self._restored, self._cached)
 
     def read_back(self) -> float:
         """Seconds to read the results of the last run."""
-        return self._around.read_back(self._results)
+        return self._device.read_back(self._results)
 
     @property
-    def strayed(self) -> bool:
-        """Whether it wrote beside its arrays."""
-        return any(self._around.get(guard).any() for guard in self._guards)
+    def wrote_out_of_bounds(self) -> bool:
+        """Whether it wrote next to its arrays."""
+        return any(self._device.get(guard).any() for guard in self._guards)
 
     def results(self) -> list[Array]:
-        """The logical elements of what it wrote last."""
-        pairs = [(a, self._around.get(array)) for a, array in zip(self.written, self._results, strict=True)]
+        """The logical elements of its results after the last run."""
+        pairs = [(a, self._device.get(array)) for a, array in zip(self.written, self._results, strict=True)]
         return [array.copy() if a.layout is None else a.layout.from_physical(array, a.shape) for a, array in pairs]
 
 
@@ -212,8 +216,8 @@ class _Loaded:
 
 
 @dataclass(frozen=True)
-class _Processor:
-    """The thread pool, and the other data of a model. Arrays are NumPy's."""
+class _Cpu:
+    """The thread pool, and the other data of a model. Arrays are those of NumPy."""
 
     library: ctypes.CDLL
     pool: ctypes.c_void_p
@@ -223,28 +227,32 @@ class _Processor:
 
     @staticmethod
     @lru_cache(maxsize=4)
-    def of(threads: int, ground: str, room: int) -> _Processor:
-        """`ground` is what `builder.ground` makes."""
-        library = open_library(base64.b64decode(ground))[0]
+    def of(threads: int, harness: str, flush_bytes: int) -> _Cpu:
+        """`harness` is what `builder.harness` makes."""
+        library = open_library(base64.b64decode(harness))[0]
         pool = None
         if threads > 1:
             library.tcomp_pool_create.restype = ctypes.c_void_p
             pool = library.tcomp_pool_create(threads, None)
-        other, sums = (allocate((size,), np.dtype(np.uint8)) for size in (room, threads * LINE))
-        return _Processor(library, ctypes.c_void_p(pool), threads, other, sums)
+        other, sums = (allocate((size,), np.dtype(np.uint8)) for size in (flush_bytes, threads * LINE))
+        return _Cpu(library, ctypes.c_void_p(pool), threads, other, sums)
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], guards: list[Any]) -> Array:
+        """Zeros, with zeros on either side that are added to `guards`."""
         return allocate(shape, dtype, guards)
 
     def put(self, content: Array) -> Array:
+        """A copy, aligned as the arrays of a model are."""
         made = allocate(content.shape, content.dtype)
         made[...] = content
         return made
 
     def get(self, array: Array) -> Array:
+        """The array itself."""
         return array
 
     def load(self, built: Built, arrays: Sequence[Array], cleanup: ExitStack) -> Callable[[], object]:
+        """The function `kernel` of a shared object on these arrays, until `cleanup` is closed."""
         library, descriptor = open_library(base64.b64decode(built["code"]))
         cleanup.callback(dlclose, library._handle)
         if descriptor is not None:
@@ -252,13 +260,13 @@ class _Processor:
         places = [ctypes.c_void_p(a.ctypes.data) for a in arrays]
         return partial(library.kernel, self.pool, *places, *map(ctypes.c_int64, built["scalars"]))
 
-    def seconds(self, run: Callable[[], object], renewed: Sequence[tuple[Array, Array]], near: Sequence[Array]) -> float:
-        """Of another run, a few times, where a thread lost its core to another process meanwhile."""
-        for _ in range(_TRIES):
-            for array, content in renewed:
+    def seconds(self, run: Callable[[], object], restored: Sequence[tuple[Array, Array]], cached: Sequence[Array]) -> float:
+        """Of one run; of another one, a few times, where a thread lost its core to another process meanwhile."""
+        for _ in range(_RETRIES):
+            for array, content in restored:
                 array[...] = content
             self.library.flush(self.pool, ctypes.c_void_p(self.other.ctypes.data))
-            self._touch(near)
+            self._touch(cached)
             before = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
             start = time.perf_counter()
             run()
@@ -268,6 +276,7 @@ class _Processor:
         return seconds
 
     def read_back(self, results: Sequence[Array]) -> float:
+        """Seconds to read the results, each thread its share."""
         start = time.perf_counter()
         self._touch(results)
         return time.perf_counter() - start
@@ -282,28 +291,6 @@ class _Processor:
 # ---------------------------------------------------------------- arrays
 
 
-@dataclass(frozen=True)
-class _Argument:
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    layout: Layout | None
-    given: bool
-    written: bool
-    constant: bool
-    below: int | None
-
-    @property
-    def physical_shape(self) -> tuple[int, ...]:
-        return self.shape if self.layout is None else tuple(int(d) for d in self.layout.shape(self.shape))
-
-
-def _argument(record: Sequence[Any]) -> _Argument:
-    name, dtype, shape, pieces, *rest = record
-    layout = None if pieces is None else Layout(len(shape), tuple(Piece(*p) for p in pieces))
-    return _Argument(name, dtype, tuple(shape), layout, *rest)
-
-
 def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], guards: list[Array] | None = None) -> Array:
     """Zeros, aligned as the arrays of a model are. Raises `MemoryError`. The zeros around them are added to `guards`."""
     size = prod(shape) * dtype.itemsize
@@ -314,7 +301,7 @@ def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], guards: list[Array] |
     return room[start : start + size].view(dtype).reshape(shape)
 
 
-def _drawn(a: _Argument, rng: np.random.Generator, signed: bool) -> Array:
+def _drawn(a: Argument, rng: np.random.Generator, signed: bool) -> Array:
     if a.below is not None:
         return rng.integers(0, max(1, a.below), a.shape).astype(to_numpy(a.dtype))
     if is_float(a.dtype):
@@ -347,4 +334,4 @@ def difference(got: Array, want: Array) -> float:
 
 
 if __name__ == "__main__":
-    serve(answering(_Processor.of))
+    serve(request_handler(_Cpu.of))

@@ -1,10 +1,11 @@
-"""The measuring process for GPUs: the loop of `worker`, with the memory and the clock of a device (CuPy). Run as a program, it is a child.
+"""The measuring process for GPUs: the loop of `worker`, with the memory and the clock of a device (CuPy). Run as a program, it is a worker
+process.
 
-A run is timed between two events of its own, after the second-level cache was filled with other data. Kernels take microseconds, as long as
-the clock of events ticks: so short ones run several times, all that queued at once, so that the device waits for nobody, and the mean counts.
-(Many launches between two events would find their weights in the cache, and one that works in place what it made itself.)
+A run is timed between two events of its own, after the second-level cache was filled with other data. Kernels take microseconds, about as
+long as the resolution of events: so short ones run several times, all queued at once so that the device never waits, and the mean counts.
+(Many launches between two events would find their weights in the cache, and a kernel that works in place would find its own results.)
 
-An error of the device may be one after which CUDA refuses this process all further work: it ends, and says why.
+After some errors of the device CUDA refuses all further work of the process: so it ends at any of them, and says why.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from tcomp.autotune.measurement.processes import Answer, reason_of, serve
-from tcomp.autotune.measurement.worker import GUARD, Array, Built, answering
+from tcomp.autotune.measurement.worker import GUARD, Array, Built, request_handler
+from tcomp.autotune.measurement.worker_process import Answer, reason_of, serve
 from tcomp.errors import DeviceError
 from tcomp.runtime.cuda import CupyDevice
 from tcomp.runtime.plan import Plan
@@ -32,7 +33,7 @@ _REPEATS, _LONG = 16, 200e-6  # runs of one measurement, and seconds that they t
 
 
 @dataclass(frozen=True)
-class _There:
+class _DeviceArray:
     """An array on the device: a part of `memory`."""
 
     memory: Any
@@ -46,34 +47,37 @@ class _There:
 
 
 @cache
-def _device() -> CupyDevice:
+def _cupy_device() -> CupyDevice:
     return CupyDevice()
 
 
 class _Gpu:
-    """The device and, in `room` bytes of it, the other data of a model."""
+    """The device and, in `flush_bytes` bytes of its memory, the other data of a model."""
 
-    def __init__(self, threads: int, ground: str, room: int) -> None:
-        self._device, self._room = _device(), room
-        self._other = self.array((room,), np.dtype(np.uint8), [])
+    def __init__(self, threads: int, harness: str, flush_bytes: int) -> None:
+        self._device, self._flush_bytes = _cupy_device(), flush_bytes
+        self._other = self.array((flush_bytes,), np.dtype(np.uint8), [])
 
-    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], guards: list[Any]) -> _There:
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], guards: list[Any]) -> _DeviceArray:
+        """Zeros on the device, with zeros on either side that are added to `guards`."""
         size, device, byte = prod(shape) * dtype.itemsize, self._device, np.dtype(np.uint8)
         memory = device.allocate(size + 2 * GUARD)  # not guarded: CuPy raises a `MemoryError`
         start = device.address(memory)
         with device.guarded():
             device.fill(start, size + 2 * GUARD)
-        guards += (_There(memory, at, (GUARD,), byte) for at in (start, start + GUARD + size))
-        return _There(memory, start + GUARD, shape, dtype)
+        guards += (_DeviceArray(memory, at, (GUARD,), byte) for at in (start, start + GUARD + size))
+        return _DeviceArray(memory, start + GUARD, shape, dtype)
 
-    def put(self, content: Array) -> _There:
+    def put(self, content: Array) -> _DeviceArray:
+        """A copy on the device."""
         made = self.array(content.shape, content.dtype, [])
         with self._device.guarded():
             self._device.upload(made.address, np.ascontiguousarray(content))
             self._device.synchronize()
         return made
 
-    def get(self, array: _There) -> Array:
+    def get(self, array: _DeviceArray) -> Array:
+        """A copy in the host's memory."""
         found = np.empty(array.shape, array.dtype)
         with self._device.guarded():
             if found.nbytes:
@@ -81,7 +85,8 @@ class _Gpu:
             self._device.synchronize()
         return found
 
-    def load(self, built: Built, arrays: Sequence[_There], cleanup: ExitStack) -> Callable[[], object]:
+    def load(self, built: Built, arrays: Sequence[_DeviceArray], cleanup: ExitStack) -> Callable[[], object]:
+        """The launches of a candidate on these arrays, until `cleanup` is closed."""
         plan, functions = Plan(base64.b64decode(built["code"]), 0, len(arrays), 0), {}
         with self._device.guarded():
             for kernel in plan.kernels.values():
@@ -93,21 +98,22 @@ class _Gpu:
         with self._device.guarded():  # after an error, this is one as well
             self._device.unload()
 
-    def seconds(self, run: Callable[[], object], renewed: Sequence[tuple[_There, _There]], near: Sequence[_There]) -> float:
+    def seconds(self, run: Callable[[], object], restored: Sequence[tuple[_DeviceArray, _DeviceArray]], cached: Sequence[_DeviceArray]) -> float:
+        """Mean seconds of one run by the clock of the device."""
         with self._device.guarded():
-            (first,) = self._times(1, run, renewed, near)
+            (first,) = self._times(1, run, restored, cached)
             more = min(_REPEATS, int(_LONG / max(first, 1e-9)))
-            return fmean(self._times(more, run, renewed, near)) if more > 1 else first
+            return fmean(self._times(more, run, restored, cached)) if more > 1 else first
 
     def _times(
-        self, count: int, run: Callable[[], object], renewed: Sequence[tuple[_There, _There]], near: Sequence[_There]
+        self, count: int, run: Callable[[], object], restored: Sequence[tuple[_DeviceArray, _DeviceArray]], cached: Sequence[_DeviceArray]
     ) -> list[float]:
         device, times = self._device, []
         for _ in range(count):
-            for array, content in renewed:
+            for array, content in restored:
                 self._copy(array, content)
-            device.fill(self._other.address, self._room)
-            for array in near:
+            device.fill(self._other.address, self._flush_bytes)
+            for array in cached:
                 self._copy(self._other, array)
             mark = device.stopwatch()
             run()
@@ -115,16 +121,17 @@ class _Gpu:
         device.synchronize()
         return [time() for time in times]
 
-    def _copy(self, target: _There, source: _There) -> None:
+    def _copy(self, target: _DeviceArray, source: _DeviceArray) -> None:
         if size := min(target.nbytes, source.nbytes):
             self._device.copy(target.address, source.address, size)
 
-    def read_back(self, results: Sequence[_There]) -> float:
-        """All stores of a GPU go through the cache that is read next."""
+    def read_back(self, results: Sequence[_DeviceArray]) -> float:
+        """0: all stores of a GPU go through the cache that is read next."""
         return 0.0
 
 
 def handle(request: Answer) -> Answer:
+    """Answer one request, as `worker.request_handler` does; an error of the device ends the process."""
     try:
         return _answer(request)
     except DeviceError as error:
@@ -132,7 +139,7 @@ def handle(request: Answer) -> Answer:
         os._exit(1)
 
 
-_answer = answering(cache(_Gpu))
+_answer = request_handler(cache(_Gpu))
 
 if __name__ == "__main__":
-    serve(handle, _device)
+    serve(handle, _cupy_device)

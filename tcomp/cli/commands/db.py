@@ -13,7 +13,8 @@ from tcomp.cli.options import Json
 from tcomp.errors import InputError
 
 if TYPE_CHECKING:
-    from tcomp.autotune.database.store import Database, Record
+    from tcomp.autotune.database.records import Record
+    from tcomp.autotune.database.store import Database
     from tcomp.autotune.tasks import Task
 
 DatabaseFile = Annotated[Path, typer.Argument(metavar="DATABASE", help="A file that `tcomp tune` made.", show_default=False)]

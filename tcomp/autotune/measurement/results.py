@@ -1,0 +1,148 @@
+"""What measuring tells: how fast a candidate is beside the incumbent, and how fast a tuned model is beside the untuned one.
+
+A machine that is shared is slower at times, by a third or so, for seconds. So only the faster rounds of an A/B comparison count, and chance
+is judged by drawing the rounds again (the bootstrap: B. Efron 1979).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+MIN_ROUNDS = 9  # of an A/B comparison
+_SIGNIFICANCE = 0.1  # the probability that chance alone makes what is taken for a difference
+_DRAWS = 400
+
+
+class Outcome(StrEnum):
+    """How building and measuring a candidate ended."""
+
+    OK = "ok"  # timed, and its results are those of the default schedule
+    REFUSED = "refused"  # the schedule function, or a step of it, refuses the decisions
+    BUILD = "build"  # no machine code can be made of it
+    CRASH = "crash"  # a process died of it
+    TIMEOUT = "timeout"  # it took too long to build or to run
+    WRONG = "wrong"  # it computes something else
+    MEMORY = "memory"  # it needs more memory than it may have
+    ERROR = "error"  # anything else, for example an exception in the schedule function
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """`seconds` of single runs, in order, if the status is OK; `incumbent` those of the incumbent's runs between them: compare with these,
+    as the machine may have been busy. `reason` says why the status is not OK."""
+
+    status: Outcome
+    seconds: tuple[float, ...] = ()
+    reason: str = ""
+    incumbent: tuple[float, ...] = ()
+
+    @classmethod
+    def from_answer(cls, answer: Mapping[str, Any]) -> Measurement:
+        """The measurement in what a worker process answered."""
+        seconds, incumbent = (tuple(map(float, answer.get(name, ()))) for name in ("seconds", "incumbent"))
+        return cls(Outcome(answer["status"]), seconds, answer.get("reason", ""), incumbent)
+
+    @property
+    def least(self) -> float:
+        """Seconds of the fastest run; infinite if there is none."""
+        return min(self.seconds, default=float("inf"))
+
+    @property
+    def ratio(self) -> float:
+        """The fastest run over the fastest one of the incumbent; infinite if there is none."""
+        return self.least / min(self.incumbent) if self.incumbent else float("inf")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one candidate: seconds to build it and to run it (all runs together), `rounds` and `seconds` of runs that are timed, and bytes of
+    address space of the processes in which that happens (None: half of the machine's memory)."""
+
+    building: float = 60.0
+    running: float = 20.0
+    rounds: int = 64
+    seconds: float = 0.1
+    memory: int | None = None
+
+    @property
+    def bytes(self) -> int:
+        """`memory`, or what None stands for. Not for processes that use a GPU: CUDA reserves addresses for all memory of all devices."""
+        return self.memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+LIMITS = Limits()
+
+
+# ---------------------------------------------------------------- A/B comparisons
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Seconds of the untuned version (`before`) and of the tuned one (`after`), round by round, from neighbouring runs."""
+
+    before: tuple[float, ...] = ()
+    after: tuple[float, ...] = ()
+
+    def __add__(self, other: Rounds) -> Rounds:
+        return Rounds(self.before + other.before, self.after + other.after)
+
+    @classmethod
+    def total(cls, parts: Sequence[Rounds]) -> Rounds:
+        """Of the rounds of several kernels, those of all together."""
+        return cls(summed([r.before for r in parts]), summed([r.after for r in parts]))
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """(before, after) of the faster rounds. Infinite where there were none."""
+        return (float(_faster(np.array(self.before))), float(_faster(np.array(self.after)))) if self.before else (float("inf"),) * 2
+
+    @property
+    def ratio(self) -> float:
+        """Tuned over untuned; infinite where there were no rounds."""
+        return self.seconds[1] / self.seconds[0] if self.before else float("inf")
+
+    @property
+    def won(self) -> bool:
+        """Whether the tuned version is faster, by more than chance explains."""
+        return self.ratio < 1.0 and self._significant(self.after, self.before)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the tuned version is slower, by more than chance explains."""
+        return self.ratio > 1.0 and self._significant(self.before, self.after)
+
+    def _significant(self, less: Sequence[float], more: Sequence[float]) -> bool:
+        """Whether the one is less than the other in most draws of the rounds, each round together with its neighbour."""
+        draws = np.random.default_rng(0).integers(0, len(less), (_DRAWS, len(less)))
+        return bool(np.mean(_faster(np.array(less)[draws]) < _faster(np.array(more)[draws])) >= 1 - _SIGNIFICANCE)
+
+
+def _faster(seconds: np.ndarray) -> Any:
+    """How fast the faster rounds are: along the last axis, the mean of the least quarter without the very least."""
+    count = seconds.shape[-1]
+    return np.sort(seconds, axis=-1)[..., min(1, count - 1) : max(2, -(-count // 4) + 1)].mean(axis=-1)
+
+
+def summed(rounds: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Of several kernels' times, those of all together, round by round."""
+    return tuple(map(sum, zip(*rounds, strict=True)))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The rounds of whole models, and of all kernels of one task together, by its key. `failure` says why there are none."""
+
+    whole: Rounds = Rounds()
+    kernels: Mapping[str, Rounds] = field(default_factory=dict)
+    failure: Measurement | None = None
+
+    @property
+    def note(self) -> str:
+        """The failure in one line; "" if there was none."""
+        return f"{self.failure.status}: {self.failure.reason}" if self.failure else ""

@@ -1,0 +1,205 @@
+"""Worker processes that may die: a program of tcomp at the other end of a socket, one JSON message each way per request.
+
+A worker is a plain subprocess, not one of `multiprocessing`: scripts need no `if __name__ == "__main__"`, and nothing is inherited. It has a
+process group of its own, so that Ctrl-C at the terminal does not reach it and all that it started can be killed with it, and an address
+space of limited size. It ends when this process does, however that ends, because its socket is closed then.
+
+What becomes of a request is always an answer: a worker that died ("crash") or did not answer in time ("timeout") is replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+from typing import IO, Any
+
+import tcomp
+from tcomp.errors import TcompError
+
+Answer = dict[str, Any]
+
+_START = 120.0  # seconds that a worker may take to start, on a busy machine
+_LOG_LIMIT = 256 << 20  # bytes that a worker may write to one file: what candidates print is kept only to be quoted
+_QUOTED = 300  # characters of that
+_ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+class WorkerProcess:
+    """The program `python -m module`, started at the first request. `memory` bounds its address space (bytes; None: no bound), `cpus` says
+    where it runs."""
+
+    def __init__(self, module: str, memory: int | None, cpus: Sequence[int] = ()) -> None:
+        self._command = [sys.executable, "-P", "-m", module]
+        self._options = {"memory": memory, "cpus": list(cpus)}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._log: IO[bytes] | None = None  # what it prints
+        self._log_start = 0  # where in the log the present request begins
+        self._finalizer: weakref.finalize[..., Any] | None = None
+        self._busy = threading.RLock()
+        self._closed = False
+        self.starts = 0  # the state of a worker is that of its latest start
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process, if it runs."""
+        return None if self._process is None else self._process.pid
+
+    def ask(self, request: Mapping[str, Any], timeout: float) -> Answer:
+        """The answer, or {"status": "crash" or "timeout", "reason": ...}, after which the next request goes to a new process."""
+        with self._busy:
+            try:
+                self.start()
+                assert self._connection is not None and self._log is not None
+                self._log_start = os.fstat(self._log.fileno()).st_size
+                self._connection.send_bytes(json.dumps(request).encode())
+                if self._connection.poll(timeout):
+                    return dict(json.loads(self._connection.recv_bytes()))
+                self._kill()
+                return {"status": "timeout", "reason": f"no answer within {timeout:g} s"}
+            except (EOFError, ConnectionError):
+                return {"status": "crash", "reason": self._exit_reason()}
+            except BaseException as error:
+                self._kill()  # nobody waits for its answer any more
+                if not isinstance(error, Exception):
+                    raise
+                if self._closed:  # by another thread, which made this fail
+                    raise WorkerError("this process was closed") from error
+                return {"status": "error", "reason": reason_of(error)}
+
+    def start(self) -> None:
+        """Start the process if it does not run. Raises `WorkerError` if it does not come up, or was closed."""
+        if self._closed:
+            raise WorkerError("this process was closed")
+        if self._process is not None and self._process.poll() is None:
+            return
+        self._kill()
+        paths = [str(Path(tcomp.__file__).parents[1]), *(p or os.getcwd() for p in sys.path)]
+        environment = {**os.environ, **_ONE_THREAD, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
+        ours, theirs = socket.socketpair()
+        self._connection = Connection(ours.detach())
+        with theirs:
+            self._process = subprocess.Popen(
+                [*self._command, json.dumps({**self._options, "socket": theirs.fileno()})], pass_fds=[theirs.fileno()], env=environment,
+                stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, start_new_session=True,
+            )  # fmt: skip
+        self._finalizer = weakref.finalize(self, _kill_group, self._process)
+        self.starts, self._log_start = self.starts + 1, 0
+        with suppress(EOFError, ConnectionError):
+            if self._connection.poll(_START):
+                self._connection.recv_bytes()  # it is ready
+                return
+        raise WorkerError("a process for autotuning does not start", why=self._exit_reason(), where=" ".join(self._command))
+
+    def close(self) -> None:
+        """End the process, whatever it is doing; further requests raise `WorkerError`. May be called from any thread."""
+        self._closed = True
+        if (finalizer := self._finalizer) is not None:
+            finalizer()
+        with self._busy:  # whoever is asking has seen the socket close by now
+            self._kill()
+
+    def _kill(self) -> None:
+        finalizer, connection, log = self._finalizer, self._connection, self._log
+        self._process = self._finalizer = self._connection = self._log = None
+        if finalizer is not None:
+            finalizer()
+        for open_end in (connection, log):
+            if open_end is not None:
+                open_end.close()
+
+    def _exit_reason(self) -> str:
+        """The status of a process that closed its socket, and the end of what it printed since it was asked."""
+        process, log = self._process, self._log
+        if process is None or log is None:
+            return "it was closed"
+        try:
+            status = process.wait(5)
+        except subprocess.TimeoutExpired:
+            status = 0
+        end = os.fstat(log.fileno()).st_size
+        begin = max(self._log_start, end - _QUOTED)
+        printed = " ".join(os.pread(log.fileno(), end - begin, begin).decode(errors="replace").split())
+        self._kill()
+        ended = f"killed by {_signal_name(-status)}" if status < 0 else f"exit status {status}"
+        return f"{ended}; {printed}" if printed else ended
+
+
+class WorkerError(TcompError):
+    """A process that autotuning needs cannot be started, or was closed."""
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+# ---------------------------------------------------------------- in the worker
+
+
+def serve(handle: Callable[[Answer], Answer], ready: Callable[[], object] = lambda: None) -> None:
+    """Be a worker: answer requests until the socket is closed. What `handle` raises is an answer as well ("memory" or "error"). `ready` is
+    called first; if it raises a `TcompError`, the process ends."""
+    options = json.loads(sys.argv[1])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever is asking decides when to end
+    connection: Connection = Connection(options["socket"])
+    for limit, value in ((resource.RLIMIT_AS, options["memory"]), (resource.RLIMIT_FSIZE, _LOG_LIMIT), (resource.RLIMIT_CORE, 0)):
+        if value is not None:
+            _, hard = resource.getrlimit(limit)
+            resource.setrlimit(limit, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+    if options["cpus"]:
+        with suppress(OSError):
+            os.sched_setaffinity(0, options["cpus"])
+    try:
+        ready()
+    except TcompError as error:
+        sys.exit(reason_of(error))
+    requests: SimpleQueue[bytes] = SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, requests), daemon=True).start()
+    connection.send_bytes(b"{}")
+    while True:
+        request = json.loads(requests.get())
+        try:
+            answer = handle(request)
+        except MemoryError as error:
+            answer = {"status": "memory", "reason": str(error) or "out of memory"}
+        except Exception as error:  # noqa: BLE001  whatever it is, the candidate caused it
+            answer = {"status": "error", "reason": reason_of(error)}
+        connection.send_bytes(json.dumps(answer).encode())
+
+
+def _receive(connection: Connection, requests: SimpleQueue[bytes]) -> None:
+    """Read requests as they come, also while one is worked on: so the end of the socket is noticed, and ends this process."""
+    with suppress(EOFError, OSError):
+        while True:
+            requests.put(connection.recv_bytes())
+    os._exit(0)
+
+
+def reason_of(error: BaseException) -> str:
+    """Why something failed, in one line."""
+    said = f"{error.what}: {error.why}" if isinstance(error, TcompError) and error.why else str(error)
+    named = said if isinstance(error, TcompError) else f"{type(error).__name__}: {said}"
+    return " ".join(named.split())[:500]
