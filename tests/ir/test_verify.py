@@ -40,7 +40,7 @@ def refused(check, argument, message):
         (E.unary("exp", P[I]), "`exp` is not defined for int32"),
         (E.unary("popcount", X[I, J]), "`popcount` is not defined for float32"),
         (_make("fma", "float32", (X[I, J],)), r"`fma` of \(float32\) gives float32"),
-        (_make("add", "float32", ()), r"`add` of \(\) gives float32"),
+        (_make("select", "float32", ()), r"`select` of \(\) gives float32"),
         (_make("neg", "int64", (X[I, J],)), r"`neg` of \(float32\) gives int64"),
         (_make("frob", "int64", (I,)), "unknown operator `frob`"),
         (_make("const", "int8", (), 300), "the constant 300 is no int8"),
