@@ -16,9 +16,9 @@ from fractions import Fraction
 from functools import cache
 from math import frexp, ldexp
 
-DIGITS = {"float32": 24, "float64": 53}
+DIGITS = {"float32": 24, "float64": 53}  # bits of a significand (IEEE 754)
 SLACK = Fraction(1, 1 << 21)  # of a unit in the last place, in float32; by far less in float64
-LARGEST = 60  # the exponent of divisors, up or down: 1 / c and its parts are normal numbers
+MAX_EXPONENT = 60  # the exponent of divisors, up or down: 1 / c and its parts are normal numbers
 
 
 @cache
@@ -26,7 +26,7 @@ def reciprocal(divisor: float, dtype: str) -> tuple[float, float] | None:
     """(high, low) for a divisor, `low` being 0 where its reciprocal is a float; None if x * 1 / c is not always x / c rounded."""
     digits = DIGITS[dtype]
     fraction, exponent = frexp(abs(divisor))
-    if not 0.5 <= fraction < 1 or abs(exponent) > LARGEST:  # 0, NaN, infinite or far away
+    if not 0.5 <= fraction < 1 or abs(exponent) > MAX_EXPONENT:  # 0, NaN, infinite or far away
         return None
     c = int(ldexp(fraction, digits))
     exact = Fraction(1 << digits, c)  # the reciprocal of `fraction`, above 1

@@ -63,6 +63,7 @@ class _Symbol:
 
     @property
     def address(self) -> int:
+        """The address in the shared object, once it is laid out."""
         assert self.section is not None
         return self.section.address + self.value
 
@@ -359,6 +360,7 @@ class _Linker:
             _DYN.pack_into(out[".dynamic"].data, index * _DYN.size, *tag)
 
     def emit(self, number: int) -> bytes:
+        """The bytes of the shared object for an ELF machine number."""
         segments = self._lay_out()
         self._relocate()
         relative = self._relocate_at_load()
@@ -416,6 +418,7 @@ class _Strings:
         self.at: dict[str, int] = {"": 0}
 
     def add(self, text: str) -> int:
+        """The offset of a string, which is appended if it is new."""
         if text not in self.at:
             self.at[text] = len(self.data)
             self.data += text.encode() + b"\0"
@@ -539,11 +542,13 @@ class _Reader:
         self.names = self.cut(*self.headers[names_at][4:6])
 
     def cut(self, offset: int, size: int) -> bytes:
+        """Bytes of the file, checked to lie inside."""
         if offset + size > len(self.data):
             _malformed(self.where, f"{size} bytes at offset {offset} lie outside the file of {len(self.data)} bytes")
         return self.data[offset : offset + size]
 
     def text(self, table: bytes, offset: int) -> str:
+        """A name in a string table."""
         end = table.find(b"\0", offset)
         if end < 0:
             _malformed(self.where, "a name lies outside its string table")
@@ -553,6 +558,7 @@ class _Reader:
             _malformed(self.where, "a name is not UTF-8")
 
     def object(self) -> _Object:
+        """All that is linked of the object."""
         sections = [self.section(*header) for header in self.headers]
         tables = [index for index, header in enumerate(self.headers) if header[1] == _SYMTAB]
         if len(tables) > 1 or any(header[1] == _RELTAB for header in self.headers):
@@ -586,6 +592,7 @@ class _Reader:
         return _Section(f"{self.where}, section {name}", output, content, size, align)
 
     def symbols(self, table: int, sections: Sequence[_Section | None]) -> Iterator[_Symbol]:
+        """The symbols of a table, checked."""
         offset, size, strings_at = self.headers[table][4:7]
         if size % _SYM.size or strings_at >= len(self.headers):
             _malformed(self.where, "bad symbol table")

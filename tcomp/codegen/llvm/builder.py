@@ -31,6 +31,7 @@ class Value(NamedTuple):
 
 
 def symbol(name: str) -> str:
+    """The name of a function in LLVM IR. Raises `CodegenError` for a name that an object file cannot hold."""
     if not re.fullmatch(r"[\w.$-]+", name):
         raise CodegenError(f"`{name}` is no name for a kernel", hint="letters, digits, `_`, `.`, `-`")
     return f'@"{name}"'
@@ -38,6 +39,7 @@ def symbol(name: str) -> str:
 
 @functools.cache
 def literal(value: Any, dtype: str, native_half: bool) -> str:
+    """A constant in LLVM IR, rounded to its type."""
     if dtype == "bool":
         return "true" if value else "false"
     if not is_float(dtype):
@@ -53,6 +55,7 @@ def literal(value: Any, dtype: str, native_half: bool) -> str:
 
 @functools.cache
 def iota(lanes: int, type_: str, scale: int = 1) -> str:
+    """The vector literal 0, scale, 2 * scale, ..."""
     return "<" + ", ".join(f"{type_} {n * scale}" for n in range(lanes)) + ">"
 
 
@@ -83,6 +86,7 @@ class Module:
         self._types: dict[tuple[str, int], str] = {}
 
     def text(self) -> str:
+        """The module as text: functions, declarations, attributes."""
         target = self.target
         attributes = [
             "nounwind",
@@ -108,6 +112,7 @@ class Module:
         return found
 
     def memory_type(self, dtype: str, lanes: int = 1) -> str:
+        """The LLVM type of a value in memory: a bool is a byte there."""
         return self.type("uint8" if dtype == "bool" else dtype, lanes)
 
 
@@ -125,25 +130,31 @@ class Builder:
     # ------------------------------------------------------------ text
 
     def text(self, header: str) -> str:
+        """The function as text, behind its header."""
         return "\n".join([header + " {", "entry:", *self.slots, *self.lines, "}"])
 
     def line(self, text: str) -> None:
+        """Add an instruction without a result."""
         self.lines.append("  " + text)
 
     def op(self, text: str) -> str:
+        """Add an instruction; returns its result."""
         self.count += 1
         ref = f"%v{self.count}"
         self.lines.append(f"  {ref} = {text}")
         return ref
 
     def shuffle(self, type_: str, a: str, b: str, picks: Sequence[int]) -> str:
+        """Pick lanes of two vectors of one type."""
         return self.op(f"shufflevector {type_} {a}, {type_} {b}, <{len(picks)} x i32> <{', '.join(f'i32 {p}' for p in picks)}>")
 
     def label(self, hint: str) -> str:
+        """A name for a new basic block."""
         self.count += 1
         return f"{hint}{self.count}"
 
     def start(self, label: str) -> None:
+        """Begin a basic block."""
         self.lines.append(f"{label}:")
         self.block = label
 
@@ -165,6 +176,7 @@ class Builder:
         self.scopes.pop()
 
     def find(self, key: Any) -> Value | None:
+        """What has been computed under a key, and is known here."""
         for scope in reversed(self.scopes):
             found: Value | None = scope.get(key)
             if found is not None:
@@ -199,12 +211,15 @@ class Builder:
         return lanes, [v.ref if v.lanes == lanes else self.spread(v, lanes) for v in values]
 
     def both(self, a: Value | None, b: Value) -> Value:
+        """Both conditions; `None` is one that always holds."""
         return b if a is None else self.arithmetic("and", [a, b], "bool")
 
     def negated(self, a: Value) -> Value:
+        """The opposite of a condition."""
         return self.arithmetic("xor", [a, Value("true", "bool")], "bool")
 
     def arithmetic(self, op: str, args: Sequence[Value], dtype: str) -> Value:
+        """An operator on two values of the type of its result."""
         lanes, refs = self.alike(*args)
         type_ = self.module.type(dtype, lanes)
         a, b = refs
@@ -216,6 +231,7 @@ class Builder:
         return Value(self.op(f"{names[op]} {type_} {a}, {b}"), dtype, lanes)
 
     def extremum(self, op: str, args: Sequence[Value], a: str, b: str, dtype: str, lanes: int) -> str:
+        """`min` and `max`: NaN where either float is."""
         type_, bits = self.module.type(dtype, lanes), self.module.type("bool", lanes)
         if not is_float(dtype):
             sign = "s" if dtype in SIGNED else "u"
@@ -226,10 +242,11 @@ class Builder:
         if args[0].ref[0] != "%" and not any(nan in args[0].ref for nan in ("7FF8", "H7E0")):
             less = self.op(f"fcmp {'olt' if op == 'min' else 'ogt'} {type_} {a}, {b}")  # (c < x) ? c : x is one instruction, and gives x when it is NaN
             return self.op(f"select {bits} {less}, {type_} {a}, {type_} {b}")
-        # Either zero will do. Whether the first operand is NaN is asked: not that which was folded so far, or each step would wait for it.
+        # Either zero will do. The test is whether the first operand is NaN: not the running result, or each step would wait for it.
         return self.call("minimum" if op == "min" else "maximum", type_, (type_, b), (type_, a), flags="nsz ")
 
     def unary(self, op: str, a: Value) -> Value:
+        """An operator on one value."""
         dtype, lanes, ref = a.dtype, a.lanes, a.ref
         type_ = self.module.type(dtype, lanes)
         if op in _INTRINSICS:
@@ -259,6 +276,7 @@ class Builder:
         raise CodegenError(f"`{op}` of {dtype} cannot be compiled", where=self.module.name)
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
+        """a * b + c, rounded once."""
         lanes, refs = self.alike(a, b, c)
         type_ = self.module.type(a.dtype, lanes)
         return Value(self.call("fma", type_, *((type_, r) for r in refs)), a.dtype, lanes)
@@ -285,6 +303,7 @@ class Builder:
         return Value(parts[0], a.dtype, lanes)
 
     def compare(self, op: str, a: Value, b: Value) -> Value:
+        """A comparison, as a bool for each lane."""
         lanes, (x, y) = self.alike(a, b)
         type_ = self.module.type(a.dtype, lanes)
         of_floats, of_integers = _COMPARE[op]
@@ -294,6 +313,7 @@ class Builder:
         return Value(self.op(f"icmp {sign}{of_integers} {type_} {x}, {y}"), "bool", lanes)
 
     def choose(self, test: Value, a: Value, b: Value) -> Value:
+        """The lanes of `a` where a condition holds, else those of `b`."""
         lanes, (x, y) = self.alike(a, b)
         if lanes < test.lanes:
             x, y, lanes = self.spread(a, test.lanes), self.spread(b, test.lanes), test.lanes
@@ -335,6 +355,7 @@ class Builder:
         return Value(self.op(f"select {bits} {zero}, {type_} zeroinitializer, {type_} {result}"), dtype, lanes)
 
     def divide_by_constant(self, e: Expr, a: Value, c: int, unsigned: bool, hi: int | None) -> Value:
+        """Integer quotients and remainders by a constant, which need fewer tests."""
         dtype, lanes, remainder = e.dtype, a.lanes, e.op in ("mod", "truncmod")
         if c == 0 or (c == -1 and remainder):
             return Value("0", dtype)
@@ -357,6 +378,7 @@ class Builder:
         return Value(result, dtype, lanes)
 
     def shift(self, e: Expr, a: Value, b: Value) -> Value:
+        """Shifts; by the width or more they give 0, or the sign."""
         dtype, bits = e.dtype, BITS[e.dtype]
         op = "shl" if e.op == "shl" else "ashr" if dtype in SIGNED else "lshr"
         lanes, (x, y) = self.alike(a, b)
@@ -374,6 +396,7 @@ class Builder:
     # ------------------------------------------------------------ conversions
 
     def cast(self, a: Value, dtype: str) -> Value:
+        """A conversion of values, saturating from floats to integers."""
         source, lanes, x = a.dtype, a.lanes, a.ref
         old, new = self.module.type(source, lanes), self.module.type(dtype, lanes)
         if dtype == "bool":
@@ -436,9 +459,11 @@ class Builder:
         return self.spread(Value(literal(float(n), like.dtype, False), like.dtype), like.lanes)
 
     def either(self, test: str, type_: str, first: str, second: str, lanes: int) -> str:
+        """The instruction `select`, of operands that have been spelled."""
         return self.op(f"select {self.module.type('bool', lanes)} {test}, {type_} {first}, {type_} {second}")
 
     def convert_float(self, a: Value, dtype: str) -> Value:
+        """A float of another width; 16 bits go through LLVM's `half`."""
         lanes, ref = a.lanes, a.ref
         half = "half" if lanes == 1 else f"<{lanes} x half>"
         old, new = (half if d == "float16" else self.module.type(d, lanes) for d in (a.dtype, dtype))
@@ -450,6 +475,7 @@ class Builder:
         return Value(ref, dtype, lanes)
 
     def bitcast(self, a: Value, dtype: str) -> Value:
+        """The same bits as another type of that width."""
         if BITS[a.dtype] != BITS[dtype]:
             raise CodegenError(f"bitcast of {a.dtype} to {dtype}", where=self.module.name, why="the widths differ")
         old, new = self.module.type(a.dtype, a.lanes), self.module.type(dtype, a.lanes)

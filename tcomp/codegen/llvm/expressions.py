@@ -25,9 +25,9 @@ from tcomp.ir.loops import Buffer, Stmt
 from tcomp.ir.simplify import Linear, difference, from_linear, linear, prove, simplify
 from tcomp.target import Target
 
-MAX_LANES = 64
+MAX_LANES = 64  # of a vectorized loop: bytes of the widest vector register
 EXACT = 1 << 16  # integers of at most that size, and sums of a few, are exact in float32
-ALIGN = 64  # of stack slots
+ALIGN = 64  # bytes: of stack slots, as the widest vector register
 
 
 class Address(NamedTuple):
@@ -134,11 +134,13 @@ class Expressions(Builder):
     # ------------------------------------------------------------ scopes
 
     def bind(self, v: Expr, value: Value) -> None:
+        """Give a variable its value; the innermost loop is bound last."""
         self.bound[v] = value
         self.depth[v] = len(self.depth)
 
     @contextmanager
     def masked(self, mask: Value | None) -> Iterator[None]:
+        """Within, only some lanes are active."""
         before, self.mask = self.mask, mask
         with self.scope():
             yield
@@ -161,6 +163,7 @@ class Expressions(Builder):
     # ------------------------------------------------------------ loads
 
     def read(self, e: Expr) -> Value:
+        """The value of a read, which active lanes alone make where it may lie outside of its buffer."""
         buffer = e.attr
         address = self.address(buffer, e.args)
         together = self.lane is None or address.shared
@@ -191,6 +194,7 @@ class Expressions(Builder):
         return buffer in self.private and address.offset is not None and address.stride == 1 and address.indices is None
 
     def load(self, buffer: Buffer, address: Address) -> Value:
+        """What lies at an address, for all lanes."""
         scalar = self.lane is None or address.shared
         lanes = 1 if scalar else self.lanes
         type_ = self.module.memory_type(buffer.dtype, lanes)
@@ -258,12 +262,14 @@ class Expressions(Builder):
         return result
 
     def pointer_vector(self, buffer: Buffer, address: Address) -> str:
+        """The addresses of all lanes."""
         index = address.indices or iota(self.lanes, "i64", address.stride)
         return self.op(f"getelementptr {self.module.memory_type(buffer.dtype)}, ptr {address.pointer}, <{self.lanes} x i64> {index}")
 
     # ------------------------------------------------------------ addresses
 
     def address(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Address:
+        """Where the elements of an access lie."""
         form = self.form(buffer, indices)
         offset, stride = form.offset, 0
         shared: list[tuple[tuple[Expr, ...], int]] = []
@@ -291,6 +297,7 @@ class Expressions(Builder):
         return Address(self.pointer(buffer, tuple(shared), offset), stride, index, align, None if shared else offset)
 
     def varies(self, monomial: tuple[Expr, ...]) -> bool:
+        """Whether a product of atoms differs between the lanes."""
         return self.lane is not None and any(self.lane in self.module.variables(a) for a in monomial)
 
     def form(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Form:
@@ -313,6 +320,7 @@ class Expressions(Builder):
         return form
 
     def sorted_form(self, terms: Linear, buffer: Buffer | None) -> Form:
+        """A linear form with its terms in the order of the loops."""
         if buffer is not None and buffer in self.module.per_lane:
             lane, lanes = self.module.per_lane[buffer]
             terms = {m: c * lanes for m, c in terms.items()}
@@ -345,6 +353,7 @@ class Expressions(Builder):
         return ref
 
     def keep(self, key: Any, value: Value, sources: Iterable[Expr]) -> None:
+        """Memoise a value until a buffer that its sources read is written."""
         self.scopes[-1][key] = value
         for source in sources:
             for buffer in self.module.buffers(source):
@@ -359,6 +368,7 @@ class Expressions(Builder):
         return result if c == 1 else self.arithmetic("mul", [result, Value(str(c), INDEX)], INDEX)
 
     def index_vector(self, terms: Sequence[tuple[tuple[Expr, ...], int]], stride: int) -> str:
+        """The sum of terms that differ between lanes, as a vector of 64-bit integers."""
         result = Value(iota(self.lanes, "i64", stride), INDEX, self.lanes) if stride else None
         for monomial, c in terms:
             part = self.scaled(monomial, c)
@@ -376,6 +386,7 @@ class Expressions(Builder):
         return simplify(substitute(e, known)) if known else e
 
     def scalar(self, e: Expr, what: str) -> str:
+        """A value that all lanes share. Raises `CodegenError` where they differ."""
         value = self.value(e)
         if value.lanes != 1:
             assert self.lane is not None
@@ -383,6 +394,7 @@ class Expressions(Builder):
         return value.ref
 
     def value(self, e: Expr) -> Value:
+        """The value of an expression here, computed if it is not known."""
         key = self.key(e)
         found = self.find(key)
         if found is not None:
@@ -419,6 +431,7 @@ class Expressions(Builder):
         return near if shift + offset == 0 else self.arithmetic("add", [near, moved], "float32")
 
     def compute(self, e: Expr) -> Value:
+        """The instructions of an operator, operands first."""
         match e.op:
             case "const":
                 return Value(literal(e.attr, e.dtype, self.module.native_half), e.dtype)
@@ -458,6 +471,7 @@ class Expressions(Builder):
         return self.arithmetic(e.op, args, e.dtype)
 
     def variable(self, v: Expr) -> Value:
+        """The value of a variable: a constant where its loop is unrolled."""
         known = self.constants.get(v)
         if known is not None:
             return Value(str(known), v.dtype)
@@ -493,6 +507,7 @@ class Expressions(Builder):
         return Value(self.op(f"icmp {test} <{self.lanes} x i32> {lanes}, {vector}"), "bool", self.lanes)
 
     def select(self, e: Expr) -> Value:
+        """A choice: both sides are computed unless that might fault."""
         cond = self.fold(e.args[0])
         if cond.op == "const":
             return self.value(e.args[1] if cond.attr else e.args[2])
@@ -509,6 +524,7 @@ class Expressions(Builder):
         return self.choose(test, a, b)
 
     def select_by_branch(self, test: Value, a: Expr, b: Expr) -> Value:
+        """A choice whose sides are computed only if they are wanted."""
         yes, no, end = self.label("then"), self.label("else"), self.label("end")
         self.line(f"br i1 {test.ref}, label %{yes}, label %{no}")
         outer, sides = self.lines, []

@@ -5,8 +5,8 @@
 The text follows the loop program statement by statement; nothing is left to LLVM's vectorizers or unroller:
 
 - An *unrolled* loop is emitted once per iteration with its variable a known constant (`constants`).
-- In a *vectorized* loop a condition that differs between lanes becomes a mask; see `llvm_expressions` on values and addresses.
-- A *parallel* loop becomes a function of its own, `body(closure, begin, end)`, called through the pool, whose first field is
+- In a *vectorized* loop a condition that differs between lanes becomes a mask; see `expressions` on values and addresses.
+- A *parallel* loop becomes a function of its own, `body(closure, begin, end)`, called through the thread pool, whose first field is
   `void parallel_for(ptr pool, ptr body, ptr closure, i64 extent)`. A null pool runs it in place. Parallel loops inside are serial.
 - A buffer of scope *register* is a stack slot in the entry block. Every access to a tile whose indices are known is at a
   constant offset with one vector type, which lets LLVM promote it to SSA values, so that accumulators stay in registers over
@@ -41,7 +41,7 @@ from tcomp.ir.instruction import VectorOp, match
 from tcomp.ir.loops import Buffer, Kernel, Stmt
 from tcomp.target import Target
 
-MAX_OPERATIONS = 1 << 12  # of one instruction
+MAX_OPERATIONS = 1 << 12  # intrinsics that one instruction of a program may become: code beyond takes LLVM minutes
 
 
 def emit_kernel(kernel: Kernel, target: Target, over: Collection[tuple[Buffer, Buffer]] = ()) -> str:
@@ -59,6 +59,7 @@ class KernelModule(KernelFacts):
     overlapping: frozenset[Buffer] = frozenset()
 
     def parameter(self, buffer: Buffer, ref: str, written: bool) -> str:
+        """A pointer parameter with what is known of its memory."""
         return f"ptr{'' if buffer in self.overlapping else ' noalias'} nonnull{'' if written else ' readonly'} {ref}"
 
     def define(self, kernel: Kernel, linkage: str = "") -> None:
@@ -97,6 +98,7 @@ class Function(Expressions):
     # ------------------------------------------------------------ statements
 
     def statement(self, s: Stmt) -> None:
+        """Emit a statement."""
         match s:
             case L.Block(stmts):
                 for inner in stmts:
@@ -123,6 +125,7 @@ class Function(Expressions):
                 raise CodegenError(f"a {type(s).__name__} cannot be compiled for a CPU", where=self.module.name)
 
     def loop(self, s: L.For) -> None:
+        """Emit a loop by its kind; those of one iteration vanish."""
         extent = self.extent(s.extent)
         known = int(extent.attr) if extent.op == "const" else None
         if known is not None and known <= 0:
@@ -152,9 +155,11 @@ class Function(Expressions):
             self.vectorized(s, known)
 
     def extent(self, extent: Dim) -> Expr:
+        """An extent with the known constants put in."""
         return self.fold(as_expr(extent))
 
     def serial(self, s: L.For, extent: Expr, known: int | None) -> None:
+        """A loop that is a loop in LLVM IR."""
         self.forget(self.module.written(s.body))
         count = self.scalar(extent, f"the extent of loop `{s.var.name}`")
         head, end = self.label("loop"), self.label("end")
@@ -191,6 +196,7 @@ class Function(Expressions):
         self.start(end)
 
     def vectorized(self, s: L.For, lanes: int) -> None:
+        """A loop whose iterations are the lanes of vectors."""
         if self.lane is not None:
             raise CodegenError(f"vectorized loop `{s.var.name}` inside vectorized loop `{self.lane.name}`", where=self.module.name)
         if lanes > MAX_LANES or lanes & (lanes - 1):
@@ -206,6 +212,7 @@ class Function(Expressions):
         self.lane, self.lanes = None, 1
 
     def branch(self, cond: Expr, then: Stmt, otherwise: Stmt | None) -> None:
+        """A condition: a branch, or a mask where lanes differ."""
         cond = self.fold(cond)
         if cond.op == "const":
             chosen = then if cond.attr else otherwise
@@ -248,6 +255,7 @@ class Function(Expressions):
         return active[0] if len(active) == 1 else None
 
     def repeat(self, cond: Expr, body: Stmt) -> None:
+        """A while loop."""
         self.forget(self.module.written(body))
         head, inside, end = self.label("while"), self.label("do"), self.label("end")
         self.line(f"br label %{head}")
@@ -261,6 +269,7 @@ class Function(Expressions):
         self.start(end)
 
     def allocate(self, buffer: Buffer) -> None:
+        """A temporary on the stack, which LLVM keeps in registers where it can."""
         where = f"{self.module.name}: {buffer!r}"
         size = 1
         for d in buffer.shape:
@@ -294,6 +303,7 @@ class Function(Expressions):
     # ------------------------------------------------------------ instructions
 
     def instruction(self, s: L.Call) -> None:
+        """A machine instruction, once for each iteration of the loops outside of its registers."""
         instruction, op = s.instruction, s.instruction.emission
         where = f"{self.module.name}: {instruction.name}"
         if not isinstance(op, VectorOp) or not any(map(self.target.has, instruction.features)):
@@ -396,6 +406,7 @@ class Function(Expressions):
         return symbol(name + ".body"), [(type_, ref) for type_, ref, _ in captured]
 
     def parallel(self, s: L.For, extent: Expr) -> None:
+        """Call the body of a parallel loop through the thread pool, or in place without one."""
         body, captured = self.outlined(s)
         self.count += 1
         closure = f"%c{self.count}"
@@ -421,6 +432,7 @@ class Function(Expressions):
     # ------------------------------------------------------------ stores
 
     def store(self, s: Stmt, buffer: Buffer, indices: tuple[Expr, ...], value: Expr, streamed: bool) -> None:
+        """Store a value, in all lanes."""
         address = self.address(buffer, indices)
         if self.lane is not None and address.shared:
             stored = self.value(value)
@@ -455,11 +467,12 @@ class Function(Expressions):
         self.start(end)
 
     def accumulate(self, s: Stmt, buffer: Buffer, indices: tuple[Expr, ...], value: Expr, reducer: E.Reducer) -> None:
+        """Add to an element, by a fused multiply-add where the target has it."""
         address = self.address(buffer, indices)
         if self.lane is not None and address.shared:
-            return self.across(s, buffer, address, value, reducer)
+            return self.reduce_lanes(s, buffer, address, value, reducer)
         if self.lane is not None and not self.distinct(buffer, indices, address):
-            return self.lane_by_lane(s)  # lanes may meet in one element: in order
+            return self.lane_by_lane(s)  # lanes may share an element: in order
         sums = reducer.combine.op == "add" and set(reducer.combine.args) == {reducer.lhs, reducer.rhs}
         native = value.dtype in ("float32", "float64") or (value.dtype == "float16" and self.module.native_half)
         if sums and native and self.target.fma and value.op == "mul" and s is not self.chain:
@@ -472,20 +485,20 @@ class Function(Expressions):
         self.write(buffer, address, new)
         self.forget((buffer,))
 
-    def across(self, s: Stmt, buffer: Buffer, address: Address, value: Expr, reducer: E.Reducer) -> None:
-        """All lanes meet in one element: folded in halves, as a binary tree (schedules ask for it by `reassociate`)."""
+    def reduce_lanes(self, s: Stmt, buffer: Buffer, address: Address, value: Expr, reducer: E.Reducer) -> None:
+        """All lanes accumulate into one element: combined in halves, as a binary tree (schedules ask for it by `reassociate`)."""
         if value.dtype == "bool":
             return self.lane_by_lane(s)
         lane, lanes, mask = self.lane, self.lanes, self.mask
-        folded = Value(self.spread(self.value(value), lanes), value.dtype, lanes)
+        reduced = Value(self.spread(self.value(value), lanes), value.dtype, lanes)
         if mask is not None:
-            folded = self.choose(mask, folded, self.value(reducer.identity))
+            reduced = self.choose(mask, reduced, self.value(reducer.identity))
         self.lane, self.mask = None, None
-        while folded.lanes > 1:
-            width = folded.lanes // 2
-            halves = [self.half(folded, start, width) for start in (0, width)]
-            folded = self.combined(reducer, *halves)
-        self.write(buffer, address, self.combined(reducer, self.load(buffer, address), folded))
+        while reduced.lanes > 1:
+            width = reduced.lanes // 2
+            halves = [self.half(reduced, start, width) for start in (0, width)]
+            reduced = self.combined(reducer, *halves)
+        self.write(buffer, address, self.combined(reducer, self.load(buffer, address), reduced))
         self.lane, self.mask = lane, mask
         self.forget((buffer,))
 
@@ -497,6 +510,7 @@ class Function(Expressions):
         return Value(self.shuffle(type_, value.ref, "poison", range(start, start + width)), value.dtype, width)
 
     def combined(self, reducer: E.Reducer, old: Value, term: Value) -> Value:
+        """What a reducer makes of two values."""
         with self.scope():
             self.bound[reducer.lhs], self.bound[reducer.rhs] = old, term
             new = self.value(reducer.combine)
@@ -535,6 +549,7 @@ class Function(Expressions):
         self.lane, self.lanes, self.mask = lane, lanes, mask
 
     def write(self, buffer: Buffer, address: Address, value: Value, how: str = "") -> None:
+        """Store to an address, in the lanes that are active."""
         scalar = self.lane is None or address.shared
         lanes = 1 if scalar else self.lanes
         type_ = self.module.memory_type(buffer.dtype, lanes)

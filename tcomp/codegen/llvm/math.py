@@ -212,6 +212,7 @@ class _Float:
         self.int, self.mantissa, self.bias = ("int32", 23, 127) if dtype == "float32" else ("int64", 52, 1023)
 
     def c(self, value: float) -> Expr:
+        """A constant of this type."""
         return const(value, self.dtype)
 
     def mad(self, a: Expr, b: Expr | float, c: Expr | float) -> Expr:
@@ -227,6 +228,7 @@ class _Float:
         return result
 
     def ratio(self, x: Expr, numerator: Sequence[float], denominator: Sequence[float]) -> Expr:
+        """A quotient of polynomials."""
         return self.polynomial(x, numerator) / self.polynomial(x, denominator)
 
     def odd(self, x: Expr, square: Expr, coefficients: tuple[Sequence[float], Sequence[float]]) -> Expr:
@@ -234,6 +236,7 @@ class _Float:
         return self.mad(x * square, self.ratio(square, *coefficients), x)
 
     def bits(self, x: Expr) -> Expr:
+        """The bits as an integer."""
         return bitcast(x, self.int)
 
     def with_sign(self, size: Expr, sign: Expr) -> Expr:
@@ -258,6 +261,7 @@ class _Float:
     # ------------------------------------------------------------ rounding, division
 
     def rounded(self, op: str, x: Expr) -> Expr:
+        """`floor`, `ceil`, `round` or `trunc` without an instruction for it."""
         big = 2.0**self.mantissa  # from here on every number is an integer
         size = apply("abs", x)
         near = self.with_sign((size + big) - big, x)
@@ -271,6 +275,7 @@ class _Float:
         return select(size < big, self.with_sign(near, x), x)
 
     def by_constant(self, x: Expr, y: Expr) -> Expr | None:
+        """Division by a constant without a divider; None where that is not exact."""
         parts = reciprocal(float(y.attr), self.dtype)
         if parts is None or not (self.target.fma or parts[1] == 0):
             return None
@@ -345,6 +350,7 @@ class _Float:
         return select(tiny, zero, result(select(tiny, zero, x)))
 
     def exp32(self, x: Expr) -> Expr:
+        """exp of float32 (Cephes)."""
         def result(x: Expr) -> Expr:
             x = minimum(x, 89.0)  # beyond: infinity
             n, integer = self.nearest(x, math.log2(math.e))
@@ -383,6 +389,7 @@ class _Float:
         return select((self.c(0) < x) & (x < math.inf), result, special)
 
     def log32(self, x: Expr) -> Expr:
+        """log of float32 (Cephes)."""
         m, n = self.fraction(x)
         f = m - 1.0
         square = f * f
@@ -391,6 +398,7 @@ class _Float:
         return self.log_of_special(x, self.mad(n, 0.693359375, f + y))
 
     def log(self, x: Expr) -> Expr:
+        """log of float64 (fdlibm)."""
         m, n = self.fraction(x)
         f = m - 1.0
         s = f / (f + 2.0)
@@ -415,6 +423,7 @@ class _Float:
     # ------------------------------------------------------------ powers
 
     def power(self, x: Expr, y: Expr) -> Expr:
+        """x ** y."""
         if y.op == "const":
             n = float(y.attr)
             if n.is_integer() and 0 <= n <= 4:
@@ -438,6 +447,7 @@ class _Float:
         return select(equal(y, 0.0) | equal(x, 1.0), self.c(1.0), result)
 
     def power64(self, size: Expr, y: Expr) -> Expr:
+        """size ** y of float64, for size >= 0."""
         hi, lo = self.log_twice(size)
         plain = self.log_of_special(size, hi)
         product, error = self.two_product(y, hi)
@@ -449,21 +459,25 @@ class _Float:
     # ------------------------------------------------------------ hyperbolic functions, erf
 
     def tanh32(self, x: Expr) -> Expr:
+        """tanh of float32 (Eigen)."""
         y = maximum(minimum(x, 7.90531110763549805), -7.90531110763549805)  # beyond, the result rounds to 1
         square = y * y
         return select(apply("abs", x) < 0.0004, x, y * self.polynomial(square, _TANH32[0]) / self.polynomial(square, _TANH32[1]))
 
     def tanh(self, x: Expr) -> Expr:
+        """tanh of float64 (Cephes)."""
         size, square = apply("abs", x), x * x
         large = 1.0 - 2.0 / (apply("exp", size + size) + 1.0)
         return self.with_sign(select(size < 0.625, self.odd(x, square, _TANH), large), x)
 
     def erf32(self, x: Expr) -> Expr:
+        """erf of float32 (Eigen)."""
         y = maximum(minimum(x, 4.0), -4.0)
         square = y * y
         return y * self.ratio(square, *_ERF32)
 
     def erf(self, x: Expr) -> Expr:
+        """erf of float64 (Cody)."""
         y = minimum(apply("abs", x), 6.0)
         square = y * y
         power = apply("exp", -square)
@@ -475,21 +489,25 @@ class _Float:
         return select(y <= 0.46875, small, self.with_sign(select(y <= 4.0, middle, tail), x))
 
     def sinh(self, x: Expr) -> Expr:
+        """sinh (Cephes)."""
         size, square = apply("abs", x), x * x
         half = self.exp(size, -1)
         return self.with_sign(select(size < 1.0, self.odd(x, square, _SINH), half - 0.25 / half), x)
 
     def cosh(self, x: Expr) -> Expr:
+        """cosh, by half of exp so that it overflows late."""
         half = self.exp(apply("abs", x), -1)
         return half + 0.25 / half
 
     def asinh(self, x: Expr) -> Expr:
+        """asinh (Cephes)."""
         size, square = apply("abs", x), x * x
         huge = self.c(1e8) < size
         large = apply("log", select(huge, size, size + apply("sqrt", square + 1.0))) + select(huge, self.c(math.log(2)), 0.0)
         return self.with_sign(select(size < 0.5, self.odd(x, square, _ASINH), large), x)
 
     def acosh(self, x: Expr) -> Expr:
+        """acosh (Cephes)."""
         z = x - 1.0
         near = apply("sqrt", z) * self.ratio(z, *_ACOSH)
         huge = self.c(1e8) < x
@@ -497,6 +515,7 @@ class _Float:
         return select(x < 1.0, self.c(math.nan), select(z < 0.5, near, large))
 
     def atanh(self, x: Expr) -> Expr:
+        """atanh (Cephes)."""
         size, square = apply("abs", x), x * x
         large = 0.5 * apply("log", (1.0 + size) / (1.0 - size))
         return self.with_sign(select(size < 0.5, self.odd(x, square, _ATANH), large), x)
@@ -519,16 +538,19 @@ class _Float:
         return select(invalid, self.c(math.nan), sine), select(invalid, self.c(math.nan), cosine), integer
 
     def sin(self, x: Expr) -> Expr:
+        """sin, by the quadrant."""
         sine, cosine, n = self.quadrant(x)
         value = select(equal(n & 1, 0), sine, cosine)
         return select(equal(x, 0.0), x, select(equal(n & 2, 0), value, -value))
 
     def cos(self, x: Expr) -> Expr:
+        """cos, by the quadrant."""
         sine, cosine, n = self.quadrant(x)
         value = select(equal(n & 1, 0), cosine, sine)
         return select(equal((n + 1) & 2, 0), value, -value)
 
     def tan(self, x: Expr) -> Expr:
+        """tan, by the quadrant."""
         sine, cosine, n = self.quadrant(x)
         even = equal(n & 1, 0)
         return select(equal(x, 0.0), x, select(even, sine, -cosine) / select(even, cosine, sine))
@@ -543,11 +565,13 @@ class _Float:
         return size, root, root * z * self.ratio(z, *_ASIN)
 
     def asin(self, x: Expr) -> Expr:
+        """asin (fdlibm)."""
         size, root, tail = self.arcsine_parts(x)
         large = _PI_2_FUSED[0] - (2.0 * (root + tail) - _PI_2_FUSED[1])
         return self.with_nan(size, self.with_sign(select(size < 0.5, root + tail, large), x))
 
     def acos(self, x: Expr) -> Expr:
+        """acos (fdlibm)."""
         size, root, tail = self.arcsine_parts(x)
         value = root + tail
         near_one = select(self.negative(x), math.pi - (2.0 * value - 2 * _PI_2_FUSED[1]), 2.0 * value)
@@ -559,6 +583,7 @@ class _Float:
         return select(size <= 1.0, value, self.c(math.nan))
 
     def atan(self, x: Expr) -> Expr:
+        """atan (Cephes)."""
         size = apply("abs", x)
         large, middle = self.c(2.41421356237309504880) < size, self.c(0.66) < size  # tan(3 pi / 8)
         y = select(large, -1.0 / size, select(middle, (size - 1.0) / (size + 1.0), size))
