@@ -1,7 +1,7 @@
 """Attention: products with a softmax go through each row of scores once, where the scores of one matrix would not stay in near memory.
 
 matmul(softmax(x), v) becomes one operator, `softmax_product`, in which x is read by folds alone. `partition` then computes x in the same
-kernel, and the schedule (`schedules.online`, `schedules.gpu_online`) block by block: no array of queries x keys is stored. Short rows stay
+kernel, and the schedule (`flash_attention`, on CPUs and GPUs) block by block: no array of queries x keys is stored. Short rows stay
 as they are: all of them are near, and one operator after the other has nothing to rescale. So do few rows of a GPU, whose tiles would leave
 it idle: operators of their own divide rows as well.
 

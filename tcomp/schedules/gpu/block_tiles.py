@@ -33,8 +33,8 @@ WGMMA_ARCHITECTURE = "sm_90a"  # the only architecture with `wgmma`
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The axes of the result that move one factor only, by their numbers, and the number of that factor; the reduction that is sliced; the dtype
-    of the `mma` that computes such products, if there is one."""
+    """The axes of the result that move one factor only, by their numbers, and the number of that factor; the reduction that is sliced; the
+    dtype of the `mma` that computes such products, if there is one."""
 
     rows: tuple[int, ...]
     columns: tuple[int, ...]
@@ -64,8 +64,8 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """`depth`: of the slice of the reduction that is staged at a time; `tensor`: the dtype of the instruction that computes it, if one does, and
-    `instruction_threads`: how many threads execute it together (else 1)."""
+    """`depth`: of the slice of the reduction that is staged at a time; `tensor`: the dtype of the instruction that computes it, if one
+    does, and `instruction_threads`: how many threads execute it together (else 1)."""
 
     rows: Side
     columns: Side
@@ -182,7 +182,9 @@ def _candidates(reduction: Nest, product: Product) -> Iterator[Tile]:
         for rows in _sides(product.rows, ty, [(n, n) for n in range(1, 9)]):
             for columns in _sides(product.columns, tx, [(n, n) for n in range(1, 9)]):
                 if 4 <= rows.per_thread * columns.per_thread <= 64:
-                    yield Tile(rows, columns, min(extent_of(product.sliced.extent), 16 if rows.per_thread * columns.per_thread <= 32 else 8), "", 1)
+                    yield Tile(
+                        rows, columns, min(extent_of(product.sliced.extent), 16 if rows.per_thread * columns.per_thread <= 32 else 8), "", 1
+                    )
 
 
 def _wgmma_candidates(product: Product) -> Iterator[Tile]:
@@ -210,12 +212,14 @@ def _sides(axes: tuple[int, ...], threads: int, sizes: Sequence[tuple[int, int]]
 
 
 def _cycles(reduction: Nest, product: Product, tile: Tile, parts: int, target: Target) -> float:
-    """How long the busiest SM computes, if the reduction is divided into parts: of a warp, multiplications of 128 lanes, beside 128 bytes from
-    shared memory, a cycle."""
+    """How long the busiest SM computes, if the reduction is divided into parts: of a warp, multiplications of 128 lanes, beside 128 bytes
+    from shared memory, a cycle."""
     blocks = tile.blocks(reduction) * parts
     waves = -(-blocks // target.gpu.sms) if blocks > target.gpu.sms else 1.5  # a block alone waits more
     length = prod(extent_of(x.extent) for x in reduction.reduction_loops) / parts
-    return (cycles_of_block(reduction, product, tile, target) + SLICE_WAIT / tile.depth) * waves * length + (_split_k_cycles(reduction, parts, target) if parts > 1 else 0)
+    return (cycles_of_block(reduction, product, tile, target) + SLICE_WAIT / tile.depth) * waves * length + (
+        _split_k_cycles(reduction, parts, target) if parts > 1 else 0
+    )
 
 
 def cycles_of_block(reduction: Nest, product: Product, tile: Tile, target: Target) -> float:
@@ -224,19 +228,23 @@ def cycles_of_block(reduction: Nest, product: Product, tile: Tile, target: Targe
 
 
 def _tensor_cycles(tile: Tile, target: Target) -> float:
-    """Of a block, for each element of the reduction: tensor cores, beside fragments of 4 bytes a lane (or what they read themselves, for each
-    instruction), and copies of 128 bytes a cycle."""
+    """Of a block, for each element of the reduction: tensor cores, beside fragments of 4 bytes a lane (or what they read themselves, for
+    each instruction), and copies of 128 bytes a cycle."""
     rows, columns, size = tile.rows, tile.columns, itemsize(tile.tensor)
     warps, wgmma_runs = rows.threads * columns.threads, tile.instruction_threads == WARPGROUP
     multiplies = rows.size * columns.size * size / 2 / target.gpu.tensor / (2 if wgmma_runs else 1)
-    reads = warps * (rows.per_thread + columns.per_thread * (rows.per_thread // tile.instruction_shape[0] if wgmma_runs else 1)) * size / 128
+    reads = (
+        warps * (rows.per_thread + columns.per_thread * (rows.per_thread // tile.instruction_shape[0] if wgmma_runs else 1)) * size / 128
+    )
     return max(multiplies, reads) + 0.25 * min(multiplies, reads) + (rows.size + columns.size) * size / 128
 
 
 def _cycles_of_warp(reduction: Nest, product: Product, tile: Tile) -> float:
     rows, columns = tile.rows, tile.columns
     along = [all_contiguous(r, product.sliced) for r in reads_of(reduction, product)]
-    reads = rows.per_thread * (0.25 if along[0] else 1 / _power_in(rows.per_thread, 4)) + columns.per_thread / _power_in(columns.per_thread, 2)
+    reads = rows.per_thread * (0.25 if along[0] else 1 / _power_in(rows.per_thread, 4)) + columns.per_thread / _power_in(
+        columns.per_thread, 2
+    )
     multiplies = tile.accumulators / 4
     copied = sum(side.size / tile.threads * (0.25 if a else 1) for side, a in zip((rows, columns), along, strict=True))
     return max(multiplies, reads) + 0.25 * min(multiplies, reads) + copied

@@ -3,9 +3,9 @@
     full tiles              a row each thread of a warp, or several, none of whose elements passes a register
     tiles over an edge      by all threads, as slices are otherwise: `specialize` keeps them apart
 
-A slice is copied so if its rows follow the source, in multiples of 16 bytes on both sides. So those of `wgmma` are not: a row of a core matrix
-has 16 bytes. This is an option of a decision, and never the default one: that stays copies by all threads (`cp.async`) before both were measured
-on hardware.
+A slice is copied so if its rows follow the source, in multiples of 16 bytes on both sides. So those of `wgmma` are not: a row of a core
+matrix has 16 bytes. This is an option of a decision, and never the default one: that stays copies by all threads (`cp.async`) before both
+were measured on hardware.
 """
 
 from __future__ import annotations

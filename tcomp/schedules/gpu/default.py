@@ -157,7 +157,9 @@ def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: Target) ->
         return None
     if len(rows) == len(out.loops):
         if len(inside) > 1:
-            together = _fits(s, inside, rows) and all(_longest(n) >= MIN_BLOCK_ROW and contiguous_reduction(n) is not None for n in reductions)
+            together = _fits(s, inside, rows) and all(
+                _longest(n) >= MIN_BLOCK_ROW and contiguous_reduction(n) is not None for n in reductions
+            )
             return "block per row" if together and rows else None
         if find(reductions[0], out, target) is not None:
             return "block tile"

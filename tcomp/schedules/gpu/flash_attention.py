@@ -160,7 +160,8 @@ def _rows_by_threads(rank: int, tile: Tile, lanes: str = "") -> str:
 
 
 def _row(s: Schedule, c: Chain, tile: Tile) -> None:
-    """What is computed for each row. A reduction along the row: by each thread for the elements that it has, then by one for what these have."""
+    """What is computed for each row. A reduction along the row: by each thread for the elements that it has, then by one for what these
+    have."""
     row, name = along(c, -1), c.write.buffer.name
     assert row is not None
     if isinstance(c.write, Accumulate):

@@ -2,8 +2,8 @@
 
 What counts is the structure of the sum: some axes of the result move one factor and not the other (its *rows*), some the other one (its
 *columns*), the rest both (batches). So matrix products, convolutions in any layout, and products of what other operators computed on the
-fly are one family. A block computes a tile of rows x columns over the whole reduction, in slices; `cache_factors` makes the slices, with zeros
-where a tile hangs over an edge, and whatever the factors are: boxes of a matrix, shifted and padded boxes of an image (an implicit
+fly are one family. A block computes a tile of rows x columns over the whole reduction, in slices; `cache_factors` makes the slices, with
+zeros where a tile hangs over an edge, and whatever the factors are: boxes of a matrix, shifted and padded boxes of an image (an implicit
 product of matrices), values computed from either.
 
 A side of a tile runs along one axis (each thread takes neighbouring elements), or along two, as the pixels of an image do: the threads
@@ -36,11 +36,11 @@ from tcomp.schedules.primitives.handles import BufferCopy
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import Target
 
-MAX_UNROLLED = 16  # elements of a slice that a thread multiplies without a test of the loop: more would not fit the instruction cache
+MAX_UNROLLED = 16  # elements of a slice that a thread multiplies without a test of the loop: more only lengthens the code
 MAX_STAGES = 4  # slices in shared memory: latency of memory is hidden by 3 ahead
-OTHER_REGISTERS = 48  # registers of a thread beside its accumulators: addresses, and elements at hand (a guess from compiled kernels)
+OTHER_REGISTERS = 48  # registers of a thread beside its accumulators: addresses, and elements at hand (an estimate)
 ASYNC_COPY_ARCHITECTURE = 80  # compute capability (times 10) from which on copies into shared memory pass no register (`cp.async`)
-SPLIT_GAIN = 1.15  # factor by which the model must find a split reduction faster: its error is about as large
+SPLIT_GAIN = 1.15  # factor by which the model must find a split reduction faster: a second launch must not be lost by an error of the model
 MIN_SPLIT_PART = 128  # elements of the reduction in each part: several slices
 
 
@@ -78,7 +78,9 @@ def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -
     home, inside = _blocks(s, [x.var.attr.name for x in out.loops], tile)
     s.compute_at(acc, home, "register")
     elements(s, tile, inside, width)
-    step, names = multiply_in_slices(s, acc, reduction, product, tile, width, bulk=lambda slices: _in_bulk(s, acc, slices, tile, target, knobs))
+    step, names = multiply_in_slices(
+        s, acc, reduction, product, tile, width, bulk=lambda slices: _in_bulk(s, acc, slices, tile, target, knobs)
+    )
     _pipeline(s, acc, step, names, tile, tile.blocks(reduction), target, knobs)
 
 
@@ -115,7 +117,9 @@ def multiply_in_slices(
             slices.append((_slice(s, name, tile, side, reads_along), reads_along))
     in_bulk = bulk([loops for loops, _ in slices])
     for loops, reads_along in slices:
-        others = bulk_copies.fill(s, loops, tile.instruction_threads if tile.tensor else tile.columns.threads) if loops in in_bulk else loops
+        others = (
+            bulk_copies.fill(s, loops, tile.instruction_threads if tile.tensor else tile.columns.threads) if loops in in_bulk else loops
+        )
         if others:
             _copy_by_threads(s, others, tile, reads_along)
     summed = dict(enumerate(stage_axes(s.kernel, acc, True)))
@@ -317,7 +321,9 @@ def _pipeline(s: Schedule, acc: str, step: str, copies: Sequence[str], tile: Til
     options = tuple(n for n in range(1, MAX_STAGES + 1) if n == 1 or (n <= steps and n * size <= most))
     together = min(-(-blocks // target.gpu.sms), target.gpu.registers // (tile.threads * (tile.accumulators + OTHER_REGISTERS)))
     fitting = [
-        n for n in options if n == 1 or (n * size * max(1, together) <= target.gpu.shared << 10 and target.compute_capability >= ASYNC_COPY_ARCHITECTURE)
+        n
+        for n in options
+        if n == 1 or (n * size * max(1, together) <= target.gpu.shared << 10 and target.compute_capability >= ASYNC_COPY_ARCHITECTURE)
     ]
     stages = knobs.choice(f"{acc}.stages", options, max(fitting))
     if stages > 1:

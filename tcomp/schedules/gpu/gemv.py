@@ -23,7 +23,7 @@ from tcomp.ir.loops import Accumulate, For, walk
 from tcomp.ir.simplify import linear
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of, is_sum, reduction_nest, result_nest, stage_axes
 from tcomp.schedules.gpu.block_tiles import LAUNCH_TIME, MIN_EXTENT
-from tcomp.schedules.gpu.thread_mapping import VECTOR_BYTES, fuse_all, lanes, partial_sums, split_reduction
+from tcomp.schedules.gpu.thread_mapping import fuse_all, lanes, partial_sums, split_reduction, widest_vector
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.cache_factors import product_of
 from tcomp.schedules.schedule import Schedule
@@ -31,16 +31,16 @@ from tcomp.target import Target
 
 MIN_LENGTH = 32  # elements of the reduction: shorter ones are left to one thread each, as a warp could not split them
 MAX_COLUMNS = 1 << 17  # more columns fill a GPU with one thread for each (64 warps for each of 64 SMs)
-LATENCY = 700  # nanoseconds from a load to its value when memory is busy, on current GPUs; an idle one takes about 500
+LATENCY = 700  # nanoseconds from a load to its value when memory is busy, an estimate for current GPUs
 LOADS_AHEAD = 8  # elements of the reduction that a thread loads before it needs the first: they take 32 registers
-IN_FLIGHT = 48 << 10  # bytes of outstanding loads of an SM: about memory bandwidth times latency, for each SM of an A100, and a half more
+IN_FLIGHT = 48 << 10  # bytes of loads that an SM has under way at most; bandwidth times latency of an A100 asks for 13 KB of each
 TREE_CYCLES = 12  # cycles that a partial sum takes in shared memory in the end: its load and addition
 
 
 @dataclass(frozen=True, slots=True)
 class Gemv:
-    """`rows`: the axes of the result that do not move the wide factor. A block computes `width` columns, `each` of them a thread, by `parts`
-    of the reduction; the reduction is divided among `blocks` blocks."""
+    """`rows`: the axes of the result that do not move the wide factor. A block computes `width` columns, `each` of them a thread, by
+    `parts` of the reduction; the reduction is divided among `blocks` blocks."""
 
     rows: tuple[int, ...]
     width: int
@@ -51,7 +51,12 @@ class Gemv:
 
 def find(reduction: Nest, out: Nest, target: Target) -> Gemv | None:
     """The best strip for a product of few rows, by an analytic model; None for other reductions."""
-    if not _is_sum_of_products(reduction) or not reduction.spatial or not reduction.reduction_loops or reduction.leaf.indices != tuple(x.var for x in reduction.spatial):
+    if (
+        not _is_sum_of_products(reduction)
+        or not reduction.spatial
+        or not reduction.reduction_loops
+        or reduction.leaf.indices != tuple(x.var for x in reduction.spatial)
+    ):
         return None
     lane, longest = reduction.spatial[-1], max(reduction.reduction_loops, key=lambda x: extent_of(x.extent))
     wide = [r for r in reduction.reads if lane.var in E.variables(r)]
@@ -60,7 +65,10 @@ def find(reduction: Nest, out: Nest, target: Target) -> Gemv | None:
         return None
     rows = tuple(d for d, x in enumerate(reduction.spatial) if not any(x.var in E.variables(r) for r in wide))
     others = [x for d, x in enumerate(reduction.spatial) if d not in rows]
-    few = all(isinstance(reduction.spatial[d].extent, int) for d in rows) and prod(extent_of(reduction.spatial[d].extent) for d in rows) < MIN_EXTENT
+    few = (
+        all(isinstance(reduction.spatial[d].extent, int) for d in rows)
+        and prod(extent_of(reduction.spatial[d].extent) for d in rows) < MIN_EXTENT
+    )
     if not few or prod(extent_of(x.extent) for x in others) > MAX_COLUMNS:
         return None
     each = _columns_per_thread(reduction, out, lane, wide)
@@ -75,7 +83,7 @@ def _is_sum_of_products(reduction: Nest) -> bool:
 
 def _columns_per_thread(reduction: Nest, out: Nest, lane: For, wide: list[E.Expr]) -> int:
     """Neighbouring columns of a thread: as many as it can load and store at once."""
-    width = VECTOR_BYTES // max(itemsize(b.dtype) for b in (reduction.writes, out.writes, *(r.attr for n in (reduction, out) for r in n.reads)))
+    width = widest_vector(reduction, out)
     strides = [c for r in wide for m, c in linear(linear_index(r.attr, r.args)).items() if m != (lane.var,)]
     while width > 1 and (not isinstance(lane.extent, int) or any(n % width for n in (lane.extent, *strides))):
         width //= 2
@@ -89,7 +97,11 @@ def _candidates(reduction: Nest, rows: tuple[int, ...], each: int, longest: For)
         for threads in (32, 64, 128, 256, 512):
             parts = threads * each // width
             for blocks in (1, 2, 4, 8, 16, 32) if fixed else (1,):
-                if (width == 16 or width < 2 * extent_of(reduction.spatial[-1].extent)) and parts > 1 and parts * blocks * 4 <= max(length, 8):
+                if (
+                    (width == 16 or width < 2 * extent_of(reduction.spatial[-1].extent))
+                    and parts > 1
+                    and parts * blocks * 4 <= max(length, 8)
+                ):
                     yield Gemv(rows, width, each, parts, blocks)
 
 

@@ -65,7 +65,9 @@ def _statements(body: Stmt) -> Iterator[Stmt]:
 
 def _own(stmt: Stmt) -> str:
     """Why an iteration cannot be a thread's for what it keeps to itself; nothing if it can."""
-    shapes: list[tuple[str, tuple[Dim, ...], str]] = [(x.buffer.name, x.buffer.shape, x.buffer.dtype) for x in walk(stmt) if isinstance(x, Allocate)]
+    shapes: list[tuple[str, tuple[Dim, ...], str]] = [
+        (x.buffer.name, x.buffer.shape, x.buffer.dtype) for x in walk(stmt) if isinstance(x, Allocate)
+    ]
     if unknown := [name for name, shape, _ in shapes if not all(isinstance(n, int) for n in shape)]:
         return f"`{unknown[0]}` has no constant size"
     size = sum(prod(extent_of(n) for n in shape) * itemsize(dtype) for _, shape, dtype in shapes)

@@ -19,9 +19,15 @@ def is_contraction(reduction: Nest) -> bool:
     return isinstance(leaf, Accumulate) and leaf.reducer.combine.op == "add" and is_product(reduction)
 
 
+def widest_vector(reduction: Nest, out: Nest) -> int:
+    """Lanes of a vector access that fits all that two nests read and write."""
+    buffers = (reduction.writes, out.writes, *(r.attr for n in (reduction, out) for r in n.reads))
+    return VECTOR_BYTES // max(itemsize(b.dtype) for b in buffers)
+
+
 def vector_width(reduction: Nest, out: Nest, columns: int) -> int:
     """Lanes of a vector access along the columns of a register tile."""
-    width = VECTOR_BYTES // max(itemsize(b.dtype) for b in (reduction.writes, out.writes, *(r.attr for n in (reduction, out) for r in n.reads)))
+    width = widest_vector(reduction, out)
     while columns % width:
         width //= 2
     return width
@@ -59,7 +65,8 @@ def partial_sums(s: Schedule, acc: str, reduction: str, parts: int) -> str:
 
 
 def split_reduction(s: Schedule, acc: str, length: int) -> str | None:
-    """Split the longest reduction loop of a sum into parts of a length, each with partial sums; the name of their stage, None for one part."""
+    """Split the longest reduction loop of a sum into parts of a length, each with partial sums; the name of their stage, None for one
+    part."""
     cut = max(reduction_nest(s.kernel, acc).reduction_loops, key=lambda x: extent_of(x.extent))
     outer, _ = s.split(cut.var.attr.name, length)
     number = extent_of(editing.find_loop(s.kernel, outer).extent)

@@ -1,9 +1,9 @@
-"""Tiles of products on the tensor cores of sm_90a: the loops inside of a tile become warpgroups (thread.y, thread.z), the fragments of their
-128 threads (thread.x), and `wgmma` instructions of 64 rows x all columns of a warpgroup.
+"""Tiles of products on the tensor cores of sm_90a: the loops inside of a tile become warpgroups (thread.y, thread.z), the fragments of
+their 128 threads (thread.x), and `wgmma` instructions of 64 rows x all columns of a warpgroup.
 
-Slices of both factors lie in shared memory as core matrices: 8 rows of 16 bytes along the reduction that follow each other (`cores`). A side of
-a tile along two axes has 8 elements along the inner one, the rows of a core matrix. A thread has, of 64 rows, two neighbours in each of
-two rows, every 8 columns:
+Slices of both factors lie in shared memory as core matrices: 8 rows of 16 bytes along the reduction that follow each other (`cores`). A
+side of a tile along two axes has 8 elements along the inner one, the rows of a core matrix. A thread has, of 64 rows, two neighbours in
+each of two rows, every 8 columns:
 
     row = 16 * (t // 32) + 8 * high + t // 4 % 8, column = 8 * many + 2 * (t % 4) + low
 
