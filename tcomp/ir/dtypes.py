@@ -12,6 +12,7 @@ BITS = {**FLOATS, **SIGNED, **UNSIGNED, "bool": 8}
 
 
 def is_float(dtype: str) -> bool:
+    """Whether a dtype is one of `FLOATS`."""
     return dtype in FLOATS
 
 
@@ -26,6 +27,7 @@ def itemsize(dtype: str) -> int:
 
 
 def to_numpy(dtype: str) -> np.dtype:
+    """The NumPy dtype of an element type."""
     return np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
 
 

@@ -47,6 +47,7 @@ class Value:
 
     @property
     def physical_shape(self) -> tuple[Dim, ...]:
+        """The shape in memory: that of the layout, padding and halo included."""
         return self.shape if self.layout is None else self.layout.shape(self.shape)
 
     def placeholder(self) -> te.Tensor:
@@ -66,6 +67,7 @@ class Operator:
     function: Callable[..., Any] | None = None
 
     def apply(self, inputs: Sequence[te.Tensor | None], attrs: Mapping[str, Any]) -> tuple[te.Tensor, ...]:
+        """The results of the function for these inputs and attributes, as a tuple."""
         assert self.function is not None, self.name
         result = self.function(*inputs, **attrs)
         return result if isinstance(result, tuple) else (result,)
@@ -100,9 +102,11 @@ class Node:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Deferred:
-    """`make(source, *arguments)` in this shape, an array that is made whenever somebody asks for its elements (by `np.asarray`): large weights
-    are made when they are written."""
+class LazyConstant:
+    """A lazy constant: the array `make(source, *arguments)` in this shape, computed each time `np.asarray` asks for its elements.
+
+    Large weights are transformed only while the artifact is written, so that they are not in memory twice.
+    """
 
     shape: tuple[int, ...]
     make: Callable[..., np.ndarray]
@@ -111,31 +115,34 @@ class Deferred:
 
     @property
     def dtype(self) -> np.dtype[Any]:
+        """The NumPy dtype of the elements, that of `source`."""
         return self.source.dtype
 
     @property
     def size(self) -> int:
+        """The number of elements."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
+        """The size of the elements in bytes."""
         return self.size * self.dtype.itemsize
 
     @property
     def key(self) -> Hashable:
-        """Equal where the same is made of the same source."""
+        """Equal for lazy constants with the same elements: the same function of the same arrays."""
         return self.make, id(self.source), self.arguments
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.make(self.source, *self.arguments).reshape(self.shape), dtype)
 
 
-Constant = np.ndarray | Deferred
+Constant = np.ndarray | LazyConstant
 
 
-def made(constant: Constant | None) -> np.ndarray | None:
-    """The elements of a constant, where these are made already."""
-    return None if isinstance(constant, Deferred) else constant
+def materialised(constant: Constant | None) -> np.ndarray | None:
+    """The elements of a constant; None for a lazy one, whose elements are not in memory."""
+    return None if isinstance(constant, LazyConstant) else constant
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -152,6 +159,7 @@ class Graph:
         return "\n".join(_GraphPrinter().graph(self, "", outermost=True))
 
     def producers(self) -> dict[Value, Node]:
+        """The node that computes each node output."""
         return {v: node for node in self.nodes for v in node.outputs}
 
     def consumers(self) -> dict[Value, list[Node]]:
@@ -196,6 +204,7 @@ class GraphBuilder:
         return name
 
     def input(self, name: str, dtype: str, shape: Sequence[Dim], layout: Layout | None = None) -> Value:
+        """A new input of the graph, with a unique name."""
         value = Value(self.fresh(name), dtype, shape, layout)
         self.inputs.append(value)
         return value
@@ -223,6 +232,7 @@ class GraphBuilder:
         self.nodes.append(node)
 
     def build(self, outputs: Iterable[Value]) -> Graph:
+        """The graph of what has been added, with these outputs."""
         return Graph(self.name, tuple(self.inputs), tuple(outputs), tuple(self.nodes), dict(self.constants))
 
 
@@ -235,31 +245,31 @@ class Application:
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
-    """What an application depends on, and the first values and attributes that asked."""
+class _Key:
+    """The key of an application in the cache; `inputs` and `attrs`, of the node that was first, are not compared."""
 
     op: Operator
-    types: tuple[tuple[int, str, tuple[Dim, ...]] | None, ...]  # with the position where the same value stands first
+    types: tuple[tuple[int, str, tuple[Dim, ...]] | None, ...]  # and the position of the first input that is the same value
     attributes: Hashable
     inputs: tuple[Value | None, ...] = field(compare=False)
     attrs: Mapping[str, Any] = field(compare=False)
 
 
 def application(op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any]) -> Application:
-    """The TE of an operator for inputs of these types; made once for all nodes that agree in them, so names in it say nothing."""
+    """The TE of an operator for inputs of these types. Nodes that agree in types and attributes share it, so the names in it may be another's."""
     types = tuple(None if v is None else (inputs.index(v), v.dtype, v.shape) for v in inputs)
-    return _application(_Question(op, types, attributes_key(attrs), tuple(inputs), attrs))
+    return _application(_Key(op, types, attributes_key(attrs), tuple(inputs), attrs))
 
 
 @lru_cache(maxsize=4096)
-def _application(question: _Question) -> Application:
-    made = {v: v.placeholder() for v in question.inputs if v is not None}
-    placeholders = tuple(None if v is None else made[v] for v in question.inputs)
-    return Application(placeholders, question.op.apply(placeholders, question.attrs))
+def _application(key: _Key) -> Application:
+    made = {v: v.placeholder() for v in key.inputs if v is not None}
+    placeholders = tuple(None if v is None else made[v] for v in key.inputs)
+    return Application(placeholders, key.op.apply(placeholders, key.attrs))
 
 
 def attributes_key(attrs: Mapping[str, Any]) -> Hashable:
-    """Equal for equal attributes, told apart by type and bits: 1, 1.0 and True are different, and so are 0.0 and -0.0."""
+    """A key that is equal for attributes of equal types and bits: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
     return tuple((name, _attribute_key(attrs[name])) for name in sorted(attrs))
 
 

@@ -5,9 +5,9 @@ which every index is a loop. An instruction that multiplies a row by a panel of 
 
     for k in 0..1 { for r in 0..1 { for j in 0..16 { acc[r, j] += a[r, k] * b[k, j] } } }
 
-`match` finds the meaning in a nest of a program. Each loop of the meaning plays a *role*: the operands that it moves, and how often it
-runs. A loop of the nest takes the role if it moves the same operands, runs as often, and moves each of them by the stride that the
-instruction demands there. Nests are equal up to the order of their loops and of commutative operands; nothing else is forgiven.
+`match` finds the meaning in a loop nest of a program. Each loop of the meaning is a *role*, given by its extent and by the operands whose
+addresses depend on it. A loop of the nest can take the role if it has the same extent, moves the same operands, and moves each of them by
+the stride that the instruction demands. Nests match up to the order of their loops and of commutative operands; they must be equal otherwise.
 
     program   C[i * 6 + r, j * 16 + l] += A[i * 6 + r, k] * B[k, j * 16 + l]     in loops r, l, k
     roles     r: r (moves acc and a)   l: j (acc and b)   k: k (a and b)
@@ -31,7 +31,7 @@ from tcomp.ir.text.printer import quoted
 
 WARP, WARPGROUP = 32, 128  # threads that execute an instruction together
 CORE = (8, 16)  # rows of a core matrix, and bytes of each
-RUN = 16  # bytes: what a `CopyOp` copies is a multiple of it, and so are the places
+RUN = 16  # bytes: the size of what a `CopyOp` copies, and both addresses, are multiples of it
 ELEMENT = E.var("e", 0)  # one of the elements that a thread holds
 _COMMUTATIVE = ("add", "mul", "min", "max", "and", "or", "xor")
 
@@ -45,8 +45,8 @@ def lane_of(threads: int) -> Expr:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """How an operand is divided among the `threads` that execute an instruction together: the thread `lane` holds `count` elements, of which
-    number `ELEMENT` lies at `indices`."""
+    """How an operand is distributed over the registers of the `threads` that execute an instruction together: thread `lane` holds `count`
+    elements, and its element number `ELEMENT` is the one at `indices` of the operand."""
 
     indices: tuple[Expr, ...]
     count: int
@@ -54,6 +54,7 @@ class Fragment:
 
     @property
     def lane(self) -> Expr:
+        """The variable that numbers the threads."""
         return lane_of(self.threads)
 
 
@@ -74,9 +75,9 @@ class Operand:
 class VectorOp:
     """Emission for a CPU: an LLVM intrinsic on vector registers, once for each iteration of the loops that are not inside of them.
 
-    The result has `lanes` elements along the last dimension of the operand that is written. In each lane, `group` elements of the
-    others meet (the innermost loop of the meaning, if there is more than one). An operand that does not move along the lanes is
-    the same in all of them. `arguments` names the operands in the order of the intrinsic.
+    The result has `lanes` elements along the last dimension of the operand that is written. Each lane reduces `group` elements of the other
+    operands (over the innermost loop of the meaning, if there is more than one: a dot product). An operand that does not depend on the lane
+    is broadcast. `arguments` names the operands in the order of the intrinsic.
     """
 
     intrinsic: str
@@ -136,16 +137,19 @@ class Instruction:
 
     @property
     def loops(self) -> list[For]:
+        """The loops of the meaning, outermost first."""
         return perfect(self.meaning.body)[0]
 
     @property
     def leaf(self) -> Leaf:
+        """The store or accumulation of the meaning."""
         leaf = perfect(self.meaning.body)[1]
         assert isinstance(leaf, Leaf)
         return leaf
 
     @property
     def result(self) -> Buffer:
+        """The buffer that the meaning writes."""
         return self.leaf.buffer
 
     def places(self) -> dict[Buffer, tuple[Expr, ...]]:
@@ -154,6 +158,7 @@ class Instruction:
         return found | {r.attr: r.args for r in E.reads(self.leaf.value)}
 
     def operand(self, buffer: Buffer) -> Operand:
+        """What is demanded of a buffer of the meaning."""
         return self.operands[self.meaning.buffers.index(buffer)]
 
     def fragment(self, buffer: Buffer) -> Fragment:
@@ -257,7 +262,7 @@ def _check(instruction: Instruction) -> None:
 
 
 def _unlike_copies(instruction: Instruction, op: CopyOp) -> str:
-    """What of the meaning is not a copy of contiguous bytes into shared memory."""
+    """Why the meaning is no copy of contiguous bytes into shared memory; empty if it is one."""
     leaf = instruction.leaf
     if not isinstance(leaf, Store) or leaf.value.op != "read" or len(instruction.loops) != 1:
         return "it is not one loop that copies elements"
@@ -284,14 +289,14 @@ def _size(b: Buffer) -> int:
 
 
 def _unlike_vectors(instruction: Instruction, op: VectorOp) -> str:
-    """What of the meaning does not fit into registers."""
+    """Why the meaning cannot be computed in vector registers; empty if it can."""
     loops, result = instruction.loops, instruction.result
     if op.lanes < 1 or op.group < 1 or not result.shape or not isinstance(n := result.shape[-1], int) or n % op.lanes:
         return "the lanes do not divide the last dimension of the result"
     lane = instruction.leaf.indices[-1]
     inside = [lane] if op.group == 1 else [lane, loops[-1].var]
     if op.group > 1 and (loops[-1].extent != op.group or loops[-1].var in instruction.leaf.indices):
-        return "its innermost loop is not the group that meets in a lane"
+        return "its innermost loop is not the group that a lane reduces"
     for b, indices in instruction.places().items():
         needed = {lane: op.group if b is not result else 1, inside[-1]: 1}
         for i, stride in zip(indices, instruction.operand(b).strides, strict=True):
@@ -301,7 +306,7 @@ def _unlike_vectors(instruction: Instruction, op: VectorOp) -> str:
 
 
 def _unlike_fragments(instruction: Instruction, op: WarpOp) -> str:
-    """What of the meaning is not computed by the threads of a warp on their elements."""
+    """Why the threads of a warp cannot compute the meaning on the elements they hold; empty if they can."""
     leaf = instruction.leaf
     if not op.ptx:
         copies = isinstance(leaf, Store) and leaf.value.op in ("read", "const")
@@ -321,8 +326,8 @@ def _unlike_fragments(instruction: Instruction, op: WarpOp) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """How a nest plays the meaning of an instruction: `loops` gives each loop of the meaning that runs more than once its counterpart,
-    `accesses` each operand its buffer and the indices there."""
+    """How a nest equals the meaning of an instruction: `loops` maps each loop of the meaning that runs more than once to one of the nest,
+    `accesses` each operand to its buffer and the indices there."""
 
     loops: Mapping[Expr, Expr]
     accesses: Mapping[Buffer, tuple[Buffer, tuple[Expr, ...]]]
@@ -334,7 +339,7 @@ class Match:
 
 
 class _Mismatch(Exception):
-    """What differs, in words."""
+    """Why a nest is not what an instruction computes."""
 
 
 def match(instruction: Instruction, nest: Stmt) -> Match:
@@ -350,7 +355,7 @@ def _match(instruction: Instruction, nest: Stmt) -> Match:
     loops, leaf = perfect(nest)
     if not isinstance(leaf, Leaf):
         inside = str(leaf).split("\n", 1)[0] or "nothing"
-        raise _Mismatch(f"inside the loops stands not one store but `{inside}`")
+        raise _Mismatch(f"inside the loops is not one store but `{inside}`")
     for x in loops:
         if x.kind != SERIAL:
             raise _Mismatch(f"loop `{x.var.name}` is {x.kind}, those of an instruction are serial")
@@ -381,7 +386,7 @@ def _bindings(meaning: Leaf, leaf: Leaf, differences: list[str]) -> Iterator[_Bi
     if isinstance(meaning, Accumulate) and isinstance(leaf, Accumulate):
         r, s = leaf.reducer, meaning.reducer
         if r(s.lhs, s.rhs) is not s.combine or r.identity is not s.identity:
-            differences.append(f"it folds with `{r.name}` of {r.identity.dtype}, the instruction with `{s.name}` of {s.identity.dtype}")
+            differences.append(f"it reduces by `{r.name}` of {r.identity.dtype}, the instruction by `{s.name}` of {s.identity.dtype}")
             return
     if leaf.buffer.dtype != meaning.buffer.dtype:
         differences.append(f"`{leaf.buffer.name}` is {leaf.buffer.dtype}, `{meaning.buffer.name}` is {meaning.buffer.dtype}")
@@ -482,7 +487,7 @@ def _moving(strides: Mapping[Expr, Dim]) -> set[Expr]:
 def _misfit(
     x: For, role: For, wanted: Mapping[Buffer, int | None], strides: Mapping[Buffer, Mapping[Expr, Dim]], places: _Binding
 ) -> tuple[int, str] | None:
-    """Why a loop cannot take a role (and how near it comes to it); None if it can."""
+    """Why a loop cannot take a role, with the number of conditions that it does meet; None if it can."""
     moves = {operand for operand in strides if x.var in _moving(strides[operand])}
     if moves != set(wanted):
         names = [" and ".join(sorted(n)) or "nothing" for n in ({places[o][0].name for o in moves}, {places[o][0].name for o in wanted})]
@@ -501,7 +506,7 @@ def _explained(
     loops: Sequence[For], roles: Sequence[For], wanted: Mapping[Expr, Mapping[Buffer, int | None]],
     strides: Mapping[Buffer, Mapping[Expr, Dim]], places: _Binding,
 ) -> str:  # fmt: skip
-    """Why no loop can take some role: what keeps the one that comes nearest."""
+    """Why no loop can take some role: the reason of the loop that meets most conditions."""
     for role in roles:
         misfits = [_misfit(x, role, wanted[role.var], strides, places) for x in loops]
         if None not in misfits:
@@ -515,10 +520,10 @@ def _check_order(instruction: Instruction, roles: Sequence[For], loops: Sequence
     leaf = instruction.leaf
     if instruction.reassociates or not isinstance(leaf, Accumulate) or not is_float(leaf.value.dtype):
         return
-    folds = [mapping[x.var] for x in roles if x.var not in leaf.indices]
-    if folds != sorted(folds, key=loops.index):
-        order = ", ".join(v.name for v in folds)
-        raise _Mismatch(f"sums of {leaf.value.dtype} depend on their order: the loops that fold must be nested as {order}")
+    reductions = [mapping[x.var] for x in roles if x.var not in leaf.indices]
+    if reductions != sorted(reductions, key=loops.index):
+        order = ", ".join(v.name for v in reductions)
+        raise _Mismatch(f"sums of {leaf.value.dtype} depend on their order: the reduction loops must be nested as {order}")
 
 
 def _distinct(moved: Sequence[tuple[Dim, int]]) -> bool:

@@ -46,6 +46,7 @@ class Layout:
 
     @staticmethod
     def identity(rank: int) -> Layout:
+        """The row-major layout."""
         return Layout(rank, tuple(Piece(axis) for axis in range(rank)))
 
     @staticmethod
@@ -61,6 +62,7 @@ class Layout:
 
     @property
     def is_identity(self) -> bool:
+        """Whether this is the row-major layout, without a halo."""
         return self == Layout.identity(self.rank)
 
     def indices(self, logical: Sequence[ExprLike]) -> tuple[Expr, ...]:
@@ -93,6 +95,7 @@ class Layout:
 
     @property
     def has_halo(self) -> bool:
+        """Whether some axis has zeros around it."""
         return any(p.before or p.after for p in self.pieces)
 
     def with_halo(self, widths: Mapping[int, tuple[int, int]]) -> Layout:

@@ -147,10 +147,10 @@ class Allocate(Stmt):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Call(Stmt):
-    """A nest that one machine instruction executes: `body` says what it computes, and equals the meaning of the instruction.
+    """A nest that one machine instruction executes: `body` equals the meaning of the instruction, so analyses can look at the body alone.
 
-    So it is to every analysis what its body is. `instruction.match(call.instruction, call.body)` says which loop and buffer of the body
-    plays which part; where a rewrite of the body leaves it without one, the program is malformed.
+    `instruction.match(call.instruction, call.body)` maps the loops and buffers of the meaning to those of the body. It must succeed after
+    every rewrite of the body: else the program is malformed.
     """
 
     instruction: Instruction
@@ -175,6 +175,7 @@ class Kernel:
         return "\n".join(LoopPrinter().kernel(self))
 
     def with_body(self, body: Stmt) -> Kernel:
+        """The same kernel with another body."""
         return replace(self, body=body)
 
 
@@ -187,7 +188,7 @@ def block(*stmts: Stmt) -> Stmt:
 
 
 def where(conditions: Sequence[Expr], then: Stmt) -> Stmt:
-    """`then` where all conditions hold, `nested`; empty if one never holds."""
+    """`then` where all conditions hold: an `If` for each of the `nested` conditions; empty if one never holds."""
     for condition in reversed(E.nested(conditions)):
         if condition.op != "const":
             then = If(condition, then)
@@ -217,7 +218,7 @@ def over(shape: Sequence[Dim], body: Callable[[tuple[Expr, ...]], Stmt], name: C
 
 
 def perfect(stmt: Stmt) -> tuple[list[For], Stmt]:
-    """The loops nested directly in each other, outermost first, and what stands inside the last."""
+    """The perfectly nested loops, outermost first, and the statement inside the innermost."""
     loops = []
     while isinstance(stmt, For):
         loops.append(stmt)
@@ -293,13 +294,13 @@ Place = tuple[Buffer, tuple[Expr, ...]]
 
 
 def places(stmt: Stmt) -> list[Place]:
-    """The elements that a statement itself, not those inside, reads and then writes."""
+    """The elements that a statement itself, without those inside it, reads and then writes."""
     found: list[Place] = [(r.attr, r.args) for r in E.reads(*expressions(stmt))]
     return [*found, (stmt.buffer, stmt.indices)] if isinstance(stmt, Store | Accumulate) else found
 
 
 def redirect(stmt: Stmt, place: Callable[[Buffer, tuple[Expr, ...]], Place | None]) -> Stmt:
-    """Accesses of all kinds at other places: `place` gives the buffer and the indices of each, or None where it stays."""
+    """The statement with other accesses: `place` gives the new buffer and indices of a read, write or prefetch, or None to keep it."""
 
     def rule(e: Expr) -> Expr | None:
         found = place(e.attr, e.args) if e.op == "read" else None
@@ -318,8 +319,8 @@ STACK_LIMIT = 64 << 10  # bytes of one temporary that lives on the stack of a th
 
 
 def hoist_temporaries(kernel: Kernel) -> tuple[Kernel, tuple[Buffer, ...]]:
-    """Global temporaries allocated outside of all loops become parameters, behind the others, and so do those inside of serial loops
-    that are too large for a stack; returns them too.
+    """Makes global temporaries parameters, after the others: those allocated outside of all loops, and those inside of serial loops that
+    are too large for a stack. Returns the new kernel and the temporaries.
 
     The caller provides their memory, so that it can be planned together with that of the other kernels.
     """
@@ -339,7 +340,8 @@ def hoist_temporaries(kernel: Kernel) -> tuple[Kernel, tuple[Buffer, ...]]:
 
 
 def launches(body: Stmt) -> Iterator[list[Stmt]]:
-    """The launches of a GPU that a body becomes (temporaries hoisted): each statement with loops over blocks, and what stands between these."""
+    """The statements of each GPU kernel launch of a body (temporaries hoisted): one for each statement with loops over blocks, and one for
+    the statements between two of those."""
     single: list[Stmt] = []
     for s in body.stmts if isinstance(body, Block) else (body,):
         if any(isinstance(x, For) and x.kind.startswith("block") for x in walk(s)):
@@ -369,10 +371,12 @@ class LoopPrinter(Printer):
         self.instructions = Names()
 
     def buffer(self, b: Buffer) -> str:
+        """The declaration of a buffer, which is now in scope."""
         scope = "" if b.scope == "global" else f" {b.scope}"
         return f"{self.arrays.bind(b, b.name)}: {b.dtype}{self.shape(b.shape)}{scope}"
 
     def kernel(self, kernel: Kernel) -> list[str]:
+        """The lines of a kernel."""
         dims = self.dims(list(kernel.scalars))
         buffers = ", ".join(self.buffer(b) for b in kernel.buffers)
         outputs = ", ".join(self.arrays(b, b.name) for b in kernel.outputs)
@@ -424,7 +428,9 @@ class LoopPrinter(Printer):
         raise IRError(f"no statement of the loop IR: {type(stmt).__name__}")
 
     def braced(self, head: str, body: Stmt, indent: str) -> list[str]:
+        """A head line, and the indented body in braces."""
         return [head + " {", *self.statement(body, indent + "  "), indent + "}"]
 
     def place(self, b: Buffer, indices: Sequence[Expr]) -> str:
+        """An element of a buffer."""
         return f"{self.arrays(b, b.name)}[{self.listed(indices, '')}]"

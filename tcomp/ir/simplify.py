@@ -1,8 +1,8 @@
 """The canonical simplifier of index expressions.
 
 An index expression becomes a sum of `coefficient * monomial`, a monomial being a product of atoms (variables, floor-divisions,
-remainders, reads, ...). Sums are ordered, so two expressions that differ only by ring laws become the same object. On top of
-that stand the rules for `//`, `%`, `min`, `max` and comparisons, which use the ranges of variables (`Expr.bounds`, and
+remainders, reads, ...). Sums are ordered, so two expressions that differ only by ring laws become the same object. The rules
+for `//`, `%`, `min`, `max` and comparisons work on these sums and use the ranges of variables (`expr.bounds`, and
 `0 <= i < extent` for loops of symbolic size). Rules hold for all integers within the ranges, barring 64-bit overflow.
 
 Only `int64` arithmetic is reordered; other types keep their wrap-around (or rounding) and see only the identities of `expr.py`.
@@ -200,7 +200,7 @@ def _split(x: Expr, c: Expr) -> tuple[Linear, Linear] | None:
 
 
 def quotient(e: Expr) -> tuple[Expr, int]:
-    """x and c such that e = x // c: a constant beside a quotient belongs to x."""
+    """(x, c) with e = x // c: a constant that is added to a quotient becomes part of x. (e, 1) if `e` is no quotient."""
     terms = linear(e)
     shift = terms.pop((), 0)
     if len(terms) == 1:
@@ -307,7 +307,7 @@ def _within(x: Expr, c: Expr) -> bool:
 
 
 def _at_least(terms: Linear, value: int) -> bool:
-    """Whether the sum is >= value for sure: numeric ranges first, then symbolic extents and the gap of floor division."""
+    """Whether the sum is >= value for sure: by numeric ranges, then with atoms replaced by bounds of them."""
     if _weakened_at_least(terms, value, False):
         return True
     if any(a.op != "var" for m in terms for a in m) and _weakened_at_least(terms, value, True):
@@ -317,7 +317,7 @@ def _at_least(terms: Linear, value: int) -> bool:
 
 
 def _topped(terms: Linear) -> Linear:
-    """A sum that is nowhere larger: what is taken away of x // c, with x below a symbolic extent n, is at most that of (n - 1) // c."""
+    """A sum that is never larger: where x // c is subtracted and x has a symbolic extent n, its largest value (n - 1) // c is subtracted."""
     for m, k in terms.items():
         atom = m[0] if len(m) == 1 else None
         if k > 0 or atom is None or atom.op != "floordiv" or atom.args[1].op != "const" or atom.args[0].op != "var":
@@ -362,10 +362,10 @@ def _monomial_bounds(monomial: Monomial) -> Bounds:
 
 
 def _weaken(terms: Linear, variables_first: bool) -> Linear | None:
-    """A sum that is nowhere larger, with one atom replaced by an expression that bounds it. None when no rule applies.
+    """A sum that is never larger, with one atom replaced by a bound of it. None when no rule applies.
 
-    The order matters: n // 4 * 4 - i * 4 with i < n // 4 is positive as long as n // 4 stands there, x // 4 * 4 - x >= -3 as long as x
-    does.
+    Which atom is replaced first decides what can be proved. n // 4 * 4 - i * 4 > 0, where i < n // 4, needs the variable i replaced before
+    n // 4; x // 4 * 4 - x >= -3 needs x // 4 replaced before x. So `_at_least` tries both orders.
     """
     for m, k in terms.items():
         for n, c in terms.items():  # x // a - y // a >= 0 where x >= y
@@ -457,7 +457,7 @@ def _equation(op: str, gap: Linear) -> Expr:
 
 
 def _min_max(e: Expr) -> Expr:
-    """One flat, ordered chain, without the operands that another one makes redundant."""
+    """One flat chain in canonical order, without operands that another operand makes redundant."""
     kept: list[Expr] = []
     stack = list(e.args)
     while stack:

@@ -6,7 +6,7 @@
 
 A `Tensor` is a placeholder (no body), a compute (axes and a body `Expr`), or an output of an extern: an imperative loop program,
 for what is no tensor expression (sorting, prefix sums, scatter, non-maximum suppression). Tensors are compared by identity.
-Reductions may stand anywhere in a body; lowering gives each a stage of its own.
+Reductions may occur anywhere in a body; lowering gives each a stage of its own.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class Tensor:
 
     @property
     def ndim(self) -> int:
+        """The number of dimensions."""
         return len(self.shape)
 
     def __getitem__(self, indices: ExprLike | tuple[ExprLike, ...]) -> Expr:
@@ -92,7 +93,7 @@ def placeholder(shape: Sequence[Dim], dtype: str = "float32", name: str = "place
 
 
 def reduce_axis(extent: Dim | tuple[int, Dim], name: str = "k") -> Expr:
-    """A variable 0 <= k < extent to fold over. `(0, extent)` is accepted as well."""
+    """A variable 0 <= k < extent to reduce over. `(0, extent)` is accepted as well."""
     if isinstance(extent, tuple):
         if extent[0] != 0:
             raise IRError(f"reduce axis `{name}` starts at {extent[0]}", hint="start at 0 and add the offset in the body")
@@ -191,14 +192,14 @@ def tensors(outputs: Iterable[Tensor]) -> Iterator[Tensor]:
 def comm_reducer(
     combine: Callable[[Expr, Expr], Expr], identity: Callable[[str], ExprLike], name: str = "reduce"
 ) -> Callable[[Expr, Expr | Sequence[Expr]], Expr]:
-    """A user-defined fold: `combine(lhs, rhs)` associative, `identity(dtype)` its neutral element. Returns `f(body, axis)`."""
+    """A user-defined reduction: `combine(lhs, rhs)` is associative, `identity(dtype)` its neutral element. Returns `f(body, axis)`."""
 
-    def fold(body: Expr, axis: Expr | Sequence[Expr]) -> Expr:
+    def reduction(body: Expr, axis: Expr | Sequence[Expr]) -> Expr:
         lhs, rhs = E.var("lhs", dtype=body.dtype), E.var("rhs", dtype=body.dtype)
         reducer = Reducer(name, lhs, rhs, combine(lhs, rhs), as_expr(identity(body.dtype), body.dtype))
         return reduce(reducer, body, (axis,) if isinstance(axis, Expr) else tuple(axis))
 
-    return fold
+    return reduction
 
 
 def _standard(name: str) -> Callable[[Expr, Expr | Sequence[Expr]], Expr]:

@@ -123,7 +123,7 @@ def _verify_reduce(e: Expr, place: object) -> None:
         _fail(f"a reduction of {e.args[0].dtype} gives {e.dtype}", place)
     for part in (reducer.lhs, reducer.rhs, reducer.combine, reducer.identity):
         if part.dtype != e.dtype:
-            _fail(f"the reducer `{reducer.name}` of {part.dtype} folds {e.dtype}", place)
+            _fail(f"the reducer `{reducer.name}` of {part.dtype} reduces {e.dtype}", place)
     if reducer.identity.op != "const" or not set(E.variables(reducer.combine)) <= {reducer.lhs, reducer.rhs}:
         why = "its identity must be a constant, its combination must use nothing but lhs and rhs"
         _fail(f"the reducer `{reducer.name}` depends on something outside of it", place, why=why)

@@ -25,7 +25,7 @@ from math import prod
 import numpy as np
 
 from tcomp.ir.expr import Dim, as_dim, as_expr
-from tcomp.ir.graph import Deferred, Graph, Node, Value
+from tcomp.ir.graph import Graph, LazyConstant, Node, Value
 from tcomp.ir.simplify import same_shape
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import PAD, RESHAPE, TRANSPOSE
@@ -139,7 +139,7 @@ def _winograd(node: Node, rewriter: Rewriter, choose: Choose, lanes: int, stream
     source = _padded(x, missing, rewriter, node.name)
     (points,) = rewriter.add(WINOGRAD_INPUT, [source], {"tile": tile, "taps": taps, "stride": stride}, f"{node.name}.tiles")
     shape = (*(points_of(tile, t, stride) for t in taps), sizes.channels, sizes.outputs)
-    kernels = rewriter.constant(Deferred(shape, transformed_weights, weights, (tile, stride)), f"{w.name}.winograd")
+    kernels = rewriter.constant(LazyConstant(shape, transformed_weights, weights, (tile, stride)), f"{w.name}.winograd")
     (products,) = rewriter.add(WINOGRAD_PRODUCT, [points, kernels], {}, f"{node.name}.products")
     return rewriter.add(WINOGRAD_OUTPUT, [products], {"tile": tile, "shape": tuple(extents), "stride": stride}, node.name)
 
@@ -163,7 +163,7 @@ def _strassen(node: Node, rewriter: Rewriter, choose: Choose, lanes: int, stream
     (row_sizes,) = rewriter.add(STRASSEN_ROWS, [x], {}, f"{node.name}.rows")
     (factors,) = rewriter.add(STRASSEN_INPUT, [x, row_sizes], {}, f"{node.name}.factors")
     shape = (PRODUCTS, *(1 for _ in batch), sizes.depth // 2, sizes.columns // 2)
-    weights = rewriter.constant(Deferred(shape, strassen_weights, matrix, (transposed,)), f"{w.name}.strassen")
+    weights = rewriter.constant(LazyConstant(shape, strassen_weights, matrix, (transposed,)), f"{w.name}.strassen")
     (products,) = rewriter.add(MATMUL, [factors, weights], {}, f"{node.name}.products")
     return rewriter.add(STRASSEN_OUTPUT, [products, row_sizes], {}, node.name)
 

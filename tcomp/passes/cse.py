@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tcomp.ir.graph import Constant, Deferred, Graph, Node, Value, attributes_key
+from tcomp.ir.graph import Constant, Graph, LazyConstant, Node, Value, attributes_key
 from tcomp.passes.rewrite import Rewriter
 
 SAMPLE = 64  # elements that tell most constants apart
@@ -36,7 +36,7 @@ def _equal_constants(constants: Mapping[Value, Constant]) -> dict[Value, Value]:
     """Each constant that repeats an earlier one -> that one. Contents are hashed only where type, shape and a few elements agree."""
     groups: dict[Hashable, list[Value]] = {}
     for value, array in constants.items():
-        sample = array.key if isinstance(array, Deferred) else _sample(array)
+        sample = array.key if isinstance(array, LazyConstant) else _sample(array)
         groups.setdefault((value.dtype, value.shape, value.layout, sample), []).append(value)
     repeats: dict[Value, Value] = {}
     for group in groups.values():
@@ -45,7 +45,7 @@ def _equal_constants(constants: Mapping[Value, Constant]) -> dict[Value, Value]:
         for value in group if len(group) > 1 else ():
             array = constants[value]
             if id(array) not in digests:
-                digests[id(array)] = array.key if isinstance(array, Deferred) else _digest(array)
+                digests[id(array)] = array.key if isinstance(array, LazyConstant) else _digest(array)
             earlier = first.setdefault(digests[id(array)], value)
             if earlier is not value:
                 repeats[value] = earlier

@@ -20,7 +20,7 @@ from tcomp.errors import TcompError
 from tcomp.ir import te
 from tcomp.ir.access import Box, without
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, const, read, reads, rewrite, substitute, variables, walk
-from tcomp.ir.graph import IF, LOOP, Application, Constant, Graph, Node, Value, application, made
+from tcomp.ir.graph import IF, LOOP, Application, Constant, Graph, Node, Value, application, materialised
 from tcomp.ir.simplify import difference, same_shape, simplify
 from tcomp.ops.movement import RESHAPE, SLICE
 from tcomp.passes import structure
@@ -114,7 +114,7 @@ def _slice_of_input(node: Node, box: Box, constants: Mapping[Value, Constant]) -
     body = structure.bodies(node)[0] if len(node.outputs) == 1 else None
     if body is None or body.expr.op != "read":
         return None
-    values = {v: value for v in body.leaves if (value := uniform(made(constants.get(v)))) is not None}
+    values = {v: value for v in body.leaves if (value := uniform(materialised(constants.get(v)))) is not None}
     found = structure.moved(structure.with_constants(body, values))
     if found is None:
         return None

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tcomp.errors import IRError
-from tcomp.ir.graph import IF, LOOP, STRUCTURAL, Graph, GraphBuilder, Node, Operator, Value, made
+from tcomp.ir.graph import IF, LOOP, STRUCTURAL, Graph, GraphBuilder, Node, Operator, Value, materialised
 from tcomp.ir.simplify import same_shape
 from tcomp.ops.shapes import IDENTITY
 from tcomp.passes.dce import eliminate_dead
@@ -67,7 +67,7 @@ class Rewriter(GraphBuilder):
 
     def array(self, value: Value | None) -> np.ndarray | None:
         """The elements of a constant, where these are made already."""
-        return None if value is None else made(self.constants.get(value))
+        return None if value is None else materialised(self.constants.get(value))
 
     def used_once(self, value: Value) -> bool:
         """Whether a single node reads the value, once, and it is no output."""

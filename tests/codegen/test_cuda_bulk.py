@@ -81,7 +81,7 @@ def test_any_sizes_and_stages(m: int, n: int, k: int, depth: int, stages: int, b
     try:
         kernel = product(size, 4 * n, 4 * k, depth, stages, bulk).kernel
     except ScheduleError as refused:  # no tile is full
-        assert "asks nothing" in str(refused) or "inside the loops stands not one store" in str(refused)
+        assert "asks nothing" in str(refused) or "inside the loops is not one store" in str(refused)
         return
     assert "cp.async.bulk" in checked(kernel, {size: m} if symbolic else {})
 
@@ -197,7 +197,7 @@ def test_guards_inside_of_a_run_are_refused() -> None:
     outer, _ = s.split("B.i", 4)
     s.bind(outer, "block.x")
     s.cache_read("A", outer, "P", "shared")
-    with pytest.raises(ScheduleError, match="inside the loops stands not one store but `if"):
+    with pytest.raises(ScheduleError, match="inside the loops is not one store but `if"):
         s.tensorize("P.0", bulk_copy("float32", 4))
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from tcomp.errors import IRError
 from tcomp.ir import te
-from tcomp.ir.graph import Deferred, GraphBuilder, Operator, Value, application, attributes_key, infer, made
+from tcomp.ir.graph import GraphBuilder, LazyConstant, Operator, Value, application, attributes_key, infer, materialised
 from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ir.text.graph_parser import parse_graph
 from tcomp.ir.verify import verify_graph
@@ -55,11 +55,11 @@ def test_a_deferred_constant_is_made_for_each_who_asks():
 
     b = GraphBuilder("g")
     x, source = b.input("x", "float32", (4,)), np.float32([1, 2])
-    c = b.constant(Deferred((4,), spread, source, (2,)), "c")
+    c = b.constant(LazyConstant((4,), spread, source, (2,)), "c")
     graph = b.build(b.add(SCALED, [x, c], {"by": 2.0}, "y"))
     verify_graph(graph)
     assert calls == [] and c.dtype == "float32" and c.shape == (4,) and graph.constants[c].nbytes == 16
-    assert made(graph.constants[c]) is None and made(source) is source and made(None) is None
+    assert materialised(graph.constants[c]) is None and materialised(source) is source and materialised(None) is None
     (y,) = evaluate_graph(graph, {"x": np.float32([1, 1, 1, 1])}).values()
     assert y.tolist() == [2, 2, 3, 4] and calls == [2]
     assert [a.tolist() for a in parse_graph(str(graph), {"scaled": SCALED}).constants.values()] == [[0, 0, 1, 2]] and calls == [2, 2]
@@ -67,6 +67,6 @@ def test_a_deferred_constant_is_made_for_each_who_asks():
 
 def test_deferred_constants_are_equal_where_they_are_made_alike():
     source = np.ones(3)
-    first, *others = (Deferred((3,), make, source, (n,)) for make, n in ((np.roll, 1), (np.roll, 1), (np.roll, 2), (np.repeat, 1)))
+    first, *others = (LazyConstant((3,), make, source, (n,)) for make, n in ((np.roll, 1), (np.roll, 1), (np.roll, 2), (np.repeat, 1)))
     assert [first.key == other.key for other in others] == [True, False, False]
-    assert first.key != Deferred((3,), np.roll, source.copy(), (1,)).key
+    assert first.key != LazyConstant((3,), np.roll, source.copy(), (1,)).key

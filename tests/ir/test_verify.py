@@ -53,7 +53,7 @@ def refused(check, argument, message):
         (_make("read", "int32", (I, J), X), "a read of `X` is int32 instead of float32"),
         (X[I + 4, J], "index 0 of `X` is i \\+ 4, its extent is 4"),
         (X[0, -1 - J], "index 1 of `X`"),
-        (_make("reduce", "int32", (P[I],), (SUM, (E.loop_var("k", 2),))), "the reducer `sum` of float32 folds int32"),
+        (_make("reduce", "int32", (P[I],), (SUM, (E.loop_var("k", 2),))), "the reducer `sum` of float32 reduces int32"),
         (E.reduce(SUM, X[I, J], [J, J]), "reduction axes must be different variables"),
         (E.reduce(replace(SUM, combine=SUM.lhs + E.var("z", dtype="float32")), X[I, J], [J]), "depends on something outside"),
     ],

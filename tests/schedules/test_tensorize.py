@@ -154,7 +154,7 @@ def test_floats_are_added_in_the_order_of_the_meaning() -> None:
     operands = (Operand((1,)), Operand((None, None)), Operand((None, None, 1)))
     i = Instruction("twice", kernel(nested(("k", 4), ("g", 2))), operands, emission, ("avx512f",), 4.0, 8)
     match(i, nested(("k", 4), ("g", 2)))
-    with pytest.raises(IRError, match="sums of float32 depend on their order: the loops that fold must be nested as k, g"):
+    with pytest.raises(IRError, match="sums of float32 depend on their order: the reduction loops must be nested as k, g"):
         match(i, nested(("g", 2), ("k", 4)))
     match(replace(i, reassociates=True), nested(("g", 2), ("k", 4)))
 
@@ -310,8 +310,8 @@ REFUSED: dict[str, tuple[Callable[[], Made], str]] = {
         lambda: (by_hand(lambda a, b, c: nest(lambda i, j, k: Accumulate(c, (i, j), a[i, k] * b[k, j] * 2, SUM)), ((2, 4), F), ((4, 16), F), ((2, 16), F)), "k", fma_tile(2, 1, 4)),
         "stands where the instruction has",
     ),
-    "an extra statement": (two_statements, r"inside the loops stands not one store but `c\[i, j\] \+="),
-    "a guard inside": (guarded, "inside the loops stands not one store but `if"),
+    "an extra statement": (two_statements, r"inside the loops is not one store but `c\[i, j\] \+="),
+    "a guard inside": (guarded, "inside the loops is not one store but `if"),
     "the result as an operand": (itself, "`b` is written and read, `acc` and `b` are different buffers"),
     "an indirect operand": (indirect, "`b` does not move by equal steps along `k`"),
     "a vectorized loop": (lambda: with_kind("vectorized"), "loop `C.j` is vectorized, those of an instruction are serial"),
@@ -353,7 +353,7 @@ def test_what_is_executed_stays_what_it_is() -> None:
     for step, message in (
         (lambda: s.split("C.j", 4), r"it would change what `fma_tile\(2, 1, 4, avx512, float32\)` executes: its loops that run more than once"),
         (lambda: s.vectorize("C.j"), "loop `C.j` is vectorized"),
-        (lambda: s.cache_read("A", "C.i", "near"), "inside the loops stands not one store"),
+        (lambda: s.cache_read("A", "C.i", "near"), "inside the loops is not one store"),
         (lambda: s.tensorize("C.k", fma_tile(2, 1, 4)), "loop `C.k` is executed by an instruction already"),
         (lambda: s.tensorize("C.i", fma_tile(2, 1, 4)), "loop `C.i` is executed by an instruction already"),
     ):

@@ -23,7 +23,7 @@ from tcomp.frontends.onnx import symbolic
 from tcomp.ir import te
 from tcomp.ir.dtypes import is_float, itemsize, to_numpy
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
-from tcomp.ir.graph import Graph, GraphBuilder, Node, Operator, Value, application, made
+from tcomp.ir.graph import Graph, GraphBuilder, Node, Operator, Value, application, materialised
 from tcomp.ir.interpreters.te import evaluate
 from tcomp.ops.shapes import DIMS
 
@@ -51,7 +51,7 @@ class Scope:
 
     def known(self, value: Value) -> np.ndarray | None:
         """The array of a value that is known completely."""
-        return made(self.builder.constants.get(value))
+        return materialised(self.builder.constants.get(value))
 
     def known_elements(self, value: Value) -> tuple[Expr, ...] | None:
         """The elements of a small value as expressions, or None."""

@@ -97,11 +97,13 @@ class Watcher:
         self.element(stmt.buffer, array, index, loops, "stores to")
 
     def element(self, b: Buffer, array: Array, index: tuple[int, ...], loops: Mapping[str, int], verb: str) -> Any:
+        """The value of an element. Raises `IRError` if the index is out of range."""
         if all(0 <= i < n for i, n in zip(index, array.shape, strict=True)):
             return array[index] if is_float(b.dtype) else array.item(index)
         self.fail(b, verb, index, loops, f"its shape is {array.shape}")
 
     def fail(self, b: Buffer, verb: str, index: tuple[int, ...], loops: Mapping[str, int], why: str) -> NoReturn:
+        """Raises `IRError` that names the element and the iteration."""
         values = ", ".join(f"{name} = {value}" for name, value in loops.items())
         raise IRError(f"the program {verb} {b.name}[{', '.join(map(str, index))}]", where=values and f"loops {values}", why=why)
 

@@ -1,7 +1,7 @@
 """The NumPy reference of tensor expressions: `evaluate(outputs, inputs)`.
 
 Each body is evaluated on index grids (one NumPy dimension per axis, broadcast), shared sub-expressions once. Scalar operators
-mean what `semantics.py` says. Reductions fold over chunks of the reduction grid, so that no temporary grows beyond about
+mean what `semantics.py` says. Reductions go over chunks of the reduction grid, so that no temporary grows beyond about
 `CHUNK` elements. As this is the reference, sums and products of floats are accumulated in float64 and rounded once at the end.
 
 Sums of products (matrix products, convolutions of every kind) and sliding windows are recognised by their structure and
@@ -95,6 +95,7 @@ class Evaluator:
         self.free_memo: dict[Expr, frozenset[Expr]] = {}
 
     def run(self, outputs: Sequence[Tensor]) -> list[Array]:
+        """The arrays of tensors."""
         externs: dict[int, list[Array]] = {}
         grid = None
         for tensor in self._order(outputs):
@@ -119,6 +120,7 @@ class Evaluator:
         return [self.values[t] for t in outputs]
 
     def shape(self, shape: Sequence[Dim]) -> tuple[int, ...]:
+        """The extents of a shape, as numbers."""
         return tuple(max(0, evaluate_int(d, self.dims)) for d in shape)
 
     def _order(self, outputs: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -315,7 +317,7 @@ _UFUNCS: dict[str, np.ufunc] = {
 
 
 def _ufunc(reducer: Reducer) -> np.ufunc | None:
-    """The ufunc that folds like the reducer, if its combination is a single operator."""
+    """The ufunc that reduces like the reducer, if its combination is a single operator."""
     combine = reducer.combine
     return _UFUNCS.get(combine.op) if set(combine.args) == {reducer.lhs, reducer.rhs} else None
 
@@ -344,7 +346,7 @@ class View:
 
 
 class _Contraction:
-    """fold(product of factors) where each factor reads affine positions: two strided views and a matrix product.
+    """A reduction of a product of factors that read at affine indices: two strided views and a matrix product.
 
     A factor need not be a plain read: any expression of affine index forms, such as a read guarded against the padding, is
     first tabulated over the ranges of these forms (which gives the padded array). Axes cut by // and % (groups) are split.

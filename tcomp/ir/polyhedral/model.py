@@ -8,7 +8,7 @@ statement, are parameters.
 What is not affine (products of variables, indices read from memory, data-dependent conditions, `while`) is over-approximated, never
 ignored: the access may touch any element within the known bounds, the instance may or may not be executed, and `exact` is False.
 
-Buffers allocated inside loops are new in every iteration: their elements are told apart by the loops around the allocation.
+Buffers allocated inside loops are new in every iteration: their elements are indexed by the loops around the allocation, too.
 
 Source of the representation: S. Verdoolaege, "Presburger Formulas and Polyhedral Compilation" (2016), chapter 5.
 """
@@ -74,8 +74,9 @@ class Model:
 
 
 def model(stmt: Stmt, within: Stmt | None = None, like: Model | None = None) -> Model:
-    """The polyhedral model of a statement. Where it stands `within` another one, the bounds of the loops and the conditions around it
-    are known to hold, as far as they are affine. Parameters are called as in the model `like`, so that relations can be compared."""
+    """The polyhedral model of a statement. If it is inside the statement `within`, the bounds of the loops and the conditions around it
+    are constraints on the parameters, as far as they are affine. Parameters have the names of the model `like`, so that relations can be
+    compared."""
     given = [] if within is None else _known_at(within, stmt) or []
     return _Builder(stmt, given, {} if like is None else like.parameters).model()
 
@@ -102,8 +103,8 @@ class TooHard(Exception):
 
 @contextmanager
 def limited(operations: int = 5_000_000) -> Iterator[None]:
-    """Questions asked inside raise `TooHard` instead of taking exponential time. `operations` are isl's elementary steps, ~10 ns each;
-    what stands around has as many again as it was given."""
+    """Questions asked inside raise `TooHard` instead of taking exponential time. `operations` are isl's elementary steps, ~10 ns each.
+    Nested uses count on their own, and the count of the outer one starts again after them."""
     context = isl.DEFAULT_CONTEXT
     around = context.get_max_operations()
     context.set_max_operations(operations)
@@ -118,7 +119,7 @@ def limited(operations: int = 5_000_000) -> Iterator[None]:
 
 
 class _Formula:
-    """A conjunction in isl's notation, with the existentially quantified variables that stand for what is not affine."""
+    """A conjunction in isl's notation, with an existentially quantified variable for each part that is not affine."""
 
     def __init__(self, names: Mapping[Expr, str], parent: _Formula | None = None) -> None:
         self.names = names
@@ -240,7 +241,7 @@ class _Builder:
     def visit(
         self, stmt: Stmt, known: _Formula, loops: tuple[For, ...], time: tuple[str, ...], places: Iterator[int], guards: tuple[Expr, ...]
     ) -> None:
-        """`time` tells the iteration of the loops around and their places; `places` counts what stands directly in the innermost."""
+        """`time` is the time vector so far: place and iteration of each loop around; `places` numbers the statements directly in the innermost."""
         match stmt:
             case Block(stmts):
                 for s in stmts:
@@ -343,7 +344,7 @@ def _equations(element: Sequence[str], formula: _Formula) -> str:
 
 
 def _reads_under(value: Expr) -> list[tuple[Expr, tuple[Expr, ...]]]:
-    """The reads of a value, each with the conditions of the selections it stands in."""
+    """The reads of a value, each with the conditions of the selects around it."""
     found: dict[tuple[Expr, tuple[Expr, ...]], None] = {}
     seen: set[tuple[Expr, tuple[Expr, ...]]] = set()
 

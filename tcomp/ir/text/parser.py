@@ -51,6 +51,7 @@ def parse_te(text: str) -> list[Tensor]:
 
 
 class Parser(Tokens):
+    """Recursive descent over the tokens, with the things in scope by name."""
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.variables: dict[str, Expr] = {}
@@ -59,6 +60,7 @@ class Parser(Tokens):
         self.instructions: dict[str, Instruction] = {}
 
     def dtype(self) -> str:
+        """The name of an element type."""
         if self.token.text not in BITS:
             self.fail(f"expected a dtype, found {self.found()}", hint=f"one of {', '.join(BITS)}")
         return self.take()
@@ -66,6 +68,7 @@ class Parser(Tokens):
     # ------------------------------------------------------------ expressions
 
     def expression(self) -> Expr:
+        """An expression, with the names that `let` gives to its parts."""
         if not self.accept("let"):
             return self.operators_above(0)
         names: dict[str, Expr | None] = {}
@@ -82,6 +85,7 @@ class Parser(Tokens):
         return result
 
     def restore(self, names: Mapping[str, Expr | None]) -> None:
+        """Gives names back the meaning that they had `before`."""
         for name, before in names.items():
             if before is None:
                 del self.variables[name]
@@ -111,6 +115,7 @@ class Parser(Tokens):
             self.fail(error.what, hint=error.hint)
 
     def prefixed(self) -> Expr:
+        """An operand with the prefix operators before it."""
         op = _PREFIX.get(self.token.text) if self.token.kind == "sign" else None
         if op is None:
             return self.primary()
@@ -118,6 +123,7 @@ class Parser(Tokens):
         return self.made(E.unary, op, self.operators_above(UNARY_PRECEDENCE))
 
     def primary(self) -> Expr:
+        """A number, name, read, call, or expression in parentheses."""
         token = self.token
         if token.kind == "number":
             return self.number()
@@ -143,6 +149,7 @@ class Parser(Tokens):
         return self.variables[name]
 
     def number(self) -> Expr:
+        """A literal, whose suffix says its dtype."""
         suffix = self.token.suffix
         digits = self.token.text.removesuffix(suffix)
         if len(digits) > DIGITS:
@@ -183,6 +190,7 @@ class Parser(Tokens):
         return self.made(E.cast, args[0], name) if name in BITS else self.made(E.operation, name, *args)
 
     def reduction(self, name: str, start: int) -> Expr:
+        """A reduction, `sum(k in 0..K: body)`, from behind its parenthesis."""
         hidden: dict[str, Expr | None] = {}
 
         def axis() -> Expr:
@@ -200,13 +208,14 @@ class Parser(Tokens):
         return E.reduce(self.reducer(name, body.dtype, start), body, axes)
 
     def reducer(self, name: str, dtype: str, start: int) -> Reducer:
+        """The reducer of that name and dtype."""
         found = self.reducers.get(name) or standard_reducers(dtype).get(name)
         if found is None or found.identity.dtype != dtype:
             self.fail(f"there is no reducer `{name}` of {dtype}", start)
         return found
 
     def binding(self) -> tuple[Expr, Dim, str]:
-        """`name in 0..extent`; the name now stands for the variable. Returns variable, extent and name."""
+        """`name in 0..extent`; the variable is now in scope. Returns variable, extent and name."""
         name = self.name()
         declared = self.range(name) if self.peek("{") else None
         self.expect("in")
@@ -220,6 +229,7 @@ class Parser(Tokens):
         return v, extent, name
 
     def dim(self, e: Expr) -> Dim:
+        """The extent that an expression is: an int where it is constant."""
         if e.dtype != INDEX:
             self.fail(f"an extent is {INDEX}, not {e.dtype}")
         return int(e.attr) if e.op == "const" else e
@@ -246,10 +256,12 @@ class Parser(Tokens):
         return tuple(self.listed(declared, ">")) if self.accept("<") else ()
 
     def shape(self) -> list[Dim]:
+        """Extents in brackets."""
         self.expect("[")
         return [self.dim(e) for e in self.listed(self.expression, "]")]
 
     def reducer_declarations(self) -> None:
+        """Declarations of reducers that are not standard, which are in scope from now on."""
         while self.accept("reducer"):
             name = self.name()
             self.expect("(")
@@ -272,6 +284,7 @@ class Parser(Tokens):
     # ------------------------------------------------------------ loop programs
 
     def buffer(self) -> L.Buffer:
+        """The declaration of a buffer, which is in scope from now on."""
         name = self.name()
         self.expect(":")
         dtype, shape = self.dtype(), self.shape()
@@ -280,12 +293,14 @@ class Parser(Tokens):
         return made
 
     def array(self) -> Any:
+        """A buffer or tensor in scope."""
         start, name = self.token.start, self.name()
         if name not in self.arrays:
             self.fail(f"nothing is called `{name}` here", start)
         return self.arrays[name]
 
     def kernel(self) -> L.Kernel:
+        """A kernel."""
         self.expect("kernel")
         name = self.name()
         scalars = self.dims()
@@ -305,6 +320,7 @@ class Parser(Tokens):
         return L.Kernel(name, tuple(buffers), tuple(outputs), scalars, self.body(), tuple(notes))
 
     def instruction(self) -> Instruction:
+        """The declaration of an instruction, in scopes of its own."""
         outer_arrays, outer_variables = self.arrays, self.variables
         self.arrays, self.variables = {}, {}
         self.expect("instruction")
@@ -346,10 +362,11 @@ class Parser(Tokens):
             self.fail(f"{error.what}: {error.why}", start)
 
     def operand(self, b: L.Buffer) -> Operand:
+        """What an instruction demands of one of its buffers."""
         self.expect("operand")
         start = self.token.start
         if self.array() is not b:
-            self.fail(f"the operands stand in the order of the buffers, here `{b.name}`", start)
+            self.fail(f"the operands are in the order of the buffers, next is `{b.name}`", start)
         self.expect("[")
         strides = tuple(self.listed(lambda: None if self.accept("_") else self.integer(), "]"))
         scopes = list(L.SCOPES)
@@ -376,6 +393,7 @@ class Parser(Tokens):
         return L.block(*stmts)
 
     def statement(self) -> L.Stmt:
+        """A statement."""
         keyword = self.token.text if self.token.kind == "name" else ""
         if keyword == "for" or (keyword in L.KINDS and not self.peek("[", 1)):
             self.take()
@@ -433,6 +451,7 @@ class Parser(Tokens):
         return self.store()
 
     def store(self) -> L.Stmt:
+        """A store or an accumulation."""
         b = self.array()
         self.expect("[")
         indices = tuple(self.listed(self.expression, "]"))
@@ -448,6 +467,7 @@ class Parser(Tokens):
     # ------------------------------------------------------------ tensor expressions
 
     def tensors(self) -> list[Tensor]:
+        """Tensor expressions: the tensors that they return."""
         self.expect("te")
         self.dims()
         self.expect("{")
@@ -473,6 +493,7 @@ class Parser(Tokens):
         return outputs
 
     def extern(self) -> None:
+        """An extern, whose results are in scope from now on."""
         names = self.several(self.name)
         self.expect("=")
         self.expect("extern")

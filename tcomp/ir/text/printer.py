@@ -6,7 +6,7 @@ Expressions are infix with Python's precedence. A literal shows its dtype: `3` i
 named once (`let t0 = ... in ...`), so that text stays linear in the size of the program.
 
 The text depends on structure and names alone: it is the same in every process. Things of the same name in one scope get suffixes
-(`i`, `i_1`); a name that is no identifier stands in backticks.
+(`i`, `i_1`); a name that is no identifier is in backticks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _DEPTH = 40  # nesting at which a sub-expression gets a name
 
 
 def quoted(name: str, reserved: Collection[str] = RESERVED) -> str:
-    """The name as it stands in the text."""
+    """A name as printed: in backticks unless it is an identifier."""
     if IDENTIFIER.fullmatch(name) and name not in reserved:
         return name
     return "`" + json.dumps(name)[1:-1].replace("`", "\\u0060") + "`"
@@ -170,9 +170,11 @@ class Printer:
         return f"({text})" if own < precedence else text
 
     def listed(self, items: Sequence[Expr], indent: str) -> str:
+        """Expressions separated by commas."""
         return ", ".join(self.term(a, 0, indent) for a in items)
 
     def reduction(self, e: Expr, indent: str) -> str:
+        """A reduction, `sum(k in 0..K: body)`."""
         reducer, axes = e.attr
         bound: list[Expr] = []
         extents = [v.attr.extent if v.attr.extent is not None else (v.attr.hi or 0) + 1 for v in axes]
@@ -181,6 +183,7 @@ class Printer:
             return f"{self.reducer(reducer)}({listed}: {self.expression(e.args[0], indent + '    ')})"
 
     def reducer(self, reducer: Reducer) -> str:
+        """The name of a reducer."""
         standard = reducer == standard_reducers(reducer.identity.dtype).get(reducer.name)
         return reducer.name if standard else self.reducers(reducer, reducer.name)
 
@@ -194,15 +197,18 @@ class Printer:
         return f"{self.variables(v, v.name)}{declared} in 0..{end}"
 
     def range(self, v: Expr) -> str:
+        """The range of a variable in braces, with its dtype if it is no index."""
         lo, hi, extent = v.attr.lo, v.attr.hi, v.attr.extent
         cut = "" if extent is None else f" < {self.dim(extent)}"
         dtype = "" if v.dtype == INDEX else f": {v.dtype}"
         return f"{{{'' if lo is None else lo}..{'' if hi is None else hi}{cut}{dtype}}}"
 
     def dim(self, d: Dim) -> str:
+        """An extent, in parentheses where another operator could follow."""
         return self.term(as_expr(d), UNARY_PRECEDENCE + 1, "") if isinstance(d, Expr) else str(d)
 
     def shape(self, shape: Sequence[Dim]) -> str:
+        """Extents in brackets."""
         return f"[{', '.join(self.term(d, 0, '') if isinstance(d, Expr) else str(d) for d in shape)}]"
 
     def dims(self, dims: list[Expr]) -> str:

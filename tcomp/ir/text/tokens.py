@@ -1,6 +1,6 @@
 """The tokens of printed programs: what a parser takes them apart into, and how it says what is wrong where.
 
-A quoted name stands in backticks, text in double quotes; both have the escapes of JSON.
+A quoted name is in backticks, text in double quotes; both have the escapes of JSON.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class Tokens:
         yield Token("end", "", end)
 
     def fail(self, what: str, start: int | None = None, hint: str = "") -> NoReturn:
+        """Raises `ParseError` that shows the place: that of the next token, or `start`."""
         start = self.token.start if start is None else start
         line = self.text.count("\n", 0, start) + 1
         begin = self.text.rfind("\n", 0, start) + 1
@@ -80,29 +81,35 @@ class Tokens:
         return result
 
     def take(self) -> str:
+        """The text of the next token, which is passed."""
         text = self.token.text
         self.position += 1
         self.token = self.tokens[min(self.position, len(self.tokens) - 1)]
         return text
 
     def accept(self, text: str) -> bool:
+        """Whether the next token is this sign or name; then it is passed."""
         if self.token.text == text and self.token.kind in ("sign", "name"):
             self.take()
             return True
         return False
 
     def found(self) -> str:
+        """The next token, for a message."""
         return f"`{self.token.text}`" if self.token.text else "the end of the text"
 
     def expect(self, text: str) -> None:
+        """Passes this sign or name, which must be next."""
         if not self.accept(text):
             self.fail(f"expected `{text}`, found {self.found()}")
 
     def peek(self, text: str, ahead: int = 0) -> bool:
+        """Whether this sign or name is the next token, or so many `ahead` of it."""
         token = self.tokens[min(self.position + ahead, len(self.tokens) - 1)]
         return token.text == text and token.kind in ("sign", "name")
 
     def name(self) -> str:
+        """A name, in backticks or not."""
         if self.token.kind == "name":
             return self.take()
         if self.token.kind == "quoted":
@@ -110,11 +117,13 @@ class Tokens:
         self.fail(f"expected a name, found {self.found()}")
 
     def string(self) -> str:
+        """Text in double quotes."""
         if self.token.kind != "string":
             self.fail(f"expected a string, found {self.found()}")
         return self.unescaped(self.token.text[1:-1])
 
     def unescaped(self, inside: str) -> str:
+        """The text of the next token without its quotes and escapes."""
         try:
             result = json.loads(f'"{inside}"')
         except ValueError:
@@ -123,6 +132,7 @@ class Tokens:
         return str(result)
 
     def integer(self) -> int:
+        """An integer, which may be negative."""
         sign = -1 if self.accept("-") else 1
         if self.token.kind != "number" or not self.token.text.isdigit() or len(self.token.text) > DIGITS:
             self.fail(f"expected an integer, found {self.found()}")
