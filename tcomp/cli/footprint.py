@@ -18,6 +18,7 @@ def _peak() -> int:
 
 
 def main() -> None:
+    """Entry point of the measuring process."""
     import numpy as np
 
     from tcomp.runtime import load

@@ -25,10 +25,12 @@ class Latency:
 
     @property
     def least(self) -> float:
+        """Seconds of the fastest run."""
         return min(self.times)
 
     @property
     def median(self) -> float:
+        """Median seconds of a run."""
         return statistics.median(self.times)
 
 

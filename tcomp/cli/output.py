@@ -95,6 +95,7 @@ def size(value: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
+    """A number of things, with an s if it is not one."""
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 

@@ -16,6 +16,7 @@ Run = Callable[[Arrays], Arrays]
 
 
 def onnxruntime(path: Path, threads: int, inputs: Arrays) -> Run:
+    """ONNX Runtime on the CPU."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -27,6 +28,7 @@ def onnxruntime(path: Path, threads: int, inputs: Arrays) -> Run:
 
 
 def openvino(path: Path, threads: int, inputs: Arrays) -> Run:
+    """OpenVINO on the CPU."""
     import openvino as ov
 
     core = ov.Core()
@@ -45,6 +47,7 @@ def openvino(path: Path, threads: int, inputs: Arrays) -> Run:
 
 
 def torch(path: Path, threads: int, inputs: Arrays) -> Run:
+    """PyTorch, through onnx2torch, on the CPU."""
     import onnx
     import onnx2torch
     import torch as pytorch
@@ -67,10 +70,12 @@ _NEEDS = {"onnxruntime": ("onnxruntime",), "openvino": ("openvino",), "torch": (
 
 
 def is_installed(peer: str) -> bool:
+    """Whether the packages of a peer are installed."""
     return all(importlib.util.find_spec(package) is not None for package in _NEEDS[peer])
 
 
 def how_to_install(peer: str) -> str:
+    """The command that installs them."""
     return f"pip install {' '.join(_NEEDS[peer])}"
 
 

@@ -39,27 +39,38 @@ _PINNED = 32 << 20  # bytes of the staging buffer for uploads
 class GPU(plans.Device, Protocol):
     """A device with memory: what a module needs beyond launching."""
 
-    def allocate(self, size: int) -> Any: ...
+    def allocate(self, size: int) -> Any:
+        """Memory of `size` bytes. Raises an error of CuPy if there is not enough."""
 
-    def address(self, memory: Any) -> int: ...
+    def address(self, memory: Any) -> int:
+        """Where memory begins."""
 
-    def load(self, kernel: KernelCode) -> dict[str, Any]: ...
+    def load(self, kernel: KernelCode) -> dict[str, Any]:
+        """Load the code of a kernel; its functions by name."""
 
-    def upload(self, target: int, array: Array) -> None: ...
+    def upload(self, target: int, array: Array) -> None:
+        """Copy an array to the device."""
 
-    def download(self, array: Array, source: int) -> None: ...
+    def download(self, array: Array, source: int) -> None:
+        """Copy from the device to an array."""
 
-    def on_device(self, value: object) -> Any | None: ...
+    def on_device(self, value: object) -> Any | None:
+        """The value as a contiguous array if it lies on a GPU, else None."""
 
-    def device_array(self, shape: Sequence[int], dtype: np.dtype[Any], source: int) -> Any: ...
+    def device_array(self, shape: Sequence[int], dtype: np.dtype[Any], source: int) -> Any:
+        """A new array on the device with the content at `source`."""
 
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]: ...
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Record the launches of `work` as a CUDA graph; returns what replays them."""
 
-    def stopwatch(self) -> Callable[[], Callable[[], float]]: ...
+    def stopwatch(self) -> Callable[[], Callable[[], float]]:
+        """Marks this moment of the stream; see `CupyDevice.stopwatch`."""
 
-    def guarded(self) -> Any: ...
+    def guarded(self) -> Any:
+        """A context manager that turns errors of the device into `DeviceError`s."""
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        """Wait until all earlier operations have ended."""
 
 
 class CudaModule(Module):
@@ -259,12 +270,15 @@ class CupyDevice:
             raise DeviceError("the GPU reports an error", why=str(problem)) from None
 
     def allocate(self, size: int) -> Any:
+        """Memory of `size` bytes. Raises an error of CuPy if there is not enough."""
         return self.cupy.cuda.alloc(max(size, 1))
 
     def address(self, memory: Any) -> int:
+        """Where memory begins."""
         return int(memory.ptr)
 
     def load(self, kernel: KernelCode) -> dict[str, Any]:
+        """Load the code of a kernel; its functions by name."""
         driver = self.cupy.cuda.driver
         module = driver.moduleLoadData(best_code(kernel, self.capability))
         self.modules.append(module)
@@ -281,6 +295,7 @@ class CupyDevice:
         self.cupy.cuda.driver.moduleUnload(self.modules.pop())
 
     def launch(self, function: Any, grid: tuple[int, int, int], block: tuple[int, int, int], arguments: Sequence[int]) -> None:
+        """Launch a loaded function on the stream."""
         handle, shared = function
         cells = (ctypes.c_int64 * max(1, len(arguments)))(*arguments)  # pointers and 64-bit integers alike
         start = ctypes.addressof(cells)
@@ -288,6 +303,7 @@ class CupyDevice:
         self.cupy.cuda.driver.launchKernel(handle, *grid, *block, shared, self.stream.ptr, ctypes.addressof(places), 0)
 
     def copy(self, target: int, source: int, size: int) -> None:
+        """Copy bytes on the device, on the stream."""
         runtime = self.cupy.cuda.runtime
         runtime.memcpyAsync(target, source, size, runtime.memcpyDeviceToDevice, self.stream.ptr)
 
@@ -312,11 +328,13 @@ class CupyDevice:
             runtime.memcpyAsync(target + begin, address, piece.size, runtime.memcpyHostToDevice, self.stream.ptr)
 
     def download(self, array: Array, source: int) -> None:
+        """Copy from the device to an array."""
         runtime = self.cupy.cuda.runtime
         address = array.__array_interface__["data"][0]
         runtime.memcpyAsync(address, source, array.nbytes, runtime.memcpyDeviceToHost, self.stream.ptr)
 
     def read_byte(self, address: int) -> int:
+        """The byte at an address, once the stream has reached it."""
         self.download(self.byte, address)
         self.stream.synchronize()
         return int(self.byte[0])
@@ -336,6 +354,7 @@ class CupyDevice:
         return array
 
     def device_array(self, shape: Sequence[int], dtype: np.dtype[Any], source: int) -> Any:
+        """A new array on the device with the content at `source`."""
         result = self.cupy.empty(shape, dtype)
         self.stream.wait_event(self.cupy.cuda.get_current_stream().record())  # who had this memory before may still be using it
         if result.nbytes:
@@ -343,6 +362,7 @@ class CupyDevice:
         return result
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Record the launches of `work` as a CUDA graph; returns what replays them."""
         self.stream.begin_capture()
         try:
             work()
@@ -369,6 +389,7 @@ class CupyDevice:
         return mark
 
     def synchronize(self) -> None:
+        """Wait until all earlier operations have ended."""
         self.stream.synchronize()
 
 

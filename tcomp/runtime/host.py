@@ -16,32 +16,14 @@ _ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
 # LLVM's name of a feature -> the kernel's name in /proc/cpuinfo, where they differ by more than punctuation.
 _KERNEL_NAMES = {
     "x86_64": {
-        "x87": "fpu",
-        "bmi": "bmi1",
-        "sse3": "pni",
-        "lzcnt": "abm",
-        "sahf": "lahflm",
-        "prfchw": "3dnowprefetch",
-        "pclmul": "pclmulqdq",
-        "sha": "shani",
-        "rdrnd": "rdrand",
-        "crc32": "sse42",
-        "64bit": "lm",
+        "x87": "fpu", "bmi": "bmi1", "sse3": "pni", "lzcnt": "abm", "sahf": "lahflm", "prfchw": "3dnowprefetch", "pclmul": "pclmulqdq",
+        "sha": "shani", "rdrnd": "rdrand", "crc32": "sse42", "64bit": "lm",
     },
     "aarch64": {
-        "fparmv8": "fp",
-        "neon": "asimd",
-        "fullfp16": "asimdhp",
-        "fp16fml": "asimdfhm",
-        "dotprod": "asimddp",
-        "lse": "atomics",
-        "crc": "crc32",
-        "rdm": "asimdrdm",
-        "rcpc": "lrcpc",
-        "jsconv": "jscvt",
-        "complxnum": "fcma",
+        "fparmv8": "fp", "neon": "asimd", "fullfp16": "asimdhp", "fp16fml": "asimdfhm", "dotprod": "asimddp", "lse": "atomics", "crc": "crc32",
+        "rdm": "asimdrdm", "rcpc": "lrcpc", "jsconv": "jscvt", "complxnum": "fcma",
     },
-}
+}  # fmt: skip
 
 
 def check_target(triple: str, features: tuple[str, ...]) -> None:

@@ -29,24 +29,9 @@ from tcomp.errors import ArtifactError
 FORMAT = 1
 MANIFEST_LIMIT = 64 << 20  # bytes
 
-_NATIVE = frozenset(
-    [
-        "bool",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "float16",
-        "float32",
-        "float64",
-        "complex64",
-        "complex128",
-    ]
-)
+_NATIVE = {
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64", "complex64", "complex128",
+}  # fmt: skip
 # Element types that NumPy lacks, with the type of their raw bits. Those narrower than a byte take one byte each.
 _EXTENDED = {"bfloat16": "uint16"}
 _EXTENDED |= dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"), "uint8")
@@ -144,17 +129,12 @@ def parse_manifest(data: bytes) -> Manifest:
         raise ArtifactError(f"the manifest has format {version}, this runtime reads format {FORMAT}", hint="compile the model again")
     target = top.fields("target")
     dims = tuple(_dim(entry) for entry in top.entries("dims"))
-    for kind, names in (
-        ("dim", [dim.name for dim in dims]),
-        ("weight", [entry.text("name") for entry in top.entries("weights")]),
-    ):
-        if len(set(names)) < len(names):
-            raise ArtifactError(f"two {kind}s of the manifest have the same name")
     inputs = tuple(_tensor(entry, dims) for entry in top.entries("inputs"))
     outputs = tuple(_tensor(entry, None) for entry in top.entries("outputs"))
-    for tensors in (inputs, outputs):
-        if len({tensor.name for tensor in tensors}) < len(tensors):
-            raise ArtifactError("two inputs or two outputs of the manifest have the same name")
+    weights = tuple(_weight(entry) for entry in top.entries("weights"))
+    for kind, named in (("dims", dims), ("weights", weights), ("inputs", inputs), ("outputs", outputs)):
+        if len({entry.name for entry in named}) < len(named):
+            raise ArtifactError(f"two {kind} of the manifest have the same name")
     bound = {extent for tensor in inputs for extent in tensor.shape}
     for dim in dims:
         if not dim.data_dependent and dim.name not in bound:
@@ -173,10 +153,7 @@ def parse_manifest(data: bytes) -> Manifest:
         dims=dims,
         threads=threads,
         errors=top.texts("errors"),
-        weights=tuple(
-            Weight(entry.text("name"), entry.integer("offset", 0), entry.integer("size", 0), entry.text("sha256"))
-            for entry in top.entries("weights")
-        ),
+        weights=weights,
         code_sha256=top.fields("checksums").text("code"),
         notes=notes,
     )
@@ -235,6 +212,10 @@ def _dim(entry: _Fields) -> Dim:
     if not isinstance(dependent, bool):
         _wrong(f"{entry.where}.data_dependent", "true or false")
     return Dim(entry.text("name"), least, most, dependent)
+
+
+def _weight(entry: _Fields) -> Weight:
+    return Weight(entry.text("name"), entry.integer("offset", 0), entry.integer("size", 0), entry.text("sha256"))
 
 
 def _tensor(entry: _Fields, dims: tuple[Dim, ...] | None) -> TensorSpec:

@@ -85,22 +85,27 @@ class Module:
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
+        """The inputs, in graph order."""
         return self.manifest.inputs
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
+        """The outputs, in graph order."""
         return self.manifest.outputs
 
     @property
     def threads(self) -> int:
+        """The number of threads of a run."""
         return self._threads
 
     @property
     def manifest(self) -> Manifest:
+        """The manifest of the artifact."""
         return self._artifact.manifest
 
     @property
     def artifact(self) -> Artifact:
+        """What was loaded."""
         return self._artifact
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -1,6 +1,6 @@
 """The launch plan of a CUDA artifact: parsed and checked, and executed on a device.
 
-The format is that of the code section (see the artifact's producer): kernels with their launches, and steps. Sizes and offsets are
+The format is that of the code section: kernels with their launches, and steps. Sizes and offsets are
 small expressions over the artifact's dims, evaluated here; whatever is malformed is an `ArtifactError`.
 """
 
@@ -35,11 +35,14 @@ Values = Mapping[tuple[str, int | str], int]
 class Device(Protocol):
     """What a plan is executed on. Addresses are integers; operations happen in order."""
 
-    def launch(self, function: Any, grid: tuple[int, int, int], block: tuple[int, int, int], arguments: Sequence[int]) -> None: ...
+    def launch(self, function: Any, grid: tuple[int, int, int], block: tuple[int, int, int], arguments: Sequence[int]) -> None:
+        """Launch a loaded function."""
 
-    def copy(self, target: int, source: int, size: int) -> None: ...
+    def copy(self, target: int, source: int, size: int) -> None:
+        """Copy bytes on the device."""
 
-    def read_byte(self, address: int) -> int: ...
+    def read_byte(self, address: int) -> int:
+        """The byte at an address, once all earlier operations have ended."""
 
 
 @dataclass(frozen=True, slots=True)
