@@ -24,12 +24,14 @@ from typing import Any
 
 import numpy as np
 
+from tcomp.backends import backend_of
+from tcomp.backends.kernel import compile_loops
 from tcomp.codegen.cuda.nvrtc import version
 from tcomp.errors import DeviceError, TargetError, TcompError
 from tcomp.ir import te
 from tcomp.ir.graph import KERNEL, Graph, Node, Value
-from tcomp.kernels import compile_loops, default_schedule
-from tcomp.pipeline import Report, compile_model, package
+from tcomp.options import CompileOptions
+from tcomp.pipeline import compile_model, package
 from tcomp.runtime.cuda import CudaModule, CupyDevice
 from tcomp.schedules.knobs import Knobs, Option
 from tcomp.schedules.lowering import lower
@@ -47,9 +49,9 @@ def module_of(tensors: list[te.Tensor], target: Target, knobs: Knobs | None = No
     inputs = [t for t in tensors if t.body is None]
     values = [Value(f"{n}:{t.name}", t.dtype, t.shape) for n, t in enumerate(tensors)]
     given, made = tuple(values[: len(inputs)]), tuple(values[len(inputs) :])
-    compiled = compile_loops(default_schedule(lower("kernel", inputs, tensors[len(inputs) :]), target, knobs), target)
+    compiled = compile_loops(backend_of(target).schedule(lower("kernel", inputs, tensors[len(inputs) :]), knobs), backend_of(target))
     node = Node(KERNEL, given, made, {}, "kernel", (Graph("kernel", given, made, ()),))
-    return CudaModule(package(Graph("te", given, made, (node,)), {node: compiled}, target, None, Report()))
+    return CudaModule(package(Graph("te", given, made, (node,)), {node: compiled}, CompileOptions(target)))
 
 
 # ---------------------------------------------------------------- kernels bound by memory
@@ -183,7 +185,7 @@ def measure_models(patterns: str | None, target: Target) -> bool:
 def measure_model(model: models.Model, target: Target) -> bool:
     path = models.obtain(model)
     inputs, wanted = (models.load_arrays(path, which) for which in ("inputs", "outputs"))
-    artifact, report = compile_model(path, target, **models.compile_arguments(model, inputs))
+    artifact, report = compile_model(path, CompileOptions(CompileOptions(target, **models.compile_arguments(model, inputs))))
     module = CudaModule(artifact)
     inputs = {name: array for name, array in inputs.items() if name not in model.fixed}
     results = module.run(inputs)

@@ -13,6 +13,7 @@ from typing import Any
 
 from tcomp.errors import TcompError
 from tcomp.ir.fallback import FallbackKind
+from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_model
 from tcomp.runtime import Artifact
 from tcomp.target import Target
@@ -74,7 +75,7 @@ def compile_all(patterns: str | None, target: Target) -> bool:
         try:
             path = models.obtain(model)
             arguments = models.compile_arguments(model, models.load_arrays(path, "inputs"))
-            found = figures(compile_model(path, target, **arguments)[0], target)
+            found = figures(compile_model(path, CompileOptions(CompileOptions(target, **arguments)))[0], target)
         except models.Unavailable as reason:
             print(f"{model.name:20} skipped: {reason}", flush=True)
             continue

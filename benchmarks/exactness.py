@@ -29,6 +29,7 @@ from rich.table import Table
 
 from tcomp.errors import TcompError
 from tcomp.ops.winograd import WINOGRAD_PRODUCT
+from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_model
 from tcomp.runtime import Module
 
@@ -81,7 +82,7 @@ def made(model: Model, source: Any, feeds: Arrays, threads: int, **options: Any)
     arguments = compile_arguments(model, feeds)
     if model.dynamic:
         arguments = {"dims": arguments["dims"]}
-    return compile_model(source, threads=threads, **arguments, **options)
+    return compile_model(source, CompileOptions(CompileOptions(threads=threads, **arguments, **options)))
 
 
 def exactness(model: Model, path: Path, threads: int, draws: int) -> dict[str, Any]:

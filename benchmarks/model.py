@@ -3,7 +3,7 @@
     python -m benchmarks.model [--size 512] [--rounds 7]
 
 For each schedule the predicted and the measured time at one thread (the least of the rounds, which take turns, in time of the thread);
-then Spearman's rank correlation of the two. The model is given the rates measured by `tcomp.machine`.
+then Spearman's rank correlation of the two. The model is given the rates measured by `tcomp.calibration`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 
 import tcomp
 from tcomp import Schedule, te
+from tcomp.calibration import measured
 from tcomp.ir.expr import Expr
-from tcomp.machine import measured
 from tcomp.schedules.cost.cpu import estimate
 from tcomp.target import Target
 

@@ -34,8 +34,8 @@ from onnx import numpy_helper, parser
 
 import tcomp
 from tcomp import Schedule
+from tcomp.calibration import peak_flops
 from tcomp.ir.loops import VECTORIZED, Buffer, Kernel, loop, store
-from tcomp.machine import peak_flops
 from tcomp.target import Target
 
 from .worker import difference

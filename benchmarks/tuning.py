@@ -34,10 +34,12 @@ from tcomp.autotune.measurement.measurer import Measurer
 from tcomp.autotune.search import Search, Summarize
 from tcomp.autotune.space import sample
 from tcomp.autotune.tasks import Task, workloads
+from tcomp.backends import backend_of
 from tcomp.errors import ScheduleError
 from tcomp.frontends.onnx import import_model
+from tcomp.options import CompileOptions, Report
 from tcomp.passes.runner import run_passes
-from tcomp.pipeline import Report, graph_passes
+from tcomp.pipeline import graph_passes
 from tcomp.schedules.knobs import Decisions, decode, encode
 from tcomp.target import Target
 
@@ -77,7 +79,7 @@ def kernel(number: int, shape: Sequence[int], *layers: Layer) -> Task:
     ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, s) for name, s in (("x", shape), (last, None))]
     graph = helper.make_graph(nodes, "chain", ends[:1], ends[1:], constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
-    return workloads(run_passes(import_model(model), graph_passes(HOST, Report(), direct=True))[0], HOST, 1)[number][0]
+    return workloads(run_passes(import_model(model), graph_passes(CompileOptions(CompileOptions(HOST, direct=True)), Report()))[0], HOST, 1)[number][0]
 
 
 def within(channels: int, filters: int, size: int, *layer: Any) -> Task:
@@ -288,7 +290,7 @@ def measured(measurer: Measurer, task: Task, candidates: Sequence[Decisions]) ->
     """Records whose cost is a multiple of the default schedule's time; without traces, which the decisions stand for."""
     found = measurer.measure(task, candidates)
     return [
-        Record(task, encode(d), "", m, m.ratio if m.status == "ok" else None, None, environment(HOST), time.time())
+        Record(task, encode(d), "", m, m.ratio if m.status == "ok" else None, None, environment(backend_of(HOST)), time.time())
         for d, m in zip(candidates, found, strict=True)
     ]
 
@@ -326,7 +328,7 @@ def train(path: str, output: str | None) -> None:
     model = CostModel()
     model.fit(made, thorough=True)
     place = Path(output) if output else shipped(HOST)
-    facts = {"measurements": len(made), "kernels": [names[k] for k in dict.fromkeys(s.task for s in made)], "processor": environment(HOST)["processor"], "threads": 1,
+    facts = {"measurements": len(made), "kernels": [names[k] for k in dict.fromkeys(s.task for s in made)], "processor": environment(backend_of(HOST))["processor"], "threads": 1,
              "accuracy on kernels left out": {"analytic": round(analytic, 3), "learnt": round(learnt, 3)}}  # fmt: skip
     place.parent.mkdir(exist_ok=True)
     model.save(place, facts)

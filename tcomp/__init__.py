@@ -13,12 +13,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tcomp.api import compile
     from tcomp.autotune.tuner import tune
     from tcomp.errors import ScheduleError, TcompError
     from tcomp.frontends.python import program
     from tcomp.functions import build
     from tcomp.ir import te
-    from tcomp.pipeline import compile
     from tcomp.runtime import Module, load
     from tcomp.schedules import Schedule
     from tcomp.target import Target
@@ -27,7 +27,7 @@ __version__ = "0.1.0"
 __all__ = ["Module", "Schedule", "ScheduleError", "Target", "TcompError", "build", "compile", "load", "program", "te", "tune"]
 
 _HOMES = {
-    "build": "tcomp.functions", "compile": "tcomp.pipeline", "ScheduleError": "tcomp.errors", "TcompError": "tcomp.errors",
+    "build": "tcomp.functions", "compile": "tcomp.api", "ScheduleError": "tcomp.errors", "TcompError": "tcomp.errors",
     "Module": "tcomp.runtime", "load": "tcomp.runtime", "program": "tcomp.frontends.python", "Schedule": "tcomp.schedules", "Target": "tcomp.target",
     "tune": "tcomp.autotune.tuner",
 }  # fmt: skip

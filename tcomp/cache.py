@@ -15,8 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import llvmlite
-
 
 def folder() -> Path:
     """`$TCOMP_CACHE`, else `$XDG_CACHE_HOME/tcomp`, else `~/.cache/tcomp`."""
@@ -28,9 +26,13 @@ def folder() -> Path:
 @functools.cache
 def source_version() -> str:
     """A digest of the compiler's sources and its LLVM: another compiler must not be handed what this one made."""
+    import llvmlite  # not to describe a target, nor to find what was measured
+
     root = Path(__file__).parent
     made = hashlib.sha256(str(llvmlite.__version__).encode())
-    for part in ("ir", "ops", "schedules", "codegen"):
+    for path in (root / "machines.py", root / "target.py"):
+        made.update(path.read_bytes())
+    for part in ("ir", "ops", "schedules", "codegen", "backends"):
         for path in sorted((root / part).rglob("*.py")):
             made.update(path.read_bytes())
     return made.hexdigest()

@@ -8,6 +8,8 @@ from typing import Any, overload
 
 import numpy as np
 
+from tcomp.backends import Backend, backend_of
+from tcomp.backends.kernel import compile_loops
 from tcomp.errors import InputError, TargetError
 from tcomp.ir.dims import bind_dims
 from tcomp.ir.dtypes import to_numpy
@@ -15,8 +17,8 @@ from tcomp.ir.expr import Dim, Expr, dim
 from tcomp.ir.graph import KERNEL, Graph, Node, Value
 from tcomp.ir.loops import Kernel
 from tcomp.ir.te import Tensor
-from tcomp.kernels import compile_loops, default_schedule
-from tcomp.pipeline import Report, package
+from tcomp.options import CompileOptions
+from tcomp.pipeline import package
 from tcomp.runtime import Module
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import Schedule, ends_of
@@ -26,10 +28,10 @@ _SHAPES = 256  # combinations remembered
 
 
 @overload
-def build(program: Schedule | Kernel, target: Target | str | None = None, threads: int | None = None) -> InPlace: ...
+def build(program: Schedule | Kernel, target: Target | Backend | str | None = None, threads: int | None = None) -> InPlace: ...
 @overload
-def build(program: Tensor | Sequence[Tensor], target: Target | str | None = None, threads: int | None = None) -> Computed: ...
-def build(program: Any, target: Target | str | None = None, threads: int | None = None) -> InPlace | Computed:
+def build(program: Tensor | Sequence[Tensor], target: Target | Backend | str | None = None, threads: int | None = None) -> Computed: ...
+def build(program: Any, target: Target | Backend | str | None = None, threads: int | None = None) -> InPlace | Computed:
     """Machine code of a program, as a Python function.
 
     Tensor expressions (a tensor to compute, or a list of placeholders and then of tensors to compute) get the default schedule, and
@@ -39,21 +41,21 @@ def build(program: Any, target: Target | str | None = None, threads: int | None 
     `target` defaults to this machine, `threads` to all cores that the process may use. Raises `IRError` for what is no program,
     `CodegenError` for loops that the target has no code for.
     """
-    target = target if isinstance(target, Target) else Target.parse(target or "cpu")
+    backend = backend_of(target)
     if isinstance(program, Schedule | Kernel):
-        return InPlace(program if isinstance(program, Schedule) else Schedule(program), target, threads)
-    return Computed(*ends_of(program), target, threads)
+        return InPlace(program if isinstance(program, Schedule) else Schedule(program), backend, threads)
+    return Computed(*ends_of(program), backend, threads)
 
 
 class Computed:
     """Compiled tensor expressions. `f(*inputs)` returns the result, or a tuple of several; `f(*inputs, *outputs)` fills arrays
     for the results and returns None."""
 
-    def __init__(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], target: Target, threads: int | None) -> None:
+    def __init__(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], backend: Backend, threads: int | None) -> None:
         values = [Value(f"{n}:{t.name}", t.dtype, t.shape) for n, t in enumerate([*inputs, *outputs])]
-        schedule = default_schedule(lower("kernel", inputs, outputs), target)
+        schedule = backend.schedule(lower("kernel", inputs, outputs))
         self._inputs = len(inputs)
-        self.module = _module(schedule, values[: len(inputs)], values[len(inputs) :], target, threads)
+        self.module = _module(schedule, values[: len(inputs)], values[len(inputs) :], backend, threads)
 
     def __call__(self, *arrays: Any) -> Any:
         results = self.module(*arrays[: self._inputs])
@@ -71,8 +73,8 @@ class InPlace:
     Arrays are C-contiguous, of the declared dtypes, and do not overlap where one is written; what fits not raises `InputError`.
     """
 
-    def __init__(self, schedule: Schedule, target: Target, threads: int | None) -> None:
-        if target.kind == "cuda":
+    def __init__(self, schedule: Schedule, backend: Backend, threads: int | None) -> None:
+        if backend.on_device:
             raise TargetError("a kernel on a GPU cannot work on NumPy arrays in place", hint="build for a CPU, or build the tensors")
         self.kernel = schedule.source  # steps may look at the same memory by other shapes
         compiled = schedule.copy()
@@ -81,7 +83,7 @@ class InPlace:
         # carry the sizes, in their shapes.
         buffers = [Value(f"{n}:{b.name}", b.dtype, _free(n, b.shape)) for n, b in enumerate(self.kernel.buffers)]
         sizes = [Value(f"size {v.name}", "bool", (dim(v.name, 0), 0)) for v in self.kernel.scalars]
-        self.module = _module(compiled, [*buffers, *sizes], [], target, threads, carriers=len(sizes))
+        self.module = _module(compiled, [*buffers, *sizes], [], backend, threads, carriers=len(sizes))
         self._expected = [(b.name, to_numpy(b.dtype), b in self.kernel.outputs) for b in self.kernel.buffers]
         written = [n for n, b in enumerate(self.kernel.buffers) if b in self.kernel.outputs]
         self._apart = [(w, n) for w in written for n in range(len(buffers)) if n not in written or n > w]
@@ -154,10 +156,10 @@ def _free(number: int, shape: Sequence[Dim]) -> list[Dim]:
 
 
 def _module(
-    schedule: Schedule, inputs: Sequence[Value], outputs: Sequence[Value], target: Target, threads: int | None, carriers: int = 0
+    schedule: Schedule, inputs: Sequence[Value], outputs: Sequence[Value], backend: Backend, threads: int | None, carriers: int = 0
 ) -> Module:
     """A module of one kernel; the last `carriers` inputs are not among its buffers."""
     given, made = tuple(inputs), tuple(outputs)
     node = Node(KERNEL, given[: len(given) - carriers], made, {}, schedule.kernel.name, (Graph("kernel", given, made, ()),))
-    compiled = compile_loops(schedule, target)
-    return Module.load(package(Graph("program", given, made, (node,)), {node: compiled}, target, threads, Report()), threads=threads)
+    compiled = compile_loops(schedule, backend)
+    return Module.load(package(Graph("program", given, made, (node,)), {node: compiled}, CompileOptions(backend, threads=threads)), threads=threads)

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from tcomp.backends import Backend
+from tcomp.backends.workers import compile_kernels
 from tcomp.errors import ArtifactError, ScheduleError
 from tcomp.ir.dims import bind_dims
 from tcomp.ir.expr import Expr, as_expr, variables
@@ -20,13 +22,12 @@ from tcomp.ir.graph import KERNEL, Graph, Node, Value, canonical_graph_text
 from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Kernel
-from tcomp.kernels import compile_kernels
-from tcomp.pipeline import Progress, Report, compile_graph, graph_passes, kernel_nodes, package
+from tcomp.options import CompileOptions, Progress, Report
+from tcomp.pipeline import compile_graph, graph_passes, kernel_nodes, package
 from tcomp.runtime import Artifact, Module
 from tcomp.schedules.proof import Proof, prove
 from tcomp.schedules.schedule import parse_source
 from tcomp.schedules.trace import Trace, read_record
-from tcomp.target import Target
 
 Array = np.ndarray
 
@@ -95,47 +96,39 @@ class Verification:
 
 
 def verify(
-    graph: Graph,
-    target: Target,
-    inputs: Mapping[str, Array],
-    *,
-    tolerance: float | None = None,
-    full: bool = False,
-    threads: int | None = None,
-    progress: Progress | None = None,
-    direct: bool = False,
+    graph: Graph, inputs: Mapping[str, Array], options: CompileOptions, *, tolerance: float | None = None, full: bool = False
 ) -> Verification:
     """Compare the native code of an imported graph with its interpretation.
 
     `tolerance` bounds the relative error; by default it depends on the dtype (1e-4 for float32, 0 for integers), and on the precision of
     the target (1e-2 for tf32 and fp16, 5e-2 for bf16). `full` judges every
-    pass and kernel even where the outputs agree. `progress` is told (stage, done, total). `direct`: see `compile`. Raises `TcompError` as compilation does.
+    pass and kernel even where the outputs agree. Raises `TcompError` as compilation does.
     """
-    tell = progress or (lambda stage, done, total: None)
-    artifact = compile_graph(graph, target, threads, progress=progress, direct=direct)
-    module = Module.load(artifact, threads=threads)
+    tell, precision = options.progress, options.backend.target.precision
+    artifact = compile_graph(graph, options)
+    module = Module.load(artifact, threads=options.threads)
     native = module.run(inputs)
     want = _interpret(graph, inputs, "reference", tell)
-    result = Verification([compare(name, native[name], want[name], tolerance, target.precision) for name in want], module.threads)
+    result = Verification([compare(name, native[name], want[name], tolerance, precision) for name in want], module.threads)
     if module.threads > 1:
         alone = Module.load(artifact, threads=1).run(inputs)
         result.repeatable = all(a.tobytes() == native[name].tobytes() for name, a in alone.items())
     if full or not all(c.ok for c in result.outputs):
-        passes = graph_passes(target, Report(), direct=direct)
+        passes = graph_passes(options, Report())
         final = _judge_passes(graph, passes, inputs, want, tolerance, tell, result.passes)
         if final is not None:
-            for judged in _judge_kernels(final, target, inputs, tolerance, tell):
+            for judged in _judge_kernels(final, options.backend, inputs, tolerance, tell):
                 result.kernels.append(judged)
                 if not judged.worst.ok:
                     break
     return result
 
 
-def compare(name: str, got: Array, want: Array, tolerance: float | None = None, precision: str = "fp32") -> Comparison:
-    """Compare an array with what it should be, where products of float32 were computed in `precision`."""
+def compare(name: str, got: Array, want: Array, tolerance: float | None = None, precision: str | None = None) -> Comparison:
+    """Compare an array with what it should be, where products of float32 were computed in `precision` (None: in float32)."""
     if tolerance is None:
         dtype = want.dtype.name
-        tolerance = _TOLERANCES.get(_PRECISIONS.get(precision, dtype) if dtype == "float32" else dtype, 0.0)
+        tolerance = _TOLERANCES.get(_PRECISIONS.get(precision or "", dtype) if dtype == "float32" else dtype, 0.0)
     return Comparison(name, _error(got, want), tolerance)
 
 
@@ -212,7 +205,7 @@ def _interpret(
 
 
 def _judge_kernels(
-    graph: Graph, target: Target, inputs: Mapping[str, Array], tolerance: float | None, tell: Progress
+    graph: Graph, backend: Backend, inputs: Mapping[str, Array], tolerance: float | None, tell: Progress
 ) -> Iterator[KernelResult]:
     """Each node of a partitioned graph, in order. A node of control flow is judged as a whole."""
     values: dict[Value, Array] = {v: np.asarray(a) for v, a in graph.constants.items()} | {v: inputs[v.name] for v in graph.inputs}
@@ -225,8 +218,8 @@ def _judge_kernels(
         results = evaluate_graph(single, {renamed[v].name: a for v, a in given.items()}, dims=dims)
         want = [results[renamed[v].name] for v in node.outputs]
         values.update(zip(node.outputs, want, strict=True))
-        found = _run_alone(node, given, [a.shape for a in want], dims, target)
-        compared = [compare(v.name, a, b, tolerance, target.precision) for v, a, b in zip(node.outputs, found, want, strict=True)]
+        found = _run_alone(node, given, [a.shape for a in want], dims, backend)
+        compared = [compare(v.name, a, b, tolerance, backend.target.precision) for v, a, b in zip(node.outputs, found, want, strict=True)]
         worst = max(compared, key=lambda c: (not c.ok, c.error))
         inner = [n for body in node.bodies for n in body.nodes] if node.op is KERNEL else [node]
         yield KernelResult(node.name or node.outputs[0].name, tuple(n.op.name for n in inner), worst)
@@ -246,7 +239,7 @@ def _isolated(node: Node, plain: Callable[[str, Value], Value]) -> tuple[Graph, 
 
 
 def _run_alone(
-    node: Node, given: Mapping[Value, Array], shapes: Sequence[tuple[int, ...]], dims: Mapping[Expr, int], target: Target
+    node: Node, given: Mapping[Value, Array], shapes: Sequence[tuple[int, ...]], dims: Mapping[Expr, int], backend: Backend
 ) -> list[Array]:
     """The outputs of one node, by native code. The node's values become plain arrays in their physical layouts; a symbolic dim that
     no input's shape gives is given by the shape of an input of its own."""
@@ -257,8 +250,8 @@ def _run_alone(
     graph = replace(graph, inputs=(*graph.inputs, *extra))
 
     texts = {n: canonical_graph_text(n.bodies[0]) for n in kernel_nodes(graph)}
-    compiled = compile_kernels(list(texts.values()), target)
-    module = Module.load(package(graph, {n: compiled[text] for n, text in texts.items()}, target, 1, Report()), threads=1)
+    compiled = compile_kernels(list(texts.values()), backend)
+    module = Module.load(package(graph, {n: compiled[text] for n, text in texts.items()}, CompileOptions(backend, threads=1)), threads=1)
     feeds = {plain[v].name: _layout(v).to_physical(np.asarray(a)) for v, a in given.items()}
     feeds |= {v.name: np.zeros(dims[d], bool) for v, d in extra.items()}
     results = module.run(feeds)

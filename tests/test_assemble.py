@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 import tcomp
-from tcomp.assemble import collect_weights
 from tcomp.ir.expr import Expr, dim
 from tcomp.ir.graph import IF, LOOP, Graph, GraphBuilder, Node, Value
 from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ir.layout import Layout
 from tcomp.ops import elementwise as ew
 from tcomp.ops.matmul import MATMUL
+from tcomp.options import CompileOptions
+from tcomp.packaging.weights import collect_weights
 from tcomp.pipeline import compile_graph
 from tcomp.target import Target
 
@@ -50,7 +51,7 @@ def loop(
 
 
 def check(graph: Graph, *cases: dict[str, np.ndarray]) -> None:
-    module = tcomp.Module.load(compile_graph(graph, Target.host()))
+    module = tcomp.Module.load(compile_graph(graph, CompileOptions(CompileOptions(Target.host()))))
     for arrays in cases:
         wanted, got = evaluate_graph(graph, arrays), module.run(arrays)
         for name, value in wanted.items():
@@ -111,7 +112,7 @@ def test_a_loop_that_stops() -> None:
     out, stacked = loop(b, 10, inside, [b.input("x", F, (3,))], 1, condition=True)
     graph = b.build([out])
     check(graph, {"x": random(3)})
-    module = tcomp.Module.load(compile_graph(b.build([out, stacked]), Target.host()))
+    module = tcomp.Module.load(compile_graph(b.build([out, stacked]), CompileOptions(CompileOptions(Target.host()))))
     x = random(3)
     last, rows = module(x)
     np.testing.assert_allclose(last, x * 8, rtol=1e-6)

@@ -1,38 +1,63 @@
-"""Which part may import which: a part knows what lies below it, never what uses it. Imports inside functions count as well."""
+"""The import graph: which file may import which. Imports inside functions count as well, those for the type checker alone do not."""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1] / "tcomp"
-BASE = {"errors", "machines", "target"}
-KNOWS = {
-    "errors": set(),
-    "machines": set(),
-    "target": {"cache", "errors", "machines"},
-    "ir": {"errors"},
-    "ops": {"errors", "ir"},
-    "passes": {"errors", "ir", "ops"},
-    "schedules": {*BASE, "ir"},
-    "codegen": {*BASE, "ir"},
-    "frontends": {"errors", "ir", "ops"},
-    "runtime": {"errors"},
-    "cache": set(),
-}
-TOP = {  # these put the parts together: they may use all
-    "__init__", "__main__", "assemble", "autotune", "cli", "facts", "functions", "kernels", "listings", "machine", "pipeline", "verification",
-}  # fmt: skip
+FILES = sorted(ROOT.rglob("*.py"))
+
+LAYERS: list[set[str]] = [
+    {"errors"},
+    {"cache", "machines", "runtime"},
+    {"host"},
+    {"target"},
+    {"ir"},
+    {"ops"},
+    {"frontends", "passes", "codegen", "schedules"},
+    {"backends"},
+    {"options", "packaging"},
+    {"pipeline"},
+    {"functions"},
+    {"calibration"},
+    {"autotune"},
+    {"api", "verification"},
+    {"cli"},
+    {"__main__"},
+]
+"""Lowest first: a file imports from its own part and from layers below. Parts of one layer do not know each other."""
+
+SCHEDULE_LAYERS: list[set[str]] = [
+    {"trace", "knobs", "instructions"},
+    {"analysis"},
+    {"primitives"},
+    {"cost", "lowering"},
+    {"schedule"},
+    {"proof", "groups", "polyhedral"},
+    {"cpu"},
+    {"gpu"},
+]
+NOT_YET = {("cost", "gpu"), ("polyhedral", "cpu")}
+
+KNOT = 3
+"""Files of tcomp.ir that may import each other: expressions, tensors and graphs mention one another."""
+
+MOST_FILES = 20  # in one folder, without __init__.py
+
 THIRD_PARTY = {
-    "numpy": {*KNOWS, *TOP} - BASE,
+    "numpy": {"ir", "ops", "passes", "schedules", "codegen", "frontends", "runtime", "options", "packaging", "pipeline", "functions", "calibration",
+              "autotune", "api", "verification", "cli"},
     "ml_dtypes": {"ir", "runtime"},
-    "llvmlite": {"cache", "codegen", "target", *TOP},
-    "onnx": {"frontends", *TOP},
+    "llvmlite": {"cache", "codegen", "host", "autotune", "cli"},
+    "onnx": {"frontends", "cli"},
     "islpy": {"ir", "schedules"},
     "cuda": {"codegen"},
     "cupy": {"runtime"},
@@ -41,17 +66,25 @@ THIRD_PARTY = {
     "typer": {"cli"},
     "xgboost": {"autotune"},
     "distributed": {"autotune"},
-}
+}  # fmt: skip
 OPTIONAL = {"cli"}  # talks to other runtimes, where they are installed
 
 
-def part_of(path: Path) -> str:
-    relative = path.relative_to(ROOT)
-    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def part_of(module: str) -> str:
+    """The folder or file below tcomp."""
+    words = module.split(".")
+    return words[1] if len(words) > 1 else "__init__"
+
+
+MODULES = {module_of(path): path for path in FILES}
 
 
 def imports(path: Path) -> Iterator[tuple[int, str, bool]]:
-    """(line, dotted module, whether it is for the type checker only) of every import in a file; `from a import b` counts as a.b."""
+    """(line, dotted name, whether it is for the type checker only) of every import in a file; `from a import b` counts as a.b."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     annotations = {
         inner
@@ -67,32 +100,101 @@ def imports(path: Path) -> Iterator[tuple[int, str, bool]]:
             yield from ((node.lineno, f"{node.module}.{alias.name}", node in annotations) for alias in node.names)
 
 
-FILES = sorted(ROOT.rglob("*.py"))
+@cache
+def arrows() -> dict[str, dict[str, int]]:
+    """For each file the files of the package that it imports, each with a line."""
+    found: dict[str, dict[str, int]] = {name: {} for name in MODULES}
+    for name, path in MODULES.items():
+        for line, imported, types_only in imports(path):
+            target = imported if imported in MODULES else imported.rpartition(".")[0]
+            if target in MODULES and target != name and not types_only:
+                found[name].setdefault(target, line)
+    return found
 
 
-def test_every_part_has_a_rule() -> None:
-    assert {part_of(path) for path in FILES} == {*KNOWS, *TOP}
+def circles() -> list[list[str]]:
+    """The strongly connected components of more than one file (R. Tarjan, Depth-First Search and Linear Graph Algorithms, 1972)."""
+    graph, number, low = arrows(), dict[str, int](), dict[str, int]()
+    stack: list[str] = []
+    found = []
+
+    def visit(v: str) -> None:
+        number[v] = low[v] = len(number)
+        stack.append(v)
+        for w in graph[v]:
+            if w not in number:
+                visit(w)
+            if w in stack:
+                low[v] = min(low[v], low[w])
+        if low[v] == number[v]:
+            circle = stack[stack.index(v) :]
+            del stack[stack.index(v) :]
+            if len(circle) > 1:
+                found.append(sorted(circle))
+
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(10 * len(graph) + limit)
+    try:
+        for v in graph:
+            if v not in number:
+                visit(v)
+    finally:
+        sys.setrecursionlimit(limit)
+    return found
 
 
-@pytest.mark.parametrize("part", KNOWS)
-def test_imports_point_downwards(part: str) -> None:
+def upwards(layers: list[set[str]], prefix: str, besides: Collection[tuple[str, str]] = ()) -> list[str]:
+    """The arrows between parts (words behind the prefix) that do not point to a lower layer."""
+    level = {part: n for n, layer in enumerate(layers) for part in layer}
     wrong = []
-    for path in FILES:
-        if part_of(path) != part:
-            continue
-        for line, module, _ in imports(path):
-            words = module.split(".")
-            if words[0] == "tcomp":
-                other = words[1] if len(words) > 1 else "__init__"
-                if other != part and other not in KNOWS[part]:
-                    wrong.append(f"{path.relative_to(ROOT.parent)}:{line} imports {module}")
-    assert not wrong, f"`{part}` may know {sorted(KNOWS[part])}:\n" + "\n".join(wrong)
+    for name, targets in arrows().items():
+        for target, line in targets.items():
+            if name.startswith(prefix) and target.startswith(prefix):
+                one, other = (module.removeprefix(prefix).split(".")[0] for module in (name, target))
+                if one != other and level[other] >= level[one] and (one, other) not in besides:
+                    wrong.append(f"{MODULES[name].relative_to(ROOT.parent)}:{line} imports {target}")
+    return wrong
+
+
+def test_every_part_has_a_layer() -> None:
+    assert {part_of(name) for name in MODULES} - {"__init__"} == set().union(*LAYERS)
+
+
+def test_no_two_files_import_each_other() -> None:
+    knots = [c for c in circles() if c != ["tcomp.runtime.cuda", "tcomp.runtime.module"] and not (len(c) <= KNOT and all(name.startswith("tcomp.ir.") for name in c))]
+    assert not knots, "\n".join(" <-> ".join(c) for c in knots)
+
+
+def test_imports_point_downwards() -> None:
+    assert not (wrong := upwards(LAYERS, "tcomp.")), "\n".join(wrong)
+
+
+def test_imports_of_schedules_point_downwards() -> None:
+    assert not (wrong := upwards(SCHEDULE_LAYERS, "tcomp.schedules.", NOT_YET)), "\n".join(wrong)
+
+
+def test_no_folder_is_full() -> None:
+    files = {folder: [f for f in folder.glob("*.py") if f.name != "__init__.py"] for folder in {path.parent for path in FILES}}
+    assert not (full := {str(folder): len(found) for folder, found in files.items() if len(found) > MOST_FILES + (folder.name == "primitives")}), full
+
+
+def test_kinds_of_targets_are_told_apart_by_backends_alone() -> None:
+    """Everything else asks the target, or its backend."""
+    tests = re.compile(r"""\.kind [!=]= "(cpu|cuda)"|isinstance\([^)]*(Cpu|Cuda)(Target|Backend)|case (Cpu|Cuda)(Target|Backend)""")
+    wrong = [
+        f"{path.relative_to(ROOT.parent)}:{n}: {line.strip()}"
+        for path in FILES
+        if "backends" not in path.parts and path.name != "target.py"
+        for n, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if tests.search(line)
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_third_party_packages_stay_in_their_parts() -> None:
     wrong = []
     for path in FILES:
-        part = part_of(path)
+        part = part_of(module_of(path))
         for line, module, types_only in imports(path):
             package = module.split(".")[0]
             allowed = package == "tcomp" or package in sys.stdlib_module_names or part in THIRD_PARTY.get(package, ())
@@ -124,7 +226,7 @@ def test_measuring_loads_no_compiler(worker: str) -> None:
 
 def test_any_module_of_the_ir_can_be_imported_first() -> None:
     """The nouns mention each other: printing and parsing are imported where they are used, so that there is no cycle at load time."""
-    names = [".".join(p.relative_to(ROOT.parent).with_suffix("").parts) for p in FILES if part_of(p) == "ir" and p.stem != "__init__"]
+    names = [".".join(p.relative_to(ROOT.parent).with_suffix("").parts) for p in FILES if part_of(module_of(p)) == "ir" and p.stem != "__init__"]
     program = (
         "import importlib, sys\n"
         "for name in sys.argv[1:]:\n"

@@ -12,16 +12,18 @@ from pathlib import Path
 import pytest
 
 from tcomp import cache as kept
-from tcomp import kernels
+from tcomp.backends import Backend, backend_of
+from tcomp.backends import kernel as kernel_module
+from tcomp.backends import workers as kernels
+from tcomp.backends.kernel import CompiledKernel, predicted_seconds
+from tcomp.backends.workers import IN_PROCESS, compile_kernels
 from tcomp.errors import CodegenError, TcompError
 from tcomp.ir import te
 from tcomp.ir.expr import Dim
 from tcomp.ir.graph import Graph, GraphBuilder, Operator, canonical_graph_text
-from tcomp.kernels import IN_PROCESS, CompiledKernel, compile_kernels, predicted_seconds
 from tcomp.ops import elementwise as ew
-from tcomp.target import Target
 
-HOST = Target.host()
+HOST = backend_of()
 MANY = (ew.NEG, ew.RELU, ew.TANH, ew.EXP, ew.SIGMOID)[: IN_PROCESS + 2]
 
 
@@ -87,16 +89,16 @@ def test_predictions_are_stored_and_found(monkeypatch: pytest.MonkeyPatch, cache
     short, long, unknown = (of(size) for size in (10, 1000, te.var("n")))
     first = [predicted_seconds(g, HOST) for g in (short, long, unknown)]
     assert 0 < first[0] < first[1] and first[2] > 0 and len(files(cache)) == 3
-    monkeypatch.setattr(kernels, "build_loops", lambda *args: pytest.fail("a prediction is made that should be in the cache"))
+    monkeypatch.setattr(kernel_module, "build_loops", lambda *args: pytest.fail("a prediction is made that should be in the cache"))
     assert [predicted_seconds(g, HOST) for g in (short, long, unknown)] == first
 
 
 def test_kernels_of_other_targets_and_compilers_are_others(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    def symbol(target: Target) -> str:
-        return compile_kernels(TEXTS[:1], target)[TEXTS[0]].symbol
+    def symbol(backend: Backend) -> str:
+        return compile_kernels(TEXTS[:1], backend)[TEXTS[0]].symbol
 
     here = symbol(HOST)
-    there = symbol(Target.parse("aarch64"))
+    there = symbol(backend_of("aarch64"))
     monkeypatch.setattr(kept, "source_version", lambda: "another compiler")
     assert len({here, there, symbol(HOST)}) == 3 and len(files(cache)) == 3
 
@@ -156,15 +158,16 @@ def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path: Path, monkeyp
 
 PROGRAM = """
 import json, sys
-from tcomp.kernels import compile_kernels
+from tcomp.backends import backend_of
+from tcomp.backends.workers import compile_kernels
 from tcomp.target import Target
-found = compile_kernels(json.load(sys.stdin), Target.host())
+found = compile_kernels(json.load(sys.stdin), backend_of())
 print(json.dumps(sorted([k.symbol, k.code.hex()] for k in found.values())))
 """
 
 
 def start(program: str) -> subprocess.Popen[str]:
-    root = str(Path(kernels.__file__).parents[1])
+    root = str(Path(kernels.__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
     return subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
@@ -185,13 +188,13 @@ def test_out_of_the_cache_without_llvm(cache: Path) -> None:
         "from tcomp.ops.elementwise import EXP\n"
         "from tcomp.target import Target\n"
         "b = GraphBuilder()\n"
-        "module = tcomp.Module.load(compile_graph(b.build(b.add(EXP, [b.input('x', 'float32', (100,))])), Target.host()))\n"
+        "module = tcomp.Module.load(compile_graph(b.build(b.add(EXP, [b.input('x', 'float32', (100,))]))))\n"
         "(y,) = module.run({'x': np.zeros(100, np.float32)}).values()\n"
         "print(y.sum(), str(Target.host()), 'llvmlite.binding' in sys.modules, sep=', ')\n"
     )
     first, second = (start(program).communicate(timeout=120)[0].strip() for _ in range(2))
-    assert first == f"100.0, {HOST}, True"
-    assert second == f"100.0, {HOST}, False"
+    assert first == f"100.0, {HOST.target}, True"
+    assert second == f"100.0, {HOST.target}, False"
 
 
 def test_workers_make_what_this_process_makes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

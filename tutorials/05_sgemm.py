@@ -9,7 +9,7 @@ import numpy as np
 
 import tcomp
 from tcomp import te
-from tcomp.machine import peak_flops
+from tcomp.calibration import peak_flops
 
 # What is computed says nothing about how: a million sums of a thousand products.
 N = 1024

@@ -9,7 +9,7 @@ import numpy as np
 
 import tcomp
 from tcomp import te
-from tcomp.machine import peak_flops
+from tcomp.calibration import peak_flops
 
 # Channels in blocks of one vector, innermost: the 16 output channels of a pixel are one vector register, one load of weights serves every
 # pixel, and the image is read one element at a time, broadcast. (A network is brought into this layout once; see `tcomp explain`.)

@@ -18,9 +18,8 @@ from pathlib import Path
 import numpy as np
 
 import tcomp
+from tcomp.backends import backend_of
 from tcomp.ir.loops import Buffer, Kernel, hoist_temporaries
-from tcomp.kernels import default_schedule
-from tcomp.target import Target
 
 from .c import c_text
 
@@ -50,7 +49,7 @@ def polly(kernel: Kernel, folder: Path, threads: int) -> dict[str, Compiled]:
 
 def contender(kernel: Kernel, threads: int) -> Run:
     """tcomp's code for the program, by its default schedule."""
-    run = tcomp.build(default_schedule(kernel, Target.host()), threads=threads)
+    run = tcomp.build(backend_of().schedule(kernel), threads=threads)
     return lambda arrays: run(*arrays)
 
 

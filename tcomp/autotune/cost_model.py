@@ -27,7 +27,6 @@ import numpy as np
 from tcomp.autotune.features import Features
 from tcomp.autotune.fingerprint import fingerprint
 from tcomp.errors import ArtifactError
-from tcomp.machines import INTEL_AVX512
 from tcomp.target import Target
 
 if TYPE_CHECKING:
@@ -128,18 +127,7 @@ def _digest(trees: Any) -> str:
 
 def shipped(target: Target) -> Path:
     """Where the model for a target's family is, if there is one."""
-    return Path(__file__).parent / "models" / f"{family(target)}.json"
-
-
-def family(target: Target) -> str:
-    """The machines that a model trained on one of them serves: GPUs, Intel's processors with AVX-512, else processors of one name.
-
-    The model that is shipped was trained on one of Intel's servers with AVX-512 (which one, its system did not say). On AMD's, which have
-    other units and caches, it would order candidates by what is slow elsewhere.
-    """
-    if target.kind == "cuda":
-        return "cuda"
-    return "intel-avx512" if target.cpu in INTEL_AVX512 and target.vector_bits == 512 else target.cpu
+    return Path(__file__).parent / "models" / f"{target.family}.json"
 
 
 # ---------------------------------------------------------------- learning and judging

@@ -18,22 +18,10 @@ import numpy as np
 
 from tcomp.autotune.space import Candidate
 from tcomp.errors import TcompError
-from tcomp.schedules.cost import cpu, gpu
+from tcomp.schedules.cost.cpu import COUNTS, SECONDS
 from tcomp.schedules.knobs import Answer, Option, chosen, option_of
 from tcomp.schedules.trace import Step
 
-COUNTS = (
-    "operations.fma", "operations.add", "operations.mul", "operations.div", "operations.special", "operations.other",
-    "loads.vector", "loads.scalar", "loads.gather", "stores.vector", "stores.scalar", "spills", "prefetches", "prefetches.missed",
-    "bytes.l2", "bytes.l3", "bytes.memory", "pages", "flops", "bytes", "intensity", "instructions", "flops.instruction",
-    "iterations", "guards", "accumulators", "working_set", "regions", "parallel", "balance",
-)  # fmt: skip
-SECONDS = ("arithmetic", "registers", "l2", "l3", "memory", "pages", "overhead")
-GPU_COUNTS = (
-    "launches", "blocks", "threads", "shared", "registers", "resident", "waves", "balance", "slots", "divisions", "products", "banks", "pieces",
-    "fetched", "touched", "flops", "bytes", "intensity",
-)  # fmt: skip
-GPU_SECONDS = gpu.SECONDS
 STEPS, DECISIONS = 32, 48  # places
 NAMES = (
     *COUNTS, *(f"seconds.{name}" for name in SECONDS), "bound",
@@ -45,7 +33,7 @@ Vector = np.ndarray  # float32
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Features:
-    """`vector` has a number for each of `NAMES`; of a GPU, the first part has those of `GPU_COUNTS` and `GPU_SECONDS`, and zeros.
+    """`vector` has a number for each of `NAMES`; of a GPU, the first part has those of `schedules.cost.gpu`, and zeros.
     `seconds` is the time by the analytic model."""
 
     vector: Vector
@@ -90,11 +78,11 @@ def features(candidate: Candidate) -> Features:
     """The features of a candidate, which takes some milliseconds. The first part is zero where the analytic model cannot tell."""
     task, kernel = candidate.task, candidate.schedule.kernel
     try:
-        found = cpu.features(kernel, task.machine, task.sizes_of(kernel.scalars), task.threads)
+        found = task.backend.estimate(kernel, task.sizes_of(kernel.scalars), task.threads).features
     except TcompError:
         found = {"seconds": 1.0, "bound": 0.0}
     seconds = max(found["seconds"], 1e-9)
-    names, parts = (GPU_COUNTS, GPU_SECONDS) if task.machine.kind == "cuda" else (COUNTS, SECONDS)
+    names, parts = task.backend.feature_names
     counts = [log2(1 + found.get(name, 0.0)) for name in names] + [0.0] * (len(COUNTS) - len(names))
     shares = [found.get(f"seconds.{name}", 0.0) / seconds for name in parts]
     steps = _hashed((token for step in candidate.schedule.trace for token in _step_tokens(step)), STEPS)

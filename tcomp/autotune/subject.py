@@ -19,6 +19,7 @@ from tcomp.autotune.measurement.measurer import Measurer, cores
 from tcomp.autotune.measurement.results import LIMITS, MIN_ROUNDS, Comparison, Limits, Measurement, Outcome, Rounds, summed
 from tcomp.autotune.measurement.worker_process import Answer, WorkerProcess
 from tcomp.autotune.tasks import Algorithm, Program, ScheduleFunction, Task, Workload, kernel_workload, workloads
+from tcomp.backends import backend_of
 from tcomp.errors import InputError, TcompError
 from tcomp.frontends.onnx import import_model
 from tcomp.ir.expr import Expr, as_expr, evaluate_int, variables
@@ -27,15 +28,13 @@ from tcomp.ir.text.graph_parser import parse_graph
 from tcomp.ir.text.parser import parse_kernel
 from tcomp.machines import Core
 from tcomp.ops import OPERATORS
+from tcomp.options import CompileOptions, Report
 from tcomp.passes.algorithms import Sizes, algorithm_costs
 from tcomp.passes.runner import run_passes
-from tcomp.pipeline import Report, compile_partitioned, graph_passes, kernel_inputs
+from tcomp.pipeline import compile_partitioned, graph_passes, kernel_inputs
 from tcomp.runtime import Artifact, numpy_dtype
 from tcomp.runtime.inputs import random_array
-from tcomp.schedules.cost import cpu as cost
-from tcomp.schedules.gpu.precision import with_precision
 from tcomp.schedules.knobs import Decisions, encode
-from tcomp.schedules.lowering import lower_graph
 from tcomp.schedules.schedule import Program as Source
 from tcomp.target import Target
 
@@ -83,7 +82,7 @@ class ModelSubject:
         seed: int = 0,
         direct: bool = False,
     ) -> None:
-        self._target, self._threads, self._sizes, self._direct = target, threads, dict(sizes or {}), direct
+        self._backend, self._threads, self._sizes, self._direct = backend_of(target), threads, dict(sizes or {}), direct
         self._graph = import_model(model, shapes, dims, {name: np.asarray(v) for name, v in (values or {}).items()})
         self.inputs = _inputs(self._graph, self._sizes, seed)
         self._suggested: dict[Sizes, int] = {}
@@ -95,8 +94,11 @@ class ModelSubject:
         self._untuned = self._compiled({})
         self.algorithms = self._alternatives()
 
+    def _options(self, lookup: Lookup) -> CompileOptions:
+        return CompileOptions(self._backend, threads=self._threads, direct=self._direct, decide=lookup)
+
     def _lookup(self, decisions: Mapping[str, Decisions]) -> Lookup:
-        return given(decisions, self._target, self._threads, self._sizes)
+        return given(decisions, self._backend, self._threads, self._sizes)
 
     def _chosen(self, decisions: Mapping[str, Decisions]) -> frozenset[str]:
         return frozenset(task.key + encode(d) for task, d in self.algorithms if decisions.get(task.key) == d)
@@ -106,7 +108,7 @@ class ModelSubject:
         chosen = self._chosen(decisions)
         if chosen not in self._partitioned:
             lookup = self._lookup(decisions)
-            self._partitioned[chosen], _ = run_passes(self._graph, graph_passes(self._target, Report(), lookup, self._direct)[:-1])
+            self._partitioned[chosen], _ = run_passes(self._graph, graph_passes(self._options(lookup), Report())[:-1])
             self._suggested |= lookup.suggested
             if len(self._partitioned) > _CACHED_GRAPHS:  # each has weights of its own
                 del self._partitioned[next(iter(self._partitioned))]
@@ -114,33 +116,34 @@ class ModelSubject:
 
     def _with_layouts(self, decisions: Mapping[str, Decisions], lookup: Lookup) -> Graph:
         """The graph after all passes."""
-        *_, (_, layout) = graph_passes(self._target, Report(), lookup)
+        *_, (_, layout) = graph_passes(self._options(lookup), Report())
         return layout(self._before_layouts(decisions))
 
     def _compiled(self, decisions: Mapping[str, Decisions]) -> Artifact:
         lookup = self._lookup(decisions)
-        return compile_partitioned(self._with_layouts(decisions, lookup), self._target, self._threads, Report(), decide=lookup)
+        return compile_partitioned(self._with_layouts(decisions, lookup), self._options(lookup), Report())
 
     def _alternatives(self) -> list[tuple[Algorithm, Decisions]]:
         """Algorithms other than those that the model of their cost suggests, but not far from these; the most promising first."""
         found = []
+        wanted = self._backend.graph_options
         for sizes, suggested in self._suggested.items():
-            costs = algorithm_costs(sizes, self._target.lanes(32), self._target.streamed)
-            task, limit = Algorithm(str(sizes), str(self._target), self._threads), _ALGORITHM_DOUBT * costs[suggested]
+            costs = algorithm_costs(sizes, wanted.lanes or 1, wanted.streamed_bytes)
+            task, limit = Algorithm(str(sizes), str(self._backend.target), self._threads), _ALGORITHM_DOUBT * costs[suggested]
             found += [(limit - cost, task, {Algorithm.NAME: tile}) for tile, cost in costs.items() if tile != suggested and cost < limit]
         return [(task, decisions) for _, task, decisions in sorted(found, key=lambda x: -x[0])]
 
     def choose_algorithms(self, decisions: Mapping[str, Decisions]) -> None:
         """From now on, the tasks are the kernels of the model with these algorithms."""
         self._algorithm_decisions = dict(decisions)
-        self.tasks = [*workloads(self._with_layouts(decisions, self._lookup(decisions)), self._target, self._threads, self._sizes)]
+        self.tasks = [*workloads(self._with_layouts(decisions, self._lookup(decisions)), self._backend.target, self._threads, self._sizes)]
 
     def _keys(self, decisions: Mapping[str, Decisions]) -> list[str]:
         """The keys of a model's kernels, in program order."""
         chosen = self._chosen(decisions)
         if chosen not in self._keys_of:
             kernels = kernel_inputs(self._with_layouts(decisions, self._lookup({})))
-            options = self._target, self._threads, self._sizes
+            options = self._backend.target, self._threads, self._sizes
             self._keys_of[chosen] = [kernel_workload(node.bodies[0], constants, *options).key for node, constants in kernels]
         return self._keys_of[chosen]
 
@@ -168,7 +171,7 @@ class ModelSubject:
             self.artifact(decisions).save(paths["tuned"])
             with open(paths["inputs"], "wb") as file:
                 np.savez(file, allow_pickle=False, **{str(n): a for n, a in enumerate(self.inputs.values())})
-            memory = None if self._target.kind == "cuda" else LIMITS.bytes
+            memory = None if self._backend.on_device else LIMITS.bytes
             worker = WorkerProcess("tcomp.autotune.measurement.ab_comparison", memory, cores(self._threads))
             request = {"names": list(self.inputs), **paths, "threads": self._threads, "seconds": seconds}
             try:
@@ -227,10 +230,10 @@ class ProgramSubject:
 def roofline_seconds(task: Task, core: Core | None) -> float:
     """The least seconds that a call of a task's kernel takes, by the roofline. `core` has measured rates, if there are any."""
     if isinstance(task, Workload):
-        kernel = with_precision(lower_graph(task.body({}), "kernel"), task.machine.precision)
+        kernel = task.backend.lower(task.body({}), "kernel")
     else:
         kernel = parse_kernel(task.text)
-    return cost.bound(kernel, task.machine, task.sizes_of(kernel.scalars), task.threads, core)
+    return task.backend.bound(kernel, task.sizes_of(kernel.scalars), task.threads, core)
 
 
 def title(task: Task) -> str:

@@ -21,6 +21,8 @@ from operator import attrgetter
 from typing import Any, ClassVar, cast
 
 from tcomp.autotune.arguments import Argument, kernel_arguments
+from tcomp.backends import Backend, backend_of
+from tcomp.backends.kernel import build_loops, operand_layouts
 from tcomp.errors import InputError, ScheduleError
 from tcomp.ir.expr import Expr
 from tcomp.ir.graph import KERNEL, LOOP, Graph, Node, canonical_graph_text
@@ -29,7 +31,6 @@ from tcomp.ir.loops import Kernel
 from tcomp.ir.text.graph_parser import parse_graph
 from tcomp.ir.text.parser import parse_kernel
 from tcomp.ir.verify import verify_kernel
-from tcomp.kernels import build_loops, default_schedule, operand_layouts
 from tcomp.ops import OPERATORS
 from tcomp.passes.layout import relaid
 from tcomp.schedules.knobs import Knobs, Option
@@ -72,9 +73,9 @@ class Task(ABC):
         return {f.name: getattr(self, f.name) for f in fields(cast(Any, self)) if f.compare}  # every task is a dataclass
 
     @property
-    def machine(self) -> Target:
-        """The target, parsed."""
-        return _machine(self.target)
+    def backend(self) -> Backend:
+        """The backend of the target."""
+        return _backend(self.target)
 
     @property
     def key(self) -> str:
@@ -116,7 +117,7 @@ class Workload(Task):
 
     def layouts(self, knobs: Knobs) -> Mapping[int, Layout]:
         """The layouts of constants, by number of the input, as decided."""
-        return operand_layouts(_graph(self.text), frozenset(self.constants), self.machine, knobs)
+        return operand_layouts(_graph(self.text), frozenset(self.constants), self.backend, knobs)
 
     def body(self, layouts: Mapping[int, Layout]) -> Graph:
         """The KERNEL body with its constants in these layouts."""
@@ -134,7 +135,7 @@ class Workload(Task):
 
         later = {name: value for name, value in knobs.given.items() if name not in settled}
         inner = Knobs({**later, **knobs.decisions}, pick)
-        s = build_loops(body, "kernel", self.machine, inner)
+        s = build_loops(body, "kernel", self.backend, inner)
         knobs.asked.update((name, answer) for name, answer in inner.asked.items() if name not in settled)
         values = (*body.inputs, *body.outputs)
         layouts = {n: v.layout for n, v in enumerate(values)}
@@ -179,7 +180,7 @@ class Program(Task):
         """The scheduled loops and their buffers."""
         kernel = _kernel(self.text)
         if not self.space:
-            s = default_schedule(kernel, self.machine, knobs)
+            s = self.backend.schedule(kernel, knobs)
         else:
             function = self.function or _find_function(self.space)
             if function is None:
@@ -280,8 +281,8 @@ def _kernel(text: str) -> Kernel:
 
 
 @lru_cache(maxsize=16)
-def _machine(text: str) -> Target:
-    return Target.parse(text)
+def _backend(text: str) -> Backend:
+    return backend_of(text)
 
 
 def _digest(*parts: str) -> str:

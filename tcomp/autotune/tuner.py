@@ -22,11 +22,10 @@ import numpy.typing as npt
 
 from tcomp.autotune.budget import PhaseClock, Watchdog
 from tcomp.autotune.confirm import Confirmation, Gain, confirm
-from tcomp.autotune.database.lookup import counted
 from tcomp.autotune.database.records import Judgement, Record, Session, SessionState, Verdict, environment
 from tcomp.autotune.database.store import Database
 from tcomp.autotune.features import CandidateSummary
-from tcomp.autotune.measurement.measurer import Measurer, check_device
+from tcomp.autotune.measurement.measurer import Measurer
 from tcomp.autotune.measurement.results import Limits, Measurement, Outcome, Rounds
 from tcomp.autotune.progress import Result, Status, StopReason, TaskStatus
 from tcomp.autotune.search import Search
@@ -34,10 +33,11 @@ from tcomp.autotune.space import instantiate
 from tcomp.autotune.subject import ModelSubject, ProgramSubject, TuningSubject, roofline_seconds, title
 from tcomp.autotune.task_scheduler import TaskState, next_task
 from tcomp.autotune.tasks import ScheduleFunction, Task
+from tcomp.backends import backend_of
+from tcomp.calibration import measured
 from tcomp.errors import InputError, TcompError
 from tcomp.ir.loops import Kernel
 from tcomp.ir.te import Tensor
-from tcomp.machine import measured
 from tcomp.schedules.knobs import Decisions, decode, encode
 from tcomp.schedules.schedule import Program as Source
 from tcomp.target import Target
@@ -95,15 +95,15 @@ def tune(
     that cannot be used; `InputError` if there is nothing to resume.
     """
     start = time.monotonic()
-    machine = target if isinstance(target, Target) else Target.parse(target or "cpu")
+    backend = backend_of(target)
     for name, number in (("budget", budget), ("trials", trials), ("workers", workers), ("threads", threads)):
         if number is not None and not 0 < number < 1e9:
             raise InputError(f"{name} is to be positive, not {number}")
-    if machine.kind == "cuda" and cluster is None:
-        check_device(machine)
-    count = counted(machine, threads)
+    if cluster is None:
+        backend.check_device()
+    count = backend.threads(threads)
     options: dict[str, Any] = {
-        "model": os.path.abspath(model) if isinstance(model, str | os.PathLike) else None, "target": str(machine), "threads": threads, "workers": workers,
+        "model": os.path.abspath(model) if isinstance(model, str | os.PathLike) else None, "target": str(backend.target), "threads": threads, "workers": workers,
         "cluster": cluster, "shapes": _plain(shapes), "dims": _plain(dims), "values": _plain(values), "sizes": _plain(sizes), "seed": seed, "direct": direct,
     }  # fmt: skip
     clock = PhaseClock()
@@ -111,11 +111,11 @@ def tune(
         with clock.phase("compile"):
             subject: TuningSubject
             if isinstance(model, Kernel | Tensor) or (isinstance(model, Sequence) and not isinstance(model, str | bytes)):
-                subject = ProgramSubject(model, machine, count, sizes, schedule)
+                subject = ProgramSubject(model, backend.target, count, sizes, schedule)
             elif schedule is not None:
                 raise InputError("a schedule function is for a program of one's own", hint="tcomp.tune([A, B, C], schedule=f)")
             else:
-                subject = ModelSubject(model, machine, count, shapes, dims, values, sizes, seed, direct)
+                subject = ModelSubject(model, backend.target, count, shapes, dims, values, sizes, seed, direct)
         session = _session(entries, subject, options, budget, trials, resume)
         run = _TuningRun(subject, entries, session, start, clock, progress or (lambda status: None), Random(f"{seed} {session.trials}"))
         return run.run(workers, cluster)

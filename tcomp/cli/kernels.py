@@ -33,13 +33,12 @@ def profiled(module: Module, inputs: Mapping[str, object]) -> list[dict[str, Any
 
 
 def _roof(module: Module) -> Roof:
-    from tcomp.machine import measured
-    from tcomp.schedules.cost.roofline import roof
-    from tcomp.target import Target
+    from tcomp.backends import backend_of
+    from tcomp.calibration import measured
 
     if module.manifest.triple == "cuda":
-        return roof(Target.parse(f"cuda -arch={module.manifest.cpu}"))
-    return roof(Target.host(), module.threads, measured())
+        return backend_of(f"cuda -arch={module.manifest.cpu}").roof()
+    return backend_of().roof(module.threads, measured())
 
 
 def show(title: str, records: Sequence[Mapping[str, Any]]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tcomp.pipeline import Progress
+    from tcomp.options import Progress
 
 _ROUNDS = 5
 _PAUSE = 0.02  # seconds before a block: threads of the one before stop spinning and go to sleep

@@ -9,7 +9,8 @@ from pathlib import Path
 from tcomp.cli.files import check_model_file, is_artifact
 from tcomp.cli.options import parse_dims, parse_shapes, parse_target
 from tcomp.errors import InputError
-from tcomp.pipeline import Progress, compile_model
+from tcomp.options import CompileOptions, Progress
+from tcomp.pipeline import compile_model
 from tcomp.runtime import Artifact, read_artifact
 from tcomp.target import Target
 
@@ -42,7 +43,8 @@ def open_model(
     ranges, fixed = parse_dims(dims), parse_shapes(shapes)
     if not is_artifact(path):
         check_model_file(path)
-        artifact, _ = compile_model(path, parse_target(target, arch, precision), fixed, ranges, threads, progress=progress)
+        options = CompileOptions(parse_target(target, arch, precision), fixed, ranges, threads, progress=progress)
+        artifact, _ = compile_model(path, options)
         return Opened(artifact, {})
     for given, option in ((shapes, "--shape"), (target, "--target"), (arch, "--arch"), (precision, "--precision")):
         if given:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from tcomp.pipeline import Progress
+    from tcomp.options import Progress
 
 _WIDE = 200  # columns of a table that goes to a file or pipe: nothing is cut off
 

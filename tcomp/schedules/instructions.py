@@ -20,7 +20,7 @@ from tcomp.ir.expr import Expr, Reducer
 from tcomp.ir.instruction import CORE, ELEMENT, RUN, WARP, WARPGROUP, CopyOp, Fragment, Instruction, Operand, VectorOp, WarpOp, lane_of
 from tcomp.ir.loops import Accumulate, Buffer, Kernel, Stmt, Store, loop, over
 from tcomp.ir.text.parser import parse_instruction
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
 _ISAS = {  # bits of a vector, the feature that multiplies and adds them
     "avx512": (512, "avx512f"),
@@ -29,7 +29,7 @@ _ISAS = {  # bits of a vector, the feature that multiplies and adds them
 }
 
 
-def isa_of(target: Target) -> str:
+def isa_of(target: CpuTarget) -> str:
     """The widest of the instruction sets of `fma_tile` that a target has. Raises `ScheduleError` where it has none."""
     for isa, (bits, feature) in _ISAS.items():
         if target.has(feature) and bits <= target.vector_bits:

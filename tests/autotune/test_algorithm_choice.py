@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 import tcomp
+from tcomp.api import with_records
 from tcomp.autotune.database.store import Database
 from tcomp.autotune.measurement.results import Comparison, Rounds
 from tcomp.autotune.subject import ModelSubject, title
 from tcomp.autotune.tasks import Algorithm, task_from_json
 from tcomp.autotune.tuner import tune
 from tcomp.errors import DatabaseError, ScheduleError
+from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_model
 from tcomp.schedules.knobs import Decisions, Knobs, encode
 from tcomp.target import Target
@@ -27,7 +29,7 @@ HOST = Target.host()
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TCOMP_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr("tcomp.machine.measure", lambda target: target.core)
+        patch.setattr("tcomp.calibration.measure", lambda target: target.core)
         patch.setattr("tcomp.autotune.subject._ALGORITHM_DOUBT", 100.0)  # which ones are in doubt depends on the machine
         yield
 
@@ -105,8 +107,8 @@ def test_a_tile_that_is_none_is_passed_over(model: ModelSubject, net: Path, tmp_
         (tmp_path / "lines").write_text("\n".join(lines) + "\n")
         with Database(tmp_path / f"{n}.db") as database:
             assert database.import_(tmp_path / "lines") == 2
-        _, report = compile_model(net, HOST, threads=1, database=tmp_path / f"{n}.db", emit=("graph",))
-        _, plain = compile_model(net, HOST, threads=1, emit=("graph",))
+        _, report = compile_model(net, with_records(CompileOptions(HOST, threads=1, emit=("graph",)), tmp_path / f"{n}.db"))
+        _, plain = compile_model(net, CompileOptions(HOST, threads=1, emit=("graph",)))
         assert report.stages["graph"] == plain.stages["graph"]
     (tmp_path / "lines").write_text(lines[0] + "\n" + lines[1].replace('"kind": "algorithm"', '"kind": "other"') + "\n")
     with Database(tmp_path / "bad.db") as database, pytest.raises(DatabaseError, match="`kind`: it is 'other', which is unknown"):

@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("distributed", reason="needs the package `distributed`")
 
-from tcomp.autotune.measurement.cluster import ClusterMeasurer, tag
+from tcomp.autotune.measurement.cluster import ClusterMeasurer
 from tcomp.autotune.measurement.results import Limits, Measurement
 from tcomp.errors import InputError
 from tcomp.target import Target
@@ -41,7 +41,7 @@ class Cluster:
         return str(json.loads(self._file.read_text())["address"])
 
     def worker(self, name: str) -> subprocess.Popen[bytes]:
-        options = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--worker-port", "0", "--name", name, "--resources", f"{tag(HOST)}=1")
+        options = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--worker-port", "0", "--name", name, "--resources", f"{HOST.machine}=1")
         return self._start("worker", "--scheduler-file", str(self._file), *options)
 
     def _start(self, kind: str, *options: str) -> subprocess.Popen[bytes]:
@@ -84,7 +84,7 @@ def test_nobody_is_such_a_machine(cluster: Cluster, monkeypatch: pytest.MonkeyPa
     with ClusterMeasurer(cluster.address, builders=1, limits=LIMITS) as measurer:
         measurer._patience = 0.5
         (got,) = measurer.measure(task(), [{}])
-        assert (got.status, got.reason) == ("error", f"no worker of the cluster is a `{tag(HOST)}`")
+        assert (got.status, got.reason) == ("error", f"no worker of the cluster is a `{HOST.machine}`")
 
 
 def test_there_is_no_cluster() -> None:

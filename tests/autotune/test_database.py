@@ -22,6 +22,7 @@ from tcomp.autotune.database.records import Judgement, Record, Session, SessionS
 from tcomp.autotune.database.store import Database
 from tcomp.autotune.measurement.results import Measurement, Outcome
 from tcomp.autotune.tasks import Program, Task
+from tcomp.backends import backend_of
 from tcomp.errors import DatabaseError, TcompError
 from tcomp.schedules.knobs import encode
 from tcomp.schedules.trace import Step, Trace
@@ -94,7 +95,7 @@ def test_sessions(tmp_path: Path) -> None:
 
 
 def test_environment_names_machine_and_versions() -> None:
-    found = environment(HASWELL)
+    found = environment(backend_of(HASWELL))
     assert {"tcomp", "python", "llvm", "processor", "cores", "target", "compiler"} <= found.keys()
     assert all(isinstance(v, str) for v in found.values())
 

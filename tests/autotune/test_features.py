@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tcomp.autotune.features import COUNTS, DECISIONS, GPU_COUNTS, GPU_SECONDS, NAMES, SECONDS, decision_vector, features
+from tcomp.autotune.features import COUNTS, DECISIONS, NAMES, SECONDS, decision_vector, features
 from tcomp.autotune.fingerprint import fingerprint
 from tcomp.autotune.space import instantiate
 from tcomp.autotune.tasks import Program
 from tcomp.errors import IRError
 from tcomp.ir import te
 from tcomp.machines import CORES
-from tcomp.schedules.cost import cpu
+from tcomp.schedules.cost import cpu, gpu
 from tcomp.target import Target
 from tests.autotune.spaces import product, scaled, split_scaled
 
@@ -26,11 +26,11 @@ SCALED = Program.of(scaled(), HASWELL, 1, schedule=split_scaled)
 
 
 def test_names_are_those_of_the_analytic_model() -> None:
-    found = cpu.features(instantiate(PRODUCT, {}).schedule.kernel, HASWELL)
+    found = cpu.estimate(instantiate(PRODUCT, {}).schedule.kernel, HASWELL).features
     assert set(found) == {*COUNTS, *(f"seconds.{name}" for name in SECONDS), "seconds", "bound"}
-    found = cpu.features(instantiate(ON_GPU, {}).schedule.kernel, SM80)
-    assert set(found) == {*GPU_COUNTS, *(f"seconds.{name}" for name in GPU_SECONDS), "seconds", "bound"}
-    assert len(GPU_COUNTS) <= len(COUNTS) and len(GPU_SECONDS) == len(SECONDS)  # as they share places
+    found = gpu.estimate(instantiate(ON_GPU, {}).schedule.kernel, SM80).features
+    assert set(found) == {*gpu.COUNTS, *(f"seconds.{name}" for name in gpu.SECONDS), "seconds", "bound"}
+    assert len(gpu.COUNTS) <= len(COUNTS) and len(gpu.SECONDS) == len(SECONDS)  # as they share places
 
 
 @pytest.mark.parametrize(("task", "decisions"), [(PRODUCT, {}), (PRODUCT, {"C.acc.tile": (2, 2)}), (SCALED, {}), (SCALED, {"factor": 1}), (ON_GPU, {})])
@@ -49,7 +49,7 @@ def test_each_part_tells_candidates_apart() -> None:
 
 def test_tiles_of_a_gpu_differ_in_what_is_counted() -> None:
     options = instantiate(ON_GPU, {}).answers["C.acc.tile"].options
-    found = [features(instantiate(ON_GPU, {"C.acc.tile": tile})).vector[: len(GPU_COUNTS)] for tile in options]
+    found = [features(instantiate(ON_GPU, {"C.acc.tile": tile})).vector[: len(gpu.COUNTS)] for tile in options]
     assert len({v.tobytes() for v in found}) == len(options) > 3
 
 
@@ -81,7 +81,7 @@ def test_where_the_analytic_model_cannot_tell_the_rest_is_told(monkeypatch: pyte
         raise IRError("no")
 
     whole = features(instantiate(SCALED, {})).vector
-    monkeypatch.setattr(cpu, "features", failing)
+    monkeypatch.setattr(cpu, "estimate", failing)
     found = features(instantiate(SCALED, {}))
     first = len(COUNTS) + len(SECONDS) + 1
     assert found.seconds == 1.0 and not found.vector[:first].any()

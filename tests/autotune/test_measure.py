@@ -23,8 +23,9 @@ from tcomp.ir.expr import as_expr
 from tcomp.ir.graph import Graph, GraphBuilder
 from tcomp.ir.loops import Buffer, Kernel, loop, store
 from tcomp.ops import OPERATORS
+from tcomp.options import CompileOptions, Report
 from tcomp.passes.runner import run_passes
-from tcomp.pipeline import Report, graph_passes
+from tcomp.pipeline import graph_passes
 from tcomp.schedules import Schedule
 from tcomp.schedules.knobs import Knobs
 from tcomp.target import Target
@@ -124,7 +125,7 @@ def convolution(size: int = 6) -> Graph:
     weight = b.constant(rng.standard_normal((20, 4, 3, 3)).astype(np.float32))
     (y,) = b.add(OPERATORS["conv"], [x, weight], {"strides": (1, 1), "dilations": (1, 1), "group": 1})
     (z,) = b.add(OPERATORS["conv"], [y, b.constant(np.ones((20, 20, 1, 1), np.float32))], {"strides": (1, 1), "dilations": (1, 1), "group": 1})
-    return run_passes(b.build([z]), graph_passes(HOST, Report()))[0]
+    return run_passes(b.build([z]), graph_passes(CompileOptions(CompileOptions(HOST)), Report()))[0]
 
 
 def test_kernels_of_a_model_whose_weights_lie_otherwise(measurer: Measurer) -> None:
@@ -156,14 +157,14 @@ def vectorizing(s: Schedule, knobs: Knobs) -> None:
 def test_indices_stay_inside(measurer: Measurer) -> None:
     b = GraphBuilder("net")
     table, numbers = b.input("table", "float32", (3, 1 << 12)), b.input("i", "int64", (20,))
-    graph = run_passes(b.build(b.add(OPERATORS["gather"], [table, numbers], {"axis": 0})), graph_passes(HOST, Report()))[0]
+    graph = run_passes(b.build(b.add(OPERATORS["gather"], [table, numbers], {"axis": 0})), graph_passes(CompileOptions(CompileOptions(HOST)), Report()))[0]
     assert [m.status for m in measurer.measure(workloads(graph, HOST, 1)[0][0], [{}])] == ["ok"]
 
 
 def test_what_negative_numbers_do_not_define_is_judged_by_positive_ones(measurer: Measurer) -> None:
     b = GraphBuilder("net")
     (y,) = b.add(OPERATORS["log"], [b.input("x", "float32", (500,))])
-    graph = run_passes(b.build([y]), graph_passes(HOST, Report()))[0]
+    graph = run_passes(b.build([y]), graph_passes(CompileOptions(CompileOptions(HOST)), Report()))[0]
     assert [m.status for m in measurer.measure(workloads(graph, HOST, 1)[0][0], [{}])] == ["ok"]
 
 

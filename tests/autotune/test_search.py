@@ -17,7 +17,7 @@ from tcomp.autotune.tasks import Program, Task
 from tcomp.errors import ScheduleError
 from tcomp.schedules import Schedule
 from tcomp.schedules.knobs import Decisions, Knobs, decode, encode
-from tcomp.target import Target
+from tcomp.target import CudaTarget, Target
 from tests.autotune.spaces import product, refused, scaled, split_scaled
 
 HASWELL = Target.parse("cpu -march=x86_64 -mcpu=haswell")
@@ -45,7 +45,7 @@ def test_it_is_deterministic() -> None:
 
 @pytest.mark.parametrize("target", [HASWELL, Target.parse("cuda -arch=sm_90a")], ids=str)
 def test_what_is_proposed_is_new_and_can_be_made(target: Target) -> None:
-    task, rng = Program.of(product(64, 64, 64) if target.kind == "cuda" else product(), target, 1), Random(1)
+    task, rng = Program.of(product(64, 64, 64) if isinstance(target, CudaTarget) else product(), target, 1), Random(1)
     search, records = Search(target), [measured(task, {}, 1.0)]
     for _ in range(4):
         proposed = search(task, records, 5, rng)

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import tcomp
+from tcomp.api import with_records
 from tcomp.autotune.database.records import Judgement, Record, Verdict
 from tcomp.autotune.database.store import Database
 from tcomp.autotune.features import CandidateSummary
@@ -29,6 +30,7 @@ from tcomp.autotune.subject import ModelSubject
 from tcomp.autotune.tasks import Task
 from tcomp.autotune.tuner import tune
 from tcomp.errors import DatabaseError, DeviceError, InputError, TargetError
+from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_model
 from tcomp.runtime import Module
 from tcomp.schedules.knobs import Decisions, decode, encode
@@ -45,7 +47,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("TCOMP_CACHE", str(folder))
-        patch.setattr("tcomp.machine.measure", lambda target: target.core)
+        patch.setattr("tcomp.calibration.measure", lambda target: target.core)
         yield folder
 
 
@@ -157,7 +159,7 @@ def test_a_measurement_that_lies_makes_nothing_worse(tmp_path: Path, net: Path, 
     result = tune(net, trials=4, database=tmp_path / "t.db", threads=1)
     assert any(t.gain < 0.01 for t in result.tasks)  # so it was told
     assert result.confirmation.rolled_back and not result.confirmation.kept and result.ratio == 1.0
-    _, report = compile_model(net, threads=1, database=tmp_path / "t.db")
+    _, report = compile_model(net, with_records(CompileOptions(threads=1), tmp_path / "t.db"))
     assert report.tuned == 0
     with Database(tmp_path / "t.db") as database:
         assert any(not v.kept for v in database.verdicts())
@@ -211,10 +213,10 @@ def wide(model: ModelSubject) -> tuple[object, dict[str, object]]:
 
 def test_compilations_follow_records(tmp_path: Path, net: Path, tasks: ModelSubject) -> None:
     task, decisions = wide(tasks)
-    plain, none = compile_model(net, threads=1)
+    plain, none = compile_model(net, CompileOptions(threads=1))
     with Database(tmp_path / "t.db") as database:
         database.add(Record(task, encode(decisions), "", Measurement(Outcome.OK, (1e-6,)), 1e-6, None, {}, 1.0))
-    tuned, report = compile_model(net, threads=1, database=tmp_path / "t.db", emit=["schedule"])
+    tuned, report = compile_model(net, with_records(CompileOptions(threads=1, emit=["schedule"]), tmp_path / "t.db"))
     assert (none.tuned, report.tuned, report.not_followed) == (0, 1, [])
     kinds = [json.dumps(s["schedule"]) for a in (plain, tuned) for s in a.manifest.notes["schedules"]]
     assert len(set(kinds)) == len(plain.manifest.notes["schedules"]) + 1
@@ -222,7 +224,7 @@ def test_compilations_follow_records(tmp_path: Path, net: Path, tasks: ModelSubj
     np.testing.assert_allclose(Module.load(tuned, threads=1)(x), Module.load(plain, threads=1)(x), rtol=1e-4, atol=1e-6)
     with Database(tmp_path / "t.db") as database:
         database.add(Verdict(task, encode(decisions), Judgement.ROLLED_BACK, 1.0, 2.0, {}, 2.0))
-    assert compile_model(net, threads=1, database=tmp_path / "t.db")[1].tuned == 0
+    assert compile_model(net, with_records(CompileOptions(threads=1), tmp_path / "t.db"))[1].tuned == 0
 
 
 @pytest.mark.parametrize("text", ['{"no such knob":1}', '{"{tile}":[999,999]}'])
@@ -233,7 +235,7 @@ def test_what_cannot_be_followed_is_said(tmp_path: Path, net: Path, tasks: Model
     with Database(tmp_path / "t.db") as database:
         database.add(record)
     for _ in range(2):  # the second time it is remembered
-        _, report = compile_model(net, threads=1, database=tmp_path / "t.db")
+        _, report = compile_model(net, with_records(CompileOptions(threads=1), tmp_path / "t.db"))
         assert report.tuned == 0 and len(report.not_followed) == 1
         assert "recorded decisions are refused: there is no such choice any more" in report.not_followed[0][1]
         assert any("recorded decisions are refused" in line for lines in report.notes.lines.values() for line in lines)
@@ -243,7 +245,7 @@ def test_records_for_other_numbers_of_threads_are_said(tmp_path: Path, net: Path
     task, decisions = wide(tasks)
     with Database(tmp_path / "t.db") as database:
         database.add(Record(task, encode(decisions), "", Measurement(Outcome.OK, (1e-6,)), 1e-6, None, {}, 1.0))
-    _, report = compile_model(net, threads=3, database=tmp_path / "t.db")
+    _, report = compile_model(net, with_records(CompileOptions(threads=3), tmp_path / "t.db"))
     assert report.tuned == 0 and "records are for 1 threads, not for 3" in report.not_followed[0][1]
 
 
@@ -252,7 +254,7 @@ def test_records_of_one_size_serve_kernels_of_open_size(tmp_path: Path) -> None:
     task, decisions = wide(ModelSubject(path, Target.parse("cpu"), 1, sizes={"batch": 8}))
     with Database(tmp_path / "t.db") as database:
         database.add(Record(task, encode(decisions), "", Measurement(Outcome.OK, (1e-6,)), 1e-6, None, {}, 1.0))
-    assert compile_model(path, threads=1, database=tmp_path / "t.db")[1].tuned == 1
+    assert compile_model(path, with_records(CompileOptions(threads=1), tmp_path / "t.db"))[1].tuned == 1
 
 
 # ---------------------------------------------------------------- interruptions
@@ -261,8 +263,8 @@ def test_records_of_one_size_serve_kernels_of_open_size(tmp_path: Path) -> None:
 PROGRAM = """
 import sys
 from tests.autotune.spaces import product
-import tcomp, tcomp.machine
-tcomp.machine.measure = lambda target: target.core
+import tcomp, tcomp.calibration
+tcomp.calibration.measure = lambda target: target.core
 told = 0
 def tell(status):
     global told

@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 
 from tcomp.autotune.tasks import Program, Workload, kernel_workload, task_from_json, workloads
+from tcomp.backends import backend_of
+from tcomp.backends.kernel import build_loops
 from tcomp.errors import InputError, ScheduleError
 from tcomp.ir import te
 from tcomp.ir.expr import as_expr, dim
 from tcomp.ir.graph import LOOP, Graph, GraphBuilder, Node, Value, canonical_graph_text
 from tcomp.ir.loops import Buffer, Kernel, loop, store
 from tcomp.ir.text.graph_parser import parse_graph
-from tcomp.kernels import build_loops
 from tcomp.ops import OPERATORS
+from tcomp.options import CompileOptions, Report
 from tcomp.passes.runner import run_passes
-from tcomp.pipeline import Report, graph_passes, kernel_inputs, kernel_nodes
+from tcomp.pipeline import graph_passes, kernel_inputs, kernel_nodes
 from tcomp.schedules import Schedule
 from tcomp.schedules.knobs import Knobs
 from tcomp.target import Target
@@ -34,7 +36,7 @@ def two_convolutions(channels: int = 32, same: bool = False) -> Graph:
         weight = b.constant(rng.standard_normal((channels, value.shape[1], 1, 1)).astype(np.float32), f"w{n}")
         (value,) = b.add(OPERATORS["conv"], [value, weight], CONV)
         (value,) = b.add(OPERATORS["relu"], [value])
-    return run_passes(b.build([value]), graph_passes(HASWELL, Report()))[0]
+    return run_passes(b.build([value]), graph_passes(CompileOptions(CompileOptions(HASWELL)), Report()))[0]
 
 
 def at_random(seed: int) -> Knobs:
@@ -50,7 +52,7 @@ def test_the_default_schedule_is_that_of_a_compilation() -> None:
         text = canonical_graph_text(node.bodies[0])
         body = workload.body(workload.layouts(Knobs()))
         assert canonical_graph_text(body) == text
-        compiled = build_loops(parse_graph(text, OPERATORS, {}), "kernel", HASWELL)
+        compiled = build_loops(parse_graph(text, OPERATORS, {}), "kernel", backend_of(HASWELL))
         assert str(workload.schedule(Knobs()).kernel) == str(compiled.kernel)
 
 
@@ -62,7 +64,7 @@ def test_decisions_give_the_same_loops_again_and_in_a_compilation(seed: int) -> 
     assert str(workload.schedule(Knobs(knobs.decisions)).kernel) == str(s.kernel)
     body = workload.body(workload.layouts(Knobs(knobs.decisions)))  # as compiled: layouts first, then, elsewhere, the loops
     text = canonical_graph_text(body)
-    assert str(build_loops(parse_graph(text, OPERATORS, {}), "kernel", HASWELL, Knobs(knobs.decisions)).kernel) == str(s.kernel)
+    assert str(build_loops(parse_graph(text, OPERATORS, {}), "kernel", backend_of(HASWELL), Knobs(knobs.decisions)).kernel) == str(s.kernel)
 
 
 def test_weights_lie_as_decided() -> None:
@@ -107,7 +109,7 @@ def workload_graph() -> Graph:
     b = GraphBuilder("inner")
     number, x = b.input("n", "int64", ()), b.input("x", "float32", (4,))
     (y,) = b.add(OPERATORS["relu"], [x])
-    graph = run_passes(b.build([y]), graph_passes(HASWELL, Report()))[0]
+    graph = run_passes(b.build([y]), graph_passes(CompileOptions(CompileOptions(HASWELL)), Report()))[0]
     assert number in graph.inputs
     return graph
 
@@ -115,7 +117,7 @@ def workload_graph() -> Graph:
 def test_symbolic_dims_are_measured_at_given_sizes() -> None:
     b = GraphBuilder("net")
     x = b.input("x", "float32", (dim("n"), 8))
-    graph = run_passes(b.build(b.add(OPERATORS["relu"], [x])), graph_passes(HASWELL, Report()))[0]
+    graph = run_passes(b.build(b.add(OPERATORS["relu"], [x])), graph_passes(CompileOptions(CompileOptions(HASWELL)), Report()))[0]
     with pytest.raises(InputError, match="the size n is not known"):
         workloads(graph, HASWELL, 1)
     ((workload, _),) = workloads(graph, HASWELL, 1, {"n": 5, "unrelated": 3})
@@ -126,7 +128,7 @@ def test_symbolic_dims_are_measured_at_given_sizes() -> None:
 def test_elements_that_serve_as_indices_are_small() -> None:
     b = GraphBuilder("net")
     table, numbers = b.input("table", "float32", (7, 8)), b.input("i", "int64", (20,))
-    graph = run_passes(b.build(b.add(OPERATORS["gather"], [table, numbers], {"axis": 0})), graph_passes(HASWELL, Report()))[0]
+    graph = run_passes(b.build(b.add(OPERATORS["gather"], [table, numbers], {"axis": 0})), graph_passes(CompileOptions(CompileOptions(HASWELL)), Report()))[0]
     ((workload, _),) = workloads(graph, HASWELL, 1)
     assert [a.below for a in workload.make(Knobs())[1]] == [None, 7, None]
 

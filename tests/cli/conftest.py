@@ -29,7 +29,7 @@ def cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("TCOMP_CACHE", str(folder))
-        patch.setattr("tcomp.machine.measure", lambda target: target.core)  # seconds, for figures that no test looks at
+        patch.setattr("tcomp.calibration.measure", lambda target: target.core)  # seconds, for figures that no test looks at
         yield folder
 
 

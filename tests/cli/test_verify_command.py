@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from tcomp import pipeline, te, verification
+from tcomp.backends.kernel import compile_kernel
 from tcomp.errors import ArtifactError
 from tcomp.frontends.onnx import import_model
-from tcomp.kernels import compile_kernel
+from tcomp.options import CompileOptions
 from tcomp.runtime import read_artifact
 from tcomp.schedules import Schedule
-from tcomp.target import Target
 
 
 @pytest.mark.parametrize("name", ["mlp", "plain", "gather", "scan"])
@@ -88,7 +88,7 @@ def test_a_fault_between_the_kernels(models, monkeypatch):
         return original(replace(graph, constants=constants), *arguments, **options)
 
     monkeypatch.setattr(verification, "compile_graph", misplaced)
-    found = verification.verify(graph, Target.parse("cpu"), {"x": np.arange(24, dtype=np.float32).reshape(3, 8)})
+    found = verification.verify(graph, {"x": np.arange(24, dtype=np.float32).reshape(3, 8)}, CompileOptions())
     assert not found.ok and "memory plan" in found.verdict()
 
 

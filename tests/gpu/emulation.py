@@ -12,7 +12,8 @@ from unittest import mock
 
 import numpy as np
 
-from tcomp import cache, kernels
+from tcomp import cache
+from tcomp.backends import workers
 from tcomp.codegen.cuda import launch_plan, nvrtc
 from tcomp.runtime.plan import KernelCode
 from tests.codegen import cuda_host
@@ -29,7 +30,7 @@ def text_as_code() -> Iterator[None]:
         for patch in (
             mock.patch.object(launch_plan, "compile_text", compiled),
             mock.patch.object(nvrtc, "version", lambda: "text"),
-            mock.patch.object(kernels, "_jobs", lambda: 1),
+            mock.patch.object(workers, "_jobs", lambda: 1),
             mock.patch.object(cache, "load", lambda kind, name: None),
             mock.patch.object(cache, "store", lambda kind, name, record: None),
         ):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import tcomp
+from tcomp.api import with_records
 from tcomp.autotune import tuner
 from tcomp.autotune.database.records import Judgement, Verdict
 from tcomp.autotune.database.store import Database
@@ -19,6 +20,7 @@ from tcomp.autotune.measurement import ab_comparison, builder, worker, worker_gp
 from tcomp.autotune.measurement.measurer import Measurer
 from tcomp.autotune.measurement.results import MIN_ROUNDS, Limits
 from tcomp.errors import DeviceError
+from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_model
 from tcomp.runtime.cuda import CudaModule
 from tcomp.target import Target
@@ -170,7 +172,7 @@ def test_a_model_is_tuned_and_compiled_as_found(tmp_path: Path) -> None:
         (found,) = database.tasks()
         decisions = next(r.decisions for r in database.records(found.key) if r.decisions != "{}")
         database.add(Verdict(found, decisions, Judgement.KEPT, 2.0, 1.0, {}, time.time()))
-    plain, (tuned, report) = compiled(LAYER, SM80), compile_model(LAYER, SM80, threads=7, database=tmp_path / "t.db")
+    plain, (tuned, report) = compiled(LAYER, SM80), compile_model(LAYER, with_records(CompileOptions(SM80, threads=7), tmp_path / "t.db"))
     assert report.tuned == 1 and not report.not_followed and tuned.code != plain.code
     x = floats(32, 32)
     for artifact in (plain, tuned):

@@ -12,6 +12,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from tcomp.errors import ArtifactError, DeviceError, InputError, TargetError
+from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_model
 from tcomp.runtime import Artifact, cuda
 from tcomp.runtime.cuda import CudaModule, CupyDevice, best_code
@@ -53,7 +54,7 @@ def reference(data: bytes, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
 
 def compiled(data: bytes, target: str = "cuda", **options: Any) -> Artifact:
     with text_as_code():
-        return compile_model(data, target, **options)[0]
+        return compile_model(data, CompileOptions(CompileOptions(target, **options)))[0]
 
 
 def check(data: bytes, inputs: dict[str, np.ndarray], module: CudaModule | None = None, **options: Any) -> CudaModule:
@@ -275,7 +276,7 @@ def test_what_all_architectures_of_a_target_have(target: str, arch: str, has: bo
 def test_targets_by_name() -> None:
     assert str(Target.parse("cuda")) == "cuda -arch=sm_80,sm_90a"
     assert Target.parse("cuda -arch=sm_90a").kind == "cuda"
-    assert Target.parse(str(Target.parse("cuda -arch=sm_86 -scalar"))).features == ("scalar",)
+    assert Target.parse(str(Target.parse("cuda -arch=sm_86 -scalar"))).vector_access is False
     for wrong in ("cuda -arch=sm_1", "cuda -fast"):
         with pytest.raises(TargetError):
             Target.parse(wrong)

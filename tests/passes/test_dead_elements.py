@@ -16,6 +16,7 @@ from tcomp.ops.movement import CONCAT, EXPAND, RESHAPE, SLICE, TRANSPOSE, TRILU
 from tcomp.ops.nn import CONV
 from tcomp.ops.normalization import LAYER_NORM
 from tcomp.ops.reduction import REDUCE_SUM, SOFTMAX
+from tcomp.options import CompileOptions
 from tcomp.passes.dead_elements import eliminate_dead_elements
 from tcomp.passes.rewrite import Notes
 from tcomp.pipeline import compile_graph
@@ -182,7 +183,7 @@ def test_native_code(unchanged):
     y = taken(b, layer(b, b.input("x", "float32", (1, 37, 32)), 2, 16), 1, 0, 1)
     before = b.build(b.add(NEG, [y], {}, "y"))
     feeds = {"x": RNG.standard_normal((1, 37, 32)).astype(np.float32)}
-    found = Module.load(compile_graph(before, Target.parse("cpu"), threads=1)).run(feeds)
+    found = Module.load(compile_graph(before, CompileOptions(CompileOptions(Target.parse("cpu"), threads=1)))).run(feeds)
     np.testing.assert_allclose(found["y"], evaluate_graph(before, feeds)["y"], rtol=1e-4, atol=1e-4)
 
 

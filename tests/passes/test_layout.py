@@ -5,10 +5,11 @@ from functools import partial
 import numpy as np
 import pytest
 
+from tcomp.backends import backend_of
+from tcomp.backends.kernel import operand_layouts, predicted_seconds
 from tcomp.ir.expr import dim
 from tcomp.ir.graph import IF, KERNEL, GraphBuilder, Node, Value
 from tcomp.ir.layout import Layout
-from tcomp.kernels import operand_layouts, predicted_seconds
 from tcomp.ops import elementwise as ew
 from tcomp.ops import movement as mv
 from tcomp.ops.matmul import MATMUL
@@ -108,7 +109,7 @@ def test_convolutions_alone_as_the_model_of_the_machine_sees_them(unchanged, sha
     attrs = {"strides": (stride, stride), "dilations": (1, 1), "group": 1}
     before = b.build(b.add(CONV, [b.input("x", "float32", shape), w], attrs, "z"))
     wanted = partial(operand_layouts, target=target)
-    assert ("z.last" in layouts(chosen(unchanged, before, wanted, partial(predicted_seconds, target=target)))) == turned
+    assert ("z.last" in layouts(chosen(unchanged, before, wanted, partial(predicted_seconds, backend=backend_of(target))))) == turned
 
 
 @pytest.mark.parametrize("behind", (False, True), ids=("results", "in between"))
@@ -246,5 +247,5 @@ def test_printed(golden):
 def test_the_panels_of_the_default_schedules(unchanged, line):
     """Whatever the schedules of a machine ask for, values stay; contractions with constants do ask."""
     target = Target.parse(line)
-    after = chosen(unchanged, small_net(), lambda body, constants: operand_layouts(body, constants, target))
+    after = chosen(unchanged, small_net(), lambda body, constants: operand_layouts(body, constants, backend_of(target)))
     assert [v for v in after.constants if v.layout is not None]

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
+from tcomp.backends import backend_of
+from tcomp.backends.kernel import build_loops, operand_layouts
 from tcomp.codegen.llvm.kernel import emit_kernel
 from tcomp.codegen.llvm.machine_code import assembly, spill_count
 from tcomp.ir.graph import GraphBuilder
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Call, hoist_temporaries, walk
-from tcomp.kernels import build_loops, operand_layouts
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.nn import CONV
 from tcomp.passes.layout import relaid
@@ -39,8 +40,8 @@ def conv(channels, outputs, size, kernel, stride=1):
 def scheduled(made, target):
     """The default schedule, its weights packed as it wants them."""
     graph, layouts = made
-    wanted = operand_layouts(graph, frozenset({1}), target)
-    return build_loops(relaid(graph, [layouts[0], wanted.get(1)], None), "kernel", target), wanted.get(1)
+    wanted = operand_layouts(graph, frozenset({1}), backend_of(target))
+    return build_loops(relaid(graph, [layouts[0], wanted.get(1)], None), "kernel", backend_of(target)), wanted.get(1)
 
 
 def calls(schedule):
@@ -73,7 +74,7 @@ def test_the_instruction_is_used_and_sums_are_exact(name):
     x, _, y = s.kernel.buffers
     values = [RNG.integers(0, 256, x.shape, np.uint8), RNG.integers(-128, 128, made[0].inputs[1].shape, np.int8)]
     packed = values[1] if layout is None else layout.to_physical(values[1])
-    plain = build_loops(made[0], "plain", HASWELL).source  # as lowered, weights row-major
+    plain = build_loops(made[0], "plain", backend_of(HASWELL)).source  # as lowered, weights row-major
     want, got = np.zeros([int(n) for n in plain.buffers[2].shape], np.int32), np.full(y.shape, -1, np.int32)
     run_kernel(plain, dict(zip(plain.buffers, [values[0].reshape([int(n) for n in plain.buffers[0].shape]), values[1], want], strict=True)))
     assert Schedule.from_json(s.to_json()).kernel is not None  # every step is proved again
@@ -103,4 +104,4 @@ def test_floats_and_other_integers_are_packed_as_before():
     b = GraphBuilder("k")
     x, w = b.input("x", "int8", (8, 64)), b.input("w", "int8", (64, 32))
     graph = b.build(b.add(MATMUL, [x, w], {}, "y"))
-    assert operand_layouts(graph, frozenset({1}), VNNI) == operand_layouts(graph, frozenset({1}), WITHOUT)
+    assert operand_layouts(graph, frozenset({1}), backend_of(VNNI)) == operand_layouts(graph, frozenset({1}), backend_of(WITHOUT))

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 
 from tcomp import te
+from tcomp.calibration import bandwidth, peak_flops
 from tcomp.codegen.llvm.math import ELEMENTARY, expand
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.loops import Buffer, If, Kernel, loop, store
-from tcomp.machine import bandwidth, peak_flops
 from tcomp.ops.winograd import winograd_input, winograd_output
 from tcomp.schedules import Schedule
-from tcomp.schedules.cost.cpu import estimate, features
-from tcomp.schedules.cost.roofline import cost_of, operations, roof, work
+from tcomp.schedules.cost.cpu import estimate
+from tcomp.schedules.cost.roofline import cost_of, cpu_roof, gpu_roof, operations, work
 from tcomp.schedules.cpu import default as cpu
 from tcomp.schedules.instructions import fma_tile
 from tcomp.target import Target
@@ -190,9 +190,9 @@ def test_machine_instructions_count_as_what_they_are() -> None:
 
 
 def test_a_tile_beyond_the_registers_spills() -> None:
-    assert features(tiled(16, 4).kernel, TARGET)["spills"] > 0
-    assert features(tiled(8, 2).kernel, TARGET)["spills"] == 0
-    assert features(tiled(8, 2).kernel, Target.parse("cpu -mcpu=haswell"))["spills"] > 0
+    assert estimate(tiled(16, 4).kernel, TARGET).features["spills"] > 0
+    assert estimate(tiled(8, 2).kernel, TARGET).features["spills"] == 0
+    assert estimate(tiled(8, 2).kernel, Target.parse("cpu -mcpu=haswell")).features["spills"] > 0
 
 
 def test_reuse_in_registers_and_lanes_is_predicted_to_pay() -> None:
@@ -225,7 +225,7 @@ def test_threads_divide_the_work_as_far_as_it_can_be_divided() -> None:
 
 
 def test_features_have_stable_names_and_are_finite() -> None:
-    first, second = (features(s.kernel, TARGET) for s in (tiled(4, 2), Schedule(gemm(3, 5, 7).kernel)))
+    first, second = (estimate(s.kernel, TARGET).features for s in (tiled(4, 2), Schedule(gemm(3, 5, 7).kernel)))
     assert list(first) == list(second)
     assert all(math.isfinite(x) and x >= 0 for x in (*first.values(), *second.values()))
 
@@ -251,16 +251,16 @@ def test_every_processor_has_rates() -> None:
 
     assert CORES.keys() == {cpu for cpus in FEATURES.values() for cpu in cpus}
     for arch in CUDA_ARCHITECTURES:
-        gpu = roof(Target.parse(f"cuda -arch={arch}"))
+        gpu = gpu_roof(Target.parse(f"cuda -arch={arch}"))
         assert gpu.slots > 1e11 and gpu.memories[-1][1] > 1e11
     for line in ("cpu -mcpu=haswell", "aarch64", "cpu -march=aarch64 -mcpu=neoverse-v2"):
-        cpu_roof = roof(Target.parse(line), 2)
-        rates = [rate for _, rate in cpu_roof.memories]
+        top = cpu_roof(Target.parse(line), 2)
+        rates = [rate for _, rate in top.memories]
         assert rates == sorted(rates, reverse=True)
 
 
 def test_a_roof_is_arithmetic_or_memory() -> None:
-    top = roof(TARGET)
+    top = cpu_roof(TARGET)
     assert top.seconds(1e9, 0, 1e3)[1] == "arithmetic" and top.seconds(1e3, 0, 1e9)[1] == "memory"
     assert top.seconds(1e6, 1e6, 0)[0] == 1e6 / top.divisions
 
@@ -276,7 +276,7 @@ def test_prefetches_cost_what_they_ask_for_in_vain() -> None:
     plain, near, far = tiled(6, 2), tiled(6, 2), tiled(6, 2)
     near.prefetch("B", "C.k", 4)
     far.prefetch("B", "C.k", 128)
-    none, few, many = (features(s.kernel, TARGET) for s in (plain, near, far))
+    none, few, many = (estimate(s.kernel, TARGET).features for s in (plain, near, far))
     times = 256 * 256 / 6 / 32 * 256 * 2  # tiles, iterations, vectors
     assert none["prefetches"] == 0 and few["prefetches"] == many["prefetches"] == pytest.approx(times, rel=0.02)
     assert few["prefetches.missed"] == pytest.approx(times * 4 / 256, rel=0.02) and many["prefetches.missed"] == pytest.approx(times / 2, rel=0.02)
@@ -293,4 +293,4 @@ def test_prefetches_of_symbolic_sizes_cost_what_those_of_known_ones_do() -> None
         return s
 
     n = te.var("n")
-    assert features(prefetched(n).kernel, TARGET, {n: 64}) == features(prefetched(64).kernel, TARGET)
+    assert estimate(prefetched(n).kernel, TARGET, {n: 64}).features == estimate(prefetched(64).kernel, TARGET).features

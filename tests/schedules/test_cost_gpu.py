@@ -15,7 +15,7 @@ from tcomp.ir.loops import Kernel, block, hoist_temporaries
 from tcomp.ir.loops import launches as split_into
 from tcomp.schedules import Schedule
 from tcomp.schedules.analysis.footprint import at_sizes
-from tcomp.schedules.cost import cpu, gpu
+from tcomp.schedules.cost import gpu
 from tcomp.schedules.gpu.default import schedule
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.lowering import lower
@@ -39,18 +39,18 @@ def test_launches_are_those_of_the_code(program: Program) -> None:
     kernel = schedule(lower("program", program.inputs, program.outputs), SM80).kernel
     _, launches = emit_kernel(hoist_temporaries(kernel)[0], SM80)
     sized = hoist_temporaries(at_sizes(kernel, program.dims))[0]
-    found = [gpu.launch_of(sized.with_body(block(*stmts)), 1 << 12) for stmts in split_into(sized.body)]
+    found = [gpu.launch_of(sized.with_body(block(*stmts))) for stmts in split_into(sized.body)]
     blocks = [prod(evaluate_int(as_expr(d), program.dims) for d in x.grid) for x in launches]
     assert [(x.blocks, x.threads) for x in found] == [(n, prod(x.block)) for n, x in zip(blocks, launches, strict=True)]
-    estimate = cpu.estimate(kernel, SM80, program.dims)
+    estimate = gpu.estimate(kernel, SM80, program.dims)
     assert all(isfinite(x) and x >= 0 for x in (*estimate.counts.values(), *estimate.seconds.values()))
     assert estimate.bound <= estimate.time and estimate.counts.get("launches", 1) == len(launches)
 
 
 def test_more_work_takes_longer() -> None:
-    times = [cpu.estimate(product(n, n, n), SM80).time for n in (64, 256, 1024, 2048)]
+    times = [gpu.estimate(product(n, n, n), SM80).time for n in (64, 256, 1024, 2048)]
     assert times == sorted(times) and times[-1] > 100 * times[0] > 0
-    wide, narrow = (cpu.estimate(product(1024, 1024, 1024), t).time for t in (HOPPER, SM80))
+    wide, narrow = (gpu.estimate(product(1024, 1024, 1024), t).time for t in (HOPPER, SM80))
     assert wide < narrow
 
 
@@ -60,10 +60,10 @@ def test_a_thread_alone_is_slow() -> None:
     s = Schedule(kernel)
     outer, inner = s.split("y.i", 1 << 10)
     s.set_kind(outer, "block.x")
-    one = cpu.estimate(s.kernel, SM80)
+    one = gpu.estimate(s.kernel, SM80)
     s.set_kind(inner, "thread.x")
-    assert one.time > 3 * cpu.estimate(s.kernel, SM80).time
-    assert cpu.estimate(kernel, SM80).seconds.keys() == {"roofline"}  # nothing is bound to an axis
+    assert one.time > 3 * gpu.estimate(s.kernel, SM80).time
+    assert gpu.estimate(kernel, SM80).seconds.keys() == {"roofline"}  # nothing is bound to an axis
 
 
 def test_neighbours_read_neighbours() -> None:
@@ -72,13 +72,13 @@ def test_neighbours_read_neighbours() -> None:
 
     def pieces(turned: bool) -> float:
         y = te.compute((1 << 10, 1 << 10), lambda i, j: (x[j, i] if turned else x[i, j]) * 2.0, "y")
-        return cpu.features(schedule(lower("kernel", [x], [y]), SM80).kernel, SM80)["pieces"]
+        return gpu.estimate(schedule(lower("kernel", [x], [y]), SM80).kernel, SM80).features["pieces"]
 
     assert pieces(True) > 4 * pieces(False)
 
 
 def test_tensor_cores_multiply() -> None:
-    plain, half = (cpu.features(product(1024, 1024, 1024, dtype), SM80) for dtype in ("float32", "float16"))
+    plain, half = (gpu.estimate(product(1024, 1024, 1024, dtype), SM80).features for dtype in ("float32", "float16"))
     assert plain["products"] == 0 and half["products"] == 1024**3
     assert half["seconds"] < plain["seconds"] and half["seconds.tensor"] > 0 == plain["seconds.tensor"]
 
@@ -92,6 +92,6 @@ def test_shared_memory_and_registers_are_about_those_of_machine_code(dtype: str)
         kernel = product(1024, 1024, 1024, dtype, Knobs({"C.acc.tile": tile}))
         text, (launch,) = emit_kernel(hoist_temporaries(kernel)[0], SM80)
         (usage,) = nvrtc.compile_text(text, "sm_80").usage.values()
-        found = cpu.features(kernel, SM80)
+        found = gpu.estimate(kernel, SM80).features
         assert found["shared"] == usage.shared + launch.shared
         assert 0.6 < found["registers"] / usage.registers < 1.4

@@ -17,6 +17,7 @@ from tcomp.ops.elementwise import NEG
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import EXPAND, RESHAPE, TRANSPOSE
 from tcomp.ops.reduction import SOFTMAX
+from tcomp.options import CompileOptions
 from tcomp.passes.partition import partition
 from tcomp.pipeline import compile_graph
 from tcomp.runtime import Module
@@ -136,7 +137,7 @@ def test_one_kernel_for_a_product_and_the_join(rows: te.Dim, batch: int) -> None
     assert len(partition(before, quotients=False).nodes) == 2
     rng = np.random.default_rng(1)
     feeds = {v.name: rng.standard_normal([9 if d is rows and rows is ROWS else d for d in v.shape]).astype(np.float32) for v in before.inputs}
-    found = Module.load(compile_graph(before, HOST, threads=2)).run(feeds)
+    found = Module.load(compile_graph(before, CompileOptions(CompileOptions(HOST, threads=2)))).run(feeds)
     for name, want in evaluate_graph(before, feeds).items():
         np.testing.assert_allclose(found[name], want, rtol=1e-5, atol=1e-5)
 
@@ -177,7 +178,7 @@ def test_keys_are_not_repeated(keys: te.Dim, rows: int) -> None:
     assert len(partition(before).nodes) == 3 and len(partition(before, quotients=False).nodes) > 3
     rng = np.random.default_rng(2)
     feeds = {v.name: rng.standard_normal([17 if d is ROWS else d for d in v.shape]).astype(np.float32) for v in before.inputs}
-    found = Module.load(compile_graph(before, HOST, threads=2)).run(feeds)
+    found = Module.load(compile_graph(before, CompileOptions(CompileOptions(HOST, threads=2)))).run(feeds)
     for name, want in evaluate_graph(before, feeds).items():
         np.testing.assert_allclose(found[name], want, rtol=1e-5, atol=1e-5)
 

@@ -14,20 +14,13 @@ from tcomp import cache
 from tcomp.autotune.database.store import Database
 from tcomp.autotune.space import instantiate
 from tcomp.autotune.tasks import Algorithm, Task, Workload, kernel_workload
+from tcomp.backends import Backend, backend_of
 from tcomp.errors import ScheduleError
 from tcomp.ir.graph import Graph
+from tcomp.options import Chosen
 from tcomp.passes.algorithms import Sizes, algorithm_costs
-from tcomp.runtime import default_threads
 from tcomp.schedules.knobs import Decisions, decode, encode
 from tcomp.target import Target
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """Decisions for a kernel ({}: the default schedule), and a note on why recorded ones are not followed, or ""."""
-
-    decisions: Decisions
-    note: str = ""
 
 
 @dataclass
@@ -37,13 +30,13 @@ class Lookup:
     about, each with what the model of the algorithms' cost suggests."""
 
     find: Callable[[Task], Chosen]
-    target: Target
+    backend: Backend
     threads: int
     suggested: dict[Sizes, int] = field(default_factory=dict)
     _found: dict[Workload, Chosen] = field(default_factory=dict)
 
     def __call__(self, body: Graph, constants: frozenset[int]) -> Chosen:
-        workload = kernel_workload(body, constants, self.target, self.threads, {v.name: 1 for v in body.dims()})
+        workload = kernel_workload(body, constants, self.backend.target, self.threads, {v.name: 1 for v in body.dims()})
         if workload not in self._found:
             chosen = self.find(workload)
             if chosen.decisions and (reason := refusal(workload, chosen.decisions)):
@@ -54,26 +47,23 @@ class Lookup:
     def algorithm(self, sizes: Sizes, suggested: int) -> int:
         """The algorithm for a convolution or a product (see `passes.algorithms`)."""
         self.suggested[sizes] = suggested
-        found = self.find(Algorithm(str(sizes), str(self.target), self.threads)).decisions.get(Algorithm.NAME, suggested)
-        return found if isinstance(found, int) and found in algorithm_costs(sizes, self.target.lanes(32), self.target.streamed) else suggested
+        wanted = self.backend.graph_options
+        found = self.find(Algorithm(str(sizes), str(self.backend.target), self.threads)).decisions.get(Algorithm.NAME, suggested)
+        return found if isinstance(found, int) and found in algorithm_costs(sizes, wanted.lanes or 1, wanted.streamed_bytes) else suggested
 
 
-def counted(target: Target, threads: int | None) -> int:
-    """The number of threads of a task (default: the cores of this machine); 1 for a GPU, whose kernels do not depend on the CPU's threads."""
-    return 1 if target.kind == "cuda" else threads or default_threads()
-
-
-def recorded(path: str | os.PathLike[str], target: Target, threads: int | None) -> Lookup:
+def recorded(path: str | os.PathLike[str], target: Target | Backend, threads: int | None) -> Lookup:
     """What a database holds for a target and a number of threads (default: the cores of this machine).
 
     Kernels of symbolic size take the decisions of the sizes that were tuned last. Raises `DatabaseError`.
     """
-    count = counted(target, threads)
+    backend = backend_of(target)
+    count = backend.threads(threads)
     choices: dict[Task, Decisions] = {}
     others: dict[Task, set[int]] = {}
     with Database(path, create=False) as database:
         for task in database.tasks():
-            if not isinstance(task, Workload | Algorithm) or task.target != str(target):
+            if not isinstance(task, Workload | Algorithm) or task.target != str(backend.target):
                 continue
             text = database.choice(task.key)
             if text is not None and task.threads == count:
@@ -91,17 +81,17 @@ def recorded(path: str | os.PathLike[str], target: Target, threads: int | None) 
             return Chosen({}, f"the default schedule is used, since records are for {tuned} threads, not for {count}")
         return Chosen({})
 
-    return Lookup(find, target, count)
+    return Lookup(find, backend, count)
 
 
-def given(decisions: Mapping[str, Decisions], target: Target, threads: int, dims: Mapping[str, int]) -> Lookup:
+def given(decisions: Mapping[str, Decisions], target: Target | Backend, threads: int, dims: Mapping[str, int]) -> Lookup:
     """Decisions by the keys of tasks measured at these sizes."""
 
     def find(task: Task) -> Chosen:
         assert isinstance(task, Workload | Algorithm)
         return Chosen(decisions.get(replace(task, dims=tuple((name, dims[name]) for name, _ in task.dims)).key, {}))
 
-    return Lookup(find, target, threads)
+    return Lookup(find, backend_of(target), threads)
 
 
 # ---------------------------------------------------------------- checking

@@ -15,10 +15,9 @@ import numpy as np
 import tcomp
 from tcomp.autotune.measurement.results import Measurement
 from tcomp.autotune.tasks import Task
+from tcomp.backends import Backend, backend_of
 from tcomp.cache import source_version
-from tcomp.codegen.cuda import nvrtc
-from tcomp.machine import processor
-from tcomp.runtime.cuda import gpu_name
+from tcomp.host import processor_name
 from tcomp.target import Target
 
 
@@ -94,12 +93,12 @@ class Session:
     number: int = 0
 
 
-def environment(target: Target) -> dict[str, str]:
+def environment(target: Target | Backend) -> dict[str, str]:
     """What a record says of the machine and the software that it was measured with."""
     usable = len(os.sched_getaffinity(0))
-    gpu = {"gpu": gpu_name(), "nvrtc": nvrtc.version()} if target.kind == "cuda" else {}
-    return gpu | {
+    backend = backend_of(target)
+    return backend.environment() | {
         "tcomp": tcomp.__version__, "compiler": source_version()[:16], "python": platform.python_version(), "numpy": np.__version__,
         "llvm": ".".join(map(str, llvmlite.binding.llvm_version_info)), "system": f"{platform.system()} {platform.release()}",
-        "processor": processor(), "cores": f"{usable} of {os.cpu_count()}", "host": str(Target.host()), "target": str(target),
+        "processor": processor_name(), "cores": f"{usable} of {os.cpu_count()}", "host": str(Target.host()), "target": str(backend.target),
     }  # fmt: skip

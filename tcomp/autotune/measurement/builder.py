@@ -15,19 +15,16 @@ from tcomp.autotune.features import CandidateSummary
 from tcomp.autotune.measurement.worker_process import Answer, reason_of, serve
 from tcomp.autotune.space import Candidate, instantiate
 from tcomp.autotune.tasks import Program, Task, task_from_json
-from tcomp.codegen import elf
-from tcomp.codegen.cuda.launch_plan import call_code
-from tcomp.codegen.llvm import thread_pool
-from tcomp.codegen.llvm.kernel import emit_kernel
-from tcomp.codegen.llvm.machine_code import compile_ir
+from tcomp.backends import Backend, backend_of
+from tcomp.backends.cpu import CpuBackend
+from tcomp.backends.kernel import buffer_size
 from tcomp.errors import CodegenError, ScheduleError, TargetError
 from tcomp.ir.expr import Expr, as_dim, as_expr, dim, evaluate_int, variables
 from tcomp.ir.layout import LINE
 from tcomp.ir.loops import PARALLEL, VECTORIZED, Accumulate, Buffer, For, Kernel, Stmt, children, hoist_temporaries, loop, store
 from tcomp.ir.text.parser import parse_kernel
-from tcomp.kernels import buffer_size
 from tcomp.schedules.knobs import Decisions, decode, encode
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
 _CACHED = 64  # candidates whose loops may be asked for again
 
@@ -57,16 +54,16 @@ def handle(request: Answer) -> Answer:
     try:
         match request["do"]:
             case "harness":
-                code = harness(Target.parse(request["target"]), request["threads"], request["flush_bytes"])
+                code = harness(request["target"], request["threads"], request["flush_bytes"])
                 return {"status": "ok", "harness": base64.b64encode(code).decode()}
             case "build loops":
                 loops, source = parse_kernel(request["loops"]), parse_kernel(request["source"])
-                return built(loops, source, request["arguments"], dict(request["dims"]), Target.parse(request["target"]))
+                return built(loops, source, request["arguments"], dict(request["dims"]), backend_of(request["target"]))
         candidate = _candidate(request["task"], request["decisions"])
         if request["do"] == "summarize":
             return {"status": "ok", "summary": CandidateSummary.of(candidate).to_json()}
         s, task = candidate.schedule, candidate.task
-        return built(s.kernel, s.source, [a.to_json() for a in candidate.arguments], dict(task.dims), task.machine)
+        return built(s.kernel, s.source, [a.to_json() for a in candidate.arguments], dict(task.dims), task.backend)
     except ScheduleError as error:
         return {"status": "refused", "reason": reason_of(error)}
     except (CodegenError, TargetError) as error:
@@ -91,14 +88,11 @@ def _task(text: str) -> Task:
     return task_from_json(json.loads(text))
 
 
-def built(kernel: Kernel, source: Kernel, arguments: list[list[Any]], dims: Mapping[str, int], target: Target) -> Answer:
+def built(kernel: Kernel, source: Kernel, arguments: list[list[Any]], dims: Mapping[str, int], backend: Backend) -> Answer:
     """The machine code of scheduled loops with what it takes to run it, for the measuring process (`worker.Built`)."""
     extended, temporaries = hoist_temporaries(replace(kernel, name="kernel"))
     sizes = {v: dims[v.name] for v in extended.scalars}
-    if target.kind == "cuda":
-        code = call_code(extended, sizes, target)
-    else:
-        code = elf.link([compile_ir(emit_kernel(extended, target), target)], ["kernel"])
+    code = backend.link_kernel(extended, sizes)
     return {
         "status": "ok",
         "code": base64.b64encode(code).decode(),
@@ -109,7 +103,7 @@ def built(kernel: Kernel, source: Kernel, arguments: list[list[Any]], dims: Mapp
     }
 
 
-def harness(target: Target, threads: int, flush_bytes: int) -> bytes:
+def harness(target: str, threads: int, flush_bytes: int) -> bytes:
     """A shared object with a thread pool and two functions in which its threads share a buffer: `flush` stores to `flush_bytes` bytes, `touch`
     reads a number of cache lines for each thread and sums them up in another buffer."""
     lanes, count = LINE // 4, dim("count")
@@ -125,8 +119,7 @@ def harness(target: Target, threads: int, flush_bytes: int) -> bytes:
     store_all = walk(other, lambda t, i, v: store(other, [t, i, v], other[t, i, v] + 1))
     read_all = walk(array, lambda t, i, v: store(sums, [t, v], sums[t, v] + array[t, i, v]))
     kernels = [Kernel("flush", (other,), (other,), (), store_all), Kernel("touch", (array, sums), (sums,), (count,), read_all)]
-    objects = [compile_ir(emit_kernel(k, target), target) for k in kernels] + [compile_ir(thread_pool.pool_ir(target.triple), target)]
-    return elf.link(objects, ["flush", "touch", *thread_pool.EXPORTS], imports=thread_pool.IMPORTS)
+    return CpuBackend(CpuTarget.parse(target)).link_functions(kernels)
 
 
 def _reduction_size(stmt: Stmt, sizes: Mapping[Expr, int], around: tuple[For, ...] = ()) -> int:

@@ -2,7 +2,7 @@
 
 A worker says which target it is, so that the machine that builds may be another one. It takes one job at a time:
 
-    dask worker tcp://scheduler:8786 --nthreads 1 --no-nanny --resources "x86_64-cascadelake=1"      # the name is `tag(target)`
+    dask worker tcp://scheduler:8786 --nthreads 1 --no-nanny --resources "x86_64-cascadelake=1"      # the name is `target.machine`
 
 A job whose worker is lost is given to another one. Where all are lost for long, the rest are records that say so.
 """
@@ -30,11 +30,6 @@ except ImportError:
 _POLL = 5.0  # seconds between two queries of the cluster while waiting for a result
 
 
-def tag(target: Target) -> str:
-    """The name of the resource by which a worker says that it is a machine of this target."""
-    return f"{target.arch}-{target.cpu}"
-
-
 class ClusterMeasurer(Measurer):
     """Builds here, measures on the workers of a Dask cluster. `address` is that of the scheduler. If there is no worker for the target
     for `patience` seconds, candidates are not measured. Raises `InputError` if there is no such cluster.
@@ -57,10 +52,10 @@ class ClusterMeasurer(Measurer):
     def workers(self, target: Target) -> int:
         """How many workers are machines of this target."""
         known = self._client.scheduler_info(n_workers=-1)["workers"].values()
-        return sum(worker["resources"].get(tag(target), 0) >= 1 for worker in known)
+        return sum(worker["resources"].get(target.machine, 0) >= 1 for worker in known)
 
     def _run(self, task: Task, jobs: Sequence[Job]) -> Iterator[Measurement]:
-        resources = {tag(task.machine): 1}
+        resources = {task.backend.target.machine: 1}
         # One call for each job, though they have much in common: a worker that joins later needs all of it.
         futures = [
             None if job.build_failure else self._client.submit(run_job, job, self.limits, resources=resources, pure=False, retries=1)
@@ -83,10 +78,10 @@ class ClusterMeasurer(Measurer):
                 except TimeoutError:
                     if future.done():
                         raise
-                    waited = 0.0 if self.workers(task.machine) else waited + _POLL
+                    waited = 0.0 if self.workers(task.backend.target) else waited + _POLL
         except Exception as error:  # noqa: BLE001  lost with several workers, or whatever a worker raised
             return Measurement(Outcome.ERROR, reason=f"the cluster: {reason_of(error)}")
-        return Measurement(Outcome.ERROR, reason=f"no worker of the cluster is a `{tag(task.machine)}`")
+        return Measurement(Outcome.ERROR, reason=f"no worker of the cluster is a `{task.backend.target.machine}`")
 
 
 def run_job(job: Job, limits: Limits) -> Measurement:

@@ -20,11 +20,8 @@ from tcomp.autotune.measurement.results import LIMITS, Limits, Measurement, Outc
 from tcomp.autotune.measurement.worker_process import Answer, WorkerError, WorkerProcess, reason_of
 from tcomp.autotune.space import instantiate
 from tcomp.autotune.tasks import Task
-from tcomp.codegen.cuda import nvrtc
-from tcomp.errors import DeviceError, ScheduleError
-from tcomp.runtime.cuda import usable_cupy
+from tcomp.errors import ScheduleError
 from tcomp.schedules.knobs import Decisions, encode
-from tcomp.target import Target
 
 _SEED = 0
 _CACHED = 64  # shared objects of candidates that may be asked for again
@@ -32,11 +29,11 @@ _CACHED = 64  # shared objects of candidates that may be asked for again
 
 @dataclass(frozen=True)
 class Job:
-    """All that `Runner.run` needs to measure a candidate, on this machine or another: the task's key, the `kind` of machine with what the
-    measuring process needs there, and what builders answered for the default schedule, the incumbent and the candidate."""
+    """All that `Runner.run` needs to measure a candidate, on this machine or another: the task's key, whether it runs on a device, what the
+    measuring process needs, and what builders answered for the default schedule, the incumbent and the candidate."""
 
     key: str
-    kind: str
+    on_device: bool
     threads: int
     harness: str
     flush_bytes: int
@@ -56,13 +53,13 @@ class Runner:
     def __init__(self, limits: Limits = LIMITS) -> None:
         self._limits = limits
         self._worker: WorkerProcess | None = None
-        self._kind: tuple[str, int] = "", 0  # the kind of machine, and the threads
+        self._kind: tuple[bool, int] | None = None  # whether on a device, and the threads
         self._ready: tuple[str, int] | None = None  # the task that is prepared, and in which start of the process
         self._failed: tuple[str, str] = "", ""  # a task whose default schedule cannot be run, and why
 
     def run(self, job: Job) -> Measurement:
         """Measure one candidate."""
-        kind = job.kind, job.threads
+        kind = job.on_device, job.threads
         if self._worker is None or self._kind != kind:
             self.close()
             self._worker, self._kind = _measuring_process(*kind, self._limits), kind
@@ -164,7 +161,7 @@ class Measurer:
         if harness["status"] != Outcome.OK:
             yield from [Measurement.from_answer(harness)] * len(rest)
             return
-        common = task.key, task.machine.kind, task.threads, harness["harness"], _flush_bytes(task), reference, beside
+        common = task.key, task.backend.on_device, task.threads, harness["harness"], task.backend.flush_bytes(task.threads), reference, beside
         yield from self._run(task, [Job(*common, answer) for answer in rest])
 
     def _run(self, task: Task, jobs: Sequence[Job]) -> Iterator[Measurement]:
@@ -195,11 +192,11 @@ class Measurer:
 
     def _harness(self, task: Task) -> Answer:
         """What the measuring process needs beside candidates; see `builder.harness`."""
-        if task.machine.kind == "cuda":
+        if task.backend.on_device:
             return {"status": Outcome.OK, "harness": ""}
         key = f"{task.target} {task.threads}"
         if key not in self._built:
-            request = {"do": "harness", "target": task.target, "threads": task.threads, "flush_bytes": _flush_bytes(task)}
+            request = {"do": "harness", "target": task.target, "threads": task.threads, "flush_bytes": task.backend.flush_bytes(task.threads)}
             _, answer = self._ask({key: request})[key]
             if answer["status"] != Outcome.OK:
                 return answer
@@ -238,25 +235,11 @@ def _failed(error: Exception) -> Answer:
     return {"status": Outcome.REFUSED if isinstance(error, ScheduleError) else Outcome.ERROR, "reason": reason_of(error)}
 
 
-def _flush_bytes(task: Task) -> int:
-    """Bytes that fill the second-level caches of all threads, or that of the GPU, twice."""
-    return 2 * (task.machine.gpu.l2 if task.machine.kind == "cuda" else task.machine.l2 * task.threads)
-
-
-def _measuring_process(kind: str, threads: int, limits: Limits) -> WorkerProcess:
-    """The measuring process for a kind of machine."""
-    if kind == "cuda":
+def _measuring_process(on_device: bool, threads: int, limits: Limits) -> WorkerProcess:
+    """The measuring process: for a device, or for the cores of this machine."""
+    if on_device:
         return WorkerProcess("tcomp.autotune.measurement.worker_gpu", None)
     return WorkerProcess("tcomp.autotune.measurement.worker", limits.bytes, cores(threads))
-
-
-def check_device(target: Target) -> None:
-    """Raises `TargetError` where nothing can be compiled for a CUDA target here, `DeviceError` where there is no GPU of that architecture."""
-    nvrtc.version()
-    found = usable_cupy().cuda.Device().compute_capability
-    if found not in [arch[3:].rstrip("a") for arch in target.cpu.split(",")]:
-        why = f"the GPU of this machine is sm_{found}, and measurements on it say little about others"
-        raise DeviceError(f"programs for `{target}` cannot be tuned here", why=why, hint=f"--target 'cuda -arch=sm_{found}', or --cluster")
 
 
 def cores(threads: int, root: Path = Path("/sys/devices/system/cpu")) -> list[int]:

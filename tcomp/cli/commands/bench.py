@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from tcomp.cli.measure import Latency
-    from tcomp.pipeline import Progress
+    from tcomp.options import Progress
     from tcomp.runtime import Module
 
 _PEERS = ("onnxruntime", "openvino", "torch")

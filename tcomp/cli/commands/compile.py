@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -61,7 +61,9 @@ def compile(
 
     Writes one file, MODEL.tcomp: code, weights and signature. `--emit` writes the listings MODEL.STAGE.txt beside it.
     """
+    from tcomp.api import with_records
     from tcomp.cli.inputs import read_values
+    from tcomp.options import CompileOptions
     from tcomp.pipeline import compile_model
 
     check_model_file(model)
@@ -80,17 +82,17 @@ def compile(
         if path.exists() and path.samefile(model):
             raise InputError(f"{path} is the model itself", hint="give another name with -o")
 
-    arguments: dict[str, Any] = {"values": values, "emit": stages, "database": database, "direct": direct}
     with replacing(out, *listings.values()) as (file, *texts):
         with output.progress() as tell:
-            artifact, report = compile_model(model, machine, shapes, ranges, threads, progress=tell, file=file, **arguments)
+            options = CompileOptions(machine, shapes, ranges, threads, values, direct, emit=stages, progress=tell, file=file)
+            artifact, report = compile_model(model, with_records(options, database))
         for stage, listing in zip(listings, texts, strict=True):
             listing.write(report.stages[stage].encode())
 
     reasons = Counter(text for _, text in report.not_followed)
     if as_json:
         record = {"artifact": out, "bytes": len(artifact.image), "target": machine, "kernels": report.kernels, "seconds": report.seconds}
-        record |= {"precision": machine.precision} if machine.kind == "cuda" else {}
+        record |= {"precision": machine.precision} if machine.precision is not None else {}
         record |= {"distinct_kernels": report.distinct_kernels, "arena_bytes": report.arena, "listings": listings}
         if database is not None:
             record |= {"tuned": report.tuned, "not_followed": report.not_followed}
@@ -103,7 +105,7 @@ def compile(
     kernels = f"{output.count(report.kernels, 'kernel')}, {report.distinct_kernels} distinct"
     arena = f"{output.size(report.arena)} of workspace" if isinstance(report.arena, int) else f"workspace of {report.arena} bytes"
     say(f"compiled {model} for {machine}")
-    if machine.kind == "cuda":
+    if machine.precision is not None:
         say(f"  float32 products of matrices in {machine.precision}")
     say(f"  {kernels}; {arena}; {output.seconds(sum(report.seconds.values()))} ({times})")
     if database is not None:

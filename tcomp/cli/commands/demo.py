@@ -43,6 +43,7 @@ def demo(
 
     from tcomp.cli import peers
     from tcomp.cli.measure import interleaved
+    from tcomp.options import CompileOptions
     from tcomp.pipeline import compile_model
     from tcomp.runtime import Module
 
@@ -53,7 +54,7 @@ def demo(
     say(f"{name}, from {path}")
     with tempfile.TemporaryDirectory(prefix="tcomp-demo-") as folder, output.progress() as tell:
         start = time.perf_counter()
-        artifact, report = compile_model(path, threads=threads, progress=tell)
+        artifact, report = compile_model(path, CompileOptions(threads=threads, progress=tell))
         compile_seconds = time.perf_counter() - start
         file = Path(folder, f"{name}.tcomp")
         artifact.save(file)

@@ -41,24 +41,25 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Show the kernels a model becomes, which edges were not fused and why, and what the passes did and did not do."""
+    from tcomp.backends.kernel import build_loops
     from tcomp.cli.inputs import read_values
     from tcomp.frontends.onnx import import_model
-    from tcomp.kernels import build_loops
+    from tcomp.options import CompileOptions, Report
     from tcomp.passes.runner import run_passes
-    from tcomp.pipeline import Report, graph_passes, kernel_nodes
+    from tcomp.pipeline import graph_passes, kernel_nodes
 
     check_model_file(model)
     report = Report()
     with output.progress() as tell:
         tell("import", 0, 1)
         graph = import_model(model, parse_shapes(shape), parse_dims(dim), read_values(value))
-        machine = parse_target(target, arch, precision)
-        passes = graph_passes(machine, report, direct=direct)
+        options = CompileOptions(parse_target(target, arch, precision), direct=direct)
+        passes = graph_passes(options, report)
         number = itertools.count(1)
         graph, reports = run_passes(graph, passes, on_pass=lambda done: tell(done.name, next(number), len(passes)))
     nodes = list(kernel_nodes(graph))
     kernels = [(n.name, [inner.op.name for inner in n.bodies[0].nodes], [_type(v) for v in n.outputs]) for n in nodes]
-    made = [(n.name, build_loops(n.bodies[0], "kernel", machine)) for n in nodes]
+    made = [(n.name, build_loops(n.bodies[0], "kernel", options.backend)) for n in nodes]
     notes = [f"{node}: {text}" for node, texts in report.notes.lines.items() for text in texts]
     notes += [f"{name}: {text}" for name, s in made for text in s.kernel.notes]
     if as_json:

@@ -78,14 +78,15 @@ def verify(
     from tcomp import verification
     from tcomp.cli.inputs import make_feeds, read_inputs, read_values
     from tcomp.frontends.onnx import import_model
+    from tcomp.options import CompileOptions
 
     check_model_file(model)
     with output.progress() as tell:
         tell("import", 0, 1)
         graph = import_model(model, parse_shapes(shape), parse_dims(dim), read_values(value))
         feeds = make_feeds(graph.inputs, read_inputs(input, graph.inputs), {}, seed, _USUAL_SIZE)
-        options: dict[str, Any] = {"tolerance": tolerance, "full": full, "threads": threads, "direct": direct}
-        found = verification.verify(graph, parse_target(target, arch, precision), feeds.arrays, **options, progress=tell)
+        options = CompileOptions(parse_target(target, arch, precision), threads=threads, direct=direct, progress=tell)
+        found = verification.verify(graph, feeds.arrays, options, tolerance=tolerance, full=full)
 
     if as_json:
         record: dict[str, Any] = {"ok": found.ok, "verdict": found.verdict(), "threads": found.threads, "repeatable": found.repeatable}
@@ -123,6 +124,7 @@ def _prove(
     as_json: bool,
 ) -> None:
     from tcomp.cli.inputs import read_values
+    from tcomp.options import CompileOptions
     from tcomp.pipeline import compile_model
     from tcomp.runtime import read_artifact
     from tcomp.schedules.schedule import parse_source
@@ -147,9 +149,8 @@ def _prove(
         else:
             check_model_file(path)
             machine, values = parse_target(target, arch, precision), read_values(value)
-            artifact, _ = compile_model(
-                path, machine, parse_shapes(shape), parse_dims(dim), values=values, progress=tell, direct=direct
-            )
+            compiling = CompileOptions(machine, parse_shapes(shape), parse_dims(dim), values=values, progress=tell, direct=direct)
+            artifact, _ = compile_model(path, compiling)
             saved = saved_schedules(artifact)
         proofs = prove_schedules(saved, tell)
 

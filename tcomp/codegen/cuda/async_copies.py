@@ -79,7 +79,7 @@ def copy_of(f: FunctionBuilder, s: Stmt, lanes: L.For | None) -> ThreadCopy | No
         starts = f.linear(s.buffer, s.indices), f.linear(source.attr, source.args)
         count = 1
     else:
-        if f.target.has("scalar") or not isinstance(lanes.extent, int):
+        if not f.target.vector_access or not isinstance(lanes.extent, int):
             return None
         count = lanes.extent
         if condition is not None and lanes.var in E.variables(condition := without_lane(condition, lanes)):

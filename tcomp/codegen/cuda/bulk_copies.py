@@ -60,7 +60,7 @@ class BulkCopies:
             features = s.instruction.features
             if not any(map(f.target.executes, features)):
                 raise f.fail(f"the target `{f.target}` has no instruction `{s.instruction.name}`", f"it needs {' or '.join(features)}")
-            if f.target.has("scalar"):
+            if not f.target.vector_access:
                 raise f.fail(f"`{s.instruction.name}` on the target `{f.target}`", f"buffers need not be aligned to {RUN} bytes there")
             source = s.instruction.leaf.value.attr
             if (buffer := match(s.instruction, s.body).accesses[source][0]) in f.written:

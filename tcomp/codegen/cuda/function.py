@@ -10,7 +10,7 @@ from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.loops import Buffer, Kernel, Stmt
 from tcomp.ir.simplify import from_linear, linear, simplify
-from tcomp.target import Target
+from tcomp.target import CudaTarget
 
 
 class FunctionBuilder(Expressions):
@@ -20,7 +20,7 @@ class FunctionBuilder(Expressions):
     stores to. `copies`: the phases that only start copies in the background.
     """
 
-    def __init__(self, kernel: Kernel, target: Target, helpers: set[str]) -> None:
+    def __init__(self, kernel: Kernel, target: CudaTarget, helpers: set[str]) -> None:
         super().__init__(kernel, helpers)
         self.target = target
         self.declarations: list[str] = []

@@ -46,7 +46,7 @@ from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr
 from tcomp.ir.instruction import CopyOp
 from tcomp.ir.loops import Buffer, Kernel, Stmt
-from tcomp.target import Target
+from tcomp.target import CudaTarget
 
 MAX_BLOCK_THREADS = 1024  # a limit of CUDA on every architecture
 MAX_STATIC_SHARED = 48 << 10  # bytes of shared memory that a block may declare; more is asked for at its launch (a limit of CUDA)
@@ -67,7 +67,7 @@ class Launch:
     barriers: int = 0
 
 
-def emit_kernel(kernel: Kernel, target: Target, trace: Sequence[object] = ()) -> tuple[str, tuple[Launch, ...]]:
+def emit_kernel(kernel: Kernel, target: CudaTarget, trace: Sequence[object] = ()) -> tuple[str, tuple[Launch, ...]]:
     """CUDA C++ of a kernel (temporaries hoisted), and its launches in order. `trace`, the schedule, is printed as a comment.
 
     Raises `CodegenError` naming the loop or buffer for what a GPU kernel cannot be.
@@ -86,7 +86,7 @@ def emit_kernel(kernel: Kernel, target: Target, trace: Sequence[object] = ()) ->
 class Function(FunctionBuilder):
     """Emits one `__global__` function."""
 
-    def __init__(self, kernel: Kernel, name: str, target: Target, helpers: set[str]) -> None:
+    def __init__(self, kernel: Kernel, name: str, target: CudaTarget, helpers: set[str]) -> None:
         super().__init__(kernel, target, helpers)
         self.name = name
         self.grid: list[Dim] = [1, 1, 1]
@@ -371,7 +371,7 @@ class Function(FunctionBuilder):
             self.reduce_in_register(inner, reduction)
         elif self.copying and s.kind == L.VECTORIZED and (copy := copy_of(self, inner.body, inner)) is not None:
             start_copy(self, copy)
-        elif not self.copying and s.kind == L.VECTORIZED and (leaf := _leaf(inner.body)) is not None and not self.target.has("scalar"):
+        elif not self.copying and s.kind == L.VECTORIZED and (leaf := _leaf(inner.body)) is not None and self.target.vector_access:
             self.vectorized(inner, leaf)
         else:
             with self.loop_over(inner.var, inner.extent, inner.kind):

@@ -32,7 +32,7 @@ from tcomp.ir.expr import Expr, as_expr
 from tcomp.ir.loops import Kernel
 from tcomp.ir.program import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, Step, walk
 from tcomp.ir.verify import verify_program
-from tcomp.target import Target
+from tcomp.target import CudaTarget
 
 SET_INDEX = "tcomp_set_index"  # stores the number of an iteration
 _SET_INDEX_TEXT = (
@@ -40,7 +40,7 @@ _SET_INDEX_TEXT = (
 )
 
 
-def kernel_code(kernel: Kernel, target: Target, trace: Sequence[object] = ()) -> bytes:
+def kernel_code(kernel: Kernel, target: CudaTarget, trace: Sequence[object] = ()) -> bytes:
     """A kernel (temporaries hoisted) compiled for every architecture of the target: its entry in "kernels"."""
     text, launches = emit_kernel(kernel, target, trace)
     scalars = {v: ["scalar", n] for n, v in enumerate(kernel.scalars)}
@@ -60,14 +60,14 @@ def kernel_code(kernel: Kernel, target: Target, trace: Sequence[object] = ()) ->
     return _dumped({"launches": described, **_binaries(text, target, kernel.name, own)})
 
 
-def call_code(kernel: Kernel, sizes: Mapping[Expr, int], target: Target) -> bytes:
+def call_code(kernel: Kernel, sizes: Mapping[Expr, int], target: CudaTarget) -> bytes:
     """The code section of one call of a kernel (temporaries hoisted): its buffers are inputs, its scalars have these sizes."""
     buffers = tuple(Ref("input", n, 0) for n in range(len(kernel.buffers)))
     call = Call(kernel.name, buffers, tuple(as_expr(sizes[v]) for v in kernel.scalars), kernel.name)
     return program_code(Program((), 0, (), (call,)), {kernel.name: kernel_code(kernel, target)}, target)
 
 
-def program_code(program: Program, kernels: Mapping[str, bytes], target: Target) -> bytes:
+def program_code(program: Program, kernels: Mapping[str, bytes], target: CudaTarget) -> bytes:
     """The code section of an artifact. `kernels` are the results of `kernel_code` by symbol. Raises `IRError` for a malformed program."""
     verify_program(program)
     dims: dict[Expr, Any] = {d: ["dim", n] for n, d in enumerate(program.dims)}
@@ -86,10 +86,10 @@ def program_code(program: Program, kernels: Mapping[str, bytes], target: Target)
     )
 
 
-def _binaries(text: str, target: Target, name: str, own: bool = False) -> dict[str, Any]:
+def _binaries(text: str, target: CudaTarget, name: str, own: bool = False) -> dict[str, Any]:
     """Machine code by architecture; portable code of the oldest, for GPUs newer than all of them. Where instructions are an architecture's
     `own` the code is portable to no other, and says so (`.target sm_90a`)."""
-    archs = target.cpu.split(",")
+    archs = target.archs
     oldest = min(archs, key=lambda a: int(a[3:].rstrip("a")))
     oldest = oldest if own else oldest.rstrip("a")
     compiled = {arch: compile_text(text, arch, name) for arch in dict.fromkeys([*archs, oldest])}

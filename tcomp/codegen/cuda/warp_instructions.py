@@ -261,7 +261,7 @@ class WarpInstructions:
             starts = [f.linear(buffer, i) for _, i in elements]
             f.used_buffers[buffer] = None
             together = [simplify(x - starts[0]) for x in starts] == [as_expr(n) for n in range(per)]
-            aligned = all(c % per == 0 for c in linear(starts[0]).values()) and not f.target.has("scalar")
+            aligned = all(c % per == 0 for c in linear(starts[0]).values()) and f.target.vector_access
             if factor.op != "read":
                 at = {E.read(operand, instruction.places()[operand]): E.read(buffer, indices)}
                 found.append(f"{f.helper('bits')}<unsigned int>({f.expression(E.substitute(factor, at))})")

@@ -19,7 +19,7 @@ from tcomp.errors import CodegenError
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import BITS, SIGNED, integer_range, is_float, itemsize, to_numpy
 from tcomp.ir.expr import Expr
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
 
 class Value(NamedTuple):
@@ -77,7 +77,7 @@ _COMPARE = {"lt": ("olt", "lt"), "le": ("ole", "le"), "eq": ("oeq", "eq"), "ne":
 class Module:
     """What all functions of one LLVM module share."""
 
-    def __init__(self, name: str, target: Target, notes: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, target: CpuTarget, notes: Sequence[str] = ()) -> None:
         self.name, self.target, self.notes = name, target, notes
         self.functions: list[str] = []
         self.declarations: dict[str, str] = {}

@@ -20,12 +20,12 @@ from tcomp.ir.expr import Dim, Expr, as_expr, substitute
 from tcomp.ir.loops import SERIAL, VECTORIZED, Buffer, Kernel, block, loop, store
 from tcomp.ir.program import NUMBERED, Branch, Call, Copy, Program, Ref, Repeat, SetIndex, Step, calls, refs, walk
 from tcomp.ir.verify import verify_program
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
 BASES = ("inputs", "outputs", "weights", "workspace", "dims", "pool")  # fields of the call, in order
 
 
-def emit_program(program: Program, target: Target) -> str:
+def emit_program(program: Program, target: CpuTarget) -> str:
     """LLVM IR text of the entry functions. Raises `IRError` for a malformed program."""
     verify_program(program)
     module = KernelModule("tcomp_run", target)

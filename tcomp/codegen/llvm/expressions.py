@@ -23,7 +23,7 @@ from tcomp.ir.dtypes import integer_range, is_integer, itemsize
 from tcomp.ir.expr import INDEX, Expr, as_expr, const, substitute
 from tcomp.ir.loops import Buffer, Stmt
 from tcomp.ir.simplify import Linear, difference, from_linear, linear, prove, simplify
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
 MAX_LANES = 64  # of a vectorized loop: bytes of the widest vector register
 EXACT = 1 << 16  # integers of at most that size, and sums of a few, are exact in float32
@@ -57,7 +57,7 @@ class Form(NamedTuple):
 class KernelFacts(Module):
     """A module, and what is known about the expressions of the loop programs in it."""
 
-    def __init__(self, name: str, target: Target, notes: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, target: CpuTarget, notes: Sequence[str] = ()) -> None:
         super().__init__(name, target, notes)
         self.forms: dict[Any, Form] = {}
         self.per_lane: dict[Buffer, tuple[Expr, int]] = {}  # buffers allocated inside a vectorized loop: lane variable, lanes

@@ -39,12 +39,12 @@ from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import INDEX, Dim, Expr, as_expr
 from tcomp.ir.instruction import VectorOp, match
 from tcomp.ir.loops import Buffer, Kernel, Stmt
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
 MAX_OPERATIONS = 1 << 12  # intrinsics that one instruction of a program may become: code beyond takes LLVM minutes
 
 
-def emit_kernel(kernel: Kernel, target: Target, over: Collection[tuple[Buffer, Buffer]] = ()) -> str:
+def emit_kernel(kernel: Kernel, target: CpuTarget, over: Collection[tuple[Buffer, Buffer]] = ()) -> str:
     """LLVM IR text of a kernel. The two of a pair in `over` may lie in the same memory: they are read and written in the order of the
     program. Raises `CodegenError` naming the loop or buffer for what a CPU kernel cannot be."""
     module = KernelModule(kernel.name, target, kernel.notes)

@@ -13,19 +13,19 @@ import threading
 import llvmlite.binding as llvm
 
 from tcomp.errors import CodegenError
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
 _lock = threading.Lock()
 
 
-def compile_ir(ir_text: str, target: Target, opt_level: int = 2) -> bytes:
+def compile_ir(ir_text: str, target: CpuTarget, opt_level: int = 2) -> bytes:
     """A relocatable ELF object, position independent. Raises `CodegenError` with LLVM's message on malformed IR."""
     with _lock:
         module, machine = _optimised(ir_text, target, opt_level)
         return bytes(machine.emit_object(module))
 
 
-def assembly(ir_text: str, target: Target, opt_level: int = 2) -> str:
+def assembly(ir_text: str, target: CpuTarget, opt_level: int = 2) -> str:
     """The same as assembly text, for people and for `spill_count`."""
     with _lock:
         module, machine = _optimised(ir_text, target, opt_level)
@@ -39,7 +39,7 @@ def spill_count(asm: str) -> int:
     return len(re.findall(f"{x86}|{aarch64}", asm))
 
 
-def _optimised(ir_text: str, target: Target, opt_level: int) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
+def _optimised(ir_text: str, target: CpuTarget, opt_level: int) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
     machine = _machine(target.triple, target.cpu, target.llvm_features, opt_level)
     try:
         module = llvm.parse_assembly(ir_text)

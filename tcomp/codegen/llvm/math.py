@@ -43,12 +43,12 @@ from tcomp.ir.expr import (
 )
 from tcomp.ir.expr import unary as apply
 from tcomp.ir.interpreters.semantics import ERF_MIDDLE, ERF_SMALL, ERF_TAIL
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
 ELEMENTARY = frozenset(UNARY[UNARY.index("exp") : UNARY.index("isnan")]) | {"pow"}
 
 
-def expand(e: Expr, target: Target) -> Expr:
+def expand(e: Expr, target: CpuTarget) -> Expr:
     """`e` without elementary functions and without operators that the target lacks."""
     memo: dict[Expr, Expr] = {}
 
@@ -59,7 +59,7 @@ def expand(e: Expr, target: Target) -> Expr:
     return rewrite(e, rule, memo)
 
 
-def lower(e: Expr, target: Target) -> Expr | None:
+def lower(e: Expr, target: CpuTarget) -> Expr | None:
     """One operator in terms of simpler ones, which may need lowering in turn; None if the target computes it directly."""
     if not e.args or e.op in ("read", "select", "bitcast", "reduce"):
         return None
@@ -117,7 +117,7 @@ def _through_float32(e: Expr) -> Expr:
 # ---------------------------------------------------------------- conversions
 
 
-def _cast(a: Expr, dtype: str, target: Target) -> Expr | None:
+def _cast(a: Expr, dtype: str, target: CpuTarget) -> Expr | None:
     """Conversions from and to 16-bit floats."""
     source = a.dtype
     if dtype == "bool" and source in ("float16", "bfloat16"):
@@ -207,7 +207,7 @@ def _power(x: Expr, n: int) -> Expr:
 class _Float:
     """The functions of one float type (float32 or float64) on one target."""
 
-    def __init__(self, dtype: str, target: Target) -> None:
+    def __init__(self, dtype: str, target: CpuTarget) -> None:
         self.dtype, self.target = dtype, target
         self.int, self.mantissa, self.bias = ("int32", 23, 127) if dtype == "float32" else ("int64", 52, 1023)
 

@@ -27,7 +27,6 @@ from tcomp.ir.dtypes import BITS, itemsize
 from tcomp.ir.expr import Expr
 from tcomp.ir.layout import LINE
 from tcomp.ir.loops import (
-    GPU_AXES,
     PARALLEL,
     UNROLLED,
     VECTORIZED,
@@ -49,44 +48,26 @@ from tcomp.ir.loops import (
 from tcomp.ir.simplify import simplify
 from tcomp.machines import Core
 from tcomp.schedules.analysis.footprint import Footprints, at_sizes, instances
-from tcomp.schedules.cost import gpu
-from tcomp.schedules.cost.roofline import CLASSES, Work, operations, operators, roof, work
-from tcomp.target import Target
+from tcomp.schedules.cost.estimate import MOST_POINTS, Estimate
+from tcomp.schedules.cost.roofline import CLASSES, Work, cpu_roof, operations, operators, work
+from tcomp.target import CpuTarget
 
 USABLE_CACHE = 0.8  # share of a cache that a working set may take: the rest goes to stacks and code (fitted by benchmarks.model, skylake-avx512)
 EXPOSED_TRANSFER = 0.2  # share of a transfer's time that is waited for though something else takes longer (fitted likewise)
 LOOP_OVERHEAD = 1.0  # cycles of a loop's iteration that nothing hides: processors take one branch a cycle
 WASTED_PREFETCH = 1.0  # cycles of a prefetch of what its loop does not read: it fetches a line, or looks up a page, in vain
-MOST_POINTS = 1 << 12  # points counted one by one where there is no closed form: an estimate is asked for thousands of candidates
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """Seconds, in all and by component, and what they were computed from; `print` shows a table.
-
-    `seconds` are those of the components, seen by one thread of those that share the work: "arithmetic" (the ports of the vector units,
-    and chains of accumulations), "registers" (loads and stores), "l2", "l3", "memory" (traffic from that level), "pages" (translation of
-    addresses), "overhead" (loops, threads). `bound` is the roofline, `counts` has the numbers that `features` lists.
-    """
-
-    time: float
-    bound: float
-    seconds: Mapping[str, float]
-    counts: Mapping[str, float]
-
-    def __str__(self) -> str:
-        rows = [f"{name:<12}{_micro(s)}" for name, s in self.seconds.items()]
-        rows.append(f"{'predicted':<12}{_micro(self.time)}")
-        rows.append(f"{'bound':<12}{_micro(self.bound)}" + (f"   {self.bound / self.time:.0%} of the prediction" if self.time else ""))
-        return "\n".join(rows)
-
-
-def _micro(seconds: float) -> str:
-    return f"{seconds * 1e6:12.2f} µs"
+COUNTS = (
+    "operations.fma", "operations.add", "operations.mul", "operations.div", "operations.special", "operations.other",
+    "loads.vector", "loads.scalar", "loads.gather", "stores.vector", "stores.scalar", "spills", "prefetches", "prefetches.missed",
+    "bytes.l2", "bytes.l3", "bytes.memory", "pages", "flops", "bytes", "intensity", "instructions", "flops.instruction",
+    "iterations", "guards", "accumulators", "working_set", "regions", "parallel", "balance",
+)  # fmt: skip
+SECONDS = ("arithmetic", "registers", "l2", "l3", "memory", "pages", "overhead")
+"""Names of the counts, and of the parts of the time, in an `Estimate`. They are features of the learned cost model."""
 
 
 def estimate(
-    kernel: Kernel, target: Target, dims: Mapping[Expr, int] | None = None, threads: int = 1, core: Core | None = None
+    kernel: Kernel, target: CpuTarget, dims: Mapping[Expr, int] | None = None, threads: int = 1, core: Core | None = None
 ) -> Estimate:
     """The modelled time of a kernel, scheduled or not. `core` gives measured rates in the place of the tables'.
 
@@ -94,32 +75,17 @@ def estimate(
     """
     kernel = at_sizes(kernel, dims or {})
     todo = work(kernel, MOST_POINTS)
-    bound = _bound(kernel, todo, target, threads, core)
-    if target.kind == "cuda":
-        counts = {"flops": float(todo.flops), "bytes": float(todo.bytes), "intensity": float(todo.flops) / max(1.0, float(todo.bytes))}
-        if not any(isinstance(s, For) and s.kind in GPU_AXES for s in walk(kernel.body)):
-            return Estimate(bound, bound, {"roofline": bound}, counts)
-        time, seconds, more = gpu.modelled(kernel, target, MOST_POINTS)
-        return Estimate(max(time, bound), bound, seconds, {**more, **counts})
+    bound = _bound(todo, target, threads, core)
     return _Model(kernel, target, core or target.core, threads).estimate(bound, float(todo.flops), float(todo.bytes))
 
 
-def bound(kernel: Kernel, target: Target, dims: Mapping[Expr, int] | None = None, threads: int = 1, core: Core | None = None) -> float:
+def bound(kernel: Kernel, target: CpuTarget, dims: Mapping[Expr, int] | None = None, threads: int = 1, core: Core | None = None) -> float:
     """The least seconds that a kernel takes, by the roofline. Raises as `estimate`."""
-    kernel = at_sizes(kernel, dims or {})
-    return _bound(kernel, work(kernel, MOST_POINTS), target, threads, core)
+    return _bound(work(at_sizes(kernel, dims or {}), MOST_POINTS), target, threads, core)
 
 
-def _bound(kernel: Kernel, todo: Work, target: Target, threads: int, core: Core | None) -> float:
-    if target.kind == "cuda":
-        return gpu.bound(kernel, target, float(todo.bytes), MOST_POINTS)
-    return roof(target, threads, core).seconds(float(todo.slots), float(todo.divisions), float(todo.bytes))[0]
-
-
-def features(kernel: Kernel, target: Target, dims: Mapping[Expr, int] | None = None, threads: int = 1) -> dict[str, float]:
-    """What a learned model is told about a scheduled kernel: counts, and the seconds of the analytic model. Names are stable."""
-    found = estimate(kernel, target, dims, threads)
-    return {**found.counts, **{f"seconds.{name}": s for name, s in found.seconds.items()}, "seconds": found.time, "bound": found.bound}
+def _bound(todo: Work, target: CpuTarget, threads: int, core: Core | None) -> float:
+    return cpu_roof(target, threads, core).seconds(float(todo.slots), float(todo.divisions), float(todo.bytes))[0]
 
 
 # ---------------------------------------------------------------- regions
@@ -202,7 +168,7 @@ def _kinds_of_instructions(kernel: Kernel) -> dict[Stmt, str]:
 
 
 class _Model:
-    def __init__(self, kernel: Kernel, target: Target, core: Core, threads: int) -> None:
+    def __init__(self, kernel: Kernel, target: CpuTarget, core: Core, threads: int) -> None:
         self.kernel, self.target, self.core, self.threads = kernel, target, core, threads
         found = accesses(kernel.body)
         self.footprints = Footprints(found, MOST_POINTS)

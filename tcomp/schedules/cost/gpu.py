@@ -13,7 +13,7 @@ while tuning corrects it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from math import ceil, gcd, prod
 
@@ -41,12 +41,13 @@ from tcomp.ir.loops import (
     launches,
     walk,
 )
-from tcomp.schedules.analysis.footprint import Footprints, instances
-from tcomp.schedules.cost.roofline import Cost, operators, roof, statements
+from tcomp.schedules.analysis.footprint import Footprints, at_sizes, instances
+from tcomp.schedules.cost.estimate import MOST_POINTS, Estimate
+from tcomp.schedules.cost.roofline import Cost, gpu_roof, operators, statements, work
 from tcomp.schedules.gpu.block_tiles import LAUNCH_TIME
 from tcomp.schedules.gpu.gemm import OTHER_REGISTERS
 from tcomp.schedules.primitives.cache_factors import core_of, product_of
-from tcomp.target import Target
+from tcomp.target import CudaTarget
 
 MOST = 255  # registers of a thread
 BUSY, FETCHING = 8, 16  # warps of an SM that hide most of what each waits for: results of arithmetic, and what comes from memory
@@ -54,7 +55,12 @@ BANKS = 128  # bytes that an SM moves from or to shared memory a cycle
 FIRST = 64  # and through its first cache
 ALONE = 4  # how much more of the bandwidth than its share an SM draws if others are idle
 EXPOSED = 0.25  # the share of a unit's time that is waited for though another takes longer
+COUNTS = (
+    "launches", "blocks", "threads", "shared", "registers", "resident", "waves", "balance", "slots", "divisions", "products", "banks", "pieces",
+    "fetched", "touched", "flops", "bytes", "intensity",
+)  # fmt: skip
 SECONDS = ("arithmetic", "tensor", "shared", "l1", "l2", "memory", "launch")
+"""Names of the counts, and of the parts of the time, in an `Estimate`. They are features of the learned cost model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +81,16 @@ class Launch:
     fetched: float
     touched: float
 
-    def resident(self, target: Target) -> int:
+    def resident(self, target: CudaTarget) -> int:
         """Blocks that an SM holds at once."""
         gpu = target.gpu
         room = gpu.shared << 10
         registers = min(self.registers, MOST) * self.threads
         return max(1, int(min(gpu.threads // self.threads, gpu.blocks, room // max(1.0, self.shared), gpu.registers // registers)))
 
-    def seconds(self, target: Target) -> dict[str, float]:
+    def seconds(self, target: CudaTarget) -> dict[str, float]:
         """Of each unit of the busiest SM, or of what all share."""
-        gpu, top = target.gpu, roof(target)
+        gpu, top = target.gpu, gpu_roof(target)
         each = ceil(self.blocks / gpu.sms)
         share = each / self.blocks  # of the work, for the busiest SM
         of_block = ceil(self.threads / WARP)
@@ -112,13 +118,34 @@ def time_of(seconds: dict[str, float]) -> float:
     return max(parts) + EXPOSED * (sum(parts) - max(parts)) + seconds["launch"]
 
 
-def bound(kernel: Kernel, target: Target, compulsory: float, limit: int) -> float:
+def estimate(kernel: Kernel, target: CudaTarget, dims: Mapping[Expr, int] | None = None) -> Estimate:
+    """The modelled time of a kernel; by the roofline where no loop is bound to an axis of the GPU.
+
+    Raises `IRError` if a symbolic dim has no value in `dims`.
+    """
+    kernel = at_sizes(kernel, dims or {})
+    todo = work(kernel, MOST_POINTS)
+    least = _bound(kernel, target, float(todo.bytes))
+    counts = {"flops": float(todo.flops), "bytes": float(todo.bytes), "intensity": float(todo.flops) / max(1.0, float(todo.bytes))}
+    if not any(isinstance(s, For) and s.kind in GPU_AXES for s in walk(kernel.body)):
+        return Estimate(least, least, {"roofline": least}, counts)
+    time, seconds, more = modelled(kernel, target)
+    return Estimate(max(time, least), least, seconds, {**more, **counts})
+
+
+def bound(kernel: Kernel, target: CudaTarget, dims: Mapping[Expr, int] | None = None) -> float:
+    """The least seconds that a kernel takes, by the roofline. Raises as `estimate`."""
+    kernel = at_sizes(kernel, dims or {})
+    return _bound(kernel, target, float(work(kernel, MOST_POINTS).bytes))
+
+
+def _bound(kernel: Kernel, target: CudaTarget, compulsory: float) -> float:
     """The roofline of a kernel of known size that has to move so many bytes: see `work`, but that what is no operation of numbers need not
     be done for each element (a padding's conditions), and sums of products of converted factors are those of tensor cores, at the rate of
     warpgroups."""
     slots = divisions = products = 0.0
     for s, loops, conditions in statements(kernel):
-        times = instances(loops, conditions, limit)
+        times = instances(loops, conditions, MOST_POINTS)
         product = product_of(s)[0] if isinstance(s, Accumulate) else None
         if product is not None and all(core_of(f) is not f for f in product.args):
             products += times * _halves(product)
@@ -126,7 +153,7 @@ def bound(kernel: Kernel, target: Target, compulsory: float, limit: int) -> floa
             costs = [c for c in _costs(s) if c.flops]
             slots, divisions = slots + times * sum(c.slots for c in costs), divisions + times * sum(c.divisions for c in costs)
     gpu = target.gpu
-    return max(roof(target).seconds(slots, divisions, compulsory)[0], products / (2 * gpu.tensor * gpu.sms * gpu.ghz * 1e9))
+    return max(gpu_roof(target).seconds(slots, divisions, compulsory)[0], products / (2 * gpu.tensor * gpu.sms * gpu.ghz * 1e9))
 
 
 def _costs(s: Store | Accumulate) -> list[Cost]:
@@ -139,10 +166,10 @@ def _halves(product: Expr) -> float:
     return min(itemsize(e.dtype) for f in product.args for e in E.walk(f) if e.dtype not in (INDEX, "bool")) / 2
 
 
-def modelled(kernel: Kernel, target: Target, limit: int) -> tuple[float, dict[str, float], dict[str, float]]:
+def modelled(kernel: Kernel, target: CudaTarget) -> tuple[float, dict[str, float], dict[str, float]]:
     """(seconds, those of each unit, counts) of a kernel of known size: sums over its launches, and of those that a block has, its extremes."""
     kernel = hoist_temporaries(kernel)[0]
-    found = [launch_of(replace(kernel, body=block(*stmts)), limit) for stmts in launches(kernel.body)]
+    found = [launch_of(replace(kernel, body=block(*stmts))) for stmts in launches(kernel.body)]
     times = [launch.seconds(target) for launch in found]
     slowest = found[max(range(len(times)), key=lambda n: time_of(times[n]))]
     totals = {f.name: sum(getattr(x, f.name) for x in found) for f in fields(Launch)}
@@ -152,11 +179,11 @@ def modelled(kernel: Kernel, target: Target, limit: int) -> tuple[float, dict[st
     return sum(map(time_of, times)), {name: sum(t[name] for t in times) for name in SECONDS}, {n: float(x) for n, x in counts.items()}
 
 
-def launch_of(kernel: Kernel, limit: int) -> Launch:
-    """What is counted of one launch, of known size; `limit` points are enumerated where there is no closed form."""
+def launch_of(kernel: Kernel) -> Launch:
+    """What is counted of one launch, of known size."""
     body = kernel.body
     found = accesses(body)
-    footprints = Footprints(found, limit)
+    footprints = Footprints(found, MOST_POINTS)
     axes = dict.fromkeys(GPU_AXES, 1)
     for x in walk(body):
         if isinstance(x, For) and x.kind in axes:
@@ -166,7 +193,7 @@ def launch_of(kernel: Kernel, limit: int) -> Launch:
     slots = divisions = products = 0.0
     for s, loops, conditions in statements(kernel):
         costs = _costs(s)
-        times = instances(loops, conditions, limit) if costs else 0.0
+        times = instances(loops, conditions, MOST_POINTS) if costs else 0.0
         product = product_of(s)[0] if s in together and isinstance(s, Accumulate) else None
         if product is not None:
             products += times * _halves(product)
@@ -175,7 +202,7 @@ def launch_of(kernel: Kernel, limit: int) -> Launch:
     moved = {"shared": 0.0, "global": 0.0}
     for a in found:
         if a.buffer.scope in moved:
-            moved[a.buffer.scope] += _moved(a, footprints, together, ceil(threads / WARP), limit)
+            moved[a.buffer.scope] += _moved(a, footprints, together, ceil(threads / WARP))
     own = {x.var for x in walk(body) if isinstance(x, For) and not x.kind.startswith("block")}
     lines = {"own": 0.0, "all": 0.0}
     for buffer, group in by_buffer(found).items():
@@ -188,13 +215,13 @@ def launch_of(kernel: Kernel, limit: int) -> Launch:
     )  # fmt: skip
 
 
-def _moved(a: Access, footprints: Footprints, together: set[Stmt], warps: int, limit: int) -> float:
+def _moved(a: Access, footprints: Footprints, together: set[Stmt], warps: int) -> float:
     """Lines, or rows of banks, that an access moves in all: those of all threads at once, as often as they make it."""
     at_once = {x.var for x in a.loops if x.kind.startswith("thread") or x.kind == VECTORIZED or x in together}
     moving = set(E.variables(*a.indices))
     around = tuple(x for x in a.loops if x.var not in at_once and (x.kind != UNROLLED or x.var in moving))
     known = {x.var for x in around}
-    times = instances(around, [c for c in a.conditions if set(E.variables(c)) <= known], limit)
+    times = instances(around, [c for c in a.conditions if set(E.variables(c)) <= known], MOST_POINTS)
     touched, size = footprints.touched([a], at_once), itemsize(a.buffer.dtype)
     if a.buffer.scope == "global":
         return times * max(touched.lines, warps if at_once else 1)

@@ -29,7 +29,7 @@ from tcomp.ir.loops import Accumulate, For, Kernel, Store
 from tcomp.ir.simplify import simplify
 from tcomp.machines import Core
 from tcomp.schedules.analysis.footprint import ENUMERATED, Footprints, instances
-from tcomp.target import Target
+from tcomp.target import CpuTarget, CudaTarget
 
 CLASSES = ("fma", "add", "mul", "div", "special", "other")
 
@@ -273,15 +273,18 @@ class Roof:
         return (arithmetic, "arithmetic") if arithmetic >= memory else (memory, "memory")
 
 
-def roof(target: Target, threads: int = 1, core: Core | None = None) -> Roof:
-    """The roof of a target for a number of threads. `core` gives measured rates in the place of the tables'."""
-    if target.kind == "cuda":
-        gpu = target.gpu
-        rate = gpu.sms * gpu.lanes * gpu.ghz * 1e9
-        return Roof(rate, rate / 8, ((gpu.l2, gpu.cache * 1e9), (float("inf"), gpu.memory * 1e9)))
+def cpu_roof(target: CpuTarget, threads: int = 1, core: Core | None = None) -> Roof:
+    """The roof of a CPU for a number of threads. `core` gives measured rates in the place of the tables'."""
     core = core or target.core
     cycles, lanes = core.ghz * 1e9 * threads, target.vector_bits / 32
     memory = min(core.memory_bandwidth * threads, core.total_memory_bandwidth)
     rates = (core.l1_bandwidth * cycles, core.l2_bandwidth * cycles, core.l3_bandwidth * cycles, memory * 1e9)
     rooms = (target.l1 * threads, target.l2 * threads, target.l3, float("inf"))
     return Roof(core.fma * lanes * cycles, lanes / core.divide * cycles, tuple(zip(rooms, rates, strict=True)))
+
+
+def gpu_roof(target: CudaTarget) -> Roof:
+    """The roof of a GPU, by its data sheet."""
+    gpu = target.gpu
+    rate = gpu.sms * gpu.lanes * gpu.ghz * 1e9
+    return Roof(rate, rate / 8, ((gpu.l2, gpu.cache * 1e9), (float("inf"), gpu.memory * 1e9)))

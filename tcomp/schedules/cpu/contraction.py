@@ -40,7 +40,7 @@ from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.handles import BufferCopy
 from tcomp.schedules.schedule import Schedule
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
 MOST_ORDERED = 3  # folds whose order is a decision
 REPEATED = (2, 4, 8)  # steps of a fold that may be unrolled, where they divide it
@@ -54,7 +54,7 @@ WINDOW = 64  # steps of two folds that may be unrolled
 WINDOW_CODE = 512  # multiply-adds of a tile that are unrolled by default, where they have operands in common
 
 
-def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -> None:
+def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs) -> None:
     fold = reduction_nest(s.kernel, acc)
     lanes = lanes_of(target, [fold.writes, *(r.attr for r in fold.reads)])
     group = group_loop(fold)
@@ -186,7 +186,7 @@ def _fold_order(fold: Nest) -> list[For]:
     return sorted(fold.reduction_loops, key=place)
 
 
-def _prefetch(s: Schedule, fold: Nest, walked: str, loop: str, target: Target, knobs: Knobs) -> None:
+def _prefetch(s: Schedule, fold: Nest, walked: str, loop: str, target: CpuTarget, knobs: Knobs) -> None:
     """Ask ahead for the operand that the lanes read, where it comes from far away: in `loop`, which walks a block of the fold `walked`, or
     all of it."""
     row, along = row_axis(fold), next(x.var for x in fold.reduction_loops if x.var.attr.name == walked)
@@ -199,7 +199,7 @@ def _prefetch(s: Schedule, fold: Nest, walked: str, loop: str, target: Target, k
             s.prefetch(r.attr.name, loop, distance)
 
 
-def _ask_for_next_tile(s: Schedule, fold: Nest, out: Nest, loop: str, folds: Sequence[str], target: Target, knobs: Knobs) -> None:
+def _ask_for_next_tile(s: Schedule, fold: Nest, out: Nest, loop: str, folds: Sequence[str], target: CpuTarget, knobs: Knobs) -> None:
     """While a tile is summed up, ask for what the next one stores and adds there, and for its rows, where these come from afar. (Not
     where vectors are loaded once for several steps: LLVM takes it that what is asked for may change.)"""
     walked = editing.find_loop(s.kernel, loop)
@@ -217,7 +217,7 @@ def _ask_for_next_tile(s: Schedule, fold: Nest, out: Nest, loop: str, folds: Seq
                 s.prefetch(buffer.name, loop, 1, folds[-1])
 
 
-def _ask_for_next_rows(s: Schedule, fold: Nest, out: Nest, loop: str, column: str, target: Target, knobs: Knobs) -> None:
+def _ask_for_next_rows(s: Schedule, fold: Nest, out: Nest, loop: str, column: str, target: CpuTarget, knobs: Knobs) -> None:
     """While the tiles of some rows are summed up, from column to column, ask for the next rows, and for what is stored there, where that
     comes from memory. (Within a tile there is no loop to ask in: windows are unrolled.)"""
     for buffer in dict.fromkeys([*(r.attr for r in fold.reads), out.writes]):
@@ -271,7 +271,7 @@ def _overlapping(fold: Nest, axes: Sequence[For | None]) -> bool:
     return any(rows & (used := set(E.variables(i))) and folds & used for r in vectors for i in r.args)
 
 
-def pack(s: Schedule, acc: str, lanes: int, target: Target, knobs: Knobs, width: int | None = None) -> None:
+def pack(s: Schedule, acc: str, lanes: int, target: CpuTarget, knobs: Knobs, width: int | None = None) -> None:
     """Copy an operand of a contraction into panels when the lanes would walk it with a stride, or far apart; they are as wide as the register
     tile unless `width` says otherwise."""
     fold = reduction_nest(s.kernel, acc)
@@ -299,14 +299,14 @@ def pack(s: Schedule, acc: str, lanes: int, target: Target, knobs: Knobs, width:
         _packing_loops(s, packed, dims[0], panel, lanes, target, knobs)
 
 
-def _far_apart(r: Expr, fold: Nest, lane: For, target: Target) -> bool:
+def _far_apart(r: Expr, fold: Nest, lane: For, target: CpuTarget) -> bool:
     """Whether successive rows of lanes lie on different pages while the operand exceeds the first-level cache."""
     size = bytes_of(r.attr)
     steps = [abs(stride(r, x.var) or 0) for x in fold.reduction_loops]
     return size > 2 * target.l1 and max(steps, default=0) * itemsize(r.attr.dtype) >= 1024
 
 
-def _packing_loops(s: Schedule, packed: BufferCopy, dim: int, panel: int, lanes: int, target: Target, knobs: Knobs) -> None:
+def _packing_loops(s: Schedule, packed: BufferCopy, dim: int, panel: int, lanes: int, target: CpuTarget, knobs: Knobs) -> None:
     """Whole lines of the packed operand are written, vector by vector; what lies along another axis is turned."""
     loop = packed.loads[dim]
     rest = [x for x in packed.loads if x != loop]
@@ -329,7 +329,7 @@ def _packing_loops(s: Schedule, packed: BufferCopy, dim: int, panel: int, lanes:
         threads(s, names, True, knobs)
 
 
-def tile_of(fold: Nest, target: Target, knobs: Knobs) -> Tile:
+def tile_of(fold: Nest, target: CpuTarget, knobs: Knobs) -> Tile:
     """The register tile for a fold: rows along the axes that reuse the vector operand, vectors along the lanes."""
     line, row = _tile_axes(fold)
     lanes = lanes_of(target, [fold.writes, *(r.attr for r in fold.reads)])
@@ -361,7 +361,7 @@ def _tile_axes(fold: Nest) -> tuple[For | None, For | None]:
     return line if line is not None and isinstance(line.extent, int) else None, row
 
 
-def _loading(fold: Nest, vectors: int, lanes: int, target: Target) -> tuple[float, float]:
+def _loading(fold: Nest, vectors: int, lanes: int, target: CpuTarget) -> tuple[float, float]:
     """Cycles for a step's vectors of the operand that the lanes walk, which all rows of tiles read anew: (at least, beside the rest)."""
     panel = prod(extent_of(x.extent) for x in fold.reduction_loops) * vectors * lanes * itemsize(fold.writes.dtype)
     if panel > target.l2 * PANEL:
@@ -369,7 +369,7 @@ def _loading(fold: Nest, vectors: int, lanes: int, target: Target) -> tuple[floa
     return 0.0, vectors * NEAR if panel > target.l1 * PANEL else 0.0
 
 
-def _rows_in_cache(fold: Nest, row: For, target: Target) -> int:
+def _rows_in_cache(fold: Nest, row: For, target: CpuTarget) -> int:
     """How many rows may be walked side by side before their cache lines evict each other.
 
     Rows that lie a multiple of 4096 bytes apart fall into one set of a first-level cache of 64 sets; a quarter is left to other data.

@@ -43,10 +43,10 @@ from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.polyhedral import polyhedral_or_not
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
 
-def schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Schedule:
+def schedule(kernel: Kernel, target: CpuTarget, knobs: Knobs | None = None) -> Schedule:
     """The schedule of a kernel as lowered: the default one, unless `knobs` decide otherwise.
 
     Where a step is refused (its independence cannot be proved, say), the group stays as it was before, and a note in the kernel says so.
@@ -109,7 +109,7 @@ def _expand(s: Schedule, loop: str, size: int) -> None:
 # ---------------------------------------------------------------- grouping
 
 
-def _groups(s: Schedule, target: Target, packable: frozenset[str] = frozenset()) -> list[Group]:
+def _groups(s: Schedule, target: CpuTarget, packable: frozenset[str] = frozenset()) -> list[Group]:
     """Attach each temporary to the one result that reads it, where the structure allows; detach it otherwise.
 
     `packable` names buffers whose layout may still be chosen (weights).
@@ -117,7 +117,7 @@ def _groups(s: Schedule, target: Target, packable: frozenset[str] = frozenset())
     return [g for result, inside in attachments(s.kernel) for g in _formed(s, result, inside, target, packable)]
 
 
-def _formed(s: Schedule, result: str, inside: tuple[str, ...], target: Target, packable: frozenset[str]) -> list[Group]:
+def _formed(s: Schedule, result: str, inside: tuple[str, ...], target: CpuTarget, packable: frozenset[str]) -> list[Group]:
     if any(n.is_reduction for n in nests(s.kernel) if n.writes.name == result):
         inside = (*inside, s.cache_write(result, f"{result}.acc"))
     shape = _shape(s, result, inside, target, packable)
@@ -129,7 +129,7 @@ def _formed(s: Schedule, result: str, inside: tuple[str, ...], target: Target, p
     return [*groups, Group(result, (), "elementwise")]
 
 
-def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: Target, packable: frozenset[str]) -> str | None:
+def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: CpuTarget, packable: frozenset[str]) -> str | None:
     if not inside:
         return "elementwise"
     out = result_nest(s.kernel, result)
@@ -149,7 +149,7 @@ def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: Target, pa
     return "rows"
 
 
-def _lanes_along_output(fold: Nest, out: Nest, target: Target, packable: frozenset[str]) -> bool:
+def _lanes_along_output(fold: Nest, out: Nest, target: CpuTarget, packable: frozenset[str]) -> bool:
     """Whether vector lanes should run along the contiguous axis of the result rather than along the fold."""
     if not out.loops or not fold.spatial:
         return False
@@ -173,7 +173,7 @@ def _reuse(fold: Nest) -> int:
     return extent_of(axis.extent) if axis is not None else 1
 
 
-def _schedule_group(s: Schedule, group: Group, target: Target, knobs: Knobs) -> None:
+def _schedule_group(s: Schedule, group: Group, target: CpuTarget, knobs: Knobs) -> None:
     if group.shape == "elementwise":
         elementwise.schedule(s, group.result, target, knobs)
     elif group.shape == "tiled":
@@ -185,7 +185,7 @@ def _schedule_group(s: Schedule, group: Group, target: Target, knobs: Knobs) -> 
 # ---------------------------------------------------------------- weights
 
 
-def operand_layouts(kernel: Kernel, constants: frozenset[int], target: Target, knobs: Knobs | None = None) -> dict[int, Layout]:
+def operand_layouts(kernel: Kernel, constants: frozenset[int], target: CpuTarget, knobs: Knobs | None = None) -> dict[int, Layout]:
     """The packed layouts that the default schedule of an unscheduled kernel wants for constant parameters.
 
     A contraction reads its vector operand in panels as wide as the register tile, one panel after the other, in the order of the

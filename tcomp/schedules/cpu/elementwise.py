@@ -17,13 +17,13 @@ from tcomp.schedules.cpu.prefetching import PAGE, ask_ahead, size_of
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
 MOST_PIECES = 12  # a loop is cut into at most so many, for the sake of code size
 MOST_CASES = 11  # of a loop that is unrolled because its iterations differ
 
 
-def schedule(s: Schedule, result: str, target: Target, knobs: Knobs) -> None:
+def schedule(s: Schedule, result: str, target: CpuTarget, knobs: Knobs) -> None:
     nest = result_nest(s.kernel, result)
     if not nest.loops:
         return
@@ -47,7 +47,7 @@ def schedule(s: Schedule, result: str, target: Target, knobs: Knobs) -> None:
     threads(s, loops, work >= SERIAL_ELEMENTS, knobs)
 
 
-def _in_pages(s: Schedule, outer: str, alone: bool, target: Target, knobs: Knobs) -> str:
+def _in_pages(s: Schedule, outer: str, alone: bool, target: CpuTarget, knobs: Knobs) -> str:
     """Ask ahead for the operands of a loop over vectors, where they come from memory: by a page. A loop that stands alone is for threads;
     its iterations are then pages. Returns the loop that threads may share."""
     page, extent = PAGE * 8 // target.vector_bits, editing.find_loop(s.kernel, outer).extent

@@ -32,7 +32,7 @@ from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.insertion_points import Chain, chain_of
 from tcomp.schedules.schedule import Schedule
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
 NEAR = STACK_LIMIT // 2  # bytes of what a block has of one kind: scores, weights, or sums
 MOST_ROWS = 64  # of a block
@@ -108,7 +108,7 @@ def in_one_pass(s: Schedule, apply: Callable[[Online], None]) -> set[str]:
     return left
 
 
-def schedule(s: Schedule, found: Online, target: Target, knobs: Knobs) -> None:
+def schedule(s: Schedule, found: Online, target: CpuTarget, knobs: Knobs) -> None:
     for name in found.elements:
         s.inline(name)
     product = next(n for x in found.sums if is_product(n := reduction_nest(s.kernel, x)))
@@ -178,7 +178,7 @@ def _cut_rows(s: Schedule, loops: Sequence[str], extent: Dim, height: int) -> li
 # ---------------------------------------------------------------- sizes
 
 
-def _heights(extent: Dim, most: int, target: Target, lanes: int) -> tuple[list[int], int]:
+def _heights(extent: Dim, most: int, target: CpuTarget, lanes: int) -> tuple[list[int], int]:
     """(numbers of rows that a block may have, the one that takes the least time for all rows)."""
     most = min(MOST_ROWS, extent_of(extent), most)
     options = list(range(min(FEWEST_ROWS, most), most + 1))
@@ -199,7 +199,7 @@ def _lengths(extent: Dim, most: int, lanes: int) -> tuple[list[int], int]:
     return options, min(whole or options, key=lambda n: (abs(n - BLOCK), n))
 
 
-def _tile(rows: int, vectors: int, target: Target) -> Tile:
+def _tile(rows: int, vectors: int, target: CpuTarget) -> Tile:
     """The register tile that does most for what it loads; tiles have no remainder."""
     among = [t for t in tiles(rows, vectors, target.vector_registers) if rows % t.rows == 0 and vectors % t.vectors == 0]
     return min(among, key=lambda t: _cycles(t) / (t.rows * t.vectors))
@@ -234,7 +234,7 @@ def _extent(s: Schedule, loop: str) -> int:
     return extent_of(editing.find_loop(s.kernel, loop).extent)
 
 
-def _tiled(s: Schedule, c: Chain, lanes: int, target: Target, fold: str | None = None) -> str | None:
+def _tiled(s: Schedule, c: Chain, lanes: int, target: CpuTarget, fold: str | None = None) -> str | None:
     """A register tile of rows and vectors, inside of `fold`; returns the loop over tiles. None where there is but a row or a column."""
     row, column = along(c, -2), along(c, -1)
     if row is None or column is None:
@@ -251,7 +251,7 @@ def _tiled(s: Schedule, c: Chain, lanes: int, target: Target, fold: str | None =
     return lines
 
 
-def _terms(s: Schedule, c: Chain, lanes: int, target: Target) -> None:
+def _terms(s: Schedule, c: Chain, lanes: int, target: CpuTarget) -> None:
     """Scores: tiles of them are summed up in registers."""
     lines = _tiled(s, c, lanes, target)
     scores = [r.attr for r in E.reads(c.write.value) if any(isinstance(x, Accumulate) and x.buffer is r.attr for x in walk(s.kernel.body))]
@@ -281,7 +281,7 @@ def _in_lanes(s: Schedule, c: Chain, lanes: int) -> None:
         s.unroll(s.split(vectors, COPIES)[1])
 
 
-def _product(s: Schedule, c: Chain, lanes: int, target: Target) -> None:
+def _product(s: Schedule, c: Chain, lanes: int, target: CpuTarget) -> None:
     """Sums: tiles of them are in registers while the terms of a block are added."""
     used = E.variables(*c.write.indices)
     fold = next((x.var.attr.name for x in c.loops if x.var not in used), None)

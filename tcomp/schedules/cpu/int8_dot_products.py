@@ -21,12 +21,12 @@ from tcomp.schedules.cpu.lanes_and_threads import lanes_of
 from tcomp.schedules.instructions import vpdpbusd
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
 GROUP = 4  # bytes that one lane multiplies and adds up
 
 
-def multiplies_bytes(target: Target) -> bool:
+def multiplies_bytes(target: CpuTarget) -> bool:
     """Whether the vectors of a target do."""
     return any(target.vector_bits >= bits and any(map(target.has, vpdpbusd(1, 1, 1, bits).features)) for bits in (256, 512))
 
@@ -71,7 +71,7 @@ def group_loop(fold: Nest) -> For | None:
     return found[0] if found is not None and found[0].extent == GROUP and stride(found[1], found[0].var) == 1 else None
 
 
-def add_up_groups(s: Schedule, target: Target) -> None:
+def add_up_groups(s: Schedule, target: CpuTarget) -> None:
     """The update of every register tile of bytes: one instruction, if its sizes are constant and fill vectors."""
     for leaf in [x for x in walk(s.kernel.body) if isinstance(x, Accumulate) and x.buffer.scope == "register"]:
         around = editing.enclosing(s.kernel, leaf)
@@ -81,7 +81,7 @@ def add_up_groups(s: Schedule, target: Target) -> None:
             _update(s, tile, group, target)
 
 
-def _update(s: Schedule, tile: Nest, group: For, target: Target) -> None:
+def _update(s: Schedule, tile: Nest, group: For, target: CpuTarget) -> None:
     *rows, columns = tile.spatial
     folds = [x.var.attr.name for x in tile.reduction_loops if x is not group]
     down, across = [x.var.attr.name for x in rows], columns.var.attr.name

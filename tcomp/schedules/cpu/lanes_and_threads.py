@@ -12,14 +12,14 @@ from tcomp.schedules.analysis.access_patterns import extent_of
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
 MOST_LANES = 64  # of a vectorized loop
 SERIAL_ELEMENTS = 1 << 15  # below this many elements threads cost more than they save
 SHARED = 64  # iterations of the loop over threads, where outer loops have so many
 
 
-def lanes_of(target: Target, buffers: Sequence[Buffer]) -> int:
+def lanes_of(target: CpuTarget, buffers: Sequence[Buffer]) -> int:
     """Elements of the widest type involved that fill a vector register."""
     return min(MOST_LANES, max(1, target.vector_bits // 8 // max(itemsize(b.dtype) for b in buffers)))
 

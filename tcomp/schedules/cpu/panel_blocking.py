@@ -22,7 +22,7 @@ from tcomp.schedules.analysis.access_patterns import Nest, bytes_of, extent_of, 
 from tcomp.schedules.cpu.lanes_and_threads import split_tiles
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
 FAR = 4  # an operand of more than one part in so many of the second-level cache is asked for ahead
 BLOCK = 16  # a block of a panel is at most one part in so many of it
@@ -50,7 +50,7 @@ class Panels:
         return self.pieces > 1 or bool(self.outside)
 
 
-def panels(s: Schedule, fold: Nest, folds: Sequence[str], width: int, column: str, rows: Sequence[str], target: Target) -> Panels | None:
+def panels(s: Schedule, fold: Nest, folds: Sequence[str], width: int, column: str, rows: Sequence[str], target: CpuTarget) -> Panels | None:
     """For a product that is scheduled in panels of `width` columns, `column` being the loop over panels, `rows` those over the tiles of
     one; `None` where no operand is far that all rows share, or where there are too few tiles of rows to fetch a panel meanwhile."""
     sizes = {x.var.attr.name: x.extent for x in fold.loops}
@@ -89,7 +89,7 @@ def walked_by_lanes(fold: Nest, loop: str) -> list[Expr]:
     return [r for r in fold.reads if both <= set(E.variables(*r.args))]
 
 
-def is_far(r: Expr, target: Target) -> bool:
+def is_far(r: Expr, target: CpuTarget) -> bool:
     """Whether an operand is not at home in the second-level cache: weights are read once a run."""
     return bytes_of(r.attr) > target.l2 // FAR
 

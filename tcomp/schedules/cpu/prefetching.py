@@ -11,7 +11,7 @@ from tcomp.ir.loops import Buffer, expressions, walk
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
 PAGE = 4096  # bytes, up to whose end the hardware fetches ahead of its own accord
 STREAMED = 8  # second-level caches that a result exceeds, where it is to be stored past them
@@ -23,13 +23,13 @@ def size_of(b: Buffer) -> int:
     return prod(sizes) * itemsize(b.dtype) if len(sizes) == len(b.shape) else 0
 
 
-def stream(s: Schedule, result: str, target: Target, knobs: Knobs) -> None:
+def stream(s: Schedule, result: str, target: CpuTarget, knobs: Knobs) -> None:
     """Store a result past the caches if it is so large that no reader would find it there."""
     if is_streamed(s, editing.find_buffer(s.kernel, result), target, knobs):
         s.stream(result)
 
 
-def is_streamed(s: Schedule, b: Buffer, target: Target, knobs: Knobs) -> bool:
+def is_streamed(s: Schedule, b: Buffer, target: CpuTarget, knobs: Knobs) -> bool:
     """Whether a buffer is a result that is stored past the caches: the last-level cache is shared, and on a virtual machine it is often not as
     near as its size promises, hence the limit by the core's own. Rows have to begin with a whole vector: such stores are aligned."""
     size = size_of(b) if b.name in {result.name for result in s.kernel.outputs} else 0
@@ -37,7 +37,7 @@ def is_streamed(s: Schedule, b: Buffer, target: Target, knobs: Knobs) -> bool:
     return whole and knobs.flag(f"{b.name}.stream", size > min(target.l3 // 2, STREAMED * target.l2))
 
 
-def ask_ahead(s: Schedule, loop: str, vectors: int, done: set[Buffer], target: Target, knobs: Knobs) -> set[Buffer]:
+def ask_ahead(s: Schedule, loop: str, vectors: int, done: set[Buffer], target: CpuTarget, knobs: Knobs) -> set[Buffer]:
     """Ask for operands that come from memory `vectors` iterations before a serial loop reads them, one vector each; returns them.
     Those in `done` have been asked for. Memory then works on while the core does, and goes on across pages."""
     x = editing.find_loop(s.kernel, loop)

@@ -17,12 +17,12 @@ from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.handles import PartialResults
 from tcomp.schedules.schedule import Schedule
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
 SHORT = 8  # elements of a row at most, where lanes run across rows
 
 
-def schedule(s: Schedule, group: Group, target: Target, knobs: Knobs) -> None:
+def schedule(s: Schedule, group: Group, target: CpuTarget, knobs: Knobs) -> None:
     out = result_nest(s.kernel, group.result)
     rows = row_loops(s.kernel, out, group.inside)
     assert rows is not None
@@ -67,7 +67,7 @@ def schedule(s: Schedule, group: Group, target: Target, knobs: Knobs) -> None:
     threads(s, leading, work * prod(extent_of(editing.find_loop(s.kernel, x).extent) for x in leading) >= SERIAL_ELEMENTS * 4, knobs)
 
 
-def _short(s: Schedule, group: Group, leading: Sequence[str], rest: Sequence[str], target: Target) -> bool:
+def _short(s: Schedule, group: Group, leading: Sequence[str], rest: Sequence[str], target: CpuTarget) -> bool:
     """Whether rows are so short that lanes are better filled by many of them."""
     if not leading or extent_of(editing.find_loop(s.kernel, leading[-1]).extent) < MOST_LANES:
         return False
@@ -75,7 +75,7 @@ def _short(s: Schedule, group: Group, leading: Sequence[str], rest: Sequence[str
     return all(isinstance(n, int) and n <= SHORT for n in (*(x.extent for x in folds), *(editing.find_loop(s.kernel, x).extent for x in rest)))
 
 
-def _across(s: Schedule, group: Group, leading: Sequence[str], rest: Sequence[str], target: Target, knobs: Knobs) -> None:
+def _across(s: Schedule, group: Group, leading: Sequence[str], rest: Sequence[str], target: CpuTarget, knobs: Knobs) -> None:
     """Each lane works on a row of its own; what is along a row is written out."""
     out = result_nest(s.kernel, group.result)
     lanes = lanes_of(target, [out.writes, *(r.attr for r in out.reads)])
@@ -109,7 +109,7 @@ def _across(s: Schedule, group: Group, leading: Sequence[str], rest: Sequence[st
         threads(s, names, work >= SERIAL_ELEMENTS // SHORT, knobs)
 
 
-def _ask_for_next_rows(s: Schedule, passes: Sequence[str], target: Target, knobs: Knobs) -> None:
+def _ask_for_next_rows(s: Schedule, passes: Sequence[str], target: CpuTarget, knobs: Knobs) -> None:
     """The last of the passes over a row that are not folds asks for the rows to come, a page ahead or more: while a row is worked on,
     memory would wait."""
     done: set[Buffer] = set()
@@ -120,7 +120,7 @@ def _ask_for_next_rows(s: Schedule, passes: Sequence[str], target: Target, knobs
             done |= ask_ahead(s, name, extent * -(-page // extent), done, target, knobs)
 
 
-def _whole(s: Schedule, group: Group, partials: dict[str, tuple[PartialResults, Dim, int]], target: Target, knobs: Knobs) -> None:
+def _whole(s: Schedule, group: Group, partials: dict[str, tuple[PartialResults, Dim, int]], target: CpuTarget, knobs: Knobs) -> None:
     """One row is the whole result: stages stay where they are, each in vector lanes."""
     for name in group.inside:
         if name in partials:

@@ -28,7 +28,7 @@ from tcomp.schedules.cpu.lanes_and_threads import divides, lanes_of, threads, ve
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
 WORTHWHILE = 1 << 16  # elements of all stages, below which everything stays in the cache anyway
 MOST_FOLDS = 64  # elements of a window that is folded
@@ -199,7 +199,7 @@ def _work(chain: Chain, stages: Mapping[str, _Stage]) -> int:
 # ---------------------------------------------------------------- the size of tiles
 
 
-def _tile(chain: Chain, stages: Mapping[str, _Stage], target: Target, knobs: Knobs) -> tuple[int, ...]:
+def _tile(chain: Chain, stages: Mapping[str, _Stage], target: CpuTarget, knobs: Knobs) -> tuple[int, ...]:
     """Elements of a tile along each dimension of the results: 1 in dimensions outside of all windows, the whole of those between."""
     lanes = max(lanes_of(target, [stages[n].nest.writes]) for n in chain.results)
     extents = [extent_of(n) for n in chain.shape]
@@ -223,7 +223,7 @@ def _tile(chain: Chain, stages: Mapping[str, _Stage], target: Target, knobs: Kno
     return knobs.choice(f"{chain.result}.tile", possible, min(possible, key=costs.__getitem__))
 
 
-def _cost(tile: tuple[int, ...], chain: Chain, stages: Mapping[str, _Stage], extents: Sequence[int], lanes: int, target: Target) -> float:
+def _cost(tile: tuple[int, ...], chain: Chain, stages: Mapping[str, _Stage], extents: Sequence[int], lanes: int, target: CpuTarget) -> float:
     """Operations for one element of the results, in vectors; infinite where a tile does not fit."""
     boxes = {n: [r.extent(tile) for r in box] for n, box in chain.needs.items()}
     sizes = [prod(box) * itemsize(stages[n].nest.writes.dtype) for n, box in boxes.items()]
@@ -241,7 +241,7 @@ def _cost(tile: tuple[int, ...], chain: Chain, stages: Mapping[str, _Stage], ext
 # ---------------------------------------------------------------- the schedule
 
 
-def schedule(s: Schedule, chain: Chain, target: Target, knobs: Knobs) -> None:
+def schedule(s: Schedule, chain: Chain, target: CpuTarget, knobs: Knobs) -> None:
     """Tiles of a chain, in place. Raises `ScheduleError` where a step is refused; the schedule is then half done."""
     stages = {n: stage for n, stage in _stages(s.kernel).items() if n in chain.needs or n in chain.results}
     readers = {n: [r for r, stage in stages.items() if stage.reads(n)] for n in stages}
@@ -319,7 +319,7 @@ class _Tiles:
             threads(self.s, loops, True, knobs)
 
 
-def _in_lanes(s: Schedule, stage: str, loop: str, acc: str, folds: Sequence[str], target: Target) -> None:
+def _in_lanes(s: Schedule, stage: str, loop: str, acc: str, folds: Sequence[str], target: CpuTarget) -> None:
     """Vector lanes along a loop of a stage; what it folds is accumulated in registers, its buffer `acc`."""
     written = [x for x in walk(s.kernel.body) if isinstance(x, Store | Accumulate) and x.buffer.name in (stage, acc)]
     lanes = lanes_of(target, [b for x in written for b in (x.buffer, *(r.attr for r in E.reads(x.value)))])

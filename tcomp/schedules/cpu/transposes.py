@@ -18,7 +18,7 @@ from tcomp.schedules.analysis.access_patterns import Nest
 from tcomp.schedules.cpu.lanes_and_threads import divides, lanes_of, threads
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.schedule import Schedule
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
 MOST_SIDE = 16  # lanes of a tile: what is turned stands in so many registers
 PIECE = 128  # bytes written next to each other, where the extent allows: two lines, as memory likes them
@@ -35,7 +35,7 @@ class Turned:
     vectors: int
 
 
-def turned(nest: Nest, target: Target) -> Turned | None:
+def turned(nest: Nest, target: CpuTarget) -> Turned | None:
     """What to turn, where all that lanes would gather lies along one other loop."""
     lane = nest.loops[-1]
     far = tuple(r for r in nest.reads if stride(r, lane.var) not in (0, 1))

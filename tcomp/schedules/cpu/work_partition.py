@@ -21,7 +21,7 @@ from tcomp.schedules.analysis.access_patterns import Nest, batch_axes, bytes_of,
 from tcomp.schedules.cpu.lanes_and_threads import divides
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.schedule import Schedule
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
 SERIAL_FOLDS, SERIAL_BYTES = 1 << 19, 1 << 18  # below so many accumulations, of so many bytes, threads cost more than they save
 TILES = range(6, 17)  # rows of a register tile: one of these divides a part
@@ -29,7 +29,7 @@ HIDING = 128  # rows that are multiplied by an operand while as much of it arriv
 STAYS, MANY = 0.6, 256  # of the second-level cache, for rows that are to stay there; which are so many at least
 
 
-def parts(fold: Nest, target: Target, knobs: Knobs) -> tuple[For, int] | None:
+def parts(fold: Nest, target: CpuTarget, knobs: Knobs) -> tuple[For, int] | None:
     """The outermost axis of rows, and how many of these a core computes all columns of before the next part, where it can be divided into
     such parts: one for each core, or more, such that the second-level cache holds what is read for the rows of a part."""
     axis = _outermost(fold)
@@ -43,7 +43,7 @@ def parts(fold: Nest, target: Target, knobs: Knobs) -> tuple[For, int] | None:
     return (axis, each) if _in_order(fold, axis, target, knobs) and each < extent_of(axis.extent) else None
 
 
-def columns_inside(fold: Nest, target: Target, knobs: Knobs) -> bool:
+def columns_inside(fold: Nest, target: CpuTarget, knobs: Knobs) -> bool:
     """Whether cores take rows in order, which cannot be divided into parts, and find the columns for each in the second-level cache."""
     axis = _outermost(fold) if target.cores > 1 else None
     if axis is None or _each(fold, axis, target) or not _in_order(fold, axis, target, knobs):
@@ -51,7 +51,7 @@ def columns_inside(fold: Nest, target: Target, knobs: Knobs) -> bool:
     return _read_by_all(fold, axis) <= target.l2 // 4
 
 
-def share_folds(s: Schedule, target: Target) -> None:
+def share_folds(s: Schedule, target: CpuTarget) -> None:
     """A long sum of rows is cut into one sum for each core, of those rows that it stored before: otherwise cores would share the columns,
     and read from each other."""
     for fold in nests(s.kernel) if target.cores > 1 else ():
@@ -63,7 +63,7 @@ def share_folds(s: Schedule, target: Target) -> None:
                     _share(s, fold, rows, target)
 
 
-def _share(s: Schedule, fold: Nest, rows: For, target: Target) -> None:
+def _share(s: Schedule, fold: Nest, rows: For, target: CpuTarget) -> None:
     each, _ = s.split(rows.var.attr.name, extent_of(rows.extent) // target.cores)
     partial = s.rfactor(fold.writes.name, each, target.cores)
     s.relayout(partial, Layout.permuted((1, 0)))
@@ -75,7 +75,7 @@ def _outermost(fold: Nest) -> For | None:
     return None if batch_axes(fold) else next((x for x in fold.spatial[:-1]), None)
 
 
-def _each(fold: Nest, axis: For, target: Target) -> int:
+def _each(fold: Nest, axis: For, target: CpuTarget) -> int:
     """How many of the rows a part has; 0 if there are none that register tiles divide."""
     if not divides(target.cores, axis.extent):
         return 0
@@ -87,7 +87,7 @@ def _in_tiles(fold: Nest, axis: For, rows: int) -> bool:
     return axis is not row_axis(fold) or any(rows % tile == 0 for tile in TILES)
 
 
-def _in_order(fold: Nest, axis: For, target: Target, knobs: Knobs) -> bool:
+def _in_order(fold: Nest, axis: For, target: CpuTarget, knobs: Knobs) -> bool:
     """Whether cores share the rows along an axis, each a part of them in order, instead of the columns."""
     divided = [fold.writes, *(r.attr for r in fold.reads if axis.var in E.variables(*r.args))]
     rows = prod(extent_of(x.extent) for x in fold.spatial[:-1]) // target.cores

@@ -22,7 +22,7 @@ from tcomp.ir.loops import Accumulate, For
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of
 from tcomp.schedules.instructions import mma, tf32, wgmma
 from tcomp.schedules.primitives.cache_factors import core_of, product_of
-from tcomp.target import Target
+from tcomp.target import CudaTarget
 
 MIN_EXTENT = 16  # rows, columns, and elements of the reduction: below, threads would copy more than they compute
 MMA_ARCHITECTURE = 80  # compute capability (times 10) from which on there is the `mma` of `schedules.instructions`
@@ -112,7 +112,7 @@ class Tile:
 # ---------------------------------------------------------------- the structure
 
 
-def find(reduction: Nest, out: Nest, target: Target) -> Product | None:
+def find(reduction: Nest, out: Nest, target: CudaTarget) -> Product | None:
     """The roles of the axes of a sum of products, if it is large enough along all of them."""
     factors = _factors(reduction)
     if len(factors) != 2 or not all(E.reads(factor) for factor in factors) or not reduction.reduction_loops or not reduction.spatial:
@@ -137,7 +137,7 @@ def find(reduction: Nest, out: Nest, target: Target) -> Product | None:
     return Product(rows, columns, right, sliced, _tensor(reduction, right, target))
 
 
-def _tensor(reduction: Nest, right: int, target: Target) -> str:
+def _tensor(reduction: Nest, right: int, target: CudaTarget) -> str:
     """The dtype of the tensor cores' instruction for the products that are summed; none if they have none that computes the same."""
     if target.compute_capability < MMA_ARCHITECTURE:
         return ""
@@ -152,7 +152,7 @@ def _tensor(reduction: Nest, right: int, target: Target) -> str:
     return dtype if same and cores[right].dtype == second and reduction.writes.dtype == total else ""
 
 
-def tiles(reduction: Nest, product: Product, target: Target) -> list[Tile]:
+def tiles(reduction: Nest, product: Product, target: CudaTarget) -> list[Tile]:
     """The best tiles, best first; those of warpgroups behind the others."""
 
     def best(candidates: Iterator[Tile]) -> list[Tile]:
@@ -162,7 +162,7 @@ def tiles(reduction: Nest, product: Product, target: Target) -> list[Tile]:
     return best(_candidates(reduction, product)) + (best(_wgmma_candidates(product)) if wgmma_runs else [])
 
 
-def best_split(reduction: Nest, product: Product, target: Target, least: int, certain: float) -> int:
+def best_split(reduction: Nest, product: Product, target: CudaTarget, least: int, certain: float) -> int:
     """Into how many parts of at least `least` elements a reduction is best split (split-K), if that is faster by the factor `certain`."""
     length = prod(extent_of(x.extent) for x in reduction.reduction_loops)
     options = [n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if n == 1 or n * least <= length]
@@ -211,7 +211,7 @@ def _sides(axes: tuple[int, ...], threads: int, sizes: Sequence[tuple[int, int]]
             yield Side(axes[-2:], threads, each, unit)
 
 
-def _cycles(reduction: Nest, product: Product, tile: Tile, parts: int, target: Target) -> float:
+def _cycles(reduction: Nest, product: Product, tile: Tile, parts: int, target: CudaTarget) -> float:
     """How long the busiest SM computes, if the reduction is divided into parts: of a warp, multiplications of 128 lanes, beside 128 bytes
     from shared memory, a cycle."""
     blocks = tile.blocks(reduction) * parts
@@ -222,12 +222,12 @@ def _cycles(reduction: Nest, product: Product, tile: Tile, parts: int, target: T
     )
 
 
-def cycles_of_block(reduction: Nest, product: Product, tile: Tile, target: Target) -> float:
+def cycles_of_block(reduction: Nest, product: Product, tile: Tile, target: CudaTarget) -> float:
     """For each element of the reduction."""
     return _tensor_cycles(tile, target) if tile.tensor else _cycles_of_warp(reduction, product, tile) * (tile.threads // 32)
 
 
-def _tensor_cycles(tile: Tile, target: Target) -> float:
+def _tensor_cycles(tile: Tile, target: CudaTarget) -> float:
     """Of a block, for each element of the reduction: tensor cores, beside fragments of 4 bytes a lane (or what they read themselves, for
     each instruction), and copies of 128 bytes a cycle."""
     rows, columns, size = tile.rows, tile.columns, itemsize(tile.tensor)
@@ -250,7 +250,7 @@ def _cycles_of_warp(reduction: Nest, product: Product, tile: Tile) -> float:
     return max(multiplies, reads) + 0.25 * min(multiplies, reads) + copied
 
 
-def _split_k_cycles(reduction: Nest, parts: int, target: Target) -> float:
+def _split_k_cycles(reduction: Nest, parts: int, target: CudaTarget) -> float:
     """Cycles that it takes to store the sums of parts, to load them again, and to start the launch that does it."""
     results = prod(extent_of(x.extent) for x in reduction.spatial)
     return (results * parts * 2 * itemsize(reduction.writes.dtype) / target.gpu.cache + LAUNCH_TIME) * target.gpu.ghz

@@ -57,7 +57,7 @@ from tcomp.schedules.groups import Group, attachments, schedule_each
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule
-from tcomp.target import Target
+from tcomp.target import CudaTarget
 
 # Thresholds of the choice between schedules. They follow from the figures of an A100 (108 SMs) and were not fitted to measurements.
 BLOCK_THREADS = 256  # threads of a block: 8 warps, so that 8 blocks fill an SM and each may use 32 registers a thread or more
@@ -69,7 +69,7 @@ MIN_SPLIT_LENGTH = 1 << 15  # elements: from this length on a reduction with few
 MIN_SPLIT_PART = 32  # elements: the least that a part of a split reduction accumulates
 
 
-def schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Schedule:
+def schedule(kernel: Kernel, target: CudaTarget, knobs: Knobs | None = None) -> Schedule:
     """The default schedule of a kernel as lowered. Programs written by hand (externs) run as they are written: see `imperative`.
 
     A group for which a step is refused (its independence cannot be proved, say) runs on one thread; a note in the kernel says so.
@@ -89,7 +89,7 @@ def schedule(kernel: Kernel, target: Target, knobs: Knobs | None = None) -> Sche
 # ---------------------------------------------------------------- grouping
 
 
-def _groups(s: Schedule, rest: set[str], target: Target) -> list[Group]:
+def _groups(s: Schedule, rest: set[str], target: CudaTarget) -> list[Group]:
     """Attach each temporary to the one result that reads it, where the structure allows; it is stored whole otherwise. `rest`: the buffers
     whose nests are as lowered."""
     groups: list[Group] = []
@@ -110,7 +110,7 @@ def _same_loops(s: Schedule, first: str, second: str) -> bool:
     return same and _vector_lanes(one) == _vector_lanes(two) == 1
 
 
-def _form_groups(s: Schedule, result: str, inside: tuple[str, ...], target: Target) -> list[Group]:
+def _form_groups(s: Schedule, result: str, inside: tuple[str, ...], target: CudaTarget) -> list[Group]:
     groups: list[Group] = []
     reductions = {n.writes.name for n in nests(s.kernel) if n.is_reduction}
     for name in {*inside, result} & reductions if len({*inside, result} & reductions) == 1 else ():
@@ -129,7 +129,7 @@ def _form_groups(s: Schedule, result: str, inside: tuple[str, ...], target: Targ
     return [*groups, Group(result, (), "elementwise")]
 
 
-def _split_reduction(s: Schedule, result: str, target: Target) -> str | None:
+def _split_reduction(s: Schedule, result: str, target: CudaTarget) -> str | None:
     """Cut a long reduction with few results into partial reductions that fill the machine; the name of their stage."""
     reduction = reduction_nest(s.kernel, result)
     if not reduction.reduction_loops:
@@ -145,7 +145,7 @@ def _split_reduction(s: Schedule, result: str, target: Target) -> str | None:
     return partial
 
 
-def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: Target) -> str | None:
+def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: CudaTarget) -> str | None:
     if not inside:
         return "elementwise"
     out = result_nest(s.kernel, result)
@@ -204,7 +204,7 @@ def _fits(s: Schedule, inside: Sequence[str], rows: Sequence[Expr], most: int = 
 # ---------------------------------------------------------------- the shapes
 
 
-def _schedule_group(s: Schedule, group: Group, target: Target, knobs: Knobs) -> None:
+def _schedule_group(s: Schedule, group: Group, target: CudaTarget, knobs: Knobs) -> None:
     if group.shape == "elementwise" and group.inside:
         try:
             with s.together():
@@ -430,7 +430,7 @@ def _over_threads(s: Schedule, loops: Sequence[str], threads: int) -> None:
 # ---------------------------------------------------------------- weights
 
 
-def operand_layouts(kernel: Kernel, constants: frozenset[int], target: Target) -> dict[int, Layout]:
+def operand_layouts(kernel: Kernel, constants: frozenset[int], target: CudaTarget) -> dict[int, Layout]:
     """The layouts that the default schedule of an unscheduled kernel wants for constant parameters: the axis along which they are copied,
     or which neighbouring threads walk, comes last."""
     s = Schedule(kernel)

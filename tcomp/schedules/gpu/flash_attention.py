@@ -46,7 +46,7 @@ from tcomp.schedules.gpu.thread_mapping import fuse_all, vector_width
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives.insertion_points import Chain
 from tcomp.schedules.schedule import Schedule
-from tcomp.target import Target
+from tcomp.target import CudaTarget
 
 SIDE_THREADS = 16  # threads along each side of a tile: 256 in all
 SLICE_DEPTH = 16  # elements of a slice of queries and keys: 64 bytes of each row, two sectors of memory
@@ -83,7 +83,7 @@ class Tiles:
         return narrow * staged + size * rows * (2 * lanes + 3)
 
 
-def schedule(s: Schedule, found: Online, target: Target, knobs: Knobs) -> None:
+def schedule(s: Schedule, found: Online, target: CudaTarget, knobs: Knobs) -> None:
     """One block for each tile of rows. Raises `ScheduleError` where the structure is another one, or a step is refused."""
     parts = _parts(s, found, target)
     (values, product), acc = parts.sums, parts.sums[0].writes.name
@@ -139,7 +139,7 @@ def schedule(s: Schedule, found: Online, target: Target, knobs: Knobs) -> None:
     _pipeline(s, blocks, [copied], target)
 
 
-def _pipeline(s: Schedule, loop: str, copies: Sequence[str], target: Target) -> None:
+def _pipeline(s: Schedule, loop: str, copies: Sequence[str], target: CudaTarget) -> None:
     """Copy for the next iteration of a loop, if it has several."""
     if target.compute_capability >= ASYNC_COPY_ARCHITECTURE and loop in s.loops and s.loops[loop].extent != 1:
         s.pipeline(loop, STAGES, *copies)
@@ -202,7 +202,7 @@ def _reduction_loops(s: Schedule, name: str) -> list[str]:
 # ---------------------------------------------------------------- structure and sizes
 
 
-def _parts(s: Schedule, found: Online, target: Target) -> Parts:
+def _parts(s: Schedule, found: Online, target: CudaTarget) -> Parts:
     """Raises `ScheduleError` unless the scores are a product of rows and keys, if they are one, and the sums one of rows and columns."""
 
     def of(name: str) -> tuple[Nest, Product]:
@@ -227,7 +227,7 @@ def _parts(s: Schedule, found: Online, target: Target) -> Parts:
     return parts
 
 
-def _options(parts: Parts, target: Target) -> list[Tiles]:
+def _options(parts: Parts, target: CudaTarget) -> list[Tiles]:
     """The tiles that fit, best first."""
     stages = STAGES if target.compute_capability >= ASYNC_COPY_ARCHITECTURE else 1
     size, most = itemsize(parts.sums[0].writes.dtype), MAX_TENSOR_ACCUMULATORS if parts.sums[1].tensor else MAX_ACCUMULATORS
@@ -259,7 +259,7 @@ def _candidates(parts: Parts) -> Iterator[Tiles]:
             yield tiles(SIDE_THREADS, each, SIDE_THREADS, keys, wide, (each, keys, wide), SLICE_DEPTH, 1)
 
 
-def _cycles(parts: Parts, tiles: Tiles, shared: int, target: Target) -> float:
+def _cycles(parts: Parts, tiles: Tiles, shared: int, target: CudaTarget) -> float:
     """How long the busiest SM computes all its rows (see `block_tiles`)."""
     values, product = parts.sums
     blocks, (length,) = tiles.sums.blocks(values), (extent_of(x.extent) for x in values.reduction_loops)

@@ -34,7 +34,7 @@ from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.handles import BufferCopy
 from tcomp.schedules.schedule import Schedule
-from tcomp.target import Target
+from tcomp.target import CudaTarget
 
 MAX_UNROLLED = 16  # elements of a slice that a thread multiplies without a test of the loop: more only lengthens the code
 MAX_STAGES = 4  # slices in shared memory: latency of memory is hidden by 3 ahead
@@ -47,7 +47,7 @@ MIN_SPLIT_PART = 128  # elements of the reduction in each part: several slices
 # ---------------------------------------------------------------- split-K
 
 
-def split_k(s: Schedule, acc: str, target: Target) -> str | None:
+def split_k(s: Schedule, acc: str, target: CudaTarget) -> str | None:
     """Cut the reduction of a product with few tiles into parts that fill the machine; the name of the stage of their sums."""
     reduction = reduction_nest(s.kernel, acc)
     product = find(reduction, result_nest(s.kernel, acc), target)
@@ -63,7 +63,7 @@ def split_k(s: Schedule, acc: str, target: Target) -> str | None:
 # ---------------------------------------------------------------- the schedule
 
 
-def schedule(s: Schedule, result: str, acc: str, target: Target, knobs: Knobs) -> None:
+def schedule(s: Schedule, result: str, acc: str, target: CudaTarget, knobs: Knobs) -> None:
     """One block a tile. Raises `ScheduleError` where a step is refused."""
     reduction, out = reduction_nest(s.kernel, acc), result_nest(s.kernel, result)
     product = find(reduction, out, target)
@@ -217,7 +217,7 @@ def _innermost_loop(s: Schedule, acc: str) -> str:
     return found
 
 
-def _in_bulk(s: Schedule, acc: str, slices: list[list[str]], tile: Tile, target: Target, knobs: Knobs) -> list[list[str]]:
+def _in_bulk(s: Schedule, acc: str, slices: list[list[str]], tile: Tile, target: CudaTarget, knobs: Knobs) -> list[list[str]]:
     """Those of the slices that are copied in bulk, if a decision says so where some can be."""
     if tile.instruction_threads == WARPGROUP or not target.executes(bulk_copies.ARCH):
         return []
@@ -310,7 +310,7 @@ def _register_layout(s: Schedule, acc: str, rank: int, tile: Tile, width: int) -
     s.relayout(acc, f"({','.join([*units, *threads, *elements])})")
 
 
-def _pipeline(s: Schedule, acc: str, step: str, copies: Sequence[str], tile: Tile, blocks: int, target: Target, knobs: Knobs) -> None:
+def _pipeline(s: Schedule, acc: str, step: str, copies: Sequence[str], tile: Tile, blocks: int, target: CudaTarget, knobs: Knobs) -> None:
     """Copy some slices ahead: as many as leave room for all the blocks that an SM gets, and has registers for.
 
     GPUs without copies in the background have one slice: a thread would keep what it copies in registers meanwhile.

@@ -27,7 +27,7 @@ from tcomp.schedules.gpu.thread_mapping import fuse_all, lanes, partial_sums, sp
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.cache_factors import product_of
 from tcomp.schedules.schedule import Schedule
-from tcomp.target import Target
+from tcomp.target import CudaTarget
 
 MIN_LENGTH = 32  # elements of the reduction: shorter ones are left to one thread each, as a warp could not split them
 MAX_COLUMNS = 1 << 17  # more columns fill a GPU with one thread for each (64 warps for each of 64 SMs)
@@ -49,7 +49,7 @@ class Gemv:
     blocks: int
 
 
-def find(reduction: Nest, out: Nest, target: Target) -> Gemv | None:
+def find(reduction: Nest, out: Nest, target: CudaTarget) -> Gemv | None:
     """The best strip for a product of few rows, by an analytic model; None for other reductions."""
     if (
         not _is_sum_of_products(reduction)
@@ -105,7 +105,7 @@ def _candidates(reduction: Nest, rows: tuple[int, ...], each: int, longest: For)
                     yield Gemv(rows, width, each, parts, blocks)
 
 
-def _nanoseconds(reduction: Nest, strip: Gemv, wide: list[E.Expr], target: Target) -> float:
+def _nanoseconds(reduction: Nest, strip: Gemv, wide: list[E.Expr], target: CudaTarget) -> float:
     """Until the wide factor has arrived, of which so many bytes are under way at a time; and until the partial sums are added up."""
     depth = prod(extent_of(x.extent) for x in reduction.reduction_loops)
     columns = [extent_of(x.extent) for d, x in enumerate(reduction.spatial) if d not in strip.rows]
@@ -126,7 +126,7 @@ def _nanoseconds(reduction: Nest, strip: Gemv, wide: list[E.Expr], target: Targe
 # ---------------------------------------------------------------- the schedule
 
 
-def split_k(s: Schedule, acc: str, target: Target) -> str | None:
+def split_k(s: Schedule, acc: str, target: CudaTarget) -> str | None:
     """Cut the reduction of few strips into parts that fill the machine; the name of the stage of their sums."""
     reduction = reduction_nest(s.kernel, acc)
     strip = find(reduction, result_nest(s.kernel, acc), target)
@@ -135,7 +135,7 @@ def split_k(s: Schedule, acc: str, target: Target) -> str | None:
     return split_reduction(s, acc, -(-max(extent_of(x.extent) for x in reduction.reduction_loops) // strip.blocks))
 
 
-def schedule(s: Schedule, result: str, acc: str, target: Target) -> None:
+def schedule(s: Schedule, result: str, acc: str, target: CudaTarget) -> None:
     """One block a strip. Raises `ScheduleError` where a step is refused."""
     reduction, out = reduction_nest(s.kernel, acc), result_nest(s.kernel, result)
     strip = find(reduction, out, target)

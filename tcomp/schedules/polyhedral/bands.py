@@ -15,13 +15,13 @@ from tcomp.schedules.polyhedral.nests import Nest
 from tcomp.schedules.polyhedral.plan import JAM, Axis, Loop, Plan, axis
 from tcomp.schedules.polyhedral.trees import NODE, flow, has_band, has_free_band, holds, isl_schedule, member, members, nested, relaxed
 from tcomp.schedules.polyhedral.wavefronts import wavefront
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
 
 class Planner:
     """Turns isl's tree of bands into a plan; `threads` and the target say for which machine."""
 
-    def __init__(self, m: Model, target: Target, threads: int) -> None:
+    def __init__(self, m: Model, target: CpuTarget, threads: int) -> None:
         self.model, self.target, self.threads = m, target, threads
         self.instances = {x.name: x for x in m.instances}
         self.result, self.nests, self.fused = Plan(self.instances, m.context), 0, False

@@ -16,7 +16,7 @@ from tcomp.ir.loops import SERIAL, UNROLLED, Accumulate, Store
 from tcomp.ir.polyhedral.model import Instance, map_of
 from tcomp.schedules.cost.register_tiles import choose_tile
 from tcomp.schedules.polyhedral.plan import JAM, Axis, Loop, Plan, enough
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
 LANE_COST: dict[int | None, float] = {0: 0.2, 1: 1.0, -1: 2.0}  # of an access by the distance between lanes, in elements
 FAR = 9.0  # of one with any other distance
@@ -27,7 +27,7 @@ ROWS = 6  # at most of a register tile: the others are vectors side by side, of 
 class Nest:
     """The plan for the loops around one statement."""
 
-    def __init__(self, plan: Plan, x: Instance, axes: Sequence[Axis], name: str, target: Target, threads: int, tilable: bool) -> None:
+    def __init__(self, plan: Plan, x: Instance, axes: Sequence[Axis], name: str, target: CpuTarget, threads: int, tilable: bool) -> None:
         self.tilable = tilable  # all axes may be tiled together
         self.result, self.x, self.axes, self.name, self.target = plan, x, list(axes), name, target
         self.threads = threads if enough(prod(a.extent for a in axes)) else 1

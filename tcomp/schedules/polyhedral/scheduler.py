@@ -19,11 +19,11 @@ from tcomp.schedules.polyhedral.operands import pack
 from tcomp.schedules.polyhedral.plan import enough
 from tcomp.schedules.polyhedral.shaping import shape
 from tcomp.schedules.schedule import Schedule
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
 REASON = 183  # characters of a reason that is printed: with its beginning, a line of 200
 
-def polyhedral(program: Kernel | Schedule, target: Target, threads: int = 1) -> Schedule:
+def polyhedral(program: Kernel | Schedule, target: CpuTarget, threads: int = 1) -> Schedule:
     """The schedule of an affine loop program, made in place where a schedule is given.
 
     Raises `ScheduleError` where isl finds no order within its limits, or none that gains threads, lanes or chains side by side; the
@@ -42,7 +42,7 @@ def polyhedral(program: Kernel | Schedule, target: Target, threads: int = 1) -> 
     return s
 
 
-def _planner(s: Schedule, nest: str | None, target: Target, threads: int) -> Planner:
+def _planner(s: Schedule, nest: str | None, target: CpuTarget, threads: int) -> Planner:
     """What plans a nest, or the whole kernel."""
     m = model(s.kernel.body) if nest is None else model(s.loops[nest], s.kernel.body)
     try:
@@ -85,7 +85,7 @@ def _in_blocks(s: Schedule, planner: Planner) -> bool:
     return False
 
 
-def polyhedral_or_not(s: Schedule, target: Target, threads: int) -> Schedule:
+def polyhedral_or_not(s: Schedule, target: CpuTarget, threads: int) -> Schedule:
     """The default for programs of which the structural schedules know nothing: as written, with a note, where there is nothing to gain."""
     if not enough(sum(prod(extent_of(x.extent) for x in loops) for _, loops, _ in statements(s.kernel)) // 2):
         return s

@@ -13,12 +13,12 @@ from tcomp.ir.simplify import linear
 from tcomp.schedules.cpu.lanes_and_threads import lanes_of
 from tcomp.schedules.polyhedral.plan import Loop, Plan
 from tcomp.schedules.schedule import Schedule
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
 LONG = 8  # vectors of a loop for which one more, to align the others, is cheap
 
 
-def shape(s: Schedule, plan: Plan, target: Target) -> None:
+def shape(s: Schedule, plan: Plan, target: CpuTarget) -> None:
     """Vectorizes and unrolls the loops that the plan wants so; one that cannot be runs in order. (`affine` makes the parallel loops.)"""
     for role in ("lanes", "vector", UNROLLED, "sum"):
         for name, loop in list(s.loops.items()):
@@ -28,7 +28,7 @@ def shape(s: Schedule, plan: Plan, target: Target) -> None:
                     _shaped(s, name, loop, found[1], target)
 
 
-def _shaped(s: Schedule, name: str, loop: For, plan: Loop, target: Target) -> None:
+def _shaped(s: Schedule, name: str, loop: For, plan: Loop, target: CpuTarget) -> None:
     match plan.role:
         case "unrolled" if loop.extent == plan.size:
             s.unroll(name)
@@ -49,7 +49,7 @@ def _promote(s: Schedule, loop: For) -> None:
         s.promote(loop.var.name, b.name, f"{b.name}.sums")
 
 
-def _vectorize(s: Schedule, name: str, target: Target) -> None:
+def _vectorize(s: Schedule, name: str, target: CpuTarget) -> None:
     """Full vectors, and the rest in masked ones: at the end, and at the start where full ones then stay within cache lines."""
     lanes = lanes_of(target, [b for x in walk(s.loops[name].body) for b in _touched(x)])
     if s.loops[name].extent == lanes:

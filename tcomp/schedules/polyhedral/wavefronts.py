@@ -13,11 +13,11 @@ from tcomp.ir.polyhedral.model import map_of
 from tcomp.schedules.analysis.access_patterns import extent_of
 from tcomp.schedules.polyhedral.plan import Loop, Plan, axis, enough
 from tcomp.schedules.polyhedral.trees import component
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
 
 def wavefront(
-    plan: Plan, band: Mapping[str, isl.Map], ranks: Mapping[str, int], dependences: isl.UnionMap, nest: str, target: Target, threads: int
+    plan: Plan, band: Mapping[str, isl.Map], ranks: Mapping[str, int], dependences: isl.UnionMap, nest: str, target: CpuTarget, threads: int
 ) -> None:
     """Adds the time dimensions of a band of statements: tiles along a diagonal, and what is inside of one. `ranks` are the places of the
     statements in an iteration of the band, `nest` is what its loops are called after."""
@@ -54,7 +54,7 @@ def wavefront(
         plan.add(n, band[n].apply_range(map_of(y, inner)), points)
 
 
-def _tiles(buffers: Collection[Buffer], count: int, target: Target) -> list[int]:
+def _tiles(buffers: Collection[Buffer], count: int, target: CpuTarget) -> list[int]:
     """Tile sizes: time steps and rows whose data stay in the second-level cache; the innermost dimension is not cut."""
     widest = max(buffers, key=lambda b: prod(d for d in b.shape if isinstance(d, int)))
     row = sum(itemsize(b.dtype) * prod(d for d in b.shape[1:] if isinstance(d, int)) for b in buffers if len(b.shape) == len(widest.shape))

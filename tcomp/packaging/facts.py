@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from tcomp.backends.kernel import CompiledKernel
 from tcomp.codegen.sizes import size_data
 from tcomp.errors import CodegenError, ParseError
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node
 from tcomp.ir.text.parser import parse_expr
-from tcomp.kernels import CompiledKernel
 from tcomp.schedules.cost.roofline import Work
 
 

@@ -11,18 +11,18 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tcomp import cache
 from tcomp.functions import build
+from tcomp.host import processor_name
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Expr
 from tcomp.ir.loops import PARALLEL, UNROLLED, VECTORIZED, Accumulate, Allocate, Buffer, Kernel, Stmt, block, loop, store
 from tcomp.machines import Core
-from tcomp.target import Target
+from tcomp.target import CpuTarget, Target
 
 _LEFT, _RIGHT = E.var("lhs", dtype="float32"), E.var("rhs", dtype="float32")
 _SUM = E.Reducer("sum", _LEFT, _RIGHT, _LEFT + _RIGHT, E.const(0.0, "float32"))
@@ -35,7 +35,7 @@ _LARGEST = 512 << 20  # bytes that are streamed to measure memory
 def measured() -> Core:
     """The rates of one core of this machine. The first call on a machine takes a few seconds; the result is kept."""
     target = Target.host()
-    name = cache.name(str(target), processor())
+    name = cache.name(str(target), processor_name())
     with suppress(ValueError, TypeError, KeyError):
         kept = cache.load("machines", name)
         rates: dict[str, Any] = {rate: float(kept[rate]) for rate in _MEASURED}
@@ -45,7 +45,7 @@ def measured() -> Core:
     return core
 
 
-def measure(target: Target) -> Core:
+def measure(target: CpuTarget) -> Core:
     """Run the kernels, now. Frequency is what makes the tables' multiply-adds a cycle come true."""
     core = target.core
     lanes = target.lanes(32)
@@ -58,7 +58,7 @@ def measure(target: Target) -> Core:
     return replace(core, ghz=ghz, **rates, memory_bandwidth=one, total_memory_bandwidth=max(one, together))
 
 
-def peak_flops(target: Target, seconds: float = 0.002) -> float:
+def peak_flops(target: CpuTarget, seconds: float = 0.002) -> float:
     """Operations a second of one core that does nothing but float32 multiply-adds in full vectors, for about `seconds` at a time."""
     lanes = target.lanes(32)
     steps = int(seconds * target.core.ghz * 1e9 / (_CHAINS / target.core.fma))
@@ -72,7 +72,7 @@ def peak_flops(target: Target, seconds: float = 0.002) -> float:
     return 2.0 * steps * _CHAINS * lanes / _least(lambda: run(*arrays), rounds=40)
 
 
-def bandwidth(target: Target, size: int, threads: int = 1) -> float:
+def bandwidth(target: CpuTarget, size: int, threads: int = 1) -> float:
     """Bytes a second that `threads` cores together read from `size` bytes, again and again."""
     lanes = target.lanes(32)
     width = _CHAINS * lanes
@@ -108,12 +108,3 @@ def _least(run: Callable[[], object], rounds: int) -> float:
         run()
         best = min(best, time.perf_counter() - start)
     return best
-
-
-def processor() -> str:
-    """The name that the processor gives itself."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith(("model name", "CPU part")):
-                return line.split(":", 1)[1].strip()
-    return ""

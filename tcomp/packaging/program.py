@@ -6,64 +6,16 @@ outputs, copies each iteration's results there, and finds the slices of scanned 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import zip_longest
 
-import numpy as np
-import numpy.typing as npt
-
+from tcomp.backends.kernel import CompiledKernel
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var, maximum, minimum
-from tcomp.ir.graph import IF, KERNEL, LOOP, Constant, Graph, Node, Value
-from tcomp.ir.layout import Layout
+from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node, Value
 from tcomp.ir.program import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, Step
 from tcomp.ir.simplify import prove
-from tcomp.kernels import CompiledKernel
+from tcomp.packaging.weights import Weights
 from tcomp.passes.memory_plan import Plan, byte_size
-from tcomp.runtime.artifact import plan_weights
-from tcomp.target import Target
-
-
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """A constant in its physical layout, made when asked for: weights are large, and one at a time is enough."""
-
-    array: Constant
-    layout: Layout
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(int(d) for d in self.layout.shape(self.array.shape)) * self.array.dtype.itemsize
-
-    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
-        return self.layout.to_physical(np.asarray(self.array))
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """Constants, in the order of the weights section, and where each value finds its own."""
-
-    named: tuple[tuple[str, Weight], ...]
-    offset: Mapping[Value, int]
-
-
-def collect_weights(graph: Graph) -> Weights:
-    """All constants of a graph and its control-flow bodies."""
-    values: dict[Value, Constant] = {}
-
-    def visit(g: Graph) -> None:
-        values.update((v, a) for v, a in g.constants.items())
-        for node in g.nodes:
-            if node.op is not KERNEL:
-                for body in node.bodies:
-                    visit(body)
-
-    visit(graph)
-    weights = [Weight(array, v.layout or Layout.identity(len(array.shape))) for v, array in values.items()]
-    offsets = plan_weights([w.nbytes for w in weights])
-    named = tuple((f"{number}:{v.name}", w) for number, (v, w) in enumerate(zip(values, weights, strict=True)))
-    return Weights(named, dict(zip(values, offsets, strict=True)))
 
 
 def assemble(
@@ -99,21 +51,6 @@ def _workspace(graph: Graph, size: Dim) -> Dim:
         doubtful = [minimum(a, b) for a, b in zip_longest(doubtful[::2], doubtful[1::2], fillvalue=doubtful[0])]
     fault = maximum(minimum(doubtful[0], 0), -1)  # -1 or 0
     return as_dim(maximum(as_expr(size), 0) * (fault + 1) + fault)
-
-
-def suited_to(target: Target, graph: Graph) -> Target:
-    """The target, without vector accesses on a GPU if kernels work on slices of a loop's values that are not aligned for them."""
-    if target.kind != "cuda":
-        return target
-    for node in graph.nodes:
-        parts: tuple[Value, ...] = ()
-        if node.op is LOOP:
-            carried = int(node.attrs["carried"])
-            parts = (*node.bodies[0].inputs[1 + carried :], *node.bodies[0].outputs[carried:])
-        unaligned = any(not isinstance(size := byte_size(v), int) or size % 16 for v in parts)
-        if unaligned or any(suited_to(target, body).has("scalar") for body in node.bodies if node.op in (IF, LOOP)):
-            return replace(target, features=tuple(sorted({*target.features, "scalar"})))
-    return target
 
 
 class _Places:

@@ -1,0 +1,57 @@
+"""The public way to compile: `tcomp.compile`, which joins the pipeline with the records of a tuning database."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy.typing as npt
+
+from tcomp.backends import Backend
+from tcomp.options import CompileOptions, Progress
+from tcomp.pipeline import compile_model
+from tcomp.runtime import Module
+from tcomp.target import Target
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def compile(
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto,
+    target: Target | Backend | str | None = None,
+    shapes: Mapping[str, Sequence[int | str]] | None = None,
+    dims: Mapping[str, int | tuple[int, int]] | None = None,
+    threads: int | None = None,
+    values: Mapping[str, npt.ArrayLike] | None = None,
+    progress: Progress | None = None,
+    database: str | os.PathLike[str] | None = None,
+    direct: bool = False,
+) -> Module:
+    """Compile an ONNX model for this machine and load it.
+
+    `model` is a path, the bytes of a file, or a `ModelProto`. `target` defaults to this machine. `shapes` fixes input shapes by input
+    name, `dims` fixes (int) or bounds ((lowest, highest)) symbolic dims by name; the others stay symbolic. `threads` is the number of
+    threads of `Module.run` (default: all cores the process may use). `values` fixes inputs for good (by name), so that shapes and
+    branches may depend on them; they are no longer inputs then. `progress` is told (stage, done, total). `database` is a file that
+    `tcomp.tune` wrote: kernels that it has records for are scheduled as these say. `direct` does without Winograd's and Strassen's
+    algorithms: slower, more exact, with less memory for weights (see `passes.algorithms`).
+
+    Raises `ImportModelError` for a file that is no valid model, `UnsupportedError` listing everything tcomp cannot compile,
+    `TargetError` for an unknown target, `DatabaseError` for a database that cannot be read.
+    """
+    options = CompileOptions(target, shapes, dims, threads, values, direct)
+    options = replace(options, progress=progress) if progress is not None else options
+    artifact, _ = compile_model(model, with_records(options, database))
+    return Module.load(artifact, threads=threads)
+
+
+def with_records(options: CompileOptions, database: str | os.PathLike[str] | None) -> CompileOptions:
+    """The options, with kernels scheduled as the records of a tuning database say, if there is one. Raises `DatabaseError`."""
+    if database is None:
+        return options
+    from tcomp.autotune.database.lookup import recorded  # half of what this module takes to load
+
+    return replace(options, decide=recorded(database, options.backend, options.threads))

@@ -1,0 +1,130 @@
+"""CPUs: objects made by LLVM, linked into one shared object with the entry function and the thread pool."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from tcomp import cache
+from tcomp.backends.protocol import Backend, GraphOptions, Overwrites
+from tcomp.codegen import elf
+from tcomp.codegen.llvm import thread_pool
+from tcomp.target import CpuTarget
+
+if TYPE_CHECKING:
+    from tcomp.ir.expr import Expr
+    from tcomp.ir.layout import Layout
+    from tcomp.ir.loops import Kernel
+    from tcomp.ir.program import Program
+    from tcomp.machines import Core
+    from tcomp.schedules.cost.estimate import Estimate
+    from tcomp.schedules.cost.roofline import Roof
+    from tcomp.schedules.knobs import Knobs
+    from tcomp.schedules.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class CpuBackend(Backend):
+    """See `Backend`. LLVM is loaded when code is made, not by a compilation out of the cache."""
+
+    target: CpuTarget
+    stages: ClassVar = ("llvm", "asm")
+
+    @property
+    def graph_options(self) -> GraphOptions:
+        """All that graph passes can do."""
+        return GraphOptions(True, self.target.lanes(32), self.target.streamed, self.target.l2)
+
+    def operand_layouts(self, kernel: Kernel, constants: frozenset[int], knobs: Knobs | None = None) -> Mapping[int, Layout]:
+        """Panels of weights for register tiles."""
+        from tcomp.schedules.cpu import default
+
+        return default.operand_layouts(kernel, constants, self.target, knobs)
+
+    def schedule(self, kernel: Kernel, knobs: Knobs | None = None) -> Schedule:
+        """See `tcomp.schedules.cpu.default`."""
+        from tcomp.schedules.cpu import default
+
+        return default.schedule(kernel, self.target, knobs)
+
+    def overwritable(self, schedule: Schedule) -> Overwrites:
+        """Inputs of which each element is read for the last time before its place is written."""
+        from tcomp.schedules.analysis.in_place import reusable_in_place
+
+        return reusable_in_place(schedule.kernel)
+
+    def emit(self, kernel: Kernel, trace: Sequence[object] = (), overwrites: Overwrites = ()) -> bytes:
+        """A relocatable object."""
+        from tcomp.codegen.llvm.kernel import emit_kernel
+        from tcomp.codegen.llvm.machine_code import compile_ir
+
+        return compile_ir(emit_kernel(kernel, self.target, overwrites), self.target)
+
+    def link(self, program: Program, kernels: Mapping[str, bytes]) -> bytes:
+        """A shared object: the kernels, the entry function that calls them, and the thread pool."""
+        from tcomp.codegen.llvm.entry import emit_program
+
+        objects = [self._object(emit_program(program, self.target)), *kernels.values(), self._object(thread_pool.pool_ir(self.target.triple))]
+        return elf.link(objects, ["tcomp_run", "tcomp_run_profiled", "tcomp_plan", *thread_pool.EXPORTS], imports=thread_pool.IMPORTS)
+
+    def link_kernel(self, kernel: Kernel, sizes: Mapping[Expr, int]) -> bytes:
+        """A shared object with this one function."""
+        return elf.link([self.emit(kernel)], [kernel.name])
+
+    def link_functions(self, kernels: Sequence[Kernel]) -> bytes:
+        """A shared object with functions of these names, and the thread pool that they run on."""
+        objects = [*map(self.emit, kernels), self._object(thread_pool.pool_ir(self.target.triple))]
+        return elf.link(objects, [*(k.name for k in kernels), *thread_pool.EXPORTS], imports=thread_pool.IMPORTS)
+
+    def _object(self, ir_text: str) -> bytes:
+        """LLVM IR that is no kernel, compiled to a relocatable object, or found in the cache."""
+        name = cache.name(ir_text, str(self.target), cache.source_version())
+        kept = cache.load("objects", name)
+        if kept is None:
+            from tcomp.codegen.llvm.machine_code import compile_ir
+
+            kept = base64.b64encode(compile_ir(ir_text, self.target)).decode()
+            cache.store("objects", name, kept)
+        return base64.b64decode(kept)
+
+    def listing(self, stage: str, schedule: Schedule) -> str:
+        """LLVM IR, or assembly."""
+        from tcomp.codegen.llvm.kernel import emit_kernel
+        from tcomp.codegen.llvm.machine_code import assembly
+        from tcomp.ir.loops import hoist_temporaries
+
+        if stage not in self.stages:
+            return super().listing(stage, schedule)
+        ir = emit_kernel(hoist_temporaries(schedule.kernel)[0], self.target, self.overwritable(schedule))
+        return ir if stage == "llvm" else assembly(ir, self.target)
+
+    @property
+    def feature_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """See `tcomp.schedules.cost.cpu`."""
+        from tcomp.schedules.cost import cpu
+
+        return cpu.COUNTS, cpu.SECONDS
+
+    def estimate(self, kernel: Kernel, dims: Mapping[Expr, int] | None = None, threads: int = 1, core: Core | None = None) -> Estimate:
+        """See `tcomp.schedules.cost.cpu`."""
+        from tcomp.schedules.cost import cpu
+
+        return cpu.estimate(kernel, self.target, dims, threads, core)
+
+    def bound(self, kernel: Kernel, dims: Mapping[Expr, int] | None = None, threads: int = 1, core: Core | None = None) -> float:
+        """Of arithmetic in vectors, and of the nearest memories that hold the data."""
+        from tcomp.schedules.cost import cpu
+
+        return cpu.bound(kernel, self.target, dims, threads, core)
+
+    def roof(self, threads: int = 1, core: Core | None = None) -> Roof:
+        """Of all vector units, caches and memory together."""
+        from tcomp.schedules.cost.roofline import cpu_roof
+
+        return cpu_roof(self.target, threads, core)
+
+    def flush_bytes(self, threads: int) -> int:
+        """Twice the second-level caches of all threads."""
+        return 2 * self.target.l2 * threads

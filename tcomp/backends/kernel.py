@@ -1,0 +1,117 @@
+"""One kernel: its body is lowered, scheduled and compiled; and what graph passes ask of its schedule beforehand."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from tcomp import cache
+from tcomp.backends.protocol import Backend
+from tcomp.ir.dtypes import itemsize
+from tcomp.ir.expr import Dim, as_dim, as_expr
+from tcomp.ir.graph import Graph, canonical_graph_text
+from tcomp.ir.layout import Layout
+from tcomp.ir.loops import Buffer, hoist_temporaries
+from tcomp.ir.text.graph_parser import parse_graph, parse_layout
+from tcomp.schedules.knobs import Decisions, Knobs
+
+if TYPE_CHECKING:
+    from tcomp.schedules.schedule import Schedule
+
+DEFAULT: Decisions = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledKernel:
+    """Machine code of one kernel: `symbol` takes (pool, buffers..., temporaries..., scalars...).
+
+    `scalars` are names of symbolic dims; `temporaries` are sizes in bytes, as printed expressions over dims; `schedule` is what
+    `Schedule.to_json` says of the loops that the code was made of, `work` the fields of `schedules.cost.roofline.Work`, printed likewise.
+    `overwrites` are pairs of numbers of buffers: the first, an input, may be the memory of the second, an output.
+    """
+
+    symbol: str
+    code: bytes
+    scalars: tuple[str, ...]
+    temporaries: tuple[str, ...]
+    schedule: str
+    work: tuple[str, ...]
+    overwrites: tuple[tuple[int, int], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` reads."""
+        return {**asdict(self), "code": base64.b64encode(self.code).decode()}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> CompiledKernel:
+        """Raises `ValueError`, `KeyError` or `TypeError` for what is no kernel."""
+        code = base64.b64decode(record["code"], validate=True)
+        scalars, temporaries, todo = (tuple(map(str, record[field])) for field in ("scalars", "temporaries", "work"))
+        overwrites = tuple((int(n), int(m)) for n, m in record["overwrites"])
+        return cls(str(record["symbol"]), code, scalars, temporaries, str(record["schedule"]), todo, overwrites)
+
+
+def compile_kernel(text: str, symbol: str, backend: Backend, decisions: Decisions = DEFAULT) -> CompiledKernel:
+    """Lower, schedule (as decided) and compile the KERNEL body printed in `text`."""
+    from tcomp.ops import OPERATORS
+
+    return compile_loops(build_loops(parse_graph(text, OPERATORS, {}), symbol, backend, Knobs(decisions)), backend)
+
+
+def build_loops(body: Graph, symbol: str, backend: Backend, knobs: Knobs | None = None) -> Schedule:
+    """The scheduled loop program of a KERNEL body."""
+    return backend.schedule(backend.lower(body, symbol), knobs)
+
+
+def compile_loops(schedule: Schedule, backend: Backend) -> CompiledKernel:
+    """Machine code of a scheduled kernel."""
+    from tcomp.schedules.cost.roofline import work
+
+    kernel, temporaries = hoist_temporaries(schedule.kernel)
+    over = backend.overwritable(schedule)
+    code = backend.emit(kernel, schedule.trace, over)
+    scalars, sizes = tuple(v.name for v in kernel.scalars), tuple(str(buffer_size(b)) for b in temporaries)
+    todo = tuple(str(n) for n in astuple(work(schedule.source)))
+    overwrites = tuple((kernel.buffers.index(a), kernel.buffers.index(b)) for a, b in over)
+    return CompiledKernel(kernel.name, code, scalars, sizes, schedule.to_json(), todo, overwrites)
+
+
+def buffer_size(buffer: Buffer) -> Dim:
+    """Bytes of a buffer."""
+    size = as_expr(itemsize(buffer.dtype))
+    for extent in buffer.shape:
+        size = size * as_expr(extent)
+    return as_dim(size)
+
+
+# ---------------------------------------------------------------- what graph passes ask
+
+
+def operand_layouts(body: Graph, constants: frozenset[int], backend: Backend, knobs: Knobs | None = None) -> Mapping[int, Layout]:
+    """The layouts in which the schedule of a KERNEL body wants those of its inputs that are constants (given by number)."""
+    if not constants:
+        return {}
+    if knobs is not None:
+        return backend.operand_layouts(backend.lower(body, "kernel"), constants, knobs)
+    name = cache.name(canonical_graph_text(body), str(sorted(constants)), *backend.identity)
+    kept = cache.load("layouts", name)
+    if kept is None:
+        kept = [(n, str(layout)) for n, layout in backend.operand_layouts(backend.lower(body, "kernel"), constants).items()]
+        cache.store("layouts", name, kept)
+    return {n: parse_layout(text, len(body.inputs[n].shape)) for n, text in kept}
+
+
+def predicted_seconds(body: Graph, backend: Backend) -> float:
+    """How long the analytic model says a KERNEL body takes on one core, with its default schedule; symbolic dims are taken at some size."""
+    name = cache.name(canonical_graph_text(body), *backend.identity)
+    kept = cache.load("seconds", name)
+    if kept is None:
+        from tcomp.schedules.analysis.access_patterns import extent_of
+
+        kernel = build_loops(body, "kernel", backend).kernel
+        kept = backend.estimate(kernel, {v: extent_of(v) for v in kernel.scalars}).time
+        cache.store("seconds", name, kept)
+    return float(kept)

@@ -1,0 +1,159 @@
+"""What the compiler asks of a kind of target. A new target is one page: a subclass of `Backend`.
+
+A backend belongs to one target. It schedules plain loops (`schedule`), makes code of scheduled ones (`emit`), and joins the code of all
+kernels with the host program to the code of an artifact (`link`). Everything else has a default that suits a simple target: compare
+`CpuBackend` and `CudaBackend`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from tcomp import cache
+from tcomp.errors import TargetError
+from tcomp.target import Target
+
+if TYPE_CHECKING:
+    from tcomp.ir.expr import Expr
+    from tcomp.ir.graph import Graph
+    from tcomp.ir.layout import Layout
+    from tcomp.ir.loops import Buffer, Kernel
+    from tcomp.ir.program import Program
+    from tcomp.machines import Core
+    from tcomp.passes.attention import Blocks
+    from tcomp.schedules.cost.estimate import Estimate
+    from tcomp.schedules.cost.roofline import Roof
+    from tcomp.schedules.knobs import Knobs
+    from tcomp.schedules.schedule import Schedule
+
+Overwrites = Collection[tuple["Buffer", "Buffer"]]
+"""Pairs of buffers of a kernel: the first, an input, may be the memory of the second, an output."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphOptions:
+    """What graph passes do for a target.
+
+    `halos`: values may get zeros around them, and indices may be quotients of others, because schedules of the target split such axes.
+    `lanes`, `streamed_bytes`: vector lanes of 32 bits and bytes a cycle of weights from memory, by which Winograd's and Strassen's
+    algorithms are chosen; None: direct ones only. `attention_bytes`: attention whose scores need more than these is one kernel;
+    `attention_blocks`: what GPU blocks compute of it.
+    """
+
+    halos: bool = False
+    lanes: int | None = None
+    streamed_bytes: float = 0.0
+    attention_bytes: int = 1 << 20
+    attention_blocks: Blocks | None = None
+
+
+class Backend(ABC):
+    """One kind of target; see the module. Abstract methods are what every target needs."""
+
+    target: Target
+    stages: ClassVar[tuple[str, ...]] = ()
+    """The texts that `listing` makes of a kernel's code, of which `TCOMP_DUMP` writes the first `dumped`."""
+    dumped: ClassVar[int] = 2
+    on_device: ClassVar[bool] = False
+    """Whether code runs on a device with memory of its own: it is a launch plan, timed by the device's clock, not a shared object."""
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What tells schedules of this backend from those of others and of other versions of tcomp, for keys of the cache."""
+        return f"{type(self).__module__}.{type(self).__qualname__}", str(self.target), cache.source_version()
+
+    @property
+    def toolchain(self) -> str:
+        """What else than tcomp and LLVM makes the code, with its version: part of the key of cached kernels."""
+        return ""
+
+    # ---------------------------------------------------------------- graphs
+
+    @property
+    def graph_options(self) -> GraphOptions:
+        """What graph passes do for this target."""
+        return GraphOptions()
+
+    def suited_to(self, graph: Graph) -> Backend:
+        """This backend, or one whose target leaves out what the kernels of a partitioned graph do not allow."""
+        return self
+
+    # ---------------------------------------------------------------- kernels
+
+    def lower(self, body: Graph, symbol: str) -> Kernel:
+        """The plain loops of a KERNEL body: the meaning of every schedule of it."""
+        from tcomp.schedules.lowering import lower_graph
+
+        return lower_graph(body, symbol)
+
+    def operand_layouts(self, kernel: Kernel, constants: frozenset[int], knobs: Knobs | None = None) -> Mapping[int, Layout]:
+        """The layouts in which the schedule wants those inputs that are constants, by number; others stay row-major."""
+        return {}
+
+    @abstractmethod
+    def schedule(self, kernel: Kernel, knobs: Knobs | None = None) -> Schedule:
+        """Plain loops with the default schedule, or as the knobs decide."""
+
+    def overwritable(self, schedule: Schedule) -> Overwrites:
+        """Inputs that outputs may overwrite."""
+        return ()
+
+    @abstractmethod
+    def emit(self, kernel: Kernel, trace: Sequence[object] = (), overwrites: Overwrites = ()) -> bytes:
+        """The code of scheduled loops (temporaries hoisted); `trace`, their schedule, is for comments.
+
+        Raises `CodegenError` for loops that the target has no code for.
+        """
+
+    @abstractmethod
+    def link(self, program: Program, kernels: Mapping[str, bytes]) -> bytes:
+        """The code of an artifact: the host program, and the kernels that it calls, by symbol."""
+
+    @abstractmethod
+    def link_kernel(self, kernel: Kernel, sizes: Mapping[Expr, int]) -> bytes:
+        """The code of scheduled loops (temporaries hoisted) alone, to be measured with scalars of these sizes."""
+
+    def listing(self, stage: str, schedule: Schedule) -> str:
+        """One of `stages` of a scheduled kernel, as text."""
+        raise TargetError(f"there is no stage {stage} for {self.target}", hint="cuda, ptx, sass-stats for CUDA; llvm, asm for a CPU")
+
+    # ---------------------------------------------------------------- cost
+
+    @abstractmethod
+    def estimate(self, kernel: Kernel, dims: Mapping[Expr, int] | None = None, threads: int = 1, core: Core | None = None) -> Estimate:
+        """The modelled time of a kernel, scheduled or not; `core` are measured rates. Raises `IRError` if a symbolic dim has no value."""
+
+    @abstractmethod
+    def bound(self, kernel: Kernel, dims: Mapping[Expr, int] | None = None, threads: int = 1, core: Core | None = None) -> float:
+        """The least seconds that a kernel takes, by the roofline. Raises as `estimate`."""
+
+    @abstractmethod
+    def roof(self, threads: int = 1, core: Core | None = None) -> Roof:
+        """What the target can do at most; `core` are measured rates."""
+
+    @property
+    @abstractmethod
+    def feature_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The counts and the parts of the time in an `Estimate` that the learned cost model is told, in order."""
+
+    # ---------------------------------------------------------------- tuning on this machine
+
+    def threads(self, given: int | None) -> int:
+        """The threads that kernels are tuned for; by default the cores of this machine."""
+        from tcomp.runtime import default_threads
+
+        return given or default_threads()
+
+    def flush_bytes(self, threads: int) -> int:
+        """The bytes that are written between two measured runs: they fill all private caches twice."""
+        return 64 << 20
+
+    def check_device(self) -> None:  # noqa: B027  most targets are this machine
+        """Raises `DeviceError` where nothing can be measured here for this target."""
+
+    def environment(self) -> dict[str, str]:
+        """What records of measurements say of the device and its tools."""
+        return {}
