@@ -182,8 +182,9 @@ class Digit:
 
 
 def digit(e: Expr) -> Digit:
-    """What an expression is a digit of: of itself, if it is no quotient or remainder by something positive."""
-    if e.op in ("floordiv", "mod") and (bounds(e.args[1])[0] or 0) > 0:
+    """What an expression is a digit of: of itself, if it is no quotient or remainder by something positive. (A divisor that is not
+    negative is positive wherever the expression is evaluated: a size, say, that may be 0.)"""
+    if e.op in ("floordiv", "mod") and (least := bounds(e.args[1])[0]) is not None and least >= 0:
         inner = digit(e.args[0])
         place = simplify(inner.low * e.args[1])
         if inner.high is None or prove(E.equal(inner.high % place, 0)):
