@@ -15,6 +15,7 @@ from tcomp.ir.access import (
     Access,
     Affine,
     Box,
+    Digit,
     accesses,
     affine,
     box_touched,
@@ -105,7 +106,8 @@ def test_digits_of_split_and_fused_loops() -> None:
     long = loop_var("long", 60)
     d = digit(simplify(long // 3 % 4))
     assert (d.whole, d.low, d.high) == (long, as_expr(3), as_expr(12))
-    assert digit(A % 2 // E.var("d", 0, 3)).whole.op == "floordiv"  # the divisor may be 0
+    by = E.var("d", 0, 3)
+    assert digit(A % 2 // by) == Digit(A % 2, by, None)  # of A % 2, not of A: the divisor may be 0
 
 
 # ---------------------------------------------------------------- intervals
