@@ -20,6 +20,8 @@ import tcomp
 from tcomp import te
 from tcomp.errors import ArtifactError, ImportModelError, InputError, IRError, TargetError, UnsupportedError
 from tcomp.ir.graph import GraphBuilder
+from tcomp.ir.text.program_parser import parse_program
+from tcomp.ir.verify import verify_program
 from tcomp.ops import elementwise as ew
 from tcomp.options import CompileOptions, Report
 from tcomp.pipeline import compile_graph, compile_model
@@ -315,6 +317,7 @@ def test_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [s.split("-", 1)[1] for s in steps] == [name for name, _ in tcomp.pipeline.graph_passes(CompileOptions(Target.host()), Report())]
     assert "kernel(" in (tmp_path / "dump" / "90-graph.txt").read_text()
     assert "\ns.collapse()\n" in (tmp_path / "dump" / "90-schedule.txt").read_text()
+    verify_program(parse_program((tmp_path / "dump" / "95-program.txt").read_text()))
     partition = next(n for n in names if n.endswith("partition.diff"))
     assert "+" in (tmp_path / "dump" / partition).read_text()
 
