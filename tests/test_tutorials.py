@@ -20,6 +20,7 @@ LAST_WORDS = {
     "07": "right result: True",
     "08": "same bits in another order",
     "09": "right; tiles",
+    "10": "plain C computes the same",
 }
 
 

@@ -19,9 +19,9 @@ import numpy as np
 
 import tcomp
 from tcomp.backends import backend_of
+from tcomp.codegen.c import c_text
+from tcomp.errors import CodegenError
 from tcomp.ir.loops import Buffer, Kernel, hoist_temporaries
-
-from .c import c_text
 
 Run = Callable[[Sequence[np.ndarray]], None]
 
@@ -68,7 +68,10 @@ def available(command: Sequence[str]) -> bool:
 
 def compiled_c(kernel: Kernel, command: Sequence[str], folder: Path, name: str, threads: int) -> Compiled:
     """The program through a C compiler. OpenMP, where the compiler uses it, has `threads` threads: its runtime reads that when it is
-    loaded, so that all libraries of a process agree. Raises `CalledProcessError` where the compiler fails."""
+    loaded, so that all libraries of a process agree. Raises `CodegenError` for symbolic sizes, `CalledProcessError` where the compiler
+    fails."""
+    if kernel.scalars:
+        raise CodegenError(f"`{kernel.name}` has symbolic sizes", hint="fix them: kernel(n=...)")
     complete, temporaries = hoist_temporaries(kernel)
     source, library, assembly = (folder / f"{kernel.name}-{name}.{ending}" for ending in ("c", "so", "s"))
     source.write_text(c_text(complete))

@@ -42,6 +42,6 @@ def listings(
                         listing = str(schedule.kernel)
                     case _:
                         listing = backend.listing(stage, schedule)
-            comment = {"cuda": "//", "ptx": "//", "schedule": "#"}.get(stage, ";")
+            comment = {"c": "//", "cuda": "//", "ptx": "//", "schedule": "#"}.get(stage, ";")
             result[stage].append(f"{comment} {node.name}\n{listing}")
     return {stage: "\n".join(listings) for stage, listings in result.items()}

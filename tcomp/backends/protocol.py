@@ -1,8 +1,8 @@
 """What the compiler asks of a kind of target. A new target is one page: a subclass of `Backend`.
 
 A backend belongs to one target. It schedules plain loops (`schedule`), makes code of scheduled ones (`emit`), and joins the code of all
-kernels with the host program to the code of an artifact (`link`). Everything else has a default that suits a simple target: compare
-`CpuBackend` and `CudaBackend`.
+kernels with the host program to the code of an artifact (`link`). Everything else has a default that suits a simple target, as that of
+tutorial 10, without a cost model and so without tuning: compare `CpuBackend` and `CudaBackend`.
 """
 
 from __future__ import annotations
@@ -120,24 +120,30 @@ class Backend(ABC):
         """One of `stages` of a scheduled kernel, as text."""
         raise TargetError(f"there is no stage {stage} for {self.target}", hint="cuda, ptx, sass-stats for CUDA; llvm, asm for a CPU")
 
-    # ---------------------------------------------------------------- cost
+    # ---------------------------------------------------------------- cost: for tuning, and for `halos`
 
-    @abstractmethod
     def estimate(self, kernel: Kernel, dims: Mapping[Expr, int] | None = None, threads: int = 1, core: Core | None = None) -> Estimate:
-        """The modelled time of a kernel, scheduled or not; `core` are measured rates. Raises `IRError` if a symbolic dim has no value."""
+        """The modelled time of a kernel, scheduled or not; `core` are measured rates.
 
-    @abstractmethod
+        Raises `IRError` if a symbolic dim has no value, `TargetError` if there is no model.
+        """
+        raise self._no_model()
+
     def bound(self, kernel: Kernel, dims: Mapping[Expr, int] | None = None, threads: int = 1, core: Core | None = None) -> float:
         """The least seconds that a kernel takes, by the roofline. Raises as `estimate`."""
+        raise self._no_model()
 
-    @abstractmethod
     def roof(self, threads: int = 1, core: Core | None = None) -> Roof:
         """What the target can do at most; `core` are measured rates."""
+        raise self._no_model()
 
     @property
-    @abstractmethod
     def feature_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The counts and the parts of the time in an `Estimate` that the learned cost model is told, in order."""
+        raise self._no_model()
+
+    def _no_model(self) -> TargetError:
+        return TargetError(f"{type(self).__name__} has no cost model")
 
     # ---------------------------------------------------------------- tuning on this machine
 

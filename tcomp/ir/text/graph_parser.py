@@ -42,7 +42,9 @@ class _GraphParser(Parser):
             self.dims()
         self.expect("(")
         inputs = self.listed(self.declared, ")")
-        self.expect("->", "(")  # outputs are named before their nodes: skip them now, look them up at the end
+        self.expect("->")
+        # Outputs are named before their nodes: skip them now, look them up at the end.
+        self.expect("(")
         place = self.position
         while not self.accept(")"):
             if self.token.kind == "end":
