@@ -108,7 +108,7 @@ def test_convolutions_alone_as_the_model_of_the_machine_sees_them(unchanged, sha
     w = b.constant(random(channels, shape[1], kernel, kernel), "w")
     attrs = {"strides": (stride, stride), "dilations": (1, 1), "group": 1}
     before = b.build(b.add(CONV, [b.input("x", "float32", shape), w], attrs, "z"))
-    wanted = partial(operand_layouts, target=target)
+    wanted = partial(operand_layouts, backend=backend_of(target))
     assert ("z.last" in layouts(chosen(unchanged, before, wanted, partial(predicted_seconds, backend=backend_of(target))))) == turned
 
 
