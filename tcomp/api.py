@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tcomp.backends import Backend
 from tcomp.options import CompileOptions, Progress
 from tcomp.pipeline import compile_model
-from tcomp.runtime import Module
+from tcomp.runtime import LoadedModel, Module
 from tcomp.target import Target
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def compile(
     progress: Progress | None = None,
     database: str | os.PathLike[str] | None = None,
     direct: bool = False,
-) -> Module:
+) -> LoadedModel:
     """Compile an ONNX model for this machine and load it.
 
     `model` is a path, the bytes of a file, or a `ModelProto`. `target` defaults to this machine. `shapes` fixes input shapes by input

@@ -19,7 +19,7 @@ from tcomp.ir.loops import Kernel
 from tcomp.ir.te import Tensor
 from tcomp.options import CompileOptions
 from tcomp.pipeline import package
-from tcomp.runtime import Module
+from tcomp.runtime import LoadedModel, Module
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import Schedule, ends_of
 from tcomp.target import Target
@@ -157,7 +157,7 @@ def _free(number: int, shape: Sequence[Dim]) -> list[Dim]:
 
 def _module(
     schedule: Schedule, inputs: Sequence[Value], outputs: Sequence[Value], backend: Backend, threads: int | None, carriers: int = 0
-) -> Module:
+) -> LoadedModel:
     """A module of one kernel; the last `carriers` inputs are not among its buffers."""
     given, made = tuple(inputs), tuple(outputs)
     node = Node(KERNEL, given[: len(given) - carriers], made, {}, schedule.kernel.name, (Graph("kernel", given, made, ()),))

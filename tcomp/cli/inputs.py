@@ -17,7 +17,7 @@ from tcomp.errors import InputError
 from tcomp.ir.dims import bind_dims
 from tcomp.ir.expr import Expr, as_expr, bounds, dim, evaluate_int, variables
 from tcomp.ir.graph import Value
-from tcomp.runtime import Module, numpy_dtype
+from tcomp.runtime import LoadedModel, numpy_dtype
 from tcomp.runtime.inputs import random_array
 
 Array = np.ndarray
@@ -45,7 +45,7 @@ class Feeds:
             output.message(f"sizes chosen: {sizes}; give them with --dim NAME=N", "dim")
 
 
-def signature_of(module: Module) -> list[Value]:
+def signature_of(module: LoadedModel) -> list[Value]:
     """A module's inputs as typed values, with symbolic dims where their sizes are open."""
     dims = {d.name: dim(d.name, d.min, d.max) for d in module.manifest.dims}
     return [Value(s.name, s.dtype, [dims[e] if isinstance(e, str) else e for e in s.shape]) for s in module.inputs]

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from tcomp.cli import output
 
 if TYPE_CHECKING:
-    from tcomp.runtime import Module
+    from tcomp.runtime import LoadedModel
     from tcomp.schedules.cost.roofline import Roof
 
 _MOST_KERNELS = 30  # lines of a profile
 
 
-def profiled(module: Module, inputs: Mapping[str, object]) -> list[dict[str, Any]]:
+def profiled(module: LoadedModel, inputs: Mapping[str, object]) -> list[dict[str, Any]]:
     """One record for each kernel, in program order.
 
     "bound" is the least time that the kernel's work takes by the roofline of this machine, measured at the first use on it (of a GPU: by
@@ -32,7 +32,7 @@ def profiled(module: Module, inputs: Mapping[str, object]) -> list[dict[str, Any
     return records
 
 
-def _roof(module: Module) -> Roof:
+def _roof(module: LoadedModel) -> Roof:
     from tcomp.backends import backend_of
     from tcomp.calibration import measured
 

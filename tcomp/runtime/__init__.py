@@ -8,6 +8,7 @@ C programs use `include/tcomp.h` and the files that `Artifact.extract` writes.
 
 from tcomp.runtime.artifact import Artifact, plan_weights, read_artifact, write_artifact
 from tcomp.runtime.host import default_threads
+from tcomp.runtime.loaded_model import LoadedModel
 from tcomp.runtime.manifest import Dim, Manifest, TensorSpec, numpy_dtype
 from tcomp.runtime.module import Module
 
@@ -16,6 +17,7 @@ load = Module.load
 __all__ = [
     "Artifact",
     "Dim",
+    "LoadedModel",
     "Manifest",
     "Module",
     "TensorSpec",

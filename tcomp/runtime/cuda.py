@@ -17,17 +17,14 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from tcomp.errors import ArtifactError, DeviceError, InputError
 from tcomp.runtime import plan as plans
 from tcomp.runtime.artifact import Artifact
 from tcomp.runtime.inputs import admit
-from tcomp.runtime.manifest import numpy_dtype
-from tcomp.runtime.module import Module
+from tcomp.runtime.loaded_model import Array, LoadedModel
 from tcomp.runtime.plan import KernelCode, Plan
 
-Array = npt.NDArray[Any]
 Shapes = tuple[tuple[int, ...], ...]
 
 _SESSIONS = 16  # sets of input shapes whose memory and graph are kept
@@ -73,19 +70,13 @@ class GPU(plans.Device, Protocol):
         """Wait until all earlier operations have ended."""
 
 
-class CudaModule(Module):
+class CudaModule(LoadedModel):
     """A compiled model that runs on a GPU. Calls from several threads take turns; several modules are independent of each other."""
 
     def __init__(self, artifact: Artifact, device: GPU | None = None) -> None:
         """Prefer `Module.load`. Raises DeviceError if there is no GPU that can run the code."""
+        super().__init__(artifact)
         manifest = artifact.manifest
-        self._artifact = artifact
-        self._threads = 1
-        self._names = [spec.name for spec in manifest.inputs]
-        self._output_names = [spec.name for spec in manifest.outputs]
-        self._admission = [(spec, numpy_dtype(spec.dtype)) for spec in manifest.inputs]
-        self._output_dtypes = [numpy_dtype(spec.dtype) for spec in manifest.outputs]
-        self._dim_index = {dim.name: index for index, dim in enumerate(manifest.dims)}
         self._plan = Plan(artifact.code, len(manifest.dims), len(manifest.inputs), len(manifest.outputs))
         self._device: GPU = device if device is not None else CupyDevice()
         self._lock = threading.Lock()
@@ -97,6 +88,11 @@ class CudaModule(Module):
             self._weights = self._device.allocate(artifact.weights.size)
             self._device.upload(self._device.address(self._weights), artifact.weights)
             self._device.synchronize()
+
+    @property
+    def threads(self) -> int:
+        """One: it launches."""
+        return 1
 
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
@@ -157,7 +153,7 @@ class CudaModule(Module):
             admitted.append(there)
         return admitted
 
-    def _execute(self, values: list[Any], run: Callable[[int], int] | None = None) -> list[Any]:
+    def _execute(self, values: list[Any]) -> list[Any]:
         with self._lock, self._device.guarded():
             arrays = self._admitted(values)
             session = self._session(tuple(tuple(a.shape) for a in arrays))

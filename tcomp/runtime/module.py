@@ -9,27 +9,22 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from math import prod
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from tcomp.errors import ArtifactError, InputError
 from tcomp.runtime.artifact import Artifact, Source, read_artifact
-from tcomp.runtime.facts import KernelFacts, kernel_facts
 from tcomp.runtime.host import check_target, default_threads
 from tcomp.runtime.inputs import admit
-from tcomp.runtime.manifest import Manifest, TensorSpec, numpy_dtype
+from tcomp.runtime.loaded_model import Array, LoadedModel, Shape
 from tcomp.runtime.native import MEMORY_LIMIT, Call, NativeCode, Workspace
 
-Array: TypeAlias = npt.NDArray[Any]
-Shape: TypeAlias = tuple[int, ...]
-
 _PLANS = 256  # shapes remembered
-_UNKNOWN = -1  # a data-dependent dim before the run
 
 
-class Module:
+class Module(LoadedModel):
     """A compiled model that runs in this process.
 
     Calls are safe from any number of Python threads. With one thread (`threads == 1`) they run at the same time, each
@@ -45,7 +40,7 @@ class Module:
         check_target(manifest.triple, manifest.features)
         if threads is not None and (not isinstance(threads, int) or not 1 <= threads <= 4096):
             raise InputError(f"threads must be between 1 and 4096, not {threads}")
-        self._artifact = artifact
+        super().__init__(artifact)
         self._code = NativeCode(artifact.code, code_path)
         self._processes: dict[int, _Process] = {}
         # Not at exit: other threads may still be running the model then, and the process takes its threads with it
@@ -56,18 +51,13 @@ class Module:
                 raise InputError(f"cannot run with {threads} threads: the model was compiled for one", hint="compile it with more")
             threads = 1
         self._threads = threads or manifest.threads or default_threads()
-        self._names = [spec.name for spec in manifest.inputs]
-        self._admission = [(spec, numpy_dtype(spec.dtype)) for spec in manifest.inputs]
-        self._output_names = [spec.name for spec in manifest.outputs]
-        self._output_dtypes = [numpy_dtype(spec.dtype) for spec in manifest.outputs]
-        self._dim_index = {dim.name: index for index, dim in enumerate(manifest.dims)}
         self._grows = any(dim.data_dependent for dim in manifest.dims)
         self._plans: dict[tuple[Shape, ...], _Plan] = {}
 
     @classmethod
     def load(
         cls, source: Source | Artifact, threads: int | None = None, verify: bool = False, code_path: str | os.PathLike[str] | None = None
-    ) -> Module:
+    ) -> LoadedModel:
         """Load an artifact: a path, an open file, the bytes of one, or an `Artifact`.
 
         `threads` overrides the number stored in the artifact. `verify` also checks the weights, which reads all of
@@ -78,63 +68,19 @@ class Module:
         if verify:
             artifact.verify()
         if artifact.manifest.triple == "cuda":
-            from tcomp.runtime.cuda import CudaModule  # it is a Module itself
+            from tcomp.runtime.cuda import CudaModule  # not needed for others
 
             return CudaModule(artifact)
         return cls(artifact, threads, code_path)
-
-    @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
-        """The inputs, in graph order."""
-        return self.manifest.inputs
-
-    @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
-        """The outputs, in graph order."""
-        return self.manifest.outputs
 
     @property
     def threads(self) -> int:
         """The number of threads of a run."""
         return self._threads
 
-    @property
-    def manifest(self) -> Manifest:
-        """The manifest of the artifact."""
-        return self._artifact.manifest
-
-    @property
-    def artifact(self) -> Artifact:
-        """What was loaded."""
-        return self._artifact
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the artifact to a file, atomically."""
-        self._artifact.save(path)
-
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
         return f"<tcomp.Module ({inputs}) -> ({outputs}), {self.threads} thread{'s'[: self.threads > 1]}>"
-
-    def run(self, inputs: Mapping[str, object]) -> dict[str, Array]:
-        """Run the model on named inputs: output name -> fresh ndarray (aligned to 64 bytes).
-
-        Inputs are arrays (NumPy, or anything with `__dlpack__` or `__array__`) of exactly the declared element type, or
-        Python numbers and lists whose values fit it. bfloat16 is ml_dtypes.bfloat16 where that is installed, else
-        uint16 holding the bits. An output with data-dependent extents is a view of the leading corner of a larger
-        array. Raises InputError if a name, type, rank or extent does not fit, or if the model itself reports an error
-        (an index out of bounds, ...).
-        """
-        return dict(zip(self._output_names, self._execute(self._ordered(inputs)), strict=True))
-
-    def __call__(self, *inputs: object) -> Array | tuple[Array, ...]:
-        """Run the model on inputs in graph order: one array, or a tuple of them if the model has not exactly one
-        output.
-        """
-        if len(inputs) != len(self._names):
-            raise InputError(f"expected {len(self._names)} inputs ({', '.join(self._names)}), got {len(inputs)}")
-        outputs = self._execute(list(inputs))
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def profile(self, inputs: Mapping[str, object], runs: int = 10) -> list[tuple[str, float]]:
         """(name, seconds) of every kernel call in program order: means over `runs` runs, after one that does not count.
@@ -163,24 +109,6 @@ class Module:
             self._execute(self._ordered(inputs), timed)
         rate = wall / runs / (sum(ticks) or 1)
         return [(str(name), count * rate) for name, count in zip(names, ticks, strict=True)]
-
-    def facts(self, inputs: Mapping[str, object]) -> list[KernelFacts]:
-        """What each kernel has to do for inputs of these shapes, and how it came about; in the order of `profile`.
-
-        Raises ArtifactError for an artifact that does not say, else as `run`.
-        """
-        values = zip(self._ordered(inputs), self._admission, strict=True)
-        return kernel_facts(self.manifest, self._bind(tuple(admit(value, *admission).shape for value, admission in values)))
-
-    def _ordered(self, inputs: Mapping[str, object]) -> list[object]:
-        """The values of named inputs, in the order of the graph."""
-        try:
-            values = [inputs[name] for name in self._names]
-        except KeyError:
-            self._refuse_names(inputs)
-        if len(inputs) != len(values):
-            self._refuse_names(inputs)
-        return values
 
     # ---- one call --------------------------------------------------------------------------------
 
@@ -245,28 +173,6 @@ class Module:
         self._plans[shapes] = plan
         return plan
 
-    def _bind(self, shapes: tuple[Shape, ...]) -> list[int]:
-        """The values of all dims, from the shapes of the inputs."""
-        dims: list[int] = [_UNKNOWN] * len(self._dim_index)
-        binder: dict[str, str] = {}
-        for spec, shape in zip(self.inputs, shapes, strict=True):
-            if len(shape) != len(spec.shape):
-                self._refuse_shape(spec, shape, f"it has {len(shape)} axes instead of {len(spec.shape)}")
-            for axis, (expected, extent) in enumerate(zip(spec.shape, shape, strict=True)):
-                if isinstance(expected, int):
-                    if extent != expected:
-                        self._refuse_shape(spec, shape, f"axis {axis} has {extent} elements instead of {expected}")
-                    continue
-                index = self._dim_index[expected]
-                dim = self.manifest.dims[index]
-                if dims[index] not in (_UNKNOWN, extent):
-                    self._refuse_shape(spec, shape, f"{expected} is {extent} here, but {dims[index]} in input {binder[expected]!r}")
-                if extent < dim.min or (dim.max is not None and extent > dim.max):
-                    limit = "no limit" if dim.max is None else dim.max
-                    self._refuse_shape(spec, shape, f"{expected} is {extent}, outside its range of {dim.min} to {limit}")
-                dims[index], binder[expected] = extent, spec.name
-        return dims
-
     def _sizes(self, dims: list[int]) -> tuple[int, list[Shape]]:
         """Bytes of workspace and the shapes of the outputs for these dims, as the code tells them; checked, since
         memory depends on them.
@@ -299,16 +205,6 @@ class Module:
         return outputs
 
     # ---- refusals --------------------------------------------------------------------------------
-
-    def _refuse_names(self, inputs: Mapping[str, object]) -> NoReturn:
-        missing = [name for name in self._names if name not in inputs]
-        unknown = [str(name) for name in inputs if name not in self._names]
-        what = [f"{word} {', '.join(names)}" for word, names in (("missing", missing), ("unknown", unknown)) if names]
-        raise InputError(f"the inputs do not match the model: {'; '.join(what)}", hint=f"it takes {', '.join(map(str, self.inputs))}")
-
-    def _refuse_shape(self, spec: TensorSpec, shape: Shape, why: str) -> NoReturn:
-        expected = f"({', '.join(map(str, spec.shape))})"
-        raise InputError(f"input {spec.name!r} has the wrong shape: expected {expected}, got {shape}", why=why)
 
     def _fail(self, error: int) -> NoReturn:
         messages = self.manifest.errors

@@ -17,7 +17,7 @@ import numpy as np
 from tcomp.autotune.measurement.results import MIN_ROUNDS
 from tcomp.autotune.measurement.worker import difference
 from tcomp.autotune.measurement.worker_process import Answer, serve
-from tcomp.runtime import Module
+from tcomp.runtime import LoadedModel, Module
 from tcomp.runtime.cuda import CudaModule
 
 _PAUSE = 0.01  # seconds before a block: threads of the one before stop spinning and go to sleep
@@ -41,14 +41,14 @@ def handle(request: Answer) -> Answer:
             return {"status": "wrong", "reason": f"output `{name}` of the tuned model differs by {gap:.3g}"}
     gc.disable()
 
-    def block(module: Module) -> float:
+    def block(module: LoadedModel) -> float:
         module.run(inputs)
         start, least = time.perf_counter(), float("inf")
         while time.perf_counter() - start < _BLOCK or least == float("inf"):
             least = min(least, _run(module, inputs))
         return least
 
-    def profile(module: Module) -> list[float]:
+    def profile(module: LoadedModel) -> list[float]:
         return [s for _, s in module.profile(inputs, runs=1)]
 
     runs = _rounds(modules, block, request["seconds"] * (1 - _PROFILE_SHARE))
@@ -56,7 +56,7 @@ def handle(request: Answer) -> Answer:
     return {"status": "ok", "runs": runs, "kernels": [list(zip(*side, strict=True)) for side in profiles]}  # by kernel, not by round
 
 
-def _rounds(modules: list[Module], measure: Callable[[Module], T], seconds: float) -> tuple[list[T], list[T]]:
+def _rounds(modules: list[LoadedModel], measure: Callable[[LoadedModel], T], seconds: float) -> tuple[list[T], list[T]]:
     """What measuring either module says, round by round, for about so many seconds."""
     found: tuple[list[T], list[T]] = ([], [])
     begin = time.perf_counter()
@@ -69,7 +69,7 @@ def _rounds(modules: list[Module], measure: Callable[[Module], T], seconds: floa
     return found
 
 
-def _run(module: Module, inputs: Mapping[str, Any]) -> float:
+def _run(module: LoadedModel, inputs: Mapping[str, Any]) -> float:
     """Seconds of a run; on a GPU by the clock of the device, without transfers."""
     if isinstance(module, CudaModule):
         return min(module.replays(inputs))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from tcomp.cli.measure import Latency
     from tcomp.options import Progress
-    from tcomp.runtime import Module
+    from tcomp.runtime import LoadedModel
 
 _PEERS = ("onnxruntime", "openvino", "torch")
 
@@ -130,7 +130,7 @@ def bench(
 
 
 def _contest(
-    module: Module,
+    module: LoadedModel,
     path: Path,
     others: Sequence[str],
     arrays: dict[str, np.ndarray],
