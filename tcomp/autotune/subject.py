@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from tcomp.autotune.database.lookup import Lookup, given
 from tcomp.autotune.measurement.measurer import Measurer, cores
 from tcomp.autotune.measurement.results import LIMITS, MIN_ROUNDS, Comparison, Limits, Measurement, Outcome, Rounds, summed
 from tcomp.autotune.measurement.worker_process import Answer, WorkerProcess
 from tcomp.autotune.tasks import Algorithm, Program, ScheduleFunction, Task, Workload, kernel_workload, workloads
-from tcomp.backends import backend_of
 from tcomp.errors import InputError, TcompError
 from tcomp.frontends.onnx import import_model
 from tcomp.ir.expr import Expr, as_expr, evaluate_int, variables
@@ -65,7 +64,7 @@ class TuningSubject(Protocol):
 
 
 class ModelSubject:
-    """An ONNX model, compiled for a target and a number of threads, and its kernels. `sizes` are those at which symbolic dims are measured.
+    """An ONNX model, compiled as `options` say, and its kernels. `sizes` are those at which symbolic dims are measured.
 
     The untuned artifact is made at once. Raises as `tcomp.compile`; `InputError` if a size is missing.
     """
@@ -73,17 +72,14 @@ class ModelSubject:
     def __init__(
         self,
         model: str | os.PathLike[str] | bytes | onnx.ModelProto,
-        target: Target,
-        threads: int,
-        shapes: Mapping[str, Sequence[int | str]] | None = None,
-        dims: Mapping[str, int | tuple[int, int]] | None = None,
-        values: Mapping[str, npt.ArrayLike] | None = None,
+        options: CompileOptions,
         sizes: Mapping[str, int] | None = None,
         seed: int = 0,
-        direct: bool = False,
     ) -> None:
-        self._backend, self._threads, self._sizes, self._direct = backend_of(target), threads, dict(sizes or {}), direct
-        self._graph = import_model(model, shapes, dims, {name: np.asarray(v) for name, v in (values or {}).items()})
+        self._backend, self._sizes = options.backend, dict(sizes or {})
+        self._threads = self._backend.threads(options.threads)
+        self._options = replace(options, threads=self._threads)
+        self._graph = import_model(model, options.shapes, options.dims, {name: np.asarray(v) for name, v in (options.values or {}).items()})
         self.inputs = _inputs(self._graph, self._sizes, seed)
         self._suggested: dict[Sizes, int] = {}
         self._partitioned: dict[frozenset[str], Graph] = {}  # the latest, by the algorithms that were chosen
@@ -93,9 +89,6 @@ class ModelSubject:
         self.choose_algorithms({})
         self._untuned = self._compiled({})
         self.algorithms = self._alternatives()
-
-    def _options(self, lookup: Lookup) -> CompileOptions:
-        return CompileOptions(self._backend, threads=self._threads, direct=self._direct, decide=lookup)
 
     def _lookup(self, decisions: Mapping[str, Decisions]) -> Lookup:
         return given(decisions, self._backend, self._threads, self._sizes)
@@ -108,7 +101,7 @@ class ModelSubject:
         chosen = self._chosen(decisions)
         if chosen not in self._partitioned:
             lookup = self._lookup(decisions)
-            self._partitioned[chosen], _ = run_passes(self._graph, graph_passes(self._options(lookup), Report())[:-1])
+            self._partitioned[chosen], _ = run_passes(self._graph, graph_passes(replace(self._options, decide=lookup), Report())[:-1])
             self._suggested |= lookup.suggested
             if len(self._partitioned) > _CACHED_GRAPHS:  # each has weights of its own
                 del self._partitioned[next(iter(self._partitioned))]
@@ -116,12 +109,12 @@ class ModelSubject:
 
     def _with_layouts(self, decisions: Mapping[str, Decisions], lookup: Lookup) -> Graph:
         """The graph after all passes."""
-        *_, (_, layout) = graph_passes(self._options(lookup), Report())
+        *_, (_, layout) = graph_passes(replace(self._options, decide=lookup), Report())
         return layout(self._before_layouts(decisions))
 
     def _compiled(self, decisions: Mapping[str, Decisions]) -> Artifact:
         lookup = self._lookup(decisions)
-        return compile_partitioned(self._with_layouts(decisions, lookup), self._options(lookup), Report())
+        return compile_partitioned(self._with_layouts(decisions, lookup), replace(self._options, decide=lookup), Report())
 
     def _alternatives(self) -> list[tuple[Algorithm, Decisions]]:
         """Algorithms other than those that the model of their cost suggests, but not far from these; the most promising first."""

@@ -38,6 +38,7 @@ from tcomp.calibration import measured
 from tcomp.errors import InputError, TcompError
 from tcomp.ir.loops import Kernel
 from tcomp.ir.te import Tensor
+from tcomp.options import CompileOptions
 from tcomp.schedules.knobs import Decisions, decode, encode
 from tcomp.schedules.schedule import Program as Source
 from tcomp.target import Target
@@ -101,7 +102,6 @@ def tune(
             raise InputError(f"{name} is to be positive, not {number}")
     if cluster is None:
         backend.check_device()
-    count = backend.threads(threads)
     options: dict[str, Any] = {
         "model": os.path.abspath(model) if isinstance(model, str | os.PathLike) else None, "target": str(backend.target), "threads": threads, "workers": workers,
         "cluster": cluster, "shapes": _plain(shapes), "dims": _plain(dims), "values": _plain(values), "sizes": _plain(sizes), "seed": seed, "direct": direct,
@@ -111,11 +111,11 @@ def tune(
         with clock.phase("compile"):
             subject: TuningSubject
             if isinstance(model, Kernel | Tensor) or (isinstance(model, Sequence) and not isinstance(model, str | bytes)):
-                subject = ProgramSubject(model, backend.target, count, sizes, schedule)
+                subject = ProgramSubject(model, backend.target, backend.threads(threads), sizes, schedule)
             elif schedule is not None:
-                raise InputError("a schedule function is for a program of one's own", hint="tcomp.tune([A, B, C], schedule=f)")
+                raise InputError("a schedule function is for a program, not for a model", hint="tcomp.tune([A, B, C], schedule=f)")
             else:
-                subject = ModelSubject(model, backend.target, count, shapes, dims, values, sizes, seed, direct)
+                subject = ModelSubject(model, CompileOptions(backend, shapes, dims, threads, values, direct), sizes, seed)
         session = _session(entries, subject, options, budget, trials, resume)
         run = _TuningRun(subject, entries, session, start, clock, progress or (lambda status: None), Random(f"{seed} {session.trials}"))
         return run.run(workers, cluster)

@@ -41,7 +41,7 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(net: Path) -> ModelSubject:
-    return ModelSubject(net, HOST, 1)
+    return ModelSubject(net, CompileOptions(HOST, threads=1))
 
 
 def kernels(module: tcomp.Module) -> str:
@@ -67,7 +67,7 @@ def test_kernels_are_those_of_the_chosen_algorithm(model: ModelSubject) -> None:
 
 
 def test_there_is_nothing_to_choose_among_direct_sums(net: Path) -> None:
-    assert ModelSubject(net, HOST, 1, direct=True).algorithms == []
+    assert ModelSubject(net, CompileOptions(HOST, threads=1, direct=True)).algorithms == []
 
 
 @pytest.mark.parametrize("wins", (True, False))

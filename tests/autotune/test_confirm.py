@@ -16,8 +16,8 @@ from tcomp.autotune.measurement.results import Comparison, Measurement, Outcome,
 from tcomp.autotune.subject import ModelSubject
 from tcomp.autotune.tasks import Task
 from tcomp.errors import InputError
+from tcomp.options import CompileOptions
 from tcomp.schedules.knobs import Decisions
-from tcomp.target import Target
 from tests.autotune.models import two_layers
 
 
@@ -155,7 +155,7 @@ def test_a_machine_that_is_slower_at_times_hides_no_gain() -> None:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> ModelSubject:
     path = two_layers(tmp_path_factory.mktemp("model") / "net.onnx")
-    return ModelSubject(path, Target.parse("cpu"), 1)
+    return ModelSubject(path, CompileOptions("cpu", threads=1))
 
 
 def test_shares_of_the_untuned_model(model: ModelSubject) -> None:
@@ -193,9 +193,9 @@ def test_a_tuned_artifact_computes_the_same(model: ModelSubject) -> None:
 def test_open_sizes_are_asked_for(tmp_path: Path) -> None:
     path = two_layers(tmp_path / "net.onnx", "batch")
     with pytest.raises(InputError, match="the size batch is open"):
-        ModelSubject(path, Target.parse("cpu"), 1)
+        ModelSubject(path, CompileOptions("cpu", threads=1))
     with pytest.raises(InputError, match="no symbolic dim `sequence`"):
-        ModelSubject(path, Target.parse("cpu"), 1, sizes={"batch": 4, "sequence": 3})
-    model = ModelSubject(path, Target.parse("cpu"), 1, sizes={"batch": 4})
+        ModelSubject(path, CompileOptions("cpu", threads=1), sizes={"batch": 4, "sequence": 3})
+    model = ModelSubject(path, CompileOptions("cpu", threads=1), sizes={"batch": 4})
     assert all(dict(task.dims) in ({"batch": 4}, {}) for task, _ in model.tasks)
     assert model.inputs["x"].shape == (4, 96)

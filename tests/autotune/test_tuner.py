@@ -34,7 +34,6 @@ from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_model
 from tcomp.runtime import Module
 from tcomp.schedules.knobs import Decisions, decode, encode
-from tcomp.target import Target
 from tests.autotune.killing import children, outlived
 from tests.autotune.models import two_layers
 from tests.autotune.spaces import product, scaled, split_scaled
@@ -196,7 +195,7 @@ def test_costs_are_on_one_scale_whatever_the_incumbent(tmp_path: Path, monkeypat
 
 @pytest.fixture(scope="module")
 def tasks(net: Path) -> ModelSubject:
-    return ModelSubject(net, Target.parse("cpu"), 1)
+    return ModelSubject(net, CompileOptions("cpu", threads=1))
 
 
 def wide(model: ModelSubject) -> tuple[object, dict[str, object]]:
@@ -251,7 +250,7 @@ def test_records_for_other_numbers_of_threads_are_said(tmp_path: Path, net: Path
 
 def test_records_of_one_size_serve_kernels_of_open_size(tmp_path: Path) -> None:
     path = two_layers(tmp_path / "open.onnx", "batch")
-    task, decisions = wide(ModelSubject(path, Target.parse("cpu"), 1, sizes={"batch": 8}))
+    task, decisions = wide(ModelSubject(path, CompileOptions("cpu", threads=1), sizes={"batch": 8}))
     with Database(tmp_path / "t.db") as database:
         database.add(Record(task, encode(decisions), "", Measurement(Outcome.OK, (1e-6,)), 1e-6, None, {}, 1.0))
     assert compile_model(path, with_records(CompileOptions(threads=1), tmp_path / "t.db"))[1].tuned == 1

@@ -238,21 +238,17 @@ class _Cpu:
         return _Cpu(library, ctypes.c_void_p(pool), threads, other, sums)
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], guards: list[Any]) -> Array:
-        """Zeros, with zeros on either side that are added to `guards`."""
         return allocate(shape, dtype, guards)
 
     def put(self, content: Array) -> Array:
-        """A copy, aligned as the arrays of a model are."""
         made = allocate(content.shape, content.dtype)
         made[...] = content
         return made
 
     def get(self, array: Array) -> Array:
-        """The array itself."""
         return array
 
     def load(self, built: Built, arrays: Sequence[Array], cleanup: ExitStack) -> Callable[[], object]:
-        """The function `kernel` of a shared object on these arrays, until `cleanup` is closed."""
         library, descriptor = open_library(base64.b64decode(built["code"]))
         cleanup.callback(dlclose, library._handle)
         if descriptor is not None:
@@ -276,7 +272,6 @@ class _Cpu:
         return seconds
 
     def read_back(self, results: Sequence[Array]) -> float:
-        """Seconds to read the results, each thread its share."""
         start = time.perf_counter()
         self._touch(results)
         return time.perf_counter() - start

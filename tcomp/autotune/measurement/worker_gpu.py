@@ -59,7 +59,6 @@ class _Gpu:
         self._other = self.array((flush_bytes,), np.dtype(np.uint8), [])
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], guards: list[Any]) -> _DeviceArray:
-        """Zeros on the device, with zeros on either side that are added to `guards`."""
         size, device, byte = prod(shape) * dtype.itemsize, self._device, np.dtype(np.uint8)
         memory = device.allocate(size + 2 * GUARD)  # not guarded: CuPy raises a `MemoryError`
         start = device.address(memory)
@@ -69,7 +68,6 @@ class _Gpu:
         return _DeviceArray(memory, start + GUARD, shape, dtype)
 
     def put(self, content: Array) -> _DeviceArray:
-        """A copy on the device."""
         made = self.array(content.shape, content.dtype, [])
         with self._device.guarded():
             self._device.upload(made.address, np.ascontiguousarray(content))
@@ -77,7 +75,6 @@ class _Gpu:
         return made
 
     def get(self, array: _DeviceArray) -> Array:
-        """A copy in the host's memory."""
         found = np.empty(array.shape, array.dtype)
         with self._device.guarded():
             if found.nbytes:
@@ -86,7 +83,6 @@ class _Gpu:
         return found
 
     def load(self, built: Built, arrays: Sequence[_DeviceArray], cleanup: ExitStack) -> Callable[[], object]:
-        """The launches of a candidate on these arrays, until `cleanup` is closed."""
         plan, functions = Plan(base64.b64decode(built["code"]), 0, len(arrays), 0), {}
         with self._device.guarded():
             for kernel in plan.kernels.values():
@@ -99,7 +95,6 @@ class _Gpu:
             self._device.unload()
 
     def seconds(self, run: Callable[[], object], restored: Sequence[tuple[_DeviceArray, _DeviceArray]], cached: Sequence[_DeviceArray]) -> float:
-        """Mean seconds of one run by the clock of the device."""
         with self._device.guarded():
             (first,) = self._times(1, run, restored, cached)
             more = min(_REPEATS, int(_LONG / max(first, 1e-9)))
