@@ -185,7 +185,7 @@ def measure_models(patterns: str | None, target: Target) -> bool:
 def measure_model(model: models.Model, target: Target) -> bool:
     path = models.obtain(model)
     inputs, wanted = (models.load_arrays(path, which) for which in ("inputs", "outputs"))
-    artifact, report = compile_model(path, CompileOptions(CompileOptions(target, **models.compile_arguments(model, inputs))))
+    artifact, report = compile_model(path, CompileOptions(target, **models.compile_arguments(model, inputs)))
     module = CudaModule(artifact)
     inputs = {name: array for name, array in inputs.items() if name not in model.fixed}
     results = module.run(inputs)

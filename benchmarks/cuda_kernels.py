@@ -75,7 +75,7 @@ def compile_all(patterns: str | None, target: Target) -> bool:
         try:
             path = models.obtain(model)
             arguments = models.compile_arguments(model, models.load_arrays(path, "inputs"))
-            found = figures(compile_model(path, CompileOptions(CompileOptions(target, **arguments)))[0], target)
+            found = figures(compile_model(path, CompileOptions(target, **arguments))[0], target)
         except models.Unavailable as reason:
             print(f"{model.name:20} skipped: {reason}", flush=True)
             continue

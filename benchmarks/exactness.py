@@ -82,7 +82,7 @@ def made(model: Model, source: Any, feeds: Arrays, threads: int, **options: Any)
     arguments = compile_arguments(model, feeds)
     if model.dynamic:
         arguments = {"dims": arguments["dims"]}
-    return compile_model(source, CompileOptions(CompileOptions(threads=threads, **arguments, **options)))
+    return compile_model(source, CompileOptions(threads=threads, **arguments, **options))
 
 
 def exactness(model: Model, path: Path, threads: int, draws: int) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def kernel(number: int, shape: Sequence[int], *layers: Layer) -> Task:
     ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, s) for name, s in (("x", shape), (last, None))]
     graph = helper.make_graph(nodes, "chain", ends[:1], ends[1:], constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
-    return workloads(run_passes(import_model(model), graph_passes(CompileOptions(CompileOptions(HOST, direct=True)), Report()))[0], HOST, 1)[number][0]
+    return workloads(run_passes(import_model(model), graph_passes(CompileOptions(HOST, direct=True), Report()))[0], HOST, 1)[number][0]
 
 
 def within(channels: int, filters: int, size: int, *layer: Any) -> Task:

@@ -143,6 +143,9 @@ def package(graph: Graph, kernels: Mapping[Node, CompiledKernel], options: Compi
     plan = plan_memory(graph, temporaries, in_place)
     weights = collect_weights(graph)
     program = assemble(graph, dims, kernels, plan, weights)
+    if options.dump is not None:
+        options.dump.mkdir(parents=True, exist_ok=True)
+        (options.dump / "95-program.txt").write_text(str(program), encoding="utf-8")
     distinct = {k.symbol: k.code for k in kernels.values()}
     code = options.backend.link(program, distinct)
     report.kernels, report.distinct_kernels = len(kernels), len(distinct)

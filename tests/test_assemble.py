@@ -51,7 +51,7 @@ def loop(
 
 
 def check(graph: Graph, *cases: dict[str, np.ndarray]) -> None:
-    module = tcomp.Module.load(compile_graph(graph, CompileOptions(CompileOptions(Target.host()))))
+    module = tcomp.Module.load(compile_graph(graph, CompileOptions(Target.host())))
     for arrays in cases:
         wanted, got = evaluate_graph(graph, arrays), module.run(arrays)
         for name, value in wanted.items():
@@ -112,7 +112,7 @@ def test_a_loop_that_stops() -> None:
     out, stacked = loop(b, 10, inside, [b.input("x", F, (3,))], 1, condition=True)
     graph = b.build([out])
     check(graph, {"x": random(3)})
-    module = tcomp.Module.load(compile_graph(b.build([out, stacked]), CompileOptions(CompileOptions(Target.host()))))
+    module = tcomp.Module.load(compile_graph(b.build([out, stacked]), CompileOptions(Target.host())))
     x = random(3)
     last, rows = module(x)
     np.testing.assert_allclose(last, x * 8, rtol=1e-6)

@@ -64,7 +64,7 @@ CASES: dict[str, tuple[list[onnx.NodeProto], list[onnx.TensorProto]]] = {
 def test_no_kernel_copies_padding(case: str, sizes: str) -> None:
     nodes, weights = CASES[case]
     model = chain([POINTWISE, *nodes], [weight("w1", 6, 4, 1, 1), *weights], [1, 4, 9, 11] if sizes == "fixed" else [1, 4, "h", "w"])
-    artifact, report = compile_model(model, CompileOptions(CompileOptions(emit=("graph",), dims={} if sizes == "fixed" else {"h": (4, 64), "w": (4, 64)})))
+    artifact, report = compile_model(model, CompileOptions(emit=("graph",), dims={} if sizes == "fixed" else {"h": (4, 64), "w": (4, 64)}))
     assert "graph pad(" not in report.stages["graph"] and re.search(r"c\+\d\+\d", report.stages["graph"])
     x = RNG.integers(-3, 4, (1, 4, 9, 11)).astype("float32")
     (expected,) = ReferenceEvaluator(model).run(None, {"x": x})
@@ -88,7 +88,7 @@ def test_small_windows_ask_what_is_over_the_edge(window: str) -> None:
         "depthwise": conv("a", "w2", "y", pads=[2, 2, 2, 2], group=6),
     }[window]
     model = chain([POINTWISE, node], [weight("w1", 6, 4, 1, 1), weight("w2", 6, 1, 5, 5)], [1, 4, 9, 11])
-    artifact, report = compile_model(model, CompileOptions(CompileOptions(emit=("graph",))))
+    artifact, report = compile_model(model, CompileOptions(emit=("graph",)))
     assert "graph pad(" not in report.stages["graph"] and not re.search(r"c\+\d\+\d", report.stages["graph"])
     x = RNG.integers(-3, 4, (1, 4, 9, 11)).astype("float32")
     np.testing.assert_allclose(Module.load(artifact).run({"x": x})["y"], ReferenceEvaluator(model).run(None, {"x": x})[0], rtol=1e-6)
@@ -99,7 +99,7 @@ def test_small_windows_ask_what_is_over_the_edge(window: str) -> None:
 def test_rows_that_would_evict_each_other_lie_apart(channels: int, spaced: bool, kernel: int) -> None:
     weights = [weight("w1", channels, 4, 1, 1), weight("w2", 5, channels, kernel, kernel)]
     model = chain([POINTWISE, conv("a", "w2", "y", pads=[kernel // 2] * 4)], weights, [1, 4, 5, 7])
-    artifact, report = compile_model(model, CompileOptions(CompileOptions(emit=("loops",))))
+    artifact, report = compile_model(model, CompileOptions(emit=("loops",)))
     assert bool(re.search(rf"float32\[[0-9, ]*{channels + 16}\]", report.stages["loops"])) == spaced
     x = RNG.integers(-3, 4, (1, 4, 5, 7)).astype("float32")
     np.testing.assert_array_equal(Module.load(artifact).run({"x": x})["y"], ReferenceEvaluator(model).run(None, {"x": x})[0])

@@ -78,7 +78,7 @@ def reference(heads: int, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: Any
 
 
 def compiled(model: onnx.ModelProto, **options: Any) -> tuple[Module, Report]:
-    artifact, report = compile_model(model, CompileOptions(CompileOptions(TARGET, threads=2, emit=["graph", "schedule"], **options)))
+    artifact, report = compile_model(model, CompileOptions(TARGET, threads=2, emit=["graph", "schedule"], **options))
     return Module.load(artifact, threads=2), report
 
 
@@ -158,6 +158,6 @@ def test_any_number_of_threads() -> None:
     """The same bits."""
     model = attention(1024, 777, heads=3)
     arrays = inputs(model)
-    artifact, _ = compile_model(model, CompileOptions(CompileOptions(TARGET)))
+    artifact, _ = compile_model(model, CompileOptions(TARGET))
     found = [Module.load(artifact, threads=n)(*arrays.values()) for n in (1, 2)]
     np.testing.assert_array_equal(*found)

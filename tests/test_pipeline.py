@@ -20,6 +20,8 @@ import tcomp
 from tcomp import te
 from tcomp.errors import ArtifactError, ImportModelError, InputError, IRError, TargetError, UnsupportedError
 from tcomp.ir.graph import GraphBuilder
+from tcomp.ir.text.program_parser import parse_program
+from tcomp.ir.verify import verify_program
 from tcomp.ops import elementwise as ew
 from tcomp.options import CompileOptions, Report
 from tcomp.pipeline import compile_graph, compile_model
@@ -284,7 +286,7 @@ def test_results_lie_over_inputs_that_end_with_them(rows: int | str) -> None:
     shapes = {"k": (size, keys), "v": (keys, size), "o": (size, size)}
     arrays = {name: random(*shape) for name, shape in shapes.items()}
     made = model([helper.make_node(op, ins, [out]) for op, ins, out in nodes], {"x": [rows, size]}, {"out": None}, arrays)
-    compiled, report = compile_model(made, CompileOptions(CompileOptions(dims={"n": (1, 100)} if rows == "n" else None)))
+    compiled, report = compile_model(made, CompileOptions(dims={"n": (1, 100)} if rows == "n" else None))
     x = random(40, size)
     e = np.exp(x @ arrays["k"])
     tanh = np.tanh(e / e.sum(1, keepdims=True) @ arrays["v"])
@@ -296,7 +298,7 @@ def test_results_lie_over_inputs_that_end_with_them(rows: int | str) -> None:
 
 def test_report_and_texts() -> None:
     told: list[tuple[str, int, int]] = []
-    _, report = compile_model(dense(), CompileOptions(CompileOptions(emit=("graph", "te", "loops", "llvm", "asm"), progress=lambda stage, done, total: told.append((stage, done, total)))))
+    _, report = compile_model(dense(), CompileOptions(emit=("graph", "te", "loops", "llvm", "asm"), progress=lambda stage, done, total: told.append((stage, done, total))))
     assert report.kernels == 2 == report.distinct_kernels
     assert set(report.seconds) == {"import", "passes", "kernels", "link"}
     assert report.not_fused == ["%r: relu -> softmax (softmax) not fused: both sides reduce"]
@@ -312,9 +314,10 @@ def test_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = sorted(p.name for p in (tmp_path / "dump").iterdir())
     assert names[0] == "00-input.txt" and {"90-graph.txt", "90-te.txt", "90-loops.txt", "90-llvm.txt", "90-asm.txt"} <= set(names)
     steps = sorted({name.split(".")[0] for name in names if name.endswith(".diff")})
-    assert [s.split("-", 1)[1] for s in steps] == [name for name, _ in tcomp.pipeline.graph_passes(CompileOptions(CompileOptions(Target.host())), Report())]
+    assert [s.split("-", 1)[1] for s in steps] == [name for name, _ in tcomp.pipeline.graph_passes(CompileOptions(Target.host()), Report())]
     assert "kernel(" in (tmp_path / "dump" / "90-graph.txt").read_text()
     assert "\ns.collapse()\n" in (tmp_path / "dump" / "90-schedule.txt").read_text()
+    verify_program(parse_program((tmp_path / "dump" / "95-program.txt").read_text()))
     partition = next(n for n in names if n.endswith("partition.diff"))
     assert "+" in (tmp_path / "dump" / partition).read_text()
 
@@ -337,7 +340,7 @@ def test_profile_names_kernels() -> None:
 @pytest.mark.parametrize("line", ["cpu -mcpu=x86-64", "cpu -mcpu=haswell", "cpu -mcpu=znver4", "aarch64"])
 def test_cross_compilation(line: str) -> None:
     target = Target.parse(line)
-    artifact, _ = compile_model(convolution(1), CompileOptions(CompileOptions(target)))
+    artifact, _ = compile_model(convolution(1), CompileOptions(target))
     assert artifact.manifest.triple == target.triple
     if target.runs_on(Target.host()):
         x = random(1, 3, 20, 21)
@@ -384,7 +387,7 @@ def test_a_size_that_no_input_gives() -> None:
     b = GraphBuilder()
     x = b.input("x", "float32", (dim("n", 1) * 2,))
     with pytest.raises(UnsupportedError, match="the size n is not given by any input's shape"):
-        compile_graph(b.build(b.add(ew.NEG, [x])), CompileOptions(CompileOptions(Target.host())))
+        compile_graph(b.build(b.add(ew.NEG, [x])), CompileOptions(Target.host()))
 
 
 # ---------------------------------------------------------------- tensor expressions

@@ -37,7 +37,7 @@ model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir
 
 with tempfile.TemporaryDirectory() as folder:
     os.environ["TCOMP_DUMP"] = folder
-    artifact, report = compile_model(model, CompileOptions(CompileOptions(emit=("graph",))))
+    artifact, report = compile_model(model, CompileOptions(emit=("graph",)))
     del os.environ["TCOMP_DUMP"]
 
     # Each `kernel` is one function of the artifact. The batch norm has vanished into the weights of the first convolution; the second one

@@ -7,7 +7,8 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Annotated, Any
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -20,11 +21,23 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the Python traceback 
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with an option `--debug`. A `TcompError` is printed as one message (with `--json` also as JSON): status 2. Any other
-    exception is a bug of tcomp: one line and status 70."""
+    """The command with an option `--debug`, and with the fields of a parameter that is a dataclass as options of their own. A `TcompError` is
+    printed as one message (with `--json` also as JSON): status 2. Any other exception is a bug of tcomp: one line and status 70."""
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, Any] = {}  # parameters that are dataclasses
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        if is_dataclass(parameter.annotation):
+            groups[parameter.name] = parameter.annotation
+            hints = get_type_hints(parameter.annotation, include_extras=True)
+            parameters += [_keyword(f.name, f.default, hints[f.name]) for f in fields(parameter.annotation)]
+        else:
+            parameters.append(_keyword(parameter.name, parameter.default, parameter.annotation))
+    parameters.append(_keyword("debug", False, Debug))
 
     @functools.wraps(command)
     def wrapped(*, debug: bool, **options: Any) -> None:
+        for name, group in groups.items():
+            options[name] = group(**{f.name: options.pop(f.name) for f in fields(group)})
         try:
             command(**options)
         except (typer.Exit, typer.Abort, BrokenPipeError):
@@ -46,11 +59,13 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
                 output.print_json({"error": {"kind": "internal", "what": f"{type(error).__name__}: {text}"}})
             raise typer.Exit(INTERNAL_ERROR) from None
 
-    signature = inspect.signature(command, eval_str=True)
-    extra = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
-    vars(wrapped)["__signature__"] = signature.replace(parameters=[*signature.parameters.values(), extra])
-    wrapped.__annotations__ = {**inspect.get_annotations(command, eval_str=True), "debug": Debug}
+    vars(wrapped)["__signature__"] = inspect.Signature(parameters)
+    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return wrapped
+
+
+def _keyword(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _report(text: str, debug: bool) -> None:

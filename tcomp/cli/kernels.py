@@ -42,7 +42,7 @@ def _roof(module: LoadedModel) -> Roof:
 
 
 def show(title: str, records: Sequence[Mapping[str, Any]]) -> None:
-    """The table, the dearest kernels first."""
+    """Print the table, the kernels that take longest first."""
     total = sum(r["seconds"] for r in records) or 1.0
     ranked = sorted(enumerate(records), key=lambda item: -item[1]["seconds"])
     rows = [(str(number), r["name"], *_times(r["seconds"], total), *_speed(r), *_origin(r)) for number, r in ranked[:_MOST_KERNELS]]

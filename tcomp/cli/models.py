@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tcomp.cli.files import check_model_file, is_artifact
-from tcomp.cli.options import parse_dims, parse_shapes, parse_target
+from tcomp.cli.options import ModelOptions
 from tcomp.errors import InputError
-from tcomp.options import CompileOptions, Progress
+from tcomp.options import Progress
 from tcomp.pipeline import compile_model
 from tcomp.runtime import Artifact, read_artifact
 from tcomp.target import Target
@@ -29,29 +28,17 @@ class Opened:
         return Target.parse(str(manifest.notes.get("target", "cuda"))).precision if manifest.triple == "cuda" else None
 
 
-def open_model(
-    path: Path,
-    dims: Sequence[str] | None,
-    shapes: Sequence[str] | None,
-    target: str | None,
-    arch: str | None,
-    precision: str | None,
-    threads: int | None,
-    progress: Progress,
-) -> Opened:
-    """Load an artifact, or compile a model for the dims and shapes given. Raises `TcompError`."""
-    ranges, fixed = parse_dims(dims), parse_shapes(shapes)
+def open_model(path: Path, options: ModelOptions, threads: int | None, progress: Progress) -> Opened:
+    """Load an artifact, or compile a model as the options say. Raises `TcompError`."""
     if not is_artifact(path):
         check_model_file(path)
-        options = CompileOptions(parse_target(target, arch, precision), fixed, ranges, threads, progress=progress)
-        artifact, _ = compile_model(path, options)
+        artifact, _ = compile_model(path, options.compile_options(threads=threads, progress=progress))
         return Opened(artifact, {})
-    for given, option in ((shapes, "--shape"), (target, "--target"), (arch, "--arch"), (precision, "--precision")):
-        if given:
-            raise InputError(f"{option} has no effect on a compiled model", where=str(path), hint="give it to `tcomp compile`")
+    if given := [name for name in options.given if name != "--dim"]:
+        raise InputError(f"{given[0]} has no effect on a compiled model", where=str(path), hint="give it to `tcomp compile`")
     artifact = read_artifact(path)
     sizes: dict[str, int] = {}
-    for name, size in ranges.items():
+    for name, size in options.dims.items():
         if not isinstance(size, int):
             why = "a compiled model is run at one size"
             raise InputError(f"the dim `{name}` is given as a range", where=f"--dim {name}", why=why, hint=f"--dim {name}={size[0]}")

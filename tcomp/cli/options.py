@@ -4,101 +4,127 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tcomp.errors import InputError
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from tcomp.options import CompileOptions
     from tcomp.target import Target
 
+
+def option(name: str, metavar: str, help: str, **more: Any) -> Any:
+    """An option that has no default to be shown."""
+    return typer.Option(name, metavar=metavar, help=help, show_default=False, **more)
+
+
 OnnxModel = Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="An ONNX model.", show_default=False)]
-AnyModel = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="An ONNX model, or an artifact that `tcomp compile` wrote.", show_default=False)
-]
-TargetName = Annotated[
-    str | None,
-    typer.Option(
-        "--target",
-        metavar="TARGET",
-        help="What to compile for, as in 'cpu -mcpu=skylake-avx512'. Default: this machine.",
-        show_default=False,
-    ),
-]
-Arch = Annotated[
-    str | None, typer.Option("--arch", metavar="NAMES", help="GPU architectures for --target cuda, as in sm_90a,sm_80.", show_default=False)
-]
-Precision = Annotated[
-    str | None,
-    typer.Option(
-        "--precision", metavar="NAME", help="Of products of float32 matrices, for --target cuda: fp32, tf32, fp16, bf16.", show_default=False
-    ),
-]
-Dims = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--dim", metavar="NAME=N", help="Fix a symbolic dim (batch=1), or bound it (seq=1..512). May be repeated.", show_default=False
-    ),
-]
-Shapes = Annotated[
-    list[str] | None,
-    typer.Option("--shape", metavar="INPUT=AxBxC", help="The shape of an input (x=1x3x224x224). May be repeated.", show_default=False),
-]
+AnyModel = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX model, or an artifact that `tcomp compile` wrote.", show_default=False)]
+Dims = Annotated[list[str] | None, option("--dim", "NAME=N", "Fix a symbolic dim (batch=1), or bound it (seq=1..512). May be repeated.")]
+Shapes = Annotated[list[str] | None, option("--shape", "INPUT=AxBxC", "The shape of an input (x=1x3x224x224). May be repeated.")]
 Values = Annotated[
     list[str] | None,
-    typer.Option(
-        "--value",
-        metavar="INPUT=NUMBER",
-        help="Fix an input for good (sr=16000, table=table.npy), so that shapes may depend on it. May be repeated.",
-        show_default=False,
-    ),
+    option("--value", "INPUT=NUMBER", "Fix an input for good (sr=16000, table=table.npy), so that shapes may depend on it. May be repeated."),
 ]
-Direct = Annotated[
-    bool,
-    typer.Option(
-        "--direct",
-        help="Convolutions and products as direct sums only, without Winograd's and Strassen's algorithms: slower, more exact, less memory for weights.",
-        show_default=False,
-    ),
-]
-Tuned = Annotated[
-    Path | None, typer.Option("--database", metavar="FILE", help="Follow what `tcomp tune` found, as far as it goes.", show_default=False)
-]
-Threads = Annotated[
-    int | None,
-    typer.Option("--threads", metavar="N", min=1, max=4096, help="Number of threads. Default: all physical cores.", show_default=False),
-]
+Tuned = Annotated[Path | None, option("--database", "FILE", "Use the schedules that `tcomp tune` found, where there are any.")]
+Threads = Annotated[int | None, option("--threads", "N", "Number of threads. Default: all physical cores.", min=1, max=4096)]
 Inputs = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--input",
-        metavar="NAME=FILE.npy",
-        help="The value of an input: a .npy file, or a number that fills it (sr=16000). FILE.npz gives several. May be repeated.",
-        show_default=False,
+        "NAME=FILE.npy",
+        "The value of an input: a .npy file, or a number that fills it (sr=16000). FILE.npz gives several. May be repeated.",
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the random inputs.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for machines.")]
+Profile = "Show the time of every kernel, and its share of what this machine can do."
 
 STAGES = ("graph", "te", "schedule", "loops", "llvm", "asm", "cuda", "ptx", "sass-stats")
 
 
-def parse_target(target: str | None, arch: str | None = None, precision: str | None = None) -> Target:
-    """This machine, if nothing is said. Raises `TargetError`, `InputError`."""
-    from tcomp.target import Target
+@dataclass(frozen=True)
+class ModelOptions:
+    """The options of commands that run a model: its sizes, and what it is compiled for. They are parsed when they are asked for."""
 
-    words = (target or "cpu").split()
-    for option, said, why in (("arch", arch, "names GPUs"), ("precision", precision, "is of GPUs: products on a CPU are those of the model")):
-        if said is None:
-            continue
-        if words[:1] != ["cuda"]:
-            raise InputError(f"--{option} {why}", hint="add --target cuda")
-        if any(word.startswith(f"-{option}=") for word in words):
-            raise InputError(f"--target {target!r} gives -{option} already", where=f"--{option} {said}", hint="leave one of them away")
-        words.append(f"-{option}={''.join(said.split())}")
-    return Target.parse(" ".join(words))
+    dim: Dims = None
+    shape: Shapes = None
+    target: Annotated[str | None, option("--target", "TARGET", "What to compile for, as in 'cpu -mcpu=skylake-avx512'. Default: this machine.")] = None
+    arch: Annotated[str | None, option("--arch", "NAMES", "GPU architectures for --target cuda, as in sm_90a,sm_80.")] = None
+    precision: Annotated[
+        str | None, option("--precision", "NAME", "Of products of float32 matrices, for --target cuda: fp32, tf32, fp16, bf16.")
+    ] = None
+
+    @property
+    def given(self) -> list[str]:
+        """The options that were given, as in "--dim"."""
+        return [f"--{f.name}" for f in fields(self) if getattr(self, f.name)]
+
+    @property
+    def dims(self) -> dict[str, int | tuple[int, int]]:
+        """See `parse_dims`."""
+        return parse_dims(self.dim)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int | str, ...]]:
+        """See `parse_shapes`."""
+        return parse_shapes(self.shape)
+
+    @property
+    def machine(self) -> Target:
+        """The target; this machine, if none is given. Raises `TargetError`, `InputError`."""
+        from tcomp.target import Target
+
+        words = (self.target or "cpu").split()
+        for name, value, why in (
+            ("arch", self.arch, "names GPUs"),
+            ("precision", self.precision, "is for GPUs: products on a CPU have the precision of the model"),
+        ):
+            if value is None:
+                continue
+            if words[:1] != ["cuda"]:
+                raise InputError(f"--{name} {why}", hint="add --target cuda")
+            if any(word.startswith(f"-{name}=") for word in words):
+                raise InputError(f"--target {self.target!r} gives -{name} already", where=f"--{name} {value}", hint="leave one of them out")
+            words.append(f"-{name}={''.join(value.split())}")
+        return Target.parse(" ".join(words))
+
+    def compile_options(self, **others: Any) -> CompileOptions:
+        """How the compiler is told, with `others` of its options. Raises `TargetError`, `InputError`."""
+        from tcomp.options import CompileOptions
+
+        return CompileOptions(self.machine, self.shapes, self.dims, **others)
+
+
+@dataclass(frozen=True)
+class CompilationOptions(ModelOptions):
+    """The options of commands that compile a model."""
+
+    value: Values = None
+    direct: Annotated[
+        bool,
+        typer.Option(
+            "--direct",
+            help="Convolutions and products as direct sums only, without Winograd's and Strassen's algorithms: slower, more exact, less memory for weights.",
+        ),
+    ] = False
+
+    @property
+    def values(self) -> dict[str, np.ndarray]:
+        """See `read_values`."""
+        from tcomp.cli.inputs import read_values
+
+        return read_values(self.value)
+
+    def compile_options(self, **others: Any) -> CompileOptions:
+        """How the compiler is told, with `others` of its options. Raises `TargetError`, `InputError`."""
+        return super().compile_options(values=self.values, direct=self.direct, **others)
 
 
 def parse_dims(texts: Iterable[str] | None) -> dict[str, int | tuple[int, int]]:

@@ -182,11 +182,12 @@ class Digit:
 
 
 def digit(e: Expr) -> Digit:
-    """What an expression is a digit of: of itself, if it is no quotient or remainder by something positive."""
-    if e.op in ("floordiv", "mod") and (bounds(e.args[1])[0] or 0) > 0:
+    """What an expression is a digit of: of itself, if it is no quotient or remainder; of a quotient only by what is certainly positive."""
+    if e.op in ("floordiv", "mod"):
         inner = digit(e.args[0])
         place = simplify(inner.low * e.args[1])
-        if inner.high is None or prove(E.equal(inner.high % place, 0)):
+        nested = inner.whole is e.args[0] or (bounds(e.args[1])[0] or 0) > 0
+        if nested and (inner.high is None or prove(E.equal(inner.high % place, 0))):
             return Digit(inner.whole, place, inner.high) if e.op == "floordiv" else Digit(inner.whole, inner.low, place)
         return Digit(e.args[0], e.args[1], None) if e.op == "floordiv" else Digit(e.args[0], as_expr(1), e.args[1])
     return Digit(e, as_expr(1), None)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union
+from typing import Any, Literal, TypeVar, Union, overload
 
 from tcomp.errors import IRError, ScheduleError
 from tcomp.ir.expr import INDEX, Dim, Expr, as_dim
@@ -191,6 +191,10 @@ class Schedule:
 
     # ------------------------------------------------------------ primitives
 
+    @overload
+    def split(self, loop: Loop, factor: int, tail: Literal["peel"]) -> tuple[str, str, LoopCopy]: ...
+    @overload
+    def split(self, loop: Loop, factor: int, tail: str = "guard") -> tuple[str, ...]: ...
     @_documents(split)
     def split(self, loop: Loop, factor: int, tail: str = "guard") -> tuple[str, ...]:
         return self.apply("split", loop, factor, tail)
@@ -362,8 +366,8 @@ class Schedule:
         self.apply("tensorize", loop, instruction, reassociate)
 
     @_documents(affine)
-    def affine(self, loop: Loop | None, order: str, names: str, parallel: str = "") -> None:
-        self.apply("affine", loop, order, names, parallel)
+    def affine(self, loop: Loop | None, order: str, names: str, parallel: str = "") -> dict[str, str]:
+        return self.apply("affine", loop, order, names, parallel)
 
     @_documents(prefetch)
     def prefetch(self, buffer: Stage, loop: Loop, distance: int, at: Loop | str = "") -> None:

@@ -125,7 +125,7 @@ def convolution(size: int = 6) -> Graph:
     weight = b.constant(rng.standard_normal((20, 4, 3, 3)).astype(np.float32))
     (y,) = b.add(OPERATORS["conv"], [x, weight], {"strides": (1, 1), "dilations": (1, 1), "group": 1})
     (z,) = b.add(OPERATORS["conv"], [y, b.constant(np.ones((20, 20, 1, 1), np.float32))], {"strides": (1, 1), "dilations": (1, 1), "group": 1})
-    return run_passes(b.build([z]), graph_passes(CompileOptions(CompileOptions(HOST)), Report()))[0]
+    return run_passes(b.build([z]), graph_passes(CompileOptions(HOST), Report()))[0]
 
 
 def test_kernels_of_a_model_whose_weights_lie_otherwise(measurer: Measurer) -> None:
@@ -157,14 +157,14 @@ def vectorizing(s: Schedule, knobs: Knobs) -> None:
 def test_indices_stay_inside(measurer: Measurer) -> None:
     b = GraphBuilder("net")
     table, numbers = b.input("table", "float32", (3, 1 << 12)), b.input("i", "int64", (20,))
-    graph = run_passes(b.build(b.add(OPERATORS["gather"], [table, numbers], {"axis": 0})), graph_passes(CompileOptions(CompileOptions(HOST)), Report()))[0]
+    graph = run_passes(b.build(b.add(OPERATORS["gather"], [table, numbers], {"axis": 0})), graph_passes(CompileOptions(HOST), Report()))[0]
     assert [m.status for m in measurer.measure(workloads(graph, HOST, 1)[0][0], [{}])] == ["ok"]
 
 
 def test_what_negative_numbers_do_not_define_is_judged_by_positive_ones(measurer: Measurer) -> None:
     b = GraphBuilder("net")
     (y,) = b.add(OPERATORS["log"], [b.input("x", "float32", (500,))])
-    graph = run_passes(b.build([y]), graph_passes(CompileOptions(CompileOptions(HOST)), Report()))[0]
+    graph = run_passes(b.build([y]), graph_passes(CompileOptions(HOST), Report()))[0]
     assert [m.status for m in measurer.measure(workloads(graph, HOST, 1)[0][0], [{}])] == ["ok"]
 
 

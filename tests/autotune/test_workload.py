@@ -36,7 +36,7 @@ def two_convolutions(channels: int = 32, same: bool = False) -> Graph:
         weight = b.constant(rng.standard_normal((channels, value.shape[1], 1, 1)).astype(np.float32), f"w{n}")
         (value,) = b.add(OPERATORS["conv"], [value, weight], CONV)
         (value,) = b.add(OPERATORS["relu"], [value])
-    return run_passes(b.build([value]), graph_passes(CompileOptions(CompileOptions(HASWELL)), Report()))[0]
+    return run_passes(b.build([value]), graph_passes(CompileOptions(HASWELL), Report()))[0]
 
 
 def at_random(seed: int) -> Knobs:
@@ -109,7 +109,7 @@ def workload_graph() -> Graph:
     b = GraphBuilder("inner")
     number, x = b.input("n", "int64", ()), b.input("x", "float32", (4,))
     (y,) = b.add(OPERATORS["relu"], [x])
-    graph = run_passes(b.build([y]), graph_passes(CompileOptions(CompileOptions(HASWELL)), Report()))[0]
+    graph = run_passes(b.build([y]), graph_passes(CompileOptions(HASWELL), Report()))[0]
     assert number in graph.inputs
     return graph
 
@@ -117,7 +117,7 @@ def workload_graph() -> Graph:
 def test_symbolic_dims_are_measured_at_given_sizes() -> None:
     b = GraphBuilder("net")
     x = b.input("x", "float32", (dim("n"), 8))
-    graph = run_passes(b.build(b.add(OPERATORS["relu"], [x])), graph_passes(CompileOptions(CompileOptions(HASWELL)), Report()))[0]
+    graph = run_passes(b.build(b.add(OPERATORS["relu"], [x])), graph_passes(CompileOptions(HASWELL), Report()))[0]
     with pytest.raises(InputError, match="the size n is not known"):
         workloads(graph, HASWELL, 1)
     ((workload, _),) = workloads(graph, HASWELL, 1, {"n": 5, "unrelated": 3})
@@ -128,7 +128,7 @@ def test_symbolic_dims_are_measured_at_given_sizes() -> None:
 def test_elements_that_serve_as_indices_are_small() -> None:
     b = GraphBuilder("net")
     table, numbers = b.input("table", "float32", (7, 8)), b.input("i", "int64", (20,))
-    graph = run_passes(b.build(b.add(OPERATORS["gather"], [table, numbers], {"axis": 0})), graph_passes(CompileOptions(CompileOptions(HASWELL)), Report()))[0]
+    graph = run_passes(b.build(b.add(OPERATORS["gather"], [table, numbers], {"axis": 0})), graph_passes(CompileOptions(HASWELL), Report()))[0]
     ((workload, _),) = workloads(graph, HASWELL, 1)
     assert [a.below for a in workload.make(Knobs())[1]] == [None, 7, None]
 

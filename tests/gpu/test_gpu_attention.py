@@ -80,7 +80,7 @@ def test_tensor_cores_on_the_host(precision: str, dtype: str) -> None:
 def test_machine_code_and_memory(precision: str, dtype: str) -> None:
     """As large as models have it: within the limits of both architectures, and no scores are stored."""
     target = Target.parse(f"cuda -arch=sm_80,sm_90a -precision={precision}")
-    artifact, report = compile_model(attention(2048, 2048, heads=12, size=64, mask="add", dtype=dtype), CompileOptions(CompileOptions(target)))
+    artifact, report = compile_model(attention(2048, 2048, heads=12, size=64, mask="add", dtype=dtype), CompileOptions(target))
     found = figures(artifact, target)
     assert not found.beyond and found.kernels == 2 and found.single == 0 and found.notes == (0, 0)
     linear = 4 * 2048 * 12 * 64  # bytes of queries, or keys, or values, of all heads, at most

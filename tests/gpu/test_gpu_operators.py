@@ -146,13 +146,13 @@ def test_operators_on_the_host(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_operators_as_machine_code(name: str) -> None:
     """Registers, shared memory and spills within the limits on both architectures; nothing of any size on one thread."""
-    found = figures(compile_model(CASES[name].data, CompileOptions(CompileOptions(TARGET)))[0], TARGET)
+    found = figures(compile_model(CASES[name].data, CompileOptions(TARGET))[0], TARGET)
     assert not found.beyond and found.spilled == 0 and found.registers <= 168
     assert found.single <= CASES[name].serial
 
 
 @needs_nvrtc
 def test_a_whole_network_as_machine_code() -> None:
-    found = figures(compile_model(LIGHT / "light_squeezenet.onnx", CompileOptions(CompileOptions(TARGET)))[0], TARGET)
+    found = figures(compile_model(LIGHT / "light_squeezenet.onnx", CompileOptions(TARGET))[0], TARGET)
     assert found.kernels > 20 and found.launches >= found.kernels and found.barriers > 0
     assert not found.beyond and found.single == 0 and found.notes == (0, 0)

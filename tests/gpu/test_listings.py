@@ -14,7 +14,7 @@ from tests.gpu.test_models import MIXED
 @needs_nvrtc
 def test_listings_of_kernels() -> None:
     stages = ("schedule", "loops", "cuda", "ptx", "sass-stats")
-    texts = compile_model(MIXED, CompileOptions(CompileOptions("cuda -arch=sm_80,sm_90a -precision=tf32", emit=stages)))[1].stages
+    texts = compile_model(MIXED, CompileOptions("cuda -arch=sm_80,sm_90a -precision=tf32", emit=stages))[1].stages
     assert set(texts) == set(stages)
     assert "__global__" in texts["cuda"] and "mma.sync" in texts["cuda"] and "// s.tensorize(" in texts["cuda"]
     assert ".target sm_80" in texts["ptx"] and ".entry" in texts["ptx"]
@@ -27,4 +27,4 @@ def test_listings_of_kernels() -> None:
 @needs_nvrtc
 def test_listings_of_other_machines_are_refused() -> None:
     with pytest.raises(TargetError, match="no stage llvm"):
-        compile_model(MIXED, CompileOptions(CompileOptions("cuda", emit=("llvm",))))
+        compile_model(MIXED, CompileOptions("cuda", emit=("llvm",)))

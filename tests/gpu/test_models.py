@@ -54,7 +54,7 @@ def reference(data: bytes, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
 
 def compiled(data: bytes, target: str = "cuda", **options: Any) -> Artifact:
     with text_as_code():
-        return compile_model(data, CompileOptions(CompileOptions(target, **options)))[0]
+        return compile_model(data, CompileOptions(target, **options))[0]
 
 
 def check(data: bytes, inputs: dict[str, np.ndarray], module: CudaModule | None = None, **options: Any) -> CudaModule:

@@ -76,7 +76,7 @@ def test_names_that_are_words_of_the_text() -> None:
         (("call `fma_tile(1, 1, 1, avx512, float32)` {", "call other {"), "no instruction is called `other` here"),
         (('needs "avx512f"', 'needs 3'), "expected a string"),
         (("operand a[_, _]", "operand b[_, _]"), "the operands are in the order of the buffers, next is `a`"),
-        (("emits vector", "emits scalar"), "expected `warp`"),
+        (("emits vector", "emits scalar"), "expected `vector`, `warp` or `copy`"),
         (("lanes 16", "lanes 0"), "is no instruction: the lanes do not divide"),
         (("group 1", "group 0"), "is no instruction: the lanes do not divide"),
         (('"llvm.fma.v16f32"', '"llvm.fma()\\n"'), "that of its code not of letters, digits, dots and colons"),

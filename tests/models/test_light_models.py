@@ -24,7 +24,7 @@ def test_all_are_there() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_light_model(name: str) -> None:
-    artifact, report = compile_model(FOLDER / f"{name}.onnx", CompileOptions(CompileOptions(emit=("loops",))))
+    artifact, report = compile_model(FOLDER / f"{name}.onnx", CompileOptions(emit=("loops",)))
     assert not slow_folds(report.stages["loops"])
     module = tcomp.Module.load(artifact)
     shape = module.inputs[0].shape

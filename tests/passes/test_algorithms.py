@@ -148,8 +148,8 @@ def test_many_images_share_their_weights():
 
 
 def test_only_for_cpus():
-    assert "algorithms" in dict(graph_passes(CompileOptions(CompileOptions(Target.parse("cpu"))), Report()))
-    assert "algorithms" not in dict(graph_passes(CompileOptions(CompileOptions(Target.parse("cuda -arch=sm_80"))), Report()))
+    assert "algorithms" in dict(graph_passes(CompileOptions(Target.parse("cpu")), Report()))
+    assert "algorithms" not in dict(graph_passes(CompileOptions(Target.parse("cuda -arch=sm_80")), Report()))
 
 
 def model(shape, channels, outputs, pads):
@@ -190,7 +190,7 @@ def model(shape, channels, outputs, pads):
 def test_native_code_agrees_with_onnx(monkeypatch, tile, shape, channels, outputs, pads):
     monkeypatch.setattr(algorithms, "fastest", lambda sizes, lanes, streamed: tile if sizes.extents != (1, 1) else 0)
     proto = model(shape, channels, outputs, pads)
-    artifact, report = compile_model(proto, CompileOptions(CompileOptions(emit=("graph",))))
+    artifact, report = compile_model(proto, CompileOptions(emit=("graph",)))
     assert "winograd_product" in report.stages["graph"] and "note" not in report.stages["graph"]
     for batch in (1, 3) if shape[0] == "n" else shape[:1]:
         x = array(batch, *shape[1:])
@@ -213,7 +213,7 @@ def test_filters_of_other_shapes(monkeypatch, shape, taps, tile, folded):
     constants = [numpy_helper.from_array(a, n) for n, a in (("w", array(20, *shape[1:2], *taps) / np.float32(np.prod(taps) * 4)), ("b", array(20)))]
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", shape), ("y", None)))
     proto = helper.make_model(helper.make_graph(nodes, "g", [x], [y], constants), opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    artifact, report = compile_model(proto, CompileOptions(CompileOptions(emit=("graph",))))
+    artifact, report = compile_model(proto, CompileOptions(emit=("graph",)))
     kernels = [line for line in report.stages["graph"].splitlines() if "    graph winograd_output" in line]
     assert kernels and all("tanh" in line and "reduce_max" not in line for line in kernels)
     data = array(*shape)
@@ -229,7 +229,7 @@ def test_the_rule_for_other_filters():
 @pytest.mark.parametrize("direct", (True, False))
 def test_the_switch(direct):
     proto = model([1, 3, 20, 20], 64, 64, [1, 1, 1, 1])
-    artifact, report = compile_model(proto, CompileOptions(CompileOptions(emit=("graph",), direct=direct)))
+    artifact, report = compile_model(proto, CompileOptions(emit=("graph",), direct=direct))
     assert ("winograd_product" in report.stages["graph"]) is not direct
     x = array(1, 3, 20, 20)
     (expected,) = ReferenceEvaluator(proto).run(None, {"x": x})
@@ -238,7 +238,7 @@ def test_the_switch(direct):
 
 def test_a_written_out_sum_is_no_epilogue():
     """relu(winograd + conv1x1): the tiles of one are not those of the other, so that one of the two is stored first."""
-    graph, _ = run_passes(import_model(model([1, 3, 20, 20], 64, 64, [1, 1, 1, 1])), graph_passes(CompileOptions(CompileOptions(Target.parse("cpu"))), Report()))
+    graph, _ = run_passes(import_model(model([1, 3, 20, 20], 64, 64, [1, 1, 1, 1])), graph_passes(CompileOptions(Target.parse("cpu")), Report()))
     inside = [[n.op.name for n in node.bodies[0].nodes] for node in graph.nodes]
     assert ["winograd_output", "add_channels"] in inside and ["conv", "add", "relu"] in inside
 
@@ -315,7 +315,7 @@ def test_layers_with_the_same_weights_keep_one_of_them(monkeypatch):
     x, w = b.input("x", "float32", (4, 32)), b.constant(array(32, 32))
     for _ in range(3):
         (x,) = b.add(RELU, [b.add(MATMUL, [x, w])[0]])
-    graph, _ = run_passes(b.build([x]), graph_passes(CompileOptions(CompileOptions(Target.parse("cpu -mcpu=skylake-avx512"))), Report()))
+    graph, _ = run_passes(b.build([x]), graph_passes(CompileOptions(Target.parse("cpu -mcpu=skylake-avx512")), Report()))
     assert [a.shape[0] for a in graph.constants.values()] == [7]
 
 
@@ -330,7 +330,7 @@ def test_products_of_compiled_models(monkeypatch, rows):
     ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, rows, 64])] for name in ("x", "y")]
     weights = [numpy_helper.from_array(a, name) for a, name in zip((w, v, array(96)), names, strict=True)]
     proto = helper.make_model(helper.make_graph(nodes, "g", *ends, weights), opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    artifact, report = compile_model(proto, CompileOptions(CompileOptions(emit=("graph",))))
+    artifact, report = compile_model(proto, CompileOptions(emit=("graph",)))
     assert report.stages["graph"].count("strassen_output") >= 2
     x = array(1, rows, 64)
     (expected,) = ReferenceEvaluator(proto).run(None, {"x": x})

@@ -183,7 +183,7 @@ def test_native_code(unchanged):
     y = taken(b, layer(b, b.input("x", "float32", (1, 37, 32)), 2, 16), 1, 0, 1)
     before = b.build(b.add(NEG, [y], {}, "y"))
     feeds = {"x": RNG.standard_normal((1, 37, 32)).astype(np.float32)}
-    found = Module.load(compile_graph(before, CompileOptions(CompileOptions(Target.parse("cpu"), threads=1)))).run(feeds)
+    found = Module.load(compile_graph(before, CompileOptions(Target.parse("cpu"), threads=1))).run(feeds)
     np.testing.assert_allclose(found["y"], evaluate_graph(before, feeds)["y"], rtol=1e-4, atol=1e-4)
 
 

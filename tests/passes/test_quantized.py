@@ -39,7 +39,7 @@ def model(nodes, inputs, output, constants, opset=21):
 
 def products(proto):
     """The (activation, weight) types of the contractions of a model after all passes."""
-    graph, _ = run_passes(import_model(proto), graph_passes(CompileOptions(CompileOptions(Target.parse("cpu"))), Report()), verify=True)
+    graph, _ = run_passes(import_model(proto), graph_passes(CompileOptions(Target.parse("cpu")), Report()), verify=True)
     inside = [n for node in graph.nodes if node.op is KERNEL for n in node.bodies[0].nodes]
     return [tuple(v.dtype for v in n.inputs) for n in inside if n.op.name in ("conv", "matmul")]
 
@@ -50,7 +50,7 @@ def exactly(proto, inputs, expected=None):
         (expected,) = ReferenceEvaluator(proto).run(None, inputs)
     for target in (None, PLAIN):
         if target is None or target.runs_on(Target.host()):
-            artifact, _ = compile_model(proto, CompileOptions(CompileOptions(target)))
+            artifact, _ = compile_model(proto, CompileOptions(target))
             found = tcomp.Module.load(artifact, threads=2).run(inputs)["y"]
             np.testing.assert_array_equal(found, expected)
 
@@ -162,7 +162,7 @@ def test_dequantized_operands_per_channel(dtype):
     assert products(proto) == [("uint8", "int8")] * 3
     (expected,) = ReferenceEvaluator(proto).run(None, {"x": x})
     for target in (None, PLAIN):
-        artifact, report = compile_model(proto, CompileOptions(CompileOptions(target, emit=("graph",))))
+        artifact, report = compile_model(proto, CompileOptions(target, emit=("graph",)))
         found = tcomp.Module.load(artifact).run({"x": x})["y"]
         assert np.abs(found.astype(int) - expected).max() <= 1
     text = report.stages["graph"]
@@ -181,7 +181,7 @@ def test_dynamic_quantization():
     ]
     proto = model(nodes, {"x": x}, "float32", {"w": w, "sw": np.float32(0.01)})
     assert products(proto) == [("uint8", "int8")]
-    graph, _ = run_passes(import_model(proto), graph_passes(CompileOptions(CompileOptions(Target.parse("cpu"))), Report()))
+    graph, _ = run_passes(import_model(proto), graph_passes(CompileOptions(Target.parse("cpu")), Report()))
     assert graph.nodes[-1].bodies[0].name == "matmul_add_cast_mul"  # zero point and scale are applied to the register tile
     (expected,) = ReferenceEvaluator(proto).run(None, {"x": x})
     found = tcomp.compile(proto).run({"x": x})["y"]

@@ -137,7 +137,7 @@ def test_one_kernel_for_a_product_and_the_join(rows: te.Dim, batch: int) -> None
     assert len(partition(before, quotients=False).nodes) == 2
     rng = np.random.default_rng(1)
     feeds = {v.name: rng.standard_normal([9 if d is rows and rows is ROWS else d for d in v.shape]).astype(np.float32) for v in before.inputs}
-    found = Module.load(compile_graph(before, CompileOptions(CompileOptions(HOST, threads=2)))).run(feeds)
+    found = Module.load(compile_graph(before, CompileOptions(HOST, threads=2))).run(feeds)
     for name, want in evaluate_graph(before, feeds).items():
         np.testing.assert_allclose(found[name], want, rtol=1e-5, atol=1e-5)
 
@@ -178,7 +178,7 @@ def test_keys_are_not_repeated(keys: te.Dim, rows: int) -> None:
     assert len(partition(before).nodes) == 3 and len(partition(before, quotients=False).nodes) > 3
     rng = np.random.default_rng(2)
     feeds = {v.name: rng.standard_normal([17 if d is ROWS else d for d in v.shape]).astype(np.float32) for v in before.inputs}
-    found = Module.load(compile_graph(before, CompileOptions(CompileOptions(HOST, threads=2)))).run(feeds)
+    found = Module.load(compile_graph(before, CompileOptions(HOST, threads=2))).run(feeds)
     for name, want in evaluate_graph(before, feeds).items():
         np.testing.assert_allclose(found[name], want, rtol=1e-5, atol=1e-5)
 

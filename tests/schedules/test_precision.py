@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tcomp.cli.options import parse_target
+from tcomp.cli.options import ModelOptions
 from tcomp.codegen.cuda.kernel import emit_kernel
 from tcomp.errors import InputError, TargetError
 from tcomp.ir import te
@@ -67,12 +67,12 @@ def test_on_tensor_cores(program: Program, precision: str) -> None:
 
 
 def test_the_option() -> None:
-    assert str(parse_target("cuda", "sm_90a", "tf32")) == "cuda -arch=sm_90a -precision=tf32"
-    assert parse_target("cuda", None, None).precision == parse_target("cuda", None, "fp32").precision == "fp32"
+    assert str(ModelOptions(target="cuda", arch="sm_90a", precision="tf32").machine) == "cuda -arch=sm_90a -precision=tf32"
+    assert ModelOptions(target="cuda").machine.precision == ModelOptions(target="cuda", precision="fp32").machine.precision == "fp32"
     assert Target.parse("cuda -precision=bf16").precision == "bf16"
     with pytest.raises(InputError, match="add --target cuda"):
-        parse_target("cpu", None, "tf32")
+        _ = ModelOptions(target="cpu", precision="tf32").machine
     with pytest.raises(TargetError, match="precision=fp8"):
-        parse_target("cuda", None, "fp8")
+        _ = ModelOptions(target="cuda", precision="fp8").machine
     with pytest.raises(TargetError, match="before sm_80"):
-        parse_target("cuda", "sm_75", "tf32")
+        _ = ModelOptions(target="cuda", arch="sm_75", precision="tf32").machine

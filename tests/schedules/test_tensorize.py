@@ -286,7 +286,7 @@ def wide(x: Expr, dtype: str = "int32") -> Expr:
 
 
 REFUSED: dict[str, tuple[Callable[[], Made], str]] = {
-    "dtype of an operand": (lambda: (plain(dtype="float64"), "C.k", fma_tile(2, 1, 4)), "folds with `sum` of float64, the instruction with `sum` of float32"),
+    "dtype of an operand": (lambda: (plain(dtype="float64"), "C.k", fma_tile(2, 1, 4)), "reduces by `sum` of float64, the instruction by `sum` of float32"),
     "a loop too long": (lambda: (plain(columns=32), "C.k", fma_tile(2, 1, 4)), "loop `C.j` runs 32 times, `j` of the instruction 16 times"),
     "a loop too short": (lambda: (plain(depth=3), "C.k", fma_tile(2, 1, 4)), "loop `C.k` runs 3 times, `k` of the instruction 4 times"),
     "a loop missing": (lambda: (plain(), "C.i", fma_tile(2, 1, 4)), r"its loops that run more than once are C.i \(2\), C.j \(16\); those of the instruction k \(4\)"),
@@ -301,7 +301,7 @@ REFUSED: dict[str, tuple[Callable[[], Made], str]] = {
     ),
     "rows that overlap": (polynomial, r"`c\[i \+ j\]` is the same element in several iterations"),
     "steps that differ": (triangle, "`a` does not move by equal steps along `k`"),
-    "another reducer": (lambda: folded_with(te.max), "folds with `max` of float32, the instruction with `sum`"),
+    "another reducer": (lambda: folded_with(te.max), "reduces by `max` of float32, the instruction by `sum`"),
     "a product of sums": (
         lambda: (by_hand(lambda a, b, c: nest(lambda i, j, k: Accumulate(c, (i, j), a[i, k] + b[k, j], SUM)), ((2, 4), F), ((4, 16), F), ((2, 16), F)), "k", fma_tile(2, 1, 4)),
         r"`a\[i, k\] \+ b\[k, j\]` of float32 stands where the instruction has `a\[r, k\] \* b\[k, j\]`",

@@ -12,19 +12,7 @@ import typer
 
 from tcomp.cli import output
 from tcomp.cli.files import is_artifact
-from tcomp.cli.options import (
-    AnyModel,
-    Arch,
-    Dims,
-    Inputs,
-    Json,
-    Precision,
-    Seed,
-    Shapes,
-    TargetName,
-    parse_choices,
-    parse_threads,
-)
+from tcomp.cli.options import AnyModel, Inputs, Json, ModelOptions, Profile, Seed, option, parse_choices, parse_threads
 from tcomp.errors import InputError, TcompError
 
 if TYPE_CHECKING:
@@ -48,33 +36,24 @@ class Line:
     difference: float
 
     def record(self) -> dict[str, Any]:
+        """The line as JSON."""
         times = {"min_seconds": self.latency.least, "median_seconds": self.latency.median, "runs": len(self.latency.times)}
         return {"contender": self.contender, "threads": self.threads, **times, "ratio": self.ratio, "difference": self.difference}
 
 
 def bench(
     model: AnyModel,
+    *,
     against: Annotated[
-        str | None,
-        typer.Option(
-            "--against", metavar="PEERS", help=f"Some of {','.join(_PEERS)}. Default: ONNX Runtime, where installed.", show_default=False
-        ),
+        str | None, option("--against", "PEERS", f"Some of {','.join(_PEERS)}. Default: ONNX Runtime, where installed.")
     ] = None,
-    threads: Annotated[
-        str | None, typer.Option("--threads", metavar="N,M", help="Numbers of threads. Default: all physical cores.", show_default=False)
-    ] = None,
+    threads: Annotated[str | None, option("--threads", "N,M", "Numbers of threads. Default: all physical cores.")] = None,
     seconds: Annotated[
         float, typer.Option("--seconds", metavar="S", min=0.01, max=3600, help="Time for each contender and number of threads.")
     ] = 1.0,
-    kernels: Annotated[
-        bool, typer.Option("--kernels", help="Show the time of every kernel as well, and its share of what this machine can do.")
-    ] = False,
+    kernels: Annotated[bool, typer.Option("--kernels", help=Profile)] = False,
     input: Inputs = None,
-    dim: Dims = None,
-    shape: Shapes = None,
-    target: TargetName = None,
-    arch: Arch = None,
-    precision: Precision = None,
+    options: ModelOptions,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -101,12 +80,12 @@ def bench(
     failures: dict[str, str] = {}
     profiles: dict[int, list[dict[str, Any]]] = {}
     with output.progress() as tell:
-        opened = open_model(model, dim, shape, target, arch, precision, None, tell)
+        opened = open_model(model, options, None, tell)
         modules = [Module.load(opened.artifact, threads=n) for n in counts]
         signature = signature_of(modules[0])
         feeds = make_feeds(signature, read_inputs(input, signature), opened.sizes, seed)
         for module in modules:
-            lines += _contest(module, model, chosen, feeds.arrays, seconds, failures, tell)
+            lines += _take_turns(module, model, chosen, feeds.arrays, seconds, failures, tell)
             if kernels:
                 profiles[module.threads] = profiled(module, feeds.arrays)
 
@@ -129,7 +108,7 @@ def bench(
         output.line(f"to compare with ONNX Runtime: {peers.how_to_install('onnxruntime')}", "dim")
 
 
-def _contest(
+def _take_turns(
     module: LoadedModel,
     path: Path,
     others: Sequence[str],
@@ -163,17 +142,10 @@ def _contest(
 
 
 def show(lines: list[Line]) -> None:
-    """The table."""
+    """Print the table."""
     rows = [
-        (
-            entry.contender,
-            entry.threads,
-            output.seconds(entry.latency.least),
-            output.seconds(entry.latency.median),
-            len(entry.latency.times),
-            f"{entry.ratio:.2f}",
-            "-" if entry.contender == "tcomp" else f"{entry.difference:.1e}",
-        )
-        for entry in lines
-    ]
+        (x.contender, x.threads, output.seconds(x.latency.least), output.seconds(x.latency.median), len(x.latency.times), f"{x.ratio:.2f}",
+         "-" if x.contender == "tcomp" else f"{x.difference:.1e}")
+        for x in lines
+    ]  # fmt: skip
     output.table("", ("", "threads>", "min>", "median>", "runs>", "ratio>", "difference>"), rows)

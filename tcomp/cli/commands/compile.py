@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,51 +11,21 @@ import typer
 
 from tcomp.cli import output
 from tcomp.cli.files import check_file, check_model_file, check_writable, replacing
-from tcomp.cli.options import (
-    STAGES,
-    Arch,
-    Dims,
-    Direct,
-    Json,
-    OnnxModel,
-    Precision,
-    Shapes,
-    TargetName,
-    Threads,
-    Tuned,
-    Values,
-    parse_choices,
-    parse_dims,
-    parse_shapes,
-    parse_target,
-)
+from tcomp.cli.options import STAGES, CompilationOptions, Json, OnnxModel, Threads, Tuned, option, parse_choices
 from tcomp.errors import InputError
+
+_OUT = "The artifact. Default: MODEL.tcomp here."
 
 
 def compile(
     model: OnnxModel,
-    out: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="The artifact. Default: MODEL.tcomp here.", show_default=False)
-    ] = None,
-    target: TargetName = None,
-    arch: Arch = None,
-    precision: Precision = None,
-    dim: Dims = None,
-    shape: Shapes = None,
-    value: Values = None,
+    *,
+    out: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help=_OUT, show_default=False)] = None,
+    options: CompilationOptions,
     threads: Threads = None,
     database: Tuned = None,
-    direct: Direct = False,
-    emit: Annotated[
-        str | None,
-        typer.Option("--emit", metavar="STAGES", help=f"Also write the text of stages: some of {','.join(STAGES)}.", show_default=False),
-    ] = None,
-    emit_to: Annotated[
-        str | None,
-        typer.Option(
-            "--emit-to", metavar="DIR", help="Where: a folder, or - for stdout. Default: beside the artifact.", show_default=False
-        ),
-    ] = None,
+    emit: Annotated[str | None, option("--emit", "STAGES", f"Also write the text of stages: some of {','.join(STAGES)}.")] = None,
+    emit_to: Annotated[str | None, option("--emit-to", "DIR", "Where: a folder, or - for stdout. Default: beside the artifact.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compile an ONNX model to native code.
@@ -62,8 +33,6 @@ def compile(
     Writes one file, MODEL.tcomp: code, weights and signature. `--emit` writes the listings MODEL.STAGE.txt beside it.
     """
     from tcomp.api import with_records
-    from tcomp.cli.inputs import read_values
-    from tcomp.options import CompileOptions
     from tcomp.pipeline import compile_model
 
     check_model_file(model)
@@ -73,7 +42,7 @@ def compile(
     stages = parse_choices(emit, STAGES, "--emit")
     if emit_to is not None and not stages:
         raise InputError("--emit-to says where, but nothing is emitted", hint=f"--emit {','.join(STAGES)}")
-    ranges, shapes, values, machine = parse_dims(dim), parse_shapes(shape), read_values(value), parse_target(target, arch, precision)
+    compiling, machine = with_records(options.compile_options(threads=threads, emit=stages), database), options.machine
     to_stdout = emit_to == "-"
     folder = out.parent if emit_to is None or to_stdout else Path(emit_to)
     listings = {stage: folder / f"{out.stem}.{stage}.txt" for stage in stages if not to_stdout}
@@ -84,8 +53,7 @@ def compile(
 
     with replacing(out, *listings.values()) as (file, *texts):
         with output.progress() as tell:
-            options = CompileOptions(machine, shapes, ranges, threads, values, direct, emit=stages, progress=tell, file=file)
-            artifact, report = compile_model(model, with_records(options, database))
+            artifact, report = compile_model(model, replace(compiling, progress=tell, file=file))
         for stage, listing in zip(listings, texts, strict=True):
             listing.write(report.stages[stage].encode())
 

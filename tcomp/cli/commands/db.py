@@ -9,7 +9,7 @@ import typer
 
 from tcomp.cli import output
 from tcomp.cli.files import check_file, check_writable
-from tcomp.cli.options import Json
+from tcomp.cli.options import Json, option
 from tcomp.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,9 +22,7 @@ DatabaseFile = Annotated[Path, typer.Argument(metavar="DATABASE", help="A file t
 
 def show(
     database: DatabaseFile,
-    task: Annotated[
-        str | None, typer.Option("--task", metavar="KEY", help="Show the records of this task (the start of its key).", show_default=False)
-    ] = None,
+    task: Annotated[str | None, option("--task", "KEY", "Show the records of this task (the start of its key).")] = None,
     as_json: Json = False,
 ) -> None:
     """Show what was tuned: kernels, trials, the default schedule's time and the best one's."""
@@ -48,27 +46,18 @@ def _show_tasks(entries: Database, as_json: bool) -> None:
          r["verdict"])
         for r in rows
     ]  # fmt: skip
-    output.table(
-        output.count(len(rows), "task"), ("key", "task", "threads>", "records>", "failed>", "default>", "best>", "in the model"), cells
-    )
+    columns = ("key", "task", "threads>", "records>", "failed>", "default>", "best>", "in the model")
+    output.table(output.count(len(rows), "task"), columns, cells)
 
 
 def _summary(entries: Database, task: Task) -> dict[str, Any]:
     from tcomp.autotune.subject import title
 
     records, verdicts, best = entries.records(task.key), entries.verdicts(task.key), entries.best(task.key)
-    verdict = "" if not verdicts else "kept" if verdicts[-1].kept else "rolled back"
     default = next((r.cost for r in records if r.decisions == "{}" and r.ok), None)
-    row = {
-        "key": task.key,
-        "task": title(task),
-        "target": task.target,
-        "threads": task.threads,
-        "dims": dict(task.dims),
-        "records": len(records),
-    }
-    row |= {"failed": sum(not r.ok for r in records), "default": default, "best": None if best is None else best.cost}
-    return row | {"decisions": entries.choice(task.key), "verdict": verdict}
+    row = {"key": task.key, "task": title(task), "target": task.target, "threads": task.threads, "dims": dict(task.dims)}
+    row |= {"records": len(records), "failed": sum(not r.ok for r in records), "default": default, "best": best and best.cost}
+    return row | {"decisions": entries.choice(task.key), "verdict": verdicts[-1].judgement if verdicts else ""}
 
 
 def _show_records(entries: Database, start: str, as_json: bool) -> None:
@@ -92,15 +81,8 @@ def _show_records(entries: Database, start: str, as_json: bool) -> None:
 
 def _record(r: Record) -> dict[str, Any]:
     m = r.measurement
-    record = {
-        "status": m.status,
-        "cost": r.cost,
-        "seconds": m.seconds,
-        "incumbent": m.incumbent,
-        "reason": m.reason,
-        "decisions": r.decisions,
-    }
-    return record | {"predicted": r.predicted, "environment": r.environment, "time": r.when}
+    record = {"status": m.status, "cost": r.cost, "seconds": m.seconds, "incumbent": m.incumbent, "reason": m.reason}
+    return record | {"decisions": r.decisions, "predicted": r.predicted, "environment": r.environment, "time": r.when}
 
 
 def export(
@@ -146,7 +128,7 @@ def merge(
         for path in others:
             with Database(path, create=False) as other:
                 new += entries.merge(other)
-        _tell(f"{database} is up to date", new, as_json)
+    _tell(f"{database} is up to date", new, as_json)
 
 
 def _tell(what: str, number: int, as_json: bool) -> None:

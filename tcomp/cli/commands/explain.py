@@ -9,20 +9,7 @@ import typer
 
 from tcomp.cli import output
 from tcomp.cli.files import check_model_file
-from tcomp.cli.options import (
-    Arch,
-    Dims,
-    Direct,
-    Json,
-    OnnxModel,
-    Precision,
-    Shapes,
-    TargetName,
-    Values,
-    parse_dims,
-    parse_shapes,
-    parse_target,
-)
+from tcomp.cli.options import CompilationOptions, Json, OnnxModel
 
 if TYPE_CHECKING:
     from tcomp.ir.graph import Value
@@ -30,21 +17,15 @@ if TYPE_CHECKING:
 
 def explain(
     model: OnnxModel,
-    target: TargetName = None,
-    arch: Arch = None,
-    precision: Precision = None,
-    dim: Dims = None,
-    shape: Shapes = None,
-    value: Values = None,
-    direct: Direct = False,
+    *,
+    options: CompilationOptions,
     schedules: Annotated[bool, typer.Option("--schedules", help="Also show the steps of every kernel's schedule.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show the kernels a model becomes, which edges were not fused and why, and what the passes did and did not do."""
     from tcomp.backends.kernel import build_loops
-    from tcomp.cli.inputs import read_values
     from tcomp.frontends.onnx import import_model
-    from tcomp.options import CompileOptions, Report
+    from tcomp.options import Report
     from tcomp.passes.runner import run_passes
     from tcomp.pipeline import graph_passes, kernel_nodes
 
@@ -52,14 +33,14 @@ def explain(
     report = Report()
     with output.progress() as tell:
         tell("import", 0, 1)
-        graph = import_model(model, parse_shapes(shape), parse_dims(dim), read_values(value))
-        options = CompileOptions(parse_target(target, arch, precision), direct=direct)
-        passes = graph_passes(options, report)
+        graph = import_model(model, options.shapes, options.dims, options.values)
+        compiling = options.compile_options()
+        passes = graph_passes(compiling, report)
         number = itertools.count(1)
         graph, reports = run_passes(graph, passes, on_pass=lambda done: tell(done.name, next(number), len(passes)))
     nodes = list(kernel_nodes(graph))
     kernels = [(n.name, [inner.op.name for inner in n.bodies[0].nodes], [_type(v) for v in n.outputs]) for n in nodes]
-    made = [(n.name, build_loops(n.bodies[0], "kernel", options.backend)) for n in nodes]
+    made = [(n.name, build_loops(n.bodies[0], "kernel", compiling.backend)) for n in nodes]
     notes = [f"{node}: {text}" for node, texts in report.notes.lines.items() for text in texts]
     notes += [f"{name}: {text}" for name, s in made for text in s.kernel.notes]
     if as_json:

@@ -11,7 +11,7 @@ import typer
 from tcomp.cli import output
 from tcomp.cli.files import check_writable, replacing
 from tcomp.cli.kernels import profiled, show
-from tcomp.cli.options import AnyModel, Arch, Dims, Inputs, Json, Precision, Seed, Shapes, TargetName, Threads
+from tcomp.cli.options import AnyModel, Inputs, Json, ModelOptions, Profile, Seed, Threads, option
 from tcomp.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,16 +20,11 @@ if TYPE_CHECKING:
 
 def run(
     model: AnyModel,
+    *,
     input: Inputs = None,
-    save: Annotated[Path | None, typer.Option("--save", metavar="FILE.npz", help="Save the outputs, by name.", show_default=False)] = None,
-    profile: Annotated[
-        bool, typer.Option("--profile", help="Show the time of every kernel, and its share of what this machine can do.")
-    ] = False,
-    dim: Dims = None,
-    shape: Shapes = None,
-    target: TargetName = None,
-    arch: Arch = None,
-    precision: Precision = None,
+    save: Annotated[Path | None, option("--save", "FILE.npz", "Save the outputs, by name.")] = None,
+    profile: Annotated[bool, typer.Option("--profile", help=Profile)] = False,
+    options: ModelOptions,
     threads: Threads = None,
     seed: Seed = 0,
     as_json: Json = False,
@@ -46,7 +41,7 @@ def run(
         save = save if save.suffix == ".npz" else save.with_name(save.name + ".npz")
         check_writable(save)
     with output.progress() as tell:
-        opened = open_model(model, dim, shape, target, arch, precision, threads, tell)
+        opened = open_model(model, options, threads, tell)
     module = Module.load(opened.artifact, threads=threads)
     signature = signature_of(module)
     feeds = make_feeds(signature, read_inputs(input, signature), opened.sizes, seed)

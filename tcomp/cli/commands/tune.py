@@ -14,20 +14,7 @@ import typer
 from tcomp.cli import output
 from tcomp.cli.files import check_file, check_model_file
 from tcomp.cli.guard import INTERRUPTED
-from tcomp.cli.options import (
-    Arch,
-    Dims,
-    Direct,
-    Json,
-    Precision,
-    Shapes,
-    TargetName,
-    Threads,
-    Values,
-    parse_dims,
-    parse_shapes,
-    parse_target,
-)
+from tcomp.cli.options import CompilationOptions, Json, Threads, option, parse_dims
 from tcomp.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,50 +22,25 @@ if TYPE_CHECKING:
 
     from tcomp.autotune.progress import Result, Status, TaskStatus
 
+_MODEL = "An ONNX model. With --resume it may be left out."
 _SHOWN = 12  # kernels in the live table
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
 def tune(
-    model: Annotated[
-        Path | None, typer.Argument(metavar="MODEL.onnx", help="An ONNX model. With --resume it may be left out.", show_default=False)
-    ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            "--budget", metavar="TIME", help="Time in all, as in 60s, 10m, 1h. Default: 60s, unless --trials.", show_default=False
-        ),
-    ] = None,
-    trials: Annotated[
-        int | None, typer.Option("--trials", metavar="N", min=1, help="Candidates to measure, at most.", show_default=False)
-    ] = None,
-    database: Annotated[Path, typer.Option("--database", metavar="FILE", help="Where records are kept; made if there is none.")] = Path(
-        "tune.db"
-    ),
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the latest tuning in the database, with what is left of its budget.")
-    ] = False,
-    workers: Annotated[
-        int | None,
-        typer.Option("--workers", metavar="N", min=1, max=4096, help="Building processes. Default: all cores.", show_default=False),
-    ] = None,
-    cluster: Annotated[
-        str | None, typer.Option("--cluster", metavar="ADDRESS", help="Measure on a Dask cluster (tcp://host:8786).", show_default=False)
-    ] = None,
-    target: TargetName = None,
-    arch: Arch = None,
-    precision: Precision = None,
-    dim: Dims = None,
-    shape: Shapes = None,
-    value: Values = None,
+    model: Annotated[Path | None, typer.Argument(metavar="MODEL.onnx", help=_MODEL, show_default=False)] = None,
+    *,
+    budget: Annotated[str | None, option("--budget", "TIME", "Time in all, as in 60s, 10m, 1h. Default: 60s, unless --trials.")] = None,
+    trials: Annotated[int | None, option("--trials", "N", "Candidates to measure, at most.", min=1)] = None,
+    database: Annotated[Path, typer.Option("--database", metavar="FILE", help="Where records are kept; made if there is none.")] = Path("tune.db"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the latest tuning in the database, with the rest of its budget.")] = False,
+    workers: Annotated[int | None, option("--workers", "N", "Building processes. Default: all cores.", min=1, max=4096)] = None,
+    cluster: Annotated[str | None, option("--cluster", "ADDRESS", "Measure on a Dask cluster (tcp://host:8786).")] = None,
+    options: CompilationOptions,
     size: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--size", metavar="NAME=N", help="The size at which an open symbolic dim is measured. May be repeated.", show_default=False
-        ),
+        list[str] | None, option("--size", "NAME=N", "The size at which an open symbolic dim is measured. May be repeated.")
     ] = None,
     threads: Threads = None,
-    direct: Direct = False,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the search.")] = 0,
     as_json: Json = False,
 ) -> None:
@@ -87,47 +49,25 @@ def tune(
     Give the same --target, --arch, --precision, --threads, --dim, --shape, --value and --direct to `tcomp compile`. Ctrl-C ends the search and confirms the best so far.
     """
     from tcomp.autotune.tuner import tune as search
-    from tcomp.cli.inputs import read_values
 
     seconds = None if budget is None else parse_time(budget)
-    options: dict[str, Any]
     if model is None:
         if not resume:
             raise InputError("there is no model to tune", hint="tcomp tune MODEL.onnx, or tcomp tune --resume")
-        if given := [
-            name
-            for name, v in (
-                ("--target", target),
-                ("--arch", arch),
-                ("--precision", precision),
-                ("--dim", dim),
-                ("--shape", shape),
-                ("--value", value),
-                ("--size", size),
-                ("--direct", direct),
-            )
-            if v
-        ]:
+        if given := [*options.given, *(["--size"] if size else [])]:
             raise InputError(f"{given[0]} comes with a model", hint="without one, everything is as it was")
-        options = _earlier(database)
+        arguments = _earlier(database)
     else:
         check_model_file(model)
         sizes = parse_dims(size)
         if ranges := [name for name, n in sizes.items() if not isinstance(n, int)]:
             raise InputError(f"--size {ranges[0]} is one number", hint="ranges are for --dim")
-        options = {"model": model, "threads": threads, "shapes": parse_shapes(shape), "dims": parse_dims(dim)}
-        options |= {
-            "target": parse_target(target, arch, precision),
-            "values": read_values(value),
-            "sizes": sizes,
-            "seed": seed,
-            "workers": workers,
-            "cluster": cluster,
-            "direct": direct,
-        }
-    options["model"] = str(options["model"])
+        arguments = {
+            "model": str(model), "target": options.machine, "shapes": options.shapes, "dims": options.dims, "values": options.values,
+            "sizes": sizes, "threads": threads, "seed": seed, "workers": workers, "cluster": cluster, "direct": options.direct,
+        }  # fmt: skip
     with _live() as tell:
-        result = search(budget=seconds, trials=trials, database=database, resume=resume, progress=tell, **options)
+        result = search(budget=seconds, trials=trials, database=database, resume=resume, progress=tell, **arguments)
     if as_json:
         output.print_json(_record(result))
     else:
@@ -192,7 +132,7 @@ def _table(status: Status) -> Table:
     if before:
         words.append(f"kernels alone: {output.seconds(before)} -> {output.seconds(after)}")
     if status.error is not None:
-        words.append(f"the model is off by {status.error:.0%}")
+        words.append(f"the cost model is off by {status.error:.0%}")
     grid = Table(title=Text("; ".join(words)), box=None, pad_edge=False, title_justify="left", header_style="bold")
     grid.add_column("kernel", no_wrap=True, overflow="ellipsis")
     for name in ("before", "best", "of bound", "trials", "failed"):
@@ -218,13 +158,7 @@ def _show(result: Result) -> None:
     c = result.confirmation
     names = {t.task.key: t for t in result.tasks}
     rows = [
-        (
-            _cells(names[key])[0],
-            output.seconds(g.before),
-            output.seconds(g.after),
-            names[key].trials,
-            "tuned" if key in c.kept else "rolled back",
-        )
+        (_cells(names[key])[0], output.seconds(g.before), output.seconds(g.after), names[key].trials, "tuned" if key in c.kept else "rolled back")
         for key, g in sorted(c.kernels.items(), key=lambda item: item[1].after - item[1].before)
         if key in names
     ]
@@ -236,10 +170,8 @@ def _show(result: Result) -> None:
     for note in c.notes:
         output.line(note, "yellow")
     if c.kept:
-        output.line(
-            f"{output.seconds(c.before)} -> {output.seconds(c.after)}: {c.ratio:.3f} of the untuned model's time, in a fresh process",
-            "green",
-        )
+        gain = f"{output.seconds(c.before)} -> {output.seconds(c.after)}: {c.ratio:.3f} of the untuned model's time, in a fresh process"
+        output.line(gain, "green")
     else:
         output.line("no kernel was made faster: the model stays as it is")
     if result.interrupted:
@@ -249,24 +181,10 @@ def _show(result: Result) -> None:
 def _record(result: Result) -> dict[str, Any]:
     c = result.confirmation
     kernels = [
-        {
-            "kernel": t.title,
-            "key": t.task.key,
-            "calls": t.calls,
-            "trials": t.trials,
-            "failed": t.failed,
-            "before": t.before,
-            "after": t.after,
-        }
-        | {"bound": t.bound, "stopped": t.stopped, "tuned": t.task.key in c.kept, "rolled_back": t.task.key in c.rolled_back}
+        {"kernel": t.title, "key": t.task.key}
+        | {name: getattr(t, name) for name in ("calls", "trials", "failed", "before", "after", "bound", "stopped")}
+        | {"tuned": t.task.key in c.kept, "rolled_back": t.task.key in c.rolled_back}
         for t in result.tasks
     ]
-    record = {
-        "database": result.database,
-        "ratio": c.ratio,
-        "before": c.before,
-        "after": c.after,
-        "trials": result.trials,
-        "kernels": kernels,
-    }
+    record = {"database": result.database, "ratio": c.ratio, "before": c.before, "after": c.after, "trials": result.trials, "kernels": kernels}
     return record | {"seconds": result.seconds, "overhead": result.overhead, "notes": c.notes, "interrupted": result.interrupted}

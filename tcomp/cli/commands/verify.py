@@ -11,54 +11,25 @@ import typer
 from tcomp.cli import output
 from tcomp.cli.files import check_file, check_model_file, is_artifact
 from tcomp.cli.guard import USER_ERROR
-from tcomp.cli.options import (
-    Arch,
-    Dims,
-    Direct,
-    Inputs,
-    Json,
-    Precision,
-    Seed,
-    Shapes,
-    TargetName,
-    Threads,
-    Values,
-    parse_dims,
-    parse_shapes,
-    parse_target,
-)
+from tcomp.cli.options import CompilationOptions, Inputs, Json, Seed, Threads, option
 from tcomp.errors import InputError
 
+_MODEL = "An ONNX model. With --proofs also an artifact, or a schedule that Schedule.to_json wrote."
 _USUAL_SIZE = 3  # of symbolic dims: 1 would hide mistakes
 
 
 def verify(
-    model: Annotated[
-        Path,
-        typer.Argument(
-            metavar="MODEL",
-            help="An ONNX model. With --proofs also an artifact, or a schedule that Schedule.to_json wrote.",
-            show_default=False,
-        ),
-    ],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help=_MODEL, show_default=False)],
+    *,
     full: Annotated[bool, typer.Option("--full", help="Judge every pass and every kernel, even if the outputs agree.")] = False,
     tolerance: Annotated[
-        float | None,
-        typer.Option(
-            "--tolerance", metavar="X", min=0, help="Largest relative error. Default: by dtype, 1e-4 for float32.", show_default=False
-        ),
+        float | None, option("--tolerance", "X", "Largest relative error. Default: by dtype, 1e-4 for float32.", min=0)
     ] = None,
     proofs: Annotated[
         bool, typer.Option("--proofs", help="Run nothing: prove every step of the kernels' schedules by exact dependence analysis.")
     ] = False,
     input: Inputs = None,
-    dim: Dims = None,
-    shape: Shapes = None,
-    value: Values = None,
-    target: TargetName = None,
-    arch: Arch = None,
-    precision: Precision = None,
-    direct: Direct = False,
+    options: CompilationOptions,
     threads: Threads = None,
     seed: Seed = 0,
     as_json: Json = False,
@@ -73,20 +44,19 @@ def verify(
     if proofs:
         if full or tolerance is not None or input or threads is not None:
             raise InputError("--proofs runs nothing", hint="leave out --full, --tolerance, --input and --threads")
-        _prove(model, dim, shape, value, target, arch, precision, direct, as_json)
+        _prove(model, options, as_json)
         return
     from tcomp import verification
-    from tcomp.cli.inputs import make_feeds, read_inputs, read_values
+    from tcomp.cli.inputs import make_feeds, read_inputs
     from tcomp.frontends.onnx import import_model
-    from tcomp.options import CompileOptions
 
     check_model_file(model)
     with output.progress() as tell:
         tell("import", 0, 1)
-        graph = import_model(model, parse_shapes(shape), parse_dims(dim), read_values(value))
+        graph = import_model(model, options.shapes, options.dims, options.values)
         feeds = make_feeds(graph.inputs, read_inputs(input, graph.inputs), {}, seed, _USUAL_SIZE)
-        options = CompileOptions(parse_target(target, arch, precision), threads=threads, direct=direct, progress=tell)
-        found = verification.verify(graph, feeds.arrays, options, tolerance=tolerance, full=full)
+        compiling = options.compile_options(threads=threads, progress=tell)
+        found = verification.verify(graph, feeds.arrays, compiling, tolerance=tolerance, full=full)
 
     if as_json:
         record: dict[str, Any] = {"ok": found.ok, "verdict": found.verdict(), "threads": found.threads, "repeatable": found.repeatable}
@@ -112,19 +82,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def _prove(
-    path: Path,
-    dim: list[str] | None,
-    shape: list[str] | None,
-    value: list[str] | None,
-    target: str | None,
-    arch: str | None,
-    precision: str | None,
-    direct: bool,
-    as_json: bool,
-) -> None:
-    from tcomp.cli.inputs import read_values
-    from tcomp.options import CompileOptions
+def _prove(path: Path, options: CompilationOptions, as_json: bool) -> None:
     from tcomp.pipeline import compile_model
     from tcomp.runtime import read_artifact
     from tcomp.schedules.schedule import parse_source
@@ -132,12 +90,9 @@ def _prove(
     from tcomp.verification import SavedSchedule, prove_schedules, saved_schedules
 
     check_file(path)
-    options: dict[str, object] = {"--dim": dim, "--shape": shape, "--value": value, "--target": target, "--arch": arch}
-    options |= {"--precision": precision, "--direct": direct}
-    given = [option for option, said in options.items() if said]
     is_trace = path.suffix == ".json"
-    if given and (is_trace or is_artifact(path)):
-        raise InputError(f"{path} has been compiled: {given[0]} comes too late", hint="give the ONNX model")
+    if options.given and (is_trace or is_artifact(path)):
+        raise InputError(f"{path} has been compiled: {options.given[0]} comes too late", hint="give the ONNX model")
     with output.progress() as tell:
         if is_trace:
             with open(path, "rb") as file:
@@ -148,9 +103,7 @@ def _prove(
             saved = saved_schedules(read_artifact(path))
         else:
             check_model_file(path)
-            machine, values = parse_target(target, arch, precision), read_values(value)
-            compiling = CompileOptions(machine, parse_shapes(shape), parse_dims(dim), values=values, progress=tell, direct=direct)
-            artifact, _ = compile_model(path, compiling)
+            artifact, _ = compile_model(path, options.compile_options(progress=tell))
             saved = saved_schedules(artifact)
         proofs = prove_schedules(saved, tell)
 

@@ -42,9 +42,7 @@ class _GraphParser(Parser):
             self.dims()
         self.expect("(")
         inputs = self.listed(self.declared, ")")
-        self.expect("->")
-        # Outputs are named before their nodes: skip them now, look them up at the end.
-        self.expect("(")
+        self.expect("->", "(")  # outputs are named before their nodes: skip them now, look them up at the end
         place = self.position
         while not self.accept(")"):
             if self.token.kind == "end":

@@ -6,7 +6,8 @@ text is refused with a `ParseError` that shows the place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from tcomp.errors import IRError, ParseError
@@ -52,12 +53,20 @@ def parse_te(text: str) -> list[Tensor]:
 
 class Parser(Tokens):
     """Recursive descent over the tokens, with the things in scope by name."""
+
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.variables: dict[str, Expr] = {}
         self.arrays: dict[str, Any] = {}
         self.reducers: dict[str, Reducer] = {}
         self.instructions: dict[str, Instruction] = {}
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """What comes into scope inside leaves it at the end."""
+        before = dict(self.variables), dict(self.arrays)
+        yield
+        self.variables, self.arrays = before
 
     def dtype(self) -> str:
         """The name of an element type."""
@@ -71,26 +80,15 @@ class Parser(Tokens):
         """An expression, with the names that `let` gives to its parts."""
         if not self.accept("let"):
             return self.operators_above(0)
-        names: dict[str, Expr | None] = {}
-        while True:
-            name = self.name()
-            self.expect("=")
-            names.setdefault(name, self.variables.get(name))
-            self.variables[name] = self.expression()
-            if not self.accept(";"):
-                break
-        self.expect("in")
-        result = self.expression()
-        self.restore(names)
-        return result
-
-    def restore(self, names: Mapping[str, Expr | None]) -> None:
-        """Gives names back the meaning that they had `before`."""
-        for name, before in names.items():
-            if before is None:
-                del self.variables[name]
-            else:
-                self.variables[name] = before
+        with self.scope():
+            more = True
+            while more:
+                name = self.name()
+                self.expect("=")
+                self.variables[name] = self.expression()
+                more = self.accept(";")
+            self.expect("in")
+            return self.expression()
 
     def operators_above(self, precedence: int) -> Expr:
         """A chain of infix operators that bind at least as tightly as `precedence`."""
@@ -191,20 +189,17 @@ class Parser(Tokens):
 
     def reduction(self, name: str, start: int) -> Expr:
         """A reduction, `sum(k in 0..K: body)`, from behind its parenthesis."""
-        hidden: dict[str, Expr | None] = {}
 
         def axis() -> Expr:
-            before = dict(self.variables)
-            v, extent, printed = self.binding()
+            v, extent = self.binding()
             if extent != (v.attr.extent if v.attr.extent is not None else v.attr.hi + 1 if v.attr.hi is not None else None):
-                self.fail(f"the range of `{printed}` does not end below {extent}")
-            hidden.setdefault(printed, before.get(printed))
+                self.fail(f"the range of `{v.name}` does not end below {extent}")
             return v
 
-        axes = self.listed(axis, ":")
-        body = self.expression()
-        self.expect(")")
-        self.restore(hidden)
+        with self.scope():
+            axes = self.listed(axis, ":")
+            body = self.expression()
+            self.expect(")")
         return E.reduce(self.reducer(name, body.dtype, start), body, axes)
 
     def reducer(self, name: str, dtype: str, start: int) -> Reducer:
@@ -214,8 +209,8 @@ class Parser(Tokens):
             self.fail(f"there is no reducer `{name}` of {dtype}", start)
         return found
 
-    def binding(self) -> tuple[Expr, Dim, str]:
-        """`name in 0..extent`; the variable is now in scope. Returns variable, extent and name."""
+    def binding(self) -> tuple[Expr, Dim]:
+        """`name in 0..extent`: the variable, which is now in scope, and its extent."""
         name = self.name()
         declared = self.range(name) if self.peek("{") else None
         self.expect("in")
@@ -224,9 +219,8 @@ class Parser(Tokens):
         self.take()
         self.expect("..")
         extent = self.dim(self.operators_above(UNARY_PRECEDENCE + 1))
-        v = declared if declared is not None else E.loop_var(name, extent)
-        self.variables[name] = v
-        return v, extent, name
+        v = self.variables[name] = declared if declared is not None else E.loop_var(name, extent)
+        return v, extent
 
     def dim(self, e: Expr) -> Dim:
         """The extent that an expression is: an int where it is constant."""
@@ -262,24 +256,26 @@ class Parser(Tokens):
 
     def reducer_declarations(self) -> None:
         """Declarations of reducers that are not standard, which are in scope from now on."""
+
+        def operand() -> Expr:
+            name = self.name()
+            v = self.variables[name] = self.range(name)
+            return v
+
         while self.accept("reducer"):
             name = self.name()
             self.expect("(")
-            pair, hidden = [], {}
-            for end in (",", ")"):
-                operand = self.name()
-                hidden[operand] = self.variables.get(operand)
-                self.variables[operand] = self.range(operand)
-                pair.append(self.variables[operand])
-                self.expect(end)
-            self.expect("=")
-            combine = self.expression()
-            self.expect("from")
-            identity = self.expression()
-            self.restore(hidden)
-            if {v.dtype for v in (*pair, combine)} != {identity.dtype} or identity.op != "const":
+            with self.scope():
+                lhs = operand()
+                self.expect(",")
+                rhs = operand()
+                self.expect(")", "=")
+                combine = self.expression()
+                self.expect("from")
+                identity = self.expression()
+            if {lhs.dtype, rhs.dtype, combine.dtype} != {identity.dtype} or identity.op != "const":
                 self.fail(f"the reducer `{name}` mixes dtypes, or its identity is no constant")
-            self.reducers[name] = Reducer(name, pair[0], pair[1], combine, identity)
+            self.reducers[name] = Reducer(name, lhs, rhs, combine, identity)
 
     # ------------------------------------------------------------ loop programs
 
@@ -299,17 +295,20 @@ class Parser(Tokens):
             self.fail(f"nothing is called `{name}` here", start)
         return self.arrays[name]
 
+    def signature(self) -> tuple[tuple[L.Buffer, ...], tuple[L.Buffer, ...]]:
+        """`(buffers) -> (outputs) {`: the buffers, which are now in scope, and the outputs among them."""
+        self.expect("(")
+        buffers = tuple(self.listed(self.buffer, ")"))
+        self.expect("->", "(")
+        outputs = tuple(self.listed(self.array, ")"))
+        self.expect("{")
+        return buffers, outputs
+
     def kernel(self) -> L.Kernel:
         """A kernel."""
         self.expect("kernel")
-        name = self.name()
-        scalars = self.dims()
-        self.expect("(")
-        buffers = self.listed(self.buffer, ")")
-        self.expect("->")
-        self.expect("(")
-        outputs = self.listed(self.array, ")")
-        self.expect("{")
+        name, scalars = self.name(), self.dims()
+        buffers, outputs = self.signature()
         notes = []
         while self.accept("note"):
             notes.append(self.string())
@@ -317,49 +316,46 @@ class Parser(Tokens):
         while self.peek("instruction"):
             i = self.instruction()
             self.instructions[i.name] = i
-        return L.Kernel(name, tuple(buffers), tuple(outputs), scalars, self.body(), tuple(notes))
+        return L.Kernel(name, buffers, outputs, scalars, self.body(), tuple(notes))
 
     def instruction(self) -> Instruction:
-        """The declaration of an instruction, in scopes of its own."""
-        outer_arrays, outer_variables = self.arrays, self.variables
-        self.arrays, self.variables = {}, {}
+        """The declaration of an instruction, in a scope of its own."""
         self.expect("instruction")
         start, name = self.token.start, self.name()
-        self.expect("(")
-        buffers = tuple(self.listed(self.buffer, ")"))
-        self.expect("->")
-        self.expect("(")
-        outputs = tuple(self.listed(self.array, ")"))
-        self.expect("{")
-        operands = [self.operand(b) for b in buffers]
-        self.expect("needs")
-        features = self.several(self.string)
-        self.expect("takes")
-        cycles = self.number()
-        self.expect("cycles")
-        uops = self.integer()
-        self.expect("uops")
-        reassociates = self.accept("reassociates")
-        self.expect("emits")
-        vector = self.accept("vector")
-        copies = not vector and self.accept("copy")
-        if not vector and not copies:
-            self.expect("warp")
+        with self.scope():
+            self.arrays, self.variables = {}, {}
+            buffers, outputs = self.signature()
+            operands = tuple([self.operand(b) for b in buffers])
+            self.expect("needs")
+            features = tuple(self.several(self.string))
+            self.expect("takes")
+            cycles = float(self.number().attr)
+            self.expect("cycles")
+            uops = self.integer()
+            self.expect("uops")
+            reassociates = self.accept("reassociates")
+            self.expect("emits")
+            emission = self.emission()
+            meaning = L.Kernel("meaning", buffers, outputs, (), self.body())
+        try:
+            return Instruction(name, meaning, operands, emission, features, cycles, uops, reassociates)
+        except IRError as error:
+            self.fail(f"{error.what}: {error.why}", start)
+
+    def emission(self) -> VectorOp | WarpOp | CopyOp:
+        """How an instruction is emitted."""
+        kind = self.name()
+        if kind not in ("vector", "warp", "copy"):
+            self.fail(f"expected `vector`, `warp` or `copy`, found `{kind}`")
         code = self.string()
         self.expect("(")
         arguments = tuple(self.listed(self.name, ")"))
-        emission: VectorOp | WarpOp | CopyOp = CopyOp(code, arguments) if copies else WarpOp(code, arguments)
-        if vector:
-            self.expect("lanes")
-            lanes = self.integer()
-            self.expect("group")
-            emission = VectorOp(code, arguments, lanes, self.integer())
-        meaning = L.Kernel("meaning", buffers, outputs, (), self.body())
-        self.arrays, self.variables = outer_arrays, outer_variables
-        try:
-            return Instruction(name, meaning, tuple(operands), emission, tuple(features), float(cycles.attr), uops, reassociates)
-        except IRError as error:
-            self.fail(f"{error.what}: {error.why}", start)
+        if kind != "vector":
+            return WarpOp(code, arguments) if kind == "warp" else CopyOp(code, arguments)
+        self.expect("lanes")
+        lanes = self.integer()
+        self.expect("group")
+        return VectorOp(code, arguments, lanes, self.integer())
 
     def operand(self, b: L.Buffer) -> Operand:
         """What an instruction demands of one of its buffers."""
@@ -369,97 +365,86 @@ class Parser(Tokens):
             self.fail(f"the operands are in the order of the buffers, next is `{b.name}`", start)
         self.expect("[")
         strides = tuple(self.listed(lambda: None if self.accept("_") else self.integer(), "]"))
-        scopes = list(L.SCOPES)
-        if self.accept("in"):
-            scopes = self.several(self.name)
+        scopes = tuple(self.several(self.name)) if self.accept("in") else L.SCOPES
         if not self.accept("holds"):
-            return Operand(strides, tuple(scopes))
+            return Operand(strides, scopes)
         count = self.integer()
         threads = self.integer() if self.accept("among") else WARP
-        self.expect("at")
-        self.expect("[")
+        self.expect("at", "[")
         lane = lane_of(threads)
-        self.variables |= {lane.name: lane, ELEMENT.name: ELEMENT}
-        indices = tuple(self.listed(self.expression, "]"))
-        self.variables = {}
-        return Operand(strides, tuple(scopes), Fragment(indices, count, threads))
+        with self.scope():
+            self.variables |= {lane.name: lane, ELEMENT.name: ELEMENT}
+            indices = tuple(self.listed(self.expression, "]"))
+        return Operand(strides, scopes, Fragment(indices, count, threads))
 
     def body(self) -> L.Stmt:
         """Statements up to and including the closing brace."""
-        outer_arrays, stmts = dict(self.arrays), []
-        while not self.accept("}"):
-            stmts.append(self.statement())
-        self.arrays = outer_arrays
-        return L.block(*stmts)
+        with self.scope():
+            stmts = []
+            while not self.accept("}"):
+                stmts.append(self.statement())
+            return L.block(*stmts)
+
+    def braced(self) -> L.Stmt:
+        """Statements in braces."""
+        self.expect("{")
+        return self.body()
 
     def statement(self) -> L.Stmt:
         """A statement."""
-        keyword = self.token.text if self.token.kind == "name" else ""
-        if keyword == "for" or (keyword in L.KINDS and not self.peek("[", 1)):
+        keyword = self.token.text if self.token.kind == "name" and not self.peek("[", 1) else ""
+        if keyword in ("if", "call", "while", "alloc", "prefetch", "stream", "for", *L.KINDS):
             self.take()
-            before = dict(self.variables)
-            v, extent, _ = self.binding()
-            self.expect("{")
-            body = self.body()
-            self.variables = before
-            return L.For(v, extent, body, L.SERIAL if keyword == "for" else keyword)
-        if keyword == "if":
-            self.take()
-            cond = self.expression()
-            self.expect("{")
-            then = self.body()
-            if not self.accept("else"):
-                return L.If(cond, then)
-            self.expect("{")
-            return L.If(cond, then, self.body())
-        if keyword == "call":
-            self.take()
-            start, name = self.token.start, self.name()
-            if name not in self.instructions:
-                self.fail(f"no instruction is called `{name}` here", start)
-            self.expect("{")
-            return L.Call(self.instructions[name], self.body())
-        if keyword == "while":
-            self.take()
-            cond = self.expression()
-            self.expect("{")
-            return L.While(cond, self.body())
-        if keyword == "alloc":
-            self.take()
-            hidden = dict(self.arrays)
-            b = self.buffer()
-            if self.accept("{"):
-                body = self.body()
-                self.arrays = hidden
-                return L.Allocate(b, body)
-            rest = []
-            while not self.peek("}") and self.token.kind != "end":
-                rest.append(self.statement())
-            return L.Allocate(b, L.block(*rest))
-        if keyword == "prefetch":
-            self.take()
-            b = self.array()
-            self.expect("[")
-            return L.Prefetch(b, tuple(self.listed(self.expression, "]")))
-        if keyword == "stream":
-            self.take()
-            b = self.array()
-            self.expect("[")
-            indices = tuple(self.listed(self.expression, "]"))
-            self.expect("=")
-            return L.Store(b, indices, self.expression(), True)
+        match keyword:
+            case "if":
+                cond, then = self.expression(), self.braced()
+                return L.If(cond, then, self.braced() if self.accept("else") else None)
+            case "call":
+                start, name = self.token.start, self.name()
+                if name not in self.instructions:
+                    self.fail(f"no instruction is called `{name}` here", start)
+                return L.Call(self.instructions[name], self.braced())
+            case "while":
+                return L.While(self.expression(), self.braced())
+            case "alloc":
+                outside = dict(self.arrays)
+                b = self.buffer()
+                if self.accept("{"):
+                    body = self.body()
+                    self.arrays = outside
+                    return L.Allocate(b, body)
+                rest = []
+                while not self.peek("}") and self.token.kind != "end":
+                    rest.append(self.statement())
+                return L.Allocate(b, L.block(*rest))
+            case "prefetch":
+                return L.Prefetch(*self.place())
+            case "stream":
+                b, indices = self.place()
+                self.expect("=")
+                return L.Store(b, indices, self.expression(), True)
+        if keyword == "for" or keyword in L.KINDS:
+            with self.scope():
+                v, extent = self.binding()
+                return L.For(v, extent, self.braced(), L.SERIAL if keyword == "for" else keyword)
         return self.store()
+
+    def place(self) -> tuple[L.Buffer, tuple[Expr, ...]]:
+        """An element of a buffer."""
+        b = self.array()
+        self.expect("[")
+        return b, tuple(self.listed(self.expression, "]"))
 
     def store(self) -> L.Stmt:
         """A store or an accumulation."""
-        b = self.array()
-        self.expect("[")
-        indices = tuple(self.listed(self.expression, "]"))
+        b, indices = self.place()
         if self.accept("="):
             return L.Store(b, indices, self.expression())
         start = self.token.start
-        name = "sum" if self.accept("+=") else self.name() if not self.peek("=") else ""
-        if self.tokens[self.position - 1].text != "+=":
+        if self.accept("+="):
+            name = "sum"
+        else:
+            name = self.name()
             self.expect("=")
         value = self.expression()
         return L.Accumulate(b, indices, value, self.reducer(name, value.dtype, start))
@@ -481,13 +466,12 @@ class Parser(Tokens):
                 dtype = self.dtype()
                 self.arrays[name] = Tensor(name, self.shape(), dtype)
                 continue
-            self.expect("[")
-            before = dict(self.variables)
-            axes = self.listed(self.binding, "]")
-            self.expect("=")
-            body = self.expression()
-            self.variables = before
-            self.arrays[name] = Tensor(name, [extent for _, extent, _ in axes], body.dtype, tuple(v for v, _, _ in axes), body)
+            with self.scope():
+                self.expect("[")
+                axes = self.listed(self.binding, "]")
+                self.expect("=")
+                body = self.expression()
+            self.arrays[name] = Tensor(name, [extent for _, extent in axes], body.dtype, tuple(v for v, _ in axes), body)
         outputs = self.several(self.array)
         self.expect("}")
         return outputs
@@ -495,23 +479,17 @@ class Parser(Tokens):
     def extern(self) -> None:
         """An extern, whose results are in scope from now on."""
         names = self.several(self.name)
-        self.expect("=")
-        self.expect("extern")
-        self.expect("(")
-        inputs = self.listed(self.array, ")")
-        outside = dict(self.arrays)
-        self.expect("as")
-        self.expect("(")
-        parameters = self.listed(self.buffer, ")")
-        self.expect("->")
-        self.expect("(")
-        results = self.listed(self.buffer, ")")
-        self.expect("{")
-        body = self.body()
-        self.arrays = outside
+        self.expect("=", "extern", "(")
+        inputs = tuple(self.listed(self.array, ")"))
+        with self.scope():
+            self.expect("as", "(")
+            parameters = tuple(self.listed(self.buffer, ")"))
+            self.expect("->", "(")
+            results = tuple(self.listed(self.buffer, ")"))
+            body = self.braced()
         if len(inputs) != len(parameters) or len(names) != len(results):
             self.fail("an extern has one parameter for each input and one result for each output")
-        program = Extern(tuple(inputs), tuple(parameters), tuple(results), body)
+        program = Extern(inputs, parameters, results, body)
         for n, (name, b) in enumerate(zip(names, results, strict=True)):
             if name != "_":
                 self.arrays[name] = Tensor(name, b.shape, b.dtype, extern=program, index=n)

@@ -21,8 +21,7 @@ class _ProgramParser(Parser):
         dims = self.dims()
         self.expect("workspace")
         workspace = self.size()
-        self.expect("->")
-        self.expect("(")
+        self.expect("->", "(")
         shapes = self.listed(lambda: tuple(self.shape()), ")")
         self.expect("{")
         return Program(dims, workspace, tuple(shapes), self.steps())
@@ -42,15 +41,14 @@ class _ProgramParser(Parser):
             while not self.peek(")") and not self.peek(";"):
                 if buffers:
                     self.expect(",")
-                buffers.append(self.place())
+                buffers.append(self.ref())
             scalars: list[Expr] = []
             if self.accept(";"):
                 scalars = self.several(lambda: as_expr(self.size()))
-            self.expect(")")
-            self.expect("@")
+            self.expect(")", "@")
             return Call(symbol, tuple(buffers), tuple(scalars), self.name())
         if self.accept("if"):
-            cond = self.place()
+            cond = self.ref()
             self.expect("{")
             then = self.steps()
             if not self.accept("else"):
@@ -58,26 +56,23 @@ class _ProgramParser(Parser):
             self.expect("{")
             return Branch(cond, then, self.steps())
         if self.accept("for"):
-            before = dict(self.variables)
-            var, trips, _ = self.binding()
-            condition = self.place() if self.accept("while") else None
-            self.expect("{")
-            body = self.steps()
-            self.variables = before
-            return Repeat(var, trips, body, condition)
+            with self.scope():
+                var, trips = self.binding()
+                condition = self.ref() if self.accept("while") else None
+                self.expect("{")
+                return Repeat(var, trips, self.steps(), condition)
         if self.accept("copy"):
             count = self.size()
-            self.expect("bytes")
-            self.expect("from")
-            src = self.place()
+            self.expect("bytes", "from")
+            src = self.ref()
             self.expect("to")
-            return Copy(self.place(), src, count)
+            return Copy(self.ref(), src, count)
         self.expect("set")
-        dst = self.place()
+        dst = self.ref()
         self.expect("=")
         return SetIndex(dst, as_expr(self.size()))
 
-    def place(self) -> Ref:
+    def ref(self) -> Ref:
         start, name = self.token.start, self.name()
         found = re.fullmatch(r"([a-z]+)(\d{0,9})", name, re.ASCII)
         if found is None or found[1] not in MEMORIES or (found[1] in NUMBERED) != bool(found[2]):

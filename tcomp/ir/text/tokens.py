@@ -98,10 +98,11 @@ class Tokens:
         """The next token, for a message."""
         return f"`{self.token.text}`" if self.token.text else "the end of the text"
 
-    def expect(self, text: str) -> None:
-        """Passes this sign or name, which must be next."""
-        if not self.accept(text):
-            self.fail(f"expected `{text}`, found {self.found()}")
+    def expect(self, *texts: str) -> None:
+        """Passes these signs or names, which must be next."""
+        for text in texts:
+            if not self.accept(text):
+                self.fail(f"expected `{text}`, found {self.found()}")
 
     def peek(self, text: str, ahead: int = 0) -> bool:
         """Whether this sign or name is the next token, or so many `ahead` of it."""

@@ -74,7 +74,7 @@ def determined(places: Sequence[tuple[Expr, ...]], inner: Collection[Expr]) -> s
         elif atom.op in ("floordiv", "mod"):
             d = digit(atom)
             digits.add(d, atom)
-            if d.whole is not atom and digits.chain(d.whole) is not None:
+            if digits.chain(d.whole) is not None:
                 todo += _common_terms([d.whole], inner)
     return known
 

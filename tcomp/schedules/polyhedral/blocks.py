@@ -62,8 +62,9 @@ def in_blocks(s: Schedule, m: Model, tree: Any) -> list[str]:
         placed = when.flat_range_product(times[n]).apply_range(map_of(["b", *own], time))
         order = order.union(isl.UnionMap.from_map(placed))
     naming = "; ".join(f"{n}: {' '.join([LOOP, '_', *own, *['_'] * (longest - len(own))])}" for n, own in names.items())
-    s.affine(None, str(order.coalesce()), naming)
-    return [nest.var.name for nest in _nests(s.loops[LOOP].body)]
+    made = s.affine(None, str(order.coalesce()), naming)
+    block = next(loop for loop, name in made.items() if name == LOOP)
+    return [nest.var.name for nest in _nests(s.loops[block].body)]
 
 
 def _repeats(element: isl.Map, step: isl.Map) -> bool:

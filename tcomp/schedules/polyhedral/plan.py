@@ -85,11 +85,6 @@ class Plan:
     def parallel(self) -> str:
         return " ".join(name for name, loop in self.loops.items() if loop.role == "parallel")
 
-    def loop(self, name: str) -> tuple[str, Loop] | None:
-        """What a loop of the kernel is for; those that the scanner made several of end in a number."""
-        base = name if name in self.loops else name.rsplit(".", 1)[0]
-        return (base, self.loops[base]) if base in self.loops else None
-
 
 @dataclass(frozen=True, slots=True)
 class Axis:

@@ -17,7 +17,7 @@ from tcomp.schedules.polyhedral.bands import Planner
 from tcomp.schedules.polyhedral.blocks import in_blocks
 from tcomp.schedules.polyhedral.operands import pack
 from tcomp.schedules.polyhedral.plan import enough
-from tcomp.schedules.polyhedral.shaping import shape
+from tcomp.schedules.polyhedral.shaping import set_kinds
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget
 
@@ -62,14 +62,14 @@ def _ordered(s: Schedule, nest: str | None, planner: Planner) -> None:
             plan = planner.plan(fused)
             if not plan.gains():
                 raise _no_schedule(s, "the loops that do most of the work depend on each other")
-            s.affine(nest, plan.order(), plan.naming(), plan.parallel())
+            made = s.affine(nest, plan.order(), plan.naming(), plan.parallel())
             break
         except TooHard as error:
             raise _no_schedule(s, f"isl gave up: {error}") from None
         except ScheduleError:
             if fused is False:
                 raise
-    shape(s, plan, planner.target)
+    set_kinds(s, {loop: plan.loops[name] for loop, name in made.items() if name in plan.loops}, planner.target)
 
 
 def _in_blocks(s: Schedule, planner: Planner) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 from tcomp.errors import ScheduleError
@@ -11,24 +12,26 @@ from tcomp.ir.expr import as_expr
 from tcomp.ir.loops import UNROLLED, Accumulate, Buffer, For, Stmt, Store, expressions, walk
 from tcomp.ir.simplify import linear
 from tcomp.schedules.cpu.lanes_and_threads import lanes_of
-from tcomp.schedules.polyhedral.plan import Loop, Plan
+from tcomp.schedules.polyhedral.plan import Loop
+from tcomp.schedules.primitives.handles import LoopCopy
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget
 
 LONG = 8  # vectors of a loop for which one more, to align the others, is cheap
 
 
-def shape(s: Schedule, plan: Plan, target: CpuTarget) -> None:
-    """Vectorizes and unrolls the loops that the plan wants so; one that cannot be runs in order. (`affine` makes the parallel loops.)"""
+def set_kinds(s: Schedule, planned: dict[str, Loop], target: CpuTarget) -> None:
+    """Vectorizes and unrolls the loops as planned; one that cannot be runs in order. (`affine` makes the parallel loops.)"""
     for role in ("lanes", "vector", UNROLLED, "sum"):
         for name, loop in list(s.loops.items()):
-            found = plan.loop(name)
-            if found is not None and found[1].role == role and name in s.loops:
+            if name in planned and planned[name].role == role and name in s.loops:
                 with suppress(ScheduleError), s.together():
-                    _shaped(s, name, loop, found[1], target)
+                    for tail in _set_kind(s, name, loop, planned[name], target):
+                        planned |= {copy: planned[x] for x, copy in tail.copies.items() if x in planned}
 
 
-def _shaped(s: Schedule, name: str, loop: For, plan: Loop, target: CpuTarget) -> None:
+def _set_kind(s: Schedule, name: str, loop: For, plan: Loop, target: CpuTarget) -> Sequence[LoopCopy]:
+    """Gives one loop its kind; returns the tails that this takes."""
     match plan.role:
         case "unrolled" if loop.extent == plan.size:
             s.unroll(name)
@@ -37,9 +40,10 @@ def _shaped(s: Schedule, name: str, loop: For, plan: Loop, target: CpuTarget) ->
         case "lanes":
             s.vectorize(name, plan.size)
         case "vector":
-            _vectorize(s, name, target)
+            return _vectorize(s, name, target)
         case "sum":
             _promote(s, loop)
+    return ()
 
 
 def _promote(s: Schedule, loop: For) -> None:
@@ -49,19 +53,24 @@ def _promote(s: Schedule, loop: For) -> None:
         s.promote(loop.var.name, b.name, f"{b.name}.sums")
 
 
-def _vectorize(s: Schedule, name: str, target: CpuTarget) -> None:
+def _vectorize(s: Schedule, name: str, target: CpuTarget) -> list[LoopCopy]:
     """Full vectors, and the rest in masked ones: at the end, and at the start where full ones then stay within cache lines."""
+    tails = list[LoopCopy]()
     lanes = lanes_of(target, [b for x in walk(s.loops[name].body) for b in _touched(x)])
     if s.loops[name].extent == lanes:
-        return s.vectorize(name)
+        s.vectorize(name)
+        return tails
     if ahead := _unaligned(s.loops[name], lanes):
         head, name = s.partition(name, ahead)
+        tails.append(name)
         with suppress(ScheduleError):
             s.vectorize(head, lanes)
     _, inner, rest = s.split(name, lanes, "peel")
+    tails.append(rest)
     s.vectorize(inner)
     with suppress(ScheduleError):
         s.vectorize(rest, lanes)
+    return tails
 
 
 def _unaligned(loop: For, lanes: int) -> int:

@@ -28,8 +28,10 @@ from tcomp.schedules.primitives.editing import (
     replace_loop,
 )
 
+ISL_OPERATIONS = 50_000_000  # of isl for one proof and the loops it makes: some seconds
 
-def affine(kernel: Kernel, loop: str | None, order: str, names: str, parallel: str = "") -> Kernel:
+
+def affine(kernel: Kernel, loop: str | None, order: str, names: str, parallel: str = "") -> tuple[Kernel, dict[str, str]]:
     """The instances of a nest (of the whole kernel, where `loop` is None) in any affine order: interchange, tiling, skewing, shifting,
     distribution and fusion of loops in one step.
 
@@ -37,7 +39,8 @@ def affine(kernel: Kernel, loop: str | None, order: str, names: str, parallel: s
     for each loop around them below and including `loop`, to time vectors of one length, in isl's notation; sizes and the variables of
     loops around are the parameters `p0, p1, ...` in the order of their use. `names` are those of the loops of the time dimensions, either
     for all instances, or `S0: a b c; S1: a d e`; a dimension called `_` is a place in a sequence and gets no loop. Loops that are not
-    needed vanish; a name that several loops need gets a number. Those named in `parallel` share their iterations among threads.
+    needed vanish; a name that several loops need gets a number. Those named in `parallel` share their iterations among threads. Returns
+    the loops made, each with the name in `names` that it stands for.
 
     Legal when the order is a one-to-one function of all instances and keeps that of every pair that touches one element, one of them
     writing it, and no such pair is divided between iterations of a parallel loop. Good for what the other primitives cannot say: loops
@@ -49,6 +52,7 @@ def affine(kernel: Kernel, loop: str | None, order: str, names: str, parallel: s
       >>> body = loop("i", 8, lambda i: loop("j", 8, lambda j: store(A, (i + 1, j + 1), A[i, j + 1] + A[i + 1, j])))
       >>> s = Schedule(Kernel("sums", (A,), (A,), (), body))
       >>> s.affine(None, "{ S0[i, j] -> [i + j, j] }", "front j", parallel="j")  # all of a front depends on earlier fronts only
+      {'front': 'front', 'j': 'j'}
       >>> print(s)
       kernel sums(A: float32[9, 9]) -> (A) {
         for front in 0..15 {
@@ -64,7 +68,7 @@ def affine(kernel: Kernel, loop: str | None, order: str, names: str, parallel: s
     m = model(target, kernel.body)
     relation = _relation(kernel, m, order)
     try:
-        with limited(50_000_000):
+        with limited(ISL_OPERATIONS):
             return reordered(kernel, "affine", target, m, relation, names, parallel.split())
     except TooHard as error:
         raise refuse(kernel, "affine", f"isl gave up on `{order}`: {error}") from None
@@ -169,8 +173,8 @@ def _moved(kernel: Kernel, step: str, target: For, terms: Callable[[Instance], M
         loops[1 : 2 * len(x.loops) : 2] = [loop.var.name for loop in x.loops]
         names.append(f"{x.name}: {' '.join(loops)}")
     try:
-        with limited(50_000_000):
-            return reordered(kernel, step, target, m, order, "; ".join(names), ())
+        with limited(ISL_OPERATIONS):
+            return reordered(kernel, step, target, m, order, "; ".join(names), ())[0]
     except TooHard as error:
         raise refuse(kernel, step, f"isl gave up on the proof: {error}") from None
 
@@ -187,7 +191,8 @@ def _decided_once(target: Stmt) -> Buffer | None:
     return None
 
 
-def reordered(kernel: Kernel, step: str, target: Stmt, m: Model, order: isl.UnionMap, names: str, parallel: Sequence[str]) -> Kernel:
+def reordered(kernel: Kernel, step: str, target: Stmt, m: Model, order: isl.UnionMap, names: str, parallel: Sequence[str]) -> tuple[Kernel, dict[str, str]]:
+    """The kernel with the instances of a part of it in another order, and the loops made; refuses what `affine` says is not legal."""
     if any(isinstance(s, Call) for s in walk(target)):
         raise refuse(kernel, step, "an instruction executes some of the loops", "change the order first, tensorize then")
     if not m.instances:
@@ -224,14 +229,15 @@ def reordered(kernel: Kernel, step: str, target: Stmt, m: Model, order: isl.Unio
             raise refuse_conflict(kernel, step, f"iterations of the parallel loop `{name}`", conflict)
     replaced = {s.var.attr.name for s in walk(target) if isinstance(s, For)}
     taken = {*loop_names(kernel), *buffer_names(kernel)} - replaced
+    made: dict[str, str] = {}
 
     def unique(name: str) -> str:
-        name = unused(name, taken, "{}.{}", 2)
-        taken.add(name)
-        return name
+        loop = unused(name, {*taken, *made}, "{}.{}", 2)
+        made[loop] = name
+        return loop
 
     new = scan(target, m, order.intersect_domain(_domains(m)), named, unique, parallel)
-    return nesting(kernel, step, kernel.with_body(rebuild(kernel.body, lambda s: new if s is target else None)))
+    return nesting(kernel, step, kernel.with_body(rebuild(kernel.body, lambda s: new if s is target else None))), made
 
 
 def _shared(
