@@ -11,7 +11,9 @@ Only `int64` arithmetic is reordered; other types keep their wrap-around (or rou
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from math import gcd
+from operator import mul
 
 from tcomp.ir.expr import INDEX, Bounds, Dim, Expr, binary, bounds, const, rewrite, select
 
@@ -71,8 +73,8 @@ def _rule(e: Expr) -> Expr | None:
                 return _mod(e.args[0], e.args[1])
             case "min" | "max":
                 return _min_max(e)
-            case "select":
-                return _select(e)
+            case "select" if e.args[0].op == "not":
+                return select(e.args[0].args[0], e.args[2], e.args[1])
     if e.op in ("lt", "le", "eq", "ne") and e.args[0].dtype == INDEX:
         return _compare(e)
     if e.op == "not" and e.args[0].op in _NEGATED and e.args[0].args[0].dtype == INDEX:
@@ -125,9 +127,7 @@ def from_linear(terms: Linear) -> Expr:
         if not monomial:
             result = const(c) if result is None else (result + c if c > 0 else result - (-c))
             continue
-        product = monomial[0]
-        for atom in monomial[1:]:
-            product = product * atom
+        product = reduce(mul, monomial)
         magnitude = product if abs(c) == 1 else product * abs(c)
         if result is None:
             result = magnitude if c > 0 else product * c
@@ -243,11 +243,8 @@ def _small_floordiv(x: Expr, c: Expr) -> Expr:
 
 
 def _common_factor(terms: Linear, n: int) -> int:
-    common = n
-    for m, k in terms.items():
-        if m:
-            common = gcd(common, k)
-    return common
+    """The largest number that divides n and all coefficients but the constant."""
+    return gcd(n, *(k for m, k in terms.items() if m))
 
 
 def _mod(x: Expr, c: Expr) -> Expr:
@@ -353,12 +350,7 @@ def _lower_bound(terms: Linear) -> int | None:
 
 
 def _monomial_bounds(monomial: Monomial) -> Bounds:
-    if not monomial:
-        return 1, 1
-    product = monomial[0]
-    for atom in monomial[1:]:
-        product = product * atom
-    return bounds(product)
+    return bounds(reduce(mul, monomial, const(1)))
 
 
 def _weaken(terms: Linear, variables_first: bool) -> Linear | None:
@@ -477,10 +469,3 @@ def _precedes(op: str, a: Expr, b: Expr) -> bool:
     """a <= b for sure (for `min`; a >= b for `max`)."""
     low, high = (a, b) if op == "min" else (b, a)
     return _at_least(_added(linear(high), linear(low), -1), 0)
-
-
-def _select(e: Expr) -> Expr | None:
-    cond, a, b = e.args
-    if cond.op == "not":
-        return select(cond.args[0], b, a)
-    return None

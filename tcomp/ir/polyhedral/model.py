@@ -19,6 +19,8 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
+from operator import mul
 
 import islpy as isl
 
@@ -171,10 +173,7 @@ class _Formula:
         if not monomial:
             return str(coefficient)
         if len(monomial) > 1:
-            product = monomial[0]
-            for factor in monomial[1:]:
-                product = product * factor
-            return f"{coefficient}*{self.unknown(product)}"
+            return f"{coefficient}*{self.unknown(reduce(mul, monomial))}"
         atom = monomial[0]
         if atom in self.names:
             return f"{coefficient}*{self.names[atom]}"
@@ -219,7 +218,7 @@ class _Builder:
             if e not in inside and e not in self.parameters and e.dtype == INDEX:
                 self.parameters[e] = f"p{len(self.parameters)}"
         self.prefix = f"[{', '.join(self.parameters.values())}] -> "
-        self.depth = max((len(loops) for loops in _nesting(stmt)), default=0)
+        self.depth = _depth(stmt)
         self.instances: list[Instance] = []
         self.homes: dict[Buffer, tuple[Expr, ...]] = {}  # the loops around the allocation of a buffer
         self.buffers: dict[Buffer, str] = {}
@@ -384,19 +383,7 @@ def _buffers(s: Stmt) -> list[Buffer]:
     return [*written, *(e.attr for e in E.reads(*expressions(s)))]
 
 
-def _nesting(stmt: Stmt, loops: tuple[For, ...] = ()) -> Iterator[tuple[For, ...]]:
-    """The loops around every leaf."""
-    match stmt:
-        case For(body=body):
-            yield from _nesting(body, (*loops, stmt))
-        case Block(stmts):
-            for s in stmts:
-                yield from _nesting(s, loops)
-        case If(_, then, otherwise):
-            for branch in (then, otherwise):
-                if branch is not None:
-                    yield from _nesting(branch, loops)
-        case Allocate(body=body) | Call(body=body):
-            yield from _nesting(body, loops)
-        case _:
-            yield loops
+def _depth(stmt: Stmt) -> int:
+    """How many loops are around the innermost instance; a `While` is one instance."""
+    inner = 0 if isinstance(stmt, While) else max(map(_depth, children(stmt)), default=0)
+    return inner + isinstance(stmt, For)
