@@ -17,6 +17,7 @@ from tcomp.backends import backend_of
 from tcomp.backends.protocol import Backend
 from tcomp.errors import InputError
 from tcomp.ir.expr import Dim
+from tcomp.ir.fallback import Fallback
 from tcomp.ir.graph import Graph
 from tcomp.passes.algorithms import Sizes
 from tcomp.passes.rewrite import Notes
@@ -89,7 +90,7 @@ class Report:
 
     seconds: dict[str, float] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)
-    not_fused: list[str] = field(default_factory=list)
+    not_fused: list[tuple[str, Fallback]] = field(default_factory=list)  # (value, why a reader of it is another kernel)
     stages: dict[str, str] = field(default_factory=dict)
     kernels: int = 0
     distinct_kernels: int = 0
@@ -97,6 +98,11 @@ class Report:
     arena_lower_bound: int | None = None
     tuned: int = 0  # kernels whose schedules were decided otherwise than by default
     not_followed: list[tuple[str, str]] = field(default_factory=list)  # kernels with records that are not used, and why
+
+    @property
+    def edges_not_fused(self) -> list[str]:
+        """`not_fused` as lines for people."""
+        return [f"%{value}: {fallback}" for value, fallback in self.not_fused]
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:

@@ -98,7 +98,7 @@ def graph_passes(options: CompileOptions, report: Report) -> list[tuple[str, Cal
         ("eliminate-dead", eliminate_dead),
         *([("algorithms", algorithms), ("merge-again", merge_equal)] if wanted.lanes is not None else []),
         ("attention", lambda g: join_attention(g, attention_bytes, notes, attention_blocks)),
-        ("partition", lambda g: partition(g, report.not_fused.append, halos, quotients=halos)),
+        ("partition", lambda g: partition(g, report.not_fused, halos, quotients=halos)),
         ("layout", lambda g: choose_layouts(g, weight_layouts, halos, seconds if halos else None)),
     ]
 
@@ -182,7 +182,7 @@ def _decisions(graph: Graph, texts: Mapping[Node, str], options: CompileOptions,
     for node, constants in kernel_inputs(graph):
         chosen = options.decide(node.bodies[0], constants)
         if chosen.note:
-            report.notes.add(node, chosen.note)
+            report.notes.add(node, "", chosen.note)
             report.not_followed.append((node.name, chosen.note))
         if chosen.decisions:
             found.setdefault(texts[node], chosen.decisions)

@@ -301,7 +301,7 @@ def test_report_and_texts() -> None:
     _, report = compile_model(dense(), CompileOptions(emit=("graph", "te", "loops", "llvm", "asm"), progress=lambda stage, done, total: told.append((stage, done, total))))
     assert report.kernels == 2 == report.distinct_kernels
     assert set(report.seconds) == {"import", "passes", "kernels", "link"}
-    assert report.not_fused == ["%r: relu -> softmax (softmax) not fused: both sides reduce"]
+    assert report.edges_not_fused == ["%r: relu -> softmax (softmax) not fused: both sides reduce"]
     assert "matmul(" in report.stages["graph"] and "sum(" in report.stages["te"]
     assert "vectorized" in report.stages["loops"] and "define " in report.stages["llvm"] and ".text" in report.stages["asm"]
     assert told[0][0] == "graph" and told[-1] == ("done", 1, 1)

@@ -45,7 +45,7 @@ with tempfile.TemporaryDirectory() as folder:
     print(report.stages["graph"])
     print(f"\n{report.kernels} kernels; workspace {report.arena} bytes, at least {report.arena_lower_bound} are alive at once")
     print("\nNot fused:")
-    for reason in report.not_fused:
+    for reason in report.edges_not_fused:
         print(" ", reason)
     print("\nSeconds:", {stage: round(s, 3) for stage, s in report.seconds.items()})
 

@@ -10,27 +10,24 @@ from tcomp.backends.kernel import CompiledKernel
 from tcomp.codegen.sizes import size_data
 from tcomp.errors import CodegenError, ParseError
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
+from tcomp.ir.fallback import Fallback
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node
 from tcomp.ir.text.parser import parse_expr
 from tcomp.schedules.cost.roofline import Work
 
 
 def kernel_facts(
-    graph: Graph, dims: Sequence[Expr], kernels: Mapping[Node, CompiledKernel], not_fused: Sequence[str]
+    graph: Graph, dims: Sequence[Expr], kernels: Mapping[Node, CompiledKernel], not_fused: Sequence[tuple[str, Fallback]]
 ) -> list[dict[str, Any]]:
     """JSON for each kernel, in order: the fields of `Work` for all its calls of a run, as sizes over the dims (see `runtime.plan`);
-    `layout` of its results; `not_fused`, lines of the report. Work is left out where it depends on data: in branches and `while` loops.
+    `layout` of its results; `not_fused`, why these are stored (see `passes.partition`). Work is left out where it depends on data: in branches and `while` loops.
     """
     names = {d.name: d for d in dims}
     numbers = {d: ["dim", n] for n, d in enumerate(dims)}
-    reasons: dict[str, list[str]] = {}
-    for line in not_fused:
-        value, _, reason = line.partition(": ")
-        reasons.setdefault(value, []).append(reason)
     found = []
     for node, times in _calls(graph, 1):
         fact: dict[str, Any] = {"layout": "; ".join(str(v.layout) for v in node.outputs if v.layout is not None)}
-        fact["not_fused"] = [reason for v in node.outputs for reason in reasons.get(f"%{v.name}", ())]
+        fact["not_fused"] = [str(fallback) for v in node.outputs for value, fallback in not_fused if value == v.name]
         if times is not None:
             try:
                 sizes = [as_dim(as_expr(parse_expr(text, names)) * as_expr(times)) for text in kernels[node].work]

@@ -10,6 +10,7 @@ import tcomp
 from tcomp.backends.kernel import CompiledKernel
 from tcomp.errors import UnsupportedError
 from tcomp.ir.expr import Dim, Expr, bounds, variables
+from tcomp.ir.fallback import Fallback
 from tcomp.ir.graph import Graph, Node
 from tcomp.packaging.facts import kernel_facts
 from tcomp.target import Target
@@ -38,7 +39,7 @@ def manifest(
     target: Target,
     threads: int | None,
     kernels: Mapping[Node, CompiledKernel],
-    not_fused: Sequence[str],
+    not_fused: Sequence[tuple[str, Fallback]],
 ) -> dict[str, Any]:
     """See `runtime.manifest`."""
     number = {d: n for n, d in enumerate(dims)}

@@ -26,13 +26,13 @@ import numpy as np
 
 from tcomp.ir.expr import Dim, as_dim, as_expr
 from tcomp.ir.graph import Graph, LazyConstant, Node, Value
-from tcomp.ir.simplify import same_shape
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import PAD, RESHAPE, TRANSPOSE
-from tcomp.ops.nn import CONV, CONV_TRANSPOSE
+from tcomp.ops.nn import CONV
 from tcomp.ops.strassen import PRODUCTS, STRASSEN_INPUT, STRASSEN_OUTPUT, STRASSEN_ROWS, alike, strassen_weights
 from tcomp.ops.winograd import WINOGRAD_INPUT, WINOGRAD_OUTPUT, WINOGRAD_PRODUCT, edges, phases, points_of, transformed_weights
-from tcomp.passes.canonicalize import uniform
+from tcomp.passes import contractions
+from tcomp.passes.canonicalize import zero_padding
 from tcomp.passes.rewrite import Notes, Rewriter, rewrite_graph
 
 MOST_POINTS = {1: 8, 2: 6}  # along an axis, at most, by the number of axes that are cut into tiles
@@ -104,29 +104,33 @@ def choose_algorithms(
 
     def winograd(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
         """conv(x, w) = winograd_output(winograd_product(winograd_input(x), G w G'))"""
-        return _winograd(node, rewriter, choose, lanes, streamed) if node.op is CONV else None
+        found = contractions.convolution(node)
+        return None if found is None else _winograd(node, found, rewriter, choose, lanes, streamed)
 
     def strassen(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
         """matmul(x, w) = strassen_output(matmul(strassen_input(x, rows), sums of quarters of w), rows)"""
-        return _strassen(node, rewriter, choose, lanes, streamed) if node.op is MATMUL else None
+        found = contractions.matrix_product(node)
+        return None if found is None else _strassen(node, found, rewriter, choose, lanes, streamed)
 
     def side_by_side(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
         """conv_transpose(x, w) = conv1x1(x, all taps of w), spread out"""
-        return _side_by_side(node, rewriter, lanes) if node.op is CONV_TRANSPOSE else None
+        return _side_by_side(node, rewriter, lanes) if contractions.adjacent_windows(node) else None
 
     return rewrite_graph(graph, (side_by_side,) if direct else (winograd, strassen, side_by_side), notes)
 
 
-def _winograd(node: Node, rewriter: Rewriter, choose: Choose, lanes: int, streamed: float) -> Sequence[Value] | str | None:
+def _winograd(
+    node: Node, found: contractions.Convolution, rewriter: Rewriter, choose: Choose, lanes: int, streamed: float
+) -> Sequence[Value] | str | None:
     x, w = node.inputs
     assert x is not None and w is not None
     weights, output = rewriter.array(w), node.outputs[0]
-    if weights is None or node.attrs["group"] != 1 or output.dtype != "float32":
+    if weights is None or found.groups != 1 or output.dtype != "float32":
         return None
     taps = weights.shape[2:]
-    stride = max(node.attrs["strides"])
-    even = all(n == (stride if t > 1 else 1) for n, t in zip(node.attrs["strides"], taps, strict=True))
-    if not even or not _tiles(taps, stride) or any(n != 1 for n in node.attrs["dilations"]):
+    stride = max(found.strides)
+    even = all(n == (stride if t > 1 else 1) for n, t in zip(found.strides, taps, strict=True))
+    if not even or not _tiles(taps, stride) or any(n != 1 for n in found.dilations):
         return None
     batch, extents = output.shape[0], [d for d in output.shape[2:] if isinstance(d, int)]
     if len(extents) != len(taps):
@@ -144,11 +148,13 @@ def _winograd(node: Node, rewriter: Rewriter, choose: Choose, lanes: int, stream
     return rewriter.add(WINOGRAD_OUTPUT, [products], {"tile": tile, "shape": tuple(extents), "stride": stride}, node.name)
 
 
-def _strassen(node: Node, rewriter: Rewriter, choose: Choose, lanes: int, streamed: float) -> Sequence[Value] | str | None:
+def _strassen(
+    node: Node, found: contractions.MatrixProduct, rewriter: Rewriter, choose: Choose, lanes: int, streamed: float
+) -> Sequence[Value] | str | None:
     x, w = node.inputs
     assert x is not None and w is not None
-    matrix, output, transposed = rewriter.array(w), node.outputs[0], bool(node.attrs.get("transpose_b"))
-    if matrix is None or matrix.ndim != 2 or len(x.shape) < 2 or output.dtype != "float32" or node.attrs.get("transpose_a"):
+    matrix, output, transposed = rewriter.array(w), node.outputs[0], found.transpose_right
+    if matrix is None or matrix.ndim != 2 or len(x.shape) < 2 or output.dtype != "float32" or found.transpose_left:
         return None
     *batch, rows, _ = x.shape
     if not isinstance(rows, int):
@@ -171,14 +177,11 @@ def _strassen(node: Node, rewriter: Rewriter, choose: Choose, lanes: int, stream
 def _side_by_side(node: Node, rewriter: Rewriter, lanes: int) -> Sequence[Value] | None:
     x, w = node.inputs
     assert x is not None and w is not None
-    weights, strides = rewriter.array(w), tuple(node.attrs["strides"])
-    if weights is None or weights.shape[2:] != strides or node.attrs["group"] != 1 or any(n != 1 for n in node.attrs["dilations"]):
+    weights = rewriter.array(w)
+    if weights is None or weights.shape[1] > lanes:
         return None
-    spread = tuple(as_dim(as_expr(d) * n) for d, n in zip(x.shape[2:], strides, strict=True))
-    whole = same_shape(node.attrs["shape"], spread) and same_shape(node.attrs["before"], (0,) * len(strides))
-    if not whole or weights.shape[1] > lanes:
-        return None
-    channels, outputs, axes = weights.shape[0], weights.shape[1], range(len(strides))
+    channels, outputs, *strides = weights.shape
+    axes = range(len(strides))
     taps = np.moveaxis(weights, 0, -1).reshape(-1, channels, *(1 for _ in axes))
     plain = {"strides": tuple(1 for _ in axes), "dilations": tuple(1 for _ in axes), "group": 1}
     (products,) = rewriter.add(CONV, [x, rewriter.constant(taps, f"{w.name}.taps")], plain, f"{node.name}.products")
@@ -194,17 +197,11 @@ def _padded(x: Value, missing: Sequence[int], rewriter: Rewriter, name: str) -> 
         return x
     before: Sequence[Dim] = (0,) * (2 + len(missing))
     after: Sequence[Dim] = (0, 0, *missing)
-    pad = rewriter.producer(x)
-    if pad is not None and _of_zeros(pad, rewriter) and (source := pad.inputs[0]) is not None:
+    pad = zero_padding(x, rewriter)
+    if pad is not None and (source := pad.inputs[0]) is not None:
         before, after = pad.attrs["before"], [as_dim(as_expr(a) + b) for a, b in zip(pad.attrs["after"], after, strict=True)]
         x = source
     return rewriter.add(PAD, [x, None], {"before": tuple(before), "after": tuple(after)}, f"{name}.pad")[0]
-
-
-def _of_zeros(pad: Node, rewriter: Rewriter) -> bool:
-    if pad.op is not PAD or pad.attrs.get("mode", "constant") != "constant":
-        return False
-    return pad.inputs[1] is None or uniform(rewriter.array(pad.inputs[1])) == 0
 
 
 def fastest(x: Sizes, lanes: int, streamed: float = STREAMED) -> int:

@@ -18,8 +18,7 @@ from tcomp.ir.dtypes import FLOATS, itemsize
 from tcomp.ir.expr import Dim, bounds
 from tcomp.ir.graph import Graph, Node, Value
 from tcomp.ops.attention import SOFTMAX_PRODUCT
-from tcomp.ops.matmul import MATMUL
-from tcomp.ops.reduction import SOFTMAX
+from tcomp.passes import contractions
 from tcomp.passes.rewrite import Notes, Rewriter, rewrite_graph
 
 LONG = 256  # elements of a row: several blocks
@@ -41,12 +40,15 @@ def join_attention(graph: Graph, near: int, notes: Notes | None = None, blocks: 
 
     def one_pass(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
         """matmul(softmax(x), v) = softmax_product(x, v)"""
-        softmax = rewriter.producer(node.inputs[0]) if node.op is MATMUL else None
-        if softmax is None or softmax.op is not SOFTMAX:
+        found = contractions.matrix_product(node)
+        softmax = rewriter.producer(node.inputs[0]) if found is not None else None
+        axis = contractions.softmax_axis(softmax)
+        if found is None or softmax is None or axis is None:
             return None
         weights, (x, *_) = softmax.outputs[0], softmax.inputs
         assert x is not None
-        if softmax.attrs["axes"] != (len(x.shape) - 1,) or any(node.attrs.values()) or min(len(v.shape) for v in node.inputs if v) < 2:
+        transposed = found.transpose_left or found.transpose_right
+        if axis != len(x.shape) - 1 or transposed or min(len(v.shape) for v in node.inputs if v) < 2:
             return "the sums are not along the rows of the softmax"
         if x.dtype not in (("float32", "float64") if blocks is None else FLOATS):
             return f"not for {x.dtype}"

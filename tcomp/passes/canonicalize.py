@@ -18,7 +18,7 @@ from tcomp.ir.simplify import difference, same_dim, same_shape
 from tcomp.ops.elementwise import CAST, DIV, MUL, POW, RECIPROCAL
 from tcomp.ops.movement import PAD, RESHAPE, TRANSPOSE, product
 from tcomp.passes import structure
-from tcomp.passes.rewrite import Notes, Rewriter, rewrite_graph, structural
+from tcomp.passes.rewrite import Notes, Rewriter, rewrite_graph, rule_for, structural
 
 UNIFORM_LIMIT = 1 << 16  # elements of a constant that is looked through
 
@@ -119,10 +119,11 @@ def _as_transpose(node: Node, rewriter: Rewriter, move: _Movement) -> Sequence[V
 # ---------------------------------------------------------------- pads and casts
 
 
+@rule_for(PAD)
 def two_pads(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
     """pad(pad(x, b, a), d, c) = pad(x, b + d, a + c), for the same filling and no amount below zero"""
-    before = rewriter.producer(node.inputs[0]) if node.op is PAD else None
-    if before is None or before.op is not PAD:
+    before = rewriter.producer(node.inputs[0], PAD)
+    if before is None:
         return None
     if any(n.attrs.get("mode", "constant") != "constant" for n in (node, before)):
         return "a pad that mirrors or repeats is not merged"
@@ -139,10 +140,18 @@ def two_pads(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
     return rewriter.add(PAD, [before.inputs[0], before.inputs[1]], attrs, node.name)
 
 
+def zero_padding(value: Value | None, rewriter: Rewriter) -> Node | None:
+    """The node that computes a value, if it puts zeros around its input."""
+    pad = rewriter.producer(value, PAD)
+    constant = pad is not None and pad.attrs.get("mode", "constant") == "constant"
+    return pad if pad and constant and (pad.inputs[1] is None or uniform(rewriter.array(pad.inputs[1])) == 0) else None
+
+
+@rule_for(CAST)
 def two_casts(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
     """cast(cast(x, a), b) = cast(x, b), where `a` holds every value of x"""
-    before = rewriter.producer(node.inputs[0]) if node.op is CAST else None
-    if before is None or before.op is not CAST or before.inputs[0] is None:
+    before = rewriter.producer(node.inputs[0], CAST)
+    if before is None or before.inputs[0] is None:
         return None
     source, middle = before.inputs[0], before.outputs[0].dtype
     if not structure.lossless(source.dtype, middle):
@@ -153,9 +162,10 @@ def two_casts(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
 # ---------------------------------------------------------------- arithmetic
 
 
+@rule_for(POW)
 def small_power(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
     """x ** 2 = x * x    x ** 3 = x * x * x    x ** -1 = 1 / x"""
-    base, exponent = (node.inputs[0], uniform(rewriter.array(node.inputs[1]))) if node.op is POW else (None, None)
+    base, exponent = node.inputs[0], uniform(rewriter.array(node.inputs[1]))
     if base is None or exponent not in (2, 3, -1) or not is_float(base.dtype):
         return None
     if exponent == -1:
@@ -164,9 +174,10 @@ def small_power(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
     return power if exponent == 2 else rewriter.add(MUL, [*power, base], {}, node.name)
 
 
+@rule_for(DIV)
 def exact_division(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
     """x / c = x * (1 / c), where c is a power of two"""
-    divisor = rewriter.array(node.inputs[1]) if node.op is DIV else None
+    divisor = rewriter.array(node.inputs[1])
     if divisor is None or divisor.size > UNIFORM_LIMIT or divisor.dtype.name not in ("float16", "float32", "float64"):
         return None
     with np.errstate(all="ignore"):

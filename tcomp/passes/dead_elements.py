@@ -70,7 +70,7 @@ def eliminate_dead_elements(graph: Graph, notes: Notes | None = None) -> Graph:
             inputs = [None if v is None else sliced(v, entry.needs[v]) for v in original.inputs]
             made = rewriter.add(node.op, inputs, entry.attrs, node.name)
             parts[entry.output] = made[node.outputs.index(entry.output)], entry.box
-            notes.add(node, f"eliminate_dead_elements: of [{_text(entry.output.shape)}] only [{_text(entry.box.extent)}] is read")
+            notes.add(node, "eliminate_dead_elements", f"of [{_text(entry.output.shape)}] only [{_text(entry.box.extent)}] is read")
         elif isinstance(entry, _SliceOfInput) and (not entry.box.is_whole(node.outputs[0].shape) or not parts.keys().isdisjoint(entry.needs)):
             ((source, box),) = entry.needs.items()
             now = sliced(source, box, entry.steps)

@@ -15,9 +15,10 @@ Why an edge is not fused is recorded, edge by edge.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 
@@ -26,33 +27,36 @@ from tcomp.ir.access import affine
 from tcomp.ir.concatenated_rows import concatenated_row_length
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Expr
+from tcomp.ir.fallback import Fallback, FallbackKind
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, GraphBuilder, Node, Value, infer
 from tcomp.ir.halo import SMALL_WINDOW, reach, window_size
 from tcomp.ir.simplify import simplify
 from tcomp.ir.te import Tensor, tensors
 from tcomp.ops.broadcast import BYTES
-from tcomp.ops.matmul import MATMUL
-from tcomp.ops.strassen import STRASSEN_INPUT, STRASSEN_OUTPUT
-from tcomp.ops.winograd import WINOGRAD_INPUT, WINOGRAD_OUTPUT
+from tcomp.passes.contractions import matrix_product
 
 MOST_NODES = 40  # operators in one kernel, so that compile time stays bounded
 MOST_TAPS = 8  # elements of one operand that an operator reads for one element, unless it reduces
-TRANSFORMS = (WINOGRAD_INPUT, WINOGRAD_OUTPUT, STRASSEN_INPUT, STRASSEN_OUTPUT)  # all elements of a tile are computed together
 INLINE_ELEMENTS = 1  # constants up to this size become literals of the kernel
 
+Unfused: TypeAlias = list[tuple[str, Fallback]]  # (value, why a reader is another kernel)
 
-def partition(graph: Graph, note: Callable[[str], None] = lambda text: None, halos: bool = True, quotients: bool = True) -> Graph:
+
+def partition(graph: Graph, unfused: Unfused | None = None, halos: bool = True, quotients: bool = True) -> Graph:
     """The graph with every operator inside a KERNEL node; control flow stays, its bodies are partitioned too.
 
     With `halos` values may get zeros around them (`choose_layouts`), and padding becomes part of the kernels that read it. With `quotients`
     heads of attention may share keys, and be joined, without copies: schedules have to cut axes of which an index is a quotient.
-    `note` receives one line for each edge that was not fused, with the reason.
+    `unfused` receives the readers of values that are not fused with what computes these.
     """
     used = set(graph.outputs) | {v for n in graph.nodes for v in n.inputs if v is not None}
     literals = {v: np.asarray(a) for v, a in graph.constants.items() if a.size <= INLINE_ELEMENTS}
     facts = {n: _Facts.of(n, used, literals) for n in graph.nodes if n.op not in (IF, LOOP)}
-    groups = _Grouping(graph, facts, halos, quotients).run(note)
-    return _rebuilt(graph, groups, used, lambda body: partition(body, note, halos, quotients))
+    grouping = _Grouping(graph, facts, halos, quotients)
+    groups = grouping.run()
+    if unfused is not None:
+        unfused += [(value.name, fallback) for value, fallback in grouping.not_fused()]
+    return _rebuilt(graph, groups, used, lambda body: partition(body, unfused, halos, quotients))
 
 
 # ---------------------------------------------------------------- what a node is
@@ -87,7 +91,7 @@ class _Facts:
     @cached_property
     def reduces(self) -> bool:
         """Whether an element is folded from many; or from few, together with others."""
-        return self.node.op in TRANSFORMS or any(map(_folds, self.bodies))
+        return any(_folds(b) or _combines(b) for b in self.bodies)
 
     @cached_property
     def contracts(self) -> bool:
@@ -157,6 +161,17 @@ def _aligned(facts: _Facts, value: Value) -> bool:
     )
 
 
+def _combines(body: Expr) -> bool:
+    """Whether the position of an element decides in which way the same elements are combined, as in a matrix that is written out (the
+    transforms of fast algorithms): all results of one tile are computed together."""
+    for e in E.walk(body):
+        if e.op == "select" and e.args[0].op == "eq" and not E.reads(e.args[0]):
+            first, second = (set(E.reads(branch)) for branch in e.args[1:])
+            if len(first & second) > 1:
+                return True
+    return False
+
+
 def _uses_once(facts: _Facts, value: Value) -> bool:
     """No element of the value is read more than a few times by one kernel."""
     for t, r in facts.reads[value]:
@@ -192,7 +207,8 @@ class _Grouping:
         self.place = {node: n for n, node in enumerate(graph.nodes)}
         self.groups: dict[Node, _Group] = {}
 
-    def run(self, note: Callable[[str], None]) -> dict[Node, _Group]:
+    def run(self) -> dict[Node, _Group]:
+        """The kernel that each node becomes part of."""
         for node in self.graph.nodes:
             self.groups[node] = _Group([node], False, True)
             if node in self.facts:
@@ -210,13 +226,16 @@ class _Grouping:
                 for value in node.outputs:
                     if value in self.consumers and self.groups[node].nodes[-1] is node:
                         changed |= self.join(node, value)
+        return self.groups
+
+    def not_fused(self) -> Iterator[tuple[Value, Fallback]]:
+        """The values that other kernels read, with each reader and the reason."""
         for node in self.graph.nodes:
             for value in node.outputs:
                 for reader in self.consumers.get(value, ()):
                     if self.groups[reader] is not self.groups[node]:
-                        why = self.why_not(node, value)
-                        note(f"%{value.name}: {node.op.name} -> {reader.op.name} ({reader.name}) not fused: {why}")
-        return self.groups
+                        edge, why = f"{node.op.name} -> {reader.op.name} ({reader.name})", self.why_not(node, value)
+                        yield value, Fallback(FallbackKind.NOT_FUSED, edge, why or "")
 
     def read_as_bytes(self) -> None:
         """Bytes go through memory as bytes: what widens them at the end of a kernel moves to the kernel that reads it."""
@@ -285,7 +304,7 @@ class _Grouping:
 
     def joins_heads(self, product: Node, readers: Sequence[Node]) -> bool:
         """Whether nodes, one after the other, put rows of the matrices that a product computes beside each other, and do nothing else."""
-        if not self.quotients or product.op is not MATMUL or readers[0].inputs != product.outputs or (moved := self.moved(readers)) is None:
+        if not self.quotients or readers[0].inputs != product.outputs or matrix_product(product) is None or (moved := self.moved(readers)) is None:
             return False
         last, indices = moved
         return self.facts[product].bodies[-1].op == "reduce" and concatenated_row_length(last.axes, last.shape, indices) is not None
@@ -294,7 +313,7 @@ class _Grouping:
         """Whether nodes only move elements, and read them at affine indices; or matrices of a product at a quotient: heads that share keys."""
         if all(self.facts[n].moves_only for n in nodes):
             return True
-        if not self.quotients or reader.op is not MATMUL or (moved := self.moved(nodes)) is None:
+        if not self.quotients or matrix_product(reader) is None or (moved := self.moved(nodes)) is None:
             return False
         matrices, indices = moved[0].axes[:-2], [simplify(i) for i in moved[1]]
         quotients = [i for i in indices if i.op == "floordiv" and i.args[0] in matrices and i.args[1].op == "const"]

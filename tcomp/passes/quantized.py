@@ -20,17 +20,16 @@ import numpy as np
 from tcomp.ir.graph import Graph, Node, Value
 from tcomp.ops.broadcast import BYTES
 from tcomp.ops.elementwise import ADD, CAST, MUL
-from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import PAD, TRANSPOSE
-from tcomp.ops.nn import ADD_CHANNELS, CONV
+from tcomp.ops.nn import ADD_CHANNELS
 from tcomp.ops.pooling import MAX_POOL
 from tcomp.ops.quantization import CENTRED, DEQUANTIZE, QUANTIZE, SWAP_SIGN
-from tcomp.passes import structure
-from tcomp.passes.canonicalize import uniform
-from tcomp.passes.rewrite import Notes, Rewriter, rewrite_graph, structural
+from tcomp.passes import contractions, structure
+from tcomp.passes.canonicalize import uniform, zero_padding
+from tcomp.passes.rewrite import Notes, Rewriter, rewrite_graph, rule_for, structural
 
 GROUP = 4  # bytes whose products an instruction adds up: the channels that are summed are padded to a multiple
-NEAR = 8  # operators between a contraction and a `quantize` of its result
+EPILOGUE = 8  # operators at most between a contraction and a `quantize` of its result
 
 
 def use_bytes(graph: Graph, notes: Notes | None = None) -> Graph:
@@ -42,9 +41,10 @@ def use_bytes(graph: Graph, notes: Notes | None = None) -> Graph:
 # ---------------------------------------------------------------- the sign of bytes
 
 
+@rule_for(QUANTIZE)
 def unsigned_activations(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
     """quantize(x, s, z) as int8 = swap_sign(quantize(x, s, z + 128) as uint8)"""
-    if node.op is not QUANTIZE or node.attrs["dtype"] != "int8":
+    if node.attrs["dtype"] != "int8":
         return None
     x, scale, zero = node.inputs
     point = np.zeros((), np.int8) if zero is None else rewriter.array(zero)
@@ -54,15 +54,17 @@ def unsigned_activations(node: Node, rewriter: Rewriter) -> Sequence[Value] | No
     return rewriter.add(SWAP_SIGN, rewriter.add(QUANTIZE, [x, scale, moved], {**node.attrs, "dtype": "uint8"}, node.name), {}, node.name)
 
 
+@rule_for(SWAP_SIGN)
 def two_swaps(node: Node, rewriter: Rewriter) -> Sequence[Value | None] | None:
     """swap_sign(swap_sign(x)) = x"""
-    before = _made_by(node.inputs[0], rewriter, SWAP_SIGN) if node.op is SWAP_SIGN else None
+    before = rewriter.producer(node.inputs[0], SWAP_SIGN)
     return None if before is None else before.inputs
 
 
+@rule_for(DEQUANTIZE, CENTRED)
 def swapped_numbers(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
     """dequantize(swap_sign(x), s, z) = dequantize(x, s, z ± 128), and likewise without a scale"""
-    before = _made_by(node.inputs[0], rewriter, SWAP_SIGN) if node.op in (DEQUANTIZE, CENTRED) else None
+    before = rewriter.producer(node.inputs[0], SWAP_SIGN)
     if before is None:
         return None
     zero = node.inputs[-1]
@@ -71,11 +73,6 @@ def swapped_numbers(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
         return None
     flipped = rewriter.constant((point.view(np.uint8) ^ 128).view("uint8" if point.dtype == np.int8 else "int8"), "zero_point")
     return rewriter.add(node.op, [before.inputs[0], *node.inputs[1:-1], flipped], node.attrs, node.name)
-
-
-def _made_by(value: Value | None, rewriter: Rewriter, *operators: Any) -> Node | None:
-    node = rewriter.producer(value)
-    return node if node is not None and node.op in operators else None
 
 
 # ---------------------------------------------------------------- contractions
@@ -96,6 +93,7 @@ class _Numbers:
 class _Weights:
     """Constant integers and their scale, which is a scalar or runs along `axis`."""
 
+    name: str
     integers: np.ndarray
     scale: np.ndarray | None
     axis: int
@@ -103,15 +101,16 @@ class _Weights:
 
 def byte_contraction(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
     """f((x - zx) * sx, (w - zw) * sw) = (f(x, w - zw) - zx * sum(w - zw)) * (sx * sw)    for convolutions and matrix products"""
-    if node.op not in (CONV, MATMUL) or node.attrs.get("transpose_a"):
-        return None
-    assert node.inputs[1] is not None
-    x, w = _numbers(node.inputs[0], rewriter), _weights(node.inputs[1], rewriter)
+    x, w = (_numbers(node.inputs[0], rewriter), _weights(node.inputs[1], rewriter)) if len(node.inputs) == 2 else (None, None)
     if x is None or w is None or (x.scale is None) != (w.scale is None):
         return None
-    if node.op is MATMUL and w.integers.ndim != 2:
+    convolution, product = contractions.convolution(node), contractions.matrix_product(node)
+    if convolution is None and (product is None or product.transpose_left):
+        return None
+    if convolution is None and w.integers.ndim != 2:
         return "a batch of weights"
-    column = 0 if node.op is CONV or node.attrs.get("transpose_b") else 1
+    channels = -1 if convolution is None else 1  # the axis of the data and of the result
+    column = 1 if product is not None and not product.transpose_right else 0
     if w.scale is not None and w.scale.ndim and w.axis != column:
         return "the scale of the weights does not belong to a column of the result"
     low, high = int(w.integers.min(initial=0)), int(w.integers.max(initial=0))
@@ -122,79 +121,84 @@ def byte_contraction(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | 
     if data.dtype == "int8":
         (data,) = rewriter.add(SWAP_SIGN, [data], {}, f"{node.name}.unsigned")
         zero = rewriter.constant(np.array(128, np.uint8), "zero_point") if zero is None else rewriter.add(SWAP_SIGN, [zero], {})[0]
-    integers, data = _grouped(node, w.integers.astype(np.int8), replace(x, bytes=data, zero=zero), rewriter)
+    groups = 1 if convolution is None else convolution.groups
+    x = replace(x, bytes=data, zero=zero)
+    integers, data = _padded(w.integers.astype(np.int8), 1 - column, x, channels, groups, f"{node.name}.pad", rewriter)
     shift = None  # before the contraction, so that of the two it is the contraction which the sum becomes one kernel with
     if zero is not None and sums.any() and uniform(rewriter.array(zero)) != 0:
         (point,) = rewriter.add(CAST, [zero], {"dtype": "int32"})
         (shift,) = rewriter.add(MUL, [point, rewriter.constant(-sums, f"{node.name}.sums")], {})
-    (total,) = rewriter.add(node.op, [data, rewriter.constant(integers, f"{node.inputs[1].name}.bytes")], node.attrs, node.name)
+    (total,) = rewriter.add(node.op, [data, rewriter.constant(integers, f"{w.name}.bytes")], node.attrs, node.name)
     if shift is not None:
-        (total,) = rewriter.add(ADD_CHANNELS if node.op is CONV else ADD, [total, shift], {}, f"{node.name}.centred")
+        (total,) = rewriter.add(ADD if convolution is None else ADD_CHANNELS, [total, shift], {}, f"{node.name}.centred")
     if x.scale is None or w.scale is None:
         return (total,)
     (scale,) = rewriter.add(MUL, [x.scale, rewriter.constant(w.scale, f"{node.name}.scale")], {})
-    axis = 1 if node.op is CONV else len(total.shape) - 1
+    axis = channels % len(total.shape)
     return rewriter.add(DEQUANTIZE, [total, scale, None], {"axis": axis, "block": 0, "dtype": "float32"}, f"{node.name}.scaled")
 
 
 def _numbers(value: Value | None, rewriter: Rewriter) -> _Numbers | None:
     """What a value stands for, where bytes with one zero point and one scale do."""
     rank = 0 if value is None else len(value.shape)
-    node, around = rewriter.producer(value), ((0,) * rank, (0,) * rank)
-    if node is not None and node.op is PAD and node.attrs.get("mode", "constant") == "constant":
-        if node.inputs[1] is not None and uniform(rewriter.array(node.inputs[1])) != 0:
-            return None
-        around = (tuple(node.attrs["before"]), tuple(node.attrs["after"]))
-        node = rewriter.producer(node.inputs[0])
-    if node is None or node.op not in (CENTRED, DEQUANTIZE) or node.outputs[0].dtype not in ("int32", "float32"):
+    around = ((0,) * rank, (0,) * rank)
+    if (pad := zero_padding(value, rewriter)) is not None:
+        around = (tuple(pad.attrs["before"]), tuple(pad.attrs["after"]))
+        value = pad.inputs[0]
+    node = rewriter.producer(value, CENTRED, DEQUANTIZE)
+    if node is None or node.outputs[0].dtype not in ("int32", "float32"):
         return None
-    data, zero, scale = node.inputs[0], node.inputs[-1], node.inputs[1] if node.op is DEQUANTIZE else None
+    data, zero, scale = node.inputs[0], node.inputs[-1], node.inputs[1] if len(node.inputs) == 3 else None
     if data is None or data.dtype not in BYTES or any(p is not None and any(d != 1 for d in p.shape) for p in (zero, scale)):
         return None
     return _Numbers(data, zero, scale, *around)
 
 
-def _weights(value: Value, rewriter: Rewriter) -> _Weights | None:
+def _weights(value: Value | None, rewriter: Rewriter) -> _Weights | None:
     """The integers that constant weights are, the zero point subtracted."""
-    node = rewriter.producer(value)
-    if node is not None and node.op is TRANSPOSE and node.inputs[0] is not None:
-        inner, perm = _weights(node.inputs[0], rewriter), node.attrs["perm"]
-        return inner and _Weights(inner.integers.transpose(perm), inner.scale, perm.index(inner.axis))
-    if node is None or node.op not in (CENTRED, DEQUANTIZE) or node.outputs[0].dtype not in ("int32", "float32"):
+    if value is not None and (turned := rewriter.producer(value, TRANSPOSE)) is not None:
+        inner, perm = _weights(turned.inputs[0], rewriter), turned.attrs["perm"]
+        return inner and _Weights(value.name, inner.integers.transpose(perm), inner.scale, perm.index(inner.axis))
+    node = rewriter.producer(value, CENTRED, DEQUANTIZE)
+    if value is None or node is None or node.outputs[0].dtype not in ("int32", "float32"):
         return None
     given = [None if v is None else rewriter.array(v) for v in node.inputs]
     if any(v is not None and a is None for v, a in zip(node.inputs, given, strict=True)) or node.attrs.get("block"):
         return None
-    data, zero, scale, axis = given[0], given[-1], given[1] if node.op is DEQUANTIZE else None, node.attrs["axis"]
+    data, zero, scale, axis = given[0], given[-1], given[1] if len(given) == 3 else None, node.attrs["axis"]
     if data is None or data.dtype.name not in BYTES:
         return None
     along = [-1 if d == axis else 1 for d in range(data.ndim)]
     points = (
         np.zeros((), np.int32) if zero is None else zero if zero.ndim == data.ndim > 1 else zero.reshape(along if zero.size > 1 else ())
     )
-    return _Weights(data.astype(np.int32) - points.astype(np.int32), scale if scale is None or scale.size > 1 else scale.reshape(()), axis)
+    scale = scale if scale is None or scale.size > 1 else scale.reshape(())
+    return _Weights(value.name, data.astype(np.int32) - points.astype(np.int32), scale, axis)
 
 
-def _grouped(node: Node, weights: np.ndarray, x: _Numbers, rewriter: Rewriter) -> tuple[np.ndarray, Value]:
-    """The operands with their zeros, and with more of them where the summed channels are no multiple of `GROUP`."""
+def _padded(
+    weights: np.ndarray, summed: int, x: _Numbers, channels: int, groups: int, name: str, rewriter: Rewriter
+) -> tuple[np.ndarray, Value]:
+    """The operands with their zeros, and with more of them where the channels that are summed (axis `summed` of the weights, `channels` of x)
+    are no multiple of `GROUP`."""
     before, after = list(x.before), list(x.after)
-    summed = 1 if node.op is CONV or node.attrs.get("transpose_b") else 0
-    missing = -weights.shape[summed] % GROUP if node.attrs.get("group", 1) == 1 else 0
+    missing = -weights.shape[summed] % GROUP if groups == 1 else 0
     if missing:
         weights = np.pad(weights, [(0, missing if d == summed else 0) for d in range(weights.ndim)])
-        after[1 if node.op is CONV else -1] += missing
+        after[channels] += missing
     if not any(d != 0 for d in (*before, *after)):
         return weights, x.bytes
     filling = None if x.zero is None or uniform(rewriter.array(x.zero)) == 0 else x.zero
-    return weights, rewriter.add(PAD, [x.bytes, filling], {"before": tuple(before), "after": tuple(after)}, f"{node.name}.pad")[0]
+    return weights, rewriter.add(PAD, [x.bytes, filling], {"before": tuple(before), "after": tuple(after)}, name)[0]
 
 
 # ---------------------------------------------------------------- what stands between contractions
 
 
+@rule_for(QUANTIZE)
 def moved_bytes(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
     """quantize(f(dequantize(x, s, z)), s, z) = f(x), where f moves elements or takes the largest of a window"""
-    if node.op is not QUANTIZE or (steps := _moves(node.inputs[0], rewriter)) is None:
+    if (steps := _moves(node.inputs[0], rewriter)) is None:
         return None
     *moves, source = steps
     data = source.inputs[0]
@@ -208,21 +212,23 @@ def moved_bytes(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
         return None
     lowest = rewriter.constant(np.array(np.iinfo(data.dtype).min, data.dtype), "lowest")
     for move in reversed(moves):
-        (data,) = rewriter.add(move.op, [data, lowest] if move.op is PAD else [data], move.attrs, move.name)
+        (data,) = rewriter.add(move.op, [data, lowest][: len(move.inputs)], move.attrs, move.name)
     return (data,)
 
 
 def _moves(value: Value | None, rewriter: Rewriter) -> list[Node] | None:
     """The nodes from a value back to the `dequantize` that it comes from, if those between do not care what numbers bytes stand for."""
     found: list[Node] = []
+    windowed = False  # what is read next are windows, of which the largest element is taken
     while (node := rewriter.producer(value)) is not None:
         found.append(node)
-        if node.op is DEQUANTIZE:
+        if rewriter.producer(value, DEQUANTIZE):
             return found
-        below = node.op is PAD and len(found) > 1 and found[-2].op is MAX_POOL and uniform(rewriter.array(node.inputs[1])) == -np.inf
-        if node.op is not MAX_POOL and not below and not _only_moves(node):
+        pooled = rewriter.producer(value, MAX_POOL) is not None
+        below = windowed and rewriter.producer(value, PAD) is not None and uniform(rewriter.array(node.inputs[1])) == -np.inf
+        if not pooled and not below and not _only_moves(node):
             return None
-        value = node.inputs[0]
+        value, windowed = node.inputs[0], pooled
     return None
 
 
@@ -233,10 +239,9 @@ def _only_moves(node: Node) -> bool:
     return body is not None and structure.moved(body) is not None
 
 
+@rule_for(QUANTIZE)
 def inverse_scale(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
     """quantize(x, s, z) = quantize(x * (1 / s), 1, z), where x comes from a contraction, whose factor has been rounded already"""
-    if node.op is not QUANTIZE:
-        return None
     x, scale = node.inputs[0], rewriter.array(node.inputs[1])
     if scale is None or scale.size != 1 or scale.dtype != np.float32 or uniform(scale) == 1 or node.attrs["precision"] != "float32":
         return None
@@ -253,9 +258,10 @@ def inverse_scale(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
 def _near_contraction(x: Value, rewriter: Rewriter) -> bool:
     """Whether a value is computed by few operators from sums of products of bytes."""
     level: list[Value | None] = [x]
-    for _ in range(NEAR):
-        nodes = [node for v in level if (node := rewriter.producer(v)) is not None and not structural(node)]
-        if any(n.op is DEQUANTIZE and n.inputs[0] is not None and n.inputs[0].dtype == "int32" for n in nodes):
+    for _ in range(EPILOGUE):
+        scaled = [node.inputs[0] for v in level if (node := rewriter.producer(v, DEQUANTIZE)) is not None]
+        if any(v is not None and v.dtype == "int32" for v in scaled):
             return True
+        nodes = [node for v in level if (node := rewriter.producer(v)) is not None and not structural(node)]
         level = [v for n in nodes for v in n.inputs]
     return False

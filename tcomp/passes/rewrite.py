@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -29,16 +30,33 @@ from tcomp.passes.dce import eliminate_dead
 MAX_SWEEPS = 20  # rules make graphs simpler, so that few sweeps suffice; the limit is for rules that undo each other
 
 
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a rule (or pass) did to a node, or why it did not apply."""
+
+    rule: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.text}" if self.rule else self.text
+
+
 class Notes:
-    """Why rewrites fired, or did not: lines of text for each node, by name, for `tcomp explain`."""
+    """Why rewrites fired, or did not, by the names of nodes: for `tcomp explain`."""
 
     def __init__(self) -> None:
-        self.lines: dict[str, list[str]] = {}
+        self.found: dict[str, list[Note]] = {}
 
-    def add(self, node: Node, text: str) -> None:
-        lines = self.lines.setdefault(label(node), [])
-        if text not in lines:
-            lines.append(text)
+    def add(self, node: Node, rule: str, text: str) -> None:
+        """Record a note, once."""
+        found, note = self.found.setdefault(label(node), []), Note(rule, text)
+        if note not in found:
+            found.append(note)
+
+    @property
+    def lines(self) -> dict[str, list[str]]:
+        """The notes as lines for people, by the names of nodes."""
+        return {node: list(map(str, found)) for node, found in self.found.items()}
 
 
 def label(node: Node) -> str:
@@ -61,9 +79,11 @@ class Rewriter(GraphBuilder):
         self._uses = Counter(v for node in graph.nodes for v in node.inputs if v is not None)
         self._uses.update(graph.outputs)
 
-    def producer(self, value: Value | None) -> Node | None:
-        """The node of the new graph that computes `value`; None for inputs, constants and values to come."""
-        return None if value is None else self._producer.get(value)
+    def producer(self, value: Value | None, *operators: Operator) -> Node | None:
+        """The node of the new graph that computes `value`, if by one of these operators (none: by any); None for inputs, constants and values
+        to come."""
+        node = None if value is None else self._producer.get(value)
+        return node if node is None or not operators or node.op in operators else None
 
     def array(self, value: Value | None) -> np.ndarray | None:
         """The elements of a constant, where these are made already."""
@@ -168,6 +188,15 @@ def _renamed(node: Node, names: Mapping[Value, Value]) -> Node:
 Rule = Callable[[Node, Rewriter], "Sequence[Value | None] | str | None"]
 
 
+def rule_for(*operators: Operator) -> Callable[[Rule], Rule]:
+    """A rule about nodes of these operators alone."""
+
+    def restricted(rule: Rule) -> Rule:
+        return wraps(rule)(lambda node, rewriter: rule(node, rewriter) if node.op in operators else None)
+
+    return restricted
+
+
 def rewrite_graph(graph: Graph, rules: Sequence[Rule], notes: Notes | None = None) -> Graph:
     """Applies rules, inside branches and loops too, until none fires. The first rule that fires on a node wins."""
     notes = Notes() if notes is None else notes
@@ -199,12 +228,12 @@ def _apply(node: Node, rules: Sequence[Rule], rewriter: Rewriter, notes: Notes) 
     for rule in rules:
         result = rule(node, rewriter)
         if isinstance(result, str):
-            notes.add(node, f"{rule.__name__}: {result}")
+            notes.add(node, rule.__name__, result)
         elif result is not None:
             if rewriter.replace(node, result):
-                notes.add(node, f"{rule.__name__}: applied")
+                notes.add(node, rule.__name__, "applied")
                 return result
-            notes.add(node, f"{rule.__name__}: the result has another type")
+            notes.add(node, rule.__name__, "the result has another type")
     return None
 
 

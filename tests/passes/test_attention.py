@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tcomp.ir import te
+from tcomp.ir.fallback import Fallback
 from tcomp.ir.graph import KERNEL, GraphBuilder
 from tcomp.ops.elementwise import ADD, FULL, RELU
 from tcomp.ops.matmul import MATMUL
@@ -97,8 +98,8 @@ def test_symbolic_sizes_count_with_their_bounds(unchanged):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_scores_are_computed_in_the_kernel_of_their_reader(dtype):
-    edges: list[str] = []
-    graph = partition(join_attention(attention(dtype=dtype), NEAR, None, Blocks(1, range(1, 9))), edges.append)
+    edges: list[tuple[str, Fallback]] = []
+    graph = partition(join_attention(attention(dtype=dtype), NEAR, None, Blocks(1, range(1, 9))), edges)
     (kernel,) = (n for n in graph.nodes if n.op is KERNEL)
     assert operators(kernel.bodies[0]) == JOINED and not edges
 

@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tcomp.ir.expr import dim
+from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.graph import IF, KERNEL, GraphBuilder, Node, Value
 from tcomp.ops import elementwise as ew
 from tcomp.ops import movement as mv
@@ -30,15 +31,21 @@ def kernels(graph):
     return [[m.op.name for m in n.bodies[0].nodes] for n in graph.nodes]
 
 
+def lines(unfused):
+    """The edges that are not fused, as they are printed; each is of that kind."""
+    assert all(f.kind is FallbackKind.NOT_FUSED for _, f in unfused)
+    return [f"%{value}: {f}" for value, f in unfused]
+
+
 @pytest.fixture
 def parts(unchanged):
     """The kernels of a graph, after checking that its values are unchanged; and the notes."""
 
     def run(graph, rtol=1e-5):
-        notes = []
-        after = partition(graph, notes.append)
+        unfused = []
+        after = partition(graph, unfused)
         unchanged(graph, after, rtol=rtol)
-        return kernels(after), notes
+        return kernels(after), lines(unfused)
 
     return run
 
@@ -181,8 +188,9 @@ def test_bodies_of_control_flow_are_partitioned(unchanged):
     y = Value("y", "float32", (3,))
     b.append(Node(IF, (c, x), (y,), {}, "if", (branch(ew.RELU), branch(ew.TANH))))
     graph = b.build(b.add(ew.NEG, [y]))
-    notes = []
-    after = unchanged(graph, partition(graph, notes.append), rtol=1e-6)
+    unfused = []
+    after = unchanged(graph, partition(graph, unfused), rtol=1e-6)
+    notes = lines(unfused)
     assert [n.op.name for n in after.nodes] == ["kernel", "if", "kernel"]
     assert [kernels(body) for body in after.nodes[1].bodies] == [[["relu", "neg"]], [["tanh", "neg"]]]
     assert len(notes) == 2 and all("control flow" in n for n in notes)
@@ -228,8 +236,9 @@ def graphs(draw):
 @settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(graphs())
 def test_random_graphs_keep_their_values(unchanged, graph):
-    notes = []
-    after = unchanged(graph, partition(graph, notes.append), rtol=1e-5)
+    unfused = []
+    after = unchanged(graph, partition(graph, unfused), rtol=1e-5)
+    notes = lines(unfused)
     assert sum(map(len, kernels(after))) == len(graph.nodes)
     assert all(" not fused: " in note for note in notes)
 

@@ -51,7 +51,7 @@ def explain(
             {"name": name, "operators": operators, "outputs": outputs, "schedule": [str(step) for step in s.trace]}
             for (name, operators, outputs), (_, s) in zip(kernels, made, strict=True)
         ]
-        output.print_json({"kernels": kernel_records, "not_fused": report.not_fused, "passes": passes_done, "notes": notes})
+        output.print_json({"kernels": kernel_records, "not_fused": report.edges_not_fused, "passes": passes_done, "notes": notes})
         return
     rows = [(name, " + ".join(operators), "; ".join(outputs)) for name, operators, outputs in kernels]
     output.table(output.count(len(rows), "kernel"), ("kernel", "operators", "result"), rows)
@@ -63,7 +63,7 @@ def explain(
         output.line(f"schedule of {name}", "bold")
         for step in s.trace:
             output.line(f"  {step}")
-    for title, lines in (("edges not fused", report.not_fused), ("notes", notes)):
+    for title, lines in (("edges not fused", report.edges_not_fused), ("notes", notes)):
         if lines:
             output.line()
             output.line(f"{title} ({len(lines)})", "bold")
