@@ -173,7 +173,7 @@ def wgmma(dtype: str, n: int) -> Instruction:
     """`wgmma.mma_async` of a warpgroup (128 threads, sm_90a) on a tile of 64 x `n` results: depth 16 for float16 and bfloat16, 8 for float32 as
     tf32, 32 for bytes. `n` is a multiple of 8 up to 256, of bytes one of 16 (or 8, or 24).
 
-    Both factors lie in shared memory in core matrices (8 rows of 16 bytes that follow each other, no swizzling), both along the fold. So they
+    Both factors lie in shared memory in core matrices (8 rows of 16 bytes that follow each other, no swizzling), both along the reduction. So they
     are indexed by core matrix and place in it; a row of one has 16 bytes.
 
         for i in 0..8 { for r in 0..8 { for j in 0..n/8 { for s in 0..8 { for k in 0..2 { for c in 0..row {

@@ -1,7 +1,7 @@
 """TE -> loops: the plain loop program of a tensor expression, one nest per stage, before any schedule.
 
-A *stage* is a tensor that gets a buffer: an output, a reduction, an extern, or an elementwise tensor that is too dear to be
-computed anew by each reader. Everything else is inlined into its readers. A reduction becomes two nests: one that stores the
+A *stage* is a tensor that gets a buffer: an output, a reduction, an extern, or an elementwise tensor that is too expensive
+to be computed again by each reader. Everything else is inlined into its readers. A reduction becomes two nests: one that stores the
 identity, one that accumulates. Logical indices become physical ones here, through the layouts of the buffers.
 """
 
@@ -41,11 +41,11 @@ from tcomp.ir.names import unused
 from tcomp.ir.simplify import prove, simplify
 from tcomp.ir.te import Tensor
 
-DEAR = {"exp", "log", "tanh", "erf", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "pow", "sqrt"}
+EXPENSIVE = {"exp", "log", "tanh", "erf", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "pow", "sqrt"}
 
-ROW_BYTES = 1 << 14
+ROW_BYTES = 1 << 14  # of a row of a temporary that is kept for several readers: a part of a thread's stack
 RECOMPUTED = 16  # operations that may be repeated for each element, rather than keep a tensor that is read at several places of a window
-WINDOW = 32  # elements between the places of a window, at most
+WINDOW_SPAN = 32  # elements between the places of a window, at most
 
 
 def lower(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], layouts: Mapping[Tensor, Layout] | None = None) -> Kernel:
@@ -227,7 +227,7 @@ def _window(places: Sequence[Sequence[Expr]], axes: Collection[Expr]) -> int:
     for indices in zip(*places, strict=True) if len(places) > 1 else ():
         found = [place for i in indices if (place := affine(simplify(i), axes, clamped=True)) is not None]
         offsets = [place.constant for place in found]
-        if len(found) < len(indices) or any(place.terms != found[0].terms for place in found) or max(offsets) - min(offsets) > WINDOW:
+        if len(found) < len(indices) or any(place.terms != found[0].terms for place in found) or max(offsets) - min(offsets) > WINDOW_SPAN:
             return 1
     return len(places)
 
@@ -259,8 +259,8 @@ def _inline(t: Tensor, body: Expr, readers: Sequence[Tensor], uses: int) -> bool
     """Whether each reader should compute the element itself, at so many places for one of its own."""
     if any(r.extern is not None for r in readers) or _operations(body) * (uses - 1) > RECOMPUTED:
         return False
-    dear = sum(4 if e.op in DEAR else 1 for e in E.walk(body) if e.op not in ("var", "const", "read") and is_float(e.dtype))
-    if dear <= 3:
+    cost = sum(4 if e.op in EXPENSIVE else 1 for e in E.walk(body) if e.op not in ("var", "const", "read") and is_float(e.dtype))
+    if cost <= 3:
         return True
     if len(readers) > 1:  # kept for all readers where a row of it fits a thread's stack; computed again otherwise
         return not (t.shape and isinstance(t.shape[-1], int) and t.shape[-1] * itemsize(t.dtype) <= ROW_BYTES)
@@ -280,7 +280,7 @@ def _repeats(t: Tensor, reader: Tensor) -> bool:
 
 
 def _axes(t: Tensor) -> set[Expr]:
-    """The variables of a tensor's iteration space, those of its folds included."""
+    """The variables of a tensor's iteration space, those of its reductions included."""
     assert t.body is not None
     return {*t.axes, *(v for e in E.walk(t.body) if e.op == "reduce" for v in e.attr[1])}
 
@@ -335,18 +335,18 @@ def _nests(t: Tensor, buffers: Mapping[Tensor, Buffer], layouts: Mapping[Tensor,
         nest = _nest(update_loops, Store(target, places, E.select(inside, value, E.const(0, t.dtype))))
         return [*_halo(t, layout, target, names), nest]
     reducer, axes = t.body.attr
-    folds = []
+    reduced = []
     for axis in axes:
         extent = axis.attr.extent if axis.attr.extent is not None else axis.attr.hi + 1
         v = loop_var(names.fresh(f"{target.name}.{axis.attr.name}"), extent)
-        folds.append((v, E.as_dim(extent)))
+        reduced.append((v, E.as_dim(extent)))
         mapping[axis] = v
     value = _physical(E.substitute(t.body.args[0], mapping), buffers, layouts)
     if inside.op != "const":
         value = E.select(inside, value, reducer.identity)
     init_loops, init_places = _loops(t, layout, target, names, "init.")
     init = _nest(init_loops, Store(target, init_places, reducer.identity))
-    return [init, _nest(update_loops + folds, Accumulate(target, places, value, reducer))]
+    return [init, _nest(update_loops + reduced, Accumulate(target, places, value, reducer))]
 
 
 def _loops(t: Tensor, layout: Layout, target: Buffer, names: _Names, prefix: str) -> tuple[list[tuple[Expr, E.Dim]], tuple[Expr, ...]]:

@@ -346,12 +346,12 @@ class Schedule:
         return self.apply("pipeline", loop, stages, *buffers)
 
     @_documents(rfactor)
-    def rfactor(self, stage: Stage, fold: Loop, lanes: int) -> PartialResults:
-        return self.apply("rfactor", stage, fold, lanes)
+    def rfactor(self, stage: Stage, loop: Loop, lanes: int) -> PartialResults:
+        return self.apply("rfactor", stage, loop, lanes)
 
     @_documents(online)
-    def online(self, stage: Stage, fold: Loop, factor: int) -> tuple[str, str, str, str]:
-        return self.apply("online", stage, fold, factor)
+    def online(self, stage: Stage, loop: Loop, factor: int) -> tuple[str, str, str, str]:
+        return self.apply("online", stage, loop, factor)
 
     @_documents(decompose_reduction)
     def decompose_reduction(self, stage: Stage, loop: Loop) -> None:

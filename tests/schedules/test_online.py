@@ -298,9 +298,9 @@ def test_what_is_refused() -> None:
             s.online(stage, fold, factor)
 
     refused("not positive", lambda s: None, factor=0)
-    refused("is no fold of", lambda s: None, fold="softmax.max.i0")
+    refused("is no reduction loop of", lambda s: None, fold="softmax.max.i0")
     refused("is no maximum", lambda s: None, stage="matmul", fold="matmul.k")
-    refused("only fold", lambda s: s.split(FOLD, 3), fold=f"{FOLD}.o")
+    refused("only reduction loop", lambda s: s.split(FOLD, 3), fold=f"{FOLD}.o")
     refused("vectorized", lambda s: s.vectorize("softmax.max.i0"))
     refused("unrolled", lambda s: s.unroll("matmul.k"))
     refused("around the maximum is block.x", lambda s: s.bind(in_rows(s, 4), "block.x"))

@@ -41,7 +41,7 @@ def kinds(kernel: Kernel) -> set[str]:
 
 
 def scheduled(name: str, monkeypatch: pytest.MonkeyPatch, sizes: dict[str, int] | None = None) -> tuple[Kernel, Kernel]:
-    monkeypatch.setattr(plan, "WORK", 1)
+    monkeypatch.setattr(plan, "PARALLEL_INSTANCES", 1)
     benchmark = BENCHMARKS[name]
     kernel = benchmark.kernel(sizes or benchmark.sizes("mini"))
     s = polyhedral(kernel, TARGET, threads=2)
@@ -98,11 +98,11 @@ def test_a_stencil_of_short_regions_in_the_cache_runs_step_by_step() -> None:
 
 @pytest.mark.parametrize(("name", "n"), [("lu", 75), ("cholesky", 40)])
 def test_steps_of_a_factorisation_in_blocks(name: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "STEPS", 8)
+    monkeypatch.setattr(blocks, "BLOCK_STEPS", 8)
     kernel, made = scheduled(name, monkeypatch, {"n": n})
     compare(name, kernel, made, {"n": n})
     outermost = next(s for s in walk(made.body) if isinstance(s, For))
-    assert (outermost.var.name, outermost.extent) == (blocks.LOOP, -(-n // 8))
+    assert (outermost.var.name, outermost.extent) == (blocks.BLOCK_LOOP, -(-n // 8))
     sums = [s.buffer for s in walk(outermost) if isinstance(s, Allocate)]
     assert sums
     assert {b.scope for b in sums} == {"register"}
@@ -111,8 +111,8 @@ def test_steps_of_a_factorisation_in_blocks(name: str, n: int, monkeypatch: pyte
 
 def test_few_steps_stay_as_they_are() -> None:
     benchmark = BENCHMARKS["lu"]
-    s = polyhedral(benchmark.kernel({"n": (blocks.FEWEST - 1) * blocks.STEPS}), TARGET, threads=2)
-    assert blocks.LOOP not in s.loops
+    s = polyhedral(benchmark.kernel({"n": (blocks.FEWEST_BLOCKS - 1) * blocks.BLOCK_STEPS}), TARGET, threads=2)
+    assert blocks.BLOCK_LOOP not in s.loops
 
 
 def test_rows_side_by_side_along_a_diagonal_of_varying_length() -> None:

@@ -20,9 +20,9 @@ from tcomp.schedules.polyhedral.plan import axis
 from tcomp.schedules.polyhedral.trees import NODE, holds, member
 from tcomp.schedules.schedule import Schedule
 
-STEPS = 64  # in a block: sums so long hide the loads and stores of the tile they go to, and a panel stays in the second-level cache
-FEWEST = 4  # blocks for which it is worth it
-LOOP = "block"
+BLOCK_STEPS = 64  # in a block: sums so long hide the loads and stores of the tile they go to, and a panel stays in the second-level cache
+FEWEST_BLOCKS = 4  # blocks for which it is worth it
+BLOCK_LOOP = "block"
 
 
 def in_blocks(s: Schedule, m: Model, tree: Any) -> list[str]:
@@ -36,9 +36,9 @@ def in_blocks(s: Schedule, m: Model, tree: Any) -> list[str]:
         return []  # with sizes that are not known, isl takes minutes
     steps = {n: member(tree, x, 0).intersect_domain(x.domain) for n, x in instances.items()}
     updates = {n: a.relation for n, x in instances.items() for a in x.accesses if a.kind == REDUCE and _repeats(a.relation, steps[n])}
-    if not updates or min(axis(instances[n], steps[n], False, m.context).extent for n in updates) < FEWEST * STEPS:
+    if not updates or min(axis(instances[n], steps[n], False, m.context).extent for n in updates) < FEWEST_BLOCKS * BLOCK_STEPS:
         return []
-    number = {n: step.apply_range(map_of("t", [f"floor(t / {STEPS})"])) for n, step in steps.items()}
+    number = {n: step.apply_range(map_of("t", [f"floor(t / {BLOCK_STEPS})"])) for n, step in steps.items()}
     panel = isl.UnionMap("{}")  # the block, and the elements that its steps read or complete
     for n, x in instances.items():
         for a in x.accesses:
@@ -61,9 +61,9 @@ def in_blocks(s: Schedule, m: Model, tree: Any) -> list[str]:
         time = ["b", str(place), *own, *["0"] * (longest - len(own))]
         placed = when.flat_range_product(times[n]).apply_range(map_of(["b", *own], time))
         order = order.union(isl.UnionMap.from_map(placed))
-    naming = "; ".join(f"{n}: {' '.join([LOOP, '_', *own, *['_'] * (longest - len(own))])}" for n, own in names.items())
+    naming = "; ".join(f"{n}: {' '.join([BLOCK_LOOP, '_', *own, *['_'] * (longest - len(own))])}" for n, own in names.items())
     made = s.affine(None, str(order.coalesce()), naming)
-    block = next(loop for loop, name in made.items() if name == LOOP)
+    block = next(loop for loop, name in made.items() if name == BLOCK_LOOP)
     return [nest.var.name for nest in _nests(s.loops[block].body)]
 
 

@@ -15,13 +15,13 @@ from tcomp.ir.expr import Expr
 from tcomp.ir.loops import SERIAL, UNROLLED, Accumulate, Store
 from tcomp.ir.polyhedral.model import Instance, map_of
 from tcomp.schedules.cost.register_tiles import choose_tile
-from tcomp.schedules.polyhedral.plan import JAM, Axis, Loop, Plan, enough
+from tcomp.schedules.polyhedral.plan import JAM, Axis, Loop, Plan, worth_threads
 from tcomp.target import CpuTarget
 
-LANE_COST: dict[int | None, float] = {0: 0.2, 1: 1.0, -1: 2.0}  # of an access by the distance between lanes, in elements
-FAR = 9.0  # of one with any other distance
-CHUNK = 1024  # elements of a vector that one thread takes at a time
-ROWS = 6  # at most of a register tile: the others are vectors side by side, of which fewer pages are touched
+LANE_COST: dict[int | None, float] = {0: 0.2, 1: 1.0, -1: 2.0}  # of a vector access, relative to one load, by the distance between lanes in elements
+GATHER_COST = 9.0  # of one with any other distance: lane by lane
+CHUNK = 1024  # elements of an array that one thread takes at a time
+MOST_ROWS = 6  # at most of a register tile: the others are vectors side by side, of which fewer pages are touched
 
 
 class Nest:
@@ -30,7 +30,7 @@ class Nest:
     def __init__(self, plan: Plan, x: Instance, axes: Sequence[Axis], name: str, target: CpuTarget, threads: int, tilable: bool) -> None:
         self.tilable = tilable  # all axes may be tiled together
         self.result, self.x, self.axes, self.name, self.target = plan, x, list(axes), name, target
-        self.threads = threads if enough(prod(a.extent for a in axes)) else 1
+        self.threads = threads if worth_threads(prod(a.extent for a in axes)) else 1
         assert isinstance(x.stmt, Store | Accumulate)
         self.write = E.read(x.stmt.buffer, x.stmt.indices)
         self.reads = E.reads(x.stmt.value)
@@ -55,18 +55,18 @@ class Nest:
         if self.steps is None:
             return self.plain()
         lane = self.lane()
-        folds = [n for n, a in enumerate(self.axes) if self.steps[self.write][n] == 0]
-        if lane is not None and folds and self.tilable:
+        reduced = [n for n, a in enumerate(self.axes) if self.steps[self.write][n] == 0]
+        if lane is not None and reduced and self.tilable:
             rows = [
                 n for n, a in enumerate(self.axes)
-                if n != lane and n not in folds and any(s[lane] and s[n] == 0 for s in self.steps.values())
+                if n != lane and n not in reduced and any(s[lane] and s[n] == 0 for s in self.steps.values())
             ]  # fmt: skip
-            return self.contraction(lane, max(rows, key=lambda n: self.axes[n].extent, default=None), folds[-1])
-        if lane is None and folds and self.tilable and any(a.free for a in self.axes):
-            return self.columns(next(n for n, a in enumerate(self.axes) if a.free), folds[-1])
+            return self.contraction(lane, max(rows, key=lambda n: self.axes[n].extent, default=None), reduced[-1])
+        if lane is None and reduced and self.tilable and any(a.free for a in self.axes):
+            return self.columns(next(n for n, a in enumerate(self.axes) if a.free), reduced[-1])
         if lane is None and self.x.name not in self.result.time and (cuts := self.cuts()):
             return self.cut(cuts)
-        if lane is None and not folds and any(a.free for a in self.axes):
+        if lane is None and not reduced and any(a.free for a in self.axes):
             self.result.recurrences += self.result.work([self.x.name])
         self.plain(lane)
 
@@ -108,8 +108,8 @@ class Nest:
         for n, a in enumerate(self.axes):
             if not a.free or a.extent < 2 or self.steps[self.write][n] in (0, None):
                 continue
-            cost = sum(LANE_COST.get(s[n], FAR) for s in self.steps.values())
-            if cost < FAR and (best is None or cost <= best[0]):
+            cost = sum(LANE_COST.get(s[n], GATHER_COST) for s in self.steps.values())
+            if cost < GATHER_COST and (best is None or cost <= best[0]):
                 best = cost, n
         return best[1] if best else None
 
@@ -139,13 +139,13 @@ class Nest:
             names.insert(-1, self.label("yt", "parallel"))
         self.add(time, names)
 
-    def columns(self, row: int, fold: int) -> None:
+    def columns(self, row: int, reduction: int) -> None:
         """Several rows side by side, each with a chain of accumulations of its own; those that make no full block, one by one."""
-        others = [n for n in range(len(self.axes)) if n not in (row, fold)]
-        i, k = f"y{row}", f"y{fold}"
+        others = [n for n in range(len(self.axes)) if n not in (row, reduction)]
+        i, k = f"y{row}", f"y{reduction}"
         _, block, place = self.axes[row].blocks(i, JAM)
         own, outer = [f"y{n}" for n in others], f"floor({block} / 8)"
-        rows, around = self.all_axes([*others, row, fold]), []
+        rows, around = self.all_axes([*others, row, reduction]), []
         if (before := self.result.time.get(self.x.name)) is not None:
             rows, around = before.flat_range_product(rows), [f"t{n}" for n in range(before.dim(isl.dim_type.out))]
         head = [*around, *own]
@@ -162,13 +162,13 @@ class Nest:
         pieces = full.intersect_domain(points.subtract(single)).union(rest.intersect_domain(single))
         self.add(rows.apply_range(pieces).coalesce(), names)
 
-    def contraction(self, lane: int, row: int | None, fold: int) -> None:
+    def contraction(self, lane: int, row: int | None, reduction: int) -> None:
         target = self.target
-        others = [n for n in range(len(self.axes)) if n not in (lane, row, fold)]
+        others = [n for n in range(len(self.axes)) if n not in (lane, row, reduction)]
         if row is None:
-            return self.matrix_vector(others, lane, fold)
+            return self.matrix_vector(others, lane, reduction)
         tile = choose_tile(
-            self.axes[row].extent, self.axes[lane].extent, self.lanes, target.vector_registers, 4 if self.scaled(lane) else ROWS
+            self.axes[row].extent, self.axes[lane].extent, self.lanes, target.vector_registers, 4 if self.scaled(lane) else MOST_ROWS
         )
         width = tile.vectors * self.lanes
         share = max(1, -(-self.axes[row].extent // self.threads))
@@ -176,9 +176,9 @@ class Nest:
         # The threads share the rows, or columns where rows depend on each other.
         by_rows = self.axes[row].free or self.threads == 1
         share = 1 << 40 if by_rows else -(-self.axes[lane].extent // (4 * self.threads * width)) * width
-        order = [*others, row, lane, fold]
+        order = [*others, row, lane, reduction]
         y = [f"y{n}" for n in order]
-        i, j, k = f"y{row}", f"y{lane}", f"y{fold}"
+        i, j, k = f"y{row}", f"y{lane}", f"y{reduction}"
         head = [f"y{n}" for n in others] + ["ct", "it", "jt", "ib"]
         box = [
             f"{i} = {tile.rows} ib + ip and 0 <= ip < {tile.rows}", f"{rows} it <= {tile.rows} ib < {rows} it + {rows}",
@@ -218,16 +218,16 @@ class Nest:
         value = self.x.stmt.value
         return value.op != "mul" or any(a.op != "read" and all(self.steps[r][lane] == 0 for r in E.reads(a)) for a in value.args)
 
-    def matrix_vector(self, others: Sequence[int], lane: int, fold: int) -> None:
+    def matrix_vector(self, others: Sequence[int], lane: int, reduction: int) -> None:
         """Vector lanes along the result, several accumulations into it at a time."""
         size = 4
-        if not enough(self.axes[lane].extent * self.axes[fold].extent // self.lanes):
+        if not worth_threads(self.axes[lane].extent * self.axes[reduction].extent // self.lanes):
             self.threads = 1
         chunk = max(self.lanes, min(256, -(-self.axes[lane].extent // (self.threads * self.lanes)) * self.lanes))
-        order = [*others, lane, fold]
+        order = [*others, lane, reduction]
         y = [f"y{n}" for n in order]
         j = f"y{lane}"
-        rest, block, place = self.axes[fold].blocks(f"y{fold}", size)
+        rest, block, place = self.axes[reduction].blocks(f"y{reduction}", size)
         tiled = [*y[: len(others)], f"floor({j} / {chunk})", rest, block, j, place]
         names = [*(self.label(f"y{n}") for n in others), self.label("jt", "parallel" if self.threads > 1 else SERIAL), "_"]
         names += [self.label("kb"), self.label("j", "vector"), self.label("k", UNROLLED, size)]

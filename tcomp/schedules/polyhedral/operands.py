@@ -14,7 +14,7 @@ from tcomp.schedules.analysis.access_patterns import extent_of
 from tcomp.schedules.primitives.storage import computed_from
 from tcomp.schedules.schedule import Schedule
 
-REUSE = 16  # times that an element is read for which it is copied first
+PACKED_FROM = 16  # reads of an element for which it is copied first: the copy is one read and one write
 
 
 def pack(s: Schedule) -> None:
@@ -41,7 +41,7 @@ def pack(s: Schedule) -> None:
 def _contractions(kernel: Kernel) -> list[Instance]:
     """Accumulations into a matrix at least, each element many times."""
     found = [x for x in model(kernel.body).instances if isinstance(x.stmt, Accumulate) and len(x.stmt.indices) >= 2]
-    return [x for x in found if any(loop.var not in _written_at(x) and extent_of(loop.extent) >= REUSE for loop in x.loops)]
+    return [x for x in found if any(loop.var not in _written_at(x) and extent_of(loop.extent) >= PACKED_FROM for loop in x.loops)]
 
 
 def _written_at(x: Instance) -> tuple[Expr, ...]:
@@ -55,7 +55,7 @@ def _reused(kernel: Kernel, x: Instance) -> list[Expr]:
     assert isinstance(x.stmt, Accumulate)
     written = {s.buffer for s in walk(kernel.body) if isinstance(s, Store | Accumulate) and s.buffer in kernel.buffers}
     reads = [r for r in E.reads(x.stmt.value) if r.attr not in written]
-    return [r for r in reads if any(loop.var not in E.variables(*r.args) and extent_of(loop.extent) >= REUSE for loop in x.loops)]
+    return [r for r in reads if any(loop.var not in E.variables(*r.args) and extent_of(loop.extent) >= PACKED_FROM for loop in x.loops)]
 
 
 def _along_memory(contractions: Sequence[Instance], b: Buffer) -> set[int]:

@@ -12,14 +12,14 @@ from tcomp.ir.loops import SERIAL
 from tcomp.ir.polyhedral.model import Instance
 from tcomp.schedules.analysis.access_patterns import extent_of
 
-WORK = 1 << 14  # instances below which threads cost more than they save
-UNKNOWN = 512  # iterations of a loop of symbolic extent
-JAM = 8  # independent chains side by side that hide the latency of each
+PARALLEL_INSTANCES = 1 << 14  # of statements, below which waking threads (about a microsecond) costs more than they save
+SYMBOLIC_EXTENT = 512  # iterations that a loop of symbolic extent is taken to have
+JAM = 8  # iterations of unroll-and-jam: independent chains side by side that hide the latency (4 or 5 cycles) of each
 
 
-def enough(instances: int) -> bool:
+def worth_threads(instances: int) -> bool:
     """Whether so many instances are worth threads."""
-    return instances >= WORK
+    return instances >= PARALLEL_INSTANCES
 
 
 @dataclass(slots=True)
@@ -109,5 +109,5 @@ def axis(x: Instance, value: isl.Map, free: bool, context: isl.Set) -> Axis:
     hull = x.domain.apply(value).intersect_params(context)
     low, high = hull.dim_min_val(0), hull.dim_max_val(0)
     if not (low.is_int() and high.is_int()):
-        return Axis(value, row, free, 0, UNKNOWN)
+        return Axis(value, row, free, 0, SYMBOLIC_EXTENT)
     return Axis(value, row, free, low.to_python(), high.sub(low).to_python() + 1)

@@ -15,13 +15,13 @@ from tcomp.schedules.analysis.access_patterns import extent_of
 from tcomp.schedules.cost.roofline import statements
 from tcomp.schedules.polyhedral.bands import Planner
 from tcomp.schedules.polyhedral.blocks import in_blocks
+from tcomp.schedules.polyhedral.loop_kinds import set_kinds
 from tcomp.schedules.polyhedral.operands import pack
-from tcomp.schedules.polyhedral.plan import enough
-from tcomp.schedules.polyhedral.shaping import set_kinds
+from tcomp.schedules.polyhedral.plan import worth_threads
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget
 
-REASON = 183  # characters of a reason that is printed: with its beginning, a line of 200
+LONGEST_REASON = 183  # characters of a reason that is printed: with its beginning, a line of 200
 
 def polyhedral(program: Kernel | Schedule, target: CpuTarget, threads: int = 1) -> Schedule:
     """The schedule of an affine loop program, made in place where a schedule is given.
@@ -87,11 +87,11 @@ def _in_blocks(s: Schedule, planner: Planner) -> bool:
 
 def polyhedral_or_not(s: Schedule, target: CpuTarget, threads: int) -> Schedule:
     """The default for programs of which the structural schedules know nothing: as written, with a note, where there is nothing to gain."""
-    if not enough(sum(prod(extent_of(x.extent) for x in loops) for _, loops, _ in statements(s.kernel)) // 2):
+    if not worth_threads(sum(prod(extent_of(x.extent) for x in loops) for _, loops, _ in statements(s.kernel)) // 2):
         return s
     try:
         return polyhedral(s, target, threads)
     except (ScheduleError, isl.Error) as error:
         why = error.reason if isinstance(error, ScheduleError) else "isl gave up"
-        s.fall_back(FallbackKind.AS_WRITTEN, "", why.partition("\n")[0][:REASON])
+        s.fall_back(FallbackKind.AS_WRITTEN, "", why.partition("\n")[0][:LONGEST_REASON])
         return s

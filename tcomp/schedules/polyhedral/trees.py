@@ -8,7 +8,7 @@ import islpy as isl
 
 from tcomp.ir.polyhedral.model import READ, REDUCE, WRITE, Instance, Model
 
-NEAR = 4  # constants in dependences that may matter to a schedule; larger ones are sizes
+LARGEST_OFFSET = 4  # iterations between dependent instances that may matter to a schedule; larger constants are sizes
 NODE = isl.schedule_node_type
 
 
@@ -47,7 +47,7 @@ def relaxed(dependences: isl.UnionMap) -> isl.UnionMap:
             piece = pieces.get_at(k).remove_redundancies()
             kept = isl.BasicMap.universe(piece.get_space())
             for c in piece.get_constraints():
-                if c.is_equality() or abs(c.get_constant_val().to_python()) <= NEAR:
+                if c.is_equality() or abs(c.get_constant_val().to_python()) <= LARGEST_OFFSET:
                     kept = kept.add_constraint(c)
             result = result.union(isl.UnionMap.from_map(isl.Map.from_basic_map(kept)))
     return result.coalesce()

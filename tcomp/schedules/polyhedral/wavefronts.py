@@ -11,7 +11,7 @@ from tcomp.ir.dtypes import itemsize
 from tcomp.ir.loops import SERIAL, Buffer
 from tcomp.ir.polyhedral.model import map_of
 from tcomp.schedules.analysis.access_patterns import extent_of
-from tcomp.schedules.polyhedral.plan import Loop, Plan, axis, enough
+from tcomp.schedules.polyhedral.plan import Loop, Plan, axis, worth_threads
 from tcomp.schedules.polyhedral.trees import component
 from tcomp.target import CpuTarget
 
@@ -30,7 +30,7 @@ def wavefront(
     extents = [axis(plan.instances[name], component(first, d), False, plan.context).extent for d in (0, 1)]
     steps = sum(-(-extent // size) for extent, size in zip(extents, sizes, strict=False))
     lanes = target.vector_bits // 8 // max(itemsize(b.dtype) for b in buffers) if last == "lanes" else 1
-    shared = threads > 1 and enough(plan.work(list(band)) // (2 * lanes * steps))
+    shared = threads > 1 and worth_threads(plan.work(list(band)) // (2 * lanes * steps))
     if not shared and sum(itemsize(b.dtype) * prod(extent_of(d) for d in b.shape) for b in buffers) <= target.l2 // 2:
         sizes = [1 << 20] * count  # neither threads nor caches ask for tiles
     tiles = [f"floor(y{d} / {n})" for d, n in enumerate(sizes)]

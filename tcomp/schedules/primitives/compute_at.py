@@ -30,13 +30,13 @@ from tcomp.ir.simplify import difference, prove, same_dim, simplify
 from tcomp.schedules.analysis.inverse_maps import Inverse, Solution, holds, inverse
 from tcomp.schedules.primitives.editing import find_buffer, find_loop, nesting, rebuild, refuse, swap_buffer, temporary, without_allocation
 from tcomp.schedules.primitives.insertion_points import (
-    Site,
+    InsertionPoint,
     bounds_loops,
     chain,
     check_pure,
     check_shared_memory,
     check_stable,
-    find_site,
+    find_insertion_point,
     path,
     reads,
     restricted,
@@ -178,7 +178,7 @@ def compute_at(kernel: Kernel, stage: str, loop: str, scope: str = "global") -> 
     """Move the computation of a temporary into a loop of its reader, restricted to the part that one iteration reads.
 
     The buffer shrinks to the box that is read and takes the scope given; elements that several iterations use are computed again in
-    each. The loops of the stage become one per dimension, the folds inside them; loops of the reader may have any shape.
+    each. The loops of the stage become one per dimension, the reduction loops inside them; loops of the reader may have any shape.
 
     Legal when all readers stand inside the loop, each nest of the stage is one statement whose index tells the iteration, it computes
     nothing else, and what it is computed from does not change before the reader.
@@ -211,28 +211,28 @@ def compute_at(kernel: Kernel, stage: str, loop: str, scope: str = "global") -> 
     target, buffer = find_loop(kernel, loop, step), find_buffer(kernel, stage, step)
     if buffer in kernel.buffers:
         raise refuse(kernel, step, f"`{stage}` is a parameter, only temporaries move", "cache_write gives it one")
-    site = find_site(kernel, step, buffer, target)
-    outside = rebuild(kernel.body, lambda s: Block(()) if s is target or s in site.nests else None)
+    point = find_insertion_point(kernel, step, buffer, target)
+    outside = rebuild(kernel.body, lambda s: Block(()) if s is target or s in point.nests else None)
     if indices_of(outside, buffer):
         raise refuse(kernel, step, f"`{stage}` is also read outside of loop `{loop}`")
     if not indices_of(target.body, buffer):
         raise refuse(kernel, step, f"loop `{loop}` does not read `{stage}`")
     if bounds_loops(target, buffer):
         raise refuse(kernel, step, f"the extent of a loop is read from `{stage}`")
-    check_pure(kernel, step, site.nests, buffer)
-    if site.places[-1] > site.at:
+    check_pure(kernel, step, point.nests, buffer)
+    if point.places[-1] > point.at:
         raise refuse(kernel, step, f"`{stage}` is computed once more behind loop `{loop}`")
-    check_stable(kernel, step, site, reads(site.nests), site.places[0], site.at, target)
+    check_stable(kernel, step, point, reads(point.nests), point.places[0], point.at, target)
     check_shared_memory(kernel, step, scope, target)
-    if any(isinstance(s, For | While) for s in site.shared) and not stores_all(site.nests[0], buffer):
+    if any(isinstance(s, For | While) for s in point.shared) and not stores_all(point.nests[0], buffer):
         raise refuse(kernel, step, f"`{stage}` may keep elements from an earlier iteration of the loops around it")
     box = box_touched(target.body, buffer, clip=scope != "register")
     local = temporary(kernel, step, buffer.name, buffer.dtype, box.extent, scope)
     taken: set[str] = set()
-    moved = [restricted(kernel, step, nest, buffer, box.base, box.extent, taken, local) for nest in site.nests]
+    moved = [restricted(kernel, step, nest, buffer, box.base, box.extent, taken, local) for nest in point.nests]
     readers = swap_buffer(target.body, buffer, local, lambda indices: tuple(i - b for i, b in zip(indices, box.base, strict=True)))
     body = Allocate(local, block(*moved, readers))
-    stripped = rebuild(kernel.body, lambda s: Block(()) if s in site.nests else (replace(target, body=body) if s is target else None))
+    stripped = rebuild(kernel.body, lambda s: Block(()) if s in point.nests else (replace(target, body=body) if s is target else None))
     return nesting(kernel, step, kernel.with_body(without_allocation(stripped, buffer)))
 
 
@@ -273,37 +273,37 @@ def reverse_compute_at(kernel: Kernel, stage: str, loop: str) -> Kernel:
     """
     step = "reverse_compute_at"
     target, buffer = find_loop(kernel, loop, step), find_buffer(kernel, stage, step)
-    site = find_site(kernel, step, buffer, target)
-    first, last = site.places[0], site.places[-1]
-    if first < site.at:
+    point = find_insertion_point(kernel, step, buffer, target)
+    first, last = point.places[0], point.places[-1]
+    if first < point.at:
         raise refuse(kernel, step, f"`{stage}` is computed before loop `{loop}`", "compute_at moves it into the loops of its readers")
-    check_pure(kernel, step, site.nests, buffer)
-    if any(indices_of(item, buffer) for item in site.items[site.at : last] if item not in site.nests):
+    check_pure(kernel, step, point.nests, buffer)
+    if any(indices_of(item, buffer) for item in point.items[point.at : last] if item not in point.nests):
         raise refuse(kernel, step, f"`{stage}` is used before it is computed")
-    needed = reads(site.nests)
-    made = sorted((b for b in needed if writes(site.items[site.at], b)), key=lambda b: b.name)
+    needed = reads(point.nests)
+    made = sorted((b for b in needed if writes(point.items[point.at], b)), key=lambda b: b.name)
     if not made:
         raise refuse(kernel, step, f"`{stage}` uses nothing that loop `{loop}` computes")
-    check_stable(kernel, step, site, needed - set(made), site.at, last, target)
-    check_stable(kernel, step, site, set(made), site.at + 1, last, target)
-    around = path(site.items[site.at], target)
+    check_stable(kernel, step, point, needed - set(made), point.at, last, target)
+    check_stable(kernel, step, point, set(made), point.at + 1, last, target)
+    around = path(point.items[point.at], target)
     for s in around:
         if isinstance(s, If | While):
             raise refuse(kernel, step, f"loop `{loop}` runs only where {s.cond}")
     loops = [s for s in around if isinstance(s, For)]
-    homes = {b: _completed_in(kernel, step, site, b, loops) for b in made}
-    part = _Part(buffer, *_belongs_to(kernel, step, site, buffer, homes, loops))
+    homes = {b: _completed_in(kernel, step, point, b, loops) for b in made}
+    part = _Part(buffer, *_belongs_to(kernel, step, point, buffer, homes, loops))
     base, extent = part.box()
     taken: set[str] = set()
-    moved = [restricted(kernel, step, nest, buffer, base, extent, taken, only=part.only) for nest in site.nests]
+    moved = [restricted(kernel, step, nest, buffer, base, extent, taken, only=part.only) for nest in point.nests]
     new = replace(target, body=block(target.body, *moved))
-    changed = rebuild(kernel.body, lambda s: Block(()) if s in site.nests else (new if s is target else None))
+    changed = rebuild(kernel.body, lambda s: Block(()) if s in point.nests else (new if s is target else None))
     return nesting(kernel, step, kernel.with_body(changed))
 
 
-def _completed_in(kernel: Kernel, step: str, site: Site, made: Buffer, loops: Sequence[For]) -> Inverse:
+def _completed_in(kernel: Kernel, step: str, point: InsertionPoint, made: Buffer, loops: Sequence[For]) -> Inverse:
     """The iteration of `loops` after which an element is complete: the only one in which anything writes it."""
-    item, target = site.items[site.at], loops[-1]
+    item, target = point.items[point.at], loops[-1]
     order = list(walk(item))
     found: list[tuple[list[Stmt], Inverse]] = []
     for write in (s for s in order if isinstance(s, Store | Accumulate) and s.buffer is made):
@@ -327,20 +327,20 @@ def _completed_in(kernel: Kernel, step: str, site: Site, made: Buffer, loops: Se
 
 
 def _belongs_to(
-    kernel: Kernel, step: str, site: Site, buffer: Buffer, homes: dict[Buffer, Inverse], loops: Sequence[For]
+    kernel: Kernel, step: str, point: InsertionPoint, buffer: Buffer, homes: dict[Buffer, Inverse], loops: Sequence[For]
 ) -> tuple[tuple[Expr, ...], dict[Expr, Expr]]:
     """(variables for an element of the stage, for each loop its iteration in which the element can be computed, over these)."""
     values: dict[Expr, Expr] = {}
     places: tuple[Expr, ...] = ()
-    for nest in site.nests:
+    for nest in point.nests:
         found = chain(kernel, step, nest, buffer)
         inverted = inverse(found.write.indices, buffer.shape, found.loops)
         places = inverted.places
-        folds = {x.var: x.extent for x in found.loops if x.var not in inverted.values}
+        reduced = {x.var: x.extent for x in found.loops if x.var not in inverted.values}
         for r in (r for r in E.reads(*expressions(found.write), *found.conditions) if r.attr in homes):
             home, _ = homes[r.attr].at([E.substitute(i, inverted.values) for i in r.args])
             for x in loops:
-                span = interval(home[x.var], folds)
+                span = interval(home[x.var], reduced)
                 if span is None or span[0] is not span[1] or E.reads(span[0]) or values.setdefault(x.var, span[0]) is not span[0]:
                     why = f"one element of `{buffer.name}` needs elements of `{r.attr.name}` from several iterations of `{x.var.name}`"
                     raise refuse(kernel, step, why, f"it reads {r}")

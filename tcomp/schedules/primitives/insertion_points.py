@@ -32,7 +32,7 @@ from tcomp.schedules.primitives.editing import find_loop, fresh, guard, rebind, 
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class InsertionPoint:
     """The statements of one sequence, seen through blocks and allocations; `nests` among them compute a stage, and `items[at]` is or
     contains a loop. `shared` are the loops and conditions around the sequence inside the scope of the stage."""
 
@@ -47,7 +47,7 @@ class Site:
         return [self.items.index(nest) for nest in self.nests]
 
 
-def find_site(kernel: Kernel, step: str, buffer: Buffer, target: For) -> Site:
+def find_insertion_point(kernel: Kernel, step: str, buffer: Buffer, target: For) -> InsertionPoint:
     """The innermost sequence that has the loop in one item and all that writes the buffer in others. Raises `ScheduleError`."""
     name, loop = buffer.name, target.var.name
     node, shared = scope_of(kernel, buffer), list[Stmt]()
@@ -67,7 +67,7 @@ def find_site(kernel: Kernel, step: str, buffer: Buffer, target: For) -> Site:
         node = next(c for c in children(items[at]) if path(c, target))
     if not nests:
         raise refuse(kernel, step, f"nothing computes `{name}`")
-    return Site(tuple(shared), items, nests, at)
+    return InsertionPoint(tuple(shared), items, nests, at)
 
 
 def sequence(stmt: Stmt) -> tuple[Stmt, ...]:
@@ -115,12 +115,12 @@ def check_pure(kernel: Kernel, step: str, nests: Sequence[Stmt], buffer: Buffer)
         raise refuse(kernel, step, f"`{buffer.name}` is computed from its own elements")
 
 
-def check_stable(kernel: Kernel, step: str, site: Site, sources: set[Buffer], first: int, last: int, target: For) -> None:
+def check_stable(kernel: Kernel, step: str, point: InsertionPoint, sources: set[Buffer], first: int, last: int, target: For) -> None:
     """Refuses if a source is written by items first..last (those that compute the stage aside), or does not live where the loop stands."""
     for source in sorted(sources, key=lambda b: b.name):
         if not path(scope_of(kernel, source), target):
             raise refuse(kernel, step, f"`{source.name}`, which is needed, is not allocated around `{target.var.name}`")
-        if any(writes(item, source) for item in site.items[first : last + 1] if item not in site.nests):
+        if any(writes(item, source) for item in point.items[first : last + 1] if item not in point.nests):
             raise refuse(kernel, step, f"`{source.name}`, which is needed, is written between the stage and loop `{target.var.name}`")
 
 
@@ -183,7 +183,7 @@ def restricted(
     local: Buffer | None = None,
     only: Callable[[Sequence[Expr]], list[Expr]] = lambda element: [],
 ) -> Stmt:
-    """A stage's nest over the box [base, base + extent) of its buffer, one loop per dimension outside and the folds inside.
+    """A stage's nest over the box [base, base + extent) of its buffer, one loop per dimension outside and the reduction loops inside.
 
     It writes into the box `local`, if given: then elements outside of the stage may be computed as well, as nobody uses them. `only` gives
     further conditions for an element. `taken` collects the names of the loops made.
@@ -198,8 +198,8 @@ def restricted(
     element = [b + v for b, v in zip(base, outer, strict=True)]
     values, conditions = inverted.at(element)
     body = where(found.conditions, found.write)
-    for fold in reversed([x for x in found.loops if x.var not in values]):
-        body = replace(fold, body=body)
+    for x in reversed([x for x in found.loops if x.var not in values]):
+        body = replace(x, body=body)
     body = rebind(body, values)
     places = tuple(outer) if local is not None else tuple(element)
     body = rebuild(

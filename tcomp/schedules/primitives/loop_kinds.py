@@ -17,7 +17,7 @@ def set_kind(kernel: Kernel, loop: str, kind: str, reassociate: bool = False) ->
 
     Legal for parallel, vectorized and bound loops when no iteration writes what another one touches; vectorized and unrolled need a
     constant extent of at most 4096. A loop that accumulates into one element may be vectorized, or bound to thread.x, with `reassociate`:
-    the lanes (threads) are then folded as a binary tree. `s.parallel(loop)`, `s.vectorize(loop)`, `s.unroll(loop)`, `s.bind(loop, axis)`
+    the lanes (threads) are then reduced as a binary tree. `s.parallel(loop)`, `s.vectorize(loop)`, `s.unroll(loop)`, `s.bind(loop, axis)`
     are short for it. Good for: threads on outer loops, lanes on inner loops along neighbouring elements, copies of short innermost loops.
 
     >>> from tcomp import te

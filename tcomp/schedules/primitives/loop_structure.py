@@ -37,8 +37,8 @@ def split(kernel: Kernel, loop: str, factor: int, tail: str = "guard") -> tuple[
 
     guard          An `If` around the body. Always legal, for extents that depend on sizes or outer loops too. Costs a test in each
                    iteration; lanes of a vector are masked by it.
-    mask           Every statement of the body gets a guard of its own, and an accumulation whose place is in range anyway folds the
-                   identity instead. Always legal. The body stays free of control flow where it can be, so that a fold splits into lanes
+    mask           Every statement of the body gets a guard of its own, and an accumulation whose place is in range anyway adds the
+                   identity instead. Always legal. The body stays free of control flow where it can be, so that a reduction splits into lanes
                    without masked stores; statements and loops in the body can be moved apart. Costs operations that do nothing.
     peel           The last n % factor iterations become a loop of their own, `i.t` (whose inner loops get `.t` as well). Always legal.
                    No tests at all in full tiles; costs code, and leaves two nests where there was one.
@@ -94,7 +94,7 @@ def split(kernel: Kernel, loop: str, factor: int, tail: str = "guard") -> tuple[
       }
     }
 
-    A fold with a mask, and a stage that is computed into padding:
+    A reduction with a mask, and a stage that is computed into padding:
 
     >>> k = te.reduce_axis(10, "k")
     >>> s = Schedule(te.compute((), lambda: te.sum(A[k], k), "t"))

@@ -1,4 +1,4 @@
-"""Online folds: a maximum, and sums of exponentials that are taken relative to it, in one pass over blocks."""
+"""Online softmax: a maximum, and sums of exponentials relative to it, in one pass over blocks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tcomp.schedules.primitives.insertion_points import Chain, chain_of, path, r
 FLOATS = ("float16", "float32", "float64")
 
 
-def online(kernel: Kernel, stage: str, fold: str, factor: int) -> tuple[Kernel, str, str, str, str]:
+def online(kernel: Kernel, stage: str, loop: str, factor: int) -> tuple[Kernel, str, str, str, str]:
     """A maximum M = max(x[k]), and the sums A = sum(exp(x[k] - M) * v[k]) that follow it, in one loop over blocks of k, `factor` long.
 
     Each block raises the maximum so far, scales down what has been summed up so far by exp(maximum before - maximum now), and adds its own
     terms. So x and the exponentials are needed block by block, and never as a whole. Returns the names of (the loop over blocks, the
     block's x, its exponentials, the scale).
 
-    Legal where `fold` is the only fold of the maximum `stage`, and stands beside the nests of the sums: those that read the maximum, each
+    Legal where `loop` is the only reduction loop of the maximum `stage`, and stands beside the nests of the sums: those that read the maximum, each
     of them once, in exp(x - maximum), rounded or not, with the x of the maximum. Nothing else may use the sums, or change what they are
     computed from, in between. Floats are rounded otherwise (always in the same way, for one factor). Elements of -inf, infinite maxima and NaN give what
     they gave: no difference is taken to a maximum below all finite numbers, and a sum of nothing but -inf becomes NaN at the end.
@@ -70,14 +70,14 @@ def online(kernel: Kernel, stage: str, fold: str, factor: int) -> tuple[Kernel, 
     T[] = select(M[] == float32(-inf), M[] - M[], T[])
     """
     step = "online"
-    buffer, target = find_buffer(kernel, stage, step), find_loop(kernel, fold, step)
+    buffer, target = find_buffer(kernel, stage, step), find_loop(kernel, loop, step)
     check_factor(kernel, step, factor, "length of a block")
     home, items = _sequence_around(kernel, target)
     top = _maximum(kernel, items, buffer, target)
     start = items.index(top.nest)
-    sums = [_sum(kernel, top, items, item) for item in items[start + 1 :] if _folds_over(item, buffer)]
+    sums = [_sum(kernel, top, items, item) for item in items[start + 1 :] if _reduces_with(item, buffer)]
     if not sums:
-        raise refuse(kernel, step, f"nothing beside `{fold}` sums up exponentials relative to `{stage}`", "`inline` them into the sums")
+        raise refuse(kernel, step, f"nothing beside `{loop}` sums up exponentials relative to `{stage}`", "`inline` them into the sums")
     _check_between(kernel, items, top, sums)
     parts = _Parts(kernel, top, factor)
     moved = {top.nest, *(a.nest for a in sums)}
@@ -94,7 +94,7 @@ def online(kernel: Kernel, stage: str, fold: str, factor: int) -> tuple[Kernel, 
 
 
 @dataclass(frozen=True, slots=True)
-class _Fold:
+class _Reduction:
     """A nest around one accumulation: its loops but the one that is cut into blocks, that one, conditions, and the accumulation."""
 
     nest: Stmt
@@ -113,13 +113,13 @@ class _Fold:
 
     @property
     def of_rows(self) -> list[Expr]:
-        """The conditions that say which elements are folded into."""
-        folds = {x.var for x in self.chain.loops} - {x.var for x in self.rows}
-        return [c for c in self.conditions if folds.isdisjoint(E.variables(c))]
+        """The conditions that say which elements are accumulated into."""
+        reduced = {x.var for x in self.chain.loops} - {x.var for x in self.rows}
+        return [c for c in self.conditions if reduced.isdisjoint(E.variables(c))]
 
 
 @dataclass(frozen=True, slots=True)
-class _Sum(_Fold):
+class _Sum(_Reduction):
     """A sum of terms that have the factor `weight`, the exponential of x minus the element `at` of the maximum."""
 
     weight: Expr
@@ -143,7 +143,7 @@ def _allocations(stmt: Stmt) -> list[Allocate]:
     return [*here, *(s for c in children(stmt) for s in _allocations(c))] if isinstance(stmt, Block | Allocate) else []
 
 
-def _folded(kernel: Kernel, items: Sequence[Stmt], nest: Stmt, along: For, reducer: str) -> _Fold:
+def _reduction(kernel: Kernel, items: Sequence[Stmt], nest: Stmt, along: For, reducer: str) -> _Reduction:
     """A nest that accumulates by the reducer, over `along`, into a buffer that another item sets to the identity, and no one else
     writes."""
     found = chain_of(nest)
@@ -156,7 +156,7 @@ def _folded(kernel: Kernel, items: Sequence[Stmt], nest: Stmt, along: For, reduc
         raise refuse(kernel, "online", f"`{name}` is no {'sum' if reducer == '+' else 'maximum'} of {', '.join(FLOATS)}")
     used = E.variables(*update.indices)
     if along.var in used or E.reads(*update.indices):
-        raise refuse(kernel, "online", f"`{along.var.name}` is no fold of `{name}`")
+        raise refuse(kernel, "online", f"`{along.var.name}` is no reduction loop of `{name}`")
     variables = {x.var for x in found.loops}
     for x in found.loops:
         if x.kind != SERIAL or not variables.isdisjoint(E.variables(as_expr(x.extent))) or E.reads(as_expr(x.extent)):
@@ -171,30 +171,30 @@ def _folded(kernel: Kernel, items: Sequence[Stmt], nest: Stmt, along: For, reduc
         raise refuse(kernel, "online", f"the nest that sets `{name}` to {r.identity} does not stand beside `{along.var.name}`")
     if items.index(writers[0]) > items.index(nest):
         raise refuse(kernel, "online", f"`{name}` is written after it has been accumulated")
-    return _Fold(nest, found, update, along)
+    return _Reduction(nest, found, update, along)
 
 
-def _maximum(kernel: Kernel, items: Sequence[Stmt], buffer: Buffer, target: For) -> _Fold:
+def _maximum(kernel: Kernel, items: Sequence[Stmt], buffer: Buffer, target: For) -> _Reduction:
     nest = next(x for x in items if path(x, target))
-    found = _folded(kernel, items, nest, target, "max")
+    found = _reduction(kernel, items, nest, target, "max")
     if found.update.buffer is not buffer:
-        raise refuse(kernel, "online", f"`{target.var.name}` is a fold of `{found.update.buffer.name}`, not of `{buffer.name}`")
+        raise refuse(kernel, "online", f"`{target.var.name}` is a reduction loop of `{found.update.buffer.name}`, not of `{buffer.name}`")
     if len(found.rows) + 1 != len(found.chain.loops) or len(found.of_rows) != len(found.conditions):
-        raise refuse(kernel, "online", f"`{target.var.name}` is not the only fold of `{buffer.name}`, or not all of it is folded")
+        raise refuse(kernel, "online", f"`{target.var.name}` is not the only reduction loop of `{buffer.name}`, or not all elements are reduced")
     if buffer in reads([nest]):
-        raise refuse(kernel, "online", f"`{buffer.name}` is folded from its own elements")
+        raise refuse(kernel, "online", f"`{buffer.name}` is computed from its own elements")
     for x in enclosing(kernel, nest):
         if x.kind not in (SERIAL, PARALLEL):
             raise refuse(kernel, "online", f"the loop `{x.var.name}` around the maximum is {x.kind} already")
     return found
 
 
-def _folds_over(item: Stmt, buffer: Buffer) -> bool:
+def _reduces_with(item: Stmt, buffer: Buffer) -> bool:
     found = chain_of(item)
     return buffer in reads([item]) and found is not None and isinstance(found.write, Accumulate)
 
 
-def _sum(kernel: Kernel, top: _Fold, items: Sequence[Stmt], nest: Stmt) -> _Sum:
+def _sum(kernel: Kernel, top: _Reduction, items: Sequence[Stmt], nest: Stmt) -> _Sum:
     """A nest that reads the maximum, as a sum of exponentials relative to it."""
     maximum = top.update.buffer
     found = chain_of(nest)
@@ -205,14 +205,14 @@ def _sum(kernel: Kernel, top: _Fold, items: Sequence[Stmt], nest: Stmt) -> _Sum:
     exponent = weights[0].args[0] if len(weights) == 1 else None
     if exponent is None or exponent.op != "sub" or exponent.args[1] not in uses or len(uses) != 1 or not _linear(value, weights[0]):
         why = f"`{name}` is no sum of products with one exponential of a difference to `{maximum.name}`"
-        raise refuse(kernel, "online", why, "`inline` exponentials; a sum that is divided by another one is divided after the fold")
+        raise refuse(kernel, "online", why, "`inline` exponentials; a sum that is divided by another one is divided after the reduction")
     rest = E.rewrite(value, lambda e: E.const(1, e.dtype) if e is weights[0] else None)
     if any(r.attr is maximum for r in E.reads(exponent.args[0], rest, *found.conditions, *found.write.indices)):
         raise refuse(kernel, "online", f"`{name}` uses `{maximum.name}` for more than one difference", "the maximum rises until the end")
     at = exponent.args[1].args
     values, conditions = inverse(top.update.indices, maximum.shape, top.rows).at(at)
     if not all(map(holds, conditions)):
-        raise refuse(kernel, "online", f"`{name}` may use elements of `{maximum.name}` that are not folded")
+        raise refuse(kernel, "online", f"`{name}` may use elements of `{maximum.name}` that are not computed")
 
     def term(x: For) -> Expr:
         return simplify(E.substitute(top.update.value, {**values, top.along.var: x.var}))
@@ -221,18 +221,18 @@ def _sum(kernel: Kernel, top: _Fold, items: Sequence[Stmt], nest: Stmt) -> _Sum:
     if not matching:
         why = f"cannot see that what `{name}` takes the difference of is what `{maximum.name}` is the maximum of"
         raise refuse(kernel, "online", f"{why}: {exponent.args[0]} and {top.update.value}")
-    fold = _folded(kernel, items, nest, matching[0], "+")
-    result = _Sum(fold.nest, fold.chain, fold.update, fold.along, weights[0], at)
-    elements = {x.var for x in fold.rows}
-    if len(fold.of_rows) < len(fold.conditions):
+    found_sum = _reduction(kernel, items, nest, matching[0], "+")
+    result = _Sum(found_sum.nest, found_sum.chain, found_sum.update, found_sum.along, weights[0], at)
+    elements = {x.var for x in found_sum.rows}
+    if len(found_sum.of_rows) < len(found_sum.conditions):
         raise refuse(kernel, "online", f"some terms of `{name}` are left out", "where all of them are, the sum has to stay 0")
-    if idle := next((x for x in found.loops if x is not fold.along and x.var not in elements and not prove(as_expr(x.extent) >= 1)), None):
+    if idle := next((x for x in found.loops if x is not found_sum.along and x.var not in elements and not prove(as_expr(x.extent) >= 1)), None):
         raise refuse(kernel, "online", f"`{idle.var.name}` may have no iteration: its extent is {idle.extent}")
     if any(x.var in E.variables(*at) for x in found.loops if x.var not in elements):
         raise refuse(kernel, "online", f"an element of `{name}` is a sum over several maxima")
     needed = {simplify(E.substitute(c, values)) for c in top.conditions}
-    if not {c for c in needed if not holds(c)} <= set(map(simplify, fold.of_rows)):
-        raise refuse(kernel, "online", f"`{name}` may be summed up where `{maximum.name}` is not folded")
+    if not {c for c in needed if not holds(c)} <= set(map(simplify, found_sum.of_rows)):
+        raise refuse(kernel, "online", f"`{name}` may be summed up where `{maximum.name}` is not computed")
     return result
 
 
@@ -246,16 +246,16 @@ def _linear(value: Expr, factor: Expr) -> bool:
     return value.op == "mul" and len(having) == 1 and _linear(having[0], factor)
 
 
-def _check_between(kernel: Kernel, items: Sequence[Stmt], top: _Fold, sums: Sequence[_Sum]) -> None:
+def _check_between(kernel: Kernel, items: Sequence[Stmt], top: _Reduction, sums: Sequence[_Sum]) -> None:
     """Refuses unless the sums are independent of each other, and of all that stands between them and the maximum."""
-    folds: list[_Fold] = [top, *sums]
-    made = {f.update.buffer for f in folds}
+    reductions: list[_Reduction] = [top, *sums]
+    made = {f.update.buffer for f in reductions}
     first, last = items.index(top.nest), max(items.index(a.nest) for a in sums)
-    sources = reads([f.nest for f in folds])
+    sources = reads([f.nest for f in reductions])
     for a in sums:
         for b in (reads([a.nest]) & made) - {top.update.buffer}:
             why = f"`{a.update.buffer.name}` is computed from `{b.name}`"
-            raise refuse(kernel, "online", why, "divide after the fold, not inside of it")
+            raise refuse(kernel, "online", why, "divide after the reduction, not inside of it")
     clears = {x for x in items if any(writes(x, b) for b in made)}
     for x in items[first : last + 1]:
         if x in clears:
@@ -271,17 +271,17 @@ def _check_between(kernel: Kernel, items: Sequence[Stmt], top: _Fold, sums: Sequ
 class _Parts:
     """The statements of the loop over blocks."""
 
-    def __init__(self, kernel: Kernel, top: _Fold, factor: int) -> None:
+    def __init__(self, kernel: Kernel, top: _Reduction, factor: int) -> None:
         self.kernel, self.top, self.factor = kernel, top, factor
-        self.maximum, fold = top.update.buffer, top.along
+        self.maximum, along = top.update.buffer, top.along
         name, dtype, shape = self.maximum.name, self.maximum.dtype, self.maximum.shape
         self.terms = Buffer(fresh(kernel, f"{name}.terms"), dtype, (*shape, factor))
         self.weights = Buffer(fresh(kernel, f"{name}.weights"), dtype, (*shape, factor))
         self.scale = Buffer(fresh(kernel, f"{name}.scale"), dtype, shape)
-        extent = as_expr(fold.extent)
+        extent = as_expr(along.extent)
         self.extent = extent
         self.blocks = as_dim((extent + (factor - 1)) // factor)
-        self.outer = loop_var(fresh(kernel, f"{fold.var.name}.o"), self.blocks)
+        self.outer = loop_var(fresh(kernel, f"{along.var.name}.o"), self.blocks)
         self.names = (self.outer.name, self.terms.name, self.weights.name, self.scale.name)
 
     def loop(self, sums: Sequence[_Sum]) -> Stmt:

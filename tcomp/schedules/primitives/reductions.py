@@ -50,11 +50,11 @@ from tcomp.schedules.primitives.editing import (
     touches,
 )
 from tcomp.schedules.primitives.handles import PartialResults
-from tcomp.schedules.primitives.tail_strategies import always_in_range, folded_under, range_depends_on
+from tcomp.schedules.primitives.tail_strategies import always_in_range, masked_accumulation, range_depends_on
 
 
 @dataclass(frozen=True, slots=True)
-class _Fold:
+class _Reduction:
     """One accumulation, and the loops and conditions around it, outermost first."""
 
     loops: tuple[For, ...]
@@ -63,21 +63,21 @@ class _Fold:
 
     @property
     def spatial(self) -> list[For]:
-        """The loops that say which element is folded into; the others are the folds."""
+        """The loops that say which element is accumulated into; the others are those of the reduction."""
         return [x for x in self.loops if x.var in E.variables(*self.update.indices)]
 
     @property
-    def folds(self) -> list[For]:
+    def loops_reduced(self) -> list[For]:
         return [x for x in self.loops if x.var not in E.variables(*self.update.indices)]
 
 
-def rfactor(kernel: Kernel, stage: str, fold: str, lanes: int) -> tuple[Kernel, PartialResults]:
-    """Cut a fold into `lanes` interleaved ones: partial[.., l] folds the elements congruent to l modulo `lanes`, then these partial
-    results are folded, in order of l.
+def rfactor(kernel: Kernel, stage: str, loop: str, lanes: int) -> tuple[Kernel, PartialResults]:
+    """Cut a reduction loop into `lanes` interleaved ones: partial[.., l] reduces the elements congruent to l modulo `lanes`; these partial
+    results are then reduced, in order of l.
 
     Legal for a loop of a perfect nest around nothing but one accumulation into `stage`, each of whose elements belongs to one iteration
     of the other loops that it is indexed with. Floats are rounded otherwise (always in the same way). Good for vector lanes and threads
-    along a fold, and for long folds of few results. Returns the name of the stage of partial results, which knows its loops
+    along a reduction, and for long reductions to few results. Returns the name of the stage of partial results, which knows its loops
     (`PartialResults`).
 
     >>> from tcomp import te
@@ -101,25 +101,25 @@ def rfactor(kernel: Kernel, stage: str, fold: str, lanes: int) -> tuple[Kernel, 
       t[] += t.p[t.lane]
     }
     """
-    buffer, target = find_buffer(kernel, stage, "rfactor"), find_loop(kernel, fold, "rfactor")
+    buffer, target = find_buffer(kernel, stage, "rfactor"), find_loop(kernel, loop, "rfactor")
     nest = _top(kernel, target)
-    found = _fold(kernel, "rfactor", nest, buffer)
+    found = _reduction(kernel, "rfactor", nest, buffer)
     alone = all(s is found.update for s in walk(nest) if not children(s))
     if not alone or len(perfect(nest)[0]) != len(found.loops):
         raise refuse(kernel, "rfactor", f"`{stage}` is not all that is computed in `{nest.var.name}`", "separate it first")
-    if target not in found.folds:
-        raise refuse(kernel, "rfactor", f"`{fold}` is not a fold of `{stage}`")
+    if target not in found.loops_reduced:
+        raise refuse(kernel, "rfactor", f"`{loop}` is no reduction loop of `{stage}`")
     check_factor(kernel, "rfactor", lanes, "number of lanes")
-    for x in found.folds:
+    for x in found.loops_reduced:
         if x.kind not in (SERIAL, UNROLLED):
-            raise refuse(kernel, "rfactor", f"the fold `{x.var.name}` is {x.kind} already", "make the lanes first")
+            raise refuse(kernel, "rfactor", f"the reduction loop `{x.var.name}` is {x.kind} already", "make the lanes first")
     kept = _of_places(kernel, "rfactor", found)
     name = fresh(kernel, stage + ".p")
     partial = Buffer(name, buffer.dtype, (*buffer.shape, lanes))
     places, reducer = found.update.indices, found.update.reducer
     extent = as_expr(target.extent)
     outer_extent = as_dim((extent + (lanes - 1)) // lanes)
-    outer, lane = loop_var(fresh(kernel, fold + ".o"), outer_extent), loop_var(f"{name}.lane", lanes)
+    outer, lane = loop_var(fresh(kernel, loop + ".o"), outer_extent), loop_var(f"{name}.lane", lanes)
     index = outer * lanes + lane
     update = guard(found.conditions, replace(found.update, buffer=partial, indices=(*places, lane)))
     for x in reversed(found.loops):
@@ -128,7 +128,7 @@ def rfactor(kernel: Kernel, stage: str, fold: str, lanes: int) -> tuple[Kernel, 
             if x is target
             else replace(x, body=update)
         )
-        if x is found.folds[0]:
+        if x is found.loops_reduced[0]:
             update = For(lane, lanes, update)
 
     def around(inner: Stmt) -> Stmt:
@@ -148,7 +148,7 @@ def rfactor(kernel: Kernel, stage: str, fold: str, lanes: int) -> tuple[Kernel, 
     init_lane, final_lane = loop_var(f"{name}.init.lane", lanes), loop_var(fresh(kernel, f"{stage}.lane"), lanes)
     init = renamed(around(For(init_lane, lanes, Store(partial, (*places, init_lane), reducer.identity))), within("init."))
     final = around(For(final_lane, lanes, Accumulate(buffer, places, E.read(partial, (*places, final_lane)), reducer)))
-    clear = _clear_alone(kernel, nest, buffer)  # goes with the fold of the partial results, so that these can be moved as one stage
+    clear = _clear_alone(kernel, nest, buffer)  # goes with the reduction of the partial results, so that these can be moved as one stage
     new = Allocate(partial, block(init, renamed(update, within("")), *clear, final))
     changed = kernel.with_body(rebuild(kernel.body, lambda s: new if s is nest else (Block(()) if s in clear else None)))
     for x in enclosing(changed, new):  # where nothing is accumulated, an element is read and written all the same
@@ -161,7 +161,7 @@ def rfactor(kernel: Kernel, stage: str, fold: str, lanes: int) -> tuple[Kernel, 
 def decompose_reduction(kernel: Kernel, stage: str, loop: str) -> Kernel:
     """Initialise the elements that a loop accumulates into just before that loop, instead of all of them before the whole nest.
 
-    Legal when no fold of the stage stands around the loop, the loops that initialise it are as lowered and stand beside its nest, and the
+    Legal when no reduction loop of the stage stands around the loop, the loops that initialise it are as lowered and stand beside its nest, and the
     loops around the accumulation reach every element once (they may have been split and reordered). Good for elements that then stay in
     registers, or in a cache, from their first value to the last. The loops of the initial values are named `stage.init...`.
 
@@ -190,13 +190,13 @@ def decompose_reduction(kernel: Kernel, stage: str, loop: str) -> Kernel:
     step = "decompose_reduction"
     buffer, target = find_buffer(kernel, stage, step), find_loop(kernel, loop, step)
     nest = _top(kernel, target)
-    found = _fold(kernel, step, nest, buffer)
+    found = _reduction(kernel, step, nest, buffer)
     if target not in found.loops:
         raise refuse(kernel, step, f"`{stage}` is not accumulated inside of `{loop}`")
     depth = found.loops.index(target)
     for x in found.loops[:depth]:
-        if x in found.folds:
-            raise refuse(kernel, step, f"`{x.var.name}`, a fold of `{stage}`, stands around `{loop}`: each iteration would start anew")
+        if x in found.loops_reduced:
+            raise refuse(kernel, step, f"`{x.var.name}`, a reduction loop of `{stage}`, stands around `{loop}`: each iteration would start anew")
     kept = _of_places(kernel, step, found)
     clear = _clearing(kernel, step, nest, buffer)
     if not _covers(buffer.shape, found, kept):
@@ -218,7 +218,7 @@ def _top(kernel: Kernel, loop: For) -> For:
     return next(s for s in walk(kernel.body) if isinstance(s, For) and loop in perfect(s)[0])
 
 
-def _fold(kernel: Kernel, step: str, nest: For, buffer: Buffer) -> _Fold:
+def _reduction(kernel: Kernel, step: str, nest: For, buffer: Buffer) -> _Reduction:
     """The one accumulation into `buffer` that stands in a nest; refuses if there are others, or other uses of it."""
     users = [s for s in walk(nest) if touches(s, buffer)]
     if len(users) != 1 or not isinstance(users[0], Accumulate) or any(r.attr is buffer for r in E.reads(*users[0].indices, users[0].value)):
@@ -237,24 +237,24 @@ def _fold(kernel: Kernel, step: str, nest: For, buffer: Buffer) -> _Fold:
             kind = {If: "a branch", While: "a while loop", Call: "an instruction"}[type(s)]
             raise refuse(kernel, step, f"`{buffer.name}` is accumulated inside of {kind}")
         s = next(c for c in children(s) if any(x is update for x in walk(c)))
-    return _Fold(tuple(loops), tuple(conditions), update)
+    return _Reduction(tuple(loops), tuple(conditions), update)
 
 
-def _of_places(kernel: Kernel, step: str, found: _Fold) -> list[Expr]:
-    """The conditions that say which elements are folded into. Refuses unless each element belongs to one iteration of the spatial loops."""
-    name, folds, places = found.update.buffer.name, {x.var for x in found.folds}, found.update.indices
+def _of_places(kernel: Kernel, step: str, found: _Reduction) -> list[Expr]:
+    """The conditions that say which elements are accumulated into. Refuses unless each element belongs to one iteration of the spatial loops."""
+    name, reduced, places = found.update.buffer.name, {x.var for x in found.loops_reduced}, found.update.indices
     if not {x.var for x in found.spatial} <= determined([places], {x.var for x in found.loops}):
-        raise refuse(kernel, step, f"iterations of {', '.join(x.var.name for x in found.spatial)} may fold into one element of `{name}`")
+        raise refuse(kernel, step, f"iterations of {', '.join(x.var.name for x in found.spatial)} may accumulate into one element of `{name}`")
     if any(r for i in places for r in E.reads(i)):
         raise refuse(kernel, step, f"the places of `{name}` that are accumulated into depend on data")
     for x in found.spatial:
-        if folds & set(E.variables(as_expr(x.extent))):
-            raise refuse(kernel, step, f"the extent of `{x.var.name}` depends on a fold: {x.extent}")
-    kept = [c for c in found.conditions if folds.isdisjoint(E.variables(c))]
-    if folds & range_depends_on(found.update, found.conditions):
-        raise refuse(kernel, step, f"which elements of `{name}` are accumulated into depends on the fold")
+        if reduced & set(E.variables(as_expr(x.extent))):
+            raise refuse(kernel, step, f"the extent of `{x.var.name}` depends on a reduction loop: {x.extent}")
+    kept = [c for c in found.conditions if reduced.isdisjoint(E.variables(c))]
+    if reduced & range_depends_on(found.update, found.conditions):
+        raise refuse(kernel, step, f"which elements of `{name}` are accumulated into depends on the reduction")
     if not in_range(places, found.update.buffer.shape):
-        for x in found.folds:
+        for x in found.loops_reduced:
             if not prove(as_expr(x.extent) >= 1):
                 raise refuse(kernel, step, f"elements may be out of range where `{x.var.name}` has no iterations")
     return kept
@@ -295,7 +295,7 @@ def _clear_alone(kernel: Kernel, nest: For, buffer: Buffer) -> list[Stmt]:
     return list(before) if only and not any(E.reads(*expressions(x)) for x in inside) else []
 
 
-def _covers(shape: Sequence[Dim], found: _Fold, conditions: Sequence[Expr]) -> bool:
+def _covers(shape: Sequence[Dim], found: _Reduction, conditions: Sequence[Expr]) -> bool:
     """Whether the places take every value within the shape: along each dimension the loops are the digits of a number."""
     extents = {x.var: x.extent for x in found.spatial}
     allowed = {simplify(i < as_expr(n)) for i, n in zip(found.update.indices, shape, strict=True)}
@@ -317,7 +317,7 @@ def mask(kernel: Kernel, stage: str) -> Kernel:
     """`if c: s += v` becomes `s += c ? v : identity` wherever `stage` is accumulated, so that its nest is free of control flow.
 
     Legal where the condition is not needed to keep the place of `s` in range, nor concurrent iterations apart; a part of it that is stays
-    an `If`. (What is read stays in range: the side of a selection that is not chosen is not evaluated.) Good for folds over lanes.
+    an `If`. (What is read stays in range: the side of a selection that is not chosen is not evaluated.) Good for reductions over lanes.
 
     >>> from tcomp import te
     >>> from tcomp.schedules import Schedule
@@ -346,7 +346,7 @@ def mask(kernel: Kernel, stage: str) -> Kernel:
     def edit(s: Stmt) -> Stmt | None:
         if isinstance(s, If) and s.otherwise is None and isinstance(s.then, Accumulate) and s.then.buffer is buffer:
             doubtful.append(not always_in_range(s.then))
-            masked = folded_under(kernel, E.conjuncts(s.cond), s.then)
+            masked = masked_accumulation(kernel, E.conjuncts(s.cond), s.then)
             if isinstance(masked, If) and isinstance(masked.then, Accumulate) and masked.then.value is s.then.value:
                 why = f"`{s.cond}` keeps the places of `{stage}` in range, or concurrent iterations apart: it has to stay an `If`"
                 raise refuse(kernel, "mask", why)

@@ -35,7 +35,7 @@ from tcomp.schedules.primitives.insertion_points import reads
 
 
 def masked(kernel: Kernel, conditions: Sequence[Expr], stmt: Stmt) -> Stmt:
-    """Every statement inside under conditions of its own. An accumulation folds the identity where they do not hold, if its place is in
+    """Every statement inside under conditions of its own. An accumulation adds the identity where they do not hold, if its place is in
     range all the same, and then needs no `If`."""
     match stmt:
         case For(_, extent, body) if not E.reads(as_expr(extent)):
@@ -43,11 +43,11 @@ def masked(kernel: Kernel, conditions: Sequence[Expr], stmt: Stmt) -> Stmt:
         case Block() | Allocate():
             return with_children(stmt, [masked(kernel, conditions, s) for s in children(stmt)])
         case Accumulate():
-            return folded_under(kernel, conditions, stmt)
+            return masked_accumulation(kernel, conditions, stmt)
     return guard(conditions, stmt)
 
 
-def folded_under(kernel: Kernel, conditions: Sequence[Expr], stmt: Accumulate) -> Stmt:
+def masked_accumulation(kernel: Kernel, conditions: Sequence[Expr], stmt: Accumulate) -> Stmt:
     """`if c: s += v` as `s += c ? v : identity`. Conditions that may keep the place of `s` in range stay an `If`; and so do those that
     may keep concurrent iterations apart, as the place is now read and written where they do not hold as well."""
     together = {s.var for s in walk(kernel.body) if isinstance(s, For) and s.kind in (PARALLEL, *GPU_AXES)}

@@ -13,7 +13,7 @@ def tensorize(kernel: Kernel, loop: str, instruction: str, reassociate: bool = F
     """Execute a loop, and all that stands inside of it, by one machine instruction (see `tcomp.schedules.instructions`).
 
     Legal when the loops are the meaning of the instruction, up to their order: each moves the operands, by the strides, and as often as
-    a loop of the meaning; dtypes, conversions and the fold are the same; nothing else stands inside. An instruction that adds floats in
+    a loop of the meaning; dtypes, conversions and the reducer are the same; nothing else stands inside. An instruction that adds floats in
     an order of its own needs `reassociate`. Whether the target has the instruction is asked when code is made for it.
 
     Good for the innermost tile: multiply-add on whole register tiles, dot products of bytes, tensor cores.

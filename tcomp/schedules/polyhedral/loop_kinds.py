@@ -17,7 +17,7 @@ from tcomp.schedules.primitives.handles import LoopCopy
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget
 
-LONG = 8  # vectors of a loop for which one more, to align the others, is cheap
+ALIGNED_FROM = 8  # vectors of a loop for which one more, to align the others, is cheap
 
 
 def set_kinds(s: Schedule, planned: dict[str, Loop], target: CpuTarget) -> None:
@@ -82,7 +82,7 @@ def _unaligned(loop: For, lanes: int) -> int:
             offset = linear(start).get((), 0)
             found.add(-offset % lanes if along == 1 and is_multiple(start - offset, lanes) else 0)
     ahead = found.pop() if len(found) == 1 else 0
-    return ahead if isinstance(loop.extent, int) and loop.extent >= LONG * lanes else 0
+    return ahead if isinstance(loop.extent, int) and loop.extent >= ALIGNED_FROM * lanes else 0
 
 
 def _touched(x: Stmt) -> list[Buffer]:
