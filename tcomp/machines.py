@@ -1,7 +1,7 @@
 """The machine model: one table of processors and one of GPUs with the figures that compilation asks for.
 
 These are data, by LLVM's names of processors and GPUs. A `Target` describes the machine that code is made for by these tables; schedules
-and cost models ask that target. What the machine at hand really does is measured by `tcomp.machine`, for reports alone.
+and cost models ask that target. What the machine at hand really does is measured by `tcomp.calibration`, for reports alone.
 
 Latencies, ports and caches are those of Intel's, AMD's and Arm's optimisation manuals, A. Fog's instruction tables and uops.info, bandwidths
 those of STREAM as commonly reported.

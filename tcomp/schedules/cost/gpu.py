@@ -44,8 +44,6 @@ from tcomp.ir.loops import (
 from tcomp.schedules.analysis.footprint import Footprints, at_sizes, instances
 from tcomp.schedules.cost.estimate import MOST_POINTS, Estimate
 from tcomp.schedules.cost.roofline import Cost, gpu_roof, operators, statements, work
-from tcomp.schedules.gpu.block_tiles import LAUNCH_TIME
-from tcomp.schedules.gpu.gemm import OTHER_REGISTERS
 from tcomp.schedules.primitives.cache_factors import core_of, product_of
 from tcomp.target import CudaTarget
 
@@ -55,6 +53,8 @@ BANKS = 128  # bytes that an SM moves from or to shared memory a cycle
 FIRST = 64  # and through its first cache
 ALONE = 4  # how much more of the bandwidth than its share an SM draws if others are idle
 EXPOSED = 0.25  # the share of a unit's time that is waited for though another takes longer
+LAUNCH_TIME = 3000  # nanoseconds that another launch takes, with the wait for the one before (CUDA graphs, as commonly reported)
+OTHER_REGISTERS = 48  # registers of a thread beside its accumulators: addresses, and elements at hand (an estimate)
 COUNTS = (
     "launches", "blocks", "threads", "shared", "registers", "resident", "waves", "balance", "slots", "divisions", "products", "banks", "pieces",
     "fetched", "touched", "flops", "bytes", "intensity",

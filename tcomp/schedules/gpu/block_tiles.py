@@ -20,13 +20,13 @@ from tcomp.ir.dtypes import itemsize
 from tcomp.ir.instruction import CORE, WARP, WARPGROUP, Instruction
 from tcomp.ir.loops import Accumulate, For
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of
+from tcomp.schedules.cost.gpu import LAUNCH_TIME
 from tcomp.schedules.instructions import mma, tf32, wgmma
 from tcomp.schedules.primitives.cache_factors import core_of, product_of
 from tcomp.target import CudaTarget
 
 MIN_EXTENT = 16  # rows, columns, and elements of the reduction: below, threads would copy more than they compute
 MMA_ARCHITECTURE = 80  # compute capability (times 10) from which on there is the `mma` of `schedules.instructions`
-LAUNCH_TIME = 3000  # nanoseconds that another launch takes, with the wait for the one before (CUDA graphs, as commonly reported)
 SLICE_WAIT = 40  # cycles that the threads of a block wait for each other and for copies, for each slice: two barriers
 WGMMA_ARCHITECTURE = "sm_90a"  # the only architecture with `wgmma`
 

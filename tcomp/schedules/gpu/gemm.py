@@ -27,6 +27,7 @@ from tcomp.ir.dtypes import itemsize
 from tcomp.ir.instruction import WARPGROUP
 from tcomp.ir.loops import Accumulate, For, Store, walk
 from tcomp.schedules.analysis.access_patterns import Nest, bytes_of, extent_of, reduction_nest, result_nest, stage_axes
+from tcomp.schedules.cost.gpu import OTHER_REGISTERS
 from tcomp.schedules.gpu import bulk_copies, mma, wgmma
 from tcomp.schedules.gpu.block_tiles import Product, Side, Tile, all_contiguous, best_split, find, reads_of, tiles
 from tcomp.schedules.gpu.thread_mapping import VECTOR_BYTES, fuse_all, lanes, split_reduction, vector_width
@@ -38,7 +39,6 @@ from tcomp.target import CudaTarget
 
 MAX_UNROLLED = 16  # elements of a slice that a thread multiplies without a test of the loop: more only lengthens the code
 MAX_STAGES = 4  # slices in shared memory: latency of memory is hidden by 3 ahead
-OTHER_REGISTERS = 48  # registers of a thread beside its accumulators: addresses, and elements at hand (an estimate)
 ASYNC_COPY_ARCHITECTURE = 80  # compute capability (times 10) from which on copies into shared memory pass no register (`cp.async`)
 SPLIT_GAIN = 1.15  # factor by which the model must find a split reduction faster: a second launch must not be lost by an error of the model
 MIN_SPLIT_PART = 128  # elements of the reduction in each part: several slices

@@ -22,7 +22,8 @@ from tcomp.ir.dtypes import itemsize
 from tcomp.ir.loops import Accumulate, For, walk
 from tcomp.ir.simplify import linear
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of, is_sum, reduction_nest, result_nest, stage_axes
-from tcomp.schedules.gpu.block_tiles import LAUNCH_TIME, MIN_EXTENT
+from tcomp.schedules.cost.gpu import LAUNCH_TIME
+from tcomp.schedules.gpu.block_tiles import MIN_EXTENT
 from tcomp.schedules.gpu.thread_mapping import fuse_all, lanes, partial_sums, split_reduction, widest_vector
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.cache_factors import product_of

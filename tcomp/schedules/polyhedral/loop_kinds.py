@@ -8,10 +8,10 @@ from contextlib import suppress
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.access import is_multiple, linear_index, without
+from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import as_expr
 from tcomp.ir.loops import UNROLLED, Accumulate, Buffer, For, Stmt, Store, expressions, walk
 from tcomp.ir.simplify import linear
-from tcomp.schedules.cpu.lanes_and_threads import lanes_of
 from tcomp.schedules.polyhedral.plan import Loop
 from tcomp.schedules.primitives.handles import LoopCopy
 from tcomp.schedules.schedule import Schedule
@@ -56,7 +56,7 @@ def _promote(s: Schedule, loop: For) -> None:
 def _vectorize(s: Schedule, name: str, target: CpuTarget) -> list[LoopCopy]:
     """Full vectors, and the rest in masked ones: at the end, and at the start where full ones then stay within cache lines."""
     tails = list[LoopCopy]()
-    lanes = lanes_of(target, [b for x in walk(s.loops[name].body) for b in _touched(x)])
+    lanes = target.lanes(8 * max(itemsize(b.dtype) for x in walk(s.loops[name].body) for b in _touched(x)))
     if s.loops[name].extent == lanes:
         s.vectorize(name)
         return tails
