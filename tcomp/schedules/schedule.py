@@ -34,6 +34,7 @@ from tcomp.ir.loops import PARALLEL, UNROLLED, VECTORIZED, Accumulate, Allocate,
 from tcomp.ir.te import Tensor, is_placeholder, tensors
 from tcomp.ir.text.parser import parse_expr, parse_kernel
 from tcomp.ir.verify import verify_kernel
+from tcomp.schedules.handles import BufferCopy, LoopCopy, PartialResults
 from tcomp.schedules.instructions import text_of
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.primitives.affine import affine, shift, skew
@@ -42,7 +43,6 @@ from tcomp.schedules.primitives.cache_factors import cache_factors
 from tcomp.schedules.primitives.cache_hints import prefetch, stream
 from tcomp.schedules.primitives.clean import clean, note
 from tcomp.schedules.primitives.compute_at import compute_at, inline, reverse_compute_at
-from tcomp.schedules.primitives.handles import BufferCopy, LoopCopy, PartialResults
 from tcomp.schedules.primitives.loop_fusion import fission, fuse_loops
 from tcomp.schedules.primitives.loop_kinds import distribute, set_kind
 from tcomp.schedules.primitives.loop_structure import fuse, partition, reorder, split

@@ -36,9 +36,9 @@ from tcomp.schedules.cpu.lanes_and_threads import divides, lanes_of, split_tiles
 from tcomp.schedules.cpu.panel_blocking import SUMMED, accumulate_in_blocks, ask_for_next, is_far, panels, walked_by_lanes
 from tcomp.schedules.cpu.prefetching import STREAMED, is_streamed, size_of
 from tcomp.schedules.cpu.work_partition import columns_inside, parts, worthwhile
+from tcomp.schedules.handles import BufferCopy
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
-from tcomp.schedules.primitives.handles import BufferCopy
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget
 

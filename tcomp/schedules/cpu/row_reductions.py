@@ -13,9 +13,9 @@ from tcomp.schedules.cpu import elementwise
 from tcomp.schedules.cpu.lanes_and_threads import MOST_LANES, SERIAL_ELEMENTS, divides, lanes_of, nest_loops, threads, vector_tail
 from tcomp.schedules.cpu.prefetching import PAGE, ask_ahead
 from tcomp.schedules.groups import Group
+from tcomp.schedules.handles import PartialResults
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
-from tcomp.schedules.primitives.handles import PartialResults
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget
 

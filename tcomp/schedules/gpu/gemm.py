@@ -31,9 +31,9 @@ from tcomp.schedules.cost.gpu import OTHER_REGISTERS
 from tcomp.schedules.gpu import bulk_copies, mma, wgmma
 from tcomp.schedules.gpu.block_tiles import Product, Side, Tile, all_contiguous, best_split, find, reads_of, tiles
 from tcomp.schedules.gpu.thread_mapping import VECTOR_BYTES, fuse_all, lanes, split_reduction, vector_width
+from tcomp.schedules.handles import BufferCopy
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
-from tcomp.schedules.primitives.handles import BufferCopy
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CudaTarget
 

@@ -12,8 +12,8 @@ from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import as_expr
 from tcomp.ir.loops import UNROLLED, Accumulate, Buffer, For, Stmt, Store, expressions, walk
 from tcomp.ir.simplify import linear
+from tcomp.schedules.handles import LoopCopy
 from tcomp.schedules.polyhedral.plan import Loop
-from tcomp.schedules.primitives.handles import LoopCopy
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget
 

@@ -10,8 +10,8 @@ from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import INDEX, Expr, loop_var
 from tcomp.ir.loops import SERIAL, UNROLLED, Accumulate, Allocate, Buffer, For, If, Kernel, Stmt, Store, block, children, expressions, walk
 from tcomp.ir.simplify import linear, prove, simplify
+from tcomp.schedules.handles import BufferCopy
 from tcomp.schedules.primitives.editing import find_loop, fresh, nesting, refuse, replace_loop, temporary
-from tcomp.schedules.primitives.handles import BufferCopy
 from tcomp.schedules.primitives.insertion_points import Chain, chain_of, check_shared_memory
 from tcomp.schedules.primitives.tail_strategies import always_in_range
 

@@ -10,6 +10,7 @@ from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
 from tcomp.ir.loops import Accumulate, Allocate, For, Kernel, Store, block, perfect, walk
 from tcomp.ir.simplify import prove, quotient, simplify
 from tcomp.schedules.analysis.legality import disorder
+from tcomp.schedules.handles import LoopCopy
 from tcomp.schedules.primitives.editing import (
     check_factor,
     enclosing,
@@ -23,7 +24,6 @@ from tcomp.schedules.primitives.editing import (
     rename_inner,
     replace_loop,
 )
-from tcomp.schedules.primitives.handles import LoopCopy
 from tcomp.schedules.primitives.tail_strategies import check_in_range, masked, padded, repeatable
 
 TAILS = ("guard", "mask", "peel", "shift_inwards", "round_up")

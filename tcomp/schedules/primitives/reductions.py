@@ -33,6 +33,7 @@ from tcomp.ir.loops import (
 from tcomp.ir.simplify import linear, prove, simplify
 from tcomp.schedules.analysis.dependence import determined
 from tcomp.schedules.analysis.legality import out_of_bounds, race
+from tcomp.schedules.handles import PartialResults
 from tcomp.schedules.primitives.editing import (
     check_factor,
     enclosing,
@@ -49,7 +50,6 @@ from tcomp.schedules.primitives.editing import (
     replace_loop,
     touches,
 )
-from tcomp.schedules.primitives.handles import PartialResults
 from tcomp.schedules.primitives.tail_strategies import always_in_range, masked_accumulation, range_depends_on
 
 

@@ -13,6 +13,7 @@ from tcomp.ir.loops import SERIAL, UNROLLED, VECTORIZED, Accumulate, Allocate, F
 from tcomp.ir.polyhedral.model import REDUCE, Relation, TooHard, limited, model
 from tcomp.ir.simplify import prove
 from tcomp.schedules.analysis.legality import conflict_of, dependences
+from tcomp.schedules.handles import BufferCopy
 from tcomp.schedules.primitives.editing import (
     find_buffer,
     find_loop,
@@ -25,7 +26,6 @@ from tcomp.schedules.primitives.editing import (
     replace_loop,
     temporary,
 )
-from tcomp.schedules.primitives.handles import BufferCopy
 from tcomp.schedules.primitives.insertion_points import path
 
 

@@ -9,8 +9,8 @@ from tcomp.ir.access import coefficient
 from tcomp.ir.expr import INDEX, Expr, as_expr
 from tcomp.ir.loops import For, If, Kernel, Stmt, expressions, walk
 from tcomp.ir.simplify import difference, simplify
+from tcomp.schedules.handles import LoopCopy
 from tcomp.schedules.primitives.editing import find_loop, nesting, rebind, rebuild, refuse, rename_inner, replace_loop
-from tcomp.schedules.primitives.handles import LoopCopy
 
 TRUE = E.const(True, "bool")
 

@@ -13,6 +13,7 @@ from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Allocate, Buffer, For, Kernel, Stmt, Store, block, expressions, map_expressions, over, walk
 from tcomp.ir.simplify import prove, simplify
 from tcomp.ir.text.graph_parser import parse_layout
+from tcomp.schedules.handles import BufferCopy
 from tcomp.schedules.primitives.editing import (
     find_buffer,
     find_loop,
@@ -26,7 +27,6 @@ from tcomp.schedules.primitives.editing import (
     swap_buffer,
     temporary,
 )
-from tcomp.schedules.primitives.handles import BufferCopy
 from tcomp.schedules.primitives.insertion_points import (
     bounds_loops,
     check_no_race,
