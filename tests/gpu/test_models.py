@@ -17,7 +17,7 @@ from tcomp.pipeline import compile_model
 from tcomp.runtime import Artifact, cuda
 from tcomp.runtime.cuda import CudaModule, CupyDevice, best_code
 from tcomp.runtime.plan import KernelCode, Plan
-from tcomp.target import Target
+from tcomp.target import CudaTarget, Target
 from tests.codegen import cuda_host
 from tests.gpu.emulation import HostDevice, decoded, text_as_code
 
@@ -266,16 +266,17 @@ def test_the_code_that_fits_a_gpu() -> None:
     [
         ("cuda", "sm_80", True), ("cuda", "sm_90a", False), ("cuda -arch=sm_90a", "sm_90a", True), ("cuda -arch=sm_90a", "sm_90", True),
         ("cuda -arch=sm_90", "sm_90a", False), ("cuda -arch=sm_100a", "sm_90a", False), ("cuda -arch=sm_75,sm_90a", "sm_80", False),
-        ("cpu -mcpu=haswell", "sm_80", False),
     ],
 )  # fmt: skip
 def test_what_all_architectures_of_a_target_have(target: str, arch: str, has: bool) -> None:
-    assert Target.parse(target).executes(arch) is has
+    assert CudaTarget.parse(target).executes(arch) is has
 
 
 def test_targets_by_name() -> None:
     assert str(Target.parse("cuda")) == "cuda -arch=sm_80,sm_90a"
-    assert Target.parse("cuda -arch=sm_90a").kind == "cuda"
+    assert Target.parse("cuda -arch=sm_90a") == CudaTarget(("sm_90a",))
+    with pytest.raises(TargetError, match="is no CudaTarget"):
+        CudaTarget.parse("cpu -mcpu=haswell")
     assert Target.parse(str(Target.parse("cuda -arch=sm_86 -scalar"))).vector_access is False
     for wrong in ("cuda -arch=sm_1", "cuda -fast"):
         with pytest.raises(TargetError):
