@@ -45,6 +45,7 @@ class Comparison:
 
     @property
     def ok(self) -> bool:
+        """Whether the results agree."""
         return self.error <= self.tolerance
 
 
@@ -78,6 +79,7 @@ class Verification:
 
     @property
     def ok(self) -> bool:
+        """Whether everything agrees."""
         found = [*self.outputs, *(p.worst for p in self.passes), *(k.worst for k in self.kernels)]
         return self.repeatable and all(c.ok for c in found)
 

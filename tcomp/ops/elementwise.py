@@ -42,6 +42,7 @@ def sign(x: Expr) -> Expr:
 
 
 def relu(x: Expr) -> Expr:
+    """max(x, 0)."""
     return maximum(x, 0)
 
 
@@ -64,18 +65,22 @@ def softplus(x: Expr) -> Expr:
 
 
 def leaky_relu(x: Expr, alpha: Expr | float) -> Expr:
+    """x, or alpha x where it is negative."""
     return select(x < 0, x * alpha, x)
 
 
 def elu(x: Expr, alpha: float) -> Expr:
+    """x, or alpha (exp(x) - 1) where it is negative."""
     return select(x < 0, (te.exp(x) - 1.0) * alpha, x)
 
 
 def selu(x: Expr, alpha: float, gamma: float) -> Expr:
+    """The scaled exponential linear unit."""
     return select(x > 0, x, (te.exp(x) - 1.0) * alpha) * gamma
 
 
 def celu(x: Expr, alpha: float) -> Expr:
+    """max(x, 0) + min(alpha (exp(x / alpha) - 1), 0)."""
     return maximum(x, 0) + minimum(0.0 * x, (te.exp(x / alpha) - 1.0) * alpha) if alpha else maximum(x, 0)
 
 
@@ -87,10 +92,12 @@ def gelu(x: Expr, approximate: str) -> Expr:
 
 
 def hard_sigmoid(x: Expr, alpha: float, beta: float) -> Expr:
+    """alpha x + beta, clipped to [0, 1]."""
     return clip(x * alpha + beta, 0.0, 1.0)
 
 
 def shrink(x: Expr, lambd: float, bias: float) -> Expr:
+    """x moved towards 0 by the bias, 0 where |x| is at most lambda."""
     return select(x < -lambd, x + bias, select(x > lambd, x - bias, 0))
 
 

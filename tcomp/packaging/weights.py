@@ -23,6 +23,7 @@ class Weight:
 
     @property
     def nbytes(self) -> int:
+        """Its size in its layout."""
         return math.prod(int(d) for d in self.layout.shape(self.array.shape)) * self.array.dtype.itemsize
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:

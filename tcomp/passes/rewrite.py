@@ -100,6 +100,7 @@ class Rewriter(GraphBuilder):
         return node.inputs[0] not in self._producer or node.inputs[0] in self._kept
 
     def resolve(self, value: Value) -> Value:
+        """What stands for a value after the replacements so far."""
         while value in self._replaced:
             value = self._replaced[value]
         return value
@@ -112,12 +113,14 @@ class Rewriter(GraphBuilder):
     def add(
         self, op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any] | None = None, name: str = ""
     ) -> tuple[Value, ...]:
+        """Add a node that applies an operator; returns its output."""
         values = super().add(op, inputs, attrs, name)
         self._producer.update((v, self.nodes[-1]) for v in values)
         self._uses.update(v for v in inputs if v is not None)
         return values
 
     def append(self, node: Node) -> None:
+        """Add a node as it is."""
         super().append(node)
         self._producer.update((v, node) for v in node.outputs)
 

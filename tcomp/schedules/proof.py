@@ -28,6 +28,7 @@ class Proof:
 
     @property
     def ok(self) -> bool:
+        """Whether all steps are proved."""
         return self.refused is None
 
 

@@ -127,6 +127,7 @@ class Frame:
     captured: dict[Value, Value] = field(default_factory=dict)
 
     def lookup(self, name: str) -> Value:
+        """The value of a name, here or in a graph around this one."""
         found = self.values.get(name)
         if found is not None:
             return found

@@ -46,6 +46,7 @@ class Schema:
 
     @property
     def since(self) -> int:
+        """The opset that introduced this version of the operator."""
         return int(self.schema.since_version)
 
 

@@ -45,4 +45,5 @@ class Source:
         return f"{self.file}:{self.first + line - 1}: {self.lines[line - 1].strip()}"
 
     def refuse(self, node: ast.AST, what: str, why: str = "", hint: str = "") -> NoReturn:
+        """The error for a node of the syntax tree, with its place in the file."""
         raise ProgramError(what, where=self.place(node), why=why, hint=hint)

@@ -85,6 +85,7 @@ class Assigned(NamedTuple):
 
     @property
     def current(self) -> Expr:
+        """What the name stands for now."""
         return E.read(self.buffer, self.indices)
 
 
@@ -169,6 +170,7 @@ class Translator:
             self.source.refuse(node, error.what, error.why, error.hint)
 
     def refuse(self, node: ast.AST) -> NoReturn:
+        """The error for a node of the syntax tree."""
         what, hint = _NOT_HERE.get(type(node), (f"`{type(node).__name__}`", ""))
         self.source.refuse(node, f"{what} cannot stand in a loop program", hint=hint)
 
@@ -194,6 +196,7 @@ class Translator:
         return body
 
     def statement(self, stmt: ast.stmt) -> list[Stmt]:
+        """The loops of one statement."""
         match stmt:
             case ast.Pass():
                 return []
@@ -224,12 +227,14 @@ class Translator:
         self.refuse(stmt)
 
     def inside(self, stmts: Sequence[ast.stmt]) -> Stmt:
+        """The loops of a block of statements."""
         self.depth += 1
         body = self.block(stmts)
         self.depth -= 1
         return body
 
     def branch(self, stmt: ast.If) -> list[Stmt]:
+        """The loops of an `if`."""
         test = simplify(V.truth(self.value(stmt.test), "the condition"))
         if test.op == "const":  # known by the sizes, or by the loops around
             chosen = stmt.body if test.attr else stmt.orelse
@@ -238,6 +243,7 @@ class Translator:
         return [L.If(test, self.block(stmt.body), otherwise)]
 
     def loop(self, stmt: ast.For) -> list[Stmt]:
+        """The loops of a `for` or `while`."""
         target, header = stmt.target, stmt.iter
         if not isinstance(target, ast.Name):
             self.source.refuse(stmt, "a loop over several variables", hint="use one variable: for i in range(n)")
@@ -293,6 +299,7 @@ class Translator:
         return [body]
 
     def assign(self, stmt: ast.Assign | ast.AugAssign, target: ast.expr, value: Value) -> list[Stmt]:
+        """The store of an assignment."""
         if isinstance(target, ast.Name):
             return self.assign_local(stmt, target, value)
         if not isinstance(target, ast.Subscript):
@@ -305,6 +312,7 @@ class Translator:
         return [update(place, value.to(place.buffer.dtype))]
 
     def assign_local(self, stmt: ast.Assign | ast.AugAssign, target: ast.Name, value: Value) -> list[Stmt]:
+        """An assignment to a local name."""
         if target.id in self.arrays:
             self.source.refuse(stmt, f"the array `{target.id}` is assigned", hint=f"assign an element: {target.id}[...] = ...")
         local = self.local_of[target]
@@ -373,6 +381,7 @@ class Translator:
     # ------------------------------------------------------------ expressions
 
     def value(self, node: ast.expr) -> Value:
+        """The value of an expression."""
         match node:
             case ast.Constant():
                 found = V.number(node.value)
@@ -408,6 +417,7 @@ class Translator:
         self.refuse(node)
 
     def unary(self, node: ast.UnaryOp) -> Value:
+        """The value of a unary operator."""
         operand = self.value(node.operand)
         match node.op:
             case ast.USub():
@@ -419,6 +429,7 @@ class Translator:
         return operand
 
     def compare(self, node: ast.Compare) -> Value:
+        """The value of a comparison, chained or not."""
         operands = [self.value(v) for v in (node.left, *node.comparators)]
         result: Expr | None = None
         for op, a, b in zip(node.ops, operands, operands[1:], strict=False):
@@ -432,6 +443,7 @@ class Translator:
         return Value(result, False)
 
     def subscript(self, node: ast.Subscript) -> Value:
+        """The element that a subscript reads."""
         if isinstance(node.value, ast.Attribute) and node.value.attr == "shape":
             return self.extent(node, node.value.value)
         buffer, indices = self.element(node)
@@ -455,6 +467,7 @@ class Translator:
         return buffer, indices
 
     def buffer(self, node: ast.Name) -> Buffer:
+        """The buffer that a name stands for."""
         if node.id not in self.arrays:
             known = ", ".join(self.arrays)
             why = (
@@ -487,6 +500,7 @@ class Translator:
         return simplify(value.to(INDEX))
 
     def call(self, node: ast.Call) -> Value:
+        """The value of a call."""
         function = self.resolved(node.func)
         if function is len and len(node.args) == 1:
             return self.extent(node, node.args[0])
@@ -499,6 +513,7 @@ class Translator:
         return V.call(function, [self.value(a) for a in node.args])
 
     def name(self, node: ast.Name) -> Value:
+        """What a name stands for."""
         local = self.local_of.get(node)
         if local is not None:
             known = self.known.get(local)

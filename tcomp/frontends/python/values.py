@@ -39,13 +39,16 @@ class Value(NamedTuple):
 
     @property
     def type(self) -> Type:
+        """The name of its element type."""
         return Type(self.expr.dtype, self.weak)
 
     @property
     def known(self) -> bool:
+        """Its value, where that is a constant."""
         return self.weak and self.expr.op == "const"
 
     def to(self, dtype: str) -> Expr:
+        """It, converted to another element type."""
         return E.cast(self.expr, dtype)
 
 
@@ -128,12 +131,14 @@ def _folded(op: str, a: Value, b: Value) -> Value:
 
 
 def negative(a: Value) -> Value:
+    """Unary minus."""
     if a.expr.dtype == "bool":
         raise IRError("`-` of a truth value", hint="use `not`")
     return Value(E.unary("neg", a.expr), a.weak)
 
 
 def inverted(a: Value) -> Value:
+    """Bitwise or logical not."""
     if is_float(a.expr.dtype) or (a.weak and a.expr.dtype == "bool"):
         raise IRError(f"`~` of {_a(a)}", hint="use `not` for truth values")
     return Value(E.unary("not", a.expr), a.weak)

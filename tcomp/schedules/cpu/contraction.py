@@ -55,6 +55,7 @@ WINDOW_CODE = 512  # multiply-adds of a tile that are unrolled by default, where
 
 
 def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs) -> None:
+    """Schedule a result and the reduction that is read where it is stored, by register tiles."""
     fold = reduction_nest(s.kernel, acc)
     lanes = lanes_of(target, [fold.writes, *(r.attr for r in fold.reads)])
     group = group_loop(fold)

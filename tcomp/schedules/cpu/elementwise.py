@@ -24,6 +24,7 @@ MOST_CASES = 11  # of a loop that is unrolled because its iterations differ
 
 
 def schedule(s: Schedule, result: str, target: CpuTarget, knobs: Knobs) -> None:
+    """Schedule a result without a reduction."""
     nest = result_nest(s.kernel, result)
     if not nest.loops:
         return

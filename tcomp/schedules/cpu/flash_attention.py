@@ -109,6 +109,7 @@ def in_one_pass(s: Schedule, apply: Callable[[Online], None]) -> set[str]:
 
 
 def schedule(s: Schedule, found: Online, target: CpuTarget, knobs: Knobs) -> None:
+    """Schedule a product with a softmax in one pass over each row of scores."""
     for name in found.elements:
         s.inline(name)
     product = next(n for x in found.sums if is_product(n := reduction_nest(s.kernel, x)))

@@ -25,6 +25,7 @@ def lanes_of(target: CpuTarget, buffers: Sequence[Buffer]) -> int:
 
 
 def divides(n: int, extent: Dim) -> bool:
+    """Whether an extent is certainly a multiple of n."""
     return isinstance(extent, int) and extent % n == 0
 
 

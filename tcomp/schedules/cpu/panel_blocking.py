@@ -47,6 +47,7 @@ class Panels:
 
     @property
     def in_blocks(self) -> bool:
+        """Whether the sum is taken in blocks."""
         return self.pieces > 1 or bool(self.outside)
 
 

@@ -23,6 +23,7 @@ SHORT = 8  # elements of a row at most, where lanes run across rows
 
 
 def schedule(s: Schedule, group: Group, target: CpuTarget, knobs: Knobs) -> None:
+    """Schedule a result with its reductions over the rest of a row."""
     out = result_nest(s.kernel, group.result)
     rows = row_loops(s.kernel, out, group.inside)
     assert rows is not None

@@ -52,10 +52,12 @@ class Reach:
     high: int
 
     def extent(self, tile: Sequence[int]) -> int:
+        """Elements from the lowest to the highest that are read."""
         return (tile[self.dim] - 1) * self.step + self.high - self.low + 1
 
     @property
     def is_window(self) -> bool:
+        """Whether more than one element is read."""
         return self.high > self.low
 
 
@@ -143,9 +145,11 @@ class Chain:
 
     @property
     def result(self) -> str:
+        """The stage that is stored."""
         return self.results[-1]
 
     def absorb(self, other: Chain) -> None:
+        """Take in another chain."""
         self.results += other.results
         self.needs |= other.needs
 

@@ -58,6 +58,7 @@ def _plain(read: Expr) -> bool:
 
 
 def schedule(s: Schedule, nest: Nest, found: Turned, worthwhile: bool, knobs: Knobs) -> None:
+    """Schedule a result that reads an operand across its rows."""
     lane, across = nest.loops[-1], found.across
     others = [x.var.attr.name for x in nest.loops[:-1] if x is not across]
     side, height = found.lanes, found.lanes * found.vectors

@@ -64,6 +64,7 @@ class Planner:
     # ------------------------------------------------------------ the tree
 
     def visit(self, node: Any, names: list[str], parallel: bool) -> None:
+        """Plan what stands below a node of the tree."""
         match node.get_type():
             case NODE.sequence | NODE.set:
                 for position in range(node.n_children()):
@@ -113,6 +114,7 @@ class Planner:
     # ------------------------------------------------------------ one statement
 
     def nest(self, x: Instance, chain: Sequence[Any], parallel: bool) -> None:
+        """Plan the nest of one statement."""
         axes = self.axes(x, chain)
         tilable = len(chain) == 1 and bool(chain[0].band_get_permutable())
         if len(chain) > 1 and (better := self.permutable(x)) is not None:
@@ -134,6 +136,7 @@ class Planner:
         return own
 
     def axes(self, x: Instance, chain: Sequence[Any]) -> list[Axis]:
+        """The axes of a band, for one statement."""
         places = [(node, d) for node in chain for d in range(node.band_n_member())]
         return [axis(x, member(node, x, d), bool(node.band_member_get_coincident(d)), self.model.context) for node, d in places]
 

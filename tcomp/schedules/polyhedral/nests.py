@@ -52,6 +52,7 @@ class Nest:
         return int(total) if total.denominator == 1 else None
 
     def plan(self) -> None:
+        """Choose the template, and add its time dimensions."""
         if self.steps is None:
             return self.plain()
         lane = self.lane()
@@ -114,14 +115,17 @@ class Nest:
         return best[1] if best else None
 
     def add(self, pieces: isl.Map, names: Sequence[str]) -> None:
+        """Add time dimensions."""
         self.result.add(self.x.name, pieces, names)
 
     def label(self, suffix: str, role: str = SERIAL, size: int = 0) -> str:
+        """The name of a new time dimension, and what its loop is for."""
         name = f"{self.name}.{suffix}"
         self.result.loops[name] = Loop(role, size)
         return name
 
     def all_axes(self, order: Sequence[int]) -> isl.Map:
+        """The axes in this order, as a map."""
         result = self.axes[order[0]].value
         for n in order[1:]:
             result = result.flat_range_product(self.axes[n].value)
@@ -163,6 +167,7 @@ class Nest:
         self.add(rows.apply_range(pieces).coalesce(), names)
 
     def contraction(self, lane: int, row: int | None, reduction: int) -> None:
+        """The template of a contraction: register tiles along a row and lanes."""
         target = self.target
         others = [n for n in range(len(self.axes)) if n not in (lane, row, reduction)]
         if row is None:

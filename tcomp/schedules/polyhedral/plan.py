@@ -43,10 +43,12 @@ class Plan:
     recurrences: int = 0  # instances whose iterations depend on each other, along all loops but outer ones
 
     def add(self, name: str, more: isl.Map, names: Sequence[str]) -> None:
+        """Add time dimensions to a statement."""
         self.time[name] = self.time[name].flat_range_product(more) if name in self.time else more
         self.names.setdefault(name, []).extend(names)
 
     def place(self, names: Sequence[str], position: int) -> None:
+        """Put statements at a position among their neighbours."""
         for n in names:
             space = self.instances[n].domain.get_space()
             zero = isl.Aff.val_on_domain(isl.LocalSpace.from_space(space), isl.Val(position))
@@ -61,6 +63,7 @@ class Plan:
         return [tuple(a.get_coefficient_val(isl.dim_type.in_, k).to_python() for k in range(len(self.instances[name].loops))) for a in affs]
 
     def order(self) -> str:
+        """The order of all instances, as isl's text."""
         longest = max(len(n) for n in self.names.values())
         result = isl.UnionMap("{}")
         for name in self.instances:
@@ -70,6 +73,7 @@ class Plan:
         return str(result)
 
     def naming(self) -> str:
+        """The names of the loops, as `affine` takes them."""
         return "; ".join(f"{name}: {' '.join(names)}" for name, names in self.names.items())
 
     def gains(self) -> bool:
@@ -83,6 +87,7 @@ class Plan:
         return sum(prod(extent_of(loop.extent) for loop in x.loops) for n, x in self.instances.items() if names is None or n in names)
 
     def parallel(self) -> str:
+        """The loops that run on threads, as `affine` takes them."""
         return " ".join(name for name, loop in self.loops.items() if loop.role == "parallel")
 
 

@@ -81,6 +81,7 @@ def has_free_band(node: Any) -> bool:
 
 
 def has_band(node: Any) -> bool:
+    """Whether a node of the tree is a band."""
     return node.get_type() == NODE.band or any(has_band(node.get_child(k)) for k in range(node.n_children()))
 
 

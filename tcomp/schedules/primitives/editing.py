@@ -37,6 +37,7 @@ from tcomp.schedules.analysis.legality import Conflict
 
 
 def refuse(kernel: Kernel, step: str, why: str, hint: str = "") -> ScheduleError:
+    """The error for a step that does not apply."""
     return ScheduleError(f"`{step}` does not apply to kernel `{kernel.name}`", where="\n" + str(kernel.body), why=why, hint=hint)
 
 
@@ -57,6 +58,7 @@ def check_factor(kernel: Kernel, step: str, factor: int, what: str = "factor") -
 
 
 def find_loop(kernel: Kernel, name: str, step: str = "schedule step") -> For:
+    """The loop of a name. Raises `ScheduleError`."""
     for s in walk(kernel.body):
         if isinstance(s, For) and s.var.attr.name == name:
             return s
@@ -64,6 +66,7 @@ def find_loop(kernel: Kernel, name: str, step: str = "schedule step") -> For:
 
 
 def loop_names(kernel: Kernel) -> list[str]:
+    """The names of all loops, in program order."""
     return [s.var.attr.name for s in walk(kernel.body) if isinstance(s, For)]
 
 
@@ -73,6 +76,7 @@ def enclosing(kernel: Kernel, target: Stmt) -> list[For]:
 
 
 def find_buffer(kernel: Kernel, name: str, step: str = "schedule step") -> Buffer:
+    """The buffer of a name. Raises `ScheduleError`."""
     buffers = {b.name: b for b in (*kernel.buffers, *(s.buffer for s in walk(kernel.body) if isinstance(s, Allocate)))}
     if name in buffers:
         return buffers[name]
@@ -96,6 +100,7 @@ def rebuild(stmt: Stmt, edit: Callable[[Stmt], Stmt | None]) -> Stmt:
 
 
 def replace_loop(kernel: Kernel, loop: For, new: Stmt) -> Kernel:
+    """The kernel with another statement in the place of a loop."""
     return kernel.with_body(rebuild(kernel.body, lambda s: new if s is loop else None))
 
 
@@ -113,6 +118,7 @@ def nesting(kernel: Kernel, step: str, changed: Kernel) -> Kernel:
 
 
 def buffer_names(kernel: Kernel) -> list[str]:
+    """The names of all buffers."""
     return [b.name for b in kernel.buffers] + [s.buffer.name for s in walk(kernel.body) if isinstance(s, Allocate)]
 
 
@@ -210,10 +216,12 @@ def touches(stmt: Stmt, buffer: Buffer) -> bool:
 
 
 def is_local(buffer: Buffer, stmt: Stmt) -> bool:
+    """Whether a buffer is allocated inside of a statement."""
     return any(isinstance(s, Allocate) and s.buffer is buffer for s in walk(stmt))
 
 
 def temporary(kernel: Kernel, step: str, name: str, dtype: str, shape: Sequence[Dim], scope: str) -> Buffer:
+    """A new buffer for a step. Raises `ScheduleError` where its name is taken or its scope unknown."""
     if scope not in SCOPES:
         raise refuse(kernel, step, f"unknown scope `{scope}`; one of {', '.join(SCOPES)}")
     new = Buffer(name, dtype, shape, scope)

@@ -93,6 +93,7 @@ def path(root: Stmt, target: Stmt) -> list[Stmt]:
 
 
 def writes(stmt: Stmt, buffer: Buffer) -> bool:
+    """Whether a statement stores to a buffer."""
     return any(isinstance(s, Store | Accumulate) and s.buffer is buffer for s in walk(stmt))
 
 

@@ -35,6 +35,7 @@ def _same(a: Value, b: Value) -> bool:
 
 
 def if_(ctx: Context) -> tuple[Value, ...]:
+    """ONNX If: both branches become closed graphs."""
     branches = ctx.attrs["then_branch"], ctx.attrs["else_branch"]
     known = ctx.known(0)
     if known is not None:
@@ -64,6 +65,7 @@ def _closed(body: Body, formal: Sequence[Value], shared: Sequence[Value], output
 
 
 def loop(ctx: Context) -> tuple[Value, ...]:
+    """ONNX Loop with a known or a data-dependent number of trips."""
     proto = ctx.attrs["body"]
     if ctx.input(1) is not None:
         first = ctx.known(1)
@@ -157,6 +159,7 @@ def _nothing(ctx: Context, output: Any) -> Value:
 
 
 def scan(ctx: Context) -> tuple[Value, ...]:
+    """ONNX Scan: a loop over slices of its inputs."""
     proto, scanned = ctx.attrs["body"], ctx.attrs["num_scan_inputs"]
     values = [ctx.value(i) for i in range(len(ctx.inputs))]
     count = len(values) - scanned

@@ -91,6 +91,7 @@ def convolution(ctx: Context, x: Value, w: Value) -> Value:
 
 
 def conv(ctx: Context) -> Value:
+    """ONNX Conv."""
     return _biased(ctx, convolution(ctx, ctx.value(0), ctx.value(1)), ctx.input(2))
 
 
@@ -99,6 +100,7 @@ def _biased(ctx: Context, y: Value, bias: Value | None) -> Value:
 
 
 def conv_transpose(ctx: Context) -> Value:
+    """ONNX ConvTranspose."""
     x, w = ctx.value(0), ctx.value(1)
     rank, group = len(x.shape) - 2, ctx.attrs.get("group", 1)
     if rank < 1 or len(w.shape) != rank + 2:
@@ -130,6 +132,7 @@ def conv_transpose(ctx: Context) -> Value:
 
 
 def deform_conv(ctx: Context) -> Value:
+    """ONNX DeformConv."""
     x, w = ctx.value(0), ctx.value(1)
     if len(x.shape) != 4:
         raise ctx.unsupported("deformable convolution is supported for two spatial axes")
@@ -174,6 +177,7 @@ class _Pool:
 
 
 def max_pool(ctx: Context) -> Value | tuple[Value, ...]:
+    """ONNX MaxPool, with indices where they are asked for."""
     x, pool = ctx.value(0), _Pool(ctx)
     source = padded(ctx, x, pool.pads, ctx.constant(lowest(x.dtype), x.dtype))
     y: Value = ctx.add(MAX_POOL, [source], **pool.attrs)
@@ -186,6 +190,7 @@ def max_pool(ctx: Context) -> Value | tuple[Value, ...]:
 
 
 def average_pool(ctx: Context) -> Value:
+    """ONNX AveragePool."""
     x, pool = ctx.value(0), _Pool(ctx)
     counted: list[tuple[Dim, Dim] | None] = []
     for extent, given, (begin, end) in zip(x.shape[2:], pool.given, pool.pads, strict=True):
@@ -199,6 +204,7 @@ def average_pool(ctx: Context) -> Value:
 
 
 def lp_pool(ctx: Context) -> Value:
+    """ONNX LpPool."""
     pool, p = _Pool(ctx), float(ctx.attrs.get("p", 2))
     return ctx.add(LP_POOL, [padded(ctx, ctx.value(0), pool.pads)], **pool.attrs, p=p)
 
@@ -211,18 +217,22 @@ def _global(op: Operator, ctx: Context) -> Value:
 
 
 def global_average_pool(ctx: Context) -> Value:
+    """ONNX GlobalAveragePool."""
     return _global(REDUCE_MEAN, ctx)
 
 
 def global_max_pool(ctx: Context) -> Value:
+    """ONNX GlobalMaxPool."""
     return _global(REDUCE_MAX, ctx)
 
 
 def global_lp_pool(ctx: Context) -> Value:
+    """ONNX GlobalLpPool."""
     return ctx.add(GLOBAL_LP_POOL, [ctx.value(0)], p=float(ctx.attrs.get("p", 2)))
 
 
 def max_unpool(ctx: Context) -> Value:
+    """ONNX MaxUnpool."""
     x, rank = ctx.value(0), len(ctx.value(0).shape) - 2
     kernel, strides = per_axis(ctx, "kernel_shape", rank), per_axis(ctx, "strides", rank)
     pads = window_pads(ctx, x.shape[2:], kernel, strides, (1,) * rank)
@@ -236,6 +246,7 @@ def max_unpool(ctx: Context) -> Value:
 
 
 def batch_normalization(ctx: Context) -> Value | tuple[Value, ...]:
+    """ONNX BatchNormalization by stored statistics."""
     x, scale, bias, mean, variance = (ctx.value(i) for i in range(5))
     epsilon = float(ctx.attrs.get("epsilon", 1e-5))
     if not ctx.attrs.get("spatial", 1):
@@ -258,6 +269,7 @@ def _normalized(ctx: Context, x: Value, scale: Value, bias: Value, mean: Value, 
 
 
 def instance_normalization(ctx: Context) -> Value:
+    """ONNX InstanceNormalization."""
     epsilon = float(ctx.attrs.get("epsilon", 1e-5))
     return ctx.add(INSTANCE_NORM, [ctx.value(0), ctx.value(1), ctx.value(2)], epsilon=epsilon)
 
@@ -267,26 +279,31 @@ def _axis(ctx: Context) -> int:
 
 
 def layer_normalization(ctx: Context) -> tuple[Value, ...]:
+    """ONNX LayerNormalization."""
     attrs = {"axis": _axis(ctx), "epsilon": float(ctx.attrs.get("epsilon", 1e-5))}
     return ctx.add_several(LAYER_NORM, [ctx.value(0), ctx.value(1), ctx.input(2)], **attrs)
 
 
 def rms_normalization(ctx: Context) -> Value:
+    """ONNX RMSNormalization."""
     attrs = {"axis": _axis(ctx), "epsilon": float(ctx.attrs.get("epsilon", 1e-5))}
     return ctx.add(RMS_NORM, [ctx.value(0), ctx.value(1)], **attrs)
 
 
 def group_normalization(ctx: Context) -> Value:
+    """ONNX GroupNormalization."""
     attrs = {"groups": ctx.attrs["num_groups"], "epsilon": float(ctx.attrs.get("epsilon", 1e-5))}
     return ctx.add(GROUP_NORM, [ctx.value(0), ctx.value(1), ctx.value(2)], **attrs)
 
 
 def lrn(ctx: Context) -> Value:
+    """ONNX LRN: local response normalisation across channels."""
     attrs = {name: float(ctx.attrs[name]) for name in ("alpha", "beta", "bias")}
     return ctx.add(LRN, [ctx.value(0)], size=ctx.attrs["size"], **attrs)
 
 
 def lp_normalization(ctx: Context) -> Value:
+    """ONNX LpNormalization."""
     if ctx.attrs.get("p", 2) not in (1, 2):
         raise ctx.invalid(f"attribute `p` is {ctx.attrs['p']}")
     return ctx.add(LP_NORMALIZE, [ctx.value(0)], axis=_axis(ctx), p=ctx.attrs.get("p", 2))

@@ -28,6 +28,7 @@ def _kept(ctx: Context, op: Operator, inputs: list[Value | None], **attrs: Any) 
 
 
 def quantize_linear(ctx: Context) -> Value:
+    """ONNX QuantizeLinear."""
     x, scale, zero = ctx.value(0), ctx.value(1), ctx.input(2)
     wanted = ctx.attrs.get("output_dtype", 0)
     dtype = zero.dtype if zero is not None else dtype_name(wanted, ctx.where) if wanted else "uint8"
@@ -39,6 +40,7 @@ def quantize_linear(ctx: Context) -> Value:
 
 
 def dequantize_linear(ctx: Context) -> Value:
+    """ONNX DequantizeLinear."""
     x, scale, zero = ctx.value(0), ctx.value(1), ctx.input(2)
     wanted = ctx.attrs.get("output_dtype", 0)
     dtype = dtype_name(wanted, ctx.where) if wanted else scale.dtype
@@ -46,6 +48,7 @@ def dequantize_linear(ctx: Context) -> Value:
 
 
 def dynamic_quantize_linear(ctx: Context) -> tuple[Value, ...]:
+    """ONNX DynamicQuantizeLinear: scale and zero point of the data at hand."""
     x = ctx.value(0)
     scale, zero = ctx.add_several(DYNAMIC_RANGE, [x])
     y = ctx.add(QUANTIZE, [x, scale, zero], axis=0, block=0, dtype="uint8", precision="float32")
@@ -57,10 +60,12 @@ def _centred(ctx: Context, x: int, zero: int, axis: int) -> Value:
 
 
 def conv_integer(ctx: Context) -> Value:
+    """ONNX ConvInteger."""
     return convolution(ctx, _centred(ctx, 0, 2, 1), _centred(ctx, 1, 3, 0))
 
 
 def q_linear_conv(ctx: Context) -> Value:
+    """ONNX QLinearConv."""
     y = convolution(ctx, _centred(ctx, 0, 2, 1), _centred(ctx, 3, 5, 0))
     if ctx.input(8) is not None:
         y = ctx.add(ADD_CHANNELS, [y, ctx.value(8)])
@@ -74,10 +79,12 @@ def _product(ctx: Context, a: tuple[int, int], b: tuple[int, int]) -> Value:
 
 
 def mat_mul_integer(ctx: Context) -> Value:
+    """ONNX MatMulInteger."""
     return _product(ctx, (0, 2), (1, 3))
 
 
 def q_linear_mat_mul(ctx: Context) -> Value:
+    """ONNX QLinearMatMul."""
     y = _product(ctx, (0, 2), (3, 5))
     scale = ctx.value(1)
     if len(scale.shape) == 1 and scale.shape[0] != 1:

@@ -69,6 +69,7 @@ class Cell:
         return self.of(self.ctx.value(i), d)
 
     def of(self, value: Value, d: int) -> Value:
+        """The cell of a node and one of its directions."""
         known = self.ctx.scope.known(value)
         return self.ctx.add(PART, [value], index=d) if known is None else self.ctx.constant(known[d], value.dtype)
 
@@ -149,6 +150,7 @@ def _sum(ctx: Context, biases: tuple[Value, Value] | None) -> Value | None:
 
 
 def lstm(ctx: Context) -> tuple[Value, ...]:
+    """ONNX LSTM."""
     cell = Cell(ctx, 4, ("Sigmoid", "Tanh", "Tanh"))
     runs = []
     for d in range(len(cell.reverse)):
@@ -168,6 +170,7 @@ def lstm(ctx: Context) -> tuple[Value, ...]:
 
 
 def gru(ctx: Context) -> tuple[Value, ...]:
+    """ONNX GRU."""
     cell = Cell(ctx, 3, ("Sigmoid", "Tanh"))
     biased = ctx.input(3) is not None
     damped_product = bool(ctx.attrs.get("linear_before_reset", 0))
@@ -206,6 +209,7 @@ def _without_last(cell: Cell, biases: tuple[Value, Value] | None) -> Value | Non
 
 
 def rnn(ctx: Context) -> tuple[Value, ...]:
+    """ONNX RNN."""
     cell = Cell(ctx, 1, ("Tanh",))
     runs = []
     for d in range(len(cell.reverse)):

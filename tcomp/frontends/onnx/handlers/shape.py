@@ -12,6 +12,7 @@ from tcomp.ops.elementwise import FULL
 
 
 def constant(ctx: Context) -> Value:
+    """ONNX Constant."""
     for name, dtype in (("value", None), ("sparse_value", None), ("value_int", "int64"), ("value_ints", "int64"),
                         ("value_float", "float32"), ("value_floats", "float32")):  # fmt: skip
         if name in ctx.attrs:
@@ -22,6 +23,7 @@ def constant(ctx: Context) -> Value:
 
 
 def constant_of_shape(ctx: Context) -> Value:
+    """ONNX ConstantOfShape."""
     shape = ctx.require_dims(0, "the shape")
     if len(ctx.value(0).shape) != 1:
         raise ctx.invalid("the shape is not a vector")
@@ -34,11 +36,13 @@ def constant_of_shape(ctx: Context) -> Value:
 
 
 def shape(ctx: Context) -> Value:
+    """ONNX Shape."""
     dims = ctx.value(0).shape
     return ctx.dims_value(dims[slice(ctx.attrs.get("start", 0), ctx.attrs.get("end"))])
 
 
 def size(ctx: Context) -> Value:
+    """ONNX Size."""
     total = as_expr(1)
     for d in ctx.value(0).shape:
         total = total * d
@@ -46,6 +50,7 @@ def size(ctx: Context) -> Value:
 
 
 def identity(ctx: Context) -> Value:
+    """ONNX Identity."""
     return ctx.value(0)
 
 
