@@ -13,7 +13,7 @@ TUTORIALS = sorted((ROOT / "tutorials").glob("*.py"))
 LAST_WORDS = {
     "01": "outside its range of 1 to 64",
     "02": "right",
-    "03": "90-te.txt",
+    "03": "95-program.txt",
     "04": "The same bits: True",
     "05": "of the peak",
     "06": "of the peak",

@@ -37,6 +37,7 @@ from tcomp.ir.verify import verify_kernel
 from tcomp.schedules.handles import BufferCopy, LoopCopy, PartialResults
 from tcomp.schedules.instructions import text_of
 from tcomp.schedules.lowering import lower
+from tcomp.schedules.primitives import loop_structure
 from tcomp.schedules.primitives.affine import affine, shift, skew
 from tcomp.schedules.primitives.buffer_dimensions import collapse, expand
 from tcomp.schedules.primitives.cache_factors import cache_factors
@@ -195,7 +196,7 @@ class Schedule:
     def split(self, loop: Loop, factor: int, tail: Literal["peel"]) -> tuple[str, str, LoopCopy]: ...
     @overload
     def split(self, loop: Loop, factor: int, tail: str = "guard") -> tuple[str, ...]: ...
-    @_documents(split)
+    @_documents(loop_structure.split)  # `split` is an overload here
     def split(self, loop: Loop, factor: int, tail: str = "guard") -> tuple[str, ...]:
         return self.apply("split", loop, factor, tail)
 

@@ -19,7 +19,7 @@ from tests.codegen.jit import HOST
 from tests.schedules.programs import Program, programs
 from tests.schedules.running import expected, interpreted, native
 
-HASWELL = Target.parse("cpu -march=x86_64 -mcpu=haswell")
+HASWELL = Target.parse("cpu -march=x86_64 -mcpu=haswell -l2=1M -l3=16M")  # a cache that holds the operands
 
 
 def at_random(seed: int) -> Knobs:
