@@ -44,7 +44,10 @@ def tutorial(path: Path) -> str:
 
 def main() -> None:
     for page, name in PAGES.items():
-        write(page, (ROOT / name).read_text(encoding="utf-8"), ROOT / name)
+        text = (ROOT / name).read_text(encoding="utf-8")
+        for other, file in PAGES.items():
+            text = text.replace(f"]({file})", f"]({other})")
+        write(page, text, ROOT / name)
     nav = mkdocs_gen_files.Nav()
     for path in sorted((ROOT / "tutorials").glob("*.py")):
         write(f"tutorials/{path.stem}.md", tutorial(path), path)

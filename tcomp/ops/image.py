@@ -160,7 +160,7 @@ def affine_grid(theta: te.Tensor, spatial: Sequence[Dim], align_corners: bool) -
 def roi_align(
     x: te.Tensor, rois: te.Tensor, batch: te.Tensor, size: tuple[int, int], samples: int, scale: float, mode: str, half_pixel: bool
 ) -> te.Tensor:
-    """Regions rois [r, 4] (x1, y1, x2, y2) of the images x[batch[r]] [n, c, h, w], resampled to [r, c, *size].
+    """Regions rois [r, 4] (x1, y1, x2, y2) of the images `x[batch[r]]`, of shape `[n, c, h, w]`, resampled to [r, c, *size].
 
     Every output element pools samples x samples bilinear samples, by their mean ("avg") or by the largest of the weighted
     corner values ("max"). Source: He et al., Mask R-CNN, 2017, and the ONNX reference.

@@ -189,7 +189,7 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: CpuTarget
     """The packed layouts that the default schedule of an unscheduled kernel wants for constant parameters.
 
     A contraction reads its vector operand in panels as wide as the register tile, one panel after the other, in the order of the
-    folds: [column / width][folds...][column % width].
+    folds: `[column / width][folds...][column % width]`.
     """
     knobs = knobs or Knobs()
     s = _prepared(kernel)
