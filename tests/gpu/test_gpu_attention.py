@@ -17,7 +17,7 @@ from tcomp.target import Target
 from tests.codegen.test_cuda import needs_compiler, needs_nvrtc
 from tests.gpu.emulation import HostDevice
 from tests.gpu.test_models import compiled
-from tests.test_long_attention import attention, inputs, reference
+from tests.passes.test_long_attention import attention, inputs, reference
 
 
 def in_one_pass(artifact: Artifact) -> list[bool]:
