@@ -12,7 +12,7 @@ the other two axes. Three operators, with a batched product before the last; wha
 Rounding errors are those of what is added, so that a large row of A would leave its errors in the small one that it makes a pair with (and all
 of itself, where it is not finite). Rows are added as multiples of their largest elements, therefore (the outer scaling of G. Ballard et al.,
 "Improving the numerical stability of fast matrix multiplication", SIAM J. Matrix Anal. Appl. 37, 2016): errors are about twice those of the
-direct sum, of each row for itself. The columns of B are to be alike from the start: see `alike`.
+direct sum, of each row for itself. The columns of B are to be of similar size from the start: see `similar_columns`.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from tcomp.ops.reduction import fold
 from tcomp.ops.winograd import chosen, combined
 
 PRODUCTS = 7
-APART = 1000  # times that columns may differ: errors of the smaller one then are about 1e-4 of its size
+MAX_COLUMN_RATIO = 1000  # times that columns may differ: errors of the smaller one then are about 1e-4 of its size
 # What the factors of each product are made of: (11, 12, 21, 22), and what the quarters of the result are made of.
 OF_LEFT = ((1, 0, 0, 1), (0, 0, 1, 1), (1, 0, 0, 0), (0, 0, 0, 1), (1, 1, 0, 0), (-1, 0, 1, 0), (0, 1, 0, -1))
 OF_RIGHT = ((1, 0, 0, 1), (1, 0, 0, 0), (0, 1, 0, -1), (-1, 0, 1, 0), (0, 0, 0, 1), (1, 1, 0, 0), (0, 0, 1, 1))
 TO_RESULT = ((1, 0, 0, 1, -1, 0, 1), (0, 0, 1, 0, 1, 0, 0), (0, 1, 0, 1, 0, 0, 0), (1, -1, 1, 0, 0, 1, 0))
 
 
-def alike(w: np.ndarray, transposed: bool = False) -> bool:
-    """Whether the columns of a matrix (k, n), or of its transpose, that are added differ in size by `APART` times at most, and sums are finite."""
+def similar_columns(w: np.ndarray, transposed: bool = False) -> bool:
+    """Whether the columns of a matrix (k, n), or of its transpose, that are added differ in size by `MAX_COLUMN_RATIO` times at most, and sums are finite."""
     axis = 1 if transposed else 0
     left, right = np.split(np.maximum(w.max(axis), -w.min(axis)), 2)
     with np.errstate(over="ignore"):
-        return bool(np.all((left <= APART * right) & (right <= APART * left) & (2 * (left + right) < inf)))
+        return bool(np.all((left <= MAX_COLUMN_RATIO * right) & (right <= MAX_COLUMN_RATIO * left) & (2 * (left + right) < inf)))
 
 
 def strassen_weights(w: np.ndarray, transposed: bool = False) -> np.ndarray:

@@ -64,7 +64,7 @@ def points_of(tile: int, taps: int, stride: int = 1) -> int:
     return 1 if taps == 1 else stride * tile + taps - stride
 
 
-def edges(tile: int, taps: Sequence[int]) -> tuple[int, ...]:
+def tile_shape(tile: int, taps: Sequence[int]) -> tuple[int, ...]:
     """The pixels of a tile along each axis: those with one tap are not cut."""
     return tuple(tile if n > 1 else 1 for n in taps)
 
@@ -114,7 +114,7 @@ def winograd_input(x: te.Tensor, tile: int, taps: Sequence[int], stride: int = 1
     rank = len(taps)
     if x.ndim != rank + 2:
         raise IRError(f"Winograd's algorithm for a {x.ndim}-dimensional input", why=f"its filter has {rank} spatial axes")
-    steps, counts = [n * stride if t > 1 else 1 for n, t in zip(edges(tile, taps), taps, strict=True)], []
+    steps, counts = [n * stride if t > 1 else 1 for n, t in zip(tile_shape(tile, taps), taps, strict=True)], []
     points = [points_of(tile, t, stride) for t in taps]
     for d, step, n in zip(x.shape[2:], steps, points, strict=True):
         counts.append(as_dim((as_expr(d) - (n - step)) // step))
@@ -151,7 +151,7 @@ def winograd_output(p: te.Tensor, tile: int, shape: Sequence[Dim], stride: int =
     """A' p A for every tile, put together: (batch, channels, *shape), what lies beyond `shape` cut off."""
     rank = len(shape)
     points = sizes(p.shape[:rank], "points")
-    tiles = edges(tile, points)  # one point where there is one tap
+    tiles = tile_shape(tile, points)  # one point where there is one tap
     for d, count, n in zip(shape, p.shape[rank + 1 : -1], tiles, strict=True):
         require_same(tile_count(d, n), count, "tiles of a convolution")
 

@@ -29,8 +29,8 @@ from tcomp.ir.graph import Graph, LazyConstant, Node, Value
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import PAD, RESHAPE, TRANSPOSE
 from tcomp.ops.nn import CONV
-from tcomp.ops.strassen import PRODUCTS, STRASSEN_INPUT, STRASSEN_OUTPUT, STRASSEN_ROWS, alike, strassen_weights
-from tcomp.ops.winograd import WINOGRAD_INPUT, WINOGRAD_OUTPUT, WINOGRAD_PRODUCT, edges, phases, points_of, transformed_weights
+from tcomp.ops.strassen import PRODUCTS, STRASSEN_INPUT, STRASSEN_OUTPUT, STRASSEN_ROWS, similar_columns, strassen_weights
+from tcomp.ops.winograd import WINOGRAD_INPUT, WINOGRAD_OUTPUT, WINOGRAD_PRODUCT, phases, points_of, tile_shape, transformed_weights
 from tcomp.passes import contractions
 from tcomp.passes.canonicalize import zero_padding
 from tcomp.passes.rewrite import Notes, Rewriter, rewrite_graph
@@ -139,7 +139,7 @@ def _winograd(
     tile = choose(sizes, fastest(sizes, lanes, streamed))
     if not tile:
         return "the direct sum is faster"
-    missing = [stride * (-d % n) for d, n in zip(extents, edges(tile, taps), strict=True)]
+    missing = [stride * (-d % n) for d, n in zip(extents, tile_shape(tile, taps), strict=True)]
     source = _padded(x, missing, rewriter, node.name)
     (points,) = rewriter.add(WINOGRAD_INPUT, [source], {"tile": tile, "taps": taps, "stride": stride}, f"{node.name}.tiles")
     shape = (*(points_of(tile, t, stride) for t in taps), sizes.channels, sizes.outputs)
@@ -164,7 +164,7 @@ def _strassen(
         return None
     if not choose(sizes, fastest(sizes, lanes, streamed)):
         return "the direct sum is faster"
-    if not alike(matrix, transposed):
+    if not similar_columns(matrix, transposed):
         return "columns of the matrix differ too much in size"
     (row_sizes,) = rewriter.add(STRASSEN_ROWS, [x], {}, f"{node.name}.rows")
     (factors,) = rewriter.add(STRASSEN_INPUT, [x, row_sizes], {}, f"{node.name}.factors")
@@ -230,7 +230,7 @@ def _convolution_costs(x: Convolution, lanes: int, streamed: float) -> dict[int,
     read = prod(x.stride for t in x.taps if t > 1)  # pixels of the input for one of the result
     costs = {0: _cycles(taps * pixels, taps, x.channels, x.outputs, lanes, streamed)}
     for tile in _tiles(x.taps, x.stride) if min(x.channels, x.outputs) >= lanes else ():
-        cut = edges(tile, x.taps)
+        cut = tile_shape(tile, x.taps)
         points = prod(points_of(tile, t, x.stride) for t in x.taps)
         tiles = x.batch * prod(-(-d // n) for d, n in zip(x.extents, cut, strict=True))
         moved = pixels * (x.channels * read + x.outputs) + 2 * points * tiles * (x.channels + x.outputs)  # each is written and read once

@@ -80,13 +80,13 @@ def test_weights_are_sums_of_quarters():
 @pytest.mark.parametrize("right, fine", [
     ([1, 1], True), ([-800, 2e-3], True), ([1500, 1], False), ([1, 4e-4], False), ([1, 0], False), ([1, np.nan], False), ([1, -np.inf], False),
 ], ids=str)  # fmt: skip
-def test_columns_that_are_added_have_to_be_alike(right, fine):
+def test_columns_that_are_added_have_to_be_of_similar_size(right, fine):
     w = np.float32([[1, 1, *right], [-1, 0.5, 0, 0]])
-    assert strassen.alike(w) is fine and strassen.alike(np.ascontiguousarray(w.T), transposed=True) is fine
+    assert strassen.similar_columns(w) is fine and strassen.similar_columns(np.ascontiguousarray(w.T), transposed=True) is fine
 
 
 def test_sums_of_columns_have_to_be_finite():
-    assert strassen.alike(np.full((2, 4), 7e37, np.float32)) and not strassen.alike(np.full((2, 4), 9e37, np.float32))
+    assert strassen.similar_columns(np.full((2, 4), 7e37, np.float32)) and not strassen.similar_columns(np.full((2, 4), 9e37, np.float32))
 
 
 def test_what_cannot_be_halved_is_refused():

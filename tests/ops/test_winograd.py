@@ -83,7 +83,7 @@ def test_the_operators_convolve(apply, sizes, tile):
 def test_filters_of_other_shapes(apply, tile, taps, extents):
     """Axes with one tap are left as they are."""
     rng = np.random.default_rng(len(taps))
-    cut = winograd.edges(tile, taps)
+    cut = winograd.tile_shape(tile, taps)
     padded = [-(-d // n) * n + t - 1 for d, n, t in zip(extents, cut, taps, strict=True)]
     x, w = (rng.standard_normal(s).astype(np.float32) for s in ((2, 9, *padded), (6, 9, *taps)))
     found, exact = by_points(apply, x, w, tile, extents), windowed(x, w, extents)
