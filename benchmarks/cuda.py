@@ -35,7 +35,7 @@ from tcomp.pipeline import compile_model, package
 from tcomp.runtime.cuda import CudaModule, CupyDevice
 from tcomp.schedules.knobs import Knobs, Option
 from tcomp.schedules.lowering import lower
-from tcomp.target import Target
+from tcomp.target import CudaTarget, Target
 
 from . import models
 from .cuda_kernels import compile_all
@@ -214,7 +214,7 @@ def main() -> int:
     try:
         if options.compile_only:
             version()
-            return 0 if compile_all(options.only, Target.parse(f"cuda -arch={options.arch or 'sm_80,sm_90a'} -precision={options.precision}")) else 1
+            return 0 if compile_all(options.only, CudaTarget.parse(f"cuda -arch={options.arch or 'sm_80,sm_90a'} -precision={options.precision}")) else 1
         capability = CupyDevice().capability
         arch = f"cuda -arch=sm_{capability}{'a' if capability in (90, 100) else ''}"
         target = Target.parse(f"{arch} -precision={options.precision}")

@@ -9,6 +9,7 @@ import tcomp
 from tcomp import te
 from tcomp.schedules.cpu import default as cpu
 from tcomp.schedules.lowering import lower
+from tcomp.target import CpuTarget
 
 # What is computed, element by element: relu(A B + bias).
 M, K, N = 100, 64, 72
@@ -24,7 +25,7 @@ print(plain)
 
 # The default schedule looks at the structure: A and B are multiplied and summed over k; B is contiguous along j, A does not depend on j.
 # So j runs in vector lanes, rows of A share each vector of B, and a tile of sums stays in registers.
-schedule = cpu.schedule(plain, tcomp.Target.parse("cpu -mcpu=skylake-avx512"))
+schedule = cpu.schedule(plain, CpuTarget.parse("cpu -mcpu=skylake-avx512"))
 print("\nThe steps of the default schedule:\n")
 for step in schedule.trace:
     print(" ", step)

@@ -11,6 +11,7 @@ import tcomp
 from tcomp import te
 from tcomp.schedules.cpu import default as cpu
 from tcomp.schedules.schedule import kernel_of
+from tcomp.target import CpuTarget
 
 # An unsharp mask: the image is blurred along its rows, then along its columns, and what the blur took away is added once more.
 H, W = 1080, 1920
@@ -38,7 +39,7 @@ print(kernel)
 
 # Stage by stage, `blur_x` would go to memory and come back. The default schedule sees that `mask` reads a window of it, and computes the
 # part that a tile of `mask` needs just before: `compute_at` finds out how large that part is. Rows of tiles run in parallel.
-schedule = cpu.schedule(kernel, tcomp.Target.parse("cpu -mcpu=skylake-avx512 -cores=2"))
+schedule = cpu.schedule(kernel, CpuTarget.parse("cpu -mcpu=skylake-avx512 -cores=2"))
 print(schedule.trace)
 print("parallel loops:", [name for name, loop in schedule.loops.items() if loop.kind == "parallel"])
 print("kept of blur_x at a time:", next(b for name, b in schedule.stages.items() if name == "blur_x").shape)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
 from tcomp.errors import IRError
 from tcomp.ir import expr as E
@@ -189,9 +189,13 @@ def tensors(outputs: Iterable[Tensor]) -> Iterator[Tensor]:
 # ---------------------------------------------------------------- reductions
 
 
-def comm_reducer(
-    combine: Callable[[Expr, Expr], Expr], identity: Callable[[str], ExprLike], name: str = "reduce"
-) -> Callable[[Expr, Expr | Sequence[Expr]], Expr]:
+class Reduction(Protocol):
+    """A reduction of `body` over one axis or several."""
+
+    def __call__(self, body: Expr, axis: Expr | Sequence[Expr]) -> Expr: ...
+
+
+def comm_reducer(combine: Callable[[Expr, Expr], Expr], identity: Callable[[str], ExprLike], name: str = "reduce") -> Reduction:
     """A user-defined reduction: `combine(lhs, rhs)` is associative, `identity(dtype)` its neutral element. Returns `f(body, axis)`."""
 
     def reduction(body: Expr, axis: Expr | Sequence[Expr]) -> Expr:
@@ -202,7 +206,7 @@ def comm_reducer(
     return reduction
 
 
-def _standard(name: str) -> Callable[[Expr, Expr | Sequence[Expr]], Expr]:
+def _standard(name: str) -> Reduction:
     def reduction(body: Expr, axis: Expr | Sequence[Expr]) -> Expr:
         return reduce(standard_reducers(body.dtype)[name], body, (axis,) if isinstance(axis, Expr) else tuple(axis))
 

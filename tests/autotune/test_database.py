@@ -26,10 +26,10 @@ from tcomp.backends import backend_of
 from tcomp.errors import DatabaseError, TcompError
 from tcomp.schedules.knobs import encode
 from tcomp.schedules.trace import Step, Trace
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 from tests.autotune.spaces import product, scaled, split_scaled
 
-HASWELL = Target.parse("cpu -march=x86_64 -mcpu=haswell")
+HASWELL = CpuTarget.parse("cpu -march=x86_64 -mcpu=haswell")
 PRODUCT = Program.of(product(), HASWELL, 1)
 SCALED = Program.of(scaled(), HASWELL, 2, schedule=split_scaled)
 TRACE = Trace((Step("split", ("C.i", 4)), Step("set_kind", ("C.i.i", "vectorized"), (("reassociate", True),)))).to_json()

@@ -15,11 +15,11 @@ from tcomp.errors import IRError
 from tcomp.ir import te
 from tcomp.machines import CORES
 from tcomp.schedules.cost import cpu, gpu
-from tcomp.target import Target
+from tcomp.target import CpuTarget, CudaTarget
 from tests.autotune.spaces import product, scaled, split_scaled
 
-HASWELL = Target.parse("cpu -march=x86_64 -mcpu=haswell")
-SM80 = Target.parse("cuda -arch=sm_80")
+HASWELL = CpuTarget.parse("cpu -march=x86_64 -mcpu=haswell")
+SM80 = CudaTarget.parse("cuda -arch=sm_80")
 PRODUCT = Program.of(product(), HASWELL, 1)
 ON_GPU = Program.of(product(128, 128, 64), SM80, 1)
 SCALED = Program.of(scaled(), HASWELL, 1, schedule=split_scaled)

@@ -18,7 +18,7 @@ from tcomp.autotune.features import NAMES, Features, features
 from tcomp.autotune.space import sample
 from tcomp.autotune.tasks import Program
 from tcomp.errors import ArtifactError
-from tcomp.target import Target
+from tcomp.target import CpuTarget, CudaTarget
 from tests.autotune.spaces import product
 
 
@@ -74,7 +74,7 @@ def test_few_samples_or_none() -> None:
 
 
 def test_gpus_are_ranked_by_the_analytic_model_until_something_is_measured(tmp_path: Path) -> None:
-    target, rng = Target.parse("cuda -arch=sm_80"), Random(0)
+    target, rng = CudaTarget.parse("cuda -arch=sm_80"), Random(0)
     task, model = Program.of(product(256, 192, 64), target, 1), CostModel.of(target)
     found = {c.identity: features(c) for c in (sample(task, rng) for _ in range(24))}
     assert (model.facts, model.note) == ({}, "") and len(found) > 8
@@ -99,11 +99,11 @@ def test_accuracy() -> None:
 def test_families() -> None:
     """The shipped model holds for the processors that are like the one it was trained on; others are ranked by the analytic model."""
     for cpu in ("skylake-avx512", "icelake-server", "sapphirerapids"):
-        assert Target.parse(f"cpu -mcpu={cpu}").family == "intel-avx512" and shipped(Target.parse(f"cpu -mcpu={cpu}")).is_file()
+        assert CpuTarget.parse(f"cpu -mcpu={cpu}").family == "intel-avx512" and shipped(CpuTarget.parse(f"cpu -mcpu={cpu}")).is_file()
     for cpu in ("znver4", "znver5", "haswell", "neoverse-n1"):
-        assert Target.parse(f"cpu -mcpu={cpu}").family == cpu and not shipped(Target.parse(f"cpu -mcpu={cpu}")).is_file()
-    assert Target.parse("cpu -mcpu=skylake-avx512 -mattr=-avx512vl").family == "skylake-avx512"
-    assert Target.parse("cuda -arch=sm_80").family == "cuda"
+        assert CpuTarget.parse(f"cpu -mcpu={cpu}").family == cpu and not shipped(CpuTarget.parse(f"cpu -mcpu={cpu}")).is_file()
+    assert CpuTarget.parse("cpu -mcpu=skylake-avx512 -mattr=-avx512vl").family == "skylake-avx512"
+    assert CudaTarget.parse("cuda -arch=sm_80").family == "cuda"
 
 
 # ---------------------------------------------------------------- files
@@ -208,7 +208,7 @@ def test_a_model_of_other_features_is_passed_over_with_a_note(saved: Path, tmp_p
     path = tmp_path / "model.json"
     path.write_text(saved.read_text())
     monkeypatch.setattr(model_file, "shipped", lambda target: path)
-    target = Target.parse("cpu -march=x86_64 -mcpu=skylake-avx512")
+    target = CpuTarget.parse("cpu -march=x86_64 -mcpu=skylake-avx512")
     assert CostModel.of(target).facts and not CostModel.of(target).note
     monkeypatch.setattr(model_file, "fingerprint", lambda: "of a later version")
     found = CostModel.of(target)

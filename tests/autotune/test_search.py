@@ -17,11 +17,11 @@ from tcomp.autotune.tasks import Program, Task
 from tcomp.errors import ScheduleError
 from tcomp.schedules import Schedule
 from tcomp.schedules.knobs import Decisions, Knobs, decode, encode
-from tcomp.target import CudaTarget, Target
+from tcomp.target import CpuTarget, CudaTarget, Target
 from tests.autotune.spaces import product, refused, scaled, split_scaled
 
-HASWELL = Target.parse("cpu -march=x86_64 -mcpu=haswell")
-SKYLAKE = Target.parse("cpu -march=x86_64 -mcpu=skylake-avx512")
+HASWELL = CpuTarget.parse("cpu -march=x86_64 -mcpu=haswell")
+SKYLAKE = CpuTarget.parse("cpu -march=x86_64 -mcpu=skylake-avx512")
 SCALED = Program.of(scaled(), HASWELL, 2, schedule=split_scaled)
 
 
@@ -43,7 +43,7 @@ def test_it_is_deterministic() -> None:
     assert first == run() and len(first) == 9
 
 
-@pytest.mark.parametrize("target", [HASWELL, Target.parse("cuda -arch=sm_90a")], ids=str)
+@pytest.mark.parametrize("target", [HASWELL, CudaTarget.parse("cuda -arch=sm_90a")], ids=str)
 def test_what_is_proposed_is_new_and_can_be_made(target: Target) -> None:
     task, rng = Program.of(product(64, 64, 64) if isinstance(target, CudaTarget) else product(), target, 1), Random(1)
     search, records = Search(target), [measured(task, {}, 1.0)]

@@ -14,10 +14,10 @@ from tcomp.errors import ScheduleError
 from tcomp.ir.fallback import FallbackKind
 from tcomp.schedules import Schedule
 from tcomp.schedules.knobs import Knobs, decode, encode
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 from tests.autotune.spaces import product, refused, scaled, split_scaled
 
-HASWELL = Target.parse("cpu -march=x86_64 -mcpu=haswell")
+HASWELL = CpuTarget.parse("cpu -march=x86_64 -mcpu=haswell")
 PRODUCT = Program.of(product(), HASWELL, 1)
 SCALED = Program.of(scaled(), HASWELL, 1, schedule=split_scaled)
 

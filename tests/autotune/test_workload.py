@@ -22,10 +22,10 @@ from tcomp.passes.runner import run_passes
 from tcomp.pipeline import graph_passes, kernel_inputs, kernel_nodes
 from tcomp.schedules import Schedule
 from tcomp.schedules.knobs import Knobs
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 from tests.autotune.spaces import product, scaled, split_scaled
 
-HASWELL = Target.parse("cpu -march=x86_64 -mcpu=haswell")
+HASWELL = CpuTarget.parse("cpu -march=x86_64 -mcpu=haswell")
 CONV = {"strides": (1, 1), "dilations": (1, 1), "group": 1}
 
 

@@ -12,7 +12,7 @@ from tcomp.codegen.cuda.phases import phases
 from tcomp.ir import te
 from tcomp.ir.expr import Expr, as_expr
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, If, Kernel, Stmt, block, loop, store
-from tcomp.target import Target
+from tcomp.target import CudaTarget
 from tests.codegen.block_races import Block
 
 SUM = te.sum(te.placeholder((4,), "float32")[0], te.reduce_axis(4)).attr[0]
@@ -172,7 +172,7 @@ def test_a_loop_whose_length_other_threads_have_written() -> None:
     count = Buffer("count", "int64", (1,), "shared")
     a = Buffer("a", "float32", (1, THREADS), "shared")
     body = block(store(count, (0,), 3), loop("k", count[0], lambda k: use("use", a, 0)))
-    text, _ = emit_kernel(Kernel("k", (X, OUT), (OUT,), (), Allocate(count, Allocate(a, body))), Target.parse("cuda"))
+    text, _ = emit_kernel(Kernel("k", (X, OUT), (OUT,), (), Allocate(count, Allocate(a, body))), CudaTarget.parse("cuda"))
     assert text.index("__syncthreads();") < text.index("for (")
 
 

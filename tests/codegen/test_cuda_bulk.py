@@ -19,14 +19,14 @@ from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, Call, If, Kernel, Stmt, block, loop, store
 from tcomp.schedules import Schedule
 from tcomp.schedules.instructions import bulk_copy
-from tcomp.target import Target
+from tcomp.target import CudaTarget
 from tests.codegen import cuda_host
 from tests.codegen.block_tiles import tile
 from tests.codegen.test_cuda import needs_nvrtc
 from tests.codegen.test_instructions import needs_compiler, operands, run_on_host
 from tests.codegen.warp_products import pack, product_of_groups
 
-HOPPER = Target.parse("cuda -arch=sm_90a")
+HOPPER = CudaTarget.parse("cuda -arch=sm_90a")
 
 
 def product(m: Dim, n: int, k: int, depth: int, stages: int, bulk: str = "ab", dtype: str = "float32") -> Schedule:
@@ -137,7 +137,7 @@ def test_the_host_sees_mistakes(mistake: tuple[str, str], found: str) -> None:
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_machine_code(stages: int, arch: str) -> None:
     for kernel in (product(64, 64, 256, 16, stages).kernel, product(61, 68, 252, 16, stages).kernel):
-        text, _ = emit_kernel(kernel, Target.parse(f"cuda -arch={arch}"))
+        text, _ = emit_kernel(kernel, CudaTarget.parse(f"cuda -arch={arch}"))
         binary = nvrtc.compile_text(text, arch)
         ptx = binary.ptx.decode()
         assert ptx.count("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes") == ptx.count("mbarrier.expect_tx") > 0
@@ -180,9 +180,9 @@ def test_machine_code_of_packed_slices() -> None:
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_80,sm_90a", "sm_89"])
 def test_older_architectures_refuse(arch: str) -> None:
     with pytest.raises(CodegenError, match=r"has no instruction `bulk_copy\(float32, \d+\)`(?s:.)*it needs sm_90"):
-        emit_kernel(steady(), Target.parse(f"cuda -arch={arch}"))
+        emit_kernel(steady(), CudaTarget.parse(f"cuda -arch={arch}"))
     with pytest.raises(CodegenError, match="buffers need not be aligned to 16 bytes"):
-        emit_kernel(steady(), Target.parse("cuda -arch=sm_90a -scalar"))
+        emit_kernel(steady(), CudaTarget.parse("cuda -arch=sm_90a -scalar"))
 
 
 @pytest.mark.parametrize(("dtype", "count"), [("float32", 3), ("int8", 8), ("float16", 0), ("float32", 1 << 18), ("complex64", 4), ("float32", "x")])

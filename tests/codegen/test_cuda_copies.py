@@ -16,11 +16,11 @@ from tcomp.ir.dtypes import BITS, to_numpy
 from tcomp.ir.expr import Expr, cast, evaluate_int, select
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import VECTORIZED, Allocate, Buffer, For, If, Kernel, Stmt, block, loop, store
-from tcomp.target import Target
+from tcomp.target import CudaTarget, Target
 from tests.codegen import cuda_host
 from tests.codegen.test_cuda import needs_nvrtc
 
-TARGET = Target.parse("cuda")
+TARGET = CudaTarget.parse("cuda")
 needs_compiler = pytest.mark.skipif(cuda_host.compiler() is None, reason="there is no C++ compiler")
 ROWS, THREADS = 3, 8
 Body = Callable[[Buffer, Buffer, Expr, Expr], Stmt]

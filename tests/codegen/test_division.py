@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from tcomp.codegen.division import reciprocal
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 from tests.codegen.jit import HOST
 from tests.codegen.test_math import apply
 
 DIVISORS = (6.0, 3.0, -7.0, 49.0, 768.0, 3136.0, float(np.float32(2**0.5)), float(np.float32(0.1)), 1e-9, 1e9, 0.25, -64.0, 1.0)
 SIGNIFICANDS = np.arange(1 << 23, 1 << 24, dtype=np.int64).astype(np.float32)  # all of float32
-HASWELL, BASELINE = Target.parse("cpu -mcpu=haswell"), Target.parse("cpu -mcpu=x86-64")
+HASWELL, BASELINE = CpuTarget.parse("cpu -mcpu=haswell"), CpuTarget.parse("cpu -mcpu=x86-64")
 pytestmark = pytest.mark.filterwarnings("ignore:overflow", "ignore:underflow")
 
 

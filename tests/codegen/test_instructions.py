@@ -26,13 +26,13 @@ from tcomp.ir.loops import Accumulate, Allocate, Buffer, Call, For, Kernel, Stmt
 from tcomp.ir.verify import verify_kernel
 from tcomp.schedules.instructions import fma_tile, isa_of, mma, sdot, vpdpbusd
 from tcomp.schedules.primitives.editing import rebuild
-from tcomp.target import Target
+from tcomp.target import CpuTarget, CudaTarget, Target
 from tests.codegen import cuda_host
 from tests.codegen.jit import HOST, compile_kernel
 from tests.codegen.warp_products import product
 
-GPU = Target.parse("cuda")
-ARM = Target.parse("cpu -march=aarch64 -mcpu=neoverse-n1")
+GPU = CudaTarget.parse("cuda")
+ARM = CpuTarget.parse("cpu -march=aarch64 -mcpu=neoverse-n1")
 needs_nvrtc = pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="NVRTC (the extra `cuda`) is not installed")
 needs_compiler = pytest.mark.skipif(cuda_host.compiler() is None, reason="there is no C++ compiler")
 X86 = [
@@ -74,7 +74,7 @@ def meant(kernel: Kernel, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 @pytest.mark.parametrize(("i", "cpu"), X86, ids=lambda x: getattr(x, "name", x))
 def test_instructions_of_x86(i: Instruction, cpu: str) -> None:
-    target = Target.parse(f"cpu -mcpu={cpu}")
+    target = CpuTarget.parse(f"cpu -mcpu={cpu}")
     kernel = called(i)
     verify_kernel(kernel)
     asm = assembly(emit_kernel(kernel, target), target)
@@ -97,7 +97,7 @@ def test_sums_of_bytes_wrap_around_and_do_not_saturate() -> None:
     """255 * -128 * 4 is beyond 16 bits, in which older instructions saturate; the sum wraps around at 32."""
     i = vpdpbusd(1, 1)
     kernel = called(i)
-    target = Target.parse("cpu -mcpu=cascadelake")
+    target = CpuTarget.parse("cpu -mcpu=cascadelake")
     arrays = [np.full((1, 16), -(2**31) + 5, np.int32), np.full((1, 1, 4), 255, np.uint8), np.full((1, 16, 4), -128, np.int8)]
     (want, _, _) = meant(kernel, arrays)
     assert want[0, 0] == 2**31 + 5 - 4 * 255 * 128
@@ -243,7 +243,7 @@ def test_a_product_by_warps(dtype: str, along: bool) -> None:
 
 
 def test_unaligned_buffers_are_loaded_by_element() -> None:
-    text, _ = cuda.emit_kernel(product("float16", 32, 16, 16).kernel, Target.parse("cuda -scalar"))
+    text, _ = cuda.emit_kernel(product("float16", 32, 16, 16).kernel, CudaTarget.parse("cuda -scalar"))
     assert "reinterpret_cast" not in text
 
 
@@ -346,4 +346,4 @@ def test_an_instruction_inside_of_lanes() -> None:
 
 def test_a_tile_of_too_many_operations() -> None:
     with pytest.raises(CodegenError, match="would be 10000 operations"):
-        emit_kernel(called(fma_tile(100, 100)), Target.parse("cpu -mcpu=skylake-avx512"))
+        emit_kernel(called(fma_tile(100, 100)), CpuTarget.parse("cpu -mcpu=skylake-avx512"))

@@ -23,7 +23,7 @@ from tcomp.ir.dtypes import BITS, FLOATS, SIGNED, UNSIGNED, is_float, to_numpy
 from tcomp.ir.expr import Expr, as_expr, cast, const, select
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, If, Kernel, Stmt, While, block, loop, store
 from tcomp.ir.text.parser import parse_kernel
-from tcomp.target import Target
+from tcomp.target import CpuTarget, Target
 from tests.codegen.jit import BODY, HOST, PARALLEL_FOR, compile_kernel, kernel
 
 rng = np.random.default_rng(0)
@@ -136,7 +136,7 @@ def test_an_accumulation_that_waits_for_itself_waits_for_no_multiplication(chain
     """sums[0] += x[i] y[i] in a loop of its own adds; with other elements in between, the multiply-add is shorter."""
     x, y, sums = Buffer("x", "float32", (64,)), Buffer("y", "float32", (64,)), Buffer("sums", "float32", (64,))
     k = kernel("k", [x, y], [sums], loop("i", 64, lambda i: Accumulate(sums, (const(0) if chain else i,), x[i] * y[i], SUM)))
-    assert ("llvm.fma" in emit_kernel(k, Target.parse("cpu -mcpu=haswell"))) is not chain
+    assert ("llvm.fma" in emit_kernel(k, CpuTarget.parse("cpu -mcpu=haswell"))) is not chain
     a, b, got = floats(64), floats(64), np.ones(64, np.float32)
     compile_kernel(k)(a, b, got)
     np.testing.assert_allclose(got[0], 1 + a @ b if chain else 1 + a[0] * b[0], rtol=1e-5)
@@ -450,7 +450,7 @@ def test_casts(source: str) -> None:
             assert_same(y, expected, f"{source} -> {dtype}")
 
 
-@pytest.mark.parametrize("target", [HOST, Target.parse("cpu -march=x86_64 -mcpu=haswell")], ids=["host", "haswell"])
+@pytest.mark.parametrize("target", [HOST, CpuTarget.parse("cpu -march=x86_64 -mcpu=haswell")], ids=["host", "haswell"])
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16"])
 @pytest.mark.parametrize("zero", [0, 100, -7])
 def test_quantisation_in_lanes(dtype: str, zero: int, target: Target) -> None:
@@ -684,7 +684,7 @@ def test_vectors_of_floats_saturate_as_integers(source: str, dtype: str) -> None
     with np.errstate(all="ignore"):
         expected = np.clip(np.trunc(np.where(np.isnan(x), 0, x).astype(np.float64)), *ends).astype(dtype)
     assert_same(found, expected)
-    skylake = Target.parse("cpu -mcpu=skylake-avx512")
+    skylake = CpuTarget.parse("cpu -mcpu=skylake-avx512")
     assert "cvttss2si" not in assembly(emit_kernel(k, skylake), skylake) and "cvttsd2si" not in assembly(emit_kernel(k, skylake), skylake)
 
 
@@ -720,7 +720,7 @@ def test_lanes_behind_a_temporary_compute_with_zeros() -> None:
 
 
 def test_spills_are_counted() -> None:
-    t = Target.parse("cpu -mcpu=haswell")
+    t = CpuTarget.parse("cpu -mcpu=haswell")
     assert spill_count(assembly(emit_kernel(gemm(10, 4, 8), t), t)) > 20
 
 

@@ -18,13 +18,13 @@ from tcomp.ir.dtypes import to_numpy
 from tcomp.ir.expr import Expr
 from tcomp.ir.interpreters import semantics
 from tcomp.ir.loops import Buffer, block, loop, store
-from tcomp.target import Target
+from tcomp.target import CpuTarget, Target
 from tests.codegen.jit import HOST, compile_kernel, kernel
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value")  # NumPy warns of NaN, which are meant here
 
-BASELINE = Target.parse("cpu -mcpu=x86-64")  # neither FMA nor rounding nor half-precision instructions
-HASWELL = Target.parse("cpu -mcpu=haswell")
+BASELINE = CpuTarget.parse("cpu -mcpu=x86-64")  # neither FMA nor rounding nor half-precision instructions
+HASWELL = CpuTarget.parse("cpu -mcpu=haswell")
 NAMES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh", "acosh": "arccosh", "atanh": "arctanh"}
 FUNCTIONS = sorted(ELEMENTARY - {"pow"})
 SINGLE = {

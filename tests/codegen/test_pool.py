@@ -19,9 +19,9 @@ from tcomp.codegen.elf import link
 from tcomp.codegen.llvm.machine_code import compile_ir
 from tcomp.codegen.llvm.thread_pool import EXPORTS, IMPORTS, pool_ir
 from tcomp.errors import TargetError
-from tcomp.target import Target
+from tcomp.target import CpuTarget, Target
 
-HOST = Target.parse(f"cpu -march={platform.machine()}")
+HOST = CpuTarget.parse(f"cpu -march={platform.machine()}")
 BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
 DRIVER = """
@@ -290,7 +290,7 @@ def test_aarch64_under_emulation(tmp_path: Path) -> None:
     if compiler is None or emulator is None:
         pytest.skip("needs qemu-aarch64 and aarch64-linux-gnu-gcc")
     (tmp_path / "main.c").write_text(EMULATED)
-    (tmp_path / "pool.so").write_bytes(linked(Target.parse("cpu -march=aarch64")))
+    (tmp_path / "pool.so").write_bytes(linked(CpuTarget.parse("cpu -march=aarch64")))
     subprocess.run([compiler, "-O1", "-o", tmp_path / "main", tmp_path / "main.c"], check=True)
     command = [emulator, "-L", "/usr/aarch64-linux-gnu", tmp_path / "main", tmp_path / "pool.so"]
     assert subprocess.run(command, timeout=60, check=False).returncode == 0

@@ -19,13 +19,13 @@ from tcomp.ir.loops import Accumulate, Allocate, Buffer, Call, Kernel, Stmt, blo
 from tcomp.ir.text.parser import parse_kernel
 from tcomp.ir.verify import verify_kernel
 from tcomp.schedules.instructions import mma, wgmma
-from tcomp.target import Target
+from tcomp.target import CudaTarget
 from tests.codegen import cuda_host
 from tests.codegen.test_cuda import needs_nvrtc
 from tests.codegen.test_instructions import needs_compiler, operands, run_on_host
 from tests.codegen.warp_products import product_of_groups
 
-HOPPER = Target.parse("cuda -arch=sm_90a")
+HOPPER = CudaTarget.parse("cuda -arch=sm_90a")
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int8": 1, "uint8": 1}
 ALL = list(BYTES)
 
@@ -130,7 +130,7 @@ def test_wgmma_compiles(dtype: str, width: int) -> None:
 def test_other_architectures_refuse(arch: str) -> None:
     kernel = product_of_groups("float16", 128, 64, 64, 64).kernel
     with pytest.raises(CodegenError, match=r"has no instruction `wgmma(?s:.)*it needs sm_90a alone"):
-        emit_kernel(kernel, Target.parse(f"cuda -arch={arch}"))
+        emit_kernel(kernel, CudaTarget.parse(f"cuda -arch={arch}"))
 
 
 @pytest.mark.parametrize(

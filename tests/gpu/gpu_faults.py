@@ -10,7 +10,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.loops import Allocate, Buffer, block, loop, store
 from tcomp.schedules import Schedule
 from tcomp.schedules.knobs import Knobs
-from tcomp.target import Target
+from tcomp.target import CudaTarget
 from tests.autotune.faults import FAULTS as EVERYWHERE
 from tests.autotune.spaces import scaled
 from tests.gpu.fake_cupy import LOST
@@ -21,7 +21,7 @@ def faulty(s: Schedule, knobs: Knobs) -> None:
 
 
 def task(arch: str = "sm_80") -> Program:
-    return Program.of(scaled(), Target.parse(f"cuda -arch={arch}"), 1, schedule=faulty)
+    return Program.of(scaled(), CudaTarget.parse(f"cuda -arch={arch}"), 1, schedule=faulty)
 
 
 def none(s: Schedule) -> None:

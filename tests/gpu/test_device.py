@@ -23,7 +23,7 @@ from tcomp.runtime.plan import KernelCode, Launch
 from tcomp.schedules.gpu.default import schedule
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.lowering import lower
-from tcomp.target import Target
+from tcomp.target import CudaTarget
 from tests.codegen import warp_products
 from tests.gpu import gpu_faults
 from tests.gpu.test_gpu_operators import CASES, near
@@ -183,7 +183,7 @@ def run_on_device(kernel: Kernel, arrays: list[np.ndarray], arch: str) -> None:
     import cupy
 
     device = CupyDevice()
-    text, (launch,) = emit_kernel(kernel, Target.parse(f"cuda -arch={arch}"))
+    text, (launch,) = emit_kernel(kernel, CudaTarget.parse(f"cuda -arch={arch}"))
     with device.guarded():
         x, y, z = (int(n) for n in launch.grid)
         code = KernelCode(
@@ -230,7 +230,7 @@ def test_products_by_warpgroups(shape: tuple[int, int, int], dtype: str) -> None
     total = "int32" if dtype == "int8" else "float32"
     a, b, k = te.placeholder((rows, depth), dtype, "a"), te.placeholder((columns, depth), dtype, "b"), te.reduce_axis(depth, "k")
     c = te.compute((rows, columns), lambda i, j: te.sum(te.cast(a[i, k], total) * te.cast(b[j, k], total), k), "c")
-    kernel, target, knobs = lower("kernel", [a, b], [c]), Target.parse("cuda -arch=sm_90a"), Knobs()
+    kernel, target, knobs = lower("kernel", [a, b], [c]), CudaTarget.parse("cuda -arch=sm_90a"), Knobs()
     schedule(kernel, target, knobs)
     ((name, answer),) = ((name, answer) for name, answer in knobs.asked.items() if name.endswith(".tile"))
     x, y = (rng.integers(-9, 10, size).astype(to_numpy(dtype)) for size in ((rows, depth), (columns, depth)))
@@ -275,7 +275,7 @@ def test_products_of_slices_copied_in_bulk(shape: tuple[int, int, int], dtype: s
     a, b, k = te.placeholder((rows, depth), dtype, "a"), te.placeholder((columns, depth), dtype, "b"), te.reduce_axis(depth, "k")
     c = te.compute((rows, columns), lambda i, j: te.sum(te.cast(a[i, k], "float32") * te.cast(b[j, k], "float32"), k), "c")
     arch = f"sm_{CupyDevice().capability}"
-    kernel, target, knobs = lower("kernel", [a, b], [c]), Target.parse(f"cuda -arch={arch}"), Knobs()
+    kernel, target, knobs = lower("kernel", [a, b], [c]), CudaTarget.parse(f"cuda -arch={arch}"), Knobs()
     schedule(kernel, target, knobs)
     names = {kind: next(name for name in knobs.asked if name.endswith(kind)) for kind in (".copies", ".stages")}
     x, y = (rng.integers(-9, 10, size).astype(to_numpy(dtype)) for size in ((rows, depth), (columns, depth)))
@@ -306,7 +306,7 @@ def test_an_illegal_access_is_a_named_error_and_the_process_survives() -> None:
 from tcomp.errors import DeviceError
 from tcomp.runtime.cuda import CupyDevice
 from tcomp.runtime.plan import KernelCode, Launch
-from tcomp.target import Target
+from tcomp.target import CudaTarget
 from tcomp.runtime.plan import KernelCode, Launch
 from tcomp.codegen.cuda.nvrtc import compile_text
 device = CupyDevice()

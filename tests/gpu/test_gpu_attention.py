@@ -13,7 +13,7 @@ from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_model
 from tcomp.runtime import Artifact
 from tcomp.runtime.cuda import CudaModule
-from tcomp.target import Target
+from tcomp.target import CudaTarget
 from tests.codegen.test_cuda import needs_compiler, needs_nvrtc
 from tests.gpu.emulation import HostDevice
 from tests.gpu.test_models import compiled
@@ -79,7 +79,7 @@ def test_tensor_cores_on_the_host(precision: str, dtype: str) -> None:
 @pytest.mark.parametrize("precision, dtype", [("fp32", "float32"), ("bf16", "float32"), ("fp32", "float16")])
 def test_machine_code_and_memory(precision: str, dtype: str) -> None:
     """As large as models have it: within the limits of both architectures, and no scores are stored."""
-    target = Target.parse(f"cuda -arch=sm_80,sm_90a -precision={precision}")
+    target = CudaTarget.parse(f"cuda -arch=sm_80,sm_90a -precision={precision}")
     artifact, report = compile_model(attention(2048, 2048, heads=12, size=64, mask="add", dtype=dtype), CompileOptions(target))
     found = figures(artifact, target)
     assert not found.beyond and found.kernels == 2 and found.single == 0 and found.notes == (0, 0)

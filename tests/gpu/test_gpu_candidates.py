@@ -12,7 +12,7 @@ from tcomp.autotune.features import CandidateSummary
 from tcomp.autotune.measurement import builder
 from tcomp.autotune.space import sample
 from tcomp.autotune.tasks import Program
-from tcomp.target import Target
+from tcomp.target import CudaTarget
 from tests.autotune.spaces import product
 from tests.codegen.test_cuda import needs_nvrtc
 from tests.gpu import gpu_faults
@@ -22,7 +22,7 @@ pytestmark = needs_nvrtc
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_any_decisions_become_machine_code(arch: str) -> None:
-    task = Program.of(product(96, 130, 64), Target.parse(f"cuda -arch={arch}"), 1)
+    task = Program.of(product(96, 130, 64), CudaTarget.parse(f"cuda -arch={arch}"), 1)
     for seed in range(4):
         decisions = sample(task, Random(seed)).decisions
         made = json.loads(json.dumps(builder.handle(builder.summary_request(task, decisions))))

@@ -17,13 +17,13 @@ from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_model
 from tcomp.runtime import Artifact
 from tcomp.runtime.cuda import CudaModule
-from tcomp.target import Target
+from tcomp.target import CudaTarget
 from tests.codegen.test_cuda import needs_compiler, needs_nvrtc
 from tests.gpu.emulation import HostDevice
 from tests.gpu.test_models import compiled, floats, model, node, reference
 
 rng = np.random.default_rng(0)
-TARGET = Target.parse("cuda -arch=sm_80,sm_90a")
+TARGET = CudaTarget.parse("cuda -arch=sm_80,sm_90a")
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 
 

@@ -23,7 +23,7 @@ from tcomp.errors import DeviceError
 from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_model
 from tcomp.runtime.cuda import CudaModule
-from tcomp.target import Target
+from tcomp.target import CudaTarget
 from tests.autotune.spaces import product, scaled
 from tests.codegen.test_cuda import needs_compiler
 from tests.gpu.emulation import text_as_code
@@ -32,7 +32,7 @@ from tests.gpu.gpu_faults import FAULTS, task
 from tests.gpu.test_models import compiled, floats, model, node, reference
 
 pytestmark = needs_compiler
-SM80 = Target.parse("cuda -arch=sm_80")
+SM80 = CudaTarget.parse("cuda -arch=sm_80")
 LIMITS = Limits(building=120, running=60, rounds=3, seconds=0.01)
 SQUARE = ("float32", [32, 32])
 LAYER = model([node("MatMul", ["x", "w"], ["h"]), node("Relu", ["h"], ["y"])], {"x": SQUARE}, {"y": SQUARE}, {"w": floats(32, 32)})

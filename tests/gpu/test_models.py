@@ -273,11 +273,11 @@ def test_what_all_architectures_of_a_target_have(target: str, arch: str, has: bo
 
 
 def test_targets_by_name() -> None:
-    assert str(Target.parse("cuda")) == "cuda -arch=sm_80,sm_90a"
-    assert Target.parse("cuda -arch=sm_90a") == CudaTarget(("sm_90a",))
+    assert str(CudaTarget.parse("cuda")) == "cuda -arch=sm_80,sm_90a"
+    assert CudaTarget.parse("cuda -arch=sm_90a") == CudaTarget(("sm_90a",))
     with pytest.raises(TargetError, match="is no CudaTarget"):
         CudaTarget.parse("cpu -mcpu=haswell")
-    assert Target.parse(str(Target.parse("cuda -arch=sm_86 -scalar"))).vector_access is False
+    assert Target.parse(str(CudaTarget.parse("cuda -arch=sm_86 -scalar"))).vector_access is False
     for wrong in ("cuda -arch=sm_1", "cuda -fast"):
         with pytest.raises(TargetError):
             Target.parse(wrong)

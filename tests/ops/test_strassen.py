@@ -10,7 +10,7 @@ from tcomp.ops import strassen
 from tcomp.ops.matmul import MATMUL
 from tcomp.schedules.cpu import default as cpu
 from tcomp.schedules.lowering import lower
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
 
 def seven(apply, x, w):
@@ -103,7 +103,7 @@ def test_both_ends_are_straight_line_code_over_vectors(rows):
     x, p, sizes = (te.placeholder(shape, name=name) for name, shape in shapes.items())
     to, back = strassen.strassen_input(x, sizes), strassen.strassen_output(p, sizes)
     for name, sources, result, cases in (("to", [x, sizes], to, [7]), ("back", [p, sizes], back, [2, 2])):
-        kernel = cpu.schedule(lower(name, sources, [result], {}), Target.parse("cpu -mcpu=skylake-avx512")).kernel
+        kernel = cpu.schedule(lower(name, sources, [result], {}), CpuTarget.parse("cpu -mcpu=skylake-avx512")).kernel
         kinds = [(x.kind, x.extent) for x in walk(kernel.body) if isinstance(x, For)]
         assert [n for kind, n in kinds if kind == "unrolled"][: len(cases)] == cases and ("vectorized", 16) in kinds
         assert "note" not in str(kernel) and "//" not in str(kernel) and "%" not in str(kernel)

@@ -13,7 +13,7 @@ from tcomp.ops import winograd
 from tcomp.passes.algorithms import ERROR
 from tcomp.schedules.cpu import default as cpu
 from tcomp.schedules.lowering import lower
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
 TILES = (2, 4)
 SIZES = [(1, 5, 3, 4, 4), (2, 8, 6, 5, 7), (1, 17, 19, 9, 3), (3, 16, 32, 14, 14)]  # batch, channels in and out, output
@@ -134,7 +134,7 @@ def test_transforms_are_straight_line_code_over_vectors_of_channels(tile, taps, 
     last = Layout.permuted((0, 2, 3, 1))
     for name, source, result in (("to", x, points), ("back", p, winograd.winograd_output(p, tile, (2 * tile, 3 * tile - 1), stride))):
         layouts = {t: last for t in (source, result) if t.ndim == 4}
-        kernel = cpu.schedule(lower(name, [source], [result], layouts), Target.parse("cpu -mcpu=skylake-avx512")).kernel
+        kernel = cpu.schedule(lower(name, [source], [result], layouts), CpuTarget.parse("cpu -mcpu=skylake-avx512")).kernel
         kinds = [(x.kind, x.extent) for x in walk(kernel.body) if isinstance(x, For)]
         points_or_pixels = winograd.points_of(tile, taps, stride) if name == "to" else tile
         assert kinds.count(("unrolled", points_or_pixels)) >= 2 and ("vectorized", 16) in kinds

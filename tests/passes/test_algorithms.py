@@ -20,7 +20,7 @@ from tcomp.passes.algorithms import Convolution, Product, algorithm_costs, choos
 from tcomp.passes.rewrite import Notes
 from tcomp.passes.runner import run_passes
 from tcomp.pipeline import compile_model, graph_passes
-from tcomp.target import Target
+from tcomp.target import CpuTarget, CudaTarget
 
 RNG = np.random.default_rng(7)
 PLAIN = {"strides": (1, 1), "dilations": (1, 1), "group": 1}
@@ -133,7 +133,7 @@ def test_the_rule(channels, outputs, size, tile):
 def test_cores_to_which_weights_come_faster_take_more_of_them():
     sizes = [Convolution(1, channels, channels, (size, size)) for channels, size in ((512, 7), (512, 14), (256, 14), (128, 28))]
     for cpu, tiles in (("emeraldrapids", [0, 2, 2, 4]), ("znver5", [2, 4, 4, 4])):
-        assert [fastest(x, LANES, Target.parse(f"cpu -mcpu={cpu}").streamed) for x in sizes] == tiles
+        assert [fastest(x, LANES, CpuTarget.parse(f"cpu -mcpu={cpu}").streamed) for x in sizes] == tiles
 
 
 def test_the_rule_for_a_stride_of_two():
@@ -148,8 +148,8 @@ def test_many_images_share_their_weights():
 
 
 def test_only_for_cpus():
-    assert "algorithms" in dict(graph_passes(CompileOptions(Target.parse("cpu")), Report()))
-    assert "algorithms" not in dict(graph_passes(CompileOptions(Target.parse("cuda -arch=sm_80")), Report()))
+    assert "algorithms" in dict(graph_passes(CompileOptions(CpuTarget.parse("cpu")), Report()))
+    assert "algorithms" not in dict(graph_passes(CompileOptions(CudaTarget.parse("cuda -arch=sm_80")), Report()))
 
 
 def model(shape, channels, outputs, pads):
@@ -238,7 +238,7 @@ def test_the_switch(direct):
 
 def test_a_written_out_sum_is_no_epilogue():
     """relu(winograd + conv1x1): the tiles of one are not those of the other, so that one of the two is stored first."""
-    graph, _ = run_passes(import_model(model([1, 3, 20, 20], 64, 64, [1, 1, 1, 1])), graph_passes(CompileOptions(Target.parse("cpu")), Report()))
+    graph, _ = run_passes(import_model(model([1, 3, 20, 20], 64, 64, [1, 1, 1, 1])), graph_passes(CompileOptions(CpuTarget.parse("cpu")), Report()))
     inside = [[n.op.name for n in node.bodies[0].nodes] for node in graph.nodes]
     assert ["winograd_output", "add_channels"] in inside and ["conv", "add", "relu"] in inside
 
@@ -304,7 +304,7 @@ def test_the_rule_for_products():
 
 
 def test_cores_that_share_the_memory_stream_no_more_weights_than_they_must():
-    direct, halved = ([algorithm_costs(Product(1, 128, 768, 3072), LANES, Target.parse(f"cpu -mcpu=znver5 -cores={n}").streamed)[way]
+    direct, halved = ([algorithm_costs(Product(1, 128, 768, 3072), LANES, CpuTarget.parse(f"cpu -mcpu=znver5 -cores={n}").streamed)[way]
                        for n in (1, 4, 32)] for way in (0, 1))  # fmt: skip
     assert direct[0] == direct[1] and halved[1] < direct[1] and halved[2] > direct[2]
 
@@ -315,7 +315,7 @@ def test_layers_with_the_same_weights_keep_one_of_them(monkeypatch):
     x, w = b.input("x", "float32", (4, 32)), b.constant(array(32, 32))
     for _ in range(3):
         (x,) = b.add(RELU, [b.add(MATMUL, [x, w])[0]])
-    graph, _ = run_passes(b.build([x]), graph_passes(CompileOptions(Target.parse("cpu -mcpu=skylake-avx512")), Report()))
+    graph, _ = run_passes(b.build([x]), graph_passes(CompileOptions(CpuTarget.parse("cpu -mcpu=skylake-avx512")), Report()))
     assert [a.shape[0] for a in graph.constants.values()] == [7]
 
 

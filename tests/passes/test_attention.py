@@ -15,7 +15,7 @@ from tcomp.passes.attention import Blocks, join_attention
 from tcomp.passes.partition import partition
 from tcomp.passes.rewrite import Notes
 from tcomp.pipeline import graph_passes
-from tcomp.target import Target
+from tcomp.target import CudaTarget
 
 NEAR = 1 << 16
 
@@ -141,7 +141,7 @@ def test_few_rows_stay_apart_where_many_are_wanted(batch, joined):
 def test_on_gpus(precision):
     """Where the scores would not stay in a block's shared memory, rows are enough for half of the multiprocessors, and a block can compute all
     columns of some rows."""
-    joined = dict(graph_passes(CompileOptions(Target.parse(f"cuda -arch=sm_80 -precision={precision}")), Report()))["attention"]
+    joined = dict(graph_passes(CompileOptions(CudaTarget.parse(f"cuda -arch=sm_80 -precision={precision}")), Report()))["attention"]
     sizes = ((512, 512, 12, 64), (256, 256, 12, 64)), ((256, 256, 4, 64), (160, 255, 64, 64), (1, 4096, 512, 64), (512, 512, 12, 8), (512, 512, 12, 600))
     for wanted, several in zip((JOINED, ["matmul", "add", "softmax", "matmul"]), sizes, strict=True):
         for rows, keys, batch, width in several:

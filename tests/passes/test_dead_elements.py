@@ -21,7 +21,7 @@ from tcomp.passes.dead_elements import eliminate_dead_elements
 from tcomp.passes.rewrite import Notes
 from tcomp.pipeline import compile_graph
 from tcomp.runtime import Module
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
 N = dim("n", 2)
 RNG = np.random.default_rng(5)
@@ -183,7 +183,7 @@ def test_native_code(unchanged):
     y = taken(b, layer(b, b.input("x", "float32", (1, 37, 32)), 2, 16), 1, 0, 1)
     before = b.build(b.add(NEG, [y], {}, "y"))
     feeds = {"x": RNG.standard_normal((1, 37, 32)).astype(np.float32)}
-    found = Module.load(compile_graph(before, CompileOptions(Target.parse("cpu"), threads=1))).run(feeds)
+    found = Module.load(compile_graph(before, CompileOptions(CpuTarget.parse("cpu"), threads=1))).run(feeds)
     np.testing.assert_allclose(found["y"], evaluate_graph(before, feeds)["y"], rtol=1e-4, atol=1e-4)
 
 

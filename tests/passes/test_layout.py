@@ -18,7 +18,7 @@ from tcomp.ops.pooling import MAX_POOL
 from tcomp.ops.winograd import WINOGRAD_INPUT
 from tcomp.passes.layout import choose_layouts
 from tcomp.passes.partition import partition
-from tcomp.target import Target
+from tcomp.target import CpuTarget, Target
 
 RNG = np.random.default_rng(0)
 CHANNELS_LAST = Layout.permuted((0, 2, 3, 1))
@@ -103,7 +103,7 @@ def test_outputs_are_turned_by_a_kernel_of_their_own_where_that_is_faster(unchan
     ids=str,
 )
 def test_convolutions_alone_as_the_model_of_the_machine_sees_them(unchanged, shape, channels, kernel, stride, turned):
-    target = Target.parse("cpu -mcpu=skylake-avx512")
+    target = CpuTarget.parse("cpu -mcpu=skylake-avx512")
     b = GraphBuilder("n")
     w = b.constant(random(channels, shape[1], kernel, kernel), "w")
     attrs = {"strides": (stride, stride), "dilations": (1, 1), "group": 1}

@@ -13,9 +13,9 @@ from tcomp import pipeline
 from tcomp.options import CompileOptions, Report
 from tcomp.pipeline import compile_model
 from tcomp.runtime import Module
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
-TARGET = Target.parse("cpu")
+TARGET = CpuTarget.parse("cpu")
 FLOAT = {"float16": TensorProto.FLOAT16, "float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE}
 
 

@@ -12,10 +12,10 @@ from tcomp.options import CompileOptions, Report
 from tcomp.passes.quantized import use_bytes
 from tcomp.passes.runner import run_passes
 from tcomp.pipeline import compile_model, graph_passes
-from tcomp.target import Target
+from tcomp.target import CpuTarget, Target
 
 RNG = np.random.default_rng(3)
-PLAIN = Target.parse("cpu -mcpu=haswell")
+PLAIN = CpuTarget.parse("cpu -mcpu=haswell")
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def model(nodes, inputs, output, constants, opset=21):
 
 def products(proto):
     """The (activation, weight) types of the contractions of a model after all passes."""
-    graph, _ = run_passes(import_model(proto), graph_passes(CompileOptions(Target.parse("cpu")), Report()), verify=True)
+    graph, _ = run_passes(import_model(proto), graph_passes(CompileOptions(CpuTarget.parse("cpu")), Report()), verify=True)
     inside = [n for node in graph.nodes if node.op is KERNEL for n in node.bodies[0].nodes]
     return [tuple(v.dtype for v in n.inputs) for n in inside if n.op.name in ("conv", "matmul")]
 
@@ -181,7 +181,7 @@ def test_dynamic_quantization():
     ]
     proto = model(nodes, {"x": x}, "float32", {"w": w, "sw": np.float32(0.01)})
     assert products(proto) == [("uint8", "int8")]
-    graph, _ = run_passes(import_model(proto), graph_passes(CompileOptions(Target.parse("cpu")), Report()))
+    graph, _ = run_passes(import_model(proto), graph_passes(CompileOptions(CpuTarget.parse("cpu")), Report()))
     assert graph.nodes[-1].bodies[0].name == "matmul_add_cast_mul"  # zero point and scale are applied to the register tile
     (expected,) = ReferenceEvaluator(proto).run(None, {"x": x})
     found = tcomp.compile(proto).run({"x": x})["y"]

@@ -13,9 +13,9 @@ from tcomp.codegen.elf import link
 from tcomp.codegen.llvm import machine_code
 from tcomp.codegen.llvm.thread_pool import EXPORTS, IMPORTS, pool_ir
 from tcomp.runtime import write_artifact
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
-HOST = Target.parse(f"cpu -march={platform.machine()}")
+HOST = CpuTarget.parse(f"cpu -march={platform.machine()}")
 TRIPLE = HOST.triple
 
 

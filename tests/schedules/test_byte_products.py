@@ -15,11 +15,11 @@ from tcomp.ops.matmul import MATMUL
 from tcomp.ops.nn import CONV
 from tcomp.passes.layout import relaid
 from tcomp.schedules import Schedule
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 from tests.codegen.jit import HOST, compile_kernel
 
-VNNI, WITHOUT = Target.parse("cpu -mcpu=cascadelake"), Target.parse("cpu -mcpu=skylake-avx512")
-CLIENT, HASWELL, ARM = (Target.parse(f"cpu {t}") for t in ("-mcpu=alderlake", "-mcpu=haswell", "-march=aarch64 -mcpu=neoverse-n1"))
+VNNI, WITHOUT = CpuTarget.parse("cpu -mcpu=cascadelake"), CpuTarget.parse("cpu -mcpu=skylake-avx512")
+CLIENT, HASWELL, ARM = (CpuTarget.parse(f"cpu {t}") for t in ("-mcpu=alderlake", "-mcpu=haswell", "-march=aarch64 -mcpu=neoverse-n1"))
 RNG = np.random.default_rng(0)
 
 

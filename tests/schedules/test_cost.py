@@ -20,10 +20,10 @@ from tcomp.schedules.cost.cpu import estimate
 from tcomp.schedules.cost.roofline import cost_of, cpu_roof, gpu_roof, operations, work
 from tcomp.schedules.cpu import default as cpu
 from tcomp.schedules.instructions import fma_tile
-from tcomp.target import Target
+from tcomp.target import CpuTarget, CudaTarget, Target
 from tests.schedules.programs import programs
 
-TARGET = Target.parse("cpu -mcpu=skylake-avx512")
+TARGET = CpuTarget.parse("cpu -mcpu=skylake-avx512")
 
 
 def gemm(m: int, n: int, k: int) -> Schedule:
@@ -151,7 +151,7 @@ def test_costs_of_functions_are_those_of_their_polynomials(op: str, dtype: str) 
     x, y = (E.var(name, dtype=dtype) for name in "xy")
     e = E.binary(op, x, y) if op == "pow" else E.unary(op, x)
     cost = cost_of(e)
-    expanded = [n for n in E.walk(expand(e, Target.parse("cpu -mcpu=haswell"))) if n.args]
+    expanded = [n for n in E.walk(expand(e, CpuTarget.parse("cpu -mcpu=haswell"))) if n.args]
     assert cost is not None and cost.kind == "special"
     if (op, dtype) == ("pow", "float32"):  # partly in float32, which the table does not know
         assert len(expanded) < cost.flops < 1.5 * len(expanded)
@@ -192,7 +192,7 @@ def test_machine_instructions_count_as_what_they_are() -> None:
 def test_a_tile_beyond_the_registers_spills() -> None:
     assert estimate(tiled(16, 4).kernel, TARGET).features["spills"] > 0
     assert estimate(tiled(8, 2).kernel, TARGET).features["spills"] == 0
-    assert estimate(tiled(8, 2).kernel, Target.parse("cpu -mcpu=haswell")).features["spills"] > 0
+    assert estimate(tiled(8, 2).kernel, CpuTarget.parse("cpu -mcpu=haswell")).features["spills"] > 0
 
 
 def test_reuse_in_registers_and_lanes_is_predicted_to_pay() -> None:
@@ -212,7 +212,7 @@ def test_a_better_machine_takes_no_more_time() -> None:
     base = estimate(kernel, TARGET)
     for better in ("-l1=64K", "-l2=4M", "-l3=64M"):
         assert estimate(kernel, Target.parse(f"{TARGET} {better}")).time <= base.time
-    assert estimate(kernel, Target.parse("cpu -mcpu=haswell")).bound > base.bound
+    assert estimate(kernel, CpuTarget.parse("cpu -mcpu=haswell")).bound > base.bound
 
 
 def test_threads_divide_the_work_as_far_as_it_can_be_divided() -> None:
@@ -251,7 +251,7 @@ def test_every_processor_has_rates() -> None:
 
     assert CORES.keys() == {cpu for cpus in FEATURES.values() for cpu in cpus}
     for arch in CUDA_ARCHITECTURES:
-        gpu = gpu_roof(Target.parse(f"cuda -arch={arch}"))
+        gpu = gpu_roof(CudaTarget.parse(f"cuda -arch={arch}"))
         assert gpu.slots > 1e11 and gpu.memories[-1][1] > 1e11
     for line in ("cpu -mcpu=haswell", "aarch64", "cpu -march=aarch64 -mcpu=neoverse-v2"):
         top = cpu_roof(Target.parse(line), 2)

@@ -19,12 +19,12 @@ from tcomp.schedules.cost import gpu
 from tcomp.schedules.gpu.default import schedule
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.lowering import lower
-from tcomp.target import Target
+from tcomp.target import CudaTarget
 from tests.codegen.test_cuda import needs_nvrtc
 from tests.schedules.programs import Program, programs
 from tests.schedules.test_gpu import MEDIUM
 
-SM80, HOPPER = Target.parse("cuda -arch=sm_80"), Target.parse("cuda -arch=sm_90a")
+SM80, HOPPER = CudaTarget.parse("cuda -arch=sm_80"), CudaTarget.parse("cuda -arch=sm_90a")
 
 
 def product(m: int, n: int, depth: int, dtype: str = "float32", knobs: Knobs | None = None) -> Kernel:

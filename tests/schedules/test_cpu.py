@@ -19,13 +19,13 @@ from tcomp.ops.nn import conv
 from tcomp.schedules.cpu.default import operand_layouts, schedule
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import replay
-from tcomp.target import Target
+from tcomp.target import CpuTarget, Target
 from tests.codegen.jit import HOST
 from tests.schedules.programs import Program, layouts, programs
 from tests.schedules.running import expected, interpreted, native
 
-HASWELL = Target.parse("cpu -march=x86_64 -mcpu=haswell")
-ARM = Target.parse("cpu -march=aarch64 -mcpu=neoverse-n1")
+HASWELL = CpuTarget.parse("cpu -march=x86_64 -mcpu=haswell")
+ARM = CpuTarget.parse("cpu -march=aarch64 -mcpu=neoverse-n1")
 SMALL = programs()
 MEDIUM = programs(largest=40, volume=3000)
 LARGE = programs(largest=150, volume=100_000)
@@ -129,7 +129,7 @@ def test_grouped_convolutions_have_no_quotients_in_lanes(groups: int, channels: 
     b = te.placeholder((results,), name="b")
     z = te.compute(y.shape, lambda n, c, h, w: y[n, c, h, w] + b[c], name="z")
     last = Layout.permuted((0, 2, 3, 1))
-    target = Target.parse("cpu -mcpu=skylake-avx512")
+    target = CpuTarget.parse("cpu -mcpu=skylake-avx512")
     weights = operand_layouts(lower("k", [x, w, b], [z], {x: last, z: last}), frozenset({1}), target)
     s = schedule(lower("k", [x, w, b], [z], {x: last, z: last, w: weights.get(1, Layout.identity(4))}), target)
     lanes = [v for v, loop in s.loops.items() if loop.kind == VECTORIZED]

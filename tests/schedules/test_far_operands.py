@@ -11,12 +11,12 @@ from tcomp.ops.normalization import layer_norm
 from tcomp.ops.reduction import softmax_of
 from tcomp.schedules.cpu import default as cpu
 from tcomp.schedules.lowering import lower
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 from tests.codegen.jit import HOST
 from tests.schedules.programs import Program
 from tests.schedules.running import expected, interpreted, native
 
-SMALL_CACHES = Target.parse("cpu -march=x86_64 -mcpu=haswell -l1=16K -l2=16K -l3=64K")  # what is checked natively must not take long
+SMALL_CACHES = CpuTarget.parse("cpu -march=x86_64 -mcpu=haswell -l1=16K -l2=16K -l3=64K")  # what is checked natively must not take long
 
 
 def elementwise(*shape: int) -> Program:

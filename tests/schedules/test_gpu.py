@@ -22,12 +22,12 @@ from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.proof import prove
 from tcomp.schedules.schedule import replay
-from tcomp.target import Target
+from tcomp.target import CudaTarget, Target
 from tests.codegen import cuda_host
 from tests.schedules.programs import Program, layouts, programs
 from tests.schedules.running import expected, interpreted
 
-TARGET = Target.parse("cuda")
+TARGET = CudaTarget.parse("cuda")
 MEDIUM = programs(largest=40, volume=3000)
 LARGE = programs(largest=300, volume=200_000)
 needs_compiler = pytest.mark.skipif(cuda_host.compiler() is None, reason="there is no C++ compiler")
@@ -325,7 +325,7 @@ def test_a_block_asks_for_memory_beyond_48_kib_and_gets_what_there_is() -> None:
     large = Knobs({stages: 4, tiles: max(knobs.asked[tiles].options, key=lambda t: t[2] * t[5])})
     text, (launch,) = emit_kernel(hoist_temporaries(schedule(kernel, TARGET, large).kernel)[0], TARGET)
     assert (launch.shared > 48 << 10) == ("extern __shared__" in text)
-    small = Target.parse("cuda -arch=sm_75")
+    small = CudaTarget.parse("cuda -arch=sm_75")
     with pytest.raises(CodegenError, match="bytes of shared memory"):
         emit_kernel(shared_kernel(small.shared_of_block + 4), small)
     assert emit_kernel(shared_kernel(small.shared_of_block), small)[1][0].shared == small.shared_of_block

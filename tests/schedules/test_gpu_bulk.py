@@ -15,7 +15,7 @@ from tcomp.ir.loops import hoist_temporaries
 from tcomp.schedules.gpu.default import schedule
 from tcomp.schedules.knobs import Knobs, Option, decode, encode
 from tcomp.schedules.schedule import Schedule, replay
-from tcomp.target import Target
+from tcomp.target import CudaTarget, Target
 from tests.codegen import cuda_host
 from tests.codegen.test_cuda import needs_nvrtc
 from tests.schedules.programs import Program
@@ -24,7 +24,7 @@ from tests.schedules.test_gpu import agree, emulated, lowered, product
 from tests.schedules.test_gpu_warps import product as on_tensor_cores
 from tests.schedules.test_pipeline_gpu import races, stages_of
 
-HOPPER = Target.parse("cuda -arch=sm_90a")
+HOPPER = CudaTarget.parse("cuda -arch=sm_90a")
 needs_compiler = pytest.mark.skipif(cuda_host.compiler() is None, reason="there is no C++ compiler")
 
 
@@ -91,7 +91,7 @@ def test_it_is_a_decision_and_not_the_default() -> None:
     (answer,) = (a for name, a in knobs.asked.items() if name.endswith(".copies"))
     assert answer.options == ("threads", "bulk")
     newer = Knobs()
-    schedule(lowered(program), Target.parse("cuda -arch=sm_90,sm_100"), newer)
+    schedule(lowered(program), CudaTarget.parse("cuda -arch=sm_90,sm_100"), newer)
     assert any(name.endswith(".copies") for name in newer.asked)
     for target, other in (("cuda", program), ("cuda -arch=sm_80", program), ("cuda -arch=sm_80,sm_90a", program), ("cuda -arch=sm_90a", product(33, 45, 19))):
         knobs = Knobs()

@@ -22,14 +22,14 @@ from tcomp.schedules.gpu.precision import with_precision
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.proof import prove
 from tcomp.schedules.schedule import Schedule, replay
-from tcomp.target import Target
+from tcomp.target import CudaTarget, Target
 from tests.schedules.programs import Program
 from tests.schedules.running import expected, interpreted
 from tests.schedules.test_gpu import emulated, lowered, needs_compiler, nvrtc_missing
 from tests.schedules.test_pipeline_gpu import races
 
-TARGET = Target.parse("cuda")
-OLD = Target.parse("cuda -arch=sm_75")
+TARGET = CudaTarget.parse("cuda")
+OLD = CudaTarget.parse("cuda -arch=sm_75")
 INF = float("inf")
 LAST = {"fp32": 0, "tf32": 2**-10, "fp16": 2**-11, "bf16": 2**-8}  # the last bit of a factor: those of the scores are small integers
 needs_nvrtc = pytest.mark.skipif(bool(nvrtc_missing()), reason=nvrtc_missing())

@@ -22,7 +22,7 @@ from tcomp.ir.loops import Call, hoist_temporaries, walk
 from tcomp.schedules.gpu.default import schedule
 from tcomp.schedules.knobs import Knobs, Option, decode, encode
 from tcomp.schedules.schedule import Schedule, replay
-from tcomp.target import Target
+from tcomp.target import CudaTarget, Target
 from tests.codegen import cuda_host
 from tests.codegen.test_cuda import needs_nvrtc
 from tests.schedules.programs import Program
@@ -31,7 +31,7 @@ from tests.schedules.test_gpu import agree, emulated, lowered
 from tests.schedules.test_gpu_warps import FAMILIES, image, product, wide
 from tests.schedules.test_pipeline_gpu import races, stages_of
 
-HOPPER = Target.parse("cuda -arch=sm_90a")
+HOPPER = CudaTarget.parse("cuda -arch=sm_90a")
 needs_compiler = pytest.mark.skipif(cuda_host.compiler() is None, reason="there is no C++ compiler")
 
 

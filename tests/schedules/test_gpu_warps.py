@@ -14,7 +14,7 @@ from tcomp.ir.loops import hoist_temporaries
 from tcomp.schedules.gpu.default import schedule
 from tcomp.schedules.instructions import tf32
 from tcomp.schedules.schedule import replay
-from tcomp.target import Target
+from tcomp.target import CudaTarget
 from tests.codegen import cuda_host
 from tests.codegen.test_cuda import needs_nvrtc
 from tests.schedules.programs import Program
@@ -22,7 +22,7 @@ from tests.schedules.running import interpreted
 from tests.schedules.test_gpu import agree, emulated, lowered
 from tests.schedules.test_pipeline_gpu import races, stages_of
 
-TARGET = Target.parse("cuda")
+TARGET = CudaTarget.parse("cuda")
 needs_compiler = pytest.mark.skipif(cuda_host.compiler() is None, reason="there is no C++ compiler")
 
 
@@ -94,7 +94,7 @@ def test_true_float32_and_old_gpus_do_without_tensor_cores() -> None:
     from tests.schedules.test_gpu import product as exact
 
     assert "tensorize" not in {step.primitive for step in schedule(lowered(exact(256, 64, 256)), TARGET).trace}
-    old = Target.parse("cuda -arch=sm_75")
+    old = CudaTarget.parse("cuda -arch=sm_75")
     assert "tensorize" not in {step.primitive for step in schedule(lowered(FAMILIES["half"]), old).trace}
 
 

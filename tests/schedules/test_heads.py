@@ -23,7 +23,7 @@ from tcomp.pipeline import compile_graph
 from tcomp.runtime import Module
 from tcomp.schedules.cpu import default as cpu
 from tcomp.schedules.lowering import lower
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 from tests.codegen.jit import HOST
 from tests.schedules.programs import Program
 from tests.schedules.running import expected, interpreted, native
@@ -78,7 +78,7 @@ def test_the_meaning_of_shared_keys_stays(
 @pytest.mark.parametrize("across", [True, False])
 def test_no_shared_keys_are_gathered(rows: int, across: bool) -> None:
     """By 4 heads and one token each: dot products; by more rows: turned, in panels."""
-    target = Target.parse("cpu -march=x86_64 -mcpu=skylake-avx512")
+    target = CpuTarget.parse("cpu -march=x86_64 -mcpu=skylake-avx512")
     p = shared(1, 2, 4, rows, 64, 64, "float32", across, not across)
     s = cpu.schedule(lower("p", p.inputs, p.outputs), target)
     assert "gather" not in emit_kernel(s.kernel, target)
@@ -114,7 +114,7 @@ def test_parts_of_rows_beside_each_other(width: int, used: int, whole: int) -> N
 
 def test_nothing_is_stored_apart() -> None:
     p = heads(1, 12, 128, 64, 128, "float32", True)
-    s = cpu.schedule(lower("p", p.inputs, p.outputs), Target.parse("cpu -march=x86_64 -mcpu=skylake-avx512"))
+    s = cpu.schedule(lower("p", p.inputs, p.outputs), CpuTarget.parse("cpu -march=x86_64 -mcpu=skylake-avx512"))
     assert {x.buffer.scope for x in walk(s.kernel.body) if isinstance(x, Allocate)} == {"register"}
     assert not s.fallbacks
 

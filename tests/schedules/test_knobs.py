@@ -14,12 +14,12 @@ from tcomp.ir.loops import UNROLLED
 from tcomp.schedules.cpu.default import operand_layouts, schedule
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.lowering import lower
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 from tests.codegen.jit import HOST
 from tests.schedules.programs import Program, programs
 from tests.schedules.running import expected, interpreted, native
 
-HASWELL = Target.parse("cpu -march=x86_64 -mcpu=haswell -l2=1M -l3=16M")  # a cache that holds the operands
+HASWELL = CpuTarget.parse("cpu -march=x86_64 -mcpu=haswell -l2=1M -l3=16M")  # a cache that holds the operands
 
 
 def at_random(seed: int) -> Knobs:

@@ -5,9 +5,9 @@ from tcomp.ir import te
 from tcomp.schedules.cpu import default as cpu
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import replay
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
-TARGET = Target.parse("cpu -mcpu=skylake-avx512")
+TARGET = CpuTarget.parse("cpu -mcpu=skylake-avx512")
 
 
 def test_a_refused_group_is_left_as_lowered(monkeypatch):

@@ -25,7 +25,7 @@ from tcomp.schedules.gpu.precision import with_precision
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import replay
 from tcomp.schedules.trace import Step
-from tcomp.target import Target
+from tcomp.target import CpuTarget, Target
 from tests.codegen.jit import HOST
 from tests.schedules.dice import Seeded
 from tests.schedules.random_schedules import draw_step
@@ -33,8 +33,8 @@ from tests.schedules.shaped import kernel
 
 Sizes = dict[str, int]
 Arrays = list[np.ndarray]
-HASWELL = Target.parse("cpu -march=x86_64 -mcpu=haswell -l1=32K -l2=256K")
-ARM = Target.parse("cpu -march=aarch64 -mcpu=neoverse-n1")
+HASWELL = CpuTarget.parse("cpu -march=x86_64 -mcpu=haswell -l1=32K -l2=256K")
+ARM = CpuTarget.parse("cpu -march=aarch64 -mcpu=neoverse-n1")
 
 
 def shapes(k: Kernel, sizes: Sizes) -> list[list[int]]:

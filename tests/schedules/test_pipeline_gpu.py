@@ -21,7 +21,7 @@ from tcomp.ir.loops import Kernel, Stmt, hoist_temporaries, walk
 from tcomp.schedules.gpu.default import schedule
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.schedule import Schedule
-from tcomp.target import Target
+from tcomp.target import CudaTarget
 from tests.codegen import cuda_host
 from tests.codegen.block_races import Block
 from tests.codegen.block_tiles import tile
@@ -30,7 +30,7 @@ from tests.schedules.programs import Program
 from tests.schedules.running import expected, interpreted
 from tests.schedules.test_gpu import FAMILIES, agree, batched, emulated, image, lowered, product
 
-TARGET = Target.parse("cuda")
+TARGET = CudaTarget.parse("cuda")
 needs_compiler = pytest.mark.skipif(cuda_host.compiler() is None, reason="there is no C++ compiler")
 
 
@@ -153,7 +153,7 @@ def test_one_barrier_a_step_after_a_wait_for_all_but_the_newest(stages: int) -> 
 
 
 def test_without_copies_in_the_background_a_ring_saves_a_barrier() -> None:
-    text, _ = emit_kernel(pipelined(tiled(16, 16, 256), 8, 2, 4).kernel, Target.parse("cuda -arch=sm_75"))
+    text, _ = emit_kernel(pipelined(tiled(16, 16, 256), 8, 2, 4).kernel, CudaTarget.parse("cuda -arch=sm_75"))
     assert "start_copy" not in text and text.count("__syncthreads();") == 1
 
 
@@ -186,17 +186,17 @@ def test_products_are_pipelined_from_sm_80_on(name: str) -> None:
     assert 2 <= stages <= 4
     text, _ = emit_kernel(hoist_temporaries(s.kernel)[0], TARGET)
     assert ("start_copy<4>" if "odd" in name else "start_copy<16>") in text
-    assert not stages_of(schedule(kernel, Target.parse("cuda -arch=sm_75")))
-    assert not stages_of(schedule(kernel, Target.parse("cuda -arch=sm_75,sm_90")))
+    assert not stages_of(schedule(kernel, CudaTarget.parse("cuda -arch=sm_75")))
+    assert not stages_of(schedule(kernel, CudaTarget.parse("cuda -arch=sm_75,sm_90")))
 
 
 def test_stages_fit_beside_the_other_blocks_of_a_multiprocessor() -> None:
     """More shared memory, more stages: tiles of 128 x 128 take 8 KiB each, and two blocks run side by side."""
     kernel = lowered(product(4096, 4096, 4096))
     for arch, least in (("sm_80", 4), ("sm_86", 4), ("sm_90a", 4)):
-        assert stages_of(schedule(kernel, Target.parse(f"cuda -arch={arch}"))) == [least]
+        assert stages_of(schedule(kernel, CudaTarget.parse(f"cuda -arch={arch}"))) == [least]
     small = lowered(product(512, 512, 512))
-    found = [stages_of(schedule(small, Target.parse(f"cuda -arch={arch}")))[0] for arch in ("sm_86", "sm_90a")]
+    found = [stages_of(schedule(small, CudaTarget.parse(f"cuda -arch={arch}")))[0] for arch in ("sm_86", "sm_90a")]
     assert found[0] <= found[1]
 
 

@@ -29,10 +29,10 @@ from tcomp.ir.loops import (
 from tcomp.ir.verify import verify_kernel
 from tcomp.schedules import Schedule
 from tcomp.schedules.polyhedral import blocks, plan, polyhedral, polyhedral_or_not
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 from tests.codegen.jit import HOST, compile_kernel
 
-TARGET = Target.parse("cpu -march=x86_64 -mcpu=skylake-avx512 -cores=2")
+TARGET = CpuTarget.parse("cpu -march=x86_64 -mcpu=skylake-avx512 -cores=2")
 WORTHLESS = {"trisolv"}  # small, and sequential unless sums are reassociated
 
 

@@ -14,7 +14,7 @@ from tcomp.ir.loops import Kernel, hoist_temporaries
 from tcomp.schedules.gpu.default import schedule
 from tcomp.schedules.gpu.precision import with_precision
 from tcomp.schedules.lowering import lower
-from tcomp.target import Target
+from tcomp.target import CudaTarget
 from tests.codegen import cuda_host
 from tests.schedules.programs import Program
 from tests.schedules.test_gpu import image, lowered, needs_compiler, product
@@ -45,7 +45,7 @@ def test_float32_stays_float32_unless_asked_and_where_there_are_no_matrices() ->
 @pytest.mark.parametrize("precision", BITS)
 @pytest.mark.parametrize("program", [product(35, 45, 33), image(1, 16, 5, 17, 2, pad=1)], ids=["product", "image"])
 def test_on_tensor_cores(program: Program, precision: str) -> None:
-    target = Target.parse(f"cuda -precision={precision}")
+    target = CudaTarget.parse(f"cuda -precision={precision}")
     plain = lowered(program)
     kernel = with_precision(plain, target.precision)
     s = schedule(kernel, target)
@@ -69,7 +69,7 @@ def test_on_tensor_cores(program: Program, precision: str) -> None:
 def test_the_option() -> None:
     assert str(ModelOptions(target="cuda", arch="sm_90a", precision="tf32").machine) == "cuda -arch=sm_90a -precision=tf32"
     assert ModelOptions(target="cuda").machine.precision == ModelOptions(target="cuda", precision="fp32").machine.precision == "fp32"
-    assert Target.parse("cuda -precision=bf16").precision == "bf16"
+    assert CudaTarget.parse("cuda -precision=bf16").precision == "bf16"
     with pytest.raises(InputError, match="add --target cuda"):
         _ = ModelOptions(target="cpu", precision="tf32").machine
     with pytest.raises(TargetError, match="precision=fp8"):

@@ -14,7 +14,7 @@ from tcomp.ir.verify import verify_kernel
 from tcomp.schedules import Schedule
 from tcomp.schedules.cpu import default as cpu
 from tcomp.schedules.lowering import lower
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 from tests.codegen.jit import HOST
 from tests.schedules.programs import Program
 from tests.schedules.running import expected, interpreted, native
@@ -57,7 +57,7 @@ def test_one_hint_for_each_vector() -> None:
 
 
 def test_default_schedules_ask_ahead_for_weights_that_no_near_cache_holds() -> None:
-    target = Target.parse("cpu -mcpu=skylake-avx512")
+    target = CpuTarget.parse("cpu -mcpu=skylake-avx512")
     for size, far in ((64, False), (1024, True)):
         p = product(32, size, size)
         assert bool(hints(cpu.schedule(lower("p", p.inputs, p.outputs), target).kernel)) == far

@@ -11,7 +11,7 @@ from tcomp.schedules.cpu.default import schedule
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import Schedule
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 from tests.schedules.programs import Program
 from tests.schedules.running import expected, interpreted, native
 
@@ -34,7 +34,7 @@ def columns(rows: int, count: int) -> Program:
 
 
 def scheduled(p: Program, cores: int, l2: str = "1M", **decisions: bool) -> Schedule:
-    target = Target.parse(f"cpu -march=x86_64 -mcpu=haswell -l1=32K -l2={l2} -cores={cores}")
+    target = CpuTarget.parse(f"cpu -march=x86_64 -mcpu=haswell -l1=32K -l2={l2} -cores={cores}")
     return schedule(lower("p", p.inputs, p.outputs), target, Knobs(decisions))
 
 

@@ -17,7 +17,7 @@ from tcomp.schedules.cpu import stencils
 from tcomp.schedules.cpu.default import schedule
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import Schedule, replay
-from tcomp.target import Target
+from tcomp.target import CpuTarget, Target
 from tests.codegen.jit import HOST
 from tests.schedules import pipelines as random_pipelines
 from tests.schedules.dice import Seeded
@@ -26,7 +26,7 @@ from tests.schedules.running import expected, interpreted, native
 from tests.schedules.subject import compare
 from tests.schedules.subject import interpreted as run
 
-HASWELL = Target.parse("cpu -march=x86_64 -mcpu=haswell -cores=2")
+HASWELL = CpuTarget.parse("cpu -march=x86_64 -mcpu=haswell -cores=2")
 
 
 def stencil(t: Tensor, name: str, *offsets: tuple[int, ...]) -> Tensor:

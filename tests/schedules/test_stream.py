@@ -15,12 +15,12 @@ from tcomp.schedules.cost.cpu import estimate
 from tcomp.schedules.cpu import default as cpu
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import replay
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 from tests.codegen.jit import HOST, compile_kernel
 from tests.schedules.programs import Program
 from tests.schedules.running import expected, interpreted, native
 
-SKYLAKE = Target.parse("cpu -march=x86_64 -mcpu=skylake-avx512 -l2=1M -l3=32M")
+SKYLAKE = CpuTarget.parse("cpu -march=x86_64 -mcpu=skylake-avx512 -l2=1M -l3=32M")
 
 
 def addition(rows: int, columns: int) -> Program:

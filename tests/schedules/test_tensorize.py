@@ -22,13 +22,13 @@ from tcomp.ir.text.parser import parse_kernel
 from tcomp.ir.verify import verify_kernel
 from tcomp.schedules import Schedule
 from tcomp.schedules.instructions import fma_tile, isa_of, mma, mma_fill, named, text_of, vpdpbusd
-from tcomp.target import Target
+from tcomp.target import CpuTarget, Target
 from tests.codegen.jit import HOST, compile_kernel
 
 ISA = isa_of(HOST)
 LANES = fma_tile(1, 1, 1, ISA).result.shape[1]
 assert isinstance(LANES, int)
-VNNI = Target.parse("cpu -mcpu=cascadelake")
+VNNI = CpuTarget.parse("cpu -mcpu=cascadelake")
 
 
 def matmul(m: int, n: int, depth: int, dtype: str = "float32", swapped: bool = False) -> Schedule:
@@ -428,4 +428,4 @@ def test_isa_of_targets() -> None:
     lines = {"cpu -mcpu=haswell": "avx2", "cpu -mcpu=cascadelake": "avx512", "cpu -march=aarch64 -mcpu=generic": "neon"}
     assert {line: isa_of(Target.parse(line)) for line in lines} == lines
     with pytest.raises(ScheduleError, match="has no fused multiply-add"):
-        isa_of(Target.parse("cpu -mcpu=sandybridge"))
+        isa_of(CpuTarget.parse("cpu -mcpu=sandybridge"))

@@ -10,9 +10,9 @@ from tcomp.schedules.cost.register_tiles import Tile, choose_tile, depths, tiles
 from tcomp.schedules.cpu.default import schedule
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.lowering import lower
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
-SKYLAKE = Target.parse("cpu -march=x86_64 -mcpu=skylake-avx512")
+SKYLAKE = CpuTarget.parse("cpu -march=x86_64 -mcpu=skylake-avx512")
 
 
 @pytest.mark.parametrize("registers", (16, 32))

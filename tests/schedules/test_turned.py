@@ -13,14 +13,14 @@ from tcomp.ir import te
 from tcomp.schedules.cpu import default as cpu
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import Schedule
-from tcomp.target import Target
+from tcomp.target import CpuTarget, Target
 from tests.codegen.jit import HOST
 from tests.schedules.programs import Program
 from tests.schedules.running import expected, interpreted, native
 
-SKYLAKE = Target.parse("cpu -march=x86_64 -mcpu=skylake-avx512")
-HASWELL = Target.parse("cpu -march=x86_64 -mcpu=haswell")
-ARM = Target.parse("cpu -march=aarch64 -mcpu=neoverse-n1")
+SKYLAKE = CpuTarget.parse("cpu -march=x86_64 -mcpu=skylake-avx512")
+HASWELL = CpuTarget.parse("cpu -march=x86_64 -mcpu=haswell")
+ARM = CpuTarget.parse("cpu -march=aarch64 -mcpu=neoverse-n1")
 TARGETS = [t for t in (HOST, SKYLAKE, HASWELL) if t.runs_on(HOST)]
 
 
