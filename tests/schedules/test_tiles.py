@@ -6,7 +6,7 @@ import pytest
 
 from tcomp.ir import te
 from tcomp.ir.loops import UNROLLED
-from tcomp.schedules.cost.register_tiles import Tile, choose_tile, depths, tiles
+from tcomp.schedules.cost.register_tiles import Tile, choose_tile, outer_row_counts, tiles
 from tcomp.schedules.cpu.default import schedule
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.lowering import lower
@@ -17,19 +17,20 @@ SKYLAKE = CpuTarget.parse("cpu -march=x86_64 -mcpu=skylake-avx512")
 
 @pytest.mark.parametrize("registers", (16, 32))
 def test_tiles_fit_into_the_registers(registers: int) -> None:
-    for deep in depths(7):
-        for tile in tiles(7, 4, registers, deep):
-            assert tile.deep == deep and (tile.rows * tile.vectors * deep + tile.vectors < registers or tile == Tile(1, 1, deep))
+    for outer_rows in outer_row_counts(7):
+        for tile in tiles(7, 4, registers, outer_rows):
+            fits = tile.rows * tile.vectors * outer_rows + tile.vectors < registers
+            assert tile.outer_rows == outer_rows and (fits or tile == Tile(1, 1, outer_rows))
 
 
-def test_short_lines_share_a_tile() -> None:
+def test_tiles_of_short_rows_have_outer_rows() -> None:
     """Rows of 7 leave half of the registers unused, or want wide panels that are loaded again and again."""
 
     def near(vectors: int) -> tuple[float, float]:
         return 0.0, 0.5 * vectors
 
-    assert choose_tile(7, 512, 16, 32, lines=7, among=depths(7), loading=near).deep == 2
-    assert choose_tile(28, 512, 16, 32, lines=28, among=depths(28), loading=near) == Tile(14, 2)
+    assert choose_tile(7, 512, 16, 32, outer_rows=7, outer_options=outer_row_counts(7), loading=near).outer_rows == 2
+    assert choose_tile(28, 512, 16, 32, outer_rows=28, outer_options=outer_row_counts(28), loading=near) == Tile(14, 2)
     assert choose_tile(7, 512, 16, 32, loading=near) == Tile(7, 3)
 
 

@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-MOST_ROWS = 32  # of a register tile
-DEEPEST = 4  # lines whose rows a tile has
-LOAD = 0.55  # cycles
-EVICTING = 1.05  # how much longer products take whose rows do
-WORTHWHILE = 0.97  # of the cycles: rows of several lines make more code
+MAX_TILE_ROWS = 32  # rows of a register tile: as many as any machine has vector registers
+MAX_TILE_VECTORS = 8  # vectors of a row of a tile: bounds the search
+MAX_OUTER_ROWS = 4  # rows of a tile along the outer of two axes: bounds the search, and the length of the code
+FMAS = 2  # multiply-adds a cycle: that of most processors with wide vectors
+FMA_LATENCY = 4.0  # cycles until a step may add to the accumulators of the one before, likewise
+LOAD_CYCLES = 0.55  # cycles of a load: two a cycle, less a tenth for what else takes their ports (an estimate for skylake-avx512)
+EVICTION = 1.05  # factor by which products take longer whose rows evict each other from the first-level cache (likewise)
+OUTER_ROWS_GAIN = 0.97  # share of the cycles of the best tile so far that one with more outer rows may take: its code is longer
+TILE_GAIN = 0.999  # likewise of any other tile: of equal ones, the first
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Accumulators: `rows` x `vectors` vector registers, for each of `deep` lines of rows."""
+    """Accumulators: `outer_rows` x `rows` x `vectors` vector registers."""
 
     rows: int
     vectors: int
-    deep: int = 1
+    outer_rows: int = 1
 
 
 def choose_tile(
@@ -26,49 +30,51 @@ def choose_tile(
     columns: int,
     lanes: int,
     registers: int,
-    apart: int = MOST_ROWS,
-    lines: int = 1,
-    among: Iterable[int] = (1,),
+    cached_rows: int = MAX_TILE_ROWS,
+    outer_rows: int = 1,
+    outer_options: Iterable[int] = (1,),
     loading: Callable[[int], tuple[float, float]] = lambda vectors: (0.0, 0.0),
-    divided: int = 0,
+    multiple: int = 0,
 ) -> Tile:
-    """The register tile with the least modelled cycles for a rows x columns result, or `lines` of such, of which a tile has rows of as
-    many as one of `among` says.
+    """The register tile with the least modelled cycles for an outer_rows x rows x columns result, of those with as many outer rows as one of
+    `outer_options` says, whose rows divide `multiple`.
 
-    Per step of the fold a tile issues rows * vectors FMAs (two a cycle), loads `vectors` vectors and `rows` broadcasts (two a
-    cycle), and cannot go faster than the FMA latency of 4 cycles; one register holds the broadcast, `vectors` the operand. More rows
-    than `apart` evict each other from the first-level cache. `loading` says how many cycles it takes to load so many vectors of the
-    operand again for other rows: at least, and beside the rest. The rows of the tile divide `divided`.
+    Per step of the reduction a tile issues rows * vectors FMAs (two a cycle), loads `vectors` vectors and `rows` broadcasts (two a cycle),
+    and cannot go faster than the FMA latency of 4 cycles; one register holds the broadcast, `vectors` the operand. More rows than
+    `cached_rows` evict each other from the first-level cache. `loading` says how many cycles it takes to load so many vectors of the operand
+    again for other rows: (at least, on top of the rest).
     """
     vector_count = max(1, -(-columns // lanes))
 
-    def cycles(r: int, v: int, deep: int) -> float:
-        def tile(a: int, b: int) -> float:
-            if not (deep and a and b):
-                return 0.0
-            least, beside = loading(b) if deep * a < rows * lines else (0.0, 0.0)
-            evicting = EVICTING if deep * a > apart else 1.0
-            return max(evicting * max(deep * a * b / 2, (deep * a + b) * LOAD + 0.5) + beside, 4.0, least) + 0.5
+    def step(outer: int, r: int, v: int) -> float:
+        """Cycles of a step of a tile that may hang over an edge."""
+        if not (outer and r and v):
+            return 0.0
+        least, on_top = loading(v) if outer * r < rows * outer_rows else (0.0, 0.0)
+        eviction = EVICTION if outer * r > cached_rows else 1.0
+        return max(eviction * max(outer * r * v / FMAS, (outer * r + v) * LOAD_CYCLES + 0.5) + on_top, FMA_LATENCY, least) + 0.5
 
-        full_r, rest_r = divmod(rows, r)
-        full_v, rest_v = divmod(vector_count, v)
-        return full_r * full_v * tile(r, v) + full_r * tile(r, rest_v) + full_v * tile(rest_r, v) + tile(rest_r, rest_v)
+    def cycles(tile: Tile, outer: int) -> float:
+        (full_r, rest_r), (full_v, rest_v) = divmod(rows, tile.rows), divmod(vector_count, tile.vectors)
+        inside, right = full_r * full_v * step(outer, tile.rows, tile.vectors), full_r * step(outer, tile.rows, rest_v)
+        return inside + right + full_v * step(outer, rest_r, tile.vectors) + step(outer, rest_r, rest_v)
 
     best, best_cost = Tile(1, 1), float("inf")
-    for deep in among:
-        for tile in (t for t in tiles(min(rows, MOST_ROWS), vector_count, registers, deep) if divided % t.rows == 0):
-            cost = lines // deep * cycles(tile.rows, tile.vectors, deep) + cycles(tile.rows, tile.vectors, lines % deep)
-            if cost < best_cost * (0.999 if deep == best.deep else WORTHWHILE):
-                best, best_cost = tile, cost
+    for outer in outer_options:
+        for tile in tiles(min(rows, MAX_TILE_ROWS), vector_count, registers, outer):
+            if multiple % tile.rows == 0:
+                cost = outer_rows // outer * cycles(tile, outer) + cycles(tile, outer_rows % outer)
+                if cost < best_cost * (TILE_GAIN if outer == best.outer_rows else OUTER_ROWS_GAIN):
+                    best, best_cost = tile, cost
     return best
 
 
-def depths(lines: int) -> range:
-    """Of how many lines a tile may have rows."""
-    return range(1, max(1, min(lines, DEEPEST)) + 1)
+def outer_row_counts(outer_rows: int) -> range:
+    """How many outer rows a tile may have, of so many."""
+    return range(1, max(1, min(outer_rows, MAX_OUTER_ROWS)) + 1)
 
 
-def tiles(rows: int, vectors: int, registers: int, deep: int = 1) -> list[Tile]:
-    """All tiles of at most so many rows and vectors, of `deep` lines, whose accumulators and operands fit into the registers."""
-    sizes = ((r, v) for v in range(1, min(vectors, 8) + 1) for r in range(1, rows + 1))
-    return [Tile(r, v, deep) for r, v in sizes if r * v * deep + v + 1 <= registers] or [Tile(1, 1, deep)]
+def tiles(rows: int, vectors: int, registers: int, outer_rows: int = 1) -> list[Tile]:
+    """All tiles of at most so many rows and vectors, with `outer_rows`, whose accumulators and operands fit into the registers."""
+    sizes = ((r, v) for v in range(1, min(vectors, MAX_TILE_VECTORS) + 1) for r in range(1, rows + 1))
+    return [Tile(r, v, outer_rows) for r, v in sizes if r * v * outer_rows + v + 1 <= registers] or [Tile(1, 1, outer_rows)]

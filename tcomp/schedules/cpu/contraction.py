@@ -29,7 +29,7 @@ from tcomp.schedules.analysis.access_patterns import (
     row_axis,
     stage_axes,
 )
-from tcomp.schedules.cost.register_tiles import MOST_ROWS, Tile, choose_tile, depths, tiles
+from tcomp.schedules.cost.register_tiles import MAX_TILE_ROWS, Tile, choose_tile, outer_row_counts, tiles
 from tcomp.schedules.cpu import transposes
 from tcomp.schedules.cpu.int8_dot_products import group_loop, summed_bytes
 from tcomp.schedules.cpu.lanes_and_threads import divides, lanes_of, split_tiles, threads
@@ -75,7 +75,7 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
         part, inner = s.split(whole, divided[1])
         others[others.index(whole)] = inner
         lines, rows = (inner if x == whole else x for x in (lines, rows))
-    cut = [(x, n) for x, n in ((lines, tile.deep), (rows, tile.rows)) if x is not None and (x is rows or n > 1)]
+    cut = [(x, n) for x, n in ((lines, tile.outer_rows), (rows, tile.rows)) if x is not None and (x is rows or n > 1)]
     others = [x for x in others if x not in dict(cut)]
     (*tiles_of_rows, column), inside, cuts = split_tiles(s, [*cut, (columns.var.attr.name, tile.vectors * lanes)])
     others += tiles_of_rows
@@ -99,7 +99,7 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
         p = panels(s, fold, folds, tile.vectors * lanes, column, others, target)
         p = p if p is not None and knobs.flag(f"{p.operand}.panels", True) else None
     if p is not None and p.in_blocks:
-        axes = [(x.var.attr.name, n) for x, n in zip(_tile_axes(fold), (tile.deep, tile.rows), strict=True) if x is not None]
+        axes = [(x.var.attr.name, n) for x, n in zip(_tile_axes(fold), (tile.outer_rows, tile.rows), strict=True) if x is not None]
         accumulate_in_blocks(s, acc, axes, lanes, column, p)
     else:
         blocks = _blocks(s, fold, folds, 1 if p is None else p.steps) if group is None else None
@@ -338,19 +338,19 @@ def tile_of(fold: Nest, target: CpuTarget, knobs: Knobs) -> Tile:
     rows, lines = (1 if x is None else extent_of(x.extent) if part is None or part[0] is not x else part[1] for x in (row, line))
     columns = extent_of(fold.spatial[-1].extent)
     whole, deeper = (part[1] if part is not None and part[0] is x else 0 for x in (row, line))  # what tiles divide
-    registers, apart = target.vector_registers, MOST_ROWS if row is None else _rows_in_cache(fold, row, target)
+    registers, apart = target.vector_registers, MAX_TILE_ROWS if row is None else _rows_in_cache(fold, row, target)
 
     def suggested(among: Sequence[int]) -> Tile:
         if _overlapping(fold, (line, row)):  # vectors are loaded once for a window: these need registers as well
-            return choose_tile(rows, lanes, lanes, registers // 4 + 2, divided=whole)
+            return choose_tile(rows, lanes, lanes, registers // 4 + 2, multiple=whole)
         loading = partial(_loading, fold, lanes=lanes, target=target)
         return choose_tile(rows, columns, lanes, target.tile_registers, apart, lines, among, loading, whole)
 
-    depth = [n for n in depths(lines) if deeper % n == 0]
+    depth = [n for n in outer_row_counts(lines) if deeper % n == 0]
     best = suggested(depth)
-    deep = 1 if line is None else knobs.choice(f"{fold.writes.name}.lines", depth, best.deep)
-    best = best if deep == best.deep else suggested((deep,))
-    options = [(t.rows, t.vectors) for t in tiles(min(rows, MOST_ROWS), -(-columns // lanes), registers, deep) if whole % t.rows == 0]
+    deep = 1 if line is None else knobs.choice(f"{fold.writes.name}.lines", depth, best.outer_rows)
+    best = best if deep == best.outer_rows else suggested((deep,))
+    options = [(t.rows, t.vectors) for t in tiles(min(rows, MAX_TILE_ROWS), -(-columns // lanes), registers, deep) if whole % t.rows == 0]
     return Tile(*knobs.choice(f"{fold.writes.name}.tile", options, (best.rows, best.vectors)), deep)
 
 
@@ -377,7 +377,7 @@ def _rows_in_cache(fold: Nest, row: For, target: CpuTarget) -> int:
     """
     steps = [abs(stride(r, row.var) or 0) * itemsize(r.attr.dtype) for r in fold.reads]
     step, ways = max(steps, default=0), target.l1 // 4096
-    return ways * 3 // 4 if step and step % 4096 == 0 else ways * 3 // 2 if step and step % 2048 == 0 else MOST_ROWS
+    return ways * 3 // 4 if step and step % 4096 == 0 else ways * 3 // 2 if step and step % 2048 == 0 else MAX_TILE_ROWS
 
 
 def panel_order(fold: Nest, r: Expr) -> tuple[list[int], int] | None:

@@ -23,7 +23,7 @@ from tcomp.ir.expr import Dim, as_dim, as_expr
 from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.loops import STACK_LIMIT, Accumulate, For, Kernel, Stmt, Store, children, walk
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of, is_product, is_sum, nests, reduction_nest, result_nest, row_axis
-from tcomp.schedules.cost.register_tiles import LOAD, Tile, tiles
+from tcomp.schedules.cost.register_tiles import LOAD_CYCLES, Tile, tiles
 from tcomp.schedules.cpu.contraction import pack, tile_loops
 from tcomp.schedules.cpu.lanes_and_threads import MOST_LANES, divides, lanes_of, threads
 from tcomp.schedules.cpu.row_reductions import partial_loops
@@ -208,7 +208,7 @@ def _tile(rows: int, vectors: int, target: CpuTarget) -> Tile:
 
 def _cycles(tile: Tile) -> float:
     """For a step of the fold (see `choose_tile`)."""
-    return max(tile.rows * tile.vectors / 2, (tile.rows + tile.vectors) * LOAD + 0.5, 4.0) + 0.5
+    return max(tile.rows * tile.vectors / 2, (tile.rows + tile.vectors) * LOAD_CYCLES + 0.5, 4.0) + 0.5
 
 
 # ---------------------------------------------------------------- the nests inside of a block
