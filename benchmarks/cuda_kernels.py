@@ -55,7 +55,7 @@ def figures(artifact: Artifact, target: Target) -> Figures:
                 registers, shared, spilled, _ = usage[launch["function"]]
                 shared += launch["shared"]
                 taken.append((registers, shared, spilled))
-                if registers * prod(launch["block"]) > REGISTERS or shared > target.shared_of_block or spilled > SPILLED:
+                if registers * prod(launch["block"]) > REGISTERS or shared > target.shared_per_block or spilled > SPILLED:
                     what = f"{registers} registers of {prod(launch['block'])} threads, {shared} bytes shared, {spilled} spilled"
                     beyond.append(f"{launch['function']} on {arch}: {what}")
     single = sum(prod(launch["block"]) == 1 and launch["grid"] == [1, 1, 1] for launch in launches)

@@ -79,7 +79,7 @@ def graph_passes(options: CompileOptions, report: Report) -> list[tuple[str, Cal
     choose_algorithm = decide.algorithm if decide else as_suggested
 
     def algorithms(g: Graph) -> Graph:
-        return choose_algorithms(g, wanted.lanes or 1, notes, choose_algorithm, wanted.streamed_bytes, options.direct)
+        return choose_algorithms(g, wanted.lanes or 1, notes, choose_algorithm, wanted.weight_bandwidth, options.direct)
 
     def weight_layouts(body: Graph, constants: frozenset[int]) -> Mapping[int, Layout]:
         return operand_layouts(body, constants, backend, Knobs(decide(body, constants).decisions) if decide else None)
@@ -138,7 +138,7 @@ def package(graph: Graph, kernels: Mapping[Node, CompiledKernel], options: Compi
 
     def in_place(node: Node, source: Value, result: Value) -> bool:
         buffers = [v for v in (*node.inputs, *node.outputs) if v is not None]
-        return all((n, buffers.index(result)) in kernels[node].overwrites for n, v in enumerate(buffers) if v is source)
+        return all((n, buffers.index(result)) in kernels[node].in_place for n, v in enumerate(buffers) if v is source)
 
     plan = plan_memory(graph, temporaries, in_place)
     weights = collect_weights(graph)

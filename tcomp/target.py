@@ -188,7 +188,7 @@ class CpuTarget(Target):
         return CORES[self.cpu]
 
     @property
-    def streamed(self) -> float:
+    def streaming_bandwidth(self) -> float:
         """Bytes a cycle that each core gets of what no cache of its own holds and it has asked for ahead, as weights are."""
         return min(0.8 * self.core.l3_bandwidth, self.core.total_memory_bandwidth / (self.cores * self.core.ghz))
 
@@ -249,7 +249,7 @@ class CudaTarget(Target):
         return GPUS[self.archs[0].removesuffix("a")]
 
     @property
-    def shared_of_block(self) -> int:
+    def shared_per_block(self) -> int:
         """Bytes of shared memory that a block may have on each of the architectures: all of an SM but what the system takes."""
         return min(GPUS[arch.removesuffix("a")].shared for arch in self.archs) - 1 << 10
 

@@ -44,7 +44,7 @@ class CBackend(Backend):
     def schedule(self, kernel, knobs=None):
         return tcomp.Schedule(kernel)
 
-    def emit(self, kernel, trace=(), overwrites=()):
+    def emit(self, kernel, trace=(), in_place=()):
         return c_function(kernel).encode()
 
     def listing(self, stage, schedule):

@@ -121,7 +121,7 @@ class ModelSubject:
         found = []
         wanted = self._backend.graph_options
         for sizes, suggested in self._suggested.items():
-            costs = algorithm_costs(sizes, wanted.lanes or 1, wanted.streamed_bytes)
+            costs = algorithm_costs(sizes, wanted.lanes or 1, wanted.weight_bandwidth)
             task, limit = Algorithm(str(sizes), str(self._backend.target), self._threads), _ALGORITHM_DOUBT * costs[suggested]
             found += [(limit - cost, task, {Algorithm.NAME: tile}) for tile, cost in costs.items() if tile != suggested and cost < limit]
         return [(task, decisions) for _, task, decisions in sorted(found, key=lambda x: -x[0])]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from tcomp import cache
-from tcomp.backends.protocol import Backend, GraphOptions, Overwrites
+from tcomp.backends.protocol import Backend, GraphOptions, InPlacePairs
 from tcomp.codegen import elf
 from tcomp.codegen.llvm import thread_pool
 from tcomp.target import CpuTarget
@@ -35,7 +35,7 @@ class CpuBackend(Backend):
     @property
     def graph_options(self) -> GraphOptions:
         """All that graph passes can do."""
-        return GraphOptions(True, self.target.lanes(32), self.target.streamed, self.target.l2)
+        return GraphOptions(True, self.target.lanes(32), self.target.streaming_bandwidth, self.target.l2)
 
     def operand_layouts(self, kernel: Kernel, constants: frozenset[int], knobs: Knobs | None = None) -> Mapping[int, Layout]:
         """Panels of weights for register tiles."""
@@ -49,18 +49,18 @@ class CpuBackend(Backend):
 
         return default.schedule(kernel, self.target, knobs)
 
-    def overwritable(self, schedule: Schedule) -> Overwrites:
+    def reusable_in_place(self, schedule: Schedule) -> InPlacePairs:
         """Inputs of which each element is read for the last time before its place is written."""
         from tcomp.schedules.analysis.in_place import reusable_in_place
 
         return reusable_in_place(schedule.kernel)
 
-    def emit(self, kernel: Kernel, trace: Sequence[object] = (), overwrites: Overwrites = ()) -> bytes:
+    def emit(self, kernel: Kernel, trace: Sequence[object] = (), in_place: InPlacePairs = ()) -> bytes:
         """A relocatable object."""
         from tcomp.codegen.llvm.kernel import emit_kernel
         from tcomp.codegen.llvm.machine_code import compile_ir
 
-        return compile_ir(emit_kernel(kernel, self.target, overwrites), self.target)
+        return compile_ir(emit_kernel(kernel, self.target, in_place), self.target)
 
     def link(self, program: Program, kernels: Mapping[str, bytes]) -> bytes:
         """A shared object: the kernels, the entry function that calls them, and the thread pool."""
@@ -97,7 +97,7 @@ class CpuBackend(Backend):
 
         if stage not in self.stages:
             return super().listing(stage, schedule)
-        ir = emit_kernel(hoist_temporaries(schedule.kernel)[0], self.target, self.overwritable(schedule))
+        ir = emit_kernel(hoist_temporaries(schedule.kernel)[0], self.target, self.reusable_in_place(schedule))
         return ir if stage == "llvm" else assembly(ir, self.target)
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from tcomp.backends.protocol import Backend, GraphOptions, Overwrites
+from tcomp.backends.protocol import Backend, GraphOptions, InPlacePairs
 from tcomp.errors import DeviceError
 from tcomp.ir.graph import IF, LOOP, Graph, Value
 from tcomp.target import CudaTarget
@@ -46,7 +46,7 @@ class CudaBackend(Backend):
         from tcomp.schedules.gpu import flash_attention
 
         blocks = Blocks(flash_attention.MIN_SM_ROWS * self.target.gpu.sms, flash_attention.WIDTHS)
-        return GraphOptions(attention_bytes=self.target.shared_of_block, attention_blocks=blocks)
+        return GraphOptions(attention_bytes=self.target.shared_per_block, attention_blocks=blocks)
 
     def suited_to(self, graph: Graph) -> Backend:
         """Without vector accesses if kernels work on slices of a loop's values that are not aligned for them."""
@@ -80,7 +80,7 @@ class CudaBackend(Backend):
 
         return default.schedule(kernel, self.target, knobs)
 
-    def emit(self, kernel: Kernel, trace: Sequence[object] = (), overwrites: Overwrites = ()) -> bytes:
+    def emit(self, kernel: Kernel, trace: Sequence[object] = (), in_place: InPlacePairs = ()) -> bytes:
         """Machine code of every architecture with its launches, as JSON."""
         from tcomp.codegen.cuda.launch_plan import kernel_code
 

@@ -30,7 +30,7 @@ class CompiledKernel:
 
     `scalars` are names of symbolic dims; `temporaries` are sizes in bytes, as printed expressions over dims; `schedule` is what
     `Schedule.to_json` says of the loops that the code was made of, `work` the fields of `schedules.cost.roofline.Work`, printed likewise.
-    `overwrites` are pairs of numbers of buffers: the first, an input, may be the memory of the second, an output.
+    `in_place` are pairs of numbers of buffers: the first, an input, may be the memory of the second, an output.
     """
 
     symbol: str
@@ -39,7 +39,7 @@ class CompiledKernel:
     temporaries: tuple[str, ...]
     schedule: str
     work: tuple[str, ...]
-    overwrites: tuple[tuple[int, int], ...]
+    in_place: tuple[tuple[int, int], ...]
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` reads."""
@@ -50,8 +50,8 @@ class CompiledKernel:
         """Raises `ValueError`, `KeyError` or `TypeError` for what is no kernel."""
         code = base64.b64decode(record["code"], validate=True)
         scalars, temporaries, todo = (tuple(map(str, record[field])) for field in ("scalars", "temporaries", "work"))
-        overwrites = tuple((int(n), int(m)) for n, m in record["overwrites"])
-        return cls(str(record["symbol"]), code, scalars, temporaries, str(record["schedule"]), todo, overwrites)
+        in_place = tuple((int(n), int(m)) for n, m in record["in_place"])
+        return cls(str(record["symbol"]), code, scalars, temporaries, str(record["schedule"]), todo, in_place)
 
 
 def compile_kernel(text: str, symbol: str, backend: Backend, decisions: Decisions = DEFAULT) -> CompiledKernel:
@@ -71,12 +71,12 @@ def compile_loops(schedule: Schedule, backend: Backend) -> CompiledKernel:
     from tcomp.schedules.cost.roofline import work
 
     kernel, temporaries = hoist_temporaries(schedule.kernel)
-    over = backend.overwritable(schedule)
+    over = backend.reusable_in_place(schedule)
     code = backend.emit(kernel, schedule.trace, over)
     scalars, sizes = tuple(v.name for v in kernel.scalars), tuple(str(buffer_size(b)) for b in temporaries)
     todo = tuple(str(n) for n in astuple(work(schedule.source)))
-    overwrites = tuple((kernel.buffers.index(a), kernel.buffers.index(b)) for a, b in over)
-    return CompiledKernel(kernel.name, code, scalars, sizes, schedule.to_json(), todo, overwrites)
+    in_place = tuple((kernel.buffers.index(a), kernel.buffers.index(b)) for a, b in over)
+    return CompiledKernel(kernel.name, code, scalars, sizes, schedule.to_json(), todo, in_place)
 
 
 def buffer_size(buffer: Buffer) -> Dim:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tcomp.schedules.knobs import Knobs
     from tcomp.schedules.schedule import Schedule
 
-Overwrites = Collection[tuple["Buffer", "Buffer"]]
+InPlacePairs = Collection[tuple["Buffer", "Buffer"]]
 """Pairs of buffers of a kernel: the first, an input, may be the memory of the second, an output."""
 
 
@@ -38,14 +38,14 @@ class GraphOptions:
     """What graph passes do for a target.
 
     `halos`: values may get zeros around them, and indices may be quotients of others, because schedules of the target split such axes.
-    `lanes`, `streamed_bytes`: vector lanes of 32 bits and bytes a cycle of weights from memory, by which Winograd's and Strassen's
+    `lanes`, `weight_bandwidth`: vector lanes of 32 bits and bytes a cycle of weights from memory, by which Winograd's and Strassen's
     algorithms are chosen; None: direct ones only. `attention_bytes`: attention whose scores need more than these is one kernel;
     `attention_blocks`: what GPU blocks compute of it.
     """
 
     halos: bool = False
     lanes: int | None = None
-    streamed_bytes: float = 0.0
+    weight_bandwidth: float = 0.0
     attention_bytes: int = 1 << 20
     attention_blocks: Blocks | None = None
 
@@ -97,12 +97,12 @@ class Backend(ABC):
     def schedule(self, kernel: Kernel, knobs: Knobs | None = None) -> Schedule:
         """Plain loops with the default schedule, or as the knobs decide."""
 
-    def overwritable(self, schedule: Schedule) -> Overwrites:
+    def reusable_in_place(self, schedule: Schedule) -> InPlacePairs:
         """Inputs that outputs may overwrite."""
         return ()
 
     @abstractmethod
-    def emit(self, kernel: Kernel, trace: Sequence[object] = (), overwrites: Overwrites = ()) -> bytes:
+    def emit(self, kernel: Kernel, trace: Sequence[object] = (), in_place: InPlacePairs = ()) -> bytes:
         """The code of scheduled loops (temporaries hoisted); `trace`, their schedule, is for comments.
 
         Raises `CodegenError` for loops that the target has no code for.

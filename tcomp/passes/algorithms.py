@@ -38,7 +38,7 @@ from tcomp.passes.rewrite import Notes, Rewriter, rewrite_graph
 MOST_POINTS = {1: 8, 2: 6}  # along an axis, at most, by the number of axes that are cut into tiles
 MOST_STRIDE = 2  # of three taps, a larger stride leaves nothing to save
 ERROR = 1e-3  # of the largest output: no algorithm is chosen that may be less exact
-STREAMED = 8.0  # bytes of weights a cycle, which are at home in no near cache: see `Target.streamed`
+STREAMED = 8.0  # bytes of weights a cycle, which are at home in no near cache: see `Target.streaming_bandwidth`
 MOVED = 14  # bytes of tiles and points a cycle: they are transformed on the way
 ADDED = 28  # bytes of quarters a cycle, and of what they add up to, where these are `KEPT` bytes at most
 KEPT = 40 << 20

@@ -126,7 +126,7 @@ def test_damaged_files_are_compiled_anew(cache: Path, damage: object) -> None:
     assert file.read_bytes() == intact
 
 
-@pytest.mark.parametrize("change", [{"code": 3}, {"code": "?"}, {"scalars": None}, {"overwrites": [1]}, {"symbol": "kernel_of_another"}])
+@pytest.mark.parametrize("change", [{"code": 3}, {"code": "?"}, {"scalars": None}, {"in_place": [1]}, {"symbol": "kernel_of_another"}])
 def test_records_that_are_no_kernels_are_compiled_anew(cache: Path, change: dict[str, object]) -> None:
     want = compile_kernels(TEXTS[:1], HOST)
     name = want[TEXTS[0]].symbol.removeprefix("kernel_")

@@ -133,7 +133,7 @@ def test_the_rule(channels, outputs, size, tile):
 def test_cores_to_which_weights_come_faster_take_more_of_them():
     sizes = [Convolution(1, channels, channels, (size, size)) for channels, size in ((512, 7), (512, 14), (256, 14), (128, 28))]
     for cpu, tiles in (("emeraldrapids", [0, 2, 2, 4]), ("znver5", [2, 4, 4, 4])):
-        assert [fastest(x, LANES, CpuTarget.parse(f"cpu -mcpu={cpu}").streamed) for x in sizes] == tiles
+        assert [fastest(x, LANES, CpuTarget.parse(f"cpu -mcpu={cpu}").streaming_bandwidth) for x in sizes] == tiles
 
 
 def test_the_rule_for_a_stride_of_two():
@@ -304,7 +304,7 @@ def test_the_rule_for_products():
 
 
 def test_cores_that_share_the_memory_stream_no_more_weights_than_they_must():
-    direct, halved = ([algorithm_costs(Product(1, 128, 768, 3072), LANES, CpuTarget.parse(f"cpu -mcpu=znver5 -cores={n}").streamed)[way]
+    direct, halved = ([algorithm_costs(Product(1, 128, 768, 3072), LANES, CpuTarget.parse(f"cpu -mcpu=znver5 -cores={n}").streaming_bandwidth)[way]
                        for n in (1, 4, 32)] for way in (0, 1))  # fmt: skip
     assert direct[0] == direct[1] and halved[1] < direct[1] and halved[2] > direct[2]
 

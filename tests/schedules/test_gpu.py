@@ -253,7 +253,7 @@ def test_families_fit_a_multiprocessor(name: str, arch: str) -> None:
     usage = nvrtc.compile_text(text, arch).usage
     for launch in launches:
         u = usage[launch.function]
-        assert u.spilled == 0 and u.shared + launch.shared <= TARGET.shared_of_block and u.registers * prod(launch.block) <= 1 << 16
+        assert u.spilled == 0 and u.shared + launch.shared <= TARGET.shared_per_block and u.registers * prod(launch.block) <= 1 << 16
 
 
 @pytest.mark.parametrize("name", ["matvec-divided", "matvec-divided-long", "divided-product", "image-divided", "total-divided"])
@@ -327,8 +327,8 @@ def test_a_block_asks_for_memory_beyond_48_kib_and_gets_what_there_is() -> None:
     assert (launch.shared > 48 << 10) == ("extern __shared__" in text)
     small = CudaTarget.parse("cuda -arch=sm_75")
     with pytest.raises(CodegenError, match="bytes of shared memory"):
-        emit_kernel(shared_kernel(small.shared_of_block + 4), small)
-    assert emit_kernel(shared_kernel(small.shared_of_block), small)[1][0].shared == small.shared_of_block
+        emit_kernel(shared_kernel(small.shared_per_block + 4), small)
+    assert emit_kernel(shared_kernel(small.shared_per_block), small)[1][0].shared == small.shared_per_block
 
 
 def shared_kernel(size: int) -> Kernel:

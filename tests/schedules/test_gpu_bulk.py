@@ -118,6 +118,6 @@ def test_large_products_fit(dtype: str) -> None:
         binary = nvrtc.compile_text(text, "sm_90a")
         usage, ptx = binary.usage[launch.function], binary.ptx.decode()
         assert usage.spilled == usage.stack == 0 and usage.registers * prod(launch.block) <= 1 << 16
-        assert usage.shared + launch.shared <= HOPPER.shared_of_block
+        assert usage.shared + launch.shared <= HOPPER.shared_per_block
         assert "cp.async.bulk.shared::cluster.global.mbarrier" in ptx and "mbarrier.try_wait.parity" in ptx
         assert ("cp.async.cg" in ptx) == (rows == 4100)

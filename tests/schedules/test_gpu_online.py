@@ -245,4 +245,4 @@ def test_machine_code_fits(sizes: tuple[int, int, int, int, int], precision: str
     usage = nvrtc.compile_text(text, arch).usage[launch.function]
     blocks = 2 if sizes[-1] <= 128 else 1
     assert usage.spilled <= SPILLED and usage.registers * prod(launch.block) * blocks <= 1 << 16
-    assert (usage.shared + launch.shared) * blocks <= TARGET.shared_of_block and launch.barriers <= 8
+    assert (usage.shared + launch.shared) * blocks <= TARGET.shared_per_block and launch.barriers <= 8

@@ -169,7 +169,7 @@ def test_the_best_tiles_of_a_large_product_fit(dtype: str) -> None:
         binary = nvrtc.compile_text(text, "sm_90a")
         usage, ptx = binary.usage[launch.function], binary.ptx.decode()
         assert usage.spilled == usage.stack == 0 and usage.registers * prod(launch.block) <= 1 << 16
-        assert usage.shared + launch.shared <= HOPPER.shared_of_block
+        assert usage.shared + launch.shared <= HOPPER.shared_per_block
         steps = ptx.count("wgmma.wait_group")
         assert ptx.count("wgmma.mma_async") >= 4 * steps > 0
         assert ptx.count("bar.sync") == ptx.count("fence.proxy.async") == steps

@@ -107,6 +107,6 @@ def test_a_large_product_fits(dtype: str, arch: str) -> None:
     binary = nvrtc.compile_text(text, arch)
     usage, ptx = binary.usage[launch.function], binary.ptx.decode()
     assert usage.spilled == usage.stack == 0 and usage.registers * prod(launch.block) <= 1 << 16
-    assert usage.shared + launch.shared <= TARGET.shared_of_block
+    assert usage.shared + launch.shared <= TARGET.shared_per_block
     assert 32 <= ptx.count("mma.sync") and ptx.count("ld.shared") <= 2 * ptx.count("mma.sync")
     assert ptx.count("bar.sync") == 1 and "cp.async.cg" in ptx and "st.shared" not in ptx

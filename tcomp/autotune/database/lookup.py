@@ -49,7 +49,7 @@ class Lookup:
         self.suggested[sizes] = suggested
         wanted = self.backend.graph_options
         found = self.find(Algorithm(str(sizes), str(self.backend.target), self.threads)).decisions.get(Algorithm.NAME, suggested)
-        return found if isinstance(found, int) and found in algorithm_costs(sizes, wanted.lanes or 1, wanted.streamed_bytes) else suggested
+        return found if isinstance(found, int) and found in algorithm_costs(sizes, wanted.lanes or 1, wanted.weight_bandwidth) else suggested
 
 
 def recorded(path: str | os.PathLike[str], target: Target | Backend, threads: int | None) -> Lookup:

@@ -209,7 +209,7 @@ class Function(FunctionBuilder):
         size in bytes."""
         aligned = self.warps.alignment
         sizes = {b: -(-count * itemsize(b.dtype) // aligned) * aligned for b, count in self.shared.items()}
-        total, most = sum(sizes.values()), self.target.shared_of_block
+        total, most = sum(sizes.values()), self.target.shared_per_block
         if total > most:
             raise self.fail(f"a block would take {total} bytes of shared memory", f"at most {most} are possible on {self.target}")
         if total <= MAX_STATIC_SHARED:

@@ -232,7 +232,7 @@ def _options(parts: Parts, target: CudaTarget) -> list[Tiles]:
     stages = STAGES if target.compute_capability >= ASYNC_COPY_ARCHITECTURE else 1
     size, most = itemsize(parts.sums[0].writes.dtype), MAX_TENSOR_ACCUMULATORS if parts.sums[1].tensor else MAX_ACCUMULATORS
     kept = [t for t in _candidates(parts) if (t.sums.accumulators + 3 * t.scores.accumulators) * size <= 4 * most]  # scores, terms, weights
-    options = [t for t in kept if t.shared(size, stages) <= target.shared_of_block]
+    options = [t for t in kept if t.shared(size, stages) <= target.shared_per_block]
     if not options:
         why = f"{parts.sums[0].spatial[-1].extent} of each row are too many for the threads of a block"
         raise ScheduleError("the sums of a row do not fit", why=why)

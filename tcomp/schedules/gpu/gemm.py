@@ -317,7 +317,7 @@ def _pipeline(s: Schedule, acc: str, step: str, copies: Sequence[str], tile: Til
     """
     size = sum(bytes_of(b) for b in (editing.find_buffer(s.kernel, copy) for copy in copies))
     steps = extent_of(editing.find_loop(s.kernel, step).extent)
-    most = target.shared_of_block
+    most = target.shared_per_block
     options = tuple(n for n in range(1, MAX_STAGES + 1) if n == 1 or (n <= steps and n * size <= most))
     together = min(-(-blocks // target.gpu.sms), target.gpu.registers // (tile.threads * (tile.accumulators + OTHER_REGISTERS)))
     fitting = [
