@@ -26,7 +26,8 @@ class HasResult(Protocol):
     """Anything that is scheduled as a whole, named by a buffer that it computes."""
 
     @property
-    def result(self) -> str: ...
+    def result(self) -> str:
+        """The name of that buffer."""
 
 
 G = TypeVar("G", bound=HasResult)

@@ -20,7 +20,7 @@ from typing import Any, overload
 
 from tcomp.errors import ScheduleError
 
-VERSION = 1
+VERSION = 1  # of the JSON form; a file of another one is refused
 # No schedule that a person or a search makes comes near these; a file that does is not read.
 JSON_LIMIT, STEP_LIMIT, TEXT_LIMIT, DEPTH_LIMIT = 64 << 20, 100_000, 1 << 20, 8
 
