@@ -32,7 +32,7 @@ from tcomp.ir.text.graph_parser import parse_graph
 from tcomp.ir.text.parser import parse_kernel
 from tcomp.ir.verify import verify_kernel
 from tcomp.ops import OPERATORS
-from tcomp.passes.layout import relaid
+from tcomp.passes.layout import with_layouts
 from tcomp.schedules.knobs import Knobs, Option
 from tcomp.schedules.schedule import Program as Source
 from tcomp.schedules.schedule import Schedule, kernel_of
@@ -122,7 +122,7 @@ class Workload(Task):
     def body(self, layouts: Mapping[int, Layout]) -> Graph:
         """The KERNEL body with its constants in these layouts."""
         body = _graph(self.text)
-        return relaid(body, [layouts.get(n, v.layout) for n, v in enumerate(body.inputs)], None) if layouts else body
+        return with_layouts(body, [layouts.get(n, v.layout) for n, v in enumerate(body.inputs)], None) if layouts else body
 
     def make(self, knobs: Knobs) -> tuple[Schedule, tuple[Argument, ...]]:
         """The scheduled loops and their buffers. Layouts are chosen before loops are scheduled, as in a compilation, where decisions are asked
@@ -248,7 +248,7 @@ def kernel_workload(
     body: Graph, constants: frozenset[int], target: Target, threads: int, dims: Mapping[str, int] | None = None
 ) -> Workload:
     """The workload of one KERNEL body; `constants` are the numbers of its inputs that are constants, whose layouts do not matter."""
-    plain = relaid(body, [None if n in constants else v.layout for n, v in enumerate(body.inputs)], None)
+    plain = with_layouts(body, [None if n in constants else v.layout for n, v in enumerate(body.inputs)], None)
     names = {v.name for v in plain.dims()}
     sizes = tuple(sorted((name, size) for name, size in (dims or {}).items() if name in names))
     made = Workload(canonical_graph_text(plain), tuple(sorted(constants)), str(target), threads, sizes)

@@ -42,10 +42,10 @@ class CudaBackend(Backend):
     @property
     def graph_options(self) -> GraphOptions:
         """Neither halos (one thread would store all the zeros) nor other algorithms; attention in blocks of one launch."""
-        from tcomp.passes.attention import Blocks
+        from tcomp.passes.attention import AttentionTiles
         from tcomp.schedules.gpu import flash_attention
 
-        blocks = Blocks(flash_attention.MIN_SM_ROWS * self.target.gpu.sms, flash_attention.WIDTHS)
+        blocks = AttentionTiles(flash_attention.MIN_SM_ROWS * self.target.gpu.sms, flash_attention.WIDTHS)
         return GraphOptions(attention_bytes=self.target.shared_per_block, attention_blocks=blocks)
 
     def suited_to(self, graph: Graph) -> Backend:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tcomp.ir.loops import Buffer, Kernel
     from tcomp.ir.program import Program
     from tcomp.machines import Core
-    from tcomp.passes.attention import Blocks
+    from tcomp.passes.attention import AttentionTiles
     from tcomp.schedules.cost.estimate import Estimate
     from tcomp.schedules.cost.roofline import Roof
     from tcomp.schedules.knobs import Knobs
@@ -47,7 +47,7 @@ class GraphOptions:
     lanes: int | None = None
     weight_bandwidth: float = 0.0
     attention_bytes: int = 1 << 20
-    attention_blocks: Blocks | None = None
+    attention_blocks: AttentionTiles | None = None
 
 
 class Backend(ABC):

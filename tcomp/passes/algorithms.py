@@ -3,7 +3,7 @@ directly, or Strassen's way; transposed convolutions as a sum for each output, o
 
 Winograd's algorithm multiplies 1.2 to 4 times less, but moves tiles to and from points, and streams more weights. `fastest` weighs both, by
 constants that were fitted to 34 convolutions of stride 1 in real networks (and found right for 13 of 15 of stride 2); who has timed them may
-decide otherwise. Rounding errors are about ten times those of the direct sum and stay far below `ERROR` of the largest output, which tests
+decide otherwise. Rounding errors are about ten times those of the direct sum and stay far below `MAX_ERROR` of the largest output, which tests
 hold them to; more points, whose errors are larger, are not on offer.
 
 Strassen's algorithm, for products with a matrix that is known, multiplies 8/7 times less, and streams 7/4 times the weights, which are kept
@@ -37,7 +37,7 @@ from tcomp.passes.rewrite import Notes, Rewriter, rewrite_graph
 
 MOST_POINTS = {1: 8, 2: 6}  # along an axis, at most, by the number of axes that are cut into tiles
 MOST_STRIDE = 2  # of three taps, a larger stride leaves nothing to save
-ERROR = 1e-3  # of the largest output: no algorithm is chosen that may be less exact
+MAX_ERROR = 1e-3  # of the largest output: no algorithm is chosen that may be less exact
 STREAMED = 8.0  # bytes of weights a cycle, which are at home in no near cache: see `Target.streaming_bandwidth`
 MOVED = 14  # bytes of tiles and points a cycle: they are transformed on the way
 ADDED = 28  # bytes of quarters a cycle, and of what they add up to, where these are `KEPT` bytes at most

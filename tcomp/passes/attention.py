@@ -26,14 +26,14 @@ UNBOUNDED = 1 << 20  # a size that may be larger is one of which nothing is know
 
 
 @dataclass(frozen=True)
-class Blocks:
+class AttentionTiles:
     """What the blocks of a GPU compute in one pass: matrices with `least` rows together, and one of some `widths`; 16-bit floats, too."""
 
-    least: int
+    min_rows: int
     widths: Container[int]
 
 
-def join_attention(graph: Graph, near: int, notes: Notes | None = None, blocks: Blocks | None = None) -> Graph:
+def join_attention(graph: Graph, near: int, notes: Notes | None = None, blocks: AttentionTiles | None = None) -> Graph:
     """The graph with products of float32 or float64 with a softmax as one operator each, where a matrix of scores may take more than
     `near` bytes (those of a core's own cache, or of the shared memory of a GPU's `blocks`). Symbolic sizes count with their upper bounds;
     without one they stay apart, and a number of matrices counts as 1."""
@@ -59,7 +59,7 @@ def join_attention(graph: Graph, near: int, notes: Notes | None = None, blocks: 
             return "the number of scores is not bounded"
         if keys < LONG or rows * keys * itemsize(x.dtype) <= near:
             return "the scores stay near"
-        if blocks is not None and prod(_most(n) or 1 for n in x.shape[:-1]) < blocks.least:
+        if blocks is not None and prod(_most(n) or 1 for n in x.shape[:-1]) < blocks.min_rows:
             return "there are too few rows to keep all processors busy"
         if blocks is not None and (not isinstance(columns, int) or columns not in blocks.widths):
             return f"a block does not compute {columns} columns at a time"

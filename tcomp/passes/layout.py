@@ -77,7 +77,7 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
             bodies = tuple(choose_layouts(b, operand_layouts, halos, seconds) for b in node.bodies)
             nodes.append(replace(node, inputs=inputs, bodies=bodies))
             continue
-        body = relaid(node.bodies[0], [v.layout for v in inputs if v is not None], None)
+        body = with_layouts(node.bodies[0], [v.layout for v in inputs if v is not None], None)
         known = frozenset(n for n, v in enumerate(inputs) if v in graph.constants)
         wishes = output_layouts(body, known)
         (result, *others), (wish, *_) = node.outputs, wishes
@@ -99,7 +99,7 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
         layouts = [_spaced(v, w, around.get(v, {}), rows.get(v, ())) for v, w in zip(node.outputs, layouts, strict=True)]
         outputs = tuple(Value(v.name, v.dtype, v.shape, w) if w is not None else v for v, w in zip(node.outputs, layouts, strict=True))
         chosen.update((v, w) for v, w in zip(node.outputs, outputs, strict=True) if v is not w)
-        body = relaid(body, None, layouts)
+        body = with_layouts(body, None, layouts)
         panels = operand_layouts(body, known)
         if panels:
             packed = list(inputs)
@@ -134,10 +134,10 @@ def _fastest(
     (result,), stages = body.outputs, _stages(body, _chained(body)[1])
     if not any(map(_gathers, stages.values())):
         return None if fixed else wish, {}
-    row_major = relaid(body, None, [None])
+    row_major = with_layouts(body, None, [None])
     ways: list[tuple[Graph, list[Node], dict[int, Layout]]] = [(row_major, [], {})] if fixed else []
     if wish is not None and not (fixed and (wish.is_identity or _few(result, wish))):
-        aside = relaid(body, None, [wish])
+        aside = with_layouts(body, None, [wish])
         ways.append((aside, [_copy(aside.outputs[0], row_major.outputs[0])] if fixed else [], {}))
     if first := _far(body):
         near = _packed(row_major, first)
@@ -216,7 +216,7 @@ def _gathers(stage: Expr) -> bool:
 
 def _packed(body: Graph, panels: Mapping[int, Layout]) -> Graph:
     """A kernel body with these layouts on some of its inputs, by number."""
-    return relaid(body, [panels.get(n, v.layout) for n, v in enumerate(body.inputs)], None)
+    return with_layouts(body, [panels.get(n, v.layout) for n, v in enumerate(body.inputs)], None)
 
 
 _text = lru_cache(1 << 10)(canonical_graph_text)  # several questions about a kernel body follow each other
@@ -369,7 +369,7 @@ def _fresh(name: str, taken: set[str]) -> str:
     return found
 
 
-def relaid(body: Graph, inputs: list[Layout | None] | None, outputs: list[Layout | None] | None) -> Graph:
+def with_layouts(body: Graph, inputs: list[Layout | None] | None, outputs: list[Layout | None] | None) -> Graph:
     """A kernel body with other layouts on its inputs or outputs."""
     new: dict[Value, Value] = {}
     if inputs is not None:

@@ -35,7 +35,7 @@ from tcomp.ir.te import Tensor, tensors
 from tcomp.ops.broadcast import BYTES
 from tcomp.passes.contractions import matrix_product
 
-MOST_NODES = 40  # operators in one kernel, so that compile time stays bounded
+MAX_OPERATORS = 40  # operators in one kernel, so that compile time stays bounded
 MOST_TAPS = 8  # elements of one operand that an operator reads for one element, unless it reduces
 INLINE_ELEMENTS = 1  # constants up to this size become literals of the kernel
 
@@ -277,8 +277,8 @@ class _Grouping:
             return "imperative or multi-output operators are kernels of their own"
         if value in self.graph.outputs:
             return "the value is an output of the graph"
-        if len(group.nodes) + len(other.nodes) > MOST_NODES:
-            return f"a kernel has at most {MOST_NODES} operators"
+        if len(group.nodes) + len(other.nodes) > MAX_OPERATORS:
+            return f"a kernel has at most {MAX_OPERATORS} operators"
         if group.reduces and other.reduces:
             once = len(readers) == 1 and facts[readers[0]].folds_online(value) and any(facts[n].contracts for n in other.nodes)
             return None if once and not any(facts[n].folds_online(v) for n in other.nodes for v in facts[n].reads) else "both sides reduce"

@@ -10,7 +10,7 @@ from tcomp.ir import te
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import For, walk
 from tcomp.ops import winograd
-from tcomp.passes.algorithms import ERROR
+from tcomp.passes.algorithms import MAX_ERROR
 from tcomp.schedules.cpu import default as cpu
 from tcomp.schedules.lowering import lower
 from tcomp.target import CpuTarget
@@ -96,7 +96,7 @@ def test_errors_stay_below_the_bound_for_many_channels_and_values_of_one_sign(ap
     rng = np.random.default_rng(tile)
     x, w = rng.random((1, 512, 10, 10)).astype(np.float32) * 100, rng.standard_normal((8, 512, 3, 3)).astype(np.float32)
     for weights in (w, np.abs(w)):
-        assert error(by_points(apply, x, weights, tile, (8, 8)), windowed(x, weights, (8, 8))) < ERROR / 10
+        assert error(by_points(apply, x, weights, tile, (8, 8)), windowed(x, weights, (8, 8))) < MAX_ERROR / 10
 
 
 @pytest.mark.parametrize("tile", TILES)

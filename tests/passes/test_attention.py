@@ -11,7 +11,7 @@ from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import TRANSPOSE
 from tcomp.ops.reduction import REDUCE_MAX, SOFTMAX
 from tcomp.options import CompileOptions, Report
-from tcomp.passes.attention import Blocks, join_attention
+from tcomp.passes.attention import AttentionTiles, join_attention
 from tcomp.passes.partition import partition
 from tcomp.passes.rewrite import Notes
 from tcomp.pipeline import graph_passes
@@ -53,7 +53,7 @@ def test_the_rewrite_keeps_the_result(unchanged, batch, dtype):
 def test_16_bits_on_gpus(unchanged):
     """Exponentials are rounded instead of the softmax, and the sums once."""
     before = attention(dtype="float16")
-    assert operators(unchanged(before, join_attention(before, NEAR, None, Blocks(1, range(1, 9))), rtol=1e-2)) == JOINED
+    assert operators(unchanged(before, join_attention(before, NEAR, None, AttentionTiles(1, range(1, 9))), rtol=1e-2)) == JOINED
 
 
 def test_scores_that_are_read_elsewhere_may_stay(unchanged):
@@ -99,7 +99,7 @@ def test_symbolic_sizes_count_with_their_bounds(unchanged):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_scores_are_computed_in_the_kernel_of_their_reader(dtype):
     edges: list[tuple[str, Fallback]] = []
-    graph = partition(join_attention(attention(dtype=dtype), NEAR, None, Blocks(1, range(1, 9))), edges)
+    graph = partition(join_attention(attention(dtype=dtype), NEAR, None, AttentionTiles(1, range(1, 9))), edges)
     (kernel,) = (n for n in graph.nodes if n.op is KERNEL)
     assert operators(kernel.bodies[0]) == JOINED and not edges
 
@@ -133,7 +133,7 @@ def test_a_product_of_weights_that_are_no_softmax_of_a_product(unchanged):
 def test_few_rows_stay_apart_where_many_are_wanted(batch, joined):
     """A GPU has to be kept busy; of matrices whose number is not bounded there may be one."""
     graph, notes = attention(batch=batch), Notes()
-    assert (operators(join_attention(graph, NEAR, notes, Blocks(400, range(1, 9)))) == JOINED) == joined
+    assert (operators(join_attention(graph, NEAR, notes, AttentionTiles(400, range(1, 9)))) == JOINED) == joined
     assert joined or "too few rows" in str(notes.lines)
 
 

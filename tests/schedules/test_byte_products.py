@@ -13,7 +13,7 @@ from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Call, hoist_temporaries, walk
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.nn import CONV
-from tcomp.passes.layout import relaid
+from tcomp.passes.layout import with_layouts
 from tcomp.schedules import Schedule
 from tcomp.target import CpuTarget
 from tests.codegen.jit import HOST, compile_kernel
@@ -34,14 +34,14 @@ def conv(channels, outputs, size, kernel, stride=1):
     x, w = b.input("x", "uint8", (1, channels, size, size)), b.input("w", "int8", (outputs, channels, kernel, kernel))
     last = Layout.permuted((0, 2, 3, 1))
     y = b.add(CONV, [x, w], {"strides": (stride, stride), "dilations": (1, 1), "group": 1}, "y")
-    return relaid(b.build(y), [last, None], [last]), [last, None]
+    return with_layouts(b.build(y), [last, None], [last]), [last, None]
 
 
 def scheduled(made, target):
     """The default schedule, its weights packed as it wants them."""
     graph, layouts = made
     wanted = operand_layouts(graph, frozenset({1}), backend_of(target))
-    return build_loops(relaid(graph, [layouts[0], wanted.get(1)], None), "kernel", backend_of(target)), wanted.get(1)
+    return build_loops(with_layouts(graph, [layouts[0], wanted.get(1)], None), "kernel", backend_of(target)), wanted.get(1)
 
 
 def calls(schedule):

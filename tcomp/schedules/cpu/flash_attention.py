@@ -45,7 +45,7 @@ COPIES = 4  # vectors of a row that stand in a row
 
 
 @dataclass(frozen=True, slots=True)
-class Online:
+class SoftmaxProduct:
     """What is scheduled as a whole: `result` is computed from `sums` of exponentials relative to `maximum`, all of them folds over the same
     axis, and the maximum from the fold `scores`, if any. `elements` are stages to be inlined: what the maximum is one of, and exponentials."""
 
@@ -61,12 +61,12 @@ class Online:
         return {self.result, self.maximum, *self.sums, *self.elements, *([self.scores] if self.scores else [])}
 
 
-def chains(kernel: Kernel) -> list[Online]:
+def chains(kernel: Kernel) -> list[SoftmaxProduct]:
     """Results that are products with a softmax."""
     return [found for result, inside in attachments(kernel) if (found := _chain(kernel, result, inside)) is not None]
 
 
-def _chain(kernel: Kernel, result: str, inside: Sequence[str]) -> Online | None:
+def _chain(kernel: Kernel, result: str, inside: Sequence[str]) -> SoftmaxProduct | None:
     here = [n for n in nests(kernel) if n.writes.name in inside]
     folds = [n for n in here if n.is_reduction]
     used = {r.attr.name for n in here for r in n.reads}
@@ -88,7 +88,7 @@ def _chain(kernel: Kernel, result: str, inside: Sequence[str]) -> Online | None:
     empty = any(x.extent == 0 for n in here for x in n.loops)
     if empty or known != set(inside) or len(scores) > 1 or len(maxima[0].reduction_loops) != 1 or not products:
         return None
-    return Online(result, top, tuple(n.writes.name for n in sums), scores[0] if scores else None, (*terms, *weights))
+    return SoftmaxProduct(result, top, tuple(n.writes.name for n in sums), scores[0] if scores else None, (*terms, *weights))
 
 
 def _is_maximum(fold: Nest) -> bool:
@@ -96,11 +96,11 @@ def _is_maximum(fold: Nest) -> bool:
     return reducer is not None and reducer.combine in (E.maximum(reducer.lhs, reducer.rhs), E.maximum(reducer.rhs, reducer.lhs))
 
 
-def in_one_pass(s: Schedule, apply: Callable[[Online], None]) -> set[str]:
+def in_one_pass(s: Schedule, apply: Callable[[SoftmaxProduct], None]) -> set[str]:
     """Apply a schedule to all products with a softmax; returns the buffers whose nests are still as lowered."""
     left = {n.writes.name for n in nests(s.kernel)}
 
-    def applied(found: Online) -> None:
+    def applied(found: SoftmaxProduct) -> None:
         apply(found)
         left.difference_update(found.stages)
 
@@ -108,13 +108,13 @@ def in_one_pass(s: Schedule, apply: Callable[[Online], None]) -> set[str]:
     return left
 
 
-def schedule(s: Schedule, found: Online, target: CpuTarget, knobs: Knobs) -> None:
+def schedule(s: Schedule, found: SoftmaxProduct, target: CpuTarget, knobs: Knobs) -> None:
     """Schedule a product with a softmax in one pass over each row of scores."""
     for name in found.elements:
         s.inline(name)
     product = next(n for x in found.sums if is_product(n := reduction_nest(s.kernel, x)))
     (fold,) = reduction_nest(s.kernel, found.maximum).reduction_loops
-    rows, columns, others = axes(s, found, product)
+    rows, columns, others = row_and_column_loops(s, found, product)
     lanes = lanes_of(target, [product.writes, *(r.attr for r in product.reads)])
     size = itemsize(product.writes.dtype)
     most = NEAR // size // max(BLOCK, extent_of(columns.extent))
@@ -136,7 +136,7 @@ def schedule(s: Schedule, found: Online, target: CpuTarget, knobs: Knobs) -> Non
         for name in [x for x in s.loops if _is_copy(x, blocks)]:
             s.partition(name, as_dim(as_expr(fold.extent) // length))
     s.clean()
-    for c in statements(s.kernel.body):
+    for c in write_nests(s.kernel.body):
         name = c.write.buffer.name
         if _is_copy(name, terms):
             _terms(s, c, lanes, target)
@@ -150,7 +150,7 @@ def schedule(s: Schedule, found: Online, target: CpuTarget, knobs: Knobs) -> Non
         threads(s, [x for x in loops if x in s.loops], True, knobs)
 
 
-def axes(s: Schedule, found: Online, product: Nest) -> tuple[For, For, list[str]]:
+def row_and_column_loops(s: Schedule, found: SoftmaxProduct, product: Nest) -> tuple[For, For, list[str]]:
     """The loops of the result over rows, that is along the last dimension of the maximum, and over columns; the names of the others."""
     out = result_nest(s.kernel, found.result)
     row = next(r.args[-1:] for r in product.reads if r.attr.name == found.maximum)
@@ -219,13 +219,13 @@ def _is_copy(name: str, original: str) -> bool:
     return re.fullmatch(rf"{re.escape(original)}(\.t\d*)*", name) is not None
 
 
-def statements(stmt: Stmt) -> list[Chain]:
+def write_nests(stmt: Stmt) -> list[Chain]:
     """The nests of one statement each, in order."""
     found = chain_of(stmt)
-    return [found] if found is not None else [c for item in children(stmt) for c in statements(item)]
+    return [found] if found is not None else [c for item in children(stmt) for c in write_nests(item)]
 
 
-def along(c: Chain, dim: int) -> str | None:
+def loop_along(c: Chain, dim: int) -> str | None:
     """The loop along a dimension, from the last one, of what a nest writes; None where that is a single place."""
     index = c.write.indices[dim] if len(c.write.indices) >= -dim else None
     return next((x.var.attr.name for x in c.loops if x.var is index), None)
@@ -237,7 +237,7 @@ def _extent(s: Schedule, loop: str) -> int:
 
 def _tiled(s: Schedule, c: Chain, lanes: int, target: CpuTarget, fold: str | None = None) -> str | None:
     """A register tile of rows and vectors, inside of `fold`; returns the loop over tiles. None where there is but a row or a column."""
-    row, column = along(c, -2), along(c, -1)
+    row, column = loop_along(c, -2), loop_along(c, -1)
     if row is None or column is None:
         return None
     tile = _tile(_extent(s, row), -(-_extent(s, column) // lanes), target)
@@ -266,12 +266,12 @@ def _terms(s: Schedule, c: Chain, lanes: int, target: CpuTarget) -> None:
 
 
 def _fold_of(s: Schedule, name: str) -> Chain:
-    return next(c for c in statements(s.kernel.body) if isinstance(c.write, Accumulate) and c.write.buffer.name == name)
+    return next(c for c in write_nests(s.kernel.body) if isinstance(c.write, Accumulate) and c.write.buffer.name == name)
 
 
 def _in_lanes(s: Schedule, c: Chain, lanes: int) -> None:
     """Lanes along the last dimension, a few vectors of it in a row."""
-    if (column := along(c, -1)) is None:
+    if (column := loop_along(c, -1)) is None:
         return
     vectors, lane = s.split(column, lanes)
     s.vectorize(lane)
@@ -303,7 +303,7 @@ def _steps(s: Schedule, fold: str, c: Chain) -> None:
 
 def _along_the_row(s: Schedule, c: Chain, lanes: int) -> None:
     """A fold of each row by itself: partial results in lanes, then one of them."""
-    used, name, row = E.variables(*c.write.indices), c.write.buffer.name, along(c, -1)
+    used, name, row = E.variables(*c.write.indices), c.write.buffer.name, loop_along(c, -1)
     fold = next((x for x in c.loops if x.var not in used), None)
     if fold is None or row is None:
         return

@@ -27,7 +27,7 @@ from tcomp.ir.dtypes import itemsize
 from tcomp.ir.instruction import WARP
 from tcomp.ir.loops import Accumulate
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of, reduction_nest, result_nest, stage_axes
-from tcomp.schedules.cpu.flash_attention import Online, along, axes, statements
+from tcomp.schedules.cpu.flash_attention import SoftmaxProduct, loop_along, row_and_column_loops, write_nests
 from tcomp.schedules.gpu import mma
 from tcomp.schedules.gpu.block_tiles import (
     MIN_EXTENT,
@@ -83,7 +83,7 @@ class Tiles:
         return narrow * staged + size * rows * (2 * lanes + 3)
 
 
-def schedule(s: Schedule, found: Online, target: CudaTarget, knobs: Knobs) -> None:
+def schedule(s: Schedule, found: SoftmaxProduct, target: CudaTarget, knobs: Knobs) -> None:
     """One block for each tile of rows. Raises `ScheduleError` where the structure is another one, or a step is refused."""
     parts = _parts(s, found, target)
     (values, product), acc = parts.sums, parts.sums[0].writes.name
@@ -96,7 +96,7 @@ def schedule(s: Schedule, found: Online, target: CudaTarget, knobs: Knobs) -> No
 
     for name in found.elements:
         s.inline(name)
-    rows, columns, others = axes(s, found, reduction_nest(s.kernel, acc))
+    rows, columns, others = row_and_column_loops(s, found, reduction_nest(s.kernel, acc))
     around, row = s.split(rows.var.attr.name, tiles.scores.rows.size)
     once, column = s.split(columns.var.attr.name, tiles.sums.columns.size)
     s.reorder(*others, around, once, row, column)
@@ -111,8 +111,8 @@ def schedule(s: Schedule, found: Online, target: CudaTarget, knobs: Knobs) -> No
         s.compute_at(found.scores, blocks, "register")
     s.apply("set_kind", home, "block.x")
 
-    for c in statements(s.kernel.body):
-        name, sides = c.write.buffer.name, (along(c, -2), along(c, -1))
+    for c in write_nests(s.kernel.body):
+        name, sides = c.write.buffer.name, (loop_along(c, -2), loop_along(c, -1))
         if name in of_rows:
             _row(s, c, tiles.scores)
         elif name in (terms, weights):
@@ -162,7 +162,7 @@ def _rows_by_threads(rank: int, tile: Tile, lanes: str = "") -> str:
 def _row(s: Schedule, c: Chain, tile: Tile) -> None:
     """What is computed for each row. A reduction along the row: by each thread for the elements that it has, then by one for what these
     have."""
-    row, name = along(c, -1), c.write.buffer.name
+    row, name = loop_along(c, -1), c.write.buffer.name
     assert row is not None
     if isinstance(c.write, Accumulate):
         (reduction,) = _reduction_loops(s, name)
@@ -195,14 +195,14 @@ def _rows_by_lanes(s: Schedule, tile: Tile, row: str, lane: str) -> str:
 
 def _reduction_loops(s: Schedule, name: str) -> list[str]:
     """The loops that a stage is reduced over."""
-    c = next(c for c in statements(s.kernel.body) if isinstance(c.write, Accumulate) and c.write.buffer.name == name)
+    c = next(c for c in write_nests(s.kernel.body) if isinstance(c.write, Accumulate) and c.write.buffer.name == name)
     return [x.var.attr.name for x in Nest(c.loops, c.write).reduction_loops]
 
 
 # ---------------------------------------------------------------- structure and sizes
 
 
-def _parts(s: Schedule, found: Online, target: CudaTarget) -> Parts:
+def _parts(s: Schedule, found: SoftmaxProduct, target: CudaTarget) -> Parts:
     """Raises `ScheduleError` unless the scores are a product of rows and keys, if they are one, and the sums one of rows and columns."""
 
     def of(name: str) -> tuple[Nest, Product]:
