@@ -74,7 +74,7 @@ class Process:
             raise Failed(f"{do}: no answer within {self.timeout:g} s") from None
         if line is None:
             raise Failed(f"{do}: {self._obituary()}")
-        reply = json.loads(line)
+        reply: dict[str, Any] = json.loads(line)
         if not reply.pop("ok"):
             raise Failed(f"{do}: {reply['error']}")
         return reply

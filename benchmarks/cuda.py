@@ -17,8 +17,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from math import prod
+from operator import matmul
 from statistics import median
 from typing import Any
 
@@ -35,7 +37,7 @@ from tcomp.pipeline import compile_model, package
 from tcomp.runtime.cuda import CudaModule, CupyDevice
 from tcomp.schedules.knobs import Knobs, Option
 from tcomp.schedules.lowering import lower
-from tcomp.target import CudaTarget, Target
+from tcomp.target import CudaTarget
 
 from . import models
 from .cuda_kernels import compile_all
@@ -44,7 +46,7 @@ MEGABYTES = 512  # of one operand of a kernel that is bound by memory: far more 
 Case = tuple[str, list[te.Tensor], int, Callable[[np.ndarray], np.ndarray] | None]
 
 
-def module_of(tensors: list[te.Tensor], target: Target, knobs: Knobs | None = None) -> CudaModule:
+def module_of(tensors: list[te.Tensor], target: CudaTarget, knobs: Knobs | None = None) -> CudaModule:
     """Tensor expressions (placeholders, then the outputs) with the default schedule, or as decided; inputs are called 0:name, ..."""
     inputs = [t for t in tensors if t.body is None]
     values = [Value(f"{n}:{t.name}", t.dtype, t.shape) for n, t in enumerate(tensors)]
@@ -87,7 +89,7 @@ def memory_bound() -> Iterator[Case]:
     yield "layer norm", [x, norm], 2 * size, None
 
 
-def measure_memory(target: Target) -> None:
+def measure_memory(target: CudaTarget) -> None:
     import cupy
 
     source, place = (cupy.empty(MEGABYTES << 18, "float32") for _ in range(2))
@@ -124,7 +126,7 @@ def cupyx_time(work: Callable[[], Any], runs: int = 20) -> float:
 # ---------------------------------------------------------------- products
 
 
-def measure_products(target: Target) -> None:
+def measure_products(target: CudaTarget) -> None:
     import cupy
 
     rng = np.random.default_rng(0)
@@ -145,7 +147,7 @@ def measure_products(target: Target) -> None:
         x, y = (rng.standard_normal((n, n), dtype=np.float32).astype(dtype) for _ in range(2))
         p, q = cupy.asarray(x), cupy.asarray(y)
         want = (p.astype("float64") @ q.astype("float64").T).get()
-        theirs = cupyx_time(lambda p=p, q=q: p @ q.T)
+        theirs = cupyx_time(partial(matmul, p, q.T))
         for choice, module in modules.items():
             inputs = {module.inputs[0].name: x, module.inputs[1].name: y}
             (got,) = module.run(inputs).values()
@@ -168,7 +170,7 @@ def unmeasured(knobs: Knobs) -> Iterator[tuple[str, Option]]:
 _TOLERANCES = {"fp32": 0.0, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
 
 
-def measure_models(patterns: str | None, target: Target) -> bool:
+def measure_models(patterns: str | None, target: CudaTarget) -> bool:
     print(f"models, float32 products of matrices in {target.precision}:")
     right = True
     for model in models.select(patterns):
@@ -182,7 +184,7 @@ def measure_models(patterns: str | None, target: Target) -> bool:
     return right
 
 
-def measure_model(model: models.Model, target: Target) -> bool:
+def measure_model(model: models.Model, target: CudaTarget) -> bool:
     path = models.obtain(model)
     inputs, wanted = (models.load_arrays(path, which) for which in ("inputs", "outputs"))
     artifact, report = compile_model(path, CompileOptions(target, **models.compile_arguments(model, inputs)))
@@ -217,10 +219,10 @@ def main() -> int:
             return 0 if compile_all(options.only, CudaTarget.parse(f"cuda -arch={options.arch or 'sm_80,sm_90a'} -precision={options.precision}")) else 1
         capability = CupyDevice().capability
         arch = f"cuda -arch=sm_{capability}{'a' if capability in (90, 100) else ''}"
-        target = Target.parse(f"{arch} -precision={options.precision}")
+        target = CudaTarget.parse(f"{arch} -precision={options.precision}")
         if not options.no_kernels:
-            measure_memory(Target.parse(arch))
-            measure_products(Target.parse(arch))
+            measure_memory(CudaTarget.parse(arch))
+            measure_products(CudaTarget.parse(arch))
         return 0 if options.no_models or measure_models(options.only, target) else 1
     except (DeviceError, TargetError) as problem:
         print(problem, file=sys.stderr)

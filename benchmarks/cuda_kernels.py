@@ -16,7 +16,7 @@ from tcomp.ir.fallback import FallbackKind
 from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_model
 from tcomp.runtime import Artifact
-from tcomp.target import Target
+from tcomp.target import CudaTarget
 
 from . import models
 
@@ -41,7 +41,7 @@ class Figures:
     beyond: tuple[str, ...]
 
 
-def figures(artifact: Artifact, target: Target) -> Figures:
+def figures(artifact: Artifact, target: CudaTarget) -> Figures:
     """What an artifact says of its kernels."""
     kernels = json.loads(bytes(artifact.code))["kernels"].values()
     steps = [entry["schedule"]["steps"] for entry in artifact.manifest.notes["schedules"]]
@@ -59,12 +59,12 @@ def figures(artifact: Artifact, target: Target) -> Figures:
                     what = f"{registers} registers of {prod(launch['block'])} threads, {shared} bytes shared, {spilled} spilled"
                     beyond.append(f"{launch['function']} on {arch}: {what}")
     single = sum(prod(launch["block"]) == 1 and launch["grid"] == [1, 1, 1] for launch in launches)
-    most = [max(column) for column in zip(*taken, strict=True)] if taken else [0, 0, 0]
+    registers, shared, spilled = (max(column) for column in zip(*taken, strict=True)) if taken else (0, 0, 0)
     notes = tuple(sum(any(note in text for text in texts) for texts in said) for note in NOTES)
-    return Figures(len(kernels), len(launches), sum(x["barriers"] for x in launches), *most, single, notes, tuple(beyond))
+    return Figures(len(kernels), len(launches), sum(x["barriers"] for x in launches), registers, shared, spilled, single, notes, tuple(beyond))
 
 
-def compile_all(patterns: str | None, target: Target) -> bool:
+def compile_all(patterns: str | None, target: CudaTarget) -> bool:
     """Compile the models and print a line for each. Returns whether all could be compiled and are within the limits."""
     good = True
     print(f"{target}, float32 products of matrices in {target.precision}")

@@ -66,7 +66,7 @@ def _widen(graph: onnx.GraphProto) -> None:
             if attribute.name in ("to", "dtype") and attribute.i == TensorProto.FLOAT:
                 attribute.i = TensorProto.DOUBLE
             if attribute.name == "value_float":
-                attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(np.float64(attribute.f))))
+                attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(np.array(attribute.f, np.float64))))
             for inner in (attribute.g, *attribute.graphs):
                 _widen(inner)
         if node.op_type == "ConstantOfShape" and not node.attribute:

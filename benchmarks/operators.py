@@ -36,7 +36,7 @@ import tcomp
 from tcomp import Schedule
 from tcomp.calibration import peak_flops
 from tcomp.ir.loops import VECTORIZED, Buffer, Kernel, loop, store
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
 from .worker import difference
 
@@ -186,7 +186,7 @@ CONTENDERS: dict[str, Callable[[Case, Mapping[str, np.ndarray]], Run]] = {
 }  # fmt: skip
 
 
-def triad(target: Target, size: int, streamed: bool) -> Run:
+def triad(target: CpuTarget, size: int, streamed: bool) -> Run:
     """a = b + 2 c on `size` elements in full vectors, in order; `streamed`: by stores that pass the caches by."""
     lanes = target.lanes(32)
     a, b, c = (Buffer(name, "float32", (size // lanes, lanes)) for name in "abc")
@@ -225,7 +225,7 @@ def seconds(run: Run, repeats: int) -> float:
     return (time.thread_time() - start) / repeats
 
 
-def measure(case: Case, target: Target, rounds: int) -> Iterator[str]:
+def measure(case: Case, target: CpuTarget, rounds: int) -> Iterator[str]:
     """The lines of the report on an operator."""
     arrays = case.arrays()
     runs: dict[str, Run] = {}
@@ -269,7 +269,7 @@ def main() -> None:
         ctypes.CDLL(None).mallopt(option, value)
     print(f"{'':<37}fastest (median)   share of the triad   and of the streamed one, or of the multiply-adds; tcomp / best peer")
     for case in chosen:
-        for line in measure(case, Target.host(), args.rounds):
+        for line in measure(case, CpuTarget.host(), args.rounds):
             print(line, flush=True)
 
 

@@ -66,11 +66,11 @@ with tempfile.TemporaryDirectory() as folder:
 # 7. Machine code of a schedule works on arrays in place, in the order of the kernel's buffers.
 x = np.random.default_rng(0).random((H + 2, W + 2), np.float32)
 results = [np.zeros((H, W), np.float32) for _ in range(2)]
-for name, schedule, y in (("plain", plain, results[0]), ("scheduled", s, results[1])):
-    f, seconds = tcomp.build(schedule), []
-    for _ in range(6):
+for title, schedule, y in (("plain", plain, results[0]), ("scheduled", s, results[1])):
+    f, seconds = tcomp.build(schedule), list[float]()
+    for _run in range(6):
         start = time.perf_counter()
         f(x, y)
         seconds.append(time.perf_counter() - start)
-    print(f"{name}: {1000 * min(seconds):.1f} ms")
-print("The same bits:", np.array_equal(*results))
+    print(f"{title}: {1000 * min(seconds):.1f} ms")
+print("The same bits:", np.array_equal(results[0], results[1]))

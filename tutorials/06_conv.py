@@ -64,7 +64,8 @@ def data(program: list[te.Tensor]) -> list[np.ndarray]:
 
 def expected(image: np.ndarray, weights: np.ndarray, size: int) -> np.ndarray:
     shifted = ((y, x, image[:, y : y + size, x : x + size]) for y in range(3) for x in range(3))
-    return sum(np.einsum("chwi,ociv->ohwv", part, weights[:, :, y, x], optimize=True) for y, x, part in shifted)
+    terms = [np.einsum("chwi,ociv->ohwv", part, weights[:, :, y, x], optimize=True) for y, x, part in shifted]
+    return np.asarray(sum(terms[1:], terms[0]))
 
 
 print(schedule(convolution(56, 64)).trace)
@@ -77,7 +78,7 @@ for size, channels in ((56, 64), (28, 128)):  # of ResNet
     layers[size, channels] = f, arrays
 
 # As in the tutorial before: peak and layers in turns, best of several, in time of this thread.
-peak, seconds = 0.0, {layer: [] for layer in layers}
+peak, seconds = 0.0, {layer: list[float]() for layer in layers}
 for _ in range(8):
     peak = max(peak, peak_flops(target))
     for layer, (f, arrays) in layers.items():

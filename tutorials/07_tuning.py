@@ -10,6 +10,7 @@ import numpy as np
 
 import tcomp
 from tcomp import te
+from tcomp.schedules.knobs import Knobs
 
 # An operator of one's own: the largest of three neighbours, down the columns and then across the rows (a dilation of an image).
 H, W = 700, 900
@@ -21,7 +22,7 @@ grown = te.compute((H, W), lambda y, x: te.max(down[y, x + q], axis=q), name="gr
 
 # 1. A schedule that asks. `knobs` answers with the default, unless a tuner or a record knows better; what is asked may depend on earlier
 #    answers. The function *is* the space that is searched: 3 + 3 * 3 * 2 * 2 = 39 schedules here.
-def schedule(s: tcomp.Schedule, knobs) -> None:
+def schedule(s: tcomp.Schedule, knobs: Knobs) -> None:
     rows = knobs.choice("rows", (0, 4, 16, 64), 0)  # of a band that is computed at once; 0: the whole image, stage by stage
     lanes = knobs.choice("lanes", (8, 16, 32), 8)
     if rows:

@@ -12,7 +12,7 @@ from tcomp.target import Target
 
 
 @tcomp.program(A="float64[n, n]")
-def seidel(steps, n, A):
+def seidel(steps: int, n: int, A: np.ndarray) -> None:
     """Gauss-Seidel: every element becomes the mean of its neighbourhood, in place, row by row."""
     for _t in range(steps):
         for i in range(1, n - 1):

@@ -4,6 +4,7 @@ Run me:  python tutorials/09_image_pipeline.py
 """
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -24,7 +25,7 @@ def clamped(i: te.Expr, n: int) -> te.Expr:
     return te.minimum(te.maximum(i, 0), n - 1)
 
 
-def weighted(at) -> te.Expr:
+def weighted(at: Callable[[int], te.Expr]) -> te.Expr:
     terms = [at(k - 2) * w for k, w in enumerate(WEIGHTS)]
     return sum(terms[1:], terms[0])
 
@@ -52,8 +53,8 @@ for stage in ("blur_x", "mask"):
 
 pixels = np.random.default_rng(0).random((H, W), dtype=np.float32)
 padded = np.pad(pixels, 2, mode="edge")
-rows = sum(w * padded[:, k : k + W] for k, w in enumerate(WEIGHTS))
-expected = np.maximum(pixels * 2 - sum(w * rows[k : k + H] for k, w in enumerate(WEIGHTS)), 0)
+rows = np.sum([w * padded[:, k : k + W] for k, w in enumerate(WEIGHTS)], axis=0)
+expected = np.maximum(pixels * 2 - np.sum([w * rows[k : k + H] for k, w in enumerate(WEIGHTS)], axis=0), 0)
 
 best = {}
 for name, f in (("tiles", tcomp.build(mask)), ("stages", tcomp.build(stages))):

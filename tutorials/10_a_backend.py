@@ -8,6 +8,7 @@ each step can be read, and it is slow, since it computes one element after the o
 
 import shutil
 import subprocess
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,13 +18,15 @@ import onnx
 
 import tcomp
 from tcomp.backends import Backend
+from tcomp.backends.protocol import InPlacePairs
 from tcomp.codegen.c import FLAGS, PRELUDE, CText, c_function
 from tcomp.errors import CodegenError, TargetError
 from tcomp.ir.expr import Expr, as_expr, bounds, select, substitute
-from tcomp.ir.loops import Buffer, hoist_temporaries
-from tcomp.ir.program import Branch, Call, Copy, Program, Ref, Repeat, SetIndex
+from tcomp.ir.loops import Buffer, Kernel, hoist_temporaries
+from tcomp.ir.program import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, Step
 from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_model
+from tcomp.schedules.knobs import Knobs
 from tcomp.target import CpuTarget, Target
 
 INCLUDE = Path(tcomp.__file__).parent / "runtime" / "include"  # tcomp.h is what the runtime wants of a model's code
@@ -41,34 +44,34 @@ class CBackend(Backend):
 
     # A kernel comes as plain loops, which is what they stay: a schedule without steps. `emit` makes their code: here, a C function.
 
-    def schedule(self, kernel, knobs=None):
+    def schedule(self, kernel: Kernel, knobs: Knobs | None = None) -> tcomp.Schedule:
         return tcomp.Schedule(kernel)
 
-    def emit(self, kernel, trace=(), in_place=()):
+    def emit(self, kernel: Kernel, trace: Sequence[object] = (), in_place: InPlacePairs = ()) -> bytes:
         return c_function(kernel).encode()
 
-    def listing(self, stage, schedule):
+    def listing(self, stage: str, schedule: tcomp.Schedule) -> str:
         return c_function(hoist_temporaries(schedule.kernel)[0]) if stage in self.stages else super().listing(stage, schedule)
 
     # An artifact holds one shared object: the kernels, and the functions through which the runtime runs them.
 
-    def link(self, program, kernels):
+    def link(self, program: Program, kernels: Mapping[str, bytes]) -> bytes:
         return self.compiled('#include <string.h>\n#include "tcomp.h"', AT, *(k.decode() for k in kernels.values()), *entry(program))
 
-    def link_kernel(self, kernel, sizes):
+    def link_kernel(self, kernel: Kernel, sizes: Mapping[Expr, int]) -> bytes:
         """One function that takes (pool, buffers, scalars), for the tuner."""
         buffers, scalars = [f"b{n}" for n in range(len(kernel.buffers))], [f"s{n}" for n in range(len(kernel.scalars))]
         parameters = ", ".join(["void *pool", *(f"void *{b}" for b in buffers), *(f"long {s}" for s in scalars)])
         call = f"void {kernel.name}({parameters}) {{ loops({', '.join([*scalars, *buffers])}); }}"
         return self.compiled(c_function(replace(kernel, name="loops")), call)
 
-    def compiled(self, *parts):
+    def compiled(self, *parts: str) -> bytes:
         if shutil.which(self.compiler) is None:
             raise TargetError(f"there is no C compiler `{self.compiler}`", hint="install gcc or clang")
         with TemporaryDirectory() as folder:
             source, library = Path(folder, "model.c"), Path(folder, "model.so")
             source.write_text("\n".join([PRELUDE, *parts]))
-            command = [self.compiler, "-O1", *FLAGS, "-w", f"-I{INCLUDE}", "-shared", "-fPIC", source, "-o", library, "-lm"]
+            command = [self.compiler, "-O1", *FLAGS, "-w", f"-I{INCLUDE}", "-shared", "-fPIC", str(source), "-o", str(library), "-lm"]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise CodegenError("the C compiler refuses the code", why=done.stderr)
@@ -90,7 +93,7 @@ def entry(program: Program) -> tuple[str, str]:
     def place(ref: Ref) -> str:
         return f"at(call->{MEMORIES[ref.base].format(ref.index)}, {size(ref.offset)})"
 
-    def steps(some) -> None:
+    def steps(some: Iterable[Step]) -> None:
         for step in some:
             match step:
                 case Call(symbol, buffers, scalars):

@@ -73,8 +73,8 @@ def measure(name: str, dataset: str, threads: int, rounds: int) -> Result:
         ):
             for c, run in runs.items():
                 times[c].append(once(run, warm=times[c][0] < WARM_MS))
-    for c, found in times.items():
-        result["min_ms"][c], result["median_ms"][c] = min(found), statistics.median(found)
+    for c, taken in times.items():
+        result["min_ms"][c], result["median_ms"][c] = min(taken), statistics.median(taken)
     return result
 
 

@@ -23,7 +23,7 @@ from tcomp.ir.expr import Dim, Expr, ExprLike, Reducer, as_dim, as_expr, cast, c
 from tcomp.ir.loops import Buffer, LoopPrinter, Stmt
 
 __all__ = [
-    "Extern", "Tensor", "abs", "acos", "acosh", "all", "all_of", "any", "asin", "asinh", "atan", "atanh", "cast", "ceil",
+    "Dim", "Expr", "Extern", "Tensor", "abs", "acos", "acosh", "all", "all_of", "any", "asin", "asinh", "atan", "atanh", "cast", "ceil",
     "comm_reducer", "compute", "const", "cos", "cosh", "equal", "erf", "exp", "extern", "externs", "floor", "fma", "isinf", "isnan",
     "log", "max", "maximum", "min", "minimum", "not_equal", "placeholder", "power", "prod", "reduce_axis", "round",
     "select", "sigmoid", "sin", "sinh", "sqrt", "sum", "tan", "tanh", "tensors", "trunc", "truncdiv", "truncmod", "var",
