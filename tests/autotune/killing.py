@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.autotune.models import two_layers
 
@@ -45,7 +46,7 @@ def outlived(processes: Sequence[int], patience: float = 30.0) -> list[int]:
     return left
 
 
-def rows(path: Path, what: str) -> list[tuple[object, ...]]:
+def rows(path: Path, what: str) -> list[tuple[Any, ...]]:
     """What a query finds in a database that others write to; nothing where there is none yet."""
     if not path.exists():
         return []
@@ -62,9 +63,9 @@ def tune(model: Path, path: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
-def killed(model: Path, path: Path, moments: int, seed: int) -> set[tuple[object, ...]]:
+def killed(model: Path, path: Path, moments: int, seed: int) -> set[tuple[Any, ...]]:
     """Kill the tuner of a model so often; the records that were seen in the database. Raises `AssertionError` for what is lost or left."""
-    rng, seen = random.Random(seed), set[tuple[object, ...]]()
+    rng, seen = random.Random(seed), set[tuple[Any, ...]]()
     for n in range(moments):
         begun = bool(rows(path, "SELECT id FROM sessions"))
         process = tune(model, path, "--budget", "1h", *(["--resume"] if begun else []))
@@ -87,12 +88,12 @@ def killed(model: Path, path: Path, moments: int, seed: int) -> set[tuple[object
     return seen
 
 
-def goes_on(model: Path, path: Path) -> dict[str, object]:
+def goes_on(model: Path, path: Path) -> dict[str, Any]:
     """What the tuner says that goes on to its end."""
     trials = rows(path, "SELECT trials FROM sessions ORDER BY id")
     output, errors = (process := tune(model, path, "--resume", "--trials", "4")).communicate(timeout=600)
     assert process.returncode == 0, errors
-    result: dict[str, object] = json.loads(output)
+    result: dict[str, Any] = json.loads(output)
     assert result["trials"] == trials[-1][0] + 4, (result["trials"], trials)
     return result
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ SCALED = Program.of(scaled(), HASWELL, 2, schedule=split_scaled)
 TRACE = Trace((Step("split", ("C.i", 4)), Step("set_kind", ("C.i.i", "vectorized"), (("reassociate", True),)))).to_json()
 
 
-def record(cost: float | None = 1e-3, task: Task = PRODUCT, when: float = 1.0, **decisions: object) -> Record:
+def record(cost: float | None = 1e-3, task: Task = PRODUCT, when: float = 1.0, **decisions: Any) -> Record:
     measured = Measurement(Outcome.CRASH, reason="killed by SIGSEGV") if cost is None else Measurement(Outcome.OK, (cost, 2 * cost), "", (cost,))
     return Record(task, encode(decisions), TRACE if cost else "", measured, cost, 2e-3, {"processor": "a <b> & 'c' µ"}, when)
 
@@ -268,11 +269,11 @@ def test_merge(tmp_path: Path) -> None:
         assert best is not None and best.cost == 7e-4
 
 
-def without(name: str) -> Callable[[dict[str, object]], object]:
+def without(name: str) -> Callable[[dict[str, Any]], Any]:
     return lambda entry: {k: v for k, v in entry.items() if k != name}
 
 
-LINES: dict[str, tuple[int, Callable[[dict[str, object]], object]]] = {
+LINES: dict[str, tuple[int, Callable[[dict[str, Any]], Any]]] = {
     "no header": (1, lambda e: {"kind": "task"}),
     "another format": (1, lambda e: {**e, "format": 2}),
     "no object": (2, lambda e: [1, 2]),

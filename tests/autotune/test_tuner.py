@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -83,7 +83,7 @@ def test_a_space_of_ones_own_is_searched_to_its_end(tmp_path: Path) -> None:
 
 
 def test_mistakes(tmp_path: Path, net: Path) -> None:
-    def fails(match: str, model: object, **options: object) -> None:
+    def fails(match: str, model: Any, **options: Any) -> None:
         with pytest.raises(InputError, match=match):
             tune(model, database=tmp_path / "t.db", **options)
 
@@ -117,7 +117,7 @@ def test_what_cannot_be_measured_is_said(tmp_path: Path) -> None:
 class Liar:
     """In the place of `Measurer`: whatever is slow is called fast."""
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *_: Any) -> None:
         pass
 
     def __enter__(self) -> Self:
@@ -132,10 +132,10 @@ class Liar:
     def summarize(self, task: Task, wanted: list[Decisions]) -> list[CandidateSummary]:
         return [CandidateSummary.of(instantiate(task, decisions)) for decisions in wanted]
 
-    def measure(self, task: object, candidates: list[Decisions], incumbent: Decisions | None = None) -> list[Measurement]:
+    def measure(self, task: Any, candidates: list[Decisions], incumbent: Decisions | None = None) -> list[Measurement]:
         return list(self.measure_each(task, candidates, incumbent))
 
-    def measure_each(self, task: object, candidates: list[Decisions], incumbent: Decisions | None = None) -> Iterator[Measurement]:
+    def measure_each(self, task: Any, candidates: list[Decisions], incumbent: Decisions | None = None) -> Iterator[Measurement]:
         for decisions in candidates:
             bad = any(name.endswith(".tile") and value == (1, 1) for name, value in decisions.items())
             yield Measurement(Outcome.OK, (1e-9 if bad else 1e-3,), "", (1e-3,))
@@ -145,7 +145,7 @@ def test_a_measurement_that_lies_makes_nothing_worse(tmp_path: Path, net: Path, 
     monkeypatch.setattr("tcomp.autotune.tuner.Measurer", Liar)
     worst: dict[str, list[Decisions]] = {}
 
-    def proposed(self: object, task: object, records: object, count: int, rng: object, hints: object) -> list[Decisions]:
+    def proposed(self: Any, task: Any, records: Any, count: int, rng: Any, hints: Any) -> list[Decisions]:
         from tcomp.schedules.knobs import Knobs
 
         knobs = Knobs()
@@ -169,7 +169,7 @@ class Truthful(Liar):
 
     rng = random.Random(3)
 
-    def measure_each(self, task: object, candidates: list[Decisions], incumbent: Decisions | None = None) -> Iterator[Measurement]:
+    def measure_each(self, task: Any, candidates: list[Decisions], incumbent: Decisions | None = None) -> Iterator[Measurement]:
         for decisions in candidates:
             speed = self.rng.uniform(0.5, 2.0)
             yield Measurement(Outcome.OK, (speed * true_cost(decisions),), "", (speed * true_cost(incumbent or {}),))
@@ -198,7 +198,7 @@ def tasks(net: Path) -> ModelSubject:
     return ModelSubject(net, CompileOptions("cpu", threads=1))
 
 
-def wide(model: ModelSubject) -> tuple[object, dict[str, object]]:
+def wide(model: ModelSubject) -> tuple[Any, dict[str, Any]]:
     """A task and decisions for it that are not the default."""
     from tcomp.autotune.space import sample
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: object) -> None:
+    def fail(*args: Any) -> None:
         raise AssertionError("a kernel is compiled that should be in the cache")
 
     monkeypatch.setattr(kernels, "_compiled", lambda missing, *rest: fail() if missing else iter(()))
@@ -117,7 +118,7 @@ def test_kernels_of_other_targets_and_compilers_are_others(monkeypatch: pytest.M
         lambda data: data[1:],
     ],
 )  # fmt: skip
-def test_damaged_files_are_compiled_anew(cache: Path, damage: object) -> None:
+def test_damaged_files_are_compiled_anew(cache: Path, damage: Any) -> None:
     want = compile_kernels(TEXTS[:1], HOST)
     (file,) = files(cache)
     intact = file.read_bytes()
@@ -127,7 +128,7 @@ def test_damaged_files_are_compiled_anew(cache: Path, damage: object) -> None:
 
 
 @pytest.mark.parametrize("change", [{"code": 3}, {"code": "?"}, {"scalars": None}, {"in_place": [1]}, {"symbol": "kernel_of_another"}])
-def test_records_that_are_no_kernels_are_compiled_anew(cache: Path, change: dict[str, object]) -> None:
+def test_records_that_are_no_kernels_are_compiled_anew(cache: Path, change: dict[str, Any]) -> None:
     want = compile_kernels(TEXTS[:1], HOST)
     name = want[TEXTS[0]].symbol.removeprefix("kernel_")
     record = kept.load("kernels", name)

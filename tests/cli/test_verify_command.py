@@ -93,7 +93,7 @@ def test_a_fault_between_the_kernels(models, monkeypatch):
 
 
 def test_products_in_less_than_float32_may_be_further_off():
-    near, want = np.float32([1.004, 1]), np.float32([1, 1])
+    near, want = np.array([1.004, 1], np.float32), np.array([1, 1], np.float32)
     allowed = {p: verification.compare("y", near, want, precision=p).ok for p in ("fp32", "tf32", "fp16", "bf16")}
     assert allowed == {"fp32": False, "tf32": True, "fp16": True, "bf16": True}
     assert not verification.compare("y", near.astype(np.int64) + [1, 0], want.astype(np.int64), precision="bf16").ok
@@ -103,7 +103,7 @@ def test_products_in_less_than_float32_may_be_further_off():
 def test_compare():
     a = np.array([1.0, np.nan, np.inf, -4.0], np.float32)
     assert verification.compare("a", a, a.copy()).error == 0
-    assert verification.compare("a", a + np.float32([0.4, 0, 0, 0]), a).error == pytest.approx(0.1)
+    assert verification.compare("a", a + np.array([0.4, 0, 0, 0], np.float32), a).error == pytest.approx(0.1)
     for other in (a[:3], a.astype(np.float64), np.array([1, 0, np.inf, -4], np.float32), np.array([1, np.nan, -np.inf, -4], np.float32)):
         assert verification.compare("a", other, a).error == np.inf
     integers = verification.compare("n", np.array([3]), np.array([4]))

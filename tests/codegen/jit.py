@@ -12,9 +12,9 @@ import numpy as np
 from tcomp.codegen.llvm.kernel import emit_kernel
 from tcomp.codegen.llvm.machine_code import compile_ir
 from tcomp.ir.loops import Buffer, Kernel
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
-HOST = Target.host()
+HOST = CpuTarget.host()
 _engines: list[Any] = []  # code must outlive the callables that are made of it
 
 BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
@@ -37,7 +37,7 @@ def load_objects(*objects: bytes) -> Callable[[str], int]:
     return _engines[-1].get_function_address
 
 
-def compile_kernel(kernel: Kernel, target: Target = HOST, over: Collection[tuple[Buffer, Buffer]] = ()) -> Callable[..., None]:
+def compile_kernel(kernel: Kernel, target: CpuTarget = HOST, over: Collection[tuple[Buffer, Buffer]] = ()) -> Callable[..., None]:
     """f(*arrays, *scalars, pool=None); `pool` is the address of a struct whose first field is `parallel_for`."""
     address = load_objects(compile_ir(emit_kernel(kernel, target, over), target))(kernel.name)
     types = [ctypes.c_void_p] * (1 + len(kernel.buffers)) + [ctypes.c_int64] * len(kernel.scalars)

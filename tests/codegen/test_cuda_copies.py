@@ -16,7 +16,7 @@ from tcomp.ir.dtypes import BITS, to_numpy
 from tcomp.ir.expr import Expr, cast, evaluate_int, select
 from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import VECTORIZED, Allocate, Buffer, For, If, Kernel, Stmt, block, loop, store
-from tcomp.target import CudaTarget, Target
+from tcomp.target import CudaTarget
 from tests.codegen import cuda_host
 from tests.codegen.test_cuda import needs_nvrtc
 
@@ -54,7 +54,7 @@ def given(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     return bits[..., 0].astype(bool) if dtype == "bool" else (bits[..., 0] % 100).astype(to_numpy(dtype))
 
 
-def checked(kernel: Kernel, target: Target = TARGET) -> str:
+def checked(kernel: Kernel, target: CudaTarget = TARGET) -> str:
     """The text, after it has computed what the interpreter has."""
     x, y = kernel.buffers
     shape = tuple(evaluate_int(n, {}) for n in x.shape)
@@ -97,7 +97,7 @@ def test_sizes(dtype: str, count: int) -> None:
 )
 def test_targets(target: str, expected: list[str]) -> None:
     """From sm_80 on, for all architectures together; by element where buffers need not be aligned."""
-    assert sizes(checked(staged(whole_rows(4), columns=32), Target.parse(target))) == expected
+    assert sizes(checked(staged(whole_rows(4), columns=32), CudaTarget.parse(target))) == expected
 
 
 def odd(tile: Buffer, x: Buffer, r: Expr, t: Expr) -> Stmt:

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -330,7 +331,7 @@ def test_what_a_thread_of_a_warp_holds_it_may_touch_itself() -> None:
         (lambda body: block(loop("t", 48, lambda t: store(EXTRA, (t,), 1), "thread.x"), body), "a block is 48 threads wide"),
     ],
 )
-def test_where_an_instruction_of_a_warp_cannot_stand(change: object, message: str) -> None:
+def test_where_an_instruction_of_a_warp_cannot_stand(change: Any, message: str) -> None:
     assert callable(change)
     kernel = called(mma("int8"))
     kernel = replace(kernel, buffers=(*kernel.buffers, EXTRA), outputs=(*kernel.outputs, EXTRA), body=change(kernel.body))

@@ -8,6 +8,7 @@ import math
 import mmap
 import re
 from textwrap import dedent
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -23,24 +24,24 @@ from tcomp.ir.dtypes import BITS, FLOATS, SIGNED, UNSIGNED, is_float, to_numpy
 from tcomp.ir.expr import Expr, as_expr, cast, const, select
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, If, Kernel, Stmt, While, block, loop, store
 from tcomp.ir.text.parser import parse_kernel
-from tcomp.target import CpuTarget, Target
+from tcomp.target import CpuTarget
 from tests.codegen.jit import BODY, HOST, PARALLEL_FOR, compile_kernel, kernel
 
 rng = np.random.default_rng(0)
 
 
-def reducer(function: object, dtype: str = "float32") -> E.Reducer:
+def reducer(function: Any, dtype: str = "float32") -> E.Reducer:
     return function(te.placeholder((4,), dtype)[0], te.reduce_axis(4)).attr[0]
 
 
 SUM, MAX = reducer(te.sum), reducer(te.max)
 
 
-def vec(n: int, body: object, name: str = "l") -> Stmt:
+def vec(n: int, body: Any, name: str = "l") -> Stmt:
     return loop(name, n, body, "vectorized")
 
 
-def unroll(n: int, body: object, name: str) -> Stmt:
+def unroll(n: int, body: Any, name: str) -> Stmt:
     return loop(name, n, body, "unrolled")
 
 
@@ -346,7 +347,7 @@ def test_provably_safe_select_needs_no_mask() -> None:
 # ---------------------------------------------------------------- parallel loops
 
 
-def python_pool(parts: int) -> tuple[ctypes.Array[ctypes.c_void_p], list[tuple[int, int]], object]:
+def python_pool(parts: int) -> tuple[ctypes.Array[ctypes.c_void_p], list[tuple[int, int]], Any]:
     """A pool whose `parallel_for` runs chunks one after the other, last first."""
     chunks: list[tuple[int, int]] = []
 
@@ -399,7 +400,7 @@ def test_parallel_loop_inside_serial_and_unrolled_loops() -> None:
 # ---------------------------------------------------------------- dtypes
 
 
-def elementwise(function: object, dtypes: tuple[str, ...], out: str, lanes: int, size: int = 64) -> Kernel:
+def elementwise(function: Any, dtypes: tuple[str, ...], out: str, lanes: int, size: int = 64) -> Kernel:
     ins, o = [Buffer(f"a{n}", d, (size,)) for n, d in enumerate(dtypes)], Buffer("o", out, (size,))
     body = loop(
         "i",
@@ -453,7 +454,7 @@ def test_casts(source: str) -> None:
 @pytest.mark.parametrize("target", [HOST, CpuTarget.parse("cpu -march=x86_64 -mcpu=haswell")], ids=["host", "haswell"])
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16"])
 @pytest.mark.parametrize("zero", [0, 100, -7])
-def test_quantisation_in_lanes(dtype: str, zero: int, target: Target) -> None:
+def test_quantisation_in_lanes(dtype: str, zero: int, target: CpuTarget) -> None:
     """Rounded, moved, saturated; and back to floats without integers between."""
     near = np.concatenate([np.arange(-300, 300), [65535, 65536, -32768, -32769]])[:, None] + np.array([-0.5, -0.25, 0, 0.25, 0.5])
     x = np.concatenate([special_values("float32"), near.reshape(-1)[: 64 * 47 - 64].astype(np.float32)])
@@ -632,7 +633,7 @@ def gemm(mr: int, nv: int, lanes: int = 16) -> Kernel:
     a, b, c = Buffer("A", "float32", (m, k)), Buffer("B", "float32", (k, n)), Buffer("C", "float32", (m, n))
     acc = Buffer("acc", "float32", (mr, nv, lanes), "register")
 
-    def tile(name: str, body: object) -> Stmt:
+    def tile(name: str, body: Any) -> Stmt:
         return unroll(
             mr, lambda i: unroll(nv, lambda j: vec(lanes, lambda v: body(i, j, v), f"l{name}"), f"j{name}"), f"i{name}"
         )
@@ -653,7 +654,7 @@ def gemm(mr: int, nv: int, lanes: int = 16) -> Kernel:
     [("cpu -mcpu=skylake-avx512", 6, 4, 16), ("cpu -mcpu=skylake-avx512", 14, 2, 16), ("cpu -mcpu=haswell", 6, 2, 8), ("cpu -mcpu=neoverse-n1", 6, 4, 4)],
 )  # fmt: skip
 def test_register_tiles_stay_in_registers(target: str, mr: int, nv: int, lanes: int) -> None:
-    t = Target.parse(target)
+    t = CpuTarget.parse(target)
     text = emit_kernel(gemm(mr, nv, lanes), t)
     asm = assembly(text, t)
     assert spill_count(asm) == 0
@@ -707,7 +708,7 @@ def test_lanes_behind_a_temporary_compute_with_zeros() -> None:
     """What lay on the stack there were often subnormal numbers (upper halves of addresses), and each product of these took 150 cycles."""
     a, b, row = (Buffer(n, "float32", (20,)) for n in ("a", "b", "row"))
 
-    def whole(target: Buffer, value: object, name: str) -> Stmt:
+    def whole(target: Buffer, value: Any, name: str) -> Stmt:
         return unroll(2, lambda o: vec(16, lambda l: If(as_expr(o * 16 + l < 20), store(target, (o * 16 + l,), value(o * 16 + l)))), name)
 
     k = kernel("k", [a], [b], Allocate(row, block(whole(row, lambda i: a[i], "p"), whole(b, lambda i: row[i] * 2.0, "q"))))
@@ -726,7 +727,7 @@ def test_spills_are_counted() -> None:
 
 @pytest.mark.parametrize("target", ["cpu -mcpu=x86-64", "cpu -mcpu=haswell", "cpu -mcpu=skylake-avx512", "cpu -mcpu=sapphirerapids", "aarch64", "cpu -mcpu=neoverse-v1"])  # fmt: skip
 def test_objects_import_nothing(target: str) -> None:
-    t = Target.parse(target)
+    t = CpuTarget.parse(target)
     kernels = [
         elementwise(lambda a, d=d: cast(a, d), (s,), d, lanes) for s in BITS for d in BITS if s != d for lanes in (1, 16)
     ]

@@ -18,7 +18,7 @@ from tcomp.ir.dtypes import to_numpy
 from tcomp.ir.expr import Expr
 from tcomp.ir.interpreters import semantics
 from tcomp.ir.loops import Buffer, block, loop, store
-from tcomp.target import CpuTarget, Target
+from tcomp.target import CpuTarget
 from tests.codegen.jit import HOST, compile_kernel, kernel
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value")  # NumPy warns of NaN, which are meant here
@@ -39,7 +39,7 @@ DOUBLE = {
 }  # fmt: skip
 
 
-def apply(function: Callable[..., Expr], *arrays: np.ndarray, target: Target = HOST, lanes: int = 16) -> np.ndarray:
+def apply(function: Callable[..., Expr], *arrays: np.ndarray, target: CpuTarget = HOST, lanes: int = 16) -> np.ndarray:
     """`function` of whole arrays, by a vectorized kernel."""
     size, dtype = len(arrays[0]), arrays[0].dtype.name
     ins, out = [Buffer(f"a{n}", dtype, (size,)) for n in range(len(arrays))], Buffer("out", dtype, (size,))
@@ -164,7 +164,7 @@ def test_16_bit_floats(name: str) -> None:
 @pytest.mark.parametrize("target", [HOST, HASWELL, BASELINE], ids=["host", "haswell", "baseline"])
 @pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16, 32])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_scaling_by_powers_of_two_rounds_once(dtype: str, lanes: int, target: Target) -> None:
+def test_scaling_by_powers_of_two_rounds_once(dtype: str, lanes: int, target: CpuTarget) -> None:
     """Into subnormal numbers, to zero, to infinity: whole vectors by one instruction where there is one."""
     least, most = (-151, 129) if dtype == "float32" else (-1076, 1025)
     n = np.arange(least, most + 1).astype(dtype).repeat(32)
@@ -181,7 +181,7 @@ def test_scaling_by_powers_of_two_rounds_once(dtype: str, lanes: int, target: Ta
 @pytest.mark.parametrize("line", ["cpu -mcpu=x86-64", "cpu -mcpu=haswell", "cpu -mcpu=sapphirerapids", "aarch64", "cpu -march=aarch64 -mcpu=neoverse-v1"])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_extrema_are_instructions_everywhere(dtype: str, line: str) -> None:
-    target = Target.parse(line)
+    target = CpuTarget.parse(line)
     a, b, out = (Buffer(name, dtype, (128,)) for name in ("a", "b", "out"))
     body = [
         loop(f"v{lanes}", lanes, lambda v: store(out, (v,), E.binary("max", a[v], E.binary("min", b[v], a[v]))), kind)
@@ -201,7 +201,7 @@ def test_huge_angles_stay_bounded() -> None:
 
 @pytest.mark.parametrize("target", [HOST, BASELINE], ids=["host", "baseline"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_power(dtype: str, target: Target) -> None:
+def test_power(dtype: str, target: CpuTarget) -> None:
     rng = np.random.default_rng(0)
     special = np.array([0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 2, -2, 0.5, -0.5, 3, -3, 1e30, -1e30, 1e-30], dtype)
     pairs = np.array(np.meshgrid(special, special)).reshape(2, -1).astype(dtype)
@@ -241,7 +241,7 @@ def test_integer_powers_wrap_around() -> None:
 
 @pytest.mark.parametrize("target", [HOST, BASELINE], ids=["host", "baseline"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_quotients_and_remainders(dtype: str, target: Target) -> None:
+def test_quotients_and_remainders(dtype: str, target: CpuTarget) -> None:
     rng = np.random.default_rng(0)
     special = np.array([0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 2.5, -2.5, 7, -7, 0.1, -0.1, 1e9, 3, -3], dtype)
     pairs = np.array(np.meshgrid(special, special)).reshape(2, -1)
@@ -266,7 +266,7 @@ def test_fused_multiply_add_without_the_instruction(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("target", [BASELINE, HASWELL], ids=["baseline", "haswell"])
-def test_half_precision_conversion(target: Target) -> None:
+def test_half_precision_conversion(target: CpuTarget) -> None:
     """Every float16, and floats on and next to every boundary between two of them."""
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     size, out = Buffer("a", "float16", (1 << 16,)), Buffer("o", "float32", (1 << 16,))

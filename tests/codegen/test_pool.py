@@ -19,7 +19,7 @@ from tcomp.codegen.elf import link
 from tcomp.codegen.llvm.machine_code import compile_ir
 from tcomp.codegen.llvm.thread_pool import EXPORTS, IMPORTS, pool_ir
 from tcomp.errors import TargetError
-from tcomp.target import CpuTarget, Target
+from tcomp.target import CpuTarget
 
 HOST = CpuTarget.parse(f"cpu -march={platform.machine()}")
 BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
@@ -88,7 +88,7 @@ done:
 DRIVER_EXPORTS = ["nothing", "sum", "denormal", "regions"]
 
 
-def linked(target: Target = HOST) -> bytes:
+def linked(target: CpuTarget = HOST) -> bytes:
     objects = [compile_ir(pool_ir(target.triple), target), compile_ir(DRIVER, target)]
     return link(objects, [*EXPORTS, *DRIVER_EXPORTS], imports=IMPORTS)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,13 +18,13 @@ from tcomp.ir.expr import Expr, cast
 from tcomp.ir.interpreters.program import interpreted, run_program
 from tcomp.ir.loops import Buffer, Kernel, loop, store
 from tcomp.ir.program import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, calls
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 from tests.codegen.jit import HOST, kernel, load_objects
 
 N = E.dim("n", 1, 1000)
 
 
-def elementwise(name: str, inputs: int, function: object, dtype: str = "float32") -> Kernel:
+def elementwise(name: str, inputs: int, function: Any, dtype: str = "float32") -> Kernel:
     """out[i] = function(*inputs[i]) for i < n."""
     ins, out = [Buffer(f"a{k}", dtype, (N,)) for k in range(inputs)], Buffer("out", dtype, (N,))
     return kernel(name, ins, [out], loop("i", N, lambda i: store(out, (i,), function(*(b[i] for b in ins)))), [N])
@@ -195,7 +196,7 @@ def test_profile() -> None:
 def test_other_targets(target: str) -> None:
     steps = (Copy(out(), data(), N), Call("k", (data(),), (N,), "k"))
     assert (
-        compile_ir(emit_program(Program((N,), N * 4, ((N,),), steps), Target.parse(target)), Target.parse(target))[:4]
+        compile_ir(emit_program(Program((N,), N * 4, ((N,),), steps), CpuTarget.parse(target)), CpuTarget.parse(target))[:4]
         == b"\x7fELF"
     )
 

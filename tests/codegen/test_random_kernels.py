@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,7 +47,7 @@ class Programs:
         body = self.nest((), self.draw(st.integers(1, 3)))
         return Kernel("random", (*self.inputs, *self.outputs), tuple(self.outputs), (N,), body)
 
-    def pick(self, *choices: object) -> object:
+    def pick(self, *choices: Any) -> Any:
         return self.draw(st.sampled_from(choices))
 
     def nest(self, loops: tuple[tuple[Expr, int, str], ...], depth: int) -> Stmt:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tcomp.errors import TargetError
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 
 LINES = [
     "cpu -mcpu=skylake-avx512",
@@ -24,14 +24,14 @@ LINES = [
 
 @pytest.mark.parametrize("line", LINES)
 def test_text_round_trips(line: str) -> None:
-    target = Target.parse(line)
-    assert Target.parse(str(target)) == target
-    assert str(Target.parse(str(target))) == str(target)
+    target = CpuTarget.parse(line)
+    assert CpuTarget.parse(str(target)) == target
+    assert str(CpuTarget.parse(str(target))) == str(target)
 
 
 def test_host_round_trips_with_its_caches_and_features() -> None:
-    host = Target.host()
-    assert Target.parse(str(host)) == host == Target.parse("cpu") == Target.parse("native")
+    host = CpuTarget.host()
+    assert CpuTarget.parse(str(host)) == host == CpuTarget.parse("cpu") == CpuTarget.parse("native")
     assert host.runs_on(host) and host.cores >= 1 and 4096 <= host.l1 < host.l2
     assert (host.vector_bits == 512) == ({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"} <= set(host.features))
 
@@ -46,13 +46,13 @@ def test_host_round_trips_with_its_caches_and_features() -> None:
 )
 def test_changes_round_trip(line: str, features: set[str], add: bool, kib: int, cores: int) -> None:
     changes = ",".join(("+" if add else "-") + f for f in sorted(features))
-    target = Target.parse(f"{line} -mattr={changes} -l2={kib}K -cores={cores}" if changes else line)
-    assert Target.parse(str(target)) == target
+    target = CpuTarget.parse(f"{line} -mattr={changes} -l2={kib}K -cores={cores}" if changes else line)
+    assert CpuTarget.parse(str(target)) == target
     assert all(target.has(f) == add for f in features)
 
 
 def test_what_instruction_sets_offer() -> None:
-    avx512, haswell, baseline, arm = (Target.parse(line) for line in (LINES[0], LINES[1], LINES[2], LINES[4]))
+    avx512, haswell, baseline, arm = (CpuTarget.parse(line) for line in (LINES[0], LINES[1], LINES[2], LINES[4]))
     assert [(t.vector_bits, t.vector_registers, t.fma) for t in (avx512, haswell, baseline, arm)] == [
         (512, 32, True), (256, 16, True), (128, 16, False), (128, 32, True),
     ]  # fmt: skip
@@ -64,10 +64,10 @@ def test_what_instruction_sets_offer() -> None:
         True,
     )
     assert haswell.runs_on(avx512) and not avx512.runs_on(haswell) and not arm.runs_on(haswell)
-    assert Target.parse("cpu -mcpu=sapphirerapids").half_arithmetic
-    assert Target.parse("cpu -mcpu=haswell -l1=48K").l1 == 48 << 10
-    assert avx512.tile_registers == 32 > Target.parse("cpu -mcpu=znver5").tile_registers
-    assert Target.parse("cpu -mcpu=skylake-avx512 -mattr=-avx512bw").vector_bits == 256
+    assert CpuTarget.parse("cpu -mcpu=sapphirerapids").half_arithmetic
+    assert CpuTarget.parse("cpu -mcpu=haswell -l1=48K").l1 == 48 << 10
+    assert avx512.tile_registers == 32 > CpuTarget.parse("cpu -mcpu=znver5").tile_registers
+    assert CpuTarget.parse("cpu -mcpu=skylake-avx512 -mattr=-avx512bw").vector_bits == 256
 
 
 @pytest.mark.parametrize(
@@ -81,12 +81,12 @@ def test_what_instruction_sets_offer() -> None:
 )  # fmt: skip
 def test_bad_text_lists_what_is_possible(line: str, message: str) -> None:
     with pytest.raises(TargetError, match=message):
-        Target.parse(line)
+        CpuTarget.parse(line)
 
 
 def test_the_module_does_not_need_llvm() -> None:
     code = (
-        "import sys; sys.modules['llvmlite'] = None; from tcomp.target import Target; print(Target.parse('cpu -mcpu=haswell'))"
+        "import sys; sys.modules['llvmlite'] = None; from tcomp.target import Target; print(CpuTarget.parse('cpu -mcpu=haswell'))"
     )
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -75,7 +75,7 @@ CASES = {
         {"x": ("float32", [5, 19])}, {"y": ("float32", [10, 21])},
         {"p": np.array([1, 0, 1, 2]), "s": np.array([4]), "e": np.array([-9]), "ax": np.array([0]), "st": np.array([-2])},
     ),
-    "resize": one("Resize", [1, 3, 7, 9], [1, 3, 14, 18], weights={"": np.zeros(0, np.float32), "scales": np.float32([1, 1, 2, 2])}, mode="linear"),
+    "resize": one("Resize", [1, 3, 7, 9], [1, 3, 14, 18], weights={"": np.zeros(0, np.float32), "scales": np.array([1, 1, 2, 2], np.float32)}, mode="linear"),
     "max-pool": one("MaxPool", [2, 5, 15, 13], [2, 5, 8, 7], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
     "average-pool": one("AveragePool", ["n", 5, 15, 13], ["n", 5, 13, 11], ODD, kernel_shape=[3, 3]),
     "global-pool": one("GlobalAveragePool", ["n", 19, 9, 9], ["n", 19, 1, 1], ODD),

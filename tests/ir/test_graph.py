@@ -54,13 +54,13 @@ def test_a_deferred_constant_is_made_for_each_who_asks():
         return np.outer(np.arange(times, dtype=source.dtype), source)
 
     b = GraphBuilder("g")
-    x, source = b.input("x", "float32", (4,)), np.float32([1, 2])
+    x, source = b.input("x", "float32", (4,)), np.array([1, 2], np.float32)
     c = b.constant(LazyConstant((4,), spread, source, (2,)), "c")
     graph = b.build(b.add(SCALED, [x, c], {"by": 2.0}, "y"))
     verify_graph(graph)
     assert calls == [] and c.dtype == "float32" and c.shape == (4,) and graph.constants[c].nbytes == 16
     assert materialised(graph.constants[c]) is None and materialised(source) is source and materialised(None) is None
-    (y,) = evaluate_graph(graph, {"x": np.float32([1, 1, 1, 1])}).values()
+    (y,) = evaluate_graph(graph, {"x": np.array([1, 1, 1, 1], np.float32)}).values()
     assert y.tolist() == [2, 2, 3, 4] and calls == [2]
     assert [a.tolist() for a in parse_graph(str(graph), {"scaled": SCALED}).constants.values()] == [[0, 0, 1, 2]] and calls == [2, 2]
 

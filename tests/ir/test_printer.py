@@ -169,7 +169,7 @@ def residual_graph():
     n = E.dim("batch size", 1, 8)
     builder = GraphBuilder("net")
     x = builder.input("x", "float32", (n, 16, 9, 9))
-    scale = builder.constant(np.float32([0.1, -0.0, 2, 3e-8]), "/scale")
+    scale = builder.constant(np.array([0.1, -0.0, 2, 3e-8], np.float32), "/scale")
     table = builder.constant(np.arange(20, dtype=np.int64), "table")
     flags = builder.constant(np.array([True, False]), "flags")
     (y,) = builder.add(OPS["relu"], [x], {}, "relu 1")

@@ -53,26 +53,26 @@ def test_conversions_saturate_and_truncate():
     np.testing.assert_array_equal(semantics.cast(x, "int64")[5:7], [2**63 - 1, -(2**63)])
     np.testing.assert_array_equal(semantics.cast(np.array([300, -1]), "uint8"), np.array([44, 255], np.uint8))
     np.testing.assert_array_equal(semantics.cast(np.array([0.0, -0.0, np.nan, 0.1]), "bool"), [False, False, True, True])
-    assert semantics.cast(np.float32([3.14159]), "bfloat16").dtype == ml_dtypes.bfloat16
+    assert semantics.cast(np.array([3.14159], np.float32), "bfloat16").dtype == ml_dtypes.bfloat16
 
 
 def test_min_and_max_propagate_nan():
-    a, b = np.float32([np.nan, 1, np.nan]), np.float32([1, np.nan, np.nan])
+    a, b = np.array([np.nan, 1, np.nan], np.float32), np.array([1, np.nan, np.nan], np.float32)
     assert np.isnan(semantics.apply("min", "float32", [a, b])).all()
     assert np.isnan(semantics.apply("max", "float32", [a, b])).all()
 
 
 def test_shifts_and_bits():
-    a, by = np.int32([1, -1, -8, 5]), np.int32([31, 40, 1, 0])
-    np.testing.assert_array_equal(semantics.apply("shl", "int32", [a, by]), np.int32([-(2**31), 0, -16, 5]))
-    np.testing.assert_array_equal(semantics.apply("shr", "int32", [a, by]), np.int32([0, -1, -4, 5]))
-    np.testing.assert_array_equal(semantics.apply("popcount", "int32", [a]), np.int32([1, 32, 29, 2]))
-    np.testing.assert_array_equal(semantics.apply("bitcast", "int32", [np.float32([1.0])]), [0x3F800000])
+    a, by = np.array([1, -1, -8, 5], np.int32), np.array([31, 40, 1, 0], np.int32)
+    np.testing.assert_array_equal(semantics.apply("shl", "int32", [a, by]), np.array([-(2**31), 0, -16, 5], np.int32))
+    np.testing.assert_array_equal(semantics.apply("shr", "int32", [a, by]), np.array([0, -1, -4, 5], np.int32))
+    np.testing.assert_array_equal(semantics.apply("popcount", "int32", [a]), np.array([1, 32, 29, 2], np.int32))
+    np.testing.assert_array_equal(semantics.apply("bitcast", "int32", [np.array([1.0], np.float32)]), [0x3F800000])
 
 
 def test_float16_rounds_after_every_step():
-    x = np.float16([2048.0])
-    one = np.float16([1.0])
+    x = np.array([2048.0], np.float16)
+    one = np.array([1.0], np.float16)
     step = semantics.apply("add", "float16", [x, one])
     assert semantics.apply("add", "float16", [step, one]) == 2048  # each + 1 is lost
 
@@ -84,7 +84,7 @@ floats32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
 @given(floats32, floats32, floats32)
 def test_fma_rounds_once(a, b, c):
     exact = Fraction(a) * Fraction(b) + Fraction(c)
-    result = float(semantics.apply("fma", "float32", [np.float32([v]) for v in (a, b, c)])[0])
+    result = float(semantics.apply("fma", "float32", [np.array([v], np.float32) for v in (a, b, c)])[0])
     if math.isinf(result):
         assert abs(exact) >= Fraction(2) ** 127
         return

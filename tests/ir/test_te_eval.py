@@ -183,7 +183,7 @@ def test_own_reducers_keep_the_order():
     last = te.comm_reducer(lambda a, b: te.select(te.equal(b, -1), a, b), lambda dtype: -1, "last")
     x, k = te.placeholder((3, 7), "int32", "X"), te.reduce_axis(7, "k")
     y = te.compute((3,), lambda i: last(x[i, k], k), "Y")
-    value = np.int32([[1, -1, 2, -1, -1, -1, -1], [-1] * 7, [5, 6, 7, 8, 9, 10, 11]])
+    value = np.array([[1, -1, 2, -1, -1, -1, -1], [-1] * 7, [5, 6, 7, 8, 9, 10, 11]], np.int32)
     np.testing.assert_array_equal(both(y, {x: value}), [2, -1, 11])
 
 

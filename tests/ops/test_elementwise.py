@@ -87,26 +87,26 @@ def test_power_keeps_the_type_of_the_base(apply):
     np.testing.assert_array_equal(
         apply(ops.POW, np.array([2, -3], np.int32), np.array([3.0, 2.0], np.float32)), np.array([8, 9], np.int32), strict=True
     )
-    np.testing.assert_allclose(apply(ops.POW, np.array([4.0], np.float32), np.array([-1], np.int64)), np.float32([0.25]), strict=True)
+    np.testing.assert_allclose(apply(ops.POW, np.array([4.0], np.float32), np.array([-1], np.int64)), np.array([0.25], np.float32), strict=True)
 
 
 def test_where_and_clip_by_tensors(apply):
-    c, x, y = np.array([True, False]), np.float32([[1], [2]]), np.float32(7)
+    c, x, y = np.array([True, False]), np.array([[1], [2]], np.float32), np.float32(7)
     np.testing.assert_array_equal(apply(ops.WHERE, c, x, y), [[1, 7], [2, 7]])
     np.testing.assert_array_equal(apply(ops.CLIP, x, np.float32(1.5), None), [[1.5], [2]])
     with pytest.raises(IRError, match="more than one element"):
-        apply(ops.CLIP, x, np.float32([1, 2]), None)
+        apply(ops.CLIP, x, np.array([1, 2], np.float32), None)
 
 
 def test_means_and_sums_of_many(apply):
-    a, b, c = np.float32([1, 2]), np.float32([[3], [5]]), np.float32(6)
+    a, b, c = np.array([1, 2], np.float32), np.array([[3], [5]], np.float32), np.float32(6)
     np.testing.assert_array_equal(apply(ops.SUM, a, b, c), a + b + c)
     np.testing.assert_allclose(apply(ops.MEAN, a, b, c), (a + b + c) / 3)
 
 
 def test_half_precision_is_rounded_once(apply):
     """2048 + 1 is 2048 in float16, twice; the sum of the three is not."""
-    assert apply(ops.SUM, np.float16([2048]), np.float16([1]), np.float16([1])) == 2050
+    assert apply(ops.SUM, np.array([2048], np.float16), np.array([1], np.float16), np.array([1], np.float16)) == 2050
 
 
 @pytest.mark.parametrize(("source", "target"), [("float32", "int8"), ("float64", "float16"), ("bool", "float32"), ("int64", "bool")])
@@ -116,9 +116,9 @@ def test_cast(apply, source, target):
 
 
 def test_bitcast_needs_equal_widths(apply):
-    assert apply(ops.BITCAST, np.float32([1.0]), dtype="int32") == 0x3F800000
+    assert apply(ops.BITCAST, np.array([1.0], np.float32), dtype="int32") == 0x3F800000
     with pytest.raises(IRError, match="different width"):
-        apply(ops.BITCAST, np.float32([1.0]), dtype="int64")
+        apply(ops.BITCAST, np.array([1.0], np.float32), dtype="int64")
 
 
 def test_shifts_by_the_width_or_more_give_zero(apply):

@@ -41,10 +41,10 @@ def test_gather_and_scatter_elements(apply, axis):
 
 @pytest.mark.parametrize(("reduction", "ufunc"), [("add", np.add), ("mul", np.multiply), ("max", np.maximum), ("min", np.minimum)])
 def test_scatter_combines_repeated_positions(apply, reduction, ufunc):
-    indices, values = np.array([[1], [0], [1]]), np.float32([[3], [-2], [5]])
-    expected = np.float32([[10], [20]])
+    indices, values = np.array([[1], [0], [1]]), np.array([[3], [-2], [5]], np.float32)
+    expected = np.array([[10], [20]], np.float32)
     ufunc.at(expected, (indices, 0), values)
-    x = np.float32([[10], [20]])
+    x = np.array([[10], [20]], np.float32)
     np.testing.assert_array_equal(apply(ops.SCATTER_ELEMENTS, x, indices, values, axis=0, reduction=reduction), expected)
     np.testing.assert_array_equal(apply(ops.SCATTER_ND, x, indices, values, reduction=reduction), expected)
 
@@ -56,16 +56,16 @@ def test_gather_nd_with_batches(apply):
 
 
 def test_tensor_scatter_writes_into_a_cache(apply):
-    past, update = np.zeros((2, 4, 1), np.float32), np.float32([[[1], [2]], [[3], [4]]])
+    past, update = np.zeros((2, 4, 1), np.float32), np.array([[[1], [2]], [[3], [4]]], np.float32)
     found = apply(ops.TENSOR_SCATTER, past, update, np.array([1, 3]), axis=1, circular=True)
     np.testing.assert_array_equal(found[..., 0], [[0, 1, 2, 0], [4, 0, 0, 3]])
     np.testing.assert_array_equal(apply(ops.TENSOR_SCATTER, past, update, None, axis=1, circular=False)[..., 0], [[1, 2, 0, 0], [3, 4, 0, 0]])
 
 
 def test_one_hot(apply):
-    found = apply(ops.ONE_HOT, np.array([1, -1, 7]), np.float32([0, 5]), depth=3, axis=1)
+    found = apply(ops.ONE_HOT, np.array([1, -1, 7]), np.array([0, 5], np.float32), depth=3, axis=1)
     np.testing.assert_array_equal(found, [[0, 5, 0], [0, 0, 5], [0, 0, 0]])
-    np.testing.assert_array_equal(apply(ops.ONE_HOT, np.array([1, -1, 7]), np.float32([0, 5]), depth=3, axis=0), found.T)
+    np.testing.assert_array_equal(apply(ops.ONE_HOT, np.array([1, -1, 7]), np.array([0, 5], np.float32), depth=3, axis=0), found.T)
 
 
 @settings(max_examples=40, deadline=None)

@@ -14,7 +14,7 @@ def test_nll_loss(apply, reduction, weighted, ignore_index):
     target = RNG.integers(0, 3, (2, 4))
     if ignore_index == -100:
         target[0, 0] = -100
-    weight = np.float32([0.5, 2, 1]) if weighted else None
+    weight = np.array([0.5, 2, 1], np.float32) if weighted else None
     counts = target != ignore_index
     safe = np.where(counts, target, 0)
     w = np.where(counts, 1.0 if weight is None else weight[safe], 0.0)
@@ -25,5 +25,5 @@ def test_nll_loss(apply, reduction, weighted, ignore_index):
 
 
 def test_an_ignored_impossible_class_does_not_make_nan(apply):
-    log_prob = np.float32([[-np.inf, -1.0]])
+    log_prob = np.array([[-np.inf, -1.0]], np.float32)
     assert apply(NLL_LOSS, log_prob, np.array([0]), None, ignore_index=0, reduction="sum") == 0

@@ -28,7 +28,7 @@ def test_transform_of_a_real_signal(apply):
 
 
 def test_frames_overlap(apply):
-    x, window = np.arange(10, dtype=np.float32).reshape(1, 10, 1), np.float32([1, 2, 1])
+    x, window = np.arange(10, dtype=np.float32).reshape(1, 10, 1), np.array([1, 2, 1], np.float32)
     found = apply(FRAMES, x, window, length=3, step=2, count=4)
     np.testing.assert_array_equal(found[0, :, :, 0], [[n * window[k] for k, n in enumerate(range(s, s + 3))] for s in range(0, 8, 2)])
 

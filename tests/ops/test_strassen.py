@@ -73,7 +73,7 @@ def test_what_is_not_finite_stays_in_its_row(apply, value):
 def test_weights_are_sums_of_quarters():
     w = np.array([[1, 2**-24], [1, 1]], np.float32)
     assert strassen.strassen_weights(w)[5, 0, 0] == np.float32(1 + 2**-24) and strassen.strassen_weights(w).dtype == np.float32
-    assert np.array_equal(strassen.strassen_weights(w)[:, 0, 0], np.float32([2, 1, 2**-24 - 1, 0, 1, 1 + 2**-24, 2]))
+    assert np.array_equal(strassen.strassen_weights(w)[:, 0, 0], np.array([2, 1, 2**-24 - 1, 0, 1, 1 + 2**-24, 2], np.float32))
     assert np.array_equal(strassen.strassen_weights(np.ascontiguousarray(w.T), True), strassen.strassen_weights(w))
 
 
@@ -81,7 +81,7 @@ def test_weights_are_sums_of_quarters():
     ([1, 1], True), ([-800, 2e-3], True), ([1500, 1], False), ([1, 4e-4], False), ([1, 0], False), ([1, np.nan], False), ([1, -np.inf], False),
 ], ids=str)  # fmt: skip
 def test_columns_that_are_added_have_to_be_of_similar_size(right, fine):
-    w = np.float32([[1, 1, *right], [-1, 0.5, 0, 0]])
+    w = np.array([[1, 1, *right], [-1, 0.5, 0, 0]], np.float32)
     assert strassen.similar_columns(w) is fine and strassen.similar_columns(np.ascontiguousarray(w.T), transposed=True) is fine
 
 

@@ -71,7 +71,7 @@ def test_carried_values() -> None:
 def test_carried_values_that_change_places(trips: int) -> None:
     """(a, b, c) -> (b, c, a + 1): no value may be overwritten before it is read."""
     g, (_, p, q, r) = body(3)
-    inside = g.build([q, r, *g.add(ew.ADD, [p, g.constant(np.float32([1]))])])
+    inside = g.build([q, r, *g.add(ew.ADD, [p, g.constant(np.array([1], np.float32))])])
     b = GraphBuilder()
     check(b.build(loop(b, trips, inside, [b.input(n, F, (3,)) for n in "abc"], 3)), {n: random(3) for n in "abc"})
 

@@ -82,7 +82,7 @@ def test_printed(golden):
     b = GraphBuilder("head")
     x = b.input("x", "float32", (2, 6))
     y = b.add(MATMUL, [x, b.constant(np.arange(24, dtype=np.float32).reshape(6, 4), "w")], name="logits")
-    y = b.add(ew.ADD, [*y, b.constant(np.float32([0.5]), "bias")], name="shifted")
+    y = b.add(ew.ADD, [*y, b.constant(np.array([0.5], np.float32), "bias")], name="shifted")
     golden("partitioned_graph.txt", str(partition(b.build(b.add(SOFTMAX, y, {"axes": (1,)}, "softmax")))))
 
 
@@ -225,7 +225,7 @@ def graphs(draw):
                 axis = len(v.shape) - 1
                 (v,) = b.add(mv.SLICE, [v], {"starts": (*[0] * axis, 3), "steps": (*[1] * axis, -1), "shape": v.shape})
             case "gather" if v.shape[-1] == 4:
-                (v,) = b.add(GATHER, [v, b.constant(np.int64([3, 0, 0, 2]))], {"axis": len(v.shape) - 1})
+                (v,) = b.add(GATHER, [v, b.constant(np.array([3, 0, 0, 2], np.int64))], {"axis": len(v.shape) - 1})
         if v not in values:
             values.append(v)
     computed = [v for node in b.nodes for v in node.outputs]

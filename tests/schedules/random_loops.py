@@ -4,6 +4,8 @@ reducers, temporaries, places that depend on data. Every access is in bounds for
 
 from __future__ import annotations
 
+from typing import Any
+
 from tcomp.ir import expr as E
 from tcomp.ir import te
 from tcomp.ir.dtypes import is_float
@@ -18,7 +20,7 @@ LARGEST = 7
 Loops = tuple[Expr, ...]  # variables, outermost first
 
 
-def reducer(fold: object, dtype: str) -> Reducer:
+def reducer(fold: Any, dtype: str) -> Reducer:
     """The reducer of te.sum, te.max, ..."""
     return fold(te.placeholder((1,), dtype)[0], te.reduce_axis(1)).attr[0]
 

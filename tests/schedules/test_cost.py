@@ -20,7 +20,7 @@ from tcomp.schedules.cost.cpu import estimate
 from tcomp.schedules.cost.roofline import cost_of, cpu_roof, gpu_roof, operations, work
 from tcomp.schedules.cpu import default as cpu
 from tcomp.schedules.instructions import fma_tile
-from tcomp.target import CpuTarget, CudaTarget, Target
+from tcomp.target import CpuTarget, CudaTarget
 from tests.schedules.programs import programs
 
 TARGET = CpuTarget.parse("cpu -mcpu=skylake-avx512")
@@ -211,7 +211,7 @@ def test_a_better_machine_takes_no_more_time() -> None:
     kernel = gemm(300, 300, 300).kernel
     base = estimate(kernel, TARGET)
     for better in ("-l1=64K", "-l2=4M", "-l3=64M"):
-        assert estimate(kernel, Target.parse(f"{TARGET} {better}")).time <= base.time
+        assert estimate(kernel, CpuTarget.parse(f"{TARGET} {better}")).time <= base.time
     assert estimate(kernel, CpuTarget.parse("cpu -mcpu=haswell")).bound > base.bound
 
 
@@ -254,7 +254,7 @@ def test_every_processor_has_rates() -> None:
         gpu = gpu_roof(CudaTarget.parse(f"cuda -arch={arch}"))
         assert gpu.slots > 1e11 and gpu.memories[-1][1] > 1e11
     for line in ("cpu -mcpu=haswell", "aarch64", "cpu -march=aarch64 -mcpu=neoverse-v2"):
-        top = cpu_roof(Target.parse(line), 2)
+        top = cpu_roof(CpuTarget.parse(line), 2)
         rates = [rate for _, rate in top.memories]
         assert rates == sorted(rates, reverse=True)
 
@@ -266,7 +266,7 @@ def test_a_roof_is_arithmetic_or_memory() -> None:
 
 
 def test_the_machine_measures_itself() -> None:
-    host = Target.host()
+    host = CpuTarget.host()
     assert 1e8 < peak_flops(host, 1e-4) < 1e13
     assert 1e7 < bandwidth(host, host.l1 // 2) < 1e13
     assert np.isfinite(bandwidth(host, 1 << 16, 2))

@@ -19,7 +19,7 @@ from tcomp.ops.nn import conv
 from tcomp.schedules.cpu.default import operand_layouts, schedule
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import replay
-from tcomp.target import CpuTarget, Target
+from tcomp.target import CpuTarget
 from tests.codegen.jit import HOST
 from tests.schedules.programs import Program, layouts, programs
 from tests.schedules.running import expected, interpreted, native
@@ -59,7 +59,7 @@ def test_lowering_through_layouts(program: Program, data: st.DataObject) -> None
 
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(MEDIUM, st.sampled_from([HOST, HASWELL, ARM]))
-def test_default_schedules_keep_the_meaning(program: Program, target: Target) -> None:
+def test_default_schedules_keep_the_meaning(program: Program, target: CpuTarget) -> None:
     """The interpreter checks bounds, undefined reads, and (by shuffling parallel iterations) races."""
     kernel = lowered(program)
     s = schedule(kernel, target)
@@ -82,7 +82,7 @@ def test_machine_code_for_narrower_vectors(program: Program) -> None:
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(LARGE, st.sampled_from([HASWELL, ARM]))
-def test_other_machines_get_code_as_well(program: Program, target: Target) -> None:
+def test_other_machines_get_code_as_well(program: Program, target: CpuTarget) -> None:
     kernel = schedule(lowered(program), target).kernel
     verify_kernel(kernel)
     assert compile_ir(emit_kernel(hoist_temporaries(kernel)[0], target), target).startswith(b"\x7fELF")
@@ -170,7 +170,7 @@ def test_rows_that_never_fill_a_vector() -> None:
 
 @pytest.mark.parametrize("target", [HOST, HASWELL], ids=["host", "haswell"])
 @pytest.mark.parametrize("shape", [(70, 2), (64, 8), (3, 65, 5), (129, 1), (64, 64)])
-def test_lanes_run_across_short_rows(shape: tuple[int, ...], target: Target) -> None:
+def test_lanes_run_across_short_rows(shape: tuple[int, ...], target: CpuTarget) -> None:
     x, k, j = te.placeholder(shape, name="x"), te.reduce_axis(shape[-1], "k"), te.reduce_axis(shape[-1], "j")
     largest = te.compute(shape[:-1], lambda *i: te.max(x[(*i, k)], k), name="largest")
     total = te.compute(shape[:-1], lambda *i: te.sum(te.exp(x[(*i, j)] - largest[i]), j), name="total")

@@ -22,7 +22,7 @@ from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.proof import prove
 from tcomp.schedules.schedule import replay
-from tcomp.target import CudaTarget, Target
+from tcomp.target import CudaTarget
 from tests.codegen import cuda_host
 from tests.schedules.programs import Program, layouts, programs
 from tests.schedules.running import expected, interpreted
@@ -38,7 +38,7 @@ def lowered(program: Program) -> Kernel:
 
 
 def emulated(
-    program: Program, kernel: Kernel, descending: bool = False, barriers: bool = True, target: Target = TARGET
+    program: Program, kernel: Kernel, descending: bool = False, barriers: bool = True, target: CudaTarget = TARGET
 ) -> list[np.ndarray]:
     """The results of the emitted text; every result and temporary starts out as garbage."""
     kernel, _ = hoist_temporaries(kernel)

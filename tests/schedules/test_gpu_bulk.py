@@ -15,7 +15,7 @@ from tcomp.ir.loops import hoist_temporaries
 from tcomp.schedules.gpu.default import schedule
 from tcomp.schedules.knobs import Knobs, Option, decode, encode
 from tcomp.schedules.schedule import Schedule, replay
-from tcomp.target import CudaTarget, Target
+from tcomp.target import CudaTarget
 from tests.codegen import cuda_host
 from tests.codegen.test_cuda import needs_nvrtc
 from tests.schedules.programs import Program
@@ -95,7 +95,7 @@ def test_it_is_a_decision_and_not_the_default() -> None:
     assert any(name.endswith(".copies") for name in newer.asked)
     for target, other in (("cuda", program), ("cuda -arch=sm_80", program), ("cuda -arch=sm_80,sm_90a", program), ("cuda -arch=sm_90a", product(33, 45, 19))):
         knobs = Knobs()
-        schedule(lowered(other), Target.parse(target), knobs)
+        schedule(lowered(other), CudaTarget.parse(target), knobs)
         assert not any(name.endswith(".copies") for name in knobs.asked)
 
 

@@ -22,7 +22,7 @@ from tcomp.schedules.gpu.precision import with_precision
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.proof import prove
 from tcomp.schedules.schedule import Schedule, replay
-from tcomp.target import CudaTarget, Target
+from tcomp.target import CudaTarget
 from tests.schedules.programs import Program
 from tests.schedules.running import expected, interpreted
 from tests.schedules.test_gpu import emulated, lowered, needs_compiler, nvrtc_missing
@@ -148,7 +148,7 @@ def test_families_on_tensor_cores(name: str, precision: str) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("dtype, target", [("float16", TARGET), ("bfloat16", TARGET), ("float16", OLD)], ids=str)
-def test_models_of_16_bits(dtype: str, target: Target) -> None:
+def test_models_of_16_bits(dtype: str, target: CudaTarget) -> None:
     """On tensor cores, where there are some; the results are rounded once more."""
     program = attention(2, 37, 131, 20, 24, dtype=dtype)
     s = schedule(lowered(program), target)
@@ -170,7 +170,7 @@ def test_symbolic_lengths(rows: int, keys: int, precision: str) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("target, precision", [(TARGET, "fp32"), (OLD, "fp32"), (TARGET, "fp16")], ids=str)
-def test_other_tiles(target: Target, precision: str) -> None:
+def test_other_tiles(target: CudaTarget, precision: str) -> None:
     program, asked = attention(1, 70, 140, 24, 40), Knobs()
     kernel = with_precision(lowered(program), precision)
     schedule(kernel, target, asked)

@@ -22,7 +22,7 @@ from tcomp.ir.loops import Call, hoist_temporaries, walk
 from tcomp.schedules.gpu.default import schedule
 from tcomp.schedules.knobs import Knobs, Option, decode, encode
 from tcomp.schedules.schedule import Schedule, replay
-from tcomp.target import CudaTarget, Target
+from tcomp.target import CudaTarget
 from tests.codegen import cuda_host
 from tests.codegen.test_cuda import needs_nvrtc
 from tests.schedules.programs import Program
@@ -143,7 +143,7 @@ def test_it_is_a_decision_and_not_the_default() -> None:
     assert grouped(tiles) and tiles[0] not in grouped(tiles)
     for other in ("cuda", "cuda -arch=sm_80", "cuda -arch=sm_90", "cuda -arch=sm_100"):
         knobs = Knobs()
-        schedule(lowered(program), Target.parse(other), knobs)
+        schedule(lowered(program), CudaTarget.parse(other), knobs)
         assert not any(grouped(a.options) for a in knobs.asked.values())
 
 

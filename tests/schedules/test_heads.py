@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -151,7 +153,7 @@ def test_one_kernel_for_a_product_and_the_join(rows: te.Dim, batch: int) -> None
     ],
     ids=["columns", "below each other", "also"],
 )  # fmt: skip
-def test_what_stays_apart(options: dict[str, object]) -> None:
+def test_what_stays_apart(options: dict[str, Any]) -> None:
     kernels = partition(joined(**options)).nodes
     assert [k for k in kernels if {"matmul", "reshape"} <= {node.op.name for node in k.bodies[0].nodes}] == []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ def nest(body: Callable[[E.Expr, E.Expr], Stmt], triangular: bool = False) -> Ke
     return kernel(loop("i", N, lambda i: loop("j", i if triangular else N, lambda j: body(i, j))))
 
 
-def refused(k: Kernel, step: Callable[[Schedule], object]) -> Witness | None:
+def refused(k: Kernel, step: Callable[[Schedule], Any]) -> Witness | None:
     s = Schedule(k)
     with pytest.raises(ScheduleError, match="may touch the same element") as caught:
         step(s)

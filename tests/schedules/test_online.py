@@ -25,7 +25,7 @@ from tcomp.schedules.gpu.precision import with_precision
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import replay
 from tcomp.schedules.trace import Step
-from tcomp.target import CpuTarget, Target
+from tcomp.target import CpuTarget
 from tests.codegen.jit import HOST
 from tests.schedules.dice import Seeded
 from tests.schedules.random_schedules import draw_step
@@ -402,7 +402,7 @@ def test_wide_values() -> None:
 
 @pytest.mark.parametrize("target", [HOST, HASWELL, ARM], ids=["host", "haswell", "arm"])
 @pytest.mark.parametrize("sizes", [(1, 19, 37, 8, 8), (2, 32, 64, 8, 12)], ids=str)
-def test_the_default_schedule_in_the_interpreter(sizes: tuple[int, int, int, int, int], target: Target) -> None:
+def test_the_default_schedule_in_the_interpreter(sizes: tuple[int, int, int, int, int], target: CpuTarget) -> None:
     """Which looks at bounds, undefined reads, and races."""
     inputs, result = attention(*sizes)
     source = lower("attention", inputs, [result])

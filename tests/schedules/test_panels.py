@@ -13,7 +13,7 @@ from tcomp.schedules.cpu.default import schedule
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import Schedule, replay
-from tcomp.target import Target
+from tcomp.target import CpuTarget
 from tests.schedules.programs import Program
 from tests.schedules.running import expected, interpreted, native
 
@@ -36,7 +36,7 @@ def convolution(size: int, channels: int, outputs: int) -> Program:
 
 
 def scheduled(p: Program, l2: str, **decisions: bool) -> Schedule:
-    return schedule(lower("p", p.inputs, p.outputs), Target.parse(f"{HASWELL} -l2={l2} -cores=1"), Knobs(decisions))
+    return schedule(lower("p", p.inputs, p.outputs), CpuTarget.parse(f"{HASWELL} -l2={l2} -cores=1"), Knobs(decisions))
 
 
 def hints(kernel: Kernel) -> list[str]:

@@ -17,7 +17,7 @@ from tcomp.schedules.cpu import stencils
 from tcomp.schedules.cpu.default import schedule
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import Schedule, replay
-from tcomp.target import CpuTarget, Target
+from tcomp.target import CpuTarget
 from tests.codegen.jit import HOST
 from tests.schedules import pipelines as random_pipelines
 from tests.schedules.dice import Seeded
@@ -166,7 +166,7 @@ def lowered(p: Program) -> Kernel:
     return lower("pipeline", p.inputs, p.outputs)
 
 
-def tiled(p: Program, target: Target, monkeypatch: pytest.MonkeyPatch) -> Schedule:
+def tiled(p: Program, target: CpuTarget, monkeypatch: pytest.MonkeyPatch) -> Schedule:
     """The default schedule, of images of any size; asserts that tiles were made."""
     monkeypatch.setattr(stencils, "WORTHWHILE", 1)
     kernel = lowered(p)

@@ -22,7 +22,7 @@ from tcomp.ir.text.parser import parse_kernel
 from tcomp.ir.verify import verify_kernel
 from tcomp.schedules import Schedule
 from tcomp.schedules.instructions import fma_tile, isa_of, mma, mma_fill, named, text_of, vpdpbusd
-from tcomp.target import CpuTarget, Target
+from tcomp.target import CpuTarget
 from tests.codegen.jit import HOST, compile_kernel
 
 ISA = isa_of(HOST)
@@ -426,6 +426,6 @@ def test_names_of_no_instruction(text: str, message: str) -> None:
 
 def test_isa_of_targets() -> None:
     lines = {"cpu -mcpu=haswell": "avx2", "cpu -mcpu=cascadelake": "avx512", "cpu -march=aarch64 -mcpu=generic": "neon"}
-    assert {line: isa_of(Target.parse(line)) for line in lines} == lines
+    assert {line: isa_of(CpuTarget.parse(line)) for line in lines} == lines
     with pytest.raises(ScheduleError, match="has no fused multiply-add"):
         isa_of(CpuTarget.parse("cpu -mcpu=sandybridge"))

@@ -13,7 +13,7 @@ from tcomp.ir import te
 from tcomp.schedules.cpu import default as cpu
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import Schedule
-from tcomp.target import CpuTarget, Target
+from tcomp.target import CpuTarget
 from tests.codegen.jit import HOST
 from tests.schedules.programs import Program
 from tests.schedules.running import expected, interpreted, native
@@ -61,7 +61,7 @@ def scores(rows: int, columns: int, dtype: str) -> Program:
     st.sampled_from([matrix, channels_last, blocked, both_ways, symmetric, scores]), st.integers(1, 100), st.integers(1, 70),
     st.sampled_from(["float32", "float32", "float64", "int8", "float16", "bool"]), st.sampled_from(TARGETS),
 )  # fmt: skip
-def test_the_meaning_stays(make: Callable[[int, int, str], Program], rows: int, columns: int, dtype: str, target: Target) -> None:
+def test_the_meaning_stays(make: Callable[[int, int, str], Program], rows: int, columns: int, dtype: str, target: CpuTarget) -> None:
     if dtype == "bool" and make is not blocked:
         dtype = "uint8"
     p = make(rows, columns, dtype)
@@ -77,7 +77,7 @@ def test_the_meaning_stays(make: Callable[[int, int, str], Program], rows: int, 
 
 @pytest.mark.parametrize("target", [SKYLAKE, HASWELL, ARM], ids=str)
 @pytest.mark.parametrize("make", [matrix, channels_last, blocked, both_ways, scores])
-def test_nothing_is_gathered(make: Callable[[int, int, str], Program], target: Target) -> None:
+def test_nothing_is_gathered(make: Callable[[int, int, str], Program], target: CpuTarget) -> None:
     p = make(64, 96, "float32")
     s = cpu.schedule(lower("p", p.inputs, p.outputs), target)
     text = emit_kernel(s.kernel, target)
