@@ -10,10 +10,12 @@ import functools
 import hashlib
 import json
 import os
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from tcomp.errors import ArtifactError
+from tcomp.runtime.files import replacing
 
 
 def folder() -> Path:
@@ -55,15 +57,10 @@ def load(kind: str, name: str) -> Any:
 def store(kind: str, name: str, record: Any) -> None:
     """Keep a record, of what JSON can say."""
     content, path = json.dumps(record).encode(), _path(kind, name)
-    with suppress(OSError):
+    with suppress(OSError, ArtifactError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            try:
-                file.write(_digest(kind, name, content) + b"\n" + content)
-                file.close()
-                os.replace(file.name, path)
-            except OSError:
-                os.unlink(file.name)
+        with replacing(path) as (file,):
+            file.write(_digest(kind, name, content) + b"\n" + content)
 
 
 def _path(kind: str, name: str) -> Path:

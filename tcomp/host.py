@@ -1,15 +1,14 @@
-"""This machine, as a compiler asks it: its processor, caches and cores."""
+"""This machine, as a compiler asks it: its processor and caches. Its cores: `tcomp.runtime.host`."""
 
 from __future__ import annotations
 
-import os
 import platform
 import re
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from tcomp import cache
+from tcomp.runtime.host import cpuinfo
 
 # What tells one processor from another in /proc/cpuinfo, on x86-64 and AArch64.
 _PROCESSOR = re.compile(r"^(?:vendor_id|cpu family|model|stepping|flags|CPU \w+|Features)\s*:.*", re.MULTILINE)
@@ -20,7 +19,9 @@ def processor() -> tuple[str, list[str]]:
     compilation out of the cache, which asks it nothing else."""
     import llvmlite  # where this machine is asked, not to describe another
 
-    described = set(_PROCESSOR.findall(_cpuinfo()))
+    described = set()
+    with suppress(OSError):
+        described = set(_PROCESSOR.findall(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")))
     name = cache.name(llvmlite.__version__, platform.machine(), *sorted(described))
     kept = cache.load("processors", name) if described else None
     if kept is None:
@@ -35,14 +36,7 @@ def processor() -> tuple[str, list[str]]:
 
 def processor_name() -> str:
     """The name that the processor gives itself, "" where it gives none."""
-    lines = (line for line in _cpuinfo().splitlines() if line.startswith(("model name", "CPU part")))
-    return next((line.split(":", 1)[1].strip() for line in lines), "")
-
-
-def _cpuinfo() -> str:
-    with suppress(OSError):
-        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    return ""
+    return cpuinfo("model name") or cpuinfo("CPU part")
 
 
 def data_caches() -> dict[str, int | None]:
@@ -54,15 +48,3 @@ def data_caches() -> dict[str, int | None]:
             if kind != "Instruction" and f"l{level}" in sizes:
                 sizes[f"l{level}"] = int(size.rstrip("KM")) << {"K": 10, "M": 20}.get(size[-1:], 0) or None
     return sizes
-
-
-def physical_cores() -> int:
-    """Physical cores that this process may use."""
-    usable: Iterable[int] = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    cores = set()
-    for cpu in usable:
-        try:
-            cores.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip())
-        except OSError:
-            cores.add(str(cpu))
-    return max(1, len(cores))

@@ -24,6 +24,7 @@ from typing import Any, Self
 from tcomp import host
 from tcomp.errors import TargetError
 from tcomp.machines import ALL_FEATURES, AVX512, CORES, CUDA_ARCHITECTURES, FEATURES, GPUS, INTEL_AVX512, Core, Gpu
+from tcomp.runtime.host import physical_cores
 
 _USUAL = Core()
 _CACHES = ("l1", "l2", "l3")
@@ -58,7 +59,7 @@ class Target(ABC):
             baseline = {"x86_64": ("x86-64-v4", "x86-64-v3", "x86-64-v2", "x86-64"), "aarch64": ("generic",)}[arch]
             cpu = next(name for name in baseline if FEATURES[arch][name] <= present or name == baseline[-1])
         l1, l2, l3 = (getattr(CORES[cpu], level) if size is None else size for level, size in host.data_caches().items())
-        return CpuTarget(arch, cpu, tuple(sorted(present)), l1, l2, l3, host.physical_cores())
+        return CpuTarget(arch, cpu, tuple(sorted(present)), l1, l2, l3, physical_cores())
 
     @property
     @abstractmethod

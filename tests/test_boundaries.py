@@ -17,7 +17,8 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 LAYERS: list[set[str]] = [
     {"errors"},
-    {"cache", "machines", "runtime"},
+    {"runtime"},
+    {"cache", "machines"},
     {"host"},
     {"target"},
     {"ir"},

@@ -22,7 +22,7 @@ speed and proves less), against microseconds for mapping.
 
 Trust. A checksum shows damage, not intent: an artifact holds native code, and loading it is as trusting as loading a
 shared library. A file that is mapped must not be changed in place; `write_artifact` and `save` replace it instead
-(write beside it, then rename).
+(write next to it, then rename).
 """
 
 from __future__ import annotations
@@ -32,12 +32,10 @@ import hashlib
 import io
 import mmap
 import os
-import secrets
 import stat
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -45,6 +43,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tcomp.errors import ArtifactError
+from tcomp.runtime.files import replacing
 from tcomp.runtime.manifest import FORMAT, MANIFEST_LIMIT, Manifest, dump_manifest, parse_manifest
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -53,9 +52,9 @@ Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | B
 _MAGIC = b"\x89TCOMP\r\n"
 _VERSION = 1
 _HEAD = struct.Struct("<8sII6Q")
-_HEADER_SIZE = 128
-_PAGE = 4096
-_ALIGN = 64
+_HEADER_SIZE = 128  # bytes
+_PAGE = 4096  # bytes: of x86-64 and AArch64, where the weights section starts so that it can be mapped
+_ALIGN = 64  # bytes: a cache line, and the widest vector
 
 
 def plan_weights(sizes: Sequence[int]) -> list[int]:
@@ -72,8 +71,8 @@ def write_artifact(
 ) -> None:
     """Write an artifact to a path (atomically: a reader sees the old file or the new one) or to an open file (from its start).
 
-    `weights` are (name, contiguous buffer or ndarray), or have `nbytes` and `__array__` like one: such are made when they are written,
-    few at a time, in as many threads as there are cores. `manifest` has all keys but `format`, `weights` and `checksums`, which are
+    `weights` are (name, contiguous buffer or ndarray), or have `nbytes` and `__array__` like one: such are materialised when they are written,
+    few at a time, in as many threads as there are cores. `manifest` has all keys but `format`, `weights` and `code_sha256`, which are
     computed here. Raises ArtifactError for a malformed manifest or if the file cannot be written.
     """
     buffers = [buffer if hasattr(buffer, "__array__") else _as_bytes(name, buffer) for name, buffer in weights]
@@ -83,10 +82,9 @@ def write_artifact(
     def text(digests: Iterable[str]) -> bytes:
         parts = zip(names, offsets, buffers, digests, strict=True)
         table = [{"name": name, "offset": offset, "size": buffer.nbytes, "sha256": digest} for name, offset, buffer, digest in parts]
-        checksums = {"code": hashlib.sha256(code).hexdigest()}
-        return dump_manifest({**manifest, "format": FORMAT, "weights": table, "checksums": checksums})
+        return dump_manifest({**manifest, "format": FORMAT, "weights": table, "code_sha256": hashlib.sha256(code).hexdigest()})
 
-    draft = text(["0" * 64] * len(names))  # as long as the one with the digests, which are known once all weights are made
+    draft = text(["0" * 64] * len(names))  # as long as the one with the digests, which are known once all weights are written
     parse_manifest(draft)  # what cannot be read is not written
     code_at = -(-(_HEADER_SIZE + len(draft)) // _ALIGN) * _ALIGN
     weights_at = -(-(code_at + len(code)) // _PAGE) * _PAGE
@@ -110,16 +108,14 @@ def write_artifact(
         _write_at(descriptor, 0, memoryview((header + final).ljust(code_at, b"\0") + code))
 
     if isinstance(target, (str, os.PathLike)):
-        with _replacing(Path(target)) as file:
+        with replacing(Path(target)) as (file,):
             write(file.fileno())
     else:
         write(target.fileno())
 
 
 def read_artifact(source: Source) -> Artifact:
-    """Open an artifact: a path or open file (mapped, read lazily), or the bytes of one (copied). Raises ArtifactError
-    if anything is wrong.
-    """
+    """Open an artifact: a path or open file (mapped, read lazily), or the bytes of one (copied). Raises ArtifactError if anything is wrong."""
     if isinstance(source, (bytes, bytearray, memoryview)):
         return Artifact(_copied(source), "the given bytes")
     try:
@@ -148,38 +144,35 @@ class Artifact:
 
     def __init__(self, image: Bytes, where: str) -> None:
         self._image, self.where = image, where
+
+        def damaged(why: str) -> ArtifactError:
+            return ArtifactError("the artifact is truncated or damaged", where=where, why=why)
+
         head = image[:_HEADER_SIZE].tobytes()
         if head[:8] != _MAGIC:
             raise ArtifactError("not a tcomp artifact", where=where, why="it does not start with the magic bytes")
         if len(head) < _HEADER_SIZE:
-            raise ArtifactError("the artifact is truncated", where=where)
+            raise damaged(f"it has {len(head)} bytes, its header alone {_HEADER_SIZE}")
         _, version, _, *sections = _HEAD.unpack_from(head)
         if version != _VERSION:
-            raise ArtifactError(
-                f"the artifact has layout version {version}, this runtime reads version {_VERSION}",
-                where=where,
-                hint="compile the model again, or use the tcomp release that wrote it",
-            )
+            what = f"the artifact has layout version {version}, this runtime reads version {_VERSION}"
+            raise ArtifactError(what, where=where, hint="compile the model again, or use the tcomp release that wrote it")
         places = list(zip(sections[::2], sections[1::2], strict=True))
         end = max(offset + size for offset, size in places)
         if end != image.size or any(offset < _HEADER_SIZE for offset, _ in places) or sections[2] % _PAGE:
-            raise ArtifactError(
-                "the artifact is truncated or damaged", where=where, why=f"it has {image.size} bytes, its header tells of {end}"
-            )
+            raise damaged(f"it has {image.size} bytes, its header tells of {end}")
         if places[2][1] > MANIFEST_LIMIT:
             raise ArtifactError(f"the manifest has {places[2][1]} bytes, more than the {MANIFEST_LIMIT} allowed", where=where)
-        code, weights, manifest = (image[offset : offset + size] for offset, size in places)
-        self._manifest = manifest.tobytes()
+        code, self.weights, manifest = (image[offset : offset + size] for offset, size in places)
+        self.code, self._manifest = code.tobytes(), manifest.tobytes()
         if hashlib.sha256(head[: _HEAD.size] + self._manifest).digest() != head[_HEAD.size : _HEAD.size + 32]:
-            raise ArtifactError("the artifact is damaged", where=where, why="header and manifest do not match their checksum")
+            raise damaged("header and manifest do not match their checksum")
         self.manifest: Manifest = parse_manifest(self._manifest)
-        self.code: bytes = code.tobytes()
         if hashlib.sha256(self.code).hexdigest() != self.manifest.code_sha256:
-            raise ArtifactError("the artifact is damaged", where=where, why="the code does not match its checksum")
-        self.weights: Bytes = weights
+            raise damaged("the code does not match its checksum")
         self._places = {weight.name: (weight.offset, weight.size) for weight in self.manifest.weights}
         for name, (offset, size) in self._places.items():
-            if offset % _ALIGN or offset + size > weights.size:
+            if offset % _ALIGN or offset + size > self.weights.size:
                 raise ArtifactError(f"weight {name!r} lies outside the weights section, or is not aligned", where=where)
 
     @property
@@ -193,35 +186,26 @@ class Artifact:
         return self.weights[offset : offset + size]
 
     def verify(self) -> None:
-        """Check every weight against its SHA-256 (reads all of them). Raises ArtifactError naming the first that is
-        damaged.
-        """
+        """Check every weight against its SHA-256 (reads all of them). Raises ArtifactError naming the first that is damaged."""
         for weight in self.manifest.weights:
             if hashlib.sha256(self.weight(weight.name).data).hexdigest() != weight.sha256:
-                raise ArtifactError(
-                    f"weight {weight.name!r} of the artifact is damaged",
-                    where=self.where,
-                    why="its contents do not match their checksum",
-                    hint="fetch the file again, or compile the model again",
-                )
+                what, why = f"weight {weight.name!r} of the artifact is damaged", "its contents do not match their checksum"
+                raise ArtifactError(what, where=self.where, why=why, hint="fetch the file again, or compile the model again")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the artifact to a file, atomically. Raises ArtifactError if it cannot be written."""
-        with _replacing(Path(path)) as file:
+        with replacing(Path(path)) as (file,):
             file.write(self.image)
 
     def extract(self, folder: str | os.PathLike[str]) -> None:
-        """Write `model.so`, `weights.bin` and `manifest.json` into `folder` (made if missing), for programs without
-        Python.
-        """
+        """Write `model.so`, `weights.bin` and `manifest.json` into `folder` (made if missing), for programs without Python."""
         root = Path(folder)
         try:
             root.mkdir(parents=True, exist_ok=True)
         except OSError as problem:
             raise ArtifactError(f"cannot make the folder {root}", why=str(problem)) from None
-        files = (("model.so", self.code), ("weights.bin", self.weights.data), ("manifest.json", self._manifest))
-        for name, content in files:
-            with _replacing(root / name) as file:
+        for name, content in (("model.so", self.code), ("weights.bin", self.weights.data), ("manifest.json", self._manifest)):
+            with replacing(root / name) as (file,):
                 file.write(content)
 
 
@@ -263,17 +247,3 @@ def _copied(data: bytes | bytearray | memoryview) -> Bytes:
     image[:] = content
     image.flags.writeable = False
     return image
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` once it is complete, and vanishes if anything fails."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-    try:
-        with open(beside, "xb") as file:
-            yield file
-        os.replace(beside, path)
-    except OSError as problem:
-        raise ArtifactError(f"cannot write {path}", why=str(problem)) from None
-    finally:
-        beside.unlink(missing_ok=True)

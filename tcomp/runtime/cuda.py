@@ -13,78 +13,42 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import pairwise
-from typing import Any, Protocol
+from math import prod
+from typing import Any
 
 import numpy as np
 
-from tcomp.errors import ArtifactError, DeviceError, InputError
-from tcomp.runtime import plan as plans
+from tcomp.errors import DeviceError, InputError
 from tcomp.runtime.artifact import Artifact
 from tcomp.runtime.inputs import admit
-from tcomp.runtime.loaded_model import Array, LoadedModel
-from tcomp.runtime.plan import KernelCode, Plan
+from tcomp.runtime.loaded_model import Array, LoadedModel, check_sizes
+from tcomp.runtime.plan import KernelCode, Plan, evaluate
 
 Shapes = tuple[tuple[int, ...], ...]
 
-_SESSIONS = 16  # sets of input shapes whose memory and graph are kept
-_GRAPH_NODES = 20_000  # longer runs are launched step by step
+MAX_SESSIONS = 16  # sets of input shapes whose memory (an arena each) and graph are kept
+MAX_GRAPH_NODES = 20_000  # launches of a CUDA graph: to capture more takes seconds and much memory, so longer runs are launched step by step
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # of a function: CUfunction_attribute of the driver
-_PINNED = 32 << 20  # bytes of the staging buffer for uploads
-
-
-class GPU(plans.Device, Protocol):
-    """A device with memory: what a module needs beyond launching."""
-
-    def allocate(self, size: int) -> Any:
-        """Memory of `size` bytes. Raises an error of CuPy if there is not enough."""
-
-    def address(self, memory: Any) -> int:
-        """Where memory begins."""
-
-    def load(self, kernel: KernelCode) -> dict[str, Any]:
-        """Load the code of a kernel; its functions by name."""
-
-    def upload(self, target: int, array: Array) -> None:
-        """Copy an array to the device."""
-
-    def download(self, array: Array, source: int) -> None:
-        """Copy from the device to an array."""
-
-    def on_device(self, value: object) -> Any | None:
-        """The value as a contiguous array if it lies on a GPU, else None."""
-
-    def device_array(self, shape: Sequence[int], dtype: np.dtype[Any], source: int) -> Any:
-        """A new array on the device with the content at `source`."""
-
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Record the launches of `work` as a CUDA graph; returns what replays them."""
-
-    def stopwatch(self) -> Callable[[], Callable[[], float]]:
-        """Marks this moment of the stream; see `CupyDevice.stopwatch`."""
-
-    def guarded(self) -> Any:
-        """A context manager that turns errors of the device into `DeviceError`s."""
-
-    def synchronize(self) -> None:
-        """Wait until all earlier operations have ended."""
+_PINNED = 32 << 20  # bytes of the staging buffer for uploads: large enough that its copies run at the rate of the bus
 
 
 class CudaModule(LoadedModel):
     """A compiled model that runs on a GPU. Calls from several threads take turns; several modules are independent of each other."""
 
-    def __init__(self, artifact: Artifact, device: GPU | None = None) -> None:
+    def __init__(self, artifact: Artifact, device: CupyDevice | None = None) -> None:
         """Prefer `Module.load`. Raises DeviceError if there is no GPU that can run the code."""
         super().__init__(artifact)
         manifest = artifact.manifest
         self._plan = Plan(artifact.code, len(manifest.dims), len(manifest.inputs), len(manifest.outputs))
-        self._device: GPU = device if device is not None else CupyDevice()
+        self._device = device if device is not None else CupyDevice()
         self._lock = threading.Lock()
         self._sessions: dict[Shapes, _Session] = {}
         with self._device.guarded():
             self._functions: dict[str, Any] = {}
             for kernel in self._plan.kernels.values():
-                self._functions.update(self._device.load(kernel))
+                self._functions |= self._device.load(kernel)
             self._weights = self._device.allocate(artifact.weights.size)
             self._device.upload(self._device.address(self._weights), artifact.weights)
             self._device.synchronize()
@@ -94,32 +58,24 @@ class CudaModule(LoadedModel):
         """One: it launches."""
         return 1
 
-    def __repr__(self) -> str:
-        inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
-        return f"<tcomp.CudaModule ({inputs}) -> ({outputs})>"
-
-    def profile(self, inputs: Mapping[str, object], runs: int = 10) -> list[tuple[str, float]]:
-        """(name, seconds) of every kernel call in program order, launched one by one: means over `runs` runs, after one that does not
-        count."""
-        if runs < 1:
-            raise InputError(f"runs must be at least 1, not {runs}")
-        self.run(inputs)
-        names = plans.labels(self._plan.steps)
+    def _profile(self, inputs: Mapping[str, object], runs: int) -> list[tuple[str, float]]:
+        names = self._plan.labels
         totals = [0.0] * len(names)
         with self._lock, self._device.guarded():
-            session = self._session(tuple(tuple(a.shape) for a in self._admitted([inputs[n] for n in self._names])))
+            session = self._session(self._admitted(self._ordered(inputs)))
             for _ in range(runs):
-                marks: list[tuple[int, Callable[[], float]]] = []
+                numbers: list[int] = []
+                moments: list[Callable[[], float]] = []
                 mark = self._device.stopwatch()
 
-                def watch(number: int, marks: list[tuple[int, Callable[[], float]]] = marks, mark: Any = mark) -> None:
-                    marks.append((number, mark()))
+                def watch(number: int, numbers: list[int] = numbers, moments: list[Any] = moments, mark: Any = mark) -> None:
+                    numbers.append(number)
+                    moments.append(mark())
 
                 self._plan.execute(self._device, self._functions, session.dims, session.places, watch)
-                watch(len(names))
+                moments.append(mark())
                 self._device.synchronize()
-                times = [(number, moment()) for number, moment in marks]
-                for (number, start), (_, end) in pairwise(times):
+                for number, (start, end) in zip(numbers, pairwise([moment() for moment in moments]), strict=True):
                     totals[number] += end - start
         return [(name, total / runs) for name, total in zip(names, totals, strict=True)]
 
@@ -127,7 +83,7 @@ class CudaModule(LoadedModel):
         """Seconds of `runs` replays of all launches, by the device's clock, without transfers; after a run that does not count."""
         self.run(inputs)
         with self._lock, self._device.guarded():
-            session = self._session(tuple(tuple(a.shape) for a in self._admitted([inputs[n] for n in self._names])))
+            session = self._session(self._admitted(self._ordered(inputs)))
             mark = self._device.stopwatch()
             session.run()  # the second run of these sizes captures them
             marks = [mark()]
@@ -136,8 +92,6 @@ class CudaModule(LoadedModel):
                 marks.append(mark())
             self._device.synchronize()
             return [end - start for start, end in pairwise([moment() for moment in marks])]
-
-    # ---- one call --------------------------------------------------------------------------------
 
     def _admitted(self, values: list[Any]) -> list[Any]:
         """Arrays on the device as they are, all others as NumPy arrays."""
@@ -155,74 +109,56 @@ class CudaModule(LoadedModel):
 
     def _execute(self, values: list[Any]) -> list[Any]:
         with self._lock, self._device.guarded():
-            arrays = self._admitted(values)
-            session = self._session(tuple(tuple(a.shape) for a in arrays))
+            device, arrays = self._device, self._admitted(values)
+            session = self._session(arrays)
             for number, array in enumerate(arrays):
                 if not array.nbytes:
                     continue
                 if isinstance(array, np.ndarray):
-                    self._device.upload(session.places["input", number], array)
+                    device.upload(session.places["input", number], array)
                 else:
-                    self._device.copy(session.places["input", number], array.data.ptr, array.nbytes)
+                    device.copy(session.places["input", number], array.data.ptr, array.nbytes)
             session.run()
             stays = bool(arrays) and not any(isinstance(a, np.ndarray) for a in arrays)
             outputs: list[Any] = []
             for number, (shape, dtype) in enumerate(zip(session.shapes, self._output_dtypes, strict=True)):
                 source = session.places["output", number]
-                if stays:
-                    outputs.append(self._device.device_array(shape, dtype, source))
-                    continue
-                result = np.empty(shape, dtype)
-                if result.nbytes:
-                    self._device.download(result, source)
-                outputs.append(result)
-            self._device.synchronize()
+                outputs.append(device.device_array(shape, dtype, source) if stays else np.empty(shape, dtype))
+                if not stays and outputs[-1].nbytes:
+                    device.download(outputs[-1], source)
+            device.synchronize()
             return outputs
 
-    def _session(self, shapes: Shapes) -> _Session:
-        """That of these shapes, kept with those used last."""
+    def _session(self, arrays: Sequence[Any]) -> _Session:
+        """That of these inputs' shapes, kept with those used last."""
+        shapes = tuple(tuple(a.shape) for a in arrays)
         session = self._sessions.pop(shapes, None)
         if session is None:
-            if len(self._sessions) >= _SESSIONS:
+            if len(self._sessions) >= MAX_SESSIONS:
                 self._sessions.pop(next(iter(self._sessions)))
             session = _Session(self, shapes)
         self._sessions[shapes] = session
         return session
-
-    def _sizes(self, dims: list[int]) -> tuple[int, list[tuple[int, ...]]]:
-        values: dict[tuple[str, int | str], int] = {("dim", n): d for n, d in enumerate(dims)}
-        workspace = plans.evaluate(self._plan.workspace, values)
-        shapes = [tuple(plans.evaluate(d, values) for d in shape) for shape in self._plan.outputs]
-        if workspace == -1:
-            raise InputError("the inputs are too small for the model", why="the size of an intermediate result would be negative")
-        if workspace < 0 or any(d < 0 for shape in shapes for d in shape):
-            raise ArtifactError(f"the launch plan asks for impossible sizes: {workspace} bytes of workspace, outputs {shapes}")
-        return workspace, shapes
 
 
 class _Session:
     """Memory for one set of input shapes, and the graph of all launches."""
 
     def __init__(self, module: CudaModule, shapes: Shapes) -> None:
-        device = module._device
+        device, plan = module._device, module._plan
         self.dims = module._bind(shapes)
-        workspace, self.shapes = module._sizes(self.dims)
-        sizes: dict[tuple[str, int], int] = {("workspace", 0): workspace}
-        for kind, extents, dtypes in (
-            ("input", list(shapes), [d for _, d in module._admission]),
-            ("output", self.shapes, module._output_dtypes),
-        ):
-            for number, (shape, dtype) in enumerate(zip(extents, dtypes, strict=True)):
-                sizes[kind, number] = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        values: dict[tuple[str, int | str], int] = {("dim", n): d for n, d in enumerate(self.dims)}
+        workspace = evaluate(plan.workspace, values)
+        self.shapes = [tuple(evaluate(d, values) for d in shape) for shape in plan.outputs]
+        check_sizes(workspace, self.shapes)
+        sizes = {("workspace", 0): workspace}
+        sizes |= {("input", n): prod(shape) * d.itemsize for n, (shape, (_, d)) in enumerate(zip(shapes, module._admission, strict=True))}
+        sizes |= {("output", n): prod(shape) * d.itemsize for n, (shape, d) in enumerate(zip(self.shapes, module._output_dtypes, strict=True))}
         self.memory = {key: device.allocate(size) for key, size in sizes.items()}
-        self.places = {key: device.address(m) for key, m in self.memory.items()}
-        self.places["weights", 0] = device.address(module._weights)
-
-        def launch() -> None:
-            module._plan.execute(device, module._functions, self.dims, self.places)
-
-        self._launch, self._capture = launch, device.capture
-        self._static = not module._plan.branches and module._plan.count(self.dims) <= _GRAPH_NODES
+        self.places = {key: device.address(m) for key, m in self.memory.items()} | {("weights", 0): device.address(module._weights)}
+        self._launch = partial(plan.execute, device, module._functions, self.dims, self.places)
+        self._capture = device.capture
+        self._static = not plan.branches and plan.count(self.dims) <= MAX_GRAPH_NODES
         self._graph: Callable[[], None] | None = None
         self._again = not self.dims  # sizes that may change each time are captured when they come back
 
@@ -232,9 +168,6 @@ class _Session:
             self._graph = self._capture(self._launch)
         self._again = True
         (self._graph or self._launch)()
-
-
-# ---------------------------------------------------------------- CuPy
 
 
 class CupyDevice:
@@ -290,7 +223,7 @@ class CupyDevice:
         """Free the code that was loaded last; nothing of it may be running."""
         self.cupy.cuda.driver.moduleUnload(self.modules.pop())
 
-    def launch(self, function: Any, grid: tuple[int, int, int], block: tuple[int, int, int], arguments: Sequence[int]) -> None:
+    def launch(self, function: Any, grid: tuple[int, ...], block: tuple[int, ...], arguments: Sequence[int]) -> None:
         """Launch a loaded function on the stream."""
         handle, shared = function
         cells = (ctypes.c_int64 * max(1, len(arguments)))(*arguments)  # pointers and 64-bit integers alike
@@ -366,12 +299,7 @@ class CupyDevice:
             with suppress(self.cupy.cuda.runtime.CUDARuntimeError):  # of a capture that the first error has broken
                 self.stream.end_capture()
             raise
-        graph = self.stream.end_capture()
-
-        def replay() -> None:
-            graph.launch(self.stream)
-
-        return replay
+        return partial(self.stream.end_capture().launch, self.stream)
 
     def stopwatch(self) -> Callable[[], Callable[[], float]]:
         """Marks this moment of the stream; the function returned marks others. These tell the seconds in between, once the device is past

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 from functools import cache
 from math import ceil
@@ -31,63 +32,55 @@ def check_target(triple: str, features: tuple[str, ...]) -> None:
     name = triple.partition("-")[0].lower()
     wanted, here = _ALIASES.get(name, name), _ALIASES.get(platform.machine().lower(), platform.machine().lower())
     if wanted != here or sys.platform != "linux" or "linux" not in triple:
-        raise ArtifactError(
-            f"the artifact was compiled for {triple}",
-            why=f"this machine is {here} {sys.platform}",
-            hint="compile the model for this machine",
-        )
-    present = _cpu_flags()
+        why = f"this machine is {here} {sys.platform}"
+        raise ArtifactError(f"the artifact was compiled for {triple}", why=why, hint="compile the model for this machine")
     names = _KERNEL_NAMES.get(wanted, {})
-    missing = [feature for feature in features if names.get(_plain(feature), _plain(feature)) not in present]
-    if missing:
-        raise ArtifactError(
-            f"this processor lacks instructions that the artifact uses: {', '.join(missing)}",
-            hint="compile the model for this machine, or for an older one (--target 'cpu -mcpu=x86-64-v3')",
-        )
+    if missing := [feature for feature in features if names.get(_plain(feature), _plain(feature)) not in _cpu_flags()]:
+        hint = "compile the model for this machine, or for an older one (--target 'cpu -mcpu=x86-64-v3')"
+        raise ArtifactError(f"this processor lacks instructions that the artifact uses: {', '.join(missing)}", hint=hint)
 
 
 def _plain(feature: str) -> str:
     """One spelling for LLVM's avx512vnni, sse4.1, amx-int8 and the kernel's avx512_vnni, sse4_1, amx_int8."""
-    return feature.lstrip("+").lower().replace("-", "").replace("_", "").replace(".", "")
+    return re.sub(r"[-+_.]", "", feature.lower())
+
+
+def cpuinfo(key: str) -> str:
+    """The value of the first line with this key in /proc/cpuinfo, "" if there is none. Only the first processor's entry is read: it is enough,
+    and asking for all is slow on large machines."""
+    try:
+        with open("/proc/cpuinfo", "rb", buffering=0) as file:
+            lines = file.read(16384).decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((value.strip() for name, _, value in (line.partition(":") for line in lines) if name.strip() == key), "")
 
 
 @cache
 def _cpu_flags() -> frozenset[str]:
-    with open("/proc/cpuinfo", "rb", buffering=0) as file:
-        # The first processor's entry is enough, and asking for all is slow on large machines.
-        text = file.read(16384).decode(errors="replace")
-    for line in text.splitlines():
-        key, _, value = line.partition(":")
-        if key.strip().lower() in ("flags", "features"):
-            return frozenset(map(_plain, value.split()))
-    return frozenset()
+    return frozenset(map(_plain, (cpuinfo("flags") or cpuinfo("Features")).split()))
 
 
 @cache
 def default_threads() -> int:
-    """Physical cores that this process may use: the affinity mask without SMT siblings, bounded by the cgroup's CPU
-    quota.
-    """
-    cpus = os.sched_getaffinity(0)
+    """Physical cores that this process may use: the affinity mask without SMT siblings, bounded by the cgroup's CPU quota."""
     quota = cpu_quota()
-    return max(1, min(_cores(cpus), len(cpus) if quota is None else ceil(quota)))
+    return max(1, min(physical_cores(), len(os.sched_getaffinity(0)) if quota is None else ceil(quota)))
 
 
-def _cores(cpus: set[int]) -> int:
-    """Distinct cores among `cpus`: two SMT siblings share the vector units that generated code keeps busy."""
+def physical_cores() -> int:
+    """Distinct cores that this process may use: two SMT siblings share the vector units that generated code keeps busy."""
     siblings = set()
-    for cpu in cpus:
+    for cpu in os.sched_getaffinity(0):
         try:
-            siblings.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
+            siblings.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip())
         except OSError:
-            return len(cpus)
+            siblings.add(str(cpu))
     return len(siblings)
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """CPUs' worth of time that the control groups (v1 or v2) of this process grant, or None. `root` is where /proc and
-    /sys lie.
-    """
+    """CPUs' worth of time that the control groups (v1 or v2) of this process grant, or None. `root` is where /proc and /sys lie."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -98,15 +91,10 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
         if controllers and "cpu" not in controllers.split(","):
             continue
         base = root / "sys/fs/cgroup" / controllers
-        # A group is bounded by all groups above it. Inside a container the path may be the host's: then only the root
-        # is visible.
+        # A group is bounded by all groups above it. Inside a container the path may be the host's: then only the root is visible.
         folder = base / path.strip("/")
-        for group in (folder, *folder.parents):
-            if not group.is_relative_to(base):
-                break
-            quotas.append(_quota_of(group))
-    known = [quota for quota in quotas if quota is not None]
-    return min(known, default=None)
+        quotas += [_quota_of(group) for group in (folder, *folder.parents) if group.is_relative_to(base)]
+    return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def _quota_of(group: Path) -> float | None:

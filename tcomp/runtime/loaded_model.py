@@ -4,21 +4,38 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
 import numpy.typing as npt
 
-from tcomp.errors import InputError
+from tcomp.errors import ArtifactError, InputError
 from tcomp.runtime.artifact import Artifact
-from tcomp.runtime.facts import KernelFacts, kernel_facts
 from tcomp.runtime.inputs import admit
 from tcomp.runtime.manifest import Manifest, TensorSpec, numpy_dtype
+from tcomp.runtime.plan import size_of
 
 Array: TypeAlias = npt.NDArray[Any]
 Shape: TypeAlias = tuple[int, ...]
 
+MEMORY_LIMIT = 1 << 46  # bytes; more than any machine has, less than overflows
 _UNKNOWN = -1  # a data-dependent dim before the run
+_WORK = ("flops", "slots", "divisions", "bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFacts:
+    """What an artifact says of one kernel besides its code. `work` is what all its calls of a run have to do: "flops" (floating-point and
+    integer operations), "slots" (lanes of 32 bits in vector instructions), "divisions" (lanes of divisions and roots), "bytes" (that must
+    be moved); None where that depends on data. `layout` is that of its results where it is not row-major; `not_fused` says why they are
+    stored instead of passed on.
+    """
+
+    name: str
+    work: dict[str, int] | None
+    layout: str
+    not_fused: tuple[str, ...]
 
 
 class LoadedModel(ABC):
@@ -39,36 +56,36 @@ class LoadedModel(ABC):
         """Threads of this machine that run the model."""
 
     @abstractmethod
-    def profile(self, inputs: Mapping[str, object], runs: int = 10) -> list[tuple[str, float]]:
-        """(name, seconds) of every kernel call in program order: means over `runs` runs, after one that does not count."""
-
-    @abstractmethod
     def _execute(self, values: list[Any]) -> list[Any]:
         """The outputs, in order, for inputs in order."""
+
+    @abstractmethod
+    def _profile(self, inputs: Mapping[str, object], runs: int) -> list[tuple[str, float]]:
+        """See `profile`; the model has run once with these inputs."""
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """The inputs, in the order of the graph."""
-        """The inputs, in graph order."""
         return self.manifest.inputs
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """The outputs, in the order of the graph."""
-        """The outputs, in graph order."""
         return self.manifest.outputs
 
     @property
     def manifest(self) -> Manifest:
         """What the artifact says of itself."""
-        """The manifest of the artifact."""
         return self._artifact.manifest
 
     @property
     def artifact(self) -> Artifact:
         """What was loaded."""
-        """What was loaded."""
         return self._artifact
+
+    def __repr__(self) -> str:
+        inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
+        return f"<tcomp.{type(self).__name__} ({inputs}) -> ({outputs}), {self.threads} thread{'s'[: self.threads > 1]}>"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the artifact to a file, atomically."""
@@ -86,13 +103,23 @@ class LoadedModel(ABC):
         return dict(zip(self._output_names, self._execute(self._ordered(inputs)), strict=True))
 
     def __call__(self, *inputs: object) -> Array | tuple[Array, ...]:
-        """Run the model on inputs in graph order: one array, or a tuple of them if the model has not exactly one
-        output.
-        """
+        """Run the model on inputs in graph order: one array, or a tuple of them if the model has not exactly one output."""
         if len(inputs) != len(self._names):
             raise InputError(f"expected {len(self._names)} inputs ({', '.join(self._names)}), got {len(inputs)}")
         outputs = self._execute(list(inputs))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def profile(self, inputs: Mapping[str, object], runs: int = 10) -> list[tuple[str, float]]:
+        """(name, seconds) of every kernel call in program order: means over `runs` runs, after one that does not count.
+
+        On CPUs, kernels are timed by a cycle counter. Its rate comes from the wall-clock time of the same runs, so that
+        the times add up to that of a whole run, and what passes between kernels is shared out among them. On a GPU they
+        are launched one by one. Raises ArtifactError for code that cannot be profiled, else as `run`.
+        """
+        if runs < 1:
+            raise InputError(f"runs must be at least 1, not {runs}")
+        self.run(inputs)
+        return self._profile(inputs, runs)
 
     def facts(self, inputs: Mapping[str, object]) -> list[KernelFacts]:
         """What each kernel has to do for inputs of these shapes, and how it came about; in the order of `profile`.
@@ -100,50 +127,58 @@ class LoadedModel(ABC):
         Raises ArtifactError for an artifact that does not say, else as `run`.
         """
         values = zip(self._ordered(inputs), self._admission, strict=True)
-        return kernel_facts(self.manifest, self._bind(tuple(admit(value, *admission).shape for value, admission in values)))
+        dims = self._bind(tuple(admit(value, *admission).shape for value, admission in values))
+        names, facts = self.manifest.notes.get("kernels"), self.manifest.notes.get("facts")
+        if not isinstance(names, list) or not isinstance(facts, list) or len(names) != len(facts) or not all(isinstance(f, dict) for f in facts):
+            raise ArtifactError("the artifact says nothing of its kernels", hint="compile it again")
+        found = []
+        for name, fact in zip(names, facts, strict=True):
+            work, reasons = fact.get("work"), fact.get("not_fused")
+            known = {key: size_of(work[key], dims) for key in _WORK} if isinstance(work, dict) and work.keys() >= set(_WORK) else None
+            not_fused = tuple(map(str, reasons)) if isinstance(reasons, list) else ()
+            found.append(KernelFacts(str(name), known, str(fact.get("layout", "")), not_fused))
+        return found
 
     def _ordered(self, inputs: Mapping[str, object]) -> list[object]:
         """The values of named inputs, in the order of the graph."""
-        try:
-            values = [inputs[name] for name in self._names]
-        except KeyError:
-            self._refuse_names(inputs)
-        if len(inputs) != len(values):
-            self._refuse_names(inputs)
-        return values
-
-    # ---- shapes ----------------------------------------------------------------------------------
-
-    def _bind(self, shapes: tuple[Shape, ...]) -> list[int]:
-        """The values of all dims, from the shapes of the inputs."""
-        dims: list[int] = [_UNKNOWN] * len(self._dim_index)
-        binder: dict[str, str] = {}
-        for spec, shape in zip(self.inputs, shapes, strict=True):
-            if len(shape) != len(spec.shape):
-                self._refuse_shape(spec, shape, f"it has {len(shape)} axes instead of {len(spec.shape)}")
-            for axis, (expected, extent) in enumerate(zip(spec.shape, shape, strict=True)):
-                if isinstance(expected, int):
-                    if extent != expected:
-                        self._refuse_shape(spec, shape, f"axis {axis} has {extent} elements instead of {expected}")
-                    continue
-                index = self._dim_index[expected]
-                dim = self.manifest.dims[index]
-                if dims[index] not in (_UNKNOWN, extent):
-                    self._refuse_shape(spec, shape, f"{expected} is {extent} here, but {dims[index]} in input {binder[expected]!r}")
-                if extent < dim.min or (dim.max is not None and extent > dim.max):
-                    limit = "no limit" if dim.max is None else dim.max
-                    self._refuse_shape(spec, shape, f"{expected} is {extent}, outside its range of {dim.min} to {limit}")
-                dims[index], binder[expected] = extent, spec.name
-        return dims
-
-    # ---- refusals --------------------------------------------------------------------------------
-
-    def _refuse_names(self, inputs: Mapping[str, object]) -> NoReturn:
+        if len(inputs) == len(self._names) and all(name in inputs for name in self._names):
+            return [inputs[name] for name in self._names]
         missing = [name for name in self._names if name not in inputs]
         unknown = [str(name) for name in inputs if name not in self._names]
         what = [f"{word} {', '.join(names)}" for word, names in (("missing", missing), ("unknown", unknown)) if names]
         raise InputError(f"the inputs do not match the model: {'; '.join(what)}", hint=f"it takes {', '.join(map(str, self.inputs))}")
 
-    def _refuse_shape(self, spec: TensorSpec, shape: Shape, why: str) -> NoReturn:
-        expected = f"({', '.join(map(str, spec.shape))})"
-        raise InputError(f"input {spec.name!r} has the wrong shape: expected {expected}, got {shape}", why=why)
+    def _bind(self, shapes: tuple[Shape, ...]) -> list[int]:
+        """The values of all dims, from the shapes of the inputs."""
+        dims: list[int] = [_UNKNOWN] * len(self._dim_index)
+        binder: dict[str, str] = {}  # the input that a dim is known from
+        for spec, shape in zip(self.inputs, shapes, strict=True):
+            if len(shape) != len(spec.shape):
+                _refuse_shape(spec, shape, f"it has {len(shape)} axes instead of {len(spec.shape)}")
+            for axis, (expected, extent) in enumerate(zip(spec.shape, shape, strict=True)):
+                if isinstance(expected, int):
+                    if extent != expected:
+                        _refuse_shape(spec, shape, f"axis {axis} has {extent} elements instead of {expected}")
+                    continue
+                index = self._dim_index[expected]
+                dim = self.manifest.dims[index]
+                if dims[index] not in (_UNKNOWN, extent):
+                    _refuse_shape(spec, shape, f"{expected} is {extent} here, but {dims[index]} in input {binder[expected]!r}")
+                if extent < dim.min or (dim.max is not None and extent > dim.max):
+                    limit = "no limit" if dim.max is None else dim.max
+                    _refuse_shape(spec, shape, f"{expected} is {extent}, outside its range of {dim.min} to {limit}")
+                dims[index], binder[expected] = extent, spec.name
+        return dims
+
+
+def check_sizes(workspace: int, shapes: Sequence[Shape]) -> None:
+    """Bytes of workspace and shapes of outputs as the code of a model tells them: memory depends on them. Raises InputError or ArtifactError."""
+    if workspace == -1:
+        raise InputError("the inputs are too small for the model", why="the size of an intermediate result would be negative")
+    if not 0 <= workspace <= MEMORY_LIMIT or any(extent < 0 for shape in shapes for extent in shape):
+        raise ArtifactError(f"the code asks for impossible sizes: {workspace} bytes of workspace, outputs {list(shapes)}")
+
+
+def _refuse_shape(spec: TensorSpec, shape: Shape, why: str) -> NoReturn:
+    expected = f"({', '.join(map(str, spec.shape))})"
+    raise InputError(f"input {spec.name!r} has the wrong shape: expected {expected}, got {shape}", why=why)

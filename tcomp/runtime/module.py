@@ -8,8 +8,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
 from math import prod
-from typing import Any, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +20,10 @@ from tcomp.errors import ArtifactError, InputError
 from tcomp.runtime.artifact import Artifact, Source, read_artifact
 from tcomp.runtime.host import check_target, default_threads
 from tcomp.runtime.inputs import admit
-from tcomp.runtime.loaded_model import Array, LoadedModel, Shape
-from tcomp.runtime.native import MEMORY_LIMIT, Call, NativeCode, Workspace
+from tcomp.runtime.loaded_model import MEMORY_LIMIT, Array, LoadedModel, Shape, check_sizes
+from tcomp.runtime.native import Call, NativeCode, Workspace
 
-_PLANS = 256  # shapes remembered
+MAX_PLANS = 256  # sets of input shapes remembered, a few hundred bytes each
 
 
 class Module(LoadedModel):
@@ -33,9 +35,7 @@ class Module(LoadedModel):
     """
 
     def __init__(self, artifact: Artifact, threads: int | None = None, code_path: str | os.PathLike[str] | None = None) -> None:
-        """Prefer `Module.load`. Raises ArtifactError if this machine cannot run the code, InputError for a bad number
-        of threads.
-        """
+        """Prefer `Module.load`. Raises ArtifactError if this machine cannot run the code, InputError for a bad number of threads."""
         manifest = artifact.manifest
         check_target(manifest.triple, manifest.features)
         if threads is not None and (not isinstance(threads, int) or not 1 <= threads <= 4096):
@@ -43,8 +43,7 @@ class Module(LoadedModel):
         super().__init__(artifact)
         self._code = NativeCode(artifact.code, code_path)
         self._processes: dict[int, _Process] = {}
-        # Not at exit: other threads may still be running the model then, and the process takes its threads with it
-        # anyway.
+        # Not at exit: other threads may still be running the model then, and the process takes its threads with it anyway.
         weakref.finalize(self, _release, self._code, self._processes).atexit = False
         if self._code.pool_create is None:
             if threads not in (None, 1):
@@ -78,24 +77,11 @@ class Module(LoadedModel):
         """The number of threads of a run."""
         return self._threads
 
-    def __repr__(self) -> str:
-        inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
-        return f"<tcomp.Module ({inputs}) -> ({outputs}), {self.threads} thread{'s'[: self.threads > 1]}>"
-
-    def profile(self, inputs: Mapping[str, object], runs: int = 10) -> list[tuple[str, float]]:
-        """(name, seconds) of every kernel call in program order: means over `runs` runs, after one that does not count.
-
-        Kernels are timed by a cycle counter. Its rate comes from the wall-clock time of the same runs, so that the
-        times add up to that of a whole run, and what passes between kernels is shared out among them. Raises
-        ArtifactError for code that cannot be profiled, else as `run`.
-        """
+    def _profile(self, inputs: Mapping[str, object], runs: int) -> list[tuple[str, float]]:
         names = self.manifest.notes.get("kernels")
         run_profiled = self._code.run_profiled
         if run_profiled is None or not isinstance(names, list):
             raise ArtifactError("the artifact cannot be profiled", where=self._artifact.where, hint="compile it again")
-        if runs < 1:
-            raise InputError(f"runs must be at least 1, not {runs}")
-        self.run(inputs)
         ticks, wall = (ctypes.c_int64 * len(names))(), 0.0
 
         def timed(call: int) -> int:
@@ -109,8 +95,6 @@ class Module(LoadedModel):
             self._execute(self._ordered(inputs), timed)
         rate = wall / runs / (sum(ticks) or 1)
         return [(str(name), count * rate) for name, count in zip(names, ticks, strict=True)]
-
-    # ---- one call --------------------------------------------------------------------------------
 
     def _execute(self, values: list[Any], run: Callable[[int], int] | None = None) -> list[Array]:
         """The outputs; `run` takes the place of the native function that is called."""
@@ -135,7 +119,8 @@ class Module(LoadedModel):
                     process.pool = self._code.pool_create(self._threads, None)
                 error, dims = self._call(process.frames, plan, values, outputs, process.pool, run or self._code.run)
         if error:
-            self._fail(error)
+            messages = self.manifest.errors
+            raise InputError(f"the model stopped: {messages[error - 1] if 1 <= error <= len(messages) else f'unknown error {error}'}")
         return outputs if dims is None else self._slice(outputs, plan, dims)
 
     def _call(
@@ -156,8 +141,6 @@ class Module(LoadedModel):
         frames.append(frame)
         return error, dims
 
-    # ---- shapes ----------------------------------------------------------------------------------
-
     def _make_plan(self, shapes: tuple[Shape, ...]) -> _Plan:
         dims = self._bind(shapes)
         workspace, extents = self._sizes(dims)
@@ -168,28 +151,22 @@ class Module(LoadedModel):
                 raise InputError(f"an output would have the shape {shape}: {size >> 40} TiB", hint="run with smaller inputs")
             outputs.append((shape, dtype, size))
         plan = _Plan(dims, workspace, outputs)
-        if len(self._plans) >= _PLANS:
+        if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
         self._plans[shapes] = plan
         return plan
 
     def _sizes(self, dims: list[int]) -> tuple[int, list[Shape]]:
-        """Bytes of workspace and the shapes of the outputs for these dims, as the code tells them; checked, since
-        memory depends on them.
-        """
+        """Bytes of workspace and the shapes of the outputs for these dims, as the code tells them."""
         sizes = (ctypes.c_int64 * (1 + sum(len(spec.shape) for spec in self.outputs)))()
         self._code.plan((ctypes.c_int64 * max(1, len(dims)))(*dims), sizes)
-        workspace, *flat = sizes
-        if workspace == -1:
-            raise InputError("the inputs are too small for the model", why="the size of an intermediate result would be negative")
-        if not 0 <= workspace <= MEMORY_LIMIT or any(extent < 0 for extent in flat):
-            raise ArtifactError(f"the code asks for impossible sizes: {workspace} bytes of workspace, output extents {flat}")
-        shapes = []
-        for spec in self.outputs:
-            shape, flat = tuple(flat[: len(spec.shape)]), flat[len(spec.shape) :]
+        workspace, *extents = sizes
+        flat = iter(extents)
+        shapes = [tuple(islice(flat, len(spec.shape))) for spec in self.outputs]
+        check_sizes(workspace, shapes)
+        for spec, shape in zip(self.outputs, shapes, strict=True):
             if any(isinstance(promised, int) and promised != extent for promised, extent in zip(spec.shape, shape, strict=True)):
                 raise ArtifactError(f"the code makes output {spec} of the shape {shape}, against its manifest")
-            shapes.append(shape)
         return workspace, shapes
 
     def _slice(self, outputs: list[Array], plan: _Plan, dims: list[int]) -> list[Array]:
@@ -204,34 +181,22 @@ class Module(LoadedModel):
                 outputs[index] = outputs[index][tuple(map(slice, shape))]
         return outputs
 
-    # ---- refusals --------------------------------------------------------------------------------
 
-    def _fail(self, error: int) -> NoReturn:
-        messages = self.manifest.errors
-        known = 1 <= error <= len(messages)
-        raise InputError(f"the model stopped: {messages[error - 1] if known else f'unknown error {error}'}")
-
-
-class _Plan:
+class _Plan(NamedTuple):
     """What is known once the shapes of the inputs are."""
 
-    __slots__ = ("dims", "outputs", "workspace")
+    dims: list[int]
+    workspace: int
+    outputs: list[tuple[Shape, np.dtype[Any], int]]
 
-    def __init__(self, dims: list[int], workspace: int, outputs: list[tuple[Shape, np.dtype[Any], int]]) -> None:
-        self.dims, self.workspace, self.outputs = dims, workspace, outputs
 
-
+@dataclass(slots=True)
 class _Process:
-    """What belongs to one process: a child made by fork has no worker threads, and its copy of a lock may be held by
-    none.
-    """
+    """What belongs to one process: a child made by fork has no worker threads, and its copy of a lock may be held by none."""
 
-    __slots__ = ("frames", "lock", "pool")
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.pool: int | None = None
-        self.frames: list[_Frame] = []
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    pool: int | None = None
+    frames: list[_Frame] = field(default_factory=list)
 
 
 class _Frame:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from tcomp.errors import ArtifactError, InputError
 
-MEMORY_LIMIT = 1 << 46  # bytes; more than any machine has, less than overflows
-_HUGE = 2 << 20
+_HUGE = 2 << 20  # bytes of a huge page of x86-64 and AArch64
 
 
 class Call(ctypes.Structure):

@@ -39,7 +39,7 @@ def text_as_code() -> Iterator[None]:
 
 
 class HostDevice:
-    """Memory is NumPy's; launches run one after the other, threads in ascending or descending order."""
+    """What a `CudaModule` asks of a `CupyDevice`. Memory is NumPy's; launches run one after the other, threads in ascending or descending order."""
 
     def __init__(self, descending: bool = False, optimise: str = "-O1") -> None:
         self.descending, self.optimise = descending, optimise

@@ -79,7 +79,7 @@ NET = model(
 
 def test_a_convolutional_net_is_captured_for_each_size_that_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory and graphs are kept for the sizes used last."""
-    monkeypatch.setattr(cuda, "_SESSIONS", 2)
+    monkeypatch.setattr(cuda, "MAX_SESSIONS", 2)
     module = CudaModule(compiled(NET), HostDevice())
     assert isinstance(module._device, HostDevice)
     for size, captured in ((2, 0), (5, 0), (2, 1), (5, 2), (2, 2), (1, 2), (2, 2), (5, 2), (5, 3)):

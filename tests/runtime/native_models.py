@@ -198,7 +198,9 @@ define void @tcomp_plan(ptr %dims, ptr %sizes) {
 W = np.array([0.5, -1.0, 2.0, 4.0], np.float32)
 _COMMON: dict[str, Any] = {
     "producer": "tests",
-    "target": {"triple": TRIPLE, "cpu": "generic", "features": []},
+    "triple": TRIPLE,
+    "cpu": "generic",
+    "features": [],
     "threads": 2,
     "errors": [],
     "notes": {},
@@ -206,7 +208,7 @@ _COMMON: dict[str, Any] = {
 AFFINE_MANIFEST: dict[str, Any] = {
     **_COMMON,
     "inputs": [
-        {"name": "x", "dtype": "float32", "shape": [{"dim": 0}, 4]},
+        {"name": "x", "dtype": "float32", "shape": ["n", 4]},
         {"name": "s", "dtype": "float32", "shape": []},
     ],
     "outputs": [{"name": "y", "dtype": "float32", "shape": ["n", 4]}],
@@ -215,7 +217,7 @@ AFFINE_MANIFEST: dict[str, Any] = {
 FILTER_MANIFEST: dict[str, Any] = {
     **_COMMON,
     "threads": 1,
-    "inputs": [{"name": "x", "dtype": "float32", "shape": [{"dim": 0}]}],
+    "inputs": [{"name": "x", "dtype": "float32", "shape": ["n"]}],
     "outputs": [{"name": "positive", "dtype": "float32", "shape": [2, "m"]}],
     "dims": [
         {"name": "n", "min": 1, "max": None, "data_dependent": False},

@@ -72,7 +72,7 @@ def test_default_threads_obey_affinity_and_quota(monkeypatch: pytest.MonkeyPatch
     ):
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid, cpus=cpus: cpus)
         monkeypatch.setattr(host, "cpu_quota", lambda quota=quota: quota)
-        monkeypatch.setattr(host, "_cores", len)
+        monkeypatch.setattr(host, "physical_cores", lambda cpus=cpus: len(cpus))
         host.default_threads.cache_clear()
         assert host.default_threads() == expected
     monkeypatch.undo()

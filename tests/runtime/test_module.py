@@ -210,7 +210,7 @@ def test_refusals_name_the_input_and_both_sides(module: Module) -> None:
 
 def test_a_dim_must_agree_between_inputs(affine_code: bytes) -> None:
     manifest = copy.deepcopy(models.AFFINE_MANIFEST)
-    manifest["inputs"][1]["shape"] = [{"dim": 0}]
+    manifest["inputs"][1]["shape"] = ["n"]
     module = Module.load(models.packed(affine_code, manifest, [("w", W)]))
     with pytest.raises(InputError, match="'s'(.|\n)*n is 2 here, but 3 in input 'x'"):
         module(random(3), np.ones(2, np.float32))
@@ -339,7 +339,7 @@ def test_other_machines_are_refused_before_loading(affine_code: bytes) -> None:
         ),
     ):
         with pytest.raises(ArtifactError, match=message):
-            Module.load(models.packed(affine_code, models.AFFINE_MANIFEST, [("w", W)], target=target))
+            Module.load(models.packed(affine_code, models.AFFINE_MANIFEST, [("w", W)], **target))
 
 
 def test_thread_counts(affine: bytes, filtering: bytes) -> None:
