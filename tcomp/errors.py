@@ -20,17 +20,22 @@ class TcompError(Exception):
         super().__init__("\n".join(lines))
 
     @property
+    def parts(self) -> dict[str, str]:
+        """The arguments that the error is made of."""
+        return {"what": self.what, "where": self.where, "why": self.why, "hint": self.hint}
+
+    @property
     def reason(self) -> str:
         """Why, as far as that is known; else what was refused."""
         return self.why or self.what
 
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross process boundaries (parallel kernel compilation): rebuild from the parts, not from the joined text.
-        return _rebuild, (type(self), self.what, self.where, self.why, self.hint)
+        return _rebuild, (type(self), self.parts)
 
 
-def _rebuild(cls: type[TcompError], what: str, where: str, why: str, hint: str) -> TcompError:
-    return cls(what, where=where, why=why, hint=hint)
+def _rebuild(cls: type[TcompError], parts: dict[str, str]) -> TcompError:
+    return cls(**parts)
 
 
 class IRError(TcompError):

@@ -17,6 +17,7 @@ from __future__ import annotations
 import platform
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Self
@@ -28,8 +29,8 @@ from tcomp.runtime.host import physical_cores
 
 _USUAL = Core()
 _CACHES = ("l1", "l2", "l3")
-_PRECISIONS = ("tf32", "fp16", "bf16")
-_CUDA_USUAL: tuple[str, ...] = ("sm_80", "sm_90a")
+_PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+_USUAL_GPUS: tuple[str, ...] = ("sm_80", "sm_90a")
 _ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "x86-64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 
 
@@ -40,7 +41,7 @@ class Target(ABC):
     def parse(cls, text: str) -> Self:
         """A target of this class from its line of text; see the module. Raises `TargetError` that lists what is possible."""
         words = text.split()
-        found = _cuda(words[1:], text) if words and words[0] == "cuda" else _cpu(words, text)
+        found = _cuda(words, text) if words[:1] == ["cuda"] else _cpu(words, text)
         if not isinstance(found, cls):
             raise TargetError(f"`{text}` is no {cls.__name__}")
         return found
@@ -107,15 +108,11 @@ class CpuTarget(Target):
     cores: int = 1
 
     def __str__(self) -> str:
-        words = ["cpu", f"-march={self.arch}", f"-mcpu={self.cpu}"]
         usual = FEATURES[self.arch][self.cpu]
-        changes = [f"+{f}" for f in self.features if f not in usual] + [f"-{f}" for f in sorted(usual - set(self.features))]
-        if changes:
-            words.append("-mattr=" + ",".join(changes))
+        changes = ",".join([f"+{f}" for f in self.features if f not in usual] + [f"-{f}" for f in sorted(usual - set(self.features))])
+        words = ["cpu", f"-march={self.arch}", f"-mcpu={self.cpu}", *([f"-mattr={changes}"] if changes else [])]
         words += [f"-{level}={_size_text(size)}" for level in _CACHES if (size := getattr(self, level)) != getattr(self.core, level)]
-        if self.cores != 1:
-            words.append(f"-cores={self.cores}")
-        return " ".join(words)
+        return " ".join(words + ([f"-cores={self.cores}"] if self.cores != 1 else []))
 
     @property
     def triple(self) -> str:
@@ -190,7 +187,7 @@ class CpuTarget(Target):
 
     @property
     def streaming_bandwidth(self) -> float:
-        """Bytes a cycle that each core gets of what no cache of its own holds and it has asked for ahead, as weights are."""
+        """Bytes per cycle that each core gets, with prefetching, of data that none of its own caches holds, such as weights."""
         return min(0.8 * self.core.l3_bandwidth, self.core.total_memory_bandwidth / (self.cores * self.core.ghz))
 
     def lanes(self, bits: int) -> int:
@@ -255,82 +252,62 @@ class CudaTarget(Target):
         return min(GPUS[arch.removesuffix("a")].shared for arch in self.archs) - 1 << 10
 
 
-# ---------------------------------------------------------------- parsing
-
-
 def _cpu(words: list[str], text: str) -> CpuTarget:
     if words and words[0] in _ARCHITECTURES:
         words = ["cpu", f"-march={words[0]}", *words[1:]]
     if words in (["cpu"], ["native"], ["cpu", "-mcpu=native"]):
         return Target.host()
     if not words or words[0] != "cpu":
-        raise TargetError(
-            f"unknown target `{text}`",
-            hint="`cpu`, `cpu -mcpu=NAME`, `cpu -march=aarch64 -mcpu=NAME`, `aarch64`, `cuda`, `cuda -arch=sm_90a`",
-        )
-    options = dict(_option(word, text) for word in words[1:])
-    arch = _arch(options.pop("march", None), options.get("mcpu"), text)
-    cpu = options.pop("mcpu", next(iter(FEATURES[arch])))
-    if cpu not in FEATURES[arch]:
-        raise TargetError(f"unknown processor `{cpu}` of {arch}", where=text, hint=f"one of {', '.join(FEATURES[arch])}")
-    features = _features(arch, cpu, options.pop("mattr", ""), text)
-    l1, l2, l3 = (_size(options[level], level, text) if level in options else getattr(CORES[cpu], level) for level in _CACHES)
-    return CpuTarget(arch, cpu, features, l1, l2, l3, _size(options.get("cores", "1"), "cores", text))
-
-
-def _option(word: str, text: str) -> tuple[str, str]:
-    match = re.fullmatch(r"-(march|mcpu|mattr|l1|l2|l3|cores)=(\S+)", word)
-    if match is None:
-        raise TargetError(f"unknown option `{word}`", where=text, hint="-march= -mcpu= -mattr=+feature,-feature -l1= -l2= -l3= -cores=")
-    return match[1], match[2]
-
-
-def _cuda(words: list[str], text: str) -> CudaTarget:
-    archs, precision, vector_access = _CUDA_USUAL, "", True
-    for word in words:
-        if word == "-scalar":
-            vector_access = False
-        elif word == "-precision=fp32":
-            pass  # what is computed if nothing is said
-        elif word.startswith("-precision="):
-            if word[11:] not in _PRECISIONS:
-                raise TargetError(f"unknown precision `{word[11:]}`", where=text, hint=f"one of fp32, {', '.join(_PRECISIONS)}")
-            if precision:
-                raise TargetError("two precisions are given", where=text, hint="leave one of them away")
-            precision = word[11:]
-        elif word.startswith("-arch="):
-            archs = tuple(dict.fromkeys(word[6:].split(",")))
-        else:
-            raise TargetError(f"unknown option `{word}`", where=text, hint="cuda -arch=sm_80,sm_90a -precision=tf32 (or fp16, bf16)")
-    unknown = [a for a in archs if a not in CUDA_ARCHITECTURES]
-    if unknown:
-        raise TargetError(f"unknown GPU architecture `{unknown[0]}`", where=text, hint=f"one of {', '.join(CUDA_ARCHITECTURES)}")
-    target = CudaTarget(archs, precision or "fp32", vector_access)
-    if precision and target.compute_capability < 80:
-        raise TargetError(f"GPUs before sm_80 compute no products in {target.precision}", where=text, hint="-arch=sm_80, or leave -precision away")
-    return target
-
-
-def _arch(name: str | None, cpu: str | None, text: str) -> str:
-    if name is not None:
-        if name not in _ARCHITECTURES:
-            raise TargetError(f"unknown architecture `{name}`", where=text, hint=f"one of {', '.join(FEATURES)}")
-        return _ARCHITECTURES[name]
-    found = [arch for arch, cpus in FEATURES.items() if cpu in cpus]
-    if not found:
-        names = "; ".join(f"{arch}: {', '.join(cpus)}" for arch, cpus in FEATURES.items())
-        raise TargetError(f"unknown processor `{cpu}`" if cpu else "no processor given", where=text, hint=names)
-    return found[0]
-
-
-def _features(arch: str, cpu: str, changes: str, text: str) -> tuple[str, ...]:
+        hint = "`cpu`, `cpu -mcpu=NAME`, `cpu -march=aarch64 -mcpu=NAME`, `aarch64`, `cuda`, `cuda -arch=sm_90a`"
+        raise TargetError(f"unknown target `{text}`", hint=hint)
+    options = _options(words, r"(march|mcpu|mattr|l1|l2|l3|cores)=(\S+)", text, "-march= -mcpu= -mattr=+feature,-feature -l1= -l2= -l3= -cores=")
+    arch, cpu = options.get("march"), options.get("mcpu")
+    if arch is None:
+        arch = next((name for name, cpus in FEATURES.items() if cpu in cpus), None)
+        if arch is None:
+            names = "; ".join(f"{name}: {', '.join(cpus)}" for name, cpus in FEATURES.items())
+            raise TargetError(f"unknown processor `{cpu}`" if cpu else "no processor given", where=text, hint=names)
+    arch = _ARCHITECTURES[_one_of(arch, _ARCHITECTURES, "architecture", text, FEATURES)]
+    cpu = _one_of(cpu or next(iter(FEATURES[arch])), FEATURES[arch], "processor", text)
     features = set(FEATURES[arch][cpu])
-    for change in filter(None, changes.split(",")):
+    for change in filter(None, options.get("mattr", "").split(",")):
         sign, name = change[0], change[1:]
         if sign not in "+-" or name not in ALL_FEATURES[arch]:
             raise TargetError(f"unknown feature `{change}`", where=text, hint=f"+ or - one of {', '.join(sorted(ALL_FEATURES[arch]))}")
         features.add(name) if sign == "+" else features.discard(name)
-    return tuple(sorted(features))
+    l1, l2, l3 = (_size(options[level], level, text) if level in options else getattr(CORES[cpu], level) for level in _CACHES)
+    return CpuTarget(arch, cpu, tuple(sorted(features)), l1, l2, l3, _size(options.get("cores", "1"), "cores", text))
+
+
+def _cuda(words: list[str], text: str) -> CudaTarget:
+    options = _options(words, r"(arch|precision)=(\S+)|(scalar)()", text, "cuda -arch=sm_80,sm_90a -precision=tf32 (or fp16, bf16)")
+    archs = tuple(dict.fromkeys(options["arch"].split(","))) if "arch" in options else _USUAL_GPUS
+    for arch in archs:
+        _one_of(arch, CUDA_ARCHITECTURES, "GPU architecture", text)
+    precision = _one_of(options.get("precision", "fp32"), _PRECISIONS, "precision", text)
+    target = CudaTarget(archs, precision, "scalar" not in options)
+    if precision != "fp32" and target.compute_capability < 80:
+        raise TargetError(f"GPUs before sm_80 compute no products in {precision}", where=text, hint="-arch=sm_80, or leave -precision away")
+    return target
+
+
+def _options(words: list[str], pattern: str, text: str, hint: str) -> dict[str, str]:
+    """The options behind the first word, by name, each at most once."""
+    found: dict[str, str] = {}
+    for word in words[1:]:
+        match = re.fullmatch(f"-(?:{pattern})", word)
+        if match is None:
+            raise TargetError(f"unknown option `{word}`", where=text, hint=hint)
+        name, value = (part for part in match.groups() if part is not None)
+        if found.setdefault(name, value) != value:
+            raise TargetError(f"-{name} is given twice", where=text, hint="leave one of them out")
+    return found
+
+
+def _one_of(name: str, known: Iterable[str], what: str, text: str, shown: Iterable[str] = ()) -> str:
+    if name not in known:
+        raise TargetError(f"unknown {what} `{name}`", where=text, hint=f"one of {', '.join(shown or known)}")
+    return name
 
 
 def _size(value: str, what: str, text: str) -> int:
@@ -341,7 +318,4 @@ def _size(value: str, what: str, text: str) -> int:
 
 
 def _size_text(size: int) -> str:
-    for shift, unit in ((20, "M"), (10, "K")):
-        if size % (1 << shift) == 0:
-            return f"{size >> shift}{unit}"
-    return str(size)
+    return next((f"{size >> shift}{unit}" for shift, unit in ((20, "M"), (10, "K")) if size % (1 << shift) == 0), str(size))

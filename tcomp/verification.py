@@ -8,7 +8,7 @@ culprit: each graph pass is judged by interpreting its result, then each kernel 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -103,27 +103,51 @@ def verify(
     """Compare the native code of an imported graph with its interpretation.
 
     `tolerance` bounds the relative error; by default it depends on the dtype (1e-4 for float32, 0 for integers), and on the precision of
-    the target (1e-2 for tf32 and fp16, 5e-2 for bf16). `full` judges every
-    pass and kernel even where the outputs agree. Raises `TcompError` as compilation does.
+    the target (1e-2 for tf32 and fp16, 5e-2 for bf16). `full` judges every pass and kernel even where the outputs agree. Raises `TcompError`
+    as compilation does.
     """
     tell, precision = options.progress, options.backend.target.precision
     artifact = compile_graph(graph, options)
     module = Module.load(artifact, threads=options.threads)
     native = module.run(inputs)
-    want = _interpret(graph, inputs, "reference", tell)
+    want, _ = _interpret(graph, inputs, "reference", tell)
     result = Verification([compare(name, native[name], want[name], tolerance, precision) for name in want], module.threads)
     if module.threads > 1:
         alone = Module.load(artifact, threads=1).run(inputs)
         result.repeatable = all(a.tobytes() == native[name].tobytes() for name, a in alone.items())
     if full or not all(c.ok for c in result.outputs):
-        passes = graph_passes(options, Report())
-        final = _judge_passes(graph, passes, inputs, want, tolerance, tell, result.passes)
-        if final is not None:
-            for judged in _judge_kernels(final, options.backend, inputs, tolerance, tell):
-                result.kernels.append(judged)
-                if not judged.worst.ok:
-                    break
+        _, before = _interpret(graph, inputs, "values before passes", tell)
+        for name, function in graph_passes(options, Report()):
+            graph = function(graph)
+            outputs, after = _interpret(graph, inputs, f"values after {name}", tell)
+            worst = _worst(compare(n, outputs[n], want[n], tolerance) for n in want)
+            changed = (n for n, a in after.items() if n in before and a.shape == before[n].shape and not compare(n, a, before[n], tolerance).ok)
+            result.passes.append(PassResult(name, worst, "" if worst.ok else next(changed, "")))
+            if not worst.ok:
+                return result
+            before = after
+        for judged in _judge_kernels(graph, options.backend, inputs, tolerance, tell):
+            result.kernels.append(judged)
+            if not judged.worst.ok:
+                break
     return result
+
+
+def _interpret(graph: Graph, inputs: Mapping[str, Array], stage: str, tell: Progress) -> tuple[dict[str, Array], dict[str, Array]]:
+    """The outputs of a graph, and the values of its own nodes, not those inside bodies, by name."""
+    own = {v for node in graph.nodes for v in node.outputs}
+    values: dict[str, Array] = {}
+
+    def see(value: Value, array: Array) -> None:
+        if value in own:
+            values[value.name] = array
+            tell(stage, len(values), len(own))
+
+    return evaluate_graph(graph, inputs, see), values
+
+
+def _worst(found: Iterable[Comparison]) -> Comparison:
+    return max(found, key=lambda c: (not c.ok, c.error))
 
 
 def compare(name: str, got: Array, want: Array, tolerance: float | None = None, precision: str | None = None) -> Comparison:
@@ -131,79 +155,15 @@ def compare(name: str, got: Array, want: Array, tolerance: float | None = None, 
     if tolerance is None:
         dtype = want.dtype.name
         tolerance = _TOLERANCES.get(_PRECISIONS.get(precision or "", dtype) if dtype == "float32" else dtype, 0.0)
-    return Comparison(name, _error(got, want), tolerance)
-
-
-def _error(got: Array, want: Array) -> float:
     if got.shape != want.shape or got.dtype != want.dtype:
-        return float("inf")
+        return Comparison(name, float("inf"), tolerance)
     if np.array_equal(got, want):
-        return 0.0
+        return Comparison(name, 0.0, tolerance)
     a, b = got.astype(np.float64), want.astype(np.float64)
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
     with np.errstate(invalid="ignore"):
-        difference = np.where(same, 0.0, np.abs(a - b)).max()
+        difference = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b)).max()
     scale = np.abs(b[np.isfinite(b)]).max(initial=0.0) or 1.0
-    return float("inf") if np.isnan(difference) else float(difference / scale)
-
-
-# ---------------------------------------------------------------- passes
-
-
-def _judge_passes(
-    graph: Graph,
-    passes: Sequence[tuple[str, Callable[[Graph], Graph]]],
-    inputs: Mapping[str, Array],
-    want: Mapping[str, Array],
-    tolerance: float | None,
-    tell: Progress,
-    results: list[PassResult],
-) -> Graph | None:
-    """The graph after all passes, or None if one of them changes the outputs. `results` gets one entry for each pass."""
-    before: dict[str, Array] = {}
-    _interpret(graph, inputs, "values before passes", tell, _recorder(before))
-    for name, function in passes:
-        graph = function(graph)
-        after: dict[str, Array] = {}
-        outputs = _interpret(graph, inputs, f"values after {name}", tell, _recorder(after))
-        worst = max((compare(n, outputs[n], want[n], tolerance) for n in want), key=lambda c: (not c.ok, c.error))
-        changed = [n for n, a in after.items() if n in before and a.shape == before[n].shape and not compare(n, a, before[n], tolerance).ok]
-        results.append(PassResult(name, worst, "" if worst.ok or not changed else changed[0]))
-        if not worst.ok:
-            return None
-        before = after
-    return graph
-
-
-def _recorder(values: dict[str, Array]) -> Callable[[Value, Array], None]:
-    def record(value: Value, array: Array) -> None:
-        values[value.name] = array
-
-    return record
-
-
-def _interpret(
-    graph: Graph,
-    inputs: Mapping[str, Array],
-    stage: str,
-    tell: Progress,
-    on_value: Callable[[Value, Array], object] = lambda value, array: None,
-) -> dict[str, Array]:
-    """The outputs of a graph; `on_value` sees the values of its own nodes, not those inside bodies."""
-    own = {v for node in graph.nodes for v in node.outputs}
-    done = 0
-
-    def seen(value: Value, array: Array) -> None:
-        nonlocal done
-        if value in own:
-            done += 1
-            tell(stage, done, len(own))
-            on_value(value, array)
-
-    return evaluate_graph(graph, inputs, seen)
-
-
-# ---------------------------------------------------------------- kernels
+    return Comparison(name, float("inf") if np.isnan(difference) else float(difference / scale), tolerance)
 
 
 def _judge_kernels(
@@ -221,8 +181,8 @@ def _judge_kernels(
         want = [results[renamed[v].name] for v in node.outputs]
         values.update(zip(node.outputs, want, strict=True))
         found = _run_alone(node, given, [a.shape for a in want], dims, backend)
-        compared = [compare(v.name, a, b, tolerance, backend.target.precision) for v, a, b in zip(node.outputs, found, want, strict=True)]
-        worst = max(compared, key=lambda c: (not c.ok, c.error))
+        precision = backend.target.precision
+        worst = _worst(compare(v.name, a, b, tolerance, precision) for v, a, b in zip(node.outputs, found, want, strict=True))
         inner = [n for body in node.bodies for n in body.nodes] if node.op is KERNEL else [node]
         yield KernelResult(node.name or node.outputs[0].name, tuple(n.op.name for n in inner), worst)
         uses.subtract(v for v in node.inputs if v is not None)
@@ -273,9 +233,6 @@ def _layout(value: Value) -> Layout:
     return value.layout or Layout.identity(len(value.shape))
 
 
-# ---------------------------------------------------------------- schedules
-
-
 @dataclass(frozen=True, slots=True)
 class SavedSchedule:
     """The plain loops of a kernel and the steps that were taken from there; `nodes` names what it computes in the model."""
@@ -304,9 +261,9 @@ def saved_schedules(artifact: Artifact) -> list[SavedSchedule]:
 
 def prove_schedules(schedules: Sequence[SavedSchedule], progress: Progress | None = None) -> list[Proof]:
     """The proof of each schedule, in order."""
-    proofs = []
-    for number, saved in enumerate(schedules, 1):
+    proofs: list[Proof] = []
+    for saved in schedules:
         if progress is not None:
-            progress("proofs", number - 1, len(schedules))
+            progress("proofs", len(proofs), len(schedules))
         proofs.append(prove(saved.source, saved.trace))
     return proofs

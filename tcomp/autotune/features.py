@@ -77,14 +77,14 @@ class CandidateSummary:
 def features(candidate: Candidate) -> Features:
     """The features of a candidate, which takes some milliseconds. The first part is zero where the analytic model cannot tell."""
     task, kernel = candidate.task, candidate.schedule.kernel
+    model = task.backend.cost_model(task.threads)
     try:
-        found = task.backend.estimate(kernel, task.sizes_of(kernel.scalars), task.threads).features
+        found = model.estimate(kernel, task.sizes_of(kernel.scalars)).features
     except TcompError:
         found = {"seconds": 1.0, "bound": 0.0}
     seconds = max(found["seconds"], 1e-9)
-    names, parts = task.backend.feature_names
-    counts = [log2(1 + found.get(name, 0.0)) for name in names] + [0.0] * (len(COUNTS) - len(names))
-    shares = [found.get(f"seconds.{name}", 0.0) / seconds for name in parts]
+    counts = [log2(1 + found.get(name, 0.0)) for name in model.counts] + [0.0] * (len(COUNTS) - len(model.counts))
+    shares = [found.get(f"seconds.{name}", 0.0) / seconds for name in model.seconds]
     steps = _hashed((token for step in candidate.schedule.trace for token in _step_tokens(step)), STEPS)
     decided = decision_vector({name: answer.value for name, answer in candidate.answers.items()})
     return Features(np.concatenate([np.array([*counts, *shares, found["bound"] / seconds], np.float32), steps, decided]), seconds)

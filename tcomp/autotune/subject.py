@@ -226,7 +226,7 @@ def roofline_seconds(task: Task, core: Core | None) -> float:
         kernel = task.backend.lower(task.body({}), "kernel")
     else:
         kernel = parse_kernel(task.text)
-    return task.backend.bound(kernel, task.sizes_of(kernel.scalars), task.threads, core)
+    return task.backend.cost_model(task.threads, core).bound(kernel, task.sizes_of(kernel.scalars))
 
 
 def title(task: Task) -> str:

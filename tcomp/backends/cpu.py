@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from tcomp import cache
-from tcomp.backends.protocol import Backend, GraphOptions, InPlacePairs
+from tcomp.backends.protocol import Backend, CostModel, GraphOptions, InPlacePairs
 from tcomp.codegen import elf
 from tcomp.codegen.llvm import thread_pool
 from tcomp.target import CpuTarget
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from tcomp.ir.loops import Kernel
     from tcomp.ir.program import Program
     from tcomp.machines import Core
-    from tcomp.schedules.cost.estimate import Estimate
-    from tcomp.schedules.cost.roofline import Roof
     from tcomp.schedules.knobs import Knobs
     from tcomp.schedules.schedule import Schedule
 
@@ -100,30 +98,18 @@ class CpuBackend(Backend):
         ir = emit_kernel(hoist_temporaries(schedule.kernel)[0], self.target, self.reusable_in_place(schedule))
         return ir if stage == "llvm" else assembly(ir, self.target)
 
-    @property
-    def feature_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def cost_model(self, threads: int = 1, core: Core | None = None) -> CostModel:
         """See `tcomp.schedules.cost.cpu`."""
         from tcomp.schedules.cost import cpu
-
-        return cpu.COUNTS, cpu.SECONDS
-
-    def estimate(self, kernel: Kernel, dims: Mapping[Expr, int] | None = None, threads: int = 1, core: Core | None = None) -> Estimate:
-        """See `tcomp.schedules.cost.cpu`."""
-        from tcomp.schedules.cost import cpu
-
-        return cpu.estimate(kernel, self.target, dims, threads, core)
-
-    def bound(self, kernel: Kernel, dims: Mapping[Expr, int] | None = None, threads: int = 1, core: Core | None = None) -> float:
-        """Of arithmetic in vectors, and of the nearest memories that hold the data."""
-        from tcomp.schedules.cost import cpu
-
-        return cpu.bound(kernel, self.target, dims, threads, core)
-
-    def roof(self, threads: int = 1, core: Core | None = None) -> Roof:
-        """Of all vector units, caches and memory together."""
         from tcomp.schedules.cost.roofline import cpu_roof
 
-        return cpu_roof(self.target, threads, core)
+        return CostModel(
+            lambda kernel, dims: cpu.estimate(kernel, self.target, dims, threads, core),
+            lambda kernel, dims: cpu.bound(kernel, self.target, dims, threads, core),
+            cpu_roof(self.target, threads, core),
+            cpu.COUNTS,
+            cpu.SECONDS,
+        )
 
     def flush_bytes(self, threads: int) -> int:
         """Twice the second-level caches of all threads."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from tcomp.backends.protocol import Backend, GraphOptions, InPlacePairs
+from tcomp.backends.protocol import Backend, CostModel, GraphOptions, InPlacePairs
 from tcomp.errors import DeviceError
 from tcomp.ir.graph import IF, LOOP, Graph, Value
 from tcomp.target import CudaTarget
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tcomp.ir.loops import Kernel
     from tcomp.ir.program import Program
     from tcomp.machines import Core
-    from tcomp.schedules.cost.estimate import Estimate
-    from tcomp.schedules.cost.roofline import Roof
     from tcomp.schedules.knobs import Knobs
     from tcomp.schedules.schedule import Schedule
 
@@ -120,30 +118,18 @@ class CudaBackend(Backend):
             for arch, launch, u in usage
         )
 
-    @property
-    def feature_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """See `tcomp.schedules.cost.gpu`."""
+    def cost_model(self, threads: int = 1, core: Core | None = None) -> CostModel:
+        """See `tcomp.schedules.cost.gpu`; rates are those of the data sheet."""
         from tcomp.schedules.cost import gpu
-
-        return gpu.COUNTS, gpu.SECONDS
-
-    def estimate(self, kernel: Kernel, dims: Mapping[Expr, int] | None = None, threads: int = 1, core: Core | None = None) -> Estimate:
-        """See `tcomp.schedules.cost.gpu`."""
-        from tcomp.schedules.cost import gpu
-
-        return gpu.estimate(kernel, self.target, dims)
-
-    def bound(self, kernel: Kernel, dims: Mapping[Expr, int] | None = None, threads: int = 1, core: Core | None = None) -> float:
-        """Of arithmetic, tensor cores, and the memory."""
-        from tcomp.schedules.cost import gpu
-
-        return gpu.bound(kernel, self.target, dims)
-
-    def roof(self, threads: int = 1, core: Core | None = None) -> Roof:
-        """By the data sheet."""
         from tcomp.schedules.cost.roofline import gpu_roof
 
-        return gpu_roof(self.target)
+        return CostModel(
+            lambda kernel, dims: gpu.estimate(kernel, self.target, dims),
+            lambda kernel, dims: gpu.bound(kernel, self.target, dims),
+            gpu_roof(self.target),
+            gpu.COUNTS,
+            gpu.SECONDS,
+        )
 
     def threads(self, given: int | None) -> int:
         """One: kernels of a GPU depend on none of a CPU's."""

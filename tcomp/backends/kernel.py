@@ -112,6 +112,6 @@ def predicted_seconds(body: Graph, backend: Backend) -> float:
         from tcomp.schedules.analysis.access_patterns import extent_of
 
         kernel = build_loops(body, "kernel", backend).kernel
-        kept = backend.estimate(kernel, {v: extent_of(v) for v in kernel.scalars}).time
+        kept = backend.cost_model().estimate(kernel, {v: extent_of(v) for v in kernel.scalars}).time
         cache.store("seconds", name, kept)
     return float(kept)

@@ -8,7 +8,7 @@ tutorial 10, without a cost model and so without tuning: compare `CpuBackend` an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -50,6 +50,23 @@ class GraphOptions:
     attention_blocks: AttentionTiles | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """How long kernels take on a target.
+
+    estimate: (kernel, values of symbolic dims) -> the modelled time, scheduled or not; raises `IRError` if a dim has no value
+    bound: (kernel, values of symbolic dims) -> the least seconds that it takes, by the roofline; raises likewise
+    roof: what the target can do at most
+    counts, seconds: the counts and the parts of the time in an `Estimate` that the learned cost model is told, in order
+    """
+
+    estimate: Callable[[Kernel, Mapping[Expr, int]], Estimate]
+    bound: Callable[[Kernel, Mapping[Expr, int]], float]
+    roof: Roof
+    counts: tuple[str, ...]
+    seconds: tuple[str, ...]
+
+
 class Backend(ABC):
     """One kind of target; see the module. Abstract methods are what every target needs."""
 
@@ -70,8 +87,6 @@ class Backend(ABC):
         """What else than tcomp and LLVM makes the code, with its version: part of the key of cached kernels."""
         return ""
 
-    # ---------------------------------------------------------------- graphs
-
     @property
     def graph_options(self) -> GraphOptions:
         """What graph passes do for this target."""
@@ -80,8 +95,6 @@ class Backend(ABC):
     def suited_to(self, graph: Graph) -> Backend:
         """This backend, or one whose target leaves out what the kernels of a partitioned graph do not allow."""
         return self
-
-    # ---------------------------------------------------------------- kernels
 
     def lower(self, body: Graph, symbol: str) -> Kernel:
         """The plain loops of a KERNEL body: the meaning of every schedule of it."""
@@ -120,32 +133,9 @@ class Backend(ABC):
         """One of `stages` of a scheduled kernel, as text."""
         raise TargetError(f"there is no stage {stage} for {self.target}", hint="cuda, ptx, sass-stats for CUDA; llvm, asm for a CPU")
 
-    # ---------------------------------------------------------------- cost: for tuning, and for `halos`
-
-    def estimate(self, kernel: Kernel, dims: Mapping[Expr, int] | None = None, threads: int = 1, core: Core | None = None) -> Estimate:
-        """The modelled time of a kernel, scheduled or not; `core` are measured rates.
-
-        Raises `IRError` if a symbolic dim has no value, `TargetError` if there is no model.
-        """
-        raise self._no_model()
-
-    def bound(self, kernel: Kernel, dims: Mapping[Expr, int] | None = None, threads: int = 1, core: Core | None = None) -> float:
-        """The least seconds that a kernel takes, by the roofline. Raises as `estimate`."""
-        raise self._no_model()
-
-    def roof(self, threads: int = 1, core: Core | None = None) -> Roof:
-        """What the target can do at most; `core` are measured rates."""
-        raise self._no_model()
-
-    @property
-    def feature_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The counts and the parts of the time in an `Estimate` that the learned cost model is told, in order."""
-        raise self._no_model()
-
-    def _no_model(self) -> TargetError:
-        return TargetError(f"{type(self).__name__} has no cost model")
-
-    # ---------------------------------------------------------------- tuning on this machine
+    def cost_model(self, threads: int = 1, core: Core | None = None) -> CostModel:
+        """What is known of the time of kernels on so many threads; `core` are measured rates. Raises `TargetError` if there is no model."""
+        raise TargetError(f"{type(self).__name__} has no cost model")
 
     def threads(self, given: int | None) -> int:
         """The threads that kernels are tuned for; by default the cores of this machine."""

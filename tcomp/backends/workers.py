@@ -4,7 +4,7 @@ The printed text of a kernel (canonical names), the decisions of its schedule th
 the compiler make its key in the `cache`.
 
 Run as a program, this module is a worker: it reads (kernel, symbol, target, decisions) and writes compiled kernels, one JSON line each. A
-worker is a plain subprocess, not a `multiprocessing` child, so that scripts need no `if __name__ == "__main__"`.
+worker is a plain subprocess, not one of `multiprocessing`, so that scripts need no `if __name__ == "__main__"`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from types import MappingProxyType
+from typing import Self
 
 import tcomp
 from tcomp import cache
@@ -49,7 +49,7 @@ def compile_kernels(
     missing = [text for text in wanted if text not in results]
     on_progress(len(results), len(wanted))
     for text, compiled in _compiled(missing, wanted, backend, decisions):
-        _store(compiled)
+        cache.store("kernels", compiled.symbol.removeprefix(_PREFIX), compiled.to_json())
         results[text] = compiled
         on_progress(len(results), len(wanted))
     return results
@@ -61,46 +61,31 @@ def _compiled(
     unknown_to_workers = backend_of(backend.target) != backend  # they are told the target alone
     if len(missing) <= IN_PROCESS or _jobs() == 1 or unknown_to_workers:
         for text in missing:
-            with _named(text):
+            with _naming(text):
                 yield text, compile_kernel(text, symbols[text], backend, decisions.get(text, DEFAULT))
         return
-    finished: SimpleQueue[tuple[str, CompiledKernel | BaseException]] = SimpleQueue()
-    pending = iter(sorted(missing, key=len, reverse=True))  # long texts are long compilations: first, so that none is left over at the end
-    lock = threading.Lock()
+    with ExitStack() as stack:
+        idle = SimpleQueue[_Worker]()
+        for _ in range(_jobs()):
+            idle.put(stack.enter_context(_Worker()))
 
-    def work() -> None:
-        worker = _Worker()
-        try:
-            while True:
-                with lock:
-                    text = next(pending, None)
-                if text is None:
-                    return
-                try:
-                    finished.put((text, worker.compile(text, symbols[text], backend, decisions.get(text, DEFAULT))))
-                except TcompError as error:
-                    finished.put((text, error))
-        finally:
-            worker.close()
+        def compiled(text: str) -> tuple[str, CompiledKernel]:
+            worker = idle.get()
+            try:
+                with _naming(text):
+                    return text, worker.compile(text, symbols[text], backend, decisions.get(text, DEFAULT))
+            finally:
+                idle.put(worker)
 
-    with ThreadPoolExecutor(_jobs()) as pool:
-        threads = [pool.submit(work) for _ in range(_jobs())]
-        try:
-            for _ in missing:
-                text, result = finished.get()
-                if isinstance(result, BaseException):
-                    with _named(text):
-                        raise result
-                yield text, result
-        finally:
-            with lock:
-                pending = iter(())
-    for thread in threads:
-        thread.result()
+        pool = stack.enter_context(ThreadPoolExecutor(_jobs()))
+        stack.callback(pool.shutdown, cancel_futures=True)
+        # Long texts are long compilations: first, so that none is left over at the end.
+        for future in as_completed([pool.submit(compiled, text) for text in sorted(missing, key=len, reverse=True)]):
+            yield future.result()
 
 
 @contextmanager
-def _named(text: str) -> Iterator[None]:
+def _naming(text: str) -> Iterator[None]:
     try:
         yield
     except TcompError as error:
@@ -113,22 +98,28 @@ def _jobs() -> int:
     return int(given) if given.isdecimal() and int(given) > 0 else max(1, len(os.sched_getaffinity(0)))
 
 
+def python_environment() -> dict[str, str]:
+    """The environment of a Python process that imports this tcomp (with option -P: not one in the working directory)."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(tcomp.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
 class _Worker:
     """A compiler subprocess. If it dies (LLVM crashed), the kernel is reported and the next one gets a new process."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.process is not None:
+            self.process.communicate()
+
     def compile(self, text: str, symbol: str, backend: Backend, decisions: Decisions) -> CompiledKernel:
         if self.process is None:
-            root = str(Path(tcomp.__file__).parent.parent)
-            path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tcomp.backends.workers"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": path},
-            )
+            command = [sys.executable, "-P", "-m", "tcomp.backends.workers"]
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=python_environment())
         assert self.process.stdin is not None and self.process.stdout is not None
         try:
             self.process.stdin.write(json.dumps([text, symbol, str(backend.target), encode(decisions)]).encode() + b"\n")
@@ -137,18 +128,12 @@ class _Worker:
         except BrokenPipeError:
             line = b""
         if not line:
-            status = self.process.wait()
-            self.process = None
+            status, self.process = self.process.wait(), None
             raise CodegenError("the compiler process died", why=f"exit status {status}", hint="report this kernel as a bug of tcomp")
         answer = json.loads(line)
         if "error" in answer:
             raise CodegenError(**answer["error"])
         return CompiledKernel.from_json(answer)
-
-    def close(self) -> None:
-        if self.process is not None and self.process.stdin is not None:
-            self.process.stdin.close()
-            self.process.wait()
 
 
 def _serve() -> None:
@@ -161,30 +146,26 @@ def _serve() -> None:
         try:
             answer = compile_kernel(text, symbol, backend_of(target), decode(decisions)).to_json()
         except TcompError as error:
-            answer = {"error": {"what": error.what, "where": error.where, "why": error.why, "hint": error.hint}}
+            answer = {"error": error.parts}
         except Exception as error:  # noqa: BLE001  a bug in the compiler: named, not lost with the process
             answer = {"error": {"what": f"internal error: {type(error).__name__}: {error}", "hint": "report this as a bug of tcomp"}}
         out.write(json.dumps(answer).encode() + b"\n")
         out.flush()
 
 
-# ---------------------------------------------------------------- the cache
+_PREFIX = "kernel_"  # of symbols; what follows is the name in the cache
 
 
 def _symbol(text: str, backend: Backend, decisions: Decisions) -> str:
-    return "kernel_" + cache.name(text, *backend.identity, backend.toolchain, *([encode(decisions)] if decisions else []))[:32]
+    return _PREFIX + cache.name(text, *backend.identity, backend.toolchain, *([encode(decisions)] if decisions else []))[:32]
 
 
 def _load(symbol: str) -> CompiledKernel | None:
     try:
-        compiled = CompiledKernel.from_json(cache.load("kernels", symbol.removeprefix("kernel_")))
+        compiled = CompiledKernel.from_json(cache.load("kernels", symbol.removeprefix(_PREFIX)))
     except (ValueError, KeyError, TypeError):
         return None
     return compiled if compiled.symbol == symbol else None
-
-
-def _store(compiled: CompiledKernel) -> None:
-    cache.store("kernels", compiled.symbol.removeprefix("kernel_"), compiled.to_json())
 
 
 if __name__ == "__main__":

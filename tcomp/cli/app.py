@@ -11,11 +11,10 @@ import tcomp
 from tcomp.cli.commands.bench import bench
 from tcomp.cli.commands.check import check
 from tcomp.cli.commands.compile import compile
-from tcomp.cli.commands.db import export, import_, merge, show
+from tcomp.cli.commands.db import export, import_, merge, report, show
 from tcomp.cli.commands.demo import demo
 from tcomp.cli.commands.doctor import doctor
 from tcomp.cli.commands.explain import explain
-from tcomp.cli.commands.report import report
 from tcomp.cli.commands.run import run
 from tcomp.cli.commands.tune import tune
 from tcomp.cli.commands.verify import verify

@@ -1,14 +1,10 @@
-"""Files that commands read and write: refused early where they cannot be, written completely or not at all."""
+"""Files that commands read and write: refused early where they cannot be."""
 
 from __future__ import annotations
 
 import difflib
 import os
-import secrets
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 from tcomp.errors import InputError
 
@@ -39,38 +35,23 @@ def is_artifact(path: Path) -> bool:
 def check_model_file(path: Path) -> None:
     """Refuse what cannot be an ONNX model. Raises `InputError`."""
     if is_artifact(path):
-        raise InputError(
-            f"{path} is a compiled artifact", why="this command takes the ONNX model", hint="`tcomp run` and `tcomp bench` take both"
-        )
+        hint = "`tcomp run` and `tcomp bench` take both"
+        raise InputError(f"{path} is a compiled artifact", why="this command takes the ONNX model", hint=hint)
     if path.stat().st_size == 0:
         raise InputError(f"{path} is empty")
 
 
 def check_writable(path: Path) -> None:
     """Refuse an output path early, before work that would be lost. Raises `InputError`."""
-    folder = path.parent
+    folder, hint = path.parent, ""
     if path.is_dir():
-        raise InputError(f"cannot write {path}", why="it is a directory", hint=f"name a file, such as {path / 'model.tcomp'}")
-    if path.exists() and not path.is_file():
-        raise InputError(f"cannot write {path}", why="it is no regular file, and would be replaced by one")
-    if not folder.is_dir():
-        raise InputError(f"cannot write {path}", why=f"the folder {folder} does not exist", hint=f"mkdir -p {folder}")
-    if not os.access(folder, os.W_OK):
-        raise InputError(f"cannot write {path}", why=f"no permission to write in the folder {folder}")
-
-
-@contextmanager
-def replacing(*paths: Path) -> Iterator[list[BinaryIO]]:
-    """Files open for writing and reading that take the places of `paths` once all are complete; none does if anything fails. Raises
-    `InputError` if one cannot be written."""
-    beside = {path: path.with_name(f".{secrets.token_hex(6)}.{path.name}") for path in paths}
-    try:
-        with ExitStack() as files:
-            yield [files.enter_context(open(temporary, "x+b")) for temporary in beside.values()]
-        for path in paths:
-            os.replace(beside[path], path)
-    except OSError as error:
-        raise InputError(f"cannot write {' and '.join(map(str, paths))}", why=error.strerror or str(error)) from error
-    finally:
-        for temporary in beside.values():
-            temporary.unlink(missing_ok=True)
+        why, hint = "it is a directory", f"name a file, such as {path / 'model.tcomp'}"
+    elif path.exists() and not path.is_file():
+        why = "it is no regular file, and would be replaced by one"
+    elif not folder.is_dir():
+        why, hint = f"the folder {folder} does not exist", f"mkdir -p {folder}"
+    elif not os.access(folder, os.W_OK):
+        why = f"no permission to write in the folder {folder}"
+    else:
+        return
+    raise InputError(f"cannot write {path}", why=why, hint=hint)

@@ -48,8 +48,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         except TcompError as error:
             _report(str(error), debug)
             if options.get("as_json"):
-                record = {"kind": type(error).__name__, "what": error.what, "where": error.where, "why": error.why, "hint": error.hint}
-                output.print_json({"error": record})
+                output.print_json({"error": {"kind": type(error).__name__, **error.parts}})
             raise typer.Exit(USER_ERROR) from None
         except Exception as error:  # noqa: BLE001  the last resort: reported as what it is
             text = " ".join(str(error).split())[:300]

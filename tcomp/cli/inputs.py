@@ -1,4 +1,4 @@
-"""Arrays for a model's inputs: from files, from numbers, or random."""
+"""What a command runs: a model, loaded or compiled first, and arrays for its inputs: from files, from numbers, or random."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from typing import Any
 import numpy as np
 
 from tcomp.cli import output
-from tcomp.cli.files import check_file
+from tcomp.cli.files import check_file, check_model_file, is_artifact
+from tcomp.cli.options import ModelOptions, assignments
 from tcomp.errors import InputError
 from tcomp.ir.dims import bind_dims
 from tcomp.ir.expr import Expr, as_expr, bounds, dim, evaluate_int, variables
 from tcomp.ir.graph import Value
-from tcomp.runtime import LoadedModel, numpy_dtype
+from tcomp.options import Progress
+from tcomp.pipeline import compile_model
+from tcomp.runtime import Artifact, numpy_dtype, read_artifact
 from tcomp.runtime.inputs import random_array
+from tcomp.target import Target
 
 Array = np.ndarray
-Given = Mapping[str, Array | float]
 
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 
@@ -37,23 +40,53 @@ class Feeds:
     def explain(self) -> None:
         """Say on stderr what was made up."""
         if self.random:
-            output.message(
-                f"random inputs (normal; integers 0 or 1): {', '.join(self.random)}; give them with --input NAME=FILE.npy", "dim"
-            )
+            output.message(f"random inputs (normal; integers 0 or 1): {', '.join(self.random)}; give them with --input NAME=FILE.npy", "dim")
         if self.chosen:
             sizes = ", ".join(f"{name}={n}" for name, n in self.chosen.items())
             output.message(f"sizes chosen: {sizes}; give them with --dim NAME=N", "dim")
 
 
-def signature_of(module: LoadedModel) -> list[Value]:
-    """A module's inputs as typed values, with symbolic dims where their sizes are open."""
-    dims = {d.name: dim(d.name, d.min, d.max) for d in module.manifest.dims}
-    return [Value(s.name, s.dtype, [dims[e] if isinstance(e, str) else e for e in s.shape]) for s in module.inputs]
+@dataclass(frozen=True)
+class Opened:
+    """An artifact, and the sizes that the user gives the dims it leaves open."""
+
+    artifact: Artifact
+    sizes: dict[str, int]
+
+    @property
+    def precision(self) -> str | None:
+        """In which products of float32 matrices are computed; None on CPUs, which have no choice."""
+        manifest = self.artifact.manifest
+        return Target.parse(str(manifest.notes.get("target", "cuda"))).precision if manifest.triple == "cuda" else None
+
+    def feeds(self, texts: Iterable[str] | None, seed: int) -> Feeds:
+        """See `make_feeds`."""
+        manifest = self.artifact.manifest
+        dims = {d.name: dim(d.name, d.min, d.max) for d in manifest.dims}
+        signature = [Value(s.name, s.dtype, [dims[e] if isinstance(e, str) else e for e in s.shape]) for s in manifest.inputs]
+        return make_feeds(signature, texts, self.sizes, seed)
 
 
-def make_feeds(signature: Sequence[Value], given: Given, sizes: Mapping[str, int], seed: int, usual: int = 1) -> Feeds:
-    """An array for every input. Symbolic dims have the sizes given, else those of the arrays given, else the one in range that is
-    nearest to `usual`. Raises `InputError` where arrays or sizes do not fit."""
+def open_model(path: Path, options: ModelOptions, threads: int | None, progress: Progress) -> Opened:
+    """Load an artifact, or compile a model as the options say. Raises `TcompError`."""
+    if not is_artifact(path):
+        check_model_file(path)
+        return Opened(compile_model(path, options.compile_options(threads=threads, progress=progress))[0], {})
+    if given := [name for name in options.given if name != "--dim"]:
+        raise InputError(f"{given[0]} has no effect on a compiled model", where=str(path), hint="give it to `tcomp compile`")
+    artifact, sizes = read_artifact(path), {}
+    for name, size in options.dims.items():
+        if not isinstance(size, int):
+            why = "a compiled model is run at one size"
+            raise InputError(f"the dim `{name}` is given as a range", where=f"--dim {name}", why=why, hint=f"--dim {name}={size[0]}")
+        sizes[name] = size
+    return Opened(artifact, sizes)
+
+
+def make_feeds(signature: Sequence[Value], texts: Iterable[str] | None, sizes: Mapping[str, int], seed: int, usual: int = 1) -> Feeds:
+    """An array for every input, as the options `--input` say or random. Symbolic dims have the sizes given, else those of the arrays given,
+    else the one in range that is nearest to `usual`. Raises `InputError` where arrays or sizes do not fit."""
+    given = _read_inputs(texts, signature)
     symbols = {v.name: v for value in signature for d in value.shape if isinstance(d, Expr) for v in variables(d)}
     if unknown := [name for name in sizes if name not in symbols]:
         hint = f"its symbolic dims are {', '.join(symbols)}" if symbols else "all its shapes are fixed"
@@ -66,7 +99,7 @@ def make_feeds(signature: Sequence[Value], given: Given, sizes: Mapping[str, int
         if v not in dims:
             lo, hi = bounds(v)
             dims[v] = chosen[name] = max(lo or 0, usual if hi is None else min(usual, hi))
-    generator, made = np.random.default_rng(seed), []
+    generator = np.random.default_rng(seed)
     for value in signature:
         if value.name in arrays:
             continue
@@ -75,12 +108,11 @@ def make_feeds(signature: Sequence[Value], given: Given, sizes: Mapping[str, int
             if value.name in given:
                 arrays[value.name] = _filled(value.name, float(given[value.name]), shape, dtype)
             else:
-                made.append(value.name)
                 arrays[value.name] = random_array(generator, shape, dtype)
         except (MemoryError, ValueError) as error:
             where = f"input `{value.name}`, shape {list(shape)}"
             raise InputError("no memory for an input", where=where, why=str(error), hint="smaller sizes, by --dim NAME=N") from error
-    return Feeds({v.name: arrays[v.name] for v in signature}, tuple(made), chosen)
+    return Feeds({v.name: arrays[v.name] for v in signature}, tuple(v.name for v in signature if v.name not in given), chosen)
 
 
 def _filled(name: str, number: float, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -94,67 +126,53 @@ def _filled(name: str, number: float, shape: tuple[int, ...], dtype: np.dtype[An
 # ---------------------------------------------------------------- files
 
 
-def read_inputs(texts: Iterable[str] | None, signature: Sequence[Value]) -> dict[str, Array | float]:
-    """`name=file.npy`, `name=number` and `file.npz` as given on the command line. Raises `InputError`."""
-    values = {v.name: v for v in signature}
+def _read_inputs(texts: Iterable[str] | None, signature: Sequence[Value]) -> dict[str, Array | float]:
+    """`name=file.npy`, `name=number` and `file.npz` as given on the command line."""
+    values, all_texts = {v.name: v for v in signature}, list(texts or ())
+    several = [text for text in all_texts if "=" not in text and text.endswith(".npz")]
+    found: list[tuple[str, Array | float, str]] = [(name, a, f"--input {text}") for text in several for name, a in _load(Path(text)).items()]
+    single = (text for text in all_texts if text not in several)
+    for name, source, where in assignments(single, "--input", "NAME=FILE", "--input image=cat.npy, --input all.npz"):
+        found.append((name, _array_or_number(source), where))
     given: dict[str, Array | float] = {}
-    for text in texts or ():
-        if "=" not in text and text.endswith(".npz"):
-            found: dict[str, Array | float] = dict(_load(Path(text)))
-        else:
-            name, _, source = (part.strip() for part in text.rpartition("="))
-            if not name or not source:
-                raise InputError(f"`{text}` is not of the form NAME=FILE", where="--input", hint="--input image=cat.npy, --input all.npz")
-            number = None if Path(source).exists() else _number(source)
-            found = {name: _single(Path(source)) if number is None else number}
-        for name, value in found.items():
-            if name not in values:
-                raise InputError(f"the model has no input `{name}`", where=f"--input {text}", hint=f"its inputs are {', '.join(values)}")
-            if name in given:
-                raise InputError(f"input `{name}` is given twice", where=f"--input {text}")
-            given[name] = value if isinstance(value, float) else _checked(value, values[name], text)
+    for name, value, where in found:
+        if name not in values:
+            raise InputError(f"the model has no input `{name}`", where=where, hint=f"its inputs are {', '.join(values)}")
+        if name in given:
+            raise InputError(f"input `{name}` is given twice", where=where)
+        given[name] = value if isinstance(value, float) else _checked(value, values[name], where)
     return given
 
 
 def read_values(texts: Iterable[str] | None) -> dict[str, Array]:
     """`name=number` and `name=file.npy`: inputs that are fixed when a model is compiled. Raises `InputError`."""
     values: dict[str, Array] = {}
-    for text in texts or ():
-        name, _, source = (part.strip() for part in text.rpartition("="))
-        if not name or not source:
-            raise InputError(f"`{text}` is not of the form NAME=NUMBER", where="--value", hint="--value sr=16000, --value table=table.npy")
-        number = None if Path(source).exists() else _number(source)
-        if name in values:
-            raise InputError(f"the value of `{name}` is given twice", where=f"--value {text}")
-        exact = number is not None and number.is_integer()
-        values[name] = _single(Path(source)) if number is None else np.asarray(int(number) if exact else number)
+    for name, source, _ in assignments(texts, "--value", "NAME=NUMBER", "--value sr=16000, --value table=table.npy"):
+        value = _array_or_number(source)
+        values[name] = np.asarray(int(value) if isinstance(value, float) and value.is_integer() else value)
     return values
 
 
-def _number(text: str) -> float | None:
-    if text in ("true", "false"):
-        return float(text == "true")
-    return float(text) if _NUMBER.fullmatch(text) else None
+def _array_or_number(source: str) -> Array | float:
+    if not Path(source).exists():
+        if source in ("true", "false"):
+            return float(source == "true")
+        if _NUMBER.fullmatch(source):
+            return float(source)
+    arrays = _load(Path(source))
+    if set(arrays) != {""}:
+        raise InputError(f"{source} holds several arrays", where="--input", hint=f"--input {source} (without a name) takes them by their names")
+    return arrays[""]
 
 
-def _checked(array: Array, value: Value, text: str) -> Array:
+def _checked(array: Array, value: Value, where: str) -> Array:
     dtype = numpy_dtype(value.dtype)
     if array.dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize and dtype.name == value.dtype == "bfloat16":
         return array.view(dtype)  # .npy files have no name for such types
     if array.dtype != dtype:
-        raise InputError(
-            f"input `{value.name}` is {array.dtype.name}, the model takes {value.dtype}",
-            where=f"--input {text}",
-            hint=f"save it with numpy.save(file, array.astype({dtype.name!r}))",
-        )
+        what, hint = f"input `{value.name}` is {array.dtype.name}, the model takes {value.dtype}", f"array.astype({dtype.name!r})"
+        raise InputError(what, where=where, hint=f"save it with numpy.save(file, {hint})")
     return array
-
-
-def _single(path: Path) -> Array:
-    arrays = _load(path)
-    if set(arrays) != {""}:
-        raise InputError(f"{path} holds several arrays", where="--input", hint=f"--input {path} (without a name) takes them by their names")
-    return arrays[""]
 
 
 def _load(path: Path) -> dict[str, Array]:
@@ -167,6 +185,5 @@ def _load(path: Path) -> dict[str, Array]:
         with content:
             return {name: content[name] for name in content.files}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, MemoryError) as error:
-        pickled = "allow_pickle" in str(error) or "ickle" in str(error)
-        why = "it is no array file, or holds pickled objects, which are never loaded" if pickled else str(error)
+        why = f"{error}; pickled objects are never loaded"
         raise InputError(f"{path} is no .npy or .npz file", where="--input", why=why, hint="write it with numpy.save") from error

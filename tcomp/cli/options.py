@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,23 +28,18 @@ OnnxModel = Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="An ONNX m
 AnyModel = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX model, or an artifact that `tcomp compile` wrote.", show_default=False)]
 Dims = Annotated[list[str] | None, option("--dim", "NAME=N", "Fix a symbolic dim (batch=1), or bound it (seq=1..512). May be repeated.")]
 Shapes = Annotated[list[str] | None, option("--shape", "INPUT=AxBxC", "The shape of an input (x=1x3x224x224). May be repeated.")]
-Values = Annotated[
-    list[str] | None,
-    option("--value", "INPUT=NUMBER", "Fix an input for good (sr=16000, table=table.npy), so that shapes may depend on it. May be repeated."),
-]
+_VALUE = "Fix an input for good (sr=16000, table=table.npy), so that shapes may depend on it. May be repeated."
+Values = Annotated[list[str] | None, option("--value", "INPUT=NUMBER", _VALUE)]
 Tuned = Annotated[Path | None, option("--database", "FILE", "Use the schedules that `tcomp tune` found, where there are any.")]
 Threads = Annotated[int | None, option("--threads", "N", "Number of threads. Default: all physical cores.", min=1, max=4096)]
-Inputs = Annotated[
-    list[str] | None,
-    option(
-        "--input",
-        "NAME=FILE.npy",
-        "The value of an input: a .npy file, or a number that fills it (sr=16000). FILE.npz gives several. May be repeated.",
-    ),
-]
+_INPUT = "The value of an input: a .npy file, or a number that fills it (sr=16000). FILE.npz gives several. May be repeated."
+Inputs = Annotated[list[str] | None, option("--input", "NAME=FILE.npy", _INPUT)]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the random inputs.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for machines.")]
 Profile = "Show the time of every kernel, and its share of what this machine can do."
+_TARGET = "What to compile for, as in 'cpu -mcpu=skylake-avx512'. Default: this machine."
+_PRECISION = "Of products of float32 matrices, for --target cuda: fp32, tf32, fp16, bf16."
+_DIRECT = "Convolutions and products as direct sums only, without Winograd's and Strassen's algorithms: slower, more exact, less memory for weights."
 
 STAGES = ("graph", "te", "schedule", "loops", "llvm", "asm", "cuda", "ptx", "sass-stats")
 
@@ -55,11 +50,9 @@ class ModelOptions:
 
     dim: Dims = None
     shape: Shapes = None
-    target: Annotated[str | None, option("--target", "TARGET", "What to compile for, as in 'cpu -mcpu=skylake-avx512'. Default: this machine.")] = None
+    target: Annotated[str | None, option("--target", "TARGET", _TARGET)] = None
     arch: Annotated[str | None, option("--arch", "NAMES", "GPU architectures for --target cuda, as in sm_90a,sm_80.")] = None
-    precision: Annotated[
-        str | None, option("--precision", "NAME", "Of products of float32 matrices, for --target cuda: fp32, tf32, fp16, bf16.")
-    ] = None
+    precision: Annotated[str | None, option("--precision", "NAME", _PRECISION)] = None
 
     @property
     def given(self) -> list[str]:
@@ -107,13 +100,7 @@ class CompilationOptions(ModelOptions):
     """The options of commands that compile a model."""
 
     value: Values = None
-    direct: Annotated[
-        bool,
-        typer.Option(
-            "--direct",
-            help="Convolutions and products as direct sums only, without Winograd's and Strassen's algorithms: slower, more exact, less memory for weights.",
-        ),
-    ] = False
+    direct: Annotated[bool, typer.Option("--direct", help=_DIRECT)] = False
 
     @property
     def values(self) -> dict[str, np.ndarray]:
@@ -127,19 +114,29 @@ class CompilationOptions(ModelOptions):
         return super().compile_options(values=self.values, direct=self.direct, **others)
 
 
-def parse_dims(texts: Iterable[str] | None) -> dict[str, int | tuple[int, int]]:
+def assignments(texts: Iterable[str] | None, option: str, form: str, hint: str) -> Iterator[tuple[str, str, str]]:
+    """(NAME, VALUE, where it was said) of each NAME=VALUE. Raises `InputError` for another form, and for a name that is given twice."""
+    names = set()
+    for text in texts or ():
+        name, _, value = (part.strip() for part in text.rpartition("="))
+        if not name or not value:
+            raise InputError(f"`{text}` is not of the form {form}", where=option, hint=hint)
+        if name in names:
+            raise InputError(f"`{name}` is given twice", where=f"{option} {text}")
+        names.add(name)
+        yield name, value, f"{option} {text}"
+
+
+def parse_dims(texts: Iterable[str] | None, option: str = "--dim") -> dict[str, int | tuple[int, int]]:
     """`batch=1` fixes a dim, `seq=1..512` bounds it. Raises `InputError`."""
     dims: dict[str, int | tuple[int, int]] = {}
-    for text in texts or ():
-        name, value = _assignment(text, "--dim")
+    for name, value, where in assignments(texts, option, "NAME=N", f"{option} batch=1 or {option} seq=1..512"):
         match = re.fullmatch(r"(\d{1,15})(?:\.\.(\d{1,15}))?", value)
         if match is None:
-            raise InputError(f"`{value}` is no size", where=f"--dim {text}", hint="a number (batch=1) or a range (seq=1..512)")
+            raise InputError(f"`{value}` is no size", where=where, hint="a number (batch=1) or a range (seq=1..512)")
         lo, hi = int(match[1]), int(match[2] or match[1])
         if lo > hi:
-            raise InputError(f"the range {value} is empty", where=f"--dim {text}", hint=f"{name}={hi}..{lo}")
-        if name in dims:
-            raise InputError(f"the dim `{name}` is given twice", where=f"--dim {text}")
+            raise InputError(f"the range {value} is empty", where=where, hint=f"{name}={hi}..{lo}")
         dims[name] = (lo, hi) if match[2] else lo
     return dims
 
@@ -147,26 +144,15 @@ def parse_dims(texts: Iterable[str] | None) -> dict[str, int | tuple[int, int]]:
 def parse_shapes(texts: Iterable[str] | None) -> dict[str, tuple[int | str, ...]]:
     """`x=1x3x224x224`, or `ids=batch,128` where sizes may be names. `x=[]` is a scalar. Raises `InputError`."""
     shapes: dict[str, tuple[int | str, ...]] = {}
-    for text in texts or ():
-        name, value = _assignment(text, "--shape")
+    for name, value, where in assignments(texts, "--shape", "INPUT=AxBxC", "--shape input=1x3x224x224"):
         inner = re.fullmatch(r"\[(.*)\]|\((.*)\)", value)
         value = next(group for group in inner.groups() if group is not None).strip() if inner else value
         parts = [p.strip() for p in (value.split(",") if "," in value or not re.fullmatch(r"[\dxX]*", value) else re.split("[xX]", value))]
         if not all(re.fullmatch(r"\d{1,15}|[^\W\d].*", p) for p in parts) and not (inner and parts == [""]):
             hint = f"sizes separated by x or commas: {name}=1x3x224x224 or {name}=batch,128"
-            raise InputError(f"`{value}` is no shape", where=f"--shape {text}", hint=hint)
-        if name in shapes:
-            raise InputError(f"the shape of `{name}` is given twice", where=f"--shape {text}")
+            raise InputError(f"`{value}` is no shape", where=where, hint=hint)
         shapes[name] = tuple(int(p) if p.isdigit() else p for p in parts if p)
     return shapes
-
-
-def _assignment(text: str, option: str) -> tuple[str, str]:
-    name, equals, value = (part.strip() for part in text.rpartition("="))
-    if not (name and equals and value):
-        hint = "--dim batch=1 or --dim seq=1..512" if option == "--dim" else "--shape input=1x3x224x224"
-        raise InputError(f"`{text}` is not of the form NAME=VALUE", where=option, hint=hint)
-    return name, value
 
 
 def parse_choices(text: str | None, known: Sequence[str], option: str) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
 def facts(title: str, rows: Mapping[str, object]) -> None:
     """Print names with their values."""
     line(title, "bold")
-    grid = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim")
     grid.add_column(overflow="fold")
     for name, value in rows.items():
@@ -70,12 +70,8 @@ def _plain(value: Any) -> Any:
         return [_plain(v) for v in value]
     if hasattr(value, "item") and hasattr(value, "dtype"):
         value = value.item()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    return value if value is None or isinstance(value, bool | int | str) else str(value)
-
-
-# ---------------------------------------------------------------- quantities
+    finite = not isinstance(value, float) or math.isfinite(value)
+    return value if value is None or (finite and isinstance(value, bool | int | float | str)) else str(value)
 
 
 def seconds(value: float) -> str:
@@ -86,8 +82,15 @@ def seconds(value: float) -> str:
     return f"{value / 1e-6:.3g} µs"
 
 
-def size(value: float) -> str:
-    """A number of bytes with its unit."""
+def stages(times: Mapping[str, float]) -> str:
+    """The seconds of each stage of a command."""
+    return ", ".join(f"{stage} {seconds(spent)}" for stage, spent in times.items())
+
+
+def size(value: object) -> str:
+    """A number of bytes with its unit; an expression as it is."""
+    if not isinstance(value, int | float):
+        return f"{value} bytes"
     for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if value >= 1 << shift:
             return f"{value / (1 << shift):.1f} {unit}"
@@ -95,11 +98,8 @@ def size(value: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """A number of things, with an s if it is not one."""
+    """A number with its noun, which gets an s if it is not one."""
     return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
-# ---------------------------------------------------------------- progress
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from tcomp.cli import output
-from tcomp.cli.files import check_file, check_model_file, check_writable, replacing
+from tcomp.cli.files import check_file, check_model_file, check_writable
 from tcomp.cli.options import STAGES, CompilationOptions, Json, OnnxModel, Threads, Tuned, option, parse_choices
 from tcomp.errors import InputError
 
@@ -25,15 +25,16 @@ def compile(
     threads: Threads = None,
     database: Tuned = None,
     emit: Annotated[str | None, option("--emit", "STAGES", f"Also write the text of stages: some of {','.join(STAGES)}.")] = None,
-    emit_to: Annotated[str | None, option("--emit-to", "DIR", "Where: a folder, or - for stdout. Default: beside the artifact.")] = None,
+    emit_to: Annotated[str | None, option("--emit-to", "DIR", "Where: a folder, or - for stdout. Default: next to the artifact.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compile an ONNX model to native code.
 
-    Writes one file, MODEL.tcomp: code, weights and signature. `--emit` writes the listings MODEL.STAGE.txt beside it.
+    Writes one file, MODEL.tcomp: code, weights and signature. `--emit` writes the listings MODEL.STAGE.txt next to it.
     """
     from tcomp.api import with_records
     from tcomp.pipeline import compile_model
+    from tcomp.runtime.files import replacing
 
     check_model_file(model)
     if database is not None:
@@ -51,7 +52,7 @@ def compile(
         if path.exists() and path.samefile(model):
             raise InputError(f"{path} is the model itself", hint="give another name with -o")
 
-    with replacing(out, *listings.values()) as (file, *texts):
+    with replacing(out, *listings.values(), error=InputError) as (file, *texts):
         with output.progress() as tell:
             artifact, report = compile_model(model, replace(compiling, progress=tell, file=file))
         for stage, listing in zip(listings, texts, strict=True):
@@ -68,14 +69,12 @@ def compile(
         return
     for stage in stages if to_stdout else ():
         print(report.stages[stage])
-    times = ", ".join(f"{stage} {output.seconds(s)}" for stage, s in report.seconds.items())
     say = output.message if to_stdout else output.line  # listings on stdout are left alone
-    kernels = f"{output.count(report.kernels, 'kernel')}, {report.distinct_kernels} distinct"
-    arena = f"{output.size(report.arena)} of workspace" if isinstance(report.arena, int) else f"workspace of {report.arena} bytes"
     say(f"compiled {model} for {machine}")
     if machine.precision is not None:
         say(f"  float32 products of matrices in {machine.precision}")
-    say(f"  {kernels}; {arena}; {output.seconds(sum(report.seconds.values()))} ({times})")
+    kernels = f"{output.count(report.kernels, 'kernel')}, {report.distinct_kernels} distinct; {output.size(report.arena)} of workspace"
+    say(f"  {kernels}; {output.seconds(sum(report.seconds.values()))} ({output.stages(report.seconds)})")
     if database is not None:
         say(f"  {output.count(report.tuned, 'kernel')} scheduled as {database} says")
     for text, number in reasons.items():

@@ -1,4 +1,4 @@
-"""`tcomp db`: look into databases of tuning records, and move records between them."""
+"""`tcomp db` and `tcomp report`: look into databases of tuning records, and move records between them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from tcomp.cli.options import Json, option
 from tcomp.errors import InputError
 
 if TYPE_CHECKING:
-    from tcomp.autotune.database.records import Record
     from tcomp.autotune.database.store import Database
     from tcomp.autotune.tasks import Task
 
@@ -26,28 +25,29 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show what was tuned: kernels, trials, the default schedule's time and the best one's."""
-    from tcomp.autotune.database.store import Database
-
-    check_file(database)
-    with Database(database, create=False) as entries:
-        if task is None:
-            _show_tasks(entries, as_json)
-        else:
+    with _opened(database) as entries:
+        if task is not None:
             _show_records(entries, task, as_json)
-
-
-def _show_tasks(entries: Database, as_json: bool) -> None:
-    rows = [_summary(entries, task) for task in entries.tasks()]
+            return
+        rows = [_summary(entries, task) for task in entries.tasks()]
     if as_json:
         output.print_json({"tasks": rows})
         return
     cells = [
-        (r["key"][:12], r["task"], r["threads"], r["records"], r["failed"], *("-" if r[n] is None else output.seconds(r[n]) for n in ("default", "best")),
-         r["verdict"])
+        (r["key"][:12], r["task"], r["threads"], r["records"], r["failed"], *(_seconds(r[n]) for n in ("default", "best")), r["verdict"])
         for r in rows
-    ]  # fmt: skip
+    ]
     columns = ("key", "task", "threads>", "records>", "failed>", "default>", "best>", "in the model")
     output.table(output.count(len(rows), "task"), columns, cells)
+
+
+def _opened(path: Path, create: bool = False) -> Database:
+    """A database that is there, unless it may be created."""
+    from tcomp.autotune.database.store import Database
+
+    if not create:
+        check_file(path)
+    return Database(path, create=create)
 
 
 def _summary(entries: Database, task: Task) -> dict[str, Any]:
@@ -66,23 +66,27 @@ def _show_records(entries: Database, start: str, as_json: bool) -> None:
     found = [task for task in entries.tasks() if task.key.startswith(start)]
     if len(found) != 1:
         raise InputError(f"{len(found)} tasks have keys that start with `{start}`", hint=f"tcomp db show {entries.path} lists them")
-    records, best = entries.records(found[0].key), entries.best(found[0].key)
+    records, best, summary = entries.records(found[0].key), entries.best(found[0].key), _summary(entries, found[0])
     if as_json:
-        output.print_json({**_summary(entries, found[0]), "text": found[0].text, "entries": [_record(r) for r in records]})
+        described = [
+            {name: getattr(r.measurement, name) for name in ("status", "seconds", "incumbent", "reason")}
+            | {name: getattr(r, name) for name in ("cost", "decisions", "predicted", "environment")}
+            | {"time": r.when}
+            for r in records
+        ]
+        output.print_json({**summary, "text": found[0].text, "entries": described})
         return
     ranked = sorted(records, key=lambda r: (not r.ok, r.cost or 0.0))
-    cells = [(r.measurement.status, "-" if r.cost is None else output.seconds(r.cost), r.decisions, r.measurement.reason) for r in ranked]
-    output.table(_summary(entries, found[0])["task"], ("status", "time>", "decisions", "reason"), cells)
+    cells = [(r.measurement.status, _seconds(r.cost), r.decisions, r.measurement.reason) for r in ranked]
+    output.table(summary["task"], ("status", "time>", "decisions", "reason"), cells)
     if best is not None and best.trace:
         output.line()
         output.line("the best one", "bold")
         output.line(str(Trace.from_json(best.trace)))
 
 
-def _record(r: Record) -> dict[str, Any]:
-    m = r.measurement
-    record = {"status": m.status, "cost": r.cost, "seconds": m.seconds, "incumbent": m.incumbent, "reason": m.reason}
-    return record | {"decisions": r.decisions, "predicted": r.predicted, "environment": r.environment, "time": r.when}
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else output.seconds(value)
 
 
 def export(
@@ -91,11 +95,8 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write all records as JSON lines, for another machine or another version."""
-    from tcomp.autotune.database.store import Database
-
-    check_file(database)
     check_writable(out)
-    with Database(database, create=False) as entries:
+    with _opened(database) as entries:
         _tell(f"wrote {out}", entries.export(out), as_json)
 
 
@@ -105,11 +106,9 @@ def import_(
     as_json: Json = False,
 ) -> None:
     """Enter records that were exported; those that are there already are passed over. A damaged file is refused as a whole."""
-    from tcomp.autotune.database.store import Database
-
     for path in files:
         check_file(path)
-    with Database(database) as entries:
+    with _opened(database, create=True) as entries:
         _tell(f"{database} is up to date", sum(entries.import_(path) for path in files), as_json)
 
 
@@ -119,14 +118,12 @@ def merge(
     as_json: Json = False,
 ) -> None:
     """Enter the records of other databases."""
-    from tcomp.autotune.database.store import Database
-
     for path in others:
         check_file(path)
     new = 0
-    with Database(database) as entries:
+    with _opened(database, create=True) as entries:
         for path in others:
-            with Database(path, create=False) as other:
+            with _opened(path) as other:
                 new += entries.merge(other)
     _tell(f"{database} is up to date", new, as_json)
 
@@ -136,3 +133,21 @@ def _tell(what: str, number: int, as_json: bool) -> None:
         output.print_json({"entries": number})
     else:
         output.line(f"{what}: {number} {'entry' if number == 1 else 'entries'}")
+
+
+def report(
+    database: DatabaseFile,
+    out: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The page to write.")] = Path("report.html"),
+    as_json: Json = False,
+) -> None:
+    """Write a page (one file, no scripts) that shows how tuning went: convergence, predictions, gains, the winning schedules."""
+    from tcomp.autotune.report import page
+    from tcomp.runtime.files import replacing
+
+    check_writable(out)
+    with _opened(database) as entries, replacing(out, error=InputError) as (file,):
+        file.write(page(entries).encode())
+    if as_json:
+        output.print_json({"report": out})
+    else:
+        output.line(f"wrote {out}")

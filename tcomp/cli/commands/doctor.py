@@ -8,6 +8,7 @@ import platform
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,15 @@ def doctor(as_json: Json = False) -> None:
     Exit status: 0 if the self-test passes, 1 if not.
     """
     test = self_test()
+    optional = {name: (_version(name), use, _DISTRIBUTIONS.get(name, (name,))[0]) for name, use in _OPTIONAL.items()}
     report: dict[str, dict[str, Any]] = {
         "machine": _machine(),
         "targets": _targets(),
         "software": _software(),
-        "optional parts": {name: _optional(name, use) for name, use in _OPTIONAL.items()},
+        "optional parts": {
+            name: f"{version} ({use})" if version else f"not installed ({use}): pip install {package}"
+            for name, (version, use, package) in optional.items()
+        },
         "cache": _cache(),
     }
     if as_json:
@@ -74,14 +79,12 @@ def self_test() -> dict[str, Any]:
 
 
 def _machine() -> dict[str, Any]:
-    from tcomp.runtime import default_threads
-    from tcomp.runtime.host import cpu_quota
+    from tcomp.host import processor_name
+    from tcomp.runtime.host import cpu_quota, default_threads
+    from tcomp.target import Target
 
-    affinity, quota = os.sched_getaffinity(0), cpu_quota()
-    facts: dict[str, Any] = {"processor": _cpuinfo("model name") or platform.processor() or platform.machine()}
+    facts: dict[str, Any] = {"processor": processor_name() or platform.processor() or platform.machine()}
     try:
-        from tcomp.target import Target
-
         host = Target.host()
         facts["LLVM calls it"] = host.cpu
         facts["features used"] = " ".join(host.features) or "none beyond the baseline"
@@ -89,13 +92,17 @@ def _machine() -> dict[str, Any]:
         facts["caches"] = ", ".join(f"{level.upper()} {output.size(getattr(host, level))}" for level in ("l1", "l2", "l3"))
     except TcompError as error:
         facts["features used"] = f"unknown: {error.what}"
-    facts["logical CPUs"] = f"{os.cpu_count()}, of which this process may use {len(affinity)}"
-    facts["CPU quota"] = "none" if quota is None else f"{quota:g} CPUs (control group)"
-    facts["threads by default"] = default_threads()
-    total, free = _meminfo("MemTotal"), _meminfo("MemAvailable")
-    facts["memory"] = f"{output.size(total)}, {output.size(free)} available" if total else "unknown"
-    facts["platform"] = platform.platform()
-    return facts
+    quota, memory = cpu_quota(), {}
+    with suppress(OSError, ValueError):
+        lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+        memory = {name: output.size(int(number) << 10) for name, number, *_ in lines}
+    return facts | {
+        "logical CPUs": f"{os.cpu_count()}, of which this process may use {len(os.sched_getaffinity(0))}",
+        "CPU quota": "none" if quota is None else f"{quota:g} CPUs (control group)",
+        "threads by default": default_threads(),
+        "memory": f"{memory['MemTotal:']}, {memory['MemAvailable:']} available" if "MemAvailable:" in memory else "unknown",
+        "platform": platform.platform(),
+    }
 
 
 def _targets() -> dict[str, Any]:
@@ -113,7 +120,7 @@ def _targets() -> dict[str, Any]:
     try:
         facts["cuda"] = f"usable: NVRTC {version()} makes code for {', '.join(architectures())}; {gpu}"
     except TcompError as error:
-        facts["cuda"] = f"not usable: {error.why or error.what}; {error.hint}"
+        facts["cuda"] = f"not usable: {error.reason}; {error.hint}"
     return facts
 
 
@@ -127,17 +134,10 @@ def _software() -> dict[str, Any]:
     return facts | {name: _version(name) or "not installed" for name in _REQUIRED}
 
 
-def _optional(name: str, use: str) -> str:
-    found = _version(name)
-    return f"{found} ({use})" if found else f"not installed ({use}): pip install {_DISTRIBUTIONS.get(name, (name,))[0]}"
-
-
 def _version(name: str) -> str | None:
     for distribution in _DISTRIBUTIONS.get(name, (name,)):
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return None
 
 
@@ -152,29 +152,5 @@ def _cache() -> dict[str, Any]:
             writable = "yes"
     except OSError as error:
         writable = f"no ({error.strerror}): kernels are compiled anew each time; set TCOMP_CACHE to a folder that is"
-    return {
-        "folder": folder,
-        "size": f"{output.size(sum(f.stat().st_size for f in files))} in {output.count(len(files), 'file')}",
-        "writable": writable,
-    }
-
-
-def _cpuinfo(key: str) -> str:
-    return _field(Path("/proc/cpuinfo"), key)
-
-
-def _meminfo(key: str) -> int:
-    text = _field(Path("/proc/meminfo"), key).split()
-    return int(text[0]) << 10 if text else 0
-
-
-def _field(path: Path, key: str) -> str:
-    """The value of the first `key: value` line of a file."""
-    try:
-        for line in path.read_text(errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == key:
-                return value.strip()
-    except OSError:
-        pass
-    return ""
+    size = f"{output.size(sum(f.stat().st_size for f in files))} in {output.count(len(files), 'file')}"
+    return {"folder": folder, "size": size, "writable": writable}

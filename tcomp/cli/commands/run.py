@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tcomp.cli import output
-from tcomp.cli.files import check_writable, replacing
+from tcomp.cli.files import check_writable
 from tcomp.cli.kernels import profiled, show
 from tcomp.cli.options import AnyModel, Inputs, Json, ModelOptions, Profile, Seed, Threads, option
 from tcomp.errors import InputError
@@ -33,8 +33,7 @@ def run(
 
     Inputs that are not given are random. An ONNX model is compiled first.
     """
-    from tcomp.cli.inputs import make_feeds, read_inputs, signature_of
-    from tcomp.cli.models import open_model
+    from tcomp.cli.inputs import open_model
     from tcomp.runtime import Module
 
     if save is not None:
@@ -43,8 +42,7 @@ def run(
     with output.progress() as tell:
         opened = open_model(model, options, threads, tell)
     module = Module.load(opened.artifact, threads=threads)
-    signature = signature_of(module)
-    feeds = make_feeds(signature, read_inputs(input, signature), opened.sizes, seed)
+    feeds = opened.feeds(input, seed)
     start = time.perf_counter()
     results = module.run(feeds.arrays)
     elapsed = time.perf_counter() - start
@@ -52,22 +50,15 @@ def run(
         _save(save, results)
     kernels = profiled(module, feeds.arrays) if profile else None
 
+    summaries = [_summary(name, a) for name, a in results.items()]
     if as_json:
         record: dict[str, Any] = {"threads": module.threads, "seconds": elapsed, "random_inputs": feeds.random}
         record["inputs"] = {name: {"dtype": a.dtype.name, "shape": a.shape} for name, a in feeds.arrays.items()}
-        record["outputs"] = [_summary(name, a) for name, a in results.items()]
-        if opened.precision:
-            record["precision"] = opened.precision
-        if save is not None:
-            record["saved"] = save
-        if kernels is not None:
-            record["kernels"] = kernels
-        output.print_json(record)
+        optional = {"precision": opened.precision, "saved": save, "kernels": kernels}
+        output.print_json(record | {"outputs": summaries} | {name: value for name, value in optional.items() if value is not None})
         return
     feeds.explain()
-    columns = ("output", "dtype", "shape", "min>", "max>", "mean>", "first values")
-    summaries = [_summary(name, a) for name, a in results.items()]
-    output.table("", columns, [_row(s) for s in summaries])
+    output.table("", ("output", "dtype", "shape", "min>", "max>", "mean>", "first values"), [_row(s) for s in summaries])
     if opened.precision:
         output.line(f"float32 products of matrices in {opened.precision}", "dim")
     output.line(f"first run: {output.seconds(elapsed)}, {output.count(module.threads, 'thread')}", "dim")
@@ -81,10 +72,11 @@ def run(
 def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
     import numpy as np
 
+    from tcomp.runtime.files import replacing
+
     if len({name.replace("/", "_") for name in arrays}) < len(arrays) or "file" in arrays:
         raise InputError(f"cannot write {path}", why="the outputs' names clash in a .npz file")
-
-    with replacing(path) as (file,):
+    with replacing(path, error=InputError) as (file,):
         np.savez(file, allow_pickle=False, **arrays)
 
 

@@ -59,7 +59,7 @@ def tune(
         arguments = _earlier(database)
     else:
         check_model_file(model)
-        sizes = parse_dims(size)
+        sizes = parse_dims(size, "--size")
         if ranges := [name for name, n in sizes.items() if not isinstance(n, int)]:
             raise InputError(f"--size {ranges[0]} is one number", hint="ranges are for --dim")
         arguments = {

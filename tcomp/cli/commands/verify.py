@@ -47,14 +47,14 @@ def verify(
         _prove(model, options, as_json)
         return
     from tcomp import verification
-    from tcomp.cli.inputs import make_feeds, read_inputs
+    from tcomp.cli.inputs import make_feeds
     from tcomp.frontends.onnx import import_model
 
     check_model_file(model)
     with output.progress() as tell:
         tell("import", 0, 1)
         graph = import_model(model, options.shapes, options.dims, options.values)
-        feeds = make_feeds(graph.inputs, read_inputs(input, graph.inputs), {}, seed, _USUAL_SIZE)
+        feeds = make_feeds(graph.inputs, input, {}, seed, _USUAL_SIZE)
         compiling = options.compile_options(threads=threads, progress=tell)
         found = verification.verify(graph, feeds.arrays, compiling, tolerance=tolerance, full=full)
 
