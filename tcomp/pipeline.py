@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tcomp.backends.kernel import CompiledKernel, operand_layouts, predicted_seconds
+from tcomp.backends.kernel import CompiledKernel, listings, operand_layouts, predicted_seconds
 from tcomp.backends.workers import compile_kernels
 from tcomp.ir.expr import as_dim
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node, Value, canonical_graph_text
@@ -53,13 +53,17 @@ def compile_model(
     model: str | os.PathLike[str] | bytes | onnx.ModelProto, options: CompileOptions | None = None
 ) -> tuple[Artifact, Report]:
     """ONNX model -> artifact, and what happened. Raises as `tcomp.compile`."""
-    from tcomp.frontends.onnx import import_model  # a fifth of what the compiler takes to load, and nothing that `tcomp.build` needs
-
     options, report = options or CompileOptions(), Report()
     with report.timed("import"):
-        values = {name: np.asarray(v) for name, v in (options.values or {}).items()}
-        graph = import_model(model, options.shapes, options.dims, values)
+        graph = import_graph(model, options)
     return compile_graph(graph, options, report), report
+
+
+def import_graph(model: str | os.PathLike[str] | bytes | onnx.ModelProto, options: CompileOptions) -> Graph:
+    """ONNX model -> graph, with the shapes, dims and values of the options."""
+    from tcomp.frontends.onnx import import_model  # a fifth of what the compiler takes to load, and nothing that `tcomp.build` needs
+
+    return import_model(model, options.shapes, options.dims, {name: np.asarray(v) for name, v in (options.values or {}).items()})
 
 
 def compile_graph(graph: Graph, options: CompileOptions | None = None, report: Report | None = None) -> Artifact:
@@ -115,8 +119,6 @@ def compile_partitioned(graph: Graph, options: CompileOptions, report: Report) -
     with report.timed("link"):
         artifact = package(graph, {node: compiled[text] for node, text in texts.items()}, options, report)
     if options.emit or options.dump is not None:
-        from tcomp.backends.listings import listings  # schedules and code generators, which a compilation out of the cache does without
-
         report.stages.update(listings(options.emit, graph, texts, compiled, options.backend, decisions))
         if options.dump is not None:
             stages = ("graph", "te", "schedule", "loops", *options.backend.stages[: options.backend.dumped])

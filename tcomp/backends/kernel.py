@@ -1,10 +1,11 @@
-"""One kernel: its body is lowered, scheduled and compiled; and what graph passes ask of its schedule beforehand."""
+"""One kernel: its body is lowered, scheduled and compiled; its stages as text; and what graph passes ask of its schedule beforehand."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
+from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from tcomp import cache
 from tcomp.backends.protocol import Backend
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, as_dim, as_expr
-from tcomp.ir.graph import Graph, canonical_graph_text
+from tcomp.ir.graph import Graph, Node, canonical_graph_text
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Buffer, hoist_temporaries
 from tcomp.ir.text.graph_parser import parse_graph, parse_layout
@@ -71,23 +72,50 @@ def compile_loops(schedule: Schedule, backend: Backend) -> CompiledKernel:
     from tcomp.schedules.cost.roofline import work
 
     kernel, temporaries = hoist_temporaries(schedule.kernel)
-    over = backend.reusable_in_place(schedule)
-    code = backend.emit(kernel, schedule.trace, over)
-    scalars, sizes = tuple(v.name for v in kernel.scalars), tuple(str(buffer_size(b)) for b in temporaries)
-    todo = tuple(str(n) for n in astuple(work(schedule.source)))
-    in_place = tuple((kernel.buffers.index(a), kernel.buffers.index(b)) for a, b in over)
-    return CompiledKernel(kernel.name, code, scalars, sizes, schedule.to_json(), todo, in_place)
+    pairs = backend.reusable_in_place(schedule)
+    return CompiledKernel(
+        symbol=kernel.name,
+        code=backend.emit(kernel, schedule.trace, pairs),
+        scalars=tuple(v.name for v in kernel.scalars),
+        temporaries=tuple(str(buffer_size(b)) for b in temporaries),
+        schedule=schedule.to_json(),
+        work=tuple(str(n) for n in astuple(work(schedule.source))),
+        in_place=tuple((kernel.buffers.index(a), kernel.buffers.index(b)) for a, b in pairs),
+    )
 
 
 def buffer_size(buffer: Buffer) -> Dim:
     """Bytes of a buffer."""
-    size = as_expr(itemsize(buffer.dtype))
-    for extent in buffer.shape:
-        size = size * as_expr(extent)
-    return as_dim(size)
+    return as_dim(prod(map(as_expr, buffer.shape), start=as_expr(itemsize(buffer.dtype))))
 
 
-# ---------------------------------------------------------------- what graph passes ask
+def listings(
+    emit: Sequence[str],
+    graph: Graph,
+    texts: Mapping[Node, str],
+    compiled: Mapping[str, CompiledKernel],
+    backend: Backend,
+    decisions: Mapping[str, Decisions],
+) -> dict[str, str]:
+    """The stages asked for, as text, for `--emit` and `TCOMP_DUMP`: graph, te, schedule, loops, and those of the backend; each distinct
+    kernel once."""
+    from tcomp.ir.te import print_te
+    from tcomp.schedules.lowering import tensors_of
+
+    def listing(stage: str, text: str, body: Graph) -> str:
+        if stage == "te":
+            return print_te(tensors_of(body)[1])
+        schedule = build_loops(body, compiled[text].symbol, backend, Knobs(decisions.get(text, {})))
+        own = {"schedule": schedule.trace, "loops": schedule.kernel}
+        return str(own[stage]) if stage in own else backend.listing(stage, schedule)
+
+    nodes = {text: node for node, text in reversed(list(texts.items()))}  # the first of each text
+    result = {}
+    for stage in emit:
+        comment = {"c": "//", "cuda": "//", "ptx": "//", "schedule": "#"}.get(stage, ";")
+        kernels = (f"{comment} {nodes[text].name}\n{listing(stage, text, nodes[text].bodies[0])}" for text in dict.fromkeys(texts.values()))
+        result[stage] = str(graph) if stage == "graph" else "\n".join(kernels)
+    return result
 
 
 def operand_layouts(body: Graph, constants: frozenset[int], backend: Backend, knobs: Knobs | None = None) -> Mapping[int, Layout]:

@@ -7,13 +7,13 @@ import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tcomp.cli import output
 from tcomp.cli.files import check_file, check_model_file, is_artifact
-from tcomp.cli.options import ModelOptions, assignments
+from tcomp.cli.syntax import assignments, parse_dims
 from tcomp.errors import InputError
 from tcomp.ir.dims import bind_dims
 from tcomp.ir.expr import Expr, as_expr, bounds, dim, evaluate_int, variables
@@ -23,6 +23,9 @@ from tcomp.pipeline import compile_model
 from tcomp.runtime import Artifact, numpy_dtype, read_artifact
 from tcomp.runtime.inputs import random_array
 from tcomp.target import Target
+
+if TYPE_CHECKING:
+    from tcomp.cli.options import ModelOptions
 
 Array = np.ndarray
 
@@ -75,7 +78,7 @@ def open_model(path: Path, options: ModelOptions, threads: int | None, progress:
     if given := [name for name in options.given if name != "--dim"]:
         raise InputError(f"{given[0]} has no effect on a compiled model", where=str(path), hint="give it to `tcomp compile`")
     artifact, sizes = read_artifact(path), {}
-    for name, size in options.dims.items():
+    for name, size in parse_dims(options.dim).items():
         if not isinstance(size, int):
             why = "a compiled model is run at one size"
             raise InputError(f"the dim `{name}` is given as a range", where=f"--dim {name}", why=why, hint=f"--dim {name}={size[0]}")

@@ -17,7 +17,7 @@ import pytest
 from tcomp.autotune.database.records import Record
 from tcomp.autotune.database.store import Database
 from tcomp.autotune.measurement.results import Measurement, Outcome
-from tcomp.cli.commands.tune import parse_time
+from tcomp.cli.syntax import parse_time
 from tcomp.errors import InputError
 from tcomp.schedules.knobs import encode
 

@@ -8,7 +8,8 @@ import typer
 
 from tcomp.cli import output
 from tcomp.cli.files import is_artifact
-from tcomp.cli.options import AnyModel, Inputs, Json, ModelOptions, Profile, Seed, option, parse_choices, parse_threads
+from tcomp.cli.options import AnyModel, Inputs, Json, ModelOptions, Profile, Seed, option
+from tcomp.cli.syntax import parse_choices, parse_threads
 from tcomp.errors import InputError
 
 _PEERS = ("onnxruntime", "openvino", "torch")

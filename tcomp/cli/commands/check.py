@@ -8,7 +8,8 @@ import typer
 
 from tcomp.cli import output
 from tcomp.cli.files import check_model_file
-from tcomp.cli.options import Dims, Json, OnnxModel, Shapes, Values, parse_dims, parse_shapes
+from tcomp.cli.options import Dims, Json, OnnxModel, Shapes, Values
+from tcomp.cli.syntax import parse_dims, parse_shapes
 from tcomp.errors import UnsupportedError
 
 _STYLES = {"missing": "red", "unchecked": "yellow", "decomposed": "cyan"}
@@ -31,24 +32,22 @@ def check(model: OnnxModel, dim: Dims = None, shape: Shapes = None, value: Value
         else:
             output.line(str(error), "red")
         raise typer.Exit(1) from None
+    nodes = [
+        {"name": r.name, "op": f"{r.domain}.{r.op_type}".lstrip("."), "opset": r.opset, "dtypes": list(r.dtypes), "status": r.status, "reason": r.reason}
+        for r in records
+    ]
     counts = Counter(r.status for r in records)
     bad = counts["missing"] + counts["unchecked"]
-    operators = [f"{r.domain}.{r.op_type}" if r.domain else r.op_type for r in records]
-    nodes = [
-        {"name": r.name, "op": op, "opset": r.opset, "dtypes": list(r.dtypes), "status": r.status, "reason": r.reason}
-        for r, op in zip(records, operators, strict=True)
-    ]
     if as_json:
         output.print_json({"ok": not bad, "counts": counts, "missing": [n for n in nodes if n["status"] == "missing"], "nodes": nodes})
     else:
-        rows = [(r.name, op, r.opset, " ".join(r.dtypes), r.status, r.reason) for r, op in zip(records, operators, strict=True)]
+        rows = [(n["name"], n["op"], n["opset"], " ".join(r.dtypes), r.status, r.reason) for n, r in zip(nodes, records, strict=True)]
         columns = ("node", "operator", "opset>", "inputs", "status", "why")
         output.table("", columns, rows, [_STYLES.get(r.status, "") for r in records])
         output.line()
         output.line(f"{output.count(len(records), 'node')}: " + (", ".join(f"{n} {status}" for status, n in counts.items()) or "none"))
         for status in ("missing", "decomposed"):
-            if counts[status]:
-                kinds = Counter(op for r, op in zip(records, operators, strict=True) if r.status == status)
+            if kinds := Counter(n["op"] for n in nodes if n["status"] == status):
                 output.line(f"  {status}: " + ", ".join(f"{op} ({n})" for op, n in kinds.most_common()), _STYLES[status])
         output.line("cannot be compiled" if bad else "can be compiled", "red" if bad else "green")
     if bad:

@@ -11,7 +11,8 @@ import typer
 
 from tcomp.cli import output
 from tcomp.cli.files import check_file, check_model_file, check_writable
-from tcomp.cli.options import STAGES, CompilationOptions, Json, OnnxModel, Threads, Tuned, option, parse_choices
+from tcomp.cli.options import STAGES, CompilationOptions, Json, OnnxModel, Threads, Tuned, option
+from tcomp.cli.syntax import parse_choices
 from tcomp.errors import InputError
 
 _OUT = "The artifact. Default: MODEL.tcomp here."
@@ -43,7 +44,8 @@ def compile(
     stages = parse_choices(emit, STAGES, "--emit")
     if emit_to is not None and not stages:
         raise InputError("--emit-to says where, but nothing is emitted", hint=f"--emit {','.join(STAGES)}")
-    compiling, machine = with_records(options.compile_options(threads=threads, emit=stages), database), options.machine
+    compiling = with_records(options.compile_options(threads=threads, emit=stages), database)
+    machine = compiling.backend.target
     to_stdout = emit_to == "-"
     folder = out.parent if emit_to is None or to_stdout else Path(emit_to)
     listings = {stage: folder / f"{out.stem}.{stage}.txt" for stage in stages if not to_stdout}

@@ -14,7 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from tcomp.cli import output
-from tcomp.cli.options import Json, Threads, parse_choices
+from tcomp.cli.options import Json, Threads
+from tcomp.cli.syntax import parse_choices
 from tcomp.errors import InputError
 
 _MODELS = ("resnet50", "densenet121", "inception_v1", "inception_v2", "shufflenet", "squeezenet", "vgg19", "zfnet512", "bvlc_alexnet")

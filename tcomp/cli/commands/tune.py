@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import signature
@@ -14,7 +13,8 @@ import typer
 from tcomp.cli import output
 from tcomp.cli.files import check_file, check_model_file
 from tcomp.cli.guard import INTERRUPTED
-from tcomp.cli.options import CompilationOptions, Json, Threads, option, parse_dims
+from tcomp.cli.options import CompilationOptions, Json, Threads, option
+from tcomp.cli.syntax import parse_dims, parse_time
 from tcomp.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from tcomp.autotune.progress import Result, Status, TaskStatus
 
 _MODEL = "An ONNX model. With --resume it may be left out."
-_SHOWN = 12  # kernels in the live table
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
+MAX_ROWS = 12  # kernels in the live table, so that it stays on the screen
 
 
 def tune(
@@ -54,17 +53,18 @@ def tune(
     if model is None:
         if not resume:
             raise InputError("there is no model to tune", hint="tcomp tune MODEL.onnx, or tcomp tune --resume")
-        if given := [*options.given, *(["--size"] if size else [])]:
-            raise InputError(f"{given[0]} comes with a model", hint="without one, everything is as it was")
+        if too_late := [*options.given, *(["--size"] if size else [])]:
+            raise InputError(f"{too_late[0]} comes with a model", hint="without one, everything is as it was")
         arguments = _earlier(database)
     else:
         check_model_file(model)
+        given = options.compile_options()
         sizes = parse_dims(size, "--size")
         if ranges := [name for name, n in sizes.items() if not isinstance(n, int)]:
             raise InputError(f"--size {ranges[0]} is one number", hint="ranges are for --dim")
         arguments = {
-            "model": str(model), "target": options.machine, "shapes": options.shapes, "dims": options.dims, "values": options.values,
-            "sizes": sizes, "threads": threads, "seed": seed, "workers": workers, "cluster": cluster, "direct": options.direct,
+            "model": str(model), "target": given.target, "shapes": given.shapes, "dims": given.dims, "values": given.values,
+            "sizes": sizes, "threads": threads, "seed": seed, "workers": workers, "cluster": cluster, "direct": given.direct,
         }  # fmt: skip
     with _live() as tell:
         result = search(budget=seconds, trials=trials, database=database, resume=resume, progress=tell, **arguments)
@@ -74,14 +74,6 @@ def tune(
         _show(result)
     if result.interrupted:
         raise typer.Exit(INTERRUPTED)
-
-
-def parse_time(text: str) -> float:
-    """Seconds of `90`, `90s`, `1.5m`, `2h`. Raises `InputError`."""
-    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)([smh]?)", text.strip())
-    if found is None or float(found[1]) == 0:
-        raise InputError(f"`{text}` is no time", where="--budget", hint="a number of seconds, or as in 60s, 10m, 1h")
-    return float(found[1]) * _UNITS[found[2]]
 
 
 def _earlier(database: Path) -> dict[str, Any]:
@@ -104,9 +96,6 @@ def _earlier(database: Path) -> dict[str, Any]:
     return options
 
 
-# ---------------------------------------------------------------- while it runs
-
-
 @contextmanager
 def _live() -> Iterator[Callable[[Status], None]]:
     """A table on stderr while the block runs, if that is a terminal: yields what takes a `Status`."""
@@ -125,8 +114,11 @@ def _table(status: Status) -> Table:
     from rich.text import Text
 
     before, after = sum(t.before for t in status.tasks), sum(t.after for t in status.tasks)
-    words = [status.phase, output.seconds(status.elapsed) + (f" of {output.seconds(status.budget)}" if status.budget else "")]
-    words.append(f"{status.trials}{f' of {status.limit}' if status.limit else ''} trials")
+    words = [
+        status.phase,
+        output.seconds(status.elapsed) + (f" of {output.seconds(status.budget)}" if status.budget else ""),
+        f"{status.trials}{f' of {status.limit}' if status.limit else ''} trials",
+    ]
     if status.budget and status.elapsed < status.budget:
         words.append(f"{output.seconds(status.budget - status.elapsed)} left")
     if before:
@@ -134,39 +126,32 @@ def _table(status: Status) -> Table:
     if status.error is not None:
         words.append(f"the cost model is off by {status.error:.0%}")
     grid = Table(title=Text("; ".join(words)), box=None, pad_edge=False, title_justify="left", header_style="bold")
-    grid.add_column("kernel", no_wrap=True, overflow="ellipsis")
-    for name in ("before", "best", "of bound", "trials", "failed"):
-        grid.add_column(name, justify="right", no_wrap=True, overflow="ellipsis")
-    grid.add_column("", no_wrap=True, overflow="ellipsis")
-    for task in sorted(status.tasks, key=lambda t: -t.before)[:_SHOWN]:
+    for name in ("kernel", "before", "best", "of bound", "trials", "failed", ""):
+        grid.add_column(name, justify="left" if name in ("kernel", "") else "right", no_wrap=True, overflow="ellipsis")
+    for task in sorted(status.tasks, key=lambda t: -t.before)[:MAX_ROWS]:
         mark = "<-" if task is status.current and status.phase == "search" else task.stopped
-        grid.add_row(*map(Text, (*_cells(task), str(task.failed), mark)))
-    if len(status.tasks) > _SHOWN:
-        grid.add_row(Text(output.count(len(status.tasks) - _SHOWN, "other kernel"), "dim"))
+        numbers = output.seconds(task.before), output.seconds(task.after), f"{task.share:.0%}", str(task.trials), str(task.failed)
+        grid.add_row(*map(Text, (_calls(task), *numbers, mark)))
+    if len(status.tasks) > MAX_ROWS:
+        grid.add_row(Text(output.count(len(status.tasks) - MAX_ROWS, "other kernel"), "dim"))
     return grid
 
 
-def _cells(task: TaskStatus) -> tuple[str, str, str, str, str]:
-    calls = f"{task.calls} x " if task.calls > 1 else ""
-    return calls + task.title, output.seconds(task.before), output.seconds(task.after), f"{task.share:.0%}", str(task.trials)
-
-
-# ---------------------------------------------------------------- what came of it
+def _calls(task: TaskStatus) -> str:
+    return f"{task.calls} x {task.title}" if task.calls > 1 else task.title
 
 
 def _show(result: Result) -> None:
-    c = result.confirmation
-    names = {t.task.key: t for t in result.tasks}
+    c, tasks = result.confirmation, {t.task.key: t for t in result.tasks}
     rows = [
-        (_cells(names[key])[0], output.seconds(g.before), output.seconds(g.after), names[key].trials, "tuned" if key in c.kept else "rolled back")
+        (_calls(tasks[key]), output.seconds(g.before), output.seconds(g.after), tasks[key].trials, "tuned" if key in c.kept else "rolled back")
         for key, g in sorted(c.kernels.items(), key=lambda item: item[1].after - item[1].before)
-        if key in names
+        if key in tasks
     ]
     if rows:
         output.table("in the model", ("kernel", "before>", "after>", "trials>", ""), rows)
         output.line()
-    spent = ", ".join(f"{name} {output.seconds(s)}" for name, s in result.seconds.items())
-    output.line(f"{output.count(result.trials, 'trial')} of {output.count(len(result.tasks), 'kernel')}; {spent}", "dim")
+    output.line(f"{output.count(result.trials, 'trial')} of {output.count(len(tasks), 'kernel')}; {output.stages(result.seconds)}", "dim")
     for note in c.notes:
         output.line(note, "yellow")
     if c.kept:
@@ -181,10 +166,9 @@ def _show(result: Result) -> None:
 def _record(result: Result) -> dict[str, Any]:
     c = result.confirmation
     kernels = [
-        {"kernel": t.title, "key": t.task.key}
+        {"kernel": t.title, "key": t.task.key, "tuned": t.task.key in c.kept, "rolled_back": t.task.key in c.rolled_back}
         | {name: getattr(t, name) for name in ("calls", "trials", "failed", "before", "after", "bound", "stopped")}
-        | {"tuned": t.task.key in c.kept, "rolled_back": t.task.key in c.rolled_back}
         for t in result.tasks
     ]
-    record = {"database": result.database, "ratio": c.ratio, "before": c.before, "after": c.after, "trials": result.trials, "kernels": kernels}
-    return record | {"seconds": result.seconds, "overhead": result.overhead, "notes": c.notes, "interrupted": result.interrupted}
+    record = {name: getattr(result, name) for name in ("database", "trials", "seconds", "overhead", "interrupted")}
+    return record | {"ratio": c.ratio, "before": c.before, "after": c.after, "notes": c.notes, "kernels": kernels}

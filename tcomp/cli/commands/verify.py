@@ -48,14 +48,14 @@ def verify(
         return
     from tcomp import verification
     from tcomp.cli.inputs import make_feeds
-    from tcomp.frontends.onnx import import_model
+    from tcomp.pipeline import import_graph
 
     check_model_file(model)
     with output.progress() as tell:
         tell("import", 0, 1)
-        graph = import_model(model, options.shapes, options.dims, options.values)
-        feeds = make_feeds(graph.inputs, input, {}, seed, _USUAL_SIZE)
         compiling = options.compile_options(threads=threads, progress=tell)
+        graph = import_graph(model, compiling)
+        feeds = make_feeds(graph.inputs, input, {}, seed, _USUAL_SIZE)
         found = verification.verify(graph, feeds.arrays, compiling, tolerance=tolerance, full=full)
 
     if as_json:
@@ -63,16 +63,12 @@ def verify(
         record["outputs"] = [{**asdict(c), "ok": c.ok} for c in found.outputs]
         record["passes"] = [{"name": p.name, "error": p.worst.error, "ok": p.worst.ok, "node": p.node} for p in found.passes]
         record["kernels"] = [{"name": k.name, "operators": k.operators, "error": k.worst.error, "ok": k.worst.ok} for k in found.kernels]
-        record |= {"random_inputs": feeds.random, "dims": feeds.chosen}
-        output.print_json(record)
+        output.print_json(record | {"random_inputs": feeds.random, "dims": feeds.chosen})
     else:
         feeds.explain()
-        sections = (
-            ("output", [(c.name, c) for c in found.outputs]),
-            ("pass", [(p.name, p.worst) for p in found.passes]),
-            ("kernel", [(k.name, k.worst) for k in found.kernels]),
-        )
-        for title, rows in sections:
+        judged = {"output": [(c.name, c) for c in found.outputs]}
+        judged |= {"pass": [(p.name, p.worst) for p in found.passes], "kernel": [(k.name, k.worst) for k in found.kernels]}
+        for title, rows in judged.items():
             if rows:
                 cells = [(name, f"{c.error:.2e}", f"{c.tolerance:.0e}", "ok" if c.ok else "DIFFERS") for name, c in rows]
                 output.table("", (title, "error>", "allowed>", ""), cells, ["" if c.ok else "red" for _, c in rows])
@@ -108,14 +104,13 @@ def _prove(path: Path, options: CompilationOptions, as_json: bool) -> None:
         proofs = prove_schedules(saved, tell)
 
     rows = list(zip(saved, proofs, strict=True))
-    steps, seconds, refused = sum(p.steps for p in proofs), sum(p.seconds for p in proofs), [p for p in proofs if not p.ok]
-    verdict = (
-        f"{steps} steps of {output.count(len(rows), 'kernel')} proved" if not refused else f"{output.count(len(refused), 'kernel')} refused"
-    )
+    seconds, refused = sum(p.seconds for p in proofs), [p for p in proofs if not p.ok]
+    proved = f"{sum(p.steps for p in proofs)} steps of {output.count(len(rows), 'kernel')} proved"
+    verdict = f"{output.count(len(refused), 'kernel')} refused" if refused else proved
     if as_json:
         kernels = [
-            {"nodes": s.nodes, "steps": p.steps, "proved": p.proved, "questions": p.questions, "seconds": p.seconds}
-            | {"ok": p.ok, "refused": None if p.refused is None else str(p.refused)}
+            {"nodes": s.nodes, "ok": p.ok, "refused": None if p.refused is None else str(p.refused)}
+            | {name: getattr(p, name) for name in ("steps", "proved", "questions", "seconds")}
             for s, p in rows
         ]
         output.print_json({"ok": not refused, "verdict": verdict, "seconds": seconds, "kernels": kernels})
