@@ -1,4 +1,4 @@
-"""How fast this machine is, measured once by small kernels that tcomp compiles, and kept beside the cache of kernels.
+"""How fast this machine is, measured once by small kernels that tcomp compiles, and kept in the cache.
 
 Compilation does not depend on it: code is made for a `Target` and its tables, so that it is the same on every machine. Reports are: what
 share of its bound a kernel reaches is a question about the machine at hand.
@@ -28,7 +28,7 @@ _LEFT, _RIGHT = E.var("lhs", dtype="float32"), E.var("rhs", dtype="float32")
 _SUM = E.Reducer("sum", _LEFT, _RIGHT, _LEFT + _RIGHT, E.const(0.0, "float32"))
 _MEASURED = ("ghz", "l1_bandwidth", "l2_bandwidth", "l3_bandwidth", "memory_bandwidth", "total_memory_bandwidth")  # fields of `Core`; the others are the table's
 _CHAINS = 12  # independent accumulators: more than the FMA units have in flight, fewer than the registers of any target
-_LARGEST = 512 << 20  # bytes that are streamed to measure memory
+_LARGEST = 512 << 20  # bytes read to measure memory, at most: beyond all caches, and in every machine's memory
 
 
 @functools.cache
@@ -83,8 +83,8 @@ def bandwidth(target: CpuTarget, size: int, threads: int = 1) -> float:
 
     def stream(t: Expr) -> Stmt:
         add = loop("i", rows, lambda i: _chains("", lanes, lambda r, j: Accumulate(acc, (r, j), x[t, i, r * lanes + j], _SUM)))
-        fold = _chains(".out", lanes, lambda r, j: Accumulate(out, (t, j), acc[r, j], _SUM))
-        return Allocate(acc, block(_cleared(acc, lanes), loop("n", times, lambda n: add), fold))
+        reduce = _chains(".out", lanes, lambda r, j: Accumulate(out, (t, j), acc[r, j], _SUM))
+        return Allocate(acc, block(_cleared(acc, lanes), loop("n", times, lambda n: add), reduce))
 
     run = build(Kernel("stream", (x, out), (out,), (), loop("t", threads, stream, PARALLEL)), target, threads)
     arrays = [np.ones((threads, rows, width), np.float32), np.zeros((threads, lanes), np.float32)]

@@ -24,7 +24,7 @@ from tcomp.schedules.lowering import lower
 from tcomp.schedules.schedule import Schedule, ends_of
 from tcomp.target import Target
 
-_SHAPES = 256  # combinations remembered
+MAX_SHAPES = 256  # combinations of shapes and sizes that an `InPlace` remembers, of some hundred bytes each
 
 
 @overload
@@ -81,12 +81,12 @@ class InPlace:
         compiled.kernel = replace(schedule.kernel, name="kernel")  # whatever the program is called: the name becomes a symbol
         # To the artifact all buffers are inputs, of independent extents: that they fit together is checked here. Inputs without elements
         # carry the sizes, in their shapes.
-        buffers = [Value(f"{n}:{b.name}", b.dtype, _free(n, b.shape)) for n, b in enumerate(self.kernel.buffers)]
+        buffers = [Value(f"{n}:{b.name}", b.dtype, _independent(n, b.shape)) for n, b in enumerate(self.kernel.buffers)]
         sizes = [Value(f"size {v.name}", "bool", (dim(v.name, 0), 0)) for v in self.kernel.scalars]
         self.module = _module(compiled, [*buffers, *sizes], [], backend, threads, carriers=len(sizes))
         self._expected = [(b.name, to_numpy(b.dtype), b in self.kernel.outputs) for b in self.kernel.buffers]
         written = [n for n, b in enumerate(self.kernel.buffers) if b in self.kernel.outputs]
-        self._apart = [(w, n) for w in written for n in range(len(buffers)) if n not in written or n > w]
+        self._disjoint = [(w, n) for w in written for n in range(len(buffers)) if n not in written or n > w]
         self._known: dict[Any, list[np.ndarray]] = {}  # by shapes and sizes: the inputs that carry the sizes
 
     def __repr__(self) -> str:
@@ -107,7 +107,7 @@ class InPlace:
                 why = "it is read-only, and the kernel writes it" if flags.c_contiguous and flags.aligned else f"its strides are {array.strides}"
                 hint = "" if flags.c_contiguous else "np.ascontiguousarray makes a copy that does"
                 raise InputError(f"the array for `{name}` cannot be used in place", why=why, hint=hint)
-        for one, other in self._apart:
+        for one, other in self._disjoint:
             if np.may_share_memory(arrays[one], arrays[other]):
                 names = f"`{self._expected[one][0]}` and `{self._expected[other][0]}`"
                 raise InputError(f"the arrays for {names} overlap", why="the kernel writes one of them", hint="pass a copy")
@@ -116,7 +116,7 @@ class InPlace:
             carriers = self._known[key]
         except (KeyError, TypeError):
             carriers = self._carriers([a.shape for a in arrays], arguments[count:], sizes)
-            if len(self._known) >= _SHAPES:
+            if len(self._known) >= MAX_SHAPES:
                 self._known.clear()
             self._known[key] = carriers
         self.module(*arrays, *carriers)
@@ -130,19 +130,17 @@ class InPlace:
         return np.asarray(array).view(dtype)
 
     def _carriers(self, shapes: Sequence[tuple[int, ...]], rest: tuple[Any, ...], named: dict[str, Any]) -> list[np.ndarray]:
-        """Arrays whose shapes tell the kernel's sizes. Raises `InputError` where the shapes contradict the declared ones, or a size is
-        missing."""
-        scalars, buffers = self.kernel.scalars, self.kernel.buffers
-        declared = [(b.name, b.shape, shape) for b, shape in zip(buffers, shapes, strict=True)]
+        """Arrays whose shapes tell the kernel's sizes. Raises `InputError` where shapes contradict the declared ones, or a size is missing."""
+        scalars = self.kernel.scalars
+        declared = [(b.name, b.shape, shape) for b, shape in zip(self.kernel.buffers, shapes, strict=True)]
         solved = bind_dims(declared)
-        unsolved = [v for v in scalars if v not in solved]
-        free = [v.name for v in unsolved if v.name not in named]
-        unknown = [name for name in named if name not in [v.name for v in unsolved]]
-        if unknown or len(rest) != len(free):
-            takes = f"`{self.kernel.name}` takes " + ("the sizes " + ", ".join(v.name for v in unsolved) if unsolved else "no sizes")
+        unsolved = [v.name for v in scalars if v not in solved]
+        positional = [name for name in unsolved if name not in named]
+        if len(rest) != len(positional) or not set(named) <= set(unsolved):
+            takes = f"`{self.kernel.name}` takes " + ("the sizes " + ", ".join(unsolved) if unsolved else "no sizes")
             got = ", ".join([*map(repr, rest), *(f"{k}={v!r}" for k, v in named.items())]) or "none"
             raise InputError(f"{takes} behind its arrays, got {got}"[:300])
-        given = {**dict(zip(free, rest, strict=True)), **named}
+        given = {**dict(zip(positional, rest, strict=True)), **named}
         for name, value in given.items():
             if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer) or not 0 <= value < 1 << 62:
                 raise InputError(f"the size `{name}` is {value!r:.40}", why="sizes are integers from 0 to 2^62")
@@ -150,7 +148,7 @@ class InPlace:
         return [np.empty((known[v], 0), np.bool_) for v in scalars]
 
 
-def _free(number: int, shape: Sequence[Dim]) -> list[Dim]:
+def _independent(number: int, shape: Sequence[Dim]) -> list[Dim]:
     """A shape with a dim of its own for each extent that is not constant."""
     return [dim(f"{number}[{axis}]", 0) if isinstance(d, Expr) else d for axis, d in enumerate(shape)]
 
@@ -159,7 +157,8 @@ def _module(
     schedule: Schedule, inputs: Sequence[Value], outputs: Sequence[Value], backend: Backend, threads: int | None, carriers: int = 0
 ) -> LoadedModel:
     """A module of one kernel; the last `carriers` inputs are not among its buffers."""
-    given, made = tuple(inputs), tuple(outputs)
-    node = Node(KERNEL, given[: len(given) - carriers], made, {}, schedule.kernel.name, (Graph("kernel", given, made, ()),))
-    compiled = compile_loops(schedule, backend)
-    return Module.load(package(Graph("program", given, made, (node,)), {node: compiled}, CompileOptions(backend, threads=threads)), threads=threads)
+    inputs, outputs = tuple(inputs), tuple(outputs)
+    node = Node(KERNEL, inputs[: len(inputs) - carriers], outputs, {}, schedule.kernel.name, (Graph("kernel", inputs, outputs, ()),))
+    kernels = {node: compile_loops(schedule, backend)}
+    artifact = package(Graph("program", inputs, outputs, (node,)), kernels, CompileOptions(backend, threads=threads))
+    return Module.load(artifact, threads=threads)

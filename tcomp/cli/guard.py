@@ -23,16 +23,13 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the Python traceback 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
     """The command with an option `--debug`, and with the fields of a parameter that is a dataclass as options of their own. A `TcompError` is
     printed as one message (with `--json` also as JSON): status 2. Any other exception is a bug of tcomp: one line and status 70."""
+    declared = {p.name: (p.default, p.annotation) for p in inspect.signature(command, eval_str=True).parameters.values()}
+    groups = {name: kind for name, (_, kind) in declared.items() if is_dataclass(kind) and isinstance(kind, type)}
     parameters: list[inspect.Parameter] = []
-    groups: dict[str, Any] = {}  # parameters that are dataclasses
-    for parameter in inspect.signature(command, eval_str=True).parameters.values():
-        if is_dataclass(parameter.annotation):
-            groups[parameter.name] = parameter.annotation
-            hints = get_type_hints(parameter.annotation, include_extras=True)
-            parameters += [_keyword(f.name, f.default, hints[f.name]) for f in fields(parameter.annotation)]
-        else:
-            parameters.append(_keyword(parameter.name, parameter.default, parameter.annotation))
-    parameters.append(_keyword("debug", False, Debug))
+    for name, (default, annotation) in {**declared, "debug": (False, Debug)}.items():
+        hints = get_type_hints(annotation, include_extras=True) if name in groups else {}
+        options = [(f.name, f.default, hints[f.name]) for f in fields(annotation)] if name in groups else [(name, default, annotation)]
+        parameters += [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=d, annotation=a) for n, d, a in options]
 
     @functools.wraps(command)
     def wrapped(*, debug: bool, **options: Any) -> None:
@@ -61,10 +58,6 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     vars(wrapped)["__signature__"] = inspect.Signature(parameters)
     wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return wrapped
-
-
-def _keyword(name: str, default: Any, annotation: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _report(text: str, debug: bool) -> None:

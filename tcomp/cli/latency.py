@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tcomp.cli import output
-from tcomp.errors import InputError, TcompError
+from tcomp.errors import TcompError
 from tcomp.options import Progress
 from tcomp.runtime import LoadedModel
 from tcomp.verification import compare
@@ -156,17 +156,7 @@ _LOADERS: Mapping[str, Callable[[Path, int, Arrays], Run]] = {"onnxruntime": _on
 _NEEDS = {"onnxruntime": ("onnxruntime",), "openvino": ("openvino",), "torch": ("torch", "torchvision", "onnx2torch")}
 
 
-def is_installed(peer: str) -> bool:
-    """Whether the packages of a peer are installed."""
-    return all(importlib.util.find_spec(package) is not None for package in _NEEDS[peer])
-
-
-def how_to_install(peer: str) -> str:
-    """The command that installs them."""
-    return f"pip install {' '.join(_NEEDS[peer])}"
-
-
-def check_installed(peer: str) -> None:
-    """Raises `InputError` where a peer is not installed."""
-    if not is_installed(peer):
-        raise InputError(f"{peer} is not installed", where="--against", hint=how_to_install(peer))
+def missing(peer: str) -> str:
+    """The command that installs a peer; "" where it is installed."""
+    there = all(importlib.util.find_spec(package) is not None for package in _NEEDS[peer])
+    return "" if there else f"pip install {' '.join(_NEEDS[peer])}"

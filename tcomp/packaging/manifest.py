@@ -48,8 +48,11 @@ def manifest(
     for node, compiled in kernels.items():
         schedules.setdefault(compiled.schedule, []).append(node.name)
 
+    def extent(d: Dim) -> int | str:
+        return d if isinstance(d, int) else d.name if d.op == "var" else str(d)
+
     def specs(values: Sequence[Value]) -> list[dict[str, Any]]:
-        return [{"name": v.name, "dtype": v.dtype, "shape": [d if isinstance(d, int) else str(d) for d in v.shape]} for v in values]
+        return [{"name": v.name, "dtype": v.dtype, "shape": [extent(d) for d in v.shape]} for v in values]
 
     return {
         "producer": f"tcomp {tcomp.__version__}",

@@ -27,14 +27,10 @@ def admit(value: object, spec: TensorSpec, dtype: np.dtype[Any]) -> Array:
     else:
         array = _import(value, spec)
     if array.dtype != dtype:
-        raise InputError(
-            f"input {spec.name!r} has the wrong element type",
-            why=f"expected {spec.dtype}{'' if dtype.name == spec.dtype else f' (as {dtype.name})'}, got {array.dtype}",
-            hint=f"convert it, for example with .astype({dtype.name!r})",
-        )
-    if array.flags.c_contiguous and array.flags.aligned:
-        return array
-    return np.array(array, order="C")
+        why = f"expected {spec.dtype}{'' if dtype.name == spec.dtype else f' (as {dtype.name})'}, got {array.dtype}"
+        hint = f"convert it, for example with .astype({dtype.name!r})"
+        raise InputError(f"input {spec.name!r} has the wrong element type", why=why, hint=hint)
+    return array if array.flags.c_contiguous and array.flags.aligned else np.array(array, order="C")
 
 
 def _import(value: Any, spec: TensorSpec) -> Array:
@@ -46,11 +42,8 @@ def _import(value: Any, spec: TensorSpec) -> Array:
                 return convert(value)
             except Exception as error:  # noqa: BLE001  libraries raise what they like: a tensor on a device, one that needs a gradient
                 problem = problem or error
-    raise InputError(
-        f"input {spec.name!r} is not an array",
-        where=f"{type(value).__module__}.{type(value).__qualname__}",
-        why=str(problem) if problem else f"expected {spec} as an ndarray, or an object with __dlpack__ or __array__",
-    )
+    why = str(problem) if problem else f"expected {spec} as an ndarray, or an object with __dlpack__ or __array__"
+    raise InputError(f"input {spec.name!r} is not an array", where=f"{type(value).__module__}.{type(value).__qualname__}", why=why)
 
 
 def _convert(value: object, spec: TensorSpec, dtype: np.dtype[Any]) -> Array:
@@ -60,26 +53,21 @@ def _convert(value: object, spec: TensorSpec, dtype: np.dtype[Any]) -> Array:
         raise InputError(f"input {spec.name!r} is not a rectangular list of numbers", why=str(problem)) from None
     if given.size == 0 and given.dtype == np.float64:  # an empty list says nothing about its type
         return np.empty(given.shape, dtype)
-    known = dtype.name == spec.dtype  # otherwise its elements are the bits of a type that NumPy lacks
-    # Kinds of types, each holding the ones before; element types that NumPy does not know count as floats.
-    order = ("b", "iu", "f", "c")
-    rank = {letter: index for index, letters in enumerate(order) for letter in letters}
-    fits = known and rank.get(given.dtype.kind, len(order)) <= rank.get(dtype.kind, rank["f"])
-    if fits:
+    # Kinds of types, each holding the ones before; element types that NumPy does not know count as floats. Where the names differ, the
+    # elements are the bits of a type that NumPy lacks.
+    rank = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
+    if dtype.name == spec.dtype and rank.get(given.dtype.kind, 4) <= rank.get(dtype.kind, 2):
         with np.errstate(all="ignore"):
             array = given.astype(dtype)
             if given.dtype.kind in "iu":
                 survives = (array.astype(given.dtype) == given) & ((array < 0) == (given < 0))
             else:
                 survives = np.isfinite(array.astype(np.complex128)) | ~np.isfinite(given.astype(np.complex128))
-            fits = bool(np.all(survives))
-    if not fits:
-        raise InputError(
-            f"input {spec.name!r} cannot be converted without loss",
-            why=f"expected {spec.dtype}, got Python values of type {given.dtype}",
-            hint="pass an array of the right element type",
-        )
-    return array
+        if np.all(survives):
+            return array
+    why = f"expected {spec.dtype}, got Python values of type {given.dtype}"
+    hint = "pass an array of the right element type"
+    raise InputError(f"input {spec.name!r} cannot be converted without loss", why=why, hint=hint)
 
 
 def random_array(generator: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

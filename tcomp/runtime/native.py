@@ -7,6 +7,7 @@ import mmap
 import os
 import tempfile
 from _ctypes import dlclose
+from contextlib import suppress
 from pathlib import Path
 
 from tcomp.errors import ArtifactError, InputError
@@ -21,29 +22,27 @@ class Call(ctypes.Structure):
 
 
 class NativeCode:
-    """A model's shared object, loaded. `pool_create` and `pool_destroy` are None in code built for one thread,
-    `run_profiled` in code that cannot be profiled.
+    """A model's shared object, loaded. `pool_create` and `pool_destroy` are None in code built for one thread, `run_profiled` in code that
+    cannot be profiled.
     """
 
     def __init__(self, code: bytes, path: str | os.PathLike[str] | None = None) -> None:
         """Load `code` from memory, or from a file written to `path`. Raises ArtifactError if it cannot be loaded."""
-        self._library, self._descriptor = open_library(code) if path is None else (_open_file(code, Path(path)), None)
-        self.run = self._function("tcomp_run", ctypes.c_int32, ctypes.c_void_p)
-        self.plan = self._function("tcomp_plan", None, ctypes.c_void_p, ctypes.c_void_p)
-        self.run_profiled = None
-        if hasattr(self._library, "tcomp_run_profiled"):
-            self.run_profiled = self._function("tcomp_run_profiled", ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
-        self.pool_create = self.pool_destroy = None
-        if hasattr(self._library, "tcomp_pool_create"):
-            self.pool_create = self._function("tcomp_pool_create", ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p)
-            self.pool_destroy = self._function("tcomp_pool_destroy", None, ctypes.c_void_p)
-
-    def _function(self, name: str, result: type[ctypes.c_int32 | ctypes.c_void_p] | None, *arguments: type) -> ctypes._NamedFuncPointer:
-        try:
-            function = self._library[name]
-        except AttributeError:
+        self._library, self._descriptor = open_library(code, path)
+        pointer, status = ctypes.c_void_p, ctypes.c_int32
+        run, plan = self._function("tcomp_run", status, pointer), self._function("tcomp_plan", None, pointer, pointer)
+        if run is None or plan is None:
             self.close()
-            raise ArtifactError(f"the artifact's code lacks the function {name}") from None
+            raise ArtifactError(f"the artifact's code lacks the function {'tcomp_run' if run is None else 'tcomp_plan'}")
+        self.run, self.plan = run, plan
+        self.run_profiled = self._function("tcomp_run_profiled", status, pointer, pointer)
+        self.pool_create = self._function("tcomp_pool_create", pointer, status, pointer)
+        self.pool_destroy = self._function("tcomp_pool_destroy", None, pointer)
+
+    def _function(self, name: str, result: type[ctypes.c_int32 | ctypes.c_void_p] | None, *arguments: type) -> ctypes._NamedFuncPointer | None:
+        if not hasattr(self._library, name):
+            return None
+        function = self._library[name]
         function.restype, function.argtypes = result, arguments
         return function
 
@@ -54,46 +53,43 @@ class NativeCode:
             os.close(self._descriptor)
 
 
-def open_library(code: bytes) -> tuple[ctypes.CDLL, int | None]:
-    """Load a shared object that is not a file; returns also what to close after `dlclose`, if anything.
+def open_library(code: bytes, path: str | os.PathLike[str] | None = None) -> tuple[ctypes.CDLL, int | None]:
+    """Load a shared object, from memory or from a file written to `path`; returns also what to close after `dlclose`, if anything.
 
     The descriptor stays open as long as the library is loaded: the loader knows libraries by path, and would take a
-    later one with the same descriptor number, hence the same path, for this one.
+    later one with the same descriptor number, hence the same path, for this one. Raises ArtifactError.
     """
     try:
-        descriptor = os.memfd_create("tcomp-model", os.MFD_CLOEXEC)
-    except OSError:
-        return _open_temporary(code), None
+        if path is not None:
+            return _open_file(code, Path(path)), None
+        try:
+            return _open_in_memory(code)
+        except OSError:  # no memory files or no /proc, or memory files may not be executed here
+            with tempfile.TemporaryDirectory(prefix="tcomp-") as folder:
+                return _open_file(code, Path(folder, "model.so")), None
+    except OSError as problem:
+        raise ArtifactError("the artifact's code cannot be loaded", why=str(problem)) from None
+
+
+def _open_in_memory(code: bytes) -> tuple[ctypes.CDLL, int]:
+    descriptor = os.memfd_create("tcomp-model", os.MFD_CLOEXEC)
     try:
         with open(descriptor, "wb", closefd=False) as file:
             file.write(code)
         return ctypes.CDLL(f"/proc/self/fd/{descriptor}"), descriptor
-    except OSError:  # no /proc, or memory files may not be executed here
+    except OSError:
         os.close(descriptor)
-        return _open_temporary(code), None
-
-
-def _open_temporary(code: bytes) -> ctypes.CDLL:
-    try:
-        with tempfile.TemporaryDirectory(prefix="tcomp-") as folder:
-            return _open_file(code, Path(folder, "model.so"))
-    except OSError as problem:
-        raise ArtifactError("the artifact's code cannot be loaded", why=str(problem)) from None
+        raise
 
 
 def _open_file(code: bytes, path: Path) -> ctypes.CDLL:
-    try:
-        path.unlink(missing_ok=True)  # a library already loaded from there must not change
-        path.write_bytes(code)
-        return ctypes.CDLL(os.path.abspath(path))
-    except OSError as problem:
-        raise ArtifactError("the artifact's code cannot be loaded", why=str(problem)) from None
+    path.unlink(missing_ok=True)  # a library already loaded from there must not change
+    path.write_bytes(code)
+    return ctypes.CDLL(os.path.abspath(path))
 
 
 class Workspace:
-    """Scratch memory for one call at a time, aligned to 64 bytes at least; large ones ask for huge pages. Raises
-    InputError if there is none.
-    """
+    """Scratch memory for one call at a time, aligned to 64 bytes at least; large ones ask for huge pages. Raises InputError if there is none."""
 
     __slots__ = ("_memory", "address", "size")
 
@@ -107,7 +103,5 @@ class Workspace:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         if large:
             self.address = -(-self.address // _HUGE) * _HUGE
-            try:
+            with suppress(AttributeError, OSError):  # a kernel without huge pages: only slower
                 self._memory.madvise(mmap.MADV_HUGEPAGE)
-            except (AttributeError, OSError):
-                pass  # a kernel without huge pages: only slower

@@ -45,8 +45,9 @@ def bench(
     if compiled and chosen:
         raise InputError(f"{chosen[0]} cannot run a compiled artifact", where="--against", hint="give `tcomp bench` the ONNX model")
     for peer in chosen:
-        latency.check_installed(peer)
-    if against is None and not compiled and latency.is_installed("onnxruntime"):
+        if command := latency.missing(peer):
+            raise InputError(f"{peer} is not installed", where="--against", hint=command)
+    if against is None and not compiled and not latency.missing("onnxruntime"):
         chosen = ("onnxruntime",)
     found: list[latency.Latency] = []
     failures: dict[str, str] = {}
@@ -79,4 +80,4 @@ def bench(
     for peer, reason in failures.items():
         output.line(f"{peer} failed: {reason}", "yellow")
     if against is None and not compiled and not chosen:
-        output.line(f"to compare with ONNX Runtime: {latency.how_to_install('onnxruntime')}", "dim")
+        output.line(f"to compare with ONNX Runtime: {latency.missing('onnxruntime')}", "dim")

@@ -69,7 +69,7 @@ def demo(
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300, env=python_environment())
         cost: dict[str, float] = json.loads(done.stdout)
         failures: dict[str, str] = {}
-        peers = ["onnxruntime"] if latency.is_installed("onnxruntime") else []
+        peers = [] if latency.missing("onnxruntime") else ["onnxruntime"]
         ours, *theirs = latency.side_by_side(module, path, peers, feeds, seconds, failures, tell)
 
     if as_json:
@@ -91,7 +91,7 @@ def demo(
         if theirs:
             rows["ONNX Runtime"] = f"{theirs[0]}: {theirs[0].ratio:.2f} times that of tcomp"
         else:
-            how = f"not installed; to compare: {latency.how_to_install('onnxruntime')}"
+            how = f"not installed; to compare: {latency.missing('onnxruntime')}"
             rows["ONNX Runtime"] = f"failed: {failures['onnxruntime']}" if failures else how
         output.facts("", rows)
         output.line("the result is right" if right else "the result is wrong", "green" if right else "red")
