@@ -24,41 +24,23 @@ _NEOVERSE_V = _NEOVERSE | {"bf16", "i8mm"}
 FEATURES: dict[str, dict[str, frozenset[str]]] = {
     "x86_64": {
         "x86-64": frozenset(),
-        "x86-64-v2": _V2,
-        "nehalem": _V2,
+        **dict.fromkeys(("x86-64-v2", "nehalem"), _V2),
         "sandybridge": _AVX,
-        "x86-64-v3": _V3,
-        "haswell": _V3,
-        "broadwell": _V3,
-        "skylake": _V3,
+        **dict.fromkeys(("x86-64-v3", "haswell", "broadwell", "skylake", "znver1", "znver2", "znver3"), _V3),
         "alderlake": _V3 | {"avxvnni", "gfni"},
-        "znver1": _V3,
-        "znver2": _V3,
-        "znver3": _V3,
-        "x86-64-v4": _V4,
-        "skylake-avx512": _V4,
+        **dict.fromkeys(("x86-64-v4", "skylake-avx512"), _V4),
         "cascadelake": _V4 | {"avx512vnni"},
         "cooperlake": _V4 | {"avx512vnni", "avx512bf16"},
-        "icelake-client": _ICELAKE,
-        "icelake-server": _ICELAKE,
-        "rocketlake": _ICELAKE,
-        "tigerlake": _ICELAKE,
+        **dict.fromkeys(("icelake-client", "icelake-server", "rocketlake", "tigerlake"), _ICELAKE),
         "znver4": _ICELAKE | {"avx512bf16"},
         "znver5": _ICELAKE | {"avx512bf16", "avxvnni"},
-        "sapphirerapids": _SAPPHIRE,
-        "emeraldrapids": _SAPPHIRE,
+        **dict.fromkeys(("sapphirerapids", "emeraldrapids"), _SAPPHIRE),
         "graniterapids": _SAPPHIRE | {"amx-fp16"},
     },
     "aarch64": {
-        "generic": _NEON,
-        "cortex-a53": _NEON,
-        "cortex-a72": _NEON,
-        "cortex-a76": _NEOVERSE,
-        "neoverse-n1": _NEOVERSE,
-        "neoverse-n2": _NEOVERSE_V,
-        "neoverse-v1": _NEOVERSE_V,
-        "neoverse-v2": _NEOVERSE_V,
-        "apple-m1": _NEOVERSE,
+        **dict.fromkeys(("generic", "cortex-a53", "cortex-a72"), _NEON),
+        **dict.fromkeys(("cortex-a76", "neoverse-n1", "apple-m1"), _NEOVERSE),
+        **dict.fromkeys(("neoverse-n2", "neoverse-v1", "neoverse-v2"), _NEOVERSE_V),
     },
 }
 ALL_FEATURES = {arch: frozenset[str]().union(*cpus.values()) for arch, cpus in FEATURES.items()}
@@ -90,7 +72,7 @@ class Core:
     issue: float = 4  # instructions of all kinds a cycle
     divide: float = 10  # cycles between two divisions or square roots of float32 vectors
     spill: float = 1.5  # cycles for a vector that is stored and loaded again, which nothing hides
-    spared_registers: int = 0  # vector registers that products are faster without, where that was measured
+    spared_registers: int = 0  # vector registers that tiles of products leave free: where that is faster, or they would spill
 
     l1: int = 32 << 10  # bytes of the first-level data cache, of the second level for each core, of the third level for all cores,
     l2: int = 1 << 20  # where the line of a target says nothing; those of a host are asked of the system
@@ -135,14 +117,14 @@ class Gpu:
 
 
 CORES = {
-    "x86-64": Core(fma=1, latency=8, loads=1, l1_bandwidth=16, l2_bandwidth=16, divide=14),  # a multiplication and an addition
-    "x86-64-v2": Core(fma=1, latency=8, loads=1, l1_bandwidth=32, l2_bandwidth=24, divide=14),
+    "x86-64": Core(fma=1, latency=8, loads=1, l1_bandwidth=16, l2_bandwidth=16, divide=14, spared_registers=2),  # without multiply-adds
+    "x86-64-v2": Core(fma=1, latency=8, loads=1, l1_bandwidth=32, l2_bandwidth=24, divide=14, spared_registers=2),
     "nehalem": Core(
-        fma=1, latency=8, loads=1, divide=14, l2=256 << 10, l3=8 << 20, l1_bandwidth=32, l2_bandwidth=24, memory_bandwidth=9,
-        total_memory_bandwidth=25,
+        fma=1, latency=8, loads=1, divide=14, spared_registers=4, l2=256 << 10, l3=8 << 20, l1_bandwidth=32, l2_bandwidth=24,
+        memory_bandwidth=9, total_memory_bandwidth=25,
     ),
     "sandybridge": Core(
-        fma=1, latency=8, divide=28, l2=256 << 10, l3=8 << 20, l1_bandwidth=48, l2_bandwidth=24, memory_bandwidth=10,
+        fma=1, latency=8, divide=28, spared_registers=2, l2=256 << 10, l3=8 << 20, l1_bandwidth=48, l2_bandwidth=24, memory_bandwidth=10,
         total_memory_bandwidth=40,
     ),
     "x86-64-v3": Core(latency=5, divide=8, l1_bandwidth=64, l2_bandwidth=32),
