@@ -19,7 +19,7 @@ from tcomp.ir.dtypes import itemsize
 from tcomp.ir.instruction import RUN
 from tcomp.ir.loops import For, Store, perfect, walk
 from tcomp.schedules.analysis.access_patterns import extent_of
-from tcomp.schedules.gpu.thread_mapping import fuse_all
+from tcomp.schedules.gpu import thread_mapping as T
 from tcomp.schedules.instructions import bulk_copy
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.specialize import specialize
@@ -51,14 +51,13 @@ def fill(s: Schedule, loops: Sequence[str], threads: int) -> list[str]:
     """Full tiles are copied by so many threads; returns the loops over a tile that hangs over an edge, none if there are no such tiles."""
     edges: list[str] = []
     if _has_edges(editing.find_loop(s.kernel, loops[0])):
-        edge = s.specialize(loops[0])
-        edges = [x.var.attr.name for x in perfect(editing.find_loop(s.kernel, edge))[0]]
+        edges = T.names(perfect(editing.find_loop(s.kernel, s.specialize(loops[0])))[0])
     *rows, last = loops
     s.tensorize(last, _run(editing.find_loop(s.kernel, last)))
     if rows:
-        rest, thread = s.split(fuse_all(s, rows), threads)
+        rest, thread = s.split(T.fuse_all(s, rows), threads)
         s.reorder(thread, rest)
-        s.apply("set_kind", thread, "thread.x")
+        s.bind(thread, "thread.x")
     return edges
 
 

@@ -18,7 +18,7 @@ launch.
 
 Products with a softmax, attention say, are one group, and go through each row of scores once: see `flash_attention`.
 
-A reduction whose result is too small to fill the machine is first divided into many partial ones, side by side.
+A reduction whose result is too small to fill the machine is first split into many partial ones (split-K).
 Every phase of a block is a thread loop of its own, so that the loops executed one by one compute the same as on a GPU.
 """
 
@@ -36,23 +36,11 @@ from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import For, Kernel
 from tcomp.ir.simplify import same_dim
-from tcomp.schedules.analysis.access_patterns import (
-    Nest,
-    contiguous,
-    contiguous_reduction,
-    extent_of,
-    is_imperative,
-    nests,
-    reduction_nest,
-    result_nest,
-    row_axis,
-    row_loops,
-    stage_axes,
-)
+from tcomp.schedules.analysis import access_patterns
+from tcomp.schedules.analysis.access_patterns import Nest, contiguous, contiguous_reduction, extent_of, nests, reduction_nest, result_nest
 from tcomp.schedules.cpu.flash_attention import in_one_pass
-from tcomp.schedules.gpu import flash_attention, gemm, gemv, imperative
-from tcomp.schedules.gpu.block_tiles import copied_along_reduction, find
-from tcomp.schedules.gpu.thread_mapping import VECTOR_BYTES, fuse_all, is_contraction, lanes, vector_width
+from tcomp.schedules.gpu import block_tiles, flash_attention, gemm, gemv, imperative
+from tcomp.schedules.gpu import thread_mapping as T
 from tcomp.schedules.groups import Group, attachments, schedule_each
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
@@ -67,6 +55,10 @@ MAX_THREAD_ROW = 256  # bytes of a short row's intermediate values that one thre
 MAX_SHARED_ROW = 32 << 10  # bytes of a row's intermediate values in shared memory: several blocks of an SM still fit
 MIN_SPLIT_LENGTH = 1 << 15  # elements: from this length on a reduction with few results is split, to outweigh a second launch
 MIN_SPLIT_PART = 32  # elements: the least that a part of a split reduction accumulates
+MIN_COLUMNS = 16  # columns of a product from which on neighbouring threads walk along them: half a warp
+REGISTER_TILES = ((8, 8), (8, 4), (4, 4), (2, 4), (1, 4), (1, 2))  # (rows, columns) of results of a thread, best first
+MAX_ROW_THREADS = 1024  # threads of the block of a row where there are few: as many as a block may have
+ROW_ELEMENTS = 4  # elements of a row for each thread
 
 
 def schedule(kernel: Kernel, target: CudaTarget, knobs: Knobs | None = None) -> Schedule:
@@ -77,7 +69,7 @@ def schedule(kernel: Kernel, target: CudaTarget, knobs: Knobs | None = None) -> 
     s = Schedule(kernel)
     s.collapse()
     decided = Knobs() if knobs is None else knobs
-    if is_imperative(s.kernel):
+    if access_patterns.is_imperative(s.kernel):
         imperative.schedule(s)
     else:
         rest = in_one_pass(s, lambda found: flash_attention.schedule(s, found, target, decided))
@@ -113,11 +105,16 @@ def _same_loops(s: Schedule, first: str, second: str) -> bool:
 def _form_groups(s: Schedule, result: str, inside: tuple[str, ...], target: CudaTarget) -> list[Group]:
     groups: list[Group] = []
     reductions = {n.writes.name for n in nests(s.kernel) if n.is_reduction}
-    for name in {*inside, result} & reductions if len({*inside, result} & reductions) == 1 else ():
+    if len(reduced := {*inside, result} & reductions) == 1:
+        (name,) = reduced
         reduction, out = reduction_nest(s.kernel, name), result_nest(s.kernel, name)
-        staged, strip = find(reduction, out, target) is not None, gemv.find(reduction, out, target) is not None
-        part = gemm.split_k if staged else gemv.split_k if strip else _split_reduction
-        if (partial := part(s, name, target)) is not None:
+        if block_tiles.find(reduction, out, target) is not None:
+            partial = gemm.split_k(s, name, target)
+        elif gemv.find(reduction, out, target) is not None:
+            partial = gemv.split_k(s, name, target)
+        else:
+            partial = _split_reduction(s, name)
+        if partial is not None:
             groups += _form_groups(s, partial, (), target)
     if result in reductions:
         inside = (*inside, s.cache_write(result, f"{result}.acc"))
@@ -129,48 +126,44 @@ def _form_groups(s: Schedule, result: str, inside: tuple[str, ...], target: Cuda
     return [*groups, Group(result, (), "elementwise")]
 
 
-def _split_reduction(s: Schedule, result: str, target: CudaTarget) -> str | None:
+def _split_reduction(s: Schedule, result: str) -> str | None:
     """Cut a long reduction with few results into partial reductions that fill the machine; the name of their stage."""
     reduction = reduction_nest(s.kernel, result)
     if not reduction.reduction_loops:
         return None
-    longest = max(reduction.reduction_loops, key=lambda x: extent_of(x.extent))
+    longest = T.longest(reduction.reduction_loops)
     results, length = prod(extent_of(x.extent) for x in reduction.spatial), extent_of(longest.extent)
-    product = is_contraction(reduction) and not _prefers_block_per_row(reduction)  # others are reduced by rows, many threads to each
+    product = T.is_contraction(reduction) and not _prefers_block_per_row(reduction)  # others are reduced by rows, many threads to each
     if length < (MIN_SPLIT_PART * 8 if product else MIN_SPLIT_LENGTH) or results * (1 if product else BLOCK_THREADS * 8) >= BUSY_THREADS:
         return None
-    lanes = 1 << (min(4 * BUSY_THREADS // results, length // MIN_SPLIT_PART).bit_length() - 1)
-    partial = s.rfactor(result, longest.var.attr.name, lanes)
-    s.apply("mask", partial)
+    parts = 1 << (min(4 * BUSY_THREADS // results, length // MIN_SPLIT_PART).bit_length() - 1)
+    partial = s.rfactor(result, longest.var.name, parts)
+    s.mask(partial)
     return partial
 
 
 def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: CudaTarget) -> str | None:
+    """The kind of schedule (see the table above) of a result with what is computed inside its loops; None if it cannot be there."""
     if not inside:
         return "elementwise"
     out = result_nest(s.kernel, result)
     reductions = [n for n in nests(s.kernel) if n.is_reduction and n.writes.name in inside]
-    if not reductions:
-        return None
-    rows = row_loops(s.kernel, out, inside)
+    rows = access_patterns.row_loops(s.kernel, out, inside) if reductions else None
     if rows is None:
         return None
-    if len(rows) == len(out.loops):
-        if len(inside) > 1:
-            together = _fits(s, inside, rows) and all(
-                _longest(n) >= MIN_BLOCK_ROW and contiguous_reduction(n) is not None for n in reductions
-            )
-            return "block per row" if together and rows else None
-        if find(reductions[0], out, target) is not None:
-            return "block tile"
-        if gemv.find(reductions[0], out, target) is not None:
-            return "gemv"
-        return "block per row" if _prefers_block_per_row(reductions[0]) else "thread tile"
-    if not rows or out.loops[-1].var in rows or not _fits(s, inside, rows):
-        return None
-    if all(_longest(n) >= MIN_BLOCK_ROW for n in reductions):
-        return "block per row"
-    return "thread per row" if _fits(s, inside, rows, MAX_THREAD_ROW) else None
+    long = all(_longest(n) >= MIN_BLOCK_ROW for n in reductions)
+    if len(rows) < len(out.loops):
+        if not rows or out.loops[-1].var in rows or not _fits(s, inside, rows):
+            return None
+        return "block per row" if long else "thread per row" if _fits(s, inside, rows, MAX_THREAD_ROW) else None
+    if len(inside) > 1:
+        together = rows and long and _fits(s, inside, rows) and all(contiguous_reduction(n) is not None for n in reductions)
+        return "block per row" if together else None
+    if block_tiles.find(reductions[0], out, target) is not None:
+        return "block tile"
+    if gemv.find(reductions[0], out, target) is not None:
+        return "gemv"
+    return "block per row" if _prefers_block_per_row(reductions[0]) else "thread tile"
 
 
 def _longest(reduction: Nest) -> int:
@@ -184,7 +177,7 @@ def _prefers_block_per_row(reduction: Nest) -> bool:
     if not reduction.spatial:
         return True
     lane = reduction.spatial[-1]
-    if is_contraction(reduction) and row_axis(reduction) is not None and extent_of(lane.extent) >= 16:
+    if T.is_contraction(reduction) and access_patterns.row_axis(reduction) is not None and extent_of(lane.extent) >= MIN_COLUMNS:
         return False
     return contiguous_reduction(reduction) is not None and not contiguous(reduction.reads, lane.var)
 
@@ -192,12 +185,11 @@ def _prefers_block_per_row(reduction: Nest) -> bool:
 def _fits(s: Schedule, inside: Sequence[str], rows: Sequence[Expr], most: int = MAX_SHARED_ROW) -> bool:
     """Whether what a row needs takes at most so many bytes; a symbolic row may take any."""
     size = 0
-    for name in inside:
-        buffer = editing.find_buffer(s.kernel, name)
-        rest = buffer.shape[len(rows) :]
-        if not all(isinstance(n, int) for n in rest):
+    for buffer in (editing.find_buffer(s.kernel, name) for name in inside):
+        rest = [n for n in buffer.shape[len(rows) :] if isinstance(n, int)]
+        if len(rest) < len(buffer.shape) - len(rows):
             return False
-        size += prod(n for n in rest if isinstance(n, int)) * itemsize(buffer.dtype)
+        size += prod(rest) * itemsize(buffer.dtype)
     return size <= most
 
 
@@ -205,38 +197,39 @@ def _fits(s: Schedule, inside: Sequence[str], rows: Sequence[Expr], most: int = 
 
 
 def _schedule_group(s: Schedule, group: Group, target: CudaTarget, knobs: Knobs) -> None:
-    if group.shape == "elementwise" and group.inside:
-        try:
-            with s.together():
-                _horizontal_fusion(s, (group.result, *group.inside))
-        except ScheduleError:  # one needs of another what another thread computes
+    try:
+        with s.together():
+            match group.shape:
+                case "elementwise" if group.inside:
+                    _horizontal_fusion(s, (group.result, *group.inside))
+                case "elementwise":
+                    _elementwise(s, group.result)
+                case "thread tile":
+                    _thread_tile(s, group.result, group.inside[0])
+                case "block tile":
+                    gemm.schedule(s, group.result, group.inside[0], target, knobs)
+                case "gemv":
+                    gemv.schedule(s, group.result, group.inside[0], target)
+                case "thread per row":
+                    _thread_per_row(s, group)
+                case _:
+                    _block_per_row(s, group)
+    except ScheduleError as error:
+        if group.shape == "elementwise" and group.inside:  # one needs of another what another thread computes
             for result in (group.result, *group.inside):
                 _elementwise(s, result)
-    elif group.shape == "elementwise":
-        _elementwise(s, group.result)
-    elif group.shape == "thread tile":
-        _thread_tile(s, group.result, group.inside[0])
-    elif group.shape in ("block tile", "gemv"):
-        try:
-            with s.together():
-                if group.shape == "block tile":
-                    gemm.schedule(s, group.result, group.inside[0], target, knobs)
-                else:
-                    gemv.schedule(s, group.result, group.inside[0], target)
-        except ScheduleError as error:
+        elif group.shape in ("block tile", "gemv"):
             s.fall_back(FallbackKind.NOT_STAGED, group.result, error.reason)
             _thread_tile(s, group.result, group.inside[0])
-    elif group.shape == "thread per row":
-        _thread_per_row(s, group)
-    else:
-        _block_per_row(s, group)
+        else:
+            raise
 
 
 def _elementwise(s: Schedule, result: str) -> None:
     nest = result_nest(s.kernel, result)
     if not nest.loops:
         return
-    loops = [x.var.attr.name for x in nest.loops]
+    loops = T.names(nest.loops)
     width = _vector_lanes(nest)
     if width > 1:
         loops[-1], lane = s.split(loops[-1], width)
@@ -246,7 +239,7 @@ def _elementwise(s: Schedule, result: str) -> None:
 
 def _horizontal_fusion(s: Schedule, results: Sequence[str]) -> None:
     """A thread computes one element of each."""
-    first, *others = [fuse_all(s, [x.var.attr.name for x in result_nest(s.kernel, result).loops]) for result in results]
+    first, *others = [T.fuse_all(s, T.names(result_nest(s.kernel, result).loops)) for result in results]
     for other in others:
         s.fuse_loops(first, other)
     _grid(s, [first])
@@ -259,18 +252,14 @@ def _vector_lanes(nest: Nest) -> int:
         return 1
     if not contiguous(nest.reads, lane.var) or prod(extent_of(x.extent) for x in nest.loops) < BUSY_THREADS:
         return 1
-    width = VECTOR_BYTES // max(itemsize(b.dtype) for b in (nest.writes, *(r.attr for r in nest.reads)))
-    while lane.extent % width:
-        width //= 2
-    return width
+    return T.power_of_two(lane.extent, T.widest_vector(nest, nest))
 
 
 def _grid(s: Schedule, loops: Sequence[str]) -> str:
     """Fuse perfectly nested loops and run them on all threads; returns the thread loop."""
-    flat = fuse_all(s, loops)
+    flat = T.fuse_all(s, loops)
     extent = editing.find_loop(s.kernel, flat).extent
-    _, thread = s.apply("distribute", flat, _block_size(extent), "block.x", "thread.x")
-    return str(thread)
+    return s.distribute(flat, _block_size(extent), "block.x", "thread.x")[1]
 
 
 def _block_size(extent: Dim) -> int:
@@ -285,12 +274,11 @@ def _thread_tile(s: Schedule, result: str, acc: str) -> None:
     reduction, out = reduction_nest(s.kernel, acc), result_nest(s.kernel, result)
     if not out.loops:
         return  # a short reduction into one element: one thread
-    loops = [x.var.attr.name for x in out.loops]
-    row = row_axis(reduction) if is_contraction(reduction) else None
-    number = next((n for n, x in enumerate(reduction.spatial) if x is row), None)
+    loops, inner = T.names(out.loops), list[str]()
+    row = access_patterns.row_axis(reduction) if T.is_contraction(reduction) else None
     rows, columns = _register_tile(reduction, row)
-    inner: list[str] = []
-    if number is not None and rows > 1:
+    if row is not None and rows > 1:
+        number = reduction.spatial.index(row)
         loops[number], row_inner = s.split(loops[number], rows)
         inner.append(row_inner)
     if columns > 1:
@@ -298,33 +286,33 @@ def _thread_tile(s: Schedule, result: str, acc: str) -> None:
         inner.append(column_inner)
     fastest = _fastest(reduction)
     if not inner and fastest is not reduction.spatial[-1]:  # neighbouring threads read neighbouring elements
-        loops.append(loops.pop(next(n for n, x in enumerate(reduction.spatial) if x is fastest)))
+        loops.append(loops.pop(reduction.spatial.index(fastest)))
     s.reorder(*loops, *inner)
     s.compute_at(acc, _grid(s, loops), "register")
-    width = vector_width(reduction, out, columns)
-    lanes(s, inner, width if columns > 1 else 1)
+    width = T.vector_width(reduction, out, columns) if columns > 1 else 1
+    T.lanes(s, inner, width)
     for is_reduction in (False, True):
-        spatial = stage_axes(s.kernel, acc, is_reduction)
+        spatial = access_patterns.stage_axes(s.kernel, acc, is_reduction)
         if is_reduction:
-            s.reorder(*(x.var.attr.name for x in _slowest_first(reduction)), *spatial, reassociate=True)
-        lanes(s, spatial, width if columns > 1 else 1)
+            s.reorder(*T.names(_slowest_first(reduction)), *spatial, reassociate=True)
+        T.lanes(s, spatial, width)
+
+
+def _elements(buffer_read: Expr) -> int:
+    return prod(extent_of(n) for n in buffer_read.attr.shape)
 
 
 def _fastest(reduction: Nest) -> For:
     """The axis of the result along which most of what is read lies side by side; the last one where there is no difference."""
-
-    def side_by_side(x: For) -> int:
-        return sum(prod(extent_of(n) for n in r.attr.shape) for r in reduction.reads if stride(r, x.var) == 1)
-
-    return max(reversed(reduction.spatial), key=side_by_side)
+    return max(reversed(reduction.spatial), key=lambda x: sum(_elements(r) for r in reduction.reads if stride(r, x.var) == 1))
 
 
 def _slowest_first(reduction: Nest) -> list[For]:
-    """Folds in the order in which the largest operand lies in memory, its slowest first."""
-    reads = sorted(reduction.reads, key=lambda r: -prod(extent_of(n) for n in r.attr.shape))
+    """Reduction loops in the order in which the largest operand lies in memory, its slowest first."""
+    largest = max(reduction.reads, key=_elements, default=None)
 
     def place(x: For) -> int:
-        step = stride(reads[0], x.var) if reads else 0
+        step = stride(largest, x.var) if largest is not None else 0
         return -(1 << 40) if step is None else -abs(step)
 
     return sorted(reduction.reduction_loops, key=place)
@@ -333,10 +321,10 @@ def _slowest_first(reduction: Nest) -> list[For]:
 def _register_tile(reduction: Nest, row: For | None) -> tuple[int, int]:
     """(rows, columns) of results that one thread computes: large tiles reuse what they load, small ones fill the machine."""
     results = prod(extent_of(x.extent) for x in reduction.spatial)
-    if not is_contraction(reduction):
+    if not T.is_contraction(reduction):
         return 1, 1
     columns = reduction.spatial[-1].extent if _fastest(reduction) is reduction.spatial[-1] else 1
-    for rows, width in ((8, 8), (8, 4), (4, 4), (2, 4), (1, 4), (1, 2)):
+    for rows, width in REGISTER_TILES:
         r, c = _dividing(row.extent, rows) if row is not None else 1, _fitting(columns, width)
         if r * c * 2 >= rows * width and results // (r * c) >= BUSY_THREADS // 2:
             return r, c
@@ -355,76 +343,62 @@ def _fitting(extent: Dim, most: int) -> int:
     """The largest power of two up to `most` without a remainder; of a long or symbolic extent that has none, `most` itself."""
     if not isinstance(extent, int):
         return most
-    best = most
-    while extent % best:
-        best //= 2
+    best = T.power_of_two(extent, most)
     return best if best * 2 >= most or extent < 8 * most else most
 
 
 # ---------------------------------------------------------------- rows
 
 
-def _thread_per_row(s: Schedule, group: Group) -> None:
+def _rows_and_rest(s: Schedule, group: Group) -> tuple[list[For], list[For]]:
+    """The loops of a result that index its reductions, and the others."""
     out = result_nest(s.kernel, group.result)
-    rows = row_loops(s.kernel, out, group.inside)
+    rows = access_patterns.row_loops(s.kernel, out, group.inside)
     assert rows is not None
-    leading = [x.var.attr.name for x in out.loops if x.var in rows]
-    rest = [x.var.attr.name for x in out.loops if x.var not in rows]
-    s.reorder(*leading, *rest)
-    home = _grid(s, leading)
+    return [x for x in out.loops if x.var in rows], [x for x in out.loops if x.var not in rows]
+
+
+def _thread_per_row(s: Schedule, group: Group) -> None:
+    rows, rest = map(T.names, _rows_and_rest(s, group))
+    s.reorder(*rows, *rest)
+    home = _grid(s, rows)
     for name in reversed(group.inside):
         s.compute_at(name, home, "register")
-    for x in rest:
-        s.unroll(x)
+    T.unroll(s, rest)
 
 
 def _block_per_row(s: Schedule, group: Group) -> None:
-    out = result_nest(s.kernel, group.result)
-    rows = row_loops(s.kernel, out, group.inside)
-    assert rows is not None
-    leading = [x.var.attr.name for x in out.loops if x.var in rows]
-    rest = [x.var.attr.name for x in out.loops if x.var not in rows]
+    rows, rest = _rows_and_rest(s, group)
     reductions = {n.writes.name: n for n in nests(s.kernel) if n.is_reduction and n.writes.name in group.inside}
-    count = prod(extent_of(x.extent) for x in out.loops if x.var in rows)
-    threads = _row_threads(max(_longest(n) for n in reductions.values()), count)
+    threads = _row_threads(max(_longest(n) for n in reductions.values()), prod(extent_of(x.extent) for x in rows))
     partials = {}
     for name, reduction in reductions.items():
-        axis = contiguous_reduction(reduction) or max(reduction.reduction_loops, key=lambda x: extent_of(x.extent))
-        partials[name] = s.rfactor(name, axis.var.attr.name, threads)
-    if leading:
-        s.reorder(*leading, *rest)
-        home = fuse_all(s, leading)
-        s.apply("set_kind", home, "block.x")
+        axis = contiguous_reduction(reduction) or T.longest(reduction.reduction_loops)
+        partials[name] = s.rfactor(name, axis.var.name, threads)
+    if rows:
+        s.reorder(*T.names((*rows, *rest)))
+        home = T.fuse_all(s, T.names(rows))
+        s.bind(home, "block.x")
         for name in reversed(group.inside):
             s.compute_at(name, home, "shared")
             if name in partials:
                 s.compute_at(partials[name], home, "shared")
     for name in group.inside:
-        if name in partials:
-            partial = partials[name]
-            s.apply("set_kind", partial.init_lane, "thread.x")
-            s.apply("set_kind", partial.lane, "thread.x")
-            s.apply("set_kind", partial.final_lane, "thread.x", True)
+        if (partial := partials.get(name)) is not None:
+            T.bind(s, {partial.init_lane: "thread.x", partial.lane: "thread.x"})
+            s.bind(partial.final_lane, "thread.x", reassociate=True)
         else:
-            _over_threads(s, stage_axes(s.kernel, name, False)[len(rows) :], threads)
-    _over_threads(s, rest, threads)
+            T.over_threads(s, access_patterns.stage_axes(s.kernel, name, False)[len(rows) :], threads)
+    T.over_threads(s, T.names(rest), threads)
 
 
 def _row_threads(length: int, rows: int) -> int:
     """Threads of the block of a row: about four elements for each, more of them where there are few rows."""
-    most = 1024 if rows < 256 and length >= 1 << 13 else BLOCK_THREADS
+    most = MAX_ROW_THREADS if rows < 256 and length >= 1 << 13 else BLOCK_THREADS
     threads = 32
-    while threads < most and threads * 4 < length:
+    while threads < most and threads * ROW_ELEMENTS < length:
         threads *= 2
     return threads
-
-
-def _over_threads(s: Schedule, loops: Sequence[str], threads: int) -> None:
-    """Loops over the elements of a row, by all threads of the block."""
-    if not loops:
-        return
-    flat = fuse_all(s, loops)
-    s.apply("distribute", flat, threads, "serial", "thread.x", True)
 
 
 # ---------------------------------------------------------------- weights
@@ -435,15 +409,15 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: CudaTarge
     or which neighbouring threads walk, comes last."""
     s = Schedule(kernel)
     s.collapse()
-    if is_imperative(s.kernel):
+    if access_patterns.is_imperative(s.kernel):
         return {}
     names = {b.name: n for n, b in enumerate(kernel.buffers)}
     wishes: dict[int, Layout] = {}
     for reduction in nests(kernel):
-        if not (reduction.is_reduction and reduction.spatial and is_contraction(reduction)):
+        if not (reduction.is_reduction and reduction.spatial and T.is_contraction(reduction)):
             continue
-        product = find(reduction, result_nest(kernel, reduction.writes.name), target)
-        sliced = [] if product is None else copied_along_reduction(reduction, product)
+        product = block_tiles.find(reduction, result_nest(kernel, reduction.writes.name), target)
+        sliced = [] if product is None else block_tiles.copied_along_reduction(reduction, product)
         for r in reduction.reads:
             last = product.sliced.var if product is not None and r in sliced else reduction.spatial[-1].var
             number = names.get(r.attr.name)  # None for a temporary

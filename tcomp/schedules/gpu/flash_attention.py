@@ -1,9 +1,9 @@
-"""Default GPU schedule of products with a softmax, attention say, in one pass over each row of scores (see `primitives.online`).
+"""Default GPU schedule of products with a softmax, attention say, in one pass over each row of scores (see `primitives.online_softmax`).
 
     block for each tile of rows:            queries; with all columns of the result
       for block of the row:                 keys; the maximum so far, and the sums relative to it, go on from block to block
         scores, terms, weights              a tile in registers: a thread has the same elements of all three
-        maximum, scale, sum of each row     each thread reductions what it has of a row, then one thread for each row what these have
+        maximum, scale, sum of each row     each thread reduces what it has of a row, then one thread for each row what these have
         sums                                a tile in registers, scaled, and the products of weights and values added
 
 The factors of both products are read from shared memory: slices of queries and keys, the weights of a block, the values of a block, which
@@ -28,21 +28,10 @@ from tcomp.ir.instruction import WARP
 from tcomp.ir.loops import Accumulate
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of, reduction_nest, result_nest, stage_axes
 from tcomp.schedules.cpu.flash_attention import SoftmaxProduct, loop_along, row_and_column_loops, write_nests
-from tcomp.schedules.gpu import mma
-from tcomp.schedules.gpu.block_tiles import (
-    MIN_EXTENT,
-    SLICE_WAIT,
-    Product,
-    Side,
-    Tile,
-    all_contiguous,
-    cycles_of_block,
-    find,
-    reads_of,
-    tensor_depth,
-)
-from tcomp.schedules.gpu.gemm import ASYNC_COPY_ARCHITECTURE, elements, in_registers, multiply_in_slices
-from tcomp.schedules.gpu.thread_mapping import fuse_all, vector_width
+from tcomp.schedules.gpu import block_tiles, tensor_cores
+from tcomp.schedules.gpu import thread_mapping as T
+from tcomp.schedules.gpu.block_tiles import SLICE_WAIT, Product, Side, Tile, cycles_of_block
+from tcomp.schedules.gpu.gemm import ASYNC_COPY_ARCHITECTURE, hold_in_registers, map_elements, multiply_in_slices
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives.insertion_points import Chain
 from tcomp.schedules.schedule import Schedule
@@ -50,21 +39,24 @@ from tcomp.target import CudaTarget
 
 SIDE_THREADS = 16  # threads along each side of a tile: 256 in all
 SLICE_DEPTH = 16  # elements of a slice of queries and keys: 64 bytes of each row, two sectors of memory
-STAGES = 2  # of slices, and of values: the next ones are copied while these are used
-EXPONENTIAL = 8  # cycles of a warp for one element of the scores: its exponential, the reductions of its row, the weight for others to read
+STAGES = 2  # slices, and blocks of values, in shared memory: the next ones are copied while these are used
+EXPONENTIAL = (
+    8  # cycles of a warp for an element of the scores: exponential, reductions of its row, weight for others to read (an estimate)
+)
 MAX_ACCUMULATORS, MAX_TENSOR_ACCUMULATORS = 112, 160  # 32-bit registers of a thread for the elements of its tiles, of 255; by tensor cores
 MIN_SM_ROWS = 16  # rows that each SM should get at least: half a tile of the smallest ones
-WIDTHS = range(MIN_EXTENT, 257)  # numbers of columns for which there are tiles that keep a multiprocessor busy
-_LETTERS = "abcdefghijklmnop"
+WIDTHS = range(block_tiles.MIN_EXTENT, 257)  # numbers of columns for which there are tiles that keep a multiprocessor busy
+ALONE = 1.5  # factor for what is computed alone: one block of an SM, or SMs with one block at most (an estimate)
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """The nests of the products, with the roles of their axes: of the scores (None if these are read from memory), and of the sums."""
+class Products:
+    """The nests of the products, with their access patterns: of the scores (None if these are read from memory), and of the sums. `rank` is
+    that of the maximum, whose last axis are the rows."""
 
     scores: tuple[Nest, Product] | None
     sums: tuple[Nest, Product]
-    rank: int  # of the maximum: its last axis are the rows
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,53 +77,53 @@ class Tiles:
 
 def schedule(s: Schedule, found: SoftmaxProduct, target: CudaTarget, knobs: Knobs) -> None:
     """One block for each tile of rows. Raises `ScheduleError` where the structure is another one, or a step is refused."""
-    parts = _parts(s, found, target)
-    (values, product), acc = parts.sums, parts.sums[0].writes.name
-    options = _options(parts, target)
+    products = _products(s, found, target)
+    (values, product), acc = products.sums, products.sums[0].writes.name
+    options = _options(products, target)
     sizes = tuple((t.scores.rows.threads, t.scores.rows.per_thread, t.scores.columns.per_thread) for t in options)
     tiles = options[sizes.index(knobs.choice(f"{found.maximum}.tile", sizes, sizes[0]))]
-    transposed = all_contiguous(reads_of(values, product)[1], product.sliced)
-    width = 1 if transposed else vector_width(values, result_nest(s.kernel, found.result), tiles.sums.columns.per_thread)
+    transposed = block_tiles.all_contiguous(block_tiles.reads_of(values, product)[1], product.sliced)
+    width = 1 if transposed else T.vector_width(values, result_nest(s.kernel, found.result), tiles.sums.columns.per_thread)
     (reduction,) = reduction_nest(s.kernel, found.maximum).reduction_loops
 
     for name in found.elements:
         s.inline(name)
     rows, columns, others = row_and_column_loops(s, found, reduction_nest(s.kernel, acc))
-    around, row = s.split(rows.var.attr.name, tiles.scores.rows.size)
-    once, column = s.split(columns.var.attr.name, tiles.sums.columns.size)
+    around, row = s.split(rows.var.name, tiles.scores.rows.size)
+    once, column = s.split(columns.var.name, tiles.sums.columns.size)
     s.reorder(*others, around, once, row, column)
-    home = fuse_all(s, [*others, around, once])
+    home = T.fuse_all(s, [*others, around, once])
     for name in (*found.sums, found.maximum):
         s.compute_at(name, home, "register")  # whole tiles, where there are fewer rows
-    blocks, terms, weights, scale = s.online(found.maximum, reduction.var.attr.name, tiles.scores.columns.size)
+    blocks, terms, weights, scale = s.online(found.maximum, reduction.var.name, tiles.scores.columns.size)
     of_rows = [name for name in (found.maximum, scale, *found.sums) if name != acc]
     for name in (terms, weights, *of_rows):
         s.set_scope(name, "shared" if name in of_rows else "register")
     if found.scores is not None:
         s.compute_at(found.scores, blocks, "register")
-    s.apply("set_kind", home, "block.x")
+    s.bind(home, "block.x")
 
     for c in write_nests(s.kernel.body):
         name, sides = c.write.buffer.name, (loop_along(c, -2), loop_along(c, -1))
         if name in of_rows:
-            _row(s, c, tiles.scores)
+            _map_rows(s, c, tiles.scores)
         elif name in (terms, weights):
-            elements(s, tiles.scores, _by_axis(tiles.scores, sides), 1)
+            map_elements(s, tiles.scores, _by_axis(tiles.scores, sides), 1)
         elif name == acc and isinstance(c.write, Accumulate):
             values = Nest(c.loops, c.write)
         elif name == acc and c.write.value.op != "const":  # `multiply_in_slices` makes the nest that clears them
-            elements(s, tiles.sums, _by_axis(tiles.sums, sides), width)
-    elements(s, tiles.sums, _by_axis(tiles.sums, (row, column)), width)
+            map_elements(s, tiles.sums, _by_axis(tiles.sums, sides), width)
+    map_elements(s, tiles.sums, _by_axis(tiles.sums, (row, column)), width)
     for name in of_rows:
-        s.relayout(name, _rows_by_threads(parts.rank, tiles.scores))
+        s.relayout(name, _layout_of_rows(products.rank, tiles.scores))
     for name in (terms, weights):
         if tiles.scores.tensor:
-            s.relayout(name, mma.held(tiles.scores, parts.rank + 1))
+            s.relayout(name, tensor_cores.fragment_layout(tiles.scores, products.rank + 1))
         else:
-            in_registers(s, name, tiles.scores, 1)
-    if parts.scores is not None:
+            hold_in_registers(s, name, tiles.scores, 1)
+    if products.scores is not None:
         assert found.scores is not None
-        step, slices = multiply_in_slices(s, found.scores, *parts.scores, tiles.scores, 1)
+        step, slices = multiply_in_slices(s, found.scores, *products.scores, tiles.scores, 1)
         _pipeline(s, step, slices, target)
     product = replace(product, sliced=values.reduction_loops[0])
     _, (_, copied) = multiply_in_slices(s, acc, values, product, tiles.sums, width, owner=tiles.scores)
@@ -145,130 +137,131 @@ def _pipeline(s: Schedule, loop: str, copies: Sequence[str], target: CudaTarget)
         s.pipeline(loop, STAGES, *copies)
 
 
+def _no_tiles(why: str) -> ScheduleError:
+    return ScheduleError("there are no tiles of rows and columns", why=why)
+
+
 def _by_axis(tile: Tile, loops: tuple[str | None, str | None]) -> dict[int, str]:
     found = {axis: loop for axis, loop in zip(tile.axes, loops, strict=True) if loop is not None}
     if len(found) < 2:
-        raise ScheduleError("there are no tiles of rows and columns", why="a nest has no loop for one of them")
+        raise _no_tiles("a nest has no loop for one of them")
     return found
 
 
-def _rows_by_threads(rank: int, tile: Tile, lanes: str = "") -> str:
+def _layout_of_rows(rank: int, tile: Tile, lanes: str = "") -> str:
     """How what belongs to the rows of a tile lies: its last dimension is cut as the rows are among the threads."""
-    units, row = list(_LETTERS[: rank - 1]), _LETTERS[rank - 1]
-    thread, one = f"{row}/{tile.rows.per_thread}", f"{row}%{tile.rows.per_thread}"
-    return f"({','.join([*units, *((one, thread, lanes) if lanes else (thread, one))])})"
+    thread, one = T.digits(T.LETTERS[rank - 1], tile.rows.per_thread)
+    return T.layout([*T.LETTERS[: rank - 1], *((one, thread, lanes) if lanes else (thread, one))])
 
 
-def _row(s: Schedule, c: Chain, tile: Tile) -> None:
+def _map_rows(s: Schedule, c: Chain, tile: Tile) -> None:
     """What is computed for each row. A reduction along the row: by each thread for the elements that it has, then by one for what these
     have."""
     row, name = loop_along(c, -1), c.write.buffer.name
     assert row is not None
     if isinstance(c.write, Accumulate):
         (reduction,) = _reduction_loops(s, name)
-        partial = s.rfactor(name, *(mma.lanes_of_row(s, reduction) if tile.tensor else (reduction, tile.columns.threads)))
+        partial = s.rfactor(name, *(tensor_cores.lanes_of_row(s, reduction) if tile.tensor else (reduction, tile.columns.threads)))
         s.set_scope(partial, "shared")
         for is_reduction in (False, True):
             *_, line, lane = stage_axes(s.kernel, partial, is_reduction)
-            s.unroll((mma.rows_by_lanes if tile.tensor else _rows_by_lanes)(s, tile, line, lane))
-        for x in _reduction_loops(s, partial):
-            s.unroll(x)
+            s.unroll(tensor_cores.map_rows(s, tile, line, lane) if tile.tensor else _map_rows_and_lanes(s, tile, line, lane))
+        T.unroll(s, _reduction_loops(s, partial))
         if not tile.tensor:
             rank = len(c.write.indices)
-            s.relayout(partial, _rows_by_threads(rank, tile, _LETTERS[rank]))
+            s.relayout(partial, _layout_of_rows(rank, tile, T.LETTERS[rank]))
         *_, row = stage_axes(s.kernel, name, True)
-        (last,) = _reduction_loops(s, name)
-        s.unroll(last)
+        T.unroll(s, _reduction_loops(s, name))
     thread, one = s.split(row, tile.rows.per_thread)
-    s.apply("set_kind", thread, "thread.y")
-    s.apply("set_kind", one, "thread.x")
+    T.bind(s, {thread: "thread.y", one: "thread.x"})
 
 
-def _rows_by_lanes(s: Schedule, tile: Tile, row: str, lane: str) -> str:
-    """As `mma.rows_by_lanes`."""
+def _map_rows_and_lanes(s: Schedule, tile: Tile, row: str, lane: str) -> str:
+    """As `tensor_cores.map_rows`."""
     thread, one = s.split(row, tile.rows.per_thread)
     s.reorder(thread, lane, one)
-    s.apply("set_kind", thread, "thread.y")
-    s.apply("set_kind", lane, "thread.x")
+    T.bind(s, {thread: "thread.y", lane: "thread.x"})
     return one
 
 
 def _reduction_loops(s: Schedule, name: str) -> list[str]:
     """The loops that a stage is reduced over."""
     c = next(c for c in write_nests(s.kernel.body) if isinstance(c.write, Accumulate) and c.write.buffer.name == name)
-    return [x.var.attr.name for x in Nest(c.loops, c.write).reduction_loops]
+    return T.names(Nest(c.loops, c.write).reduction_loops)
 
 
 # ---------------------------------------------------------------- structure and sizes
 
 
-def _parts(s: Schedule, found: SoftmaxProduct, target: CudaTarget) -> Parts:
+def _products(s: Schedule, found: SoftmaxProduct, target: CudaTarget) -> Products:
     """Raises `ScheduleError` unless the scores are a product of rows and keys, if they are one, and the sums one of rows and columns."""
 
     def of(name: str) -> tuple[Nest, Product]:
         reduction = reduction_nest(s.kernel, name)
-        product, rank = find(reduction, result_nest(s.kernel, name), target), len(reduction.leaf.indices)
+        product, rank = block_tiles.find(reduction, result_nest(s.kernel, name), target), len(reduction.leaf.indices)
         if product is None or (product.rows[-1], product.columns[-1]) != (rank - 2, rank - 1):
-            why = f"`{name}` is no product of matrices that a block computes in tiles"
-            raise ScheduleError("there are no tiles of rows and columns", why=why)
+            raise _no_tiles(f"`{name}` is no product of matrices that a block computes in tiles")
         return reduction, product
 
     rank = len(reduction_nest(s.kernel, found.maximum).leaf.indices)
     wide = [name for name in found.sums if len(reduction_nest(s.kernel, name).leaf.indices) > rank]
     if len(wide) != 1:
         raise ScheduleError("there is not one product with the weights", why=f"there are {len(wide)}")
-    parts = Parts(of(found.scores) if found.scores else None, of(wide[0]), rank)
-    if parts.scores and parts.scores[1].tensor != parts.sums[1].tensor:
-        raise ScheduleError("there are no tiles of rows and columns", why="tensor cores compute one of the products, and not the other")
-    reduction = parts.sums[0]
+    products = Products(of(found.scores) if found.scores else None, of(wide[0]), rank)
+    if products.scores and products.scores[1].tensor != products.sums[1].tensor:
+        raise _no_tiles("tensor cores compute one of the products, and not the other")
+    reduction = products.sums[0]
     if len(reduction.reduction_loops) != 1 or not isinstance(reduction.spatial[-1].extent, int):
         why = f"the number of columns of `{wide[0]}` is not known, or it is a sum over several axes"
         raise ScheduleError("there are no tiles of sums", why=why)
-    return parts
+    return products
 
 
-def _options(parts: Parts, target: CudaTarget) -> list[Tiles]:
+def _options(products: Products, target: CudaTarget) -> list[Tiles]:
     """The tiles that fit, best first."""
     stages = STAGES if target.compute_capability >= ASYNC_COPY_ARCHITECTURE else 1
-    size, most = itemsize(parts.sums[0].writes.dtype), MAX_TENSOR_ACCUMULATORS if parts.sums[1].tensor else MAX_ACCUMULATORS
-    kept = [t for t in _candidates(parts) if (t.sums.accumulators + 3 * t.scores.accumulators) * size <= 4 * most]  # scores, terms, weights
-    options = [t for t in kept if t.shared(size, stages) <= target.shared_per_block]
+    values, product = products.sums
+    size, most = itemsize(values.writes.dtype), MAX_TENSOR_ACCUMULATORS if product.tensor else MAX_ACCUMULATORS
+    options = [
+        t
+        for t in _candidates(products)
+        if (t.sums.accumulators + 3 * t.scores.accumulators) * size <= 4 * most  # scores, terms, weights
+        and t.shared(size, stages) <= target.shared_per_block
+    ]
     if not options:
-        why = f"{parts.sums[0].spatial[-1].extent} of each row are too many for the threads of a block"
+        why = f"{values.spatial[-1].extent} of each row are too many for the threads of a block"
         raise ScheduleError("the sums of a row do not fit", why=why)
-    return sorted(options, key=lambda t: _cycles(parts, t, t.shared(size, stages), target))
+    return sorted(options, key=lambda t: _cycles(products, t, t.shared(size, stages), target))
 
 
-def _candidates(parts: Parts) -> Iterator[Tiles]:
+def _candidates(products: Products) -> Iterator[Tiles]:
     """With all columns. Warps of tensor cores stand along the rows, so that four neighbours have a row."""
-    (values, product), rank = parts.sums, len(parts.sums[0].leaf.indices)
-    above, tensor, columns = parts.rank - 1, product.tensor, extent_of(values.spatial[-1].extent)
-
-    def tiles(threads: int, each: int, across: int, keys: int, wide: int, units: tuple[int, int, int], depth: int, together: int) -> Tiles:
-        row, key, column = units
-        scores = Tile(Side((above,), threads, each, row), Side((above + 1,), across, keys, key), depth, tensor, together)
-        below = Side((rank - 2,), threads, each, row), Side((rank - 1,), across, wide, column)
-        return Tiles(scores, Tile(*below, across * keys, tensor, together))
-
+    (values, product), row_axis = products.sums, products.rank - 1
+    rank, tensor, columns = len(values.leaf.indices), product.tensor, extent_of(values.spatial[-1].extent)
     if tensor:
-        for warps, each, keys in itertools.product((2, 4, 8), (16, 32), (16, 32, 64)):
-            yield tiles(warps, each, 1, keys, -(-columns // 8) * 8, (16, 8, 8), 2 * tensor_depth(tensor), WARP)
+        wide = -(-columns // 8) * 8
+        shapes = [(warps, each, 1, keys) for warps, each, keys in itertools.product((2, 4, 8), (16, 32), (16, 32, 64))]
     else:
         wide = -(-columns // SIDE_THREADS)
-        for each, keys in itertools.product((2, 4, 8), (1, 2, 4)):
-            yield tiles(SIDE_THREADS, each, SIDE_THREADS, keys, wide, (each, keys, wide), SLICE_DEPTH, 1)
+        shapes = [(SIDE_THREADS, each, SIDE_THREADS, keys) for each, keys in itertools.product((2, 4, 8), (1, 2, 4))]
+    for threads, each, across, keys in shapes:
+        row, key, column = (16, 8, 8) if tensor else (each, keys, wide)
+        depth, together = (2 * block_tiles.tensor_depth(tensor), WARP) if tensor else (SLICE_DEPTH, 1)
+        scores = Side((row_axis,), threads, each, row), Side((row_axis + 1,), across, keys, key)
+        sums = Side((rank - 2,), threads, each, row), Side((rank - 1,), across, wide, column)
+        yield Tiles(Tile(*scores, depth, tensor, together), Tile(*sums, across * keys, tensor, together))
 
 
-def _cycles(parts: Parts, tiles: Tiles, shared: int, target: CudaTarget) -> float:
+def _cycles(products: Products, tiles: Tiles, shared: int, target: CudaTarget) -> float:
     """How long the busiest SM computes all its rows (see `block_tiles`)."""
-    values, product = parts.sums
-    blocks, (length,) = tiles.sums.blocks(values), (extent_of(x.extent) for x in values.reduction_loops)
-    keys = tiles.scores.columns.size
-    waves = -(-blocks // target.gpu.sms) if blocks > target.gpu.sms else 1.5
-    alone = 1.5 if (target.gpu.shared << 10) // shared < 2 else 1.0  # nobody else computes while threads wait for each other
-    exponentials = tiles.scores.accumulators * EXPONENTIAL * (tiles.scores.threads // 32)
+    values, product = products.sums
+    blocks, keys = tiles.sums.blocks(values), tiles.scores.columns.size
+    (length,) = (extent_of(x.extent) for x in values.reduction_loops)
+    waves = -(-blocks // target.gpu.sms) if blocks > target.gpu.sms else ALONE
+    alone = ALONE if (target.gpu.shared << 10) // shared < 2 else 1.0  # nobody else computes while threads wait for each other
+    exponentials = tiles.scores.accumulators * EXPONENTIAL * (tiles.scores.threads // WARP)
     each = keys * cycles_of_block(values, product, tiles.sums, target) + exponentials + 4 * SLICE_WAIT
-    if parts.scores is not None:
-        depth = prod(extent_of(x.extent) for x in parts.scores[0].reduction_loops)
-        each += depth * (cycles_of_block(*parts.scores, tiles.scores, target) + SLICE_WAIT / tiles.scores.depth)
+    if products.scores is not None:
+        depth = prod(extent_of(x.extent) for x in products.scores[0].reduction_loops)
+        each += depth * (cycles_of_block(*products.scores, tiles.scores, target) + SLICE_WAIT / tiles.scores.depth)
     return each * waves * alone * -(-length // keys)

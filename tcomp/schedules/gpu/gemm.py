@@ -9,28 +9,25 @@ product of matrices), values computed from either.
 A side of a tile runs along one axis (each thread takes neighbouring elements), or along two, as the pixels of an image do: the threads
 along the outer one, the elements of a thread along the inner one.
 
-Tensor cores multiply by `mma`; on sm_90a alone a decision may also choose tiles of `wgmma`, which are not the default one before they were
-seen on hardware (`wgmma`).
-
-From sm_90 on a decision may have slices copied in bulk (`bulk_copies`); by default all threads copy them.
-
-Where a result has too few tiles to fill the machine and its reduction is long, the reduction is split among blocks first (`split_k`).
+Tensor cores multiply by `mma`; on sm_90a alone a decision may also choose tiles of `wgmma` (`tensor_cores`). From sm_90 on a decision may
+have slices copied in bulk (`bulk_copies`); by default all threads copy them. Where a result has too few tiles to fill the machine and its
+reduction is long, the reduction is split among blocks first (`split_k`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from tcomp.ir import expr as E
 from tcomp.ir.access import is_multiple, linear_index, without
 from tcomp.ir.dtypes import itemsize
-from tcomp.ir.instruction import WARPGROUP
 from tcomp.ir.loops import Accumulate, For, Store, walk
 from tcomp.schedules.analysis.access_patterns import Nest, bytes_of, extent_of, reduction_nest, result_nest, stage_axes
 from tcomp.schedules.cost.gpu import OTHER_REGISTERS
-from tcomp.schedules.gpu import bulk_copies, mma, wgmma
+from tcomp.schedules.gpu import bulk_copies, tensor_cores
+from tcomp.schedules.gpu import thread_mapping as T
 from tcomp.schedules.gpu.block_tiles import Product, Side, Tile, all_contiguous, best_split, find, reads_of, tiles
-from tcomp.schedules.gpu.thread_mapping import VECTOR_BYTES, fuse_all, lanes, split_reduction, vector_width
 from tcomp.schedules.handles import BufferCopy
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
@@ -43,8 +40,7 @@ ASYNC_COPY_ARCHITECTURE = 80  # compute capability (times 10) from which on copi
 SPLIT_GAIN = 1.15  # factor by which the model must find a split reduction faster: a second launch must not be lost by an error of the model
 MIN_SPLIT_PART = 128  # elements of the reduction in each part: several slices
 
-
-# ---------------------------------------------------------------- split-K
+P = TypeVar("P")
 
 
 def split_k(s: Schedule, acc: str, target: CudaTarget) -> str | None:
@@ -53,14 +49,11 @@ def split_k(s: Schedule, acc: str, target: CudaTarget) -> str | None:
     product = find(reduction, result_nest(s.kernel, acc), target)
     if product is None or not all(isinstance(x.extent, int) for x in reduction.loops):
         return None
-    count = best_split(reduction, product, target, MIN_SPLIT_PART, SPLIT_GAIN)
-    if count < 2:
+    parts = best_split(reduction, product, target, MIN_SPLIT_PART, SPLIT_GAIN)
+    if parts < 2:
         return None
-    chunk = -(-max(extent_of(x.extent) for x in reduction.reduction_loops) // count)
-    return split_reduction(s, acc, -(-chunk // 16) * 16 if chunk >= 16 else chunk)
-
-
-# ---------------------------------------------------------------- the schedule
+    length = -(-extent_of(T.longest(reduction.reduction_loops).extent) // parts)
+    return T.split_reduction(s, acc, -(-length // 16) * 16 if length >= 16 else length)
 
 
 def schedule(s: Schedule, result: str, acc: str, target: CudaTarget, knobs: Knobs) -> None:
@@ -71,17 +64,33 @@ def schedule(s: Schedule, result: str, acc: str, target: CudaTarget, knobs: Knob
     best = tiles(reduction, product, target)
     options = tuple(map(_option, best))
     tile = best[options.index(knobs.choice(f"{acc}.tile", options, options[0]))]
-    width = vector_width(reduction, out, tile.columns.per_thread)
+    width = T.vector_width(reduction, out, tile.columns.per_thread)
     if all_contiguous(reads_of(reduction, product)[1], product.sliced) or (len(tile.columns.axes) > 1 and tile.columns.per_thread != width):
         width = 1
 
-    home, inside = _blocks(s, [x.var.attr.name for x in out.loops], tile)
+    blocks, inside = T.names(out.loops), dict[int, str]()
+    for d, n in (tile.rows.extents() | tile.columns.extents()).items():
+        blocks[d], inside[d] = s.split(blocks[d], n)
+    s.reorder(*blocks, *inside.values())
+    home = T.fuse_all(s, blocks)
+    s.bind(home, "block.x")
     s.compute_at(acc, home, "register")
-    elements(s, tile, inside, width)
-    step, names = multiply_in_slices(
-        s, acc, reduction, product, tile, width, bulk=lambda slices: _in_bulk(s, acc, slices, tile, target, knobs)
-    )
-    _pipeline(s, acc, step, names, tile, tile.blocks(reduction), target, knobs)
+    map_elements(s, tile, inside, width)
+
+    def in_bulk(slices: list[list[str]]) -> list[list[str]]:
+        if tile.by_warpgroups or not target.executes(bulk_copies.ARCH):
+            return []
+        possible = [loops for loops in slices if bulk_copies.is_possible(s, loops)]
+        return possible if possible and knobs.choice(f"{acc}.copies", ("threads", "bulk"), "threads") == "bulk" else []
+
+    step, copies = multiply_in_slices(s, acc, reduction, product, tile, width, bulk=in_bulk)
+    _pipeline(s, acc, step, copies, tile, tile.blocks(reduction), target, knobs)
+
+
+def _option(tile: Tile) -> tuple[object, ...]:
+    """What a decision records of a tile."""
+    sides = (x for side in (tile.rows, tile.columns) for x in (side.axes, side.threads, side.per_thread))
+    return (*sides, *(["wgmma"] if tile.by_warpgroups else []))
 
 
 def multiply_in_slices(
@@ -97,188 +106,160 @@ def multiply_in_slices(
     """A tile of sums that has been moved to where it is read: slices of both factors in shared memory, accumulators in registers. Returns
     the loop over slices, and their names. `owner`: the tile whose elements the factor of the rows are; threads copy their own. `bulk` says
     which of the slices, given by the loops that fill them, are copied in bulk."""
+
+    def in_order(pair: tuple[P, P]) -> tuple[P, P]:
+        """Of the rows and of the columns, for what is of the left and of the right factor, and the other way round."""
+        return pair if product.right == 1 else pair[::-1]
+
     reads = reads_of(reduction, product)
     along = [all_contiguous(r, product.sliced) for r in reads]
     rows, columns = (f"{r[0].attr.name}.shared" for r in reads)
-    names = [editing.fresh(s.kernel, rows), editing.fresh(s.kernel, columns + "2" * (rows == columns))]
     cleared = dict(enumerate(stage_axes(s.kernel, acc, False)))
     s.reorder(*(x for d, x in cleared.items() if d not in tile.axes), *(cleared[d] for d in tile.axes))
+    left, right = in_order((editing.fresh(s.kernel, rows), editing.fresh(s.kernel, columns + "2" * (rows == columns))))
     step = _slice_loop(s, acc, reduction, product, tile)
-    left, right = names if product.right == 1 else names[::-1]
-    made = s.cache_factors(step, left, right, "shared")
-    copies = made if product.right == 1 else made[::-1]
+    copies = in_order(s.cache_factors(step, left, right, "shared"))
     slices = list[tuple[list[str], bool]]()
-    for name, reads_along, side in zip(copies, along, (tile.rows, tile.columns), strict=True):
+    for copy, reads_along, side in zip(copies, along, (tile.rows, tile.columns), strict=True):
         if owner is not None and side is tile.rows:
-            elements(s, owner, dict(zip(owner.axes, name.loads, strict=True)), 1)
+            map_elements(s, owner, dict(zip(owner.axes, copy.loads, strict=True)), 1)
             if tile.tensor:
-                s.relayout(name, f"(a,b+0+{VECTOR_BYTES // itemsize(editing.find_buffer(s.kernel, name).dtype)})")
+                s.relayout(copy, f"(a,b+0+{T.VECTOR_BYTES // itemsize(editing.find_buffer(s.kernel, copy).dtype)})")
         else:
-            slices.append((_slice(s, name, tile, side, reads_along), reads_along))
+            slices.append((_slice(s, copy, tile, side, reads_along), reads_along))
     in_bulk = bulk([loops for loops, _ in slices])
     for loops, reads_along in slices:
-        others = (
-            bulk_copies.fill(s, loops, tile.instruction_threads if tile.tensor else tile.columns.threads) if loops in in_bulk else loops
-        )
-        if others:
-            _copy_by_threads(s, others, tile, reads_along)
+        if loops in in_bulk:
+            loops = bulk_copies.fill(s, loops, tile.instruction_threads if tile.tensor else tile.columns.threads)
+        if loops:
+            _copy_by_threads(s, loops, tile, reads_along)
     summed = dict(enumerate(stage_axes(s.kernel, acc, True)))
-    elements(s, tile, cleared, width)
+    map_elements(s, tile, cleared, width)
     if tile.tensor:
-        cores = wgmma if tile.instruction_threads == WARPGROUP else mma
-        cores.multiply(s, tile, summed, _innermost_loop(s, acc))
+        tensor_cores.multiply(s, tile, summed, _innermost_loop(s, acc))
     else:
         _map_to_threads(s, tile, summed, width, _innermost_loop(s, acc))
-    in_registers(s, acc, tile, width)
+    hold_in_registers(s, acc, tile, width)
     return step, copies
 
 
-def elements(s: Schedule, tile: Tile, axes: dict[int, str], width: int) -> None:
-    """A nest over the elements of a tile, with these loops along its axes: each thread has its own."""
+def map_elements(s: Schedule, tile: Tile, axes: dict[int, str], width: int) -> None:
+    """Map a nest over the elements of a tile, with these loops along its axes, to threads: each has its own."""
     if tile.tensor:
-        (wgmma if tile.instruction_threads == WARPGROUP else mma).elements(s, tile, axes)
+        tensor_cores.map_elements(s, tile, axes)
     else:
         _map_to_threads(s, tile, axes, width, None)
 
 
-def in_registers(s: Schedule, acc: str, tile: Tile, width: int) -> None:
-    """The elements of a tile lie thread by thread, or as instructions of tensor cores want them."""
+def hold_in_registers(s: Schedule, acc: str, tile: Tile, width: int) -> None:
+    """Lay out the elements of a tile thread by thread, or as instructions of tensor cores want them."""
     rank = len(editing.find_buffer(s.kernel, acc).shape)
     if tile.tensor:
-        s.relayout(acc, (wgmma if tile.instruction_threads == WARPGROUP else mma).layout(tile, rank))
-    else:
-        _register_layout(s, acc, rank, tile, width)
+        s.relayout(acc, tensor_cores.sums_layout(tile, rank))
+        return
+    threads, elements = [], []
+    for side in (tile.rows, tile.columns):
+        factors, thread = _thread_cut(tile, side, width)
+        dims = [*T.digits(T.LETTERS[side.axes[0]], *factors), *(T.LETTERS[d] for d in side.axes[1:])]
+        threads.append(dims.pop(thread))
+        elements += dims
+    s.relayout(acc, T.layout([*tile.outer_dims(rank), *threads, *elements]))
 
 
-def _option(tile: Tile) -> tuple[object, ...]:
-    """What a decision records of a tile."""
-    sides = (x for side in (tile.rows, tile.columns) for x in (side.axes, side.threads, side.per_thread))
-    return (*sides, *(["wgmma"] if tile.instruction_threads == WARPGROUP else []))
+def _thread_cut(tile: Tile, side: Side, width: int) -> tuple[tuple[int, ...], int]:
+    """(factors that cut the first axis of a side, which of the pieces is that of the threads); the others are elements of a thread.
 
-
-def _blocks(s: Schedule, names: list[str], tile: Tile) -> tuple[str, dict[int, str]]:
-    """The loop over tiles, and the loops inside of a tile by their axes."""
-    inside = {}
-    for d, n in (tile.rows.extents() | tile.columns.extents()).items():
-        names[d], inside[d] = s.split(names[d], n)
-    s.reorder(*names, *inside.values())
-    home = fuse_all(s, names)
-    s.apply("set_kind", home, "block.x")
-    return home, inside
+    Of columns a thread has as many side by side as an access takes, the next ones behind those of the other threads.
+    """
+    if len(side.axes) == 2:
+        return (), 0
+    if side.per_thread == width or side is tile.rows:
+        return (side.per_thread,), 0
+    return (side.threads * width, width) if width > 1 else (side.threads,), 1
 
 
 def _map_to_threads(s: Schedule, tile: Tile, axes: dict[int, str], width: int, slice_: str | None) -> None:
     """The loops inside of a tile: threads outside, then the slice of the reduction if there is one, the elements of a thread inside."""
     threads, elements = [], []
     for side in (tile.rows, tile.columns):
-        if len(side.axes) == 2:
-            thread, inner = axes[side.axes[0]], [axes[side.axes[1]]]
-        elif side.per_thread == width or side is tile.rows:
-            thread, one = s.split(axes[side.axes[0]], side.per_thread)
-            inner = [one]
-        else:  # as many elements side by side as an access takes, the next ones behind those of the other threads
-            many, rest = s.split(axes[side.axes[0]], side.threads * width)
-            if width > 1:
-                thread, one = s.split(rest, width)
-                inner = [many, one]
-            else:
-                thread, inner = rest, [many]
-        threads.append(thread)
-        elements += inner
+        factors, thread = _thread_cut(tile, side, width)
+        loops = [*T.cut(s, axes[side.axes[0]], *factors), *(axes[d] for d in side.axes[1:])]
+        threads.append(loops.pop(thread))
+        elements += loops
     reductions = [] if slice_ is None else [slice_]
     if slice_ is not None and extent_of(editing.find_loop(s.kernel, slice_).extent) > MAX_UNROLLED:
         reductions = list(s.split(slice_, MAX_UNROLLED))
     s.reorder(*threads, *reductions, *elements)
-    s.apply("set_kind", threads[0], "thread.y")
-    s.apply("set_kind", threads[1], "thread.x")
+    T.bind(s, dict(zip(threads, ("thread.y", "thread.x"), strict=True)))
     if reductions:
         s.unroll(reductions[-1])
-    lanes(s, elements, width)
+    T.lanes(s, elements, width)
 
 
 def _slice_loop(s: Schedule, acc: str, reduction: Nest, product: Product, tile: Tile) -> str:
     """The loop over slices of the reduction, outside of all that is inside of a tile."""
     spatial = stage_axes(s.kernel, acc, True)
-    step, slice_ = s.split(product.sliced.var.attr.name, tile.depth)
-    others = [x.var.attr.name for x in reduction.reduction_loops if x is not product.sliced]
-    units = [spatial[d] for d in range(len(spatial)) if d not in tile.axes]
+    step, slice_ = s.split(product.sliced.var.name, tile.depth)
+    others = T.names(x for x in reduction.reduction_loops if x is not product.sliced)
+    units = [x for d, x in enumerate(spatial) if d not in tile.axes]
     s.reorder(*units, *others, step, *(spatial[d] for d in tile.axes), slice_, reassociate=True)
-    return fuse_all(s, [*others, step])
+    return T.fuse_all(s, [*others, step])
 
 
 def _innermost_loop(s: Schedule, acc: str) -> str:
     """The innermost loop around the sum: the slice."""
-    found = ""
-    for x in walk(s.kernel.body):
-        if isinstance(x, For):
-            found = x.var.attr.name
-        if isinstance(x, Accumulate) and x.buffer.name == acc:
-            break
-    return found
+    update = next(x for x in walk(s.kernel.body) if isinstance(x, Accumulate) and x.buffer.name == acc)
+    return editing.enclosing(s.kernel, update)[-1].var.name
 
 
-def _in_bulk(s: Schedule, acc: str, slices: list[list[str]], tile: Tile, target: CudaTarget, knobs: Knobs) -> list[list[str]]:
-    """Those of the slices that are copied in bulk, if a decision says so where some can be."""
-    if tile.instruction_threads == WARPGROUP or not target.executes(bulk_copies.ARCH):
-        return []
-    possible = [loops for loops in slices if bulk_copies.is_possible(s, loops)]
-    return possible if possible and knobs.choice(f"{acc}.copies", ("threads", "bulk"), "threads") == "bulk" else []
-
-
-def _slice(s: Schedule, name: BufferCopy, tile: Tile, side: Side, along: bool) -> list[str]:
+def _slice(s: Schedule, copy: BufferCopy, tile: Tile, side: Side, along: bool) -> list[str]:
     """How a slice lies in shared memory; the loops that fill it.
 
     One that lies along the reduction in memory does so here, and is copied in vectors. Others lie along the tile, unless tensor cores want
     narrow elements side by side along the reduction, or all in core matrices. Of columns, neighbouring threads read neighbouring rows.
     """
-    buffer = editing.find_buffer(s.kernel, name)
-    loops = list(name.loads)
-    letters = "abcdefghijklmnop"[: len(loops)]
-    beside = VECTOR_BYTES // itemsize(buffer.dtype)  # free elements behind each row
-    narrow = tile.tensor and (along or itemsize(buffer.dtype) < 4)
+    size, loops = itemsize(editing.find_buffer(s.kernel, copy).dtype), list(copy.loads)
+    *dims, last = list(T.LETTERS[: len(loops)])
+    pad = T.VECTOR_BYTES // size  # free elements behind each row
     if not along:
-        s.reorder(loops[-1], *loops[:-1])
         loops = [loops[-1], *loops[:-1]]
-    if tile.instruction_threads == WARPGROUP:
-        s.relayout(name, wgmma.cores(tile, side))
+        s.reorder(*loops)
+    if tile.by_warpgroups:
+        s.relayout(copy, tensor_cores.core_matrices(tile, side))
         if along and len(side.axes) == 1:
-            loops[:1] = s.split(loops[0], wgmma.ROWS)
-    elif narrow or (along and side is tile.columns):  # neighbouring threads read rows that begin in different banks
-        s.relayout(name, f"({','.join([*letters[:-1], f'{letters[-1]}+0+{beside}'])})")
+            loops[:1] = s.split(loops[0], tensor_cores.ROWS)
+    elif (tile.tensor and (along or size < 4)) or (along and side is tile.columns):  # neighbouring threads' rows begin in different banks
+        s.relayout(copy, T.layout([*dims, f"{last}+0+{pad}"]))
     elif not along:
-        last = letters[-2] + (f"+0+{2 * beside}" if tile.tensor else "")
-        s.relayout(name, f"({','.join([letters[-1], *letters[:-2], last])})")
+        s.relayout(copy, T.layout([last, *dims[:-1], dims[-1] + (f"+0+{2 * pad}" if tile.tensor else "")]))
     return loops
 
 
 def _copy_by_threads(s: Schedule, loops: list[str], tile: Tile, along: bool) -> None:
     """A slice, by all threads of the block, in vectors."""
     width = _copy_width(editing.find_loop(s.kernel, loops[-1]))
-    lane = None
+    lane = []
     if width > 1:
-        loops[-1], lane = s.split(loops[-1], width)
-        s.vectorize(lane)
-    if tile.instruction_threads == WARPGROUP and along:  # neighbouring threads fill a core matrix, whose rows lie in other rows
+        loops[-1], one = s.split(loops[-1], width)
+        s.vectorize(one)
+        lane = [one]
+    if tile.by_warpgroups and along:  # neighbouring threads fill a core matrix, whose rows lie in other rows
         loops = [loops[0], loops[2], loops[1]]
         s.reorder(*loops)
-    flat = fuse_all(s, loops)
-    rest, thread = s.split(flat, tile.threads)
+    rest, thread = s.split(T.fuse_all(s, loops), tile.threads)
     axes: list[str] = []
     for n in (tile.instruction_threads, tile.rows.threads) if tile.tensor else (tile.columns.threads,):
         thread, x = s.split(thread, n)
         axes.append(x)
     axes.append(thread)
-    s.reorder(*axes[::-1], rest, *([lane] if lane else []))
-    for kind, x in zip(("thread.x", "thread.y", "thread.z"), axes, strict=False):
-        s.apply("set_kind", x, kind)
+    s.reorder(*axes[::-1], rest, *lane)
+    T.bind(s, dict(zip(axes, ("thread.x", "thread.y", "thread.z"), strict=False)))
 
 
 def _copy_width(last: For) -> int:
     """How many neighbours a thread copies at once: as many as certainly lie aligned in a row, and are there or not together."""
     store = next(x for x in walk(last) if isinstance(x, Store))
-    width = VECTOR_BYTES // itemsize(store.buffer.dtype)
-    while extent_of(last.extent) % width:
-        width //= 2
+    width = T.power_of_two(extent_of(last.extent), T.VECTOR_BYTES // itemsize(store.buffer.dtype))
     for r in E.reads(store.value):
         step, rest = without(linear_index(r.attr, r.args), last.var) or (0, None)
         if step != 1 or rest is None:
@@ -288,43 +269,16 @@ def _copy_width(last: For) -> int:
     return width
 
 
-def _register_layout(s: Schedule, acc: str, rank: int, tile: Tile, width: int) -> None:
-    """The loops over threads index dimensions of their own."""
-    threads, elements = [], []
-    letters = "abcdefghijklmnop"
-    for side in (tile.rows, tile.columns):
-        axis = letters[side.axes[0]]
-        if len(side.axes) == 2:
-            threads.append(axis)
-            elements.append(letters[side.axes[1]])
-        elif side.per_thread == width or side is tile.rows:
-            threads.append(f"{axis}/{side.per_thread}")
-            elements.append(f"{axis}%{side.per_thread}")
-        elif width > 1:
-            threads.append(f"{axis}/{width}%{side.threads}")
-            elements += [f"{axis}/{side.threads * width}", f"{axis}%{width}"]
-        else:
-            threads.append(f"{axis}%{side.threads}")
-            elements.append(f"{axis}/{side.threads}")
-    units = [letters[d] for d in range(rank) if d not in tile.axes]
-    s.relayout(acc, f"({','.join([*units, *threads, *elements])})")
-
-
 def _pipeline(s: Schedule, acc: str, step: str, copies: Sequence[str], tile: Tile, blocks: int, target: CudaTarget, knobs: Knobs) -> None:
     """Copy some slices ahead: as many as leave room for all the blocks that an SM gets, and has registers for.
 
     GPUs without copies in the background have one slice: a thread would keep what it copies in registers meanwhile.
     """
-    size = sum(bytes_of(b) for b in (editing.find_buffer(s.kernel, copy) for copy in copies))
+    gpu, size = target.gpu, sum(bytes_of(editing.find_buffer(s.kernel, copy)) for copy in copies)
     steps = extent_of(editing.find_loop(s.kernel, step).extent)
-    most = target.shared_per_block
-    options = tuple(n for n in range(1, MAX_STAGES + 1) if n == 1 or (n <= steps and n * size <= most))
-    together = min(-(-blocks // target.gpu.sms), target.gpu.registers // (tile.threads * (tile.accumulators + OTHER_REGISTERS)))
-    fitting = [
-        n
-        for n in options
-        if n == 1 or (n * size * max(1, together) <= target.gpu.shared << 10 and target.compute_capability >= ASYNC_COPY_ARCHITECTURE)
-    ]
-    stages = knobs.choice(f"{acc}.stages", options, max(fitting))
+    options = tuple(n for n in range(1, MAX_STAGES + 1) if n == 1 or (n <= steps and n * size <= target.shared_per_block))
+    resident = max(1, min(-(-blocks // gpu.sms), gpu.registers // (tile.threads * (tile.accumulators + OTHER_REGISTERS))))
+    most = (gpu.shared << 10) // (size * resident) if target.compute_capability >= ASYNC_COPY_ARCHITECTURE else 1
+    stages = knobs.choice(f"{acc}.stages", options, max(n for n in options if n == 1 or n <= most))
     if stages > 1:
         s.pipeline(step, stages, *copies)

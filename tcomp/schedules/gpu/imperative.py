@@ -10,46 +10,39 @@ its outermost loops have independent iterations.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
 
 from tcomp.errors import ScheduleError
-from tcomp.ir.dtypes import itemsize
-from tcomp.ir.expr import Dim
 from tcomp.ir.fallback import FallbackKind
+from tcomp.ir.instruction import WARP
 from tcomp.ir.loops import Allocate, Block, For, Stmt, perfect, walk
-from tcomp.schedules.analysis.access_patterns import extent_of
-from tcomp.schedules.gpu.thread_mapping import fuse_all
+from tcomp.schedules.analysis.access_patterns import bytes_of
+from tcomp.schedules.gpu import thread_mapping as T
 from tcomp.schedules.schedule import Schedule
 
 MAX_PRIVATE = 8 << 10  # bytes that a thread keeps to itself: local memory, 1.8 GB for all threads that an A100 holds
-WARP = 32
 
 
 def schedule(s: Schedule) -> None:
-    """Each loop at the top is distributed if that is proved; a note says why another one is not."""
+    """Each loop at the top is distributed if that is proved, one warp a block, as the work of threads differs and there may be few of them;
+    a note says why another one is not."""
     for stmt in list(_statements(s.kernel.body)):
-        loops = [x.var.attr.name for x in perfect(stmt)[0]]
+        loops = T.names(perfect(stmt)[0])
         if not loops:
-            inner = [x.var.attr.name for x in walk(stmt) if isinstance(x, For)]
+            inner = T.names(x for x in walk(stmt) if isinstance(x, For))
             if inner:
                 why = f"its iterations share {stmt.buffer.name}" if isinstance(stmt, Allocate) else "it may not run"
                 s.fall_back(FallbackKind.ONE_THREAD, inner[0], why)
             continue
-        reason = _own(stmt)
+        reason = _why_shared(stmt)
         for count in range(len(loops), 0, -1) if not reason else ():
             try:
                 with s.together():
-                    _distributed(s, loops[:count])
+                    s.distribute(T.fuse_all(s, loops[:count]), WARP, "block.x", "thread.x")
                 break
             except ScheduleError as error:
                 reason = error.reason
         else:
             s.fall_back(FallbackKind.ONE_THREAD, loops[0], reason)
-
-
-def _distributed(s: Schedule, loops: list[str]) -> None:
-    """One warp a block: the work of threads differs, and there may be few of them."""
-    s.apply("distribute", fuse_all(s, loops), WARP, "block.x", "thread.x")
 
 
 def _statements(body: Stmt) -> Iterator[Stmt]:
@@ -63,12 +56,10 @@ def _statements(body: Stmt) -> Iterator[Stmt]:
         yield body
 
 
-def _own(stmt: Stmt) -> str:
+def _why_shared(stmt: Stmt) -> str:
     """Why an iteration cannot be a thread's for what it keeps to itself; nothing if it can."""
-    shapes: list[tuple[str, tuple[Dim, ...], str]] = [
-        (x.buffer.name, x.buffer.shape, x.buffer.dtype) for x in walk(stmt) if isinstance(x, Allocate)
-    ]
-    if unknown := [name for name, shape, _ in shapes if not all(isinstance(n, int) for n in shape)]:
+    private = [x.buffer for x in walk(stmt) if isinstance(x, Allocate)]
+    if unknown := [b.name for b in private if not all(isinstance(n, int) for n in b.shape)]:
         return f"`{unknown[0]}` has no constant size"
-    size = sum(prod(extent_of(n) for n in shape) * itemsize(dtype) for _, shape, dtype in shapes)
+    size = sum(map(bytes_of, private))
     return f"an iteration keeps {size} bytes to itself" if size > MAX_PRIVATE else ""
