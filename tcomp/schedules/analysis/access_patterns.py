@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -11,10 +11,10 @@ from tcomp.ir.access import affine, coefficient, stride
 from tcomp.ir.concatenated_rows import concatenated_row_length
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr
-from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, For, If, Kernel, Stmt, Store, While, perfect, walk
+from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, For, If, Kernel, Stmt, Store, While, children, perfect, walk
 
-LONG = 4  # rows make a tile that uses its operands often
-SYMBOLIC = 512  # assumed size of an unbounded symbolic extent
+MIN_TILE_ROWS = 4  # rows, and steps of a contiguous reduction, that make a tile which uses its operands often (two vectors of float64)
+SYMBOLIC = 512  # assumed size of an unbounded symbolic extent: a sequence, an image
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class Nest:
     @property
     def spatial(self) -> tuple[For, ...]:
         """Loops that run over elements of the result."""
-        used = set(E.variables(*self.leaf.indices))
+        used = E.variables(*self.leaf.indices)
         return tuple(x for x in self.loops if x.var in used)
 
     @property
     def reduction_loops(self) -> tuple[For, ...]:
         """Loops that run over what is accumulated."""
-        used = set(E.variables(*self.leaf.indices))
+        used = E.variables(*self.leaf.indices)
         return tuple(x for x in self.loops if x.var not in used)
 
     @property
@@ -72,44 +72,33 @@ def bytes_of(buffer: Buffer) -> int:
 
 def is_imperative(kernel: Kernel) -> bool:
     """Programs written by hand (externs) run as they are written. What is lowered from a body writes each element in one place."""
-    statements = list(walk(kernel.body))
-    if any(isinstance(x, If | While) or (isinstance(x, For) and isinstance(x.body, Block)) for x in statements):
+    if any(isinstance(x, If | While) or (isinstance(x, For) and isinstance(x.body, Block)) for x in walk(kernel.body)):
         return True
     found = nests(kernel)
     written = [(n.writes, n.is_reduction) for n in found]
+    forms = [[affine(i) for i in n.leaf.indices] for n in found]
     return len(set(written)) < len(written) or any(
         (n.is_reduction and (n.writes, False) not in written)  # goes on from what the element held
         or len(n.spatial) < len(n.leaf.indices)
-        or not all(map(_is_shifted_loop, n.leaf.indices))
+        or not all(f is not None and list(f.terms.values()) == [1] for f in form)  # a loop variable plus a constant
         or any(r.attr is n.writes for r in n.reads)
-        for n in found
+        for n, form in zip(found, forms, strict=True)
     )
-
-
-def _is_shifted_loop(index: Expr) -> bool:
-    """Whether an index is a loop variable plus a constant."""
-    found = affine(index)
-    return found is not None and list(found.terms.values()) == [1]
 
 
 def nests(kernel: Kernel) -> list[Nest]:
     """Top-level perfect nests around a store, skipping what has been shaped already, and the zeros around a result."""
-    found: list[Nest] = []
-
-    def visit(x: Stmt) -> None:
-        if isinstance(x, Block):
-            for c in x.stmts:
-                visit(c)
-        elif isinstance(x, Allocate):
-            visit(x.body)
-        else:
-            loops, leaf = perfect(x)
-            if isinstance(leaf, Store | Accumulate):
-                found.append(Nest(tuple(loops), leaf))
-
-    visit(kernel.body)
+    found = [Nest(tuple(loops), leaf) for loops, leaf in map(perfect, _top_level(kernel.body)) if isinstance(leaf, Store | Accumulate)]
     computed = {n.writes for n in found if not n.is_reduction and n.leaf.value.op != "const"}
     return [n for n in found if n.leaf.value.op != "const" or n.writes not in computed]
+
+
+def _top_level(stmt: Stmt) -> Iterator[Stmt]:
+    if isinstance(stmt, Block | Allocate):
+        for child in children(stmt):
+            yield from _top_level(child)
+    else:
+        yield stmt
 
 
 def result_nest(kernel: Kernel, buffer: str) -> Nest:
@@ -138,8 +127,8 @@ def batch_axes(reduction: Nest) -> list[str]:
     """Output axes that index every operand: between their iterations nothing is shared, so that they come first."""
     if not is_product(reduction):
         return []
-    operands = [set(E.variables(*r.args)) for r in reduction.reads]
-    return [x.var.attr.name for x in reduction.spatial[:-1] if all(x.var in used for used in operands)]
+    operands = [E.variables(*r.args) for r in reduction.reads]
+    return [x.var.name for x in reduction.spatial[:-1] if all(x.var in used for used in operands)]
 
 
 def row_axis(reduction: Nest) -> For | None:
@@ -148,32 +137,27 @@ def row_axis(reduction: Nest) -> For | None:
 
     The longest is taken, but one whose extent is not known, and may be 1, only where no other is long enough for a tile.
     """
-    lane = reduction.spatial[-1].var
-    operands = [set(E.variables(*r.args)) for r in reduction.reads]
-    found = [
-        x
-        for x in reduction.spatial[:-1]
-        if any(lane in used and x.var not in used for used in operands) and any(x.var in used for used in operands)
-    ]
+    *others, last = reduction.spatial
+    operands = [E.variables(*r.args) for r in reduction.reads]
+    of_lanes = [used for used in operands if last.var in used]
+    found = [x for x in others if any(x.var not in used for used in of_lanes) and any(x.var in used for used in operands)]
     if not found:
-        indices = [i for r in reduction.reads if lane in E.variables(*r.args) for i in r.args]
-        found = [x for x in reduction.spatial[:-1] if any(_moves(x, f, i) for i in indices for f in reduction.reduction_loops)]
-    return max(reversed(found), key=lambda x: (isinstance(x.extent, int) and x.extent >= LONG, extent_of(x.extent)), default=None)
+        indices = [i for r in reduction.reads if last.var in E.variables(*r.args) for i in r.args]
+        found = [x for x in others if any(_overlaps(x, f, i) for i in indices for f in reduction.reduction_loops)]
+    return max(reversed(found), key=lambda x: (isinstance(x.extent, int) and x.extent >= MIN_TILE_ROWS, extent_of(x.extent)), default=None)
 
 
-def _moves(row: For, reduction: For, index: Expr) -> bool:
+def _overlaps(row: For, reduction: For, index: Expr) -> bool:
     """Whether neighbours along `row` read the same elements in other steps of a reduction."""
     step, along = coefficient(index, row.var), coefficient(index, reduction.var)
-    if not step or not along:
-        return False
-    return abs(step) <= abs(along) * (extent_of(reduction.extent) - 1)
+    return bool(step and along and abs(step) <= abs(along) * (extent_of(reduction.extent) - 1))
 
 
 def contiguous_reduction(reduction: Nest) -> For | None:
-    """The reduction that all reads walk contiguously."""
+    """The innermost reduction loop that all reads walk contiguously, if it is long enough for vectors."""
     for x in reversed(reduction.reduction_loops):
-        along = contiguous(reduction.reads, x.var) and any(stride(r, x.var) == 1 for r in reduction.reads)
-        if along and extent_of(x.extent) >= 4:
+        steps = {stride(r, x.var) for r in reduction.reads}
+        if 1 in steps and steps <= {0, 1} and extent_of(x.extent) >= MIN_TILE_ROWS:
             return x
     return None
 
@@ -189,12 +173,12 @@ def grouped_axis(kernel: Kernel) -> tuple[str, int] | None:
                 if len(divisors) == len(through) == 1 and isinstance(x.extent, int):
                     (size,) = divisors
                     if 1 < size < x.extent and x.extent % size == 0 and all(i is not x.var for i in r.args):
-                        return x.var.attr.name, size
+                        return x.var.name, size
     return None
 
 
 def concatenated_results(kernel: Kernel) -> dict[str, tuple[str, int]]:
-    """The results that put rows of a reduction beside each other: which one, and how long its rows are."""
+    """The results that concatenate rows of a reduction: which one, and how long its rows are."""
     reduced, found = {n.writes for n in nests(kernel) if n.is_reduction}, dict[str, tuple[str, int]]()
     for out in (n for n in nests(kernel) if n.writes in kernel.outputs and not n.is_reduction):
         axes, shape = [x.var for x in out.loops], [x.extent for x in out.loops]
@@ -206,31 +190,25 @@ def concatenated_results(kernel: Kernel) -> dict[str, tuple[str, int]]:
 
 def row_loops(kernel: Kernel, out: Nest, inside: tuple[str, ...]) -> list[Expr] | None:
     """The loops of the result that index its reductions: the same for all of them, each index a loop by itself."""
-    rows: list[Expr] | None = None
     stages = {n.writes.name: n for n in nests(kernel) if n.writes.name in inside}
     reduced = {n.writes.name for n in nests(kernel) if n.is_reduction}
-    for r in out.reads:
-        if r.attr.name not in inside:
-            continue
-        if any(i.op not in ("var", "const") for i in r.args):
-            return None
-        used = [x.var for x in out.loops if x.var in r.args]
-        if r.attr.name in reduced or len(used) < len(out.loops):
-            if rows is not None and rows != used:
-                return None
-            rows = used
-    if rows is None:
+    read = [r for r in out.reads if r.attr.name in inside]
+    if any(i.op not in ("var", "const") for r in read for i in r.args):
+        return None
+    used = [(r.attr.name, [x.var for x in out.loops if x.var in r.args]) for r in read]
+    rows = [loops for name, loops in used if name in reduced or len(loops) < len(out.loops)]
+    if not rows or any(other != rows[0] for other in rows):
         return None
     for nest in stages.values():  # stages that read other stages must walk the same rows in their leading dimensions
-        leading = [x.var for x in nest.spatial[: len(rows)]]
-        if any(r.attr.name in inside and len(r.args) == len(rows) and list(r.args) != leading for r in nest.reads):
+        leading = tuple(x.var for x in nest.spatial[: len(rows[0])])
+        if any(r.attr.name in inside and len(r.args) == len(rows[0]) and r.args != leading for r in nest.reads):
             return None
-    return rows
+    return rows[0]
 
 
 def stage_axes(kernel: Kernel, buffer: str, is_reduction: bool) -> list[str]:
     """The loops that index a stage which has been moved: those of the nest that clears it, or of the one that accumulates."""
     for x in walk(kernel.body):
         if isinstance(x, Store | Accumulate) and x.buffer.name == buffer and isinstance(x, Accumulate) == is_reduction:
-            return [i.attr.name for i in x.indices]
+            return [i.name for i in x.indices]
     return []

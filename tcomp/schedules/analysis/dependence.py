@@ -15,9 +15,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from tcomp.ir import expr as E
 from tcomp.ir.access import digit, indices_of
 from tcomp.ir.expr import Expr, bounds
-from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, Stmt, Store, expressions, walk
+from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, Stmt, Store, expressions, places, walk
 from tcomp.ir.simplify import from_linear, linear
 from tcomp.schedules.analysis.inverse_maps import Digits
+
+UNBOUNDED = 1 << 63  # of an index: more than any term weighs
 
 
 def conflict(body: Stmt, variables: Collection[Expr], may_reassociate: bool) -> Buffer | None:
@@ -53,13 +55,10 @@ def _determined_by(body: Stmt, variables: Collection[Expr], may_reassociate: boo
 
 def _only_reduced(statements: Iterable[Stmt], buffer: Buffer) -> bool:
     """Every access is an accumulation, all with one reducer."""
-    reducers = set()
-    for s in statements:
-        if (isinstance(s, Store) and s.buffer is buffer) or any(r.attr is buffer for r in E.reads(*expressions(s))):
-            return False
-        if isinstance(s, Accumulate) and s.buffer is buffer:
-            reducers.add(s.reducer)
-    return len(reducers) == 1
+    touching = [s for s in statements if any(b is buffer for b, _ in places(s))]
+    reducers = {s.reducer for s in touching if isinstance(s, Accumulate) and s.buffer is buffer}
+    read = any(r.attr is buffer for s in touching for r in E.reads(*expressions(s)))
+    return len(reducers) == 1 and not read and all(isinstance(s, Accumulate) for s in touching)
 
 
 def determined(places: Sequence[tuple[Expr, ...]], inner: Collection[Expr]) -> set[Expr]:
@@ -91,19 +90,13 @@ def _common_terms(indices: Sequence[Expr], inner: Collection[Expr]) -> list[Expr
     varying = [(abs(c), m) for m, c in common.items() if not set(inner).isdisjoint(E.variables(*m))]
     if len(varying) == 1 and reach == 0:
         atoms = [a for a in varying[0][1] if not set(inner).isdisjoint(E.variables(a))]
-        scale = [a for a in varying[0][1] if a not in atoms]
-        return atoms if len(atoms) == 1 and all((bounds(a)[0] or 0) > 0 for a in scale) else []
+        positive = all((bounds(a)[0] or 0) > 0 for a in varying[0][1] if a not in atoms)
+        return atoms if len(atoms) == 1 and positive else []
     found: list[Expr] = []
     for weight, monomial in sorted(varying, key=lambda term: term[0]):
-        lo, hi = bounds(monomial[0])
         if len(monomial) != 1:
             return []
         found = [*found, monomial[0]] if weight > reach else []  # a term too light makes all so far ambiguous
-        if lo is None or hi is None:
-            reach = UNBOUNDED
-        else:
-            reach += weight * (hi - lo)
+        lo, hi = bounds(monomial[0])
+        reach = UNBOUNDED if lo is None or hi is None else reach + weight * (hi - lo)
     return found
-
-
-UNBOUNDED = 1 << 63  # more than any term weighs

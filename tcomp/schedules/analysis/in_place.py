@@ -12,25 +12,11 @@ from collections.abc import Sequence
 import islpy as isl
 
 from tcomp.ir import expr as E
+from tcomp.ir import loops as L
 from tcomp.ir.access import Access, accesses
-from tcomp.ir.loops import (
-    PARALLEL,
-    VECTORIZED,
-    Accumulate,
-    Block,
-    Buffer,
-    For,
-    If,
-    Kernel,
-    Stmt,
-    Store,
-    While,
-    children,
-    expressions,
-    walk,
-    with_children,
-)
-from tcomp.ir.polyhedral.model import READ, Instance, Relation, TooHard, limited, map_of, model
+from tcomp.ir.loops import Buffer, Kernel, Stmt
+from tcomp.ir.polyhedral import model as polyhedral
+from tcomp.ir.polyhedral.model import READ, Instance, Model, Relation, TooHard, limited, map_of, model
 from tcomp.schedules.analysis.dependence import determined
 
 
@@ -38,11 +24,11 @@ def reusable_in_place(kernel: Kernel) -> list[tuple[Buffer, Buffer]]:
     """Pairs (input, output) of a kernel's buffers: the output may lie where the input lies, which has its shape and dtype. Not if its
     stores bypass the caches: these need no room there."""
     found = accesses(kernel.body)
-    streamed = {s.buffer for s in walk(kernel.body) if isinstance(s, Store) and s.streamed}
+    non_temporal = {s.buffer for s in L.walk(kernel.body) if isinstance(s, L.Store) and s.streamed}
     return [
         (source, output)
         for output in kernel.outputs
-        if output not in streamed
+        if output not in non_temporal
         for source in kernel.buffers
         if source not in kernel.outputs and (source.shape, source.dtype) == (output.shape, output.dtype)
         if _elementwise(found, source, output) or _read_before(kernel.body, source, output)
@@ -52,7 +38,7 @@ def reusable_in_place(kernel: Kernel) -> list[tuple[Buffer, Buffer]]:
 def _elementwise(found: Sequence[Access], source: Buffer, output: Buffer) -> bool:
     """A single statement writes the output, and it alone reads the input: at the same indices, which determine the iteration."""
     writes = [a for a in found if a.buffer is output and a.writes]
-    if len(writes) != 1 or not isinstance((write := writes[0]).statement, Store):
+    if len(writes) != 1 or not isinstance((write := writes[0]).statement, L.Store):
         return False
     alike = all(a.statement is write.statement and a.indices == write.indices for a in found if a.buffer is source)
     around = [x.var for x in write.loops]
@@ -61,32 +47,38 @@ def _elementwise(found: Sequence[Access], source: Buffer, output: Buffer) -> boo
 
 def _read_before(body: Stmt, source: Buffer, output: Buffer) -> bool:
     """Whether isl finds no element of the input that is read when it may have been written over."""
-    deciding = [e for s in walk(body) if isinstance(s, For | If | While) for e in expressions(s)]
+    deciding = [e for s in L.walk(body) if isinstance(s, L.For | L.If | L.While) for e in L.expressions(s)]
     if any(e.attr is source for e in E.reads(*deciding)):
         return False
     try:
         with limited():
             m = model(_only(body, source, output))
-            found = [(i, a) for i in m.instances for a in i.accesses if a.buffer in (source, output)]
-            for reader, read in found:
-                for writer, written in found:
-                    if read.buffer is source and written.buffer is output and written.kind != READ:
-                        into = read.relation.set_tuple_name(isl.dim_type.out, "place")
-                        same = written.relation.set_tuple_name(isl.dim_type.out, "place").apply_range(into.reverse())
-                        late = writer.order.lex_lt_map(reader.order).union(_at_once(writer, reader))
-                        if not same.intersect(late).intersect_params(m.context).is_empty():
-                            return False
+            found = [(i, a) for i in m.instances for a in i.accesses]
+            reads = [x for x in found if x[1].buffer is source]
+            return not any(
+                _overwritten(m, writer, written, reader, read)
+                for reader, read in reads
+                for writer, written in found
+                if written.buffer is output and written.kind != READ
+            )
     except TooHard:
         return False
-    return True
+
+
+def _overwritten(m: Model, writer: Instance, written: polyhedral.Access, reader: Instance, read: polyhedral.Access) -> bool:
+    """Whether some element may be read after, or while, the element at the same place is written."""
+    into = read.relation.set_tuple_name(isl.dim_type.out, "place")
+    same = written.relation.set_tuple_name(isl.dim_type.out, "place").apply_range(into.reverse())
+    late = writer.order.lex_lt_map(reader.order).union(_at_once(writer, reader))
+    return not same.intersect(late).intersect_params(m.context).is_empty()
 
 
 def _only(stmt: Stmt, *buffers: Buffer) -> Stmt:
     """The statement without what touches none of the buffers."""
-    if isinstance(stmt, Store | Accumulate):
-        touched = stmt.buffer in buffers or any(e.attr in buffers for e in E.reads(*expressions(stmt)))
-        return stmt if touched else Block(())
-    return with_children(stmt, [_only(child, *buffers) for child in children(stmt)])
+    if isinstance(stmt, L.Store | L.Accumulate):
+        touched = stmt.buffer in buffers or any(e.attr in buffers for e in E.reads(*L.expressions(stmt)))
+        return stmt if touched else L.Block(())
+    return L.with_children(stmt, [_only(child, *buffers) for child in L.children(stmt)])
 
 
 def _at_once(first: Instance, second: Instance) -> Relation:
@@ -96,9 +88,9 @@ def _at_once(first: Instance, second: Instance) -> Relation:
     for depth, (a, b) in enumerate(zip(first.loops, second.loops, strict=False)):
         if a is not b:
             break
-        if a.kind in (PARALLEL, VECTORIZED):
+        if a.kind in (L.PARALLEL, L.VECTORIZED):
             outer, count = [f"t{n}" for n in range(2 * depth + 1)], first.order.dim(isl.dim_type.out)
             rest = [[f"{side}{n}" for n in range(2 * depth + 1, count)] for side in "ab"]
-            apart = map_of([*outer, *rest[0]], [*outer, *rest[1]], f"{rest[0][0]} != {rest[1][0]}")
-            pairs = pairs.union(first.order.apply_range(apart).apply_range(second.order.reverse()))
+            other = map_of([*outer, *rest[0]], [*outer, *rest[1]], f"{rest[0][0]} != {rest[1][0]}")
+            pairs = pairs.union(first.order.apply_range(other).apply_range(second.order.reverse()))
     return pairs

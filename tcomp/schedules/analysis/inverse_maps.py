@@ -64,14 +64,13 @@ class Digits:
         """All digits of an expression, from the lowest to the highest; None while one is missing."""
         chain: dict[Digit, Expr] = {}
         reach: Expr | None = as_expr(1)
-        nonnegative = prove(e >= 0)
         while reach is not None:
-            following = next(((d, value) for d, value in self.found[e].items() if d.low is reach), None)
+            following = next((d for d in self.found[e] if d.low is reach), None)
             if following is None:
                 return None
-            chain[following[0]] = following[1]
-            reach = following[0].high
-            if reach is not None and nonnegative and prove(e < reach):
+            chain[following] = self.found[e][following]
+            reach = following.high
+            if reach is not None and prove(e >= 0) and prove(e < reach):
                 break
         return chain
 
@@ -133,7 +132,7 @@ class Solution:
             atom, weight, shift, monomial = highest
             del terms[monomial]
             value = simplify(value - shift)
-            size = simplify(weight if prove(weight > 0) else -weight)
+            size = _size(weight)
             digit = simplify(value // size)
             found.append((atom, digit if weight is size else simplify(-digit)))
             value = simplify(value % size + shift)  # of the terms that are left
@@ -144,38 +143,26 @@ class Solution:
         """(atom, weight, shift, monomial) with 0 <= all other terms - shift < |weight|."""
         for m, c in terms.items():
             unknown = [a for a in m if self._open([a])]
-            if len(unknown) != 1:
-                continue
-            factors = list(m)
-            factors.remove(unknown[0])
-            weight = simplify(from_linear({tuple(factors): c}))
-            size = weight if prove(weight > 0) else simplify(-weight)
-            rest = from_linear({n: k for n, k in terms.items() if n != m})
-            if not prove(size > 0):
-                continue
-            for shift in self._shifts(rest, size):
-                if prove(rest - shift >= 0) and prove(rest - shift < size):
-                    return unknown[0], weight, shift, m
+            if len(unknown) == 1:
+                factors = list(m)
+                factors.remove(unknown[0])
+                weight = simplify(from_linear({tuple(factors): c}))
+                size, rest = _size(weight), from_linear({n: k for n, k in terms.items() if n != m})
+                low = E.bounds(rest)[0] or 0
+                for shift in dict.fromkeys((low - low % size.attr if size.op == "const" else 0, low)) if prove(size > 0) else ():
+                    if prove(rest - shift >= 0) and prove(rest - shift < size):
+                        return unknown[0], weight, E.const(shift), m
         return None
-
-    def _shifts(self, rest: Expr, size: Expr) -> list[Expr]:
-        lo, _ = E.bounds(rest)
-        if lo is None:
-            return [E.const(0)]
-        return [E.const(lo - lo % size.attr if size.op == "const" else 0), E.const(lo)]
 
     def _learn(self, atom: Expr, value: Expr) -> list[tuple[Expr, Expr]]:
         """Equations that follow from the value of an atom: those of expressions all of whose digits are known now."""
         if atom.op == "var":
-            if atom in self.values:
-                self._require(E.equal(self.values[atom], value))
-            self.values.setdefault(atom, value)
+            self._require(E.equal(self.values.setdefault(atom, value), value))
             return []
         found = digit(atom)
         self._require(E.equal(self.digits.add(found, value), value))
-        if found.whole is atom:  # a clamped variable, say: tells nothing, but is to agree with what others tell
-            return []
-        chain = self.digits.chain(found.whole)
+        # A clamped variable, say, is a digit of itself and tells nothing, but is to agree with what others tell.
+        chain = None if found.whole is atom else self.digits.chain(found.whole)
         if chain is None:
             return []
         total = as_expr(0)
@@ -186,6 +173,11 @@ class Solution:
                 self._require(known < d.size)
         self.composed |= chain.keys()
         return [(found.whole, total)]
+
+
+def _size(weight: Expr) -> Expr:
+    """The absolute value of a weight whose sign is known."""
+    return simplify(weight if prove(weight > 0) else -weight)
 
 
 def holds(condition: Expr) -> bool:

@@ -12,6 +12,7 @@ Source: P. Feautrier, "Dataflow analysis of array and scalar references" (1991);
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,8 +25,6 @@ import islpy as isl
 from tcomp.ir.loops import Allocate, Buffer, For, Stmt, walk
 from tcomp.ir.polyhedral.model import READ, REDUCE, WRITE, Access, Instance, Model, Relation, TooHard, limited, map_of, model
 from tcomp.schedules.analysis import dependence
-
-FLOW, ANTI, OUTPUT = "flow", "anti", "output"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -68,7 +67,7 @@ class Witness:
 
     def __str__(self) -> str:
         verb = "touch" if self.exact else "may touch"
-        return f"{self.first} and then {self.second} both {verb} {self.buffer}[{', '.join(map(str, self.element))}]{_given(self.fixed)}"
+        return f"{self.first} and then {self.second} both {verb} {_element(self)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +80,12 @@ class Touch:
     fixed: Mapping[str, int]
 
     def __str__(self) -> str:
-        return f"{self.iteration} touches {self.buffer}[{', '.join(map(str, self.element))}]{_given(self.fixed)}"
+        return f"{self.iteration} touches {_element(self)}"
 
 
-def _given(fixed: Mapping[str, int]) -> str:
-    return f" (with {', '.join(f'{n}={v}' for n, v in fixed.items())})" if fixed else ""
+def _element(x: Witness | Touch) -> str:
+    fixed = f" (with {', '.join(f'{n}={v}' for n, v in x.fixed.items())})" if x.fixed else ""
+    return f"{x.buffer}[{', '.join(map(str, x.element))}]{fixed}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +97,6 @@ class Conflict:
 
     def __str__(self) -> str:
         return f"may touch the same element of `{self.buffer.name}`" + (f": {self.witness}" if self.witness else "")
-
-
-# ---------------------------------------------------------------- proofs on record
 
 
 @dataclass(slots=True)
@@ -126,10 +123,8 @@ def proving() -> Iterator[Proofs]:
 
 def _judge(quick: Callable[[], Buffer | None], exact: Callable[[], Conflict | None]) -> Conflict | None:
     proofs = _proofs.get()
-    if proofs is None:
-        suspect = quick()
-        if suspect is None:
-            return None
+    if proofs is None and quick() is None:
+        return None
     started = time.perf_counter()
     try:
         with limited():
@@ -153,11 +148,8 @@ def race(loop: For, may_reassociate: bool = False, within: Stmt | None = None) -
     def exact() -> Conflict | None:
         m = model(loop, within)
         moments = {i.name: _only(i.order, [1]) for i in m.instances}
-        for d in dependences(m, may_reassociate):
-            bad = d.relation.intersect(moments[d.source.name].lex_lt_map(moments[d.target.name]))
-            if (found := conflict_of(m, d, bad)) is not None:
-                return found
-        return None
+        bad = ((d, moments[d.source.name].lex_lt_map(moments[d.target.name])) for d in dependences(m, may_reassociate))
+        return next((c for d, order in bad if (c := conflict_of(m, d, d.relation.intersect(order))) is not None), None)
 
     return _judge(lambda: dependence.conflict(loop.body, [loop.var], may_reassociate), exact)
 
@@ -177,11 +169,8 @@ def disorder(loops: Sequence[For], order: Sequence[For], may_reassociate: bool =
 
 def violated(m: Model, found: Sequence[Dependence], order: Mapping[str, Relation]) -> Conflict | None:
     """A dependence whose pairs are not in order after `order`, which maps each instance (by name) to time vectors of one length."""
-    for d in found:
-        bad = d.relation.intersect(order[d.source.name].lex_ge_map(order[d.target.name]))
-        if (conflict := conflict_of(m, d, bad)) is not None:
-            return conflict
-    return None
+    bad = ((d, order[d.source.name].lex_ge_map(order[d.target.name])) for d in found)
+    return next((c for d, late in bad if (c := conflict_of(m, d, d.relation.intersect(late))) is not None), None)
 
 
 def dependences(m: Model, may_reassociate: bool = False) -> list[Dependence]:
@@ -196,17 +185,12 @@ def dependences(m: Model, may_reassociate: bool = False) -> list[Dependence]:
         return i.order.lex_lt_map(j.order)
 
     found = []
-    for accesses in touching.values():
-        for source, first in accesses:
-            for target, second in accesses:
-                kind = _kind(first, second)
-                if kind is None or (kind == REDUCE and may_reassociate):
-                    continue
-                relation = (
-                    first.relation.apply_range(second.relation.reverse()).intersect(before(source, target)).intersect_params(m.context)
-                )
-                if not relation.is_empty():
-                    found.append(Dependence(kind, source, target, first, second, relation))
+    for (source, first), (target, second) in itertools.chain(*(itertools.product(x, repeat=2) for x in touching.values())):
+        kind = _kind(first, second)
+        if kind is not None and not (kind == REDUCE and may_reassociate):
+            relation = first.relation.apply_range(second.relation.reverse()).intersect(before(source, target)).intersect_params(m.context)
+            if not relation.is_empty():
+                found.append(Dependence(kind, source, target, first, second, relation))
     return found
 
 
@@ -217,10 +201,10 @@ def _kind(first: Access, second: Access) -> str | None:
         case ("reduce", "reduce") if first.reducer == second.reducer:
             return REDUCE
         case ("write" | "reduce", "read" | "reduce"):
-            return FLOW
+            return "flow"
         case ("read", _):
-            return ANTI
-    return OUTPUT
+            return "anti"
+    return "output"
 
 
 def _only(order: Relation, dims: Sequence[int]) -> Relation:
@@ -233,18 +217,41 @@ def _only(order: Relation, dims: Sequence[int]) -> Relation:
 # ---------------------------------------------------------------- witnesses
 
 
-def _first(relation: Relation) -> tuple[dict[str, int], list[int]]:
+def conflict_of(m: Model, d: Dependence, bad: Relation) -> Conflict | None:
+    """The conflict of a dependence some of whose pairs, `bad`, would be out of order; None if there are no such pairs."""
+    bad = bad.intersect_params(m.context)
+    if bad.is_empty():
+        return None
+    sizes, values = _smallest(bad)
+    split = len(d.source.loops)
+    touched = [_touched_by(a.relation, sizes, side) for a, side in ((d.first, values[:split]), (d.second, values[split:]))]
+    element = _point(touched[0].intersect(touched[1]))[-len(d.first.buffer.shape) or len(values) :]
+    sides = _iteration(d.source, values[:split]), _iteration(d.target, values[split:])
+    exact = d.first.exact and d.second.exact
+    return Conflict(d.first.buffer, Witness(*sides, d.first.buffer.name, tuple(element), _fixed(m, sizes), exact))
+
+
+def _smallest(relation: Relation) -> tuple[dict[str, int], list[int]]:
     """The first pair of a relation for the smallest sizes: the sizes (by their names in isl), and the values of all dimensions."""
     count = relation.dim(isl.dim_type.param)
     names = [str(relation.get_dim_name(isl.dim_type.param, n)) for n in range(count)]
     flat = relation.wrap().flatten().move_dims(isl.dim_type.set, 0, isl.dim_type.param, 0, count)
-    values = _values(flat.lexmin())
+    values = _point(flat.lexmin())
     return dict(zip(names, values[:count], strict=True)), values[count:]
 
 
-def _values(points: isl.Set) -> list[int]:
+def _point(points: isl.Set) -> list[int]:
     point = points.sample_point()
     return [point.get_coordinate_val(isl.dim_type.set, n).to_python() for n in range(points.dim(isl.dim_type.set))]
+
+
+def _touched_by(relation: Relation, sizes: Mapping[str, int], iteration: Sequence[int]) -> isl.Set:
+    """The elements touched by one iteration."""
+    for n in range(relation.dim(isl.dim_type.param)):
+        relation = relation.fix_val(isl.dim_type.param, n, isl.Val(sizes[str(relation.get_dim_name(isl.dim_type.param, n))]))
+    for n, value in enumerate(iteration):
+        relation = relation.fix_val(isl.dim_type.in_, n, isl.Val(value))
+    return relation.range()
 
 
 def _iteration(i: Instance, values: Sequence[int]) -> Iteration:
@@ -255,37 +262,14 @@ def _fixed(m: Model, sizes: Mapping[str, int]) -> dict[str, int]:
     return {v.name: sizes[name] for v, name in m.parameters.items() if name in sizes}
 
 
-def conflict_of(m: Model, d: Dependence, bad: Relation) -> Conflict | None:
-    """The conflict of a dependence some of whose pairs, `bad`, would be out of order; None if there are no such pairs."""
-    bad = bad.intersect_params(m.context)
-    if bad.is_empty():
+def _touch(m: Model, i: Instance, a: Access, relation: Relation) -> Touch | None:
+    """The first iteration that touches an element by a relation, if there is one."""
+    relation = relation.intersect_params(m.context)
+    if relation.is_empty():
         return None
-    return Conflict(d.first.buffer, _witness(m, d, bad))
-
-
-def _witness(m: Model, d: Dependence, pairs: Relation) -> Witness:
-    sizes, values = _first(pairs)
-    split = len(d.source.loops)
-    touched = [_at(a.relation, sizes, side) for a, side in ((d.first, values[:split]), (d.second, values[split:]))]
-    element = _values(touched[0].intersect(touched[1]))[-len(d.first.buffer.shape) or len(values) :]
-    exact = d.first.exact and d.second.exact
-    sides = _iteration(d.source, values[:split]), _iteration(d.target, values[split:])
-    return Witness(*sides, d.first.buffer.name, tuple(element), _fixed(m, sizes), exact)
-
-
-def _touch(m: Model, i: Instance, a: Access, relation: Relation) -> Touch:
-    sizes, values = _first(relation)
+    sizes, values = _smallest(relation)
     split = len(i.loops)
     return Touch(_iteration(i, values[:split]), a.buffer.name, tuple(values[split:][-len(a.buffer.shape) :]), _fixed(m, sizes))
-
-
-def _at(relation: Relation, sizes: Mapping[str, int], iteration: Sequence[int]) -> isl.Set:
-    """The elements touched by one iteration."""
-    for n in range(relation.dim(isl.dim_type.param)):
-        relation = relation.fix_val(isl.dim_type.param, n, isl.Val(sizes[str(relation.get_dim_name(isl.dim_type.param, n))]))
-    for n, value in enumerate(iteration):
-        relation = relation.fix_val(isl.dim_type.in_, n, isl.Val(value))
-    return relation.range()
 
 
 # ---------------------------------------------------------------- whole programs
@@ -294,31 +278,21 @@ def _at(relation: Relation, sizes: Mapping[str, int], iteration: Sequence[int]) 
 def out_of_bounds(stmt: Stmt) -> Touch | None:
     """An iteration that touches an element outside of its buffer. Only affine accesses are judged."""
     m = model(stmt)
-    for i in m.instances:
-        for a in i.accesses:
-            if a.exact and a.buffer in m.boxes:
-                bad = a.relation.subtract_range(m.boxes[a.buffer]).intersect_params(m.context)
-                if not bad.is_empty():
-                    return _touch(m, i, a, bad)
-    return None
+    known = ((i, a) for i in m.instances for a in i.accesses if a.exact and a.buffer in m.boxes)
+    return next((x for i, a in known if (x := _touch(m, i, a, a.relation.subtract_range(m.boxes[a.buffer]))) is not None), None)
 
 
 def undefined(stmt: Stmt) -> Touch | None:
     """An iteration that reads an element of a temporary before anything has been written to it. Only affine accesses are judged."""
     m = model(stmt)
     temporary = {s.buffer for s in walk(stmt) if isinstance(s, Allocate)}
-    for i in m.instances:
-        for a in i.accesses:
-            if a.buffer not in temporary or a.kind == WRITE or not a.exact:
-                continue
+    found = [(i, a) for i in m.instances for a in i.accesses if a.buffer in temporary]
+    for i, a in found:
+        if a.kind != WRITE and a.exact:
             missing = a.relation
-            for j in m.instances:
-                for w in j.accesses:
-                    if w.buffer is a.buffer and w.kind != READ:
-                        # Elements that some iteration of `j` has written when an iteration of `i` runs.
-                        written = j.order.lex_lt_map(i.order).reverse().apply_range(w.relation)
-                        missing = missing.subtract(written)
-            missing = missing.intersect_params(m.context)
-            if not missing.is_empty():
-                return _touch(m, i, a, missing)
+            for j, w in found:
+                if w.buffer is a.buffer and w.kind != READ:  # what some iteration of `j` has written when an iteration of `i` runs
+                    missing = missing.subtract(j.order.lex_lt_map(i.order).reverse().apply_range(w.relation))
+            if (touch := _touch(m, i, a, missing)) is not None:
+                return touch
     return None
