@@ -1,6 +1,6 @@
 """How long a scheduled loop program takes: an analytic model of the machine.
 
-The loops are taken apart into *regions*: the straight-line code of one iteration of a serial loop, unrolled and vectorized loops
+The loops consist of *regions*: the straight-line code of one iteration of a serial loop, unrolled and vectorized loops
 included. For each region the instructions are counted as the code generator emits them (an expression that does not depend on an unrolled
 loop is computed once; what no iteration changes is computed outside of the loop), then the cycles that each kind of execution port needs.
 The traffic between memories comes from footprints: the outermost loop whose body works on a set that fits into a cache fetches, for
@@ -10,52 +10,38 @@ Arithmetic and the movement of data overlap for the most part, as processors fet
 execution-cache-memory model of J. Treibig, G. Hager 2010 adds up the movements between memories; that ranked schedules less well.)
 
 Sizes are numbers here: symbolic dims are taken at given values. A condition that depends on data is taken to hold, and a `while` loop to
-run once. GPUs are modelled in `cost_gpu`, programs without loops bound to their axes by the roofline alone.
+run once. GPUs are modelled in `cost.gpu`, programs without loops bound to their axes by the roofline alone.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, gcd, log2, prod
 from typing import NamedTuple
 
 from tcomp.ir import expr as E
+from tcomp.ir import loops as L
 from tcomp.ir.access import Access, Loops, accesses, by_buffer, coefficient, inside, linear_index, loop_extents
 from tcomp.ir.dtypes import BITS, itemsize
 from tcomp.ir.expr import Expr
 from tcomp.ir.layout import LINE
-from tcomp.ir.loops import (
-    PARALLEL,
-    UNROLLED,
-    VECTORIZED,
-    Accumulate,
-    Buffer,
-    Call,
-    For,
-    If,
-    Kernel,
-    Prefetch,
-    Stmt,
-    Store,
-    While,
-    children,
-    expressions,
-    places,
-    walk,
-)
+from tcomp.ir.loops import Accumulate, Buffer, For, Kernel, Stmt, Store
 from tcomp.ir.simplify import simplify
 from tcomp.machines import Core
 from tcomp.schedules.analysis.footprint import Footprints, at_sizes, instances
-from tcomp.schedules.cost.estimate import MOST_POINTS, Estimate
+from tcomp.schedules.cost.estimate import MAX_POINTS, Estimate
 from tcomp.schedules.cost.roofline import CLASSES, Work, cpu_roof, operations, operators, work
 from tcomp.target import CpuTarget
 
-USABLE_CACHE = 0.8  # share of a cache that a working set may take: the rest goes to stacks and code (fitted by benchmarks.model, skylake-avx512)
+USABLE_CACHE = 0.8  # share of a cache that a working set may take: stacks and code take the rest (benchmarks.model, skylake-avx512)
 EXPOSED_TRANSFER = 0.2  # share of a transfer's time that is waited for though something else takes longer (fitted likewise)
 LOOP_OVERHEAD = 1.0  # cycles of a loop's iteration that nothing hides: processors take one branch a cycle
 WASTED_PREFETCH = 1.0  # cycles of a prefetch of what its loop does not read: it fetches a line, or looks up a page, in vain
+SHUFFLES = 3  # instructions that each halving of a vector takes when its lanes are summed up: move, shuffle, add
+LIVE_OPERANDS = 8  # vectors of operands that the code generator has at hand at most: it loads later ones when they are needed
+L2_WAYS = 16  # of a second-level cache: addresses its size by its ways apart fall into one set
 COUNTS = (
     "operations.fma", "operations.add", "operations.mul", "operations.div", "operations.special", "operations.other",
     "loads.vector", "loads.scalar", "loads.gather", "stores.vector", "stores.scalar", "spills", "prefetches", "prefetches.missed",
@@ -74,14 +60,14 @@ def estimate(
     Raises `IRError` if a symbolic dim has no value in `dims`.
     """
     kernel = at_sizes(kernel, dims or {})
-    todo = work(kernel, MOST_POINTS)
+    todo = work(kernel, MAX_POINTS)
     bound = _bound(todo, target, threads, core)
     return _Model(kernel, target, core or target.core, threads).estimate(bound, float(todo.flops), float(todo.bytes))
 
 
 def bound(kernel: Kernel, target: CpuTarget, dims: Mapping[Expr, int] | None = None, threads: int = 1, core: Core | None = None) -> float:
     """The least seconds that a kernel takes, by the roofline. Raises as `estimate`."""
-    return _bound(work(at_sizes(kernel, dims or {}), MOST_POINTS), target, threads, core)
+    return _bound(work(at_sizes(kernel, dims or {}), MAX_POINTS), target, threads, core)
 
 
 def _bound(todo: Work, target: CpuTarget, threads: int, core: Core | None) -> float:
@@ -91,10 +77,9 @@ def _bound(todo: Work, target: CpuTarget, threads: int, core: Core | None) -> fl
 # ---------------------------------------------------------------- regions
 
 
-@dataclass(frozen=True, slots=True)
-class _WorkingSet:
+class _WorkingSet(NamedTuple):
     """What a statement touches: the room that it takes in the cache before each level, in bytes (in pages of the address translation),
-    and the bytes that it moves: what is written is fetched, unless streamed, and written back."""
+    and the bytes that it moves: what is written is fetched, unless non-temporal, and written back."""
 
     size: Mapping[str, float]
     moved: float
@@ -118,28 +103,21 @@ class _Region:
     trips: float  # executions in all
     share: float  # of a thread, where the work is divided among threads
     writes: frozenset[Buffer]
-    instructions: dict[str, float] = field(default_factory=dict)
+    instructions: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     loads: list[_Move] = field(default_factory=list)
     stores: list[_Move] = field(default_factory=list)
-    kept: list[_Move] = field(default_factory=list)  # accesses to buffers in registers
+    in_registers: list[_Move] = field(default_factory=list)  # accesses to buffers there
     prefetches: float = 0.0
     missed: float = 0.0  # of these, those of what the loop does not read
     chain: float = 0.0  # cycles from one iteration to the next that depends on it
 
-    def add(self, kind: str, number: float) -> None:
-        self.instructions[kind] = self.instructions.get(kind, 0.0) + number
-
     def home(self, depends: Collection[Expr], buffers: Collection[Buffer]) -> _Region:
         """The outermost region where a value can be computed that depends on these variables and buffers: loops that change
         neither are left, unless threads would share the result."""
-        region = self
-        while (
-            region.parent is not None
-            and region.loop is not None
-            and region.loop.kind != PARALLEL
-            and region.loop.var not in depends
-            and not region.writes & set(buffers)
-        ):
+        region, read = self, set(buffers)
+        while region.parent is not None and region.loop is not None and region.loop.kind != L.PARALLEL:
+            if region.loop.var in depends or region.writes & read:
+                break
             region = region.parent
         return region
 
@@ -157,13 +135,13 @@ def _offset(place: Expr) -> int:
 def _kinds_of_instructions(kernel: Kernel) -> dict[Stmt, str]:
     """How the loops of machine instructions are to be read: lanes along the result, copies across it."""
     kinds: dict[Stmt, str] = {}
-    for call in walk(kernel.body):
-        if isinstance(call, Call):
-            leaf = next(s for s in walk(call.body) if isinstance(s, Store | Accumulate))
+    for call in L.walk(kernel.body):
+        if isinstance(call, L.Call):
+            leaf = next(s for s in L.walk(call.body) if isinstance(s, Store | Accumulate))
             place = linear_index(leaf.buffer, leaf.indices)
-            for s in walk(call.body):
+            for s in L.walk(call.body):
                 if isinstance(s, For):
-                    kinds[s] = VECTORIZED if coefficient(place, s.var) == 1 else UNROLLED
+                    kinds[s] = L.VECTORIZED if coefficient(place, s.var) == 1 else L.UNROLLED
     return kinds
 
 
@@ -171,68 +149,69 @@ class _Model:
     def __init__(self, kernel: Kernel, target: CpuTarget, core: Core, threads: int) -> None:
         self.kernel, self.target, self.core, self.threads = kernel, target, core, threads
         found = accesses(kernel.body)
-        self.footprints = Footprints(found, MOST_POINTS)
+        self.footprints = Footprints(found, MAX_POINTS)
         self.own: dict[Stmt, list[Access]] = {}
         for a in found:
             self.own.setdefault(a.statement, []).append(a)
         self.sets: dict[Stmt, _WorkingSet] = {}
-        self.rooms = {"l2": target.l1 * USABLE_CACHE, "l3": target.l2 * USABLE_CACHE, "memory": target.l3 * USABLE_CACHE, "pages": core.tlb_entries}
-        self.spans = {"l2": core.l1_span, "l3": max(core.l1_span, target.l2 // 16)}  # bytes after which addresses fall into the same set again
+        caches = {"l2": target.l1, "l3": target.l2, "memory": target.l3}
+        self.rooms = {**{level: size * USABLE_CACHE for level, size in caches.items()}, "pages": core.tlb_entries}
+        self.spans = {"l2": core.l1_span, "l3": max(core.l1_span, target.l2 // L2_WAYS)}  # bytes between addresses of the same set
         self.regions: list[_Region] = []
         self.kinds = _kinds_of_instructions(kernel)
         self.parallel = 0.0  # regions of threads that are started
         self.balance = 1.0
         self.guards = 0.0
-        top = self._region(None, None, (), (), 1.0, kernel.body)
-        self._visit(kernel.body, top, (), (), (), None)
+        self._visit(kernel.body, self._region(None, None, (), (), 1.0, kernel.body), (), (), (), None)
 
     def _region(
         self, loop: For | None, parent: _Region | None, around: Loops, conditions: Sequence[Expr], share: float, body: Stmt
     ) -> _Region:
         own = {x.var for x in around}
-        trips = instances(around, [c for c in conditions if set(E.variables(c)) <= own], MOST_POINTS)
-        written = frozenset(s.buffer for s in walk(body) if isinstance(s, Store | Accumulate))
+        trips = instances(around, [c for c in conditions if set(E.variables(c)) <= own], MAX_POINTS)
+        written = frozenset(s.buffer for s in L.walk(body) if isinstance(s, Store | Accumulate))
         self.regions.append(_Region(loop, parent, around, trips, share, written))
         return self.regions[-1]
 
     def _visit(self, s: Stmt, region: _Region, loops: Loops, conditions: tuple[Expr, ...], unrolled: Loops, lane: For | None) -> None:
         """Enter a statement: `unrolled` and `lane` are the loops between it and its region."""
-        if isinstance(s, Store | Accumulate):
-            self._leaf(s, region, loops, conditions, unrolled, lane)
-            return
-        if isinstance(s, Prefetch):
-            hints = prod(self._extent(x) for x in unrolled)
-            region.prefetches += hints
-            region.missed += hints * self._missed(s, region.loop)
-            return
-        if isinstance(s, For):
-            kind = self.kinds.get(s, s.kind)
-            if kind == VECTORIZED:
+        match s:
+            case Store() | Accumulate():
+                return self._leaf(s, region, loops, conditions, unrolled, lane)
+            case L.Prefetch():
+                hints = self._copies(unrolled)
+                region.prefetches += hints
+                region.missed += hints * self._missed(s, region.loop)
+                return
+            case For() if self.kinds.get(s, s.kind) == L.VECTORIZED:
                 lane = s
-            elif kind == UNROLLED or lane is not None:
+            case For() if self.kinds.get(s, s.kind) == L.UNROLLED or lane is not None:
                 unrolled = (*unrolled, s)
-            else:
+            case For():
                 share = region.share
-                if s.kind == PARALLEL and self.threads > 1 and not any(x.kind == PARALLEL for x in loops):
+                if s.kind == L.PARALLEL and self.threads > 1 and not any(x.kind == L.PARALLEL for x in loops):
                     share = self._share((s,))
                     self.parallel += region.trips
                     self.balance = min(self.balance, 1 / (share * self.threads))
                 region = self._region(s, region, (*loops, s), conditions, share, s.body)
                 unrolled, lane = (), None
-        elif isinstance(s, If | While):
-            region.add("other", 1)
-            self.guards += region.trips * prod(self._extent(x) for x in unrolled)
+            case L.If() | L.While():
+                region.instructions["other"] += 1
+                self.guards += region.trips * self._copies(unrolled)
         for child, inner, more in inside(s):
             self._visit(child, region, loops + inner, conditions + more, unrolled, lane)
 
-    def _missed(self, s: Prefetch, loop: For | None) -> float:
+    def _copies(self, unrolled: Iterable[For]) -> int:
+        return prod(self._extent(x) for x in unrolled)
+
+    def _missed(self, s: L.Prefetch, loop: For | None) -> float:
         """The share of a loop's prefetches that ask for what later iterations do not read: those of its last ones, as many as it looks
         ahead."""
         if loop is None:
             return 0.0
         place = linear_index(s.buffer, s.indices)
         step = coefficient(place, loop.var)
-        reads = [r for x in walk(loop.body) for r in E.reads(*expressions(x)) if r.attr is s.buffer]
+        reads = [r for x in L.walk(loop.body) for r in E.reads(*L.expressions(x)) if r.attr is s.buffer]
         if not step or not reads:
             return 0.0
         start = _offset(place)
@@ -252,26 +231,32 @@ class _Model:
         self._compute(s, region, unrolled, lane, self._part(region, loops, conditions, unrolled, lane))
         for r in E.reads(s.value, *s.indices):
             move = _Move(Access(r.attr, r.args, loops, conditions, False, s), unrolled, lane)
-            (region.kept if r.attr.scope == "register" else region.home(E.variables(*r.args), {r.attr}).loads).append(move)
+            home = region if r.attr.scope == "register" else region.home(E.variables(*r.args), {r.attr})
+            (home.in_registers if r.attr.scope == "register" else home.loads).append(move)
         result = _Move(Access(s.buffer, s.indices, loops, conditions, True, s), unrolled, lane)
         if s.buffer.scope == "register":
-            region.kept.append(result)
+            region.in_registers.append(result)
         else:
             home = region.parent if region.parent is not None and self._promoted(s, region) else region
             home.stores.append(result)
             if isinstance(s, Accumulate):
                 home.loads.append(result)
         if isinstance(s, Accumulate):
-            self._accumulate(s, region, unrolled, lane)
+            used = E.variables(*s.indices)
+            if region.loop is not None and region.loop.var not in used:  # each iteration waits for the sum of the one before
+                region.chain = max(region.chain, self.core.latency * self._copies(x for x in unrolled if x.var not in used))
+            if lane is not None and lane.var not in used:  # lanes are summed up, in halves
+                instructions = self._vectors(lane, BITS[s.value.dtype]) + SHUFFLES * log2(max(2, self._extent(lane)))
+                region.instructions["across"] += self._copies(unrolled) * instructions
 
     def _part(self, region: _Region, loops: Loops, conditions: Sequence[Expr], unrolled: Loops, lane: For | None) -> float:
         """The share of a statement's copies in a region that conditions let run. Those on lanes mask them: they run all the same."""
         inner = {x.var for x in unrolled}
         asked = [c for c in conditions if inner & set(E.variables(c)) and (lane is None or lane.var not in E.variables(c))]
-        copies = region.trips * prod(self._extent(x) for x in unrolled)
+        copies = region.trips * self._copies(unrolled)
         if not asked or not copies:
             return 1.0
-        return min(1.0, instances(tuple(x for x in loops if x is not lane), asked, MOST_POINTS) / copies)
+        return min(1.0, instances(tuple(x for x in loops if x is not lane), asked, MAX_POINTS) / copies)
 
     def _compute(self, s: Store | Accumulate, region: _Region, unrolled: Loops, lane: For | None, part: float) -> None:
         """Count the operators of a statement where they are evaluated, once for all copies that agree on them."""
@@ -281,30 +266,21 @@ class _Model:
             home = region if combines else region.home(depends, {r.attr for r in E.reads(e)})
             wide = lane if lane is not None and lane.var in depends else None
             bits = BITS[e.args[0].dtype if e.dtype == "bool" and e.args else e.dtype]
-            times = part * prod(self._extent(x) for x in unrolled if combines or x.var in depends) * self._vectors(wide, bits)
+            times = part * self._copies(x for x in unrolled if combines or x.var in depends) * self._vectors(wide, bits)
             each = 1.0
             if cost.kind in ("special", "other"):
                 each = max(1.0, cost.slots / (bits / 32))
             elif cost.kind == "fma" and not self.target.fma:
                 each = 2.0
-            home.add(cost.kind, times * each)
-            home.add("division", times * cost.divisions / max(1.0, bits / 32))
+            home.instructions[cost.kind] += times * each
+            home.instructions["division"] += times * cost.divisions / max(1.0, bits / 32)
 
     def _promoted(self, s: Store | Accumulate, region: _Region) -> bool:
         """Whether a sum in memory stays in a register while its loop runs: nothing else there reads it or writes it."""
         loop = region.loop
-        if not isinstance(s, Accumulate) or loop is None or loop.kind == PARALLEL or loop.var in E.variables(*s.indices):
+        if not isinstance(s, Accumulate) or loop is None or loop.kind == L.PARALLEL or loop.var in E.variables(*s.indices):
             return False
-        return all(x is s or all(b is not s.buffer for b, _ in places(x)) for x in walk(loop.body))
-
-    def _accumulate(self, s: Accumulate, region: _Region, unrolled: Loops, lane: For | None) -> None:
-        used = set(E.variables(*s.indices))
-        if region.loop is not None and region.loop.var not in used:  # each iteration waits for the sum of the one before
-            updates = prod(self._extent(x) for x in unrolled if x.var not in used)
-            region.chain = max(region.chain, self.core.latency * updates)
-        if lane is not None and lane.var not in used:  # lanes are folded into one, in halves
-            copies = prod(self._extent(x) for x in unrolled)
-            region.add("fold", copies * (self._vectors(lane, BITS[s.value.dtype]) + 3 * log2(max(2, self._extent(lane)))))
+        return all(x is s or all(b is not s.buffer for b, _ in L.places(x)) for x in L.walk(loop.body))
 
     # ------------------------------------------------------------ cycles
 
@@ -328,26 +304,25 @@ class _Model:
 
     def _tile(self, region: _Region) -> float:
         """Registers that a region's accumulators take."""
-        written = [k for k in region.kept if k.access.writes]
-        return sum(self._distinct(written)[:2]) if written else 0.0
+        return sum(self._distinct([k for k in region.in_registers if k.access.writes])[:2])
 
     def _spills(self, region: _Region) -> float:
         """Vectors of accumulators and operands that registers do not hold."""
         tile = self._tile(region)
         if not tile:
             return 0.0
-        tiled = {v for k in region.kept if k.access.writes for v in E.variables(*k.access.indices)}
+        tiled = {v for k in region.in_registers if k.access.writes for v in E.variables(*k.access.indices)}
         operands = [k._replace(unrolled=tuple(x for x in k.unrolled if x.var in tiled)) for k in region.loads if k.lane is not None]
         live = self._distinct(operands)[0] + 1
-        return max(0.0, tile + min(live, 8) - self.target.vector_registers)
+        return max(0.0, tile + min(live, LIVE_OPERANDS) - self.target.vector_registers)
 
     def _cycles(self, region: _Region) -> dict[str, float]:
         """Cycles of one execution on each resource, and the instructions that move data."""
-        count, core = Counter(region.instructions), self.core
+        count, core = region.instructions, self.core
         vectors, scalars, gathered = self._distinct(region.loads)
         out_vectors, out_scalars, scattered = self._distinct(region.stores)
         spills = self._spills(region)
-        arithmetic = sum(count[k] for k in ("fma", "add", "mul", "special", "other", "fold"))
+        arithmetic = sum(count[k] for k in ("fma", "add", "mul", "special", "other", "across"))
         loads = vectors + scalars + gathered + spills + region.prefetches + WASTED_PREFETCH * region.missed * core.loads
         stores = out_vectors + out_scalars + scattered + spills
         return {
@@ -367,22 +342,22 @@ class _Model:
             if self._working_set(stmt.body).size[level] > room:
                 return self._traffic(stmt.body, level, room, (*loops, stmt))
         elif not isinstance(stmt, Store | Accumulate) and self._working_set(stmt).size[level] > room:
-            parts = [self._traffic(child, level, room, loops) for child in children(stmt)]
+            parts = [self._traffic(child, level, room, loops) for child in L.children(stmt)]
             return sum(p[0] for p in parts), sum(p[1] for p in parts)
         found = self._working_set(stmt)
-        moved = (found.size[level] if level == "pages" else found.moved) * instances(loops, limit=MOST_POINTS)
+        moved = (found.size[level] if level == "pages" else found.moved) * instances(loops, limit=MAX_POINTS)
         return moved, moved * self._share((*loops, stmt) if isinstance(stmt, For) else loops)
 
     def _share(self, loops: Loops) -> float:
         """The part of a nest's work that the busiest thread gets."""
-        shared = max(1, next((self._extent(x) for x in loops if x.kind == PARALLEL), 1))
+        shared = max(1, next((self._extent(x) for x in loops if x.kind == L.PARALLEL), 1))
         return ceil(shared / self.threads) / shared
 
     def _working_set(self, stmt: Stmt) -> _WorkingSet:
         if stmt not in self.sets:
             size, moved, page = dict.fromkeys(self.rooms, 0.0), 0.0, self.core.page
             running = loop_extents(stmt).keys()
-            for buffer, group in by_buffer(a for s in walk(stmt) for a in self.own.get(s, ())).items():
+            for buffer, group in by_buffer(a for s in L.walk(stmt) for a in self.own.get(s, ())).items():
                 if buffer.scope == "register":
                     continue
                 touched = self.footprints.touched(group, running)
@@ -399,34 +374,28 @@ class _Model:
     # ------------------------------------------------------------ the sum of it
 
     def estimate(self, bound: float, flops: float, compulsory: float) -> Estimate:
-        core = self.core
-        totals: defaultdict[str, float] = defaultdict(float)
-        busiest: defaultdict[str, float] = defaultdict(float)
+        core, hertz = self.core, self.core.ghz * 1e9
+        totals, busiest = defaultdict[str, float](float), defaultdict[str, float](float)
         inside_core = 0.0
         for region in self.regions:
-            cycles = self._cycles(region)
+            cycles, own = self._cycles(region), region.trips * region.share
             for name, n in cycles.items():
                 totals[name] += region.trips * n
-                busiest[name] += region.trips * region.share * n
+                busiest[name] += own * n
+            if region.loop is not None:
+                totals["iterations"] += region.trips
+                busiest["loops"] += own * LOOP_OVERHEAD
             steps = LOOP_OVERHEAD if region.loop is not None else 0.0
-            busiest["loops"] += region.trips * region.share * steps
-            totals["iterations"] += region.trips if region.loop is not None else 0
             hidden = max(cycles["arithmetic"], cycles["registers"], cycles["issue"] + steps) + core.spill * cycles["spills"]
-            inside_core += region.trips * region.share * hidden
-        rates = {
-            "l2": core.l2_bandwidth,
-            "l3": core.l3_bandwidth,
-            "memory": min(core.memory_bandwidth, core.total_memory_bandwidth / self.threads) / core.ghz,
-            "pages": 1 / core.tlb_miss,
-        }
+            inside_core += own * hidden
+        memory = min(core.memory_bandwidth, core.total_memory_bandwidth / self.threads) / core.ghz
+        rates = {"l2": core.l2_bandwidth, "l3": core.l3_bandwidth, "memory": memory, "pages": 1 / core.tlb_miss}
         whole = self._working_set(self.kernel.body).size
-        moved: dict[str, float] = {}
-        waiting: dict[str, float] = {}
-        for level, room in self.rooms.items():
-            fits = whole[level] <= room  # then it is there from the run before
-            moved[level], slowest = (0.0, 0.0) if fits else self._traffic(self.kernel.body, level, room)
-            waiting[level] = slowest / rates[level]
-        hertz = core.ghz * 1e9
+        traffic = {  # none where all fits: then it is there from the run before
+            level: (0.0, 0.0) if whole[level] <= room else self._traffic(self.kernel.body, level, room)
+            for level, room in self.rooms.items()
+        }
+        waiting = {level: slowest / rates[level] for level, (_, slowest) in traffic.items()}
         threads = self.parallel * core.parallel_region / hertz * (self.threads > 1)
         parts = (inside_core, waiting["l2"], waiting["l3"], waiting["memory"])
         time = (max(parts) + EXPOSED_TRANSFER * (sum(parts) - max(parts)) + waiting["pages"]) / hertz + threads
@@ -436,34 +405,22 @@ class _Model:
             **{level: cycles / hertz for level, cycles in waiting.items()},
             "overhead": busiest["loops"] / hertz + threads,
         }
-        return Estimate(max(time, bound), bound, seconds, self._counts(totals, moved, flops, compulsory))
-
-    def _counts(self, totals: Mapping[str, float], moved: Mapping[str, float], flops: float, compulsory: float) -> dict[str, float]:
-        counts = {f"operations.{k}": float(n) for k, n in operations(self.kernel, MOST_POINTS).items()}
-        moves = (
-            "loads.vector",
-            "loads.scalar",
-            "loads.gather",
-            "stores.vector",
-            "stores.scalar",
-            "spills",
-            "prefetches",
-            "prefetches.missed",
-        )
-        counts |= {k: float(totals[k]) for k in moves}
-        counts |= {"pages" if level == "pages" else f"bytes.{level}": n for level, n in moved.items()}
-        used = sum(r.trips * sum(r.instructions.get(k, 0.0) for k in CLASSES) for r in self.regions)
-        return counts | {
+        used = sum(r.trips * sum(r.instructions[k] for k in CLASSES) for r in self.regions)
+        counts = {
+            **{f"operations.{k}": n for k, n in operations(self.kernel, MAX_POINTS).items()},
+            **{k: totals[k] for k in COUNTS if k.startswith(("loads", "stores", "spills", "prefetches"))},
+            **{"pages" if level == "pages" else f"bytes.{level}": moved for level, (moved, _) in traffic.items()},
             "flops": flops,
             "bytes": compulsory,
             "intensity": flops / max(1.0, compulsory),
             "instructions": used,
             "flops.instruction": flops / max(1.0, used),
-            "iterations": float(totals["iterations"]),
+            "iterations": totals["iterations"],
             "guards": self.guards,
             "accumulators": max((self._tile(r) for r in self.regions), default=0.0),
-            "working_set": self._working_set(self.kernel.body).size["memory"],
-            "regions": float(len(self.regions)),
+            "working_set": whole["memory"],
+            "regions": len(self.regions),
             "parallel": self.parallel,
             "balance": self.balance,
         }
+        return Estimate(max(time, bound), bound, seconds, {name: float(n) for name, n in counts.items()})

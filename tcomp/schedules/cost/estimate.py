@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-MOST_POINTS = 1 << 12  # points counted one by one where there is no closed form: an estimate is asked for thousands of candidates
+MAX_POINTS = 1 << 12  # points counted one by one where there is no closed form: an estimate is asked for thousands of candidates
 
 
 @dataclass(frozen=True, slots=True)

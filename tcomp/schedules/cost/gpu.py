@@ -13,48 +13,37 @@ while tuning corrects it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from math import ceil, gcd, prod
 
 from tcomp.ir import expr as E
+from tcomp.ir import loops as L
 from tcomp.ir.access import Access, accesses, by_buffer, coefficient, linear_index, loop_extents
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import INDEX, Expr
 from tcomp.ir.instruction import WARP
 from tcomp.ir.layout import LINE
-from tcomp.ir.loops import (
-    GPU_AXES,
-    UNROLLED,
-    VECTORIZED,
-    Accumulate,
-    Allocate,
-    Buffer,
-    Call,
-    For,
-    Kernel,
-    Stmt,
-    Store,
-    block,
-    children,
-    hoist_temporaries,
-    launches,
-    walk,
-)
+from tcomp.ir.loops import Accumulate, For, Kernel, Stmt
+from tcomp.schedules.analysis.access_patterns import bytes_of
 from tcomp.schedules.analysis.footprint import Footprints, at_sizes, instances
-from tcomp.schedules.cost.estimate import MOST_POINTS, Estimate
-from tcomp.schedules.cost.roofline import Cost, gpu_roof, operators, statements, work
+from tcomp.schedules.cost.estimate import MAX_POINTS, Estimate
+from tcomp.schedules.cost.roofline import executions, gpu_roof, operators, work
 from tcomp.schedules.primitives.cache_factors import core_of, product_of
 from tcomp.target import CudaTarget
 
-MOST = 255  # registers of a thread
-BUSY, FETCHING = 8, 16  # warps of an SM that hide most of what each waits for: results of arithmetic, and what comes from memory
+MAX_REGISTERS = 255  # registers of a thread: more are kept in memory
+HIDING_WARPS, HIDING_LOADS = (
+    8,
+    16,
+)  # warps of an SM that hide most of what each waits for: results of arithmetic, what memory sends (estimates)
 BANKS = 128  # bytes that an SM moves from or to shared memory a cycle
-FIRST = 64  # and through its first cache
-ALONE = 4  # how much more of the bandwidth than its share an SM draws if others are idle
-EXPOSED = 0.25  # the share of a unit's time that is waited for though another takes longer
+FIRST_CACHE = 64  # bytes that an SM moves through its first cache a cycle
+IDLE_SHARE = 4  # factor by which an SM draws more than its share of the bandwidth if others are idle (an estimate)
+EXPOSED = 0.25  # share of a unit's time that is waited for though another takes longer (an estimate)
 LAUNCH_TIME = 3000  # nanoseconds that another launch takes, with the wait for the one before (CUDA graphs, as commonly reported)
-OTHER_REGISTERS = 48  # registers of a thread beside its accumulators: addresses, and elements at hand (an estimate)
+OTHER_REGISTERS = 48  # registers of a thread other than its accumulators: addresses, and elements at hand (an estimate)
+WIDEST = 16  # bytes of the widest access of a thread
 COUNTS = (
     "launches", "blocks", "threads", "shared", "registers", "resident", "waves", "balance", "slots", "divisions", "products", "banks", "pieces",
     "fetched", "touched", "flops", "bytes", "intensity",
@@ -83,29 +72,27 @@ class Launch:
 
     def resident(self, target: CudaTarget) -> int:
         """Blocks that an SM holds at once."""
-        gpu = target.gpu
-        room = gpu.shared << 10
-        registers = min(self.registers, MOST) * self.threads
-        return max(1, int(min(gpu.threads // self.threads, gpu.blocks, room // max(1.0, self.shared), gpu.registers // registers)))
+        gpu, registers = target.gpu, min(self.registers, MAX_REGISTERS) * self.threads
+        shared = (gpu.shared << 10) // max(1.0, self.shared)
+        return max(1, int(min(gpu.threads // self.threads, gpu.blocks, shared, gpu.registers // registers)))
 
     def seconds(self, target: CudaTarget) -> dict[str, float]:
         """Of each unit of the busiest SM, or of what all share."""
         gpu, top = target.gpu, gpu_roof(target)
         each = ceil(self.blocks / gpu.sms)
-        share = each / self.blocks  # of the work, for the busiest SM
         of_block = ceil(self.threads / WARP)
         warps = min(each, self.resident(target)) * of_block
-        second = share / (gpu.ghz * 1e9)
-        cycle, waiting = (second * max(1.0, many / (warps + 1)) for many in (BUSY, FETCHING))
+        second = each / self.blocks / (gpu.ghz * 1e9)  # for a cycle of all SMs, on the busiest one
+        cycle, waiting = (second * max(1.0, many / (warps + 1)) for many in (HIDING_WARPS, HIDING_LOADS))
         idle = of_block * WARP / self.threads  # lanes of a warp, for each that computes
-        spilled = max(0.0, self.registers - MOST) / MOST
-        used = min(1.0, ALONE * self.blocks / gpu.sms)
+        spilled = max(0.0, self.registers - MAX_REGISTERS) / MAX_REGISTERS
+        used = min(1.0, IDLE_SHARE * self.blocks / gpu.sms)
         rate = next(rate for room, rate in top.memories if self.touched <= room)
         return {
             "arithmetic": max(self.slots / top.slots, self.divisions / top.divisions) * gpu.sms * gpu.ghz * 1e9 * idle * cycle,
             "tensor": self.products / gpu.tensor * cycle,
             "shared": self.banks * cycle,
-            "l1": self.pieces * LINE / FIRST * waiting * (1 + spilled),
+            "l1": self.pieces * LINE / FIRST_CACHE * waiting * (1 + spilled),
             "l2": self.fetched / (gpu.cache * 1e9) / used,
             "memory": self.touched / rate / used,
             "launch": LAUNCH_TIME * 1e-9,
@@ -124,10 +111,10 @@ def estimate(kernel: Kernel, target: CudaTarget, dims: Mapping[Expr, int] | None
     Raises `IRError` if a symbolic dim has no value in `dims`.
     """
     kernel = at_sizes(kernel, dims or {})
-    todo = work(kernel, MOST_POINTS)
+    todo = work(kernel, MAX_POINTS)
     least = _bound(kernel, target, float(todo.bytes))
     counts = {"flops": float(todo.flops), "bytes": float(todo.bytes), "intensity": float(todo.flops) / max(1.0, float(todo.bytes))}
-    if not any(isinstance(s, For) and s.kind in GPU_AXES for s in walk(kernel.body)):
+    if not any(isinstance(s, For) and s.kind in L.GPU_AXES for s in L.walk(kernel.body)):
         return Estimate(least, least, {"roofline": least}, counts)
     time, seconds, more = modelled(kernel, target)
     return Estimate(max(time, least), least, seconds, {**more, **counts})
@@ -136,40 +123,36 @@ def estimate(kernel: Kernel, target: CudaTarget, dims: Mapping[Expr, int] | None
 def bound(kernel: Kernel, target: CudaTarget, dims: Mapping[Expr, int] | None = None) -> float:
     """The least seconds that a kernel takes, by the roofline. Raises as `estimate`."""
     kernel = at_sizes(kernel, dims or {})
-    return _bound(kernel, target, float(work(kernel, MOST_POINTS).bytes))
+    return _bound(kernel, target, float(work(kernel, MAX_POINTS).bytes))
 
 
 def _bound(kernel: Kernel, target: CudaTarget, compulsory: float) -> float:
     """The roofline of a kernel of known size that has to move so many bytes: see `work`, but that what is no operation of numbers need not
     be done for each element (a padding's conditions), and sums of products of converted factors are those of tensor cores, at the rate of
     warpgroups."""
-    slots = divisions = products = 0.0
-    for s, loops, conditions in statements(kernel):
-        times = instances(loops, conditions, MOST_POINTS)
-        product = product_of(s)[0] if isinstance(s, Accumulate) else None
-        if product is not None and all(core_of(f) is not f for f in product.args):
-            products += times * _halves(product)
-        else:
-            costs = [c for c in _costs(s) if c.flops]
-            slots, divisions = slots + times * sum(c.slots for c in costs), divisions + times * sum(c.divisions for c in costs)
+    slots, divisions, products = _arithmetic(kernel, lambda s, product: all(core_of(f) is not f for f in product.args), 1)
     gpu = target.gpu
     return max(gpu_roof(target).seconds(slots, divisions, compulsory)[0], products / (2 * gpu.tensor * gpu.sms * gpu.ghz * 1e9))
 
 
-def _costs(s: Store | Accumulate) -> list[Cost]:
-    """Of the operators of a statement; those of indices and conditions are free, as address arithmetic is."""
-    return [cost for e, cost in operators(s) if e.dtype not in (INDEX, "bool")]
-
-
-def _halves(product: Expr) -> float:
-    """The size of what is multiplied, as of a float16."""
-    return min(itemsize(e.dtype) for f in product.args for e in E.walk(f) if e.dtype not in (INDEX, "bool")) / 2
+def _arithmetic(kernel: Kernel, is_tensor: Callable[[Accumulate, Expr], bool], min_flops: int) -> tuple[float, float, float]:
+    """(slots, divisions, products of float16 on tensor cores, by `is_tensor`) of a kernel. Only operators of so many operations count, and
+    neither those of indices nor conditions, as address arithmetic is free."""
+    slots = divisions = products = 0.0
+    for s, times in executions(kernel, MAX_POINTS):
+        product = product_of(s)[0] if isinstance(s, Accumulate) else None
+        if isinstance(s, Accumulate) and product is not None and is_tensor(s, product):
+            products += times * min(itemsize(e.dtype) for f in product.args for e in E.walk(f) if e.dtype not in (INDEX, "bool")) / 2
+        else:
+            costs = [c for e, c in operators(s) if e.dtype not in (INDEX, "bool") and c.flops >= min_flops]
+            slots, divisions = slots + times * sum(c.slots for c in costs), divisions + times * sum(c.divisions for c in costs)
+    return slots, divisions, products
 
 
 def modelled(kernel: Kernel, target: CudaTarget) -> tuple[float, dict[str, float], dict[str, float]]:
     """(seconds, those of each unit, counts) of a kernel of known size: sums over its launches, and of those that a block has, its extremes."""
-    kernel = hoist_temporaries(kernel)[0]
-    found = [launch_of(replace(kernel, body=block(*stmts))) for stmts in launches(kernel.body)]
+    kernel = L.hoist_temporaries(kernel)[0]
+    found = [launch_of(replace(kernel, body=L.block(*stmts))) for stmts in L.launches(kernel.body)]
     times = [launch.seconds(target) for launch in found]
     slowest = found[max(range(len(times)), key=lambda n: time_of(times[n]))]
     totals = {f.name: sum(getattr(x, f.name) for x in found) for f in fields(Launch)}
@@ -181,75 +164,52 @@ def modelled(kernel: Kernel, target: CudaTarget) -> tuple[float, dict[str, float
 
 def launch_of(kernel: Kernel) -> Launch:
     """What is counted of one launch, of known size."""
-    body = kernel.body
-    found = accesses(body)
-    footprints = Footprints(found, MOST_POINTS)
-    axes = dict.fromkeys(GPU_AXES, 1)
-    for x in walk(body):
-        if isinstance(x, For) and x.kind in axes:
-            axes[x.kind] = max(axes[x.kind], _extent(x, footprints))
+    body, found = kernel.body, accesses(kernel.body)
+    footprints = Footprints(found, MAX_POINTS)
+    loops = [x for x in L.walk(body) if isinstance(x, For)]
+    axes = {axis: max((_extent(x, footprints) for x in loops if x.kind == axis), default=1) for axis in L.GPU_AXES}
     blocks, threads = (prod(n for axis, n in axes.items() if axis.startswith(level)) for level in ("block", "thread"))
-    together = {s for call in walk(body) if isinstance(call, Call) for s in walk(call.body)}
-    slots = divisions = products = 0.0
-    for s, loops, conditions in statements(kernel):
-        costs = _costs(s)
-        times = instances(loops, conditions, MOST_POINTS) if costs else 0.0
-        product = product_of(s)[0] if s in together and isinstance(s, Accumulate) else None
-        if product is not None:
-            products += times * _halves(product)
-        else:
-            slots, divisions = slots + times * sum(c.slots for c in costs), divisions + times * sum(c.divisions for c in costs)
-    moved = {"shared": 0.0, "global": 0.0}
+    together = {s for call in L.walk(body) if isinstance(call, L.Call) for s in L.walk(call.body)}
+    buffers = list(_allocated(body, False))
+    moved = dict.fromkeys(L.SCOPES, 0.0)
     for a in found:
-        if a.buffer.scope in moved:
+        if a.buffer.scope != "register":
             moved[a.buffer.scope] += _moved(a, footprints, together, ceil(threads / WARP))
-    own = {x.var for x in walk(body) if isinstance(x, For) and not x.kind.startswith("block")}
-    lines = {"own": 0.0, "all": 0.0}
-    for buffer, group in by_buffer(found).items():
-        if buffer.scope == "global":
-            lines["own"] += footprints.touched(group, own).lines * blocks
-            lines["all"] += footprints.touched(group, loop_extents(body).keys()).lines
+    of_block, everything = {x.var for x in loops if not x.kind.startswith("block")}, loop_extents(body).keys()
+    groups = [group for buffer, group in by_buffer(found).items() if buffer.scope == "global"]
+    fetched = sum(footprints.touched(group, of_block).lines * blocks for group in groups)
+    touched = sum(footprints.touched(group, everything).lines for group in groups)
+    # Of a thread. A buffer outside of the loops over threads is divided among these.
+    registers = sum(bytes_of(b) / 4 / (1 if inside else threads) for b, inside in buffers if b.scope == "register")
     return Launch(
-        blocks, threads, sum(_bytes(b) for b, _ in _allocated(body, False) if b.scope == "shared"), _registers(body, threads), slots, divisions,
-        products, moved["shared"], moved["global"], lines["own"] * LINE, lines["all"] * LINE,
+        blocks, threads, sum(bytes_of(b) for b, _ in buffers if b.scope == "shared"), OTHER_REGISTERS + registers,
+        *_arithmetic(kernel, lambda s, product: s in together, 0), moved["shared"], moved["global"], fetched * LINE, touched * LINE,
     )  # fmt: skip
 
 
 def _moved(a: Access, footprints: Footprints, together: set[Stmt], warps: int) -> float:
     """Lines, or rows of banks, that an access moves in all: those of all threads at once, as often as they make it."""
-    at_once = {x.var for x in a.loops if x.kind.startswith("thread") or x.kind == VECTORIZED or x in together}
+    at_once = {x.var for x in a.loops if x.kind.startswith("thread") or x.kind == L.VECTORIZED or x in together}
     moving = set(E.variables(*a.indices))
-    around = tuple(x for x in a.loops if x.var not in at_once and (x.kind != UNROLLED or x.var in moving))
+    around = tuple(x for x in a.loops if x.var not in at_once and (x.kind != L.UNROLLED or x.var in moving))
     known = {x.var for x in around}
-    times = instances(around, [c for c in a.conditions if set(E.variables(c)) <= known], MOST_POINTS)
-    touched, size = footprints.touched([a], at_once), itemsize(a.buffer.dtype)
+    times = instances(around, [c for c in a.conditions if set(E.variables(c)) <= known], MAX_POINTS)
+    touched, size, least = footprints.touched([a], at_once), itemsize(a.buffer.dtype), warps if at_once else 1
     if a.buffer.scope == "global":
-        return times * max(touched.lines, warps if at_once else 1)
+        return times * max(touched.lines, least)
     place = linear_index(a.buffer, a.indices)
-    wide = max(
-        (gcd(_extent(x, footprints), 16 // size) for x in around if x.kind == UNROLLED and coefficient(place, x.var) == 1), default=1
-    )
-    return times / wide * max(touched.elements * wide * size / BANKS, warps if at_once else 1)
+    neighbours = (x for x in around if x.kind == L.UNROLLED and coefficient(place, x.var) == 1)
+    wide = max((gcd(_extent(x, footprints), WIDEST // size) for x in neighbours), default=1)
+    return times / wide * max(touched.elements * wide * size / BANKS, least)
 
 
-def _registers(body: Stmt, threads: int) -> float:
-    """Of a thread. A buffer outside of the loops over threads is divided among these."""
-    return OTHER_REGISTERS + sum(
-        _bytes(b) / 4 / (1 if inside else threads) for b, inside in _allocated(body, False) if b.scope == "register"
-    )
-
-
-def _allocated(s: Stmt, inside: bool) -> Iterator[tuple[Buffer, bool]]:
+def _allocated(s: Stmt, inside: bool) -> Iterator[tuple[L.Buffer, bool]]:
     """The buffers that are allocated in a statement, each with whether that is inside of a loop over threads."""
-    if isinstance(s, Allocate):
+    if isinstance(s, L.Allocate):
         yield s.buffer, inside
     inside = inside or (isinstance(s, For) and s.kind.startswith("thread"))
-    for child in children(s):
+    for child in L.children(s):
         yield from _allocated(child, inside)
-
-
-def _bytes(b: Buffer) -> int:
-    return prod(int(n) for n in b.shape) * itemsize(b.dtype)
 
 
 def _extent(x: For, footprints: Footprints) -> int:

@@ -18,8 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import product
 from math import prod
+from operator import mul
 
 from tcomp.ir import expr as E
 from tcomp.ir.access import Loops, accesses, by_buffer
@@ -44,10 +46,11 @@ _SPECIAL32 = {
     "exp": (29, 0), "log": (37, 0), "tanh": (17, 1), "erf": (15, 1), "floordiv": (50, 1), "mod": (46, 1), "truncdiv": (2, 1),
     "truncmod": (31, 1),
 }  # fmt: skip
-_INTEGER_DIVISION = 20  # slots: there is no vector instruction
+_INTEGER_DIVISION = 20  # slots of a division of integers: there is no vector instruction (an estimate)
+_GPU_DIVISION = 8  # slots of a division of float32 on a GPU: a reciprocal of the special unit, and Newton's steps (an estimate)
 _ADD = frozenset({"add", "sub", "min", "max", "neg", "abs", "floor", "ceil", "round", "trunc"})
 _NOTHING = frozenset({"const", "var", "read", "bitcast"})
-_MOST_CASES = 256  # of one value that are looked at one by one
+_MAX_CASES = 256  # cases of one value that are looked at one by one: bounds the time of counting
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +63,9 @@ class Cost:
     divisions: float = 0.0
 
 
-def cost_of(e: Expr, fused: bool = False) -> Cost | None:
-    """The cost of one operator without its operands; None for what costs nothing. `fused`: it is the product of an accumulation."""
-    if e.op in _NOTHING or fused:
+def cost_of(e: Expr) -> Cost | None:
+    """The cost of one operator without its operands; None for what costs nothing."""
+    if e.op in _NOTHING:
         return None
     dtype = e.args[0].dtype if e.dtype == "bool" or e.op == "cast" else e.dtype
     bits = 32 if dtype in ("float16", "bfloat16") else BITS[dtype]
@@ -95,13 +98,13 @@ def operators(statement: Store | Accumulate, cases: Mapping[Expr, int] | None = 
     Indices are free, as address arithmetic is. Both sides of a selection count, as in vector code.
 
     With `cases` (see `cases_of`) those that an execution in each of them evaluates at least, whatever the schedule: once what cases have in
-    common, as they can stand beside each other, and nothing that is asked of the place alone, as loops can be cut there.
+    common, as they can be computed together, and nothing that is asked of the place alone, as loops can be cut there.
     """
     value = statement.value
     sums = isinstance(statement, Accumulate) and statement.reducer.combine.op == "add"
     fused = sums and value.op == "mul" and is_float(value.dtype)
     for e in _evaluated(value, cases or {}):
-        cost = cost_of(e, fused and e is value)
+        cost = None if fused and e is value else cost_of(e)
         if cost is not None and not (cases is not None and _of_place(e)):
             yield e, cost
     if isinstance(statement, Accumulate):
@@ -109,8 +112,7 @@ def operators(statement: Store | Accumulate, cases: Mapping[Expr, int] | None = 
             combined = [Cost("fma", 2, max(32, BITS[value.dtype]) / 32)]
         else:
             combined = [cost for e in _evaluated(statement.reducer.combine, {}) if (cost := cost_of(e)) is not None]
-        for cost in combined * prod((cases or {}).values()):
-            yield value, cost
+        yield from ((value, cost) for cost in combined * prod((cases or {}).values()))
 
 
 def cases_of(value: Expr, loops: Loops) -> dict[Expr, int]:
@@ -124,7 +126,7 @@ def cases_of(value: Expr, loops: Loops) -> dict[Expr, int]:
             extent = extents.get(v)
             if isinstance(extent, int) and extent > 0:
                 found[index] = min(by, extent) if index.op == "mod" else -(-extent // by)
-    return found if prod(found.values()) <= _MOST_CASES else {}
+    return found if prod(found.values()) <= _MAX_CASES else {}
 
 
 def division(index: Expr) -> tuple[Expr, int] | None:
@@ -138,7 +140,7 @@ def _evaluated(value: Expr, cases: Mapping[Expr, int]) -> Iterator[Expr]:
     for e in E.walk(value) if cases else ():
         own = {n for n, index in enumerate(cases) if e is index}
         if not own and (e.op == "var" or e.args and e.args[0].op == "var" and division(e)):
-            own = {n for n, index in enumerate(cases) if E.variables(index) == E.variables(e) and not _apart(index, e)}
+            own = {n for n, index in enumerate(cases) if E.variables(index) == E.variables(e) and not _independent(index, e)}
         elif not own:
             own = {n for a in e.args for n in mentions[a]}
         mentions[e] = sorted(own)
@@ -160,16 +162,14 @@ def _evaluated(value: Expr, cases: Mapping[Expr, int]) -> Iterator[Expr]:
                 stack.extend(e.args)
 
 
-def _of_place(e: Expr) -> bool:
-    """Whether an operator computes an index, or compares or selects by indices alone."""
-    if e.op == "select":
-        return _of_place(e.args[0])
-    return e.dtype in (INDEX, "bool") and not E.reads(e)
-
-
-def _apart(a: Expr, b: Expr) -> bool:
+def _independent(a: Expr, b: Expr) -> bool:
     """Whether these are the quotient and the remainder by the same number, of which neither tells of the other."""
     return {a.op, b.op} == {"mod", "floordiv"} and division(a) == division(b)
+
+
+def _of_place(e: Expr) -> bool:
+    """Whether an operator computes an index, or compares or selects by indices alone."""
+    return _of_place(e.args[0]) if e.op == "select" else e.dtype in (INDEX, "bool") and not E.reads(e)
 
 
 # ---------------------------------------------------------------- whole programs
@@ -192,11 +192,16 @@ def statements(kernel: Kernel) -> Iterator[tuple[Store | Accumulate, Loops, tupl
             yield a.statement, a.loops, a.conditions
 
 
+def executions(kernel: Kernel, limit: int) -> Iterator[tuple[Store | Accumulate, float]]:
+    """Every store and accumulation of a kernel of known size with how often it runs (see `instances` on the limit)."""
+    for s, loops, conditions in statements(kernel):
+        yield s, instances(loops, conditions, limit)
+
+
 def operations(kernel: Kernel, limit: int = ENUMERATED) -> dict[str, float]:
     """Operations of each class, of a kernel of known size: exact for affine programs (see `instances` on the limit)."""
     counts = dict.fromkeys(CLASSES, 0.0)
-    for s, loops, conditions in statements(kernel):
-        times = instances(loops, conditions, limit)
+    for s, times in executions(kernel, limit):
         for _, cost in operators(s):
             counts[cost.kind] += times
     return counts
@@ -207,29 +212,25 @@ def work(kernel: Kernel, limit: int = 1 << 14) -> Work:
 
     With symbolic dims, conditions are taken to hold and indices to reach whole dimensions.
     """
-    flops: Expr = as_expr(0)
-    fine: dict[str, Expr] = {"slots": as_expr(0), "divisions": as_expr(0)}  # in quarters
+    flops, slots, divisions = as_expr(0), as_expr(0), as_expr(0)  # slots and divisions in quarters
     known = all(isinstance(n, int) for b in kernel.buffers for n in b.shape) and not kernel.scalars
     for s, loops, conditions in statements(kernel):
         times = as_expr(round(instances(loops, conditions, limit))) if known else _volume(loops)
         cases = cases_of(s.value, loops)
         costs, copies = [cost for _, cost in operators(s, cases)], prod(cases.values())
         flops = flops + times * sum(c.flops for c in costs) // copies
-        fine["slots"] = fine["slots"] + times * round(4 * sum(c.slots for c in costs)) // copies
-        fine["divisions"] = fine["divisions"] + times * round(4 * sum(c.divisions for c in costs)) // copies
-    slots, divisions = (as_dim(E.binary("floordiv", simplify(e), 4)) for e in fine.values())
-    return Work(as_dim(flops), slots, divisions, as_dim(_compulsory(kernel, known, limit)))
+        slots = slots + times * round(4 * sum(c.slots for c in costs)) // copies
+        divisions = divisions + times * round(4 * sum(c.divisions for c in costs)) // copies
+    whole_slots, whole_divisions = (as_dim(E.binary("floordiv", simplify(e), 4)) for e in (slots, divisions))
+    return Work(as_dim(flops), whole_slots, whole_divisions, as_dim(_compulsory(kernel, known, limit)))
 
 
 def _volume(loops: Sequence[For]) -> Expr:
-    product: Expr = as_expr(1)
+    """How many iterations a nest of symbolic size has; of a triangular loop, the average."""
     own = {x.var for x in loops}
-    for x in loops:
-        if own & set(E.variables(as_expr(x.extent))):  # triangular: the average iteration
-            product = product * (as_expr(E.bounds(x.extent)[1] or 2) // 2)
-        else:
-            product = product * as_expr(x.extent)
-    return product
+    triangular = {x.var for x in loops if own & set(E.variables(as_expr(x.extent)))}
+    extents = (as_expr(E.bounds(x.extent)[1] or 2) // 2 if x.var in triangular else as_expr(x.extent) for x in loops)
+    return reduce(mul, extents, as_expr(1))
 
 
 def _compulsory(kernel: Kernel, known: bool, limit: int) -> Expr:
@@ -240,14 +241,10 @@ def _compulsory(kernel: Kernel, known: bool, limit: int) -> Expr:
     for buffer, group in by_buffer(found).items():
         if counts is not None:
             elements = as_expr(counts.touched(group, counts.extents).elements)
-        else:
-            elements = as_expr(1)
-            for d, n in enumerate(buffer.shape):
-                index = group[0].indices[d]
-                reaches = as_expr(n)
-                if E.reads(index):  # a row for each iteration that asks for one
-                    reaches = _volume([x for x in group[0].loops if x.var in E.variables(index)])
-                elements = elements * reaches
+        else:  # of an index that is read, a row for each iteration that asks for one
+            index, loops = group[0].indices, group[0].loops
+            asked = [[x for x in loops if x.var in E.variables(i)] if E.reads(i) else None for i in index]
+            elements = reduce(mul, (as_expr(n) if a is None else _volume(a) for n, a in zip(buffer.shape, asked, strict=True)), as_expr(1))
         total = total + elements * itemsize(buffer.dtype)
     return total
 
@@ -287,4 +284,4 @@ def gpu_roof(target: CudaTarget) -> Roof:
     """The roof of a GPU, by its data sheet."""
     gpu = target.gpu
     rate = gpu.sms * gpu.lanes * gpu.ghz * 1e9
-    return Roof(rate, rate / 8, ((gpu.l2, gpu.cache * 1e9), (float("inf"), gpu.memory * 1e9)))
+    return Roof(rate, rate / _GPU_DIVISION, ((gpu.l2, gpu.cache * 1e9), (float("inf"), gpu.memory * 1e9)))

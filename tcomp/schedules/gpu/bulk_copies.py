@@ -51,7 +51,8 @@ def fill(s: Schedule, loops: Sequence[str], threads: int) -> list[str]:
     """Full tiles are copied by so many threads; returns the loops over a tile that hangs over an edge, none if there are no such tiles."""
     edges: list[str] = []
     if _has_edges(editing.find_loop(s.kernel, loops[0])):
-        edges = T.names(perfect(editing.find_loop(s.kernel, s.specialize(loops[0])))[0])
+        edge = s.specialize(loops[0])
+        edges = T.names(perfect(editing.find_loop(s.kernel, edge))[0])
     *rows, last = loops
     s.tensorize(last, _run(editing.find_loop(s.kernel, last)))
     if rows:
