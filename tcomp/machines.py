@@ -64,31 +64,30 @@ class Core:
     with AVX-512 (skylake-avx512), on which the schedules and the model were measured first.
     """
 
-    ghz: float = 3.0  # sustained while all vector units are busy
+    ghz: float = 3  # sustained while all vector units are busy
     fma: float = 2  # fused multiply-adds (and additions, ...) a cycle
     latency: float = 4  # cycles from a multiply-add to one that depends on it
     loads: float = 2  # a cycle
     stores: float = 1  # a cycle
     issue: float = 4  # instructions of all kinds a cycle
     divide: float = 10  # cycles between two divisions or square roots of float32 vectors
-    spill: float = 1.5  # cycles for a vector that is stored and loaded again, which nothing hides
-    spared_registers: int = 0  # vector registers that tiles of products leave free: where that is faster, or they would spill
-
     l1: int = 32 << 10  # bytes of the first-level data cache, of the second level for each core, of the third level for all cores,
     l2: int = 1 << 20  # where the line of a target says nothing; those of a host are asked of the system
     l3: int = 16 << 20
+    l1_bandwidth: float = 128  # bytes a cycle, to the registers
+    l2_bandwidth: float = 40  # bytes a cycle, to the first-level cache
+    l3_bandwidth: float = 10  # bytes a cycle
+    memory_bandwidth: float = 12  # GB/s that one core draws
+    total_memory_bandwidth: float = 100  # GB/s that all cores together draw
+
+    spared_registers: int = 0  # vector registers that tiles of products leave free: where that is faster, or they would spill
+    spill: float = 1.5  # cycles for a vector that is stored and loaded again, which nothing hides
     line: int = 64  # bytes of a line of the caches
     l1_span: int = 4096  # bytes between addresses that fall into the same set of the first-level cache: its size by its ways
     page: int = 4096  # bytes that one address translation covers, at whose end hardware stops to prefetch
     tlb_entries: int = 64  # pages whose translations are at hand
     tlb_miss: float = 8  # cycles to find the translation of another page in the second-level table
-
-    l1_bandwidth: float = 128  # bytes a cycle, to the registers
-    l2_bandwidth: float = 40  # bytes a cycle, to the first-level cache
-    l3_bandwidth: float = 10  # bytes a cycle
-    memory_bandwidth: float = 12.0  # GB/s that one core draws
-    total_memory_bandwidth: float = 100.0  # GB/s that all cores together draw
-    shared_bandwidth: float = 1.0  # bytes a cycle that each core gets while all cores read the same from beyond their own caches
+    shared_bandwidth: float = 1  # bytes a cycle that each core gets while all cores read the same from beyond their own caches
     parallel_region: float = 1300  # cycles to wake the threads of a region and to wait for them: half a microsecond
 
     def load_cycles(self, level: str, size: int) -> float:
@@ -116,93 +115,48 @@ class Gpu:
     registers: int = 1 << 16  # of 32 bits, of an SM
 
 
+K = 1 << 10  # bytes
 CORES = {
-    "x86-64": Core(fma=1, latency=8, loads=1, l1_bandwidth=16, l2_bandwidth=16, divide=14, spared_registers=2),  # without multiply-adds
-    "x86-64-v2": Core(fma=1, latency=8, loads=1, l1_bandwidth=32, l2_bandwidth=24, divide=14, spared_registers=2),
-    "nehalem": Core(
-        fma=1, latency=8, loads=1, divide=14, spared_registers=4, l2=256 << 10, l3=8 << 20, l1_bandwidth=32, l2_bandwidth=24,
-        memory_bandwidth=9, total_memory_bandwidth=25,
-    ),
-    "sandybridge": Core(
-        fma=1, latency=8, divide=28, spared_registers=2, l2=256 << 10, l3=8 << 20, l1_bandwidth=48, l2_bandwidth=24, memory_bandwidth=10,
-        total_memory_bandwidth=40,
-    ),
-    "x86-64-v3": Core(latency=5, divide=8, l1_bandwidth=64, l2_bandwidth=32),
-    "haswell": Core(latency=5, divide=14, l2=256 << 10, l3=8 << 20, l1_bandwidth=64, l2_bandwidth=32, total_memory_bandwidth=55),
-    "broadwell": Core(latency=5, l2=256 << 10, l3=8 << 20, l1_bandwidth=64, l2_bandwidth=32, total_memory_bandwidth=60),
-    "skylake": Core(
-        ghz=3.8, divide=5, l2=256 << 10, l3=8 << 20, l1_bandwidth=64, l2_bandwidth=32, memory_bandwidth=16, total_memory_bandwidth=32,
-    ),
-    "alderlake": Core(
-        ghz=4.5, loads=3, stores=2, issue=6, divide=5, l1=48 << 10, l2=1280 << 10, l3=30 << 20, tlb_entries=96, l1_bandwidth=96,
-        l2_bandwidth=40, memory_bandwidth=30, total_memory_bandwidth=65,
-    ),
-    "znver1": Core(
-        ghz=3.2, fma=1, latency=5, loads=1, issue=5, divide=6, l2=512 << 10, l3=8 << 20, l1_bandwidth=32, l2_bandwidth=32,
-        memory_bandwidth=18, total_memory_bandwidth=120,
-    ),
-    "znver2": Core(
-        ghz=3.2, latency=5, issue=5, divide=6, l2=512 << 10, l1_bandwidth=64, l2_bandwidth=32, l3_bandwidth=16, memory_bandwidth=20,
-        total_memory_bandwidth=150,
-    ),
-    "znver3": Core(
-        ghz=3.4, issue=6, divide=5, l2=512 << 10, l3=32 << 20, l1_bandwidth=64, l2_bandwidth=32, l3_bandwidth=16, memory_bandwidth=22,
-        total_memory_bandwidth=160,
-    ),
-    "znver4": Core(  # vectors of 512 bits take two cycles on units of 256 bits
-        ghz=3.6, fma=1, loads=1, stores=0.5, issue=6, l3=32 << 20, tlb_entries=72, l1_bandwidth=64, l2_bandwidth=32, l3_bandwidth=16,
-        memory_bandwidth=28, total_memory_bandwidth=300,
-    ),
-    "znver5": Core(
-        ghz=3.8, issue=8, divide=8, spared_registers=4, tlb_entries=96, l2_bandwidth=60, l3_bandwidth=20, memory_bandwidth=35,
-        total_memory_bandwidth=400,
-    ),
-    "skylake-avx512": Core(ghz=2.6),
-    "cascadelake": Core(ghz=2.8),
-    "cooperlake": Core(ghz=2.8),
-    "x86-64-v4": Core(issue=5, total_memory_bandwidth=200),
-    "icelake-client": Core(ghz=3.2, fma=1, issue=5, l1=48 << 10, l2=512 << 10, l3=8 << 20, memory_bandwidth=20, total_memory_bandwidth=45),
-    "rocketlake": Core(ghz=4.2, fma=1, issue=5, l1=48 << 10, l2=512 << 10, memory_bandwidth=22, total_memory_bandwidth=40),
-    "tigerlake": Core(ghz=3.5, fma=1, issue=5, l1=48 << 10, l2=1280 << 10, l3=12 << 20, memory_bandwidth=22, total_memory_bandwidth=50),
-    "icelake-server": Core(ghz=2.8, issue=5, total_memory_bandwidth=150),
-    "sapphirerapids": Core(issue=6, tlb_entries=96, memory_bandwidth=14, total_memory_bandwidth=220),
-    "emeraldrapids": Core(issue=6, tlb_entries=96, memory_bandwidth=14, total_memory_bandwidth=260),
-    "graniterapids": Core(issue=6, tlb_entries=96, memory_bandwidth=16, total_memory_bandwidth=450),
-    "generic": Core(ghz=2.5, issue=3, divide=7, l1_bandwidth=32, l2_bandwidth=16, total_memory_bandwidth=50),
-    "cortex-a53": Core(
-        ghz=1.4, fma=1, latency=8, loads=0.5, stores=0.5, issue=2, divide=20, l2=128 << 10, l3=512 << 10, l1_span=8192, tlb_entries=10,
-        l1_bandwidth=8, l2_bandwidth=6, l3_bandwidth=4, memory_bandwidth=3, total_memory_bandwidth=6,
-    ),
-    "cortex-a72": Core(
-        ghz=1.8, fma=1, latency=7, loads=1, issue=3, divide=14, l2=256 << 10, l3=1 << 20, l1_span=16384, tlb_entries=32, l1_bandwidth=16,
-        l2_bandwidth=10, memory_bandwidth=5, total_memory_bandwidth=8,
-    ),
-    "cortex-a76": Core(
-        ghz=2.4, divide=7, l1=64 << 10, l2=512 << 10, l3=4 << 20, l1_span=16384, tlb_entries=44, l1_bandwidth=32, l2_bandwidth=20,
-        memory_bandwidth=12, total_memory_bandwidth=20,
-    ),
-    "neoverse-n1": Core(
-        ghz=2.6, divide=7, l1=64 << 10, l3=32 << 20, l1_span=16384, tlb_entries=40, l1_bandwidth=32, l2_bandwidth=20,
-        memory_bandwidth=16, total_memory_bandwidth=160,
-    ),
-    "neoverse-n2": Core(
-        issue=5, divide=7, l1=64 << 10, l3=32 << 20, l1_span=16384, tlb_entries=48, l1_bandwidth=32, l2_bandwidth=24,
-        memory_bandwidth=20, total_memory_bandwidth=200,
-    ),
-    "neoverse-v1": Core(
-        ghz=2.6, fma=4, loads=3, stores=2, issue=8, divide=5, l1=64 << 10, l3=32 << 20, l1_span=16384, tlb_entries=48, l1_bandwidth=48,
-        l2_bandwidth=32, memory_bandwidth=22, total_memory_bandwidth=250,
-    ),
-    "neoverse-v2": Core(
-        ghz=3.2, fma=4, loads=3, stores=2, issue=8, divide=5, l1=64 << 10, l2=2 << 20, l3=64 << 20, l1_span=16384, tlb_entries=48,
-        l1_bandwidth=48, l2_bandwidth=32, memory_bandwidth=30, total_memory_bandwidth=400,
-    ),
-    "apple-m1": Core(
-        ghz=3.1, fma=4, loads=3, stores=2, issue=8, divide=4, l1=128 << 10, l2=3 << 20, l3=8 << 20, line=128, l1_span=16384, page=16384,
-        tlb_entries=160, l1_bandwidth=48, l2_bandwidth=32, memory_bandwidth=55, total_memory_bandwidth=60,
-    ),
+    #                      GHz fma lat ld   st iss div      L1        L2         L3   L1  L2  L3 one  all    caches: bytes, bytes a cycle; memory: GB/s of one core, of all
+    "x86-64":         Core(  3, 1, 8,   1,   1, 4, 14,  32 * K, 1024 * K, 16384 * K,  16, 16, 10, 12, 100, spared_registers=2),
+    "x86-64-v2":      Core(  3, 1, 8,   1,   1, 4, 14,  32 * K, 1024 * K, 16384 * K,  32, 24, 10, 12, 100, spared_registers=2),
+    "nehalem":        Core(  3, 1, 8,   1,   1, 4, 14,  32 * K,  256 * K,  8192 * K,  32, 24, 10,  9,  25, spared_registers=4),
+    "sandybridge":    Core(  3, 1, 8,   2,   1, 4, 28,  32 * K,  256 * K,  8192 * K,  48, 24, 10, 10,  40, spared_registers=2),
+    "x86-64-v3":      Core(  3, 2, 5,   2,   1, 4,  8,  32 * K, 1024 * K, 16384 * K,  64, 32, 10, 12, 100),
+    "haswell":        Core(  3, 2, 5,   2,   1, 4, 14,  32 * K,  256 * K,  8192 * K,  64, 32, 10, 12,  55),
+    "broadwell":      Core(  3, 2, 5,   2,   1, 4, 10,  32 * K,  256 * K,  8192 * K,  64, 32, 10, 12,  60),
+    "skylake":        Core(3.8, 2, 4,   2,   1, 4,  5,  32 * K,  256 * K,  8192 * K,  64, 32, 10, 16,  32),
+    "alderlake":      Core(4.5, 2, 4,   3,   2, 6,  5,  48 * K, 1280 * K, 30720 * K,  96, 40, 10, 30,  65, tlb_entries=96),
+    "znver1":         Core(3.2, 1, 5,   1,   1, 5,  6,  32 * K,  512 * K,  8192 * K,  32, 32, 10, 18, 120),
+    "znver2":         Core(3.2, 2, 5,   2,   1, 5,  6,  32 * K,  512 * K, 16384 * K,  64, 32, 16, 20, 150),
+    "znver3":         Core(3.4, 2, 4,   2,   1, 6,  5,  32 * K,  512 * K, 32768 * K,  64, 32, 16, 22, 160),
+    "znver4":         Core(3.6, 1, 4,   1, 0.5, 6, 10,  32 * K, 1024 * K, 32768 * K,  64, 32, 16, 28, 300, tlb_entries=72),
+    "znver5":         Core(3.8, 2, 4,   2,   1, 8,  8,  32 * K, 1024 * K, 16384 * K, 128, 60, 20, 35, 400, spared_registers=4,
+                       tlb_entries=96),
+    "skylake-avx512": Core(2.6, 2, 4,   2,   1, 4, 10,  32 * K, 1024 * K, 16384 * K, 128, 40, 10, 12, 100),
+    "cascadelake":    Core(2.8, 2, 4,   2,   1, 4, 10,  32 * K, 1024 * K, 16384 * K, 128, 40, 10, 12, 100),
+    "cooperlake":     Core(2.8, 2, 4,   2,   1, 4, 10,  32 * K, 1024 * K, 16384 * K, 128, 40, 10, 12, 100),
+    "x86-64-v4":      Core(  3, 2, 4,   2,   1, 5, 10,  32 * K, 1024 * K, 16384 * K, 128, 40, 10, 12, 200),
+    "icelake-client": Core(3.2, 1, 4,   2,   1, 5, 10,  48 * K,  512 * K,  8192 * K, 128, 40, 10, 20,  45),
+    "rocketlake":     Core(4.2, 1, 4,   2,   1, 5, 10,  48 * K,  512 * K, 16384 * K, 128, 40, 10, 22,  40),
+    "tigerlake":      Core(3.5, 1, 4,   2,   1, 5, 10,  48 * K, 1280 * K, 12288 * K, 128, 40, 10, 22,  50),
+    "icelake-server": Core(2.8, 2, 4,   2,   1, 5, 10,  32 * K, 1024 * K, 16384 * K, 128, 40, 10, 12, 150),
+    "sapphirerapids": Core(  3, 2, 4,   2,   1, 6, 10,  32 * K, 1024 * K, 16384 * K, 128, 40, 10, 14, 220, tlb_entries=96),
+    "emeraldrapids":  Core(  3, 2, 4,   2,   1, 6, 10,  32 * K, 1024 * K, 16384 * K, 128, 40, 10, 14, 260, tlb_entries=96),
+    "graniterapids":  Core(  3, 2, 4,   2,   1, 6, 10,  32 * K, 1024 * K, 16384 * K, 128, 40, 10, 16, 450, tlb_entries=96),
+    "generic":        Core(2.5, 2, 4,   2,   1, 3,  7,  32 * K, 1024 * K, 16384 * K,  32, 16, 10, 12,  50),
+    "cortex-a53":     Core(1.4, 1, 8, 0.5, 0.5, 2, 20,  32 * K,  128 * K,   512 * K,   8,  6,  4,  3,   6, l1_span=8192, tlb_entries=10),
+    "cortex-a72":     Core(1.8, 1, 7,   1,   1, 3, 14,  32 * K,  256 * K,  1024 * K,  16, 10, 10,  5,   8, l1_span=16384, tlb_entries=32),
+    "cortex-a76":     Core(2.4, 2, 4,   2,   1, 4,  7,  64 * K,  512 * K,  4096 * K,  32, 20, 10, 12,  20, l1_span=16384, tlb_entries=44),
+    "neoverse-n1":    Core(2.6, 2, 4,   2,   1, 4,  7,  64 * K, 1024 * K, 32768 * K,  32, 20, 10, 16, 160, l1_span=16384, tlb_entries=40),
+    "neoverse-n2":    Core(  3, 2, 4,   2,   1, 5,  7,  64 * K, 1024 * K, 32768 * K,  32, 24, 10, 20, 200, l1_span=16384, tlb_entries=48),
+    "neoverse-v1":    Core(2.6, 4, 4,   3,   2, 8,  5,  64 * K, 1024 * K, 32768 * K,  48, 32, 10, 22, 250, l1_span=16384, tlb_entries=48),
+    "neoverse-v2":    Core(3.2, 4, 4,   3,   2, 8,  5,  64 * K, 2048 * K, 65536 * K,  48, 32, 10, 30, 400, l1_span=16384, tlb_entries=48),
+    "apple-m1":       Core(3.1, 4, 4,   3,   2, 8,  4, 128 * K, 3072 * K,  8192 * K,  48, 32, 10, 55,  60, line=128, l1_span=16384,
+                       page=16384, tlb_entries=160),
 }  # fmt: skip
-"""Every processor of `FEATURES`, by its name."""
+"""Every processor of `FEATURES`, by its name. Those with SSE or AVX alone multiply and add one after the other; on Zen 4 vectors of 512 bits
+take two cycles on units of 256 bits."""
 
 GPUS = {
     "sm_75": Gpu(40, 1.59, 64, 320, 1200, 4 << 20, 64, 512, 1024, 16),  # T4
