@@ -3,8 +3,8 @@
 These are data, by LLVM's names of processors and GPUs. A `Target` describes the machine that code is made for by these tables; schedules
 and cost models ask that target. What the machine at hand really does is measured by `tcomp.calibration`, for reports alone.
 
-Latencies, ports and caches are those of Intel's, AMD's and Arm's optimisation manuals, A. Fog's instruction tables and uops.info, bandwidths
-those of STREAM as commonly reported.
+Latencies, ports and caches are those of Intel's, AMD's and Arm's optimisation manuals, A. Fog's instruction tables and uops.info,
+bandwidths those of STREAM as commonly reported.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Gpu:
 
 K = 1 << 10  # bytes
 CORES = {
-    #                      GHz fma lat ld   st iss div      L1        L2         L3   L1  L2  L3 one  all    caches: bytes, bytes a cycle; memory: GB/s of one core, of all
+    #                      GHz fma lat ld   st iss div      L1        L2         L3   L1  L2  L3 one  all  (bytes, bytes a cycle, GB/s)
     "x86-64":         Core(  3, 1, 8,   1,   1, 4, 14,  32 * K, 1024 * K, 16384 * K,  16, 16, 10, 12, 100, spared_registers=2),
     "x86-64-v2":      Core(  3, 1, 8,   1,   1, 4, 14,  32 * K, 1024 * K, 16384 * K,  32, 24, 10, 12, 100, spared_registers=2),
     "nehalem":        Core(  3, 1, 8,   1,   1, 4, 14,  32 * K,  256 * K,  8192 * K,  32, 24, 10,  9,  25, spared_registers=4),
@@ -155,8 +155,8 @@ CORES = {
     "apple-m1":       Core(3.1, 4, 4,   3,   2, 8,  4, 128 * K, 3072 * K,  8192 * K,  48, 32, 10, 55,  60, line=128, l1_span=16384,
                        page=16384, tlb_entries=160),
 }  # fmt: skip
-"""Every processor of `FEATURES`, by its name. Those with SSE or AVX alone multiply and add one after the other; on Zen 4 vectors of 512 bits
-take two cycles on units of 256 bits."""
+"""Every processor of `FEATURES`, by its name. Those with SSE or AVX alone multiply and add one after the other; on Zen 4 vectors of 512
+bits take two cycles on units of 256 bits."""
 
 GPUS = {
     "sm_75": Gpu(40, 1.59, 64, 320, 1200, 4 << 20, 64, 512, 1024, 16),  # T4
