@@ -13,7 +13,7 @@ from tcomp.ir import expr as E
 from tcomp.ir import te
 from tcomp.ir.loops import Accumulate, Allocate, Buffer, If, Kernel, Stmt, Store, block, loop, store
 from tcomp.schedules import Schedule
-from tcomp.schedules.analysis.legality import Witness, out_of_bounds, proving, undefined
+from tcomp.schedules.analysis.legality import Witness, out_of_bounds, proving
 
 N = te.var("n")
 A, X, Y = Buffer("A", "float32", (N, N)), Buffer("X", "float32", (N,)), Buffer("Y", "float32", (N,))
@@ -111,16 +111,6 @@ def test_elements_outside_of_a_buffer(reach: int) -> None:
     assert (found is None) == (reach == 0)
     if found:
         assert str(found) == "`X[i] = A[i, i + 1]` at i=0 touches A[0, 1] (with n=1)"
-
-
-@pytest.mark.parametrize("step", [1, 2])
-def test_elements_read_before_they_are_written(step: int) -> None:
-    T = Buffer("T", "float32", (2 * N,))
-    body = block(loop("i", N, lambda i: Store(T, (i * step,), X[i])), loop("j", N, lambda j: Store(Y, (j,), T[j])))
-    found = undefined(Allocate(T, body))
-    assert (found is None) == (step == 1)
-    if found:
-        assert found.element == (1,) and found.iteration.loops == {"j": 1}
 
 
 def test_witnesses_against_enumeration() -> None:

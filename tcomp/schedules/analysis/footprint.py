@@ -102,7 +102,6 @@ class _Grid:
 
 
 def _along(values: Ints, axis: int, rank: int) -> Ints:
-    """Values along an axis of an array of a rank."""
     return values.reshape(-1, *[1] * (rank - 1 - axis))
 
 
@@ -137,12 +136,11 @@ def _value(e: Expr, values: Mapping[Expr, Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Distinct elements of a buffer, the cache lines and the rows (of the last dimension) that they lie on; `exact` as to the elements."""
+    """Distinct elements of a buffer, the cache lines and the rows (of the last dimension) that they lie on."""
 
     elements: int
     lines: int
     rows: int
-    exact: bool
 
 
 Position: TypeAlias = tuple[Expr, int]  # a digit, (variable, its power): (variable // power) % (next power // power)
@@ -164,7 +162,6 @@ class Footprints:
         self.forms = {i: self._form(e) for i, e in self.indices.items()}
 
     def _form(self, index: Expr) -> Form | None:
-        """The form of an index; None if it has none."""
         factors, constant = Counter[Position](), 0
         for monomial, factor in linear(index).items():
             if not monomial:
@@ -202,7 +199,6 @@ class Footprints:
         return powers
 
     def _size(self, position: Position) -> int:
-        """How many values a digit takes."""
         v, power = position
         following = next((p for p in self.powers.get(v, ()) if p > power), None)
         return -(-int(_value(as_expr(self.extents[v]), self.middle)) // power) if following is None else following // power
@@ -220,19 +216,15 @@ class Footprints:
         if irregular and not data and sum(points) <= self.limit:
             places = np.unique(np.concatenate([self._enumerated(a, loops, shape) for a, loops in nests]))
             lines, rows = (len(np.unique(places * a // b)) for a, b in ((size, LINE), (1, shape[-1] if shape else 1)))
-            return Footprint(len(places), lines, rows, True)
-        blocks, boxes = self._blocks(group, running), list[list[Indices]]()
-        exact = not (irregular or data)
-        for (a, loops), n in zip(nests, points, strict=True):
-            sets, sure = zip(*(self._indices(a, dims, shape, loops) for dims in blocks), strict=True) if blocks else ((), ())
-            exact &= all(sure)
-            if n and all(map(len, sets)):
-                boxes.append(list(sets))
+            return Footprint(len(places), lines, rows)
+        blocks = self._blocks(group, running)
+        boxes = [[self._indices(a, dims, shape, loops) for dims in blocks] for (a, loops), n in zip(nests, points, strict=True) if n]
+        boxes = [box for box in boxes if all(map(len, box))]
         if not boxes:
-            return Footprint(0, 0, 0, exact)
+            return Footprint(0, 0, 0)
         elements, last = _union(boxes), next((n for n, dims in enumerate(blocks) if len(shape) - 1 in dims), None)
         rows = _union([[s for n, s in enumerate(box) if n != last] for box in boxes])
-        return Footprint(elements, _lines(boxes, last, shape, size, elements), rows, exact)
+        return Footprint(elements, _lines(boxes, last, shape, size, elements), rows)
 
     def _irregular(self, a: Access, loops: Sequence[L.For]) -> bool:
         """Whether the box of the running loops is not what the access touches."""
@@ -270,24 +262,25 @@ class Footprints:
                             blocks.remove(other)
         return [tuple(sorted(b)) for b in blocks]
 
-    def _indices(self, a: Access, dims: tuple[int, ...], shape: Sequence[int], loops: Sequence[L.For]) -> tuple[Indices, bool]:
-        """The indices in these dimensions (row-major, of several), and whether they are exactly known."""
+    def _indices(self, a: Access, dims: tuple[int, ...], shape: Sequence[int], loops: Sequence[L.For]) -> Indices:
+        """The indices in these dimensions (row-major, of several); as many of them where they are not exactly known."""
         running = {x.var for x in loops}
         found = [self._form_while(a.indices[d], running) for d in dims]
         forms = [f for f in found if f is not None]
         if len(forms) < len(dims) and len(dims) == 1:  # depends on data, or too many to enumerate
             most = prod(_most(x.extent, self.middle) for x in loops if x.var in E.variables(a.indices[dims[0]]))
-            return range(min(shape[dims[0]], most)), most <= 1
-        starts = [constant + self._standing(factors, running) for factors, constant in forms]
+            return range(min(shape[dims[0]], most))
+        still = [[(c, self.middle[g[0]] // g[1] % max(1, self._size(g))) for g, c in f.items() if g[0] not in running] for f, _ in forms]
+        starts = [constant + sum(c * n for c, n in terms) for terms, (_, constant) in zip(still, forms, strict=True)]
         if len(dims) == 1:
             return _sum(starts[0], [(c, self._size(g)) for g, c in forms[0][0].items() if g[0] in running], shape[dims[0]])
         digits = list(dict.fromkeys(g for factors, _ in forms for g in factors if g[0] in running))
         sizes = [self._size(g) for g in digits]
         if len(forms) < len(dims) or prod(sizes) > self.limit:
-            return range(prod(shape[d] for d in dims)), False
+            return range(prod(shape[d] for d in dims))
         steps = [_along(np.arange(n), axis, len(digits)) for axis, n in enumerate(sizes)]
         terms = [[factors.get(g, 0) * step for g, step in zip(digits, steps, strict=True)] for factors, _ in forms]
-        return _places([sum(t, np.asarray(start)) for t, start in zip(terms, starts, strict=True)], [shape[d] for d in dims]), True
+        return _places([sum(t, np.asarray(start)) for t, start in zip(terms, starts, strict=True)], [shape[d] for d in dims])
 
     def _form_while(self, index: Expr, running: Collection[Expr]) -> Form | None:
         """The form of an index while `running` run: what has none, but stands still, is a constant."""
@@ -295,10 +288,6 @@ class Footprints:
         if form is None and not E.reads(index) and not set(running) & set(E.variables(index)):
             return {}, int(_value(self.indices[index], self.middle))
         return form
-
-    def _standing(self, factors: Mapping[Position, int], running: Collection[Expr]) -> int:
-        """What the digits of loops that stand still add to an index."""
-        return sum(c * (self.middle[g[0]] // g[1] % max(1, self._size(g))) for g, c in factors.items() if g[0] not in running)
 
 
 def _places(indices: Sequence[Any], shape: Sequence[int], taken: Any = True, points: tuple[int, ...] | None = None) -> Ints:
@@ -311,29 +300,28 @@ def _places(indices: Sequence[Any], shape: Sequence[int], taken: Any = True, poi
     return np.unique(np.broadcast_to(place, points)[np.broadcast_to(taken, points)])
 
 
-def _sum(start: int, terms: Sequence[tuple[int, int]], size: int) -> tuple[Indices, bool]:
-    """All values of start + sum(c * x for 0 <= x < n) in [0, size), and whether they are exactly these."""
+def _sum(start: int, terms: Sequence[tuple[int, int]], size: int) -> Indices:
+    """All values of start + sum(c * x for 0 <= x < n) in [0, size); those of a progression around them where they are too many."""
     if any(n == 0 for _, n in terms):
-        return range(0), True
+        return range(0)
     start += sum(c * (n - 1) for c, n in terms if c < 0)
     steps = sorted((abs(c), n) for c, n in terms if c and n > 1)
     unit = steps[0][0] if steps else 1
-    count, listed, exact = 1, None, True
+    count, listed = 1, None
     for c, n in steps:
         if listed is None and c % unit == 0 and c // unit <= count:
             count += c // unit * (n - 1)
             continue
         listed = unit * np.arange(count) if listed is None else listed
         if len(listed) * n > ENUMERATED:
-            unit, exact = reduce(gcd, (s for s, _ in steps)), False
+            unit = gcd(*(s for s, _ in steps))
             count, listed = sum(s * (m - 1) for s, m in steps) // unit + 1, None
             break
         listed = np.unique(np.add.outer(listed, c * np.arange(n)))
     if listed is not None:
-        return listed[(listed >= -start) & (listed < size - start)] + start, exact
-    skipped = max(0, -(start // unit)) if start < 0 else 0
-    first = start + skipped * unit
-    return range(first, max(first, min(start + count * unit, size)), unit), exact
+        return listed[(listed >= -start) & (listed < size - start)] + start
+    first = start + max(0, -(start // unit)) * unit if start < 0 else start
+    return range(first, max(first, min(start + count * unit, size)), unit)
 
 
 def _union(boxes: Sequence[Sequence[Indices]]) -> int:
@@ -389,7 +377,6 @@ def _lines(boxes: Sequence[Sequence[Indices]], last: int | None, shape: Sequence
 
 
 def _in_lines(s: Indices, per_line: int) -> Indices:
-    """The lines that indices lie on."""
     if isinstance(s, range) and s.step == 1:
         return range(s.start // per_line, (s.stop - 1) // per_line + 1)
     if isinstance(s, range) and s.step % per_line == 0:

@@ -22,8 +22,8 @@ from functools import cache
 
 import islpy as isl
 
-from tcomp.ir.loops import Allocate, Buffer, For, Stmt, walk
-from tcomp.ir.polyhedral.model import READ, REDUCE, WRITE, Access, Instance, Model, Relation, TooHard, limited, map_of, model
+from tcomp.ir.loops import Buffer, For, Stmt
+from tcomp.ir.polyhedral.model import REDUCE, Access, Instance, Model, Relation, TooHard, limited, map_of, model
 from tcomp.schedules.analysis import dependence
 
 
@@ -72,7 +72,7 @@ class Witness:
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """An iteration that touches an element which is not there, or holds nothing yet."""
+    """An iteration that touches an element which is not there."""
 
     iteration: Iteration
     buffer: str
@@ -136,9 +136,6 @@ def _judge(quick: Callable[[], Buffer | None], exact: Callable[[], Conflict | No
         if proofs is not None:
             proofs.questions += 1
             proofs.seconds += time.perf_counter() - started
-
-
-# ---------------------------------------------------------------- questions of the primitives
 
 
 def race(loop: For, may_reassociate: bool = False, within: Stmt | None = None) -> Conflict | None:
@@ -214,9 +211,6 @@ def _only(order: Relation, dims: Sequence[int]) -> Relation:
     return order.apply_range(map_of(names, [names[d] for d in dims]))
 
 
-# ---------------------------------------------------------------- witnesses
-
-
 def conflict_of(m: Model, d: Dependence, bad: Relation) -> Conflict | None:
     """The conflict of a dependence some of whose pairs, `bad`, would be out of order; None if there are no such pairs."""
     bad = bad.intersect_params(m.context)
@@ -262,37 +256,14 @@ def _fixed(m: Model, sizes: Mapping[str, int]) -> dict[str, int]:
     return {v.name: sizes[name] for v, name in m.parameters.items() if name in sizes}
 
 
-def _touch(m: Model, i: Instance, a: Access, relation: Relation) -> Touch | None:
-    """The first iteration that touches an element by a relation, if there is one."""
-    relation = relation.intersect_params(m.context)
-    if relation.is_empty():
-        return None
-    sizes, values = _smallest(relation)
-    split = len(i.loops)
-    return Touch(_iteration(i, values[:split]), a.buffer.name, tuple(values[split:][-len(a.buffer.shape) :]), _fixed(m, sizes))
-
-
-# ---------------------------------------------------------------- whole programs
-
-
 def out_of_bounds(stmt: Stmt) -> Touch | None:
     """An iteration that touches an element outside of its buffer. Only affine accesses are judged."""
     m = model(stmt)
-    known = ((i, a) for i in m.instances for a in i.accesses if a.exact and a.buffer in m.boxes)
-    return next((x for i, a in known if (x := _touch(m, i, a, a.relation.subtract_range(m.boxes[a.buffer]))) is not None), None)
-
-
-def undefined(stmt: Stmt) -> Touch | None:
-    """An iteration that reads an element of a temporary before anything has been written to it. Only affine accesses are judged."""
-    m = model(stmt)
-    temporary = {s.buffer for s in walk(stmt) if isinstance(s, Allocate)}
-    found = [(i, a) for i in m.instances for a in i.accesses if a.buffer in temporary]
-    for i, a in found:
-        if a.kind != WRITE and a.exact:
-            missing = a.relation
-            for j, w in found:
-                if w.buffer is a.buffer and w.kind != READ:  # what some iteration of `j` has written when an iteration of `i` runs
-                    missing = missing.subtract(j.order.lex_lt_map(i.order).reverse().apply_range(w.relation))
-            if (touch := _touch(m, i, a, missing)) is not None:
-                return touch
+    for i, a in [(i, a) for i in m.instances for a in i.accesses if a.exact and a.buffer in m.boxes]:
+        bad = a.relation.subtract_range(m.boxes[a.buffer]).intersect_params(m.context)
+        if not bad.is_empty():
+            sizes, values = _smallest(bad)
+            split = len(i.loops)
+            element = tuple(values[split:][-len(a.buffer.shape) :])
+            return Touch(_iteration(i, values[:split]), a.buffer.name, element, _fixed(m, sizes))
     return None

@@ -74,9 +74,6 @@ def _bound(todo: Work, target: CpuTarget, threads: int, core: Core | None) -> fl
     return cpu_roof(target, threads, core).seconds(float(todo.slots), float(todo.divisions), float(todo.bytes))[0]
 
 
-# ---------------------------------------------------------------- regions
-
-
 class _WorkingSet(NamedTuple):
     """What a statement touches: the room that it takes in the cache before each level, in bytes (in pages of the address translation),
     and the bytes that it moves: what is written is fetched, unless non-temporal, and written back."""
@@ -122,27 +119,10 @@ class _Region:
         return region
 
 
-def _fetched_to_be_written(a: Access) -> bool:
-    return a.writes and not (isinstance(a.statement, Store) and a.statement.streamed)
-
-
 def _offset(place: Expr) -> int:
     """A linear index where all variables are zero."""
     zero = simplify(E.substitute(place, {v: E.const(0, v.dtype) for v in E.variables(place)}))
     return int(zero.attr) if zero.op == "const" else 0
-
-
-def _kinds_of_instructions(kernel: Kernel) -> dict[Stmt, str]:
-    """How the loops of machine instructions are to be read: lanes along the result, copies across it."""
-    kinds: dict[Stmt, str] = {}
-    for call in L.walk(kernel.body):
-        if isinstance(call, L.Call):
-            leaf = next(s for s in L.walk(call.body) if isinstance(s, Store | Accumulate))
-            place = linear_index(leaf.buffer, leaf.indices)
-            for s in L.walk(call.body):
-                if isinstance(s, For):
-                    kinds[s] = L.VECTORIZED if coefficient(place, s.var) == 1 else L.UNROLLED
-    return kinds
 
 
 class _Model:
@@ -158,7 +138,12 @@ class _Model:
         self.rooms = {**{level: size * USABLE_CACHE for level, size in caches.items()}, "pages": core.tlb_entries}
         self.spans = {"l2": core.l1_span, "l3": max(core.l1_span, target.l2 // L2_WAYS)}  # bytes between addresses of the same set
         self.regions: list[_Region] = []
-        self.kinds = _kinds_of_instructions(kernel)
+        self.kinds: dict[Stmt, str] = {}  # of loops of machine instructions: lanes along the result, copies across it
+        for call in (s for s in L.walk(kernel.body) if isinstance(s, L.Call)):
+            leaf = next(s for s in L.walk(call.body) if isinstance(s, Store | Accumulate))
+            place = linear_index(leaf.buffer, leaf.indices)
+            loops = [s for s in L.walk(call.body) if isinstance(s, For)]
+            self.kinds |= {s: L.VECTORIZED if coefficient(place, s.var) == 1 else L.UNROLLED for s in loops}
         self.parallel = 0.0  # regions of threads that are started
         self.balance = 1.0
         self.guards = 0.0
@@ -282,8 +267,6 @@ class _Model:
             return False
         return all(x is s or all(b is not s.buffer for b, _ in L.places(x)) for x in L.walk(loop.body))
 
-    # ------------------------------------------------------------ cycles
-
     def _distinct(self, listed: Iterable[_Move]) -> tuple[float, float, float]:
         """(vectors, scalars, gathered elements) that accesses move: copies of a loop that ask for the same element move it once."""
         vectors = scalars = gathered = 0.0
@@ -334,8 +317,6 @@ class _Model:
             "prefetches": region.prefetches, "prefetches.missed": region.missed,
         }  # fmt: skip
 
-    # ------------------------------------------------------------ traffic
-
     def _traffic(self, stmt: Stmt, level: str, room: float, loops: Loops = ()) -> tuple[float, float]:
         """(bytes or pages, those of the busiest thread) that a cache of `room` does not hold."""
         if isinstance(stmt, For):
@@ -367,11 +348,10 @@ class _Model:
                     size[level] += touched.lines * LINE * max(1.0, gcd(row, span) / piece if touched.rows > 1 and piece else 1.0)
                 size["memory"] += touched.lines * LINE
                 size["pages"] += max(ceil(touched.lines * LINE / page), ceil(touched.rows * min(row, page) / page))
-                moved += touched.lines * LINE * (2 if any(map(_fetched_to_be_written, group)) else 1)
+                fetched = any(a.writes and not (isinstance(a.statement, Store) and a.statement.streamed) for a in group)  # to be written
+                moved += touched.lines * LINE * (2 if fetched else 1)
             self.sets[stmt] = _WorkingSet(size, moved)
         return self.sets[stmt]
-
-    # ------------------------------------------------------------ the sum of it
 
     def estimate(self, bound: float, flops: float, compulsory: float) -> Estimate:
         core, hertz = self.core, self.core.ghz * 1e9

@@ -172,9 +172,6 @@ def _of_place(e: Expr) -> bool:
     return _of_place(e.args[0]) if e.op == "select" else e.dtype in (INDEX, "bool") and not E.reads(e)
 
 
-# ---------------------------------------------------------------- whole programs
-
-
 @dataclass(frozen=True, slots=True)
 class Work:
     """Operations, slots and compulsory bytes of a kernel; symbolic where its dims are. `divisions` are of float32 lanes."""
@@ -247,9 +244,6 @@ def _compulsory(kernel: Kernel, known: bool, limit: int) -> Expr:
             elements = reduce(mul, (as_expr(n) if a is None else _volume(a) for n, a in zip(buffer.shape, asked, strict=True)), as_expr(1))
         total = total + elements * itemsize(buffer.dtype)
     return total
-
-
-# ---------------------------------------------------------------- machines
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,9 +182,6 @@ def all_contiguous(reads: Sequence[E.Expr], axis: For) -> bool:
     return all(stride(r, axis.var) == 1 for r in reads)
 
 
-# ---------------------------------------------------------------- candidates
-
-
 def tiles(reduction: Nest, product: Product, target: CudaTarget) -> list[Tile]:
     """The best tiles, best first; those of warpgroups behind the others."""
 
@@ -238,9 +235,6 @@ def _sides(axes: tuple[int, ...], threads: int, sizes: Sequence[int], unit: int 
             yield Side(axes[-1:], threads, each, unit or each)
         if len(axes) > 1:
             yield Side(axes[-2:], threads, each, unit or each)
-
-
-# ---------------------------------------------------------------- the model
 
 
 def _cycles(reduction: Nest, product: Product, tile: Tile, parts: int, target: CudaTarget) -> float:

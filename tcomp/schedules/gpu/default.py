@@ -33,6 +33,7 @@ from tcomp.ir.access import stride
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.fallback import FallbackKind
+from tcomp.ir.instruction import WARP
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import For, Kernel
 from tcomp.ir.simplify import same_dim
@@ -57,7 +58,8 @@ MIN_SPLIT_LENGTH = 1 << 15  # elements: from this length on a reduction with few
 MIN_SPLIT_PART = 32  # elements: the least that a part of a split reduction accumulates
 MIN_COLUMNS = 16  # columns of a product from which on neighbouring threads walk along them: half a warp
 REGISTER_TILES = ((8, 8), (8, 4), (4, 4), (2, 4), (1, 4), (1, 2))  # (rows, columns) of results of a thread, best first
-MAX_ROW_THREADS = 1024  # threads of the block of a row where there are few: as many as a block may have
+MAX_ROW_THREADS, FEW_ROWS, LONG_ROW = 1024, 256, 1 << 13  # threads of a block at most, for fewer rows than that, of so many elements
+MIN_BLOCKS = 64  # blocks that keep more than half of a large GPU's multiprocessors busy
 ROW_ELEMENTS = 4  # elements of a row for each thread
 
 
@@ -136,8 +138,7 @@ def _split_reduction(s: Schedule, result: str) -> str | None:
     product = T.is_contraction(reduction) and not _prefers_block_per_row(reduction)  # others are reduced by rows, many threads to each
     if length < (MIN_SPLIT_PART * 8 if product else MIN_SPLIT_LENGTH) or results * (1 if product else BLOCK_THREADS * 8) >= BUSY_THREADS:
         return None
-    parts = 1 << (min(4 * BUSY_THREADS // results, length // MIN_SPLIT_PART).bit_length() - 1)
-    partial = s.rfactor(result, longest.var.name, parts)
+    partial = s.rfactor(result, longest.var.name, _floor_power(min(4 * BUSY_THREADS // results, length // MIN_SPLIT_PART)))
     s.mask(partial)
     return partial
 
@@ -200,8 +201,11 @@ def _schedule_group(s: Schedule, group: Group, target: CudaTarget, knobs: Knobs)
     try:
         with s.together():
             match group.shape:
-                case "elementwise" if group.inside:
-                    _horizontal_fusion(s, (group.result, *group.inside))
+                case "elementwise" if group.inside:  # horizontal fusion: a thread computes one element of each
+                    first, *others = [T.fuse_all(s, T.names(result_nest(s.kernel, x).loops)) for x in (group.result, *group.inside)]
+                    for other in others:
+                        s.fuse_loops(first, other)
+                    _grid(s, [first])
                 case "elementwise":
                     _elementwise(s, group.result)
                 case "thread tile":
@@ -237,14 +241,6 @@ def _elementwise(s: Schedule, result: str) -> None:
     _grid(s, loops)
 
 
-def _horizontal_fusion(s: Schedule, results: Sequence[str]) -> None:
-    """A thread computes one element of each."""
-    first, *others = [T.fuse_all(s, T.names(result_nest(s.kernel, result).loops)) for result in results]
-    for other in others:
-        s.fuse_loops(first, other)
-    _grid(s, [first])
-
-
 def _vector_lanes(nest: Nest) -> int:
     """How many neighbouring elements one thread takes: as many as the widest type allows, where rows divide and lie side by side."""
     lane = nest.loops[-1]
@@ -256,18 +252,16 @@ def _vector_lanes(nest: Nest) -> int:
 
 
 def _grid(s: Schedule, loops: Sequence[str]) -> str:
-    """Fuse perfectly nested loops and run them on all threads; returns the thread loop."""
+    """Fuse perfectly nested loops and run them on all threads, in smaller blocks where there is little to do, so that it spreads over more
+    multiprocessors; returns the thread loop."""
     flat = T.fuse_all(s, loops)
-    extent = editing.find_loop(s.kernel, flat).extent
-    return s.distribute(flat, _block_size(extent), "block.x", "thread.x")[1]
+    many = extent_of(editing.find_loop(s.kernel, flat).extent, 1 << 20)
+    return s.distribute(flat, min(BLOCK_THREADS, max(WARP, _floor_power(many // MIN_BLOCKS))), "block.x", "thread.x")[1]
 
 
-def _block_size(extent: Dim) -> int:
-    """Threads of a block: fewer where there is little to do, so that it spreads over more multiprocessors."""
-    size, many = BLOCK_THREADS, extent_of(extent, 1 << 20)
-    while size > 32 and many < size * 64:
-        size //= 2
-    return size
+def _floor_power(n: int) -> int:
+    """The largest power of two up to a number; 1 of 0."""
+    return 1 << max(0, n.bit_length() - 1)
 
 
 def _thread_tile(s: Schedule, result: str, acc: str) -> None:
@@ -353,8 +347,7 @@ def _fitting(extent: Dim, most: int) -> int:
 def _rows_and_rest(s: Schedule, group: Group) -> tuple[list[For], list[For]]:
     """The loops of a result that index its reductions, and the others."""
     out = result_nest(s.kernel, group.result)
-    rows = access_patterns.row_loops(s.kernel, out, group.inside)
-    assert rows is not None
+    rows = access_patterns.row_loops(s.kernel, out, group.inside) or []
     return [x for x in out.loops if x.var in rows], [x for x in out.loops if x.var not in rows]
 
 
@@ -370,7 +363,9 @@ def _thread_per_row(s: Schedule, group: Group) -> None:
 def _block_per_row(s: Schedule, group: Group) -> None:
     rows, rest = _rows_and_rest(s, group)
     reductions = {n.writes.name: n for n in nests(s.kernel) if n.is_reduction and n.writes.name in group.inside}
-    threads = _row_threads(max(_longest(n) for n in reductions.values()), prod(extent_of(x.extent) for x in rows))
+    length, count = max(_longest(n) for n in reductions.values()), prod(extent_of(x.extent) for x in rows)
+    most = MAX_ROW_THREADS if count < FEW_ROWS and length >= LONG_ROW else BLOCK_THREADS
+    threads = min(most, max(WARP, 1 << (-(-length // ROW_ELEMENTS) - 1).bit_length()))
     partials = {}
     for name, reduction in reductions.items():
         axis = contiguous_reduction(reduction) or T.longest(reduction.reduction_loops)
@@ -390,15 +385,6 @@ def _block_per_row(s: Schedule, group: Group) -> None:
         else:
             T.over_threads(s, access_patterns.stage_axes(s.kernel, name, False)[len(rows) :], threads)
     T.over_threads(s, T.names(rest), threads)
-
-
-def _row_threads(length: int, rows: int) -> int:
-    """Threads of the block of a row: about four elements for each, more of them where there are few rows."""
-    most = MAX_ROW_THREADS if rows < 256 and length >= 1 << 13 else BLOCK_THREADS
-    threads = 32
-    while threads < most and threads * ROW_ELEMENTS < length:
-        threads *= 2
-    return threads
 
 
 # ---------------------------------------------------------------- weights

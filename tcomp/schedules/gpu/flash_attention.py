@@ -165,7 +165,13 @@ def _map_rows(s: Schedule, c: Chain, tile: Tile) -> None:
         s.set_scope(partial, "shared")
         for is_reduction in (False, True):
             *_, line, lane = stage_axes(s.kernel, partial, is_reduction)
-            s.unroll(tensor_cores.map_rows(s, tile, line, lane) if tile.tensor else _map_rows_and_lanes(s, tile, line, lane))
+            if tile.tensor:
+                one = tensor_cores.map_rows(s, tile, line, lane)
+            else:
+                thread, one = s.split(line, tile.rows.per_thread)
+                s.reorder(thread, lane, one)
+                T.bind(s, {thread: "thread.y", lane: "thread.x"})
+            s.unroll(one)
         T.unroll(s, _reduction_loops(s, partial))
         if not tile.tensor:
             rank = len(c.write.indices)
@@ -176,21 +182,10 @@ def _map_rows(s: Schedule, c: Chain, tile: Tile) -> None:
     T.bind(s, {thread: "thread.y", one: "thread.x"})
 
 
-def _map_rows_and_lanes(s: Schedule, tile: Tile, row: str, lane: str) -> str:
-    """As `tensor_cores.map_rows`."""
-    thread, one = s.split(row, tile.rows.per_thread)
-    s.reorder(thread, lane, one)
-    T.bind(s, {thread: "thread.y", lane: "thread.x"})
-    return one
-
-
 def _reduction_loops(s: Schedule, name: str) -> list[str]:
     """The loops that a stage is reduced over."""
     c = next(c for c in write_nests(s.kernel.body) if isinstance(c.write, Accumulate) and c.write.buffer.name == name)
     return T.names(Nest(c.loops, c.write).reduction_loops)
-
-
-# ---------------------------------------------------------------- structure and sizes
 
 
 def _products(s: Schedule, found: SoftmaxProduct, target: CudaTarget) -> Products:

@@ -62,7 +62,8 @@ def schedule(s: Schedule, result: str, acc: str, target: CudaTarget, knobs: Knob
     product = find(reduction, out, target)
     assert product is not None
     best = tiles(reduction, product, target)
-    options = tuple(map(_option, best))
+    sides = [[(x.axes, x.threads, x.per_thread) for x in (t.rows, t.columns)] for t in best]
+    options = tuple((*a, *b, *(["wgmma"] if t.by_warpgroups else [])) for t, (a, b) in zip(best, sides, strict=True))
     tile = best[options.index(knobs.choice(f"{acc}.tile", options, options[0]))]
     width = T.vector_width(reduction, out, tile.columns.per_thread)
     if all_contiguous(reads_of(reduction, product)[1], product.sliced) or (len(tile.columns.axes) > 1 and tile.columns.per_thread != width):
@@ -85,12 +86,6 @@ def schedule(s: Schedule, result: str, acc: str, target: CudaTarget, knobs: Knob
 
     step, copies = multiply_in_slices(s, acc, reduction, product, tile, width, bulk=in_bulk)
     _pipeline(s, acc, step, copies, tile, tile.blocks(reduction), target, knobs)
-
-
-def _option(tile: Tile) -> tuple[object, ...]:
-    """What a decision records of a tile."""
-    sides = (x for side in (tile.rows, tile.columns) for x in (side.axes, side.threads, side.per_thread))
-    return (*sides, *(["wgmma"] if tile.by_warpgroups else []))
 
 
 def multiply_in_slices(
@@ -135,10 +130,12 @@ def multiply_in_slices(
             _copy_by_threads(s, loops, tile, reads_along)
     summed = dict(enumerate(stage_axes(s.kernel, acc, True)))
     map_elements(s, tile, cleared, width)
+    update = next(x for x in walk(s.kernel.body) if isinstance(x, Accumulate) and x.buffer.name == acc)
+    slice_ = editing.enclosing(s.kernel, update)[-1].var.name
     if tile.tensor:
-        tensor_cores.multiply(s, tile, summed, _innermost_loop(s, acc))
+        tensor_cores.multiply(s, tile, summed, slice_)
     else:
-        _map_to_threads(s, tile, summed, width, _innermost_loop(s, acc))
+        _map_to_threads(s, tile, summed, width, slice_)
     hold_in_registers(s, acc, tile, width)
     return step, copies
 
@@ -204,12 +201,6 @@ def _slice_loop(s: Schedule, acc: str, reduction: Nest, product: Product, tile: 
     units = [x for d, x in enumerate(spatial) if d not in tile.axes]
     s.reorder(*units, *others, step, *(spatial[d] for d in tile.axes), slice_, reassociate=True)
     return T.fuse_all(s, [*others, step])
-
-
-def _innermost_loop(s: Schedule, acc: str) -> str:
-    """The innermost loop around the sum: the slice."""
-    update = next(x for x in walk(s.kernel.body) if isinstance(x, Accumulate) and x.buffer.name == acc)
-    return editing.enclosing(s.kernel, update)[-1].var.name
 
 
 def _slice(s: Schedule, copy: BufferCopy, tile: Tile, side: Side, along: bool) -> list[str]:

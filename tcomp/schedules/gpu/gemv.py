@@ -20,7 +20,7 @@ from math import prod
 from tcomp.ir import expr as E
 from tcomp.ir.access import linear_index, stride
 from tcomp.ir.dtypes import itemsize
-from tcomp.ir.loops import Accumulate, For, walk
+from tcomp.ir.loops import SERIAL, Accumulate, For, walk
 from tcomp.ir.simplify import linear
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of, reduction_nest, result_nest, stage_axes
 from tcomp.schedules.cost.gpu import LAUNCH_TIME
@@ -158,17 +158,12 @@ def _partial_sums(s: Schedule, partial: str, local: str, strip: Gemv) -> None:
     T.lanes(s, [*rows, vector], strip.each)
     T.lanes(s, stage_axes(s.kernel, local, False), strip.each)
     spatial = stage_axes(s.kernel, local, True)
-    reductions = _reduction_loops(s, local)
+    update = next(x for x in walk(s.kernel.body) if isinstance(x, Accumulate) and x.buffer.name == local)
+    used = E.variables(*update.indices)
+    reductions = T.names(x for x in editing.enclosing(s.kernel, update) if x.kind == SERIAL and x.var not in used)
     s.reorder(*reductions, *spatial, reassociate=True)
     extent = editing.find_loop(s.kernel, reductions[-1]).extent
     ahead = max((n for n in range(2, LOADS_AHEAD + 1) if isinstance(extent, int) and extent % n == 0), default=1)
     if ahead > 1:
         s.unroll(reductions[-1] if extent == ahead else s.split(reductions[-1], ahead)[1])
     T.lanes(s, spatial, strip.each)
-
-
-def _reduction_loops(s: Schedule, acc: str) -> list[str]:
-    """The serial loops around a sum that do not say of what, outermost first."""
-    update = next(x for x in walk(s.kernel.body) if isinstance(x, Accumulate) and x.buffer.name == acc)
-    used = set(E.variables(*update.indices))
-    return T.names(x for x in editing.enclosing(s.kernel, update) if x.kind == "serial" and x.var not in used)
