@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from tcomp.ir.program import Program
     from tcomp.machines import Core
     from tcomp.passes.attention import AttentionTiles
-    from tcomp.schedules.cost.estimate import Estimate
-    from tcomp.schedules.cost.roofline import Roof
+    from tcomp.schedules.cost.roofline import Estimate, Roof
     from tcomp.schedules.knobs import Knobs
     from tcomp.schedules.schedule import Schedule
 

@@ -259,11 +259,11 @@ def _fixed(m: Model, sizes: Mapping[str, int]) -> dict[str, int]:
 def out_of_bounds(stmt: Stmt) -> Touch | None:
     """An iteration that touches an element outside of its buffer. Only affine accesses are judged."""
     m = model(stmt)
-    for i, a in [(i, a) for i in m.instances for a in i.accesses if a.exact and a.buffer in m.boxes]:
+    for instance, a in ((i, a) for i in m.instances for a in i.accesses if a.exact and a.buffer in m.boxes):
         bad = a.relation.subtract_range(m.boxes[a.buffer]).intersect_params(m.context)
         if not bad.is_empty():
             sizes, values = _smallest(bad)
-            split = len(i.loops)
+            split = len(instance.loops)
             element = tuple(values[split:][-len(a.buffer.shape) :])
-            return Touch(_iteration(i, values[:split]), a.buffer.name, element, _fixed(m, sizes))
+            return Touch(_iteration(instance, values[:split]), a.buffer.name, element, _fixed(m, sizes))
     return None

@@ -31,8 +31,7 @@ from tcomp.ir.loops import Accumulate, Buffer, For, Kernel, Stmt, Store
 from tcomp.ir.simplify import simplify
 from tcomp.machines import Core
 from tcomp.schedules.analysis.footprint import Footprints, at_sizes, instances
-from tcomp.schedules.cost.estimate import MAX_POINTS, Estimate
-from tcomp.schedules.cost.roofline import CLASSES, Work, cpu_roof, operations, operators, work
+from tcomp.schedules.cost.roofline import CLASSES, MAX_POINTS, Estimate, Roof, Work, cpu_roof, operations, operators, work
 from tcomp.target import CpuTarget
 
 USABLE_CACHE = 0.8  # share of a cache that a working set may take: stacks and code take the rest (benchmarks.model, skylake-avx512)
@@ -60,18 +59,16 @@ def estimate(
     Raises `IRError` if a symbolic dim has no value in `dims`.
     """
     kernel = at_sizes(kernel, dims or {})
-    todo = work(kernel, MAX_POINTS)
-    bound = _bound(todo, target, threads, core)
-    return _Model(kernel, target, core or target.core, threads).estimate(bound, float(todo.flops), float(todo.bytes))
+    return _Model(kernel, target, core or target.core, threads).estimate(work(kernel, MAX_POINTS), cpu_roof(target, threads, core))
 
 
 def bound(kernel: Kernel, target: CpuTarget, dims: Mapping[Expr, int] | None = None, threads: int = 1, core: Core | None = None) -> float:
     """The least seconds that a kernel takes, by the roofline. Raises as `estimate`."""
-    return _bound(work(at_sizes(kernel, dims or {}), MAX_POINTS), target, threads, core)
+    return _least_seconds(work(at_sizes(kernel, dims or {}), MAX_POINTS), cpu_roof(target, threads, core))
 
 
-def _bound(todo: Work, target: CpuTarget, threads: int, core: Core | None) -> float:
-    return cpu_roof(target, threads, core).seconds(float(todo.slots), float(todo.divisions), float(todo.bytes))[0]
+def _least_seconds(todo: Work, top: Roof) -> float:
+    return top.seconds(float(todo.slots), float(todo.divisions), float(todo.bytes))[0]
 
 
 class _WorkingSet(NamedTuple):
@@ -88,6 +85,16 @@ class _Move(NamedTuple):
     access: Access
     unrolled: Loops
     lane: For | None
+
+
+class _Here(NamedTuple):
+    """Where a statement stands: its region, the loops and conditions around it, the unrolled loops and the lanes between region and it."""
+
+    region: _Region
+    loops: Loops = ()
+    conditions: tuple[Expr, ...] = ()
+    unrolled: Loops = ()
+    lane: For | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -147,7 +154,7 @@ class _Model:
         self.parallel = 0.0  # regions of threads that are started
         self.balance = 1.0
         self.guards = 0.0
-        self._visit(kernel.body, self._region(None, None, (), (), 1.0, kernel.body), (), (), (), None)
+        self._visit(kernel.body, _Here(self._region(None, None, (), (), 1.0, kernel.body)))
 
     def _region(
         self, loop: For | None, parent: _Region | None, around: Loops, conditions: Sequence[Expr], share: float, body: Stmt
@@ -158,33 +165,33 @@ class _Model:
         self.regions.append(_Region(loop, parent, around, trips, share, written))
         return self.regions[-1]
 
-    def _visit(self, s: Stmt, region: _Region, loops: Loops, conditions: tuple[Expr, ...], unrolled: Loops, lane: For | None) -> None:
-        """Enter a statement: `unrolled` and `lane` are the loops between it and its region."""
+    def _visit(self, s: Stmt, here: _Here) -> None:
+        region = here.region
         match s:
             case Store() | Accumulate():
-                return self._leaf(s, region, loops, conditions, unrolled, lane)
+                return self._leaf(s, here)
             case L.Prefetch():
-                hints = self._copies(unrolled)
+                hints = self._copies(here.unrolled)
                 region.prefetches += hints
                 region.missed += hints * self._missed(s, region.loop)
                 return
             case For() if self.kinds.get(s, s.kind) == L.VECTORIZED:
-                lane = s
-            case For() if self.kinds.get(s, s.kind) == L.UNROLLED or lane is not None:
-                unrolled = (*unrolled, s)
+                here = here._replace(lane=s)
+            case For() if self.kinds.get(s, s.kind) == L.UNROLLED or here.lane is not None:
+                here = here._replace(unrolled=(*here.unrolled, s))
             case For():
                 share = region.share
-                if s.kind == L.PARALLEL and self.threads > 1 and not any(x.kind == L.PARALLEL for x in loops):
+                if s.kind == L.PARALLEL and self.threads > 1 and not any(x.kind == L.PARALLEL for x in here.loops):
                     share = self._share((s,))
                     self.parallel += region.trips
                     self.balance = min(self.balance, 1 / (share * self.threads))
-                region = self._region(s, region, (*loops, s), conditions, share, s.body)
-                unrolled, lane = (), None
+                inner = self._region(s, region, (*here.loops, s), here.conditions, share, s.body)
+                here = here._replace(region=inner, unrolled=(), lane=None)
             case L.If() | L.While():
                 region.instructions["other"] += 1
-                self.guards += region.trips * self._copies(unrolled)
-        for child, inner, more in inside(s):
-            self._visit(child, region, loops + inner, conditions + more, unrolled, lane)
+                self.guards += region.trips * self._copies(here.unrolled)
+        for child, loops, conditions in inside(s):
+            self._visit(child, here._replace(loops=here.loops + loops, conditions=here.conditions + conditions))
 
     def _copies(self, unrolled: Iterable[For]) -> int:
         return prod(self._extent(x) for x in unrolled)
@@ -210,14 +217,12 @@ class _Model:
         """Instructions for all lanes of a vectorized loop."""
         return 1 if lane is None else max(1, ceil(self._extent(lane) * bits / self.target.vector_bits))
 
-    def _leaf(
-        self, s: Store | Accumulate, region: _Region, loops: Loops, conditions: tuple[Expr, ...], unrolled: Loops, lane: For | None
-    ) -> None:
-        self._compute(s, region, unrolled, lane, self._part(region, loops, conditions, unrolled, lane))
+    def _leaf(self, s: Store | Accumulate, here: _Here) -> None:
+        region, loops, conditions, unrolled, lane = here
+        self._compute(s, here)
         for r in E.reads(s.value, *s.indices):
             move = _Move(Access(r.attr, r.args, loops, conditions, False, s), unrolled, lane)
-            home = region if r.attr.scope == "register" else region.home(E.variables(*r.args), {r.attr})
-            (home.in_registers if r.attr.scope == "register" else home.loads).append(move)
+            (region.in_registers if r.attr.scope == "register" else region.home(E.variables(*r.args), {r.attr}).loads).append(move)
         result = _Move(Access(s.buffer, s.indices, loops, conditions, True, s), unrolled, lane)
         if s.buffer.scope == "register":
             region.in_registers.append(result)
@@ -234,24 +239,21 @@ class _Model:
                 instructions = self._vectors(lane, BITS[s.value.dtype]) + SHUFFLES * log2(max(2, self._extent(lane)))
                 region.instructions["across"] += self._copies(unrolled) * instructions
 
-    def _part(self, region: _Region, loops: Loops, conditions: Sequence[Expr], unrolled: Loops, lane: For | None) -> float:
-        """The share of a statement's copies in a region that conditions let run. Those on lanes mask them: they run all the same."""
-        inner = {x.var for x in unrolled}
-        asked = [c for c in conditions if inner & set(E.variables(c)) and (lane is None or lane.var not in E.variables(c))]
-        copies = region.trips * self._copies(unrolled)
-        if not asked or not copies:
-            return 1.0
-        return min(1.0, instances(tuple(x for x in loops if x is not lane), asked, MAX_POINTS) / copies)
-
-    def _compute(self, s: Store | Accumulate, region: _Region, unrolled: Loops, lane: For | None, part: float) -> None:
-        """Count the operators of a statement where they are evaluated, once for all copies that agree on them."""
+    def _compute(self, s: Store | Accumulate, here: _Here) -> None:
+        """Count the operators of a statement where they are evaluated, once for all copies that agree on them, for the share of its copies
+        that conditions let run. Conditions on lanes mask them: they run all the same."""
+        region, lane, inner = here.region, here.lane, {x.var for x in here.unrolled}
+        asked = [c for c in here.conditions if inner & set(E.variables(c)) and (lane is None or lane.var not in E.variables(c))]
+        copies, part = region.trips * self._copies(here.unrolled), 1.0
+        if asked and copies:
+            part = min(1.0, instances(tuple(x for x in here.loops if x is not lane), asked, MAX_POINTS) / copies)
         for e, cost in operators(s):
             combines = isinstance(s, Accumulate) and e is s.value
             depends = set(E.variables(e, *s.indices) if combines else E.variables(e))
             home = region if combines else region.home(depends, {r.attr for r in E.reads(e)})
             wide = lane if lane is not None and lane.var in depends else None
             bits = BITS[e.args[0].dtype if e.dtype == "bool" and e.args else e.dtype]
-            times = part * self._copies(x for x in unrolled if combines or x.var in depends) * self._vectors(wide, bits)
+            times = part * self._copies(x for x in here.unrolled if combines or x.var in depends) * self._vectors(wide, bits)
             each = 1.0
             if cost.kind in ("special", "other"):
                 each = max(1.0, cost.slots / (bits / 32))
@@ -353,7 +355,8 @@ class _Model:
             self.sets[stmt] = _WorkingSet(size, moved)
         return self.sets[stmt]
 
-    def estimate(self, bound: float, flops: float, compulsory: float) -> Estimate:
+    def estimate(self, todo: Work, top: Roof) -> Estimate:
+        bound, flops, compulsory = _least_seconds(todo, top), float(todo.flops), float(todo.bytes)
         core, hertz = self.core, self.core.ghz * 1e9
         totals, busiest = defaultdict[str, float](float), defaultdict[str, float](float)
         inside_core = 0.0

@@ -1,15 +1,14 @@
 """How long a scheduled loop program takes on a GPU: an analytic model, launch by launch.
 
-Of each launch is counted what the units of a multiprocessor (SM) have to do: arithmetic, products on tensor cores, accesses to shared memory,
-accesses through the first cache; what blocks fetch from the second one, each what it touches, once; and what the launch as a whole touches
-there or in memory. These overlap for the most part, copies ahead of their use or not. SMs without a block do nothing; one with few warps waits
-for what these wait for.
+Of each launch is counted what the units of a multiprocessor (SM) have to do: arithmetic, products on tensor cores, accesses to shared
+memory, accesses through the first cache; what blocks fetch from the second one, each what it touches, once; and what the launch as a whole
+touches there or in memory. These overlap for the most part, copies ahead of their use or not. SMs without a block do nothing; one with few
+warps waits for what these wait for.
 
-Accesses are counted for all threads of a block at once: in memory in pieces of `LINE` bytes, in shared memory (without conflicts) in rows of
-`BANKS` bytes, at least one for each warp; an access that an unrolled loop does not move is made once, and neighbours that such a loop visits
-together. Registers are estimated: those of the schedule's buffers, and some. Nothing here was fitted to measurements so far: what is learned
-while tuning corrects it.
-"""
+Accesses are counted for all threads of a block at once: in memory in pieces of `LINE` bytes, in shared memory (without conflicts) in rows
+of `BANKS` bytes, at least one for each warp; an access that an unrolled loop does not move is made once, and neighbours that such a loop
+visits together. Registers are estimated: those of the schedule's buffers, and some. Nothing here was fitted to measurements so far: what is
+learned while tuning corrects it."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ from tcomp.ir.layout import LINE
 from tcomp.ir.loops import Accumulate, For, Kernel, Stmt
 from tcomp.schedules.analysis.access_patterns import bytes_of
 from tcomp.schedules.analysis.footprint import Footprints, at_sizes, instances
-from tcomp.schedules.cost.estimate import MAX_POINTS, Estimate
-from tcomp.schedules.cost.roofline import executions, gpu_roof, operators, work
+from tcomp.schedules.cost.roofline import MAX_POINTS, Estimate, executions, gpu_roof, operators, work
 from tcomp.schedules.primitives.cache_factors import core_of, product_of
 from tcomp.target import CudaTarget
 
@@ -54,9 +52,9 @@ SECONDS = ("arithmetic", "tensor", "shared", "l1", "l2", "memory", "launch")
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One launch in numbers: `blocks` of `threads`, each block with bytes of `shared` memory, each thread with `registers`; then, of all blocks
-    together: `slots` of arithmetic and `divisions` (see `work`), `products` of float16 on tensor cores, `banks` (cycles of shared memory),
-    `pieces` of `LINE` bytes that pass the first cache, bytes `fetched` by each block and bytes `touched` by any."""
+    """One launch in numbers: `blocks` of `threads`, each block with bytes of `shared` memory, each thread with `registers`; then, of all
+    blocks together: `slots` of arithmetic and `divisions` (see `work`), `products` of float16 on tensor cores, `banks` (cycles of shared
+    memory), `pieces` of `LINE` bytes that pass the first cache, bytes `fetched` by each block and bytes `touched` by any."""
 
     blocks: float
     threads: float
@@ -150,7 +148,8 @@ def _arithmetic(kernel: Kernel, is_tensor: Callable[[Accumulate, Expr], bool], m
 
 
 def modelled(kernel: Kernel, target: CudaTarget) -> tuple[float, dict[str, float], dict[str, float]]:
-    """(seconds, those of each unit, counts) of a kernel of known size: sums over its launches, and of those that a block has, its extremes."""
+    """(seconds, those of each unit, counts) of a kernel of known size: sums over its launches, and of those that a block has, its
+    extremes."""
     kernel = L.hoist_temporaries(kernel)[0]
     found = [launch_of(replace(kernel, body=L.block(*stmts))) for stmts in L.launches(kernel.body)]
     times = [launch.seconds(target) for launch in found]

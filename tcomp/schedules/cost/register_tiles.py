@@ -36,14 +36,13 @@ def choose_tile(
     loading: Callable[[int], tuple[float, float]] = lambda vectors: (0.0, 0.0),
     multiple: int = 0,
 ) -> Tile:
-    """The register tile with the least modelled cycles for an outer_rows x rows x columns result, of those with as many outer rows as one of
-    `outer_options` says, whose rows divide `multiple`.
+    """The register tile with the least modelled cycles for an outer_rows x rows x columns result, of those with as many outer rows as one
+    of `outer_options` says, whose rows divide `multiple`.
 
     Per step of the reduction a tile issues rows * vectors FMAs (two a cycle), loads `vectors` vectors and `rows` broadcasts (two a cycle),
     and cannot go faster than the FMA latency of 4 cycles; one register holds the broadcast, `vectors` the operand. More rows than
-    `cached_rows` evict each other from the first-level cache. `loading` says how many cycles it takes to load so many vectors of the operand
-    again for other rows: (at least, on top of the rest).
-    """
+    `cached_rows` evict each other from the first-level cache. `loading` says how many cycles it takes to load so many vectors of the
+    operand again for other rows: (at least, on top of the rest)."""
     vector_count = max(1, -(-columns // lanes))
 
     def step(outer: int, r: int, v: int) -> float:

@@ -33,10 +33,11 @@ from tcomp.machines import Core
 from tcomp.schedules.analysis.footprint import ENUMERATED, Footprints, instances
 from tcomp.target import CpuTarget, CudaTarget
 
+MAX_POINTS = 1 << 12  # points counted one by one where there is no closed form: an estimate is asked for thousands of candidates
 CLASSES = ("fma", "add", "mul", "div", "special", "other")
 
-# Operations and divisions of the functions' polynomials in `codegen.math`, in float64; and in float32, where those differ. (Of those with an
-# exponential AVX-512 needs up to eleven fewer: it scales by powers of two in one.)
+# Operations and divisions of the functions' polynomials in `codegen.math`, in float64; and in float32, where those differ. (Of those with
+# an exponential AVX-512 needs up to eleven fewer: it scales by powers of two in one.)
 _SPECIAL = {
     "exp": (32, 1), "log": (39, 1), "tanh": (54, 3), "erf": (95, 6), "sin": (44, 0), "cos": (43, 0), "tan": (43, 1), "asin": (33, 2),
     "acos": (39, 2), "atan": (36, 3), "sinh": (54, 3), "cosh": (36, 2), "asinh": (67, 3), "acosh": (64, 4), "atanh": (65, 3),
@@ -279,3 +280,27 @@ def gpu_roof(target: CudaTarget) -> Roof:
     gpu = target.gpu
     rate = gpu.sms * gpu.lanes * gpu.ghz * 1e9
     return Roof(rate, rate / _GPU_DIVISION, ((gpu.l2, gpu.cache * 1e9), (float("inf"), gpu.memory * 1e9)))
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a model of cost says of a kernel: seconds, in all and by component, and what they were computed from; `print` shows a table.
+
+    `seconds` are those of the components, on a CPU seen by one thread of those that share the work: "arithmetic" (the ports of the vector
+    units, and chains of accumulations), "registers" (loads and stores), "l2", "l3", "memory" (traffic from that level), "pages"
+    (translation of addresses), "overhead" (loops, threads). `bound` is the roofline; `counts` are numbers, by name."""
+
+    time: float
+    bound: float
+    seconds: Mapping[str, float]
+    counts: Mapping[str, float]
+
+    @property
+    def features(self) -> dict[str, float]:
+        """What a learned model is told: counts and seconds, under stable names."""
+        return {**self.counts, **{f"seconds.{name}": s for name, s in self.seconds.items()}, "seconds": self.time, "bound": self.bound}
+
+    def __str__(self) -> str:
+        rows = {**self.seconds, "predicted": self.time, "bound": self.bound}
+        share = f"   {self.bound / self.time:.0%} of the prediction" if self.time else ""
+        return "\n".join(f"{name:<12}{s * 1e6:12.2f} µs" for name, s in rows.items()) + share

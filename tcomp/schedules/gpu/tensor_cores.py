@@ -7,8 +7,8 @@ threads (thread.x), and instructions.
               row = 16 * (t // 32) + 8 * high + t // 4 % 8, column = 8 * many + 2 * (t % 4) + low
 
 Slices of both factors lie for `wgmma` in shared memory as core matrices: 8 rows of 16 bytes along the reduction that follow each other
-(`core_matrices`). A side of a tile along two axes has 8 elements along the inner one, the rows of a core matrix. These tiles are options of a
-decision, and never the default one: that stays `mma` before wgmma was seen on hardware.
+(`core_matrices`). A side of a tile along two axes has 8 elements along the inner one, the rows of a core matrix. These tiles are options of
+a decision, and never the default one: that stays `mma` before wgmma was seen on hardware.
 
 A sum is cleared and used by the thread that holds it, where the fragments put it.
 """

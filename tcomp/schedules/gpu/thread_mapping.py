@@ -1,4 +1,5 @@
-"""What the default GPU schedules have in common: loops by name and by axis, cuts of loops and the layouts that follow them, lanes, partial sums."""
+"""What the default GPU schedules have in common: loops by name and by axis, cuts of loops and the layouts that follow them, lanes, partial
+sums."""
 
 from __future__ import annotations
 
