@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -166,14 +167,13 @@ def grouped_axis(kernel: Kernel) -> tuple[str, int] | None:
     """A loop over elements of a reduction, and a size, where an operand depends on the loop only through its quotient by the size: the
     output channels of a grouped convolution."""
     for reduction in (n for n in nests(kernel) if n.is_reduction):
-        for x in reduction.spatial:
-            for r in reduction.reads:
-                through = {e for i in r.args for e in E.walk(i) if x.var in e.args}
-                divisors = {e.args[1].attr for e in through if e.op == "floordiv" and e.args[0] is x.var and e.args[1].op == "const"}
-                if len(divisors) == len(through) == 1 and isinstance(x.extent, int):
-                    (size,) = divisors
-                    if 1 < size < x.extent and x.extent % size == 0 and all(i is not x.var for i in r.args):
-                        return x.var.name, size
+        for x, r in itertools.product(reduction.spatial, reduction.reads):
+            through = {e for i in r.args for e in E.walk(i) if x.var in e.args}
+            sizes = {e.args[1].attr for e in through if e.op == "floordiv" and e.args[0] is x.var and e.args[1].op == "const"}
+            if len(sizes) == len(through) == 1 and isinstance(x.extent, int) and x.var not in r.args:
+                (size,) = sizes
+                if 1 < size < x.extent and x.extent % size == 0:
+                    return x.var.name, size
     return None
 
 

@@ -9,9 +9,13 @@ product of matrices), values computed from either.
 A side of a tile runs along one axis (each thread takes neighbouring elements), or along two, as the pixels of an image do: the threads
 along the outer one, the elements of a thread along the inner one.
 
-Tensor cores multiply by `mma`; on sm_90a alone a decision may also choose tiles of `wgmma` (`tensor_cores`). From sm_90 on a decision may
-have slices copied in bulk (`bulk_copies`); by default all threads copy them. Where a result has too few tiles to fill the machine and its
-reduction is long, the reduction is split among blocks first (`split_k`).
+Tensor cores multiply by `mma`; on sm_90a alone a decision may also choose tiles of `wgmma` (`tensor_cores`). Where a result has too few
+tiles to fill the machine and its reduction is long, the reduction is split among blocks first (`split_k`).
+
+All threads copy slices (`cp.async`). From sm_90 on a decision may have some copied in bulk (`bulk_copy`): each thread of a warp has whole
+rows of full tiles copied, a row by one instruction, and none of its elements passes a register; tiles over an edge are kept apart by
+`specialize`. That takes rows that follow the source, in multiples of 16 bytes on both sides (so not `wgmma`, whose rows of a core matrix
+have 16 bytes), and is never the default before both were measured on hardware.
 """
 
 from __future__ import annotations
@@ -19,23 +23,29 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.access import is_multiple, linear_index, without
 from tcomp.ir.dtypes import itemsize
-from tcomp.ir.loops import Accumulate, For, Store, walk
+from tcomp.ir.instruction import RUN
+from tcomp.ir.loops import Accumulate, For, Store, perfect, walk
 from tcomp.schedules.analysis.access_patterns import Nest, bytes_of, extent_of, reduction_nest, result_nest, stage_axes
 from tcomp.schedules.cost.gpu import OTHER_REGISTERS
-from tcomp.schedules.gpu import bulk_copies, tensor_cores
+from tcomp.schedules.gpu import tensor_cores
 from tcomp.schedules.gpu import thread_mapping as T
 from tcomp.schedules.gpu.block_tiles import Product, Side, Tile, all_contiguous, best_split, find, reads_of, tiles
 from tcomp.schedules.handles import BufferCopy
+from tcomp.schedules.instructions import bulk_copy
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
+from tcomp.schedules.primitives.specialize import specialize
+from tcomp.schedules.primitives.tensorize import tensorize
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CudaTarget
 
 MAX_UNROLLED = 16  # elements of a slice that a thread multiplies without a test of the loop: more only lengthens the code
 MAX_STAGES = 4  # slices in shared memory: latency of memory is hidden by 3 ahead
+BULK_COPY_ARCHITECTURE = "sm_90"  # the oldest architecture with copies in bulk
 ASYNC_COPY_ARCHITECTURE = 80  # compute capability (times 10) from which on copies into shared memory pass no register (`cp.async`)
 SPLIT_GAIN = 1.15  # factor by which the model must find a split reduction faster: a second launch must not be lost by an error of the model
 MIN_SPLIT_PART = 128  # elements of the reduction in each part: several slices
@@ -79,9 +89,9 @@ def schedule(s: Schedule, result: str, acc: str, target: CudaTarget, knobs: Knob
     map_elements(s, tile, inside, width)
 
     def in_bulk(slices: list[list[str]]) -> list[list[str]]:
-        if tile.by_warpgroups or not target.executes(bulk_copies.ARCH):
+        if tile.by_warpgroups or not target.executes(BULK_COPY_ARCHITECTURE):
             return []
-        possible = [loops for loops in slices if bulk_copies.is_possible(s, loops)]
+        possible = [loops for loops in slices if _copies_in_bulk(s, loops)]
         return possible if possible and knobs.choice(f"{acc}.copies", ("threads", "bulk"), "threads") == "bulk" else []
 
     step, copies = multiply_in_slices(s, acc, reduction, product, tile, width, bulk=in_bulk)
@@ -125,7 +135,7 @@ def multiply_in_slices(
     in_bulk = bulk([loops for loops, _ in slices])
     for loops, reads_along in slices:
         if loops in in_bulk:
-            loops = bulk_copies.fill(s, loops, tile.instruction_threads if tile.tensor else tile.columns.threads)
+            loops = _copy_in_bulk(s, loops, tile.instruction_threads if tile.tensor else tile.columns.threads)
         if loops:
             _copy_by_threads(s, loops, tile, reads_along)
     summed = dict(enumerate(stage_axes(s.kernel, acc, True)))
@@ -247,9 +257,54 @@ def _copy_by_threads(s: Schedule, loops: list[str], tile: Tile, along: bool) -> 
     T.bind(s, dict(zip(axes, ("thread.x", "thread.y", "thread.z"), strict=False)))
 
 
+def _copies_in_bulk(s: Schedule, loops: Sequence[str]) -> bool:
+    """Whether the innermost of the loops that fill a slice is a run in both memories, at multiples of 16 bytes, in full tiles."""
+    first, last = (editing.find_loop(s.kernel, x) for x in (loops[0], loops[-1]))
+    store = _store(last)
+    source = store.value.args[1] if store.value.op == "select" else store.value
+    if source.op != "read" or not isinstance(last.extent, int):
+        return False
+    starts = [without(linear_index(b, indices), last.var) for b, indices in ((store.buffer, store.indices), (source.attr, source.args))]
+    if not all(start is not None and is_multiple(start[1] * itemsize(store.buffer.dtype), RUN) for start in starts):
+        return False
+    try:
+        kernel = specialize(s.kernel, loops[0])[0] if _has_edges(first) else s.kernel
+        tensorize(kernel, loops[-1], _run(last))
+    except ScheduleError:
+        return False
+    return True
+
+
+def _copy_in_bulk(s: Schedule, loops: Sequence[str], threads: int) -> list[str]:
+    """Full tiles are copied by so many threads; returns the loops over a tile that hangs over an edge, none if there are no such tiles."""
+    edges: list[str] = []
+    if _has_edges(editing.find_loop(s.kernel, loops[0])):
+        edge = s.specialize(loops[0])
+        edges = T.names(perfect(editing.find_loop(s.kernel, edge))[0])
+    *rows, last = loops
+    s.tensorize(last, _run(editing.find_loop(s.kernel, last)))
+    if rows:
+        rest, thread = s.split(T.fuse_all(s, rows), threads)
+        s.reorder(thread, rest)
+        s.bind(thread, "thread.x")
+    return edges
+
+
+def _store(loop: For) -> Store:
+    return next(x for x in walk(loop) if isinstance(x, Store))
+
+
+def _has_edges(loop: For) -> bool:
+    return any(e.op == "select" for e in E.walk(_store(loop).value))
+
+
+def _run(last: For) -> str:
+    return bulk_copy(_store(last).buffer.dtype, extent_of(last.extent)).name
+
+
 def _copy_width(last: For) -> int:
     """How many neighbours a thread copies at once: as many as certainly lie aligned in a row, and are there or not together."""
-    store = next(x for x in walk(last) if isinstance(x, Store))
+    store = _store(last)
     width = T.power_of_two(extent_of(last.extent), T.VECTOR_BYTES // itemsize(store.buffer.dtype))
     for r in E.reads(store.value):
         step, rest = without(linear_index(r.attr, r.args), last.var) or (0, None)

@@ -26,24 +26,17 @@ def with_precision(kernel: Kernel, precision: str) -> Kernel:
     """
     if precision == "fp32":
         return kernel
-    rounded = _ROUNDED[precision]
 
     def edit(s: Stmt) -> Stmt | None:
-        if not isinstance(s, Accumulate) or s.value.dtype != "float32" or not _of_matrices(s):
+        product, conditions = product_of(s) if isinstance(s, Accumulate) else (None, [])
+        if not isinstance(s, Accumulate) or product is None or s.value.dtype != "float32" or not all(map(E.reads, product.args)):
             return None
-        product, conditions = product_of(s)
-        assert product is not None
-        value = E.binary("mul", *(rounded(factor) for factor in product.args))
+        left, right = (set(E.variables(factor)) & set(E.variables(*s.indices)) for factor in product.args)
+        if left <= right or right <= left:
+            return None
+        value = E.binary("mul", *map(_ROUNDED[precision], product.args))
         for c in reversed(conditions):
             value = E.select(c, value, s.reducer.identity)
         return Accumulate(s.buffer, s.indices, value, s.reducer)
 
     return kernel.with_body(rebuild(kernel.body, edit))
-
-
-def _of_matrices(s: Accumulate) -> bool:
-    product, _ = product_of(s)
-    if product is None or not all(E.reads(factor) for factor in product.args):
-        return False
-    left, right = (set(E.variables(factor)) & set(E.variables(*s.indices)) for factor in product.args)
-    return not left <= right and not right <= left
