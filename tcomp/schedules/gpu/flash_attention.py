@@ -40,9 +40,7 @@ from tcomp.target import CudaTarget
 SIDE_THREADS = 16  # threads along each side of a tile: 256 in all
 SLICE_DEPTH = 16  # elements of a slice of queries and keys: 64 bytes of each row, two sectors of memory
 STAGES = 2  # slices, and blocks of values, in shared memory: the next ones are copied while these are used
-EXPONENTIAL = (
-    8  # cycles of a warp for an element of the scores: exponential, reductions of its row, weight for others to read (an estimate)
-)
+EXPONENTIAL = 8  # cycles of a warp for an element of the scores: exponential, reductions of its row, store of its weight (an estimate)
 MAX_ACCUMULATORS, MAX_TENSOR_ACCUMULATORS = 112, 160  # 32-bit registers of a thread for the elements of its tiles, of 255; by tensor cores
 MIN_SM_ROWS = 16  # rows that each SM should get at least: half a tile of the smallest ones
 WIDTHS = range(block_tiles.MIN_EXTENT, 257)  # numbers of columns for which there are tiles that keep a multiprocessor busy
