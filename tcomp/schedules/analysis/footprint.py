@@ -248,18 +248,14 @@ class Footprints:
 
     def _blocks(self, group: Sequence[Access], running: Collection[Expr]) -> list[tuple[int, ...]]:
         """The dimensions, those together that a running digit couples."""
-        blocks = [{d} for d in range(len(group[0].indices))]
+        blocks = [frozenset({d}) for d in range(len(group[0].indices))]
         for a in group:
-            used: dict[Position, int] = {}
-            for d, i in enumerate(a.indices):
-                form = self.forms[i]
-                for position in form[0] if form is not None else ():
-                    if position[0] in running and self._size(position) > 1:
-                        first = used.setdefault(position, d)
-                        one, other = (next(b for b in blocks if x in b) for x in (first, d))
-                        if one is not other:
-                            one |= other
-                            blocks.remove(other)
+            forms = [self.forms[i] for i in a.indices]
+            moving = [{p for p in f[0] if p[0] in running and self._size(p) > 1} if f is not None else set() for f in forms]
+            for position in set[Position]().union(*moving):
+                dims = {d for d, positions in enumerate(moving) if position in positions}
+                coupled = [b for b in blocks if b & dims]
+                blocks = [*(b for b in blocks if b not in coupled), frozenset[int]().union(*coupled)]
         return [tuple(sorted(b)) for b in blocks]
 
     def _indices(self, a: Access, dims: tuple[int, ...], shape: Sequence[int], loops: Sequence[L.For]) -> Indices:

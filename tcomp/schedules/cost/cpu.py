@@ -203,12 +203,10 @@ class _Model:
             return 0.0
         place = linear_index(s.buffer, s.indices)
         step = coefficient(place, loop.var)
-        reads = [r for x in L.walk(loop.body) for r in E.reads(*L.expressions(x)) if r.attr is s.buffer]
+        reads = [linear_index(r.attr, r.args) for x in L.walk(loop.body) for r in E.reads(*L.expressions(x)) if r.attr is s.buffer]
         if not step or not reads:
             return 0.0
-        start = _offset(place)
-        ahead = min(abs(start - _offset(linear_index(r.attr, r.args))) / abs(step) for r in reads)
-        return min(1.0, ahead / max(1, self._extent(loop)))
+        return min(1.0, min(abs(_offset(place) - _offset(r)) / abs(step) for r in reads) / max(1, self._extent(loop)))
 
     def _extent(self, x: For) -> int:
         return x.extent if isinstance(x.extent, int) else max(1, 2 * self.footprints.middle.get(x.var, 0))

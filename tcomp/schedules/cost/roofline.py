@@ -49,7 +49,8 @@ _SPECIAL32 = {
 }  # fmt: skip
 _INTEGER_DIVISION = 20  # slots of a division of integers: there is no vector instruction (an estimate)
 _GPU_DIVISION = 8  # slots of a division of float32 on a GPU: a reciprocal of the special unit, and Newton's steps (an estimate)
-_ADD = frozenset({"add", "sub", "min", "max", "neg", "abs", "floor", "ceil", "round", "trunc"})
+_ADD = ("add", "sub", "min", "max", "neg", "abs", "floor", "ceil", "round", "trunc")
+_SIMPLE = {"fma": ("fma", 2), "mul": ("mul", 1), **dict.fromkeys(_ADD, ("add", 1))}  # (class, operations)
 _NOTHING = frozenset({"const", "var", "read", "bitcast"})
 _MAX_CASES = 256  # cases of one value that are looked at one by one: bounds the time of counting
 
@@ -79,18 +80,12 @@ def cost_of(e: Expr) -> Cost | None:
     if e.op in _SPECIAL:  # float32 goes through float64
         count, divisions = _SPECIAL[e.op]
         return Cost("special", count, 2 * count, 2 * divisions)
-    match e.op:
-        case "fma":
-            return Cost("fma", 2, slots)
-        case "div" if e.args[1].op == "const":
-            return Cost("mul", 1, 2 * slots)  # see tcomp.codegen.division
-        case "div" | "sqrt":
-            return Cost("div", 1, slots, slots)
-        case "mul":
-            return Cost("mul", 1, slots)
-        case op if op in _ADD:
-            return Cost("add", 1, slots)
-    return Cost("other", 0, slots)
+    if e.op == "div" and e.args[1].op == "const":
+        return Cost("mul", 1, 2 * slots)  # see tcomp.codegen.division
+    if e.op in ("div", "sqrt"):
+        return Cost("div", 1, slots, slots)
+    kind, flops = _SIMPLE.get(e.op, ("other", 0))
+    return Cost(kind, flops, slots)
 
 
 def operators(statement: Store | Accumulate, cases: Mapping[Expr, int] | None = None) -> Iterator[tuple[Expr, Cost]]:

@@ -21,7 +21,6 @@ have 16 bytes), and is never the default before both were measured on hardware.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
@@ -49,8 +48,6 @@ BULK_COPY_ARCHITECTURE = "sm_90"  # the oldest architecture with copies in bulk
 ASYNC_COPY_ARCHITECTURE = 80  # compute capability (times 10) from which on copies into shared memory pass no register (`cp.async`)
 SPLIT_GAIN = 1.15  # factor by which the model must find a split reduction faster: a second launch must not be lost by an error of the model
 MIN_SPLIT_PART = 128  # elements of the reduction in each part: several slices
-
-P = TypeVar("P")
 
 
 def split_k(s: Schedule, acc: str, target: CudaTarget) -> str | None:
@@ -112,18 +109,15 @@ def multiply_in_slices(
     the loop over slices, and their names. `owner`: the tile whose elements the factor of the rows are; threads copy their own. `bulk` says
     which of the slices, given by the loops that fill them, are copied in bulk."""
 
-    def in_order(pair: tuple[P, P]) -> tuple[P, P]:
-        """Of the rows and of the columns, for what is of the left and of the right factor, and the other way round."""
-        return pair if product.right == 1 else pair[::-1]
-
     reads = reads_of(reduction, product)
     along = [all_contiguous(r, product.sliced) for r in reads]
     rows, columns = (f"{r[0].attr.name}.shared" for r in reads)
+    names = editing.fresh(s.kernel, rows), editing.fresh(s.kernel, columns + "2" * (rows == columns))
     cleared = dict(enumerate(stage_axes(s.kernel, acc, False)))
     s.reorder(*(x for d, x in cleared.items() if d not in tile.axes), *(cleared[d] for d in tile.axes))
-    left, right = in_order((editing.fresh(s.kernel, rows), editing.fresh(s.kernel, columns + "2" * (rows == columns))))
     step = _slice_loop(s, acc, reduction, product, tile)
-    copies = in_order(s.cache_factors(step, left, right, "shared"))
+    made = s.cache_factors(step, names[1 - product.right], names[product.right], "shared")
+    copies = made if product.right == 1 else made[::-1]
     slices = list[tuple[list[str], bool]]()
     for copy, reads_along, side in zip(copies, along, (tile.rows, tile.columns), strict=True):
         if owner is not None and side is tile.rows:
