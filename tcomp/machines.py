@@ -87,14 +87,7 @@ class Core:
     page: int = 4096  # bytes that one address translation covers, at whose end hardware stops to prefetch
     tlb_entries: int = 64  # pages whose translations are at hand
     tlb_miss: float = 8  # cycles to find the translation of another page in the second-level table
-    shared_bandwidth: float = 1  # bytes a cycle that each core gets while all cores read the same from beyond their own caches
     parallel_region: float = 1300  # cycles to wake the threads of a region and to wait for them: half a microsecond
-
-    def load_cycles(self, level: str, size: int) -> float:
-        """Cycles to load `size` bytes from the cache `level` ("l1", "l2", "l3") while a product is computed, which leaves four fifths of
-        the bandwidth (measured on skylake-avx512)."""
-        bandwidth: float = getattr(self, f"{level}_bandwidth")
-        return size / (0.8 * bandwidth)
 
 
 @dataclass(frozen=True, slots=True)

@@ -302,14 +302,11 @@ def _fastest(reduction: Nest) -> For:
 
 
 def _slowest_first(reduction: Nest) -> list[For]:
-    """Reduction loops in the order in which the largest operand lies in memory, its slowest first."""
+    """Reduction loops in the order in which the largest operand lies in memory, its slowest first; before them, those that it has no
+    stride along."""
     largest = max(reduction.reads, key=_elements, default=None)
-
-    def place(x: For) -> int:
-        step = stride(largest, x.var) if largest is not None else 0
-        return -(1 << 40) if step is None else -abs(step)
-
-    return sorted(reduction.reduction_loops, key=place)
+    steps = {x: 0 if largest is None else stride(largest, x.var) for x in reduction.reduction_loops}
+    return sorted(steps, key=lambda x: -(1 << 40) if (step := steps[x]) is None else -abs(step))
 
 
 def _register_tile(reduction: Nest, row: For | None) -> tuple[int, int]:
@@ -319,26 +316,20 @@ def _register_tile(reduction: Nest, row: For | None) -> tuple[int, int]:
         return 1, 1
     columns = reduction.spatial[-1].extent if _fastest(reduction) is reduction.spatial[-1] else 1
     for rows, width in REGISTER_TILES:
-        r, c = _dividing(row.extent, rows) if row is not None else 1, _fitting(columns, width)
+        r = 1 if row is None else _fitting(row.extent, range(1, rows + 1), 2)
+        c = _fitting(columns, [n for n in (1, 2, 4, 8) if n <= width], width // 2)
         if r * c * 2 >= rows * width and results // (r * c) >= BUSY_THREADS // 2:
             return r, c
     return 1, 1
 
 
-def _dividing(extent: Dim, most: int) -> int:
-    """The largest size up to `most` without a remainder; of a long or symbolic extent that has none above 1, `most` itself."""
+def _fitting(extent: Dim, sizes: Sequence[int], least: int) -> int:
+    """The last of ascending `sizes` that leaves no remainder; of a long or symbolic extent for which that is none from `least` on, the last
+    of all."""
     if not isinstance(extent, int):
-        return most
-    best = max(n for n in range(1, most + 1) if extent % n == 0)
-    return best if best > 1 or extent < 8 * most else most
-
-
-def _fitting(extent: Dim, most: int) -> int:
-    """The largest power of two up to `most` without a remainder; of a long or symbolic extent that has none, `most` itself."""
-    if not isinstance(extent, int):
-        return most
-    best = T.power_of_two(extent, most)
-    return best if best * 2 >= most or extent < 8 * most else most
+        return sizes[-1]
+    best = max(n for n in sizes if extent % n == 0)
+    return best if best >= least or extent < 8 * sizes[-1] else sizes[-1]
 
 
 # ---------------------------------------------------------------- rows
