@@ -266,8 +266,7 @@ class Footprints:
         if len(forms) < len(dims) and len(dims) == 1:  # depends on data, or too many to enumerate
             most = prod(_most(x.extent, self.middle) for x in loops if x.var in E.variables(a.indices[dims[0]]))
             return range(min(shape[dims[0]], most))
-        still = [[(c, self.middle[g[0]] // g[1] % max(1, self._size(g))) for g, c in f.items() if g[0] not in running] for f, _ in forms]
-        starts = [constant + sum(c * n for c, n in terms) for terms, (_, constant) in zip(still, forms, strict=True)]
+        starts = [constant + self._standing(factors, running) for factors, constant in forms]
         if len(dims) == 1:
             return _sum(starts[0], [(c, self._size(g)) for g, c in forms[0][0].items() if g[0] in running], shape[dims[0]])
         digits = list(dict.fromkeys(g for factors, _ in forms for g in factors if g[0] in running))
@@ -284,6 +283,10 @@ class Footprints:
         if form is None and not E.reads(index) and not set(running) & set(E.variables(index)):
             return {}, int(_value(self.indices[index], self.middle))
         return form
+
+    def _standing(self, factors: Mapping[Position, int], running: Collection[Expr]) -> int:
+        """What the digits of loops that stand still add to an index."""
+        return sum(c * (self.middle[g[0]] // g[1] % max(1, self._size(g))) for g, c in factors.items() if g[0] not in running)
 
 
 def _places(indices: Sequence[Any], shape: Sequence[int], taken: Any = True, points: tuple[int, ...] | None = None) -> Ints:
