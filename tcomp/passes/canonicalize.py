@@ -6,21 +6,19 @@ No rule here changes a result, except that a power with a small exponent is as a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from tcomp.ir import te
 from tcomp.ir.dtypes import is_float
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, const, row_major, substitute
+from tcomp.ir.expr import Dim, as_dim, as_expr, bounds, const, row_major, substitute
 from tcomp.ir.graph import Graph, Node, Value
 from tcomp.ir.simplify import difference, same_dim, same_shape
 from tcomp.ops.elementwise import CAST, DIV, MUL, POW, RECIPROCAL
 from tcomp.ops.movement import PAD, RESHAPE, TRANSPOSE, product
-from tcomp.passes import structure
-from tcomp.passes.rewrite import Notes, Rewriter, rewrite_graph, rule_for, structural
+from tcomp.passes.rewrite import Notes, Replacement, Rewriter, rewrite_graph, rule_for
+from tcomp.passes.structure import Movement, bodies, body_of, canonical, lossless, movement, structural, with_constants
 
-UNIFORM_LIMIT = 1 << 16  # elements of a constant that is looked through
+UNIFORM_LIMIT = 1 << 16  # elements of a constant that is searched for different ones: bounds compile time
 
 
 def canonicalize(graph: Graph, notes: Notes | None = None) -> Graph:
@@ -28,17 +26,14 @@ def canonicalize(graph: Graph, notes: Notes | None = None) -> Graph:
     return rewrite_graph(graph, (no_operation, one_movement, two_pads, two_casts, small_power, exact_division), notes)
 
 
-def no_operation(node: Node, rewriter: Rewriter) -> Sequence[Value | None] | None:
+def no_operation(node: Node, rewriter: Rewriter) -> Replacement:
     """f(x)[i] == x[i]  =>  f(x) = x,  read off the tensor expression: x + 0, x * 1, a reshape to the same shape, ..."""
     inputs = [v for v in node.inputs if v is not None]
     if structural(node) or not any(v.dtype == u.dtype and same_shape(v.shape, u.shape) for v in inputs for u in node.outputs):
         return None
     values = {v: value for v in inputs if (value := uniform(rewriter.array(v))) is not None}
-    result: list[Value | None] = []
-    for body in structure.bodies(node):
-        found = None if body is None else structure.moved(structure.with_constants(body, values))
-        same = body is not None and found is not None and structure.is_identity(body.tensor, *found)
-        result.append(found[0] if found is not None and same else None)
+    moves = [None if body is None else movement(with_constants(body, values)) for body in bodies(node)]
+    result = [move.source if move is not None and move.is_identity else None for move in moves]
     return result if any(v is not None for v in result) else None
 
 
@@ -50,19 +45,7 @@ def uniform(array: np.ndarray | None) -> bool | int | float | None:
     return first.item() if (array == first).all() else None
 
 
-# ---------------------------------------------------------------- movement
-
-
-@dataclass(frozen=True, slots=True)
-class _Movement:
-    """tensor[axes] = source[indices]"""
-
-    source: Value
-    tensor: te.Tensor
-    indices: tuple[Expr, ...]
-
-
-def one_movement(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
+def one_movement(node: Node, rewriter: Rewriter) -> Replacement:
     """move(move(x)) = x, reshape(x) or transpose(x)    transpose(x) = reshape(x), where only axes of extent 1 move
 
     Any operators that only move elements take part.
@@ -74,33 +57,25 @@ def one_movement(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
     if inner is None:
         return None if node.op is RESHAPE else _as_reshape(node, rewriter, outer)
     at = dict(zip(inner.tensor.axes, outer.indices, strict=True))
-    indices = structure.canonical(outer.tensor, [substitute(i, at) for i in inner.indices])
-    both = _Movement(inner.source, outer.tensor, indices)
-    if structure.is_identity(both.tensor, both.source, both.indices):
-        return (both.source,)
-    return _as_reshape(node, rewriter, both) or _as_transpose(node, rewriter, both)
+    both = Movement(inner.source, outer.tensor, canonical(outer.tensor, [substitute(i, at) for i in inner.indices]))
+    return (both.source,) if both.is_identity else _as_reshape(node, rewriter, both) or _as_transpose(node, rewriter, both)
 
 
-def _movement(node: Node | None) -> _Movement | None:
-    if node is None or structural(node) or len(node.outputs) != 1 or len(node.inputs) != 1:
-        return None
-    body = structure.bodies(node)[0]
-    found = None if body is None else structure.moved(body)
-    return None if body is None or found is None else _Movement(found[0], body.tensor, found[1])
+def _movement(node: Node | None) -> Movement | None:
+    return movement(body_of(node)) if node is not None and len(node.inputs) == 1 else None
 
 
-def _as_reshape(node: Node, rewriter: Rewriter, move: _Movement) -> Sequence[Value] | None:
+def _as_reshape(node: Node, rewriter: Rewriter, move: Movement) -> Sequence[Value] | None:
     """A reshape, if every element keeps its row-major position."""
-    shape = move.tensor.shape
-    if not same_dim(product(move.source.shape), product(shape)):
+    source, target = move.source.shape, move.tensor.shape
+    if not same_dim(product(source), product(target)):
         return None
-    axes = structure.canonical(move.tensor, move.tensor.axes)
-    if difference(row_major(move.indices, move.source.shape), row_major(axes, shape)) is not const(0):
+    if difference(row_major(move.indices, source), row_major(canonical(move.tensor, move.tensor.axes), target)) is not const(0):
         return None
-    return rewriter.add(RESHAPE, [move.source], {"shape": shape}, node.name)
+    return rewriter.add(RESHAPE, [move.source], {"shape": target}, node.name)
 
 
-def _as_transpose(node: Node, rewriter: Rewriter, move: _Movement) -> Sequence[Value] | None:
+def _as_transpose(node: Node, rewriter: Rewriter, move: Movement) -> Sequence[Value] | None:
     """A transposition, if the axes that are longer than 1 are permuted."""
     tensor, source = move.tensor, move.source
     if tensor.ndim != len(source.shape):
@@ -116,11 +91,8 @@ def _as_transpose(node: Node, rewriter: Rewriter, move: _Movement) -> Sequence[V
     return rewriter.add(TRANSPOSE, [source], {"perm": order}, node.name)
 
 
-# ---------------------------------------------------------------- pads and casts
-
-
 @rule_for(PAD)
-def two_pads(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
+def two_pads(node: Node, rewriter: Rewriter) -> Replacement:
     """pad(pad(x, b, a), d, c) = pad(x, b + d, a + c), for the same filling and no amount below zero"""
     before = rewriter.producer(node.inputs[0], PAD)
     if before is None:
@@ -130,14 +102,13 @@ def two_pads(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
     filling = [0 if (v := n.inputs[1]) is None else uniform(rewriter.array(v)) for n in (node, before)]
     if node.inputs[1] is not before.inputs[1] and (None in filling or filling[0] != filling[1]):
         return "two pads with different fillings are not merged"
-    amounts: list[tuple[Dim, ...]] = []
+    amounts: dict[str, tuple[Dim, ...]] = {}
     for side in ("before", "after"):
         pairs = list(zip(node.attrs[side], before.attrs[side], strict=True))
-        if not all((bounds(d)[0] or 0) >= 0 and bounds(d)[0] is not None for pair in pairs for d in pair):
+        if any((least := bounds(d)[0]) is None or least < 0 for pair in pairs for d in pair):
             return "a pad that may cut off is not merged"
-        amounts.append(tuple(as_dim(as_expr(a) + as_expr(b)) for a, b in pairs))
-    attrs = {**node.attrs, "before": amounts[0], "after": amounts[1]}
-    return rewriter.add(PAD, [before.inputs[0], before.inputs[1]], attrs, node.name)
+        amounts[side] = tuple(as_dim(as_expr(a) + as_expr(b)) for a, b in pairs)
+    return rewriter.add(PAD, before.inputs[:2], {**node.attrs, **amounts}, node.name)
 
 
 def zero_padding(value: Value | None, rewriter: Rewriter) -> Node | None:
@@ -148,22 +119,19 @@ def zero_padding(value: Value | None, rewriter: Rewriter) -> Node | None:
 
 
 @rule_for(CAST)
-def two_casts(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
+def two_casts(node: Node, rewriter: Rewriter) -> Replacement:
     """cast(cast(x, a), b) = cast(x, b), where `a` holds every value of x"""
     before = rewriter.producer(node.inputs[0], CAST)
     if before is None or before.inputs[0] is None:
         return None
     source, middle = before.inputs[0], before.outputs[0].dtype
-    if not structure.lossless(source.dtype, middle):
+    if not lossless(source.dtype, middle):
         return f"the cast to {middle} may change values"
     return (source,) if source.dtype == node.outputs[0].dtype else rewriter.add(CAST, [source], node.attrs, node.name)
 
 
-# ---------------------------------------------------------------- arithmetic
-
-
 @rule_for(POW)
-def small_power(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
+def small_power(node: Node, rewriter: Rewriter) -> Replacement:
     """x ** 2 = x * x    x ** 3 = x * x * x    x ** -1 = 1 / x"""
     base, exponent = node.inputs[0], uniform(rewriter.array(node.inputs[1]))
     if base is None or exponent not in (2, 3, -1) or not is_float(base.dtype):
@@ -175,7 +143,7 @@ def small_power(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
 
 
 @rule_for(DIV)
-def exact_division(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
+def exact_division(node: Node, rewriter: Rewriter) -> Replacement:
     """x / c = x * (1 / c), where c is a power of two"""
     divisor = rewriter.array(node.inputs[1])
     if divisor is None or divisor.size > UNIFORM_LIMIT or divisor.dtype.name not in ("float16", "float32", "float64"):

@@ -6,7 +6,7 @@ Rewrites that replace a contraction (Winograd's and Strassen's algorithms, integ
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
 
@@ -18,7 +18,7 @@ from tcomp.ir.graph import Node, Operator, application
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.nn import CONV, CONV_TRANSPOSE
 from tcomp.ops.reduction import SOFTMAX
-from tcomp.passes.rewrite import structural
+from tcomp.passes.structure import structural
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,12 @@ class MatrixProduct:
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """The convolution, without padding, of a node's inputs (data, weights). See `ops.nn.conv`; where a window has one element along an axis,
-    its dilation is 1."""
+    """The convolution, without padding, of a node's inputs (data, weights), by its attributes. See `ops.nn.conv`; where a window has one
+    element along an axis, its dilation is 1."""
 
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
-    groups: int
+    group: int
 
 
 def matrix_product(node: Node) -> MatrixProduct | None:
@@ -51,20 +51,19 @@ def convolution(node: Node) -> Convolution | None:
     """The convolution that a node computes; None where it computes anything else."""
     if not _contracts(node):
         return None
-    made = application(node.op, node.inputs, node.attrs)
-    found = [r for t in te.tensors(made.outputs) if t.body is not None for r in reads(t.body) if r.attr in made.inputs]
+    applied = application(node.op, node.inputs, node.attrs)
+    found = [r for t in te.tensors(applied.outputs) if t.body is not None for r in reads(t.body) if r.attr in applied.inputs]
     if len(found) != 2 or not 3 <= found[0].attr.ndim == found[1].attr.ndim:
         return None
-    (x, w), axes = sorted(found, key=lambda r: made.inputs.index(r.attr)), set(made.outputs[0].axes)
-    forms = [affine(i) for i in x.args[2:]]
+    (x, w), axes = sorted(found, key=lambda r: applied.inputs.index(r.attr)), set(applied.outputs[0].axes)
+    forms = [form for i in x.args[2:] if (form := affine(i)) is not None]
     channels, depth = x.attr.shape[1], w.attr.shape[1]
-    if None in forms or not isinstance(channels, int) or not isinstance(depth, int) or not depth:
+    if len(forms) < len(x.args) - 2 or not isinstance(channels, int) or not isinstance(depth, int) or not depth:
         return None
-    strides = tuple(max((c for v, c in form.terms.items() if v in axes), default=1) for form in forms if form is not None)
-    dilations = tuple(form.terms.get(k, 1) for form, k in zip(forms, w.args[2:], strict=True) if form is not None)
-    found_form = Convolution(strides, dilations, channels // depth)
-    attrs = {"strides": strides, "dilations": dilations, "group": channels // depth}
-    return found_form if computes(node, CONV, attrs) else None
+    strides = tuple(max((c for v, c in form.terms.items() if v in axes), default=1) for form in forms)
+    dilations = tuple(form.terms.get(k, 1) for form, k in zip(forms, w.args[2:], strict=True))
+    result = Convolution(strides, dilations, channels // depth)
+    return result if computes(node, CONV, asdict(result)) else None
 
 
 def adjacent_windows(node: Node) -> bool:
@@ -94,9 +93,6 @@ def _contracts(node: Node) -> bool:
     return len(bodies) <= 2 and any(e.op == "reduce" for e in walk(*bodies))
 
 
-# ---------------------------------------------------------------- equal expressions
-
-
 def computes(node: Node, operator: Operator, attrs: Mapping[str, Any]) -> bool:
     """Whether a node computes what another operator would compute of its inputs with these attributes: whether their tensor expressions are
     equal, stage by stage, up to the names of axes and stages."""
@@ -106,32 +102,29 @@ def computes(node: Node, operator: Operator, attrs: Mapping[str, Any]) -> bool:
     except (TcompError, ValueError, IndexError):  # other ranks or sizes than it takes
         return False
     twins = {a: b for a, b in zip(now.inputs, then.inputs, strict=True) if a is not None and b is not None}
-    same = len(now.outputs) == len(then.outputs)
-    return same and all(_same_tensor(a, b, twins) for a, b in zip(now.outputs, then.outputs, strict=True))
 
-
-def _same_tensor(a: te.Tensor, b: te.Tensor, twins: dict[te.Tensor, te.Tensor]) -> bool:
-    if a not in twins:
+    def same_tensor(a: te.Tensor, b: te.Tensor) -> bool:
+        if a in twins:
+            return twins[a] is b
         if a.body is None or b.body is None or a.shape != b.shape or a.dtype != b.dtype:
             return False
         twins[a] = b
-        return _same(a.body, b.body, dict(zip(a.axes, b.axes, strict=True)), twins)
-    return twins[a] is b
+        return same(a.body, b.body, dict(zip(a.axes, b.axes, strict=True)))
 
+    def same(a: Expr, b: Expr, variables: dict[Expr, Expr]) -> bool:
+        if (a.op, a.dtype, len(a.args)) != (b.op, b.dtype, len(b.args)):
+            return False
+        match a.op:
+            case "var":
+                return variables.get(a, a) is b
+            case "read":
+                equal = same_tensor(a.attr, b.attr)
+            case "reduce":
+                (reducer, over), (other, others) = a.attr, b.attr
+                equal = reducer == other and list(map(bounds, over)) == list(map(bounds, others))
+                variables.update(zip(over, others, strict=False))
+            case _:
+                equal = a.attr == b.attr
+        return equal and all(same(x, y, variables) for x, y in zip(a.args, b.args, strict=True))
 
-def _same(a: Expr, b: Expr, variables: dict[Expr, Expr], tensors: dict[te.Tensor, te.Tensor]) -> bool:
-    """Whether expressions are equal where `variables` and `tensors` of one stand for those of the other; the axes of sums are added to these."""
-    if (a.op, a.dtype, len(a.args)) != (b.op, b.dtype, len(b.args)):
-        return False
-    match a.op:
-        case "var":
-            return variables.get(a, a) is b
-        case "read":
-            equal = _same_tensor(a.attr, b.attr, tensors)
-        case "reduce":
-            (first, over), (second, others) = a.attr, b.attr
-            equal = first == second and list(map(bounds, over)) == list(map(bounds, others))
-            variables.update(zip(over, others, strict=False))
-        case _:
-            equal = a.attr == b.attr
-    return equal and all(_same(x, y, variables, tensors) for x, y in zip(a.args, b.args, strict=True))
+    return len(now.outputs) == len(then.outputs) and all(map(same_tensor, now.outputs, then.outputs))

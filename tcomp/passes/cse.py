@@ -11,14 +11,14 @@ import numpy as np
 from tcomp.ir.graph import Constant, Graph, LazyConstant, Node, Value, attributes_key
 from tcomp.passes.rewrite import Rewriter
 
-SAMPLE = 64  # elements that tell most constants apart
+SAMPLE = 64  # elements of a constant, which tell most constants of one shape apart without reading all of them
 
 
 def merge_equal(graph: Graph) -> Graph:
     """The graph without repetitions, within it and within each body. Constants are equal when all bits are."""
     rewriter = Rewriter(graph)
     for value, first in _equal_constants(graph.constants).items():
-        rewriter.merge_constant(value, first)
+        rewriter.merge(value, first)
     seen: dict[Hashable, Node] = {}
     for original in graph.nodes:
         node = rewriter.resolved(original)
@@ -26,8 +26,8 @@ def merge_equal(graph: Graph) -> Graph:
             rewriter.append(replace(node, bodies=tuple(map(merge_equal, node.bodies))))
             continue
         key = (node.op, node.inputs, attributes_key(node.attrs), tuple(v.layout for v in node.outputs))
-        first_node = seen.setdefault(key, node)
-        if rewriter.is_copy(node) or first_node is node or not rewriter.replace(node, first_node.outputs):
+        earlier = seen.setdefault(key, node)
+        if rewriter.is_copy(node) or earlier is node or not rewriter.replace(node, earlier.outputs):
             rewriter.append(node)
     return rewriter.finish()
 
@@ -36,7 +36,7 @@ def _equal_constants(constants: Mapping[Value, Constant]) -> dict[Value, Value]:
     """Each constant that repeats an earlier one -> that one. Contents are hashed only where type, shape and a few elements agree."""
     groups: dict[Hashable, list[Value]] = {}
     for value, array in constants.items():
-        sample = array.key if isinstance(array, LazyConstant) else _sample(array)
+        sample = array.key if isinstance(array, LazyConstant) else array.flat[:: array.size // SAMPLE + 1].tobytes()
         groups.setdefault((value.dtype, value.shape, value.layout, sample), []).append(value)
     repeats: dict[Value, Value] = {}
     for group in groups.values():
@@ -50,10 +50,6 @@ def _equal_constants(constants: Mapping[Value, Constant]) -> dict[Value, Value]:
             if earlier is not value:
                 repeats[value] = earlier
     return repeats
-
-
-def _sample(array: np.ndarray) -> bytes:
-    return array.flat[:: array.size // SAMPLE + 1].tobytes()
 
 
 def _digest(array: np.ndarray) -> bytes:

@@ -5,7 +5,7 @@ A loop's carried value is needed if its final value is, or if computing somethin
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -21,10 +21,8 @@ def eliminate_dead(graph: Graph) -> Graph:
     for node in reversed(graph.nodes):
         if needed.isdisjoint(node.outputs):
             continue
-        if node.op is LOOP:
-            node = _trim_loop(node, needed)
-        elif node.bodies:
-            node = _trim_branches(node, needed)
+        if node.bodies:
+            node = _trim_loop(node, needed) if node.op is LOOP else _trim_branches(node, needed)
         nodes.append(node)
         needed.update(v for v in node.inputs if v is not None)
     constants = {v: array for v, array in graph.constants.items() if v in needed}
@@ -35,45 +33,34 @@ def _trim_branches(node: Node, needed: Collection[Value]) -> Node:
     """IF and KERNEL: all bodies have the node's outputs, and its inputs (those of an IF after the condition)."""
     kept = [n for n, v in enumerate(node.outputs) if v in needed]
     bodies = [eliminate_dead(replace(body, outputs=_pick(body.outputs, kept))) for body in node.bodies]
-    read = [_used(body) for body in bodies]
-    inputs = [
-        n for n in range(len(bodies[0].inputs)) if any(b.inputs[n] in r for b, r in zip(bodies, read, strict=True))
-    ]
+    read = sorted({n for body in bodies for n in _read_inputs(body)})
     first = 1 if node.op is IF else 0
     return replace(
         node,
-        inputs=(*node.inputs[:first], *_pick(node.inputs[first:], inputs)),
+        inputs=(*node.inputs[:first], *_pick(node.inputs[first:], read)),
         outputs=_pick(node.outputs, kept),
-        bodies=tuple(replace(body, inputs=_pick(body.inputs, inputs)) for body in bodies),
+        bodies=tuple(replace(body, inputs=_pick(body.inputs, read)) for body in bodies),
     )
 
 
 def _trim_loop(node: Node, needed: Collection[Value]) -> Node:
-    body, attrs = node.bodies[0], dict(node.attrs)
-    carried, scanned = attrs["carried"], attrs["scanned"]
-    stacked = len(node.outputs) - carried
+    (body,), attrs, carried = node.bodies, dict(node.attrs), node.attrs["carried"]
+    stacked, first_captured = len(node.outputs) - carried, carried + attrs["scanned"]
     condition = body.outputs[carried + stacked :]
     states = [n for n in range(carried) if node.outputs[n] in needed]
     stacks = [n for n in range(stacked) if node.outputs[carried + n] in needed]
     while True:
         results = (*_pick(body.outputs, states), *_pick(body.outputs[carried:], stacks), *condition)
         trimmed = eliminate_dead(replace(body, outputs=results))
-        used = _used(trimmed)
-        grown = [n for n in range(carried) if n in states or body.inputs[1 + n] in used]
+        read = [n - 1 for n in _read_inputs(trimmed) if n]  # by the node's inputs: the body has the iteration number before them
+        grown = sorted({*states, *(n for n in read if n < carried)})
         if grown == states:
             break
         states = grown
-    slices = [n for n in range(scanned) if body.inputs[1 + carried + n] in used]
-    captured = [
-        n for n in range(len(node.inputs) - carried - scanned) if body.inputs[1 + carried + scanned + n] in used
-    ]
-    inputs = [*states, *(carried + n for n in slices), *(carried + scanned + n for n in captured)]
-    attrs.update(
-        carried=len(states),
-        scanned=len(slices),
-        reverse_in=_pick(attrs["reverse_in"], slices),
-        reverse_out=_pick(attrs["reverse_out"], stacks),
-    )
+    inputs = [*states, *(n for n in read if n >= carried)]
+    slices = [n - carried for n in inputs if carried <= n < first_captured]
+    attrs |= {"carried": len(states), "scanned": len(slices)}
+    attrs |= {"reverse_in": _pick(attrs["reverse_in"], slices), "reverse_out": _pick(attrs["reverse_out"], stacks)}
     return replace(
         node,
         attrs=attrs,
@@ -83,9 +70,11 @@ def _trim_loop(node: Node, needed: Collection[Value]) -> Node:
     )
 
 
-def _used(graph: Graph) -> set[Value | None]:
-    return {*graph.outputs, *(v for node in graph.nodes for v in node.inputs)}
+def _read_inputs(graph: Graph) -> list[int]:
+    """The inputs, by number, that a graph reads or passes on."""
+    used = {*graph.outputs, *(v for node in graph.nodes for v in node.inputs)}
+    return [n for n, v in enumerate(graph.inputs) if v in used]
 
 
-def _pick(items: Sequence[T], positions: Sequence[int]) -> tuple[T, ...]:
+def _pick(items: Sequence[T], positions: Iterable[int]) -> tuple[T, ...]:
     return tuple(items[n] for n in positions)

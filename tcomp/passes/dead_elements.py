@@ -23,16 +23,16 @@ from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, const, read, reads, rewrit
 from tcomp.ir.graph import IF, LOOP, Application, Constant, Graph, Node, Value, application, materialised
 from tcomp.ir.simplify import difference, same_shape, simplify
 from tcomp.ops.movement import RESHAPE, SLICE
-from tcomp.passes import structure
 from tcomp.passes.canonicalize import uniform
-from tcomp.passes.rewrite import Notes, Rewriter, structural
+from tcomp.passes.rewrite import Notes, Rewriter
+from tcomp.passes.structure import body_of, movement, structural, unit_axes, with_constants
 
-WORTHWHILE = 0.75  # of an extent: a few elements less only spoil how they lie
+MAX_SLICE = 0.75  # of the elements of an axis: computing a few less is no gain, and their rows no longer fill vectors and lines
 
 
 @dataclass(frozen=True, slots=True)
 class _SlicedNode:
-    """A node with `attrs` computes `box` of one output, the only one that is read, from boxes of its inputs (`needs`)."""
+    """A node with `attrs` that computes `box` of one output, the only one that is read, from boxes of its inputs (`needs`)."""
 
     output: Value
     box: Box
@@ -42,7 +42,7 @@ class _SlicedNode:
 
 @dataclass(frozen=True, slots=True)
 class _SliceOfInput:
-    """A node takes `box` of its output, in `steps`, out of a box of its source, the only value that it `needs`."""
+    """A node that takes `box` of its output, in `steps`, out of a box of its source, the only value that it `needs`."""
 
     box: Box
     needs: Mapping[Value, Box]
@@ -53,10 +53,10 @@ def eliminate_dead_elements(graph: Graph, notes: Notes | None = None) -> Graph:
     """The graph without computations of elements that nothing reads, within it and within each body."""
     notes = Notes() if notes is None else notes
     found, rewriter = _propagated(graph), Rewriter(graph)
-    parts: dict[Value, tuple[Value, Box]] = {}  # what is computed in the place of a value, and which box of it that is
+    slices: dict[Value, tuple[Value, Box]] = {}  # what is computed in the place of a value, and which box of it that is
 
     def sliced(v: Value, box: Box, steps: Sequence[int] | None = None) -> Value:
-        now, there = parts.get(v, (rewriter.resolve(v), Box.whole(v.shape)))
+        now, there = slices.get(v, (rewriter.resolve(v), Box.whole(v.shape)))
         if steps is None and box == there:
             return now
         steps = steps or (1,) * len(v.shape)
@@ -66,28 +66,27 @@ def eliminate_dead_elements(graph: Graph, notes: Notes | None = None) -> Graph:
 
     for original in graph.nodes:
         node, entry = rewriter.resolved(original), found.get(original)
+        whole = isinstance(entry, _SliceOfInput) and entry.box.is_whole(node.outputs[0].shape)
         if isinstance(entry, _SlicedNode):
             inputs = [None if v is None else sliced(v, entry.needs[v]) for v in original.inputs]
-            made = rewriter.add(node.op, inputs, entry.attrs, node.name)
-            parts[entry.output] = made[node.outputs.index(entry.output)], entry.box
-            notes.add(node, "eliminate_dead_elements", f"of [{_text(entry.output.shape)}] only [{_text(entry.box.extent)}] is read")
-        elif isinstance(entry, _SliceOfInput) and (not entry.box.is_whole(node.outputs[0].shape) or not parts.keys().isdisjoint(entry.needs)):
+            outputs = rewriter.add(node.op, inputs, entry.attrs, node.name)
+            slices[entry.output] = outputs[node.outputs.index(entry.output)], entry.box
+            before, after = (", ".join(map(str, shape)) for shape in (entry.output.shape, entry.box.extent))
+            notes.add(node, "eliminate_dead_elements", f"of [{before}] only [{after}] is read")
+        elif entry is not None and not (whole and slices.keys().isdisjoint(entry.needs)):
             ((source, box),) = entry.needs.items()
             now = sliced(source, box, entry.steps)
             if not same_shape(now.shape, entry.box.extent):
                 (now,) = rewriter.add(RESHAPE, [now], {"shape": entry.box.extent}, node.name)
-            if not entry.box.is_whole(node.outputs[0].shape):
-                parts[node.outputs[0]] = now, entry.box
-            else:
+            if whole:
                 rewriter.replace(node, [now])
+            else:
+                slices[node.outputs[0]] = now, entry.box
         elif node.op in (IF, LOOP):
             rewriter.append(replace(node, bodies=tuple(eliminate_dead_elements(body, notes) for body in node.bodies)))
         else:
             rewriter.append(node)
     return rewriter.finish()
-
-
-# ---------------------------------------------------------------- what is read
 
 
 def _propagated(graph: Graph) -> dict[Node, _SlicedNode | _SliceOfInput]:
@@ -111,18 +110,16 @@ def _propagated(graph: Graph) -> dict[Node, _SlicedNode | _SliceOfInput]:
 
 def _slice_of_input(node: Node, box: Box, constants: Mapping[Value, Constant]) -> _SliceOfInput | None:
     """What a slice, or a gather at a constant position, reads for a box of its output; None for other operators, and where that is all."""
-    body = structure.bodies(node)[0] if len(node.outputs) == 1 else None
+    body = body_of(node)
     if body is None or body.expr.op != "read":
         return None
     values = {v: value for v in body.leaves if (value := uniform(materialised(constants.get(v)))) is not None}
-    found = structure.moved(structure.with_constants(body, values))
-    if found is None:
+    if (move := movement(with_constants(body, values))) is None:
         return None
-    source, indices = found
     axes, left = body.tensor.axes, [n for n, d in enumerate(body.tensor.shape) if d != 1]
     needs: dict[int, tuple[Expr, Dim]] = {}
     steps: list[int] = []
-    for d, index in enumerate(indices):
+    for d, index in enumerate(move.indices):
         step, rest, (start, extent) = 1, index, (as_expr(0), as_dim(1))
         if left and axes[left[0]] in variables(index):
             axis = left.pop(0)
@@ -132,18 +129,16 @@ def _slice_of_input(node: Node, box: Box, constants: Mapping[Value, Constant]) -
             return None
         needs[d] = simplify(rest + start * step), as_dim((as_expr(extent) - 1) * step + 1)
         steps.append(step)
-    part = Box.whole(source.shape).replaced(needs)
-    return None if left or part.is_whole(source.shape) else _SliceOfInput(box, {source: part}, tuple(steps))
+    part = Box.whole(move.source.shape).replaced(needs)
+    return None if left or part.is_whole(move.source.shape) else _SliceOfInput(box, {move.source: part}, tuple(steps))
 
 
 def _sliced_node(node: Node, output: int, box: Box) -> _SlicedNode | None:
     """The node for a part of its output, where the operator allows for one that is small enough."""
-    few = [d for d, (part, extent) in enumerate(zip(box.extent, node.outputs[output].shape, strict=True)) if _worthwhile(part, extent)]
-    if not few:
-        return None
+    small = [d for d, (part, extent) in enumerate(zip(box.extent, node.outputs[output].shape, strict=True)) if _is_small(part, extent)]
     now = application(node.op, node.inputs, node.attrs)
     tensor = now.outputs[output]
-    along = {d: dims for d in few if (dims := _dims_along(tensor, d)) is not None}
+    along = {d: dims for d in small if (dims := _dims_along(tensor, d)) is not None}
     if not along:
         return None
     sides = {d: (box.base[d], box.extent[d]) for d in along}
@@ -173,11 +168,8 @@ def _dims_along(output: te.Tensor, dim: int) -> dict[te.Tensor, int] | None:
     bodies = {t: simplify(t.body) for t in stages if t.body is not None}
     for t, body in bodies.items():  # those that read a tensor come before it
         axis = t.axes[dims[t]] if t in dims else None
-        for e in walk(body):
-            for n, arg in enumerate(e.args):
-                if arg is axis and (e.op != "read" or dims.setdefault(e.attr, n) != n):
-                    return None
-        if body is axis:
+        uses = [(e, n) for e in walk(body) for n, arg in enumerate(e.args) if arg is axis]
+        if body is axis or any(e.op != "read" or dims.setdefault(e.attr, n) != n for e, n in uses):
             return None
     whole = any(r.attr in dims and (t not in dims or r.args[dims[r.attr]] is not t.axes[dims[t]]) for t, body in bodies.items() for r in reads(body))
     return None if whole else dims
@@ -185,7 +177,7 @@ def _dims_along(output: te.Tensor, dim: int) -> dict[te.Tensor, int] | None:
 
 def _equal(now: Application, then: Application, output: int, along: Mapping[int, Mapping[te.Tensor, int]]) -> bool:
     """Whether an operator, applied to slices along some dimensions, says of an element what it says now, stage by stage."""
-    old, new = (list(te.tensors([made.outputs[output]])) for made in (now, then))
+    old, new = (list(te.tensors([applied.outputs[output]])) for applied in (now, then))
     sources = dict(zip(new, old, strict=False))
     leaves = dict(zip(then.inputs, now.inputs, strict=True))
     if len(old) != len(new) or any(leaves.get(b) is not a for b, a in sources.items() if te.is_placeholder(a)):
@@ -210,15 +202,11 @@ def _same_body(old: te.Tensor, new: te.Tensor, sources: Mapping[te.Tensor, te.Te
                 indices[dim] = axis
         return read(source, indices)
 
-    flat = {axis: const(0) for axis, d in zip(old.axes, old.shape, strict=True) if d == 1}
+    flat = unit_axes(old)
     body = simplify(substitute(substitute(new.body, dict(zip(new.axes, old.axes, strict=True))), flat))
     return simplify(rewrite(body, rule)) is simplify(substitute(old.body, flat)) and same
 
 
-def _text(shape: Sequence[Dim]) -> str:
-    return ", ".join(map(str, shape))
-
-
-def _worthwhile(part: Dim, extent: Dim) -> bool:
-    """Whether so few positions of an axis are worth a computation of their own; of a symbolic one, those of a known number are."""
-    return isinstance(part, int) and 0 < part and (not isinstance(extent, int) or part <= WORTHWHILE * extent)
+def _is_small(part: Dim, extent: Dim) -> bool:
+    """Whether so few positions of an axis are to be computed on their own; of a symbolic one, those of a known number are."""
+    return isinstance(part, int) and 0 < part and (not isinstance(extent, int) or part <= MAX_SLICE * extent)

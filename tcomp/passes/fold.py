@@ -13,14 +13,15 @@ from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Expr, walk
 from tcomp.ir.graph import IF, LOOP, Graph, Node, Value
 from tcomp.ir.interpreters.te import evaluate
-from tcomp.passes.rewrite import Notes, Rewriter, rewrite_graph, same_type, structural
+from tcomp.passes.rewrite import Notes, Replacement, Rewriter, rewrite_graph, same_type
+from tcomp.passes.structure import structural
 
-LIMIT = 64 << 20  # bytes: a constant result may be this large, or as large as what it is computed from
-WORK = 1 << 32  # elements of a stage, times the steps of a reduction in it
-EXTERN_WORK = 1 << 16  # elements of the results of an imperative program, which is interpreted
+MAX_BYTES = 64 << 20  # bytes of a constant result, unless what it is computed from is larger: bounds artifacts and memory
+MAX_STEPS = 1 << 32  # elements of a stage, times the steps of a reduction in it: some 10 s in NumPy
+MAX_IMPERATIVE_ELEMENTS = 1 << 16  # elements of the results of an imperative program, which is interpreted: some seconds
 
 
-def fold_constants(graph: Graph, notes: Notes | None = None, limit: int = LIMIT) -> Graph:
+def fold_constants(graph: Graph, notes: Notes | None = None, limit: int = MAX_BYTES) -> Graph:
     """The graph with constant nodes computed, constant branches chosen, and constants handed into bodies made constants
     there.
 
@@ -28,7 +29,7 @@ def fold_constants(graph: Graph, notes: Notes | None = None, limit: int = LIMIT)
     cheaper to repeat than to load).
     """
 
-    def constant_node(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
+    def constant_node(node: Node, rewriter: Rewriter) -> Replacement:
         """op(constants) = a constant."""
         given = [v for v in node.inputs if v is not None]
         if structural(node) or not all(v in rewriter.constants for v in given) or _symbolic(node):
@@ -38,7 +39,7 @@ def fold_constants(graph: Graph, notes: Notes | None = None, limit: int = LIMIT)
             return f"the constant result would take {size} bytes"
         leaves = {v: v.placeholder() for v in given}
         outputs = node.tensors([None if v is None else leaves[v] for v in node.inputs])
-        if not _quick(outputs):
+        if not all(map(_is_quick, te.tensors(outputs))):
             return "computing the constant result would take long"
         try:
             arrays = evaluate(outputs, {leaves[v]: rewriter.constants[v] for v in given}, {})
@@ -53,26 +54,18 @@ def _symbolic(node: Node) -> bool:
     """Whether the outputs depend on sizes that are known at run time only."""
 
     def mentioned(attr: Any) -> bool:
-        return (
-            any(map(mentioned, attr))
-            if isinstance(attr, tuple | list)
-            else isinstance(attr, Expr) and attr.op != "const"
-        )
+        return any(map(mentioned, attr)) if isinstance(attr, tuple | list) else isinstance(attr, Expr) and attr.op != "const"
 
     return any(map(mentioned, node.attrs.values())) or any(isinstance(d, Expr) for v in node.outputs for d in v.shape)
 
 
-def _quick(outputs: Sequence[te.Tensor]) -> bool:
-    for t in te.tensors(outputs):
-        elements = prod(t.shape)
-        sums = [e for e in walk(t.body) if e.op == "reduce"] if t.body is not None else []
-        steps = max((prod(axis.attr.hi + 1 for axis in e.attr[1]) for e in sums), default=1)
-        if elements * steps > (WORK if t.extern is None else EXTERN_WORK):
-            return False
-    return True
+def _is_quick(t: te.Tensor) -> bool:
+    sums = [e for e in walk(t.body) if e.op == "reduce"] if t.body is not None else []
+    steps = max((prod(axis.attr.hi + 1 for axis in e.attr[1]) for e in sums), default=1)
+    return prod(map(int, t.shape)) * steps <= (MAX_STEPS if t.extern is None else MAX_IMPERATIVE_ELEMENTS)
 
 
-def known_branch(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
+def known_branch(node: Node, rewriter: Rewriter) -> Replacement:
     """if(true, x; f, g) = f(x)    if(false, x; f, g) = g(x)"""
     condition = rewriter.array(node.inputs[0]) if node.op is IF else None
     if condition is None:
@@ -81,27 +74,29 @@ def known_branch(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None
     given = dict(zip(body.inputs, node.inputs[1:], strict=True))
     if not all(outer is not None and same_type(inner, outer) for inner, outer in given.items()):
         return "an input of the branch has a more general type than what is passed"
-    if not all(same_type(v, outer) for v, outer in zip(body.outputs, node.outputs, strict=True)):
+    if not all(map(same_type, body.outputs, node.outputs)):
         return "an output of the branch has a more special type than the node's"
     inside: dict[Value | None, Value | None] = {None: None}
     inside.update(given.items())
     for constant, array in body.constants.items():
         inside[constant] = rewriter.constant(array, constant.name, constant.dtype)
     for inner in body.nodes:
-        outputs = tuple(Value(rewriter.fresh(v.name), v.dtype, v.shape, v.layout) for v in inner.outputs)
+        outputs = _renamed(inner, rewriter)
         rewriter.append(replace(inner, inputs=tuple(inside[v] for v in inner.inputs), outputs=outputs))
         inside.update(zip(inner.outputs, outputs, strict=True))
     return [v for u in body.outputs if (v := inside[u]) is not None]
 
 
+def _renamed(node: Node, rewriter: Rewriter) -> tuple[Value, ...]:
+    return tuple(Value(rewriter.fresh(v.name), v.dtype, v.shape, v.layout) for v in node.outputs)
+
+
 def captured_constants(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
     """A constant that bodies only read = a constant of the bodies."""
-    if node.op is IF:
-        first, shift = 1, -1  # node input n is body input n + shift
-    elif node.op is LOOP:
-        first, shift = node.attrs["carried"] + node.attrs["scanned"], 1
-    else:
+    if node.op not in (IF, LOOP):
         return None
+    # The first input that is captured, and what to add to get from the number of a node's input to that of the body's.
+    first, shift = (1, -1) if node.op is IF else (node.attrs["carried"] + node.attrs["scanned"], 1)
     moved = {
         n: rewriter.constants[v]
         for n, v in enumerate(node.inputs)
@@ -117,7 +112,6 @@ def captured_constants(node: Node, rewriter: Rewriter) -> Sequence[Value] | None
         )
         for body in node.bodies
     ]
-    inputs = tuple(v for n, v in enumerate(node.inputs) if n not in moved)
-    outputs = tuple(Value(rewriter.fresh(v.name), v.dtype, v.shape, v.layout) for v in node.outputs)
+    inputs, outputs = tuple(v for n, v in enumerate(node.inputs) if n not in moved), _renamed(node, rewriter)
     rewriter.append(replace(node, inputs=inputs, outputs=outputs, bodies=tuple(bodies)))
     return outputs

@@ -3,15 +3,14 @@
 A layout is a property of a value, not an operator: kernels read and write logical elements, so any assignment is right, and the
 choice is only about speed. Four rules:
 
-1. Activations. A kernel that folds over windows (convolution, pooling) or contracts with a constant wants its vector lanes along an
-   axis that is neither a window nor shared with the fold: the output channel. That axis is moved to the end (NCHW becomes NHWC).
-   Kernels without such a wish follow their largest input, axis by axis, through transposes and broadcasts. What lies row-major they turn
-   as the model says, unless a product with a constant sums along the axis that is last there: then it stays the last one.
+1. Activations. A kernel that reduces windows (convolution, pooling) or contracts with a constant wants its vector lanes along an
+   axis that is neither a window nor shared with the reduction: the output channel. That axis is moved to the end (NCHW becomes NHWC).
+   Kernels without such a wish follow their largest input, axis by axis, through transposes and broadcasts. Of what lies row-major they
+   move the last axis as the model says, unless a product with a constant sums along it: then it stays the last one.
 2. Weights. `operand_layouts` (the schedules know) asks for packed panels of a constant operand; each constant gets a copy in the
    layout its reader wants, which constant folding stores in the artifact.
-
 3. Padding. What kernels make for each other gets a halo of zeros as wide as its readers' windows reach: no kernel copies it.
-4. Pitch. Rows that products walk side by side, and that would lie a multiple of `ALIASED` apart, get a line of the cache behind each: they
+4. Pitch. Rows that products walk together, and that would lie a multiple of `ALIASED` apart, get a line of the cache behind each: they
    would evict each other.
 
 Inputs and outputs of the graph stay row-major. Kernels of their own copy an input whose elements are read at several places each, by vectors
@@ -24,7 +23,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import count
 from math import inf, prod
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -35,17 +33,18 @@ from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.graph import KERNEL, Graph, Node, Operator, Value, attributes_key, canonical_graph_text
 from tcomp.ir.halo import SMALL_WINDOW, Widths, joined, reach, selections, window_size
 from tcomp.ir.layout import LINE, Layout
+from tcomp.ir.names import unused
 from tcomp.ir.simplify import linear, simplify
 from tcomp.ir.te import Tensor, placeholder, tensors
 from tcomp.ops.shapes import IDENTITY
 from tcomp.passes.structure import inlined
 
-LANES = 8  # elements of a vector, about
-ALIASED = 2048  # bytes
-UNKNOWN = 32  # elements of an axis whose extent is not known
-MOST_ZEROS = 0.5  # around each element of what windows are folded over
-SIDE_BY_SIDE = 8  # rows of a product at most, before they evict each other
-WORTHWHILE = 0.6  # of the time, at most, by the model: it thinks too well of copies of images that no cache holds
+MIN_LANES = 8  # elements along an axis that lanes run along: the float32 of a 256-bit vector
+ALIASED = 2048  # bytes: addresses that differ by a multiple share one of two sets of a first-level cache whose ways are 4096 bytes
+MAX_ALIASED_ROWS = 8  # rows of a product that lie that far apart before they evict each other: the ways of such a cache
+UNKNOWN = 32  # elements of an axis whose extent is not known, as assumed to count zeros
+MAX_ZEROS = 0.5  # zeros around each element of what windows are reduced over; with more it is cheaper to ask for each element
+MAX_COPY_TIME = 0.6  # of the time without copies of inputs, by the model, which underestimates copies of images that no cache holds
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -60,17 +59,32 @@ Seconds = Callable[[Graph], float]
 def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = True, seconds: Seconds | None = None) -> Graph:
     """The graph with layouts on intermediate values and constants. Control-flow bodies keep row-major boundaries. Without `halos`, as for
     a GPU, values get no zeros around them, and are computed as they lie; so are outputs without `seconds`."""
-    graph, across = _turned_first(graph) if halos else (graph, {})
-    chosen: dict[Value, Value] = {}
-    output_layouts, operand_layouts, as_found = _remembered(_output_layouts), _remembered(operand_layouts), _remembered(_as_found)
-    constants = dict(graph.constants)
-    copies: dict[tuple[Value, Layout], Value] = {}
-    names = {v.name for v in graph.values()}
-    nodes: list[Node] = []
+    graph, gathered = _copied_inputs(graph) if halos else (graph, {})
+    output_layouts, operand_layouts, memory_order = _remembered(_output_layouts), _remembered(operand_layouts), _remembered(_memory_order)
     products = list(_products(graph))
-    around, rows = (_halos(graph), _rows_of_products(graph, products)) if halos else ({}, {})
-    summed = _summed_last(products)
+    around, summed_axes = (_halos(graph), _summed_axes(graph, products)) if halos else ({}, {})
+    summed_bytes = _summed_bytes(products)
     fixed = set(graph.outputs) | {v for n in graph.nodes if n.bodies and n.op is not KERNEL for v in (*n.inputs, *n.outputs) if v is not None}
+    chosen: dict[Value, Value] = {}
+    constants, names = dict(graph.constants), {v.name for v in graph.values()}
+    copies: dict[tuple[Value, Layout], Value] = {}
+    nodes: list[Node] = []
+
+    def copied(inputs: tuple[Value | None, ...], layouts: Mapping[int, Layout], suffix: str) -> tuple[Value | None, ...]:
+        """The inputs of a kernel, some of them, given by number, as copies in other layouts: packed constants, or what kernels copy."""
+        found = list(inputs)
+        for n, layout in layouts.items():
+            source = found[n]
+            assert source is not None
+            if (source, layout) not in copies:
+                copy = copies[source, layout] = Value(_fresh(f"{source.name}.{suffix}", names), source.dtype, source.shape, layout)
+                if source in constants:
+                    constants[copy] = constants[source]
+                else:
+                    nodes.append(_copy(source, copy))
+            found[n] = copies[source, layout]
+        return tuple(found)
+
     for node in graph.nodes:
         inputs = tuple(None if v is None else chosen.get(v, v) for v in node.inputs)
         if node.op is not KERNEL:
@@ -81,91 +95,48 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
         known = frozenset(n for n, v in enumerate(inputs) if v in graph.constants)
         wishes = output_layouts(body, known)
         (result, *others), (wish, *_) = node.outputs, wishes
-        turned = False
-        if seconds is not None and not others and (result in graph.outputs or result not in fixed and _few(result, wish)):
+        copied_out = False
+        if seconds is not None and not others and (result in graph.outputs or result not in fixed and _is_narrow(result, wish)):
             wish, first = _fastest(body, wish, result in fixed, known, operand_layouts, seconds)
-            wishes, turned = [wish], wish is not None and result in fixed
-            for source, layout in ((inputs[n], layout) for n, layout in first.items()):
-                assert source is not None
-                if (source, layout) not in copies:
-                    copies[source, layout] = Value(_fresh(f"{source.name}.rows", names), source.dtype, source.shape, layout)
-                    nodes.append(_copy(source, copies[source, layout]))
-            inputs = tuple(copies[v, first[n]] if v is not None and n in first else v for n, v in enumerate(inputs))
-            body = _packed(body, first)
-        if turned:
+            wishes, copied_out = [wish], wish is not None and result in fixed
+            inputs, body = copied(inputs, first, "rows"), _with_input_layouts(body, first)
+        if copied_out:
             node = replace(node, outputs=(Value(_fresh(f"{result.name}.last", names), result.dtype, result.shape),))
-        kept = as_found(body, frozenset(rows.get(result, ()))) if not others else None
-        layouts = [None if v in fixed else wish or summed.get(v) or across.get(v) or kept for v, wish in zip(node.outputs, wishes, strict=True)]
-        layouts = [_spaced(v, w, around.get(v, {}), rows.get(v, ())) for v, w in zip(node.outputs, layouts, strict=True)]
+        otherwise = memory_order(body, frozenset(summed_axes.get(result, ()))) if not others else None
+        layouts = [
+            None if v in fixed else wish or summed_bytes.get(v) or gathered.get(v) or otherwise
+            for v, wish in zip(node.outputs, wishes, strict=True)
+        ]
+        layouts = [_spaced(v, w, around.get(v, {}), summed_axes.get(v, ())) for v, w in zip(node.outputs, layouts, strict=True)]
         outputs = tuple(Value(v.name, v.dtype, v.shape, w) if w is not None else v for v, w in zip(node.outputs, layouts, strict=True))
         chosen.update((v, w) for v, w in zip(node.outputs, outputs, strict=True) if v is not w)
         body = with_layouts(body, None, layouts)
         panels = operand_layouts(body, known)
-        if panels:
-            packed = list(inputs)
-            for n, layout in panels.items():
-                source = packed[n]
-                assert source is not None
-                key = (source, layout)
-                if key not in copies:
-                    copies[key] = Value(_fresh(f"{source.name}.packed", names), source.dtype, source.shape, layout)
-                    constants[copies[key]] = constants[source]
-                packed[n] = copies[key]
-            inputs = tuple(packed)
-            body = _packed(body, panels)
+        inputs, body = copied(inputs, panels, "packed"), _with_input_layouts(body, panels)
         nodes.append(replace(node, inputs=inputs, outputs=outputs, bodies=(body,)))
-        if turned:
+        if copied_out:
             nodes.append(_copy(outputs[0], result))
     used = {v for n in nodes for v in n.inputs} | set(graph.outputs)
     return Graph(graph.name, graph.inputs, graph.outputs, tuple(nodes), {v: a for v, a in constants.items() if v in used})
 
 
-def _few(result: Value, wish: Layout | None) -> bool:
-    """Whether a result has too few elements along the last axis of a layout wished for to fill a vector."""
-    return wish is not None and _size(result.shape[wish.pieces[-1].axis]) < LANES
+def with_layouts(body: Graph, inputs: Sequence[Layout | None] | None, outputs: Sequence[Layout | None] | None) -> Graph:
+    """A kernel body with other layouts on its inputs or outputs."""
+    pairs = [pair for ends, layouts in ((body.inputs, inputs), (body.outputs, outputs)) if layouts for pair in zip(ends, layouts, strict=True)]
+    new: dict[Value | None, Value] = {v: Value(v.name, v.dtype, v.shape, w) for v, w in pairs if w != v.layout}
+    if not new:
+        return body
+
+    def swap(values: tuple[Value, ...]) -> tuple[Value, ...]:
+        return tuple(new.get(v, v) for v in values)
+
+    nodes = tuple(replace(n, inputs=tuple(new.get(v, v) for v in n.inputs), outputs=swap(n.outputs)) for n in body.nodes)
+    return Graph(body.name, swap(body.inputs), swap(body.outputs), nodes, body.constants)
 
 
-def _fastest(
-    body: Graph, wish: Layout | None, fixed: bool, constants: frozenset[int], operand_layouts: OperandLayouts, seconds: Seconds
-) -> tuple[Layout | None, dict[int, Layout]]:
-    """How a result is computed in the least time: in the layout wished for or row-major, and from which inputs, given by number, that are
-    copied first, into layouts whose rows its lanes run along. What is `fixed` has to be row-major in the end; in another layout it is
-    computed aside, and turned by a kernel of its own. What takes each element of an input once turns as it goes."""
-    (result,), stages = body.outputs, _stages(body, _chained(body)[1])
-    if not any(map(_gathers, stages.values())):
-        return None if fixed else wish, {}
-    row_major = with_layouts(body, None, [None])
-    ways: list[tuple[Graph, list[Node], dict[int, Layout]]] = [(row_major, [], {})] if fixed else []
-    if wish is not None and not (fixed and (wish.is_identity or _few(result, wish))):
-        aside = with_layouts(body, None, [wish])
-        ways.append((aside, [_copy(aside.outputs[0], row_major.outputs[0])] if fixed else [], {}))
-    if first := _far(body):
-        near = _packed(row_major, first)
-        ways.append((near, [_copy(body.inputs[n], near.inputs[n]) for n in first], first))
-
-    def time(way: tuple[Graph, list[Node], dict[int, Layout]]) -> float:
-        computed, copies, first = way
-        time = seconds(_packed(computed, operand_layouts(computed, constants))) + sum(seconds(copy.bodies[0]) for copy in copies)
-        return time / WORTHWHILE if first else time
-
-    best, _, first = min(ways, key=time) if len(ways) > 1 else ways[0]
-    return best.outputs[0].layout, first
-
-
-def _far(body: Graph) -> dict[int, Layout]:
-    """The inputs, by number, that folds read across their rows when lanes run along the last axis of the results: row-major."""
-    inputs, values = _chained(body)
-    found: dict[int, Layout] = {}
-    for t in (values[v] for v in body.outputs):
-        flat = inlined(t)
-        if flat is None or not t.axes or not any(e.op == "reduce" for e in E.walk(flat)):
-            continue
-        for number, (x, layout) in enumerate(zip(inputs, (v.layout for v in body.inputs), strict=True)):
-            reads = [r for r in E.reads(flat) if r.attr is x and t.axes[-1] in E.variables(*r.args)]
-            if layout is not None and not layout.pads and any(t.axes[-1] not in E.variables(r.args[layout.pieces[-1].axis]) for r in reads):
-                halo = {p.axis: (p.before, p.after) for p in layout.pieces}
-                found[number] = Layout.identity(layout.rank).with_halo(halo)
-    return found
+def _with_input_layouts(body: Graph, layouts: Mapping[int, Layout]) -> Graph:
+    """A kernel body with these layouts on some of its inputs, by number."""
+    return with_layouts(body, [layouts.get(n, v.layout) for n, v in enumerate(body.inputs)], None)
 
 
 def _copy(source: Value, target: Value) -> Node:
@@ -175,48 +146,19 @@ def _copy(source: Value, target: Value) -> Node:
     return Node(KERNEL, (source,), (target,), {}, target.name, (body,))
 
 
-def _turned_first(graph: Graph) -> tuple[Graph, dict[Value, Layout]]:
-    """The graph with kernels that copy those of its inputs which are better read in another layout, as `_across` says; and the layouts of
-    these copies, and of what kernels make for each other."""
-    across = _remembered(_across)
-    wanted: dict[Value, Layout] = {}
-    for node in graph.nodes:
-        if node.op is KERNEL:
-            sources = [v for v in node.inputs if v is not None]
-            wanted.update((sources[n], layout) for n, layout in across(node.bodies[0]).items())
-    names = {v.name for v in graph.values()}
-    copies: dict[Value | None, Value] = {v: Value(_fresh(f"{v.name}.last", names), v.dtype, v.shape) for v in graph.inputs if v in wanted}
-    wanted.update((copy, wanted[v]) for v, copy in copies.items() if v is not None)
-    nodes = (replace(n, inputs=tuple(copies.get(v, v) for v in n.inputs)) if n.op is KERNEL else n for n in graph.nodes)
-    return replace(graph, nodes=(*(_copy(v, copies[v]) for v in graph.inputs if v in copies), *nodes)), wanted
-
-
-def _across(body: Graph) -> dict[int, Layout]:
-    """The inputs, by number, that are read at several places for each element, and not to be summed up, where the last axis of a result that
-    has no wish runs across their rows: with that axis at the end."""
-    inputs, values = _chained(body)
-    found: dict[int, Layout] = {}
-    for t, wish in zip((values[v] for v in body.outputs), _output_layouts(body, frozenset()), strict=True):
-        flat = inlined(t)
-        if flat is None or wish is not None or not t.axes or any(e.op == "reduce" for e in E.walk(flat)):
-            continue
-        for number, x in enumerate(inputs):
-            reads = [r for r in E.reads(flat) if r.attr is x]
-            axes = {d for r in reads for d, i in enumerate(r.args) if i is t.axes[-1]}
-            if len(reads) > 1 and len(axes) == 1 and axes.isdisjoint({x.ndim - 1}):
-                found[number] = Layout.permuted((*(d for d in range(x.ndim) if d not in axes), *axes))
+def _fresh(name: str, taken: set[str]) -> str:
+    found = unused(name, taken, "{}{}")
+    taken.add(found)
     return found
 
 
-def _gathers(stage: Expr) -> bool:
-    """Whether an element takes several of one tensor: a fold, or reads at several places."""
-    reads = set(E.reads(stage))
-    return len(reads) > len({r.attr for r in reads}) or any(e.op == "reduce" for e in E.walk(stage))
+def _last(axis: int, rank: int) -> Layout:
+    """Row-major, but with one axis at the end."""
+    return Layout.permuted((*(d for d in range(rank) if d != axis), axis))
 
 
-def _packed(body: Graph, panels: Mapping[int, Layout]) -> Graph:
-    """A kernel body with these layouts on some of its inputs, by number."""
-    return with_layouts(body, [panels.get(n, v.layout) for n, v in enumerate(body.inputs)], None)
+def _size(extent: Dim) -> int:
+    return extent if isinstance(extent, int) else 1
 
 
 _text = lru_cache(1 << 10)(canonical_graph_text)  # several questions about a kernel body follow each other
@@ -235,178 +177,7 @@ def _remembered(function: Callable[Concatenate[Graph, P], T]) -> Callable[Concat
     return ask
 
 
-def _spaced(v: Value, layout: Layout | None, halo: Widths, summed: Collection[int]) -> Layout | None:
-    """The layout with zeros around, and rows apart."""
-    w = layout or Layout.identity(len(v.shape))
-    last = w.pieces[-1].axis if w.pieces else -1
-    if last in summed and last not in halo and not w.pads:
-        row, rows = _size(v.shape[last]) * itemsize(v.dtype), prod(_size(d) for d in v.shape) // _size(v.shape[last])
-        if row % ALIASED == 0 and rows > SIDE_BY_SIDE:
-            halo = {**halo, last: (0, LINE // itemsize(v.dtype))}
-    return w.with_halo(halo) if halo else layout
-
-
-_Product = tuple[Node, Expr, dict[Expr, Value]]
-
-
-def _products(graph: Graph) -> Iterator[_Product]:
-    """The folds of two operands, of which one is constant or bytes: (kernel, fold, the value that each read is of, through zeros around it)."""
-    folds = _remembered(_folds_of_two)
-    for node in graph.nodes:
-        if node.op is not KERNEL or not any(v is not None and (v in graph.constants or v.dtype == "uint8") for v in node.inputs):
-            continue
-        sources = [v for v in node.inputs if v is not None]
-        for fold, operands in folds(node.bodies[0]):
-            yield node, fold, {r: sources[number] for r, number in operands.items()}
-
-
-def _folds_of_two(body: Graph) -> list[tuple[Expr, dict[Expr, int]]]:
-    """The folds of two operands in a kernel body, and the number of the input that each of these is, if it is one."""
-    inputs, values = _chained(body)
-    number = {t: n for n, t in enumerate(inputs)}
-    folds = [(e, E.reads(e.args[0])) for stage in _stages(body, values).values() for e in E.walk(stage) if e.op == "reduce"]
-    return [(e, {r: number[t] for r in reads if (t := _unpadded(r).attr) in number}) for e, reads in folds if len(reads) == 2]
-
-
-def _rows_of_products(graph: Graph, products: Sequence[_Product]) -> dict[Value, set[int]]:
-    """For what kernels make for each other: the axes along which products with constants sum it up."""
-    made = {v for n in graph.nodes if n.op is KERNEL and len(n.outputs) == 1 for v in n.outputs} - set(graph.outputs)
-    found: dict[Value, set[int]] = {}
-    for node, fold, operands in products:
-        if fold.args[0].op == "mul" and any(v in graph.constants for v in node.inputs):
-            for r, v in operands.items():
-                if v in made and is_float(v.dtype):
-                    found.setdefault(v, set()).update(d for d, i in enumerate(r.args) if i in fold.attr[1])
-    return found
-
-
-def _halos(graph: Graph) -> dict[Value, Widths]:
-    """The zeros that readers expect around values which kernels of this graph make for each other, unless it is cheaper to ask for each
-    element whether it is one: where windows fold few, or most were zeros."""
-    made = {v for n in graph.nodes if n.op is KERNEL and len(n.outputs) == 1 for v in n.outputs} - set(graph.outputs)
-    reaches = _remembered(_reaches)
-    wanted: dict[Value, Widths] = {}
-    folded: dict[Value, float] = {}
-    for node in graph.nodes:
-        sources = [v for v in node.inputs if v is not None]
-        if node.op is KERNEL and not made.isdisjoint(sources):
-            for number, widths, taps in reaches(node.bodies[0]):
-                if (source := sources[number]) in made:
-                    wanted[source] = joined(wanted.get(source, {}), widths)
-                    folded[source] = max(folded.get(source, 0), taps)
-    few = {v for v, widths in wanted.items() if folded[v] <= SMALL_WINDOW or (folded[v] < inf and _zeros(v, widths) > MOST_ZEROS)}
-    return {v: widths for v, widths in wanted.items() if v not in few}
-
-
-def _zeros(value: Value, widths: Widths) -> float:
-    """How many zeros stand around each element."""
-    return prod(1 + sum(widths.get(n, (0, 0))) / (d if isinstance(d, int) else UNKNOWN) for n, d in enumerate(value.shape)) - 1
-
-
-def _reaches(body: Graph) -> list[tuple[int, Widths, float]]:
-    """How far a kernel body reads over the edges of its inputs, given by number, and expects zeros there; and how many elements it folds, if
-    these are windows, else infinity."""
-    inputs, values = _chained(body)
-    number = {t: n for n, t in enumerate(inputs)}
-    stages = _stages(body, values)
-    taps = window_size(stages.values()) if all(_folds_windows(t, stage) for t, stage in stages.items()) else inf
-    found = [reach(e) for stage in stages.values() for e in selections(simplify(stage))]
-    return [(number[r.attr], widths, taps) for r, widths in filter(None, found) if r.attr in number]
-
-
-def _folds_windows(t: Tensor, body: Expr) -> bool:
-    """Whether each fold is along an axis of the result."""
-    for e in (e for e in E.walk(body) if e.op == "reduce"):
-        indices = [linear(i) for r in E.reads(e.args[0]) for i in r.args]
-        if not all(any((a,) in i and any((x,) in i for x in t.axes) for i in indices) for a in e.attr[1]):
-            return False
-    return True
-
-
-def _as_found(body: Graph, summed: frozenset[int]) -> Layout | None:
-    """For a result that is summed along the axis whose elements are neighbours in the largest input, as it lies: that axis at the end."""
-    if not summed:
-        return None
-    inputs, values = _chained(body)
-    t = values[body.outputs[0]]
-    flat = inlined(t)
-    if flat is None or any(e.op == "reduce" for e in E.walk(flat)):
-        return None
-    given = {made: v.layout for made, v in zip(inputs, body.inputs, strict=True)}
-    largest = max(E.reads(flat), key=lambda r: prod(_size(d) for d in r.attr.shape) * itemsize(r.attr.dtype), default=None)
-    if largest is None or given.get(largest.attr) is not None:
-        return None
-    beside = [n for n, a in enumerate(t.axes) if stride(largest, a) == 1 and _size(t.shape[n]) > 1]
-    if len(beside) != 1 or beside[0] not in summed or beside[0] == t.ndim - 1:
-        return None
-    return Layout.permuted((*(n for n in range(t.ndim) if n not in beside), *beside))
-
-
-def _summed_last(products: Sequence[_Product]) -> dict[Value, Layout]:
-    """For the bytes of activations, the axis that a product of bytes sums goes to the end: instructions add up neighbours."""
-    wanted: dict[Value, Layout] = {}
-    for _, fold, operands in products:
-        weights, read = sorted(E.reads(fold.args[0]), key=lambda r: r.dtype)
-        if (weights.dtype, read.dtype) != ("int8", "uint8") or read not in operands:
-            continue
-        source, rank = operands[read], len(operands[read].shape)
-        axes = [d for d, i in enumerate(read.args) if i in fold.attr[1] and i in weights.args]
-        if len(axes) == 1 and rank > 2 and axes[0] != rank - 1:
-            wanted[source] = Layout.permuted((*(d for d in range(rank) if d != axes[0]), axes[0]))
-    return wanted
-
-
-def _unpadded(read: Expr) -> Expr:
-    """What is read through zeros around it."""
-    while read.attr.body is not None and len(inner := E.reads(read.attr.body)) == 1 and inner[0].attr.ndim == read.attr.ndim:
-        (read,) = inner
-    return read
-
-
-def _fresh(name: str, taken: set[str]) -> str:
-    found = next(candidate for number in count() if (candidate := f"{name}{number or ''}") not in taken)
-    taken.add(found)
-    return found
-
-
-def with_layouts(body: Graph, inputs: list[Layout | None] | None, outputs: list[Layout | None] | None) -> Graph:
-    """A kernel body with other layouts on its inputs or outputs."""
-    new: dict[Value, Value] = {}
-    if inputs is not None:
-        new.update((v, Value(v.name, v.dtype, v.shape, w)) for v, w in zip(body.inputs, inputs, strict=True) if w != v.layout)
-    if outputs is not None:
-        new.update((v, Value(v.name, v.dtype, v.shape, w)) for v, w in zip(body.outputs, outputs, strict=True) if w != v.layout)
-    if not new:
-        return body
-
-    def swap(values: tuple[Value, ...]) -> tuple[Value, ...]:
-        return tuple(new.get(v, v) for v in values)
-
-    nodes = tuple(
-        replace(n, inputs=tuple(None if v is None else new.get(v, v) for v in n.inputs), outputs=swap(n.outputs)) for n in body.nodes
-    )
-    return Graph(body.name, swap(body.inputs), swap(body.outputs), nodes, body.constants)
-
-
-# ---------------------------------------------------------------- activations
-
-
-def _output_layouts(body: Graph, constants: frozenset[int]) -> list[Layout | None]:
-    inputs, values = _chained(body)
-    layouts = {t: v.layout for t, v in zip(inputs, body.inputs, strict=True) if v.layout is not None}
-    known = {t for n, t in enumerate(inputs) if n in constants}
-    results: list[Layout | None] = []
-    for t, stage in _stages(body, values).items():
-        layout = _wanted(t, known) or _inherited(t, stage, layouts)
-        if layout is not None and not layout.is_identity:
-            layouts[t] = layout
-    for t in (values[v] for v in body.outputs):
-        if t not in layouts and (flat := inlined(t)) is not None:  # through a change of rank and back (channel shuffle)
-            layout = _inherited(t, flat, layouts)
-            if layout is not None:
-                layouts[t] = layout
-        results.append(layouts.get(t))
-    return results
+# ---------------------------------------------------------------- the tensors of kernel bodies
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,23 +189,23 @@ class _Chain:
     nodes: tuple[Node, ...] = field(compare=False)
 
 
-def _chained(body: Graph) -> tuple[list[Tensor], dict[Value, Tensor]]:
+def _value_tensors(body: Graph) -> tuple[list[Tensor], dict[Value, Tensor]]:
     """(placeholders, the tensor of each value) of a kernel body."""
     given = (*body.inputs, *body.constants)
     values = [*given, *(v for node in body.nodes for v in node.outputs)]
     number = {v: n for n, v in enumerate(values)}
     steps = tuple((n.op, attributes_key(n.attrs), tuple(None if v is None else number[v] for v in n.inputs)) for n in body.nodes)
-    made = _tensors(_Chain(tuple((v.dtype, v.shape) for v in given), steps, body.nodes))
-    return list(made[: len(body.inputs)]), dict(zip(values, made, strict=True))
+    found = _tensors(_Chain(tuple((v.dtype, v.shape) for v in given), steps, body.nodes))
+    return list(found[: len(body.inputs)]), dict(zip(values, found, strict=True))
 
 
 @lru_cache(maxsize=1024)
 def _tensors(chain: _Chain) -> tuple[Tensor, ...]:
-    """Those of all values, made once: several questions are asked about each kernel, and what is known of a tensor is kept."""
-    made = [placeholder(shape, dtype) for dtype, shape in chain.inputs]
+    """Those of all values, once: several questions are asked about each kernel, and what is known of a tensor is kept."""
+    found = [placeholder(shape, dtype) for dtype, shape in chain.inputs]
     for node, (_, _, sources) in zip(chain.nodes, chain.steps, strict=True):
-        made += node.tensors([None if n is None else made[n] for n in sources])
-    return tuple(made)
+        found += node.tensors([None if n is None else found[n] for n in sources])
+    return tuple(found)
 
 
 def _stages(body: Graph, values: Mapping[Value, Tensor]) -> dict[Tensor, Expr]:
@@ -442,48 +213,272 @@ def _stages(body: Graph, values: Mapping[Value, Tensor]) -> dict[Tensor, Expr]:
     return {t: t.body for t in tensors([values[v] for v in body.outputs]) if t.body is not None}
 
 
-def _wanted(t: Tensor, constants: set[Tensor]) -> Layout | None:
-    """Channels last, for folds over windows and contractions with constants."""
-    assert t.body is not None
-    if t.ndim < 3:
+def _reductions(body: Expr) -> list[Expr]:
+    return [e for e in E.walk(body) if e.op == "reduce"]
+
+
+# ---------------------------------------------------------------- copies of inputs and outputs
+
+
+def _copied_inputs(graph: Graph) -> tuple[Graph, dict[Value, Layout]]:
+    """The graph with kernels that copy those of its inputs which are better read in another layout, as `_gathered` says; and the layouts of
+    these copies, and of what kernels make for each other."""
+    gathered = _remembered(_gathered)
+    wanted: dict[Value, Layout] = {}
+    for node in graph.nodes:
+        if node.op is KERNEL:
+            sources = [v for v in node.inputs if v is not None]
+            wanted.update((sources[n], layout) for n, layout in gathered(node.bodies[0]).items())
+    names = {v.name for v in graph.values()}
+    copies: dict[Value | None, Value] = {v: Value(_fresh(f"{v.name}.last", names), v.dtype, v.shape) for v in graph.inputs if v in wanted}
+    wanted.update((copy, wanted[v]) for v, copy in copies.items() if v is not None)
+    nodes = (replace(n, inputs=tuple(copies.get(v, v) for v in n.inputs)) if n.op is KERNEL else n for n in graph.nodes)
+    return replace(graph, nodes=(*(_copy(v, copies[v]) for v in graph.inputs if v in copies), *nodes)), wanted
+
+
+def _gathered(body: Graph) -> dict[int, Layout]:
+    """The inputs, by number, that are read at several places for each element, and not to be summed up, where the last axis of a result that
+    has no wish runs across their rows: with that axis at the end."""
+    inputs, values = _value_tensors(body)
+    found: dict[int, Layout] = {}
+    for t, wish in zip((values[v] for v in body.outputs), _output_layouts(body, frozenset()), strict=True):
+        flat = inlined(t)
+        if flat is None or wish is not None or not t.axes or _reductions(flat):
+            continue
+        for number, x in enumerate(inputs):
+            reads = [r for r in E.reads(flat) if r.attr is x]
+            axes = {d for r in reads for d, i in enumerate(r.args) if i is t.axes[-1]}
+            if len(reads) > 1 and len(axes) == 1 and axes.isdisjoint({x.ndim - 1}):
+                found[number] = _last(axes.pop(), x.ndim)
+    return found
+
+
+def _is_narrow(result: Value, wish: Layout | None) -> bool:
+    """Whether a result has too few elements along the last axis of a layout wished for to fill a vector."""
+    return wish is not None and _size(result.shape[wish.pieces[-1].axis]) < MIN_LANES
+
+
+def _fastest(
+    body: Graph, wish: Layout | None, fixed: bool, constants: frozenset[int], operand_layouts: OperandLayouts, seconds: Seconds
+) -> tuple[Layout | None, dict[int, Layout]]:
+    """How a result is computed in the least time: in the layout wished for or row-major, and from which inputs, given by number, that are
+    copied first, into layouts whose rows its lanes run along. What is `fixed` has to be row-major in the end; from another layout a kernel
+    of its own copies it. What takes each element of an input once changes the layout as it goes."""
+    (result,), stages = body.outputs, _stages(body, _value_tensors(body)[1])
+    if not any(_reductions(e) or len(reads := set(E.reads(e))) > len({r.attr for r in reads}) for e in stages.values()):
+        return None if fixed else wish, {}
+    row_major = with_layouts(body, None, [None])
+    ways: list[tuple[Graph, list[Node], dict[int, Layout]]] = [(row_major, [], {})] if fixed else []
+    if wish is not None and not (fixed and (wish.is_identity or _is_narrow(result, wish))):
+        wished = with_layouts(body, None, [wish])
+        ways.append((wished, [_copy(wished.outputs[0], row_major.outputs[0])] if fixed else [], {}))
+    if first := _strided_inputs(body):
+        from_rows = _with_input_layouts(row_major, first)
+        ways.append((from_rows, [_copy(body.inputs[n], from_rows.inputs[n]) for n in first], first))
+
+    def time(way: tuple[Graph, list[Node], dict[int, Layout]]) -> float:
+        computed, copies, first = way
+        kernel = seconds(_with_input_layouts(computed, operand_layouts(computed, constants)))
+        return (kernel + sum(seconds(copy.bodies[0]) for copy in copies)) / (MAX_COPY_TIME if first else 1)
+
+    best, _, first = min(ways, key=time) if len(ways) > 1 else ways[0]
+    return best.outputs[0].layout, first
+
+
+def _strided_inputs(body: Graph) -> dict[int, Layout]:
+    """The inputs, by number, that reductions read across their rows when lanes run along the last axis of the results: row-major."""
+    inputs, values = _value_tensors(body)
+    found: dict[int, Layout] = {}
+    for t in (values[v] for v in body.outputs):
+        flat = inlined(t)
+        if flat is None or not t.axes or not _reductions(flat):
+            continue
+        for number, (x, layout) in enumerate(zip(inputs, (v.layout for v in body.inputs), strict=True)):
+            reads = [r for r in E.reads(flat) if r.attr is x and t.axes[-1] in E.variables(*r.args)]
+            if layout is not None and not layout.pads and any(t.axes[-1] not in E.variables(r.args[layout.pieces[-1].axis]) for r in reads):
+                found[number] = Layout.identity(layout.rank).with_halo({p.axis: (p.before, p.after) for p in layout.pieces})
+    return found
+
+
+# ---------------------------------------------------------------- what the operands of products want
+
+_Product = tuple[Node, Expr, dict[Expr, Value]]
+
+
+def _products(graph: Graph) -> Iterator[_Product]:
+    """The reductions of two operands of which one is constant or bytes: (kernel, reduction, the value that each read is of, through zeros
+    around it)."""
+    reductions = _remembered(_reductions_of_two)
+    for node in graph.nodes:
+        if node.op is KERNEL and any(v is not None and (v in graph.constants or v.dtype == "uint8") for v in node.inputs):
+            sources = [v for v in node.inputs if v is not None]
+            for reduction, operands in reductions(node.bodies[0]):
+                yield node, reduction, {r: sources[number] for r, number in operands.items()}
+
+
+def _reductions_of_two(body: Graph) -> list[tuple[Expr, dict[Expr, int]]]:
+    """The reductions of two operands in a kernel body, and the number of the input that each of these is, if it is one."""
+    inputs, values = _value_tensors(body)
+    number = {t: n for n, t in enumerate(inputs)}
+    found = [(e, E.reads(e.args[0])) for stage in _stages(body, values).values() for e in _reductions(stage)]
+    return [(e, {r: number[t] for r in reads if (t := _unpadded(r).attr) in number}) for e, reads in found if len(reads) == 2]
+
+
+def _unpadded(read: Expr) -> Expr:
+    """What is read through zeros around it."""
+    while read.attr.body is not None and len(inner := E.reads(read.attr.body)) == 1 and inner[0].attr.ndim == read.attr.ndim:
+        (read,) = inner
+    return read
+
+
+def _passed_on(graph: Graph) -> set[Value]:
+    """What kernels make for each other."""
+    return {v for n in graph.nodes if n.op is KERNEL and len(n.outputs) == 1 for v in n.outputs} - set(graph.outputs)
+
+
+def _summed_axes(graph: Graph, products: Sequence[_Product]) -> dict[Value, set[int]]:
+    """For what kernels make for each other: the axes along which products with constants sum it up."""
+    passed_on = _passed_on(graph)
+    found: dict[Value, set[int]] = {}
+    for node, reduction, operands in products:
+        if reduction.args[0].op == "mul" and any(v in graph.constants for v in node.inputs):
+            for r, v in operands.items():
+                if v in passed_on and is_float(v.dtype):
+                    found.setdefault(v, set()).update(d for d, i in enumerate(r.args) if i in reduction.attr[1])
+    return found
+
+
+def _summed_bytes(products: Sequence[_Product]) -> dict[Value, Layout]:
+    """For the bytes of activations, the axis that a product of bytes sums goes to the end: instructions add up neighbours."""
+    wanted: dict[Value, Layout] = {}
+    for _, reduction, operands in products:
+        weights, read = sorted(E.reads(reduction.args[0]), key=lambda r: r.dtype)
+        if (weights.dtype, read.dtype) == ("int8", "uint8") and read in operands:
+            axes = [d for d, i in enumerate(read.args) if i in reduction.attr[1] and i in weights.args]
+            rank = len(operands[read].shape)
+            if len(axes) == 1 and rank > 2 and axes[0] != rank - 1:
+                wanted[operands[read]] = _last(axes[0], rank)
+    return wanted
+
+
+def _spaced(v: Value, layout: Layout | None, halo: Widths, summed: Collection[int]) -> Layout | None:
+    """The layout with zeros around, and a line of the cache between rows that would evict each other."""
+    w = layout or Layout.identity(len(v.shape))
+    last = w.pieces[-1].axis if w.pieces else -1
+    if last in summed and last not in halo and not w.pads:
+        row, rows = _size(v.shape[last]) * itemsize(v.dtype), prod(_size(d) for d in v.shape) // _size(v.shape[last])
+        if row % ALIASED == 0 and rows > MAX_ALIASED_ROWS:
+            halo = {**halo, last: (0, LINE // itemsize(v.dtype))}
+    return w.with_halo(halo) if halo else layout
+
+
+def _memory_order(body: Graph, summed: frozenset[int]) -> Layout | None:
+    """For a result that is summed along the axis whose elements are neighbours in the largest input: that axis at the end."""
+    if not summed:
         return None
-    for e in E.walk(t.body):
-        if e.op == "reduce":
-            axis = _lane_axis(t, e, constants)
-            if axis is not None and axis != t.ndim - 1:
-                order = [a for a in range(t.ndim) if a != axis]
-                return Layout.permuted((*order, axis))
-    return None
+    inputs, values = _value_tensors(body)
+    t = values[body.outputs[0]]
+    flat = inlined(t)
+    if flat is None or _reductions(flat):
+        return None
+    given = {x: v.layout for x, v in zip(inputs, body.inputs, strict=True)}
+    largest = max(E.reads(flat), key=lambda r: prod(_size(d) for d in r.attr.shape) * itemsize(r.attr.dtype), default=None)
+    if largest is None or given.get(largest.attr) is not None:
+        return None
+    neighbours = [n for n, a in enumerate(t.axes) if stride(largest, a) == 1 and _size(t.shape[n]) > 1]
+    return _last(neighbours[0], t.ndim) if len(neighbours) == 1 and neighbours[0] in summed and neighbours[0] != t.ndim - 1 else None
 
 
-def _lane_axis(t: Tensor, fold: Expr, constants: set[Tensor]) -> int | None:
-    reads = E.reads(fold.args[0])
-    folds = set(fold.attr[1])
+# ---------------------------------------------------------------- halos
+
+
+def _halos(graph: Graph) -> dict[Value, Widths]:
+    """The zeros that readers expect around values which kernels of this graph make for each other, unless it is cheaper to ask for each
+    element whether it is one: where windows are small, or most were zeros."""
+    passed_on, reaches = _passed_on(graph), _remembered(_reaches)
+    wanted: dict[Value, Widths] = {}
+    windows: dict[Value, float] = {}
+    for node in graph.nodes:
+        sources = [v for v in node.inputs if v is not None]
+        if node.op is KERNEL and not passed_on.isdisjoint(sources):
+            for number, widths, window in reaches(node.bodies[0]):
+                if (source := sources[number]) in passed_on:
+                    wanted[source] = joined(wanted.get(source, {}), widths)
+                    windows[source] = max(windows.get(source, 0), window)
+
+    def zeros(value: Value, widths: Widths) -> float:
+        """How many zeros stand around each element."""
+        return prod(1 + sum(widths.get(n, (0, 0))) / (d if isinstance(d, int) else UNKNOWN) for n, d in enumerate(value.shape)) - 1
+
+    return {v: w for v, w in wanted.items() if windows[v] > SMALL_WINDOW and (windows[v] == inf or zeros(v, w) <= MAX_ZEROS)}
+
+
+def _reaches(body: Graph) -> list[tuple[int, Widths, float]]:
+    """How far a kernel body reads over the edges of its inputs, given by number, and expects zeros there; and how many elements its windows
+    have, infinity where it reduces anything else."""
+    inputs, values = _value_tensors(body)
+    number = {t: n for n, t in enumerate(inputs)}
+    stages = _stages(body, values)
+    window = window_size(stages.values()) if all(_reduces_windows(t, stage) for t, stage in stages.items()) else inf
+    found = [reach(e) for stage in stages.values() for e in selections(simplify(stage))]
+    return [(number[r.attr], widths, window) for r, widths in filter(None, found) if r.attr in number]
+
+
+def _reduces_windows(t: Tensor, body: Expr) -> bool:
+    """Whether each reduction is along an axis of the result."""
+    for e in _reductions(body):
+        indices = [linear(i) for r in E.reads(e.args[0]) for i in r.args]
+        if not all(any((a,) in i and any((x,) in i for x in t.axes) for i in indices) for a in e.attr[1]):
+            return False
+    return True
+
+
+# ---------------------------------------------------------------- activations
+
+
+def _output_layouts(body: Graph, constants: frozenset[int]) -> list[Layout | None]:
+    """The layouts that suit the outputs of a kernel body, of whose inputs these are constants, by number."""
+    inputs, values = _value_tensors(body)
+    layouts = {t: v.layout for t, v in zip(inputs, body.inputs, strict=True) if v.layout is not None}
+    known = {t for n, t in enumerate(inputs) if n in constants}
+    for t, stage in _stages(body, values).items():
+        layout = _lane_axis_last(t, stage, known) or _inherited(t, stage, layouts)
+        if layout is not None and not layout.is_identity:
+            layouts[t] = layout
+    for t in (values[v] for v in body.outputs):
+        if t not in layouts and (flat := inlined(t)) is not None:  # through a change of rank and back (channel shuffle)
+            layout = _inherited(t, flat, layouts)
+            if layout is not None:
+                layouts[t] = layout
+    return [layouts.get(values[v]) for v in body.outputs]
+
+
+def _lane_axis_last(t: Tensor, body: Expr, constants: set[Tensor]) -> Layout | None:
+    """Channels last, for reductions of windows and contractions with constants."""
+    axes = (_lane_axis(t, e, constants) for e in _reductions(body)) if t.ndim > 2 else iter(())
+    return next((_last(axis, t.ndim) for axis in axes if axis is not None and axis != t.ndim - 1), None)
+
+
+def _lane_axis(t: Tensor, reduction: Expr, constants: set[Tensor]) -> int | None:
+    reads, reduced = E.reads(reduction.args[0]), set(reduction.attr[1])
     weights = [r for r in reads if r.attr in constants]
     others = [r for r in reads if r.attr not in constants]
+
+    def indexes(reads: Sequence[Expr], axis: Expr) -> bool:
+        return any(axis in E.variables(*r.args) for r in reads)
+
+    def is_windowed(axis: Expr) -> bool:
+        """Whether an index combines the axis with a reduction: neighbouring elements share inputs."""
+        return any(axis in (used := set(E.variables(i))) and used & reduced for r in reads for i in r.args)
+
     if weights and others:
-        free = [n for n, a in enumerate(t.axes) if _mentions(weights, a) and not _windowed(reads, a, folds)]
-        own = [n for n in free if not any(_mentions([r], t.axes[n]) for r in others)] or free
-        if own:
+        free = [n for n, a in enumerate(t.axes) if indexes(weights, a) and not is_windowed(a)]
+        if own := [n for n in free if not indexes(others, t.axes[n])] or free:
             return max(own, key=lambda n: _size(t.shape[n]))
-    if t.axes and _windowed(reads, t.axes[-1], folds):
-        free = [n for n, a in enumerate(t.axes) if _mentions(reads, a) and not _windowed(reads, a, folds) and _size(t.shape[n]) > 1]
-        if free:
-            return max(free, key=lambda n: (n > 0, _size(t.shape[n])))
+    if t.axes and is_windowed(t.axes[-1]):
+        free = [n for n, a in enumerate(t.axes) if indexes(reads, a) and not is_windowed(a) and _size(t.shape[n]) > 1]
+        return max(free, key=lambda n: (n > 0, _size(t.shape[n])), default=None)
     return None
-
-
-def _mentions(reads: Sequence[Expr], axis: Expr) -> bool:
-    return any(axis in E.variables(*r.args) for r in reads)
-
-
-def _windowed(reads: Sequence[Expr], axis: Expr, folds: set[Expr]) -> bool:
-    """Whether an index combines the axis with a fold: neighbouring elements share inputs."""
-    return any(axis in (used := set(E.variables(i))) and used & folds for r in reads for i in r.args)
-
-
-def _size(extent: Dim) -> int:
-    return extent if isinstance(extent, int) else 1
 
 
 def _inherited(t: Tensor, body: Expr, layouts: Mapping[Tensor, Layout]) -> Layout | None:
@@ -493,27 +488,21 @@ def _inherited(t: Tensor, body: Expr, layouts: Mapping[Tensor, Layout]) -> Layou
     for r in E.reads(simplify(body)):
         layout = layouts.get(r.attr)
         if r.attr.ndim > t.ndim and layout is None and r.args[-1] in t.axes[:-1]:
-            last = t.axes.index(r.args[-1])
-            otherwise = Layout.permuted((*(n for n in range(t.ndim) if n != last), last))
+            otherwise = _last(t.axes.index(r.args[-1]), t.ndim)
         if layout is None or r.attr.ndim != t.ndim or layout.pads:
             continue
-        order = _carried(t, r, layout)
-        size = 1
-        for extent in r.attr.shape:
-            size *= _size(extent)
-        if order is not None and (best is None or size * itemsize(r.attr.dtype) > best[0]):
-            best = (size * itemsize(r.attr.dtype), Layout.permuted(order))
+        order, size = _carried_over(t, r, layout), prod(map(_size, r.attr.shape)) * itemsize(r.attr.dtype)
+        if order is not None and (best is None or size > best[0]):
+            best = (size, Layout.permuted(order))
     return best[1] if best is not None else otherwise
 
 
-def _carried(t: Tensor, r: Expr, layout: Layout) -> list[int] | None:
+def _carried_over(t: Tensor, r: Expr, layout: Layout) -> list[int] | None:
+    """The axes of a result in the order in which those of a read that they index lie in memory; None where that is no order of all."""
     place = {a: n for n, a in enumerate(t.axes)}
-    order = []
-    for piece in layout.pieces:
-        used = [place[v] for v in E.variables(r.args[piece.axis]) if v in place]
-        if len(used) > 1:
-            return None
-        order.append(used[0] if used else -1)
-    missing = [n for n in range(t.ndim) if n not in order]
-    filled = [n if n >= 0 else missing.pop(0) if missing else -1 for n in order]
-    return filled if sorted(filled) == list(range(t.ndim)) else None
+    used = [[place[v] for v in E.variables(r.args[piece.axis]) if v in place] for piece in layout.pieces]
+    if any(len(axes) > 1 for axes in used):
+        return None
+    missing = [n for n in range(t.ndim) if [n] not in used]
+    order = [axes[0] if axes else missing.pop(0) if missing else -1 for axes in used]
+    return order if sorted(order) == list(range(t.ndim)) else None

@@ -25,18 +25,27 @@ The iteration number (the first body input of a LOOP) has 8 bytes in the arena.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from itertools import accumulate
+from math import prod
 
 import numpy as np
 
 from tcomp.errors import IRError
 from tcomp.ir.dtypes import itemsize
-from tcomp.ir.expr import Dim, Expr, as_dim, bounds, const, evaluate_int, maximum, variables
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, evaluate_int, maximum, variables
 from tcomp.ir.graph import IF, LOOP, Graph, Node, Value
-from tcomp.ir.simplify import Linear, from_linear, linear, simplify
+from tcomp.ir.simplify import Linear, Monomial, from_linear, linear, simplify
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+MAX_TYPICAL = 2048  # elements: a symbolic dim with a larger bound is taken as `TYPICAL`, if it may be so small,
+TYPICAL = 128  # elements, where a sample of the sizes is needed
+MAX_REPAIRS = 8  # rounds for each order of blocks; what sticks out at the top is placed first in the next one: more rounds rarely gain
+MAX_ALTERNATIVES = 4  # polynomials in a height, of which it is the maximum; more are merged into one above them, which bounds their number
+MIN_ROUNDED = 8 * ALIGNMENT  # bytes: larger coefficients are rounded up to a multiple of the alignment, at a loss of an eighth at most
 
 InPlace = Callable[[Node, Value, Value], bool]
 
@@ -73,13 +82,8 @@ class _Block:
     values: list[Value] = field(default_factory=list)
 
 
-def plan_memory(
-    graph: Graph,
-    temporaries: Mapping[Node, Sequence[Dim]] | None = None,
-    in_place: InPlace | None = None,
-) -> Plan:
-    """Offsets for all values of `graph` and the bodies of IF and LOOP nodes, except inputs, outputs and constants of
-    `graph`.
+def plan_memory(graph: Graph, temporaries: Mapping[Node, Sequence[Dim]] | None = None, in_place: InPlace | None = None) -> Plan:
+    """Offsets for all values of `graph` and the bodies of IF and LOOP nodes, except inputs, outputs and constants of `graph`.
 
     Nodes run in the order of `graph.nodes`. `temporaries` are sizes in bytes of scratch memory that a node needs while
     it runs. `in_place(node, input, output)` says whether `output` of a node without bodies of its own in memory may be
@@ -94,8 +98,6 @@ def plan_memory(
     symbolic = any(isinstance(s, Expr) for s in sizes)
     sample = _sample_point(sizes)
     static = [_align(max(evaluate_int(s, sample), 0)) for s in sizes]
-    offset: list[Dim]
-    size: Dim
     offset, size = _place(static, blocks)
     if symbolic:
         offset, size = _stack([_polynomial(s) for s in sizes], blocks, offset)
@@ -111,17 +113,11 @@ def plan_memory(
 
 def byte_size(value: Value) -> Dim:
     """Bytes of a value in its layout."""
-    count: Expr = const(itemsize(value.dtype))
-    for d in value.physical_shape:
-        count = count * d
-    return as_dim(count)
+    return as_dim(prod(value.physical_shape, start=as_expr(itemsize(value.dtype))))
 
 
 def _align(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-# ---------------------------------------------------------------- who is alive when
 
 
 class _Liveness:
@@ -175,14 +171,11 @@ class _Liveness:
             for body in node.bodies:
                 pairs += zip(body.inputs, node.inputs[1:], strict=True)
                 # An output that is an input or a constant of its body, or listed before, cannot be written in place.
-                computed, outer = (
-                    body.producers(),
-                    dict(zip(reversed(body.outputs), reversed(node.outputs), strict=True)),
-                )
+                computed, outer = body.producers(), dict(zip(reversed(body.outputs), reversed(node.outputs), strict=True))
                 pairs += [(v, outer[v]) for v in outer if v in computed]
         elif node.op is LOOP:
-            inputs, carried = node.bodies[0].inputs[1:], node.attrs["carried"]
-            pairs += zip(inputs, (*node.outputs[:carried], *node.inputs[carried:]), strict=True)
+            carried = node.attrs["carried"]
+            pairs += zip(node.bodies[0].inputs[1:], (*node.outputs[:carried], *node.inputs[carried:]), strict=True)
         self.storage.update({inner: outer for inner, outer in pairs if outer is not None})
 
     def _root(self, value: Value) -> Value:
@@ -198,8 +191,11 @@ class _Liveness:
         if value in self.storage or value in self._external:
             return
         size, death = byte_size(value), self._last_use[value]
-        for source in self._dying(node):
-            block = self._block[source]
+        for source in node.inputs if self._in_place is not None and not _bodies(node) else ():
+            # An input with storage of its own, which has not been handed on yet, and that nobody needs after the node.
+            block = None if source is None else self._block.get(source)
+            if source is None or block is None or self._last_use[source] != self._end[node] or block.values[-1] is not source:
+                continue
             if block.size == size and self._in_place is not None and self._in_place(node, source, value):
                 block.death = death
                 block.values.append(value)
@@ -207,21 +203,10 @@ class _Liveness:
                 return
         self._block[value] = _Block(size, self._begin[node], death, [value])
 
-    def _dying(self, node: Node) -> Iterator[Value]:
-        """Inputs with storage of their own that nobody needs after the node."""
-        for v in node.inputs if not _bodies(node) else ():
-            if v is None or v not in self._block or self._last_use[v] != self._end[node]:
-                continue
-            if self._block[v].values[-1] is v:  # not handed on yet
-                yield v
-
 
 def _bodies(node: Node) -> tuple[Graph, ...]:
     """The sub-graphs whose values are in memory; those of a kernel are its own business."""
     return node.bodies if node.op in (IF, LOOP) else ()
-
-
-# ---------------------------------------------------------------- sizes
 
 
 def _known_size(size: Dim, known: set[Expr], block: _Block) -> Dim:
@@ -229,22 +214,18 @@ def _known_size(size: Dim, known: set[Expr], block: _Block) -> Dim:
     if not isinstance(size, Expr) or known.issuperset(variables(size)):
         return size
     owner = ", ".join(v.name for v in block.values) or "a temporary"
-    total: Linear = {}
+    total = Counter[Monomial]()
     for monomial, coefficient in linear(simplify(size)).items():
         given = tuple(atom for atom in monomial if known.issuperset(variables(atom)))
-        largest = 1
         for atom in monomial:
             if atom not in given:
                 lo, hi = bounds(atom)
                 end = hi if coefficient > 0 else lo
-                if end is None or (lo is None or lo < 0):
-                    raise IRError(
-                        f"the size {size} in bytes of `{owner}` is not bounded",
-                        why=f"`{atom}` is not known from the shapes of the inputs",
-                        hint="give the dim an upper bound",
-                    )
-                largest *= end
-        total[given] = total.get(given, 0) + coefficient * largest
+                if end is None or lo is None or lo < 0:
+                    what, why = f"the size {size} in bytes of `{owner}` is not bounded", f"`{atom}` is not known from the shapes of the inputs"
+                    raise IRError(what, why=why, hint="give the dim an upper bound")
+                coefficient *= end
+        total[given] += coefficient
     return as_dim(from_linear({m: c for m, c in total.items() if c}))
 
 
@@ -253,7 +234,7 @@ def _sample_point(sizes: Sequence[Dim]) -> dict[Expr, int]:
     point: dict[Expr, int] = {}
     for v in {v for s in sizes if isinstance(s, Expr) for v in variables(s)}:
         lo, hi = v.attr.lo or 0, v.attr.hi
-        point[v] = hi if hi is not None and hi <= 2048 else max(lo, 128)
+        point[v] = hi if hi is not None and hi <= MAX_TYPICAL else max(lo, TYPICAL)
     return point
 
 
@@ -265,48 +246,31 @@ def _polynomial(size: Dim) -> Linear:
     if not isinstance(size, Expr):
         return {(): _align(size)}
     terms = linear(simplify(size))
-    if not all(_nonnegative(atom) for monomial in terms for atom in monomial):
+    if any((least := bounds(atom)[0]) is None or least < 0 for monomial in terms for atom in monomial):
         terms = {(simplify(maximum(size, 0)),): 1}
-    rounded = {m: _align(c) if abs(c) >= 8 * ALIGNMENT else c for m, c in terms.items() if m}
+    rounded = {m: _align(c) if abs(c) >= MIN_ROUNDED else c for m, c in terms.items() if m}
     slack = 0 if all(c % ALIGNMENT == 0 for c in rounded.values()) else ALIGNMENT - 1
     rounded[()] = _align(terms.get((), 0) + slack)
     return {m: c for m, c in rounded.items() if c}
 
 
-def _nonnegative(e: Expr) -> bool:
-    lo = bounds(e)[0]
-    return lo is not None and lo >= 0
-
-
-# ---------------------------------------------------------------- placement
-
-
 def _peak(sizes: Sequence[int], blocks: Sequence[_Block]) -> int:
     """The largest sum of sizes alive at one time."""
-    change: dict[int, int] = {}
+    change = Counter[int]()
     for size, b in zip(sizes, blocks, strict=True):
-        change[b.birth] = change.get(b.birth, 0) + size
-        change[b.death + 1] = change.get(b.death + 1, 0) - size
-    alive = highest = 0
-    for time in sorted(change):
-        alive += change[time]
-        highest = max(highest, alive)
-    return highest
+        change[b.birth] += size
+        change[b.death + 1] -= size
+    return max(accumulate(change[time] for time in sorted(change)), default=0)
 
 
-_REPAIRS = 8  # rounds for each order; what sticks out at the top is placed first in the next one
-
-
-def _place(sizes: Sequence[int], blocks: Sequence[_Block]) -> tuple[list[Dim], int]:
+def _place(sizes: Sequence[int], blocks: Sequence[_Block]) -> tuple[list[Dim], Dim]:
     """(offsets, total) of the best of several greedy placements."""
     if not blocks:
         return [], 0
     if sum(sizes) >= 1 << 62:
         raise IRError(f"the intermediate values need {sum(sizes)} bytes", hint="check the sizes of the inputs")
     least = _peak(sizes, blocks)
-    size = np.array(sizes, np.int64)
-    birth = np.array([b.birth for b in blocks])
-    death = np.array([b.death for b in blocks])
+    size, birth, death = np.array(sizes, np.int64), np.array([b.birth for b in blocks]), np.array([b.death for b in blocks])
     orders = (
         np.lexsort((birth, -size)),  # largest first
         np.lexsort((-size, birth)),  # as they come
@@ -315,16 +279,16 @@ def _place(sizes: Sequence[int], blocks: Sequence[_Block]) -> tuple[list[Dim], i
     )
     best, total = np.zeros_like(size), 1 << 62
     for order in orders:
-        for _ in range(_REPAIRS):
+        for _ in range(MAX_REPAIRS if total > least else 0):
             offset = _greedy(order, size, birth, death)
             end = offset + size
             if end.max() < total:
                 best, total = offset, int(end.max())
             if total == least:
-                return [int(o) for o in best], total
+                break
             outliers = np.flatnonzero(end == end.max())
             order = np.concatenate((outliers, order[~np.isin(order, outliers)]))
-    return [int(o) for o in best], total
+    return best.tolist(), total
 
 
 def _greedy(order: np.ndarray, size: np.ndarray, birth: np.ndarray, death: np.ndarray) -> np.ndarray:
@@ -347,7 +311,6 @@ def _greedy(order: np.ndarray, size: np.ndarray, birth: np.ndarray, death: np.nd
 # ---------------------------------------------------------------- symbolic offsets
 
 _Height = list[Linear]  # the maximum of some polynomials, none of which another one dominates
-_ALTERNATIVES = 4  # polynomials in a height; more are merged into one above them
 
 
 def _stack(sizes: Sequence[Linear], blocks: Sequence[_Block], sample: Sequence[Dim]) -> tuple[list[Dim], Dim]:
@@ -370,16 +333,17 @@ def _sum(a: Linear, b: Linear) -> Linear:
     return {m: c for m in {**a, **b} if (c := a.get(m, 0) + b.get(m, 0))}
 
 
-def _dominates(a: Linear, b: Linear) -> bool:
-    return all(a.get(m, 0) >= b.get(m, 0) for m in {**a, **b})
-
-
 def _higher(a: _Height, b: _Height) -> _Height:
+    """The maximum of two heights."""
+
+    def dominates(x: Linear, y: Linear) -> bool:
+        return all(x.get(m, 0) >= y.get(m, 0) for m in {**x, **y})
+
     result: _Height = []
     for h in (*a, *b):
-        if not any(_dominates(other, h) for other in result):
-            result = [other for other in result if not _dominates(h, other)] + [h]
-    while len(result) > _ALTERNATIVES:
+        if not any(dominates(other, h) for other in result):
+            result = [other for other in result if not dominates(h, other)] + [h]
+    while len(result) > MAX_ALTERNATIVES:
         x, y = result.pop(), result.pop()
         result = _higher(result, [{m: c for m in {**x, **y} if (c := max(x.get(m, 0), y.get(m, 0)))}])
     return result
@@ -388,9 +352,7 @@ def _higher(a: _Height, b: _Height) -> _Height:
 def _aligned_dim(height: _Height) -> Dim:
     if all(set(h) <= {()} for h in height):
         return _align(max(h.get((), 0) for h in height))
-    e = from_linear(height[0])
-    for h in height[1:]:
-        e = maximum(e, from_linear(h))
+    e = reduce(maximum, map(from_linear, height))
     if any(c % ALIGNMENT for h in height for c in h.values()):
         e = (e + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT
     return e

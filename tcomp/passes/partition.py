@@ -5,11 +5,11 @@ An edge is fused when its value has one reader and
   - the producer is free of reductions and the reader uses each element about once (a prologue), or
   - the producer only moves elements and every index stays affine, whoever reads it (a view), or
   - the producer only moves matrices to where a product reads each several times (heads of attention that share keys), or
-  - the producer is a product of matrices, and what reads it puts their rows beside each other (heads that are joined), or
+  - the producer is a product of matrices, and what reads it concatenates their rows (heads that are joined), or
   - the reader takes the maximum of rows, and sums of exponentials relative to it, and nothing else, for a product: it goes through what a
-    reduction computes once, block by block (see `schedules.online`), or
-  - the producer puts a constant around its input and the reader folds few elements (`halo.SMALL_WINDOW`), a depthwise convolution or pooling say:
-    a copy would cost as much.
+    reduction computes once, block by block (see `schedules.primitives.online`), or
+  - the producer puts a constant around its input and the reader's windows are small (`halo.SMALL_WINDOW`), a depthwise convolution or pooling
+    say: a copy would cost as much.
 Why an edge is not fused is recorded, edge by edge.
 """
 
@@ -35,8 +35,10 @@ from tcomp.ir.te import Tensor, tensors
 from tcomp.ops.broadcast import BYTES
 from tcomp.passes.contractions import matrix_product
 
-MAX_OPERATORS = 40  # operators in one kernel, so that compile time stays bounded
-MOST_TAPS = 8  # elements of one operand that an operator reads for one element, unless it reduces
+MAX_OPERATORS = 40  # in one kernel: bounds the time to schedule and compile it
+MAX_READS = 8  # of one operand for one element, unless the operator reduces: of more, it is a sum that is written out
+MAX_RECOMPUTED = 2  # operations for an element that several readers compute anew: about what it costs to store and load it
+FUNCTION_COST = 8  # operations that an elementary function takes, about: it is a polynomial
 INLINE_ELEMENTS = 1  # constants up to this size become literals of the kernel
 
 Unfused: TypeAlias = list[tuple[str, Fallback]]  # (value, why a reader is another kernel)
@@ -75,14 +77,14 @@ class _Facts:
 
     @staticmethod
     def of(node: Node, used: Container[Value], known: Mapping[Value, np.ndarray]) -> _Facts:
-        made = infer(node.op, node.inputs, node.attrs, node.name)
-        outputs = tuple(t for v, t in zip(node.outputs, made.outputs, strict=True) if v in used)
+        applied = infer(node.op, node.inputs, node.attrs, node.name)
+        outputs = tuple(t for v, t in zip(node.outputs, applied.outputs, strict=True) if v in used)
         stages = list(tensors(outputs))
         accesses: dict[Tensor, list[tuple[Tensor, Expr]]] = {}
         for t in stages:
             for r in E.reads(t.body) if t.body is not None else ():
                 accesses.setdefault(r.attr, []).append((t, r))
-        pairs = [(v, t) for v, t in zip(node.inputs, made.inputs, strict=True) if v is not None and t is not None]
+        pairs = [(v, t) for v, t in zip(node.inputs, applied.inputs, strict=True) if v is not None and t is not None]
         reads = {v: accesses.get(t, []) for v, t in pairs}
         bodies = tuple(t.body for t in stages if t.body is not None)
         literals = {t: E.const(known[v].reshape(-1)[0].item(), v.dtype) for v, t in pairs if v in known and known[v].size}
@@ -90,30 +92,34 @@ class _Facts:
 
     @cached_property
     def reduces(self) -> bool:
-        """Whether an element is folded from many; or from few, together with others."""
-        return any(_folds(b) or _combines(b) for b in self.bodies)
+        """Whether an element is reduced from many; or from few, together with others."""
+        return any(_is_sum(b) or _is_matrix(b) for b in self.bodies)
 
     @cached_property
     def contracts(self) -> bool:
-        """Whether it folds products of several operands."""
-        folds = [e for e in E.walk(*self.bodies) if e.op == "reduce"]
-        return any(e.args[0].op == "mul" and len({r.attr for r in E.reads(e.args[0])}) > 1 for e in folds)
+        """Whether it reduces products of several operands."""
+        reductions = [e for e in E.walk(*self.bodies) if e.op == "reduce"]
+        return any(e.args[0].op == "mul" and len({r.attr for r in E.reads(e.args[0])}) > 1 for e in reductions)
 
-    def folds_online(self, value: Value) -> bool:
-        """Whether a value is read by folds of its rows alone: their maximum, and sums of exponentials relative to it, for a product."""
+    def is_online_softmax(self, value: Value) -> bool:
+        """Whether a value is read by reductions of its rows alone: their maximum, and sums of exponentials relative to it, for a product."""
         stages = [t for t, _ in self.reads[value]]
-        tops = [t for t in stages if t.body is not None and t.body.op == "reduce" and t.body.attr[0].name == "max"]
-        weights = [t for t in stages if t.body is not None and t.body.op == "exp" and {r.attr for r in E.reads(t.body)} >= set(tops)]
+        maxima = [t for t in stages if t.body is not None and t.body.op == "reduce" and t.body.attr[0].name == "max"]
+        weights = [t for t in stages if t.body is not None and t.body.op == "exp" and {r.attr for r in E.reads(t.body)} >= set(maxima)]
         sums = [b for b in self.bodies if any(r.attr in weights for r in E.reads(b))]
-        folded = all(b.op == "reduce" or _rounds(b) for b in sums)  # 16-bit weights are rounded for the product
-        return len(tops) == len(weights) == 1 and len(stages) == 2 and folded and self.contracts
+        reduced = all(b.op == "reduce" or _is_cast(b) for b in sums)  # 16-bit weights are rounded for the product
+        return len(maxima) == len(weights) == 1 and len(stages) == 2 and reduced and self.contracts
 
     @cached_property
-    def moves_only(self) -> bool:
+    def moved(self) -> tuple[Expr, ...] | None:
+        """The indices at which elements of one input are read, if the result is one of these."""
+        one = len(self.outputs) == len(self.bodies) == 1
+        return self.bodies[0].args if one and self.bodies[0].op == "read" else None
+
+    @cached_property
+    def is_view(self) -> bool:
         """The result is one input element, at an affine index."""
-        if len(self.outputs) != 1 or self.imperative or self.reduces or len(self.bodies) != 1:
-            return False
-        return self.bodies[0].op == "read" and all(affine(i) is not None for i in self.bodies[0].args)
+        return self.moved is not None and not self.imperative and not self.reduces and all(affine(i) is not None for i in self.moved)
 
     @cached_property
     def pads(self) -> bool:
@@ -124,67 +130,50 @@ class _Facts:
         return reach(simplify(body), filling=True) is not None
 
     @cached_property
-    def taps(self) -> float:
-        """How many elements are folded into one, at most."""
-        return window_size(self.bodies)
-
-    @cached_property
-    def dear(self) -> int:
+    def operations(self) -> int:
         """A rough count of the arithmetic for one element."""
-        return sum(
-            (8 if e.op in E.UNARY and e.op not in ("neg", "abs", "not") else 1)
-            for e in E.walk(*self.bodies)
-            if e.op not in ("var", "const", "read") and is_float(e.dtype)
+        counted = [e.op for e in E.walk(*self.bodies) if e.op not in ("var", "const", "read") and is_float(e.dtype)]
+        return sum(FUNCTION_COST if op in E.UNARY and op not in ("neg", "abs", "not") else 1 for op in counted)
+
+    def is_aligned(self, value: Value) -> bool:
+        """Every access reads the element at the index that is being computed, with the same shape."""
+        if len(self.outputs) != 1 or self.outputs[0].shape != value.shape:
+            return False
+        return all(
+            t.shape == value.shape and all(i is a or n == 1 for i, a, n in zip(r.args, t.axes, t.shape, strict=True))
+            for t, r in self.reads[value]
         )
 
+    def reads_once(self, value: Value) -> bool:
+        """No element of the value is read more than a few times by one kernel."""
+        for t, r in self.reads[value]:
+            assert t.body is not None
+            axes = {*t.axes, *(axis for e in E.walk(t.body) if e.op == "reduce" for axis in e.attr[1])}
+            if any(E.bounds(a)[1] != 0 for a in axes - set(E.variables(*r.args))):
+                return False
+            if any(len(set(E.variables(i)) & axes) > 1 for i in r.args):
+                return False  # a window: neighbours read the same elements
+        return True
 
-def _rounds(body: Expr) -> bool:
+
+def _is_cast(body: Expr) -> bool:
     """Whether an element is one of another tensor in other types."""
     while body.op == "cast":
         body = body.args[0]
     return body.op == "read"
 
 
-def _folds(body: Expr) -> bool:
-    """Whether an element is folded from many: by a reduction, or by a sum that is written out."""
+def _is_sum(body: Expr) -> bool:
+    """Whether an element is reduced from many: by a reduction, or by a sum that is written out."""
     reads = E.reads(body)
-    return any(e.op == "reduce" for e in E.walk(body)) or any(sum(r.attr is t for r in reads) > MOST_TAPS for t in {r.attr for r in reads})
+    return any(e.op == "reduce" for e in E.walk(body)) or any(sum(r.attr is t for r in reads) > MAX_READS for t in {r.attr for r in reads})
 
 
-def _aligned(facts: _Facts, value: Value) -> bool:
-    """Every access reads the element at the index that is being computed, with the same shape."""
-    if len(facts.outputs) != 1 or facts.outputs[0].shape != value.shape:
-        return False
-    return all(
-        t.shape == value.shape and all(i is a or n == 1 for i, a, n in zip(r.args, t.axes, t.shape, strict=True))
-        for t, r in facts.reads[value]
-    )
-
-
-def _combines(body: Expr) -> bool:
+def _is_matrix(body: Expr) -> bool:
     """Whether the position of an element decides in which way the same elements are combined, as in a matrix that is written out (the
     transforms of fast algorithms): all results of one tile are computed together."""
-    for e in E.walk(body):
-        if e.op == "select" and e.args[0].op == "eq" and not E.reads(e.args[0]):
-            first, second = (set(E.reads(branch)) for branch in e.args[1:])
-            if len(first & second) > 1:
-                return True
-    return False
-
-
-def _uses_once(facts: _Facts, value: Value) -> bool:
-    """No element of the value is read more than a few times by one kernel."""
-    for t, r in facts.reads[value]:
-        axes = set(t.axes)
-        assert t.body is not None
-        for e in E.walk(t.body):
-            if e.op == "reduce":
-                axes |= set(e.attr[1])
-        if any(E.bounds(a)[1] != 0 for a in axes - set(E.variables(*r.args))):
-            return False
-        if any(len(set(E.variables(i)) & axes) > 1 for i in r.args):
-            return False  # a window: neighbours read the same elements
-    return True
+    cases = (e for e in E.walk(body) if e.op == "select" and e.args[0].op == "eq" and not E.reads(e.args[0]))
+    return any(len(set(E.reads(e.args[1])) & set(E.reads(e.args[2]))) > 1 for e in cases)
 
 
 # ---------------------------------------------------------------- grouping
@@ -215,8 +204,8 @@ class _Grouping:
                 facts = self.facts[node]
                 self.groups[node] = _Group([node], facts.reduces, facts.imperative or len(facts.outputs) != 1)
             # Nearest producers first: of several reductions that could take this node as their epilogue, the last one computed gets it.
-            made = dict.fromkeys(v for v in node.inputs if v in self.producers)
-            for value in sorted(made, key=lambda v: -self.place[self.producers[v]]):
+            produced = dict.fromkeys(v for v in node.inputs if v in self.producers)
+            for value in sorted(produced, key=lambda v: -self.place[self.producers[v]]):
                 self.join(self.producers[value], value)
         self.read_as_bytes()
         changed = True
@@ -247,7 +236,7 @@ class _Grouping:
             if source is None or itemsize(value.dtype) == 1:
                 continue
             readers, (reader, *others) = self.consumers[value], {self.groups[r]: None for r in self.consumers[value]}
-            if others or reader.closed or not all(_aligned(self.facts[r], v) for r, v in ((node, source), *((r, value) for r in readers))):
+            if others or reader.closed or not all(self.facts[r].is_aligned(v) for r, v in ((node, source), *((r, value) for r in readers))):
                 continue
             group.nodes.remove(node)
             reader.nodes = sorted([node, *reader.nodes], key=self.place.__getitem__)
@@ -260,7 +249,7 @@ class _Grouping:
         if first is second or self.why_not(producer, value) is not None:
             return False
         members = sorted([*first.nodes, *second.nodes], key=self.place.__getitem__)
-        pointwise = first.pointwise and second.pointwise and all(_aligned(self.facts[r], value) for r in readers)
+        pointwise = first.pointwise and second.pointwise and all(self.facts[r].is_aligned(value) for r in readers)
         merged = _Group(members, first.reduces or second.reduces, False, pointwise)
         self.groups.update((n, merged) for n in members)
         return True
@@ -280,9 +269,9 @@ class _Grouping:
         if len(group.nodes) + len(other.nodes) > MAX_OPERATORS:
             return f"a kernel has at most {MAX_OPERATORS} operators"
         if group.reduces and other.reduces:
-            once = len(readers) == 1 and facts[readers[0]].folds_online(value) and any(facts[n].contracts for n in other.nodes)
-            return None if once and not any(facts[n].folds_online(v) for n in other.nodes for v in facts[n].reads) else "both sides reduce"
-        aligned = all(_aligned(facts[r], value) for r in readers)
+            once = len(readers) == 1 and facts[readers[0]].is_online_softmax(value) and any(facts[n].contracts for n in other.nodes)
+            return None if once and not any(facts[n].is_online_softmax(v) for n in other.nodes for v in facts[n].reads) else "both sides reduce"
+        aligned = all(facts[r].is_aligned(value) for r in readers)
         if other.reduces:
             fits = aligned and group.pointwise or other.nodes[-1] is producer and self.joins_heads(producer, group.nodes)
             return None if fits else "the reader is not elementwise over the result of a reduction"
@@ -291,19 +280,19 @@ class _Grouping:
                 return None
             if self.halos and len(other.nodes) == 1 and self.reads_halo(producer, value):
                 return None
-            if len(other.nodes) == 1 and all(facts[r].taps <= SMALL_WINDOW for r in readers) and facts[producer].pads:
+            if len(other.nodes) == 1 and all(window_size(facts[r].bodies) <= SMALL_WINDOW for r in readers) and facts[producer].pads:
                 return None
-            # What folds products reads its operands over and over, whatever a single edge looks like.
-            if all(_uses_once(facts[r], value) for r in readers) and not any(facts[n].contracts for n in group.nodes):
+            # What contracts reads its operands over and over, whatever a single edge looks like.
+            if all(facts[r].reads_once(value) for r in readers) and not any(facts[n].contracts for n in group.nodes):
                 return None
             return "the reader uses each element many times, it would be computed anew each time"
-        if aligned or all(_uses_once(facts[r], value) for r in readers):
+        if aligned or all(facts[r].reads_once(value) for r in readers):
             return None
-        dear = sum(facts[n].dear for n in other.nodes)
-        return None if dear <= 2 else "the reader would compute each element several times"
+        recomputed = sum(facts[n].operations for n in other.nodes)
+        return None if recomputed <= MAX_RECOMPUTED else "the reader would compute each element several times"
 
     def joins_heads(self, product: Node, readers: Sequence[Node]) -> bool:
-        """Whether nodes, one after the other, put rows of the matrices that a product computes beside each other, and do nothing else."""
+        """Whether nodes, one after the other, concatenate rows of the matrices that a product computes, and do nothing else."""
         if not self.quotients or readers[0].inputs != product.outputs or matrix_product(product) is None or (moved := self.moved(readers)) is None:
             return False
         last, indices = moved
@@ -311,7 +300,7 @@ class _Grouping:
 
     def is_view(self, nodes: Sequence[Node], reader: Node) -> bool:
         """Whether nodes only move elements, and read them at affine indices; or matrices of a product at a quotient: heads that share keys."""
-        if all(self.facts[n].moves_only for n in nodes):
+        if all(self.facts[n].is_view for n in nodes):
             return True
         if not self.quotients or matrix_product(reader) is None or (moved := self.moved(nodes)) is None:
             return False
@@ -327,9 +316,9 @@ class _Grouping:
         indices: Sequence[Expr] = last.axes
         for n, node in reversed(list(enumerate(nodes))):
             facts = self.facts[node]
-            if len(facts.outputs) != 1 or len(facts.bodies) != 1 or facts.bodies[0].op != "read" or n and node.inputs != nodes[n - 1].outputs:
+            if facts.moved is None or n and node.inputs != nodes[n - 1].outputs:
                 return None
-            indices = [E.substitute(i, dict(zip(facts.outputs[0].axes, indices, strict=True))) for i in facts.bodies[0].args]
+            indices = [E.substitute(i, dict(zip(facts.outputs[0].axes, indices, strict=True))) for i in facts.moved]
         return last, indices
 
     def reads_halo(self, padding: Node, value: Value) -> bool:
@@ -342,7 +331,7 @@ class _Grouping:
         if maker is None or maker not in facts or facts[maker].imperative or len(maker.outputs) != 1 or reach(simplify(t.body)) is None:
             return False
         reads = [r for n in self.consumers[value] for _, r in facts[n].reads[value]]
-        composed = [simplify(E.substitute(t.body, dict(zip(t.axes, r.args, strict=True)))) for r in reads]
+        composed = (simplify(E.substitute(t.body, dict(zip(t.axes, r.args, strict=True)))) for r in reads)
         return all(e.op == "read" or reach(e) is not None for e in composed)
 
 
@@ -351,18 +340,13 @@ class _Grouping:
 
 def _rebuilt(graph: Graph, groups: Mapping[Node, _Group], used: Container[Value], inside: Callable[[Graph], Graph]) -> Graph:
     nodes: list[Node] = []
-    last = {group: group.nodes[-1] for group in groups.values()}
     for node in graph.nodes:
-        group = groups[node]
-        if node is not last[group]:
-            continue  # the kernel stands where its last operator stood, after all it reads
         if node.op in (IF, LOOP):
             nodes.append(replace(node, bodies=tuple(map(inside, node.bodies))))
-        else:
-            nodes.append(_kernel(graph, group.nodes, used))
+        elif groups[node].nodes[-1] is node:  # the kernel stands where its last operator stood, after all it reads
+            nodes.append(_kernel(graph, groups[node].nodes, used))
     read = {v for n in nodes for v in n.inputs} | set(graph.outputs)
-    constants = {v: a for v, a in graph.constants.items() if v in read}
-    return Graph(graph.name, graph.inputs, graph.outputs, tuple(nodes), constants)
+    return Graph(graph.name, graph.inputs, graph.outputs, tuple(nodes), {v: a for v, a in graph.constants.items() if v in read})
 
 
 def _kernel(graph: Graph, members: Sequence[Node], used: Container[Value]) -> Node:

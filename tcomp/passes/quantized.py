@@ -11,7 +11,6 @@ The rules keep integers as they are. Floats keep their values up to the order of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,12 +23,13 @@ from tcomp.ops.movement import PAD, TRANSPOSE
 from tcomp.ops.nn import ADD_CHANNELS
 from tcomp.ops.pooling import MAX_POOL
 from tcomp.ops.quantization import CENTRED, DEQUANTIZE, QUANTIZE, SWAP_SIGN
-from tcomp.passes import contractions, structure
+from tcomp.passes import contractions
 from tcomp.passes.canonicalize import uniform, zero_padding
-from tcomp.passes.rewrite import Notes, Rewriter, rewrite_graph, rule_for, structural
+from tcomp.passes.rewrite import Notes, Replacement, Rewriter, rewrite_graph, rule_for
+from tcomp.passes.structure import body_of, movement, structural
 
-GROUP = 4  # bytes whose products an instruction adds up: the channels that are summed are padded to a multiple
-EPILOGUE = 8  # operators at most between a contraction and a `quantize` of its result
+GROUP = 4  # bytes whose products an instruction adds up in a lane: the channels that are summed are padded to a multiple
+MAX_EPILOGUE = 8  # operators between a contraction and a `quantize` of its result: bounds a search; a residual block has five
 
 
 def use_bytes(graph: Graph, notes: Notes | None = None) -> Graph:
@@ -38,11 +38,8 @@ def use_bytes(graph: Graph, notes: Notes | None = None) -> Graph:
     return rewrite_graph(graph, rules, notes)
 
 
-# ---------------------------------------------------------------- the sign of bytes
-
-
 @rule_for(QUANTIZE)
-def unsigned_activations(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
+def unsigned_activations(node: Node, rewriter: Rewriter) -> Replacement:
     """quantize(x, s, z) as int8 = swap_sign(quantize(x, s, z + 128) as uint8)"""
     if node.attrs["dtype"] != "int8":
         return None
@@ -55,14 +52,14 @@ def unsigned_activations(node: Node, rewriter: Rewriter) -> Sequence[Value] | No
 
 
 @rule_for(SWAP_SIGN)
-def two_swaps(node: Node, rewriter: Rewriter) -> Sequence[Value | None] | None:
+def two_swaps(node: Node, rewriter: Rewriter) -> Replacement:
     """swap_sign(swap_sign(x)) = x"""
     before = rewriter.producer(node.inputs[0], SWAP_SIGN)
     return None if before is None else before.inputs
 
 
 @rule_for(DEQUANTIZE, CENTRED)
-def swapped_numbers(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
+def swapped_numbers(node: Node, rewriter: Rewriter) -> Replacement:
     """dequantize(swap_sign(x), s, z) = dequantize(x, s, z ± 128), and likewise without a scale"""
     before = rewriter.producer(node.inputs[0], SWAP_SIGN)
     if before is None:
@@ -73,9 +70,6 @@ def swapped_numbers(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
         return None
     flipped = rewriter.constant((point.view(np.uint8) ^ 128).view("uint8" if point.dtype == np.int8 else "int8"), "zero_point")
     return rewriter.add(node.op, [before.inputs[0], *node.inputs[1:-1], flipped], node.attrs, node.name)
-
-
-# ---------------------------------------------------------------- contractions
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +93,7 @@ class _Weights:
     axis: int
 
 
-def byte_contraction(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
+def byte_contraction(node: Node, rewriter: Rewriter) -> Replacement:
     """f((x - zx) * sx, (w - zw) * sw) = (f(x, w - zw) - zx * sum(w - zw)) * (sx * sw)    for convolutions and matrix products"""
     x, w = (_numbers(node.inputs[0], rewriter), _weights(node.inputs[1], rewriter)) if len(node.inputs) == 2 else (None, None)
     if x is None or w is None or (x.scale is None) != (w.scale is None):
@@ -121,9 +115,15 @@ def byte_contraction(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | 
     if data.dtype == "int8":
         (data,) = rewriter.add(SWAP_SIGN, [data], {}, f"{node.name}.unsigned")
         zero = rewriter.constant(np.array(128, np.uint8), "zero_point") if zero is None else rewriter.add(SWAP_SIGN, [zero], {})[0]
-    groups = 1 if convolution is None else convolution.groups
-    x = replace(x, bytes=data, zero=zero)
-    integers, data = _padded(w.integers.astype(np.int8), 1 - column, x, channels, groups, f"{node.name}.pad", rewriter)
+    x, integers = replace(x, bytes=data, zero=zero), w.integers.astype(np.int8)
+    if (missing := -integers.shape[1 - column] % GROUP) and (convolution is None or convolution.group == 1):
+        integers = np.pad(integers, [(0, missing if d == 1 - column else 0) for d in range(integers.ndim)])
+        after = list(x.after)
+        after[channels] += missing
+        x = replace(x, after=tuple(after))
+    if any(d != 0 for d in (*x.before, *x.after)):
+        filling = None if zero is None or uniform(rewriter.array(zero)) == 0 else zero
+        (data,) = rewriter.add(PAD, [data, filling], {"before": x.before, "after": x.after}, f"{node.name}.pad")
     shift = None  # before the contraction, so that of the two it is the contraction which the sum becomes one kernel with
     if zero is not None and sums.any() and uniform(rewriter.array(zero)) != 0:
         (point,) = rewriter.add(CAST, [zero], {"dtype": "int32"})
@@ -156,8 +156,8 @@ def _numbers(value: Value | None, rewriter: Rewriter) -> _Numbers | None:
 
 def _weights(value: Value | None, rewriter: Rewriter) -> _Weights | None:
     """The integers that constant weights are, the zero point subtracted."""
-    if value is not None and (turned := rewriter.producer(value, TRANSPOSE)) is not None:
-        inner, perm = _weights(turned.inputs[0], rewriter), turned.attrs["perm"]
+    if value is not None and (transpose := rewriter.producer(value, TRANSPOSE)) is not None:
+        inner, perm = _weights(transpose.inputs[0], rewriter), transpose.attrs["perm"]
         return inner and _Weights(value.name, inner.integers.transpose(perm), inner.scale, perm.index(inner.axis))
     node = rewriter.producer(value, CENTRED, DEQUANTIZE)
     if value is None or node is None or node.outputs[0].dtype not in ("int32", "float32"):
@@ -169,34 +169,16 @@ def _weights(value: Value | None, rewriter: Rewriter) -> _Weights | None:
     if data is None or data.dtype.name not in BYTES:
         return None
     along = [-1 if d == axis else 1 for d in range(data.ndim)]
-    points = (
-        np.zeros((), np.int32) if zero is None else zero if zero.ndim == data.ndim > 1 else zero.reshape(along if zero.size > 1 else ())
-    )
+    if zero is None:
+        zero = np.zeros((), np.int32)
+    elif not zero.ndim == data.ndim > 1:
+        zero = zero.reshape(along if zero.size > 1 else ())
     scale = scale if scale is None or scale.size > 1 else scale.reshape(())
-    return _Weights(value.name, data.astype(np.int32) - points.astype(np.int32), scale, axis)
-
-
-def _padded(
-    weights: np.ndarray, summed: int, x: _Numbers, channels: int, groups: int, name: str, rewriter: Rewriter
-) -> tuple[np.ndarray, Value]:
-    """The operands with their zeros, and with more of them where the channels that are summed (axis `summed` of the weights, `channels` of x)
-    are no multiple of `GROUP`."""
-    before, after = list(x.before), list(x.after)
-    missing = -weights.shape[summed] % GROUP if groups == 1 else 0
-    if missing:
-        weights = np.pad(weights, [(0, missing if d == summed else 0) for d in range(weights.ndim)])
-        after[channels] += missing
-    if not any(d != 0 for d in (*before, *after)):
-        return weights, x.bytes
-    filling = None if x.zero is None or uniform(rewriter.array(x.zero)) == 0 else x.zero
-    return weights, rewriter.add(PAD, [x.bytes, filling], {"before": tuple(before), "after": tuple(after)}, name)[0]
-
-
-# ---------------------------------------------------------------- what stands between contractions
+    return _Weights(value.name, data.astype(np.int32) - zero.astype(np.int32), scale, axis)
 
 
 @rule_for(QUANTIZE)
-def moved_bytes(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
+def moved_bytes(node: Node, rewriter: Rewriter) -> Replacement:
     """quantize(f(dequantize(x, s, z)), s, z) = f(x), where f moves elements or takes the largest of a window"""
     if (steps := _moves(node.inputs[0], rewriter)) is None:
         return None
@@ -226,26 +208,19 @@ def _moves(value: Value | None, rewriter: Rewriter) -> list[Node] | None:
             return found
         pooled = rewriter.producer(value, MAX_POOL) is not None
         below = windowed and rewriter.producer(value, PAD) is not None and uniform(rewriter.array(node.inputs[1])) == -np.inf
-        if not pooled and not below and not _only_moves(node):
+        if not pooled and not below and (len(node.inputs) != 1 or movement(body_of(node)) is None):
             return None
         value, windowed = node.inputs[0], pooled
     return None
 
 
-def _only_moves(node: Node) -> bool:
-    if structural(node) or len(node.inputs) != 1 or len(node.outputs) != 1:
-        return False
-    body = structure.bodies(node)[0]
-    return body is not None and structure.moved(body) is not None
-
-
 @rule_for(QUANTIZE)
-def inverse_scale(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
+def inverse_scale(node: Node, rewriter: Rewriter) -> Replacement:
     """quantize(x, s, z) = quantize(x * (1 / s), 1, z), where x comes from a contraction, whose factor has been rounded already"""
     x, scale = node.inputs[0], rewriter.array(node.inputs[1])
     if scale is None or scale.size != 1 or scale.dtype != np.float32 or uniform(scale) == 1 or node.attrs["precision"] != "float32":
         return None
-    if x is None or x.dtype != "float32" or not _near_contraction(x, rewriter):
+    if x is None or x.dtype != "float32" or not _is_epilogue(x, rewriter):
         return None
     with np.errstate(all="ignore"):
         inverse = np.float32(1) / scale.reshape(())
@@ -255,10 +230,10 @@ def inverse_scale(node: Node, rewriter: Rewriter) -> Sequence[Value] | None:
     return rewriter.add(QUANTIZE, [scaled, rewriter.constant(np.ones((), np.float32), "one"), node.inputs[2]], node.attrs, node.name)
 
 
-def _near_contraction(x: Value, rewriter: Rewriter) -> bool:
+def _is_epilogue(x: Value, rewriter: Rewriter) -> bool:
     """Whether a value is computed by few operators from sums of products of bytes."""
     level: list[Value | None] = [x]
-    for _ in range(EPILOGUE):
+    for _ in range(MAX_EPILOGUE):
         scaled = [node.inputs[0] for v in level if (node := rewriter.producer(v, DEQUANTIZE)) is not None]
         if any(v is not None and v.dtype == "int32" for v in scaled):
             return True

@@ -15,48 +15,34 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
 import numpy as np
 
 from tcomp.errors import IRError
-from tcomp.ir.graph import IF, LOOP, STRUCTURAL, Graph, GraphBuilder, Node, Operator, Value, materialised
+from tcomp.ir.graph import IF, LOOP, Graph, GraphBuilder, Node, Operator, Value, materialised
 from tcomp.ir.simplify import same_shape
 from tcomp.ops.shapes import IDENTITY
 from tcomp.passes.dce import eliminate_dead
 
 MAX_SWEEPS = 20  # rules make graphs simpler, so that few sweeps suffice; the limit is for rules that undo each other
 
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """What a rule (or pass) did to a node, or why it did not apply."""
-
-    rule: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.rule}: {self.text}" if self.rule else self.text
+Replacement = Sequence[Value | None] | str | None
 
 
 class Notes:
-    """Why rewrites fired, or did not, by the names of nodes: for `tcomp explain`."""
+    """Why rewrites fired, or did not: `lines` for people by the names of nodes, for `tcomp explain`."""
 
     def __init__(self) -> None:
-        self.found: dict[str, list[Note]] = {}
+        self.lines: dict[str, list[str]] = {}
 
     def add(self, node: Node, rule: str, text: str) -> None:
-        """Record a note, once."""
-        found, note = self.found.setdefault(label(node), []), Note(rule, text)
-        if note not in found:
-            found.append(note)
-
-    @property
-    def lines(self) -> dict[str, list[str]]:
-        """The notes as lines for people, by the names of nodes."""
-        return {node: list(map(str, found)) for node, found in self.found.items()}
+        """Record what a rule (or, without a name, a pass) did to a node, or why it did not apply; once."""
+        lines, line = self.lines.setdefault(label(node), []), f"{rule}: {text}" if rule else text
+        if line not in lines:
+            lines.append(line)
 
 
 def label(node: Node) -> str:
@@ -69,11 +55,9 @@ class Rewriter(GraphBuilder):
 
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph.name)
-        self.inputs = list(graph.inputs)
-        self.constants = dict(graph.constants)
+        self.inputs, self.constants = list(graph.inputs), dict(graph.constants)
         self._names.update(v.name for v in graph.values())
         self._outputs = graph.outputs
-        self._kept = frozenset(graph.outputs)
         self._replaced: dict[Value, Value] = {}
         self._producer: dict[Value, Node] = {}
         self._uses = Counter(v for node in graph.nodes for v in node.inputs if v is not None)
@@ -86,18 +70,18 @@ class Rewriter(GraphBuilder):
         return node if node is None or not operators or node.op in operators else None
 
     def array(self, value: Value | None) -> np.ndarray | None:
-        """The elements of a constant, where these are made already."""
+        """The elements of a constant, where these are materialised."""
         return None if value is None else materialised(self.constants.get(value))
 
     def used_once(self, value: Value) -> bool:
         """Whether a single node reads the value, once, and it is no output."""
-        return self._uses[value] == 1 and value not in self._kept
+        return self._uses[value] == 1 and value not in self._outputs
 
     def is_copy(self, node: Node) -> bool:
         """Whether the node is there to give an output a storage of its own."""
-        if node.op is not IDENTITY or node.outputs[0] not in self._kept:
+        if node.op is not IDENTITY or node.outputs[0] not in self._outputs:
             return False
-        return node.inputs[0] not in self._producer or node.inputs[0] in self._kept
+        return node.inputs[0] not in self._producer or node.inputs[0] in self._outputs
 
     def resolve(self, value: Value) -> Value:
         """What stands for a value after the replacements so far."""
@@ -110,10 +94,8 @@ class Rewriter(GraphBuilder):
         inputs = tuple(None if v is None else self.resolve(v) for v in node.inputs)
         return node if inputs == node.inputs else replace(node, inputs=inputs)
 
-    def add(
-        self, op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any] | None = None, name: str = ""
-    ) -> tuple[Value, ...]:
-        """Add a node that applies an operator; returns its output."""
+    def add(self, op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any] | None = None, name: str = "") -> tuple[Value, ...]:
+        """Add a node that applies an operator; returns its outputs."""
         values = super().add(op, inputs, attrs, name)
         self._producer.update((v, self.nodes[-1]) for v in values)
         self._uses.update(v for v in inputs if v is not None)
@@ -133,14 +115,13 @@ class Rewriter(GraphBuilder):
         if not all(old is not new and same_type(old, new) for old, new in pairs):
             return False
         for old, new in pairs:
-            self._replaced[old] = new
-            self._uses[new] += self._uses.pop(old, 0)
+            self.merge(old, new)
         if len(pairs) == len(values):
             self._release(node)
         return True
 
-    def merge_constant(self, value: Value, other: Value) -> None:
-        """Uses the constant `other` in the place of `value`."""
+    def merge(self, value: Value, other: Value) -> None:
+        """Uses `other` in the place of `value`."""
         self._replaced[value] = other
         self._uses[other] += self._uses.pop(value, 0)
 
@@ -148,9 +129,7 @@ class Rewriter(GraphBuilder):
         """The node is gone: what only it used is not used any more."""
         stack = [node]
         while stack:
-            for v in stack.pop().inputs:
-                if v is None:
-                    continue
+            for v in (v for v in stack.pop().inputs if v is not None):
                 self._uses[v] -= 1
                 source = self._producer.get(v)
                 if source is not None and not any(self._uses[u] > 0 for u in source.outputs):
@@ -158,7 +137,7 @@ class Rewriter(GraphBuilder):
 
     def finish(self) -> Graph:
         """The new graph, without dead nodes."""
-        renamed: dict[Value, Value] = {}  # a value computed by a node -> the output it is now
+        renamed: dict[Value | None, Value] = {}  # a value computed by a node -> the output it is now
         outputs: list[Value] = []
         final = {v for v in self._outputs if self.resolve(v) is v and v in self._producer}
         for old in self._outputs:
@@ -171,7 +150,10 @@ class Rewriter(GraphBuilder):
                 else:
                     self.nodes.append(Node(IDENTITY, (new,), (old,), {}, old.name))
             outputs.append(old)
-        nodes = self.nodes if not renamed else [_renamed(node, renamed) for node in self.nodes]
+        nodes = [
+            replace(n, inputs=tuple(renamed.get(v, v) for v in n.inputs), outputs=tuple(renamed.get(v, v) for v in n.outputs)) if renamed else n
+            for n in self.nodes
+        ]
         return eliminate_dead(Graph(self.name, tuple(self.inputs), tuple(outputs), tuple(nodes), self.constants))
 
 
@@ -180,15 +162,7 @@ def same_type(a: Value, b: Value) -> bool:
     return a.dtype == b.dtype and a.layout == b.layout and same_shape(a.shape, b.shape)
 
 
-def _renamed(node: Node, names: Mapping[Value, Value]) -> Node:
-    return replace(
-        node,
-        inputs=tuple(None if v is None else names.get(v, v) for v in node.inputs),
-        outputs=tuple(names.get(v, v) for v in node.outputs),
-    )
-
-
-Rule = Callable[[Node, Rewriter], "Sequence[Value | None] | str | None"]
+Rule = Callable[[Node, Rewriter], Replacement]
 
 
 def rule_for(*operators: Operator) -> Callable[[Rule], Rule]:
@@ -218,7 +192,7 @@ def _sweep(graph: Graph, rules: Sequence[Rule], notes: Notes) -> tuple[Graph, bo
             swept = [_sweep(body, rules, notes) for body in node.bodies]
             fired |= any(changed for _, changed in swept)
             node = replace(node, bodies=tuple(body for body, _ in swept))
-        values = _apply(node, rules, rewriter, notes)
+        values = None if rewriter.is_copy(node) else _apply(node, rules, rewriter, notes)
         fired |= values is not None
         if values is None or None in values:
             rewriter.append(node)
@@ -226,20 +200,13 @@ def _sweep(graph: Graph, rules: Sequence[Rule], notes: Notes) -> tuple[Graph, bo
 
 
 def _apply(node: Node, rules: Sequence[Rule], rewriter: Rewriter, notes: Notes) -> Sequence[Value | None] | None:
-    if node.op is IDENTITY and rewriter.is_copy(node):
-        return None
     for rule in rules:
         result = rule(node, rewriter)
         if isinstance(result, str):
             notes.add(node, rule.__name__, result)
         elif result is not None:
-            if rewriter.replace(node, result):
-                notes.add(node, rule.__name__, "applied")
+            fits = rewriter.replace(node, result)
+            notes.add(node, rule.__name__, "applied" if fits else "the result has another type")
+            if fits:
                 return result
-            notes.add(node, rule.__name__, "the result has another type")
     return None
-
-
-def structural(node: Node | None) -> bool:
-    """No node, or one without a tensor expression."""
-    return node is None or node.op in STRUCTURAL

@@ -52,12 +52,17 @@ def run_passes(
         graph = function(graph)
         reports.append(PassReport(name, time.perf_counter() - start, nodes, count_nodes(graph)))
         if dump is not None:
-            after = str(graph)
-            (dump / f"{number:02}-{name}.txt").write_text(after, encoding="utf-8")
-            (dump / f"{number:02}-{name}.diff").write_text(_diff(before, after, number, name), encoding="utf-8")
+            after, stem = str(graph), f"{number:02}-{name}"
+            changes = difflib.unified_diff(before.splitlines(True), after.splitlines(True), f"{number - 1:02}", stem)
+            (dump / f"{stem}.txt").write_text(after, encoding="utf-8")
+            (dump / f"{stem}.diff").write_text("".join(changes), encoding="utf-8")
             before = after
         if verify:
-            _verify(graph, name)
+            try:
+                verify_graph(graph)
+            except TcompError as error:
+                what, hint = f"pass `{name}` made a malformed graph: {error.what}", "report this as a bug of tcomp"
+                raise IRError(what, where=error.where, why=error.why, hint=hint) from error
         if on_pass is not None:
             on_pass(reports[-1])
     return graph, reports
@@ -66,22 +71,3 @@ def run_passes(
 def count_nodes(graph: Graph) -> int:
     """Nodes of the graph and of all bodies."""
     return sum(1 + sum(map(count_nodes, node.bodies)) for node in graph.nodes)
-
-
-def _verify(graph: Graph, name: str) -> None:
-    try:
-        verify_graph(graph)
-    except TcompError as error:
-        raise IRError(
-            f"pass `{name}` made a malformed graph: {error.what}",
-            where=error.where,
-            why=error.why,
-            hint="report this as a bug of tcomp",
-        ) from error
-
-
-def _diff(before: str, after: str, number: int, name: str) -> str:
-    lines = difflib.unified_diff(
-        before.splitlines(keepends=True), after.splitlines(keepends=True), f"{number - 1:02}", f"{number:02}-{name}"
-    )
-    return "".join(lines)

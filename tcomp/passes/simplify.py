@@ -16,26 +16,26 @@ Results may differ by rounding, as is usual for batch normalisation in inference
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
 
+from tcomp.ir import expr as E
 from tcomp.ir import te
-from tcomp.ir.expr import Expr, const, substitute, variables, walk
+from tcomp.ir.dtypes import is_float
+from tcomp.ir.expr import Expr
 from tcomp.ir.graph import Graph, Node, Value
 from tcomp.ir.interpreters.te import evaluate
 from tcomp.ops.elementwise import ADD, MUL
 from tcomp.passes import structure
-from tcomp.passes.rewrite import Notes, Rewriter, label, rewrite_graph, structural
+from tcomp.passes.rewrite import Notes, Replacement, Rewriter, label, rewrite_graph
 
-FLOATS = ("float32", "float64")
-SHARED_LIMIT = 64 << 10  # bytes: a larger constant that others read as well is not copied
-CANCELLATION = (
-    2.0**-10
-)  # sums of offsets smaller than this part of them are left alone: x + c - c may be there to round x
-LARGE = 2.0**10
+SHARED_LIMIT = 64 << 10  # bytes: a larger constant that others read as well is not copied, for the sake of the artifact's size
+CANCELLATION = 2.0**-10  # sums of offsets smaller than this part of them are left alone: x + c - c may be there to round x
+LARGE_OFFSET = 2.0**10  # the size of such a c; among smaller ones cancellation is a coincidence
+MAX_OPERANDS = 3  # constant operands that take a factor together: bounds the number of combinations
 
 
 def simplify(graph: Graph, notes: Notes | None = None) -> Graph:
@@ -45,14 +45,15 @@ def simplify(graph: Graph, notes: Notes | None = None) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Affine:
-    """output = scale * source + shift; both are 0-d, or 1-d along `axis` of the output (float64)."""
+    """output = scale * source + shift; both are 0-d, or 1-d along `axis` of the output (float64). It takes so many `nodes` now, and
+    arithmetic `operations` for each element."""
 
     source: Value
     axis: int | None
     scale: np.ndarray
     shift: np.ndarray
-    nodes: int  # how many nodes it takes now
-    operations: int  # arithmetic operations for each element now
+    nodes: int
+    operations: int
 
     @property
     def scales(self) -> bool:
@@ -63,24 +64,21 @@ class _Affine:
         return bool((self.shift != 0).any())
 
 
-def affine_chain(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None:
+def affine_chain(node: Node, rewriter: Rewriter) -> Replacement:
     """f(x, w) * s + t = f(x, w * s) + t, and chains of  * s + t  made one; see above."""
     chain = _affine(node, rewriter)
     if chain is None:
         return None
-    while (before := _link(chain.source, rewriter)) is not None and (longer := _composed(before, chain)) is not None:
+    while (before := rewriter.producer(chain.source)) is not None and rewriter.used_once(chain.source):
+        if (first := _affine(before, rewriter)) is None or (longer := _composed(first, chain)) is None:
+            break
         chain = longer
     if not (np.isfinite(chain.scale).all() and np.isfinite(chain.shift).all()):
         return "a factor or an offset is not finite"
     producer = rewriter.producer(chain.source)
-    absorbed: Sequence[Value] | str | None = None
-    if (
-        producer is not None
-        and not structural(producer)
-        and len(producer.outputs) == 1
-        and _affine(producer, rewriter) is None
-    ):
-        absorbed = _absorbed(producer, chain, rewriter)
+    absorbed: Replacement = None
+    if producer is not None and (body := structure.body_of(producer)) is not None and _affine(producer, rewriter) is None:
+        absorbed = _absorbed(producer, body, chain, rewriter)
         if not (absorbed is None or isinstance(absorbed, str)):
             return absorbed
     left = chain.scales + chain.shifts
@@ -89,85 +87,72 @@ def affine_chain(node: Node, rewriter: Rewriter) -> Sequence[Value] | str | None
     return absorbed
 
 
-def _link(value: Value, rewriter: Rewriter) -> _Affine | None:
-    node = rewriter.producer(value)
-    return None if node is None or not rewriter.used_once(value) else _affine(node, rewriter)
-
-
 def _composed(first: _Affine, then: _Affine) -> _Affine | None:
     """`then` after `first`; None where they vary along different axes, or cancel."""
     if None not in (first.axis, then.axis) and first.axis != then.axis:
         return None
-    axis = first.axis if then.axis is None else then.axis
     moved = first.shift * then.scale
     shift = moved + then.shift
     if not then.scales:
         largest = np.maximum(np.abs(moved), np.abs(then.shift))
-        if ((np.abs(shift) < largest * CANCELLATION) & (largest > LARGE)).any():
+        if ((np.abs(shift) < largest * CANCELLATION) & (largest > LARGE_OFFSET)).any():
             return None
-    nodes, operations = first.nodes + then.nodes, first.operations + then.operations
-    return _Affine(first.source, axis, first.scale * then.scale, shift, nodes, operations)
+    axis = first.axis if then.axis is None else then.axis
+    return _Affine(first.source, axis, first.scale * then.scale, shift, first.nodes + then.nodes, first.operations + then.operations)
 
 
 def _affine(node: Node, rewriter: Rewriter) -> _Affine | None:
     variable = {v for v in node.inputs if v is not None and v not in rewriter.constants}
-    if structural(node) or len(variable) != 1 or len(node.outputs) != 1 or node.outputs[0].dtype not in FLOATS:
+    if structure.structural(node) or len(variable) != 1 or len(node.outputs) != 1 or node.outputs[0].dtype not in ("float32", "float64"):
         return None
     source = variable.pop()
-    body = structure.bodies(node)[0] if source.dtype == node.outputs[0].dtype else None
+    body = structure.body_of(node) if source.dtype == node.outputs[0].dtype else None
     parts = None if body is None else structure.affine(body, source)
     if body is None or parts is None:
         return None
-    flat = {axis: const(0) for axis, d in zip(body.tensor.axes, body.tensor.shape, strict=True) if d == 1}
-    coefficients = [substitute(e, flat) for e in parts]
-    used = set(variables(*coefficients))
+    coefficients = [E.substitute(e, structure.unit_axes(body.tensor)) for e in parts]
+    used = set(E.variables(*coefficients))
     axes = [n for n, axis in enumerate(body.tensor.axes) if axis in used]
     if len(used) > 1 or len(axes) != len(used):
         return None
     axis = axes[0] if axes else None
     scale, shift = (_elements(e, body, axis, rewriter) for e in coefficients)
-    return _Affine(source, axis, scale, shift, 1, structure.operations(body.expr))
+    operations = sum(is_float(e.dtype) and e.op in (*E.BINARY, *E.UNARY) for e in E.walk(body.expr))
+    return _Affine(source, axis, scale, shift, 1, operations)
 
 
 def _elements(e: Expr, body: structure.Body, axis: int | None, rewriter: Rewriter) -> np.ndarray:
     """The values of an expression over constants, for all indices along `axis` if it mentions it."""
     if e.op == "const":
         return np.array(e.attr, np.float64)
-    old = None if axis is None else body.tensor.axes[axis]
-    if axis is None or old is None or old not in variables(e):
+    if axis is None or (old := body.tensor.axes[axis]) not in E.variables(e):
         tensor = te.compute((), lambda: e, "coefficient")
     else:
-        tensor = te.compute((body.tensor.shape[axis],), lambda i: substitute(e, {old: i}), "coefficient")
+        tensor = te.compute((body.tensor.shape[axis],), lambda i: E.substitute(e, {old: i}), "coefficient")
     given = {t: rewriter.constants[v] for v, t in body.leaves.items() if v in rewriter.constants}
     return evaluate([tensor], given, {})[0].astype(np.float64)
 
 
-def _absorbed(node: Node, chain: _Affine, rewriter: Rewriter) -> Sequence[Value] | str | None:
+def _absorbed(node: Node, body: structure.Body, chain: _Affine, rewriter: Rewriter) -> Replacement:
     """The node with the chain moved into its constant operands, as far as they take it; or why they do not."""
-    body = structure.bodies(node)[0]
-    if body is None:
-        return None
-    constants = {v: array for v in body.leaves if v.dtype in FLOATS and (array := rewriter.array(v)) is not None}
-    contraction = any(e.op == "reduce" for e in walk(body.expr))
+    constants = {v: a for v in body.leaves if v.dtype in ("float32", "float64") and (a := rewriter.array(v)) is not None}
+    once = rewriter.used_once(chain.source)
     factors: dict[Value, np.ndarray] = {}
-    offsets: dict[Value, np.ndarray] = {}
     if chain.scales:
-        axis = chain.axis if chain.scale.ndim else None
-        operands = _linear_operands(body, constants, axis)
+        operands = _linear_operands(body, constants, chain.axis if chain.scale.ndim else None)
         if not operands:
+            contraction = any(e.op == "reduce" for e in E.walk(body.expr))
             return f"`{label(node)}` has no constant operand that the factor could move into" if contraction else None
-        if not rewriter.used_once(chain.source):
+        if not once:
             return f"the result of `{label(node)}` is needed without the factor as well"
         shared = [v.name for v in operands if not rewriter.used_once(v) and constants[v].nbytes > SHARED_LIMIT]
         if shared:
             return f"`{shared[0]}`, the operand of `{label(node)}`, is used by other nodes too"
         factors = {v: _along(chain.scale, v, dim) for v, dim in operands.items()}
-    rest = chain.shift
+    rest, offsets = chain.shift, dict[Value, np.ndarray]()
     bias = _bias(body, constants, chain.axis if chain.shift.ndim else None) if chain.shifts else None
-    if bias is not None and rewriter.used_once(chain.source) and rewriter.used_once(bias[0]):
-        v, dim = bias
-        offsets[v] = _along(chain.shift, v, dim)
-        rest = np.zeros(())
+    if bias is not None and once and rewriter.used_once(bias[0]):
+        offsets, rest = {bias[0]: _along(chain.shift, *bias)}, np.zeros(())
     changed = {v: _changed(constants[v], factors.get(v), offsets.get(v)) for v in factors | offsets}
     if not changed:
         return None
@@ -189,20 +174,14 @@ def _changed(array: np.ndarray, factors: np.ndarray | None, offsets: np.ndarray 
 def _linear_operands(body: structure.Body, constants: Iterable[Value], axis: int | None) -> dict[Value, int]:
     """Constants (with the dim that runs along `axis`) that, all multiplied by a factor, multiply the output by it."""
     dims = {v: dim for v in constants if (dim := structure.scaled_dim(body, v, axis)) is not None}
-    for count in range(min(len(dims), 3), 0, -1):
-        for chosen in combinations(dims, count):
-            if structure.scales_with(body, chosen):
-                return {v: dims[v] for v in chosen}
-    return {}
+    choices = (chosen for count in range(min(len(dims), MAX_OPERANDS), 0, -1) for chosen in combinations(dims, count))
+    return next(({v: dims[v] for v in chosen} for chosen in choices if structure.scales_with(body, chosen)), {})
 
 
 def _bias(body: structure.Body, constants: Iterable[Value], axis: int | None) -> tuple[Value, int] | None:
     """A constant (and its dim along `axis`) that is merely added."""
-    for v in constants:
-        dim = structure.scaled_dim(body, v, axis)
-        if dim is not None and structure.shifts_with(body, v):
-            return v, dim
-    return None
+    dims = ((v, structure.scaled_dim(body, v, axis)) for v in constants)
+    return next(((v, dim) for v, dim in dims if dim is not None and structure.shifts_with(body, v)), None)
 
 
 def _along(values: np.ndarray, operand: Value, dim: int) -> np.ndarray:
@@ -210,7 +189,7 @@ def _along(values: np.ndarray, operand: Value, dim: int) -> np.ndarray:
     return values if values.ndim == 0 else values.reshape([-1 if d == dim else 1 for d in range(len(operand.shape))])
 
 
-def _written(value: Value, chain: _Affine, name: str, rewriter: Rewriter) -> Sequence[Value]:
+def _written(value: Value, chain: _Affine, name: str, rewriter: Rewriter) -> Replacement:
     """value * scale + shift as nodes, as far as they are needed."""
     trailing = 0 if chain.axis is None else len(value.shape) - 1 - chain.axis
     for op, needed, array in ((MUL, chain.scales, chain.scale), (ADD, chain.shifts, chain.shift)):

@@ -72,13 +72,13 @@ def test_nodes_without_inputs_are_passed_over():
 @pytest.mark.parametrize(
     "options, why",
     [
-        ({"rows": 64}, "the scores stay near"),
-        ({"rows": 1000, "keys": 255}, "the scores stay near"),
+        ({"rows": 64}, "the scores stay in the cache"),
+        ({"rows": 1000, "keys": 255}, "the scores stay in the cache"),
         ({"axis": 1}, "the sums are not along the rows of the softmax"),
         ({"also": "weights"}, "the softmax is used elsewhere"),
         ({"dtype": "float16"}, "not for float16"),
         ({"rows": te.var("n")}, "the number of scores is not bounded"),
-        ({"rows": te.var("n", 1, 64)}, "the scores stay near"),
+        ({"rows": te.var("n", 1, 64)}, "the scores stay in the cache"),
         ({"after": (RELU,)}, None),
     ],
     ids=["few rows", "short rows", "columns", "weights", "float16", "unbounded", "bounded", "another operator"],

@@ -151,7 +151,7 @@ def test_explain_says_so(tmp_path: Any) -> None:
     assert shown.exit_code == 0, shown.output
     assert "one_pass: applied" in shown.output and "s.online(" in shown.output
     onnx.save(attention(64, 64), path)
-    assert "one_pass: the scores stay near" in CliRunner().invoke(app.app, ["explain", str(path)]).output
+    assert "one_pass: the scores stay in the cache" in CliRunner().invoke(app.app, ["explain", str(path)]).output
 
 
 def test_any_number_of_threads() -> None:
