@@ -87,6 +87,8 @@ class Core:
     page: int = 4096  # bytes that one address translation covers, at whose end hardware stops to prefetch
     tlb_entries: int = 64  # pages whose translations are at hand
     tlb_miss: float = 8  # cycles to find the translation of another page in the second-level table
+    l2_vector_load: float = 0.5  # cycles by which a step of a product takes longer for each vector that comes from the second-level cache,
+    far_vector_load: float = 8.0  # and that it takes at least for each from beyond (both fitted to products on skylake-avx512)
     parallel_region: float = 1300  # cycles to wake the threads of a region and to wait for them: half a microsecond
 
 

@@ -168,7 +168,7 @@ def lowered(p: Program) -> Kernel:
 
 def tiled(p: Program, target: CpuTarget, monkeypatch: pytest.MonkeyPatch) -> Schedule:
     """The default schedule, of images of any size; asserts that tiles were made."""
-    monkeypatch.setattr(stencils, "WORTHWHILE", 1)
+    monkeypatch.setattr(stencils, "MIN_ELEMENTS", 1)
     kernel = lowered(p)
     s = schedule(kernel, target)
     assert not s.kernel.notes
@@ -232,7 +232,7 @@ def test_cheap_windows_and_what_only_moves_are_still_inlined() -> None:
 
 def test_no_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reductions over whole rows, products and convolutions over channels, transposes: the other structures keep their schedules."""
-    monkeypatch.setattr(stencils, "WORTHWHILE", 1)
+    monkeypatch.setattr(stencils, "MIN_ELEMENTS", 1)
     a, b = te.placeholder((64, 64), name="A"), te.placeholder((64, 64), name="B")
     k = te.reduce_axis(64, "k")
     most = te.compute((64,), lambda i: te.max(a[i, k], k), "most")
@@ -250,7 +250,7 @@ def test_small_images_are_computed_stage_by_stage() -> None:
 
 
 def test_where_tiles_have_no_constant_size_stages_are_computed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stencils, "WORTHWHILE", 1)
+    monkeypatch.setattr(stencils, "MIN_ELEMENTS", 1)
     p = program(clamped(dim("h", 16), dim("w", 16)), h=24, w=40)
     s = schedule(lowered(p), HOST)
     assert any("is computed stage by stage: the part of" in note for note in s.kernel.notes)
@@ -261,7 +261,7 @@ def test_where_tiles_have_no_constant_size_stages_are_computed_one_by_one(monkey
 @pytest.mark.parametrize("first", range(0, 200, 50))
 def test_tiles_of_random_pipelines(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Strides, dilation, padding, wrap-around, folds, several consumers and results, symbolic extents: whatever is tiled stays right."""
-    monkeypatch.setattr(stencils, "WORTHWHILE", 1)
+    monkeypatch.setattr(stencils, "MIN_ELEMENTS", 1)
     chained = 0
     for seed in range(first, first + 50):
         subject = random_pipelines.pipeline(Seeded(seed), 24)

@@ -3,14 +3,14 @@
 A kernel is cut into groups: a nest that stores a result, with the reductions that only it reads.
 
     elementwise   no reduction               vector lanes along the contiguous axis, threads along the outer loops
-    tiled         one reduction, read at     a tile of accumulators stays in registers over the whole fold; lanes along an
+    contraction   one reduction, read at     a tile of accumulators stays in registers over the whole reduction; lanes along an
                   the element stored         output axis (matmul, convolution, depthwise, pooling, column sums)
-    rows          reductions over the rest   everything about one row in one place; each fold runs in vector lanes
+    rows          reductions over the rest   everything about one row in one place; each reduction runs in vector lanes
                   of a row                   (softmax, normalisation, row sums, dot products)
 
 Reductions read by several groups are stored whole and scheduled as a group of their own.
 
-Stages that read windows of each other come before all that: see `stencils`; and so do products with a softmax: see `online`.
+Stages that read windows of each other come before all that: see `stencils`; and so do products with a softmax: see `flash_attention`.
 """
 
 from __future__ import annotations
@@ -18,26 +18,13 @@ from __future__ import annotations
 from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Kernel, Store, walk
-from tcomp.schedules.analysis.access_patterns import (
-    Nest,
-    concatenated_results,
-    contiguous,
-    contiguous_reduction,
-    extent_of,
-    grouped_axis,
-    is_imperative,
-    is_product,
-    nests,
-    reduction_nest,
-    result_nest,
-    row_axis,
-    row_loops,
-)
+from tcomp.schedules.analysis import access_patterns as patterns
+from tcomp.schedules.analysis.access_patterns import Nest, extent_of, is_imperative, is_product, nests, reduction_nest, result_nest
 from tcomp.schedules.cpu import contraction, elementwise, flash_attention, row_reductions, stencils
 from tcomp.schedules.cpu.int8_dot_products import add_up_groups, grouped, multiplies_bytes, split_groups
-from tcomp.schedules.cpu.lanes_and_threads import lanes_of
-from tcomp.schedules.cpu.prefetching import stream
-from tcomp.schedules.cpu.work_partition import share_folds
+from tcomp.schedules.cpu.lanes_and_threads import nest_lanes
+from tcomp.schedules.cpu.prefetching import is_streamed
+from tcomp.schedules.cpu.work_partition import split_row_sums
 from tcomp.schedules.groups import Group, attachments, schedule_each
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.polyhedral import polyhedral_or_not
@@ -60,13 +47,14 @@ def schedule(kernel: Kernel, target: CpuTarget, knobs: Knobs | None = None) -> S
     schedule_each(s, stencils.chains(s.kernel), lambda chain: stencils.schedule(s, chain, target, knobs), FallbackKind.STAGE_BY_STAGE)
     if multiplies_bytes(target):
         split_groups(s)
-    share_folds(s, target)
+    split_row_sums(s, target)
     rest = flash_attention.in_one_pass(s, lambda found: flash_attention.schedule(s, found, target, knobs))
     groups = [group for group in _groups(s, target) if group.result in rest]
     schedule_each(s, groups, lambda group: _schedule_group(s, group, target, knobs), FallbackKind.LEFT_AS_LOWERED)
     for result in s.kernel.outputs:
-        if any(isinstance(x, Store) and x.buffer is result for x in walk(s.kernel.body)):
-            stream(s, result.name, target, knobs)
+        stored = any(isinstance(x, Store) and x.buffer is result for x in walk(s.kernel.body))
+        if stored and is_streamed(s, editing.find_buffer(s.kernel, result.name), target, knobs):
+            s.stream(result.name)
     s.clean()
     if multiplies_bytes(target):
         add_up_groups(s, target)
@@ -78,11 +66,11 @@ def _prepared(kernel: Kernel) -> Schedule:
     s = Schedule(kernel)
     s.collapse()
     if not is_imperative(s.kernel):
-        for result, (stage, size) in concatenated_results(s.kernel).items():
-            _expand(s, result_nest(s.kernel, result).loops[-1].var.attr.name, size)
+        for result, (stage, size) in patterns.concatenated_results(s.kernel).items():
+            _expand(s, result_nest(s.kernel, result).loops[-1].var.name, size)
             indices = next(r.args for r in result_nest(s.kernel, result).reads if r.attr.name == stage)
-            s.reorder(*(i.attr.name for i in indices if i.op == "var"))
-        if (found := grouped_axis(s.kernel)) is not None:
+            s.reorder(*(i.name for i in indices if i.op == "var"))
+        if (found := patterns.grouped_axis(s.kernel)) is not None:
             _expand(s, *found)
     return s
 
@@ -100,13 +88,10 @@ def _expand(s: Schedule, loop: str, size: int) -> None:
         written = {n.writes for n in nests(s.kernel) if n.writes.shape}
         accesses = [a for n in nests(s.kernel) for a in ((n.writes, n.leaf.indices), *((r.attr, r.args) for r in n.reads))]
         places = {(b, d) for b, indices in accesses for d, i in enumerate(indices) if i is v and b in written and b.shape[d] == extent}
-        todo += [i.attr.name for b, indices in accesses for d, i in enumerate(indices) if (b, d) in places and i.op == "var"]
+        todo += [i.name for b, indices in accesses for d, i in enumerate(indices) if (b, d) in places and i.op == "var"]
         s.split(name, size)
         for b, d in sorted(places, key=lambda place: (place[0].name, -place[1])):
             s.expand(b.name, d, size)
-
-
-# ---------------------------------------------------------------- grouping
 
 
 def _groups(s: Schedule, target: CpuTarget, packable: frozenset[str] = frozenset()) -> list[Group]:
@@ -123,73 +108,52 @@ def _formed(s: Schedule, result: str, inside: tuple[str, ...], target: CpuTarget
     shape = _shape(s, result, inside, target, packable)
     if shape is not None:
         return [Group(result, inside, shape)]
-    groups = []
-    for name in inside:  # the structure does not allow one nest for all: every stage is stored whole
-        groups += _formed(s, name, (), target, packable)
-    return [*groups, Group(result, (), "elementwise")]
+    # The structure does not allow one nest for all: every stage is stored whole.
+    return [*(g for name in inside for g in _formed(s, name, (), target, packable)), Group(result, (), "elementwise")]
 
 
 def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: CpuTarget, packable: frozenset[str]) -> str | None:
     if not inside:
         return "elementwise"
     out = result_nest(s.kernel, result)
-    folds = [n for n in nests(s.kernel) if n.is_reduction and n.writes.name in inside]
-    if not folds:
-        return None
-    outer = row_loops(s.kernel, out, inside)
+    reductions = [n for n in nests(s.kernel) if n.is_reduction and n.writes.name in inside]
+    outer = patterns.row_loops(s.kernel, out, inside) if reductions else None
     if outer is None:
         return None
-    everything = len(outer) == len(out.loops)
-    if everything:
-        if len(inside) > 1:
-            return None
-        return "tiled" if _lanes_along_output(folds[0], out, target, packable) else "rows"
-    if out.loops and out.loops[-1].var in outer:
-        return None  # the contiguous axis is outside: a row would be strided
-    return "rows"
+    if len(outer) == len(out.loops):  # the reduction of each element
+        return None if len(inside) > 1 else "contraction" if _lanes_along_output(reductions[0], out, target, packable) else "rows"
+    return None if out.loops and out.loops[-1].var in outer else "rows"  # where the contiguous axis is outside, a row would be strided
 
 
-def _lanes_along_output(fold: Nest, out: Nest, target: CpuTarget, packable: frozenset[str]) -> bool:
-    """Whether vector lanes should run along the contiguous axis of the result rather than along the fold."""
-    if not out.loops or not fold.spatial:
+def _lanes_along_output(reduction: Nest, out: Nest, target: CpuTarget, packable: frozenset[str]) -> bool:
+    """Whether vector lanes should run along the contiguous axis of the result rather than along the reduction."""
+    if not out.loops or not reduction.spatial:
         return False
-    lane = fold.spatial[-1]
-    width = lanes_of(target, [fold.writes, *(r.attr for r in fold.reads)])
-    wide = extent_of(lane.extent) * 2 >= width
-    if not wide:
-        return contiguous_reduction(fold) is None
-    fixed = [r for r in fold.reads if not (is_product(fold) and r.attr.name in packable)]
-    if contiguous(fixed, lane.var):
+    lane, lanes, along = reduction.spatial[-1], nest_lanes(target, reduction), patterns.contiguous_reduction(reduction)
+    if extent_of(lane.extent) * 2 < lanes:
+        return along is None
+    if patterns.contiguous([r for r in reduction.reads if not (is_product(reduction) and r.attr.name in packable)], lane.var):
         return True
-    if is_product(fold) and _reuse(fold) >= contraction.PACKED:
+    rows = patterns.row_axis(reduction)  # along which the operand that is contiguous in no output axis is read again
+    if is_product(reduction) and rows is not None and extent_of(rows.extent) >= contraction.MIN_PACKED_ROWS:
         return True  # the operand is packed first
-    along = contiguous_reduction(fold)
-    return along is None or extent_of(along.extent) < width
-
-
-def _reuse(fold: Nest) -> int:
-    """How often the operand that is contiguous in no output axis would be read again: the extent of the best row axis."""
-    axis = row_axis(fold)
-    return extent_of(axis.extent) if axis is not None else 1
+    return along is None or extent_of(along.extent) < lanes
 
 
 def _schedule_group(s: Schedule, group: Group, target: CpuTarget, knobs: Knobs) -> None:
     if group.shape == "elementwise":
         elementwise.schedule(s, group.result, target, knobs)
-    elif group.shape == "tiled":
+    elif group.shape == "contraction":
         contraction.schedule(s, group.result, group.inside[0], target, knobs)
     else:
         row_reductions.schedule(s, group, target, knobs)
-
-
-# ---------------------------------------------------------------- weights
 
 
 def operand_layouts(kernel: Kernel, constants: frozenset[int], target: CpuTarget, knobs: Knobs | None = None) -> dict[int, Layout]:
     """The packed layouts that the default schedule of an unscheduled kernel wants for constant parameters.
 
     A contraction reads its vector operand in panels as wide as the register tile, one panel after the other, in the order of the
-    folds: `[column / width][folds...][column % width]`.
+    reduction loops: `[column / width][reduction loops...][column % width]`.
     """
     knobs = knobs or Knobs()
     s = _prepared(kernel)
@@ -199,13 +163,11 @@ def operand_layouts(kernel: Kernel, constants: frozenset[int], target: CpuTarget
     names = {b.name: n for n, b in enumerate(kernel.buffers)}
     packable = frozenset(kernel.buffers[n].name for n in constants)
     original = {n.writes.name: n for n in nests(kernel) if n.is_reduction}
-    for group in _groups(s, target, packable):
-        if group.shape != "tiled":
-            continue
-        fold = reduction_nest(s.kernel, group.inside[0])
-        width = contraction.tile_of(fold, target, knobs).vectors * lanes_of(target, [fold.writes, *(r.attr for r in fold.reads)])
-        columns = fold.spatial[-1].extent
-        source = original.get(group.result) or original.get(fold.writes.name)
+    for group in (g for g in _groups(s, target, packable) if g.shape == "contraction"):
+        nest = reduction_nest(s.kernel, group.inside[0])
+        width = contraction.tile_of(nest, target, knobs).vectors * nest_lanes(target, nest)
+        columns = nest.spatial[-1].extent
+        source = original.get(group.result) or original.get(nest.writes.name)
         if source is None or not is_product(source):
             continue
         for r in source.reads:

@@ -23,31 +23,30 @@ from tcomp.ir.expr import Dim, as_dim, as_expr
 from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.loops import STACK_LIMIT, Accumulate, For, Kernel, Stmt, Store, children, walk
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of, is_product, is_sum, nests, reduction_nest, result_nest, row_axis
-from tcomp.schedules.cost.register_tiles import LOAD_CYCLES, Tile, tiles
+from tcomp.schedules.cost.register_tiles import FMA_LATENCY, FMAS, LOAD_CYCLES, Tile, tiles
 from tcomp.schedules.cpu.contraction import pack, tile_loops
-from tcomp.schedules.cpu.lanes_and_threads import MOST_LANES, divides, lanes_of, threads
+from tcomp.schedules.cpu.lanes_and_threads import MAX_LANES, divides, extent, nest_lanes, size, threads, unroll
 from tcomp.schedules.cpu.row_reductions import partial_loops
 from tcomp.schedules.groups import attachments, schedule_each
 from tcomp.schedules.knobs import Knobs
-from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.insertion_points import Chain, chain_of
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget
 
-NEAR = STACK_LIMIT // 2  # bytes of what a block has of one kind: scores, weights, or sums
-MOST_ROWS = 64  # of a block
-FEWEST_ROWS = 16  # of a block, where there are so many: each reads all keys and values
-BLOCK = 128  # elements of a row in one block
-ANEW = 2.0  # cycles to load a vector of keys or values for other rows
-REST = 3  # how much longer rows take in the last block, where that is not whole
-STEPS = (8, 4, 2)  # of a fold that stand in a row
-COPIES = 4  # vectors of a row that stand in a row
+BLOCK_BYTES = STACK_LIMIT // 2  # bytes of what a block has of one kind (scores, weights, or sums): they are on the stack of a thread
+MAX_ROWS = 64  # of a block: with more, reading keys and values again costs next to nothing already
+MIN_ROWS = 16  # of a block, where there are so many: each reads all keys and values
+BLOCK_KEYS = 128  # elements of a row in one block, about: enough steps for a register tile of sums, few enough for the first-level cache
+RELOAD_CYCLES = 2.0  # cycles to load a vector of keys or values for the rows of another block (from the second-level cache; an estimate)
+TAIL_SLOWDOWN = 3  # how many times longer rows take in the last block, where that is not whole (an estimate: its tiles are small)
+UNROLL_FACTORS = (8, 4, 2)  # steps of a reduction that are unrolled, the first that divides it
+UNROLLED_VECTORS = 4  # vectors of a row that are unrolled: the latency of an exponential is hidden by the others
 
 
 @dataclass(frozen=True, slots=True)
 class SoftmaxProduct:
-    """What is scheduled as a whole: `result` is computed from `sums` of exponentials relative to `maximum`, all of them folds over the same
-    axis, and the maximum from the fold `scores`, if any. `elements` are stages to be inlined: what the maximum is one of, and exponentials."""
+    """What is scheduled as a whole: `result` is computed from `sums` of exponentials relative to `maximum`, all of them reductions over the
+    same axis, and the maximum from the reduction `scores`, if any. `elements` are stages to be inlined: what the maximum is one of, and exponentials."""
 
     result: str
     maximum: str
@@ -68,9 +67,9 @@ def chains(kernel: Kernel) -> list[SoftmaxProduct]:
 
 def _chain(kernel: Kernel, result: str, inside: Sequence[str]) -> SoftmaxProduct | None:
     here = [n for n in nests(kernel) if n.writes.name in inside]
-    folds = [n for n in here if n.is_reduction]
+    reductions = [n for n in here if n.is_reduction]
     used = {r.attr.name for n in here for r in n.reads}
-    maxima = [n for n in folds if _is_maximum(n) and n.writes.name in used]
+    maxima = [n for n in reductions if _is_maximum(n) and n.writes.name in used]
     if len(maxima) != 1:
         return None
     top = maxima[0].writes.name
@@ -81,8 +80,8 @@ def _chain(kernel: Kernel, result: str, inside: Sequence[str]) -> SoftmaxProduct
     elements = [n for n in here if n.leaf.value.op != "const" and not n.is_reduction]
     weights = [n.writes.name for n in elements if reads(n, [top])]
     terms = [n.writes.name for n in elements if n.writes.name not in weights]
-    sums = [n for n in folds if is_sum(n) and reads(n, [top, *weights])]
-    scores = [n.writes.name for n in folds if any(reads(x, [n.writes.name]) for x in (maxima[0], *elements) if x.writes.name not in weights)]
+    sums = [n for n in reductions if is_sum(n) and reads(n, [top, *weights])]
+    scores = [n.writes.name for n in reductions if any(reads(x, [n.writes.name]) for x in (maxima[0], *elements) if x.writes.name not in weights)]
     known = {top, *weights, *terms, *(n.writes.name for n in sums), *scores}
     products = [n for n in sums if is_product(n) and row_axis(n) is not None]
     empty = any(x.extent == 0 for n in here for x in n.loops)
@@ -91,8 +90,8 @@ def _chain(kernel: Kernel, result: str, inside: Sequence[str]) -> SoftmaxProduct
     return SoftmaxProduct(result, top, tuple(n.writes.name for n in sums), scores[0] if scores else None, (*terms, *weights))
 
 
-def _is_maximum(fold: Nest) -> bool:
-    reducer = fold.leaf.reducer if isinstance(fold.leaf, Accumulate) else None
+def _is_maximum(nest: Nest) -> bool:
+    reducer = nest.leaf.reducer if isinstance(nest.leaf, Accumulate) else None
     return reducer is not None and reducer.combine in (E.maximum(reducer.lhs, reducer.rhs), E.maximum(reducer.rhs, reducer.lhs))
 
 
@@ -113,40 +112,40 @@ def schedule(s: Schedule, found: SoftmaxProduct, target: CpuTarget, knobs: Knobs
     for name in found.elements:
         s.inline(name)
     product = next(n for x in found.sums if is_product(n := reduction_nest(s.kernel, x)))
-    (fold,) = reduction_nest(s.kernel, found.maximum).reduction_loops
+    (keys,) = reduction_nest(s.kernel, found.maximum).reduction_loops
     rows, columns, others = row_and_column_loops(s, found, product)
-    lanes = lanes_of(target, [product.writes, *(r.attr for r in product.reads)])
-    size = itemsize(product.writes.dtype)
-    most = NEAR // size // max(BLOCK, extent_of(columns.extent))
-    if most < 1 or not isinstance(columns.extent, int):
-        raise ScheduleError("the sums of a block do not fit", why=f"{columns.extent} sums of each row are too many to stay near")
-    height = knobs.choice(f"{found.maximum}.rows", *_heights(rows.extent, most, target, lanes))
-    length = knobs.choice(f"{found.maximum}.block", *_lengths(fold.extent, NEAR // size // height, lanes))
+    lanes, room = nest_lanes(target, product), BLOCK_BYTES // itemsize(product.writes.dtype)
+    max_rows = room // max(BLOCK_KEYS, extent_of(columns.extent))
+    if max_rows < 1 or not isinstance(columns.extent, int):
+        raise ScheduleError("the sums of a block do not fit", why=f"{columns.extent} sums of each row are too many to stay in the cache")
+    height = knobs.choice(f"{found.maximum}.rows", *_heights(rows.extent, max_rows, target, lanes))
+    length = knobs.choice(f"{found.maximum}.block", *_lengths(keys.extent, room // height, lanes))
     if found.scores is not None:
         pack(s, found.scores, lanes, target, knobs, _tile(height, length // lanes, target).vectors * lanes)
-    around, inside = s.split(rows.var.attr.name, height)
-    s.reorder(*others, around, inside, columns.var.attr.name)
+    around, inside = s.split(rows.var.name, height)
+    s.reorder(*others, around, inside, columns.var.name)
     for name in (*found.sums, found.maximum):
         s.compute_at(name, around)
-    blocks, terms, *made = s.online(found.maximum, fold.var.attr.name, length)
+    blocks, terms, *derived = s.online(found.maximum, keys.var.name, length)
     if found.scores is not None:
         s.compute_at(found.scores, blocks)
-    nests_to_thread = _cut_rows(s, [*others, around], rows.extent, height)
-    if not divides(length, fold.extent):
+    shared = _cut_rows(s, [*others, around], rows.extent, height)
+    if not divides(length, keys.extent):
         for name in [x for x in s.loops if _is_copy(x, blocks)]:
-            s.partition(name, as_dim(as_expr(fold.extent) // length))
+            s.partition(name, as_dim(as_expr(keys.extent) // length))
     s.clean()
+    stored = (*derived, found.maximum, *found.sums, found.result)
     for c in write_nests(s.kernel.body):
         name = c.write.buffer.name
         if _is_copy(name, terms):
-            _terms(s, c, lanes, target)
-        elif isinstance(c.write, Store) and any(_is_copy(name, x) for x in (*made, found.maximum, *found.sums, found.result)):
+            _scores(s, c, lanes, target)
+        elif isinstance(c.write, Store) and _is_copy(name, *stored):
             _in_lanes(s, c, lanes)
         elif _is_copy(name, product.writes.name):
             _product(s, c, lanes, target)
-        elif any(_is_copy(name, x) for x in (found.maximum, *found.sums)):
+        elif _is_copy(name, found.maximum, *found.sums):
             _along_the_row(s, c, lanes)
-    for loops in nests_to_thread:
+    for loops in shared:
         threads(s, [x for x in loops if x in s.loops], True, knobs)
 
 
@@ -160,7 +159,7 @@ def row_and_column_loops(s: Schedule, found: SoftmaxProduct, product: Nest) -> t
     loops = [x for v in axes for x in out.loops if x.var is v]
     if len(set(loops)) != 2 or len(places) != 1:
         raise ScheduleError("there are no blocks of rows", why="the sums are not read row by row")
-    return loops[0], loops[1], [x.var.attr.name for x in out.loops if x not in loops]
+    return loops[0], loops[1], [x.var.name for x in out.loops if x not in loops]
 
 
 def _cut_rows(s: Schedule, loops: Sequence[str], extent: Dim, height: int) -> list[list[str]]:
@@ -176,28 +175,25 @@ def _cut_rows(s: Schedule, loops: Sequence[str], extent: Dim, height: int) -> li
     return [[*others, around], [*rest, tail]]
 
 
-# ---------------------------------------------------------------- sizes
-
-
 def _heights(extent: Dim, most: int, target: CpuTarget, lanes: int) -> tuple[list[int], int]:
     """(numbers of rows that a block may have, the one that takes the least time for all rows)."""
-    most = min(MOST_ROWS, extent_of(extent), most)
-    options = list(range(min(FEWEST_ROWS, most), most + 1))
+    most = min(MAX_ROWS, extent_of(extent), most)
+    options = list(range(min(MIN_ROWS, most), most + 1))
 
     def cycles(height: int) -> float:
-        tile = _tile(height, BLOCK // lanes, target)
+        tile = _tile(height, BLOCK_KEYS // lanes, target)
         whole, rest = divmod(extent, height) if isinstance(extent, int) else (1, 0)
-        longer = (whole * height + (REST * max(rest, FEWEST_ROWS) if rest else 0)) / (whole * height + rest)
-        return longer * _cycles(tile) / (tile.rows * tile.vectors) + ANEW / height
+        longer = (whole * height + (TAIL_SLOWDOWN * max(rest, MIN_ROWS) if rest else 0)) / (whole * height + rest)
+        return longer * _cycles(tile) / (tile.rows * tile.vectors) + RELOAD_CYCLES / height
 
     return options, min(options, key=lambda n: (round(cycles(n), 3), -n))
 
 
 def _lengths(extent: Dim, most: int, lanes: int) -> tuple[list[int], int]:
     """(lengths that a block may have, the one that suits a row)."""
-    options = list(range(lanes, max(min(2 * BLOCK, most), lanes) + 1, lanes))
-    whole = [n for n in options if divides(n, extent) and BLOCK // 2 <= n]
-    return options, min(whole or options, key=lambda n: (abs(n - BLOCK), n))
+    options = list(range(lanes, max(min(2 * BLOCK_KEYS, most), lanes) + 1, lanes))
+    whole = [n for n in options if divides(n, extent) and BLOCK_KEYS // 2 <= n]
+    return options, min(whole or options, key=lambda n: (abs(n - BLOCK_KEYS), n))
 
 
 def _tile(rows: int, vectors: int, target: CpuTarget) -> Tile:
@@ -207,16 +203,13 @@ def _tile(rows: int, vectors: int, target: CpuTarget) -> Tile:
 
 
 def _cycles(tile: Tile) -> float:
-    """For a step of the fold (see `choose_tile`)."""
-    return max(tile.rows * tile.vectors / 2, (tile.rows + tile.vectors) * LOAD_CYCLES + 0.5, 4.0) + 0.5
+    """For a step of the reduction (see `choose_tile`)."""
+    return max(tile.rows * tile.vectors / FMAS, (tile.rows + tile.vectors) * LOAD_CYCLES + 0.5, FMA_LATENCY) + 0.5
 
 
-# ---------------------------------------------------------------- the nests inside of a block
-
-
-def _is_copy(name: str, original: str) -> bool:
-    """Whether a loop or buffer is the original, or its copy in a tail."""
-    return re.fullmatch(rf"{re.escape(original)}(\.t\d*)*", name) is not None
+def _is_copy(name: str, *originals: str) -> bool:
+    """Whether a loop or buffer is one of the originals, or a copy of one in a tail."""
+    return any(re.fullmatch(rf"{re.escape(original)}(\.t\d*)*", name) is not None for original in originals)
 
 
 def write_nests(stmt: Stmt) -> list[Chain]:
@@ -228,87 +221,77 @@ def write_nests(stmt: Stmt) -> list[Chain]:
 def loop_along(c: Chain, dim: int) -> str | None:
     """The loop along a dimension, from the last one, of what a nest writes; None where that is a single place."""
     index = c.write.indices[dim] if len(c.write.indices) >= -dim else None
-    return next((x.var.attr.name for x in c.loops if x.var is index), None)
+    return next((x.var.name for x in c.loops if x.var is index), None)
 
 
-def _extent(s: Schedule, loop: str) -> int:
-    return extent_of(editing.find_loop(s.kernel, loop).extent)
-
-
-def _tiled(s: Schedule, c: Chain, lanes: int, target: CpuTarget, fold: str | None = None) -> str | None:
-    """A register tile of rows and vectors, inside of `fold`; returns the loop over tiles. None where there is but a row or a column."""
+def _register_tile(s: Schedule, c: Chain, lanes: int, target: CpuTarget, loop: str | None = None) -> str | None:
+    """A register tile of rows and vectors, inside of the reduction `loop`; returns the loop over tiles. None where there is but a row or a
+    column."""
     row, column = loop_along(c, -2), loop_along(c, -1)
     if row is None or column is None:
         return None
-    tile = _tile(_extent(s, row), -(-_extent(s, column) // lanes), target)
-    outer = [x.var.attr.name for x in c.loops if x.var.attr.name not in (row, column, fold)]
+    tile = _tile(size(s, row), -(-size(s, column) // lanes), target)
+    outer = [x.var.name for x in c.loops if x.var.name not in (row, column, loop)]
     panel, width = s.split(column, tile.vectors * lanes)
     vectors, lane = s.split(width, lanes)
-    lines, line = s.split(row, tile.rows)
-    s.reorder(*outer, panel, lines, *([fold] if fold else []), line, vectors, lane)
-    s.unroll(line)
-    s.unroll(vectors)
-    s.vectorize(lane)
-    return lines
+    tiles_of_rows, line = s.split(row, tile.rows)
+    s.reorder(*outer, panel, tiles_of_rows, *([loop] if loop else []), line, vectors, lane)
+    unroll(s, [line, vectors], lane)
+    return tiles_of_rows
 
 
-def _terms(s: Schedule, c: Chain, lanes: int, target: CpuTarget) -> None:
+def _scores(s: Schedule, c: Chain, lanes: int, target: CpuTarget) -> None:
     """Scores: tiles of them are summed up in registers."""
-    lines = _tiled(s, c, lanes, target)
-    scores = [r.attr for r in E.reads(c.write.value) if any(isinstance(x, Accumulate) and x.buffer is r.attr for x in walk(s.kernel.body))]
-    if lines is not None and len(set(scores)) == 1:
-        name = scores[0].name
-        folds = [x.var.attr.name for x in _fold_of(s, name).loops if x.var not in E.variables(*_fold_of(s, name).write.indices)]
-        s.compute_at(name, lines, "register")
-        tile_loops(s, name, lanes, folds, True)
-        if folds:
-            _steps(s, folds[-1], c)
-
-
-def _fold_of(s: Schedule, name: str) -> Chain:
-    return next(c for c in write_nests(s.kernel.body) if isinstance(c.write, Accumulate) and c.write.buffer.name == name)
+    tiles_of_rows = _register_tile(s, c, lanes, target)
+    summed = {x.buffer for x in walk(s.kernel.body) if isinstance(x, Accumulate)}
+    scores = {r.attr.name for r in E.reads(c.write.value) if r.attr in summed}
+    if tiles_of_rows is not None and len(scores) == 1:
+        (name,) = scores
+        nest = next(n for n in write_nests(s.kernel.body) if isinstance(n.write, Accumulate) and n.write.buffer.name == name)
+        loops = [x.var.name for x in nest.loops if x.var not in E.variables(*nest.write.indices)]
+        s.compute_at(name, tiles_of_rows, "register")
+        tile_loops(s, name, lanes, loops, True)
+        if loops:
+            _unroll_steps(s, loops[-1], c)
 
 
 def _in_lanes(s: Schedule, c: Chain, lanes: int) -> None:
-    """Lanes along the last dimension, a few vectors of it in a row."""
+    """Lanes along the last dimension, a few vectors of it unrolled."""
     if (column := loop_along(c, -1)) is None:
         return
     vectors, lane = s.split(column, lanes)
     s.vectorize(lane)
-    extent = editing.find_loop(s.kernel, vectors).extent
-    if isinstance(extent, int) and extent <= COPIES:
+    count = extent(s, vectors)
+    if isinstance(count, int) and count <= UNROLLED_VECTORS:
         s.unroll(vectors)
-    elif divides(COPIES, extent):
-        s.unroll(s.split(vectors, COPIES)[1])
+    elif divides(UNROLLED_VECTORS, count):
+        s.unroll(s.split(vectors, UNROLLED_VECTORS)[1])
 
 
 def _product(s: Schedule, c: Chain, lanes: int, target: CpuTarget) -> None:
     """Sums: tiles of them are in registers while the terms of a block are added."""
     used = E.variables(*c.write.indices)
-    fold = next((x.var.attr.name for x in c.loops if x.var not in used), None)
-    if fold is not None and _tiled(s, c, lanes, target, fold) is not None:
+    loop = next((x.var.name for x in c.loops if x.var not in used), None)
+    if loop is not None and _register_tile(s, c, lanes, target, loop) is not None:
         with suppress(ScheduleError):  # in the last block of a row whose length is not known, sums stay where they are
-            s.promote(fold, c.write.buffer.name, f"{c.write.buffer.name}.tile")
-        _steps(s, fold, c)
+            s.promote(loop, c.write.buffer.name, f"{c.write.buffer.name}.tile")
+        _unroll_steps(s, loop, c)
 
 
-def _steps(s: Schedule, fold: str, c: Chain) -> None:
-    """Several steps of a fold in a row, unless they stand under conditions: these are the last blocks, and long enough as they are."""
-    if c.conditions:
-        return
-    steps = next((n for n in STEPS if divides(n, editing.find_loop(s.kernel, fold).extent)), 1)
-    if steps > 1:
-        s.unroll(s.split(fold, steps)[1])
+def _unroll_steps(s: Schedule, loop: str, c: Chain) -> None:
+    """Unroll several steps of a reduction, unless they stand under conditions: these are the last blocks, and long enough as they are."""
+    factor = next((n for n in UNROLL_FACTORS if divides(n, extent(s, loop))), 1) if not c.conditions else 1
+    if factor > 1:
+        s.unroll(s.split(loop, factor)[1])
 
 
 def _along_the_row(s: Schedule, c: Chain, lanes: int) -> None:
-    """A fold of each row by itself: partial results in lanes, then one of them."""
+    """A reduction of each row by itself: partial results in lanes, then one of them."""
     used, name, row = E.variables(*c.write.indices), c.write.buffer.name, loop_along(c, -1)
-    fold = next((x for x in c.loops if x.var not in used), None)
-    if fold is None or row is None:
+    loop = next((x for x in c.loops if x.var not in used), None)
+    if loop is None or row is None:
         return
-    extent = extent_of(fold.extent)
-    width = next((n for n in (4 * lanes, 2 * lanes) if n <= MOST_LANES and extent % n == 0), lanes)
-    partial = s.rfactor(name, fold.var.attr.name, width)
+    width = next((n for n in (4 * lanes, 2 * lanes) if n <= MAX_LANES and extent_of(loop.extent) % n == 0), lanes)
+    partial = s.rfactor(name, loop.var.name, width)
     s.compute_at(partial, row, "register")
-    partial_loops(s, partial, fold.extent, width)
+    partial_loops(s, partial, loop.extent, width)

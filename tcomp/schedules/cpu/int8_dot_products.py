@@ -1,9 +1,9 @@
-"""Products of bytes on a CPU that has an instruction for them: four products meet in a 32-bit lane, so operands lie in groups of four.
+"""Products of bytes on a CPU that has an instruction for them: it adds four products up in a 32-bit lane, so operands lie in groups of four.
 
     acc[row, column] += int32(a[row, k * 4 + g]) * int32(b[k, column, g])        a: uint8, b: int8
 
 Activations whose channels come last are in such groups already; constant weights are packed. The register tile is that of any product
-(`tiled.py`); in the end its update becomes the instruction. What no instruction fits stays in plain vector lanes.
+(`contraction`); in the end its update becomes the instruction. What no instruction fits stays in plain vector lanes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tcomp.ir.expr import Expr
 from tcomp.ir.layout import Layout, Piece
 from tcomp.ir.loops import SERIAL, Accumulate, For, perfect, walk
 from tcomp.schedules.analysis.access_patterns import Nest, nests
-from tcomp.schedules.cpu.lanes_and_threads import lanes_of
+from tcomp.schedules.cpu.lanes_and_threads import divides, lanes_of, unroll
 from tcomp.schedules.instructions import vpdpbusd
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget
 
-GROUP = 4  # bytes that one lane multiplies and adds up
+GROUP = 4  # bytes that one lane of 32 bits multiplies and adds up
 
 
 def multiplies_bytes(target: CpuTarget) -> bool:
@@ -31,24 +31,24 @@ def multiplies_bytes(target: CpuTarget) -> bool:
     return any(target.vector_bits >= bits and any(map(target.has, vpdpbusd(1, 1, 1, bits).features)) for bits in (256, 512))
 
 
-def summed_bytes(fold: Nest) -> tuple[For, Expr] | None:
-    """(a fold, the signed operand) of a sum of products of uint8 by int8, widened to int32: one along which the unsigned operand, that of
-    the rows, is contiguous, in whole groups."""
-    value, lane = fold.leaf.value, fold.spatial[-1].var if fold.spatial else None
+def summed_bytes(nest: Nest) -> tuple[For, Expr] | None:
+    """(a reduction loop, the signed operand) of a sum of products of uint8 by int8, widened to int32: one along which the unsigned operand,
+    that of the rows, is contiguous, in whole groups."""
+    value, lane = nest.leaf.value, nest.spatial[-1].var if nest.spatial else None
     if value.op != "mul" or value.dtype != "int32" or any(x.op != "cast" or x.args[0].op != "read" for x in value.args):
         return None
     rows, columns = sorted((x.args[0] for x in value.args), key=lambda r: r.dtype, reverse=True)
     if (rows.dtype, columns.dtype) != ("uint8", "int8") or lane in E.variables(*rows.args) or lane not in E.variables(*columns.args):
         return None
-    for x in fold.reduction_loops:
+    for x in nest.reduction_loops:
         if stride(rows, x.var) == 1 and x.var in E.variables(*columns.args) and isinstance(x.extent, int) and x.extent % GROUP == 0:
             return x, columns
     return None
 
 
-def grouped(panels: Layout, fold: Nest) -> Layout:
+def grouped(panels: Layout, nest: Nest) -> Layout:
     """Panels of weights with what is summed in groups; as they were, where that is no product of bytes."""
-    found = summed_bytes(fold)
+    found = summed_bytes(nest)
     axes = [d for d, i in enumerate(found[1].args) if i is found[0].var] if found is not None else []
     if len(axes) != 1 or any(p.axis == axes[0] and p != Piece(axes[0]) for p in panels.pieces):
         return panels
@@ -58,16 +58,14 @@ def grouped(panels: Layout, fold: Nest) -> Layout:
 
 def split_groups(s: Schedule) -> None:
     """A loop of their own for groups, where the weights have been packed into them."""
-    for fold in [n for n in nests(s.kernel) if n.is_reduction]:
-        if (found := summed_bytes(fold)) is not None:
-            x, weights = found
-            if any(i.op == "mod" and i.args[0] is x.var and i.args[1].op == "const" and i.args[1].attr == GROUP for i in weights.args):
-                s.split(x.var.attr.name, GROUP)
+    for x, weights in [found for n in nests(s.kernel) if n.is_reduction and (found := summed_bytes(n)) is not None]:
+        if any(i.op == "mod" and i.args[0] is x.var and i.args[1].op == "const" and i.args[1].attr == GROUP for i in weights.args):
+            s.split(x.var.name, GROUP)
 
 
-def group_loop(fold: Nest) -> For | None:
+def group_loop(nest: Nest) -> For | None:
     """The loop over a group, where there is one."""
-    found = summed_bytes(fold)
+    found = summed_bytes(nest)
     return found[0] if found is not None and found[0].extent == GROUP and stride(found[1], found[0].var) == 1 else None
 
 
@@ -83,19 +81,17 @@ def add_up_groups(s: Schedule, target: CpuTarget) -> None:
 
 def _update(s: Schedule, tile: Nest, group: For, target: CpuTarget) -> None:
     *rows, columns = tile.spatial
-    folds = [x.var.attr.name for x in tile.reduction_loops if x is not group]
-    down, across = [x.var.attr.name for x in rows], columns.var.attr.name
+    loops = [x.var.name for x in tile.reduction_loops if x is not group]
+    down, across = [x.var.name for x in rows], columns.var.name
     lanes = lanes_of(target, [tile.writes])
     sizes = [x.extent for x in rows if x.extent != 1]
     weights = next(r for r in tile.reads if r.dtype == "int8")
-    width = next((n for n in (lanes, 8) if isinstance(columns.extent, int) and columns.extent % n == 0), 0)
+    width = next((n for n in (lanes, 8) if divides(n, columns.extent)), 0)
     if width and len(sizes) < 2 and all(isinstance(n, int) for n in sizes) and stride(weights, columns.var) == GROUP:
-        s.reorder(*folds, *down, across, group.var.attr.name, reassociate=True)
+        s.reorder(*loops, *down, across, group.var.name, reassociate=True)
         instruction = vpdpbusd(prod(map(int, sizes)), int(columns.extent) // width, 1, width * 32)
         s.tensorize([*down, across][0], instruction)
         return
     vectors, lane = s.split(across, lanes)
-    s.reorder(*folds, group.var.attr.name, *down, vectors, lane, reassociate=True)
-    for name in [*(x.var.attr.name for x in rows if isinstance(x.extent, int)), vectors]:
-        s.unroll(name)
-    s.vectorize(lane)
+    s.reorder(*loops, group.var.name, *down, vectors, lane, reassociate=True)
+    unroll(s, [*(x.var.name for x in rows if isinstance(x.extent, int)), vectors], lane)

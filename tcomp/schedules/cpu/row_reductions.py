@@ -1,4 +1,4 @@
-"""Default CPU schedule of reductions over the rest of a row: everything about one row in one place; each fold runs in vector lanes."""
+"""Default CPU schedule of reductions over the rest of a row: everything about one row in one place; each reduction runs in vector lanes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,19 @@ from tcomp.ir.expr import Dim, as_dim, as_expr
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Buffer
 from tcomp.schedules.analysis.access_patterns import contiguous_reduction, extent_of, nests, result_nest, row_loops, stage_axes
-from tcomp.schedules.cpu import elementwise
-from tcomp.schedules.cpu.lanes_and_threads import MOST_LANES, SERIAL_ELEMENTS, divides, lanes_of, nest_loops, threads, vector_tail
-from tcomp.schedules.cpu.prefetching import PAGE, ask_ahead
+from tcomp.schedules.cpu import elementwise, lanes_and_threads
+from tcomp.schedules.cpu.lanes_and_threads import (
+    MAX_LANES,
+    MIN_PARALLEL_ELEMENTS,
+    divides,
+    extent,
+    nest_lanes,
+    size,
+    threads,
+    unroll,
+    vector_tail,
+)
+from tcomp.schedules.cpu.prefetching import PREFETCH_DISTANCE, prefetch_vectors
 from tcomp.schedules.groups import Group
 from tcomp.schedules.handles import PartialResults
 from tcomp.schedules.knobs import Knobs
@@ -19,7 +29,9 @@ from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget
 
-SHORT = 8  # elements of a row at most, where lanes run across rows
+MAX_SHORT = 8  # elements of a row where lanes run across rows: longer ones fill vectors, and would make much straight-line code
+ROW_COST = 1 / 4  # of `MIN_PARALLEL_ELEMENTS`: an element of a row takes several passes, but these are short (an estimate)
+MAX_VECTORS = 4  # of partial results: they hide the latency of an addition
 
 
 def schedule(s: Schedule, group: Group, target: CpuTarget, knobs: Knobs) -> None:
@@ -27,116 +39,95 @@ def schedule(s: Schedule, group: Group, target: CpuTarget, knobs: Knobs) -> None
     out = result_nest(s.kernel, group.result)
     rows = row_loops(s.kernel, out, group.inside)
     assert rows is not None
-    loops = [x.var.attr.name for x in out.loops]
-    leading = [x.var.attr.name for x in out.loops if x.var in rows]
-    rest = [n for n in loops if n not in leading]
+    leading = [x.var.name for x in out.loops if x.var in rows]
+    rest = [x.var.name for x in out.loops if x.var not in rows]
     work = prod(extent_of(x.extent) for n in nests(s.kernel) if n.writes.name in group.inside for x in n.loops[-2:])
-    if _short(s, group, leading, rest, target):
-        _across(s, group, leading, rest, target, knobs)
+    if _has_short_rows(s, group, leading, rest):
+        _lanes_across_rows(s, group, leading, rest, target, knobs)
         return
     partials: dict[str, tuple[PartialResults, Dim, int]] = {}
+    reductions = {n.writes.name: n for n in nests(s.kernel) if n.is_reduction}
     for name in group.inside:
-        fold = next((n for n in nests(s.kernel) if n.writes.name == name and n.is_reduction), None)
-        axis = contiguous_reduction(fold) if fold is not None else None
-        if fold is not None and axis is not None:
-            width = lanes_of(target, [fold.writes, *(r.attr for r in fold.reads)])
-            wide = min(width * 4, MOST_LANES) if extent_of(axis.extent) >= width * 4 else width
-            lanes = knobs.choice(f"{name}.lanes", tuple(width << n for n in range(4) if width << n <= MOST_LANES), wide)
-            partials[name] = (s.rfactor(name, axis.var.attr.name, lanes), axis.extent, lanes)
-    if not leading:
-        _whole(s, group, partials, target, knobs)
+        if name in reductions and (axis := contiguous_reduction(reductions[name])) is not None:
+            width = nest_lanes(target, reductions[name])
+            wide = min(width * MAX_VECTORS, MAX_LANES) if extent_of(axis.extent) >= width * MAX_VECTORS else width
+            lanes = knobs.choice(f"{name}.lanes", tuple(width << n for n in range(4) if width << n <= MAX_LANES), wide)
+            partials[name] = (s.rfactor(name, axis.var.name, lanes), axis.extent, lanes)
+    if not leading:  # one row is the whole result: stages stay where they are, each in vector lanes
+        for name, partial in partials.items():
+            s.set_scope(name, "register")
+            s.set_scope(partial[0], "register")
+            partial_loops(s, *partial)
+        elementwise.schedule(s, group.result, target, knobs)
         return
     if rest:
         s.reorder(*leading, *rest)
-    home = leading[-1]
     for name in reversed(group.inside):
-        is_reduction = any(n.is_reduction for n in nests(s.kernel) if n.writes.name == name)
-        s.compute_at(name, home, "register" if is_reduction else "global")
+        s.compute_at(name, leading[-1], "register" if name in reductions else "global")
         if name in partials:
-            s.compute_at(partials[name][0], home, "register")
+            s.compute_at(partials[name][0], leading[-1], "register")
     passes: list[str | None] = []
     for name in group.inside:
         if name in partials:
             partial_loops(s, *partials[name])
         elif not stage_axes(s.kernel, name, True):
             lane = stage_axes(s.kernel, name, False)[-1]
-            passes.append(vector_tail(s, lane, editing.find_loop(s.kernel, lane).extent, lanes_of(target, [editing.find_buffer(s.kernel, name)])))
+            passes.append(vector_tail(s, lane, lanes_and_threads.lanes_of(target, [editing.find_buffer(s.kernel, name)])))
     if rest:
-        nest = editing.find_loop(s.kernel, rest[-1])
-        passes.append(vector_tail(s, rest[-1], nest.extent, lanes_of(target, [out.writes, *(r.attr for r in out.reads)])))
-    _ask_for_next_rows(s, [x for x in passes if x is not None], target, knobs)
-    threads(s, leading, work * prod(extent_of(editing.find_loop(s.kernel, x).extent) for x in leading) >= SERIAL_ELEMENTS * 4, knobs)
+        passes.append(vector_tail(s, rest[-1], nest_lanes(target, out)))
+    _prefetch_next_rows(s, [x for x in passes if x is not None], target, knobs)
+    threads(s, leading, work * prod(size(s, x) for x in leading) * ROW_COST >= MIN_PARALLEL_ELEMENTS, knobs)
 
 
-def _short(s: Schedule, group: Group, leading: Sequence[str], rest: Sequence[str], target: CpuTarget) -> bool:
+def _has_short_rows(s: Schedule, group: Group, leading: Sequence[str], rest: Sequence[str]) -> bool:
     """Whether rows are so short that lanes are better filled by many of them."""
-    if not leading or extent_of(editing.find_loop(s.kernel, leading[-1]).extent) < MOST_LANES:
+    if not leading or size(s, leading[-1]) < MAX_LANES:
         return False
-    folds = [x for n in nests(s.kernel) if n.writes.name in group.inside and n.is_reduction for x in n.reduction_loops]
-    return all(isinstance(n, int) and n <= SHORT for n in (*(x.extent for x in folds), *(editing.find_loop(s.kernel, x).extent for x in rest)))
+    reduced = (x.extent for n in nests(s.kernel) if n.writes.name in group.inside and n.is_reduction for x in n.reduction_loops)
+    return all(isinstance(n, int) and n <= MAX_SHORT for n in (*reduced, *(extent(s, x) for x in rest)))
 
 
-def _across(s: Schedule, group: Group, leading: Sequence[str], rest: Sequence[str], target: CpuTarget, knobs: Knobs) -> None:
-    """Each lane works on a row of its own; what is along a row is written out."""
-    out = result_nest(s.kernel, group.result)
-    lanes = lanes_of(target, [out.writes, *(r.attr for r in out.reads)])
-    extent = editing.find_loop(s.kernel, leading[-1]).extent
-    folds = {n.writes.name: [x.var.attr.name for x in n.reduction_loops] for n in nests(s.kernel) if n.is_reduction}
+def _lanes_across_rows(s: Schedule, group: Group, leading: Sequence[str], rest: Sequence[str], target: CpuTarget, knobs: Knobs) -> None:
+    """Each lane works on a row of its own; what is along a row is unrolled."""
+    lanes, whole = nest_lanes(target, result_nest(s.kernel, group.result)), extent(s, leading[-1])
+    loops = {n.writes.name: [x.var.name for x in n.reduction_loops] for n in nests(s.kernel) if n.is_reduction}
     outer, lane = s.split(leading[-1], lanes)
-    s.reorder(*leading[:-1], outer, *rest, lane)
+    around = [*leading[:-1], outer]
+    s.reorder(*around, *rest, lane)
     for name in reversed(group.inside):
         s.compute_at(name, outer, "global")
     for name in group.inside:
         for is_reduction in (False, True):
             if axes := stage_axes(s.kernel, name, is_reduction):
-                row = next(x for x in axes if editing.find_loop(s.kernel, x).extent == lanes)
-                others = [x for x in axes if x != row] + (folds[name] if is_reduction else [])
+                row = next(x for x in axes if extent(s, x) == lanes)
+                others = [x for x in axes if x != row] + (loops[name] if is_reduction else [])
                 s.reorder(*others, row, reassociate=is_reduction)
-                for x in others:
-                    s.unroll(x)
-                s.vectorize(row)
-        dims = [n for n, d in enumerate(editing.find_buffer(s.kernel, name).shape) if d != lanes]
-        s.relayout(name, Layout.permuted([*dims, *(n for n in range(len(editing.find_buffer(s.kernel, name).shape)) if n not in dims)]))
-    for x in rest:
-        s.unroll(x)
-    s.vectorize(lane)
-    nests_to_thread = [[*leading[:-1], outer]]
-    if not divides(lanes, extent):
-        _, tail = s.partition(outer, as_dim(as_expr(extent) // lanes))
-        if len(leading) == 1:
-            nests_to_thread.append([tail])
-    work = prod(extent_of(editing.find_loop(s.kernel, x).extent) for x in nests_to_thread[0]) * lanes
-    for names in nests_to_thread:
-        threads(s, names, work >= SERIAL_ELEMENTS // SHORT, knobs)
+                unroll(s, others, row)
+        shape = editing.find_buffer(s.kernel, name).shape
+        s.relayout(name, Layout.permuted(sorted(range(len(shape)), key=lambda d: shape[d] == lanes)))
+    unroll(s, rest, lane)
+    shared = lanes_and_threads.partition_tails(s, around, {} if divides(lanes, whole) else {outer: as_dim(as_expr(whole) // lanes)})
+    work = prod(size(s, x) for x in around) * lanes
+    for names in shared:
+        threads(s, names, work * MAX_SHORT >= MIN_PARALLEL_ELEMENTS, knobs)
 
 
-def _ask_for_next_rows(s: Schedule, passes: Sequence[str], target: CpuTarget, knobs: Knobs) -> None:
-    """The last of the passes over a row that are not folds asks for the rows to come, a page ahead or more: while a row is worked on,
+def _prefetch_next_rows(s: Schedule, passes: Sequence[str], target: CpuTarget, knobs: Knobs) -> None:
+    """The last of the passes over a row that are not reductions prefetches the rows to come, a page ahead or more: while a row is worked on,
     memory would wait."""
     done: set[Buffer] = set()
     for name in reversed(passes):
-        extent = editing.find_loop(s.kernel, name).extent
-        if isinstance(extent, int) and 0 < extent * target.vector_bits // 8 <= target.l1:
-            page = PAGE * 8 // target.vector_bits
-            done |= ask_ahead(s, name, extent * -(-page // extent), done, target, knobs)
+        whole = extent(s, name)
+        if isinstance(whole, int) and 0 < whole * target.vector_bits // 8 <= target.l1:
+            page = PREFETCH_DISTANCE * 8 // target.vector_bits
+            done |= prefetch_vectors(s, name, whole * -(-page // whole), done, target, knobs)
 
 
-def _whole(s: Schedule, group: Group, partials: dict[str, tuple[PartialResults, Dim, int]], target: CpuTarget, knobs: Knobs) -> None:
-    """One row is the whole result: stages stay where they are, each in vector lanes."""
-    for name in group.inside:
-        if name in partials:
-            partial = partials[name]
-            s.set_scope(name, "register")
-            s.set_scope(partial[0], "register")
-            partial_loops(s, *partial)
-    elementwise.schedule(s, group.result, target, knobs)
-
-
-def partial_loops(s: Schedule, partial: PartialResults, extent: Dim, lanes: int) -> None:
-    """Vector lanes for the three nests that an rfactor leaves: clear, accumulate, and fold the lanes."""
+def partial_loops(s: Schedule, partial: PartialResults, whole: Dim, lanes: int) -> None:
+    """Vector lanes for the three nests that an rfactor leaves: clear, accumulate, and reduce the lanes."""
     s.vectorize(partial.init_lane)
-    s.reorder(*[x for x in nest_loops(s.kernel, partial.lane) if x != partial.lane], partial.lane)
+    s.reorder(*[x for x in lanes_and_threads.nest_loops(s.kernel, partial.lane) if x != partial.lane], partial.lane)
     s.vectorize(partial.lane)
     s.vectorize(partial.final_lane, reassociate=True)
-    if not divides(lanes, extent):
-        s.partition(partial.outer, as_dim(as_expr(extent) // lanes))
+    if not divides(lanes, whole):
+        s.partition(partial.outer, as_dim(as_expr(whole) // lanes))

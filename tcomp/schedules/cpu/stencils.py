@@ -7,7 +7,7 @@ computations", 2007; and J. Ragan-Kelley et al., "Halide", 2013). How much of ea
 of the tiles from a count of what is computed twice and from the caches; `compute_at` proves every move.
 
 A chain is recognised by its accesses alone: stages that write each element in one place, `S[y, x]`, and read each other at
-`[y + c, x + c]`, clamped to the edges or not, or in a small window that is folded. At least one stage is read at several places.
+`[y + c, x + c]`, clamped to the edges or not, or in a small window that is reduced. At least one stage is read at several places.
 """
 
 from __future__ import annotations
@@ -24,21 +24,19 @@ from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
 from tcomp.ir.loops import STACK_LIMIT, Accumulate, Kernel, Store, walk
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of, nests, result_nest, stage_axes
-from tcomp.schedules.cpu.lanes_and_threads import divides, lanes_of, threads, vector_tail
+from tcomp.schedules.cpu.lanes_and_threads import divides, extent, lanes_of, size, threads, unroll, vector_tail
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget
 
-WORTHWHILE = 1 << 16  # elements of all stages, below which everything stays in the cache anyway
-MOST_FOLDS = 64  # elements of a window that is folded
-UNROLLED = 32  # of them, at most, in straight-line code
-HEIGHTS = (1, 2, 4, 8, 16, 32, 64, 128)  # of tiles, in all dimensions but the last
-WIDTHS = (1, 2, 4, 8, 16, 32, 64)  # in vectors
-ROW = 2  # what it costs to start a row of a tile, in vectors
-
-
-# ---------------------------------------------------------------- what a tile needs of a stage
+MIN_ELEMENTS = 1 << 16  # of all stages: fewer stay in the cache without tiles
+MAX_WINDOW = 64  # elements of a window that is reduced: of a larger one, tiles share too little
+MAX_UNROLLED = 32  # elements of a window in straight-line code: bounds its length
+HEIGHTS = (1, 2, 4, 8, 16, 32, 64, 128)  # elements of tiles on offer, in all dimensions but the last
+WIDTHS = (1, 2, 4, 8, 16, 32, 64)  # vectors of tiles on offer, in the last dimension
+ROW_START = 2  # vectors that might be computed while a row of a tile begins and ends (an estimate)
+CACHE_SHARE = 2  # all stages of a tile take at most one part in so many of the second-level cache: inputs and results pass through it
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +64,10 @@ Box = tuple[Reach, ...]
 
 def _hull(boxes: Sequence[Box]) -> Box | None:
     """A box around all; None where they move differently with the tile."""
-    found = []
-    for sides in zip(*boxes, strict=True):
-        if len({(r.dim, r.step) for r in sides}) > 1:
-            return None
-        found.append(Reach(sides[0].dim, sides[0].step, min(r.low for r in sides), max(r.high for r in sides)))
-    return tuple(found)
+    dims = list(zip(*boxes, strict=True))
+    if any(len({(r.dim, r.step) for r in sides}) > 1 for sides in dims):
+        return None
+    return tuple(Reach(sides[0].dim, sides[0].step, min(r.low for r in sides), max(r.high for r in sides)) for sides in dims)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +81,14 @@ class _Stage:
         nest = found[-1]
         indices, loops = nest.leaf.indices, {x.var: x.extent for x in nest.loops}
         plain = len(set(indices)) == len(indices) > 0 and all(loops.get(i) == n for i, n in zip(indices, nest.writes.shape, strict=True))
-        folds = [x.extent for x in nest.reduction_loops]
-        small = all(isinstance(n, int) for n in folds) and prod(map(extent_of, folds)) <= MOST_FOLDS
-        once = [n.is_reduction for n in found] == ([False, True] if folds else [False])
+        reduced = [x.extent for x in nest.reduction_loops]
+        small = all(isinstance(n, int) for n in reduced) and prod(map(extent_of, reduced)) <= MAX_WINDOW
+        once = [n.is_reduction for n in found] == ([False, True] if reduced else [False])
         return cls(nest) if plain and small and once else None
 
     @property
     def shape(self) -> tuple[Dim, ...]:
         return self.nest.writes.shape
-
-    @property
-    def elements(self) -> int:
-        return prod(map(extent_of, self.shape))
 
     @property
     def operations(self) -> int:
@@ -110,28 +102,24 @@ class _Stage:
     def needs(self, buffer: str, own: Box) -> Box | None:
         """The part of a buffer that is read where `own` is the part of this stage; None where that is no box, or all of a dimension."""
         variables = dict(zip(self.nest.leaf.indices, own, strict=True))
-        folds = {x.var: extent_of(x.extent) for x in self.nest.reduction_loops}
+        reduced = {x.var: extent_of(x.extent) for x in self.nest.reduction_loops}
         boxes = []
-        for r in self.nest.reads:
-            if r.attr.name == buffer:
-                sides = [_side(affine(i, {*variables, *folds}, clamped=True), variables, folds) for i in r.args]
-                boxes.append(tuple(side for side in sides if side is not None))
-                if len(boxes[-1]) < len(sides):
-                    return None
+        for r in (r for r in self.nest.reads if r.attr.name == buffer):
+            sides = [_side(affine(i, {*variables, *reduced}, clamped=True), variables, reduced) for i in r.args]
+            boxes.append(tuple(side for side in sides if side is not None))
+            if len(boxes[-1]) < len(sides):
+                return None
         return _hull(boxes)
 
 
-def _side(index: Affine | None, variables: Mapping[Expr, Reach], folds: Mapping[Expr, int]) -> Reach | None:
-    """Where an index lies that is a multiple of one variable plus folds and a constant."""
+def _side(index: Affine | None, variables: Mapping[Expr, Reach], reduced: Mapping[Expr, int]) -> Reach | None:
+    """Where an index lies that is a multiple of one variable plus reduction loops and a constant."""
     moving = [v for v in index.terms if v in variables] if index is not None else []
     if index is None or len(moving) != 1 or index.terms[moving[0]] < 1:
         return None
     at, step = variables[moving[0]], index.terms[moving[0]]
-    low, high = index.span(folds)
+    low, high = index.span(reduced)
     return Reach(at.dim, at.step * step, at.low * step + low, at.high * step + high)
-
-
-# ---------------------------------------------------------------- recognition
 
 
 @dataclass(slots=True)
@@ -147,11 +135,6 @@ class Chain:
     def result(self) -> str:
         """The stage that is stored."""
         return self.results[-1]
-
-    def absorb(self, other: Chain) -> None:
-        """Take in another chain."""
-        self.results += other.results
-        self.needs |= other.needs
 
 
 def chains(kernel: Kernel) -> list[Chain]:
@@ -172,8 +155,9 @@ def chains(kernel: Kernel) -> list[Chain]:
             continue
         home, *others = places
         for other in others:
-            home.absorb(other)
-        homes.update((n, home) for n, c in homes.items() if any(c is other for other in others))
+            home.results += other.results
+            home.needs |= other.needs
+            homes.update((n, home) for n, c in homes.items() if c is other)
         if name in outputs:
             home.results.append(name)
         else:
@@ -182,7 +166,11 @@ def chains(kernel: Kernel) -> list[Chain]:
     found = list({id(c): c for c in homes.values()}.values())[::-1]
     for c in found:
         c.results.sort(key=list(stages).index)
-    return [c for c in found if any(r.is_window for box in c.needs.values() for r in box) and _work(c, stages) >= WORTHWHILE]
+
+    def elements(chain: Chain) -> int:
+        return sum(prod(map(extent_of, stages[n].shape)) for n in {*chain.results, *chain.needs})
+
+    return [c for c in found if any(r.is_window for box in c.needs.values() for r in box) and elements(c) >= MIN_ELEMENTS]
 
 
 def _stages(kernel: Kernel) -> dict[str, _Stage]:
@@ -194,13 +182,6 @@ def _stages(kernel: Kernel) -> dict[str, _Stage]:
 
 def _whole(shape: Sequence[Dim]) -> Box:
     return tuple(Reach(d, 1, 0, 0) for d in range(len(shape)))
-
-
-def _work(chain: Chain, stages: Mapping[str, _Stage]) -> int:
-    return sum(stages[n].elements for n in {*chain.results, *chain.needs})
-
-
-# ---------------------------------------------------------------- the size of tiles
 
 
 def _tile(chain: Chain, stages: Mapping[str, _Stage], target: CpuTarget, knobs: Knobs) -> tuple[int, ...]:
@@ -216,7 +197,7 @@ def _tile(chain: Chain, stages: Mapping[str, _Stage], target: CpuTarget, knobs: 
         if d not in cut:
             options.append([1 if d < min(cut) else n])
         elif d < last:
-            options.append([*(size for size in HEIGHTS if size < n), *([n] if n <= HEIGHTS[-1] and d > min(cut) else [])])
+            options.append([*(h for h in HEIGHTS if h < n), *([n] if n <= HEIGHTS[-1] and d > min(cut) else [])])
         else:
             widths = {w * lanes - halo for w in WIDTHS for halo in halos}
             options.append([*sorted(w for w in widths if 1 < w < n), *([n] if isinstance(chain.shape[-1], int) else [])])
@@ -231,27 +212,24 @@ def _cost(tile: tuple[int, ...], chain: Chain, stages: Mapping[str, _Stage], ext
     """Operations for one element of the results, in vectors; infinite where a tile does not fit."""
     boxes = {n: [r.extent(tile) for r in box] for n, box in chain.needs.items()}
     sizes = [prod(box) * itemsize(stages[n].nest.writes.dtype) for n, box in boxes.items()]
-    if list(tile) == list(extents) or max(sizes) > STACK_LIMIT or sum(sizes) > target.l2 // 2:
+    if list(tile) == list(extents) or max(sizes) > STACK_LIMIT or sum(sizes) > target.l2 // CACHE_SHARE:
         return inf
     boxes |= {n: list(tile) for n in chain.results}
-    work = sum(stages[n].operations * prod(box[:-1]) * (-(-box[-1] // lanes) + ROW) for n, box in boxes.items())
-    split = [d for d, (size, n) in enumerate(zip(tile, extents, strict=True)) if size < n]
+    work = sum(stages[n].operations * prod(box[:-1]) * (-(-box[-1] // lanes) + ROW_START) for n, box in boxes.items())
+    split = [d for d, (t, n) in enumerate(zip(tile, extents, strict=True)) if t < n]
     again = prod(-(-extents[d] // tile[d]) * tile[d] / extents[d] for d in split)
     tasks = prod(-(-extents[d] // tile[d]) for d in split if d == split[0] or tile[d] == 1)
     idle = ceil(tasks / target.cores) * target.cores / tasks
     return work / prod(tile) * again * idle
 
 
-# ---------------------------------------------------------------- the schedule
-
-
 def schedule(s: Schedule, chain: Chain, target: CpuTarget, knobs: Knobs) -> None:
     """Tiles of a chain, in place. Raises `ScheduleError` where a step is refused; the schedule is then half done."""
     stages = {n: stage for n, stage in _stages(s.kernel).items() if n in chain.needs or n in chain.results}
     readers = {n: [r for r, stage in stages.items() if stage.reads(n)] for n in stages}
-    folds = {n: [x.var.attr.name for x in stage.nest.reduction_loops] for n, stage in stages.items()}
+    loops = {n: [x.var.name for x in stage.nest.reduction_loops] for n, stage in stages.items()}
     tile = _tile(chain, stages, target, knobs)
-    sums = {name: s.cache_write(name, f"{name}.acc") for name in stages if folds[name]}
+    sums = {name: s.cache_write(name, f"{name}.acc") for name in stages if loops[name]}
     homes = {name: _Tiles(s, name, tile) for name in chain.results}
     for name in reversed(stages):
         around = [homes[name]] if name in homes else []
@@ -266,8 +244,8 @@ def schedule(s: Schedule, chain: Chain, target: CpuTarget, knobs: Knobs) -> None
             home.admit(sums[name])
     for home in dict.fromkeys(homes.values()):
         for name in (n for n in home.lanes if n in stages):
-            _in_lanes(s, name, home.lanes[name], sums.get(name, name), folds[name], target)
-        home.share(knobs)
+            _in_lanes(s, name, home.lanes[name], sums.get(name, name), loops[name], target)
+        home.run_on_threads(knobs)
 
 
 class _Tiles:
@@ -278,21 +256,21 @@ class _Tiles:
         self.s = s
         self.partial: dict[str, Dim | None] = {}  # loops whose last tile may be cut, with the number of the others
         single, shifted, inner = [], [], []
-        for i, size, n in zip(nest.leaf.indices, tile, nest.writes.shape, strict=True):
-            loop = i.attr.name
-            if size == n:
+        for i, side, n in zip(nest.leaf.indices, tile, nest.writes.shape, strict=True):
+            loop = i.name
+            if side == n:
                 inner.append(loop)
-            elif size == 1:
+            elif side == 1:
                 single.append(loop)
             else:
                 # Tiles that overlap are all alike, but do not run in parallel.
                 overlap = bool(self.partial) and isinstance(n, int)
-                outer, loop = s.split(loop, size, "shift_inwards" if overlap else "guard")
+                outer, loop = s.split(loop, side, "shift_inwards" if overlap else "guard")
                 inner.append(loop)
                 if overlap:
                     shifted.append(outer)
                 else:
-                    self.partial[outer] = None if divides(size, n) else as_dim(as_expr(n) // size)
+                    self.partial[outer] = None if divides(side, n) else as_dim(as_expr(n) // side)
         self.shared = [*list(self.partial)[:1], *single, *list(self.partial)[1:]]
         self.loops = [*self.shared, *shifted]
         s.reorder(*self.loops, *inner)
@@ -311,36 +289,35 @@ class _Tiles:
             raise ScheduleError("no tiles", why=f"the part of `{stage}` that a tile needs has no constant size")
         self.lanes[stage] = stage_axes(self.s.kernel, stage, False)[-1]
 
-    def share(self, knobs: Knobs) -> None:
-        """Tiles that are cut apart from the others, and all of them on threads."""
-        parts = [self.shared]
+    def run_on_threads(self, knobs: Knobs) -> None:
+        """Tiles that are cut off from the others, and all of them on threads."""
+        nests = [self.shared]
         for loop, full in self.partial.items():
             if full is not None:
                 _, tail = self.s.partition(loop, full)
                 if loop == self.shared[0]:
-                    parts.append([tail, *(tail.copies[x] for x in self.shared[1:])])
-        for loops in parts:
+                    nests.append([tail, *(tail.copies[x] for x in self.shared[1:])])
+        for loops in nests:
             threads(self.s, loops, True, knobs)
 
 
-def _in_lanes(s: Schedule, stage: str, loop: str, acc: str, folds: Sequence[str], target: CpuTarget) -> None:
-    """Vector lanes along a loop of a stage; what it folds is accumulated in registers, its buffer `acc`."""
+def _in_lanes(s: Schedule, stage: str, loop: str, acc: str, loops: Sequence[str], target: CpuTarget) -> None:
+    """Vector lanes along a loop of a stage; what its reduction loops sum up is accumulated in registers, its buffer `acc`."""
     written = [x for x in walk(s.kernel.body) if isinstance(x, Store | Accumulate) and x.buffer.name in (stage, acc)]
     lanes = lanes_of(target, [b for x in written for b in (x.buffer, *(r.attr for r in E.reads(x.value)))])
-    extent = editing.find_loop(s.kernel, loop).extent
-    if not folds:
-        vector_tail(s, loop, extent, lanes)
+    if not loops:
+        vector_tail(s, loop, lanes)
         return
+    whole = extent(s, loop)
     outer, lane = s.split(loop, lanes)
     s.compute_at(acc, outer, "register")
     s.vectorize(lane)
     for is_reduction in (False, True):
         along = stage_axes(s.kernel, acc, is_reduction)[-1]
         if is_reduction:
-            s.reorder(*folds, along, reassociate=True)
-            if prod(extent_of(editing.find_loop(s.kernel, x).extent) for x in folds) <= UNROLLED:
-                for x in folds:
-                    s.unroll(x)
+            s.reorder(*loops, along, reassociate=True)
+            if prod(size(s, x) for x in loops) <= MAX_UNROLLED:
+                unroll(s, loops)
         s.vectorize(along)
-    if not divides(lanes, extent):
-        s.partition(outer, as_dim(as_expr(extent) // lanes))
+    if not divides(lanes, whole):
+        s.partition(outer, as_dim(as_expr(whole) // lanes))
