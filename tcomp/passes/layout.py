@@ -177,9 +177,6 @@ def _remembered(function: Callable[Concatenate[Graph, P], T]) -> Callable[Concat
     return ask
 
 
-# ---------------------------------------------------------------- the tensors of kernel bodies
-
-
 @dataclass(frozen=True, slots=True)
 class _Chain:
     """What a kernel body computes, whatever its values are called and how they lie: nodes read values by number, inputs coming first."""
@@ -389,9 +386,6 @@ def _memory_order(body: Graph, summed: frozenset[int]) -> Layout | None:
     return _last(neighbours[0], t.ndim) if len(neighbours) == 1 and neighbours[0] in summed and neighbours[0] != t.ndim - 1 else None
 
 
-# ---------------------------------------------------------------- halos
-
-
 def _halos(graph: Graph) -> dict[Value, Widths]:
     """The zeros that readers expect around values which kernels of this graph make for each other, unless it is cheaper to ask for each
     element whether it is one: where windows are small, or most were zeros."""
@@ -419,18 +413,15 @@ def _reaches(body: Graph) -> list[tuple[int, Widths, float]]:
     inputs, values = _value_tensors(body)
     number = {t: n for n, t in enumerate(inputs)}
     stages = _stages(body, values)
-    window = window_size(stages.values()) if all(_reduces_windows(t, stage) for t, stage in stages.items()) else inf
+
+    def is_window(t: Tensor, reduction: Expr) -> bool:
+        """Whether a reduction is along axes of the result."""
+        indices = [linear(i) for r in E.reads(reduction.args[0]) for i in r.args]
+        return all(any((a,) in i and any((x,) in i for x in t.axes) for i in indices) for a in reduction.attr[1])
+
+    window = window_size(stages.values()) if all(is_window(t, e) for t, stage in stages.items() for e in _reductions(stage)) else inf
     found = [reach(e) for stage in stages.values() for e in selections(simplify(stage))]
     return [(number[r.attr], widths, window) for r, widths in filter(None, found) if r.attr in number]
-
-
-def _reduces_windows(t: Tensor, body: Expr) -> bool:
-    """Whether each reduction is along an axis of the result."""
-    for e in _reductions(body):
-        indices = [linear(i) for r in E.reads(e.args[0]) for i in r.args]
-        if not all(any((a,) in i and any((x,) in i for x in t.axes) for i in indices) for a in e.attr[1]):
-            return False
-    return True
 
 
 # ---------------------------------------------------------------- activations
