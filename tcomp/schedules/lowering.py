@@ -13,6 +13,7 @@ import numpy as np
 
 from tcomp.errors import IRError
 from tcomp.ir import expr as E
+from tcomp.ir import loops as L
 from tcomp.ir import te
 from tcomp.ir.access import affine
 from tcomp.ir.dtypes import is_float, itemsize
@@ -20,23 +21,6 @@ from tcomp.ir.expr import Expr, as_expr, loop_var
 from tcomp.ir.graph import Graph, Value
 from tcomp.ir.halo import covers, reach
 from tcomp.ir.layout import Layout
-from tcomp.ir.loops import (
-    Accumulate,
-    Allocate,
-    Buffer,
-    For,
-    Kernel,
-    Place,
-    Stmt,
-    Store,
-    block,
-    children,
-    expressions,
-    map_expressions,
-    redirect,
-    walk,
-    with_children,
-)
 from tcomp.ir.names import unused
 from tcomp.ir.simplify import prove, simplify
 from tcomp.ir.te import Tensor
@@ -48,7 +32,7 @@ RECOMPUTED = 16  # operations that may be repeated for each element, rather than
 WINDOW_SPAN = 32  # elements between the places of a window, at most
 
 
-def lower(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], layouts: Mapping[Tensor, Layout] | None = None) -> Kernel:
+def lower(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], layouts: Mapping[Tensor, Layout] | None = None) -> L.Kernel:
     """The unscheduled kernel that computes `outputs` from `inputs`; `layouts` (default row-major) are those of the buffers.
 
     Raises `IRError` when the outputs depend on a placeholder that is not among the inputs.
@@ -57,9 +41,9 @@ def lower(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], layout
     outputs = [_apart(t, layouts) for t in outputs]
     stages, final = normalize(outputs)
     names = _Names()
-    buffers: dict[Tensor, Buffer] = {}
+    buffers: dict[Tensor, L.Buffer] = {}
     for t in inputs:
-        buffers[t] = Buffer(names.fresh(t.name), t.dtype, _layout(layouts, t).shape(t.shape))
+        buffers[t] = L.Buffer(names.fresh(t.name), t.dtype, _layout(layouts, t).shape(t.shape))
     aliases: dict[Tensor, Tensor] = {}
     for original, t in zip(outputs, final, strict=True):
         layouts.setdefault(t, layouts.get(original) or Layout.identity(t.ndim))
@@ -73,10 +57,10 @@ def lower(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], layout
             continue
         if t not in aliases and t.ndim == main.rank and t.extern is None:
             layouts.setdefault(t, main)  # a temporary lies as the result does, so that their loops match
-        buffers[t] = Buffer(names.fresh(aliases.get(t, t).name), t.dtype, _layout(layouts, t).shape(t.shape))
+        buffers[t] = L.Buffer(names.fresh(aliases.get(t, t).name), t.dtype, _layout(layouts, t).shape(t.shape))
         if t not in aliases:
             temporaries.append(buffers[t])
-    nests: list[Stmt] = []
+    nests: list[L.Stmt] = []
     done: set[int] = set()
     for t in stages:
         if t.extern is not None:
@@ -85,12 +69,12 @@ def lower(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], layout
                 nests.append(_extern_nest(t.extern, stages, buffers, layouts, names))
         elif t.body is not None:
             nests.extend(_nests(t, buffers, layouts, names))
-    body: Stmt = block(*nests)
+    body: L.Stmt = L.block(*nests)
     for temporary in reversed(temporaries):
-        body = Allocate(temporary, body)
+        body = L.Allocate(temporary, body)
     results = tuple(buffers[t] for t in final)
     parameters = tuple(buffers[t] for t in inputs) + results
-    return Kernel(name, parameters, results, free_variables(body, parameters), body)
+    return L.Kernel(name, parameters, results, free_variables(body, parameters), body)
 
 
 def _apart(t: Tensor, layouts: dict[Tensor, Layout]) -> Tensor:
@@ -102,7 +86,7 @@ def _apart(t: Tensor, layouts: dict[Tensor, Layout]) -> Tensor:
     return copy
 
 
-def lower_graph(graph: Graph, name: str) -> Kernel:
+def lower_graph(graph: Graph, name: str) -> L.Kernel:
     """The unscheduled kernel of a KERNEL body; layouts are those of the graph's inputs and outputs."""
     inputs, outputs = tensors_of(graph)
     ends = zip([*inputs, *outputs], [*graph.inputs, *graph.outputs], strict=True)
@@ -134,11 +118,11 @@ def _computed(t: Tensor, value: Value) -> Tensor:
     return t
 
 
-def free_variables(body: Stmt, parameters: Iterable[Buffer]) -> tuple[Expr, ...]:
+def free_variables(body: L.Stmt, parameters: Iterable[L.Buffer]) -> tuple[Expr, ...]:
     """The symbolic dims a statement needs: variables that no loop binds, by name."""
-    bound = {s.var.attr.name for s in walk(body) if isinstance(s, For)}
+    bound = {s.var.attr.name for s in L.walk(body) if isinstance(s, L.For)}
     roots = [as_expr(d) for b in parameters for d in b.shape]
-    for s in walk(body):
+    for s in L.walk(body):
         roots += _expressions_and_shapes(s)
     found: dict[str, Expr] = {}
     for v in E.with_extents(*roots):
@@ -147,9 +131,9 @@ def free_variables(body: Stmt, parameters: Iterable[Buffer]) -> tuple[Expr, ...]
     return tuple(found[n] for n in sorted(found))
 
 
-def _expressions_and_shapes(s: Stmt) -> list[Expr]:
-    roots = list(expressions(s))
-    if isinstance(s, Allocate):
+def _expressions_and_shapes(s: L.Stmt) -> list[Expr]:
+    roots = list(L.expressions(s))
+    if isinstance(s, L.Allocate):
         roots += [as_expr(d) for d in s.buffer.shape]
     return roots
 
@@ -321,7 +305,7 @@ def _layout(layouts: Mapping[Tensor, Layout], t: Tensor) -> Layout:
     return layouts.get(t) or Layout.identity(t.ndim)
 
 
-def _nests(t: Tensor, buffers: Mapping[Tensor, Buffer], layouts: Mapping[Tensor, Layout], names: _Names) -> list[Stmt]:
+def _nests(t: Tensor, buffers: Mapping[Tensor, L.Buffer], layouts: Mapping[Tensor, Layout], names: _Names) -> list[L.Stmt]:
     assert t.body is not None
     layout, target = _layout(layouts, t), buffers[t]
     is_reduce = t.body.op == "reduce"
@@ -332,7 +316,7 @@ def _nests(t: Tensor, buffers: Mapping[Tensor, Buffer], layouts: Mapping[Tensor,
     inside = E.all_of([c for c in map(simplify, valid) if not prove(c)])
     if not is_reduce:
         value = _physical(E.substitute(t.body, mapping), buffers, layouts)
-        nest = _nest(update_loops, Store(target, places, E.select(inside, value, E.const(0, t.dtype))))
+        nest = _nest(update_loops, L.Store(target, places, E.select(inside, value, E.const(0, t.dtype))))
         return [*_halo(t, layout, target, names), nest]
     reducer, axes = t.body.attr
     reduced = []
@@ -345,11 +329,11 @@ def _nests(t: Tensor, buffers: Mapping[Tensor, Buffer], layouts: Mapping[Tensor,
     if inside.op != "const":
         value = E.select(inside, value, reducer.identity)
     init_loops, init_places = _loops(t, layout, target, names, "init.")
-    init = _nest(init_loops, Store(target, init_places, reducer.identity))
-    return [init, _nest(update_loops + reduced, Accumulate(target, places, value, reducer))]
+    init = _nest(init_loops, L.Store(target, init_places, reducer.identity))
+    return [init, _nest(update_loops + reduced, L.Accumulate(target, places, value, reducer))]
 
 
-def _loops(t: Tensor, layout: Layout, target: Buffer, names: _Names, prefix: str) -> tuple[list[tuple[Expr, E.Dim]], tuple[Expr, ...]]:
+def _loops(t: Tensor, layout: Layout, target: L.Buffer, names: _Names, prefix: str) -> tuple[list[tuple[Expr, E.Dim]], tuple[Expr, ...]]:
     """(loop variables over physical dimensions, halos left out, with extents; physical indices)."""
     loops, places = [], []
     for piece, whole in zip(layout.pieces, target.shape, strict=True):
@@ -361,9 +345,9 @@ def _loops(t: Tensor, layout: Layout, target: Buffer, names: _Names, prefix: str
     return loops, tuple(places)
 
 
-def _halo(t: Tensor, layout: Layout, target: Buffer, names: _Names) -> list[Stmt]:
+def _halo(t: Tensor, layout: Layout, target: L.Buffer, names: _Names) -> list[L.Stmt]:
     """Nests that store the zeros around the axes, each element once."""
-    slabs: list[Stmt] = []
+    slabs: list[L.Stmt] = []
     for d, piece in enumerate(layout.pieces):
         for first, count in ((as_expr(0), piece.before), (as_expr(target.shape[d]) - piece.after, piece.after)):
             if not count:
@@ -375,17 +359,17 @@ def _halo(t: Tensor, layout: Layout, target: Buffer, names: _Names) -> list[Stmt
                 v = loop_var(names.fresh(f"{target.name}.halo.{t.axes[other.axis].attr.name}"), extent)
                 loops.append((v, extent))
                 places.append(simplify(start + v))
-            slabs.append(_nest(loops, Store(target, tuple(places), E.const(0, t.dtype))))
+            slabs.append(_nest(loops, L.Store(target, tuple(places), E.const(0, t.dtype))))
     return slabs
 
 
-def _nest(loops: Sequence[tuple[Expr, E.Dim]], leaf: Stmt) -> Stmt:
+def _nest(loops: Sequence[tuple[Expr, E.Dim]], leaf: L.Stmt) -> L.Stmt:
     for v, extent in reversed(loops):
-        leaf = For(v, extent, leaf)
+        leaf = L.For(v, extent, leaf)
     return leaf
 
 
-def _physical(e: Expr, buffers: Mapping[Tensor, Buffer], layouts: Mapping[Tensor, Layout]) -> Expr:
+def _physical(e: Expr, buffers: Mapping[Tensor, L.Buffer], layouts: Mapping[Tensor, Layout]) -> Expr:
     """Reads of tensors become reads of buffers; indices are simplified. What reaches into a halo needs no condition."""
 
     def unguarded(node: Expr) -> Expr | None:
@@ -406,10 +390,10 @@ def _physical(e: Expr, buffers: Mapping[Tensor, Buffer], layouts: Mapping[Tensor
 
 
 def _extern_nest(
-    program: te.Extern, stages: Sequence[Tensor], buffers: Mapping[Tensor, Buffer], layouts: Mapping[Tensor, Layout], names: _Names
-) -> Stmt:
+    program: te.Extern, stages: Sequence[Tensor], buffers: Mapping[Tensor, L.Buffer], layouts: Mapping[Tensor, Layout], names: _Names
+) -> L.Stmt:
     """The body of an extern over the kernel's buffers, loops renamed apart."""
-    replacements: dict[Buffer, tuple[Buffer, Layout]] = {}
+    replacements: dict[L.Buffer, tuple[L.Buffer, Layout]] = {}
     for t, parameter in zip(program.inputs, program.parameters, strict=True):
         replacements[parameter] = (buffers[t], _layout(layouts, t))
     for t in stages:
@@ -418,29 +402,29 @@ def _extern_nest(
     body = program.body
     for number, result in enumerate(program.results):
         if result not in replacements:  # an output nobody uses still has to be written somewhere
-            unused = Buffer(names.fresh(f"unused{number}"), result.dtype, result.shape)
+            unused = L.Buffer(names.fresh(f"unused{number}"), result.dtype, result.shape)
             replacements[result] = (unused, Layout.identity(len(result.shape)))
-            body = Allocate(unused, body)
+            body = L.Allocate(unused, body)
     return rename_loops(replace_buffers(body, replacements), names.fresh)
 
 
-def replace_buffers(stmt: Stmt, replacements: Mapping[Buffer, tuple[Buffer, Layout]]) -> Stmt:
+def replace_buffers(stmt: L.Stmt, replacements: Mapping[L.Buffer, tuple[L.Buffer, Layout]]) -> L.Stmt:
     """Accesses of some buffers redirected to others, through a layout."""
 
-    def place(buffer: Buffer, indices: tuple[Expr, ...]) -> Place | None:
+    def place(buffer: L.Buffer, indices: tuple[Expr, ...]) -> L.Place | None:
         if buffer not in replacements:
             return None
         target, layout = replacements[buffer]
         return target, layout.indices(indices)
 
-    return redirect(stmt, place)
+    return L.redirect(stmt, place)
 
 
-def rename_loops(stmt: Stmt, fresh: Callable[[str], str]) -> Stmt:
+def rename_loops(stmt: L.Stmt, fresh: Callable[[str], str]) -> L.Stmt:
     """Every loop gets a fresh name; `fresh(name) -> str`."""
-    if isinstance(stmt, For):
+    if isinstance(stmt, L.For):
         # The extent may mention outer loop variables, renamed by now: take it from the loop, not from the old variable.
         renamed = loop_var(fresh(stmt.var.attr.name), stmt.extent)
-        body = map_expressions(stmt.body, lambda e: E.substitute(e, {stmt.var: renamed}))
-        return For(renamed, stmt.extent, rename_loops(body, fresh), stmt.kind)
-    return with_children(stmt, [rename_loops(c, fresh) for c in children(stmt)])
+        body = L.map_expressions(stmt.body, lambda e: E.substitute(e, {stmt.var: renamed}))
+        return L.For(renamed, stmt.extent, rename_loops(body, fresh), stmt.kind)
+    return L.with_children(stmt, [rename_loops(c, fresh) for c in L.children(stmt)])

@@ -26,11 +26,11 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, overload
 
 from tcomp.errors import IRError, ScheduleError
+from tcomp.ir import loops as L
 from tcomp.ir.expr import INDEX, Dim, Expr, as_dim
 from tcomp.ir.fallback import Fallback, FallbackKind
 from tcomp.ir.instruction import Instruction
 from tcomp.ir.layout import Layout
-from tcomp.ir.loops import PARALLEL, UNROLLED, VECTORIZED, Accumulate, Allocate, Buffer, For, Kernel, Store, walk
 from tcomp.ir.te import Tensor, is_placeholder, tensors
 from tcomp.ir.text.parser import parse_expr, parse_kernel
 from tcomp.ir.verify import verify_kernel
@@ -38,23 +38,20 @@ from tcomp.schedules.handles import BufferCopy, LoopCopy, PartialResults
 from tcomp.schedules.instructions import text_of
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.primitives import loop_structure
-from tcomp.schedules.primitives.affine import affine, shift, skew
+from tcomp.schedules.primitives.affine import affine, fission, fuse_loops, shift, skew
 from tcomp.schedules.primitives.buffer_dimensions import collapse, expand
 from tcomp.schedules.primitives.cache_factors import cache_factors
 from tcomp.schedules.primitives.cache_hints import prefetch, stream
-from tcomp.schedules.primitives.clean import clean, note
 from tcomp.schedules.primitives.compute_at import compute_at, inline, reverse_compute_at
-from tcomp.schedules.primitives.loop_fusion import fission, fuse_loops
-from tcomp.schedules.primitives.loop_kinds import distribute, set_kind
-from tcomp.schedules.primitives.loop_structure import fuse, partition, reorder, split
+from tcomp.schedules.primitives.editing import Refusal
+from tcomp.schedules.primitives.guards import clean, mask, note, specialize, unguard
+from tcomp.schedules.primitives.loop_structure import distribute, fuse, partition, reorder, set_kind, split
 from tcomp.schedules.primitives.online_softmax import online
-from tcomp.schedules.primitives.reductions import decompose_reduction, mask, rfactor
+from tcomp.schedules.primitives.reductions import decompose_reduction, rfactor
 from tcomp.schedules.primitives.register_promotion import promote
 from tcomp.schedules.primitives.software_pipelining import pipeline
-from tcomp.schedules.primitives.specialize import specialize
 from tcomp.schedules.primitives.storage import cache_read, cache_write, precompute, relayout, set_scope
 from tcomp.schedules.primitives.tensorize import intact, tensorize
-from tcomp.schedules.primitives.unguard import unguard
 from tcomp.schedules.trace import Step, Trace, read_json
 
 PRIMITIVES: dict[str, Callable[..., Any]] = {
@@ -67,15 +64,15 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     )
 }  # fmt: skip
 
-Program = Kernel | Tensor | Sequence[Tensor]
+Program = L.Kernel | Tensor | Sequence[Tensor]
 Loop = str | Expr  # its name, or an axis of a tensor that has one loop
 Stage = str | Tensor
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def kernel_of(program: Program) -> Kernel:
+def kernel_of(program: Program) -> L.Kernel:
     """A program as loops, before any schedule: a kernel stays itself; tensors are lowered (see `ends_of`)."""
-    if isinstance(program, Kernel):
+    if isinstance(program, L.Kernel):
         return program
     inputs, outputs = ends_of(program)
     return lower(re.sub(r"\W", "_", outputs[-1].name), inputs, outputs)
@@ -121,14 +118,14 @@ class Schedule:
     # ------------------------------------------------------------ looking
 
     @property
-    def loops(self) -> dict[str, For]:
+    def loops(self) -> dict[str, L.For]:
         """The loops by name, in program order: `s.loops["C.i"].extent`, `.kind`, `.body`."""
-        return {s.var.name: s for s in walk(self.kernel.body) if isinstance(s, For)}
+        return {s.var.name: s for s in L.walk(self.kernel.body) if isinstance(s, L.For)}
 
     @property
-    def stages(self) -> dict[str, Buffer]:
+    def stages(self) -> dict[str, L.Buffer]:
         """The buffers that are computed, temporaries included, by name, in program order: `s.stages["C"].shape`, `.dtype`, `.scope`."""
-        return {s.buffer.name: s.buffer for s in walk(self.kernel.body) if isinstance(s, Store | Accumulate)}
+        return {s.buffer.name: s.buffer for s in L.walk(self.kernel.body) if isinstance(s, L.Store | L.Accumulate)}
 
     def __str__(self) -> str:
         return str(self.kernel)
@@ -146,7 +143,7 @@ class Schedule:
         step = _step(self.kernel, primitive, arguments, options)
         result = _run(self.kernel, step)
         made, names = (result[0], result[1:]) if isinstance(result, tuple) else (result, ())
-        self.kernel = intact(made, primitive)
+        self.kernel = made
         self.trace += (step,)
         return names[0] if len(names) == 1 else (names or None)
 
@@ -273,7 +270,7 @@ class Schedule:
         s.set_kind("B.i.i", "vectorized")
         """
         with self.together():
-            self.apply("set_kind", loop if lanes is None else self.split(loop, lanes, tail)[1], VECTORIZED, reassociate)
+            self.apply("set_kind", loop if lanes is None else self.split(loop, lanes, tail)[1], L.VECTORIZED, reassociate)
 
     def unroll(self, loop: Loop, factor: int | None = None, tail: str = "guard") -> None:
         """Copy the body of a loop for each iteration; with `factor`, split the loop by that and do it to the inner one, `loop.i`.
@@ -290,11 +287,11 @@ class Schedule:
         s.set_kind("B.i.i", "unrolled")
         """
         with self.together():
-            self.apply("set_kind", loop if factor is None else self.split(loop, factor, tail)[1], UNROLLED)
+            self.apply("set_kind", loop if factor is None else self.split(loop, factor, tail)[1], L.UNROLLED)
 
     @_documents(set_kind)
     def parallel(self, loop: Loop) -> None:
-        self.apply("set_kind", loop, PARALLEL)
+        self.apply("set_kind", loop, L.PARALLEL)
 
     @_documents(set_kind)
     def bind(self, loop: Loop, axis: str, reassociate: bool = False) -> None:
@@ -429,7 +426,7 @@ class Schedule:
         self.fallbacks += (fallback,)
 
 
-def parse_source(text: str | None) -> Kernel:
+def parse_source(text: str | None) -> L.Kernel:
     """The kernel that a stored trace starts from. Raises `ScheduleError` where it is missing or malformed."""
     if text is None:
         raise ScheduleError("this trace does not say which kernel it starts from", hint="Schedule.to_json does; or replay it on a schedule")
@@ -441,7 +438,7 @@ def parse_source(text: str | None) -> Kernel:
     return kernel
 
 
-def replay(kernel: Kernel, trace: Iterable[Step]) -> Kernel:
+def replay(kernel: L.Kernel, trace: Iterable[Step]) -> L.Kernel:
     """The kernel after the steps of a trace. Raises `ScheduleError` naming the step that is refused."""
     s = Schedule(kernel)
     s.replay(trace)
@@ -451,7 +448,7 @@ def replay(kernel: Kernel, trace: Iterable[Step]) -> Kernel:
 # ---------------------------------------------------------------- arguments: what a person gives, what a trace keeps, what a primitive takes
 
 
-def _step(kernel: Kernel, name: str, arguments: Sequence[Any], options: dict[str, Any]) -> Step:
+def _step(kernel: L.Kernel, name: str, arguments: Sequence[Any], options: dict[str, Any]) -> Step:
     """The call of a primitive as data: arguments that have a default are kept by name, where they differ from it."""
     if name not in PRIMITIVES:
         close = difflib.get_close_matches(name, PRIMITIVES, n=1)
@@ -476,13 +473,21 @@ def _step(kernel: Kernel, name: str, arguments: Sequence[Any], options: dict[str
     return Step(name, tuple(kept), tuple(named))
 
 
-def _run(kernel: Kernel, step: Step) -> Any:
+def _run(kernel: L.Kernel, step: Step) -> Any:
     parameters, signature = _signature(step.primitive)
     bound = signature.bind(*step.arguments, **dict(step.options))
     for parameter, value in bound.arguments.items():
         bound.arguments[parameter] = _meant(kernel, step, value, parameters[parameter])
     try:
-        return PRIMITIVES[step.primitive](kernel, *bound.args, **bound.kwargs)
+        result = PRIMITIVES[step.primitive](kernel, *bound.args, **bound.kwargs)
+        intact(result[0] if isinstance(result, tuple) else result)
+        return result
+    except Refusal as refusal:
+        name = step.arguments[1] if step.primitive == "set_kind" else step.primitive  # as in `s.parallel(loop)`
+        what, where = f"`{name}` does not apply to kernel `{kernel.name}`", f"\n{kernel.body}"
+        refused = ScheduleError(what, where=where, why=refusal.what, hint=refusal.hint)
+        refused.witness = refusal.witness
+        raise refused from None
     except ScheduleError:
         raise
     except IRError as error:  # an expression that cannot be: a size beyond 64 bits, say
@@ -506,7 +511,7 @@ def _members(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if typing.get_origin(hint) in (Union, UnionType) else (hint,)
 
 
-def _kept(kernel: Kernel, primitive: str, parameter: str, value: Any, hint: Any) -> Any:
+def _kept(kernel: L.Kernel, primitive: str, parameter: str, value: Any, hint: Any) -> Any:
     """What the trace keeps of an argument: None, a boolean, an integer, a name, text, or a tuple."""
     members = _members(hint)
     match value:
@@ -514,7 +519,7 @@ def _kept(kernel: Kernel, primitive: str, parameter: str, value: Any, hint: Any)
             return None
         case bool() if bool in members:
             return value
-        case Tensor() | Buffer() if str in members:
+        case Tensor() | L.Buffer() if str in members:
             return value.name
         case Layout() if str in members:
             return str(value)
@@ -543,10 +548,10 @@ def _sequence(members: Iterable[Any]) -> Any:
     return typing.get_args(sequences[0])[0] if sequences else None
 
 
-def _axis(kernel: Kernel, name: str) -> str:
+def _axis(kernel: L.Kernel, name: str) -> str:
     """The loop that is meant by an axis `k` of a tensor: `k` itself, else the one `STAGE.k` there is."""
-    loops = [s.var.name for s in walk(kernel.body) if isinstance(s, For)]
-    buffers = [*kernel.buffers, *(s.buffer for s in walk(kernel.body) if isinstance(s, Allocate))]
+    loops = [s.var.name for s in L.walk(kernel.body) if isinstance(s, L.For)]
+    buffers = [*kernel.buffers, *(s.buffer for s in L.walk(kernel.body) if isinstance(s, L.Allocate))]
     found = [loop for b in buffers if (loop := f"{b.name}.{name}") in loops]
     if name in loops or not found:
         return name
@@ -557,14 +562,14 @@ def _axis(kernel: Kernel, name: str) -> str:
     return found[0]
 
 
-def _meant(kernel: Kernel, step: Step, value: Any, hint: Any) -> Any:
+def _meant(kernel: L.Kernel, step: Step, value: Any, hint: Any) -> Any:
     """What the primitive takes: text becomes an expression over the kernel's sizes and loops where one is wanted."""
     members = _members(hint)
     if isinstance(value, tuple):
         return tuple(_meant(kernel, step, v, hint if (inner := _sequence(members)) is None else inner) for v in value)
     if not isinstance(value, str) or Expr not in members:
         return value
-    names = {v.name: v for v in (*(s.var for s in walk(kernel.body) if isinstance(s, For)), *kernel.scalars)}
+    names = {v.name: v for v in (*(s.var for s in L.walk(kernel.body) if isinstance(s, L.For)), *kernel.scalars)}
     try:
         size = parse_expr(value, names)
         if size.dtype != INDEX:

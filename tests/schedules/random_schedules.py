@@ -16,8 +16,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.expr import as_dim
 from tcomp.ir.loops import GPU_AXES, KINDS, SCOPES, Accumulate, Allocate, Block, For, If, Kernel, Store, expressions, perfect, walk
 from tcomp.ir.polyhedral.model import model
-from tcomp.schedules.primitives.editing import find_buffer, find_loop, loop_names
-from tcomp.schedules.primitives.insertion_points import sequence, writes
+from tcomp.schedules.primitives.editing import find_buffer, find_loop, loops_of, sequence, writes
 from tcomp.schedules.primitives.loop_structure import TAILS
 from tcomp.schedules.schedule import PRIMITIVES
 from tcomp.schedules.trace import Step
@@ -35,7 +34,7 @@ class Drawing:
     kernel: Kernel
 
     def loops(self) -> list[str]:
-        return loop_names(self.kernel)
+        return list(loops_of(self.kernel))
 
     def loop(self) -> str:
         return self.dice.pick(*self.loops())

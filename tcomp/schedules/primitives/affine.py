@@ -1,37 +1,27 @@
-"""Any affine order of the instances of a nest, and its everyday cases `skew` and `shift`."""
+"""Other orders of the instances of statements, each proved by isl: any affine one, `skew` and `shift`, loop fission and fusion."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import islpy as isl
 
 from tcomp.ir import expr as E
+from tcomp.ir import loops as L
 from tcomp.ir.expr import as_dim, as_expr, loop_var
-from tcomp.ir.loops import SERIAL, Accumulate, Buffer, Call, For, If, Kernel, Stmt, Store, expressions, walk
 from tcomp.ir.names import unused
-from tcomp.ir.polyhedral.model import Instance, Model, Relation, TooHard, limited, map_of, model
+from tcomp.ir.polyhedral.model import Model, Relation, map_of, model
 from tcomp.ir.polyhedral.scanning import PLACE, scan
-from tcomp.ir.simplify import simplify
+from tcomp.ir.simplify import same_dim, simplify
 from tcomp.schedules.analysis.legality import Conflict, Dependence, conflict_of, dependences, violated
-from tcomp.schedules.primitives.editing import (
-    buffer_names,
-    find_loop,
-    guard,
-    loop_names,
-    nesting,
-    rebind,
-    rebuild,
-    refuse,
-    refuse_conflict,
-    replace_loop,
-)
+from tcomp.schedules.primitives import editing
+from tcomp.schedules.primitives.editing import find_loop, guard, nesting, proof, rebind, rebuild, refuse, replaced
 
 ISL_OPERATIONS = 50_000_000  # of isl for one proof and the loops it makes: some seconds
 
 
-def affine(kernel: Kernel, loop: str | None, order: str, names: str, parallel: str = "") -> tuple[Kernel, dict[str, str]]:
+def affine(kernel: L.Kernel, loop: str | None, order: str, names: str, parallel: str = "") -> tuple[L.Kernel, dict[str, str]]:
     """The instances of a nest (of the whole kernel, where `loop` is None) in any affine order: interchange, tiling, skewing, shifting,
     distribution and fusion of loops in one step.
 
@@ -46,8 +36,8 @@ def affine(kernel: Kernel, loop: str | None, order: str, names: str, parallel: s
     writing it, and no such pair is divided between iterations of a parallel loop. Good for what the other primitives cannot say: loops
     that are not nested perfectly, triangular tiles, stencils in time.
 
+      >>> from tcomp import Schedule
       >>> from tcomp.ir.loops import Buffer, Kernel, loop, store
-      >>> from tcomp.schedules import Schedule
       >>> A = Buffer("A", "float32", (9, 9))
       >>> body = loop("i", 8, lambda i: loop("j", 8, lambda j: store(A, (i + 1, j + 1), A[i, j + 1] + A[i + 1, j])))
       >>> s = Schedule(Kernel("sums", (A,), (A,), (), body))
@@ -62,41 +52,28 @@ def affine(kernel: Kernel, loop: str | None, order: str, names: str, parallel: s
         }
       }
     """
-    target: Stmt = kernel.body if loop is None else find_loop(kernel, loop, "affine")
-    if any(isinstance(s, For) and s.kind != SERIAL for s in walk(target)):
-        raise refuse(kernel, "affine", "a loop inside is not serial", "change the order first, the kinds of the loops then")
-    m = model(target, kernel.body)
-    relation = _relation(kernel, m, order)
-    try:
-        with limited(ISL_OPERATIONS):
-            return reordered(kernel, "affine", target, m, relation, names, parallel.split())
-    except TooHard as error:
-        raise refuse(kernel, "affine", f"isl gave up on `{order}`: {error}") from None
-
-
-def _relation(kernel: Kernel, m: Model, order: str) -> isl.UnionMap:
+    target: L.Stmt = kernel.body if loop is None else find_loop(kernel, loop)
+    m = _serial_model(kernel, target)
     try:
         relation = isl.UnionMap(order)
     except isl.Error:
-        raise refuse(kernel, "affine", f"`{order}` is no relation in isl's notation", "for example { S0[i, j] -> [j, i] }") from None
+        raise refuse(f"`{order}` is no relation in isl's notation", "for example { S0[i, j] -> [j, i] }") from None
     space = relation.get_space()
     sizes = {str(space.get_dim_name(isl.dim_type.param, n)) for n in range(space.dim(isl.dim_type.param))}
     if unknown := sizes - set(m.parameters.values()):
         known = ", ".join(f"{name} is {v.name}" for v, name in m.parameters.items())
-        raise refuse(
-            kernel, "affine", f"the order mentions {', '.join(sorted(unknown))}", known and f"of the sizes and loops around, {known}"
-        )
-    return relation
+        raise refuse(f"the order mentions {', '.join(sorted(unknown))}", known and f"of the sizes and loops around, {known}")
+    return _reordered(kernel, target, m, relation, names, parallel.split())
 
 
-def skew(kernel: Kernel, outer: str, inner: str, factor: int) -> Kernel:
+def skew(kernel: L.Kernel, outer: str, inner: str, factor: int) -> L.Kernel:
     """Iteration `inner` of iteration `outer` becomes number `inner + factor * outer` of a longer loop, which is guarded.
 
     Always legal: the order stays as it is. Good for stencils in time: afterwards all dependences point forward in both loops, which may
     then be interchanged and tiled.
 
+      >>> from tcomp import Schedule
       >>> from tcomp.ir.loops import Buffer, Kernel, loop, store
-      >>> from tcomp.schedules import Schedule
       >>> A = Buffer("A", "float32", (10,))
       >>> s = Schedule(Kernel("k", (A,), (A,), (), loop("t", 4, lambda t: loop("i", 8, lambda i: store(A, (i + 1,), A[i] + A[i + 2])))))
       >>> s.skew("t", "i", 2)
@@ -112,28 +89,28 @@ def skew(kernel: Kernel, outer: str, inner: str, factor: int) -> Kernel:
         }
       }
     """
-    around, target = find_loop(kernel, outer, "skew"), find_loop(kernel, inner, "skew")
-    if target is around or not any(s is target for s in walk(around)):
-        raise refuse(kernel, "skew", f"`{inner}` does not stand inside `{outer}`")
-    if any(isinstance(s, For) and s.var in E.variables(as_expr(target.extent)) for s in walk(around)):
-        raise refuse(kernel, "skew", f"the extent of `{inner}` depends on a loop from `{outer}` inwards: {target.extent}")
-    if target.kind != SERIAL:
-        raise refuse(kernel, "skew", f"`{inner}` is {target.kind}", "skew first")
+    around, target = find_loop(kernel, outer), find_loop(kernel, inner)
+    if target is around or not any(s is target for s in L.walk(around)):
+        raise refuse(f"`{inner}` does not stand inside `{outer}`")
+    if any(isinstance(s, L.For) and s.var in E.variables(as_expr(target.extent)) for s in L.walk(around)):
+        raise refuse(f"the extent of `{inner}` depends on a loop from `{outer}` inwards: {target.extent}")
+    if target.kind != L.SERIAL:
+        raise refuse(f"`{inner}` is {target.kind}", "skew first")
     reach = abs(factor) * (as_expr(around.extent) - 1)
     extent = as_dim(simplify(as_expr(target.extent) + reach))
     v = loop_var(inner, extent)
     index = simplify(v - factor * around.var - (reach if factor < 0 else 0))
     body = guard([index >= 0, index < as_expr(target.extent)], rebind(target.body, {target.var: index}))
-    return replace_loop(kernel, target, replace(target, var=v, extent=extent, body=body))
+    return replaced(kernel, {target: replace(target, var=v, extent=extent, body=body)})
 
 
-def shift(kernel: Kernel, loop: str, stage: str, offset: int) -> Kernel:
+def shift(kernel: L.Kernel, loop: str, stage: str, offset: int) -> L.Kernel:
     """The statements in a loop that compute `stage` run `offset` iterations later, all under guards where only some of them run.
 
     Legal when the order of dependent iterations is kept. Good for bringing a value's use to the iteration that makes it.
 
+      >>> from tcomp import Schedule
       >>> from tcomp.ir.loops import Buffer, Kernel, block, loop, store
-      >>> from tcomp.schedules import Schedule
       >>> A, B, C = (Buffer(name, "float32", (9,)) for name in "ABC")
       >>> body = loop("i", 8, lambda i: block(store(B, (i + 1,), A[i] * 2.0), store(C, (i,), B[i] + 1.0)))
       >>> s = Schedule(Kernel("k", (A, B, C), (B, C), (), body))
@@ -150,94 +127,90 @@ def shift(kernel: Kernel, loop: str, stage: str, offset: int) -> Kernel:
         }
       }
     """
-    target = find_loop(kernel, loop, "shift")
-    found = [s for s in walk(target) if isinstance(s, Store | Accumulate) and s.buffer.name == stage]
+    target = find_loop(kernel, loop)
+    found = [s for s in L.walk(target) if isinstance(s, L.Store | L.Accumulate) and s.buffer.name == stage]
     if not found:
-        raise refuse(kernel, "shift", f"nothing in `{loop}` computes `{stage}`")
-    return _moved(kernel, "shift", target, lambda x: {1: str(offset)} if x.stmt in found else {})
-
-
-def _moved(kernel: Kernel, step: str, target: For, terms: Callable[[Instance], Mapping[int, str]]) -> Kernel:
-    """The instances of a loop with terms added to dimensions of their time vectors, `t0, t1, ...`: places and loops in turn."""
-    if any(isinstance(s, For) and s.kind != SERIAL for s in walk(target)):
-        raise refuse(kernel, step, "a loop inside is not serial", "change the order first, the kinds of the loops then")
-    m = model(target, kernel.body)
+        raise refuse(f"nothing in `{loop}` computes `{stage}`")
+    m = _serial_model(kernel, target)
     order, names = isl.UnionMap("{}"), []
-    for x in m.instances:
+    for x in m.instances:  # time vectors `t0, t1, ...`: places and loops in turn, the first loop being the one that is shifted
         count = x.order.dim(isl.dim_type.out)
-        more = terms(x)
         times = [f"t{d}" for d in range(count)]
-        new = [f"{t} + {more[d]}" if d in more else t for d, t in enumerate(times)]
+        new = [times[0], f"t1 + {offset}", *times[2:]] if x.stmt in found else times
         order = order.union(isl.UnionMap.from_map(x.order.apply_range(map_of(times, new))))
-        loops = [PLACE] * count
-        loops[1 : 2 * len(x.loops) : 2] = [loop.var.name for loop in x.loops]
-        names.append(f"{x.name}: {' '.join(loops)}")
-    try:
-        with limited(ISL_OPERATIONS):
-            return reordered(kernel, step, target, m, order, "; ".join(names), ())[0]
-    except TooHard as error:
-        raise refuse(kernel, step, f"isl gave up on the proof: {error}") from None
+        dims = [PLACE] * count
+        dims[1 : 2 * len(x.loops) : 2] = [around.var.name for around in x.loops]
+        names.append(f"{x.name}: {' '.join(dims)}")
+    return _reordered(kernel, target, m, order, "; ".join(names), ())[0]
 
 
-def _decided_once(target: Stmt) -> Buffer | None:
-    """A buffer that a condition (or an extent) inside reads, and that is written under it by more than one instance of one statement."""
-    for s in walk(target):
-        if isinstance(s, If) and isinstance(s.then, Store | Accumulate) and s.otherwise is None:
-            continue
-        tested = {r.attr for r in E.reads(*expressions(s))} if isinstance(s, If | For) else set()
-        for inside in walk(s) if tested else ():
-            if isinstance(inside, Store | Accumulate) and inside.buffer in tested:
-                return inside.buffer
-    return None
+def _serial_model(kernel: L.Kernel, target: L.Stmt) -> Model:
+    if any(isinstance(s, L.For) and s.kind != L.SERIAL for s in L.walk(target)):
+        raise refuse("a loop inside is not serial", "change the order first, the kinds of the loops then")
+    return model(target, kernel.body)
 
 
-def reordered(kernel: Kernel, step: str, target: Stmt, m: Model, order: isl.UnionMap, names: str, parallel: Sequence[str]) -> tuple[Kernel, dict[str, str]]:
+def _reordered(
+    kernel: L.Kernel, target: L.Stmt, m: Model, order: isl.UnionMap, names: str, parallel: Sequence[str]
+) -> tuple[L.Kernel, dict[str, str]]:
     """The kernel with the instances of a part of it in another order, and the loops made; refuses what `affine` says is not legal."""
-    if any(isinstance(s, Call) for s in walk(target)):
-        raise refuse(kernel, step, "an instruction executes some of the loops", "change the order first, tensorize then")
+    if any(isinstance(s, L.Call) for s in L.walk(target)):
+        raise refuse("an instruction executes some of the loops", "change the order first, tensorize then")
     if not m.instances:
-        raise refuse(kernel, step, "nothing is stored there")
+        raise refuse("nothing is stored there")
     if (shared := _decided_once(target)) is not None:
         why = f"each statement gets the condition for itself, but `{shared.name}`, which is read by it, is written where it holds"
-        raise refuse(kernel, step, why, "name a loop inside of the condition")
-    maps = {}
-    for x in m.instances:
-        own = order.intersect_domain(isl.UnionSet.from_set(x.domain)).get_map_list()
-        if own.n_map() != 1:
-            raise refuse(
-                kernel, step, f"the order has {own.n_map()} time vectors for {x.name}, `{str(x.stmt).strip()}`", "one for each instance"
-            )
-        maps[x.name] = own.get_at(0)
-        if not x.domain.intersect_params(m.context).is_subset(maps[x.name].domain()) or not maps[x.name].is_single_valued():
-            raise refuse(kernel, step, f"the order is no function of all instances of {x.name}, `{str(x.stmt).strip()}`")
-    lengths = {x.dim(isl.dim_type.out) for x in maps.values()}
-    named = _names(names, list(maps))
-    if missing := [x for x in maps if x not in named]:
-        raise refuse(kernel, step, f"`{names}` has no names of loops for {', '.join(missing)}", "a b c, or S0: a b c; S1: a d e")
-    if len(lengths) > 1 or any(len(n) not in lengths for n in named.values()):
-        raise refuse(kernel, step, f"time vectors of lengths {sorted(lengths)} for {len(next(iter(named.values())))} names")
-    if not order.intersect_domain(_domains(m)).is_injective():
-        raise refuse(kernel, step, "two instances have the same time vector")
-    found = dependences(m)
-    conflict = violated(m, found, maps)
-    if conflict is not None:
-        raise refuse_conflict(kernel, step, "the new order reverses a dependence: iterations", conflict)
-    for name in parallel:
-        if not any(name in names for names in named.values()):
-            raise refuse(kernel, step, f"`{name}`, which should be parallel, names no loop")
-        if (conflict := _shared(m, found, maps, named, name)) is not None:
-            raise refuse_conflict(kernel, step, f"iterations of the parallel loop `{name}`", conflict)
-    replaced = {s.var.attr.name for s in walk(target) if isinstance(s, For)}
-    taken = {*loop_names(kernel), *buffer_names(kernel)} - replaced
-    made: dict[str, str] = {}
+        raise refuse(why, "name a loop inside of the condition")
+    with proof(f"`{order}`", ISL_OPERATIONS):
+        maps, domains = {}, isl.UnionSet("{}")
+        for x in m.instances:
+            shown, known = f"{x.name}, `{str(x.stmt).strip()}`", x.domain.intersect_params(m.context)
+            domains = domains.union(isl.UnionSet.from_set(known))
+            own = order.intersect_domain(isl.UnionSet.from_set(x.domain)).get_map_list()
+            if own.n_map() != 1:
+                raise refuse(f"the order has {own.n_map()} time vectors for {shown}", "one for each instance")
+            maps[x.name] = own.get_at(0)
+            if not known.is_subset(maps[x.name].domain()) or not maps[x.name].is_single_valued():
+                raise refuse(f"the order is no function of all instances of {shown}")
+        lengths = {x.dim(isl.dim_type.out) for x in maps.values()}
+        parts = (part.partition(":") for part in names.split(";"))
+        named = {x.strip(): rest.split() for x, _, rest in parts} if ":" in names else dict.fromkeys(maps, names.split())
+        if missing := [x for x in maps if x not in named]:
+            raise refuse(f"`{names}` has no names of loops for {', '.join(missing)}", "a b c, or S0: a b c; S1: a d e")
+        if len(lengths) > 1 or any(len(n) not in lengths for n in named.values()):
+            raise refuse(f"time vectors of lengths {sorted(lengths)} for {len(next(iter(named.values())))} names")
+        order = order.intersect_domain(domains)
+        if not order.is_injective():
+            raise refuse("two instances have the same time vector")
+        found = dependences(m)
+        if (conflict := violated(m, found, maps)) is not None:
+            raise refuse("the new order reverses a dependence: iterations", conflict=conflict)
+        for name in parallel:
+            if not any(name in names for names in named.values()):
+                raise refuse(f"`{name}`, which should be parallel, names no loop")
+            if (conflict := _shared(m, found, maps, named, name)) is not None:
+                raise refuse(f"iterations of the parallel loop `{name}`", conflict=conflict)
+        inside = {s.var.name for s in L.walk(target) if isinstance(s, L.For)}
+        taken = {*editing.loops_of(kernel), *editing.buffers_of(kernel)} - inside
+        made: dict[str, str] = {}
 
-    def unique(name: str) -> str:
-        loop = unused(name, {*taken, *made}, "{}.{}", 2)
-        made[loop] = name
-        return loop
+        def unique(name: str) -> str:
+            loop = unused(name, {*taken, *made}, "{}.{}", 2)
+            made[loop] = name
+            return loop
 
-    new = scan(target, m, order.intersect_domain(_domains(m)), named, unique, parallel)
-    return nesting(kernel, step, kernel.with_body(rebuild(kernel.body, lambda s: new if s is target else None))), made
+        return nesting(replaced(kernel, {target: scan(target, m, order, named, unique, parallel)})), made
+
+
+def _decided_once(target: L.Stmt) -> L.Buffer | None:
+    """A buffer that a condition (or an extent) inside reads, and that is written under it by more than one instance of one statement."""
+    for s in L.walk(target):
+        if isinstance(s, L.If | L.For) and not (isinstance(s, L.If) and isinstance(s.then, L.Store | L.Accumulate) and s.otherwise is None):
+            tested = {r.attr for r in E.reads(*L.expressions(s))}
+            for inside in L.walk(s) if tested else ():
+                if isinstance(inside, L.Store | L.Accumulate) and inside.buffer in tested:
+                    return inside.buffer
+    return None
 
 
 def _shared(
@@ -258,15 +231,82 @@ def _shared(
     return None
 
 
-def _domains(m: Model) -> isl.UnionSet:
-    result = isl.UnionSet("{}")
-    for x in m.instances:
-        result = result.union(isl.UnionSet.from_set(x.domain.intersect_params(m.context)))
-    return result
+def fission(kernel: L.Kernel, loop: str) -> tuple[L.Kernel, *tuple[str, ...]]:
+    """A loop around statements in sequence becomes one loop around each (loop distribution).
+
+    Legal when no iteration of a statement needs what an earlier iteration of a later statement did. Good for giving the statements
+    different schedules, and for freeing one that has independent iterations from one that has not. The first loop keeps the name;
+    returns the names of all.
+
+      >>> from tcomp import Schedule
+      >>> from tcomp.ir.loops import Buffer, Kernel, block, loop, store
+      >>> A, B, C = (Buffer(name, "float32", (9,)) for name in "ABC")
+      >>> body = loop("i", 8, lambda i: block(store(B, (i + 1,), A[i] * 2.0), store(C, (i,), B[i] + 1.0)))
+      >>> s = Schedule(Kernel("k", (A, B, C), (B, C), (), body))
+      >>> s.fission("i")
+      ('i', 'i.1')
+      >>> print(s)
+      kernel k(A: float32[9], B: float32[9], C: float32[9]) -> (B, C) {
+        for i in 0..8 {
+          B[i + 1] = A[i] * 2.0f
+        }
+        for i.1 in 0..8 {
+          C[i.1] = B[i.1] + 1.0f
+        }
+      }
+    """
+    target = find_loop(kernel, loop)
+    if not isinstance(target.body, L.Block) or len(target.body.stmts) < 2 or target.kind != L.SERIAL:
+        raise refuse(f"`{loop}` is no serial loop around several statements")
+    names, parts = [loop], [replace(target, body=target.body.stmts[0])]
+    for number, s in enumerate(target.body.stmts[1:], 1):
+        v = loop_var(editing.fresh(kernel, f"{loop}.{number}"), target.extent)
+        names.append(v.name)
+        parts.append(replace(target, var=v, body=rebind(s, {target.var: v})))
+    if (conflict := _reversed(target, L.block(*parts), kernel.body)) is not None:
+        raise refuse(f"in loops of their own, iterations of `{loop}` would change places that", conflict=conflict)
+    return replaced(kernel, {target: L.block(*parts)}), *names
 
 
-def _names(text: str, instances: Sequence[str]) -> dict[str, list[str]]:
-    if ":" not in text:
-        return dict.fromkeys(instances, text.split())
-    parts = (part.partition(":") for part in text.split(";"))
-    return {name.strip(): rest.split() for name, _, rest in parts}
+def fuse_loops(kernel: L.Kernel, first: str, second: str) -> L.Kernel:
+    """Two loops of one extent that follow each other become one, around both bodies (loop fusion).
+
+    Legal when no iteration of the second needs what a later iteration of the first does. Good for values that are then still in
+    registers or caches when they are used. The loop has the name of the first.
+
+      >>> from tcomp import Schedule
+      >>> from tcomp.ir.loops import Buffer, Kernel, block, loop, store
+      >>> A, B, C = (Buffer(name, "float32", (8,)) for name in "ABC")
+      >>> body = block(loop("i", 8, lambda i: store(B, (i,), A[i] * 2.0)), loop("j", 8, lambda j: store(C, (j,), B[j] + 1.0)))
+      >>> s = Schedule(Kernel("k", (A, B, C), (B, C), (), body))
+      >>> s.fuse_loops("i", "j")
+      >>> print(s)
+      kernel k(A: float32[8], B: float32[8], C: float32[8]) -> (B, C) {
+        for i in 0..8 {
+          B[i] = A[i] * 2.0f
+          C[i] = B[i] + 1.0f
+        }
+      }
+    """
+    one, two = find_loop(kernel, first), find_loop(kernel, second)
+    if one.kind != L.SERIAL or two.kind != L.SERIAL:
+        raise refuse(f"`{first}` is {one.kind}, `{second}` is {two.kind}; both should be serial")
+    if not same_dim(one.extent, two.extent):
+        raise refuse(f"`{first}` has {one.extent} iterations, `{second}` has {two.extent}")
+    home = next((s for s in L.walk(kernel.body) if isinstance(s, L.Block) and one in s.stmts), L.Block((one,)))
+    n = home.stmts.index(one)
+    if home.stmts[n + 1 : n + 2] != (two,):
+        raise refuse(f"`{second}` does not follow `{first}` directly")
+    joint = replace(one, body=L.block(one.body, rebind(two.body, {two.var: one.var})))
+    pair = L.Block((one, two))
+    before = rebuild(kernel.body, lambda s: L.Block((*home.stmts[:n], pair, *home.stmts[n + 2 :])) if s is home else None)
+    if (conflict := _reversed(pair, joint, before)) is not None:
+        raise refuse(f"in one loop, iterations of `{first}` and `{second}` would change places that", conflict=conflict)
+    return replaced(kernel.with_body(before), {pair: joint})
+
+
+def _reversed(old: L.Stmt, new: L.Stmt, within: L.Stmt) -> Conflict | None:
+    """A dependence of `old`, a part of `within`, that `new`, which has the same statements in the same sequence, does not keep."""
+    with proof("the proof"):
+        m = model(old, within)
+        return violated(m, dependences(m), {x.name: x.order for x in model(new, like=m).instances})

@@ -1,7 +1,4 @@
-"""Hints to the caches: software prefetch of what a loop will touch later, and non-temporal stores.
-
-Prefetch: what a loop will read or write some iterations later is asked for now.
-"""
+"""Hints to the caches: software prefetch of what a loop will touch some iterations later, and non-temporal stores."""
 
 from __future__ import annotations
 
@@ -10,17 +7,17 @@ from dataclasses import replace
 from math import prod
 
 from tcomp.ir import expr as E
+from tcomp.ir import loops as L
 from tcomp.ir.access import accesses, stride
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Expr, as_expr, loop_var
 from tcomp.ir.layout import LINE
-from tcomp.ir.loops import SERIAL, UNROLLED, VECTORIZED, Buffer, For, Kernel, Prefetch, Stmt, Store, block
 from tcomp.ir.simplify import simplify
-from tcomp.schedules.primitives.editing import find_buffer, find_loop, fresh, is_local, rebuild, refuse, replace_loop
-from tcomp.schedules.primitives.insertion_points import path
+from tcomp.schedules.primitives import editing
+from tcomp.schedules.primitives.editing import find_buffer, find_loop, refuse, replaced
 
 
-def prefetch(kernel: Kernel, buffer: str, loop: str, distance: int, at: str = "") -> Kernel:
+def prefetch(kernel: L.Kernel, buffer: str, loop: str, distance: int, at: str = "") -> L.Kernel:
     """Every iteration of a serial loop first asks for the elements of `buffer` that it will read or write `distance` iterations later,
     one for each vector. With `at`, a serial loop inside of it, the asking is shared out evenly among all iterations of that one, in order,
     and there is one for each line of the cache.
@@ -31,8 +28,7 @@ def prefetch(kernel: Kernel, buffer: str, loop: str, distance: int, at: str = ""
     before the next piece of them: to ask for all of that at once would be to wait for it. Of loops in between whose extent is not known, the
     iterations with even numbers, and those with odd ones, ask for the same.
 
-    >>> from tcomp import te
-    >>> from tcomp.schedules import Schedule
+    >>> from tcomp import Schedule, te
     >>> A = te.placeholder((64, 8), name="A")
     >>> k = te.reduce_axis(64, "k")
     >>> s = Schedule(te.compute((8,), lambda i: te.sum(A[k, i], k), name="B"))
@@ -62,52 +58,50 @@ def prefetch(kernel: Kernel, buffer: str, loop: str, distance: int, at: str = ""
       }
     }
     """
-    source, target = find_buffer(kernel, buffer, "prefetch"), find_loop(kernel, loop, "prefetch")
-    inside = find_loop(kernel, at, "prefetch") if at else target
-    if inside.kind != SERIAL or distance < 1:
-        raise refuse(kernel, "prefetch", f"`{inside.var.name}` is {inside.kind}, the distance {distance}", "a serial loop, and at least 1 iteration")
-    if is_local(source, target):
-        raise refuse(kernel, "prefetch", f"`{buffer}` is another one in every iteration of `{loop}`")
-    around = [s for s in path(target, inside) if isinstance(s, For)][1:]
+    source, target = find_buffer(kernel, buffer), find_loop(kernel, loop)
+    inside = find_loop(kernel, at) if at else target
+    if inside.kind != L.SERIAL or distance < 1:
+        raise refuse(f"`{inside.var.name}` is {inside.kind}, the distance {distance}", "a serial loop, and at least 1 iteration")
+    if editing.is_local(source, target):
+        raise refuse(f"`{buffer}` is another one in every iteration of `{loop}`")
+    around = [s for s in editing.path(target, inside) if isinstance(s, L.For)][1:]
     if inside is not target and not around:
-        raise refuse(kernel, "prefetch", f"`{at}` is not inside `{loop}`")
-    places: dict[tuple[Expr, ...], tuple[For, ...]] = {}
-    together: set[For] = set()  # loops of which one iteration of `inside` walks all that are unrolled
-
+        raise refuse(f"`{at}` is not inside `{loop}`")
+    places: dict[tuple[Expr, ...], tuple[L.For, ...]] = {}
+    together: set[L.For] = set()  # loops of which one iteration of `inside` runs through all iterations that are unrolled
     for a in accesses(target.body):
         if a.buffer is source and target.var in E.variables(*a.indices):
             places[a.indices] = tuple(x for x in a.loops if x.var in E.variables(*a.indices))
             together.update(places[a.indices] if inside is target or inside in a.loops else ())
     if E.reads(*(i for indices in places for i in indices)):
-        raise refuse(kernel, "prefetch", f"where `{loop}` reads `{buffer}` depends on data", "an address far ahead cannot be looked up")
+        raise refuse(f"where `{loop}` reads `{buffer}` depends on data", "an address far ahead cannot be looked up")
     if not places:
-        raise refuse(kernel, "prefetch", f"nothing of `{buffer}` is read in another place at every iteration of `{loop}`")
+        raise refuse(f"nothing of `{buffer}` is read in another place at every iteration of `{loop}`")
     hints = []
     for indices, inner in places.items():
-        loops = [x for x in inner if x.kind != VECTORIZED]
-        unrolled = [x for x in loops if x.kind == UNROLLED and x in together]
-        steps = {x: _line(source, indices, x) for x in loops} if around else {}
-        options = [*([[]] if around else []), unrolled]  # loops that are walked at once
+        loops = [x for x in inner if x.kind != L.VECTORIZED]
+        unrolled = [x for x in loops if x.kind == L.UNROLLED and x in together]
+        steps = {x: _iterations_of_line(source, indices, x) for x in loops} if around else {}
+        options = [*([[]] if around else []), unrolled]  # loops that are run through at once
         shares = ((at_once, _share(around, [(x, steps.get(x, 1)) for x in loops if x not in at_once])) for at_once in options)
         copied, share = next(((at_once, share) for at_once, share in shares if share is not None), ([], None))
         if share is None:
-            raise refuse(kernel, "prefetch", f"what `{loop}` reads of `{buffer}` depends on a loop inside it", "prefetch in that loop, or `at` one inside that")
-        copies = {x.var: loop_var(fresh(kernel, f"{x.var.name}.p"), x.extent) for x in copied}
+            why = f"what `{loop}` reads of `{buffer}` depends on a loop inside it"
+            raise refuse(why, "prefetch in that loop, or `at` one inside that")
+        copies = {x.var: loop_var(editing.fresh(kernel, f"{x.var.name}.p"), x.extent) for x in copied}
         moved = {target.var: target.var + distance, **{x.var: copies.get(x.var, as_expr(0)) for x in inner}, **share}
-        hint: Stmt = Prefetch(source, tuple(simplify(E.substitute(i, moved)) for i in indices))
-        for x in reversed(copied):
-            hint = For(copies[x.var], x.extent, hint, UNROLLED)
-        hints.append(hint)
-    return replace_loop(kernel, inside, replace(inside, body=block(*hints, inside.body)))
+        hint = L.Prefetch(source, tuple(simplify(E.substitute(i, moved)) for i in indices))
+        hints.append(editing.enclose([L.For(copies[x.var], x.extent, hint, L.UNROLLED) for x in copied], hint))
+    return replaced(kernel, {inside: replace(inside, body=L.block(*hints, inside.body))})
 
 
-def _line(buffer: Buffer, indices: tuple[Expr, ...], x: For) -> int:
+def _iterations_of_line(buffer: L.Buffer, indices: tuple[Expr, ...], x: L.For) -> int:
     """How many iterations of a loop read one line of the cache."""
-    apart = abs(stride(E.read(buffer, indices), x.var) or 0) * itemsize(buffer.dtype)
-    return max(1, LINE // apart) if apart else 1
+    step = abs(stride(E.read(buffer, indices), x.var) or 0) * itemsize(buffer.dtype)  # bytes
+    return max(1, LINE // step) if step else 1
 
 
-def _share(around: Sequence[For], walked: Sequence[tuple[For, int]]) -> dict[Expr, Expr] | None:
+def _share(around: Sequence[L.For], walked: Sequence[tuple[L.For, int]]) -> dict[Expr, Expr] | None:
     """The iterations of the loops that a read walks, in so large steps, in order, for the iterations of the loops around, of which there are
     two, or the same again, where their number is not known; None if these are fewer."""
     if not walked:
@@ -130,15 +124,14 @@ def _share(around: Sequence[For], walked: Sequence[tuple[For, int]]) -> dict[Exp
     return found
 
 
-def stream(kernel: Kernel, buffer: str) -> Kernel:
+def stream(kernel: L.Kernel, buffer: str) -> L.Kernel:
     """All stores to `buffer` in whole vectors pass the caches by, where the machine has such stores; accumulations do not.
 
     Always legal. Good for results that no cache could hold until they are read: a line of memory is then not fetched before it is
     overwritten, which is a third of the traffic of an addition, and nothing else is evicted for it. Where the next kernel would have
     found the result in a cache, it costs more than it saves.
 
-    >>> from tcomp import te
-    >>> from tcomp.schedules import Schedule
+    >>> from tcomp import Schedule, te
     >>> A = te.placeholder((64, 16), name="A")
     >>> s = Schedule(te.compute((64, 16), lambda i, j: A[i, j] * 2, name="B"))
     >>> s.vectorize("B.j")
@@ -150,17 +143,8 @@ def stream(kernel: Kernel, buffer: str) -> Kernel:
       }
     }
     """
-    stored = find_buffer(kernel, buffer, "stream")
-    found = False
-
-    def edit(s: Stmt) -> Stmt | None:
-        nonlocal found
-        if isinstance(s, Store) and s.buffer is stored:
-            found = True
-            return replace(s, streamed=True)
-        return None
-
-    body = rebuild(kernel.body, edit)
-    if not found:
-        raise refuse(kernel, "stream", f"nothing is stored to `{buffer}`", "accumulations read what is there before")
-    return kernel.with_body(body)
+    stored = find_buffer(kernel, buffer)
+    stores = [s for s in L.walk(kernel.body) if isinstance(s, L.Store) and s.buffer is stored]
+    if not stores:
+        raise refuse(f"nothing is stored to `{buffer}`", "accumulations read what is there before")
+    return replaced(kernel, {s: replace(s, streamed=True) for s in stores})

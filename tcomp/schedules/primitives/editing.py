@@ -1,188 +1,250 @@
-"""What primitives are made of: finding loops and buffers of a kernel, replacing them, and refusing a step."""
+"""What primitives are made of: finding loops and buffers of a kernel, replacing them, building nests, and refusing a step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
+from typing import Any
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
+from tcomp.ir import loops as L
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
-from tcomp.ir.loops import (
-    GPU_AXES,
-    SCOPES,
-    SERIAL,
-    UNROLLED,
-    VECTORIZED,
-    Allocate,
-    Block,
-    Buffer,
-    For,
-    If,
-    Kernel,
-    Prefetch,
-    Stmt,
-    While,
-    children,
-    map_expressions,
-    places,
-    redirect,
-    walk,
-    with_children,
-)
 from tcomp.ir.names import unused
+from tcomp.ir.polyhedral.model import TooHard, limited
 from tcomp.ir.simplify import prove, simplify
 from tcomp.schedules.analysis.legality import Conflict
 
-
-def refuse(kernel: Kernel, step: str, why: str, hint: str = "") -> ScheduleError:
-    """The error for a step that does not apply."""
-    return ScheduleError(f"`{step}` does not apply to kernel `{kernel.name}`", where="\n" + str(kernel.body), why=why, hint=hint)
+Indices = tuple[Expr, ...]
+MAX_ITERATIONS = 1 << 31  # of one tile: their products with extents and strides still fit the 64 bits of index arithmetic
 
 
-def refuse_conflict(kernel: Kernel, step: str, what: str, conflict: Conflict, hint: str = "") -> ScheduleError:
-    """A refusal that carries the witness: `what` conflicts."""
-    error = refuse(kernel, step, f"{what} {conflict}", hint)
-    error.witness = conflict.witness
+class Refusal(ScheduleError):
+    """A step does not apply. `Schedule.apply` adds which step that is, and to which loops."""
+
+
+def refuse(why: str, hint: str = "", conflict: Conflict | None = None) -> Refusal:
+    """The error for a step that does not apply; of a conflict, which `why` introduces, with its witness."""
+    error = Refusal(why if conflict is None else f"{why} {conflict}", hint=hint)
+    error.witness = None if conflict is None else conflict.witness
     return error
 
 
-LONGEST = 1 << 31  # iterations of one tile: index arithmetic has 64 bits
-
-
-def check_factor(kernel: Kernel, step: str, factor: int, what: str = "factor") -> None:
+def check_factor(factor: int, what: str = "factor") -> None:
     """Refuse unless a loop may have this many iterations."""
-    if not 1 <= factor <= LONGEST:
-        raise refuse(kernel, step, f"{what} {factor} is not positive" if factor < 1 else f"{what} {factor} is more than {LONGEST}")
+    if not 1 <= factor <= MAX_ITERATIONS:
+        raise refuse(f"{what} {factor} is not positive" if factor < 1 else f"{what} {factor} is more than {MAX_ITERATIONS}")
 
 
-def find_loop(kernel: Kernel, name: str, step: str = "schedule step") -> For:
+@contextmanager
+def proof(what: str, *budget: int) -> Iterator[None]:
+    """isl may take so many operations for what is asked inside, or else its usual number; refuses where that is not enough."""
+    try:
+        with limited(*budget):
+            yield
+    except TooHard as error:
+        raise refuse(f"isl gave up on {what}: {error}") from None
+
+
+# ---------------------------------------------------------------- finding
+
+
+def loops_of(kernel: L.Kernel) -> dict[str, L.For]:
+    """The loops by name, in program order."""
+    return {s.var.name: s for s in L.walk(kernel.body) if isinstance(s, L.For)}
+
+
+def buffers_of(kernel: L.Kernel) -> dict[str, L.Buffer]:
+    """The buffers by name: parameters, then temporaries in program order."""
+    return {b.name: b for b in (*kernel.buffers, *(s.buffer for s in L.walk(kernel.body) if isinstance(s, L.Allocate)))}
+
+
+def find_loop(kernel: L.Kernel, name: str) -> L.For:
     """The loop of a name. Raises `ScheduleError`."""
-    for s in walk(kernel.body):
-        if isinstance(s, For) and s.var.attr.name == name:
-            return s
-    raise refuse(kernel, step, f"there is no loop `{name}`", near(name, loop_names(kernel), "loops"))
+    loops = loops_of(kernel)
+    if name not in loops:
+        raise refuse(f"there is no loop `{name}`", did_you_mean(name, loops, "loops"))
+    return loops[name]
 
 
-def loop_names(kernel: Kernel) -> list[str]:
-    """The names of all loops, in program order."""
-    return [s.var.attr.name for s in walk(kernel.body) if isinstance(s, For)]
-
-
-def enclosing(kernel: Kernel, target: Stmt) -> list[For]:
-    """The loops around a statement."""
-    return [s for s in walk(kernel.body) if isinstance(s, For) and s is not target and any(x is target for x in walk(s.body))]
-
-
-def find_buffer(kernel: Kernel, name: str, step: str = "schedule step") -> Buffer:
+def find_buffer(kernel: L.Kernel, name: str) -> L.Buffer:
     """The buffer of a name. Raises `ScheduleError`."""
-    buffers = {b.name: b for b in (*kernel.buffers, *(s.buffer for s in walk(kernel.body) if isinstance(s, Allocate)))}
-    if name in buffers:
-        return buffers[name]
-    raise refuse(kernel, step, f"there is no buffer `{name}`", near(name, list(buffers), "buffers"))
+    buffers = buffers_of(kernel)
+    if name not in buffers:
+        raise refuse(f"there is no buffer `{name}`", did_you_mean(name, buffers, "buffers"))
+    return buffers[name]
 
 
-def near(name: str, known: Sequence[str], what: str) -> str:
+def find_temporary(kernel: L.Kernel, name: str, otherwise: str, hint: str = "") -> L.Buffer:
+    """The temporary of a name. Raises `ScheduleError` where it is a parameter, and says `otherwise`."""
+    if (buffer := find_buffer(kernel, name)) in kernel.buffers:
+        raise refuse(f"`{name}` is a parameter{otherwise}", hint)
+    return buffer
+
+
+def did_you_mean(name: str, known: Iterable[str], what: str) -> str:
     """A hint for a name that is not known."""
-    close = get_close_matches(name, known, n=1)
+    close = get_close_matches(name, known := list(known), n=1)
     return (f"did you mean `{close[0]}`? " if close else "") + f"{what}: {', '.join(known)}"
 
 
-def rebuild(stmt: Stmt, edit: Callable[[Stmt], Stmt | None]) -> Stmt:
-    """Top-down: `edit` returns a replacement (not descended into), or None to go on inside. What has no replacement inside stays itself."""
-    edited = edit(stmt)
-    if edited is not None:
-        return edited
-    inner = children(stmt)
-    new = [rebuild(c, edit) for c in inner]
-    return stmt if all(a is b for a, b in zip(inner, new, strict=True)) else with_children(stmt, new)
-
-
-def replace_loop(kernel: Kernel, loop: For, new: Stmt) -> Kernel:
-    """The kernel with another statement in the place of a loop."""
-    return kernel.with_body(rebuild(kernel.body, lambda s: new if s is loop else None))
-
-
-def nesting(kernel: Kernel, step: str, changed: Kernel) -> Kernel:
-    """The changed kernel, if what stands inside its vectorized loops can run in lanes, and inside a GPU axis no loop has the same one."""
-    for outer in walk(changed.body):
-        if isinstance(outer, For) and (outer.kind == VECTORIZED or outer.kind in GPU_AXES):
-            for inner in walk(outer.body):
-                if isinstance(inner, For) and (
-                    inner.kind not in (SERIAL, UNROLLED) if outer.kind == VECTORIZED else inner.kind == outer.kind
-                ):
-                    why = f"the {inner.kind} loop `{inner.var.name}` would stand inside the {outer.kind} loop `{outer.var.name}`"
-                    raise refuse(kernel, step, why)
-    return changed
-
-
-def buffer_names(kernel: Kernel) -> list[str]:
-    """The names of all buffers."""
-    return [b.name for b in kernel.buffers] + [s.buffer.name for s in walk(kernel.body) if isinstance(s, Allocate)]
-
-
-def fresh(kernel: Kernel, name: str) -> str:
+def fresh(kernel: L.Kernel, name: str) -> str:
     """A name that no loop and no buffer has."""
-    return unused(name, {*loop_names(kernel), *buffer_names(kernel)}, "{}{}", 2)
+    return unused(name, {*loops_of(kernel), *buffers_of(kernel)}, "{}{}", 2)
 
 
-def guard(conditions: Sequence[Expr], body: Stmt) -> Stmt:
+def path(root: L.Stmt, target: L.Stmt) -> list[L.Stmt]:
+    """The statements from `root` down to `target`, both included; empty if it is not inside."""
+    if root is target:
+        return [root]
+    below = next(filter(None, (path(c, target) for c in L.children(root))), [])
+    return [root, *below] if below else []
+
+
+def enclosing(kernel: L.Kernel, target: L.Stmt) -> list[L.For]:
+    """The loops around a statement."""
+    return [s for s in path(kernel.body, target)[:-1] if isinstance(s, L.For)]
+
+
+def sequence(stmt: L.Stmt) -> tuple[L.Stmt, ...]:
+    """The statements in a sequence, through blocks and allocations."""
+    if isinstance(stmt, L.Block | L.Allocate):
+        return tuple(item for c in L.children(stmt) for item in sequence(c))
+    return (stmt,)
+
+
+def scope_of(kernel: L.Kernel, buffer: L.Buffer) -> L.Stmt:
+    """The statement during which a buffer lives."""
+    return next((s.body for s in L.walk(kernel.body) if isinstance(s, L.Allocate) and s.buffer is buffer), kernel.body)
+
+
+def touches(stmt: L.Stmt, buffer: L.Buffer) -> bool:
+    """Whether the statement itself, not those inside, reads or writes a buffer."""
+    return any(b is buffer for b, _ in L.places(stmt))
+
+
+def writes(stmt: L.Stmt, buffer: L.Buffer) -> bool:
+    """Whether a statement, or one inside, stores to a buffer."""
+    return any(isinstance(s, L.Store | L.Accumulate) and s.buffer is buffer for s in L.walk(stmt))
+
+
+def reads(stmts: Iterable[L.Stmt]) -> set[L.Buffer]:
+    """The buffers that statements read, in values, indices, conditions and bounds of loops."""
+    return {r.attr for stmt in stmts for s in L.walk(stmt) for r in E.reads(*L.expressions(s))}
+
+
+def check_bounds_no_loops(stmt: L.Stmt, buffer: L.Buffer) -> None:
+    """Refuse if the extent of a loop is read from the buffer."""
+    if any(isinstance(s, L.For) and any(r.attr is buffer for r in E.reads(as_expr(s.extent))) for s in L.walk(stmt)):
+        raise refuse(f"the extent of a loop is read from `{buffer.name}`")
+
+
+def is_local(buffer: L.Buffer, stmt: L.Stmt) -> bool:
+    """Whether a buffer is allocated inside of a statement."""
+    return any(isinstance(s, L.Allocate) and s.buffer is buffer for s in L.walk(stmt))
+
+
+# ---------------------------------------------------------------- building and replacing
+
+
+def enclose(loops: Iterable[L.For], leaf: L.Stmt) -> L.Stmt:
+    """A statement inside of copies of loops, which are given outermost first."""
+    for x in reversed([*loops]):
+        leaf = replace(x, body=leaf)
+    return leaf
+
+
+def allocated(buffers: Iterable[L.Buffer], body: L.Stmt) -> L.Stmt:
+    """A statement during which buffers live."""
+    for b in reversed([*buffers]):
+        body = L.Allocate(b, body)
+    return body
+
+
+def guard(conditions: Sequence[Expr], body: L.Stmt) -> L.Stmt:
     """`If` placed below the loops that stand directly inside, and inside of both branches of an `If`, so that nests stay perfect."""
     for condition in reversed(E.nested([c for c in map(simplify, conditions) if not prove(c)])):
         if condition.op != "const":
             body = _guarded(condition, body)
         elif not condition.attr:
-            body = Block(())
+            body = L.Block(())
     return body
 
 
-def _guarded(condition: Expr, stmt: Stmt) -> Stmt:
+def _guarded(condition: Expr, stmt: L.Stmt) -> L.Stmt:
     """Nothing is read before the condition is known to hold: a place may be out of range where it does not."""
-    if isinstance(stmt, For) and not E.reads(as_expr(stmt.extent)):
-        return replace(stmt, body=_guarded(condition, stmt.body))
-    if isinstance(stmt, If) and stmt.otherwise is None and not E.reads(stmt.cond):
-        return If(E.binary("and", stmt.cond, condition), stmt.then)
-    if isinstance(stmt, If) and stmt.otherwise is not None and not E.reads(stmt.cond):
-        return If(stmt.cond, _guarded(condition, stmt.then), _guarded(condition, stmt.otherwise))
-    return If(condition, stmt)
-
-
-def rebind(stmt: Stmt, mapping: Mapping[Expr, Expr]) -> Stmt:
-    """Loop variables replaced by expressions, simplified. Loops and buffers inside whose extents depend on them take their ranges, and
-    shapes, anew: proofs rely on those."""
     match stmt:
-        case For(v, extent, body, kind) if _depends(extent, mapping):
+        case L.For() if not E.reads(as_expr(stmt.extent)):
+            return replace(stmt, body=_guarded(condition, stmt.body))
+        case L.If(cond, then, None) if not E.reads(cond):
+            return L.If(E.binary("and", cond, condition), then)
+        case L.If(cond, then, otherwise) if otherwise is not None and not E.reads(cond):
+            return L.If(cond, _guarded(condition, then), _guarded(condition, otherwise))
+    return L.If(condition, stmt)
+
+
+def rebuild(stmt: L.Stmt, edit: Callable[[L.Stmt], L.Stmt | None]) -> L.Stmt:
+    """Top-down: `edit` returns a replacement (not descended into), or None to go on inside. What has no replacement inside stays itself."""
+    if (edited := edit(stmt)) is not None:
+        return edited
+    inner = L.children(stmt)
+    new = [rebuild(c, edit) for c in inner]
+    return stmt if all(a is b for a, b in zip(inner, new, strict=True)) else L.with_children(stmt, new)
+
+
+def replaced(kernel: L.Kernel, new: Mapping[Any, L.Stmt]) -> L.Kernel:
+    """The kernel with other statements in the places of some."""
+    return kernel.with_body(rebuild(kernel.body, new.get))
+
+
+def nesting(changed: L.Kernel) -> L.Kernel:
+    """The kernel, if what stands inside its vectorized loops can run in lanes, and inside a GPU axis no loop has the same one."""
+    for outer in L.walk(changed.body):
+        if isinstance(outer, L.For) and (outer.kind == L.VECTORIZED or outer.kind in L.GPU_AXES):
+            for inner in L.walk(outer.body):
+                allowed = (L.SERIAL, L.UNROLLED) if outer.kind == L.VECTORIZED else {*L.KINDS} - {outer.kind}
+                if isinstance(inner, L.For) and inner.kind not in allowed:
+                    raise refuse(f"the {inner.kind} loop `{inner.var.name}` would stand inside the {outer.kind} loop `{outer.var.name}`")
+    return changed
+
+
+def rebind(stmt: L.Stmt, mapping: Mapping[Expr, Expr]) -> L.Stmt:
+    """Loop variables replaced by expressions, simplified. Loops and buffers inside whose extents depend on them get new ranges and
+    shapes: proofs rely on those."""
+    match stmt:
+        case L.For(v, extent, body, kind) if _depends(extent, mapping):
             extent = as_dim(E.substitute(as_expr(extent), mapping))
-            w = loop_var(v.attr.name, extent)
-            return For(w, extent, rebind(body, {**mapping, v: w}), kind)
-        case Allocate(b, body) if any(_depends(d, mapping) for d in b.shape):
-            new = Buffer(b.name, b.dtype, [E.substitute(as_expr(d), mapping) for d in b.shape], b.scope)
-            return Allocate(new, rebind(swap_buffer(body, b, new, lambda indices: indices), mapping))
-    if children(stmt):
-        stmt = with_children(stmt, [rebind(c, mapping) for c in children(stmt)])
-        return replace(stmt, cond=simplify(E.substitute(stmt.cond, mapping))) if isinstance(stmt, If | While) else stmt
-    return map_expressions(stmt, lambda e: simplify(E.substitute(e, mapping)))
+            w = loop_var(v.name, extent)
+            return L.For(w, extent, rebind(body, {**mapping, v: w}), kind)
+        case L.Allocate(b, body) if any(_depends(d, mapping) for d in b.shape):
+            new = L.Buffer(b.name, b.dtype, [E.substitute(as_expr(d), mapping) for d in b.shape], b.scope)
+            return L.Allocate(new, rebind(swap_buffer(body, b, new), mapping))
+    if L.children(stmt):
+        stmt = L.with_children(stmt, [rebind(c, mapping) for c in L.children(stmt)])
+        return replace(stmt, cond=simplify(E.substitute(stmt.cond, mapping))) if isinstance(stmt, L.If | L.While) else stmt
+    return L.map_expressions(stmt, lambda e: simplify(E.substitute(e, mapping)))
 
 
 def _depends(extent: Dim, variables: Container[Expr]) -> bool:
     return any(v in variables for v in E.variables(as_expr(extent)))
 
 
-def renamed(stmt: Stmt, name: Callable[[str], str]) -> Stmt:
+def renamed(stmt: L.Stmt, name: Callable[[str], str]) -> L.Stmt:
     """A copy whose loops and local buffers have other names."""
     match stmt:
-        case For(v, extent, body, kind):
-            w = loop_var(name(v.attr.name), extent)
-            return For(w, extent, renamed(rebind(body, {v: w}), name), kind)
-        case Allocate(b, body):
-            new = Buffer(name(b.name), b.dtype, b.shape, b.scope)
-            return Allocate(new, renamed(swap_buffer(body, b, new, lambda indices: indices), name))
-    return with_children(stmt, [renamed(c, name) for c in children(stmt)])
+        case L.For(v, extent, body, kind):
+            w = loop_var(name(v.name), extent)
+            return L.For(w, extent, renamed(rebind(body, {v: w}), name), kind)
+        case L.Allocate(b, body):
+            new = L.Buffer(name(b.name), b.dtype, b.shape, b.scope)
+            return L.Allocate(new, renamed(swap_buffer(body, b, new), name))
+    return L.with_children(stmt, [renamed(c, name) for c in L.children(stmt)])
 
 
-def rename_inner(kernel: Kernel, stmt: Stmt, suffix: str) -> tuple[Stmt, dict[str, str]]:
-    """A copy of a part of the kernel, to stand beside it, and the names in it of the loops and buffers of the original."""
+def rename_inner(kernel: L.Kernel, stmt: L.Stmt, suffix: str) -> tuple[L.Stmt, dict[str, str]]:
+    """A copy of a part of the kernel, to stand next to it, and the names in it of the loops and buffers of the original."""
     names: dict[str, str] = {}
 
     def name(old: str) -> str:
@@ -191,63 +253,44 @@ def rename_inner(kernel: Kernel, stmt: Stmt, suffix: str) -> tuple[Stmt, dict[st
     return renamed(stmt, name), names
 
 
-def swap_buffer(stmt: Stmt, old: Buffer, new: Buffer, indices: Callable[[tuple[Expr, ...]], tuple[Expr, ...]]) -> Stmt:
+def swap_buffer(stmt: L.Stmt, old: L.Buffer, new: L.Buffer, indices: Callable[[Indices], Indices] = lambda at: at) -> L.Stmt:
     """All accesses of `old` become accesses of `new` at mapped indices."""
-    return redirect(stmt, lambda buffer, at: (new, tuple(map(simplify, indices(at)))) if buffer is old else None)
+    return L.redirect(stmt, lambda buffer, at: (new, tuple(map(simplify, indices(at)))) if buffer is old else None)
 
 
-def replace_buffer(
-    kernel: Kernel, old: Buffer, new: Buffer, indices: Callable[[tuple[Expr, ...]], tuple[Expr, ...]] = lambda indices: indices
-) -> Kernel:
+def replace_buffer(kernel: L.Kernel, old: L.Buffer, new: L.Buffer, indices: Callable[[Indices], Indices] = lambda at: at) -> L.Kernel:
     """The kernel with another buffer in the place of a parameter or temporary, elements at mapped indices."""
     if old in kernel.buffers:
         buffers, outputs = (tuple(new if b is old else b for b in several) for several in (kernel.buffers, kernel.outputs))
         return replace(kernel, buffers=buffers, outputs=outputs, body=swap_buffer(kernel.body, old, new, indices))
-
-    def edit(s: Stmt) -> Stmt | None:
-        return Allocate(new, swap_buffer(s.body, old, new, indices)) if isinstance(s, Allocate) and s.buffer is old else None
-
-    return kernel.with_body(rebuild(kernel.body, edit))
+    life = next(s for s in L.walk(kernel.body) if isinstance(s, L.Allocate) and s.buffer is old)
+    return replaced(kernel, {life: L.Allocate(new, swap_buffer(life.body, old, new, indices))})
 
 
-def touches(stmt: Stmt, buffer: Buffer) -> bool:
-    """Whether the statement itself, not those inside, reads or writes a buffer."""
-    return any(b is buffer for b, _ in places(stmt))
-
-
-def is_local(buffer: Buffer, stmt: Stmt) -> bool:
-    """Whether a buffer is allocated inside of a statement."""
-    return any(isinstance(s, Allocate) and s.buffer is buffer for s in walk(stmt))
-
-
-def temporary(kernel: Kernel, step: str, name: str, dtype: str, shape: Sequence[Dim], scope: str) -> Buffer:
-    """A new buffer for a step. Raises `ScheduleError` where its name is taken or its scope unknown."""
-    if scope not in SCOPES:
-        raise refuse(kernel, step, f"unknown scope `{scope}`; one of {', '.join(SCOPES)}")
-    new = Buffer(name, dtype, shape, scope)
+def temporary(name: str, dtype: str, shape: Sequence[Dim], scope: str) -> L.Buffer:
+    """A new buffer for a step. Raises `ScheduleError` where its scope is unknown, or does not hold buffers of that shape."""
+    if scope not in L.SCOPES:
+        raise refuse(f"unknown scope `{scope}`; one of {', '.join(L.SCOPES)}")
+    new = L.Buffer(name, dtype, shape, scope)
     if scope == "register" and not all(isinstance(n, int) for n in new.shape):
-        raise refuse(kernel, step, f"`{name}` has the symbolic shape [{', '.join(map(str, new.shape))}] and cannot live in registers")
+        raise refuse(f"`{name}` has the symbolic shape [{', '.join(map(str, new.shape))}] and cannot live in registers")
     return new
 
 
-def without_allocation(stmt: Stmt, buffer: Buffer) -> Stmt:
-    """A buffer is no more: neither is there anything to be prefetched."""
+def check_shared_memory(kernel: L.Kernel, scope: str, target: L.Stmt) -> None:
+    """Refuses memory shared by the threads of a block inside a loop over them: each iteration would fill the one copy again."""
+    threads = [s for s in path(kernel.body, target) if isinstance(s, L.For) and s.kind.startswith("thread")]
+    if scope == "shared" and threads:
+        x = threads[0]
+        raise refuse(f"shared memory cannot be filled inside the {x.kind} loop `{x.var.name}`", "name a loop outside of it")
 
-    def edit(s: Stmt) -> Stmt | None:
-        if isinstance(s, Allocate) and s.buffer is buffer:
+
+def without_allocation(stmt: L.Stmt, buffer: L.Buffer) -> L.Stmt:
+    """The statement without the allocation of a buffer, and without prefetches of it."""
+
+    def edit(s: L.Stmt) -> L.Stmt | None:
+        if isinstance(s, L.Allocate) and s.buffer is buffer:
             return without_allocation(s.body, buffer)
-        return Block(()) if isinstance(s, Prefetch) and s.buffer is buffer else None
+        return L.Block(()) if isinstance(s, L.Prefetch) and s.buffer is buffer else None
 
     return rebuild(stmt, edit)
-
-
-def hoist_allocation(stmt: Stmt, buffer: Buffer) -> Stmt:
-    """Allocations of temporaries enclose the whole body, so that all nests stay siblings in one block."""
-    body = without_allocation(stmt, buffer)
-    allocations = []
-    while isinstance(body, Allocate):
-        allocations.append(body.buffer)
-        body = body.body
-    for b in reversed([*allocations, buffer]):
-        body = Allocate(b, body)
-    return body

@@ -1,4 +1,4 @@
-"""The shape of loop nests: split, reorder, fuse, partition."""
+"""The shape of loop nests (split, reorder, fuse, partition), and how iterations run: in order, in lanes, unrolled, on threads, on a GPU."""
 
 from __future__ import annotations
 
@@ -6,30 +6,20 @@ from dataclasses import replace
 from math import gcd
 
 from tcomp.ir import expr as E
+from tcomp.ir import loops as L
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
-from tcomp.ir.loops import Accumulate, Allocate, For, Kernel, Store, block, perfect, walk
 from tcomp.ir.simplify import prove, quotient, simplify
-from tcomp.schedules.analysis.legality import disorder
+from tcomp.schedules.analysis.legality import disorder, race
 from tcomp.schedules.handles import LoopCopy
-from tcomp.schedules.primitives.editing import (
-    check_factor,
-    enclosing,
-    find_loop,
-    fresh,
-    guard,
-    nesting,
-    rebind,
-    refuse,
-    refuse_conflict,
-    rename_inner,
-    replace_loop,
-)
-from tcomp.schedules.primitives.tail_strategies import check_in_range, masked, padded, repeatable
+from tcomp.schedules.primitives import editing
+from tcomp.schedules.primitives.editing import enclose, find_loop, fresh, guard, nesting, rebind, refuse, replaced
+from tcomp.schedules.primitives.tail_strategies import check_in_range, check_repeatable, masked, padded
 
 TAILS = ("guard", "mask", "peel", "shift_inwards", "round_up")
+MAX_COPIES = 1 << 12  # of the body of one vectorized or unrolled loop: longer code is slow to compile, and exceeds instruction caches
 
 
-def split(kernel: Kernel, loop: str, factor: int, tail: str = "guard") -> tuple[Kernel, *tuple[str, ...]]:
+def split(kernel: L.Kernel, loop: str, factor: int, tail: str = "guard") -> tuple[L.Kernel, *tuple[str, ...]]:
     """A loop of n iterations becomes a loop over tiles around a loop of `factor` iterations: `i` becomes `i.o` and `i.i`.
 
     Legal always, as far as the loops of full tiles are concerned; `tail` says what happens to the iterations that do not fill a tile, if
@@ -53,8 +43,7 @@ def split(kernel: Kernel, loop: str, factor: int, tail: str = "guard") -> tuple[
     Good for tiles that fit in a cache or in registers, for lanes of vectors, and for a number of tasks that fits the machine. Returns
     the names of the two loops, and with `peel` of the third, which knows the `copies` of the loops inside.
 
-    >>> from tcomp import te
-    >>> from tcomp.schedules import Schedule
+    >>> from tcomp import Schedule, te
     >>> A = te.placeholder((10,), name="A")
     >>> B = te.compute((10,), lambda i: A[i] * 2, name="B")
     >>> s = Schedule(B)
@@ -123,11 +112,11 @@ def split(kernel: Kernel, loop: str, factor: int, tail: str = "guard") -> tuple[
       R[R.0] = r[R.0]
     }
     """
-    target = find_loop(kernel, loop, "split")
-    check_factor(kernel, "split", factor)
+    target = find_loop(kernel, loop)
+    editing.check_factor(factor)
     if tail not in TAILS:
-        raise refuse(kernel, "split", f"unknown tail `{tail}`; one of {', '.join(TAILS)}")
-    _steady(kernel, target, "split")
+        raise refuse(f"unknown tail `{tail}`; one of {', '.join(TAILS)}")
+    _check_extent_fixed(target)
     extent = as_expr(target.extent)
     outer_extent = as_dim((extent + (factor - 1)) // factor)
     rest: list[str] = []
@@ -138,38 +127,38 @@ def split(kernel: Kernel, loop: str, factor: int, tail: str = "guard") -> tuple[
     outer = loop_var(fresh(kernel, loop + ".o"), outer_extent)
     inner = loop_var(fresh(kernel, loop + ".i"), factor)
     index = outer * factor + inner
-    whole = tail == "peel" or prove(index < extent)
-    if tail == "shift_inwards" and not whole:
+    if tail == "peel" or prove(index < extent):
+        tail = "none"  # all tiles are full
+    if tail == "shift_inwards":
         if not prove(extent >= factor):
-            raise refuse(kernel, "split", f"cannot prove that `{loop}` has the {factor} iterations of one tile; its extent is {extent}")
-        repeatable(kernel, target)
+            raise refuse(f"cannot prove that `{loop}` has the {factor} iterations of one tile; its extent is {extent}")
+        check_repeatable(target)
         index = E.minimum(outer * factor, extent - factor) + inner
-    if tail == "round_up" and not whole:
+    if tail == "round_up":
         if not set(E.variables(extent)) <= set(kernel.scalars):
-            why = f"the extent of `{loop}` depends on a loop: {extent}"
-            raise refuse(kernel, "split", why, "`round_up` pads buffers, whose sizes are fixed")
+            raise refuse(f"the extent of `{loop}` depends on a loop: {extent}", "`round_up` pads buffers, whose sizes are fixed")
         kernel = padded(kernel, target, as_expr(outer_extent) * factor)
         target = find_loop(kernel, loop)
     body = rebind(target.body, {target.var: index})
-    if tail == "guard" and not whole:
+    if tail == "guard":
         body = guard([index < extent], body)
-    if tail == "mask" and not whole:
+    if tail == "mask":
         body = masked(kernel, [simplify(index < extent)], body)
-    new = For(outer, outer_extent, For(inner, factor, body), target.kind)
-    if tail == "round_up" and not whole:
-        check_in_range(kernel, new, outer, inner)
-    return replace_loop(kernel, target, new), outer.attr.name, inner.attr.name, *rest
+    new = L.For(outer, outer_extent, L.For(inner, factor, body), target.kind)
+    if tail == "round_up":
+        check_in_range(new, outer, inner)
+    names = [outer.name, inner.name, *rest]
+    return replaced(kernel, {target: new}), *names
 
 
-def reorder(kernel: Kernel, *order: str, reassociate: bool = False) -> Kernel:
+def reorder(kernel: L.Kernel, *order: str, reassociate: bool = False) -> L.Kernel:
     """Loops directly inside each other take the given order; loops of the nest that are not named keep their places.
 
     Legal when iterations that touch one element, at least one of them writing, stay in order; with `reassociate`, accumulations into
     one element may change theirs (which changes the rounding of floats). An extent must not depend on a loop that would stand inside.
     Good for what the innermost loops run along: neighbouring elements for vectors, elements that are used again for caches.
 
-    >>> from tcomp import te
-    >>> from tcomp.schedules import Schedule
+    >>> from tcomp import Schedule, te
     >>> A, k = te.placeholder((8, 4), name="A"), te.reduce_axis(8, "k")
     >>> s = Schedule(te.compute((4,), lambda i: te.sum(A[k, i], k), "B"))
     >>> s.reorder("B.k", "B.i")
@@ -184,39 +173,32 @@ def reorder(kernel: Kernel, *order: str, reassociate: bool = False) -> Kernel:
     }
     """
     if len(set(order)) != len(order) or not order:
-        raise refuse(kernel, "reorder", f"the order ({', '.join(order)}) should name some loops, each once")
-    wanted = [find_loop(kernel, name, "reorder") for name in order]
-    top = next(s for s in walk(kernel.body) if s in wanted)
-    loops, leaf = perfect(top)
-    if any(w not in loops for w in wanted):
-        missing = [w.var.attr.name for w in wanted if w not in loops]
-        raise refuse(kernel, "reorder", f"{', '.join(missing)} is not in one perfect nest with {top.var.attr.name}")
+        raise refuse(f"the order ({', '.join(order)}) should name some loops, each once")
+    wanted = [find_loop(kernel, name) for name in order]
+    top = next(s for s in L.walk(kernel.body) if s in wanted)
+    loops, leaf = L.perfect(top)
+    if missing := [w.var.name for w in wanted if w not in loops]:
+        raise refuse(f"{', '.join(missing)} is not in one perfect nest with {top.var.name}")
     for x in loops:
-        _steady(kernel, x, "reorder")
+        _check_extent_fixed(x)
     places = iter(wanted)
-    arranged = [next(places) if outer in wanted else outer for outer in loops]
-    seen: set[Expr] = set()
-    for outer in arranged:
-        if set(E.variables(as_expr(outer.extent))) & {x.var for x in loops if x.var not in seen}:
-            raise refuse(kernel, "reorder", f"the extent of {outer.var.attr.name} depends on a loop that would stand inside it")
-        seen.add(outer.var)
+    arranged = [next(places) if x in wanted else x for x in loops]
+    for n, x in enumerate(arranged):
+        if not {later.var for later in arranged[n:]}.isdisjoint(E.variables(as_expr(x.extent))):
+            raise refuse(f"the extent of {x.var.name} depends on a loop that would stand inside it")
     if arranged != loops and (conflict := disorder(loops, arranged, reassociate, kernel.body)) is not None:
         moved = [new.var.name for old, new in zip(loops, arranged, strict=True) if old is not new]
-        raise refuse_conflict(kernel, "reorder", f"iterations of {', '.join(moved)}", conflict)
-    body = leaf
-    for outer in reversed(arranged):
-        body = replace(outer, body=body)
-    return nesting(kernel, "reorder", replace_loop(kernel, top, body))
+        raise refuse(f"iterations of {', '.join(moved)}", conflict=conflict)
+    return nesting(replaced(kernel, {top: enclose(arranged, leaf)}))
 
 
-def fuse(kernel: Kernel, outer: str, inner: str) -> tuple[Kernel, str]:
+def fuse(kernel: L.Kernel, outer: str, inner: str) -> tuple[L.Kernel, str]:
     """Two loops directly inside each other become one, over i * n + j.
 
     Legal for loops of one kind if the extent n of the inner one does not depend on the outer one. Good for enough iterations to divide
     among threads, and for long vectors over short rows. Returns the name of the loop.
 
-    >>> from tcomp import te
-    >>> from tcomp.schedules import Schedule
+    >>> from tcomp import Schedule, te
     >>> A = te.placeholder((4, 6), name="A")
     >>> s = Schedule(te.compute((4, 6), lambda i, j: A[i, j] * 2, name="B"))
     >>> s.fuse("B.i", "B.j")
@@ -226,32 +208,31 @@ def fuse(kernel: Kernel, outer: str, inner: str) -> tuple[Kernel, str]:
       B[B.i_j // 6, B.i_j % 6] = A[B.i_j // 6, B.i_j % 6] * 2.0f
     }
     """
-    first = find_loop(kernel, outer, "fuse")
+    first = find_loop(kernel, outer)
     second = first.body
-    if not isinstance(second, For) or second.var.attr.name != inner:
-        raise refuse(kernel, "fuse", f"`{inner}` does not stand directly inside `{outer}`")
+    if not isinstance(second, L.For) or second.var.name != inner:
+        raise refuse(f"`{inner}` does not stand directly inside `{outer}`")
     if first.kind != second.kind:
-        raise refuse(kernel, "fuse", f"`{outer}` is {first.kind}, `{inner}` is {second.kind}")
+        raise refuse(f"`{outer}` is {first.kind}, `{inner}` is {second.kind}")
     if first.var in E.variables(as_expr(second.extent)):
-        raise refuse(kernel, "fuse", f"the extent of `{inner}` depends on `{outer}`")
-    _steady(kernel, first, "fuse")
-    _steady(kernel, second, "fuse")
+        raise refuse(f"the extent of `{inner}` depends on `{outer}`")
+    _check_extent_fixed(first)
+    _check_extent_fixed(second)
     rows, columns = _size(kernel, first.extent), _size(kernel, second.extent)
     extent = as_dim(rows * columns)
     v = loop_var(fresh(kernel, f"{outer}_{inner.rsplit('.', 1)[-1]}"), extent)
     body = rebind(second.body, {first.var: v // columns, second.var: v % columns})
-    return replace_loop(kernel, first, For(v, extent, body, first.kind)), v.attr.name
+    return replaced(kernel, {first: L.For(v, extent, body, first.kind)}), v.name
 
 
-def partition(kernel: Kernel, loop: str, point: Dim) -> tuple[Kernel, str, LoopCopy]:
+def partition(kernel: L.Kernel, loop: str, point: Dim) -> tuple[L.Kernel, str, LoopCopy]:
     """The first `point` iterations and the rest become two loops, each simplified for its range: `i` and `i.t` (tail).
 
     Legal where 0 <= point <= extent can be proved; a size is taken to be >= 0. The point may depend on sizes and on loops around. Good
     for guards, which vanish from the part where they always hold: borders and tails apart from the many iterations in the middle.
     Returns the names of the two loops; the second knows the `copies` of the loops inside (they get `.t` as well).
 
-    >>> from tcomp import te
-    >>> from tcomp.schedules import Schedule
+    >>> from tcomp import Schedule, te
     >>> A = te.placeholder((8,), name="A")
     >>> s = Schedule(te.compute((10,), lambda i: te.select(i < 8, A[i], 0.0), name="B"))
     >>> s.partition("B.i", 8)
@@ -264,42 +245,41 @@ def partition(kernel: Kernel, loop: str, point: Dim) -> tuple[Kernel, str, LoopC
       B[B.i.t + 8] = 0.0f
     }
     """
-    target = find_loop(kernel, loop, "partition")
-    _steady(kernel, target, "partition")
-    around = {x.var for x in enclosing(kernel, target)}
+    target = find_loop(kernel, loop)
+    _check_extent_fixed(target)
+    around = {x.var for x in editing.enclosing(kernel, target)}
     for v in E.variables(as_expr(point)):
         if v not in around and v not in kernel.scalars:
-            raise refuse(kernel, "partition", f"`{v.name}` is neither a size nor a loop around `{loop}`")
+            raise refuse(f"`{v.name}` is neither a size nor a loop around `{loop}`")
     if _size(kernel, point) is not as_expr(point) or not _at_most(as_expr(point), as_expr(target.extent)):
-        raise refuse(kernel, "partition", f"cannot prove that {point} lies between 0 and the extent of `{loop}`, {target.extent}")
+        raise refuse(f"cannot prove that {point} lies between 0 and the extent of `{loop}`, {target.extent}")
     return _parted(kernel, target, point)
 
 
-def _parted(kernel: Kernel, target: For, point: Dim) -> tuple[Kernel, str, LoopCopy]:
+def _parted(kernel: L.Kernel, target: L.For, point: Dim) -> tuple[L.Kernel, str, LoopCopy]:
     """A loop in two: the first `point` iterations, and the others."""
-    loop = target.var.attr.name
+    loop = target.var.name
     head_var = loop_var(loop, point)
-    head = For(head_var, as_dim(point), rebind(target.body, {target.var: head_var}), target.kind)
+    head = L.For(head_var, as_dim(point), rebind(target.body, {target.var: head_var}), target.kind)
     rest = as_dim(as_expr(target.extent) - as_expr(point))
     name = fresh(kernel, loop + ".t")
     tail_var = loop_var(name, rest)
-    copy, names = rename_inner(kernel, target.body, ".t")
-    tail = For(tail_var, rest, rebind(copy, {target.var: tail_var + as_expr(point)}), target.kind)
-    return replace_loop(kernel, target, block(head, tail)), loop, LoopCopy(name, names)
+    copy, names = editing.rename_inner(kernel, target.body, ".t")
+    tail = L.For(tail_var, rest, rebind(copy, {target.var: tail_var + as_expr(point)}), target.kind)
+    return replaced(kernel, {target: L.block(head, tail)}), loop, LoopCopy(name, names)
 
 
-def _steady(kernel: Kernel, loop: For, step: str) -> None:
+def _check_extent_fixed(loop: L.For) -> None:
     """Refuse if the loop changes its own extent, which is computed once, before the first iteration."""
-    written = {s.buffer for s in walk(loop.body) if isinstance(s, Store | Accumulate)}
+    written = {s.buffer for s in L.walk(loop.body) if isinstance(s, L.Store | L.Accumulate)}
     for r in E.reads(as_expr(loop.extent)):
         if r.attr in written:
-            raise refuse(kernel, step, f"the extent of `{loop.var.attr.name}` reads `{r.attr.name}`, which is written inside the loop")
+            raise refuse(f"the extent of `{loop.var.name}` reads `{r.attr.name}`, which is written inside the loop")
 
 
-def _size(kernel: Kernel, extent: Dim) -> Expr:
+def _size(kernel: L.Kernel, extent: Dim) -> Expr:
     """The number of iterations: the extent, or 0 where it may be negative."""
-    dims = [as_expr(d) for s in walk(kernel.body) if isinstance(s, Allocate) for d in s.buffer.shape]
-    dims += [as_expr(d) for b in kernel.buffers for d in b.shape]  # no buffer has a negative size
+    dims = [as_expr(d) for b in editing.buffers_of(kernel).values() for d in b.shape]  # no buffer has a negative size
 
     def counts(e: Expr) -> bool:
         if e.op == "floordiv" and e.args[1].op == "const" and e.args[1].attr > 0:
@@ -317,3 +297,70 @@ def _at_most(a: Expr, b: Expr) -> bool:
     (x, m), (y, d) = quotient(a), quotient(b)
     common = gcd(m, d)
     return common > 1 and _at_most(simplify(x // (m // common)), simplify(y // (d // common)))
+
+
+def set_kind(kernel: L.Kernel, loop: str, kind: str, reassociate: bool = False) -> L.Kernel:
+    """How the iterations of a loop run: serial, parallel, vectorized, unrolled, or bound to an axis of a GPU (block.x ... thread.z).
+
+    Legal for parallel, vectorized and bound loops when no iteration writes what another one touches; vectorized and unrolled need a
+    constant extent of at most 4096. A loop that accumulates into one element may be vectorized, or bound to thread.x, with `reassociate`:
+    the lanes (threads) are then reduced as a binary tree. `s.parallel(loop)`, `s.vectorize(loop)`, `s.unroll(loop)`, `s.bind(loop, axis)`
+    are short for it. Good for: threads on outer loops, lanes on inner loops along neighbouring elements, copies of short innermost loops.
+
+    >>> from tcomp import Schedule, te
+    >>> A = te.placeholder((4, 8), name="A")
+    >>> s = Schedule(te.compute((4, 8), lambda i, j: A[i, j] * 2, name="B"))
+    >>> s.set_kind("B.i", "parallel")
+    >>> s.vectorize("B.j")
+    >>> print(s.kernel.body)
+    parallel B.i in 0..4 {
+      vectorized B.j in 0..8 {
+        B[B.i, B.j] = A[B.i, B.j] * 2.0f
+      }
+    }
+    """
+    target = find_loop(kernel, loop)
+    if kind not in L.KINDS:
+        raise refuse(f"unknown loop kind; one of {', '.join(L.KINDS)}")
+    if kind in (L.VECTORIZED, L.UNROLLED):
+        if not isinstance(target.extent, int):
+            raise refuse(f"the extent of `{loop}` is symbolic: {target.extent}", "split it by a constant first")
+        if target.extent > MAX_COPIES:
+            raise refuse(f"`{loop}` has {target.extent} iterations: the code would be too long", "split it first")
+    may_reassociate = reassociate and kind in (L.VECTORIZED, "thread.x")
+    if kind not in (L.SERIAL, L.UNROLLED) and (conflict := race(target, may_reassociate, kernel.body)) is not None:
+        raise refuse(f"iterations of `{loop}`", conflict=conflict)
+    return nesting(replaced(kernel, {target: replace(target, kind=kind)}))
+
+
+def distribute(kernel: L.Kernel, loop: str, factor: int, outer: str, inner: str, strided: bool = False) -> tuple[L.Kernel, str, str]:
+    """Split a loop for a GPU: `i.o` of kind `outer` around `i.i` of `factor` iterations of kind `inner`, guarded.
+
+    The kinds are serial or GPU axes. With `strided` the loops change places: thread number i.i takes every factor-th iteration, so that
+    neighbouring threads touch neighbouring elements. Legal when no iteration writes what another one touches. Good for one loop over
+    all threads of a grid, or over those of a block. Returns the names of the loops.
+
+    >>> from tcomp import Schedule, te
+    >>> A = te.placeholder((1000,), name="A")
+    >>> s = Schedule(te.compute((1000,), lambda i: A[i] * 2, name="B"))
+    >>> s.distribute("B.i", 256, "block.x", "thread.x")
+    ('B.i.o', 'B.i.i')
+    >>> print(s.kernel.body)
+    block.x B.i.o in 0..4 {
+      thread.x B.i.i in 0..256 {
+        if B.i.i + B.i.o * 256 < 1000 {
+          B[B.i.i + B.i.o * 256] = A[B.i.i + B.i.o * 256] * 2.0f
+        }
+      }
+    }
+    """
+    target = find_loop(kernel, loop)
+    for kind in (outer, inner):
+        if kind not in (L.SERIAL, *L.GPU_AXES):
+            raise refuse(f"`{kind}` is not an axis of a GPU")
+    if (conflict := race(target, within=kernel.body)) is not None:
+        raise refuse(f"iterations of `{loop}`", conflict=conflict)
+    kernel, *(outer_name, inner_name) = split(kernel, loop, factor)
+    first, second = find_loop(kernel, outer_name), find_loop(kernel, inner_name)
+    a, b = replace(first, kind=outer), replace(second, kind=inner)
+    return nesting(replaced(kernel, {first: enclose([b, a] if strided else [a, b], second.body)})), outer_name, inner_name

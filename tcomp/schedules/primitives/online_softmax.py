@@ -8,19 +8,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tcomp.ir import expr as E
+from tcomp.ir import loops as L
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import Expr, as_dim, as_expr, loop_var
-from tcomp.ir.loops import PARALLEL, SERIAL, Accumulate, Allocate, Block, Buffer, For, Kernel, Stmt, Store, block, children, perfect
 from tcomp.ir.simplify import prove, same_dim, simplify
 from tcomp.schedules.analysis.inverse_maps import holds, inverse
 from tcomp.schedules.instructions import tf32
-from tcomp.schedules.primitives.editing import check_factor, enclosing, find_buffer, find_loop, fresh, guard, rebuild, refuse, renamed
-from tcomp.schedules.primitives.insertion_points import Chain, chain_of, path, reads, sequence, stores_all, writes
+from tcomp.schedules.primitives import editing
+from tcomp.schedules.primitives.editing import enclose, fresh, guard, path, reads, refuse, renamed, sequence, writes
+from tcomp.schedules.primitives.insertion_points import Chain, chain_of, stores_all
 
 FLOATS = ("float16", "float32", "float64")
 
 
-def online(kernel: Kernel, stage: str, loop: str, factor: int) -> tuple[Kernel, str, str, str, str]:
+def online(kernel: L.Kernel, stage: str, loop: str, factor: int) -> tuple[L.Kernel, str, str, str, str]:
     """A maximum M = max(x[k]), and the sums A = sum(exp(x[k] - M) * v[k]) that follow it, in one loop over blocks of k, `factor` long.
 
     Each block raises the maximum so far, scales down what has been summed up so far by exp(maximum before - maximum now), and adds its own
@@ -36,8 +37,7 @@ def online(kernel: Kernel, stage: str, loop: str, factor: int) -> tuple[Kernel, 
 
     Sources: M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax" (2018); T. Dao et al., "FlashAttention" (2022).
 
-    >>> from tcomp import te
-    >>> from tcomp.schedules import Schedule
+    >>> from tcomp import Schedule, te
     >>> A, k = te.placeholder((12,), name="A"), te.reduce_axis(12, "k")
     >>> M = te.compute((), lambda: te.max(A[k], k), "M")
     >>> T = te.compute((), lambda: te.sum(te.exp(A[k] - M[()]), k), "T")
@@ -69,25 +69,20 @@ def online(kernel: Kernel, stage: str, loop: str, factor: int) -> tuple[Kernel, 
     }
     T[] = select(M[] == float32(-inf), M[] - M[], T[])
     """
-    step = "online"
-    buffer, target = find_buffer(kernel, stage, step), find_loop(kernel, loop, step)
-    check_factor(kernel, step, factor, "length of a block")
+    buffer, target = editing.find_buffer(kernel, stage), editing.find_loop(kernel, loop)
+    editing.check_factor(factor, "length of a block")
     home, items = _sequence_around(kernel, target)
     top = _maximum(kernel, items, buffer, target)
     start = items.index(top.nest)
-    sums = [_sum(kernel, top, items, item) for item in items[start + 1 :] if _reduces_with(item, buffer)]
+    sums = [_sum(top, items, item) for item in items[start + 1 :] if _reduces_with(item, buffer)]
     if not sums:
-        raise refuse(kernel, step, f"nothing beside `{loop}` sums up exponentials relative to `{stage}`", "`inline` them into the sums")
-    _check_between(kernel, items, top, sums)
-    parts = _Parts(kernel, top, factor)
+        raise refuse(f"nothing next to `{loop}` sums up exponentials relative to `{stage}`", "`inline` them into the sums")
+    _check_between(items, top, sums)
+    blocks = _Blocks(kernel, top, factor)
     moved = {top.nest, *(a.nest for a in sums)}
     last = max(items.index(a.nest) for a in sums)
-    new: list[Stmt] = [x for x in items[:last] if x not in moved]
-    new += [parts.loop(sums), *(parts.final(a) for a in sums), *items[last + 1 :]]
-    body = block(*new)
-    for allocated in reversed([s.buffer for s in _allocations(home)]):
-        body = Allocate(allocated, body)
-    return kernel.with_body(rebuild(kernel.body, lambda s: body if s is home else None)), *parts.names
+    new = [*(x for x in items[:last] if x not in moved), blocks.loop(sums), *map(blocks.final, sums), *items[last + 1 :]]
+    return editing.replaced(kernel, {home: editing.allocated(_allocations(home), L.block(*new))}), *blocks.names
 
 
 # ---------------------------------------------------------------- what is there
@@ -95,27 +90,12 @@ def online(kernel: Kernel, stage: str, loop: str, factor: int) -> tuple[Kernel, 
 
 @dataclass(frozen=True, slots=True)
 class _Reduction:
-    """A nest around one accumulation: its loops but the one that is cut into blocks, that one, conditions, and the accumulation."""
+    """A nest around one accumulation, and the loop of it that is cut into blocks."""
 
-    nest: Stmt
+    nest: L.Stmt
     chain: Chain
-    update: Accumulate
-    along: For
-
-    @property
-    def rows(self) -> list[For]:
-        """The loops over elements."""
-        return [x for x in self.chain.loops if x.var in E.variables(*self.update.indices)]
-
-    @property
-    def conditions(self) -> list[Expr]:
-        return [part for c in self.chain.conditions for part in E.conjuncts(c)]
-
-    @property
-    def of_rows(self) -> list[Expr]:
-        """The conditions that say which elements are accumulated into."""
-        reduced = {x.var for x in self.chain.loops} - {x.var for x in self.rows}
-        return [c for c in self.conditions if reduced.isdisjoint(E.variables(c))]
+    update: L.Accumulate
+    along: L.For
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,75 +106,72 @@ class _Sum(_Reduction):
     at: tuple[Expr, ...]
 
 
-def _sequence_around(kernel: Kernel, target: For) -> tuple[Stmt, tuple[Stmt, ...]]:
+def _sequence_around(kernel: L.Kernel, target: L.For) -> tuple[L.Stmt, tuple[L.Stmt, ...]]:
     """The innermost sequence with an item that is a nest around one statement, `target` being one of its loops."""
-    home: Stmt = kernel.body
+    home: L.Stmt = kernel.body
     while True:
         items = sequence(home)
         item = next(x for x in items if path(x, target))
-        if chain_of(item) is not None or not children(item) or item is target:
+        if chain_of(item) is not None or not L.children(item) or item is target:
             return home, items
-        home = next(c for c in children(item) if path(c, target))
+        home = next(c for c in L.children(item) if path(c, target))
 
 
-def _allocations(stmt: Stmt) -> list[Allocate]:
-    """Those that stand in a sequence itself."""
-    here = [stmt] if isinstance(stmt, Allocate) else []
-    return [*here, *(s for c in children(stmt) for s in _allocations(c))] if isinstance(stmt, Block | Allocate) else []
+def _allocations(stmt: L.Stmt) -> list[L.Buffer]:
+    """The buffers allocated in a sequence itself."""
+    here = [stmt.buffer] if isinstance(stmt, L.Allocate) else []
+    return [*here, *(b for c in L.children(stmt) for b in _allocations(c))] if isinstance(stmt, L.Block | L.Allocate) else []
 
 
-def _reduction(kernel: Kernel, items: Sequence[Stmt], nest: Stmt, along: For, reducer: str) -> _Reduction:
-    """A nest that accumulates by the reducer, over `along`, into a buffer that another item sets to the identity, and no one else
+def _reduction(items: Sequence[L.Stmt], nest: L.Stmt, along: L.For, op: str) -> _Reduction:
+    """A nest that accumulates by `add` or `max`, over `along`, into a buffer that another item sets to the identity, and no one else
     writes."""
     found = chain_of(nest)
-    if found is None or not isinstance(found.write, Accumulate):
-        raise refuse(kernel, "online", f"`{along.var.name}` is no loop of a nest around a single accumulation")
+    if found is None or not isinstance(found.write, L.Accumulate):
+        raise refuse(f"`{along.var.name}` is no loop of a nest around a single accumulation")
     update, buffer = found.write, found.write.buffer
     r, name = update.reducer, update.buffer.name
-    combined = (r.lhs + r.rhs, r.rhs + r.lhs) if reducer == "+" else (E.maximum(r.lhs, r.rhs), E.maximum(r.rhs, r.lhs))
-    if r.combine not in combined or buffer.dtype not in FLOATS:
-        raise refuse(kernel, "online", f"`{name}` is no {'sum' if reducer == '+' else 'maximum'} of {', '.join(FLOATS)}")
-    used = E.variables(*update.indices)
-    if along.var in used or E.reads(*update.indices):
-        raise refuse(kernel, "online", f"`{along.var.name}` is no reduction loop of `{name}`")
+    if r.combine not in (E.binary(op, r.lhs, r.rhs), E.binary(op, r.rhs, r.lhs)) or buffer.dtype not in FLOATS:
+        raise refuse(f"`{name}` is no {'sum' if op == 'add' else 'maximum'} of {', '.join(FLOATS)}")
+    if along in found.spatial or E.reads(*update.indices):
+        raise refuse(f"`{along.var.name}` is no reduction loop of `{name}`")
     variables = {x.var for x in found.loops}
     for x in found.loops:
-        if x.kind != SERIAL or not variables.isdisjoint(E.variables(as_expr(x.extent))) or E.reads(as_expr(x.extent)):
+        if x.kind != L.SERIAL or not variables.isdisjoint(E.variables(as_expr(x.extent))) or E.reads(as_expr(x.extent)):
             why = f"the loop `{x.var.name}` is {x.kind}, with the extent {x.extent}"
-            raise refuse(kernel, "online", why, "loops of its nests have to be serial, and their extents the same in all iterations")
-    places = inverse(update.indices, buffer.shape, [x for x in found.loops if x.var in used])
-    if not all(x.var in places.values for x in found.loops if x.var in used):
-        raise refuse(kernel, "online", f"the index of `{name}` does not tell the iteration")
+            raise refuse(why, "loops of its nests have to be serial, and their extents the same in all iterations")
+    if not {x.var for x in found.spatial} <= inverse(update.indices, buffer.shape, found.spatial).values.keys():
+        raise refuse(f"the index of `{name}` does not tell the iteration")
     writers = [x for x in items if writes(x, buffer) and x is not nest]
-    clear = perfect(writers[0])[1] if writers else None
-    if len(writers) != 1 or not isinstance(clear, Store) or clear.value is not r.identity or not stores_all(writers[0], buffer):
-        raise refuse(kernel, "online", f"the nest that sets `{name}` to {r.identity} does not stand beside `{along.var.name}`")
+    clear = L.perfect(writers[0])[1] if writers else None
+    if len(writers) != 1 or not isinstance(clear, L.Store) or clear.value is not r.identity or not stores_all(writers[0], buffer):
+        raise refuse(f"the nest that sets `{name}` to {r.identity} does not stand next to `{along.var.name}`")
     if items.index(writers[0]) > items.index(nest):
-        raise refuse(kernel, "online", f"`{name}` is written after it has been accumulated")
+        raise refuse(f"`{name}` is written after it has been accumulated")
     return _Reduction(nest, found, update, along)
 
 
-def _maximum(kernel: Kernel, items: Sequence[Stmt], buffer: Buffer, target: For) -> _Reduction:
+def _maximum(kernel: L.Kernel, items: Sequence[L.Stmt], buffer: L.Buffer, target: L.For) -> _Reduction:
     nest = next(x for x in items if path(x, target))
-    found = _reduction(kernel, items, nest, target, "max")
+    found = _reduction(items, nest, target, "max")
     if found.update.buffer is not buffer:
-        raise refuse(kernel, "online", f"`{target.var.name}` is a reduction loop of `{found.update.buffer.name}`, not of `{buffer.name}`")
-    if len(found.rows) + 1 != len(found.chain.loops) or len(found.of_rows) != len(found.conditions):
-        raise refuse(kernel, "online", f"`{target.var.name}` is not the only reduction loop of `{buffer.name}`, or not all elements are reduced")
+        raise refuse(f"`{target.var.name}` is a reduction loop of `{found.update.buffer.name}`, not of `{buffer.name}`")
+    if found.chain.reduction != [target] or len(found.chain.of_elements) != len(found.chain.conditions):
+        raise refuse(f"`{target.var.name}` is not the only reduction loop of `{buffer.name}`, or not all elements are reduced")
     if buffer in reads([nest]):
-        raise refuse(kernel, "online", f"`{buffer.name}` is computed from its own elements")
-    for x in enclosing(kernel, nest):
-        if x.kind not in (SERIAL, PARALLEL):
-            raise refuse(kernel, "online", f"the loop `{x.var.name}` around the maximum is {x.kind} already")
+        raise refuse(f"`{buffer.name}` is computed from its own elements")
+    for x in editing.enclosing(kernel, nest):
+        if x.kind not in (L.SERIAL, L.PARALLEL):
+            raise refuse(f"the loop `{x.var.name}` around the maximum is {x.kind} already")
     return found
 
 
-def _reduces_with(item: Stmt, buffer: Buffer) -> bool:
+def _reduces_with(item: L.Stmt, buffer: L.Buffer) -> bool:
     found = chain_of(item)
-    return buffer in reads([item]) and found is not None and isinstance(found.write, Accumulate)
+    return buffer in reads([item]) and found is not None and isinstance(found.write, L.Accumulate)
 
 
-def _sum(kernel: Kernel, top: _Reduction, items: Sequence[Stmt], nest: Stmt) -> _Sum:
+def _sum(top: _Reduction, items: Sequence[L.Stmt], nest: L.Stmt) -> _Sum:
     """A nest that reads the maximum, as a sum of exponentials relative to it."""
     maximum = top.update.buffer
     found = chain_of(nest)
@@ -205,35 +182,33 @@ def _sum(kernel: Kernel, top: _Reduction, items: Sequence[Stmt], nest: Stmt) -> 
     exponent = weights[0].args[0] if len(weights) == 1 else None
     if exponent is None or exponent.op != "sub" or exponent.args[1] not in uses or len(uses) != 1 or not _linear(value, weights[0]):
         why = f"`{name}` is no sum of products with one exponential of a difference to `{maximum.name}`"
-        raise refuse(kernel, "online", why, "`inline` exponentials; a sum that is divided by another one is divided after the reduction")
+        raise refuse(why, "`inline` exponentials; a sum that is divided by another one is divided after the reduction")
     rest = E.rewrite(value, lambda e: E.const(1, e.dtype) if e is weights[0] else None)
     if any(r.attr is maximum for r in E.reads(exponent.args[0], rest, *found.conditions, *found.write.indices)):
-        raise refuse(kernel, "online", f"`{name}` uses `{maximum.name}` for more than one difference", "the maximum rises until the end")
+        raise refuse(f"`{name}` uses `{maximum.name}` for more than one difference", "the maximum rises until the end")
     at = exponent.args[1].args
-    values, conditions = inverse(top.update.indices, maximum.shape, top.rows).at(at)
+    values, conditions = inverse(top.update.indices, maximum.shape, top.chain.spatial).at(at)
     if not all(map(holds, conditions)):
-        raise refuse(kernel, "online", f"`{name}` may use elements of `{maximum.name}` that are not computed")
+        raise refuse(f"`{name}` may use elements of `{maximum.name}` that are not computed")
 
-    def term(x: For) -> Expr:
+    def term(x: L.For) -> Expr:
         return simplify(E.substitute(top.update.value, {**values, top.along.var: x.var}))
 
     matching = [x for x in found.loops if same_dim(x.extent, top.along.extent) and term(x) is simplify(exponent.args[0])]
     if not matching:
         why = f"cannot see that what `{name}` takes the difference of is what `{maximum.name}` is the maximum of"
-        raise refuse(kernel, "online", f"{why}: {exponent.args[0]} and {top.update.value}")
-    found_sum = _reduction(kernel, items, nest, matching[0], "+")
-    result = _Sum(found_sum.nest, found_sum.chain, found_sum.update, found_sum.along, weights[0], at)
-    elements = {x.var for x in found_sum.rows}
-    if len(found_sum.of_rows) < len(found_sum.conditions):
-        raise refuse(kernel, "online", f"some terms of `{name}` are left out", "where all of them are, the sum has to stay 0")
-    if idle := next((x for x in found.loops if x is not found_sum.along and x.var not in elements and not prove(as_expr(x.extent) >= 1)), None):
-        raise refuse(kernel, "online", f"`{idle.var.name}` may have no iteration: its extent is {idle.extent}")
-    if any(x.var in E.variables(*at) for x in found.loops if x.var not in elements):
-        raise refuse(kernel, "online", f"an element of `{name}` is a sum over several maxima")
-    needed = {simplify(E.substitute(c, values)) for c in top.conditions}
-    if not {c for c in needed if not holds(c)} <= set(map(simplify, found_sum.of_rows)):
-        raise refuse(kernel, "online", f"`{name}` may be summed up where `{maximum.name}` is not computed")
-    return result
+        raise refuse(f"{why}: {exponent.args[0]} and {top.update.value}")
+    total = _reduction(items, nest, matching[0], "add")
+    if len(found.of_elements) < len(found.conditions):
+        raise refuse(f"some terms of `{name}` are left out", "where all of them are, the sum has to stay 0")
+    if idle := next((x for x in found.reduction if x is not total.along and not prove(as_expr(x.extent) >= 1)), None):
+        raise refuse(f"`{idle.var.name}` may have no iteration: its extent is {idle.extent}")
+    if any(x.var in E.variables(*at) for x in found.reduction):
+        raise refuse(f"an element of `{name}` is a sum over several maxima")
+    needed = {simplify(E.substitute(c, values)) for c in top.chain.conditions}
+    if not {c for c in needed if not holds(c)} <= set(map(simplify, found.of_elements)):
+        raise refuse(f"`{name}` may be summed up where `{maximum.name}` is not computed")
+    return _Sum(nest, found, total.update, total.along, weights[0], at)
 
 
 def _linear(value: Expr, factor: Expr) -> bool:
@@ -246,117 +221,103 @@ def _linear(value: Expr, factor: Expr) -> bool:
     return value.op == "mul" and len(having) == 1 and _linear(having[0], factor)
 
 
-def _check_between(kernel: Kernel, items: Sequence[Stmt], top: _Reduction, sums: Sequence[_Sum]) -> None:
+def _check_between(items: Sequence[L.Stmt], top: _Reduction, sums: Sequence[_Sum]) -> None:
     """Refuses unless the sums are independent of each other, and of all that stands between them and the maximum."""
-    reductions: list[_Reduction] = [top, *sums]
-    made = {f.update.buffer for f in reductions}
-    first, last = items.index(top.nest), max(items.index(a.nest) for a in sums)
-    sources = reads([f.nest for f in reductions])
+    nests = [top.nest, *(a.nest for a in sums)]
+    results = {top.update.buffer, *(a.update.buffer for a in sums)}
+    sources = reads(nests)
     for a in sums:
-        for b in (reads([a.nest]) & made) - {top.update.buffer}:
-            why = f"`{a.update.buffer.name}` is computed from `{b.name}`"
-            raise refuse(kernel, "online", why, "divide after the reduction, not inside of it")
-    clears = {x for x in items if any(writes(x, b) for b in made)}
-    for x in items[first : last + 1]:
-        if x in clears:
-            continue
-        if reads([x]) & made or any(writes(x, b) for b in sources):
-            used = ", ".join(sorted(b.name for b in (reads([x]) & made) | {b for b in sources if writes(x, b)}))
-            raise refuse(kernel, "online", f"something between the maximum and the last sum uses {used}", "move or `inline` it first")
+        for b in (reads([a.nest]) & results) - {top.update.buffer}:
+            raise refuse(f"`{a.update.buffer.name}` is computed from `{b.name}`", "divide after the reduction, not inside of it")
+    for x in items[items.index(top.nest) : max(map(items.index, nests)) + 1]:
+        used = (reads([x]) & results) | {b for b in sources if writes(x, b)}
+        if used and not any(writes(x, b) for b in results):  # what clears a sum may stand there
+            names = ", ".join(sorted(b.name for b in used))
+            raise refuse(f"something between the maximum and the last sum uses {names}", "move or `inline` it first")
 
 
-# ---------------------------------------------------------------- what is made
+# ---------------------------------------------------------------- what is built
 
 
-class _Parts:
-    """The statements of the loop over blocks."""
+class _Blocks:
+    """The statements of the loop over blocks, and behind it."""
 
-    def __init__(self, kernel: Kernel, top: _Reduction, factor: int) -> None:
+    def __init__(self, kernel: L.Kernel, top: _Reduction, factor: int) -> None:
         self.kernel, self.top, self.factor = kernel, top, factor
-        self.maximum, along = top.update.buffer, top.along
+        self.maximum, self.extent = top.update.buffer, as_expr(top.along.extent)
         name, dtype, shape = self.maximum.name, self.maximum.dtype, self.maximum.shape
-        self.terms = Buffer(fresh(kernel, f"{name}.terms"), dtype, (*shape, factor))
-        self.weights = Buffer(fresh(kernel, f"{name}.weights"), dtype, (*shape, factor))
-        self.scale = Buffer(fresh(kernel, f"{name}.scale"), dtype, shape)
-        extent = as_expr(along.extent)
-        self.extent = extent
-        self.blocks = as_dim((extent + (factor - 1)) // factor)
-        self.outer = loop_var(fresh(kernel, f"{along.var.name}.o"), self.blocks)
+        self.terms = L.Buffer(fresh(kernel, f"{name}.terms"), dtype, (*shape, factor))
+        self.weights = L.Buffer(fresh(kernel, f"{name}.weights"), dtype, (*shape, factor))
+        self.scale = L.Buffer(fresh(kernel, f"{name}.scale"), dtype, shape)
+        self.count = as_dim((self.extent + (factor - 1)) // factor)
+        self.outer = loop_var(fresh(kernel, f"{top.along.var.name}.o"), self.count)
         self.names = (self.outer.name, self.terms.name, self.weights.name, self.scale.name)
 
-    def loop(self, sums: Sequence[_Sum]) -> Stmt:
-        top, places = self.top, self.top.update.indices
-        here = E.read(self.maximum, places)
-        kept, lowered = E.read(self.scale, places), _no_lower_than_finite
+    def loop(self, sums: Sequence[_Sum]) -> L.Stmt:
+        top, places, conditions = self.top, self.top.update.indices, self.top.chain.conditions
+        current, previous = E.read(self.maximum, places), E.read(self.scale, places)
 
-        def by_place(buffer: Buffer, value: Callable[[Expr], Expr]) -> Stmt:
+        def by_place(buffer: L.Buffer, value: Callable[[Expr], Expr]) -> L.Stmt:
             """A buffer that has an element for each one of the block."""
-            v = loop_var(f"{buffer.name}.{_tail(top.along, self.maximum)}", self.factor)
-            store = Store(buffer, (*places, v), value(v))
-            return self._named(self._nest([*top.rows, For(v, self.factor, store)], [*top.conditions, self._inside(v)], store), buffer.name)
+            v = loop_var(f"{buffer.name}.{str(top.along.var.name).removeprefix(f'{self.maximum.name}.')}", self.factor)
+            store = L.Store(buffer, (*places, v), value(v))
+            return self._nest([*top.chain.spatial, L.For(v, self.factor, store)], [*conditions, self._inside(v)], store, buffer.name)
 
-        def by_row(value: Expr, name: str) -> Stmt:
-            return self._named(self._nest(top.rows, top.conditions, Store(self.scale, places, value)), name)
+        def by_row(value: Expr, name: str) -> L.Stmt:
+            return self._nest(top.chain.spatial, conditions, L.Store(self.scale, places, value), name)
 
         inner = loop_var(fresh(self.kernel, f"{top.along.var.name}.i"), self.factor)
-        raised = replace(top.update, value=E.read(self.terms, (*places, inner)))
-        loops = [For(inner, self.factor, x.body) if x is top.along else x for x in top.chain.loops]
-        body = block(
+        body = L.block(
             by_place(self.terms, lambda v: self._moved(top.update.value, top.along, v)),
-            by_row(here, f"{self.scale.name}.init"),
-            self._nest(loops, [*top.conditions, self._inside(inner)], raised),
-            by_row(E.unary("exp", lowered(kept) - lowered(here)), self.scale.name),
-            by_place(self.weights, lambda v: E.unary("exp", E.read(self.terms, (*places, v)) - lowered(here))),
+            by_row(current, f"{self.scale.name}.init"),
+            self._accumulated(top, inner, E.read(self.terms, (*places, inner))),
+            by_row(E.unary("exp", _at_least_finite(previous) - _at_least_finite(current)), self.scale.name),
+            by_place(self.weights, lambda v: E.unary("exp", E.read(self.terms, (*places, v)) - _at_least_finite(current))),
             *(s for a in sums for s in (self._scaled(a), self._added(a))),
         )
-        for b in (self.scale, self.weights, self.terms):
-            body = Allocate(b, body)
-        return For(self.outer, self.blocks, body)
+        return L.For(self.outer, self.count, editing.allocated([self.terms, self.weights, self.scale], body))
 
-    def _scaled(self, a: _Sum) -> Stmt:
+    def _scaled(self, a: _Sum) -> L.Stmt:
         """What has been summed up so far, relative to the new maximum."""
-        sums = E.read(a.update.buffer, a.update.indices)
-        store = Store(a.update.buffer, a.update.indices, sums * E.read(self.scale, a.at))
-        return self._named(self._nest(a.rows, a.of_rows, store), f"{a.update.buffer.name}.scaled", a.update.buffer)
+        result, indices = a.update.buffer, a.update.indices
+        store = L.Store(result, indices, E.read(result, indices) * E.read(self.scale, a.at))
+        return self._nest(a.chain.spatial, a.chain.of_elements, store, f"{result.name}.scaled", result)
 
-    def _added(self, a: _Sum) -> Stmt:
+    def _added(self, a: _Sum) -> L.Stmt:
         """The terms of the block."""
         v = loop_var(fresh(self.kernel, f"{a.along.var.name}.i"), self.factor)
         weight = E.read(self.weights, (*a.at, v))
-        value = self._moved(E.rewrite(a.update.value, lambda e: weight if e is a.weight else None), a.along, v)
-        loops = [For(v, self.factor, x.body) if x is a.along else x for x in a.chain.loops]
-        conditions = [self._moved(c, a.along, v) for c in a.conditions]
-        return self._nest(loops, [*conditions, self._inside(v)], replace(a.update, value=value))
+        return self._accumulated(a, v, self._moved(E.rewrite(a.update.value, lambda e: weight if e is a.weight else None), a.along, v))
 
-    def final(self, a: _Sum) -> Stmt:
+    def _accumulated(self, a: _Reduction, v: Expr, value: Expr) -> L.Stmt:
+        """A reduction over the block, `v` being the loop over it."""
+        loops = [L.For(v, self.factor, x.body) if x is a.along else x for x in a.chain.loops]
+        conditions = [self._moved(c, a.along, v) for c in a.chain.conditions]
+        return guard([*conditions, self._inside(v)], enclose(loops, replace(a.update, value=value)))
+
+    def final(self, a: _Sum) -> L.Stmt:
         """NaN where all x are -inf: there the differences are."""
-        maximum, sums = E.read(self.maximum, a.at), E.read(a.update.buffer, a.update.indices)
-        value = E.select(E.equal(maximum, self.top.update.reducer.identity), maximum - maximum, sums)
-        store = Store(a.update.buffer, a.update.indices, value)
-        nest = self._nest(a.rows, [*a.of_rows, self.extent >= 1], store)
-        return self._named(nest, f"{a.update.buffer.name}.final", a.update.buffer)
+        result, indices, maximum = a.update.buffer, a.update.indices, E.read(self.maximum, a.at)
+        value = E.select(E.equal(maximum, self.top.update.reducer.identity), maximum - maximum, E.read(result, indices))
+        store, conditions = L.Store(result, indices, value), [*a.chain.of_elements, self.extent >= 1]
+        return self._nest(a.chain.spatial, conditions, store, f"{result.name}.final", result)
 
-    def _moved(self, e: Expr, along: For, v: Expr) -> Expr:
+    def _moved(self, e: Expr, along: L.For, v: Expr) -> Expr:
         return simplify(E.substitute(e, {along.var: self.outer * self.factor + v}))
 
     def _inside(self, v: Expr) -> Expr:
         return self.outer * self.factor + v < self.extent
 
-    def _nest(self, loops: Sequence[For], conditions: Iterable[Expr], leaf: Stmt) -> Stmt:
-        for x in reversed(loops):
-            leaf = replace(x, body=leaf)
-        return guard(list(conditions), leaf)
-
-    def _named(self, nest: Stmt, prefix: str, stage: Buffer | None = None) -> Stmt:
-        """The nest with names of its own for the loops of a stage."""
+    def _nest(self, loops: Sequence[L.For], conditions: Iterable[Expr], leaf: L.Stmt, prefix: str, stage: L.Buffer | None = None) -> L.Stmt:
+        """A nest with names of its own for the loops of a stage."""
         old = (stage or self.maximum).name
-        return renamed(nest, lambda n: n if n.startswith(f"{prefix}.") else fresh(self.kernel, f"{prefix}.{n.removeprefix(f'{old}.')}"))
+
+        def name(n: str) -> str:
+            return n if n.startswith(f"{prefix}.") else fresh(self.kernel, f"{prefix}.{n.removeprefix(f'{old}.')}")
+
+        return renamed(guard([*conditions], enclose(loops, leaf)), name)
 
 
-def _tail(loop: For, stage: Buffer) -> str:
-    return str(loop.var.name).removeprefix(f"{stage.name}.")
-
-
-def _no_lower_than_finite(x: Expr) -> Expr:
+def _at_least_finite(x: Expr) -> Expr:
     """The maximum, or the lowest finite number: exp(-inf - it) is 0 then, where exp(-inf - -inf) would be NaN."""
     return E.maximum(x, E.const(float(np.finfo(x.dtype).min), x.dtype))

@@ -1,77 +1,25 @@
-"""Reductions: partial results, where they are initialised, and guards inside them."""
+"""Reductions: partial results, and where they are initialised."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 from tcomp.ir import expr as E
+from tcomp.ir import loops as L
 from tcomp.ir.access import in_range
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
-from tcomp.ir.loops import (
-    GPU_AXES,
-    PARALLEL,
-    SERIAL,
-    UNROLLED,
-    Accumulate,
-    Allocate,
-    Block,
-    Buffer,
-    Call,
-    For,
-    If,
-    Kernel,
-    Stmt,
-    Store,
-    While,
-    block,
-    children,
-    expressions,
-    perfect,
-    walk,
-)
 from tcomp.ir.simplify import linear, prove, simplify
 from tcomp.schedules.analysis.dependence import determined
-from tcomp.schedules.analysis.legality import out_of_bounds, race
+from tcomp.schedules.analysis.legality import race
 from tcomp.schedules.handles import PartialResults
-from tcomp.schedules.primitives.editing import (
-    check_factor,
-    enclosing,
-    find_buffer,
-    find_loop,
-    fresh,
-    guard,
-    hoist_allocation,
-    rebind,
-    rebuild,
-    refuse,
-    refuse_conflict,
-    renamed,
-    replace_loop,
-    touches,
-)
-from tcomp.schedules.primitives.tail_strategies import always_in_range, masked_accumulation, range_depends_on
+from tcomp.schedules.primitives import editing
+from tcomp.schedules.primitives.editing import enclose, find_buffer, find_loop, fresh, guard, refuse, renamed, replaced, touches
+from tcomp.schedules.primitives.insertion_points import Chain
+from tcomp.schedules.primitives.tail_strategies import range_depends_on
 
 
-@dataclass(frozen=True, slots=True)
-class _Reduction:
-    """One accumulation, and the loops and conditions around it, outermost first."""
-
-    loops: tuple[For, ...]
-    conditions: tuple[Expr, ...]
-    update: Accumulate
-
-    @property
-    def spatial(self) -> list[For]:
-        """The loops that say which element is accumulated into; the others are those of the reduction."""
-        return [x for x in self.loops if x.var in E.variables(*self.update.indices)]
-
-    @property
-    def loops_reduced(self) -> list[For]:
-        return [x for x in self.loops if x.var not in E.variables(*self.update.indices)]
-
-
-def rfactor(kernel: Kernel, stage: str, loop: str, lanes: int) -> tuple[Kernel, PartialResults]:
+def rfactor(kernel: L.Kernel, stage: str, loop: str, lanes: int) -> tuple[L.Kernel, PartialResults]:
     """Cut a reduction loop into `lanes` interleaved ones: partial[.., l] reduces the elements congruent to l modulo `lanes`; these partial
     results are then reduced, in order of l.
 
@@ -80,8 +28,7 @@ def rfactor(kernel: Kernel, stage: str, loop: str, lanes: int) -> tuple[Kernel, 
     along a reduction, and for long reductions to few results. Returns the name of the stage of partial results, which knows its loops
     (`PartialResults`).
 
-    >>> from tcomp import te
-    >>> from tcomp.schedules import Schedule
+    >>> from tcomp import Schedule, te
     >>> A, k = te.placeholder((12,), name="A"), te.reduce_axis(12, "k")
     >>> s = Schedule(te.compute((), lambda: te.sum(A[k], k), "t"))
     >>> s.rfactor("t", "t.k", 4)
@@ -101,72 +48,71 @@ def rfactor(kernel: Kernel, stage: str, loop: str, lanes: int) -> tuple[Kernel, 
       t[] += t.p[t.lane]
     }
     """
-    buffer, target = find_buffer(kernel, stage, "rfactor"), find_loop(kernel, loop, "rfactor")
+    buffer, target = find_buffer(kernel, stage), find_loop(kernel, loop)
     nest = _top(kernel, target)
-    found = _reduction(kernel, "rfactor", nest, buffer)
-    alone = all(s is found.update for s in walk(nest) if not children(s))
-    if not alone or len(perfect(nest)[0]) != len(found.loops):
-        raise refuse(kernel, "rfactor", f"`{stage}` is not all that is computed in `{nest.var.name}`", "separate it first")
-    if target not in found.loops_reduced:
-        raise refuse(kernel, "rfactor", f"`{loop}` is no reduction loop of `{stage}`")
-    check_factor(kernel, "rfactor", lanes, "number of lanes")
-    for x in found.loops_reduced:
-        if x.kind not in (SERIAL, UNROLLED):
-            raise refuse(kernel, "rfactor", f"the reduction loop `{x.var.name}` is {x.kind} already", "make the lanes first")
-    kept = _of_places(kernel, "rfactor", found)
+    found, update = _accumulation(nest, buffer)
+    alone = all(s is update for s in L.walk(nest) if not L.children(s))
+    if not alone or len(L.perfect(nest)[0]) != len(found.loops):
+        raise refuse(f"`{stage}` is not all that is computed in `{nest.var.name}`", "separate it first")
+    if target not in found.reduction:
+        raise refuse(f"`{loop}` is no reduction loop of `{stage}`")
+    editing.check_factor(lanes, "number of lanes")
+    for x in found.reduction:
+        if x.kind not in (L.SERIAL, L.UNROLLED):
+            raise refuse(f"the reduction loop `{x.var.name}` is {x.kind} already", "make the lanes first")
+    _check_elements(found)
     name = fresh(kernel, stage + ".p")
-    partial = Buffer(name, buffer.dtype, (*buffer.shape, lanes))
-    places, reducer = found.update.indices, found.update.reducer
+    partial = L.Buffer(name, buffer.dtype, (*buffer.shape, lanes))
+    places, reducer = update.indices, update.reducer
     extent = as_expr(target.extent)
     outer_extent = as_dim((extent + (lanes - 1)) // lanes)
     outer, lane = loop_var(fresh(kernel, loop + ".o"), outer_extent), loop_var(f"{name}.lane", lanes)
-    index = outer * lanes + lane
-    update = guard(found.conditions, replace(found.update, buffer=partial, indices=(*places, lane)))
-    for x in reversed(found.loops):
-        update = (
-            For(outer, outer_extent, guard([index < extent], rebind(update, {target.var: index})), target.kind)
-            if x is target
-            else replace(x, body=update)
-        )
-        if x is found.loops_reduced[0]:
-            update = For(lane, lanes, update)
+    init_lane, final_lane = loop_var(f"{name}.init.lane", lanes), loop_var(fresh(kernel, f"{stage}.lane"), lanes)
+    index, depth = outer * lanes + lane, found.loops.index(target)
+    body = guard(found.conditions, replace(update, buffer=partial, indices=(*places, lane)))
+    body = editing.rebind(enclose(found.loops[depth + 1 :], body), {target.var: index})
+    around = [*found.loops[:depth], L.For(outer, outer_extent, body, target.kind)]
+    around.insert(found.loops.index(found.reduction[0]), L.For(lane, lanes, body))
+    sums = enclose(around, guard([index < extent], body))
 
-    def around(inner: Stmt) -> Stmt:
-        inner = guard(kept, inner)
-        for x in reversed(found.spatial):
-            inner = replace(x, body=inner)
-        return inner
-
-    tails = [x.var.name.rsplit(".", 1)[-1] for x in found.spatial]
-    unique = [t if [*tails, "lane"].count(t) == 1 else f"{t}{n}" for n, t in enumerate(tails)]
-    unique = [t if unique.count(t) == 1 else f"{t}_{n}" for n, t in enumerate(unique)]
-    tail = dict(zip((x.var.name for x in found.spatial), unique, strict=True))
+    last = [x.var.name.rsplit(".", 1)[-1] for x in found.spatial]  # the loops of partial results: numbered where names are not unique
+    last = [t if [*last, "lane"].count(t) == 1 else f"{t}{n}" for n, t in enumerate(last)]
+    last = [t if last.count(t) == 1 else f"{t}_{n}" for n, t in enumerate(last)]
+    short = {x.var.name: t for x, t in zip(found.spatial, last, strict=True)}
 
     def within(prefix: str) -> Callable[[str], str]:
-        return lambda n: fresh(kernel, f"{name}.{prefix}{tail[n]}") if n in tail else n
+        return lambda n: fresh(kernel, f"{name}.{prefix}{short[n]}") if n in short else n
 
-    init_lane, final_lane = loop_var(f"{name}.init.lane", lanes), loop_var(fresh(kernel, f"{stage}.lane"), lanes)
-    init = renamed(around(For(init_lane, lanes, Store(partial, (*places, init_lane), reducer.identity))), within("init."))
-    final = around(For(final_lane, lanes, Accumulate(buffer, places, E.read(partial, (*places, final_lane)), reducer)))
-    clear = _clear_alone(kernel, nest, buffer)  # goes with the reduction of the partial results, so that these can be moved as one stage
-    new = Allocate(partial, block(init, renamed(update, within("")), *clear, final))
-    changed = kernel.with_body(rebuild(kernel.body, lambda s: new if s is nest else (Block(()) if s in clear else None)))
-    for x in enclosing(changed, new):  # where nothing is accumulated, an element is read and written all the same
-        if x.kind in (PARALLEL, *GPU_AXES) and (conflict := race(x, within=changed.body)) is not None:
-            raise refuse_conflict(kernel, "rfactor", f"iterations of `{x.var.name}`", conflict)
-    made = PartialResults(name, init_lane.name, lane.name, final_lane.name, outer.name)
-    return changed if enclosing(changed, new) else changed.with_body(hoist_allocation(changed.body, partial)), made
+    def for_each_element(v: Expr, leaf: L.Stmt) -> L.Stmt:
+        return enclose(found.spatial, guard(found.of_elements, L.For(v, lanes, leaf)))
+
+    init = renamed(for_each_element(init_lane, L.Store(partial, (*places, init_lane), reducer.identity)), within("init."))
+    final = for_each_element(final_lane, L.Accumulate(buffer, places, E.read(partial, (*places, final_lane)), reducer))
+    # What clears the result goes with the reduction of the partial results, so that these can be moved as one stage.
+    clear = [s for s in _before(kernel, nest)[-1:] if _only_clears(s, buffer)]
+    new = L.Allocate(partial, L.block(init, renamed(sums, within("")), *clear, final))
+    changed = replaced(kernel, {nest: new, **dict.fromkeys(clear, L.Block(()))})
+    outside = editing.enclosing(changed, new)
+    for x in outside:  # where nothing is accumulated, an element is read and written all the same
+        if x.kind in (L.PARALLEL, *L.GPU_AXES) and (conflict := race(x, within=changed.body)) is not None:
+            raise refuse(f"iterations of `{x.var.name}`", conflict=conflict)
+    if not outside:  # allocations of temporaries enclose the whole body, so that all nests stay siblings in one block
+        inner, temporaries = editing.without_allocation(changed.body, partial), list[L.Buffer]()
+        while isinstance(inner, L.Allocate):
+            temporaries.append(inner.buffer)
+            inner = inner.body
+        changed = changed.with_body(editing.allocated([*temporaries, partial], inner))
+    return changed, PartialResults(name, init_lane.name, lane.name, final_lane.name, outer.name)
 
 
-def decompose_reduction(kernel: Kernel, stage: str, loop: str) -> Kernel:
+def decompose_reduction(kernel: L.Kernel, stage: str, loop: str) -> L.Kernel:
     """Initialise the elements that a loop accumulates into just before that loop, instead of all of them before the whole nest.
 
     Legal when no reduction loop of the stage stands around the loop, the loops that initialise it are as lowered and stand beside its nest, and the
     loops around the accumulation reach every element once (they may have been split and reordered). Good for elements that then stay in
     registers, or in a cache, from their first value to the last. The loops of the initial values are named `stage.init...`.
 
-    >>> from tcomp import te
-    >>> from tcomp.schedules import Schedule
+    >>> from tcomp import Schedule, te
     >>> A, k = te.placeholder((4, 6), name="A"), te.reduce_axis(6, "k")
     >>> s = Schedule(te.compute((4,), lambda i: te.sum(A[i, k], k), "B"))
     >>> print(s.kernel.body)
@@ -187,121 +133,106 @@ def decompose_reduction(kernel: Kernel, stage: str, loop: str) -> Kernel:
       }
     }
     """
-    step = "decompose_reduction"
-    buffer, target = find_buffer(kernel, stage, step), find_loop(kernel, loop, step)
+    buffer, target = find_buffer(kernel, stage), find_loop(kernel, loop)
     nest = _top(kernel, target)
-    found = _reduction(kernel, step, nest, buffer)
+    found, update = _accumulation(nest, buffer)
     if target not in found.loops:
-        raise refuse(kernel, step, f"`{stage}` is not accumulated inside of `{loop}`")
+        raise refuse(f"`{stage}` is not accumulated inside of `{loop}`")
     depth = found.loops.index(target)
     for x in found.loops[:depth]:
-        if x in found.loops_reduced:
-            raise refuse(kernel, step, f"`{x.var.name}`, a reduction loop of `{stage}`, stands around `{loop}`: each iteration would start anew")
-    kept = _of_places(kernel, step, found)
-    clear = _clearing(kernel, step, nest, buffer)
-    if not _covers(buffer.shape, found, kept):
+        if x in found.reduction:
+            raise refuse(f"`{x.var.name}`, a reduction loop of `{stage}`, stands around `{loop}`: each iteration would start anew")
+    _check_elements(found)
+    clear, leaf = _clearing(kernel, nest, buffer)
+    if not _covers(buffer, found):
         why = f"cannot prove that the loops around the accumulation reach every element of `{stage}` once"
-        raise refuse(kernel, step, why, "decompose before the loops are fused or partitioned")
-    _, leaf = perfect(clear)
-    assert isinstance(leaf, Store)
-    value = E.substitute(leaf.value, dict(zip(leaf.indices, found.update.indices, strict=True)))
-    init = guard(kept, Store(buffer, found.update.indices, simplify(value)))
-    for x in reversed([x for x in found.loops[depth:] if x in found.spatial]):
-        init = replace(x, body=init, kind=SERIAL)
-    emptied = kernel.with_body(rebuild(kernel.body, lambda s: Block(()) if s is clear else None))
+        raise refuse(why, "decompose before the loops are fused or partitioned")
+    value = E.substitute(leaf.value, dict(zip(leaf.indices, update.indices, strict=True)))
+    init = guard(found.of_elements, L.Store(buffer, update.indices, simplify(value)))
+    init = enclose([replace(x, kind=L.SERIAL) for x in found.loops[depth:] if x in found.spatial], init)
+    emptied = replaced(kernel, {clear: L.Block(())})
     init = renamed(init, lambda n: fresh(emptied, f"{stage}.init.{n.removeprefix(stage + '.')}"))
-    return replace_loop(emptied, target, block(init, target))
+    return replaced(emptied, {target: L.block(init, target)})
 
 
-def _top(kernel: Kernel, loop: For) -> For:
+def _top(kernel: L.Kernel, loop: L.For) -> L.For:
     """The outermost loop of the perfect nest in which a loop stands."""
-    return next(s for s in walk(kernel.body) if isinstance(s, For) and loop in perfect(s)[0])
+    return next(s for s in L.walk(kernel.body) if isinstance(s, L.For) and loop in L.perfect(s)[0])
 
 
-def _reduction(kernel: Kernel, step: str, nest: For, buffer: Buffer) -> _Reduction:
+def _accumulation(nest: L.For, buffer: L.Buffer) -> tuple[Chain, L.Accumulate]:
     """The one accumulation into `buffer` that stands in a nest; refuses if there are others, or other uses of it."""
-    users = [s for s in walk(nest) if touches(s, buffer)]
-    if len(users) != 1 or not isinstance(users[0], Accumulate) or any(r.attr is buffer for r in E.reads(*users[0].indices, users[0].value)):
-        why = f"`{nest.var.name}` does more with `{buffer.name}` than to accumulate into it once"
-        raise refuse(kernel, step, why if users else f"`{buffer.name}` is not accumulated inside of `{nest.var.name}`")
+    users = [s for s in L.walk(nest) if touches(s, buffer)]
+    if not users:
+        raise refuse(f"`{buffer.name}` is not accumulated inside of `{nest.var.name}`")
     update = users[0]
-    loops: list[For] = []
-    conditions: list[Expr] = []
-    s: Stmt = nest
-    while s is not update:
-        if isinstance(s, For):
-            loops.append(s)
-        elif isinstance(s, If) and s.otherwise is None:
-            conditions += E.conjuncts(s.cond)
-        elif not isinstance(s, Block | Allocate):
-            kind = {If: "a branch", While: "a while loop", Call: "an instruction"}[type(s)]
-            raise refuse(kernel, step, f"`{buffer.name}` is accumulated inside of {kind}")
-        s = next(c for c in children(s) if any(x is update for x in walk(c)))
-    return _Reduction(tuple(loops), tuple(conditions), update)
+    if len(users) != 1 or not isinstance(update, L.Accumulate) or any(r.attr is buffer for r in E.reads(*update.indices, update.value)):
+        raise refuse(f"`{nest.var.name}` does more with `{buffer.name}` than to accumulate into it once")
+    around = editing.path(nest, update)[:-1]
+    for s in around:
+        if isinstance(s, L.While | L.Call) or (isinstance(s, L.If) and s.otherwise is not None):
+            kind = {L.If: "a branch", L.While: "a while loop", L.Call: "an instruction"}[type(s)]
+            raise refuse(f"`{buffer.name}` is accumulated inside of {kind}")
+    conditions = tuple(c for s in around if isinstance(s, L.If) for c in E.conjuncts(s.cond))
+    return Chain(tuple(s for s in around if isinstance(s, L.For)), conditions, update), update
 
 
-def _of_places(kernel: Kernel, step: str, found: _Reduction) -> list[Expr]:
-    """The conditions that say which elements are accumulated into. Refuses unless each element belongs to one iteration of the spatial loops."""
-    name, reduced, places = found.update.buffer.name, {x.var for x in found.loops_reduced}, found.update.indices
+def _check_elements(found: Chain) -> None:
+    """Refuses unless each element belongs to one iteration of the spatial loops, and which ones are accumulated into is known without the
+    reduction loops."""
+    assert isinstance(found.write, L.Accumulate)
+    name, reduced, places = found.write.buffer.name, {x.var for x in found.reduction}, found.write.indices
     if not {x.var for x in found.spatial} <= determined([places], {x.var for x in found.loops}):
-        raise refuse(kernel, step, f"iterations of {', '.join(x.var.name for x in found.spatial)} may accumulate into one element of `{name}`")
-    if any(r for i in places for r in E.reads(i)):
-        raise refuse(kernel, step, f"the places of `{name}` that are accumulated into depend on data")
+        raise refuse(f"iterations of {', '.join(x.var.name for x in found.spatial)} may accumulate into one element of `{name}`")
+    if E.reads(*places):
+        raise refuse(f"the places of `{name}` that are accumulated into depend on data")
     for x in found.spatial:
         if reduced & set(E.variables(as_expr(x.extent))):
-            raise refuse(kernel, step, f"the extent of `{x.var.name}` depends on a reduction loop: {x.extent}")
-    kept = [c for c in found.conditions if reduced.isdisjoint(E.variables(c))]
-    if reduced & range_depends_on(found.update, found.conditions):
-        raise refuse(kernel, step, f"which elements of `{name}` are accumulated into depends on the reduction")
-    if not in_range(places, found.update.buffer.shape):
-        for x in found.loops_reduced:
-            if not prove(as_expr(x.extent) >= 1):
-                raise refuse(kernel, step, f"elements may be out of range where `{x.var.name}` has no iterations")
-    return kept
+            raise refuse(f"the extent of `{x.var.name}` depends on a reduction loop: {x.extent}")
+    if reduced & range_depends_on(found.write, found.conditions):
+        raise refuse(f"which elements of `{name}` are accumulated into depends on the reduction")
+    idle = [x for x in found.reduction if not prove(as_expr(x.extent) >= 1)]
+    if idle and not in_range(places, found.write.buffer.shape):
+        raise refuse(f"elements may be out of range where `{idle[0].var.name}` has no iterations")
 
 
-def _clearing(kernel: Kernel, step: str, nest: For, buffer: Buffer) -> Stmt:
-    """The nest that stores the initial value of each element of a buffer, the last statement before `nest` that has to do with it."""
+def _clearing(kernel: L.Kernel, nest: L.For, buffer: L.Buffer) -> tuple[L.Stmt, L.Store]:
+    """The nest that stores the initial value of each element of a buffer, the last statement before `nest` that has to do with it; and its
+    store."""
     before = _before(kernel, nest)
-    number = max((n for n, s in enumerate(before) if any(touches(x, buffer) for x in walk(s))), default=None)
+    number = max((n for n, s in enumerate(before) if any(touches(x, buffer) for x in L.walk(s))), default=None)
     if number is None:
-        raise refuse(kernel, step, f"the loops that initialise `{buffer.name}` do not stand beside `{nest.var.name}`")
-    clear = before[number]
-    loops, leaf = perfect(clear)
+        raise refuse(f"the loops that initialise `{buffer.name}` do not stand next to `{nest.var.name}`")
+    loops, leaf = L.perfect(before[number])
     extents = {x.var: x.extent for x in loops}
-    why = f"the loops that initialise `{buffer.name}` have been changed already"
-    if not isinstance(leaf, Store) or leaf.buffer is not buffer or not len(set(leaf.indices)) == len(loops) == len(buffer.shape):
-        raise refuse(kernel, step, why, "decompose before reshaping them")
-    if any(as_dim(extents.get(i, -1)) != as_dim(n) for i, n in zip(leaf.indices, buffer.shape, strict=True)):
-        raise refuse(kernel, step, why, "decompose before reshaping them")
+    plain = isinstance(leaf, L.Store) and leaf.buffer is buffer and len(set(leaf.indices)) == len(loops) == len(buffer.shape)
+    if not isinstance(leaf, L.Store) or not plain or [extents.get(i, -1) for i in leaf.indices] != [*buffer.shape]:
+        raise refuse(f"the loops that initialise `{buffer.name}` have been changed already", "decompose before reshaping them")
     read = {r.attr for r in E.reads(leaf.value)}
-    between = [x for s in (*before[number:], nest) for x in walk(s)]
-    if any(isinstance(x, Store | Accumulate) and x.buffer in read for x in between):
-        raise refuse(kernel, step, f"what `{buffer.name}` is initialised with changes before it is accumulated into")
-    return clear
+    if any(editing.writes(s, b) for s in (*before[number:], nest) for b in read):
+        raise refuse(f"what `{buffer.name}` is initialised with changes before it is accumulated into")
+    return before[number], leaf
 
 
-def _before(kernel: Kernel, nest: For) -> tuple[Stmt, ...]:
+def _before(kernel: L.Kernel, nest: L.For) -> tuple[L.Stmt, ...]:
     """The statements ahead of a nest in its sequence."""
-    around = next((s.stmts for s in walk(kernel.body) if isinstance(s, Block) and nest in s.stmts), (nest,))
+    around = next((s.stmts for s in L.walk(kernel.body) if isinstance(s, L.Block) and nest in s.stmts), (nest,))
     return around[: around.index(nest)]
 
 
-def _clear_alone(kernel: Kernel, nest: For, buffer: Buffer) -> list[Stmt]:
-    """The statement just before a nest, if all it does is to store values in `buffer` that are computed from nothing."""
-    before = _before(kernel, nest)[-1:]
-    inside = [x for s in before for x in walk(s)]
-    only = all(x.buffer is buffer for x in inside if isinstance(x, Store | Accumulate))
-    return list(before) if only and not any(E.reads(*expressions(x)) for x in inside) else []
+def _only_clears(stmt: L.Stmt, buffer: L.Buffer) -> bool:
+    """Whether all that a statement does is to store values in a buffer that are computed from nothing."""
+    inside = [*L.walk(stmt)]
+    return all(x.buffer is buffer for x in inside if isinstance(x, L.Store | L.Accumulate)) and not editing.reads([stmt])
 
 
-def _covers(shape: Sequence[Dim], found: _Reduction, conditions: Sequence[Expr]) -> bool:
+def _covers(buffer: L.Buffer, found: Chain) -> bool:
     """Whether the places take every value within the shape: along each dimension the loops are the digits of a number."""
     extents = {x.var: x.extent for x in found.spatial}
-    allowed = {simplify(i < as_expr(n)) for i, n in zip(found.update.indices, shape, strict=True)}
-    if not set(map(simplify, conditions)) <= allowed:
+    indices = [*zip(found.write.indices, buffer.shape, strict=True)]
+    if not set(map(simplify, found.of_elements)) <= {simplify(i < as_expr(n)) for i, n in indices}:
         return False
-    for place, n in zip(found.update.indices, shape, strict=True):
+    for place, n in indices:
         reach: Dim = 1
         for monomial, weight in sorted(linear(simplify(place)).items(), key=lambda term: term[1]):
             extent = extents.pop(monomial[0], None) if len(monomial) == 1 else None
@@ -311,49 +242,3 @@ def _covers(shape: Sequence[Dim], found: _Reduction, conditions: Sequence[Expr])
         if not prove(as_expr(reach) >= as_expr(n)):
             return False
     return True
-
-
-def mask(kernel: Kernel, stage: str) -> Kernel:
-    """`if c: s += v` becomes `s += c ? v : identity` wherever `stage` is accumulated, so that its nest is free of control flow.
-
-    Legal where the condition is not needed to keep the place of `s` in range, nor concurrent iterations apart; a part of it that is stays
-    an `If`. (What is read stays in range: the side of a selection that is not chosen is not evaluated.) Good for reductions over lanes.
-
-    >>> from tcomp import te
-    >>> from tcomp.schedules import Schedule
-    >>> A, k = te.placeholder((10,), name="A"), te.reduce_axis(10, "k")
-    >>> s = Schedule(te.compute((), lambda: te.sum(A[k], k), "t"))
-    >>> s.rfactor("t", "t.k", 4)
-    't.p'
-    >>> print(s.loops["t.p.lane"])
-    for t.p.lane in 0..4 {
-      for t.k.o in 0..3 {
-        if t.k.o * 4 + t.p.lane < 10 {
-          t.p[t.p.lane] += A[t.k.o * 4 + t.p.lane]
-        }
-      }
-    }
-    >>> s.mask("t.p")
-    >>> print(s.loops["t.p.lane"])
-    for t.p.lane in 0..4 {
-      for t.k.o in 0..3 {
-        t.p[t.p.lane] += select(t.k.o * 4 + t.p.lane < 10, A[t.k.o * 4 + t.p.lane], 0.0f)
-      }
-    }
-    """
-    buffer, doubtful = find_buffer(kernel, stage, "mask"), list[bool]()
-
-    def edit(s: Stmt) -> Stmt | None:
-        if isinstance(s, If) and s.otherwise is None and isinstance(s.then, Accumulate) and s.then.buffer is buffer:
-            doubtful.append(not always_in_range(s.then))
-            masked = masked_accumulation(kernel, E.conjuncts(s.cond), s.then)
-            if isinstance(masked, If) and isinstance(masked.then, Accumulate) and masked.then.value is s.then.value:
-                why = f"`{s.cond}` keeps the places of `{stage}` in range, or concurrent iterations apart: it has to stay an `If`"
-                raise refuse(kernel, "mask", why)
-            return masked
-        return None
-
-    changed = kernel.with_body(rebuild(kernel.body, edit))
-    if any(doubtful) and (touch := out_of_bounds(changed.body)) is not None:
-        raise refuse(kernel, "mask", f"out of range, where no condition stands around it: {touch}")
-    return changed

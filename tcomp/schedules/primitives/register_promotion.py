@@ -8,28 +8,17 @@ from dataclasses import replace
 import islpy as isl
 
 from tcomp.ir import expr as E
+from tcomp.ir import loops as L
 from tcomp.ir.expr import as_expr
-from tcomp.ir.loops import SERIAL, UNROLLED, VECTORIZED, Accumulate, Allocate, For, If, Kernel, Stmt, Store, block, walk
-from tcomp.ir.polyhedral.model import REDUCE, Relation, TooHard, limited, model
+from tcomp.ir.polyhedral.model import REDUCE, model
 from tcomp.ir.simplify import prove
 from tcomp.schedules.analysis.legality import conflict_of, dependences
 from tcomp.schedules.handles import BufferCopy
-from tcomp.schedules.primitives.editing import (
-    find_buffer,
-    find_loop,
-    fresh,
-    is_local,
-    rebuild,
-    refuse,
-    refuse_conflict,
-    renamed,
-    replace_loop,
-    temporary,
-)
-from tcomp.schedules.primitives.insertion_points import path
+from tcomp.schedules.primitives import editing
+from tcomp.schedules.primitives.editing import find_buffer, find_loop, fresh, refuse
 
 
-def promote(kernel: Kernel, loop: str, buffer: str, name: str, anew: bool = False) -> tuple[Kernel, BufferCopy]:
+def promote(kernel: L.Kernel, loop: str, buffer: str, name: str, anew: bool = False) -> tuple[L.Kernel, BufferCopy]:
     """The elements of `buffer` that each iteration of a serial loop accumulates into are loaded into registers before the loop, the new
     buffer `name`, and stored after it. With `anew` the registers start from nothing, and are accumulated into `buffer` after the loop.
 
@@ -44,8 +33,7 @@ def promote(kernel: Kernel, loop: str, buffer: str, name: str, anew: bool = Fals
     Sources: S. Carr and K. Kennedy, "Scalar replacement in the presence of conditional control flow" (1994); N. Higham, "The accuracy of
     floating point summation" (1993).
 
-      >>> from tcomp import te
-      >>> from tcomp.schedules import Schedule
+      >>> from tcomp import Schedule, te
       >>> A, k = te.placeholder((9, 4), name="A"), te.reduce_axis(9, "k")
       >>> s = Schedule(te.compute((4,), lambda i: te.sum(A[k, i], k), name="C"))
       >>> s.reorder("C.k", "C.i")
@@ -70,67 +58,60 @@ def promote(kernel: Kernel, loop: str, buffer: str, name: str, anew: bool = Fals
         }
       }
     """
-    step = "promote"
-    target, source = find_loop(kernel, loop, step), find_buffer(kernel, buffer, step)
-    if target.kind != SERIAL:
-        raise refuse(kernel, step, f"`{loop}` is {target.kind}", "it is for loops whose iterations follow each other")
+    target, source = find_loop(kernel, loop), find_buffer(kernel, buffer)
+    if target.kind != L.SERIAL:
+        raise refuse(f"`{loop}` is {target.kind}", "it is for loops whose iterations follow each other")
     if not prove(1 <= as_expr(target.extent)):
-        raise refuse(kernel, step, f"`{loop}` may have no iteration: its extent is {target.extent}")
-    if is_local(source, target):
-        raise refuse(kernel, step, f"`{buffer}` is another one in every iteration of `{loop}`")
-    found = [s for s in walk(target) if isinstance(s, Accumulate) and s.buffer is source]
+        raise refuse(f"`{loop}` may have no iteration: its extent is {target.extent}")
+    if editing.is_local(source, target):
+        raise refuse(f"`{buffer}` is another one in every iteration of `{loop}`")
+    found = [s for s in L.walk(target) if isinstance(s, L.Accumulate) and s.buffer is source]
     if len(found) != 1:
-        raise refuse(kernel, step, f"{len(found) or 'no'} statements in `{loop}` accumulate into `{buffer}`", "it is for exactly one")
+        raise refuse(f"{len(found) or 'no'} statements in `{loop}` accumulate into `{buffer}`", "it is for exactly one")
     update = found[0]
-    around = [s for s in path(target.body, update) if isinstance(s, For | If)]
-    conditions = [s.cond for s in around if isinstance(s, If)]
-    if E.reads(*update.indices, *conditions) or any(isinstance(s, If) and s.otherwise is not None for s in around):
-        raise refuse(kernel, step, f"which elements of `{buffer}` are accumulated into depends on data, or on a branch")
+    around = [s for s in editing.path(target.body, update) if isinstance(s, L.For | L.If)]
+    conditions = [s.cond for s in around if isinstance(s, L.If)]
+    if E.reads(*update.indices, *conditions) or any(isinstance(s, L.If) and s.otherwise is not None for s in around):
+        raise refuse(f"which elements of `{buffer}` are accumulated into depends on data, or on a branch")
     used = E.variables(*update.indices, *conditions)
-    places = [s for s in around if isinstance(s, For) and s.var in used]
+    places = [s for s in around if isinstance(s, L.For) and s.var in used]
     if target.var in used or any(target.var in E.variables(as_expr(x.extent)) for x in places):
-        raise refuse(kernel, step, f"the iterations of `{loop}` accumulate into different elements of `{buffer}`")
-    if idle := next((s for s in around if isinstance(s, For) and s not in places and not prove(1 <= as_expr(s.extent))), None):
-        raise refuse(kernel, step, f"`{idle.var.name}` may have no iteration: its extent is {idle.extent}")
-    if odd := next((x for x in places if x.kind not in (SERIAL, UNROLLED, VECTORIZED) or not isinstance(x.extent, int)), None):
-        raise refuse(kernel, step, f"`{odd.var.name}` is {odd.kind}, its extent {odd.extent}", "registers are for loops of constant extent")
+        raise refuse(f"the iterations of `{loop}` accumulate into different elements of `{buffer}`")
+    for x in (s for s in around if isinstance(s, L.For)):
+        if x not in places and not prove(1 <= as_expr(x.extent)):
+            raise refuse(f"`{x.var.name}` may have no iteration: its extent is {x.extent}")
+        if x in places and (x.kind not in (L.SERIAL, L.UNROLLED, L.VECTORIZED) or not isinstance(x.extent, int)):
+            raise refuse(f"`{x.var.name}` is {x.kind}, its extent {x.extent}", "registers are for loops of constant extent")
     _check_alone(kernel, target, update, places)
 
-    local = temporary(kernel, step, fresh(kernel, name), source.dtype, [x.extent for x in places], "register")
+    local = editing.temporary(fresh(kernel, name), source.dtype, [x.extent for x in places], "register")
     cells = tuple(x.var for x in places)
 
-    def copy(prefix: str, move: Stmt, guarded: bool = True) -> tuple[Stmt, list[str]]:
+    def copy(prefix: str, move: L.Stmt, guarded: bool = True) -> tuple[L.Stmt, list[str]]:
         for s in reversed(around):
-            move = replace(s, body=move) if s in places else If(s.cond, move) if isinstance(s, If) and guarded else move
+            move = replace(s, body=move) if s in places else L.If(s.cond, move) if isinstance(s, L.If) and guarded else move
         names = {x.var.name: fresh(kernel, f"{prefix}.{n}") for n, x in enumerate(places)}
-        return renamed(move, names.__getitem__), list(names.values())
+        return editing.renamed(move, names.__getitem__), list(names.values())
 
     sums = E.read(local, cells)
     start = update.reducer.identity if anew else E.read(source, update.indices)
-    load, loads = copy(local.name, Store(local, cells, start), guarded=not anew)
-    save, saves = copy(source.name, Accumulate(source, update.indices, sums, update.reducer) if anew else Store(source, update.indices, sums))
-    kept = rebuild(target, lambda s: replace(update, buffer=local, indices=cells) if s is update else None)
-    return replace_loop(kernel, target, Allocate(local, block(load, kept, save))), BufferCopy(local.name, loads, saves)
+    load, loads = copy(local.name, L.Store(local, cells, start), guarded=not anew)
+    result = L.Accumulate(source, update.indices, sums, update.reducer) if anew else L.Store(source, update.indices, sums)
+    save, saves = copy(source.name, result)
+    kept = editing.rebuild(target, lambda s: replace(update, buffer=local, indices=cells) if s is update else None)
+    return editing.replaced(kernel, {target: L.Allocate(local, L.block(load, kept, save))}), BufferCopy(local.name, loads, saves)
 
 
-def _check_alone(kernel: Kernel, target: For, update: Accumulate, places: Sequence[For]) -> None:
+def _check_alone(kernel: L.Kernel, target: L.For, update: L.Accumulate, places: Sequence[L.For]) -> None:
     """Refuses unless each element that a run of the loop accumulates into has one register, and is touched in no other way."""
     m = model(target, kernel.body)
-    try:
-        with limited():
-            for d in dependences(m):
-                sides = [a.kind == REDUCE and i.stmt is update for i, a in ((d.source, d.first), (d.target, d.second))]
-                bad = d.relation
-                if all(sides):
-                    bad = bad.subtract(_same(d.relation, [n for n, x in enumerate(d.source.loops) if x in places]))
-                if any(sides) and (conflict := conflict_of(m, d, bad)) is not None:
-                    raise refuse_conflict(kernel, "promote", f"uses of what `{target.var.name}` accumulates into", conflict)
-    except TooHard as error:
-        raise refuse(kernel, "promote", f"isl gave up on the uses of `{update.buffer.name}`: {error}") from None
-
-
-def _same(pairs: Relation, dims: Sequence[int]) -> Relation:
-    """Those of the pairs that agree in some dimensions."""
-    for n in dims:
-        pairs = pairs.equate(isl.dim_type.in_, n, isl.dim_type.out, n)
-    return pairs
+    with editing.proof(f"the uses of `{update.buffer.name}`"):
+        for d in dependences(m):
+            sides = [a.kind == REDUCE and i.stmt is update for i, a in ((d.source, d.first), (d.target, d.second))]
+            bad = same = d.relation
+            if all(sides):
+                for n in (n for n, x in enumerate(d.source.loops) if x in places):
+                    same = same.equate(isl.dim_type.in_, n, isl.dim_type.out, n)
+                bad = bad.subtract(same)
+            if any(sides) and (conflict := conflict_of(m, d, bad)) is not None:
+                raise refuse(f"uses of what `{target.var.name}` accumulates into", conflict=conflict)

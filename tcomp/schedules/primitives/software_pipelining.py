@@ -6,28 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tcomp.ir import expr as E
+from tcomp.ir import loops as L
 from tcomp.ir.expr import Expr, as_expr, loop_var
-from tcomp.ir.loops import SERIAL, Accumulate, Allocate, Buffer, For, Kernel, Stmt, Store, block, walk
-from tcomp.schedules.primitives.editing import (
-    check_factor,
-    find_buffer,
-    find_loop,
-    fresh,
-    guard,
-    is_local,
-    nesting,
-    rebind,
-    rebuild,
-    refuse,
-    renamed,
-    replace_loop,
-    swap_buffer,
-    without_allocation,
-)
-from tcomp.schedules.primitives.insertion_points import bounds_loops, reads, scope_of, sequence, writes
+from tcomp.schedules.primitives import editing
+from tcomp.schedules.primitives.editing import fresh, guard, reads, rebind, refuse, sequence, swap_buffer, writes
 
 
-def pipeline(kernel: Kernel, loop: str, stages: int, *buffers: str) -> tuple[Kernel, str]:
+def pipeline(kernel: L.Kernel, loop: str, stages: int, *buffers: str) -> tuple[L.Kernel, str]:
     """Fill buffers of a loop's body `stages - 1` iterations before they are read.
 
     Each buffer gets a first dimension of `stages`, of which iteration i uses element i % stages. A loop before the loop (the prologue;
@@ -43,8 +28,7 @@ def pipeline(kernel: Kernel, loop: str, stages: int, *buffers: str) -> tuple[Ker
     a group, and one barrier an iteration suffices, behind a wait for all groups but the newest `stages - 2`. So do copies in bulk (`bulk_copy`,
     from sm_90 on), each a run that one thread starts.
 
-      >>> from tcomp import te
-      >>> from tcomp.schedules import Schedule
+      >>> from tcomp import Schedule, te
       >>> A, k = te.placeholder((32,), name="A"), te.reduce_axis(32, "k")
       >>> s = Schedule(te.compute((), lambda: te.sum(A[k] * A[k], k), name="C"))
       >>> outer, inner = s.split("C.k", 4)
@@ -115,82 +99,68 @@ def pipeline(kernel: Kernel, loop: str, stages: int, *buffers: str) -> tuple[Ker
         }
       }
     """
-    target = find_loop(kernel, loop, "pipeline")
-    if target.kind != SERIAL:
-        raise refuse(kernel, "pipeline", f"`{loop}` is {target.kind}: its iterations do not follow each other")
-    check_factor(kernel, "pipeline", stages, "a number of stages of")
+    target = editing.find_loop(kernel, loop)
+    if target.kind != L.SERIAL:
+        raise refuse(f"`{loop}` is {target.kind}: its iterations do not follow each other")
+    editing.check_factor(stages, "a number of stages of")
     if stages < 2:
-        raise refuse(kernel, "pipeline", f"{stages} stages: with two, one iteration runs ahead of another")
-    olds = _inside(kernel, target, buffers)
-    items = sequence(target.body)
+        raise refuse(f"{stages} stages: with two, one iteration runs ahead of another")
+    items, olds = sequence(target.body), _inside(kernel, target, buffers)
     fills = [item for item in items if any(writes(item, b) for b in olds)]
-    _check(kernel, target, olds, items, fills)
+    _check(target, olds, items, fills)
     ahead = stages - 1
-    first = loop_var(fresh(kernel, loop + ".p"), ahead)
-    extent = as_expr(target.extent)
-    news = {b: Buffer(b.name, b.dtype, (stages, *b.shape), b.scope) for b in olds}
+    first, extent = loop_var(fresh(kernel, loop + ".p"), ahead), as_expr(target.extent)
+    news = {b: L.Buffer(b.name, b.dtype, (stages, *b.shape), b.scope) for b in olds}
 
-    def using(stmt: Stmt, slot: Expr) -> Stmt:
+    def using(stmt: L.Stmt, slot: Expr) -> L.Stmt:
         for old, new in news.items():
             stmt = swap_buffer(stmt, old, new, lambda indices: (slot % stages, *indices))
         return stmt
 
-    copies = {fill: _at(using(fill, target.var), target.var, target.var + ahead, target.var + ahead < extent) for fill in fills}
-    prologue = [
-        _at(using(renamed(fill, lambda name: fresh(kernel, name + ".p")), target.var), target.var, first, first < extent) for fill in fills
-    ]
-    body = using(rebuild(target.body, copies.get), target.var)
+    def fill_for(fill: L.Stmt, iteration: Expr) -> L.Stmt:
+        """What fills the buffers, for another iteration, if there is one."""
+        return guard([iteration < extent], rebind(using(fill, target.var), {target.var: iteration}))
+
+    copies = {fill: fill_for(fill, target.var + ahead) for fill in fills}
+    prologue = [fill_for(editing.renamed(fill, lambda name: fresh(kernel, name + ".p")), first) for fill in fills]
+    body = using(editing.rebuild(target.body, copies.get), target.var)
     for old in olds:
-        body = without_allocation(body, old)
-    new: Stmt = block(For(first, ahead, block(*prologue)), replace(target, body=body))
-    for b in reversed(list(news.values())):
-        new = Allocate(b, new)
-    return nesting(kernel, "pipeline", replace_loop(kernel, target, new)), first.attr.name
+        body = editing.without_allocation(body, old)
+    new = L.block(L.For(first, ahead, L.block(*prologue)), replace(target, body=body))
+    return editing.nesting(editing.replaced(kernel, {target: editing.allocated(news.values(), new)})), first.name
 
 
-def _at(fill: Stmt, var: Expr, moment: Expr, exists: Expr) -> Stmt:
-    """What fills the buffers, for another iteration, if there is one."""
-    return guard([exists], rebind(fill, {var: moment}))
-
-
-def _inside(kernel: Kernel, target: For, names: tuple[str, ...]) -> list[Buffer]:
-    """The buffers named, which are allocated anew for each iteration."""
-    local = [b for b in map(_allocated, walk(target.body)) if b is not None and sequence(scope_of(kernel, b))[0] in sequence(target.body)]
-    found = [find_buffer(kernel, name, "pipeline") for name in dict.fromkeys(names)]
+def _inside(kernel: L.Kernel, target: L.For, names: Sequence[str]) -> list[L.Buffer]:
+    """The buffers named, which are allocated once more for each iteration."""
+    found = [editing.find_buffer(kernel, name) for name in dict.fromkeys(names)]
+    hint = "cache_read makes such a buffer"
     for b in found:
-        if b not in local:
-            raise refuse(
-                kernel, "pipeline", f"`{b.name}` is not allocated in the body of `{target.var.name}`", "cache_read makes such a buffer"
-            )
+        if not editing.is_local(b, target) or sequence(editing.scope_of(kernel, b))[0] not in sequence(target.body):
+            raise refuse(f"`{b.name}` is not allocated in the body of `{target.var.name}`", hint)
         if any(target.var in E.variables(as_expr(d)) for d in b.shape):
-            raise refuse(kernel, "pipeline", f"the shape of `{b.name}` depends on `{target.var.name}`")
+            raise refuse(f"the shape of `{b.name}` depends on `{target.var.name}`")
     if not found:
-        raise refuse(kernel, "pipeline", "it needs the buffers that are filled ahead", "cache_read makes such a buffer")
+        raise refuse("it needs the buffers that are filled ahead", hint)
     return found
 
 
-def _allocated(s: Stmt) -> Buffer | None:
-    return s.buffer if isinstance(s, Allocate) else None
-
-
-def _check(kernel: Kernel, target: For, buffers: Sequence[Buffer], items: Sequence[Stmt], fills: Sequence[Stmt]) -> None:
+def _check(target: L.For, buffers: Sequence[L.Buffer], items: Sequence[L.Stmt], fills: Sequence[L.Stmt]) -> None:
     """Refuses fills that depend on what the loop computes, or that other statements wait for or stand between."""
-    loop = target.var.name
+    loop, names = target.var.name, ", ".join(f"`{b.name}`" for b in buffers)
     for b in buffers:
         if not any(writes(fill, b) for fill in fills):
-            raise refuse(kernel, "pipeline", f"nothing in `{loop}` fills `{b.name}`")
-        if bounds_loops(target, b):
-            raise refuse(kernel, "pipeline", f"the extent of a loop is read from `{b.name}`")
-    for s in (s for fill in fills for s in walk(fill)):
-        if isinstance(s, Store | Accumulate) and s.buffer not in buffers and not any(is_local(s.buffer, fill) for fill in fills):
-            raise refuse(kernel, "pipeline", f"what fills {_names(buffers)} computes `{s.buffer.name}` too")
+            raise refuse(f"nothing in `{loop}` fills `{b.name}`")
+        editing.check_bounds_no_loops(target, b)
+    for s in (s for fill in fills for s in L.walk(fill)):
+        if (
+            isinstance(s, L.Store | L.Accumulate)
+            and s.buffer not in buffers
+            and not any(editing.is_local(s.buffer, fill) for fill in fills)
+        ):
+            raise refuse(f"what fills {names} computes `{s.buffer.name}` too")
     for source in sorted(reads(fills) | {r.attr for r in E.reads(as_expr(target.extent))}, key=lambda b: b.name):
         if source not in buffers and any(writes(item, source) for item in items if item not in fills):
-            raise refuse(kernel, "pipeline", f"`{source.name}`, which {_names(buffers)} is filled from, is written in `{loop}`")
+            raise refuse(f"`{source.name}`, which {names} is filled from, is written in `{loop}`")
     for n, item in enumerate(items):
         if item not in fills and reads([item]) & set(buffers) and any(fill in items[n:] for fill in fills):
-            raise refuse(kernel, "pipeline", f"{_names(buffers)} is read in `{loop}` before it is filled")
-
-
-def _names(buffers: Sequence[Buffer]) -> str:
-    return ", ".join(f"`{b.name}`" for b in buffers)
+            raise refuse(f"{names} is read in `{loop}` before it is filled")

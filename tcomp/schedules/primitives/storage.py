@@ -7,39 +7,19 @@ from dataclasses import replace
 
 from tcomp.errors import IRError
 from tcomp.ir import expr as E
+from tcomp.ir import loops as L
 from tcomp.ir.access import box_touched, indices_of
 from tcomp.ir.expr import Dim, Expr, as_expr
 from tcomp.ir.layout import Layout
-from tcomp.ir.loops import Allocate, Buffer, For, Kernel, Stmt, Store, block, expressions, map_expressions, over, walk
 from tcomp.ir.simplify import prove, simplify
 from tcomp.ir.text.graph_parser import parse_layout
 from tcomp.schedules.handles import BufferCopy
-from tcomp.schedules.primitives.editing import (
-    find_buffer,
-    find_loop,
-    fresh,
-    guard,
-    is_local,
-    rebuild,
-    refuse,
-    replace_buffer,
-    replace_loop,
-    swap_buffer,
-    temporary,
-)
-from tcomp.schedules.primitives.insertion_points import (
-    bounds_loops,
-    check_no_race,
-    check_shared_memory,
-    path,
-    scope_of,
-    sequence,
-    stores_all,
-    writes,
-)
+from tcomp.schedules.primitives import editing
+from tcomp.schedules.primitives.editing import Indices, find_buffer, fresh, rebuild, refuse, swap_buffer, temporary, writes
+from tcomp.schedules.primitives.insertion_points import check_no_race, stores_all
 
 
-def cache_write(kernel: Kernel, stage: str, name: str, layout: str | None = None) -> tuple[Kernel, BufferCopy]:
+def cache_write(kernel: L.Kernel, stage: str, name: str, layout: str | None = None) -> tuple[L.Kernel, BufferCopy]:
     """Compute a stage into a new temporary `name` and copy that: the temporary can then be moved into the loops of the copy.
 
     The copy is one nest with the loops `stage.0`, `stage.1`, ... The temporary may have a layout of its own (see `relayout`). Returns
@@ -49,8 +29,7 @@ def cache_write(kernel: Kernel, stage: str, name: str, layout: str | None = None
 
     Good for accumulators: with `compute_at` and the scope "register", a tile of the result stays in registers over the whole reduction.
 
-      >>> from tcomp import te
-      >>> from tcomp.schedules import Schedule
+      >>> from tcomp import Schedule, te
       >>> A, k = te.placeholder((4, 3), name="A"), te.reduce_axis(3, "k")
       >>> s = Schedule(te.compute((4,), lambda i: te.sum(A[i, k], k), name="C"))
       >>> s.cache_write("C", "acc")
@@ -71,42 +50,36 @@ def cache_write(kernel: Kernel, stage: str, name: str, layout: str | None = None
         }
       }
     """
-    target = find_buffer(kernel, stage, "cache_write")
-    scope = scope_of(kernel, target)
-    items = sequence(scope)
+    target = find_buffer(kernel, stage)
+    scope = editing.scope_of(kernel, target)
+    items = editing.sequence(scope)
     nests = [item for item in items if writes(item, target)]
     if not nests:
-        raise refuse(kernel, "cache_write", f"nothing computes `{stage}`")
+        raise refuse(f"nothing computes `{stage}`")
     if target in kernel.buffers and not stores_all(nests[0], target):
-        raise refuse(kernel, "cache_write", f"`{stage}` may keep some of what it holds before", "its first nest should store all elements")
-    if bounds_loops(scope, target):
-        raise refuse(kernel, "cache_write", f"the extent of a loop is read from `{stage}`")
-    lies = _layout(kernel, "cache_write", layout, target.shape)
-    local = Buffer(fresh(kernel, name), target.dtype, lies.shape(target.shape))
-    copy, loops = _over(kernel, stage, target.shape, lambda at: Store(target, at, E.read(local, lies.indices(at))))
+        raise refuse(f"`{stage}` may keep some of what it holds before", "its first nest should store all elements")
+    editing.check_bounds_no_loops(scope, target)
+    placed = _layout(layout, target.shape)
+    local = L.Buffer(fresh(kernel, name), target.dtype, placed.shape(target.shape))
+    copy, loops = _over(kernel, stage, target.shape, lambda at: L.Store(target, at, E.read(local, placed.indices(at))))
     moved = items[items.index(nests[0]) : items.index(nests[-1]) + 1]  # what stands between the nests may read the stage
-
-    def edit(s: Stmt) -> Stmt | None:
-        if s not in moved:
-            return None
-        new = swap_buffer(s, target, local, lies.indices)
-        return block(new, copy) if s is nests[-1] else new
-
+    new = {s: swap_buffer(s, target, local, placed.indices) for s in moved}
+    new[nests[-1]] = L.block(new[nests[-1]], copy)
     # Allocated outside of everything if that is one sequence with the nests: temporaries of the whole kernel are planned together.
-    around = kernel.body if nests[0] in sequence(kernel.body) else scope
-    changed = rebuild(kernel.body, lambda s: Allocate(local, rebuild(s, edit)) if s is around else None)
+    around = kernel.body if nests[0] in editing.sequence(kernel.body) else scope
+    changed = rebuild(kernel.body, lambda s: L.Allocate(local, rebuild(s, new.get)) if s is around else None)
     return kernel.with_body(changed), BufferCopy(local.name, stores=loops)
 
 
-def _over(kernel: Kernel, name: str, shape: Sequence[Dim], leaf: Callable[[tuple[Expr, ...]], Stmt]) -> tuple[Stmt, list[str]]:
+def _over(kernel: L.Kernel, name: str, shape: Sequence[Dim], leaf: Callable[[Indices], L.Stmt]) -> tuple[L.Stmt, list[str]]:
     """A nest over all elements of a shape, and the names of its loops: `name.0`, `name.1`, ..."""
     names = [fresh(kernel, f"{name}.{d}") for d in range(len(shape))]
-    return over(shape, leaf, names.__getitem__), names
+    return L.over(shape, leaf, names.__getitem__), names
 
 
 def cache_read(
-    kernel: Kernel, buffer: str, loop: str | None, name: str, scope: str = "global", layout: str | None = None
-) -> tuple[Kernel, BufferCopy]:
+    kernel: L.Kernel, buffer: str, loop: str | None, name: str, scope: str = "global", layout: str | None = None
+) -> tuple[L.Kernel, BufferCopy]:
     """Copy the part of a buffer that a loop's body reads into a new buffer first, and read that instead.
 
     With `loop` None the whole buffer is copied before everything else. The copy is a stage called `name` with one loop per dimension,
@@ -118,8 +91,7 @@ def cache_read(
     Good for operands that are read many times, or with large strides: they are staged in shared memory or packed once, and then read in
     the order in which they lie. The price is the copy.
 
-      >>> from tcomp import te
-      >>> from tcomp.schedules import Schedule
+      >>> from tcomp import Schedule, te
       >>> A, k = te.placeholder((4, 8), name="A"), te.reduce_axis(4, "k")
       >>> s = Schedule(te.compute((8,), lambda i: te.sum(A[k, i] * A[k, 0], k), name="C"))
       >>> outer, inner = s.split("C.i", 4)
@@ -147,42 +119,40 @@ def cache_read(
         }
       }
     """
-    step = "cache_read"
-    source = find_buffer(kernel, buffer, step)
-    target = None if loop is None else find_loop(kernel, loop, step)
+    source = find_buffer(kernel, buffer)
+    target = None if loop is None else editing.find_loop(kernel, loop)
     where = kernel.body if target is None else target.body
     if writes(where, source):
-        raise refuse(kernel, step, f"`{buffer}` is written where the copy would be read")
-    if is_local(source, where):
-        raise refuse(kernel, step, f"`{buffer}` is allocated where the copy would be read, and nothing is written to it")
+        raise refuse(f"`{buffer}` is written where the copy would be read")
+    if editing.is_local(source, where):
+        raise refuse(f"`{buffer}` is allocated where the copy would be read, and nothing is written to it")
     if not indices_of(where, source):
-        raise refuse(kernel, step, f"`{buffer}` is not read there")
-    if bounds_loops(where, source):
-        raise refuse(kernel, step, f"the extent of a loop is read from `{buffer}`")
+        raise refuse(f"`{buffer}` is not read there")
+    editing.check_bounds_no_loops(where, source)
     if target is not None:
-        check_shared_memory(kernel, step, scope, target)
+        editing.check_shared_memory(kernel, scope, target)
     name = fresh(kernel, name)
     box = box_touched(where, source)
-    lies = _layout(kernel, step, layout, box.extent)
-    local = temporary(kernel, step, name, source.dtype, lies.shape(box.extent), scope)
+    placed = _layout(layout, box.extent)
+    local = temporary(name, source.dtype, placed.shape(box.extent), scope)
 
-    def element(at: tuple[Expr, ...]) -> Stmt:
-        inside = lies.logical(at)
+    def element(at: Indices) -> L.Stmt:
+        inside = placed.logical(at)
         index = [simplify(b + i) for b, i in zip(box.base, inside, strict=True)]
         within = [*zip(inside, box.extent, strict=True), *zip(index, source.shape, strict=True)]
         conditions = [c for i, n in within for c in (i >= 0, i < as_expr(n))]
-        return guard(conditions, Store(local, at, E.read(source, index)))
+        return editing.guard(conditions, L.Store(local, at, E.read(source, index)))
 
     copy, loops = _over(kernel, name, local.shape, element)
-    readers = swap_buffer(where, source, local, lambda indices: lies.indices([i - b for i, b in zip(indices, box.base, strict=True)]))
-    body = Allocate(local, block(copy, readers))
+    readers = swap_buffer(where, source, local, lambda at: placed.indices([i - b for i, b in zip(at, box.base, strict=True)]))
+    body = L.Allocate(local, L.block(copy, readers))
     if target is None:
         return kernel.with_body(body), BufferCopy(name, loops)
-    changed = replace_loop(kernel, target, replace(target, body=body))
-    return check_no_race(kernel, step, changed, target.var.name, [source]), BufferCopy(name, loops)
+    changed = editing.replaced(kernel, {target: replace(target, body=body)})
+    return check_no_race(changed, target.var.name, source), BufferCopy(name, loops)
 
 
-def precompute(kernel: Kernel, buffer: str, name: str) -> tuple[Kernel, BufferCopy]:
+def precompute(kernel: L.Kernel, buffer: str, name: str) -> tuple[L.Kernel, BufferCopy]:
     """Keep what is computed from single elements of a parameter, like `alpha * A[i, k]`, in a temporary as large as the parameter.
 
     The largest such expression is meant, the first one where there are several; the stage `name` computes it for all elements, before
@@ -191,8 +161,7 @@ def precompute(kernel: Kernel, buffer: str, name: str) -> tuple[Kernel, BufferCo
     Legal for floating-point parameters that the kernel does not write. Good for factors of a product that each row of the result would
     compute again.
 
-      >>> from tcomp import te
-      >>> from tcomp.schedules import Schedule
+      >>> from tcomp import Schedule, te
       >>> A, B, k = te.placeholder((4, 6), name="A"), te.placeholder((6,), name="B"), te.reduce_axis(6, "k")
       >>> s = Schedule(te.compute((4,), lambda i: te.sum(A[i, k] * 1.5 * B[k], k), name="C"))
       >>> s.precompute("A", "T")
@@ -215,32 +184,32 @@ def precompute(kernel: Kernel, buffer: str, name: str) -> tuple[Kernel, BufferCo
         }
       }
     """
-    step = "precompute"
-    source = find_buffer(kernel, buffer, step)
+    source = find_buffer(kernel, buffer)
     if source not in kernel.buffers or writes(kernel.body, source):
-        raise refuse(kernel, step, f"`{buffer}` is " + ("written" if source in kernel.buffers else "a temporary"), "it is for inputs")
+        raise refuse(f"`{buffer}` is " + ("written" if source in kernel.buffers else "a temporary"), "it is for inputs")
     if not source.dtype.startswith("float"):
-        raise refuse(kernel, step, f"`{buffer}` holds {source.dtype}: what is computed from elements that nothing reads might fail")
-    roots = [e for s in walk(kernel.body) for e in expressions(s)]
-    meant = computed_from(source, *roots)
-    if meant is None:
-        raise refuse(kernel, step, f"nothing is computed from elements of `{buffer}` alone")
+        raise refuse(f"`{buffer}` holds {source.dtype}: what is computed from elements that nothing reads might fail")
+    wanted = computed_from(source, *(e for s in L.walk(kernel.body) for e in L.expressions(s)))
+    if wanted is None:
+        raise refuse(f"nothing is computed from elements of `{buffer}` alone")
     name = fresh(kernel, name)
-    local = Buffer(name, meant.dtype, source.shape)
-    somewhere = tuple(E.var(f"at{d}") for d in range(len(source.shape)))
-    wanted = _at(meant, source, somewhere)
+    local = L.Buffer(name, wanted.dtype, source.shape)
+
+    def at(e: Expr, places: Sequence[Expr]) -> Expr:
+        """The same of another element."""
+        return E.substitute(e, {r: E.read(source, places) for r in E.reads(e)})
 
     def rule(e: Expr) -> Expr | None:
         found = E.reads(e)
-        same = len(found) == 1 and found[0].attr is source and e is not found[0] and _at(e, source, somewhere) is wanted
+        same = len(found) == 1 and found[0].attr is source and e is not found[0] and at(wanted, found[0].args) is e
         return E.read(local, found[0].args) if same else None
 
-    stage, loops = _over(kernel, name, source.shape, lambda at: Store(local, at, _at(meant, source, at)))
-    body = map_expressions(kernel.body, lambda e: E.rewrite(e, rule))
-    return kernel.with_body(Allocate(local, block(stage, body))), BufferCopy(name, loops)
+    stage, loops = _over(kernel, name, source.shape, lambda places: L.Store(local, places, at(wanted, places)))
+    body = L.map_expressions(kernel.body, lambda e: E.rewrite(e, rule))
+    return kernel.with_body(L.Allocate(local, L.block(stage, body))), BufferCopy(name, loops)
 
 
-def computed_from(source: Buffer, *roots: Expr) -> Expr | None:
+def computed_from(source: L.Buffer, *roots: Expr) -> Expr | None:
     """The largest expression that is computed from one element of a buffer, and constants; None where elements are only read."""
     best: tuple[int, Expr] | None = None
     for e in E.walk(*roots):
@@ -255,12 +224,7 @@ def computed_from(source: Buffer, *roots: Expr) -> Expr | None:
     return best[1] if best else None
 
 
-def _at(e: Expr, source: Buffer, places: Sequence[Expr]) -> Expr:
-    """An expression of one element, of another element."""
-    return E.substitute(e, {r: E.read(source, places) for r in E.reads(e)})
-
-
-def relayout(kernel: Kernel, buffer: str, layout: str) -> Kernel:
+def relayout(kernel: L.Kernel, buffer: str, layout: str) -> L.Kernel:
     """Change how the elements of a temporary lie in memory.
 
     A layout lists the dimensions of the buffer, slowest first, as pieces of the old ones, called a, b, c, ...: `(b,a)` transposes,
@@ -271,8 +235,7 @@ def relayout(kernel: Kernel, buffer: str, layout: str) -> Kernel:
 
     Good for reading along the lanes with unit stride, and for a pitch that keeps columns out of the same cache set or memory bank.
 
-      >>> from tcomp import te
-      >>> from tcomp.schedules import Schedule
+      >>> from tcomp import Schedule, te
       >>> A, k = te.placeholder((5, 3), name="A"), te.reduce_axis(5, "k")
       >>> s = Schedule(te.compute((3,), lambda i: te.sum(A[k, i], k), name="C"))
       >>> s.cache_read("A", None, "P")
@@ -296,28 +259,23 @@ def relayout(kernel: Kernel, buffer: str, layout: str) -> Kernel:
         }
       }
     """
-    old = find_buffer(kernel, buffer, "relayout")
-    if old in kernel.buffers:
-        raise refuse(kernel, "relayout", f"`{buffer}` is a parameter; its layout is part of the kernel's signature")
-    lies = _layout(kernel, "relayout", layout, old.shape)
-    if bounds_loops(kernel.body, old):
-        raise refuse(kernel, "relayout", f"the extent of a loop is read from `{buffer}`")
-    new = temporary(kernel, "relayout", old.name, old.dtype, lies.shape(old.shape), old.scope)
-    return replace_buffer(kernel, old, new, lies.indices)
+    old = editing.find_temporary(kernel, buffer, "; its layout is part of the kernel's signature")
+    placed = _layout(layout, old.shape)
+    editing.check_bounds_no_loops(kernel.body, old)
+    return editing.replace_buffer(kernel, old, temporary(old.name, old.dtype, placed.shape(old.shape), old.scope), placed.indices)
 
 
-def _layout(kernel: Kernel, step: str, text: str | None, shape: Sequence[Dim]) -> Layout:
+def _layout(text: str | None, shape: Sequence[Dim]) -> Layout:
     """The layout meant by a text, for a buffer of the given shape."""
     if text is None:
         return Layout.identity(len(shape))
     try:
         layout = parse_layout(text, len(shape))
     except IRError as error:
-        raise refuse(kernel, step, f"`{text}` is no layout of {len(shape)} dimensions: {error.what}", "for example (a/8,b,a%8)") from None
+        raise refuse(f"`{text}` is no layout of {len(shape)} dimensions: {error.what}", "for example (a/8,b,a%8)") from None
     for axis, extent in enumerate(shape):
-        pieces = sorted((p for p in layout.pieces if p.axis == axis), key=lambda p: (p.div, p.mod is None))
         reach: int | None = 1
-        for p in pieces:
+        for p in sorted((p for p in layout.pieces if p.axis == axis), key=lambda p: (p.div, p.mod is None)):
             if p.div != reach or ((p.before or p.after) and (p.div, p.mod) != (1, None)):  # no halo around a part
                 reach = 0
                 break
@@ -325,19 +283,18 @@ def _layout(kernel: Kernel, step: str, text: str | None, shape: Sequence[Dim]) -
         if reach is not None and not prove(as_expr(extent) <= reach):
             letter = "abcdefghijklmnop"[axis]
             why = f"the layout {layout} does not give each of the {extent} elements along `{letter}` one place"
-            raise refuse(kernel, step, why, f"cut it as {letter}/8 and {letter}%8, say")
+            raise refuse(why, f"cut it as {letter}/8 and {letter}%8, say")
     return layout
 
 
-def set_scope(kernel: Kernel, buffer: str, scope: str) -> Kernel:
+def set_scope(kernel: L.Kernel, buffer: str, scope: str) -> L.Kernel:
     """Where a temporary lives: in memory ("global"), once per block of GPU threads ("shared"), or once per thread ("register").
 
     Legal for temporaries, in registers for those of constant shape, in shared memory for those allocated outside of the loops over threads.
 
     Good for what is small and used at once.
 
-      >>> from tcomp import te
-      >>> from tcomp.schedules import Schedule
+      >>> from tcomp import Schedule, te
       >>> A, k = te.placeholder((5,), name="A"), te.reduce_axis(5, "k")
       >>> s = Schedule(te.compute((), lambda: te.sum(A[k], k), name="C"))
       >>> s.cache_write("C", "acc")
@@ -353,11 +310,7 @@ def set_scope(kernel: Kernel, buffer: str, scope: str) -> Kernel:
         C[] = acc[]
       }
     """
-    old = find_buffer(kernel, buffer, "set_scope")
-    if old in kernel.buffers:
-        raise refuse(kernel, "set_scope", f"`{buffer}` is a parameter, it is in global memory")
-    new = temporary(kernel, "set_scope", old.name, old.dtype, old.shape, scope)
-    for s in path(kernel.body, scope_of(kernel, old)):
-        if isinstance(s, For):
-            check_shared_memory(kernel, "set_scope", scope, s)
-    return replace_buffer(kernel, old, new)
+    old = editing.find_temporary(kernel, buffer, ", it is in global memory")
+    new = temporary(old.name, old.dtype, old.shape, scope)
+    editing.check_shared_memory(kernel, scope, editing.scope_of(kernel, old))
+    return editing.replace_buffer(kernel, old, new)

@@ -6,7 +6,7 @@ from tcomp.errors import IRError, ScheduleError
 from tcomp.ir.instruction import match
 from tcomp.ir.loops import Call, Kernel, walk
 from tcomp.schedules.instructions import named
-from tcomp.schedules.primitives.editing import find_loop, refuse, replace_loop
+from tcomp.schedules.primitives.editing import find_loop, refuse, replaced
 
 
 def tensorize(kernel: Kernel, loop: str, instruction: str, reassociate: bool = False) -> Kernel:
@@ -18,8 +18,7 @@ def tensorize(kernel: Kernel, loop: str, instruction: str, reassociate: bool = F
 
     Good for the innermost tile: multiply-add on whole register tiles, dot products of bytes, tensor cores.
 
-      >>> from tcomp import te
-      >>> from tcomp.schedules import Schedule
+      >>> from tcomp import Schedule, te
       >>> from tcomp.schedules.instructions import fma_tile
       >>> A, B, k = te.placeholder((2, 8), name="A"), te.placeholder((8, 32), name="B"), te.reduce_axis(8, "k")
       >>> s = Schedule(te.compute((2, 32), lambda i, j: te.sum(A[i, k] * B[k, j], k), name="C"))
@@ -44,28 +43,27 @@ def tensorize(kernel: Kernel, loop: str, instruction: str, reassociate: bool = F
         }
       }
     """
-    target = find_loop(kernel, loop, "tensorize")
+    target = find_loop(kernel, loop)
     if any(isinstance(s, Call) and any(x is target for x in walk(s)) for s in walk(kernel.body)):
-        raise refuse(kernel, "tensorize", f"loop `{loop}` is executed by an instruction already")
+        raise refuse(f"loop `{loop}` is executed by an instruction already")
     try:
         wanted = named(instruction)
         match(wanted, target)
     except ScheduleError:
         raise
     except IRError as error:
-        raise refuse(kernel, "tensorize", f"{error.why or error.what}\n{error.where}") from None
+        raise refuse(f"{error.why or error.what}\n{error.where}") from None
     if wanted.reassociates and not reassociate:
-        why = f"`{wanted.name}` adds floats in an order of its own"
-        raise refuse(kernel, "tensorize", why, "allow it by tensorize(..., reassociate=True)")
-    return replace_loop(kernel, target, Call(wanted, target))
+        raise refuse(f"`{wanted.name}` adds floats in an order of its own", "allow it by tensorize(..., reassociate=True)")
+    return replaced(kernel, {target: Call(wanted, target)})
 
 
-def intact(kernel: Kernel, step: str) -> Kernel:
+def intact(kernel: Kernel) -> Kernel:
     """The kernel, if every instruction in it still executes what it means."""
     for s in walk(kernel.body):
         if isinstance(s, Call):
             try:
                 match(s.instruction, s.body)
             except IRError as error:
-                raise refuse(kernel, step, f"it would change what `{s.instruction.name}` executes: {error.why}") from None
+                raise refuse(f"it would change what `{s.instruction.name}` executes: {error.why}") from None
     return kernel

@@ -1,0 +1,302 @@
+"""Conditions: moved into what is summed up, tested once in front of a loop, dropped; the clean-up that simplifies them; notes for people."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+
+from tcomp.ir import expr as E
+from tcomp.ir import loops as L
+from tcomp.ir.access import coefficient, within
+from tcomp.ir.dtypes import is_float
+from tcomp.ir.expr import INDEX, Dim, Expr, as_dim, as_expr, loop_var
+from tcomp.ir.simplify import difference, prove, simplify
+from tcomp.schedules.analysis.legality import out_of_bounds
+from tcomp.schedules.handles import LoopCopy
+from tcomp.schedules.primitives import editing
+from tcomp.schedules.primitives.editing import find_buffer, find_loop, guard, nesting, rebind, rebuild, refuse, replaced
+from tcomp.schedules.primitives.tail_strategies import always_in_range, masked_accumulation
+
+TRUE = E.const(True, "bool")
+
+
+def mask(kernel: L.Kernel, stage: str) -> L.Kernel:
+    """`if c: s += v` becomes `s += c ? v : identity` wherever `stage` is accumulated, so that its nest is free of control flow.
+
+    Legal where the condition is not needed to keep the place of `s` in range, nor concurrent iterations apart; a part of it that is stays
+    an `If`. (What is read stays in range: the side of a selection that is not chosen is not evaluated.) Good for reductions over lanes.
+
+    >>> from tcomp import Schedule, te
+    >>> A, k = te.placeholder((10,), name="A"), te.reduce_axis(10, "k")
+    >>> s = Schedule(te.compute((), lambda: te.sum(A[k], k), "t"))
+    >>> s.rfactor("t", "t.k", 4)
+    't.p'
+    >>> print(s.loops["t.p.lane"])
+    for t.p.lane in 0..4 {
+      for t.k.o in 0..3 {
+        if t.k.o * 4 + t.p.lane < 10 {
+          t.p[t.p.lane] += A[t.k.o * 4 + t.p.lane]
+        }
+      }
+    }
+    >>> s.mask("t.p")
+    >>> print(s.loops["t.p.lane"])
+    for t.p.lane in 0..4 {
+      for t.k.o in 0..3 {
+        t.p[t.p.lane] += select(t.k.o * 4 + t.p.lane < 10, A[t.k.o * 4 + t.p.lane], 0.0f)
+      }
+    }
+    """
+    buffer, masked, doubtful = find_buffer(kernel, stage), dict[L.Stmt, L.Stmt](), False
+    for s in L.walk(kernel.body):
+        if isinstance(s, L.If) and s.otherwise is None and isinstance(s.then, L.Accumulate) and s.then.buffer is buffer:
+            doubtful |= not always_in_range(s.then)
+            new = masked[s] = masked_accumulation(kernel, E.conjuncts(s.cond), s.then)
+            if isinstance(new, L.If) and isinstance(new.then, L.Accumulate) and new.then.value is s.then.value:
+                why = f"`{s.cond}` keeps the places of `{stage}` in range, or concurrent iterations apart: it has to stay an `If`"
+                raise refuse(why)
+    changed = replaced(kernel, masked)
+    if doubtful and (touch := out_of_bounds(changed.body)) is not None:
+        raise refuse(f"out of range, where no condition stands around it: {touch}")
+    return changed
+
+
+def specialize(kernel: L.Kernel, loop: str) -> tuple[L.Kernel, LoopCopy]:
+    """Two copies of a loop: one for where what it asks is so in all iterations, which asks no more, and the loop as it is, for elsewhere.
+
+    Asked are the conditions of `if` and `select` inside. One that depends on loops inside is asked in front for the iteration in which it is
+    hardest to hold; that takes one that is linear in them. Others stay in both copies.
+
+    Always legal. Good for tiles: most of them are full, and need neither guards nor masks; those that hang over an edge keep them, whatever they
+    are. So machine instructions that know no conditions may execute full tiles (`tensorize`). The price is more code. `partition` divides the
+    iterations of a loop around instead, where it is known at which one the edge begins. Returns the name of the second copy's loop, which
+    knows the `copies` of the loops inside (they get `.e` as well).
+
+    >>> from tcomp import Schedule, te
+    >>> A = te.placeholder((10,), name="A")
+    >>> s = Schedule(te.compute((10,), lambda i: A[i] * 2, name="B"))
+    >>> outer, inner = s.split("B.i", 4)
+    >>> s.specialize(inner)
+    'B.i.i.e'
+    >>> print(s.kernel.body)
+    for B.i.o in 0..3 {
+      if B.i.o < 2 {
+        for B.i.i in 0..4 {
+          B[B.i.i + B.i.o * 4] = A[B.i.i + B.i.o * 4] * 2.0f
+        }
+      } else {
+        for B.i.i.e in 0..4 {
+          if B.i.i.e + B.i.o * 4 < 10 {
+            B[B.i.i.e + B.i.o * 4] = A[B.i.i.e + B.i.o * 4] * 2.0f
+          }
+        }
+      }
+    }
+    """
+    target = find_loop(kernel, loop)
+    inside = {x.var: as_expr(x.extent) for x in L.walk(target) if isinstance(x, L.For)}
+    whole = {c: simplify(e) for c in dict.fromkeys(_tested(target)) if (e := _hardest(c, inside)) is not None}
+    whole = {c: e for c, e in whole.items() if e.op != "const" or e.attr}
+    if all(e.op == "const" for e in whole.values()):
+        why = f"`{loop}` tests nothing that could be tested in front of it"
+        raise refuse(why, "it is about conditions linear in the loops inside")
+    other, names = editing.rename_inner(kernel, target, ".e")
+    fast = rebuild(rebind(target, dict.fromkeys(whole, TRUE)), _settled)
+    both = L.If(E.all_of([e for e in dict.fromkeys(whole.values()) if e.op != "const"]), fast, other)
+    return nesting(replaced(kernel, {target: both})), LoopCopy(names[loop], names)
+
+
+def _tested(s: L.Stmt) -> Iterator[Expr]:
+    """The conditions in a statement that do not depend on data."""
+    for x in L.walk(s):
+        roots = [x.cond] if isinstance(x, L.If) else [e.args[0] for root in L.expressions(x) for e in E.walk(root) if e.op == "select"]
+        yield from (c for root in roots for c in E.conjuncts(root) if not E.reads(c))
+
+
+def _hardest(condition: Expr, inside: Mapping[Expr, Expr]) -> Expr | None:
+    """What a condition says in those iterations of the loops inside in which it is hardest to hold; None where that is not known."""
+    moving = [v for v in E.variables(condition) if v in inside]
+    if not moving:
+        return condition
+    if condition.op not in ("lt", "le") or condition.args[0].dtype != INDEX:
+        return None
+    gap = difference(condition.args[1], condition.args[0])  # a < b is 0 < b - a
+    ends: dict[Expr, Expr] = {}
+    for v in moving:
+        step = coefficient(gap, v)
+        if step is None:
+            return None
+        ends[v] = as_expr(0) if step >= 0 else inside[v] - 1
+    return None if set(inside) & set(E.variables(*ends.values())) else E.substitute(condition, ends)
+
+
+def _settled(s: L.Stmt) -> L.Stmt | None:
+    """What is left of an `if` that is known to hold."""
+    return rebuild(s.then, _settled) if isinstance(s, L.If) and s.cond is TRUE else None
+
+
+def unguard(kernel: L.Kernel, loop: str) -> L.Kernel:
+    """Conditions under which an iteration of a loop accumulates into a temporary are dropped, where they only spare elements that nobody
+    reads.
+
+    Legal when the loop holds such an accumulation of floats and nothing else, all places in it are in range whatever the conditions say, and
+    everybody else reads only elements for which they hold. Good for the lanes of the last vector of a row: a masked accumulation costs a
+    second instruction, and a register for the old sum. Costs nothing; conditions that do not qualify stay, one is dropped at least.
+
+    >>> from tcomp import Schedule, te
+    >>> A, k = te.placeholder((9, 16), name="A"), te.reduce_axis(9, "k")
+    >>> s = Schedule(te.compute((10,), lambda i: te.sum(A[k, i], k), name="C"))
+    >>> s.cache_write("C", "sum")
+    'sum'
+    >>> s.split("C.init.i", 16, "round_up")
+    ('C.init.i.o', 'C.init.i.i')
+    >>> s.split("C.i", 16)
+    ('C.i.o', 'C.i.i')
+    >>> s.reorder("C.i.o", "C.k", "C.i.i")
+    >>> print(s.loops["C.i.i"])
+    for C.i.i in 0..16 {
+      if C.i.i + C.i.o * 16 < 10 {
+        sum[C.i.i + C.i.o * 16] += A[C.k, C.i.i + C.i.o * 16]
+      }
+    }
+    >>> s.unguard("C.i.i")
+    >>> print(s.loops["C.i.i"])
+    for C.i.i in 0..16 {
+      sum[C.i.i + C.i.o * 16] += A[C.k, C.i.i + C.i.o * 16]
+    }
+    """
+    target = find_loop(kernel, loop)
+    body = target.body
+    if not isinstance(body, L.If) or body.otherwise is not None or not isinstance(body.then, L.Accumulate):
+        raise refuse(f"`{loop}` is no loop around an accumulation under conditions")
+    update, conditions = body.then, E.conjuncts(body.cond)
+    name = update.buffer.name
+    life = next((s for s in L.walk(kernel.body) if isinstance(s, L.Allocate) and s.buffer is update.buffer), None)
+    if life is None:
+        raise refuse(f"`{name}` is no temporary", "what is written there may be looked at")
+    if not is_float(update.buffer.dtype) or E.reads(*update.indices):
+        raise refuse(f"`{loop}` accumulates integers, or where data says")
+    readers = guarded_reads(kernel.body, update)
+    # Loops that run between the steps by which one element is computed: a condition that depends on one is not the same for all steps.
+    moving = {s.var for s in L.walk(life) if isinstance(s, L.For)} - set(E.variables(*update.indices))
+    checked = [c for c in conditions if moving.isdisjoint(E.variables(c)) and _in_range(update, c)]
+    idle = [c for c in checked if all(_implied(c, update, r, known) for r, known in readers)]
+    if not idle:
+        raise refuse(f"no condition in `{loop}` is known to be tested by all that read `{name}`, or it keeps places in range")
+    return replaced(kernel, {target: replace(target, body=guard([c for c in conditions if c not in idle], update))})
+
+
+def guarded_reads(s: L.Stmt, update: L.Accumulate, known: frozenset[Expr] = frozenset()) -> list[tuple[Expr, frozenset[Expr]]]:
+    """All other reads of what is accumulated into, with the conditions around them, simplified."""
+    found = [(r, known) for r in E.reads(*L.expressions(s)) if r.attr is update.buffer and s is not update]
+    for c in L.children(s):
+        found += guarded_reads(c, update, known.union(map(simplify, E.conjuncts(s.cond))) if isinstance(s, L.If) and c is s.then else known)
+    return found
+
+
+def _in_range(update: L.Accumulate, condition: Expr) -> bool:
+    """Whether all places that the variables of a condition choose are in range even where it does not hold."""
+    chosen = set(E.variables(condition))
+    return not E.reads(condition) and all(
+        chosen.isdisjoint(E.variables(i)) or (not E.reads(i) and within(i, n))
+        for b, indices in L.places(update)
+        for i, n in zip(indices, b.shape, strict=True)
+    )
+
+
+def _implied(condition: Expr, update: L.Accumulate, read: Expr, known: Collection[Expr]) -> bool:
+    """Whether a read finds only elements for which the condition held."""
+    if condition.op not in ("lt", "le"):
+        return False
+    below, above = condition.args
+    own = set(E.variables(*update.indices))
+    wanted = [E.substitute(condition, {i: a for i, a in zip(update.indices, read.args, strict=True) if i.op == "var"})]
+    for index, there in zip(update.indices, read.args, strict=True):
+        rest = simplify(above - below + index)  # the condition: index < rest
+        wanted += [there < rest if condition.op == "lt" else there <= rest] if own.isdisjoint(E.variables(rest)) else []
+    return any(prove(w) or simplify(w) in known for w in wanted if own.isdisjoint(E.variables(w)))
+
+
+def clean(kernel: L.Kernel) -> L.Kernel:
+    """Simplify expressions, turn guards on a loop variable into shorter extents, drop empty and one-trip loops, and unused temporaries.
+
+    Always legal. Good as the last step: it leaves what a person would write. Loops that vanish can no longer be named.
+
+    >>> from tcomp import Schedule, te
+    >>> A = te.placeholder((6,), name="A")
+    >>> s = Schedule(te.compute((6,), lambda i: A[i] * 2, name="B"))
+    >>> s.split("B.i", 4)
+    ('B.i.o', 'B.i.i')
+    >>> s.partition("B.i.o", 1)
+    ('B.i.o', 'B.i.o.t')
+    >>> s.clean()
+    >>> print(s.kernel.body)
+    for B.i.i in 0..4 {
+      B[B.i.i] = A[B.i.i] * 2.0f
+    }
+    for B.i.i.t in 0..2 {
+      B[B.i.i.t + 4] = A[B.i.i.t + 4] * 2.0f
+    }
+    """
+    return kernel.with_body(_clean(kernel.body))
+
+
+def _clean(s: L.Stmt) -> L.Stmt:
+    match s:
+        case L.Block(stmts):
+            return L.block(*(c for c in map(_clean, stmts) if not _empty(c)))
+        case L.For(v, extent, body, kind):
+            extent = as_dim(simplify(as_expr(extent)))
+            if isinstance(extent, int) and extent <= 0:
+                return L.Block(())
+            if extent == 1 and kind != L.VECTORIZED:
+                return _clean(rebind(body, {v: as_expr(0)}))
+            body = _clean(body)
+            if _empty(body):
+                return L.Block(())
+            if kind != L.VECTORIZED and (shorter := _limit(v, extent, body)) is not None:
+                w = loop_var(v.name, shorter)
+                return _clean(L.For(w, shorter, rebind(body, {v: w}), kind))
+            return L.For(v, extent, body, kind)
+        case L.If(cond, then, otherwise):
+            cond = simplify(cond)
+            if cond.op == "const":
+                return _clean(then) if cond.attr else (L.Block(()) if otherwise is None else _clean(otherwise))
+            then = _clean(then)
+            return L.Block(()) if _empty(then) and otherwise is None else L.If(cond, then, None if otherwise is None else _clean(otherwise))
+        case L.Allocate(b, body):
+            body = _clean(body)
+            return L.Allocate(b, body) if any(editing.touches(x, b) for x in L.walk(body)) else body
+    return L.with_children(s, [_clean(c) for c in L.children(s)]) if L.children(s) else L.map_expressions(s, simplify)
+
+
+def _empty(s: L.Stmt) -> bool:
+    return isinstance(s, L.Block) and not s.stmts
+
+
+def _limit(v: Expr, extent: Dim, body: L.Stmt) -> Dim | None:
+    """A smaller extent, where everything inside the loop stands under a guard `v < constant`."""
+    _, leaf = L.perfect(body)
+    conditions = E.conjuncts(leaf.cond) if isinstance(leaf, L.If) and leaf.otherwise is None and isinstance(extent, int) else []
+    limits = (c.args[1] for c in conditions if c.op == "lt" and c.args[0] is v)
+    return next((int(n.attr) for n in limits if n.op == "const" and 0 <= n.attr < extent), None)
+
+
+def note(kernel: L.Kernel, text: str) -> L.Kernel:
+    """A remark for people, printed with the kernel: why a step was not taken, say.
+
+    Always legal: it changes nothing that is computed.
+
+      >>> from tcomp import Schedule, te
+      >>> A = te.placeholder((4,), name="A")
+      >>> s = Schedule(te.compute((4,), lambda i: A[i] * 2, name="B"))
+      >>> s.note("too short for lanes")
+      >>> print(s)
+      kernel B(A: float32[4], B: float32[4]) -> (B) {
+        note "too short for lanes"
+        for B.i in 0..4 {
+          B[B.i] = A[B.i] * 2.0f
+        }
+      }
+    """
+    return replace(kernel, notes=(*kernel.notes, text))
