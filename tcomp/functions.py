@@ -21,7 +21,7 @@ from tcomp.options import CompileOptions
 from tcomp.pipeline import package
 from tcomp.runtime import LoadedModel, Module
 from tcomp.schedules.lowering import lower
-from tcomp.schedules.schedule import Schedule, ends_of
+from tcomp.schedules.schedule import Schedule, inputs_and_outputs
 from tcomp.target import Target
 
 MAX_SHAPES = 256  # combinations of shapes and sizes that an `InPlace` remembers, of some hundred bytes each
@@ -44,7 +44,7 @@ def build(program: Any, target: Target | Backend | str | None = None, threads: i
     backend = backend_of(target)
     if isinstance(program, Schedule | Kernel):
         return InPlace(program if isinstance(program, Schedule) else Schedule(program), backend, threads)
-    return Computed(*ends_of(program), backend, threads)
+    return Computed(*inputs_and_outputs(program), backend, threads)
 
 
 class Computed:

@@ -15,7 +15,6 @@ the text of one ("n // 4"). A step that would change what the program computes r
 # (what `apply` returns depends on the primitive, whose signature says so)
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 import typing
@@ -23,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, overload
+from typing import Any, Literal, Union, overload
 
 from tcomp.errors import IRError, ScheduleError
 from tcomp.ir import loops as L
@@ -37,13 +36,12 @@ from tcomp.ir.verify import verify_kernel
 from tcomp.schedules.handles import BufferCopy, LoopCopy, PartialResults
 from tcomp.schedules.instructions import text_of
 from tcomp.schedules.lowering import lower
-from tcomp.schedules.primitives import loop_structure
+from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.affine import affine, fission, fuse_loops, shift, skew
 from tcomp.schedules.primitives.buffer_dimensions import collapse, expand
 from tcomp.schedules.primitives.cache_factors import cache_factors
 from tcomp.schedules.primitives.cache_hints import prefetch, stream
 from tcomp.schedules.primitives.compute_at import compute_at, inline, reverse_compute_at
-from tcomp.schedules.primitives.editing import Refusal
 from tcomp.schedules.primitives.guards import clean, mask, note, specialize, unguard
 from tcomp.schedules.primitives.loop_structure import distribute, fuse, partition, reorder, set_kind, split
 from tcomp.schedules.primitives.online_softmax import online
@@ -67,18 +65,17 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
 Program = L.Kernel | Tensor | Sequence[Tensor]
 Loop = str | Expr  # its name, or an axis of a tensor that has one loop
 Stage = str | Tensor
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def kernel_of(program: Program) -> L.Kernel:
-    """A program as loops, before any schedule: a kernel stays itself; tensors are lowered (see `ends_of`)."""
+    """A program as loops, before any schedule: a kernel stays itself; tensors are lowered (see `inputs_and_outputs`)."""
     if isinstance(program, L.Kernel):
         return program
-    inputs, outputs = ends_of(program)
+    inputs, outputs = inputs_and_outputs(program)
     return lower(re.sub(r"\W", "_", outputs[-1].name), inputs, outputs)
 
 
-def ends_of(program: Tensor | Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+def inputs_and_outputs(program: Tensor | Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """(placeholders, results) of tensor expressions: a tensor is computed from its placeholders, in the order of their first use; a
     sequence lists the placeholders first, then the tensors to compute. Raises `IRError` for anything else."""
     if isinstance(program, Tensor):
@@ -91,16 +88,6 @@ def ends_of(program: Tensor | Sequence[Tensor]) -> tuple[list[Tensor], list[Tens
     if not outputs or list(program) != [*inputs, *outputs]:
         raise IRError("a program takes the placeholders first, then at least one tensor to compute", where=str(list(program)), hint=hint)
     return inputs, outputs
-
-
-def _documents(primitive: Callable[..., Any]) -> Callable[[F], F]:
-    """A method that applies a primitive has the primitive's documentation."""
-
-    def documented(method: F) -> F:
-        method.__doc__ = primitive.__doc__
-        return method
-
-    return documented
 
 
 class Schedule:
@@ -120,7 +107,7 @@ class Schedule:
     @property
     def loops(self) -> dict[str, L.For]:
         """The loops by name, in program order: `s.loops["C.i"].extent`, `.kind`, `.body`."""
-        return {s.var.name: s for s in L.walk(self.kernel.body) if isinstance(s, L.For)}
+        return editing.loops_of(self.kernel)
 
     @property
     def stages(self) -> dict[str, L.Buffer]:
@@ -136,16 +123,15 @@ class Schedule:
     # ------------------------------------------------------------ traces
 
     def apply(self, primitive: str, *arguments: Any, **options: Any) -> Any:
-        """Apply a primitive by name; returns the name it made, a tuple of them, or None. Names may be handles: see `primitives.handles`.
+        """Apply a primitive by name; returns the name it made, a tuple of them, or None. Names may be handles: see `schedules.handles`.
 
         Raises `ScheduleError`, and leaves the schedule as it was, if the step is unknown, malformed or refused.
         """
         step = _step(self.kernel, primitive, arguments, options)
         result = _run(self.kernel, step)
-        made, names = (result[0], result[1:]) if isinstance(result, tuple) else (result, ())
-        self.kernel = made
+        self.kernel, *names = result if isinstance(result, tuple) else (result,)
         self.trace += (step,)
-        return names[0] if len(names) == 1 else (names or None)
+        return names[0] if len(names) == 1 else (tuple(names) or None)
 
     def replay(self, trace: Iterable[Step]) -> None:
         """Apply the steps of a trace, all of them or, if one is refused, none. Raises `ScheduleError` naming that step."""
@@ -193,23 +179,18 @@ class Schedule:
     def split(self, loop: Loop, factor: int, tail: Literal["peel"]) -> tuple[str, str, LoopCopy]: ...
     @overload
     def split(self, loop: Loop, factor: int, tail: str = "guard") -> tuple[str, ...]: ...
-    @_documents(loop_structure.split)  # `split` is an overload here
     def split(self, loop: Loop, factor: int, tail: str = "guard") -> tuple[str, ...]:
         return self.apply("split", loop, factor, tail)
 
-    @_documents(reorder)
     def reorder(self, *order: Loop, reassociate: bool = False) -> None:
         self.apply("reorder", *order, reassociate=reassociate)
 
-    @_documents(fuse)
     def fuse(self, outer: Loop, inner: Loop) -> str:
         return self.apply("fuse", outer, inner)
 
-    @_documents(partition)
     def partition(self, loop: Loop, point: Dim | str) -> tuple[str, LoopCopy]:
         return self.apply("partition", loop, point)
 
-    @_documents(set_kind)
     def set_kind(self, loop: Loop, kind: str, reassociate: bool = False) -> None:
         self.apply("set_kind", loop, kind, reassociate)
 
@@ -220,8 +201,7 @@ class Schedule:
         names (i outer, j outer, i inner, j inner). `peel` is no tail of a tile, as it leaves two nests; `partition` the outer loops
         of a tile where full tiles are wanted apart.
 
-        >>> from tcomp import te
-        >>> from tcomp.schedules import Schedule
+        >>> from tcomp import Schedule, te
         >>> A = te.placeholder((8, 6), name="A")
         >>> s = Schedule(te.compute((6, 8), lambda i, j: A[j, i], name="B"))
         >>> s.tile("B.i", "B.j", 3, 4)
@@ -252,8 +232,7 @@ class Schedule:
         Legal as `set_kind(loop, "vectorized")` and `split` are, the steps it is made of. Good for loops whose neighbouring iterations
         touch neighbouring elements.
 
-        >>> from tcomp import te
-        >>> from tcomp.schedules import Schedule
+        >>> from tcomp import Schedule, te
         >>> A = te.placeholder((10,), name="A")
         >>> s = Schedule(te.compute((10,), lambda i: A[i] * 2, name="B"))
         >>> s.vectorize("B.i", 4)
@@ -277,8 +256,7 @@ class Schedule:
 
         Legal for constant extents. Good for short inner loops, whose indices become constants and whose elements then stay in registers.
 
-        >>> from tcomp import te
-        >>> from tcomp.schedules import Schedule
+        >>> from tcomp import Schedule, te
         >>> A = te.placeholder((8,), name="A")
         >>> s = Schedule(te.compute((8,), lambda i: A[i] * 2, name="B"))
         >>> s.unroll("B.i", 4)
@@ -289,133 +267,101 @@ class Schedule:
         with self.together():
             self.apply("set_kind", loop if factor is None else self.split(loop, factor, tail)[1], L.UNROLLED)
 
-    @_documents(set_kind)
     def parallel(self, loop: Loop) -> None:
         self.apply("set_kind", loop, L.PARALLEL)
 
-    @_documents(set_kind)
     def bind(self, loop: Loop, axis: str, reassociate: bool = False) -> None:
         self.apply("set_kind", loop, axis, reassociate)
 
-    @_documents(distribute)
     def distribute(self, loop: Loop, factor: int, outer: str, inner: str, strided: bool = False) -> tuple[str, str]:
         return self.apply("distribute", loop, factor, outer, inner, strided)
 
-    @_documents(inline)
     def inline(self, stage: Stage) -> None:
         self.apply("inline", stage)
 
-    @_documents(compute_at)
     def compute_at(self, stage: Stage, loop: Loop, scope: str = "global") -> None:
         self.apply("compute_at", stage, loop, scope)
 
-    @_documents(reverse_compute_at)
     def reverse_compute_at(self, stage: Stage, loop: Loop) -> None:
         self.apply("reverse_compute_at", stage, loop)
 
-    @_documents(cache_write)
     def cache_write(self, stage: Stage, name: str, layout: Layout | str | None = None) -> BufferCopy:
         return self.apply("cache_write", stage, name, layout)
 
-    @_documents(cache_read)
     def cache_read(
         self, buffer: Stage, loop: Loop | None, name: str, scope: str = "global", layout: Layout | str | None = None
     ) -> BufferCopy:
         return self.apply("cache_read", buffer, loop, name, scope, layout)
 
-    @_documents(cache_factors)
     def cache_factors(self, loop: Loop, left: str, right: str, scope: str = "global") -> tuple[BufferCopy, BufferCopy]:
         return self.apply("cache_factors", loop, left, right, scope)
 
-    @_documents(precompute)
     def precompute(self, buffer: Stage, name: str) -> BufferCopy:
         return self.apply("precompute", buffer, name)
 
-    @_documents(relayout)
     def relayout(self, buffer: Stage, layout: Layout | str) -> None:
         self.apply("relayout", buffer, layout)
 
-    @_documents(set_scope)
     def set_scope(self, buffer: Stage, scope: str) -> None:
         self.apply("set_scope", buffer, scope)
 
-    @_documents(pipeline)
     def pipeline(self, loop: Loop, stages: int, *buffers: Stage) -> str:
         return self.apply("pipeline", loop, stages, *buffers)
 
-    @_documents(rfactor)
     def rfactor(self, stage: Stage, loop: Loop, lanes: int) -> PartialResults:
         return self.apply("rfactor", stage, loop, lanes)
 
-    @_documents(online)
     def online(self, stage: Stage, loop: Loop, factor: int) -> tuple[str, str, str, str]:
         return self.apply("online", stage, loop, factor)
 
-    @_documents(decompose_reduction)
     def decompose_reduction(self, stage: Stage, loop: Loop) -> None:
         self.apply("decompose_reduction", stage, loop)
 
-    @_documents(mask)
     def mask(self, stage: Stage) -> None:
         self.apply("mask", stage)
 
-    @_documents(tensorize)
     def tensorize(self, loop: Loop, instruction: Instruction | str, reassociate: bool = False) -> None:
         self.apply("tensorize", loop, instruction, reassociate)
 
-    @_documents(affine)
     def affine(self, loop: Loop | None, order: str, names: str, parallel: str = "") -> dict[str, str]:
         return self.apply("affine", loop, order, names, parallel)
 
-    @_documents(prefetch)
     def prefetch(self, buffer: Stage, loop: Loop, distance: int, at: Loop | str = "") -> None:
         self.apply("prefetch", buffer, loop, distance, at)
 
-    @_documents(stream)
     def stream(self, buffer: Stage) -> None:
         self.apply("stream", buffer)
 
-    @_documents(promote)
     def promote(self, loop: Loop, buffer: Stage, name: str, anew: bool = False) -> BufferCopy:
         return self.apply("promote", loop, buffer, name, anew)
 
-    @_documents(unguard)
     def unguard(self, loop: Loop) -> None:
         self.apply("unguard", loop)
 
-    @_documents(specialize)
     def specialize(self, loop: Loop) -> LoopCopy:
         return self.apply("specialize", loop)
 
-    @_documents(skew)
     def skew(self, outer: Loop, inner: Loop, factor: int) -> None:
         self.apply("skew", outer, inner, factor)
 
-    @_documents(shift)
     def shift(self, loop: Loop, stage: Stage, offset: int) -> None:
         self.apply("shift", loop, stage, offset)
 
-    @_documents(fission)
     def fission(self, loop: Loop) -> tuple[str, ...]:
         return self.apply("fission", loop)
 
-    @_documents(fuse_loops)
     def fuse_loops(self, first: Loop, second: Loop) -> None:
         self.apply("fuse_loops", first, second)
 
-    @_documents(expand)
     def expand(self, buffer: Stage, dim: int, factor: int) -> None:
         self.apply("expand", buffer, dim, factor)
 
-    @_documents(collapse)
     def collapse(self) -> None:
         self.apply("collapse")
 
-    @_documents(clean)
     def clean(self) -> None:
         self.apply("clean")
 
-    @_documents(note)
     def note(self, text: str) -> None:
         self.apply("note", text)
 
@@ -424,6 +370,10 @@ class Schedule:
         fallback = Fallback(kind, where, reason)
         self.note(str(fallback))
         self.fallbacks += (fallback,)
+
+
+for _name, _primitive in {**PRIMITIVES, "parallel": set_kind, "bind": set_kind}.items():
+    getattr(Schedule, _name).__doc__ = _primitive.__doc__  # a method has the documentation of the primitive that it applies
 
 
 def parse_source(text: str | None) -> L.Kernel:
@@ -451,125 +401,116 @@ def replay(kernel: L.Kernel, trace: Iterable[Step]) -> L.Kernel:
 def _step(kernel: L.Kernel, name: str, arguments: Sequence[Any], options: dict[str, Any]) -> Step:
     """The call of a primitive as data: arguments that have a default are kept by name, where they differ from it."""
     if name not in PRIMITIVES:
-        close = difflib.get_close_matches(name, PRIMITIVES, n=1)
-        hint = f"did you mean `{close[0]}`?" if close else "one of " + ", ".join(sorted(PRIMITIVES))
-        raise ScheduleError(f"unknown schedule primitive `{name}`", hint=hint)
-    parameters, signature = _signature(name)
+        raise ScheduleError(f"unknown schedule primitive `{name}`", hint=editing.did_you_mean(name, sorted(PRIMITIVES), "primitives"))
+    signature = _signature(name)
     try:
         bound = signature.bind(*arguments, **options)
     except TypeError as error:
-        raise ScheduleError(f"`{name}` takes other arguments", where=f"kernel `{kernel.name}`", why=str(error), hint=_usage(name)) from None
-    kept: list[Any] = []
+        raise _misused(kernel, name, str(error)) from None
+    positional: list[Any] = []
     named: list[tuple[str, Any]] = []
     for parameter, value in bound.arguments.items():
-        hint = parameters[parameter]
-        default = signature.parameters[parameter].default
-        if signature.parameters[parameter].kind is inspect.Parameter.VAR_POSITIONAL:
-            kept += [_kept(kernel, name, parameter, v, hint) for v in value]
-        elif default is inspect.Parameter.empty:
-            kept.append(_kept(kernel, name, parameter, value, hint))
-        elif (plain := _kept(kernel, name, parameter, value, hint)) != default:
-            named.append((parameter, plain))
-    return Step(name, tuple(kept), tuple(named))
+        p = signature.parameters[parameter]
+        plain = [_plain(kernel, name, p, v, p.annotation) for v in (value if p.kind is p.VAR_POSITIONAL else [value])]
+        if p.default is p.empty:
+            positional += plain
+        elif plain != [p.default]:
+            named.append((parameter, plain[0]))
+    return Step(name, tuple(positional), tuple(named))
 
 
 def _run(kernel: L.Kernel, step: Step) -> Any:
-    parameters, signature = _signature(step.primitive)
+    """What the primitive of a step returns. Raises `ScheduleError` where it refuses, or instructions would not execute what they mean."""
+    signature = _signature(step.primitive)
     bound = signature.bind(*step.arguments, **dict(step.options))
     for parameter, value in bound.arguments.items():
-        bound.arguments[parameter] = _meant(kernel, step, value, parameters[parameter])
+        bound.arguments[parameter] = _meant(kernel, step, value, signature.parameters[parameter].annotation)
     try:
         result = PRIMITIVES[step.primitive](kernel, *bound.args, **bound.kwargs)
         intact(result[0] if isinstance(result, tuple) else result)
         return result
-    except Refusal as refusal:
+    except editing.Refusal as refusal:
         name = step.arguments[1] if step.primitive == "set_kind" else step.primitive  # as in `s.parallel(loop)`
-        what, where = f"`{name}` does not apply to kernel `{kernel.name}`", f"\n{kernel.body}"
-        refused = ScheduleError(what, where=where, why=refusal.what, hint=refusal.hint)
+        what = f"`{name}` does not apply to kernel `{kernel.name}`"
+        refused = ScheduleError(what, where=f"\n{kernel.body}", why=refusal.what, hint=refusal.hint)
         refused.witness = refusal.witness
         raise refused from None
-    except ScheduleError:
-        raise
     except IRError as error:  # an expression that cannot be: a size beyond 64 bits, say
         raise ScheduleError(f"`{step}` makes no program of kernel `{kernel.name}`", where=error.where, why=str(error.what)) from error
 
 
 @cache
-def _signature(primitive: str) -> tuple[dict[str, Any], inspect.Signature]:
-    """(types of the parameters, the signature), both without the kernel."""
-    function = PRIMITIVES[primitive]
-    _, *rest = inspect.signature(function, eval_str=True).parameters.values()
-    return {p.name: p.annotation for p in rest}, inspect.Signature(rest)
+def _signature(primitive: str) -> inspect.Signature:
+    """The parameters of a primitive, without the kernel."""
+    _, *rest = inspect.signature(PRIMITIVES[primitive], eval_str=True).parameters.values()
+    return inspect.Signature(rest)
 
 
-def _usage(primitive: str) -> str:
-    return f"{primitive}{_signature(primitive)[1]}"
+def _misused(kernel: L.Kernel, primitive: str, why: str) -> ScheduleError:
+    hint = f"{primitive}{_signature(primitive)}"
+    return ScheduleError(f"`{primitive}` takes other arguments", where=f"kernel `{kernel.name}`", why=why, hint=hint)
 
 
-def _members(hint: Any) -> tuple[Any, ...]:
+def _types(hint: Any) -> tuple[Any, ...]:
     """The types that a union allows."""
     return typing.get_args(hint) if typing.get_origin(hint) in (Union, UnionType) else (hint,)
 
 
-def _kept(kernel: L.Kernel, primitive: str, parameter: str, value: Any, hint: Any) -> Any:
+def _element_type(types: Iterable[Any]) -> Any:
+    """The type of the elements, if one of the types is a sequence."""
+    return next((typing.get_args(t)[0] for t in types if typing.get_origin(t) in (list, tuple, Sequence)), None)
+
+
+def _plain(kernel: L.Kernel, primitive: str, parameter: inspect.Parameter, value: Any, hint: Any) -> Any:
     """What the trace keeps of an argument: None, a boolean, an integer, a name, text, or a tuple."""
-    members = _members(hint)
+    types = _types(hint)
     match value:
-        case None if NoneType in members:
+        case None if NoneType in types:
             return None
-        case bool() if bool in members:
+        case bool() if bool in types:
             return value
-        case Tensor() | L.Buffer() if str in members:
+        case Tensor() | L.Buffer() if str in types:
             return value.name
-        case Layout() if str in members:
+        case Layout() if str in types:
             return str(value)
-        case Instruction() if str in members:
+        case Instruction() if str in types:
             return text_of(value)
-        case Expr() if Expr in members:
+        case Expr() if Expr in types:
             value = as_dim(value)
             return value if isinstance(value, int) else str(value)
-        case Expr() if str in members and value.op == "var":
+        case Expr() if str in types and value.op == "var":
             return _axis(kernel, value.name)
-        case str() if str in members or Expr in members:
+        case str() if str in types or Expr in types:
             return str(value)  # of a handle the name alone
-        case list() | tuple() if (sequence := _sequence(members)) is not None:
-            return tuple(_kept(kernel, primitive, parameter, v, sequence) for v in value)
+        case list() | tuple() if (element := _element_type(types)) is not None:
+            return tuple(_plain(kernel, primitive, parameter, v, element) for v in value)
         case Expr() if value.op != "const":
             pass  # a size that is not known is no integer
-        case _ if int in members and not isinstance(value, bool) and hasattr(value, "__index__"):
+        case _ if int in types and not isinstance(value, bool) and hasattr(value, "__index__"):
             return int(value)
-    why = f"`{parameter}` cannot be {value!r:.80}, which is of type {type(value).__name__}"
-    raise ScheduleError(f"`{primitive}` takes other arguments", where=f"kernel `{kernel.name}`", why=why, hint=_usage(primitive))
-
-
-def _sequence(members: Iterable[Any]) -> Any:
-    """The type of the elements, if one of the types is a sequence."""
-    sequences = [m for m in members if typing.get_origin(m) in (list, tuple, Sequence)]
-    return typing.get_args(sequences[0])[0] if sequences else None
+    raise _misused(kernel, primitive, f"`{parameter.name}` cannot be {value!r:.80}, which is of type {type(value).__name__}")
 
 
 def _axis(kernel: L.Kernel, name: str) -> str:
     """The loop that is meant by an axis `k` of a tensor: `k` itself, else the one `STAGE.k` there is."""
-    loops = [s.var.name for s in L.walk(kernel.body) if isinstance(s, L.For)]
-    buffers = [*kernel.buffers, *(s.buffer for s in L.walk(kernel.body) if isinstance(s, L.Allocate))]
-    found = [loop for b in buffers if (loop := f"{b.name}.{name}") in loops]
+    loops = editing.loops_of(kernel)
+    found = [loop for b in editing.buffers_of(kernel) if (loop := f"{b}.{name}") in loops]
     if name in loops or not found:
         return name
     if len(found) > 1:
-        raise ScheduleError(
-            f"several loops have the axis `{name}`", where=f"kernel `{kernel.name}`", hint=f"name one of {', '.join(found)}"
-        )
+        hint = f"name one of {', '.join(found)}"
+        raise ScheduleError(f"several loops have the axis `{name}`", where=f"kernel `{kernel.name}`", hint=hint)
     return found[0]
 
 
 def _meant(kernel: L.Kernel, step: Step, value: Any, hint: Any) -> Any:
     """What the primitive takes: text becomes an expression over the kernel's sizes and loops where one is wanted."""
-    members = _members(hint)
+    types = _types(hint)
     if isinstance(value, tuple):
-        return tuple(_meant(kernel, step, v, hint if (inner := _sequence(members)) is None else inner) for v in value)
-    if not isinstance(value, str) or Expr not in members:
+        return tuple(_meant(kernel, step, v, hint if (element := _element_type(types)) is None else element) for v in value)
+    if not isinstance(value, str) or Expr not in types:
         return value
-    names = {v.name: v for v in (*(s.var for s in L.walk(kernel.body) if isinstance(s, L.For)), *kernel.scalars)}
+    names = {**{name: x.var for name, x in editing.loops_of(kernel).items()}, **{v.name: v for v in kernel.scalars}}
     try:
         size = parse_expr(value, names)
         if size.dtype != INDEX:

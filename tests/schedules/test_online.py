@@ -246,7 +246,7 @@ WRONG = {
     "a rounded product": ({"term": "float32(float16(exp(x[i3, k3] - top[i3]) * v[k3]))"}, "no sum of products"),
     "no float": ({"term": "float32(int32(exp(x[i3, k3] - top[i3]))) * v[k3]"}, "no sum of products"),
     "another power": ({"term": "exp(top[i3] - x[i3, k3]) * v[k3]"}, "no sum of products"),
-    "no reader": ({"term": "x[i3, k3]"}, "nothing beside"),
+    "no reader": ({"term": "x[i3, k3]"}, "nothing next to"),
     "x changes": ({"between": "x[0, 0] = 1.0f"}, "uses x"),
     "v changes": ({"between": "v[0] = 1.0f"}, "uses v"),
     "the maximum is used": ({"between": "v[0] = top[0]"}, "uses top"),

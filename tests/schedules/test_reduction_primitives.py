@@ -323,7 +323,7 @@ PROGRAMS = {
         ("lanes", "rfactor", ("y", "k", 2), "the reduction loop `k` is vectorized already"),
         ("outer fold", "decompose_reduction", ("y", "i"), "`k`, a reduction loop of `y`, stands around `i`: each iteration would start anew"),
         ("part of the buffer", "decompose_reduction", ("y", "k"), "reach every element of `y` once"),
-        ("not initialised", "decompose_reduction", ("y", "k"), "the loops that initialise `y` do not stand beside `i`"),
+        ("not initialised", "decompose_reduction", ("y", "k"), "the loops that initialise `y` do not stand next to `i`"),
         ("read in between", "decompose_reduction", ("y", "k"), "the loops that initialise `y` have been changed already"),
         ("changed in between", "decompose_reduction", ("y", "k"), "what `y` is initialised with changes before"),
         ("once for two", "decompose_reduction", ("y", "k"), "iterations of i may accumulate into one element of `y`"),
