@@ -14,19 +14,19 @@ from functools import cache
 
 from tcomp.errors import ScheduleError, TcompError
 from tcomp.ir import expr as E
+from tcomp.ir import loops as L
 from tcomp.ir import te
 from tcomp.ir.dtypes import BITS, itemsize
-from tcomp.ir.expr import Expr, Reducer
+from tcomp.ir.expr import Expr
 from tcomp.ir.instruction import CORE, ELEMENT, RUN, WARP, WARPGROUP, CopyOp, Fragment, Instruction, Operand, VectorOp, WarpOp, lane_of
-from tcomp.ir.loops import Accumulate, Buffer, Kernel, Stmt, Store, loop, over
 from tcomp.ir.text.parser import parse_instruction
 from tcomp.target import CpuTarget
 
-_ISAS = {  # bits of a vector, the feature that multiplies and adds them
+_ISAS = {
     "avx512": (512, "avx512f"),
     "avx2": (256, "fma"),
     "neon": (128, "neon"),
-}
+}  # bits of a vector, the feature that multiplies and adds them
 
 
 def isa_of(target: CpuTarget) -> str:
@@ -85,21 +85,35 @@ def _panel(
     rows, vectors, unroll = sizes
     if min(sizes) < 1:
         raise ScheduleError(f"`{_call(name, arguments)}` is no tile", hint="rows, vectors and unroll are positive")
-    columns, total = vectors * op.lanes, dtypes[0]
-    group = () if op.group == 1 else (op.group,)
-    acc, a, b = Buffer("acc", total, (rows, columns)), Buffer("a", dtypes[1], (rows, unroll, *group)), Buffer("b", dtypes[2], (unroll, columns, *group))
-
-    def body(k: Expr, r: Expr, j: Expr, *g: Expr) -> Stmt:
-        return Accumulate(acc, (r, j), E.cast(a[(r, k, *g)], total) * E.cast(b[(k, j, *g)], total), _sum(total))
-
-    def inner(k: Expr, r: Expr, j: Expr) -> Stmt:
-        return loop("g", op.group, lambda g: body(k, r, j, g)) if group else body(k, r, j)
-
-    nest = loop("k", unroll, lambda k: loop("r", rows, lambda r: loop("j", columns, lambda j: inner(k, r, j))))
-    operands = (Operand((None, 1)), Operand((None, None, *(1 for _ in group))), Operand((None, op.group, *(1 for _ in group))))
+    g = "g" if op.group > 1 else ""
+    extents = {"k": unroll, "r": rows, "j": vectors * op.lanes, **dict.fromkeys(g, op.group)}
+    meaning = _product(extents, ("rj", f"rk{g}", f"kj{g}"), dtypes)
+    inner = (1,) * len(g)
+    operands = (Operand((None, 1)), Operand((None, None, *inner)), Operand((None, op.group, *inner)))
     multiplies, loads = unroll * rows * vectors, unroll * (rows + vectors)
-    meaning = Kernel("meaning", (acc, a, b), (acc,), (), nest)
     return Instruction(_call(name, arguments), meaning, operands, op, features, max(multiplies, loads) / 2, multiplies + loads)
+
+
+def _product(extents: dict[str, int], indices: tuple[str, str, str], dtypes: tuple[str, str, str], cut: bool = False) -> L.Kernel:
+    """acc[..] += a[..] * b[..] in loops of the given extents, outermost first, each array indexed by some of them: a letter is a loop. The
+    factors are converted to the type of the sum; or, with `cut`, cut to tf32."""
+    arrays = zip(("acc", "a", "b"), dtypes, indices, strict=True)
+    acc, a, b = (L.Buffer(name, dtype, [extents[x] for x in letters]) for name, dtype, letters in arrays)
+    sums: E.Reducer = te.sum(E.var("x", dtype=acc.dtype), te.reduce_axis(2)).attr[0]
+
+    def body(variables: tuple[Expr, ...]) -> L.Stmt:
+        at = dict(zip(extents, variables, strict=True))
+        to, *factors = (E.read(array, [at[x] for x in letters]) for array, letters in zip((acc, a, b), indices, strict=True))
+        left, right = (tf32(x) if cut else E.cast(x, acc.dtype) for x in factors)
+        return L.Accumulate(acc, to.args, left * right, sums)
+
+    return L.Kernel("meaning", (acc, a, b), (acc,), (), L.over([*extents.values()], body, "".join(extents).__getitem__))
+
+
+def _assignment(to: L.Buffer, source: L.Buffer | None = None) -> L.Kernel:
+    """to[..] = source[..] for all elements; or 0."""
+    nest = L.over(to.shape, lambda at: L.Store(to, at, E.read(source, at) if source else E.const(0, to.dtype)), "ij".__getitem__)
+    return L.Kernel("meaning", (to, source) if source else (to,), (to,), (), nest)
 
 
 # ---------------------------------------------------------------- tensor cores
@@ -130,13 +144,7 @@ def mma(dtype: str) -> Instruction:
         raise ScheduleError(f"mma of {dtype}", hint=f"one of {', '.join(_MMA)}")
     kind, total, depth, per, arch = _MMA[dtype]
     second = "int8" if dtype == "uint8" else dtype
-    acc, a, b = Buffer("acc", total, (16, 8)), Buffer("a", dtype, (16, depth)), Buffer("b", second, (depth, 8))
-    convert = tf32 if dtype == "float32" else lambda x: E.cast(x, total)
-
-    def body(i: Expr, j: Expr, k: Expr) -> Stmt:
-        return Accumulate(acc, (i, j), convert(a[i, k]) * convert(b[k, j]), _sum(total))
-
-    nest = loop("i", 16, lambda i: loop("j", 8, lambda j: loop("k", depth, lambda k: body(i, j, k))))
+    meaning = _product({"i": 16, "j": 8, "k": depth}, ("ij", "ik", "kj"), (total, dtype, second), dtype == "float32")
     # Registers hold `per` elements side by side along k; those of `a` go down the rows first, then along k.
     along = _LANE % 4 * per + ELEMENT % per
     of_a = Fragment((_LANE // 4 + ELEMENT // per % 2 * 8, along + ELEMENT // (2 * per) * (depth // 2)), depth // 2)
@@ -145,26 +153,21 @@ def mma(dtype: str) -> Instruction:
     operands = (Operand((None, None), fragment=_ACC), Operand((None, None), memory, of_a), Operand((None, None), memory, of_b))
     sums = "s32" if total == "int32" else "f32"
     op = WarpOp(f"mma.sync.aligned.m16n8k{depth}.row.col.{sums}.{kind}.{_MMA[second][0]}.{sums}", ("acc", "a", "b", "acc"))
-    meaning = Kernel("meaning", (acc, a, b), (acc,), (), nest)
     return Instruction(_call("mma", (dtype,)), meaning, operands, op, (arch,), 8.0, 1, reassociates=total == "float32")
 
 
 @cache
 def mma_fill(dtype: str = "float32") -> Instruction:
     """Clears the sums of an `mma`: for i in 0..16 { for j in 0..8 { acc[i, j] = 0 } }."""
-    acc = Buffer("acc", _of_mma(dtype), (16, 8))
-    nest = loop("i", 16, lambda i: loop("j", 8, lambda j: Store(acc, (i, j), E.const(0, dtype))))
-    meaning = Kernel("meaning", (acc,), (acc,), (), nest)
-    return Instruction(_call("mma_fill", (dtype,)), meaning, (Operand((None, None), _REGISTER, _ACC),), WarpOp("", ("acc",)), ("sm_80",), 1.0, 4)
+    meaning, operands = _assignment(_sums_of_mma("acc", dtype)), (Operand((None, None), _REGISTER, _ACC),)
+    return Instruction(_call("mma_fill", (dtype,)), meaning, operands, WarpOp("", ("acc",)), ("sm_80",), 1.0, 4)
 
 
 @cache
 def mma_store(dtype: str = "float32") -> Instruction:
     """Writes the sums of an `mma`: for i in 0..16 { for j in 0..8 { out[i, j] = acc[i, j] } }."""
-    out, acc = Buffer("out", _of_mma(dtype), (16, 8)), Buffer("acc", dtype, (16, 8))
-    nest = loop("i", 16, lambda i: loop("j", 8, lambda j: Store(out, (i, j), acc[i, j])))
+    meaning = _assignment(_sums_of_mma("out", dtype), _sums_of_mma("acc", dtype))
     operands = (Operand((None, None), ("global", "shared"), _ACC), Operand((None, None), _REGISTER, _ACC))
-    meaning = Kernel("meaning", (out, acc), (out,), (), nest)
     return Instruction(_call("mma_store", (dtype,)), meaning, operands, WarpOp("", ("out", "acc")), ("sm_80",), 4.0, 4)
 
 
@@ -191,29 +194,21 @@ def wgmma(dtype: str, n: int) -> Instruction:
         raise ScheduleError(f"wgmma of {dtype} with {n} columns", hint="a multiple of 8 up to 256; of bytes, one of 16, or 8, or 24")
     second = "int8" if dtype == "uint8" else dtype
     rows, row = CORE[0], CORE[1] // itemsize(dtype)
-    acc = Buffer("acc", total, (64 // rows, rows, n // rows, rows))
-    a, b = Buffer("a", dtype, (64 // rows, 2, rows, row)), Buffer("b", second, (n // rows, 2, rows, row))
-    convert = tf32 if dtype == "float32" else lambda x: E.cast(x, total)
-
-    def body(at: tuple[Expr, ...]) -> Stmt:
-        i, r, j, s, k, c = at
-        return Accumulate(acc, (i, r, j, s), convert(a[i, k, r, c]) * convert(b[j, k, s, c]), _sum(total))
-
-    nest = over((64 // rows, rows, n // rows, rows, 2, row), body, "irjskc".__getitem__)
+    extents = {"i": 64 // rows, "r": rows, "j": n // rows, "s": rows, "k": 2, "c": row}
+    meaning = _product(extents, ("irjs", "ikrc", "jksc"), (total, dtype, second), dtype == "float32")
     lane = lane_of(WARPGROUP)
     held = (lane // 32 * 2 + ELEMENT // 2 % 2, lane // 4 % 8, ELEMENT // 4, lane % 4 * 2 + ELEMENT % 2)
     cores = Operand((None, None, row, 1), ("shared",))
     operands = (Operand((None, None, None, 1), _REGISTER, Fragment(held, n // 2, WARPGROUP)), cores, cores)
     sums = "s32" if total == "int32" else "f32"
     op = WarpOp(f"wgmma.mma_async.sync.aligned.m64n{n}k{2 * row}.{sums}.{kind}.{_MMA[second][0]}", ("acc", "a", "b"))
-    meaning = Kernel("meaning", (acc, a, b), (acc,), (), nest)
     return Instruction(_call("wgmma", (dtype, n)), meaning, operands, op, ("sm_90a",), n / 2, 1, reassociates=total == "float32")
 
 
-def _of_mma(dtype: str) -> str:
+def _sums_of_mma(name: str, dtype: str) -> L.Buffer:
     if dtype not in ("float32", "int32"):
         raise ScheduleError(f"an mma does not sum {dtype}", hint="float32 or int32")
-    return dtype
+    return L.Buffer(name, dtype, (16, 8))
 
 
 def tf32(x: Expr) -> Expr:
@@ -237,11 +232,10 @@ def bulk_copy(dtype: str, count: int) -> Instruction:
     size = count * itemsize(dtype) if dtype in BITS and isinstance(count, int) else 0
     if size < RUN or size % RUN or size >= LONGEST_RUN:
         raise ScheduleError(f"bulk_copy of {count} elements of {dtype}", hint=f"a multiple of {RUN} bytes, less than {LONGEST_RUN}")
-    to, source = Buffer("to", dtype, (count,)), Buffer("from", dtype, (count,))
-    nest = loop("i", count, lambda i: Store(to, (i,), source[i]))
+    meaning = _assignment(L.Buffer("to", dtype, (count,)), L.Buffer("from", dtype, (count,)))
     op = CopyOp("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes", ("to", "from"))
     operands = (Operand((1,), ("shared",)), Operand((1,), ("global",)))
-    return Instruction(_call("bulk_copy", (dtype, count)), Kernel("meaning", (to, source), (to,), (), nest), operands, op, ("sm_90",), max(1.0, size / 64), 1)
+    return Instruction(_call("bulk_copy", (dtype, count)), meaning, operands, op, ("sm_90",), max(1.0, size / 64), 1)
 
 
 # ---------------------------------------------------------------- names
@@ -275,8 +269,3 @@ def named(text: str) -> Instruction:
         return _GENERATORS[call[1]](*arguments)
     except TypeError as error:
         raise ScheduleError(f"there is no instruction `{text}`", why=str(error), hint=hint) from None
-
-
-def _sum(dtype: str) -> Reducer:
-    reducer: Reducer = te.sum(E.var("x", dtype=dtype), te.reduce_axis(2)).attr[0]
-    return reducer

@@ -7,7 +7,7 @@ identity, one that accumulates. Logical indices become physical ones here, throu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -20,16 +20,18 @@ from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Expr, as_expr, loop_var
 from tcomp.ir.graph import Graph, Value
 from tcomp.ir.halo import covers, reach
-from tcomp.ir.layout import Layout
+from tcomp.ir.layout import Layout, Piece
 from tcomp.ir.names import unused
 from tcomp.ir.simplify import prove, simplify
 from tcomp.ir.te import Tensor
 
-EXPENSIVE = {"exp", "log", "tanh", "erf", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "pow", "sqrt"}
-
-ROW_BYTES = 1 << 14  # of a row of a temporary that is kept for several readers: a part of a thread's stack
-RECOMPUTED = 16  # operations that may be repeated for each element, rather than keep a tensor that is read at several places of a window
-WINDOW_SPAN = 32  # elements between the places of a window, at most
+EXPENSIVE = {
+    "exp", "log", "tanh", "erf", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "pow", "sqrt",
+}  # fmt: skip
+EXPENSIVE_COST, MAX_INLINED_COST = 4, 3  # of one of these, in float operations; what costs so few is inlined wherever it is read
+MAX_ROW_BYTES = 1 << 14  # of a row of a temporary that is kept for several readers: a part of a thread's stack
+MAX_RECOMPUTED_OPERATIONS = 16  # for each element, rather than keep a tensor that is read at several places of a window
+MAX_WINDOW_SPAN = 32  # elements between the places of a window: a wider one does not stay in registers or a few lines of the cache
 
 
 def lower(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], layouts: Mapping[Tensor, Layout] | None = None) -> L.Kernel:
@@ -37,53 +39,51 @@ def lower(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], layout
 
     Raises `IRError` when the outputs depend on a placeholder that is not among the inputs.
     """
-    layouts = dict(layouts or {})
-    outputs = [_apart(t, layouts) for t in outputs]
+    lowering = _Lowering(dict(layouts or {}))
+    outputs = [lowering.without_halo(t) for t in outputs]
     stages, final = normalize(outputs)
-    names = _Names()
-    buffers: dict[Tensor, L.Buffer] = {}
     for t in inputs:
-        buffers[t] = L.Buffer(names.fresh(t.name), t.dtype, _layout(layouts, t).shape(t.shape))
-    aliases: dict[Tensor, Tensor] = {}
+        lowering.declare(t, t.name)
+    originals: dict[Tensor, Tensor] = {}
     for original, t in zip(outputs, final, strict=True):
-        layouts.setdefault(t, layouts.get(original) or Layout.identity(t.ndim))
-        aliases[t] = original
+        lowering.layouts.setdefault(t, lowering.layout(original))
+        originals[t] = original
     temporaries = []
-    main = _layout(layouts, final[0]).with_halo({})
+    main = lowering.layout(final[0]).with_halo({})
     for t in stages:
         if t.body is None and t.extern is None:
-            if t not in buffers:
+            if t not in lowering.buffers:
                 raise IRError(f"tensor `{t.name}` is read but is not among the inputs of `{name}`", hint="pass every placeholder")
             continue
-        if t not in aliases and t.ndim == main.rank and t.extern is None:
-            layouts.setdefault(t, main)  # a temporary lies as the result does, so that their loops match
-        buffers[t] = L.Buffer(names.fresh(aliases.get(t, t).name), t.dtype, _layout(layouts, t).shape(t.shape))
-        if t not in aliases:
-            temporaries.append(buffers[t])
+        if t not in originals and t.ndim == main.rank and t.extern is None:
+            lowering.layouts.setdefault(t, main)  # a temporary lies as the result does, so that their loops match
+        lowering.declare(t, originals.get(t, t).name)
+        if t not in originals:
+            temporaries.append(lowering.buffers[t])
     nests: list[L.Stmt] = []
     done: set[int] = set()
     for t in stages:
-        if t.extern is not None:
-            if id(t.extern) not in done:
-                done.add(id(t.extern))
-                nests.append(_extern_nest(t.extern, stages, buffers, layouts, names))
-        elif t.body is not None:
-            nests.extend(_nests(t, buffers, layouts, names))
-    body: L.Stmt = L.block(*nests)
+        if t.extern is None:
+            nests += lowering.nests(t) if t.body is not None else []
+        elif id(t.extern) not in done:
+            done.add(id(t.extern))
+            nests.append(lowering.extern_nest(t.extern, stages))
+    body = L.block(*nests)
     for temporary in reversed(temporaries):
         body = L.Allocate(temporary, body)
-    results = tuple(buffers[t] for t in final)
-    parameters = tuple(buffers[t] for t in inputs) + results
-    return L.Kernel(name, parameters, results, free_variables(body, parameters), body)
+    results = tuple(lowering.buffers[t] for t in final)
+    parameters = tuple(lowering.buffers[t] for t in inputs) + results
+    return L.Kernel(name, parameters, results, _scalars(body, parameters), body)
 
 
-def _apart(t: Tensor, layouts: dict[Tensor, Layout]) -> Tensor:
-    """An output with a halo is a copy: nothing is accumulated in the middle of a larger buffer."""
-    if t not in layouts or not layouts[t].has_halo:
-        return t
-    copy: Tensor = te.compute(t.shape, lambda *i: t[i], t.name)
-    layouts[copy] = layouts.pop(t)
-    return copy
+def _scalars(body: L.Stmt, parameters: Sequence[L.Buffer]) -> tuple[Expr, ...]:
+    """The symbolic dims a statement needs: variables that no loop binds, by name."""
+    statements = [*L.walk(body)]
+    bound = {s.var.name for s in statements if isinstance(s, L.For)}
+    buffers = [*parameters, *(s.buffer for s in statements if isinstance(s, L.Allocate))]
+    used = [*(as_expr(d) for b in buffers for d in b.shape), *(e for s in statements for e in L.expressions(s))]
+    found = {v.name: v for v in E.with_extents(*used) if v.name not in bound}
+    return tuple(found[n] for n in sorted(found))
 
 
 def lower_graph(graph: Graph, name: str) -> L.Kernel:
@@ -113,41 +113,7 @@ def _literal(value: Value, array: np.ndarray) -> Tensor:
 
 def _computed(t: Tensor, value: Value) -> Tensor:
     """An output as a computation: an input handed through is copied."""
-    if t.body is None and t.extern is None:
-        return te.compute(value.shape, lambda *indices: t[indices] if indices else t[()], value.name)
-    return t
-
-
-def free_variables(body: L.Stmt, parameters: Iterable[L.Buffer]) -> tuple[Expr, ...]:
-    """The symbolic dims a statement needs: variables that no loop binds, by name."""
-    bound = {s.var.attr.name for s in L.walk(body) if isinstance(s, L.For)}
-    roots = [as_expr(d) for b in parameters for d in b.shape]
-    for s in L.walk(body):
-        roots += _expressions_and_shapes(s)
-    found: dict[str, Expr] = {}
-    for v in E.with_extents(*roots):
-        if v.attr.name not in bound:
-            found[v.attr.name] = v
-    return tuple(found[n] for n in sorted(found))
-
-
-def _expressions_and_shapes(s: L.Stmt) -> list[Expr]:
-    roots = list(L.expressions(s))
-    if isinstance(s, L.Allocate):
-        roots += [as_expr(d) for d in s.buffer.shape]
-    return roots
-
-
-class _Names:
-    """Unique names within a kernel."""
-
-    def __init__(self) -> None:
-        self.taken: set[str] = set()
-
-    def fresh(self, name: str) -> str:
-        name = unused("".join(ch if ch.isalnum() or ch in "_." else "_" for ch in name) or "t", self.taken)
-        self.taken.add(name)
-        return name
+    return te.compute(value.shape, lambda *indices: t[indices], value.name) if t.body is None and t.extern is None else t
 
 
 # ---------------------------------------------------------------- TE -> stages
@@ -185,11 +151,10 @@ def normalize(outputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
 
 def _rebuilt_extern(t: Tensor, replaced: Mapping[Tensor, Tensor], stages: list[Tensor]) -> Tensor:
     assert t.extern is not None
-    for stage in stages:  # another output of the same program
-        if stage.extern is not None and stage.extern.body is t.extern.body and stage.index == t.index:
-            return stage
+    siblings = [s for s in stages if s.extern is not None and s.extern.body is t.extern.body]  # other outputs of the same program
+    if (same := next((s for s in siblings if s.index == t.index), None)) is not None:
+        return same
     inputs = tuple(replaced[u] for u in t.extern.inputs)
-    siblings = [s for s in stages if s.extern is not None and s.extern.body is t.extern.body]
     program = siblings[0].extern if siblings else te.Extern(inputs, t.extern.parameters, t.extern.results, t.extern.body)
     return Tensor(t.name, t.shape, t.dtype, extern=program, index=t.index)
 
@@ -199,24 +164,25 @@ def _uses(order: Sequence[Tensor]) -> dict[Tensor, int]:
     uses = dict.fromkeys(order, 1)
     for r in reversed(order):
         if r.body is not None:
-            again = uses[r] if r.body.op != "reduce" and _operations(r.body) * (uses[r] - 1) <= RECOMPUTED else 1
-            axes, places = _axes(r), _together(r.body)
+            recomputed = r.body.op != "reduce" and _operations(r.body) * (uses[r] - 1) <= MAX_RECOMPUTED_OPERATIONS
+            axes, places = _axes(r), _needed_reads(r.body)
             for t in r.inputs:
-                uses[t] = max(uses[t], again * _window([e.args for e in places if e.attr is t], axes))
+                window = _window_size([e.args for e in places if e.attr is t], axes)
+                uses[t] = max(uses[t], (uses[r] if recomputed else 1) * window)
     return uses
 
 
-def _window(places: Sequence[Sequence[Expr]], axes: Collection[Expr]) -> int:
+def _window_size(places: Sequence[Sequence[Expr]], axes: Collection[Expr]) -> int:
     """How many places there are that follow the axes close to each other; 1 where they are not known to do so."""
     for indices in zip(*places, strict=True) if len(places) > 1 else ():
         found = [place for i in indices if (place := affine(simplify(i), axes, clamped=True)) is not None]
         offsets = [place.constant for place in found]
-        if len(found) < len(indices) or any(place.terms != found[0].terms for place in found) or max(offsets) - min(offsets) > WINDOW_SPAN:
+        if len(found) < len(indices) or any(p.terms != found[0].terms for p in found) or max(offsets) - min(offsets) > MAX_WINDOW_SPAN:
             return 1
     return len(places)
 
 
-def _together(body: Expr) -> set[Expr]:
+def _needed_reads(body: Expr) -> set[Expr]:
     """The reads that one element needs, at most: of the cases of a selection the one with most of them."""
     needs: dict[Expr, set[Expr]] = {}
     for e in E.walk(body):
@@ -241,26 +207,16 @@ def _operations(body: Expr) -> int:
 
 def _inline(t: Tensor, body: Expr, readers: Sequence[Tensor], uses: int) -> bool:
     """Whether each reader should compute the element itself, at so many places for one of its own."""
-    if any(r.extern is not None for r in readers) or _operations(body) * (uses - 1) > RECOMPUTED:
+    if any(r.extern is not None for r in readers) or _operations(body) * (uses - 1) > MAX_RECOMPUTED_OPERATIONS:
         return False
-    cost = sum(4 if e.op in EXPENSIVE else 1 for e in E.walk(body) if e.op not in ("var", "const", "read") and is_float(e.dtype))
-    if cost <= 3:
+    operations = [e.op for e in E.walk(body) if e.op not in ("var", "const", "read") and is_float(e.dtype)]
+    if sum(EXPENSIVE_COST if op in EXPENSIVE else 1 for op in operations) <= MAX_INLINED_COST:
         return True
     if len(readers) > 1:  # kept for all readers where a row of it fits a thread's stack; computed again otherwise
-        return not (t.shape and isinstance(t.shape[-1], int) and t.shape[-1] * itemsize(t.dtype) <= ROW_BYTES)
-    return all(not _repeats(t, r) for r in readers)
-
-
-def _repeats(t: Tensor, reader: Tensor) -> bool:
-    """Whether the reader uses an element of `t` more than a few times (an axis of its iteration space is not in the index)."""
-    assert reader.body is not None
-    axes = _axes(reader)
-    for r in E.reads(reader.body):
-        if r.attr is t:
-            missing = axes - set(E.variables(*r.args))
-            if any(E.bounds(v)[1] != 0 for v in missing):
-                return True
-    return False
+        return not (t.shape and isinstance(t.shape[-1], int) and t.shape[-1] * itemsize(t.dtype) <= MAX_ROW_BYTES)
+    # Not where a reader uses one element again and again: an axis of its iteration space is not in the index.
+    reads = [(r, e) for r in readers if r.body is not None for e in E.reads(r.body) if e.attr is t]
+    return all(E.bounds(v)[1] == 0 for r, e in reads for v in _axes(r) - set(E.variables(*e.args)))
 
 
 def _axes(t: Tensor) -> set[Expr]:
@@ -301,130 +257,130 @@ def _hoist(t: Tensor, body: Expr, stages: list[Tensor]) -> Expr:
 # ---------------------------------------------------------------- stages -> nests
 
 
-def _layout(layouts: Mapping[Tensor, Layout], t: Tensor) -> Layout:
-    return layouts.get(t) or Layout.identity(t.ndim)
+class _Lowering:
+    """The buffers of one kernel, their layouts, the names that are taken in it; and the nests over them."""
 
+    def __init__(self, layouts: dict[Tensor, Layout]) -> None:
+        self.layouts = layouts
+        self.buffers: dict[Tensor, L.Buffer] = {}
+        self.taken: set[str] = set()
 
-def _nests(t: Tensor, buffers: Mapping[Tensor, L.Buffer], layouts: Mapping[Tensor, Layout], names: _Names) -> list[L.Stmt]:
-    assert t.body is not None
-    layout, target = _layout(layouts, t), buffers[t]
-    is_reduce = t.body.op == "reduce"
-    update_loops, places = _loops(t, layout, target, names, "")
-    logical = layout.logical(places)
-    mapping = dict(zip(t.axes, logical, strict=True))
-    valid = [as_expr(i < as_expr(n)) for i, n in zip(logical, t.shape, strict=True)] if layout.pads else []
-    inside = E.all_of([c for c in map(simplify, valid) if not prove(c)])
-    if not is_reduce:
-        value = _physical(E.substitute(t.body, mapping), buffers, layouts)
-        nest = _nest(update_loops, L.Store(target, places, E.select(inside, value, E.const(0, t.dtype))))
-        return [*_halo(t, layout, target, names), nest]
-    reducer, axes = t.body.attr
-    reduced = []
-    for axis in axes:
-        extent = axis.attr.extent if axis.attr.extent is not None else axis.attr.hi + 1
-        v = loop_var(names.fresh(f"{target.name}.{axis.attr.name}"), extent)
-        reduced.append((v, E.as_dim(extent)))
-        mapping[axis] = v
-    value = _physical(E.substitute(t.body.args[0], mapping), buffers, layouts)
-    if inside.op != "const":
-        value = E.select(inside, value, reducer.identity)
-    init_loops, init_places = _loops(t, layout, target, names, "init.")
-    init = _nest(init_loops, L.Store(target, init_places, reducer.identity))
-    return [init, _nest(update_loops + reduced, L.Accumulate(target, places, value, reducer))]
+    def fresh(self, name: str) -> str:
+        name = unused("".join(ch if ch.isalnum() or ch in "_." else "_" for ch in name) or "t", self.taken)
+        self.taken.add(name)
+        return name
 
+    def layout(self, t: Tensor) -> Layout:
+        return self.layouts.get(t) or Layout.identity(t.ndim)
 
-def _loops(t: Tensor, layout: Layout, target: L.Buffer, names: _Names, prefix: str) -> tuple[list[tuple[Expr, E.Dim]], tuple[Expr, ...]]:
-    """(loop variables over physical dimensions, halos left out, with extents; physical indices)."""
-    loops, places = [], []
-    for piece, whole in zip(layout.pieces, target.shape, strict=True):
-        axis = t.axes[piece.axis].attr.name + ("b" if piece.div != 1 else "")
-        extent = E.as_dim(as_expr(whole) - (piece.before + piece.after))
-        v = loop_var(names.fresh(f"{target.name}.{prefix}{axis}"), extent)
-        loops.append((v, extent))
-        places.append(simplify(v + piece.before))
-    return loops, tuple(places)
+    def declare(self, t: Tensor, name: str) -> None:
+        self.buffers[t] = L.Buffer(self.fresh(name), t.dtype, self.layout(t).shape(t.shape))
 
+    def without_halo(self, t: Tensor) -> Tensor:
+        """An output with a halo is a copy: nothing is accumulated in the middle of a larger buffer."""
+        if not self.layout(t).has_halo:
+            return t
+        copy: Tensor = te.compute(t.shape, lambda *i: t[i], t.name)
+        self.layouts[copy] = self.layouts.pop(t)
+        return copy
 
-def _halo(t: Tensor, layout: Layout, target: L.Buffer, names: _Names) -> list[L.Stmt]:
-    """Nests that store the zeros around the axes, each element once."""
-    slabs: list[L.Stmt] = []
-    for d, piece in enumerate(layout.pieces):
-        for first, count in ((as_expr(0), piece.before), (as_expr(target.shape[d]) - piece.after, piece.after)):
-            if not count:
-                continue
-            loops, places = [], []
-            for k, (other, whole) in enumerate(zip(layout.pieces, target.shape, strict=True)):
-                inner = E.as_dim(as_expr(whole) - (other.before + other.after))
-                start, extent = (first, count) if k == d else (as_expr(other.before), inner) if k < d else (as_expr(0), whole)
-                v = loop_var(names.fresh(f"{target.name}.halo.{t.axes[other.axis].attr.name}"), extent)
-                loops.append((v, extent))
-                places.append(simplify(start + v))
-            slabs.append(_nest(loops, L.Store(target, tuple(places), E.const(0, t.dtype))))
-    return slabs
+    def physical(self, e: Expr) -> Expr:
+        """Reads of tensors become reads of buffers; indices are simplified. What reaches into a halo needs no condition."""
 
+        def unguarded(node: Expr) -> Expr | None:
+            if node.op != "select" or (found := reach(node)) is None:
+                return None
+            read, widths = found
+            have = {p.axis: (p.before, p.after) for p in self.layout(read.attr).pieces} if isinstance(read.attr, Tensor) else {}
+            return read if covers(have, widths) else None
 
-def _nest(loops: Sequence[tuple[Expr, E.Dim]], leaf: L.Stmt) -> L.Stmt:
-    for v, extent in reversed(loops):
-        leaf = L.For(v, extent, leaf)
-    return leaf
-
-
-def _physical(e: Expr, buffers: Mapping[Tensor, L.Buffer], layouts: Mapping[Tensor, Layout]) -> Expr:
-    """Reads of tensors become reads of buffers; indices are simplified. What reaches into a halo needs no condition."""
-
-    def unguarded(node: Expr) -> Expr | None:
-        if node.op != "select" or (found := reach(node)) is None:
+        def rule(node: Expr) -> Expr | None:
+            if node.op == "read" and isinstance(node.attr, Tensor):
+                return E.read(self.buffers[node.attr], self.layout(node.attr).indices(node.args))
             return None
-        read, widths = found
-        have = {p.axis: (p.before, p.after) for p in _layout(layouts, read.attr).pieces} if isinstance(read.attr, Tensor) else {}
-        return read if covers(have, widths) else None
 
-    def rule(node: Expr) -> Expr | None:
-        if node.op == "read" and isinstance(node.attr, Tensor):
-            return E.read(buffers[node.attr], _layout(layouts, node.attr).indices(node.args))
-        return None
+        if any(layout.has_halo for layout in self.layouts.values()):
+            e = E.rewrite(simplify(e), unguarded)
+        return simplify(E.rewrite(e, rule))
 
-    if any(layout.has_halo for layout in layouts.values()):
-        e = E.rewrite(simplify(e), unguarded)
-    return simplify(E.rewrite(e, rule))
+    def nests(self, t: Tensor) -> list[L.Stmt]:
+        """The nests that compute a stage, in loops over its physical dimensions, halos left out."""
+        assert t.body is not None
+        layout, target = self.layout(t), self.buffers[t]
+        reducer, axes = t.body.attr if t.body.op == "reduce" else (None, ())
+        extents = [axis.attr.extent if axis.attr.extent is not None else axis.attr.hi + 1 for axis in axes]
+        inner = [_without_margins(p, whole) for p, whole in zip(layout.pieces, target.shape, strict=True)]
+
+        def names(prefix: str) -> list[str]:
+            dims = [t.axes[p.axis].name + ("b" if p.div != 1 else "") for p in layout.pieces]
+            return [self.fresh(f"{target.name}.{prefix}{dim}") for dim in dims]
+
+        def places(variables: Sequence[Expr]) -> tuple[Expr, ...]:
+            return tuple(simplify(v + p.before) for v, p in zip(variables, layout.pieces, strict=False))
+
+        def leaf(variables: tuple[Expr, ...]) -> L.Stmt:
+            assert t.body is not None
+            logical = layout.logical(places(variables))
+            mapping = dict(zip((*t.axes, *axes), (*logical, *variables[len(inner) :]), strict=True))
+            valid = [as_expr(i < as_expr(n)) for i, n in zip(logical, t.shape, strict=True)] if layout.pads else []
+            inside = E.all_of([c for c in map(simplify, valid) if not prove(c)])
+            value = self.physical(E.substitute(t.body if reducer is None else t.body.args[0], mapping))
+            value = E.select(inside, value, E.const(0, t.dtype) if reducer is None else reducer.identity)
+            at = places(variables)
+            return L.Store(target, at, value) if reducer is None else L.Accumulate(target, at, value, reducer)
+
+        update = names("") + [self.fresh(f"{target.name}.{axis.name}") for axis in axes]
+        nest = L.over([*inner, *extents], leaf, update.__getitem__)
+        if reducer is None:
+            return [*self.halo(t), nest]
+        return [L.over(inner, lambda at: L.Store(target, places(at), reducer.identity), names("init.").__getitem__), nest]
+
+    def halo(self, t: Tensor) -> list[L.Stmt]:
+        """Nests that store the zeros around the axes, each element once."""
+        pieces, target = self.layout(t).pieces, self.buffers[t]
+        slabs: list[L.Stmt] = []
+        for d, piece in enumerate(pieces):
+            for first, count in ((as_expr(0), piece.before), (as_expr(target.shape[d]) - piece.after, piece.after)):
+                if count:
+                    ranges = [
+                        (first, count) if k == d else (as_expr(p.before), _without_margins(p, whole)) if k < d else (as_expr(0), whole)
+                        for k, (p, whole) in enumerate(zip(pieces, target.shape, strict=True))
+                    ]
+                    names = [self.fresh(f"{target.name}.halo.{t.axes[p.axis].name}") for p in pieces]
+                    slabs.append(L.over([n for _, n in ranges], _zero(t, target, [start for start, _ in ranges]), names.__getitem__))
+        return slabs
+
+    def extern_nest(self, program: te.Extern, stages: Sequence[Tensor]) -> L.Stmt:
+        """The body of an extern over the kernel's buffers, loops renamed apart."""
+        tensors = {**dict(zip(program.parameters, program.inputs, strict=True))}
+        tensors |= {program.results[t.index]: t for t in stages if t.extern is program}
+        replacements = {b: (self.buffers[t], self.layout(t)) for b, t in tensors.items()}
+        body = program.body
+        for number, result in enumerate(program.results):
+            if result not in replacements:  # an output nobody uses still has to be written somewhere
+                dead = L.Buffer(self.fresh(f"unused{number}"), result.dtype, result.shape)
+                replacements[result] = (dead, Layout.identity(len(result.shape)))
+                body = L.Allocate(dead, body)
+
+        def place(buffer: L.Buffer, indices: tuple[Expr, ...]) -> L.Place | None:
+            return (found[0], found[1].indices(indices)) if (found := replacements.get(buffer)) else None
+
+        return _rename_loops(L.redirect(body, place), self.fresh)
 
 
-def _extern_nest(
-    program: te.Extern, stages: Sequence[Tensor], buffers: Mapping[Tensor, L.Buffer], layouts: Mapping[Tensor, Layout], names: _Names
-) -> L.Stmt:
-    """The body of an extern over the kernel's buffers, loops renamed apart."""
-    replacements: dict[L.Buffer, tuple[L.Buffer, Layout]] = {}
-    for t, parameter in zip(program.inputs, program.parameters, strict=True):
-        replacements[parameter] = (buffers[t], _layout(layouts, t))
-    for t in stages:
-        if t.extern is program:
-            replacements[program.results[t.index]] = (buffers[t], _layout(layouts, t))
-    body = program.body
-    for number, result in enumerate(program.results):
-        if result not in replacements:  # an output nobody uses still has to be written somewhere
-            unused = L.Buffer(names.fresh(f"unused{number}"), result.dtype, result.shape)
-            replacements[result] = (unused, Layout.identity(len(result.shape)))
-            body = L.Allocate(unused, body)
-    return rename_loops(replace_buffers(body, replacements), names.fresh)
+def _without_margins(piece: Piece, whole: E.Dim) -> E.Dim:
+    return E.as_dim(as_expr(whole) - (piece.before + piece.after))
 
 
-def replace_buffers(stmt: L.Stmt, replacements: Mapping[L.Buffer, tuple[L.Buffer, Layout]]) -> L.Stmt:
-    """Accesses of some buffers redirected to others, through a layout."""
-
-    def place(buffer: L.Buffer, indices: tuple[Expr, ...]) -> L.Place | None:
-        if buffer not in replacements:
-            return None
-        target, layout = replacements[buffer]
-        return target, layout.indices(indices)
-
-    return L.redirect(stmt, place)
+def _zero(t: Tensor, target: L.Buffer, start: Sequence[Expr]) -> Callable[[tuple[Expr, ...]], L.Stmt]:
+    return lambda at: L.Store(target, tuple(simplify(s + v) for s, v in zip(start, at, strict=True)), E.const(0, t.dtype))
 
 
-def rename_loops(stmt: L.Stmt, fresh: Callable[[str], str]) -> L.Stmt:
-    """Every loop gets a fresh name; `fresh(name) -> str`."""
+def _rename_loops(stmt: L.Stmt, fresh: Callable[[str], str]) -> L.Stmt:
+    """Every loop gets a fresh name."""
     if isinstance(stmt, L.For):
         # The extent may mention outer loop variables, renamed by now: take it from the loop, not from the old variable.
-        renamed = loop_var(fresh(stmt.var.attr.name), stmt.extent)
-        body = L.map_expressions(stmt.body, lambda e: E.substitute(e, {stmt.var: renamed}))
-        return L.For(renamed, stmt.extent, rename_loops(body, fresh), stmt.kind)
-    return L.with_children(stmt, [rename_loops(c, fresh) for c in L.children(stmt)])
+        new = loop_var(fresh(stmt.var.name), stmt.extent)
+        body = L.map_expressions(stmt.body, lambda e: E.substitute(e, {stmt.var: new}))
+        return L.For(new, stmt.extent, _rename_loops(body, fresh), stmt.kind)
+    return L.with_children(stmt, [_rename_loops(c, fresh) for c in L.children(stmt)])
