@@ -201,7 +201,6 @@ class Schedule:
         names (i outer, j outer, i inner, j inner). `peel` is no tail of a tile, as it leaves two nests; `partition` the outer loops
         of a tile where full tiles are wanted apart.
 
-        >>> from tcomp import Schedule, te
         >>> A = te.placeholder((8, 6), name="A")
         >>> s = Schedule(te.compute((6, 8), lambda i, j: A[j, i], name="B"))
         >>> s.tile("B.i", "B.j", 3, 4)
@@ -232,7 +231,6 @@ class Schedule:
         Legal as `set_kind(loop, "vectorized")` and `split` are, the steps it is made of. Good for loops whose neighbouring iterations
         touch neighbouring elements.
 
-        >>> from tcomp import Schedule, te
         >>> A = te.placeholder((10,), name="A")
         >>> s = Schedule(te.compute((10,), lambda i: A[i] * 2, name="B"))
         >>> s.vectorize("B.i", 4)
@@ -256,7 +254,6 @@ class Schedule:
 
         Legal for constant extents. Good for short inner loops, whose indices become constants and whose elements then stay in registers.
 
-        >>> from tcomp import Schedule, te
         >>> A = te.placeholder((8,), name="A")
         >>> s = Schedule(te.compute((8,), lambda i: A[i] * 2, name="B"))
         >>> s.unroll("B.i", 4)

@@ -110,6 +110,10 @@ def read_record(record: Any) -> tuple[Trace, str | None]:
     return Trace(tuple(_step(number, item) for number, item in enumerate(record["steps"], 1))), kernel
 
 
+def _malformed(where: str, why: str) -> ScheduleError:
+    return ScheduleError("a step of the trace is malformed", where=where, why=why)
+
+
 def _step(number: int, item: Any) -> Step:
     where = f"step {number}: {json.dumps(item)[:120]}"
     match item:
@@ -118,14 +122,10 @@ def _step(number: int, item: Any) -> Step:
         case [str(primitive), list(arguments), dict(options)]:
             pass
         case _:
-            raise ScheduleError(
-                "a step of the trace is malformed", where=where, why="it is not of the form [primitive, [arguments], {options}]"
-            )
+            raise _malformed(where, "it is not of the form [primitive, [arguments], {options}]")
     for name in (primitive, *options):  # a trace is also printed as Python
         if not name.isidentifier():
-            raise ScheduleError(
-                "a step of the trace is malformed", where=where, why=f"`{name[:40]}` is no name of a primitive or an option"
-            )
+            raise _malformed(where, f"`{name[:40]}` is no name of a primitive or an option")
     return Step(primitive, tuple(_plain(a, where) for a in arguments), tuple((name, _plain(a, where)) for name, a in options.items()))
 
 
@@ -139,8 +139,7 @@ def _plain(value: Any, where: str, depth: int = 0) -> Any:
             return value
         case list() if depth < DEPTH_LIMIT:
             return tuple(_plain(v, where, depth + 1) for v in value)
-    why = f"{json.dumps(value)[:60]} is none of: text, an integer of 64 bits, true, false, null, a list of these"
-    raise ScheduleError("a step of the trace is malformed", where=where, why=why)
+    raise _malformed(where, f"{json.dumps(value)[:60]} is none of: text, an integer of 64 bits, true, false, null, a list of these")
 
 
 def _python(value: Any) -> str:

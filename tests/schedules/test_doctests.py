@@ -10,13 +10,17 @@ from collections.abc import Iterator
 import pytest
 
 import tcomp.schedules
+from tcomp import te
+from tcomp.schedules import Schedule
+
+KNOWN = {"te": te, "Schedule": Schedule}
 
 
 def listings() -> Iterator[doctest.DocTest]:
-    """Docstrings with examples, in the order of the modules' and functions' names; once, where methods share that of a primitive."""
+    """Docstrings with examples, which know `te` and `Schedule`, in the order of the modules' and functions' names; once, where methods share that of a primitive."""
     finder, seen = doctest.DocTestFinder(exclude_empty=True), set[str]()
     for module in pkgutil.walk_packages(tcomp.schedules.__path__, "tcomp.schedules."):
-        for found in sorted(finder.find(importlib.import_module(module.name), module.name), key=lambda test: test.name):
+        for found in sorted(finder.find(importlib.import_module(module.name), module.name, extraglobs=KNOWN), key=lambda test: test.name):
             if found.examples and found.docstring not in seen:
                 seen.add(found.docstring or "")
                 yield found

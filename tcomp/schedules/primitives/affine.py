@@ -30,25 +30,22 @@ def affine(kernel: L.Kernel, loop: str | None, order: str, names: str, parallel:
     loops around are the parameters `p0, p1, ...` in the order of their use. `names` are those of the loops of the time dimensions, either
     for all instances, or `S0: a b c; S1: a d e`; a dimension called `_` is a place in a sequence and gets no loop. Loops that are not
     needed vanish; a name that several loops need gets a number. Those named in `parallel` share their iterations among threads. Returns
-    the loops made, each with the name in `names` that it stands for.
+    the loops created, each with the name in `names` that it stands for.
 
     Legal when the order is a one-to-one function of all instances and keeps that of every pair that touches one element, one of them
     writing it, and no such pair is divided between iterations of a parallel loop. Good for what the other primitives cannot say: loops
     that are not nested perfectly, triangular tiles, stencils in time.
 
-      >>> from tcomp import Schedule
       >>> from tcomp.ir.loops import Buffer, Kernel, loop, store
       >>> A = Buffer("A", "float32", (9, 9))
       >>> body = loop("i", 8, lambda i: loop("j", 8, lambda j: store(A, (i + 1, j + 1), A[i, j + 1] + A[i + 1, j])))
       >>> s = Schedule(Kernel("sums", (A,), (A,), (), body))
       >>> s.affine(None, "{ S0[i, j] -> [i + j, j] }", "front j", parallel="j")  # all of a front depends on earlier fronts only
       {'front': 'front', 'j': 'j'}
-      >>> print(s)
-      kernel sums(A: float32[9, 9]) -> (A) {
-        for front in 0..15 {
-          parallel j in 0..min(min(front + 1, front * -1 + 15), 8) {
-            A[front - j - max(0, front - 7) + 1, j + max(0, front - 7) + 1] = ...
-          }
+      >>> print(s.kernel.body)
+      for front in 0..15 {
+        parallel j in 0..min(min(front + 1, front * -1 + 15), 8) {
+          A[front - j - max(0, front - 7) + 1, j + max(0, front - 7) + 1] = ...
         }
       }
     """
@@ -72,19 +69,16 @@ def skew(kernel: L.Kernel, outer: str, inner: str, factor: int) -> L.Kernel:
     Always legal: the order stays as it is. Good for stencils in time: afterwards all dependences point forward in both loops, which may
     then be interchanged and tiled.
 
-      >>> from tcomp import Schedule
       >>> from tcomp.ir.loops import Buffer, Kernel, loop, store
       >>> A = Buffer("A", "float32", (10,))
       >>> s = Schedule(Kernel("k", (A,), (A,), (), loop("t", 4, lambda t: loop("i", 8, lambda i: store(A, (i + 1,), A[i] + A[i + 2])))))
       >>> s.skew("t", "i", 2)
       >>> s.reorder("i", "t")
-      >>> print(s)
-      kernel k(A: float32[10]) -> (A) {
-        for i in 0..14 {
-          for t in 0..4 {
-            if (t * 2 < i + 1) & (i < t * 2 + 8) {
-              A[i - t * 2 + 1] = A[i - t * 2] + A[i - t * 2 + 2]
-            }
+      >>> print(s.kernel.body)
+      for i in 0..14 {
+        for t in 0..4 {
+          if (t * 2 < i + 1) & (i < t * 2 + 8) {
+            A[i - t * 2 + 1] = A[i - t * 2] + A[i - t * 2 + 2]
           }
         }
       }
@@ -109,21 +103,18 @@ def shift(kernel: L.Kernel, loop: str, stage: str, offset: int) -> L.Kernel:
 
     Legal when the order of dependent iterations is kept. Good for bringing a value's use to the iteration that makes it.
 
-      >>> from tcomp import Schedule
       >>> from tcomp.ir.loops import Buffer, Kernel, block, loop, store
       >>> A, B, C = (Buffer(name, "float32", (9,)) for name in "ABC")
       >>> body = loop("i", 8, lambda i: block(store(B, (i + 1,), A[i] * 2.0), store(C, (i,), B[i] + 1.0)))
       >>> s = Schedule(Kernel("k", (A, B, C), (B, C), (), body))
       >>> s.shift("i", "C", 1)
-      >>> print(s)
-      kernel k(A: float32[9], B: float32[9], C: float32[9]) -> (B, C) {
-        for i in 0..9 {
-          if i < 8 {
-            B[i + 1] = A[i] * 2.0f
-          }
-          if 0 < i {
-            C[i - 1] = B[i - 1] + 1.0f
-          }
+      >>> print(s.kernel.body)
+      for i in 0..9 {
+        if i < 8 {
+          B[i + 1] = A[i] * 2.0f
+        }
+        if 0 < i {
+          C[i - 1] = B[i - 1] + 1.0f
         }
       }
     """
@@ -232,27 +223,23 @@ def _shared(
 
 
 def fission(kernel: L.Kernel, loop: str) -> tuple[L.Kernel, *tuple[str, ...]]:
-    """A loop around statements in sequence becomes one loop around each (loop distribution).
+    """A loop around statements in sequence becomes one loop around each (loop distribution). Returns their names; the first keeps its own.
 
     Legal when no iteration of a statement needs what an earlier iteration of a later statement did. Good for giving the statements
-    different schedules, and for freeing one that has independent iterations from one that has not. The first loop keeps the name;
-    returns the names of all.
+    different schedules, and for freeing one that has independent iterations from one that has not.
 
-      >>> from tcomp import Schedule
       >>> from tcomp.ir.loops import Buffer, Kernel, block, loop, store
       >>> A, B, C = (Buffer(name, "float32", (9,)) for name in "ABC")
       >>> body = loop("i", 8, lambda i: block(store(B, (i + 1,), A[i] * 2.0), store(C, (i,), B[i] + 1.0)))
       >>> s = Schedule(Kernel("k", (A, B, C), (B, C), (), body))
       >>> s.fission("i")
       ('i', 'i.1')
-      >>> print(s)
-      kernel k(A: float32[9], B: float32[9], C: float32[9]) -> (B, C) {
-        for i in 0..8 {
-          B[i + 1] = A[i] * 2.0f
-        }
-        for i.1 in 0..8 {
-          C[i.1] = B[i.1] + 1.0f
-        }
+      >>> print(s.kernel.body)
+      for i in 0..8 {
+        B[i + 1] = A[i] * 2.0f
+      }
+      for i.1 in 0..8 {
+        C[i.1] = B[i.1] + 1.0f
       }
     """
     target = find_loop(kernel, loop)
@@ -274,18 +261,15 @@ def fuse_loops(kernel: L.Kernel, first: str, second: str) -> L.Kernel:
     Legal when no iteration of the second needs what a later iteration of the first does. Good for values that are then still in
     registers or caches when they are used. The loop has the name of the first.
 
-      >>> from tcomp import Schedule
       >>> from tcomp.ir.loops import Buffer, Kernel, block, loop, store
       >>> A, B, C = (Buffer(name, "float32", (8,)) for name in "ABC")
       >>> body = block(loop("i", 8, lambda i: store(B, (i,), A[i] * 2.0)), loop("j", 8, lambda j: store(C, (j,), B[j] + 1.0)))
       >>> s = Schedule(Kernel("k", (A, B, C), (B, C), (), body))
       >>> s.fuse_loops("i", "j")
-      >>> print(s)
-      kernel k(A: float32[8], B: float32[8], C: float32[8]) -> (B, C) {
-        for i in 0..8 {
-          B[i] = A[i] * 2.0f
-          C[i] = B[i] + 1.0f
-        }
+      >>> print(s.kernel.body)
+      for i in 0..8 {
+        B[i] = A[i] * 2.0f
+        C[i] = B[i] + 1.0f
       }
     """
     one, two = find_loop(kernel, first), find_loop(kernel, second)

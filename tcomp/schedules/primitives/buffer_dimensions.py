@@ -25,7 +25,6 @@ def collapse(kernel: L.Kernel) -> L.Kernel:
     Always legal: what cannot be merged stays, and programs with guards or while loops stay as they are. Good as the first step: long
     inner loops without tails are what vectorization, tiling and threads want. Parameters keep their memory, their shapes change.
 
-    >>> from tcomp import Schedule, te
     >>> A, b = te.placeholder((2, 4, 5), name="A"), te.placeholder((5,), name="b")
     >>> s = Schedule(te.compute((2, 4, 5), lambda n, i, j: A[n, i, j] + b[j], name="B"))
     >>> s.collapse()
@@ -143,10 +142,9 @@ def _merge(kernel: L.Kernel, pairs: set[Pair], dims: dict[L.Buffer, int]) -> L.K
 def expand(kernel: L.Kernel, buffer: str, dim: int, factor: int) -> L.Kernel:
     """Dimension `dim` of a buffer becomes two: element [.., i, ..] is [.., i // factor, i % factor, ..] of the same memory.
 
-    Legal when the extent is constant and `factor` divides it: buffers are dense and row-major, so it is only another view, of parameters
-    as well. Good for indices that are quotients: after splitting the loops, the channels of a grouped convolution are two plain loops.
+    Legal when the extent is constant and `factor` divides it, for parameters as well. Good for indices that are quotients: after splitting
+    the loops, the channels of a grouped convolution are two plain loops.
 
-    >>> from tcomp import Schedule, te
     >>> A = te.placeholder((3,), name="A")
     >>> s = Schedule(te.compute((12,), lambda i: A[i // 4], name="B"))
     >>> s.expand("B", 0, 4)

@@ -22,44 +22,40 @@ def cache_factors(kernel: L.Kernel, loop: str, left: str, right: str, scope: str
     """Copy the factors of the products that a loop's body sums into new buffers first, and multiply these.
 
     A buffer has one dimension for each loop inside that its factor depends on, in their order, and one nest that fills it, with the loops
-    `left.0`, `left.1`, ... (the names returned know them). Conditions of the sum go to the copies: an element whose product is not summed is zero. What widens a factor
-    for the product (a conversion to a type that holds all its values, a cut to tf32) is left to the product, so that copies are small.
+    `left.0`, `left.1`, ... (the names returned know them). Conditions of the sum go to the copies: an element whose product is not summed
+    is zero. What widens a factor for the product (a conversion to a type that holds all its values, a cut to tf32) is left to the product,
+    so that copies are small.
 
     Legal where the body is one sum of products over loops of constant extent, and each of its conditions depends on what both factors
-    depend on, or holds for a whole element of the sum: then nobody may use the elements for which it does not hold. A sum that is a
-    negative zero may become a positive one.
-
-    Good for products whose operands are used many times: the copies are read without conditions and without the index arithmetic of the
-    operands, whatever that is (a convolution becomes a product of matrices, which are made tile by tile). `cache_read` copies a box of a
+    depend on, or holds for a whole element of the sum, which nobody may use where it does not hold. A sum that is a negative zero may
+    become a positive one. Good for products whose operands are used many times: the copies are read without conditions and without the
+    index arithmetic of the operands (a convolution becomes a product of matrices, made tile by tile). `cache_read` copies a box of a
     buffer instead, in which elements lie as they do there.
 
-      >>> from tcomp import Schedule, te
       >>> A, B, k = te.placeholder((9,), name="A"), te.placeholder((3,), name="B"), te.reduce_axis(3, "k")
       >>> s = Schedule(te.compute((7,), lambda i: te.sum(A[i + k] * B[k], k), name="C"))
       >>> outer, inner = s.split("C.k", 2)
       >>> s.reorder(outer, "C.i", inner, reassociate=True)
       >>> s.cache_factors(outer, "a", "b")
       ('a', 'b')
-      >>> print(s)
-      kernel C(A: float32[9], B: float32[3], C: float32[7]) -> (C) {
-        for C.init.i in 0..7 {
-          C[C.init.i] = 0.0f
+      >>> print(s.kernel.body)
+      for C.init.i in 0..7 {
+        C[C.init.i] = 0.0f
+      }
+      for C.k.o in 0..2 {
+        alloc a: float32[7, 2]
+        alloc b: float32[2]
+        for a.0 in 0..7 {
+          for a.1 in 0..2 {
+            a[a.0, a.1] = select(C.k.o * 2 + a.1 < 3, A[C.k.o * 2 + a.0 + a.1], 0.0f)
+          }
         }
-        for C.k.o in 0..2 {
-          alloc a: float32[7, 2]
-          alloc b: float32[2]
-          for a.0 in 0..7 {
-            for a.1 in 0..2 {
-              a[a.0, a.1] = select(C.k.o * 2 + a.1 < 3, A[C.k.o * 2 + a.0 + a.1], 0.0f)
-            }
-          }
-          for b.0 in 0..2 {
-            b[b.0] = select(C.k.o * 2 + b.0 < 3, B[C.k.o * 2 + b.0], 0.0f)
-          }
-          for C.i in 0..7 {
-            for C.k.i in 0..2 {
-              C[C.i] += a[C.i, C.k.i] * b[C.k.i]
-            }
+        for b.0 in 0..2 {
+          b[b.0] = select(C.k.o * 2 + b.0 < 3, B[C.k.o * 2 + b.0], 0.0f)
+        }
+        for C.i in 0..7 {
+          for C.k.i in 0..2 {
+            C[C.i] += a[C.i, C.k.i] * b[C.k.i]
           }
         }
       }
@@ -95,7 +91,7 @@ def cache_factors(kernel: L.Kernel, loop: str, left: str, right: str, scope: str
         buffers.append(local := editing.temporary(name, core.dtype, [x.extent for x in loops], scope))
         loads = [fresh(kernel, f"{name}.{d}") for d in range(len(loops))]
         nests.append(_copy(local, core, loops, known, loads))
-        copies.append(BufferCopy(name, loads))
+        copies.append(BufferCopy(name, loads=loads))
         staged.append(E.substitute(whole, {core: E.read(local, [x.var for x in loops])}))
     total = editing.enclose(found.loops, L.Accumulate(update.buffer, update.indices, E.binary("mul", *staged), update.reducer))
     new = L.For(target.var, target.extent, editing.allocated(buffers, L.block(*nests, total)), target.kind)

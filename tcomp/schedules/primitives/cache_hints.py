@@ -18,17 +18,16 @@ from tcomp.schedules.primitives.editing import find_buffer, find_loop, refuse, r
 
 
 def prefetch(kernel: L.Kernel, buffer: str, loop: str, distance: int, at: str = "") -> L.Kernel:
-    """Every iteration of a serial loop first asks for the elements of `buffer` that it will read or write `distance` iterations later,
-    one for each vector. With `at`, a serial loop inside of it, the asking is shared out evenly among all iterations of that one, in order,
-    and there is one for each line of the cache.
+    """Every iteration of a serial loop first prefetches the elements of `buffer` that it will read or write `distance` iterations later,
+    one for each vector. With `at`, a serial loop inside of it, the prefetches are spread evenly over all iterations of that one, in order, one
+    for each cache line.
 
-    Legal where no index is read from memory: a prefetch reads nothing, and may point behind the end. Good for operands that come from far
-    away at every use, such as weights which no cache holds: the hardware does not ask for the next page of its own accord. It costs an
-    instruction for each vector, so it hurts where the operand is near. `at` is for operands that are walked as a whole again and again,
-    before the next piece of them: to ask for all of that at once would be to wait for it. Of loops in between whose extent is not known, the
-    iterations with even numbers, and those with odd ones, ask for the same.
+    Legal where no index is read from memory: a prefetch reads nothing, and may point behind the end. Good for operands that no cache
+    holds, such as weights: the hardware prefetcher stops at the end of a page. It costs an instruction for each vector, so it hurts where
+    the operand is in a cache. `at` is for operands that are walked as a whole again and again before their next piece, which would be
+    waited for if it were prefetched at once. Of loops in between whose extent is not known, the iterations with even numbers, and those
+    with odd ones, prefetch the same.
 
-    >>> from tcomp import Schedule, te
     >>> A = te.placeholder((64, 8), name="A")
     >>> k = te.reduce_axis(64, "k")
     >>> s = Schedule(te.compute((8,), lambda i: te.sum(A[k, i], k), name="B"))
@@ -125,13 +124,12 @@ def _share(around: Sequence[L.For], walked: Sequence[tuple[L.For, int]]) -> dict
 
 
 def stream(kernel: L.Kernel, buffer: str) -> L.Kernel:
-    """All stores to `buffer` in whole vectors pass the caches by, where the machine has such stores; accumulations do not.
+    """Stores to `buffer` in whole vectors bypass the caches (non-temporal stores), where the machine has such stores; accumulations do not.
 
-    Always legal. Good for results that no cache could hold until they are read: a line of memory is then not fetched before it is
-    overwritten, which is a third of the traffic of an addition, and nothing else is evicted for it. Where the next kernel would have
-    found the result in a cache, it costs more than it saves.
+    Always legal. Good for results that no cache could hold until they are read: a line is then not fetched before it is overwritten, a
+    third of the traffic of an addition, and nothing else is evicted for it. Costs more than it saves where the next kernel would have
+    found the result in a cache.
 
-    >>> from tcomp import Schedule, te
     >>> A = te.placeholder((64, 16), name="A")
     >>> s = Schedule(te.compute((64, 16), lambda i, j: A[i, j] * 2, name="B"))
     >>> s.vectorize("B.j")

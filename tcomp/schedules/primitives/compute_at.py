@@ -20,34 +20,28 @@ from tcomp.schedules.primitives.insertion_points import InsertionPoint, chain, c
 def inline(kernel: L.Kernel, stage: str) -> L.Kernel:
     """Every reader of a temporary computes the element itself; the temporary vanishes.
 
-    Legal when one statement stores the stage, each element in one iteration, from values that do not change until the last reader. Of
-    reductions, outputs, and what is computed from its own elements, nothing can be inlined.
+    Legal when one statement stores the stage, each element in one iteration, from values that do not change until the last reader; not for
+    reductions, outputs, and what is computed from its own elements. Good for cheap elementwise work: it saves the memory traffic, and
+    costs one computation per reader instead of one in all.
 
-    Good for cheap elementwise work: it saves the memory traffic, and costs one computation per reader instead of one in all.
-
-      >>> from tcomp import Schedule, te
       >>> A = te.placeholder((8,), name="A")
       >>> B = te.compute((8,), lambda i: te.exp(A[i]), name="B")
       >>> s = Schedule(te.compute((4, 8), lambda i, j: B[i * 2] + A[j], name="C"))
-      >>> print(s)
-      kernel C(A: float32[8], C: float32[4, 8]) -> (C) {
-        alloc B: float32[8]
-        for B.i in 0..8 {
-          B[B.i] = exp(A[B.i])
-        }
-        for C.i in 0..4 {
-          for C.j in 0..8 {
-            C[C.i, C.j] = B[C.i * 2] + A[C.j]
-          }
+      >>> print(s.kernel.body)
+      alloc B: float32[8]
+      for B.i in 0..8 {
+        B[B.i] = exp(A[B.i])
+      }
+      for C.i in 0..4 {
+        for C.j in 0..8 {
+          C[C.i, C.j] = B[C.i * 2] + A[C.j]
         }
       }
       >>> s.inline("B")
-      >>> print(s)
-      kernel C(A: float32[8], C: float32[4, 8]) -> (C) {
-        for C.i in 0..4 {
-          for C.j in 0..8 {
-            C[C.i, C.j] = exp(A[C.i * 2]) + A[C.j]
-          }
+      >>> print(s.kernel.body)
+      for C.i in 0..4 {
+        for C.j in 0..8 {
+          C[C.i, C.j] = exp(A[C.i * 2]) + A[C.j]
         }
       }
     """
@@ -126,31 +120,25 @@ def _readers(stmt: L.Stmt, buffer: L.Buffer) -> list[L.Stmt]:
 def compute_at(kernel: L.Kernel, stage: str, loop: str, scope: str = "global") -> L.Kernel:
     """Move the computation of a temporary into a loop of its reader, restricted to the part that one iteration reads.
 
-    The buffer shrinks to the box that is read and takes the scope given; elements that several iterations use are computed again in
-    each. The loops of the stage become one per dimension, the reduction loops inside them; loops of the reader may have any shape.
+    The buffer shrinks to the box that is read and takes the scope given. The loops of the stage become one per dimension, the reduction
+    loops inside them; loops of the reader may have any shape. Legal when all readers stand inside the loop, each nest of the stage is one
+    statement whose index tells the iteration, it computes nothing else, and its sources do not change before the reader. Good for
+    locality: the part is still in the cache, or in registers, when it is read. Costs what several iterations compute again.
 
-    Legal when all readers stand inside the loop, each nest of the stage is one statement whose index tells the iteration, it computes
-    nothing else, and what it is computed from does not change before the reader.
-
-    Good for locality: the part is still in the cache, or in registers, when it is read. The price is what is computed twice.
-
-      >>> from tcomp import Schedule, te
       >>> A = te.placeholder((18,), name="A")
       >>> B = te.compute((18,), lambda i: te.exp(A[i]), name="B")
       >>> s = Schedule(te.compute((16, 5), lambda i, j: B[i] + B[i + 2] * A[j], name="C"))
       >>> outer, inner = s.split("C.i", 4)
       >>> s.compute_at("B", outer)
-      >>> print(s)
-      kernel C(A: float32[18], C: float32[16, 5]) -> (C) {
-        for C.i.o in 0..4 {
-          alloc B: float32[6]
-          for B.i in 0..6 {
-            B[B.i] = exp(A[B.i + C.i.o * 4])
-          }
-          for C.i.i in 0..4 {
-            for C.j in 0..5 {
-              C[C.i.i + C.i.o * 4, C.j] = B[C.i.i] + B[C.i.i + 2] * A[C.j]
-            }
+      >>> print(s.kernel.body)
+      for C.i.o in 0..4 {
+        alloc B: float32[6]
+        for B.i in 0..6 {
+          B[B.i] = exp(A[B.i + C.i.o * 4])
+        }
+        for C.i.i in 0..4 {
+          for C.j in 0..5 {
+            C[C.i.i + C.i.o * 4, C.j] = B[C.i.i] + B[C.i.i + 2] * A[C.j]
           }
         }
       }
@@ -183,34 +171,29 @@ def compute_at(kernel: L.Kernel, stage: str, loop: str, scope: str = "global") -
 def reverse_compute_at(kernel: L.Kernel, stage: str, loop: str) -> L.Kernel:
     """Move the computation of a stage to the end of a loop that computes what it reads: each iteration goes on with its own results.
 
-    Legal when every element of the stage needs only elements that one iteration of the loop completes, and each element has such an
-    iteration: reductions must be finished inside the loop, and neighbours that belong to other iterations must not be read.
+    Legal when each element of the stage needs only elements that one iteration of the loop completes: reductions must be finished inside
+    the loop, and neighbours that belong to other iterations must not be read. Good for epilogues (bias, activation, a residual, pooling of
+    a tile) of a nest that is tiled already: the results are still in the cache when they are used.
 
-    Good for epilogues (bias, activation, a residual, pooling of a tile) of a nest that is tiled already: the results are still in the
-    cache when they are used.
-
-      >>> from tcomp import Schedule, te
       >>> A = te.placeholder((8, 3), name="A")
       >>> k = te.reduce_axis(3, "k")
       >>> B = te.compute((8,), lambda i: te.sum(A[i, k], k), name="B")
       >>> s = Schedule(te.compute((8,), lambda i: te.maximum(B[i], 0.0), name="C"))
       >>> outer, inner = s.split("B.i", 4)
       >>> s.reverse_compute_at("C", outer)
-      >>> print(s)
-      kernel C(A: float32[8, 3], C: float32[8]) -> (C) {
-        alloc B: float32[8]
-        for B.init.i in 0..8 {
-          B[B.init.i] = 0.0f
+      >>> print(s.kernel.body)
+      alloc B: float32[8]
+      for B.init.i in 0..8 {
+        B[B.init.i] = 0.0f
+      }
+      for B.i.o in 0..2 {
+        for B.i.i in 0..4 {
+          for B.k in 0..3 {
+            B[B.i.i + B.i.o * 4] += A[B.i.i + B.i.o * 4, B.k]
+          }
         }
-        for B.i.o in 0..2 {
-          for B.i.i in 0..4 {
-            for B.k in 0..3 {
-              B[B.i.i + B.i.o * 4] += A[B.i.i + B.i.o * 4, B.k]
-            }
-          }
-          for C.i in 0..4 {
-            C[B.i.o * 4 + C.i] = max(B[B.i.o * 4 + C.i], 0.0f)
-          }
+        for C.i in 0..4 {
+          C[B.i.o * 4 + C.i] = max(B[B.i.o * 4 + C.i], 0.0f)
         }
       }
     """

@@ -26,7 +26,6 @@ def mask(kernel: L.Kernel, stage: str) -> L.Kernel:
     Legal where the condition is not needed to keep the place of `s` in range, nor concurrent iterations apart; a part of it that is stays
     an `If`. (What is read stays in range: the side of a selection that is not chosen is not evaluated.) Good for reductions over lanes.
 
-    >>> from tcomp import Schedule, te
     >>> A, k = te.placeholder((10,), name="A"), te.reduce_axis(10, "k")
     >>> s = Schedule(te.compute((), lambda: te.sum(A[k], k), "t"))
     >>> s.rfactor("t", "t.k", 4)
@@ -62,17 +61,14 @@ def mask(kernel: L.Kernel, stage: str) -> L.Kernel:
 
 
 def specialize(kernel: L.Kernel, loop: str) -> tuple[L.Kernel, LoopCopy]:
-    """Two copies of a loop: one for where what it asks is so in all iterations, which asks no more, and the loop as it is, for elsewhere.
+    """Two copies of a loop: one without its conditions, for where they hold in all iterations, and the loop as it is, for elsewhere.
 
-    Asked are the conditions of `if` and `select` inside. One that depends on loops inside is asked in front for the iteration in which it is
-    hardest to hold; that takes one that is linear in them. Others stay in both copies.
+    Conditions of `if` and `select` are meant. One that depends on loops inside is tested in front, for the iteration in which it is hardest
+    to hold, if it is linear in them; others stay in both copies. Always legal. Good for tiles: most are full, and need neither guards nor
+    masks, so that machine instructions that know no conditions may execute them (`tensorize`); those at an edge keep them. Costs code.
+    `partition` divides the iterations of a loop around instead, where it is known at which one the edge begins. Returns the name of the
+    second copy's loop, which knows the `copies` of the loops inside (they get `.e` as well).
 
-    Always legal. Good for tiles: most of them are full, and need neither guards nor masks; those that hang over an edge keep them, whatever they
-    are. So machine instructions that know no conditions may execute full tiles (`tensorize`). The price is more code. `partition` divides the
-    iterations of a loop around instead, where it is known at which one the edge begins. Returns the name of the second copy's loop, which
-    knows the `copies` of the loops inside (they get `.e` as well).
-
-    >>> from tcomp import Schedule, te
     >>> A = te.placeholder((10,), name="A")
     >>> s = Schedule(te.compute((10,), lambda i: A[i] * 2, name="B"))
     >>> outer, inner = s.split("B.i", 4)
@@ -103,7 +99,7 @@ def specialize(kernel: L.Kernel, loop: str) -> tuple[L.Kernel, LoopCopy]:
     other, names = editing.rename_inner(kernel, target, ".e")
     fast = rebuild(rebind(target, dict.fromkeys(whole, TRUE)), _settled)
     both = L.If(E.all_of([e for e in dict.fromkeys(whole.values()) if e.op != "const"]), fast, other)
-    return nesting(replaced(kernel, {target: both})), LoopCopy(names[loop], names)
+    return nesting(replaced(kernel, {target: both})), LoopCopy(names[loop], copies=names)
 
 
 def _tested(s: L.Stmt) -> Iterator[Expr]:
@@ -136,14 +132,12 @@ def _settled(s: L.Stmt) -> L.Stmt | None:
 
 
 def unguard(kernel: L.Kernel, loop: str) -> L.Kernel:
-    """Conditions under which an iteration of a loop accumulates into a temporary are dropped, where they only spare elements that nobody
-    reads.
+    """Drop conditions under which an iteration of a loop accumulates into a temporary, where they only spare elements that nobody reads.
 
-    Legal when the loop holds such an accumulation of floats and nothing else, all places in it are in range whatever the conditions say, and
-    everybody else reads only elements for which they hold. Good for the lanes of the last vector of a row: a masked accumulation costs a
-    second instruction, and a register for the old sum. Costs nothing; conditions that do not qualify stay, one is dropped at least.
+    Legal when the loop holds such an accumulation of floats and nothing else, all places in it are in range whatever the conditions say,
+    and everybody else reads only elements for which they hold. Good for the lanes of the last vector of a row: a masked accumulation costs a
+    second instruction, and a register for the old sum. Conditions that do not qualify stay; one is dropped at least.
 
-    >>> from tcomp import Schedule, te
     >>> A, k = te.placeholder((9, 16), name="A"), te.reduce_axis(9, "k")
     >>> s = Schedule(te.compute((10,), lambda i: te.sum(A[k, i], k), name="C"))
     >>> s.cache_write("C", "sum")
@@ -222,7 +216,6 @@ def clean(kernel: L.Kernel) -> L.Kernel:
 
     Always legal. Good as the last step: it leaves what a person would write. Loops that vanish can no longer be named.
 
-    >>> from tcomp import Schedule, te
     >>> A = te.placeholder((6,), name="A")
     >>> s = Schedule(te.compute((6,), lambda i: A[i] * 2, name="B"))
     >>> s.split("B.i", 4)
@@ -283,20 +276,17 @@ def _limit(v: Expr, extent: Dim, body: L.Stmt) -> Dim | None:
 
 
 def note(kernel: L.Kernel, text: str) -> L.Kernel:
-    """A remark for people, printed with the kernel: why a step was not taken, say.
+    """A remark for people, printed with the kernel: why a step was not taken, say. Always legal: it changes nothing that is computed.
 
-    Always legal: it changes nothing that is computed.
-
-      >>> from tcomp import Schedule, te
-      >>> A = te.placeholder((4,), name="A")
-      >>> s = Schedule(te.compute((4,), lambda i: A[i] * 2, name="B"))
-      >>> s.note("too short for lanes")
-      >>> print(s)
-      kernel B(A: float32[4], B: float32[4]) -> (B) {
-        note "too short for lanes"
-        for B.i in 0..4 {
-          B[B.i] = A[B.i] * 2.0f
-        }
+    >>> A = te.placeholder((4,), name="A")
+    >>> s = Schedule(te.compute((4,), lambda i: A[i] * 2, name="B"))
+    >>> s.note("too short for lanes")
+    >>> print(s)
+    kernel B(A: float32[4], B: float32[4]) -> (B) {
+      note "too short for lanes"
+      for B.i in 0..4 {
+        B[B.i] = A[B.i] * 2.0f
       }
+    }
     """
     return replace(kernel, notes=(*kernel.notes, text))

@@ -22,28 +22,25 @@ MAX_COPIES = 1 << 12  # of the body of one vectorized or unrolled loop: longer c
 def split(kernel: L.Kernel, loop: str, factor: int, tail: str = "guard") -> tuple[L.Kernel, *tuple[str, ...]]:
     """A loop of n iterations becomes a loop over tiles around a loop of `factor` iterations: `i` becomes `i.o` and `i.i`.
 
-    Legal always, as far as the loops of full tiles are concerned; `tail` says what happens to the iterations that do not fill a tile, if
-    there are any:
+    Always legal for full tiles; `tail` says what happens to the iterations that do not fill a tile, if there are any:
 
     guard          An `If` around the body. Always legal, for extents that depend on sizes or outer loops too. Costs a test in each
                    iteration; lanes of a vector are masked by it.
-    mask           Every statement of the body gets a guard of its own, and an accumulation whose place is in range anyway adds the
-                   identity instead. Always legal. The body stays free of control flow where it can be, so that a reduction splits into lanes
-                   without masked stores; statements and loops in the body can be moved apart. Costs operations that do nothing.
-    peel           The last n % factor iterations become a loop of their own, `i.t` (whose inner loops get `.t` as well). Always legal.
-                   No tests at all in full tiles; costs code, and leaves two nests where there was one.
+    mask           Every statement of the body gets a guard of its own; an accumulation whose place is in range anyway adds the identity
+                   instead. Always legal. A reduction splits into lanes without masked stores, and statements and loops in the body can be
+                   moved apart. Costs operations that do nothing.
+    peel           The last n % factor iterations become a loop of their own, `i.t` (loops inside get `.t` as well). Always legal. No
+                   tests in full tiles; costs code, and leaves two nests where there was one.
     shift_inwards  The last tile starts at n - factor, overlapping the one before. Legal where n >= factor can be proved and iterations
-                   may be executed twice: they accumulate into nothing and read nothing that they write. All tiles are full and alike,
-                   which suits vectors; costs repeated work, and tiles can no longer be run in parallel.
-    round_up       The loop runs up to the next multiple of factor, and temporaries that it walks along get padding. Legal where all it
-                   writes are elements of temporaries that become padding, and what it reads is in range, or padding of a temporary;
-                   split the loops that write a temporary before those that read it. No tests and no second nest; costs memory, and
-                   results that nobody looks at.
+                   may be executed twice: they accumulate into nothing and read nothing that they write. All tiles are full, which suits
+                   vectors; costs repeated work, and tiles can no longer be run in parallel.
+    round_up       The loop runs up to the next multiple of factor, and temporaries that it walks along get padding. Legal where the
+                   additional iterations write nothing but padding and read in range; split the loops that write a temporary before
+                   those that read it. No tests and no second nest; costs memory, and results that nobody uses.
 
     Good for tiles that fit in a cache or in registers, for lanes of vectors, and for a number of tasks that fits the machine. Returns
     the names of the two loops, and with `peel` of the third, which knows the `copies` of the loops inside.
 
-    >>> from tcomp import Schedule, te
     >>> A = te.placeholder((10,), name="A")
     >>> B = te.compute((10,), lambda i: A[i] * 2, name="B")
     >>> s = Schedule(B)
@@ -154,11 +151,10 @@ def split(kernel: L.Kernel, loop: str, factor: int, tail: str = "guard") -> tupl
 def reorder(kernel: L.Kernel, *order: str, reassociate: bool = False) -> L.Kernel:
     """Loops directly inside each other take the given order; loops of the nest that are not named keep their places.
 
-    Legal when iterations that touch one element, at least one of them writing, stay in order; with `reassociate`, accumulations into
-    one element may change theirs (which changes the rounding of floats). An extent must not depend on a loop that would stand inside.
-    Good for what the innermost loops run along: neighbouring elements for vectors, elements that are used again for caches.
+    Legal when iterations that touch one element, at least one of them writing, stay in order (with `reassociate`, accumulations into one
+    element may change theirs, and so the rounding of floats), and no extent depends on a loop that would stand inside. Good for choosing
+    what the innermost loops run along: neighbouring elements for vectors, elements that are used again for caches.
 
-    >>> from tcomp import Schedule, te
     >>> A, k = te.placeholder((8, 4), name="A"), te.reduce_axis(8, "k")
     >>> s = Schedule(te.compute((4,), lambda i: te.sum(A[k, i], k), "B"))
     >>> s.reorder("B.k", "B.i")
@@ -193,12 +189,11 @@ def reorder(kernel: L.Kernel, *order: str, reassociate: bool = False) -> L.Kerne
 
 
 def fuse(kernel: L.Kernel, outer: str, inner: str) -> tuple[L.Kernel, str]:
-    """Two loops directly inside each other become one, over i * n + j.
+    """Two loops directly inside each other become one, over i * n + j. Returns its name.
 
     Legal for loops of one kind if the extent n of the inner one does not depend on the outer one. Good for enough iterations to divide
-    among threads, and for long vectors over short rows. Returns the name of the loop.
+    among threads, and for long vectors over short rows.
 
-    >>> from tcomp import Schedule, te
     >>> A = te.placeholder((4, 6), name="A")
     >>> s = Schedule(te.compute((4, 6), lambda i, j: A[i, j] * 2, name="B"))
     >>> s.fuse("B.i", "B.j")
@@ -228,11 +223,10 @@ def fuse(kernel: L.Kernel, outer: str, inner: str) -> tuple[L.Kernel, str]:
 def partition(kernel: L.Kernel, loop: str, point: Dim) -> tuple[L.Kernel, str, LoopCopy]:
     """The first `point` iterations and the rest become two loops, each simplified for its range: `i` and `i.t` (tail).
 
-    Legal where 0 <= point <= extent can be proved; a size is taken to be >= 0. The point may depend on sizes and on loops around. Good
-    for guards, which vanish from the part where they always hold: borders and tails apart from the many iterations in the middle.
-    Returns the names of the two loops; the second knows the `copies` of the loops inside (they get `.t` as well).
+    Legal where 0 <= point <= extent can be proved (a size is >= 0); the point may depend on sizes and on loops around. Good for guards,
+    which vanish where they always hold: borders and tails are kept apart from the many iterations in the middle. Returns the names of the
+    two loops; the second knows the `copies` of the loops inside (they get `.t` as well).
 
-    >>> from tcomp import Schedule, te
     >>> A = te.placeholder((8,), name="A")
     >>> s = Schedule(te.compute((10,), lambda i: te.select(i < 8, A[i], 0.0), name="B"))
     >>> s.partition("B.i", 8)
@@ -266,7 +260,7 @@ def _parted(kernel: L.Kernel, target: L.For, point: Dim) -> tuple[L.Kernel, str,
     tail_var = loop_var(name, rest)
     copy, names = editing.rename_inner(kernel, target.body, ".t")
     tail = L.For(tail_var, rest, rebind(copy, {target.var: tail_var + as_expr(point)}), target.kind)
-    return replaced(kernel, {target: L.block(head, tail)}), loop, LoopCopy(name, names)
+    return replaced(kernel, {target: L.block(head, tail)}), loop, LoopCopy(name, copies=names)
 
 
 def _check_extent_fixed(loop: L.For) -> None:
@@ -303,11 +297,10 @@ def set_kind(kernel: L.Kernel, loop: str, kind: str, reassociate: bool = False) 
     """How the iterations of a loop run: serial, parallel, vectorized, unrolled, or bound to an axis of a GPU (block.x ... thread.z).
 
     Legal for parallel, vectorized and bound loops when no iteration writes what another one touches; vectorized and unrolled need a
-    constant extent of at most 4096. A loop that accumulates into one element may be vectorized, or bound to thread.x, with `reassociate`:
-    the lanes (threads) are then reduced as a binary tree. `s.parallel(loop)`, `s.vectorize(loop)`, `s.unroll(loop)`, `s.bind(loop, axis)`
-    are short for it. Good for: threads on outer loops, lanes on inner loops along neighbouring elements, copies of short innermost loops.
+    constant extent of at most 4096. With `reassociate`, a loop that accumulates into one element may be vectorized, or bound to thread.x:
+    the lanes (threads) are then reduced as a binary tree. Shorthands: `s.parallel(loop)`, `s.vectorize(loop)`, `s.unroll(loop)`,
+    `s.bind(loop, axis)`. Good for threads on outer loops, lanes on inner loops along neighbouring elements, copies of short inner loops.
 
-    >>> from tcomp import Schedule, te
     >>> A = te.placeholder((4, 8), name="A")
     >>> s = Schedule(te.compute((4, 8), lambda i, j: A[i, j] * 2, name="B"))
     >>> s.set_kind("B.i", "parallel")
@@ -334,13 +327,12 @@ def set_kind(kernel: L.Kernel, loop: str, kind: str, reassociate: bool = False) 
 
 
 def distribute(kernel: L.Kernel, loop: str, factor: int, outer: str, inner: str, strided: bool = False) -> tuple[L.Kernel, str, str]:
-    """Split a loop for a GPU: `i.o` of kind `outer` around `i.i` of `factor` iterations of kind `inner`, guarded.
+    """Split a loop for a GPU: `i.o` of kind `outer` around `i.i` of `factor` iterations of kind `inner`, guarded. Returns their names.
 
     The kinds are serial or GPU axes. With `strided` the loops change places: thread number i.i takes every factor-th iteration, so that
     neighbouring threads touch neighbouring elements. Legal when no iteration writes what another one touches. Good for one loop over
-    all threads of a grid, or over those of a block. Returns the names of the loops.
+    all threads of a grid, or over those of a block.
 
-    >>> from tcomp import Schedule, te
     >>> A = te.placeholder((1000,), name="A")
     >>> s = Schedule(te.compute((1000,), lambda i: A[i] * 2, name="B"))
     >>> s.distribute("B.i", 256, "block.x", "thread.x")

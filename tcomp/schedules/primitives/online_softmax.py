@@ -24,20 +24,18 @@ FLOATS = ("float16", "float32", "float64")
 def online(kernel: L.Kernel, stage: str, loop: str, factor: int) -> tuple[L.Kernel, str, str, str, str]:
     """A maximum M = max(x[k]), and the sums A = sum(exp(x[k] - M) * v[k]) that follow it, in one loop over blocks of k, `factor` long.
 
-    Each block raises the maximum so far, scales down what has been summed up so far by exp(maximum before - maximum now), and adds its own
+    Each block raises the maximum so far, scales what has been summed up so far by exp(maximum before - maximum now), and adds its own
     terms. So x and the exponentials are needed block by block, and never as a whole. Returns the names of (the loop over blocks, the
     block's x, its exponentials, the scale).
 
-    Legal where `loop` is the only reduction loop of the maximum `stage`, and stands beside the nests of the sums: those that read the maximum, each
-    of them once, in exp(x - maximum), rounded or not, with the x of the maximum. Nothing else may use the sums, or change what they are
-    computed from, in between. Floats are rounded otherwise (always in the same way, for one factor). Elements of -inf, infinite maxima and NaN give what
-    they gave: no difference is taken to a maximum below all finite numbers, and a sum of nothing but -inf becomes NaN at the end.
-
-    Good for long rows, attention above all: what is computed for a block of the row is used up while it is near.
+    Legal where `loop` is the only reduction loop of the maximum `stage`, and stands next to the nests of the sums: those that read the
+    maximum, each of them once, in exp(x - maximum), rounded or not, with the x of the maximum. Nothing else may use the sums, or change
+    what they are computed from, in between. Floats are rounded otherwise (always in the same way, for one factor). -inf, infinite maxima
+    and NaN give what they gave: no difference is taken to a maximum below all finite numbers, and a sum of nothing but -inf becomes NaN at
+    the end. Good for long rows, attention above all: what is computed for a block is used while it is in a cache.
 
     Sources: M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax" (2018); T. Dao et al., "FlashAttention" (2022).
 
-    >>> from tcomp import Schedule, te
     >>> A, k = te.placeholder((12,), name="A"), te.reduce_axis(12, "k")
     >>> M = te.compute((), lambda: te.max(A[k], k), "M")
     >>> T = te.compute((), lambda: te.sum(te.exp(A[k] - M[()]), k), "T")

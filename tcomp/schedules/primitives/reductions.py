@@ -21,14 +21,12 @@ from tcomp.schedules.primitives.tail_strategies import range_depends_on
 
 def rfactor(kernel: L.Kernel, stage: str, loop: str, lanes: int) -> tuple[L.Kernel, PartialResults]:
     """Cut a reduction loop into `lanes` interleaved ones: partial[.., l] reduces the elements congruent to l modulo `lanes`; these partial
-    results are then reduced, in order of l.
+    results are then reduced, in order of l. Returns the name of their stage, which knows its loops (`PartialResults`).
 
     Legal for a loop of a perfect nest around nothing but one accumulation into `stage`, each of whose elements belongs to one iteration
     of the other loops that it is indexed with. Floats are rounded otherwise (always in the same way). Good for vector lanes and threads
-    along a reduction, and for long reductions to few results. Returns the name of the stage of partial results, which knows its loops
-    (`PartialResults`).
+    along a reduction, and for long reductions to few results.
 
-    >>> from tcomp import Schedule, te
     >>> A, k = te.placeholder((12,), name="A"), te.reduce_axis(12, "k")
     >>> s = Schedule(te.compute((), lambda: te.sum(A[k], k), "t"))
     >>> s.rfactor("t", "t.k", 4)
@@ -102,17 +100,16 @@ def rfactor(kernel: L.Kernel, stage: str, loop: str, lanes: int) -> tuple[L.Kern
             temporaries.append(inner.buffer)
             inner = inner.body
         changed = changed.with_body(editing.allocated([*temporaries, partial], inner))
-    return changed, PartialResults(name, init_lane.name, lane.name, final_lane.name, outer.name)
+    return changed, PartialResults(name, init_lane=init_lane.name, lane=lane.name, final_lane=final_lane.name, outer=outer.name)
 
 
 def decompose_reduction(kernel: L.Kernel, stage: str, loop: str) -> L.Kernel:
     """Initialise the elements that a loop accumulates into just before that loop, instead of all of them before the whole nest.
 
-    Legal when no reduction loop of the stage stands around the loop, the loops that initialise it are as lowered and stand beside its nest, and the
-    loops around the accumulation reach every element once (they may have been split and reordered). Good for elements that then stay in
-    registers, or in a cache, from their first value to the last. The loops of the initial values are named `stage.init...`.
+    Legal when no reduction loop of the stage stands around the loop, the loops that initialise it are as lowered and stand next to its
+    nest, and the loops around the accumulation reach every element once (they may have been split and reordered). Good for elements that
+    then stay in registers, or in a cache, from their first value to the last. The new loops are named `stage.init...`.
 
-    >>> from tcomp import Schedule, te
     >>> A, k = te.placeholder((4, 6), name="A"), te.reduce_axis(6, "k")
     >>> s = Schedule(te.compute((4,), lambda i: te.sum(A[i, k], k), "B"))
     >>> print(s.kernel.body)

@@ -19,11 +19,12 @@ from tcomp.schedules.primitives.editing import find_buffer, find_loop, fresh, re
 
 
 def promote(kernel: L.Kernel, loop: str, buffer: str, name: str, anew: bool = False) -> tuple[L.Kernel, BufferCopy]:
-    """The elements of `buffer` that each iteration of a serial loop accumulates into are loaded into registers before the loop, the new
-    buffer `name`, and stored after it. With `anew` the registers start from nothing, and are accumulated into `buffer` after the loop.
+    """Keep the elements of `buffer` that each iteration of a serial loop accumulates into in registers, the new buffer `name`: they are
+    loaded before the loop and stored after it. With `anew` (zero-initialised promotion) the registers start from the identity of the reduction,
+    and are accumulated into `buffer` after the loop.
 
-    The copies have the loops and guards that stand around the accumulation inside of `loop`; what starts from nothing does so everywhere.
-    Returns the name of the registers, which knows these loops.
+    The copies have the loops and guards that stand around the accumulation inside of `loop`; initialisation has no guards. Returns the
+    name of the registers, which knows these loops.
 
     Legal when the loop has an iteration, all its iterations accumulate into the same elements, by one statement, and it touches them
     in no other way. Good for programs that update a matrix in place: the code generator cannot tell the elements that are accumulated
@@ -33,29 +34,26 @@ def promote(kernel: L.Kernel, loop: str, buffer: str, name: str, anew: bool = Fa
     Sources: S. Carr and K. Kennedy, "Scalar replacement in the presence of conditional control flow" (1994); N. Higham, "The accuracy of
     floating point summation" (1993).
 
-      >>> from tcomp import Schedule, te
       >>> A, k = te.placeholder((9, 4), name="A"), te.reduce_axis(9, "k")
       >>> s = Schedule(te.compute((4,), lambda i: te.sum(A[k, i], k), name="C"))
       >>> s.reorder("C.k", "C.i")
       >>> s.promote("C.k", "C", "acc")
       'acc'
-      >>> print(s)
-      kernel C(A: float32[9, 4], C: float32[4]) -> (C) {
-        for C.init.i in 0..4 {
-          C[C.init.i] = 0.0f
+      >>> print(s.kernel.body)
+      for C.init.i in 0..4 {
+        C[C.init.i] = 0.0f
+      }
+      alloc acc: float32[4] register
+      for acc.0 in 0..4 {
+        acc[acc.0] = C[acc.0]
+      }
+      for C.k in 0..9 {
+        for C.i in 0..4 {
+          acc[C.i] += A[C.k, C.i]
         }
-        alloc acc: float32[4] register
-        for acc.0 in 0..4 {
-          acc[acc.0] = C[acc.0]
-        }
-        for C.k in 0..9 {
-          for C.i in 0..4 {
-            acc[C.i] += A[C.k, C.i]
-          }
-        }
-        for C.0 in 0..4 {
-          C[C.0] = acc[C.0]
-        }
+      }
+      for C.0 in 0..4 {
+        C[C.0] = acc[C.0]
       }
     """
     target, source = find_loop(kernel, loop), find_buffer(kernel, buffer)
@@ -99,7 +97,9 @@ def promote(kernel: L.Kernel, loop: str, buffer: str, name: str, anew: bool = Fa
     result = L.Accumulate(source, update.indices, sums, update.reducer) if anew else L.Store(source, update.indices, sums)
     save, saves = copy(source.name, result)
     kept = editing.rebuild(target, lambda s: replace(update, buffer=local, indices=cells) if s is update else None)
-    return editing.replaced(kernel, {target: L.Allocate(local, L.block(load, kept, save))}), BufferCopy(local.name, loads, saves)
+    return editing.replaced(kernel, {target: L.Allocate(local, L.block(load, kept, save))}), BufferCopy(
+        local.name, loads=loads, stores=saves
+    )
 
 
 def _check_alone(kernel: L.Kernel, target: L.For, update: L.Accumulate, places: Sequence[L.For]) -> None:

@@ -23,31 +23,26 @@ def cache_write(kernel: L.Kernel, stage: str, name: str, layout: str | None = No
     """Compute a stage into a new temporary `name` and copy that: the temporary can then be moved into the loops of the copy.
 
     The copy is one nest with the loops `stage.0`, `stage.1`, ... The temporary may have a layout of its own (see `relayout`). Returns
-    its name, which knows these loops.
+    its name, which knows these loops. Legal when the stage's first nest stores every element, so that nothing of what a parameter held
+    before is read or left. Good for accumulators: with `compute_at` and the scope "register", a tile of the result stays in registers over
+    the whole reduction.
 
-    Legal when the stage's first nest stores every element, so that nothing of what a parameter held before is read or left.
-
-    Good for accumulators: with `compute_at` and the scope "register", a tile of the result stays in registers over the whole reduction.
-
-      >>> from tcomp import Schedule, te
       >>> A, k = te.placeholder((4, 3), name="A"), te.reduce_axis(3, "k")
       >>> s = Schedule(te.compute((4,), lambda i: te.sum(A[i, k], k), name="C"))
       >>> s.cache_write("C", "acc")
       'acc'
-      >>> print(s)
-      kernel C(A: float32[4, 3], C: float32[4]) -> (C) {
-        alloc acc: float32[4]
-        for C.init.i in 0..4 {
-          acc[C.init.i] = 0.0f
+      >>> print(s.kernel.body)
+      alloc acc: float32[4]
+      for C.init.i in 0..4 {
+        acc[C.init.i] = 0.0f
+      }
+      for C.i in 0..4 {
+        for C.k in 0..3 {
+          acc[C.i] += A[C.i, C.k]
         }
-        for C.i in 0..4 {
-          for C.k in 0..3 {
-            acc[C.i] += A[C.i, C.k]
-          }
-        }
-        for C.0 in 0..4 {
-          C[C.0] = acc[C.0]
-        }
+      }
+      for C.0 in 0..4 {
+        C[C.0] = acc[C.0]
       }
     """
     target = find_buffer(kernel, stage)
@@ -84,37 +79,30 @@ def cache_read(
 
     With `loop` None the whole buffer is copied before everything else. The copy is a stage called `name` with one loop per dimension,
     `name.0`, `name.1`, ...; it takes the scope given, and a layout of its own (see `relayout`), which makes it a packed panel. Returns
-    its name, which knows these loops.
+    its name, which knows these loops. Legal when the loop's body does not write the buffer. Good for operands that are read many times, or
+    with large strides: they are staged in shared memory or packed once, and then read in the order in which they lie. Costs the copy.
 
-    Legal when the loop's body does not write the buffer.
-
-    Good for operands that are read many times, or with large strides: they are staged in shared memory or packed once, and then read in
-    the order in which they lie. The price is the copy.
-
-      >>> from tcomp import Schedule, te
       >>> A, k = te.placeholder((4, 8), name="A"), te.reduce_axis(4, "k")
       >>> s = Schedule(te.compute((8,), lambda i: te.sum(A[k, i] * A[k, 0], k), name="C"))
       >>> outer, inner = s.split("C.i", 4)
       >>> s.cache_read("A", outer, "P", layout="(b/2,a,b%2)")  # panels of two columns
       'P'
-      >>> print(s)
-      kernel C(A: float32[4, 8], C: float32[8]) -> (C) {
-        for C.init.i in 0..8 {
-          C[C.init.i] = 0.0f
-        }
-        for C.i.o in 0..2 {
-          alloc P: float32[4, 4, 2]
-          for P.0 in 0..4 {
-            for P.1 in 0..4 {
-              for P.2 in 0..2 {
-                P[P.0, P.1, P.2] = A[P.1, P.0 * 2 + P.2]
-              }
+      >>> print(s.kernel.body)
+      for C.init.i in 0..8 {
+        C[C.init.i] = 0.0f
+      }
+      for C.i.o in 0..2 {
+        alloc P: float32[4, 4, 2]
+        for P.0 in 0..4 {
+          for P.1 in 0..4 {
+            for P.2 in 0..2 {
+              P[P.0, P.1, P.2] = A[P.1, P.0 * 2 + P.2]
             }
           }
-          for C.i.i in 0..4 {
-            for C.k in 0..4 {
-              C[C.i.i + C.i.o * 4] += P[C.i.o * 2 + C.i.i // 2, C.k, C.i.i % 2] * P[0, C.k, 0]
-            }
+        }
+        for C.i.i in 0..4 {
+          for C.k in 0..4 {
+            C[C.i.i + C.i.o * 4] += P[C.i.o * 2 + C.i.i // 2, C.k, C.i.i % 2] * P[0, C.k, 0]
           }
         }
       }
@@ -147,40 +135,35 @@ def cache_read(
     readers = swap_buffer(where, source, local, lambda at: placed.indices([i - b for i, b in zip(at, box.base, strict=True)]))
     body = L.Allocate(local, L.block(copy, readers))
     if target is None:
-        return kernel.with_body(body), BufferCopy(name, loops)
+        return kernel.with_body(body), BufferCopy(name, loads=loops)
     changed = editing.replaced(kernel, {target: replace(target, body=body)})
-    return check_no_race(changed, target.var.name, source), BufferCopy(name, loops)
+    return check_no_race(changed, target.var.name, source), BufferCopy(name, loads=loops)
 
 
 def precompute(kernel: L.Kernel, buffer: str, name: str) -> tuple[L.Kernel, BufferCopy]:
     """Keep what is computed from single elements of a parameter, like `alpha * A[i, k]`, in a temporary as large as the parameter.
 
     The largest such expression is meant, the first one where there are several; the stage `name` computes it for all elements, before
-    everything else, in one loop per dimension: `name.0`, `name.1`, ... Returns its name, which knows these loops.
+    everything else, in one loop per dimension: `name.0`, `name.1`, ... Returns its name, which knows these loops. Legal for floating-point
+    parameters that the kernel does not write. Good for factors of a product that each row of the result would compute again.
 
-    Legal for floating-point parameters that the kernel does not write. Good for factors of a product that each row of the result would
-    compute again.
-
-      >>> from tcomp import Schedule, te
       >>> A, B, k = te.placeholder((4, 6), name="A"), te.placeholder((6,), name="B"), te.reduce_axis(6, "k")
       >>> s = Schedule(te.compute((4,), lambda i: te.sum(A[i, k] * 1.5 * B[k], k), name="C"))
       >>> s.precompute("A", "T")
       'T'
-      >>> print(s)
-      kernel C(A: float32[4, 6], B: float32[6], C: float32[4]) -> (C) {
-        alloc T: float32[4, 6]
-        for T.0 in 0..4 {
-          for T.1 in 0..6 {
-            T[T.0, T.1] = A[T.0, T.1] * 1.5f
-          }
+      >>> print(s.kernel.body)
+      alloc T: float32[4, 6]
+      for T.0 in 0..4 {
+        for T.1 in 0..6 {
+          T[T.0, T.1] = A[T.0, T.1] * 1.5f
         }
-        for C.init.i in 0..4 {
-          C[C.init.i] = 0.0f
-        }
-        for C.i in 0..4 {
-          for C.k in 0..6 {
-            C[C.i] += T[C.i, C.k] * B[C.k]
-          }
+      }
+      for C.init.i in 0..4 {
+        C[C.init.i] = 0.0f
+      }
+      for C.i in 0..4 {
+        for C.k in 0..6 {
+          C[C.i] += T[C.i, C.k] * B[C.k]
         }
       }
     """
@@ -206,7 +189,7 @@ def precompute(kernel: L.Kernel, buffer: str, name: str) -> tuple[L.Kernel, Buff
 
     stage, loops = _over(kernel, name, source.shape, lambda places: L.Store(local, places, at(wanted, places)))
     body = L.map_expressions(kernel.body, lambda e: E.rewrite(e, rule))
-    return kernel.with_body(L.Allocate(local, L.block(stage, body))), BufferCopy(name, loops)
+    return kernel.with_body(L.Allocate(local, L.block(stage, body))), BufferCopy(name, loads=loops)
 
 
 def computed_from(source: L.Buffer, *roots: Expr) -> Expr | None:
@@ -229,33 +212,28 @@ def relayout(kernel: L.Kernel, buffer: str, layout: str) -> L.Kernel:
 
     A layout lists the dimensions of the buffer, slowest first, as pieces of the old ones, called a, b, c, ...: `(b,a)` transposes,
     `(a/8,b,a%8)` cuts the first into blocks of 8 whose inside lies together (a packed panel), `(a,b+0+1)` leaves one element free behind
-    each row. What does not divide is padded; what padding holds is not defined.
+    each row. What does not divide is padded; what padding holds is not defined. Legal for temporaries (the layout of a parameter is part
+    of the kernel's signature), if every element gets exactly one place. Good for reading along the lanes with unit stride, and for a pitch
+    that keeps columns out of the same cache set or memory bank.
 
-    Legal for temporaries; the layout of a parameter is part of the kernel's signature. Every element needs exactly one place.
-
-    Good for reading along the lanes with unit stride, and for a pitch that keeps columns out of the same cache set or memory bank.
-
-      >>> from tcomp import Schedule, te
       >>> A, k = te.placeholder((5, 3), name="A"), te.reduce_axis(5, "k")
       >>> s = Schedule(te.compute((3,), lambda i: te.sum(A[k, i], k), name="C"))
       >>> s.cache_read("A", None, "P")
       'P'
       >>> s.relayout("P", "(a/4,b,a%4)")
-      >>> print(s)
-      kernel C(A: float32[5, 3], C: float32[3]) -> (C) {
-        alloc P: float32[2, 3, 4]
-        for P.0 in 0..5 {
-          for P.1 in 0..3 {
-            P[P.0 // 4, P.1, P.0 % 4] = A[P.0, P.1]
-          }
+      >>> print(s.kernel.body)
+      alloc P: float32[2, 3, 4]
+      for P.0 in 0..5 {
+        for P.1 in 0..3 {
+          P[P.0 // 4, P.1, P.0 % 4] = A[P.0, P.1]
         }
-        for C.init.i in 0..3 {
-          C[C.init.i] = 0.0f
-        }
-        for C.i in 0..3 {
-          for C.k in 0..5 {
-            C[C.i] += P[C.k // 4, C.i, C.k % 4]
-          }
+      }
+      for C.init.i in 0..3 {
+        C[C.init.i] = 0.0f
+      }
+      for C.i in 0..3 {
+        for C.k in 0..5 {
+          C[C.i] += P[C.k // 4, C.i, C.k % 4]
         }
       }
     """
@@ -291,24 +269,20 @@ def set_scope(kernel: L.Kernel, buffer: str, scope: str) -> L.Kernel:
     """Where a temporary lives: in memory ("global"), once per block of GPU threads ("shared"), or once per thread ("register").
 
     Legal for temporaries, in registers for those of constant shape, in shared memory for those allocated outside of the loops over threads.
-
     Good for what is small and used at once.
 
-      >>> from tcomp import Schedule, te
       >>> A, k = te.placeholder((5,), name="A"), te.reduce_axis(5, "k")
       >>> s = Schedule(te.compute((), lambda: te.sum(A[k], k), name="C"))
       >>> s.cache_write("C", "acc")
       'acc'
       >>> s.set_scope("acc", "register")
-      >>> print(s)
-      kernel C(A: float32[5], C: float32[]) -> (C) {
-        alloc acc: float32[] register
-        acc[] = 0.0f
-        for C.k in 0..5 {
-          acc[] += A[C.k]
-        }
-        C[] = acc[]
+      >>> print(s.kernel.body)
+      alloc acc: float32[] register
+      acc[] = 0.0f
+      for C.k in 0..5 {
+        acc[] += A[C.k]
       }
+      C[] = acc[]
     """
     old = editing.find_temporary(kernel, buffer, ", it is in global memory")
     new = temporary(old.name, old.dtype, old.shape, scope)

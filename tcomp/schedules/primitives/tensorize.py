@@ -12,13 +12,11 @@ from tcomp.schedules.primitives.editing import find_loop, refuse, replaced
 def tensorize(kernel: Kernel, loop: str, instruction: str, reassociate: bool = False) -> Kernel:
     """Execute a loop, and all that stands inside of it, by one machine instruction (see `tcomp.schedules.instructions`).
 
-    Legal when the loops are the meaning of the instruction, up to their order: each moves the operands, by the strides, and as often as
-    a loop of the meaning; dtypes, conversions and the reducer are the same; nothing else stands inside. An instruction that adds floats in
-    an order of its own needs `reassociate`. Whether the target has the instruction is asked when code is made for it.
+    Legal when the loops are the meaning of the instruction, up to their order: each moves the operands by the strides, and as often, as a
+    loop of the meaning; dtypes, conversions and the reducer are the same; nothing else stands inside. An instruction that adds floats in
+    an order of its own needs `reassociate`. Whether the target has the instruction is checked when code is generated. Good for the
+    innermost tile: multiply-add on whole register tiles, dot products of bytes, tensor cores.
 
-    Good for the innermost tile: multiply-add on whole register tiles, dot products of bytes, tensor cores.
-
-      >>> from tcomp import Schedule, te
       >>> from tcomp.schedules.instructions import fma_tile
       >>> A, B, k = te.placeholder((2, 8), name="A"), te.placeholder((8, 32), name="B"), te.reduce_axis(8, "k")
       >>> s = Schedule(te.compute((2, 32), lambda i, j: te.sum(A[i, k] * B[k, j], k), name="C"))
