@@ -29,7 +29,7 @@ from tcomp.schedules.cpu.lanes_and_threads import MAX_LANES, divides, extent, ne
 from tcomp.schedules.cpu.row_reductions import partial_loops
 from tcomp.schedules.groups import attachments, schedule_each
 from tcomp.schedules.knobs import Knobs
-from tcomp.schedules.primitives.insertion_points import Chain, chain_of
+from tcomp.schedules.primitives.editing import Chain, chain_of
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget
 

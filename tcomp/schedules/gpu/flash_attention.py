@@ -33,7 +33,7 @@ from tcomp.schedules.gpu import thread_mapping as T
 from tcomp.schedules.gpu.block_tiles import SLICE_WAIT, Product, Side, Tile, cycles_of_block
 from tcomp.schedules.gpu.gemm import ASYNC_COPY_ARCHITECTURE, hold_in_registers, map_elements, multiply_in_slices
 from tcomp.schedules.knobs import Knobs
-from tcomp.schedules.primitives.insertion_points import Chain
+from tcomp.schedules.primitives.editing import Chain
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CudaTarget
 

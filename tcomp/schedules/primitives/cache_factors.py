@@ -12,10 +12,8 @@ from tcomp.ir.expr import INDEX, Expr
 from tcomp.ir.simplify import linear, prove, simplify
 from tcomp.schedules.handles import BufferCopy
 from tcomp.schedules.primitives import editing
-from tcomp.schedules.primitives.editing import fresh, refuse
-from tcomp.schedules.primitives.guards import guarded_reads
-from tcomp.schedules.primitives.insertion_points import Chain, chain_of
-from tcomp.schedules.primitives.tail_strategies import always_in_range
+from tcomp.schedules.primitives.editing import Chain, chain_of, fresh, refuse
+from tcomp.schedules.primitives.guards import always_in_range, guarded_reads
 
 
 def cache_factors(kernel: L.Kernel, loop: str, left: str, right: str, scope: str = "global") -> tuple[L.Kernel, BufferCopy, BufferCopy]:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
-from tcomp.ir.access import Box, box_touched, indices_of, interval
+from tcomp.ir.access import Box, box_touched, in_range, indices_of, interval
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
 from tcomp.ir.simplify import difference, prove, same_dim, simplify
 from tcomp.schedules.analysis.inverse_maps import Inverse, Solution, holds, inverse
-from tcomp.schedules.primitives import editing, insertion_points
+from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.editing import find_loop, nesting, path, reads, rebuild, refuse, replaced, without_allocation, writes
-from tcomp.schedules.primitives.insertion_points import InsertionPoint, chain, check_pure, check_stable, restricted, stores_all
 
 
 def inline(kernel: L.Kernel, stage: str) -> L.Kernel:
@@ -145,7 +144,7 @@ def compute_at(kernel: L.Kernel, stage: str, loop: str, scope: str = "global") -
     """
     target = find_loop(kernel, loop)
     buffer = editing.find_temporary(kernel, stage, ", only temporaries move", "cache_write gives it one")
-    point = insertion_points.find_insertion_point(kernel, buffer, target)
+    point = find_insertion_point(kernel, buffer, target)
     without = dict.fromkeys(point.nests, L.Block(()))
     if indices_of(rebuild(kernel.body, {**without, target: L.Block(())}.get), buffer):
         raise refuse(f"`{stage}` is also read outside of loop `{loop}`")
@@ -157,7 +156,7 @@ def compute_at(kernel: L.Kernel, stage: str, loop: str, scope: str = "global") -
         raise refuse(f"`{stage}` is computed once more behind loop `{loop}`")
     check_stable(kernel, point, reads(point.nests), point.places[0], point.at, target)
     editing.check_shared_memory(kernel, scope, target)
-    if any(isinstance(s, L.For | L.While) for s in point.shared) and not stores_all(point.nests[0], buffer):
+    if any(isinstance(s, L.For | L.While) for s in point.shared) and not editing.stores_all(point.nests[0], buffer):
         raise refuse(f"`{stage}` may keep elements from an earlier iteration of the loops around it")
     box = box_touched(target.body, buffer, clip=scope != "register")
     local = editing.temporary(buffer.name, buffer.dtype, box.extent, scope)
@@ -198,7 +197,7 @@ def reverse_compute_at(kernel: L.Kernel, stage: str, loop: str) -> L.Kernel:
       }
     """
     target, buffer = find_loop(kernel, loop), editing.find_buffer(kernel, stage)
-    point = insertion_points.find_insertion_point(kernel, buffer, target)
+    point = find_insertion_point(kernel, buffer, target)
     first, last, item = point.places[0], point.places[-1], point.items[point.at]
     if first < point.at:
         raise refuse(f"`{stage}` is computed before loop `{loop}`", "compute_at moves it into the loops of its readers")
@@ -261,7 +260,7 @@ def _iterations_of(
     values: dict[Expr, Expr] = {}
     places: tuple[Expr, ...] = ()
     for nest in point.nests:
-        found = chain(nest, buffer)
+        found = editing.chain(nest, buffer)
         inverted = inverse(found.write.indices, buffer.shape, found.loops)
         places = inverted.places
         reduced = {x.var: x.extent for x in found.loops if x.var not in inverted.values}
@@ -306,3 +305,116 @@ def _box_of(buffer: L.Buffer, places: Sequence[Expr], values: Mapping[Expr, Expr
             start, size = solution.values[place], 1
         box = box.replaced({d: (simplify(start), size)})
     return box
+
+
+# ---------------------------------------------------------------- where stages stand, and nests over a part of a stage
+
+
+@dataclass(frozen=True, slots=True)
+class InsertionPoint:
+    """The statements of one sequence, seen through blocks and allocations; `nests` among them compute a stage, and `items[at]` is or
+    contains a loop. `shared` are the loops and conditions around the sequence inside the scope of the stage."""
+
+    shared: tuple[L.Stmt, ...]
+    items: tuple[L.Stmt, ...]
+    nests: tuple[L.Stmt, ...]
+    at: int
+
+    @property
+    def places(self) -> list[int]:
+        """Positions of the nests."""
+        return [self.items.index(nest) for nest in self.nests]
+
+
+def find_insertion_point(kernel: L.Kernel, buffer: L.Buffer, target: L.For) -> InsertionPoint:
+    """The innermost sequence that has the loop in one item and all that writes the buffer in others. Raises `ScheduleError`."""
+    name, loop = buffer.name, target.var.name
+    node, shared = editing.scope_of(kernel, buffer), list[L.Stmt]()
+    if not path(node, target):
+        raise refuse(f"loop `{loop}` stands outside of the allocation of `{name}`")
+    while True:
+        items = editing.sequence(node)
+        at = next(n for n, item in enumerate(items) if path(item, target))
+        nests = tuple(item for n, item in enumerate(items) if n != at and writes(item, buffer))
+        if not writes(items[at], buffer):
+            break
+        if writes(target, buffer):
+            raise refuse(f"loop `{loop}` is one of those that compute `{name}`")
+        if nests:
+            raise refuse(f"`{name}` is computed around loop `{loop}` and elsewhere")
+        shared.append(items[at])
+        node = next(c for c in L.children(items[at]) if path(c, target))
+    if not nests:
+        raise refuse(f"nothing computes `{name}`")
+    return InsertionPoint(tuple(shared), items, nests, at)
+
+
+def check_pure(nests: Sequence[L.Stmt], buffer: L.Buffer) -> None:
+    """Refuses nests that do anything but compute the buffer from others."""
+    for s in (s for nest in nests for s in L.walk(nest)):
+        if isinstance(s, L.Store | L.Accumulate) and s.buffer is not buffer:
+            raise refuse(f"the loops that compute `{buffer.name}` compute `{s.buffer.name}` too")
+    if buffer in reads(nests):
+        raise refuse(f"`{buffer.name}` is computed from its own elements")
+
+
+def check_stable(kernel: L.Kernel, point: InsertionPoint, sources: Iterable[L.Buffer], first: int, last: int, target: L.For) -> None:
+    """Refuses if a source is written by items first..last (those that compute the stage aside), or does not live where the loop stands."""
+    for source in sorted(sources, key=lambda b: b.name):
+        if not path(editing.scope_of(kernel, source), target):
+            raise refuse(f"`{source.name}`, which is needed, is not allocated around `{target.var.name}`")
+        if any(writes(item, source) for item in point.items[first : last + 1] if item not in point.nests):
+            raise refuse(f"`{source.name}`, which is needed, is written between the stage and loop `{target.var.name}`")
+
+
+def restricted(
+    kernel: L.Kernel,
+    nest: L.Stmt,
+    buffer: L.Buffer,
+    box: Box,
+    taken: set[str],
+    local: L.Buffer | None = None,
+    only: Callable[[Sequence[Expr]], list[Expr]] = lambda element: [],
+) -> L.Stmt:
+    """A stage's nest over a box of its buffer, one loop per dimension outside and the reduction loops inside.
+
+    It writes into the box `local`, if given: then elements outside of the stage may be computed as well, as nobody uses them. `only` gives
+    further conditions for an element. `taken` collects the names of the loops made.
+    """
+    found = editing.chain(nest, buffer)
+    inverted = inverse(found.write.indices, buffer.shape, found.loops)
+    for x in found.spatial:
+        if x.var not in inverted.values:
+            raise refuse(f"the index of `{buffer.name}` does not tell which iteration of `{x.var.name}` computes an element")
+
+    def leaf(outer: tuple[Expr, ...]) -> L.Stmt:
+        element = tuple(b + v for b, v in zip(box.base, outer, strict=True))
+        values, conditions = inverted.at(element)
+        body = editing.enclose([x for x in found.loops if x.var not in values], L.where(found.conditions, found.write))
+        to, at = (buffer, element) if local is None else (local, outer)
+        body = rebuild(
+            editing.rebind(body, values), lambda s: replace(s, buffer=to, indices=at) if isinstance(s, L.Store | L.Accumulate) else None
+        )
+        within = [c for e, n in zip(element, buffer.shape, strict=True) for c in (e >= 0, e < as_expr(n))]
+        return editing.guard([*([] if local is not None and _reads_in_range(body) else within), *conditions, *only(element)], body)
+
+    names = [_name(kernel, found, d, taken) for d in range(len(box.extent))]
+    return L.over(box.extent, leaf, names.__getitem__)
+
+
+def _name(kernel: L.Kernel, found: editing.Chain, d: int, taken: set[str]) -> str:
+    """A loop over a dimension of a stage has the name of the loop over it, the outermost where there are several."""
+    mentioned = set(E.variables(found.write.indices[d]))
+    names = [x.var.name for x in found.loops if x.var in mentioned]
+    name: str = next((n for n in names if n not in taken), "")
+    number = d
+    while not name or name in taken:
+        name = editing.fresh(kernel, f"{(names or [found.write.buffer.name])[0]}.{number}")
+        number += 1
+    taken.add(name)
+    return name
+
+
+def _reads_in_range(stmt: L.Stmt) -> bool:
+    """Whether every read is inside its buffer for all values of the loops around it, whatever guards say."""
+    return all(in_range(r.args, r.attr.shape) for s in L.walk(stmt) for r in E.reads(*L.expressions(s)))

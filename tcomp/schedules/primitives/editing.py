@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -15,7 +15,8 @@ from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
 from tcomp.ir.names import unused
 from tcomp.ir.polyhedral.model import TooHard, limited
 from tcomp.ir.simplify import prove, simplify
-from tcomp.schedules.analysis.legality import Conflict
+from tcomp.schedules.analysis.inverse_maps import inverse
+from tcomp.schedules.analysis.legality import Conflict, race
 
 Indices = tuple[Expr, ...]
 MAX_ITERATIONS = 1 << 31  # of one tile: their products with extents and strides still fit the 64 bits of index arithmetic
@@ -277,6 +278,15 @@ def temporary(name: str, dtype: str, shape: Sequence[Dim], scope: str) -> L.Buff
     return new
 
 
+def check_no_race(changed: L.Kernel, loop: str, source: L.Buffer) -> L.Kernel:
+    """The changed kernel, unless iterations that run at the same time around a loop touch more elements of the source now."""
+    for s in path(changed.body, find_loop(changed, loop)):
+        together = isinstance(s, L.For) and s.kind in (L.PARALLEL, L.VECTORIZED) and writes(s, source)
+        if isinstance(s, L.For) and together and (conflict := race(s, within=changed.body)) is not None:
+            raise refuse(f"iterations of `{s.var.name}`", conflict=conflict)
+    return changed
+
+
 def check_shared_memory(kernel: L.Kernel, scope: str, target: L.Stmt) -> None:
     """Refuses memory shared by the threads of a block inside a loop over them: each iteration would fill the one copy again."""
     threads = [s for s in path(kernel.body, target) if isinstance(s, L.For) and s.kind.startswith("thread")]
@@ -294,3 +304,64 @@ def without_allocation(stmt: L.Stmt, buffer: L.Buffer) -> L.Stmt:
         return L.Block(()) if isinstance(s, L.Prefetch) and s.buffer is buffer else None
 
     return rebuild(stmt, edit)
+
+
+# ---------------------------------------------------------------- nests of one statement
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """One write, with the loops around it from the outside to the inside, and the conditions (no conjunctions) it stands under."""
+
+    loops: tuple[L.For, ...]
+    conditions: tuple[Expr, ...]
+    write: L.Store | L.Accumulate
+
+    @property
+    def spatial(self) -> list[L.For]:
+        """The loops that say which element is written."""
+        return [x for x in self.loops if x.var in E.variables(*self.write.indices)]
+
+    @property
+    def reduction(self) -> list[L.For]:
+        """The other loops: those of a reduction."""
+        return [x for x in self.loops if x.var not in E.variables(*self.write.indices)]
+
+    @property
+    def of_elements(self) -> list[Expr]:
+        """The conditions that say which elements are written: those in which no reduction loop occurs."""
+        return [c for c in self.conditions if {x.var for x in self.reduction}.isdisjoint(E.variables(c))]
+
+
+def chain_of(nest: L.Stmt) -> Chain | None:
+    """What a nest of one statement is made of; None for any other."""
+    loops, conditions = list[L.For](), list[Expr]()
+    while True:
+        match nest:
+            case L.For(body=body):
+                loops.append(nest)
+                nest = body
+            case L.If(cond, then, None):
+                conditions += E.conjuncts(cond)
+                nest = then
+            case L.Store() | L.Accumulate():
+                return Chain(tuple(loops), tuple(conditions), nest)
+            case _:
+                return None
+
+
+def chain(nest: L.Stmt, buffer: L.Buffer) -> Chain:
+    """A nest that computes a stage by one statement."""
+    if (found := chain_of(nest)) is None:
+        raise refuse(f"one nest computes `{buffer.name}` by several statements", "give each statement loops of its own")
+    return found
+
+
+def stores_all(nest: L.Stmt, buffer: L.Buffer) -> bool:
+    """Whether a nest stores to every element of a buffer, and reads none."""
+    found = chain_of(nest)
+    if found is None or not isinstance(found.write, L.Store) or found.write.buffer is not buffer or found.conditions:
+        return False
+    inverted = inverse(found.write.indices, buffer.shape, found.loops)
+    runs = all(x.var in inverted.values or prove(as_expr(x.extent) > 0) for x in found.loops)
+    return runs and not inverted.conditions and {x.var for x in found.spatial} <= inverted.values.keys() and buffer not in reads([nest])

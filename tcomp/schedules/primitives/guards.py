@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
-from tcomp.ir.access import coefficient, within
+from tcomp.ir.access import coefficient, in_range, within
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import INDEX, Dim, Expr, as_dim, as_expr, loop_var
 from tcomp.ir.simplify import difference, prove, simplify
@@ -15,9 +15,55 @@ from tcomp.schedules.analysis.legality import out_of_bounds
 from tcomp.schedules.handles import LoopCopy
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.editing import find_buffer, find_loop, guard, nesting, rebind, rebuild, refuse, replaced
-from tcomp.schedules.primitives.tail_strategies import always_in_range, masked_accumulation
 
 TRUE = E.const(True, "bool")
+
+
+def masked(kernel: L.Kernel, conditions: Sequence[Expr], stmt: L.Stmt) -> L.Stmt:
+    """Every statement inside under conditions of its own. An accumulation adds the identity where they do not hold, if its place is in
+    range all the same, and then needs no `If`."""
+    match stmt:
+        case L.For(_, extent, body) if not E.reads(as_expr(extent)):
+            return replace(stmt, body=masked(kernel, conditions, body))
+        case L.Block() | L.Allocate():
+            return L.with_children(stmt, [masked(kernel, conditions, s) for s in L.children(stmt)])
+        case L.Accumulate():
+            return masked_accumulation(kernel, conditions, stmt)
+    return guard(conditions, stmt)
+
+
+def masked_accumulation(kernel: L.Kernel, conditions: Sequence[Expr], stmt: L.Accumulate) -> L.Stmt:
+    """`if c: s += v` as `s += c ? v : identity`. Conditions that may keep the place of `s` in range stay an `If`; and so do those that
+    may keep concurrent iterations apart, as the place is now read and written where they do not hold as well."""
+    together = {s.var for s in L.walk(kernel.body) if isinstance(s, L.For) and s.kind in (L.PARALLEL, *L.GPU_AXES)}
+    needed = range_depends_on(stmt, conditions) if not together else _related(stmt.indices, conditions) | together
+    free = [c for c in conditions if needed.isdisjoint(E.variables(c)) and (E.variables(c) or always_in_range(stmt))]
+    kept = [c for c in conditions if c not in free]
+    if any(E.reads(c) for c in kept):  # it may be in range only where the others hold
+        return guard(conditions, stmt)
+    return guard(kept, replace(stmt, value=E.select_where(free, stmt.value, stmt.reducer.identity)))
+
+
+def always_in_range(stmt: L.Accumulate) -> bool:
+    """Whether the place of an accumulation is in range whatever conditions say; what its indices read may be out of range themselves."""
+    return not E.reads(*stmt.indices) and in_range(stmt.indices, stmt.buffer.shape)
+
+
+def range_depends_on(stmt: L.Accumulate, conditions: Sequence[Expr]) -> set[Expr]:
+    """The variables that, under the conditions, decide whether the place of an accumulation is in range; none if it always is."""
+    return set() if always_in_range(stmt) else _related(stmt.indices, conditions)
+
+
+def _related(indices: Sequence[Expr], conditions: Sequence[Expr]) -> set[Expr]:
+    """The variables that the range of indices may depend on, through conditions and through extents of loops."""
+    found: set[Expr] = set()
+    todo = [v for i in indices for v in E.variables(i)]
+    while todo:
+        v = todo.pop()
+        if v not in found:
+            found.add(v)
+            todo += E.variables(*(c for c in conditions if v in E.variables(c)), *([] if v.attr.extent is None else [v.attr.extent]))
+    return found
 
 
 def mask(kernel: L.Kernel, stage: str) -> L.Kernel:

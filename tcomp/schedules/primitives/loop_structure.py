@@ -7,13 +7,14 @@ from math import gcd
 
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
+from tcomp.ir.access import within
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
-from tcomp.ir.simplify import prove, quotient, simplify
+from tcomp.ir.simplify import prove, quotient, same_dim, simplify
 from tcomp.schedules.analysis.legality import disorder, race
 from tcomp.schedules.handles import LoopCopy
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.editing import enclose, find_loop, fresh, guard, nesting, rebind, refuse, replaced
-from tcomp.schedules.primitives.tail_strategies import check_in_range, check_repeatable, masked, padded
+from tcomp.schedules.primitives.guards import masked
 
 TAILS = ("guard", "mask", "peel", "shift_inwards", "round_up")
 MAX_COPIES = 1 << 12  # of the body of one vectorized or unrolled loop: longer code is slow to compile, and exceeds instruction caches
@@ -129,12 +130,12 @@ def split(kernel: L.Kernel, loop: str, factor: int, tail: str = "guard") -> tupl
     if tail == "shift_inwards":
         if not prove(extent >= factor):
             raise refuse(f"cannot prove that `{loop}` has the {factor} iterations of one tile; its extent is {extent}")
-        check_repeatable(target)
+        _check_repeatable(target)
         index = E.minimum(outer * factor, extent - factor) + inner
     if tail == "round_up":
         if not set(E.variables(extent)) <= set(kernel.scalars):
             raise refuse(f"the extent of `{loop}` depends on a loop: {extent}", "`round_up` pads buffers, whose sizes are fixed")
-        kernel = padded(kernel, target, as_expr(outer_extent) * factor)
+        kernel = _padded(kernel, target, as_expr(outer_extent) * factor)
         target = find_loop(kernel, loop)
     body = rebind(target.body, {target.var: index})
     if tail == "guard":
@@ -143,9 +144,73 @@ def split(kernel: L.Kernel, loop: str, factor: int, tail: str = "guard") -> tupl
         body = masked(kernel, [simplify(index < extent)], body)
     new = L.For(outer, outer_extent, L.For(inner, factor, body), target.kind)
     if tail == "round_up":
-        check_in_range(new, outer, inner)
+        _check_in_range(new, outer, inner)
     names = [outer.name, inner.name, *rest]
     return replaced(kernel, {target: new}), *names
+
+
+def _check_repeatable(loop: L.For) -> None:
+    """Refuse unless iterations of the loop may be executed twice: the last ones again, in order, after all of them."""
+    local = {s.buffer for s in L.walk(loop.body) if isinstance(s, L.Allocate)}
+    for s in L.walk(loop.body):
+        if isinstance(s, L.Store | L.Accumulate) and s.buffer not in local:
+            start, name = f"iterations of `{loop.var.name}`", s.buffer.name
+            if isinstance(s, L.Accumulate):
+                why = f"{start} accumulate into `{name}`: one that is executed twice would count twice"
+            elif s.buffer in editing.reads([loop.body]):
+                why = f"{start} read `{name}`, which they write: executed twice, one may find what it wrote"
+            else:
+                continue
+            raise refuse(why, "the tails guard, mask and peel execute each iteration once")
+
+
+def _padded(kernel: L.Kernel, loop: L.For, end: Expr) -> L.Kernel:
+    """The kernel with temporaries large enough for the loop to run up to `end`, the additional iterations writing nothing but padding.
+    Refuses where an additional iteration could write what somebody reads."""
+    name, inside = loop.var.name, list(L.walk(loop.body))
+    if any(isinstance(s, L.While) for s in inside):
+        raise refuse(f"there is a while loop inside `{name}`, which may not end in additional iterations")
+    local = {s.buffer for s in inside if isinstance(s, L.Allocate)}
+    outside = {s.buffer for s in L.walk(kernel.body) if isinstance(s, L.Allocate)} - local
+    for s in inside:
+        if isinstance(s, L.Store | L.Accumulate) and s.buffer not in local:
+            if s.buffer not in outside:
+                why = f"additional iterations of `{name}` would write beyond the end of the parameter `{s.buffer.name}`"
+                raise refuse(why, "compute it into a temporary first, with cache_write")
+            if not any(i is loop.var and _only_padding(kernel, loop, s.buffer, d) for d, i in enumerate(s.indices)):
+                why = f"additional iterations of `{name}` may write elements of `{s.buffer.name}` that are read"
+                raise refuse(why, "`round_up` the loops that write a temporary before those that read it")
+    walked: dict[L.Buffer, set[int]] = {}  # dimensions of temporaries along which the loop runs
+    for b, indices in (place for s in inside for place in L.places(s)):
+        if b in outside and loop.var in indices:
+            walked.setdefault(b, set()).update(d for d, i in enumerate(indices) if i is loop.var)
+    for b, dims in walked.items():
+        shape = [E.as_dim(E.maximum(as_expr(n), end)) if d in dims else n for d, n in enumerate(b.shape)]
+        kernel = editing.replace_buffer(kernel, b, editing.temporary(b.name, b.dtype, shape, b.scope))
+    return kernel
+
+
+def _only_padding(kernel: L.Kernel, loop: L.For, buffer: L.Buffer, d: int) -> bool:
+    """Whether nobody reads elements at and beyond the extent of the loop along a dimension, but additional iterations themselves."""
+    extent = as_expr(loop.extent)
+    if same_dim(buffer.shape[d], extent):
+        return True  # there are none yet
+    inside = set(L.walk(loop.body))
+    reading = ((s, r.args[d]) for s in L.walk(kernel.body) for r in E.reads(*L.expressions(s)) if r.attr is buffer)
+    return all(prove(i < extent) or (i is loop.var and s in inside) for s, i in reading)
+
+
+def _check_in_range(loop: L.For, *variables: Expr) -> None:
+    """Refuse unless all places inside a loop that depend on the variables are in range whatever their values, and whatever guards say."""
+    affected = set(variables)
+    for s in L.walk(loop):
+        if isinstance(s, L.For) and not affected.isdisjoint(E.variables(as_expr(s.extent))):
+            affected.add(s.var)
+        for b, indices in L.places(s):
+            for i, n in zip(indices, b.shape, strict=True):
+                if not affected.isdisjoint(E.variables(i)) and not within(i, n):
+                    why = f"cannot prove that `{E.read(b, indices)}` is in range in additional iterations of `{loop.var.name}`"
+                    raise refuse(why, "the other tails (guard, mask, peel, shift_inwards) have none")
 
 
 def reorder(kernel: L.Kernel, *order: str, reassociate: bool = False) -> L.Kernel:

@@ -15,8 +15,7 @@ from tcomp.ir.simplify import prove, same_dim, simplify
 from tcomp.schedules.analysis.inverse_maps import holds, inverse
 from tcomp.schedules.instructions import tf32
 from tcomp.schedules.primitives import editing
-from tcomp.schedules.primitives.editing import enclose, fresh, guard, path, reads, refuse, renamed, sequence, writes
-from tcomp.schedules.primitives.insertion_points import Chain, chain_of, stores_all
+from tcomp.schedules.primitives.editing import chain_of, enclose, fresh, guard, path, reads, refuse, renamed, sequence
 
 FLOATS = ("float16", "float32", "float64")
 
@@ -91,7 +90,7 @@ class _Reduction:
     """A nest around one accumulation, and the loop of it that is cut into blocks."""
 
     nest: L.Stmt
-    chain: Chain
+    chain: editing.Chain
     update: L.Accumulate
     along: L.For
 
@@ -140,9 +139,9 @@ def _reduction(items: Sequence[L.Stmt], nest: L.Stmt, along: L.For, op: str) -> 
             raise refuse(why, "loops of its nests have to be serial, and their extents the same in all iterations")
     if not {x.var for x in found.spatial} <= inverse(update.indices, buffer.shape, found.spatial).values.keys():
         raise refuse(f"the index of `{name}` does not tell the iteration")
-    writers = [x for x in items if writes(x, buffer) and x is not nest]
+    writers = [x for x in items if editing.writes(x, buffer) and x is not nest]
     clear = L.perfect(writers[0])[1] if writers else None
-    if len(writers) != 1 or not isinstance(clear, L.Store) or clear.value is not r.identity or not stores_all(writers[0], buffer):
+    if len(writers) != 1 or not isinstance(clear, L.Store) or clear.value is not r.identity or not editing.stores_all(writers[0], buffer):
         raise refuse(f"the nest that sets `{name}` to {r.identity} does not stand next to `{along.var.name}`")
     if items.index(writers[0]) > items.index(nest):
         raise refuse(f"`{name}` is written after it has been accumulated")
@@ -228,8 +227,8 @@ def _check_between(items: Sequence[L.Stmt], top: _Reduction, sums: Sequence[_Sum
         for b in (reads([a.nest]) & results) - {top.update.buffer}:
             raise refuse(f"`{a.update.buffer.name}` is computed from `{b.name}`", "divide after the reduction, not inside of it")
     for x in items[items.index(top.nest) : max(map(items.index, nests)) + 1]:
-        used = (reads([x]) & results) | {b for b in sources if writes(x, b)}
-        if used and not any(writes(x, b) for b in results):  # what clears a sum may stand there
+        used = (reads([x]) & results) | {b for b in sources if editing.writes(x, b)}
+        if used and not any(editing.writes(x, b) for b in results):  # what clears a sum may stand there
             names = ", ".join(sorted(b.name for b in used))
             raise refuse(f"something between the maximum and the last sum uses {names}", "move or `inline` it first")
 

@@ -14,9 +14,8 @@ from tcomp.schedules.analysis.dependence import determined
 from tcomp.schedules.analysis.legality import race
 from tcomp.schedules.handles import PartialResults
 from tcomp.schedules.primitives import editing
-from tcomp.schedules.primitives.editing import enclose, find_buffer, find_loop, fresh, guard, refuse, renamed, replaced, touches
-from tcomp.schedules.primitives.insertion_points import Chain
-from tcomp.schedules.primitives.tail_strategies import range_depends_on
+from tcomp.schedules.primitives.editing import Chain, enclose, find_buffer, find_loop, fresh, guard, refuse, renamed, replaced, touches
+from tcomp.schedules.primitives.guards import range_depends_on
 
 
 def rfactor(kernel: L.Kernel, stage: str, loop: str, lanes: int) -> tuple[L.Kernel, PartialResults]:

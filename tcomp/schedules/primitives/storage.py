@@ -15,8 +15,7 @@ from tcomp.ir.simplify import prove, simplify
 from tcomp.ir.text.graph_parser import parse_layout
 from tcomp.schedules.handles import BufferCopy
 from tcomp.schedules.primitives import editing
-from tcomp.schedules.primitives.editing import Indices, find_buffer, fresh, rebuild, refuse, swap_buffer, temporary, writes
-from tcomp.schedules.primitives.insertion_points import check_no_race, stores_all
+from tcomp.schedules.primitives.editing import find_buffer, fresh, rebuild, refuse, swap_buffer, temporary, writes
 
 
 def cache_write(kernel: L.Kernel, stage: str, name: str, layout: str | None = None) -> tuple[L.Kernel, BufferCopy]:
@@ -51,7 +50,7 @@ def cache_write(kernel: L.Kernel, stage: str, name: str, layout: str | None = No
     nests = [item for item in items if writes(item, target)]
     if not nests:
         raise refuse(f"nothing computes `{stage}`")
-    if target in kernel.buffers and not stores_all(nests[0], target):
+    if target in kernel.buffers and not editing.stores_all(nests[0], target):
         raise refuse(f"`{stage}` may keep some of what it holds before", "its first nest should store all elements")
     editing.check_bounds_no_loops(scope, target)
     placed = _layout(layout, target.shape)
@@ -66,7 +65,7 @@ def cache_write(kernel: L.Kernel, stage: str, name: str, layout: str | None = No
     return kernel.with_body(changed), BufferCopy(local.name, stores=loops)
 
 
-def _over(kernel: L.Kernel, name: str, shape: Sequence[Dim], leaf: Callable[[Indices], L.Stmt]) -> tuple[L.Stmt, list[str]]:
+def _over(kernel: L.Kernel, name: str, shape: Sequence[Dim], leaf: Callable[[editing.Indices], L.Stmt]) -> tuple[L.Stmt, list[str]]:
     """A nest over all elements of a shape, and the names of its loops: `name.0`, `name.1`, ..."""
     names = [fresh(kernel, f"{name}.{d}") for d in range(len(shape))]
     return L.over(shape, leaf, names.__getitem__), names
@@ -124,7 +123,7 @@ def cache_read(
     placed = _layout(layout, box.extent)
     local = temporary(name, source.dtype, placed.shape(box.extent), scope)
 
-    def element(at: Indices) -> L.Stmt:
+    def element(at: editing.Indices) -> L.Stmt:
         inside = placed.logical(at)
         index = [simplify(b + i) for b, i in zip(box.base, inside, strict=True)]
         within = [*zip(inside, box.extent, strict=True), *zip(index, source.shape, strict=True)]
@@ -137,7 +136,7 @@ def cache_read(
     if target is None:
         return kernel.with_body(body), BufferCopy(name, loads=loops)
     changed = editing.replaced(kernel, {target: replace(target, body=body)})
-    return check_no_race(changed, target.var.name, source), BufferCopy(name, loads=loops)
+    return editing.check_no_race(changed, target.var.name, source), BufferCopy(name, loads=loops)
 
 
 def precompute(kernel: L.Kernel, buffer: str, name: str) -> tuple[L.Kernel, BufferCopy]:
