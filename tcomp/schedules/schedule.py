@@ -20,8 +20,9 @@ import re
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import cache
-from types import NoneType, UnionType
+from types import UnionType
 from typing import Any, Literal, Union, overload
 
 from tcomp.errors import IRError, ScheduleError
@@ -46,9 +47,8 @@ from tcomp.schedules.primitives.guards import clean, mask, note, specialize, ung
 from tcomp.schedules.primitives.loop_structure import distribute, fuse, partition, reorder, set_kind, split
 from tcomp.schedules.primitives.online_softmax import online
 from tcomp.schedules.primitives.reductions import decompose_reduction, rfactor
-from tcomp.schedules.primitives.register_promotion import promote
 from tcomp.schedules.primitives.software_pipelining import pipeline
-from tcomp.schedules.primitives.storage import cache_read, cache_write, precompute, relayout, set_scope
+from tcomp.schedules.primitives.storage import cache_read, cache_write, precompute, promote, relayout, set_scope
 from tcomp.schedules.primitives.tensorize import intact, tensorize
 from tcomp.schedules.trace import Step, Trace, read_json
 
@@ -157,9 +157,7 @@ class Schedule:
 
     def copy(self) -> Schedule:
         """A schedule to go on with differently."""
-        other = Schedule(self.source)
-        other.kernel, other.trace, other.fallbacks = self.kernel, self.trace, self.fallbacks
-        return other
+        return copy(self)
 
     def to_json(self) -> str:
         """The program before any step, printed, and the trace: all that it takes to make the schedule again, and to prove it."""
@@ -462,9 +460,7 @@ def _plain(kernel: L.Kernel, primitive: str, parameter: inspect.Parameter, value
     """What the trace keeps of an argument: None, a boolean, an integer, a name, text, or a tuple."""
     types = _types(hint)
     match value:
-        case None if NoneType in types:
-            return None
-        case bool() if bool in types:
+        case None | bool() if type(value) in types:
             return value
         case Tensor() | L.Buffer() if str in types:
             return value.name

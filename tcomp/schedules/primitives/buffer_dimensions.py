@@ -6,8 +6,6 @@ indexes the pair by two neighbouring loops of its nest, each alone and over the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir.access import loop_extents
@@ -83,7 +81,7 @@ class _Accesses:
                     if isinstance(body, L.For) and kind == body.kind and v not in E.variables(as_expr(body.extent)):
                         self.neighbours[v, body.var] = None
                 case L.Store(_, _, value) | L.Accumulate(_, _, value):
-                    self.pinned.update(_outside_of_reads(value))
+                    self.pinned.update(E.variables(E.rewrite(value, lambda e: E.const(0, e.dtype) if e.op == "read" else None)))
 
     def closure(self, start: Pair) -> Closure | None:
         """The loop pairs and buffer dimensions that have to be merged together with `start`; None if some access forbids it."""
@@ -107,18 +105,6 @@ class _Accesses:
                     todo += [p for p in joining if p not in pairs]
                     pairs.update(joining)
         return (pairs, dims) if dims else None
-
-
-def _outside_of_reads(e: Expr) -> Iterator[Expr]:
-    """The variables that a value mentions other than in the indices of what it reads."""
-    seen, todo = {e}, [e]
-    while todo:
-        x = todo.pop()
-        if x.op == "var":
-            yield x
-        elif x.op != "read":
-            todo += [a for a in x.args if a not in seen]
-            seen.update(x.args)
 
 
 def _merge(kernel: L.Kernel, pairs: set[Pair], dims: dict[L.Buffer, int]) -> L.Kernel:

@@ -16,7 +16,7 @@ from tcomp.ir.names import unused
 from tcomp.ir.polyhedral.model import TooHard, limited
 from tcomp.ir.simplify import prove, simplify
 from tcomp.schedules.analysis.inverse_maps import inverse
-from tcomp.schedules.analysis.legality import Conflict, race
+from tcomp.schedules.analysis.legality import Conflict
 
 Indices = tuple[Expr, ...]
 MAX_ITERATIONS = 1 << 31  # of one tile: their products with extents and strides still fit the 64 bits of index arithmetic
@@ -276,15 +276,6 @@ def temporary(name: str, dtype: str, shape: Sequence[Dim], scope: str) -> L.Buff
     if scope == "register" and not all(isinstance(n, int) for n in new.shape):
         raise refuse(f"`{name}` has the symbolic shape [{', '.join(map(str, new.shape))}] and cannot live in registers")
     return new
-
-
-def check_no_race(changed: L.Kernel, loop: str, source: L.Buffer) -> L.Kernel:
-    """The changed kernel, unless iterations that run at the same time around a loop touch more elements of the source now."""
-    for s in path(changed.body, find_loop(changed, loop)):
-        together = isinstance(s, L.For) and s.kind in (L.PARALLEL, L.VECTORIZED) and writes(s, source)
-        if isinstance(s, L.For) and together and (conflict := race(s, within=changed.body)) is not None:
-            raise refuse(f"iterations of `{s.var.name}`", conflict=conflict)
-    return changed
 
 
 def check_shared_memory(kernel: L.Kernel, scope: str, target: L.Stmt) -> None:
