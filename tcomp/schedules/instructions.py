@@ -137,8 +137,8 @@ def mma(dtype: str) -> Instruction:
 
         for i in 0..16 { for j in 0..8 { for k in 0..depth { acc[i, j] += float32(a[i, k]) * float32(b[k, j]) } } }
 
-    Of float32 the product is `tf32(a) * tf32(b)`, of int8 and uint8 the sum is int32, and `b` is int8. A sum in `register` scope is divided among the threads; it is
-    cleared by `mma_fill` and written by `mma_store`. Float sums are in an order of their own.
+    Of float32 the product is `tf32(a) * tf32(b)`, of int8 and uint8 the sum is int32, and `b` is int8. A sum in `register` scope is
+    divided among the threads, cleared by `mma_fill` and written by `mma_store`. Float sums are in an order of their own.
     """
     if dtype not in _MMA:
         raise ScheduleError(f"mma of {dtype}", hint=f"one of {', '.join(_MMA)}")
@@ -173,18 +173,18 @@ def mma_store(dtype: str = "float32") -> Instruction:
 
 @cache
 def wgmma(dtype: str, n: int) -> Instruction:
-    """`wgmma.mma_async` of a warpgroup (128 threads, sm_90a) on a tile of 64 x `n` results: depth 16 for float16 and bfloat16, 8 for float32 as
-    tf32, 32 for bytes. `n` is a multiple of 8 up to 256, of bytes one of 16 (or 8, or 24).
+    """`wgmma.mma_async` of a warpgroup (128 threads, sm_90a) on a tile of 64 x `n` results: depth 16 for float16 and bfloat16, 8 for
+    float32 as tf32, 32 for bytes. `n` is a multiple of 8 up to 256, of bytes one of 16 (or 8, or 24).
 
-    Both factors lie in shared memory in core matrices (8 rows of 16 bytes that follow each other, no swizzling), both along the reduction. So they
-    are indexed by core matrix and place in it; a row of one has 16 bytes.
+    Both factors lie in shared memory in core matrices (8 rows of 16 bytes that follow each other, no swizzling), both along the
+    reduction. So they are indexed by core matrix and place in it; a row of one has 16 bytes.
 
         for i in 0..8 { for r in 0..8 { for j in 0..n/8 { for s in 0..8 { for k in 0..2 { for c in 0..row {
           acc[i, r, j, s] += float32(a[i, k, r, c]) * float32(b[j, k, s, c])
         } } } } } }
 
-    Conversions, sums and dtypes are those of `mma`; of float32 the tensor cores read words as they are, and take no notice of the lowest 13
-    bits, which is the cut to tf32. The sum is in registers, divided among the threads of the warpgroup; each clears and uses the elements that
+    Conversions, sums and dtypes are those of `mma`; of float32 the tensor cores read words as they are, and ignore the lowest 13 bits,
+    which is the cut to tf32. The sum is in registers, divided among the threads of the warpgroup; each clears and uses the elements that
     it holds (as those of four `mma`s below each other). That columns lie side by side in it says which factor is `a`.
     """
     if dtype not in _MMA:
@@ -225,9 +225,8 @@ def bulk_copy(dtype: str, count: int) -> Instruction:
 
         for i in 0..count { to[i] = from[i] }
 
-    One thread starts it; the whole run is moved in the background, and its bytes are counted by a barrier object in shared memory. Both places
-    are multiples of 16 bytes. What hangs over an edge is not copied so: `specialize` keeps it apart. Nowhere the default before it was measured
-    on hardware.
+    One thread starts it; the whole run is moved in the background, and its bytes are counted by a barrier object in shared memory. Both
+    places are multiples of 16 bytes, so `specialize` separates what hangs over an edge. Not the default before it is measured on hardware.
     """
     size = count * itemsize(dtype) if dtype in BITS and isinstance(count, int) else 0
     if size < RUN or size % RUN or size >= LONGEST_RUN:

@@ -390,7 +390,7 @@ def replay(kernel: L.Kernel, trace: Iterable[Step]) -> L.Kernel:
     return s.kernel
 
 
-# ---------------------------------------------------------------- arguments: what a person gives, what a trace keeps, what a primitive takes
+# ---------------------------------------------------------------- arguments: as given, as kept in a trace, as a primitive takes them
 
 
 def _step(kernel: L.Kernel, name: str, arguments: Sequence[Any], options: dict[str, Any]) -> Step:

@@ -1,4 +1,4 @@
-"""Dimensions of buffers: neighbouring ones collapsed into one, [n, h, w, c] read and written whole becoming [n*h*w*c]; one expanded into two.
+"""Dimensions of buffers: neighbouring ones collapsed into one, so that [n, h, w, c] becomes [n*h*w*c]; one expanded into two.
 
 Buffers are dense and row-major, so both are only another view of the same memory. Dimensions are collapsed where each access to a buffer
 indexes the pair by two neighbouring loops of its nest, each alone and over the full extent.

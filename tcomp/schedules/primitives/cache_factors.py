@@ -121,7 +121,7 @@ def product_of(update: L.Accumulate) -> tuple[Expr | None, list[Expr]]:
 
 
 def core_of(factor: Expr) -> Expr:
-    """A factor without what makes it fit the product: those operators keep zero zero, and copies of what they are applied to are smaller."""
+    """A factor without the conversions that make it fit the product: they keep zero zero, and copies of what they convert are smaller."""
     while factor.args:
         x = factor.args[0]
         widens = factor.op == "cast" and itemsize(x.dtype) <= itemsize(factor.dtype) and is_float(x.dtype) <= is_float(factor.dtype)

@@ -19,8 +19,8 @@ from tcomp.schedules.primitives.editing import find_buffer, find_loop, refuse, r
 
 def prefetch(kernel: L.Kernel, buffer: str, loop: str, distance: int, at: str = "") -> L.Kernel:
     """Every iteration of a serial loop first prefetches the elements of `buffer` that it will read or write `distance` iterations later,
-    one for each vector. With `at`, a serial loop inside of it, the prefetches are spread evenly over all iterations of that one, in order, one
-    for each cache line.
+    one for each vector. With `at`, a serial loop inside of it, the prefetches are spread evenly over all iterations of that one, in order,
+    one for each cache line.
 
     Legal where no index is read from memory: a prefetch reads nothing, and may point behind the end. Good for operands that no cache
     holds, such as weights: the hardware prefetcher stops at the end of a page. It costs an instruction for each vector, so it hurts where
@@ -101,8 +101,8 @@ def _iterations_of_line(buffer: L.Buffer, indices: tuple[Expr, ...], x: L.For) -
 
 
 def _share(around: Sequence[L.For], walked: Sequence[tuple[L.For, int]]) -> dict[Expr, Expr] | None:
-    """The iterations of the loops that a read walks, in so large steps, in order, for the iterations of the loops around, of which there are
-    two, or the same again, where their number is not known; None if these are fewer."""
+    """The iterations of the loops that a read walks, each in steps of so many, in order, for the iterations of the loops around (two of
+    them, repeated, where their number is not known); None if these are fewer."""
     if not walked:
         return {}
     if not all(isinstance(x.extent, int) for x, _ in walked):

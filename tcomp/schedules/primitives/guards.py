@@ -1,4 +1,4 @@
-"""Conditions: moved into what is summed up, tested once in front of a loop, dropped; the clean-up that simplifies them; notes for people."""
+"""Conditions: moved into what is summed up, tested once in front of a loop, dropped; the clean-up that simplifies them; and notes."""
 
 from __future__ import annotations
 
@@ -181,8 +181,8 @@ def unguard(kernel: L.Kernel, loop: str) -> L.Kernel:
     """Drop conditions under which an iteration of a loop accumulates into a temporary, where they only spare elements that nobody reads.
 
     Legal when the loop holds such an accumulation of floats and nothing else, all places in it are in range whatever the conditions say,
-    and everybody else reads only elements for which they hold. Good for the lanes of the last vector of a row: a masked accumulation costs a
-    second instruction, and a register for the old sum. Conditions that do not qualify stay; one is dropped at least.
+    and everybody else reads only elements for which they hold. Good for the lanes of the last vector of a row: a masked accumulation
+    costs a second instruction, and a register for the old sum. Conditions that do not qualify stay; one is dropped at least.
 
     >>> A, k = te.placeholder((9, 16), name="A"), te.reduce_axis(9, "k")
     >>> s = Schedule(te.compute((10,), lambda i: te.sum(A[k, i], k), name="C"))

@@ -300,8 +300,8 @@ def set_scope(kernel: L.Kernel, buffer: str, scope: str) -> L.Kernel:
 
 def promote(kernel: L.Kernel, loop: str, buffer: str, name: str, anew: bool = False) -> tuple[L.Kernel, BufferCopy]:
     """Keep the elements of `buffer` that each iteration of a serial loop accumulates into in registers, the new buffer `name`: they are
-    loaded before the loop and stored after it. With `anew` (zero-initialised promotion) the registers start from the identity of the reduction,
-    and are accumulated into `buffer` after the loop.
+    loaded before the loop and stored after it. With `anew` (zero-initialised promotion) the registers start from the identity of the
+    reduction, and are accumulated into `buffer` after the loop.
 
     The copies have the loops and guards that stand around the accumulation inside of `loop`; initialisation has no guards. Returns the
     name of the registers, which knows these loops.
@@ -377,9 +377,8 @@ def promote(kernel: L.Kernel, loop: str, buffer: str, name: str, anew: bool = Fa
     result = L.Accumulate(source, update.indices, sums, update.reducer) if anew else L.Store(source, update.indices, sums)
     save, saves = copy(source.name, result)
     kept = rebuild(target, lambda s: replace(update, buffer=local, indices=cells) if s is update else None)
-    return editing.replaced(kernel, {target: L.Allocate(local, L.block(load, kept, save))}), BufferCopy(
-        local.name, loads=loads, stores=saves
-    )
+    changed = editing.replaced(kernel, {target: L.Allocate(local, L.block(load, kept, save))})
+    return changed, BufferCopy(local.name, loads=loads, stores=saves)
 
 
 def _check_alone(kernel: L.Kernel, target: L.For, update: L.Accumulate, places: Sequence[L.For]) -> None:
