@@ -79,7 +79,7 @@ def test_extents_that_depend_on_loops() -> None:
     """
     s = check(text, 's.specialize("j")', n=9).schedule
     assert conditions(s, "j") == 0 and asked(s, "j") == "(i < 3) & (i < 5)"
-    with pytest.raises(ScheduleError, match="`i` asks nothing that could be asked in front of it"):
+    with pytest.raises(ScheduleError, match="`i` tests nothing that could be tested in front of it"):
         Schedule(parse_kernel(text.replace(" & (i < j + 5)", ""))).specialize("i")  # how far `j` goes depends on it
 
 
@@ -88,7 +88,7 @@ def test_extents_that_depend_on_loops() -> None:
     ["j * j < 40", "j // 2 < 1", "x[j] < 2.0f", "j == 2", "(j < 1) | (2 < j)", "j < 0"],
     ids=["not linear", "a quotient", "data", "an equation", "alternatives", "never"],
 )
-def test_what_cannot_be_asked_in_front(condition: str) -> None:
+def test_what_cannot_be_tested_in_front(condition: str) -> None:
     text = f"""
         kernel k(x: float32[9], y: float32[9]) -> (y) {{
           for j in 0..9 {{
@@ -96,7 +96,7 @@ def test_what_cannot_be_asked_in_front(condition: str) -> None:
           }}
         }}
     """
-    with pytest.raises(ScheduleError, match=r"`specialize` does not apply(?s:.)*`j` asks nothing that could be asked in front of it"):
+    with pytest.raises(ScheduleError, match=r"`specialize` does not apply(?s:.)*`j` tests nothing that could be tested in front of it"):
         Schedule(parse_kernel(text)).specialize("j")
 
 

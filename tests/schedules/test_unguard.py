@@ -83,10 +83,10 @@ def test_elements_at_one_index() -> None:
     ("old", "new", "why"),
     [
         ("A: float32[9, 32]", "A: float32[9, 20]", "keeps places in range"),
-        ("if j + w * 16 < 20 {", "if (j + w * 16 < 20) & (t[1, 15] < 1.0f) {", "asked by all who read"),
-        ("y[r, j + w * 16] = t[w, j]", "y[r, j + w * 16] = t[1 - w, j]", "asked by all who read"),
-        ("if i + v * 16 < 20 {", "if i + v * 16 < 19 {", "asked by all who read"),
-        ("if i + v * 16 < 20 {", "if i + v * 16 < 20 + k {", "asked by all who read"),
+        ("if j + w * 16 < 20 {", "if (j + w * 16 < 20) & (t[1, 15] < 1.0f) {", "tested by all that read"),
+        ("y[r, j + w * 16] = t[w, j]", "y[r, j + w * 16] = t[1 - w, j]", "tested by all that read"),
+        ("if i + v * 16 < 20 {", "if i + v * 16 < 19 {", "tested by all that read"),
+        ("if i + v * 16 < 20 {", "if i + v * 16 < 20 + k {", "tested by all that read"),
         ("t[v, i] += A[k, i + v * 16]", "y[v, i] += A[k, i + v * 16]", "no temporary"),
         ("t[v, i] += A[k, i + v * 16]", "t[v, i] = A[k, i + v * 16]", "no loop around an accumulation"),
     ],
@@ -119,5 +119,5 @@ def test_a_condition_that_changes_while_the_sums_live() -> None:
           }
         }
     """
-    with pytest.raises(ScheduleError, match="asked by all who read"):
+    with pytest.raises(ScheduleError, match="tested by all that read"):
         Schedule(parse_kernel(text)).unguard("i")
