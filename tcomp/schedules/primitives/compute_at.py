@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, count, pairwise
 
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
@@ -62,9 +62,8 @@ def inline(kernel: L.Kernel, stage: str) -> L.Kernel:
         return s is write or (not isinstance(s, L.Store | L.Accumulate | L.While) and all(map(empty, L.children(s))))
 
     body = rebuild(without_allocation(kernel.body, buffer), lambda s: L.Block(()) if empty(s) else None)
-    return kernel.with_body(
-        L.map_expressions(body, lambda e: simplify(E.rewrite(e, rule)) if any(r.attr is buffer for r in E.reads(e)) else e)
-    )
+    body = L.map_expressions(body, lambda e: simplify(E.rewrite(e, rule)) if any(r.attr is buffer for r in E.reads(e)) else e)
+    return kernel.with_body(body)
 
 
 def _elements(scope: L.Stmt, write: L.Store) -> Callable[[Sequence[Expr]], Expr]:
@@ -144,24 +143,24 @@ def compute_at(kernel: L.Kernel, stage: str, loop: str, scope: str = "global") -
     """
     target = find_loop(kernel, loop)
     buffer = editing.find_temporary(kernel, stage, ", only temporaries move", "cache_write gives it one")
-    point = find_insertion_point(kernel, buffer, target)
+    point = _find_insertion_point(kernel, buffer, target)
     without = dict.fromkeys(point.nests, L.Block(()))
     if indices_of(rebuild(kernel.body, {**without, target: L.Block(())}.get), buffer):
         raise refuse(f"`{stage}` is also read outside of loop `{loop}`")
     if not indices_of(target.body, buffer):
         raise refuse(f"loop `{loop}` does not read `{stage}`")
     editing.check_bounds_no_loops(target, buffer)
-    check_pure(point.nests, buffer)
+    _check_pure(point.nests, buffer)
     if point.places[-1] > point.at:
         raise refuse(f"`{stage}` is computed once more behind loop `{loop}`")
-    check_stable(kernel, point, reads(point.nests), point.places[0], point.at, target)
+    _check_stable(kernel, point, reads(point.nests), point.places[0], point.at, target)
     editing.check_shared_memory(kernel, scope, target)
     if any(isinstance(s, L.For | L.While) for s in point.shared) and not editing.stores_all(point.nests[0], buffer):
         raise refuse(f"`{stage}` may keep elements from an earlier iteration of the loops around it")
     box = box_touched(target.body, buffer, clip=scope != "register")
     local = editing.temporary(buffer.name, buffer.dtype, box.extent, scope)
     taken: set[str] = set()
-    moved = [restricted(kernel, nest, buffer, box, taken, local) for nest in point.nests]
+    moved = [_restricted(kernel, nest, buffer, box, taken, local) for nest in point.nests]
     readers = editing.swap_buffer(target.body, buffer, local, lambda at: tuple(i - b for i, b in zip(at, box.base, strict=True)))
     new = replace(target, body=L.Allocate(local, L.block(*moved, readers)))
     return nesting(kernel.with_body(without_allocation(rebuild(kernel.body, {**without, target: new}.get), buffer)))
@@ -197,19 +196,19 @@ def reverse_compute_at(kernel: L.Kernel, stage: str, loop: str) -> L.Kernel:
       }
     """
     target, buffer = find_loop(kernel, loop), editing.find_buffer(kernel, stage)
-    point = find_insertion_point(kernel, buffer, target)
+    point = _find_insertion_point(kernel, buffer, target)
     first, last, item = point.places[0], point.places[-1], point.items[point.at]
     if first < point.at:
         raise refuse(f"`{stage}` is computed before loop `{loop}`", "compute_at moves it into the loops of its readers")
-    check_pure(point.nests, buffer)
+    _check_pure(point.nests, buffer)
     if any(indices_of(x, buffer) for x in point.items[point.at : last] if x not in point.nests):
         raise refuse(f"`{stage}` is used before it is computed")
     needed = reads(point.nests)
     sources = sorted((b for b in needed if writes(item, b)), key=lambda b: b.name)
     if not sources:
         raise refuse(f"`{stage}` uses nothing that loop `{loop}` computes")
-    check_stable(kernel, point, needed - set(sources), point.at, last, target)
-    check_stable(kernel, point, sources, point.at + 1, last, target)
+    _check_stable(kernel, point, needed - set(sources), point.at, last, target)
+    _check_stable(kernel, point, sources, point.at + 1, last, target)
     around = path(item, target)
     for s in around:
         if isinstance(s, L.If | L.While):
@@ -224,7 +223,7 @@ def reverse_compute_at(kernel: L.Kernel, stage: str, loop: str) -> L.Kernel:
         return [c for c in conditions if not holds(c)]
 
     taken: set[str] = set()
-    moved = [restricted(kernel, nest, buffer, _box_of(buffer, places, values), taken, only=only) for nest in point.nests]
+    moved = [_restricted(kernel, nest, buffer, _box_of(buffer, places, values), taken, only=only) for nest in point.nests]
     new = replace(target, body=L.block(target.body, *moved))
     return nesting(replaced(kernel, {**dict.fromkeys(point.nests, L.Block(())), target: new}))
 
@@ -254,7 +253,7 @@ def _completed_in(item: L.Stmt, buffer: L.Buffer, loops: Sequence[L.For]) -> Inv
 
 
 def _iterations_of(
-    point: InsertionPoint, buffer: L.Buffer, homes: Mapping[L.Buffer, Inverse], loops: Sequence[L.For]
+    point: _InsertionPoint, buffer: L.Buffer, homes: Mapping[L.Buffer, Inverse], loops: Sequence[L.For]
 ) -> tuple[tuple[Expr, ...], dict[Expr, Expr]]:
     """(variables for an element of the stage, for each loop its iteration in which the element can be computed, over these)."""
     values: dict[Expr, Expr] = {}
@@ -311,7 +310,7 @@ def _box_of(buffer: L.Buffer, places: Sequence[Expr], values: Mapping[Expr, Expr
 
 
 @dataclass(frozen=True, slots=True)
-class InsertionPoint:
+class _InsertionPoint:
     """The statements of one sequence, seen through blocks and allocations; `nests` among them compute a stage, and `items[at]` is or
     contains a loop. `shared` are the loops and conditions around the sequence inside the scope of the stage."""
 
@@ -326,7 +325,7 @@ class InsertionPoint:
         return [self.items.index(nest) for nest in self.nests]
 
 
-def find_insertion_point(kernel: L.Kernel, buffer: L.Buffer, target: L.For) -> InsertionPoint:
+def _find_insertion_point(kernel: L.Kernel, buffer: L.Buffer, target: L.For) -> _InsertionPoint:
     """The innermost sequence that has the loop in one item and all that writes the buffer in others. Raises `ScheduleError`."""
     name, loop = buffer.name, target.var.name
     node, shared = editing.scope_of(kernel, buffer), list[L.Stmt]()
@@ -346,10 +345,10 @@ def find_insertion_point(kernel: L.Kernel, buffer: L.Buffer, target: L.For) -> I
         node = next(c for c in L.children(items[at]) if path(c, target))
     if not nests:
         raise refuse(f"nothing computes `{name}`")
-    return InsertionPoint(tuple(shared), items, nests, at)
+    return _InsertionPoint(tuple(shared), items, nests, at)
 
 
-def check_pure(nests: Sequence[L.Stmt], buffer: L.Buffer) -> None:
+def _check_pure(nests: Sequence[L.Stmt], buffer: L.Buffer) -> None:
     """Refuses nests that do anything but compute the buffer from others."""
     for s in (s for nest in nests for s in L.walk(nest)):
         if isinstance(s, L.Store | L.Accumulate) and s.buffer is not buffer:
@@ -358,7 +357,7 @@ def check_pure(nests: Sequence[L.Stmt], buffer: L.Buffer) -> None:
         raise refuse(f"`{buffer.name}` is computed from its own elements")
 
 
-def check_stable(kernel: L.Kernel, point: InsertionPoint, sources: Iterable[L.Buffer], first: int, last: int, target: L.For) -> None:
+def _check_stable(kernel: L.Kernel, point: _InsertionPoint, sources: Iterable[L.Buffer], first: int, last: int, target: L.For) -> None:
     """Refuses if a source is written by items first..last (those that compute the stage aside), or does not live where the loop stands."""
     for source in sorted(sources, key=lambda b: b.name):
         if not path(editing.scope_of(kernel, source), target):
@@ -367,7 +366,7 @@ def check_stable(kernel: L.Kernel, point: InsertionPoint, sources: Iterable[L.Bu
             raise refuse(f"`{source.name}`, which is needed, is written between the stage and loop `{target.var.name}`")
 
 
-def restricted(
+def _restricted(
     kernel: L.Kernel,
     nest: L.Stmt,
     buffer: L.Buffer,
@@ -392,11 +391,11 @@ def restricted(
         values, conditions = inverted.at(element)
         body = editing.enclose([x for x in found.loops if x.var not in values], L.where(found.conditions, found.write))
         to, at = (buffer, element) if local is None else (local, outer)
-        body = rebuild(
-            editing.rebind(body, values), lambda s: replace(s, buffer=to, indices=at) if isinstance(s, L.Store | L.Accumulate) else None
-        )
+        body = editing.rebind(body, values)
+        body = rebuild(body, lambda s: replace(s, buffer=to, indices=at) if isinstance(s, L.Store | L.Accumulate) else None)
+        safe = all(in_range(r.args, r.attr.shape) for s in L.walk(body) for r in E.reads(*L.expressions(s)))  # whatever guards say
         within = [c for e, n in zip(element, buffer.shape, strict=True) for c in (e >= 0, e < as_expr(n))]
-        return editing.guard([*([] if local is not None and _reads_in_range(body) else within), *conditions, *only(element)], body)
+        return editing.guard([*([] if local is not None and safe else within), *conditions, *only(element)], body)
 
     names = [_name(kernel, found, d, taken) for d in range(len(box.extent))]
     return L.over(box.extent, leaf, names.__getitem__)
@@ -406,15 +405,7 @@ def _name(kernel: L.Kernel, found: editing.Chain, d: int, taken: set[str]) -> st
     """A loop over a dimension of a stage has the name of the loop over it, the outermost where there are several."""
     mentioned = set(E.variables(found.write.indices[d]))
     names = [x.var.name for x in found.loops if x.var in mentioned]
-    name: str = next((n for n in names if n not in taken), "")
-    number = d
-    while not name or name in taken:
-        name = editing.fresh(kernel, f"{(names or [found.write.buffer.name])[0]}.{number}")
-        number += 1
+    base = (names or [found.write.buffer.name])[0]
+    name = next(n for n in chain(names, (editing.fresh(kernel, f"{base}.{k}") for k in count(d))) if n not in taken)
     taken.add(name)
     return name
-
-
-def _reads_in_range(stmt: L.Stmt) -> bool:
-    """Whether every read is inside its buffer for all values of the loops around it, whatever guards say."""
-    return all(in_range(r.args, r.attr.shape) for s in L.walk(stmt) for r in E.reads(*L.expressions(s)))
