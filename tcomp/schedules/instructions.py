@@ -15,7 +15,6 @@ from functools import cache
 from tcomp.errors import ScheduleError, TcompError
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
-from tcomp.ir import te
 from tcomp.ir.dtypes import BITS, itemsize
 from tcomp.ir.expr import Expr
 from tcomp.ir.instruction import CORE, ELEMENT, RUN, WARP, WARPGROUP, CopyOp, Fragment, Instruction, Operand, VectorOp, WarpOp, lane_of
@@ -81,7 +80,7 @@ def sdot(rows: int, vectors: int, unroll: int = 1) -> Instruction:
 def _panel(
     name: str, arguments: tuple[int | str, ...], sizes: tuple[int, int, int], dtypes: tuple[str, str, str], op: VectorOp, *features: str
 ) -> Instruction:
-    """acc[r, j] += a[r, k, g] * b[k, j, g], the last dimension only where more than one element meets in a lane."""
+    """acc[r, j] += a[r, k, g] * b[k, j, g], the last dimension only where more than one element goes into a lane."""
     rows, vectors, unroll = sizes
     if min(sizes) < 1:
         raise ScheduleError(f"`{_call(name, arguments)}` is no tile", hint="rows, vectors and unroll are positive")
@@ -99,13 +98,12 @@ def _product(extents: dict[str, int], indices: tuple[str, str, str], dtypes: tup
     factors are converted to the type of the sum; or, with `cut`, cut to tf32."""
     arrays = zip(("acc", "a", "b"), dtypes, indices, strict=True)
     acc, a, b = (L.Buffer(name, dtype, [extents[x] for x in letters]) for name, dtype, letters in arrays)
-    sums: E.Reducer = te.sum(E.var("x", dtype=acc.dtype), te.reduce_axis(2)).attr[0]
 
     def body(variables: tuple[Expr, ...]) -> L.Stmt:
         at = dict(zip(extents, variables, strict=True))
         to, *factors = (E.read(array, [at[x] for x in letters]) for array, letters in zip((acc, a, b), indices, strict=True))
         left, right = (tf32(x) if cut else E.cast(x, acc.dtype) for x in factors)
-        return L.Accumulate(acc, to.args, left * right, sums)
+        return L.Accumulate(acc, to.args, left * right, E.standard_reducers(acc.dtype)["sum"])
 
     return L.Kernel("meaning", (acc, a, b), (acc,), (), L.over([*extents.values()], body, "".join(extents).__getitem__))
 
@@ -120,15 +118,15 @@ def _assignment(to: L.Buffer, source: L.Buffer | None = None) -> L.Kernel:
 
 _LANE = lane_of(WARP)
 _ACC = Fragment((_LANE // 4 + ELEMENT // 2 * 8, _LANE % 4 * 2 + ELEMENT % 2), 4)  # of 16 x 8 results
-_MMA = {  # dtype: (its name in PTX, that of the sum, depth, elements of one register, the oldest architecture)
-    "float16": ("f16", "float32", 16, 2, "sm_80"),
-    "bfloat16": ("bf16", "float32", 16, 2, "sm_80"),
-    "float32": ("tf32", "float32", 8, 1, "sm_80"),
-    "int8": ("s8", "int32", 32, 4, "sm_80"),
-    "uint8": ("u8", "int32", 32, 4, "sm_80"),
+_MMA = {  # dtype: (its name in PTX, that of the sum, depth, elements of one register)
+    "float16": ("f16", "float32", 16, 2),
+    "bfloat16": ("bf16", "float32", 16, 2),
+    "float32": ("tf32", "float32", 8, 1),
+    "int8": ("s8", "int32", 32, 4),
+    "uint8": ("u8", "int32", 32, 4),
 }
 _REGISTER = ("register",)
-LONGEST_RUN = 1 << 20  # bytes: a barrier object counts fewer
+MAX_RUN = 1 << 20  # bytes: a barrier object counts fewer
 
 
 @cache
@@ -142,7 +140,7 @@ def mma(dtype: str) -> Instruction:
     """
     if dtype not in _MMA:
         raise ScheduleError(f"mma of {dtype}", hint=f"one of {', '.join(_MMA)}")
-    kind, total, depth, per, arch = _MMA[dtype]
+    kind, total, depth, per = _MMA[dtype]
     second = "int8" if dtype == "uint8" else dtype
     meaning = _product({"i": 16, "j": 8, "k": depth}, ("ij", "ik", "kj"), (total, dtype, second), dtype == "float32")
     # Registers hold `per` elements side by side along k; those of `a` go down the rows first, then along k.
@@ -153,7 +151,7 @@ def mma(dtype: str) -> Instruction:
     operands = (Operand((None, None), fragment=_ACC), Operand((None, None), memory, of_a), Operand((None, None), memory, of_b))
     sums = "s32" if total == "int32" else "f32"
     op = WarpOp(f"mma.sync.aligned.m16n8k{depth}.row.col.{sums}.{kind}.{_MMA[second][0]}.{sums}", ("acc", "a", "b", "acc"))
-    return Instruction(_call("mma", (dtype,)), meaning, operands, op, (arch,), 8.0, 1, reassociates=total == "float32")
+    return Instruction(_call("mma", (dtype,)), meaning, operands, op, ("sm_80",), 8.0, 1, reassociates=total == "float32")
 
 
 @cache
@@ -189,7 +187,7 @@ def wgmma(dtype: str, n: int) -> Instruction:
     """
     if dtype not in _MMA:
         raise ScheduleError(f"wgmma of {dtype}", hint=f"one of {', '.join(_MMA)}")
-    kind, total, _, _, _ = _MMA[dtype]
+    kind, total, *_ = _MMA[dtype]
     if not isinstance(n, int) or n % 8 or not 8 <= n <= 256 or (total == "int32" and n % 16 and n not in (8, 24)):
         raise ScheduleError(f"wgmma of {dtype} with {n} columns", hint="a multiple of 8 up to 256; of bytes, one of 16, or 8, or 24")
     second = "int8" if dtype == "uint8" else dtype
@@ -229,8 +227,8 @@ def bulk_copy(dtype: str, count: int) -> Instruction:
     places are multiples of 16 bytes, so `specialize` separates what hangs over an edge. Not the default before it is measured on hardware.
     """
     size = count * itemsize(dtype) if dtype in BITS and isinstance(count, int) else 0
-    if size < RUN or size % RUN or size >= LONGEST_RUN:
-        raise ScheduleError(f"bulk_copy of {count} elements of {dtype}", hint=f"a multiple of {RUN} bytes, less than {LONGEST_RUN}")
+    if size < RUN or size % RUN or size >= MAX_RUN:
+        raise ScheduleError(f"bulk_copy of {count} elements of {dtype}", hint=f"a multiple of {RUN} bytes, less than {MAX_RUN}")
     meaning = _assignment(L.Buffer("to", dtype, (count,)), L.Buffer("from", dtype, (count,)))
     op = CopyOp("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes", ("to", "from"))
     operands = (Operand((1,), ("shared",)), Operand((1,), ("global",)))
