@@ -37,7 +37,7 @@ from tcomp.schedules.handles import BufferCopy
 from tcomp.schedules.instructions import bulk_copy
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
-from tcomp.schedules.primitives.specialize import specialize
+from tcomp.schedules.primitives.guards import specialize
 from tcomp.schedules.primitives.tensorize import tensorize
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CudaTarget
