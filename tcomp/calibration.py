@@ -7,7 +7,7 @@ share of its bound a kernel reaches is a question about the machine at hand.
 from __future__ import annotations
 
 import functools
-import time
+import timeit
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -17,11 +17,11 @@ import numpy as np
 
 from tcomp import cache
 from tcomp.functions import build
-from tcomp.host import processor_name
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Expr
 from tcomp.ir.loops import PARALLEL, UNROLLED, VECTORIZED, Accumulate, Allocate, Buffer, Kernel, Stmt, block, loop, store
 from tcomp.machines import Core
+from tcomp.runtime.host import processor_name
 from tcomp.target import CpuTarget, Target
 
 _LEFT, _RIGHT = E.var("lhs", dtype="float32"), E.var("rhs", dtype="float32")
@@ -101,10 +101,6 @@ def _cleared(acc: Buffer, lanes: int) -> Stmt:
 
 
 def _least(run: Callable[[], object], rounds: int) -> float:
-    best = float("inf")
+    """The least seconds of a run, after one that does not count."""
     run()
-    for _ in range(rounds):
-        start = time.perf_counter()
-        run()
-        best = min(best, time.perf_counter() - start)
-    return best
+    return min(timeit.repeat(run, number=1, repeat=rounds))

@@ -6,6 +6,8 @@ The command line prints the message alone and exits with status 2.
 
 from __future__ import annotations
 
+from functools import partial
+
 
 class TcompError(Exception):
     """Base of every error that tcomp raises on purpose.
@@ -30,12 +32,7 @@ class TcompError(Exception):
         return self.why or self.what
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Errors cross process boundaries (parallel kernel compilation): rebuild from the parts, not from the joined text.
-        return _rebuild, (type(self), self.parts)
-
-
-def _rebuild(cls: type[TcompError], parts: dict[str, str]) -> TcompError:
-    return cls(**parts)
+        return partial(type(self), **self.parts), ()  # errors cross process boundaries: rebuilt from the parts, not from the joined text
 
 
 class IRError(TcompError):

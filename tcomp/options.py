@@ -45,10 +45,6 @@ class Decide(Protocol):
         """The algorithm for a convolution or a product (see `passes.algorithms`)."""
 
 
-def _silent(stage: str, done: int, total: int) -> None:
-    """Progress that nobody watches."""
-
-
 @dataclass(frozen=True)
 class CompileOptions:
     """How a model is compiled.
@@ -68,7 +64,7 @@ class CompileOptions:
     direct: bool = False
     decide: Decide | None = None
     emit: Sequence[str] = ()
-    progress: Progress = _silent
+    progress: Progress = lambda stage, done, total: None
     file: BinaryIO | None = None
     dump: Path | None = field(default_factory=lambda: Path(os.environ["TCOMP_DUMP"]) if os.environ.get("TCOMP_DUMP") else None)
     verify: bool = field(default_factory=lambda: bool(os.environ.get("TCOMP_VERIFY")))

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,17 +80,13 @@ def graph_passes(options: CompileOptions, report: Report) -> list[tuple[str, Cal
     """Graph -> Graph, in order. Each is verified, timed and dumped on request by the runner."""
     backend, decide, notes = options.backend, options.decide, report.notes
     wanted = backend.graph_options
-    halos, attention_bytes, attention_blocks = wanted.halos, wanted.attention_bytes, wanted.attention_blocks
-    choose_algorithm = decide.algorithm if decide else as_suggested
+    halos, choose_algorithm = wanted.halos, decide.algorithm if decide else as_suggested
 
     def algorithms(g: Graph) -> Graph:
         return choose_algorithms(g, wanted.lanes or 1, notes, choose_algorithm, wanted.weight_bandwidth, options.direct)
 
     def weight_layouts(body: Graph, constants: frozenset[int]) -> Mapping[int, Layout]:
         return operand_layouts(body, constants, backend, Knobs(decide(body, constants).decisions) if decide else None)
-
-    def seconds(body: Graph) -> float:
-        return predicted_seconds(body, backend)
 
     return [
         ("use-bytes", lambda g: use_bytes(g, notes)),
@@ -101,9 +98,9 @@ def graph_passes(options: CompileOptions, report: Report) -> list[tuple[str, Cal
         ("merge-equal", merge_equal),
         ("eliminate-dead", eliminate_dead),
         *([("algorithms", algorithms), ("merge-again", merge_equal)] if wanted.lanes is not None else []),
-        ("attention", lambda g: join_attention(g, attention_bytes, notes, attention_blocks)),
+        ("attention", lambda g: join_attention(g, wanted.attention_bytes, notes, wanted.attention_blocks)),
         ("partition", lambda g: partition(g, report.not_fused, halos, quotients=halos)),
-        ("layout", lambda g: choose_layouts(g, weight_layouts, halos, seconds if halos else None)),
+        ("layout", lambda g: choose_layouts(g, weight_layouts, halos, partial(predicted_seconds, backend=backend) if halos else None)),
     ]
 
 
@@ -156,9 +153,6 @@ def package(graph: Graph, kernels: Mapping[Node, CompiledKernel], options: Compi
         described = manifest(graph, dims, options.backend.target, options.threads, kernels, report.not_fused)
         write_artifact(image, code, weights.named, described)
         return read_artifact(image)
-
-
-# ---------------------------------------------------------------- parts
 
 
 def kernel_nodes(graph: Graph) -> Iterator[Node]:

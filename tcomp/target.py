@@ -14,18 +14,20 @@ A cuda target names the GPU architectures that get machine code (other GPUs, if 
 
 from __future__ import annotations
 
+import functools
 import platform
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from pathlib import Path
 from typing import Any, Self
 
-from tcomp import host
+from tcomp import cache
 from tcomp.errors import TargetError
 from tcomp.machines import ALL_FEATURES, AVX512, CORES, CUDA_ARCHITECTURES, FEATURES, GPUS, INTEL_AVX512, Core, Gpu
-from tcomp.runtime.host import physical_cores
+from tcomp.runtime.host import data_caches, physical_cores
 
 _USUAL = Core()
 _CACHES = ("l1", "l2", "l3")
@@ -47,19 +49,19 @@ class Target(ABC):
         return found
 
     @staticmethod
-    @cache
+    @functools.cache
     def host() -> CpuTarget:
         """This machine. Raises `TargetError` on an architecture without a code generator."""
         arch = _ARCHITECTURES.get(platform.machine().lower())
         if arch is None:
             raise TargetError(f"no code generator for this machine ({platform.machine()})", hint=f"known: {', '.join(FEATURES)}")
-        cpu, features = host.processor()
+        cpu, features = _processor()
         present = ALL_FEATURES[arch].intersection(features)
         if not FEATURES[arch].get(cpu, ALL_FEATURES[arch]) <= present:
             # A virtual machine that hides features, or a processor this table does not know: the richest baseline that it has.
             baseline = {"x86_64": ("x86-64-v4", "x86-64-v3", "x86-64-v2", "x86-64"), "aarch64": ("generic",)}[arch]
             cpu = next(name for name in baseline if FEATURES[arch][name] <= present or name == baseline[-1])
-        l1, l2, l3 = (getattr(CORES[cpu], level) if size is None else size for level, size in host.data_caches().items())
+        l1, l2, l3 = (getattr(CORES[cpu], level) if size is None else size for level, size in data_caches().items())
         return CpuTarget(arch, cpu, tuple(sorted(present)), l1, l2, l3, physical_cores())
 
     @property
@@ -235,21 +237,57 @@ class CudaTarget(Target):
     @property
     def compute_capability(self) -> int:
         """The oldest of the architectures: 80 for "sm_80,sm_90a". One text is compiled for all of them."""
-        return min(int(arch[3:].rstrip("a")) for arch in self.archs)
+        return min(capability(arch)[0] for arch in self.archs)
 
     def executes(self, arch: str) -> bool:
         """Whether each of the architectures has what "sm_80" has: those as new. What "sm_90a" has, that one has alone."""
-        return set(self.archs) == {arch} if arch.endswith("a") else self.compute_capability >= int(arch.removeprefix("sm_"))
+        number, alone = capability(arch)
+        return set(self.archs) == {arch} if alone else self.compute_capability >= number
 
     @property
     def gpu(self) -> Gpu:
         """How fast the first of the architectures is."""
-        return GPUS[self.archs[0].removesuffix("a")]
+        return _gpu(self.archs[0])
 
     @property
     def shared_per_block(self) -> int:
-        """Bytes of shared memory that a block may have on each of the architectures: all of an SM but what the system takes."""
-        return min(GPUS[arch.removesuffix("a")].shared for arch in self.archs) - 1 << 10
+        """Bytes of shared memory that a block may have on each of the architectures: all of an SM but 1 KiB that the system takes."""
+        return min(_gpu(arch).shared for arch in self.archs) - 1 << 10
+
+
+# What tells one processor from another in /proc/cpuinfo, on x86-64 and AArch64.
+_DESCRIPTION = re.compile(r"^(?:vendor_id|cpu family|model|stepping|flags|CPU \w+|Features)\s*:.*", re.MULTILINE)
+
+
+def _processor() -> tuple[str, list[str]]:
+    """LLVM's name of the processor, and the features that it finds. They are kept for the next time: to load LLVM takes longer than many a
+    compilation out of the cache, which asks it nothing else."""
+    import llvmlite  # where this machine is asked, not to describe another
+
+    described = set()
+    with suppress(OSError):
+        described = set(_DESCRIPTION.findall(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")))
+    name = cache.name(llvmlite.__version__, platform.machine(), *sorted(described))
+    kept = cache.load("processors", name) if described else None
+    if kept is None:
+        import llvmlite.binding as llvm
+
+        kept = llvm.get_host_cpu_name(), sorted(name for name, on in llvm.get_host_cpu_features().items() if on)
+        if described:
+            cache.store("processors", name, kept)
+    cpu, features = kept
+    return cpu, features
+
+
+def capability(arch: str) -> tuple[int, bool]:
+    """The compute capability of a GPU architecture, and whether its code runs on no other: (90, True) of "sm_90a"."""
+    match = re.fullmatch(r"sm_(\d+)(a?)", arch)
+    assert match is not None
+    return int(match[1]), bool(match[2])
+
+
+def _gpu(arch: str) -> Gpu:
+    return GPUS[f"sm_{capability(arch)[0]}"]
 
 
 def _cpu(words: list[str], text: str) -> CpuTarget:
@@ -299,8 +337,9 @@ def _options(words: list[str], pattern: str, text: str, hint: str) -> dict[str, 
         if match is None:
             raise TargetError(f"unknown option `{word}`", where=text, hint=hint)
         name, value = (part for part in match.groups() if part is not None)
-        if found.setdefault(name, value) != value:
+        if name in found:
             raise TargetError(f"-{name} is given twice", where=text, hint="leave one of them out")
+        found[name] = value
     return found
 
 

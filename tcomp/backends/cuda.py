@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from tcomp.backends.protocol import Backend, CostModel, GraphOptions, InPlacePairs
 from tcomp.errors import DeviceError
 from tcomp.ir.graph import IF, LOOP, Graph, Value
-from tcomp.target import CudaTarget
+from tcomp.target import CudaTarget, capability
 
 if TYPE_CHECKING:
     from tcomp.ir.expr import Expr
@@ -144,8 +144,8 @@ class CudaBackend(Backend):
         from tcomp.runtime.cuda import usable_cupy
 
         assert self.toolchain
-        found = usable_cupy().cuda.Device().compute_capability
-        if found not in [arch[3:].rstrip("a") for arch in self.target.archs]:
+        found = int(usable_cupy().cuda.Device().compute_capability)
+        if found not in [capability(arch)[0] for arch in self.target.archs]:
             why = f"the GPU of this machine is sm_{found}, and what is measured there says little about others"
             hint = f"--target 'cuda -arch=sm_{found}', or --cluster"
             raise DeviceError(f"programs for `{self.target}` cannot be tuned here", why=why, hint=hint)

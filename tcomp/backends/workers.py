@@ -44,25 +44,25 @@ def compile_kernels(
 
     Raises `CodegenError`, naming the kernel, when one cannot be compiled.
     """
-    wanted = {text: _symbol(text, backend, decisions.get(text, DEFAULT)) for text in dict.fromkeys(texts)}
-    results = {text: found for text, symbol in wanted.items() if (found := _load(symbol)) is not None}
+    wanted = {text: _name(text, backend, decisions.get(text, DEFAULT)) for text in dict.fromkeys(texts)}
+    results = {text: found for text, name in wanted.items() if (found := _load(name)) is not None}
     missing = [text for text in wanted if text not in results]
     on_progress(len(results), len(wanted))
     for text, compiled in _compiled(missing, wanted, backend, decisions):
-        cache.store("kernels", compiled.symbol.removeprefix(_PREFIX), compiled.to_json())
+        cache.store("kernels", wanted[text], compiled.to_json())
         results[text] = compiled
         on_progress(len(results), len(wanted))
     return results
 
 
 def _compiled(
-    missing: Sequence[str], symbols: Mapping[str, str], backend: Backend, decisions: Mapping[str, Decisions]
+    missing: Sequence[str], names: Mapping[str, str], backend: Backend, decisions: Mapping[str, Decisions]
 ) -> Iterator[tuple[str, CompiledKernel]]:
     unknown_to_workers = backend_of(backend.target) != backend  # they are told the target alone
     if len(missing) <= IN_PROCESS or _jobs() == 1 or unknown_to_workers:
         for text in missing:
             with _naming(text):
-                yield text, compile_kernel(text, symbols[text], backend, decisions.get(text, DEFAULT))
+                yield text, compile_kernel(text, _symbol(names[text]), backend, decisions.get(text, DEFAULT))
         return
     with ExitStack() as stack:
         idle = SimpleQueue[_Worker]()
@@ -73,7 +73,7 @@ def _compiled(
             worker = idle.get()
             try:
                 with _naming(text):
-                    return text, worker.compile(text, symbols[text], backend, decisions.get(text, DEFAULT))
+                    return text, worker.compile(text, _symbol(names[text]), backend, decisions.get(text, DEFAULT))
             finally:
                 idle.put(worker)
 
@@ -153,19 +153,21 @@ def _serve() -> None:
         out.flush()
 
 
-_PREFIX = "kernel_"  # of symbols; what follows is the name in the cache
+def _name(text: str, backend: Backend, decisions: Decisions) -> str:
+    """The name of a kernel in the cache."""
+    return cache.name(text, *backend.identity, backend.toolchain, *([encode(decisions)] if decisions else []))[:32]
 
 
-def _symbol(text: str, backend: Backend, decisions: Decisions) -> str:
-    return _PREFIX + cache.name(text, *backend.identity, backend.toolchain, *([encode(decisions)] if decisions else []))[:32]
+def _symbol(name: str) -> str:
+    return f"kernel_{name}"
 
 
-def _load(symbol: str) -> CompiledKernel | None:
+def _load(name: str) -> CompiledKernel | None:
     try:
-        compiled = CompiledKernel.from_json(cache.load("kernels", symbol.removeprefix(_PREFIX)))
+        compiled = CompiledKernel.from_json(cache.load("kernels", name))
     except (ValueError, KeyError, TypeError):
         return None
-    return compiled if compiled.symbol == symbol else None
+    return compiled if compiled.symbol == _symbol(name) else None
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ def _filled(name: str, number: float, shape: tuple[int, ...], dtype: np.dtype[An
 def _read_inputs(texts: Iterable[str] | None, signature: Sequence[Value]) -> dict[str, Array | float]:
     """`name=file.npy`, `name=number` and `file.npz` as given on the command line."""
     values, all_texts = {v.name: v for v in signature}, list(texts or ())
-    several = [text for text in all_texts if "=" not in text and text.endswith(".npz")]
+    several = [text for text in all_texts if "=" not in text and Path(text).suffix == ".npz"]
     found: list[tuple[str, Array | float, str]] = [(name, a, f"--input {text}") for text in several for name, a in _load(Path(text)).items()]
     single = (text for text in all_texts if text not in several)
     for name, source, where in assignments(single, "--input", "NAME=FILE", "--input image=cat.npy, --input all.npz"):

@@ -70,8 +70,6 @@ class ModelOptions:
                 continue
             if words[:1] != ["cuda"]:
                 raise InputError(f"--{name} {why}", hint="add --target cuda")
-            if any(word.startswith(f"-{name}=") for word in words):
-                raise InputError(f"--target {self.target!r} gives -{name} already", where=f"--{name} {value}", hint="leave one of them out")
             words.append(f"-{name}={''.join(value.split())}")
         return Target.parse(" ".join(words))
 

@@ -75,9 +75,9 @@ def write_artifact(
     few at a time, in as many threads as there are cores. `manifest` has all keys but `format`, `weights` and `code_sha256`, which are
     computed here. Raises ArtifactError for a malformed manifest or if the file cannot be written.
     """
+    names = [name for name, _ in weights]
     buffers = [buffer if hasattr(buffer, "__array__") else _as_bytes(name, buffer) for name, buffer in weights]
     offsets = plan_weights([buffer.nbytes for buffer in buffers])
-    names = [name for name, _ in weights]
 
     def text(digests: Iterable[str]) -> bytes:
         parts = zip(names, offsets, buffers, digests, strict=True)

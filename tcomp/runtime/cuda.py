@@ -98,13 +98,9 @@ class CudaModule(LoadedModel):
         admitted = []
         for value, (spec, dtype) in zip(values, self._admission, strict=True):
             there = self._device.on_device(value)
-            if there is None:
-                admitted.append(admit(value, spec, dtype))
-                continue
-            if there.dtype != dtype:
-                why = f"expected {spec.dtype}, got {there.dtype}"
-                raise InputError(f"input {spec.name!r} has the wrong element type", why=why)
-            admitted.append(there)
+            if there is not None and there.dtype != dtype:
+                raise InputError(f"input {spec.name!r} has the wrong element type", why=f"expected {spec.dtype}, got {there.dtype}")
+            admitted.append(admit(value, spec, dtype) if there is None else there)
         return admitted
 
     def _execute(self, values: list[Any]) -> list[Any]:
@@ -132,11 +128,9 @@ class CudaModule(LoadedModel):
     def _session(self, arrays: Sequence[Any]) -> _Session:
         """That of these inputs' shapes, kept with those used last."""
         shapes = tuple(tuple(a.shape) for a in arrays)
-        session = self._sessions.pop(shapes, None)
-        if session is None:
-            if len(self._sessions) >= MAX_SESSIONS:
-                self._sessions.pop(next(iter(self._sessions)))
-            session = _Session(self, shapes)
+        if shapes not in self._sessions and len(self._sessions) >= MAX_SESSIONS:
+            self._sessions.pop(next(iter(self._sessions)))
+        session = self._sessions.pop(shapes, None) or _Session(self, shapes)
         self._sessions[shapes] = session
         return session
 
@@ -359,8 +353,6 @@ def best_code(kernel: KernelCode, capability: int) -> bytes:
     oldest = re.search(rb"\.target sm_(\d+)(a?)", kernel.ptx)
     if oldest is None or int(oldest[1]) > capability or (oldest[2] and int(oldest[1]) != capability):
         known = ", ".join(kernel.cubins) or "none"
-        raise DeviceError(
-            f"the artifact has no code for this GPU (sm_{capability})", why=f"it was compiled for {known}",
-            hint=f"tcomp compile --target 'cuda -arch=sm_{capability}'",
-        )  # fmt: skip
+        hint = f"tcomp compile --target 'cuda -arch=sm_{capability}'"
+        raise DeviceError(f"the artifact has no code for this GPU (sm_{capability})", why=f"it was compiled for {known}", hint=hint)
     return kernel.ptx + b"\0"

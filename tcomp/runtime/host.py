@@ -1,4 +1,4 @@
-"""What this machine is: may it run this code, and with how many threads?"""
+"""What this machine is: its processor, caches and cores; may it run this code, and with how many threads?"""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import sys
+from contextlib import suppress
 from functools import cache
 from math import ceil
 from pathlib import Path
@@ -54,6 +55,22 @@ def cpuinfo(key: str) -> str:
     except OSError:
         return ""
     return next((value.strip() for name, _, value in (line.partition(":") for line in lines) if name.strip() == key), "")
+
+
+def processor_name() -> str:
+    """The name that the processor gives itself, "" where it gives none."""
+    return cpuinfo("model name") or cpuinfo("CPU part")
+
+
+def data_caches() -> dict[str, int | None]:
+    """Bytes of "l1", "l2" and "l3" from sysfs; None for what cannot be read."""
+    sizes: dict[str, int | None] = {"l1": None, "l2": None, "l3": None}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        with suppress(OSError, ValueError):
+            kind, level, size = ((index / name).read_text().strip() for name in ("type", "level", "size"))
+            if kind != "Instruction" and f"l{level}" in sizes:
+                sizes[f"l{level}"] = int(size.rstrip("KM")) << {"K": 10, "M": 20}.get(size[-1:], 0) or None
+    return sizes
 
 
 @cache

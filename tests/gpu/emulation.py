@@ -15,6 +15,7 @@ import numpy as np
 from tcomp import cache
 from tcomp.backends import workers
 from tcomp.codegen.cuda import launch_plan, nvrtc
+from tcomp.runtime.cuda import CupyDevice
 from tcomp.runtime.plan import KernelCode
 from tests.codegen import cuda_host
 
@@ -38,7 +39,7 @@ def text_as_code() -> Iterator[None]:
         yield
 
 
-class HostDevice:
+class HostDevice(CupyDevice):
     """What a `CudaModule` asks of a `CupyDevice`. Memory is NumPy's; launches run one after the other, threads in ascending or descending order."""
 
     def __init__(self, descending: bool = False, optimise: str = "-O1") -> None:
@@ -58,7 +59,7 @@ class HostDevice:
         text = next(iter(kernel.cubins.values())).decode()
         return {launch.function: (text, launch.function) for launch in kernel.launches}
 
-    def launch(self, function: Any, grid: tuple[int, int, int], block: tuple[int, int, int], arguments: Sequence[int]) -> None:
+    def launch(self, function: Any, grid: tuple[int, ...], block: tuple[int, ...], arguments: Sequence[int]) -> None:
         text, name = function
         self.launches.append(name)
         cuda_host.launch(text, name, grid, block, arguments, self.descending, self.optimise)

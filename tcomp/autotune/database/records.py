@@ -17,7 +17,7 @@ from tcomp.autotune.measurement.results import Measurement
 from tcomp.autotune.tasks import Task
 from tcomp.backends import Backend, backend_of
 from tcomp.cache import source_version
-from tcomp.host import processor_name
+from tcomp.runtime.host import processor_name
 from tcomp.target import Target
 
 

@@ -25,7 +25,6 @@ _OPTIONAL = {
     "cupy": "runs what is compiled for CUDA",
 }
 _REQUIRED = ("llvmlite", "numpy", "onnx", "ml_dtypes", "islpy", "xgboost")
-_DISTRIBUTIONS = {"cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x", "cupy"), "xgboost": ("xgboost-cpu", "xgboost")}
 
 
 def doctor(as_json: Json = False) -> None:
@@ -33,15 +32,23 @@ def doctor(as_json: Json = False) -> None:
 
     Exit status: 0 if the self-test passes, 1 if not.
     """
+    import llvmlite.binding as llvm
+
+    import tcomp
+
     test = self_test()
-    optional = {name: (_version(name), use, _DISTRIBUTIONS.get(name, (name,))[0]) for name, use in _OPTIONAL.items()}
     report: dict[str, dict[str, Any]] = {
         "machine": _machine(),
         "targets": _targets(),
-        "software": _software(),
+        "software": {
+            "tcomp": f"{tcomp.__version__} ({Path(tcomp.__file__).parent})",
+            "Python": f"{platform.python_version()} ({sys.executable})",
+            "LLVM": ".".join(map(str, llvm.llvm_version_info)),
+            **{name: _version(name) or "not installed" for name in _REQUIRED},
+        },
         "optional parts": {
-            name: f"{version} ({use})" if version else f"not installed ({use}): pip install {package}"
-            for name, (version, use, package) in optional.items()
+            name: f"{version} ({use})" if (version := _version(name)) else f"not installed ({use}): pip install {_distributions(name)[0]}"
+            for name, use in _OPTIONAL.items()
         },
         "cache": _cache(),
     }
@@ -79,8 +86,7 @@ def self_test() -> dict[str, Any]:
 
 
 def _machine() -> dict[str, Any]:
-    from tcomp.host import processor_name
-    from tcomp.runtime.host import cpu_quota, default_threads
+    from tcomp.runtime.host import cpu_quota, default_threads, processor_name
     from tcomp.target import Target
 
     facts: dict[str, Any] = {"processor": processor_name() or platform.processor() or platform.machine()}
@@ -109,33 +115,26 @@ def _targets() -> dict[str, Any]:
     from tcomp.codegen.cuda.nvrtc import architectures, version
     from tcomp.target import Target
 
-    facts: dict[str, Any] = {}
+    other = "x86_64" if platform.machine().lower() in ("aarch64", "arm64") else "aarch64"
+    facts: dict[str, Any] = {"other processors": f"compile here, run there: 'cpu -mcpu=NAME', {other}"}
     try:
         facts["cpu"] = f"usable: {Target.host()}"
     except TcompError as error:
         facts["cpu"] = f"not usable: {error.what}"
-    arm = platform.machine().lower() in ("aarch64", "arm64")
-    facts["other processors"] = f"compile here, run there: 'cpu -mcpu=NAME', {'x86_64' if arm else 'aarch64'}"
-    gpu = "there is an NVIDIA driver to run it" if Path("/proc/driver/nvidia/version").exists() else "there is no NVIDIA driver to run it"
+    driver = "an" if Path("/proc/driver/nvidia/version").exists() else "no"
     try:
-        facts["cuda"] = f"usable: NVRTC {version()} makes code for {', '.join(architectures())}; {gpu}"
+        facts["cuda"] = f"usable: NVRTC {version()} makes code for {', '.join(architectures())}; there is {driver} NVIDIA driver to run it"
     except TcompError as error:
         facts["cuda"] = f"not usable: {error.reason}; {error.hint}"
     return facts
 
 
-def _software() -> dict[str, Any]:
-    import llvmlite.binding as llvm
-
-    import tcomp
-
-    facts = {"tcomp": f"{tcomp.__version__} ({Path(tcomp.__file__).parent})", "Python": f"{platform.python_version()} ({sys.executable})"}
-    facts["LLVM"] = ".".join(map(str, llvm.llvm_version_info))
-    return facts | {name: _version(name) or "not installed" for name in _REQUIRED}
+def _distributions(name: str) -> tuple[str, ...]:
+    return {"cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x", "cupy"), "xgboost": ("xgboost-cpu", "xgboost")}.get(name, (name,))
 
 
 def _version(name: str) -> str | None:
-    for distribution in _DISTRIBUTIONS.get(name, (name,)):
+    for distribution in _distributions(name):
         with suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(distribution)
     return None

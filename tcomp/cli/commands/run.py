@@ -33,8 +33,11 @@ def run(
 
     Inputs that are not given are random. An ONNX model is compiled first.
     """
+    import numpy as np
+
     from tcomp.cli.inputs import open_model
     from tcomp.runtime import Module
+    from tcomp.runtime.files import replacing
 
     if save is not None:
         save = save if save.suffix == ".npz" else save.with_name(save.name + ".npz")
@@ -47,7 +50,10 @@ def run(
     results = module.run(feeds.arrays)
     elapsed = time.perf_counter() - start
     if save is not None:
-        _save(save, results)
+        if len({name.replace("/", "_") for name in results}) < len(results) or "file" in results:
+            raise InputError(f"cannot write {save}", why="the outputs' names clash in a .npz file")
+        with replacing(save, error=InputError) as (file,):
+            np.savez(file, allow_pickle=False, **results)
     kernels = profiled(module, feeds.arrays) if profile else None
 
     summaries = [_summary(name, a) for name, a in results.items()]
@@ -67,17 +73,6 @@ def run(
     if kernels is not None:
         output.line()
         show(f"{output.count(len(kernels), 'kernel')}, {output.seconds(sum(k['seconds'] for k in kernels))} a run (mean of 10)", kernels)
-
-
-def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    import numpy as np
-
-    from tcomp.runtime.files import replacing
-
-    if len({name.replace("/", "_") for name in arrays}) < len(arrays) or "file" in arrays:
-        raise InputError(f"cannot write {path}", why="the outputs' names clash in a .npz file")
-    with replacing(path, error=InputError) as (file,):
-        np.savez(file, allow_pickle=False, **arrays)
 
 
 def _summary(name: str, array: np.ndarray) -> dict[str, Any]:
