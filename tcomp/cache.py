@@ -1,4 +1,4 @@
-"""What was made before, in a folder (`$TCOMP_CACHE`, else `~/.cache/tcomp`): compiled kernels, layouts, figures of the machine.
+"""What was computed before, in a folder (`$TCOMP_CACHE`, else `~/.cache/tcomp`): compiled kernels, layouts, figures of the machine.
 
 One small file each: the SHA-256 of its name and content, a line's end, JSON. It is written to the side and renamed, so that any number of
 processes may share the folder; a damaged file is as good as none, and a folder that cannot be written costs only time.
@@ -10,12 +10,15 @@ import functools
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tcomp.errors import ArtifactError
 from tcomp.runtime.files import replacing
+
+T = TypeVar("T")
 
 
 def folder() -> Path:
@@ -31,17 +34,15 @@ def source_version() -> str:
     import llvmlite  # not to describe a target, nor to find what was measured
 
     root = Path(__file__).parent
-    made = hashlib.sha256(str(llvmlite.__version__).encode())
-    for path in (root / "machines.py", root / "target.py"):
-        made.update(path.read_bytes())
-    for part in ("ir", "ops", "schedules", "codegen", "backends"):
-        for path in sorted((root / part).rglob("*.py")):
-            made.update(path.read_bytes())
-    return made.hexdigest()
+    digest = hashlib.sha256(str(llvmlite.__version__).encode())
+    folders = ("ir", "ops", "schedules", "codegen", "backends")
+    for path in (root / "machines.py", root / "target.py", *(path for part in folders for path in sorted((root / part).rglob("*.py")))):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def name(*parts: str) -> str:
-    """The name of what is made of these texts."""
+    """The name of what is computed from these texts."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -61,6 +62,15 @@ def store(kind: str, name: str, record: Any) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as (file,):
             file.write(_digest(kind, name, content) + b"\n" + content)
+
+
+def recall(kind: str, name: str, compute: Callable[[], T]) -> T:
+    """The record stored under a name; if there is none it is computed, and stored."""
+    found: T | None = load(kind, name)
+    if found is None:
+        found = compute()
+        store(kind, name, found)
+    return found
 
 
 def _path(kind: str, name: str) -> Path:

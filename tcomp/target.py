@@ -260,22 +260,21 @@ _DESCRIPTION = re.compile(r"^(?:vendor_id|cpu family|model|stepping|flags|CPU \w
 
 
 def _processor() -> tuple[str, list[str]]:
-    """LLVM's name of the processor, and the features that it finds. They are kept for the next time: to load LLVM takes longer than many a
-    compilation out of the cache, which asks it nothing else."""
+    """LLVM's name of the processor, and the features that it finds. They are cached: to load LLVM takes longer than many a compilation out of
+    the cache, which asks it nothing else."""
     import llvmlite  # where this machine is asked, not to describe another
+
+    def asked() -> tuple[str, list[str]]:
+        import llvmlite.binding as llvm
+
+        return llvm.get_host_cpu_name(), sorted(name for name, on in llvm.get_host_cpu_features().items() if on)
 
     described = set()
     with suppress(OSError):
         described = set(_DESCRIPTION.findall(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")))
-    name = cache.name(llvmlite.__version__, platform.machine(), *sorted(described))
-    kept = cache.load("processors", name) if described else None
-    if kept is None:
-        import llvmlite.binding as llvm
-
-        kept = llvm.get_host_cpu_name(), sorted(name for name, on in llvm.get_host_cpu_features().items() if on)
-        if described:
-            cache.store("processors", name, kept)
-    cpu, features = kept
+    if not described:
+        return asked()
+    cpu, features = cache.recall("processors", cache.name(llvmlite.__version__, platform.machine(), *sorted(described)), asked)
     return cpu, features
 
 

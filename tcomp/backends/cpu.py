@@ -78,14 +78,13 @@ class CpuBackend(Backend):
 
     def _object(self, ir_text: str) -> bytes:
         """LLVM IR that is no kernel, compiled to a relocatable object, or found in the cache."""
-        name = cache.name(ir_text, str(self.target), cache.source_version())
-        kept = cache.load("objects", name)
-        if kept is None:
+
+        def compiled() -> str:
             from tcomp.codegen.llvm.machine_code import compile_ir
 
-            kept = base64.b64encode(compile_ir(ir_text, self.target)).decode()
-            cache.store("objects", name, kept)
-        return base64.b64decode(kept)
+            return base64.b64encode(compile_ir(ir_text, self.target)).decode()
+
+        return base64.b64decode(cache.recall("objects", cache.name(ir_text, str(self.target), cache.source_version()), compiled))
 
     def listing(self, stage: str, schedule: Schedule) -> str:
         """LLVM IR, or assembly."""

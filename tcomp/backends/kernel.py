@@ -124,22 +124,21 @@ def operand_layouts(body: Graph, constants: frozenset[int], backend: Backend, kn
         return {}
     if knobs is not None:
         return backend.operand_layouts(backend.lower(body, "kernel"), constants, knobs)
-    name = cache.name(canonical_graph_text(body), str(sorted(constants)), *backend.identity)
-    kept = cache.load("layouts", name)
-    if kept is None:
-        kept = [(n, str(layout)) for n, layout in backend.operand_layouts(backend.lower(body, "kernel"), constants).items()]
-        cache.store("layouts", name, kept)
-    return {n: parse_layout(text, len(body.inputs[n].shape)) for n, text in kept}
+
+    def layouts() -> list[tuple[int, str]]:
+        return [(n, str(layout)) for n, layout in backend.operand_layouts(backend.lower(body, "kernel"), constants).items()]
+
+    found = cache.recall("layouts", cache.name(canonical_graph_text(body), str(sorted(constants)), *backend.identity), layouts)
+    return {n: parse_layout(text, len(body.inputs[n].shape)) for n, text in found}
 
 
 def predicted_seconds(body: Graph, backend: Backend) -> float:
     """How long the analytic model says a KERNEL body takes on one core, with its default schedule; symbolic dims are taken at some size."""
-    name = cache.name(canonical_graph_text(body), *backend.identity)
-    kept = cache.load("seconds", name)
-    if kept is None:
+
+    def modelled() -> float:
         from tcomp.schedules.analysis.access_patterns import extent_of
 
         kernel = build_loops(body, "kernel", backend).kernel
-        kept = backend.cost_model().estimate(kernel, {v: extent_of(v) for v in kernel.scalars}).time
-        cache.store("seconds", name, kept)
-    return float(kept)
+        return float(backend.cost_model().estimate(kernel, {v: extent_of(v) for v in kernel.scalars}).time)
+
+    return cache.recall("seconds", cache.name(canonical_graph_text(body), *backend.identity), modelled)

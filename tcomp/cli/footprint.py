@@ -11,10 +11,8 @@ from pathlib import Path
 
 def _peak() -> int:
     """Bytes of memory that this program has held at most (getrusage would count the process it was forked from)."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) << 10
-    return 0
+    fields = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
+    return next((int(words[1]) << 10 for words in fields if words[:1] == ["VmHWM:"]), 0)
 
 
 def main() -> None:

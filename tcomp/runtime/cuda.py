@@ -37,6 +37,8 @@ _PINNED = 32 << 20  # bytes of the staging buffer for uploads: large enough that
 class CudaModule(LoadedModel):
     """A compiled model that runs on a GPU. Calls from several threads take turns; several modules are independent of each other."""
 
+    threads = 1  # it launches
+
     def __init__(self, artifact: Artifact, device: CupyDevice | None = None) -> None:
         """Prefer `Module.load`. Raises DeviceError if there is no GPU that can run the code."""
         super().__init__(artifact)
@@ -52,11 +54,6 @@ class CudaModule(LoadedModel):
             self._weights = self._device.allocate(artifact.weights.size)
             self._device.upload(self._device.address(self._weights), artifact.weights)
             self._device.synchronize()
-
-    @property
-    def threads(self) -> int:
-        """One: it launches."""
-        return 1
 
     def _profile(self, inputs: Mapping[str, object], runs: int) -> list[tuple[str, float]]:
         names = self._plan.labels

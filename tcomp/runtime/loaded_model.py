@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tcomp.errors import ArtifactError, InputError
 from tcomp.runtime.artifact import Artifact
 from tcomp.runtime.inputs import admit
-from tcomp.runtime.manifest import Manifest, TensorSpec, numpy_dtype
+from tcomp.runtime.manifest import TensorSpec, numpy_dtype
 from tcomp.runtime.plan import size_of
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -39,21 +39,25 @@ class KernelFacts:
 
 
 class LoadedModel(ABC):
-    """A compiled model that can be run: a `Module` on CPUs, a `CudaModule` on a GPU."""
+    """A compiled model that can be run: a `Module` on CPUs, a `CudaModule` on a GPU.
+
+    artifact: Artifact, what was loaded
+    manifest: Manifest, what the artifact says of itself
+    inputs, outputs: tuples of TensorSpec, in the order of the graph
+    threads: int, those of this machine that run the model
+    """
+
+    threads: int
 
     def __init__(self, artifact: Artifact) -> None:
-        manifest = artifact.manifest
-        self._artifact = artifact
+        self.artifact = artifact
+        self.manifest = manifest = artifact.manifest
+        self.inputs, self.outputs = manifest.inputs, manifest.outputs
         self._names = [spec.name for spec in manifest.inputs]
         self._admission = [(spec, numpy_dtype(spec.dtype)) for spec in manifest.inputs]
         self._output_names = [spec.name for spec in manifest.outputs]
         self._output_dtypes = [numpy_dtype(spec.dtype) for spec in manifest.outputs]
         self._dim_index = {dim.name: index for index, dim in enumerate(manifest.dims)}
-
-    @property
-    @abstractmethod
-    def threads(self) -> int:
-        """Threads of this machine that run the model."""
 
     @abstractmethod
     def _execute(self, values: list[Any]) -> list[Any]:
@@ -63,33 +67,13 @@ class LoadedModel(ABC):
     def _profile(self, inputs: Mapping[str, object], runs: int) -> list[tuple[str, float]]:
         """See `profile`; the model has run once with these inputs."""
 
-    @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
-        """The inputs, in the order of the graph."""
-        return self.manifest.inputs
-
-    @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
-        """The outputs, in the order of the graph."""
-        return self.manifest.outputs
-
-    @property
-    def manifest(self) -> Manifest:
-        """What the artifact says of itself."""
-        return self._artifact.manifest
-
-    @property
-    def artifact(self) -> Artifact:
-        """What was loaded."""
-        return self._artifact
-
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
         return f"<tcomp.{type(self).__name__} ({inputs}) -> ({outputs}), {self.threads} thread{'s'[: self.threads > 1]}>"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the artifact to a file, atomically."""
-        self._artifact.save(path)
+        self.artifact.save(path)
 
     def run(self, inputs: Mapping[str, object]) -> dict[str, Array]:
         """Run the model on named inputs: output name -> fresh ndarray (aligned to 64 bytes).

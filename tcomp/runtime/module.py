@@ -49,7 +49,7 @@ class Module(LoadedModel):
             if threads not in (None, 1):
                 raise InputError(f"cannot run with {threads} threads: the model was compiled for one", hint="compile it with more")
             threads = 1
-        self._threads = threads or manifest.threads or default_threads()
+        self.threads = threads or manifest.threads or default_threads()
         self._grows = any(dim.data_dependent for dim in manifest.dims)
         self._plans: dict[tuple[Shape, ...], _Plan] = {}
 
@@ -72,16 +72,11 @@ class Module(LoadedModel):
             return CudaModule(artifact)
         return cls(artifact, threads, code_path)
 
-    @property
-    def threads(self) -> int:
-        """The number of threads of a run."""
-        return self._threads
-
     def _profile(self, inputs: Mapping[str, object], runs: int) -> list[tuple[str, float]]:
         names = self.manifest.notes.get("kernels")
         run_profiled = self._code.run_profiled
         if run_profiled is None or not isinstance(names, list):
-            raise ArtifactError("the artifact cannot be profiled", where=self._artifact.where, hint="compile it again")
+            raise ArtifactError("the artifact cannot be profiled", where=self.artifact.where, hint="compile it again")
         ticks, wall = (ctypes.c_int64 * len(names))(), 0.0
 
         def timed(call: int) -> int:
@@ -111,12 +106,12 @@ class Module(LoadedModel):
 
         pid = os.getpid()
         process = self._processes.get(pid) or self._processes.setdefault(pid, _Process())
-        if self._threads == 1:
+        if self.threads == 1:
             error, dims = self._call(process.frames, plan, values, outputs, None, run or self._code.run)
         else:
             with process.lock:
                 if process.pool is None and self._code.pool_create is not None:
-                    process.pool = self._code.pool_create(self._threads, None)
+                    process.pool = self._code.pool_create(self.threads, None)
                 error, dims = self._call(process.frames, plan, values, outputs, process.pool, run or self._code.run)
         if error:
             messages = self.manifest.errors
@@ -130,7 +125,7 @@ class Module(LoadedModel):
         try:
             frame = frames.pop()
         except IndexError:
-            frame = _Frame(self._artifact.weights, len(self._names), len(self._output_names), len(self._dim_index))
+            frame = _Frame(self.artifact.weights, len(self._names), len(self._output_names), len(self._dim_index))
         frame.prepare(plan, pool, self._grows)
         for index, array in enumerate(inputs):
             frame.inputs[index] = array.__array_interface__["data"][0]

@@ -9,10 +9,13 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tcomp.errors import ArtifactError
 from tcomp.runtime.schema import LIMIT, load_json, read, refuse
+
+if TYPE_CHECKING:
+    from tcomp.runtime.cuda import CupyDevice
 
 MAX_DEPTH = 64  # of nested expressions and steps: far below Python's limit of recursion
 MAX_BUFFERS = 4096  # of a kernel; the same for scalars
@@ -34,19 +37,6 @@ Size = Any  # an int, or a list: ["dim", n], ["scalar", n], ["loop", name], [ope
 Values = Mapping[tuple[str, int | str], int]
 Names = Mapping[str, set[int | str]]  # the dims, scalars and loops that a size may mention
 Operand = Annotated[int, range(MAX_BUFFERS + 1)]
-
-
-class Device(Protocol):
-    """What a plan is executed on. Addresses are integers; operations happen in order."""
-
-    def launch(self, function: Any, grid: tuple[int, ...], block: tuple[int, ...], arguments: Sequence[int]) -> None:
-        """Launch a loaded function."""
-
-    def copy(self, target: int, source: int, size: int) -> None:
-        """Copy bytes on the device."""
-
-    def read_byte(self, address: int) -> int:
-        """The byte at an address, once all earlier operations have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +111,7 @@ class Plan:
 
     def execute(
         self,
-        device: Device,
+        device: CupyDevice,
         functions: Mapping[str, Any],
         dims: Sequence[int],
         place: Mapping[tuple[str, int], int],
