@@ -1,6 +1,6 @@
 """The manifest of an artifact: its signature and all else that is not code or weights, as canonical JSON.
 
-    {"format": 1, "producer": "tcomp 0.1",
+    {"format": 2, "producer": "tcomp 0.1",
      "triple": "x86_64-unknown-linux-gnu", "cpu": "skylake-avx512", "features": ["avx512f", "fma"],
      "inputs":  [{"name": "x", "dtype": "float32", "shape": ["n", 4]}],
      "outputs": [{"name": "y", "dtype": "float32", "shape": ["2*n", 4]}],
@@ -27,7 +27,7 @@ import numpy as np
 from tcomp.errors import ArtifactError
 from tcomp.runtime.schema import Count, load_json, read, refuse
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST_LIMIT = 64 << 20  # bytes: far more than any model's, far less than a hostile header could ask for
 MAX_AXES = 64  # NumPy's limit
 

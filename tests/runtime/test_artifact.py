@@ -199,6 +199,7 @@ def test_a_hostile_manifest_cannot_exhaust_memory_or_the_stack() -> None:
         b"\xff",
         b"{}",
         b'{"format":1}',
+        b'{"format":2}',
     ):
         head = struct.pack("<8sII6Q", b"\x89TCOMP\r\n", 1, 0, 128, 0, 0x1000000, 0, 128, len(text))
         for offset in (0x1000000, 1 << 62, 4096):
