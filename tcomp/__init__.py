@@ -28,8 +28,8 @@ __all__ = ["Module", "Schedule", "ScheduleError", "Target", "TcompError", "build
 
 _HOMES = {
     "build": "tcomp.functions", "compile": "tcomp.api", "ScheduleError": "tcomp.errors", "TcompError": "tcomp.errors",
-    "Module": "tcomp.runtime", "load": "tcomp.runtime", "program": "tcomp.frontends.python", "Schedule": "tcomp.schedules", "Target": "tcomp.target",
-    "tune": "tcomp.autotune.tuner",
+    "Module": "tcomp.runtime", "load": "tcomp.runtime", "program": "tcomp.frontends.python", "Schedule": "tcomp.schedules",
+    "Target": "tcomp.target", "tune": "tcomp.autotune.tuner",
 }  # fmt: skip
 
 

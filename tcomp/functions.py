@@ -104,7 +104,8 @@ class InPlace:
                 array = arrays[n] = self._admitted(array, name, dtype)
             flags = array.flags
             if not (flags.c_contiguous and flags.aligned and (flags.writeable or not written)):
-                why = "it is read-only, and the kernel writes it" if flags.c_contiguous and flags.aligned else f"its strides are {array.strides}"
+                dense = flags.c_contiguous and flags.aligned
+                why = "it is read-only, and the kernel writes it" if dense else f"its strides are {array.strides}"
                 hint = "" if flags.c_contiguous else "np.ascontiguousarray makes a copy that does"
                 raise InputError(f"the array for `{name}` cannot be used in place", why=why, hint=hint)
         for one, other in self._disjoint:
@@ -130,7 +131,7 @@ class InPlace:
         return np.asarray(array).view(dtype)
 
     def _carriers(self, shapes: Sequence[tuple[int, ...]], rest: tuple[Any, ...], named: dict[str, Any]) -> list[np.ndarray]:
-        """Arrays whose shapes tell the kernel's sizes. Raises `InputError` where shapes contradict the declared ones, or a size is missing."""
+        """Arrays whose shapes tell the kernel's sizes. Raises `InputError` where shapes contradict those declared, or a size is missing."""
         scalars = self.kernel.scalars
         declared = [(b.name, b.shape, shape) for b, shape in zip(self.kernel.buffers, shapes, strict=True)]
         solved = bind_dims(declared)

@@ -96,8 +96,8 @@ class Target(ABC):
 
 @dataclass(frozen=True)
 class CpuTarget(Target):
-    """A CPU. `arch` is "x86_64" or "aarch64"; `cpu` is LLVM's name of the processor; `features` are those of LLVM's feature names that it has
-    and that generated code may use, sorted. `l1`, `l2` (per core) and `l3` (shared) are bytes of data cache. `cores` counts
+    """A CPU. `arch` is "x86_64" or "aarch64"; `cpu` is LLVM's name of the processor; `features` are those of LLVM's feature names that it
+    has and that generated code may use, sorted. `l1`, `l2` (per core) and `l3` (shared) are bytes of data cache. `cores` counts
     physical cores.
     """
 
@@ -260,8 +260,8 @@ _DESCRIPTION = re.compile(r"^(?:vendor_id|cpu family|model|stepping|flags|CPU \w
 
 
 def _processor() -> tuple[str, list[str]]:
-    """LLVM's name of the processor, and the features that it finds. They are cached: to load LLVM takes longer than many a compilation out of
-    the cache, which asks it nothing else."""
+    """LLVM's name of the processor, and the features that it finds. They are cached: to load LLVM takes longer than many a compilation out
+    of the cache, which asks it nothing else."""
     import llvmlite  # where this machine is asked, not to describe another
 
     def asked() -> tuple[str, list[str]]:
@@ -297,7 +297,8 @@ def _cpu(words: list[str], text: str) -> CpuTarget:
     if not words or words[0] != "cpu":
         hint = "`cpu`, `cpu -mcpu=NAME`, `cpu -march=aarch64 -mcpu=NAME`, `aarch64`, `cuda`, `cuda -arch=sm_90a`"
         raise TargetError(f"unknown target `{text}`", hint=hint)
-    options = _options(words, r"(march|mcpu|mattr|l1|l2|l3|cores)=(\S+)", text, "-march= -mcpu= -mattr=+feature,-feature -l1= -l2= -l3= -cores=")
+    hint = "-march= -mcpu= -mattr=+feature,-feature -l1= -l2= -l3= -cores="
+    options = _options(words, r"(march|mcpu|mattr|l1|l2|l3|cores)=(\S+)", text, hint)
     arch, cpu = options.get("march"), options.get("mcpu")
     if arch is None:
         arch = next((name for name, cpus in FEATURES.items() if cpu in cpus), None)

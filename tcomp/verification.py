@@ -103,8 +103,8 @@ def verify(
     """Compare the native code of an imported graph with its interpretation.
 
     `tolerance` bounds the relative error; by default it depends on the dtype (1e-4 for float32, 0 for integers), and on the precision of
-    the target (1e-2 for tf32 and fp16, 5e-2 for bf16). `full` judges every pass and kernel even where the outputs agree. Raises `TcompError`
-    as compilation does.
+    the target (1e-2 for tf32 and fp16, 5e-2 for bf16). `full` judges every pass and kernel even where the outputs agree. Raises
+    `TcompError` as compilation does.
     """
     tell, precision = options.progress, options.backend.target.precision
     artifact = compile_graph(graph, options)
@@ -121,7 +121,8 @@ def verify(
             graph = function(graph)
             outputs, after = _interpret(graph, inputs, f"values after {name}", tell)
             worst = _worst(compare(n, outputs[n], want[n], tolerance) for n in want)
-            changed = (n for n, a in after.items() if n in before and a.shape == before[n].shape and not compare(n, a, before[n], tolerance).ok)
+            same = (n for n, a in after.items() if n in before and a.shape == before[n].shape)
+            changed = (n for n in same if not compare(n, after[n], before[n], tolerance).ok)
             result.passes.append(PassResult(name, worst, "" if worst.ok else next(changed, "")))
             if not worst.ok:
                 return result

@@ -64,7 +64,8 @@ class CpuBackend(Backend):
         """A shared object: the kernels, the entry function that calls them, and the thread pool."""
         from tcomp.codegen.llvm.entry import emit_program
 
-        objects = [self._object(emit_program(program, self.target)), *kernels.values(), self._object(thread_pool.pool_ir(self.target.triple))]
+        entry, pool = (self._object(ir) for ir in (emit_program(program, self.target), thread_pool.pool_ir(self.target.triple)))
+        objects = [entry, *kernels.values(), pool]
         return elf.link(objects, ["tcomp_run", "tcomp_run_profiled", "tcomp_plan", *thread_pool.EXPORTS], imports=thread_pool.IMPORTS)
 
     def link_kernel(self, kernel: Kernel, sizes: Mapping[Expr, int]) -> bytes:

@@ -100,7 +100,8 @@ def _jobs() -> int:
 
 def python_environment() -> dict[str, str]:
     """The environment of a Python process that imports this tcomp (with option -P: not one in the working directory)."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(tcomp.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    paths = [str(Path(tcomp.__file__).parents[1]), os.environ.get("PYTHONPATH")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 class _Worker:

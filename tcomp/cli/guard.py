@@ -21,8 +21,8 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the Python traceback 
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with an option `--debug`, and with the fields of a parameter that is a dataclass as options of their own. A `TcompError` is
-    printed as one message (with `--json` also as JSON): status 2. Any other exception is a bug of tcomp: one line and status 70."""
+    """The command with an option `--debug`, and with the fields of a parameter that is a dataclass as options of their own. A `TcompError`
+    is printed as one message (with `--json` also as JSON): status 2. Any other exception is a bug of tcomp: one line and status 70."""
     declared = {p.name: (p.default, p.annotation) for p in inspect.signature(command, eval_str=True).parameters.values()}
     groups = {name: kind for name, (_, kind) in declared.items() if is_dataclass(kind) and isinstance(kind, type)}
     parameters: list[inspect.Parameter] = []

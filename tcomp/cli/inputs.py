@@ -43,7 +43,8 @@ class Feeds:
     def explain(self) -> None:
         """Say on stderr what was made up."""
         if self.random:
-            output.message(f"random inputs (normal; integers 0 or 1): {', '.join(self.random)}; give them with --input NAME=FILE.npy", "dim")
+            names = ", ".join(self.random)
+            output.message(f"random inputs (normal; integers 0 or 1): {names}; give them with --input NAME=FILE.npy", "dim")
         if self.chosen:
             sizes = ", ".join(f"{name}={n}" for name, n in self.chosen.items())
             output.message(f"sizes chosen: {sizes}; give them with --dim NAME=N", "dim")
@@ -133,7 +134,9 @@ def _read_inputs(texts: Iterable[str] | None, signature: Sequence[Value]) -> dic
     """`name=file.npy`, `name=number` and `file.npz` as given on the command line."""
     values, all_texts = {v.name: v for v in signature}, list(texts or ())
     several = [text for text in all_texts if "=" not in text and Path(text).suffix == ".npz"]
-    found: list[tuple[str, Array | float, str]] = [(name, a, f"--input {text}") for text in several for name, a in _load(Path(text)).items()]
+    found: list[tuple[str, Array | float, str]] = []
+    for text in several:
+        found += [(name, a, f"--input {text}") for name, a in _load(Path(text)).items()]
     single = (text for text in all_texts if text not in several)
     for name, source, where in assignments(single, "--input", "NAME=FILE", "--input image=cat.npy, --input all.npz"):
         found.append((name, _array_or_number(source), where))
@@ -164,7 +167,8 @@ def _array_or_number(source: str) -> Array | float:
             return float(source)
     arrays = _load(Path(source))
     if set(arrays) != {""}:
-        raise InputError(f"{source} holds several arrays", where="--input", hint=f"--input {source} (without a name) takes them by their names")
+        hint = f"--input {source} (without a name) takes them by their names"
+        raise InputError(f"{source} holds several arrays", where="--input", hint=hint)
     return arrays[""]
 
 

@@ -22,7 +22,8 @@ def option(name: str, metavar: str, help: str, **more: Any) -> Any:
 
 
 OnnxModel = Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="An ONNX model.", show_default=False)]
-AnyModel = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX model, or an artifact that `tcomp compile` wrote.", show_default=False)]
+_MODEL = "An ONNX model, or an artifact that `tcomp compile` wrote."
+AnyModel = Annotated[Path, typer.Argument(metavar="MODEL", help=_MODEL, show_default=False)]
 Dims = Annotated[list[str] | None, option("--dim", "NAME=N", "Fix a symbolic dim (batch=1), or bound it (seq=1..512). May be repeated.")]
 Shapes = Annotated[list[str] | None, option("--shape", "INPUT=AxBxC", "The shape of an input (x=1x3x224x224). May be repeated.")]
 _VALUE = "Fix an input for good (sr=16000, table=table.npy), so that shapes may depend on it. May be repeated."
@@ -36,7 +37,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for ma
 Profile = "Show the time of every kernel, and its share of what this machine can do."
 _TARGET = "What to compile for, as in 'cpu -mcpu=skylake-avx512'. Default: this machine."
 _PRECISION = "Of products of float32 matrices, for --target cuda: fp32, tf32, fp16, bf16."
-_DIRECT = "Convolutions and products as direct sums only, without Winograd's and Strassen's algorithms: slower, more exact, less memory for weights."
+_DIRECT = "Direct sums only, without Winograd's and Strassen's algorithms: slower, more exact, less memory for weights."
 
 STAGES = ("graph", "te", "schedule", "loops", "llvm", "asm", "cuda", "ptx", "sass-stats")
 

@@ -74,9 +74,9 @@ def manifest(
 def _facts(
     graph: Graph, dims: Sequence[Expr], kernels: Mapping[Node, CompiledKernel], not_fused: Sequence[tuple[str, Fallback]]
 ) -> list[dict[str, Any]]:
-    """For each kernel, in order: the fields of `Work` for all its calls of a run, as sizes over the dims (see `runtime.plan`); `layout` of its
-    results; `not_fused`, why these are stored (see `passes.partition`). Work is left out where it depends on data: in branches and `while` loops.
-    """
+    """For each kernel, in order: the fields of `Work` for all its calls of a run, as sizes over the dims (see `runtime.plan`); `layout` of
+    its results; `not_fused`, why these are stored (see `passes.partition`). Work is left out where it depends on data: in branches and
+    `while` loops."""
     names = {d.name: d for d in dims}
     numbers = {d: ["dim", n] for n, d in enumerate(dims)}
     found = []

@@ -50,7 +50,8 @@ class _Assembly:
     def __init__(self, graph: Graph, dims: Sequence[Expr], kernels: Mapping[Node, CompiledKernel], plan: Plan, weights: Weights) -> None:
         self.dims = {d.name: d for d in dims}
         self.kernels, self.plan, self.weights = kernels, plan, weights
-        self.fixed = {v: P.Ref("input", n, 0) for n, v in enumerate(graph.inputs)} | {v: P.Ref("output", n, 0) for n, v in enumerate(graph.outputs)}
+        self.fixed = {v: P.Ref("input", n, 0) for n, v in enumerate(graph.inputs)}
+        self.fixed |= {v: P.Ref("output", n, 0) for n, v in enumerate(graph.outputs)}
         self.slices: dict[Value, P.Ref] = {}  # one iteration's part of a scanned value
 
     def place(self, value: Value) -> P.Ref:

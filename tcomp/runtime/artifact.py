@@ -71,9 +71,9 @@ def write_artifact(
 ) -> None:
     """Write an artifact to a path (atomically: a reader sees the old file or the new one) or to an open file (from its start).
 
-    `weights` are (name, contiguous buffer or ndarray), or have `nbytes` and `__array__` like one: such are materialised when they are written,
-    few at a time, in as many threads as there are cores. `manifest` has all keys but `format`, `weights` and `code_sha256`, which are
-    computed here. Raises ArtifactError for a malformed manifest or if the file cannot be written.
+    `weights` are (name, contiguous buffer or ndarray), or have `nbytes` and `__array__` like one: such are materialised when they are
+    written, few at a time, in as many threads as there are cores. `manifest` has all keys but `format`, `weights` and `code_sha256`, which
+    are computed here. Raises ArtifactError for a malformed manifest or if the file cannot be written.
     """
     names = [name for name, _ in weights]
     buffers = [buffer if hasattr(buffer, "__array__") else _as_bytes(name, buffer) for name, buffer in weights]
@@ -115,7 +115,7 @@ def write_artifact(
 
 
 def read_artifact(source: Source) -> Artifact:
-    """Open an artifact: a path or open file (mapped, read lazily), or the bytes of one (copied). Raises ArtifactError if anything is wrong."""
+    """Open an artifact: a path or open file (mapped, read lazily), or its bytes (copied). Raises ArtifactError if anything is wrong."""
     if isinstance(source, (bytes, bytearray, memoryview)):
         return Artifact(_copied(source), "the given bytes")
     try:

@@ -29,7 +29,7 @@ from tcomp.runtime.plan import KernelCode, Plan, evaluate
 Shapes = tuple[tuple[int, ...], ...]
 
 MAX_SESSIONS = 16  # sets of input shapes whose memory (an arena each) and graph are kept
-MAX_GRAPH_NODES = 20_000  # launches of a CUDA graph: to capture more takes seconds and much memory, so longer runs are launched step by step
+MAX_GRAPH_NODES = 20_000  # launches of a CUDA graph: longer runs, which take seconds to capture, are launched step by step
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # of a function: CUfunction_attribute of the driver
 _PINNED = 32 << 20  # bytes of the staging buffer for uploads: large enough that its copies run at the rate of the bus
 
@@ -144,7 +144,8 @@ class _Session:
         check_sizes(workspace, self.shapes)
         sizes = {("workspace", 0): workspace}
         sizes |= {("input", n): prod(shape) * d.itemsize for n, (shape, (_, d)) in enumerate(zip(shapes, module._admission, strict=True))}
-        sizes |= {("output", n): prod(shape) * d.itemsize for n, (shape, d) in enumerate(zip(self.shapes, module._output_dtypes, strict=True))}
+        results = zip(self.shapes, module._output_dtypes, strict=True)
+        sizes |= {("output", n): prod(shape) * d.itemsize for n, (shape, d) in enumerate(results)}
         self.memory = {key: device.allocate(size) for key, size in sizes.items()}
         self.places = {key: device.address(m) for key, m in self.memory.items()} | {("weights", 0): device.address(module._weights)}
         self._launch = partial(plan.execute, device, module._functions, self.dims, self.places)

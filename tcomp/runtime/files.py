@@ -14,8 +14,8 @@ from tcomp.errors import ArtifactError, TcompError
 
 @contextmanager
 def replacing(*paths: Path, error: type[TcompError] = ArtifactError) -> Iterator[list[BinaryIO]]:
-    """Files, open for writing and reading, that take the places of `paths` once all are complete; none does if anything fails. A reader sees
-    the old file or the new one. Raises `error` if one cannot be written."""
+    """Files, open for writing and reading, that take the places of `paths` once all are complete; none does if anything fails. A
+    reader sees the old file or the new one. Raises `error` if one cannot be written."""
     temporary = {path: path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp") for path in paths}
     try:
         with ExitStack() as files:

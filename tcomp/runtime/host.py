@@ -22,8 +22,8 @@ _KERNEL_NAMES = {
         "sha": "shani", "rdrnd": "rdrand", "crc32": "sse42", "64bit": "lm",
     },
     "aarch64": {
-        "fparmv8": "fp", "neon": "asimd", "fullfp16": "asimdhp", "fp16fml": "asimdfhm", "dotprod": "asimddp", "lse": "atomics", "crc": "crc32",
-        "rdm": "asimdrdm", "rcpc": "lrcpc", "jsconv": "jscvt", "complxnum": "fcma",
+        "fparmv8": "fp", "neon": "asimd", "fullfp16": "asimdhp", "fp16fml": "asimdfhm", "dotprod": "asimddp", "lse": "atomics",
+        "crc": "crc32", "rdm": "asimdrdm", "rcpc": "lrcpc", "jsconv": "jscvt", "complxnum": "fcma",
     },
 }  # fmt: skip
 
@@ -47,8 +47,8 @@ def _plain(feature: str) -> str:
 
 
 def cpuinfo(key: str) -> str:
-    """The value of the first line with this key in /proc/cpuinfo, "" if there is none. Only the first processor's entry is read: it is enough,
-    and asking for all is slow on large machines."""
+    """The value of the first line with this key in /proc/cpuinfo, "" if there is none. Only the first processor's entry is read: it is
+    enough, and asking for all is slow on large machines."""
     try:
         with open("/proc/cpuinfo", "rb", buffering=0) as file:
             lines = file.read(16384).decode(errors="replace").splitlines()

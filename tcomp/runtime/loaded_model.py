@@ -112,8 +112,8 @@ class LoadedModel(ABC):
         """
         values = zip(self._ordered(inputs), self._admission, strict=True)
         dims = self._bind(tuple(admit(value, *admission).shape for value, admission in values))
-        names, facts = self.manifest.notes.get("kernels"), self.manifest.notes.get("facts")
-        if not isinstance(names, list) or not isinstance(facts, list) or len(names) != len(facts) or not all(isinstance(f, dict) for f in facts):
+        names, facts = (self.manifest.notes.get(key) for key in ("kernels", "facts"))
+        if not isinstance(names, list) or not isinstance(facts, list) or [*map(type, facts)] != [dict] * len(names):
             raise ArtifactError("the artifact says nothing of its kernels", hint="compile it again")
         found = []
         for name, fact in zip(names, facts, strict=True):
@@ -156,7 +156,7 @@ class LoadedModel(ABC):
 
 
 def check_sizes(workspace: int, shapes: Sequence[Shape]) -> None:
-    """Bytes of workspace and shapes of outputs as the code of a model tells them: memory depends on them. Raises InputError or ArtifactError."""
+    """Check the sizes that the code of a model tells, since memory depends on them. Raises InputError or ArtifactError."""
     if workspace == -1:
         raise InputError("the inputs are too small for the model", why="the size of an intermediate result would be negative")
     if not 0 <= workspace <= MEMORY_LIMIT or any(extent < 0 for shape in shapes for extent in shape):

@@ -32,12 +32,13 @@ MANIFEST_LIMIT = 64 << 20  # bytes: far more than any model's, far less than a h
 MAX_AXES = 64  # NumPy's limit
 
 _NATIVE = {
-    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64", "complex64", "complex128",
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+    "complex64", "complex128",
 }  # fmt: skip
 # Element types that NumPy lacks, with the type of their raw bits. Those narrower than a byte take one byte each.
-_EXTENDED = {"bfloat16": "uint16"} | dict.fromkeys(
-    ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn", "int4", "uint4", "int2", "uint2"), "uint8"
-)
+_EXTENDED = {"bfloat16": "uint16"}
+_EXTENDED |= dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"), "uint8")
+_EXTENDED |= dict.fromkeys(("float4_e2m1fn", "int4", "uint4", "int2", "uint2"), "uint8")
 
 
 @cache

@@ -9,6 +9,7 @@ import tempfile
 from _ctypes import dlclose
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from tcomp.errors import ArtifactError, InputError
 
@@ -39,7 +40,7 @@ class NativeCode:
         self.pool_create = self._function("tcomp_pool_create", pointer, status, pointer)
         self.pool_destroy = self._function("tcomp_pool_destroy", None, pointer)
 
-    def _function(self, name: str, result: type[ctypes.c_int32 | ctypes.c_void_p] | None, *arguments: type) -> ctypes._NamedFuncPointer | None:
+    def _function(self, name: str, result: type[ctypes._SimpleCData[Any]] | None, *arguments: type) -> ctypes._NamedFuncPointer | None:
         if not hasattr(self._library, name):
             return None
         function = self._library[name]
@@ -89,7 +90,7 @@ def _open_file(code: bytes, path: Path) -> ctypes.CDLL:
 
 
 class Workspace:
-    """Scratch memory for one call at a time, aligned to 64 bytes at least; large ones ask for huge pages. Raises InputError if there is none."""
+    """Scratch memory for one call at a time, aligned to 64 bytes at least; large ones ask for huge pages. InputError if there is none."""
 
     __slots__ = ("_memory", "address", "size")
 

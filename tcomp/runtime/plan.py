@@ -200,7 +200,8 @@ class Plan:
         return s
 
     def _check_place(self, p: Any, names: Names) -> None:
-        if type(p) is not list or len(p) != 3 or type(p[0]) is not str or type(p[1]) is not int or not 0 <= p[1] < self._memories.get(p[0], 0):
+        formed = type(p) is list and len(p) == 3 and type(p[0]) is str and type(p[1]) is int
+        if not formed or not 0 <= p[1] < self._memories.get(p[0], 0):
             refuse(("place",), "[memory, index, offset] of a memory that the model has")
         _check_size(p[2], names, "place")
 

@@ -1,7 +1,7 @@
 """Checked JSON: the fields of a dataclass, with their types, are the schema of the object that it is read from.
 
-A field is a `str`, `bool`, `int` or bounded integer (`Annotated[int, range(...)]`), a union of such types and None, a dataclass (read from an
-object), `tuple[T, ...]` (from an array), `dict[str, Any]` (any object) or `Any`. Keys that no field names are ignored.
+A field is a `str`, `bool`, `int` or bounded integer (`Annotated[int, range(...)]`), a union of such types and None, a dataclass (read from
+an object), `tuple[T, ...]` (from an array), `dict[str, Any]` (any object) or `Any`. Keys that no field names are ignored.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ def check(model: OnnxModel, dim: Dims = None, shape: Shapes = None, value: Value
             output.line(str(error), "red")
         raise typer.Exit(1) from None
     nodes = [
-        {"name": r.name, "op": f"{r.domain}.{r.op_type}".lstrip("."), "opset": r.opset, "dtypes": list(r.dtypes), "status": r.status, "reason": r.reason}
+        {"name": r.name, "op": f"{r.domain}.{r.op_type}".lstrip("."), "opset": r.opset, "dtypes": list(r.dtypes)}
+        | {"status": r.status, "reason": r.reason}
         for r in records
     ]
     counts = Counter(r.status for r in records)

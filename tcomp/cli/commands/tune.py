@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tcomp.autotune.progress import Result, Status, TaskStatus
 
 _MODEL = "An ONNX model. With --resume it may be left out."
+_DATABASE = "Where records are stored; created if there is none."
+_RESUME = "Go on with the latest tuning in the database, with the rest of its budget."
 MAX_ROWS = 12  # kernels in the live table, so that it stays on the screen
 
 
@@ -31,8 +33,8 @@ def tune(
     *,
     budget: Annotated[str | None, option("--budget", "TIME", "Time in all, as in 60s, 10m, 1h. Default: 60s, unless --trials.")] = None,
     trials: Annotated[int | None, option("--trials", "N", "Candidates to measure, at most.", min=1)] = None,
-    database: Annotated[Path, typer.Option("--database", metavar="FILE", help="Where records are kept; made if there is none.")] = Path("tune.db"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the latest tuning in the database, with the rest of its budget.")] = False,
+    database: Annotated[Path, typer.Option("--database", metavar="FILE", help=_DATABASE)] = Path("tune.db"),
+    resume: Annotated[bool, typer.Option("--resume", help=_RESUME)] = False,
     workers: Annotated[int | None, option("--workers", "N", "Building processes. Default: all cores.", min=1, max=4096)] = None,
     cluster: Annotated[str | None, option("--cluster", "ADDRESS", "Measure on a Dask cluster (tcp://host:8786).")] = None,
     options: CompilationOptions,
@@ -45,7 +47,8 @@ def tune(
 ) -> None:
     """Search for faster schedules of a model's kernels; what wins in the whole model is what `tcomp compile --database` follows.
 
-    Give the same --target, --arch, --precision, --threads, --dim, --shape, --value and --direct to `tcomp compile`. Ctrl-C ends the search and confirms the best so far.
+    Give the same --target, --arch, --precision, --threads, --dim, --shape, --value and --direct to `tcomp compile`. Ctrl-C ends the search
+    and confirms the best so far.
     """
     from tcomp.autotune.tuner import tune as search
 
@@ -144,7 +147,7 @@ def _calls(task: TaskStatus) -> str:
 def _show(result: Result) -> None:
     c, tasks = result.confirmation, {t.task.key: t for t in result.tasks}
     rows = [
-        (_calls(tasks[key]), output.seconds(g.before), output.seconds(g.after), tasks[key].trials, "tuned" if key in c.kept else "rolled back")
+        (_calls(tasks[key]), *map(output.seconds, (g.before, g.after)), tasks[key].trials, "tuned" if key in c.kept else "rolled back")
         for key, g in sorted(c.kernels.items(), key=lambda item: item[1].after - item[1].before)
         if key in tasks
     ]
