@@ -31,14 +31,14 @@ def eliminate_dead(graph: Graph) -> Graph:
 
 def _trim_branches(node: Node, needed: Collection[Value]) -> Node:
     """IF and KERNEL: all bodies have the node's outputs, and its inputs (those of an IF after the condition)."""
-    kept = [n for n, v in enumerate(node.outputs) if v in needed]
-    bodies = [eliminate_dead(replace(body, outputs=_pick(body.outputs, kept))) for body in node.bodies]
+    used = [n for n, v in enumerate(node.outputs) if v in needed]
+    bodies = [eliminate_dead(replace(body, outputs=_pick(body.outputs, used))) for body in node.bodies]
     read = sorted({n for body in bodies for n in _read_inputs(body)})
     first = 1 if node.op is IF else 0
     return replace(
         node,
         inputs=(*node.inputs[:first], *_pick(node.inputs[first:], read)),
-        outputs=_pick(node.outputs, kept),
+        outputs=_pick(node.outputs, used),
         bodies=tuple(replace(body, inputs=_pick(body.inputs, read)) for body in bodies),
     )
 

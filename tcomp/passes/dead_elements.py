@@ -178,8 +178,7 @@ def _dims_along(output: te.Tensor, dim: int) -> dict[te.Tensor, int] | None:
 def _equal(now: Application, then: Application, output: int, along: Mapping[int, Mapping[te.Tensor, int]]) -> bool:
     """Whether an operator, applied to slices along some dimensions, says of an element what it says now, stage by stage."""
     old, new = (list(te.tensors([applied.outputs[output]])) for applied in (now, then))
-    sources = dict(zip(new, old, strict=False))
-    leaves = dict(zip(then.inputs, now.inputs, strict=True))
+    sources, leaves = dict(zip(new, old, strict=False)), dict(zip(then.inputs, now.inputs, strict=True))
     if len(old) != len(new) or any(leaves.get(b) is not a for b, a in sources.items() if te.is_placeholder(a)):
         return False
     return all(te.is_placeholder(a) or _same_body(a, b, sources, along) for b, a in sources.items())

@@ -67,9 +67,7 @@ class Plan:
 
     def root(self, value: Value) -> Value:
         """The value in whose storage `value` lives (itself, where it has its own)."""
-        while value in self.storage:
-            value = self.storage[value]
-        return value
+        return _root(value, self.storage)
 
 
 @dataclass(eq=False, slots=True)
@@ -114,6 +112,12 @@ def plan_memory(graph: Graph, temporaries: Mapping[Node, Sequence[Dim]] | None =
 def byte_size(value: Value) -> Dim:
     """Bytes of a value in its layout."""
     return as_dim(prod(value.physical_shape, start=as_expr(itemsize(value.dtype))))
+
+
+def _root(value: Value, storage: Mapping[Value, Value]) -> Value:
+    while value in storage:
+        value = storage[value]
+    return value
 
 
 def _align(size: int) -> int:
@@ -178,13 +182,8 @@ class _Liveness:
             pairs += zip(node.bodies[0].inputs[1:], (*node.outputs[:carried], *node.inputs[carried:]), strict=True)
         self.storage.update({inner: outer for inner, outer in pairs if outer is not None})
 
-    def _root(self, value: Value) -> Value:
-        while value in self.storage:
-            value = self.storage[value]
-        return value
-
     def _use(self, values: Iterable[Value | None], time: int) -> None:
-        for root in (self._root(v) for v in values if v is not None):
+        for root in (_root(v, self.storage) for v in values if v is not None):
             self._last_use[root] = max(time, self._last_use.get(root, 0))
 
     def _allocate(self, node: Node, value: Value) -> None:

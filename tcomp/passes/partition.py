@@ -7,7 +7,7 @@ An edge is fused when its value has one reader and
   - the producer only moves matrices to where a product reads each several times (heads of attention that share keys), or
   - the producer is a product of matrices, and what reads it concatenates their rows (heads that are joined), or
   - the reader takes the maximum of rows, and sums of exponentials relative to it, and nothing else, for a product: it goes through what a
-    reduction computes once, block by block (see `schedules.primitives.online`), or
+    reduction computes once, block by block (see `schedules.primitives.online_softmax`), or
   - the producer puts a constant around its input and the reader's windows are small (`halo.SMALL_WINDOW`), a depthwise convolution or pooling
     say: a copy would cost as much.
 Why an edge is not fused is recorded, edge by edge.
@@ -37,7 +37,7 @@ from tcomp.passes.contractions import matrix_product
 
 MAX_OPERATORS = 40  # in one kernel: bounds the time to schedule and compile it
 MAX_READS = 8  # of one operand for one element, unless the operator reduces: of more, it is a sum that is written out
-MAX_RECOMPUTED = 2  # operations for an element that several readers compute anew: about what it costs to store and load it
+MAX_RECOMPUTED = 2  # operations for an element that several readers compute again: about what it costs to store and load it
 FUNCTION_COST = 8  # operations that an elementary function takes, about: it is a polynomial
 INLINE_ELEMENTS = 1  # constants up to this size become literals of the kernel
 
@@ -282,7 +282,7 @@ class _Grouping:
                 return None
             if len(other.nodes) == 1 and all(window_size(facts[r].bodies) <= SMALL_WINDOW for r in readers) and facts[producer].pads:
                 return None
-            # What contracts reads its operands over and over, whatever a single edge looks like.
+            # A contraction reads its operands over and over, whatever a single edge looks like.
             if all(facts[r].reads_once(value) for r in readers) and not any(facts[n].contracts for n in group.nodes):
                 return None
             return "the reader uses each element many times, it would be computed anew each time"

@@ -1,4 +1,4 @@
-"""Operands that come from memory are asked for ahead, at odd sizes too; small ones are not."""
+"""Operands that come from memory are prefetched, at odd sizes too; small ones are not."""
 
 from __future__ import annotations
 

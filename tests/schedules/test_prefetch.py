@@ -56,7 +56,7 @@ def test_one_hint_for_each_vector() -> None:
     assert emit_kernel(s.kernel, HOST).count("call void @llvm.prefetch") == 4
 
 
-def test_default_schedules_ask_ahead_for_weights_that_no_near_cache_holds() -> None:
+def test_default_schedules_prefetch_weights_that_no_cache_of_a_core_holds() -> None:
     target = CpuTarget.parse("cpu -mcpu=skylake-avx512")
     for size, far in ((64, False), (1024, True)):
         p = product(32, size, size)

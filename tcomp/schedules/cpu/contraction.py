@@ -254,7 +254,10 @@ def pack(s: Schedule, acc: str, lanes: int, target: CpuTarget, knobs: Knobs, wid
         dims = [d for d, i in enumerate(r.args) if lane.var in E.variables(i)]
         if row.var in E.variables(*r.args) or step in (0, None) or len(dims) != 1 or r.args[dims[0]] is not lane.var:
             continue
-        pays = rows >= MIN_PACKED_ROWS if step != 1 else rows >= MIN_PACKED_PAGE_ROWS and _has_large_stride(r, nest, target)
+        # Large: successive rows of lanes lie on different pages, and the operand exceeds the first-level cache.
+        row_stride = max((abs(stride(r, x.var) or 0) for x in nest.reduction_loops), default=0) * itemsize(r.attr.dtype)
+        large = bytes_of(r.attr) > 2 * target.l1 and row_stride >= LARGE_STRIDE
+        pays = rows >= MIN_PACKED_ROWS if step != 1 else rows >= MIN_PACKED_PAGE_ROWS and large
         if not knobs.flag(f"{r.attr.name}.pack", pays):
             continue
         panel = width or tile_of(nest, target, knobs).vectors * lanes
@@ -262,12 +265,6 @@ def pack(s: Schedule, acc: str, lanes: int, target: CpuTarget, knobs: Knobs, wid
         order = [dims[0], *(d for d in range(len(r.args)) if d != dims[0])]
         s.relayout(packed, Layout.blocked(order, dims[0], panel))
         _packing_loops(s, packed, dims[0], panel, lanes, target, knobs)
-
-
-def _has_large_stride(r: Expr, nest: Nest, target: CpuTarget) -> bool:
-    """Whether successive rows of lanes lie on different pages while the operand exceeds the first-level cache."""
-    steps = [abs(stride(r, x.var) or 0) for x in nest.reduction_loops]
-    return bytes_of(r.attr) > 2 * target.l1 and max(steps, default=0) * itemsize(r.attr.dtype) >= LARGE_STRIDE
 
 
 def _packing_loops(s: Schedule, packed: BufferCopy, dim: int, panel: int, lanes: int, target: CpuTarget, knobs: Knobs) -> None:

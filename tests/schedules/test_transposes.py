@@ -1,4 +1,4 @@
-"""Operands read across their rows: tiles turned in registers, at odd sizes, for narrow and wide vectors and elements."""
+"""Operands read across their rows: tiles transposed in registers, at odd sizes, for narrow and wide vectors and elements."""
 
 from __future__ import annotations
 
