@@ -2,28 +2,23 @@
 
 from tcomp.ir.graph import IF, KERNEL, LOOP, Operator
 from tcomp.ops import (
-    attention,
     elementwise,
     image,
     indexing,
-    loss,
     matmul,
     movement,
     nn,
     normalization,
-    pooling,
     quantization,
     recurrent,
     reduction,
-    shapes,
     signal,
     strassen,
     winograd,
 )
 
 _FAMILIES = (
-    attention, elementwise, image, indexing, loss, matmul, movement, nn, normalization, pooling, quantization, recurrent, reduction, shapes,
-    signal, strassen, winograd,
+    elementwise, image, indexing, matmul, movement, nn, normalization, quantization, recurrent, reduction, signal, strassen, winograd,
 )  # fmt: skip
 
 OPERATORS: dict[str, Operator] = {

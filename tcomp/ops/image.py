@@ -1,35 +1,36 @@
-"""Resampling operators: interpolation along an axis, sampling at given positions, regions of interest, column folding."""
+"""Resampling operators: interpolation along an axis, sampling at given positions, regions of interest, images from columns."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
+from functools import reduce
+from itertools import product
 from math import prod
+from operator import add, mul
 
 from tcomp.errors import IRError
 from tcomp.ir import te
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, cast, const, maximum, minimum, select
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, cast, const, maximum, minimum, row_major, select
 from tcomp.ir.graph import Operator
-from tcomp.ops.broadcast import widened
+from tcomp.ir.te import Tensor
+from tcomp.ops.broadcast import rounded, widened
 from tcomp.ops.indexing import valid_index
-from tcomp.ops.reduction import rounded
-
-# ---------------------------------------------------------------- along one axis
 
 
-def repeat(x: te.Tensor, factor: int, axis: int) -> te.Tensor:
+def repeat(x: Tensor, factor: int, axis: int) -> Tensor:
     """Every element `factor` times along `axis`: nearest-neighbour upsampling by an integer."""
     shape = [*x.shape[:axis], as_dim(as_expr(x.shape[axis]) * factor), *x.shape[axis + 1 :]]
     return te.compute(shape, lambda *i: x[(*i[:axis], i[axis] // factor, *i[axis + 1 :])], "repeat")
 
 
-def resample(x: te.Tensor, indices: te.Tensor, weights: te.Tensor, axis: int) -> te.Tensor:
+def resample(x: Tensor, indices: Tensor, weights: Tensor, axis: int) -> Tensor:
     """out[..., o, ...] = sum over t of weights[o, t] * x[..., indices[o, t], ...]: any separable interpolation.
 
-    `indices` are int64, `weights` floats; both have shape [size along `axis`, taps]. Integer results truncate and saturate.
+    `indices` are int64, `weights` floats; both have shape [size along `axis`, elements that are weighted]. Integer results truncate and
+    saturate.
     """
-    size, taps = indices.shape
-    t = te.reduce_axis(taps, "tap")
+    size, count = indices.shape
+    t = te.reduce_axis(count, "tap")
 
     def element(*i: Expr) -> Expr:
         at = valid_index(indices[i[axis], t], x.shape[axis])
@@ -39,26 +40,15 @@ def resample(x: te.Tensor, indices: te.Tensor, weights: te.Tensor, axis: int) ->
     return rounded(te.compute((*x.shape[:axis], size, *x.shape[axis + 1 :]), element, "resample"), x.dtype)
 
 
-# ---------------------------------------------------------------- interpolation kernels
-
-
 def cubic_weight(distance: Expr, a: float) -> Expr:
     """Keys' cubic convolution kernel at |distance| < 2 (R. G. Keys, Cubic convolution interpolation, 1981)."""
     d = te.abs(distance)
-    near = ((a + 2) * d - (a + 3)) * d * d + 1.0
-    far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-    return select(d <= 1.0, near, far)
+    inner = ((a + 2) * d - (a + 3)) * d * d + 1.0
+    outer = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+    return select(d <= 1.0, inner, outer)
 
 
-def linear_weight(distance: Expr) -> Expr:
-    """1 - |distance|."""
-    return 1.0 - te.abs(distance)
-
-
-# ---------------------------------------------------------------- sampling at given positions
-
-
-def grid_sample(x: te.Tensor, grid: te.Tensor, mode: str, padding: str, align_corners: bool) -> te.Tensor:
+def grid_sample(x: Tensor, grid: Tensor, mode: str, padding: str, align_corners: bool) -> Tensor:
     """x [n, c, *spatial] at the positions grid [n, *out, len(spatial)] (last axis: x, y, ... in [-1, 1]) -> [n, c, *out].
 
     mode: linear, nearest, cubic; padding: zeros, border, reflection. -1 and 1 are the centres of the border elements if
@@ -69,35 +59,33 @@ def grid_sample(x: te.Tensor, grid: te.Tensor, mode: str, padding: str, align_co
 
     def place(*i: Expr) -> Expr:
         # Position i[-1] counts the axes of x; the grid lists them in reverse.
-        result: Expr | None = None
-        for d in range(rank):
+        found: list[Expr] = []
+        for d, extent in enumerate(spatial):
             c = widened(grid[(*i[:-1], rank - 1 - d)])
-            size = cast(as_expr(spatial[d]), c.dtype)
+            size = cast(as_expr(extent), c.dtype)
             at = (c + 1.0) * 0.5 * (size - 1.0) if align_corners else ((c + 1.0) * size - 1.0) * 0.5
-            at = _kept(te.round(at) if mode == "nearest" else at, size, padding, align_corners)
-            result = at if result is None else select(te.equal(i[-1], d), at, result)
-        assert result is not None
+            found.append(_inside(te.round(at) if mode == "nearest" else at, size, padding, align_corners))
+        result = found[0]
+        for d in range(1, rank):
+            result = select(te.equal(i[-1], d), found[d], result)
         return result
 
     position = te.compute((*grid.shape[:-1], rank), place, "grid_sample.position")
-    taps = {"nearest": 1, "linear": 2, "cubic": 4}[mode]
-    axes = [te.reduce_axis(taps, f"tap{d}") for d in range(rank)] if taps > 1 else []
+    window = {"nearest": 1, "linear": 2, "cubic": 4}[mode]
+    axes = [te.reduce_axis(window, f"tap{d}") for d in range(rank)] if window > 1 else []
 
     def element(*i: Expr) -> Expr:
         n, c, out = i[0], i[1], i[2:]
-        weight: Expr | None = None
-        at: list[Expr] = []
-        inside: list[Expr] = []
-        for d in range(rank):
+        weights, at, inside = list[Expr](), list[Expr](), list[Expr]()
+        for d, size in enumerate(spatial):
             exact = position[(n, *out, d)]
             index = cast(te.floor(exact), "int64")
-            if taps > 1:
-                shift = axes[d] - (taps // 2 - 1)
+            if window > 1:
+                shift = axes[d] - (window // 2 - 1)
                 distance = (exact - te.floor(exact)) - cast(shift, exact.dtype)
-                factor = linear_weight(distance) if mode == "linear" else cubic_weight(distance, -0.75)
-                weight = factor if weight is None else weight * factor
+                weights.append(1.0 - te.abs(distance) if mode == "linear" else cubic_weight(distance, -0.75))
                 index = index + shift
-            extent = as_expr(spatial[d])
+            extent = as_expr(size)
             if padding == "zeros":
                 inside += [index >= 0, index < extent]
             elif padding == "reflection":
@@ -105,16 +93,13 @@ def grid_sample(x: te.Tensor, grid: te.Tensor, mode: str, padding: str, align_co
             else:
                 index = maximum(minimum(index, extent - 1), 0)
             at.append(index)
-        value = widened(x[(n, c, *at)])
-        value = select(te.all_of(inside), value, 0)
-        if weight is None:
-            return value
-        return te.sum(cast(weight, value.dtype) * value, axes)
+        value = select(te.all_of(inside), widened(x[(n, c, *at)]), 0)
+        return te.sum(cast(reduce(mul, weights), value.dtype) * value, axes) if weights else value
 
     return rounded(te.compute((*x.shape[:2], *grid.shape[1:-1]), element, "grid_sample"), x.dtype)
 
 
-def _kept(at: Expr, size: Expr, padding: str, align_corners: bool) -> Expr:
+def _inside(at: Expr, size: Expr, padding: str, align_corners: bool) -> Expr:
     """A position outside of the image moved back into it."""
     if padding == "zeros":
         return at
@@ -122,22 +107,22 @@ def _kept(at: Expr, size: Expr, padding: str, align_corners: bool) -> Expr:
         return maximum(minimum(at, size - 1.0), 0.0)
     low = 0.0 if align_corners else -0.5
     span = maximum(size - 1.0, 1.0) if align_corners else size
-    folded = te.abs(at - low)
-    turns = te.floor(folded / span)
-    rest = folded - turns * span
-    odd = te.not_equal(turns - 2.0 * te.floor(turns * 0.5), 0.0)
+    distance = te.abs(at - low)
+    reflections = te.floor(distance / span)
+    rest = distance - reflections * span
+    odd = te.not_equal(reflections - 2.0 * te.floor(reflections * 0.5), 0.0)
     return select(odd, span - rest, rest) + low
 
 
 def _mirrored(index: Expr, extent: Expr, align_corners: bool) -> Expr:
     """An index reflected at the centres (or the outer edges) of the border elements."""
     period = maximum(extent * 2 - 2, 1) if align_corners else extent * 2
-    folded = index % period
-    turned = period - folded if align_corners else period - 1 - folded
-    return maximum(minimum(select(folded < extent, folded, turned), extent - 1), 0)
+    place = index % period
+    reflected = period - place if align_corners else period - 1 - place
+    return maximum(minimum(select(place < extent, place, reflected), extent - 1), 0)
 
 
-def affine_grid(theta: te.Tensor, spatial: Sequence[Dim], align_corners: bool) -> te.Tensor:
+def affine_grid(theta: Tensor, spatial: Sequence[Dim], align_corners: bool) -> Tensor:
     """Sampling positions [n, *spatial, d] of the affine maps theta [n, d, d + 1] applied to the normalised output positions."""
     rank = len(spatial)
     k = te.reduce_axis(rank + 1, "k")
@@ -154,12 +139,9 @@ def affine_grid(theta: te.Tensor, spatial: Sequence[Dim], align_corners: bool) -
     return te.compute((theta.shape[0], *spatial, rank), element, "affine_grid")
 
 
-# ---------------------------------------------------------------- regions of interest
-
-
 def roi_align(
-    x: te.Tensor, rois: te.Tensor, batch: te.Tensor, size: tuple[int, int], samples: int, scale: float, mode: str, half_pixel: bool
-) -> te.Tensor:
+    x: Tensor, rois: Tensor, batch: Tensor, size: tuple[int, int], samples: int, scale: float, mode: str, half_pixel: bool
+) -> Tensor:
     """Regions rois [r, 4] (x1, y1, x2, y2) of the images `x[batch[r]]`, of shape `[n, c, h, w]`, resampled to [r, c, *size].
 
     Every output element pools samples x samples bilinear samples, by their mean ("avg") or by the largest of the weighted
@@ -191,25 +173,20 @@ def roi_align(
         y0, y1, fy = corners(y, height)
         x0, x1, fx = corners(z, width)
         n = valid_index(batch[r], x.shape[0])
-        parts = [
+        weighted = (
             wy * wx * cast(x[n, c, row, column], dtype)
-            for (row, wy), (column, wx) in itertools.product(((y0, 1.0 - fy), (y1, fy)), ((x0, 1.0 - fx), (x1, fx)))
-        ]
-        joined = parts[0]
-        for part in parts[1:]:
-            joined = joined + part if mode == "avg" else maximum(joined, part)
-        joined = select(outside, 0.0 * joined, joined)
-        return te.sum(joined, (iy, ix)) / float(samples * samples) if mode == "avg" else te.max(joined, (iy, ix))
+            for (row, wy), (column, wx) in product(((y0, 1.0 - fy), (y1, fy)), ((x0, 1.0 - fx), (x1, fx)))
+        )
+        sample = reduce(add if mode == "avg" else maximum, weighted)
+        sample = select(outside, 0.0 * sample, sample)
+        return te.sum(sample, (iy, ix)) / float(samples * samples) if mode == "avg" else te.max(sample, (iy, ix))
 
     return rounded(te.compute((rois.shape[0], x.shape[1], *size), element, "roi_align"), x.dtype)
 
 
-# ---------------------------------------------------------------- col2im
-
-
 def col2im(
-    x: te.Tensor, image: Sequence[int], block: Sequence[int], dilations: Sequence[int], pads: Sequence[int], strides: Sequence[int]
-) -> te.Tensor:
+    x: Tensor, image: Sequence[int], block: Sequence[int], dilations: Sequence[int], pads: Sequence[int], strides: Sequence[int]
+) -> Tensor:
     """Overlapping blocks x [n, c * prod(block), positions] summed into images [n, c, *image], the adjoint of im2col."""
     rank = len(image)
     if len(x.shape) != 3 or not isinstance(x.shape[1], int) or x.shape[1] % prod(block):
@@ -217,17 +194,16 @@ def col2im(
     counts = [(image[d] + pads[d] + pads[rank + d] - dilations[d] * (block[d] - 1) - 1) // strides[d] + 1 for d in range(rank)]
     if x.shape[2] != prod(counts):
         raise IRError(f"col2im of {x!r}: {prod(counts)} block positions are needed")
-    offsets = [te.reduce_axis(block[d], f"k{d}") for d in range(rank)]
+    offsets = [te.reduce_axis(b, f"k{d}") for d, b in enumerate(block)]
 
     def element(*i: Expr) -> Expr:
-        n, row, at, column = i[0], i[1], i[2:], const(0)
-        inside = []
-        for d in range(rank):
-            row = row * block[d] + offsets[d]
-            shifted = at[d] + pads[d] - offsets[d] * dilations[d]
-            inside += [te.equal(shifted % strides[d], 0), shifted >= 0, shifted < counts[d] * strides[d]]
-            column = column * counts[d] + shifted // strides[d]
-        return te.sum(select(te.all_of(inside), x[n, row, column], 0), offsets)
+        inside, places = [], []
+        for p, k, pad, r, stride, count in zip(i[2:], offsets, pads[:rank], dilations, strides, counts, strict=True):
+            shifted = p + pad - k * r
+            inside += [te.equal(shifted % stride, 0), shifted >= 0, shifted < count * stride]
+            places.append(shifted // stride)
+        row = row_major((i[1], *offsets), (1, *block))
+        return te.sum(select(te.all_of(inside), x[i[0], row, row_major(places, counts)], 0), offsets)
 
     shape = (x.shape[0], x.shape[1] // prod(block), *image)
     return te.compute(shape, element, "col2im")

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tcomp.errors import IRError
+from tcomp.ir import loops as L
 from tcomp.ir import te
 from tcomp.ir.expr import Dim, Expr, ExprLike, as_expr, cast, const, maximum, minimum, select
 from tcomp.ir.graph import Operator
-from tcomp.ir.loops import Allocate, Buffer, If, Stmt, While, block, loop, over, store
+from tcomp.ir.te import Tensor
 from tcomp.ops.broadcast import widened
+
+Index = tuple[Expr, ...]
 
 
 def valid_index(index: Expr, extent: Dim) -> Expr:
@@ -23,17 +26,23 @@ def valid_index(index: Expr, extent: Dim) -> Expr:
     return maximum(minimum(select(index < 0, index + size, index), size - 1), 0)
 
 
-def _not_empty(x: te.Tensor, axis: int) -> None:
-    if x.shape[axis] == 0:
-        raise IRError(f"elements of {x!r} are gathered along axis {axis}, which is empty")
+def _require_elements(x: Tensor, *axes: int) -> None:
+    for axis in axes:
+        if x.shape[axis] == 0:
+            raise IRError(f"elements of {x!r} are gathered along axis {axis}, which is empty")
 
 
-# ---------------------------------------------------------------- gather
+def _tuple_width(indices: Tensor) -> int:
+    """The length of the index tuples along the last axis."""
+    width = indices.shape[-1]
+    if not isinstance(width, int):
+        raise IRError(f"the last axis of {indices!r} holds index tuples and must have a fixed size")
+    return width
 
 
-def gather(x: te.Tensor, indices: te.Tensor, axis: int) -> te.Tensor:
+def gather(x: Tensor, indices: Tensor, axis: int) -> Tensor:
     """Slices of `x` along `axis` at `indices` (any shape), whose axes take the place of that axis."""
-    _not_empty(x, axis)
+    _require_elements(x, axis)
 
     def element(*i: Expr) -> Expr:
         at = valid_index(indices[i[axis : axis + indices.ndim]], x.shape[axis])
@@ -42,22 +51,18 @@ def gather(x: te.Tensor, indices: te.Tensor, axis: int) -> te.Tensor:
     return te.compute((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), element, "gather")
 
 
-def gather_elements(x: te.Tensor, indices: te.Tensor, axis: int) -> te.Tensor:
+def gather_elements(x: Tensor, indices: Tensor, axis: int) -> Tensor:
     """out[i] = x[i with `axis` replaced by indices[i]]."""
-    _not_empty(x, axis)
-
-    def element(*i: Expr) -> Expr:
-        return x[(*i[:axis], valid_index(indices[i], x.shape[axis]), *i[axis + 1 :])]
-
-    return te.compute(indices.shape, element, "gather_elements")
+    _require_elements(x, axis)
+    extent = x.shape[axis]
+    return te.compute(indices.shape, lambda *i: x[(*i[:axis], valid_index(indices[i], extent), *i[axis + 1 :])], "gather_elements")
 
 
-def gather_nd(x: te.Tensor, indices: te.Tensor, batch_dims: int) -> te.Tensor:
+def gather_nd(x: Tensor, indices: Tensor, batch_dims: int) -> Tensor:
     """Slices of `x` at index tuples, which stand along the last axis of `indices`, after `batch_dims` shared leading axes."""
     width = _tuple_width(indices)
     indexed = range(batch_dims, batch_dims + width)
-    for axis in indexed:
-        _not_empty(x, axis)
+    _require_elements(x, *indexed)
 
     def element(*i: Expr) -> Expr:
         outer, inner = i[: indices.ndim - 1], i[indices.ndim - 1 :]
@@ -66,15 +71,6 @@ def gather_nd(x: te.Tensor, indices: te.Tensor, batch_dims: int) -> te.Tensor:
 
     return te.compute((*indices.shape[:-1], *x.shape[batch_dims + width :]), element, "gather_nd")
 
-
-def _tuple_width(indices: te.Tensor) -> int:
-    width = indices.shape[-1]
-    if not isinstance(width, int):
-        raise IRError(f"the last axis of {indices!r} holds index tuples and must have a fixed size")
-    return width
-
-
-# ---------------------------------------------------------------- scatter
 
 _COMBINE: dict[str, Callable[[Expr, Expr], Expr]] = {
     "none": lambda old, new: new,
@@ -85,51 +81,46 @@ _COMBINE: dict[str, Callable[[Expr, Expr], Expr]] = {
 }
 
 
-def _copied(source: Buffer, target: Buffer) -> Stmt:
-    return over(source.shape, lambda i: store(target, i, source[i]), "c{}".format)
+def _scattered(
+    x: Tensor, indices: Tensor, updates: Tensor, reduction: str, name: str, shape: Sequence[Dim], place: Callable[[L.Buffer, Index], Index]
+) -> Tensor:
+    """A copy of `x` with updates[i] stored at (combined into) place(indices, i), for the indices i of `shape` in row-major order."""
+
+    def program(inputs: Sequence[L.Buffer], outputs: Sequence[L.Buffer]) -> L.Stmt:
+        (source, index, update), (target,) = inputs, outputs
+
+        def one(i: Index) -> L.Stmt:
+            at = place(index, i)
+            return L.store(target, at, cast(_COMBINE[reduction](widened(target[at]), widened(update[i])), target.dtype))
+
+        copy = L.over(source.shape, lambda i: L.store(target, i, source[i]), "c{}".format)
+        return L.block(copy, L.over(shape, one))
+
+    return te.extern((x.shape, x.dtype), [x, indices, updates], program, name)
 
 
-def _combined(target: Buffer, at: Sequence[Expr], value: Expr, reduction: str) -> Stmt:
-    old = target[tuple(at)]
-    return store(target, at, cast(_COMBINE[reduction](widened(old), widened(value)), target.dtype))
-
-
-def scatter_elements(x: te.Tensor, indices: te.Tensor, updates: te.Tensor, axis: int, reduction: str) -> te.Tensor:
+def scatter_elements(x: Tensor, indices: Tensor, updates: Tensor, axis: int, reduction: str) -> Tensor:
     """A copy of `x` with updates[i] stored at (combined into) i with `axis` replaced by indices[i], in row-major order of i."""
-    _not_empty(x, axis)
+    _require_elements(x, axis)
 
-    def program(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
-        (source, index, update), (target,) = inputs, outputs
+    def place(index: L.Buffer, i: Index) -> Index:
+        return *i[:axis], valid_index(index[i], x.shape[axis]), *i[axis + 1 :]
 
-        def one(i: tuple[Expr, ...]) -> Stmt:
-            at = [*i[:axis], valid_index(index[tuple(i)], x.shape[axis]), *i[axis + 1 :]]
-            return _combined(target, at, update[i], reduction)
-
-        return block(_copied(source, target), over(indices.shape, one))
-
-    return te.extern((x.shape, x.dtype), [x, indices, updates], program, "scatter_elements")
+    return _scattered(x, indices, updates, reduction, "scatter_elements", indices.shape, place)
 
 
-def scatter_nd(x: te.Tensor, indices: te.Tensor, updates: te.Tensor, reduction: str) -> te.Tensor:
+def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, reduction: str) -> Tensor:
     """A copy of `x` with slices of `updates` stored at (combined into) the index tuples along the last axis of `indices`."""
-    width = _tuple_width(indices)
-    for axis in range(width):
-        _not_empty(x, axis)
+    width, count = _tuple_width(indices), indices.ndim - 1
+    _require_elements(x, *range(width))
 
-    def program(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
-        (source, index, update), (target,) = inputs, outputs
-        count = indices.ndim - 1
+    def place(index: L.Buffer, i: Index) -> Index:
+        return *(valid_index(index[(*i[:count], n)], x.shape[n]) for n in range(width)), *i[count:]
 
-        def one(i: tuple[Expr, ...]) -> Stmt:
-            at = [valid_index(index[(*i[:count], n)], x.shape[n]) for n in range(width)]
-            return _combined(target, [*at, *i[count:]], update[i], reduction)
-
-        return block(_copied(source, target), over([*indices.shape[:-1], *x.shape[width:]], one))
-
-    return te.extern((x.shape, x.dtype), [x, indices, updates], program, "scatter_nd")
+    return _scattered(x, indices, updates, reduction, "scatter_nd", [*indices.shape[:-1], *x.shape[width:]], place)
 
 
-def tensor_scatter(past: te.Tensor, update: te.Tensor, starts: te.Tensor | None, axis: int, circular: bool) -> te.Tensor:
+def tensor_scatter(past: Tensor, update: Tensor, starts: Tensor | None, axis: int, circular: bool) -> Tensor:
     """A cache [batch, ..., capacity at `axis`, ...] with `update` written from position starts[b] on (0 if left out).
 
     `circular` wraps around at the end of the cache.
@@ -147,10 +138,7 @@ def tensor_scatter(past: te.Tensor, update: te.Tensor, starts: te.Tensor | None,
     return te.compute(past.shape, element, "tensor_scatter")
 
 
-# ---------------------------------------------------------------- one-hot
-
-
-def one_hot(indices: te.Tensor, values: te.Tensor, depth: Dim, axis: int) -> te.Tensor:
+def one_hot(indices: Tensor, values: Tensor, depth: Dim, axis: int) -> Tensor:
     """values[1] where the new axis (of size `depth`) equals the index, negative ones counted from the end; else values[0]."""
     size = as_expr(depth)
 
@@ -161,10 +149,7 @@ def one_hot(indices: te.Tensor, values: te.Tensor, depth: Dim, axis: int) -> te.
     return te.compute((*indices.shape[:axis], depth, *indices.shape[axis:]), element, "one_hot")
 
 
-# ---------------------------------------------------------------- top-k
-
-
-def top_k(x: te.Tensor, k: Dim, axis: int, largest: bool) -> tuple[te.Tensor, te.Tensor]:
+def top_k(x: Tensor, k: Dim, axis: int, largest: bool) -> tuple[Tensor, Tensor]:
     """The k extreme elements along `axis`, sorted, and their positions (int64); of equal ones the first comes first.
 
     A stable bottom-up merge sort of the positions of each lane, O(n log n).
@@ -172,63 +157,60 @@ def top_k(x: te.Tensor, k: Dim, axis: int, largest: bool) -> tuple[te.Tensor, te
     n = as_expr(x.shape[axis])
     shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
 
-    def program(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
+    def program(inputs: Sequence[L.Buffer], outputs: Sequence[L.Buffer]) -> L.Stmt:
         (source,), (values, positions) = inputs, outputs
-        order, merged = Buffer("order", "int64", (n,)), Buffer("merged", "int64", (n,))
+        order, merged = L.Buffer("order", "int64", (n,)), L.Buffer("merged", "int64", (n,))
 
-        def lane(outer: tuple[Expr, ...]) -> Stmt:
+        def lane(outer: Index) -> L.Stmt:
             def at(place: ExprLike) -> tuple[ExprLike, ...]:
                 return (*outer[:axis], place, *outer[axis:])
 
-            def before(p: Expr, q: Expr) -> Expr:
-                """Whether the element at position q must not come before the one at p."""
+            def in_order(p: Expr, q: Expr) -> Expr:
+                """Whether the element at position p may stay in front of the one at q."""
                 a, b = source[at(p)], source[at(q)]
                 return b <= a if largest else a <= b
 
-            def take(rank: Expr) -> Stmt:
-                return block(store(values, at(rank), source[at(order[rank])]), store(positions, at(rank), order[rank]))
+            def take(rank: Expr) -> L.Stmt:
+                return L.block(L.store(values, at(rank), source[at(order[rank])]), L.store(positions, at(rank), order[rank]))
 
-            start = loop("p", n, lambda p: store(order, (p,), p))
-            sorted_ = block(start, _merge_sort(order, merged, n, before), loop("rank", k, take))
-            return Allocate(order, Allocate(merged, sorted_)) if n.op == "const" else sorted_
+            start = L.loop("p", n, lambda p: L.store(order, (p,), p))
+            body = L.block(start, _merge_sort(order, merged, n, in_order), L.loop("rank", k, take))
+            return L.Allocate(order, L.Allocate(merged, body)) if n.op == "const" else body
 
-        lanes = over([d for m, d in enumerate(x.shape) if m != axis], lane)
-        return lanes if n.op == "const" else Allocate(order, Allocate(merged, lanes))
+        lanes = L.over([d for m, d in enumerate(x.shape) if m != axis], lane)
+        return lanes if n.op == "const" else L.Allocate(order, L.Allocate(merged, lanes))
 
     values, positions = te.externs([(shape, x.dtype), (shape, "int64")], [x], program, "top_k")
     return values, positions
 
 
-def _merge_sort(order: Buffer, merged: Buffer, n: Expr, before: Callable[[Expr, Expr], Expr]) -> Stmt:
-    """Sorts order[0:n] with `merged` as scratch; `before(p, q)` says whether p may stay in front of q."""
-    width, left, right = (Buffer(name, "int64", (1,), "register") for name in ("width", "left", "right"))
+def _merge_sort(order: L.Buffer, merged: L.Buffer, n: Expr, in_order: Callable[[Expr, Expr], Expr]) -> L.Stmt:
+    """Sorts order[0:n] with `merged` as scratch; `in_order(p, q)` says whether p may stay in front of q."""
+    width, left, right = (L.Buffer(name, "int64", (1,), "register") for name in ("width", "left", "right"))
 
-    def advance(slot: Expr) -> Stmt:
+    def advance(slot: Expr) -> L.Stmt:
         # `left` and `right` walk through the two runs that are merged into order[base : base + 2 * width].
         base = slot // (width[0] * 2) * (width[0] * 2)
         middle, end = minimum(base + width[0], n), minimum(base + width[0] * 2, n)
-        restart = If(te.equal(slot, base), block(store(left, (0,), base), store(right, (0,), middle)))
         one, other = left[0], right[0]
         last = n - 1  # reads of exhausted runs are not used, but must stay inside
-        in_order = before(order[minimum(one, last)], order[minimum(other, last)])
-        from_left = (one < middle) & ((end <= other) | in_order)
-        return block(
-            restart,
-            If(
+        from_left = (one < middle) & ((end <= other) | in_order(order[minimum(one, last)], order[minimum(other, last)]))
+        return L.block(
+            L.If(te.equal(slot, base), L.block(L.store(left, (0,), base), L.store(right, (0,), middle))),
+            L.If(
                 from_left,
-                block(store(merged, (slot,), order[one]), store(left, (0,), one + 1)),
-                block(store(merged, (slot,), order[other]), store(right, (0,), other + 1)),
+                L.block(L.store(merged, (slot,), order[one]), L.store(left, (0,), one + 1)),
+                L.block(L.store(merged, (slot,), order[other]), L.store(right, (0,), other + 1)),
             ),
         )
 
-    step = block(loop("slot", n, advance), loop("copy", n, lambda p: store(order, (p,), merged[p])), store(width, (0,), width[0] * 2))
-    body = block(store(width, (0,), 1), While(width[0] < n, step))
-    return Allocate(width, Allocate(left, Allocate(right, body)))
+    copy = L.loop("copy", n, lambda p: L.store(order, (p,), merged[p]))
+    step = L.block(L.loop("slot", n, advance), copy, L.store(width, (0,), width[0] * 2))
+    body = L.block(L.store(width, (0,), 1), L.While(width[0] < n, step))
+    return L.Allocate(width, L.Allocate(left, L.Allocate(right, body)))
 
 
-GATHER, GATHER_ELEMENTS, GATHER_ND = (
-    Operator("gather", gather), Operator("gather_elements", gather_elements), Operator("gather_nd", gather_nd)
-)  # fmt: skip
+GATHER, GATHER_ELEMENTS = Operator("gather", gather), Operator("gather_elements", gather_elements)
+GATHER_ND, TENSOR_SCATTER = Operator("gather_nd", gather_nd), Operator("tensor_scatter", tensor_scatter)
 SCATTER_ELEMENTS, SCATTER_ND = Operator("scatter_elements", scatter_elements), Operator("scatter_nd", scatter_nd)
-TENSOR_SCATTER = Operator("tensor_scatter", tensor_scatter)
 ONE_HOT, TOP_K = Operator("one_hot", one_hot), Operator("top_k", top_k)

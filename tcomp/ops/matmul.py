@@ -1,19 +1,23 @@
-"""Contractions: matrix products with broadcast batches, and Einstein sums."""
+"""Contractions: matrix products with broadcast batches, the product of attention, and Einstein sums."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from functools import reduce
+from operator import mul
 
 from tcomp.errors import IRError
 from tcomp.ir import te
-from tcomp.ir.expr import Dim, Expr
+from tcomp.ir.expr import Dim, Expr, cast
 from tcomp.ir.graph import Operator
 from tcomp.ir.simplify import same_dim
-from tcomp.ops.broadcast import broadcast_shape, factor, product_dtype, require_same, widened
-from tcomp.ops.reduction import rounded
+from tcomp.ir.te import Tensor
+from tcomp.ops.broadcast import HALF, broadcast_read, broadcast_shape, factor, product_dtype, require_same, rounded, widened
+from tcomp.ops.reduction import softmax_weights
 
 
-def matmul(a: te.Tensor, b: te.Tensor, transpose_a: bool = False, transpose_b: bool = False) -> te.Tensor:
+def matmul(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
     """Matrix product of the last two axes; the axes before them broadcast.
 
     [..., m, k] x [..., k, n] -> [..., m, n]; a vector is a row on the left ([k]) and a column on the right, and its axis is
@@ -33,24 +37,38 @@ def matmul(a: te.Tensor, b: te.Tensor, transpose_a: bool = False, transpose_b: b
     columns = () if column else (b.shape[-2] if transpose_b else b.shape[-1],)
     k = te.reduce_axis(inner_a, "k")
 
+    def operand(x: Tensor, outer: Sequence[Expr], inner: Sequence[Expr]) -> Expr:
+        own = x.shape[:-2]
+        at = [0 if d == 1 else i for d, i in zip(own, outer[len(outer) - len(own) :], strict=True)]
+        return factor(x[(*at, *inner)])
+
     def element(*index: Expr) -> Expr:
-        outer, rest = index[: len(batch)], list(index[len(batch) :])
-        i = [] if row else [rest.pop(0)]
-        at_a = [k, *i] if transpose_a else [*i, k]
-        at_b = [*rest, k] if transpose_b else [k, *rest]
-        left, right = factor(a[(*_batch(a, outer), *at_a)]), factor(b[(*_batch(b, outer), *at_b)])
-        return te.sum(left * right, k)
+        outer, i, j = index[: len(batch)], index[len(batch) : len(batch) + len(rows)], index[len(batch) + len(rows) :]
+        return te.sum(operand(a, outer, (k, *i) if transpose_a else (*i, k)) * operand(b, outer, (*j, k) if transpose_b else (k, *j)), k)
 
     return rounded(te.compute((*batch, *rows, *columns), element, "matmul"), product_dtype(a.dtype))
 
 
-def _batch(x: te.Tensor, outer: Sequence[Expr]) -> list[Expr | int]:
-    """Batch indices of an operand whose batch axes broadcast."""
-    own = x.shape[:-2]
-    return [0 if isinstance(d, int) and d == 1 else i for d, i in zip(own, outer[len(outer) - len(own) :], strict=True)]
+def softmax_product(x: Tensor, v: Tensor) -> Tensor:
+    """matmul(softmax(x), v), the softmax along the last axis of x: [..., m, k] x [..., k, n] -> [..., m, n], batches broadcast.
+
+    The same numbers in another order: exponentials are multiplied with v, and the sums divided by those of the exponentials at the end. So
+    a row of x is needed for reductions alone, and these need it in any order (online softmax). Of 16-bit floats, exponentials are rounded
+    before they are multiplied, as the softmax is; sums are of float32.
+    """
+    if x.ndim < 2 or v.ndim < 2:
+        raise IRError("the product of a softmax needs matrices")
+    require_same(x.shape[-1], v.shape[-2], f"contraction of {x!r} with {v!r}")
+    weight, total = softmax_weights(x, (x.ndim - 1,))
+    left, right = weight, v
+    if v.dtype in HALF:
+        left = te.compute(weight.shape, lambda *i: widened(cast(weight[i], v.dtype)), "softmax.round")
+        right = te.compute(v.shape, lambda *i: widened(v[i]), "values")
+    product = matmul(left, right)
+    return rounded(te.compute(product.shape, lambda *i: product[i] * (1.0 / broadcast_read(total, i)), "softmax_product"), v.dtype)
 
 
-def einsum(*operands: te.Tensor, equation: str) -> te.Tensor:
+def einsum(*operands: Tensor, equation: str) -> Tensor:
     """Sum of products in Einstein's notation; letters repeated within an operand take its diagonal, `...` broadcasts.
 
     Without `->` the result has the letters that occur once, in alphabetical order, after the broadcast axes.
@@ -60,20 +78,19 @@ def einsum(*operands: te.Tensor, equation: str) -> te.Tensor:
     for term, tensor in zip(terms, operands, strict=True):
         for letter, extent in zip(term, tensor.shape, strict=True):
             known = extents.setdefault(letter, extent)
-            if isinstance(known, int) and known == 1:
+            if known == 1:
                 extents[letter] = extent
-            elif not (isinstance(extent, int) and extent == 1) and not same_dim(known, extent):
+            elif extent != 1 and not same_dim(known, extent):
                 raise IRError(f"einsum `{equation}`: index `{letter}` is {known} in one place and {extent} in another")
     summed = {letter: te.reduce_axis(d, f"k{n}") for n, (letter, d) in enumerate(extents.items()) if letter not in output}
 
     def element(*index: Expr) -> Expr:
         at = {**summed, **dict(zip(output, index, strict=True))}
-        product: Expr | None = None
-        for term, tensor in zip(terms, operands, strict=True):
-            own = [0 if d == 1 else at[letter] for letter, d in zip(term, tensor.shape, strict=True)]
-            factor = widened(tensor[tuple(own)])
-            product = factor if product is None else product * factor
-        assert product is not None
+        factors = (
+            widened(tensor[tuple(0 if d == 1 else at[letter] for letter, d in zip(term, tensor.shape, strict=True))])
+            for term, tensor in zip(terms, operands, strict=True)
+        )
+        product: Expr = reduce(mul, factors)
         return te.sum(product, tuple(summed.values())) if summed else product
 
     return rounded(te.compute(tuple(extents[letter] for letter in output), element, "einsum"), operands[0].dtype)
@@ -85,29 +102,23 @@ def _parsed(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     sources = left.split(",")
     if len(sources) != len(ranks):
         raise IRError(f"einsum `{equation}` names {len(sources)} operands, {len(ranks)} are given")
-    terms, hidden = [], 0
+    terms, hidden = [], ""
     for source, rank in zip(sources, ranks, strict=True):
         before, dots, after = source.partition("...")
         unnamed = rank - len(before) - len(after)
         if unnamed < 0 or (unnamed and not dots) or not (before + after).isalpha() and before + after:
             raise IRError(f"einsum `{equation}`: `{source}` does not name the axes of an operand of rank {rank}")
-        hidden = max(hidden, unnamed)
-        terms.append(before + _hidden(unnamed) + after)
-    if arrow:
-        result = right.replace("...", _hidden(hidden))
-    else:
-        letters = "".join(terms)
-        result = _hidden(hidden) + "".join(sorted(c for c in set(letters) if c.isalpha() and letters.count(c) == 1))
-    unknown = set(result) - set("".join(terms))
-    if unknown or len(set(result)) != len(result):
+        if unnamed > 10:
+            raise IRError("einsum: `...` stands for more than 10 axes")
+        own = "9876543210"[10 - unnamed :]
+        hidden = max(hidden, own, key=len)
+        terms.append(before + own + after)
+    letters = Counter("".join(terms))
+    result = right.replace("...", hidden) if arrow else hidden + "".join(sorted(c for c, n in letters.items() if c.isalpha() and n == 1))
+    if set(result) - set(letters) or len(set(result)) != len(result):
         raise IRError(f"einsum `{equation}`: the result `{right}` must name operand indices, each once")
     return terms, result
 
 
-def _hidden(count: int) -> str:
-    if count > 10:
-        raise IRError("einsum: `...` stands for more than 10 axes")
-    return "".join(str(n) for n in range(count - 1, -1, -1))
-
-
 MATMUL, EINSUM = Operator("matmul", matmul), Operator("einsum", einsum)
+SOFTMAX_PRODUCT = Operator("softmax_product", softmax_product)

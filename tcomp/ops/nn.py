@@ -1,4 +1,4 @@
-"""Convolution, its transpose, and dense layers.
+"""Windows over spatial axes (convolution, its transpose, pooling), and dense layers.
 
 Activations are (batch, channels, spatial...), weights (out channels, in channels / groups, kernel...). Padding is an operator of
 its own, so that every read here is in range. 16-bit floats are accumulated in float32 and rounded once.
@@ -6,13 +6,24 @@ its own, so that every read here is in range. 16-bit floats are accumulated in f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce
+from itertools import product
+from operator import add
 
 from tcomp.errors import IRError
+from tcomp.ir import loops as L
 from tcomp.ir import te
+from tcomp.ir.dtypes import integer_range
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, cast, const, maximum, minimum, select
 from tcomp.ir.graph import Operator
-from tcomp.ops.broadcast import factor, product_dtype, require_same, widened
+from tcomp.ir.simplify import simplify
+from tcomp.ir.te import Tensor
+from tcomp.ops import reduction
+from tcomp.ops.broadcast import factor, product_dtype, require_same, rounded, widened
+
+Ints = Sequence[int]
+Index = tuple[Expr, ...]
 
 
 def window_count(extent: Dim, kernel: int, stride: int, dilation: int) -> Dim:
@@ -28,14 +39,14 @@ def sizes(shape: Sequence[Dim], what: str) -> tuple[int, ...]:
     return known
 
 
-def _check(x: te.Tensor, w: te.Tensor, group: int, *per_axis: Sequence[int]) -> None:
+def _check(x: Tensor, w: Tensor, group: int, *per_axis: Ints) -> None:
     if x.ndim < 3 or w.ndim != x.ndim:
         raise IRError(f"convolution of a {x.ndim}-dimensional input with {w.ndim}-dimensional weights", hint="both have at least 3")
     if any(len(values) != x.ndim - 2 or any(v < 1 for v in values) for values in per_axis) or group < 1:
         raise IRError(f"strides, dilations {per_axis} and group {group} must be positive, one for each spatial axis")
 
 
-def conv(x: te.Tensor, w: te.Tensor, strides: Sequence[int], dilations: Sequence[int], group: int) -> te.Tensor:
+def conv(x: Tensor, w: Tensor, strides: Ints, dilations: Ints, group: int) -> Tensor:
     """Cross-correlation: y[n, o, p...] = sum over c, k of x[n, g*C/G + c, p*stride + k*dilation] * w[o, c, k...].
 
     Any number of spatial axes; `group` divides channels in `group` independent convolutions (depthwise where it equals them).
@@ -49,27 +60,23 @@ def conv(x: te.Tensor, w: te.Tensor, strides: Sequence[int], dilations: Sequence
     spatial = [window_count(d, k, s, r) for d, k, s, r in zip(x.shape[2:], kernel, strides, dilations, strict=True)]
     channel = te.reduce_axis(in_channels, "rc")
     offsets = [te.reduce_axis(k, f"rk{n}") for n, k in enumerate(kernel)]
-    folded = [axis for axis, extent in zip([channel, *offsets], [in_channels, *kernel], strict=True) if extent != 1]
+    reduced = [axis for axis, extent in zip([channel, *offsets], [in_channels, *kernel], strict=True) if extent != 1]
+    inner, *window = [axis if axis in reduced else const(0) for axis in (channel, *offsets)]
 
     def element(n: Expr, o: Expr, *p: Expr) -> Expr:
-        inner: Expr = channel if in_channels != 1 else const(0)
         source = inner if group == 1 else o // (out_channels // group) * in_channels + inner
-        taps = [k if extent != 1 else const(0) for k, extent in zip(offsets, kernel, strict=True)]
-        at = [i * s + k * r for i, s, k, r in zip(p, strides, taps, dilations, strict=True)]
-        product = factor(x[(n, source, *at)]) * factor(w[(o, inner, *taps)])
-        return cast(te.sum(product, folded), product_dtype(x.dtype))
+        at = [i * s + k * r for i, s, k, r in zip(p, strides, window, dilations, strict=True)]
+        return cast(te.sum(factor(x[(n, source, *at)]) * factor(w[(o, inner, *window)]), reduced), product_dtype(x.dtype))
 
     return te.compute((x.shape[0], out_channels, *spatial), element, "conv")
 
 
-def conv_transpose(
-    x: te.Tensor, w: te.Tensor, strides: Sequence[int], dilations: Sequence[int], group: int, before: Sequence[Dim], shape: Sequence[Dim]
-) -> te.Tensor:
+def conv_transpose(x: Tensor, w: Tensor, strides: Ints, dilations: Ints, group: int, before: Sequence[Dim], shape: Sequence[Dim]) -> Tensor:
     """The adjoint of `conv` with weights (in channels, out channels / groups, kernel...), as a gather.
 
     y[n, o, q] = sum over c, k with (q + before - k*dilation) divisible by the stride of x[n, c, that / stride] * w[c, o, k].
     `shape` is the spatial output shape; `before` is cut off in front of it. Where the kernel equals the stride (and nothing
-    is cut off), each output has exactly one tap and the sum over the kernel vanishes.
+    is cut off), each output has exactly one term and the sum over the kernel vanishes.
     """
     _check(x, w, group, strides, dilations)
     in_channels, out_channels, *kernel = sizes(w.shape, "weights of a transposed convolution")
@@ -79,45 +86,31 @@ def conv_transpose(
     depth = in_channels // group
     channel = te.reduce_axis(depth, "rc")
     single = [k == s and r == 1 for k, s, r in zip(kernel, strides, dilations, strict=True)]
-    taps = [te.reduce_axis(1 if one else k, f"rk{n}") for n, (k, one) in enumerate(zip(kernel, single, strict=True))]
+    offsets = [None if one else te.reduce_axis(k, f"rk{n}") for n, (k, one) in enumerate(zip(kernel, single, strict=True))]
 
     def element(n: Expr, o: Expr, *q: Expr) -> Expr:
         source = channel if group == 1 else o // out_channels * depth + channel
         valid, at, weights = const(True, "bool"), [], []
-        for axis, index in enumerate(q):
-            full, stride, extent = index + before[axis], strides[axis], x.shape[axis + 2]
-            if single[axis]:
-                reach, tap = full, full % stride
-            else:
-                tap = taps[axis]
-                reach = full - tap * dilations[axis]
-                valid = valid & te.equal(reach % stride, 0) if stride != 1 else valid
-            position = reach // stride
-            valid = valid & (position >= 0) & (position < extent)
-            at.append(position)
-            weights.append(tap)
-        product = widened(x[(n, source, *at)]) * widened(w[(source, o if group == 1 else o % out_channels, *weights)])
-        folded = [channel, *(t for t, one in zip(taps, single, strict=True) if not one)]
-        return cast(te.sum(select(valid, product, 0), folded), x.dtype)
+        for index, offset, cut, stride, r, extent in zip(q, offsets, before, strides, dilations, x.shape[2:], strict=True):
+            full = index + cut
+            reach = full if offset is None else full - offset * r
+            if offset is not None and stride != 1:
+                valid = valid & te.equal(reach % stride, 0)
+            at.append(reach // stride)
+            valid = valid & (at[-1] >= 0) & (at[-1] < extent)
+            weights.append(full % stride if offset is None else offset)
+        term = widened(x[(n, source, *at)]) * widened(w[(source, o if group == 1 else o % out_channels, *weights)])
+        return cast(te.sum(select(valid, term, 0), [channel, *(k for k in offsets if k is not None)]), x.dtype)
 
-    result = (x.shape[0], out_channels * group, *shape)
-    return te.compute(result, element, "conv_transpose")
+    return te.compute((x.shape[0], out_channels * group, *shape), element, "conv_transpose")
 
 
 def deform_conv(
-    x: te.Tensor,
-    w: te.Tensor,
-    offset: te.Tensor,
-    mask: te.Tensor | None,
-    strides: Sequence[int],
-    dilations: Sequence[int],
-    before: Sequence[int],
-    group: int,
-    offset_group: int,
-) -> te.Tensor:
+    x: Tensor, w: Tensor, offset: Tensor, mask: Tensor | None, strides: Ints, dilations: Ints, before: Ints, group: int, offset_group: int
+) -> Tensor:
     """Deformable convolution (Dai et al. 2017; with `mask`, Zhu et al. 2019) over two spatial axes.
 
-    Tap k of output p reads x at p*stride - before + k*dilation + offset, bilinearly, zero outside. `offset` is
+    Element k of the window of output p reads x at p*stride - before + k*dilation + offset, bilinearly, zero outside. `offset` is
     (batch, offset groups * kernel size * 2, out...), `mask` (batch, offset groups * kernel size, out...).
     """
     _check(x, w, group, strides, dilations)
@@ -128,7 +121,7 @@ def deform_conv(
     channels = in_channels * group
     require_same(x.shape[1], channels, "channels of a deformable convolution")
     channel = te.reduce_axis(in_channels, "rc")
-    taps = [te.reduce_axis(k, f"rk{n}") for n, k in enumerate(kernel)]
+    offsets = [te.reduce_axis(k, f"rk{n}") for n, k in enumerate(kernel)]
 
     def pixel(n: Expr, c: Expr, row: Expr, column: Expr) -> Expr:
         inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
@@ -137,42 +130,149 @@ def deform_conv(
 
     def element(n: Expr, o: Expr, p: Expr, q: Expr) -> Expr:
         source = o // (out_channels // group) * in_channels + channel
-        tap = (source // (channels // offset_group) * kernel[0] + taps[0]) * kernel[1] + taps[1]
+        place = (source // (channels // offset_group) * kernel[0] + offsets[0]) * kernel[1] + offsets[1]
         at = [
-            cast(i * s + k * r - b, x.dtype) + offset[(n, tap * 2 + axis, p, q)]
-            for axis, (i, s, k, r, b) in enumerate(zip((p, q), strides, taps, dilations, before, strict=True))
+            cast(i * s + k * r - b, x.dtype) + offset[(n, place * 2 + axis, p, q)]
+            for axis, (i, s, k, r, b) in enumerate(zip((p, q), strides, offsets, dilations, before, strict=True))
         ]
         row, column = (cast(te.floor(v), "int64") for v in at)
         down, right = (v - te.floor(v) for v in at)
-        value = (
-            pixel(n, source, row, column) * (1.0 - down) * (1.0 - right)
-            + pixel(n, source, row, column + 1) * (1.0 - down) * right
-            + pixel(n, source, row + 1, column) * down * (1.0 - right)
-            + pixel(n, source, row + 1, column + 1) * down * right
-        )
-        value = value if mask is None else value * mask[(n, tap, p, q)]
-        return te.sum(value * w[(o, channel, *taps)], [channel, *taps])
+        corners = product(((row, 1.0 - down), (row + 1, down)), ((column, 1.0 - right), (column + 1, right)))
+        value = reduce(add, (pixel(n, source, i, j) * of_row * of_column for (i, of_row), (j, of_column) in corners))
+        value = value if mask is None else value * mask[(n, place, p, q)]
+        return te.sum(value * w[(o, channel, *offsets)], [channel, *offsets])
 
     return te.compute((x.shape[0], out_channels, *offset.shape[2:]), element, "deform_conv")
 
 
-def add_channels(x: te.Tensor, bias: te.Tensor) -> te.Tensor:
+def add_channels(x: Tensor, bias: Tensor) -> Tensor:
     """x + bias[channel], the channel being axis 1."""
     require_same(x.shape[1], bias.shape[0], "a bias for each channel")
     return te.compute(x.shape, lambda *i: x[i] + bias[i[1]], "bias")
 
 
-def dense(x: te.Tensor, w: te.Tensor) -> te.Tensor:
+def dense(x: Tensor, w: Tensor) -> Tensor:
     """y[..., o] = sum over k of x[..., k] * w[o, k]."""
     require_same(x.shape[-1], w.shape[1], "features of a dense layer")
     k = te.reduce_axis(w.shape[1], "rk")
-
-    def element(*i: Expr) -> Expr:
-        return cast(te.sum(widened(x[(*i[:-1], k)]) * widened(w[i[-1], k]), k), x.dtype)
-
-    return te.compute((*x.shape[:-1], w.shape[0]), element, "dense")
+    return te.compute(
+        (*x.shape[:-1], w.shape[0]), lambda *i: cast(te.sum(widened(x[(*i[:-1], k)]) * widened(w[i[-1], k]), k), x.dtype), "dense"
+    )
 
 
 CONV, CONV_TRANSPOSE = Operator("conv", conv), Operator("conv_transpose", conv_transpose)
 DEFORM_CONV = Operator("deform_conv", deform_conv)
 ADD_CHANNELS, DENSE = Operator("add_channels", add_channels), Operator("dense", dense)
+
+
+def _pooled(x: Tensor, kernel: Ints, strides: Ints, dilations: Ints, name: str, element: Callable[[Index, Index, Index], Expr]) -> Tensor:
+    """`element(indices, offsets, position)`: the value at output `indices`, `position` being what the window reads at `offsets` in it."""
+    if not len(kernel) == len(strides) == len(dilations) == x.ndim - 2 or any(v < 1 for v in (*kernel, *strides, *dilations)):
+        raise IRError(f"pooling of {x} with kernel {kernel}, strides {strides}, dilations {dilations}")
+    shape = [window_count(d, k, s, r) for d, k, s, r in zip(x.shape[2:], kernel, strides, dilations, strict=True)]
+    offsets = tuple(te.reduce_axis(k, f"rk{n}") for n, k in enumerate(kernel))
+
+    def body(*i: Expr) -> Expr:
+        at = (p * s + k * r for p, s, k, r in zip(i[2:], strides, offsets, dilations, strict=True))
+        return element(i, offsets, (*i[:2], *at))
+
+    return te.compute((*x.shape[:2], *shape), body, name)
+
+
+def max_pool(x: Tensor, kernel: Ints, strides: Ints, dilations: Ints) -> Tensor:
+    """The largest element of each window; NaN if the window has one."""
+    return _pooled(x, kernel, strides, dilations, "max_pool", lambda i, offsets, at: te.max(x[at], offsets))
+
+
+def max_pool_indices(
+    x: Tensor, kernel: Ints, strides: Ints, dilations: Ints, before: Sequence[Dim], shape: Sequence[Dim], column_major: bool
+) -> Tensor:
+    """Where the largest element of each window stands (the first of equals): flat index into the unpadded tensor of `shape`.
+
+    `x` is padded by `before` in front of each spatial axis. `column_major` counts the spatial axes in reverse order.
+    """
+    largest = max_pool(x, kernel, strides, dilations)
+
+    def element(i: Index, offsets: Index, at: Index) -> Expr:
+        axes = [(p - b, extent) for p, b, extent in zip(at[2:], before, shape[2:], strict=True)]
+        inside, spatial, volume = const(True, "bool"), const(0), const(1)
+        for p, extent in axes if column_major else reversed(axes):
+            inside = inside & (p >= 0) & (p < extent)
+            spatial, volume = spatial + p * volume, volume * extent
+        flat = (i[0] * shape[1] + i[1]) * volume + spatial
+        return te.min(select(inside & te.equal(x[at], largest[i]), flat, integer_range("int64")[1]), offsets)
+
+    return _pooled(x, kernel, strides, dilations, "max_pool_indices", element)
+
+
+def average_pool(x: Tensor, kernel: Ints, strides: Ints, dilations: Ints, counted: Sequence[Sequence[Dim] | None]) -> Tensor:
+    """The mean of each window over its elements inside `counted`, a (begin, end) for each spatial axis, None where all of them count.
+
+    Elements that do not count must read as zero.
+    """
+
+    def count_before(bound: Dim, start: Expr, extent: int, step: int) -> Expr:
+        return minimum(maximum((as_expr(bound) - start + (step - 1)) // step, 0), extent)
+
+    def element(i: Index, offsets: Index, at: Index) -> Expr:
+        count: Expr = const(1)
+        for p, k, s, r, ends in zip(i[2:], kernel, strides, dilations, counted, strict=True):
+            count = count * (k if ends is None else count_before(ends[1], p * s, k, r) - count_before(ends[0], p * s, k, r))
+        total = te.sum(widened(x[at]), offsets)
+        return cast(total / cast(simplify(count), total.dtype), x.dtype)
+
+    return _pooled(x, kernel, strides, dilations, "average_pool", element)
+
+
+def lp_pool(x: Tensor, kernel: Ints, strides: Ints, dilations: Ints, p: float) -> Tensor:
+    """(sum of |x|^p)^(1/p) of each window."""
+
+    def element(i: Index, offsets: Index, at: Index) -> Expr:
+        magnitude = te.abs(widened(x[at]))
+        if p == 1:
+            return cast(te.sum(magnitude, offsets), x.dtype)
+        if p == 2:
+            return cast(te.sqrt(te.sum(magnitude * magnitude, offsets)), x.dtype)
+        return cast(te.power(te.sum(te.power(magnitude, p), offsets), 1.0 / p), x.dtype)
+
+    return _pooled(x, kernel, strides, dilations, "lp_pool", element)
+
+
+def global_lp_pool(x: Tensor, p: float) -> Tensor:
+    """(sum of |x|^p)^(1/p) over all spatial axes, kept with extent 1."""
+
+    def power(v: Expr, exponent: float) -> Expr:
+        return v if exponent == 1 else te.power(v, exponent)
+
+    return rounded(
+        reduction.reduce(x, range(2, x.ndim), True, te.sum, "lp_pool", lambda v: power(te.abs(v), p), lambda v: power(v, 1 / p)), x.dtype
+    )
+
+
+def max_unpool(x: Tensor, indices: Tensor, shape: Sequence[Dim], source: Sequence[Dim]) -> Tensor:
+    """Zeros of `shape` with the elements of `x` at the flat `indices` into a tensor of shape `source` (see `max_pool_indices`).
+
+    Indices outside `source` or `shape` are ignored.
+    """
+
+    def program(inputs: Sequence[L.Buffer], outputs: Sequence[L.Buffer]) -> L.Stmt:
+        values, places, result = *inputs, *outputs
+
+        def scatter(i: Index) -> L.Stmt:
+            rest, at = places[i], list[Expr]()
+            for extent in reversed(source):
+                at.insert(0, rest % extent)
+                rest = rest // extent
+            inside = (places[i] >= 0) & te.equal(rest, 0)
+            for p, extent in zip(at, shape, strict=True):
+                inside = inside & (p < extent)
+            return L.If(inside, L.store(result, at, values[i]))
+
+        return L.block(L.over(shape, lambda i: L.store(result, i, 0), "z{}".format), L.over(x.shape, scatter))
+
+    return te.extern((shape, x.dtype), [x, indices], program, "max_unpool")
+
+
+MAX_POOL, MAX_POOL_INDICES = Operator("max_pool", max_pool), Operator("max_pool_indices", max_pool_indices)
+AVERAGE_POOL, MAX_UNPOOL = Operator("average_pool", average_pool), Operator("max_unpool", max_unpool)
+LP_POOL, GLOBAL_LP_POOL = Operator("lp_pool", lp_pool), Operator("global_lp_pool", global_lp_pool)

@@ -6,73 +6,63 @@ Statistics are computed in at least float32.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 from tcomp.errors import IRError
 from tcomp.ir import te
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, cast, const, select
+from tcomp.ir.expr import Expr, cast, const, select
 from tcomp.ir.graph import Operator
-from tcomp.ops.broadcast import read as broadcast_read
-from tcomp.ops.broadcast import require_same, widened
-from tcomp.ops.reduction import at_kept, fold
+from tcomp.ir.te import Tensor
+from tcomp.ops.broadcast import broadcast_read, require_same, widened
+from tcomp.ops.reduction import Scalar, element_count, reduce, same
 
 
-def _count(shape: Sequence[Dim], axes: Sequence[int], dtype: str) -> Expr:
-    extents = [shape[a] for a in axes]
-    if all(isinstance(d, int) for d in extents):
-        return as_expr(float(prod(int(d) for d in extents)), dtype)
-    return cast(as_expr(as_dim(prod(map(as_expr, extents), start=as_expr(1)))), dtype)
+def _mean_over(x: Tensor, axes: Sequence[int], name: str, element: Scalar = same) -> Tensor:
+    """The mean of element(x) over `axes` with keepdims."""
+    return reduce(x, axes, True, te.sum, name, element, lambda v: v / element_count(x.shape, axes, v.dtype))
 
 
-def moments(x: te.Tensor, axes: Sequence[int]) -> tuple[te.Tensor, te.Tensor]:
+def moments(x: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
     """(mean, variance) over `axes`, which are kept with extent 1; variance is that of the population."""
-    count = _count(x.shape, axes, widened(x[tuple(0 for _ in x.shape)]).dtype)
-    mean = fold(x, axes, True, te.sum, "mean", finish=lambda v: v / count)
-    deviation = te.compute(x.shape, lambda *i: widened(x[i]) - at_kept(mean, i), "deviation")
-    variance = fold(deviation, axes, True, te.sum, "variance", lambda v: v * v, lambda v: v / count)
-    return mean, variance
+    mean = _mean_over(x, axes, "mean")
+    deviation = te.compute(x.shape, lambda *i: widened(x[i]) - broadcast_read(mean, i), "deviation")
+    return mean, _mean_over(deviation, axes, "variance", lambda v: v * v)
 
 
-def batch_scale(scale: te.Tensor, variance: te.Tensor, epsilon: float) -> te.Tensor:
+def batch_scale(scale: Tensor, variance: Tensor, epsilon: float) -> Tensor:
     """scale / sqrt(variance + epsilon): what batch normalisation multiplies each channel with."""
     require_same(scale.shape[0], variance.shape[0], "channels of batch normalisation")
-    return te.compute(
-        scale.shape, lambda c: widened(scale[c]) / te.sqrt(cast(variance[c], widened(scale[c]).dtype) + epsilon), "batch_scale"
-    )
+
+    def element(c: Expr) -> Expr:
+        own = widened(scale[c])
+        return own / te.sqrt(cast(variance[c], own.dtype) + epsilon)
+
+    return te.compute(scale.shape, element, "batch_scale")
 
 
-def batch_shift(bias: te.Tensor, mean: te.Tensor, scale: te.Tensor) -> te.Tensor:
+def batch_shift(bias: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     """bias - mean * scale: what batch normalisation adds to each channel, `scale` coming from `batch_scale`."""
     require_same(bias.shape[0], mean.shape[0], "channels of batch normalisation")
     return te.compute(bias.shape, lambda c: cast(bias[c], scale.dtype) - cast(mean[c], scale.dtype) * scale[c], "batch_shift")
 
 
-def scale_shift(x: te.Tensor, scale: te.Tensor, shift: te.Tensor) -> te.Tensor:
+def scale_shift(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """x * scale[channel] + shift[channel], the channel being axis 1 (the only axis of a vector)."""
     axis = min(1, x.ndim - 1)
     require_same(x.shape[axis], scale.shape[0], "a scale for each channel")
-
-    def element(*i: Expr) -> Expr:
-        return cast(cast(x[i], scale.dtype) * scale[i[axis]] + shift[i[axis]], x.dtype)
-
-    return te.compute(x.shape, element, "scale_shift")
+    return te.compute(x.shape, lambda *i: cast(cast(x[i], scale.dtype) * scale[i[axis]] + shift[i[axis]], x.dtype), "scale_shift")
 
 
-def batch_moments(x: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
+def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """(mean, population variance) of each channel over the batch and the spatial axes, 1-D."""
-    axes = [a for a in range(x.ndim) if a != 1]
-    mean, variance = moments(x, axes)
 
-    def flat(t: te.Tensor, name: str) -> te.Tensor:
-        def element(c: Expr) -> Expr:
-            return cast(t[tuple(c if a == 1 else 0 for a in range(x.ndim))], x.dtype)
+    def by_channel(t: Tensor, name: str) -> Tensor:
+        return te.compute((x.shape[1],), lambda c: cast(t[tuple(c if a == 1 else 0 for a in range(x.ndim))], x.dtype), name)
 
-        return te.compute((x.shape[1],), element, name)
-
-    return flat(mean, "batch_mean"), flat(variance, "batch_variance")
+    mean, variance = moments(x, [a for a in range(x.ndim) if a != 1])
+    return by_channel(mean, "batch_mean"), by_channel(variance, "batch_variance")
 
 
-def running(old: te.Tensor, new: te.Tensor, momentum: float) -> te.Tensor:
+def running(old: Tensor, new: Tensor, momentum: float) -> Tensor:
     """old * momentum + new * (1 - momentum)."""
 
     def element(*i: Expr) -> Expr:
@@ -82,30 +72,31 @@ def running(old: te.Tensor, new: te.Tensor, momentum: float) -> te.Tensor:
     return te.compute(old.shape, element, "running")
 
 
-def instance_norm(x: te.Tensor, scale: te.Tensor, bias: te.Tensor, epsilon: float) -> te.Tensor:
+def instance_norm(x: Tensor, scale: Tensor, bias: Tensor, epsilon: float) -> Tensor:
     """(x - mean) / sqrt(variance + epsilon) * scale + bias over the spatial axes of each instance and channel."""
     require_same(x.shape[1], scale.shape[0], "a scale for each channel")
     mean, variance = moments(x, range(2, x.ndim))
 
     def element(*i: Expr) -> Expr:
-        normal = (widened(x[i]) - at_kept(mean, i)) / te.sqrt(at_kept(variance, i) + epsilon)
+        normal = (widened(x[i]) - broadcast_read(mean, i)) / te.sqrt(broadcast_read(variance, i) + epsilon)
         return cast(normal * widened(scale[i[1]]) + widened(bias[i[1]]), x.dtype)
 
     return te.compute(x.shape, element, "instance_norm")
 
 
-def group_norm(x: te.Tensor, scale: te.Tensor, bias: te.Tensor, groups: int, epsilon: float) -> te.Tensor:
+def group_norm(x: Tensor, scale: Tensor, bias: Tensor, groups: int, epsilon: float) -> Tensor:
     """Normalises each of `groups` blocks of channels over channels and spatial axes; scale and bias per channel, or per group."""
     channels = x.shape[1]
     if not isinstance(channels, int) or groups < 1 or channels % groups:
         raise IRError(f"{channels} channels do not divide into {groups} groups")
     size = channels // groups
-    split = _grouped(x, groups, size)
-    mean, variance = moments(split, range(2, split.ndim))
+    shape = (x.shape[0], groups, size, *x.shape[2:])
+    grouped = te.compute(shape, lambda *i: widened(x[(i[0], i[1] * size + i[2], *i[3:])]), "grouped")
+    mean, variance = moments(grouped, range(2, grouped.ndim))
     per_group = scale.shape[0] == groups and groups != channels
 
     def element(n: Expr, c: Expr, *p: Expr) -> Expr:
-        at = (n, c // size, *[const(0)] * (split.ndim - 2))
+        at = (n, c // size, *[const(0)] * (grouped.ndim - 2))
         normal = (widened(x[(n, c, *p)]) - mean[at]) / te.sqrt(variance[at] + epsilon)
         own = c // size if per_group else c
         return cast(normal * widened(scale[own]) + widened(bias[own]), x.dtype)
@@ -113,72 +104,54 @@ def group_norm(x: te.Tensor, scale: te.Tensor, bias: te.Tensor, groups: int, eps
     return te.compute(x.shape, element, "group_norm")
 
 
-def _grouped(x: te.Tensor, groups: int, size: int) -> te.Tensor:
-    def element(*i: Expr) -> Expr:
-        return widened(x[(i[0], i[1] * size + i[2], *i[3:])])
-
-    return te.compute((x.shape[0], groups, size, *x.shape[2:]), element, "grouped")
-
-
-def layer_norm(
-    x: te.Tensor, scale: te.Tensor | None, bias: te.Tensor | None, axis: int, epsilon: float
-) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
+def layer_norm(x: Tensor, scale: Tensor | None, bias: Tensor | None, axis: int, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
     """(y, mean, 1 / standard deviation) normalised over the axes from `axis` on; `scale` and `bias` broadcast to x."""
     mean, variance = moments(x, range(axis, x.ndim))
     inverse = te.compute(variance.shape, lambda *i: 1.0 / te.sqrt(variance[i] + epsilon), "inverse_deviation")
 
     def element(*i: Expr) -> Expr:
-        value = (widened(x[i]) - at_kept(mean, i)) * at_kept(inverse, i)
+        value = (widened(x[i]) - broadcast_read(mean, i)) * broadcast_read(inverse, i)
         value = value if scale is None else value * widened(broadcast_read(scale, i))
         return cast(value if bias is None else value + widened(broadcast_read(bias, i)), x.dtype)
 
     return te.compute(x.shape, element, "layer_norm"), mean, inverse
 
 
-def rms_norm(x: te.Tensor, scale: te.Tensor, axis: int, epsilon: float) -> te.Tensor:
+def rms_norm(x: Tensor, scale: Tensor, axis: int, epsilon: float) -> Tensor:
     """x / sqrt(mean of squares + epsilon) * scale over the axes from `axis` on (Zhang & Sennrich 2019)."""
-    axes = range(axis, x.ndim)
-    count = _count(x.shape, axes, widened(x[tuple(0 for _ in x.shape)]).dtype)
-    square = fold(x, axes, True, te.sum, "mean_square", lambda v: v * v, lambda v: v / count)
+    square = _mean_over(x, range(axis, x.ndim), "mean_square", lambda v: v * v)
 
     def element(*i: Expr) -> Expr:
-        normal = widened(x[i]) / te.sqrt(at_kept(square, i) + epsilon)
+        normal = widened(x[i]) / te.sqrt(broadcast_read(square, i) + epsilon)
         factor = broadcast_read(scale, i)
         return cast(cast(normal, x.dtype), factor.dtype) * factor
 
     return te.compute(x.shape, element, "rms_norm")
 
 
-def local_response_norm(x: te.Tensor, size: int, alpha: float, beta: float, bias: float) -> te.Tensor:
+def local_response_norm(x: Tensor, size: int, alpha: float, beta: float, bias: float) -> Tensor:
     """x / (bias + alpha / size * sum of squares over `size` neighbouring channels) ** beta (Krizhevsky et al. 2012)."""
-    lead = (size - 1) // 2
     r = te.reduce_axis(size, "rc")
 
     def square(*i: Expr) -> Expr:
-        c = i[1] + r - lead
+        c = i[1] + r - (size - 1) // 2
         value = widened(x[(i[0], c, *i[2:])])
         return te.sum(select((c >= 0) & (c < x.shape[1]), value * value, 0), r)
 
     squares = te.compute(x.shape, square, "square_sum")
-
-    def element(*i: Expr) -> Expr:
-        return cast(widened(x[i]) / te.power(squares[i] * (alpha / size) + bias, beta), x.dtype)
-
-    return te.compute(x.shape, element, "lrn")
+    return te.compute(x.shape, lambda *i: cast(widened(x[i]) / te.power(squares[i] * (alpha / size) + bias, beta), x.dtype), "lrn")
 
 
-def lp_normalize(x: te.Tensor, axis: int, p: int) -> te.Tensor:
+def lp_normalize(x: Tensor, axis: int, p: int) -> Tensor:
     """x / its p-norm along `axis` (p 1 or 2); 0 where the norm is 0."""
-    if p == 1:
-        norm = fold(x, [axis], True, te.sum, "norm", te.abs)
-    else:
-        norm = fold(x, [axis], True, te.sum, "norm", lambda v: v * v, te.sqrt)
+    element, finish = (te.abs, same) if p == 1 else (lambda v: v * v, te.sqrt)
+    norm = reduce(x, [axis], True, te.sum, "norm", element, finish)
 
-    def element(*i: Expr) -> Expr:
-        length = at_kept(norm, i)
+    def quotient(*i: Expr) -> Expr:
+        length = broadcast_read(norm, i)
         return cast(select(te.equal(length, 0.0), 0.0, widened(x[i]) / length), x.dtype)
 
-    return te.compute(x.shape, element, "lp_normalize")
+    return te.compute(x.shape, quotient, "lp_normalize")
 
 
 BATCH_SCALE, BATCH_SHIFT = Operator("batch_scale", batch_scale), Operator("batch_shift", batch_shift)

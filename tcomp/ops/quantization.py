@@ -9,13 +9,13 @@ from __future__ import annotations
 from tcomp.errors import IRError
 from tcomp.ir import te
 from tcomp.ir.dtypes import is_float
-from tcomp.ir.expr import Expr, as_expr, cast, maximum, minimum
+from tcomp.ir.expr import Expr, cast, maximum, minimum
 from tcomp.ir.graph import Operator
-from tcomp.ops.broadcast import BYTES, broadcast_shape, require_same, widened
-from tcomp.ops.broadcast import read as broadcast_read
+from tcomp.ir.te import Tensor
+from tcomp.ops.broadcast import BYTES, broadcast_read, broadcast_shape, require_same, widened
 
 
-def _parameter(p: te.Tensor, i: tuple[Expr, ...], x: te.Tensor, axis: int, block: int) -> Expr:
+def _parameter(p: Tensor, i: tuple[Expr, ...], x: Tensor, axis: int, block: int = 0) -> Expr:
     """The scale or zero point that belongs to element `i` of `x`."""
     if all(d == 1 for d in p.shape) and (p.ndim != x.ndim or block == 0):
         return p[(0,) * p.ndim]
@@ -34,7 +34,7 @@ def _saturated(value: Expr, zero: Expr | None, dtype: str) -> Expr:
     return cast(value if zero is None else value + cast(zero, value.dtype), dtype)
 
 
-def quantize(x: te.Tensor, scale: te.Tensor, zero: te.Tensor | None, axis: int, block: int, dtype: str, precision: str) -> te.Tensor:
+def quantize(x: Tensor, scale: Tensor, zero: Tensor | None, axis: int, block: int, dtype: str, precision: str) -> Tensor:
     """saturate(round(x / scale) + zero), ties to even; the division in type `precision`."""
 
     def element(*i: Expr) -> Expr:
@@ -44,7 +44,7 @@ def quantize(x: te.Tensor, scale: te.Tensor, zero: te.Tensor | None, axis: int, 
     return te.compute(x.shape, element, "quantize")
 
 
-def dequantize(x: te.Tensor, scale: te.Tensor, zero: te.Tensor | None, axis: int, block: int, dtype: str) -> te.Tensor:
+def dequantize(x: Tensor, scale: Tensor, zero: Tensor | None, axis: int, block: int, dtype: str) -> Tensor:
     """(x - zero) * scale, as `dtype`."""
 
     def element(*i: Expr) -> Expr:
@@ -57,7 +57,7 @@ def dequantize(x: te.Tensor, scale: te.Tensor, zero: te.Tensor | None, axis: int
     return te.compute(x.shape, element, "dequantize")
 
 
-def dynamic_range(x: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
+def dynamic_range(x: Tensor) -> tuple[Tensor, Tensor]:
     """(scale, zero point as uint8) that map [min(x, 0), max(x, 0)] onto 0..255."""
     axes = tuple(te.reduce_axis(d, f"r{n}") for n, d in enumerate(x.shape))
     low = te.compute((), lambda: minimum(te.min(x[axes], axes), 0.0), "low")
@@ -67,23 +67,24 @@ def dynamic_range(x: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
     return scale, zero
 
 
-def centred(x: te.Tensor, zero: te.Tensor | None, axis: int) -> te.Tensor:
+def centred(x: Tensor, zero: Tensor | None, axis: int) -> Tensor:
     """x - zero as int32; `zero` is a scalar, a vector along `axis`, or broadcasts to x."""
+    if zero is not None and zero.ndim == x.ndim:
+        broadcast_shape(x.shape, zero.shape)
 
     def element(*i: Expr) -> Expr:
         value = cast(x[i], "int32")
-        if zero is None:
-            return value
-        if zero.ndim == x.ndim and x.ndim > 1:
-            return value - cast(broadcast_read(zero, i), "int32")
-        return value - cast(_parameter(zero, i, x, axis, 0), "int32")
+        return value if zero is None else value - cast(_broadcast_parameter(zero, i, x, axis), "int32")
 
-    if zero is not None and zero.ndim == x.ndim:
-        broadcast_shape(x.shape, zero.shape)
     return te.compute(x.shape, element, "centred")
 
 
-def swap_sign(x: te.Tensor) -> te.Tensor:
+def _broadcast_parameter(p: Tensor, i: tuple[Expr, ...], x: Tensor, axis: int) -> Expr:
+    """As `_parameter`; of the rank of `x` (2 or more), it broadcasts."""
+    return broadcast_read(p, i) if p.ndim == x.ndim > 1 else _parameter(p, i, x, axis)
+
+
+def swap_sign(x: Tensor) -> Tensor:
     """uint8 as int8 or the other way: what stands for the same number when its zero point is moved by 128 as well."""
     if x.dtype not in BYTES:
         raise IRError(f"{x} does not hold bytes")
@@ -91,25 +92,21 @@ def swap_sign(x: te.Tensor) -> te.Tensor:
     return te.compute(x.shape, lambda *i: cast(cast(x[i], "int32") + offset, other), "swap_sign")
 
 
-def requantize(x: te.Tensor, a_scale: te.Tensor, b_scale: te.Tensor, y_scale: te.Tensor, zero: te.Tensor, axis: int) -> te.Tensor:
+def requantize(x: Tensor, a_scale: Tensor, b_scale: Tensor, y_scale: Tensor, zero: Tensor, axis: int) -> Tensor:
     """saturate(round(x * a_scale * b_scale / y_scale) + zero) of an int32 accumulator; `b_scale` may be a vector along `axis`."""
-
-    def scale(p: te.Tensor, i: tuple[Expr, ...]) -> Expr:
-        if p.ndim == x.ndim and p.ndim > 1:
-            return widened(broadcast_read(p, i))
-        return widened(_parameter(p, i, x, axis, 0))
-
-    def element(*i: Expr) -> Expr:
-        factor = scale(a_scale, i) * scale(b_scale, i) / scale(y_scale, i)
-        point = zero[(0,) * zero.ndim] if all(d == 1 for d in zero.shape) else broadcast_read(zero, i)
-        return _saturated(te.round(cast(as_expr(x[i]), factor.dtype) * factor), point, zero.dtype)
 
     if x.dtype != "int32" or is_float(zero.dtype):
         raise IRError(f"requantisation of {x.dtype} to {zero.dtype}")
+
+    def element(*i: Expr) -> Expr:
+        a, b, y = (widened(_broadcast_parameter(p, i, x, axis)) for p in (a_scale, b_scale, y_scale))
+        factor = a * b / y
+        point = zero[(0,) * zero.ndim] if all(d == 1 for d in zero.shape) else broadcast_read(zero, i)
+        return _saturated(te.round(cast(x[i], factor.dtype) * factor), point, zero.dtype)
+
     return te.compute(x.shape, element, "requantize")
 
 
 QUANTIZE, DEQUANTIZE = Operator("quantize", quantize), Operator("dequantize", dequantize)
-DYNAMIC_RANGE = Operator("dynamic_range", dynamic_range)
 CENTRED, REQUANTIZE = Operator("centred", centred), Operator("requantize", requantize)
-SWAP_SIGN = Operator("swap_sign", swap_sign)
+DYNAMIC_RANGE, SWAP_SIGN = Operator("dynamic_range", dynamic_range), Operator("swap_sign", swap_sign)

@@ -1,133 +1,109 @@
-"""Operators that fold axes away: sums and their kin, arg-max, softmax, prefix sums.
+"""Operators that reduce axes: sums and the like, arg-max, softmax, prefix sums, losses.
 
 `axes` are non-negative, increasing and distinct. 16-bit floats are accumulated in float32 and rounded once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from tcomp.ir import loops as L
 from tcomp.ir import te
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import Dim, Expr, as_expr, cast, const, row_major, select
 from tcomp.ir.graph import Operator
-from tcomp.ir.loops import Allocate, Buffer, Stmt, block, loop, over, store
-from tcomp.ops.broadcast import widened
+from tcomp.ir.te import Tensor
+from tcomp.ops.broadcast import broadcast_read, rounded, widened
 from tcomp.ops.elementwise import divide
+from tcomp.ops.indexing import valid_index
+from tcomp.ops.movement import product
 
 Axes = Sequence[int]
-Fold = Callable[[Expr, Sequence[Expr]], Expr]
+Index = tuple[Expr, ...]
+Reducer = Callable[[Expr, Sequence[Expr]], Expr]
+Scalar = Callable[[Expr], Expr]
 
 
-# ---------------------------------------------------------------- the shape of a reduction
+def same(value: Expr) -> Expr:
+    """The value itself: what is done to elements and results where nothing is."""
+    return value
 
 
-def kept_shape(shape: Sequence[Dim], axes: Axes, keepdims: bool) -> tuple[Dim, ...]:
-    """The shape that is left when `axes` are folded."""
+def reduced_shape(shape: Sequence[Dim], axes: Axes, keepdims: bool) -> tuple[Dim, ...]:
+    """The shape that is left when `axes` are reduced."""
     return tuple(1 if n in axes else d for n, d in enumerate(shape) if keepdims or n not in axes)
 
 
-def fold(
-    x: te.Tensor,
-    axes: Axes,
-    keepdims: bool,
-    reducer: Fold,
-    name: str,
-    element: Callable[[Expr], Expr] = lambda value: value,
-    finish: Callable[[Expr], Expr] = lambda value: value,
-) -> te.Tensor:
+def reduce(x: Tensor, axes: Axes, keepdims: bool, reducer: Reducer, name: str, element: Scalar = same, finish: Scalar = same) -> Tensor:
     """finish(reducer(element(x[...])) over `axes`), one tensor; everything in at least float32."""
-    folded = {n: te.reduce_axis(x.shape[n], f"r{n}") for n in axes}
+    return reduce_at(x.shape, axes, keepdims, reducer, name, lambda at: element(widened(x[at])), finish)
+
+
+def reduce_at(
+    shape: Sequence[Dim], axes: Axes, keepdims: bool, reducer: Reducer, name: str, element: Callable[[Index], Expr], finish: Scalar = same
+) -> Tensor:
+    """finish(reducer(element(index)) over `axes`) of the indices of `shape`."""
+    reduced = {n: te.reduce_axis(shape[n], f"r{n}") for n in axes}
 
     def body(*i: Expr) -> Expr:
-        kept = iter(i[n] for n in range(x.ndim) if n not in folded) if keepdims else iter(i)
-        at = [folded[n] if n in folded else next(kept) for n in range(x.ndim)]
-        return finish(reducer(element(widened(x[tuple(at)])), tuple(folded.values())))
+        return finish(reducer(element(_whole_index(i, len(shape), reduced, keepdims)), tuple(reduced.values())))
 
-    return te.compute(kept_shape(x.shape, axes, keepdims), body, name)
+    return te.compute(reduced_shape(shape, axes, keepdims), body, name)
 
 
-def rounded(x: te.Tensor, dtype: str) -> te.Tensor:
-    """The tensor in the type of the operator's input."""
-    return x if x.dtype == dtype else te.compute(x.shape, lambda *i: cast(x[i], dtype), f"{x.name}.round")
+def _whole_index(i: Index, rank: int, reduced: Mapping[int, Expr], keepdims: bool) -> Index:
+    """Index `i` of the result of a reduction as one of what is reduced, with the given expressions along the reduced axes."""
+    kept = iter(i[n] for n in range(rank) if n not in reduced) if keepdims else iter(i)
+    return tuple(reduced[n] if n in reduced else next(kept) for n in range(rank))
 
 
-def at_kept(x: te.Tensor, i: Sequence[Expr]) -> Expr:
-    """The element of a tensor folded with keepdims that belongs to `i` of the whole."""
-    return x[tuple(0 if isinstance(d, int) and d == 1 else index for d, index in zip(x.shape, i, strict=True))]
+def element_count(shape: Sequence[Dim], axes: Axes, dtype: str) -> Expr:
+    """How many elements a reduction over `axes` takes together, as a number of this type."""
+    return cast(as_expr(product([shape[n] for n in axes])), dtype)
 
 
-# ---------------------------------------------------------------- sums and their kin
+def _reduction(name: str, reducer: Reducer, element: Scalar = same, finish: Scalar = same, of_bools: Reducer | None = None) -> Operator:
+    """A reduction; a square root or logarithm of integers goes through float64."""
 
+    def apply(x: Tensor, axes: Axes, keepdims: bool) -> Tensor:
+        def in_type(value: Expr) -> Expr:
+            exact = finish is same or is_float(value.dtype) or x.dtype == "bool"
+            return finish(value) if exact else cast(finish(cast(value, "float64")), x.dtype)
 
-def _reduction(
-    name: str, reducer: Fold, element: Callable[[Expr], Expr] = lambda value: value, finish: Callable[[Expr], Expr] = lambda value: value
-) -> Operator:
-    def apply(x: te.Tensor, axes: Axes, keepdims: bool) -> te.Tensor:
-        return rounded(fold(x, axes, keepdims, reducer, name, element, lambda v: _in_type(finish, v, x.dtype)), x.dtype)
+        chosen = of_bools if of_bools is not None and x.dtype == "bool" else reducer
+        return rounded(reduce(x, axes, keepdims, chosen, name, element, in_type), x.dtype)
 
     return Operator(name, apply)
 
 
-def _in_type(finish: Callable[[Expr], Expr], value: Expr, dtype: str) -> Expr:
-    """A square root or logarithm of integers goes through float64."""
-    if is_float(value.dtype) or dtype == "bool":
-        return finish(value)
-    result = finish(cast(value, "float64"))
-    return value if result.op == "cast" and result.args[0] is value else cast(result, dtype)
-
-
-def _mean(x: te.Tensor, axes: Axes, keepdims: bool) -> te.Tensor:
+def _mean(x: Tensor, axes: Axes, keepdims: bool) -> Tensor:
     """Arithmetic mean; integers truncate towards zero."""
-    count = as_expr(1)
-    for n in axes:
-        count = count * as_expr(x.shape[n])
-    return rounded(fold(x, axes, keepdims, te.sum, "reduce_mean", finish=lambda v: divide(v, cast(count, v.dtype))), x.dtype)
+    finish: Scalar = lambda v: divide(v, element_count(x.shape, axes, v.dtype))
+    return rounded(reduce(x, axes, keepdims, te.sum, "reduce_mean", finish=finish), x.dtype)
 
 
-def _extremum(name: str, reducer: Fold, of_bools: Fold) -> Operator:
-    def apply(x: te.Tensor, axes: Axes, keepdims: bool) -> te.Tensor:
-        return rounded(fold(x, axes, keepdims, of_bools if x.dtype == "bool" else reducer, name), x.dtype)
-
-    return Operator(name, apply)
-
-
-def _log_sum_exp(x: te.Tensor, axes: Axes, keepdims: bool) -> te.Tensor:
-    """log(sum(exp(x))), shifted by the maximum so that it does not overflow."""
-    top = _finite_maximum(x, axes)
-    kept = [n for n in range(x.ndim) if keepdims or n not in axes]
+def _log_sum_exp(x: Tensor, axes: Axes, keepdims: bool) -> Tensor:
+    """log(sum(exp(x))), shifted by the maximum so that it does not overflow, or by 0 where that is infinite (never inf - inf)."""
+    top = reduce(x, axes, True, te.max, "maximum", finish=lambda v: select(te.isinf(v), 0.0, v))
     total = _shifted_sum(x, top, axes)
 
     def element(*i: Expr) -> Expr:
-        at = [as_expr(0)] * x.ndim
-        for n, index in zip(kept, i, strict=True):
-            at[n] = as_expr(0) if n in axes else index
-        return te.log(total[tuple(at)]) + top[tuple(at)]
+        at = _whole_index(i, x.ndim, dict.fromkeys(axes, as_expr(0)), keepdims)
+        return te.log(total[at]) + top[at]
 
-    return rounded(te.compute(kept_shape(x.shape, axes, keepdims), element, "reduce_log_sum_exp"), x.dtype)
+    return rounded(te.compute(reduced_shape(x.shape, axes, keepdims), element, "reduce_log_sum_exp"), x.dtype)
 
 
-def _finite_maximum(x: te.Tensor, axes: Axes) -> te.Tensor:
-    """The maximum over `axes` with keepdims; 0 where it is infinite (so that x - maximum is never inf - inf)."""
-    return fold(x, axes, True, te.max, "maximum", finish=lambda v: select(te.isinf(v), 0.0, v))
-
-
-def _shifted_sum(x: te.Tensor, top: te.Tensor, axes: Axes) -> te.Tensor:
+def _shifted_sum(x: Tensor, top: Tensor, axes: Axes) -> Tensor:
     """sum(exp(x - top)) over `axes` with keepdims."""
-    folded = {n: te.reduce_axis(x.shape[n], f"r{n}") for n in axes}
-
-    def element(*i: Expr) -> Expr:
-        at = tuple(folded.get(n, index) for n, index in enumerate(i))
-        return te.sum(te.exp(widened(x[at]) - at_kept(top, i)), tuple(folded.values()))
-
-    return te.compute(kept_shape(x.shape, axes, True), element, "total")
+    return reduce_at(x.shape, axes, True, te.sum, "total", lambda at: te.exp(widened(x[at]) - broadcast_read(top, at)))
 
 
 REDUCE_SUM = _reduction("reduce_sum", te.sum)
 REDUCE_PROD = _reduction("reduce_prod", te.prod)
 REDUCE_MEAN = Operator("reduce_mean", _mean)
-REDUCE_MAX = _extremum("reduce_max", te.max, te.any)
-REDUCE_MIN = _extremum("reduce_min", te.min, te.all)
+REDUCE_MAX = _reduction("reduce_max", te.max, of_bools=te.any)
+REDUCE_MIN = _reduction("reduce_min", te.min, of_bools=te.all)
 REDUCE_L1 = _reduction("reduce_l1", te.sum, te.abs)
 REDUCE_L2 = _reduction("reduce_l2", te.sum, lambda v: v * v, te.sqrt)
 REDUCE_SUM_SQUARE = _reduction("reduce_sum_square", te.sum, lambda v: v * v)
@@ -135,24 +111,18 @@ REDUCE_LOG_SUM = _reduction("reduce_log_sum", te.sum, finish=te.log)
 REDUCE_LOG_SUM_EXP = Operator("reduce_log_sum_exp", _log_sum_exp)
 
 
-# ---------------------------------------------------------------- arg-max
-
-
-def _arg(name: str, reducer: Fold) -> Operator:
+def _arg(name: str, reducer: Reducer) -> Operator:
     """The position (int64) of the extreme element along `axis`: the first one, or the last where `last`. NaN counts as extreme."""
 
-    def apply(x: te.Tensor, axis: int, keepdims: bool, last: bool) -> te.Tensor:
-        extreme = fold(x, (axis,), True, reducer, f"{name}.extreme")
-        k = te.reduce_axis(x.shape[axis], f"r{axis}")
+    def apply(x: Tensor, axis: int, keepdims: bool, last: bool) -> Tensor:
+        extreme = reduce(x, (axis,), True, reducer, f"{name}.extreme")
 
-        def element(*i: Expr) -> Expr:
-            whole = list(i) if keepdims else [*i[:axis], as_expr(0), *i[axis:]]
-            at = [*whole[:axis], k, *whole[axis + 1 :]]
-            value = widened(x[tuple(at)])
-            found = te.equal(value, at_kept(extreme, whole)) | te.isnan(value)
-            return te.max(select(found, k, -1), k) if last else te.min(select(found, k, as_expr(x.shape[axis])), k)
+        def position(at: Index) -> Expr:
+            value = widened(x[at])
+            found = te.equal(value, broadcast_read(extreme, at)) | te.isnan(value)
+            return select(found, at[axis], -1 if last else as_expr(x.shape[axis]))
 
-        return te.compute(kept_shape(x.shape, (axis,), keepdims), element, name)
+        return reduce_at(x.shape, (axis,), keepdims, te.max if last else te.min, name, position)
 
     return Operator(name, apply)
 
@@ -160,76 +130,102 @@ def _arg(name: str, reducer: Fold) -> Operator:
 ARG_MAX, ARG_MIN = _arg("arg_max", te.max), _arg("arg_min", te.min)
 
 
-# ---------------------------------------------------------------- softmax
+def softmax_weights(x: Tensor, axes: Axes) -> tuple[Tensor, Tensor]:
+    """(exp(x - maximum), their sum with keepdims) over `axes` jointly; the sum is 1 or more."""
+    top = reduce(x, axes, True, te.max, "softmax.max")
+    weight = te.compute(x.shape, lambda *i: te.exp(widened(x[i]) - broadcast_read(top, i)), "softmax.exp")
+    return weight, reduce(weight, axes, True, te.sum, "softmax.sum")
 
 
-def softmax_of(x: te.Tensor, axes: Axes) -> te.Tensor:
-    """exp(x) / sum(exp(x)) over `axes` jointly, in float32 for 16-bit inputs; the sum, which is 1 or more, is inverted once."""
-    top = fold(x, axes, True, te.max, "softmax.max")
-    weight = te.compute(x.shape, lambda *i: te.exp(widened(x[i]) - at_kept(top, i)), "softmax.exp")
-    total = fold(weight, axes, True, te.sum, "softmax.sum")
+def softmax_of(x: Tensor, axes: Axes) -> Tensor:
+    """exp(x) / sum(exp(x)) over `axes` jointly, in float32 for 16-bit inputs; the sum is inverted once."""
+    weight, total = softmax_weights(x, axes)
     inverse = te.compute(total.shape, lambda *i: 1.0 / total[i], "softmax.inverse")
-    return te.compute(x.shape, lambda *i: weight[i] * at_kept(inverse, i), "softmax")
+    return te.compute(x.shape, lambda *i: weight[i] * broadcast_read(inverse, i), "softmax")
 
 
-def log_softmax_of(x: te.Tensor, axes: Axes) -> te.Tensor:
-    """x - log(sum(exp(x))) over `axes` jointly, in float32 for 16-bit inputs."""
-    top = fold(x, axes, True, te.max, "log_softmax.max")
+def _log_softmax(x: Tensor, axes: Axes) -> Tensor:
+    """x - log(sum(exp(x))) over `axes` jointly."""
+    top = reduce(x, axes, True, te.max, "log_softmax.max")
     total = _shifted_sum(x, top, axes)
-    return te.compute(x.shape, lambda *i: widened(x[i]) - at_kept(top, i) - te.log(at_kept(total, i)), "log_softmax")
+    y = te.compute(x.shape, lambda *i: widened(x[i]) - broadcast_read(top, i) - te.log(broadcast_read(total, i)), "log_softmax")
+    return rounded(y, x.dtype)
 
 
-def _hardmax(x: te.Tensor, axes: Axes) -> te.Tensor:
+def _hardmax(x: Tensor, axes: Axes) -> Tensor:
     """1 at the first maximum over `axes` jointly, 0 elsewhere."""
-    top = fold(x, axes, True, te.max, "hardmax.max")
-    folded = {n: te.reduce_axis(x.shape[n], f"r{n}") for n in axes}
+    top = reduce(x, axes, True, te.max, "hardmax.max")
 
     def position(at: Sequence[Expr]) -> Expr:
         return row_major([at[n] for n in axes], [x.shape[n] for n in axes])
 
-    def first(*i: Expr) -> Expr:
-        at = [folded.get(n, index) for n, index in enumerate(i)]
-        count = position([as_expr(d) for d in x.shape])  # larger than any position
-        return te.min(select(te.equal(widened(x[tuple(at)]), at_kept(top, i)), position(at), count), tuple(folded.values()))
+    def candidate(at: Index) -> Expr:
+        beyond = position([as_expr(d) for d in x.shape])  # larger than any position
+        return select(te.equal(widened(x[at]), broadcast_read(top, at)), position(at), beyond)
 
-    where = te.compute(kept_shape(x.shape, axes, True), first, "hardmax.first")
-    return te.compute(x.shape, lambda *i: cast(te.equal(position(i), at_kept(where, i)), x.dtype), "hardmax")
+    first = reduce_at(x.shape, axes, True, te.min, "hardmax.first", candidate)
+    return te.compute(x.shape, lambda *i: cast(te.equal(position(i), broadcast_read(first, i)), x.dtype), "hardmax")
 
 
 SOFTMAX = Operator("softmax", lambda x, axes: rounded(softmax_of(x, axes), x.dtype))
-LOG_SOFTMAX = Operator("log_softmax", lambda x, axes: rounded(log_softmax_of(x, axes), x.dtype))
-HARDMAX = Operator("hardmax", _hardmax)
-
-
-# ---------------------------------------------------------------- prefix sums
+LOG_SOFTMAX, HARDMAX = Operator("log_softmax", _log_softmax), Operator("hardmax", _hardmax)
 
 
 def _prefix(name: str, combine: Callable[[Expr, Expr], Expr], identity: int) -> Operator:
-    """Running folds along `axis`; `exclusive` leaves the element itself out, `reverse` runs from the end."""
+    """Running sums or products along `axis`; `exclusive` leaves the element itself out, `reverse` runs from the end."""
 
-    def apply(x: te.Tensor, axis: int, exclusive: bool, reverse: bool) -> te.Tensor:
+    def apply(x: Tensor, axis: int, exclusive: bool, reverse: bool) -> Tensor:
         wide = widened(x[(0,) * x.ndim]).dtype
         extent = as_expr(x.shape[axis])
+        running = L.Buffer("running", wide, (1,), "register")
 
-        def program(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
+        def program(inputs: Sequence[L.Buffer], outputs: Sequence[L.Buffer]) -> L.Stmt:
             (source,), (target,) = inputs, outputs
-            running = Buffer("running", wide, (1,), "register")
 
-            def step(k: Expr, outer: tuple[Expr, ...]) -> Stmt:
-                at = [*outer[:axis], extent - 1 - k if reverse else k, *outer[axis:]]
-                add = store(running, (0,), combine(running[0], widened(source[tuple(at)])))
-                write = store(target, at, cast(running[0], x.dtype))
-                return block(write, add) if exclusive else block(add, write)
+            def lane(outer: Index) -> L.Stmt:
+                def step(k: Expr) -> L.Stmt:
+                    at = (*outer[:axis], extent - 1 - k if reverse else k, *outer[axis:])
+                    update = L.store(running, (0,), combine(running[0], widened(source[at])))
+                    write = L.store(target, at, cast(running[0], x.dtype))
+                    return L.block(write, update) if exclusive else L.block(update, write)
 
-            def lane(outer: tuple[Expr, ...]) -> Stmt:
-                return Allocate(running, block(store(running, (0,), const(identity, wide)), loop("k", extent, lambda k: step(k, outer))))
+                return L.Allocate(running, L.block(L.store(running, (0,), const(identity, wide)), L.loop("k", extent, step)))
 
-            return over([d for n, d in enumerate(x.shape) if n != axis], lane)
+            return L.over([d for n, d in enumerate(x.shape) if n != axis], lane)
 
         return te.extern((x.shape, x.dtype), [x], program, name)
 
     return Operator(name, apply)
 
 
-CUM_SUM = _prefix("cum_sum", lambda a, b: a + b, 0)
-CUM_PROD = _prefix("cum_prod", lambda a, b: a * b, 1)
+CUM_SUM, CUM_PROD = _prefix("cum_sum", lambda a, b: a + b, 0), _prefix("cum_prod", lambda a, b: a * b, 1)
+
+
+def nll_loss(log_prob: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int | None, reduction: str) -> Tensor:
+    """-weight[t] * log_prob[n, t, d...] for the classes t = target[n, d...]; 0 where t is `ignore_index`.
+
+    log_prob [n, classes, d...], target [n, d...] integer, weight [classes]. reduction: none, sum, or mean (by the sum of the
+    weights that count).
+    """
+    dtype = widened(const(0.0, log_prob.dtype)).dtype
+
+    def weight_of(*i: Expr) -> Expr:
+        t = target[i]
+        own = const(1.0, dtype) if weight is None else widened(weight[valid_index(t, log_prob.shape[1])])
+        return own if ignore_index is None else select(te.equal(t, cast(const(ignore_index), t.dtype)), 0.0, own)
+
+    def element(*i: Expr) -> Expr:
+        value = widened(log_prob[(i[0], valid_index(target[i], log_prob.shape[1]), *i[1:])])
+        w = weight_of(*i)
+        return select(te.equal(w, 0.0), 0.0, -value * w)
+
+    loss = te.compute(target.shape, element, "nll_loss")
+    if reduction != "none":
+        loss = reduce(loss, range(target.ndim), False, te.sum, "nll_loss.sum")
+        if reduction == "mean":
+            total = reduce(te.compute(target.shape, weight_of, "nll_loss.weights"), range(target.ndim), False, te.sum, "weight")
+            loss = te.compute((), lambda sum_=loss: sum_[()] / total[()], "nll_loss.mean")
+    return rounded(loss, log_prob.dtype)
+
+
+NLL_LOSS = Operator("nll_loss", nll_loss)

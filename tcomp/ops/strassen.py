@@ -23,11 +23,12 @@ import numpy as np
 
 from tcomp.errors import IRError
 from tcomp.ir import te
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, select
+from tcomp.ir.expr import Expr, as_dim, as_expr, select
 from tcomp.ir.graph import Operator
-from tcomp.ops.broadcast import require_same
-from tcomp.ops.reduction import fold
-from tcomp.ops.winograd import chosen, combined
+from tcomp.ir.te import Tensor
+from tcomp.ops.broadcast import pick, require_same
+from tcomp.ops.reduction import reduce
+from tcomp.ops.winograd import combined
 
 PRODUCTS = 7
 MAX_COLUMN_RATIO = 1000  # times that columns may differ: errors of the smaller one then are about 1e-4 of its size
@@ -64,22 +65,24 @@ def strassen_weights(w: np.ndarray, transposed: bool = False) -> np.ndarray:
     return found
 
 
-def strassen_rows(x: te.Tensor) -> te.Tensor:
+def strassen_rows(x: Tensor) -> Tensor:
     """The size of each row of x (..., rows, k): (..., rows). That is its largest magnitude, but at least what has a finite reciprocal; 0 for
     zeros, NaN where an element is not finite."""
     tiny = float(np.finfo(x.dtype).tiny)
 
-    def size(most: Expr) -> Expr:
-        return select(te.equal(most, 0.0), 0.0, select(most < inf, te.maximum(most, tiny), nan))
+    def size(largest: Expr) -> Expr:
+        return select(te.equal(largest, 0.0), 0.0, select(largest < inf, te.maximum(largest, tiny), nan))
 
-    return fold(x, [x.ndim - 1], False, te.max, "strassen_rows", te.abs, size)
+    return reduce(x, [x.ndim - 1], False, te.max, "strassen_rows", te.abs, size)
 
 
-def strassen_input(x: te.Tensor, sizes: te.Tensor) -> te.Tensor:
+def strassen_input(x: Tensor, sizes: Tensor) -> Tensor:
     """The left factors of the seven products, for matrices x (..., rows, k) with k even, of which each row is divided by its size (..., rows),
     zeros where that is 0 or NaN: (7, ..., ceil(rows / 2), k / 2). The last row stands for the one that an odd number of rows lacks."""
     *batch, rows, k = x.shape
-    half = _half(k)
+    if not isinstance(k, int) or k % 2:
+        raise IRError(f"Strassen's algorithm for rows of {k} elements", why="they are cut in halves")
+    half = k // 2
 
     def scaled(*index: Expr) -> Expr:
         size = sizes[index[:-1]]
@@ -88,12 +91,12 @@ def strassen_input(x: te.Tensor, sizes: te.Tensor) -> te.Tensor:
     def element(which: Expr, *index: Expr) -> Expr:
         *outer, i, j = index
         quarters = [scaled(*outer, row, j + place) for row in (i * 2, te.minimum(i * 2 + 1, as_expr(rows) - 1)) for place in (0, half)]
-        return chosen(which, [combined(zip(row, quarters, strict=True)) for row in OF_LEFT])
+        return pick(which, [combined(zip(row, quarters, strict=True)) for row in OF_LEFT])
 
     return te.compute((PRODUCTS, *batch, as_dim((as_expr(rows) + 1) // 2), half), element, "strassen_input")
 
 
-def strassen_output(p: te.Tensor, sizes: te.Tensor) -> te.Tensor:
+def strassen_output(p: Tensor, sizes: Tensor) -> Tensor:
     """The result, from the seven products p (7, ..., ceil(rows / 2), n / 2) and the sizes of its rows (..., rows): (..., rows, n)."""
     _, *batch, pairs, half = p.shape
     rows = sizes.shape[-1]
@@ -103,15 +106,9 @@ def strassen_output(p: te.Tensor, sizes: te.Tensor) -> te.Tensor:
         *outer, i, j = index
         products = [p[n, *outer, i // 2, j % half] for n in range(PRODUCTS)]
         quarters = [combined(zip(row, products, strict=True)) for row in TO_RESULT]
-        return chosen(i % 2, [chosen(j // half, quarters[:2]), chosen(j // half, quarters[2:])]) * sizes[*outer, i]
+        return pick(i % 2, [pick(j // half, quarters[:2]), pick(j // half, quarters[2:])]) * sizes[*outer, i]
 
     return te.compute((*batch, rows, as_dim(as_expr(half) * 2)), element, "strassen_output")
-
-
-def _half(k: Dim) -> int:
-    if not isinstance(k, int) or k % 2:
-        raise IRError(f"Strassen's algorithm for rows of {k} elements", why="they are cut in halves")
-    return k // 2
 
 
 STRASSEN_ROWS = Operator("strassen_rows", strassen_rows)

@@ -26,9 +26,10 @@ import numpy as np
 
 from tcomp.errors import IRError
 from tcomp.ir import te
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, const, select
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, const
 from tcomp.ir.graph import Operator
-from tcomp.ops.broadcast import require_same
+from tcomp.ir.te import Tensor
+from tcomp.ops.broadcast import pick, require_same
 from tcomp.ops.nn import sizes
 
 POINTS = tuple(Fraction(*p) for p in ((0, 1), (1, 1), (-1, 1), (2, 1), (-2, 1), (1, 2), (-1, 2)))  # and infinity
@@ -103,12 +104,7 @@ def _of_weights(tile: int, taps: int, stride: int) -> np.ndarray:
     return np.concatenate(found)
 
 
-def tile_count(extent: Dim, tile: int) -> Dim:
-    """How many tiles cover `extent` outputs."""
-    return as_dim((as_expr(extent) + (tile - 1)) // tile)
-
-
-def winograd_input(x: te.Tensor, tile: int, taps: Sequence[int], stride: int = 1) -> te.Tensor:
+def winograd_input(x: Tensor, tile: int, taps: Sequence[int], stride: int = 1) -> Tensor:
     """B' x B for every tile of x (batch, channels, *pixels), of one pixel along axes with one tap, which have no stride. Under n tiles along
     an axis lie n * tile * stride + taps - stride pixels; up to stride - 1 pixels behind them, which no window reaches, are left out."""
     rank = len(taps)
@@ -129,14 +125,14 @@ def winograd_input(x: te.Tensor, tile: int, taps: Sequence[int], stride: int = 1
             if axis < 0:
                 return x[n, c, *(p * t + i for p, t, i in zip(place, steps, pixel, strict=True))]
             values = [transformed(axis - 1, (i, *pixel)) for i in range(points[axis])]
-            return values[0] if taps[axis] == 1 else chosen(which[axis], _to_points(tile, taps[axis], stride, values))
+            return values[0] if taps[axis] == 1 else pick(which[axis], _to_points(tile, taps[axis], stride, values))
 
         return transformed(rank - 1, ())
 
     return te.compute((*points, x.shape[0], *counts, x.shape[1]), element, "winograd_input")
 
 
-def winograd_product(x: te.Tensor, w: te.Tensor) -> te.Tensor:
+def winograd_product(x: Tensor, w: Tensor) -> Tensor:
     """For every point, tiles times weights (*points, in channels, out channels)."""
     require_same(x.shape[-1], w.shape[-2], "channels of a convolution")
     c, rank = te.reduce_axis(w.shape[-2], "rc"), w.ndim - 2
@@ -147,13 +143,13 @@ def winograd_product(x: te.Tensor, w: te.Tensor) -> te.Tensor:
     return te.compute((*x.shape[:-1], w.shape[-1]), element, "winograd_product")
 
 
-def winograd_output(p: te.Tensor, tile: int, shape: Sequence[Dim], stride: int = 1) -> te.Tensor:
+def winograd_output(p: Tensor, tile: int, shape: Sequence[Dim], stride: int = 1) -> Tensor:
     """A' p A for every tile, put together: (batch, channels, *shape), what lies beyond `shape` cut off."""
     rank = len(shape)
     points = sizes(p.shape[:rank], "points")
     tiles = tile_shape(tile, points)  # one point where there is one tap
     for d, count, n in zip(shape, p.shape[rank + 1 : -1], tiles, strict=True):
-        require_same(tile_count(d, n), count, "tiles of a convolution")
+        require_same(as_dim((as_expr(d) + (n - 1)) // n), count, "tiles of a convolution")
 
     def element(n: Expr, o: Expr, *place: Expr) -> Expr:
         def transformed(axis: int, point: tuple[int, ...]) -> Expr:
@@ -162,19 +158,11 @@ def winograd_output(p: te.Tensor, tile: int, shape: Sequence[Dim], stride: int =
             values = [transformed(axis - 1, (i, *point)) for i in range(points[axis])]
             if points[axis] == 1:
                 return values[0]
-            return chosen(place[axis] % tile, _from_points(tile, points[axis] - stride * tile + stride, stride, values))
+            return pick(place[axis] % tile, _from_points(tile, points[axis] - stride * tile + stride, stride, values))
 
         return transformed(rank - 1, ())
 
     return te.compute((p.shape[rank], p.shape[-1], *shape), element, "winograd_output")
-
-
-def chosen(row: Expr, rows: Sequence[Expr]) -> Expr:
-    """rows[row]; which one is known where the loop over rows is unrolled."""
-    *others, found = rows
-    for n in reversed(range(len(others))):
-        found = select(te.equal(row, n), others[n], found)
-    return found
 
 
 def _to_points(tile: int, taps: int, stride: int, values: Sequence[Expr]) -> list[Expr]:

@@ -17,7 +17,7 @@ from math import prod
 from tcomp.ir.dtypes import FLOATS, itemsize
 from tcomp.ir.expr import Dim, bounds
 from tcomp.ir.graph import Graph, Node
-from tcomp.ops.attention import SOFTMAX_PRODUCT
+from tcomp.ops.matmul import SOFTMAX_PRODUCT
 from tcomp.passes import contractions
 from tcomp.passes.rewrite import Notes, Replacement, Rewriter, rewrite_graph
 

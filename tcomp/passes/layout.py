@@ -36,7 +36,7 @@ from tcomp.ir.layout import LINE, Layout
 from tcomp.ir.names import unused
 from tcomp.ir.simplify import linear, simplify
 from tcomp.ir.te import Tensor, placeholder, tensors
-from tcomp.ops.shapes import IDENTITY
+from tcomp.ops.movement import IDENTITY
 from tcomp.passes.structure import inlined
 
 MIN_LANES = 8  # elements along an axis that lanes run along: the float32 of a 256-bit vector

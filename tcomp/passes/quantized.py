@@ -20,8 +20,7 @@ from tcomp.ir.graph import Graph, Node, Value
 from tcomp.ops.broadcast import BYTES
 from tcomp.ops.elementwise import ADD, CAST, MUL
 from tcomp.ops.movement import PAD, TRANSPOSE
-from tcomp.ops.nn import ADD_CHANNELS
-from tcomp.ops.pooling import MAX_POOL
+from tcomp.ops.nn import ADD_CHANNELS, MAX_POOL
 from tcomp.ops.quantization import CENTRED, DEQUANTIZE, QUANTIZE, SWAP_SIGN
 from tcomp.passes import contractions
 from tcomp.passes.canonicalize import uniform, zero_padding

@@ -24,7 +24,7 @@ import numpy as np
 from tcomp.errors import IRError
 from tcomp.ir.graph import IF, LOOP, Graph, GraphBuilder, Node, Operator, Value, materialised
 from tcomp.ir.simplify import same_shape
-from tcomp.ops.shapes import IDENTITY
+from tcomp.ops.movement import IDENTITY
 from tcomp.passes.dce import eliminate_dead
 
 MAX_SWEEPS = 20  # rules make graphs simpler, so that few sweeps suffice; the limit is for rules that undo each other

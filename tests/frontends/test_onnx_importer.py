@@ -23,7 +23,7 @@ def test_no_operator_has_two_handlers():
     names = [name for family in table.FAMILIES for name in family]
     assert len(set(names)) == len(names)
     for family in table.FAMILIES:
-        for versions in family.values():
+        for versions in (v for v in family.values() if not callable(v)):
             assert [since for since, _ in versions] == sorted({since for since, _ in versions})
 
 
@@ -241,7 +241,7 @@ def test_a_function_that_calls_itself(make_model):
 
 
 def test_functions_that_explode(make_model, monkeypatch):
-    monkeypatch.setattr(importer, "_MAX_NODES", 1000)
+    monkeypatch.setattr(importer, "MAX_NODES", 1000)
     bodies = []
     for level in range(20):
         inner = "Neg" if level == 0 else f"F{level - 1}"

@@ -7,7 +7,7 @@ import pytest
 from onnx import AttributeProto, ModelProto, TensorProto, helper
 
 from tcomp.errors import ImportModelError, TcompError
-from tcomp.frontends.onnx import import_model, wire
+from tcomp.frontends.onnx import import_model, reader
 
 F = "float32"
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -227,7 +227,7 @@ def test_weights_cut_out_of_the_encoding_are_those_of_the_message(make_model):
     rng = np.random.default_rng(0)
     arrays = {f"w{n}": rng.standard_normal((n * 50, 20)).astype(np.float32) for n in range(5)}
     model = make_model([node("Identity", ["x"], ["y"])], {"x": X}, {"y": F}, constants=arrays)
-    slim, weights = wire.split(model.SerializeToString())
+    slim, weights = reader.split_weights(model.SerializeToString())
     assert set(weights) == {"w1", "w2", "w3", "w4"}  # w0 is too small to be worth it
     for name, data in weights.items():
         assert bytes(data) == arrays[name].tobytes()

@@ -9,8 +9,7 @@ from tcomp.ir.expr import dim
 from tcomp.ir.graph import GraphBuilder
 from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ops.elementwise import ADD, CAST, CLIP, DIV, MAX, MUL, NEG, POW, SUB
-from tcomp.ops.movement import DEPTH_TO_SPACE, EXPAND, PAD, RESHAPE, SLICE, SPACE_TO_DEPTH, TRANSPOSE
-from tcomp.ops.shapes import IDENTITY
+from tcomp.ops.movement import DEPTH_TO_SPACE, EXPAND, IDENTITY, PAD, RESHAPE, SLICE, SPACE_TO_DEPTH, TRANSPOSE
 from tcomp.passes.canonicalize import canonicalize
 from tcomp.passes.rewrite import Notes
 

@@ -13,8 +13,7 @@ from tcomp.ir.layout import Layout
 from tcomp.ops import elementwise as ew
 from tcomp.ops import movement as mv
 from tcomp.ops.matmul import MATMUL
-from tcomp.ops.nn import ADD_CHANNELS, CONV
-from tcomp.ops.pooling import MAX_POOL
+from tcomp.ops.nn import ADD_CHANNELS, CONV, MAX_POOL
 from tcomp.ops.winograd import WINOGRAD_INPUT
 from tcomp.passes.layout import choose_layouts
 from tcomp.passes.partition import partition

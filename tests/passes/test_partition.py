@@ -12,8 +12,7 @@ from tcomp.ops import elementwise as ew
 from tcomp.ops import movement as mv
 from tcomp.ops.indexing import GATHER, TOP_K
 from tcomp.ops.matmul import MATMUL
-from tcomp.ops.nn import ADD_CHANNELS, CONV
-from tcomp.ops.pooling import MAX_POOL
+from tcomp.ops.nn import ADD_CHANNELS, CONV, MAX_POOL
 from tcomp.ops.reduction import REDUCE_MEAN, REDUCE_SUM, SOFTMAX
 from tcomp.passes.dce import eliminate_dead
 from tcomp.passes.partition import INLINE_ELEMENTS, MAX_OPERATORS, partition

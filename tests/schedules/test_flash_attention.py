@@ -17,8 +17,7 @@ from tcomp.ir.interpreters.loops import run_kernel
 from tcomp.ir.loops import Kernel
 from tcomp.ir.te import Tensor
 from tcomp.ir.verify import verify_kernel
-from tcomp.ops.attention import softmax_product
-from tcomp.ops.matmul import matmul
+from tcomp.ops.matmul import matmul, softmax_product
 from tcomp.schedules import Schedule
 from tcomp.schedules.cpu import default as cpu
 from tcomp.schedules.gpu.precision import with_precision

@@ -15,8 +15,7 @@ from tcomp.codegen.cuda.kernel import emit_kernel
 from tcomp.ir import te
 from tcomp.ir.expr import Dim, Expr, select
 from tcomp.ir.loops import hoist_temporaries
-from tcomp.ops.attention import softmax_product
-from tcomp.ops.matmul import matmul
+from tcomp.ops.matmul import matmul, softmax_product
 from tcomp.schedules.gpu.default import schedule
 from tcomp.schedules.gpu.precision import with_precision
 from tcomp.schedules.knobs import Knobs

@@ -1,7 +1,8 @@
 """What the handler of one ONNX node sees, and the graph it adds to.
 
 A handler is `def conv(ctx: Context) -> Value | tuple[Value, ...]`: it reads the node's inputs and attributes from `ctx`, adds
-operators with `ctx.add`, and returns the node's outputs. A family file exports `TABLE: dict[str, Versions]`.
+operators with `ctx.add`, and returns the node's outputs. Where it only passes these on to one operator, it is a row of data instead:
+`forward(LAYER_NORM, inputs=3, axis=axis_of(), epsilon=number_of("epsilon"))`. A family file exports `TABLE: Table`.
 
 `ctx.add` computes at once what is known at compile time: small constants by evaluating the operator, small integer tensors made
 of symbolic sizes (shape arithmetic) element by element as expressions, see `symbolic`. So a handler that needs a shape, an axis
@@ -10,29 +11,35 @@ or a pad width asks `ctx.require_dims(i, "the shape")` and never looks at how it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from onnx import GraphProto
 
 from tcomp.errors import ImportModelError, UnsupportedError
 from tcomp.frontends.onnx import symbolic
-from tcomp.ir import te
+from tcomp.frontends.onnx.reader import dtype_name
 from tcomp.ir.dtypes import is_float, itemsize, to_numpy
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
-from tcomp.ir.graph import Graph, GraphBuilder, Node, Operator, Value, application, materialised
+from tcomp.ir.graph import Application, Graph, GraphBuilder, Node, Operator, Value, application, materialised
 from tcomp.ir.interpreters.te import evaluate
-from tcomp.ops.shapes import DIMS
+from tcomp.ops.movement import DIMS
 
+T = TypeVar("T")
 FOLD_LIMIT = 4096  # elements: constants up to this size are computed while importing; larger ones are left to the passes
 MAX_RANK = 32
 MAX_BYTES = 1 << 42  # of one value; anything larger is a damaged or hostile model
 
 Handler = Callable[["Context"], "Value | tuple[Value | None, ...]"]
 Versions = tuple[tuple[int, Handler], ...]  # (first opset, handler), in increasing order
+Table = dict[str, Handler | Versions]  # by operator
+Reader = Callable[["Context"], Any]  # of an attribute
+Type = tuple[str, Sequence[Dim]]  # (dtype, shape)
+Inputs = Sequence[Value | None]
 
 
 class Scope:
@@ -44,10 +51,6 @@ class Scope:
     def __init__(self, name: str) -> None:
         self.builder = GraphBuilder(name)
         self.elements: dict[Value, tuple[Expr, ...]] = {}
-
-    def constant(self, array: np.ndarray, name: str = "const", dtype: str | None = None) -> Value:
-        """A compile-time array; kept, not copied."""
-        return self.builder.constant(array, name, dtype)
 
     def known(self, value: Value) -> np.ndarray | None:
         """The array of a value that is known completely."""
@@ -66,42 +69,46 @@ class Scope:
         """A value made of known elements: a constant where all are literals, else a node that writes the sizes down."""
         if all(e.op == "const" for e in elements):
             array = np.array([e.attr for e in elements], to_numpy(dtype)).reshape(tuple(shape))
-            return self.constant(array, name, dtype)
+            return self.builder.constant(array, name, dtype)
         attrs = {"dims": tuple(as_dim(e) if e.dtype == "int64" else e for e in elements), "shape": tuple(shape), "dtype": dtype}
         (value,) = self.builder.add(DIMS, (), attrs, name)
         self.elements[value] = tuple(elements)
         return value
 
-    def add(self, op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any], name: str) -> tuple[Value, ...]:
+    def add(self, op: Operator, inputs: Inputs, attrs: Mapping[str, Any], name: str) -> tuple[Value, ...]:
         """Apply an operator; what can be computed now is. Raises `IRError` if inputs and attributes do not fit it."""
         made = application(op, inputs, attrs)
         for tensor in made.outputs:
             check_type(tensor.shape, tensor.dtype, name)
-        folded = self._folded(made.outputs, inputs, made.inputs, f"{name}.{op.name}")
-        if folded is not None:
+        if (folded := self._folded(made, inputs, f"{name}.{op.name}")) is not None:
             return folded
-        values = tuple(Value(self.builder.fresh(f"{name}.{op.name}"), t.dtype, t.shape) for t in made.outputs)
-        self.builder.append(Node(op, tuple(inputs), values, dict(attrs), name))
+        return self.append(op, inputs, [(t.dtype, t.shape) for t in made.outputs], attrs, name)
+
+    def append(
+        self, op: Operator, inputs: Inputs, results: Sequence[Type], attrs: Mapping[str, Any], name: str, bodies: Sequence[Graph] = ()
+    ) -> tuple[Value, ...]:
+        """Append a node whose outputs have the given types."""
+        for dtype, shape in results:
+            check_type(shape, dtype, name)
+        values = tuple(Value(self.builder.fresh(f"{name}.{op.name}"), dtype, shape) for dtype, shape in results)
+        self.builder.append(Node(op, tuple(inputs), values, dict(attrs), name, tuple(bodies)))
         return values
 
-    def _folded(
-        self, outputs: Sequence[te.Tensor], inputs: Sequence[Value | None], placeholders: Sequence[te.Tensor | None], name: str
-    ) -> tuple[Value, ...] | None:
+    def _folded(self, made: Application, inputs: Inputs, name: str) -> tuple[Value, ...] | None:
         """The outputs as known values, or None."""
+        outputs = made.outputs
         shapes = [tuple(d for d in t.shape if isinstance(d, int)) for t in outputs]
         if any(len(s) != t.ndim or prod(s) > FOLD_LIMIT for s, t in zip(shapes, outputs, strict=True)):
             return None
-        given = [(v, p) for v, p in zip(inputs, placeholders, strict=True) if v is not None and p is not None]
+        given = [(v, p) for v, p in zip(inputs, made.inputs, strict=True) if v is not None and p is not None]
         arrays = {p: self.builder.constants[v] for v, p in given if v in self.builder.constants}
         if len(arrays) == len(given) and sum(a.size for a in arrays.values()) <= 16 * FOLD_LIMIT and symbolic.closed(outputs):
             results = evaluate(outputs, arrays, {})
-            return tuple(self.constant(a, name, t.dtype) for a, t in zip(results, outputs, strict=True))
+            return tuple(self.builder.constant(a, name, t.dtype) for a, t in zip(results, outputs, strict=True))
         if sum(map(prod, shapes)) > symbolic.LIMIT:
             return None
         known = {p: e for v, p in given if (e := self.known_elements(v)) is not None}
-        if given and not known:
-            return None
-        elements = symbolic.propagate(outputs, known)
+        elements = None if given and not known else symbolic.propagate(outputs, known)
         if elements is None:
             return None
         return tuple(self.from_elements(e, t.dtype, s, name) for e, t, s in zip(elements, outputs, shapes, strict=True))
@@ -116,39 +123,18 @@ class Scope:
         constants = {v: a for v, a in self.builder.constants.items() if v in needed}
         return Graph(self.builder.name, tuple(inputs), tuple(outputs), tuple(reversed(nodes)), constants)
 
-    def structural(
-        self,
-        op: Operator,
-        inputs: Sequence[Value],
-        results: Sequence[tuple[str, Sequence[Dim]]],
-        attrs: Mapping[str, Any],
-        bodies: Sequence[Graph],
-        name: str,
-    ) -> tuple[Value, ...]:
-        """Append an `IF` or `LOOP` node whose outputs have the given (dtype, shape)."""
-        values = tuple(Value(self.builder.fresh(f"{name}.{op.name}"), dtype, shape) for dtype, shape in results)
-        for value in values:
-            check_type(value.shape, value.dtype, name)
-        self.builder.append(Node(op, tuple(inputs), values, dict(attrs), name, tuple(bodies)))
-        return values
-
 
 def check_type(shape: Sequence[Dim], dtype: str, where: str) -> None:
     """Raises `ImportModelError` for a shape that no real model has."""
     if len(shape) > MAX_RANK:
         raise ImportModelError(f"a value has {len(shape)} dimensions", where=where, why=f"at most {MAX_RANK} are accepted")
-    size = itemsize(dtype)
-    for d in shape:
-        if isinstance(d, int):
-            if d < 0:
-                raise ImportModelError(f"a value has a negative dimension: {list(map(str, shape))}", where=where)
-            size *= max(d, 1)
+    known = [d for d in shape if isinstance(d, int)]
+    if min(known, default=0) < 0:
+        raise ImportModelError(f"a value has a negative dimension: {list(map(str, shape))}", where=where)
+    size = itemsize(dtype) * prod(max(d, 1) for d in known)
     if size > MAX_BYTES:
-        raise ImportModelError(
-            f"a value of shape {list(map(str, shape))} ({dtype}) would take {size:.3g} bytes",
-            where=where,
-            why=f"more than {MAX_BYTES:.3g} bytes cannot be meant",
-        )
+        what = f"a value of shape {list(map(str, shape))} ({dtype}) would take {size:.3g} bytes"
+        raise ImportModelError(what, where=where, why=f"more than {MAX_BYTES:.3g} bytes cannot be meant")
 
 
 @dataclass(frozen=True)
@@ -167,45 +153,34 @@ class Bodies(Protocol):
     def inline(self, proto: GraphProto, inputs: Sequence[Value] = ()) -> list[Value]:
         """The outputs of a sub-graph whose nodes are added to the graph around it."""
 
-    def closed(self, proto: GraphProto, types: Sequence[tuple[str, Sequence[Dim]] | np.ndarray] = ()) -> Body:
-        """The sub-graph as a graph of its own, with formal inputs of the given (dtype, shape), or known ones."""
+    def closed(self, proto: GraphProto, types: Sequence[Type | np.ndarray] = ()) -> Body:
+        """The sub-graph as a graph of its own, with formal inputs of the given types, or known ones."""
 
-    def mark(self) -> int:
-        """How many nodes the report has; see `forget`."""
-
-    def forget(self, mark: int) -> None:
-        """Drop what the report says of the nodes since `mark`, because they are imported again in another way."""
+    def attempt(self) -> AbstractContextManager[None]:
+        """Where `UnsupportedError` ends this context, the report forgets its nodes, because they are imported again in another way."""
 
 
+@dataclass(frozen=True)
 class Context:
     """One ONNX node. `attrs` holds the schema's defaults for attributes that the node leaves out.
 
     Attribute values are int, float, str, bytes-free lists of these, `np.ndarray` (tensors) and `onnx.GraphProto`.
     """
 
-    def __init__(
-        self,
-        op_type: str,
-        name: str,
-        domain: str,
-        opset: int,
-        inputs: Sequence[Value | None],
-        attrs: Mapping[str, Any],
-        outputs: Sequence[str],
-        scope: Scope,
-        bodies: Bodies,
-    ) -> None:
-        self.op_type, self.name, self.domain, self.opset = op_type, name, domain, opset
-        self.inputs, self.attrs, self.scope = list(inputs), dict(attrs), scope
-        self.outputs = list(outputs)  # names; empty where the output is not wanted
-        self.bodies = bodies
-
-    # ------------------------------------------------------------ inputs
+    op_type: str
+    name: str
+    domain: str
+    opset: int
+    inputs: Inputs
+    attrs: Mapping[str, Any]
+    outputs: Sequence[str]  # names; empty where the output is not wanted
+    scope: Scope
+    bodies: Bodies
 
     @property
-    def num_outputs(self) -> int:
-        """Outputs the node lists, unwanted ones included."""
-        return len(self.outputs)
+    def where(self) -> str:
+        """The node, for messages."""
+        return f"node `{self.name}` ({self.op_type}, opset {self.opset})"
 
     def wants(self, i: int) -> bool:
         """Whether output `i` is used by name."""
@@ -221,13 +196,6 @@ class Context:
         if found is None:
             raise ImportModelError(f"input {i} of `{self.op_type}` is missing", where=self.where)
         return found
-
-    @property
-    def where(self) -> str:
-        """The node, for messages."""
-        return f"node `{self.name}` ({self.op_type}, opset {self.opset})"
-
-    # ------------------------------------------------------------ what is known
 
     def known(self, i: int) -> np.ndarray | None:
         """The value of input `i` where it is known at compile time (None as well where it is left out)."""
@@ -247,47 +215,57 @@ class Context:
 
     def require_known(self, i: int, what: str) -> np.ndarray:
         """`known(i)`, or `UnsupportedError` saying that `what` must be known at compile time."""
-        self.value(i)
-        found = self.known(i)
-        if found is None:
-            raise self._unknown(i, what)
-        return found
+        return self._required(i, what, self.known(i))
 
     def require_dims(self, i: int, what: str) -> tuple[Dim, ...]:
         """`dims(i)`, or `UnsupportedError` saying that `what` must be known at compile time."""
-        self.value(i)
-        found = self.dims(i)
-        if found is None:
-            raise self._unknown(i, what)
-        return found
+        return self._required(i, what, self.dims(i))
 
-    def _unknown(self, i: int, what: str) -> UnsupportedError:
+    def _required(self, i: int, what: str, found: T | None) -> T:
         value = self.value(i)
+        if found is not None:
+            return found
         origin = "a graph input" if value in self.scope.builder.inputs else "computed from input data"
-        return UnsupportedError(
-            f"{what} of `{self.op_type}` is not known at compile time",
-            where=self.where,
-            why=f"input {i} (`{value.name}`, {value.dtype}{list(map(str, value.shape))}) is {origin}",
-            hint="make it a constant, or export the model so that it depends on shapes only",
-        )
+        why = f"input {i} (`{value.name}`, {value.dtype}{list(map(str, value.shape))}) is {origin}"
+        hint = "make it a constant, or export the model so that it depends on shapes only"
+        raise UnsupportedError(f"{what} of `{self.op_type}` is not known at compile time", where=self.where, why=why, hint=hint)
 
-    # ------------------------------------------------------------ making things
+    def axis(self, axis: Dim, rank: int | None = None, end: bool = False) -> int:
+        """`axis` as 0 <= result < rank, by default the rank of input 0; `end` allows the rank itself. Negative ones count from the end."""
+        rank = len(self.value(0).shape) if rank is None else rank
+        if not isinstance(axis, int):
+            raise self.unsupported("an axis depends on a symbolic size")
+        if not -rank <= axis < rank + end:
+            raise self.invalid(f"axis {axis} of a tensor of rank {rank}")
+        return axis + rank if axis < 0 else axis
 
-    def add(self, op: Operator, inputs: Sequence[Value | None], **attrs: Any) -> Value:
+    def axes(self, axes: Iterable[Dim] | None, rank: int | None = None) -> tuple[int, ...]:
+        """Axes, each valid and given once, in the order given; all where `axes` is None."""
+        result = tuple(self.axis(axis, rank) for axis in (range(len(self.value(0).shape)) if axes is None else axes))
+        if len(set(result)) != len(result):
+            raise self.invalid(f"axes {list(map(str, axes or ()))} name one axis twice")
+        return result
+
+    def given_axes(self, position: int) -> tuple[Dim, ...] | None:
+        """The attribute `axes` (old opsets) or the integer input at `position`; None where neither is given."""
+        if self.attrs.get("axes") is not None:
+            return tuple(self.attrs["axes"])
+        return None if self.input(position) is None else self.require_dims(position, "the axes")
+
+    def add(self, op: Operator, inputs: Inputs, **attrs: Any) -> Value:
         """Apply an operator that has one output."""
         (output,) = self.add_several(op, inputs, **attrs)
         return output
 
-    def add_several(self, op: Operator, inputs: Sequence[Value | None], **attrs: Any) -> tuple[Value, ...]:
+    def add_several(self, op: Operator, inputs: Inputs, **attrs: Any) -> tuple[Value, ...]:
         """Apply an operator: its outputs."""
         return self.scope.add(op, inputs, attrs, self.name)
 
     def constant(self, array: np.ndarray | float | bool, dtype: str | None = None) -> Value:
         """A compile-time array; with `dtype`, converted to it."""
         made = np.asarray(array)
-        if dtype is not None and made.dtype != to_numpy(dtype):
-            made = made.astype(to_numpy(dtype))
-        return self.scope.constant(made, self.name + ".const", dtype or made.dtype.name)
+        made = made if dtype is None else made.astype(to_numpy(dtype), copy=False)
+        return self.scope.builder.constant(made, self.name + ".const", dtype or made.dtype.name)
 
     def dims_value(self, dims: Sequence[Dim], shape: Sequence[int] | None = None) -> Value:
         """An integer tensor (1-D unless `shape` is given) that holds symbolic or known sizes."""
@@ -300,3 +278,42 @@ class Context:
     def invalid(self, why: str) -> ImportModelError:
         """The error to raise for a node that breaks the operator's specification."""
         return ImportModelError(f"`{self.op_type}` is not valid", where=self.where, why=why)
+
+
+def forward(op: Operator, *names: str, inputs: int | None = None, **readers: Reader) -> Handler:
+    """A handler that applies one operator to the first `inputs` inputs (None where one is left out), or to all that are given.
+
+    `names` are attributes of the node that the operator takes as they are, `readers` compute its other ones.
+    """
+
+    def handler(ctx: Context) -> tuple[Value, ...]:
+        given = ctx.inputs if inputs is None else [ctx.input(i) for i in range(inputs)]
+        attrs = {name: ctx.attrs[name] for name in names} | {name: read(ctx) for name, read in readers.items()}
+        return ctx.add_several(op, given, **attrs)
+
+    return handler
+
+
+def attribute(name: str, default: Any = None) -> Reader:
+    """Reads an attribute, with a default for opsets that do not have it."""
+    return lambda ctx: ctx.attrs.get(name, default)
+
+
+def flag(name: str) -> Reader:
+    """Reads an attribute as a bool; False for opsets that do not have it."""
+    return lambda ctx: bool(ctx.attrs.get(name, 0))
+
+
+def number_of(name: str) -> Reader:
+    """Reads an attribute as a float."""
+    return lambda ctx: float(ctx.attrs[name])
+
+
+def axis_of(name: str = "axis") -> Reader:
+    """Reads an attribute as an axis of input 0."""
+    return lambda ctx: ctx.axis(ctx.attrs[name])
+
+
+def dtype_of(name: str) -> Reader:
+    """Reads an attribute, an ONNX element type, as a dtype."""
+    return lambda ctx: dtype_name(ctx.attrs[name], ctx.where)

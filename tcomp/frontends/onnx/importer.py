@@ -7,28 +7,36 @@ collected, values that depend on it are set aside, and at the end one `Unsupport
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from functools import partial
+from graphlib import CycleError, TopologicalSorter
 from os import PathLike
 from typing import Any
 
 import numpy as np
+import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto
 
 from tcomp.errors import ImportModelError, InputError, TcompError, UnsupportedError
 from tcomp.frontends.onnx import reader, schema, table
-from tcomp.frontends.onnx.context import FOLD_LIMIT, Body, Context, Scope, check_type
-from tcomp.frontends.onnx.order import check_names, ordered
-from tcomp.frontends.onnx.signature import signature
-from tcomp.ir.expr import Dim
+from tcomp.frontends.onnx.context import FOLD_LIMIT, Body, Context, Inputs, Scope, Type, check_type
+from tcomp.frontends.onnx.signature import Range, Shape, signature
 from tcomp.ir.graph import Graph, Node, Value
-from tcomp.ops.shapes import IDENTITY
+from tcomp.ops.movement import IDENTITY
 
-_MAX_DEPTH = 24  # of functions inside functions, and of sub-graphs inside sub-graphs
-_MAX_NODES = 100_000  # after expansion
+MAX_DEPTH = 24  # functions inside functions, and sub-graphs inside sub-graphs
+MAX_NODES = 100_000  # nodes after expansion
 
 SUPPORTED, DECOMPOSED, MISSING, UNCHECKED = "supported", "decomposed", "missing", "unchecked"
+
+Source = str | PathLike[str] | bytes | ModelProto
+Shapes = Mapping[str, Shape]  # by the name of an input
+Dims = Mapping[str, Range]  # by the name of a dim
+Values = Mapping[str, np.ndarray]  # by the name of an input
 
 
 @dataclass(frozen=True)
@@ -48,12 +56,7 @@ class NodeRecord:
     reason: str = ""
 
 
-def import_model(
-    source: str | PathLike[str] | bytes | ModelProto,
-    shapes: Mapping[str, Sequence[int | str]] | None = None,
-    dims: Mapping[str, int | tuple[int, int]] | None = None,
-    values: Mapping[str, np.ndarray] | None = None,
-) -> Graph:
+def import_model(source: Source, shapes: Shapes | None = None, dims: Dims | None = None, values: Values | None = None) -> Graph:
     """The graph of an ONNX model.
 
     `shapes` gives inputs another shape: ints, and names (or formulas such as "32*h") for symbolic dims. `dims` fixes a symbolic dim
@@ -67,34 +70,22 @@ def import_model(
     missing = [r for r in records if r.status == MISSING]
     if missing:
         lines = [f"{r.name} ({r.domain + '.' if r.domain else ''}{r.op_type}, opset {r.opset}): {r.reason}" for r in missing]
-        raise UnsupportedError(
-            f"{len(missing)} of {len(records)} nodes cannot be compiled",
-            where="\n    ".join(lines),
-            hint="`tcomp check` shows all nodes of the model",
-        )
+        what, hint = f"{len(missing)} of {len(records)} nodes cannot be compiled", "`tcomp check` shows all nodes of the model"
+        raise UnsupportedError(what, where="\n    ".join(lines), hint=hint)
     assert graph is not None
     return graph
 
 
-def check_model(
-    source: str | PathLike[str] | bytes | ModelProto,
-    shapes: Mapping[str, Sequence[int | str]] | None = None,
-    dims: Mapping[str, int | tuple[int, int]] | None = None,
-    values: Mapping[str, np.ndarray] | None = None,
-) -> list[NodeRecord]:
+def check_model(source: Source, shapes: Shapes | None = None, dims: Dims | None = None, values: Values | None = None) -> list[NodeRecord]:
     """One record per node of a model, supported or not. Arguments and other errors as for `import_model`."""
     return _import(source, shapes, dims, values)[1]
 
 
-def _import(
-    source: str | PathLike[str] | bytes | ModelProto,
-    shapes: Mapping[str, Sequence[int | str]] | None,
-    dims: Mapping[str, int | tuple[int, int]] | None,
-    values: Mapping[str, np.ndarray] | None,
-) -> tuple[Graph | None, list[NodeRecord]]:
+def _import(source: Source, shapes: Shapes | None, dims: Dims | None, values: Values | None) -> tuple[Graph | None, list[NodeRecord]]:
     model, tensors = reader.read_model(source)
+    importer = _Importer(model, tensors)
     try:
-        return _Importer(model, tensors).run(shapes or {}, dims or {}, values or {})
+        return importer.run(shapes or {}, dims or {}, values or {}), importer.records
     except RecursionError as error:
         raise ImportModelError("the model nests graphs or expressions too deeply") from error
 
@@ -126,6 +117,10 @@ class Frame:
     depth: int = 0
     captured: dict[Value, Value] = field(default_factory=dict)
 
+    def inner(self, scope: Scope, name: str, parent: Frame | None, **changes: Any) -> Frame:
+        """The frame of a sub-graph or function of node `name`."""
+        return replace(self, scope=scope, parent=parent, prefix=f"{name}/", depth=self.depth + 1, values={}, captured={}, **changes)
+
     def lookup(self, name: str) -> Value:
         """The value of a name, here or in a graph around this one."""
         found = self.values.get(name)
@@ -135,17 +130,20 @@ class Frame:
             raise ImportModelError(f"`{name}` is used but defined nowhere", where=f"graph `{self.scope.builder.name}`")
         outer = self.parent.lookup(name)
         if self.parent.scope is not self.scope and outer is not _POISON:
-            outer = self._capture(outer)
+            outer = self._capture(outer, self.parent.scope)
         self.values[name] = outer
         return outer
 
-    def _capture(self, outer: Value) -> Value:
-        assert self.parent is not None
+    def operands(self, node: NodeProto) -> list[Value | None]:
+        """The inputs of a node."""
+        return [self.lookup(i) if i else None for i in node.input]
+
+    def _capture(self, outer: Value, around: Scope) -> Value:
         if outer in self.captured:
             return self.captured[outer]
-        array, elements = self.parent.scope.known(outer), self.parent.scope.known_elements(outer)
+        array, elements = around.known(outer), around.known_elements(outer)
         if array is not None and array.size <= FOLD_LIMIT:
-            return self.scope.constant(array, outer.name, outer.dtype)
+            return self.scope.builder.constant(array, outer.name, outer.dtype)
         if elements is not None:
             return self.scope.from_elements(elements, outer.dtype, [int(d) for d in outer.shape], outer.name)
         inner = self.captured[outer] = self.scope.builder.input(outer.name, outer.dtype, outer.shape)
@@ -163,17 +161,14 @@ class _Importer:
         self.count = 0
         self.titled: set[Value] = set()  # values that bear the name the model gives them
         self.opsets = _opsets(model.opset_import)
-        self.functions: dict[tuple[str, str, str], FunctionProto] = {}
-        for f in model.functions:
-            self.functions[_domain(f.domain), f.name, getattr(f, "overload", "")] = f
+        self.functions = {(_domain(f.domain), f.name, getattr(f, "overload", "")): f for f in model.functions}
 
-    def run(
-        self, shapes: Mapping[str, Sequence[int | str]], dims: Mapping[str, int | tuple[int, int]], values: Mapping[str, np.ndarray]
-    ) -> tuple[Graph | None, list[NodeRecord]]:
+    def run(self, shapes: Shapes, dims: Dims, values: Values) -> Graph | None:
+        """The graph; None where something of it cannot be compiled."""
         proto = self.model.graph
         frame = Frame(Scope(proto.name or "model"), self.opsets)
         initializers = {t.name for t in proto.initializer} | {t.values.name for t in proto.sparse_initializer}
-        check_names(proto)
+        _check_names(proto)
         builder = frame.scope.builder
         for info in [*proto.input, *proto.output]:
             builder.fresh(info.name)  # reserves the names of the signature
@@ -181,68 +176,57 @@ class _Importer:
         if unknown := [name for name in values if name not in fixed]:
             raise InputError(f"the model has no input `{unknown[0]}`", hint=f"its inputs are {', '.join(i.name for i in proto.input)}")
         for name, info in fixed.items():
-            frame.values[name] = frame.scope.constant(_fitting(values[name], info), name)
+            frame.values[name] = frame.scope.builder.constant(_fitting(values[name], info), name)
         free = [i for i in proto.input if i.name not in initializers and i.name not in fixed]
         for name, dtype, shape in signature(free, shapes, dims):
             check_type(shape, dtype, f"input `{name}`")
             frame.values[name] = value = Value(name, dtype, shape)
             builder.inputs.append(value)
         results = self.graph(frame, proto, frozenset(i.name for i in proto.output))
-        if any(value is _POISON for value in results):
-            return None, self.records
-        return _finish(frame.scope, results, proto), self.records
+        return None if any(value is _POISON for value in results) else _finish(frame.scope, results, proto)
 
     def graph(self, frame: Frame, proto: GraphProto, reserved: frozenset[str] = frozenset()) -> list[Value]:
         """Import the initializers and nodes of a graph; returns its outputs. Formal inputs are already in `frame.values`."""
         for tensor in proto.initializer:
-            if tensor.name in frame.values:
-                continue  # the caller gave an input that has a default another value
-            read = self.tensors.array if frame.depth else self.tensors.initializer
-            self.constant(frame, tensor.name, partial(read, tensor))
+            if tensor.name not in frame.values:  # else the caller gave an input that has a default another value
+                cut = None if frame.depth else self.tensors.weights.get(tensor.name)
+                self.constant(frame, tensor.name, partial(self.tensors.array, tensor, raw=cut))
         for sparse in proto.sparse_initializer:
-            where = f"sparse tensor `{sparse.values.name}`"
-            self.constant(frame, sparse.values.name, partial(self.tensors.dense, sparse, where))
-        for node in ordered(proto.node, [o.name for o in proto.output], f"graph `{proto.name}`"):
+            name = sparse.values.name
+            self.constant(frame, name, partial(self.tensors.dense, sparse, f"sparse tensor `{name}`"))
+        for node in _ordered(proto.node, [o.name for o in proto.output], f"graph `{proto.name}`"):
             self.node(frame, node, reserved)
         return [frame.lookup(o.name) for o in proto.output]
 
     def constant(self, frame: Frame, name: str, array: Callable[[], Any]) -> None:
         """An initializer; one of a type that is not supported only matters where it is used."""
         try:
-            frame.values[name] = frame.scope.constant(array(), name)
+            frame.values[name] = frame.scope.builder.constant(array(), name)
         except UnsupportedError as error:
             self.records.append(NodeRecord(name, "initializer", "", self.opsets.get("", 0), (), MISSING, _reason(error)))
             frame.values[name] = _POISON
 
     def node(self, frame: Frame, node: NodeProto, reserved: frozenset[str]) -> None:
         """Import one node and record how. Its outputs become visible in the frame."""
-        domain = _domain(node.domain)
-        opset = frame.opsets.get(domain, 0)
-        name = frame.prefix + (node.name or next((o for o in node.output if o), node.op_type))
-        inputs = [frame.lookup(i) if i else None for i in node.input]
-        dtypes = tuple(v.dtype for v in inputs if v is not None and v is not _POISON)
+        name, inputs = _title(frame, node), frame.operands(node)
         number = len(self.records)  # a control-flow node stands before the nodes of its bodies
-        results: Sequence[Value | None] = ()
+        reason = ""
         try:
-            reason = ""
-            status, results = self.apply(frame, node, name, domain, opset, inputs)
-        except _Poisoned as error:
-            status, reason = UNCHECKED, error.what
+            status, results = self.apply(frame, node, name, inputs)
+            self.bind(frame, node, name, results, reserved)
         except UnsupportedError as error:
-            status, reason = MISSING, _reason(error)
+            status, reason = (UNCHECKED, error.what) if isinstance(error, _Poisoned) else (MISSING, _reason(error))
+            frame.values.update((output, _POISON) for output in node.output if output)
         if frame.depth == 0 or name not in self.reported:  # an unrolled body is reported once
-            self.records.insert(number, NodeRecord(name, node.op_type, domain, opset, dtypes, status, reason))
+            domain = _domain(node.domain)
+            dtypes = tuple(v.dtype for v in inputs if v is not None and v is not _POISON)
+            self.records.insert(number, NodeRecord(name, node.op_type, domain, frame.opsets.get(domain, 0), dtypes, status, reason))
             self.reported.add(name)
-        self.bind(frame, node, name, status, results, reserved)
 
-    def bind(
-        self, frame: Frame, node: NodeProto, name: str, status: str, results: Sequence[Value | None], reserved: frozenset[str]
-    ) -> None:
+    def bind(self, frame: Frame, node: NodeProto, name: str, results: Sequence[Value | None], reserved: frozenset[str]) -> None:
+        """Make the results of a node visible under the names of its outputs."""
         for i, output in enumerate(node.output):
             if not output:
-                continue
-            if status in (MISSING, UNCHECKED):
-                frame.values[output] = _POISON
                 continue
             value = results[i] if i < len(results) else None
             if value is None:
@@ -253,167 +237,203 @@ class _Importer:
                 self.titled.add(value)
             frame.values[output] = value
 
-    def apply(
-        self, frame: Frame, node: NodeProto, name: str, domain: str, opset: int, inputs: Sequence[Value | None]
-    ) -> tuple[str, Sequence[Value | None]]:
+    def apply(self, frame: Frame, node: NodeProto, name: str, inputs: Inputs) -> tuple[str, Sequence[Value | None]]:
         """(status, outputs) of one node. Raises `UnsupportedError` or `ImportModelError`."""
+        domain = _domain(node.domain)
+        opset = frame.opsets.get(domain, 0)
         where = f"node `{name}` ({node.op_type}, opset {opset})"
         if any(v is _POISON for v in inputs):
             raise _Poisoned("depends on a value that cannot be compiled")
         self.count += 1
-        if self.count > _MAX_NODES:
-            raise ImportModelError(f"the model has more than {_MAX_NODES} nodes after expanding its functions", where=where)
-        if frame.depth > _MAX_DEPTH:
-            raise ImportModelError("functions or graphs are nested too deeply", where=where, why=f"more than {_MAX_DEPTH} levels")
+        if self.count > MAX_NODES:
+            raise ImportModelError(f"the model has more than {MAX_NODES} nodes after expanding its functions", where=where)
+        if frame.depth > MAX_DEPTH:
+            raise ImportModelError("functions or graphs are nested too deeply", where=where, why=f"more than {MAX_DEPTH} levels")
         attributes = _resolved(node, frame.attributes)
         function = self.functions.get((domain, node.op_type, getattr(node, "overload", "")))
         try:
             if function is not None:
-                return DECOMPOSED, self.expand(frame, function, node, name, inputs, _defaults(function, attributes))
+                defaults = {a.name: a for a in function.attribute_proto}
+                return DECOMPOSED, self.expand(frame, function, node, name, inputs, {**defaults, **attributes})
             if domain not in frame.opsets:
                 raise ImportModelError(f"domain `{domain or 'ai.onnx'}` is used but not imported", where=where)
-            if domain == "" and opset > reader.newest_opset(domain):
-                raise UnsupportedError(
-                    f"opset {opset} is newer than any known here ({reader.newest_opset(domain)})", where=where, hint="update `onnx`"
-                )
+            if domain == "" and opset > (newest := onnx.defs.onnx_opset_version()):
+                raise UnsupportedError(f"opset {opset} is newer than any known here ({newest})", where=where, hint="update `onnx`")
             found = schema.find(node.op_type, opset, domain)
-            handler = table.find(domain, node.op_type, opset)
-            if found is not None:
-                schema.check_node(found, node, inputs, where)
-            if handler is not None:
-                defaults = {} if found is None else {n: a for n, a in found.defaults.items() if n not in attributes}
-                values = {n: self.tensors.attribute(a, where) for n, a in {**defaults, **attributes}.items()}
-                body = _Bodies(self, frame, name)
-                ctx = Context(node.op_type, name, domain, opset, inputs, values, list(node.output), frame.scope, body)
-                result = handler(ctx)
-                return SUPPORTED, result if isinstance(result, tuple) else (result,)
             if found is None:
                 raise UnsupportedError(f"unknown operator `{node.op_type}`", why=f"domain `{domain or 'ai.onnx'}`, opset {opset}")
-            if any(a.type == AttributeProto.GRAPH for a in node.attribute):
-                raise UnsupportedError(f"operator `{node.op_type}` is not supported")
-            resolved = NodeProto()
-            resolved.CopyFrom(node)
-            del resolved.attribute[:]
-            resolved.attribute.extend(attributes.values())
-            definition = schema.function_body(found, resolved, inputs, opset)
+            found.check_node(node, inputs, where)
+            actual = {**found.defaults, **attributes}
+            handler = table.find(domain, node.op_type, opset)
+            if handler is not None:
+                values = {n: self.tensors.attribute(a, where) for n, a in actual.items()}
+                bodies = _Bodies(self, frame, name)
+                result = handler(Context(node.op_type, name, domain, opset, inputs, values, list(node.output), frame.scope, bodies))
+                return SUPPORTED, result if isinstance(result, tuple) else (result,)
+            definition = None
+            if all(a.type != AttributeProto.GRAPH for a in node.attribute):
+                resolved = deepcopy(node)
+                del resolved.attribute[:]
+                resolved.attribute.extend(attributes.values())
+                definition = found.function_body(resolved, inputs, opset)
             if definition is None:
                 raise UnsupportedError(f"operator `{node.op_type}` is not supported")
-            actual = {**found.defaults, **attributes}
             return DECOMPOSED, self.expand(frame, definition, node, name, inputs, actual)
-        except ImportModelError:
-            raise
-        except UnsupportedError:
+        except (ImportModelError, UnsupportedError):
             raise
         except TcompError as error:
             raise ImportModelError(error.what, where=where, why=error.why or error.where, hint=error.hint) from error
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, AssertionError, MemoryError) as error:
-            raise ImportModelError(
-                "the node cannot be imported: its inputs and attributes do not fit together",
-                where=where,
-                why=f"{type(error).__name__}: {error}",
-                hint="`onnx.checker.check_model(path, full_check=True)` may say more",
-            ) from error
+            what, why = "the node cannot be imported: its inputs and attributes do not fit together", f"{type(error).__name__}: {error}"
+            hint = "`onnx.checker.check_model(path, full_check=True)` may say more"
+            raise ImportModelError(what, where=where, why=why, hint=hint) from error
 
     def expand(
-        self,
-        frame: Frame,
-        function: FunctionProto,
-        node: NodeProto,
-        name: str,
-        inputs: Sequence[Value | None],
-        attributes: Mapping[str, AttributeProto],
+        self, frame: Frame, function: FunctionProto, node: NodeProto, name: str, inputs: Inputs, attributes: Mapping[str, AttributeProto]
     ) -> list[Value | None]:
         """The outputs of a node, by the nodes of its definition."""
-        opsets = {**frame.opsets, **_opsets(function.opset_import)}
         formal = list(function.input)
         if len(inputs) > len(formal):
-            raise ImportModelError(
-                f"{len(inputs)} inputs for the function `{function.name}`", where=f"node `{name}`", why=f"it has {len(formal)} parameters"
-            )
-        inner = Frame(frame.scope, opsets, attributes=attributes, prefix=name + "/", depth=frame.depth + 1)
-        absent = set(formal[len(inputs) :])
-        for parameter, value in zip(formal, inputs, strict=False):
-            if value is None:
-                absent.add(parameter)
-            else:
-                inner.values[parameter] = value
+            what, why = f"{len(inputs)} inputs for the function `{function.name}`", f"it has {len(formal)} parameters"
+            raise ImportModelError(what, where=f"node `{name}`", why=why)
+        inner = frame.inner(frame.scope, name, None, opsets={**frame.opsets, **_opsets(function.opset_import)}, attributes=attributes)
+        inner.values.update((p, v) for p, v in zip(formal, inputs, strict=False) if v is not None)
+        absent = {p for p in formal if p not in inner.values}
         wanted = [o for o, actual in zip(function.output, node.output, strict=False) if actual]
-        for step in ordered(function.node, wanted, f"function `{function.name}`"):
+        for step in _ordered(function.node, wanted, f"function `{function.name}`"):
             if absent.intersection(step.input):
-                kept = NodeProto()
-                kept.CopyFrom(step)
-                for i, n in enumerate(kept.input):
-                    kept.input[i] = "" if n in absent else n
-                step = kept
-            title = inner.prefix + (step.name or next((o for o in step.output if o), step.op_type))
-            domain = _domain(step.domain)
-            operands = [inner.lookup(i) if i else None for i in step.input]
+                step = deepcopy(step)
+                step.input[:] = ["" if n in absent else n for n in step.input]
+            title = _title(inner, step)
             try:
-                _, results = self.apply(inner, step, title, domain, opsets.get(domain, 0), operands)
+                _, results = self.apply(inner, step, title, inner.operands(step))
             except UnsupportedError as error:
                 raise UnsupportedError(f"its definition uses {step.op_type}: {error.what}", where=error.where, why=error.why) from error
-            self.bind(inner, step, title, SUPPORTED, results, frozenset())
+            self.bind(inner, step, title, results, frozenset())
         return [inner.lookup(o) if o in wanted else None for o in function.output]
 
 
 @dataclass(frozen=True)
 class _Bodies:
-    """How the handlers of control flow import the sub-graphs of their node (`Context.bodies`)."""
+    """How the handlers of control flow import the sub-graphs of their node: see `context.Bodies`."""
 
     importer: _Importer
     frame: Frame
     name: str
 
     def inline(self, proto: GraphProto, inputs: Sequence[Value] = ()) -> list[Value]:
-        """The outputs of a sub-graph whose nodes are added to the graph around it."""
-        frame = self._frame(self.frame.scope)
-        frame.values.update(_bound(proto, inputs))
-        return self._outputs(frame, proto)
+        return self._outputs(self.frame.inner(self.frame.scope, self.name, self.frame), proto, inputs)
 
-    def closed(self, proto: GraphProto, types: Sequence[tuple[str, Sequence[Dim]] | np.ndarray] = ()) -> Body:
-        """The sub-graph as a graph of its own, with formal inputs of the given (dtype, shape), or known ones."""
-        scope = Scope(f"{self.name}.{proto.name or 'body'}")
-        frame = self._frame(scope)
+    def closed(self, proto: GraphProto, types: Sequence[Type | np.ndarray] = ()) -> Body:
+        frame = self.frame.inner(Scope(f"{self.name}.{proto.name or 'body'}"), self.name, self.frame)
         inputs = tuple(
-            scope.constant(t, i.name) if isinstance(t, np.ndarray) else scope.builder.input(i.name, *t)
+            frame.scope.builder.constant(t, i.name) if isinstance(t, np.ndarray) else frame.scope.builder.input(i.name, *t)
             for i, t in zip(proto.input, types, strict=False)
         )
-        frame.values.update(_bound(proto, inputs))
-        outputs = tuple(self._outputs(frame, proto))
-        return Body(scope, inputs, outputs, frame.captured)
+        return Body(frame.scope, inputs, tuple(self._outputs(frame, proto, inputs)), frame.captured)
 
-    def mark(self) -> int:
-        return len(self.importer.records)
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        records = self.importer.records
+        mark = len(records)
+        try:
+            yield
+        except UnsupportedError:
+            self.importer.reported.difference_update(r.name for r in records[mark:])
+            del records[mark:]
+            raise
 
-    def forget(self, mark: int) -> None:
-        self.importer.reported.difference_update(r.name for r in self.importer.records[mark:])
-        del self.importer.records[mark:]
-
-    def _frame(self, scope: Scope) -> Frame:
-        f = self.frame
-        return Frame(scope, f.opsets, {}, f, f.attributes, f"{self.name}/", f.depth + 1)
-
-    def _outputs(self, frame: Frame, proto: GraphProto) -> list[Value]:
-        if frame.depth > _MAX_DEPTH:
-            raise ImportModelError("graphs are nested too deeply", where=f"node `{self.name}`", why=f"more than {_MAX_DEPTH} levels")
-        check_names(proto)
+    def _outputs(self, frame: Frame, proto: GraphProto, inputs: Sequence[Value]) -> list[Value]:
+        if len(proto.input) != len(inputs):
+            raise ImportModelError(f"a body has {len(proto.input)} inputs, its node passes {len(inputs)}", where=f"graph `{proto.name}`")
+        frame.values.update((i.name, v) for i, v in zip(proto.input, inputs, strict=True))
+        if frame.depth > MAX_DEPTH:
+            raise ImportModelError("graphs are nested too deeply", where=f"node `{self.name}`", why=f"more than {MAX_DEPTH} levels")
+        _check_names(proto)
         outputs = self.importer.graph(frame, proto)
         if any(v is _POISON for v in outputs):
             raise _Poisoned("its body contains something that cannot be compiled")
         return outputs
 
 
-def _bound(proto: GraphProto, inputs: Sequence[Value]) -> dict[str, Value]:
-    if len(proto.input) != len(inputs):
-        raise ImportModelError(f"a body has {len(proto.input)} inputs, its node passes {len(inputs)}", where=f"graph `{proto.name}`")
-    return dict(zip((i.name for i in proto.input), inputs, strict=True))
+# ---------------------------------------------------------------- names and order of nodes
 
 
-# ---------------------------------------------------------------- attributes and ends
+def _check_text(*names: str | bytes) -> None:
+    """The protobuf library returns strings that are not UTF-8 as bytes."""
+    for name in names:
+        if not isinstance(name, str):
+            raise ImportModelError(f"the name {name!r} is not valid UTF-8")
+
+
+def _check_names(proto: GraphProto) -> None:
+    """Raises `ImportModelError` where two values of a graph have one name, or a name is no text."""
+    _check_text(proto.name, *(i.name for i in (*proto.input, *proto.output)), *(t.name for t in proto.initializer))
+    where, inputs = f"graph `{proto.name}`", [i.name for i in proto.input]
+    defaults = set(inputs)  # an initializer of the same name is the default of an input
+    initializers = [*(t.name for t in proto.initializer), *(t.values.name for t in proto.sparse_initializer)]
+    named = [(name, where) for name in (*inputs, *(n for n in initializers if n not in defaults))]
+    if not all(name for name, _ in named):
+        raise ImportModelError("a value has no name", where=where)
+    seen: set[str] = set()
+    for name, place in (*named, *((o, f"{where}, node `{node.name}`") for node in proto.node for o in node.output if o)):
+        if name in seen:
+            raise ImportModelError(f"two values are called `{name}`", where=place)
+        seen.add(name)
+
+
+def _reads(node: NodeProto) -> set[str]:
+    """Names a node uses, those that its sub-graphs use included."""
+    names: set[str] = set()
+    stack = [node]
+    while stack:
+        inner = stack.pop()
+        names.update(i for i in inner.input if i)
+        for graph in (a.g for a in inner.attribute if a.type == AttributeProto.GRAPH):
+            names.update(o.name for o in graph.output)
+            stack.extend(graph.node)
+    return names
+
+
+def _ordered(nodes: Sequence[NodeProto], outputs: Iterable[str], where: str) -> list[NodeProto]:
+    """The nodes that the outputs need, in topological order (the given one where it is). Raises `ImportModelError` on a cycle."""
+    for node in nodes:
+        _check_text(node.op_type, node.domain, node.name, *node.input, *node.output)
+    producer = {o: i for i, node in enumerate(nodes) for o in node.output if o}
+    needs: dict[int, set[int]] = {}
+    stack = [producer[o] for o in outputs if o in producer]
+    while stack:
+        i = stack.pop()
+        if i not in needs:
+            needs[i] = {producer[n] for n in _reads(nodes[i]) if n in producer}
+            stack.extend(needs[i])
+    sorter = TopologicalSorter(needs)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        stuck = nodes[error.args[1][0]]
+        raise ImportModelError("the graph has a cycle", where=f"{where}, through node `{stuck.name}` ({stuck.op_type})") from None
+    ready: list[int] = []
+    order = []
+    while sorter.is_active():
+        for i in sorter.get_ready():
+            heapq.heappush(ready, i)
+        i = heapq.heappop(ready)
+        order.append(nodes[i])
+        sorter.done(i)
+    return order
+
+
+# ---------------------------------------------------------------- nodes, attributes, outputs
 
 
 def _domain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
+
+
+def _title(frame: Frame, node: NodeProto) -> str:
+    """The name of a node, unique enough for messages."""
+    return frame.prefix + (node.name or next((o for o in node.output if o), node.op_type))
 
 
 def _fitting(value: np.ndarray, info: ValueInfoProto) -> np.ndarray:
@@ -422,17 +442,15 @@ def _fitting(value: np.ndarray, info: ValueInfoProto) -> np.ndarray:
     array = np.asarray(value)
     declared = [d if isinstance(d, int) else n for d, n in zip(dims or (), array.shape, strict=False)]
     if array.dtype.name != dtype or (dims is not None and (len(dims) != array.ndim or declared != list(array.shape))):
-        raise InputError(
-            f"the value given for input `{info.name}` is {array.dtype.name}{list(array.shape)}", why=f"the model declares {dtype}{dims}"
-        )
+        what = f"the value given for input `{info.name}` is {array.dtype.name}{list(array.shape)}"
+        raise InputError(what, why=f"the model declares {dtype}{dims}")
     return array
 
 
 def _opsets(imports: Iterable[Any]) -> dict[str, int]:
     opsets = {_domain(o.domain): int(o.version) for o in imports}
-    for domain, version in opsets.items():
-        if version < 1 and domain == "":
-            raise ImportModelError(f"opset {version} of domain `ai.onnx` does not exist")
+    if opsets.get("", 1) < 1:
+        raise ImportModelError(f"opset {opsets['']} of domain `ai.onnx` does not exist")
     return opsets
 
 
@@ -443,15 +461,9 @@ def _resolved(node: NodeProto, caller: Mapping[str, AttributeProto]) -> dict[str
         if not attr.ref_attr_name:
             result[attr.name] = attr
         elif attr.ref_attr_name in caller:
-            actual = AttributeProto()
-            actual.CopyFrom(caller[attr.ref_attr_name])
-            actual.name = attr.name
-            result[attr.name] = actual
+            result[attr.name] = deepcopy(caller[attr.ref_attr_name])
+            result[attr.name].name = attr.name
     return result
-
-
-def _defaults(function: FunctionProto, attributes: Mapping[str, AttributeProto]) -> dict[str, AttributeProto]:
-    return {**{a.name: a for a in function.attribute_proto}, **attributes}
 
 
 def _reason(error: UnsupportedError) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from google.protobuf.message import DecodeError
 from onnx import AttributeProto, ModelProto, SparseTensorProto, TensorProto, TypeProto
 
 from tcomp.errors import ImportModelError, UnsupportedError
-from tcomp.frontends.onnx import wire
 from tcomp.ir.dtypes import to_numpy
 
 DTYPES: Mapping[int, str] = {
@@ -27,6 +26,10 @@ DTYPES: Mapping[int, str] = {
 }  # fmt: skip
 ELEM_TYPES: Mapping[str, int] = {dtype: number for number, dtype in DTYPES.items()}
 _TYPED_FIELDS = {"float32": "float_data", "float64": "double_data", "int64": "int64_data", "uint64": "uint64_data", "uint32": "uint64_data"}
+_ATTRIBUTE_TYPES = (
+    AttributeProto.INT, AttributeProto.FLOAT, AttributeProto.STRING, AttributeProto.INTS, AttributeProto.FLOATS, AttributeProto.STRINGS,
+    AttributeProto.TENSOR, AttributeProto.SPARSE_TENSOR, AttributeProto.GRAPH, AttributeProto.TYPE_PROTO,
+)  # fmt: skip
 _MAX_DENSE = 1 << 32  # bytes of a sparse tensor written out
 
 
@@ -35,26 +38,21 @@ def read_model(source: str | os.PathLike[str] | bytes | ModelProto) -> tuple[Mod
 
     Raises `ImportModelError` for what is no ONNX model.
     """
-    folder: Path | None = None
+    folder, where = None, "the given ModelProto" if isinstance(source, ModelProto) else "the given bytes"
     weights: dict[str, memoryview] = {}
-    if isinstance(source, ModelProto):
-        model, where = source, "the given ModelProto"
-    else:
-        if isinstance(source, bytes):
-            content: bytes | mmap.mmap = source
-            where = "the given bytes"
+    if isinstance(source, str | os.PathLike):
+        path = Path(source)
+        where, folder = str(path), path.parent
+    try:
+        if isinstance(source, ModelProto):
+            model = source
         else:
-            path = Path(source)
-            where, folder = str(path), path.parent
-            try:
-                content = _mapped(path)
-            except OSError as error:
-                raise ImportModelError("the model cannot be read", where=where, why=error.strerror or str(error)) from error
-        try:
-            slim, weights = wire.split(content)
+            slim, weights = split_weights(source if isinstance(source, bytes) else _mapped(path))
             model = ModelProto.FromString(slim)
-        except DecodeError as error:
-            raise ImportModelError("this is no ONNX model", where=where, why="it is not a protobuf message of that type") from error
+    except OSError as error:
+        raise ImportModelError("the model cannot be read", where=where, why=error.strerror or str(error)) from error
+    except DecodeError as error:
+        raise ImportModelError("this is no ONNX model", where=where, why="it is not a protobuf message of that type") from error
     if not model.HasField("graph") or not model.opset_import:
         raise ImportModelError("this is no ONNX model", where=where, why="it has no graph, or does not say which opset it uses")
     return model, TensorReader(folder, weights)
@@ -76,9 +74,8 @@ def dtype_name(elem_type: int, where: str) -> str:
     names = TensorProto.DataType
     if elem_type not in names.values() or elem_type == TensorProto.UNDEFINED:
         raise ImportModelError(f"unknown element type {elem_type}", where=where)
-    raise UnsupportedError(
-        f"element type `{names.Name(elem_type)}` is not supported", where=where, hint=f"supported are {', '.join(ELEM_TYPES)}"
-    )
+    hint = f"supported are {', '.join(ELEM_TYPES)}"
+    raise UnsupportedError(f"element type `{names.Name(elem_type)}` is not supported", where=where, hint=hint)
 
 
 def tensor_type(proto: TypeProto, where: str) -> tuple[str, list[int | str | None] | None]:
@@ -91,13 +88,8 @@ def tensor_type(proto: TypeProto, where: str) -> tuple[str, list[int | str | Non
     dtype = dtype_name(proto.tensor_type.elem_type, where)
     if not proto.tensor_type.HasField("shape"):
         return dtype, None
-    dims: list[int | str | None] = []
-    for d in proto.tensor_type.shape.dim:
-        if d.WhichOneof("value") == "dim_value":
-            dims.append(d.dim_value if d.dim_value >= 0 else None)
-        else:
-            dims.append(d.dim_param if isinstance(d.dim_param, str) and d.dim_param not in ("", "?") else None)
-    return dtype, dims
+    given = [d.dim_value if d.WhichOneof("value") == "dim_value" else d.dim_param for d in proto.tensor_type.shape.dim]
+    return dtype, [d if (isinstance(d, int) and d >= 0) or (isinstance(d, str) and d not in ("", "?")) else None for d in given]
 
 
 class TensorReader:
@@ -109,10 +101,6 @@ class TensorReader:
     def __init__(self, folder: Path | None, weights: Mapping[str, memoryview]) -> None:
         self.folder, self.weights = folder, weights
         self._files: dict[Path, np.ndarray] = {}
-
-    def initializer(self, tensor: TensorProto) -> np.ndarray:
-        """The array of an initializer of the main graph, see `array`."""
-        return self.array(tensor, raw=self.weights.get(tensor.name))
 
     def array(self, tensor: TensorProto, where: str = "", raw: memoryview | bytes | None = None) -> np.ndarray:
         """The array of a tensor message, read-only where that saves a copy. Raises `ImportModelError` if sizes do not match."""
@@ -126,27 +114,28 @@ class TensorReader:
             return self._external(tensor, count * dtype.itemsize, where).view(dtype).reshape(shape)
         if raw is None and tensor.HasField("raw_data"):
             raw = tensor.raw_data
+        values = getattr(tensor, _TYPED_FIELDS.get(dtype.name, "int32_data")) if raw is None else raw
+        wanted, unit = (count, "elements") if raw is None else (count * dtype.itemsize, "bytes")
+        what = "a tensor's data does not fit its type"
+        if len(values) != wanted:
+            why = f"{dtype.name}{list(shape)} takes {wanted} {unit}, the file has {len(values)}"
+            raise ImportModelError(what, where=where, why=why)
         if raw is not None:
-            _check_size(len(raw), count * dtype.itemsize, shape, dtype.name, where)
             return np.frombuffer(raw, dtype).reshape(shape)
-        values = getattr(tensor, _TYPED_FIELDS.get(dtype.name, "int32_data"))
-        _check_size(len(values), count, shape, dtype.name, where, "elements")
         if dtype.name in ("float16", "bfloat16"):
             return np.array(values, np.uint16).view(dtype).reshape(shape)
         try:
             return np.array(values, np.int32 if dtype.name == "bool" else dtype).astype(dtype, copy=False).reshape(shape)
         except OverflowError as error:
-            raise ImportModelError("a tensor's data does not fit its type", where=where, why=str(error)) from error
+            raise ImportModelError(what, where=where, why=str(error)) from error
 
     def _external(self, tensor: TensorProto, size: int, where: str) -> np.ndarray:
         entries = {entry.key: entry.value for entry in tensor.external_data}
         location = entries.get("location", "")
         if self.folder is None:
-            raise ImportModelError(
-                "the model's weights are in another file, but the model was given without its folder",
-                where=where,
-                hint="pass the path of the model, or a ModelProto that onnx.load has read completely",
-            )
+            what = "the model's weights are in another file, but the model was given without its folder"
+            hint = "pass the path of the model, or a ModelProto that onnx.load has read completely"
+            raise ImportModelError(what, where=where, hint=hint)
         root = self.folder.resolve()
         path = (root / location).resolve()
         if not location or not path.is_relative_to(root):
@@ -154,19 +143,15 @@ class TensorReader:
         if path not in self._files:
             if not path.is_file():
                 raise ImportModelError(f"external data file `{location}` does not exist", where=where)
-            empty = path.stat().st_size == 0
-            self._files[path] = np.zeros(0, np.uint8) if empty else np.memmap(path, np.uint8, "r")
+            self._files[path] = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
         content = self._files[path]
         try:
             offset, length = int(entries.get("offset", "0")), int(entries.get("length", str(size)))
         except ValueError as error:
             raise ImportModelError("external data has a malformed offset or length", where=where) from error
         if length != size or offset < 0 or offset + size > content.size:
-            raise ImportModelError(
-                f"external data does not fit the tensor: {length} bytes at {offset} of `{location}` ({content.size} bytes)",
-                where=where,
-                why=f"the tensor takes {size} bytes",
-            )
+            what = f"external data does not fit the tensor: {length} bytes at {offset} of `{location}` ({content.size} bytes)"
+            raise ImportModelError(what, where=where, why=f"the tensor takes {size} bytes")
         return content[offset : offset + size]
 
     def dense(self, sparse: SparseTensorProto, where: str) -> np.ndarray:
@@ -186,38 +171,109 @@ class TensorReader:
 
     def attribute(self, attr: AttributeProto, where: str) -> Any:
         """int, float, str, list of these, `np.ndarray` (tensor), `GraphProto` or `TypeProto`."""
-        kind = attr.type
-        match kind:
-            case AttributeProto.INT:
-                return attr.i
-            case AttributeProto.FLOAT:
-                return attr.f
-            case AttributeProto.STRING:
-                return attr.s.decode(errors="replace")
-            case AttributeProto.INTS:
-                return list(attr.ints)
-            case AttributeProto.FLOATS:
-                return list(attr.floats)
-            case AttributeProto.STRINGS:
-                return [s.decode(errors="replace") for s in attr.strings]
-            case AttributeProto.TENSOR:
-                return self.array(attr.t, where)
-            case AttributeProto.SPARSE_TENSOR:
-                return self.dense(attr.sparse_tensor, where)
-            case AttributeProto.GRAPH:
-                return attr.g
-            case AttributeProto.TYPE_PROTO:
-                return attr.tp
-        raise UnsupportedError(f"attribute `{attr.name}` has a type that is not supported ({kind})", where=where)
+        match onnx.helper.get_attribute_value(attr) if attr.type in _ATTRIBUTE_TYPES else None:
+            case None:
+                raise UnsupportedError(f"attribute `{attr.name}` has a type that is not supported ({attr.type})", where=where)
+            case bytes(text):
+                return text.decode(errors="replace")
+            case TensorProto() as tensor:
+                return self.array(tensor, where)
+            case SparseTensorProto() as sparse:
+                return self.dense(sparse, where)
+            case list(values):
+                return [v.decode(errors="replace") if isinstance(v, bytes) else v for v in values]
+            case value:
+                return value
 
 
-def _check_size(given: int, wanted: int, shape: tuple[int, ...], dtype: str, where: str, unit: str = "bytes") -> None:
-    if given != wanted:
-        raise ImportModelError(
-            "a tensor's data does not fit its type", where=where, why=f"{dtype}{list(shape)} takes {wanted} {unit}, the file has {given}"
-        )
+# ---------------------------------------------------------------- weights as views of a file
+
+# The protobuf library copies each `bytes` field twice (into the message, and out of it). Therefore the large `raw_data` fields of the main
+# graph's initializers are cut out of the encoded model before it is parsed, and remembered.
+# Source of the encoding: https://protobuf.dev/programming-guides/encoding/ and the field numbers of onnx.proto.
+
+_MODEL_GRAPH, _GRAPH_INITIALIZER, _TENSOR_NAME, _TENSOR_RAW_DATA = 7, 5, 8, 9
+_LENGTH_DELIMITED, _FIXED_SIZES = 2, {1: 8, 5: 4}  # wire types; bytes of those of fixed size
+LARGE = 1024  # bytes from which a field is cut out
 
 
-def newest_opset(domain: str) -> int:
-    """The newest opset of a standard domain that the installed `onnx` describes; 0 for other domains."""
-    return int(onnx.defs.onnx_opset_version()) if domain in ("", "ai.onnx") else 0
+class _Malformed(Exception):
+    """Not the encoding of a message; the protobuf library says so better."""
+
+
+def split_weights(content: bytes | mmap.mmap) -> tuple[bytes, dict[str, memoryview]]:
+    """(the model without large weights, the weights by initializer name). Returns all of `content` where it is malformed."""
+    weights: dict[str, memoryview] = {}
+    try:
+        return _slim(memoryview(content), (_MODEL_GRAPH, _GRAPH_INITIALIZER), weights), weights
+    except (_Malformed, UnicodeDecodeError):
+        return bytes(content), {}
+
+
+def _slim(message: memoryview, path: tuple[int, ...], weights: dict[str, memoryview]) -> bytes:
+    """A message whose fields at `path`, fields of fields, are tensors: the same without large weights."""
+    parts: list[bytes | memoryview] = []
+    for number, kind, field, value in _fields(message):
+        slim: bytes | None = None
+        if kind == _LENGTH_DELIMITED and number == path[0]:
+            slim = _slim(value, path[1:], weights) if len(path) > 1 else _slim_tensor(value, weights)
+        parts += [field] if slim is None else [_header(number, len(slim)), slim]
+    return b"".join(parts)
+
+
+def _slim_tensor(message: memoryview, weights: dict[str, memoryview]) -> bytes | None:
+    """The tensor without its data; None where there is nothing to cut, or no name to remember it by."""
+    if len(message) < LARGE:
+        return None
+    name, data, parts = "", None, []
+    for number, kind, field, value in _fields(message):
+        if kind == _LENGTH_DELIMITED and number == _TENSOR_NAME:
+            name = bytes(value).decode()
+        if kind == _LENGTH_DELIMITED and number == _TENSOR_RAW_DATA:
+            data = value
+        else:
+            parts.append(field)
+    if not name or name in weights or data is None or len(data) < LARGE:
+        return None
+    weights[name] = data
+    return b"".join(parts)
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, int, memoryview, memoryview]]:
+    """(field number, wire type, the whole field, its value) of each field."""
+    position, end = 0, len(message)
+    while position < end:
+        start = position
+        tag, begin = _varint(message, position)
+        kind = tag & 7
+        if kind == 0:
+            _, position = _varint(message, begin)
+        elif kind == _LENGTH_DELIMITED:
+            length, begin = _varint(message, begin)
+            position = begin + length
+        elif kind in _FIXED_SIZES:
+            position = begin + _FIXED_SIZES[kind]
+        else:
+            raise _Malformed
+        if position > end:
+            raise _Malformed
+        yield tag >> 3, kind, message[start:position], message[begin:position]
+
+
+def _varint(message: memoryview, position: int) -> tuple[int, int]:
+    """(the value, the position behind it)."""
+    value = 0
+    for n, byte in enumerate(message[position : position + 10]):
+        value |= (byte & 0x7F) << (7 * n)
+        if byte < 0x80:
+            return value, position + n + 1
+    raise _Malformed
+
+
+def _header(number: int, length: int) -> bytes:
+    encoded = bytearray([number << 3 | _LENGTH_DELIMITED])
+    while length >= 0x80:
+        encoded.append(length & 0x7F | 0x80)
+        length >>= 7
+    encoded.append(length)
+    return bytes(encoded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
 
@@ -9,16 +10,19 @@ from onnx import ValueInfoProto
 
 from tcomp.errors import InputError, UnsupportedError
 from tcomp.frontends.onnx import reader
-from tcomp.ir.expr import Dim, as_dim, as_expr, dim
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, binary, dim
 
 LARGEST = (1 << 29) - 1  # of a dim without a bound of its own: index arithmetic and shape arithmetic rely on some bound
 
-Shape = list[int | str]  # sizes, names and formulas
-_TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_][\w.]*)|(//|[-+*()]))")
+MAX_FORMULA = 1000  # characters; longer text is a name
+OPERATIONS: Mapping[type[ast.operator], str] = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.FloorDiv: "floordiv"}
+
+Shape = Sequence[int | str]  # sizes, names and formulas
+Range = int | tuple[int, int]  # a size, or the lowest and the highest one
 
 
 def signature(
-    infos: Sequence[ValueInfoProto], shapes: Mapping[str, Sequence[int | str]], dims: Mapping[str, int | tuple[int, int]]
+    infos: Sequence[ValueInfoProto], shapes: Mapping[str, Shape], dims: Mapping[str, Range]
 ) -> list[tuple[str, str, tuple[Dim, ...]]]:
     """(name, dtype, shape) of the inputs. Raises `InputError` for shapes and dims that do not fit them.
 
@@ -32,11 +36,10 @@ def signature(
     sizes: dict[str, int | str] = {}  # what `shapes` says of the dims that the model names
     for name, (_, declared) in types.items():
         own: Shape = [d if d is not None else f"{name}_{axis}" for axis, d in enumerate(declared or [])]
-        given[name] = list(shapes.get(name, own))
+        given[name] = shapes.get(name, own)
         if declared is None and name not in shapes:
-            raise UnsupportedError(
-                "the number of dimensions of an input is not known", where=f"input `{name}`", hint="give its shape with --shape"
-            )
+            what = "the number of dimensions of an input is not known"
+            raise UnsupportedError(what, where=f"input `{name}`", hint="give its shape with --shape")
         if declared is not None and len(given[name]) != len(own):
             raise InputError(f"input `{name}` has {len(own)} dimensions, the shape given has {len(given[name])}")
         for d, size in zip(own, given[name], strict=False):
@@ -76,7 +79,7 @@ def _checked(size: int, name: str) -> int:
     return size
 
 
-def _extent(name: str, variable: str, given: int | tuple[int, int]) -> Dim:
+def _extent(name: str, variable: str, given: Range) -> Dim:
     """The size that the caller gives a dim, or a variable with the range that the caller gives it."""
     match given:
         case int() if given >= 0 and not isinstance(given, bool):
@@ -86,59 +89,27 @@ def _extent(name: str, variable: str, given: int | tuple[int, int]) -> Dim:
     raise InputError(f"dim `{name}` is given as {given!r}", hint="an integer, or a pair (lowest, highest)")
 
 
-# ---------------------------------------------------------------- formulas
-
-
 def formula(text: str, size_of: Callable[[str], Dim]) -> Dim:
     """The size that a name or a formula of names, integers, `+ - * //` and parentheses stands for.
 
     Text that is no formula is a name.
     """
-    tokens, position = [], 0
-    while position < len(text.rstrip()):
-        match = _TOKEN.match(text, position)
-        if match is None:
-            return size_of(text)
-        tokens.append(match.group(match.lastindex or 0))
-        position = match.end()
-    if len(tokens) < 3 or len(tokens) > 100:
-        return size_of(text)
     try:
-        value, rest = _sum(tokens, size_of)
-    except (IndexError, ValueError):
+        tree = ast.parse(text.strip(), mode="eval").body if len(text) <= MAX_FORMULA else None
+        return as_dim(_evaluated(tree, size_of)) if isinstance(tree, ast.BinOp) else size_of(text)
+    except (SyntaxError, ValueError):
         return size_of(text)
-    return size_of(text) if rest else as_dim(value)
 
 
-def _sum(tokens: list[str], size_of: Callable[[str], Dim]) -> tuple[Dim, list[str]]:
-    value, tokens = _product(tokens, size_of)
-    while tokens and tokens[0] in "+-":
-        other, rest = _product(tokens[1:], size_of)
-        value = as_dim(as_expr(value) + other if tokens[0] == "+" else as_expr(value) - other)
-        tokens = rest
-    return value, tokens
-
-
-def _product(tokens: list[str], size_of: Callable[[str], Dim]) -> tuple[Dim, list[str]]:
-    value, tokens = _atom(tokens, size_of)
-    while tokens and tokens[0] in ("*", "//"):
-        other, rest = _atom(tokens[1:], size_of)
-        if tokens[0] == "//" and (not isinstance(other, int) or other < 1):
-            raise ValueError
-        value = as_dim(as_expr(value) * other if tokens[0] == "*" else as_expr(value) // other)
-        tokens = rest
-    return value, tokens
-
-
-def _atom(tokens: list[str], size_of: Callable[[str], Dim]) -> tuple[Dim, list[str]]:
-    head, rest = tokens[0], tokens[1:]
-    if head == "(":
-        value, rest = _sum(rest, size_of)
-        if rest[0] != ")":
-            raise ValueError
-        return value, rest[1:]
-    if head.isdigit():
-        return int(head), rest
-    if not (head[0].isalpha() or head[0] == "_"):
-        raise ValueError
-    return size_of(head), rest
+def _evaluated(node: ast.expr, size_of: Callable[[str], Dim]) -> Expr:
+    match node:
+        case ast.Constant(value=int(value)) if not isinstance(value, bool):
+            return as_expr(value)
+        case ast.Name() | ast.Attribute():
+            return as_expr(size_of(ast.unparse(node)))
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.FloorDiv() as op, right=right):
+            a, b = _evaluated(left, size_of), _evaluated(right, size_of)
+            if isinstance(op, ast.FloorDiv) and not (b.op == "const" and b.attr >= 1):
+                raise ValueError("a size is divided by what may not be positive")
+            return as_expr(as_dim(binary(OPERATIONS[type(op)], a, b)))
+    raise ValueError("no formula")

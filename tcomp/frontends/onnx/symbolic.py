@@ -11,8 +11,9 @@ which is what floating point computes for sizes below 2**24 as long as the facto
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from functools import cache
 from itertools import product
 from math import prod
 
@@ -26,7 +27,7 @@ from tcomp.ir.simplify import simplify
 from tcomp.ir.te import Tensor
 
 LIMIT = 256  # elements of a tensor that is propagated
-_MAX_FOLD = 4096  # iterations of one reduction
+_MAX_REDUCED = 4096  # iterations of one reduction
 _MAX_NODES = 400  # of one element; larger expressions are no shapes
 _MAX_STEPS = 200_000  # expression nodes looked at for one operator
 
@@ -45,17 +46,12 @@ def literals(array: np.ndarray, dtype: str) -> Elements:
 
 def closed(outputs: Sequence[Tensor]) -> bool:
     """Whether the tensors depend on no symbolic size."""
-    for tensor in te.tensors(outputs):
-        if not all(isinstance(d, int) for d in tensor.shape):
-            return False
-        if tensor.body is not None and any(v.dtype == INDEX and v not in tensor.axes for v in _free(tensor.body)):
-            return False
-    return True
 
+    def sizes(body: Expr) -> set[Expr]:
+        bound = {axis for e in walk(body) if e.op == "reduce" for axis in e.attr[1]}
+        return {v for v in variables(body) if v.dtype == INDEX} - bound
 
-def _free(body: Expr) -> Iterator[Expr]:
-    bound = {axis for e in walk(body) if e.op == "reduce" for axis in e.attr[1]}
-    return (v for v in variables(body) if v not in bound)
+    return all(all(isinstance(d, int) for d in t.shape) and (t.body is None or sizes(t.body) <= set(t.axes)) for t in te.tensors(outputs))
 
 
 def propagate(outputs: Sequence[Tensor], known: Mapping[Tensor, Elements]) -> list[Elements] | None:
@@ -74,24 +70,15 @@ class _Evaluation:
     """Elements of the tensors of one operator."""
 
     def __init__(self, known: Mapping[Tensor, Elements]) -> None:
-        self.known = known
-        self.memo: dict[tuple[int, tuple[int, ...]], Expr] = {}
-        self.steps = 0
-
-    def element(self, tensor: Tensor, index: tuple[int, ...]) -> Expr:
-        key = (id(tensor), index)
-        if key not in self.memo:
-            self.memo[key] = self._element(tensor, index)
-        return self.memo[key]
+        self.known, self.steps = known, 0
+        self.element = cache(self._element)
 
     def _element(self, tensor: Tensor, index: tuple[int, ...]) -> Expr:
         if tensor in self.known:
-            position = 0
-            for i, extent in zip(index, tensor.shape, strict=True):
-                if not isinstance(extent, int) or not 0 <= i < extent:
-                    raise _Unknown
-                position = position * extent + i
-            return self.known[tensor][position]
+            shape = [d for d in tensor.shape if isinstance(d, int)]
+            if len(shape) != tensor.ndim or not all(0 <= i < d for i, d in zip(index, shape, strict=True)):
+                raise _Unknown
+            return self.known[tensor][int(np.ravel_multi_index(index, shape)) if shape else 0]
         if tensor.body is None:
             raise _Unknown
         env = {axis: const(i) for axis, i in zip(tensor.axes, index, strict=True)}
@@ -103,13 +90,12 @@ class _Evaluation:
         return result
 
     def value(self, e: Expr, env: Mapping[Expr, Expr], memo: dict[Expr, Expr]) -> Expr:
-        found = memo.get(e)
-        if found is None:
+        if e not in memo:
             self.steps += 1
             if self.steps > _MAX_STEPS:
                 raise _Unknown
-            found = memo[e] = self._value(e, env, memo)
-        return found
+            memo[e] = self._value(e, env, memo)
+        return memo[e]
 
     def _value(self, e: Expr, env: Mapping[Expr, Expr], memo: dict[Expr, Expr]) -> Expr:
         match e.op:
@@ -122,11 +108,10 @@ class _Evaluation:
                 if any(i.op != "const" for i in index):
                     raise _Unknown
                 return self.element(e.attr, tuple(int(i.attr) for i in index))
+            case "select" if (cond := self.value(e.args[0], env, memo)).op == "const":  # the other side may be undefined
+                return self.value(e.args[1 if cond.attr else 2], env, memo)
             case "select":
-                cond = self.value(e.args[0], env, memo)
-                if cond.op == "const":
-                    return self.value(e.args[1 if cond.attr else 2], env, memo)
-                return simplify(select(cond, self.value(e.args[1], env, memo), self.value(e.args[2], env, memo)))
+                return simplify(select(*(self.value(a, env, memo) for a in e.args)))
             case "reduce":
                 return self._reduced(e, env)
             case "cast":
@@ -142,18 +127,14 @@ class _Evaluation:
 
     def _reduced(self, e: Expr, env: Mapping[Expr, Expr]) -> Expr:
         reducer, axes = e.attr
-        extents = []
-        for axis in axes:
-            lo, hi = axis.attr.lo, axis.attr.hi
-            if lo != 0 or hi is None or axis.attr.extent is not None:
-                raise _Unknown
-            extents.append(hi + 1)
-        if prod(extents) > _MAX_FOLD:
+        if any(a.attr.lo != 0 or a.attr.hi is None or a.attr.extent is not None for a in axes):
+            raise _Unknown
+        extents = [a.attr.hi + 1 for a in axes]
+        if prod(extents) > _MAX_REDUCED:
             raise _Unknown
         total = self.value(reducer.identity, {}, {})
         for index in product(*map(range, extents)):
-            inner = {**env, **{axis: const(i) for axis, i in zip(axes, index, strict=True)}}
-            term = self.value(e.args[0], inner, {})
+            term = self.value(e.args[0], {**env, **dict(zip(axes, map(const, index), strict=True))}, {})
             total = self.value(reducer.combine, {reducer.lhs: total, reducer.rhs: term}, {})
         return total
 
@@ -209,14 +190,12 @@ def _fraction(e: Expr) -> tuple[Expr, int]:
         case "floor" | "ceil":
             n, d = _fraction(e.args[0])
             return simplify(n // d if e.op == "floor" else -((-n) // d)), 1
-        case "add" | "sub":
+        case "add" | "sub" | "mul" | "div":
             (n, d), (m, c) = _fraction(e.args[0]), _fraction(e.args[1])
-            return simplify(binary(e.op, n * c, m * d)), d * c
-        case "mul":
-            (n, d), (m, c) = _fraction(e.args[0]), _fraction(e.args[1])
-            return simplify(n * m), d * c
-        case "div":
-            (n, d), (m, c) = _fraction(e.args[0]), _fraction(e.args[1])
+            if e.op in ("add", "sub"):
+                return simplify(binary(e.op, n * c, m * d)), d * c
+            if e.op == "mul":
+                return simplify(n * m), d * c
             if m.op == "const" and m.attr > 0:
                 return simplify(n * c), d * int(m.attr)
     raise _Unknown

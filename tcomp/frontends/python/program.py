@@ -22,7 +22,7 @@ from typing import Any, NoReturn, cast
 
 from tcomp.errors import IRError, ProgramError
 from tcomp.frontends.python.source import Source
-from tcomp.frontends.python.translate import Translator
+from tcomp.frontends.python.translate import OPERATORS, Translator
 from tcomp.frontends.python.values import Value, number
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import BITS
@@ -30,8 +30,6 @@ from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
 from tcomp.ir.loops import Buffer, Kernel
 from tcomp.ir.simplify import prove
 from tcomp.ir.verify import verify_kernel
-
-_ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.FloorDiv: "floordiv"}
 
 Size = int | tuple[int | None, int | None]  # a value, or the lowest and highest one
 
@@ -48,7 +46,7 @@ def program(**arrays: str) -> Callable[[Callable[..., Any]], Program]:
       (`int(x)`, `np.float32(x)`), `A.shape[k]`, numbers of the module;
     - local arrays: `A = np.empty((n, n))`, `np.zeros`.
 
-    Numbers have NumPy's types: beside an array element a Python number takes the element's dtype.
+    Numbers have NumPy's types: next to an array element a Python number takes the element's dtype.
     Raises `ProgramError` for a declaration that does not fit the function; `Program.kernel` raises it, with the line, for all else.
     """
     return lambda function: Program(function, arrays)
@@ -80,18 +78,16 @@ class Program:
         Raises `ProgramError`, with file, line and source text, for what cannot be translated.
         """
         source = Source(self.function)
-        names = dict.fromkeys([p for p in self.parameters if p not in self.arrays] + [n for d in self.arrays.values() for n in d.names])
+        in_shapes = [n for d in self.arrays.values() for n in d.names]
+        names = dict.fromkeys([p for p in self.parameters if p not in self.arrays] + in_shapes)
         for name in sizes:
             if name not in names:
-                raise ProgramError(
-                    f"`{name}` is no size of `{self.name}`", hint=f"its sizes are {', '.join(names)}" if names else "it has none"
-                )
-        in_shapes = {n for d in self.arrays.values() for n in d.names}
+                hint = f"its sizes are {', '.join(names)}" if names else "it has none"
+                raise ProgramError(f"`{name}` is no size of `{self.name}`", hint=hint)
         numbers = {name: self._number(name, sizes.get(name), 1 if name in in_shapes else None) for name in names}
         buffers = {name: Buffer(name, d.dtype, d.shape(numbers)) for name, d in self.arrays.items()}
-        translator = Translator(
-            source, buffers, {n: v for n, v in numbers.items() if n in self.parameters}, _outside(cast(FunctionType, self.function))
-        )
+        own = {n: v for n, v in numbers.items() if n in self.parameters}
+        translator = Translator(source, buffers, own, _outside(cast(FunctionType, self.function)))
         try:
             body = translator.translate()
         except RecursionError:
@@ -115,20 +111,15 @@ class Program:
         wanted = {"float": float, "bool": bool}.get(wanted, wanted) if isinstance(wanted, str) else wanted
         if wanted in (float, bool):
             if given is None or isinstance(given, tuple):
-                word = wanted.__name__
-                raise ProgramError(
-                    f"`{name}` of `{self.name}` needs a value",
-                    why=f"it is a {word}: only integers stay symbolic",
-                    hint=f"kernel({name}=...)",
-                )
+                why = f"it is a {wanted.__name__}: only integers stay symbolic"
+                raise ProgramError(f"`{name}` of `{self.name}` needs a value", why=why, hint=f"kernel({name}=...)")
             given = wanted(given)
         elif given is None or isinstance(given, tuple):
-            lo, hi = given if given is not None else (least, None)
+            lo, hi = given or (least, None)
             return Value(E.var(name, lo, hi), True)
         elif not isinstance(given, int) or isinstance(given, bool):
-            raise ProgramError(
-                f"`{name}` of `{self.name}` is {given!r} instead of an integer", hint=f"annotate it, `{name}: float`, where it is none"
-            )
+            hint = f"annotate it, `{name}: float`, where it is none"
+            raise ProgramError(f"`{name}` of `{self.name}` is {given!r} instead of an integer", hint=hint)
         value = number(given)
         assert value is not None
         return value
@@ -166,11 +157,11 @@ class _Declared:
                 return as_expr(value)
             case ast.Name(id=name) if numbers[name].expr.dtype == E.INDEX:
                 return numbers[name].expr
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv):
                 a, b = self._extent(left, numbers), self._extent(right, numbers)
                 if isinstance(op, ast.FloorDiv) and not prove(b > 0):
                     self._refuse(f"`{ast.unparse(node)}` divides by what may not be positive")
-                return E.binary(_ARITHMETIC[type(op)], a, b)
+                return E.binary(OPERATORS[type(op)], a, b)
         self._refuse(f"`{ast.unparse(node)}` is no extent")
 
     def _refuse(self, what: str, hint: str = "integers, names of sizes, and +, -, *, // of them: float64[n, 2 * m + 1]") -> NoReturn:

@@ -1,7 +1,7 @@
 """Scalar values of a translated function: expressions that follow the type rules of NumPy.
 
 A value is *weak* where plain Python has one of its own numbers: literals, sizes, loop variables and what is computed from these alone.
-Beside an array element a weak number takes the element's dtype (NEP 50); on its own it is an int64, a float64 or a bool. Weak constants are
+Next to an array element a weak number takes the element's dtype (NEP 50); on its own it is an int64, a float64 or a bool. Weak constants are
 computed by Python here and now, as they would be in the function. Python's unbounded integers wrap around at 64 bits, and a division
 of Python numbers by zero gives inf or nan instead of an exception.
 """
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,12 +40,12 @@ class Value(NamedTuple):
 
     @property
     def type(self) -> Type:
-        """The name of its element type."""
+        """Its type."""
         return Type(self.expr.dtype, self.weak)
 
     @property
     def known(self) -> bool:
-        """Its value, where that is a constant."""
+        """Whether Python would compute with it here and now."""
         return self.weak and self.expr.op == "const"
 
     def to(self, dtype: str) -> Expr:
@@ -86,47 +87,39 @@ def join(a: Type, b: Type) -> Type:
 def truth(value: Value, what: str) -> Expr:
     """A condition. Raises `IRError` for numbers, whose truth Python would test."""
     if value.expr.dtype != "bool":
-        raise IRError(f"{what} is {_a(value)} instead of a truth value", hint="compare it, as in `x != 0`")
+        raise IRError(f"{what} is a {value.expr.dtype} instead of a truth value", hint="compare it, as in `x != 0`")
     return value.expr
 
 
-def _a(value: Value) -> str:
-    return f"a {value.expr.dtype}"
-
-
-# ---------------------------------------------------------------- operators
-
-_FOLD: dict[str, Callable[[Any, Any], Any]] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv, "floordiv": operator.floordiv,
-    "mod": operator.mod, "pow": operator.pow, "and": operator.and_, "or": operator.or_, "xor": operator.xor, "shl": operator.lshift,
-    "shr": operator.rshift, "lt": operator.lt, "le": operator.le, "eq": operator.eq, "ne": operator.ne, "min": min, "max": max,
-}  # fmt: skip
+_ON_NUMBERS: dict[str, Callable[[Any, Any], Any]] = {**E.OPERATORS, "div": operator.truediv, "pow": operator.pow}
 
 
 def apply(op: str, a: Value, b: Value) -> Value:
     """A binary operator of the loop IR, or a comparison, on values of any types. Raises `IRError` where Python or NumPy has none."""
     if a.known and b.known:
-        return _folded(op, a, b)
+        x, y = a.expr.attr, b.expr.attr
+        return _computed(lambda: _ON_NUMBERS[op](x, y), f"`{op}` of {x} and {y}")
     kind = join(a.type, b.type)
     if op == "div" and not is_float(kind.dtype):
         kind = Type(DOUBLE, kind.weak)
     if kind.dtype == "bool" and op not in (*E.BITWISE, "eq", "ne"):
         raise IRError(f"`{op}` of truth values", hint="convert them: int(x)")
     if op in E.BITWISE and is_float(kind.dtype):
-        raise IRError(f"`{op}` of {_a(a)} and {_a(b)}", why="it is defined for integers and truth values")
+        raise IRError(f"`{op}` of a {a.expr.dtype} and a {b.expr.dtype}", why="it is defined for integers and truth values")
     if op == "pow" and is_integer(kind.dtype):
         raise IRError("a power of integers that are not known here", hint="multiply: x * x")
     result = E.binary(op, a.to(kind.dtype), b.to(kind.dtype))
     return Value(result, kind.weak and op not in E.COMPARISON)
 
 
-def _folded(op: str, a: Value, b: Value) -> Value:
+def _computed(function: Callable[[], Any], what: str) -> Value:
+    """What Python computes of known numbers, as a value."""
     try:
-        result = number(_FOLD[op](a.expr.attr, b.expr.attr))
+        result = number(function())
     except (ArithmeticError, TypeError, ValueError) as error:
-        raise IRError(f"`{op}` of {a.expr.attr} and {b.expr.attr}", why=str(error)) from None
+        raise IRError(what, why=str(error)) from None
     if result is None:
-        raise IRError(f"`{op}` of {a.expr.attr} and {b.expr.attr} is no real number")
+        raise IRError(f"{what} is no real number")
     return result
 
 
@@ -140,7 +133,7 @@ def negative(a: Value) -> Value:
 def inverted(a: Value) -> Value:
     """Bitwise or logical not."""
     if is_float(a.expr.dtype) or (a.weak and a.expr.dtype == "bool"):
-        raise IRError(f"`~` of {_a(a)}", hint="use `not` for truth values")
+        raise IRError(f"`~` of a {a.expr.dtype}", hint="use `not` for truth values")
     return Value(E.unary("not", a.expr), a.weak)
 
 
@@ -160,19 +153,7 @@ def either(a: Expr, b: Expr) -> Expr:
     return E.select(a, True, b) if E.reads(b) else E.binary("or", a, b)
 
 
-def fold(op: str, values: Sequence[Value]) -> Value:
-    """The least or largest of several values."""
-    result = values[0]
-    for value in values[1:]:
-        result = apply(op, result, value)
-    return result
-
-
-# ---------------------------------------------------------------- functions
-
-_SAME_NAME = (
-    "sqrt", "exp", "log", "sin", "cos", "tan", "sinh", "cosh", "tanh", "floor", "ceil", "trunc", "isnan", "isinf",
-)  # fmt: skip
+_SAME_NAME = ("sqrt", "exp", "log", "sin", "cos", "tan", "sinh", "cosh", "tanh", "floor", "ceil", "trunc", "isnan", "isinf")
 _ARC = ("asin", "acos", "atan", "asinh", "acosh", "atanh")
 _MATH: dict[Any, str] = {getattr(math, f): f for f in (*_SAME_NAME, *_ARC, "erf")} | {math.fabs: "abs"}
 _NUMPY: dict[Any, str] = (
@@ -184,32 +165,35 @@ _BINARY: dict[Any, str] = {np.minimum: "min", np.maximum: "max", np.power: "pow"
 FUNCTIONS = "abs, min, max, int, float, the functions of math and of NumPy (sqrt, exp, ...), and dtypes such as np.float32"
 
 
+_CONVERSIONS: dict[Any, str] = {int: INDEX, float: DOUBLE, bool: "bool"}
+
+
 def call(function: Any, args: Sequence[Value]) -> Value:
     """The value of a function known from `math`, NumPy or Python. Raises `IRError` for any other one."""
-    if function in (min, max) and len(args) > 1:
-        return fold(function.__name__, args)
-    if function in (int, float, bool) and len(args) == 1:
-        dtype = {int: INDEX, float: DOUBLE, bool: "bool"}[function]
-        return Value(args[0].to(dtype), True)
-    if isinstance(function, type) and issubclass(function, np.generic) and len(args) == 1:
-        dtype = np.dtype(function).name
-        if dtype in BITS:
-            return Value(args[0].to(dtype), False)
-    if _hashable(function):
-        if function in _BINARY and len(args) == 2:
-            return apply(_BINARY[function], *args)
-        if function in _NUMPY and len(args) == 1:
-            return _elementary(_NUMPY[function], args[0])
-        if function in _MATH and len(args) == 1:
-            return _of_math(function, args[0])
     name = getattr(function, "__name__", str(function))
-    if function in (min, max) or (_hashable(function) and function in {**_BINARY, **_NUMPY, **_MATH}):
+    known = isinstance(function, Hashable)
+    if not known:
+        raise IRError(f"the function `{name}` is not known here", hint=f"known are {FUNCTIONS}")
+    if function in (min, max) and len(args) > 1:
+        return reduce(partial(apply, name), args)
+    if function in _BINARY and len(args) == 2:
+        return apply(_BINARY[function], *args)
+    if len(args) == 1:
+        (x,) = args
+        if function in _CONVERSIONS:
+            return Value(x.to(_CONVERSIONS[function]), True)
+        if isinstance(function, type) and issubclass(function, np.generic) and np.dtype(function).name in BITS:
+            return Value(x.to(np.dtype(function).name), False)
+        if function in _NUMPY:
+            return _elementary(_NUMPY[function], x)
+        if function in _MATH and x.known:
+            return _computed(lambda: function(x.expr.attr), f"`{name}` of {x.expr.attr}")
+        if function in _MATH:  # `math` computes with Python's floats, whatever it is given; floor, ceil and trunc give an int
+            value = _elementary(_MATH[function], Value(x.to(DOUBLE), True))
+            return Value(value.to(INDEX), True) if function in (math.floor, math.ceil, math.trunc) else value
+    if function in (min, max) or function in {**_BINARY, **_NUMPY, **_MATH}:
         raise IRError(f"`{name}` with {len(args)} arguments")
     raise IRError(f"the function `{name}` is not known here", hint=f"known are {FUNCTIONS}")
-
-
-def _hashable(thing: Any) -> bool:
-    return getattr(type(thing), "__hash__", None) is not None
 
 
 def _elementary(op: str, x: Value) -> Value:
@@ -217,16 +201,3 @@ def _elementary(op: str, x: Value) -> Value:
         x = Value(x.to(DOUBLE), x.weak)
     result = E.unary(op, x.expr)
     return Value(result, x.weak and result.dtype != "bool")
-
-
-def _of_math(function: Any, x: Value) -> Value:
-    """`math` computes with Python's floats, whatever it is given; floor, ceil and trunc give an int."""
-    if x.known:
-        try:
-            result = number(function(x.expr.attr))
-        except (ArithmeticError, ValueError) as error:
-            raise IRError(f"`{function.__name__}` of {x.expr.attr}", why=str(error)) from None
-        assert result is not None
-        return result
-    value = _elementary(_MATH[function], Value(x.to(DOUBLE), True))
-    return Value(value.to(INDEX), True) if function in (math.floor, math.ceil, math.trunc) else value

@@ -395,7 +395,7 @@ except TcompError as error:
 
 
 def test_a_huge_expression(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "def huge(n, x):\n    x[0] = " + "- " * 700 + "x[0]\n"
+    text = "def huge(n, x):\n    x[0] = " + "- " * 1000 + "x[0]\n"
     (tmp_path / "huge_program.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     import huge_program

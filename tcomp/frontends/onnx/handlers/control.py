@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from tcomp.errors import UnsupportedError
-from tcomp.frontends.onnx.context import Body, Context, Versions
-from tcomp.frontends.onnx.handlers.axes import axis_of
+from tcomp.frontends.onnx.context import Body, Context, Table, Type
 from tcomp.frontends.onnx.reader import tensor_type
 from tcomp.ir.expr import Dim
 from tcomp.ir.graph import IF, LOOP, Graph, Value, loop_attrs
@@ -18,9 +18,7 @@ from tcomp.ops.elementwise import FULL
 from tcomp.ops.movement import TRANSPOSE
 from tcomp.ops.recurrent import STACK
 
-_UNROLL = 32  # iterations of a loop that is no LOOP because shapes change from one to the next
-
-Type = tuple[str, Sequence[Dim]]
+MAX_UNROLLED = 32  # iterations of a loop that is no LOOP because shapes change from one to the next; each adds its nodes to the graph
 
 
 def _type(value: Value) -> Type:
@@ -31,14 +29,9 @@ def _same(a: Value, b: Value) -> bool:
     return a.dtype == b.dtype and same_shape(a.shape, b.shape)
 
 
-# ---------------------------------------------------------------- If
-
-
-def if_(ctx: Context) -> tuple[Value, ...]:
-    """ONNX If: both branches become closed graphs."""
+def _if(ctx: Context) -> tuple[Value, ...]:
     branches = ctx.attrs["then_branch"], ctx.attrs["else_branch"]
-    known = ctx.known(0)
-    if known is not None:
+    if (known := ctx.known(0)) is not None:
         return tuple(ctx.bodies.inline(branches[0 if known.item() else 1]))
     bodies = [ctx.bodies.closed(branch) for branch in branches]
     then, otherwise = bodies
@@ -52,7 +45,7 @@ def if_(ctx: Context) -> tuple[Value, ...]:
             )
     shared = list(dict.fromkeys([*then.captured, *otherwise.captured]))
     graphs = [_closed(body, [], shared, body.outputs) for body in bodies]
-    return ctx.scope.structural(IF, [ctx.value(0), *shared], [_type(v) for v in then.outputs], {}, graphs, ctx.name)
+    return ctx.scope.append(IF, [ctx.value(0), *shared], [_type(v) for v in then.outputs], {}, ctx.name, graphs)
 
 
 def _closed(body: Body, formal: Sequence[Value], shared: Sequence[Value], outputs: Sequence[Value]) -> Graph:
@@ -61,38 +54,31 @@ def _closed(body: Body, formal: Sequence[Value], shared: Sequence[Value], output
     return body.scope.finish([*formal, *inner], outputs)
 
 
-# ---------------------------------------------------------------- Loop
-
-
-def loop(ctx: Context) -> tuple[Value, ...]:
-    """ONNX Loop with a known or a data-dependent number of trips."""
-    proto = ctx.attrs["body"]
+def _loop(ctx: Context) -> tuple[Value, ...]:
+    """A known or a data-dependent number of trips."""
+    trips: Dim = 0
+    runs = True
     if ctx.input(1) is not None:
         first = ctx.known(1)
         if first is None:
             raise ctx.unsupported("whether the first iteration runs depends on input data")
-        trips: Dim | None = None if first.item() else 0
-    else:
-        trips = None
-    if trips is None:
+        runs = bool(first.item())
+    if runs:
         if ctx.input(0) is None:
             raise ctx.unsupported("it has no trip count; how often it runs depends on input data")
         (trips,) = ctx.require_dims(0, "the trip count")
         trips = max(trips, 0) if isinstance(trips, int) else trips
     states = [ctx.value(i) for i in range(2, len(ctx.inputs))]
-    mark = ctx.bodies.mark()
-    try:
-        return _as_loop(ctx, proto, trips, states)
-    except UnsupportedError:
-        if not isinstance(trips, int) or trips > _UNROLL:
-            raise
-        ctx.bodies.forget(mark)
-        return _unrolled(ctx, proto, trips, states)
+    if not isinstance(trips, int) or trips > MAX_UNROLLED:
+        return _as_loop(ctx, trips, states)
+    with suppress(UnsupportedError), ctx.bodies.attempt():
+        return _as_loop(ctx, trips, states)
+    return _unrolled(ctx, trips, states)
 
 
-def _as_loop(ctx: Context, proto: Any, trips: Dim, states: Sequence[Value]) -> tuple[Value, ...]:
+def _as_loop(ctx: Context, trips: Dim, states: Sequence[Value]) -> tuple[Value, ...]:
     # Whenever the body runs, the condition it is given is true.
-    body = ctx.bodies.closed(proto, [("int64", ()), np.array(True), *map(_type, states)])
+    body = ctx.bodies.closed(ctx.attrs["body"], [("int64", ()), np.array(True), *map(_type, states)])
     condition, *results = body.outputs
     count = len(states)
     if len(results) < count:
@@ -106,8 +92,7 @@ def _as_loop(ctx: Context, proto: Any, trips: Dim, states: Sequence[Value]) -> t
     outputs = results if goes_on is not None else [*results, condition]
     formal = [v for v in body.inputs if v not in body.scope.builder.constants]
     attrs = loop_attrs(trips, count, (), (False,) * (len(results) - count), goes_on is None)
-    types = [_type(v) for v in states] + [(v.dtype, (trips, *v.shape)) for v in results[count:]]
-    return _structural(ctx, body, formal, states, outputs, types, attrs)
+    return _append_loop(ctx, body, formal, states, outputs, attrs)
 
 
 def _check_carried(ctx: Context, states: Sequence[Value], results: Sequence[Value]) -> None:
@@ -116,23 +101,21 @@ def _check_carried(ctx: Context, states: Sequence[Value], results: Sequence[Valu
             raise ctx.unsupported(f"the type of a carried value changes from one iteration to the next: {before}, then {after}")
 
 
-def _structural(
-    ctx: Context,
-    body: Body,
-    formal: Sequence[Value],
-    inputs: Sequence[Value],
-    outputs: Sequence[Value],
-    types: Sequence[Type],
-    attrs: Mapping[str, Any],
+def _append_loop(
+    ctx: Context, body: Body, formal: Sequence[Value], inputs: Sequence[Value], outputs: Sequence[Value], attrs: Mapping[str, Any]
 ) -> tuple[Value, ...]:
+    """A LOOP node, with the inputs and outputs of its body that are not captured."""
     captured = list(body.captured)
     graph = _closed(body, formal, captured, outputs)
-    return ctx.scope.structural(LOOP, [*inputs, *captured], types, attrs, [graph], ctx.name)
+    count = attrs["carried"]
+    rows = outputs[count : count + len(attrs["reverse_out"])]
+    types = [*map(_type, inputs[:count]), *((v.dtype, (attrs["trips"], *v.shape)) for v in rows)]
+    return ctx.scope.append(LOOP, [*inputs, *captured], types, attrs, ctx.name, [graph])
 
 
-def _unrolled(ctx: Context, proto: Any, trips: int, states: Sequence[Value]) -> tuple[Value, ...]:
+def _unrolled(ctx: Context, trips: int, states: Sequence[Value]) -> tuple[Value, ...]:
     """The body once for each iteration: shapes may change, the condition must be known."""
-    now, rows = list(states), []
+    proto, now, rows = ctx.attrs["body"], list(states), []
     for number in range(trips):
         condition, *results = ctx.bodies.inline(proto, [ctx.constant(number, "int64"), ctx.constant(True), *now])
         now = results[: len(states)]
@@ -143,23 +126,19 @@ def _unrolled(ctx: Context, proto: Any, trips: int, states: Sequence[Value]) -> 
         if not goes_on.item():
             break
     if not rows:
-        stacked = [_nothing(ctx, o) for o in proto.output[1 + len(states) :]]
-        return *now, *stacked
+        return *now, *(_no_rows(ctx, o) for o in proto.output[1 + len(states) :])
     return *now, *(ctx.add(STACK, list(column), axis=0) for column in zip(*rows, strict=True))
 
 
-def _nothing(ctx: Context, output: Any) -> Value:
-    """A stacked output of a loop that never runs: no rows of the declared type."""
+def _no_rows(ctx: Context, output: Any) -> Value:
+    """A stacked output of a loop that never runs, of the declared type."""
     dtype, dims = tensor_type(output.type, ctx.where)
     shape = [d if isinstance(d, int) else 0 for d in dims or []]
     return ctx.add(FULL, [], shape=(0, *shape), value=0, dtype=dtype)
 
 
-# ---------------------------------------------------------------- Scan
-
-
-def scan(ctx: Context) -> tuple[Value, ...]:
-    """ONNX Scan: a loop over slices of its inputs."""
+def _scan(ctx: Context) -> tuple[Value, ...]:
+    """A loop over slices of its inputs."""
     proto, scanned = ctx.attrs["body"], ctx.attrs["num_scan_inputs"]
     values = [ctx.value(i) for i in range(len(ctx.inputs))]
     count = len(values) - scanned
@@ -173,7 +152,7 @@ def scan(ctx: Context) -> tuple[Value, ...]:
             raise ctx.invalid(f"attribute `{name}` has {len(given)} entries instead of {length}")
         return list(given)
 
-    sequences = [_front(ctx, v, axis) for v, axis in zip(values[count:], flags("scan_input_axes", scanned), strict=True)]
+    sequences = [_moved(ctx, v, axis, 0) for v, axis in zip(values[count:], flags("scan_input_axes", scanned), strict=True)]
     states, trips = values[:count], sequences[0].shape[0]
     if not all(same_dim(s.shape[0], trips) for s in sequences):
         raise ctx.invalid(f"scanned inputs of different lengths: {', '.join(map(str, sequences))}")
@@ -182,24 +161,17 @@ def scan(ctx: Context) -> tuple[Value, ...]:
     number = body.scope.builder.input("iteration", "int64", ())
     directions = [bool(f) for f in flags("scan_input_directions", scanned)]
     attrs = loop_attrs(trips, count, directions, [bool(f) for f in flags("scan_output_directions", stacked)])
-    types = [_type(v) for v in states] + [(v.dtype, (trips, *v.shape)) for v in body.outputs[count:]]
-    results = _structural(ctx, body, [number, *body.inputs], [*states, *sequences], body.outputs, types, attrs)
-    rows = (_behind(ctx, v, axis) for v, axis in zip(results[count:], flags("scan_output_axes", stacked), strict=True))
+    results = _append_loop(ctx, body, [number, *body.inputs], [*states, *sequences], body.outputs, attrs)
+    rows = (_moved(ctx, v, 0, axis) for v, axis in zip(results[count:], flags("scan_output_axes", stacked), strict=True))
     return *results[:count], *rows
 
 
-def _front(ctx: Context, value: Value, axis: int) -> Value:
-    """`value` with `axis` moved to the front."""
+def _moved(ctx: Context, value: Value, source: int, target: int) -> Value:
+    """`value` with one axis moved to another place."""
     rank = len(value.shape)
-    axis = axis_of(ctx, axis, rank)
-    return value if axis == 0 else ctx.add(TRANSPOSE, [value], perm=(axis, *(a for a in range(rank) if a != axis)))
+    perm = list(range(rank))
+    perm.insert(ctx.axis(target, rank), perm.pop(ctx.axis(source, rank)))
+    return value if perm == list(range(rank)) else ctx.add(TRANSPOSE, [value], perm=tuple(perm))
 
 
-def _behind(ctx: Context, value: Value, axis: int) -> Value:
-    """`value` with its first axis moved to `axis`."""
-    rank = len(value.shape)
-    axis = axis_of(ctx, axis, rank)
-    return value if axis == 0 else ctx.add(TRANSPOSE, [value], perm=(*range(1, axis + 1), 0, *range(axis + 1, rank)))
-
-
-TABLE: dict[str, Versions] = {"If": ((1, if_),), "Loop": ((1, loop),), "Scan": ((9, scan),)}
+TABLE: Table = {"If": _if, "Loop": _loop, "Scan": ((9, _scan),)}

@@ -1,49 +1,27 @@
-"""ONNX handlers of elementwise operators."""
+"""ONNX operators: elementwise arithmetic, comparisons, logic, activations, conversions."""
 
 from __future__ import annotations
 
-from tcomp.frontends.onnx.context import Context, Handler, Versions
-from tcomp.frontends.onnx.handlers.axes import axis_of
-from tcomp.frontends.onnx.reader import dtype_name
+from tcomp.frontends.onnx.context import Context, Table, Versions, dtype_of, flag, forward
 from tcomp.ir.dtypes import is_float
-from tcomp.ir.expr import Dim
 from tcomp.ir.graph import Operator, Value
 from tcomp.ops import elementwise as ops
 from tcomp.ops.movement import RESHAPE
 
 
-def _simple(op: Operator, *attributes: str) -> Handler:
-    """The operator applied to all inputs, with the ONNX attributes of the same names."""
-
-    def handler(ctx: Context) -> Value:
-        return ctx.add(op, ctx.inputs, **{name: ctx.attrs[name] for name in attributes})
-
-    return handler
-
-
-def _unary(op: Operator, *attributes: str) -> Versions:
-    return ((1, _simple(op, *attributes)),)
-
-
 def _aligned(ctx: Context) -> tuple[Value, Value]:
     """Operands under the broadcasting of opsets before 7: the second one's axes start at `axis` of the first."""
     x, y = ctx.value(0), ctx.value(1)
-    axis = ctx.attrs.get("axis")
-    if ctx.attrs.get("broadcast") and axis is not None:
-        behind = len(x.shape) - axis_of(ctx, axis, len(x.shape), 1) - len(y.shape)
-        if behind > 0:
-            shape: tuple[Dim, ...] = (*y.shape, *(1,) * behind)
-            y = ctx.add(RESHAPE, [y], shape=shape)
+    if ctx.attrs.get("broadcast") and ctx.attrs.get("axis") is not None:
+        trailing = len(x.shape) - ctx.axis(ctx.attrs["axis"], end=True) - len(y.shape)
+        if trailing > 0:
+            y = ctx.add(RESHAPE, [y], shape=(*y.shape, *(1,) * trailing))
     return x, y
-
-
-def _aligned_binary(op: Operator) -> Handler:
-    return lambda ctx: ctx.add(op, _aligned(ctx))
 
 
 def _binary(op: Operator) -> Versions:
     """Operators that broadcast since opset 7."""
-    return (1, _aligned_binary(op)), (7, _simple(op))
+    return (1, lambda ctx: ctx.add(op, _aligned(ctx))), (7, forward(op))
 
 
 def _pow(ctx: Context) -> Value:
@@ -69,19 +47,6 @@ def _prelu_by_channel(ctx: Context) -> Value:
     return ctx.add(ops.PRELU, [x, slope])
 
 
-def _mod(ctx: Context) -> Value:
-    """The sign is the divisor's, or with `fmod` the dividend's."""
-    return ctx.add(ops.FMOD if ctx.attrs["fmod"] else ops.MOD, ctx.inputs)
-
-
-def _bit_shift(ctx: Context) -> Value:
-    return ctx.add(ops.SHIFT_LEFT if ctx.attrs["direction"] == "LEFT" else ops.SHIFT_RIGHT, ctx.inputs)
-
-
-def _clip_attributes(ctx: Context) -> Value:
-    return ctx.add(ops.CLIP_CONST, [ctx.value(0)], low=ctx.attrs.get("min"), high=ctx.attrs.get("max"))
-
-
 def _clip(ctx: Context) -> Value:
     bounds = [ctx.input(1), ctx.input(2)]
     known = [None if b is None else ctx.scope.known(b) for b in bounds]
@@ -91,32 +56,15 @@ def _clip(ctx: Context) -> Value:
     return ctx.add(ops.CLIP, [ctx.value(0), *bounds])
 
 
-def _cast(ctx: Context) -> Value:
-    return ctx.add(ops.CAST, [ctx.value(0)], dtype=dtype_name(ctx.attrs["to"], ctx.where))
-
-
-def _cast_by_name(ctx: Context) -> Value:
+def _dtype_by_name(ctx: Context) -> str:
     """Opset 1 names the type."""
-    name = {"FLOAT": "float32", "DOUBLE": "float64"}.get(ctx.attrs["to"].upper(), ctx.attrs["to"].lower())
-    return ctx.add(ops.CAST, [ctx.value(0)], dtype=name)
+    name: str = ctx.attrs["to"]
+    return {"FLOAT": "float32", "DOUBLE": "float64"}.get(name.upper(), name.lower())
 
 
-def _cast_like(ctx: Context) -> Value:
-    return ctx.add(ops.CAST, [ctx.value(0)], dtype=ctx.value(1).dtype)
-
-
-def _bitcast(ctx: Context) -> Value:
-    return ctx.add(ops.BITCAST, [ctx.value(0)], dtype=dtype_name(ctx.attrs["to"], ctx.where))
-
-
-def _isinf(ctx: Context) -> Value:
-    positive, negative = bool(ctx.attrs["detect_positive"]), bool(ctx.attrs["detect_negative"])
-    return ctx.add(ops.ISINF, [ctx.value(0)], positive=positive, negative=negative)
-
-
-TABLE: dict[str, Versions] = {
+TABLE: Table = {
     **{
-        name: _unary(op)
+        name: forward(op)
         for name, op in {
             "Abs": ops.ABS, "Neg": ops.NEG, "Not": ops.NOT, "BitwiseNot": ops.NOT, "Sign": ops.SIGN,
             "Acos": ops.ACOS, "Acosh": ops.ACOSH, "Asin": ops.ASIN, "Asinh": ops.ASINH, "Atan": ops.ATAN, "Atanh": ops.ATANH,
@@ -136,22 +84,22 @@ TABLE: dict[str, Versions] = {
             "Equal": ops.EQUAL, "Less": ops.LESS, "Greater": ops.GREATER,
         }.items()
     },
-    "LeakyRelu": _unary(ops.LEAKY_RELU, "alpha"),
-    "ThresholdedRelu": _unary(ops.THRESHOLDED_RELU, "alpha"),
-    "Elu": _unary(ops.ELU, "alpha"),
-    "Celu": _unary(ops.CELU, "alpha"),
-    "Selu": _unary(ops.SELU, "alpha", "gamma"),
-    "Gelu": _unary(ops.GELU, "approximate"),
-    "Swish": _unary(ops.SWISH, "alpha"),
-    "HardSigmoid": _unary(ops.HARD_SIGMOID, "alpha", "beta"),
-    "Shrink": _unary(ops.SHRINK, "lambd", "bias"),
-    "PRelu": ((1, _prelu_by_channel), (7, _simple(ops.PRELU))),
-    "Pow": ((1, _pow),),
-    "Mod": ((10, _mod),),
-    "BitShift": ((11, _bit_shift),),
-    "Clip": ((1, _clip_attributes), (11, _clip)),
-    "Cast": ((1, _cast_by_name), (6, _cast)),
-    "CastLike": ((15, _cast_like),),
-    "BitCast": ((26, _bitcast),),
-    "IsInf": ((10, _isinf),),
+    "LeakyRelu": forward(ops.LEAKY_RELU, "alpha"),
+    "ThresholdedRelu": forward(ops.THRESHOLDED_RELU, "alpha"),
+    "Elu": forward(ops.ELU, "alpha"),
+    "Celu": forward(ops.CELU, "alpha"),
+    "Selu": forward(ops.SELU, "alpha", "gamma"),
+    "Gelu": forward(ops.GELU, "approximate"),
+    "Swish": forward(ops.SWISH, "alpha"),
+    "HardSigmoid": forward(ops.HARD_SIGMOID, "alpha", "beta"),
+    "Shrink": forward(ops.SHRINK, "lambd", "bias"),
+    "PRelu": ((1, _prelu_by_channel), (7, forward(ops.PRELU))),
+    "Pow": _pow,
+    "Mod": lambda ctx: ctx.add(ops.FMOD if ctx.attrs["fmod"] else ops.MOD, ctx.inputs),  # the sign of the dividend, or of the divisor
+    "BitShift": lambda ctx: ctx.add(ops.SHIFT_LEFT if ctx.attrs["direction"] == "LEFT" else ops.SHIFT_RIGHT, ctx.inputs),
+    "Clip": ((1, lambda ctx: ctx.add(ops.CLIP_CONST, ctx.inputs, low=ctx.attrs.get("min"), high=ctx.attrs.get("max"))), (11, _clip)),
+    "Cast": ((1, forward(ops.CAST, dtype=_dtype_by_name)), (6, forward(ops.CAST, dtype=dtype_of("to")))),
+    "CastLike": forward(ops.CAST, inputs=1, dtype=lambda ctx: ctx.value(1).dtype),
+    "BitCast": forward(ops.BITCAST, dtype=dtype_of("to")),
+    "IsInf": forward(ops.ISINF, positive=flag("detect_positive"), negative=flag("detect_negative")),
 }  # fmt: skip

@@ -3,51 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from tcomp.frontends.onnx.context import Context, Versions
+from tcomp.frontends.onnx.context import Context, Handler, Table
 from tcomp.ir.graph import LOOP, GraphBuilder, Operator, Value, loop_attrs
 from tcomp.ops.elementwise import ADD, FULL
 from tcomp.ops.movement import CONCAT, TRANSPOSE
 from tcomp.ops.nn import DENSE
-from tcomp.ops.recurrent import GATES, GRU_CELL, GRU_RESET, LSTM_CELL, PART, RNN_CELL, STACK, WITHIN, Activation
+from tcomp.ops.recurrent import ACTIVATIONS, GATES, GRU_CELL, GRU_RESET, LSTM_CELL, PART, RNN_CELL, STACK, WITHIN, Activation
 
 Add = Callable[..., tuple[Value, ...]]  # add(op, inputs, **attrs), into the graph or into a loop body
-Step = Callable[[Add, Value, Sequence[Value], Sequence[Value]], tuple[Value, ...]]
-# step(add, projected input [batch, gates], carried states, captured values) -> new states
+Values = Sequence[Value]
 
 _ALPHA = {"affine": 1.0, "leakyrelu": 0.01, "thresholdedrelu": 1.0, "scaledtanh": 1.0, "hardsigmoid": 0.2, "elu": 1.0}
 _BETA = {"affine": 0.0, "scaledtanh": 1.0, "hardsigmoid": 0.5}
-_PARAMETERLESS = ("sigmoid", "tanh", "relu", "softsign", "softplus")
 
 
-def activations(ctx: Context, defaults: Sequence[str], directions: int) -> list[tuple[Activation, ...]]:
+class _Recurrence(NamedTuple):
+    """One direction: the projected input of all steps, the states before the first (the hidden one is first), further values that the step
+    uses, and step(add, projected input [batch, gates], states, those values) -> new states."""
+
+    x: Value
+    states: Values
+    captured: Values
+    step: Callable[[Add, Value, Values, Values], tuple[Value, ...]]
+
+
+def _activations(ctx: Context, defaults: Sequence[str], directions: int) -> list[tuple[Activation, ...]]:
     """The non-linearities of each direction; alpha and beta lists are consumed in order by the functions that have them."""
-    names = [n.lower() for n in ctx.attrs.get("activations") or list(defaults) * directions]
-    if len(names) < len(defaults) * directions:
-        raise ctx.invalid(f"{len(names)} activations for {directions} directions")
-    names = names[: len(defaults) * directions]  # the schema's default for RNN lists one for each of two directions
-    alphas, betas = list(ctx.attrs.get("activation_alpha") or []), list(ctx.attrs.get("activation_beta") or [])
-    made: list[Activation] = []
-    for name in names:
-        if name not in _ALPHA and name not in _PARAMETERLESS:
-            raise ctx.unsupported(f"unknown activation `{name}`")
-        alpha = (alphas.pop(0) if alphas else _ALPHA[name]) if name in _ALPHA else 0.0
-        beta = (betas.pop(0) if betas else _BETA[name]) if name in _BETA else 0.0
-        made.append((name, float(alpha), float(beta)))
     count = len(defaults)
+    names = [n.lower() for n in ctx.attrs.get("activations") or list(defaults) * directions]
+    if len(names) < count * directions:
+        raise ctx.invalid(f"{len(names)} activations for {directions} directions")
+    alphas, betas = iter(ctx.attrs.get("activation_alpha") or []), iter(ctx.attrs.get("activation_beta") or [])
+    made: list[Activation] = []
+    for name in names[: count * directions]:  # the schema's default for RNN lists one for each of two directions
+        if name not in ACTIVATIONS:
+            raise ctx.unsupported(f"unknown activation `{name}`")
+        alpha = next(alphas, _ALPHA[name]) if name in _ALPHA else 0.0
+        beta = next(betas, _BETA[name]) if name in _BETA else 0.0
+        made.append((name, float(alpha), float(beta)))
     return [tuple(made[d * count : (d + 1) * count]) for d in range(directions)]
 
 
-class Cell:
+class _Cell:
     """What the three operators share: directions, layout, weights by direction, sequence lengths, initial states."""
 
     def __init__(self, ctx: Context, gates: int, functions: Sequence[str]) -> None:
         self.ctx, self.gates = ctx, gates
         direction = ctx.attrs.get("direction", "forward")
-        if direction not in ("forward", "reverse", "bidirectional"):
+        self.reverse = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}.get(direction, [])
+        if not self.reverse:
             raise ctx.invalid(f"direction `{direction}`")
-        self.reverse = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
         self.batch_first = bool(ctx.attrs.get("layout", 0))
         x, w, r = ctx.value(0), ctx.value(1), ctx.value(2)
         if len(x.shape) != 3 or len(w.shape) != 3 or len(r.shape) != 3 or w.shape[0] != len(self.reverse):
@@ -58,18 +65,18 @@ class Cell:
         if w.shape[1] != gates * hidden or r.shape[1] != gates * hidden:
             raise ctx.invalid(f"weights {w} and {r} do not hold {gates} gates of {hidden}")
         self.hidden: int = hidden
-        self.x: Value = ctx.add(TRANSPOSE, [x], perm=(1, 0, 2)) if self.batch_first else x
+        self.x = self.swapped(x)
         self.steps, self.batch = self.x.shape[0], self.x.shape[1]
         self.lengths = ctx.input(4)
-        self.functions = activations(ctx, functions, len(self.reverse))
+        self.functions = _activations(ctx, functions, len(self.reverse))
         self.clip = float(ctx.attrs["clip"]) if "clip" in ctx.attrs else None
 
-    def part(self, i: int, d: int) -> Value:
-        """Direction `d` of input `i`; a constant is cut without a copy."""
-        return self.of(self.ctx.value(i), d)
+    def swapped(self, value: Value) -> Value:
+        """`value` between the node's layout and [steps or directions, batch, ...]."""
+        return self.ctx.add(TRANSPOSE, [value], perm=(1, 0, 2)) if self.batch_first else value
 
-    def of(self, value: Value, d: int) -> Value:
-        """The cell of a node and one of its directions."""
+    def part(self, value: Value, d: int) -> Value:
+        """Direction `d` of a value; a constant is cut without a copy."""
         known = self.ctx.scope.known(value)
         return self.ctx.add(PART, [value], index=d) if known is None else self.ctx.constant(known[d], value.dtype)
 
@@ -84,39 +91,38 @@ class Cell:
         """(input's, state's) bias vectors."""
         if self.ctx.input(3) is None:
             return None
-        both = self.part(3, d)
+        both = self.part(self.ctx.value(3), d)
         return self.rows(both, 0, self.gates), self.rows(both, self.gates, self.gates)
 
     def initial(self, i: int, d: int) -> Value:
         """The state before the first step, zero where input `i` is left out."""
-        state = self.ctx.input(i)
-        if state is None:
-            return self.ctx.add(FULL, [], shape=(self.batch, self.hidden), value=0.0, dtype=self.x.dtype)
-        if self.batch_first:
-            state = self.ctx.add(TRANSPOSE, [state], perm=(1, 0, 2))
-        return self.of(state, d)
+        if (state := self.ctx.input(i)) is not None:
+            return self.part(self.swapped(state), d)
+        return self.ctx.add(FULL, [], shape=(self.batch, self.hidden), value=0.0, dtype=self.x.dtype)
 
-    def projected(self, d: int, bias: Value | None) -> Value:
-        """The input's part of the gates for all steps, [steps, batch, gates * hidden]."""
-        y: Value = self.ctx.add(DENSE, [self.x, self.part(1, d)])
+    def projected(self, d: int, biases: Values | None) -> Value:
+        """The input's part of the gates for all steps, with the sum of these biases: [steps, batch, gates * hidden]."""
+        bias = None if biases is None else self.ctx.add(ADD, biases)
+        y = self.ctx.add(DENSE, [self.x, self.part(self.ctx.value(1), d)])
         return y if bias is None else self.ctx.add(ADD, [y, bias])
 
-    def run(self, d: int, x: Value, states: Sequence[Value], captured: Sequence[Value], step: Step) -> tuple[Value, tuple[Value, ...]]:
-        """(hidden states of all steps, final states). The hidden state is the first one."""
+    def run(self, d: int, recurrence: _Recurrence) -> tuple[Value, ...]:
+        """(hidden states of all steps, final states...) of one direction."""
+        x, states, captured, step = recurrence
         backwards = self.reverse[d]
         captured = list(captured) if self.lengths is None else [*captured, self.lengths]
 
-        def body(add: Add, number: Value | None, now: Value, old: Sequence[Value], given: Sequence[Value]) -> list[Value]:
+        def body(add: Add, number: Value | None, now: Value, old: Values, given: Values) -> list[Value]:
             new = step(add, now, old, given)
             if self.lengths is None or number is None:
                 return [*new, new[0]]
             count = self.steps if backwards else None
             pairs = [*zip(new, old, strict=True), (new[0], None)]
-            return [kept for n, o in pairs for kept in add(WITHIN, [n, o, given[-1], number], count=count)]
+            return [result for n, o in pairs for result in add(WITHIN, [n, o, given[-1], number], count=count)]
 
         if self.steps == 1 and self.lengths is None:
             *final, hidden = body(self.ctx.add_several, None, self.ctx.add(PART, [x], index=0), states, captured)
-            return self.ctx.add(STACK, [hidden], axis=0), tuple(final)
+            return self.ctx.add(STACK, [hidden], axis=0), *final
 
         builder = GraphBuilder(f"{self.ctx.name}.step")
 
@@ -129,98 +135,74 @@ class Cell:
         given = [builder.input(v.name, v.dtype, v.shape) for v in captured]
         graph = builder.build(body(add, number, now, olds, given))
         attrs = loop_attrs(self.steps, len(states), [backwards], [backwards])
-        stacked = (self.x.dtype, (self.steps, self.batch, self.hidden))
-        results = [(s.dtype, s.shape) for s in states] + [stacked]
-        *final, hidden = self.ctx.scope.structural(LOOP, [*states, x, *captured], results, attrs, [graph], self.ctx.name)
-        return hidden, tuple(final)
-
-    def outputs(self, runs: Sequence[tuple[Value, tuple[Value, ...]]]) -> tuple[Value, ...]:
-        """Y and the final states in the node's layout, directions stacked."""
-        axis = 2 if self.batch_first else 1
-        hiddens = [hidden for hidden, _ in runs]
-        if self.batch_first:
-            hiddens = [self.ctx.add(TRANSPOSE, [hidden], perm=(1, 0, 2)) for hidden in hiddens]
-        finals = zip(*(final for _, final in runs), strict=True)
-        state_axis = 1 if self.batch_first else 0
-        return self.ctx.add(STACK, hiddens, axis=axis), *(self.ctx.add(STACK, list(f), axis=state_axis) for f in finals)
+        results = [*((s.dtype, s.shape) for s in states), (self.x.dtype, (self.steps, self.batch, self.hidden))]
+        *final, hidden = self.ctx.scope.append(LOOP, [*states, x, *captured], results, attrs, self.ctx.name, [graph])
+        return hidden, *final
 
 
-def _sum(ctx: Context, biases: tuple[Value, Value] | None) -> Value | None:
-    return None if biases is None else ctx.add(ADD, list(biases))
+def _recurrent(gates: int, functions: Sequence[str], direction: Callable[[_Cell, int], _Recurrence]) -> Handler:
+    """The handler of a cell; Y and the final states are in the node's layout, directions stacked."""
+
+    def handler(ctx: Context) -> tuple[Value, ...]:
+        cell = _Cell(ctx, gates, functions)
+        runs = [cell.run(d, direction(cell, d)) for d in range(len(cell.reverse))]
+        hiddens, *finals = zip(*runs, strict=True)
+        axis = 1 if cell.batch_first else 0
+        y = ctx.add(STACK, [cell.swapped(hidden) for hidden in hiddens], axis=axis + 1)
+        return y, *(ctx.add(STACK, final, axis=axis) for final in finals)
+
+    return handler
 
 
-def lstm(ctx: Context) -> tuple[Value, ...]:
-    """ONNX LSTM."""
-    cell = Cell(ctx, 4, ("Sigmoid", "Tanh", "Tanh"))
-    runs = []
-    for d in range(len(cell.reverse)):
-        x = cell.projected(d, _sum(ctx, cell.biases(d)))
-        captured = [cell.part(2, d)] + ([cell.part(7, d)] if ctx.input(7) is not None else [])
-        attrs = {"activations": cell.functions[d], "clip": cell.clip, "input_forget": bool(ctx.attrs.get("input_forget", 0))}
-        peephole = ctx.input(7) is not None
-
-        def step(
-            add: Add, x: Value, old: Sequence[Value], given: Sequence[Value], attrs: Any = attrs, peephole: bool = peephole
-        ) -> tuple[Value, ...]:
-            h, c = old
-            return add(LSTM_CELL, [x, *add(DENSE, [h, given[0]]), c, given[1] if peephole else None], **attrs)
-
-        runs.append(cell.run(d, x, [cell.initial(5, d), cell.initial(6, d)], captured, step))
-    return cell.outputs(runs)
-
-
-def gru(ctx: Context) -> tuple[Value, ...]:
-    """ONNX GRU."""
-    cell = Cell(ctx, 3, ("Sigmoid", "Tanh"))
-    biased = ctx.input(3) is not None
-    damped_product = bool(ctx.attrs.get("linear_before_reset", 0))
-    runs = []
-    for d in range(len(cell.reverse)):
-        biases, weights = cell.biases(d), cell.part(2, d)
-        attrs = {"activations": cell.functions[d], "clip": cell.clip}
-        if damped_product:
-            x = cell.projected(d, _without_last(cell, biases))
-            captured = [weights] + ([] if biases is None else [cell.rows(biases[1], 2, 1)])
-
-            def step(add: Add, x: Value, old: Sequence[Value], given: Sequence[Value], attrs: Any = attrs) -> tuple[Value, ...]:
-                (h,) = add(DENSE, [old[0], given[0]])
-                return add(GRU_CELL, [x, h, None, given[1] if biased else None, old[0]], **attrs)
-        else:
-            x = cell.projected(d, _sum(ctx, biases))
-            captured = [cell.rows(weights, 0, 2), cell.rows(weights, 2, 1)]
-
-            def step(add: Add, x: Value, old: Sequence[Value], given: Sequence[Value], attrs: Any = attrs) -> tuple[Value, ...]:
-                (h,) = add(DENSE, [old[0], given[0]])
-                (damped,) = add(GRU_RESET, [x, h, old[0]], activation=attrs["activations"][0], clip=attrs["clip"])
-                return add(GRU_CELL, [x, h, *add(DENSE, [damped, given[1]]), None, old[0]], **attrs)
-
-        runs.append(cell.run(d, x, [cell.initial(5, d)], captured, step))
-    return cell.outputs(runs)
-
-
-def _without_last(cell: Cell, biases: tuple[Value, Value] | None) -> Value | None:
-    """Input bias plus state bias, the latter only for the gates update and reset."""
-    if biases is None:
-        return None
+def _lstm(cell: _Cell, d: int) -> _Recurrence:
     ctx = cell.ctx
-    zero = ctx.add(FULL, [], shape=(cell.hidden,), value=0.0, dtype=cell.x.dtype)
-    two = ctx.add(CONCAT, [cell.rows(biases[1], 0, 2), zero], axis=0)
-    return ctx.add(ADD, [biases[0], two])
+    x = cell.projected(d, cell.biases(d))
+    peephole = [] if ctx.input(7) is None else [ctx.value(7)]
+    captured = [cell.part(v, d) for v in (ctx.value(2), *peephole)]
+    attrs = {"activations": cell.functions[d], "clip": cell.clip, "input_forget": bool(ctx.attrs.get("input_forget", 0))}
+
+    def step(add: Add, x: Value, old: Values, given: Values) -> tuple[Value, ...]:
+        h, c = old
+        return add(LSTM_CELL, [x, *add(DENSE, [h, given[0]]), c, given[1] if peephole else None], **attrs)
+
+    return _Recurrence(x, [cell.initial(5, d), cell.initial(6, d)], captured, step)
 
 
-def rnn(ctx: Context) -> tuple[Value, ...]:
-    """ONNX RNN."""
-    cell = Cell(ctx, 1, ("Tanh",))
-    runs = []
-    for d in range(len(cell.reverse)):
-        attrs = {"activation": cell.functions[d][0], "clip": cell.clip}
+def _gru(cell: _Cell, d: int) -> _Recurrence:
+    ctx, biases, weights = cell.ctx, cell.biases(d), cell.part(cell.ctx.value(2), d)
+    attrs = {"activations": cell.functions[d], "clip": cell.clip}
+    if ctx.attrs.get("linear_before_reset", 0):  # the reset gate damps the product instead of the state
+        of_input = biases
+        if biases is not None:  # the state's bias counts there for the gates update and reset alone
+            zero = ctx.add(FULL, [], shape=(cell.hidden,), value=0.0, dtype=cell.x.dtype)
+            of_input = biases[0], ctx.add(CONCAT, [cell.rows(biases[1], 0, 2), zero], axis=0)
+        x = cell.projected(d, of_input)
+        captured = [weights] + ([] if biases is None else [cell.rows(biases[1], 2, 1)])
 
-        def step(add: Add, x: Value, old: Sequence[Value], given: Sequence[Value], attrs: Any = attrs) -> tuple[Value, ...]:
-            return add(RNN_CELL, [x, *add(DENSE, [old[0], given[0]])], **attrs)
+        def step(add: Add, x: Value, old: Values, given: Values) -> tuple[Value, ...]:
+            return add(GRU_CELL, [x, *add(DENSE, [old[0], given[0]]), None, given[1] if biases else None, old[0]], **attrs)
+    else:
+        x = cell.projected(d, biases)
+        captured = [cell.rows(weights, 0, 2), cell.rows(weights, 2, 1)]
 
-        x = cell.projected(d, _sum(ctx, cell.biases(d)))
-        runs.append(cell.run(d, x, [cell.initial(5, d)], [cell.part(2, d)], step))
-    return cell.outputs(runs)
+        def step(add: Add, x: Value, old: Values, given: Values) -> tuple[Value, ...]:
+            (h,) = add(DENSE, [old[0], given[0]])
+            (damped,) = add(GRU_RESET, [x, h, old[0]], activation=cell.functions[d][0], clip=cell.clip)
+            return add(GRU_CELL, [x, h, *add(DENSE, [damped, given[1]]), None, old[0]], **attrs)
+
+    return _Recurrence(x, [cell.initial(5, d)], captured, step)
 
 
-TABLE: dict[str, Versions] = {"GRU": ((1, gru),), "LSTM": ((1, lstm),), "RNN": ((1, rnn),)}
+def _rnn(cell: _Cell, d: int) -> _Recurrence:
+    def step(add: Add, x: Value, old: Values, given: Values) -> tuple[Value, ...]:
+        return add(RNN_CELL, [x, *add(DENSE, [old[0], given[0]])], activation=cell.functions[d][0], clip=cell.clip)
+
+    x = cell.projected(d, cell.biases(d))
+    return _Recurrence(x, [cell.initial(5, d)], [cell.part(cell.ctx.value(2), d)], step)
+
+
+TABLE: Table = {
+    "GRU": _recurrent(3, ("Sigmoid", "Tanh"), _gru),
+    "LSTM": _recurrent(4, ("Sigmoid", "Tanh", "Tanh"), _lstm),
+    "RNN": _recurrent(1, ("Tanh",), _rnn),
+}

@@ -1,18 +1,15 @@
-"""ONNX handlers of transforms and windows, and of determinants."""
+"""ONNX operators: Fourier transforms, windows, filters."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from tcomp.frontends.onnx.context import Context, Handler, Versions
-from tcomp.frontends.onnx.handlers.axes import axis_of
+from tcomp.frontends.onnx.context import Context, Handler, Table
 from tcomp.frontends.onnx.handlers.movement import reshaped
 from tcomp.frontends.onnx.reader import dtype_name
 from tcomp.ir.expr import as_dim, as_expr
 from tcomp.ir.graph import Value
-from tcomp.ops.signal import DET, DFT, FRAMES
+from tcomp.ops.signal import DFT, FRAMES
 
 TABLE_LIMIT = 1 << 24  # elements of a transform's table; a longer signal wants a fast transform, which is not there
 
@@ -28,12 +25,11 @@ def _transform(ctx: Context, x: Value, axis: int, length: int, inverse: bool, on
         raise ctx.unsupported(f"a transform of {size} to {count} points needs a table of {count * size} elements")
     n, k = np.arange(size), np.arange(count)
     angle = 2 * np.pi / length * ((k[:, None] * n[None, :]) % length)
-    scale = np.where(n < length, 1.0, 0.0)
-    if inverse:
-        scale = scale / length
     if real:  # the missing half of the spectrum is the conjugate of the given one
-        doubled = (n > 0) & (2 * n < length)
-        scale = np.where(n <= length // 2, np.where(doubled, 2.0, 1.0), 0.0) / length
+        scale = np.where(n <= length // 2, np.where((n > 0) & (2 * n < length), 2.0, 1.0), 0.0)
+    else:
+        scale = np.where(n < length, 1.0, 0.0)
+    scale = scale / length if inverse else scale
     cosines, sines = np.cos(angle) * scale, np.sin(angle) * scale * (1 if inverse else -1)
     tables = [ctx.constant(t, x.dtype) for t in (cosines, sines)]
     return ctx.add(DFT, [x, *tables], axis=axis, real=real)
@@ -42,9 +38,9 @@ def _transform(ctx: Context, x: Value, axis: int, length: int, inverse: bool, on
 def _dft(ctx: Context) -> Value:
     x = ctx.value(0)
     if ctx.opset < 20:
-        axis = axis_of(ctx, ctx.attrs["axis"], len(x.shape))
+        axis = ctx.axis(ctx.attrs["axis"])
     else:
-        axis = axis_of(ctx, -2 if ctx.input(2) is None else ctx.require_dims(2, "the axis")[0], len(x.shape))
+        axis = ctx.axis(-2 if ctx.input(2) is None else ctx.require_dims(2, "the axis")[0])
     inverse, onesided = bool(ctx.attrs["inverse"]), bool(ctx.attrs["onesided"])
     if ctx.input(1) is not None:
         (length,) = ctx.require_dims(1, "the length of the transform")
@@ -74,7 +70,7 @@ def _stft(ctx: Context) -> Value:
     return _transform(ctx, cut, 2, length, False, bool(ctx.attrs["onesided"]))
 
 
-def _window(coefficients: Sequence[float]) -> Handler:
+def _window(*coefficients: float) -> Handler:
     """A sum of cosines over one period."""
 
     def handler(ctx: Context) -> Value:
@@ -111,16 +107,11 @@ def _mel_weight_matrix(ctx: Context) -> Value:
     return ctx.constant(matrix, dtype_name(ctx.attrs["output_datatype"], ctx.where))
 
 
-def _det(ctx: Context) -> Value:
-    return ctx.add(DET, [ctx.value(0)])
-
-
-TABLE: dict[str, Versions] = {
-    "DFT": ((17, _dft),),
-    "STFT": ((17, _stft),),
-    "HannWindow": ((17, _window((0.5, -0.5))),),
-    "HammingWindow": ((17, _window((25 / 46, -21 / 46))),),
-    "BlackmanWindow": ((17, _window((0.42, -0.5, 0.08))),),
-    "MelWeightMatrix": ((17, _mel_weight_matrix),),
-    "Det": ((11, _det),),
+TABLE: Table = {
+    "DFT": _dft,
+    "STFT": _stft,
+    "HannWindow": _window(0.5, -0.5),
+    "HammingWindow": _window(25 / 46, -21 / 46),
+    "BlackmanWindow": _window(0.42, -0.5, 0.08),
+    "MelWeightMatrix": _mel_weight_matrix,
 }
