@@ -22,7 +22,7 @@ def two_layers(path: Path, batch: int | str = 64) -> Path:
         helper.make_node("MatMul", ["h", "v"], ["hv"]), helper.make_node("Softmax", ["hv"], ["y"], axis=-1),
     ]  # fmt: skip
     ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, [batch, size])] for name, size in (("x", 96), ("y", 64))]
-    graph = helper.make_graph(nodes, "net", *ends, [numpy_helper.from_array(a, name) for name, a in weights.items()])
+    graph = helper.make_graph(nodes, "net", ends[0], ends[1], [numpy_helper.from_array(a, name) for name, a in weights.items()])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     return path
 
@@ -37,6 +37,6 @@ def convolutions(path: Path, channels: int = 32, size: int = 16) -> Path:
         nodes.append(helper.make_node("Conv", [f"r{n}" if n else "x", f"w{n}"], [f"c{n}"], pads=[shape[-1] // 2] * 4))
         nodes.append(helper.make_node("Relu", [f"c{n}"], [f"r{n + 1}"]))
     ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, c, size, size])] for name, c in (("x", 3), (f"r{len(shapes)}", 8))]
-    graph = helper.make_graph(nodes, "convolutions", *ends, weights)
+    graph = helper.make_graph(nodes, "convolutions", ends[0], ends[1], weights)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     return path

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tcomp.autotune.features import COUNTS, DECISIONS, NAMES, SECONDS, decision_vector, features
+from tcomp.autotune.features import DECISIONS, NAMES, decision_vector, features
 from tcomp.autotune.fingerprint import fingerprint
 from tcomp.autotune.space import instantiate
 from tcomp.autotune.tasks import Program
@@ -27,10 +27,10 @@ SCALED = Program.of(scaled(), HASWELL, 1, schedule=split_scaled)
 
 def test_names_are_those_of_the_analytic_model() -> None:
     found = cpu.estimate(instantiate(PRODUCT, {}).schedule.kernel, HASWELL).features
-    assert set(found) == {*COUNTS, *(f"seconds.{name}" for name in SECONDS), "seconds", "bound"}
+    assert set(found) == {*cpu.COUNTS, *(f"seconds.{name}" for name in cpu.SECONDS), "seconds", "bound"}
     found = gpu.estimate(instantiate(ON_GPU, {}).schedule.kernel, SM80).features
     assert set(found) == {*gpu.COUNTS, *(f"seconds.{name}" for name in gpu.SECONDS), "seconds", "bound"}
-    assert len(gpu.COUNTS) <= len(COUNTS) and len(gpu.SECONDS) == len(SECONDS)  # as they share places
+    assert len(gpu.COUNTS) <= len(cpu.COUNTS) and len(gpu.SECONDS) == len(cpu.SECONDS)  # as they share places
 
 
 @pytest.mark.parametrize(("task", "decisions"), [(PRODUCT, {}), (PRODUCT, {"C.acc.tile": (2, 2)}), (SCALED, {}), (SCALED, {"factor": 1}), (ON_GPU, {})])
@@ -43,7 +43,7 @@ def test_features_are_finite_and_as_many(task: Program, decisions: dict) -> None
 
 def test_each_part_tells_candidates_apart() -> None:
     one, other = (features(instantiate(PRODUCT, {"C.acc.tile": tile})).vector for tile in ((2, 2), (6, 1)))
-    parts = np.split(one != other, [len(COUNTS) + len(SECONDS) + 1, len(NAMES) - DECISIONS])
+    parts = np.split(one != other, [len(cpu.COUNTS) + len(cpu.SECONDS) + 1, len(NAMES) - DECISIONS])
     assert all(part.any() for part in parts)
 
 
@@ -83,7 +83,7 @@ def test_where_the_analytic_model_cannot_tell_the_rest_is_told(monkeypatch: pyte
     whole = features(instantiate(SCALED, {})).vector
     monkeypatch.setattr(cpu, "estimate", failing)
     found = features(instantiate(SCALED, {}))
-    first = len(COUNTS) + len(SECONDS) + 1
+    first = len(cpu.COUNTS) + len(cpu.SECONDS) + 1
     assert found.seconds == 1.0 and not found.vector[:first].any()
     np.testing.assert_array_equal(found.vector[first:], whole[first:])
 

@@ -18,7 +18,7 @@ def save(path, nodes, inputs, outputs, weights=None, opset=17):
         for group in (inputs, outputs)
     ]
     constants = [numpy_helper.from_array(a, name) for name, a in (weights or {}).items()]
-    graph = helper.make_graph([helper.make_node(*n[:3], n[2][0], **(n[3] if len(n) > 3 else {})) for n in nodes], "net", *ends, constants)
+    graph = helper.make_graph([helper.make_node(n[0], n[1], n[2], n[2][0], **(n[3] if len(n) > 3 else {})) for n in nodes], "net", ends[0], ends[1], constants)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), path)
     return path
 

@@ -173,7 +173,7 @@ def test_module_profile_adds_up_to_the_run(artifact):
     assert [name for name, _ in load(artifact, threads=2).profile({"x": x}, runs=1)] == [name for name, _ in found]
     with pytest.raises(package.TcompError, match="at least 1"):
         module.profile({"x": x}, runs=0)
-    module._code.run_profiled = None
+    vars(module)["_code"].run_profiled = None
     with pytest.raises(package.TcompError, match="cannot be profiled"):
         module.profile({"x": x})
 

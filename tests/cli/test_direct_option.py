@@ -15,7 +15,7 @@ def conv(tmp_path_factory):
     weights = {"w": rng.standard_normal((64, 64, 3, 3), np.float32), "v": rng.standard_normal((64, 64, 3, 3), np.float32)}
     nodes = [helper.make_node("Conv", [a, w], [b], pads=[1, 1, 1, 1]) for a, w, b in (("x", "w", "h"), ("h", "v", "y"))]
     ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 64, 24, 24])] for name in ("x", "y")]
-    graph = helper.make_graph(nodes, "net", *ends, [numpy_helper.from_array(a, name) for name, a in weights.items()])
+    graph = helper.make_graph(nodes, "net", ends[0], ends[1], [numpy_helper.from_array(a, name) for name, a in weights.items()])
     path = tmp_path_factory.mktemp("conv") / "conv.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     return path

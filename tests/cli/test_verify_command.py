@@ -8,6 +8,7 @@ import pytest
 
 from tcomp import pipeline, te, verification
 from tcomp.backends.kernel import compile_kernel
+from tcomp.backends.workers import compile_kernels
 from tcomp.errors import ArtifactError
 from tcomp.frontends.onnx import import_model
 from tcomp.options import CompileOptions
@@ -59,7 +60,7 @@ def test_the_first_wrong_pass_is_named(tcomp, models, monkeypatch):
 ])  # fmt: skip
 def test_the_first_wrong_kernel_is_named(tcomp, models, monkeypatch, name, right, wrong, culprit):
     """A kernel of another operator takes the place of the right one."""
-    original = pipeline.compile_kernels
+    original = compile_kernels
 
     def miscompiling(texts, target, *options):
         compiled = original(texts, target, *options)
@@ -81,7 +82,7 @@ def test_the_first_wrong_kernel_is_named(tcomp, models, monkeypatch, name, right
 def test_a_fault_between_the_kernels(models, monkeypatch):
     """All kernels are right alone: what puts them together is to blame."""
     graph = import_model(models["mlp"])
-    original = verification.compile_graph
+    original = pipeline.compile_graph
 
     def misplaced(graph, *arguments, **options):
         constants = {v: a[::-1].copy() if v.name == "w" else a for v, a in graph.constants.items()}

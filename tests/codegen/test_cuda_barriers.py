@@ -11,7 +11,7 @@ from tcomp.codegen.cuda.kernel import emit_kernel
 from tcomp.codegen.cuda.phases import phases
 from tcomp.ir import te
 from tcomp.ir.expr import Expr, as_expr
-from tcomp.ir.loops import Accumulate, Allocate, Buffer, If, Kernel, Stmt, block, loop, store
+from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, If, Kernel, Stmt, block, loop, store
 from tcomp.target import CudaTarget
 from tests.codegen.block_races import Block
 
@@ -30,8 +30,13 @@ def use(name: str, ring: Buffer, slot: Expr | int) -> Stmt:
     return loop(name, THREADS, lambda t: Accumulate(OUT, (t,), ring[slot, (t + 1) % THREADS], SUM), "thread.x")
 
 
+def loop_name(s: Stmt) -> str:
+    assert isinstance(s, For)
+    return s.var.name
+
+
 def placed(body: Stmt) -> tuple[Placement, set[Stmt]]:
-    copies = {s for s in phases(body) if isinstance(getattr(s, "body", None), type(store(OUT, (0,), 0.0))) and "copy" in s.var.name}
+    copies = {s for s in phases(body) if isinstance(getattr(s, "body", None), type(store(OUT, (0,), 0.0))) and "copy" in loop_name(s)}
     return place(body, copies), copies
 
 
@@ -66,7 +71,7 @@ def test_copies_that_stand_together_are_one_group() -> None:
     a, b = (Buffer(name, "float32", (2, THREADS), "shared") for name in "ab")
     body = loop("k", SIZE, lambda k: block(copy("copy_a", a, 0, k), copy("copy_b", b, 0, k), use("use_a", a, 0), use("use_b", b, 0)))
     placement, _ = placed(body)
-    assert [s.var.name for s in placement.groups] == ["copy_b"]
+    assert [loop_name(s) for s in placement.groups] == ["copy_b"]
     assert sorted(placement.before.values(), key=str) == [0, None]  # before the use, and before the copy: others may still read
     assert not races(body, range(4))
 

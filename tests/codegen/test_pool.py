@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,13 +96,13 @@ def linked(target: CpuTarget = HOST) -> bytes:
 
 class Pool:
     def __init__(self, library: ctypes.CDLL, threads: int, cpus: list[int] | None = None) -> None:
-        self.library = library
+        self.library, self.threads = library, threads
         library.tcomp_pool_create.restype = ctypes.c_void_p
         self.address = library.tcomp_pool_create(threads, (ctypes.c_int32 * threads)(*cpus) if cpus else None)
         parallel_for = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
         self._parallel_for = parallel_for(ctypes.c_void_p.from_address(self.address).value)
 
-    def parallel_for(self, body: ctypes._CFuncPtr, closure: int | None, extent: int) -> None:
+    def parallel_for(self, body: Any, closure: int | None, extent: int) -> None:
         self._parallel_for(self.address, ctypes.cast(body, ctypes.c_void_p), closure, extent)
 
     def regions(self, body: str, closure: int | None, low: int, count: int, delay: int = 0) -> None:
@@ -124,7 +125,6 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.fixture(params=[1, 2, 3, 5])
 def pool(library: ctypes.CDLL, request: pytest.FixtureRequest) -> Iterator[Pool]:
     pool = Pool(library, request.param)
-    pool.threads = request.param
     yield pool
     pool.close()
 

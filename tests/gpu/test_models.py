@@ -277,7 +277,7 @@ def test_targets_by_name() -> None:
     assert CudaTarget.parse("cuda -arch=sm_90a") == CudaTarget(("sm_90a",))
     with pytest.raises(TargetError, match="is no CudaTarget"):
         CudaTarget.parse("cpu -mcpu=haswell")
-    assert Target.parse(str(CudaTarget.parse("cuda -arch=sm_86 -scalar"))).vector_access is False
+    assert CudaTarget.parse(str(CudaTarget.parse("cuda -arch=sm_86 -scalar"))).vector_access is False
     for wrong in ("cuda -arch=sm_1", "cuda -fast"):
         with pytest.raises(TargetError):
             Target.parse(wrong)

@@ -111,8 +111,8 @@ def test_pools():
         row, column = y * 2 + rh - 1, z + rw
         return te.select(te.all_of([row >= 0, row < 7, column < 6]), x[b, c, row, column], outside)
 
-    biggest = te.compute((2, 3, 4, 6), lambda *i: te.max(read(*i, float("-inf")), axis=(rh, rw)), "max")
-    average = te.compute((2, 3, 4, 6), lambda *i: te.sum(read(*i, 0.0), axis=(rh, rw)) / 6.0, "avg")
+    biggest = te.compute((2, 3, 4, 6), lambda b, c, y, z: te.max(read(b, c, y, z, float("-inf")), axis=(rh, rw)), "max")
+    average = te.compute((2, 3, 4, 6), lambda b, c, y, z: te.sum(read(b, c, y, z, 0.0), axis=(rh, rw)) / 6.0, "avg")
     value = random(2, 3, 7, 6)
     value[0, 0, 3, 3] = np.nan
     padded = np.pad(value, [(0, 0), (0, 0), (1, 1), (0, 1)], constant_values=-np.inf)

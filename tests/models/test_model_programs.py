@@ -17,6 +17,7 @@ from tcomp.ir.interpreters.program import run_program
 from tcomp.ir.program import Branch, Program, Repeat, walk
 from tcomp.ir.text.program_parser import parse_program
 from tcomp.ir.verify import verify_program
+from tcomp.packaging.program import assemble
 from tests.codegen.jit import BODY, PARALLEL_FOR, load_objects
 from tests.models.test_small_nets import CASES
 
@@ -48,8 +49,6 @@ def aligned(size: int) -> np.ndarray:
 @pytest.mark.parametrize(("name", "kinds"), [("residual", set()), ("gru", {Repeat}), ("detector", {Branch}), ("transformer", set())])
 def test_the_interpreter_does_what_the_model_does(name: str, kinds: set[type], monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
-    assemble = pipeline.assemble
-
     def captured(*args: Any) -> Program:
         given[:] = [*args, assemble(*args)]
         return given[-1]

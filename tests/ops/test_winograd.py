@@ -69,7 +69,7 @@ def test_weights_that_are_made_in_parts(outputs, channels):
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_the_operators_convolve(apply, sizes, tile):
-    x, w, exact = example(*sizes, tile)
+    x, w, exact = example(*sizes, tile=tile)
     found = by_points(apply, x, w, tile, sizes[3:])
     assert found.dtype == np.float32 and found.shape == exact.shape
     assert error(found, exact) < {2: 2e-6, 4: 2e-5}[tile]

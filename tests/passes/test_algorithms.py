@@ -329,7 +329,7 @@ def test_products_of_compiled_models(monkeypatch, rows):
              helper.make_node("MatMul", ["t", "v"], ["u"]), helper.make_node("Add", ["u", "x"], ["y"])]  # fmt: skip
     ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, rows, 64])] for name in ("x", "y")]
     weights = [numpy_helper.from_array(a, name) for a, name in zip((w, v, array(96)), names, strict=True)]
-    proto = helper.make_model(helper.make_graph(nodes, "g", *ends, weights), opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    proto = helper.make_model(helper.make_graph(nodes, "g", ends[0], ends[1], weights), opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     artifact, report = compile_model(proto, CompileOptions(emit=("graph",)))
     assert report.stages["graph"].count("strassen_output") >= 2
     x = array(1, rows, 64)

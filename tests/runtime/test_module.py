@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tcomp.codegen.elf import link
 from tcomp.errors import ArtifactError, InputError
 from tcomp.runtime import Module, TensorSpec, native, numpy_dtype, read_artifact
 from tcomp.runtime.inputs import admit
@@ -236,11 +237,11 @@ def test_code_that_contradicts_its_manifest_is_refused(affine_code: bytes) -> No
     with pytest.raises(ArtifactError, match=r"the shape \(3, 4\)"):
         Module.load(models.packed(affine_code, wrong, [("w", W)]))(random(3), np.float32(1))
     insane = models.FILTER.replace("store i64 0, ptr %sizes", "store i64 -8, ptr %sizes")
-    code = models.link([models.compile_ir(insane)], ["tcomp_run", "tcomp_plan"])
+    code = link([models.compile_ir(insane)], ["tcomp_run", "tcomp_plan"])
     with pytest.raises(ArtifactError, match="-8 bytes of workspace"):
         Module.load(models.packed(code, models.FILTER_MANIFEST, []))([1.0])
     huge = models.FILTER.replace("store i64 0, ptr %sizes", f"store i64 {1 << 45}, ptr %sizes")
-    code = models.link([models.compile_ir(huge)], ["tcomp_run", "tcomp_plan"])
+    code = link([models.compile_ir(huge)], ["tcomp_run", "tcomp_plan"])
     with pytest.raises(InputError, match="no memory for a workspace"):
         Module.load(models.packed(code, models.FILTER_MANIFEST, []))([1.0])
 
@@ -248,7 +249,7 @@ def test_code_that_contradicts_its_manifest_is_refused(affine_code: bytes) -> No
 def test_code_must_be_a_shared_object_with_the_interface() -> None:
     with pytest.raises(ArtifactError, match="cannot be loaded"):
         Module.load(models.packed(b"not ELF", models.FILTER_MANIFEST, []))
-    code = models.link([models.compile_ir(models.FILTER)], ["tcomp_run"])
+    code = link([models.compile_ir(models.FILTER)], ["tcomp_run"])
     with pytest.raises(ArtifactError, match="lacks the function tcomp_plan"):
         Module.load(models.packed(code, models.FILTER_MANIFEST, []))
 
@@ -314,7 +315,7 @@ def test_without_memory_files_code_is_loaded_from_a_temporary_file(
     def refuse(*_: Any) -> int:
         raise OSError("not permitted")
 
-    monkeypatch.setattr(native.os, "memfd_create", refuse)
+    monkeypatch.setattr(os, "memfd_create", refuse)
     x = random(2)
     assert np.array_equal(Module.load(affine)(x, np.float32(1)), reference(x, 1))
 

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="name-defined"
 # ruff: noqa: B020, B905, F821, F841, PLC3002, PLW0120 (these functions are wrong on purpose)
 """What a loop program cannot be is refused with the line, the reason, and what to write instead."""
 
@@ -398,7 +399,7 @@ def test_a_huge_expression(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     text = "def huge(n, x):\n    x[0] = " + "- " * 1000 + "x[0]\n"
     (tmp_path / "huge_program.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    import huge_program
+    import huge_program  # type: ignore[import-not-found]
 
     with pytest.raises(ProgramError, match="nested too deeply"):
         program(x="float64[n]")(huge_program.huge).kernel()
