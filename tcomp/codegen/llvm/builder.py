@@ -46,10 +46,9 @@ def literal(value: Any, dtype: str, native_half: bool) -> str:
         return str(value)
     with np.errstate(over="ignore"):
         rounded = np.asarray(value, np.float64).astype(to_numpy(dtype))
-    if dtype == "float16" and native_half:
-        return f"0xH{int(rounded.view(np.uint16)):04X}"
     if itemsize(dtype) == 2:
-        return str(int(rounded.view(np.uint16)))
+        bits = int(rounded.view(np.uint16))
+        return f"0xH{bits:04X}" if dtype == "float16" and native_half else str(bits)
     return f"0x{int(rounded.astype(np.float64).view(np.uint64)):016X}"  # floats, too, are spelled by the bits of a double
 
 
@@ -62,15 +61,16 @@ def iota(lanes: int, type_: str, scale: int = 1) -> str:
 @functools.cache
 def _mangled(type_: str) -> str:
     """The suffix of an overloaded intrinsic: v16f32 for <16 x float>."""
-    vector = re.fullmatch(r"<(\d+) x (.+)>", type_)
-    if vector:
+    if vector := re.fullmatch(r"<(\d+) x (.+)>", type_):
         return f"v{vector[1]}{_mangled(vector[2])}"
     return {"half": "f16", "float": "f32", "double": "f64", "ptr": "p0"}.get(type_, type_)
 
 
 _FLOAT_OPS = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
-_INT_OPS = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor"}
-_INTRINSICS = {"sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "roundeven"}
+_INT_OPS = {op: op for op in ("add", "sub", "mul", "and", "or", "xor")}
+_INTRINSICS = {
+    "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "roundeven", "abs": "fabs", "popcount": "ctpop",
+}  # fmt: skip
 _COMPARE = {"lt": ("olt", "lt"), "le": ("ole", "le"), "eq": ("oeq", "eq"), "ne": ("une", "ne")}
 
 
@@ -87,27 +87,19 @@ class Module:
 
     def text(self) -> str:
         """The module as text: functions, declarations, attributes."""
-        target = self.target
-        attributes = [
-            "nounwind",
-            '"no-builtins"',  # no loop may be turned into a call of memcpy
-            f'"target-cpu"="{target.cpu}"',
-            f'"target-features"="{target.llvm_features}"',
-        ]
-        if target.arch == "x86_64":
-            attributes.append(f'"prefer-vector-width"="{target.vector_bits}" "min-legal-vector-width"="{target.vector_bits}"')
+        cpu, features, bits = self.target.cpu, self.target.llvm_features, self.target.vector_bits
+        attributes = f'nounwind "no-builtins" "target-cpu"="{cpu}" "target-features"="{features}"'  # no loop becomes a call of memcpy
+        if self.target.arch == "x86_64":
+            attributes += f' "prefer-vector-width"="{bits}" "min-legal-vector-width"="{bits}"'
         notes = "".join(f"; {line}\n" for note in self.notes for line in note.splitlines())
-        parts = [f'{notes}target triple = "{target.triple}"', *self.declarations.values(), *self.functions]
-        return "\n".join(parts) + f"\nattributes #0 = {{ {' '.join(attributes)} }}\n"
+        parts = [f'{notes}target triple = "{self.target.triple}"', *self.declarations.values(), *self.functions]
+        return "\n".join(parts) + f"\nattributes #0 = {{ {attributes} }}\n"
 
     def type(self, dtype: str, lanes: int = 1) -> str:
         """The LLVM type of a value in registers. 16-bit floats without arithmetic of their own are handled as bits."""
-        found = self._types.get((dtype, lanes))
-        if found is None:
-            scalar = {"float32": "float", "float64": "double", "bool": "i1"}.get(dtype)
-            if dtype == "float16" and self.native_half:
-                scalar = "half"
-            scalar = scalar or f"i{BITS[dtype]}"
+        if (found := self._types.get((dtype, lanes))) is None:
+            scalar = {"float32": "float", "float64": "double", "bool": "i1"}.get(dtype, f"i{BITS[dtype]}")
+            scalar = "half" if dtype == "float16" and self.native_half else scalar
             found = self._types[dtype, lanes] = scalar if lanes == 1 else f"<{lanes} x {scalar}>"
         return found
 
@@ -133,6 +125,10 @@ class Builder:
         """The function as text, behind its header."""
         return "\n".join([header + " {", "entry:", *self.slots, *self.lines, "}"])
 
+    def error(self, what: str, why: str = "", hint: str = "", where: str = "") -> CodegenError:
+        """The error that the kernel cannot be compiled, at `where` in it."""
+        return CodegenError(what, where=f"{self.module.name}: {where}" if where else self.module.name, why=why, hint=hint)
+
     def line(self, text: str) -> None:
         """Add an instruction without a result."""
         self.lines.append("  " + text)
@@ -140,33 +136,45 @@ class Builder:
     def op(self, text: str) -> str:
         """Add an instruction; returns its result."""
         self.count += 1
-        ref = f"%v{self.count}"
-        self.lines.append(f"  {ref} = {text}")
-        return ref
+        self.lines.append(f"  %v{self.count} = {text}")
+        return f"%v{self.count}"
 
     def shuffle(self, type_: str, a: str, b: str, picks: Sequence[int]) -> str:
         """Pick lanes of two vectors of one type."""
         return self.op(f"shufflevector {type_} {a}, {type_} {b}, <{len(picks)} x i32> <{', '.join(f'i32 {p}' for p in picks)}>")
 
-    def label(self, hint: str) -> str:
-        """A name for a new basic block."""
-        self.count += 1
-        return f"{hint}{self.count}"
+    def either(self, test: str, type_: str, first: str, second: str, lanes: int) -> str:
+        """The instruction `select`, by a condition of so many lanes."""
+        return self.op(f"select {self.module.type('bool', lanes)} {test}, {type_} {first}, {type_} {second}")
+
+    def labels(self, *hints: str) -> list[str]:
+        """Names for new basic blocks."""
+        first = self.count + 1
+        self.count += len(hints)
+        return [f"{hint}{n}" for n, hint in enumerate(hints, first)]
 
     def start(self, label: str) -> None:
         """Begin a basic block."""
         self.lines.append(f"{label}:")
         self.block = label
 
+    def branch(self, test: str, yes: str, no: str) -> None:
+        """End a basic block by a choice of two."""
+        self.line(f"br i1 {test}, label %{yes}, label %{no}")
+
+    def jump(self, label: str) -> None:
+        """End a basic block."""
+        self.line(f"br label %{label}")
+
     def call(self, intrinsic: str, result: str, *args: tuple[str, str], suffix: Sequence[str] | None = None, flags: str = "") -> str:
         """Call of an intrinsic overloaded on the types `suffix` (its result where not given)."""
         name = f"@llvm.{intrinsic}.{'.'.join(map(_mangled, suffix or (result,)))}"
         self.module.declarations.setdefault(name, f"declare {result} {name}({', '.join(t for t, _ in args)})")
         text = f"call {flags}{result} {name}({', '.join(f'{t} {ref}' for t, ref in args)})"
-        if result == "void":
-            self.line(text)
-            return ""
-        return self.op(text)
+        if result != "void":
+            return self.op(text)
+        self.line(text)
+        return ""
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -177,11 +185,7 @@ class Builder:
 
     def find(self, key: Any) -> Value | None:
         """What has been computed under a key, and is known here."""
-        for scope in reversed(self.scopes):
-            found: Value | None = scope.get(key)
-            if found is not None:
-                return found
-        return None
+        return next((scope[key] for scope in reversed(self.scopes) if key in scope), None)
 
     # ------------------------------------------------------------ operators
 
@@ -193,8 +197,7 @@ class Builder:
         if value.ref[0] != "%":
             return f"splat ({scalar} {value.ref})"
         key = (value.ref, lanes)
-        found = self.find(key)
-        if found is not None:
+        if (found := self.find(key)) is not None:
             return found.ref
         one = self.op(f"insertelement {type_} poison, {scalar} {value.ref}, i64 0")
         ref = self.op(f"shufflevector {type_} {one}, {type_} poison, <{lanes} x i32> zeroinitializer")
@@ -208,7 +211,7 @@ class Builder:
     def alike(self, *values: Value) -> tuple[int, list[str]]:
         """The values with the same number of lanes."""
         lanes = max(v.lanes for v in values)
-        return lanes, [v.ref if v.lanes == lanes else self.spread(v, lanes) for v in values]
+        return lanes, [self.spread(v, lanes) for v in values]
 
     def both(self, a: Value | None, b: Value) -> Value:
         """Both conditions; `None` is one that always holds."""
@@ -220,60 +223,50 @@ class Builder:
 
     def arithmetic(self, op: str, args: Sequence[Value], dtype: str) -> Value:
         """An operator on two values of the type of its result."""
-        lanes, refs = self.alike(*args)
-        type_ = self.module.type(dtype, lanes)
-        a, b = refs
+        lanes, (a, b) = self.alike(*args)
         if op in ("min", "max"):
             return Value(self.extremum(op, args, a, b, dtype, lanes), dtype, lanes)
         names = _FLOAT_OPS if is_float(dtype) else _INT_OPS
         if op not in names:
-            raise CodegenError(f"`{op}` of {dtype} cannot be compiled", where=self.module.name)
-        return Value(self.op(f"{names[op]} {type_} {a}, {b}"), dtype, lanes)
+            raise self.error(f"`{op}` of {dtype} cannot be compiled")
+        return Value(self.op(f"{names[op]} {self.module.type(dtype, lanes)} {a}, {b}"), dtype, lanes)
 
     def extremum(self, op: str, args: Sequence[Value], a: str, b: str, dtype: str, lanes: int) -> str:
         """`min` and `max`: NaN where either float is."""
-        type_, bits = self.module.type(dtype, lanes), self.module.type("bool", lanes)
+        type_, relation = self.module.type(dtype, lanes), "lt" if op == "min" else "gt"
         if not is_float(dtype):
             sign = "s" if dtype in SIGNED else "u"
-            less = self.op(f"icmp {sign}{'lt' if op == 'min' else 'gt'} {type_} {a}, {b}")
-            return self.op(f"select {bits} {less}, {type_} {a}, {type_} {b}")
+            return self.either(self.op(f"icmp {sign}{relation} {type_} {a}, {b}"), type_, a, b, lanes)
         if args[1].ref[0] != "%":
             a, b, args = b, a, (args[1], args[0])
         if args[0].ref[0] != "%" and not any(nan in args[0].ref for nan in ("7FF8", "H7E0")):
-            less = self.op(f"fcmp {'olt' if op == 'min' else 'ogt'} {type_} {a}, {b}")  # (c < x) ? c : x is one instruction, and gives x when it is NaN
-            return self.op(f"select {bits} {less}, {type_} {a}, {type_} {b}")
+            # (c < x) ? c : x is one instruction, and gives x when it is NaN.
+            return self.either(self.op(f"fcmp o{relation} {type_} {a}, {b}"), type_, a, b, lanes)
         # Either zero will do. The test is whether the first operand is NaN: not the running result, or each step would wait for it.
-        return self.call("minimum" if op == "min" else "maximum", type_, (type_, b), (type_, a), flags="nsz ")
+        return self.call(f"{op}imum", type_, (type_, b), (type_, a), flags="nsz ")
 
     def unary(self, op: str, a: Value) -> Value:
         """An operator on one value."""
-        dtype, lanes, ref = a.dtype, a.lanes, a.ref
+        ref, dtype, lanes = a
         type_ = self.module.type(dtype, lanes)
-        if op in _INTRINSICS:
-            return Value(self.call(_INTRINSICS[op], type_, (type_, ref)), dtype, lanes)
         match op:
-            case "neg" if is_float(dtype):
-                return Value(self.op(f"fneg {type_} {ref}"), dtype, lanes)
             case "neg":
-                return Value(self.op(f"sub {type_} zeroinitializer, {ref}"), dtype, lanes)
-            case "abs" if is_float(dtype):
-                return Value(self.call("fabs", type_, (type_, ref)), dtype, lanes)
+                return Value(self.op(f"fneg {type_} {ref}" if is_float(dtype) else f"sub {type_} zeroinitializer, {ref}"), dtype, lanes)
             case "abs" if dtype in SIGNED:
                 return Value(self.call("abs", type_, (type_, ref), ("i1", "false")), dtype, lanes)
-            case "abs":
+            case "abs" if not is_float(dtype):
                 return a
             case "not":
-                ones = "true" if dtype == "bool" else "-1"
-                return self.arithmetic("xor", [a, Value(ones, dtype)], dtype)
+                return self.arithmetic("xor", [a, Value("true" if dtype == "bool" else "-1", dtype)], dtype)
             case "isnan":
                 return Value(self.op(f"fcmp uno {type_} {ref}, zeroinitializer"), "bool", lanes)
             case "isinf":
                 size = self.call("fabs", type_, (type_, ref))
                 infinity = self.spread(Value(literal(math.inf, dtype, self.module.native_half), dtype), lanes)
                 return Value(self.op(f"fcmp oeq {type_} {size}, {infinity}"), "bool", lanes)
-            case "popcount":
-                return Value(self.call("ctpop", type_, (type_, ref)), dtype, lanes)
-        raise CodegenError(f"`{op}` of {dtype} cannot be compiled", where=self.module.name)
+            case _ if op in _INTRINSICS:
+                return Value(self.call(_INTRINSICS[op], type_, (type_, ref)), dtype, lanes)
+        raise self.error(f"`{op}` of {dtype} cannot be compiled")
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
         """a * b + c, rounded once."""
@@ -297,28 +290,24 @@ class Builder:
         while len(parts) > 1:
             part, width = self.module.type(a.dtype, width), 2 * width
             parts = [self.shuffle(part, *pair, range(width)) for pair in zip(parts[::2], parts[1::2], strict=True)]
+        ref = parts[0]
         if lanes < width:
-            last = f"extractelement {part} {parts[0]}, i64 0"
-            return Value(self.op(last) if lanes == 1 else self.shuffle(part, parts[0], parts[0], range(lanes)), a.dtype, lanes)
-        return Value(parts[0], a.dtype, lanes)
+            ref = self.op(f"extractelement {part} {ref}, i64 0") if lanes == 1 else self.shuffle(part, ref, ref, range(lanes))
+        return Value(ref, a.dtype, lanes)
 
     def compare(self, op: str, a: Value, b: Value) -> Value:
         """A comparison, as a bool for each lane."""
         lanes, (x, y) = self.alike(a, b)
-        type_ = self.module.type(a.dtype, lanes)
         of_floats, of_integers = _COMPARE[op]
-        if is_float(a.dtype):
-            return Value(self.op(f"fcmp {of_floats} {type_} {x}, {y}"), "bool", lanes)
         sign = "" if op in ("eq", "ne") else "s" if a.dtype in SIGNED else "u"
-        return Value(self.op(f"icmp {sign}{of_integers} {type_} {x}, {y}"), "bool", lanes)
+        test = f"fcmp {of_floats}" if is_float(a.dtype) else f"icmp {sign}{of_integers}"
+        return Value(self.op(f"{test} {self.module.type(a.dtype, lanes)} {x}, {y}"), "bool", lanes)
 
     def choose(self, test: Value, a: Value, b: Value) -> Value:
         """The lanes of `a` where a condition holds, else those of `b`."""
-        lanes, (x, y) = self.alike(a, b)
-        if lanes < test.lanes:
-            x, y, lanes = self.spread(a, test.lanes), self.spread(b, test.lanes), test.lanes
-        type_ = self.module.type(a.dtype, lanes)
-        return Value(self.op(f"select {self.module.type('bool', test.lanes)} {test.ref}, {type_} {x}, {type_} {y}"), a.dtype, lanes)
+        lanes = max(a.lanes, b.lanes, test.lanes)
+        x, y = self.spread(a, lanes), self.spread(b, lanes)
+        return Value(self.either(test.ref, self.module.type(a.dtype, lanes), x, y, test.lanes), a.dtype, lanes)
 
     # ------------------------------------------------------------ integers
 
@@ -335,24 +324,21 @@ class Builder:
         one = self.splat(1, dtype, lanes)
         zero = self.op(f"icmp eq {type_} {y}, zeroinitializer")
         if unsigned:
-            divisor = self.op(f"select {bits} {zero}, {type_} {one}, {type_} {y}")
-            result = self.op(f"{'urem' if remainder else 'udiv'} {type_} {x}, {divisor}")
+            result = self.op(f"{'urem' if remainder else 'udiv'} {type_} {x}, {self.either(zero, type_, one, y, lanes)}")
         else:
             ones = self.splat(-1, dtype, lanes)
             minus = self.op(f"icmp eq {type_} {y}, {ones}")  # the smallest integer / -1 traps: x / 1, negated
-            special = self.op(f"or {bits} {zero}, {minus}")
-            divisor = self.op(f"select {bits} {special}, {type_} {one}, {type_} {y}")
+            divisor = self.either(self.op(f"or {bits} {zero}, {minus}"), type_, one, y, lanes)
             quotient = self.op(f"sdiv {type_} {x}, {divisor}")
             rest = self.op(f"srem {type_} {x}, {divisor}")
-            negative = self.op(f"sub {type_} zeroinitializer, {quotient}")
-            quotient = self.op(f"select {bits} {minus}, {type_} {negative}, {type_} {quotient}")
+            quotient = self.either(minus, type_, self.op(f"sub {type_} zeroinitializer, {quotient}"), quotient, lanes)
             result = rest if remainder else quotient
             if e.op in ("floordiv", "mod"):
                 opposite = self.op(f"icmp slt {type_} {self.op(f'xor {type_} {rest}, {y}')}, zeroinitializer")
                 inexact = self.op(f"and {bits} {opposite}, {self.op(f'icmp ne {type_} {rest}, zeroinitializer')}")
-                change = self.op(f"add {type_} {rest}, {y}") if remainder else self.op(f"add {type_} {quotient}, {ones}")
-                result = self.op(f"select {bits} {inexact}, {type_} {change}, {type_} {result}")
-        return Value(self.op(f"select {bits} {zero}, {type_} zeroinitializer, {type_} {result}"), dtype, lanes)
+                change = self.op(f"add {type_} {rest}, {y}" if remainder else f"add {type_} {quotient}, {ones}")
+                result = self.either(inexact, type_, change, result, lanes)
+        return Value(self.either(zero, type_, "zeroinitializer", result, lanes), dtype, lanes)
 
     def divide_by_constant(self, e: Expr, a: Value, c: int, unsigned: bool, hi: int | None) -> Value:
         """Integer quotients and remainders by a constant, which need fewer tests."""
@@ -374,7 +360,7 @@ class Builder:
         if e.op in ("floordiv", "mod"):
             inexact = self.op(f"icmp {'slt' if c > 0 else 'sgt'} {type_} {rest}, zeroinitializer")
             change = self.op(f"add {type_} {result}, {self.splat(c if remainder else -1, dtype, lanes)}")
-            result = self.op(f"select {self.module.type('bool', lanes)} {inexact}, {type_} {change}, {type_} {result}")
+            result = self.either(inexact, type_, change, result, lanes)
         return Value(result, dtype, lanes)
 
     def shift(self, e: Expr, a: Value, b: Value) -> Value:
@@ -385,53 +371,45 @@ class Builder:
         type_ = self.module.type(dtype, lanes)
         if e.args[1].op == "const" and 0 <= e.args[1].attr < bits:
             return Value(self.op(f"{op} {type_} {x}, {y}"), dtype, lanes)
-        flags = self.module.type("bool", lanes)
         inside = self.op(f"icmp ult {type_} {y}, {self.splat(bits, dtype, lanes)}")
-        amount = self.op(f"select {flags} {inside}, {type_} {y}, {type_} {self.splat(bits - 1, dtype, lanes)}")
+        amount = self.either(inside, type_, y, self.splat(bits - 1, dtype, lanes), lanes)
         shifted = self.op(f"{op} {type_} {x}, {amount}")
-        if op == "ashr":
-            return Value(shifted, dtype, lanes)
-        return Value(self.op(f"select {flags} {inside}, {type_} {shifted}, {type_} zeroinitializer"), dtype, lanes)
+        return Value(shifted if op == "ashr" else self.either(inside, type_, shifted, "zeroinitializer", lanes), dtype, lanes)
 
     # ------------------------------------------------------------ conversions
 
     def cast(self, a: Value, dtype: str) -> Value:
         """A conversion of values, saturating from floats to integers."""
-        source, lanes, x = a.dtype, a.lanes, a.ref
+        x, source, lanes = a
         old, new = self.module.type(source, lanes), self.module.type(dtype, lanes)
+        before, after = (1 if source == "bool" else BITS[source]), BITS[dtype]
         if dtype == "bool":
-            test = "fcmp une" if is_float(source) else "icmp ne"
-            return Value(self.op(f"{test} {old} {x}, zeroinitializer"), dtype, lanes)
+            return Value(self.op(f"{'fcmp une' if is_float(source) else 'icmp ne'} {old} {x}, zeroinitializer"), dtype, lanes)
         if is_float(source) and is_float(dtype):
             return self.convert_float(a, dtype)
-        if lanes > 1 and source in ("float32", "float64") and (BITS[dtype] in (8, 16) or dtype == "int32"):
+        if lanes > 1 and source in ("float32", "float64") and (after in (8, 16) or dtype == "int32"):
             return self.truncated(a, dtype)
         if is_float(source):
-            name = "fptosi.sat" if dtype in SIGNED else "fptoui.sat"
-            return Value(self.call(name, new, (old, x), suffix=(new, old)), dtype, lanes)
-        signed = source in SIGNED
+            return Value(self.call(f"fpto{'s' if dtype in SIGNED else 'u'}i.sat", new, (old, x), suffix=(new, old)), dtype, lanes)
         if is_float(dtype):
-            return Value(self.op(f"{'sitofp' if signed else 'uitofp'} {old} {x} to {new}"), dtype, lanes)
-        before, after = (1 if source == "bool" else BITS[source]), BITS[dtype]
-        if before == after:
+            op = "sitofp" if source in SIGNED else "uitofp"
+        elif before == after:
             return Value(x, dtype, lanes)
-        op = "trunc" if before > after else "sext" if signed else "zext"
+        else:
+            op = "trunc" if before > after else "sext" if source in SIGNED else "zext"
         return Value(self.op(f"{op} {old} {x} to {new}"), dtype, lanes)
 
     def truncated(self, a: Value, dtype: str) -> Value:
         """Floats as integers of at most 32 bits, as the intrinsics for that convert them (saturating, NaN to 0), of which LLVM makes scalar
         code. The largest int32 is no float32: what is too large for it is replaced afterwards."""
         low, high = integer_range(dtype)
-        wide = self.module.type("int32", a.lanes)
+        wide, kind = self.module.type("int32", a.lanes), self.module.type(a.dtype, a.lanes)
         if BITS[dtype] < 32:
-            x = self.clamped(a, low, high, 0)
-            whole = self.op(f"fptosi {self.module.type(a.dtype, a.lanes)} {x.ref} to {wide}")
+            whole = self.op(f"fptosi {kind} {self.clamped(a, low, high, 0).ref} to {wide}")
             return Value(self.op(f"trunc {wide} {whole} to {self.module.type(dtype, a.lanes)}"), dtype, a.lanes)
-        x = self.clamped(a, low, None, 0)
-        kind = self.module.type(a.dtype, a.lanes)
-        inside = self.op(f"fcmp olt {kind} {x.ref}, {self.everywhere(high + 1, a)}")
-        x = Value(self.either(inside, kind, x.ref, "zeroinitializer", a.lanes), a.dtype, a.lanes)
-        whole = self.op(f"fptosi {kind} {x.ref} to {wide}")
+        x = self.clamped(a, low, None, 0).ref
+        inside = self.op(f"fcmp olt {kind} {x}, {self.everywhere(high + 1, a)}")
+        whole = self.op(f"fptosi {kind} {self.either(inside, kind, x, 'zeroinitializer', a.lanes)} to {wide}")
         return Value(self.either(inside, wide, whole, f"splat (i32 {high})", a.lanes), dtype, a.lanes)
 
     def rounded(self, a: Value, offset: int, dtype: str) -> Value:
@@ -449,35 +427,32 @@ class Builder:
         kind, x = self.module.type(a.dtype, a.lanes), a.ref
         if low != nan:  # else the next step replaces NaN
             x = self.either(self.op(f"fcmp ord {kind} {x}, {x}"), kind, x, self.everywhere(nan, a), a.lanes)
-        x = self.either(self.op(f"fcmp ogt {kind} {x}, {self.everywhere(low, a)}"), kind, x, self.everywhere(low, a), a.lanes)
-        if high is not None:
-            x = self.either(self.op(f"fcmp olt {kind} {x}, {self.everywhere(high, a)}"), kind, x, self.everywhere(high, a), a.lanes)
+        for test, bound in (("ogt", low), ("olt", high)):
+            if bound is not None:
+                limit = self.everywhere(bound, a)
+                x = self.either(self.op(f"fcmp {test} {kind} {x}, {limit}"), kind, x, limit, a.lanes)
         return Value(x, a.dtype, a.lanes)
 
     def everywhere(self, n: int, like: Value) -> str:
         """The same number in all lanes."""
         return self.spread(Value(literal(float(n), like.dtype, False), like.dtype), like.lanes)
 
-    def either(self, test: str, type_: str, first: str, second: str, lanes: int) -> str:
-        """The instruction `select`, of operands that have been spelled."""
-        return self.op(f"select {self.module.type('bool', lanes)} {test}, {type_} {first}, {type_} {second}")
-
     def convert_float(self, a: Value, dtype: str) -> Value:
         """A float of another width; 16 bits go through LLVM's `half`."""
-        lanes, ref = a.lanes, a.ref
-        half = "half" if lanes == 1 else f"<{lanes} x half>"
-        old, new = (half if d == "float16" else self.module.type(d, lanes) for d in (a.dtype, dtype))
-        if a.dtype == "float16" and not self.module.native_half:
-            ref = self.op(f"bitcast {self.module.type('float16', lanes)} {ref} to {half}")
-        ref = self.op(f"{'fpext' if BITS[a.dtype] < BITS[dtype] else 'fptrunc'} {old} {ref} to {new}")
-        if dtype == "float16" and not self.module.native_half:
-            ref = self.op(f"bitcast {half} {ref} to {self.module.type('float16', lanes)}")
+        ref, source, lanes = a
+        half, bits = "half" if lanes == 1 else f"<{lanes} x half>", self.module.type("float16", lanes)
+        old, new = (half if d == "float16" else self.module.type(d, lanes) for d in (source, dtype))
+        if source == "float16" and bits != half:
+            ref = self.op(f"bitcast {bits} {ref} to {half}")
+        ref = self.op(f"{'fpext' if BITS[source] < BITS[dtype] else 'fptrunc'} {old} {ref} to {new}")
+        if dtype == "float16" and bits != half:
+            ref = self.op(f"bitcast {half} {ref} to {bits}")
         return Value(ref, dtype, lanes)
 
     def bitcast(self, a: Value, dtype: str) -> Value:
         """The same bits as another type of that width."""
         if BITS[a.dtype] != BITS[dtype]:
-            raise CodegenError(f"bitcast of {a.dtype} to {dtype}", where=self.module.name, why="the widths differ")
+            raise self.error(f"bitcast of {a.dtype} to {dtype}", why="the widths differ")
         old, new = self.module.type(a.dtype, a.lanes), self.module.type(dtype, a.lanes)
         if old == new:
             return Value(a.ref, dtype, a.lanes)

@@ -126,13 +126,13 @@ class _Entry(Function):
         return self.op(f"call i64 @{name}()")
 
     def choice(self, branch: Branch) -> None:
-        yes, no, end = self.label("then"), self.label("else"), self.label("end")
-        self.line(f"br i1 {self.flag(branch.cond)}, label %{yes}, label %{no}")
+        yes, no, end = self.labels("then", "else", "end")
+        self.branch(self.flag(branch.cond), yes, no)
         for label, steps in ((yes, branch.then), (no, branch.otherwise)):
             self.start(label)
             with self.scope():
                 self.steps(steps)
-            self.line(f"br label %{end}")
+            self.jump(end)
         self.start(end)
 
     def repetition(self, repeat: Repeat) -> None:
@@ -143,8 +143,8 @@ class _Entry(Function):
         if any(ref.base == "dims" for ref in _refs((repeat,))):
             self.forget((self.dims.buffer,))
         count = self.index(repeat.trips)
-        head, end = self.label("loop"), self.label("end")
-        self.line(f"br i1 {self.op(f'icmp sgt i64 {count}, 0')}, label %{head}, label %{end}")
+        head, end = self.labels("loop", "end")
+        self.branch(self.op(f"icmp sgt i64 {count}, 0"), head, end)
         self.counted(repeat.var, "0", count, head, end, body)
 
     def flag(self, ref: Ref) -> str:

@@ -12,17 +12,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any, NamedTuple
 
 from tcomp.codegen.llvm.builder import Builder, Module, Value, iota, literal
 from tcomp.codegen.llvm.math import ELEMENTARY, lower
-from tcomp.errors import CodegenError
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
+from tcomp.ir.access import in_range, linear_index
 from tcomp.ir.dtypes import integer_range, is_integer, itemsize
-from tcomp.ir.expr import INDEX, Expr, as_expr, const, substitute
+from tcomp.ir.expr import INDEX, Expr, const, substitute
 from tcomp.ir.loops import Buffer, Stmt
-from tcomp.ir.simplify import Linear, difference, from_linear, linear, prove, simplify
+from tcomp.ir.simplify import Linear, difference, from_linear, linear, simplify
 from tcomp.target import CpuTarget
 
 MAX_LANES = 64  # of a vectorized loop: bytes of the widest vector register
@@ -39,6 +40,11 @@ class Address(NamedTuple):
     indices: str | None
     align: int
     offset: int | None  # from the start of the buffer, where it is known
+
+    @property
+    def dense(self) -> bool:
+        """Whether the lanes lie side by side."""
+        return self.stride == 1 and self.indices is None
 
     @property
     def shared(self) -> bool:
@@ -76,13 +82,10 @@ class KernelFacts(Module):
     def variables(self, e: Expr) -> tuple[Expr, ...]:
         """The variables that a value depends on."""
         for node in _unknown(e, self._variables):
-            own = [node] if node.op == "var" else []
-            if node.op == "read" and node.attr in self.per_lane:
-                own = [self.per_lane[node.attr][0]]
-            if len(node.args) == 1 and not own:
-                self._variables[node] = self._variables[node.args[0]]
-            else:
-                self._variables[node] = tuple(dict.fromkeys([v for a in node.args for v in self._variables[a]] + own))
+            lane = self.per_lane[node.attr][:1] if node.op == "read" and node.attr in self.per_lane else ()
+            own = (node,) if node.op == "var" else lane
+            of_args = [v for a in node.args for v in self._variables[a]]
+            self._variables[node] = self._variables[node.args[0]] if len(node.args) == 1 and not own else tuple(dict.fromkeys([*of_args, *own]))
         return self._variables[e]
 
     def buffers(self, e: Expr) -> frozenset[Buffer]:
@@ -102,10 +105,7 @@ class KernelFacts(Module):
     def in_bounds(self, read: Expr) -> bool:
         """Whether a read lies inside its buffer for all values of its variables."""
         if read not in self._in_bounds:
-            self._in_bounds[read] = all(
-                prove(E.binary("le", 0, i)) and prove(E.binary("lt", i, as_expr(n)))
-                for i, n in zip(read.args, read.attr.shape, strict=True)
-            )
+            self._in_bounds[read] = in_range(read.args, read.attr.shape)
         return self._in_bounds[read]
 
     def unsafe(self, e: Expr) -> bool:
@@ -166,56 +166,59 @@ class Expressions(Builder):
         """The value of a read, which active lanes alone make where it may lie outside of its buffer."""
         buffer = e.attr
         address = self.address(buffer, e.args)
-        together = self.lane is None or address.shared
-        if self.mask is not None and (self.module.in_bounds(e) or self.padded(buffer, address)):
-            mask, self.mask = self.mask, None
+        mask = self.mask
+        if mask is not None and (self.module.in_bounds(e) or self.padded(buffer, address)):
+            self.mask = None
             value = self.load(buffer, address)
             self.mask = mask
             return value
-        if together and self.mask is not None:  # one element for all lanes, wanted only if any lane is active
-            test = self.mask.ref
-            if self.mask.lanes > 1:
-                test = self.call(
-                    "vector.reduce.or", "i1", (self.module.type("bool", self.mask.lanes), test), suffix=(f"<{self.mask.lanes} x i1>",)
-                )
-            yes, end, before = self.label("any"), self.label("end"), self.block
-            self.line(f"br i1 {test}, label %{yes}, label %{end}")
-            self.start(yes)
-            value = self.load(buffer, address)
-            self.line(f"br label %{end}")
-            self.start(end)
-            type_ = self.module.type(buffer.dtype)
-            ref = self.op(f"phi {type_} [ zeroinitializer, %{before} ], [ {value.ref}, %{yes} ]")
-            return Value(ref, buffer.dtype)
-        return self.load(buffer, address)
+        if mask is None or (self.lane is not None and not address.shared):
+            return self.load(buffer, address)
+        test = mask.ref  # one element for all lanes, wanted only if any lane is active
+        if mask.lanes > 1:
+            bits = self.module.type("bool", mask.lanes)
+            test = self.call("vector.reduce.or", "i1", (bits, test), suffix=(bits,))
+        (yes, end), before = self.labels("any", "end"), self.block
+        self.branch(test, yes, end)
+        self.start(yes)
+        value = self.load(buffer, address)
+        self.jump(end)
+        self.start(end)
+        ref = self.op(f"phi {self.module.type(buffer.dtype)} [ zeroinitializer, %{before} ], [ {value.ref}, %{yes} ]")
+        return Value(ref, buffer.dtype)
 
     def padded(self, buffer: Buffer, address: Address) -> bool:
         """Whether a whole vector may be accessed though not all lanes are active: at a known place of a stack slot."""
-        return buffer in self.private and address.offset is not None and address.stride == 1 and address.indices is None
+        return buffer in self.private and address.offset is not None and address.dense
 
     def load(self, buffer: Buffer, address: Address) -> Value:
         """What lies at an address, for all lanes."""
         scalar = self.lane is None or address.shared
         lanes = 1 if scalar else self.lanes
         type_ = self.module.memory_type(buffer.dtype, lanes)
-        if scalar or (address.stride == 1 and address.indices is None and (self.mask is None or self.padded(buffer, address))):
+        if scalar or (address.dense and (self.mask is None or self.padded(buffer, address))):
             ref = self.op(f"load {type_}, ptr {address.pointer}, align {address.align}")
-        elif address.stride == 1 and address.indices is None:
-            assert self.mask is not None
-            args = (("ptr", address.pointer), ("i32", str(address.align)), (f"<{lanes} x i1>", self.mask.ref), (type_, "zeroinitializer"))
-            ref = self.call("masked.load", type_, *args, suffix=(type_, "ptr"))
+        elif address.dense:
+            ref = self.masked_load("load", type_, lanes, "ptr", address.pointer, address.align)
         elif buffer in self.private and address.offset is not None and address.stride == lanes and address.indices is None:
             ref = self.column(buffer, address.offset, lanes)
         elif address.indices is None and self.mask is None and address.stride in (-1, 2, 3, 4):
             ref = self.strided(buffer, address, lanes)
         else:
-            pointers, vector = f"<{lanes} x ptr>", self.pointer_vector(buffer, address)
-            mask = "splat (i1 true)" if self.mask is None else self.mask.ref
-            args = ((pointers, vector), ("i32", str(itemsize(buffer.dtype))), (f"<{lanes} x i1>", mask), (type_, "zeroinitializer"))
-            ref = self.call("masked.gather", type_, *args, suffix=(type_, pointers))
+            ref = self.masked_load("gather", type_, lanes, f"<{lanes} x ptr>", self.pointer_vector(buffer, address), itemsize(buffer.dtype))
         if buffer.dtype == "bool":
             ref = self.op(f"icmp ne {type_} {ref}, zeroinitializer")
         return Value(ref, buffer.dtype, lanes)
+
+    def masked_load(self, intrinsic: str, type_: str, lanes: int, pointers: str, place: str, align: int) -> str:
+        """What active lanes read, 0 in the others."""
+        args = ((pointers, place), ("i32", str(align)), (f"<{lanes} x i1>", self.active), (type_, "zeroinitializer"))
+        return self.call(f"masked.{intrinsic}", type_, *args, suffix=(type_, pointers))
+
+    @property
+    def active(self) -> str:
+        """The mask of the active lanes."""
+        return "splat (i1 true)" if self.mask is None else self.mask.ref
 
     def column(self, buffer: Buffer, offset: int, lanes: int) -> str:
         """A column of a tile of `lanes` x `lanes` elements on the stack. All columns are made at once, in log2(lanes) steps of `lanes`
@@ -236,9 +239,7 @@ class Expressions(Builder):
             rows = [self.shuffle(type_, rows[n & ~bit], rows[n | bit], high if n & bit else low) for n in range(lanes)]
             bit *= 2
         for lane, ref in enumerate(rows):
-            key = (buffer, "column", start + lane)
-            self.scopes[-1][key] = Value(ref, buffer.dtype, lanes)
-            self.readers.setdefault(buffer, []).append(key)
+            self.keep((buffer, "column", start + lane), Value(ref, buffer.dtype, lanes), [buffer])
         return rows[offset % lanes]
 
     def strided(self, buffer: Buffer, address: Address, lanes: int) -> str:
@@ -274,23 +275,16 @@ class Expressions(Builder):
         offset, stride = form.offset, 0
         shared: list[tuple[tuple[Expr, ...], int]] = []
         varying: list[tuple[tuple[Expr, ...], int]] = []
-        for term in form.terms:
-            monomial, c = term
-            first = monomial[0]
-            if len(monomial) == 1 and first.op == "var":
-                known = self.constants.get(first)
-                if known is not None:
-                    offset += c * known
-                elif first is self.lane:
-                    stride += c
-                else:
-                    shared.append(term)
+        for monomial, c in form.terms:
+            plain = monomial[0] if len(monomial) == 1 and monomial[0].op == "var" else None
+            if plain is not None and plain in self.constants:
+                offset += c * self.constants[plain]
+            elif plain is not None and plain is self.lane:
+                stride += c
             else:
-                (varying if self.varies(monomial) else shared).append(term)
-        index = None
-        if varying:
-            index = self.index_vector(varying, stride)
-            stride = 0
+                (varying if plain is None and self.varies(monomial) else shared).append((monomial, c))
+        index = self.index_vector(varying, stride) if varying else None
+        stride = 0 if varying else stride
         align = itemsize(buffer.dtype)
         if buffer in self.private:
             align = math.gcd(align * math.gcd(offset, *(c for _, c in shared)), ALIGN) or ALIGN
@@ -302,22 +296,17 @@ class Expressions(Builder):
 
     def form(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Form:
         """The linear form of the row-major index, in which only plain variables are known constants."""
-        form = self.module.forms.get((buffer, indices))
-        if form is None:
-            index = simplify(E.row_major(indices, buffer.shape))
-            form = self.module.forms[buffer, indices] = self.sorted_form(linear(index), buffer)
-        if form.inner and any(v in form.inner for v in self.constants):
-            known = {v: n for v, n in self.constants.items() if v in form.inner}
-            key = (buffer, indices, tuple(known.items()))
-            refined = self.module.forms.get(key)
-            if refined is None:
-                index = const(form.offset)
-                for monomial, c in form.terms:
-                    index = index + math.prod(monomial[1:], start=monomial[0]) * c
-                index = substitute(index, {v: const(n) for v, n in known.items()})
-                refined = self.module.forms[key] = self.sorted_form(linear(simplify(index)), None)
-            return refined
-        return form
+        forms = self.module.forms
+        if (form := forms.get((buffer, indices))) is None:
+            form = forms[buffer, indices] = self.sorted_form(linear(linear_index(buffer, indices)), buffer)
+        known = {v: n for v, n in self.constants.items() if v in form.inner} if form.inner else {}
+        key = (buffer, indices, tuple(known.items()))
+        if known and key not in forms:
+            index = const(form.offset)
+            for monomial, c in form.terms:
+                index = index + math.prod(monomial[1:], start=monomial[0]) * c
+            forms[key] = self.sorted_form(linear(simplify(substitute(index, {v: const(n) for v, n in known.items()}))), None)
+        return forms[key] if known else form
 
     def sorted_form(self, terms: Linear, buffer: Buffer | None) -> Form:
         """A linear form with its terms in the order of the loops."""
@@ -333,47 +322,39 @@ class Expressions(Builder):
     def pointer(self, buffer: Buffer, terms: tuple[tuple[tuple[Expr, ...], int], ...], offset: int) -> str:
         """`buffer + terms + offset`, added up from the outermost loop inwards so that LLVM can hoist each part."""
         whole = (buffer, terms, offset)
-        found = self.find(whole)
-        if found is not None:
+        if (found := self.find(whole)) is not None:
             return found.ref
         if buffer not in self.pointers:
-            raise CodegenError(f"buffer `{buffer.name}` is used but is neither parameter nor allocated", where=self.module.name)
+            raise self.error(f"buffer `{buffer.name}` is used but is neither parameter nor allocated")
         ref, scalar = self.pointers[buffer], self.module.memory_type(buffer.dtype)
         for n, (monomial, c) in enumerate(terms, start=1):
             key = (buffer, terms[:n])
-            found = self.find(key)
-            if found is None:
-                ref = self.op(f"getelementptr {scalar}, ptr {ref}, i64 {self.scaled(monomial, c).ref}")
-                self.keep(key, Value(ref, "ptr"), monomial)
-            else:
+            if (found := self.find(key)) is not None:
                 ref = found.ref
+            else:
+                ref = self.op(f"getelementptr {scalar}, ptr {ref}, i64 {self.scaled(monomial, c).ref}")
+                self.keep(key, Value(ref, "ptr"), [b for a in monomial for b in self.module.buffers(a)])
         if offset:
             ref = self.op(f"getelementptr {scalar}, ptr {ref}, i64 {offset}")
-        self.keep(whole, Value(ref, "ptr"), [a for monomial, _ in terms for a in monomial])
+        self.keep(whole, Value(ref, "ptr"), [b for monomial, _ in terms for a in monomial for b in self.module.buffers(a)])
         return ref
 
-    def keep(self, key: Any, value: Value, sources: Iterable[Expr]) -> None:
-        """Memoise a value until a buffer that its sources read is written."""
+    def keep(self, key: Any, value: Value, sources: Iterable[Buffer]) -> None:
+        """Memoise a value until a buffer that it was read from is written."""
         self.scopes[-1][key] = value
-        for source in sources:
-            for buffer in self.module.buffers(source):
-                self.readers.setdefault(buffer, []).append(key)
+        for buffer in sources:
+            self.readers.setdefault(buffer, []).append(key)
 
     def scaled(self, monomial: tuple[Expr, ...], c: int) -> Value:
         """c times the product of the atoms."""
-        values = [self.value(atom) for atom in monomial]
-        result = values[0]
-        for factor in values[1:]:
-            result = self.arithmetic("mul", [result, factor], INDEX)
-        return result if c == 1 else self.arithmetic("mul", [result, Value(str(c), INDEX)], INDEX)
+        factors = [self.value(atom) for atom in monomial] + ([] if c == 1 else [Value(str(c), INDEX)])
+        return reduce(lambda a, b: self.arithmetic("mul", [a, b], INDEX), factors)
 
     def index_vector(self, terms: Sequence[tuple[tuple[Expr, ...], int]], stride: int) -> str:
         """The sum of terms that differ between lanes, as a vector of 64-bit integers."""
-        result = Value(iota(self.lanes, "i64", stride), INDEX, self.lanes) if stride else None
-        for monomial, c in terms:
-            part = self.scaled(monomial, c)
-            result = part if result is None else self.arithmetic("add", [result, part], INDEX)
-        assert result is not None
+        result = Value(iota(self.lanes, "i64", stride), INDEX, self.lanes) if stride else self.scaled(*terms[0])
+        for monomial, c in terms if stride else terms[1:]:
+            result = self.arithmetic("add", [result, self.scaled(monomial, c)], INDEX)
         return self.spread(result, self.lanes)
 
     # ------------------------------------------------------------ expressions
@@ -390,14 +371,13 @@ class Expressions(Builder):
         value = self.value(e)
         if value.lanes != 1:
             assert self.lane is not None
-            raise CodegenError(f"{what} differs between the lanes of `{self.lane.name}`", where=f"{self.module.name}: {e}")
+            raise self.error(f"{what} differs between the lanes of `{self.lane.name}`", where=str(e))
         return value.ref
 
     def value(self, e: Expr) -> Value:
         """The value of an expression here, computed if it is not known."""
         key = self.key(e)
-        found = self.find(key)
-        if found is not None:
+        if (found := self.find(key)) is not None:
             return found
         depth, self.nesting = self.nesting, self.nesting + 1
         if depth > 60:  # a long chain: operands first, or it would exhaust Python's stack
@@ -406,9 +386,7 @@ class Expressions(Builder):
                 self.value(node)
         result = self.compute(e)
         self.nesting = depth
-        self.scopes[-1][key] = result
-        for buffer in self.module.buffers(e):
-            self.readers.setdefault(buffer, []).append(key)
+        self.keep(key, result, self.module.buffers(e))
         return result
 
     def quantized(self, e: Expr) -> Value | None:
@@ -426,9 +404,9 @@ class Expressions(Builder):
             return None
         x, offset = found
         low, high = integer_range(whole.args[0].dtype)
-        near = self.unary("round", self.clamped(value, low - offset, high - offset, -offset))
+        nearest = self.unary("round", self.clamped(value, low - offset, high - offset, -offset))
         moved = self.value(const(float(shift + offset), "float32"))
-        return near if shift + offset == 0 else self.arithmetic("add", [near, moved], "float32")
+        return nearest if shift + offset == 0 else self.arithmetic("add", [nearest, moved], "float32")
 
     def compute(self, e: Expr) -> Value:
         """The instructions of an operator, operands first."""
@@ -443,13 +421,12 @@ class Expressions(Builder):
                 return self.select(e)
             case "lt" | "le" if e.args[0].dtype == INDEX and self.varies((e,)):
                 return self.compare_lanes(e)
-        other = self.module.lowered(e)
-        if other is not None:
+        if (other := self.module.lowered(e)) is not None:
             return self.value(other)
         if (quantized := self.quantized(e)) is not None:
             return quantized
         if e.op in ELEMENTARY or e.op == "reduce":
-            raise CodegenError(f"`{e.op}` of {e.dtype} cannot be compiled", where=f"{self.module.name}: {e}")
+            raise self.error(f"`{e.op}` of {e.dtype} cannot be compiled", where=str(e))
         args = [self.value(a) for a in e.args]
         match e.op:
             case "cast":
@@ -472,11 +449,10 @@ class Expressions(Builder):
 
     def variable(self, v: Expr) -> Value:
         """The value of a variable: a constant where its loop is unrolled."""
-        known = self.constants.get(v)
-        if known is not None:
-            return Value(str(known), v.dtype)
+        if v in self.constants:
+            return Value(str(self.constants[v]), v.dtype)
         if v not in self.bound:
-            raise CodegenError(f"`{v.name}` is used but is no parameter and no loop around", where=self.module.name)
+            raise self.error(f"`{v.name}` is used but is no parameter and no loop around")
         return self.bound[v]
 
     def compare_lanes(self, e: Expr) -> Value:
@@ -525,8 +501,8 @@ class Expressions(Builder):
 
     def select_by_branch(self, test: Value, a: Expr, b: Expr) -> Value:
         """A choice whose sides are computed only if they are wanted."""
-        yes, no, end = self.label("then"), self.label("else"), self.label("end")
-        self.line(f"br i1 {test.ref}, label %{yes}, label %{no}")
+        yes, no, end = self.labels("then", "else", "end")
+        self.branch(test.ref, yes, no)
         outer, sides = self.lines, []
         for label, side in ((yes, a), (no, b)):
             self.lines = []
@@ -539,7 +515,7 @@ class Expressions(Builder):
             self.lines = lines
             with self.scope():
                 arms.append(f"[ {self.spread(value, lanes)}, %{block} ]")
-            self.line(f"br label %{end}")
+            self.jump(end)
             outer.extend(lines)
         self.lines = outer
         self.start(end)

@@ -32,11 +32,10 @@ from typing import Any
 
 from tcomp.codegen.llvm.builder import Value, iota, symbol
 from tcomp.codegen.llvm.expressions import ALIGN, MAX_LANES, Address, Expressions, KernelFacts
-from tcomp.errors import CodegenError
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir.dtypes import is_float, itemsize
-from tcomp.ir.expr import INDEX, Dim, Expr, as_expr
+from tcomp.ir.expr import INDEX, Expr, as_expr
 from tcomp.ir.instruction import VectorOp, match
 from tcomp.ir.loops import Buffer, Kernel, Stmt
 from tcomp.target import CpuTarget
@@ -106,7 +105,7 @@ class Function(Expressions):
             case L.For():
                 self.loop(s)
             case L.If(cond, then, otherwise):
-                self.branch(cond, then, otherwise)
+                self.conditional(self.fold(cond), then, otherwise)
             case L.While(cond, body):
                 self.repeat(cond, body)
             case L.Store(buffer, indices, value, streamed):
@@ -117,57 +116,43 @@ class Function(Expressions):
                 self.allocate(buffer)
                 self.statement(body)
             case L.Prefetch(buffer, indices):
-                self.module.declarations.setdefault("llvm.prefetch.p0", "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-                self.line(f"call void @llvm.prefetch.p0(ptr {self.address(buffer, indices).pointer}, i32 0, i32 3, i32 1)")
+                place, how = self.address(buffer, indices).pointer, (("i32", "0"), ("i32", "3"), ("i32", "1"))  # to read, in all caches, data
+                self.call("prefetch", "void", ("ptr", place), *how, suffix=("ptr",))
             case L.Call():
                 self.instruction(s)
             case _:
-                raise CodegenError(f"a {type(s).__name__} cannot be compiled for a CPU", where=self.module.name)
+                raise self.error(f"a {type(s).__name__} cannot be compiled for a CPU")
 
     def loop(self, s: L.For) -> None:
         """Emit a loop by its kind; those of one iteration vanish."""
-        extent = self.extent(s.extent)
+        extent = self.fold(as_expr(s.extent))
         known = int(extent.attr) if extent.op == "const" else None
-        if known is not None and known <= 0:
-            return
-        if known == 1 and s.kind in L.KINDS[:4]:
-            self.constants[s.var] = 0
-            self.statement(s.body)
-            del self.constants[s.var]
+        if known is not None and (known <= 0 or s.kind == L.UNROLLED or (known == 1 and s.kind in L.KINDS[:4])):
+            for n in range(known):
+                self.constants[s.var] = n
+                self.statement(s.body)
+            self.constants.pop(s.var, None)
         elif s.kind == L.PARALLEL and not self.inside_parallel and self.lane is None:
             self.parallel(s, extent)
         elif s.kind in (L.SERIAL, L.PARALLEL):
             self.serial(s, extent, known)
         elif s.kind not in (L.UNROLLED, L.VECTORIZED):
-            raise CodegenError(f"loop `{s.var.name}` is bound to `{s.kind}`", where=self.module.name, why="a CPU has no such axis")
+            raise self.error(f"loop `{s.var.name}` is bound to `{s.kind}`", why="a CPU has no such axis")
         elif known is None:
-            raise CodegenError(
-                f"{s.kind} loop `{s.var.name}` has the extent {extent}, which is not constant",
-                where=self.module.name,
-                hint="split it by a constant first",
-            )
-        elif s.kind == L.UNROLLED:
-            for n in range(known):
-                self.constants[s.var] = n
-                self.statement(s.body)
-            del self.constants[s.var]
+            what = f"{s.kind} loop `{s.var.name}` has the extent {extent}, which is not constant"
+            raise self.error(what, hint="split it by a constant first")
         else:
             self.vectorized(s, known)
-
-    def extent(self, extent: Dim) -> Expr:
-        """An extent with the known constants put in."""
-        return self.fold(as_expr(extent))
 
     def serial(self, s: L.For, extent: Expr, known: int | None) -> None:
         """A loop that is a loop in LLVM IR."""
         self.forget(self.module.written(s.body))
         count = self.scalar(extent, f"the extent of loop `{s.var.name}`")
-        head, end = self.label("loop"), self.label("end")
+        head, end = self.labels("loop", "end")
         if known is None and (E.bounds(extent)[0] or 0) < 1:
-            some = self.op(f"icmp sgt i64 {count}, 0")
-            self.line(f"br i1 {some}, label %{head}, label %{end}")
+            self.branch(self.op(f"icmp sgt i64 {count}, 0"), head, end)
         else:
-            self.line(f"br label %{head}")
+            self.jump(head)
         if isinstance(s.body, L.Accumulate) and not any(s.var in self.module.variables(i) for i in s.body.indices):
             self.chain = s.body
         self.counted(s.var, "0", count, head, end, lambda: self.statement(s.body))
@@ -192,59 +177,49 @@ class Function(Expressions):
         more = self.op(f"icmp slt i64 {after}, {count}")
         if condition is not None:
             more = self.op(f"and i1 {more}, {condition}")
-        self.line(f"br i1 {more}, label %{head}, label %{end}")
+        self.branch(more, head, end)
         self.start(end)
 
     def vectorized(self, s: L.For, lanes: int) -> None:
         """A loop whose iterations are the lanes of vectors."""
         if self.lane is not None:
-            raise CodegenError(f"vectorized loop `{s.var.name}` inside vectorized loop `{self.lane.name}`", where=self.module.name)
+            raise self.error(f"vectorized loop `{s.var.name}` inside vectorized loop `{self.lane.name}`")
         if lanes > MAX_LANES or lanes & (lanes - 1):
-            raise CodegenError(
-                f"vectorized loop `{s.var.name}` has {lanes} iterations",
-                where=self.module.name,
-                hint=f"a power of two up to {MAX_LANES}; split it, and mask the rest with an `If`",
-            )
+            hint = f"a power of two up to {MAX_LANES}; split it, and mask the rest with an `If`"
+            raise self.error(f"vectorized loop `{s.var.name}` has {lanes} iterations", hint=hint)
         self.lane, self.lanes = s.var, lanes
         self.bind(s.var, Value(iota(lanes, "i64"), INDEX, lanes))
         self.statement(s.body)
         del self.bound[s.var], self.depth[s.var]
         self.lane, self.lanes = None, 1
 
-    def branch(self, cond: Expr, then: Stmt, otherwise: Stmt | None) -> None:
+    def conditional(self, cond: Expr, then: Stmt, otherwise: Stmt | None) -> None:
         """A condition: a branch, or a mask where lanes differ."""
-        cond = self.fold(cond)
         if cond.op == "const":
-            chosen = then if cond.attr else otherwise
-            if chosen is not None:
+            if (chosen := then if cond.attr else otherwise) is not None:
                 self.statement(chosen)
             return
-        if (
-            otherwise is None
-            and isinstance(then, L.Store)
-            and itemsize(then.buffer.dtype) < 4
-            and (only := self.only_lane(cond)) is not None
-        ):
+        narrow = otherwise is None and isinstance(then, L.Store) and itemsize(then.buffer.dtype) < 4
+        if narrow and (only := self.only_lane(cond)) is not None:
             self.lane_by_lane(then, (only,))  # LLVM 22 narrows the store of a single lane wrongly: four bytes are written
             return
         test = self.value(cond)
         if test.lanes > 1:
-            outer = self.mask
-            with self.masked(self.both(outer, test)):
+            with self.masked(self.both(self.mask, test)):
                 self.statement(then)
             if otherwise is not None:
-                with self.masked(self.both(outer, self.negated(test))):
+                with self.masked(self.both(self.mask, self.negated(test))):
                     self.statement(otherwise)
             return
-        yes, end = self.label("then"), self.label("end")
-        no = end if otherwise is None else self.label("else")
-        self.line(f"br i1 {test.ref}, label %{yes}, label %{no}")
+        yes, end = self.labels("then", "end")
+        no = end if otherwise is None else self.labels("else")[0]
+        self.branch(test.ref, yes, no)
         for label, body in ((yes, then), (no, otherwise)):
             if body is not None:
                 self.start(label)
                 with self.scope():
                     self.statement(body)
-                self.line(f"br label %{end}")
+                self.jump(end)
         self.start(end)
 
     def only_lane(self, cond: Expr) -> int | None:
@@ -257,47 +232,42 @@ class Function(Expressions):
     def repeat(self, cond: Expr, body: Stmt) -> None:
         """A while loop."""
         self.forget(self.module.written(body))
-        head, inside, end = self.label("while"), self.label("do"), self.label("end")
-        self.line(f"br label %{head}")
+        head, inside, end = self.labels("while", "do", "end")
+        self.jump(head)
         self.start(head)
         with self.scope():
-            test = self.scalar(self.fold(cond), "the condition of a while loop")
-            self.line(f"br i1 {test}, label %{inside}, label %{end}")
+            self.branch(self.scalar(self.fold(cond), "the condition of a while loop"), inside, end)
             self.start(inside)
             self.statement(body)
-            self.line(f"br label %{head}")
+            self.jump(head)
         self.start(end)
 
     def allocate(self, buffer: Buffer) -> None:
         """A temporary on the stack, which LLVM keeps in registers where it can."""
-        where = f"{self.module.name}: {buffer!r}"
-        size = 1
-        for d in buffer.shape:
-            extent = self.extent(d)
-            if extent.op != "const":
-                raise CodegenError(f"temporary `{buffer.name}` has no constant shape", where=where, hint="pass it as a workspace buffer")
-            size *= int(extent.attr)
+        where = repr(buffer)
+        extents = [self.fold(as_expr(d)) for d in buffer.shape]
+        if any(extent.op != "const" for extent in extents):
+            raise self.error(f"temporary `{buffer.name}` has no constant shape", where=where, hint="pass it as a workspace buffer")
         if buffer.scope == "shared":
-            raise CodegenError(f"temporary `{buffer.name}` is in shared memory", where=where, why="a CPU has none")
+            raise self.error(f"temporary `{buffer.name}` is in shared memory", where=where, why="a CPU has none")
+        size = math.prod(int(extent.attr) for extent in extents)
         if self.lane is not None:  # every lane has its own
             self.module.per_lane[buffer] = self.lane, self.lanes
             size *= self.lanes
-        if size * itemsize(buffer.dtype) > L.STACK_LIMIT:
-            raise CodegenError(
-                f"temporary `{buffer.name}` takes {size * itemsize(buffer.dtype)} bytes of the stack",
-                where=where,
-                hint=f"at most {L.STACK_LIMIT}; pass larger ones as workspace buffers",
-            )
+        taken = size * itemsize(buffer.dtype)
+        if taken > L.STACK_LIMIT:
+            hint = f"at most {L.STACK_LIMIT}; pass larger ones as workspace buffers"
+            raise self.error(f"temporary `{buffer.name}` takes {taken} bytes of the stack", where=where, hint=hint)
         if buffer not in self.pointers:  # a second copy of an unrolled body shares the slot
             self.count += 1
-            self.pointers[buffer] = f"%a{self.count}"
+            slot = self.pointers[buffer] = f"%a{self.count}"
             # Padding: a masked access may read, and write back, what lies beyond the last element.
             element = self.module.memory_type(buffer.dtype)
-            self.slots.append(f"  %a{self.count} = alloca [{size + MAX_LANES} x {element}], align {ALIGN}")
-            if buffer.scope != "register" and is_float(buffer.dtype) and size * itemsize(buffer.dtype) % ALIGN:
+            self.slots.append(f"  {slot} = alloca [{size + MAX_LANES} x {element}], align {ALIGN}")
+            if buffer.scope != "register" and is_float(buffer.dtype) and taken % ALIGN:
                 # Lanes that nobody looks at compute with it: subnormal numbers, as what lies on a stack by chance may be, would take long.
-                self.slots.append(f"  %a{self.count}.end = getelementptr {element}, ptr %a{self.count}, i64 {size}")
-                self.slots.append(f"  store <{MAX_LANES} x {element}> zeroinitializer, ptr %a{self.count}.end, align {itemsize(buffer.dtype)}")
+                self.slots.append(f"  {slot}.end = getelementptr {element}, ptr {slot}, i64 {size}")
+                self.slots.append(f"  store <{MAX_LANES} x {element}> zeroinitializer, ptr {slot}.end, align {itemsize(buffer.dtype)}")
             self.private.add(buffer)
 
     # ------------------------------------------------------------ instructions
@@ -305,51 +275,45 @@ class Function(Expressions):
     def instruction(self, s: L.Call) -> None:
         """A machine instruction, once for each iteration of the loops outside of its registers."""
         instruction, op = s.instruction, s.instruction.emission
-        where = f"{self.module.name}: {instruction.name}"
         if not isinstance(op, VectorOp) or not any(map(self.target.has, instruction.features)):
-            raise CodegenError(
-                f"the target has no instruction `{instruction.name}`",
-                where=f"{self.module.name} for `{self.target}`",
-                why=f"it needs {' or '.join(instruction.features)}",
-            )
+            why = f"it needs {' or '.join(instruction.features)}"
+            raise self.error(f"the target has no instruction `{instruction.name}`", why, where=f"for `{self.target}`")
         if self.lane is not None:
-            raise CodegenError(f"an instruction inside of the vectorized loop `{self.lane.name}`", where=where)
-        roles = match(instruction, s.body)
+            raise self.error(f"an instruction inside of the vectorized loop `{self.lane.name}`", where=instruction.name)
+        matched = match(instruction, s.body)
         loops, places, result = instruction.loops, instruction.places(), instruction.result
         inside = {instruction.leaf.indices[-1]: op.lanes} | ({loops[-1].var: op.group} if op.group > 1 else {})
         steps = [range(0, int(x.extent), inside.get(x.var, 1)) for x in loops]
         if (operations := math.prod(map(len, steps))) > MAX_OPERATIONS:
-            raise CodegenError(
-                f"`{instruction.name}` would be {operations} operations", where=where, hint=f"at most {MAX_OPERATIONS}; take a smaller tile"
-            )
+            hint = f"at most {MAX_OPERATIONS}; take a smaller tile"
+            raise self.error(f"`{instruction.name}` would be {operations} operations", hint=hint, where=instruction.name)
         operands = {b.name: b for b in instruction.meaning.buffers}
         registers: dict[Any, str] = {}
-        addresses: dict[Any, tuple[str, int]] = {}  # of the results: pointer, alignment
+        addresses: dict[Any, Address] = {}  # of the results
         total = self.module.type(result.dtype, op.lanes)
         for point in itertools.product(*steps):
             at = dict(zip((x.var for x in loops), point, strict=True))
-            self.constants |= {v: at[role] for role, v in roles.loops.items()}
-            arguments = []
+            self.constants |= {v: at[own] for own, v in matched.loops.items()}
+            types, arguments = [], []
             for name in op.arguments:
                 b = operands[name]
-                key = (b, *(at[i] for i in places[b]))
+                key, width = (b, *(at[i] for i in places[b])), 1 if b is result else op.group
                 if key not in registers:
-                    address = self.address(*roles.accesses[b])
-                    width = op.group if b is not result else 1
+                    address = self.address(*matched.accesses[b])
                     count = width * op.lanes if instruction.leaf.indices[-1] in places[b] else width
                     registers[key] = self.register(b.dtype, width * op.lanes, count, address)
                     if b is result:
-                        addresses[key] = address.pointer, address.align
-                arguments.append(f"{self.module.type(b.dtype, op.lanes * (1 if b is result else op.group))} {registers[key]}")
-            types = ", ".join(a.rsplit(" ", 1)[0] for a in arguments)
-            self.module.declarations.setdefault(op.intrinsic, f"declare {total} @{op.intrinsic}({types})")
+                        addresses[key] = address
+                types.append(self.module.type(b.dtype, op.lanes * width))
+                arguments.append(f"{types[-1]} {registers[key]}")
+            self.module.declarations.setdefault(op.intrinsic, f"declare {total} @{op.intrinsic}({', '.join(types)})")
             written = (result, *(at[i] for i in places[result]))
             registers[written] = self.op(f"call {total} @{op.intrinsic}({', '.join(arguments)})")
-        for v in roles.loops.values():
+        for v in matched.loops.values():
             del self.constants[v]
-        for key, (pointer, align) in addresses.items():
-            self.line(f"store {total} {registers[key]}, ptr {pointer}, align {align}")
-        self.forget((roles.accesses[result][0],))
+        for key, address in addresses.items():
+            self.line(f"store {total} {registers[key]}, ptr {address.pointer}, align {address.align}")
+        self.forget((matched.accesses[result][0],))
 
     def register(self, dtype: str, lanes: int, count: int, address: Address) -> str:
         """A register of `lanes` elements, of which `count` lie in memory: repeated from there on."""
@@ -372,7 +336,7 @@ class Function(Expressions):
         unknown = [b.name for b in buffers if b not in self.pointers]
         unknown += [v.name for v in variables if v not in self.bound and v not in self.constants]
         if unknown:
-            raise CodegenError(f"`{unknown[0]}` is used but is no parameter", where=module.name)
+            raise self.error(f"`{unknown[0]}` is used but is no parameter")
         values = [v for v in variables if v not in self.constants]
 
         inner = Function(module)
@@ -387,22 +351,17 @@ class Function(Expressions):
         for n, v in enumerate(values):
             captured.append(("i64", self.bound[v].ref, f"i64 %s{n}"))
             inner.bind(v, Value(f"%s{n}", INDEX))
-        some = inner.op("icmp slt i64 %begin, %end")
-        inner.line(f"br i1 {some}, label %chunk, label %done")
+        inner.branch(inner.op("icmp slt i64 %begin, %end"), "chunk", "done")
         inner.counted(s.var, "%begin", "%end", "chunk", "done", lambda: inner.statement(s.body))
         inner.leave()
         # A function with parameters of its own: `noalias` would be lost if the body read its pointers from the closure.
-        parameters = ", ".join([p for _, _, p in captured] + ["i64 %begin", "i64 %end"])
+        parameters = ", ".join([*(p for _, _, p in captured), "i64 %begin", "i64 %end"])
         module.functions.append(inner.text(f"define internal void {symbol(name)}({parameters}) noinline #0"))
-        loads, arguments = [], []
-        for n, (type_, _, _) in enumerate(captured):
-            loads.append(f"  %p{n} = getelementptr i64, ptr %closure, i64 {n}\n  %c{n} = load {type_}, ptr %p{n}")
-            arguments.append(f"{type_} %c{n}")
-        arguments += ["i64 %begin", "i64 %end"]
-        module.functions.append(
-            f"define internal void {symbol(name + '.body')}(ptr %closure, i64 %begin, i64 %end) #0 {{\n"
-            + "\n".join([*loads, f"  call void {symbol(name)}({', '.join(arguments)})", "  ret void", "}"])
-        )
+        types = [type_ for type_, _, _ in captured]
+        loads = [f"  %p{n} = getelementptr i64, ptr %closure, i64 {n}\n  %c{n} = load {type_}, ptr %p{n}" for n, type_ in enumerate(types)]
+        arguments = ", ".join([*(f"{type_} %c{n}" for n, type_ in enumerate(types)), "i64 %begin", "i64 %end"])
+        head = f"define internal void {symbol(name + '.body')}(ptr %closure, i64 %begin, i64 %end) #0 {{"
+        module.functions.append("\n".join([head, *loads, f"  call void {symbol(name)}({arguments})", "  ret void", "}"]))
         return symbol(name + ".body"), [(type_, ref) for type_, ref, _ in captured]
 
     def parallel(self, s: L.For, extent: Expr) -> None:
@@ -415,17 +374,17 @@ class Function(Expressions):
             place = self.op(f"getelementptr i64, ptr {closure}, i64 {n}")
             self.line(f"store {type_} {ref}, ptr {place}")
         count = self.scalar(extent, f"the extent of loop `{s.var.name}`")
-        direct, pooled, end = self.label("direct"), self.label("pooled"), self.label("end")
+        direct, pooled, end = self.labels("direct", "pooled", "end")
         alone = self.op("icmp eq ptr %pool, null")
         short = self.op(f"icmp sle i64 {count}, 1")
-        self.line(f"br i1 {self.op(f'or i1 {alone}, {short}')}, label %{direct}, label %{pooled}")
+        self.branch(self.op(f"or i1 {alone}, {short}"), direct, pooled)
         self.start(direct)
         self.line(f"call void {body}(ptr {closure}, i64 0, i64 {count})")
-        self.line(f"br label %{end}")
+        self.jump(end)
         self.start(pooled)
         entry = self.op("load ptr, ptr %pool")
         self.line(f"call void {entry}(ptr %pool, ptr {body}, ptr {closure}, i64 {count})")
-        self.line(f"br label %{end}")
+        self.jump(end)
         self.start(end)
         self.forget(self.module.written(s.body))
 
@@ -447,23 +406,21 @@ class Function(Expressions):
 
     def whole_vectors(self, buffer: Buffer, address: Address) -> bool:
         """Whether the lanes fill vector registers, and memory side by side."""
-        dense = address.stride == 1 and address.indices is None and self.mask is None and buffer not in self.private
+        dense = address.dense and self.mask is None and buffer not in self.private
         return dense and 8 * itemsize(buffer.dtype) * self.lanes % self.target.vector_bits == 0
 
     def stream(self, buffer: Buffer, address: Address, value: Value) -> None:
         """A store that passes the caches by, where the address admits one: such stores are aligned to whole vectors."""
         self.streams = True
         size = self.target.vector_bits // 8
-        place = self.op(f"ptrtoint ptr {address.pointer} to i64")
-        aligned = self.op(f"icmp eq i64 {self.op(f'and i64 {place}, {size - 1}')}, 0")
-        yes, no, end = self.label("aligned"), self.label("unaligned"), self.label("end")
-        self.line(f"br i1 {aligned}, label %{yes}, label %{no}")
-        self.start(yes)
-        self.write(buffer, address._replace(align=size), value, ", !nontemporal !{i32 1}")
-        self.line(f"br label %{end}")
-        self.start(no)
-        self.write(buffer, address, value)
-        self.line(f"br label %{end}")
+        start = self.op(f"ptrtoint ptr {address.pointer} to i64")
+        aligned = self.op(f"icmp eq i64 {self.op(f'and i64 {start}, {size - 1}')}, 0")
+        yes, no, end = self.labels("aligned", "unaligned", "end")
+        self.branch(aligned, yes, no)
+        for label, place, how in ((yes, address._replace(align=size), ", !nontemporal !{i32 1}"), (no, address, "")):
+            self.start(label)
+            self.write(buffer, place, value, how)
+            self.jump(end)
         self.start(end)
 
     def accumulate(self, s: Stmt, buffer: Buffer, indices: tuple[Expr, ...], value: Expr, reducer: E.Reducer) -> None:
@@ -480,8 +437,7 @@ class Function(Expressions):
             new = self.fma(a, b, self.load(buffer, address))
         else:
             term = self.value(value)
-            old = self.load(buffer, address)
-            new = self.combined(reducer, old, term)
+            new = self.combined(reducer, self.load(buffer, address), term)
         self.write(buffer, address, new)
         self.forget((buffer,))
 
@@ -536,13 +492,13 @@ class Function(Expressions):
             end = None
             if mask is not None:
                 active = mask.ref if mask.lanes == 1 else self.op(f"extractelement {self.module.type('bool', lanes)} {mask.ref}, i64 {n}")
-                yes, end = self.label("lane"), self.label("end")
-                self.line(f"br i1 {active}, label %{yes}, label %{end}")
+                yes, end = self.labels("lane", "end")
+                self.branch(active, yes, end)
                 self.start(yes)
             with self.scope():
                 self.statement(s)
             if end is not None:
-                self.line(f"br label %{end}")
+                self.jump(end)
                 self.start(end)
         del self.constants[lane]
         self.bound[lane] = vector
@@ -556,21 +512,19 @@ class Function(Expressions):
         ref = self.spread(value, lanes)
         if buffer.dtype == "bool":
             ref = self.op(f"zext {self.module.type('bool', lanes)} {ref} to {type_}")
-        bits = self.module.type("bool", lanes)
-        mask = "splat (i1 true)" if self.mask is None else self.mask.ref
-        if scalar or (address.stride == 1 and address.indices is None and self.mask is None):
-            self.line(f"store {type_} {ref}, ptr {address.pointer}, align {address.align}{how}")
+        place = f"ptr {address.pointer}, align {address.align}"
+        if scalar or (address.dense and self.mask is None):
+            self.line(f"store {type_} {ref}, {place}{how}")
         elif self.padded(buffer, address):
-            old = self.op(f"load {type_}, ptr {address.pointer}, align {address.align}")
-            new = self.op(f"select {bits} {mask}, {type_} {ref}, {type_} {old}")
-            self.line(f"store {type_} {new}, ptr {address.pointer}, align {address.align}")
-        elif address.stride == 1 and address.indices is None:
-            args = ((type_, ref), ("ptr", address.pointer), ("i32", str(address.align)), (bits, mask))
-            self.call("masked.store", "void", *args, suffix=(type_, "ptr"))
+            new = self.either(self.active, type_, ref, self.op(f"load {type_}, {place}"), lanes)
+            self.line(f"store {type_} {new}, {place}")
+        elif address.dense:
+            args = (("ptr", address.pointer), ("i32", str(address.align)), (self.module.type("bool", lanes), self.active))
+            self.call("masked.store", "void", (type_, ref), *args, suffix=(type_, "ptr"))
         else:
-            pointers, vector = f"<{lanes} x ptr>", self.pointer_vector(buffer, address)
-            args = ((type_, ref), (pointers, vector), ("i32", str(itemsize(buffer.dtype))), (bits, mask))
-            self.call("masked.scatter", "void", *args, suffix=(type_, pointers))
+            pointers, align = (f"<{lanes} x ptr>", self.pointer_vector(buffer, address)), ("i32", str(itemsize(buffer.dtype)))
+            mask = (self.module.type("bool", lanes), self.active)
+            self.call("masked.scatter", "void", (type_, ref), pointers, align, mask, suffix=(type_, pointers[0]))
 
 
 def _free(s: L.For) -> tuple[list[Buffer], list[Expr]]:

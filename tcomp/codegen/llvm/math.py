@@ -13,8 +13,8 @@ and bfloat16 go through float32. Largest errors, measured with FMA over 2**20 (f
 NaN, infinities, signed zeros and subnormal numbers are treated as in C99 annex F. `sin`, `cos`, `tan` reduce their argument exactly
 enough for |x| < 2**50 (2**29 on targets without FMA) and stay bounded beyond.
 
-Sources: S. L. Moshier, Cephes (exp, log, tanh, atan, sinh, asinh, acosh, atanh); Sun fdlibm (log, sin, cos, asin of float64);
-W. J. Cody 1969 (erf of float64); Eigen (tanh and erf of float32); F. Giesen (float16 conversion).
+Sources: S. L. Moshier, Cephes (exp, log of float32, tanh, atan, sinh, asinh, acosh, atanh); Sun fdlibm (log, sin, cos, asin, acos of
+float64); W. J. Cody 1969 (erf of float64); Eigen (tanh and erf of float32); F. Giesen (float16 conversion).
 """
 
 from __future__ import annotations
@@ -23,29 +23,16 @@ import math
 from collections.abc import Callable, Sequence
 
 from tcomp.codegen.division import reciprocal
+from tcomp.ir import expr as E
 from tcomp.ir.dtypes import BITS, is_integer
-from tcomp.ir.expr import (
-    COMPARISON,
-    UNARY,
-    Expr,
-    binary,
-    bitcast,
-    cast,
-    const,
-    equal,
-    fma,
-    ldexp,
-    maximum,
-    minimum,
-    not_equal,
-    rewrite,
-    select,
-)
+from tcomp.ir.expr import Expr, bitcast, cast, const, equal, fma, maximum, minimum, not_equal, select
 from tcomp.ir.expr import unary as apply
 from tcomp.ir.interpreters.semantics import ERF_MIDDLE, ERF_SMALL, ERF_TAIL
 from tcomp.target import CpuTarget
 
-ELEMENTARY = frozenset(UNARY[UNARY.index("exp") : UNARY.index("isnan")]) | {"pow"}
+ELEMENTARY = frozenset(E.UNARY[E.UNARY.index("exp") : E.UNARY.index("isnan")]) | {"pow"}
+_NOT_IN_HALF = ELEMENTARY | {"floordiv", "mod", "truncdiv", "truncmod"}
+_LOGICAL = {"min": "and", "mul": "and", "max": "or", "add": "or"}
 
 
 def expand(e: Expr, target: CpuTarget) -> Expr:
@@ -54,9 +41,9 @@ def expand(e: Expr, target: CpuTarget) -> Expr:
 
     def rule(node: Expr) -> Expr | None:
         lowered = lower(node, target)
-        return None if lowered is None else rewrite(lowered, rule, memo)
+        return None if lowered is None else E.rewrite(lowered, rule, memo)
 
-    return rewrite(e, rule, memo)
+    return E.rewrite(e, rule, memo)
 
 
 def lower(e: Expr, target: CpuTarget) -> Expr | None:
@@ -69,8 +56,7 @@ def lower(e: Expr, target: CpuTarget) -> Expr | None:
     if source in ("float16", "bfloat16") and not (source == "float16" and target.half_arithmetic and e.op not in _NOT_IN_HALF):
         return _through_float32(e)
     if source == "bool":
-        logical = {"min": "and", "mul": "and", "max": "or", "add": "or"}.get(e.op)
-        return binary(logical, *e.args) if logical else e.args[0] if e.op == "abs" else None
+        return E.binary(_LOGICAL[e.op], *e.args) if e.op in _LOGICAL else e.args[0] if e.op == "abs" else None
     if is_integer(source):
         return _integer_power(*e.args) if e.op == "pow" else None
     f = _Float(source, target)
@@ -87,18 +73,10 @@ def lower(e: Expr, target: CpuTarget) -> Expr | None:
             return f.by_constant(*e.args)
         case "pow":
             return f.power(*e.args)
-        case "exp" | "log" | "tanh" | "erf" if source == "float32":
-            functions = {"exp": f.exp32, "log": f.log32, "tanh": f.tanh32, "erf": f.erf32}
-            return functions[e.op](*e.args)
     if e.op not in ELEMENTARY:
         return None
-    if source == "float32":
-        return cast(apply(e.op, cast(e.args[0], "float64")), "float32")
-    function: Callable[..., Expr] = getattr(f, e.op)
-    return function(*e.args)
-
-
-_NOT_IN_HALF = frozenset({*ELEMENTARY, "floordiv", "mod", "truncdiv", "truncmod"})
+    own: Callable[..., Expr] | None = getattr(f, e.op + "32" if source == "float32" else e.op, None)
+    return cast(apply(e.op, cast(e.args[0], "float64")), "float32") if own is None else own(*e.args)
 
 
 def _through_float32(e: Expr) -> Expr:
@@ -106,12 +84,11 @@ def _through_float32(e: Expr) -> Expr:
     if e.op in ("neg", "abs"):
         bits = bitcast(e.args[0], "uint16")
         return bitcast(bits ^ 0x8000 if e.op == "neg" else bits & 0x7FFF, e.dtype)
-    wide = "float64" if e.op == "fma" else "float32"  # of a product and a sum, float32 would round twice
-    args = [cast(a, wide) for a in e.args]
-    if e.op == "fma":
-        return cast(args[0] * args[1] + args[2], e.dtype)
-    result = apply(e.op, args[0]) if len(args) == 1 else binary(e.op, *args)
-    return result if e.op in COMPARISON or e.dtype == "bool" else cast(result, e.dtype)
+    if e.op == "fma":  # of a product and a sum, float32 would round twice
+        a, b, c = (cast(a, "float64") for a in e.args)
+        return cast(a * b + c, e.dtype)
+    result = E.operation(e.op, *(cast(a, "float32") for a in e.args))
+    return result if e.op in E.COMPARISON or e.dtype == "bool" else cast(result, e.dtype)
 
 
 # ---------------------------------------------------------------- conversions
@@ -119,23 +96,21 @@ def _through_float32(e: Expr) -> Expr:
 
 def _cast(a: Expr, dtype: str, target: CpuTarget) -> Expr | None:
     """Conversions from and to 16-bit floats."""
-    source = a.dtype
-    if dtype == "bool" and source in ("float16", "bfloat16"):
-        return not_equal(bitcast(a, "uint16") & 0x7FFF, 0)
-    if source == "bfloat16":
-        wide = bitcast(cast(bitcast(a, "uint16"), "uint32") << 16, "float32")
-        return wide if dtype == "float32" else cast(wide, dtype)
-    if source == "float16":
-        if dtype != "float32":
-            return cast(cast(a, "float32"), dtype)
-        return None if target.half_conversion else _half_to_float(a)
-    if dtype not in ("float16", "bfloat16"):
-        return None
-    if source == "float32":
-        if dtype == "bfloat16":
+    source, half = a.dtype, ("float16", "bfloat16")
+    match source, dtype:
+        case ("float16" | "bfloat16"), "bool":
+            return not_equal(bitcast(a, "uint16") & 0x7FFF, 0)
+        case "bfloat16", "float32":
+            return bitcast(cast(bitcast(a, "uint16"), "uint32") << 16, "float32")
+        case "float16", "float32":
+            return None if target.half_conversion else _half_to_float(a)
+        case "float32", "bfloat16":
             return _float_to_bfloat(a)
-        return None if target.half_conversion else _float_to_half(a)
-    return cast(_to_odd(a) if source == "float64" else cast(a, "float32"), dtype)
+        case "float32", "float16":
+            return None if target.half_conversion else _float_to_half(a)
+        case "float64", ("float16" | "bfloat16"):
+            return cast(_to_odd(a), dtype)
+    return cast(cast(a, "float32"), dtype) if source in half or dtype in half else None
 
 
 def _u32(x: Expr) -> Expr:
@@ -153,7 +128,7 @@ def _to_odd(x: Expr) -> Expr:
     """float64 to float32, inexact results made odd: rounding again then gives what rounding `x` would (Boldo, Melquiond 2008)."""
     near = cast(x, "float32")
     back = cast(near, "float64")
-    bits = _u32(near) - cast(apply("abs", x) < apply("abs", back), "uint32")
+    bits = _u32(near) - cast(abs(x) < abs(back), "uint32")
     return bitcast(bits | cast(not_equal(back, x), "uint32"), "float32")
 
 
@@ -187,29 +162,29 @@ def _integer_power(x: Expr, y: Expr) -> Expr:
     for bit in range(BITS[y.dtype]):
         result = result * select(equal((y >> bit) & 1, 0), one, square)  # not a choice of results: their cost would double
         square = square * square
-    if not y.dtype.startswith("u"):
-        inverse = select(equal(x, 1), one, select(equal(x, -1), select(equal(y & 1, 0), one, -1), 0))
-        result = select(y < 0, inverse, result)
-    return result
+    if y.dtype.startswith("u"):
+        return result
+    return select(y < 0, select(equal(x, 1), one, select(equal(x, -1), select(equal(y & 1, 0), one, -1), 0)), result)
 
 
 def _power(x: Expr, n: int) -> Expr:
     """x ** n by few multiplications, n >= 0."""
-    if n == 0:
-        return const(1, x.dtype)
+    if n <= 1:
+        return x if n else const(1, x.dtype)
     half = _power(x, n // 2)
-    return x if n == 1 else half * half * x if n % 2 else half * half
+    return half * half * x if n % 2 else half * half
 
 
 # ---------------------------------------------------------------- floats
 
 
 class _Float:
-    """The functions of one float type (float32 or float64) on one target."""
+    """The functions of one float type on one target: `f` of float64, `f32` of float32."""
 
     def __init__(self, dtype: str, target: CpuTarget) -> None:
         self.dtype, self.target = dtype, target
         self.int, self.mantissa, self.bias = ("int32", 23, 127) if dtype == "float32" else ("int64", 52, 1023)
+        self.scales = target.has("avx512f") and target.has("avx512vl")  # whether `ldexp` is an instruction
 
     def c(self, value: float) -> Expr:
         """A constant of this type."""
@@ -231,12 +206,12 @@ class _Float:
         """A quotient of polynomials."""
         return self.polynomial(x, numerator) / self.polynomial(x, denominator)
 
-    def odd(self, x: Expr, square: Expr, coefficients: tuple[Sequence[float], Sequence[float]]) -> Expr:
-        """x + x**3 * P(x**2) / Q(x**2), which loses the sign of zero."""
-        return self.mad(x * square, self.ratio(square, *coefficients), x)
+    def odd(self, x: Expr, limit: float, coefficients: tuple[Sequence[float], Sequence[float]], large: Expr) -> Expr:
+        """An odd function: x + x**3 * P(x**2) / Q(x**2), which loses the sign of zero, where |x| < limit, else `large` with the sign of x."""
+        square = x * x
+        return self.with_sign(select(abs(x) < limit, self.mad(x * square, self.ratio(square, *coefficients), x), large), x)
 
     def bits(self, x: Expr) -> Expr:
-        """The bits as an integer."""
         return bitcast(x, self.int)
 
     def with_sign(self, size: Expr, sign: Expr) -> Expr:
@@ -247,10 +222,6 @@ class _Float:
     def negative(self, x: Expr) -> Expr:
         """Whether the sign bit is set."""
         return self.bits(x) < 0
-
-    def power_of_two(self, n: Expr) -> Expr:
-        """2 ** n for an integer within the range of exponents."""
-        return bitcast((n + self.bias) << self.mantissa, self.dtype)
 
     def nearest(self, x: Expr, scale: float) -> tuple[Expr, Expr]:
         """round(x * scale) as a float and as an integer, for results well below 2 ** mantissa."""
@@ -263,14 +234,14 @@ class _Float:
     def rounded(self, op: str, x: Expr) -> Expr:
         """`floor`, `ceil`, `round` or `trunc` without an instruction for it."""
         big = 2.0**self.mantissa  # from here on every number is an integer
-        size = apply("abs", x)
+        size = abs(x)
         near = self.with_sign((size + big) - big, x)
         if op == "floor":
             near = near - select(x < near, self.c(1), 0.0)
         elif op == "ceil":
             near = near + select(near < x, self.c(1), 0.0)
         elif op == "trunc":
-            near = apply("abs", near)
+            near = abs(near)
             near = near - select(size < near, self.c(1), 0.0)
         return select(size < big, self.with_sign(near, x), x)
 
@@ -287,22 +258,19 @@ class _Float:
         if op == "truncdiv":
             return apply("trunc", x / y)
         if self.dtype == "float32":
-            return cast(binary(op, cast(x, "float64"), cast(y, "float64")), "float32")
-        quotient = apply("trunc", x / y)
-        rest = fma(-quotient, y, x)
-        size = apply("abs", y)
+            return cast(E.binary(op, cast(x, "float64"), cast(y, "float64")), "float32")
+        rest, size = fma(-apply("trunc", x / y), y, x), abs(y)
         # x / y may have been rounded to the next integer: then the remainder has the wrong sign.
         wrong = not_equal(self.negative(rest), self.negative(x)) & not_equal(rest, 0.0)
         rest = select(wrong, rest + self.with_sign(size, x), rest)
-        finite = apply("abs", x) < math.inf
-        rest = self.with_sign(select(finite & equal(size, math.inf), x, rest), x)
+        rest = self.with_sign(select((abs(x) < math.inf) & equal(size, math.inf), x, rest), x)
         if op == "truncmod":
             return rest
         opposite = not_equal(rest, 0.0) & not_equal(self.negative(rest), self.negative(y))
         if op == "mod":
             return select(opposite, rest + y, select(equal(rest, 0.0), self.with_sign(rest, y), rest))
         down = apply("round", (x - rest) / y) - select(opposite, self.c(1), 0.0)
-        return select(equal(y, 0.0) | (apply("abs", x / y) < 1e-300) & ~opposite, x / y, down)
+        return select(equal(y, 0.0) | (abs(x / y) < 1e-300) & ~opposite, x / y, down)
 
     def emulated_fma(self, a: Expr, b: Expr, c: Expr) -> Expr:
         """a * b + c rounded once, by error-free transformations (float64: but for ties, and where the product overflows)."""
@@ -311,12 +279,12 @@ class _Float:
             total, error = _two_sum(x * y, z)  # the product is exact
             bits = bitcast(total, "int64")
             step = select(equal(const(0.0, "float64") < error, const(0.0, "float64") < total), const(1), -1)
-            fix = not_equal(error, 0.0) & equal(bits & 1, 0) & (apply("abs", total) < math.inf)
+            fix = not_equal(error, 0.0) & equal(bits & 1, 0) & (abs(total) < math.inf)
             return cast(select(fix, bitcast(bits + step, "float64"), total), "float32")
         product, below = self.two_product(a, b)
         total, error = _two_sum(product, c)
         exact = total + (error + below)
-        return select(apply("abs", exact) < math.inf, exact, product + c)
+        return select(abs(exact) < math.inf, exact, product + c)
 
     def two_product(self, a: Expr, b: Expr) -> tuple[Expr, Expr]:
         """a * b rounded, and the rounding error."""
@@ -326,31 +294,24 @@ class _Float:
         (a_hi, a_lo), (b_hi, b_lo) = _halves(a), _halves(b)
         return product, a_lo * b_lo - (((product - a_hi * b_hi) - a_lo * b_hi) - a_hi * b_lo)
 
-    # ------------------------------------------------------------ exponential and logarithm
-
-    @property
-    def scales(self) -> bool:
-        """Whether `ldexp` is an instruction."""
-        return self.target.has("avx512f") and self.target.has("avx512vl")
+    # ------------------------------------------------------------ exponential, logarithm, power
 
     def scaled(self, x: Expr, n: Expr, integer: Expr) -> Expr:
         """x * 2 ** n, for n as a float and as an integer: in two steps, which reach subnormal numbers and overflow, if not in one."""
         if self.scales:
-            return ldexp(x, n)
+            return E.ldexp(x, n)
         half = integer >> 1
-        return x * self.power_of_two(half) * self.power_of_two(integer - half)
+        low, high = (bitcast((power + self.bias) << self.mantissa, self.dtype) for power in (half, integer - half))
+        return x * low * high
 
     def unless_vanishing(self, x: Expr, steps: int, result: Callable[[Expr], Expr]) -> Expr:
         """`result(x)`, about exp(x), or 0 where that rounds to 0 as it is less than 2 ** -steps. Processors take a hundred cycles for a vector
         of which one number underflows, and what masks take out of a softmax does: so another number is computed with there, or, if the
         last step is one instruction, that is masked (of vectors, LLVM makes one of it and of the choice)."""
         tiny, zero = x < -steps * math.log(2), self.c(0)
-        if self.scales:
-            return select(~tiny, result(x), zero)
-        return select(tiny, zero, result(select(tiny, zero, x)))
+        return select(~tiny, result(x), zero) if self.scales else select(tiny, zero, result(select(tiny, zero, x)))
 
     def exp32(self, x: Expr) -> Expr:
-        """exp of float32 (Cephes)."""
         def result(x: Expr) -> Expr:
             x = minimum(x, 89.0)  # beyond: infinity
             n, integer = self.nearest(x, math.log2(math.e))
@@ -377,9 +338,7 @@ class _Float:
         """(m, n) with x = m * 2**n and sqrt(1/2) <= m < sqrt(2), for positive finite x; n is an integer-valued float."""
         tiny = x < 2.0 ** (1 - self.bias)
         bits = self.bits(select(tiny, x * 2.0 ** (self.mantissa + 1), x))
-        root_half = self.bits(self.c(math.sqrt(0.5)))
-        excess = bits - root_half
-        n = excess >> self.mantissa
+        n = (bits - self.bits(self.c(math.sqrt(0.5)))) >> self.mantissa
         m = bitcast(bits - (n << self.mantissa), self.dtype)
         return m, cast(n, self.dtype) - select(tiny, self.c(self.mantissa + 1), 0.0)
 
@@ -389,7 +348,6 @@ class _Float:
         return select((self.c(0) < x) & (x < math.inf), result, special)
 
     def log32(self, x: Expr) -> Expr:
-        """log of float32 (Cephes)."""
         m, n = self.fraction(x)
         f = m - 1.0
         square = f * f
@@ -398,7 +356,6 @@ class _Float:
         return self.log_of_special(x, self.mad(n, 0.693359375, f + y))
 
     def log(self, x: Expr) -> Expr:
-        """log of float64 (fdlibm)."""
         m, n = self.fraction(x)
         f = m - 1.0
         s = f / (f + 2.0)
@@ -420,8 +377,6 @@ class _Float:
         hi, lo = _two_sum(n * _LN2[0], s + s)
         return _two_sum(hi, lo + self.mad(n, _LN2[1], s_lo + s_lo + cubic))
 
-    # ------------------------------------------------------------ powers
-
     def power(self, x: Expr, y: Expr) -> Expr:
         """x ** y."""
         if y.op == "const":
@@ -433,10 +388,9 @@ class _Float:
             if n in (0.5, -0.5):
                 root = select(equal(x, -math.inf), self.c(math.inf), apply("sqrt", x) + 0.0)  # pow(-0, 0.5) is +0
                 return root if n > 0 else 1.0 / root
-        size = apply("abs", x)
+        size = abs(x)
         if self.dtype == "float32":
-            exponent = cast(y, "float64") * apply("log", cast(size, "float64"))
-            result = cast(apply("exp", exponent), "float32")
+            result = cast(apply("exp", cast(y, "float64") * apply("log", cast(size, "float64"))), "float32")
         else:
             result = self.power64(size, y)
         result = select(equal(size, 1.0), select(apply("isnan", y), y, 1.0), result)
@@ -451,7 +405,7 @@ class _Float:
         hi, lo = self.log_twice(size)
         plain = self.log_of_special(size, hi)
         product, error = self.two_product(y, hi)
-        regular = (apply("abs", product) < 1000.0) & equal(plain, hi)
+        regular = (abs(product) < 1000.0) & equal(plain, hi)
         result = apply("exp", select(regular, product, y * plain))
         # Infinities and NaN are settled: the correction must not turn them into NaN.
         return select(regular & (result < math.inf), self.mad(result, self.mad(y, lo, error), result), result)
@@ -459,66 +413,52 @@ class _Float:
     # ------------------------------------------------------------ hyperbolic functions, erf
 
     def tanh32(self, x: Expr) -> Expr:
-        """tanh of float32 (Eigen)."""
         y = maximum(minimum(x, 7.90531110763549805), -7.90531110763549805)  # beyond, the result rounds to 1
         square = y * y
-        return select(apply("abs", x) < 0.0004, x, y * self.polynomial(square, _TANH32[0]) / self.polynomial(square, _TANH32[1]))
+        return select(abs(x) < 0.0004, x, y * self.polynomial(square, _TANH32[0]) / self.polynomial(square, _TANH32[1]))
 
     def tanh(self, x: Expr) -> Expr:
-        """tanh of float64 (Cephes)."""
-        size, square = apply("abs", x), x * x
-        large = 1.0 - 2.0 / (apply("exp", size + size) + 1.0)
-        return self.with_sign(select(size < 0.625, self.odd(x, square, _TANH), large), x)
+        return self.odd(x, 0.625, _TANH, 1.0 - 2.0 / (apply("exp", abs(x) + abs(x)) + 1.0))
 
     def erf32(self, x: Expr) -> Expr:
-        """erf of float32 (Eigen)."""
         y = maximum(minimum(x, 4.0), -4.0)
-        square = y * y
-        return y * self.ratio(square, *_ERF32)
+        return y * self.ratio(y * y, *_ERF32)
 
     def erf(self, x: Expr) -> Expr:
-        """erf of float64 (Cody)."""
-        y = minimum(apply("abs", x), 6.0)
+        y = minimum(abs(x), 6.0)
         square = y * y
         power = apply("exp", -square)
         small = x * self.ratio(square, *ERF_SMALL)
-        low = minimum(y, 4.0)
-        middle = 1.0 - power * self.ratio(low, *ERF_MIDDLE)
+        middle = 1.0 - power * self.ratio(minimum(y, 4.0), *ERF_MIDDLE)
         inverse = 1.0 / maximum(square, 1.0)
         tail = 1.0 - power / maximum(y, 1.0) * (0.5641895835477562869 - inverse * self.ratio(inverse, *ERF_TAIL))
         return select(y <= 0.46875, small, self.with_sign(select(y <= 4.0, middle, tail), x))
 
     def sinh(self, x: Expr) -> Expr:
-        """sinh (Cephes)."""
-        size, square = apply("abs", x), x * x
-        half = self.exp(size, -1)
-        return self.with_sign(select(size < 1.0, self.odd(x, square, _SINH), half - 0.25 / half), x)
+        half = self.exp(abs(x), -1)
+        return self.odd(x, 1.0, _SINH, half - 0.25 / half)
 
     def cosh(self, x: Expr) -> Expr:
-        """cosh, by half of exp so that it overflows late."""
-        half = self.exp(apply("abs", x), -1)
+        half = self.exp(abs(x), -1)  # so that it overflows late
         return half + 0.25 / half
 
     def asinh(self, x: Expr) -> Expr:
-        """asinh (Cephes)."""
-        size, square = apply("abs", x), x * x
-        huge = self.c(1e8) < size
-        large = apply("log", select(huge, size, size + apply("sqrt", square + 1.0))) + select(huge, self.c(math.log(2)), 0.0)
-        return self.with_sign(select(size < 0.5, self.odd(x, square, _ASINH), large), x)
+        size = abs(x)
+        return self.odd(x, 0.5, _ASINH, self.area(size, size + apply("sqrt", x * x + 1.0)))
 
     def acosh(self, x: Expr) -> Expr:
-        """acosh (Cephes)."""
         z = x - 1.0
         near = apply("sqrt", z) * self.ratio(z, *_ACOSH)
-        huge = self.c(1e8) < x
-        large = apply("log", select(huge, x, x + apply("sqrt", z * (x + 1.0)))) + select(huge, self.c(math.log(2)), 0.0)
+        large = self.area(x, x + apply("sqrt", z * (x + 1.0)))
         return select(x < 1.0, self.c(math.nan), select(z < 0.5, near, large))
 
+    def area(self, size: Expr, total: Expr) -> Expr:
+        """log(total), about 2 * size, whose square may overflow."""
+        huge = self.c(1e8) < size
+        return apply("log", select(huge, size, total)) + select(huge, self.c(math.log(2)), 0.0)
+
     def atanh(self, x: Expr) -> Expr:
-        """atanh (Cephes)."""
-        size, square = apply("abs", x), x * x
-        large = 0.5 * apply("log", (1.0 + size) / (1.0 - size))
-        return self.with_sign(select(size < 0.5, self.odd(x, square, _ATANH), large), x)
+        return self.odd(x, 0.5, _ATANH, 0.5 * apply("log", (1.0 + abs(x)) / (1.0 - abs(x))))
 
     # ------------------------------------------------------------ trigonometric functions
 
@@ -534,57 +474,46 @@ class _Float:
         half = z * 0.5
         whole = 1.0 - half
         cosine = whole + ((1.0 - whole) - half + z * z * self.polynomial(z, _COS))
-        invalid = equal(apply("abs", x), math.inf)
+        invalid = equal(abs(x), math.inf)
         return select(invalid, self.c(math.nan), sine), select(invalid, self.c(math.nan), cosine), integer
 
     def sin(self, x: Expr) -> Expr:
-        """sin, by the quadrant."""
         sine, cosine, n = self.quadrant(x)
         value = select(equal(n & 1, 0), sine, cosine)
         return select(equal(x, 0.0), x, select(equal(n & 2, 0), value, -value))
 
     def cos(self, x: Expr) -> Expr:
-        """cos, by the quadrant."""
         sine, cosine, n = self.quadrant(x)
         value = select(equal(n & 1, 0), cosine, sine)
         return select(equal((n + 1) & 2, 0), value, -value)
 
     def tan(self, x: Expr) -> Expr:
-        """tan, by the quadrant."""
         sine, cosine, n = self.quadrant(x)
         even = equal(n & 1, 0)
         return select(equal(x, 0.0), x, select(even, sine, -cosine) / select(even, cosine, sine))
 
     def arcsine_parts(self, x: Expr) -> tuple[Expr, Expr, Expr]:
         """(size, root, tail): for size < 1/2, asin(size) = root + tail, else acos(size) / 2 = root + tail."""
-        size = apply("abs", x)
-        z = (1.0 - size) * 0.5
-        small = size < 0.5
-        z = select(small, size * size, z)
+        size = abs(x)
+        small, rest = size < 0.5, (1.0 - size) * 0.5
+        z = select(small, size * size, rest)
         root = select(small, size, apply("sqrt", z))
         return size, root, root * z * self.ratio(z, *_ASIN)
 
     def asin(self, x: Expr) -> Expr:
-        """asin (fdlibm)."""
         size, root, tail = self.arcsine_parts(x)
         large = _PI_2_FUSED[0] - (2.0 * (root + tail) - _PI_2_FUSED[1])
-        return self.with_nan(size, self.with_sign(select(size < 0.5, root + tail, large), x))
+        return select(size <= 1.0, self.with_sign(select(size < 0.5, root + tail, large), x), self.c(math.nan))
 
     def acos(self, x: Expr) -> Expr:
-        """acos (fdlibm)."""
         size, root, tail = self.arcsine_parts(x)
         value = root + tail
         near_one = select(self.negative(x), math.pi - (2.0 * value - 2 * _PI_2_FUSED[1]), 2.0 * value)
         near_zero = _PI_2_FUSED[0] - (self.with_sign(value, x * value) - _PI_2_FUSED[1])
-        return self.with_nan(size, select(size < 0.5, near_zero, near_one))
-
-    def with_nan(self, size: Expr, value: Expr) -> Expr:
-        """`value` where size <= 1, else NaN."""
-        return select(size <= 1.0, value, self.c(math.nan))
+        return select(size <= 1.0, select(size < 0.5, near_zero, near_one), self.c(math.nan))
 
     def atan(self, x: Expr) -> Expr:
-        """atan (Cephes)."""
-        size = apply("abs", x)
+        size = abs(x)
         large, middle = self.c(2.41421356237309504880) < size, self.c(0.66) < size  # tan(3 pi / 8)
         y = select(large, -1.0 / size, select(middle, (size - 1.0) / (size + 1.0), size))
         start = select(large, self.c(math.pi / 2), select(middle, self.c(math.pi / 4), 0.0))
