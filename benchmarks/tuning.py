@@ -27,13 +27,12 @@ import onnx
 from onnx import helper, numpy_helper
 
 from tcomp.autotune.cost_model import SAME, CostModel, Sample, accuracy, shipped
-from tcomp.autotune.database.records import Record, environment
+from tcomp.autotune.database.entries import Record, environment
 from tcomp.autotune.database.store import Database
 from tcomp.autotune.features import CandidateSummary
 from tcomp.autotune.measurement.measurer import Measurer
 from tcomp.autotune.search import Search, Summarize
-from tcomp.autotune.space import sample
-from tcomp.autotune.tasks import Task, workloads
+from tcomp.autotune.tasks import Task, sample, workloads
 from tcomp.backends import backend_of
 from tcomp.errors import ScheduleError
 from tcomp.frontends.onnx import import_model

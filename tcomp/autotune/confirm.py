@@ -13,14 +13,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from tcomp.autotune.measurement.results import Comparison, Rounds
 from tcomp.autotune.subject import TuningSubject
 from tcomp.schedules.knobs import Decisions, encode
 
 MAX_COMPARISONS = 16  # halving many kernels again and again finds ever less
-
-_Found = tuple[dict[str, Decisions], Comparison]  # what was tuned, and the comparison of the model with it
 
 
 @dataclass(frozen=True)
@@ -52,138 +51,117 @@ class Confirmation:
         return self.tried.keys() - self.kept.keys()
 
 
+@dataclass(frozen=True)
+class _Trial:
+    """The comparison of the model with these decisions."""
+
+    decisions: dict[str, Decisions]
+    comparison: Comparison
+
+    @property
+    def ratio(self) -> float:
+        return self.comparison.whole.ratio
+
+    @property
+    def won(self) -> bool:
+        """Whether the model is faster. Where other kernels, or other programs, make too much noise to tell, the model has to be faster as
+        measured, and the tuned kernels have to be faster by more than chance explains."""
+        tuned = [rounds for key, rounds in self.comparison.kernels.items() if key in self.decisions]
+        return self.comparison.whole.won or (self.ratio < 1 and Rounds.total(tuned).won)
+
+
 def confirm(
     subject: TuningSubject,
     candidates: Mapping[str, Sequence[Decisions]],
     seconds: float,
-    deadline: float = float("inf"),
+    deadline: float = inf,
     tell: Callable[[int], None] = lambda comparisons: None,
 ) -> Confirmation:
     """Judge the best candidates of each task, by its key, the most promising first. A comparison takes `seconds` besides building the model. There
     are at most `MAX_COMPARISONS`, and only the first may start after `deadline` (of `time.monotonic`). `tell` hears their number."""
-    return _Judge(subject, seconds, deadline, tell).judge(candidates)
-
-
-class _Judge:
-    def __init__(self, subject: TuningSubject, seconds: float, deadline: float, tell: Callable[[int], None]) -> None:
-        self._subject, self._seconds, self._deadline, self._tell = subject, seconds, deadline, tell
-        self._longest = 0.0
-        self._result = Confirmation()
-        self._seen: dict[str, dict[str, Rounds]] = {}  # of each task, by candidate, in all comparisons
-
-    def judge(self, candidates: Mapping[str, Sequence[Decisions]]) -> Confirmation:
-        result = self._result
-        if not candidates:
-            return result
-        first = {key: options[0] for key, options in candidates.items()}
-        won, comparison = self._winners(candidates, first, self._compare(first))
-        result.kept = won
-        result.before = comparison.whole.seconds[0] if comparison.whole.before else 0.0
-        result.ratio = comparison.whole.ratio if won else 1.0
+    judge = _Judge(subject, seconds, deadline, tell)
+    result = judge.result
+    if candidates:
+        won = judge.winner(candidates)
+        whole = won.comparison.whole
+        result.kept, result.ratio, result.before = won.decisions, won.ratio if won.decisions else 1.0, whole.seconds[0] if whole.before else 0.0
         result.after = result.before * result.ratio
-        for key, rounds in comparison.kernels.items():
-            if key in won:
-                result.kernels[key] = _gain(rounds)
-        return result
+        result.kernels |= {key: Gain(*rounds.seconds) for key, rounds in won.comparison.kernels.items() if key in won.decisions}
+        result.notes = [*dict.fromkeys(judge.notes)]
+    return result
 
-    def _winners(self, candidates: Mapping[str, Sequence[Decisions]], first: dict[str, Decisions], opening: Comparison) -> _Found:
+
+@dataclass
+class _Judge:
+    subject: TuningSubject
+    seconds: float
+    deadline: float
+    tell: Callable[[int], None]
+    longest: float = 0.0  # comparison, in seconds
+    result: Confirmation = field(default_factory=Confirmation)
+    seen: dict[tuple[str, str], Rounds] = field(default_factory=dict)  # of each task and candidate, in all comparisons
+    notes: list[str] = field(default_factory=list)
+
+    def winner(self, candidates: Mapping[str, Sequence[Decisions]]) -> _Trial:
         """Candidates that together make the model faster, and the comparison that shows it; none, and the opening one, if there are no such."""
-        found: list[_Found] = [(first, opening)]
-        for n in range(1, max(map(len, candidates.values()))):
-            if not self._time_left(2):  # for the last one as well
+        found: list[_Trial] = []
+        for n in range(max(map(len, candidates.values()))):
+            if n and not self.time_left(2):  # for the last one as well
                 break
-            others = {key: options[min(n, len(options) - 1)] for key, options in candidates.items()}
-            found.append((others, self._compare(others)))
-        best = self._best(candidates)
-        if best and best not in (decisions for decisions, _ in found) and self._time_left():
-            found.append((best, self._compare(best)))
-        if not any(map(_won, found)) and (bisected := self._bisected(best)) is not None:
+            found.append(self.compare({key: options[min(n, len(options) - 1)] for key, options in candidates.items()}))
+        best = self.best(candidates)
+        if best and best not in (trial.decisions for trial in found) and self.time_left():
+            found.append(self.compare(best))
+        if not any(trial.won for trial in found) and (bisected := self.bisected(best)) is not None:
             found.append(bisected)
-        for _, comparison in found:
-            if comparison.note:
-                self._note(comparison.note)
+        self.notes += (trial.comparison.note for trial in found if trial.comparison.note)
         # The best candidates of all kernels together only have to win, not by more than the others did: a single ratio is too uncertain.
-        final = next((f for f in found if f[0] == best and _won(f)), None)
-        return final or min(filter(_won, found), key=_ratio, default=({}, opening))
+        final = next((trial for trial in found if trial.decisions == best and trial.won), None)
+        return final or min((t for t in found if t.won), key=lambda t: t.ratio, default=_Trial({}, found[0].comparison))
 
-    def _best(self, candidates: Mapping[str, Sequence[Decisions]]) -> dict[str, Decisions]:
+    def best(self, candidates: Mapping[str, Sequence[Decisions]]) -> dict[str, Decisions]:
         """Of each kernel, the candidate that was the fastest in the model, unless it is slower than the default schedule."""
         found: dict[str, Decisions] = {}
         for key, options in candidates.items():
-            seen = self._seen.get(key, {})
-            best = min(options, key=lambda d: seen[encode(d)].ratio if encode(d) in seen else float("inf"))
-            if encode(best) not in seen or not seen[encode(best)].lost:
+            rounds, best = min(((self.seen.get((key, encode(d)), Rounds()), d) for d in options), key=lambda seen: seen[0].ratio)
+            if not rounds.before or not rounds.lost:
                 found[key] = best
         if slower := len(candidates) - len(found):
-            self._note(f"{slower} of {len(candidates)} kernels are slower in the model than alone")
+            self.notes.append(f"{slower} of {len(candidates)} kernels are slower in the model than alone")
         return found
 
-    def _bisected(self, losing: dict[str, Decisions]) -> _Found | None:
-        """Of candidates that together lose, some that together gain."""
-        if len(losing) < 2 or not self._time_left():
+    def bisected(self, losing: dict[str, Decisions]) -> _Trial | None:
+        """Of candidates that together lose, some that together gain: from halves of about equal shares of the time."""
+        if len(losing) < 2 or not self.time_left():
             return None
-        best: _Found | None = None
-        for half in self._halves(losing):
-            if not self._time_left():
+        shares = {key: self.result.kernels[key].before if key in self.result.kernels else 0.0 for key in losing}
+        halves: list[dict[str, Decisions]] = [{}, {}]
+        for key in sorted(losing, key=shares.__getitem__, reverse=True):
+            min(halves, key=lambda half: sum(shares[k] or 1.0 for k in half))[key] = losing[key]
+        best: _Trial | None = None
+        for half in halves:
+            if not self.time_left():
                 break
-            comparison = self._compare(half)
-            found = (half, comparison) if _won((half, comparison)) else self._bisected(half)
-            if found is None:
-                continue
-            if best is not None and self._time_left():
-                together = {**best[0], **found[0]}
-                both = self._compare(together)
-                found = min((together, both), best, found, key=_ratio)
-            best = found if best is None or _ratio(found) < _ratio(best) else best
+            trial = self.compare(half)
+            found = trial if trial.won else self.bisected(half)
+            if found is not None and best is not None and self.time_left():
+                found = min(self.compare(best.decisions | found.decisions), best, found, key=lambda t: t.ratio)
+            best = min((t for t in (best, found) if t is not None), key=lambda t: t.ratio, default=None)
         return best
 
-    def _halves(self, keys: dict[str, Decisions]) -> Sequence[dict[str, Decisions]]:
-        """Two parts of about equal shares of the time."""
-        sides: tuple[dict[str, Decisions], dict[str, Decisions]] = ({}, {})
-        weights = [0.0, 0.0]
-        for key in sorted(keys, key=self._share, reverse=True):
-            lighter = 0 if weights[0] <= weights[1] else 1
-            sides[lighter][key] = keys[key]
-            weights[lighter] += self._share(key) or 1.0
-        return [side for side in sides if side]
-
-    def _share(self, key: str) -> float:
-        return self._result.kernels[key].before if key in self._result.kernels else 0.0
-
-    def _compare(self, decisions: Mapping[str, Decisions]) -> Comparison:
+    def compare(self, decisions: dict[str, Decisions]) -> _Trial:
         start = time.monotonic()
-        comparison = self._subject.compare(decisions, self._seconds)
-        self._longest = max(self._longest, time.monotonic() - start)
-        self._result.comparisons += 1
-        self._tell(self._result.comparisons)
+        comparison = self.subject.compare(decisions, self.seconds)
+        self.longest = max(self.longest, time.monotonic() - start)
+        self.result.comparisons += 1
+        self.tell(self.result.comparisons)
         for key, d in decisions.items():
-            if d not in (tried := self._result.tried.setdefault(key, [])):
+            if d not in (tried := self.result.tried.setdefault(key, [])):
                 tried.append(d)
-            if key in comparison.kernels:
-                self._result.kernels[key] = _gain(comparison.kernels[key])
-                seen = self._seen.setdefault(key, {})
-                seen[encode(d)] = seen.get(encode(d), Rounds()) + comparison.kernels[key]
-        return comparison
+            if (rounds := comparison.kernels.get(key)) is not None:
+                self.result.kernels[key] = Gain(*rounds.seconds)
+                self.seen[key, encode(d)] = self.seen.get((key, encode(d)), Rounds()) + rounds
+        return _Trial(decisions, comparison)
 
-    def _note(self, text: str) -> None:
-        if text not in self._result.notes:
-            self._result.notes.append(text)
-
-    def _time_left(self, comparisons: int = 1) -> bool:
-        return self._result.comparisons + comparisons <= MAX_COMPARISONS and time.monotonic() + comparisons * self._longest < self._deadline
-
-
-def _gain(rounds: Rounds) -> Gain:
-    return Gain(*rounds.seconds)
-
-
-def _ratio(found: _Found) -> float:
-    return found[1].whole.ratio
-
-
-def _won(found: _Found) -> bool:
-    """Whether the model is faster. Where other kernels, or other programs, make too much noise to tell, the model has to be faster as measured,
-    and the tuned kernels have to be faster by more than chance explains."""
-    decisions, comparison = found
-    tuned = [rounds for key, rounds in comparison.kernels.items() if key in decisions]
-    return comparison.whole.won or (comparison.whole.ratio < 1 and Rounds.total(tuned).won)
+    def time_left(self, comparisons: int = 1) -> bool:
+        return self.result.comparisons + comparisons <= MAX_COMPARISONS and time.monotonic() + comparisons * self.longest < self.deadline

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tcomp.autotune.features import Features
-from tcomp.autotune.fingerprint import fingerprint
+from tcomp.autotune.features import Features, fingerprint
 from tcomp.errors import ArtifactError
 from tcomp.target import Target
 

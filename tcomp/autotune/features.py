@@ -10,23 +10,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
 from math import log2
 from typing import Any, Self
 from zlib import crc32
 
 import numpy as np
 
-from tcomp.autotune.space import Candidate
+from tcomp.autotune.tasks import Candidate, Program, instantiate
 from tcomp.errors import TcompError
+from tcomp.ir import te
+from tcomp.ir.te import Tensor
 from tcomp.schedules.cost.cpu import COUNTS, SECONDS
-from tcomp.schedules.knobs import Answer, Option, chosen, option_of
+from tcomp.schedules.knobs import Answer, Knobs, Option, chosen, option_of
+from tcomp.schedules.schedule import Schedule
 from tcomp.schedules.trace import Step
+from tcomp.target import Target
 
 STEPS, DECISIONS = 32, 48  # places
 NAMES = (
     *COUNTS, *(f"seconds.{name}" for name in SECONDS), "bound",
     *(f"step.{n}" for n in range(STEPS)), *(f"decision.{n}" for n in range(DECISIONS)),
 )  # fmt: skip
+_DIGITS = 3  # of features that the fingerprint holds
 
 Vector = np.ndarray  # float32
 
@@ -67,10 +74,7 @@ class CandidateSummary:
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
         """What `to_json` wrote."""
-        answers = {
-            name: Answer(option_of(value), tuple(map(option_of, options)), option_of(default))
-            for name, (value, options, default) in record["answers"].items()
-        }
+        answers = {n: Answer(option_of(v), tuple(map(option_of, options)), option_of(d)) for n, (v, options, d) in record["answers"].items()}
         return cls(answers, record["identity"], Features(np.array(record["vector"], np.float32), record["seconds"]))
 
 
@@ -120,3 +124,40 @@ def _decision_tokens(name: str, value: Option) -> Iterator[tuple[str, float]]:
                 yield f"{key} {n}", float(part)
             else:
                 yield f"{key} {n} {str(part).rpartition('.')[2]}", 1.0
+
+
+@cache
+def fingerprint() -> str:
+    """What features mean, as a digest, the same on every machine: a cost model is of use only where they mean what they did when it was learned.
+
+    Two programs are described: one under fixed steps, so that its numbers tell what is counted, estimated and hashed; and one under the
+    default schedule, of which only the names and the options of decisions are taken, as its loops may get better.
+    """
+    machine = Target.parse("cpu -march=x86_64 -mcpu=skylake-avx512")
+    found = features(instantiate(Program.of(_tensors(), machine, 2, schedule=_steps), {"how": "far", "tile": (6, 2)}))
+    asked = instantiate(Program.of(_tensors(), machine, 2), {}).answers
+    parts = [*NAMES, *(f"{x:.{_DIGITS}g}" for x in (*found.vector, found.seconds)), *(f"{n} {a.options}" for n, a in sorted(asked.items()))]
+    return sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _tensors() -> list[Tensor]:
+    """exp(A B) / C, where C is read with a stride: an expression that affects each kind of count."""
+    a, b, c = te.placeholder((300, 1000), name="A"), te.placeholder((1000, 500), name="B"), te.placeholder((500, 300), name="C")
+    k = te.reduce_axis(1000, "k")
+    product = te.compute((300, 500), lambda i, j: te.sum(a[i, k] * b[k, j], k), name="P")
+    return [a, b, c, te.compute((300, 500), lambda i, j: te.exp(product[i, j]) / c[j, i], name="R")]
+
+
+def _steps(s: Schedule, knobs: Knobs) -> None:
+    knobs.choice("how", ("near", "far"), "near")
+    rows, vectors = knobs.choice("tile", ((4, 2), (6, 2)), (4, 2))
+    column, inner = s.split("P.j", vectors * 16)
+    row, unrolled = s.split("P.i", rows)
+    part, lane = s.split(inner, 16)
+    s.reorder(column, row, "P.k", unrolled, part, lane, reassociate=True)
+    s.unroll(unrolled)
+    s.unroll(part)
+    s.vectorize(lane)
+    s.vectorize(s.split("R.j", 16)[1])
+    s.prefetch("B", "P.k", 4)
+    s.parallel("R.i")

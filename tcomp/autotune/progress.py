@@ -1,16 +1,31 @@
-"""What tuning reports: its progress while it runs, and its result."""
+"""What the tuner knows while it runs: of each kernel, and which one gets the next trials; what time is spent on; and what it reports.
+
+Trials go where the model gains most per second of tuning, by the estimate of L. Zheng et al. (Ansor, OSDI 2020): the mean of what a kernel's
+latest trials gained, and of what it could gain at best, which shrinks with the number of trials and ends at its roofline bound.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
+from random import Random
 
 from tcomp.autotune.confirm import Confirmation
-from tcomp.autotune.space import instantiate
-from tcomp.autotune.tasks import Task
+from tcomp.autotune.database.entries import Record
+from tcomp.autotune.tasks import Task, instantiate
 from tcomp.errors import InputError
+from tcomp.schedules.knobs import encode
 from tcomp.schedules.schedule import Schedule
+
+AT_BOUND_SHARE = 0.95  # of the present time that the bound is, from which on a kernel is done
+_EXPLORE = 0.05  # how often a kernel is drawn at random
+_RECENT = 8  # trials whose gain is expected to continue
+_HOPE = 0.5  # the weight of what could be gained, against what was
+_EARLIER = 32  # the best records of earlier runs that the search learns from: each costs as much as a candidate
 
 USEFUL = ("compile", "build", "measure", "confirm")  # what time is spent on; the rest is overhead
 
@@ -23,10 +38,14 @@ class StopReason(StrEnum):
     NOT_MEASURED = "not tuned"  # its default schedule cannot be measured
 
 
-@dataclass
+@dataclass(eq=False)
 class TaskStatus:
-    """One kernel: `calls` of it in a run, the seconds that these take in the untuned model (`before`) and, as far as measurements alone
-    tell, by now (`after`), the least they can take by the roofline (`bound`). `stop` says why it gets no more trials."""
+    """What the tuner knows of one kernel: `calls` of it in a run, the seconds that these take in the untuned model (`before`) and, as far as
+    measurements alone tell, by now (`after`), the least they can take by the roofline (`bound`). `stop` says why it gets no more trials.
+
+    `base` is the record of its default schedule, `progress` the least cost after each trial, `seconds` were spent on it, with `measured`
+    candidates; the first `earlier` records are those of earlier runs. `known` says whether `before` comes from a run of the model.
+    """
 
     task: Task
     title: str
@@ -38,6 +57,14 @@ class TaskStatus:
     gain: float = 1.0  # least cost over that of the default schedule
     stop: StopReason | None = None
     stop_detail: str = ""
+    records: list[Record] = field(default_factory=list)
+    base: Record | None = None
+    best: Record | None = None
+    progress: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    measured: int = 0
+    earlier: int = 0
+    known: bool = False
 
     @property
     def stopped(self) -> str:
@@ -53,6 +80,83 @@ class TaskStatus:
     def share(self) -> float:
         """The bound over the present time: 1 is as fast as the machine can be."""
         return self.bound / self.after if self.after else 0.0
+
+    @property
+    def training_records(self) -> list[Record]:
+        """The records of this run, and the best of those before."""
+        ok = sorted((r for r in self.records[: self.earlier] if r.ok), key=lambda r: r.cost or inf)
+        return [*ok[:_EARLIER], *self.records[self.earlier :]]
+
+    def learn(self, record: Record) -> None:
+        """Take a record into account."""
+        self.records.append(record)
+        if record.decisions == encode({}):
+            self.base = self.base or (record if record.ok else None)
+            if self.base is not None and not self.known:
+                self.before = self.calls * (self.base.cost or 0.0)
+        else:
+            self.trials += 1
+            self.failed += not record.ok
+        if record.cost is not None and (self.best is None or record.cost < (self.best.cost or inf)):
+            self.best = record
+        if self.base is not None and self.best is not None:
+            self.progress.append(self.best.cost or inf)
+            self.gain = min(1.0, self.progress[-1] / (self.base.cost or inf))
+
+    def promise(self, usual: float) -> float:
+        """Seconds that a run of the model is expected to gain for each second of tuning; a trial takes `usual` seconds if none was made."""
+        cost = max(self.seconds / self.measured if self.measured else usual, 1e-3)
+        if self.base is None or not self.progress:
+            return _HOPE * max(0.0, self.before - self.bound) / cost
+        n = len(self.progress)
+        lately = self.progress[max(0, n - 1 - _RECENT)] - self.progress[-1]
+        recent = self.before / (self.base.cost or inf) * lately / min(_RECENT, n)
+        hope = max(0.0, min(self.after / n, self.after - self.bound))
+        return ((1 - _HOPE) * recent + _HOPE * hope) / cost
+
+
+def next_task(tasks: Sequence[TaskStatus], rng: Random) -> TaskStatus | None:
+    """The kernel that gets the next batch of trials; None if all are done."""
+    for task in tasks:
+        if task.stop is None and task.base is not None and task.share >= AT_BOUND_SHARE:
+            task.stop = StopReason.AT_BOUND
+    able = [task for task in tasks if task.stop is None]
+    if not able:
+        return None
+    if rng.random() < _EXPLORE:
+        return rng.choice(able)
+    measured = sum(task.measured for task in tasks)
+    usual = sum(task.seconds for task in tasks) / measured if measured else 1.0
+    return max(able, key=lambda task: task.promise(usual))
+
+
+
+class PhaseClock:
+    """Seconds by phase of the work; a phase inside of another one does not count for the outer one."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since, self._phase = time.monotonic(), "overhead"
+
+    def _switch(self, phase: str) -> str:
+        now, before = time.monotonic(), self._phase
+        self.seconds[before] = self.seconds.get(before, 0.0) + now - self._since
+        self._since, self._phase = now, phase
+        return before
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """The time of the block counts for this phase."""
+        before = self._switch(name)
+        try:
+            yield
+        finally:
+            self._switch(before)
+
+    def stop(self) -> dict[str, float]:
+        """Seconds by phase until now."""
+        self._switch(self._phase)
+        return self.seconds
 
 
 @dataclass
@@ -101,15 +205,13 @@ class Result:
         return instantiate(self.program, self.confirmation.kept.get(self.program.key, {})).schedule
 
     def __str__(self) -> str:
-        c = self.confirmation
-        took = sum(self.seconds.values())
-        lines = [
-            f"{self.trials} trials of {len(self.tasks)} kernel{'s'[: len(self.tasks) > 1]} in {took:.1f} s, {self.overhead:.0%} of it overhead"
-        ]
+        c, count = self.confirmation, len(self.tasks)
+        took = f"{sum(self.seconds.values()):.1f} s, {self.overhead:.0%} of it overhead"
+        lines = [f"{self.trials} trials of {count} kernel{'s'[: count > 1]} in {took}"]
         if c.comparisons and c.before:
             lines.append(f"{1e3 * c.before:.4g} ms -> {1e3 * c.after:.4g} ms, {c.ratio:.3f} of the time, in a fresh process")
         lines.append(f"kernels tuned: {len(c.kept)}, rolled back: {len(c.rolled_back)}")
-        ranked = sorted(c.kernels.items(), key=lambda item: item[1].after - item[1].before)
         names = {s.task.key: s.title for s in self.tasks}
+        ranked = sorted(c.kernels.items(), key=lambda item: item[1].after - item[1].before)
         lines += [f"  {1e6 * g.before:.1f} -> {1e6 * g.after:.1f} us  {names.get(key, key)}" for key, g in ranked if key in c.kept]
         return "\n".join([*lines, *c.notes, *(["interrupted: `resume` goes on"] if self.interrupted else [])])

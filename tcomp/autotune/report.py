@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from math import ceil, floor, log10
+from itertools import accumulate
+from math import ceil, floor, inf, log10
 
-from tcomp.autotune.database.records import Record, Session, Verdict
+from tcomp.autotune.database.entries import Record, Session, Verdict
 from tcomp.autotune.database.store import Database
 from tcomp.autotune.subject import title
 from tcomp.autotune.tasks import Task
@@ -16,7 +17,8 @@ from tcomp.errors import TcompError
 from tcomp.schedules.knobs import encode
 from tcomp.schedules.trace import Trace
 
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 460, 240, 60, 34  # of a plot, and the margins with its scales
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 460, 240, 60, 34  # of a plot, and the margins with its scales, in pixels
+_INNER_WIDTH, _INNER_HEIGHT = _WIDTH - _LEFT - 10, _HEIGHT - _BOTTOM - 10
 _STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 72em; padding: 0 1em; color: #1b2733; background: #fff }
 h1 { font-size: 1.5em } h2 { font-size: 1.2em; margin-top: 2.2em } h3 { font-size: 1em; margin: 1.6em 0 .3em; font-family: monospace }
@@ -32,29 +34,31 @@ class _Tuned:
     task: Task
     records: Sequence[Record]
     verdict: Verdict | None
-
-    @property
-    def default(self) -> Record | None:
-        return next((r for r in self.records if r.ok and r.decisions == encode({})), None)
-
-    @property
-    def best(self) -> Record | None:
-        return min((r for r in self.records if r.ok), key=lambda r: r.cost or 0.0, default=None)
+    default: Record | None
+    best: Record | None
 
 
 def page(database: Database) -> str:
     """The page as HTML."""
-    verdicts = {v.task.key: v for v in database.verdicts()}
-    by_task: dict[str, list[Record]] = {}
+    verdicts, by_task = {v.task.key: v for v in database.verdicts()}, dict[str, list[Record]]()
     for record in database.records():
         by_task.setdefault(record.task.key, []).append(record)
-    tuned = [_Tuned(task, by_task.get(task.key, []), verdicts.get(task.key)) for task in database.tasks()]
+    tuned = []
+    for task in database.tasks():
+        records = by_task.get(task.key, [])
+        ok = [r for r in records if r.ok]
+        default = next((r for r in ok if r.decisions == encode({})), None)
+        tuned.append(_Tuned(task, records, verdicts.get(task.key), default, min(ok, key=lambda r: r.cost or 0.0, default=None)))
     tuned.sort(key=lambda t: -(t.verdict.before if t.verdict else 0.0))
-    sections = (_kernels, _failures, _predictions, _convergence, _winners, _machines)
-    parts = [_sessions(database.sessions()), *(section(tuned) for section in sections)]
+    sections = {
+        "Runs": _sessions(database.sessions()), "Kernels": _kernels(tuned), "What failed": _failures(tuned),
+        "Predicted and measured": _predictions(tuned), "Convergence": _convergence(tuned), "Winning schedules": _winners(tuned),
+        "Measured on": _machines(tuned),
+    }  # fmt: skip
     name = escape(database.path.name)
     head = f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{name}</title><style>{_STYLE}</style></head>'
-    return f"{head}<body><h1>Tuning: {name}</h1>{''.join(parts)}</body></html>\n"
+    body = "".join(f"<h2>{escape(section)}</h2>{content}" for section, content in sections.items() if content)
+    return f"{head}<body><h1>Tuning: {name}</h1>{body}</body></html>\n"
 
 
 # ---------------------------------------------------------------- sections
@@ -63,14 +67,12 @@ def page(database: Database) -> str:
 def _sessions(sessions: Sequence[Session]) -> str:
     rows = []
     for s in sessions:
-        ratio, spent = s.summary.get("ratio"), s.summary.get("seconds")
-        gain = f"{ratio:.3f}" if isinstance(ratio, float) and s.summary.get("contests") else "-"
+        ratio, spent, notes = (s.summary.get(name) for name in ("ratio", "seconds", "notes"))
+        gain = f"{ratio:.3f}" if isinstance(ratio, float) and s.summary.get("comparisons") else "-"
         phases = ", ".join(f"{n} {_time(v)}" for n, v in spent.items() if isinstance(v, float)) if isinstance(spent, dict) else ""
-        notes = s.summary.get("notes")
         said = "; ".join(map(str, notes)) if isinstance(notes, list) else ""
-        numbers = map(_number, (_time(s.spent), s.trials, gain))
-        rows.append((_cell(s.options.get("model") or "a program", "name"), _cell(s.state), *numbers, _cell(phases), _cell(said)))
-    return _section("Runs", _table(("model", "state", "time>", "trials>", "tuned / untuned>", "spent on", ""), rows)) if rows else ""
+        rows.append((s.options.get("model") or "a program", s.state, _time(s.spent), s.trials, gain, phases, said))
+    return _table(("model.", "state", "time>", "trials>", "tuned / untuned>", "spent on", ""), rows) if rows else ""
 
 
 def _kernels(tuned: Sequence[_Tuned]) -> str:
@@ -78,73 +80,63 @@ def _kernels(tuned: Sequence[_Tuned]) -> str:
     for t in tuned:
         default, best, v = t.default, t.best, t.verdict
         alone = f"{(best.cost or 0) / default.cost:.3f}" if best and default and default.cost else "-"
-        inside = f"{v.after / v.before:.3f}" if v and v.before else "-"
-        verdict = _cell(v.judgement, "kept" if v.kept else "back") if v else _cell("not confirmed", "dim")
+        in_model = (_time(v.before), _time(v.after), f"{v.after / v.before:.3f}" if v.before else "-") if v else ("-", "-", "-")
+        verdict = (v.judgement, "kept" if v.kept else "back") if v else ("not confirmed", "dim")
         times = [_time(r.cost) if r and r.cost else "-" for r in (default, best)]
-        in_model = (_time(v.before), _time(v.after)) if v else ("-", "-")
-        numbers = (len(t.records), sum(not r.ok for r in t.records), *times, alone, *in_model, inside)
-        rows.append((_cell(title(t.task), "name"), *map(_number, numbers), verdict))
-    columns = ("kernel", "trials>", "failed>", "default>", "best>", "alone>", "before, in a run>", "after>", "in the model>", "")
-    return _section("Kernels", _table(columns, rows))
+        rows.append((title(t.task), len(t.records), sum(not r.ok for r in t.records), *times, alone, *in_model, verdict))
+    columns = ("kernel.", "trials>", "failed>", "default>", "best>", "alone>", "before, in a run>", "after>", "in the model>", "")
+    return _table(columns, rows)
 
 
 def _failures(tuned: Sequence[_Tuned]) -> str:
     counts = Counter((r.measurement.status, r.measurement.reason[:120]) for t in tuned for r in t.records if not r.ok)
-    rows = [(_cell(status), _number(n), _cell(reason)) for (status, reason), n in counts.most_common(20)]
-    return _section("What failed", _table(("", "candidates>", "reason"), rows)) if rows else ""
+    rows = [(status, n, reason) for (status, reason), n in counts.most_common(20)]
+    return _table(("", "candidates>", "reason"), rows) if rows else ""
 
 
 def _predictions(tuned: Sequence[_Tuned]) -> str:
     points = [(r.predicted, r.cost) for t in tuned for r in t.records if r.predicted and r.cost]
     if not points:
         return ""
-    low, high = min(min(p) for p in points), max(max(p) for p in points)
+    low, high = min(map(min, points)), max(map(max, points))
     plot = _Plot((low, high), (low, high), True)
     plot.line([(low, low), (high, high)], "#b9c4d0")
     plot.dots(points)
-    caption = f"{len(points)} candidates; on the line the prediction is right"
-    return _section("Predicted and measured", plot.figure("predicted (s)", "measured (s)", caption))
+    return plot.figure("predicted (s)", "measured (s)", f"{len(points)} candidates; on the line the prediction is right")
 
 
 def _convergence(tuned: Sequence[_Tuned]) -> str:
     figures = []
     for t in tuned:
-        costs = [r.cost for r in t.records]
-        good = [c for c in costs if c]
-        if len(good) < 2 or t.default is None or not t.default.cost:
+        if t.default is None or not t.default.cost or sum(bool(r.cost) for r in t.records) < 2:
             continue
-        base, least = t.default.cost, float("inf")
-        best = []
-        for n, cost in enumerate(costs):
-            least = min(least, cost or least)
-            best.append((float(n), least / base))
-        dots = [(float(n), min(cost / base, 2.5)) for n, cost in enumerate(costs) if cost]
-        plot = _Plot((0.0, float(len(costs) - 1)), (0.0, max(1.1, *(y for _, y in dots))), False)
-        plot.line([(0.0, 1.0), (float(len(costs) - 1), 1.0)], "#b9c4d0")
+        relative = [(r.cost or inf) / t.default.cost for r in t.records]
+        dots = [(float(n), min(y, 2.5)) for n, y in enumerate(relative) if y < inf]
+        last = float(len(relative) - 1)
+        plot = _Plot((0.0, last), (0.0, max(1.1, *(y for _, y in dots))), False)
+        plot.line([(0.0, 1.0), (last, 1.0)], "#b9c4d0")
         plot.dots(dots)
-        plot.line([p for p in best if p[1] < float("inf")], "#14733d")
+        plot.line([(float(n), y) for n, y in enumerate(accumulate(relative, min)) if y < inf], "#14733d")
         figures.append(plot.figure("trial", "of the default's time", title(t.task)))
-    return _section("Convergence", "".join(figures)) if figures else ""
+    return "".join(figures)
 
 
 def _winners(tuned: Sequence[_Tuned]) -> str:
     parts = []
     for t in tuned:
-        if t.verdict is None or not t.verdict.kept:
-            continue
-        found = next((r for r in t.records if r.decisions == t.verdict.decisions and r.trace), None)
-        try:
-            steps = str(Trace.from_json(found.trace)) if found else ""
-        except TcompError as error:
-            steps = error.what
-        parts.append(f"<h3>{escape(title(t.task))}</h3><pre>{escape(t.verdict.decisions)}\n\n{escape(steps)}</pre>")
-    return _section("Winning schedules", "".join(parts)) if parts else ""
+        if t.verdict is not None and t.verdict.kept:
+            found = next((r for r in t.records if r.decisions == t.verdict.decisions and r.trace), None)
+            try:
+                steps = str(Trace.from_json(found.trace)) if found else ""
+            except TcompError as error:
+                steps = error.what
+            parts.append(f"<h3>{escape(title(t.task))}</h3><pre>{escape(t.verdict.decisions)}\n\n{escape(steps)}</pre>")
+    return "".join(parts)
 
 
 def _machines(tuned: Sequence[_Tuned]) -> str:
     seen = {tuple(sorted(r.environment.items())) for t in tuned for r in t.records}
-    rows = [tuple(_cell(f"{name}: {value}") for name, value in machine) for machine in sorted(seen)]
-    return _section("Measured on", "".join(_table((), [(cell,) for cell in row]) for row in rows)) if rows else ""
+    return "".join(_table(("",), [(f"{name}: {value}",) for name, value in machine]) for machine in sorted(seen))
 
 
 # ---------------------------------------------------------------- plots
@@ -159,69 +151,51 @@ class _Plot:
         self._shapes: list[str] = []
 
     def _span(self, ends: tuple[float, float]) -> tuple[float, float]:
-        low, high = (log10(e) for e in ends) if self._log else ends
-        low, high = (floor(low), ceil(high)) if self._log else (low, high)
+        low, high = (floor(log10(ends[0])), ceil(log10(ends[1]))) if self._log else ends
         return (low, high) if high > low else (low, low + 1)
 
-    def _at(self, x: float, y: float) -> str:
+    def _at(self, x: float, y: float) -> tuple[float, float]:
         a, b = (log10(x), log10(y)) if self._log else (x, y)
-        across = _LEFT + (a - self._x[0]) / (self._x[1] - self._x[0]) * (_WIDTH - _LEFT - 10)
-        down = (_HEIGHT - _BOTTOM) - (b - self._y[0]) / (self._y[1] - self._y[0]) * (_HEIGHT - _BOTTOM - 10)
-        return f"{across:.1f},{down:.1f}"
+        across = _LEFT + (a - self._x[0]) / (self._x[1] - self._x[0]) * _INNER_WIDTH
+        return across, _HEIGHT - _BOTTOM - (b - self._y[0]) / (self._y[1] - self._y[0]) * _INNER_HEIGHT
 
     def line(self, points: Iterable[tuple[float, float]], color: str) -> None:
-        path = " ".join(self._at(*p) for p in points)
+        path = " ".join("{:.1f},{:.1f}".format(*self._at(*p)) for p in points)
         self._shapes.append(f'<polyline fill="none" stroke="{color}" stroke-width="1.5" points="{path}"/>')
 
     def dots(self, points: Iterable[tuple[float, float]]) -> None:
-        for p in points:
-            x, y = self._at(*p).split(",")
-            self._shapes.append(f'<circle cx="{x}" cy="{y}" r="2" fill="#2b6cb0" fill-opacity="0.55"/>')
+        circle = '<circle cx="{:.1f}" cy="{:.1f}" r="2" fill="#2b6cb0" fill-opacity="0.55"/>'
+        self._shapes += (circle.format(*self._at(*p)) for p in points)
 
     def figure(self, across: str, up: str, caption: str) -> str:
         """The plot as HTML."""
         marks = []
-        for n in range(5):
-            fraction = n / 4
+        for fraction in (0.0, 0.25, 0.5, 0.75, 1.0):
             x, y = (low + fraction * (high - low) for low, high in (self._x, self._y))
-            px, py = _LEFT + fraction * (_WIDTH - _LEFT - 10), (_HEIGHT - _BOTTOM) - fraction * (_HEIGHT - _BOTTOM - 10)
-            marks.append(_text(px, _HEIGHT - _BOTTOM + 14, self._label(x), "middle"))
-            marks.append(_text(_LEFT - 6, py + 4, self._label(y), "end"))
+            labels = [f"{10**value:.2g}" if self._log else f"{value:.3g}" for value in (x, y)]
+            marks.append(_text(_LEFT + fraction * _INNER_WIDTH, _HEIGHT - _BOTTOM + 14, labels[0], "middle"))
+            marks.append(_text(_LEFT - 6, _HEIGHT - _BOTTOM - fraction * _INNER_HEIGHT + 4, labels[1], "end"))
         marks.append(_text((_LEFT + _WIDTH) / 2, _HEIGHT - 4, across, "middle"))
         marks.append(f'<g transform="translate(12 {_HEIGHT / 2}) rotate(-90)">{_text(0, 0, up, "middle")}</g>')
-        frame = f'<rect x="{_LEFT}" y="10" width="{_WIDTH - _LEFT - 10}" height="{_HEIGHT - _BOTTOM - 10}" fill="none" stroke="#d5dce4"/>'
+        frame = f'<rect x="{_LEFT}" y="10" width="{_INNER_WIDTH}" height="{_INNER_HEIGHT}" fill="none" stroke="#d5dce4"/>'
         size = f'width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
-        drawing = f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size}>{frame}{"".join(self._shapes)}{"".join(marks)}</svg>'
+        drawing = f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size}>{frame}{"".join([*self._shapes, *marks])}</svg>'
         return f"<figure>{drawing}<figcaption>{escape(caption[:90])}</figcaption></figure>"
-
-    def _label(self, value: float) -> str:
-        return f"{10**value:.2g}" if self._log else f"{value:.3g}"
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="10" fill="#68798c">{escape(text)}</text>'
 
 
-# ---------------------------------------------------------------- markup
-
-
-def _section(name: str, content: str) -> str:
-    return f"<h2>{escape(name)}</h2>{content}"
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """`rows` are cells as `_cell` and `_number` make them."""
-    head = "".join(f'<th class="n">{escape(c[:-1])}</th>' if c.endswith(">") else f"<th>{escape(c)}</th>" for c in columns)
-    body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
-    return f"<table>{f'<tr>{head}</tr>' if head else ''}{body}</table>"
-
-
-def _cell(value: object, kind: str = "") -> str:
-    return f'<td class="{kind}">{escape(str(value))}</td>'
-
-
-def _number(value: object) -> str:
-    return _cell(value, "n")
+def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A column whose name ends with ">" has numbers, "." names. A cell that is a pair has its class with it."""
+    kinds = [{">": "n", ".": "name"}.get(c[-1:], "") for c in columns]
+    head = "".join(f'<th class="{kind}">{escape(c.rstrip(">."))}</th>' for c, kind in zip(columns, kinds, strict=True))
+    lines = [f"<tr>{head}</tr>"] if any(columns) else []
+    for row in rows:
+        cells = [cell if isinstance(cell, tuple) else (cell, kind) for cell, kind in zip(row, kinds, strict=True)]
+        lines.append("".join(["<tr>", *(f'<td class="{kind}">{escape(str(text))}</td>' for text, kind in cells), "</tr>"]))
+    return f"<table>{''.join(lines)}</table>"
 
 
 def _time(seconds: float) -> str:

@@ -13,15 +13,13 @@ from dataclasses import dataclass, field
 from math import ceil, exp, log, log2
 from random import Random
 from statistics import mean
-from typing import Any
 
 import numpy as np
 
 from tcomp.autotune.cost_model import CostModel, Sample, regression
-from tcomp.autotune.database.records import Record
+from tcomp.autotune.database.entries import Record
 from tcomp.autotune.features import CandidateSummary, Features, Vector, decision_vector
-from tcomp.autotune.space import instantiate
-from tcomp.autotune.tasks import Task
+from tcomp.autotune.tasks import Task, instantiate
 from tcomp.errors import TcompError
 from tcomp.schedules.knobs import Decisions, Option, decode, encode
 from tcomp.target import Target
@@ -46,14 +44,13 @@ Summarize = Callable[[Task, Sequence[Decisions]], Sequence[CandidateSummary | No
 
 def summarize_here(task: Task, wanted: Sequence[Decisions]) -> list[CandidateSummary | None]:
     """In this process, one after the other."""
-    return [_made(task, decisions) for decisions in wanted]
-
-
-def _made(task: Task, decisions: Decisions) -> CandidateSummary | None:
-    try:
-        return CandidateSummary.of(instantiate(task, decisions))
-    except TcompError:
-        return None
+    found: list[CandidateSummary | None] = []
+    for decisions in wanted:
+        try:
+            found.append(CandidateSummary.of(instantiate(task, decisions)))
+        except TcompError:
+            found.append(None)
+    return found
 
 
 class Search:
@@ -116,27 +113,23 @@ class _TaskKnowledge:
         entered = []
         new = {text: decisions for decisions in wanted if (text := encode(decisions)) not in self.tried}
         self.tried.update(new)
-        for made in self.summarize(self.task, [*new.values()]) if new else ():
-            if made is None or made.identity in self.loops:
+        for c in self.summarize(self.task, [*new.values()]) if new else ():
+            if c is None or c.identity in self.loops:
                 continue
-            for name, answer in made.answers.items():
+            for name, answer in c.answers.items():
                 self.options.setdefault(name, answer.options)
                 self.defaults.setdefault(name, answer.default)
-            asked = tuple(
-                n for n, a in made.answers.items() if len(a.options) > 1 and not (self.task.threads == 1 and n.endswith(_THREADS))
-            )
-            text = encode(made.decisions)
+            asked = tuple(n for n, a in c.answers.items() if len(a.options) > 1 and not (self.task.threads == 1 and n.endswith(_THREADS)))
+            structure = encode({name: value for name, value in c.decisions.items() if not _is_number(value)})
+            entered.append(text := encode(c.decisions))
             self.tried.add(text)
-            self.loops.add(made.identity)
-            self.made[text] = _Candidate(made.decisions, asked, _structure(made.decisions), made.features, self.vector(made.decisions))
-            entered.append(text)
+            self.loops.add(c.identity)
+            self.made[text] = _Candidate(c.decisions, asked, structure, c.features, self.vector(c.decisions))
         return entered
 
     def vector(self, decisions: Decisions) -> Vector:
         """The features of decisions alone, the defaults included."""
         return decision_vector({**self.defaults, **decisions})
-
-    # ------------------------------------------------------------ records
 
     def learn(self, records: Sequence[Record]) -> None:
         """Enter the candidates of records, and their costs."""
@@ -159,8 +152,6 @@ class _TaskKnowledge:
         failed = self.measured - self.costs.keys()
         return {**{text: score + offset for text, score in scores.items() if text not in failed}, **measured}
 
-    # ------------------------------------------------------------ new candidates
-
     def explore(self, model: CostModel, count: int, rng: Random) -> None:
         """Make the loops of `count` new candidates, if there are so many."""
         for _ in range(_ROUNDS):
@@ -170,20 +161,19 @@ class _TaskKnowledge:
         parents = [self.made[text] for text in sorted(expected, key=lambda t: (expected[t], t))[:_PARENTS]]
         offspring: dict[str, Decisions] = {}
         for _ in range(_DRAWN if parents else 0):
-            child = self.drawn(rng) if rng.random() < _RANDOM else self.mutated(parents, rng)
-            if (text := encode(child)) not in self.tried:
-                offspring.setdefault(text, child)
-        if len(expected) > 1 and offspring:
-            trees = regression(
-                np.stack([self.made[text].vector for text in expected]), np.array([*expected.values()]) - mean(expected.values())
-            )
-            guesses = trees.inplace_predict(np.stack([self.vector(c) for c in offspring.values()]))
-            texts = [*offspring]  # of equal guesses, the ones that chance brought first
-            offspring = {texts[n]: offspring[texts[n]] for n in np.argsort(guesses, kind="stable")}
-        enough, before = len(self.made) + count, list(offspring)
+            decisions = self.drawn(rng) if rng.random() < _RANDOM else self.mutated(parents, rng)
+            if (text := encode(decisions)) not in self.tried:
+                offspring.setdefault(text, decisions)
+        waiting = [*offspring.values()]
+        if len(expected) > 1 and waiting:
+            costs = np.array([*expected.values()]) - mean(expected.values())
+            trees = regression(np.stack([self.made[text].vector for text in expected]), costs)
+            guesses = trees.inplace_predict(np.stack([self.vector(d) for d in waiting]))
+            waiting = [waiting[n] for n in np.argsort(guesses, kind="stable")]  # of equal guesses, the ones that chance brought first
+        enough = len(self.made) + count
         for _ in range(_ROUNDS):
-            number = min(enough - len(self.made), len(before))
-            self.make([offspring[before.pop(rng.randrange(len(before)) if rng.random() < _RANDOM else 0)] for _ in range(number)])
+            number = min(enough - len(self.made), len(waiting))
+            self.make([waiting.pop(rng.randrange(len(waiting)) if rng.random() < _RANDOM else 0) for _ in range(number)])
 
     def drawn(self, rng: Random) -> dict[str, Option]:
         """The decisions of some candidate, each drawn at random."""
@@ -197,24 +187,18 @@ class _TaskKnowledge:
         if rng.random() < _CROSSED:
             others = {name: second.decisions.get(name, self.defaults[name]) for name in second.asked}
             return self.plain({name: rng.choice((chosen, others)).get(name, self.defaults[name]) for name in {**chosen, **others}})
-        while chosen:
-            self.change(chosen, rng)
+        while chosen:  # change one decision, often to a neighbouring option; decisions with many options more often
+            (name,) = rng.choices([*chosen], [log2(len(self.options[n])) for n in chosen])
+            options, present = self.options[name], chosen[name]
+            adjacent = neighbours(options, present)
+            chosen[name] = rng.choice(adjacent if adjacent and rng.random() < _NEIGHBOUR else [o for o in options if o != present])
             if rng.random() >= _SECOND:
                 break
         return self.plain(chosen)
 
-    def change(self, chosen: dict[str, Option], rng: Random) -> None:
-        """Change one decision, often to a neighbouring option; decisions with many options more often."""
-        (name,) = rng.choices([*chosen], [log2(len(self.options[n])) for n in chosen])
-        options, present = self.options[name], chosen[name]
-        near = neighbours(options, present)
-        chosen[name] = rng.choice(near if near and rng.random() < _NEIGHBOUR else [o for o in options if o != present])
-
     def plain(self, chosen: Mapping[str, Option]) -> dict[str, Option]:
         """Decisions other than the defaults."""
         return {name: value for name, value in chosen.items() if value != self.defaults[name]}
-
-    # ------------------------------------------------------------ the choice
 
     def choose(self, model: CostModel, count: int, rng: Random, hinted: Sequence[str]) -> list[Decisions]:
         """The hinted candidates and the most promising others, of several structures and different from each other."""
@@ -238,25 +222,16 @@ def neighbours(options: Sequence[Option], present: Option) -> list[Option]:
     if not (isinstance(present, tuple) and _is_number(present)):
         place = options.index(present) if present in options else -1
         return [options[n] for n in (place - 1, place + 1) if place >= 0 and 0 <= n < len(options)]
-    found: dict[tuple[int, bool], tuple[Any, ...]] = {}
+    found: dict[tuple[int, bool], tuple[float, Option]] = {}  # by what differs and whether it grows: by how much, and the option
     for other in options:
         if isinstance(other, tuple) and len(other) == len(present):
             differing = [n for n, (a, b) in enumerate(zip(other, present, strict=True)) if a != b]
             if len(differing) == 1:
-                (n,) = differing
-                side = n, other[n] > present[n]
-                if side not in found or _gap(other[n], present[n]) < _gap(found[side][n], present[n]):
-                    found[side] = other
-    return [*found.values()]
-
-
-def _gap(a: Any, b: Any) -> float:
-    """The distance of two numbers; all different tuples have the same."""
-    return 1.0 if isinstance(a, tuple) else abs(a - b)
-
-
-def _structure(decisions: Decisions) -> str:
-    return encode({name: value for name, value in decisions.items() if not _is_number(value)})
+                a, b = other[differing[0]], present[differing[0]]
+                side, gap = (differing[0], a > b), 1.0 if isinstance(a, tuple) else abs(a - b)  # all different tuples are as far
+                if side not in found or gap < found[side][0]:
+                    found[side] = gap, other
+    return [other for _, other in found.values()]
 
 
 def _is_number(value: Option) -> bool:

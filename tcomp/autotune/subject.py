@@ -1,16 +1,18 @@
 """What the tuner is given: a model, whose kernels are the tasks, or a user's own program, which is one task.
 
-Both can be judged as a whole: `compare(decisions)` runs the tuned version beside the untuned one, in a fresh process.
+Both can be judged as a whole: `compare(decisions)` runs the tuned version against the untuned one, in a fresh process.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,7 +35,7 @@ from tcomp.passes.runner import run_passes
 from tcomp.pipeline import compile_partitioned, graph_passes, kernel_inputs
 from tcomp.runtime import Artifact, numpy_dtype
 from tcomp.runtime.inputs import random_array
-from tcomp.schedules.knobs import Decisions, encode
+from tcomp.schedules.knobs import Decisions, decode, encode
 from tcomp.schedules.schedule import Program as Source
 from tcomp.target import Target
 
@@ -42,28 +44,33 @@ if TYPE_CHECKING:
 
 _PATIENCE = 30.0  # seconds that a comparison may take beyond those that it is given, for loading
 _ROUNDS, _TURNS = 100, 3  # of a comparison of programs: runs of each in a turn, and turns
-_CACHED_GRAPHS = 2  # choices of algorithms whose graphs are cached
+_CACHED_GRAPHS = 2  # choices of algorithms whose graphs are cached: each has weights of its own
 _ALGORITHM_DOUBT = 1.5  # the factor by which the model of an algorithm's cost may be off
 
+_Algorithms = frozenset[tuple[str, str]]  # alternatives that are taken: keys of their tasks, and decisions as text
 
-class TuningSubject(Protocol):
+
+class TuningSubject(ABC):
     """What is tuned: `tasks`, each with the number of its calls in a run; `algorithms`, alternatives to those that the untuned model takes,
     the most promising first."""
 
     tasks: list[tuple[Task, int]]
     algorithms: list[tuple[Algorithm, Decisions]]
 
-    def choose_algorithms(self, decisions: Mapping[str, Decisions]) -> None:
-        """Take these algorithms, by the keys of their tasks, from now on: `tasks` are then the kernels of the model with them."""
-
+    @abstractmethod
     def compare(self, decisions: Mapping[str, Decisions], seconds: float) -> Comparison:
         """The version with these decisions, by the keys of tasks, against the untuned one. Tasks without decisions stay as they are."""
 
+    def choose_algorithms(self, decisions: Mapping[str, Decisions]) -> None:  # noqa: B027  only a model has any
+        """Take these algorithms, by the keys of their tasks, from now on: `tasks` are then the kernels of the model with them."""
+
     def seconds_by_task(self, seconds: float) -> dict[str, float]:
-        """Seconds that the kernels of each task take in an untuned run, by key, as far as they are known; measured for `seconds`."""
+        """Seconds that the kernels of each task take in a run with the algorithms chosen, otherwise untuned, by key, as far as they are known;
+        measured for `seconds`."""
+        return {}
 
 
-class ModelSubject:
+class ModelSubject(TuningSubject):
     """An ONNX model, compiled as `options` say, and its kernels. `sizes` are those at which symbolic dims are measured.
 
     The untuned artifact is made at once. Raises as `tcomp.compile`; `InputError` if a size is missing.
@@ -82,10 +89,9 @@ class ModelSubject:
         self._graph = import_model(model, options.shapes, options.dims, {name: np.asarray(v) for name, v in (options.values or {}).items()})
         self.inputs = _inputs(self._graph, self._sizes, seed)
         self._suggested: dict[Sizes, int] = {}
-        self._partitioned: dict[frozenset[str], Graph] = {}  # the latest, by the algorithms that were chosen
-        self._keys_of: dict[frozenset[str], list[str]] = {}  # of their kernels, in program order
-        self.algorithms: list[tuple[Algorithm, Decisions]] = []
-        self.tasks: list[tuple[Task, int]] = []
+        self._before_layouts = lru_cache(_CACHED_GRAPHS)(self._run_passes)
+        self._keys = lru_cache(None)(self._kernel_keys)
+        self.algorithms = []
         self.choose_algorithms({})
         self._untuned = self._compiled({})
         self.algorithms = self._alternatives()
@@ -93,28 +99,24 @@ class ModelSubject:
     def _lookup(self, decisions: Mapping[str, Decisions]) -> Lookup:
         return given(decisions, self._backend, self._threads, self._sizes)
 
-    def _chosen(self, decisions: Mapping[str, Decisions]) -> frozenset[str]:
-        return frozenset(task.key + encode(d) for task, d in self.algorithms if decisions.get(task.key) == d)
+    def _chosen(self, decisions: Mapping[str, Decisions]) -> _Algorithms:
+        return frozenset((task.key, encode(d)) for task, d in self.algorithms if decisions.get(task.key) == d)
 
-    def _before_layouts(self, decisions: Mapping[str, Decisions]) -> Graph:
-        """The graph after the passes that depend on the choice of algorithms alone."""
-        chosen = self._chosen(decisions)
-        if chosen not in self._partitioned:
-            lookup = self._lookup(decisions)
-            self._partitioned[chosen], _ = run_passes(self._graph, graph_passes(replace(self._options, decide=lookup), Report())[:-1])
-            self._suggested |= lookup.suggested
-            if len(self._partitioned) > _CACHED_GRAPHS:  # each has weights of its own
-                del self._partitioned[next(iter(self._partitioned))]
-        return self._partitioned[chosen]
+    def _run_passes(self, chosen: _Algorithms) -> Graph:
+        """The graph after all passes but the last, which alone depends on decisions other than the choice of algorithms."""
+        lookup = self._lookup({key: decode(text) for key, text in chosen})
+        graph, _ = run_passes(self._graph, graph_passes(replace(self._options, decide=lookup), Report())[:-1])
+        self._suggested |= lookup.suggested
+        return graph
 
-    def _with_layouts(self, decisions: Mapping[str, Decisions], lookup: Lookup) -> Graph:
+    def _with_layouts(self, chosen: _Algorithms, lookup: Lookup) -> Graph:
         """The graph after all passes."""
         *_, (_, layout) = graph_passes(replace(self._options, decide=lookup), Report())
-        return layout(self._before_layouts(decisions))
+        return layout(self._before_layouts(chosen))
 
     def _compiled(self, decisions: Mapping[str, Decisions]) -> Artifact:
         lookup = self._lookup(decisions)
-        return compile_partitioned(self._with_layouts(decisions, lookup), replace(self._options, decide=lookup), Report())
+        return compile_partitioned(self._with_layouts(self._chosen(decisions), lookup), replace(self._options, decide=lookup), Report())
 
     def _alternatives(self) -> list[tuple[Algorithm, Decisions]]:
         """Algorithms other than those that the model of their cost suggests, but not far from these; the most promising first."""
@@ -129,16 +131,14 @@ class ModelSubject:
     def choose_algorithms(self, decisions: Mapping[str, Decisions]) -> None:
         """From now on, the tasks are the kernels of the model with these algorithms."""
         self._algorithm_decisions = dict(decisions)
-        self.tasks = [*workloads(self._with_layouts(decisions, self._lookup(decisions)), self._backend.target, self._threads, self._sizes)]
+        graph = self._with_layouts(self._chosen(decisions), self._lookup(decisions))
+        self.tasks = [*workloads(graph, self._backend.target, self._threads, self._sizes)]
 
-    def _keys(self, decisions: Mapping[str, Decisions]) -> list[str]:
+    def _kernel_keys(self, chosen: _Algorithms) -> list[str]:
         """The keys of a model's kernels, in program order."""
-        chosen = self._chosen(decisions)
-        if chosen not in self._keys_of:
-            kernels = kernel_inputs(self._with_layouts(decisions, self._lookup({})))
-            options = self._backend.target, self._threads, self._sizes
-            self._keys_of[chosen] = [kernel_workload(node.bodies[0], constants, *options).key for node, constants in kernels]
-        return self._keys_of[chosen]
+        options = self._backend.target, self._threads, self._sizes
+        kernels = kernel_inputs(self._with_layouts(chosen, self._lookup({})))
+        return [kernel_workload(node.bodies[0], constants, *options).key for node, constants in kernels]
 
     def artifact(self, decisions: Mapping[str, Decisions]) -> Artifact:
         """The model with these decisions on algorithms and kernels, by the keys of their tasks; others by default."""
@@ -153,7 +153,8 @@ class ModelSubject:
         before, after = self._by_task(answer, decisions)
         kernels = {key: Rounds(before[key], after[key]) for key in before if key in after}
         changed = Rounds(*(summed([times for key, times in side.items() if key not in kernels]) for side in (before, after)))
-        kernels |= {task.key: changed for task, d in self.algorithms if decisions.get(task.key) == d and changed.before and changed.after}
+        if changed.before and changed.after:
+            kernels |= {key: changed for key, _ in self._chosen(decisions)}
         return Comparison(Rounds(*map(tuple, answer["runs"])), kernels)
 
     def _run_both(self, decisions: Mapping[str, Decisions], seconds: float) -> Answer:
@@ -175,29 +176,27 @@ class ModelSubject:
     def _by_task(self, answer: Answer, decisions: Mapping[str, Decisions]) -> list[dict[str, tuple[float, ...]]]:
         """The times of kernel calls on either side, round by round, summed for each task."""
         sides = []
-        for keys, calls in zip((self._keys({}), self._keys(decisions)), answer["kernels"], strict=True):
+        for chosen, calls in zip((frozenset[tuple[str, str]](), self._chosen(decisions)), answer["kernels"], strict=True):
             found: dict[str, list[tuple[float, ...]]] = {}
-            for key, times in zip(keys, calls, strict=True):
+            for key, times in zip(self._keys(chosen), calls, strict=True):
                 found.setdefault(key, []).append(tuple(times))
             sides.append({key: summed(times) for key, times in found.items()})
         return sides
 
     def seconds_by_task(self, seconds: float) -> dict[str, float]:
-        """Seconds that the kernels of each task take in a run of the model with its algorithms chosen, otherwise untuned; empty if it cannot
-        be run."""
+        """Seconds that the kernels of each task take; empty if the model cannot be run."""
         answer, chosen = self._run_both(self._algorithm_decisions, seconds), self._algorithm_decisions
         return {key: min(times) for key, times in self._by_task(answer, chosen)[1].items()} if answer["status"] == Outcome.OK else {}
 
 
-class ProgramSubject:
+class ProgramSubject(TuningSubject):
     """A user's own program: see `Program.of`."""
 
     def __init__(
         self, source: Source, target: Target, threads: int, sizes: Mapping[str, int] | None, schedule: ScheduleFunction | None
     ) -> None:
-        self.algorithms: list[tuple[Algorithm, Decisions]] = []
         self.task = Program.of(source, target, threads, sizes, schedule)
-        self.tasks: list[tuple[Task, int]] = [(self.task, 1)]
+        self.tasks, self.algorithms = [(self.task, 1)], []
 
     def compare(self, decisions: Mapping[str, Decisions], seconds: float) -> Comparison:
         """The program with these decisions against its default schedule."""
@@ -212,20 +211,10 @@ class ProgramSubject:
                     break
         return Comparison(rounds, {self.task.key: rounds})
 
-    def choose_algorithms(self, decisions: Mapping[str, Decisions]) -> None:
-        """Nothing: a program has no algorithms to choose."""
-
-    def seconds_by_task(self, seconds: float) -> dict[str, float]:
-        """Empty: only the task's own measurements are known."""
-        return {}
-
 
 def roofline_seconds(task: Task, core: Core | None) -> float:
     """The least seconds that a call of a task's kernel takes, by the roofline. `core` has measured rates, if there are any."""
-    if isinstance(task, Workload):
-        kernel = task.backend.lower(task.body({}), "kernel")
-    else:
-        kernel = parse_kernel(task.text)
+    kernel = task.backend.lower(task.body({}), "kernel") if isinstance(task, Workload) else parse_kernel(task.text)
     return task.backend.cost_model(task.threads, core).bound(kernel, task.sizes_of(kernel.scalars))
 
 

@@ -4,8 +4,9 @@
     Program     a user's own loops, with the default schedule function or the user's own
     Algorithm   how a model computes its convolutions of one size, which no kernel alone can decide
 
-All are plain data, so that they can be stored, hashed and sent to other processes: `make(knobs)` gives the scheduled loops, and the arrays
-that these take at the sizes of symbolic dims at which they are measured.
+All are plain data, so that they can be stored, hashed and sent to other processes. A `Candidate` is what the schedule function makes of some
+decisions (`instantiate`), or of random ones (`sample`): scheduled loops, and the arrays that these take at the sizes of symbolic dims at which
+they are measured.
 """
 
 from __future__ import annotations
@@ -14,17 +15,20 @@ import hashlib
 import importlib
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from operator import attrgetter
-from typing import Any, ClassVar, cast
+from random import Random
+from typing import Any, ClassVar
 
 from tcomp.autotune.arguments import Argument, kernel_arguments
 from tcomp.backends import Backend, backend_of
 from tcomp.backends.kernel import build_loops, operand_layouts
 from tcomp.errors import InputError, ScheduleError
 from tcomp.ir.expr import Expr
+from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.graph import KERNEL, LOOP, Graph, Node, canonical_graph_text
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Kernel
@@ -33,7 +37,7 @@ from tcomp.ir.text.parser import parse_kernel
 from tcomp.ir.verify import verify_kernel
 from tcomp.ops import OPERATORS
 from tcomp.passes.layout import with_layouts
-from tcomp.schedules.knobs import Knobs, Option
+from tcomp.schedules.knobs import Answer, Decisions, Knobs, Option, chosen, encode
 from tcomp.schedules.schedule import Program as Source
 from tcomp.schedules.schedule import Schedule, kernel_of
 from tcomp.target import Target
@@ -44,13 +48,14 @@ ScheduleFunction = Callable[[Schedule, Knobs], None]
 _NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
 
 
+@dataclass(frozen=True)
 class Task(ABC):
     """A program together with its search space. `dims` are the sizes of symbolic dims at which it is measured."""
 
     text: str
     target: str
     threads: int
-    dims: tuple[tuple[str, int], ...]
+    dims: tuple[tuple[str, int], ...] = ()
 
     @property
     @abstractmethod
@@ -70,7 +75,7 @@ class Task(ABC):
 
     def to_json(self) -> dict[str, Any]:
         """What `task_from_json` reads."""
-        return {f.name: getattr(self, f.name) for f in fields(cast(Any, self)) if f.compare}  # every task is a dataclass
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
 
     @property
     def backend(self) -> Backend:
@@ -90,7 +95,7 @@ class Task(ABC):
     @property
     def sizes(self) -> tuple[int, ...]:
         """The numbers in the text, in order, then those of the dims: as many for every task of one structure and dims."""
-        return (*(int(n) for n in _NUMBER.findall(self.text)), *(size for _, size in self.dims))
+        return (*map(int, _NUMBER.findall(self.text)), *(size for _, size in self.dims))
 
     def sizes_of(self, variables: Sequence[Expr]) -> dict[Expr, int]:
         """The sizes of symbolic dims. Raises `InputError` naming those that have none."""
@@ -104,11 +109,7 @@ class Task(ABC):
 class Workload(Task):
     """A KERNEL body: `text` is its canonical text, with those inputs row-major that are `constants` (their numbers)."""
 
-    text: str
-    constants: tuple[int, ...]
-    target: str
-    threads: int
-    dims: tuple[tuple[str, int], ...]
+    constants: tuple[int, ...] = ()
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -147,11 +148,7 @@ class Program(Task):
     """A user's own loops, printed as they are before any step. `space` names a schedule function as `module:name`; "" is the default
     one. `function` is that function; it need not be kept if other processes can find it by its name (see `portable`)."""
 
-    text: str
-    space: str
-    target: str
-    threads: int
-    dims: tuple[tuple[str, int], ...]
+    space: str = ""
     function: ScheduleFunction | None = field(default=None, compare=False, repr=False)
 
     @classmethod
@@ -160,11 +157,10 @@ class Program(Task):
     ) -> Program:
         """The task of tensors or a kernel, as `Schedule` takes them, with a schedule function of the user's own, if given."""
         kernel = kernel_of(source)
-        names = {v.name for v in kernel.scalars}
         space = "" if schedule is None else f"{schedule.__module__}:{schedule.__qualname__}"
-        made = cls(str(kernel), space, str(target), threads, tuple(sorted((n, d) for n, d in (dims or {}).items() if n in names)), schedule)
-        made.sizes_of(kernel.scalars)
-        return made
+        task = cls(str(kernel), str(target), threads, _dims(dims, kernel.scalars), space, schedule)
+        task.sizes_of(kernel.scalars)
+        return task
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -181,14 +177,11 @@ class Program(Task):
         kernel = _kernel(self.text)
         if not self.space:
             s = self.backend.schedule(kernel, knobs)
+        elif function := self.function or _find_function(self.space):
+            function(s := Schedule(kernel), knobs)
         else:
-            function = self.function or _find_function(self.space)
-            if function is None:
-                raise ScheduleError(
-                    f"there is no schedule function `{self.space}`", hint="it was renamed, or its module cannot be imported here"
-                )
-            s = Schedule(kernel)
-            function(s, knobs)
+            hint = "it was renamed, or its module cannot be imported here"
+            raise ScheduleError(f"there is no schedule function `{self.space}`", hint=hint)
         return s, kernel_arguments(kernel, self.sizes_of(kernel.scalars), {}, [b.shape for b in kernel.buffers])
 
 
@@ -197,36 +190,83 @@ class Algorithm(Task):
     """Which algorithm convolutions or products of some sizes (`text`) take. Alternatives are judged in whole models, since an algorithm is
     several kernels and others around them change as well: there are no loops to make."""
 
-    text: str
-    target: str
-    threads: int
-    dims: tuple[tuple[str, int], ...] = ()
+    kind: str = "algorithm"
 
     NAME: ClassVar[str] = "tile"  # of the decision: the edge of Winograd's tiles, or 1 for Strassen's algorithm; 0 for the direct sum
 
     @property
     def identity(self) -> tuple[str, ...]:
         """The kind of task."""
-        return ("algorithm",)
+        return (self.kind,)
 
     def make(self, knobs: Knobs) -> tuple[Schedule, tuple[Argument, ...]]:
         """Raises `ScheduleError`."""
         raise ScheduleError(f"no one kernel is a {self.text}", hint="the kernels of a model that takes it are tasks themselves")
 
-    def to_json(self) -> dict[str, Any]:
-        """What `task_from_json` reads."""
-        return {**super().to_json(), "kind": "algorithm"}
-
 
 def task_from_json(record: Mapping[str, Any]) -> Workload | Program | Algorithm:
     """The task that `to_json` wrote."""
     dims = tuple((str(name), int(size)) for name, size in record["dims"])
-    text, target, threads = str(record["text"]), str(record["target"]), int(record["threads"])
+    common = str(record["text"]), str(record["target"]), int(record["threads"]), dims
     if "kind" in record:
-        return Algorithm(text, target, threads, dims)
-    if "space" in record:
-        return Program(text, str(record["space"]), target, threads, dims)
-    return Workload(text, tuple(map(int, record["constants"])), target, threads, dims)
+        return Algorithm(*common)
+    return Program(*common, str(record["space"])) if "space" in record else Workload(*common, tuple(map(int, record["constants"])))
+
+
+# ---------------------------------------------------------------- candidates
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What the schedule function made of some decisions: `answers` are all that was asked, by name; `arguments` the buffers that the loops
+    take."""
+
+    task: Task
+    schedule: Schedule
+    arguments: tuple[Argument, ...]
+    answers: Mapping[str, Answer]
+
+    @cached_property
+    def decisions(self) -> dict[str, Option]:
+        """Those that are not the default."""
+        return chosen(self.answers)
+
+    @cached_property
+    def identity(self) -> str:
+        """Equal for candidates of equal loops, whatever the decisions that led to them."""
+        return _digest(str(self.schedule.kernel))
+
+
+def instantiate(task: Task, decisions: Decisions) -> Candidate:
+    """The candidate of some decisions. Those that are not asked for, or not an option any more, are ignored.
+
+    Raises `ScheduleError` where they are refused, also where they leave a part as lowered that the default schedule transforms.
+    """
+    return _candidate(task, Knobs(decisions))
+
+
+def sample(task: Task, rng: Random) -> Candidate:
+    """All decisions at random. Raises as `instantiate`."""
+    return _candidate(task, Knobs(pick=lambda name, options, default: rng.choice(options)))
+
+
+def _candidate(task: Task, knobs: Knobs) -> Candidate:
+    s, arguments = task.make(knobs)
+    left = _left_as_lowered(s)
+    if new := left.keys() - _left_by_default(task):
+        what, why = f"these decisions cannot be followed for {', '.join(sorted(new))}", "; ".join(left[where] for where in left if where in new)
+        raise ScheduleError(what, where=encode(knobs.decisions), why=why)
+    return Candidate(task, s, arguments, knobs.asked)
+
+
+def _left_as_lowered(s: Schedule) -> dict[str, str]:
+    """The results that a schedule leaves as lowered, and why."""
+    return {f.where: str(f) for f in s.fallbacks if f.kind is FallbackKind.LEFT_AS_LOWERED}
+
+
+@lru_cache(maxsize=256)
+def _left_by_default(task: Task) -> frozenset[str]:
+    return frozenset(_left_as_lowered(task.schedule(Knobs())))
 
 
 # ---------------------------------------------------------------- the kernels of a model
@@ -237,11 +277,10 @@ def workloads(graph: Graph, target: Target, threads: int, dims: Mapping[str, int
 
     `dims` are the sizes at which symbolic dims are measured. Raises `InputError` naming those it lacks.
     """
-    found: dict[Workload, int] = {}
+    calls = Counter[Workload]()
     for node, constants, times in _kernels(graph, 1):
-        made = kernel_workload(node.bodies[0], constants, target, threads, dims)
-        found[made] = found.get(made, 0) + times
-    return list(found.items())
+        calls[kernel_workload(node.bodies[0], constants, target, threads, dims)] += times
+    return [*calls.items()]
 
 
 def kernel_workload(
@@ -249,23 +288,25 @@ def kernel_workload(
 ) -> Workload:
     """The workload of one KERNEL body; `constants` are the numbers of its inputs that are constants, whose layouts do not matter."""
     plain = with_layouts(body, [None if n in constants else v.layout for n, v in enumerate(body.inputs)], None)
-    names = {v.name for v in plain.dims()}
-    sizes = tuple(sorted((name, size) for name, size in (dims or {}).items() if name in names))
-    made = Workload(canonical_graph_text(plain), tuple(sorted(constants)), str(target), threads, sizes)
-    made.sizes_of(plain.dims())
-    return made
+    workload = Workload(canonical_graph_text(plain), str(target), threads, _dims(dims, plain.dims()), tuple(sorted(constants)))
+    workload.sizes_of(plain.dims())
+    return workload
 
 
 def _kernels(graph: Graph, times: int) -> Iterator[tuple[Node, frozenset[int], int]]:
     for node in graph.nodes:
         if node.op is KERNEL:
             yield node, frozenset(n for n, v in enumerate(node.inputs) if v in graph.constants), times
+            continue
         trips = node.attrs["trips"] if node.op is LOOP else 1
-        for body in node.bodies if node.op is not KERNEL else ():
+        for body in node.bodies:
             yield from _kernels(body, times * (trips if isinstance(trips, int) else 1))
 
 
-# ---------------------------------------------------------------- parts
+def _dims(sizes: Mapping[str, int] | None, variables: Sequence[Expr]) -> tuple[tuple[str, int], ...]:
+    """Those of the sizes that are of these variables, by name."""
+    names = {v.name for v in variables}
+    return tuple(sorted((name, size) for name, size in (sizes or {}).items() if name in names))
 
 
 @lru_cache(maxsize=64)
@@ -280,9 +321,7 @@ def _kernel(text: str) -> Kernel:
     return kernel
 
 
-@lru_cache(maxsize=16)
-def _backend(text: str) -> Backend:
-    return backend_of(text)
+_backend = lru_cache(maxsize=16)(backend_of)
 
 
 def _digest(*parts: str) -> str:

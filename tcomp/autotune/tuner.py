@@ -10,29 +10,31 @@ measured; whatever ends the run, the best so far is what a compilation finds the
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from hashlib import sha256
 from math import inf, log
 from random import Random
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tcomp.autotune.budget import PhaseClock, Watchdog
 from tcomp.autotune.confirm import Confirmation, Gain, confirm
-from tcomp.autotune.database.records import Judgement, Record, Session, SessionState, Verdict, environment
+from tcomp.autotune.database.entries import Judgement, Record, Session, SessionState, Verdict, environment
 from tcomp.autotune.database.store import Database
 from tcomp.autotune.features import CandidateSummary
-from tcomp.autotune.measurement.measurer import Measurer
+from tcomp.autotune.measurement.measurer import ClusterMeasurer, Measurer
 from tcomp.autotune.measurement.results import Limits, Measurement, Outcome, Rounds
-from tcomp.autotune.progress import Result, Status, StopReason, TaskStatus
+from tcomp.autotune.progress import PhaseClock, Result, Status, StopReason, TaskStatus, next_task
 from tcomp.autotune.search import Search
-from tcomp.autotune.space import instantiate
 from tcomp.autotune.subject import ModelSubject, ProgramSubject, TuningSubject, roofline_seconds, title
-from tcomp.autotune.task_scheduler import TaskState, next_task
-from tcomp.autotune.tasks import ScheduleFunction, Task
+from tcomp.autotune.tasks import ScheduleFunction, Task, instantiate
 from tcomp.backends import backend_of
 from tcomp.calibration import measured
 from tcomp.errors import InputError, TcompError
@@ -57,8 +59,6 @@ _EXTRA_COMPARISONS = 0.5  # beyond those of the finalists, for which there has t
 _RECENT_ERRORS = 64  # the latest predictions, from which the error of the cost model is computed
 _GRACE = 1.0  # seconds after which a candidate that is being measured when time is up is not waited for
 _DEFAULT = encode({})
-
-_Proposals = dict[str, float | None]  # decisions as text, and the costs that the cost model expects
 
 
 def tune(
@@ -97,7 +97,8 @@ def tune(
     """
     start = time.monotonic()
     backend = backend_of(target)
-    for name, number in (("budget", budget), ("trials", trials), ("workers", workers), ("threads", threads)):
+    limits = {"budget": budget, "trials": trials}
+    for name, number in {**limits, "workers": workers, "threads": threads}.items():
         if number is not None and not 0 < number < 1e9:
             raise InputError(f"{name} is to be positive, not {number}")
     if cluster is None:
@@ -116,7 +117,7 @@ def tune(
                 raise InputError("a schedule function is for a program, not for a model", hint="tcomp.tune([A, B, C], schedule=f)")
             else:
                 subject = ModelSubject(model, CompileOptions(backend, shapes, dims, threads, values, direct), sizes, seed)
-        session = _session(entries, subject, options, budget, trials, resume)
+        session = _session(entries, subject, options, limits, resume)
         run = _TuningRun(subject, entries, session, start, clock, progress or (lambda status: None), Random(f"{seed} {session.trials}"))
         return run.run(workers, cluster)
 
@@ -127,342 +128,339 @@ def _plain(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _session(
-    entries: Database, subject: TuningSubject, options: dict[str, Any], budget: float | None, trials: int | None, resume: bool
+    entries: Database, subject: TuningSubject, options: dict[str, Any], limits: Mapping[str, float | None], resume: bool
 ) -> Session:
     """A new session, or the latest one about the same tasks, with limits for what is left."""
     digest = sha256("\0".join(sorted(task.key for task, _ in subject.tasks)).encode()).hexdigest()
     if not resume:
-        limits = {"budget": BUDGET if budget is None and trials is None else budget, "trials": trials}
-        session = Session(digest, {**options, **limits}, time.time())
-        entries.begin(session)
+        unlimited = all(limit is None for limit in limits.values())
+        session = Session(digest, {**options, **limits, **({"budget": BUDGET} if unlimited else {})}, time.time())
+        entries.update(session)
         return session
-    earlier = [s for s in entries.sessions() if s.subject == digest]
-    if not earlier:
+    session = next((s for s in reversed(entries.sessions()) if s.subject == digest), None)  # type: ignore[assignment]
+    if session is None:
         raise InputError(f"there is nothing to resume in {entries.path}", why="this was not tuned there with these options")
-    session = earlier[-1]
-    spent: dict[str, float] = {"budget": session.spent, "trials": session.trials}
-    limits = {name: session.options.get(name) for name in spent}
-    limits |= {name: spent[name] + more for name, more in (("budget", budget), ("trials", trials)) if more is not None}
-    session.options = {**session.options, **limits}
-    over = [name for name, limit in limits.items() if limit is not None and spent[name] >= limit]
+    spent = {"budget": session.spent, "trials": session.trials}
+    total = {name: session.options.get(name) if limits[name] is None else spent[name] + (limits[name] or 0) for name in spent}
+    session.options = {**session.options, **total}
+    over = [name for name, limit in total.items() if limit is not None and spent[name] >= limit]
     if over and session.state is SessionState.FINISHED:
-        raise InputError(f"nothing is left of the {over[0]} of {limits[over[0]]:g}", hint=f"give a further {over[0]}")
+        raise InputError(f"nothing is left of the {over[0]} of {total[over[0]]:g}", hint=f"give a further {over[0]}")
     session.state = SessionState.RUNNING
     return session
 
 
-# ---------------------------------------------------------------- the loop
-
-
+@dataclass(eq=False)
 class _TuningRun:
-    def __init__(
-        self,
-        subject: TuningSubject,
-        entries: Database,
-        session: Session,
-        start: float,
-        clock: PhaseClock,
-        tell: Callable[[Status], None],
-        rng: Random,
-    ) -> None:
-        self._subject, self._entries, self._session, self._clock, self._tell, self._rng = subject, entries, session, clock, tell, rng
-        self._target = Target.parse(str(session.options["target"]))
-        self._environment = environment(self._target)
-        budget, self._limit = session.options["budget"], session.options["trials"]
-        self._start, self._earlier = start, session.spent
-        self._budget = inf if budget is None else max(0.0, budget - session.spent)
+    """One call of the tuner."""
+
+    subject: TuningSubject
+    entries: Database
+    session: Session
+    start: float
+    clock: PhaseClock
+    tell: Callable[[Status], None]
+    rng: Random
+    phase: str = "compile"
+    kernels: list[TaskStatus] = field(default_factory=list)
+    current: TaskStatus | None = None
+    choices: list[TaskStatus] = field(default_factory=list)  # of algorithms
+    algorithms: dict[str, Decisions] = field(default_factory=dict)
+    errors: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_ERRORS))  # of the cost model
+    build_seconds: float = 0.0
+    built: int = 0  # candidates, in that time
+    loading: float = 1.0  # seconds of a comparison beyond those of its runs, for processes to start and models to load
+
+    def __post_init__(self) -> None:
+        self.target = Target.parse(str(self.session.options["target"]))
+        self.environment = environment(self.target)
+        budget, self.limit = self.session.options["budget"], self.session.options["trials"]
+        self.earlier = self.session.spent
+        self.budget = inf if budget is None else max(0.0, budget - self.earlier)
         least, most = _COMPARISON_SECONDS
-        self._comparison = min(max(_COMPARISON * (BUDGET if budget is None else budget), least), most)
-        self._compiled = time.monotonic() - start
-        self._building = [0.0, 0]  # seconds, and candidates that were built in them
-        self._loading = 1.0  # seconds of a comparison beyond those of its runs, for processes to start and models to load
-        self._phase = "compile"
-        self._errors: list[float] = []
-        self._kernels: list[TaskState] = []
-        self._current: TaskState | None = None
-        self._choices: list[TaskStatus] = []  # of algorithms
-        self._algorithms: dict[str, Decisions] = {}
+        self.comparison = min(max(_COMPARISON * (BUDGET if budget is None else budget), least), most)
+        self.compiled = self.elapsed
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.start
 
     def run(self, workers: int | None, cluster: str | None) -> Result:
         interrupted = False
         try:
-            self._choose_algorithms()
-            self._survey()
-            self._search(workers, cluster)
+            self.choose_algorithms()
+            self.survey()
+            self.search(workers, cluster)
         except KeyboardInterrupt:
             interrupted = True
-        self._phase = "confirm"
+        self.phase = "confirm"
         confirmation = Confirmation()
         try:
-            with self._clock.phase("confirm"):
-                confirmation = self._confirm()
+            with self.clock.phase("confirm"):
+                confirmation = self.confirm()
         except KeyboardInterrupt:
             interrupted = True
-        confirmation.notes += dict.fromkeys(k.stopped for k in self._kernels if k.stop is StopReason.NOT_MEASURED)
-        self._session.state = SessionState.INTERRUPTED if interrupted else SessionState.FINISHED
-        self._enter_session(confirmation)
-        self._phase = "done"
-        self._show()
-        program = self._subject.task if isinstance(self._subject, ProgramSubject) else None
-        statuses = [*self._choices, *self._kernels]
-        return Result(str(self._entries.path), statuses, confirmation, self._clock.stop(), self._session.trials, interrupted, program)
+        confirmation.notes += dict.fromkeys(k.stopped for k in self.kernels if k.stop is StopReason.NOT_MEASURED)
+        self.session.state = SessionState.INTERRUPTED if interrupted else SessionState.FINISHED
+        self.end_session(confirmation)
+        self.phase = "done"
+        self.show()
+        program = self.subject.task if isinstance(self.subject, ProgramSubject) else None
+        statuses, seconds = [*self.choices, *self.kernels], self.clock.stop()
+        return Result(str(self.entries.path), statuses, confirmation, seconds, self.session.trials, interrupted, program)
 
     # ------------------------------------------------------------ algorithms
 
-    def _choose_algorithms(self) -> None:
+    def choose_algorithms(self) -> None:
         """Try alternatives to the algorithms that the model takes, each in a comparison of whole models. The kernels that are tuned then are
         those of the model with the winners."""
-        longest, limit, end = 0.0, inf, self._start + self._compiled + _ALGORITHMS * (self._budget - self._compiled)
-        if self._limit is not None:
-            limit = self._session.trials + _ALGORITHMS * (self._limit - self._session.trials)
-        for task, decisions in self._subject.algorithms:
-            status = next((s for s in self._choices if s.task == task), None) or TaskStatus(task, title(task), 1, 0.0)
-            record = next((r for r in self._entries.records(task.key) if r.decisions == encode(decisions)), None)
+        longest, end = 0.0, self.start + self.compiled + _ALGORITHMS * (self.budget - self.compiled)
+        limit = inf if self.limit is None else self.session.trials + _ALGORITHMS * (self.limit - self.session.trials)
+        for task, decisions in self.subject.algorithms:
+            record = next((r for r in self.entries.records(task.key) if r.decisions == encode(decisions)), None)
             begin = time.monotonic()
-            if record is None and begin + longest < end and self._session.trials < limit:
-                self._phase = "algorithms"
-                self._show()
-                with self._clock.phase("measure"):
-                    record = self._try_algorithm(task, encode(decisions))
+            if record is None and begin + longest < end and self.session.trials < limit:
+                self.phase = "algorithms"
+                self.show()
+                with self.clock.phase("measure"):
+                    record = self.try_algorithm(task, encode(decisions))
                 longest = max(longest, time.monotonic() - begin)
             if record is not None:
-                self._judge_algorithm(status, record)
-        self._subject.choose_algorithms(self._algorithms)
+                self.judge_algorithm(record)
+        self.subject.choose_algorithms(self.algorithms)
 
-    def _try_algorithm(self, task: Task, decisions: str) -> Record:
+    def try_algorithm(self, task: Task, decisions: str) -> Record:
         """The record of an alternative. The cost of what the untuned model takes is the time of all kernels that differ."""
-        comparison = self._subject.compare({task.key: decode(decisions)}, self._comparison / 2)
-        rounds, base = comparison.kernels.get(task.key, Rounds()), self._entries.best(task.key)
+        comparison = self.subject.compare({task.key: decode(decisions)}, self.comparison / 2)
+        rounds, base = comparison.kernels.get(task.key, Rounds()), self.entries.best(task.key)
         if not rounds.before:
             failure = comparison.failure or Measurement(Outcome.ERROR, reason="no kernel differs")
-            return self._record(task, decisions, failure, None)
+            return self.record(task, decisions, failure, None)
         if base is None:
-            base = self._record(task, _DEFAULT, Measurement(Outcome.OK, rounds.before), min(rounds.before))
-        return self._record(task, decisions, Measurement(Outcome.OK, rounds.after, "", rounds.before), rounds.ratio * (base.cost or 0.0))
+            base = self.record(task, _DEFAULT, Measurement(Outcome.OK, rounds.before), min(rounds.before))
+        return self.record(task, decisions, Measurement(Outcome.OK, rounds.after, "", rounds.before), rounds.ratio * (base.cost or 0.0))
 
-    def _judge_algorithm(self, status: TaskStatus, record: Record) -> None:
+    def judge_algorithm(self, record: Record) -> None:
         """Take an alternative if it is the best so far, and was not rolled back before."""
-        if status not in self._choices:
-            self._choices.append(status)
+        status = next((s for s in self.choices if s.task == record.task), None)
+        if status is None:
+            self.choices.append(status := TaskStatus(record.task, title(record.task), 1, 0.0))
         status.trials, status.failed = status.trials + 1, status.failed + (not record.ok)
         rounds = Rounds(record.measurement.incumbent, record.measurement.seconds)
-        lost = any(v.decisions == record.decisions and not v.kept for v in self._entries.verdicts(record.task.key))
+        lost = any(v.decisions == record.decisions and not v.kept for v in self.entries.verdicts(record.task.key))
         if record.ok and rounds.before and rounds.won and rounds.ratio < status.gain and not lost:
             status.before, status.gain = min(rounds.before), rounds.ratio
-            self._algorithms[record.task.key] = decode(record.decisions)
+            self.algorithms[record.task.key] = decode(record.decisions)
 
     # ------------------------------------------------------------ the search
 
-    def _survey(self) -> None:
+    def survey(self) -> None:
         """Collect what is known of the kernels: bounds, earlier records, and their shares of the untuned model's time."""
-        with self._clock.phase("measure"):
-            here = bool(self._subject.tasks) and self._target == Target.host()
+        with self.clock.phase("measure"):
+            here = bool(self.subject.tasks) and self.target == Target.host()
             core = measured() if here else None  # the rates of this machine, if it is the one that is tuned for
-        for task, calls in self._subject.tasks:
-            kernel = TaskState(task, title(task), calls, calls * roofline_seconds(task, core))
-            for record in self._entries.records(task.key):
+        for task, calls in self.subject.tasks:
+            self.kernels.append(kernel := TaskStatus(task, title(task), calls, calls * roofline_seconds(task, core)))
+            for record in self.entries.records(task.key):
                 kernel.learn(record)
             kernel.earlier = len(kernel.records)
-            self._kernels.append(kernel)
-        self._show()
-        with self._clock.phase("measure"):
+        self.show()
+        with self.clock.phase("measure"):
             begin = time.monotonic()
-            seconds = self._subject.seconds_by_task(self._comparison / 2)
-        self._loading = max(self._loading, time.monotonic() - begin - self._comparison / 2)
-        for kernel in self._kernels:
+            seconds = self.subject.seconds_by_task(self.comparison / 2)
+        self.loading = max(self.loading, time.monotonic() - begin - self.comparison / 2)
+        for kernel in self.kernels:
             if kernel.task.key in seconds:
                 kernel.before, kernel.known = seconds[kernel.task.key], True
             elif kernel.base is None:
                 kernel.before = kernel.bound  # until more is known
 
-    def _search(self, workers: int | None, cluster: str | None) -> None:
-        self._phase = "search"
-        with self._measurer(workers, cluster) as measurer, Watchdog(lambda: self._end + _GRACE, measurer.close) as watchdog:
+    def search(self, workers: int | None, cluster: str | None) -> None:
+        self.phase = "search"
+        limits = Limits(building=min(60.0, max(10.0, self.budget / 4)), running=min(20.0, max(3.0, self.budget / 10)))
+        measurer = Measurer(workers, limits) if cluster is None else ClusterMeasurer(cluster, workers, limits)
+        with measurer, _watchdog(lambda: self.end + _GRACE, measurer.close) as expired:
             try:
-                search = Search(self._target, summarize=lambda task, wanted: self._summarized(measurer, task, wanted))
-                while time.monotonic() < self._end and (self._limit is None or self._session.trials < self._limit):
-                    if (kernel := next_task(self._kernels, self._rng)) is None:
+                search = Search(self.target, summarize=lambda task, wanted: self.summarized(measurer, task, wanted))
+                while time.monotonic() < self.end and (self.limit is None or self.session.trials < self.limit):
+                    if (kernel := next_task(self.kernels, self.rng)) is None:
                         break
-                    self._batch(kernel, measurer, search)
+                    self.batch(kernel, measurer, search)
             except (TcompError, OSError, RuntimeError):
-                if not watchdog.expired:
+                if not expired.is_set():
                     raise
 
-    def _measurer(self, workers: int | None, cluster: str | None) -> Measurer:
-        running = min(20.0, max(3.0, self._budget / 10))
-        limits = Limits(building=min(60.0, max(10.0, self._budget / 4)), running=running)
-        if cluster is None:
-            return Measurer(workers, limits)
-        from tcomp.autotune.measurement.cluster import ClusterMeasurer  # needs an optional package
-
-        return ClusterMeasurer(cluster, workers, limits)
-
     @property
-    def _end(self) -> float:
+    def end(self) -> float:
         """When the search has to end, so that the winners can be compiled and confirmed."""
-        return self._start + self._budget - (self._finalists + _EXTRA_COMPARISONS) * self._comparison_seconds
+        return self.start + self.budget - (self.finalists + _EXTRA_COMPARISONS) * self.comparison_seconds
 
     @property
-    def _comparison_seconds(self) -> float:
+    def comparison_seconds(self) -> float:
         """Seconds for a comparison, with building the winners."""
-        winners = sum(k.gain < 1 for k in self._kernels)
-        each = self._building[0] / self._building[1] if self._building[1] else 0.0
-        return (winners + 1) * each + self._comparison + self._loading
+        winners = sum(k.gain < 1 for k in self.kernels)
+        each = self.build_seconds / self.built if self.built else 0.0
+        return (winners + 1) * each + self.comparison + self.loading
 
     @property
-    def _finalists(self) -> int:
+    def finalists(self) -> int:
         """Candidates of a kernel that run in the model, at most."""
-        if self._budget == inf:
+        if self.budget == inf:
             return _FINALISTS
-        return max(1, min(_FINALISTS, int(_FINALS * self._budget / self._comparison_seconds - _EXTRA_COMPARISONS)))
+        return max(1, min(_FINALISTS, int(_FINALS * self.budget / self.comparison_seconds - _EXTRA_COMPARISONS)))
 
-    def _batch(self, kernel: TaskState, measurer: Measurer, search: Search) -> None:
-        self._current = kernel
-        self._show()
+    def batch(self, kernel: TaskStatus, measurer: Measurer, search: Search) -> None:
+        """Propose, measure, learn."""
+        self.current = kernel
+        self.show()
         start, before = time.monotonic(), len(kernel.records)
-        proposals: _Proposals = {_DEFAULT: None} if kernel.base is None else {}
-        with self._clock.phase("search"):
-            proposals |= self._proposed(kernel, search)
+        proposals: dict[str, float | None] = {_DEFAULT: None} if kernel.base is None else {}  # and the costs that the cost model expects
+        with self.clock.phase("search"):
+            proposals |= self.proposed(kernel, search)
         if not proposals:
             kernel.stop = StopReason.EXHAUSTED
             return
-        wanted, incumbent = [decode(text) for text in proposals], kernel.best  # at the start: the whole batch is measured beside it
-        for (text, guess), measurement in zip(proposals.items(), self._measured(kernel, measurer, wanted, incumbent), strict=False):
-            measurement = self._measured_again(kernel, measurer, decode(text), measurement, incumbent)
-            self._enter(kernel, text, guess, measurement, incumbent or kernel.base)
-            if time.monotonic() >= self._end or kernel.base is None:
+        incumbent = kernel.best  # at the start: the whole batch is measured against it
+        results = measurer.measure_each(kernel.task, [*map(decode, proposals)], decode(incumbent.decisions) if incumbent else None)
+        for n, (text, guess) in enumerate(proposals.items()):
+            begin = time.monotonic()
+            with self.clock.phase("measure" if n else "build"):  # all are built before the first is measured
+                measurement = next(results)
+            if not n:
+                self.account_building(time.monotonic() - begin, len(proposals))
+            measurement = self.measured_again(kernel, measurer, text, measurement, incumbent)
+            self.enter(kernel, text, guess, measurement, incumbent or kernel.base)
+            if time.monotonic() >= self.end or kernel.base is None:
                 break
         kernel.seconds += time.monotonic() - start
         kernel.measured += len(kernel.records) - before
         if kernel.base is None:
             kernel.stop, kernel.stop_detail = StopReason.NOT_MEASURED, kernel.records[-1].measurement.reason
 
-    def _summarized(self, measurer: Measurer, task: Task, wanted: Sequence[Decisions]) -> list[CandidateSummary | None]:
-        """What candidates are. A failure to make their loops that is not a refusal becomes a record."""
-        with self._clock.phase("build"):
-            found = measurer.summarize(task, wanted)
-        kernel = next(k for k in self._kernels if k.task is task)
-        for decisions, made in zip(wanted, found, strict=True):
-            if isinstance(made, Measurement) and made.status != Outcome.REFUSED and kernel.base is not None:
-                self._enter(kernel, encode(decisions), None, made, None)
-        return [made if isinstance(made, CandidateSummary) else None for made in found]
-
-    def _size(self, kernel: TaskState) -> int:
-        """Trials of the next batch: enough to keep the builders busy, few enough to decide again soon."""
-        size = 2 * len(os.sched_getaffinity(0))
-        if kernel.measured and self._budget < inf:
-            each = kernel.seconds / kernel.measured
-            size = max(4, min(16, round(_BATCH * (self._end - time.monotonic()) / each)))
-        return size if self._limit is None else min(size, self._limit - self._session.trials)
-
-    def _measured(
-        self, kernel: TaskState, measurer: Measurer, wanted: Sequence[Decisions], incumbent: Record | None
-    ) -> Iterator[Measurement]:
-        results = measurer.measure_each(kernel.task, wanted, _decisions(incumbent))
-        start = time.monotonic()
-        with self._clock.phase("build"):  # all are built before the first is measured
-            first = next(results)
-        took = time.monotonic() - start
-        if self._building[1] or isinstance(self._subject, ModelSubject):
-            self._building[0] += took
-            self._building[1] += len(wanted)
+    def account_building(self, seconds: float, candidates: int) -> None:
+        if self.built or isinstance(self.subject, ModelSubject):
+            self.build_seconds += seconds
+            self.built += candidates
         else:
-            self._loading = max(self._loading, took)  # processes were started: so they are for a comparison of programs
-            self._building[1] = 1
-        yield first
-        while True:
-            with self._clock.phase("measure"):
-                found = next(results, None)
-            if found is None:
-                return
-            yield found
+            self.loading = max(self.loading, seconds)  # processes were started: so they are for a comparison of programs
+            self.built = 1
 
-    def _measured_again(
-        self, kernel: TaskState, measurer: Measurer, decisions: Decisions, found: Measurement, incumbent: Record | None
+    def measured_again(
+        self, kernel: TaskStatus, measurer: Measurer, decisions: str, found: Measurement, incumbent: Record | None
     ) -> Measurement:
         """A candidate that seems to be the best is measured again, and the worse result counts: the best of many is partly luck."""
-        best, beside = kernel.best, incumbent or kernel.base
-        if found.status != Outcome.OK or best is None or beside is None or found.ratio * (beside.cost or inf) >= (best.cost or inf):
+        best, scale = kernel.best, incumbent or kernel.base
+        if found.status != Outcome.OK or best is None or scale is None or found.ratio * (scale.cost or inf) >= (best.cost or inf):
             return found
-        with self._clock.phase("measure"):
-            (again,) = measurer.measure(kernel.task, [decisions], _decisions(incumbent))
+        with self.clock.phase("measure"):
+            (again,) = measurer.measure(kernel.task, [decode(decisions)], decode(incumbent.decisions) if incumbent else None)
         return again if again.ratio > found.ratio else found
 
-    def _proposed(self, kernel: TaskState, search: Search) -> _Proposals:
-        """New candidates, as text, with their predicted costs; winners of similar kernels are among the first ones."""
-        count, known = self._size(kernel), {_DEFAULT, *(r.decisions for r in kernel.records)}
-        similar = self._winners_of_similar_tasks(kernel.task) if not kernel.trials else []
-        found = search(kernel.task, kernel.training_records, count, self._rng, similar)
+    def summarized(self, measurer: Measurer, task: Task, wanted: Sequence[Decisions]) -> list[CandidateSummary | None]:
+        """What candidates are. A failure to make their loops that is not a refusal becomes a record."""
+        with self.clock.phase("build"):
+            found = measurer.summarize(task, wanted)
+        kernel = next(k for k in self.kernels if k.task is task)
+        for decisions, summary in zip(wanted, found, strict=True):
+            if isinstance(summary, Measurement) and summary.status != Outcome.REFUSED and kernel.base is not None:
+                self.enter(kernel, encode(decisions), None, summary, None)
+        return [summary if isinstance(summary, CandidateSummary) else None for summary in found]
+
+    def proposed(self, kernel: TaskStatus, search: Search) -> dict[str, float | None]:
+        """New candidates, as text, with their predicted costs; winners of similar kernels are among the first ones. They are enough to keep the
+        builders busy, few enough to decide again soon."""
+        count = 2 * len(os.sched_getaffinity(0))
+        if kernel.measured and self.budget < inf:
+            count = max(4, min(16, round(_BATCH * (self.end - time.monotonic()) * kernel.measured / kernel.seconds)))
+        if self.limit is not None:
+            count = min(count, self.limit - self.session.trials)
+        known = {_DEFAULT, *(r.decisions for r in kernel.records)}
+        similar = self.winners_of_similar_tasks(kernel.task) if not kernel.trials else []
+        found = search(kernel.task, kernel.training_records, count, self.rng, similar)
         return {text: search.predicted(kernel.task, d) for d in found if (text := encode(d)) not in known}
 
-    def _winners_of_similar_tasks(self, task: Task) -> list[Decisions]:
+    def winners_of_similar_tasks(self, task: Task) -> list[Decisions]:
         """Winners of kernels of the same structure, those of the nearest sizes first."""
 
         def distance(other: Task) -> float:
             return sum(abs(log((a + 1) / (b + 1))) for a, b in zip(task.sizes, other.sizes, strict=True))
 
-        others = [t for t in self._entries.similar(task.structure) if t.key != task.key and len(t.sizes) == len(task.sizes)]
-        winners = [self._entries.choice(t.key) for t in sorted(others, key=distance)[:_SIMILAR]]
+        others = [t for t in self.entries.similar(task.structure) if t.key != task.key and len(t.sizes) == len(task.sizes)]
+        winners = [self.entries.choice(t.key) for t in sorted(others, key=distance)[:_SIMILAR]]
         return [decode(text) for text in winners if text is not None]
 
     # ------------------------------------------------------------ records and results
 
-    def _record(self, task: Task, decisions: str, measurement: Measurement, cost: float | None, predicted: float | None = None) -> Record:
+    def record(self, task: Task, decisions: str, measurement: Measurement, cost: float | None, predicted: float | None = None) -> Record:
         """Enter a record, and what is spent by now."""
-        record = Record(task, decisions, "", measurement, cost, predicted, self._environment, time.time())
-        self._session.trials += decisions != _DEFAULT
-        self._session.spent = self._earlier + time.monotonic() - self._start
-        self._entries.add(record, self._session)
+        record = Record(task, decisions, "", measurement, cost, predicted, self.environment, time.time())
+        self.session.trials += decisions != _DEFAULT
+        self.session.spent = self.earlier + self.elapsed
+        self.entries.add(record, self.session)
         return record
 
-    def _enter(self, kernel: TaskState, decisions: str, predicted: float | None, measurement: Measurement, incumbent: Record | None) -> None:
-        """Enter one record, in the database and here. `incumbent` is what the candidate was measured beside: as the machine may have become
+    def enter(self, kernel: TaskStatus, decisions: str, predicted: float | None, measurement: Measurement, incumbent: Record | None) -> None:
+        """Enter one record, in the database and here. `incumbent` is what the candidate was measured against: as the machine may have become
         busier or faster since, the cost is on the scale of the incumbent's; None for the first."""
         cost = None
         if measurement.status == Outcome.OK:
             cost = measurement.least if incumbent is None else measurement.ratio * (incumbent.cost or inf)
         if cost is not None and predicted is not None:
-            self._errors = [*self._errors, abs(log(predicted / cost))][-_RECENT_ERRORS:]
-        kernel.learn(self._record(kernel.task, decisions, measurement, cost, predicted))
-        self._show()
+            self.errors.append(abs(log(predicted / cost)))
+        kernel.learn(self.record(kernel.task, decisions, measurement, cost, predicted))
+        self.show()
 
-    def _confirm(self) -> Confirmation:
-        candidates = {key: [decisions] for key, decisions in self._algorithms.items()}
-        for kernel in self._kernels:
+    def confirm(self) -> Confirmation:
+        candidates = {key: [decisions] for key, decisions in self.algorithms.items()}
+        for kernel in self.kernels:
             base = inf if kernel.base is None else kernel.base.cost or inf
-            better = [r for r in self._entries.ranked(kernel.task.key) if r.decisions != _DEFAULT and (r.cost or inf) < base < inf]
+            better = [r for r in self.entries.ranked(kernel.task.key) if r.decisions != _DEFAULT and (r.cost or inf) < base < inf]
             if better:
-                candidates[kernel.task.key] = [decode(r.decisions) for r in better[: self._finalists]]
-        self._show()
-        found = confirm(self._subject, candidates, self._comparison, self._start + self._budget, lambda comparisons: self._show())
+                candidates[kernel.task.key] = [decode(r.decisions) for r in better[: self.finalists]]
+        self.show()
+        found = confirm(self.subject, candidates, self.comparison, self.start + self.budget, lambda comparisons: self.show())
         when = time.time()
-        for task in (status.task for status in (*self._choices, *self._kernels)):
+        for task in (status.task for status in (*self.choices, *self.kernels)):
             gain, kept = found.kernels.get(task.key, Gain(0.0, 0.0)), found.kept.get(task.key)
             for decisions in sorted(found.tried.get(task.key, ()), key=lambda d: d == kept):  # the latest verdict is what holds
                 judgement = Judgement.KEPT if decisions == kept else Judgement.ROLLED_BACK
-                self._entries.add(Verdict(task, encode(decisions), judgement, gain.before, gain.after, self._environment, when))
-        for kernel in self._kernels:
-            if kernel.task.key in found.kept:
-                record = next(r for r in self._entries.ranked(kernel.task.key) if decode(r.decisions) == found.kept[kernel.task.key])
-                self._entries.set_trace(record, instantiate(kernel.task, found.kept[kernel.task.key]).schedule.trace.to_json())
+                self.entries.add(Verdict(task, encode(decisions), judgement, gain.before, gain.after, self.environment, when))
+        for kernel in self.kernels:
+            if (kept := found.kept.get(kernel.task.key)) is not None:
+                record = next(r for r in self.entries.ranked(kernel.task.key) if decode(r.decisions) == kept)
+                self.entries.set_trace(record, instantiate(kernel.task, kept).schedule.trace.to_json())
         return found
 
-    def _enter_session(self, confirmation: Confirmation) -> None:
-        self._session.spent = self._earlier + time.monotonic() - self._start
-        c = confirmation
-        self._session.summary = {
-            "before": c.before, "after": c.after, "ratio": c.ratio, "contests": c.comparisons, "kept": sorted(c.kept), "notes": c.notes,
+    def end_session(self, c: Confirmation) -> None:
+        self.session.spent = self.earlier + self.elapsed
+        self.session.summary = {
+            "before": c.before, "after": c.after, "ratio": c.ratio, "comparisons": c.comparisons, "kept": sorted(c.kept), "notes": c.notes,
             "rolled_back": sorted(c.rolled_back), "kernels": {key: [g.before, g.after] for key, g in c.kernels.items()},
-            "seconds": self._clock.stop(),
+            "seconds": self.clock.stop(),
         }  # fmt: skip
-        self._entries.update(self._session)
+        self.entries.update(self.session)
 
-    def _show(self) -> None:
-        error = sum(self._errors) / len(self._errors) if self._errors else None
-        budget = self._budget if self._budget < inf else 0.0
-        elapsed = time.monotonic() - self._start
-        self._tell(Status(self._phase, elapsed, budget, self._session.trials, self._limit, self._kernels, self._current, error))
+    def show(self) -> None:
+        error, budget = fmean(self.errors) if self.errors else None, self.budget if self.budget < inf else 0.0
+        self.tell(Status(self.phase, self.elapsed, budget, self.session.trials, self.limit, self.kernels, self.current, error))
 
 
-def _decisions(record: Record | None) -> Decisions:
-    return {} if record is None else decode(record.decisions)
+@contextmanager
+def _watchdog(deadline: Callable[[], float], end: Callable[[], None]) -> Iterator[threading.Event]:
+    """Calls `end` from a thread once it is later than `deadline()` says, whatever the block waits for then; sets the event that is yielded."""
+    done, expired = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.2):
+            if time.monotonic() > deadline():
+                expired.set()
+                end()
+                return
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield expired
+    finally:
+        done.set()
+        thread.join()

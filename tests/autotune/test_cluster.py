@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("distributed", reason="needs the package `distributed`")
 
-from tcomp.autotune.measurement.cluster import ClusterMeasurer
+from tcomp.autotune.measurement.measurer import ClusterMeasurer
 from tcomp.autotune.measurement.results import Limits, Measurement
 from tcomp.errors import InputError
 from tcomp.target import Target
@@ -80,7 +80,7 @@ def test_a_worker_is_killed_in_the_middle(cluster: Cluster) -> None:
 
 
 def test_nobody_is_such_a_machine(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tcomp.autotune.measurement.cluster._POLL", 0.2)
+    monkeypatch.setattr("tcomp.autotune.measurement.measurer._POLL", 0.2)
     with ClusterMeasurer(cluster.address, builders=1, limits=LIMITS) as measurer:
         measurer._patience = 0.5
         (got,) = measurer.measure(task(), [{}])

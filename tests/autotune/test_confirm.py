@@ -165,7 +165,7 @@ def test_shares_of_the_untuned_model(model: ModelSubject) -> None:
 
 def slow(model: ModelSubject) -> dict[str, Decisions]:
     """The worst that the spaces of two kernels have, as a measurement that lies may call them best."""
-    from tcomp.autotune.space import sample
+    from tcomp.autotune.tasks import sample
 
     found: dict[str, Decisions] = {}
     for task, _ in model.tasks:

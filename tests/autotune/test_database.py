@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from tcomp.autotune.database import checks
+from tcomp.autotune.database import entries
 from tcomp.autotune.database import store as module
-from tcomp.autotune.database.records import Judgement, Record, Session, SessionState, Verdict, environment
+from tcomp.autotune.database.entries import Judgement, Record, Session, SessionState, Verdict, environment
 from tcomp.autotune.database.store import Database
 from tcomp.autotune.measurement.results import Measurement, Outcome
 from tcomp.autotune.tasks import Program, Task
@@ -87,7 +87,7 @@ def test_an_entry_is_entered_once(tmp_path: Path) -> None:
 def test_sessions(tmp_path: Path) -> None:
     with Database(tmp_path / "a.db") as database:
         session = Session("subject", {"budget": 60, "model": "m.onnx"}, 5.0)
-        database.begin(session)
+        database.update(session)
         session.spent, session.trials = 12.5, 3
         database.add(record(), session)
         session.state = SessionState.INTERRUPTED
@@ -315,7 +315,7 @@ def test_what_is_no_export(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_line_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "LINE_LIMIT", 1000)
+    monkeypatch.setattr(entries, "LINE_LIMIT", 1000)
     (tmp_path / "x.jsonl").write_text('{"tcomp": "tuning", "format": 1}\n' + "x" * 5000)
     with Database(tmp_path / "b.db") as database, pytest.raises(DatabaseError, match=r"x\.jsonl:2"):
         database.import_(tmp_path / "x.jsonl")

@@ -7,10 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tcomp.autotune.features import DECISIONS, NAMES, decision_vector, features
-from tcomp.autotune.fingerprint import fingerprint
-from tcomp.autotune.space import instantiate
-from tcomp.autotune.tasks import Program
+from tcomp.autotune.features import DECISIONS, NAMES, decision_vector, features, fingerprint
+from tcomp.autotune.tasks import Program, instantiate
 from tcomp.errors import IRError
 from tcomp.ir import te
 from tcomp.machines import CORES

@@ -15,8 +15,7 @@ import pytest
 from tcomp.autotune import cost_model as model_file
 from tcomp.autotune.cost_model import CostModel, Sample, accuracy, shipped
 from tcomp.autotune.features import NAMES, Features, features
-from tcomp.autotune.space import sample
-from tcomp.autotune.tasks import Program
+from tcomp.autotune.tasks import Program, sample
 from tcomp.errors import ArtifactError
 from tcomp.target import CpuTarget, CudaTarget
 from tests.autotune.spaces import product

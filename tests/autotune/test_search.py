@@ -9,11 +9,10 @@ from statistics import mean
 import pytest
 
 from tcomp.autotune.cost_model import CostModel
-from tcomp.autotune.database.records import Record
+from tcomp.autotune.database.entries import Record
 from tcomp.autotune.measurement.results import Measurement, Outcome
 from tcomp.autotune.search import Search, neighbours
-from tcomp.autotune.space import instantiate, sample
-from tcomp.autotune.tasks import Program, Task
+from tcomp.autotune.tasks import Program, Task, instantiate, sample
 from tcomp.errors import ScheduleError
 from tcomp.schedules import Schedule
 from tcomp.schedules.knobs import Decisions, Knobs, decode, encode

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tcomp.autotune.space import instantiate, sample
-from tcomp.autotune.tasks import Program
+from tcomp.autotune.tasks import Program, instantiate, sample
 from tcomp.errors import ScheduleError
 from tcomp.ir.fallback import FallbackKind
 from tcomp.schedules import Schedule

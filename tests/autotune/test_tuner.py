@@ -20,14 +20,13 @@ import pytest
 
 import tcomp
 from tcomp.api import with_records
-from tcomp.autotune.database.records import Judgement, Record, Verdict
+from tcomp.autotune.database.entries import Judgement, Record, Verdict
 from tcomp.autotune.database.store import Database
 from tcomp.autotune.features import CandidateSummary
 from tcomp.autotune.measurement.results import Measurement, Outcome
 from tcomp.autotune.progress import Status
-from tcomp.autotune.space import instantiate
 from tcomp.autotune.subject import ModelSubject
-from tcomp.autotune.tasks import Task
+from tcomp.autotune.tasks import Task, instantiate
 from tcomp.autotune.tuner import tune
 from tcomp.errors import DatabaseError, DeviceError, InputError, TargetError
 from tcomp.options import CompileOptions
@@ -200,7 +199,7 @@ def tasks(net: Path) -> ModelSubject:
 
 def wide(model: ModelSubject) -> tuple[Any, dict[str, Any]]:
     """A task and decisions for it that are not the default."""
-    from tcomp.autotune.space import sample
+    from tcomp.autotune.tasks import sample
 
     for task, _ in model.tasks:
         for seed in range(10):

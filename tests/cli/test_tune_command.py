@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tcomp.autotune.database.records import Record
+from tcomp.autotune.database.entries import Record
 from tcomp.autotune.database.store import Database
 from tcomp.autotune.measurement.results import Measurement, Outcome
 from tcomp.cli.syntax import parse_time

@@ -10,8 +10,7 @@ import pytest
 
 from tcomp.autotune.features import CandidateSummary
 from tcomp.autotune.measurement import builder
-from tcomp.autotune.space import sample
-from tcomp.autotune.tasks import Program
+from tcomp.autotune.tasks import Program, sample
 from tcomp.target import CudaTarget
 from tests.autotune.spaces import product
 from tests.codegen.test_cuda import needs_nvrtc

@@ -14,7 +14,7 @@ import pytest
 import tcomp
 from tcomp.api import with_records
 from tcomp.autotune import tuner
-from tcomp.autotune.database.records import Judgement, Verdict
+from tcomp.autotune.database.entries import Judgement, Verdict
 from tcomp.autotune.database.store import Database
 from tcomp.autotune.measurement import ab_comparison, builder, worker, worker_gpu
 from tcomp.autotune.measurement.measurer import Measurer

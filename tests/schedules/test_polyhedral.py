@@ -111,7 +111,7 @@ def test_steps_of_a_factorisation_in_blocks(name: str, n: int, monkeypatch: pyte
 
 def test_few_steps_stay_as_they_are() -> None:
     benchmark = BENCHMARKS["lu"]
-    s = polyhedral(benchmark.kernel({"n": (blocks.FEWEST_BLOCKS - 1) * blocks.BLOCK_STEPS}), TARGET, threads=2)
+    s = polyhedral(benchmark.kernel({"n": (blocks.MIN_BLOCKS - 1) * blocks.BLOCK_STEPS}), TARGET, threads=2)
     assert blocks.BLOCK_LOOP not in s.loops
 
 

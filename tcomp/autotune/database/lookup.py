@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from tcomp import cache
 from tcomp.autotune.database.store import Database
-from tcomp.autotune.space import instantiate
-from tcomp.autotune.tasks import Algorithm, Task, Workload, kernel_workload
+from tcomp.autotune.tasks import Algorithm, Task, Workload, instantiate, kernel_workload
 from tcomp.backends import Backend, backend_of
 from tcomp.errors import ScheduleError
 from tcomp.ir.graph import Graph
@@ -60,26 +59,22 @@ def recorded(path: str | os.PathLike[str], target: Target | Backend, threads: in
     backend = backend_of(target)
     count = backend.threads(threads)
     choices: dict[Task, Decisions] = {}
-    others: dict[Task, set[int]] = {}
+    others: dict[Task, set[int]] = {}  # numbers of threads
     with Database(path, create=False) as database:
         for task in database.tasks():
-            if not isinstance(task, Workload | Algorithm) or task.target != str(backend.target):
-                continue
-            text = database.choice(task.key)
-            if text is not None and task.threads == count:
-                choices[replace(task, dims=())] = decode(text)
-            elif text is not None:
-                others.setdefault(replace(task, dims=(), threads=count), set()).add(task.threads)
+            if isinstance(task, Workload | Algorithm) and task.target == str(backend.target) and (text := database.choice(task.key)) is not None:
+                if task.threads == count:
+                    choices[replace(task, dims=())] = decode(text)
+                else:
+                    others.setdefault(replace(task, dims=(), threads=count), set()).add(task.threads)
 
     def find(task: Task) -> Chosen:
-        assert isinstance(task, Workload | Algorithm)
         unsized = replace(task, dims=())
-        if unsized in choices:
-            return Chosen(choices[unsized])
-        if unsized in others:
+        note = ""
+        if unsized not in choices and unsized in others:
             tuned = ", ".join(map(str, sorted(others[unsized])))
-            return Chosen({}, f"the default schedule is used, since records are for {tuned} threads, not for {count}")
-        return Chosen({})
+            note = f"the default schedule is used, since records are for {tuned} threads, not for {count}"
+        return Chosen(choices.get(unsized, {}), note)
 
     return Lookup(find, backend, count)
 
@@ -88,30 +83,21 @@ def given(decisions: Mapping[str, Decisions], target: Target | Backend, threads:
     """Decisions by the keys of tasks measured at these sizes."""
 
     def find(task: Task) -> Chosen:
-        assert isinstance(task, Workload | Algorithm)
         return Chosen(decisions.get(replace(task, dims=tuple((name, dims[name]) for name, _ in task.dims)).key, {}))
 
     return Lookup(find, backend_of(target), threads)
 
 
-# ---------------------------------------------------------------- checking
-
-
 def refusal(workload: Workload, decisions: Decisions) -> str:
-    """Why the decisions are not followed, "" if they are. The answer is cached beside the compiled kernels, as finding out takes long."""
+    """Why the decisions are not followed, "" if they are. The answer is cached with the compiled kernels, as finding out takes long."""
     name = cache.name(workload.text, *workload.identity, workload.target, encode(decisions), cache.source_version())
-    found = cache.load("decisions", name)
-    if found is None:
-        found = _refusal(workload, decisions)
+    if (found := cache.load("decisions", name)) is None:
+        found = ""
+        try:
+            answers = instantiate(workload, decisions).answers
+            if odd := [n for n, value in decisions.items() if n not in answers or answers[n].value != value]:
+                found = f"there is no such choice any more: {', '.join(odd)}"[:500]
+        except ScheduleError as error:
+            found = " ".join(f"{error.what}: {error.why}".split())[:500]
         cache.store("decisions", name, found)
     return str(found)
-
-
-def _refusal(workload: Workload, decisions: Decisions) -> str:
-    try:
-        answers = instantiate(workload, decisions).answers
-    except ScheduleError as error:
-        return " ".join(f"{error.what}: {error.why}".split())[:500]
-    if odd := [name for name, value in decisions.items() if name not in answers or answers[name].value != value]:
-        return f"there is no such choice any more: {', '.join(odd)}"[:500]
-    return ""

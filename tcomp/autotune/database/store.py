@@ -6,7 +6,7 @@
     sessions      what is being tuned with which options, and how much of the budget is spent: what `resume` continues
 
 Any number of processes may use it at once (write-ahead log, one transaction an entry): a process that is killed loses only what it has not
-entered yet. The file may come from anyone: all that is read from it is checked (see `checks`), and a row that is not a valid entry raises a
+entered yet. The file may come from anyone: all that is read from it is checked (see `entries`), and a row that is not a valid entry raises a
 `DatabaseError` that names it.
 
 Export, import and merge use JSON lines: one entry a line, a task before the entries that are about it.
@@ -22,9 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from tcomp.autotune.database import checks
-from tcomp.autotune.database.checks import Malformed, expect, parse_json, parse_record, parse_session, parse_task, parse_verdict
-from tcomp.autotune.database.records import Record, Session, Verdict
+from tcomp.autotune.database import entries
+from tcomp.autotune.database.entries import Malformed, Record, Session, Verdict, expect, parse_json
 from tcomp.autotune.tasks import Task
 from tcomp.errors import DatabaseError
 from tcomp.schedules.knobs import encode
@@ -32,7 +31,7 @@ from tcomp.schedules.knobs import encode
 APPLICATION = 0x74636D70  # "tcmp": marks a file as a database of tcomp
 FORMAT = 1  # of exported lines
 _WAIT = 60.0  # seconds for another process to end its transaction
-_JSON = ("decisions", "trace", "seconds", "incumbent", "environment")  # columns that hold JSON
+_JSON = ("decisions", "trace", "seconds", "incumbent", "environment", "options", "summary")  # columns of lists and objects, as JSON
 
 E = TypeVar("E")
 
@@ -73,31 +72,30 @@ class Database:
             self._sql.row_factory = sqlite3.Row
             for setting in ("trusted_schema = OFF", "cell_size_check = ON", "foreign_keys = ON"):
                 self._sql.execute(f"PRAGMA {setting}")
-            self._migrate()
+            if self._version() < VERSION:
+                self._sql.execute("PRAGMA journal_mode = WAL")
+                with self._transaction():
+                    for migration in _MIGRATIONS[self._version() :]:  # asked again: another process may have been quicker
+                        for statement in filter(str.strip, migration.split(";")):
+                            self._sql.execute(statement)
+                    self._sql.execute(f"PRAGMA application_id = {APPLICATION}")
+                    self._sql.execute(f"PRAGMA user_version = {VERSION}")
+            self._sql.execute("PRAGMA synchronous = NORMAL")  # entries survive the end of this process, whatever ends it
 
-    def _migrate(self) -> None:
-        def value(query: str) -> int:
-            return int(self._sql.execute(query).fetchone()[0])
-
-        def version() -> int:
-            ours = value("PRAGMA application_id") == APPLICATION
-            if not ours and value("SELECT count(*) FROM sqlite_master"):
+    def _version(self) -> int:
+        """That of the file, 0 for an empty one."""
+        ours, version, content = (
+            int(self._sql.execute(query).fetchone()[0])
+            for query in ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
+        )
+        if ours != APPLICATION:
+            if content:
                 raise DatabaseError(f"{self.path} is no database of tcomp", why="it is a database of another program")
-            found = value("PRAGMA user_version") if ours else 0
-            if not 0 <= found <= VERSION:
-                why = f"this is version {VERSION} of tcomp's databases"
-                raise DatabaseError(f"{self.path} has version {found}", why=why, hint="update tcomp")
-            return found
-
-        if version() < VERSION:
-            self._sql.execute("PRAGMA journal_mode = WAL")
-            with self._transaction():
-                for migration in _MIGRATIONS[version() :]:  # asked again: another process may have been quicker
-                    for statement in filter(str.strip, migration.split(";")):
-                        self._sql.execute(statement)
-                self._sql.execute(f"PRAGMA application_id = {APPLICATION}")
-                self._sql.execute(f"PRAGMA user_version = {VERSION}")
-        self._sql.execute("PRAGMA synchronous = NORMAL")  # entries survive the end of this process, whatever ends it
+            return 0
+        if not 0 <= version <= VERSION:
+            why = f"this is version {VERSION} of tcomp's databases"
+            raise DatabaseError(f"{self.path} has version {version}", why=why, hint="update tcomp")
+        return version
 
     def close(self) -> None:
         """Close the file."""
@@ -114,7 +112,12 @@ class Database:
         try:
             yield
         except sqlite3.Error as error:
-            raise DatabaseError(f"the database {self.path} cannot be used", why=str(error), hint=_hint(error)) from error
+            hint = "`tcomp db import` makes a new one of an export"
+            if "locked" in str(error):
+                hint = "another process holds it"
+            elif any(word in str(error) for word in ("readonly", "unable to open", "full")):
+                hint = ""
+            raise DatabaseError(f"the database {self.path} cannot be used", why=str(error), hint=hint) from error
         except (UnicodeDecodeError, OverflowError) as error:
             raise DatabaseError(f"the database {self.path} is damaged", why=str(error)[:200]) from error
 
@@ -136,7 +139,7 @@ class Database:
         with self._transaction():
             self._enter(entry)
             if session is not None:
-                self._write(session)
+                self._enter_session(session)
 
     def set_trace(self, record: Record, trace: str) -> None:
         """Enter the steps that a record's decisions make."""
@@ -144,51 +147,50 @@ class Database:
             key = (trace, record.task.key, record.decisions, record.when)
             self._sql.execute("UPDATE records SET trace = ? WHERE task = ? AND decisions = ? AND time = ?", key)
 
-    def begin(self, session: Session) -> None:
-        """Enter a session, and give it its number."""
-        with self._transaction():
-            made = self._insert("sessions", {"subject": session.subject, "started": session.started, **_progress(session)})
-            session.number = int(made.lastrowid or 0)
-
     def update(self, session: Session) -> None:
-        """Enter what a session has spent and its state."""
+        """Enter a session, which gets its number if it is new, or what it has spent and its state."""
         with self._transaction():
-            self._write(session)
+            self._enter_session(session)
 
-    def _write(self, session: Session) -> None:
-        columns = _progress(session)
-        self._sql.execute(f"UPDATE sessions SET {', '.join(f'{n} = ?' for n in columns)} WHERE id = ?", (*columns.values(), session.number))
+    def _enter_session(self, session: Session) -> None:
+        row = {**vars(session), "id": session.number or None}
+        del row["number"]
+        changes = ", ".join(f"{name} = excluded.{name}" for name in row)
+        entered = self._insert("sessions", row, f"ON CONFLICT (id) DO UPDATE SET {changes}")
+        session.number = session.number or int(entered.lastrowid or 0)
 
     def _enter(self, entry: Task | Record | Verdict) -> int:
         """The number of entries that are new by it."""
         if isinstance(entry, Task):
-            row = {"key": entry.key, "structure": entry.structure, "task": json.dumps(entry.to_json())}
-            return self._insert("tasks", row).rowcount
+            return self._insert("tasks", {"key": entry.key, "structure": entry.structure, "task": entry.to_json()}).rowcount
         self._enter(entry.task)
-        row = {n: json.dumps(v) if n in _JSON and not isinstance(v, str) else v for n, v in _columns(entry).items()}
-        return self._insert("records" if isinstance(entry, Record) else "verdicts", row).rowcount
+        return self._insert("records" if isinstance(entry, Record) else "verdicts", entry.to_json()).rowcount
 
-    def _insert(self, table: str, row: Mapping[str, Any]) -> sqlite3.Cursor:
-        marks = ", ".join("?" * len(row))
-        return self._sql.execute(f"INSERT OR IGNORE INTO {table} ({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
+    def _insert(self, table: str, row: Mapping[str, Any], conflict: str = "ON CONFLICT DO NOTHING") -> sqlite3.Cursor:
+        values = [json.dumps(v, separators=(",", ":")) if isinstance(v, dict | list | tuple) else v for v in row.values()]
+        return self._sql.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))}) {conflict}", values)
 
     # ------------------------------------------------------------ reading
 
     def tasks(self) -> list[Task]:
         """All tasks, in the order in which they came."""
-        return self._rows("task", "tasks ORDER BY rowid", _task_of_row)
+        return self._rows("task", "ORDER BY rowid", _task_of)
+
+    def similar(self, structure: str) -> list[Task]:
+        """The tasks of one structure: they differ in sizes and numbers of threads only."""
+        return self._rows("task", "WHERE structure = ? ORDER BY rowid", _task_of, structure)
+
+    def sessions(self) -> list[Session]:
+        """All sessions, in the order in which they came."""
+        return self._rows("session", "ORDER BY id", entries.parse_session)
 
     def records(self, key: str | None = None) -> list[Record]:
         """The records of one task, or all, in the order in which they came."""
-        return self._entries("record", parse_record, key)
+        return self._about("record", entries.parse_record, key)
 
     def verdicts(self, key: str | None = None) -> list[Verdict]:
         """The verdicts on one task, or all, in the order in which they came."""
-        return self._entries("verdict", parse_verdict, key)
-
-    def best(self, key: str) -> Record | None:
-        """The record of the least cost whose decisions were not rolled back."""
-        return next(iter(self.ranked(key)), None)
+        return self._about("verdict", entries.parse_verdict, key)
 
     def ranked(self, key: str) -> list[Record]:
         """The records whose decisions were not rolled back, each once, the least cost first."""
@@ -198,6 +200,10 @@ class Database:
             found.setdefault(r.decisions, r)
         return [*found.values()]
 
+    def best(self, key: str) -> Record | None:
+        """The record of the least cost whose decisions were not rolled back."""
+        return next(iter(self.ranked(key)), None)
+
     def choice(self, key: str) -> str | None:
         """The decisions that compilations follow: what a whole model said last, else those of the best record; None without either."""
         if found := self.verdicts(key):
@@ -205,31 +211,20 @@ class Database:
         best = self.best(key)
         return None if best is None else best.decisions
 
-    def similar(self, structure: str) -> list[Task]:
-        """The tasks of one structure: they differ in sizes and numbers of threads only."""
-        return self._rows("task", "tasks WHERE structure = ? ORDER BY rowid", _task_of_row, structure)
+    def _about(self, kind: str, parse: Callable[[Any, Mapping[str, Task]], E], key: str | None) -> list[E]:
+        """The entries about one task, or all."""
+        values, (of_task, about_task) = ((), ("", "")) if key is None else ((key,), ("WHERE key = ?", "WHERE task = ?"))
+        tasks = {t.key: t for t in self._rows("task", of_task, _task_of, *values)}
+        return self._rows(kind, f"{about_task} ORDER BY id", lambda row: parse({n: v for n, v in row.items() if n != "id"}, tasks), *values)
 
-    def sessions(self) -> list[Session]:
-        """All sessions, in the order in which they came."""
-        return self._rows("session", "sessions ORDER BY id", parse_session)
-
-    def _entries(self, kind: str, parse: Callable[[Mapping[str, Any], Mapping[str, Task]], E], key: str | None) -> list[E]:
-        values = () if key is None else (key,)
-        tasks = {t.key: t for t in self._rows("task", "tasks WHERE key = ?" if values else "tasks", _task_of_row, *values)}
-
-        def entry(row: Mapping[str, Any]) -> E:
-            return parse({n: parse_json(v) if n in _JSON and v != "" else v for n, v in row.items() if n != "id"}, tasks)
-
-        return self._rows(kind, f"{kind}s {'WHERE task = ?' if values else ''} ORDER BY id", entry, *values)
-
-    def _rows(self, kind: str, source: str, parse: Callable[[Mapping[str, Any]], E], *values: str) -> list[E]:
-        """The rows of a table, in the given order. Raises `DatabaseError` naming one that is malformed."""
+    def _rows(self, kind: str, which: str, parse: Callable[[dict[str, Any]], E], *values: str) -> list[E]:
+        """The rows of a table. Raises `DatabaseError` naming one that is malformed."""
         with self._errors_named():
-            rows = [dict(row) for row in self._sql.execute(f"SELECT * FROM {source}", values)]
+            rows = [dict(row) for row in self._sql.execute(f"SELECT * FROM {kind}s {which}", values)]
         found = []
         for row in rows:
             try:
-                found.append(parse(row))
+                found.append(parse({n: parse_json(v) if n in _JSON and v != "" else v for n, v in row.items()}))
             except Malformed as error:
                 where = f"{kind} {row['key' if kind == 'task' else 'id']}"
                 raise DatabaseError(f"the database {self.path} is damaged", where=where, why=f"it {error}") from None
@@ -240,24 +235,21 @@ class Database:
     def lines(self) -> Iterator[str]:
         """The entries as JSON lines, without the sessions."""
         yield json.dumps({"tcomp": "tuning", "format": FORMAT})
-        for task in self.tasks():
-            yield json.dumps({"kind": "task", "key": task.key, "task": task.to_json()})
-        entries: list[Record | Verdict] = [*self.records(), *self.verdicts()]
-        for entry in entries:
-            parsed = {n: json.loads(v) if n in _JSON and isinstance(v, str) and v else v for n, v in _columns(entry).items()}
-            yield json.dumps({"kind": "record" if isinstance(entry, Record) else "verdict", **parsed})
+        yield from (json.dumps({"kind": "task", "key": task.key, "task": task.to_json()}) for task in self.tasks())
+        yield from (json.dumps({"kind": "record", **entry.to_json()}) for entry in self.records())
+        yield from (json.dumps({"kind": "verdict", **entry.to_json()}) for entry in self.verdicts())
 
     def export(self, path: str | os.PathLike[str]) -> int:
         """Write the entries to a file, completely or not at all; their number. Raises `DatabaseError`."""
         place, lines = Path(path), [*self.lines()]
-        beside = place.with_name(f".{os.getpid()}.{place.name}")
+        temporary = place.with_name(f".{os.getpid()}.{place.name}")
         try:
-            beside.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-            os.replace(beside, place)
+            temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            os.replace(temporary, place)
         except OSError as error:
             raise DatabaseError(f"cannot write {place}", why=error.strerror or str(error)) from error
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         return len(lines) - 1
 
     def import_(self, path: str | os.PathLike[str]) -> int:
@@ -267,7 +259,8 @@ class Database:
         """
         try:
             with open(path, "rb") as file:
-                return self._take(str(path), (line.decode(errors="replace") for line in iter(lambda: file.readline(checks.LINE_LIMIT + 1), b"")))
+                lines = iter(lambda: file.readline(entries.LINE_LIMIT + 1), b"")
+                return self._take(str(path), (line.decode(errors="replace") for line in lines))
         except OSError as error:
             raise DatabaseError(f"cannot read {path}", why=error.strerror or str(error)) from error
 
@@ -277,50 +270,24 @@ class Database:
 
     def _take(self, name: str, lines: Iterator[str]) -> int:
         tasks: dict[str, Task] = {}
-        new = number = 0
+        what, new, number = f"{name} is no export of a tuning database", 0, 0
         with self._transaction():
             for number, line in enumerate(lines, 1):
                 try:
                     entry = _entry_of_line(line, number, tasks)
                 except Malformed as error:
-                    why = f"the line {error}"
-                    raise DatabaseError(f"{name} is no export of a tuning database", where=f"{name}:{number}", why=why) from None
+                    raise DatabaseError(what, where=f"{name}:{number}", why=f"the line {error}") from None
                 if isinstance(entry, Task):
                     tasks[entry.key] = entry
                 if entry is not None:
                     new += self._enter(entry)
             if number == 0:
-                raise DatabaseError(f"{name} is no export of a tuning database", why="it is empty")
+                raise DatabaseError(what, why="it is empty")
         return new
 
 
-def _hint(error: sqlite3.Error) -> str:
-    said = str(error)
-    if "locked" in said:
-        return "another process holds it"
-    return "" if any(word in said for word in ("readonly", "unable to open", "full")) else "`tcomp db import` makes a new one of an export"
-
-
-def _columns(entry: Record | Verdict) -> dict[str, Any]:
-    """The columns of an entry."""
-    common = {"task": entry.task.key, "decisions": entry.decisions, "environment": dict(entry.environment), "time": entry.when}
-    if isinstance(entry, Verdict):
-        return {**common, "kept": int(entry.kept), "before": entry.before, "after": entry.after}
-    m = entry.measurement
-    return {
-        **common, "trace": entry.trace, "status": str(m.status), "reason": m.reason[:checks.REASON_LIMIT], "seconds": m.seconds,
-        "incumbent": m.incumbent, "cost": entry.cost, "predicted": entry.predicted,
-    }  # fmt: skip
-
-
-def _progress(session: Session) -> dict[str, Any]:
-    """The columns of a session that change."""
-    texts = {"options": json.dumps(dict(session.options)), "summary": json.dumps(dict(session.summary)), "state": str(session.state)}
-    return {**texts, "spent": session.spent, "trials": session.trials}
-
-
-def _task_of_row(row: Mapping[str, Any]) -> Task:
-    return parse_task(row["key"], parse_json(row["task"]))
+def _task_of(row: Mapping[str, Any]) -> Task:
+    return entries.parse_task({"key": row["key"], "task": parse_json(row["task"])})
 
 
 def _entry_of_line(line: str, number: int, tasks: Mapping[str, Task]) -> Task | Record | Verdict | None:
@@ -333,11 +300,10 @@ def _entry_of_line(line: str, number: int, tasks: Mapping[str, Task]) -> Task | 
         return None
     match record.pop("kind", None):
         case "task":
-            expect(record.keys() == {"key", "task"}, "has missing or unknown fields")
-            return parse_task(record["key"], record["task"])
+            return entries.parse_task(record)
         case "record":
-            return parse_record(record, tasks)
+            return entries.parse_record(record, tasks)
         case "verdict":
-            return parse_verdict(record, tasks)
+            return entries.parse_verdict(record, tasks)
         case kind:
             raise Malformed(f"has the kind {kind!r:.40}, which is unknown")

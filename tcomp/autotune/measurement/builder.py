@@ -4,24 +4,23 @@ process."""
 from __future__ import annotations
 
 import base64
-import functools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from math import prod
 from typing import Any
 
 from tcomp.autotune.features import CandidateSummary
 from tcomp.autotune.measurement.worker_process import Answer, reason_of, serve
-from tcomp.autotune.space import Candidate, instantiate
-from tcomp.autotune.tasks import Program, Task, task_from_json
+from tcomp.autotune.tasks import Candidate, Program, Task, instantiate, task_from_json
 from tcomp.backends import Backend, backend_of
 from tcomp.backends.cpu import CpuBackend
 from tcomp.backends.kernel import buffer_size
 from tcomp.errors import CodegenError, ScheduleError, TargetError
+from tcomp.ir import loops as L
 from tcomp.ir.expr import Expr, as_dim, as_expr, dim, evaluate_int, variables
 from tcomp.ir.layout import LINE
-from tcomp.ir.loops import PARALLEL, VECTORIZED, Accumulate, Buffer, For, Kernel, Stmt, children, hoist_temporaries, loop, store
 from tcomp.ir.text.parser import parse_kernel
 from tcomp.schedules.knobs import Decisions, decode, encode
 from tcomp.target import CpuTarget
@@ -59,11 +58,10 @@ def handle(request: Answer) -> Answer:
             case "build loops":
                 loops, source = parse_kernel(request["loops"]), parse_kernel(request["source"])
                 return built(loops, source, request["arguments"], dict(request["dims"]), backend_of(request["target"]))
-        candidate = _candidate(request["task"], request["decisions"])
-        if request["do"] == "summarize":
-            return {"status": "ok", "summary": CandidateSummary.of(candidate).to_json()}
-        s, task = candidate.schedule, candidate.task
-        return built(s.kernel, s.source, [a.to_json() for a in candidate.arguments], dict(task.dims), task.backend)
+            case "summarize":
+                return {"status": "ok", "summary": CandidateSummary.of(_candidate(request["task"], request["decisions"])).to_json()}
+        c = _candidate(request["task"], request["decisions"])
+        return built(c.schedule.kernel, c.schedule.source, [a.to_json() for a in c.arguments], dict(c.task.dims), c.task.backend)
     except ScheduleError as error:
         return {"status": "refused", "reason": reason_of(error)}
     except (CodegenError, TargetError) as error:
@@ -83,53 +81,49 @@ def _candidate(task: str, decisions: str) -> Candidate:
     return found
 
 
-@functools.lru_cache(maxsize=4)
+@lru_cache(maxsize=4)
 def _task(text: str) -> Task:
     return task_from_json(json.loads(text))
 
 
-def built(kernel: Kernel, source: Kernel, arguments: list[list[Any]], dims: Mapping[str, int], backend: Backend) -> Answer:
+def built(kernel: L.Kernel, source: L.Kernel, arguments: list[list[Any]], dims: Mapping[str, int], backend: Backend) -> Answer:
     """The machine code of scheduled loops with what it takes to run it, for the measuring process (`worker.Built`)."""
-    extended, temporaries = hoist_temporaries(replace(kernel, name="kernel"))
+    extended, temporaries = L.hoist_temporaries(replace(kernel, name="kernel"))
     sizes = {v: dims[v.name] for v in extended.scalars}
-    code = backend.link_kernel(extended, sizes)
     return {
-        "status": "ok",
-        "code": base64.b64encode(code).decode(),
-        "arguments": arguments,
-        "temporaries": [evaluate_int(buffer_size(b), sizes) for b in temporaries],
-        "scalars": [sizes[v] for v in extended.scalars],
+        "status": "ok", "code": base64.b64encode(backend.link_kernel(extended, sizes)).decode(), "arguments": arguments,
+        "temporaries": [evaluate_int(buffer_size(b), sizes) for b in temporaries], "scalars": [sizes[v] for v in extended.scalars],
         "reduction_size": _reduction_size(source.body, {v: dims[v.name] for v in source.scalars}),
-    }
+    }  # fmt: skip
 
 
 def harness(target: str, threads: int, flush_bytes: int) -> bytes:
     """A shared object with a thread pool and two functions in which its threads share a buffer: `flush` stores to `flush_bytes` bytes, `touch`
     reads a number of cache lines for each thread and sums them up in another buffer."""
     lanes, count = LINE // 4, dim("count")
-    other, array = (Buffer(name, "int32", (threads, n, lanes)) for name, n in (("other", flush_bytes // 4 // threads // lanes), ("array", count)))
-    sums = Buffer("sums", "int32", (threads, lanes))
+    other = L.Buffer("other", "int32", (threads, flush_bytes // 4 // threads // lanes, lanes))
+    array, sums = L.Buffer("array", "int32", (threads, count, lanes)), L.Buffer("sums", "int32", (threads, lanes))
 
-    def walk(buffer: Buffer, body: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
-        def row(t: Expr) -> Stmt:
-            return loop("i", buffer.shape[1], lambda i: loop("v", lanes, lambda v: body(t, i, v), VECTORIZED))
+    def for_each(buffer: L.Buffer, body: Callable[[Expr, Expr, Expr], L.Stmt]) -> L.Stmt:
+        def row(t: Expr) -> L.Stmt:
+            return L.loop("i", buffer.shape[1], lambda i: L.loop("v", lanes, lambda v: body(t, i, v), L.VECTORIZED))
 
-        return loop("t", threads, row, PARALLEL)
+        return L.loop("t", threads, row, L.PARALLEL)
 
-    store_all = walk(other, lambda t, i, v: store(other, [t, i, v], other[t, i, v] + 1))
-    read_all = walk(array, lambda t, i, v: store(sums, [t, v], sums[t, v] + array[t, i, v]))
-    kernels = [Kernel("flush", (other,), (other,), (), store_all), Kernel("touch", (array, sums), (sums,), (count,), read_all)]
+    store_all = for_each(other, lambda t, i, v: L.store(other, [t, i, v], other[t, i, v] + 1))
+    read_all = for_each(array, lambda t, i, v: L.store(sums, [t, v], sums[t, v] + array[t, i, v]))
+    kernels = [L.Kernel("flush", (other,), (other,), (), store_all), L.Kernel("touch", (array, sums), (sums,), (count,), read_all)]
     return CpuBackend(CpuTarget.parse(target)).link_functions(kernels)
 
 
-def _reduction_size(stmt: Stmt, sizes: Mapping[Expr, int], around: tuple[For, ...] = ()) -> int:
+def _reduction_size(stmt: L.Stmt, sizes: Mapping[Expr, int], around: tuple[L.For, ...] = ()) -> int:
     """How many elements are accumulated into one, at most. An extent that is not constant counts by its sizes, or as one."""
-    if isinstance(stmt, Accumulate):
+    if isinstance(stmt, L.Accumulate):
         used = set(variables(*stmt.indices))
         extents = [as_expr(x.extent) for x in around if x.var not in used]
         return prod(evaluate_int(as_dim(e), sizes) for e in extents if set(variables(e)) <= sizes.keys())
-    inside = (*around, stmt) if isinstance(stmt, For) else around
-    return max((_reduction_size(child, sizes, inside) for child in children(stmt)), default=1)
+    inside = (*around, stmt) if isinstance(stmt, L.For) else around
+    return max((_reduction_size(child, sizes, inside) for child in L.children(stmt)), default=1)
 
 
 if __name__ == "__main__":

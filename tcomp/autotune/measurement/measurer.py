@@ -2,6 +2,13 @@
 
 Candidates are made and built in processes of their own, all of a batch at once; then, while nothing else runs, each is measured in one
 long-lived process (`worker`, `worker_gpu`), which is replaced when a candidate makes it crash.
+
+That process may be on another machine: `ClusterMeasurer` builds here and measures on the workers of a Dask cluster, each by `Runner.run`. A
+worker says which target it is, so that the machine that builds may be another one. It takes one job at a time:
+
+    dask worker tcp://scheduler:8786 --nthreads 1 --no-nanny --resources "x86_64-cascadelake=1"      # the name is `target.machine`
+
+A job whose worker is lost is given to another one. Where all are lost for long, the rest are records that say so.
 """
 
 from __future__ import annotations
@@ -9,7 +16,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 from typing import Any, Self
@@ -17,14 +26,15 @@ from typing import Any, Self
 from tcomp.autotune.features import CandidateSummary
 from tcomp.autotune.measurement.builder import build_request, is_local, summary_request
 from tcomp.autotune.measurement.results import LIMITS, Limits, Measurement, Outcome
-from tcomp.autotune.measurement.worker_process import Answer, WorkerError, WorkerProcess, reason_of
-from tcomp.autotune.space import instantiate
-from tcomp.autotune.tasks import Task
-from tcomp.errors import ScheduleError
+from tcomp.autotune.measurement.worker_process import Answer, WorkerProcess, reason_of
+from tcomp.autotune.tasks import Task, instantiate
+from tcomp.errors import InputError, ScheduleError
 from tcomp.schedules.knobs import Decisions, encode
+from tcomp.target import Target
 
 _SEED = 0
 _CACHED = 64  # shared objects of candidates that may be asked for again
+_POLL = 5.0  # seconds between two queries of a cluster while waiting for a result
 
 
 @dataclass(frozen=True)
@@ -54,33 +64,26 @@ class Runner:
         self._limits = limits
         self._worker: WorkerProcess | None = None
         self._kind: tuple[bool, int] | None = None  # whether on a device, and the threads
-        self._ready: tuple[str, int] | None = None  # the task that is prepared, and in which start of the process
+        self._ready: tuple[str, int | None] = "", None  # the task that is prepared, and in which process
         self._failed: tuple[str, str] = "", ""  # a task whose default schedule cannot be run, and why
 
     def run(self, job: Job) -> Measurement:
         """Measure one candidate."""
-        kind = job.on_device, job.threads
-        if self._worker is None or self._kind != kind:
+        if self._worker is None or self._kind != (job.on_device, job.threads):
             self.close()
-            self._worker, self._kind = _measuring_process(*kind, self._limits), kind
-        try:
-            self._worker.start()
-        except WorkerError as error:
-            return Measurement(Outcome.ERROR, reason=reason_of(error))
-        if self._failed[0] != job.key and self._ready != (job.key, self._worker.starts):
-            self._prepare(self._worker, job)
+            module, memory, cpus = ("worker_gpu", None, []) if job.on_device else ("worker", self._limits.bytes, cores(job.threads))
+            self._worker, self._kind = WorkerProcess(f"tcomp.autotune.measurement.{module}", memory, cpus), (job.on_device, job.threads)
+        if self._failed[0] != job.key and self._ready != (job.key, self._worker.pid):
+            fields = {name: getattr(job, name) for name in ("threads", "harness", "flush_bytes", "reference")}
+            answer = self._worker.ask({"do": "prepare", **fields, "seed": _SEED}, self._limits.running)
+            if answer["status"] == Outcome.OK:
+                self._ready = job.key, self._worker.pid
+            else:
+                self._failed = job.key, f"{answer['status']}: {answer['reason']}"
         if self._failed[0] == job.key:
             return Measurement(Outcome.ERROR, reason=f"the default schedule cannot be measured: {self._failed[1]}")
         request = {"do": "measure", "incumbent": job.incumbent, "candidate": job.candidate, "rounds": self._limits.rounds}
         return Measurement.from_answer(self._worker.ask({**request, "seconds": self._limits.seconds}, self._limits.running))
-
-    def _prepare(self, worker: WorkerProcess, job: Job) -> None:
-        fields = {name: getattr(job, name) for name in ("threads", "harness", "flush_bytes", "reference")}
-        answer = worker.ask({"do": "prepare", **fields, "seed": _SEED}, self._limits.running)
-        if answer["status"] == Outcome.OK:
-            self._ready = job.key, worker.starts
-        else:
-            self._failed = job.key, f"{answer['status']}: {answer['reason']}"
 
     def close(self) -> None:
         """End the process."""
@@ -91,7 +94,7 @@ class Runner:
     @property
     def pids(self) -> list[int]:
         """The number of the process, if it runs."""
-        return [self._worker.pid] if self._worker is not None and self._worker.pid is not None else []
+        return _pids([self._worker] if self._worker is not None else [])
 
 
 class Measurer:
@@ -107,7 +110,7 @@ class Measurer:
         self._pool = ThreadPoolExecutor(count, "tcomp-build")
         self._runner = Runner(limits)
         self._built: dict[str, Answer] = {}
-        self._made_by: dict[str, int] = {}  # which builder has the loops of a candidate
+        self._maker: dict[str, int] = {}  # which builder has the loops of a candidate
 
     def __enter__(self) -> Self:
         return self
@@ -126,7 +129,7 @@ class Measurer:
     @property
     def pids(self) -> list[int]:
         """The processes that work for this one now."""
-        return [*self._runner.pids, *(builder.pid for builder in self._builders if builder.pid is not None)]
+        return [*self._runner.pids, *_pids(self._builders)]
 
     def summarize(self, task: Task, wanted: Sequence[Decisions]) -> list[CandidateSummary | Measurement]:
         """The candidates of some decisions, in order; a record where there is none. Raises nothing on account of a candidate."""
@@ -139,37 +142,31 @@ class Measurer:
             if answer["status"] != Outcome.OK:
                 found.append(Measurement.from_answer(answer))
                 continue
-            summary = CandidateSummary.from_json(answer["summary"])
-            self._made_by[_key(task, summary.decisions)] = builder
-            found.append(summary)
-        while len(self._made_by) > _CACHED * len(self._builders):
-            del self._made_by[next(iter(self._made_by))]
+            found.append(summary := CandidateSummary.from_json(answer["summary"]))
+            self._maker[_key(task, summary.decisions)] = builder
+        _shorten(self._maker, _CACHED * len(self._builders))
         return found
 
     def measure(self, task: Task, candidates: Sequence[Decisions], incumbent: Decisions | None = None) -> list[Measurement]:
-        """Measure candidates beside the incumbent (default: the default schedule), in order. Raises nothing on account of a candidate."""
+        """Measure candidates against the incumbent (default: the default schedule), in order. Raises nothing on account of a candidate."""
         return list(self.measure_each(task, candidates, incumbent))
 
     def measure_each(self, task: Task, candidates: Sequence[Decisions], incumbent: Decisions | None = None) -> Iterator[Measurement]:
         """`measure`, each result as soon as it is known: all are built before the first is run, so that nothing else runs then."""
-        reference, beside, *rest = self._build(task, [{}, incumbent or {}, *candidates])
-        for name, answer in (("default", reference), ("incumbent", beside)):
-            if answer["status"] != Outcome.OK:
-                yield from [Measurement(Outcome.ERROR, reason=f"the {name} schedule: {answer['reason']}")] * len(rest)
-                return
+        reference, opponent, *rest = self._build(task, [{}, incumbent or {}, *candidates])
         harness = self._harness(task)
-        if harness["status"] != Outcome.OK:
-            yield from [Measurement.from_answer(harness)] * len(rest)
-            return
-        common = task.key, task.backend.on_device, task.threads, harness["harness"], task.backend.flush_bytes(task.threads), reference, beside
+        for what, answer in (("the default schedule: ", reference), ("the incumbent schedule: ", opponent), ("", harness)):
+            if answer["status"] != Outcome.OK:
+                yield from [Measurement(Outcome.ERROR, reason=what + answer["reason"])] * len(rest)
+                return
+        flush_bytes = task.backend.flush_bytes(task.threads)
+        common = task.key, task.backend.on_device, task.threads, harness["harness"], flush_bytes, reference, opponent
         yield from self._run(task, [Job(*common, answer) for answer in rest])
 
     def _run(self, task: Task, jobs: Sequence[Job]) -> Iterator[Measurement]:
         """The measurements of jobs, in order."""
         for job in jobs:
             yield job.build_failure or self._runner.run(job)
-
-    # ------------------------------------------------------------ building
 
     def _build(self, task: Task, wanted: Sequence[Decisions]) -> list[Answer]:
         """What builders answer for some decisions of a task, in order."""
@@ -186,12 +183,11 @@ class Measurer:
             self._built.pop(key, None)
             if found[key]["status"] == Outcome.OK:
                 self._built[key] = found[key]
-        while len(self._built) > _CACHED:
-            del self._built[next(iter(self._built))]
+        _shorten(self._built, _CACHED)
         return [found[key] for key in keys]
 
     def _harness(self, task: Task) -> Answer:
-        """What the measuring process needs beside candidates; see `builder.harness`."""
+        """What the measuring process needs besides candidates; see `builder.harness`."""
         if task.backend.on_device:
             return {"status": Outcome.OK, "harness": ""}
         key = f"{task.target} {task.threads}"
@@ -212,7 +208,7 @@ class Measurer:
                 with lock:
                     if not waiting:
                         return
-                    key = min(waiting, key=lambda k: (self._made_by.get(k, builder) != builder, k not in self._made_by))
+                    key = min(waiting, key=lambda k: (self._maker.get(k, builder) != builder, k not in self._maker))
                     request = waiting.pop(key)
                 answers[key] = builder, self._builders[builder].ask(request, self.limits.building)
 
@@ -220,8 +216,81 @@ class Measurer:
         return answers
 
 
+class ClusterMeasurer(Measurer):
+    """Builds here, measures on the workers of a Dask cluster. `address` is that of the scheduler. If there is no worker for the target
+    for `patience` seconds, candidates are not measured. Raises `InputError` if there is no such cluster, or no package for it.
+    """
+
+    def __init__(self, address: str, builders: int | None = None, limits: Limits = LIMITS, patience: float = 60.0) -> None:
+        try:
+            from distributed import Client  # an optional package
+
+            self._client: Any = Client(address, timeout=patience, set_as_default=False)
+        except ImportError:
+            raise InputError("measuring on a cluster needs the package `distributed`", hint="pip install 'tcomp[cluster]'") from None
+        except (OSError, ValueError) as error:
+            raise InputError(f"there is no Dask cluster at {address}", why=str(error)) from None
+        super().__init__(builders, limits)
+        self._patience = patience
+
+    def close(self) -> None:
+        """Leave the cluster, and end all processes here."""
+        super().close()
+        self._client.close()
+
+    def workers(self, target: Target) -> int:
+        """How many workers are machines of this target."""
+        known = self._client.scheduler_info(n_workers=-1)["workers"].values()
+        return sum(worker["resources"].get(target.machine, 0) >= 1 for worker in known)
+
+    def _run(self, task: Task, jobs: Sequence[Job]) -> Iterator[Measurement]:
+        # One call for each job, though they have much in common: a worker that joins later needs all of it.
+        options = {"resources": {task.backend.target.machine: 1}, "pure": False, "retries": 1}
+        futures = [None if job.build_failure else self._client.submit(_run_job, job, self.limits, **options) for job in jobs]
+        try:
+            for job, future in zip(jobs, futures, strict=True):
+                yield job.build_failure or self._result(task, future)
+        finally:
+            with suppress(OSError, RuntimeError):  # the scheduler is gone, or the client was closed
+                self._client.cancel([f for f in futures if f is not None and not f.done()])
+
+    def _result(self, task: Task, future: Any) -> Measurement:
+        waited = 0.0
+        try:
+            while waited < self._patience:
+                try:
+                    found: Measurement = future.result(timeout=_POLL)
+                    return found
+                except TimeoutError:
+                    if future.done():
+                        raise
+                    waited = 0.0 if self.workers(task.backend.target) else waited + _POLL
+        except Exception as error:  # noqa: BLE001  lost with several workers, or whatever a worker raised
+            return Measurement(Outcome.ERROR, reason=f"the cluster: {reason_of(error)}")
+        return Measurement(Outcome.ERROR, reason=f"no worker of the cluster is a `{task.backend.target.machine}`")
+
+
+_one_at_a_time = Lock()
+_cluster_runner = lru_cache(maxsize=1)(Runner)
+
+
+def _run_job(job: Job, limits: Limits) -> Measurement:
+    """On a worker of the cluster: measure one candidate, in the measuring process of that machine."""
+    with _one_at_a_time:
+        return _cluster_runner(limits).run(job)
+
+
 def _key(task: Task, decisions: Decisions) -> str:
     return f"{task.key} {encode(decisions)}"
+
+
+def _pids(workers: Sequence[WorkerProcess]) -> list[int]:
+    return [pid for worker in workers if (pid := worker.pid) is not None]
+
+
+def _shorten(cache: dict[str, Any], size: int) -> None:
+    while len(cache) > size:
+        del cache[next(iter(cache))]
 
 
 def _summarize_here(task: Task, decisions: Decisions) -> CandidateSummary | Measurement:
@@ -235,23 +304,13 @@ def _failed(error: Exception) -> Answer:
     return {"status": Outcome.REFUSED if isinstance(error, ScheduleError) else Outcome.ERROR, "reason": reason_of(error)}
 
 
-def _measuring_process(on_device: bool, threads: int, limits: Limits) -> WorkerProcess:
-    """The measuring process: for a device, or for the cores of this machine."""
-    if on_device:
-        return WorkerProcess("tcomp.autotune.measurement.worker_gpu", None)
-    return WorkerProcess("tcomp.autotune.measurement.worker", limits.bytes, cores(threads))
-
-
 def cores(threads: int, root: Path = Path("/sys/devices/system/cpu")) -> list[int]:
     """As many processors as threads, of different cores where there are enough; all that this process may use if it may use fewer."""
-    usable, taken, siblings = sorted(os.sched_getaffinity(0), reverse=True), [], set()
+    usable, of_core = sorted(os.sched_getaffinity(0), reverse=True), dict[str, int]()
     for cpu in usable:
-        try:
+        core = str(cpu)
+        with suppress(OSError):
             core = (root / f"cpu{cpu}/topology/thread_siblings_list").read_text()
-        except OSError:
-            core = str(cpu)
-        if core not in siblings:
-            siblings.add(core)
-            taken.append(cpu)
-    taken += [cpu for cpu in usable if cpu not in taken]
-    return sorted(taken[:threads])
+        of_core.setdefault(core, cpu)
+    taken = [*of_core.values()]
+    return sorted([*taken, *(cpu for cpu in usable if cpu not in taken)][:threads])

@@ -79,9 +79,6 @@ class Limits:
 LIMITS = Limits()
 
 
-# ---------------------------------------------------------------- A/B comparisons
-
-
 @dataclass(frozen=True)
 class Rounds:
     """Seconds of the untuned version (`before`) and of the tuned one (`after`), round by round, from neighbouring runs."""

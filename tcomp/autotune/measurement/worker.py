@@ -22,7 +22,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from math import inf, prod, sqrt
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -94,33 +94,38 @@ class _PreparedTask:
 
     device: Device
     given: list[Array | None]
-    expected: list[Array]
     reduction_size: int
+    expected: list[Array] = field(default_factory=list)
     physical: dict[tuple[int, Layout | None], Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, device: Device, reference: Built, seed: int) -> _PreparedTask:
         """Draw inputs and run the default schedule on them."""
         arguments = [Argument.from_json(a) for a in reference["arguments"]]
-        best: _PreparedTask | None = None
-        for signed in (True, False):  # a function that is not defined for negative numbers is judged by positive ones
+
+        def prepared(signed: bool) -> _PreparedTask:
             given = [_drawn(a, np.random.default_rng([seed, n]), signed) if a.given else None for n, a in enumerate(arguments)]
-            made = cls(device, given, [], reference["reduction_size"])
-            with _LoadedCandidate(reference, made) as loaded:
+            task = cls(device, given, reference["reduction_size"])
+            with _LoadedCandidate(reference, task) as loaded:
                 loaded.run()
-                made.expected = loaded.results()
-            if best is None or _finite(made.expected) > _finite(best.expected):
-                best = made
-            if _finite(best.expected) == 1.0:
-                break
-        assert best is not None
-        return best
+                task.expected = loaded.results()
+            return task
+
+        task = prepared(signed=True)
+        # A function that is not defined for negative numbers is judged by positive ones.
+        return task if task.finite == 1.0 else max(task, prepared(signed=False), key=lambda t: t.finite)
+
+    @property
+    def finite(self) -> float:
+        """The share of finite elements of the results."""
+        total = sum(a.size for a in self.expected)
+        return sum(int(np.isfinite(a.astype(np.float64)).sum()) for a in self.expected) / total if total else 1.0
 
     def measure(self, incumbent: Built, candidate: Built, rounds: int, seconds: float) -> Answer:
         """Both run in turns for up to that many rounds or seconds, whichever is first."""
         with _LoadedCandidate(candidate, self) as new:
             new.run()
-            if reason := self._wrong(new):
+            if reason := self.wrong(new):
                 return {"status": "wrong", "reason": reason}
             with _LoadedCandidate(incumbent, self) as old:
                 old.run()
@@ -135,25 +140,24 @@ class _PreparedTask:
                     too_slow = n + 1 >= 2 and spent > _TOO_SLOW_AFTER and min(times[0]) > _TOO_SLOW * min(times[1])
                     if too_slow or (n + 1 >= _MIN_ROUNDS and spent > seconds):
                         break
-            if reason := self._wrong(new):
+            if reason := self.wrong(new):
                 return {"status": "wrong", "reason": f"not every time: {reason}"}
         seconds_of = [[t + more - min(reading) for t in side] for side, more in zip(times, reading, strict=True)]
         return {"status": "ok", "reason": "", "seconds": seconds_of[0], "incumbent": seconds_of[1]}
 
     def input(self, number: int, layout: Layout | None) -> Any:
         """An input in a physical layout; cached, since most candidates agree on that."""
-        key = (number, layout)
-        if key not in self.physical:
+        if (number, layout) not in self.physical:
             given = self.given[number]
             assert given is not None
-            laid = given if layout is None else layout.to_physical(given)
             if len(self.physical) > _CACHED_LAYOUTS * len(self.given):
                 del self.physical[next(iter(self.physical))]
-            self.physical[key] = self.device.put(laid)
-        return self.physical[key]
+            self.physical[number, layout] = self.device.put(given if layout is None else layout.to_physical(given))
+        return self.physical[number, layout]
 
-    def _wrong(self, loaded: _LoadedCandidate) -> str:
-        if loaded.wrote_out_of_bounds:
+    def wrong(self, loaded: _LoadedCandidate) -> str:
+        """What is wrong with the last run of a candidate, "" if nothing."""
+        if any(self.device.get(guard).any() for guard in loaded.guards):
             return "it writes outside of its buffers"
         for a, got, want in zip(loaded.written, loaded.results(), self.expected, strict=True):
             tolerance = _TOLERANCES.get(a.dtype, 0.0) * max(1.0, sqrt(self.reduction_size / _TOLERANCE_SIZE))
@@ -162,88 +166,65 @@ class _PreparedTask:
         return ""
 
 
-class _LoadedCandidate:
-    """A candidate in this process, with its arrays; a context manager."""
+class _LoadedCandidate(ExitStack):
+    """A candidate in this process, with its arrays, until the end of a block."""
 
     def __init__(self, built: Built, task: _PreparedTask) -> None:
-        self._device, self._cleanup = task.device, ExitStack()
-        arguments = [Argument.from_json(a) for a in built["arguments"]]
+        super().__init__()
+        self.device, arguments = task.device, [Argument.from_json(a) for a in built["arguments"]]
         self.written = [a for a in arguments if a.written]
-        self._results: list[Any] = []
-        self._restored: list[tuple[Any, Any]] = []
-        self._cached: list[Any] = []  # what preceding kernels have written, the latest last
-        self._guards: list[Any] = []
-        arrays = []
+        self.guards: list[Any] = []  # next to its arrays
+        self.arrays: list[Any] = []  # alive as long as their addresses are used
+        self.physical_results: list[Any] = []
+        self.restored: list[tuple[Any, Any]] = []
+        self.cached: list[Any] = []  # what preceding kernels have written, the latest last
         for n, a in enumerate(arguments):
             if not a.written:
-                arrays.append(task.input(n, a.layout))
-                self._cached[:0] = [] if a.constant else [arrays[-1]]
+                self.arrays.append(task.input(n, a.layout))
+                self.cached[:0] = [] if a.constant else [self.arrays[-1]]
                 continue
-            arrays.append(self._device.array(a.physical_shape, to_numpy(a.dtype), self._guards))
-            self._results.append(arrays[-1])
+            self.arrays.append(self.device.array(a.physical_shape, to_numpy(a.dtype), self.guards))
+            self.physical_results.append(self.arrays[-1])
             if a.given:
-                self._restored.append((arrays[-1], task.input(n, a.layout)))
-        arrays += [self._device.array((size,), np.dtype(np.uint8), self._guards) for size in built["temporaries"]]
-        self._arrays = arrays  # alive as long as their addresses are used
-        self._call = self._device.load(built, arrays, self._cleanup)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._cleanup.close()
+                self.restored.append((self.arrays[-1], task.input(n, a.layout)))
+        self.arrays += [self.device.array((size,), np.dtype(np.uint8), self.guards) for size in built["temporaries"]]
+        self.call = self.device.load(built, self.arrays, self)
 
     def run(self) -> float:
         """Seconds of one run."""
-        return self._device.seconds(self._call, self._restored, self._cached)
+        return self.device.seconds(self.call, self.restored, self.cached)
 
     def read_back(self) -> float:
         """Seconds to read the results of the last run."""
-        return self._device.read_back(self._results)
-
-    @property
-    def wrote_out_of_bounds(self) -> bool:
-        """Whether it wrote next to its arrays."""
-        return any(self._device.get(guard).any() for guard in self._guards)
+        return self.device.read_back(self.physical_results)
 
     def results(self) -> list[Array]:
         """The logical elements of its results after the last run."""
-        pairs = [(a, self._device.get(array)) for a, array in zip(self.written, self._results, strict=True)]
+        pairs = [(a, self.device.get(array)) for a, array in zip(self.written, self.physical_results, strict=True)]
         return [array.copy() if a.layout is None else a.layout.from_physical(array, a.shape) for a, array in pairs]
 
 
 # ---------------------------------------------------------------- on a CPU
 
 
-@dataclass(frozen=True)
 class _Cpu:
-    """The thread pool, and the other data of a model. Arrays are those of NumPy."""
+    """The thread pool, and the other data of a model. Arrays are those of NumPy. `harness` is what `builder.harness` makes."""
 
-    library: ctypes.CDLL
-    pool: ctypes.c_void_p
-    threads: int
-    other: Array
-    sums: Array
-
-    @staticmethod
-    @lru_cache(maxsize=4)
-    def of(threads: int, harness: str, flush_bytes: int) -> _Cpu:
-        """`harness` is what `builder.harness` makes."""
-        library = open_library(base64.b64decode(harness))[0]
-        pool = None
+    def __init__(self, threads: int, harness: str, flush_bytes: int) -> None:
+        self.threads, self.library = threads, open_library(base64.b64decode(harness))[0]
+        self.pool = ctypes.c_void_p()
         if threads > 1:
-            library.tcomp_pool_create.restype = ctypes.c_void_p
-            pool = library.tcomp_pool_create(threads, None)
-        other, sums = (allocate((size,), np.dtype(np.uint8)) for size in (flush_bytes, threads * LINE))
-        return _Cpu(library, ctypes.c_void_p(pool), threads, other, sums)
+            self.library.tcomp_pool_create.restype = ctypes.c_void_p
+            self.pool = ctypes.c_void_p(self.library.tcomp_pool_create(threads, None))
+        self.other, self.sums = (allocate((size,), np.dtype(np.uint8)) for size in (flush_bytes, threads * LINE))
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], guards: list[Any]) -> Array:
         return allocate(shape, dtype, guards)
 
     def put(self, content: Array) -> Array:
-        made = allocate(content.shape, content.dtype)
-        made[...] = content
-        return made
+        array = allocate(content.shape, content.dtype)
+        array[...] = content
+        return array
 
     def get(self, array: Array) -> Array:
         return array
@@ -262,7 +243,7 @@ class _Cpu:
             for array, content in restored:
                 array[...] = content
             self.library.flush(self.pool, ctypes.c_void_p(self.other.ctypes.data))
-            self._touch(cached)
+            self.touch(cached)
             before = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
             start = time.perf_counter()
             run()
@@ -273,17 +254,14 @@ class _Cpu:
 
     def read_back(self, results: Sequence[Array]) -> float:
         start = time.perf_counter()
-        self._touch(results)
+        self.touch(results)
         return time.perf_counter() - start
 
-    def _touch(self, arrays: Sequence[Array]) -> None:
+    def touch(self, arrays: Sequence[Array]) -> None:
         """Read arrays, each thread its share."""
         for array in arrays:
             if count := array.nbytes // LINE // self.threads:
                 self.library.touch(self.pool, *(ctypes.c_void_p(a.ctypes.data) for a in (array, self.sums)), ctypes.c_int64(count))
-
-
-# ---------------------------------------------------------------- arrays
 
 
 def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], guards: list[Array] | None = None) -> Array:
@@ -308,25 +286,19 @@ def _drawn(a: Argument, rng: np.random.Generator, signed: bool) -> Array:
     return rng.integers(0, 2, a.shape).astype(bool)
 
 
-def _finite(arrays: Sequence[Array]) -> float:
-    """The share of finite elements."""
-    total = sum(a.size for a in arrays)
-    return sum(int(np.isfinite(a.astype(np.float64)).sum()) for a in arrays) / total if total else 1.0
-
-
 def difference(got: Array, want: Array) -> float:
     """max |got - want| / max |want|; infinite where one is not finite and the other is another such or finite. Integers: 0 or infinite."""
     if not want.size or got.tobytes() == want.tobytes():
         return 0.0
     if not is_float(want.dtype.name):
-        return float("inf")
+        return inf
     a, b = got.astype(np.float64), want.astype(np.float64)
     finite = np.isfinite(b)
     if not np.array_equal(finite, np.isfinite(a)) or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
-        return float("inf")
+        return inf
     gap, scale = (float(np.max(np.abs(x), where=finite, initial=0.0)) for x in (a - b, b))
-    return gap / scale if scale else float("inf") if gap else 0.0
+    return gap / scale if scale else inf if gap else 0.0
 
 
 if __name__ == "__main__":
-    serve(request_handler(_Cpu.of))
+    serve(request_handler(lru_cache(maxsize=4)(_Cpu)))

@@ -46,16 +46,14 @@ class _DeviceArray:
         return prod(self.shape) * self.dtype.itemsize
 
 
-@cache
-def _cupy_device() -> CupyDevice:
-    return CupyDevice()
+_cupy_device = cache(CupyDevice)
 
 
 class _Gpu:
     """The device and, in `flush_bytes` bytes of its memory, the other data of a model."""
 
     def __init__(self, threads: int, harness: str, flush_bytes: int) -> None:
-        self._device, self._flush_bytes = _cupy_device(), flush_bytes
+        self._device = _cupy_device()
         self._other = self.array((flush_bytes,), np.dtype(np.uint8), [])
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], guards: list[Any]) -> _DeviceArray:
@@ -68,11 +66,11 @@ class _Gpu:
         return _DeviceArray(memory, start + GUARD, shape, dtype)
 
     def put(self, content: Array) -> _DeviceArray:
-        made = self.array(content.shape, content.dtype, [])
+        array = self.array(content.shape, content.dtype, [])
         with self._device.guarded():
-            self._device.upload(made.address, np.ascontiguousarray(content))
+            self._device.upload(array.address, np.ascontiguousarray(content))
             self._device.synchronize()
-        return made
+        return array
 
     def get(self, array: _DeviceArray) -> Array:
         found = np.empty(array.shape, array.dtype)
@@ -95,26 +93,26 @@ class _Gpu:
             self._device.unload()
 
     def seconds(self, run: Callable[[], object], restored: Sequence[tuple[_DeviceArray, _DeviceArray]], cached: Sequence[_DeviceArray]) -> float:
-        with self._device.guarded():
-            (first,) = self._times(1, run, restored, cached)
-            more = min(_REPEATS, int(_LONG / max(first, 1e-9)))
-            return fmean(self._times(more, run, restored, cached)) if more > 1 else first
+        device = self._device
 
-    def _times(
-        self, count: int, run: Callable[[], object], restored: Sequence[tuple[_DeviceArray, _DeviceArray]], cached: Sequence[_DeviceArray]
-    ) -> list[float]:
-        device, times = self._device, []
-        for _ in range(count):
-            for array, content in restored:
-                self._copy(array, content)
-            device.fill(self._other.address, self._flush_bytes)
-            for array in cached:
-                self._copy(self._other, array)
-            mark = device.stopwatch()
-            run()
-            times.append(mark())
-        device.synchronize()
-        return [time() for time in times]
+        def times(count: int) -> list[float]:
+            found = []
+            for _ in range(count):
+                for array, content in restored:
+                    self._copy(array, content)
+                device.fill(self._other.address, self._other.nbytes)
+                for array in cached:
+                    self._copy(self._other, array)
+                mark = device.stopwatch()
+                run()
+                found.append(mark())
+            device.synchronize()
+            return [time() for time in found]
+
+        with device.guarded():
+            (first,) = times(1)
+            more = min(_REPEATS, int(_LONG / max(first, 1e-9)))
+            return fmean(times(more)) if more > 1 else first
 
     def _copy(self, target: _DeviceArray, source: _DeviceArray) -> None:
         if size := min(target.nbytes, source.nbytes):
@@ -137,4 +135,4 @@ def handle(request: Answer) -> Answer:
 _answer = request_handler(cache(_Gpu))
 
 if __name__ == "__main__":
-    serve(handle, _cupy_device)
+    serve(handle)

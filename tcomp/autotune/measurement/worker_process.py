@@ -13,7 +13,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,10 +20,10 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO, Any
+from typing import Any
 
 import tcomp
 from tcomp.errors import TcompError
@@ -37,6 +36,10 @@ _QUOTED = 300  # characters of that
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
+class WorkerError(TcompError):
+    """A process that autotuning needs cannot be started, or was closed."""
+
+
 class WorkerProcess:
     """The program `python -m module`, started at the first request. `memory` bounds its address space (bytes; None: no bound), `cpus` says
     where it runs."""
@@ -44,103 +47,97 @@ class WorkerProcess:
     def __init__(self, module: str, memory: int | None, cpus: Sequence[int] = ()) -> None:
         self._command = [sys.executable, "-P", "-m", module]
         self._options = {"memory": memory, "cpus": list(cpus)}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._connection: Connection | None = None
-        self._log: IO[bytes] | None = None  # what it prints
-        self._log_start = 0  # where in the log the present request begins
-        self._finalizer: weakref.finalize[..., Any] | None = None
-        self._busy = threading.RLock()
-        self._closed = False
-        self.starts = 0  # the state of a worker is that of its latest start
+        self._running: _Running | None = None
+        self._busy, self._closed = threading.RLock(), False
 
     @property
     def pid(self) -> int | None:
         """The number of the process, if it runs."""
-        return None if self._process is None else self._process.pid
+        running = self._running
+        return running.process.pid if running is not None and running.process.poll() is None else None
 
     def ask(self, request: Mapping[str, Any], timeout: float) -> Answer:
         """The answer, or {"status": "crash" or "timeout", "reason": ...}, after which the next request goes to a new process."""
         with self._busy:
             try:
-                self.start()
-                assert self._connection is not None and self._log is not None
-                self._log_start = os.fstat(self._log.fileno()).st_size
-                self._connection.send_bytes(json.dumps(request).encode())
-                if self._connection.poll(timeout):
-                    return dict(json.loads(self._connection.recv_bytes()))
-                self._kill()
+                running = self._start()
+                running.log_start = os.fstat(running.log.fileno()).st_size
+                running.connection.send_bytes(json.dumps(request).encode())
+                if running.connection.poll(timeout):
+                    return dict(json.loads(running.connection.recv_bytes()))
+                self._end()
                 return {"status": "timeout", "reason": f"no answer within {timeout:g} s"}
             except (EOFError, ConnectionError):
                 return {"status": "crash", "reason": self._exit_reason()}
             except BaseException as error:
-                self._kill()  # nobody waits for its answer any more
+                self._end()  # nobody waits for its answer any more
                 if not isinstance(error, Exception):
                     raise
                 if self._closed:  # by another thread, which made this fail
                     raise WorkerError("this process was closed") from error
                 return {"status": "error", "reason": reason_of(error)}
 
-    def start(self) -> None:
-        """Start the process if it does not run. Raises `WorkerError` if it does not come up, or was closed."""
+    def _start(self) -> _Running:
+        """The process, started if it does not run. Raises `WorkerError` if it does not come up, or was closed."""
         if self._closed:
             raise WorkerError("this process was closed")
-        if self._process is not None and self._process.poll() is None:
-            return
-        self._kill()
-        paths = [str(Path(tcomp.__file__).parents[1]), *(p or os.getcwd() for p in sys.path)]
-        environment = {**os.environ, **_ONE_THREAD, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
-        ours, theirs = socket.socketpair()
-        self._connection = Connection(ours.detach())
-        with theirs:
-            self._process = subprocess.Popen(
-                [*self._command, json.dumps({**self._options, "socket": theirs.fileno()})], pass_fds=[theirs.fileno()], env=environment,
-                stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, start_new_session=True,
-            )  # fmt: skip
-        self._finalizer = weakref.finalize(self, _kill_group, self._process)
-        self.starts, self._log_start = self.starts + 1, 0
+        if self._running is not None and self.pid is not None:
+            return self._running
+        self._end()
+        self._running = running = _Running(self._command, self._options)
         with suppress(EOFError, ConnectionError):
-            if self._connection.poll(_START):
-                self._connection.recv_bytes()  # it is ready
-                return
+            if running.connection.poll(_START):
+                running.connection.recv_bytes()  # it is ready
+                return running
         raise WorkerError("a process for autotuning does not start", why=self._exit_reason(), where=" ".join(self._command))
 
     def close(self) -> None:
         """End the process, whatever it is doing; further requests raise `WorkerError`. May be called from any thread."""
         self._closed = True
-        if (finalizer := self._finalizer) is not None:
-            finalizer()
+        if (running := self._running) is not None:
+            running.kill()
         with self._busy:  # whoever is asking has seen the socket close by now
-            self._kill()
+            self._end()
 
-    def _kill(self) -> None:
-        finalizer, connection, log = self._finalizer, self._connection, self._log
-        self._process = self._finalizer = self._connection = self._log = None
-        if finalizer is not None:
-            finalizer()
-        for open_end in (connection, log):
-            if open_end is not None:
-                open_end.close()
+    def _end(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            running.kill()
+            running.connection.close()
+            running.log.close()
 
     def _exit_reason(self) -> str:
         """The status of a process that closed its socket, and the end of what it printed since it was asked."""
-        process, log = self._process, self._log
-        if process is None or log is None:
+        if (running := self._running) is None:
             return "it was closed"
-        try:
-            status = process.wait(5)
-        except subprocess.TimeoutExpired:
-            status = 0
-        end = os.fstat(log.fileno()).st_size
-        begin = max(self._log_start, end - _QUOTED)
-        printed = " ".join(os.pread(log.fileno(), end - begin, begin).decode(errors="replace").split())
-        self._kill()
-        ended = f"killed by {_signal_name(-status)}" if status < 0 else f"exit status {status}"
-        return f"{ended}; {printed}" if printed else ended
+        status = 0
+        with suppress(subprocess.TimeoutExpired):
+            status = running.process.wait(5)
+        ended = f"exit status {status}"
+        if status < 0:
+            ended = f"killed by {signal.Signals(-status).name if -status in [*signal.Signals] else f'signal {-status}'}"
+        end = os.fstat(running.log.fileno()).st_size
+        begin = max(running.log_start, end - _QUOTED)
+        printed = os.pread(running.log.fileno(), end - begin, begin).decode(errors="replace").split()
+        self._end()
+        return f"{ended}; {' '.join(printed)}" if printed else ended
 
 
-class WorkerError(TcompError):
-    """A process that autotuning needs cannot be started, or was closed."""
+class _Running:
+    """A process that was started: the socket to it, and the file that it prints to. It is killed when this object is no longer used."""
+
+    def __init__(self, command: Sequence[str], options: Mapping[str, Any]) -> None:
+        paths = [str(Path(tcomp.__file__).parents[1]), *(p or os.getcwd() for p in sys.path)]
+        environment = {**os.environ, **_ONE_THREAD, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
+        self.log_start = 0  # where in the log the present request begins
+        self.connection, theirs = Pipe()
+        with theirs:
+            self.process = subprocess.Popen(
+                [*command, json.dumps({**options, "socket": theirs.fileno()})], pass_fds=[theirs.fileno()], env=environment,
+                stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, start_new_session=True,
+            )  # fmt: skip
+        self.kill = weakref.finalize(self, _kill_group, self.process)
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
@@ -149,19 +146,11 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 # ---------------------------------------------------------------- in the worker
 
 
-def serve(handle: Callable[[Answer], Answer], ready: Callable[[], object] = lambda: None) -> None:
-    """Be a worker: answer requests until the socket is closed. What `handle` raises is an answer as well ("memory" or "error"). `ready` is
-    called first; if it raises a `TcompError`, the process ends."""
+def serve(handle: Callable[[Answer], Answer]) -> None:
+    """Be a worker: answer requests until the socket is closed. What `handle` raises is an answer as well ("memory" or "error")."""
     options = json.loads(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever is asking decides when to end
     connection: Connection = Connection(options["socket"])
@@ -172,12 +161,16 @@ def serve(handle: Callable[[Answer], Answer], ready: Callable[[], object] = lamb
     if options["cpus"]:
         with suppress(OSError):
             os.sched_setaffinity(0, options["cpus"])
-    try:
-        ready()
-    except TcompError as error:
-        sys.exit(reason_of(error))
     requests: SimpleQueue[bytes] = SimpleQueue()
-    threading.Thread(target=_receive, args=(connection, requests), daemon=True).start()
+
+    def receive() -> None:
+        """Read requests as they come, also while one is worked on: so the end of the socket is noticed, and ends this process."""
+        with suppress(EOFError, OSError):
+            while True:
+                requests.put(connection.recv_bytes())
+        os._exit(0)
+
+    threading.Thread(target=receive, daemon=True).start()
     connection.send_bytes(b"{}")
     while True:
         request = json.loads(requests.get())
@@ -188,14 +181,6 @@ def serve(handle: Callable[[Answer], Answer], ready: Callable[[], object] = lamb
         except Exception as error:  # noqa: BLE001  whatever it is, the candidate caused it
             answer = {"status": "error", "reason": reason_of(error)}
         connection.send_bytes(json.dumps(answer).encode())
-
-
-def _receive(connection: Connection, requests: SimpleQueue[bytes]) -> None:
-    """Read requests as they come, also while one is worked on: so the end of the socket is noticed, and ends this process."""
-    with suppress(EOFError, OSError):
-        while True:
-            requests.put(connection.recv_bytes())
-    os._exit(0)
 
 
 def reason_of(error: BaseException) -> str:

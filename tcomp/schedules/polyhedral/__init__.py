@@ -11,8 +11,7 @@ distributes the statements into a tree of *bands*: loops that may be interchange
 
 and enters the schedule through `affine`, the primitive that proves it; `split`, `vectorize`, `unroll` and `parallel` do the rest.
 
-Read `scheduler` first, then `bands` (the tree of bands becomes a plan) with `nests`, `wavefronts` and `blocks` (the templates above).
-`trees` is the bridge to isl's scheduler, `plan` what is planned; `operands` comes before, `loop_kinds` after.
+Read `scheduler` first, then `bands` (the tree of bands becomes a `plan`) with `nests` and `blocks` (the templates above).
 """
 
 from tcomp.schedules.polyhedral.scheduler import polyhedral, polyhedral_or_not

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +10,13 @@ import islpy as isl
 
 from tcomp.ir.access import coefficient
 from tcomp.ir.loops import SERIAL, UNROLLED, Accumulate, Store
-from tcomp.ir.polyhedral.model import Instance, Model, TooHard, limited, map_of
-from tcomp.schedules.polyhedral.nests import Nest
-from tcomp.schedules.polyhedral.plan import JAM, Axis, Loop, Plan, axis
-from tcomp.schedules.polyhedral.trees import NODE, flow, has_band, has_free_band, holds, isl_schedule, member, members, nested, relaxed
-from tcomp.schedules.polyhedral.wavefronts import wavefront
+from tcomp.ir.polyhedral.model import READ, REDUCE, WRITE, Instance, Model, TooHard, limited, map_of
+from tcomp.schedules.polyhedral.nests import Nest, wavefront
+from tcomp.schedules.polyhedral.plan import JAM, Axis, Loop, Plan, axis, component
 from tcomp.target import CpuTarget
+
+MAX_OFFSET = 4  # iterations between dependent instances that may matter to a schedule; larger constants are sizes
+NODE = isl.schedule_node_type
 
 
 class Planner:
@@ -30,15 +31,15 @@ class Planner:
         self.trees: dict[bool, Any] = {}
 
     def plan(self, fused: bool | None = None) -> Plan:
-        """The plan; statements share loops as `fused` says, or where chains of dependent iterations would profit from it."""
+        """The plan; statements share loops as `fused` says, or where chains of dependent iterations would profit from it: many of them side by
+        side."""
         self.build(bool(fused))
         if 2 * self.result.recurrences > self.result.work() and fused is None:
             self.build(True)
         return self.result
 
     def build(self, fused: bool) -> None:
-        """The plan from the tree of all instances. `fused`: statements share loops where they can, which chains of dependent iterations
-        profit from: many of them side by side."""
+        """The plan from the tree of all instances."""
         self.result, self.nests, self.fused = Plan(self.instances, self.model.context), 0, fused
         tree = self.tree(fused)
         with limited(400_000_000):
@@ -47,28 +48,22 @@ class Planner:
     def tree(self, fused: bool = False) -> Any:
         """isl's tree of bands."""
         if fused not in self.trees:
-            self.trees[fused] = self._tree(fused)
+            domain = isl.UnionSet("{}")
+            for x in self.model.instances:
+                domain = domain.union(isl.UnionSet.from_set(x.domain))
+            try:
+                with limited(60_000_000):
+                    self.trees[fused] = isl_schedule(domain, relaxed(self.dependences), self.model.context, fused)
+            except TooHard:
+                with limited(200_000_000):
+                    self.trees[fused] = isl_schedule(domain, self.dependences, self.model.context, fused)
         return self.trees[fused]
-
-    def _tree(self, fused: bool) -> Any:
-        domain = isl.UnionSet("{}")
-        for x in self.model.instances:
-            domain = domain.union(isl.UnionSet.from_set(x.domain))
-        try:
-            with limited(60_000_000):
-                return isl_schedule(domain, relaxed(self.dependences), self.model.context, fused)
-        except TooHard:
-            with limited(200_000_000):
-                return isl_schedule(domain, self.dependences, self.model.context, fused)
-
-    # ------------------------------------------------------------ the tree
 
     def visit(self, node: Any, names: list[str], parallel: bool) -> None:
         """Plan what stands below a node of the tree."""
         match node.get_type():
             case NODE.sequence | NODE.set:
-                for position in range(node.n_children()):
-                    child = node.get_child(position)
+                for position, child in enumerate(_children(node)):
                     inside = [n for n in names if holds(child, self.instances[n])]
                     self.result.place(inside, position)
                     self.visit(child.get_child(0), inside, parallel)
@@ -82,13 +77,17 @@ class Planner:
         independent iterations run side by side, innermost, where what stands inside would otherwise be one chain."""
         chain, below = nested(node)
         self.nests += 1
-        free = [bool(node.band_member_get_coincident(d)) for d in range(node.band_n_member())]
-        if len(free) >= 2 and not any(free) and node.band_get_permutable() and not parallel and not has_band(node.get_child(0)):
-            return self.wavefront(node, names)
+        nest, free, inner = f"n{self.nests}", _free(node), [*_bands(node.get_child(0))]
+        if len(free) >= 2 and not any(free) and node.band_get_permutable() and not parallel and not inner:
+            # No member of the band is independent, but all of them can be tiled.
+            ranks = {n: 0 for n in names}
+            if (body := node.get_child(0)).get_type() in (NODE.sequence, NODE.set):
+                ranks = {n: k for k, child in enumerate(_children(body)) for n in names if holds(child, self.instances[n])}
+            values = {n: members(node, self.instances[n]) for n in names}
+            return wavefront(self.result, values, ranks, self.dependences, nest, self.target, self.threads)
         if len(names) == 1 and below.get_type() == NODE.leaf:
             return self.nest(self.instances[names[0]], chain, parallel)
-        jammed = next((d for d, f in enumerate(free) if f), None) if self.fused and not has_free_band(node.get_child(0)) else None
-        nest = f"n{self.nests}"
+        jammed = next((d for d, f in enumerate(free) if f), None) if self.fused and not any(any(_free(b)) for b in inner) else None
         for d, independent in enumerate(free):
             name = f"{nest}.b{d}"
             use = independent and not parallel and self.threads > 1
@@ -127,18 +126,16 @@ class Planner:
         """An independent axis that runs relative to another one, `j - i`, as the index `j` itself: operands are then seen to be reused."""
         assert isinstance(x.stmt, Store | Accumulate)
         indices = [tuple(coefficient(i, loop.var) for loop in x.loops) for i in x.stmt.indices]
-        if not own.free or own.row in indices:
-            return own
-        for other in axes:
+        for other in axes if own.free and own.row not in indices else ():
             if other.free and tuple(a + b for a, b in zip(own.row, other.row, strict=True)) in indices:
                 total = own.value.flat_range_product(other.value).apply_range(map_of("ab", ["a + b"]))
                 return axis(x, total, True, self.model.context)
         return own
 
     def axes(self, x: Instance, chain: Sequence[Any]) -> list[Axis]:
-        """The axes of a band, for one statement."""
-        places = [(node, d) for node in chain for d in range(node.band_n_member())]
-        return [axis(x, member(node, x, d), bool(node.band_member_get_coincident(d)), self.model.context) for node, d in places]
+        """The axes of bands, for one statement."""
+        places = [(node, d, free) for node in chain for d, free in enumerate(_free(node))]
+        return [axis(x, member(node, x, d), free, self.model.context) for node, d, free in places]
 
     def permutable(self, x: Instance) -> list[Axis] | None:
         """Axes that all may be interchanged, from the exact dependences of one statement."""
@@ -152,11 +149,98 @@ class Planner:
         chain, below = nested(tree)
         return self.axes(x, chain) if len(chain) == 1 and below.get_type() == NODE.leaf and chain[0].band_get_permutable() else None
 
-    def wavefront(self, node: Any, names: list[str]) -> None:
-        """No member of a band is independent, but all of them can be tiled."""
-        band = {n: members(node, self.instances[n]) for n in names}
-        below = node.get_child(0)
-        ranks = {n: 0 for n in names}
-        if below.get_type() in (NODE.sequence, NODE.set):
-            ranks = {n: k for k in range(below.n_children()) for n in names if holds(below.get_child(k), self.instances[n])}
-        wavefront(self.result, band, ranks, self.dependences, f"n{self.nests}", self.target, self.threads)
+
+# ---------------------------------------------------------------- isl's schedule trees
+
+
+def flow(m: Model) -> isl.UnionMap:
+    """Dependences without those that follow from others: every access depends on the last write (and a write on the reads since)."""
+    union = isl.UnionMap
+    reads, writes, certain, order = (union("{}") for _ in range(4))
+    for x in m.instances:
+        order = order.union(union.from_map(x.order))
+        for a in x.accesses:
+            relation = union.from_map(a.relation)
+            if a.kind in (READ, REDUCE):
+                reads = reads.union(relation)
+            if a.kind in (WRITE, REDUCE):
+                writes = writes.union(relation)
+                if a.exact and x.exact:
+                    certain = certain.union(relation)
+    reads, writes, certain = reads.coalesce(), writes.coalesce(), certain.coalesce()
+    possible = writes.subtract(certain)
+
+    def last(sink: isl.UnionMap, may: isl.UnionMap) -> isl.UnionMap:
+        access = isl.UnionAccessInfo.from_sink(sink).set_must_source(certain).set_may_source(may).set_schedule_map(order)
+        return access.compute_flow().get_may_dependence()
+
+    return last(writes, reads.union(possible)).union(last(reads, possible)).coalesce()
+
+
+def relaxed(dependences: isl.UnionMap) -> isl.UnionMap:
+    """More dependences, in fewer and smaller constraints: those that mention sizes are dropped. isl's linear programs take time with the
+    magnitude of their numbers, and a good schedule does not depend on the sizes."""
+    result = isl.UnionMap("{}")
+    maps = dependences.get_map_list()
+    for n in range(maps.n_map()):
+        pieces = maps.get_at(n).remove_divs().coalesce().get_basic_map_list()
+        for k in range(pieces.n_basic_map()):
+            piece = pieces.get_at(k).remove_redundancies()
+            looser = isl.BasicMap.universe(piece.get_space())
+            for c in piece.get_constraints():
+                if c.is_equality() or abs(c.get_constant_val().to_python()) <= MAX_OFFSET:
+                    looser = looser.add_constraint(c)
+            result = result.union(isl.UnionMap.from_map(isl.Map.from_basic_map(looser)))
+    return result.coalesce()
+
+
+def isl_schedule(domain: isl.UnionSet, dependences: isl.UnionMap, context: isl.Set, fused: bool = False) -> Any:
+    """The schedule tree for a domain; unless `fused`, statements share loops only where dependences ask for it."""
+    constraints = isl.ScheduleConstraints.on_domain(domain).set_validity(dependences).set_coincidence(dependences).set_context(context)
+    constraints = constraints.set_proximity(dependences)
+    isl.DEFAULT_CONTEXT.set_schedule_serialize_sccs(0 if fused else 1)
+    try:
+        return constraints.compute_schedule().get_root().get_child(0)
+    finally:
+        isl.DEFAULT_CONTEXT.set_schedule_serialize_sccs(0)
+
+
+def nested(node: Any) -> tuple[list[Any], Any]:
+    """Bands directly inside each other, and what stands below."""
+    chain = []
+    while node.get_type() == NODE.band:
+        chain.append(node)
+        node = node.get_child(0)
+    return chain, node
+
+
+def holds(node: Any, x: Instance) -> bool:
+    """Whether a filter lets an instance through."""
+    return not node.filter_get_filter().intersect(isl.UnionSet.from_set(x.domain)).is_empty()
+
+
+def members(node: Any, x: Instance) -> isl.Map:
+    """The values of all members of a band for an instance."""
+    return isl.Map.from_union_map(node.band_get_partial_schedule_union_map().intersect_domain(isl.UnionSet.from_set(x.domain)))
+
+
+def member(node: Any, x: Instance, d: int) -> isl.Map:
+    """The values of one member."""
+    return component(members(node, x), d)
+
+
+def _children(node: Any) -> list[Any]:
+    return [node.get_child(k) for k in range(node.n_children())]
+
+
+def _bands(node: Any) -> Iterator[Any]:
+    """The bands of a tree."""
+    if node.get_type() == NODE.band:
+        yield node
+    for child in _children(node):
+        yield from _bands(child)
+
+
+def _free(band: Any) -> list[bool]:
+    """Whether the iterations of each member are independent."""
+    return [bool(band.band_member_get_coincident(d)) for d in range(band.band_n_member())]

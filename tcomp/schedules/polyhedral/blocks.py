@@ -16,12 +16,12 @@ import islpy as isl
 
 from tcomp.ir.loops import Block, For, If, Stmt
 from tcomp.ir.polyhedral.model import REDUCE, Instance, Model, map_of
-from tcomp.schedules.polyhedral.plan import axis
-from tcomp.schedules.polyhedral.trees import NODE, holds, member
+from tcomp.schedules.polyhedral.bands import NODE, holds, member
+from tcomp.schedules.polyhedral.plan import Plan, axis
 from tcomp.schedules.schedule import Schedule
 
 BLOCK_STEPS = 64  # in a block: sums so long hide the loads and stores of the tile they go to, and a panel stays in the second-level cache
-FEWEST_BLOCKS = 4  # blocks for which it is worth it
+MIN_BLOCKS = 4  # blocks for which it is worth it
 BLOCK_LOOP = "block"
 
 
@@ -36,7 +36,7 @@ def in_blocks(s: Schedule, m: Model, tree: Any) -> list[str]:
         return []  # with sizes that are not known, isl takes minutes
     steps = {n: member(tree, x, 0).intersect_domain(x.domain) for n, x in instances.items()}
     updates = {n: a.relation for n, x in instances.items() for a in x.accesses if a.kind == REDUCE and _repeats(a.relation, steps[n])}
-    if not updates or min(axis(instances[n], steps[n], False, m.context).extent for n in updates) < FEWEST_BLOCKS * BLOCK_STEPS:
+    if not updates or min(axis(instances[n], steps[n], False, m.context).extent for n in updates) < MIN_BLOCKS * BLOCK_STEPS:
         return []
     number = {n: step.apply_range(map_of("t", [f"floor(t / {BLOCK_STEPS})"])) for n, step in steps.items()}
     panel = isl.UnionMap("{}")  # the block, and the elements that its steps read or complete
@@ -53,15 +53,15 @@ def in_blocks(s: Schedule, m: Model, tree: Any) -> list[str]:
             parts.append((n, isl.Map.from_basic_map(piece), 1 + sum(place > 0 for _, _, place in parts)))
     if not any(place for _, _, place in parts):
         return []
-    times, names = _times(tree, instances)
-    longest = max(map(len, names.values()))
+    plan = _times(tree, instances, m.context)
+    longest = max(map(len, plan.names.values()))
     order = isl.UnionMap("{}")
     for n, when, place in parts:
-        own = [f"t{d}" for d in range(len(names[n]))]
+        own = [f"t{d}" for d in range(len(plan.names[n]))]
         time = ["b", str(place), *own, *["0"] * (longest - len(own))]
-        placed = when.flat_range_product(times[n]).apply_range(map_of(["b", *own], time))
+        placed = when.flat_range_product(plan.time[n].intersect_domain(instances[n].domain)).apply_range(map_of(["b", *own], time))
         order = order.union(isl.UnionMap.from_map(placed))
-    naming = "; ".join(f"{n}: {' '.join([BLOCK_LOOP, '_', *own, *['_'] * (longest - len(own))])}" for n, own in names.items())
+    naming = "; ".join(f"{n}: {' '.join([BLOCK_LOOP, '_', *own, *['_'] * (longest - len(own))])}" for n, own in plan.names.items())
     made = s.affine(None, str(order.coalesce()), naming)
     block = next(loop for loop, name in made.items() if name == BLOCK_LOOP)
     return [nest.var.name for nest in _nests(s.loops[block].body)]
@@ -72,14 +72,9 @@ def _repeats(element: isl.Map, step: isl.Map) -> bool:
     return bool(not element.apply_range(element.reverse()).subtract(step.apply_range(step.reverse())).is_empty())
 
 
-def _times(tree: Any, instances: dict[str, Instance]) -> tuple[dict[str, isl.Map], dict[str, list[str]]]:
-    """The time vectors that a tree stands for, and names of their dimensions."""
-    times: dict[str, isl.Map] = {}
-    names: dict[str, list[str]] = {n: [] for n in instances}
-
-    def add(n: str, more: isl.Map, name: str) -> None:
-        times[n] = times[n].flat_range_product(more) if n in times else more
-        names[n].append(name)
+def _times(tree: Any, instances: dict[str, Instance], context: isl.Set) -> Plan:
+    """The time vectors that a tree stands for."""
+    plan = Plan(instances, context)
 
     def visit(node: Any, inside: list[str], depth: int) -> None:
         match node.get_type():
@@ -87,17 +82,16 @@ def _times(tree: Any, instances: dict[str, Instance]) -> tuple[dict[str, isl.Map
                 for position in range(node.n_children()):
                     child = node.get_child(position)
                     part = [n for n in inside if holds(child, instances[n])]
-                    for n in part:
-                        add(n, isl.Map.from_domain_and_range(instances[n].domain, isl.Set(f"{{ [{position}] }}")), "_")
+                    plan.place(part, position)
                     visit(child.get_child(0), part, depth)
             case NODE.band:
                 for d in range(node.band_n_member()):
                     for n in inside:
-                        add(n, member(node, instances[n], d), f"l{depth + d}")
+                        plan.add(n, member(node, instances[n], d), [f"l{depth + d}"])
                 visit(node.get_child(0), inside, depth + node.band_n_member())
 
     visit(tree, list(instances), 0)
-    return {n: t.intersect_domain(instances[n].domain) for n, t in times.items()}, names
+    return plan
 
 
 def _nests(stmt: Stmt) -> Iterator[For]:

@@ -1,9 +1,11 @@
-"""The nest of one statement: the template that suits its accesses (see `polyhedral`), as time dimensions made of its axes."""
+"""The nest of one statement: the template that suits its accesses (see `polyhedral`), as time dimensions made of its axes; and stencils in
+time: all loops of a band depend on each other, but its tiles run in parallel along a diagonal."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
+from functools import reduce
 from math import prod
 
 import islpy as isl
@@ -12,16 +14,17 @@ from tcomp.ir import expr as E
 from tcomp.ir.access import coefficient, linear_index
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Expr
-from tcomp.ir.loops import SERIAL, UNROLLED, Accumulate, Store
+from tcomp.ir.loops import SERIAL, UNROLLED, Accumulate, Buffer, Store
 from tcomp.ir.polyhedral.model import Instance, map_of
+from tcomp.schedules.analysis.access_patterns import extent_of
 from tcomp.schedules.cost.register_tiles import choose_tile
-from tcomp.schedules.polyhedral.plan import JAM, Axis, Loop, Plan, worth_threads
+from tcomp.schedules.polyhedral.plan import JAM, Axis, Loop, Plan, axis, component, worth_threads
 from tcomp.target import CpuTarget
 
 LANE_COST: dict[int | None, float] = {0: 0.2, 1: 1.0, -1: 2.0}  # of a vector access, relative to one load, by the distance between lanes in elements
 GATHER_COST = 9.0  # of one with any other distance: lane by lane
 CHUNK = 1024  # elements of an array that one thread takes at a time
-MOST_ROWS = 6  # at most of a register tile: the others are vectors side by side, of which fewer pages are touched
+MAX_TILE_ROWS = 6  # at most of a register tile: the others are vectors side by side, of which fewer pages are touched
 
 
 class Nest:
@@ -34,7 +37,8 @@ class Nest:
         assert isinstance(x.stmt, Store | Accumulate)
         self.write = E.read(x.stmt.buffer, x.stmt.indices)
         self.reads = E.reads(x.stmt.value)
-        outer = _independent([*plan.rows(x.name), *(a.row for a in axes)])[: -len(axes)]
+        rows = [*plan.rows(x.name), *(a.row for a in axes)]
+        outer = [rows[k] for k in _reduced([*zip(*rows, strict=True)])[1]][: -len(axes)]  # those that are no combination of others before
         inverse = _inverse([*outer, *(a.row for a in axes)])
         self.steps = {e: [self.step(e, column) for column in inverse[len(outer) :]] for e in {self.write, *self.reads}} if inverse else None
         widest = max(itemsize(e.attr.dtype) for e in [self.write, *self.reads])
@@ -43,12 +47,10 @@ class Nest:
     def step(self, e: Expr, delta: Sequence[Fraction]) -> int | None:
         """How far the address moves along an axis; None if that varies."""
         index = linear_index(e.attr, e.args)
-        total = Fraction(0)
-        for x, d in zip(self.x.loops, delta, strict=True):
-            c = coefficient(index, x.var)
-            if d and c is None:
-                return None
-            total += d * (c or 0)
+        terms = [(d, coefficient(index, x.var)) for x, d in zip(self.x.loops, delta, strict=True) if d]
+        if any(c is None for _, c in terms):
+            return None
+        total = sum((d * (c or 0) for d, c in terms), Fraction(0))
         return int(total) if total.denominator == 1 else None
 
     def plan(self) -> None:
@@ -75,13 +77,11 @@ class Nest:
         """Pairs of loops (inner, outer) of this nest such that the statement reads the element it writes where they are equal."""
         loops = [x.var for x in self.x.loops]
         found = set()
-        for r in self.reads:
-            if r.attr is not self.write.attr:
-                continue
+        for r in (r for r in self.reads if r.attr is self.write.attr):
             differing = [(a, b) for a, b in zip(self.write.args, r.args, strict=True) if a is not b]
             if len(differing) == 1 and all(e in loops for e in differing[0]):
-                a, b = (loops.index(e) for e in differing[0])
-                found.add((max(a, b), min(a, b)))
+                inner, outer = sorted((loops.index(e) for e in differing[0]), reverse=True)
+                found.add((inner, outer))
         return found
 
     def cut(self, cuts: set[tuple[int, int]]) -> None:
@@ -97,22 +97,22 @@ class Nest:
                     parts = [([*time, s], [*known, f"i{d} {op} i{outer}"]) for time, known in parts for s, op in sides]
                     names.append("_")
             parts = [([*time, point[d]], known) for time, known in parts]
-            role = "vector" if d == count - 1 else "parallel" if d == 1 and self.threads > 1 else SERIAL
-            names.append(self.label(f"y{d}", role))
+            names.append(self.label(f"y{d}", "vector" if d == count - 1 else self.shared if d == 1 else SERIAL))
         texts = (f"{self.x.name}[{', '.join(point)}] -> [{', '.join(time)}] : {' and '.join(known)}" for time, known in parts)
         self.add(isl.Map(f"{{ {'; '.join(texts)} }}").intersect_domain(self.x.domain), names)
 
     def lane(self) -> int | None:
         """The independent axis along which lanes cost least."""
         assert self.steps is not None
-        best: tuple[float, int] | None = None
-        for n, a in enumerate(self.axes):
-            if not a.free or a.extent < 2 or self.steps[self.write][n] in (0, None):
-                continue
-            cost = sum(LANE_COST.get(s[n], GATHER_COST) for s in self.steps.values())
-            if cost < GATHER_COST and (best is None or cost <= best[0]):
-                best = cost, n
-        return best[1] if best else None
+        able = [n for n, a in enumerate(self.axes) if a.free and a.extent >= 2 and self.steps[self.write][n] not in (0, None)]
+        costs = {n: sum(LANE_COST.get(s[n], GATHER_COST) for s in self.steps.values()) for n in reversed(able)}
+        best = min(costs, key=costs.__getitem__, default=None)  # of equal ones, the innermost
+        return best if best is not None and costs[best] < GATHER_COST else None
+
+    @property
+    def shared(self) -> str:
+        """The role of a loop that threads share, if there are any."""
+        return "parallel" if self.threads > 1 else SERIAL
 
     def add(self, pieces: isl.Map, names: Sequence[str]) -> None:
         """Add time dimensions."""
@@ -126,10 +126,7 @@ class Nest:
 
     def all_axes(self, order: Sequence[int]) -> isl.Map:
         """The axes in this order, as a map."""
-        result = self.axes[order[0]].value
-        for n in order[1:]:
-            result = result.flat_range_product(self.axes[n].value)
-        return result
+        return reduce(isl.Map.flat_range_product, (self.axes[n].value for n in order))
 
     def plain(self, lane: int | None = None) -> None:
         """Outer loops as they are, the first independent one on threads; lanes innermost."""
@@ -161,20 +158,18 @@ class Nest:
         broken = places.apply(box).subtract(places).apply(map_of([*z, "p"], z[:-1]))
         single = points.intersect(broken.apply(map_of(y, [*head, block]).reverse()))
         full, rest = map_of(y, [*own, "0", outer, block, k, place]), map_of(y, [*own, "1", outer, i, k, "0"])
-        names = [*(self.label(f"y{n}") for n in others), "_", self.label("rt", "parallel" if self.threads > 1 else SERIAL)]
+        names = [*(self.label(f"y{n}") for n in others), "_", self.label("rt", self.shared)]
         names += [self.label("rb"), self.label("k", "sum"), self.label("r", UNROLLED, JAM)]
         pieces = full.intersect_domain(points.subtract(single)).union(rest.intersect_domain(single))
         self.add(rows.apply_range(pieces).coalesce(), names)
 
     def contraction(self, lane: int, row: int | None, reduction: int) -> None:
         """The template of a contraction: register tiles along a row and lanes."""
-        target = self.target
         others = [n for n in range(len(self.axes)) if n not in (lane, row, reduction)]
         if row is None:
             return self.matrix_vector(others, lane, reduction)
-        tile = choose_tile(
-            self.axes[row].extent, self.axes[lane].extent, self.lanes, target.vector_registers, 4 if self.scaled(lane) else MOST_ROWS
-        )
+        max_rows = 4 if self.scaled(lane) else MAX_TILE_ROWS
+        tile = choose_tile(self.axes[row].extent, self.axes[lane].extent, self.lanes, self.target.vector_registers, max_rows)
         width = tile.vectors * self.lanes
         share = max(1, -(-self.axes[row].extent // self.threads))
         rows = max(1, min(96, share) // tile.rows) * tile.rows
@@ -193,14 +188,12 @@ class Nest:
         inside = ["ip", "v", "l"]
         tiled = self.all_axes(order).apply_range(map_of(y, [*head, k, *inside], " and ".join(box)))
         whole = f"0 <= ip < {tile.rows} and 0 <= v < {tile.vectors} and 0 <= l < {self.lanes}"
-        names = [self.label(f"y{n}") for n in others]
-        names += [self.label("ct", SERIAL if by_rows else "parallel")]
-        names += [self.label("it", "parallel" if by_rows and self.threads > 1 else SERIAL), self.label("jt"), self.label("ib"), "_"]
-        names += [self.label("k", "sum"), self.label("r", UNROLLED, tile.rows), self.label("v", UNROLLED, tile.vectors)]
-        names += [self.label("l", "lanes", self.lanes)]
-        self.add(self.full_tiles_apart(tiled, inside, whole), names)
+        names = [*(self.label(f"y{n}") for n in others), self.label("ct", SERIAL if by_rows else "parallel")]
+        names += [self.label("it", self.shared if by_rows else SERIAL), self.label("jt"), self.label("ib"), "_", self.label("k", "sum")]
+        names += [self.label("r", UNROLLED, tile.rows), self.label("v", UNROLLED, tile.vectors), self.label("l", "lanes", self.lanes)]
+        self.add(self.separate_full_tiles(tiled, inside, whole), names)
 
-    def full_tiles_apart(self, tiled: isl.Map, inside: Sequence[str], whole: str) -> isl.Map:
+    def separate_full_tiles(self, tiled: isl.Map, inside: Sequence[str], whole: str) -> isl.Map:
         """Steps of the accumulation whose tiles are full, apart from those before and behind them: a dimension more, in front of the steps.
         `inside` are the last dimensions of `tiled`, those of one tile, which take all values of the condition `whole` where it is full."""
         points = self.x.domain.intersect_params(self.result.context).apply(tiled)
@@ -234,24 +227,23 @@ class Nest:
         j = f"y{lane}"
         rest, block, place = self.axes[reduction].blocks(f"y{reduction}", size)
         tiled = [*y[: len(others)], f"floor({j} / {chunk})", rest, block, j, place]
-        names = [*(self.label(f"y{n}") for n in others), self.label("jt", "parallel" if self.threads > 1 else SERIAL), "_"]
+        names = [*(self.label(f"y{n}") for n in others), self.label("jt", self.shared), "_"]
         names += [self.label("kb"), self.label("j", "vector"), self.label("k", UNROLLED, size)]
         self.add(self.all_axes(order).apply_range(map_of(y, tiled)), names)
 
 
-def _independent(rows: Sequence[Sequence[int]]) -> list[Sequence[int]]:
-    """The rows that are no combination of those before."""
-    kept: list[Sequence[int]] = []
-    basis: list[list[Fraction]] = []
-    for row in rows:
-        rest = [Fraction(v) for v in row]
-        for b in basis:
-            lead = next(k for k, v in enumerate(b) if v)
-            rest = [r - rest[lead] / b[lead] * v for r, v in zip(rest, b, strict=True)]
-        if any(rest):
-            basis.append(rest)
-            kept.append(row)
-    return kept
+def _reduced(rows: Sequence[Sequence[int]]) -> tuple[list[list[Fraction]], list[int]]:
+    """The reduced row echelon form of a matrix, and its pivot columns."""
+    work, pivots = [[Fraction(v) for v in row] for row in rows], list[int]()
+    for c in range(len(work[0]) if work else 0):
+        r = len(pivots)
+        if (pivot := next((k for k in range(r, len(work)) if work[k][c]), None)) is None:
+            continue
+        work[r], work[pivot] = work[pivot], work[r]
+        lead = [v / work[r][c] for v in work[r]]
+        work = [lead if k == r else [a - row[c] * b for a, b in zip(row, lead, strict=True)] for k, row in enumerate(work)]
+        pivots.append(c)
+    return work, pivots
 
 
 def _inverse(rows: Sequence[Sequence[int]]) -> list[list[Fraction]] | None:
@@ -259,14 +251,66 @@ def _inverse(rows: Sequence[Sequence[int]]) -> list[list[Fraction]] | None:
     n = len(rows)
     if any(len(r) != n for r in rows):
         return None
-    work = [[Fraction(v) for v in row] + [Fraction(int(i == k)) for k in range(n)] for i, row in enumerate(rows)]
-    for c in range(n):
-        pivot = next((r for r in range(c, n) if work[r][c]), None)
-        if pivot is None:
-            return None
-        work[c], work[pivot] = work[pivot], work[c]
-        work[c] = [v / work[c][c] for v in work[c]]
-        for r in range(n):
-            if r != c and work[r][c]:
-                work[r] = [a - work[r][c] * b for a, b in zip(work[r], work[c], strict=True)]
-    return [[work[r][n + c] for r in range(n)] for c in range(n)]
+    work, pivots = _reduced([[*row, *(int(i == k) for k in range(n))] for i, row in enumerate(rows)])
+    return [[row[n + c] for row in work] for c in range(n)] if pivots == [*range(n)] else None
+
+
+# ---------------------------------------------------------------- stencils in time
+
+
+def wavefront(
+    plan: Plan, band: Mapping[str, isl.Map], ranks: Mapping[str, int], dependences: isl.UnionMap, nest: str, target: CpuTarget, threads: int
+) -> None:
+    """Adds the time dimensions of a band of statements: tiles along a diagonal, and what is inside of one. `ranks` are the places of the
+    statements in an iteration of the band, `nest` is what its loops are called after."""
+    count = next(iter(band.values())).dim(isl.dim_type.out)
+    y = [f"y{d}" for d in range(count)]
+    last = _inner(band, ranks, count, dependences)
+    buffers = {a.buffer for n in band for a in plan.instances[n].accesses}
+    sizes = _tiles(buffers, count, target)
+    name, first = next(iter(band.items()))
+    extents = [axis(plan.instances[name], component(first, d), False, plan.context).extent for d in (0, 1)]
+    steps = sum(-(-extent // size) for extent, size in zip(extents, sizes, strict=False))
+    lanes = target.vector_bits // 8 // max(itemsize(b.dtype) for b in buffers) if last == "lanes" else 1
+    shared = threads > 1 and worth_threads(plan.work(list(band)) // (2 * lanes * steps))
+    if not shared and sum(itemsize(b.dtype) * prod(extent_of(d) for d in b.shape) for b in buffers) <= target.l2 // 2:
+        sizes = [1 << 20] * count  # neither threads nor caches ask for tiles
+    tiles = [f"floor(y{d} / {n})" for d, n in enumerate(sizes)]
+    outer = map_of(y, [f"{tiles[0]} + {tiles[1]}", *tiles[1:]])
+    plan.loops |= {f"{nest}.w": Loop(SERIAL), f"{nest}.p": Loop("parallel" if shared else SERIAL)}
+    dims = [f"{nest}.w", f"{nest}.p", *(f"{nest}.t{d}" for d in range(2, count))]
+    points = [*(f"{nest}.y{d}" for d in range(count - 1)), *(["_", f"{nest}.v"] if last else [f"{nest}.y{count - 1}", "_"])]
+    # Gathers along a diagonal gain nothing over the scalar code, whose iterations overlap as well.
+    plan.loops[f"{nest}.v"] = Loop("vector" if last == "lanes" else SERIAL)
+    for n in band:
+        place = str(ranks[n])
+        inner = {"diagonal": [*y[:-2], f"{y[-2]} + {y[-1]}", place, y[-2]], "lanes": [*y[:-1], place, y[-1]], "": [*y, place]}[last]
+        plan.add(n, band[n].apply_range(outer), dims)
+        plan.add(n, band[n].apply_range(map_of(y, inner)), points)
+
+
+def _tiles(buffers: Collection[Buffer], count: int, target: CpuTarget) -> list[int]:
+    """Tile sizes: time steps and rows whose data stay in the second-level cache; the innermost dimension is not cut."""
+    widest = max(buffers, key=lambda b: prod(d for d in b.shape if isinstance(d, int)))
+    row = sum(itemsize(b.dtype) * prod(d for d in b.shape[1:] if isinstance(d, int)) for b in buffers if len(b.shape) == len(widest.shape))
+    if count == 2:
+        return [64, 512]
+    rows = max(4, min(64, target.l2 // 2 // max(row, 1)))
+    return [max(4, rows // 2), rows, *([1 << 20] * (count - 2))]
+
+
+def _inner(band: Mapping[str, isl.Map], ranks: Mapping[str, int], count: int, dependences: isl.UnionMap) -> str:
+    """How the innermost loop can run in lanes: along the last dimension, statement by statement; along a diagonal; not at all."""
+    y = [f"y{d}" for d in range(count)]
+    for kind, outer, lane in (("lanes", y[:-1], y[-1]), ("diagonal", [*y[:-2], f"{y[-2]} + {y[-1]}"], y[-2])):
+        time = isl.UnionMap("{}")
+        for n, b in band.items():
+            time = time.union(isl.UnionMap.from_map(b.apply_range(map_of(y, [*outer, str(ranks[n]), lane]))))
+        pairs = dependences.apply_domain(time).apply_range(time)
+        fixed = ", ".join(f"a{d}" for d in range(len(outer) + 1))
+        across = isl.UnionMap(f"{{ [{fixed}, l] -> [{fixed}, m] : l != m }}")
+        length = len(outer) + 2
+        back = isl.UnionMap.from_map(isl.Map.lex_ge(isl.Space.set_alloc(isl.DEFAULT_CONTEXT, 0, length)))
+        if pairs.intersect(across).is_empty() and pairs.intersect(back).is_empty():
+            return kind
+    return ""

@@ -91,6 +91,12 @@ class Plan:
         return " ".join(name for name, loop in self.loops.items() if loop.role == "parallel")
 
 
+def component(band: isl.Map, d: int) -> isl.Map:
+    """One dimension of what a band maps to."""
+    count = band.dim(isl.dim_type.out)
+    return band.project_out(isl.dim_type.out, d + 1, count - d - 1).project_out(isl.dim_type.out, 0, d)
+
+
 @dataclass(frozen=True, slots=True)
 class Axis:
     """One dimension of a nest of a single statement: its value, its row of coefficients, whether its iterations are independent."""

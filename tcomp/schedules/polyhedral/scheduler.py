@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from math import prod
 
 import islpy as isl
 
 from tcomp.errors import ScheduleError
+from tcomp.ir import expr as E
+from tcomp.ir import loops as L
+from tcomp.ir.access import is_multiple, linear_index, without
+from tcomp.ir.dtypes import itemsize
 from tcomp.ir.fallback import FallbackKind
-from tcomp.ir.loops import Accumulate, Kernel, Store
-from tcomp.ir.polyhedral.model import TooHard, model
+from tcomp.ir.loops import Accumulate, Buffer, For, Kernel, Store
+from tcomp.ir.polyhedral.model import Instance, TooHard, model
+from tcomp.ir.simplify import linear
 from tcomp.schedules.analysis.access_patterns import extent_of
 from tcomp.schedules.cost.roofline import statements
+from tcomp.schedules.handles import LoopCopy
 from tcomp.schedules.polyhedral.bands import Planner
 from tcomp.schedules.polyhedral.blocks import in_blocks
-from tcomp.schedules.polyhedral.loop_kinds import set_kinds
-from tcomp.schedules.polyhedral.operands import pack
-from tcomp.schedules.polyhedral.plan import worth_threads
+from tcomp.schedules.polyhedral.plan import Loop, worth_threads
+from tcomp.schedules.primitives.storage import computed_from
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget
 
-LONGEST_REASON = 183  # characters of a reason that is printed: with its beginning, a line of 200
+MAX_REASON = 183  # characters of a reason that is printed: with its beginning, a line of 200
+MIN_PACKED_READS = 16  # reads of an element for which it is copied first: the copy is one read and one write
+MIN_ALIGNED_VECTORS = 8  # vectors of a loop for which one more, to align the others, is cheap
+
 
 def polyhedral(program: Kernel | Schedule, target: CpuTarget, threads: int = 1) -> Schedule:
     """The schedule of an affine loop program, made in place where a schedule is given.
@@ -34,12 +43,28 @@ def polyhedral(program: Kernel | Schedule, target: CpuTarget, threads: int = 1) 
         if not x.exact or not isinstance(x.stmt, Store | Accumulate):
             raise _no_schedule(s, f"whether `{x.stmt}` is executed depends on data")
     with s.together():
-        pack(s)
+        _pack(s)
         planner = _planner(s, None, target, threads)
         if not _in_blocks(s, planner):
             _ordered(s, None, planner)
         s.clean()
     return s
+
+
+def polyhedral_or_not(s: Schedule, target: CpuTarget, threads: int) -> Schedule:
+    """The default for programs of which the structural schedules know nothing: as written, with a note, where there is nothing to gain."""
+    if not worth_threads(sum(prod(extent_of(x.extent) for x in loops) for _, loops, _ in statements(s.kernel)) // 2):
+        return s
+    try:
+        return polyhedral(s, target, threads)
+    except (ScheduleError, isl.Error) as error:
+        why = error.reason if isinstance(error, ScheduleError) else "isl gave up"
+        s.fall_back(FallbackKind.AS_WRITTEN, "", why.partition("\n")[0][:MAX_REASON])
+        return s
+
+
+def _no_schedule(s: Schedule, why: str) -> ScheduleError:
+    return ScheduleError(f"no polyhedral schedule of kernel `{s.kernel.name}`", why=why)
 
 
 def _planner(s: Schedule, nest: str | None, target: CpuTarget, threads: int) -> Planner:
@@ -49,10 +74,6 @@ def _planner(s: Schedule, nest: str | None, target: CpuTarget, threads: int) -> 
         return Planner(m, target, threads)
     except TooHard as error:
         raise _no_schedule(s, f"isl gave up: {error}") from None
-
-
-def _no_schedule(s: Schedule, why: str) -> ScheduleError:
-    return ScheduleError(f"no polyhedral schedule of kernel `{s.kernel.name}`", why=why)
 
 
 def _ordered(s: Schedule, nest: str | None, planner: Planner) -> None:
@@ -69,7 +90,7 @@ def _ordered(s: Schedule, nest: str | None, planner: Planner) -> None:
         except ScheduleError:
             if fused is False:
                 raise
-    set_kinds(s, {loop: plan.loops[name] for loop, name in made.items() if name in plan.loops}, planner.target)
+    _set_kinds(s, {loop: plan.loops[name] for loop, name in made.items() if name in plan.loops}, planner.target)
 
 
 def _in_blocks(s: Schedule, planner: Planner) -> bool:
@@ -85,13 +106,117 @@ def _in_blocks(s: Schedule, planner: Planner) -> bool:
     return False
 
 
-def polyhedral_or_not(s: Schedule, target: CpuTarget, threads: int) -> Schedule:
-    """The default for programs of which the structural schedules know nothing: as written, with a note, where there is nothing to gain."""
-    if not worth_threads(sum(prod(extent_of(x.extent) for x in loops) for _, loops, _ in statements(s.kernel)) // 2):
-        return s
-    try:
-        return polyhedral(s, target, threads)
-    except (ScheduleError, isl.Error) as error:
-        why = error.reason if isinstance(error, ScheduleError) else "isl gave up"
-        s.fall_back(FallbackKind.AS_WRITTEN, "", why.partition("\n")[0][:LONGEST_REASON])
-        return s
+# ---------------------------------------------------------------- before: operands
+
+
+def _pack(s: Schedule) -> None:
+    """Operands of contractions that are read often, as the inner loops want them: factors computed once, and the axis along memory of
+    the result along memory in them as well."""
+    contractions = _contractions(s.kernel)
+    for b in _reused(s.kernel, contractions):
+        if computed_from(b, *(e for x in contractions for e in L.expressions(x.stmt))) is not None:
+            with suppress(ScheduleError):  # temporaries and integers are left as they are
+                s.precompute(b.name, f"{b.name}.f")
+    contractions = _contractions(s.kernel)
+    for b in _reused(s.kernel, contractions):
+        along = _along_memory(contractions, b)
+        if len(along) == 1 and (last := along.pop()) != len(b.shape) - 1:
+            axes = [*(d for d in range(len(b.shape)) if d != last), last]
+            layout = f"({','.join('abcdefghijklmnop'[d] for d in axes)})"
+            with suppress(ScheduleError):
+                if b in s.kernel.buffers:
+                    s.cache_read(b.name, None, f"{b.name}.t", layout=layout)
+                else:
+                    s.relayout(b.name, layout)
+
+
+def _contractions(kernel: Kernel) -> list[Instance]:
+    """Accumulations into a matrix at least, each element many times."""
+    found = [x for x in model(kernel.body).instances if isinstance(x.stmt, Accumulate) and len(x.stmt.indices) >= 2]
+    return [x for x in found if isinstance(x.stmt, Accumulate) and _repeats(x, x.stmt.indices)]
+
+
+def _repeats(x: Instance, indices: Sequence[E.Expr]) -> bool:
+    """Whether a statement accesses an element many times."""
+    return any(loop.var not in E.variables(*indices) and extent_of(loop.extent) >= MIN_PACKED_READS for loop in x.loops)
+
+
+def _reused(kernel: Kernel, contractions: Sequence[Instance]) -> list[Buffer]:
+    """Buffers that the program does not write, whose elements are read many times in one contraction."""
+    written = {s.buffer for s in L.walk(kernel.body) if isinstance(s, Store | Accumulate) and s.buffer in kernel.buffers}
+    reads = ((x, r) for x in contractions if isinstance(x.stmt, Accumulate) for r in E.reads(x.stmt.value))
+    return [*dict.fromkeys(r.attr for x, r in reads if r.attr not in written and _repeats(x, r.args))]
+
+
+def _along_memory(contractions: Sequence[Instance], b: Buffer) -> set[int]:
+    """The dimensions of an operand that follow the last index of the result."""
+    found = set()
+    for x in contractions:
+        assert isinstance(x.stmt, Accumulate)
+        lane = set(E.variables(x.stmt.indices[-1]))
+        found |= {d for r in E.reads(x.stmt.value) if r.attr is b for d, i in enumerate(r.args) if lane & set(E.variables(i))}
+    return found
+
+
+# ---------------------------------------------------------------- after: kinds of loops
+
+
+def _set_kinds(s: Schedule, planned: dict[str, Loop], target: CpuTarget) -> None:
+    """Vectorizes and unrolls the loops as planned; one that cannot be runs in order. (`affine` makes the parallel loops.)"""
+    for role in ("lanes", "vector", L.UNROLLED, "sum"):
+        for name, loop in list(s.loops.items()):
+            if name in planned and planned[name].role == role and name in s.loops:
+                with suppress(ScheduleError), s.together():
+                    for tail in _set_kind(s, name, loop, planned[name], target):
+                        planned |= {copy: planned[x] for x, copy in tail.copies.items() if x in planned}
+
+
+def _set_kind(s: Schedule, name: str, loop: For, plan: Loop, target: CpuTarget) -> Sequence[LoopCopy]:
+    """Gives one loop its kind; returns the tails that this takes."""
+    match plan.role:
+        case "unrolled" if loop.extent == plan.size:
+            s.unroll(name)
+        case "lanes" if loop.extent == plan.size:
+            s.vectorize(name)
+        case "lanes":
+            s.vectorize(name, plan.size)
+        case "vector":
+            return _vectorize(s, name, target)
+        case "sum":  # goes to registers; where its buffer is not read as well, the code generator sees to that
+            inside = list(L.walk(loop))
+            for b in {x.buffer for x in inside if isinstance(x, Accumulate)} & {r.attr for x in inside for r in E.reads(*L.expressions(x))}:
+                s.promote(loop.var.name, b.name, f"{b.name}.sums")
+    return ()
+
+
+def _vectorize(s: Schedule, name: str, target: CpuTarget) -> list[LoopCopy]:
+    """Full vectors, and the rest in masked ones: at the end, and at the start where full ones then stay within cache lines."""
+    tails, loop = list[LoopCopy](), s.loops[name]
+    stores = [x for x in L.walk(loop.body) if isinstance(x, Store | Accumulate)]
+    lanes = target.lanes(8 * max(itemsize(b.dtype) for x in stores for b in (x.buffer, *(r.attr for r in E.reads(x.value)))))
+    if loop.extent == lanes:
+        s.vectorize(name)
+        return tails
+    if ahead := _unaligned(loop, stores, lanes):
+        head, name = s.partition(name, ahead)
+        tails.append(name)
+        with suppress(ScheduleError):
+            s.vectorize(head, lanes)
+    _, inner, rest = s.split(name, lanes, "peel")
+    tails.append(rest)
+    s.vectorize(inner)
+    with suppress(ScheduleError):
+        s.vectorize(rest, lanes)
+    return tails
+
+
+def _unaligned(loop: For, stores: Sequence[Store | Accumulate], lanes: int) -> int:
+    """Iterations of a loop before the first that stores at a multiple of `lanes`, if that is the same for all stores and outer loops."""
+    if not isinstance(loop.extent, int) or loop.extent < MIN_ALIGNED_VECTORS * lanes:
+        return 0
+    found = set()
+    for x in stores:
+        along, start = without(linear_index(x.buffer, x.indices), loop.var) or (0, E.as_expr(0))
+        offset = linear(start).get((), 0)
+        found.add(-offset % lanes if along == 1 and is_multiple(start - offset, lanes) else 0)
+    return found.pop() if len(found) == 1 else 0
