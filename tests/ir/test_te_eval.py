@@ -1,4 +1,4 @@
-"""The NumPy reference of tensor expressions: against NumPy, against the loop interpreter, and its two paths against each other."""
+"""The NumPy reference of tensor expressions: against NumPy, against the loop interpreter, and its two ways of reducing against each other."""
 
 import ml_dtypes
 import numpy as np
@@ -23,7 +23,7 @@ def random(*shape):
 
 
 def both(output, inputs, dims=None):
-    """The value, after checking that the structural and the general path agree."""
+    """The value, after checking that sums of products and the general way agree."""
     fast = Evaluator(inputs, dims).run([output])[0]
     slow = Evaluator(inputs, dims, structural=False).run([output])[0]
     assert fast.dtype == slow.dtype and fast.shape == slow.shape
@@ -278,16 +278,16 @@ NUMBERS = ["float16", "bfloat16", "float64", "int8", "uint16"]
 
 
 @pytest.mark.parametrize(
-    ("fold", "dtype"), [(f, d) for f in (te.sum, te.prod, te.max, te.min) for d in NUMBERS] + [(te.all, "bool"), (te.any, "bool")]
+    ("reduction", "dtype"), [(f, d) for f in (te.sum, te.prod, te.max, te.min) for d in NUMBERS] + [(te.all, "bool"), (te.any, "bool")]
 )
 @pytest.mark.filterwarnings("ignore:overflow")
-def test_folds_of_every_type(fold, dtype):
+def test_reductions_of_every_type(reduction, dtype):
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype).type
     x, k = te.placeholder((6, 10), dtype, "X"), te.reduce_axis(3, "k")
-    rows = te.compute((6,), lambda i: fold(x[i, te.reduce_axis(10, "r")], axis=te.reduce_axis(10, "r")), "rows")
-    windows = te.compute((6, 4), lambda i, j: fold(x[i, j * 2 + k], axis=k), "windows")
+    rows = te.compute((6,), lambda i: reduction(x[i, te.reduce_axis(10, "r")], axis=te.reduce_axis(10, "r")), "rows")
+    windows = te.compute((6, 4), lambda i, j: reduction(x[i, j * 2 + k], axis=k), "windows")
     value = (RNG.normal(size=(6, 10)) * (2 if dtype[0] == "b" else 9)).astype(kind)
-    ufunc = {te.sum: np.add, te.prod: np.multiply, te.max: np.maximum, te.min: np.minimum, te.all: np.logical_and, te.any: np.logical_or}[fold]
+    ufunc = {te.sum: np.add, te.prod: np.multiply, te.max: np.maximum, te.min: np.minimum, te.all: np.logical_and, te.any: np.logical_or}[reduction]
     wide = value.astype(np.float64) if "float" in dtype else value
     expected = ufunc.reduce(wide, axis=1, dtype=wide.dtype).astype(kind)
     np.testing.assert_array_equal(both(rows, {x: value}), expected)
