@@ -403,9 +403,9 @@ def _reduced(function: np.ufunc, part: Array, count: int, dtype: np.dtype[Any]) 
     with np.errstate(all="ignore"):
         if prod(window) > min(WINDOW, prod(part.shape[count:])):
             return np.asarray(function.reduce(part, axis=tuple(range(count)), dtype=dtype))
-        total = part[(0,) * count].astype(dtype)
+        total: Array = part[(0,) * count].astype(dtype)
         for offset in itertools.islice(np.ndindex(window), 1, None):
-            total = np.asarray(function(total, part[offset]))
+            total = function(total, part[offset])
         return total
 
 
