@@ -137,7 +137,7 @@ def refs(step: Step) -> tuple[Ref, ...]:
 
 
 class _ProgramPrinter(Printer):
-    """Text of programs; `text.program_parser` reads it back."""
+    """Text of programs; `text.parser` reads it back."""
 
     def program(self, program: Program) -> list[str]:
         dims = self.dims(list(program.dims))

@@ -12,7 +12,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.interpreters.program import interpreted, run_program
 from tcomp.ir.loops import Buffer, Kernel, loop, store
 from tcomp.ir.program import Branch, Call, Copy, Program, Ref, Repeat, SetIndex, calls
-from tcomp.ir.text.program_parser import parse_program
+from tcomp.ir.text.parser import parse_program
 from tcomp.ir.verify import verify_program
 
 N = E.dim("n", 1, 100)

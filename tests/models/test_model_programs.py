@@ -15,7 +15,7 @@ from tcomp.ir.dims import bind_dims
 from tcomp.ir.expr import evaluate_int
 from tcomp.ir.interpreters.program import run_program
 from tcomp.ir.program import Branch, Program, Repeat, walk
-from tcomp.ir.text.program_parser import parse_program
+from tcomp.ir.text.parser import parse_program
 from tcomp.ir.verify import verify_program
 from tcomp.packaging.program import assemble
 from tests.codegen.jit import BODY, PARALLEL_FOR, load_objects

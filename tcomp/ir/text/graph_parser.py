@@ -18,7 +18,6 @@ from tcomp.ir.text.parser import Parser
 def parse_layout(text: str, rank: int) -> Layout:
     """A printed layout, `(a/16,b,a%16)`, of tensors with `rank` dimensions."""
     parser = _GraphParser(text, {}, {})
-    parser.expect("(")
     return parser.whole(lambda: parser.layout(rank))
 
 
@@ -40,8 +39,7 @@ class _GraphParser(Parser):
         name = self.name()
         if outermost:
             self.dims()
-        self.expect("(")
-        inputs = self.listed(self.declared, ")")
+        inputs = self.bracketed(self.value_declaration, "()")
         self.expect("->", "(")  # outputs are named before their nodes: skip them now, look them up at the end
         place = self.position
         while not self.accept(")"):
@@ -53,38 +51,34 @@ class _GraphParser(Parser):
         nodes: list[Node] = []
         while not self.accept("}"):
             if self.accept("const"):
-                value = self.declared()
-                self.expect("=")
+                (value,) = self.sequence(self.value_declaration, "=")
                 constants[value] = self.constant(value)
             else:
                 nodes.append(self.node())
         end = self.position
-        self.position, self.token = place, self.tokens[place]
+        self.move(place)
         outputs = self.listed(self.value, ")")
-        self.position, self.token = end, self.tokens[end]
+        self.move(end)
         self.values = outer
-        return Graph(name, tuple(inputs), tuple(outputs), tuple(nodes), constants)
+        return Graph(name, inputs, outputs, tuple(nodes), constants)
 
     def value(self) -> Value:
         self.expect("%")
-        start, name = self.token.start, self.name()
-        if name not in self.values:
-            self.fail(f"no value `%{name}` is known here", start)
-        return self.values[name]
+        return self.known(self.values, "no value `%{}` is known here")
 
-    def declared(self) -> Value:
+    def value_declaration(self) -> Value:
+        """`%name: dtype[shape] layout`, in scope from now on."""
         self.expect("%")
         start, name = self.token.start, self.name()
         if name in self.values:
             self.fail(f"the value `%{name}` is defined twice", start)
-        self.expect(":")
-        dtype, shape = self.dtype(), self.shape()
-        layout = self.layout(len(shape)) if self.accept("(") else None
-        self.values[name] = Value(name, dtype, shape, layout)
-        return self.values[name]
+        dtype, shape = self.sequence(":", self.dtype, self.shape)
+        layout = self.layout(len(shape)) if self.peek("(") else None
+        v = self.values[name] = Value(name, dtype, shape, layout)
+        return v
 
     def layout(self, rank: int) -> Layout:
-        """`(a+1+1,b/16,c%16)` from behind the parenthesis."""
+        """`(a+1+1,b/16,c%16)`."""
 
         def piece() -> Piece:
             letter = self.name()
@@ -95,24 +89,18 @@ class _GraphParser(Parser):
             mod = self.integer() if self.accept("%") else None
             if div < 1 or (mod is not None and mod < 1):
                 self.fail("the pieces of a layout are positive")
-            if not self.accept("+"):
-                return Piece(axis, div, mod)
-            before = self.integer()
-            self.expect("+")
-            return Piece(axis, div, mod, before, self.integer())
+            halo = self.sequence("+", self.integer, "+", self.integer) if self.peek("+") else ()
+            return Piece(axis, div, mod, *halo)
 
-        return Layout(rank, tuple(self.listed(piece, ")")))
+        return Layout(rank, self.bracketed(piece, "()"))
 
     def node(self) -> Node:
         # Its own outputs are not in scope in the arguments: they are entered when the node is complete.
         known = dict(self.values)
-        outputs = self.several(self.declared)
+        outputs = self.several(self.value_declaration)
         defined, self.values = self.values, known
         self.expect("=")
-        start, name = self.token.start, self.name()
-        if name not in self.operators:
-            self.fail(f"there is no operator `{name}`", start)
-        self.expect("(")
+        operator = self.known(self.operators, "there is no operator `{}`")
         inputs: list[Value | None] = []
         attrs: dict[str, Any] = {}
 
@@ -123,36 +111,31 @@ class _GraphParser(Parser):
                 self.take()
                 inputs.append(None)
             else:
-                key = self.name()
-                self.expect("=")
-                attrs[key] = self.attribute()
+                key, value = self.sequence(self.name, "=", self.attribute)
+                attrs[key] = value
 
-        self.listed(argument, ")")
+        self.bracketed(argument, "()")
         label = self.name() if self.accept("@") else ""
         bodies = []
         if self.accept("{"):
             while not self.accept("}"):
                 bodies.append(self.graph())
         self.values = defined
-        return Node(self.operators[name], tuple(inputs), tuple(outputs), attrs, label, tuple(bodies))
+        return Node(operator, tuple(inputs), outputs, attrs, label, tuple(bodies))
 
     def attribute(self) -> Any:
         if self.token.kind == "string":
             return self.string()
         if self.accept("none"):
             return None
-        if self.accept("{"):
-            inside = self.expression()
-            self.expect("}")
-            return inside
+        if self.peek("{"):
+            return self.sequence("{", self.expression, "}")[0]
         if self.accept("("):
             items: list[Any] = []
             while not self.accept(")"):
-                if items:
-                    self.expect(",")
-                    if self.accept(")"):
-                        break
                 items.append(self.attribute())
+                if not self.peek(")"):
+                    self.expect(",")
             return tuple(items)
         literal = self.prefixed()
         if literal.op != "const":
@@ -171,8 +154,7 @@ class _GraphParser(Parser):
             if array.shape != shape or array.dtype != to_numpy(value.dtype):
                 self.fail(f"the constant {key} is {array.dtype.name}{list(array.shape)}")
             return array
-        self.expect("[")
-        items = self.listed(self.attribute, "]")
+        items = self.bracketed(self.attribute, "[]")
         if any(isinstance(x, str | tuple | Expr) or x is None for x in items) or len(items) != prod(shape):
             self.fail(f"`%{value.name}` needs {prod(shape)} numbers")
         if value.dtype in BITS and "int" in value.dtype:

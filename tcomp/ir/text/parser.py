@@ -1,4 +1,4 @@
-"""Reads the printed form of expressions, loop programs, instructions and tensor expressions: str(parse(str(x))) == str(x).
+"""Reads the printed form of expressions, loop programs, instructions, tensor expressions and host programs: str(parse(str(x))) == str(x).
 
 Precedence climbing for expressions, recursive descent for the rest. Text is only ever read, never evaluated; bad
 text is refused with a `ParseError` that shows the place.
@@ -6,6 +6,7 @@ text is refused with a `ParseError` that shows the place.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,12 +14,13 @@ from typing import Any
 from tcomp.errors import IRError, ParseError
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
-from tcomp.ir.dtypes import BITS, integer_range
-from tcomp.ir.expr import ARITY, INDEX, Dim, Expr, Reducer, const, standard_reducers
+from tcomp.ir import program as P
+from tcomp.ir.dtypes import BITS, integer_range, is_float
+from tcomp.ir.expr import ARITY, INDEX, Dim, Expr, Reducer, as_expr, const, standard_reducers
 from tcomp.ir.instruction import ELEMENT, WARP, CopyOp, Fragment, Instruction, Operand, VectorOp, WarpOp, lane_of
 from tcomp.ir.te import Extern, Tensor
 from tcomp.ir.text.printer import INFIX, PREFIX, SUFFIXES, UNARY_PRECEDENCE
-from tcomp.ir.text.tokens import DIGITS, Tokens
+from tcomp.ir.text.tokens import DIGITS, T, Tokens
 
 _INFIX = {symbol: (op, precedence) for op, (symbol, precedence) in INFIX.items()}
 _PREFIX = {symbol: op for op, symbol in PREFIX.items()}
@@ -28,8 +30,8 @@ _SUFFIXES = {suffix: dtype for dtype, suffix in SUFFIXES.items() if suffix}
 def parse_expr(text: str, names: Mapping[str, Any] | None = None) -> Expr:
     """An expression. `names` gives the variables, tensors or buffers, and reducers that are not standard, by printed name."""
     parser = Parser(text)
-    for name, thing in (names or {}).items():
-        (parser.variables if isinstance(thing, Expr) else parser.reducers if isinstance(thing, Reducer) else parser.arrays)[name] = thing
+    for name, meant in (names or {}).items():
+        (parser.variables if isinstance(meant, Expr) else parser.reducers if isinstance(meant, Reducer) else parser.arrays)[name] = meant
     return parser.whole(parser.expression)
 
 
@@ -45,14 +47,20 @@ def parse_instruction(text: str) -> Instruction:
     return parser.whole(parser.instruction)
 
 
-def parse_te(text: str) -> list[Tensor]:
+def parse_te(text: str) -> tuple[Tensor, ...]:
     """The outputs of tensor expressions printed by `print_te`."""
     parser = Parser(text)
     return parser.whole(parser.tensors)
 
 
+def parse_program(text: str) -> P.Program:
+    """A printed host program."""
+    parser = Parser(text)
+    return parser.whole(parser.program)
+
+
 class Parser(Tokens):
-    """Recursive descent over the tokens, with the things in scope by name."""
+    """Recursive descent over the tokens; what is in scope is known by name. Each method reads what it is called after."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -68,8 +76,14 @@ class Parser(Tokens):
         yield
         self.variables, self.arrays = before
 
+    def known(self, names: Mapping[str, T], what: str = "nothing is called `{}` here") -> T:
+        """What the next name stands for."""
+        start, name = self.token.start, self.name()
+        if name not in names:
+            self.fail(what.format(name), start)
+        return names[name]
+
     def dtype(self) -> str:
-        """The name of an element type."""
         if self.token.text not in BITS:
             self.fail(f"expected a dtype, found {self.found()}", hint=f"one of {', '.join(BITS)}")
         return self.take()
@@ -83,9 +97,8 @@ class Parser(Tokens):
         with self.scope():
             more = True
             while more:
-                name = self.name()
-                self.expect("=")
-                self.variables[name] = self.expression()
+                name, value = self.sequence(self.name, "=", self.expression)
+                self.variables[name] = value
                 more = self.accept(";")
             self.expect("in")
             return self.expression()
@@ -94,13 +107,11 @@ class Parser(Tokens):
         """A chain of infix operators that bind at least as tightly as `precedence`."""
         left = self.prefixed()
         while self.token.kind == "sign":
-            found = _INFIX.get(self.token.text)
-            if found is None or found[1] < precedence:
+            op, own = _INFIX.get(self.token.text, ("", -1))
+            if own < precedence:
                 break
-            op, own = found
             self.take()
-            right = self.operators_above(own + 1)
-            left = self.made(E.binary, op, left, right)
+            left = self.made(E.binary, op, left, self.operators_above(own + 1))
         return left
 
     def made(self, function: Callable[..., Expr], *args: Any) -> Expr:
@@ -135,16 +146,8 @@ class Parser(Tokens):
             if token.text in ("inf", "nan"):
                 return const(float(self.take()), "float64")
             if self.peek("(", 1):
-                return self.call(self.take())
-        name = self.name()
-        if self.accept("["):
-            if name not in self.arrays:
-                self.fail(f"nothing is called `{name}` here", token.start)
-            indices = self.listed(self.expression, "]")
-            return self.made(E.read, self.arrays[name], indices)
-        if name not in self.variables:
-            self.fail(f"nothing is called `{name}` here", token.start)
-        return self.variables[name]
+                return self.call()
+        return self.made(E.read, *self.place()) if self.peek("[", 1) else self.known(self.variables)
 
     def number(self) -> Expr:
         """A literal, whose suffix says its dtype."""
@@ -152,33 +155,22 @@ class Parser(Tokens):
         digits = self.token.text.removesuffix(suffix)
         if len(digits) > DIGITS:
             self.fail(f"a number of more than {DIGITS} digits")
-        if digits.isdigit() and not suffix.endswith("f"):
-            dtype = _SUFFIXES.get(suffix, INDEX)
-            if dtype in ("float16", "bfloat16"):
-                value: int | float = float(digits)
-            else:
-                value = int(digits)
-                if value > integer_range(dtype)[1] + (dtype[0] == "i"):  # one more, for the smallest behind a minus sign
-                    self.fail(f"{digits} does not fit in {dtype}")
-        else:
-            dtype, value = _SUFFIXES.get(suffix, "float64"), float(digits)
-            if dtype not in ("float16", "bfloat16", "float32", "float64"):
-                self.fail(f"a fraction of type {dtype}")
+        whole = digits.isdigit() and not suffix.endswith("f")
+        dtype = _SUFFIXES.get(suffix, INDEX if whole else "float64")
+        if not whole and not is_float(dtype):
+            self.fail(f"a fraction of type {dtype}")
+        if not is_float(dtype) and int(digits) > integer_range(dtype)[1] + (dtype[0] == "i"):  # one more, for the smallest behind a minus sign
+            self.fail(f"{digits} does not fit in {dtype}")
         self.take()
-        return const(value, dtype)
+        return const(float(digits) if is_float(dtype) else int(digits), dtype)
 
-    def call(self, name: str) -> Expr:
-        """`name(...)` from the opening parenthesis on."""
-        start = self.tokens[self.position - 1].start
+    def call(self) -> Expr:
+        start, name = self.token.start, self.take()
         self.expect("(")
         if self.token.kind in ("name", "quoted") and (self.peek("in", 1) or self.peek("{", 1)):
             return self.reduction(name, start)
         if name == "bitcast":
-            inside = self.expression()
-            self.expect(",")
-            dtype = self.dtype()
-            self.expect(")")
-            return E.bitcast(inside, dtype)
+            return E.bitcast(*self.sequence(self.expression, ",", self.dtype, ")"))
         args = self.listed(self.expression, ")")
         count = 1 if name in BITS else ARITY.get(name)
         if count is None:
@@ -228,8 +220,14 @@ class Parser(Tokens):
             self.fail(f"an extent is {INDEX}, not {e.dtype}")
         return int(e.attr) if e.op == "const" else e
 
+    def size(self) -> Dim:
+        return self.dim(self.expression())
+
+    def shape(self) -> tuple[Dim, ...]:
+        return self.bracketed(self.size, "[]")
+
     def range(self, name: str) -> Expr:
-        """`{lo..hi < extent: dtype}` behind the name of a variable."""
+        """The variable of this name, from `{lo..hi < extent: dtype}`; it is in scope from now on."""
         self.expect("{")
         lo = None if self.peek("..") else self.integer()
         self.expect("..")
@@ -237,42 +235,25 @@ class Parser(Tokens):
         extent = self.operators_above(UNARY_PRECEDENCE + 1) if self.accept("<") else None
         dtype = self.dtype() if self.accept(":") else INDEX
         self.expect("}")
-        return E.var(name, lo, hi, dtype, extent)
+        v = self.variables[name] = E.var(name, lo, hi, dtype, extent)
+        return v
+
+    def declared(self) -> Expr:
+        """A variable with its range."""
+        return self.range(self.name())
 
     def dims(self) -> tuple[Expr, ...]:
         """`<n{lo..hi}, ...>`: symbolic dims, which are in scope from now on."""
-
-        def declared() -> Expr:
-            name = self.name()
-            self.variables[name] = v = self.range(name)
-            return v
-
-        return tuple(self.listed(declared, ">")) if self.accept("<") else ()
-
-    def shape(self) -> list[Dim]:
-        """Extents in brackets."""
-        self.expect("[")
-        return [self.dim(e) for e in self.listed(self.expression, "]")]
+        return self.listed(self.declared, ">") if self.accept("<") else ()
 
     def reducer_declarations(self) -> None:
         """Declarations of reducers that are not standard, which are in scope from now on."""
-
-        def operand() -> Expr:
-            name = self.name()
-            v = self.variables[name] = self.range(name)
-            return v
-
         while self.accept("reducer"):
             name = self.name()
-            self.expect("(")
             with self.scope():
-                lhs = operand()
-                self.expect(",")
-                rhs = operand()
-                self.expect(")", "=")
-                combine = self.expression()
-                self.expect("from")
-                identity = self.expression()
+                lhs, rhs, combine, identity = self.sequence(
+                    "(", self.declared, ",", self.declared, ")", "=", self.expression, "from", self.expression
+                )
             if {lhs.dtype, rhs.dtype, combine.dtype} != {identity.dtype} or identity.op != "const":
                 self.fail(f"the reducer `{name}` mixes dtypes, or its identity is no constant")
             self.reducers[name] = Reducer(name, lhs, rhs, combine, identity)
@@ -281,34 +262,26 @@ class Parser(Tokens):
 
     def buffer(self) -> L.Buffer:
         """The declaration of a buffer, which is in scope from now on."""
-        name = self.name()
-        self.expect(":")
-        dtype, shape = self.dtype(), self.shape()
-        scope = self.take() if self.token.text in L.SCOPES else "global"
-        made = self.arrays[name] = L.Buffer(name, dtype, shape, scope)
-        return made
+        name, dtype, shape = self.sequence(self.name, ":", self.dtype, self.shape)
+        b = self.arrays[name] = L.Buffer(name, dtype, shape, self.take() if self.token.text in L.SCOPES else "global")
+        return b
 
     def array(self) -> Any:
         """A buffer or tensor in scope."""
-        start, name = self.token.start, self.name()
-        if name not in self.arrays:
-            self.fail(f"nothing is called `{name}` here", start)
-        return self.arrays[name]
+        return self.known(self.arrays)
+
+    def place(self) -> tuple[Any, tuple[Expr, ...]]:
+        """An element of a buffer or tensor: what it is an element of, and the indices."""
+        return self.array(), self.bracketed(self.expression, "[]")
 
     def signature(self) -> tuple[tuple[L.Buffer, ...], tuple[L.Buffer, ...]]:
-        """`(buffers) -> (outputs) {`: the buffers, which are now in scope, and the outputs among them."""
-        self.expect("(")
-        buffers = tuple(self.listed(self.buffer, ")"))
-        self.expect("->", "(")
-        outputs = tuple(self.listed(self.array, ")"))
-        self.expect("{")
-        return buffers, outputs
+        """`(buffers) -> (outputs)`: the buffers, which are now in scope, and the outputs among them."""
+        buffers = self.bracketed(self.buffer, "()")
+        self.expect("->")
+        return buffers, self.bracketed(self.array, "()")
 
     def kernel(self) -> L.Kernel:
-        """A kernel."""
-        self.expect("kernel")
-        name, scalars = self.name(), self.dims()
-        buffers, outputs = self.signature()
+        name, scalars, (buffers, outputs) = self.sequence("kernel", self.name, self.dims, self.signature, "{")
         notes = []
         while self.accept("note"):
             notes.append(self.string())
@@ -325,37 +298,28 @@ class Parser(Tokens):
         with self.scope():
             self.arrays, self.variables = {}, {}
             buffers, outputs = self.signature()
+            self.expect("{")
             operands = tuple([self.operand(b) for b in buffers])
-            self.expect("needs")
-            features = tuple(self.several(self.string))
-            self.expect("takes")
-            cycles = float(self.number().attr)
-            self.expect("cycles")
-            uops = self.integer()
-            self.expect("uops")
+            features, cycles, uops = self.sequence(
+                "needs", lambda: self.several(self.string), "takes", self.number, "cycles", self.integer, "uops"
+            )
             reassociates = self.accept("reassociates")
             self.expect("emits")
             emission = self.emission()
             meaning = L.Kernel("meaning", buffers, outputs, (), self.body())
         try:
-            return Instruction(name, meaning, operands, emission, features, cycles, uops, reassociates)
+            return Instruction(name, meaning, operands, emission, features, float(cycles.attr), uops, reassociates)
         except IRError as error:
             self.fail(f"{error.what}: {error.why}", start)
 
     def emission(self) -> VectorOp | WarpOp | CopyOp:
-        """How an instruction is emitted."""
         kind = self.name()
         if kind not in ("vector", "warp", "copy"):
             self.fail(f"expected `vector`, `warp` or `copy`, found `{kind}`")
-        code = self.string()
-        self.expect("(")
-        arguments = tuple(self.listed(self.name, ")"))
+        code, arguments = self.string(), self.bracketed(self.name, "()")
         if kind != "vector":
             return WarpOp(code, arguments) if kind == "warp" else CopyOp(code, arguments)
-        self.expect("lanes")
-        lanes = self.integer()
-        self.expect("group")
-        return VectorOp(code, arguments, lanes, self.integer())
+        return VectorOp(code, arguments, *self.sequence("lanes", self.integer, "group", self.integer))
 
     def operand(self, b: L.Buffer) -> Operand:
         """What an instruction demands of one of its buffers."""
@@ -363,19 +327,17 @@ class Parser(Tokens):
         start = self.token.start
         if self.array() is not b:
             self.fail(f"the operands are in the order of the buffers, next is `{b.name}`", start)
-        self.expect("[")
-        strides = tuple(self.listed(lambda: None if self.accept("_") else self.integer(), "]"))
-        scopes = tuple(self.several(self.name)) if self.accept("in") else L.SCOPES
+        strides = self.bracketed(lambda: None if self.accept("_") else self.integer(), "[]")
+        scopes = self.several(self.name) if self.accept("in") else L.SCOPES
         if not self.accept("holds"):
             return Operand(strides, scopes)
         count = self.integer()
         threads = self.integer() if self.accept("among") else WARP
-        self.expect("at", "[")
+        self.expect("at")
         lane = lane_of(threads)
         with self.scope():
             self.variables |= {lane.name: lane, ELEMENT.name: ELEMENT}
-            indices = tuple(self.listed(self.expression, "]"))
-        return Operand(strides, scopes, Fragment(indices, count, threads))
+            return Operand(strides, scopes, Fragment(self.bracketed(self.expression, "[]"), count, threads))
 
     def body(self) -> L.Stmt:
         """Statements up to and including the closing brace."""
@@ -386,12 +348,10 @@ class Parser(Tokens):
             return L.block(*stmts)
 
     def braced(self) -> L.Stmt:
-        """Statements in braces."""
         self.expect("{")
         return self.body()
 
     def statement(self) -> L.Stmt:
-        """A statement."""
         keyword = self.token.text if self.token.kind == "name" and not self.peek("[", 1) else ""
         if keyword in ("if", "call", "while", "alloc", "prefetch", "stream", "for", *L.KINDS):
             self.take()
@@ -400,10 +360,7 @@ class Parser(Tokens):
                 cond, then = self.expression(), self.braced()
                 return L.If(cond, then, self.braced() if self.accept("else") else None)
             case "call":
-                start, name = self.token.start, self.name()
-                if name not in self.instructions:
-                    self.fail(f"no instruction is called `{name}` here", start)
-                return L.Call(self.instructions[name], self.braced())
+                return L.Call(self.known(self.instructions, "no instruction is called `{}` here"), self.braced())
             case "while":
                 return L.While(self.expression(), self.braced())
             case "alloc":
@@ -420,43 +377,24 @@ class Parser(Tokens):
             case "prefetch":
                 return L.Prefetch(*self.place())
             case "stream":
-                b, indices = self.place()
-                self.expect("=")
-                return L.Store(b, indices, self.expression(), True)
+                (b, indices), value = self.sequence(self.place, "=", self.expression)
+                return L.Store(b, indices, value, True)
         if keyword == "for" or keyword in L.KINDS:
             with self.scope():
                 v, extent = self.binding()
                 return L.For(v, extent, self.braced(), L.SERIAL if keyword == "for" else keyword)
-        return self.store()
-
-    def place(self) -> tuple[L.Buffer, tuple[Expr, ...]]:
-        """An element of a buffer."""
-        b = self.array()
-        self.expect("[")
-        return b, tuple(self.listed(self.expression, "]"))
-
-    def store(self) -> L.Stmt:
-        """A store or an accumulation."""
         b, indices = self.place()
         if self.accept("="):
             return L.Store(b, indices, self.expression())
         start = self.token.start
-        if self.accept("+="):
-            name = "sum"
-        else:
-            name = self.name()
-            self.expect("=")
-        value = self.expression()
+        name, value = ("sum", self.expression()) if self.accept("+=") else self.sequence(self.name, "=", self.expression)
         return L.Accumulate(b, indices, value, self.reducer(name, value.dtype, start))
 
     # ------------------------------------------------------------ tensor expressions
 
-    def tensors(self) -> list[Tensor]:
+    def tensors(self) -> tuple[Tensor, ...]:
         """Tensor expressions: the tensors that they return."""
-        self.expect("te")
-        self.dims()
-        self.expect("{")
-        self.reducer_declarations()
+        self.sequence("te", self.dims, "{", self.reducer_declarations)
         while not self.accept("return"):
             if self.peek(",", 1) or self.peek("=", 1):
                 self.extern()
@@ -467,8 +405,7 @@ class Parser(Tokens):
                 self.arrays[name] = Tensor(name, self.shape(), dtype)
                 continue
             with self.scope():
-                self.expect("[")
-                axes = self.listed(self.binding, "]")
+                axes = self.bracketed(self.binding, "[]")
                 self.expect("=")
                 body = self.expression()
             self.arrays[name] = Tensor(name, [extent for _, extent in axes], body.dtype, tuple(v for v, _ in axes), body)
@@ -479,13 +416,13 @@ class Parser(Tokens):
     def extern(self) -> None:
         """An extern, whose results are in scope from now on."""
         names = self.several(self.name)
-        self.expect("=", "extern", "(")
-        inputs = tuple(self.listed(self.array, ")"))
+        self.expect("=", "extern")
+        inputs = self.bracketed(self.array, "()")
         with self.scope():
-            self.expect("as", "(")
-            parameters = tuple(self.listed(self.buffer, ")"))
-            self.expect("->", "(")
-            results = tuple(self.listed(self.buffer, ")"))
+            self.expect("as")
+            parameters = self.bracketed(self.buffer, "()")
+            self.expect("->")
+            results = self.bracketed(self.buffer, "()")
             body = self.braced()
         if len(inputs) != len(parameters) or len(names) != len(results):
             self.fail("an extern has one parameter for each input and one result for each output")
@@ -493,3 +430,53 @@ class Parser(Tokens):
         for n, (name, b) in enumerate(zip(names, results, strict=True)):
             if name != "_":
                 self.arrays[name] = Tensor(name, b.shape, b.dtype, extern=program, index=n)
+
+    # ------------------------------------------------------------ host programs
+
+    def program(self) -> P.Program:
+        dims, workspace, shapes, steps = self.sequence(
+            "program", self.dims, "workspace", self.size, "->", lambda: self.bracketed(self.shape, "()"), self.steps
+        )
+        return P.Program(dims, workspace, shapes, steps)
+
+    def steps(self) -> tuple[P.Step, ...]:
+        """Steps in braces."""
+        self.expect("{")
+        found: list[P.Step] = []
+        while not self.accept("}"):
+            found.append(self.step())
+        return tuple(found)
+
+    def step(self) -> P.Step:
+        if self.accept("call"):
+            symbol = self.name()
+            self.expect("(")
+            buffers: list[P.Ref] = []
+            while not self.peek(")") and not self.peek(";"):
+                if buffers:
+                    self.expect(",")
+                buffers.append(self.ref())
+            scalars = self.several(lambda: as_expr(self.size())) if self.accept(";") else ()
+            self.expect(")", "@")
+            return P.Call(symbol, tuple(buffers), scalars, self.name())
+        if self.accept("if"):
+            cond, then = self.ref(), self.steps()
+            return P.Branch(cond, then, self.steps() if self.accept("else") else ())
+        if self.accept("for"):
+            with self.scope():
+                var, trips = self.binding()
+                condition = self.ref() if self.accept("while") else None
+                return P.Repeat(var, trips, self.steps(), condition)
+        if self.accept("copy"):
+            count, src, dst = self.sequence(self.size, "bytes", "from", self.ref, "to", self.ref)
+            return P.Copy(dst, src, count)
+        dst, value = self.sequence("set", self.ref, "=", self.size)
+        return P.SetIndex(dst, as_expr(value))
+
+    def ref(self) -> P.Ref:
+        start, name = self.token.start, self.name()
+        found = re.fullmatch(r"([a-z]+)(\d{0,9})", name, re.ASCII)
+        if found is None or found[1] not in P.MEMORIES or (found[1] in P.NUMBERED) != bool(found[2]):
+            self.fail(f"`{name}` is no memory", start, hint="one of input0, input1, ..., output0, ..., weights, workspace, dims")
+        (offset,) = self.sequence("[", self.size, "]")
+        return P.Ref(found[1], int(found[2] or 0), offset)

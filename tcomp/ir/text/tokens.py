@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
-from typing import NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from tcomp.errors import IRError, ParseError
 
@@ -26,13 +26,13 @@ _TOKEN = re.compile(
 )
 
 
-class Token:
+class Token(NamedTuple):
     """A piece of text, where it starts, and of a number the suffix that says its type."""
 
-    __slots__ = ("kind", "start", "suffix", "text")
-
-    def __init__(self, kind: str, text: str, start: int, suffix: str = "") -> None:
-        self.kind, self.text, self.start, self.suffix = kind, text, start, suffix
+    kind: str
+    text: str
+    start: int
+    suffix: str = ""
 
 
 class Tokens:
@@ -60,10 +60,9 @@ class Tokens:
         start = self.token.start if start is None else start
         line = self.text.count("\n", 0, start) + 1
         begin = self.text.rfind("\n", 0, start) + 1
-        shown = self.text[begin:].split("\n", 1)[0]
         column = start - begin
         left = max(0, column - 60)
-        excerpt = shown[left : left + 120]
+        excerpt = self.text[begin:].split("\n", 1)[0][left : left + 120]
         raise ParseError(what, where=f"line {line}, column {column + 1}\n    {excerpt}\n    {' ' * (column - left)}^", hint=hint)
 
     def whole(self, rule: Callable[[], T]) -> T:
@@ -80,19 +79,27 @@ class Tokens:
             self.fail(f"expected the end of the text, found `{self.token.text}`")
         return result
 
+    def move(self, position: int) -> None:
+        """Go on reading at another token."""
+        self.position, self.token = position, self.tokens[min(position, len(self.tokens) - 1)]
+
     def take(self) -> str:
         """The text of the next token, which is passed."""
         text = self.token.text
-        self.position += 1
-        self.token = self.tokens[min(self.position, len(self.tokens) - 1)]
+        self.move(self.position + 1)
         return text
+
+    def peek(self, text: str, ahead: int = 0) -> bool:
+        """Whether this sign or name is the next token, or so many `ahead` of it."""
+        token = self.tokens[min(self.position + ahead, len(self.tokens) - 1)]
+        return token.text == text and token.kind in ("sign", "name")
 
     def accept(self, text: str) -> bool:
         """Whether the next token is this sign or name; then it is passed."""
-        if self.token.text == text and self.token.kind in ("sign", "name"):
-            self.take()
-            return True
-        return False
+        found = self.token.text == text and self.token.kind in ("sign", "name")
+        if found:
+            self.move(self.position + 1)
+        return found
 
     def found(self) -> str:
         """The next token, for a message."""
@@ -104,29 +111,32 @@ class Tokens:
             if not self.accept(text):
                 self.fail(f"expected `{text}`, found {self.found()}")
 
-    def peek(self, text: str, ahead: int = 0) -> bool:
-        """Whether this sign or name is the next token, or so many `ahead` of it."""
-        token = self.tokens[min(self.position + ahead, len(self.tokens) - 1)]
-        return token.text == text and token.kind in ("sign", "name")
+    def sequence(self, *parts: str | Callable[[], Any]) -> list[Any]:
+        """What the rules among `parts` read, one after the other; the strings are signs and names that must stand between them."""
+        results = []
+        for part in parts:
+            if isinstance(part, str):
+                self.expect(part)
+            else:
+                results.append(part())
+        return results
 
     def name(self) -> str:
         """A name, in backticks or not."""
         if self.token.kind == "name":
             return self.take()
-        if self.token.kind == "quoted":
-            return self.unescaped(self.token.text[1:-1])
-        self.fail(f"expected a name, found {self.found()}")
+        return self.unescaped("quoted", "a name")
 
     def string(self) -> str:
         """Text in double quotes."""
-        if self.token.kind != "string":
-            self.fail(f"expected a string, found {self.found()}")
-        return self.unescaped(self.token.text[1:-1])
+        return self.unescaped("string", "a string")
 
-    def unescaped(self, inside: str) -> str:
-        """The text of the next token without its quotes and escapes."""
+    def unescaped(self, kind: str, what: str) -> str:
+        """The text of the next token, which must be of this kind, without its quotes and escapes."""
+        if self.token.kind != kind:
+            self.fail(f"expected {what}, found {self.found()}")
         try:
-            result = json.loads(f'"{inside}"')
+            result = json.loads(f'"{self.token.text[1:-1]}"')
         except ValueError:
             self.fail("a malformed escape")
         self.take()
@@ -139,18 +149,23 @@ class Tokens:
             self.fail(f"expected an integer, found {self.found()}")
         return sign * int(self.take())
 
-    def listed(self, item: Callable[[], T], end: str) -> list[T]:
+    def listed(self, item: Callable[[], T], end: str) -> tuple[T, ...]:
         """Items separated by commas, up to and including `end`."""
         items: list[T] = []
         while not self.accept(end):
             if items:
                 self.expect(",")
             items.append(item())
-        return items
+        return tuple(items)
 
-    def several(self, item: Callable[[], T]) -> list[T]:
+    def bracketed(self, item: Callable[[], T], pair: str) -> tuple[T, ...]:
+        """Items separated by commas between a pair of brackets."""
+        self.expect(pair[0])
+        return self.listed(item, pair[1])
+
+    def several(self, item: Callable[[], T]) -> tuple[T, ...]:
         """Items separated by commas, one at least."""
         items = [item()]
         while self.accept(","):
             items.append(item())
-        return items
+        return tuple(items)
