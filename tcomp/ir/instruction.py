@@ -5,12 +5,12 @@ which every index is a loop. An instruction that multiplies a row by a panel of 
 
     for k in 0..1 { for r in 0..1 { for j in 0..16 { acc[r, j] += a[r, k] * b[k, j] } } }
 
-`match` finds the meaning in a loop nest of a program. Each loop of the meaning is a *role*, given by its extent and by the operands whose
-addresses depend on it. A loop of the nest can take the role if it has the same extent, moves the same operands, and moves each of them by
-the stride that the instruction demands. Nests match up to the order of their loops and of commutative operands; they must be equal otherwise.
+`match` finds the meaning in a loop nest of a program. A loop of the nest can stand for a loop of the meaning if it has the same extent,
+moves the addresses of the same operands, and moves each of them by the stride that the instruction demands. Nests match up to the order of
+their loops and of commutative operands; they must be equal otherwise.
 
     program   C[i * 6 + r, j * 16 + l] += A[i * 6 + r, k] * B[k, j * 16 + l]     in loops r, l, k
-    roles     r: r (moves acc and a)   l: j (acc and b)   k: k (a and b)
+    loops     r: r (moves acc and a)   l: j (acc and b)   k: k (a and b)
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from itertools import permutations
+from math import prod
 
 from tcomp.errors import IRError
 from tcomp.ir import expr as E
@@ -127,7 +128,8 @@ class Instruction:
     reassociates: bool = False
 
     def __post_init__(self) -> None:
-        _check(self)
+        if why := _malformed(self):
+            raise IRError(f"`{self.name}` is no instruction", where=str(self.meaning), why=why)
 
     def __str__(self) -> str:
         return "\n".join(self.declaration(LoopPrinter(), ""))
@@ -154,8 +156,7 @@ class Instruction:
 
     def places(self) -> dict[Buffer, tuple[Expr, ...]]:
         """The loops that index each operand."""
-        found = {self.result: self.leaf.indices}
-        return found | {r.attr: r.args for r in E.reads(self.leaf.value)}
+        return {self.result: self.leaf.indices} | {r.attr: r.args for r in E.reads(self.leaf.value)}
 
     def operand(self, buffer: Buffer) -> Operand:
         """What is demanded of a buffer of the meaning."""
@@ -200,7 +201,8 @@ class Instruction:
                     fragment = f" holds {o.fragment.count}{among} at [{inner.listed(o.fragment.indices, '')}]"
             lines.append(f"{inside}operand {quoted(b.name)}[{strides}]{scopes}{fragment}")
         order = " reassociates" if self.reassociates else ""
-        lines.append(f"{inside}needs {', '.join(map(json.dumps, self.features))} takes {float(self.cycles)!r} cycles {self.uops} uops{order}")
+        needs = f"needs {', '.join(map(json.dumps, self.features))}"
+        lines.append(f"{inside}{needs} takes {float(self.cycles)!r} cycles {self.uops} uops{order}")
         called = f"({', '.join(map(quoted, op.arguments))})"
         if isinstance(op, VectorOp):
             lines.append(f"{inside}emits vector {json.dumps(op.intrinsic)}{called} lanes {op.lanes} group {op.group}")
@@ -209,59 +211,42 @@ class Instruction:
         return [*lines, *inner.statement(self.meaning.body, inside), indent + "}"]
 
 
-def _check(instruction: Instruction) -> None:
-    def fail(why: str) -> NoReturn:
-        raise IRError(f"`{instruction.name}` is no instruction", where=str(instruction.meaning), why=why)
-
+def _malformed(instruction: Instruction) -> str:
+    """Why the meaning is not of the form above, or does not fit the emission; empty if it does."""
     meaning, op = instruction.meaning, instruction.emission
     code = op.intrinsic if isinstance(op, VectorOp) else op.ptx
     if not re.fullmatch(r"\w+(\([\w, ]*\))?", instruction.name, re.ASCII) or not re.fullmatch(r"[\w.:]*", code, re.ASCII):
-        fail("its name is not of the form f or f(1, x), or that of its code not of letters, digits, dots and colons")
+        return "its name is not of the form f or f(1, x), or that of its code not of letters, digits, dots and colons"
     loops, leaf = perfect(meaning.body)
     if not isinstance(leaf, Leaf) or any(x.kind != SERIAL or not isinstance(x.extent, int) or x.extent < 1 for x in loops):
-        fail("its meaning is not one store in serial loops of constant extent")
-    variables = [x.var for x in loops]
+        return "its meaning is not one store in serial loops of constant extent"
+    extents = {x.var: x.extent for x in loops}
     reads = E.reads(leaf.value)
-    for indices in (leaf.indices, *(r.args for r in reads)):
-        if not set(indices) <= set(variables) or len(set(indices)) < len(indices):
-            fail("an index is not a loop of its own")
+    if any(not set(indices) <= set(extents) or len(set(indices)) < len(indices) for indices in (leaf.indices, *(r.args for r in reads))):
+        return "an index is not a loop of its own"
     read = [r.attr for r in reads]
     if len(set(read)) < len(read) or leaf.buffer in read:
-        fail("it reads a buffer in two places")
+        return "it reads a buffer in two places"
     if set(meaning.buffers) != {leaf.buffer, *read} or meaning.outputs != (leaf.buffer,) or meaning.scalars:
-        fail("its buffers are not the operands of the store")
+        return "its buffers are not the operands of the store"
     if [len(o.strides) for o in instruction.operands] != [len(b.shape) for b in meaning.buffers]:
-        fail("there is not one stride for each dimension of each operand")
-    extents = {x.var: x.extent for x in loops}
+        return "there is not one stride for each dimension of each operand"
     if any(extents[i] != n for b, indices in instruction.places().items() for i, n in zip(indices, b.shape, strict=True)):
-        fail("a loop does not run over the dimension that it indexes")
+        return "a loop does not run over the dimension that it indexes"
     names = [b.name for b in meaning.buffers]
     if not set(op.arguments) <= set(names):
-        fail("its emission takes an operand that it does not have")
-    if isinstance(op, VectorOp):
-        if sorted(op.arguments) != sorted(names):
-            fail("its emission does not take each operand once")
-        if why := _unlike_vectors(instruction, op):
-            fail(why)
-    elif isinstance(op, CopyOp):
-        if why := _unlike_copies(instruction, op):
-            fail(why)
-    else:
-        for b, o in zip(meaning.buffers, instruction.operands, strict=True):
-            f = o.fragment
-            if f is None and b is not instruction.result and op.ptx and _of_cores(b, o):
-                continue
-            if f is None or len(f.indices) != len(b.shape) or f.count * f.threads != _size(b):
-                fail(f"the threads of a warp do not divide `{b.name}` among them")
-            if f.threads not in (WARP, WARPGROUP) or f.threads != instruction.threads:
-                fail(f"`{b.name}` is divided among {f.threads} threads, `{instruction.result.name}` among {instruction.threads}")
-            if any(not set(E.variables(x)) <= {f.lane, ELEMENT} or x.dtype != E.INDEX or E.reads(x) for x in f.indices):
-                fail(f"the places of `{b.name}` are not given by the thread and the number of the element")
-        if why := _unlike_fragments(instruction, op):
-            fail(why)
+        return "its emission takes an operand that it does not have"
+    match op:
+        case VectorOp() if sorted(op.arguments) != sorted(names):
+            return "its emission does not take each operand once"
+        case VectorOp():
+            return _no_vectors(instruction, op)
+        case CopyOp():
+            return _no_copy(instruction, op)
+    return _no_fragments(instruction, op)
 
 
-def _unlike_copies(instruction: Instruction, op: CopyOp) -> str:
+def _no_copy(instruction: Instruction, op: CopyOp) -> str:
     """Why the meaning is no copy of contiguous bytes into shared memory; empty if it is one."""
     leaf = instruction.leaf
     if not isinstance(leaf, Store) or leaf.value.op != "read" or len(instruction.loops) != 1:
@@ -269,26 +254,12 @@ def _unlike_copies(instruction: Instruction, op: CopyOp) -> str:
     to, source = leaf.buffer, leaf.value.attr
     if op.arguments != (to.name, source.name):
         return "its emission takes where to, and where from"
-    if [(instruction.operand(b).strides, instruction.operand(b).scopes) for b in (to, source)] != [((1,), ("shared",)), ((1,), ("global",))]:
+    if any(instruction.operand(b) != Operand((1,), (scope,)) for b, scope in ((to, "shared"), (source, "global"))):
         return "it does not copy neighbours in global memory to neighbours in shared memory"
     return "" if _size(to) * itemsize(to.dtype) % RUN == 0 else f"it does not copy a multiple of {RUN} bytes"
 
 
-def _of_cores(b: Buffer, operand: Operand) -> bool:
-    """Whether an operand is a matrix of core matrices in shared memory, indexed [rows / 8, columns / row, rows % 8, columns % row]."""
-    rows, row = CORE[0], CORE[1] // itemsize(b.dtype)
-    inner = (*b.shape[2:], *operand.strides[2:]) == (rows, row, row, 1)
-    return len(b.shape) == 4 and b.shape[1] == 2 and inner and operand.strides[:2] == (None, None) and operand.scopes == ("shared",)
-
-
-def _size(b: Buffer) -> int:
-    result = 1
-    for n in b.shape:
-        result *= int(n)
-    return result
-
-
-def _unlike_vectors(instruction: Instruction, op: VectorOp) -> str:
+def _no_vectors(instruction: Instruction, op: VectorOp) -> str:
     """Why the meaning cannot be computed in vector registers; empty if it can."""
     loops, result = instruction.loops, instruction.result
     if op.lanes < 1 or op.group < 1 or not result.shape or not isinstance(n := result.shape[-1], int) or n % op.lanes:
@@ -305,9 +276,19 @@ def _unlike_vectors(instruction: Instruction, op: VectorOp) -> str:
     return ""
 
 
-def _unlike_fragments(instruction: Instruction, op: WarpOp) -> str:
+def _no_fragments(instruction: Instruction, op: WarpOp) -> str:
     """Why the threads of a warp cannot compute the meaning on the elements they hold; empty if they can."""
-    leaf = instruction.leaf
+    result, leaf = instruction.result, instruction.leaf
+    for b, o in zip(instruction.meaning.buffers, instruction.operands, strict=True):
+        f = o.fragment
+        if f is None and b is not result and op.ptx and _of_cores(b, o):
+            continue
+        if f is None or len(f.indices) != len(b.shape) or f.count * f.threads != _size(b):
+            return f"the threads of a warp do not divide `{b.name}` among them"
+        if f.threads not in (WARP, WARPGROUP) or f.threads != instruction.threads:
+            return f"`{b.name}` is divided among {f.threads} threads, `{result.name}` among {instruction.threads}"
+        if any(not set(E.variables(x)) <= {f.lane, ELEMENT} or x.dtype != E.INDEX or E.reads(x) for x in f.indices):
+            return f"the places of `{b.name}` are not given by the thread and the number of the element"
     if not op.ptx:
         copies = isinstance(leaf, Store) and leaf.value.op in ("read", "const")
         same = len({o.fragment for o in instruction.operands}) == 1
@@ -319,6 +300,17 @@ def _unlike_fragments(instruction: Instruction, op: WarpOp) -> str:
         return "the threads hold one of the factors"
     whole = all(itemsize(dtype) <= 4 and (f is None or f.count * itemsize(dtype) % 4 == 0) for dtype, f in fragments)
     return "" if whole and itemsize(leaf.buffer.dtype) == 4 else "fragments do not fill registers of 32 bits"
+
+
+def _of_cores(b: Buffer, operand: Operand) -> bool:
+    """Whether an operand is a matrix of core matrices in shared memory, indexed [rows / 8, columns / row, rows % 8, columns % row]."""
+    rows, row = CORE[0], CORE[1] // itemsize(b.dtype)
+    inner = (*b.shape[2:], *operand.strides[2:]) == (rows, row, row, 1)
+    return len(b.shape) == 4 and b.shape[1] == 2 and inner and operand.strides[:2] == (None, None) and operand.scopes == ("shared",)
+
+
+def _size(b: Buffer) -> int:
+    return prod(map(int, b.shape))
 
 
 # ---------------------------------------------------------------- matching
@@ -334,7 +326,7 @@ class Match:
 
     def indices(self, operand: Buffer, at: Mapping[Expr, Expr]) -> tuple[Expr, ...]:
         """Where in its buffer an operand's element lies, for values of the loops that index it in the meaning."""
-        values = {v: at[role] for role, v in self.loops.items() if role in at}
+        values = {v: at[meant] for meant, v in self.loops.items() if meant in at}
         return tuple(simplify(E.substitute(i, values)) for i in self.accesses[operand][1])
 
 
@@ -343,7 +335,7 @@ class _Mismatch(Exception):
 
 
 def match(instruction: Instruction, nest: Stmt) -> Match:
-    """The roles of the loops of a nest that equals the meaning. Raises `IRError` that says what differs and shows both."""
+    """Which loops and buffers of a nest are those of the meaning, which it equals. Raises `IRError` that says what differs and shows both."""
     try:
         return _match(instruction, nest)
     except _Mismatch as difference:
@@ -363,67 +355,61 @@ def _match(instruction: Instruction, nest: Stmt) -> Match:
             raise _Mismatch(f"loop `{x.var.name}` runs {x.extent} times, which is not constant")
     once: dict[Expr, Expr] = {x.var: as_expr(0) for x in loops if x.extent == 1}
     loops = [x for x in loops if x.extent != 1]
-    unlike: list[str] = []  # what keeps the store from being that of the meaning
-    misplaced: list[str] = []  # what keeps the loops from it, where the store is
-    for binding in _bindings(instruction.leaf, leaf, unlike):
-        places = {b: (at, tuple(simplify(E.substitute(i, once)) for i in indices)) for b, (at, indices) in binding.items()}
+    meaning = instruction.leaf
+    _check_stores_alike(meaning, leaf)
+    unlike: list[str] = []  # what keeps the value from being that of the meaning
+    misplaced: list[str] = []  # what keeps the loops from it, where the value is
+    for operands in _unified([(meaning.value, leaf.value)], {meaning.buffer: (leaf.buffer, leaf.indices)}, unlike):
+        accesses = {b: (at, tuple(simplify(E.substitute(i, once)) for i in indices)) for b, (at, indices) in operands.items()}
         try:
-            return Match(_roles(instruction, loops, places), places)
+            return Match(_assigned_loops(instruction, loops, accesses), accesses)
         except _Mismatch as difference:
             misplaced.append(str(difference))
     raise _Mismatch((misplaced or unlike)[0])
 
 
-_Binding = dict[Buffer, tuple[Buffer, tuple[Expr, ...]]]
+_Accesses = Mapping[Buffer, tuple[Buffer, tuple[Expr, ...]]]  # operand of the meaning -> buffer and indices of the nest
+_Strides = Mapping[Buffer, Mapping[Expr, Dim]]  # operand of the meaning -> by how many elements each loop moves it
 
 
-def _bindings(meaning: Leaf, leaf: Leaf, differences: list[str]) -> Iterator[_Binding]:
-    """The ways to read a store as that of the meaning; where there is none, `differences` says why."""
+def _check_stores_alike(meaning: Leaf, leaf: Leaf) -> None:
     if type(meaning) is not type(leaf):
         verbs = ("accumulates", "stores") if isinstance(leaf, Accumulate) else ("stores", "accumulates")
-        differences.append(f"it {verbs[0]}, the instruction {verbs[1]}")
-        return
+        raise _Mismatch(f"it {verbs[0]}, the instruction {verbs[1]}")
     if isinstance(meaning, Accumulate) and isinstance(leaf, Accumulate):
         r, s = leaf.reducer, meaning.reducer
         if r(s.lhs, s.rhs) is not s.combine or r.identity is not s.identity:
-            differences.append(f"it reduces by `{r.name}` of {r.identity.dtype}, the instruction by `{s.name}` of {s.identity.dtype}")
-            return
+            raise _Mismatch(f"it reduces by `{r.name}` of {r.identity.dtype}, the instruction by `{s.name}` of {s.identity.dtype}")
     if leaf.buffer.dtype != meaning.buffer.dtype:
-        differences.append(f"`{leaf.buffer.name}` is {leaf.buffer.dtype}, `{meaning.buffer.name}` is {meaning.buffer.dtype}")
+        raise _Mismatch(f"`{leaf.buffer.name}` is {leaf.buffer.dtype}, `{meaning.buffer.name}` is {meaning.buffer.dtype}")
+
+
+def _unified(pairs: Sequence[tuple[Expr, Expr]], bound: _Accesses, differences: list[str]) -> Iterator[_Accesses]:
+    """The ways to read expressions as those of the meaning, with which they are paired; where there is none, `differences` says why."""
+    if not pairs:
+        yield bound
         return
-    for binding in _unified(meaning.value, leaf.value, {}, differences):
-        yield {meaning.buffer: (leaf.buffer, leaf.indices), **binding}
-
-
-def _unified(m: Expr, e: Expr, bound: _Binding, differences: list[str]) -> Iterator[_Binding]:
+    (m, e), *rest = pairs
     if m.op == "read" and e.op == "read" and m.dtype == e.dtype:
-        yield {**bound, m.attr: (e.attr, e.args)}
+        yield from _unified(rest, {**bound, m.attr: (e.attr, e.args)}, differences)
     elif m.op == "read" and e.op == "read":
         differences.append(f"`{e}` is {e.dtype}, `{m}` is {m.dtype}")
     elif m.op in ("read", "const", "var") or (m.op, m.dtype, m.attr) != (e.op, e.dtype, e.attr):
         if m is e:
-            yield bound
+            yield from _unified(rest, bound, differences)
         else:
             differences.append(f"`{e}` of {e.dtype} stands where the instruction has `{m}` of {m.dtype}")
     else:
-        orders = [e.args, e.args[::-1]] if m.op in _COMMUTATIVE and e.args[0] is not e.args[1] else [e.args]
-        for args in orders:
-            yield from _all_unified(m.args, args, bound, differences)
+        swapped = m.op in _COMMUTATIVE and e.args[0] is not e.args[1]
+        for args in [e.args, e.args[::-1]] if swapped else [e.args]:
+            yield from _unified([*zip(m.args, args, strict=True), *rest], bound, differences)
 
 
-def _all_unified(ms: Sequence[Expr], es: Sequence[Expr], bound: _Binding, differences: list[str]) -> Iterator[_Binding]:
-    if not ms:
-        yield bound
-        return
-    for first in _unified(ms[0], es[0], bound, differences):
-        yield from _all_unified(ms[1:], es[1:], first, differences)
-
-
-def _roles(instruction: Instruction, loops: Sequence[For], places: _Binding) -> dict[Expr, Expr]:
+def _assigned_loops(instruction: Instruction, loops: Sequence[For], accesses: _Accesses) -> dict[Expr, Expr]:
     """Loop of the meaning -> loop of the nest; those that run once have been taken out."""
     result = instruction.result
-    written, written_at = places[result]
-    for operand, (buffer, indices) in places.items():
+    written, written_at = accesses[result]
+    for operand, (buffer, indices) in accesses.items():
         if any(r.attr is written for r in E.reads(*indices)):
             raise _Mismatch(f"`{written.name}` is written, and read to find the place in `{buffer.name}`")
         if buffer is written and operand is not result:
@@ -431,38 +417,28 @@ def _roles(instruction: Instruction, loops: Sequence[For], places: _Binding) -> 
         scopes = instruction.operand(operand).scopes
         if buffer.scope not in scopes:
             raise _Mismatch(f"`{buffer.name}` is in {buffer.scope} memory, `{operand.name}` must be in {' or '.join(scopes)} memory")
-    roles = [x for x in instruction.loops if x.extent != 1]
-    if len(roles) != len(loops):
-        listed = [", ".join(f"{x.var.name} ({x.extent})" for x in side) or "none" for side in (loops, roles)]
-        raise _Mismatch(f"its loops that run more than once are {listed[0]}; those of the instruction {listed[1]}")
-    strides = {operand: _strides(buffer, indices, [x.var for x in loops]) for operand, (buffer, indices) in places.items()}
-    wanted = {
-        x.var: {
-            operand: stride
-            for operand, indices in instruction.places().items()
-            for i, stride in zip(indices, instruction.operand(operand).strides, strict=True)
-            if i is x.var
-        }
-        for x in roles
-    }
-
-    def assigned(number: int, taken: tuple[For, ...]) -> tuple[For, ...] | None:
-        if number == len(roles):
-            return taken
-        for x in loops:
-            if x not in taken and _misfit(x, roles[number], wanted[roles[number].var], strides, places) is None:
-                found = assigned(number + 1, (*taken, x))
-                if found is not None:
-                    return found
-        return None
-
-    found = assigned(0, ())
+    meant = [x for x in instruction.loops if x.extent != 1]
+    if len(meant) != len(loops):
+        here, there = (", ".join(f"{x.var.name} ({x.extent})" for x in side) or "none" for side in (loops, meant))
+        raise _Mismatch(f"its loops that run more than once are {here}; those of the instruction {there}")
+    strides = {operand: _strides(buffer, indices, [x.var for x in loops]) for operand, (buffer, indices) in accesses.items()}
+    misfits = {(x, m): _misfit(x, m, instruction, strides, accesses) for x in loops for m in meant}
+    found = next((p for p in permutations(loops) if all(misfits[pair] is None for pair in zip(p, meant, strict=True))), None)
     if found is None:
-        raise _Mismatch(_explained(loops, roles, wanted, strides, places))
-    mapping = {role.var: x.var for role, x in zip(roles, found, strict=True)}
-    _check_order(instruction, roles, [x.var for x in loops], mapping)
-    moved = [(strides[result][x.var], int(x.extent)) for x in found if x.var in _moving(strides[result])]
-    if not _distinct(moved):
+        for m in meant:
+            reasons = [misfit for x in loops if (misfit := misfits[x, m]) is not None]
+            if len(reasons) == len(loops):  # the reason of the loop that meets most conditions
+                raise _Mismatch(max(reasons, key=lambda reason: reason[0])[1])
+        names = ", ".join(m.var.name for m in meant)
+        raise _Mismatch(f"each of its loops can stand for one of {names}, but not for all of them at once")
+    mapping = {m.var: x.var for m, x in zip(meant, found, strict=True)}
+    leaf, order = instruction.leaf, [x.var for x in loops]
+    if not instruction.reassociates and isinstance(leaf, Accumulate) and is_float(leaf.value.dtype):
+        reductions = [mapping[m.var] for m in meant if m.var not in leaf.indices]
+        if reductions != sorted(reductions, key=order.index):
+            names = ", ".join(v.name for v in reductions)
+            raise _Mismatch(f"sums of {leaf.value.dtype} depend on their order: the reduction loops must be nested as {names}")
+    if not _distinct([(step, int(x.extent)) for x in found if (step := strides[result][x.var]) != 0]):
         place = ", ".join(map(str, written_at))
         raise _Mismatch(f"`{written.name}[{place}]` is the same element in several iterations, `{result.name}` has one for each")
     return mapping
@@ -480,58 +456,33 @@ def _strides(buffer: Buffer, indices: Sequence[Expr], variables: Sequence[Expr])
     return found
 
 
-def _moving(strides: Mapping[Expr, Dim]) -> set[Expr]:
-    return {v for v, s in strides.items() if s != 0}
-
-
-def _misfit(
-    x: For, role: For, wanted: Mapping[Buffer, int | None], strides: Mapping[Buffer, Mapping[Expr, Dim]], places: _Binding
-) -> tuple[int, str] | None:
-    """Why a loop cannot take a role, with the number of conditions that it does meet; None if it can."""
-    moves = {operand for operand in strides if x.var in _moving(strides[operand])}
-    if moves != set(wanted):
-        names = [" and ".join(sorted(n)) or "nothing" for n in ({places[o][0].name for o in moves}, {places[o][0].name for o in wanted})]
-        return 0, f"loop `{x.var.name}` moves {names[0]}, `{role.var.name}` of the instruction would move {names[1]}"
-    if x.extent != role.extent:
-        return 1, f"loop `{x.var.name}` runs {x.extent} times, `{role.var.name}` of the instruction {role.extent} times"
+def _misfit(x: For, meant: For, instruction: Instruction, strides: _Strides, accesses: _Accesses) -> tuple[int, str] | None:
+    """Why a loop cannot stand for one of the meaning, with the number of conditions that it does meet; None if it can."""
+    wanted = {
+        operand: stride
+        for operand, indices in instruction.places().items()
+        for i, stride in zip(indices, instruction.operand(operand).strides, strict=True)
+        if i is meant.var
+    }
+    moved = {operand for operand, steps in strides.items() if steps[x.var] != 0}
+    if moved != set(wanted):
+        here, there = (" and ".join(sorted({accesses[o][0].name for o in side})) or "nothing" for side in (moved, wanted))
+        return 0, f"loop `{x.var.name}` moves {here}, `{meant.var.name}` of the instruction would move {there}"
+    if x.extent != meant.extent:
+        return 1, f"loop `{x.var.name}` runs {x.extent} times, `{meant.var.name}` of the instruction {meant.extent} times"
     for operand, stride in wanted.items():
         step = strides[operand][x.var]
         if stride is not None and step != stride:
-            here = f"`{places[operand][0].name}` moves by {step} elements along `{x.var.name}`"
-            return 2, f"{here}, `{operand.name}` must move by {stride} along `{role.var.name}`"
+            here = f"`{accesses[operand][0].name}` moves by {step} elements along `{x.var.name}`"
+            return 2, f"{here}, `{operand.name}` must move by {stride} along `{meant.var.name}`"
     return None
-
-
-def _explained(
-    loops: Sequence[For], roles: Sequence[For], wanted: Mapping[Expr, Mapping[Buffer, int | None]],
-    strides: Mapping[Buffer, Mapping[Expr, Dim]], places: _Binding,
-) -> str:  # fmt: skip
-    """Why no loop can take some role: the reason of the loop that meets most conditions."""
-    for role in roles:
-        misfits = [_misfit(x, role, wanted[role.var], strides, places) for x in loops]
-        if None not in misfits:
-            return max((m for m in misfits if m is not None), key=lambda m: m[0])[1]
-    names = ", ".join(x.var.name for x in roles)
-    return f"each of its loops can take a role, but not all of the roles {names} at once"
-
-
-def _check_order(instruction: Instruction, roles: Sequence[For], loops: Sequence[Expr], mapping: Mapping[Expr, Expr]) -> None:
-    """Floats are added in the order of the meaning."""
-    leaf = instruction.leaf
-    if instruction.reassociates or not isinstance(leaf, Accumulate) or not is_float(leaf.value.dtype):
-        return
-    reductions = [mapping[x.var] for x in roles if x.var not in leaf.indices]
-    if reductions != sorted(reductions, key=loops.index):
-        order = ", ".join(v.name for v in reductions)
-        raise _Mismatch(f"sums of {leaf.value.dtype} depend on their order: the reduction loops must be nested as {order}")
 
 
 def _distinct(moved: Sequence[tuple[Dim, int]]) -> bool:
     """Whether elements at these strides, for so many iterations each, are certainly different ones."""
     known = sorted((abs(s), n) for s, n in moved if isinstance(s, int))
-    symbolic = [(s, n) for s, n in moved if isinstance(s, Expr)]
     reach: Expr = as_expr(0)
-    for step, extent in [*((as_expr(s), n) for s, n in known), *symbolic]:
+    for step, extent in [*((as_expr(s), n) for s, n in known), *((s, n) for s, n in moved if isinstance(s, Expr))]:
         if not prove(reach < step):
             return False
         reach = simplify(reach + step * (extent - 1))

@@ -393,7 +393,7 @@ def _product(a: Array, b: Array, outer: int, dtype: str) -> Array:
     right = matrices(b, both + summed + columns, rows, (summed, columns))
     order = both + rows + columns
     with np.errstate(all="ignore"):
-        total = np.matmul(left, right).astype(to_numpy(dtype), copy=False)
+        total: Array = np.matmul(left, right).astype(to_numpy(dtype), copy=False)
     return total.reshape([max(a.shape[d], b.shape[d]) for d in order]).transpose([order.index(d) for d in range(outer)])
 
 
