@@ -144,8 +144,7 @@ _interned: weakref.WeakValueDictionary[tuple[Any, ...], Expr] = weakref.WeakValu
 def _make(op: str, dtype: str, args: tuple[Expr, ...] = (), attr: Any = None) -> Expr:
     # Floats are keyed by their bits: 0.0 == -0.0 and nan != nan would break "identity is equality"; dtypes tell True, 1 and 1.0 apart.
     key = (op, dtype, args, attr.hex() if isinstance(attr, float) else attr)
-    found = _interned.get(key)
-    if found is not None:
+    if (found := _interned.get(key)) is not None:
         return found
     node = object.__new__(Expr)
     node.op, node.dtype, node.args, node.attr = op, dtype, args, attr
@@ -242,36 +241,32 @@ _DIVISIONS = ("floordiv", "mod", "truncdiv", "truncmod")
 
 def _identity(op: str, a: Expr, b: Expr) -> Expr | None:
     """Identities that hold bit for bit for every value, NaN and -0.0 included."""
-
-    def is_zero(e: Expr) -> bool:
-        return e.op == "const" and e.attr == 0 and not is_float(e.dtype)
-
-    def is_one(e: Expr) -> bool:
-        return e.op == "const" and e.attr == 1 and e.dtype != "bool"
-
+    exact, same = not is_float(a.dtype), a is b
+    if not same and a.op != "const" and b.op != "const":
+        return None
+    zeros = [e.op == "const" and e.attr == 0 and exact for e in (a, b)]
+    ones = [e.op == "const" and e.attr == 1 and e.dtype != "bool" for e in (a, b)]
     match op:
-        case "add" if is_zero(b):
+        case "add" | "sub" if zeros[1]:
             return a
-        case "add" if is_zero(a):
+        case "add" if zeros[0]:
             return b
-        case "sub" if is_zero(b):
-            return a
-        case "sub" if a is b and is_integer(a.dtype):
+        case "sub" if same and is_integer(a.dtype):
             return const(0, a.dtype)
-        case "mul" | "div" | "floordiv" | "truncdiv" if is_one(b):
+        case "mul" | "div" | "floordiv" | "truncdiv" if ones[1]:
             return a
-        case "mul" if is_one(a):
+        case "mul" if ones[0]:
             return b
-        case "mul" if is_zero(b) or is_zero(a):
+        case "mul" if any(zeros):
             return const(0, a.dtype)
-        case "mod" | "truncmod" if is_one(b) and is_integer(a.dtype):
+        case "mod" | "truncmod" if ones[1] and exact:
             return const(0, a.dtype)
-        case "min" | "max" | "and" | "or" if a is b:
+        case "min" | "max" | "and" | "or" if same:
             return a
-        case "and" | "or" if a.dtype == "bool" and (a.op == "const" or b.op == "const"):
+        case "and" | "or" if a.dtype == "bool" and "const" in (a.op, b.op):
             known, other = (a, b) if a.op == "const" else (b, a)
             return other if known.attr == (op == "and") else known
-        case "lt" | "le" | "eq" | "ne" if a is b and not is_float(a.dtype):
+        case "lt" | "le" | "eq" | "ne" if same and exact:
             return const(op in ("le", "eq"), "bool")
     return None
 
@@ -280,14 +275,10 @@ def unary(op: str, a: Expr) -> Expr:
     """An elementary function or sign operator; `PREDICATES` give bool, all others keep the dtype."""
     if op not in UNARY:
         raise IRError(f"unknown function `{op}`")
-    if a.op == "const" and op == "not" and a.dtype == "bool":
-        return const(not a.attr, "bool")
-    if a.op == "const" and op == "neg":
-        return const(-a.attr, a.dtype)
-    if not is_float(a.dtype) and op in ("floor", "ceil", "round", "trunc"):
-        return a
-    if not is_float(a.dtype) and op in PREDICATES:
-        return const(False, "bool")
+    if a.op == "const" and (op == "neg" or (op == "not" and a.dtype == "bool")):
+        return const(-a.attr if op == "neg" else not a.attr, a.dtype)
+    if not is_float(a.dtype) and (op in PREDICATES or op in ("floor", "ceil", "round", "trunc")):
+        return const(False, "bool") if op in PREDICATES else a
     return _make(op, "bool" if op in PREDICATES else a.dtype, (a,))
 
 
@@ -316,13 +307,8 @@ def cast(a: ExprLike, dtype: str) -> Expr:
     a = as_expr(a, dtype)
     if a.dtype == dtype:
         return a
-    if a.op == "const":
-        if is_float(dtype):
-            return const(float(a.attr), dtype)
-        if dtype == "bool":
-            return const(a.attr != 0, dtype)
-        if not is_float(a.dtype):
-            return const(int(a.attr), dtype)
+    if a.op == "const" and (not is_integer(dtype) or not is_float(a.dtype)):
+        return const(a.attr != 0 if dtype == "bool" else a.attr, dtype)
     return _make("cast", dtype, (a,))
 
 
@@ -341,24 +327,18 @@ def ldexp(a: Expr, n: Expr) -> Expr:
     return _make("ldexp", a.dtype, (a, n))
 
 
-def equal(a: ExprLike, b: ExprLike) -> Expr:
-    """a == b, as an expression."""
-    return binary("eq", a, b)
+def _infix_function(op: str, what: str) -> Callable[[ExprLike, ExprLike], Expr]:
+    def function(a: ExprLike, b: ExprLike) -> Expr:
+        return binary(op, a, b)
+
+    function.__doc__ = what
+    return function
 
 
-def not_equal(a: ExprLike, b: ExprLike) -> Expr:
-    """a != b, as an expression."""
-    return binary("ne", a, b)
-
-
-def minimum(a: ExprLike, b: ExprLike) -> Expr:
-    """The smaller one; NaN if one is."""
-    return binary("min", a, b)
-
-
-def maximum(a: ExprLike, b: ExprLike) -> Expr:
-    """The larger one; NaN if one is."""
-    return binary("max", a, b)
+equal = _infix_function("eq", "a == b, as an expression.")
+not_equal = _infix_function("ne", "a != b, as an expression.")
+minimum = _infix_function("min", "The smaller one; NaN if one is.")
+maximum = _infix_function("max", "The larger one; NaN if one is.")
 
 
 def read(source: Any, indices: Sequence[ExprLike]) -> Expr:
@@ -432,9 +412,7 @@ def standard_reducers(dtype: str) -> dict[str, Reducer]:
 
 def reduce(reducer: Reducer, body: Expr, axes: Sequence[Expr]) -> Expr:
     """The reduction of `body` over the axes, the last axis fastest."""
-    if not axes:
-        return body
-    return _make("reduce", body.dtype, (body,), (reducer, tuple(axes)))
+    return _make("reduce", body.dtype, (body,), (reducer, tuple(axes))) if axes else body
 
 
 # ---------------------------------------------------------------- traversal
@@ -442,10 +420,8 @@ def reduce(reducer: Reducer, body: Expr, axes: Sequence[Expr]) -> Expr:
 
 def operation(op: str, *args: Expr) -> Expr:
     """The operator `op`, one of `ARITY`, applied to as many operands."""
-    if op in BINARY:
-        return binary(op, *args)
-    if op in UNARY:
-        return unary(op, *args)
+    if op in BINARY or op in UNARY:
+        return binary(op, *args) if op in BINARY else unary(op, *args)
     return (select if op == "select" else fma if op == "fma" else ldexp)(*args)
 
 
@@ -458,8 +434,8 @@ def with_args(e: Expr, args: tuple[Expr, ...]) -> Expr:
     return cast(args[0], e.dtype) if e.op == "cast" else _make(e.op, e.dtype, args, e.attr)
 
 
-def walk(*roots: Expr) -> Iterator[Expr]:
-    """Every distinct sub-expression once, operands before users."""
+def walk(*roots: Expr, operands: Callable[[Expr], Sequence[Expr]] | None = None) -> Iterator[Expr]:
+    """Every distinct sub-expression once, operands before users. `operands` says which ones are entered (None: all)."""
     seen: set[Expr] = set()
     stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(roots)]
     while stack:
@@ -469,7 +445,7 @@ def walk(*roots: Expr) -> Iterator[Expr]:
         elif e not in seen:
             seen.add(e)
             stack.append((e, True))
-            stack.extend((arg, False) for arg in reversed(e.args))
+            stack.extend((arg, False) for arg in reversed(e.args if operands is None else operands(e)))
 
 
 def needed_operands(e: Expr) -> list[Expr]:
@@ -477,19 +453,7 @@ def needed_operands(e: Expr) -> list[Expr]:
 
     Sides of selects are left out, and so are the indices of reads.
     """
-    order: list[Expr] = []
-    stack: list[tuple[Expr, bool]] = [(e, False)]
-    seen: set[Expr] = set()
-    while stack:
-        node, ready = stack.pop()
-        if ready:
-            order.append(node)
-        elif node not in seen:
-            seen.add(node)
-            stack.append((node, True))
-            args = node.args[:1] if node.op == "select" else () if node.op == "read" else node.args
-            stack.extend((a, False) for a in args)
-    return order[:-1]
+    return [*walk(e, operands=lambda x: x.args[:1] if x.op == "select" else () if x.op == "read" else x.args[::-1])][:-1]
 
 
 def rewrite(e: Expr, rule: Callable[[Expr], Expr | None], memo: dict[Expr, Expr] | None = None) -> Expr:
@@ -544,11 +508,9 @@ def with_extents(*roots: Expr) -> list[Expr]:
     found: dict[Expr, None] = {}
     todo = list(roots)
     while todo:
-        for v in variables(todo.pop()):
-            if v not in found:
-                found[v] = None
-                if v.attr.extent is not None:
-                    todo.append(v.attr.extent)
+        new = [v for v in variables(todo.pop()) if v not in found]
+        found |= dict.fromkeys(new)
+        todo += [v.attr.extent for v in new if v.attr.extent is not None]
     return list(found)
 
 
@@ -572,97 +534,78 @@ def bounds(e: Dim) -> Bounds:
     if not isinstance(e, Expr):
         return e, e
     if e._bounds is None:
-        e._bounds = _representable(_bounds_of(e), e.dtype)
+        (lo, hi), dtype = _bounds_of(e), e.dtype
+        if is_integer(dtype):  # what may wrap around may be anything
+            least, most = integer_range(dtype)
+            low, high = lo is not None and lo < least, hi is not None and hi > most
+            if low or high:
+                lo, hi = (None if low else lo, None if high else hi) if dtype == INDEX else (least, most)
+        e._bounds = lo, hi
     return e._bounds
-
-
-def _representable(limits: Bounds, dtype: str) -> Bounds:
-    """The limits as far as values of the type can reach them: what may wrap around may be anything."""
-    if not is_integer(dtype):
-        return limits
-    (lo, hi), (least, most) = limits, integer_range(dtype)
-    if (lo is None or lo >= least) and (hi is None or hi <= most):
-        return limits
-    if dtype != INDEX:
-        return least, most
-    return None if lo is None or lo < least else lo, None if hi is None or hi > most else hi
 
 
 def _bounds_of(e: Expr) -> Bounds:
     if is_float(e.dtype):
         return None, None
+    found: Bounds | None = None
     match e.op:
         case "const":
             return int(e.attr), int(e.attr)
         case "var":
             return e.attr.lo, e.attr.hi
         case "neg":
-            return _negated(bounds(e.args[0]))
+            found = _bounds_of_binary("sub", (0, 0), bounds(e.args[0]))
         case "select":
             (a, b), (c, d) = bounds(e.args[1]), bounds(e.args[2])
-            return None if a is None or c is None else min(a, c), None if b is None or d is None else max(b, d)
+            return _if_known(min, a, c), _if_known(max, b, d)
         case "cast" if not is_float(e.args[0].dtype):
-            a, b = bounds(e.args[0])
-            lo, hi = integer_range(e.dtype)
-            if a is not None and b is not None and lo <= a and b <= hi:
-                return a, b
-        case "add" | "sub" | "mul" | "floordiv" | "truncdiv" | "mod" | "truncmod" | "min" | "max":
+            (a, b), (lo, hi) = bounds(e.args[0]), integer_range(e.dtype)
+            found = (a, b) if a is not None and b is not None and lo <= a and b <= hi else None
+        case op if op in ARITHMETIC:
             found = _bounds_of_binary(e.op, bounds(e.args[0]), bounds(e.args[1]))
-            if found is not None:
-                return found
-    if e.dtype == "bool":
-        return 0, 1
-    if e.dtype != INDEX and is_integer(e.dtype):
-        return integer_range(e.dtype)
-    return None, None
+    if found is not None:
+        return found
+    return (None, None) if e.dtype == INDEX else integer_range(e.dtype)
 
 
 def _bounds_of_binary(op: str, x: Bounds, y: Bounds) -> Bounds | None:
     """None where nothing is known but the type."""
     (a, b), (c, d) = x, y
+    below = None if d is None else d - 1  # the largest remainder
     match op:
         case "add":
-            return None if a is None or c is None else a + c, None if b is None or d is None else b + d
+            return _if_known(operator.add, a, c), _if_known(operator.add, b, d)
         case "sub":
-            return _bounds_of_binary("add", x, _negated(y))
-        case "mul":
-            return _mul_bounds(x, y)
+            return _if_known(operator.sub, a, d), _if_known(operator.sub, b, c)
+        case "mul" if a is not None and b is not None and c is not None and d is not None:
+            products = a * c, a * d, b * c, b * d
+            return min(products), max(products)
+        case "mul" if a is not None and a >= 0 and c is not None and c >= 0:
+            return a * c, _if_known(operator.mul, b, d)
         case "floordiv" | "truncdiv" if c is not None and c > 0 and (op == "floordiv" or (a is not None and a >= 0)):
             # Towards the divisor that makes it smallest (largest); an unbounded divisor drives the quotient to 0 or -1.
             lo = None if a is None else (a // c if a < 0 else (a // d if d is not None else 0))
             hi = None if b is None else (b // c if b >= 0 else (b // d if d is not None else -1))
             return lo, hi
         case "mod" if c is not None and c > 0:
-            if a is not None and a >= 0 and b is not None:
-                return (a, b) if b < c else (0, b if d is None else min(b, d - 1))
-            return 0, None if d is None else d - 1
+            if a is None or a < 0 or b is None:
+                return 0, below
+            return (a, b) if b < c else (0, _of_known(min, b, below))
         case "truncmod" if a is not None and a >= 0 and c is not None and c > 0:
-            return 0, _least(b, None if d is None else d - 1, min)
+            return 0, _of_known(min, b, below)
         case "min":
-            return None if a is None or c is None else min(a, c), _least(b, d, min)
+            return _if_known(min, a, c), _of_known(min, b, d)
         case "max":
-            return _least(a, c, max), None if b is None or d is None else max(b, d)
+            return _of_known(max, a, c), _if_known(max, b, d)
     return None
 
 
-def _negated(x: Bounds) -> Bounds:
-    return None if x[1] is None else -x[1], None if x[0] is None else -x[0]
+def _if_known(function: Callable[[int, int], int], a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else function(a, b)
 
 
-def _least(a: int | None, b: int | None, pick: Callable[[int, int], int]) -> int | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return pick(a, b)
-
-
-def _mul_bounds(x: Bounds, y: Bounds) -> Bounds:
-    (a, b), (c, d) = x, y
-    if a is not None and b is not None and c is not None and d is not None:
-        products = a * c, a * d, b * c, b * d
-        return min(products), max(products)
-    if a is not None and a >= 0 and c is not None and c >= 0:
-        return a * c, None if b is None or d is None else b * d
-    return None, None
+def _of_known(pick: Callable[[int, int], int], a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else pick(a, b)
 
 
 # ---------------------------------------------------------------- evaluation

@@ -6,7 +6,7 @@ accesses that are out of range for certain; they do not prove accesses in range.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ def verify_expr(e: Expr, where: Place = "", guarded: bool = False) -> None:
     place = where, e
     for node in E.walk(e):
         _verify_node(node, place)
-    for node in () if guarded else _unguarded(e):
+    for node in () if guarded else E.walk(e, operands=_evaluated):
         if node.op == "read":
             _verify_range(node.attr, node.args, place)
 
@@ -113,18 +113,11 @@ def _dtypes(reducer: E.Reducer) -> list[str]:
     return [part.dtype for part in (reducer.lhs, reducer.rhs, reducer.combine, reducer.identity)]
 
 
-def _unguarded(root: Expr) -> Iterator[Expr]:
-    """Sub-expressions that are evaluated whenever the whole is: the sides of a select are not entered."""
-    seen, stack = {root}, [root]
-    while stack:
-        e = stack.pop()
-        yield e
-        if e.op == "reduce" and any(map(_empty, e.attr[1])):
-            continue
-        for a in e.args[:1] if e.op == "select" else e.args:
-            if a not in seen:
-                seen.add(a)
-                stack.append(a)
+def _evaluated(e: Expr) -> Sequence[Expr]:
+    """The operands that are evaluated whenever an expression is."""
+    if e.op == "reduce" and any(map(_empty, e.attr[1])):
+        return ()
+    return e.args[:1] if e.op == "select" else e.args
 
 
 def _empty(v: Expr) -> bool:
