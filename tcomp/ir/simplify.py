@@ -11,11 +11,11 @@ Only `int64` arithmetic is reordered; other types keep their wrap-around (or rou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import partial, reduce
 from math import gcd
 from operator import mul
 
-from tcomp.ir.expr import INDEX, Bounds, Dim, Expr, binary, bounds, const, rewrite, select
+from tcomp.ir.expr import INDEX, Dim, Expr, binary, bounds, const, rewrite, select
 
 Monomial = tuple[Expr, ...]  # sorted atoms; () is the constant term
 Linear = dict[Monomial, int]  # monomial -> coefficient, no zero coefficients
@@ -59,28 +59,26 @@ def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
 
 
 def _rule(e: Expr) -> Expr | None:
+    args = e.args
     if e.dtype == INDEX:
         match e.op:
             case "add" | "sub" | "mul" | "neg":
                 return from_linear(linear(e))
             case "floordiv":
-                return _floordiv(e.args[0], e.args[1])
+                return _floordiv(*args)
             case "mod":
-                return _mod(e.args[0], e.args[1])
-            case "truncdiv" if _nonnegative(e.args[0]) and _nonnegative(e.args[1]):
-                return _floordiv(e.args[0], e.args[1])
-            case "truncmod" if _nonnegative(e.args[0]) and _nonnegative(e.args[1]):
-                return _mod(e.args[0], e.args[1])
+                return _mod(*args)
+            case "truncdiv" | "truncmod" if all(map(_nonnegative, args)):
+                return (_floordiv if e.op == "truncdiv" else _mod)(*args)
             case "min" | "max":
                 return _min_max(e)
-            case "select" if e.args[0].op == "not":
-                return select(e.args[0].args[0], e.args[2], e.args[1])
-    if e.op in ("lt", "le", "eq", "ne") and e.args[0].dtype == INDEX:
+            case "select" if args[0].op == "not":
+                return select(args[0].args[0], args[2], args[1])
+    if e.op in ("lt", "le", "eq", "ne") and args[0].dtype == INDEX:
         return _compare(e)
-    if e.op == "not" and e.args[0].op in _NEGATED and e.args[0].args[0].dtype == INDEX:
-        op, swap = _NEGATED[e.args[0].op]
-        a, b = e.args[0].args
-        return simplify(binary(op, b, a) if swap else binary(op, a, b))
+    if e.op == "not" and args[0].op in _NEGATED and args[0].args[0].dtype == INDEX:
+        op, swap = _NEGATED[args[0].op]
+        return simplify(binary(op, *(args[0].args[::-1] if swap else args[0].args)))
     return None
 
 
@@ -95,12 +93,10 @@ def linear(e: Expr) -> Linear:
     match e.op:
         case "const":
             return {(): int(e.attr)} if e.attr else {}
-        case "add":
-            return _added(linear(e.args[0]), linear(e.args[1]), 1)
-        case "sub":
-            return _added(linear(e.args[0]), linear(e.args[1]), -1)
+        case "add" | "sub":
+            return _plus(linear(e.args[0]), linear(e.args[1]), 1 if e.op == "add" else -1)
         case "neg":
-            return {m: -c for m, c in linear(e.args[0]).items()}
+            return _plus({}, linear(e.args[0]), -1)
         case "mul":
             left, right = linear(e.args[0]), linear(e.args[1])
             product: Linear = {}
@@ -112,10 +108,11 @@ def linear(e: Expr) -> Linear:
     return {(e,): 1}
 
 
-def _added(a: Linear, b: Linear, sign: int) -> Linear:
+def _plus(a: Linear, b: Linear, factor: int = 1) -> Linear:
+    """a + b * factor."""
     total = dict(a)
     for m, c in b.items():
-        total[m] = total.get(m, 0) + sign * c
+        total[m] = total.get(m, 0) + factor * c
     return {m: c for m, c in total.items() if c}
 
 
@@ -144,9 +141,8 @@ def _joined(terms: Linear) -> Linear:
         x, c = monomial[0].args
         whole = linear(_floordiv(x, c) * c)
         if whole and all(terms.get(m) == coefficient * k for m, k in whole.items()):
-            rest = _added(terms, {m: coefficient * k for m, k in whole.items()}, -1)
-            rest = _added(rest, {monomial: coefficient}, -1)
-            return _joined(_added(rest, {m: coefficient * k for m, k in linear(x).items()}, 1))
+            rest = _plus(_plus(terms, whole, -coefficient), {monomial: -coefficient})
+            return _joined(_plus(rest, linear(x), coefficient))
     return terms
 
 
@@ -167,36 +163,32 @@ def _order(atom: Expr) -> str:
 # ---------------------------------------------------------------- floor division and remainder
 
 
-def _divided(monomial: Monomial, c: int, by: Monomial, by_c: int) -> tuple[Monomial, int] | None:
-    """(c * monomial) / (by_c * by) where it is exact."""
-    if c % by_c:
-        return None
-    rest = list(monomial)
-    for atom in by:
-        if atom not in rest:
-            return None
-        rest.remove(atom)
-    return tuple(rest), c // by_c
-
-
 def _split(x: Expr, c: Expr) -> tuple[Linear, Linear] | None:
     """x = c * quotient + rest, taking out every term that c divides. None unless c is a single positive term."""
     divisor = linear(c)
     if len(divisor) != 1 or not _positive(c):
         return None
-    by, by_c = next(iter(divisor.items()))
+    ((by, by_c),) = divisor.items()
     quotient: Linear = {}
     rest: Linear = {}
     for m, k in linear(x).items():
-        exact = _divided(m, k, by, by_c)
-        if exact is not None:
-            quotient[exact[0]] = quotient.get(exact[0], 0) + exact[1]
+        if k % by_c == 0 and (left := _without(m, by)) is not None:
+            quotient[left] = quotient.get(left, 0) + k // by_c
         elif not m and not by:
-            quotient[()] = quotient.get((), 0) + k // by_c
-            rest[()] = k % by_c
+            quotient[()], rest[()] = quotient.get((), 0) + k // by_c, k % by_c
         else:
             rest[m] = k
     return {m: k for m, k in quotient.items() if k}, {m: k for m, k in rest.items() if k}
+
+
+def _without(monomial: Monomial, factors: Monomial) -> Monomial | None:
+    """What is left of a product without these factors; None if they are not all in it."""
+    left = list(monomial)
+    for atom in factors:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return tuple(left)
 
 
 def quotient(e: Expr) -> tuple[Expr, int]:
@@ -219,7 +211,7 @@ def _floordiv(x: Expr, c: Expr) -> Expr:
     remainder = from_linear(rest)
     if _within(remainder, c):
         return from_linear(quotient)
-    return from_linear(_added(quotient, linear(_small_floordiv(remainder, c)), 1))
+    return from_linear(_plus(quotient, linear(_small_floordiv(remainder, c))))
 
 
 def _small_floordiv(x: Expr, c: Expr) -> Expr:
@@ -258,19 +250,15 @@ def _mod(x: Expr, c: Expr) -> Expr:
         n = int(c.attr)
         lo, hi = bounds(rest)
         if lo is not None and hi is not None and lo // n == hi // n:
-            return from_linear(_added(linear(rest), {(): lo // n * n}, -1))
+            return from_linear(_plus(linear(rest), {(): lo // n * n}, -1))
         if rest.op == "mod" and rest.args[1].op == "const" and rest.args[1].attr % n == 0:
             return _mod(rest.args[0], c)  # x % (a*b) % b == x % b
         # Terms such as (x % (a*n)) inside a sum: the inner remainder by a multiple of n is redundant under % n.
-        terms: Linear = {}
-        changed = False
+        terms = linear(rest)
         for m, k in linear(rest).items():
             if len(m) == 1 and m[0].op == "mod" and m[0].args[1].op == "const" and (k * m[0].args[1].attr) % n == 0:
-                changed = True
-                terms = _added(terms, {mm: kk * k for mm, kk in linear(m[0].args[0]).items()}, 1)
-            else:
-                terms = _added(terms, {m: k}, 1)
-        if changed:
+                terms = _plus(_plus(terms, {m: k}, -1), linear(m[0].args[0]), k)
+        if terms != linear(rest):
             return _mod(from_linear(terms), c)
         common = _common_factor(linear(rest), n)
         constant = linear(rest).get((), 0)
@@ -298,9 +286,7 @@ def _within(x: Expr, c: Expr) -> bool:
     lo, hi = bounds(x)
     if (lo is None or lo < 0) and not _at_least(linear(x), 0):
         return False
-    if c.op == "const":
-        return (hi is not None and hi < c.attr) or _at_least(_added({(): int(c.attr) - 1}, linear(x), -1), 0)
-    return _at_least(_added(linear(c), linear(x), -1), 1)
+    return (c.op == "const" and hi is not None and hi < c.attr) or _at_least(_plus(linear(c), linear(x), -1), 1)
 
 
 def _at_least(terms: Linear, value: int) -> bool:
@@ -321,36 +307,31 @@ def _topped(terms: Linear) -> Linear:
             continue
         extent = atom.args[0].attr.extent
         if extent is not None and extent.op != "const" and _positive(atom.args[1]):
-            most = linear(simplify((extent - 1) // atom.args[1]))
-            return _topped(_added(_added(terms, {m: k}, -1), {n: c * k for n, c in most.items()}, 1))
+            largest = linear(simplify((extent - 1) // atom.args[1]))
+            return _topped(_plus(_plus(terms, {m: k}, -1), largest, k))
     return terms
 
 
 def _weakened_at_least(terms: Linear, value: int, variables_first: bool) -> bool:
+    weaker: Linear | None = terms
     for _ in range(6):
-        lo = _lower_bound(terms)
-        if lo is not None and lo >= value:
-            return True
-        weaker = _weaken(terms, variables_first)
         if weaker is None:
             return False
-        terms = weaker
+        lo = _lower_bound(weaker)
+        if lo is not None and lo >= value:
+            return True
+        weaker = _weaken(weaker, variables_first)
     return False
 
 
 def _lower_bound(terms: Linear) -> int | None:
     total = 0
     for m, k in terms.items():
-        lo, hi = _monomial_bounds(m)
-        end = lo if k > 0 else hi
+        end = bounds(reduce(mul, m, const(1)))[0 if k > 0 else 1]
         if end is None:
             return None
         total += k * end
     return total
-
-
-def _monomial_bounds(monomial: Monomial) -> Bounds:
-    return bounds(reduce(mul, monomial, const(1)))
 
 
 def _weaken(terms: Linear, variables_first: bool) -> Linear | None:
@@ -363,23 +344,17 @@ def _weaken(terms: Linear, variables_first: bool) -> Linear | None:
         for n, c in terms.items():  # x // a - y // a >= 0 where x >= y
             if not (k > 0 > c and len(m) == len(n) == 1 and m[0].op == n[0].op == "floordiv" and m[0].args[1] is n[0].args[1]):
                 continue
-            if _positive(m[0].args[1]) and _at_least(_added(linear(m[0].args[0]), linear(n[0].args[0]), -1), 0):
-                common = min(k, -c)
-                return _added(_added(terms, {m: common}, -1), {n: common}, 1)
+            if _positive(m[0].args[1]) and _at_least(_plus(linear(m[0].args[0]), linear(n[0].args[0]), -1), 0):
+                return _plus(terms, {m: -1, n: 1}, min(k, -c))
     monomials = sorted(terms, key=lambda m: all(a.op != "var" for a in m)) if variables_first else list(terms)
     for m in monomials:
-        k = terms[m]
         for position, atom in enumerate(m):
             others = m[:position] + m[position + 1 :]
-            if any(not _nonnegative(other) for other in others):
-                continue
-            replacement = _bound_of_atom(atom, k)
-            if replacement is None:
-                continue
-            scale, bound = replacement
-            factor = from_linear({others: 1}) if others else const(1)
-            rest = _added(terms, {m: k}, -1)
-            return _added(rest, {n: c * scale for n, c in linear(simplify(bound * factor)).items()}, 1)
+            replacement = _bound_of_atom(atom, terms[m])
+            if replacement is not None and all(map(_nonnegative, others)):
+                scale, bound = replacement
+                factor = from_linear({others: 1}) if others else const(1)
+                return _plus(_plus(terms, {m: terms[m]}, -1), linear(simplify(bound * factor)), scale)
     return None
 
 
@@ -390,49 +365,35 @@ def _bound_of_atom(atom: Expr, k: int) -> tuple[int, Expr] | None:
     if atom.op == "floordiv" and atom.args[1].op == "const" and atom.args[1].attr > 0 and k % atom.args[1].attr == 0:
         x, c = atom.args[0], int(atom.args[1].attr)
         return (k // c, x) if k < 0 else (k // c, x - (c - 1))  # x - c + 1 <= c * (x // c) <= x
-    if atom.op == "min" and k < 0:
-        return k, atom.args[0] if atom.args[0].op != "const" else atom.args[1]
-    if atom.op == "max" and k > 0:
+    if (atom.op == "min" and k < 0) or (atom.op == "max" and k > 0):
         return k, atom.args[0] if atom.args[0].op != "const" else atom.args[1]
     return None
 
 
 def _compare(e: Expr) -> Expr:
     a, b = e.args
-    gap = _added(linear(b), linear(a), -1)  # b - a
-    back = {m: -k for m, k in gap.items()}
-    match e.op:
-        case "lt":
-            if _at_least(gap, 1):
-                return const(True, "bool")
-            if _at_least(back, 0):
-                return const(False, "bool")
-        case "le":
-            if _at_least(gap, 0):
-                return const(True, "bool")
-            if _at_least(back, 1):
-                return const(False, "bool")
-        case "eq" | "ne":
-            if not gap:
-                return const(e.op == "eq", "bool")
-            if _at_least(gap, 1) or _at_least(back, 1):
-                return const(e.op == "ne", "bool")
-            return _equation(e.op, gap)
-    return _tightened(e.op, gap)
+    gap = _plus(linear(b), linear(a), -1)  # b - a
+    back = _plus({}, gap, -1)
+    if e.op in ("eq", "ne"):
+        if not gap:
+            return const(e.op == "eq", "bool")
+        if _at_least(gap, 1) or _at_least(back, 1):
+            return const(e.op == "ne", "bool")
+        return _equation(e.op, gap)
+    least = 1 if e.op == "lt" else 0
+    if _at_least(gap, least):
+        return const(True, "bool")
+    return const(False, "bool") if _at_least(back, 1 - least) else _tightened(e.op, gap)
 
 
 def _tightened(op: str, gap: Linear) -> Expr:
     """`0 < gap` or `0 <= gap` with variables on the left and one constant on the right, divided by the common factor."""
-    constant = gap.get((), 0)
     terms = {m: k for m, k in gap.items() if m}
-    slack = constant - 1 if op == "lt" else constant  # 0 <= terms + slack
-    common = _common_factor(terms, 0)
-    if common > 1:
-        terms = {m: k // common for m, k in terms.items()}
-        slack //= common
-    left = from_linear({m: -k for m, k in terms.items() if k < 0})
-    right = {m: k for m, k in terms.items() if k > 0}
-    return binary("lt", left, from_linear(_added(right, {(): slack + 1}, 1)))
+    common = max(1, _common_factor(terms, 0))
+    slack = (gap.get((), 0) - (op == "lt")) // common  # 0 <= terms / common + slack
+    left = {m: -k // common for m, k in terms.items() if k < 0}
+    right = {m: k // common for m, k in terms.items() if k > 0}
+    return binary("lt", from_linear(left), from_linear(_plus(right, {(): slack + 1})))
 
 
 def _equation(op: str, gap: Linear) -> Expr:
@@ -445,27 +406,23 @@ def _equation(op: str, gap: Linear) -> Expr:
         common = -common
     left = from_linear({m: k // common for m, k in terms.items() if k // common > 0})
     right = {m: -k // common for m, k in terms.items() if k // common < 0}
-    return binary(op, left, from_linear(_added(right, {(): constant // common}, -1)))
+    return binary(op, left, from_linear(_plus(right, {(): constant // common}, -1)))
 
 
 def _min_max(e: Expr) -> Expr:
     """One flat chain in canonical order, without operands that another operand makes redundant."""
-    kept: list[Expr] = []
+    needed: list[Expr] = []
     stack = list(e.args)
     while stack:
         a = stack.pop()
         if a.op == e.op:
             stack.extend(a.args)
-        elif not any(_precedes(e.op, other, a) for other in kept):
-            kept = [other for other in kept if not _precedes(e.op, a, other)] + [a]
-    kept.sort(key=_order)
-    result = kept[0]
-    for a in kept[1:]:
-        result = binary(e.op, result, a)
-    return result
+        elif not any(_precedes(e.op, other, a) for other in needed):
+            needed = [other for other in needed if not _precedes(e.op, a, other)] + [a]
+    return reduce(partial(binary, e.op), sorted(needed, key=_order))
 
 
 def _precedes(op: str, a: Expr, b: Expr) -> bool:
     """a <= b for sure (for `min`; a >= b for `max`)."""
     low, high = (a, b) if op == "min" else (b, a)
-    return _at_least(_added(linear(high), linear(low), -1), 0)
+    return _at_least(_plus(linear(high), linear(low), -1), 0)
