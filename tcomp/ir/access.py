@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds
-from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, If, Stmt, Store, children, expressions, walk
+from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, If, Stmt, Store, expressions, guarded_children, walk
 from tcomp.ir.simplify import difference, from_linear, linear, prove, same_shape, simplify
 
 Loops: TypeAlias = tuple[For, ...]
@@ -57,13 +57,9 @@ def accesses(stmt: Stmt) -> list[Access]:
 
 def inside(s: Stmt) -> Iterator[tuple[Stmt, Loops, tuple[Expr, ...]]]:
     """The statements directly inside, each with the loop and the condition that it stands under because of `s`."""
-    if isinstance(s, If) and not E.reads(s.cond):
-        yield s.then, (), (simplify(s.cond),)
-        if s.otherwise is not None:
-            yield s.otherwise, (), (simplify(E.unary("not", s.cond)),)
-    else:
-        for child in children(s):
-            yield child, (s,) if isinstance(s, For) else (), ()
+    for child, condition in guarded_children(s):
+        known = isinstance(s, If) and not E.reads(condition)
+        yield child, (s,) if isinstance(s, For) else (), (simplify(condition),) if known else ()
 
 
 def by_buffer(found: Iterable[Access]) -> dict[Buffer, list[Access]]:

@@ -233,11 +233,21 @@ def children(stmt: Stmt) -> tuple[Stmt, ...]:
             return stmts
         case For(body=body) | While(body=body) | Allocate(body=body) | Call(body=body):
             return (body,)
-        case If(_, then, None):
-            return (then,)
-        case If(_, then, otherwise) if otherwise is not None:
-            return (then, otherwise)
+        case If(_, then, otherwise):
+            return (then,) if otherwise is None else (then, otherwise)
     return ()
+
+
+def guarded_children(stmt: Stmt) -> Iterator[tuple[Stmt, Expr]]:
+    """The statements directly inside, each with the condition under which it is executed because of a loop or branch, which may be True."""
+    if isinstance(stmt, If):
+        yield stmt.then, stmt.cond
+        if stmt.otherwise is not None:
+            yield stmt.otherwise, E.unary("not", stmt.cond)
+    else:
+        condition = stmt.var < as_expr(stmt.extent) if isinstance(stmt, For) else E.const(True, "bool")
+        for child in children(stmt):
+            yield child, condition
 
 
 def with_children(stmt: Stmt, new: Sequence[Stmt]) -> Stmt:

@@ -25,8 +25,9 @@ from operator import mul
 import islpy as isl
 
 from tcomp.ir import expr as E
+from tcomp.ir import loops as L
 from tcomp.ir.expr import INDEX, Expr, Reducer, as_expr, bounds
-from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, Call, For, If, Prefetch, Stmt, Store, While, children, expressions, walk
+from tcomp.ir.loops import Accumulate, Allocate, Buffer, For, If, Stmt, Store, While
 from tcomp.ir.simplify import linear, simplify
 
 READ, WRITE, REDUCE = "read", "write", "reduce"
@@ -129,15 +130,15 @@ class _Formula:
         self.unknowns: dict[Expr, str] = dict(parent.unknowns) if parent else {}
         self.exact: bool = parent.exact if parent else True
 
-    def text(self) -> str:
-        body = " and ".join(self.constraints) or "true"
+    def text(self, *more: str) -> str:
+        """The conjunction; `more` may mention unknowns."""
+        body = " and ".join([*self.constraints, *more]) or "true"
         return f"exists ({', '.join(self.unknowns.values())}: {body})" if self.unknowns else body
 
     def add(self, condition: Expr) -> None:
         """Adds what is affine of a condition."""
         for part in E.conjuncts(condition):
-            text = self.condition(part)
-            if text is None:
+            if (text := self.condition(part)) is None:
                 self.exact = False
             else:
                 self.constraints.append(text)
@@ -170,38 +171,40 @@ class _Formula:
         return f"({' + '.join(terms)})" if terms else "0"
 
     def term(self, monomial: tuple[Expr, ...], coefficient: int) -> str:
-        if not monomial:
-            return str(coefficient)
-        if len(monomial) > 1:
-            return f"{coefficient}*{self.unknown(reduce(mul, monomial))}"
-        atom = monomial[0]
-        if atom in self.names:
-            return f"{coefficient}*{self.names[atom]}"
-        match atom.op, atom.args:
-            case ("floordiv", (a, b)) if b.op == "const" and b.attr > 0:
-                return f"{coefficient}*floor({self.value(a)} / {b.attr})"
-            case ("mod", (a, b)) if b.op == "const" and b.attr > 0:
-                return f"{coefficient}*({self.value(a)} mod {b.attr})"
-            case ("min" | "max", (a, b)) if atom.dtype == INDEX:
-                return f"{coefficient}*{atom.op}({self.value(a)}, {self.value(b)})"
-            case ("select", (c, a, b)) if atom.dtype == INDEX and atom not in self.unknowns:
-                condition = self.condition(c)
-                if condition is None:
-                    return f"{coefficient}*{self.unknown(atom)}"
+        return f"{coefficient}*{self.atom(reduce(mul, monomial))}" if monomial else str(coefficient)
+
+    def atom(self, e: Expr) -> str:
+        """What is no sum, as text."""
+        if e in self.names:
+            return self.names[e]
+        match e.op, e.args:
+            case ("floordiv" | "mod", (a, b)) if b.op == "const" and b.attr > 0:
+                return f"floor({self.value(a)} / {b.attr})" if e.op == "floordiv" else f"({self.value(a)} mod {b.attr})"
+            case ("min" | "max", (a, b)) if e.dtype == INDEX:
+                return f"{e.op}({self.value(a)}, {self.value(b)})"
+            case ("select", (c, a, b)) if e.dtype == INDEX and e not in self.unknowns and (condition := self.condition(c)) is not None:
                 sides = self.value(a), self.value(b)
-                before, name = self.exact, self.unknown(atom)
+                before, name = self.exact, self.unknown(e)
                 self.exact = before
                 self.constraints.append(f"((({condition}) and {name} = {sides[0]}) or ((not ({condition})) and {name} = {sides[1]}))")
-                return f"{coefficient}*{name}"
-        return f"{coefficient}*{self.unknown(atom)}"
+                return name
+        return self.unknown(e)
 
     def unknown(self, e: Expr) -> str:
         if e not in self.unknowns:
             self.exact = False
             self.unknowns[e] = name = f"e{len(self.unknowns)}"
-            lo, hi = bounds(e)
-            self.constraints += [f"{name} >= {lo}"] * (lo is not None) + [f"{name} <= {hi}"] * (hi is not None)
+            self.between(name, *bounds(e))
         return self.unknowns[e]
+
+    def between(self, name: str, lo: int | None, hi: int | None) -> None:
+        self.constraints += [f"{name} >= {lo}"] * (lo is not None) + [f"{name} <= {hi}"] * (hi is not None)
+
+    def box(self, b: Buffer) -> list[str]:
+        """The names of the indices of a buffer's elements, which are constrained to its shape."""
+        places = [f"x{d}" for d in range(len(b.shape))]
+        self.constraints += [f"0 <= {x} < {self.value(simplify(as_expr(n)))}" for x, n in zip(places, b.shape, strict=True)]
+        return places
 
 
 _COMPARISONS = {"lt": "<", "le": "<=", "eq": "=", "ne": "!="}
@@ -210,9 +213,9 @@ _COMPARISONS = {"lt": "<", "le": "<=", "eq": "=", "ne": "!="}
 class _Builder:
     def __init__(self, stmt: Stmt, given: Sequence[Expr], parameters: Mapping[Expr, str]) -> None:
         self.stmt, self.given = stmt, given
-        inside = {s.var for s in walk(stmt) if isinstance(s, For)}
-        used = [e for s in walk(stmt) for e in expressions(s)]
-        used += [as_expr(n) for s in walk(stmt) for b in _buffers(s) for n in b.shape]
+        inside = {s.var for s in L.walk(stmt) if isinstance(s, For)}
+        used = [e for s in L.walk(stmt) for e in L.expressions(s)]
+        used += [as_expr(n) for s in L.walk(stmt) for b in _buffers(s) for n in b.shape]
         self.parameters = dict(parameters)
         for e in (*E.with_extents(*used), *E.with_extents(*given)):
             if e not in inside and e not in self.parameters and e.dtype == INDEX:
@@ -226,10 +229,9 @@ class _Builder:
     def model(self) -> Model:
         known = _Formula(self.parameters)
         for v, name in self.parameters.items():
-            info = v.attr
-            known.constraints += [f"{name} >= {info.lo}"] * (info.lo is not None) + [f"{name} <= {info.hi}"] * (info.hi is not None)
-            if info.extent is not None:
-                known.add(v < info.extent)
+            known.between(name, v.attr.lo, v.attr.hi)
+            if v.attr.extent is not None:
+                known.add(v < v.attr.extent)
         for condition in self.given:
             known.add(simplify(condition))
         context = isl.Set(f"{self.prefix}{{ : {known.text()} }}")
@@ -242,31 +244,24 @@ class _Builder:
     ) -> None:
         """`time` is the time vector so far: place and iteration of each loop around; `places` numbers the statements directly in the innermost."""
         match stmt:
-            case Block(stmts):
-                for s in stmts:
-                    self.visit(s, known, loops, time, places, guards)
             case For(v, extent, body):
                 name = f"i{len(loops)}"
                 inner = _Formula({**known.names, v: name}, known)
-                limit = inner.value(simplify(as_expr(extent)))
-                inner.constraints.append(f"0 <= {name} < {limit}")
+                inner.constraints.append(f"0 <= {name} < {inner.value(simplify(as_expr(extent)))}")
                 moment = (*time, str(next(places)), name)
                 self.visit(body, inner, (*loops, stmt), moment, itertools.count(), (*guards, as_expr(extent)))
-            case If(cond, then, otherwise):
-                for branch, side in ((then, cond), (otherwise, E.unary("not", cond))):
-                    if branch is not None:
-                        inner = _Formula(known.names, known)
-                        inner.add(simplify(side))
-                        self.visit(branch, inner, loops, time, places, (*guards, cond))
-            case Allocate(b, body):
-                self.homes[b] = tuple(x.var for x in loops)
-                self.visit(body, known, loops, time, places, guards)
-            case Call(body=body):  # it is what its body means
-                self.visit(body, known, loops, time, places, guards)
-            case Prefetch():
-                pass
+            case If(cond):
+                for branch, side in L.guarded_children(stmt):
+                    inner = _Formula(known.names, known)
+                    inner.add(simplify(side))
+                    self.visit(branch, inner, loops, time, places, (*guards, cond))
             case Store() | Accumulate() | While():
                 self.leaf(stmt, known, loops, (*time, str(next(places))), guards)
+            case _:  # a call is what its body means
+                if isinstance(stmt, Allocate):
+                    self.homes[stmt.buffer] = tuple(x.var for x in loops)
+                for s in L.children(stmt):
+                    self.visit(s, known, loops, time, places, guards)
 
     def leaf(self, stmt: Stmt, known: _Formula, loops: tuple[For, ...], time: tuple[str, ...], guards: tuple[Expr, ...]) -> None:
         name = f"S{len(self.instances)}"
@@ -291,25 +286,21 @@ class _Builder:
         for c in conditions:
             formula.add(simplify(c))
         element = [known.names[v] for v in self.homes.get(e.attr, ())] + [formula.value(simplify(i)) for i in e.args]
-        relation = isl.Map(
-            f"{self.prefix}{{ {point} -> {self.name_of(e.attr)}[{', '.join(_outputs(element))}] : {_equations(element, formula)} }}"
-        )
+        outputs = [f"x{d}" for d in range(len(element))]
+        equal = formula.text(*(f"{x} = {text}" for x, text in zip(outputs, element, strict=True)))
+        relation = isl.Map(f"{self.prefix}{{ {point} -> {self.name_of(e.attr)}[{', '.join(outputs)}] : {equal} }}")
         return Access(kind, e.attr, relation, formula.exact, reducer)
 
     def whole(self, point: str, known: _Formula, kind: str, b: Buffer) -> Access:
         formula = _Formula(known.names, known)
         home = [known.names[v] for v in self.homes.get(b, ()) if v in known.names]
-        places = [f"x{d}" for d in range(len(b.shape))]
-        formula.constraints += [f"0 <= {x} < {formula.value(simplify(as_expr(n)))}" for x, n in zip(places, b.shape, strict=True)]
-        relation = isl.Map(f"{self.prefix}{{ {point} -> {self.name_of(b)}[{', '.join(home + places)}] : {formula.text()} }}")
-        return Access(kind, b, relation, False)
+        element = ", ".join(home + formula.box(b))
+        return Access(kind, b, isl.Map(f"{self.prefix}{{ {point} -> {self.name_of(b)}[{element}] : {formula.text()} }}"), False)
 
     def box(self, b: Buffer) -> isl.Set | None:
         formula = _Formula(self.parameters)
-        home = [f"h{n}" for n in range(len(self.homes.get(b, ())))]
-        places = [f"x{d}" for d in range(len(b.shape))]
-        formula.constraints += [f"0 <= {x} < {formula.value(simplify(as_expr(n)))}" for x, n in zip(places, b.shape, strict=True)]
-        return isl.Set(f"{self.prefix}{{ {self.name_of(b)}[{', '.join(home + places)}] : {formula.text()} }}") if formula.exact else None
+        element = ", ".join([f"h{n}" for n in range(len(self.homes.get(b, ())))] + formula.box(b))
+        return isl.Set(f"{self.prefix}{{ {self.name_of(b)}[{element}] : {formula.text()} }}") if formula.exact else None
 
     def name_of(self, b: Buffer) -> str:
         return self.buffers.setdefault(b, f"B{len(self.buffers)}")
@@ -319,27 +310,10 @@ def _known_at(root: Stmt, target: Stmt) -> list[Expr] | None:
     """The conditions under which a statement inside another one is executed; None if it is not inside."""
     if root is target:
         return []
-    for n, child in enumerate(children(root)):
-        inner = _known_at(child, target)
-        if inner is not None:
-            match root:
-                case For(v, extent):
-                    return [v < as_expr(extent), *inner]
-                case If(cond):
-                    return [cond if n == 0 else E.unary("not", cond), *inner]
-            return inner
+    for child, condition in L.guarded_children(root):
+        if (inner := _known_at(child, target)) is not None:
+            return [condition, *inner]
     return None
-
-
-def _outputs(element: Sequence[str]) -> list[str]:
-    return [f"x{d}" for d in range(len(element))]
-
-
-def _equations(element: Sequence[str], formula: _Formula) -> str:
-    """Inside the quantifier, as indices may mention unknowns."""
-    equal = [f"x{d} = {text}" for d, text in enumerate(element)]
-    body = " and ".join([*formula.constraints, *equal]) or "true"
-    return f"exists ({', '.join(formula.unknowns.values())}: {body})" if formula.unknowns else body
 
 
 def _reads_under(value: Expr) -> list[tuple[Expr, tuple[Expr, ...]]]:
@@ -367,10 +341,10 @@ def _reads_under(value: Expr) -> list[tuple[Expr, tuple[Expr, ...]]]:
 
 def _touched(stmt: Stmt) -> list[tuple[str, Buffer]]:
     """Buffers from outside of a statement that it reads or writes."""
-    local = {s.buffer for s in walk(stmt) if isinstance(s, Allocate)}
+    local = {s.buffer for s in L.walk(stmt) if isinstance(s, Allocate)}
     found: dict[tuple[str, Buffer], None] = {}
-    for s in walk(stmt):
-        for e in E.reads(*expressions(s)):
+    for s in L.walk(stmt):
+        for e in E.reads(*L.expressions(s)):
             found[READ, e.attr] = None
         if isinstance(s, Store | Accumulate):
             found[WRITE, s.buffer] = None
@@ -380,10 +354,10 @@ def _touched(stmt: Stmt) -> list[tuple[str, Buffer]]:
 
 def _buffers(s: Stmt) -> list[Buffer]:
     written = [s.buffer] if isinstance(s, Store | Accumulate | Allocate) else []
-    return [*written, *(e.attr for e in E.reads(*expressions(s)))]
+    return [*written, *(e.attr for e in E.reads(*L.expressions(s)))]
 
 
 def _depth(stmt: Stmt) -> int:
     """How many loops are around the innermost instance; a `While` is one instance."""
-    inner = 0 if isinstance(stmt, While) else max(map(_depth, children(stmt)), default=0)
+    inner = 0 if isinstance(stmt, While) else max(map(_depth, L.children(stmt)), default=0)
     return inner + isinstance(stmt, For)

@@ -9,33 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial, reduce
 from typing import Any
 
 import islpy as isl
 
 from tcomp.ir import expr as E
+from tcomp.ir import loops as L
 from tcomp.ir.access import indices_of, without
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, const, loop_var
-from tcomp.ir.loops import (
-    PARALLEL,
-    SERIAL,
-    Accumulate,
-    Allocate,
-    Block,
-    Buffer,
-    For,
-    If,
-    Stmt,
-    Store,
-    block,
-    children,
-    map_expressions,
-    places,
-    redirect,
-    walk,
-    where,
-    with_children,
-)
+from tcomp.ir.expr import Dim, Expr, as_dim, bounds, const, loop_var
+from tcomp.ir.loops import PARALLEL, SERIAL, Accumulate, Allocate, Buffer, For, If, Stmt, Store
 from tcomp.ir.polyhedral.model import Model
 from tcomp.ir.simplify import simplify
 
@@ -77,30 +60,17 @@ class _Scanner:
         }
 
     def _survey(self, stmt: Stmt, loops: tuple[For, ...], guards: tuple[Expr, ...]) -> None:
-        match stmt:
-            case For(v, extent, body):
-                self._survey(body, (*loops, stmt), (*guards, v < as_expr(extent)))
-            case If(cond, then, otherwise):
-                self._survey(then, loops, (*guards, cond))
-                if otherwise is not None:
-                    self._survey(otherwise, loops, (*guards, E.unary("not", cond)))
-            case Allocate(b, body):
-                self.homes[b] = loops
-                self._survey(body, loops, guards)
-            case Block(stmts):
-                for s in stmts:
-                    self._survey(s, loops, guards)
-            case _:
-                self.guards[stmt] = guards
+        self.guards[stmt] = guards
+        if isinstance(stmt, Allocate):
+            self.homes[stmt.buffer] = loops
+        for child, condition in L.guarded_children(stmt):
+            self._survey(child, (*loops, stmt) if isinstance(stmt, For) else loops, (*guards, condition))
 
     def scan(self, schedule: isl.UnionMap) -> Stmt:
-        depth = len(next(iter(self.names.values())))
-        build = isl.AstBuild.from_context(self.model.context)
-        ids = isl.IdList.alloc(isl.DEFAULT_CONTEXT, depth)
-        for d in range(depth):
+        ids = isl.IdList.alloc(isl.DEFAULT_CONTEXT, 0)
+        for d in range(len(next(iter(self.names.values())))):
             ids = ids.add(isl.Id(f"t{d}"))
-        build = build.set_iterators(ids)
-        build = build.set_options(self.constant(schedule))
+        build = isl.AstBuild.from_context(self.model.context).set_iterators(ids).set_options(self.constant(schedule))
         values = {name: v for v, name in self.model.parameters.items()}
         body = self.node(build.node_from_schedule_map(schedule), values)
         for b, loops in self.homes.items():
@@ -111,17 +81,16 @@ class _Scanner:
         """isl's option to make no loops of the dimensions called `_`: their few values become pieces of code of their own."""
         options = isl.UnionMap("{}")
         for x, names in self.names.items():
-            dims = [d for d, name in enumerate(names) if name == PLACE]
+            places = [d for d, name in enumerate(names) if name == PLACE]
             times = isl.Map.from_union_map(schedule.intersect_domain(isl.UnionSet.from_set(self.instances[x].domain))).range()
             for d in reversed(range(len(names))):
-                if d not in dims:
+                if d not in places:
                     times = times.project_out(isl.dim_type.set, d, 1).insert_dims(isl.dim_type.set, d, 1)
-            for d in dims:
+            for d in places:
                 if times.dim_min_val(d).eq(times.dim_max_val(d)):
                     continue
-                options = options.union(
-                    isl.UnionMap.from_domain_and_range(isl.UnionSet.from_set(times), isl.UnionSet(f"{{ unroll[{d}] }}"))
-                )
+                unroll = isl.UnionSet(f"{{ unroll[{d}] }}")
+                options = options.union(isl.UnionMap.from_domain_and_range(isl.UnionSet.from_set(times), unroll))
         return options
 
     # ------------------------------------------------------------ statements
@@ -136,7 +105,7 @@ class _Scanner:
                 return If(cond, self.node(node.if_get_then_node(), values), otherwise)
             case _NODE.block:
                 parts = node.block_get_children()
-                return block(*(self.node(parts.get_at(n), values) for n in range(parts.n_ast_node())))
+                return L.block(*(self.node(parts.get_at(n), values) for n in range(parts.n_ast_node())))
         return self.instance(node.user_get_expr(), values)
 
     def loop(self, node: Any, values: Mapping[str, Expr]) -> Stmt:
@@ -157,20 +126,18 @@ class _Scanner:
         arguments = [_value(call.op_get_arg(n), values) for n in range(1, call.op_get_n_arg())]
         instance = self.instances[call.op_get_arg(0).id_get_id().get_name()]
         mapping = {x.var: simplify(a) for x, a in zip(instance.loops, arguments, strict=True)}
-        stmt = map_expressions(instance.stmt, lambda e: simplify(E.substitute(self.renamed(e), mapping)))
+        stmt = L.map_expressions(instance.stmt, lambda e: simplify(E.substitute(self.renamed(e), mapping)))
         if isinstance(stmt, Store | Accumulate) and stmt.buffer in self.expanded:
             home = tuple(mapping[x.var] for x in self.homes[stmt.buffer])
             stmt = replace(stmt, buffer=self.expanded[stmt.buffer], indices=(*home, *stmt.indices))
-        if not instance.exact and self.guards[instance.stmt]:
-            guards = [simplify(E.substitute(self.renamed(g), mapping)) for g in self.guards[instance.stmt]]
-            stmt = where(guards, stmt)
+        if not instance.exact:
+            stmt = L.where([simplify(E.substitute(self.renamed(g), mapping)) for g in self.guards[instance.stmt]], stmt)
         return stmt
 
     def renamed(self, e: Expr) -> Expr:
         def rule(x: Expr) -> Expr | None:
-            if x.op != "read" or x.attr not in self.expanded:
-                return None
-            return E.read(self.expanded[x.attr], (*(loop.var for loop in self.homes[x.attr]), *x.args))
+            wide = self.expanded.get(x.attr) if x.op == "read" else None
+            return None if wide is None else E.read(wide, (*(loop.var for loop in self.homes[x.attr]), *x.args))
 
         return E.rewrite(e, rule) if self.expanded else e
 
@@ -209,7 +176,7 @@ def _placed(body: Stmt, wide: Buffer, narrow: Buffer, homes: int) -> Stmt:
     """The allocation of an expanded buffer around its uses, without the dimensions that are constant there."""
     path, here, around = [], body, set[Expr]()
     while True:
-        users = [c for c in children(here) if any(_touches(s, wide) for s in walk(c))]
+        users = [c for c in L.children(here) if any(_touches(s, wide) for s in L.walk(c))]
         if len(users) != 1 or _touches(here, wide):
             break
         if isinstance(here, For):
@@ -224,10 +191,10 @@ def _placed(body: Stmt, wide: Buffer, narrow: Buffer, homes: int) -> Stmt:
         path, here = [], body
     dims = (*kept, *range(homes, len(wide.shape)))
     new = Buffer(narrow.name, narrow.dtype, [wide.shape[d] for d in dims], "global" if kept else narrow.scope)
-    inside = redirect(here, lambda b, indices: (new, tuple(indices[d] for d in dims)) if b is wide else None)
+    inside = L.redirect(here, lambda b, indices: (new, tuple(indices[d] for d in dims)) if b is wide else None)
     result: Stmt = Allocate(new, inside)
     for outer in reversed(path):
-        result = with_children(outer, [result if c is here else c for c in children(outer)])
+        result = L.with_children(outer, [result if c is here else c for c in L.children(outer)])
         here = outer
     return result
 
@@ -243,7 +210,7 @@ def _told(loop: For, wide: Buffer, homes: int, around: Collection[Expr]) -> bool
 
 
 def _touches(s: Stmt, b: Buffer) -> bool:
-    return any(buffer is b for buffer, _ in places(s))
+    return any(buffer is b for buffer, _ in L.places(s))
 
 
 # ---------------------------------------------------------------- expressions
@@ -262,19 +229,15 @@ def _value(e: Any, values: Mapping[str, Expr]) -> Expr:
             return const(int(e.int_get_val().to_str()))
         case _EXPR.id:
             return values[e.id_get_id().get_name()]
-    op, n = e.op_get_type(), e.op_get_n_arg()
-    if op == _OP.minus:
-        return -_value(e.op_get_arg(0), values)
+    op = e.op_get_type()
     if op in (_OP.cond, _OP.select):
-        cond = _condition(e.op_get_arg(0), values)
-        return E.select(cond, _value(e.op_get_arg(1), values), _value(e.op_get_arg(2), values))
-    args = [_value(e.op_get_arg(k), values) for k in range(n)]
+        return E.select(_condition(e.op_get_arg(0), values), _value(e.op_get_arg(1), values), _value(e.op_get_arg(2), values))
+    args = [_value(e.op_get_arg(k), values) for k in range(e.op_get_n_arg())]
+    if op == _OP.minus:
+        return -args[0]
     if op in (_OP.ge, _OP.gt):
         return E.binary("le" if op == _OP.ge else "lt", args[1], args[0])
-    result = args[0]
-    for a in args[1:]:
-        result = E.binary(_BINARY[op], result, a)
-    return result
+    return reduce(partial(E.binary, _BINARY[op]), args)
 
 
 def _condition(e: Any, values: Mapping[str, Expr]) -> Expr:
