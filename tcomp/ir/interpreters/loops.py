@@ -21,12 +21,12 @@ import numpy as np
 
 from tcomp.errors import InputError, IRError
 from tcomp.ir import expr as E
+from tcomp.ir import loops as L
 from tcomp.ir.dims import bind_dims
-from tcomp.ir.dtypes import integer_range, is_float, to_numpy
+from tcomp.ir.dtypes import integer_range, is_float, is_integer, to_numpy
 from tcomp.ir.expr import INDEX, Expr, as_expr, wrap
 from tcomp.ir.interpreters import semantics
 from tcomp.ir.interpreters.semantics import Array
-from tcomp.ir.loops import GPU_AXES, PARALLEL, Accumulate, Allocate, Block, Buffer, Call, For, If, Kernel, Prefetch, Stmt, Store, While
 
 _FILE = "<loop program>"
 _BLOCKS = 15  # loops of one Python function: the compiler of Python refuses more than 20
@@ -35,8 +35,8 @@ _EXACT = 1 << 53  # larger integers would be rounded twice on their way to a flo
 
 
 def run_kernel(
-    kernel: Kernel,
-    buffers: Mapping[Buffer, Array],
+    kernel: L.Kernel,
+    buffers: Mapping[L.Buffer, Array],
     scalars: Mapping[Expr, int] | None = None,
     shuffle: int | None = None,
     garbage: bool = False,
@@ -57,11 +57,11 @@ def run_kernel(
 
 
 def run_stmt(
-    stmt: Stmt,
-    buffers: Mapping[Buffer, Array],
+    stmt: L.Stmt,
+    buffers: Mapping[L.Buffer, Array],
     scalars: Mapping[Expr, int] | None = None,
     *,
-    undefined: Collection[Buffer] = (),
+    undefined: Collection[L.Buffer] = (),
     shuffle: int | None = None,
     garbage: bool = False,
     watcher: Watcher | None = None,
@@ -69,40 +69,40 @@ def run_stmt(
     """Run a statement. `buffers` named in `undefined` may be read only where they have been written before. A `watcher` is told of every
     access. Raises as `run_kernel` does."""
     text = _Text(None if shuffle is None else np.random.default_rng(shuffle), garbage, watcher)
-    for v, size in (scalars or {}).items():
-        text.bind(v, size)
+    text.names = {v: text.constant(size, "n") for v, size in (scalars or {}).items()}
     for b, array in buffers.items():
-        text.give(b, array, b in undefined)
+        written = text.constant(np.zeros(array.shape, bool), "w") if b in undefined else ""
+        text.memory[b] = text.constant(array, "b"), written
     text.run(stmt)
 
 
 class Watcher:
     """What the watched form of a program calls. This one only checks; others override and call it."""
 
-    def enter(self, stmt: Stmt) -> None:
+    def enter(self, stmt: L.Stmt) -> None:
         """A loop, a branch, an allocation or a store begins; its extents, conditions and operands are computed inside."""
 
-    def leave(self, stmt: Stmt) -> None:
+    def leave(self, stmt: L.Stmt) -> None:
         """It ends."""
 
-    def read(self, b: Buffer, array: Array, written: Array | None, index: tuple[int, ...], loops: Mapping[str, int]) -> Any:
+    def read(self, b: L.Buffer, array: Array, written: Array | None, index: tuple[int, ...], loops: Mapping[str, int]) -> Any:
         """The value of an element. Raises `IRError` if there is none, or if it has not been written."""
         value = self.element(b, array, index, loops, "reads")
         if written is not None and not written[index]:
             self.fail(b, "reads", index, loops, "this element has not been written yet")
         return value
 
-    def store(self, stmt: Store | Accumulate, array: Array, index: tuple[int, ...], loops: Mapping[str, int]) -> None:
+    def store(self, stmt: L.Store | L.Accumulate, array: Array, index: tuple[int, ...], loops: Mapping[str, int]) -> None:
         """An element is about to be stored. Raises `IRError` if there is none."""
         self.element(stmt.buffer, array, index, loops, "stores to")
 
-    def element(self, b: Buffer, array: Array, index: tuple[int, ...], loops: Mapping[str, int], verb: str) -> Any:
+    def element(self, b: L.Buffer, array: Array, index: tuple[int, ...], loops: Mapping[str, int], verb: str) -> Any:
         """The value of an element. Raises `IRError` if the index is out of range."""
         if all(0 <= i < n for i, n in zip(index, array.shape, strict=True)):
             return array[index] if is_float(b.dtype) else array.item(index)
         self.fail(b, verb, index, loops, f"its shape is {array.shape}")
 
-    def fail(self, b: Buffer, verb: str, index: tuple[int, ...], loops: Mapping[str, int], why: str) -> NoReturn:
+    def fail(self, b: L.Buffer, verb: str, index: tuple[int, ...], loops: Mapping[str, int], why: str) -> NoReturn:
         """Raises `IRError` that names the element and the iteration."""
         values = ", ".join(f"{name} = {value}" for name, value in loops.items())
         raise IRError(f"the program {verb} {b.name}[{', '.join(map(str, index))}]", where=values and f"loops {values}", why=why)
@@ -118,61 +118,49 @@ class _Text:
         self.count = Counter[str]()  # names made so far, by their first letter
         self.known: dict[str, Any] = {"range": range, "bad": _bad, "wrap": wrap, "none": _NONE}  # globals of the function
         self.names: dict[Expr, str] = {}  # of variables
-        self.memory: dict[Buffer, tuple[str, str]] = {}  # names of arrays, and of what tells which elements are written ("": all are)
+        self.memory: dict[L.Buffer, tuple[str, str]] = {}  # names of arrays, and of what tells which elements are written ("": all are)
         self.loops: tuple[Expr, ...] = ()  # around the statement
-        self.sites: list[tuple[Stmt, tuple[Expr, ...]]] = []  # for each line, its statement and the loops around that
+        self.sites: list[tuple[L.Stmt, tuple[Expr, ...]]] = []  # for each line, its statement and the loops around that
 
-    # ------------------------------------------------------------ running
-
-    def bind(self, v: Expr, size: int) -> None:
-        """The value of a symbolic dim."""
-        self.names[v] = self.constant(size, "n")
-
-    def give(self, b: Buffer, array: Array, undefined: bool) -> None:
-        """The array of a buffer."""
-        written = self.constant(np.zeros(array.shape, bool), "w") if undefined else ""
-        self.memory[b] = self.constant(array, "b"), written
-
-    def run(self, stmt: Stmt) -> None:
+    def run(self, stmt: L.Stmt) -> None:
         """Make the text of a whole program and run it."""
         self.line("def program():", stmt)
         with self.indented():
             self.statement(stmt)
         try:
             with np.errstate(all="ignore"):
-                self.compiled(self.lines)["program"]()
+                self.execute()
         except IndexError as error:
             self.explain(error)
 
-    def compiled(self, lines: Sequence[str]) -> dict[str, Any]:
+    def execute(self) -> None:
         space = dict(self.known)
-        exec(compile("\n".join(lines), _FILE, "exec"), space)  # noqa: S102  made above, of numbers and names made here alone
-        return space
+        exec(compile("\n".join(self.lines), _FILE, "exec"), space)  # noqa: S102  made above, of numbers and names made here alone
+        space["program"]()
 
     def explain(self, error: IndexError) -> NoReturn:
         """Say which access was out of range: by the watched form of the statement, at the values that its variables had."""
-        space, line = dict[str, Any](), 0
+        line = 0
         for frame, number in walk_tb(error.__traceback__):
-            if frame.f_code.co_filename == _FILE:
-                space |= {name: value for name, value in frame.f_locals.items() if name[0] in "ibw"}
+            if frame.f_code.co_filename == _FILE:  # the values of loops, and arrays
+                self.known |= {name: value for name, value in frame.f_locals.items() if name[0] in "ibw"}
                 line = number
         if not line:
             raise error
         stmt, self.loops = self.sites[line - 1]
-        self.known |= space  # the values of loops, and arrays
-        self.watcher, self.lines, self.indent = Watcher(), [], 0
+        self.watcher, self.lines = Watcher(), []
         self.line("def program():", stmt)
         with self.indented():
-            if isinstance(stmt, Store | Accumulate):
+            if isinstance(stmt, L.Store | L.Accumulate):
                 self.statement(stmt)
             else:
                 self.line(_tuple(self.heading(stmt)), stmt)
-        self.compiled(self.lines)["program"]()
+        self.execute()
         raise error
 
     # ------------------------------------------------------------ lines and names
 
-    def line(self, text: str, stmt: Stmt) -> None:
+    def line(self, text: str, stmt: L.Stmt) -> None:
         self.lines.append("    " * self.indent + text)
         self.sites.append((stmt, self.loops))
 
@@ -188,83 +176,81 @@ class _Text:
 
     def constant(self, value: Any, kind: str = "c") -> str:
         """The name of a value that the program does not compute."""
-        name = self.name(kind)
-        self.known[name] = value
+        self.known[name := self.name(kind)] = value
         return name
+
+    def hook(self, method: str, *args: str) -> str:
+        """Text of a call of the watcher."""
+        return f"{self.constant(self.watcher)}.{method}({', '.join(args)})"
 
     def values(self) -> str:
         """Text for the values of the loops around a statement, by name."""
         return "{" + ", ".join(f"{v.name!r}: {self.names[v]}" for v in self.loops) + "}"
 
-    def arrays(self, b: Buffer) -> tuple[str, str]:
+    def arrays(self, b: L.Buffer) -> tuple[str, str]:
         if b not in self.memory:
             raise IRError(f"the buffer `{b.name}` is used outside of its allocation, or has no array")
         return self.memory[b]
 
     # ------------------------------------------------------------ statements
 
-    def statement(self, stmt: Stmt) -> None:
-        watched = self.watcher is not None and isinstance(stmt, For | If | While | Allocate | Store | Accumulate)
-        me = self.constant(stmt, "s") if watched else ""
+    def statement(self, stmt: L.Stmt) -> None:
+        watched = self.watcher is not None and not isinstance(stmt, L.Block | L.Call | L.Prefetch)
         if watched:
-            self.line(f"{self.hook()}.enter({me})", stmt)
+            self.line(self.hook("enter", me := self.constant(stmt)), stmt)
         match stmt:
-            case Block(stmts):
-                for s in stmts:
+            case L.Block() | L.Call():
+                for s in L.children(stmt):
                     self.statement(s)
-            case For(var, _, body):
+            case L.For(var, _, body):
                 (extent,) = self.heading(stmt)
                 self.names[var] = self.name("i")
-                if self.shuffle is not None and (stmt.kind == PARALLEL or stmt.kind in GPU_AXES):
-                    extent = f"{self.constant(self.shuffle.permutation, 'c')}({extent}).tolist()"
-                    self.line(f"for {self.names[var]} in {extent}:", stmt)
-                else:
-                    self.line(f"for {self.names[var]} in range({extent}):", stmt)
+                order = f"range({extent})"
+                if self.shuffle is not None and (stmt.kind == L.PARALLEL or stmt.kind in L.GPU_AXES):
+                    order = f"{self.constant(self.shuffle.permutation)}({extent}).tolist()"
+                self.line(f"for {self.names[var]} in {order}:", stmt)
                 self.loops = (*self.loops, var)
                 self.body(body)
                 self.loops = self.loops[:-1]
-            case If(_, then, otherwise):
+            case L.If(_, then, otherwise):
                 (test,) = self.heading(stmt)
                 self.line(f"if {test}:", stmt)
                 self.inside(then)
                 if otherwise is not None:
                     self.line("else:", stmt)
                     self.inside(otherwise)
-            case While(_, body):
+            case L.While(_, body):
                 self.line("while True:", stmt)
                 with self.indented():
                     (test,) = self.heading(stmt)
                     self.line(f"if not {test}: break", stmt)
                 self.body(body)
-            case Store() | Accumulate():
+            case L.Store() | L.Accumulate():
                 *index, value = self.heading(stmt)
                 (array, written), place = self.arrays(stmt.buffer), _tuple(index)
                 if self.watcher is not None:
                     self.line(f"x = {value}", stmt)
-                    self.line(f"{self.hook()}.store({self.constant(stmt, 's')}, {array}, ({place}), {self.values()})", stmt)
+                    self.line(self.hook("store", self.constant(stmt), array, f"({place})", self.values()), stmt)
                     value = "x"
                 self.line(f"{array}[{place}] = {value}", stmt)
                 if written:
                     self.line(f"{written}[{place}] = True", stmt)
-            case Allocate(b, body):
-                shape = self.heading(stmt)
-                checked, dtype = not self.garbage, to_numpy(b.dtype)
-                content = 0 if checked or b.dtype == "bool" else np.nan if is_float(b.dtype) else 85
-                array, written = self.memory[b] = self.name("b"), self.name("w") if checked else ""
-                self.line(f"{array} = {self.constant(np.full)}(({_tuple(shape)}), {self.constant(content)}, {self.constant(dtype)})", stmt)
+            case L.Allocate(b, body):
+                shape, dtype = f"({_tuple(self.heading(stmt))})", self.constant(to_numpy(b.dtype))
+                content = self.constant(0 if not self.garbage or b.dtype == "bool" else np.nan if is_float(b.dtype) else 85)
+                array, written = self.memory[b] = self.name("b"), "" if self.garbage else self.name("w")
+                self.line(f"{array} = {self.constant(np.full)}({shape}, {content}, {dtype})", stmt)
                 if written:
                     self.line(f"{written} = {self.constant(np.zeros)}({array}.shape, bool)", stmt)
                 self.statement(body)
-            case Call(body=body):
-                self.statement(body)
-            case Prefetch():
+            case L.Prefetch():
                 pass
             case _:
                 raise IRError(f"no statement of the loop IR: {type(stmt).__name__}")
         if watched:
-            self.line(f"{self.hook()}.leave({me})", stmt)
+            self.line(self.hook("leave", me), stmt)
 
-    def body(self, stmt: Stmt) -> None:
+    def body(self, stmt: L.Stmt) -> None:
         """The body of a loop; where loops nest too deeply for one Python function, in a function of its own."""
         self.blocks += 1
         if self.blocks % _BLOCKS == 0:
@@ -277,26 +263,22 @@ class _Text:
             self.inside(stmt)
         self.blocks -= 1
 
-    def inside(self, stmt: Stmt) -> None:
+    def inside(self, stmt: L.Stmt) -> None:
         with self.indented():
             self.line("pass", stmt)
             self.statement(stmt)
 
-    def heading(self, stmt: Stmt) -> list[str]:
+    def heading(self, stmt: L.Stmt) -> list[str]:
         """Texts of what a statement computes itself, before or apart from the statements inside of it."""
         match stmt:
-            case For(extent=extent):
-                return self.expressions([as_expr(extent)], stmt)
-            case If(cond) | While(cond):
-                return self.expressions([cond], stmt)
-            case Allocate(b):
-                return self.expressions([as_expr(d) for d in b.shape], stmt)
-            case Store(b, indices, value):
+            case L.Store(b, indices, value):
                 pass
-            case Accumulate(b, indices, value, reducer):
+            case L.Accumulate(b, indices, value, reducer):
                 value = reducer(E.read(b, indices), value)
+            case L.Allocate(b):
+                return self.expressions([as_expr(d) for d in b.shape], stmt)
             case _:
-                return []
+                return self.expressions(L.expressions(stmt), stmt)
         if len(indices) != len(b.shape):
             raise IRError(f"`{b.name}` has {len(b.shape)} dimensions and is written with {len(indices)} indices")
         *places, content = self.expressions([*indices, value], stmt)
@@ -304,17 +286,12 @@ class _Text:
 
     # ------------------------------------------------------------ expressions
 
-    def expressions(self, roots: Sequence[Expr], stmt: Stmt) -> list[str]:
+    def expressions(self, roots: Sequence[Expr], stmt: L.Stmt) -> list[str]:
         """Texts of the expressions of one statement. What is used several times is computed once: before the statement where it is needed
         for certain, and when it is first asked for where that depends on a selection."""
         uses = Counter(a for e in E.walk(*roots) for a in e.args)
         uses.update(roots)
-        certain, stack = set[Expr](), list(roots)
-        while stack:
-            e = stack.pop()
-            if e not in certain:
-                certain.add(e)
-                stack.extend(e.args[:1] if e.op == "select" else e.args)
+        certain = set(E.walk(*roots, operands=lambda e: e.args[:1] if e.op == "select" else e.args))
         texts, depths = dict[Expr, str](), dict[Expr, int]()
         for e in E.walk(*roots):
             texts[e] = text = self.expression(e, [texts[a] for a in e.args])
@@ -350,14 +327,13 @@ class _Text:
             case "cast" if (fast := self.conversion(e, args[0])) is not None:
                 return fast
             case "reduce":
-                raise IRError("a loop program contains a `reduce` expression", hint="lower it to a loop with Accumulate")
+                raise IRError("a loop program contains a `reduce` expression", hint="lower it to a loop with L.Accumulate")
         kind = e.args[0].dtype
-        if e.op in _COMPARE or (kind == "bool" and e.op in _BITS):
-            return f"({args[0]} {(_COMPARE | _BITS)[e.op]} {args[1]})"
-        if is_float(kind) and e.op in _FLOAT:
-            return _FLOAT[e.op].format(a=args[0], b=args[1], x=self.name("x"), y=self.name("x"))
-        if kind != "bool" and not is_float(kind) and e.op in _INTEGER:
-            text = _INTEGER[e.op].format(a=args[0], b=args[1], x=self.name("x"), y=self.name("x"))
+        form = _COMPARE.get(e.op) or (_BITS if kind == "bool" else _FLOAT if is_float(kind) else _INTEGER | _BITS).get(e.op)
+        if form is not None:
+            text = form.format(a=args[0], b=args[1], x=self.name("x"), y=self.name("x"))
+            if e.op in _COMPARE or not is_integer(kind):
+                return text
             small = e.op in ("min", "max") or (e.dtype == INDEX and not E.reads(e))  # sums and products of loops fit
             return text if small else self.wrapped(text, e.dtype)
         return f"{self.constant(_general(e))}({', '.join(args)})"
@@ -379,11 +355,10 @@ class _Text:
         return f"({scalar}({x}) if {-_EXACT} <= ({x} := {arg}) <= {_EXACT} else {self.constant(_general(e))}({x}))"
 
     def read(self, e: Expr, args: list[str]) -> str:
-        b: Buffer = e.attr
+        b: L.Buffer = e.attr
         (array, written), place = self.arrays(b), _tuple([self.place(i, text) for i, text in zip(e.args, args, strict=True)])
         if self.watcher is not None:
-            place = _tuple(args)
-            return f"{self.hook()}.read({self.constant(b)}, {array}, {written or None}, ({place}), {self.values()})"
+            return self.hook("read", self.constant(b), array, written or "None", f"({_tuple(args)})", self.values())
         if written:
             x = self.name("x")
             value = f"{array}[{x}]" if is_float(e.dtype) else f"{array}.item({x})"
@@ -396,10 +371,6 @@ class _Text:
             return text
         x = self.name("x")
         return f"({x} if ({x} := {text}) >= 0 else bad())"
-
-    def hook(self) -> str:
-        self.known["watcher"] = self.watcher
-        return "watcher"
 
 
 _NONE = object()  # no value yet
@@ -425,15 +396,16 @@ def _general(e: Expr) -> Callable[..., Any]:
     return general
 
 
-_COMPARE = {"lt": "<", "le": "<=", "eq": "==", "ne": "!="}
-_BITS = {"and": "&", "or": "|", "xor": "^"}
-_FLOAT = {  # of the texts of two operands and two free names; a NaN wins
+# Texts of two operands and two free names.
+_COMPARE = {"lt": "({a} < {b})", "le": "({a} <= {b})", "eq": "({a} == {b})", "ne": "({a} != {b})"}
+_BITS = {"and": "({a} & {b})", "or": "({a} | {b})", "xor": "({a} ^ {b})"}
+_FLOAT = {  # a NaN wins
     "add": "({a} + {b})", "sub": "({a} - {b})", "mul": "({a} * {b})", "div": "({a} / {b})",
     "min": "({x} if ({x} := {a}) <= ({y} := {b}) or {x} != {x} else {y})",
     "max": "({x} if ({x} := {a}) >= ({y} := {b}) or {x} != {x} else {y})",
 }  # fmt: skip
 _INTEGER = {
-    "add": "({a} + {b})", "sub": "({a} - {b})", "mul": "({a} * {b})", "and": "({a} & {b})", "or": "({a} | {b})", "xor": "({a} ^ {b})",
+    "add": "({a} + {b})", "sub": "({a} - {b})", "mul": "({a} * {b})",
     "min": "({x} if ({x} := {a}) <= ({y} := {b}) else {y})", "max": "({x} if ({x} := {a}) >= ({y} := {b}) else {y})",
     "floordiv": "({a} // {y} if ({y} := {b}) else 0)", "mod": "({a} % {y} if ({y} := {b}) else 0)",
     "shl": "({a} << {y} if 0 <= ({y} := {b}) < 64 else 0)", "shr": "({a} >> ({y} if 0 <= ({y} := {b}) < 64 else 64))",
