@@ -25,8 +25,7 @@ from tcomp.errors import InputError, TcompError
 from tcomp.frontends.onnx import import_model
 from tcomp.ir.expr import Expr, as_expr, evaluate_int, variables
 from tcomp.ir.graph import Graph
-from tcomp.ir.text.graph_parser import parse_graph
-from tcomp.ir.text.parser import parse_kernel
+from tcomp.ir.text.parser import parse_graph, parse_kernel
 from tcomp.machines import Core
 from tcomp.ops import OPERATORS
 from tcomp.options import CompileOptions, Report

@@ -16,7 +16,7 @@ from tcomp.ir.expr import Dim, as_dim, as_expr
 from tcomp.ir.graph import Graph, Node, canonical_graph_text
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import Buffer, hoist_temporaries
-from tcomp.ir.text.graph_parser import parse_graph, parse_layout
+from tcomp.ir.text.parser import parse_graph, parse_layout
 from tcomp.schedules.knobs import Decisions, Knobs
 
 if TYPE_CHECKING:

@@ -276,9 +276,7 @@ def attributes_key(attrs: Mapping[str, Any]) -> Hashable:
 def _attribute_key(attr: Any) -> Hashable:
     if isinstance(attr, tuple | list):
         return tuple(map(_attribute_key, attr))
-    if isinstance(attr, float):
-        return "float", attr.hex()
-    return attr if isinstance(attr, Expr) else (type(attr).__name__, attr)
+    return attr if isinstance(attr, Expr) else (type(attr).__name__, attr.hex() if isinstance(attr, float) else attr)
 
 
 def infer(op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any], name: str = "") -> Application:
@@ -310,7 +308,7 @@ def content_hash(array: np.ndarray) -> str:
 
 
 class _GraphPrinter(Printer):
-    """Text of graphs; `text.graph_parser` reads it back."""
+    """Text of graphs; `text.parser` reads it back."""
 
     def __init__(self, canonical: bool = False) -> None:
         super().__init__()

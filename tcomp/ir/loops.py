@@ -336,8 +336,12 @@ def hoist_temporaries(kernel: Kernel) -> tuple[Kernel, tuple[Buffer, ...]]:
     """
     found: list[Buffer] = []
 
+    def large(b: Buffer) -> bool:
+        sizes = [n for n in b.shape if isinstance(n, int)]
+        return len(sizes) == len(b.shape) and prod(sizes) * itemsize(b.dtype) > STACK_LIMIT
+
     def visit(stmt: Stmt, inside: bool) -> Stmt:
-        if isinstance(stmt, Allocate) and stmt.buffer.scope == "global" and (not inside or _large(stmt.buffer)):
+        if isinstance(stmt, Allocate) and stmt.buffer.scope == "global" and (not inside or large(stmt.buffer)):
             found.append(stmt.buffer)
             return visit(stmt.body, inside)
         if isinstance(stmt, Block | Allocate | If) or (isinstance(stmt, For) and stmt.kind == SERIAL):
@@ -365,16 +369,11 @@ def launches(body: Stmt) -> Iterator[list[Stmt]]:
         yield single
 
 
-def _large(buffer: Buffer) -> bool:
-    sizes = [n for n in buffer.shape if isinstance(n, int)]
-    return len(sizes) == len(buffer.shape) and prod(sizes) * itemsize(buffer.dtype) > STACK_LIMIT
-
-
 # ---------------------------------------------------------------- printing
 
 
 class LoopPrinter(Printer):
-    """Text of statements and kernels; `text.parser` reads it back."""
+    """Text of statements and kernels, in lines; `text.parser` reads it back."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -46,15 +46,9 @@ class Tensor:
     __slots__ = ("__weakref__", "axes", "body", "dtype", "extern", "index", "name", "shape")
 
     def __init__(
-        self,
-        name: str,
-        shape: Sequence[Dim],
-        dtype: str,
-        axes: tuple[Expr, ...] = (),
-        body: Expr | None = None,
-        extern: Extern | None = None,
-        index: int = 0,
-    ) -> None:
+        self, name: str, shape: Sequence[Dim], dtype: str, axes: tuple[Expr, ...] = (), body: Expr | None = None,
+        extern: Extern | None = None, index: int = 0,
+    ) -> None:  # fmt: skip
         if dtype not in BITS:
             raise IRError(f"unknown dtype `{dtype}` of tensor `{name}`", hint=f"one of {', '.join(BITS)}")
         self.name, self.shape, self.dtype = name, tuple(as_dim(d) for d in shape), dtype
@@ -76,7 +70,7 @@ class Tensor:
         """The tensors this one reads directly, each once, in order of first use."""
         if self.extern is not None:
             return self.extern.inputs
-        return tuple(dict.fromkeys(r.attr for r in E.reads(self.body))) if self.body is not None else ()
+        return () if self.body is None else tuple(dict.fromkeys(r.attr for r in E.reads(self.body)))
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"

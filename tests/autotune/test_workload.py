@@ -15,7 +15,7 @@ from tcomp.ir import te
 from tcomp.ir.expr import as_expr, dim
 from tcomp.ir.graph import LOOP, Graph, GraphBuilder, Node, Value, canonical_graph_text
 from tcomp.ir.loops import Buffer, Kernel, loop, store
-from tcomp.ir.text.graph_parser import parse_graph
+from tcomp.ir.text.parser import parse_graph
 from tcomp.ops import OPERATORS
 from tcomp.options import CompileOptions, Report
 from tcomp.passes.runner import run_passes

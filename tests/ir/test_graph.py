@@ -7,7 +7,7 @@ from tcomp.errors import IRError
 from tcomp.ir import te
 from tcomp.ir.graph import GraphBuilder, LazyConstant, Operator, Value, application, attributes_key, infer, materialised
 from tcomp.ir.interpreters.graph import evaluate_graph
-from tcomp.ir.text.graph_parser import parse_graph
+from tcomp.ir.text.parser import parse_graph
 from tcomp.ir.verify import verify_graph
 
 

@@ -15,7 +15,7 @@ import tcomp
 from tcomp.ir import te
 from tcomp.ir.halo import covers, joined, reach
 from tcomp.ir.layout import Layout, Piece
-from tcomp.ir.text.graph_parser import parse_layout
+from tcomp.ir.text.parser import parse_layout
 from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_model
 from tcomp.runtime import Module

@@ -1,4 +1,4 @@
-"""Reads the printed form of expressions, loop programs, instructions, tensor expressions and host programs: str(parse(str(x))) == str(x).
+"""Reads the printed form of every IR (expressions, loops, instructions, tensor expressions, graphs, host programs): str(parse(str(x))) == str(x).
 
 Precedence climbing for expressions, recursive descent for the rest. Text is only ever read, never evaluated; bad
 text is refused with a `ParseError` that shows the place.
@@ -9,15 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from math import prod
 from typing import Any
+
+import numpy as np
 
 from tcomp.errors import IRError, ParseError
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir import program as P
-from tcomp.ir.dtypes import BITS, integer_range, is_float
+from tcomp.ir.dtypes import BITS, integer_range, is_float, is_integer, to_numpy
 from tcomp.ir.expr import ARITY, INDEX, Dim, Expr, Reducer, as_expr, const, standard_reducers
+from tcomp.ir.graph import STRUCTURAL, Graph, Node, Operator, Value
 from tcomp.ir.instruction import ELEMENT, WARP, CopyOp, Fragment, Instruction, Operand, VectorOp, WarpOp, lane_of
+from tcomp.ir.layout import Layout, Piece
 from tcomp.ir.te import Extern, Tensor
 from tcomp.ir.text.printer import INFIX, PREFIX, SUFFIXES, UNARY_PRECEDENCE
 from tcomp.ir.text.tokens import DIGITS, T, Tokens
@@ -29,7 +34,7 @@ _SUFFIXES = {suffix: dtype for dtype, suffix in SUFFIXES.items() if suffix}
 
 def parse_expr(text: str, names: Mapping[str, Any] | None = None) -> Expr:
     """An expression. `names` gives the variables, tensors or buffers, and reducers that are not standard, by printed name."""
-    parser = Parser(text)
+    parser = _Parser(text)
     for name, meant in (names or {}).items():
         (parser.variables if isinstance(meant, Expr) else parser.reducers if isinstance(meant, Reducer) else parser.arrays)[name] = meant
     return parser.whole(parser.expression)
@@ -37,29 +42,41 @@ def parse_expr(text: str, names: Mapping[str, Any] | None = None) -> Expr:
 
 def parse_kernel(text: str) -> L.Kernel:
     """A printed kernel."""
-    parser = Parser(text)
+    parser = _Parser(text)
     return parser.whole(parser.kernel)
 
 
 def parse_instruction(text: str) -> Instruction:
     """A printed instruction."""
-    parser = Parser(text)
+    parser = _Parser(text)
     return parser.whole(parser.instruction)
 
 
 def parse_te(text: str) -> tuple[Tensor, ...]:
     """The outputs of tensor expressions printed by `print_te`."""
-    parser = Parser(text)
+    parser = _Parser(text)
     return parser.whole(parser.tensors)
 
 
 def parse_program(text: str) -> P.Program:
     """A printed host program."""
-    parser = Parser(text)
+    parser = _Parser(text)
     return parser.whole(parser.program)
 
 
-class Parser(Tokens):
+def parse_layout(text: str, rank: int) -> Layout:
+    """A printed layout, `(a/16,b,a%16)`, of tensors with `rank` dimensions."""
+    parser = _GraphParser(text, {}, {})
+    return parser.whole(lambda: parser.layout(rank))
+
+
+def parse_graph(text: str, operators: Mapping[str, Operator], constants: Mapping[str, np.ndarray] | None = None) -> Graph:
+    """A printed graph. `operators` are looked up by name, large constants by their `content_hash`."""
+    parser = _GraphParser(text, {**operators, **{op.name: op for op in STRUCTURAL}}, constants or {})
+    return parser.whole(lambda: parser.graph(outermost=True))
+
+
+class _Parser(Tokens):
     """Recursive descent over the tokens; what is in scope is known by name. Each method reads what it is called after."""
 
     def __init__(self, text: str) -> None:
@@ -104,7 +121,6 @@ class Parser(Tokens):
             return self.expression()
 
     def operators_above(self, precedence: int) -> Expr:
-        """A chain of infix operators that bind at least as tightly as `precedence`."""
         left = self.prefixed()
         while self.token.kind == "sign":
             op, own = _INFIX.get(self.token.text, ("", -1))
@@ -124,7 +140,6 @@ class Parser(Tokens):
             self.fail(error.what, hint=error.hint)
 
     def prefixed(self) -> Expr:
-        """An operand with the prefix operators before it."""
         op = _PREFIX.get(self.token.text) if self.token.kind == "sign" else None
         if op is None:
             return self.primary()
@@ -132,7 +147,6 @@ class Parser(Tokens):
         return self.made(E.unary, op, self.operators_above(UNARY_PRECEDENCE))
 
     def primary(self) -> Expr:
-        """A number, name, read, call, or expression in parentheses."""
         token = self.token
         if token.kind == "number":
             return self.number()
@@ -195,7 +209,6 @@ class Parser(Tokens):
         return E.reduce(self.reducer(name, body.dtype, start), body, axes)
 
     def reducer(self, name: str, dtype: str, start: int) -> Reducer:
-        """The reducer of that name and dtype."""
         found = self.reducers.get(name) or standard_reducers(dtype).get(name)
         if found is None or found.identity.dtype != dtype:
             self.fail(f"there is no reducer `{name}` of {dtype}", start)
@@ -215,7 +228,6 @@ class Parser(Tokens):
         return v, extent
 
     def dim(self, e: Expr) -> Dim:
-        """The extent that an expression is: an int where it is constant."""
         if e.dtype != INDEX:
             self.fail(f"an extent is {INDEX}, not {e.dtype}")
         return int(e.attr) if e.op == "const" else e
@@ -239,7 +251,6 @@ class Parser(Tokens):
         return v
 
     def declared(self) -> Expr:
-        """A variable with its range."""
         return self.range(self.name())
 
     def dims(self) -> tuple[Expr, ...]:
@@ -267,11 +278,9 @@ class Parser(Tokens):
         return b
 
     def array(self) -> Any:
-        """A buffer or tensor in scope."""
         return self.known(self.arrays)
 
     def place(self) -> tuple[Any, tuple[Expr, ...]]:
-        """An element of a buffer or tensor: what it is an element of, and the indices."""
         return self.array(), self.bracketed(self.expression, "[]")
 
     def signature(self) -> tuple[tuple[L.Buffer, ...], tuple[L.Buffer, ...]]:
@@ -292,7 +301,6 @@ class Parser(Tokens):
         return L.Kernel(name, buffers, outputs, scalars, self.body(), tuple(notes))
 
     def instruction(self) -> Instruction:
-        """The declaration of an instruction, in a scope of its own."""
         self.expect("instruction")
         start, name = self.token.start, self.name()
         with self.scope():
@@ -322,7 +330,6 @@ class Parser(Tokens):
         return VectorOp(code, arguments, *self.sequence("lanes", self.integer, "group", self.integer))
 
     def operand(self, b: L.Buffer) -> Operand:
-        """What an instruction demands of one of its buffers."""
         self.expect("operand")
         start = self.token.start
         if self.array() is not b:
@@ -393,7 +400,6 @@ class Parser(Tokens):
     # ------------------------------------------------------------ tensor expressions
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Tensor expressions: the tensors that they return."""
         self.sequence("te", self.dims, "{", self.reducer_declarations)
         while not self.accept("return"):
             if self.peek(",", 1) or self.peek("=", 1):
@@ -414,7 +420,6 @@ class Parser(Tokens):
         return outputs
 
     def extern(self) -> None:
-        """An extern, whose results are in scope from now on."""
         names = self.several(self.name)
         self.expect("=", "extern")
         inputs = self.bracketed(self.array, "()")
@@ -440,7 +445,6 @@ class Parser(Tokens):
         return P.Program(dims, workspace, shapes, steps)
 
     def steps(self) -> tuple[P.Step, ...]:
-        """Steps in braces."""
         self.expect("{")
         found: list[P.Step] = []
         while not self.accept("}"):
@@ -480,3 +484,140 @@ class Parser(Tokens):
             self.fail(f"`{name}` is no memory", start, hint="one of input0, input1, ..., output0, ..., weights, workspace, dims")
         (offset,) = self.sequence("[", self.size, "]")
         return P.Ref(found[1], int(found[2] or 0), offset)
+
+
+class _GraphParser(_Parser):
+    def __init__(self, text: str, operators: Mapping[str, Operator], constants: Mapping[str, np.ndarray]) -> None:
+        super().__init__(text)
+        self.operators, self.constants = operators, constants
+        self.values: dict[str, Value] = {}
+
+    def graph(self, outermost: bool = False) -> Graph:
+        outer, self.values = self.values, {}
+        self.expect("graph")
+        name = self.name()
+        if outermost:
+            self.dims()
+        inputs = self.bracketed(self.value_declaration, "()")
+        self.expect("->", "(")  # outputs are named before their nodes: skip them now, look them up at the end
+        place = self.position
+        while not self.accept(")"):
+            if self.token.kind == "end":
+                self.fail("expected `)`, found the end of the text")
+            self.take()
+        self.expect("{")
+        constants: dict[Value, np.ndarray] = {}
+        nodes: list[Node] = []
+        while not self.accept("}"):
+            if self.accept("const"):
+                (value,) = self.sequence(self.value_declaration, "=")
+                constants[value] = self.constant(value)
+            else:
+                nodes.append(self.node())
+        end = self.position
+        self.move(place)
+        outputs = self.listed(self.value, ")")
+        self.move(end)
+        self.values = outer
+        return Graph(name, inputs, outputs, tuple(nodes), constants)
+
+    def value(self) -> Value:
+        self.expect("%")
+        return self.known(self.values, "no value `%{}` is known here")
+
+    def value_declaration(self) -> Value:
+        """`%name: dtype[shape] layout`, in scope from now on."""
+        self.expect("%")
+        start, name = self.token.start, self.name()
+        if name in self.values:
+            self.fail(f"the value `%{name}` is defined twice", start)
+        dtype, shape = self.sequence(":", self.dtype, self.shape)
+        layout = self.layout(len(shape)) if self.peek("(") else None
+        v = self.values[name] = Value(name, dtype, shape, layout)
+        return v
+
+    def layout(self, rank: int) -> Layout:
+        """`(a+1+1,b/16,c%16)`."""
+
+        def piece() -> Piece:
+            letter = self.name()
+            axis = ord(letter[0]) - ord("a")
+            if len(letter) > 1 or not 0 <= axis < rank:
+                self.fail(f"`{letter}` is no axis of {rank} dimensions")
+            div = self.integer() if self.accept("/") else 1
+            mod = self.integer() if self.accept("%") else None
+            if div < 1 or (mod is not None and mod < 1):
+                self.fail("the pieces of a layout are positive")
+            halo = self.sequence("+", self.integer, "+", self.integer) if self.peek("+") else ()
+            return Piece(axis, div, mod, *halo)
+
+        return Layout(rank, self.bracketed(piece, "()"))
+
+    def node(self) -> Node:
+        # Its own outputs are not in scope in the arguments: they are entered when the node is complete.
+        known = dict(self.values)
+        outputs = self.several(self.value_declaration)
+        defined, self.values = self.values, known
+        self.expect("=")
+        operator = self.known(self.operators, "there is no operator `{}`")
+        inputs: list[Value | None] = []
+        attrs: dict[str, Any] = {}
+
+        def argument() -> None:
+            if self.peek("%"):
+                inputs.append(self.value())
+            elif self.peek("_") and not self.peek("=", 1):
+                self.take()
+                inputs.append(None)
+            else:
+                key, value = self.sequence(self.name, "=", self.attribute)
+                attrs[key] = value
+
+        self.bracketed(argument, "()")
+        label = self.name() if self.accept("@") else ""
+        bodies = []
+        if self.accept("{"):
+            while not self.accept("}"):
+                bodies.append(self.graph())
+        self.values = defined
+        return Node(operator, tuple(inputs), outputs, attrs, label, tuple(bodies))
+
+    def attribute(self) -> Any:
+        if self.token.kind == "string":
+            return self.string()
+        if self.accept("none"):
+            return None
+        if self.peek("{"):
+            return self.sequence("{", self.expression, "}")[0]
+        if self.accept("("):
+            items: list[Any] = []
+            while not self.accept(")"):
+                items.append(self.attribute())
+                if not self.peek(")"):
+                    self.expect(",")
+            return tuple(items)
+        literal = self.prefixed()
+        if literal.op != "const":
+            self.fail("expected an attribute: a number, string, `{dim}` or tuple of these")
+        return literal.attr
+
+    def constant(self, value: Value) -> np.ndarray:
+        if any(isinstance(d, Expr) for d in value.shape):
+            self.fail(f"the constant `%{value.name}` has a symbolic shape")
+        shape = tuple(int(d) for d in value.shape)
+        if self.accept("sha256"):
+            key = self.string()
+            if key not in self.constants:
+                self.fail(f"the constant {key} is not among those given", self.tokens[self.position - 1].start)
+            array = self.constants[key]
+            if array.shape != shape or array.dtype != to_numpy(value.dtype):
+                self.fail(f"the constant {key} is {array.dtype.name}{list(array.shape)}")
+            return array
+        items = self.bracketed(self.attribute, "[]")
+        if any(isinstance(x, str | tuple | Expr) or x is None for x in items) or len(items) != prod(shape):
+            self.fail(f"`%{value.name}` needs {prod(shape)} numbers")
+        if is_integer(value.dtype):
+            lo, hi = integer_range(value.dtype)
+            if not all(isinstance(x, int) and lo <= x <= hi for x in items):
+                self.fail(f"`%{value.name}` needs integers in {lo}..{hi}")
+        return np.array(items, to_numpy(value.dtype)).reshape(shape)

@@ -15,7 +15,7 @@ from tcomp.ir.expr import Dim, Expr, as_expr
 from tcomp.ir.layout import Layout
 from tcomp.ir.polyhedral.model import REDUCE, model
 from tcomp.ir.simplify import prove, simplify
-from tcomp.ir.text.graph_parser import parse_layout
+from tcomp.ir.text.parser import parse_layout
 from tcomp.schedules.analysis.legality import conflict_of, dependences, race
 from tcomp.schedules.handles import BufferCopy
 from tcomp.schedules.primitives import editing
