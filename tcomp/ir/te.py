@@ -180,9 +180,6 @@ def tensors(outputs: Iterable[Tensor]) -> Iterator[Tensor]:
             stack.extend((t, False) for t in reversed(tensor.inputs))
 
 
-# ---------------------------------------------------------------- reductions
-
-
 class Reduction(Protocol):
     """A reduction of `body` over one axis or several."""
 
@@ -209,9 +206,6 @@ def _standard(name: str) -> Reduction:
 
 
 sum, prod, max, min, all, any = (_standard(name) for name in ("sum", "prod", "max", "min", "all", "any"))
-
-
-# ---------------------------------------------------------------- element functions
 
 
 def _function(op: str) -> Callable[[Expr], Expr]:
@@ -248,9 +242,6 @@ def truncmod(x: ExprLike, y: ExprLike) -> Expr:
 def sigmoid(x: Expr) -> Expr:
     """1 / (1 + exp(-x))."""
     return 1.0 / (1.0 + exp(-x))
-
-
-# ---------------------------------------------------------------- printing
 
 
 def print_te(outputs: Sequence[Tensor]) -> str:

@@ -8,6 +8,7 @@ integer divided by zero gives 0 with remainder 0; shifts by the width or more pu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,44 +30,26 @@ def apply(op: str, dtype: str, args: Sequence[Array]) -> Array:
 
     Operands broadcast. Raises `IRError` where `op` is not defined for the operands' type.
     """
+    kind = args[0].dtype.name
     with np.errstate(all="ignore"):
-        if op in BINARY:
-            return _binary(op, args[0], args[1])
-        if op in UNARY:
-            return _unary(op, args[0])
-        if op == "select":
-            return np.where(args[0], args[1], args[2])
-        if op == "cast":
-            return cast(args[0], dtype)
-        if op == "bitcast":
-            return cast(args[0], dtype) if dtype == "bool" else np.asarray(args[0]).view(to_numpy(dtype))
-        if op == "fma":
-            return _fma(args[0], args[1], args[2])
-        if op == "ldexp":
-            return np.asarray(np.ldexp(args[0], np.clip(np.nan_to_num(args[1]), -5000, 5000).astype(np.int32)), args[0].dtype)
-    raise IRError(f"`{op}` is no elementwise operator")
-
-
-def _is_float(x: Array) -> bool:
-    return is_float(x.dtype.name)
-
-
-# ---------------------------------------------------------------- binary
-
-
-def _binary(op: str, a: Array, b: Array) -> Array:
-    if a.dtype == np.bool_:
-        function = _BOOL.get(op) or _COMPARISON.get(op)
-    elif _is_float(a):
-        if op == "pow":
-            return _through_float64(np.power, a, b)
-        function = _FLOAT.get(op) or _COMPARISON.get(op)
-    else:
-        function = _INTEGER.get(op) or _COMPARISON.get(op)
-    if function is None:
-        hint = "use floordiv or truncdiv, or cast to a float type" if op == "div" else ""
-        raise IRError(f"`{op}` is not defined for {a.dtype.name}", hint=hint)
-    return np.asarray(function(a, b))
+        match op:
+            case "select":
+                return np.where(args[0], args[1], args[2])
+            case "cast":
+                return cast(args[0], dtype)
+            case "bitcast":
+                return cast(args[0], dtype) if dtype == "bool" else np.asarray(args[0]).view(to_numpy(dtype))
+            case "fma":
+                return _fma(args[0], args[1], args[2])
+            case "ldexp":
+                return np.asarray(np.ldexp(args[0], np.clip(np.nan_to_num(args[1]), -5000, 5000).astype(np.int32)), args[0].dtype)
+        function = (_BOOL if kind == "bool" else _FLOAT if is_float(kind) else _INTEGER).get(op)
+        if function is not None:
+            return np.asarray(function(*args))
+    if op not in BINARY and op not in UNARY:
+        raise IRError(f"`{op}` is no elementwise operator")
+    hint = "use floordiv or truncdiv, or cast to a float type" if op == "div" else ""
+    raise IRError(f"`{op}` is not defined for {kind}", hint=hint)
 
 
 def _truncdiv(a: Array, b: Array) -> Any:
@@ -81,51 +64,9 @@ def _integer_power(a: Array, b: Array) -> Array:
     return np.where(b < 0, inverse, np.power(a, np.maximum(b, 0)))
 
 
-Function = Callable[..., Any]
-_COMPARISON: dict[str, Function] = {"lt": np.less, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal}
-_BOOL: dict[str, Function] = {
-    "and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor, "min": np.logical_and, "max": np.logical_or,
-    "mul": np.logical_and, "add": np.logical_or,
-}  # fmt: skip
-_FLOAT: dict[str, Function] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "min": np.minimum, "max": np.maximum,
-    "floordiv": np.floor_divide, "mod": np.remainder, "truncdiv": lambda a, b: np.trunc(a / b), "truncmod": np.fmod,
-}  # fmt: skip
-_INTEGER: dict[str, Function] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.minimum, "max": np.maximum,
-    "floordiv": np.floor_divide, "mod": np.remainder, "truncdiv": _truncdiv, "truncmod": np.fmod, "pow": _integer_power,
-    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "shl": np.left_shift, "shr": np.right_shift,
-}  # fmt: skip
-
-
-# ---------------------------------------------------------------- unary
-
-
-def _unary(op: str, x: Array) -> Array:
-    if op in ("isnan", "isinf"):
-        return (np.isnan if op == "isnan" else np.isinf)(x) if _is_float(x) else np.zeros(x.shape, bool)
-    if op == "not":
-        return np.invert(x) if not _is_float(x) else _undefined(op, x)
-    if op == "popcount":
-        return _popcount(x) if x.dtype.kind in "iu" else _undefined(op, x)
-    if x.dtype == np.bool_:
-        return x if op == "abs" else _undefined(op, x)
-    if op in _SIGN:
-        return np.asarray(_SIGN[op](x))
-    if not _is_float(x):
-        return x if op in _ROUNDING else _undefined(op, x)
-    if op in _ROUNDING:
-        return np.asarray(_ROUNDING[op](x))
-    return _through_float64(_ELEMENTARY[op], x)
-
-
-def _popcount(x: Array) -> Array:
+def _popcount(x: Array) -> Any:
     octets = np.ascontiguousarray(x).view(np.uint8).reshape(*x.shape, x.itemsize)
-    return np.asarray(np.unpackbits(octets, axis=-1).sum(axis=-1, dtype=x.dtype))
-
-
-def _undefined(op: str, x: Array) -> Array:
-    raise IRError(f"`{op}` is not defined for {x.dtype.name}")
+    return np.unpackbits(octets, axis=-1).sum(axis=-1, dtype=x.dtype)
 
 
 def _through_float64(function: Function, *args: Array) -> Array:
@@ -167,16 +108,30 @@ ERF_TAIL = (
      2.33520497626869185e-3),
 )  # fmt: skip
 
-_SIGN: dict[str, Function] = {"neg": np.negative, "abs": np.abs}
-_ROUNDING: dict[str, Function] = {"floor": np.floor, "ceil": np.ceil, "round": np.rint, "trunc": np.trunc}
+Function = Callable[..., Any]
 _ELEMENTARY: dict[str, Function] = {
-    "sqrt": np.sqrt, "exp": np.exp, "log": np.log, "tanh": np.tanh, "erf": erf, "sin": np.sin, "cos": np.cos, "tan": np.tan,
-    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "asinh": np.arcsinh,
+    "pow": np.power, "sqrt": np.sqrt, "exp": np.exp, "log": np.log, "tanh": np.tanh, "erf": erf, "sin": np.sin, "cos": np.cos,
+    "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "asinh": np.arcsinh,
     "acosh": np.arccosh, "atanh": np.arctanh,
 }  # fmt: skip
-
-
-# ---------------------------------------------------------------- conversions, fma
+_COMPARISON: dict[str, Function] = {"lt": np.less, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal}
+_NUMBERS: dict[str, Function] = _COMPARISON | {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.minimum, "max": np.maximum, "floordiv": np.floor_divide,
+    "mod": np.remainder, "truncmod": np.fmod, "neg": np.negative, "abs": np.abs,
+}  # fmt: skip
+_EXACT: dict[str, Function] = {"not": np.invert} | dict.fromkeys(("isnan", "isinf"), lambda x: np.zeros(x.shape, bool))
+_FLOAT: dict[str, Function] = _NUMBERS | {op: partial(_through_float64, function) for op, function in _ELEMENTARY.items()} | {
+    "div": np.divide, "truncdiv": lambda a, b: np.trunc(a / b), "isnan": np.isnan, "isinf": np.isinf, "floor": np.floor, "ceil": np.ceil,
+    "round": np.rint, "trunc": np.trunc,
+}  # fmt: skip
+_INTEGER: dict[str, Function] = _NUMBERS | _EXACT | dict.fromkeys(("floor", "ceil", "round", "trunc"), lambda x: x) | {
+    "truncdiv": _truncdiv, "pow": _integer_power, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+    "shl": np.left_shift, "shr": np.right_shift, "popcount": _popcount,
+}  # fmt: skip
+_BOOL: dict[str, Function] = _COMPARISON | _EXACT | {
+    "and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor, "min": np.logical_and, "max": np.logical_or,
+    "mul": np.logical_and, "add": np.logical_or, "abs": lambda x: x,
+}  # fmt: skip
 
 
 def cast(x: Array, dtype: str) -> Array:
@@ -187,7 +142,7 @@ def cast(x: Array, dtype: str) -> Array:
     if dtype == "bool":
         return np.asarray(x != literal(0, x.dtype.name))
     with np.errstate(all="ignore"):
-        if not _is_float(x) or is_float(dtype):
+        if not is_float(x.dtype.name) or is_float(dtype):
             return x.astype(target)
         lo, hi = integer_range(dtype)
         whole = np.trunc(x.astype(np.float64, copy=False))

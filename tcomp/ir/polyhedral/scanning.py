@@ -93,8 +93,6 @@ class _Scanner:
                 options = options.union(isl.UnionMap.from_domain_and_range(isl.UnionSet.from_set(times), unroll))
         return options
 
-    # ------------------------------------------------------------ statements
-
     def node(self, node: Any, values: Mapping[str, Expr]) -> Stmt:
         match node.get_type():
             case _NODE.for_:
@@ -212,8 +210,6 @@ def _told(loop: For, wide: Buffer, homes: int, around: Collection[Expr]) -> bool
 def _touches(s: Stmt, b: Buffer) -> bool:
     return any(buffer is b for buffer, _ in L.places(s))
 
-
-# ---------------------------------------------------------------- expressions
 
 _BINARY = {
     _OP.add: "add", _OP.sub: "sub", _OP.mul: "mul", _OP.div: "floordiv", _OP.fdiv_q: "floordiv", _OP.pdiv_q: "floordiv", _OP.pdiv_r: "mod",

@@ -103,8 +103,6 @@ class Printer:
         self.variables, self.arrays = Names(), Names()  # arrays: tensors and buffers
         self.reducers = Names(standard_reducers("bool"))
 
-    # ------------------------------------------------------------ expressions
-
     def expression(self, e: Expr, indent: str = "") -> str:
         """An expression of a scope of its own, with what it shares named in front."""
         uses, weight, depth, named = Counter[Expr](), dict[Expr, int](), dict[Expr, int](), list[Expr]()
