@@ -132,20 +132,14 @@ def linear_index(buffer: Buffer, indices: Sequence[Expr]) -> Expr:
 
 def without(index: Expr, v: Expr) -> tuple[int, Expr] | None:
     """(c, rest) with index == c * v + rest, where `v` does not occur in the rest; None if there are none."""
-    terms = dict(linear(index))
-    step = terms.pop((v,), 0)
-    return None if any(v in E.variables(*m) for m in terms) else (step, from_linear(terms))
+    step = coefficient(index, v)
+    return None if step is None else (step, from_linear({m: c for m, c in linear(index).items() if m != (v,)}))
 
 
 def coefficient(index: Expr, v: Expr) -> int | None:
     """The constant factor of `v` in an index; None if `v` occurs in any other way."""
-    found = 0
-    for monomial, c in linear(index).items():
-        if monomial == (v,):
-            found = c
-        elif v in E.variables(*monomial):
-            return None
-    return found
+    terms = linear(index)
+    return None if any(v in E.variables(*m) for m in terms if m != (v,)) else terms.get((v,), 0)
 
 
 def is_multiple(index: Expr, n: int) -> bool:
@@ -262,15 +256,16 @@ def union(intervals: Sequence[Interval | None]) -> Interval | None:
         return None
     low, high = known[0]
     for other_low, other_high in known[1:]:
-        if _at_most(other_low, low):
-            low = other_low
-        elif not _at_most(low, other_low):
+        lows, highs = _ordered(other_low, low), _ordered(high, other_high)
+        if lows is None or highs is None:
             return None
-        if _at_most(high, other_high):
-            high = other_high
-        elif not _at_most(other_high, high):
-            return None
+        low, high = lows[0], highs[1]
     return low, high
+
+
+def _ordered(a: Expr, b: Expr) -> tuple[Expr, Expr] | None:
+    """The smaller and the larger one; None where that is unknown."""
+    return (a, b) if _at_most(a, b) else (b, a) if _at_most(b, a) else None
 
 
 def _at_most(a: Expr, b: Expr) -> bool:

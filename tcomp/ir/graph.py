@@ -172,12 +172,8 @@ class Graph:
 
     def dims(self) -> list[Expr]:
         """The symbolic dims of all values, in order of first use (inputs first)."""
-        found: dict[Expr, None] = {}
-        for value in self.values():
-            for d in value.shape:
-                if isinstance(d, Expr):
-                    found.update(dict.fromkeys(variables(d)))
-        return list(found)
+        shapes = [d for value in self.values() for d in value.shape if isinstance(d, Expr)]
+        return list(variables(*shapes)) if shapes else []
 
     def values(self) -> Iterator[Value]:
         """Inputs, constants, and node outputs in order."""
@@ -221,9 +217,8 @@ class GraphBuilder:
         """Append a node of a non-structural operator; returns its outputs. Raises `IRError` (with the node named) if it does not fit."""
         attrs = dict(attrs or {})
         outputs = infer(op, inputs, attrs, name).outputs
-        values = tuple(
-            Value(self.fresh((name or op.name) if n == 0 else f"{name or op.name}.{n}"), t.dtype, t.shape) for n, t in enumerate(outputs)
-        )
+        label = name or op.name
+        values = tuple(Value(self.fresh(label if n == 0 else f"{label}.{n}"), t.dtype, t.shape) for n, t in enumerate(outputs))
         self.nodes.append(Node(op, tuple(inputs), values, attrs, name))
         return values
 
@@ -318,14 +313,12 @@ class _GraphPrinter(Printer):
         outer, self.values = self.values, Names()
         inputs = ", ".join(self.declared(v) for v in graph.inputs)
         inside = indent + "  "
-        lines = []
-        if self.canonical:
-            used = [v for node in graph.nodes for v in node.inputs if v is not None] + list(graph.outputs)
-            constants = {v: graph.constants[v] for v in dict.fromkeys(used) if v in graph.constants}
-        else:
-            constants = dict(graph.constants)
-        for v, array in constants.items():
-            lines.append(f"{inside}const {self.declared(v)} = {self.constant(np.asarray(array), v.dtype)}")
+        used = dict.fromkeys([*(v for node in graph.nodes for v in node.inputs if v is not None), *graph.outputs])
+        lines = [
+            f"{inside}const {self.declared(v)} = {self.constant(np.asarray(graph.constants[v]), v.dtype)}"
+            for v in (used if self.canonical else graph.constants)
+            if v in graph.constants
+        ]
         for node in graph.nodes:
             lines += self.node(node, inside)
         outputs = ", ".join(self.value(v) for v in graph.outputs)
@@ -357,10 +350,8 @@ class _GraphPrinter(Printer):
                 return "none"
             case bool() | np.bool_():
                 return "true" if value else "false"
-            case int() | np.integer():
-                return str(int(value))
-            case float() | np.floating():
-                return repr(float(value))
+            case int() | np.integer() | float() | np.floating():
+                return repr(value.item() if isinstance(value, np.generic) else value)
             case str():
                 return json.dumps(value)
             case Expr():
@@ -372,9 +363,5 @@ class _GraphPrinter(Printer):
     def constant(self, array: np.ndarray, dtype: str) -> str:
         if array.size > INLINE:
             return f'sha256 "{content_hash(array)}"'
-        show: Callable[[Any], str] = str
-        if dtype == "bool":
-            show = lambda x: "true" if x else "false"
-        elif dtype == "bfloat16":
-            show = lambda x: repr(float(x))
-        return f"[{', '.join(show(x) for x in array.reshape(-1))}]"
+        elements = [float(x) for x in array.reshape(-1)] if dtype == "bfloat16" else array.reshape(-1)
+        return f"[{', '.join(str(x).lower() if dtype == 'bool' else str(x) for x in elements)}]"
