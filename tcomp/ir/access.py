@@ -236,7 +236,6 @@ def _interval_of_atom(atom: Expr, inner: Mapping[Expr, Dim]) -> Interval | None:
 
 
 def _interval_of_quotient(x: Interval, divisor: int, op: str) -> Interval:
-    """The range of a quotient or remainder of what lies in `x`."""
     low, high = x
     reach = difference(high, low)
     aligned = prove(E.equal(low % divisor, 0))
@@ -276,7 +275,7 @@ def _at_most(a: Expr, b: Expr) -> bool:
 
 
 def _most(e: Expr) -> int | None:
-    """A number that an expression does not exceed; a clamped index beside another one is taken apart."""
+    """A number that an expression does not exceed; a clamped index next to another one is replaced by each of its bounds."""
     for monomial, c in linear(e).items():
         if len(monomial) == 1 and monomial[0].op in ("min", "max"):
             ends = [_most(simplify(E.substitute(e, {monomial[0]: a}))) for a in monomial[0].args]

@@ -44,7 +44,6 @@ def reach(e: Expr, filling: bool = False) -> tuple[Expr, Widths] | None:
 
 
 def _least(gap: Expr) -> int | None:
-    """The smallest number >= 0 that `gap` can be proved not to exceed."""
     return next((n for n in range(WIDEST + 1) if prove(gap <= n)), None)
 
 

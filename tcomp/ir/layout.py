@@ -135,5 +135,4 @@ class Layout:
 
 
 def _padded(array: np.ndarray, widths: Sequence[tuple[int, int]]) -> np.ndarray:
-    """With zeros around; `np.pad` copies where there are none, too."""
     return np.pad(array, widths) if any(before or after for before, after in widths) else array

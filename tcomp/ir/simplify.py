@@ -109,7 +109,6 @@ def linear(e: Expr) -> Linear:
 
 
 def _plus(a: Linear, b: Linear, factor: int = 1) -> Linear:
-    """a + b * factor."""
     total = dict(a)
     for m, c in b.items():
         total[m] = total.get(m, 0) + factor * c
@@ -282,7 +281,6 @@ def _nonnegative(e: Expr) -> bool:
 
 
 def _within(x: Expr, c: Expr) -> bool:
-    """0 <= x < c for sure."""
     lo, hi = bounds(x)
     if (lo is None or lo < 0) and not _at_least(linear(x), 0):
         return False
@@ -423,6 +421,5 @@ def _min_max(e: Expr) -> Expr:
 
 
 def _precedes(op: str, a: Expr, b: Expr) -> bool:
-    """a <= b for sure (for `min`; a >= b for `max`)."""
     low, high = (a, b) if op == "min" else (b, a)
     return _at_least(_plus(linear(high), linear(low), -1), 0)

@@ -92,7 +92,6 @@ def _verify_node(e: Expr, place: Place) -> None:
 
 
 def _defined(op: str, dtype: str) -> bool:
-    """Whether an operator takes operands of a type."""
     if op in E.COMPARISON or op in ("min", "max", "select"):
         return True
     if dtype == "bool":
@@ -401,7 +400,6 @@ def _verify_application(node: Node, place: str) -> None:
 
 
 def _verify_types(giver: str, given: Sequence[Any], taker: str, taken: Sequence[Any], place: str, layouts: bool = False) -> None:
-    """Equal dtypes and shapes (and layouts) of two lists of values or tensors."""
     _require(len(given) == len(taken), place, "{} gives {} values, {} {}", giver, len(given), taker, len(taken))
     for a, b in zip(given, taken, strict=True):
         same = a.dtype == b.dtype and same_shape(a.shape, b.shape) and (not layouts or a.layout == b.layout)
@@ -525,7 +523,6 @@ def _verify_ref(program: P.Program, ref: P.Ref, known: frozenset[Expr], where: s
 
 
 def _verify_size(size: Dim, known: Collection[Expr], where: str) -> None:
-    """An integer over dims and the loops around."""
     e = as_expr(size)
     verify_expr(e, where)
     why = f"a size is an {INDEX} over dims and loops, and looks nothing up"

@@ -175,7 +175,6 @@ class _Text:
         return f"{kind}{self.count[kind]}"
 
     def constant(self, value: Any, kind: str = "c") -> str:
-        """The name of a value that the program does not compute."""
         self.known[name := self.name(kind)] = value
         return name
 
@@ -381,7 +380,6 @@ def _bad() -> NoReturn:
 
 
 def _tuple(items: Sequence[str]) -> str:
-    """The inside of a tuple's parentheses, and an index."""
     return "".join(f"{item}, " for item in items) if items else "()"
 
 

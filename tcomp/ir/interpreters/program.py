@@ -32,13 +32,10 @@ def run_program(
     if len(dims) != len(program.dims):
         raise InputError(f"{len(dims)} dims instead of {len(program.dims)}")
     runner = _Runner(program, kernels, np.array(dims, np.int64))
-    for n, array in enumerate(inputs):
-        runner.memory["input", n] = _bytes(array)
-        runner.memory["input", n].flags.writeable = False
-    for n, array in enumerate(outputs):
-        runner.memory["output", n] = _bytes(array)
-    runner.memory["weights", 0] = _bytes(weights)
-    runner.memory["weights", 0].flags.writeable = False
+    constant = {("weights", 0): _bytes(weights)} | {("input", n): _bytes(array) for n, array in enumerate(inputs)}
+    for memory in constant.values():
+        memory.flags.writeable = False
+    runner.memory |= constant | {("output", n): _bytes(array) for n, array in enumerate(outputs)}
     runner.memory["workspace", 0] = np.full(runner.size(program.workspace, {}), FILLING, np.uint8)
     runner.steps(program.steps, {})
     return tuple(map(int, runner.dims))
@@ -76,11 +73,16 @@ class _Runner:
         self.memory = {("dims", 0): dims.view(np.uint8)}
 
     def steps(self, steps: Sequence[Step], loops: Mapping[Expr, int]) -> None:
-        """`loops` are the iterations of the loops around."""
         for step in steps:
             match step:
-                case Call():
-                    self.call(step, loops)
+                case Call(symbol, buffers, scalars, label):
+                    if symbol not in self.kernels:
+                        raise InputError(f"no code for the kernel `{symbol}`")
+                    memory = [self.place(ref, loops) for ref in buffers]
+                    try:
+                        self.kernels[symbol](memory, [self.size(n, loops) for n in scalars])
+                    except TcompError as error:
+                        raise IRError(error.what, where=f"call `{label}`: {error.where}", why=error.why, hint=error.hint) from error
                 case Branch(cond, then, otherwise):
                     self.steps(then if self.flag(cond, loops) else otherwise, loops)
                 case Repeat(var, trips, body, condition):
@@ -93,15 +95,6 @@ class _Runner:
                     self.place(dst, loops, size)[:size] = self.place(src, loops, size)[:size]
                 case SetIndex(dst, value):
                     self.place(dst, loops, 8)[:8] = np.array([self.size(value, loops)], np.int64).view(np.uint8)
-
-    def call(self, call: Call, loops: Mapping[Expr, int]) -> None:
-        if call.symbol not in self.kernels:
-            raise InputError(f"no code for the kernel `{call.symbol}`")
-        buffers = [self.place(ref, loops) for ref in call.buffers]
-        try:
-            self.kernels[call.symbol](buffers, [self.size(s, loops) for s in call.scalars])
-        except TcompError as error:
-            raise IRError(error.what, where=f"call `{call.label}`: {error.where}", why=error.why, hint=error.hint) from error
 
     def size(self, size: Dim, loops: Mapping[Expr, int]) -> int:
         values = dict(zip(self.program.dims, map(int, self.dims), strict=True))

@@ -124,7 +124,6 @@ class Evaluator:
         return tuple(max(0, evaluate_int(d, self.dims)) for d in shape)
 
     def _order(self, outputs: Sequence[Tensor]) -> Iterator[Tensor]:
-        """The tensors to compute, producers first."""
         stack = list(reversed(outputs))
         while stack:
             missing = [t for t in stack[-1].inputs if t not in self.values]
@@ -398,7 +397,6 @@ def _product(a: Array, b: Array, outer: int, dtype: str) -> Array:
 
 
 def _reduced(function: np.ufunc, part: Array, count: int, dtype: np.dtype[Any]) -> Array:
-    """The reduction over the first `count` dimensions."""
     window = part.shape[:count]
     with np.errstate(all="ignore"):
         if prod(window) > min(WINDOW, prod(part.shape[count:])):
@@ -435,6 +433,5 @@ _UFUNCS: dict[str, np.ufunc] = {
 
 
 def _ufunc(reducer: Reducer) -> np.ufunc | None:
-    """The ufunc that reduces like the reducer, if its combination is a single operator."""
     combine = reducer.combine
     return _UFUNCS.get(combine.op) if set(combine.args) == {reducer.lhs, reducer.rhs} else None

@@ -136,7 +136,6 @@ class _Formula:
         return f"exists ({', '.join(self.unknowns.values())}: {body})" if self.unknowns else body
 
     def add(self, condition: Expr) -> None:
-        """Adds what is affine of a condition."""
         for part in E.conjuncts(condition):
             if (text := self.condition(part)) is None:
                 self.exact = False
@@ -166,7 +165,6 @@ class _Formula:
         return None
 
     def value(self, e: Expr) -> str:
-        """An integer expression as text."""
         terms = [self.term(monomial, coefficient) for monomial, coefficient in linear(e).items()]
         return f"({' + '.join(terms)})" if terms else "0"
 
@@ -340,7 +338,6 @@ def _reads_under(value: Expr) -> list[tuple[Expr, tuple[Expr, ...]]]:
 
 
 def _touched(stmt: Stmt) -> list[tuple[str, Buffer]]:
-    """Buffers from outside of a statement that it reads or writes."""
     local = {s.buffer for s in L.walk(stmt) if isinstance(s, Allocate)}
     found: dict[tuple[str, Buffer], None] = {}
     for s in L.walk(stmt):

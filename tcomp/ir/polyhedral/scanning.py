@@ -152,7 +152,6 @@ def _distance(limit: Expr, start: Expr) -> Expr:
 
 
 def _first(node: Any) -> str:
-    """The name of the first instance inside a node."""
     match node.get_type():
         case _NODE.for_:
             return _first(node.for_get_body())
@@ -165,7 +164,6 @@ def _first(node: Any) -> str:
 
 
 def _largest(extent: Dim) -> Dim:
-    """An upper bound of an extent that depends on no loop."""
     hi = bounds(extent)[1]
     return extent if hi is None else hi
 
