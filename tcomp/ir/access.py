@@ -264,21 +264,21 @@ def union(intervals: Sequence[Interval | None]) -> Interval | None:
 
 def _ordered(a: Expr, b: Expr) -> tuple[Expr, Expr] | None:
     """The smaller and the larger one; None where that is unknown."""
-    return (a, b) if _at_most(a, b) else (b, a) if _at_most(b, a) else None
+    return (a, b) if _at_upper_bound(a, b) else (b, a) if _at_upper_bound(b, a) else None
 
 
-def _at_most(a: Expr, b: Expr) -> bool:
+def _at_upper_bound(a: Expr, b: Expr) -> bool:
     if prove(a <= b):
         return True
-    most = _most(difference(a, b))
-    return most is not None and most <= 0
+    largest = _upper_bound(difference(a, b))
+    return largest is not None and largest <= 0
 
 
-def _most(e: Expr) -> int | None:
+def _upper_bound(e: Expr) -> int | None:
     """A number that an expression does not exceed; a clamped index next to another one is replaced by each of its bounds."""
     for monomial, c in linear(e).items():
         if len(monomial) == 1 and monomial[0].op in ("min", "max"):
-            ends = [_most(simplify(E.substitute(e, {monomial[0]: a}))) for a in monomial[0].args]
+            ends = [_upper_bound(simplify(E.substitute(e, {monomial[0]: a}))) for a in monomial[0].args]
             known = [end for end in ends if end is not None]
             if (monomial[0].op == "min") == (c > 0):
                 return min(known, default=None)
@@ -330,7 +330,7 @@ def box_touched(stmt: Stmt, buffer: Buffer, clip: bool = True) -> Box:
     Extents are the same wherever the box stands. With `clip` a box is not larger than the buffer; without, it keeps the size of the loops'
     tile, which guards may cut.
     """
-    inner, made = loop_extents(stmt), {s.buffer for s in walk(stmt) if isinstance(s, Allocate | Store | Accumulate)}
+    inner, written = loop_extents(stmt), {s.buffer for s in walk(stmt) if isinstance(s, Allocate | Store | Accumulate)}
     found = [[interval(i, inner) for i in indices] for indices in indices_of(stmt, buffer)]
     sides: dict[int, tuple[Expr, Dim]] = {}
     for d, size in enumerate(buffer.shape):
@@ -338,7 +338,7 @@ def box_touched(stmt: Stmt, buffer: Buffer, clip: bool = True) -> Box:
         extent = None if hull is None else _constant_extent(hull)
         if hull is None or extent is None or (clip and isinstance(size, int) and prove(as_expr(extent) >= size)):
             continue
-        if any(r.attr in made or not in_range(r.args, r.attr.shape) for r in E.reads(hull[0])):
+        if any(r.attr in written or not in_range(r.args, r.attr.shape) for r in E.reads(hull[0])):
             continue  # where the box stands is not known before the statement, or where its conditions do not hold
         sides[d] = hull[0], extent
     return Box.whole(buffer.shape).replaced(sides)
@@ -351,8 +351,8 @@ def _constant_extent(hull: Interval) -> Dim | None:
         return max(extent, 0)  # loops that never run touch nothing
     if not E.reads(extent) and all(v.attr.extent is None and v.attr.lo != 0 for v in E.variables(extent)):
         return extent
-    most = _most(extent)
-    return None if most is None else max(most, 0)
+    largest = _upper_bound(extent)
+    return None if largest is None else max(largest, 0)
 
 
 def within(index: Expr, extent: Dim) -> bool:

@@ -1,4 +1,4 @@
-"""Rows of matrices beside each other: what joining the heads of attention looks like in an expression."""
+"""Rows of matrices next to each other: what joining the heads of attention looks like in an expression."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tcomp.ir.simplify import simplify
 
 def concatenated_row_length(axes: Sequence[Expr], shape: Sequence[Dim], indices: Sequence[Expr]) -> int | None:
     """n, if `x[..., c // n, ..., c % n]` is read at the element (..., c) of a tensor with such axes: rows of length n, those of matrices
-    c // n beside each other, as many as there is room for. All other axes stand for themselves, so that no element is read twice."""
+    c // n next to each other, as many as there is room for. All other axes stand for themselves, so that no element is read twice."""
     if not axes or not indices:
         return None
     *others, last = map(simplify, indices)

@@ -258,8 +258,8 @@ def application(op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str
 
 @lru_cache(maxsize=4096)
 def _application(key: _Key) -> Application:
-    made = {v: v.placeholder() for v in key.inputs if v is not None}
-    placeholders = tuple(None if v is None else made[v] for v in key.inputs)
+    placeholder = {v: v.placeholder() for v in key.inputs if v is not None}
+    placeholders = tuple(None if v is None else placeholder[v] for v in key.inputs)
     return Application(placeholders, key.op.apply(placeholders, key.attrs))
 
 

@@ -111,12 +111,12 @@ class While(Stmt):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Store(Stmt):
-    """`buffer[indices] = value`. `streamed` is a hint: the element is not needed soon, so it need not enter any cache."""
+    """`buffer[indices] = value`. `non_temporal` is a hint: the element is not needed soon, so it need not enter any cache."""
 
     buffer: Buffer
     indices: tuple[Expr, ...]
     value: Expr
-    streamed: bool = False
+    non_temporal: bool = False
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -420,8 +420,8 @@ class LoopPrinter(Printer):
                 return lines
             case While(cond, body):
                 return self.braced(f"{indent}while {self.expression(cond, indent)}", body, indent)
-            case Store(b, indices, value, streamed):
-                return [f"{indent}{'stream ' if streamed else ''}{self.place(b, indices)} = {self.expression(value, indent)}"]
+            case Store(b, indices, value, non_temporal):
+                return [f"{indent}{'stream ' if non_temporal else ''}{self.place(b, indices)} = {self.expression(value, indent)}"]
             case Accumulate(b, indices, value, reducer):
                 sign = "+=" if reducer == standard_reducers(value.dtype)["sum"] else f"{self.reducer(reducer)}="
                 return [f"{indent}{self.place(b, indices)} {sign} {self.expression(value, indent)}"]

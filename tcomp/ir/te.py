@@ -143,8 +143,7 @@ def extern(
 
     `result` is its (shape, dtype); `function(input_buffers, output_buffers)` returns the program.
     """
-    (made,) = externs([result], inputs, function, name)
-    return made
+    return externs([result], inputs, function, name)[0]
 
 
 def externs(

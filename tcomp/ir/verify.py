@@ -496,13 +496,14 @@ def _verify_steps(program: P.Program, steps: Sequence[P.Step], known: frozenset[
             case P.Copy(dst, src, count):
                 where = f"copy from {src} to {dst}"
                 _verify_size(count, known, where)
-                least, most = bounds(count)
-                _require(most is None or most >= 0, where, "{} bytes are copied", count)
-                _verify_ref(program, src, known, where, least or 0)
-                _verify_ref(program, dst, known, where, least or 0, written=True)
-                lo, hi = bounds(difference(dst.offset, src.offset))
-                near = (dst.base, dst.index) == (src.base, src.index) and lo is not None and hi is not None and max(-lo, hi) < (least or 0)
-                _require(not near, where, "a copy of {} bytes overlaps itself", count)
+                lo, hi = bounds(count)
+                _require(hi is None or hi >= 0, where, "{} bytes are copied", count)
+                _verify_ref(program, src, known, where, lo or 0)
+                _verify_ref(program, dst, known, where, lo or 0, written=True)
+                behind, ahead = bounds(difference(dst.offset, src.offset))
+                distance = None if behind is None or ahead is None else max(-behind, ahead)
+                disjoint = (dst.base, dst.index) != (src.base, src.index) or distance is None or distance >= (lo or 0)
+                _require(disjoint, where, "a copy of {} bytes overlaps itself", count)
             case P.SetIndex(dst, value):
                 where = f"set {dst}"
                 _verify_size(value, known, where)
@@ -516,9 +517,9 @@ def _verify_ref(program: P.Program, ref: P.Ref, known: frozenset[Expr], where: s
     _require(ref.index >= 0 and (count is None or ref.index < count), where, "there is no {} {}", ref.base, ref.index)
     _require(not written or ref.base not in ("input", "weights"), where, "`{}` is written", ref, why="inputs and weights are read only")
     _verify_size(ref.offset, known, where)
-    least, most = bounds(ref.offset)
+    lo, hi = bounds(ref.offset)
     end = bounds(program.workspace)[1] if ref.base == "workspace" else 8 * len(program.dims) if ref.base == "dims" else None
-    inside = (most is None or most >= 0) and (least is None or end is None or least + size <= end)
+    inside = (hi is None or hi >= 0) and (lo is None or end is None or lo + size <= end)
     _require(inside, where, "`{}` is never inside of the memory", ref, why="" if end is None else f"it has {end} bytes at most")
 
 

@@ -42,7 +42,7 @@ def scheduled(p: Program, threads: bool = False) -> Schedule:
 
 
 def streamed(kernel: Kernel) -> list[bool]:
-    return [x.streamed for x in walk(kernel.body) if isinstance(x, Store)]
+    return [x.non_temporal for x in walk(kernel.body) if isinstance(x, Store)]
 
 
 @pytest.mark.parametrize("threads", [False, True])

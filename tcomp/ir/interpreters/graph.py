@@ -92,8 +92,7 @@ def _loop(node: Node, inputs: Sequence[Array], dims: Mapping[Expr, int], on_valu
         rows = [a[trips - 1 - number if backwards else number] for a, backwards in zip(slices, attrs["reverse_in"], strict=True)]
         results = _run(body, [np.array(number, np.int64), *state, *map(np.asarray, rows), *captured], dims, on_value)
         state = results[:carried]
-        made = results[carried : carried + len(stacked)]
-        for target, row, backwards in zip(stacked, made, attrs["reverse_out"], strict=True):
+        for target, row, backwards in zip(stacked, results[carried:], attrs["reverse_out"], strict=False):
             target[trips - 1 - number if backwards else number] = row
         if attrs["condition"] and not results[-1].item():
             break

@@ -176,17 +176,17 @@ def _placed(body: Stmt, wide: Buffer, narrow: Buffer, homes: int) -> Stmt:
         if len(users) != 1 or _touches(here, wide):
             break
         if isinstance(here, For):
-            if not _told(here, wide, homes, around):  # an element lives through several iterations
+            if not _distinguishes(here, wide, homes, around):  # an element lives through several iterations
                 break
             around.add(here.var)
         path.append(here)
         here = users[0]
     found = indices_of(here, wide)
-    kept = [d for d in range(homes) if len({p[d] for p in found}) > 1 or (found and not set(E.variables(found[0][d])) <= around)]
-    if kept or not found:
+    varying = [d for d in range(homes) if len({p[d] for p in found}) > 1 or (found and not set(E.variables(found[0][d])) <= around)]
+    if varying or not found:
         path, here = [], body
-    dims = (*kept, *range(homes, len(wide.shape)))
-    new = Buffer(narrow.name, narrow.dtype, [wide.shape[d] for d in dims], "global" if kept else narrow.scope)
+    dims = (*varying, *range(homes, len(wide.shape)))
+    new = Buffer(narrow.name, narrow.dtype, [wide.shape[d] for d in dims], "global" if varying else narrow.scope)
     inside = L.redirect(here, lambda b, indices: (new, tuple(indices[d] for d in dims)) if b is wide else None)
     result: Stmt = Allocate(new, inside)
     for outer in reversed(path):
@@ -195,7 +195,7 @@ def _placed(body: Stmt, wide: Buffer, narrow: Buffer, homes: int) -> Stmt:
     return result
 
 
-def _told(loop: For, wide: Buffer, homes: int, around: Collection[Expr]) -> bool:
+def _distinguishes(loop: For, wide: Buffer, homes: int, around: Collection[Expr]) -> bool:
     """Whether different iterations touch different elements, as one of the expanded dimensions is an affine function of the variable."""
     found = indices_of(loop.body, wide)
     for d in range(homes):

@@ -5,7 +5,7 @@ Expressions are infix with Python's precedence. A literal shows its dtype: `3` i
 (`k in 0..K`), a symbolic dim its inclusive range (`n{1..512}`, `n{1..}`). A sub-expression that is used often, or nested deep, is
 named once (`let t0 = ... in ...`), so that text stays linear in the size of the program.
 
-The text depends on structure and names alone: it is the same in every process. Things of the same name in one scope get suffixes
+The text depends on structure and names alone: it is the same in every process. What has the same name in one scope get suffixes
 (`i`, `i_1`); a name that is no identifier is in backticks.
 """
 
@@ -21,6 +21,7 @@ from typing import Any
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import BITS, SIGNED, is_float
 from tcomp.ir.expr import INDEX, Dim, Expr, Reducer, as_expr, standard_reducers
+from tcomp.ir.names import unused
 
 INFIX = {  # symbol and precedence; all associate to the left, comparisons not at all
     "mul": ("*", 7), "div": ("/", 7), "floordiv": ("//", 7), "mod": ("%", 7), "add": ("+", 6), "sub": ("-", 6),
@@ -32,9 +33,10 @@ UNARY_PRECEDENCE = 8
 SUFFIXES = {"float32": "f", "float64": "", "float16": "f16", "bfloat16": "bf16", INDEX: ""} | {
     d: f"{'i' if d in SIGNED else 'u'}{bits}" for d, bits in BITS.items() if "int" in d and d != INDEX
 }
-RESERVED = frozenset(
-    ["_", "let", "in", "for", "if", "else", "while", "alloc", "call", "prefetch", "stream", "inf", "nan", "true", "false", "none", "return", "extern", "reducer", "instruction", "const"]
-)
+RESERVED = frozenset([
+    "_", "let", "in", "for", "if", "else", "while", "alloc", "call", "prefetch", "stream", "inf", "nan", "true", "false", "none", "return",
+    "extern", "reducer", "instruction", "const",
+])  # fmt: skip
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*")
 _SHARED_WEIGHT = 10  # nodes of a sub-expression worth a name
 _DEPTH = 40  # nesting at which a sub-expression gets a name
@@ -60,40 +62,36 @@ def literal(value: Any, dtype: str) -> str:
 
 
 class Names:
-    """Unique names of the things in scope. What is named without having been bound is free."""
+    """Unique names of what is in scope. What is named without having been bound is free."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self.of: dict[Any, str] = {}
         self.taken = set(taken)
         self.free: list[Any] = []
 
-    def bind(self, thing: Any, wanted: str, numbered: bool = False) -> str:
-        """A name for `thing` (by identity); `numbered` always appends a number."""
-        candidate, number = f"{wanted}0" if numbered else wanted, 0
-        while candidate in self.taken:
-            number += 1
-            candidate = f"{wanted}{number}" if numbered else f"{wanted}_{number}"
-        self.taken.add(candidate)
-        self.of[thing] = candidate
-        return quoted(candidate)
+    def bind(self, named: Any, wanted: str, numbered: bool = False) -> str:
+        """A name for `named` (by identity); `numbered` always appends a number."""
+        name = unused(f"{wanted}0", self.taken, wanted + "{1}") if numbered else unused(wanted, self.taken)
+        self.taken.add(name)
+        self.of[named] = name
+        return quoted(name)
 
-    def release(self, thing: Any) -> None:
+    def release(self, named: Any) -> None:
         """The name may be given to something else again."""
-        self.taken.discard(self.of.pop(thing, ""))  # malformed programs bind twice, and must be printed too
+        self.taken.discard(self.of.pop(named, ""))  # malformed programs bind twice, and must be printed too
 
     @contextmanager
-    def scope(self, things: Iterable[Any]) -> Iterator[None]:
-        """Releases, at the end, the names of `things`, which may be bound inside."""
+    def scope(self, named: Iterable[Any]) -> Iterator[None]:
+        """Releases, at the end, the names of what is `named`, which may be bound inside."""
         yield
-        for thing in things:
-            self.release(thing)
+        for one in named:
+            self.release(one)
 
-    def __call__(self, thing: Any, wanted: str) -> str:
-        name = self.of.get(thing)
-        if name is not None:
+    def __call__(self, named: Any, wanted: str) -> str:
+        if (name := self.of.get(named)) is not None:
             return quoted(name)
-        self.free.append(thing)
-        return self.bind(thing, wanted)
+        self.free.append(named)
+        return self.bind(named, wanted)
 
 
 class Printer:
@@ -106,10 +104,11 @@ class Printer:
     def expression(self, e: Expr, indent: str = "") -> str:
         """An expression of a scope of its own, with what it shares named in front."""
         uses, weight, depth, named = Counter[Expr](), dict[Expr, int](), dict[Expr, int](), list[Expr]()
-        nodes = list(self.scope_of(e))
-        for _, operands in nodes:
-            uses.update(operands)
-        for node, operands in nodes:
+        nodes = list(E.walk(e, operands=self.operands))
+        for node in nodes:
+            uses.update(self.operands(node))
+        for node in nodes:
+            operands = self.operands(node)
             weight[node] = min(1 << 30, 1 + sum(weight[a] for a in operands))
             depth[node] = 1 + max((depth[a] for a in operands), default=0)
             if node is not e and (depth[node] >= _DEPTH or (uses[node] > 1 and weight[node] >= _SHARED_WEIGHT)):
@@ -125,24 +124,13 @@ class Printer:
             body = self.term(e, 0, indent)
             return "let " + f";\n{indent}    ".join(lines) + f"\n{indent}in {body}"
 
-    def scope_of(self, root: Expr) -> Iterator[tuple[Expr, tuple[Expr, ...]]]:
-        """Sub-expressions with their operands, operands first; what has a name, and bodies of reductions, are not entered."""
-        seen: set[Expr] = set()
-        stack = [(root, False)]
-        while stack:
-            e, ready = stack.pop()
-            operands = () if e.op == "reduce" or e in self.variables.of else e.args
-            if ready:
-                yield e, operands
-            elif e not in seen:
-                seen.add(e)
-                stack.append((e, True))
-                stack.extend((a, False) for a in reversed(operands))
+    def operands(self, e: Expr) -> tuple[Expr, ...]:
+        """The operands that are printed in the same scope: not those of what has a name, nor bodies of reductions."""
+        return () if e.op == "reduce" or e in self.variables.of else e.args
 
     def term(self, e: Expr, precedence: int, indent: str) -> str:
         """`e` as an operand of an operator of the given precedence."""
-        name = self.variables.of.get(e)
-        if name is not None:
+        if (name := self.variables.of.get(e)) is not None:
             return quoted(name)
         match e.op:
             case "const":

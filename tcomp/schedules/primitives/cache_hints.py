@@ -145,4 +145,4 @@ def stream(kernel: L.Kernel, buffer: str) -> L.Kernel:
     stores = [s for s in L.walk(kernel.body) if isinstance(s, L.Store) and s.buffer is stored]
     if not stores:
         raise refuse(f"nothing is stored to `{buffer}`", "accumulations read what is there before")
-    return replaced(kernel, {s: replace(s, streamed=True) for s in stores})
+    return replaced(kernel, {s: replace(s, non_temporal=True) for s in stores})
