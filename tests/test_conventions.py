@@ -39,7 +39,7 @@ def unexplained(path: Path) -> Iterator[str]:
     """Module-level numbers without a comment on their line or the line before, and without a docstring below."""
     text = path.read_text(encoding="utf-8")
     lines, body = text.splitlines(), ast.parse(text).body
-    for node, following in zip(body, [*body[1:], None], strict=True):
+    for node, following in zip(body, [*body[1:], None], strict=False):
         value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
         if value is None or not is_number(value):
             continue
@@ -50,5 +50,5 @@ def unexplained(path: Path) -> Iterator[str]:
 
 
 def test_constants_of_schedules_and_passes_have_a_unit_and_a_reason() -> None:
-    found = [line for path in FILES if {"schedules", "passes"} & set(path.parts) for line in unexplained(path)]
+    found = [line for path in FILES if path.relative_to(ROOT).parts[0] in ("schedules", "passes") for line in unexplained(path)]
     assert not found, "\n".join(found)
