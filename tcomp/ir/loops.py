@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from tcomp.ir.instruction import Instruction
 
 SERIAL, PARALLEL, UNROLLED, VECTORIZED = "serial", "parallel", "unrolled", "vectorized"
-GPU_AXES = tuple(f"{level}.{axis}" for level in ("block", "thread") for axis in "xyz")
+BLOCK_AXES, THREAD_AXES = (tuple(f"{level}.{axis}" for axis in "xyz") for level in ("block", "thread"))
+GPU_AXES = (*BLOCK_AXES, *THREAD_AXES)
 KINDS = (SERIAL, PARALLEL, UNROLLED, VECTORIZED, *GPU_AXES)
 SCOPES = ("global", "shared", "register")
 
@@ -358,7 +359,7 @@ def launches(body: Stmt) -> Iterator[list[Stmt]]:
     the statements between two of those."""
     single: list[Stmt] = []
     for s in body.stmts if isinstance(body, Block) else (body,):
-        if any(isinstance(x, For) and x.kind.startswith("block") for x in walk(s)):
+        if any(isinstance(x, For) and x.kind in BLOCK_AXES for x in walk(s)):
             if single:
                 yield single
             yield [s]

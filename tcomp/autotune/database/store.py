@@ -112,11 +112,13 @@ class Database:
         try:
             yield
         except sqlite3.Error as error:
-            hint = "`tcomp db import` makes a new one of an export"
-            if "locked" in str(error):
-                hint = "another process holds it"
-            elif any(word in str(error) for word in ("readonly", "unable to open", "full")):
-                hint = ""
+            match getattr(error, "sqlite_errorcode", 0) & 0xFF:  # its low byte is the primary result code
+                case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+                    hint = "another process holds it"
+                case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_FULL:
+                    hint = ""
+                case _:
+                    hint = "`tcomp db import` makes a new one of an export"
             raise DatabaseError(f"the database {self.path} cannot be used", why=str(error), hint=hint) from error
         except (UnicodeDecodeError, OverflowError) as error:
             raise DatabaseError(f"the database {self.path} is damaged", why=str(error)[:200]) from error

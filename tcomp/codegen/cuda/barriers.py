@@ -64,7 +64,7 @@ def touched(phase: Stmt) -> Touched:
     for a in accesses(phase):
         if a.buffer.scope == "register":
             continue
-        threads, inside = [x for x in a.loops if x.kind.startswith("thread")], {x.var for x in a.loops}
+        threads, inside = [x for x in a.loops if x.kind in L.THREAD_AXES], {x.var for x in a.loops}
         numbers = frozenset((d, t.kind) for t in threads for d, i in enumerate(a.indices) if i is t.var)
         own = numbers if {kind for _, kind in numbers} == {t.kind for t in threads} else None
         own = None if a.statement in in_instructions else own if threads else one_thread
@@ -207,7 +207,7 @@ class _Run:
         match s:
             case L.For(_, extent, body, kind):
                 state = self.arrive(s, self.read(as_expr(extent)), state)
-                return self.follow(body, state) if kind.startswith("block") else self.loop(s, state)
+                return self.follow(body, state) if kind in L.BLOCK_AXES else self.loop(s, state)
             case L.If(cond, then, otherwise):
                 state = self.arrive(s, self.read(cond), state)
                 return _join(self.follow(then, state), state if otherwise is None else self.follow(otherwise, state))

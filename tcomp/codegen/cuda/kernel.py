@@ -161,7 +161,7 @@ class Function(FunctionBuilder):
             case L.Allocate(buffer, body):
                 self.allocate_in_block(buffer, body)
                 self.block_statement(body)
-            case L.For(var, extent, body, kind) if kind.startswith("block"):
+            case L.For(var, extent, body, kind) if kind in L.BLOCK_AXES:
                 axis = "xyz".index(kind[-1])
                 if any(v.attr.extent is not None or v.name in {x.name for x in self.variables} for v in E.variables(as_expr(extent))):
                     raise self.fail(f"the extent of block loop `{var.name}` depends on a loop", hint="guard the inside instead")
@@ -351,7 +351,7 @@ class Function(FunctionBuilder):
 
     def loop(self, s: L.For) -> None:
         """A loop inside of a phase, by its kind."""
-        if s.kind.startswith("block"):
+        if s.kind in L.BLOCK_AXES:
             raise self.fail(f"loop `{s.var.name}` is bound to {s.kind} inside a thread")
         if is_thread_loop(s):
             thread = f"threadIdx.{s.kind[-1]}"
@@ -536,7 +536,7 @@ def _reduction_into_element(s: L.For) -> L.Accumulate | None:
 def _hoisted_conditions(s: L.For) -> tuple[Expr | None, Stmt]:
     """The conditions at the top of a loop's body that do not depend on it, and the loop without them."""
     loops = [s]
-    while isinstance(loops[-1].body, L.For) and not loops[-1].body.kind.startswith(("thread", "block")):
+    while isinstance(loops[-1].body, L.For) and loops[-1].body.kind not in L.GPU_AXES:
         loops.append(loops[-1].body)
     body = loops[-1].body
     if not isinstance(body, L.If) or body.otherwise is not None:

@@ -13,7 +13,7 @@ from tcomp.ir.loops import Stmt
 
 def is_thread_loop(s: Stmt) -> bool:
     """Whether a statement is a loop bound to `thread.x`, `thread.y` or `thread.z`."""
-    return isinstance(s, L.For) and s.kind.startswith("thread")
+    return isinstance(s, L.For) and s.kind in L.THREAD_AXES
 
 
 def has_threads(s: Stmt) -> bool:
@@ -29,7 +29,7 @@ def is_phase(s: Stmt) -> bool:
         case L.Allocate(buffer, body):
             return buffer.scope != "shared" and not has_threads(body)
         case L.For(_, _, body, kind):
-            return is_thread_loop(s) or not (kind.startswith("block") or has_threads(body))
+            return is_thread_loop(s) or not (kind in L.BLOCK_AXES or has_threads(body))
         case L.If():
             return not has_threads(s)
     return True

@@ -167,14 +167,14 @@ def launch_of(kernel: Kernel) -> Launch:
     footprints = Footprints(found, MAX_POINTS)
     loops = [x for x in L.walk(body) if isinstance(x, For)]
     axes = {axis: max((_extent(x, footprints) for x in loops if x.kind == axis), default=1) for axis in L.GPU_AXES}
-    blocks, threads = (prod(n for axis, n in axes.items() if axis.startswith(level)) for level in ("block", "thread"))
+    blocks, threads = (prod(axes[axis] for axis in level) for level in (L.BLOCK_AXES, L.THREAD_AXES))
     together = {s for call in L.walk(body) if isinstance(call, L.Call) for s in L.walk(call.body)}
     buffers = list(_allocated(body, False))
     moved = dict.fromkeys(L.SCOPES, 0.0)
     for a in found:
         if a.buffer.scope != "register":
             moved[a.buffer.scope] += _moved(a, footprints, together, ceil(threads / WARP))
-    of_block, everything = {x.var for x in loops if not x.kind.startswith("block")}, loop_extents(body).keys()
+    of_block, everything = {x.var for x in loops if x.kind not in L.BLOCK_AXES}, loop_extents(body).keys()
     groups = [group for buffer, group in by_buffer(found).items() if buffer.scope == "global"]
     fetched = sum(footprints.touched(group, of_block).lines * blocks for group in groups)
     touched = sum(footprints.touched(group, everything).lines for group in groups)
@@ -188,7 +188,7 @@ def launch_of(kernel: Kernel) -> Launch:
 
 def _moved(a: Access, footprints: Footprints, together: set[Stmt], warps: int) -> float:
     """Lines, or rows of banks, that an access moves in all: those of all threads at once, as often as they make it."""
-    at_once = {x.var for x in a.loops if x.kind.startswith("thread") or x.kind == L.VECTORIZED or x in together}
+    at_once = {x.var for x in a.loops if x.kind in L.THREAD_AXES or x.kind == L.VECTORIZED or x in together}
     moving = set(E.variables(*a.indices))
     around = tuple(x for x in a.loops if x.var not in at_once and (x.kind != L.UNROLLED or x.var in moving))
     known = {x.var for x in around}
@@ -206,7 +206,7 @@ def _allocated(s: Stmt, inside: bool) -> Iterator[tuple[L.Buffer, bool]]:
     """The buffers that are allocated in a statement, each with whether that is inside of a loop over threads."""
     if isinstance(s, L.Allocate):
         yield s.buffer, inside
-    inside = inside or (isinstance(s, For) and s.kind.startswith("thread"))
+    inside = inside or (isinstance(s, For) and s.kind in L.THREAD_AXES)
     for child in L.children(s):
         yield from _allocated(child, inside)
 

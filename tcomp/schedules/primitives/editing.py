@@ -280,7 +280,7 @@ def temporary(name: str, dtype: str, shape: Sequence[Dim], scope: str) -> L.Buff
 
 def check_shared_memory(kernel: L.Kernel, scope: str, target: L.Stmt) -> None:
     """Refuses memory shared by the threads of a block inside a loop over them: each iteration would fill the one copy again."""
-    threads = [s for s in path(kernel.body, target) if isinstance(s, L.For) and s.kind.startswith("thread")]
+    threads = [s for s in path(kernel.body, target) if isinstance(s, L.For) and s.kind in L.THREAD_AXES]
     if scope == "shared" and threads:
         x = threads[0]
         raise refuse(f"shared memory cannot be filled inside the {x.kind} loop `{x.var.name}`", "name a loop outside of it")
