@@ -81,7 +81,8 @@ class _Accesses:
                     if isinstance(body, L.For) and kind == body.kind and v not in E.variables(as_expr(body.extent)):
                         self.neighbours[v, body.var] = None
                 case L.Store(_, _, value) | L.Accumulate(_, _, value):
-                    self.pinned.update(E.variables(E.rewrite(value, lambda e: E.const(0, e.dtype) if e.op == "read" else None)))
+                    outside_of_reads = E.walk(value, operands=lambda e: () if e.op == "read" else e.args)
+                    self.pinned.update(e for e in outside_of_reads if e.op == "var")
 
     def closure(self, start: Pair) -> Closure | None:
         """The loop pairs and buffer dimensions that have to be merged together with `start`; None if some access forbids it."""
