@@ -137,17 +137,17 @@ def _session(
         session = Session(digest, {**options, **limits, **({"budget": BUDGET} if unlimited else {})}, time.time())
         entries.update(session)
         return session
-    session = next((s for s in reversed(entries.sessions()) if s.subject == digest), None)  # type: ignore[assignment]
-    if session is None:
+    resumed = next((s for s in reversed(entries.sessions()) if s.subject == digest), None)
+    if resumed is None:
         raise InputError(f"there is nothing to resume in {entries.path}", why="this was not tuned there with these options")
-    spent = {"budget": session.spent, "trials": session.trials}
-    total = {name: session.options.get(name) if limits[name] is None else spent[name] + (limits[name] or 0) for name in spent}
-    session.options = {**session.options, **total}
+    spent = {"budget": resumed.spent, "trials": resumed.trials}
+    total = {name: resumed.options.get(name) if limits[name] is None else spent[name] + (limits[name] or 0) for name in spent}
+    resumed.options = {**resumed.options, **total}
     over = [name for name, limit in total.items() if limit is not None and spent[name] >= limit]
-    if over and session.state is SessionState.FINISHED:
+    if over and resumed.state is SessionState.FINISHED:
         raise InputError(f"nothing is left of the {over[0]} of {total[over[0]]:g}", hint=f"give a further {over[0]}")
-    session.state = SessionState.RUNNING
-    return session
+    resumed.state = SessionState.RUNNING
+    return resumed
 
 
 @dataclass(eq=False)

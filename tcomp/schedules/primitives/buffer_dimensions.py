@@ -54,6 +54,7 @@ def _without_units(kernel: L.Kernel) -> L.Kernel:
         if 1 in b.shape:
             kept = [d for d, n in enumerate(b.shape) if n != 1]
             slim = L.Buffer(b.name, b.dtype, [b.shape[d] for d in kept], b.scope)
+            # mypy cannot infer lambdas with defaults.
             kernel = replace_buffer(kernel, b, slim, lambda at, kept=kept: tuple(at[d] for d in kept))  # type: ignore[misc]
     units = {v: as_expr(0) for v, extent in loop_extents(kernel.body).items() if extent == 1}
 
@@ -122,6 +123,7 @@ def _merge(kernel: L.Kernel, pairs: set[Pair], dims: dict[L.Buffer, int]) -> L.K
     for b, d in dims.items():
         extent = as_dim(as_expr(b.shape[d]) * as_expr(b.shape[d + 1]))
         new = L.Buffer(b.name, b.dtype, (*b.shape[:d], extent, *b.shape[d + 2 :]), b.scope)
+        # mypy cannot infer lambdas with defaults.
         kernel = replace_buffer(kernel, b, new, lambda at, d=d: (*at[:d], joined[at[d]], *at[d + 2 :]))  # type: ignore[misc]
     return kernel
 

@@ -399,7 +399,7 @@ def test_a_huge_expression(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     text = "def huge(n, x):\n    x[0] = " + "- " * 1000 + "x[0]\n"
     (tmp_path / "huge_program.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    import huge_program  # type: ignore[import-not-found]
+    import huge_program  # type: ignore[import-not-found]  # it was just written
 
     with pytest.raises(ProgramError, match="nested too deeply"):
         program(x="float64[n]")(huge_program.huge).kernel()
