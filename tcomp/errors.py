@@ -7,6 +7,9 @@ The command line prints the message alone and exits with status 2.
 from __future__ import annotations
 
 from functools import partial
+from typing import TypeVar
+
+E = TypeVar("E", bound="TcompError")
 
 
 class TcompError(Exception):
@@ -25,6 +28,10 @@ class TcompError(Exception):
     def parts(self) -> dict[str, str]:
         """The arguments that the error is made of."""
         return {"what": self.what, "where": self.where, "why": self.why, "hint": self.hint}
+
+    def restated(self, kind: type[E], **parts: str) -> E:
+        """The same refusal as an error of another kind, with other parts (`where="..."`) in place of its own."""
+        return kind(**(self.parts | parts))
 
     @property
     def reason(self) -> str:

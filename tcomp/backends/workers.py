@@ -89,7 +89,7 @@ def _naming(text: str) -> Iterator[None]:
     try:
         yield
     except TcompError as error:
-        raise type(error)(error.what, where=f"{error.where}\nin kernel\n{text}".strip(), why=error.why, hint=error.hint) from error
+        raise error.restated(type(error), where=f"{error.where}\nin kernel\n{text}".strip()) from error
 
 
 def _jobs() -> int:

@@ -32,8 +32,7 @@ from tcomp.errors import IRError, TcompError
 from tcomp.ir import te
 from tcomp.ir.expr import Dim, Expr, as_dim, variables
 from tcomp.ir.layout import Layout
-from tcomp.ir.names import unused
-from tcomp.ir.text.printer import Names, Printer, quoted
+from tcomp.ir.text.printer import Names, Printer, quoted, unused
 
 
 class Value:
@@ -280,7 +279,7 @@ def infer(op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any]
         return application(op, inputs, attrs)
     except TcompError as error:
         where = f"node `{name}` ({op.name}) of {', '.join(str(v) for v in inputs)}"
-        raise IRError(error.what, where=where, why=error.why or error.where, hint=error.hint) from error
+        raise error.restated(IRError, where=where, why=error.why or error.where) from error
 
 
 # ---------------------------------------------------------------- printing

@@ -393,7 +393,7 @@ def _verify_application(node: Node, place: str) -> None:
         derived = infer(node.op, node.inputs, node.attrs, node.name).outputs
         verify_te(derived)
     except TcompError as error:
-        raise IRError(error.what, where=f"{place}: {error.where}", why=error.why, hint=error.hint) from error
+        raise error.restated(IRError, where=f"{place}: {error.where}") from error
     except (TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
         raise IRError(f"the operator does not take these inputs and attributes: {error}", where=place) from error
     _verify_types("the operator", derived, "the node declares", node.outputs, place)
@@ -415,7 +415,7 @@ def _verify_structural(node: Node, place: str) -> None:
         try:
             verify_graph(body)
         except IRError as error:
-            raise IRError(error.what, where=f"{place}: {error.where}", why=error.why, hint=error.hint) from error
+            raise error.restated(IRError, where=f"{place}: {error.where}") from error
     if node.op not in (KERNEL, IF):
         _verify_loop(node, inputs, place)
         return

@@ -31,11 +31,11 @@ from tcomp.ir.access import stride
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.graph import KERNEL, Graph, Node, Operator, Value, attributes_key, canonical_graph_text
-from tcomp.ir.halo import SMALL_WINDOW, Widths, joined, reach, selections, window_size
 from tcomp.ir.layout import LINE, Layout
-from tcomp.ir.names import unused
+from tcomp.ir.read_patterns import SMALL_WINDOW, Widths, joined, reach, selections, window_size
 from tcomp.ir.simplify import linear, simplify
 from tcomp.ir.te import Tensor, placeholder, tensors
+from tcomp.ir.text.printer import unused
 from tcomp.ops.movement import IDENTITY
 from tcomp.passes.structure import inlined
 

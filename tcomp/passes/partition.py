@@ -24,12 +24,11 @@ import numpy as np
 
 from tcomp.ir import expr as E
 from tcomp.ir.access import affine
-from tcomp.ir.concatenated_rows import concatenated_row_length
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Expr
 from tcomp.ir.fallback import Fallback, FallbackKind
 from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, GraphBuilder, Node, Value, infer
-from tcomp.ir.halo import SMALL_WINDOW, reach, window_size
+from tcomp.ir.read_patterns import SMALL_WINDOW, concatenated_row_length, reach, window_size
 from tcomp.ir.simplify import simplify
 from tcomp.ir.te import Tensor, tensors
 from tcomp.ops.broadcast import BYTES

@@ -62,7 +62,7 @@ def run_passes(
                 verify_graph(graph)
             except TcompError as error:
                 what, hint = f"pass `{name}` made a malformed graph: {error.what}", "report this as a bug of tcomp"
-                raise IRError(what, where=error.where, why=error.why, hint=hint) from error
+                raise error.restated(IRError, what=what, hint=hint) from error
         if on_pass is not None:
             on_pass(reports[-1])
     return graph, reports

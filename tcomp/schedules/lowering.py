@@ -19,11 +19,11 @@ from tcomp.ir.access import affine
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Expr, as_expr, loop_var
 from tcomp.ir.graph import Graph, Value
-from tcomp.ir.halo import covers, reach
 from tcomp.ir.layout import Layout, Piece
-from tcomp.ir.names import unused
+from tcomp.ir.read_patterns import covers, reach
 from tcomp.ir.simplify import prove, simplify
 from tcomp.ir.te import Tensor
+from tcomp.ir.text.printer import unused
 
 EXPENSIVE = {
     "exp", "log", "tanh", "erf", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "pow", "sqrt",

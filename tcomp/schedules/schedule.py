@@ -141,7 +141,7 @@ class Schedule:
                     self.apply(step.primitive, *step.arguments, **dict(step.options))
                 except ScheduleError as error:
                     where = f"step {number}, {str(step)[:200]}\n{error.where}".rstrip()
-                    refused = ScheduleError(error.what, where=where, why=error.why, hint=error.hint)
+                    refused = error.restated(ScheduleError, where=where)
                     refused.witness = error.witness
                     raise refused from error
 

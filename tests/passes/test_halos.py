@@ -13,8 +13,8 @@ from onnx.reference import ReferenceEvaluator
 
 import tcomp
 from tcomp.ir import te
-from tcomp.ir.halo import covers, joined, reach
 from tcomp.ir.layout import Layout, Piece
+from tcomp.ir.read_patterns import covers, joined, reach
 from tcomp.ir.text.parser import parse_layout
 from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_model

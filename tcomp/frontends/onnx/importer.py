@@ -282,7 +282,7 @@ class _Importer:
         except (ImportModelError, UnsupportedError):
             raise
         except TcompError as error:
-            raise ImportModelError(error.what, where=where, why=error.why or error.where, hint=error.hint) from error
+            raise error.restated(ImportModelError, where=where, why=error.why or error.where) from error
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, AssertionError, MemoryError) as error:
             what, why = "the node cannot be imported: its inputs and attributes do not fit together", f"{type(error).__name__}: {error}"
             hint = "`onnx.checker.check_model(path, full_check=True)` may say more"

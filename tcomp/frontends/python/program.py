@@ -99,7 +99,7 @@ class Program:
         try:
             verify_kernel(kernel)
         except IRError as error:
-            raise ProgramError(error.what, where=f"{source.file}:{source.first}: {error.where}", why=error.why, hint=error.hint) from None
+            raise error.restated(ProgramError, where=f"{source.file}:{source.first}: {error.where}") from None
         return kernel
 
     def _number(self, name: str, given: Size | float | None, least: int | None) -> Value:

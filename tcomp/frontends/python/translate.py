@@ -27,8 +27,8 @@ from tcomp.ir import loops as L
 from tcomp.ir.dtypes import BITS, is_float, is_integer, itemsize
 from tcomp.ir.expr import INDEX, Expr, as_expr, standard_reducers
 from tcomp.ir.loops import Buffer, Stmt
-from tcomp.ir.names import unused
 from tcomp.ir.simplify import simplify
+from tcomp.ir.text.printer import unused
 
 OPERATORS: dict[type[ast.AST], str] = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.FloorDiv: "floordiv", ast.Mod: "mod", ast.Pow: "pow",

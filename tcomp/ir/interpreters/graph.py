@@ -56,7 +56,7 @@ def _run(graph: Graph, inputs: Sequence[Array], dims: Mapping[Expr, int], on_val
             dims = bind_dims([(v.name, v.shape, a.shape) for v, a in zip(node.outputs, results, strict=True)], dims)
         except TcompError as error:
             where = f"node `{node.name}` ({node.op.name})" + (f", {error.where}" if error.where else "")
-            raise IRError(error.what, where=where, why=error.why, hint=error.hint) from error
+            raise error.restated(IRError, where=where) from error
         for v, array in zip(node.outputs, results, strict=True):
             if array.dtype != to_numpy(v.dtype):
                 raise IRError(f"`{v.name}` is declared {v.dtype} and computed as {array.dtype.name}", where=f"node `{node.name}`")

@@ -82,7 +82,7 @@ class _Runner:
                     try:
                         self.kernels[symbol](memory, [self.size(n, loops) for n in scalars])
                     except TcompError as error:
-                        raise IRError(error.what, where=f"call `{label}`: {error.where}", why=error.why, hint=error.hint) from error
+                        raise error.restated(IRError, where=f"call `{label}`: {error.where}") from error
                 case Branch(cond, then, otherwise):
                     self.steps(then if self.flag(cond, loops) else otherwise, loops)
                 case Repeat(var, trips, body, condition):

@@ -14,14 +14,14 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import BITS, SIGNED, is_float
 from tcomp.ir.expr import INDEX, Dim, Expr, Reducer, as_expr, standard_reducers
-from tcomp.ir.names import unused
 
 INFIX = {  # symbol and precedence; all associate to the left, comparisons not at all
     "mul": ("*", 7), "div": ("/", 7), "floordiv": ("//", 7), "mod": ("%", 7), "add": ("+", 6), "sub": ("-", 6),
@@ -59,6 +59,11 @@ def literal(value: Any, dtype: str) -> str:
     if text in ("inf", "-inf", "nan"):
         return text if dtype == "float64" else f"{dtype}({text})"
     return text + SUFFIXES[dtype]
+
+
+def unused(name: str, taken: Container[str], numbered: str = "{}_{}", first: int = 1) -> str:
+    """`name`, or where it is taken the first free name with a number from `first` on behind it; `numbered` is their format."""
+    return name if name not in taken else next(c for n in count(first) if (c := numbered.format(name, n)) not in taken)
 
 
 class Names:

@@ -9,10 +9,10 @@ from math import prod
 
 from tcomp.ir import expr as E
 from tcomp.ir.access import affine, coefficient, stride
-from tcomp.ir.concatenated_rows import concatenated_row_length
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, For, If, Kernel, Stmt, Store, While, children, perfect, walk
+from tcomp.ir.read_patterns import concatenated_row_length
 
 MIN_TILE_ROWS = 4  # rows, and steps of a contiguous reduction, that make a tile which uses its operands often (two vectors of float64)
 SYMBOLIC = 512  # assumed size of an unbounded symbolic extent: a sequence, an image

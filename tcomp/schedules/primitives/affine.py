@@ -10,10 +10,10 @@ import islpy as isl
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir.expr import as_dim, as_expr, loop_var
-from tcomp.ir.names import unused
 from tcomp.ir.polyhedral.model import Model, Relation, map_of, model
 from tcomp.ir.polyhedral.scanning import PLACE, scan
 from tcomp.ir.simplify import same_dim, simplify
+from tcomp.ir.text.printer import unused
 from tcomp.schedules.analysis.legality import Conflict, Dependence, conflict_of, dependences, violated
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.editing import find_loop, guard, nesting, proof, rebind, rebuild, refuse, replaced

@@ -12,9 +12,9 @@ from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
-from tcomp.ir.names import unused
 from tcomp.ir.polyhedral.model import TooHard, limited
 from tcomp.ir.simplify import prove, simplify
+from tcomp.ir.text.printer import unused
 from tcomp.schedules.analysis.inverse_maps import inverse
 from tcomp.schedules.analysis.legality import Conflict
 

@@ -1,16 +1,16 @@
-"""Reads that reach over the edges of a tensor and find zeros there: what padding looks like in an expression."""
+"""Reads of a known form in expressions: over the edges of a tensor, which finds zeros there (padding), and of rows of matrices next to
+each other (what joining the heads of attention looks like)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import inf, prod
 
 from tcomp.ir import expr as E
-from tcomp.ir.expr import Expr, as_expr, bounds
+from tcomp.ir.expr import Dim, Expr, as_expr, bounds
 from tcomp.ir.simplify import prove, simplify
 
 WIDEST = 16  # elements of a halo on one side
-
 SMALL_WINDOW = 25  # elements of a window that checks each for being over the edge, at most; larger ones find zeros there
 
 Widths = dict[int, tuple[int, int]]  # axis -> elements (before, behind)
@@ -67,3 +67,21 @@ def covers(have: Widths, need: Widths) -> bool:
 def selections(e: Expr) -> list[Expr]:
     """The candidates inside an expression."""
     return [x for x in E.walk(e) if x.op == "select" and x.args[1].op == "read"]
+
+
+def concatenated_row_length(axes: Sequence[Expr], shape: Sequence[Dim], indices: Sequence[Expr]) -> int | None:
+    """n, if `x[..., c // n, ..., c % n]` is read at the element (..., c) of a tensor with such axes: rows of length n, those of matrices
+    c // n next to each other, as many as there is room for. All other axes stand for themselves, so that no element is read twice."""
+    if not axes or not indices:
+        return None
+    *others, last = map(simplify, indices)
+    if last.op != "mod" or last.args[0] is not axes[-1] or last.args[1].op != "const":
+        return None
+    length, whole = int(last.args[1].attr), shape[-1]
+    if not isinstance(whole, int) or whole % length:
+        return None
+    rest = [i for i in others if i.op != "const"]
+    long = {axis for axis, d in zip(axes[:-1], shape, strict=False) if d != 1}
+    matrix = simplify(axes[-1] // length)
+    once = len(set(rest)) == len(rest) and {*long, matrix} <= set(rest) <= {*axes[:-1], matrix}
+    return length if once else None
