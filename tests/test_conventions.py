@@ -12,12 +12,11 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 
 def undocumented(scope: ast.Module | ast.ClassDef, prefix: str) -> Iterator[str]:
-    """Public classes and functions in a scope that have no docstring. Methods that only apply a schedule primitive have the primitive's."""
+    """Public classes and functions in a scope that have no docstring."""
     for node in scope.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
             decorated = {name.id for d in node.decorator_list for name in ast.walk(d) if isinstance(name, ast.Name)}
-            applies = any(isinstance(x, ast.Attribute) and x.attr == "apply" for x in ast.walk(node.body[0])) and len(node.body) == 1
-            if ast.get_docstring(node) is None and "overload" not in decorated and not (prefix == "Schedule." and applies):
+            if ast.get_docstring(node) is None and "overload" not in decorated:
                 yield f"{prefix}{node.name}"
             if isinstance(node, ast.ClassDef):
                 yield from undocumented(node, f"{prefix}{node.name}.")

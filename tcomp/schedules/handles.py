@@ -1,9 +1,17 @@
-"""What primitives return: names, with the names of what else was made. A handle is a `str`, so it may stand wherever a name does."""
+"""How steps name loops and buffers, and what primitives return: names that know what else was made. A handle is a `str`, so it may stand
+wherever a name does."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
+
+from tcomp.ir.expr import Expr
+from tcomp.ir.te import Tensor
+
+Loop = str | Expr  # its name, or an axis of a tensor that has one loop
+Stage = str | Tensor  # the name of a buffer, or the tensor that is computed into it
+Size = int | str | Expr  # a number of iterations, or the text of one ("n // 4")
 
 
 class Handle(str):

@@ -11,8 +11,6 @@ concern other loops. Where it is natural, a stage may also be given as its tenso
 the text of one ("n // 4"). A step that would change what the program computes raises `ScheduleError`; the schedule is then as it was.
 """
 
-# mypy: disable-error-code="no-any-return"
-# (what `apply` returns depends on the primitive, whose signature says so)
 from __future__ import annotations
 
 import inspect
@@ -21,9 +19,8 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from functools import cache
-from types import UnionType
-from typing import Any, Literal, Union, overload
+from functools import cache, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar, TypeVarTuple, overload
 
 from tcomp.errors import IRError, ScheduleError
 from tcomp.ir import loops as L
@@ -34,37 +31,22 @@ from tcomp.ir.layout import Layout
 from tcomp.ir.te import Tensor, is_placeholder, tensors
 from tcomp.ir.text.parser import parse_expr, parse_kernel
 from tcomp.ir.verify import verify_kernel
-from tcomp.schedules.handles import BufferCopy, LoopCopy, PartialResults
+from tcomp.schedules.handles import Loop
 from tcomp.schedules.instructions import text_of
 from tcomp.schedules.lowering import lower
-from tcomp.schedules.primitives import editing
-from tcomp.schedules.primitives.affine import affine, fission, fuse_loops, shift, skew
-from tcomp.schedules.primitives.buffer_dimensions import collapse, expand
-from tcomp.schedules.primitives.cache_factors import cache_factors
-from tcomp.schedules.primitives.cache_hints import prefetch, stream
-from tcomp.schedules.primitives.compute_at import compute_at, inline, reverse_compute_at
-from tcomp.schedules.primitives.guards import clean, mask, note, specialize, unguard
-from tcomp.schedules.primitives.loop_structure import distribute, fuse, partition, reorder, set_kind, split
-from tcomp.schedules.primitives.online_softmax import online
-from tcomp.schedules.primitives.reductions import decompose_reduction, rfactor
-from tcomp.schedules.primitives.software_pipelining import pipeline
-from tcomp.schedules.primitives.storage import cache_read, cache_write, precompute, promote, relayout, set_scope
-from tcomp.schedules.primitives.tensorize import intact, tensorize
+from tcomp.schedules.primitives import affine as orders
+from tcomp.schedules.primitives import buffer_dimensions, cache_factors, cache_hints, editing, guards, loop_structure, reductions, storage
+from tcomp.schedules.primitives import compute_at as placement
+from tcomp.schedules.primitives.online_softmax import online as online_softmax
+from tcomp.schedules.primitives.software_pipelining import pipeline as software_pipelining
+from tcomp.schedules.primitives.tensorize import check_calls
+from tcomp.schedules.primitives.tensorize import tensorize as execute_by_instruction
 from tcomp.schedules.trace import Step, Trace, read_json
 
-PRIMITIVES: dict[str, Callable[..., Any]] = {
-    p.__name__: p
-    for p in (
-        split, reorder, fuse, partition, set_kind, distribute, inline, compute_at, reverse_compute_at, cache_read, cache_write,
-        cache_factors, precompute, relayout, set_scope, pipeline, rfactor, decompose_reduction, mask,
-        tensorize, affine, skew, shift, fission, fuse_loops, collapse, expand, prefetch, promote, unguard, clean, note,
-        stream, online, specialize,
-    )
-}  # fmt: skip
-
 Program = L.Kernel | Tensor | Sequence[Tensor]
-Loop = str | Expr  # its name, or an axis of a tensor that has one loop
-Stage = str | Tensor
+P = ParamSpec("P")
+R = TypeVar("R")
+Rs = TypeVarTuple("Rs")
 
 
 def kernel_of(program: Program) -> L.Kernel:
@@ -90,7 +72,67 @@ def inputs_and_outputs(program: Tensor | Sequence[Tensor]) -> tuple[list[Tensor]
     return inputs, outputs
 
 
-class Schedule:
+@overload
+def _method(primitive: Callable[Concatenate[L.Kernel, P], L.Kernel]) -> Callable[Concatenate[Schedule, P], None]: ...
+@overload
+def _method(primitive: Callable[Concatenate[L.Kernel, P], tuple[L.Kernel, R]]) -> Callable[Concatenate[Schedule, P], R]: ...
+@overload
+def _method(primitive: Callable[Concatenate[L.Kernel, P], tuple[L.Kernel, *Rs]]) -> Callable[Concatenate[Schedule, P], tuple[*Rs]]: ...
+def _method(primitive: Callable[..., Any]) -> Callable[..., Any]:
+    """The method that applies a primitive to a schedule's kernel; it has its parameters and documentation."""
+
+    @wraps(primitive)
+    def method(self: Schedule, *arguments: Any, **options: Any) -> Any:
+        _signature(primitive.__name__).bind(*arguments, **options)  # a wrong number of arguments is Python's error
+        return self.apply(primitive.__name__, *arguments, **options)
+
+    return method
+
+
+class Primitives:
+    """Every primitive as a method of schedules: it returns what the primitive returns next to the kernel."""
+
+    split = _method(loop_structure.split)
+    reorder = _method(loop_structure.reorder)
+    fuse = _method(loop_structure.fuse)
+    partition = _method(loop_structure.partition)
+    set_kind = _method(loop_structure.set_kind)
+    distribute = _method(loop_structure.distribute)
+    inline = _method(placement.inline)
+    compute_at = _method(placement.compute_at)
+    reverse_compute_at = _method(placement.reverse_compute_at)
+    cache_read = _method(storage.cache_read)
+    cache_write = _method(storage.cache_write)
+    cache_factors = _method(cache_factors.cache_factors)
+    precompute = _method(storage.precompute)
+    relayout = _method(storage.relayout)
+    set_scope = _method(storage.set_scope)
+    pipeline = _method(software_pipelining)
+    rfactor = _method(reductions.rfactor)
+    decompose_reduction = _method(reductions.decompose_reduction)
+    mask = _method(guards.mask)
+    tensorize = _method(execute_by_instruction)
+    affine = _method(orders.affine)
+    skew = _method(orders.skew)
+    shift = _method(orders.shift)
+    fission = _method(orders.fission)
+    fuse_loops = _method(orders.fuse_loops)
+    collapse = _method(buffer_dimensions.collapse)
+    expand = _method(buffer_dimensions.expand)
+    prefetch = _method(cache_hints.prefetch)
+    promote = _method(storage.promote)
+    unguard = _method(guards.unguard)
+    clean = _method(guards.clean)
+    note = _method(guards.note)
+    stream = _method(cache_hints.stream)
+    online = _method(online_softmax)
+    specialize = _method(guards.specialize)
+
+
+PRIMITIVES = {name: inspect.unwrap(method) for name, method in vars(Primitives).items() if callable(method)}
+
+
+class Schedule(Primitives):
     """A kernel and the steps that made it of a program as lowered. Every primitive is a method; see `help(Schedule.split)`.
 
     `kernel` is the program as scheduled so far, `source` the program before any step, `trace` the steps, `fallbacks` what the schedule
@@ -171,27 +213,6 @@ class Schedule:
         s.replay(trace)
         return s
 
-    # ------------------------------------------------------------ primitives
-
-    @overload
-    def split(self, loop: Loop, factor: int, tail: Literal["peel"]) -> tuple[str, str, LoopCopy]: ...
-    @overload
-    def split(self, loop: Loop, factor: int, tail: str = "guard") -> tuple[str, ...]: ...
-    def split(self, loop: Loop, factor: int, tail: str = "guard") -> tuple[str, ...]:
-        return self.apply("split", loop, factor, tail)
-
-    def reorder(self, *order: Loop, reassociate: bool = False) -> None:
-        self.apply("reorder", *order, reassociate=reassociate)
-
-    def fuse(self, outer: Loop, inner: Loop) -> str:
-        return self.apply("fuse", outer, inner)
-
-    def partition(self, loop: Loop, point: Dim | str) -> tuple[str, LoopCopy]:
-        return self.apply("partition", loop, point)
-
-    def set_kind(self, loop: Loop, kind: str, reassociate: bool = False) -> None:
-        self.apply("set_kind", loop, kind, reassociate)
-
     def tile(self, i: Loop, j: Loop, rows: int, columns: int, tail: str = "guard") -> tuple[str, str, str, str]:
         """Two loops directly inside each other become loops over tiles around loops inside a tile: `split`, `split`, `reorder`.
 
@@ -203,16 +224,6 @@ class Schedule:
         >>> s = Schedule(te.compute((6, 8), lambda i, j: A[j, i], name="B"))
         >>> s.tile("B.i", "B.j", 3, 4)
         ('B.i.o', 'B.j.o', 'B.i.i', 'B.j.i')
-        >>> print(s.kernel.body)
-        for B.i.o in 0..2 {
-          for B.j.o in 0..2 {
-            for B.i.i in 0..3 {
-              for B.j.i in 0..4 {
-                B[B.i.i + B.i.o * 3, B.j.i + B.j.o * 4] = A[B.j.i + B.j.o * 4, B.i.i + B.i.o * 3]
-              }
-            }
-          }
-        }
         >>> print(s.trace)
         s.split("B.i", 3)
         s.split("B.j", 4)
@@ -232,20 +243,12 @@ class Schedule:
         >>> A = te.placeholder((10,), name="A")
         >>> s = Schedule(te.compute((10,), lambda i: A[i] * 2, name="B"))
         >>> s.vectorize("B.i", 4)
-        >>> print(s.kernel.body)
-        for B.i.o in 0..3 {
-          vectorized B.i.i in 0..4 {
-            if B.i.i + B.i.o * 4 < 10 {
-              B[B.i.i + B.i.o * 4] = A[B.i.i + B.i.o * 4] * 2.0f
-            }
-          }
-        }
         >>> print(s.trace)
         s.split("B.i", 4)
         s.set_kind("B.i.i", "vectorized")
         """
         with self.together():
-            self.apply("set_kind", loop if lanes is None else self.split(loop, lanes, tail)[1], L.VECTORIZED, reassociate)
+            self.set_kind(loop if lanes is None else self.split(loop, lanes, tail)[1], L.VECTORIZED, reassociate)
 
     def unroll(self, loop: Loop, factor: int | None = None, tail: str = "guard") -> None:
         """Copy the body of a loop for each iteration; with `factor`, split the loop by that and do it to the inner one, `loop.i`.
@@ -260,115 +263,21 @@ class Schedule:
         s.set_kind("B.i.i", "unrolled")
         """
         with self.together():
-            self.apply("set_kind", loop if factor is None else self.split(loop, factor, tail)[1], L.UNROLLED)
+            self.set_kind(loop if factor is None else self.split(loop, factor, tail)[1], L.UNROLLED)
 
     def parallel(self, loop: Loop) -> None:
-        self.apply("set_kind", loop, L.PARALLEL)
+        """`set_kind(loop, "parallel")`: share the iterations of a loop among threads."""
+        self.set_kind(loop, L.PARALLEL)
 
     def bind(self, loop: Loop, axis: str, reassociate: bool = False) -> None:
-        self.apply("set_kind", loop, axis, reassociate)
-
-    def distribute(self, loop: Loop, factor: int, outer: str, inner: str, strided: bool = False) -> tuple[str, str]:
-        return self.apply("distribute", loop, factor, outer, inner, strided)
-
-    def inline(self, stage: Stage) -> None:
-        self.apply("inline", stage)
-
-    def compute_at(self, stage: Stage, loop: Loop, scope: str = "global") -> None:
-        self.apply("compute_at", stage, loop, scope)
-
-    def reverse_compute_at(self, stage: Stage, loop: Loop) -> None:
-        self.apply("reverse_compute_at", stage, loop)
-
-    def cache_write(self, stage: Stage, name: str, layout: Layout | str | None = None) -> BufferCopy:
-        return self.apply("cache_write", stage, name, layout)
-
-    def cache_read(
-        self, buffer: Stage, loop: Loop | None, name: str, scope: str = "global", layout: Layout | str | None = None
-    ) -> BufferCopy:
-        return self.apply("cache_read", buffer, loop, name, scope, layout)
-
-    def cache_factors(self, loop: Loop, left: str, right: str, scope: str = "global") -> tuple[BufferCopy, BufferCopy]:
-        return self.apply("cache_factors", loop, left, right, scope)
-
-    def precompute(self, buffer: Stage, name: str) -> BufferCopy:
-        return self.apply("precompute", buffer, name)
-
-    def relayout(self, buffer: Stage, layout: Layout | str) -> None:
-        self.apply("relayout", buffer, layout)
-
-    def set_scope(self, buffer: Stage, scope: str) -> None:
-        self.apply("set_scope", buffer, scope)
-
-    def pipeline(self, loop: Loop, stages: int, *buffers: Stage) -> str:
-        return self.apply("pipeline", loop, stages, *buffers)
-
-    def rfactor(self, stage: Stage, loop: Loop, lanes: int) -> PartialResults:
-        return self.apply("rfactor", stage, loop, lanes)
-
-    def online(self, stage: Stage, loop: Loop, factor: int) -> tuple[str, str, str, str]:
-        return self.apply("online", stage, loop, factor)
-
-    def decompose_reduction(self, stage: Stage, loop: Loop) -> None:
-        self.apply("decompose_reduction", stage, loop)
-
-    def mask(self, stage: Stage) -> None:
-        self.apply("mask", stage)
-
-    def tensorize(self, loop: Loop, instruction: Instruction | str, reassociate: bool = False) -> None:
-        self.apply("tensorize", loop, instruction, reassociate)
-
-    def affine(self, loop: Loop | None, order: str, names: str, parallel: str = "") -> dict[str, str]:
-        return self.apply("affine", loop, order, names, parallel)
-
-    def prefetch(self, buffer: Stage, loop: Loop, distance: int, at: Loop | str = "") -> None:
-        self.apply("prefetch", buffer, loop, distance, at)
-
-    def stream(self, buffer: Stage) -> None:
-        self.apply("stream", buffer)
-
-    def promote(self, loop: Loop, buffer: Stage, name: str, anew: bool = False) -> BufferCopy:
-        return self.apply("promote", loop, buffer, name, anew)
-
-    def unguard(self, loop: Loop) -> None:
-        self.apply("unguard", loop)
-
-    def specialize(self, loop: Loop) -> LoopCopy:
-        return self.apply("specialize", loop)
-
-    def skew(self, outer: Loop, inner: Loop, factor: int) -> None:
-        self.apply("skew", outer, inner, factor)
-
-    def shift(self, loop: Loop, stage: Stage, offset: int) -> None:
-        self.apply("shift", loop, stage, offset)
-
-    def fission(self, loop: Loop) -> tuple[str, ...]:
-        return self.apply("fission", loop)
-
-    def fuse_loops(self, first: Loop, second: Loop) -> None:
-        self.apply("fuse_loops", first, second)
-
-    def expand(self, buffer: Stage, dim: int, factor: int) -> None:
-        self.apply("expand", buffer, dim, factor)
-
-    def collapse(self) -> None:
-        self.apply("collapse")
-
-    def clean(self) -> None:
-        self.apply("clean")
-
-    def note(self, text: str) -> None:
-        self.apply("note", text)
+        """`set_kind(loop, axis)`: run the iterations of a loop along an axis of a GPU, `block.x` to `thread.z`."""
+        self.set_kind(loop, axis, reassociate)
 
     def fall_back(self, kind: FallbackKind, where: str, reason: str) -> None:
         """Record what is not done: in `fallbacks` for programs, as a note in the kernel for people."""
         fallback = Fallback(kind, where, reason)
         self.note(str(fallback))
         self.fallbacks += (fallback,)
-
-
-for _name, _primitive in {**PRIMITIVES, "parallel": set_kind, "bind": set_kind}.items():
-    getattr(Schedule, _name).__doc__ = _primitive.__doc__  # a method has the documentation of the primitive that it applies
 
 
 def parse_source(text: str | None) -> L.Kernel:
@@ -390,11 +299,11 @@ def replay(kernel: L.Kernel, trace: Iterable[Step]) -> L.Kernel:
     return s.kernel
 
 
-# ---------------------------------------------------------------- arguments: as given, as kept in a trace, as a primitive takes them
+# ---------------------------------------------------------------- arguments: as given, as a trace holds them, as a primitive takes them
 
 
 def _step(kernel: L.Kernel, name: str, arguments: Sequence[Any], options: dict[str, Any]) -> Step:
-    """The call of a primitive as data: arguments that have a default are kept by name, where they differ from it."""
+    """The call of a primitive as data: arguments that have a default are named, where they differ from it."""
     if name not in PRIMITIVES:
         raise ScheduleError(f"unknown schedule primitive `{name}`", hint=editing.did_you_mean(name, sorted(PRIMITIVES), "primitives"))
     signature = _signature(name)
@@ -402,11 +311,10 @@ def _step(kernel: L.Kernel, name: str, arguments: Sequence[Any], options: dict[s
         bound = signature.bind(*arguments, **options)
     except TypeError as error:
         raise _misused(kernel, name, str(error)) from None
-    positional: list[Any] = []
-    named: list[tuple[str, Any]] = []
+    positional, named = list[Any](), list[tuple[str, Any]]()
     for parameter, value in bound.arguments.items():
         p = signature.parameters[parameter]
-        plain = [_plain(kernel, name, p, v, p.annotation) for v in (value if p.kind is p.VAR_POSITIONAL else [value])]
+        plain = [_plain(kernel, name, p, v) for v in (value if p.kind is p.VAR_POSITIONAL else [value])]
         if p.default is p.empty:
             positional += plain
         elif plain != [p.default]:
@@ -419,10 +327,11 @@ def _run(kernel: L.Kernel, step: Step) -> Any:
     signature = _signature(step.primitive)
     bound = signature.bind(*step.arguments, **dict(step.options))
     for parameter, value in bound.arguments.items():
-        bound.arguments[parameter] = _meant(kernel, step, value, signature.parameters[parameter].annotation)
+        if isinstance(value, str) and _is_size(signature.parameters[parameter]):
+            bound.arguments[parameter] = _size(kernel, step, value)
     try:
         result = PRIMITIVES[step.primitive](kernel, *bound.args, **bound.kwargs)
-        intact(result[0] if isinstance(result, tuple) else result)
+        check_calls(result[0] if isinstance(result, tuple) else result)
         return result
     except editing.Refusal as refusal:
         name = step.arguments[1] if step.primitive == "set_kind" else step.primitive  # as in `s.parallel(loop)`
@@ -446,19 +355,18 @@ def _misused(kernel: L.Kernel, primitive: str, why: str) -> ScheduleError:
     return ScheduleError(f"`{primitive}` takes other arguments", where=f"kernel `{kernel.name}`", why=why, hint=hint)
 
 
-def _types(hint: Any) -> tuple[Any, ...]:
-    """The types that a union allows."""
-    return typing.get_args(hint) if typing.get_origin(hint) in (Union, UnionType) else (hint,)
+def _types(parameter: inspect.Parameter) -> tuple[Any, ...]:
+    return typing.get_args(parameter.annotation) or (parameter.annotation,)
 
 
-def _element_type(types: Iterable[Any]) -> Any:
-    """The type of the elements, if one of the types is a sequence."""
-    return next((typing.get_args(t)[0] for t in types if typing.get_origin(t) in (list, tuple, Sequence)), None)
+def _is_size(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter is a number that may be symbolic."""
+    return {int, Expr} <= set(_types(parameter))
 
 
-def _plain(kernel: L.Kernel, primitive: str, parameter: inspect.Parameter, value: Any, hint: Any) -> Any:
-    """What the trace keeps of an argument: None, a boolean, an integer, a name, text, or a tuple."""
-    types = _types(hint)
+def _plain(kernel: L.Kernel, primitive: str, parameter: inspect.Parameter, value: Any) -> Any:
+    """What a trace says of an argument: None, a boolean, an integer, a name, or text."""
+    types = _types(parameter)
     match value:
         case None | bool() if type(value) in types:
             return value
@@ -468,15 +376,13 @@ def _plain(kernel: L.Kernel, primitive: str, parameter: inspect.Parameter, value
             return str(value)
         case Instruction() if str in types:
             return text_of(value)
-        case Expr() if Expr in types:
+        case Expr() if _is_size(parameter):
             value = as_dim(value)
             return value if isinstance(value, int) else str(value)
         case Expr() if str in types and value.op == "var":
-            return _axis(kernel, value.name)
-        case str() if str in types or Expr in types:
+            return editing.loop_name(kernel, value)
+        case str() if str in types:
             return str(value)  # of a handle the name alone
-        case list() | tuple() if (element := _element_type(types)) is not None:
-            return tuple(_plain(kernel, primitive, parameter, v, element) for v in value)
         case Expr() if value.op != "const":
             pass  # a size that is not known is no integer
         case _ if int in types and not isinstance(value, bool) and hasattr(value, "__index__"):
@@ -484,31 +390,14 @@ def _plain(kernel: L.Kernel, primitive: str, parameter: inspect.Parameter, value
     raise _misused(kernel, primitive, f"`{parameter.name}` cannot be {value!r:.80}, which is of type {type(value).__name__}")
 
 
-def _axis(kernel: L.Kernel, name: str) -> str:
-    """The loop that is meant by an axis `k` of a tensor: `k` itself, else the one `STAGE.k` there is."""
-    loops = editing.loops_of(kernel)
-    found = [loop for b in editing.buffers_of(kernel) if (loop := f"{b}.{name}") in loops]
-    if name in loops or not found:
-        return name
-    if len(found) > 1:
-        hint = f"name one of {', '.join(found)}"
-        raise ScheduleError(f"several loops have the axis `{name}`", where=f"kernel `{kernel.name}`", hint=hint)
-    return found[0]
-
-
-def _meant(kernel: L.Kernel, step: Step, value: Any, hint: Any) -> Any:
-    """What the primitive takes: text becomes an expression over the kernel's sizes and loops where one is wanted."""
-    types = _types(hint)
-    if isinstance(value, tuple):
-        return tuple(_meant(kernel, step, v, hint if (element := _element_type(types)) is None else element) for v in value)
-    if not isinstance(value, str) or Expr not in types:
-        return value
+def _size(kernel: L.Kernel, step: Step, text: str) -> Dim:
+    """The size that a text means, over the kernel's sizes and loops."""
     names = {**{name: x.var for name, x in editing.loops_of(kernel).items()}, **{v.name: v for v in kernel.scalars}}
     try:
-        size = parse_expr(value, names)
+        size = parse_expr(text, names)
         if size.dtype != INDEX:
             raise IRError(f"it is of type {size.dtype}")
         return as_dim(size)
     except IRError as error:
         known = f"it may use {', '.join(v.name for v in kernel.scalars)}" if kernel.scalars else "all sizes of this kernel are integers"
-        raise ScheduleError(f"`{value}` is no size", where=f"{step} on kernel `{kernel.name}`", why=error.what, hint=known) from None
+        raise ScheduleError(f"`{text}` is no size", where=f"{step} on kernel `{kernel.name}`", why=error.what, hint=known) from None

@@ -11,7 +11,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.access import affine, coefficient, stride
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, Expr
-from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, For, If, Kernel, Stmt, Store, While, children, perfect, walk
+from tcomp.ir.loops import Accumulate, Allocate, Block, Buffer, For, If, Kernel, Stmt, Store, While, children, walk
 from tcomp.ir.read_patterns import concatenated_row_length
 
 MIN_TILE_ROWS = 4  # rows, and steps of a contiguous reduction, that make a tile which uses its operands often (two vectors of float64)
@@ -20,10 +20,11 @@ SYMBOLIC = 512  # assumed size of an unbounded symbolic extent: a sequence, an i
 
 @dataclass(frozen=True, slots=True)
 class Nest:
-    """A perfect nest at the top level of a kernel: its loops, outermost first, and the store inside."""
+    """One write: the loops around it, outermost first, the store itself, and the conditions (no conjunctions) it stands under."""
 
     loops: tuple[For, ...]
     leaf: Store | Accumulate
+    conditions: tuple[Expr, ...] = ()
 
     @property
     def writes(self) -> Buffer:
@@ -48,9 +49,31 @@ class Nest:
         return tuple(x for x in self.loops if x.var not in used)
 
     @property
+    def element_conditions(self) -> list[Expr]:
+        """The conditions that say which elements are written: those in which no reduction loop occurs."""
+        return [c for c in self.conditions if {x.var for x in self.reduction_loops}.isdisjoint(E.variables(c))]
+
+    @property
     def reads(self) -> tuple[Expr, ...]:
         """The reads of the value that is stored or accumulated."""
         return E.reads(self.leaf.value)
+
+
+def nest_of(stmt: Stmt) -> Nest | None:
+    """The nest that a statement is, if there is one write in it, inside of nothing but loops and conditions."""
+    loops, conditions = list[For](), list[Expr]()
+    while True:
+        match stmt:
+            case For(body=body):
+                loops.append(stmt)
+                stmt = body
+            case If(cond, then, None):
+                conditions += E.conjuncts(cond)
+                stmt = then
+            case Store() | Accumulate():
+                return Nest(tuple(loops), stmt, tuple(conditions))
+            case _:
+                return None
 
 
 def contiguous(reads: Sequence[Expr], v: Expr) -> bool:
@@ -88,8 +111,8 @@ def is_imperative(kernel: Kernel) -> bool:
 
 
 def nests(kernel: Kernel) -> list[Nest]:
-    """Top-level perfect nests around a store, skipping what has been shaped already, and the zeros around a result."""
-    found = [Nest(tuple(loops), leaf) for loops, leaf in map(perfect, _top_level(kernel.body)) if isinstance(leaf, Store | Accumulate)]
+    """Top-level nests without conditions, skipping what has been shaped already, and the zeros around a result."""
+    found = [n for s in _top_level(kernel.body) if (n := nest_of(s)) is not None and not n.conditions]
     computed = {n.writes for n in found if not n.is_reduction and n.leaf.value.op != "const"}
     return [n for n in found if n.leaf.value.op != "const" or n.writes not in computed]
 

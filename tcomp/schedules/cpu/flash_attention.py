@@ -22,6 +22,7 @@ from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Dim, as_dim, as_expr
 from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.loops import STACK_LIMIT, Accumulate, For, Kernel, Stmt, Store, children, walk
+from tcomp.schedules.analysis import access_patterns
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of, is_product, is_sum, nests, reduction_nest, result_nest, row_axis
 from tcomp.schedules.cost.register_tiles import FMA_LATENCY, FMAS, LOAD_CYCLES, Tile, tiles
 from tcomp.schedules.cpu.contraction import pack, tile_loops
@@ -29,7 +30,6 @@ from tcomp.schedules.cpu.lanes_and_threads import MAX_LANES, divides, extent, ne
 from tcomp.schedules.cpu.row_reductions import partial_loops
 from tcomp.schedules.groups import attachments, schedule_each
 from tcomp.schedules.knobs import Knobs
-from tcomp.schedules.primitives.editing import Chain, chain_of
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget
 
@@ -136,10 +136,10 @@ def schedule(s: Schedule, found: SoftmaxProduct, target: CpuTarget, knobs: Knobs
     s.clean()
     stored = (*derived, found.maximum, *found.sums, found.result)
     for c in write_nests(s.kernel.body):
-        name = c.write.buffer.name
+        name = c.leaf.buffer.name
         if _is_copy(name, terms):
             _scores(s, c, lanes, target)
-        elif isinstance(c.write, Store) and _is_copy(name, *stored):
+        elif isinstance(c.leaf, Store) and _is_copy(name, *stored):
             _in_lanes(s, c, lanes)
         elif _is_copy(name, product.writes.name):
             _product(s, c, lanes, target)
@@ -212,19 +212,19 @@ def _is_copy(name: str, *originals: str) -> bool:
     return any(re.fullmatch(rf"{re.escape(original)}(\.t\d*)*", name) is not None for original in originals)
 
 
-def write_nests(stmt: Stmt) -> list[Chain]:
+def write_nests(stmt: Stmt) -> list[Nest]:
     """The nests of one statement each, in order."""
-    found = chain_of(stmt)
+    found = access_patterns.nest_of(stmt)
     return [found] if found is not None else [c for item in children(stmt) for c in write_nests(item)]
 
 
-def loop_along(c: Chain, dim: int) -> str | None:
+def loop_along(c: Nest, dim: int) -> str | None:
     """The loop along a dimension, from the last one, of what a nest writes; None where that is a single place."""
-    index = c.write.indices[dim] if len(c.write.indices) >= -dim else None
+    index = c.leaf.indices[dim] if len(c.leaf.indices) >= -dim else None
     return next((x.var.name for x in c.loops if x.var is index), None)
 
 
-def _register_tile(s: Schedule, c: Chain, lanes: int, target: CpuTarget, loop: str | None = None) -> str | None:
+def _register_tile(s: Schedule, c: Nest, lanes: int, target: CpuTarget, loop: str | None = None) -> str | None:
     """A register tile of rows and vectors, inside of the reduction `loop`; returns the loop over tiles. None where there is but a row or a
     column."""
     row, column = loop_along(c, -2), loop_along(c, -1)
@@ -240,22 +240,22 @@ def _register_tile(s: Schedule, c: Chain, lanes: int, target: CpuTarget, loop: s
     return tiles_of_rows
 
 
-def _scores(s: Schedule, c: Chain, lanes: int, target: CpuTarget) -> None:
+def _scores(s: Schedule, c: Nest, lanes: int, target: CpuTarget) -> None:
     """Scores: tiles of them are summed up in registers."""
     tiles_of_rows = _register_tile(s, c, lanes, target)
     summed = {x.buffer for x in walk(s.kernel.body) if isinstance(x, Accumulate)}
-    scores = {r.attr.name for r in E.reads(c.write.value) if r.attr in summed}
+    scores = {r.attr.name for r in E.reads(c.leaf.value) if r.attr in summed}
     if tiles_of_rows is not None and len(scores) == 1:
         (name,) = scores
-        nest = next(n for n in write_nests(s.kernel.body) if isinstance(n.write, Accumulate) and n.write.buffer.name == name)
-        loops = [x.var.name for x in nest.loops if x.var not in E.variables(*nest.write.indices)]
+        nest = next(n for n in write_nests(s.kernel.body) if isinstance(n.leaf, Accumulate) and n.leaf.buffer.name == name)
+        loops = [x.var.name for x in nest.loops if x.var not in E.variables(*nest.leaf.indices)]
         s.compute_at(name, tiles_of_rows, "register")
         tile_loops(s, name, lanes, loops, True)
         if loops:
             _unroll_steps(s, loops[-1], c)
 
 
-def _in_lanes(s: Schedule, c: Chain, lanes: int) -> None:
+def _in_lanes(s: Schedule, c: Nest, lanes: int) -> None:
     """Lanes along the last dimension, a few vectors of it unrolled."""
     if (column := loop_along(c, -1)) is None:
         return
@@ -268,26 +268,26 @@ def _in_lanes(s: Schedule, c: Chain, lanes: int) -> None:
         s.unroll(s.split(vectors, UNROLLED_VECTORS)[1])
 
 
-def _product(s: Schedule, c: Chain, lanes: int, target: CpuTarget) -> None:
+def _product(s: Schedule, c: Nest, lanes: int, target: CpuTarget) -> None:
     """Sums: tiles of them are in registers while the terms of a block are added."""
-    used = E.variables(*c.write.indices)
+    used = E.variables(*c.leaf.indices)
     loop = next((x.var.name for x in c.loops if x.var not in used), None)
     if loop is not None and _register_tile(s, c, lanes, target, loop) is not None:
         with suppress(ScheduleError):  # in the last block of a row whose length is not known, sums stay where they are
-            s.promote(loop, c.write.buffer.name, f"{c.write.buffer.name}.tile")
+            s.promote(loop, c.leaf.buffer.name, f"{c.leaf.buffer.name}.tile")
         _unroll_steps(s, loop, c)
 
 
-def _unroll_steps(s: Schedule, loop: str, c: Chain) -> None:
+def _unroll_steps(s: Schedule, loop: str, c: Nest) -> None:
     """Unroll several steps of a reduction, unless they stand under conditions: these are the last blocks, and long enough as they are."""
     factor = next((n for n in UNROLL_FACTORS if divides(n, extent(s, loop))), 1) if not c.conditions else 1
     if factor > 1:
         s.unroll(s.split(loop, factor)[1])
 
 
-def _along_the_row(s: Schedule, c: Chain, lanes: int) -> None:
+def _along_the_row(s: Schedule, c: Nest, lanes: int) -> None:
     """A reduction of each row by itself: partial results in lanes, then one of them."""
-    used, name, row = E.variables(*c.write.indices), c.write.buffer.name, loop_along(c, -1)
+    used, name, row = E.variables(*c.leaf.indices), c.leaf.buffer.name, loop_along(c, -1)
     loop = next((x for x in c.loops if x.var not in used), None)
     if loop is None or row is None:
         return

@@ -33,7 +33,6 @@ from tcomp.schedules.gpu import thread_mapping as T
 from tcomp.schedules.gpu.block_tiles import SLICE_WAIT, Product, Side, Tile, cycles_of_block
 from tcomp.schedules.gpu.gemm import ASYNC_COPY_ARCHITECTURE, hold_in_registers, map_elements, multiply_in_slices
 from tcomp.schedules.knobs import Knobs
-from tcomp.schedules.primitives.editing import Chain
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CudaTarget
 
@@ -102,14 +101,14 @@ def schedule(s: Schedule, found: SoftmaxProduct, target: CudaTarget, knobs: Knob
     s.bind(home, "block.x")
 
     for c in write_nests(s.kernel.body):
-        name, sides = c.write.buffer.name, (loop_along(c, -2), loop_along(c, -1))
+        name, sides = c.leaf.buffer.name, (loop_along(c, -2), loop_along(c, -1))
         if name in of_rows:
             _map_rows(s, c, tiles.scores)
         elif name in (terms, weights):
             map_elements(s, tiles.scores, _by_axis(tiles.scores, sides), 1)
-        elif name == acc and isinstance(c.write, Accumulate):
-            values = Nest(c.loops, c.write)
-        elif name == acc and c.write.value.op != "const":  # `multiply_in_slices` makes the nest that clears them
+        elif name == acc and isinstance(c.leaf, Accumulate):
+            values = c
+        elif name == acc and c.leaf.value.op != "const":  # `multiply_in_slices` makes the nest that clears them
             map_elements(s, tiles.sums, _by_axis(tiles.sums, sides), width)
     map_elements(s, tiles.sums, _by_axis(tiles.sums, (row, column)), width)
     for name in of_rows:
@@ -152,12 +151,12 @@ def _layout_of_rows(rank: int, tile: Tile, lanes: str = "") -> str:
     return T.layout([*T.LETTERS[: rank - 1], *((one, thread, lanes) if lanes else (thread, one))])
 
 
-def _map_rows(s: Schedule, c: Chain, tile: Tile) -> None:
+def _map_rows(s: Schedule, c: Nest, tile: Tile) -> None:
     """What is computed for each row. A reduction along the row: by each thread for the elements that it has, then by one for what these
     have."""
-    row, name = loop_along(c, -1), c.write.buffer.name
+    row, name = loop_along(c, -1), c.leaf.buffer.name
     assert row is not None
-    if isinstance(c.write, Accumulate):
+    if isinstance(c.leaf, Accumulate):
         (reduction,) = _reduction_loops(s, name)
         partial = s.rfactor(name, *(tensor_cores.lanes_of_row(s, reduction) if tile.tensor else (reduction, tile.columns.threads)))
         s.set_scope(partial, "shared")
@@ -172,7 +171,7 @@ def _map_rows(s: Schedule, c: Chain, tile: Tile) -> None:
             s.unroll(one)
         T.unroll(s, _reduction_loops(s, partial))
         if not tile.tensor:
-            rank = len(c.write.indices)
+            rank = len(c.leaf.indices)
             s.relayout(partial, _layout_of_rows(rank, tile, T.LETTERS[rank]))
         *_, row = stage_axes(s.kernel, name, True)
         T.unroll(s, _reduction_loops(s, name))
@@ -182,8 +181,8 @@ def _map_rows(s: Schedule, c: Chain, tile: Tile) -> None:
 
 def _reduction_loops(s: Schedule, name: str) -> list[str]:
     """The loops that a stage is reduced over."""
-    c = next(c for c in write_nests(s.kernel.body) if isinstance(c.write, Accumulate) and c.write.buffer.name == name)
-    return T.names(Nest(c.loops, c.write).reduction_loops)
+    c = next(c for c in write_nests(s.kernel.body) if isinstance(c.leaf, Accumulate) and c.leaf.buffer.name == name)
+    return T.names(c.reduction_loops)
 
 
 def _products(s: Schedule, found: SoftmaxProduct, target: CudaTarget) -> Products:

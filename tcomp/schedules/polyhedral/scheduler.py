@@ -203,6 +203,7 @@ def _vectorize(s: Schedule, name: str, target: CpuTarget) -> list[LoopCopy]:
         with suppress(ScheduleError):
             s.vectorize(head, lanes)
     _, inner, rest = s.split(name, lanes, "peel")
+    assert isinstance(rest, LoopCopy)
     tails.append(rest)
     s.vectorize(inner)
     with suppress(ScheduleError):

@@ -15,13 +15,14 @@ from tcomp.ir.polyhedral.scanning import PLACE, scan
 from tcomp.ir.simplify import same_dim, simplify
 from tcomp.ir.text.printer import unused
 from tcomp.schedules.analysis.legality import Conflict, Dependence, conflict_of, dependences, violated
+from tcomp.schedules.handles import Loop, Stage
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.editing import find_loop, guard, nesting, proof, rebind, rebuild, refuse, replaced
 
 ISL_OPERATIONS = 50_000_000  # of isl for one proof and the loops it makes: some seconds
 
 
-def affine(kernel: L.Kernel, loop: str | None, order: str, names: str, parallel: str = "") -> tuple[L.Kernel, dict[str, str]]:
+def affine(kernel: L.Kernel, loop: Loop | None, order: str, names: str, parallel: str = "") -> tuple[L.Kernel, dict[str, str]]:
     """The instances of a nest (of the whole kernel, where `loop` is None) in any affine order: interchange, tiling, skewing, shifting,
     distribution and fusion of loops in one step.
 
@@ -63,7 +64,7 @@ def affine(kernel: L.Kernel, loop: str | None, order: str, names: str, parallel:
     return _reordered(kernel, target, m, relation, names, parallel.split())
 
 
-def skew(kernel: L.Kernel, outer: str, inner: str, factor: int) -> L.Kernel:
+def skew(kernel: L.Kernel, outer: Loop, inner: Loop, factor: int) -> L.Kernel:
     """Iteration `inner` of iteration `outer` becomes number `inner + factor * outer` of a longer loop, which is guarded.
 
     Always legal: the order stays as it is. Good for stencils in time: afterwards all dependences point forward in both loops, which may
@@ -92,13 +93,13 @@ def skew(kernel: L.Kernel, outer: str, inner: str, factor: int) -> L.Kernel:
         raise refuse(f"`{inner}` is {target.kind}", "skew first")
     reach = abs(factor) * (as_expr(around.extent) - 1)
     extent = as_dim(simplify(as_expr(target.extent) + reach))
-    v = loop_var(inner, extent)
+    v = loop_var(target.var.name, extent)
     index = simplify(v - factor * around.var - (reach if factor < 0 else 0))
     body = guard([index >= 0, index < as_expr(target.extent)], rebind(target.body, {target.var: index}))
     return replaced(kernel, {target: replace(target, var=v, extent=extent, body=body)})
 
 
-def shift(kernel: L.Kernel, loop: str, stage: str, offset: int) -> L.Kernel:
+def shift(kernel: L.Kernel, loop: Loop, stage: Stage, offset: int) -> L.Kernel:
     """The statements in a loop that compute `stage` run `offset` iterations later, all under guards where only some of them run.
 
     Legal when the order of dependent iterations is kept. Good for bringing a value's use to the iteration that makes it.
@@ -222,7 +223,7 @@ def _shared(
     return None
 
 
-def fission(kernel: L.Kernel, loop: str) -> tuple[L.Kernel, *tuple[str, ...]]:
+def fission(kernel: L.Kernel, loop: Loop) -> tuple[L.Kernel, *tuple[str, ...]]:
     """A loop around statements in sequence becomes one loop around each (loop distribution). Returns their names; the first keeps its own.
 
     Legal when no iteration of a statement needs what an earlier iteration of a later statement did. Good for giving the statements
@@ -245,9 +246,9 @@ def fission(kernel: L.Kernel, loop: str) -> tuple[L.Kernel, *tuple[str, ...]]:
     target = find_loop(kernel, loop)
     if not isinstance(target.body, L.Block) or len(target.body.stmts) < 2 or target.kind != L.SERIAL:
         raise refuse(f"`{loop}` is no serial loop around several statements")
-    names, parts = [loop], [replace(target, body=target.body.stmts[0])]
+    names, parts = [target.var.name], [replace(target, body=target.body.stmts[0])]
     for number, s in enumerate(target.body.stmts[1:], 1):
-        v = loop_var(editing.fresh(kernel, f"{loop}.{number}"), target.extent)
+        v = loop_var(editing.fresh(kernel, f"{target.var.name}.{number}"), target.extent)
         names.append(v.name)
         parts.append(replace(target, var=v, body=rebind(s, {target.var: v})))
     if (conflict := _reversed(target, L.block(*parts), kernel.body)) is not None:
@@ -255,7 +256,7 @@ def fission(kernel: L.Kernel, loop: str) -> tuple[L.Kernel, *tuple[str, ...]]:
     return replaced(kernel, {target: L.block(*parts)}), *names
 
 
-def fuse_loops(kernel: L.Kernel, first: str, second: str) -> L.Kernel:
+def fuse_loops(kernel: L.Kernel, first: Loop, second: Loop) -> L.Kernel:
     """Two loops of one extent that follow each other become one, around both bodies (loop fusion).
 
     Legal when no iteration of the second needs what a later iteration of the first does. Good for values that are then still in

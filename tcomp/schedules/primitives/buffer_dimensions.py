@@ -11,6 +11,7 @@ from tcomp.ir import loops as L
 from tcomp.ir.access import loop_extents
 from tcomp.ir.expr import Expr, as_dim, as_expr, loop_var
 from tcomp.ir.simplify import simplify
+from tcomp.schedules.handles import Stage
 from tcomp.schedules.primitives.editing import Indices, buffers_of, find_buffer, rebind, refuse, replace_buffer
 
 Pair = tuple[Expr, Expr]  # outer and inner loop variable
@@ -128,7 +129,7 @@ def _merge(kernel: L.Kernel, pairs: set[Pair], dims: dict[L.Buffer, int]) -> L.K
     return kernel
 
 
-def expand(kernel: L.Kernel, buffer: str, dim: int, factor: int) -> L.Kernel:
+def expand(kernel: L.Kernel, buffer: Stage, dim: int, factor: int) -> L.Kernel:
     """Dimension `dim` of a buffer becomes two: element [.., i, ..] is [.., i // factor, i % factor, ..] of the same memory.
 
     Legal when the extent is constant and `factor` divides it, for parameters as well. Good for indices that are quotients: after splitting

@@ -10,13 +10,14 @@ from tcomp.ir.access import digit
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import INDEX, Expr
 from tcomp.ir.simplify import linear, prove, simplify
-from tcomp.schedules.handles import BufferCopy
+from tcomp.schedules.analysis.access_patterns import Nest, nest_of
+from tcomp.schedules.handles import BufferCopy, Loop
 from tcomp.schedules.primitives import editing
-from tcomp.schedules.primitives.editing import Chain, chain_of, fresh, refuse
+from tcomp.schedules.primitives.editing import fresh, refuse
 from tcomp.schedules.primitives.guards import always_in_range, guarded_reads
 
 
-def cache_factors(kernel: L.Kernel, loop: str, left: str, right: str, scope: str = "global") -> tuple[L.Kernel, BufferCopy, BufferCopy]:
+def cache_factors(kernel: L.Kernel, loop: Loop, left: str, right: str, scope: str = "global") -> tuple[L.Kernel, BufferCopy, BufferCopy]:
     """Copy the factors of the products that a loop's body sums into new buffers first, and multiply these.
 
     A buffer has one dimension for each loop inside that its factor depends on, in their order, and one nest that fills it, with the loops
@@ -60,8 +61,8 @@ def cache_factors(kernel: L.Kernel, loop: str, left: str, right: str, scope: str
     """
     target = editing.find_loop(kernel, loop)
     editing.check_shared_memory(kernel, scope, target)
-    found = chain_of(target.body)
-    update = found.write if found is not None else None
+    found = nest_of(target.body)
+    update = found.leaf if found is not None else None
     product, masks = product_of(update) if isinstance(update, L.Accumulate) else (None, [])
     if found is None or product is None or not isinstance(update, L.Accumulate):
         raise refuse(f"the body of `{loop}` is not one sum of products")
@@ -132,13 +133,13 @@ def core_of(factor: Expr) -> Expr:
     return factor
 
 
-def _factors_that_test(kernel: L.Kernel, found: Chain, condition: Expr, used: Sequence[Sequence[L.For]]) -> list[int]:
+def _factors_that_test(kernel: L.Kernel, found: Nest, condition: Expr, used: Sequence[Sequence[L.For]]) -> list[int]:
     """The factors whose copies are zero where a condition of the sum does not hold."""
     if E.reads(condition):
         raise refuse(f"whether something is summed depends on data: {condition}")
     moving = [x for x in found.loops if x.var in E.variables(condition)]
     holders = [n for n, loops in enumerate(used) if set(moving) <= set(loops)]
-    if len(holders) == 2 or (holders and _unused_otherwise(kernel, found.write, condition, moving)):
+    if len(holders) == 2 or (holders and _unused_otherwise(kernel, found.leaf, condition, moving)):
         return holders
     why = f"where {condition} does not hold, a factor would have to be zero, and the other one finite"
     raise refuse(why, "make the sum's own conditions those of both factors")

@@ -13,11 +13,12 @@ from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Expr, as_expr, loop_var
 from tcomp.ir.layout import LINE
 from tcomp.ir.simplify import simplify
+from tcomp.schedules.handles import Loop, Stage
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.editing import find_buffer, find_loop, refuse, replaced
 
 
-def prefetch(kernel: L.Kernel, buffer: str, loop: str, distance: int, at: str = "") -> L.Kernel:
+def prefetch(kernel: L.Kernel, buffer: Stage, loop: Loop, distance: int, at: Loop = "") -> L.Kernel:
     """Every iteration of a serial loop first prefetches the elements of `buffer` that it will read or write `distance` iterations later,
     one for each vector. With `at`, a serial loop inside of it, the prefetches are spread evenly over all iterations of that one, in order,
     one for each cache line.
@@ -123,7 +124,7 @@ def _share(around: Sequence[L.For], walked: Sequence[tuple[L.For, int]]) -> dict
     return found
 
 
-def stream(kernel: L.Kernel, buffer: str) -> L.Kernel:
+def stream(kernel: L.Kernel, buffer: Stage) -> L.Kernel:
     """Stores to `buffer` in whole vectors bypass the caches (non-temporal stores), where the machine has such stores; accumulations do not.
 
     Always legal. Good for results that no cache could hold until they are read: a line is then not fetched before it is overwritten, a

@@ -11,12 +11,14 @@ from tcomp.ir import loops as L
 from tcomp.ir.access import Box, box_touched, in_range, indices_of, interval
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
 from tcomp.ir.simplify import difference, prove, same_dim, simplify
+from tcomp.schedules.analysis.access_patterns import Nest
 from tcomp.schedules.analysis.inverse_maps import Inverse, Solution, holds, inverse
+from tcomp.schedules.handles import Loop, Stage
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.editing import find_loop, nesting, path, reads, rebuild, refuse, replaced, without_allocation, writes
 
 
-def inline(kernel: L.Kernel, stage: str) -> L.Kernel:
+def inline(kernel: L.Kernel, stage: Stage) -> L.Kernel:
     """Every reader of a temporary computes the element itself; the temporary vanishes.
 
     Legal when one statement stores the stage, each element in one iteration, from values that do not change until the last reader; not for
@@ -115,7 +117,7 @@ def _readers(stmt: L.Stmt, buffer: L.Buffer) -> list[L.Stmt]:
     return [s for s in L.walk(stmt) if any(r.attr is buffer for r in E.reads(*L.expressions(s)))]
 
 
-def compute_at(kernel: L.Kernel, stage: str, loop: str, scope: str = "global") -> L.Kernel:
+def compute_at(kernel: L.Kernel, stage: Stage, loop: Loop, scope: str = "global") -> L.Kernel:
     """Move the computation of a temporary into a loop of its reader, restricted to the part that one iteration reads.
 
     The buffer shrinks to the box that is read and takes the scope given. The loops of the stage become one per dimension, the reduction
@@ -166,7 +168,7 @@ def compute_at(kernel: L.Kernel, stage: str, loop: str, scope: str = "global") -
     return nesting(kernel.with_body(without_allocation(rebuild(kernel.body, {**without, target: new}.get), buffer)))
 
 
-def reverse_compute_at(kernel: L.Kernel, stage: str, loop: str) -> L.Kernel:
+def reverse_compute_at(kernel: L.Kernel, stage: Stage, loop: Loop) -> L.Kernel:
     """Move the computation of a stage to the end of a loop that computes what it reads: each iteration goes on with its own results.
 
     Legal when each element of the stage needs only elements that one iteration of the loop completes: reductions must be finished inside
@@ -259,11 +261,11 @@ def _iterations_of(
     values: dict[Expr, Expr] = {}
     places: tuple[Expr, ...] = ()
     for nest in point.nests:
-        found = editing.chain(nest, buffer)
-        inverted = inverse(found.write.indices, buffer.shape, found.loops)
+        found = editing.single_write(nest, buffer)
+        inverted = inverse(found.leaf.indices, buffer.shape, found.loops)
         places = inverted.places
         reduced = {x.var: x.extent for x in found.loops if x.var not in inverted.values}
-        for r in (r for r in E.reads(*L.expressions(found.write), *found.conditions) if r.attr in homes):
+        for r in (r for r in E.reads(*L.expressions(found.leaf), *found.conditions) if r.attr in homes):
             home, _ = homes[r.attr].at([E.substitute(i, inverted.values) for i in r.args])
             for x in loops:
                 span = interval(home[x.var], reduced)
@@ -380,8 +382,8 @@ def _restricted(
     It writes into the box `local`, if given: then elements outside of the stage may be computed as well, as nobody uses them. `only` gives
     further conditions for an element. `taken` collects the names of the loops made.
     """
-    found = editing.chain(nest, buffer)
-    inverted = inverse(found.write.indices, buffer.shape, found.loops)
+    found = editing.single_write(nest, buffer)
+    inverted = inverse(found.leaf.indices, buffer.shape, found.loops)
     for x in found.spatial:
         if x.var not in inverted.values:
             raise refuse(f"the index of `{buffer.name}` does not tell which iteration of `{x.var.name}` computes an element")
@@ -389,7 +391,7 @@ def _restricted(
     def leaf(outer: tuple[Expr, ...]) -> L.Stmt:
         element = tuple(b + v for b, v in zip(box.base, outer, strict=True))
         values, conditions = inverted.at(element)
-        body = editing.enclose([x for x in found.loops if x.var not in values], L.where(found.conditions, found.write))
+        body = editing.enclose([x for x in found.loops if x.var not in values], L.where(found.conditions, found.leaf))
         to, at = (buffer, element) if local is None else (local, outer)
         body = editing.rebind(body, values)
         body = rebuild(body, lambda s: replace(s, buffer=to, indices=at) if isinstance(s, L.Store | L.Accumulate) else None)
@@ -401,11 +403,11 @@ def _restricted(
     return L.over(box.extent, leaf, names.__getitem__)
 
 
-def _name(kernel: L.Kernel, found: editing.Chain, d: int, taken: set[str]) -> str:
+def _name(kernel: L.Kernel, found: Nest, d: int, taken: set[str]) -> str:
     """A loop over a dimension of a stage has the name of the loop over it, the outermost where there are several."""
-    mentioned = set(E.variables(found.write.indices[d]))
+    mentioned = set(E.variables(found.leaf.indices[d]))
     names = [x.var.name for x in found.loops if x.var in mentioned]
-    base = (names or [found.write.buffer.name])[0]
+    base = (names or [found.leaf.buffer.name])[0]
     name = next(n for n in chain(names, (editing.fresh(kernel, f"{base}.{k}") for k in count(d))) if n not in taken)
     taken.add(name)
     return name

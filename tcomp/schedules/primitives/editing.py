@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -15,8 +15,10 @@ from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
 from tcomp.ir.polyhedral.model import TooHard, limited
 from tcomp.ir.simplify import prove, simplify
 from tcomp.ir.text.printer import unused
+from tcomp.schedules.analysis.access_patterns import Nest, nest_of
 from tcomp.schedules.analysis.inverse_maps import inverse
 from tcomp.schedules.analysis.legality import Conflict
+from tcomp.schedules.handles import Loop, Stage
 
 Indices = tuple[Expr, ...]
 MAX_ITERATIONS = 1 << 31  # of one tile: their products with extents and strides still fit the 64 bits of index arithmetic
@@ -62,26 +64,38 @@ def buffers_of(kernel: L.Kernel) -> dict[str, L.Buffer]:
     return {b.name: b for b in (*kernel.buffers, *(s.buffer for s in L.walk(kernel.body) if isinstance(s, L.Allocate)))}
 
 
-def find_loop(kernel: L.Kernel, name: str) -> L.For:
-    """The loop of a name. Raises `ScheduleError`."""
-    loops = loops_of(kernel)
+def loop_name(kernel: L.Kernel, loop: Loop) -> str:
+    """The name of a loop. An axis `k` of a tensor means the loop `k`, else the one `STAGE.k` there is. Raises `ScheduleError`."""
+    if isinstance(loop, str):
+        return loop
+    loops, name = loops_of(kernel), str(loop)
+    found = [known for b in buffers_of(kernel) if (known := f"{b}.{name}") in loops]
+    if name not in loops and len(found) > 1:
+        hint = f"name one of {', '.join(found)}"
+        raise ScheduleError(f"several loops have the axis `{name}`", where=f"kernel `{kernel.name}`", hint=hint)
+    return name if name in loops or not found else found[0]
+
+
+def find_loop(kernel: L.Kernel, loop: Loop) -> L.For:
+    """The loop of a name, or of an axis. Raises `ScheduleError`."""
+    loops, name = loops_of(kernel), loop_name(kernel, loop)
     if name not in loops:
         raise refuse(f"there is no loop `{name}`", did_you_mean(name, loops, "loops"))
     return loops[name]
 
 
-def find_buffer(kernel: L.Kernel, name: str) -> L.Buffer:
-    """The buffer of a name. Raises `ScheduleError`."""
-    buffers = buffers_of(kernel)
+def find_buffer(kernel: L.Kernel, stage: Stage) -> L.Buffer:
+    """The buffer of a name, or of a tensor. Raises `ScheduleError`."""
+    buffers, name = buffers_of(kernel), stage if isinstance(stage, str) else stage.name
     if name not in buffers:
         raise refuse(f"there is no buffer `{name}`", did_you_mean(name, buffers, "buffers"))
     return buffers[name]
 
 
-def find_temporary(kernel: L.Kernel, name: str, otherwise: str, hint: str = "") -> L.Buffer:
+def find_temporary(kernel: L.Kernel, stage: Stage, otherwise: str, hint: str = "") -> L.Buffer:
     """The temporary of a name. Raises `ScheduleError` where it is a parameter, and says `otherwise`."""
-    if (buffer := find_buffer(kernel, name)) in kernel.buffers:
-        raise refuse(f"`{name}` is a parameter{otherwise}", hint)
+    if (buffer := find_buffer(kernel, stage)) in kernel.buffers:
+        raise refuse(f"`{buffer.name}` is a parameter{otherwise}", hint)
     return buffer
 
 
@@ -300,59 +314,18 @@ def without_allocation(stmt: L.Stmt, buffer: L.Buffer) -> L.Stmt:
 # ---------------------------------------------------------------- nests of one statement
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """One write, with the loops around it from the outside to the inside, and the conditions (no conjunctions) it stands under."""
-
-    loops: tuple[L.For, ...]
-    conditions: tuple[Expr, ...]
-    write: L.Store | L.Accumulate
-
-    @property
-    def spatial(self) -> list[L.For]:
-        """The loops that say which element is written."""
-        return [x for x in self.loops if x.var in E.variables(*self.write.indices)]
-
-    @property
-    def reduction(self) -> list[L.For]:
-        """The other loops: those of a reduction."""
-        return [x for x in self.loops if x.var not in E.variables(*self.write.indices)]
-
-    @property
-    def of_elements(self) -> list[Expr]:
-        """The conditions that say which elements are written: those in which no reduction loop occurs."""
-        return [c for c in self.conditions if {x.var for x in self.reduction}.isdisjoint(E.variables(c))]
-
-
-def chain_of(nest: L.Stmt) -> Chain | None:
-    """What a nest of one statement is made of; None for any other."""
-    loops, conditions = list[L.For](), list[Expr]()
-    while True:
-        match nest:
-            case L.For(body=body):
-                loops.append(nest)
-                nest = body
-            case L.If(cond, then, None):
-                conditions += E.conjuncts(cond)
-                nest = then
-            case L.Store() | L.Accumulate():
-                return Chain(tuple(loops), tuple(conditions), nest)
-            case _:
-                return None
-
-
-def chain(nest: L.Stmt, buffer: L.Buffer) -> Chain:
+def single_write(nest: L.Stmt, buffer: L.Buffer) -> Nest:
     """A nest that computes a stage by one statement."""
-    if (found := chain_of(nest)) is None:
+    if (found := nest_of(nest)) is None:
         raise refuse(f"one nest computes `{buffer.name}` by several statements", "give each statement loops of its own")
     return found
 
 
 def stores_all(nest: L.Stmt, buffer: L.Buffer) -> bool:
     """Whether a nest stores to every element of a buffer, and reads none."""
-    found = chain_of(nest)
-    if found is None or not isinstance(found.write, L.Store) or found.write.buffer is not buffer or found.conditions:
+    found = nest_of(nest)
+    if found is None or found.is_reduction or found.writes is not buffer or found.conditions:
         return False
-    inverted = inverse(found.write.indices, buffer.shape, found.loops)
+    inverted = inverse(found.leaf.indices, buffer.shape, found.loops)
     runs = all(x.var in inverted.values or prove(as_expr(x.extent) > 0) for x in found.loops)
     return runs and not inverted.conditions and {x.var for x in found.spatial} <= inverted.values.keys() and buffer not in reads([nest])

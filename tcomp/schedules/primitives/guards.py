@@ -12,7 +12,7 @@ from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import INDEX, Dim, Expr, as_dim, as_expr, loop_var
 from tcomp.ir.simplify import difference, prove, simplify
 from tcomp.schedules.analysis.legality import out_of_bounds
-from tcomp.schedules.handles import LoopCopy
+from tcomp.schedules.handles import Loop, LoopCopy, Stage
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.editing import find_buffer, find_loop, guard, nesting, rebind, rebuild, refuse, replaced
 
@@ -66,7 +66,7 @@ def _related(indices: Sequence[Expr], conditions: Sequence[Expr]) -> set[Expr]:
     return found
 
 
-def mask(kernel: L.Kernel, stage: str) -> L.Kernel:
+def mask(kernel: L.Kernel, stage: Stage) -> L.Kernel:
     """`if c: s += v` becomes `s += c ? v : identity` wherever `stage` is accumulated, so that its nest is free of control flow.
 
     Legal where the condition is not needed to keep the place of `s` in range, nor concurrent iterations apart; a part of it that is stays
@@ -106,7 +106,7 @@ def mask(kernel: L.Kernel, stage: str) -> L.Kernel:
     return changed
 
 
-def specialize(kernel: L.Kernel, loop: str) -> tuple[L.Kernel, LoopCopy]:
+def specialize(kernel: L.Kernel, loop: Loop) -> tuple[L.Kernel, LoopCopy]:
     """Two copies of a loop: one without its conditions, for where they hold in all iterations, and the loop as it is, for elsewhere.
 
     Conditions of `if` and `select` are meant. One that depends on loops inside is tested in front, for the iteration in which it is hardest
@@ -145,7 +145,7 @@ def specialize(kernel: L.Kernel, loop: str) -> tuple[L.Kernel, LoopCopy]:
     other, names = editing.rename_inner(kernel, target, ".e")
     fast = rebuild(rebind(target, dict.fromkeys(whole, TRUE)), _settled)
     both = L.If(E.all_of([e for e in dict.fromkeys(whole.values()) if e.op != "const"]), fast, other)
-    return nesting(replaced(kernel, {target: both})), LoopCopy(names[loop], copies=names)
+    return nesting(replaced(kernel, {target: both})), LoopCopy(names[target.var.name], copies=names)
 
 
 def _tested(s: L.Stmt) -> Iterator[Expr]:
@@ -177,7 +177,7 @@ def _settled(s: L.Stmt) -> L.Stmt | None:
     return rebuild(s.then, _settled) if isinstance(s, L.If) and s.cond is TRUE else None
 
 
-def unguard(kernel: L.Kernel, loop: str) -> L.Kernel:
+def unguard(kernel: L.Kernel, loop: Loop) -> L.Kernel:
     """Drop conditions under which an iteration of a loop accumulates into a temporary, where they only spare elements that nobody reads.
 
     Legal when the loop holds such an accumulation of floats and nothing else, all places in it are in range whatever the conditions say,

@@ -11,7 +11,7 @@ from tcomp.ir.access import within
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
 from tcomp.ir.simplify import prove, quotient, same_dim, simplify
 from tcomp.schedules.analysis.legality import disorder, race
-from tcomp.schedules.handles import LoopCopy
+from tcomp.schedules.handles import Loop, LoopCopy, Size
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.editing import enclose, find_loop, fresh, guard, nesting, rebind, refuse, replaced
 from tcomp.schedules.primitives.guards import masked
@@ -20,7 +20,7 @@ TAILS = ("guard", "mask", "peel", "shift_inwards", "round_up")
 MAX_COPIES = 1 << 12  # of the body of one vectorized or unrolled loop: longer code is slow to compile, and exceeds instruction caches
 
 
-def split(kernel: L.Kernel, loop: str, factor: int, tail: str = "guard") -> tuple[L.Kernel, *tuple[str, ...]]:
+def split(kernel: L.Kernel, loop: Loop, factor: int, tail: str = "guard") -> tuple[L.Kernel, *tuple[str, ...]]:
     """A loop of n iterations becomes a loop over tiles around a loop of `factor` iterations: `i` becomes `i.o` and `i.i`.
 
     Always legal for full tiles; `tail` says what happens to the iterations that do not fill a tile, if there are any:
@@ -122,8 +122,8 @@ def split(kernel: L.Kernel, loop: str, factor: int, tail: str = "guard") -> tupl
         outer_extent = as_dim(_size(kernel, extent) // factor)
         kernel, _, *rest = _parted(kernel, target, as_dim(as_expr(outer_extent) * factor))
         target = find_loop(kernel, loop)
-    outer = loop_var(fresh(kernel, loop + ".o"), outer_extent)
-    inner = loop_var(fresh(kernel, loop + ".i"), factor)
+    outer = loop_var(fresh(kernel, f"{target.var.name}.o"), outer_extent)
+    inner = loop_var(fresh(kernel, f"{target.var.name}.i"), factor)
     index = outer * factor + inner
     if tail == "peel" or prove(index < extent):
         tail = "none"  # all tiles are full
@@ -253,7 +253,7 @@ def reorder(kernel: L.Kernel, *order: str, reassociate: bool = False) -> L.Kerne
     return nesting(replaced(kernel, {top: enclose(arranged, leaf)}))
 
 
-def fuse(kernel: L.Kernel, outer: str, inner: str) -> tuple[L.Kernel, str]:
+def fuse(kernel: L.Kernel, outer: Loop, inner: Loop) -> tuple[L.Kernel, str]:
     """Two loops directly inside each other become one, over i * n + j. Returns its name.
 
     Legal for loops of one kind if the extent n of the inner one does not depend on the outer one. Good for enough iterations to divide
@@ -285,7 +285,7 @@ def fuse(kernel: L.Kernel, outer: str, inner: str) -> tuple[L.Kernel, str]:
     return replaced(kernel, {first: L.For(v, extent, body, first.kind)}), v.name
 
 
-def partition(kernel: L.Kernel, loop: str, point: Dim) -> tuple[L.Kernel, str, LoopCopy]:
+def partition(kernel: L.Kernel, loop: Loop, point: Size) -> tuple[L.Kernel, str, LoopCopy]:
     """The first `point` iterations and the rest become two loops, each simplified for its range: `i` and `i.t` (tail).
 
     Legal where 0 <= point <= extent can be proved (a size is >= 0); the point may depend on sizes and on loops around. Good for guards,
@@ -305,6 +305,7 @@ def partition(kernel: L.Kernel, loop: str, point: Dim) -> tuple[L.Kernel, str, L
     }
     """
     target = find_loop(kernel, loop)
+    assert not isinstance(point, str)  # `Schedule.apply` made an expression of it
     _check_extent_fixed(target)
     around = {x.var for x in editing.enclosing(kernel, target)}
     for v in E.variables(as_expr(point)):
@@ -358,7 +359,7 @@ def _at_most(a: Expr, b: Expr) -> bool:
     return common > 1 and _at_most(simplify(x // (m // common)), simplify(y // (d // common)))
 
 
-def set_kind(kernel: L.Kernel, loop: str, kind: str, reassociate: bool = False) -> L.Kernel:
+def set_kind(kernel: L.Kernel, loop: Loop, kind: str, reassociate: bool = False) -> L.Kernel:
     """How the iterations of a loop run: serial, parallel, vectorized, unrolled, or bound to an axis of a GPU (block.x ... thread.z).
 
     Legal for parallel, vectorized and bound loops when no iteration writes what another one touches; vectorized and unrolled need a
@@ -391,7 +392,7 @@ def set_kind(kernel: L.Kernel, loop: str, kind: str, reassociate: bool = False) 
     return nesting(replaced(kernel, {target: replace(target, kind=kind)}))
 
 
-def distribute(kernel: L.Kernel, loop: str, factor: int, outer: str, inner: str, strided: bool = False) -> tuple[L.Kernel, str, str]:
+def distribute(kernel: L.Kernel, loop: Loop, factor: int, outer: str, inner: str, strided: bool = False) -> tuple[L.Kernel, str, str]:
     """Split a loop for a GPU: `i.o` of kind `outer` around `i.i` of `factor` iterations of kind `inner`, guarded. Returns their names.
 
     The kinds are serial or GPU axes. With `strided` the loops change places: thread number i.i takes every factor-th iteration, so that

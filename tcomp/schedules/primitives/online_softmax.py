@@ -12,15 +12,17 @@ from tcomp.ir import loops as L
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import Expr, as_dim, as_expr, loop_var
 from tcomp.ir.simplify import prove, same_dim, simplify
+from tcomp.schedules.analysis.access_patterns import Nest, nest_of
 from tcomp.schedules.analysis.inverse_maps import holds, inverse
+from tcomp.schedules.handles import Loop, Stage
 from tcomp.schedules.instructions import tf32
 from tcomp.schedules.primitives import editing
-from tcomp.schedules.primitives.editing import chain_of, enclose, fresh, guard, path, reads, refuse, renamed, sequence
+from tcomp.schedules.primitives.editing import enclose, fresh, guard, path, reads, refuse, renamed, sequence
 
 FLOATS = ("float16", "float32", "float64")
 
 
-def online(kernel: L.Kernel, stage: str, loop: str, factor: int) -> tuple[L.Kernel, str, str, str, str]:
+def online(kernel: L.Kernel, stage: Stage, loop: Loop, factor: int) -> tuple[L.Kernel, str, str, str, str]:
     """A maximum M = max(x[k]), and the sums A = sum(exp(x[k] - M) * v[k]) that follow it, in one loop over blocks of k, `factor` long.
 
     Each block raises the maximum so far, scales what has been summed up so far by exp(maximum before - maximum now), and adds its own
@@ -90,7 +92,7 @@ class _Reduction:
     """A nest around one accumulation, and the loop of it that is cut into blocks."""
 
     nest: L.Stmt
-    chain: editing.Chain
+    chain: Nest
     update: L.Accumulate
     along: L.For
 
@@ -109,7 +111,7 @@ def _sequence_around(kernel: L.Kernel, target: L.For) -> tuple[L.Stmt, tuple[L.S
     while True:
         items = sequence(home)
         item = next(x for x in items if path(x, target))
-        if chain_of(item) is not None or not L.children(item) or item is target:
+        if nest_of(item) is not None or not L.children(item) or item is target:
             return home, items
         home = next(c for c in L.children(item) if path(c, target))
 
@@ -123,10 +125,10 @@ def _allocations(stmt: L.Stmt) -> list[L.Buffer]:
 def _reduction(items: Sequence[L.Stmt], nest: L.Stmt, along: L.For, op: str) -> _Reduction:
     """A nest that accumulates by `add` or `max`, over `along`, into a buffer that another item sets to the identity, and no one else
     writes."""
-    found = chain_of(nest)
-    if found is None or not isinstance(found.write, L.Accumulate):
+    found = nest_of(nest)
+    if found is None or not isinstance(found.leaf, L.Accumulate):
         raise refuse(f"`{along.var.name}` is no loop of a nest around a single accumulation")
-    update, buffer = found.write, found.write.buffer
+    update, buffer = found.leaf, found.leaf.buffer
     r, name = update.reducer, update.buffer.name
     if r.combine not in (E.binary(op, r.lhs, r.rhs), E.binary(op, r.rhs, r.lhs)) or buffer.dtype not in FLOATS:
         raise refuse(f"`{name}` is no {'sum' if op == 'add' else 'maximum'} of {', '.join(FLOATS)}")
@@ -153,7 +155,7 @@ def _maximum(kernel: L.Kernel, items: Sequence[L.Stmt], buffer: L.Buffer, target
     found = _reduction(items, nest, target, "max")
     if found.update.buffer is not buffer:
         raise refuse(f"`{target.var.name}` is a reduction loop of `{found.update.buffer.name}`, not of `{buffer.name}`")
-    if found.chain.reduction != [target] or len(found.chain.of_elements) != len(found.chain.conditions):
+    if found.chain.reduction_loops != (target,) or len(found.chain.element_conditions) != len(found.chain.conditions):
         raise refuse(f"`{target.var.name}` is not the only reduction loop of `{buffer.name}`, or not all elements are reduced")
     if buffer in reads([nest]):
         raise refuse(f"`{buffer.name}` is computed from its own elements")
@@ -164,24 +166,24 @@ def _maximum(kernel: L.Kernel, items: Sequence[L.Stmt], buffer: L.Buffer, target
 
 
 def _reduces_with(item: L.Stmt, buffer: L.Buffer) -> bool:
-    found = chain_of(item)
-    return buffer in reads([item]) and found is not None and isinstance(found.write, L.Accumulate)
+    found = nest_of(item)
+    return buffer in reads([item]) and found is not None and isinstance(found.leaf, L.Accumulate)
 
 
 def _sum(top: _Reduction, items: Sequence[L.Stmt], nest: L.Stmt) -> _Sum:
     """A nest that reads the maximum, as a sum of exponentials relative to it."""
     maximum = top.update.buffer
-    found = chain_of(nest)
+    found = nest_of(nest)
     assert found is not None
-    value, name = found.write.value, found.write.buffer.name
+    value, name = found.leaf.value, found.leaf.buffer.name
     weights = [e for e in E.walk(value) if e.op == "exp" and any(r.attr is maximum for r in E.reads(e))]
-    uses = {r for r in E.reads(value, *found.conditions, *found.write.indices) if r.attr is maximum}
+    uses = {r for r in E.reads(value, *found.conditions, *found.leaf.indices) if r.attr is maximum}
     exponent = weights[0].args[0] if len(weights) == 1 else None
     if exponent is None or exponent.op != "sub" or exponent.args[1] not in uses or len(uses) != 1 or not _linear(value, weights[0]):
         why = f"`{name}` is no sum of products with one exponential of a difference to `{maximum.name}`"
         raise refuse(why, "`inline` exponentials; a sum that is divided by another one is divided after the reduction")
     rest = E.rewrite(value, lambda e: E.const(1, e.dtype) if e is weights[0] else None)
-    if any(r.attr is maximum for r in E.reads(exponent.args[0], rest, *found.conditions, *found.write.indices)):
+    if any(r.attr is maximum for r in E.reads(exponent.args[0], rest, *found.conditions, *found.leaf.indices)):
         raise refuse(f"`{name}` uses `{maximum.name}` for more than one difference", "the maximum rises until the end")
     at = exponent.args[1].args
     values, conditions = inverse(top.update.indices, maximum.shape, top.chain.spatial).at(at)
@@ -196,14 +198,14 @@ def _sum(top: _Reduction, items: Sequence[L.Stmt], nest: L.Stmt) -> _Sum:
         why = f"cannot see that what `{name}` takes the difference of is what `{maximum.name}` is the maximum of"
         raise refuse(f"{why}: {exponent.args[0]} and {top.update.value}")
     total = _reduction(items, nest, matching[0], "add")
-    if len(found.of_elements) < len(found.conditions):
+    if len(found.element_conditions) < len(found.conditions):
         raise refuse(f"some terms of `{name}` are left out", "where all of them are, the sum has to stay 0")
-    if idle := next((x for x in found.reduction if x is not total.along and not prove(as_expr(x.extent) >= 1)), None):
+    if idle := next((x for x in found.reduction_loops if x is not total.along and not prove(as_expr(x.extent) >= 1)), None):
         raise refuse(f"`{idle.var.name}` may have no iteration: its extent is {idle.extent}")
-    if any(x.var in E.variables(*at) for x in found.reduction):
+    if any(x.var in E.variables(*at) for x in found.reduction_loops):
         raise refuse(f"an element of `{name}` is a sum over several maxima")
     needed = {simplify(E.substitute(c, values)) for c in top.chain.conditions}
-    if not {c for c in needed if not holds(c)} <= set(map(simplify, found.of_elements)):
+    if not {c for c in needed if not holds(c)} <= set(map(simplify, found.element_conditions)):
         raise refuse(f"`{name}` may be summed up where `{maximum.name}` is not computed")
     return _Sum(nest, found, total.update, total.along, weights[0], at)
 
@@ -278,7 +280,7 @@ class _Blocks:
         """What has been summed up so far, relative to the new maximum."""
         result, indices = a.update.buffer, a.update.indices
         store = L.Store(result, indices, E.read(result, indices) * E.read(self.scale, a.at))
-        return self._nest(a.chain.spatial, a.chain.of_elements, store, f"{result.name}.scaled", result)
+        return self._nest(a.chain.spatial, a.chain.element_conditions, store, f"{result.name}.scaled", result)
 
     def _added(self, a: _Sum) -> L.Stmt:
         """The terms of the block."""
@@ -296,7 +298,7 @@ class _Blocks:
         """NaN where all x are -inf: there the differences are."""
         result, indices, maximum = a.update.buffer, a.update.indices, E.read(self.maximum, a.at)
         value = E.select(E.equal(maximum, self.top.update.reducer.identity), maximum - maximum, E.read(result, indices))
-        store, conditions = L.Store(result, indices, value), [*a.chain.of_elements, self.extent >= 1]
+        store, conditions = L.Store(result, indices, value), [*a.chain.element_conditions, self.extent >= 1]
         return self._nest(a.chain.spatial, conditions, store, f"{result.name}.final", result)
 
     def _moved(self, e: Expr, along: L.For, v: Expr) -> Expr:

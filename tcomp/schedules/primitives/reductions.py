@@ -10,15 +10,16 @@ from tcomp.ir import loops as L
 from tcomp.ir.access import in_range
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
 from tcomp.ir.simplify import linear, prove, simplify
+from tcomp.schedules.analysis.access_patterns import Nest
 from tcomp.schedules.analysis.dependence import determined
 from tcomp.schedules.analysis.legality import race
-from tcomp.schedules.handles import PartialResults
+from tcomp.schedules.handles import Loop, PartialResults, Stage
 from tcomp.schedules.primitives import editing
-from tcomp.schedules.primitives.editing import Chain, enclose, find_buffer, find_loop, fresh, guard, refuse, renamed, replaced, touches
+from tcomp.schedules.primitives.editing import enclose, find_buffer, find_loop, fresh, guard, refuse, renamed, replaced, touches
 from tcomp.schedules.primitives.guards import range_depends_on
 
 
-def rfactor(kernel: L.Kernel, stage: str, loop: str, lanes: int) -> tuple[L.Kernel, PartialResults]:
+def rfactor(kernel: L.Kernel, stage: Stage, loop: Loop, lanes: int) -> tuple[L.Kernel, PartialResults]:
     """Cut a reduction loop into `lanes` interleaved ones: partial[.., l] reduces the elements congruent to l modulo `lanes`; these partial
     results are then reduced, in order of l. Returns the name of their stage, which knows its loops (`PartialResults`).
 
@@ -51,25 +52,25 @@ def rfactor(kernel: L.Kernel, stage: str, loop: str, lanes: int) -> tuple[L.Kern
     alone = all(s is update for s in L.walk(nest) if not L.children(s))
     if not alone or len(L.perfect(nest)[0]) != len(found.loops):
         raise refuse(f"`{stage}` is not all that is computed in `{nest.var.name}`", "separate it first")
-    if target not in found.reduction:
+    if target not in found.reduction_loops:
         raise refuse(f"`{loop}` is no reduction loop of `{stage}`")
     editing.check_factor(lanes, "number of lanes")
-    for x in found.reduction:
+    for x in found.reduction_loops:
         if x.kind not in (L.SERIAL, L.UNROLLED):
             raise refuse(f"the reduction loop `{x.var.name}` is {x.kind} already", "make the lanes first")
     _check_elements(found)
-    name = fresh(kernel, stage + ".p")
+    name = fresh(kernel, f"{buffer.name}.p")
     partial = L.Buffer(name, buffer.dtype, (*buffer.shape, lanes))
     places, reducer = update.indices, update.reducer
     extent = as_expr(target.extent)
     outer_extent = as_dim((extent + (lanes - 1)) // lanes)
-    outer, lane = loop_var(fresh(kernel, loop + ".o"), outer_extent), loop_var(f"{name}.lane", lanes)
+    outer, lane = loop_var(fresh(kernel, f"{target.var.name}.o"), outer_extent), loop_var(f"{name}.lane", lanes)
     init_lane, final_lane = loop_var(f"{name}.init.lane", lanes), loop_var(fresh(kernel, f"{stage}.lane"), lanes)
     index, depth = outer * lanes + lane, found.loops.index(target)
     body = guard(found.conditions, replace(update, buffer=partial, indices=(*places, lane)))
     body = editing.rebind(enclose(found.loops[depth + 1 :], body), {target.var: index})
     around = [*found.loops[:depth], L.For(outer, outer_extent, body, target.kind)]
-    around.insert(found.loops.index(found.reduction[0]), L.For(lane, lanes, body))
+    around.insert(found.loops.index(found.reduction_loops[0]), L.For(lane, lanes, body))
     sums = enclose(around, guard([index < extent], body))
 
     last = [x.var.name.rsplit(".", 1)[-1] for x in found.spatial]  # the loops of partial results: numbered where names are not unique
@@ -81,7 +82,7 @@ def rfactor(kernel: L.Kernel, stage: str, loop: str, lanes: int) -> tuple[L.Kern
         return lambda n: fresh(kernel, f"{name}.{prefix}{short[n]}") if n in short else n
 
     def for_each_element(v: Expr, leaf: L.Stmt) -> L.Stmt:
-        return enclose(found.spatial, guard(found.of_elements, L.For(v, lanes, leaf)))
+        return enclose(found.spatial, guard(found.element_conditions, L.For(v, lanes, leaf)))
 
     init = renamed(for_each_element(init_lane, L.Store(partial, (*places, init_lane), reducer.identity)), within("init."))
     final = for_each_element(final_lane, L.Accumulate(buffer, places, E.read(partial, (*places, final_lane)), reducer))
@@ -102,7 +103,7 @@ def rfactor(kernel: L.Kernel, stage: str, loop: str, lanes: int) -> tuple[L.Kern
     return changed, PartialResults(name, init_lane=init_lane.name, lane=lane.name, final_lane=final_lane.name, outer=outer.name)
 
 
-def decompose_reduction(kernel: L.Kernel, stage: str, loop: str) -> L.Kernel:
+def decompose_reduction(kernel: L.Kernel, stage: Stage, loop: Loop) -> L.Kernel:
     """Initialise the elements that a loop accumulates into just before that loop, instead of all of them before the whole nest.
 
     Legal when no reduction loop of the stage stands around the loop, the loops that initialise it are as lowered and stand next to its
@@ -136,7 +137,7 @@ def decompose_reduction(kernel: L.Kernel, stage: str, loop: str) -> L.Kernel:
         raise refuse(f"`{stage}` is not accumulated inside of `{loop}`")
     depth = found.loops.index(target)
     for x in found.loops[:depth]:
-        if x in found.reduction:
+        if x in found.reduction_loops:
             raise refuse(f"`{x.var.name}`, a reduction loop of `{stage}`, stands around `{loop}`: each iteration would start anew")
     _check_elements(found)
     clear, leaf = _clearing(kernel, nest, buffer)
@@ -144,10 +145,10 @@ def decompose_reduction(kernel: L.Kernel, stage: str, loop: str) -> L.Kernel:
         why = f"cannot prove that the loops around the accumulation reach every element of `{stage}` once"
         raise refuse(why, "decompose before the loops are fused or partitioned")
     value = E.substitute(leaf.value, dict(zip(leaf.indices, update.indices, strict=True)))
-    init = guard(found.of_elements, L.Store(buffer, update.indices, simplify(value)))
+    init = guard(found.element_conditions, L.Store(buffer, update.indices, simplify(value)))
     init = enclose([replace(x, kind=L.SERIAL) for x in found.loops[depth:] if x in found.spatial], init)
     emptied = replaced(kernel, {clear: L.Block(())})
-    init = renamed(init, lambda n: fresh(emptied, f"{stage}.init.{n.removeprefix(stage + '.')}"))
+    init = renamed(init, lambda n: fresh(emptied, f"{stage}.init.{n.removeprefix(f'{stage}.')}"))
     return replaced(emptied, {target: L.block(init, target)})
 
 
@@ -156,7 +157,7 @@ def _top(kernel: L.Kernel, loop: L.For) -> L.For:
     return next(s for s in L.walk(kernel.body) if isinstance(s, L.For) and loop in L.perfect(s)[0])
 
 
-def _accumulation(nest: L.For, buffer: L.Buffer) -> tuple[Chain, L.Accumulate]:
+def _accumulation(nest: L.For, buffer: L.Buffer) -> tuple[Nest, L.Accumulate]:
     """The one accumulation into `buffer` that stands in a nest; refuses if there are others, or other uses of it."""
     users = [s for s in L.walk(nest) if touches(s, buffer)]
     if not users:
@@ -170,14 +171,14 @@ def _accumulation(nest: L.For, buffer: L.Buffer) -> tuple[Chain, L.Accumulate]:
             kind = {L.If: "a branch", L.While: "a while loop", L.Call: "an instruction"}[type(s)]
             raise refuse(f"`{buffer.name}` is accumulated inside of {kind}")
     conditions = tuple(c for s in around if isinstance(s, L.If) for c in E.conjuncts(s.cond))
-    return Chain(tuple(s for s in around if isinstance(s, L.For)), conditions, update), update
+    return Nest(tuple(s for s in around if isinstance(s, L.For)), update, conditions), update
 
 
-def _check_elements(found: Chain) -> None:
+def _check_elements(found: Nest) -> None:
     """Refuses unless each element belongs to one iteration of the spatial loops, and which ones are accumulated into is known without the
     reduction loops."""
-    assert isinstance(found.write, L.Accumulate)
-    name, reduced, places = found.write.buffer.name, {x.var for x in found.reduction}, found.write.indices
+    assert isinstance(found.leaf, L.Accumulate)
+    name, reduced, places = found.leaf.buffer.name, {x.var for x in found.reduction_loops}, found.leaf.indices
     if not {x.var for x in found.spatial} <= determined([places], {x.var for x in found.loops}):
         raise refuse(f"iterations of {', '.join(x.var.name for x in found.spatial)} may accumulate into one element of `{name}`")
     if E.reads(*places):
@@ -185,10 +186,10 @@ def _check_elements(found: Chain) -> None:
     for x in found.spatial:
         if reduced & set(E.variables(as_expr(x.extent))):
             raise refuse(f"the extent of `{x.var.name}` depends on a reduction loop: {x.extent}")
-    if reduced & range_depends_on(found.write, found.conditions):
+    if reduced & range_depends_on(found.leaf, found.conditions):
         raise refuse(f"which elements of `{name}` are accumulated into depends on the reduction")
-    idle = [x for x in found.reduction if not prove(as_expr(x.extent) >= 1)]
-    if idle and not in_range(places, found.write.buffer.shape):
+    idle = [x for x in found.reduction_loops if not prove(as_expr(x.extent) >= 1)]
+    if idle and not in_range(places, found.leaf.buffer.shape):
         raise refuse(f"elements may be out of range where `{idle[0].var.name}` has no iterations")
 
 
@@ -222,11 +223,11 @@ def _only_clears(stmt: L.Stmt, buffer: L.Buffer) -> bool:
     return all(x.buffer is buffer for x in inside if isinstance(x, L.Store | L.Accumulate)) and not editing.reads([stmt])
 
 
-def _covers(buffer: L.Buffer, found: Chain) -> bool:
+def _covers(buffer: L.Buffer, found: Nest) -> bool:
     """Whether the places take every value within the shape: along each dimension the loops are the digits of a number."""
     extents = {x.var: x.extent for x in found.spatial}
-    indices = [*zip(found.write.indices, buffer.shape, strict=True)]
-    if not set(map(simplify, found.of_elements)) <= {simplify(i < as_expr(n)) for i, n in indices}:
+    indices = [*zip(found.leaf.indices, buffer.shape, strict=True)]
+    if not set(map(simplify, found.element_conditions)) <= {simplify(i < as_expr(n)) for i, n in indices}:
         return False
     for place, n in indices:
         reach: Dim = 1

@@ -8,11 +8,12 @@ from dataclasses import replace
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir.expr import Expr, as_expr, loop_var
+from tcomp.schedules.handles import Loop, Stage
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.editing import fresh, guard, reads, rebind, refuse, sequence, swap_buffer, writes
 
 
-def pipeline(kernel: L.Kernel, loop: str, stages: int, *buffers: str) -> tuple[L.Kernel, str]:
+def pipeline(kernel: L.Kernel, loop: Loop, stages: int, *buffers: Stage) -> tuple[L.Kernel, str]:
     """Fill buffers of a loop's body `stages - 1` iterations before they are read.
 
     Each buffer gets a first dimension of `stages`, of which iteration i uses element i % stages. A loop before the loop (the prologue;
@@ -102,7 +103,7 @@ def pipeline(kernel: L.Kernel, loop: str, stages: int, *buffers: str) -> tuple[L
     fills = [item for item in items if any(writes(item, b) for b in olds)]
     _check(target, olds, items, fills)
     ahead = stages - 1
-    first, extent = loop_var(fresh(kernel, loop + ".p"), ahead), as_expr(target.extent)
+    first, extent = loop_var(fresh(kernel, f"{target.var.name}.p"), ahead), as_expr(target.extent)
     news = {b: L.Buffer(b.name, b.dtype, (stages, *b.shape), b.scope) for b in olds}
 
     def using(stmt: L.Stmt, slot: Expr) -> L.Stmt:
@@ -123,7 +124,7 @@ def pipeline(kernel: L.Kernel, loop: str, stages: int, *buffers: str) -> tuple[L
     return editing.nesting(editing.replaced(kernel, {target: editing.allocated(news.values(), new)})), first.name
 
 
-def _inside(kernel: L.Kernel, target: L.For, names: Sequence[str]) -> list[L.Buffer]:
+def _inside(kernel: L.Kernel, target: L.For, names: Sequence[Stage]) -> list[L.Buffer]:
     """The buffers named, which are allocated once more for each iteration."""
     found = [editing.find_buffer(kernel, name) for name in dict.fromkeys(names)]
     hint = "cache_read makes such a buffer"

@@ -17,12 +17,12 @@ from tcomp.ir.polyhedral.model import REDUCE, model
 from tcomp.ir.simplify import prove, simplify
 from tcomp.ir.text.parser import parse_layout
 from tcomp.schedules.analysis.legality import conflict_of, dependences, race
-from tcomp.schedules.handles import BufferCopy
+from tcomp.schedules.handles import BufferCopy, Loop, Stage
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.editing import find_buffer, fresh, rebuild, refuse, swap_buffer, temporary, writes
 
 
-def cache_write(kernel: L.Kernel, stage: str, name: str, layout: str | None = None) -> tuple[L.Kernel, BufferCopy]:
+def cache_write(kernel: L.Kernel, stage: Stage, name: str, layout: Layout | str | None = None) -> tuple[L.Kernel, BufferCopy]:
     """Compute a stage into a new temporary `name` and copy that: the temporary can then be moved into the loops of the copy.
 
     The copy is one nest with the loops `stage.0`, `stage.1`, ... The temporary may have a layout of its own (see `relayout`). Returns
@@ -59,7 +59,7 @@ def cache_write(kernel: L.Kernel, stage: str, name: str, layout: str | None = No
     editing.check_bounds_no_loops(scope, target)
     placed = _layout(layout, target.shape)
     local = L.Buffer(fresh(kernel, name), target.dtype, placed.shape(target.shape))
-    copy, loops = _over(kernel, stage, target.shape, lambda at: L.Store(target, at, E.read(local, placed.indices(at))))
+    copy, loops = _over(kernel, target.name, target.shape, lambda at: L.Store(target, at, E.read(local, placed.indices(at))))
     moved = items[items.index(nests[0]) : items.index(nests[-1]) + 1]  # what stands between the nests may read the stage
     new = {s: swap_buffer(s, target, local, placed.indices) for s in moved}
     new[nests[-1]] = L.block(new[nests[-1]], copy)
@@ -76,7 +76,7 @@ def _over(kernel: L.Kernel, name: str, shape: Sequence[Dim], leaf: Callable[[edi
 
 
 def cache_read(
-    kernel: L.Kernel, buffer: str, loop: str | None, name: str, scope: str = "global", layout: str | None = None
+    kernel: L.Kernel, buffer: Stage, loop: Loop | None, name: str, scope: str = "global", layout: Layout | str | None = None
 ) -> tuple[L.Kernel, BufferCopy]:
     """Copy the part of a buffer that a loop's body reads into a new buffer first, and read that instead.
 
@@ -148,7 +148,7 @@ def cache_read(
     return changed, BufferCopy(name, loads=loops)
 
 
-def precompute(kernel: L.Kernel, buffer: str, name: str) -> tuple[L.Kernel, BufferCopy]:
+def precompute(kernel: L.Kernel, buffer: Stage, name: str) -> tuple[L.Kernel, BufferCopy]:
     """Keep what is computed from single elements of a parameter, like `alpha * A[i, k]`, in a temporary as large as the parameter.
 
     The largest such expression is meant, the first one where there are several; the stage `name` computes it for all elements, before
@@ -215,7 +215,7 @@ def computed_from(source: L.Buffer, *roots: Expr) -> Expr | None:
     return best[1] if best else None
 
 
-def relayout(kernel: L.Kernel, buffer: str, layout: str) -> L.Kernel:
+def relayout(kernel: L.Kernel, buffer: Stage, layout: Layout | str) -> L.Kernel:
     """Change how the elements of a temporary lie in memory.
 
     A layout lists the dimensions of the buffer, slowest first, as pieces of the old ones, called a, b, c, ...: `(b,a)` transposes,
@@ -251,14 +251,14 @@ def relayout(kernel: L.Kernel, buffer: str, layout: str) -> L.Kernel:
     return editing.replace_buffer(kernel, old, temporary(old.name, old.dtype, placed.shape(old.shape), old.scope), placed.indices)
 
 
-def _layout(text: str | None, shape: Sequence[Dim]) -> Layout:
+def _layout(given: Layout | str | None, shape: Sequence[Dim]) -> Layout:
     """The layout meant by a text, for a buffer of the given shape."""
-    if text is None:
+    if given is None:
         return Layout.identity(len(shape))
     try:
-        layout = parse_layout(text, len(shape))
+        layout = parse_layout(given, len(shape)) if isinstance(given, str) else given
     except IRError as error:
-        raise refuse(f"`{text}` is no layout of {len(shape)} dimensions: {error.what}", "for example (a/8,b,a%8)") from None
+        raise refuse(f"`{given}` is no layout of {len(shape)} dimensions: {error.what}", "for example (a/8,b,a%8)") from None
     for axis, extent in enumerate(shape):
         reach: int | None = 1
         for p in sorted((p for p in layout.pieces if p.axis == axis), key=lambda p: (p.div, p.mod is None)):
@@ -273,7 +273,7 @@ def _layout(text: str | None, shape: Sequence[Dim]) -> Layout:
     return layout
 
 
-def set_scope(kernel: L.Kernel, buffer: str, scope: str) -> L.Kernel:
+def set_scope(kernel: L.Kernel, buffer: Stage, scope: str) -> L.Kernel:
     """Where a temporary lives: in memory ("global"), once per block of GPU threads ("shared"), or once per thread ("register").
 
     Legal for temporaries, in registers for those of constant shape, in shared memory for those allocated outside of the loops over threads.
@@ -298,7 +298,7 @@ def set_scope(kernel: L.Kernel, buffer: str, scope: str) -> L.Kernel:
     return editing.replace_buffer(kernel, old, new)
 
 
-def promote(kernel: L.Kernel, loop: str, buffer: str, name: str, anew: bool = False) -> tuple[L.Kernel, BufferCopy]:
+def promote(kernel: L.Kernel, loop: Loop, buffer: Stage, name: str, anew: bool = False) -> tuple[L.Kernel, BufferCopy]:
     """Keep the elements of `buffer` that each iteration of a serial loop accumulates into in registers, the new buffer `name`: they are
     loaded before the loop and stored after it. With `anew` (zero-initialised promotion) the registers start from the identity of the
     reduction, and are accumulated into `buffer` after the loop.

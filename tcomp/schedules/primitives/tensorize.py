@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from tcomp.errors import IRError, ScheduleError
-from tcomp.ir.instruction import match
-from tcomp.ir.loops import Call, Kernel, walk
+from tcomp.ir import loops as L
+from tcomp.ir.instruction import Instruction, match
+from tcomp.schedules.handles import Loop
 from tcomp.schedules.instructions import named
 from tcomp.schedules.primitives.editing import find_loop, refuse, replaced
 
 
-def tensorize(kernel: Kernel, loop: str, instruction: str, reassociate: bool = False) -> Kernel:
+def tensorize(kernel: L.Kernel, loop: Loop, instruction: Instruction | str, reassociate: bool = False) -> L.Kernel:
     """Execute a loop, and all that stands inside of it, by one machine instruction (see `tcomp.schedules.instructions`).
 
     Legal when the loops are the meaning of the instruction, up to their order: each moves the operands by the strides, and as often, as a
@@ -42,10 +43,10 @@ def tensorize(kernel: Kernel, loop: str, instruction: str, reassociate: bool = F
       }
     """
     target = find_loop(kernel, loop)
-    if any(isinstance(s, Call) and any(x is target for x in walk(s)) for s in walk(kernel.body)):
+    if any(isinstance(s, L.Call) and any(x is target for x in L.walk(s)) for s in L.walk(kernel.body)):
         raise refuse(f"loop `{loop}` is executed by an instruction already")
     try:
-        wanted = named(instruction)
+        wanted = instruction if isinstance(instruction, Instruction) else named(instruction)
         match(wanted, target)
     except ScheduleError:
         raise
@@ -53,15 +54,14 @@ def tensorize(kernel: Kernel, loop: str, instruction: str, reassociate: bool = F
         raise refuse(f"{error.why or error.what}\n{error.where}") from None
     if wanted.reassociates and not reassociate:
         raise refuse(f"`{wanted.name}` adds floats in an order of its own", "allow it by tensorize(..., reassociate=True)")
-    return replaced(kernel, {target: Call(wanted, target)})
+    return replaced(kernel, {target: L.Call(wanted, target)})
 
 
-def intact(kernel: Kernel) -> Kernel:
-    """The kernel, if every instruction in it still executes what it means."""
-    for s in walk(kernel.body):
-        if isinstance(s, Call):
+def check_calls(kernel: L.Kernel) -> None:
+    """Refuses a kernel in which an instruction would no longer execute what it means."""
+    for s in L.walk(kernel.body):
+        if isinstance(s, L.Call):
             try:
                 match(s.instruction, s.body)
             except IRError as error:
                 raise refuse(f"it would change what `{s.instruction.name}` executes: {error.why}") from None
-    return kernel
