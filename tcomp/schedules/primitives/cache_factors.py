@@ -37,10 +37,7 @@ def cache_factors(kernel: L.Kernel, loop: Loop, left: str, right: str, scope: st
       >>> s.reorder(outer, "C.i", inner, reassociate=True)
       >>> s.cache_factors(outer, "a", "b")
       ('a', 'b')
-      >>> print(s.kernel.body)
-      for C.init.i in 0..7 {
-        C[C.init.i] = 0.0f
-      }
+      >>> print(s.loops[outer])
       for C.k.o in 0..2 {
         alloc a: float32[7, 2]
         alloc b: float32[2]

@@ -42,21 +42,6 @@ def prefetch(kernel: L.Kernel, buffer: Stage, loop: Loop, distance: int, at: Loo
         B[B.i] += A[B.k, B.i]
       }
     }
-    >>> s = Schedule(te.compute((2, 3, 8), lambda i, j, l: te.sum(A[k, l] * A[i * 8 + j, l], k), name="C"))
-    >>> s.reorder("C.i", "C.j", "C.k", "C.l")
-    >>> s.vectorize("C.l")
-    >>> s.prefetch("A", "C.i", 1, at="C.j")
-    >>> print(s.loops["C.i"])
-    for C.i in 0..2 {
-      for C.j in 0..3 {
-        prefetch A[C.i * 8 + min(C.j, 1) * 2 + 8, 0]
-        for C.k in 0..64 {
-          vectorized C.l in 0..8 {
-            C[C.i, C.j, C.l] += A[C.k, C.l] * A[C.i * 8 + C.j, C.l]
-          }
-        }
-      }
-    }
     """
     source, target = find_buffer(kernel, buffer), find_loop(kernel, loop)
     inside = find_loop(kernel, at) if at else target

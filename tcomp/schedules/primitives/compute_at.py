@@ -28,16 +28,6 @@ def inline(kernel: L.Kernel, stage: Stage) -> L.Kernel:
       >>> A = te.placeholder((8,), name="A")
       >>> B = te.compute((8,), lambda i: te.exp(A[i]), name="B")
       >>> s = Schedule(te.compute((4, 8), lambda i, j: B[i * 2] + A[j], name="C"))
-      >>> print(s.kernel.body)
-      alloc B: float32[8]
-      for B.i in 0..8 {
-        B[B.i] = exp(A[B.i])
-      }
-      for C.i in 0..4 {
-        for C.j in 0..8 {
-          C[C.i, C.j] = B[C.i * 2] + A[C.j]
-        }
-      }
       >>> s.inline("B")
       >>> print(s.kernel.body)
       for C.i in 0..4 {

@@ -74,21 +74,12 @@ def mask(kernel: L.Kernel, stage: Stage) -> L.Kernel:
 
     >>> A, k = te.placeholder((10,), name="A"), te.reduce_axis(10, "k")
     >>> s = Schedule(te.compute((), lambda: te.sum(A[k], k), "t"))
-    >>> s.rfactor("t", "t.k", 4)
-    't.p'
-    >>> print(s.loops["t.p.lane"])
-    for t.p.lane in 0..4 {
-      for t.k.o in 0..3 {
-        if t.k.o * 4 + t.p.lane < 10 {
-          t.p[t.p.lane] += A[t.k.o * 4 + t.p.lane]
-        }
-      }
-    }
-    >>> s.mask("t.p")
-    >>> print(s.loops["t.p.lane"])
-    for t.p.lane in 0..4 {
-      for t.k.o in 0..3 {
-        t.p[t.p.lane] += select(t.k.o * 4 + t.p.lane < 10, A[t.k.o * 4 + t.p.lane], 0.0f)
+    >>> outer, inner = s.split("t.k", 4)
+    >>> s.mask("t")
+    >>> print(s.loops[outer])
+    for t.k.o in 0..3 {
+      for t.k.i in 0..4 {
+        t[] += select(t.k.i + t.k.o * 4 < 10, A[t.k.i + t.k.o * 4], 0.0f)
       }
     }
     """
@@ -193,12 +184,6 @@ def unguard(kernel: L.Kernel, loop: Loop) -> L.Kernel:
     >>> s.split("C.i", 16)
     ('C.i.o', 'C.i.i')
     >>> s.reorder("C.i.o", "C.k", "C.i.i")
-    >>> print(s.loops["C.i.i"])
-    for C.i.i in 0..16 {
-      if C.i.i + C.i.o * 16 < 10 {
-        sum[C.i.i + C.i.o * 16] += A[C.k, C.i.i + C.i.o * 16]
-      }
-    }
     >>> s.unguard("C.i.i")
     >>> print(s.loops["C.i.i"])
     for C.i.i in 0..16 {

@@ -112,15 +112,6 @@ def decompose_reduction(kernel: L.Kernel, stage: Stage, loop: Loop) -> L.Kernel:
 
     >>> A, k = te.placeholder((4, 6), name="A"), te.reduce_axis(6, "k")
     >>> s = Schedule(te.compute((4,), lambda i: te.sum(A[i, k], k), "B"))
-    >>> print(s.kernel.body)
-    for B.init.i in 0..4 {
-      B[B.init.i] = 0.0f
-    }
-    for B.i in 0..4 {
-      for B.k in 0..6 {
-        B[B.i] += A[B.i, B.k]
-      }
-    }
     >>> s.decompose_reduction("B", "B.k")
     >>> print(s.kernel.body)
     for B.i in 0..4 {

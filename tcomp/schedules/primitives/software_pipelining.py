@@ -22,7 +22,7 @@ def pipeline(kernel: L.Kernel, loop: Loop, stages: int, *buffers: Stage) -> tupl
     epilogue) a loop of their own, and takes the condition out of the steady state.
 
     Legal for serial loops with nests in their body that fill the buffers, before these are read, from what the loop does not write; the
-    rest of the body only reads them. Good for hiding the latency of memory; costs the memory for the copies. On a GPU (below), phases that
+    rest of the body only reads them. Good for hiding the latency of memory; costs the memory for the copies. On a GPU, phases that
     only copy from global to shared memory run in the background from sm_80 on (`cp.async`): the copies of one iteration are a group, and
     one barrier an iteration suffices, behind a wait for all groups but the newest `stages - 2`. So do copies in bulk (`bulk_copy`, from
     sm_90 on), each a run that one thread starts.
@@ -50,46 +50,6 @@ def pipeline(kernel: L.Kernel, loop: Loop, stages: int, *buffers: Stage) -> tupl
         }
         for C.k.i in 0..4 {
           C[] += P[C.k.o % 2, C.k.i] * P[C.k.o % 2, C.k.i]
-        }
-      }
-
-    Tiles of four rows in shared memory, two ahead of the one that the threads compute with:
-
-      >>> A, k = te.placeholder((32, 64), name="A"), te.reduce_axis(32, "k")
-      >>> s = Schedule(te.compute((64,), lambda i: te.sum(A[k, i], k), name="C"))
-      >>> outer, inner = s.split("C.k", 4)
-      >>> s.reorder(outer, "C.i", inner)
-      >>> s.cache_read("A", outer, "P", "shared")
-      'P'
-      >>> s.reorder("P.1", "P.0")
-      >>> for loop in ("C.init.i", "C.i", "P.1"):
-      ...     s.bind(loop, "thread.x")
-      >>> s.pipeline(outer, 3, "P")
-      'C.k.o.p'
-      >>> print(s.kernel.body)
-      thread.x C.init.i in 0..64 {
-        C[C.init.i] = 0.0f
-      }
-      alloc P: float32[3, 4, 64] shared
-      for C.k.o.p in 0..2 {
-        thread.x P.1.p in 0..64 {
-          for P.0.p in 0..4 {
-            P[C.k.o.p, P.0.p, P.1.p] = A[C.k.o.p * 4 + P.0.p, P.1.p]
-          }
-        }
-      }
-      for C.k.o in 0..8 {
-        thread.x P.1 in 0..64 {
-          for P.0 in 0..4 {
-            if C.k.o < 6 {
-              P[(C.k.o + 2) % 3, P.0, P.1] = A[C.k.o * 4 + P.0 + 8, P.1]
-            }
-          }
-        }
-        thread.x C.i in 0..64 {
-          for C.k.i in 0..4 {
-            C[C.i] += P[C.k.o % 3, C.k.i, C.i]
-          }
         }
       }
     """

@@ -90,10 +90,7 @@ def cache_read(
       >>> outer, inner = s.split("C.i", 4)
       >>> s.cache_read("A", outer, "P", layout="(b/2,a,b%2)")  # panels of two columns
       'P'
-      >>> print(s.kernel.body)
-      for C.init.i in 0..8 {
-        C[C.init.i] = 0.0f
-      }
+      >>> print(s.loops[outer])
       for C.i.o in 0..2 {
         alloc P: float32[4, 4, 2]
         for P.0 in 0..4 {
@@ -159,15 +156,11 @@ def precompute(kernel: L.Kernel, buffer: Stage, name: str) -> tuple[L.Kernel, Bu
       >>> s = Schedule(te.compute((4,), lambda i: te.sum(A[i, k] * 1.5 * B[k], k), name="C"))
       >>> s.precompute("A", "T")
       'T'
-      >>> print(s.kernel.body)
-      alloc T: float32[4, 6]
+      >>> print(s.loops["T.0"], s.loops["C.i"])
       for T.0 in 0..4 {
         for T.1 in 0..6 {
           T[T.0, T.1] = A[T.0, T.1] * 1.5f
         }
-      }
-      for C.init.i in 0..4 {
-        C[C.init.i] = 0.0f
       }
       for C.i in 0..4 {
         for C.k in 0..6 {
@@ -229,16 +222,9 @@ def relayout(kernel: L.Kernel, buffer: Stage, layout: Layout | str) -> L.Kernel:
       >>> s.cache_read("A", None, "P")
       'P'
       >>> s.relayout("P", "(a/4,b,a%4)")
-      >>> print(s.kernel.body)
-      alloc P: float32[2, 3, 4]
-      for P.0 in 0..5 {
-        for P.1 in 0..3 {
-          P[P.0 // 4, P.1, P.0 % 4] = A[P.0, P.1]
-        }
-      }
-      for C.init.i in 0..3 {
-        C[C.init.i] = 0.0f
-      }
+      >>> s.stages["P"].shape
+      (2, 3, 4)
+      >>> print(s.loops["C.i"])
       for C.i in 0..3 {
         for C.k in 0..5 {
           C[C.i] += P[C.k // 4, C.i, C.k % 4]

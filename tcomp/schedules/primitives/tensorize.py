@@ -24,12 +24,7 @@ def tensorize(kernel: L.Kernel, loop: Loop, instruction: Instruction | str, reas
       >>> s.reorder("C.k", "C.i", "C.j")
       >>> outer, inner = s.split("C.k", 4)
       >>> s.tensorize(inner, fma_tile(2, 2, 4))
-      >>> print(s.kernel.body)
-      for C.init.i in 0..2 {
-        for C.init.j in 0..32 {
-          C[C.init.i, C.init.j] = 0.0f
-        }
-      }
+      >>> print(s.loops[outer])
       for C.k.o in 0..2 {
         call `fma_tile(2, 2, 4, avx512, float32)` {
           for C.k.i in 0..4 {
