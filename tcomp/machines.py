@@ -88,7 +88,11 @@ class Core:
     tlb_entries: int = 64  # pages whose translations are at hand
     tlb_miss: float = 8  # cycles to find the translation of another page in the second-level table
     l2_vector_load: float = 0.5  # cycles by which a step of a product takes longer for each vector that comes from the second-level cache,
-    far_vector_load: float = 8.0  # and that it takes at least for each from beyond (both fitted to products on skylake-avx512)
+    memory_vector_load: float = 8.0  # and that it takes at least for each from beyond (both fitted to products on skylake-avx512)
+    row_eviction: float = 1.05  # factor for products whose rows evict each other from the first-level cache (fitted likewise)
+    l2_ways: int = 16  # of the second-level cache: addresses its size by its ways apart fall into one set
+    usable_cache: float = 0.8  # share of a cache that a working set may take: stacks and code take the rest (fitted to benchmarks.model)
+    exposed_transfer: float = 0.2  # share of a transfer's time that is waited for though something else takes longer (likewise)
     parallel_region: float = 1300  # cycles to wake the threads of a region and to wait for them: half a microsecond
 
 
@@ -116,7 +120,7 @@ CORES = {
     "x86-64":         Core(  3, 1, 8,   1,   1, 4, 14,  32 * K, 1024 * K, 16384 * K,  16, 16, 10, 12, 100, spared_registers=2),
     "x86-64-v2":      Core(  3, 1, 8,   1,   1, 4, 14,  32 * K, 1024 * K, 16384 * K,  32, 24, 10, 12, 100, spared_registers=2),
     "nehalem":        Core(  3, 1, 8,   1,   1, 4, 14,  32 * K,  256 * K,  8192 * K,  32, 24, 10,  9,  25, spared_registers=4),
-    "sandybridge":    Core(  3, 1, 8,   2,   1, 4, 28,  32 * K,  256 * K,  8192 * K,  48, 24, 10, 10,  40, spared_registers=2),
+    "sandybridge":    Core(  3, 1, 8,   2,   1, 4, 28,  32 * K,  256 * K,  8192 * K,  48, 24, 10, 10,  40, spared_registers=4),
     "x86-64-v3":      Core(  3, 2, 5,   2,   1, 4,  8,  32 * K, 1024 * K, 16384 * K,  64, 32, 10, 12, 100),
     "haswell":        Core(  3, 2, 5,   2,   1, 4, 14,  32 * K,  256 * K,  8192 * K,  64, 32, 10, 12,  55),
     "broadwell":      Core(  3, 2, 5,   2,   1, 4, 10,  32 * K,  256 * K,  8192 * K,  64, 32, 10, 12,  60),

@@ -29,17 +29,17 @@ def test_tiles_of_short_rows_have_outer_rows() -> None:
     def near(vectors: int) -> tuple[float, float]:
         return 0.0, 0.5 * vectors
 
-    assert choose_tile(7, 512, 16, 32, outer_rows=7, outer_options=outer_row_counts(7), loading=near).outer_rows == 2
-    assert choose_tile(28, 512, 16, 32, outer_rows=28, outer_options=outer_row_counts(28), loading=near) == Tile(14, 2)
-    assert choose_tile(7, 512, 16, 32, loading=near) == Tile(7, 3)
+    assert choose_tile(7, 512, 16, 32, SKYLAKE.core, outer_rows=7, outer_options=outer_row_counts(7), loading=near).outer_rows == 2
+    assert choose_tile(28, 512, 16, 32, SKYLAKE.core, outer_rows=28, outer_options=outer_row_counts(28), loading=near) == Tile(14, 2)
+    assert choose_tile(7, 512, 16, 32, SKYLAKE.core, loading=near) == Tile(7, 3)
 
 
 def test_panels_stay_in_a_cache() -> None:
     def loading(vectors: int) -> tuple[float, float]:
         return (8.0 * vectors, 0.0) if vectors > 2 else (0.0, 0.5 * vectors)
 
-    assert choose_tile(6, 512, 16, 32) == Tile(6, 4) and choose_tile(12, 512, 16, 32, loading=loading).vectors == 2
-    assert choose_tile(6, 512, 16, 32, loading=loading) == Tile(6, 4)  # there are no other rows to load it again for
+    assert choose_tile(6, 512, 16, 32, SKYLAKE.core) == Tile(6, 4) and choose_tile(12, 512, 16, 32, SKYLAKE.core, loading=loading).vectors == 2
+    assert choose_tile(6, 512, 16, 32, SKYLAKE.core, loading=loading) == Tile(6, 4)  # there are no other rows to load it again for
 
 
 def depthwise(size: int) -> Knobs:

@@ -34,13 +34,10 @@ from tcomp.schedules.analysis.footprint import Footprints, at_sizes, instances
 from tcomp.schedules.cost.roofline import CLASSES, MAX_POINTS, Estimate, Roof, Work, cpu_roof, operations, operators, work
 from tcomp.target import CpuTarget
 
-USABLE_CACHE = 0.8  # share of a cache that a working set may take: stacks and code take the rest (benchmarks.model, skylake-avx512)
-EXPOSED_TRANSFER = 0.2  # share of a transfer's time that is waited for though something else takes longer (fitted likewise)
 LOOP_OVERHEAD = 1.0  # cycles of a loop's iteration that nothing hides: processors take one branch a cycle
 WASTED_PREFETCH = 1.0  # cycles of a prefetch of what its loop does not read: it fetches a line, or looks up a page, in vain
 SHUFFLES = 3  # instructions that each halving of a vector takes when its lanes are summed up: move, shuffle, add
 LIVE_OPERANDS = 8  # vectors of operands that the code generator has at hand at most: it loads later ones when they are needed
-L2_WAYS = 16  # of a second-level cache: addresses its size by its ways apart fall into one set
 COUNTS = (
     "operations.fma", "operations.add", "operations.mul", "operations.div", "operations.special", "operations.other",
     "loads.vector", "loads.scalar", "loads.gather", "stores.vector", "stores.scalar", "spills", "prefetches", "prefetches.missed",
@@ -142,8 +139,8 @@ class _Model:
             self.own.setdefault(a.statement, []).append(a)
         self.sets: dict[Stmt, _WorkingSet] = {}
         caches = {"l2": target.l1, "l3": target.l2, "memory": target.l3}
-        self.rooms = {**{level: size * USABLE_CACHE for level, size in caches.items()}, "pages": core.tlb_entries}
-        self.spans = {"l2": core.l1_span, "l3": max(core.l1_span, target.l2 // L2_WAYS)}  # bytes between addresses of the same set
+        self.rooms = {**{level: size * core.usable_cache for level, size in caches.items()}, "pages": core.tlb_entries}
+        self.spans = {"l2": core.l1_span, "l3": max(core.l1_span, target.l2 // core.l2_ways)}  # bytes between addresses of the same set
         self.regions: list[_Region] = []
         self.kinds: dict[Stmt, str] = {}  # of loops of machine instructions: lanes along the result, copies across it
         for call in (s for s in L.walk(kernel.body) if isinstance(s, L.Call)):
@@ -379,7 +376,7 @@ class _Model:
         waiting = {level: slowest / rates[level] for level, (_, slowest) in traffic.items()}
         threads = self.parallel * core.parallel_region / hertz * (self.threads > 1)
         parts = (inside_core, waiting["l2"], waiting["l3"], waiting["memory"])
-        time = (max(parts) + EXPOSED_TRANSFER * (sum(parts) - max(parts)) + waiting["pages"]) / hertz + threads
+        time = (max(parts) + core.exposed_transfer * (sum(parts) - max(parts)) + waiting["pages"]) / hertz + threads
         seconds = {
             "arithmetic": busiest["arithmetic"] / hertz,
             "registers": busiest["registers"] / hertz,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from tcomp.machines import Core
+
 MAX_TILE_ROWS = 32  # rows of a register tile: as many as any machine has vector registers
 MAX_TILE_VECTORS = 8  # vectors of a row of a tile: bounds the search
 MAX_OUTER_ROWS = 4  # rows of a tile along the outer of two axes: bounds the search, and the length of the code
-FMAS = 2  # multiply-adds a cycle: that of most processors with wide vectors
-FMA_LATENCY = 4.0  # cycles until a step may add to the accumulators of the one before, likewise
-LOAD_CYCLES = 0.55  # cycles of a load: two a cycle, less a tenth for what else takes their ports (an estimate for skylake-avx512)
-EVICTION = 1.05  # factor by which products take longer whose rows evict each other from the first-level cache (likewise)
+LOAD_CONTENTION = 1.1  # factor by which loads take longer than their ports alone would: other instructions use these (an estimate)
+STEP_OVERHEAD = 0.5  # cycles of a step of the reduction that nothing hides: its share of the loop's counter and branch (an estimate)
 OUTER_ROWS_GAIN = 0.97  # share of the cycles of the best tile so far that one with more outer rows may take: its code is longer
 TILE_GAIN = 0.999  # likewise of any other tile: of equal ones, the first
 
@@ -24,34 +24,40 @@ class Tile:
     vectors: int
     outer_rows: int = 1
 
+    def cycles(self, core: Core, eviction: float = 1.0, least: float = 0.0, on_top: float = 0.0) -> float:
+        """Cycles of a step of the reduction: a multiply-add for each accumulator (counted as if there were as many units as load ports, so
+        that of tiles bound by multiplications those with few loads win); a load for each vector of one operand, a broadcast for each row of
+        the other; no less than a multiply-add waits for the one before. Evictions from the first-level cache take a factor `eviction`, operands
+        from a further one `least` cycles, or more of them `on_top`."""
+        rows, fmas = self.outer_rows * self.rows, max(core.fma, core.loads)
+        loads = (rows + self.vectors) * LOAD_CONTENTION / core.loads + STEP_OVERHEAD
+        return max(eviction * max(rows * self.vectors / fmas, loads) + on_top, core.latency, least) + STEP_OVERHEAD
+
 
 def choose_tile(
     rows: int,
     columns: int,
     lanes: int,
     registers: int,
+    core: Core,
     cached_rows: int = MAX_TILE_ROWS,
     outer_rows: int = 1,
     outer_options: Iterable[int] = (1,),
     loading: Callable[[int], tuple[float, float]] = lambda vectors: (0.0, 0.0),
     multiple: int = 0,
 ) -> Tile:
-    """The register tile with the least modelled cycles for an outer_rows x rows x columns result, of those with as many outer rows as one
-    of `outer_options` says, whose rows divide `multiple`.
+    """The register tile with the least modelled cycles (`Tile.cycles`) for an outer_rows x rows x columns result, of those with as many outer
+    rows as one of `outer_options` says, whose rows divide `multiple`.
 
-    Per step of the reduction a tile issues rows * vectors FMAs (two a cycle), loads `vectors` vectors and `rows` broadcasts (two a cycle),
-    and cannot go faster than the FMA latency of 4 cycles; one register holds the broadcast, `vectors` the operand. More rows than
-    `cached_rows` evict each other from the first-level cache. `loading` says how many cycles it takes to load so many vectors of the
-    operand again for other rows: (at least, on top of the rest)."""
+    More rows than `cached_rows` evict each other from the first-level cache. `loading` says how many cycles it takes to load so many vectors
+    of the operand again for other rows: (at least, on top of the rest)."""
     vector_count = max(1, -(-columns // lanes))
 
     def step(outer: int, r: int, v: int) -> float:
         """Cycles of a step of a tile that may hang over an edge."""
-        if not (outer and r and v):
-            return 0.0
-        least, on_top = loading(v) if outer * r < rows * outer_rows else (0.0, 0.0)
-        eviction = EVICTION if outer * r > cached_rows else 1.0
-        return max(eviction * max(outer * r * v / FMAS, (outer * r + v) * LOAD_CYCLES + 0.5) + on_top, FMA_LATENCY, least) + 0.5
+        least, on_top = loading(v) if v and outer * r < rows * outer_rows else (0.0, 0.0)
+        eviction = core.row_eviction if outer * r > cached_rows else 1.0
+        return Tile(r, v, outer).cycles(core, eviction, least, on_top) if outer and r and v else 0.0
 
     def cycles(tile: Tile, outer: int) -> float:
         (full_r, rest_r), (full_v, rest_v) = divmod(rows, tile.rows), divmod(vector_count, tile.vectors)

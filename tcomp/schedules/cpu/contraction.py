@@ -297,9 +297,9 @@ def tile_of(nest: Nest, target: CpuTarget, knobs: Knobs) -> Tile:
 
     def suggested(outer_options: Sequence[int]) -> Tile:
         if _overlapping(nest, (outer, row)):  # vectors are loaded once for a window: these need registers as well
-            return choose_tile(rows, lanes, lanes, registers // 4 + WINDOW_REGISTERS, multiple=multiple)
+            return choose_tile(rows, lanes, lanes, registers // 4 + WINDOW_REGISTERS, target.core, multiple=multiple)
         loading = partial(_loading, nest, lanes=lanes, target=target)
-        return choose_tile(rows, columns, lanes, target.tile_registers, cached_rows, outer_rows, outer_options, loading, multiple)
+        return choose_tile(rows, columns, lanes, target.tile_registers, target.core, cached_rows, outer_rows, outer_options, loading, multiple)
 
     counts = [n for n in outer_row_counts(outer_rows) if outer_multiple % n == 0]
     best = suggested(counts)
@@ -322,7 +322,7 @@ def _loading(nest: Nest, vectors: int, lanes: int, target: CpuTarget) -> tuple[f
     """Cycles for a step's vectors of the operand that the lanes walk, which all rows of tiles read again: (at least, on top of the rest)."""
     panel = prod(extent_of(x.extent) for x in nest.reduction_loops) * vectors * lanes * itemsize(nest.writes.dtype)
     if panel > target.l2 * PANEL_SHARE:
-        return vectors * target.core.far_vector_load, 0.0
+        return vectors * target.core.memory_vector_load, 0.0
     return 0.0, vectors * target.core.l2_vector_load if panel > target.l1 * PANEL_SHARE else 0.0
 
 

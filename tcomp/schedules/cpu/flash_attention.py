@@ -24,7 +24,7 @@ from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.loops import STACK_LIMIT, Accumulate, For, Kernel, Stmt, Store, children, walk
 from tcomp.schedules.analysis import access_patterns
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of, is_product, is_sum, nests, reduction_nest, result_nest, row_axis
-from tcomp.schedules.cost.register_tiles import FMA_LATENCY, FMAS, LOAD_CYCLES, Tile, tiles
+from tcomp.schedules.cost.register_tiles import Tile, tiles
 from tcomp.schedules.cpu.contraction import pack, tile_loops
 from tcomp.schedules.cpu.lanes_and_threads import MAX_LANES, divides, extent, nest_lanes, size, threads, unroll
 from tcomp.schedules.cpu.row_reductions import partial_loops
@@ -184,7 +184,7 @@ def _heights(extent: Dim, most: int, target: CpuTarget, lanes: int) -> tuple[lis
         tile = _tile(height, BLOCK_KEYS // lanes, target)
         whole, rest = divmod(extent, height) if isinstance(extent, int) else (1, 0)
         longer = (whole * height + (TAIL_SLOWDOWN * max(rest, MIN_ROWS) if rest else 0)) / (whole * height + rest)
-        return longer * _cycles(tile) / (tile.rows * tile.vectors) + RELOAD_CYCLES / height
+        return longer * tile.cycles(target.core) / (tile.rows * tile.vectors) + RELOAD_CYCLES / height
 
     return options, min(options, key=lambda n: (round(cycles(n), 3), -n))
 
@@ -199,12 +199,7 @@ def _lengths(extent: Dim, most: int, lanes: int) -> tuple[list[int], int]:
 def _tile(rows: int, vectors: int, target: CpuTarget) -> Tile:
     """The register tile that does most for what it loads; tiles have no remainder."""
     among = [t for t in tiles(rows, vectors, target.vector_registers) if rows % t.rows == 0 and vectors % t.vectors == 0]
-    return min(among, key=lambda t: _cycles(t) / (t.rows * t.vectors))
-
-
-def _cycles(tile: Tile) -> float:
-    """For a step of the reduction (see `choose_tile`)."""
-    return max(tile.rows * tile.vectors / FMAS, (tile.rows + tile.vectors) * LOAD_CYCLES + 0.5, FMA_LATENCY) + 0.5
+    return min(among, key=lambda t: t.cycles(target.core) / (t.rows * t.vectors))
 
 
 def _is_copy(name: str, *originals: str) -> bool:

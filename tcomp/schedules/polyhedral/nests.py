@@ -169,7 +169,8 @@ class Nest:
         if row is None:
             return self.matrix_vector(others, lane, reduction)
         max_rows = 4 if self.scaled(lane) else MAX_TILE_ROWS
-        tile = choose_tile(self.axes[row].extent, self.axes[lane].extent, self.lanes, self.target.vector_registers, max_rows)
+        height, columns, target = self.axes[row].extent, self.axes[lane].extent, self.target
+        tile = choose_tile(height, columns, self.lanes, target.vector_registers, target.core, max_rows)
         width = tile.vectors * self.lanes
         share = max(1, -(-self.axes[row].extent // self.threads))
         rows = max(1, min(96, share) // tile.rows) * tile.rows
