@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tcomp.errors import TcompError
-from tcomp.ops.winograd import WINOGRAD_PRODUCT
+from tcomp.ops.bilinear import WINOGRAD_PRODUCT
 from tcomp.options import CompileOptions
 from tcomp.pipeline import compile_model
 from tcomp.runtime import Module

@@ -1,4 +1,4 @@
-"""Contractions: matrix products with broadcast batches, the product of attention, and Einstein sums."""
+"""Matrices: products with broadcast batches, the product of attention, Einstein sums, determinants."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from functools import reduce
 from operator import mul
 
 from tcomp.errors import IRError
+from tcomp.ir import loops as L
 from tcomp.ir import te
-from tcomp.ir.expr import Dim, Expr, cast
+from tcomp.ir.expr import Dim, Expr, ExprLike, as_expr, cast, const
 from tcomp.ir.graph import Operator
 from tcomp.ir.simplify import same_dim
 from tcomp.ir.te import Tensor
-from tcomp.ops.broadcast import HALF, broadcast_read, broadcast_shape, factor, product_dtype, require_same, rounded, widened
+from tcomp.ops.elementwise import HALF, broadcast_read, broadcast_shape, factor, product_dtype, require_same, rounded, widened
 from tcomp.ops.reduction import softmax_weights
 
 
@@ -120,5 +121,47 @@ def _parsed(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     return terms, result
 
 
-MATMUL, EINSUM = Operator("matmul", matmul), Operator("einsum", einsum)
-SOFTMAX_PRODUCT = Operator("softmax_product", softmax_product)
+def det(x: Tensor) -> Tensor:
+    """Determinants of the matrices in the last two axes, by elimination with partial pivoting (in the type of `x`)."""
+    require_same(x.shape[-1], x.shape[-2], "determinant of a matrix that is not square")
+    n = as_expr(x.shape[-1])
+
+    def program(inputs: Sequence[L.Buffer], outputs: Sequence[L.Buffer]) -> L.Stmt:
+        (source,), (target,) = inputs, outputs
+        work = L.Buffer("work", x.dtype, (n, n))
+        pivot, held = L.Buffer("pivot", "int64", (1,), "register"), L.Buffer("held", x.dtype, (1,), "register")
+
+        def eliminate(k: Expr, outer: Sequence[ExprLike]) -> L.Stmt:
+            def search(row: Expr) -> L.Stmt:
+                larger = te.abs(work[row, k]) > te.abs(work[pivot[0], k])
+                return L.If((k < row) & larger, L.store(pivot, (0,), row))
+
+            def swap(c: Expr) -> L.Stmt:
+                row = pivot[0]
+                return L.block(L.store(held, (0,), work[k, c]), L.store(work, (k, c), work[row, c]), L.store(work, (row, c), held[0]))
+
+            def subtract(row: Expr) -> L.Stmt:
+                ratio = L.store(held, (0,), work[row, k] / work[k, k])
+                line = L.loop("c2", n, lambda c: L.If(k <= c, L.store(work, (row, c), work[row, c] - held[0] * work[k, c])))
+                return L.If(k < row, L.block(ratio, line))
+
+            result = target[tuple(outer)]
+            return L.block(
+                L.store(pivot, (0,), k),
+                L.loop("r1", n, search),
+                L.If(te.not_equal(pivot[0], k), L.block(L.loop("c1", n, swap), L.store(target, outer, -result))),
+                L.store(target, outer, result * work[k, k]),
+                L.If(te.not_equal(work[k, k], 0), L.loop("r2", n, subtract)),
+            )
+
+        def matrix(outer: tuple[Expr, ...]) -> L.Stmt:
+            copy = L.over((n, n), lambda at: L.store(work, at, source[(*outer, *at)]), "copy{}".format)
+            return L.block(copy, L.store(target, outer, const(1, x.dtype)), L.loop("k", n, lambda k: eliminate(k, outer)))
+
+        return L.Allocate(work, L.Allocate(pivot, L.Allocate(held, L.over(x.shape[:-2], matrix))))
+
+    return te.extern((x.shape[:-2], x.dtype), [x], program, "det")
+
+
+MATMUL, SOFTMAX_PRODUCT = Operator("matmul", matmul), Operator("softmax_product", softmax_product)
+EINSUM, DET = Operator("einsum", einsum), Operator("det", det)

@@ -20,7 +20,7 @@ from tcomp.ir.graph import Operator
 from tcomp.ir.simplify import simplify
 from tcomp.ir.te import Tensor
 from tcomp.ops import reduction
-from tcomp.ops.broadcast import factor, product_dtype, require_same, rounded, widened
+from tcomp.ops.elementwise import factor, product_dtype, require_same, rounded, widened
 
 Ints = Sequence[int]
 Index = tuple[Expr, ...]

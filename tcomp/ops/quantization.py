@@ -12,7 +12,7 @@ from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import Expr, cast, maximum, minimum
 from tcomp.ir.graph import Operator
 from tcomp.ir.te import Tensor
-from tcomp.ops.broadcast import BYTES, broadcast_read, broadcast_shape, require_same, widened
+from tcomp.ops.elementwise import BYTES, broadcast_read, broadcast_shape, require_same, widened
 
 
 def _parameter(p: Tensor, i: tuple[Expr, ...], x: Tensor, axis: int, block: int = 0) -> Expr:

@@ -1,15 +1,217 @@
-"""Signal processing and small linear algebra: discrete Fourier transforms, framing, determinants."""
+"""Signals and images: interpolation, sampling at given positions, regions of interest, images from columns, Fourier transforms."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from itertools import product
+from math import prod
+from operator import add, mul
 
-from tcomp.ir import loops as L
+from tcomp.errors import IRError
 from tcomp.ir import te
-from tcomp.ir.expr import Dim, Expr, ExprLike, as_expr, const, select
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, cast, const, maximum, minimum, row_major, select
 from tcomp.ir.graph import Operator
 from tcomp.ir.te import Tensor
-from tcomp.ops.broadcast import require_same
+from tcomp.ops.elementwise import require_same, rounded, widened
+from tcomp.ops.movement import valid_index
+
+
+def repeat(x: Tensor, factor: int, axis: int) -> Tensor:
+    """Every element `factor` times along `axis`: nearest-neighbour upsampling by an integer."""
+    shape = [*x.shape[:axis], as_dim(as_expr(x.shape[axis]) * factor), *x.shape[axis + 1 :]]
+    return te.compute(shape, lambda *i: x[(*i[:axis], i[axis] // factor, *i[axis + 1 :])], "repeat")
+
+
+def resample(x: Tensor, indices: Tensor, weights: Tensor, axis: int) -> Tensor:
+    """out[..., o, ...] = sum over t of weights[o, t] * x[..., indices[o, t], ...]: any separable interpolation.
+
+    `indices` are int64, `weights` floats; both have shape [size along `axis`, elements that are weighted]. Integer results truncate and
+    saturate.
+    """
+    size, count = indices.shape
+    t = te.reduce_axis(count, "tap")
+
+    def element(*i: Expr) -> Expr:
+        at = valid_index(indices[i[axis], t], x.shape[axis])
+        value = cast(widened(x[(*i[:axis], at, *i[axis + 1 :])]), weights.dtype)
+        return te.sum(weights[i[axis], t] * value, t)
+
+    return rounded(te.compute((*x.shape[:axis], size, *x.shape[axis + 1 :]), element, "resample"), x.dtype)
+
+
+def cubic_weight(distance: Expr, a: float) -> Expr:
+    """Keys' cubic convolution kernel at |distance| < 2 (R. G. Keys, Cubic convolution interpolation, 1981)."""
+    d = te.abs(distance)
+    inner = ((a + 2) * d - (a + 3)) * d * d + 1.0
+    outer = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+    return select(d <= 1.0, inner, outer)
+
+
+def grid_sample(x: Tensor, grid: Tensor, mode: str, padding: str, align_corners: bool) -> Tensor:
+    """x [n, c, *spatial] at the positions grid [n, *out, len(spatial)] (last axis: x, y, ... in [-1, 1]) -> [n, c, *out].
+
+    mode: linear, nearest, cubic; padding: zeros, border, reflection. -1 and 1 are the centres of the border elements if
+    `align_corners`, else their outer edges.
+    """
+    spatial = x.shape[2:]
+    rank = len(spatial)
+
+    def place(*i: Expr) -> Expr:
+        # Position i[-1] counts the axes of x; the grid lists them in reverse.
+        found: list[Expr] = []
+        for d, extent in enumerate(spatial):
+            c = widened(grid[(*i[:-1], rank - 1 - d)])
+            size = cast(as_expr(extent), c.dtype)
+            at = (c + 1.0) * 0.5 * (size - 1.0) if align_corners else ((c + 1.0) * size - 1.0) * 0.5
+            found.append(_inside(te.round(at) if mode == "nearest" else at, size, padding, align_corners))
+        result = found[0]
+        for d in range(1, rank):
+            result = select(te.equal(i[-1], d), found[d], result)
+        return result
+
+    position = te.compute((*grid.shape[:-1], rank), place, "grid_sample.position")
+    window = {"nearest": 1, "linear": 2, "cubic": 4}[mode]
+    axes = [te.reduce_axis(window, f"tap{d}") for d in range(rank)] if window > 1 else []
+
+    def element(*i: Expr) -> Expr:
+        n, c, out = i[0], i[1], i[2:]
+        weights, at, inside = list[Expr](), list[Expr](), list[Expr]()
+        for d, size in enumerate(spatial):
+            exact = position[(n, *out, d)]
+            index = cast(te.floor(exact), "int64")
+            if window > 1:
+                shift = axes[d] - (window // 2 - 1)
+                distance = (exact - te.floor(exact)) - cast(shift, exact.dtype)
+                weights.append(1.0 - te.abs(distance) if mode == "linear" else cubic_weight(distance, -0.75))
+                index = index + shift
+            extent = as_expr(size)
+            if padding == "zeros":
+                inside += [index >= 0, index < extent]
+            elif padding == "reflection":
+                index = _mirrored(index, extent, align_corners)
+            else:
+                index = maximum(minimum(index, extent - 1), 0)
+            at.append(index)
+        value = select(te.all_of(inside), widened(x[(n, c, *at)]), 0)
+        return te.sum(cast(reduce(mul, weights), value.dtype) * value, axes) if weights else value
+
+    return rounded(te.compute((*x.shape[:2], *grid.shape[1:-1]), element, "grid_sample"), x.dtype)
+
+
+def _inside(at: Expr, size: Expr, padding: str, align_corners: bool) -> Expr:
+    """A position outside of the image moved back into it."""
+    if padding == "zeros":
+        return at
+    if padding == "border":
+        return maximum(minimum(at, size - 1.0), 0.0)
+    low = 0.0 if align_corners else -0.5
+    span = maximum(size - 1.0, 1.0) if align_corners else size
+    distance = te.abs(at - low)
+    reflections = te.floor(distance / span)
+    rest = distance - reflections * span
+    odd = te.not_equal(reflections - 2.0 * te.floor(reflections * 0.5), 0.0)
+    return select(odd, span - rest, rest) + low
+
+
+def _mirrored(index: Expr, extent: Expr, align_corners: bool) -> Expr:
+    """An index reflected at the centres (or the outer edges) of the border elements."""
+    period = maximum(extent * 2 - 2, 1) if align_corners else extent * 2
+    place = index % period
+    reflected = period - place if align_corners else period - 1 - place
+    return maximum(minimum(select(place < extent, place, reflected), extent - 1), 0)
+
+
+def affine_grid(theta: Tensor, spatial: Sequence[Dim], align_corners: bool) -> Tensor:
+    """Sampling positions [n, *spatial, d] of the affine maps theta [n, d, d + 1] applied to the normalised output positions."""
+    rank = len(spatial)
+    k = te.reduce_axis(rank + 1, "k")
+
+    def element(*i: Expr) -> Expr:
+        base = const(1.0, theta.dtype)
+        for d in range(rank):  # component k is the coordinate along spatial axis rank - 1 - k
+            size = cast(as_expr(spatial[d]), theta.dtype)
+            index = cast(i[1 + d], theta.dtype)
+            at = index * 2.0 / maximum(size - 1.0, 1.0) - 1.0 if align_corners else (index * 2.0 + 1.0) / size - 1.0
+            base = select(te.equal(k, rank - 1 - d), at, base)
+        return te.sum(theta[i[0], i[-1], k] * base, k)
+
+    return te.compute((theta.shape[0], *spatial, rank), element, "affine_grid")
+
+
+def roi_align(
+    x: Tensor, rois: Tensor, batch: Tensor, size: tuple[int, int], samples: int, scale: float, mode: str, half_pixel: bool
+) -> Tensor:
+    """Regions rois [r, 4] (x1, y1, x2, y2) of the images `x[batch[r]]`, of shape `[n, c, h, w]`, resampled to [r, c, *size].
+
+    Every output element pools samples x samples bilinear samples, by their mean ("avg") or by the largest of the weighted
+    corner values ("max"). Source: He et al., Mask R-CNN, 2017, and the ONNX reference.
+    """
+    height, width = x.shape[2:]
+    iy, ix = te.reduce_axis(samples, "iy"), te.reduce_axis(samples, "ix")
+    dtype = rois.dtype
+
+    def along(r: Expr, cell: Expr, sample: Expr, first: int, count: int) -> Expr:
+        """The sampling position along one axis; `first` is the column of its lower bound."""
+        offset = 0.5 if half_pixel else 0.0
+        start, end = rois[r, first] * scale - offset, rois[r, first + 2] * scale - offset
+        extent = end - start if half_pixel else maximum(end - start, 1.0)
+        step = extent / float(count)
+        return start + cast(cell, dtype) * step + (cast(sample, dtype) + 0.5) * step / float(samples)
+
+    def corners(at: Expr, extent: Dim) -> tuple[Expr, Expr, Expr]:
+        """Lower index, upper index, weight of the upper one."""
+        top = as_expr(extent) - 1
+        at = maximum(at, 0.0)
+        low = maximum(minimum(cast(te.floor(at), "int64"), top), 0)
+        fraction = select(low >= top, 0.0 * at, at - cast(low, dtype))
+        return low, minimum(low + 1, top), fraction
+
+    def element(r: Expr, c: Expr, ph: Expr, pw: Expr) -> Expr:
+        y, z = along(r, ph, iy, 1, size[0]), along(r, pw, ix, 0, size[1])
+        outside = (y < -1.0) | (cast(as_expr(height), dtype) < y) | (z < -1.0) | (cast(as_expr(width), dtype) < z)
+        y0, y1, fy = corners(y, height)
+        x0, x1, fx = corners(z, width)
+        n = valid_index(batch[r], x.shape[0])
+        weighted = (
+            wy * wx * cast(x[n, c, row, column], dtype)
+            for (row, wy), (column, wx) in product(((y0, 1.0 - fy), (y1, fy)), ((x0, 1.0 - fx), (x1, fx)))
+        )
+        sample = reduce(add if mode == "avg" else maximum, weighted)
+        sample = select(outside, 0.0 * sample, sample)
+        return te.sum(sample, (iy, ix)) / float(samples * samples) if mode == "avg" else te.max(sample, (iy, ix))
+
+    return rounded(te.compute((rois.shape[0], x.shape[1], *size), element, "roi_align"), x.dtype)
+
+
+def col2im(
+    x: Tensor, image: Sequence[int], block: Sequence[int], dilations: Sequence[int], pads: Sequence[int], strides: Sequence[int]
+) -> Tensor:
+    """Overlapping blocks x [n, c * prod(block), positions] summed into images [n, c, *image], the adjoint of im2col."""
+    rank = len(image)
+    if len(x.shape) != 3 or not isinstance(x.shape[1], int) or x.shape[1] % prod(block):
+        raise IRError(f"col2im of {x!r}: the second axis must be a multiple of the block size {prod(block)}")
+    counts = [(image[d] + pads[d] + pads[rank + d] - dilations[d] * (block[d] - 1) - 1) // strides[d] + 1 for d in range(rank)]
+    if x.shape[2] != prod(counts):
+        raise IRError(f"col2im of {x!r}: {prod(counts)} block positions are needed")
+    offsets = [te.reduce_axis(b, f"k{d}") for d, b in enumerate(block)]
+
+    def element(*i: Expr) -> Expr:
+        inside, places = [], []
+        for p, k, pad, r, stride, count in zip(i[2:], offsets, pads[:rank], dilations, strides, counts, strict=True):
+            shifted = p + pad - k * r
+            inside += [te.equal(shifted % stride, 0), shifted >= 0, shifted < count * stride]
+            places.append(shifted // stride)
+        row = row_major((i[1], *offsets), (1, *block))
+        return te.sum(select(te.all_of(inside), x[i[0], row, row_major(places, counts)], 0), offsets)
+
+    shape = (x.shape[0], x.shape[1] // prod(block), *image)
+    return te.compute(shape, element, "col2im")
+
+
+REPEAT, RESAMPLE = Operator("repeat", repeat), Operator("resample", resample)
+GRID_SAMPLE, AFFINE_GRID = Operator("grid_sample", grid_sample), Operator("affine_grid", affine_grid)
+ROI_ALIGN, COL2IM = Operator("roi_align", roi_align), Operator("col2im", col2im)
 
 
 def dft(x: Tensor, cosines: Tensor, sines: Tensor, axis: int, real: bool) -> Tensor:
@@ -50,46 +252,4 @@ def frames(x: Tensor, window: Tensor | None, length: int, step: int, count: Dim)
     return te.compute((x.shape[0], count, length, x.shape[2]), element, "frames")
 
 
-def det(x: Tensor) -> Tensor:
-    """Determinants of the matrices in the last two axes, by elimination with partial pivoting (in the type of `x`)."""
-    require_same(x.shape[-1], x.shape[-2], "determinant of a matrix that is not square")
-    n = as_expr(x.shape[-1])
-
-    def program(inputs: Sequence[L.Buffer], outputs: Sequence[L.Buffer]) -> L.Stmt:
-        (source,), (target,) = inputs, outputs
-        work = L.Buffer("work", x.dtype, (n, n))
-        pivot, held = L.Buffer("pivot", "int64", (1,), "register"), L.Buffer("held", x.dtype, (1,), "register")
-
-        def eliminate(k: Expr, outer: Sequence[ExprLike]) -> L.Stmt:
-            def search(row: Expr) -> L.Stmt:
-                larger = te.abs(work[row, k]) > te.abs(work[pivot[0], k])
-                return L.If((k < row) & larger, L.store(pivot, (0,), row))
-
-            def swap(c: Expr) -> L.Stmt:
-                row = pivot[0]
-                return L.block(L.store(held, (0,), work[k, c]), L.store(work, (k, c), work[row, c]), L.store(work, (row, c), held[0]))
-
-            def subtract(row: Expr) -> L.Stmt:
-                ratio = L.store(held, (0,), work[row, k] / work[k, k])
-                line = L.loop("c2", n, lambda c: L.If(k <= c, L.store(work, (row, c), work[row, c] - held[0] * work[k, c])))
-                return L.If(k < row, L.block(ratio, line))
-
-            result = target[tuple(outer)]
-            return L.block(
-                L.store(pivot, (0,), k),
-                L.loop("r1", n, search),
-                L.If(te.not_equal(pivot[0], k), L.block(L.loop("c1", n, swap), L.store(target, outer, -result))),
-                L.store(target, outer, result * work[k, k]),
-                L.If(te.not_equal(work[k, k], 0), L.loop("r2", n, subtract)),
-            )
-
-        def matrix(outer: tuple[Expr, ...]) -> L.Stmt:
-            copy = L.over((n, n), lambda at: L.store(work, at, source[(*outer, *at)]), "copy{}".format)
-            return L.block(copy, L.store(target, outer, const(1, x.dtype)), L.loop("k", n, lambda k: eliminate(k, outer)))
-
-        return L.Allocate(work, L.Allocate(pivot, L.Allocate(held, L.over(x.shape[:-2], matrix))))
-
-    return te.extern((x.shape[:-2], x.dtype), [x], program, "det")
-
-
-DFT, FRAMES, DET = Operator("dft", dft), Operator("frames", frames), Operator("det", det)
+DFT, FRAMES = Operator("dft", dft), Operator("frames", frames)

@@ -26,11 +26,24 @@ import numpy as np
 
 from tcomp.ir.expr import Dim, as_dim, as_expr
 from tcomp.ir.graph import Graph, LazyConstant, Node, Value
+from tcomp.ops.bilinear import (
+    PRODUCTS,
+    STRASSEN_INPUT,
+    STRASSEN_OUTPUT,
+    STRASSEN_ROWS,
+    WINOGRAD_INPUT,
+    WINOGRAD_OUTPUT,
+    WINOGRAD_PRODUCT,
+    phases,
+    points_of,
+    similar_columns,
+    strassen_weights,
+    tile_shape,
+    transformed_weights,
+)
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import PAD, RESHAPE, TRANSPOSE
 from tcomp.ops.nn import CONV
-from tcomp.ops.strassen import PRODUCTS, STRASSEN_INPUT, STRASSEN_OUTPUT, STRASSEN_ROWS, similar_columns, strassen_weights
-from tcomp.ops.winograd import WINOGRAD_INPUT, WINOGRAD_OUTPUT, WINOGRAD_PRODUCT, phases, points_of, tile_shape, transformed_weights
 from tcomp.passes import contractions
 from tcomp.passes.canonicalize import zero_padding
 from tcomp.passes.rewrite import Notes, Replacement, Rewriter, rewrite_graph

@@ -31,7 +31,7 @@ from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, GraphBuilder, Node, Value, i
 from tcomp.ir.read_patterns import SMALL_WINDOW, concatenated_row_length, reach, window_size
 from tcomp.ir.simplify import simplify
 from tcomp.ir.te import Tensor, tensors
-from tcomp.ops.broadcast import BYTES
+from tcomp.ops.elementwise import BYTES
 from tcomp.passes.contractions import matrix_product
 
 MAX_OPERATORS = 40  # in one kernel: bounds the time to schedule and compile it

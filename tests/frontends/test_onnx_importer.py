@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tcomp.errors import ImportModelError, InputError, UnsupportedError
-from tcomp.frontends.onnx import check_model, import_model, importer, table
+from tcomp.frontends.onnx import check_model, import_model, importer
 from tcomp.ir.interpreters.graph import evaluate_graph
 
 F = "float32"
@@ -20,9 +20,9 @@ def node(op, inputs, outputs, **attrs):
 
 
 def test_no_operator_has_two_handlers():
-    names = [name for family in table.FAMILIES for name in family]
+    names = [name for family in importer.FAMILIES for name in family]
     assert len(set(names)) == len(names)
-    for family in table.FAMILIES:
+    for family in importer.FAMILIES:
         for versions in (v for v in family.values() if not callable(v)):
             assert [since for since, _ in versions] == sorted({since for since, _ in versions})
 

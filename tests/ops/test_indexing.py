@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tcomp.errors import IRError
-from tcomp.ops import indexing as ops
+from tcomp.ops import movement as ops
 
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 

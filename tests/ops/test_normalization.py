@@ -3,7 +3,7 @@ import pytest
 
 from tcomp.errors import IRError
 from tcomp.ir import te
-from tcomp.ops import normalization as ops
+from tcomp.ops import reduction as ops
 
 RNG = np.random.default_rng(2)
 X = RNG.standard_normal((2, 6, 4, 3)).astype(np.float32) * 3 + 1

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from tcomp.ops.signal import DET, DFT, FRAMES
+from tcomp.ops.matmul import DET
+from tcomp.ops.signal import DFT, FRAMES
 
 RNG = np.random.default_rng(7)
 

@@ -6,7 +6,7 @@ import pytest
 from tcomp.errors import IRError
 from tcomp.ir import te
 from tcomp.ir.loops import For, walk
-from tcomp.ops import strassen
+from tcomp.ops import bilinear
 from tcomp.ops.matmul import MATMUL
 from tcomp.schedules.cpu import default as cpu
 from tcomp.schedules.lowering import lower
@@ -15,11 +15,11 @@ from tcomp.target import CpuTarget
 
 def seven(apply, x, w):
     """The four operators, one after the other."""
-    sizes = apply(strassen.STRASSEN_ROWS, x)
-    factors = apply(strassen.STRASSEN_INPUT, x, sizes)
-    weights = strassen.strassen_weights(w)
+    sizes = apply(bilinear.STRASSEN_ROWS, x)
+    factors = apply(bilinear.STRASSEN_INPUT, x, sizes)
+    weights = bilinear.strassen_weights(w)
     products = apply(MATMUL, factors, weights.reshape(7, *(1,) * (x.ndim - 2), *weights.shape[1:]))
-    return apply(strassen.STRASSEN_OUTPUT, products, sizes)
+    return apply(bilinear.STRASSEN_OUTPUT, products, sizes)
 
 
 def error(found, exact):
@@ -28,7 +28,7 @@ def error(found, exact):
 
 def test_the_identity_holds_for_any_quarters():
     """The sum over products of what they take of A, take of B and give to C is the product of 2x2 matrices, coefficient by coefficient."""
-    left, right, result = (np.array(m) for m in (strassen.OF_LEFT, strassen.OF_RIGHT, strassen.TO_RESULT))
+    left, right, result = (np.array(m) for m in (bilinear.OF_LEFT, bilinear.OF_RIGHT, bilinear.TO_RESULT))
     found = np.einsum("rp,pa,pb->rab", result, left, right).reshape(2, 2, 2, 2, 2, 2)  # C[i, j], A[k, l], B[m, n]
     i = np.eye(2, dtype=int)
     assert np.array_equal(found, np.einsum("ik,lm,jn->ijklmn", i, i, i))
@@ -72,9 +72,9 @@ def test_what_is_not_finite_stays_in_its_row(apply, value):
 
 def test_weights_are_sums_of_quarters():
     w = np.array([[1, 2**-24], [1, 1]], np.float32)
-    assert strassen.strassen_weights(w)[5, 0, 0] == np.float32(1 + 2**-24) and strassen.strassen_weights(w).dtype == np.float32
-    assert np.array_equal(strassen.strassen_weights(w)[:, 0, 0], np.array([2, 1, 2**-24 - 1, 0, 1, 1 + 2**-24, 2], np.float32))
-    assert np.array_equal(strassen.strassen_weights(np.ascontiguousarray(w.T), True), strassen.strassen_weights(w))
+    assert bilinear.strassen_weights(w)[5, 0, 0] == np.float32(1 + 2**-24) and bilinear.strassen_weights(w).dtype == np.float32
+    assert np.array_equal(bilinear.strassen_weights(w)[:, 0, 0], np.array([2, 1, 2**-24 - 1, 0, 1, 1 + 2**-24, 2], np.float32))
+    assert np.array_equal(bilinear.strassen_weights(np.ascontiguousarray(w.T), True), bilinear.strassen_weights(w))
 
 
 @pytest.mark.parametrize("right, fine", [
@@ -82,18 +82,18 @@ def test_weights_are_sums_of_quarters():
 ], ids=str)  # fmt: skip
 def test_columns_that_are_added_have_to_be_of_similar_size(right, fine):
     w = np.array([[1, 1, *right], [-1, 0.5, 0, 0]], np.float32)
-    assert strassen.similar_columns(w) is fine and strassen.similar_columns(np.ascontiguousarray(w.T), transposed=True) is fine
+    assert bilinear.similar_columns(w) is fine and bilinear.similar_columns(np.ascontiguousarray(w.T), transposed=True) is fine
 
 
 def test_sums_of_columns_have_to_be_finite():
-    assert strassen.similar_columns(np.full((2, 4), 7e37, np.float32)) and not strassen.similar_columns(np.full((2, 4), 9e37, np.float32))
+    assert bilinear.similar_columns(np.full((2, 4), 7e37, np.float32)) and not bilinear.similar_columns(np.full((2, 4), 9e37, np.float32))
 
 
 def test_what_cannot_be_halved_is_refused():
     with pytest.raises(IRError, match="rows of 7 elements"):
-        strassen.strassen_input(te.placeholder((4, 7)), te.placeholder((4,)))
+        bilinear.strassen_input(te.placeholder((4, 7)), te.placeholder((4,)))
     with pytest.raises(IRError, match="pairs of rows"):
-        strassen.strassen_output(te.placeholder((7, 3, 8)), te.placeholder((8,)))
+        bilinear.strassen_output(te.placeholder((7, 3, 8)), te.placeholder((8,)))
 
 
 @pytest.mark.parametrize("rows", (8, 9))
@@ -101,7 +101,7 @@ def test_both_ends_are_straight_line_code_over_vectors(rows):
     """The default schedule: what is made of four quarters, and the quarters made of seven products, side by side and without divisions."""
     shapes = {"x": (rows, 64), "p": (7, (rows + 1) // 2, 48), "sizes": (rows,)}
     x, p, sizes = (te.placeholder(shape, name=name) for name, shape in shapes.items())
-    to, back = strassen.strassen_input(x, sizes), strassen.strassen_output(p, sizes)
+    to, back = bilinear.strassen_input(x, sizes), bilinear.strassen_output(p, sizes)
     for name, sources, result, cases in (("to", [x, sizes], to, [7]), ("back", [p, sizes], back, [2, 2])):
         kernel = cpu.schedule(lower(name, sources, [result], {}), CpuTarget.parse("cpu -mcpu=skylake-avx512")).kernel
         kinds = [(x.kind, x.extent) for x in walk(kernel.body) if isinstance(x, For)]

@@ -9,7 +9,7 @@ from tcomp.errors import IRError
 from tcomp.ir import te
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import For, walk
-from tcomp.ops import winograd
+from tcomp.ops import bilinear
 from tcomp.passes.algorithms import MAX_ERROR
 from tcomp.schedules.cpu import default as cpu
 from tcomp.schedules.lowering import lower
@@ -38,9 +38,9 @@ def example(batch, channels, outputs, height, width, tile):
 
 def by_points(apply, x, w, tile, extents, stride=1):
     """The three operators, one after the other."""
-    points = apply(winograd.WINOGRAD_INPUT, x, tile=tile, taps=w.shape[2:], stride=stride)
-    products = apply(winograd.WINOGRAD_PRODUCT, points, winograd.transformed_weights(w, tile, stride))
-    return apply(winograd.WINOGRAD_OUTPUT, products, tile=tile, shape=extents, stride=stride)
+    points = apply(bilinear.WINOGRAD_INPUT, x, tile=tile, taps=w.shape[2:], stride=stride)
+    products = apply(bilinear.WINOGRAD_PRODUCT, points, bilinear.transformed_weights(w, tile, stride))
+    return apply(bilinear.WINOGRAD_OUTPUT, products, tile=tile, shape=extents, stride=stride)
 
 
 def error(found, exact):
@@ -50,7 +50,7 @@ def error(found, exact):
 @pytest.mark.parametrize("tile, taps", [(2, 3), (4, 3), (6, 3), (2, 5), (4, 5), (2, 7)])
 def test_matrices_are_exact(tile, taps):
     """A' [(G w) * (B' x)] = the filter, in fractions."""
-    a, g, b = (np.array(m, dtype=object) for m in winograd.matrices(tile, taps))
+    a, g, b = (np.array(m, dtype=object) for m in bilinear.matrices(tile, taps))
     x, w = [Fraction(n * n - 3 * n + 1) for n in range(tile + taps - 1)], [Fraction(n + 2, 3) for n in range(taps)]
     assert list(a @ ((g @ w) * (b @ x))) == [sum(w[k] * x[i + k] for k in range(taps)) for i in range(tile)]
 
@@ -59,9 +59,9 @@ def test_matrices_are_exact(tile, taps):
 def test_weights_that_are_made_in_parts(outputs, channels):
     """3 channels at a time and 2 at the end, one at a time, all at once."""
     w = np.random.default_rng(0).standard_normal((outputs, channels, 3, 3)).astype(np.float32)
-    g = np.array(winograd.matrices(4, 3)[1], np.float64)
+    g = np.array(bilinear.matrices(4, 3)[1], np.float64)
     exact = np.einsum("pk,ql,oikl->pqio", g, g, w.astype(np.float64))
-    found = winograd.transformed_weights(w, 4)
+    found = bilinear.transformed_weights(w, 4)
     assert found.dtype == np.float32 and found.flags.c_contiguous
     np.testing.assert_allclose(found, exact, rtol=2**-24, atol=1e-12)
 
@@ -83,7 +83,7 @@ def test_the_operators_convolve(apply, sizes, tile):
 def test_filters_of_other_shapes(apply, tile, taps, extents):
     """Axes with one tap are left as they are."""
     rng = np.random.default_rng(len(taps))
-    cut = winograd.tile_shape(tile, taps)
+    cut = bilinear.tile_shape(tile, taps)
     padded = [-(-d // n) * n + t - 1 for d, n, t in zip(extents, cut, taps, strict=True)]
     x, w = (rng.standard_normal(s).astype(np.float32) for s in ((2, 9, *padded), (6, 9, *taps)))
     found, exact = by_points(apply, x, w, tile, extents), windowed(x, w, extents)
@@ -115,13 +115,13 @@ def test_a_stride_of_two(apply, tile, behind, taps, extents):
 
 def test_tiles_are_whole():
     with pytest.raises(IRError, match="pixels under whole tiles"):
-        winograd.winograd_input(te.placeholder((1, 3, 9, 10)), 4, (3, 3))
+        bilinear.winograd_input(te.placeholder((1, 3, 9, 10)), 4, (3, 3))
     with pytest.raises(IRError, match="pixels under whole tiles"):
-        winograd.winograd_input(te.placeholder((1, 3, 9, 11)), 4, (3, 3), 2)
+        bilinear.winograd_input(te.placeholder((1, 3, 9, 11)), 4, (3, 3), 2)
     with pytest.raises(IRError, match="2 spatial axes"):
-        winograd.winograd_input(te.placeholder((1, 3, 10)), 4, (3, 3))
+        bilinear.winograd_input(te.placeholder((1, 3, 10)), 4, (3, 3))
     with pytest.raises(IRError, match="tiles of a convolution"):
-        winograd.winograd_output(te.placeholder((6, 6, 1, 2, 2, 3)), 4, (9, 8))
+        bilinear.winograd_output(te.placeholder((6, 6, 1, 2, 2, 3)), 4, (9, 8))
 
 
 @pytest.mark.parametrize("taps, stride", [(3, 1), (3, 2), (5, 2)])
@@ -129,13 +129,13 @@ def test_tiles_are_whole():
 def test_transforms_are_straight_line_code_over_vectors_of_channels(tile, taps, stride):
     """The default schedule: all points of a tile unrolled around lanes of channels, no guards but in the tail of the channels."""
     x = te.placeholder((1, 32, *(n * tile * stride + taps - stride for n in (2, 3))), name="x")
-    points = winograd.winograd_input(x, tile, (taps, taps), stride)
+    points = bilinear.winograd_input(x, tile, (taps, taps), stride)
     p = te.placeholder(points.shape, name="p")
     last = Layout.permuted((0, 2, 3, 1))
-    for name, source, result in (("to", x, points), ("back", p, winograd.winograd_output(p, tile, (2 * tile, 3 * tile - 1), stride))):
+    for name, source, result in (("to", x, points), ("back", p, bilinear.winograd_output(p, tile, (2 * tile, 3 * tile - 1), stride))):
         layouts = {t: last for t in (source, result) if t.ndim == 4}
         kernel = cpu.schedule(lower(name, [source], [result], layouts), CpuTarget.parse("cpu -mcpu=skylake-avx512")).kernel
         kinds = [(x.kind, x.extent) for x in walk(kernel.body) if isinstance(x, For)]
-        points_or_pixels = winograd.points_of(tile, taps, stride) if name == "to" else tile
+        points_or_pixels = bilinear.points_of(tile, taps, stride) if name == "to" else tile
         assert kinds.count(("unrolled", points_or_pixels)) >= 2 and ("vectorized", 16) in kinds
         assert "note" not in str(kernel) and "if " not in str(kernel)

@@ -12,12 +12,10 @@ from tcomp.ir.graph import IF, GraphBuilder, Node, Value
 from tcomp.ir.interpreters.graph import evaluate_graph
 from tcomp.ir.verify import verify_graph
 from tcomp.ops.elementwise import ADD, MUL, NEG, RELU
-from tcomp.ops.indexing import GATHER
 from tcomp.ops.matmul import MATMUL
-from tcomp.ops.movement import CONCAT, EXPAND, RESHAPE, SLICE, TRANSPOSE, TRILU
+from tcomp.ops.movement import CONCAT, EXPAND, GATHER, RESHAPE, SLICE, TRANSPOSE, TRILU
 from tcomp.ops.nn import CONV
-from tcomp.ops.normalization import LAYER_NORM
-from tcomp.ops.reduction import REDUCE_SUM, SOFTMAX
+from tcomp.ops.reduction import LAYER_NORM, REDUCE_SUM, SOFTMAX
 from tcomp.options import CompileOptions
 from tcomp.passes.dead_elements import eliminate_dead_elements
 from tcomp.passes.rewrite import Notes

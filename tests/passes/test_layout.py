@@ -12,9 +12,9 @@ from tcomp.ir.graph import IF, KERNEL, GraphBuilder, Node, Value
 from tcomp.ir.layout import Layout
 from tcomp.ops import elementwise as ew
 from tcomp.ops import movement as mv
+from tcomp.ops.bilinear import WINOGRAD_INPUT
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.nn import ADD_CHANNELS, CONV, MAX_POOL
-from tcomp.ops.winograd import WINOGRAD_INPUT
 from tcomp.passes.layout import choose_layouts
 from tcomp.passes.partition import partition
 from tcomp.target import CpuTarget, Target

@@ -10,8 +10,8 @@ from tcomp.ir.fallback import FallbackKind
 from tcomp.ir.graph import IF, KERNEL, GraphBuilder, Node, Value
 from tcomp.ops import elementwise as ew
 from tcomp.ops import movement as mv
-from tcomp.ops.indexing import GATHER, TOP_K
 from tcomp.ops.matmul import MATMUL
+from tcomp.ops.movement import GATHER, TOP_K
 from tcomp.ops.nn import ADD_CHANNELS, CONV, MAX_POOL
 from tcomp.ops.reduction import REDUCE_MEAN, REDUCE_SUM, SOFTMAX
 from tcomp.passes.dce import eliminate_dead

@@ -7,7 +7,7 @@ from tcomp.ir.graph import GraphBuilder
 from tcomp.ops.elementwise import ADD, DIV, MUL, NEG, RELU, SUB
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.nn import ADD_CHANNELS, CONV, CONV_TRANSPOSE, DENSE
-from tcomp.ops.normalization import BATCH_SCALE, BATCH_SHIFT, SCALE_SHIFT
+from tcomp.ops.reduction import BATCH_SCALE, BATCH_SHIFT, SCALE_SHIFT
 from tcomp.passes.fold import fold_constants
 from tcomp.passes.rewrite import Notes
 from tcomp.passes.simplify import simplify

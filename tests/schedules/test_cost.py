@@ -14,7 +14,7 @@ from tcomp.codegen.llvm.math import ELEMENTARY, expand
 from tcomp.ir import expr as E
 from tcomp.ir.expr import Dim, Expr
 from tcomp.ir.loops import Buffer, If, Kernel, loop, store
-from tcomp.ops.winograd import winograd_input, winograd_output
+from tcomp.ops.bilinear import winograd_input, winograd_output
 from tcomp.schedules import Schedule
 from tcomp.schedules.cost.cpu import estimate
 from tcomp.schedules.cost.roofline import cost_of, cpu_roof, gpu_roof, operations, work

@@ -7,8 +7,7 @@ import pytest
 from tcomp.ir import te
 from tcomp.ir.expr import Expr
 from tcomp.ir.loops import Kernel, Prefetch, walk
-from tcomp.ops.normalization import layer_norm
-from tcomp.ops.reduction import softmax_of
+from tcomp.ops.reduction import layer_norm, softmax_of
 from tcomp.schedules.cpu import default as cpu
 from tcomp.schedules.lowering import lower
 from tcomp.target import CpuTarget

@@ -1,6 +1,6 @@
 """ONNX → Graph, node by node, and the report of what can be compiled.
 
-`import_model` walks the nodes in topological order. A node is imported by the handler that `table` lists for its domain, type and
+`import_model` walks the nodes in topological order. A node is imported by the handler that `HANDLERS` lists for its domain, type and
 opset; where there is none, by expanding its definition as a function (the model's own, or ONNX's). What cannot be compiled is
 collected, values that depend on it are set aside, and at the end one `UnsupportedError` lists everything.
 """
@@ -22,14 +22,18 @@ import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto
 
 from tcomp.errors import ImportModelError, InputError, TcompError, UnsupportedError
-from tcomp.frontends.onnx import reader, schema, table
-from tcomp.frontends.onnx.context import FOLD_LIMIT, Body, Context, Inputs, Scope, Type, check_type
-from tcomp.frontends.onnx.signature import Range, Shape, signature
+from tcomp.frontends.onnx import reader
+from tcomp.frontends.onnx.context import FOLD_LIMIT, Body, Context, Handler, Inputs, Scope, Table, Type, check_type
+from tcomp.frontends.onnx.handlers import arithmetic, control, movement, nn, recurrent, signal
+from tcomp.frontends.onnx.signature import Range, Shape, find_schema, signature
 from tcomp.ir.graph import Graph, Node, Value
 from tcomp.ops.movement import IDENTITY
 
 MAX_DEPTH = 24  # functions inside functions, and sub-graphs inside sub-graphs
 MAX_NODES = 100_000  # nodes after expansion
+
+FAMILIES: tuple[Table, ...] = tuple(family.TABLE for family in (arithmetic, control, movement, nn, recurrent, signal))
+HANDLERS: Table = {op: versions for family in FAMILIES for op, versions in family.items()}
 
 SUPPORTED, DECOMPOSED, MISSING, UNCHECKED = "supported", "decomposed", "missing", "unchecked"
 
@@ -90,7 +94,12 @@ def _import(source: Source, shapes: Shapes | None, dims: Dims | None, values: Va
         raise ImportModelError("the model nests graphs or expressions too deeply") from error
 
 
-# ---------------------------------------------------------------- names
+def find_handler(domain: str, op_type: str, opset: int) -> Handler | None:
+    """The handler in force at an opset; None where there is none. The standard domain is ""."""
+    versions = HANDLERS.get(op_type, ()) if domain == "" else ()
+    if callable(versions):
+        return versions
+    return next((handler for since, handler in reversed(versions) if since <= opset), None)
 
 
 _POISON = Value("unsupported", "bool", ())  # stands for a value whose producer cannot be compiled
@@ -259,12 +268,12 @@ class _Importer:
                 raise ImportModelError(f"domain `{domain or 'ai.onnx'}` is used but not imported", where=where)
             if domain == "" and opset > (newest := onnx.defs.onnx_opset_version()):
                 raise UnsupportedError(f"opset {opset} is newer than any known here ({newest})", where=where, hint="update `onnx`")
-            found = schema.find(node.op_type, opset, domain)
+            found = find_schema(node.op_type, opset, domain)
             if found is None:
                 raise UnsupportedError(f"unknown operator `{node.op_type}`", why=f"domain `{domain or 'ai.onnx'}`, opset {opset}")
             found.check_node(node, inputs, where)
             actual = {**found.defaults, **attributes}
-            handler = table.find(domain, node.op_type, opset)
+            handler = find_handler(domain, node.op_type, opset)
             if handler is not None:
                 values = {n: self.tensors.attribute(a, where) for n, a in actual.items()}
                 bodies = _Bodies(self, frame, name)

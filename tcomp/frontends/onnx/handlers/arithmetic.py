@@ -1,0 +1,165 @@
+"""ONNX operators: elementwise arithmetic, activations, conversions; reductions, softmax, prefix sums, losses."""
+
+from __future__ import annotations
+
+from tcomp.frontends.onnx.context import Context, Handler, Table, Versions, attribute, dtype_of, flag, forward
+from tcomp.ir.dtypes import is_float
+from tcomp.ir.graph import Operator, Value
+from tcomp.ops import elementwise as ew
+from tcomp.ops import reduction as red
+from tcomp.ops.movement import RESHAPE
+
+
+def _aligned(ctx: Context) -> tuple[Value, Value]:
+    """Operands under the broadcasting of opsets before 7: the second one's axes start at `axis` of the first."""
+    x, y = ctx.value(0), ctx.value(1)
+    if ctx.attrs.get("broadcast") and ctx.attrs.get("axis") is not None:
+        trailing = len(x.shape) - ctx.axis(ctx.attrs["axis"], end=True) - len(y.shape)
+        if trailing > 0:
+            y = ctx.add(RESHAPE, [y], shape=(*y.shape, *(1,) * trailing))
+    return x, y
+
+
+def _binary(op: Operator) -> Versions:
+    """Operators that broadcast since opset 7."""
+    return (1, lambda ctx: ctx.add(op, _aligned(ctx))), (7, forward(op))
+
+
+def _pow(ctx: Context) -> Value:
+    """Small constant exponents become products and roots."""
+    x, y = _aligned(ctx) if ctx.opset < 7 else (ctx.value(0), ctx.value(1))
+    exponent = ctx.scope.known(y)
+    if exponent is not None and exponent.size == 1 and len(y.shape) <= len(x.shape) and is_float(x.dtype):
+        match float(exponent.reshape(())):
+            case 2.0:
+                return ctx.add(ew.MUL, [x, x])
+            case 3.0:
+                return ctx.add(ew.MUL, [ctx.add(ew.MUL, [x, x]), x])
+            case 0.5:
+                return ctx.add(ew.SQRT, [x])
+    return ctx.add(ew.POW, [x, y])
+
+
+def _prelu_by_channel(ctx: Context) -> Value:
+    """Before opset 7: one slope for all, or one a channel (axis 1)."""
+    x, slope = ctx.value(0), ctx.value(1)
+    if len(slope.shape) == 1 and slope.shape[0] != 1 and len(x.shape) > 2:
+        slope = ctx.add(RESHAPE, [slope], shape=(*slope.shape, *(1,) * (len(x.shape) - 2)))
+    return ctx.add(ew.PRELU, [x, slope])
+
+
+def _clip(ctx: Context) -> Value:
+    bounds = [ctx.input(1), ctx.input(2)]
+    known = [None if b is None else ctx.scope.known(b) for b in bounds]
+    if all(b is None or (k is not None and k.size == 1) for b, k in zip(bounds, known, strict=True)):
+        low, high = (None if k is None else k.reshape(()).astype(object).item() for k in known)
+        return ctx.add(ew.CLIP_CONST, [ctx.value(0)], low=low, high=high)
+    return ctx.add(ew.CLIP, [ctx.value(0), *bounds])
+
+
+def _dtype_by_name(ctx: Context) -> str:
+    """Opset 1 names the type."""
+    name: str = ctx.attrs["to"]
+    return {"FLOAT": "float32", "DOUBLE": "float64"}.get(name.upper(), name.lower())
+
+
+def _reduce(op: Operator) -> Handler:
+    """`axes` as attribute or second input; without axes all are reduced, unless `noop_with_empty_axes`."""
+
+    def handler(ctx: Context) -> Value:
+        axes = tuple(sorted(ctx.axes(ctx.given_axes(1) or ())))
+        if not axes and ctx.attrs.get("noop_with_empty_axes"):
+            return ctx.value(0)
+        return ctx.add(op, [ctx.value(0)], axes=axes or ctx.axes(None), keepdims=bool(ctx.attrs["keepdims"]))
+
+    return handler
+
+
+def _searched_axis(ctx: Context) -> int:
+    axis = ctx.axis(ctx.attrs["axis"])
+    if ctx.value(0).shape[axis] == 0:
+        raise ctx.invalid("the axis is empty")
+    return axis
+
+
+def _arg(op: Operator) -> Handler:
+    return forward(op, axis=_searched_axis, keepdims=flag("keepdims"), last=flag("select_last_index"))
+
+
+def _softmax(op: Operator) -> Versions:
+    """Before opset 13 all axes from `axis` on are normalised together, since then `axis` alone."""
+    flattened = forward(op, axes=lambda ctx: tuple(range(ctx.axis(ctx.attrs["axis"], end=True), len(ctx.value(0).shape))))
+    return (1, flattened), (13, forward(op, axes=lambda ctx: (ctx.axis(ctx.attrs["axis"]),)))
+
+
+def _prefix(op: Operator) -> Handler:
+    def axis(ctx: Context) -> int:
+        return 0 if len(ctx.value(0).shape) == 1 else ctx.axis(ctx.require_dims(1, "the axis")[0])
+
+    return forward(op, inputs=1, axis=axis, exclusive=flag("exclusive"), reverse=flag("reverse"))
+
+
+def _mean_variance_normalization(ctx: Context) -> Value:
+    """(x - mean) / (standard deviation + 1e-9) over `axes`."""
+    x, axes = ctx.value(0), tuple(sorted(ctx.axes(ctx.attrs["axes"])))
+    centred = ctx.add(ew.SUB, [x, ctx.add(red.REDUCE_MEAN, [x], axes=axes, keepdims=True)])
+    variance = ctx.add(red.REDUCE_MEAN, [ctx.add(ew.MUL, [centred, centred])], axes=axes, keepdims=True)
+    deviation = ctx.add(ew.ADD, [ctx.add(ew.SQRT, [variance]), ctx.constant(1e-9, x.dtype)])
+    return ctx.add(ew.DIV, [centred, deviation])
+
+
+def _softmax_cross_entropy_loss(ctx: Context) -> tuple[Value, Value]:
+    log_prob = ctx.add(red.LOG_SOFTMAX, [ctx.value(0)], axes=(1,))
+    attrs = {"ignore_index": ctx.attrs.get("ignore_index"), "reduction": ctx.attrs["reduction"]}
+    return ctx.add(red.NLL_LOSS, [log_prob, ctx.value(1), ctx.input(2)], **attrs), log_prob
+
+
+TABLE: Table = {
+    **{
+        name: forward(op)
+        for name, op in {
+            "Abs": ew.ABS, "Neg": ew.NEG, "Not": ew.NOT, "BitwiseNot": ew.NOT, "Sign": ew.SIGN,
+            "Acos": ew.ACOS, "Acosh": ew.ACOSH, "Asin": ew.ASIN, "Asinh": ew.ASINH, "Atan": ew.ATAN, "Atanh": ew.ATANH,
+            "Cos": ew.COS, "Cosh": ew.COSH, "Sin": ew.SIN, "Sinh": ew.SINH, "Tan": ew.TAN, "Tanh": ew.TANH,
+            "Ceil": ew.CEIL, "Floor": ew.FLOOR, "Round": ew.ROUND, "Exp": ew.EXP, "Log": ew.LOG, "Sqrt": ew.SQRT,
+            "Erf": ew.ERF, "Reciprocal": ew.RECIPROCAL, "Sigmoid": ew.SIGMOID, "Relu": ew.RELU, "Mish": ew.MISH,
+            "HardSwish": ew.HARD_SWISH, "Softplus": ew.SOFTPLUS, "Softsign": ew.SOFTSIGN, "IsNaN": ew.ISNAN,
+            "Where": ew.WHERE, "Max": ew.MAX, "Min": ew.MIN, "Sum": ew.SUM, "Mean": ew.MEAN,
+            "GreaterOrEqual": ew.GREATER_EQUAL, "LessOrEqual": ew.LESS_EQUAL,
+            "BitwiseAnd": ew.AND, "BitwiseOr": ew.OR, "BitwiseXor": ew.XOR,
+        }.items()
+    },
+    **{
+        name: _binary(op)
+        for name, op in {
+            "Add": ew.ADD, "Sub": ew.SUB, "Mul": ew.MUL, "Div": ew.DIV, "And": ew.AND, "Or": ew.OR, "Xor": ew.XOR,
+            "Equal": ew.EQUAL, "Less": ew.LESS, "Greater": ew.GREATER,
+        }.items()
+    },
+    "LeakyRelu": forward(ew.LEAKY_RELU, "alpha"),
+    "ThresholdedRelu": forward(ew.THRESHOLDED_RELU, "alpha"),
+    "Elu": forward(ew.ELU, "alpha"),
+    "Celu": forward(ew.CELU, "alpha"),
+    "Selu": forward(ew.SELU, "alpha", "gamma"),
+    "Gelu": forward(ew.GELU, "approximate"),
+    "Swish": forward(ew.SWISH, "alpha"),
+    "HardSigmoid": forward(ew.HARD_SIGMOID, "alpha", "beta"),
+    "Shrink": forward(ew.SHRINK, "lambd", "bias"),
+    "PRelu": ((1, _prelu_by_channel), (7, forward(ew.PRELU))),
+    "Pow": _pow,
+    "Mod": lambda ctx: ctx.add(ew.FMOD if ctx.attrs["fmod"] else ew.MOD, ctx.inputs),  # the sign of the dividend, or of the divisor
+    "BitShift": lambda ctx: ctx.add(ew.SHIFT_LEFT if ctx.attrs["direction"] == "LEFT" else ew.SHIFT_RIGHT, ctx.inputs),
+    "Clip": ((1, lambda ctx: ctx.add(ew.CLIP_CONST, ctx.inputs, low=ctx.attrs.get("min"), high=ctx.attrs.get("max"))), (11, _clip)),
+    "Cast": ((1, forward(ew.CAST, dtype=_dtype_by_name)), (6, forward(ew.CAST, dtype=dtype_of("to")))),
+    "CastLike": forward(ew.CAST, inputs=1, dtype=lambda ctx: ctx.value(1).dtype),
+    "BitCast": forward(ew.BITCAST, dtype=dtype_of("to")),
+    "IsInf": forward(ew.ISINF, positive=flag("detect_positive"), negative=flag("detect_negative")),
+    "ReduceSum": _reduce(red.REDUCE_SUM), "ReduceProd": _reduce(red.REDUCE_PROD), "ReduceMean": _reduce(red.REDUCE_MEAN),
+    "ReduceMax": _reduce(red.REDUCE_MAX), "ReduceMin": _reduce(red.REDUCE_MIN), "ReduceL1": _reduce(red.REDUCE_L1),
+    "ReduceL2": _reduce(red.REDUCE_L2), "ReduceSumSquare": _reduce(red.REDUCE_SUM_SQUARE), "ReduceLogSum": _reduce(red.REDUCE_LOG_SUM),
+    "ReduceLogSumExp": _reduce(red.REDUCE_LOG_SUM_EXP), "ArgMax": _arg(red.ARG_MAX), "ArgMin": _arg(red.ARG_MIN),
+    "Softmax": _softmax(red.SOFTMAX), "LogSoftmax": _softmax(red.LOG_SOFTMAX), "Hardmax": _softmax(red.HARDMAX),
+    "CumSum": _prefix(red.CUM_SUM), "CumProd": _prefix(red.CUM_PROD), "MeanVarianceNormalization": _mean_variance_normalization,
+    "NegativeLogLikelihoodLoss": forward(red.NLL_LOSS, "reduction", inputs=3, ignore_index=attribute("ignore_index")),
+    "SoftmaxCrossEntropyLoss": _softmax_cross_entropy_loss,
+}  # fmt: skip
