@@ -17,7 +17,7 @@ from tcomp.ir.text.printer import unused
 from tcomp.schedules.analysis.legality import Conflict, Dependence, conflict_of, dependences, violated
 from tcomp.schedules.handles import Loop, Stage
 from tcomp.schedules.primitives import editing
-from tcomp.schedules.primitives.editing import find_loop, guard, nesting, proof, rebind, rebuild, refuse, replaced
+from tcomp.schedules.primitives.editing import find_loop, proof, rebind, refuse, refuse_conflict, refuse_if, replaced
 
 ISL_OPERATIONS = 50_000_000  # of isl for one proof and the loops it makes: some seconds
 
@@ -85,17 +85,15 @@ def skew(kernel: L.Kernel, outer: Loop, inner: Loop, factor: int) -> L.Kernel:
       }
     """
     around, target = find_loop(kernel, outer), find_loop(kernel, inner)
-    if target is around or not any(s is target for s in L.walk(around)):
-        raise refuse(f"`{inner}` does not stand inside `{outer}`")
-    if any(isinstance(s, L.For) and s.var in E.variables(as_expr(target.extent)) for s in L.walk(around)):
-        raise refuse(f"the extent of `{inner}` depends on a loop from `{outer}` inwards: {target.extent}")
-    if target.kind != L.SERIAL:
-        raise refuse(f"`{inner}` is {target.kind}", "skew first")
+    refuse_if(target is around or not any(s is target for s in L.walk(around)), f"`{inner}` does not stand inside `{outer}`")
+    moving = {s.var for s in L.walk(around) if isinstance(s, L.For)} & set(E.variables(as_expr(target.extent)))
+    refuse_if(moving, f"the extent of `{inner}` depends on a loop from `{outer}` inwards: {target.extent}")
+    refuse_if(target.kind != L.SERIAL, f"`{inner}` is {target.kind}", "skew first")
     reach = abs(factor) * (as_expr(around.extent) - 1)
     extent = as_dim(simplify(as_expr(target.extent) + reach))
     v = loop_var(target.var.name, extent)
     index = simplify(v - factor * around.var - (reach if factor < 0 else 0))
-    body = guard([index >= 0, index < as_expr(target.extent)], rebind(target.body, {target.var: index}))
+    body = editing.guard([index >= 0, index < as_expr(target.extent)], rebind(target.body, {target.var: index}))
     return replaced(kernel, {target: replace(target, var=v, extent=extent, body=body)})
 
 
@@ -120,9 +118,8 @@ def shift(kernel: L.Kernel, loop: Loop, stage: Stage, offset: int) -> L.Kernel:
       }
     """
     target = find_loop(kernel, loop)
-    found = [s for s in L.walk(target) if isinstance(s, L.Store | L.Accumulate) and s.buffer.name == stage]
-    if not found:
-        raise refuse(f"nothing in `{loop}` computes `{stage}`")
+    found = [s for s in editing.stores(target) if s.buffer is editing.find_buffer(kernel, stage)]
+    refuse_if(not found, f"nothing in `{loop}` computes `{stage}`")
     m = _serial_model(kernel, target)
     order, names = isl.UnionMap("{}"), []
     for x in m.instances:  # time vectors `t0, t1, ...`: places and loops in turn, the first loop being the one that is shifted
@@ -137,8 +134,8 @@ def shift(kernel: L.Kernel, loop: Loop, stage: Stage, offset: int) -> L.Kernel:
 
 
 def _serial_model(kernel: L.Kernel, target: L.Stmt) -> Model:
-    if any(isinstance(s, L.For) and s.kind != L.SERIAL for s in L.walk(target)):
-        raise refuse("a loop inside is not serial", "change the order first, the kinds of the loops then")
+    kinds = {s.kind for s in L.walk(target) if isinstance(s, L.For)}
+    refuse_if(kinds - {L.SERIAL}, "a loop inside is not serial", "change the order first, the kinds of the loops then")
     return model(target, kernel.body)
 
 
@@ -146,10 +143,9 @@ def _reordered(
     kernel: L.Kernel, target: L.Stmt, m: Model, order: isl.UnionMap, names: str, parallel: Sequence[str]
 ) -> tuple[L.Kernel, dict[str, str]]:
     """The kernel with the instances of a part of it in another order, and the loops made; refuses what `affine` says is not legal."""
-    if any(isinstance(s, L.Call) for s in L.walk(target)):
-        raise refuse("an instruction executes some of the loops", "change the order first, tensorize then")
-    if not m.instances:
-        raise refuse("nothing is stored there")
+    calls = any(isinstance(s, L.Call) for s in L.walk(target))
+    refuse_if(calls, "an instruction executes some of the loops", "change the order first, tensorize then")
+    refuse_if(not m.instances, "nothing is stored there")
     if (shared := _decided_once(target)) is not None:
         why = f"each statement gets the condition for itself, but `{shared.name}`, which is read by it, is written where it holds"
         raise refuse(why, "name a loop inside of the condition")
@@ -159,29 +155,24 @@ def _reordered(
             shown, known = f"{x.name}, `{str(x.stmt).strip()}`", x.domain.intersect_params(m.context)
             domains = domains.union(isl.UnionSet.from_set(known))
             own = order.intersect_domain(isl.UnionSet.from_set(x.domain)).get_map_list()
-            if own.n_map() != 1:
-                raise refuse(f"the order has {own.n_map()} time vectors for {shown}", "one for each instance")
-            maps[x.name] = own.get_at(0)
-            if not known.is_subset(maps[x.name].domain()) or not maps[x.name].is_single_valued():
-                raise refuse(f"the order is no function of all instances of {shown}")
+            refuse_if((count := own.n_map()) != 1, f"the order has {count} time vectors for {shown}", "one for each instance")
+            maps[x.name] = time = own.get_at(0)
+            function = known.is_subset(time.domain()) and time.is_single_valued()
+            refuse_if(not function, f"the order is no function of all instances of {shown}")
         lengths = {x.dim(isl.dim_type.out) for x in maps.values()}
         parts = (part.partition(":") for part in names.split(";"))
         named = {x.strip(): rest.split() for x, _, rest in parts} if ":" in names else dict.fromkeys(maps, names.split())
         if missing := [x for x in maps if x not in named]:
             raise refuse(f"`{names}` has no names of loops for {', '.join(missing)}", "a b c, or S0: a b c; S1: a d e")
-        if len(lengths) > 1 or any(len(n) not in lengths for n in named.values()):
-            raise refuse(f"time vectors of lengths {sorted(lengths)} for {len(next(iter(named.values())))} names")
+        uneven = len(lengths) > 1 or any(len(n) not in lengths for n in named.values())
+        refuse_if(uneven, f"time vectors of lengths {sorted(lengths)} for {len(next(iter(named.values())))} names")
         order = order.intersect_domain(domains)
-        if not order.is_injective():
-            raise refuse("two instances have the same time vector")
+        refuse_if(not order.is_injective(), "two instances have the same time vector")
         found = dependences(m)
-        if (conflict := violated(m, found, maps)) is not None:
-            raise refuse("the new order reverses a dependence: iterations", conflict=conflict)
+        refuse_conflict("the new order reverses a dependence: iterations", violated(m, found, maps))
         for name in parallel:
-            if not any(name in names for names in named.values()):
-                raise refuse(f"`{name}`, which should be parallel, names no loop")
-            if (conflict := _shared(m, found, maps, named, name)) is not None:
-                raise refuse(f"iterations of the parallel loop `{name}`", conflict=conflict)
+            refuse_if(not any(name in names for names in named.values()), f"`{name}`, which should be parallel, names no loop")
+            refuse_conflict(f"iterations of the parallel loop `{name}`", _shared(m, found, maps, named, name))
         inside = {s.var.name for s in L.walk(target) if isinstance(s, L.For)}
         taken = {*editing.loops_of(kernel), *editing.buffers_of(kernel)} - inside
         made: dict[str, str] = {}
@@ -191,18 +182,15 @@ def _reordered(
             made[loop] = name
             return loop
 
-        return nesting(replaced(kernel, {target: scan(target, m, order, named, unique, parallel)})), made
+        return editing.nesting(replaced(kernel, {target: scan(target, m, order, named, unique, parallel)})), made
 
 
 def _decided_once(target: L.Stmt) -> L.Buffer | None:
     """A buffer that a condition (or an extent) inside reads, and that is written under it by more than one instance of one statement."""
-    for s in L.walk(target):
-        if isinstance(s, L.If | L.For) and not (isinstance(s, L.If) and isinstance(s.then, L.Store | L.Accumulate) and s.otherwise is None):
-            tested = {r.attr for r in E.reads(*L.expressions(s))}
-            for inside in L.walk(s) if tested else ():
-                if isinstance(inside, L.Store | L.Accumulate) and inside.buffer in tested:
-                    return inside.buffer
-    return None
+    own = (L.Store, L.Accumulate)  # a condition of one statement is tested for each instance
+    alone = [s for s in L.walk(target) if isinstance(s, L.If) and isinstance(s.then, own) and s.otherwise is None]
+    tests = (s for s in L.walk(target) if isinstance(s, L.If | L.For) and s not in alone)
+    return next((r.attr for s in tests for r in E.reads(*L.expressions(s)) if editing.writes(s, r.attr)), None)
 
 
 def _shared(
@@ -246,14 +234,13 @@ def fission(kernel: L.Kernel, loop: Loop) -> tuple[L.Kernel, *tuple[str, ...]]:
     target = find_loop(kernel, loop)
     if not isinstance(target.body, L.Block) or len(target.body.stmts) < 2 or target.kind != L.SERIAL:
         raise refuse(f"`{loop}` is no serial loop around several statements")
-    names, parts = [target.var.name], [replace(target, body=target.body.stmts[0])]
-    for number, s in enumerate(target.body.stmts[1:], 1):
-        v = loop_var(editing.fresh(kernel, f"{target.var.name}.{number}"), target.extent)
-        names.append(v.name)
-        parts.append(replace(target, var=v, body=rebind(s, {target.var: v})))
-    if (conflict := _reversed(target, L.block(*parts), kernel.body)) is not None:
-        raise refuse(f"in loops of their own, iterations of `{loop}` would change places that", conflict=conflict)
-    return replaced(kernel, {target: L.block(*parts)}), *names
+    first, *others = target.body.stmts
+    variables = [loop_var(editing.fresh(kernel, f"{target.var.name}.{n}"), target.extent) for n in range(1, len(others) + 1)]
+    copies = [replace(target, var=v, body=rebind(s, {target.var: v})) for v, s in zip(variables, others, strict=True)]
+    parts = [replace(target, body=first), *copies]
+    conflict = _reversed(target, L.block(*parts), kernel.body)
+    refuse_conflict(f"in loops of their own, iterations of `{loop}` would change places that", conflict)
+    return replaced(kernel, {target: L.block(*parts)}), *(x.var.name for x in parts)
 
 
 def fuse_loops(kernel: L.Kernel, first: Loop, second: Loop) -> L.Kernel:
@@ -274,19 +261,15 @@ def fuse_loops(kernel: L.Kernel, first: Loop, second: Loop) -> L.Kernel:
       }
     """
     one, two = find_loop(kernel, first), find_loop(kernel, second)
-    if one.kind != L.SERIAL or two.kind != L.SERIAL:
-        raise refuse(f"`{first}` is {one.kind}, `{second}` is {two.kind}; both should be serial")
-    if not same_dim(one.extent, two.extent):
-        raise refuse(f"`{first}` has {one.extent} iterations, `{second}` has {two.extent}")
+    refuse_if(one.kind != L.SERIAL or two.kind != L.SERIAL, f"`{first}` is {one.kind}, `{second}` is {two.kind}; both should be serial")
+    refuse_if(not same_dim(one.extent, two.extent), f"`{first}` has {one.extent} iterations, `{second}` has {two.extent}")
     home = next((s for s in L.walk(kernel.body) if isinstance(s, L.Block) and one in s.stmts), L.Block((one,)))
     n = home.stmts.index(one)
-    if home.stmts[n + 1 : n + 2] != (two,):
-        raise refuse(f"`{second}` does not follow `{first}` directly")
+    refuse_if(home.stmts[n + 1 : n + 2] != (two,), f"`{second}` does not follow `{first}` directly")
     joint = replace(one, body=L.block(one.body, rebind(two.body, {two.var: one.var})))
     pair = L.Block((one, two))
-    before = rebuild(kernel.body, lambda s: L.Block((*home.stmts[:n], pair, *home.stmts[n + 2 :])) if s is home else None)
-    if (conflict := _reversed(pair, joint, before)) is not None:
-        raise refuse(f"in one loop, iterations of `{first}` and `{second}` would change places that", conflict=conflict)
+    before = editing.rebuild(kernel.body, lambda s: L.Block((*home.stmts[:n], pair, *home.stmts[n + 2 :])) if s is home else None)
+    refuse_conflict(f"in one loop, iterations of `{first}` and `{second}` would change places that", _reversed(pair, joint, before))
     return replaced(kernel.with_body(before), {pair: joint})
 
 

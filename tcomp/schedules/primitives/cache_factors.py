@@ -13,7 +13,7 @@ from tcomp.ir.simplify import linear, prove, simplify
 from tcomp.schedules.analysis.access_patterns import Nest, nest_of
 from tcomp.schedules.handles import BufferCopy, Loop
 from tcomp.schedules.primitives import editing
-from tcomp.schedules.primitives.editing import fresh, refuse
+from tcomp.schedules.primitives.editing import fresh, refuse, refuse_if
 from tcomp.schedules.primitives.guards import always_in_range, guarded_reads
 
 
@@ -80,8 +80,7 @@ def cache_factors(kernel: L.Kernel, loop: Loop, left: str, right: str, scope: st
     if not always_in_range(update):
         raise refuse(f"`{E.read(update.buffer, update.indices)}` may be out of range where nothing is summed")
     names = [fresh(kernel, left), fresh(kernel, right)]
-    if names[0] == names[1]:
-        raise refuse("the copies need different names")
+    refuse_if(names[0] == names[1], "the copies need different names")
     buffers, nests, copies, staged = [], list[L.Stmt](), [], []
     for name, whole, core, loops, known in zip(names, product.args, factors, used, given, strict=True):
         buffers.append(local := editing.temporary(name, core.dtype, [x.extent for x in loops], scope))
@@ -132,8 +131,7 @@ def core_of(factor: Expr) -> Expr:
 
 def _factors_that_test(kernel: L.Kernel, found: Nest, condition: Expr, used: Sequence[Sequence[L.For]]) -> list[int]:
     """The factors whose copies are zero where a condition of the sum does not hold."""
-    if E.reads(condition):
-        raise refuse(f"whether something is summed depends on data: {condition}")
+    refuse_if(E.reads(condition), f"whether something is summed depends on data: {condition}")
     moving = [x for x in found.loops if x.var in E.variables(condition)]
     holders = [n for n, loops in enumerate(used) if set(moving) <= set(loops)]
     if len(holders) == 2 or (holders and _unused_otherwise(kernel, found.leaf, condition, moving)):

@@ -15,7 +15,7 @@ from tcomp.ir.layout import LINE
 from tcomp.ir.simplify import simplify
 from tcomp.schedules.handles import Loop, Stage
 from tcomp.schedules.primitives import editing
-from tcomp.schedules.primitives.editing import find_buffer, find_loop, refuse, replaced
+from tcomp.schedules.primitives.editing import find_buffer, find_loop, refuse, refuse_if, replaced
 
 
 def prefetch(kernel: L.Kernel, buffer: Stage, loop: Loop, distance: int, at: Loop = "") -> L.Kernel:
@@ -47,11 +47,9 @@ def prefetch(kernel: L.Kernel, buffer: Stage, loop: Loop, distance: int, at: Loo
     inside = find_loop(kernel, at) if at else target
     if inside.kind != L.SERIAL or distance < 1:
         raise refuse(f"`{inside.var.name}` is {inside.kind}, the distance {distance}", "a serial loop, and at least 1 iteration")
-    if editing.is_local(source, target):
-        raise refuse(f"`{buffer}` is another one in every iteration of `{loop}`")
+    refuse_if(editing.is_local(source, target), f"`{buffer}` is another one in every iteration of `{loop}`")
     around = [s for s in editing.path(target, inside) if isinstance(s, L.For)][1:]
-    if inside is not target and not around:
-        raise refuse(f"`{at}` is not inside `{loop}`")
+    refuse_if(inside is not target and not around, f"`{at}` is not inside `{loop}`")
     places: dict[tuple[Expr, ...], tuple[L.For, ...]] = {}
     together: set[L.For] = set()  # loops of which one iteration of `inside` runs through all iterations that are unrolled
     for a in accesses(target.body):
@@ -60,8 +58,7 @@ def prefetch(kernel: L.Kernel, buffer: Stage, loop: Loop, distance: int, at: Loo
             together.update(places[a.indices] if inside is target or inside in a.loops else ())
     if E.reads(*(i for indices in places for i in indices)):
         raise refuse(f"where `{loop}` reads `{buffer}` depends on data", "an address far ahead cannot be looked up")
-    if not places:
-        raise refuse(f"nothing of `{buffer}` is read in another place at every iteration of `{loop}`")
+    refuse_if(not places, f"nothing of `{buffer}` is read in another place at every iteration of `{loop}`")
     hints = []
     for indices, inner in places.items():
         loops = [x for x in inner if x.kind != L.VECTORIZED]
@@ -129,6 +126,5 @@ def stream(kernel: L.Kernel, buffer: Stage) -> L.Kernel:
     """
     stored = find_buffer(kernel, buffer)
     stores = [s for s in L.walk(kernel.body) if isinstance(s, L.Store) and s.buffer is stored]
-    if not stores:
-        raise refuse(f"nothing is stored to `{buffer}`", "accumulations read what is there before")
+    refuse_if(not stores, f"nothing is stored to `{buffer}`", "accumulations read what is there before")
     return replaced(kernel, {s: replace(s, non_temporal=True) for s in stores})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, count, pairwise
 
 from tcomp.ir import expr as E
@@ -15,7 +16,9 @@ from tcomp.schedules.analysis.access_patterns import Nest
 from tcomp.schedules.analysis.inverse_maps import Inverse, Solution, holds, inverse
 from tcomp.schedules.handles import Loop, Stage
 from tcomp.schedules.primitives import editing
-from tcomp.schedules.primitives.editing import find_loop, nesting, path, reads, rebuild, refuse, replaced, without_allocation, writes
+from tcomp.schedules.primitives.editing import find_loop, nesting, path, reads, rebuild, refuse, refuse_if, without_allocation, writes
+
+Conditions = Callable[[Sequence[Expr]], list[Expr]]  # those for an element, from its place
 
 
 def inline(kernel: L.Kernel, stage: Stage) -> L.Kernel:
@@ -38,11 +41,9 @@ def inline(kernel: L.Kernel, stage: Stage) -> L.Kernel:
     """
     buffer = editing.find_temporary(kernel, stage, ", only temporaries vanish")
     scope = editing.scope_of(kernel, buffer)
-    stores = [s for s in L.walk(scope) if isinstance(s, L.Store | L.Accumulate) and s.buffer is buffer]
-    if any(isinstance(s, L.Accumulate) for s in stores):
-        raise refuse(f"`{stage}` is a reduction", "compute_at moves it into its reader's loops")
-    if len(stores) != 1:
-        raise refuse(f"{len(stores)} statements store `{stage}`")
+    stores = [s for s in editing.stores(scope) if s.buffer is buffer]
+    refuse_if(any(isinstance(s, L.Accumulate) for s in stores), f"`{stage}` is a reduction", "compute_at moves it into its reader's loops")
+    refuse_if(len(stores) != 1, f"{len(stores)} statements store `{stage}`")
     write = stores[0]
     assert isinstance(write, L.Store)
     element = _elements(scope, write)
@@ -61,8 +62,7 @@ def inline(kernel: L.Kernel, stage: Stage) -> L.Kernel:
 def _elements(scope: L.Stmt, write: L.Store) -> Callable[[Sequence[Expr]], Expr]:
     """The value of an element of a buffer that one statement stores, from its place. Refuses where readers cannot compute it instead."""
     buffer, name = write.buffer, write.buffer.name
-    if any(r.attr is buffer for r in E.reads(*L.expressions(write))):
-        raise refuse(f"`{name}` is computed from its own elements")
+    refuse_if(any(r.attr is buffer for r in E.reads(*L.expressions(write))), f"`{name}` is computed from its own elements")
     editing.check_bounds_no_loops(scope, buffer)
     above = path(scope, write)
     split = max((n for n, s in enumerate(above) if all(path(s, r) for r in _readers(scope, buffer))), default=0)
@@ -72,20 +72,18 @@ def _elements(scope: L.Stmt, write: L.Store) -> Callable[[Sequence[Expr]], Expr]
     first = next((n for n, c in enumerate(parts) if below and c is below[0]), -1)
     if not isinstance(common, L.Block) or not readers or readers[0] <= first:
         raise refuse(f"`{name}` is not stored whole before it is read" if readers else f"`{name}` is not read")
-    if any(isinstance(s, L.While) for s in below):
-        raise refuse(f"`{name}` is stored in a `while` loop")
+    refuse_if(any(isinstance(s, L.While) for s in below), f"`{name}` is stored in a `while` loop")
     loops = tuple(s for s in below if isinstance(s, L.For))
     conditions = [s.cond if inner is s.then else E.unary("not", s.cond) for s, inner in pairwise(below) if isinstance(s, L.If)]
     needed = [write.value, *conditions]
     inverted = inverse(write.indices, buffer.shape, loops)
     for x in loops:
-        if x.var not in inverted.values and x.var in E.variables(*needed, *write.indices):
-            raise refuse(f"the index of `{name}` does not tell which iteration of `{x.var.name}` stores an element")
+        unknown = x.var not in inverted.values and x.var in E.variables(*needed, *write.indices)
+        refuse_if(unknown, f"the index of `{name}` does not tell which iteration of `{x.var.name}` stores an element")
     for source in sorted({r.attr for r in E.reads(*needed)}, key=lambda b: b.name):
-        if any(isinstance(s, L.Allocate) and s.buffer is source for s in below):
-            raise refuse(f"`{source.name}`, which `{name}` is computed from, is gone where `{name}` is read")
-        if any(writes(c, source) for c in parts[first : readers[-1] + 1]):
-            raise refuse(f"`{source.name}`, which `{name}` is computed from, may change before `{name}` is read")
+        what = f"`{source.name}`, which `{name}` is computed from,"
+        refuse_if(any(isinstance(s, L.Allocate) and s.buffer is source for s in below), f"{what} is gone where `{name}` is read")
+        refuse_if(any(writes(c, source) for c in parts[first : readers[-1] + 1]), f"{what} may change before `{name}` is read")
     shared = [s for s in above[:split] if isinstance(s, L.For | L.While)]
 
     def element(place: Sequence[Expr]) -> Expr:
@@ -137,22 +135,19 @@ def compute_at(kernel: L.Kernel, stage: Stage, loop: Loop, scope: str = "global"
     buffer = editing.find_temporary(kernel, stage, ", only temporaries move", "cache_write gives it one")
     point = _find_insertion_point(kernel, buffer, target)
     without = dict.fromkeys(point.nests, L.Block(()))
-    if indices_of(rebuild(kernel.body, {**without, target: L.Block(())}.get), buffer):
-        raise refuse(f"`{stage}` is also read outside of loop `{loop}`")
-    if not indices_of(target.body, buffer):
-        raise refuse(f"loop `{loop}` does not read `{stage}`")
+    outside = rebuild(kernel.body, {**without, target: L.Block(())}.get)
+    refuse_if(indices_of(outside, buffer), f"`{stage}` is also read outside of loop `{loop}`")
+    refuse_if(not indices_of(target.body, buffer), f"loop `{loop}` does not read `{stage}`")
     editing.check_bounds_no_loops(target, buffer)
     _check_pure(point.nests, buffer)
-    if point.places[-1] > point.at:
-        raise refuse(f"`{stage}` is computed once more behind loop `{loop}`")
+    refuse_if(point.places[-1] > point.at, f"`{stage}` is computed once more behind loop `{loop}`")
     _check_stable(kernel, point, reads(point.nests), point.places[0], point.at, target)
     editing.check_shared_memory(kernel, scope, target)
-    if any(isinstance(s, L.For | L.While) for s in point.shared) and not editing.stores_all(point.nests[0], buffer):
-        raise refuse(f"`{stage}` may keep elements from an earlier iteration of the loops around it")
+    repeated = any(isinstance(s, L.For | L.While) for s in point.shared) and not editing.stores_all(point.nests[0], buffer)
+    refuse_if(repeated, f"`{stage}` may keep elements from an earlier iteration of the loops around it")
     box = box_touched(target.body, buffer, clip=scope != "register")
     local = editing.temporary(buffer.name, buffer.dtype, box.extent, scope)
-    taken: set[str] = set()
-    moved = [_restricted(kernel, nest, buffer, box, taken, local) for nest in point.nests]
+    moved = _restricted(kernel, point.nests, buffer, box, local)
     readers = editing.swap_buffer(target.body, buffer, local, lambda at: tuple(i - b for i, b in zip(at, box.base, strict=True)))
     new = replace(target, body=L.Allocate(local, L.block(*moved, readers)))
     return nesting(kernel.with_body(without_allocation(rebuild(kernel.body, {**without, target: new}.get), buffer)))
@@ -190,15 +185,13 @@ def reverse_compute_at(kernel: L.Kernel, stage: Stage, loop: Loop) -> L.Kernel:
     target, buffer = find_loop(kernel, loop), editing.find_buffer(kernel, stage)
     point = _find_insertion_point(kernel, buffer, target)
     first, last, item = point.places[0], point.places[-1], point.items[point.at]
-    if first < point.at:
-        raise refuse(f"`{stage}` is computed before loop `{loop}`", "compute_at moves it into the loops of its readers")
+    refuse_if(first < point.at, f"`{stage}` is computed before loop `{loop}`", "compute_at moves it into the loops of its readers")
     _check_pure(point.nests, buffer)
-    if any(indices_of(x, buffer) for x in point.items[point.at : last] if x not in point.nests):
-        raise refuse(f"`{stage}` is used before it is computed")
+    early = any(indices_of(x, buffer) for x in point.items[point.at : last] if x not in point.nests)
+    refuse_if(early, f"`{stage}` is used before it is computed")
     needed = reads(point.nests)
     sources = sorted((b for b in needed if writes(item, b)), key=lambda b: b.name)
-    if not sources:
-        raise refuse(f"`{stage}` uses nothing that loop `{loop}` computes")
+    refuse_if(not sources, f"`{stage}` uses nothing that loop `{loop}` computes")
     _check_stable(kernel, point, needed - set(sources), point.at, last, target)
     _check_stable(kernel, point, sources, point.at + 1, last, target)
     around = path(item, target)
@@ -214,33 +207,32 @@ def reverse_compute_at(kernel: L.Kernel, stage: Stage, loop: Loop) -> L.Kernel:
         conditions = [E.equal(simplify(E.substitute(e, here)), x) for x, e in values.items()]
         return [c for c in conditions if not holds(c)]
 
-    taken: set[str] = set()
-    moved = [_restricted(kernel, nest, buffer, _box_of(buffer, places, values), taken, only=only) for nest in point.nests]
+    moved = _restricted(kernel, point.nests, buffer, _box_of(buffer, places, values), only=only)
     new = replace(target, body=L.block(target.body, *moved))
-    return nesting(replaced(kernel, {**dict.fromkeys(point.nests, L.Block(())), target: new}))
+    return nesting(editing.replaced(kernel, {**dict.fromkeys(point.nests, L.Block(())), target: new}))
 
 
 def _completed_in(item: L.Stmt, buffer: L.Buffer, loops: Sequence[L.For]) -> Inverse:
     """The iteration of `loops` after which an element is complete: the only one in which anything writes it."""
     target, order = loops[-1], list(L.walk(item))
     found: list[tuple[list[L.Stmt], Inverse]] = []
-    for write in (s for s in order if isinstance(s, L.Store | L.Accumulate) and s.buffer is buffer):
+    for write in (s for s in editing.stores(item) if s.buffer is buffer):
         around = path(item, write)
-        if target not in around and order.index(write) > order.index(target):
-            raise refuse(f"`{buffer.name}` is not complete where loop `{target.var.name}` ends: it is written behind it")
+        later = target not in around and order.index(write) > order.index(target)
+        refuse_if(later, f"`{buffer.name}` is not complete where loop `{target.var.name}` ends: it is written behind it")
         inverted = inverse(write.indices, buffer.shape, [s for s in around if isinstance(s, L.For)])
         for x in loops:
-            if x in around and x.var not in inverted.values:
-                why = f"`{buffer.name}` is complete only after all iterations of `{x.var.name}`"
-                raise refuse(why, f"reorder `{x.var.name}` inside of `{target.var.name}`, or name a loop outside of it")
+            why = f"`{buffer.name}` is complete only after all iterations of `{x.var.name}`"
+            hint = f"reorder `{x.var.name}` inside of `{target.var.name}`, or name a loop outside of it"
+            refuse_if(x in around and x.var not in inverted.values, why, hint)
         found.append((around, inverted))
     inside = next((inverted for around, inverted in found if target in around), None)
     if inside is None:
         raise refuse(f"loop `{target.var.name}` does not compute `{buffer.name}`")
     for around, inverted in found:
         for x in loops:
-            if x in around and inverted.values[x.var] is not inside.values[x.var]:
-                raise refuse(f"`{buffer.name}` is written in several iterations of `{x.var.name}`")
+            several = x in around and inverted.values[x.var] is not inside.values[x.var]
+            refuse_if(several, f"`{buffer.name}` is written in several iterations of `{x.var.name}`")
     return inside
 
 
@@ -321,83 +313,70 @@ def _find_insertion_point(kernel: L.Kernel, buffer: L.Buffer, target: L.For) -> 
     """The innermost sequence that has the loop in one item and all that writes the buffer in others. Raises `ScheduleError`."""
     name, loop = buffer.name, target.var.name
     node, shared = editing.scope_of(kernel, buffer), list[L.Stmt]()
-    if not path(node, target):
-        raise refuse(f"loop `{loop}` stands outside of the allocation of `{name}`")
+    refuse_if(not path(node, target), f"loop `{loop}` stands outside of the allocation of `{name}`")
     while True:
         items = editing.sequence(node)
         at = next(n for n, item in enumerate(items) if path(item, target))
         nests = tuple(item for n, item in enumerate(items) if n != at and writes(item, buffer))
         if not writes(items[at], buffer):
             break
-        if writes(target, buffer):
-            raise refuse(f"loop `{loop}` is one of those that compute `{name}`")
-        if nests:
-            raise refuse(f"`{name}` is computed around loop `{loop}` and elsewhere")
+        refuse_if(writes(target, buffer), f"loop `{loop}` is one of those that compute `{name}`")
+        refuse_if(nests, f"`{name}` is computed around loop `{loop}` and elsewhere")
         shared.append(items[at])
         node = next(c for c in L.children(items[at]) if path(c, target))
-    if not nests:
-        raise refuse(f"nothing computes `{name}`")
+    refuse_if(not nests, f"nothing computes `{name}`")
     return _InsertionPoint(tuple(shared), items, nests, at)
 
 
 def _check_pure(nests: Sequence[L.Stmt], buffer: L.Buffer) -> None:
     """Refuses nests that do anything but compute the buffer from others."""
-    for s in (s for nest in nests for s in L.walk(nest)):
-        if isinstance(s, L.Store | L.Accumulate) and s.buffer is not buffer:
-            raise refuse(f"the loops that compute `{buffer.name}` compute `{s.buffer.name}` too")
-    if buffer in reads(nests):
-        raise refuse(f"`{buffer.name}` is computed from its own elements")
+    for computed in (s.buffer for nest in nests for s in editing.stores(nest)):
+        refuse_if(computed is not buffer, f"the loops that compute `{buffer.name}` compute `{computed.name}` too")
+    refuse_if(buffer in reads(nests), f"`{buffer.name}` is computed from its own elements")
 
 
 def _check_stable(kernel: L.Kernel, point: _InsertionPoint, sources: Iterable[L.Buffer], first: int, last: int, target: L.For) -> None:
     """Refuses if a source is written by items first..last (those that compute the stage aside), or does not live where the loop stands."""
     for source in sorted(sources, key=lambda b: b.name):
-        if not path(editing.scope_of(kernel, source), target):
-            raise refuse(f"`{source.name}`, which is needed, is not allocated around `{target.var.name}`")
-        if any(writes(item, source) for item in point.items[first : last + 1] if item not in point.nests):
-            raise refuse(f"`{source.name}`, which is needed, is written between the stage and loop `{target.var.name}`")
+        what, there = f"`{source.name}`, which is needed,", path(editing.scope_of(kernel, source), target)
+        refuse_if(not there, f"{what} is not allocated around `{target.var.name}`")
+        changed = any(writes(item, source) for item in point.items[first : last + 1] if item not in point.nests)
+        refuse_if(changed, f"{what} is written between the stage and loop `{target.var.name}`")
 
 
 def _restricted(
-    kernel: L.Kernel,
-    nest: L.Stmt,
-    buffer: L.Buffer,
-    box: Box,
-    taken: set[str],
-    local: L.Buffer | None = None,
-    only: Callable[[Sequence[Expr]], list[Expr]] = lambda element: [],
-) -> L.Stmt:
-    """A stage's nest over a box of its buffer, one loop per dimension outside and the reduction loops inside.
+    kernel: L.Kernel, nests: Sequence[L.Stmt], buffer: L.Buffer, box: Box, local: L.Buffer | None = None, only: Conditions = lambda e: []
+) -> list[L.Stmt]:
+    """A stage's nests over a box of its buffer, one loop per dimension outside and the reduction loops inside.
 
-    It writes into the box `local`, if given: then elements outside of the stage may be computed as well, as nobody uses them. `only` gives
-    further conditions for an element. `taken` collects the names of the loops made.
+    They write into the box `local`, if given: then elements outside of the stage may be computed as well, as nobody uses them. `only`
+    gives further conditions for an element. A loop over a dimension has the name of the stage's loop over it, the outermost where there
+    are several.
     """
-    found = editing.single_write(nest, buffer)
-    inverted = inverse(found.leaf.indices, buffer.shape, found.loops)
-    for x in found.spatial:
-        if x.var not in inverted.values:
-            raise refuse(f"the index of `{buffer.name}` does not tell which iteration of `{x.var.name}` computes an element")
-
-    def leaf(outer: tuple[Expr, ...]) -> L.Stmt:
-        element = tuple(b + v for b, v in zip(box.base, outer, strict=True))
-        values, conditions = inverted.at(element)
-        body = editing.enclose([x for x in found.loops if x.var not in values], L.where(found.conditions, found.leaf))
-        to, at = (buffer, element) if local is None else (local, outer)
-        body = editing.rebind(body, values)
-        body = rebuild(body, lambda s: replace(s, buffer=to, indices=at) if isinstance(s, L.Store | L.Accumulate) else None)
-        safe = all(in_range(r.args, r.attr.shape) for s in L.walk(body) for r in E.reads(*L.expressions(s)))  # whatever guards say
-        within = [c for e, n in zip(element, buffer.shape, strict=True) for c in (e >= 0, e < as_expr(n))]
-        return editing.guard([*([] if local is not None and safe else within), *conditions, *only(element)], body)
-
-    names = [_name(kernel, found, d, taken) for d in range(len(box.extent))]
-    return L.over(box.extent, leaf, names.__getitem__)
+    moved, taken = list[L.Stmt](), set[str]()
+    for found in (editing.single_write(nest, buffer) for nest in nests):
+        inverted = inverse(found.leaf.indices, buffer.shape, found.loops)
+        for x in found.spatial:
+            unknown = x.var not in inverted.values
+            refuse_if(unknown, f"the index of `{buffer.name}` does not tell which iteration of `{x.var.name}` computes an element")
+        names = []
+        for d, index in enumerate(found.leaf.indices):
+            walked = [x.var.name for x in found.loops if x.var in E.variables(index)]
+            numbered = (editing.fresh(kernel, f"{[*walked, buffer.name][0]}.{k}") for k in count(d))
+            names.append(next(n for n in chain(walked, numbered) if n not in taken))
+            taken.add(names[-1])
+        moved.append(L.over(box.extent, partial(_element, found, inverted, box, local, only), names.__getitem__))
+    return moved
 
 
-def _name(kernel: L.Kernel, found: Nest, d: int, taken: set[str]) -> str:
-    """A loop over a dimension of a stage has the name of the loop over it, the outermost where there are several."""
-    mentioned = set(E.variables(found.leaf.indices[d]))
-    names = [x.var.name for x in found.loops if x.var in mentioned]
-    base = (names or [found.leaf.buffer.name])[0]
-    name = next(n for n in chain(names, (editing.fresh(kernel, f"{base}.{k}") for k in count(d))) if n not in taken)
-    taken.add(name)
-    return name
+def _element(found: Nest, inverted: Inverse, box: Box, local: L.Buffer | None, only: Conditions, outer: tuple[Expr, ...]) -> L.Stmt:
+    """What computes the element `outer` of a box."""
+    buffer, element = found.writes, tuple(b + v for b, v in zip(box.base, outer, strict=True))
+    values, conditions = inverted.at(element)
+    body = editing.enclose([x for x in found.loops if x.var not in values], L.where(found.conditions, found.leaf))
+    to, at = (buffer, element) if local is None else (local, outer)
+    body = editing.rebind(body, values)
+    body = rebuild(body, lambda s: replace(s, buffer=to, indices=at) if isinstance(s, L.Store | L.Accumulate) else None)
+    safe = all(in_range(r.args, r.attr.shape) for s in L.walk(body) for r in E.reads(*L.expressions(s)))  # whatever guards say
+    within = [c for e, n in zip(element, buffer.shape, strict=True) for c in (e >= 0, e < as_expr(n))]
+    return editing.guard([*([] if local is not None and safe else within), *conditions, *only(element)], body)

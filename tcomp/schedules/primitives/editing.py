@@ -28,11 +28,23 @@ class Refusal(ScheduleError):
     """A step does not apply. `Schedule.apply` adds which step that is, and to which loops."""
 
 
-def refuse(why: str, hint: str = "", conflict: Conflict | None = None) -> Refusal:
-    """The error for a step that does not apply; of a conflict, which `why` introduces, with its witness."""
-    error = Refusal(why if conflict is None else f"{why} {conflict}", hint=hint)
-    error.witness = None if conflict is None else conflict.witness
-    return error
+def refuse(why: str, hint: str = "") -> Refusal:
+    """The error for a step that does not apply."""
+    return Refusal(why, hint=hint)
+
+
+def refuse_if(condition: object, why: str, hint: str = "") -> None:
+    """Raises the error for a step that does not apply, where a condition holds."""
+    if condition:
+        raise refuse(why, hint)
+
+
+def refuse_conflict(what: str, conflict: Conflict | None) -> None:
+    """Raises the error for a step that keeps `what` from conflicts no longer, with a witness, if there is a conflict."""
+    if conflict is not None:
+        error = refuse(f"{what} {conflict}")
+        error.witness = conflict.witness
+        raise error
 
 
 def check_factor(factor: int, what: str = "factor") -> None:
@@ -94,8 +106,8 @@ def find_buffer(kernel: L.Kernel, stage: Stage) -> L.Buffer:
 
 def find_temporary(kernel: L.Kernel, stage: Stage, otherwise: str, hint: str = "") -> L.Buffer:
     """The temporary of a name. Raises `ScheduleError` where it is a parameter, and says `otherwise`."""
-    if (buffer := find_buffer(kernel, stage)) in kernel.buffers:
-        raise refuse(f"`{buffer.name}` is a parameter{otherwise}", hint)
+    buffer = find_buffer(kernel, stage)
+    refuse_if(buffer in kernel.buffers, f"`{buffer.name}` is a parameter{otherwise}", hint)
     return buffer
 
 
@@ -140,9 +152,14 @@ def touches(stmt: L.Stmt, buffer: L.Buffer) -> bool:
     return any(b is buffer for b, _ in L.places(stmt))
 
 
+def stores(stmt: L.Stmt) -> list[L.Store | L.Accumulate]:
+    """The writes in a statement, in program order."""
+    return [s for s in L.walk(stmt) if isinstance(s, L.Store | L.Accumulate)]
+
+
 def writes(stmt: L.Stmt, buffer: L.Buffer) -> bool:
     """Whether a statement, or one inside, stores to a buffer."""
-    return any(isinstance(s, L.Store | L.Accumulate) and s.buffer is buffer for s in L.walk(stmt))
+    return any(s.buffer is buffer for s in stores(stmt))
 
 
 def reads(stmts: Iterable[L.Stmt]) -> set[L.Buffer]:

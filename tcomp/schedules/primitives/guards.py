@@ -14,7 +14,7 @@ from tcomp.ir.simplify import difference, prove, simplify
 from tcomp.schedules.analysis.legality import out_of_bounds
 from tcomp.schedules.handles import Loop, LoopCopy, Stage
 from tcomp.schedules.primitives import editing
-from tcomp.schedules.primitives.editing import find_buffer, find_loop, guard, nesting, rebind, rebuild, refuse, replaced
+from tcomp.schedules.primitives.editing import find_buffer, find_loop, guard, nesting, rebind, rebuild, refuse, refuse_if, replaced
 
 TRUE = E.const(True, "bool")
 
@@ -199,15 +199,13 @@ def unguard(kernel: L.Kernel, loop: Loop) -> L.Kernel:
     life = next((s for s in L.walk(kernel.body) if isinstance(s, L.Allocate) and s.buffer is update.buffer), None)
     if life is None:
         raise refuse(f"`{name}` is no temporary", "what is written there may be looked at")
-    if not is_float(update.buffer.dtype) or E.reads(*update.indices):
-        raise refuse(f"`{loop}` accumulates integers, or where data says")
+    refuse_if(not is_float(update.buffer.dtype) or E.reads(*update.indices), f"`{loop}` accumulates integers, or where data says")
     readers = guarded_reads(kernel.body, update)
     # Loops that run between the steps by which one element is computed: a condition that depends on one is not the same for all steps.
     moving = {s.var for s in L.walk(life) if isinstance(s, L.For)} - set(E.variables(*update.indices))
     checked = [c for c in conditions if moving.isdisjoint(E.variables(c)) and _in_range(update, c)]
     idle = [c for c in checked if all(_implied(c, update, r, known) for r, known in readers)]
-    if not idle:
-        raise refuse(f"no condition in `{loop}` is known to be tested by all that read `{name}`, or it keeps places in range")
+    refuse_if(not idle, f"no condition in `{loop}` is known to be tested by all that read `{name}`, or it keeps places in range")
     return replaced(kernel, {target: replace(target, body=guard([c for c in conditions if c not in idle], update))})
 
 

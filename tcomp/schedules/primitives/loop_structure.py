@@ -13,7 +13,7 @@ from tcomp.ir.simplify import prove, quotient, same_dim, simplify
 from tcomp.schedules.analysis.legality import disorder, race
 from tcomp.schedules.handles import Loop, LoopCopy, Size
 from tcomp.schedules.primitives import editing
-from tcomp.schedules.primitives.editing import enclose, find_loop, fresh, guard, nesting, rebind, refuse, replaced
+from tcomp.schedules.primitives.editing import find_loop, fresh, guard, nesting, rebind, refuse, refuse_conflict, refuse_if, replaced
 from tcomp.schedules.primitives.guards import masked
 
 TAILS = ("guard", "mask", "peel", "shift_inwards", "round_up")
@@ -70,8 +70,7 @@ def split(kernel: L.Kernel, loop: Loop, factor: int, tail: str = "guard") -> tup
     """
     target = find_loop(kernel, loop)
     editing.check_factor(factor)
-    if tail not in TAILS:
-        raise refuse(f"unknown tail `{tail}`; one of {', '.join(TAILS)}")
+    refuse_if(tail not in TAILS, f"unknown tail `{tail}`; one of {', '.join(TAILS)}")
     _check_extent_fixed(target)
     extent = as_expr(target.extent)
     outer_extent = as_dim((extent + (factor - 1)) // factor)
@@ -86,13 +85,13 @@ def split(kernel: L.Kernel, loop: Loop, factor: int, tail: str = "guard") -> tup
     if tail == "peel" or prove(index < extent):
         tail = "none"  # all tiles are full
     if tail == "shift_inwards":
-        if not prove(extent >= factor):
-            raise refuse(f"cannot prove that `{loop}` has the {factor} iterations of one tile; its extent is {extent}")
+        short = not prove(extent >= factor)
+        refuse_if(short, f"cannot prove that `{loop}` has the {factor} iterations of one tile; its extent is {extent}")
         _check_repeatable(target)
         index = E.minimum(outer * factor, extent - factor) + inner
     if tail == "round_up":
-        if not set(E.variables(extent)) <= set(kernel.scalars):
-            raise refuse(f"the extent of `{loop}` depends on a loop: {extent}", "`round_up` pads buffers, whose sizes are fixed")
+        moving = not set(E.variables(extent)) <= set(kernel.scalars)
+        refuse_if(moving, f"the extent of `{loop}` depends on a loop: {extent}", "`round_up` pads buffers, whose sizes are fixed")
         kernel = _padded(kernel, target, as_expr(outer_extent) * factor)
         target = find_loop(kernel, loop)
     body = rebind(target.body, {target.var: index})
@@ -109,35 +108,28 @@ def split(kernel: L.Kernel, loop: Loop, factor: int, tail: str = "guard") -> tup
 
 def _check_repeatable(loop: L.For) -> None:
     """Refuse unless iterations of the loop may be executed twice: the last ones again, in order, after all of them."""
-    local = {s.buffer for s in L.walk(loop.body) if isinstance(s, L.Allocate)}
-    for s in L.walk(loop.body):
-        if isinstance(s, L.Store | L.Accumulate) and s.buffer not in local:
-            start, name = f"iterations of `{loop.var.name}`", s.buffer.name
-            if isinstance(s, L.Accumulate):
-                why = f"{start} accumulate into `{name}`: one that is executed twice would count twice"
-            elif s.buffer in editing.reads([loop.body]):
-                why = f"{start} read `{name}`, which they write: executed twice, one may find what it wrote"
-            else:
-                continue
-            raise refuse(why, "the tails guard, mask and peel execute each iteration once")
+    start, hint = f"iterations of `{loop.var.name}`", "the tails guard, mask and peel execute each iteration once"
+    for s in (s for s in editing.stores(loop.body) if not editing.is_local(s.buffer, loop.body)):
+        why = f"{start} accumulate into `{s.buffer.name}`: one that is executed twice would count twice"
+        refuse_if(isinstance(s, L.Accumulate), why, hint)
+        why = f"{start} read `{s.buffer.name}`, which they write: executed twice, one may find what it wrote"
+        refuse_if(s.buffer in editing.reads([loop.body]), why, hint)
 
 
 def _padded(kernel: L.Kernel, loop: L.For, end: Expr) -> L.Kernel:
     """The kernel with temporaries large enough for the loop to run up to `end`, the additional iterations writing nothing but padding.
     Refuses where an additional iteration could write what somebody reads."""
     name, inside = loop.var.name, list(L.walk(loop.body))
-    if any(isinstance(s, L.While) for s in inside):
-        raise refuse(f"there is a while loop inside `{name}`, which may not end in additional iterations")
+    endless = any(isinstance(s, L.While) for s in inside)
+    refuse_if(endless, f"there is a while loop inside `{name}`, which may not end in additional iterations")
     local = {s.buffer for s in inside if isinstance(s, L.Allocate)}
     outside = {s.buffer for s in L.walk(kernel.body) if isinstance(s, L.Allocate)} - local
-    for s in inside:
-        if isinstance(s, L.Store | L.Accumulate) and s.buffer not in local:
-            if s.buffer not in outside:
-                why = f"additional iterations of `{name}` would write beyond the end of the parameter `{s.buffer.name}`"
-                raise refuse(why, "compute it into a temporary first, with cache_write")
-            if not any(i is loop.var and _only_padding(kernel, loop, s.buffer, d) for d, i in enumerate(s.indices)):
-                why = f"additional iterations of `{name}` may write elements of `{s.buffer.name}` that are read"
-                raise refuse(why, "`round_up` the loops that write a temporary before those that read it")
+    for s in (s for s in editing.stores(loop.body) if s.buffer not in local):
+        why = f"additional iterations of `{name}` would write beyond the end of the parameter `{s.buffer.name}`"
+        refuse_if(s.buffer not in outside, why, "compute it into a temporary first, with cache_write")
+        why = f"additional iterations of `{name}` may write elements of `{s.buffer.name}` that are read"
+        padding = any(i is loop.var and _only_padding(kernel, loop, s.buffer, d) for d, i in enumerate(s.indices))
+        refuse_if(not padding, why, "`round_up` the loops that write a temporary before those that read it")
     walked: dict[L.Buffer, set[int]] = {}  # dimensions of temporaries along which the loop runs
     for b, indices in (place for s in inside for place in L.places(s)):
         if b in outside and loop.var in indices:
@@ -191,24 +183,23 @@ def reorder(kernel: L.Kernel, *order: str, reassociate: bool = False) -> L.Kerne
       }
     }
     """
-    if len(set(order)) != len(order) or not order:
-        raise refuse(f"the order ({', '.join(order)}) should name some loops, each once")
+    twice = len(set(order)) != len(order) or not order
+    refuse_if(twice, f"the order ({', '.join(map(str, order))}) should name some loops, each once")
     wanted = [find_loop(kernel, name) for name in order]
     top = next(s for s in L.walk(kernel.body) if s in wanted)
     loops, leaf = L.perfect(top)
-    if missing := [w.var.name for w in wanted if w not in loops]:
-        raise refuse(f"{', '.join(missing)} is not in one perfect nest with {top.var.name}")
+    missing = [w.var.name for w in wanted if w not in loops]
+    refuse_if(missing, f"{', '.join(missing)} is not in one perfect nest with {top.var.name}")
     for x in loops:
         _check_extent_fixed(x)
     places = iter(wanted)
     arranged = [next(places) if x in wanted else x for x in loops]
     for n, x in enumerate(arranged):
-        if not {later.var for later in arranged[n:]}.isdisjoint(E.variables(as_expr(x.extent))):
-            raise refuse(f"the extent of {x.var.name} depends on a loop that would stand inside it")
-    if arranged != loops and (conflict := disorder(loops, arranged, reassociate, kernel.body)) is not None:
-        moved = [new.var.name for old, new in zip(loops, arranged, strict=True) if old is not new]
-        raise refuse(f"iterations of {', '.join(moved)}", conflict=conflict)
-    return nesting(replaced(kernel, {top: enclose(arranged, leaf)}))
+        inside = {later.var for later in arranged[n:]} & set(E.variables(as_expr(x.extent)))
+        refuse_if(inside, f"the extent of {x.var.name} depends on a loop that would stand inside it")
+    if moved := [new.var.name for old, new in zip(loops, arranged, strict=True) if old is not new]:
+        refuse_conflict(f"iterations of {', '.join(moved)}", disorder(loops, arranged, reassociate, kernel.body))
+    return nesting(replaced(kernel, {top: editing.enclose(arranged, leaf)}))
 
 
 def fuse(kernel: L.Kernel, outer: Loop, inner: Loop) -> tuple[L.Kernel, str]:
@@ -230,10 +221,8 @@ def fuse(kernel: L.Kernel, outer: Loop, inner: Loop) -> tuple[L.Kernel, str]:
     second = first.body
     if not isinstance(second, L.For) or second.var.name != inner:
         raise refuse(f"`{inner}` does not stand directly inside `{outer}`")
-    if first.kind != second.kind:
-        raise refuse(f"`{outer}` is {first.kind}, `{inner}` is {second.kind}")
-    if first.var in E.variables(as_expr(second.extent)):
-        raise refuse(f"the extent of `{inner}` depends on `{outer}`")
+    refuse_if(first.kind != second.kind, f"`{outer}` is {first.kind}, `{inner}` is {second.kind}")
+    refuse_if(first.var in E.variables(as_expr(second.extent)), f"the extent of `{inner}` depends on `{outer}`")
     _check_extent_fixed(first)
     _check_extent_fixed(second)
     rows, columns = _size(kernel, first.extent), _size(kernel, second.extent)
@@ -267,8 +256,7 @@ def partition(kernel: L.Kernel, loop: Loop, point: Size) -> tuple[L.Kernel, str,
     _check_extent_fixed(target)
     around = {x.var for x in editing.enclosing(kernel, target)}
     for v in E.variables(as_expr(point)):
-        if v not in around and v not in kernel.scalars:
-            raise refuse(f"`{v.name}` is neither a size nor a loop around `{loop}`")
+        refuse_if(v not in around and v not in kernel.scalars, f"`{v.name}` is neither a size nor a loop around `{loop}`")
     if _size(kernel, point) is not as_expr(point) or not _at_most(as_expr(point), as_expr(target.extent)):
         raise refuse(f"cannot prove that {point} lies between 0 and the extent of `{loop}`, {target.extent}")
     return _parted(kernel, target, point)
@@ -289,10 +277,9 @@ def _parted(kernel: L.Kernel, target: L.For, point: Dim) -> tuple[L.Kernel, str,
 
 def _check_extent_fixed(loop: L.For) -> None:
     """Refuse if the loop changes its own extent, which is computed once, before the first iteration."""
-    written = {s.buffer for s in L.walk(loop.body) if isinstance(s, L.Store | L.Accumulate)}
+    written = {s.buffer for s in editing.stores(loop.body)}
     for r in E.reads(as_expr(loop.extent)):
-        if r.attr in written:
-            raise refuse(f"the extent of `{loop.var.name}` reads `{r.attr.name}`, which is written inside the loop")
+        refuse_if(r.attr in written, f"the extent of `{loop.var.name}` reads `{r.attr.name}`, which is written inside the loop")
 
 
 def _size(kernel: L.Kernel, extent: Dim) -> Expr:
@@ -337,16 +324,14 @@ def set_kind(kernel: L.Kernel, loop: Loop, kind: str, reassociate: bool = False)
     }
     """
     target = find_loop(kernel, loop)
-    if kind not in L.KINDS:
-        raise refuse(f"unknown loop kind; one of {', '.join(L.KINDS)}")
+    refuse_if(kind not in L.KINDS, f"unknown loop kind; one of {', '.join(L.KINDS)}")
     if kind in (L.VECTORIZED, L.UNROLLED):
         if not isinstance(target.extent, int):
             raise refuse(f"the extent of `{loop}` is symbolic: {target.extent}", "split it by a constant first")
-        if target.extent > MAX_COPIES:
-            raise refuse(f"`{loop}` has {target.extent} iterations: the code would be too long", "split it first")
+        refuse_if(target.extent > MAX_COPIES, f"`{loop}` has {target.extent} iterations: the code would be too long", "split it first")
     may_reassociate = reassociate and kind in (L.VECTORIZED, "thread.x")
-    if kind not in (L.SERIAL, L.UNROLLED) and (conflict := race(target, may_reassociate, kernel.body)) is not None:
-        raise refuse(f"iterations of `{loop}`", conflict=conflict)
+    if kind not in (L.SERIAL, L.UNROLLED):
+        refuse_conflict(f"iterations of `{loop}`", race(target, may_reassociate, kernel.body))
     return nesting(replaced(kernel, {target: replace(target, kind=kind)}))
 
 
@@ -372,11 +357,9 @@ def distribute(kernel: L.Kernel, loop: Loop, factor: int, outer: str, inner: str
     """
     target = find_loop(kernel, loop)
     for kind in (outer, inner):
-        if kind not in (L.SERIAL, *L.GPU_AXES):
-            raise refuse(f"`{kind}` is not an axis of a GPU")
-    if (conflict := race(target, within=kernel.body)) is not None:
-        raise refuse(f"iterations of `{loop}`", conflict=conflict)
+        refuse_if(kind not in (L.SERIAL, *L.GPU_AXES), f"`{kind}` is not an axis of a GPU")
+    refuse_conflict(f"iterations of `{loop}`", race(target, within=kernel.body))
     kernel, *(outer_name, inner_name) = split(kernel, loop, factor)
     first, second = find_loop(kernel, outer_name), find_loop(kernel, inner_name)
     a, b = replace(first, kind=outer), replace(second, kind=inner)
-    return nesting(replaced(kernel, {first: enclose([b, a] if strided else [a, b], second.body)})), outer_name, inner_name
+    return nesting(replaced(kernel, {first: editing.enclose([b, a] if strided else [a, b], second.body)})), outer_name, inner_name

@@ -17,7 +17,7 @@ from tcomp.schedules.analysis.inverse_maps import holds, inverse
 from tcomp.schedules.handles import Loop, Stage
 from tcomp.schedules.instructions import tf32
 from tcomp.schedules.primitives import editing
-from tcomp.schedules.primitives.editing import enclose, fresh, guard, path, reads, refuse, renamed, sequence
+from tcomp.schedules.primitives.editing import enclose, fresh, guard, path, reads, refuse, refuse_if, renamed, sequence
 
 FLOATS = ("float16", "float32", "float64")
 
@@ -74,8 +74,7 @@ def online(kernel: L.Kernel, stage: Stage, loop: Loop, factor: int) -> tuple[L.K
     top = _maximum(kernel, items, buffer, target)
     start = items.index(top.nest)
     sums = [_sum(top, items, item) for item in items[start + 1 :] if _reduces_with(item, buffer)]
-    if not sums:
-        raise refuse(f"nothing next to `{loop}` sums up exponentials relative to `{stage}`", "`inline` them into the sums")
+    refuse_if(not sums, f"nothing next to `{loop}` sums up exponentials relative to `{stage}`", "`inline` them into the sums")
     _check_between(items, top, sums)
     blocks = _Blocks(kernel, top, factor)
     moved = {top.nest, *(a.nest for a in sums)}
@@ -132,8 +131,7 @@ def _reduction(items: Sequence[L.Stmt], nest: L.Stmt, along: L.For, op: str) -> 
     r, name = update.reducer, update.buffer.name
     if r.combine not in (E.binary(op, r.lhs, r.rhs), E.binary(op, r.rhs, r.lhs)) or buffer.dtype not in FLOATS:
         raise refuse(f"`{name}` is no {'sum' if op == 'add' else 'maximum'} of {', '.join(FLOATS)}")
-    if along in found.spatial or E.reads(*update.indices):
-        raise refuse(f"`{along.var.name}` is no reduction loop of `{name}`")
+    refuse_if(along in found.spatial or E.reads(*update.indices), f"`{along.var.name}` is no reduction loop of `{name}`")
     variables = {x.var for x in found.loops}
     for x in found.loops:
         if x.kind != L.SERIAL or not variables.isdisjoint(E.variables(as_expr(x.extent))) or E.reads(as_expr(x.extent)):
@@ -145,8 +143,7 @@ def _reduction(items: Sequence[L.Stmt], nest: L.Stmt, along: L.For, op: str) -> 
     clear = L.perfect(writers[0])[1] if writers else None
     if len(writers) != 1 or not isinstance(clear, L.Store) or clear.value is not r.identity or not editing.stores_all(writers[0], buffer):
         raise refuse(f"the nest that sets `{name}` to {r.identity} does not stand next to `{along.var.name}`")
-    if items.index(writers[0]) > items.index(nest):
-        raise refuse(f"`{name}` is written after it has been accumulated")
+    refuse_if(items.index(writers[0]) > items.index(nest), f"`{name}` is written after it has been accumulated")
     return _Reduction(nest, found, update, along)
 
 
@@ -157,11 +154,9 @@ def _maximum(kernel: L.Kernel, items: Sequence[L.Stmt], buffer: L.Buffer, target
         raise refuse(f"`{target.var.name}` is a reduction loop of `{found.update.buffer.name}`, not of `{buffer.name}`")
     if found.chain.reduction_loops != (target,) or len(found.chain.element_conditions) != len(found.chain.conditions):
         raise refuse(f"`{target.var.name}` is not the only reduction loop of `{buffer.name}`, or not all elements are reduced")
-    if buffer in reads([nest]):
-        raise refuse(f"`{buffer.name}` is computed from its own elements")
+    refuse_if(buffer in reads([nest]), f"`{buffer.name}` is computed from its own elements")
     for x in editing.enclosing(kernel, nest):
-        if x.kind not in (L.SERIAL, L.PARALLEL):
-            raise refuse(f"the loop `{x.var.name}` around the maximum is {x.kind} already")
+        refuse_if(x.kind not in (L.SERIAL, L.PARALLEL), f"the loop `{x.var.name}` around the maximum is {x.kind} already")
     return found
 
 
@@ -187,8 +182,7 @@ def _sum(top: _Reduction, items: Sequence[L.Stmt], nest: L.Stmt) -> _Sum:
         raise refuse(f"`{name}` uses `{maximum.name}` for more than one difference", "the maximum rises until the end")
     at = exponent.args[1].args
     values, conditions = inverse(top.update.indices, maximum.shape, top.chain.spatial).at(at)
-    if not all(map(holds, conditions)):
-        raise refuse(f"`{name}` may use elements of `{maximum.name}` that are not computed")
+    refuse_if(not all(map(holds, conditions)), f"`{name}` may use elements of `{maximum.name}` that are not computed")
 
     def term(x: L.For) -> Expr:
         return simplify(E.substitute(top.update.value, {**values, top.along.var: x.var}))
@@ -202,8 +196,7 @@ def _sum(top: _Reduction, items: Sequence[L.Stmt], nest: L.Stmt) -> _Sum:
         raise refuse(f"some terms of `{name}` are left out", "where all of them are, the sum has to stay 0")
     if idle := next((x for x in found.reduction_loops if x is not total.along and not prove(as_expr(x.extent) >= 1)), None):
         raise refuse(f"`{idle.var.name}` may have no iteration: its extent is {idle.extent}")
-    if any(x.var in E.variables(*at) for x in found.reduction_loops):
-        raise refuse(f"an element of `{name}` is a sum over several maxima")
+    refuse_if(any(x.var in E.variables(*at) for x in found.reduction_loops), f"an element of `{name}` is a sum over several maxima")
     needed = {simplify(E.substitute(c, values)) for c in top.chain.conditions}
     if not {c for c in needed if not holds(c)} <= set(map(simplify, found.element_conditions)):
         raise refuse(f"`{name}` may be summed up where `{maximum.name}` is not computed")

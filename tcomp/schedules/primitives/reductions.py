@@ -15,7 +15,7 @@ from tcomp.schedules.analysis.dependence import determined
 from tcomp.schedules.analysis.legality import race
 from tcomp.schedules.handles import Loop, PartialResults, Stage
 from tcomp.schedules.primitives import editing
-from tcomp.schedules.primitives.editing import enclose, find_buffer, find_loop, fresh, guard, refuse, renamed, replaced, touches
+from tcomp.schedules.primitives.editing import enclose, find_buffer, find_loop, fresh, guard, refuse, refuse_conflict, refuse_if, replaced
 from tcomp.schedules.primitives.guards import range_depends_on
 
 
@@ -52,12 +52,10 @@ def rfactor(kernel: L.Kernel, stage: Stage, loop: Loop, lanes: int) -> tuple[L.K
     alone = all(s is update for s in L.walk(nest) if not L.children(s))
     if not alone or len(L.perfect(nest)[0]) != len(found.loops):
         raise refuse(f"`{stage}` is not all that is computed in `{nest.var.name}`", "separate it first")
-    if target not in found.reduction_loops:
-        raise refuse(f"`{loop}` is no reduction loop of `{stage}`")
+    refuse_if(target not in found.reduction_loops, f"`{loop}` is no reduction loop of `{stage}`")
     editing.check_factor(lanes, "number of lanes")
     for x in found.reduction_loops:
-        if x.kind not in (L.SERIAL, L.UNROLLED):
-            raise refuse(f"the reduction loop `{x.var.name}` is {x.kind} already", "make the lanes first")
+        refuse_if(x.kind not in (L.SERIAL, L.UNROLLED), f"the reduction loop `{x.var.name}` is {x.kind} already", "make the lanes first")
     _check_elements(found)
     name = fresh(kernel, f"{buffer.name}.p")
     partial = L.Buffer(name, buffer.dtype, (*buffer.shape, lanes))
@@ -84,16 +82,16 @@ def rfactor(kernel: L.Kernel, stage: Stage, loop: Loop, lanes: int) -> tuple[L.K
     def for_each_element(v: Expr, leaf: L.Stmt) -> L.Stmt:
         return enclose(found.spatial, guard(found.element_conditions, L.For(v, lanes, leaf)))
 
-    init = renamed(for_each_element(init_lane, L.Store(partial, (*places, init_lane), reducer.identity)), within("init."))
+    init = editing.renamed(for_each_element(init_lane, L.Store(partial, (*places, init_lane), reducer.identity)), within("init."))
     final = for_each_element(final_lane, L.Accumulate(buffer, places, E.read(partial, (*places, final_lane)), reducer))
     # What clears the result goes with the reduction of the partial results, so that these can be moved as one stage.
     clear = [s for s in _before(kernel, nest)[-1:] if _only_clears(s, buffer)]
-    new = L.Allocate(partial, L.block(init, renamed(sums, within("")), *clear, final))
+    new = L.Allocate(partial, L.block(init, editing.renamed(sums, within("")), *clear, final))
     changed = replaced(kernel, {nest: new, **dict.fromkeys(clear, L.Block(()))})
     outside = editing.enclosing(changed, new)
     for x in outside:  # where nothing is accumulated, an element is read and written all the same
-        if x.kind in (L.PARALLEL, *L.GPU_AXES) and (conflict := race(x, within=changed.body)) is not None:
-            raise refuse(f"iterations of `{x.var.name}`", conflict=conflict)
+        if x.kind in (L.PARALLEL, *L.GPU_AXES):
+            refuse_conflict(f"iterations of `{x.var.name}`", race(x, within=changed.body))
     if not outside:  # allocations of temporaries enclose the whole body, so that all nests stay siblings in one block
         inner, temporaries = editing.without_allocation(changed.body, partial), list[L.Buffer]()
         while isinstance(inner, L.Allocate):
@@ -124,8 +122,7 @@ def decompose_reduction(kernel: L.Kernel, stage: Stage, loop: Loop) -> L.Kernel:
     buffer, target = find_buffer(kernel, stage), find_loop(kernel, loop)
     nest = _top(kernel, target)
     found, update = _accumulation(nest, buffer)
-    if target not in found.loops:
-        raise refuse(f"`{stage}` is not accumulated inside of `{loop}`")
+    refuse_if(target not in found.loops, f"`{stage}` is not accumulated inside of `{loop}`")
     depth = found.loops.index(target)
     for x in found.loops[:depth]:
         if x in found.reduction_loops:
@@ -139,7 +136,7 @@ def decompose_reduction(kernel: L.Kernel, stage: Stage, loop: Loop) -> L.Kernel:
     init = guard(found.element_conditions, L.Store(buffer, update.indices, simplify(value)))
     init = enclose([replace(x, kind=L.SERIAL) for x in found.loops[depth:] if x in found.spatial], init)
     emptied = replaced(kernel, {clear: L.Block(())})
-    init = renamed(init, lambda n: fresh(emptied, f"{stage}.init.{n.removeprefix(f'{stage}.')}"))
+    init = editing.renamed(init, lambda n: fresh(emptied, f"{stage}.init.{n.removeprefix(f'{stage}.')}"))
     return replaced(emptied, {target: L.block(init, target)})
 
 
@@ -150,9 +147,8 @@ def _top(kernel: L.Kernel, loop: L.For) -> L.For:
 
 def _accumulation(nest: L.For, buffer: L.Buffer) -> tuple[Nest, L.Accumulate]:
     """The one accumulation into `buffer` that stands in a nest; refuses if there are others, or other uses of it."""
-    users = [s for s in L.walk(nest) if touches(s, buffer)]
-    if not users:
-        raise refuse(f"`{buffer.name}` is not accumulated inside of `{nest.var.name}`")
+    users = [s for s in L.walk(nest) if editing.touches(s, buffer)]
+    refuse_if(not users, f"`{buffer.name}` is not accumulated inside of `{nest.var.name}`")
     update = users[0]
     if len(users) != 1 or not isinstance(update, L.Accumulate) or any(r.attr is buffer for r in E.reads(*update.indices, update.value)):
         raise refuse(f"`{nest.var.name}` does more with `{buffer.name}` than to accumulate into it once")
@@ -172,11 +168,9 @@ def _check_elements(found: Nest) -> None:
     name, reduced, places = found.leaf.buffer.name, {x.var for x in found.reduction_loops}, found.leaf.indices
     if not {x.var for x in found.spatial} <= determined([places], {x.var for x in found.loops}):
         raise refuse(f"iterations of {', '.join(x.var.name for x in found.spatial)} may accumulate into one element of `{name}`")
-    if E.reads(*places):
-        raise refuse(f"the places of `{name}` that are accumulated into depend on data")
+    refuse_if(E.reads(*places), f"the places of `{name}` that are accumulated into depend on data")
     for x in found.spatial:
-        if reduced & set(E.variables(as_expr(x.extent))):
-            raise refuse(f"the extent of `{x.var.name}` depends on a reduction loop: {x.extent}")
+        refuse_if(reduced & set(E.variables(as_expr(x.extent))), f"the extent of `{x.var.name}` depends on a reduction loop: {x.extent}")
     if reduced & range_depends_on(found.leaf, found.conditions):
         raise refuse(f"which elements of `{name}` are accumulated into depends on the reduction")
     idle = [x for x in found.reduction_loops if not prove(as_expr(x.extent) >= 1)]
@@ -188,7 +182,7 @@ def _clearing(kernel: L.Kernel, nest: L.For, buffer: L.Buffer) -> tuple[L.Stmt, 
     """The nest that stores the initial value of each element of a buffer, the last statement before `nest` that has to do with it; and its
     store."""
     before = _before(kernel, nest)
-    number = max((n for n, s in enumerate(before) if any(touches(x, buffer) for x in L.walk(s))), default=None)
+    number = max((n for n, s in enumerate(before) if any(editing.touches(x, buffer) for x in L.walk(s))), default=None)
     if number is None:
         raise refuse(f"the loops that initialise `{buffer.name}` do not stand next to `{nest.var.name}`")
     loops, leaf = L.perfect(before[number])
@@ -210,8 +204,7 @@ def _before(kernel: L.Kernel, nest: L.For) -> tuple[L.Stmt, ...]:
 
 def _only_clears(stmt: L.Stmt, buffer: L.Buffer) -> bool:
     """Whether all that a statement does is to store values in a buffer that are computed from nothing."""
-    inside = [*L.walk(stmt)]
-    return all(x.buffer is buffer for x in inside if isinstance(x, L.Store | L.Accumulate)) and not editing.reads([stmt])
+    return all(x.buffer is buffer for x in editing.stores(stmt)) and not editing.reads([stmt])
 
 
 def _covers(buffer: L.Buffer, found: Nest) -> bool:

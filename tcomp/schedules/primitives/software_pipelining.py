@@ -10,7 +10,7 @@ from tcomp.ir import loops as L
 from tcomp.ir.expr import Expr, as_expr, loop_var
 from tcomp.schedules.handles import Loop, Stage
 from tcomp.schedules.primitives import editing
-from tcomp.schedules.primitives.editing import fresh, guard, reads, rebind, refuse, sequence, swap_buffer, writes
+from tcomp.schedules.primitives.editing import fresh, guard, reads, rebind, refuse_if, sequence, swap_buffer, writes
 
 
 def pipeline(kernel: L.Kernel, loop: Loop, stages: int, *buffers: Stage) -> tuple[L.Kernel, str]:
@@ -54,11 +54,9 @@ def pipeline(kernel: L.Kernel, loop: Loop, stages: int, *buffers: Stage) -> tupl
       }
     """
     target = editing.find_loop(kernel, loop)
-    if target.kind != L.SERIAL:
-        raise refuse(f"`{loop}` is {target.kind}: its iterations do not follow each other")
+    refuse_if(target.kind != L.SERIAL, f"`{loop}` is {target.kind}: its iterations do not follow each other")
     editing.check_factor(stages, "a number of stages of")
-    if stages < 2:
-        raise refuse(f"{stages} stages: with two, one iteration runs ahead of another")
+    refuse_if(stages < 2, f"{stages} stages: with two, one iteration runs ahead of another")
     items, olds = sequence(target.body), _inside(kernel, target, buffers)
     fills = [item for item in items if any(writes(item, b) for b in olds)]
     _check(target, olds, items, fills)
@@ -89,12 +87,10 @@ def _inside(kernel: L.Kernel, target: L.For, names: Sequence[Stage]) -> list[L.B
     found = [editing.find_buffer(kernel, name) for name in dict.fromkeys(names)]
     hint = "cache_read makes such a buffer"
     for b in found:
-        if not editing.is_local(b, target) or sequence(editing.scope_of(kernel, b))[0] not in sequence(target.body):
-            raise refuse(f"`{b.name}` is not allocated in the body of `{target.var.name}`", hint)
-        if any(target.var in E.variables(as_expr(d)) for d in b.shape):
-            raise refuse(f"the shape of `{b.name}` depends on `{target.var.name}`")
-    if not found:
-        raise refuse("it needs the buffers that are filled ahead", hint)
+        here = editing.is_local(b, target) and sequence(editing.scope_of(kernel, b))[0] in sequence(target.body)
+        refuse_if(not here, f"`{b.name}` is not allocated in the body of `{target.var.name}`", hint)
+        refuse_if(any(target.var in E.variables(as_expr(d)) for d in b.shape), f"the shape of `{b.name}` depends on `{target.var.name}`")
+    refuse_if(not found, "it needs the buffers that are filled ahead", hint)
     return found
 
 
@@ -102,19 +98,13 @@ def _check(target: L.For, buffers: Sequence[L.Buffer], items: Sequence[L.Stmt], 
     """Refuses fills that depend on what the loop computes, or that other statements wait for or stand between."""
     loop, names = target.var.name, ", ".join(f"`{b.name}`" for b in buffers)
     for b in buffers:
-        if not any(writes(fill, b) for fill in fills):
-            raise refuse(f"nothing in `{loop}` fills `{b.name}`")
+        refuse_if(not any(writes(fill, b) for fill in fills), f"nothing in `{loop}` fills `{b.name}`")
         editing.check_bounds_no_loops(target, b)
-    for s in (s for fill in fills for s in L.walk(fill)):
-        if (
-            isinstance(s, L.Store | L.Accumulate)
-            and s.buffer not in buffers
-            and not any(editing.is_local(s.buffer, fill) for fill in fills)
-        ):
-            raise refuse(f"what fills {names} computes `{s.buffer.name}` too")
+    for computed in (s.buffer for fill in fills for s in editing.stores(fill) if s.buffer not in buffers):
+        refuse_if(not any(editing.is_local(computed, fill) for fill in fills), f"what fills {names} computes `{computed.name}` too")
     for source in sorted(reads(fills) | {r.attr for r in E.reads(as_expr(target.extent))}, key=lambda b: b.name):
-        if source not in buffers and any(writes(item, source) for item in items if item not in fills):
-            raise refuse(f"`{source.name}`, which {names} is filled from, is written in `{loop}`")
+        changes = source not in buffers and any(writes(item, source) for item in items if item not in fills)
+        refuse_if(changes, f"`{source.name}`, which {names} is filled from, is written in `{loop}`")
     for n, item in enumerate(items):
-        if item not in fills and reads([item]) & set(buffers) and any(fill in items[n:] for fill in fills):
-            raise refuse(f"{names} is read in `{loop}` before it is filled")
+        early = item not in fills and reads([item]) & set(buffers) and any(fill in items[n:] for fill in fills)
+        refuse_if(early, f"{names} is read in `{loop}` before it is filled")

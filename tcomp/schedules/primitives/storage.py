@@ -19,7 +19,17 @@ from tcomp.ir.text.parser import parse_layout
 from tcomp.schedules.analysis.legality import conflict_of, dependences, race
 from tcomp.schedules.handles import BufferCopy, Loop, Stage
 from tcomp.schedules.primitives import editing
-from tcomp.schedules.primitives.editing import find_buffer, fresh, rebuild, refuse, swap_buffer, temporary, writes
+from tcomp.schedules.primitives.editing import (
+    find_buffer,
+    fresh,
+    rebuild,
+    refuse,
+    refuse_conflict,
+    refuse_if,
+    swap_buffer,
+    temporary,
+    writes,
+)
 
 
 def cache_write(kernel: L.Kernel, stage: Stage, name: str, layout: Layout | str | None = None) -> tuple[L.Kernel, BufferCopy]:
@@ -52,10 +62,9 @@ def cache_write(kernel: L.Kernel, stage: Stage, name: str, layout: Layout | str 
     scope = editing.scope_of(kernel, target)
     items = editing.sequence(scope)
     nests = [item for item in items if writes(item, target)]
-    if not nests:
-        raise refuse(f"nothing computes `{stage}`")
-    if target in kernel.buffers and not editing.stores_all(nests[0], target):
-        raise refuse(f"`{stage}` may keep some of what it holds before", "its first nest should store all elements")
+    refuse_if(not nests, f"nothing computes `{stage}`")
+    partial = target in kernel.buffers and not editing.stores_all(nests[0], target)
+    refuse_if(partial, f"`{stage}` may keep some of what it holds before", "its first nest should store all elements")
     editing.check_bounds_no_loops(scope, target)
     placed = _layout(layout, target.shape)
     local = L.Buffer(fresh(kernel, name), target.dtype, placed.shape(target.shape))
@@ -110,12 +119,9 @@ def cache_read(
     source = find_buffer(kernel, buffer)
     target = None if loop is None else editing.find_loop(kernel, loop)
     where = kernel.body if target is None else target.body
-    if writes(where, source):
-        raise refuse(f"`{buffer}` is written where the copy would be read")
-    if editing.is_local(source, where):
-        raise refuse(f"`{buffer}` is allocated where the copy would be read, and nothing is written to it")
-    if not indices_of(where, source):
-        raise refuse(f"`{buffer}` is not read there")
+    refuse_if(writes(where, source), f"`{buffer}` is written where the copy would be read")
+    refuse_if(editing.is_local(source, where), f"`{buffer}` is allocated where the copy would be read, and nothing is written to it")
+    refuse_if(not indices_of(where, source), f"`{buffer}` is not read there")
     editing.check_bounds_no_loops(where, source)
     if target is not None:
         editing.check_shared_memory(kernel, scope, target)
@@ -139,9 +145,8 @@ def cache_read(
     copied = replace(target, body=body)
     changed = editing.replaced(kernel, {target: copied})
     for x in editing.path(changed.body, copied):  # iterations that run at the same time may touch more elements of the source now
-        together = isinstance(x, L.For) and x.kind in (L.PARALLEL, L.VECTORIZED) and writes(x, source)
-        if isinstance(x, L.For) and together and (conflict := race(x, within=changed.body)) is not None:
-            raise refuse(f"iterations of `{x.var.name}`", conflict=conflict)
+        if isinstance(x, L.For) and x.kind in (L.PARALLEL, L.VECTORIZED) and writes(x, source):
+            refuse_conflict(f"iterations of `{x.var.name}`", race(x, within=changed.body))
     return changed, BufferCopy(name, loads=loops)
 
 
@@ -323,12 +328,9 @@ def promote(kernel: L.Kernel, loop: Loop, buffer: Stage, name: str, anew: bool =
       }
     """
     target, source = editing.find_loop(kernel, loop), find_buffer(kernel, buffer)
-    if target.kind != L.SERIAL:
-        raise refuse(f"`{loop}` is {target.kind}", "it is for loops whose iterations follow each other")
-    if not prove(1 <= as_expr(target.extent)):
-        raise refuse(f"`{loop}` may have no iteration: its extent is {target.extent}")
-    if editing.is_local(source, target):
-        raise refuse(f"`{buffer}` is another one in every iteration of `{loop}`")
+    refuse_if(target.kind != L.SERIAL, f"`{loop}` is {target.kind}", "it is for loops whose iterations follow each other")
+    refuse_if(not prove(1 <= as_expr(target.extent)), f"`{loop}` may have no iteration: its extent is {target.extent}")
+    refuse_if(editing.is_local(source, target), f"`{buffer}` is another one in every iteration of `{loop}`")
     found = [s for s in L.walk(target) if isinstance(s, L.Accumulate) and s.buffer is source]
     if len(found) != 1:
         raise refuse(f"{len(found) or 'no'} statements in `{loop}` accumulate into `{buffer}`", "it is for exactly one")
@@ -342,8 +344,7 @@ def promote(kernel: L.Kernel, loop: Loop, buffer: Stage, name: str, anew: bool =
     if target.var in used or any(target.var in E.variables(as_expr(x.extent)) for x in places):
         raise refuse(f"the iterations of `{loop}` accumulate into different elements of `{buffer}`")
     for x in (s for s in around if isinstance(s, L.For)):
-        if x not in places and not prove(1 <= as_expr(x.extent)):
-            raise refuse(f"`{x.var.name}` may have no iteration: its extent is {x.extent}")
+        refuse_if(x not in places and not prove(1 <= as_expr(x.extent)), f"`{x.var.name}` may have no iteration: its extent is {x.extent}")
         if x in places and (x.kind not in (L.SERIAL, L.UNROLLED, L.VECTORIZED) or not isinstance(x.extent, int)):
             raise refuse(f"`{x.var.name}` is {x.kind}, its extent {x.extent}", "registers are for loops of constant extent")
     _check_alone(kernel, target, update, places)
@@ -378,5 +379,4 @@ def _check_alone(kernel: L.Kernel, target: L.For, update: L.Accumulate, places: 
                 for n in (n for n, x in enumerate(d.source.loops) if x in places):
                     same = same.equate(isl.dim_type.in_, n, isl.dim_type.out, n)
                 bad = bad.subtract(same)
-            if any(sides) and (conflict := conflict_of(m, d, bad)) is not None:
-                raise refuse(f"uses of what `{target.var.name}` accumulates into", conflict=conflict)
+            refuse_conflict(f"uses of what `{target.var.name}` accumulates into", conflict_of(m, d, bad) if any(sides) else None)
