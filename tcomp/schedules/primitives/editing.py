@@ -122,6 +122,11 @@ def fresh(kernel: L.Kernel, name: str) -> str:
     return unused(name, {*loops_of(kernel), *buffers_of(kernel)}, "{}{}", 2)
 
 
+def part_name(kernel: L.Kernel, part: str, stage: L.Buffer, loop: str) -> str:
+    """A name for the copy of a stage's loop in another nest, called `part`: `C.init.i` for the loop `C.i` in the part `C.init`."""
+    return fresh(kernel, f"{part}.{loop.removeprefix(f'{stage.name}.')}")
+
+
 def path(root: L.Stmt, target: L.Stmt) -> list[L.Stmt]:
     """The statements from `root` down to `target`, both included; empty if it is not inside."""
     if root is target:

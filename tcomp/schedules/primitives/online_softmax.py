@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -72,26 +72,23 @@ def online(kernel: L.Kernel, stage: Stage, loop: Loop, factor: int) -> tuple[L.K
     editing.check_factor(factor, "length of a block")
     home, items = _sequence_around(kernel, target)
     top = _maximum(kernel, items, buffer, target)
-    start = items.index(top.nest)
-    sums = [_sum(top, items, item) for item in items[start + 1 :] if _reduces_with(item, buffer)]
+    users = [(x, nest_of(x)) for x in items[items.index(top.stmt) + 1 :] if buffer in reads([x])]
+    sums = [_sum(top, items, x, found) for x, found in users if found is not None and found.is_reduction]
     refuse_if(not sums, f"nothing next to `{loop}` sums up exponentials relative to `{stage}`", "`inline` them into the sums")
     _check_between(items, top, sums)
     blocks = _Blocks(kernel, top, factor)
-    moved = {top.nest, *(a.nest for a in sums)}
-    last = max(items.index(a.nest) for a in sums)
+    moved = {top.stmt, *(a.stmt for a in sums)}
+    last = max(items.index(a.stmt) for a in sums)
     new = [*(x for x in items[:last] if x not in moved), blocks.loop(sums), *map(blocks.final, sums), *items[last + 1 :]]
     return editing.replaced(kernel, {home: editing.allocated(_allocations(home), L.block(*new))}), *blocks.names
-
-
-# ---------------------------------------------------------------- what is there
 
 
 @dataclass(frozen=True, slots=True)
 class _Reduction:
     """A nest around one accumulation, and the loop of it that is cut into blocks."""
 
-    nest: L.Stmt
-    chain: Nest
+    stmt: L.Stmt
+    nest: Nest
     update: L.Accumulate
     along: L.For
 
@@ -129,16 +126,16 @@ def _reduction(items: Sequence[L.Stmt], nest: L.Stmt, along: L.For, op: str) -> 
         raise refuse(f"`{along.var.name}` is no loop of a nest around a single accumulation")
     update, buffer = found.leaf, found.leaf.buffer
     r, name = update.reducer, update.buffer.name
-    if r.combine not in (E.binary(op, r.lhs, r.rhs), E.binary(op, r.rhs, r.lhs)) or buffer.dtype not in FLOATS:
-        raise refuse(f"`{name}` is no {'sum' if op == 'add' else 'maximum'} of {', '.join(FLOATS)}")
+    fits = r.combine in (E.binary(op, r.lhs, r.rhs), E.binary(op, r.rhs, r.lhs)) and buffer.dtype in FLOATS
+    refuse_if(not fits, f"`{name}` is no {'sum' if op == 'add' else 'maximum'} of {', '.join(FLOATS)}")
     refuse_if(along in found.spatial or E.reads(*update.indices), f"`{along.var.name}` is no reduction loop of `{name}`")
     variables = {x.var for x in found.loops}
     for x in found.loops:
-        if x.kind != L.SERIAL or not variables.isdisjoint(E.variables(as_expr(x.extent))) or E.reads(as_expr(x.extent)):
-            why = f"the loop `{x.var.name}` is {x.kind}, with the extent {x.extent}"
-            raise refuse(why, "loops of its nests have to be serial, and their extents the same in all iterations")
-    if not {x.var for x in found.spatial} <= inverse(update.indices, buffer.shape, found.spatial).values.keys():
-        raise refuse(f"the index of `{name}` does not tell the iteration")
+        moving = x.kind != L.SERIAL or variables & set(E.variables(as_expr(x.extent))) or E.reads(as_expr(x.extent))
+        why = f"the loop `{x.var.name}` is {x.kind}, with the extent {x.extent}"
+        refuse_if(moving, why, "loops of its nests have to be serial, and their extents the same in all iterations")
+    known = inverse(update.indices, buffer.shape, found.spatial).values
+    refuse_if(any(x.var not in known for x in found.spatial), f"the index of `{name}` does not tell the iteration")
     writers = [x for x in items if editing.writes(x, buffer) and x is not nest]
     clear = L.perfect(writers[0])[1] if writers else None
     if len(writers) != 1 or not isinstance(clear, L.Store) or clear.value is not r.identity or not editing.stores_all(writers[0], buffer):
@@ -150,27 +147,19 @@ def _reduction(items: Sequence[L.Stmt], nest: L.Stmt, along: L.For, op: str) -> 
 def _maximum(kernel: L.Kernel, items: Sequence[L.Stmt], buffer: L.Buffer, target: L.For) -> _Reduction:
     nest = next(x for x in items if path(x, target))
     found = _reduction(items, nest, target, "max")
-    if found.update.buffer is not buffer:
-        raise refuse(f"`{target.var.name}` is a reduction loop of `{found.update.buffer.name}`, not of `{buffer.name}`")
-    if found.chain.reduction_loops != (target,) or len(found.chain.element_conditions) != len(found.chain.conditions):
-        raise refuse(f"`{target.var.name}` is not the only reduction loop of `{buffer.name}`, or not all elements are reduced")
+    name, reduced = target.var.name, found.update.buffer
+    refuse_if(reduced is not buffer, f"`{name}` is a reduction loop of `{reduced.name}`, not of `{buffer.name}`")
+    partly = found.nest.reduction_loops != (target,) or len(found.nest.element_conditions) != len(found.nest.conditions)
+    refuse_if(partly, f"`{name}` is not the only reduction loop of `{buffer.name}`, or not all elements are reduced")
     refuse_if(buffer in reads([nest]), f"`{buffer.name}` is computed from its own elements")
     for x in editing.enclosing(kernel, nest):
         refuse_if(x.kind not in (L.SERIAL, L.PARALLEL), f"the loop `{x.var.name}` around the maximum is {x.kind} already")
     return found
 
 
-def _reduces_with(item: L.Stmt, buffer: L.Buffer) -> bool:
-    found = nest_of(item)
-    return buffer in reads([item]) and found is not None and isinstance(found.leaf, L.Accumulate)
-
-
-def _sum(top: _Reduction, items: Sequence[L.Stmt], nest: L.Stmt) -> _Sum:
+def _sum(top: _Reduction, items: Sequence[L.Stmt], stmt: L.Stmt, found: Nest) -> _Sum:
     """A nest that reads the maximum, as a sum of exponentials relative to it."""
-    maximum = top.update.buffer
-    found = nest_of(nest)
-    assert found is not None
-    value, name = found.leaf.value, found.leaf.buffer.name
+    maximum, value, name = top.update.buffer, found.leaf.value, found.writes.name
     weights = [e for e in E.walk(value) if e.op == "exp" and any(r.attr is maximum for r in E.reads(e))]
     uses = {r for r in E.reads(value, *found.conditions, *found.leaf.indices) if r.attr is maximum}
     exponent = weights[0].args[0] if len(weights) == 1 else None
@@ -178,10 +167,10 @@ def _sum(top: _Reduction, items: Sequence[L.Stmt], nest: L.Stmt) -> _Sum:
         why = f"`{name}` is no sum of products with one exponential of a difference to `{maximum.name}`"
         raise refuse(why, "`inline` exponentials; a sum that is divided by another one is divided after the reduction")
     rest = E.rewrite(value, lambda e: E.const(1, e.dtype) if e is weights[0] else None)
-    if any(r.attr is maximum for r in E.reads(exponent.args[0], rest, *found.conditions, *found.leaf.indices)):
-        raise refuse(f"`{name}` uses `{maximum.name}` for more than one difference", "the maximum rises until the end")
+    again = any(r.attr is maximum for r in E.reads(exponent.args[0], rest, *found.conditions, *found.leaf.indices))
+    refuse_if(again, f"`{name}` uses `{maximum.name}` for more than one difference", "the maximum rises until the end")
     at = exponent.args[1].args
-    values, conditions = inverse(top.update.indices, maximum.shape, top.chain.spatial).at(at)
+    values, conditions = inverse(top.update.indices, maximum.shape, top.nest.spatial).at(at)
     refuse_if(not all(map(holds, conditions)), f"`{name}` may use elements of `{maximum.name}` that are not computed")
 
     def term(x: L.For) -> Expr:
@@ -191,16 +180,16 @@ def _sum(top: _Reduction, items: Sequence[L.Stmt], nest: L.Stmt) -> _Sum:
     if not matching:
         why = f"cannot see that what `{name}` takes the difference of is what `{maximum.name}` is the maximum of"
         raise refuse(f"{why}: {exponent.args[0]} and {top.update.value}")
-    total = _reduction(items, nest, matching[0], "add")
-    if len(found.element_conditions) < len(found.conditions):
-        raise refuse(f"some terms of `{name}` are left out", "where all of them are, the sum has to stay 0")
-    if idle := next((x for x in found.reduction_loops if x is not total.along and not prove(as_expr(x.extent) >= 1)), None):
-        raise refuse(f"`{idle.var.name}` may have no iteration: its extent is {idle.extent}")
+    total = _reduction(items, stmt, matching[0], "add")
+    partly = len(found.element_conditions) < len(found.conditions)
+    refuse_if(partly, f"some terms of `{name}` are left out", "where all of them are, the sum has to stay 0")
+    for x in found.reduction_loops:
+        idle = x is not total.along and not prove(as_expr(x.extent) >= 1)
+        refuse_if(idle, f"`{x.var.name}` may have no iteration: its extent is {x.extent}")
     refuse_if(any(x.var in E.variables(*at) for x in found.reduction_loops), f"an element of `{name}` is a sum over several maxima")
-    needed = {simplify(E.substitute(c, values)) for c in top.chain.conditions}
-    if not {c for c in needed if not holds(c)} <= set(map(simplify, found.element_conditions)):
-        raise refuse(f"`{name}` may be summed up where `{maximum.name}` is not computed")
-    return _Sum(nest, found, total.update, total.along, weights[0], at)
+    needed = {c for c in (simplify(E.substitute(c, values)) for c in top.nest.conditions) if not holds(c)}
+    refuse_if(needed - set(map(simplify, found.element_conditions)), f"`{name}` may be summed up where `{maximum.name}` is not computed")
+    return _Sum(stmt, found, total.update, total.along, weights[0], at)
 
 
 def _linear(value: Expr, factor: Expr) -> bool:
@@ -215,20 +204,17 @@ def _linear(value: Expr, factor: Expr) -> bool:
 
 def _check_between(items: Sequence[L.Stmt], top: _Reduction, sums: Sequence[_Sum]) -> None:
     """Refuses unless the sums are independent of each other, and of all that stands between them and the maximum."""
-    nests = [top.nest, *(a.nest for a in sums)]
+    nests = [top.stmt, *(a.stmt for a in sums)]
     results = {top.update.buffer, *(a.update.buffer for a in sums)}
     sources = reads(nests)
     for a in sums:
-        for b in (reads([a.nest]) & results) - {top.update.buffer}:
+        for b in (reads([a.stmt]) & results) - {top.update.buffer}:
             raise refuse(f"`{a.update.buffer.name}` is computed from `{b.name}`", "divide after the reduction, not inside of it")
-    for x in items[items.index(top.nest) : max(map(items.index, nests)) + 1]:
+    for x in items[items.index(top.stmt) : max(map(items.index, nests)) + 1]:
         used = (reads([x]) & results) | {b for b in sources if editing.writes(x, b)}
         if used and not any(editing.writes(x, b) for b in results):  # what clears a sum may stand there
             names = ", ".join(sorted(b.name for b in used))
             raise refuse(f"something between the maximum and the last sum uses {names}", "move or `inline` it first")
-
-
-# ---------------------------------------------------------------- what is built
 
 
 class _Blocks:
@@ -246,17 +232,17 @@ class _Blocks:
         self.names = (self.outer.name, self.terms.name, self.weights.name, self.scale.name)
 
     def loop(self, sums: Sequence[_Sum]) -> L.Stmt:
-        top, places, conditions = self.top, self.top.update.indices, self.top.chain.conditions
+        top, places, conditions = self.top, self.top.update.indices, self.top.nest.conditions
         current, previous = E.read(self.maximum, places), E.read(self.scale, places)
 
         def by_place(buffer: L.Buffer, value: Callable[[Expr], Expr]) -> L.Stmt:
             """A buffer that has an element for each one of the block."""
-            v = loop_var(f"{buffer.name}.{str(top.along.var.name).removeprefix(f'{self.maximum.name}.')}", self.factor)
+            v = loop_var(editing.part_name(self.kernel, buffer.name, self.maximum, top.along.var.name), self.factor)
             store = L.Store(buffer, (*places, v), value(v))
-            return self._nest([*top.chain.spatial, L.For(v, self.factor, store)], [*conditions, self._inside(v)], store, buffer.name)
+            return self._nest(top, guard([*conditions, self._inside(v)], L.For(v, self.factor, store)), buffer.name)
 
-        def by_row(value: Expr, name: str) -> L.Stmt:
-            return self._nest(top.chain.spatial, conditions, L.Store(self.scale, places, value), name)
+        def by_row(value: Expr, part: str) -> L.Stmt:
+            return self._nest(top, guard(conditions, L.Store(self.scale, places, value)), part)
 
         inner = loop_var(fresh(self.kernel, f"{top.along.var.name}.i"), self.factor)
         body = L.block(
@@ -273,7 +259,7 @@ class _Blocks:
         """What has been summed up so far, relative to the new maximum."""
         result, indices = a.update.buffer, a.update.indices
         store = L.Store(result, indices, E.read(result, indices) * E.read(self.scale, a.at))
-        return self._nest(a.chain.spatial, a.chain.element_conditions, store, f"{result.name}.scaled", result)
+        return self._nest(a, guard(a.nest.element_conditions, store), f"{result.name}.scaled")
 
     def _added(self, a: _Sum) -> L.Stmt:
         """The terms of the block."""
@@ -283,16 +269,16 @@ class _Blocks:
 
     def _accumulated(self, a: _Reduction, v: Expr, value: Expr) -> L.Stmt:
         """A reduction over the block, `v` being the loop over it."""
-        loops = [L.For(v, self.factor, x.body) if x is a.along else x for x in a.chain.loops]
-        conditions = [self._moved(c, a.along, v) for c in a.chain.conditions]
+        loops = [L.For(v, self.factor, x.body) if x is a.along else x for x in a.nest.loops]
+        conditions = [self._moved(c, a.along, v) for c in a.nest.conditions]
         return guard([*conditions, self._inside(v)], enclose(loops, replace(a.update, value=value)))
 
     def final(self, a: _Sum) -> L.Stmt:
         """NaN where all x are -inf: there the differences are."""
         result, indices, maximum = a.update.buffer, a.update.indices, E.read(self.maximum, a.at)
         value = E.select(E.equal(maximum, self.top.update.reducer.identity), maximum - maximum, E.read(result, indices))
-        store, conditions = L.Store(result, indices, value), [*a.chain.element_conditions, self.extent >= 1]
-        return self._nest(a.chain.spatial, conditions, store, f"{result.name}.final", result)
+        store = guard([*a.nest.element_conditions, self.extent >= 1], L.Store(result, indices, value))
+        return self._nest(a, store, f"{result.name}.final")
 
     def _moved(self, e: Expr, along: L.For, v: Expr) -> Expr:
         return simplify(E.substitute(e, {along.var: self.outer * self.factor + v}))
@@ -300,14 +286,10 @@ class _Blocks:
     def _inside(self, v: Expr) -> Expr:
         return self.outer * self.factor + v < self.extent
 
-    def _nest(self, loops: Sequence[L.For], conditions: Iterable[Expr], leaf: L.Stmt, prefix: str, stage: L.Buffer | None = None) -> L.Stmt:
-        """A nest with names of its own for the loops of a stage."""
-        old = (stage or self.maximum).name
-
-        def name(n: str) -> str:
-            return n if n.startswith(f"{prefix}.") else fresh(self.kernel, f"{prefix}.{n.removeprefix(f'{old}.')}")
-
-        return renamed(guard([*conditions], enclose(loops, leaf)), name)
+    def _nest(self, a: _Reduction, leaf: L.Stmt, part: str) -> L.Stmt:
+        """A statement for each element of a reduction; the loops have names of their own, after what the nest is called."""
+        names = {x.var.name: editing.part_name(self.kernel, part, a.update.buffer, x.var.name) for x in a.nest.spatial}
+        return renamed(enclose(a.nest.spatial, leaf), lambda name: names.get(name, name))
 
 
 def _at_least_finite(x: Expr) -> Expr:

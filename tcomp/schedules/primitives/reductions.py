@@ -136,7 +136,7 @@ def decompose_reduction(kernel: L.Kernel, stage: Stage, loop: Loop) -> L.Kernel:
     init = guard(found.element_conditions, L.Store(buffer, update.indices, simplify(value)))
     init = enclose([replace(x, kind=L.SERIAL) for x in found.loops[depth:] if x in found.spatial], init)
     emptied = replaced(kernel, {clear: L.Block(())})
-    init = editing.renamed(init, lambda n: fresh(emptied, f"{stage}.init.{n.removeprefix(f'{stage}.')}"))
+    init = editing.renamed(init, lambda n: editing.part_name(emptied, f"{buffer.name}.init", buffer, n))
     return replaced(emptied, {target: L.block(init, target)})
 
 
