@@ -39,7 +39,7 @@ _SHARE = 0.5  # of a batch, for candidates of one structure
 _THREADS = "threads"  # how the names of decisions end that mean nothing where there is one thread
 
 Summarize = Callable[[Task, Sequence[Decisions]], Sequence[CandidateSummary | None]]
-"""Makes the loops of candidates and tells what they are; None for those that are refused."""
+"""Makes the loops of candidates and describes them; None for those that are refused."""
 
 
 def summarize_here(task: Task, wanted: Sequence[Decisions]) -> list[CandidateSummary | None]:
@@ -178,7 +178,7 @@ class _TaskKnowledge:
     def drawn(self, rng: Random) -> dict[str, Option]:
         """The decisions of some candidate, each drawn at random."""
         asked = rng.choice([*self.made.values()]).asked if self.made else ()
-        return self.plain({name: rng.choice(self.options[name]) for name in asked})
+        return self.without_defaults({name: rng.choice(self.options[name]) for name in asked})
 
     def mutated(self, parents: Sequence[_Candidate], rng: Random) -> dict[str, Option]:
         """Decisions of two parents mixed, or those of one with some of them changed; better parents are more likely."""
@@ -186,7 +186,7 @@ class _TaskKnowledge:
         chosen = {name: first.decisions.get(name, self.defaults[name]) for name in first.asked}
         if rng.random() < _CROSSED:
             others = {name: second.decisions.get(name, self.defaults[name]) for name in second.asked}
-            return self.plain({name: rng.choice((chosen, others)).get(name, self.defaults[name]) for name in {**chosen, **others}})
+            return self.without_defaults({name: rng.choice((chosen, others)).get(name, self.defaults[name]) for name in {**chosen, **others}})
         while chosen:  # change one decision, often to a neighbouring option; decisions with many options more often
             (name,) = rng.choices([*chosen], [log2(len(self.options[n])) for n in chosen])
             options, present = self.options[name], chosen[name]
@@ -194,10 +194,10 @@ class _TaskKnowledge:
             chosen[name] = rng.choice(adjacent if adjacent and rng.random() < _NEIGHBOUR else [o for o in options if o != present])
             if rng.random() >= _SECOND:
                 break
-        return self.plain(chosen)
+        return self.without_defaults(chosen)
 
-    def plain(self, chosen: Mapping[str, Option]) -> dict[str, Option]:
-        """Decisions other than the defaults."""
+    def without_defaults(self, chosen: Mapping[str, Option]) -> dict[str, Option]:
+        """The decisions that are not the default."""
         return {name: value for name, value in chosen.items() if value != self.defaults[name]}
 
     def choose(self, model: CostModel, count: int, rng: Random, hinted: Sequence[str]) -> list[Decisions]:

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tcomp.autotune.confirm import Confirmation, Gain, confirm
-from tcomp.autotune.database.entries import Judgement, Record, Session, SessionState, Verdict, environment
+from tcomp.autotune.database.entries import Record, Session, SessionState, Verdict, environment
 from tcomp.autotune.database.store import Database
 from tcomp.autotune.features import CandidateSummary
 from tcomp.autotune.measurement.measurer import ClusterMeasurer, Measurer
@@ -135,7 +135,7 @@ def _session(
     if not resume:
         unlimited = all(limit is None for limit in limits.values())
         session = Session(digest, {**options, **limits, **({"budget": BUDGET} if unlimited else {})}, time.time())
-        entries.update(session)
+        entries.add(session)
         return session
     resumed = next((s for s in reversed(entries.sessions()) if s.subject == digest), None)
     if resumed is None:
@@ -423,8 +423,7 @@ class _TuningRun:
         for task in (status.task for status in (*self.choices, *self.kernels)):
             gain, kept = found.kernels.get(task.key, Gain(0.0, 0.0)), found.kept.get(task.key)
             for decisions in sorted(found.tried.get(task.key, ()), key=lambda d: d == kept):  # the latest verdict is what holds
-                judgement = Judgement.KEPT if decisions == kept else Judgement.ROLLED_BACK
-                self.entries.add(Verdict(task, encode(decisions), judgement, gain.before, gain.after, self.environment, when))
+                self.entries.add(Verdict(task, encode(decisions), decisions == kept, gain.before, gain.after, self.environment, when))
         for kernel in self.kernels:
             if (kept := found.kept.get(kernel.task.key)) is not None:
                 record = next(r for r in self.entries.ranked(kernel.task.key) if decode(r.decisions) == kept)
@@ -438,7 +437,7 @@ class _TuningRun:
             "rolled_back": sorted(c.rolled_back), "kernels": {key: [g.before, g.after] for key, g in c.kernels.items()},
             "seconds": self.clock.stop(),
         }  # fmt: skip
-        self.entries.update(self.session)
+        self.entries.add(self.session)
 
     def show(self) -> None:
         error, budget = fmean(self.errors) if self.errors else None, self.budget if self.budget < inf else 0.0

@@ -19,7 +19,7 @@ import pytest
 
 from tcomp.autotune.database import entries
 from tcomp.autotune.database import store as module
-from tcomp.autotune.database.entries import Judgement, Record, Session, SessionState, Verdict, environment
+from tcomp.autotune.database.entries import Record, Session, SessionState, Verdict, environment
 from tcomp.autotune.database.store import Database
 from tcomp.autotune.measurement.results import Measurement, Outcome
 from tcomp.autotune.tasks import Program, Task
@@ -46,7 +46,7 @@ def filled(path: Path) -> Database:
     for n, cost in enumerate((3e-3, 1e-3, None, 2e-3)):
         database.add(record(cost, when=float(n), tile=(n, 2), pack=bool(n % 2)))
     database.add(record(5e-6, SCALED, 9.0, factor=8))
-    database.add(Verdict(SCALED, encode({"factor": 8}), Judgement.ROLLED_BACK, 1e-5, 2e-5, {"a": "b"}, 10.0))
+    database.add(Verdict(SCALED, encode({"factor": 8}), False, 1e-5, 2e-5, {"a": "b"}, 10.0))
     return database
 
 
@@ -73,7 +73,7 @@ def test_what_compilations_follow(tmp_path: Path) -> None:
         best = database.best(SCALED.key)
         assert best is not None and best.decisions == encode({"factor": 16})
         assert database.choice(SCALED.key) == "{}"  # until a whole model says otherwise
-        database.add(Verdict(SCALED, encode({"factor": 16}), Judgement.KEPT, 1e-5, 9e-6, {}, 12.0))
+        database.add(Verdict(SCALED, encode({"factor": 16}), True, 1e-5, 9e-6, {}, 12.0))
         assert database.choice(SCALED.key) == encode({"factor": 16})
 
 
@@ -87,11 +87,11 @@ def test_an_entry_is_entered_once(tmp_path: Path) -> None:
 def test_sessions(tmp_path: Path) -> None:
     with Database(tmp_path / "a.db") as database:
         session = Session("subject", {"budget": 60, "model": "m.onnx"}, 5.0)
-        database.update(session)
+        database.add(session)
         session.spent, session.trials = 12.5, 3
         database.add(record(), session)
         session.state = SessionState.INTERRUPTED
-        database.update(session)
+        database.add(session)
         assert database.sessions() == [session]
 
 

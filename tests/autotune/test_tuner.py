@@ -20,7 +20,7 @@ import pytest
 
 import tcomp
 from tcomp.api import with_records
-from tcomp.autotune.database.entries import Judgement, Record, Verdict
+from tcomp.autotune.database.entries import Record, Verdict
 from tcomp.autotune.database.store import Database
 from tcomp.autotune.features import CandidateSummary
 from tcomp.autotune.measurement.results import Measurement, Outcome
@@ -221,7 +221,7 @@ def test_compilations_follow_records(tmp_path: Path, net: Path, tasks: ModelSubj
     x = np.random.default_rng(0).standard_normal((64, 96), np.float32)
     np.testing.assert_allclose(Module.load(tuned, threads=1)(x), Module.load(plain, threads=1)(x), rtol=1e-4, atol=1e-6)
     with Database(tmp_path / "t.db") as database:
-        database.add(Verdict(task, encode(decisions), Judgement.ROLLED_BACK, 1.0, 2.0, {}, 2.0))
+        database.add(Verdict(task, encode(decisions), False, 1.0, 2.0, {}, 2.0))
     assert compile_model(net, with_records(CompileOptions(threads=1), tmp_path / "t.db"))[1].tuned == 0
 
 

@@ -14,7 +14,7 @@ import pytest
 import tcomp
 from tcomp.api import with_records
 from tcomp.autotune import tuner
-from tcomp.autotune.database.entries import Judgement, Verdict
+from tcomp.autotune.database.entries import Verdict
 from tcomp.autotune.database.store import Database
 from tcomp.autotune.measurement import ab_comparison, builder, worker, worker_gpu
 from tcomp.autotune.measurement.measurer import Measurer
@@ -171,7 +171,7 @@ def test_a_model_is_tuned_and_compiled_as_found(tmp_path: Path) -> None:
     with Database(tmp_path / "t.db") as database:
         (found,) = database.tasks()
         decisions = next(r.decisions for r in database.records(found.key) if r.decisions != "{}")
-        database.add(Verdict(found, decisions, Judgement.KEPT, 2.0, 1.0, {}, time.time()))
+        database.add(Verdict(found, decisions, True, 2.0, 1.0, {}, time.time()))
     plain, (tuned, report) = compiled(LAYER, SM80), compile_model(LAYER, with_records(CompileOptions(SM80, threads=7), tmp_path / "t.db"))
     assert report.tuned == 1 and not report.not_followed and tuned.code != plain.code
     x = floats(32, 32)

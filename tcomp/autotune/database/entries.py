@@ -1,8 +1,5 @@
 """The entries of the tuning database: records of candidates, verdicts of whole models, and sessions of the tuner; and how they are read from
-JSON that anyone may have written, in a database or in a file of JSON lines.
-
-Each field is checked by one function, which returns its value or raises `Malformed`. Nothing is executed; a schedule function is only ever
-named.
+JSON that anyone may have written, in a database or in a file of JSON lines: each field is checked, nothing is executed.
 """
 
 from __future__ import annotations
@@ -11,6 +8,7 @@ import json
 import os
 import platform
 import re
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -59,7 +57,7 @@ class Record:
         return self.cost is not None
 
     def to_json(self) -> dict[str, Any]:
-        """What `parse_record` reads."""
+        """The fields, of which `parse` makes the record."""
         m = self.measurement
         return {
             **_entry_json(self), "trace": self.trace and json.loads(self.trace), "status": m.status, "reason": m.reason[:REASON_LIMIT],
@@ -67,33 +65,26 @@ class Record:
         }  # fmt: skip
 
 
-class Judgement(StrEnum):
-    """What became of a task's winner in a whole model."""
-
-    KEPT = "kept"
-    ROLLED_BACK = "rolled back"
-
-
 @dataclass(frozen=True)
 class Verdict:
-    """What a whole model said of a task's winner; `before` and `after` are the seconds that its kernels take in a run of the untuned and of
-    the tuned model."""
+    """What a whole model said of a task's winner: compilations follow it if it was `kept`. `before` and `after` are the seconds that its
+    kernels take in a run of the untuned and of the tuned model."""
 
     task: Task
     decisions: str
-    judgement: Judgement
+    kept: bool
     before: float
     after: float
     environment: Mapping[str, str]
     when: float
 
     @property
-    def kept(self) -> bool:
-        """Whether compilations follow the decisions."""
-        return self.judgement is Judgement.KEPT
+    def judgement(self) -> str:
+        """For people."""
+        return "kept" if self.kept else "rolled back"
 
     def to_json(self) -> dict[str, Any]:
-        """What `parse_verdict` reads."""
+        """The fields, of which `parse` makes the verdict."""
         return {**_entry_json(self), "kept": int(self.kept), "before": self.before, "after": self.after}
 
 
@@ -123,6 +114,10 @@ class Session:
     summary: Mapping[str, Any] = field(default_factory=dict)
     number: int = 0
 
+    def to_json(self) -> dict[str, Any]:
+        """The fields, of which `parse` makes the session."""
+        return {**{n: v for n, v in vars(self).items() if n != "number"}, "id": self.number or None}
+
 
 def environment(target: Target | Backend) -> dict[str, str]:
     """What a record says of the machine and the software that it was measured with."""
@@ -137,17 +132,27 @@ def environment(target: Target | Backend) -> dict[str, str]:
 
 # ---------------------------------------------------------------- checks of values
 
-Check = Callable[[Any], Any]
-
 
 class Malformed(Exception):
     """What was read is not a valid entry; the message says why."""
 
 
-def expect(condition: bool, otherwise: str) -> None:
-    """Raises `Malformed`, which says "otherwise", unless the condition holds."""
-    if not condition:
-        raise Malformed(otherwise)
+Check = Callable[[Any], Any]
+"""Returns what a JSON value stands for. Raises `Malformed`."""
+
+
+def check(wanted: str, condition: Check, read: Check = lambda value: value) -> Check:
+    """The check of values that satisfy a condition and can be read; else it says that something else was `wanted`."""
+
+    def checked(value: Any) -> Any:
+        if not condition(value):
+            raise Malformed(f"is {reprlib.repr(value)}, not {wanted}")
+        try:
+            return read(value)
+        except TcompError as error:
+            raise Malformed(f"is not {wanted}: {' '.join(str(error).split())[:300]}") from None
+
+    return checked
 
 
 def parse_json(text: Any) -> Any:
@@ -162,89 +167,64 @@ def parse_json(text: Any) -> Any:
         raise Malformed(f"is not valid JSON: {str(error)[:100]}") from None
 
 
-def checked(record: Any, checks: Mapping[str, Check]) -> dict[str, Any]:
-    """The fields of a JSON object that has exactly these names, checked."""
-    expect(isinstance(record, dict), "is not a JSON object")
-    expect(record.keys() == checks.keys(), f"has missing or unknown fields: {', '.join(sorted(record.keys() ^ checks.keys()))[:200]}")
-    found = {}
-    for name, check in checks.items():
-        try:
-            found[name] = check(record[name])
-        except Malformed as error:
-            raise Malformed(f"has a wrong field `{name}`: it {error}") from None
-    return found
+def _object_of(checks: Mapping[str, Check]) -> Check:
+    """The check of an object that has exactly these fields."""
+
+    def read(entry: dict[str, Any]) -> dict[str, Any]:
+        if odd := sorted(entry.keys() ^ checks.keys()):
+            raise Malformed(f"has missing or unknown fields: {', '.join(odd)[:200]}")
+        found = {}
+        for name, checked in checks.items():
+            try:
+                found[name] = checked(entry[name])
+            except Malformed as error:
+                raise Malformed(f"has a wrong field `{name}`: it {error}") from None
+        return found
+
+    return check("a JSON object", lambda v: isinstance(v, dict), read)
 
 
-def _is(condition: Callable[[Any], bool], otherwise: str, value_of: Check = lambda value: value) -> Check:
-    """The check of what satisfies a condition."""
-
-    def check(value: Any) -> Any:
-        expect(condition(value), otherwise)
-        return value_of(value)
-
-    return check
-
-
-def _text(limit: int = 2000, pattern: str = "(?s:.*)") -> Check:
-    short = _is(lambda v: isinstance(v, str) and len(v) <= limit, f"is not a text of at most {limit} characters")
-    return _is(lambda v: re.fullmatch(pattern, short(v)) is not None, "is not of the required form")
+def _text(limit: int = 2000, pattern: str = "(?s:.*)", read: Check = str) -> Check:
+    wanted = f"a text of at most {limit} characters, of the form {pattern}"
+    return check(wanted, lambda v: isinstance(v, str) and len(v) <= limit and re.fullmatch(pattern, v), read)
 
 
 def _integer(limit: int) -> Check:
-    return _is(lambda v: type(v) is int and 0 <= v < limit, f"is not an integer from 0 to {limit - 1}")
+    return check(f"an integer from 0 to {limit - 1}", lambda v: type(v) is int and 0 <= v < limit)
 
 
-def _one_of(options: Mapping[Any, Any]) -> Check:
-    def check(value: Any) -> Any:
-        expect(isinstance(value, int | str) and value in options, f"is {value!r:.80}, which is unknown")
-        return options[value]
-
-    return check
+def _one_of(options: Mapping[str, Any]) -> Check:
+    return check("known", lambda v: isinstance(v, str) and v in options, options.__getitem__)
 
 
 def _list(element: Check) -> Check:
-    condition, otherwise = lambda v: isinstance(v, list) and len(v) <= _LIST_LIMIT, f"is not a list of at most {_LIST_LIMIT} elements"
-    return _is(condition, otherwise, lambda v: tuple(map(element, v)))
+    wanted = f"a list of at most {_LIST_LIMIT} elements"
+    return check(wanted, lambda v: isinstance(v, list) and len(v) <= _LIST_LIMIT, lambda v: tuple(map(element, v)))
 
 
-def _object(element: Check) -> Check:
-    condition, otherwise = lambda v: isinstance(v, dict) and len(v) <= _LIST_LIMIT, f"is not a JSON object of at most {_LIST_LIMIT} names"
-    return _is(condition, otherwise, lambda v: {_text()(name): element(x) for name, x in v.items()})
-
-
-def _readable(kind: str, read: Callable[[Any], Any]) -> Check:
-    """The check of what `read` reads."""
-
-    def check(value: Any) -> Any:
-        try:
-            return read(value)
-        except TcompError as error:
-            raise Malformed(f"is not a {kind}: {' '.join(str(error).split())[:300]}") from None
-
-    return check
+def _mapping(element: Check) -> Check:
+    wanted, name = f"a JSON object of at most {_LIST_LIMIT} names", _text()
+    return check(wanted, lambda v: isinstance(v, dict) and len(v) <= _LIST_LIMIT, lambda v: {name(n): element(x) for n, x in v.items()})
 
 
 def _option(value: Any, depth: int = 0) -> Any:
     """A value that a decision may have."""
     if isinstance(value, list) and depth < _DEPTH_LIMIT:
         return _list(lambda v: _option(v, depth + 1))(value)
-    number = isinstance(value, int | float) and abs(value) < 1 << 62
-    expect(value is None or number or isinstance(value, str), f"has {value!r:.40}, which is not a decision")
-    return _text()(value) if isinstance(value, str) else value
+    return _text()(value) if isinstance(value, str) else _plain_option(value)
 
 
-def _dim(value: Any) -> None:
-    expect(isinstance(value, list) and len(value) == 2, "has something other than [name, size]")
-    _text(200, r"[^\s\x00-\x1f]+")(value[0])
-    _integer(1 << 48)(value[1])
-
-
-_seconds = _is(lambda v: type(v) in (int, float) and 0 <= v < 1e15, "is not a number of seconds", float)
+_plain_option = check("a decision", lambda v: v is None or (isinstance(v, int | float) and abs(v) < 1 << 62))
+_seconds = check("a number of seconds", lambda v: type(v) in (int, float) and 0 <= v < 1e15, float)
+_seconds_or_none = check("a number of seconds, or null", lambda v: True, lambda v: v if v is None else _seconds(v))
+_any_object = check("a JSON object", lambda v: isinstance(v, dict))
 
 # ---------------------------------------------------------------- checks of entries
 
+_DIM = _text(200, r"[^\s\x00-\x1f]+"), _integer(1 << 48)
 _TASK = {
-    "text": _text(LINE_LIMIT), "target": _readable("target", lambda v: Target.parse(_text()(v))), "threads": _integer(1 << 16), "dims": _list(_dim)
+    "text": _text(LINE_LIMIT), "target": _text(read=Target.parse), "threads": _integer(1 << 16),
+    "dims": _list(check("[name, size]", lambda v: isinstance(v, list) and len(v) == 2, lambda v: [part(x) for part, x in zip(_DIM, v, strict=True)])),
 }  # fmt: skip
 _TASK_KINDS = {  # by the field that tells them apart
     "kind": _one_of({"algorithm": "algorithm"}),
@@ -252,48 +232,46 @@ _TASK_KINDS = {  # by the field that tells them apart
     "constants": _list(_integer(1 << 16)),
 }
 _ENTRY = {
-    "decisions": lambda v: encode(decode(json.dumps(_object(_option)(v)))), "environment": _object(_text(REASON_LIMIT)), "time": _seconds
+    "decisions": lambda v: encode(decode(json.dumps(_mapping(_option)(v)))), "environment": _mapping(_text(REASON_LIMIT)), "time": _seconds,
 }  # fmt: skip
 _RECORD = _ENTRY | {
-    "trace": _readable("trace", lambda v: "" if v == "" else read_record(v)[0].to_json()), "status": _one_of({o.value: o for o in Outcome}),
-    "reason": _text(REASON_LIMIT), "seconds": _list(_seconds), "incumbent": _list(_seconds),
-    "cost": lambda v: v if v is None else _seconds(v), "predicted": lambda v: v if v is None else _seconds(v),
+    "trace": check("a trace", lambda v: True, lambda v: "" if v == "" else read_record(v)[0].to_json()), "reason": _text(REASON_LIMIT),
+    "status": _one_of({o.value: o for o in Outcome}), "seconds": _list(_seconds), "incumbent": _list(_seconds),
+    "cost": _seconds_or_none, "predicted": _seconds_or_none,
 }  # fmt: skip
-_VERDICT = _ENTRY | {"kept": _one_of({0: Judgement.ROLLED_BACK, 1: Judgement.KEPT}), "before": _seconds, "after": _seconds}
+_VERDICT = _ENTRY | {"kept": _integer(2), "before": _seconds, "after": _seconds}
 _SESSION = {
-    "id": _integer(1 << 63), "subject": _text(), "options": _is(lambda v: isinstance(v, dict), "is not a JSON object"), "spent": _seconds,
-    "started": _seconds, "state": _one_of({s.value: s for s in SessionState}), "trials": _integer(1 << 63),
-    "summary": _is(lambda v: isinstance(v, dict), "is not a JSON object"),
+    "id": _integer(1 << 63), "subject": _text(), "options": _any_object, "spent": _seconds, "started": _seconds, "trials": _integer(1 << 63),
+    "state": _one_of({s.value: s for s in SessionState}), "summary": _any_object,
 }  # fmt: skip
 
 
-def parse_task(record: Any) -> Task:
-    """The task in a JSON object, checked against its key. Its text is parsed by whoever runs it, and checked then."""
-    expect(isinstance(record, dict) and record.keys() == {"key", "task"}, "has missing or unknown fields")
-    task = record["task"]
-    kind = next((name for name in _TASK_KINDS if isinstance(task, dict) and name in task), "constants")
-    checked(task, _TASK | {kind: _TASK_KINDS[kind]})
-    found = task_from_json(task)
-    expect(record["key"] == found.key, "has a task that does not have this key: its text was changed")
-    return found
+def parse(kind: Any, entry: Any, tasks: Mapping[str, Task]) -> Task | Record | Verdict | Session:
+    """The entry in a JSON object; `tasks` are those that a record or verdict may be about, by key. Raises `Malformed`.
 
-
-def parse_record(record: Any, tasks: Mapping[str, Task]) -> Record:
-    """The record in a JSON object about one of these tasks."""
-    r = checked(record, _RECORD | {"task": _one_of(tasks)})
-    ok = r["status"] is Outcome.OK
-    expect(ok == (r["cost"] is not None) == bool(r["seconds"]), f"has the status {r['status']}, {len(r['seconds'])} times and the cost {r['cost']}")
-    measurement = Measurement(r["status"], r["seconds"], r["reason"], r["incumbent"])
-    return Record(r["task"], r["decisions"], r["trace"], measurement, r["cost"], r["predicted"], r["environment"], r["time"])
-
-
-def parse_verdict(record: Any, tasks: Mapping[str, Task]) -> Verdict:
-    """The verdict in a JSON object about one of these tasks."""
-    v = checked(record, _VERDICT | {"task": _one_of(tasks)})
-    return Verdict(v["task"], v["decisions"], v["kept"], v["before"], v["after"], v["environment"], v["time"])
-
-
-def parse_session(row: Any) -> Session:
-    """The session in a row of the database."""
-    s = checked(row, _SESSION)
-    return Session(s["subject"], s["options"], s["started"], s["state"], s["spent"], s["trials"], s["summary"], s["id"])
+    A task is checked against its key. Its text is parsed by whoever runs it, and checked then.
+    """
+    about = {"task": _one_of(tasks)}
+    match kind:
+        case "task":
+            kinds = [name for name in _TASK_KINDS if isinstance(entry, dict) and isinstance(entry.get("task"), dict) and name in entry["task"]]
+            name = kinds[0] if kinds else "constants"
+            _object_of({"key": _text(), "task": _object_of(_TASK | {name: _TASK_KINDS[name]})})(entry)
+            task = task_from_json(entry["task"])
+            if entry["key"] != task.key:
+                raise Malformed("has a task that does not have this key: its text was changed")
+            return task
+        case "record":
+            r = _object_of(_RECORD | about)(entry)
+            ok, count = r["status"] is Outcome.OK, len(r["seconds"])
+            if not ok == (r["cost"] is not None) == (count > 0):
+                raise Malformed(f"has the status {r['status']}, {count} times and the cost {r['cost']}")
+            measurement = Measurement(r["status"], r["seconds"], r["reason"], r["incumbent"])
+            return Record(r["task"], r["decisions"], r["trace"], measurement, r["cost"], r["predicted"], r["environment"], r["time"])
+        case "verdict":
+            v = _object_of(_VERDICT | about)(entry)
+            return Verdict(v["task"], v["decisions"], bool(v["kept"]), v["before"], v["after"], v["environment"], v["time"])
+        case "session":
+            s = _object_of(_SESSION)(entry)
+            return Session(number=s.pop("id"), **s)
+    raise Malformed(f"has the kind {reprlib.repr(kind)}, which is unknown")

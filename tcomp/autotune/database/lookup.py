@@ -90,14 +90,14 @@ def given(decisions: Mapping[str, Decisions], target: Target | Backend, threads:
 
 def refusal(workload: Workload, decisions: Decisions) -> str:
     """Why the decisions are not followed, "" if they are. The answer is cached with the compiled kernels, as finding out takes long."""
-    name = cache.name(workload.text, *workload.identity, workload.target, encode(decisions), cache.source_version())
-    if (found := cache.load("decisions", name)) is None:
-        found = ""
+
+    def compute() -> str:
         try:
             answers = instantiate(workload, decisions).answers
-            if odd := [n for n, value in decisions.items() if n not in answers or answers[n].value != value]:
-                found = f"there is no such choice any more: {', '.join(odd)}"[:500]
         except ScheduleError as error:
-            found = " ".join(f"{error.what}: {error.why}".split())[:500]
-        cache.store("decisions", name, found)
-    return str(found)
+            return " ".join(f"{error.what}: {error.why}".split())[:500]
+        odd = [n for n, value in decisions.items() if n not in answers or answers[n].value != value]
+        return f"there is no such choice any more: {', '.join(odd)}"[:500] if odd else ""
+
+    name = cache.name(workload.text, *workload.identity, workload.target, encode(decisions), cache.source_version())
+    return cache.recall("decisions", name, compute)

@@ -17,23 +17,25 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from tcomp.autotune.database import entries
-from tcomp.autotune.database.entries import Malformed, Record, Session, Verdict, expect, parse_json
+from tcomp.autotune.database.entries import Malformed, Record, Session, Verdict, check, parse_json
 from tcomp.autotune.tasks import Task
 from tcomp.errors import DatabaseError
+from tcomp.runtime.files import replacing
 from tcomp.schedules.knobs import encode
 
 APPLICATION = 0x74636D70  # "tcmp": marks a file as a database of tcomp
 FORMAT = 1  # of exported lines
 _WAIT = 60.0  # seconds for another process to end its transaction
-_JSON = ("decisions", "trace", "seconds", "incumbent", "environment", "options", "summary")  # columns of lists and objects, as JSON
-
-E = TypeVar("E")
+_JSON = {  # columns that hold lists and objects, as JSON
+    "task": ("task",), "record": ("decisions", "trace", "seconds", "incumbent", "environment"), "verdict": ("decisions", "environment"),
+    "session": ("options", "summary"),
+}  # fmt: skip
 
 _MIGRATIONS = (
     """
@@ -136,12 +138,11 @@ class Database:
 
     # ------------------------------------------------------------ writing
 
-    def add(self, entry: Record | Verdict, session: Session | None = None) -> None:
-        """Enter a record or a verdict, and what the session has spent by now, in one transaction."""
+    def add(self, *given: Record | Verdict | Session) -> None:
+        """Enter records and verdicts, and what sessions have spent by now, in one transaction. A new session gets its number."""
         with self._transaction():
-            self._enter(entry)
-            if session is not None:
-                self._enter_session(session)
+            for entry in given:
+                self._enter(entry)
 
     def set_trace(self, record: Record, trace: str) -> None:
         """Enter the steps that a record's decisions make."""
@@ -149,50 +150,43 @@ class Database:
             key = (trace, record.task.key, record.decisions, record.when)
             self._sql.execute("UPDATE records SET trace = ? WHERE task = ? AND decisions = ? AND time = ?", key)
 
-    def update(self, session: Session) -> None:
-        """Enter a session, which gets its number if it is new, or what it has spent and its state."""
-        with self._transaction():
-            self._enter_session(session)
-
-    def _enter_session(self, session: Session) -> None:
-        row = {**vars(session), "id": session.number or None}
-        del row["number"]
-        changes = ", ".join(f"{name} = excluded.{name}" for name in row)
-        entered = self._insert("sessions", row, f"ON CONFLICT (id) DO UPDATE SET {changes}")
-        session.number = session.number or int(entered.lastrowid or 0)
-
-    def _enter(self, entry: Task | Record | Verdict) -> int:
+    def _enter(self, entry: Task | Record | Verdict | Session) -> int:
         """The number of entries that are new by it."""
-        if isinstance(entry, Task):
-            return self._insert("tasks", {"key": entry.key, "structure": entry.structure, "task": entry.to_json()}).rowcount
-        self._enter(entry.task)
-        return self._insert("records" if isinstance(entry, Record) else "verdicts", entry.to_json()).rowcount
-
-    def _insert(self, table: str, row: Mapping[str, Any], conflict: str = "ON CONFLICT DO NOTHING") -> sqlite3.Cursor:
+        table, row, conflict = f"{type(entry).__name__.lower()}s", entry.to_json(), "DO NOTHING"
+        if isinstance(entry, Record | Verdict):
+            self._enter(entry.task)
+        elif isinstance(entry, Session):
+            conflict = f"(id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in row)}"
+        else:
+            table, row = "tasks", {"key": entry.key, "structure": entry.structure, "task": row}
         values = [json.dumps(v, separators=(",", ":")) if isinstance(v, dict | list | tuple) else v for v in row.values()]
-        return self._sql.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))}) {conflict}", values)
+        insert = f"INSERT INTO {table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))}) ON CONFLICT {conflict}"
+        entered = self._sql.execute(insert, values)
+        if isinstance(entry, Session):
+            entry.number = entry.number or int(entered.lastrowid or 0)
+        return entered.rowcount
 
     # ------------------------------------------------------------ reading
 
     def tasks(self) -> list[Task]:
         """All tasks, in the order in which they came."""
-        return self._rows("task", "ORDER BY rowid", _task_of)
+        return self._rows("task", "ORDER BY rowid")
 
     def similar(self, structure: str) -> list[Task]:
         """The tasks of one structure: they differ in sizes and numbers of threads only."""
-        return self._rows("task", "WHERE structure = ? ORDER BY rowid", _task_of, structure)
+        return self._rows("task", "WHERE structure = ? ORDER BY rowid", structure)
 
     def sessions(self) -> list[Session]:
         """All sessions, in the order in which they came."""
-        return self._rows("session", "ORDER BY id", entries.parse_session)
+        return self._rows("session", "ORDER BY id")
 
     def records(self, key: str | None = None) -> list[Record]:
         """The records of one task, or all, in the order in which they came."""
-        return self._about("record", entries.parse_record, key)
+        return self._about("record", key)
 
     def verdicts(self, key: str | None = None) -> list[Verdict]:
         """The verdicts on one task, or all, in the order in which they came."""
-        return self._about("verdict", entries.parse_verdict, key)
+        return self._about("verdict", key)
 
     def ranked(self, key: str) -> list[Record]:
         """The records whose decisions were not rolled back, each once, the least cost first."""
@@ -213,20 +207,22 @@ class Database:
         best = self.best(key)
         return None if best is None else best.decisions
 
-    def _about(self, kind: str, parse: Callable[[Any, Mapping[str, Task]], E], key: str | None) -> list[E]:
-        """The entries about one task, or all."""
+    def _about(self, kind: str, key: str | None) -> list[Any]:
+        """The records or verdicts about one task, or all."""
         values, (of_task, about_task) = ((), ("", "")) if key is None else ((key,), ("WHERE key = ?", "WHERE task = ?"))
-        tasks = {t.key: t for t in self._rows("task", of_task, _task_of, *values)}
-        return self._rows(kind, f"{about_task} ORDER BY id", lambda row: parse({n: v for n, v in row.items() if n != "id"}, tasks), *values)
+        tasks = {t.key: t for t in self._rows("task", of_task, *values)}
+        return self._rows(kind, f"{about_task} ORDER BY id", *values, tasks=tasks)
 
-    def _rows(self, kind: str, which: str, parse: Callable[[dict[str, Any]], E], *values: str) -> list[E]:
-        """The rows of a table. Raises `DatabaseError` naming one that is malformed."""
+    def _rows(self, kind: str, which: str, *values: str, tasks: dict[str, Task] | None = None) -> list[Any]:
+        """The entries of a table. Raises `DatabaseError` naming one that is malformed."""
         with self._errors_named():
             rows = [dict(row) for row in self._sql.execute(f"SELECT * FROM {kind}s {which}", values)]
+        surplus = {"task": "structure", "record": "id", "verdict": "id", "session": ""}[kind]  # columns that follow from others
         found = []
         for row in rows:
             try:
-                found.append(parse({n: parse_json(v) if n in _JSON and v != "" else v for n, v in row.items()}))
+                entry = {n: parse_json(v) if n in _JSON[kind] and v != "" else v for n, v in row.items() if n != surplus}
+                found.append(entries.parse(kind, entry, tasks or {}))
             except Malformed as error:
                 where = f"{kind} {row['key' if kind == 'task' else 'id']}"
                 raise DatabaseError(f"the database {self.path} is damaged", where=where, why=f"it {error}") from None
@@ -243,15 +239,9 @@ class Database:
 
     def export(self, path: str | os.PathLike[str]) -> int:
         """Write the entries to a file, completely or not at all; their number. Raises `DatabaseError`."""
-        place, lines = Path(path), [*self.lines()]
-        temporary = place.with_name(f".{os.getpid()}.{place.name}")
-        try:
-            temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-            os.replace(temporary, place)
-        except OSError as error:
-            raise DatabaseError(f"cannot write {place}", why=error.strerror or str(error)) from error
-        finally:
-            temporary.unlink(missing_ok=True)
+        lines = [*self.lines()]
+        with replacing(Path(path), error=DatabaseError) as (file,):
+            file.write("".join(f"{line}\n" for line in lines).encode())
         return len(lines) - 1
 
     def import_(self, path: str | os.PathLike[str]) -> int:
@@ -276,36 +266,21 @@ class Database:
         with self._transaction():
             for number, line in enumerate(lines, 1):
                 try:
-                    entry = _entry_of_line(line, number, tasks)
+                    record = _object(parse_json(line))
+                    if number == 1:  # says what the file is
+                        _header(record)
+                        continue
+                    entry = entries.parse(_kind(record.pop("kind", None)), record, tasks)
                 except Malformed as error:
                     raise DatabaseError(what, where=f"{name}:{number}", why=f"the line {error}") from None
                 if isinstance(entry, Task):
                     tasks[entry.key] = entry
-                if entry is not None:
-                    new += self._enter(entry)
+                new += self._enter(entry)
             if number == 0:
                 raise DatabaseError(what, why="it is empty")
         return new
 
 
-def _task_of(row: Mapping[str, Any]) -> Task:
-    return entries.parse_task({"key": row["key"], "task": parse_json(row["task"])})
-
-
-def _entry_of_line(line: str, number: int, tasks: Mapping[str, Task]) -> Task | Record | Verdict | None:
-    """The entry in a line; None for the first one, which says what the file is."""
-    record = parse_json(line)
-    expect(isinstance(record, dict), "is not a JSON object")
-    if number == 1:
-        expect(record.get("tcomp") == "tuning", 'is not {"tcomp": "tuning", ...}')
-        expect(record.get("format") == FORMAT, f"has the format {record.get('format')!r:.20}; only format {FORMAT} is read")
-        return None
-    match record.pop("kind", None):
-        case "task":
-            return entries.parse_task(record)
-        case "record":
-            return entries.parse_record(record, tasks)
-        case "verdict":
-            return entries.parse_verdict(record, tasks)
-        case kind:
-            raise Malformed(f"has the kind {kind!r:.40}, which is unknown")
+_kind = check("of a kind that is known", lambda v: v in ("task", "record", "verdict"))
+_object = check("a JSON object", lambda v: isinstance(v, dict))
+_header = check(f'the header {{"tcomp": "tuning", "format": {FORMAT}}}', lambda v: v.get("tcomp") == "tuning" and v.get("format") == FORMAT)
