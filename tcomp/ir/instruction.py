@@ -81,7 +81,7 @@ class VectorOp:
     is broadcast. `arguments` names the operands in the order of the intrinsic.
     """
 
-    intrinsic: str
+    code: str
     arguments: tuple[str, ...]
     lanes: int
     group: int = 1
@@ -91,10 +91,10 @@ class VectorOp:
 class WarpOp:
     """Emission for a GPU: a PTX instruction that the threads of a warp (or of a warpgroup, as the fragments say) execute together.
 
-    `arguments` names the operands in its order, the result first. Without `ptx` each thread computes the elements of its own.
+    `arguments` names the operands in its order, the result first. Without `code` each thread computes the elements of its own.
     """
 
-    ptx: str
+    code: str
     arguments: tuple[str, ...]
 
 
@@ -105,7 +105,7 @@ class CopyOp:
     have arrived. `arguments` names the operands: where to, where from.
     """
 
-    ptx: str
+    code: str
     arguments: tuple[str, ...]
 
 
@@ -128,7 +128,7 @@ class Instruction:
     reassociates: bool = False
 
     def __post_init__(self) -> None:
-        if why := _malformed(self):
+        if why := next((why for wrong, why in _faults(self) if wrong), ""):
             raise IRError(f"`{self.name}` is no instruction", where=str(self.meaning), why=why)
 
     def __str__(self) -> str:
@@ -204,109 +204,94 @@ class Instruction:
         needs = f"needs {', '.join(map(json.dumps, self.features))}"
         lines.append(f"{inside}{needs} takes {float(self.cycles)!r} cycles {self.uops} uops{order}")
         called = f"({', '.join(map(quoted, op.arguments))})"
-        if isinstance(op, VectorOp):
-            lines.append(f"{inside}emits vector {json.dumps(op.intrinsic)}{called} lanes {op.lanes} group {op.group}")
-        else:
-            lines.append(f"{inside}emits {'copy' if isinstance(op, CopyOp) else 'warp'} {json.dumps(op.ptx)}{called}")
+        kind = "vector" if isinstance(op, VectorOp) else "copy" if isinstance(op, CopyOp) else "warp"
+        lanes = f" lanes {op.lanes} group {op.group}" if isinstance(op, VectorOp) else ""
+        lines.append(f"{inside}emits {kind} {json.dumps(op.code)}{called}{lanes}")
         return [*lines, *inner.statement(self.meaning.body, inside), indent + "}"]
 
 
-def _malformed(instruction: Instruction) -> str:
-    """Why the meaning is not of the form above, or does not fit the emission; empty if it does."""
-    meaning, op = instruction.meaning, instruction.emission
-    code = op.intrinsic if isinstance(op, VectorOp) else op.ptx
-    if not re.fullmatch(r"\w+(\([\w, ]*\))?", instruction.name, re.ASCII) or not re.fullmatch(r"[\w.:]*", code, re.ASCII):
-        return "its name is not of the form f or f(1, x), or that of its code not of letters, digits, dots and colons"
+def _faults(instruction: Instruction) -> Iterator[tuple[bool, str]]:
+    """What must not hold of an instruction, and what is wrong where it does; each is asked only if none before it holds."""
+    meaning, op, names = instruction.meaning, instruction.emission, [b.name for b in instruction.meaning.buffers]
+    legal = re.fullmatch(r"\w+(\([\w, ]*\))?", instruction.name, re.ASCII) and re.fullmatch(r"[\w.:]*", op.code, re.ASCII)
+    yield not legal, "its name is not of the form f or f(1, x), or that of its code not of letters, digits, dots and colons"
     loops, leaf = perfect(meaning.body)
-    if not isinstance(leaf, Leaf) or any(x.kind != SERIAL or not isinstance(x.extent, int) or x.extent < 1 for x in loops):
-        return "its meaning is not one store in serial loops of constant extent"
-    extents = {x.var: x.extent for x in loops}
-    reads = E.reads(leaf.value)
-    if any(not set(indices) <= set(extents) or len(set(indices)) < len(indices) for indices in (leaf.indices, *(r.args for r in reads))):
-        return "an index is not a loop of its own"
-    read = [r.attr for r in reads]
-    if len(set(read)) < len(read) or leaf.buffer in read:
-        return "it reads a buffer in two places"
-    if set(meaning.buffers) != {leaf.buffer, *read} or meaning.outputs != (leaf.buffer,) or meaning.scalars:
-        return "its buffers are not the operands of the store"
-    if [len(o.strides) for o in instruction.operands] != [len(b.shape) for b in meaning.buffers]:
-        return "there is not one stride for each dimension of each operand"
-    if any(extents[i] != n for b, indices in instruction.places().items() for i, n in zip(indices, b.shape, strict=True)):
-        return "a loop does not run over the dimension that it indexes"
-    names = [b.name for b in meaning.buffers]
-    if not set(op.arguments) <= set(names):
-        return "its emission takes an operand that it does not have"
-    match op:
-        case VectorOp() if sorted(op.arguments) != sorted(names):
-            return "its emission does not take each operand once"
-        case VectorOp():
-            return _no_vectors(instruction, op)
-        case CopyOp():
-            return _no_copy(instruction, op)
-    return _no_fragments(instruction, op)
+    serial = all(x.kind == SERIAL and isinstance(x.extent, int) and x.extent >= 1 for x in loops)
+    yield not isinstance(leaf, Leaf) or not serial, "its meaning is not one store in serial loops of constant extent"
+    assert isinstance(leaf, Leaf)
+    extents, reads = {x.var: x.extent for x in loops}, E.reads(leaf.value)
+    indexed, read = [leaf.indices, *(r.args for r in reads)], [r.attr for r in reads]
+    yield any(not set(i) <= set(extents) or len(set(i)) < len(i) for i in indexed), "an index is not a loop of its own"
+    yield len(set(read)) < len(read) or leaf.buffer in read, "it reads a buffer in two places"
+    closed = set(meaning.buffers) == {leaf.buffer, *read} and meaning.outputs == (leaf.buffer,) and not meaning.scalars
+    yield not closed, "its buffers are not the operands of the store"
+    ranks = [len(o.strides) for o in instruction.operands] == [len(b.shape) for b in meaning.buffers]
+    yield not ranks, "there is not one stride for each dimension of each operand"
+    over = all(extents[i] == n for b, indices in instruction.places().items() for i, n in zip(indices, b.shape, strict=True))
+    yield not over, "a loop does not run over the dimension that it indexes"
+    yield not set(op.arguments) <= set(names), "its emission takes an operand that it does not have"
+    if isinstance(op, VectorOp):
+        yield sorted(op.arguments) != sorted(names), "its emission does not take each operand once"
+        yield from _vector_faults(instruction, op, loops, leaf)
+    else:
+        yield from (_copy_faults if isinstance(op, CopyOp) else _fragment_faults)(instruction, leaf)
 
 
-def _no_copy(instruction: Instruction, op: CopyOp) -> str:
-    """Why the meaning is no copy of contiguous bytes into shared memory; empty if it is one."""
-    leaf = instruction.leaf
-    if not isinstance(leaf, Store) or leaf.value.op != "read" or len(instruction.loops) != 1:
-        return "it is not one loop that copies elements"
+def _copy_faults(instruction: Instruction, leaf: Leaf) -> Iterator[tuple[bool, str]]:
+    """Of a copy of contiguous bytes into shared memory."""
+    copies = isinstance(leaf, Store) and leaf.value.op == "read" and len(instruction.loops) == 1
+    yield not copies, "it is not one loop that copies elements"
     to, source = leaf.buffer, leaf.value.attr
-    if op.arguments != (to.name, source.name):
-        return "its emission takes where to, and where from"
-    if any(instruction.operand(b) != Operand((1,), (scope,)) for b, scope in ((to, "shared"), (source, "global"))):
-        return "it does not copy neighbours in global memory to neighbours in shared memory"
-    return "" if _size(to) * itemsize(to.dtype) % RUN == 0 else f"it does not copy a multiple of {RUN} bytes"
+    yield instruction.emission.arguments != (to.name, source.name), "its emission takes where to, and where from"
+    dense = all(instruction.operand(b) == Operand((1,), (scope,)) for b, scope in ((to, "shared"), (source, "global")))
+    yield not dense, "it does not copy neighbours in global memory to neighbours in shared memory"
+    yield _size(to) * itemsize(to.dtype) % RUN != 0, f"it does not copy a multiple of {RUN} bytes"
 
 
-def _no_vectors(instruction: Instruction, op: VectorOp) -> str:
-    """Why the meaning cannot be computed in vector registers; empty if it can."""
-    loops, result = instruction.loops, instruction.result
-    if op.lanes < 1 or op.group < 1 or not result.shape or not isinstance(n := result.shape[-1], int) or n % op.lanes:
-        return "the lanes do not divide the last dimension of the result"
-    lane = instruction.leaf.indices[-1]
-    inside = [lane] if op.group == 1 else [lane, loops[-1].var]
-    if op.group > 1 and (loops[-1].extent != op.group or loops[-1].var in instruction.leaf.indices):
-        return "its innermost loop is not the group that a lane reduces"
+def _vector_faults(instruction: Instruction, op: VectorOp, loops: list[For], leaf: Leaf) -> Iterator[tuple[bool, str]]:
+    """Of what is computed in vector registers."""
+    shape, group = leaf.buffer.shape, op.group
+    fits = op.lanes >= 1 and group >= 1 and shape and isinstance(shape[-1], int) and shape[-1] % op.lanes == 0
+    yield not fits, "the lanes do not divide the last dimension of the result"
+    lane = leaf.indices[-1]
+    grouped = group == 1 or (loops[-1].extent == group and loops[-1].var not in leaf.indices)
+    yield not grouped, "its innermost loop is not the group that a lane reduces"
     for b, indices in instruction.places().items():
-        needed = {lane: op.group if b is not result else 1, inside[-1]: 1}
+        needed = {lane: group if b is not leaf.buffer else 1} | ({loops[-1].var: 1} if group > 1 else {lane: 1})
         for i, stride in zip(indices, instruction.operand(b).strides, strict=True):
-            if i in inside and stride != needed[i]:
-                return f"`{b.name}` does not lie side by side along `{i.name}`"
-    return ""
+            yield stride != needed.get(i, stride), f"`{b.name}` does not lie side by side along `{i.name}`"
 
 
-def _no_fragments(instruction: Instruction, op: WarpOp) -> str:
-    """Why the threads of a warp cannot compute the meaning on the elements they hold; empty if they can."""
-    result, leaf = instruction.result, instruction.leaf
+def _fragment_faults(instruction: Instruction, leaf: Leaf) -> Iterator[tuple[bool, str]]:
+    """Of what the threads of a warp compute on the elements they hold."""
+    op, result = instruction.emission, instruction.result
     for b, o in zip(instruction.meaning.buffers, instruction.operands, strict=True):
-        f = o.fragment
-        if f is None and b is not result and op.ptx and _of_cores(b, o):
+        if o.fragment is None and b is not result and op.code and _of_cores(b, o):
             continue
-        if f is None or len(f.indices) != len(b.shape) or f.count * f.threads != _size(b):
-            return f"the threads of a warp do not divide `{b.name}` among them"
-        if f.threads not in (WARP, WARPGROUP) or f.threads != instruction.threads:
-            return f"`{b.name}` is divided among {f.threads} threads, `{result.name}` among {instruction.threads}"
-        if any(not set(E.variables(x)) <= {f.lane, ELEMENT} or x.dtype != E.INDEX or E.reads(x) for x in f.indices):
-            return f"the places of `{b.name}` are not given by the thread and the number of the element"
-    if not op.ptx:
-        copies = isinstance(leaf, Store) and leaf.value.op in ("read", "const")
-        same = len({o.fragment for o in instruction.operands}) == 1
-        return "" if copies and same else "without code, a thread copies its elements or stores a constant"
-    if not isinstance(leaf, Accumulate) or leaf.value.op != "mul" or any(len(E.reads(x)) != 1 for x in leaf.value.args):
-        return "the code of a warp adds products of two operands"
-    fragments = [(x.dtype, instruction.operand(E.reads(x)[0].attr).fragment) for x in instruction.factors()]
-    if len({f is None for _, f in fragments}) > 1:
-        return "the threads hold one of the factors"
-    whole = all(itemsize(dtype) <= 4 and (f is None or f.count * itemsize(dtype) % 4 == 0) for dtype, f in fragments)
-    return "" if whole and itemsize(leaf.buffer.dtype) == 4 else "fragments do not fill registers of 32 bits"
+        f, undivided = o.fragment, f"the threads of a warp do not divide `{b.name}` among them"
+        yield f is None or len(f.indices) != len(b.shape) or f.count * f.threads != _size(b), undivided
+        assert f is not None
+        unlike = f"`{b.name}` is divided among {f.threads} threads, `{result.name}` among {instruction.threads}"
+        yield f.threads not in (WARP, WARPGROUP) or f.threads != instruction.threads, unlike
+        given = all(set(E.variables(x)) <= {f.lane, ELEMENT} and x.dtype == E.INDEX and not E.reads(x) for x in f.indices)
+        yield not given, f"the places of `{b.name}` are not given by the thread and the number of the element"
+    if not op.code:
+        copies = isinstance(leaf, Store) and leaf.value.op in ("read", "const") and len({o.fragment for o in instruction.operands}) == 1
+        yield not copies, "without code, a thread copies its elements or stores a constant"
+        return
+    products = isinstance(leaf, Accumulate) and leaf.value.op == "mul" and all(len(E.reads(x)) == 1 for x in leaf.value.args)
+    yield not products, "the code of a warp adds products of two operands"
+    fragments = [(itemsize(x.dtype), instruction.operand(E.reads(x)[0].attr).fragment) for x in instruction.factors()]
+    yield len({f is None for _, f in fragments}) > 1, "the threads hold one of the factors"
+    whole = all(size <= 4 and (f is None or f.count * size % 4 == 0) for size, f in fragments)
+    yield not whole or itemsize(leaf.buffer.dtype) != 4, "fragments do not fill registers of 32 bits"
 
 
 def _of_cores(b: Buffer, operand: Operand) -> bool:
     """Whether an operand is a matrix of core matrices in shared memory, indexed [rows / 8, columns / row, rows % 8, columns % row]."""
     rows, row = CORE[0], CORE[1] // itemsize(b.dtype)
-    inner = (*b.shape[2:], *operand.strides[2:]) == (rows, row, row, 1)
-    return len(b.shape) == 4 and b.shape[1] == 2 and inner and operand.strides[:2] == (None, None) and operand.scopes == ("shared",)
+    fixed = (*b.shape[1:], *operand.strides) == (2, rows, row, None, None, row, 1)
+    return len(b.shape) == 4 and fixed and operand.scopes == ("shared",)
 
 
 def _size(b: Buffer) -> int:

@@ -121,7 +121,7 @@ def test_wgmma_compiles(dtype: str, width: int) -> None:
     ptx = binary.ptx.decode()
     assert usage.spilled == usage.stack == 0
     phases = ptx.count("wgmma.fence")  # the compiler may unroll the loop over slices
-    assert ptx.count(wgmma(dtype, width).emission.ptx) == 2 * phases > 0
+    assert ptx.count(wgmma(dtype, width).emission.code) == 2 * phases > 0
     assert phases == ptx.count("wgmma.commit_group") == ptx.count("wgmma.wait_group")
     assert phases == ptx.count("bar.sync") == ptx.count("fence.proxy.async.shared::cta")
 
@@ -158,7 +158,7 @@ def test_the_assembler_has_just_these_shapes() -> None:
 
     def assembled(dtype: str, n: int) -> nvrtc.Binary:
         text, _ = emit_kernel(product_of_groups(dtype, 128, 64, 64, 64).kernel, HOPPER)
-        registers = wgmma(dtype, 64).emission.ptx
+        registers = wgmma(dtype, 64).emission.code
         outputs = ", ".join(f'"+{"r" if BYTES[dtype] == 1 else "f"}"(acc[{i % 32}])' for i in range(n // 2))
         listed = ", ".join(f"%{i}" for i in range(n // 2))
         text = re.sub(r"\{%0[^}]*\}, %32, %33", f"{{{listed}}}, %{n // 2}, %{n // 2 + 1}", text)

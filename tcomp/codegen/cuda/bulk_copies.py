@@ -114,7 +114,7 @@ class BulkCopies:
         f.line(f"// {instruction.name}")
         to, source = f"(unsigned int)__cvta_generic_to_shared({places[0]})", f"__cvta_generic_to_global({places[1]})"
         group = f"{f.helper('announce')}({self.objects} + {self.started} % {self.ring}, {size})"
-        f.line(f'asm volatile("{op.ptx} [%0], [%1], {size}, [%2];" :: "r"({to}), "l"({source}), "r"({group}) : "memory");')
+        f.line(f'asm volatile("{op.code} [%0], [%1], {size}, [%2];" :: "r"({to}), "l"({source}), "r"({group}) : "memory");')
 
     def complete(self) -> None:
         """The group, by the threads that start copies, whether they have started one of it or not."""

@@ -164,7 +164,7 @@ class WarpInstructions:
                 self.background_operation(instruction, op, roles)
                 return
             f.declare(instruction.fragment(instruction.result).lane, "threadIdx.x")
-            if op.ptx:
+            if op.code:
                 self.warp_operation(instruction, op, roles)
             else:
                 for n in range(instruction.fragment(instruction.result).count):
@@ -195,7 +195,7 @@ class WarpInstructions:
             count += len(listed)
         outputs = ", ".join(f'"+{letter}"({r})' for r in registers[result.name])
         inputs = ", ".join(f'"r"({r})' for name, rs in registers.items() if name != result.name for r in rs)
-        f.line(f'asm("{op.ptx} {", ".join(numbers[name] for name in op.arguments)};" : {outputs} : {inputs});')
+        f.line(f'asm("{op.code} {", ".join(numbers[name] for name in op.arguments)};" : {outputs} : {inputs});')
         for n, place in enumerate(places):
             f.line(f"{place} = {total}[{n}];")
 
@@ -231,7 +231,7 @@ class WarpInstructions:
         listed += {2: ["1", "1", "0", "0"], 4: ["1", "1"], 1: []}[itemsize(instruction.factors()[0].dtype)]
         letter = "f" if is_float(result.dtype) else "r"
         outputs, inputs = ", ".join(f'"+{letter}"({place})' for place in places), ", ".join(f'"l"({x})' for x in factors)
-        f.line(f'asm volatile("{{ .reg .pred add; setp.eq.b32 add, 0, 0; {op.ptx} {", ".join(listed)}; }}" : {outputs} : {inputs});')
+        f.line(f'asm volatile("{{ .reg .pred add; setp.eq.b32 add, 0, 0; {op.code} {", ".join(listed)}; }}" : {outputs} : {inputs});')
 
     def descriptor(self, instruction: Instruction, roles: Match, operand: Buffer) -> str:
         """Where an operand made of core matrices starts, and the distances of its core matrices along the reduction and across it."""

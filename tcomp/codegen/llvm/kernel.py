@@ -306,9 +306,9 @@ class Function(Expressions):
                         addresses[key] = address
                 types.append(self.module.type(b.dtype, op.lanes * width))
                 arguments.append(f"{types[-1]} {registers[key]}")
-            self.module.declarations.setdefault(op.intrinsic, f"declare {total} @{op.intrinsic}({', '.join(types)})")
+            self.module.declarations.setdefault(op.code, f"declare {total} @{op.code}({', '.join(types)})")
             written = (result, *(at[i] for i in places[result]))
-            registers[written] = self.op(f"call {total} @{op.intrinsic}({', '.join(arguments)})")
+            registers[written] = self.op(f"call {total} @{op.code}({', '.join(arguments)})")
         for v in matched.loops.values():
             del self.constants[v]
         for key, address in addresses.items():
