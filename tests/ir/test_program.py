@@ -142,7 +142,7 @@ def test_the_verifier_refuses_declarations():
         ("copy 1 bytes from input0[0]", "expected `to`"),
         ("set output0[0] = m", "nothing is called `m` here"),
         ("for i in 1..4 { }", "a loop starts at 0"),
-        ("call k(input0[0]", "expected `,`"),
+        ("call k(input0[0]", r"expected `\)`"),
     ],
 )
 def test_bad_text_is_refused(text, message):

@@ -6,15 +6,15 @@ text is refused with a `ParseError` that shows the place.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from tcomp.errors import IRError, ParseError
+from tcomp.errors import IRError
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir import program as P
@@ -42,26 +42,22 @@ def parse_expr(text: str, names: Mapping[str, Any] | None = None) -> Expr:
 
 def parse_kernel(text: str) -> L.Kernel:
     """A printed kernel."""
-    parser = _Parser(text)
-    return parser.whole(parser.kernel)
+    return (parser := _Parser(text)).whole(parser.kernel)
 
 
 def parse_instruction(text: str) -> Instruction:
     """A printed instruction."""
-    parser = _Parser(text)
-    return parser.whole(parser.instruction)
+    return (parser := _Parser(text)).whole(parser.instruction)
 
 
 def parse_te(text: str) -> tuple[Tensor, ...]:
     """The outputs of tensor expressions printed by `print_te`."""
-    parser = _Parser(text)
-    return parser.whole(parser.tensors)
+    return (parser := _Parser(text)).whole(parser.tensors)
 
 
 def parse_program(text: str) -> P.Program:
     """A printed host program."""
-    parser = _Parser(text)
-    return parser.whole(parser.program)
+    return (parser := _Parser(text)).whole(parser.program)
 
 
 def parse_layout(text: str, rank: int) -> Layout:
@@ -130,29 +126,14 @@ class _Parser(Tokens):
             left = self.made(E.binary, op, left, self.operators_above(own + 1))
         return left
 
-    def made(self, function: Callable[..., Expr], *args: Any) -> Expr:
-        """An expression; what its constructor refuses is shown in place."""
-        try:
-            return function(*args)
-        except ParseError:
-            raise
-        except IRError as error:
-            self.fail(error.what, hint=error.hint)
-
     def prefixed(self) -> Expr:
-        op = _PREFIX.get(self.token.text) if self.token.kind == "sign" else None
-        if op is None:
-            return self.primary()
-        self.take()
-        return self.made(E.unary, op, self.operators_above(UNARY_PRECEDENCE))
-
-    def primary(self) -> Expr:
         token = self.token
+        if token.kind == "sign" and token.text in _PREFIX:
+            return self.made(E.unary, _PREFIX[self.take()], self.operators_above(UNARY_PRECEDENCE))
         if token.kind == "number":
             return self.number()
         if self.accept("("):
-            inside = self.expression()
-            self.expect(")")
+            inside: Expr = self.sequence(self.expression, ")")[0]
             return inside
         if token.kind == "name":
             if token.text in ("true", "false"):
@@ -203,9 +184,7 @@ class _Parser(Tokens):
             return v
 
         with self.scope():
-            axes = self.listed(axis, ":")
-            body = self.expression()
-            self.expect(")")
+            axes, body = self.sequence(lambda: self.listed(axis, ":"), self.expression, ")")
         return E.reduce(self.reducer(name, body.dtype, start), body, axes)
 
     def reducer(self, name: str, dtype: str, start: int) -> Reducer:
@@ -217,11 +196,10 @@ class _Parser(Tokens):
     def binding(self) -> tuple[Expr, Dim]:
         """`name in 0..extent`: the variable, which is now in scope, and its extent."""
         name = self.name()
-        declared = self.range(name) if self.peek("{") else None
+        declared = self.variable(name) if self.peek("{") else None
         self.expect("in")
-        if self.token.text != "0":
-            self.fail("a loop starts at 0")
-        self.take()
+        if self.take() != "0":
+            self.fail("a loop starts at 0", self.tokens[self.position - 1].start)
         self.expect("..")
         extent = self.dim(self.operators_above(UNARY_PRECEDENCE + 1))
         v = self.variables[name] = declared if declared is not None else E.loop_var(name, extent)
@@ -238,8 +216,9 @@ class _Parser(Tokens):
     def shape(self) -> tuple[Dim, ...]:
         return self.bracketed(self.size, "[]")
 
-    def range(self, name: str) -> Expr:
-        """The variable of this name, from `{lo..hi < extent: dtype}`; it is in scope from now on."""
+    def variable(self, name: str = "") -> Expr:
+        """The variable `name{lo..hi < extent: dtype}`, where the name may have been read already; it is in scope from now on."""
+        name = name or self.name()
         self.expect("{")
         lo = None if self.peek("..") else self.integer()
         self.expect("..")
@@ -250,20 +229,17 @@ class _Parser(Tokens):
         v = self.variables[name] = E.var(name, lo, hi, dtype, extent)
         return v
 
-    def declared(self) -> Expr:
-        return self.range(self.name())
-
     def dims(self) -> tuple[Expr, ...]:
         """`<n{lo..hi}, ...>`: symbolic dims, which are in scope from now on."""
-        return self.listed(self.declared, ">") if self.accept("<") else ()
+        return self.listed(self.variable, ">") if self.accept("<") else ()
 
     def reducer_declarations(self) -> None:
         """Declarations of reducers that are not standard, which are in scope from now on."""
         while self.accept("reducer"):
             name = self.name()
             with self.scope():
-                lhs, rhs, combine, identity = self.sequence(
-                    "(", self.declared, ",", self.declared, ")", "=", self.expression, "from", self.expression
+                (lhs, rhs), combine, identity = self.sequence(
+                    lambda: self.bracketed(self.variable, "()"), "=", self.expression, "from", self.expression
                 )
             if {lhs.dtype, rhs.dtype, combine.dtype} != {identity.dtype} or identity.op != "const":
                 self.fail(f"the reducer `{name}` mixes dtypes, or its identity is no constant")
@@ -291,14 +267,12 @@ class _Parser(Tokens):
 
     def kernel(self) -> L.Kernel:
         name, scalars, (buffers, outputs) = self.sequence("kernel", self.name, self.dims, self.signature, "{")
-        notes = []
-        while self.accept("note"):
-            notes.append(self.string())
+        notes = tuple(iter(lambda: self.string() if self.accept("note") else None, None))
         self.reducer_declarations()
         while self.peek("instruction"):
             i = self.instruction()
             self.instructions[i.name] = i
-        return L.Kernel(name, buffers, outputs, scalars, self.body(), tuple(notes))
+        return L.Kernel(name, buffers, outputs, scalars, self.body(), notes)
 
     def instruction(self) -> Instruction:
         self.expect("instruction")
@@ -308,12 +282,10 @@ class _Parser(Tokens):
             buffers, outputs = self.signature()
             self.expect("{")
             operands = tuple([self.operand(b) for b in buffers])
-            features, cycles, uops = self.sequence(
-                "needs", lambda: self.several(self.string), "takes", self.number, "cycles", self.integer, "uops"
-            )
-            reassociates = self.accept("reassociates")
-            self.expect("emits")
-            emission = self.emission()
+            features, cycles, uops, reassociates, emission = self.sequence(
+                "needs", lambda: self.several(self.string), "takes", self.number, "cycles", self.integer, "uops",
+                lambda: self.accept("reassociates"), "emits", self.emission,
+            )  # fmt: skip
             meaning = L.Kernel("meaning", buffers, outputs, (), self.body())
         try:
             return Instruction(name, meaning, operands, emission, features, float(cycles.attr), uops, reassociates)
@@ -334,25 +306,22 @@ class _Parser(Tokens):
         start = self.token.start
         if self.array() is not b:
             self.fail(f"the operands are in the order of the buffers, next is `{b.name}`", start)
+        fragment = None
         strides = self.bracketed(lambda: None if self.accept("_") else self.integer(), "[]")
         scopes = self.several(self.name) if self.accept("in") else L.SCOPES
-        if not self.accept("holds"):
-            return Operand(strides, scopes)
-        count = self.integer()
-        threads = self.integer() if self.accept("among") else WARP
-        self.expect("at")
-        lane = lane_of(threads)
-        with self.scope():
-            self.variables |= {lane.name: lane, ELEMENT.name: ELEMENT}
-            return Operand(strides, scopes, Fragment(self.bracketed(self.expression, "[]"), count, threads))
+        if self.accept("holds"):
+            count, threads = self.integer(), self.integer() if self.accept("among") else WARP
+            lane = lane_of(threads)
+            self.expect("at")
+            with self.scope():
+                self.variables |= {lane.name: lane, ELEMENT.name: ELEMENT}
+                fragment = Fragment(self.bracketed(self.expression, "[]"), count, threads)
+        return Operand(strides, scopes, fragment)
 
     def body(self) -> L.Stmt:
         """Statements up to and including the closing brace."""
         with self.scope():
-            stmts = []
-            while not self.accept("}"):
-                stmts.append(self.statement())
-            return L.block(*stmts)
+            return L.block(*self.until("}", self.statement))
 
     def braced(self) -> L.Stmt:
         self.expect("{")
@@ -411,9 +380,7 @@ class _Parser(Tokens):
                 self.arrays[name] = Tensor(name, self.shape(), dtype)
                 continue
             with self.scope():
-                axes = self.bracketed(self.binding, "[]")
-                self.expect("=")
-                body = self.expression()
+                axes, body = self.sequence(lambda: self.bracketed(self.binding, "[]"), "=", self.expression)
             self.arrays[name] = Tensor(name, [extent for _, extent in axes], body.dtype, tuple(v for v, _ in axes), body)
         outputs = self.several(self.array)
         self.expect("}")
@@ -424,11 +391,8 @@ class _Parser(Tokens):
         self.expect("=", "extern")
         inputs = self.bracketed(self.array, "()")
         with self.scope():
-            self.expect("as")
-            parameters = self.bracketed(self.buffer, "()")
-            self.expect("->")
-            results = self.bracketed(self.buffer, "()")
-            body = self.braced()
+            buffers = partial(self.bracketed, self.buffer, "()")
+            parameters, results, body = self.sequence("as", buffers, "->", buffers, self.braced)
         if len(inputs) != len(parameters) or len(names) != len(results):
             self.fail("an extern has one parameter for each input and one result for each output")
         program = Extern(inputs, parameters, results, body)
@@ -446,23 +410,16 @@ class _Parser(Tokens):
 
     def steps(self) -> tuple[P.Step, ...]:
         self.expect("{")
-        found: list[P.Step] = []
-        while not self.accept("}"):
-            found.append(self.step())
-        return tuple(found)
+        return self.until("}", self.step)
 
     def step(self) -> P.Step:
         if self.accept("call"):
             symbol = self.name()
             self.expect("(")
-            buffers: list[P.Ref] = []
-            while not self.peek(")") and not self.peek(";"):
-                if buffers:
-                    self.expect(",")
-                buffers.append(self.ref())
+            buffers = () if self.peek(")") or self.peek(";") else self.several(self.ref)
             scalars = self.several(lambda: as_expr(self.size())) if self.accept(";") else ()
             self.expect(")", "@")
-            return P.Call(symbol, tuple(buffers), scalars, self.name())
+            return P.Call(symbol, buffers, scalars, self.name())
         if self.accept("if"):
             cond, then = self.ref(), self.steps()
             return P.Branch(cond, then, self.steps() if self.accept("else") else ())
@@ -479,11 +436,11 @@ class _Parser(Tokens):
 
     def ref(self) -> P.Ref:
         start, name = self.token.start, self.name()
-        found = re.fullmatch(r"([a-z]+)(\d{0,9})", name, re.ASCII)
-        if found is None or found[1] not in P.MEMORIES or (found[1] in P.NUMBERED) != bool(found[2]):
+        base = name.rstrip("0123456789")
+        number = name[len(base) :]
+        if base not in P.MEMORIES or (base in P.NUMBERED) != bool(number) or len(number) > 9:
             self.fail(f"`{name}` is no memory", start, hint="one of input0, input1, ..., output0, ..., weights, workspace, dims")
-        (offset,) = self.sequence("[", self.size, "]")
-        return P.Ref(found[1], int(found[2] or 0), offset)
+        return P.Ref(base, int(number or 0), *self.sequence("[", self.size, "]"))
 
 
 class _GraphParser(_Parser):
@@ -575,12 +532,9 @@ class _GraphParser(_Parser):
 
         self.bracketed(argument, "()")
         label = self.name() if self.accept("@") else ""
-        bodies = []
-        if self.accept("{"):
-            while not self.accept("}"):
-                bodies.append(self.graph())
+        bodies = self.until("}", self.graph) if self.accept("{") else ()
         self.values = defined
-        return Node(operator, tuple(inputs), outputs, attrs, label, tuple(bodies))
+        return Node(operator, tuple(inputs), outputs, attrs, label, bodies)
 
     def attribute(self) -> Any:
         if self.token.kind == "string":

@@ -65,14 +65,19 @@ class Tokens:
         excerpt = self.text[begin:].split("\n", 1)[0][left : left + 120]
         raise ParseError(what, where=f"line {line}, column {column + 1}\n    {excerpt}\n    {' ' * (column - left)}^", hint=hint)
 
+    def made(self, function: Callable[..., T], *args: Any) -> T:
+        """What a function returns; what a constructor refuses is shown in place."""
+        try:
+            return function(*args)
+        except ParseError:
+            raise
+        except IRError as error:
+            self.fail(error.what, hint=error.hint)
+
     def whole(self, rule: Callable[[], T]) -> T:
         """What `rule` reads, which must be the whole text."""
         try:
-            result = rule()
-        except ParseError:
-            raise
-        except IRError as error:  # a constructor refuses what the text says
-            self.fail(error.what, hint=error.hint)
+            result = self.made(rule)
         except RecursionError:
             self.fail("this is nested too deeply")
         if self.token.kind != "end":
@@ -89,9 +94,9 @@ class Tokens:
         self.move(self.position + 1)
         return text
 
-    def peek(self, text: str, ahead: int = 0) -> bool:
-        """Whether this sign or name is the next token, or so many `ahead` of it."""
-        token = self.tokens[min(self.position + ahead, len(self.tokens) - 1)]
+    def peek(self, text: str, skipped: int = 0) -> bool:
+        """Whether this sign or name is the next token, or the one behind so many `skipped` ones."""
+        token = self.tokens[min(self.position + skipped, len(self.tokens) - 1)]
         return token.text == text and token.kind in ("sign", "name")
 
     def accept(self, text: str) -> bool:
@@ -155,6 +160,13 @@ class Tokens:
         while not self.accept(end):
             if items:
                 self.expect(",")
+            items.append(item())
+        return tuple(items)
+
+    def until(self, end: str, item: Callable[[], T]) -> tuple[T, ...]:
+        """Items one after the other, up to and including `end`."""
+        items = []
+        while not self.accept(end):
             items.append(item())
         return tuple(items)
 
