@@ -21,9 +21,8 @@ import hashlib
 import json
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +57,9 @@ class Value:
         return f"%{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]{layout}"
 
 
+Inputs: TypeAlias = Sequence[Value | None]  # of a node; None where an optional one is left out
+
+
 @dataclass(frozen=True, slots=True)
 class Operator:
     """An operator: `function(*tensors, **attrs)` returns one TE tensor or a tuple. Optional inputs left out are None."""
@@ -76,12 +78,10 @@ KERNEL, IF, LOOP = Operator("kernel"), Operator("if"), Operator("loop")
 STRUCTURAL = (KERNEL, IF, LOOP)
 
 
-def loop_attrs(
-    trips: Dim, carried: int, reverse_in: Sequence[bool], reverse_out: Sequence[bool], condition: bool = False
-) -> dict[str, Any]:
-    """The attributes of a LOOP; it scans as many values as there are flags `reverse_in`."""
-    flags = {"reverse_in": tuple(reverse_in), "reverse_out": tuple(reverse_out)}
-    return {"trips": trips, "carried": carried, "scanned": len(reverse_in), **flags, "condition": condition}
+def loop_attrs(trips: Dim, carried: int, backwards: Sequence[bool], out: Sequence[bool], condition: bool = False) -> dict[str, Any]:
+    """The attributes of a LOOP, whose `reverse_in` is `backwards`, a flag for each scanned value, and `reverse_out` is `out`."""
+    flags = {"reverse_in": tuple(backwards), "reverse_out": tuple(out)}
+    return {"trips": trips, "carried": carried, "scanned": len(backwards), **flags, "condition": condition}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -165,14 +165,13 @@ class Graph:
         """Nodes that read each value (a node once, however often it reads it)."""
         users: dict[Value, list[Node]] = {}
         for node in self.nodes:
-            for v in dict.fromkeys(v for v in node.inputs if v is not None):
+            for v in dict.fromkeys(filter(None, node.inputs)):
                 users.setdefault(v, []).append(node)
         return users
 
     def dims(self) -> list[Expr]:
         """The symbolic dims of all values, in order of first use (inputs first)."""
-        shapes = [d for value in self.values() for d in value.shape if isinstance(d, Expr)]
-        return list(variables(*shapes)) if shapes else []
+        return list(variables(*(d for value in self.values() for d in value.shape if isinstance(d, Expr))))
 
     def values(self) -> Iterator[Value]:
         """Inputs, constants, and node outputs in order."""
@@ -186,11 +185,9 @@ class GraphBuilder:
     """Collects nodes; names are made unique; output types are inferred."""
 
     def __init__(self, name: str = "graph") -> None:
-        self.name = name
-        self.nodes: list[Node] = []
-        self.inputs: list[Value] = []
+        self.name, self._names = name, set[str]()
+        self.nodes, self.inputs = list[Node](), list[Value]()
         self.constants: dict[Value, Constant] = {}
-        self._names: set[str] = set()
 
     def fresh(self, name: str) -> str:
         """`name`, with a number behind it if it is taken."""
@@ -210,9 +207,7 @@ class GraphBuilder:
         self.constants[value] = array
         return value
 
-    def add(
-        self, op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any] | None = None, name: str = ""
-    ) -> tuple[Value, ...]:
+    def add(self, op: Operator, inputs: Inputs, attrs: Mapping[str, Any] | None = None, name: str = "") -> tuple[Value, ...]:
         """Append a node of a non-structural operator; returns its outputs. Raises `IRError` (with the node named) if it does not fit."""
         attrs = dict(attrs or {})
         outputs = infer(op, inputs, attrs, name).outputs
@@ -238,39 +233,32 @@ class Application:
     outputs: tuple[te.Tensor, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Key:
-    """The key of an application in the cache; `inputs` and `attrs`, of the node that was first, are not compared."""
-
-    op: Operator
-    types: tuple[tuple[int, str, tuple[Dim, ...]] | None, ...]  # and the position of the first input that is the same value
-    attributes: Hashable
-    inputs: tuple[Value | None, ...] = field(compare=False)
-    attrs: Mapping[str, Any] = field(compare=False)
+_applications: dict[Hashable, Application] = {}
+_MAX_APPLICATIONS = 4096  # the cache is dropped as a whole when full, so that long sessions do not grow
 
 
 def application(op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any]) -> Application:
     """The TE of an operator for inputs of these types. Nodes that agree in types and attributes share it, so the names in it may be another's."""
-    types = tuple(None if v is None else (inputs.index(v), v.dtype, v.shape) for v in inputs)
-    return _application(_Key(op, types, attributes_key(attrs), tuple(inputs), attrs))
-
-
-@lru_cache(maxsize=4096)
-def _application(key: _Key) -> Application:
-    placeholder = {v: v.placeholder() for v in key.inputs if v is not None}
-    placeholders = tuple(None if v is None else placeholder[v] for v in key.inputs)
-    return Application(placeholders, key.op.apply(placeholders, key.attrs))
+    types = tuple(None if v is None else (inputs.index(v), v.dtype, v.shape) for v in inputs)  # with the first input that is the same value
+    key = op, types, attributes_key(attrs)
+    if (found := _applications.get(key)) is None:
+        placeholder = {v: v.placeholder() for v in inputs if v is not None}
+        given = tuple(None if v is None else placeholder[v] for v in inputs)
+        if len(_applications) >= _MAX_APPLICATIONS:
+            _applications.clear()
+        found = _applications[key] = Application(given, op.apply(given, attrs))
+    return found
 
 
 def attributes_key(attrs: Mapping[str, Any]) -> Hashable:
     """A key that is equal for attributes of equal types and bits: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
-    return tuple((name, _attribute_key(attrs[name])) for name in sorted(attrs))
 
+    def key(attr: Any) -> Hashable:
+        if isinstance(attr, tuple | list):
+            return tuple(map(key, attr))
+        return attr if isinstance(attr, Expr) else (type(attr).__name__, attr.hex() if isinstance(attr, float) else attr)
 
-def _attribute_key(attr: Any) -> Hashable:
-    if isinstance(attr, tuple | list):
-        return tuple(map(_attribute_key, attr))
-    return attr if isinstance(attr, Expr) else (type(attr).__name__, attr.hex() if isinstance(attr, float) else attr)
+    return tuple((name, key(attrs[name])) for name in sorted(attrs))
 
 
 def infer(op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any], name: str = "") -> Application:
@@ -280,9 +268,6 @@ def infer(op: Operator, inputs: Sequence[Value | None], attrs: Mapping[str, Any]
     except TcompError as error:
         where = f"node `{name}` ({op.name}) of {', '.join(str(v) for v in inputs)}"
         raise error.restated(IRError, where=where, why=error.why or error.where) from error
-
-
-# ---------------------------------------------------------------- printing
 
 
 INLINE = 8  # elements: larger constants are printed as their `content_hash`
@@ -310,17 +295,15 @@ class _GraphPrinter(Printer):
 
     def graph(self, graph: Graph, indent: str, outermost: bool = False) -> list[str]:
         outer, self.values = self.values, Names()
-        inputs = ", ".join(self.declared(v) for v in graph.inputs)
-        inside = indent + "  "
+        inputs, inside = ", ".join(map(self.declared, graph.inputs)), indent + "  "
         used = dict.fromkeys([*(v for node in graph.nodes for v in node.inputs if v is not None), *graph.outputs])
         lines = [
             f"{inside}const {self.declared(v)} = {self.constant(np.asarray(graph.constants[v]), v.dtype)}"
             for v in (used if self.canonical else graph.constants)
             if v in graph.constants
         ]
-        for node in graph.nodes:
-            lines += self.node(node, inside)
-        outputs = ", ".join(self.value(v) for v in graph.outputs)
+        lines += [line for node in graph.nodes for line in self.node(node, inside)]
+        outputs = ", ".join(map(self.value, graph.outputs))
         name = "g" if self.canonical else quoted(graph.name)
         dims = self.dims(self.variables.free) if outermost else ""
         self.values = outer

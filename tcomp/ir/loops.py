@@ -33,6 +33,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -104,7 +105,7 @@ class If(Stmt):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class While(Stmt):
-    """Repeats while the condition, read anew each time, holds."""
+    """Repeats while the condition, read again each time, holds."""
 
     cond: Expr
     body: Stmt
@@ -330,21 +331,16 @@ STACK_LIMIT = 64 << 10  # bytes of one temporary that lives on the stack of a th
 
 
 def hoist_temporaries(kernel: Kernel) -> tuple[Kernel, tuple[Buffer, ...]]:
-    """Makes global temporaries parameters, after the others: those allocated outside of all loops, and those inside of serial loops that
-    are too large for a stack. Returns the new kernel and the temporaries.
-
-    The caller provides their memory, so that it can be planned together with that of the other kernels.
-    """
+    """The kernel with global temporaries as parameters, behind the others, and these temporaries: those allocated outside of all loops, and
+    those inside of serial loops that are too large for a stack. So their memory can be planned together with that of other kernels."""
     found: list[Buffer] = []
 
-    def large(b: Buffer) -> bool:
-        sizes = [n for n in b.shape if isinstance(n, int)]
-        return len(sizes) == len(b.shape) and prod(sizes) * itemsize(b.dtype) > STACK_LIMIT
-
     def visit(stmt: Stmt, inside: bool) -> Stmt:
-        if isinstance(stmt, Allocate) and stmt.buffer.scope == "global" and (not inside or large(stmt.buffer)):
-            found.append(stmt.buffer)
-            return visit(stmt.body, inside)
+        if isinstance(stmt, Allocate) and stmt.buffer.scope == "global":
+            b, sizes = stmt.buffer, [n for n in stmt.buffer.shape if isinstance(n, int)]
+            if not inside or (len(sizes) == len(b.shape) and prod(sizes) * itemsize(b.dtype) > STACK_LIMIT):
+                found.append(b)
+                return visit(stmt.body, inside)
         if isinstance(stmt, Block | Allocate | If) or (isinstance(stmt, For) and stmt.kind == SERIAL):
             return with_children(stmt, [visit(child, inside or isinstance(stmt, For | If)) for child in children(stmt)])
         return stmt
@@ -357,20 +353,10 @@ def hoist_temporaries(kernel: Kernel) -> tuple[Kernel, tuple[Buffer, ...]]:
 def launches(body: Stmt) -> Iterator[list[Stmt]]:
     """The statements of each GPU kernel launch of a body (temporaries hoisted): one for each statement with loops over blocks, and one for
     the statements between two of those."""
-    single: list[Stmt] = []
-    for s in body.stmts if isinstance(body, Block) else (body,):
-        if any(isinstance(x, For) and x.kind in BLOCK_AXES for x in walk(s)):
-            if single:
-                yield single
-            yield [s]
-            single = []
-        else:
-            single.append(s)
-    if single:
-        yield single
-
-
-# ---------------------------------------------------------------- printing
+    stmts = body.stmts if isinstance(body, Block) else (body,)
+    for blocks, group in groupby(stmts, lambda s: any(isinstance(x, For) and x.kind in BLOCK_AXES for x in walk(s))):
+        together = list(group)
+        yield from ([s] for s in together) if blocks else [together]
 
 
 class LoopPrinter(Printer):

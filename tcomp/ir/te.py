@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, overload
+from typing import Any, Protocol, TypeAlias, overload
 
 from tcomp.errors import IRError
 from tcomp.ir import expr as E
@@ -112,13 +112,9 @@ def compute(shape: Sequence[Dim], function: Callable[..., Any], name: str = "com
     tensors = []
     for number, body in enumerate(bodies if several else (bodies,)):
         body = as_expr(body, "float32")
-        for e in E.walk(body):
-            if e.op == "reduce" and set(e.attr[1]) & set(axes):
-                raise IRError(
-                    f"`{name}` reduces over an axis that has the name and extent of an output axis",
-                    where=str(body),
-                    hint="give te.reduce_axis another name",
-                )
+        if [e for e in E.walk(body) if e.op == "reduce" and set(e.attr[1]) & set(axes)]:
+            what = f"`{name}` reduces over an axis that has the name and extent of an output axis"
+            raise IRError(what, where=str(body), hint="give te.reduce_axis another name")
         tensors.append(Tensor(f"{name}.{number}" if several else name, shape, body.dtype, axes, body))
     return tuple(tensors) if several else tensors[0]
 
@@ -133,25 +129,16 @@ def _axis_names(function: Callable[..., Any], count: int) -> list[str]:
     return names
 
 
-def extern(
-    result: tuple[Sequence[Dim], str],
-    inputs: Sequence[Tensor],
-    function: Callable[[Sequence[Buffer], Sequence[Buffer]], Stmt],
-    name: str = "extern",
-) -> Tensor:
-    """A tensor computed by an imperative loop program.
+Type: TypeAlias = tuple[Sequence[Dim], str]  # shape and dtype
+Writer: TypeAlias = Callable[[Sequence[Buffer], Sequence[Buffer]], Stmt]  # (input buffers, output buffers) -> a program
 
-    `result` is its (shape, dtype); `function(input_buffers, output_buffers)` returns the program.
-    """
+
+def extern(result: Type, inputs: Sequence[Tensor], function: Writer, name: str = "extern") -> Tensor:
+    """A tensor of the type `result` = (shape, dtype), computed by an imperative loop program."""
     return externs([result], inputs, function, name)[0]
 
 
-def externs(
-    results: Sequence[tuple[Sequence[Dim], str]],
-    inputs: Sequence[Tensor],
-    function: Callable[[Sequence[Buffer], Sequence[Buffer]], Stmt],
-    name: str = "extern",
-) -> tuple[Tensor, ...]:
+def externs(results: Sequence[Type], inputs: Sequence[Tensor], function: Writer, name: str = "extern") -> tuple[Tensor, ...]:
     """Several tensors computed by one program (see `extern`)."""
     parameters = tuple(Buffer(f"in{n}", t.dtype, t.shape) for n, t in enumerate(inputs))
     outputs = tuple(Buffer(f"out{n}", dtype, tuple(map(as_dim, shape))) for n, (shape, dtype) in enumerate(results))
@@ -188,23 +175,26 @@ class Reduction(Protocol):
 def comm_reducer(combine: Callable[[Expr, Expr], Expr], identity: Callable[[str], ExprLike], name: str = "reduce") -> Reduction:
     """A user-defined reduction: `combine(lhs, rhs)` is associative, `identity(dtype)` its neutral element. Returns `f(body, axis)`."""
 
+    def reducer(dtype: str) -> Reducer:
+        lhs, rhs = E.var("lhs", dtype=dtype), E.var("rhs", dtype=dtype)
+        return Reducer(name, lhs, rhs, combine(lhs, rhs), as_expr(identity(dtype), dtype))
+
+    return _reduction(name, reducer)
+
+
+def _reduction(name: str, reducer: Callable[[str], Reducer]) -> Reduction:
     def reduction(body: Expr, axis: Expr | Sequence[Expr]) -> Expr:
-        lhs, rhs = E.var("lhs", dtype=body.dtype), E.var("rhs", dtype=body.dtype)
-        reducer = Reducer(name, lhs, rhs, combine(lhs, rhs), as_expr(identity(body.dtype), body.dtype))
-        return reduce(reducer, body, (axis,) if isinstance(axis, Expr) else tuple(axis))
-
-    return reduction
-
-
-def _standard(name: str) -> Reduction:
-    def reduction(body: Expr, axis: Expr | Sequence[Expr]) -> Expr:
-        return reduce(standard_reducers(body.dtype)[name], body, (axis,) if isinstance(axis, Expr) else tuple(axis))
+        return reduce(reducer(body.dtype), body, (axis,) if isinstance(axis, Expr) else tuple(axis))
 
     reduction.__name__, reduction.__doc__ = name, f"The `{name}` of `body` over one axis or several."
     return reduction
 
 
-sum, prod, max, min, all, any = (_standard(name) for name in ("sum", "prod", "max", "min", "all", "any"))
+def _standard(name: str) -> Reduction:
+    return _reduction(name, lambda dtype: standard_reducers(dtype)[name])
+
+
+sum, prod, max, min, all, any = map(_standard, ("sum", "prod", "max", "min", "all", "any"))
 
 
 def _function(op: str) -> Callable[[Expr], Expr]:
@@ -215,11 +205,10 @@ def _function(op: str) -> Callable[[Expr], Expr]:
     return apply
 
 
-abs, floor, ceil, round, trunc = (_function(op) for op in ("abs", "floor", "ceil", "round", "trunc"))
-sqrt, exp, log, tanh, erf = (_function(op) for op in ("sqrt", "exp", "log", "tanh", "erf"))
-sin, cos, tan, asin, acos, atan = (_function(op) for op in ("sin", "cos", "tan", "asin", "acos", "atan"))
-sinh, cosh, asinh, acosh, atanh = (_function(op) for op in ("sinh", "cosh", "asinh", "acosh", "atanh"))
-isnan, isinf = _function("isnan"), _function("isinf")
+abs, floor, ceil, round, trunc, isnan, isinf = map(_function, ("abs", "floor", "ceil", "round", "trunc", "isnan", "isinf"))
+sqrt, exp, log, tanh, erf = map(_function, ("sqrt", "exp", "log", "tanh", "erf"))
+sin, cos, tan, asin, acos, atan = map(_function, ("sin", "cos", "tan", "asin", "acos", "atan"))
+sinh, cosh, asinh, acosh, atanh = map(_function, ("sinh", "cosh", "asinh", "acosh", "atanh"))
 equal, not_equal, minimum, maximum, all_of = E.equal, E.not_equal, E.minimum, E.maximum, E.all_of
 
 
