@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from math import prod
 from typing import Any
 
@@ -29,7 +30,7 @@ from tcomp.ir.interpreters import semantics
 from tcomp.ir.interpreters.loops import run_stmt
 from tcomp.ir.interpreters.semantics import Array, literal
 from tcomp.ir.simplify import simplify
-from tcomp.ir.te import Tensor
+from tcomp.ir.te import Extern, Tensor
 
 CHUNK = 1 << 24  # elements of the largest temporary of a reduction
 WINDOW = 128  # elements: smaller windows are reduced element by element, for all results at once, which walks along memory
@@ -96,14 +97,12 @@ class Evaluator:
 
     def run(self, outputs: Sequence[Tensor]) -> list[Array]:
         """The arrays of tensors."""
-        externs: dict[int, list[Array]] = {}
-        grid = None
+        externs, grid = dict[Extern, list[Array]](), None
         for tensor in self._order(outputs):
             if tensor.extern is not None:
-                key = id(tensor.extern)
-                if key not in externs:
-                    externs[key] = self._extern(tensor)
-                self.values[tensor] = externs[key][tensor.index]
+                if tensor.extern not in externs:
+                    externs[tensor.extern] = self._extern(tensor.extern)
+                self.values[tensor] = externs[tensor.extern][tensor.index]
                 continue
             if tensor.body is None:
                 raise IRError(f"the placeholder `{tensor.name}` has no value", hint="give an array for it in `inputs`")
@@ -134,9 +133,7 @@ class Evaluator:
             if tensor not in self.values:
                 yield tensor
 
-    def _extern(self, tensor: Tensor) -> list[Array]:
-        program = tensor.extern
-        assert program is not None
+    def _extern(self, program: Extern) -> list[Array]:
         results = [np.zeros(self.shape(b.shape), to_numpy(b.dtype)) for b in program.results]
         buffers = {b: self.values[t] for b, t in zip(program.parameters, program.inputs, strict=True)}
         buffers.update(zip(program.results, results, strict=True))
@@ -182,16 +179,10 @@ class Evaluator:
                 return self._reduce(e, grid)
         args = [grid.home(self.free(a)).memo[a] for a in e.args]
         result = semantics.apply(e.op, e.dtype, [a for a, _ in args])
-        if e.op == "select":
-            (cond, outer), (_, first), (_, second) = args
-            chosen = None
-            if first is not None or second is not None:
-                chosen = np.where(cond, False if first is None else first, False if second is None else second)
-            return result, _either(outer, chosen)
-        undefined = None
-        for _, where in args:
-            undefined = _either(undefined, where)
-        return result, undefined
+        undefined = [where for _, where in args]
+        if e.op == "select" and (undefined[1] is not None or undefined[2] is not None):
+            undefined[1:] = [np.where(args[0][0], *(False if where is None else where for where in undefined[1:]))]
+        return result, reduce(_either, undefined)
 
     # ------------------------------------------------------------ reads
 
@@ -253,9 +244,10 @@ class Evaluator:
         total, undefined = None, None
         for box in _boxes(extents, max(1, CHUNK // max(1, prod(others)))):
             array, where = self.value(body, Grid([(v, *side) for v, side in zip(axes, box, strict=True)], grid))
-            part = _over_leading(array, [size for _, size in box], grid.rank)
+            sizes = [size for _, size in box]
+            part = _over_leading(array, sizes, grid.rank)
             if where is not None:
-                where = _over_leading(where, [size for _, size in box], grid.rank)
+                where = _over_leading(where, sizes, grid.rank)
                 undefined = _either(undefined, np.asarray(where.any(axis=tuple(range(len(axes))))))
             if function is not None:
                 part = _reduced(function, part, len(axes), np.dtype(np.float64) if wide else part.dtype)

@@ -19,7 +19,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from operator import mul
 
 import islpy as isl
@@ -125,10 +125,9 @@ class _Formula:
     """A conjunction in isl's notation, with an existentially quantified variable for each part that is not affine."""
 
     def __init__(self, names: Mapping[Expr, str], parent: _Formula | None = None) -> None:
-        self.names = names
+        self.names, self.exact = names, parent.exact if parent else True
         self.constraints: list[str] = list(parent.constraints) if parent else []
         self.unknowns: dict[Expr, str] = dict(parent.unknowns) if parent else {}
-        self.exact: bool = parent.exact if parent else True
 
     def text(self, *more: str) -> str:
         """The conjunction; `more` may mention unknowns."""
@@ -147,12 +146,11 @@ class _Formula:
         match e.op:
             case "const":
                 return "true" if e.attr else "false"
-            case "and" | "or":
-                a, b = self.condition(e.args[0]), self.condition(e.args[1])
-                return f"(({a}) {e.op} ({b}))" if a is not None and b is not None else None
-            case "not":
-                a = self.condition(e.args[0])
-                return f"(not ({a}))" if a is not None else None
+            case "and" | "or" | "not":
+                parts = [self.condition(a) for a in e.args]
+                if None in parts:
+                    return None
+                return f"(not ({parts[0]}))" if e.op == "not" else f"(({parts[0]}) {e.op} ({parts[1]}))"
             case "lt" | "le" | "eq" | "ne" if e.args[0].dtype == INDEX:
                 before = self.exact, dict(self.unknowns), list(self.constraints)
                 self.exact = True
@@ -165,11 +163,8 @@ class _Formula:
         return None
 
     def value(self, e: Expr) -> str:
-        terms = [self.term(monomial, coefficient) for monomial, coefficient in linear(e).items()]
+        terms = [f"{c}*{self.atom(reduce(mul, monomial))}" if monomial else str(c) for monomial, c in linear(e).items()]
         return f"({' + '.join(terms)})" if terms else "0"
-
-    def term(self, monomial: tuple[Expr, ...], coefficient: int) -> str:
-        return f"{coefficient}*{self.atom(reduce(mul, monomial))}" if monomial else str(coefficient)
 
     def atom(self, e: Expr) -> str:
         """What is no sum, as text."""
@@ -218,8 +213,7 @@ class _Builder:
         for e in (*E.with_extents(*used), *E.with_extents(*given)):
             if e not in inside and e not in self.parameters and e.dtype == INDEX:
                 self.parameters[e] = f"p{len(self.parameters)}"
-        self.prefix = f"[{', '.join(self.parameters.values())}] -> "
-        self.depth = _depth(stmt)
+        self.prefix, self.depth = f"[{', '.join(self.parameters.values())}] -> ", _depth(stmt)
         self.instances: list[Instance] = []
         self.homes: dict[Buffer, tuple[Expr, ...]] = {}  # the loops around the allocation of a buffer
         self.buffers: dict[Buffer, str] = {}
@@ -267,19 +261,21 @@ class _Builder:
         domain = isl.Set(f"{self.prefix}{{ {point} : {known.text()} }}")
         moment = [*time, *["0"] * (2 * self.depth + 1 - len(time))]
         order = isl.Map(f"{self.prefix}{{ {point} -> [{', '.join(moment)}] : {known.text()} }}")
-        found = [self.access(point, known, READ, e, ()) for e in E.reads(*guards)]
-        if isinstance(stmt, While):
-            found += [self.whole(point, known, kind, b) for kind, b in _touched(stmt)]
-        else:
-            assert isinstance(stmt, Store | Accumulate)
-            found += [self.access(point, known, READ, e, conditions) for e, conditions in _reads_under(stmt.value)]
-            found += [self.access(point, known, READ, e, ()) for e in E.reads(*stmt.indices)]
+        access = partial(self.access, point, known)
+        found = [access(READ, e) for e in E.reads(*guards)]
+        if isinstance(stmt, Store | Accumulate):
+            found += [access(READ, e, conditions) for e, conditions in _reads_under(stmt.value)]
+            found += [access(READ, e) for e in E.reads(*stmt.indices)]
             reducer = stmt.reducer if isinstance(stmt, Accumulate) else None
-            found.append(self.access(point, known, REDUCE if reducer else WRITE, E.read(stmt.buffer, stmt.indices), (), reducer))
+            found.append(access(REDUCE if reducer else WRITE, E.read(stmt.buffer, stmt.indices), (), reducer))
+        else:
+            found += [self.whole(point, known, kind, b) for kind, b in _touched(stmt)]
         exact = known.exact and not isinstance(stmt, While)
         self.instances.append(Instance(name, stmt, loops, domain, order, tuple(found), exact))
 
-    def access(self, point: str, known: _Formula, kind: str, e: Expr, conditions: Sequence[Expr], reducer: Reducer | None = None) -> Access:
+    def access(
+        self, point: str, known: _Formula, kind: str, e: Expr, conditions: Sequence[Expr] = (), reducer: Reducer | None = None
+    ) -> Access:
         formula = _Formula(known.names, known)
         for c in conditions:
             formula.add(simplify(c))
@@ -316,37 +312,29 @@ def _known_at(root: Stmt, target: Stmt) -> list[Expr] | None:
 
 def _reads_under(value: Expr) -> list[tuple[Expr, tuple[Expr, ...]]]:
     """The reads of a value, each with the conditions of the selects around it."""
-    found: dict[tuple[Expr, tuple[Expr, ...]], None] = {}
-    seen: set[tuple[Expr, tuple[Expr, ...]]] = set()
+    seen: dict[tuple[Expr, tuple[Expr, ...]], None] = {}
 
     def visit(e: Expr, conditions: tuple[Expr, ...]) -> None:
         if (e, conditions) in seen:
             return
-        seen.add((e, conditions))
+        seen[e, conditions] = None
+        more: list[tuple[Expr, ...]] = [()] * len(e.args)
         if e.op == "select":
-            visit(e.args[0], conditions)
-            visit(e.args[1], (*conditions, e.args[0]))
-            visit(e.args[2], (*conditions, E.unary("not", e.args[0])))
-            return
-        if e.op == "read":
-            found[e, conditions] = None
-        for a in e.args:
-            visit(a, conditions)
+            more = [(), (e.args[0],), (E.unary("not", e.args[0]),)]
+        for a, condition in zip(e.args, more, strict=True):
+            visit(a, conditions + condition)
 
     visit(value, ())
-    return list(found)
+    return [(e, conditions) for e, conditions in seen if e.op == "read"]
 
 
 def _touched(stmt: Stmt) -> list[tuple[str, Buffer]]:
     local = {s.buffer for s in L.walk(stmt) if isinstance(s, Allocate)}
-    found: dict[tuple[str, Buffer], None] = {}
+    found: list[tuple[str, Buffer]] = []
     for s in L.walk(stmt):
-        for e in E.reads(*L.expressions(s)):
-            found[READ, e.attr] = None
-        if isinstance(s, Store | Accumulate):
-            found[WRITE, s.buffer] = None
-            found[READ, s.buffer] = None
-    return [(kind, b) for kind, b in found if b not in local]
+        found += [(READ, e.attr) for e in E.reads(*L.expressions(s))]
+        found += [(WRITE, s.buffer), (READ, s.buffer)] if isinstance(s, Store | Accumulate) else []
+    return [(kind, b) for kind, b in dict.fromkeys(found) if b not in local]
 
 
 def _buffers(s: Stmt) -> list[Buffer]:

@@ -1,6 +1,6 @@
 """Loops that visit the instances of a polyhedral model in a given order.
 
-The inverse of `polyhedral.py`: isl turns a relation from instances to time vectors into an abstract syntax tree (C. Bastoul, "Code
+The inverse of `model.py`: isl turns a relation from instances to time vectors into an abstract syntax tree (C. Bastoul, "Code
 generation in the polyhedral model is easier than you think", 2004; T. Grosser, S. Verdoolaege, A. Cohen, "Polyhedral AST generation is
 more than scanning polyhedra", 2015), which becomes loops that run from 0, guards, and the statements of the model.
 """
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
-from typing import Any
+from typing import Any, TypeAlias
 
 import islpy as isl
 
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir.access import indices_of, without
-from tcomp.ir.expr import Dim, Expr, as_dim, bounds, const, loop_var
+from tcomp.ir.expr import Expr, as_dim, bounds, const, loop_var
 from tcomp.ir.loops import PARALLEL, SERIAL, Accumulate, Allocate, Buffer, For, If, Stmt, Store
 from tcomp.ir.polyhedral.model import Model
 from tcomp.ir.simplify import simplify
@@ -28,14 +28,10 @@ _EXPR: Any = isl.ast_expr_type
 _OP: Any = isl.ast_expr_op_type
 
 
-def scan(
-    stmt: Stmt,
-    model: Model,
-    schedule: isl.UnionMap,
-    names: Mapping[str, Sequence[str]],
-    fresh: Callable[[str], str],
-    parallel: Sequence[str] = (),
-) -> Stmt:
+Names: TypeAlias = Mapping[str, Sequence[str]]  # of the loops around each instance
+
+
+def scan(stmt: Stmt, model: Model, schedule: isl.UnionMap, names: Names, fresh: Callable[[str], str], parallel: Sequence[str] = ()) -> Stmt:
     """`stmt` with its instances in the order of `schedule`, an injective map from all of them to time vectors of one length.
 
     The loop of time dimension `d` is called `names[x][d]` after the first instance `x` inside, made unique by `fresh`; `parallel` lists
@@ -46,16 +42,14 @@ def scan(
 
 
 class _Scanner:
-    def __init__(
-        self, stmt: Stmt, model: Model, names: Mapping[str, Sequence[str]], fresh: Callable[[str], str], parallel: Sequence[str]
-    ) -> None:
+    def __init__(self, stmt: Stmt, model: Model, names: Names, fresh: Callable[[str], str], parallel: Sequence[str]) -> None:
         self.model, self.names, self.fresh, self.parallel = model, names, fresh, parallel
         self.instances = {x.name: x for x in model.instances}
         self.guards: dict[Stmt, tuple[Expr, ...]] = {}
         self.homes: dict[Buffer, tuple[For, ...]] = {}
         self._survey(stmt, (), ())
         self.expanded = {
-            b: Buffer(b.name, b.dtype, [*(_largest(x.extent) for x in loops), *b.shape], "global" if loops else b.scope)
+            b: Buffer(b.name, b.dtype, [*(bounds(x.extent)[1] or x.extent for x in loops), *b.shape], "global" if loops else b.scope)
             for b, loops in self.homes.items()
         }
 
@@ -81,16 +75,14 @@ class _Scanner:
         """isl's option to make no loops of the dimensions called `_`: their few values become pieces of code of their own."""
         options = isl.UnionMap("{}")
         for x, names in self.names.items():
-            places = [d for d, name in enumerate(names) if name == PLACE]
             times = isl.Map.from_union_map(schedule.intersect_domain(isl.UnionSet.from_set(self.instances[x].domain))).range()
-            for d in reversed(range(len(names))):
-                if d not in places:
+            for d, name in reversed([*enumerate(names)]):
+                if name != PLACE:
                     times = times.project_out(isl.dim_type.set, d, 1).insert_dims(isl.dim_type.set, d, 1)
-            for d in places:
-                if times.dim_min_val(d).eq(times.dim_max_val(d)):
-                    continue
-                unroll = isl.UnionSet(f"{{ unroll[{d}] }}")
-                options = options.union(isl.UnionMap.from_domain_and_range(isl.UnionSet.from_set(times), unroll))
+            for d, name in enumerate(names):
+                if name == PLACE and not times.dim_min_val(d).eq(times.dim_max_val(d)):
+                    unroll = isl.UnionSet(f"{{ unroll[{d}] }}")
+                    options = options.union(isl.UnionMap.from_domain_and_range(isl.UnionSet.from_set(times), unroll))
         return options
 
     def node(self, node: Any, values: Mapping[str, Expr]) -> Stmt:
@@ -152,20 +144,14 @@ def _distance(limit: Expr, start: Expr) -> Expr:
 
 
 def _first(node: Any) -> str:
-    match node.get_type():
-        case _NODE.for_:
-            return _first(node.for_get_body())
-        case _NODE.if_:
-            return _first(node.if_get_then_node())
-        case _NODE.block:
-            return _first(node.block_get_children().get_at(0))
+    """The name of the first instance in a node."""
+    while (kind := node.get_type()) != _NODE.user:
+        if kind == _NODE.block:
+            node = node.block_get_children().get_at(0)
+        else:
+            node = node.for_get_body() if kind == _NODE.for_ else node.if_get_then_node()
     name: str = node.user_get_expr().op_get_arg(0).id_get_id().get_name()
     return name
-
-
-def _largest(extent: Dim) -> Dim:
-    hi = bounds(extent)[1]
-    return extent if hi is None else hi
 
 
 def _placed(body: Stmt, wide: Buffer, narrow: Buffer, homes: int) -> Stmt:
