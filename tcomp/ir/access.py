@@ -25,8 +25,6 @@ from tcomp.ir.simplify import difference, from_linear, linear, prove, same_shape
 
 Loops: TypeAlias = tuple[For, ...]
 
-# ---------------------------------------------------------------- the accesses of a program
-
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Access:
@@ -72,20 +70,16 @@ def by_buffer(found: Iterable[Access]) -> dict[Buffer, list[Access]]:
 
 def indices_of(stmt: Stmt, buffer: Buffer) -> list[tuple[Expr, ...]]:
     """The distinct index tuples at which a statement, or one inside, reads or writes a buffer."""
-    found: dict[tuple[Expr, ...], None] = {}
+    found: list[tuple[Expr, ...]] = []
     for s in walk(stmt):
-        if isinstance(s, Store | Accumulate) and s.buffer is buffer:
-            found[s.indices] = None
-        found |= {r.args: None for r in E.reads(*expressions(s)) if r.attr is buffer}
-    return list(found)
+        found += [s.indices] if isinstance(s, Store | Accumulate) and s.buffer is buffer else []
+        found += [r.args for r in E.reads(*expressions(s)) if r.attr is buffer]
+    return list(dict.fromkeys(found))
 
 
 def loop_extents(stmt: Stmt) -> dict[Expr, Dim]:
     """The variables of all loops of a statement, its own included, with their extents."""
     return {s.var: s.extent for s in walk(stmt) if isinstance(s, For)}
-
-
-# ---------------------------------------------------------------- affine indices, addresses, strides
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +146,6 @@ def stride(read: Expr, v: Expr) -> int | None:
     return coefficient(linear_index(read.attr, read.args), v)
 
 
-# ---------------------------------------------------------------- digits of loops that were split or fused
-
-
 @dataclass(frozen=True, slots=True)
 class Digit:
     """(whole // low) % (high // low): the digits of `whole`, a number with the bases of its splits, from the place `low` up to `high`; all
@@ -183,8 +174,6 @@ def digit(e: Expr) -> Digit:
     return Digit(e, as_expr(1), None)
 
 
-# ---------------------------------------------------------------- intervals
-
 Interval: TypeAlias = tuple[Expr, Expr]  # lowest and highest value
 
 
@@ -196,8 +185,8 @@ def interval(index: Expr, inner: Mapping[Expr, Dim]) -> Interval | None:
     low: Expr = as_expr(0)
     high: Expr = as_expr(0)
     for monomial, c in linear(simplify(index)).items():
-        factor = from_linear({tuple(a for a in monomial if not _mentions(a, inner)): c})
-        varying = [a for a in monomial if _mentions(a, inner)]
+        varying = [a for a in monomial if not inner.keys().isdisjoint(E.variables(a))]
+        factor = from_linear({tuple(a for a in monomial if a not in varying): c})
         if not varying:
             low, high = low + factor, high + factor
             continue
@@ -213,10 +202,6 @@ def interval(index: Expr, inner: Mapping[Expr, Dim]) -> Interval | None:
     return simplify(low), simplify(high)
 
 
-def _mentions(e: Expr, inner: Mapping[Expr, Dim]) -> bool:
-    return any(v in inner for v in E.variables(e))
-
-
 def _interval_of_atom(atom: Expr, inner: Mapping[Expr, Dim]) -> Interval | None:
     """The range of a loop variable, or of a function that never moves further than its operands do."""
     if atom in inner:
@@ -225,11 +210,8 @@ def _interval_of_atom(atom: Expr, inner: Mapping[Expr, Dim]) -> Interval | None:
     if atom.op in ("floordiv", "mod") and atom.args[1].op == "const" and atom.args[1].attr > 0:
         x = interval(atom.args[0], inner)
         return None if x is None else _interval_of_quotient(x, int(atom.args[1].attr), atom.op)
-    if atom.op in ("min", "max"):
-        first, second = (interval(a, inner) for a in atom.args)
-        if first is None or second is None:
-            return None
-        (a, b), (c, d) = first, second
+    if atom.op in ("min", "max") and (x := interval(atom.args[0], inner)) is not None and (y := interval(atom.args[1], inner)) is not None:
+        (a, b), (c, d) = x, y
         low = simplify(E.binary(atom.op, a, c))
         return low, simplify(low + E.maximum(b - a, d - c))
     return None
@@ -264,14 +246,10 @@ def union(intervals: Sequence[Interval | None]) -> Interval | None:
 
 def _ordered(a: Expr, b: Expr) -> tuple[Expr, Expr] | None:
     """The smaller and the larger one; None where that is unknown."""
-    return (a, b) if _at_upper_bound(a, b) else (b, a) if _at_upper_bound(b, a) else None
-
-
-def _at_upper_bound(a: Expr, b: Expr) -> bool:
-    if prove(a <= b):
-        return True
-    largest = _upper_bound(difference(a, b))
-    return largest is not None and largest <= 0
+    for low, high in ((a, b), (b, a)):
+        if prove(low <= high) or ((largest := _upper_bound(difference(low, high))) is not None and largest <= 0):
+            return low, high
+    return None
 
 
 def _upper_bound(e: Expr) -> int | None:
@@ -284,9 +262,6 @@ def _upper_bound(e: Expr) -> int | None:
                 return min(known, default=None)
             return max(known) if len(known) == len(ends) else None
     return bounds(e)[1]
-
-
-# ---------------------------------------------------------------- boxes
 
 
 @dataclass(frozen=True, slots=True)

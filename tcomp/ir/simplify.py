@@ -85,9 +85,6 @@ def _rule(e: Expr) -> Expr | None:
 _NEGATED = {"lt": ("le", True), "le": ("lt", True), "eq": ("ne", False), "ne": ("eq", False)}
 
 
-# ---------------------------------------------------------------- linear forms
-
-
 def linear(e: Expr) -> Linear:
     """Sum-of-monomials form of an index expression whose operands are already canonical."""
     match e.op:
@@ -157,9 +154,6 @@ def _order(atom: Expr) -> str:
         label = atom.attr.name if atom.op == "read" else repr(atom.attr) if atom.op == "const" else ""
         key = _keys[atom] = f"~{atom.op}:{atom.dtype}:{label}({','.join(_order(a) for a in atom.args)})"
     return key
-
-
-# ---------------------------------------------------------------- floor division and remainder
 
 
 def _split(x: Expr, c: Expr) -> tuple[Linear, Linear] | None:
@@ -267,17 +261,13 @@ def _mod(x: Expr, c: Expr) -> Expr:
     return binary("mod", rest, c)
 
 
-# ---------------------------------------------------------------- order
+def _nonnegative(e: Expr, least: int = 0) -> bool:
+    lo = bounds(e)[0]
+    return lo is not None and lo >= least
 
 
 def _positive(e: Expr) -> bool:
-    lo = bounds(e)[0]
-    return lo is not None and lo > 0
-
-
-def _nonnegative(e: Expr) -> bool:
-    lo = bounds(e)[0]
-    return lo is not None and lo >= 0
+    return _nonnegative(e, 1)
 
 
 def _within(x: Expr, c: Expr) -> bool:
@@ -315,8 +305,7 @@ def _weakened_at_least(terms: Linear, value: int, variables_first: bool) -> bool
     for _ in range(6):
         if weaker is None:
             return False
-        lo = _lower_bound(weaker)
-        if lo is not None and lo >= value:
+        if (lo := _lower_bound(weaker)) is not None and lo >= value:
             return True
         weaker = _weaken(weaker, variables_first)
     return False
@@ -325,7 +314,7 @@ def _weakened_at_least(terms: Linear, value: int, variables_first: bool) -> bool
 def _lower_bound(terms: Linear) -> int | None:
     total = 0
     for m, k in terms.items():
-        end = bounds(reduce(mul, m, const(1)))[0 if k > 0 else 1]
+        end = bounds(reduce(mul, m, const(1)))[k < 0]
         if end is None:
             return None
         total += k * end
