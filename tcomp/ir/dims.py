@@ -20,15 +20,14 @@ def bind_dims(shapes: Iterable[tuple[str, Sequence[Dim], Sequence[int]]], dims: 
         _check_range(v, value, "the given dims")
     waiting: list[tuple[str, int, Expr, int]] = []
     for name, declared, actual in shapes:
-        if len(declared) != len(actual):
-            why = f"it is declared as {_shape(declared)}"
-            raise InputError(f"`{name}` has {len(actual)} dimensions instead of {len(declared)}", why=why)
-        for position, (extent, size) in enumerate(zip(declared, actual, strict=True)):
+        what = "" if len(declared) == len(actual) else f"`{name}` has {len(actual)} dimensions instead of {len(declared)}"
+        for position, (extent, size) in enumerate(zip(declared, actual, strict=False)):
             if isinstance(extent, Expr):
                 waiting.append((name, position, extent, int(size)))
             elif extent != size:
-                why = f"it is declared as {_shape(declared)}"
-                raise InputError(f"dimension {position} of `{name}` is {size} instead of {extent}", why=why)
+                what = what or f"dimension {position} of `{name}` is {size} instead of {extent}"
+        if what:
+            raise InputError(what, why=f"it is declared as ({', '.join(map(str, declared))})")
     while True:
         later = [item for item in waiting if not _solve(*item, bound)]
         if len(later) == len(waiting):
@@ -62,10 +61,6 @@ def _check_range(v: Expr, value: int, where: str) -> None:
     if (lo is not None and value < lo) or (hi is not None and value > hi):
         ends = f"{'' if lo is None else lo}..{'' if hi is None else hi}"
         raise InputError(f"the dim `{v.name}` is {value}", where=where, why=f"its range is {ends}")
-
-
-def _shape(shape: Sequence[Dim]) -> str:
-    return f"({', '.join(map(str, shape))})"
 
 
 def extent_of(axis: Expr, dims: Mapping[Expr, int]) -> int:

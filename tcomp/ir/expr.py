@@ -67,6 +67,10 @@ def _reflected(op: str) -> Callable[[Expr, ExprLike], Expr]:
     return lambda self, other: binary(op, other, self)
 
 
+def _prefix(op: str) -> Callable[[Expr], Expr]:
+    return lambda self: unary(op, self)
+
+
 class Expr:
     """A node of a scalar expression. Made by the functions of this module, never by calling the class."""
 
@@ -91,25 +95,14 @@ class Expr:
     __xor__, __lshift__, __rshift__ = _infix("xor"), _infix("shl"), _infix("shr")
     __lt__, __gt__ = _infix("lt"), _reflected("lt")
     __le__, __ge__ = _infix("le"), _reflected("le")
-
-    def __neg__(self) -> Expr:
-        return unary("neg", self)
-
-    def __abs__(self) -> Expr:
-        return unary("abs", self)
-
-    def __invert__(self) -> Expr:
-        return unary("not", self)
+    __neg__, __abs__, __invert__ = _prefix("neg"), _prefix("abs"), _prefix("not")
 
     def __bool__(self) -> bool:
         if self.op == "const":
             return bool(self.attr)
-        raise IRError(
-            "an expression has no truth value while the program is being written",
-            where=str(self),
-            why="Python's `if`, `and`, `or`, `not` ask for one now, the value is known only when the program runs",
-            hint="use te.select(cond, a, b) and the operators &, |, ~",
-        )
+        why = "Python's `if`, `and`, `or`, `not` ask for one now, the value is known only when the program runs"
+        hint = "use te.select(cond, a, b) and the operators &, |, ~"
+        raise IRError("an expression has no truth value while the program is being written", where=str(self), why=why, hint=hint)
 
     def __index__(self) -> int:
         if self.op == "const" and not is_float(self.dtype):
@@ -131,8 +124,7 @@ class Expr:
     def name(self) -> str:
         """The name of a variable."""
         assert self.op == "var"
-        name: str = self.attr.name
-        return name
+        return str(self.attr.name)
 
 
 ExprLike = Expr | int | float | bool
@@ -157,11 +149,7 @@ def _make(op: str, dtype: str, args: tuple[Expr, ...] = (), attr: Any = None) ->
 
 def const(value: Any, dtype: str = INDEX) -> Expr:
     """A literal. Integers are wrapped to the range of `dtype`; `value` may be a Python or NumPy scalar."""
-    if is_float(dtype):
-        return _make("const", dtype, (), float(value))
-    if dtype == "bool":
-        return _make("const", dtype, (), bool(value))
-    return _make("const", dtype, (), wrap(int(value), dtype))
+    return _make("const", dtype, (), float(value) if is_float(dtype) else bool(value) if dtype == "bool" else wrap(int(value), dtype))
 
 
 def wrap(value: int, dtype: str) -> int:
@@ -178,12 +166,8 @@ def var(name: str, lo: int | None = None, hi: int | None = None, dtype: str = IN
 
 def loop_var(name: str, extent: Dim) -> Expr:
     """A variable that runs over 0 <= var < extent."""
-    if isinstance(extent, Expr) and extent.op == "const":
-        extent = int(extent.attr)
-    if isinstance(extent, int):
-        return var(name, 0, max(extent, 0) - 1)
-    hi = bounds(extent)[1]
-    return var(name, 0, None if hi is None else max(hi, 0) - 1, extent=extent)
+    hi, symbolic = bounds(extent)[1], extent if isinstance(extent, Expr) and extent.op != "const" else None
+    return var(name, 0, None if hi is None else max(hi, 0) - 1, extent=symbolic)
 
 
 def dim(name: str, lo: int = 1, hi: int | None = None) -> Expr:

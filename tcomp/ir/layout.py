@@ -67,12 +67,8 @@ class Layout:
 
     def indices(self, logical: Sequence[ExprLike]) -> tuple[Expr, ...]:
         """Physical indices of a logical element, simplified."""
-        return tuple(simplify(self._piece(as_expr(logical[p.axis]), p)) for p in self.pieces)
-
-    @staticmethod
-    def _piece(index: Expr, piece: Piece) -> Expr:
-        quotient = index // piece.div if piece.div != 1 else index + piece.before
-        return quotient % piece.mod if piece.mod is not None else quotient
+        quotients = [as_expr(logical[p.axis]) // p.div + p.before for p in self.pieces]
+        return tuple(simplify(q if p.mod is None else q % p.mod) for q, p in zip(quotients, self.pieces, strict=True))
 
     def shape(self, logical: Sequence[Dim]) -> tuple[Dim, ...]:
         """Physical extents, padding included."""
@@ -124,14 +120,9 @@ class Layout:
 
     def __str__(self) -> str:
         names = "abcdefghijklmnop"
-        text = [
-            names[p.axis]
-            + (f"/{p.div}" if p.div != 1 else "")
-            + (f"%{p.mod}" if p.mod is not None else "")
-            + (f"+{p.before}+{p.after}" if p.before or p.after else "")
-            for p in self.pieces
-        ]
-        return "(" + ",".join(text) + ")"
+        cuts = [(f"/{p.div}" if p.div != 1 else "") + ("" if p.mod is None else f"%{p.mod}") for p in self.pieces]
+        halos = [f"+{p.before}+{p.after}" if p.before or p.after else "" for p in self.pieces]
+        return f"({','.join(names[p.axis] + cut + halo for p, cut, halo in zip(self.pieces, cuts, halos, strict=True))})"
 
 
 def _padded(array: np.ndarray, widths: Sequence[tuple[int, int]]) -> np.ndarray:

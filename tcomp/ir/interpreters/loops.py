@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from traceback import walk_tb
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -34,13 +34,13 @@ _DEPTH = 40  # operators nested in one Python expression: its parser refuses som
 _EXACT = 1 << 53  # larger integers would be rounded twice on their way to a float, by way of Python's
 
 
-def run_kernel(
-    kernel: L.Kernel,
-    buffers: Mapping[L.Buffer, Array],
-    scalars: Mapping[Expr, int] | None = None,
-    shuffle: int | None = None,
-    garbage: bool = False,
-) -> None:
+Arrays: TypeAlias = Mapping[L.Buffer, Array]
+Sizes: TypeAlias = Mapping[Expr, int]  # of symbolic dims
+Index: TypeAlias = tuple[int, ...]
+Iteration: TypeAlias = Mapping[str, int]  # values of the loops around a statement, by name
+
+
+def run_kernel(kernel: L.Kernel, buffers: Arrays, scalars: Sizes | None = None, shuffle: int | None = None, garbage: bool = False) -> None:
     """Run a kernel on arrays, which must have the dtypes and shapes of its buffers; outputs are written in place.
 
     Symbolic dims are bound by the shapes, or given in `scalars`. `shuffle` is a seed for the order of parallel iterations. With
@@ -57,15 +57,9 @@ def run_kernel(
 
 
 def run_stmt(
-    stmt: L.Stmt,
-    buffers: Mapping[L.Buffer, Array],
-    scalars: Mapping[Expr, int] | None = None,
-    *,
-    undefined: Collection[L.Buffer] = (),
-    shuffle: int | None = None,
-    garbage: bool = False,
-    watcher: Watcher | None = None,
-) -> None:
+    stmt: L.Stmt, buffers: Arrays, scalars: Sizes | None = None, *, undefined: Collection[L.Buffer] = (), shuffle: int | None = None,
+    garbage: bool = False, watcher: Watcher | None = None,
+) -> None:  # fmt: skip
     """Run a statement. `buffers` named in `undefined` may be read only where they have been written before. A `watcher` is told of every
     access. Raises as `run_kernel` does."""
     text = _Text(None if shuffle is None else np.random.default_rng(shuffle), garbage, watcher)
@@ -85,24 +79,24 @@ class Watcher:
     def leave(self, stmt: L.Stmt) -> None:
         """It ends."""
 
-    def read(self, b: L.Buffer, array: Array, written: Array | None, index: tuple[int, ...], loops: Mapping[str, int]) -> Any:
+    def read(self, b: L.Buffer, array: Array, written: Array | None, index: Index, loops: Iteration) -> Any:
         """The value of an element. Raises `IRError` if there is none, or if it has not been written."""
         value = self.element(b, array, index, loops, "reads")
         if written is not None and not written[index]:
             self.fail(b, "reads", index, loops, "this element has not been written yet")
         return value
 
-    def store(self, stmt: L.Store | L.Accumulate, array: Array, index: tuple[int, ...], loops: Mapping[str, int]) -> None:
+    def store(self, stmt: L.Store | L.Accumulate, array: Array, index: Index, loops: Iteration) -> None:
         """An element is about to be stored. Raises `IRError` if there is none."""
         self.element(stmt.buffer, array, index, loops, "stores to")
 
-    def element(self, b: L.Buffer, array: Array, index: tuple[int, ...], loops: Mapping[str, int], verb: str) -> Any:
+    def element(self, b: L.Buffer, array: Array, index: Index, loops: Iteration, verb: str) -> Any:
         """The value of an element. Raises `IRError` if the index is out of range."""
         if all(0 <= i < n for i, n in zip(index, array.shape, strict=True)):
             return array[index] if is_float(b.dtype) else array.item(index)
         self.fail(b, verb, index, loops, f"its shape is {array.shape}")
 
-    def fail(self, b: L.Buffer, verb: str, index: tuple[int, ...], loops: Mapping[str, int], why: str) -> NoReturn:
+    def fail(self, b: L.Buffer, verb: str, index: Index, loops: Iteration, why: str) -> NoReturn:
         """Raises `IRError` that names the element and the iteration."""
         values = ", ".join(f"{name} = {value}" for name, value in loops.items())
         raise IRError(f"the program {verb} {b.name}[{', '.join(map(str, index))}]", where=values and f"loops {values}", why=why)
@@ -120,49 +114,42 @@ class _Text:
         self.names: dict[Expr, str] = {}  # of variables
         self.memory: dict[L.Buffer, tuple[str, str]] = {}  # names of arrays, and of what tells which elements are written ("": all are)
         self.loops: tuple[Expr, ...] = ()  # around the statement
-        self.sites: list[tuple[L.Stmt, tuple[Expr, ...]]] = []  # for each line, its statement and the loops around that
+        self.sources: list[tuple[L.Stmt, tuple[Expr, ...]]] = []  # for each line, its statement and the loops around that
 
     def run(self, stmt: L.Stmt) -> None:
         """Make the text of a whole program and run it."""
-        self.line("def program():", stmt)
-        with self.indented():
-            self.statement(stmt)
         try:
             with np.errstate(all="ignore"):
-                self.execute()
+                self.execute(stmt, self.statement)
         except IndexError as error:
             self.explain(error)
 
-    def execute(self) -> None:
+    def execute(self, stmt: L.Stmt, write: Callable[[L.Stmt], None]) -> None:
+        """Run the text that `write` makes of a statement."""
+        self.lines = []
+        self.line("def program():", stmt)
+        with self.indented():
+            write(stmt)
         space = dict(self.known)
         exec(compile("\n".join(self.lines), _FILE, "exec"), space)  # noqa: S102  made above, of numbers and names made here alone
         space["program"]()
 
     def explain(self, error: IndexError) -> NoReturn:
         """Say which access was out of range: by the watched form of the statement, at the values that its variables had."""
-        line = 0
-        for frame, number in walk_tb(error.__traceback__):
-            if frame.f_code.co_filename == _FILE:  # the values of loops, and arrays
-                self.known |= {name: value for name, value in frame.f_locals.items() if name[0] in "ibw"}
-                line = number
-        if not line:
+        frames = [(frame, line) for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == _FILE]
+        if not frames:
             raise error
-        stmt, self.loops = self.sites[line - 1]
-        self.watcher, self.lines = Watcher(), []
-        self.line("def program():", stmt)
-        with self.indented():
-            if isinstance(stmt, L.Store | L.Accumulate):
-                self.statement(stmt)
-            else:
-                self.line(_tuple(self.heading(stmt)), stmt)
-        self.execute()
+        for frame, _ in frames:
+            self.known |= {name: value for name, value in frame.f_locals.items() if name[0] in "ibw"}  # values of loops, and arrays
+        stmt, self.loops = self.sources[frames[-1][1] - 1]
+        self.watcher = Watcher()
+        store = isinstance(stmt, L.Store | L.Accumulate)
+        self.execute(stmt, self.statement if store else lambda s: self.line(_tuple(self.heading(s)), s))
         raise error
-
-    # ------------------------------------------------------------ lines and names
 
     def line(self, text: str, stmt: L.Stmt) -> None:
         self.lines.append("    " * self.indent + text)
-        self.sites.append((stmt, self.loops))
+        self.sources.append((stmt, self.loops))
 
     @contextmanager
     def indented(self) -> Iterator[None]:
@@ -190,8 +177,6 @@ class _Text:
         if b not in self.memory:
             raise IRError(f"the buffer `{b.name}` is used outside of its allocation, or has no array")
         return self.memory[b]
-
-    # ------------------------------------------------------------ statements
 
     def statement(self, stmt: L.Stmt) -> None:
         watched = self.watcher is not None and not isinstance(stmt, L.Block | L.Call | L.Prefetch)
@@ -268,7 +253,7 @@ class _Text:
             self.statement(stmt)
 
     def heading(self, stmt: L.Stmt) -> list[str]:
-        """Texts of what a statement computes itself, before or apart from the statements inside of it."""
+        """Texts of what a statement computes itself, without the statements inside of it."""
         match stmt:
             case L.Store(b, indices, value):
                 pass
@@ -282,8 +267,6 @@ class _Text:
             raise IRError(f"`{b.name}` has {len(b.shape)} dimensions and is written with {len(indices)} indices")
         *places, content = self.expressions([*indices, value], stmt)
         return [*[self.place(i, text) for i, text in zip(indices, places, strict=True)], content]
-
-    # ------------------------------------------------------------ expressions
 
     def expressions(self, roots: Sequence[Expr], stmt: L.Stmt) -> list[str]:
         """Texts of the expressions of one statement. What is used several times is computed once: before the statement where it is needed

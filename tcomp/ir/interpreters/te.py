@@ -140,8 +140,6 @@ class Evaluator:
         run_stmt(program.body, buffers, self.dims, undefined=program.results)
         return results
 
-    # ------------------------------------------------------------ expressions
-
     def free(self, root: Expr) -> frozenset[Expr]:
         """The axes and dims that an expression depends on."""
         return E.free_variables(root, self.free_memo)
@@ -184,8 +182,6 @@ class Evaluator:
             undefined[1:] = [np.where(args[0][0], *(False if where is None else where for where in undefined[1:]))]
         return result, reduce(_either, undefined)
 
-    # ------------------------------------------------------------ reads
-
     def _read(self, e: Expr, grid: Grid) -> Value:
         array = self.values[e.attr]
         view = self._strided_view(e, grid)
@@ -227,8 +223,6 @@ class Evaluator:
         order = [at.get(d) for d in range(min(at, default=0), 0)]
         shape = [1 if v is None else axes[v][2] for v in order]
         return as_strided(array[tuple(first)] if first else array, shape, [0 if v is None else strides[v] for v in order], writeable=False)
-
-    # ------------------------------------------------------------ reductions
 
     def _reduce(self, e: Expr, grid: Grid) -> Value:
         reducer, axes = e.attr

@@ -101,8 +101,6 @@ class _Parser(Tokens):
             self.fail(f"expected a dtype, found {self.found()}", hint=f"one of {', '.join(BITS)}")
         return self.take()
 
-    # ------------------------------------------------------------ expressions
-
     def expression(self) -> Expr:
         """An expression, with the names that `let` gives to its parts."""
         if not self.accept("let"):
@@ -245,8 +243,6 @@ class _Parser(Tokens):
                 self.fail(f"the reducer `{name}` mixes dtypes, or its identity is no constant")
             self.reducers[name] = Reducer(name, lhs, rhs, combine, identity)
 
-    # ------------------------------------------------------------ loop programs
-
     def buffer(self) -> L.Buffer:
         """The declaration of a buffer, which is in scope from now on."""
         name, dtype, shape = self.sequence(self.name, ":", self.dtype, self.shape)
@@ -366,8 +362,6 @@ class _Parser(Tokens):
         name, value = ("sum", self.expression()) if self.accept("+=") else self.sequence(self.name, "=", self.expression)
         return L.Accumulate(b, indices, value, self.reducer(name, value.dtype, start))
 
-    # ------------------------------------------------------------ tensor expressions
-
     def tensors(self) -> tuple[Tensor, ...]:
         self.sequence("te", self.dims, "{", self.reducer_declarations)
         while not self.accept("return"):
@@ -399,8 +393,6 @@ class _Parser(Tokens):
         for n, (name, b) in enumerate(zip(names, results, strict=True)):
             if name != "_":
                 self.arrays[name] = Tensor(name, b.shape, b.dtype, extern=program, index=n)
-
-    # ------------------------------------------------------------ host programs
 
     def program(self) -> P.Program:
         dims, workspace, shapes, steps = self.sequence(
