@@ -321,7 +321,7 @@ PROGRAMS = {
         ("outer fold", "rfactor", ("y", "k", 2), "the extent of `i` depends on a reduction loop: k + 1"),
         ("place depends on the fold", "rfactor", ("y", "k", 2), "which elements of `y` are accumulated into depends on the reduction"),
         ("lanes", "rfactor", ("y", "k", 2), "the reduction loop `k` is vectorized already"),
-        ("outer fold", "decompose_reduction", ("y", "i"), "`k`, a reduction loop of `y`, stands around `i`: each iteration would start anew"),
+        ("outer fold", "decompose_reduction", ("y", "i"), "`k`, a reduction loop of `y`, stands around `i`: each iteration would clear the elements again"),
         ("part of the buffer", "decompose_reduction", ("y", "k"), "reach every element of `y` once"),
         ("not initialised", "decompose_reduction", ("y", "k"), "the loops that initialise `y` do not stand next to `i`"),
         ("read in between", "decompose_reduction", ("y", "k"), "the loops that initialise `y` have been changed already"),

@@ -68,17 +68,16 @@ def cache_factors(kernel: L.Kernel, loop: Loop, left: str, right: str, scope: st
             raise refuse(f"loop `{x.var.name}` is {x.kind} and runs {x.extent} times", "shape the loops afterwards")
     factors = [core_of(x) for x in product.args]
     conditions = [*found.conditions, *(c for mask in masks for c in E.conjuncts(mask))]
-    if any(r.attr is update.buffer for r in E.reads(*factors, *conditions)):
-        raise refuse(f"a factor, or a condition of the sum, is read from `{update.buffer.name}`")
+    own = any(r.attr is update.buffer for r in E.reads(*factors, *conditions))
+    refuse_if(own, f"a factor, or a condition of the sum, is read from `{update.buffer.name}`")
     used = [[x for x in found.loops if x.var in E.variables(f)] for f in factors]
     tested_by = {c: _factors_that_test(kernel, found, c, used) for c in conditions}
     given = [[c for c in conditions if n in tested_by[c]] for n in range(2)]
     for core, known in zip(factors, given, strict=True):
-        for c in conditions:
-            if c not in known and not _protects_nothing(c, core, found.loops):
-                raise refuse(f"`{core}` may be out of range where {c} does not hold")
-    if not always_in_range(update):
-        raise refuse(f"`{E.read(update.buffer, update.indices)}` may be out of range where nothing is summed")
+        for c in (c for c in conditions if c not in known):
+            refuse_if(not _protects_nothing(c, core, found.loops), f"`{core}` may be out of range where {c} does not hold")
+    place = E.read(update.buffer, update.indices)
+    refuse_if(not always_in_range(update), f"`{place}` may be out of range where nothing is summed")
     names = [fresh(kernel, left), fresh(kernel, right)]
     refuse_if(names[0] == names[1], "the copies need different names")
     buffers, nests, copies, staged = [], list[L.Stmt](), [], []
@@ -146,10 +145,11 @@ def _unused_otherwise(kernel: L.Kernel, update: L.Stmt, condition: Expr, moving:
     if not editing.is_local(update.buffer, kernel.body) or any(x.var not in update.indices for x in moving):
         return False
     number = {x.var: update.indices.index(x.var) for x in moving}
-    needed = (
-        (E.substitute(condition, {v: r.args[d] for v, d in number.items()}), known) for r, known in guarded_reads(kernel.body, update)
-    )
-    return all(simplify(here) in known or prove(here) for here, known in needed)
+    for r, known in guarded_reads(kernel.body, update):
+        needed = E.substitute(condition, {v: r.args[d] for v, d in number.items()})
+        if simplify(needed) not in known and not prove(needed):
+            return False
+    return True
 
 
 def _protects_nothing(condition: Expr, factor: Expr, inside: Sequence[L.For]) -> bool:
@@ -157,16 +157,10 @@ def _protects_nothing(condition: Expr, factor: Expr, inside: Sequence[L.For]) ->
     number of an iteration (of loops that were fused)."""
     moving = {x.var for x in inside}
     indices = [i for r in E.reads(factor) for i in r.args]
-    return not any(
-        _overlap(a, b)
-        for a in _atoms(*condition.args)
-        for b in _atoms(*indices)
-        if not (moving >= set(E.variables(a)) and moving >= set(E.variables(b)))
-    ) and not any(v in E.variables(condition) for v in E.variables(*indices) if v in moving)
-
-
-def _atoms(*indices: Expr) -> list[Expr]:
-    return [a for i in indices if i.dtype == INDEX for monomial in linear(i) for a in monomial]
+    if not moving.isdisjoint(set(E.variables(condition)) & set(E.variables(*indices))):
+        return False
+    tested, read = ([a for i in several if i.dtype == INDEX for m in linear(i) for a in m] for several in (condition.args, indices))
+    return not any(_overlap(a, b) for a in tested for b in read if not moving >= {*E.variables(a, b)})
 
 
 def _overlap(a: Expr, b: Expr) -> bool:

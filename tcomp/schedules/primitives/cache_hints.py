@@ -56,8 +56,8 @@ def prefetch(kernel: L.Kernel, buffer: Stage, loop: Loop, distance: int, at: Loo
         if a.buffer is source and target.var in E.variables(*a.indices):
             places[a.indices] = tuple(x for x in a.loops if x.var in E.variables(*a.indices))
             together.update(places[a.indices] if inside is target or inside in a.loops else ())
-    if E.reads(*(i for indices in places for i in indices)):
-        raise refuse(f"where `{loop}` reads `{buffer}` depends on data", "an address far ahead cannot be looked up")
+    data = E.reads(*(i for indices in places for i in indices))
+    refuse_if(data, f"where `{loop}` reads `{buffer}` depends on data", "the address of a later iteration cannot be looked up")
     refuse_if(not places, f"nothing of `{buffer}` is read in another place at every iteration of `{loop}`")
     hints = []
     for indices, inner in places.items():
@@ -68,8 +68,7 @@ def prefetch(kernel: L.Kernel, buffer: Stage, loop: Loop, distance: int, at: Loo
         shares = ((at_once, _share(around, [(x, steps.get(x, 1)) for x in loops if x not in at_once])) for at_once in options)
         copied, share = next(((at_once, share) for at_once, share in shares if share is not None), ([], None))
         if share is None:
-            why = f"what `{loop}` reads of `{buffer}` depends on a loop inside it"
-            raise refuse(why, "prefetch in that loop, or `at` one inside that")
+            raise refuse(f"what `{loop}` reads of `{buffer}` depends on a loop inside it", "prefetch in that loop, or `at` one inside that")
         copies = {x.var: loop_var(editing.fresh(kernel, f"{x.var.name}.p"), x.extent) for x in copied}
         moved = {target.var: target.var + distance, **{x.var: copies.get(x.var, as_expr(0)) for x in inner}, **share}
         hint = L.Prefetch(source, tuple(simplify(E.substitute(i, moved)) for i in indices))
@@ -78,7 +77,7 @@ def prefetch(kernel: L.Kernel, buffer: Stage, loop: Loop, distance: int, at: Loo
 
 
 def _iterations_of_line(buffer: L.Buffer, indices: tuple[Expr, ...], x: L.For) -> int:
-    """How many iterations of a loop read one line of the cache."""
+    """How many iterations of a loop read one cache line."""
     step = abs(stride(E.read(buffer, indices), x.var) or 0) * itemsize(buffer.dtype)  # bytes
     return max(1, LINE // step) if step else 1
 

@@ -130,9 +130,8 @@ def specialize(kernel: L.Kernel, loop: Loop) -> tuple[L.Kernel, LoopCopy]:
     inside = {x.var: as_expr(x.extent) for x in L.walk(target) if isinstance(x, L.For)}
     whole = {c: simplify(e) for c in dict.fromkeys(_tested(target)) if (e := _hardest(c, inside)) is not None}
     whole = {c: e for c, e in whole.items() if e.op != "const" or e.attr}
-    if all(e.op == "const" for e in whole.values()):
-        why = f"`{loop}` tests nothing that could be tested in front of it"
-        raise refuse(why, "it is about conditions linear in the loops inside")
+    known = all(e.op == "const" for e in whole.values())
+    refuse_if(known, f"`{loop}` tests nothing that could be tested in front of it", "it is about conditions linear in the loops inside")
     other, names = editing.rename_inner(kernel, target, ".e")
     fast = rebuild(rebind(target, dict.fromkeys(whole, TRUE)), _settled)
     both = L.If(E.all_of([e for e in dict.fromkeys(whole.values()) if e.op != "const"]), fast, other)
@@ -213,7 +212,8 @@ def guarded_reads(s: L.Stmt, update: L.Accumulate, known: frozenset[Expr] = froz
     """All other reads of what is accumulated into, with the conditions around them, simplified."""
     found = [(r, known) for r in E.reads(*L.expressions(s)) if r.attr is update.buffer and s is not update]
     for c in L.children(s):
-        found += guarded_reads(c, update, known.union(map(simplify, E.conjuncts(s.cond))) if isinstance(s, L.If) and c is s.then else known)
+        more = map(simplify, E.conjuncts(s.cond)) if isinstance(s, L.If) and c is s.then else ()
+        found += guarded_reads(c, update, known.union(more))
     return found
 
 

@@ -257,8 +257,8 @@ def partition(kernel: L.Kernel, loop: Loop, point: Size) -> tuple[L.Kernel, str,
     around = {x.var for x in editing.enclosing(kernel, target)}
     for v in E.variables(as_expr(point)):
         refuse_if(v not in around and v not in kernel.scalars, f"`{v.name}` is neither a size nor a loop around `{loop}`")
-    if _size(kernel, point) is not as_expr(point) or not _at_most(as_expr(point), as_expr(target.extent)):
-        raise refuse(f"cannot prove that {point} lies between 0 and the extent of `{loop}`, {target.extent}")
+    inside = _size(kernel, point) is as_expr(point) and _at_most(as_expr(point), as_expr(target.extent))
+    refuse_if(not inside, f"cannot prove that {point} lies between 0 and the extent of `{loop}`, {target.extent}")
     return _parted(kernel, target, point)
 
 

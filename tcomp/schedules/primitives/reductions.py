@@ -50,18 +50,16 @@ def rfactor(kernel: L.Kernel, stage: Stage, loop: Loop, lanes: int) -> tuple[L.K
     nest = _top(kernel, target)
     found, update = _accumulation(nest, buffer)
     alone = all(s is update for s in L.walk(nest) if not L.children(s))
-    if not alone or len(L.perfect(nest)[0]) != len(found.loops):
-        raise refuse(f"`{stage}` is not all that is computed in `{nest.var.name}`", "separate it first")
+    more = not alone or len(L.perfect(nest)[0]) != len(found.loops)
+    refuse_if(more, f"`{stage}` is not all that is computed in `{nest.var.name}`", "separate it first")
     refuse_if(target not in found.reduction_loops, f"`{loop}` is no reduction loop of `{stage}`")
     editing.check_factor(lanes, "number of lanes")
     for x in found.reduction_loops:
         refuse_if(x.kind not in (L.SERIAL, L.UNROLLED), f"the reduction loop `{x.var.name}` is {x.kind} already", "make the lanes first")
     _check_elements(found)
-    name = fresh(kernel, f"{buffer.name}.p")
-    partial = L.Buffer(name, buffer.dtype, (*buffer.shape, lanes))
+    name, extent = fresh(kernel, f"{buffer.name}.p"), as_expr(target.extent)
+    partial, outer_extent = L.Buffer(name, buffer.dtype, (*buffer.shape, lanes)), as_dim((extent + (lanes - 1)) // lanes)
     places, reducer = update.indices, update.reducer
-    extent = as_expr(target.extent)
-    outer_extent = as_dim((extent + (lanes - 1)) // lanes)
     outer, lane = loop_var(fresh(kernel, f"{target.var.name}.o"), outer_extent), loop_var(f"{name}.lane", lanes)
     init_lane, final_lane = loop_var(f"{name}.init.lane", lanes), loop_var(fresh(kernel, f"{stage}.lane"), lanes)
     index, depth = outer * lanes + lane, found.loops.index(target)
@@ -85,7 +83,7 @@ def rfactor(kernel: L.Kernel, stage: Stage, loop: Loop, lanes: int) -> tuple[L.K
     init = editing.renamed(for_each_element(init_lane, L.Store(partial, (*places, init_lane), reducer.identity)), within("init."))
     final = for_each_element(final_lane, L.Accumulate(buffer, places, E.read(partial, (*places, final_lane)), reducer))
     # What clears the result goes with the reduction of the partial results, so that these can be moved as one stage.
-    clear = [s for s in _before(kernel, nest)[-1:] if _only_clears(s, buffer)]
+    clear = [s for s in _before(kernel, nest)[-1:] if all(x.buffer is buffer for x in editing.stores(s)) and not editing.reads([s])]
     new = L.Allocate(partial, L.block(init, editing.renamed(sums, within("")), *clear, final))
     changed = replaced(kernel, {nest: new, **dict.fromkeys(clear, L.Block(()))})
     outside = editing.enclosing(changed, new)
@@ -125,13 +123,12 @@ def decompose_reduction(kernel: L.Kernel, stage: Stage, loop: Loop) -> L.Kernel:
     refuse_if(target not in found.loops, f"`{stage}` is not accumulated inside of `{loop}`")
     depth = found.loops.index(target)
     for x in found.loops[:depth]:
-        if x in found.reduction_loops:
-            raise refuse(f"`{x.var.name}`, a reduction loop of `{stage}`, stands around `{loop}`: each iteration would start anew")
+        why = f"`{x.var.name}`, a reduction loop of `{stage}`, stands around `{loop}`: each iteration would clear the elements again"
+        refuse_if(x in found.reduction_loops, why)
     _check_elements(found)
     clear, leaf = _clearing(kernel, nest, buffer)
-    if not _covers(buffer, found):
-        why = f"cannot prove that the loops around the accumulation reach every element of `{stage}` once"
-        raise refuse(why, "decompose before the loops are fused or partitioned")
+    why = f"cannot prove that the loops around the accumulation reach every element of `{stage}` once"
+    refuse_if(not _covers(buffer, found), why, "decompose before the loops are fused or partitioned")
     value = E.substitute(leaf.value, dict(zip(leaf.indices, update.indices, strict=True)))
     init = guard(found.element_conditions, L.Store(buffer, update.indices, simplify(value)))
     init = enclose([replace(x, kind=L.SERIAL) for x in found.loops[depth:] if x in found.spatial], init)
@@ -154,9 +151,8 @@ def _accumulation(nest: L.For, buffer: L.Buffer) -> tuple[Nest, L.Accumulate]:
         raise refuse(f"`{nest.var.name}` does more with `{buffer.name}` than to accumulate into it once")
     around = editing.path(nest, update)[:-1]
     for s in around:
-        if isinstance(s, L.While | L.Call) or (isinstance(s, L.If) and s.otherwise is not None):
-            kind = {L.If: "a branch", L.While: "a while loop", L.Call: "an instruction"}[type(s)]
-            raise refuse(f"`{buffer.name}` is accumulated inside of {kind}")
+        kind = {L.If: "a branch", L.While: "a while loop", L.Call: "an instruction"}.get(type(s))
+        refuse_if(kind and not (isinstance(s, L.If) and s.otherwise is None), f"`{buffer.name}` is accumulated inside of {kind}")
     conditions = tuple(c for s in around if isinstance(s, L.If) for c in E.conjuncts(s.cond))
     return Nest(tuple(s for s in around if isinstance(s, L.For)), update, conditions), update
 
@@ -165,17 +161,17 @@ def _check_elements(found: Nest) -> None:
     """Refuses unless each element belongs to one iteration of the spatial loops, and which ones are accumulated into is known without the
     reduction loops."""
     assert isinstance(found.leaf, L.Accumulate)
-    name, reduced, places = found.leaf.buffer.name, {x.var for x in found.reduction_loops}, found.leaf.indices
-    if not {x.var for x in found.spatial} <= determined([places], {x.var for x in found.loops}):
-        raise refuse(f"iterations of {', '.join(x.var.name for x in found.spatial)} may accumulate into one element of `{name}`")
+    name, reduced, places = found.writes.name, {x.var for x in found.reduction_loops}, found.leaf.indices
+    spatial = ", ".join(x.var.name for x in found.spatial)
+    shared = {x.var for x in found.spatial} - determined([places], {x.var for x in found.loops})
+    refuse_if(shared, f"iterations of {spatial} may accumulate into one element of `{name}`")
     refuse_if(E.reads(*places), f"the places of `{name}` that are accumulated into depend on data")
     for x in found.spatial:
         refuse_if(reduced & set(E.variables(as_expr(x.extent))), f"the extent of `{x.var.name}` depends on a reduction loop: {x.extent}")
-    if reduced & range_depends_on(found.leaf, found.conditions):
-        raise refuse(f"which elements of `{name}` are accumulated into depends on the reduction")
-    idle = [x for x in found.reduction_loops if not prove(as_expr(x.extent) >= 1)]
-    if idle and not in_range(places, found.leaf.buffer.shape):
-        raise refuse(f"elements may be out of range where `{idle[0].var.name}` has no iterations")
+    moving = reduced & range_depends_on(found.leaf, found.conditions)
+    refuse_if(moving, f"which elements of `{name}` are accumulated into depends on the reduction")
+    for x in found.reduction_loops if not in_range(places, found.writes.shape) else ():
+        refuse_if(not prove(as_expr(x.extent) >= 1), f"elements may be out of range where `{x.var.name}` has no iterations")
 
 
 def _clearing(kernel: L.Kernel, nest: L.For, buffer: L.Buffer) -> tuple[L.Stmt, L.Store]:
@@ -190,9 +186,8 @@ def _clearing(kernel: L.Kernel, nest: L.For, buffer: L.Buffer) -> tuple[L.Stmt, 
     plain = isinstance(leaf, L.Store) and leaf.buffer is buffer and len(set(leaf.indices)) == len(loops) == len(buffer.shape)
     if not isinstance(leaf, L.Store) or not plain or [extents.get(i, -1) for i in leaf.indices] != [*buffer.shape]:
         raise refuse(f"the loops that initialise `{buffer.name}` have been changed already", "decompose before reshaping them")
-    read = {r.attr for r in E.reads(leaf.value)}
-    if any(editing.writes(s, b) for s in (*before[number:], nest) for b in read):
-        raise refuse(f"what `{buffer.name}` is initialised with changes before it is accumulated into")
+    changes = any(editing.writes(s, r.attr) for s in (*before[number:], nest) for r in E.reads(leaf.value))
+    refuse_if(changes, f"what `{buffer.name}` is initialised with changes before it is accumulated into")
     return before[number], leaf
 
 
@@ -200,11 +195,6 @@ def _before(kernel: L.Kernel, nest: L.For) -> tuple[L.Stmt, ...]:
     """The statements ahead of a nest in its sequence."""
     around = next((s.stmts for s in L.walk(kernel.body) if isinstance(s, L.Block) and nest in s.stmts), (nest,))
     return around[: around.index(nest)]
-
-
-def _only_clears(stmt: L.Stmt, buffer: L.Buffer) -> bool:
-    """Whether all that a statement does is to store values in a buffer that are computed from nothing."""
-    return all(x.buffer is buffer for x in editing.stores(stmt)) and not editing.reads([stmt])
 
 
 def _covers(buffer: L.Buffer, found: Nest) -> bool:

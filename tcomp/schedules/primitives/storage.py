@@ -174,10 +174,10 @@ def precompute(kernel: L.Kernel, buffer: Stage, name: str) -> tuple[L.Kernel, Bu
       }
     """
     source = find_buffer(kernel, buffer)
-    if source not in kernel.buffers or writes(kernel.body, source):
-        raise refuse(f"`{buffer}` is " + ("written" if source in kernel.buffers else "a temporary"), "it is for inputs")
-    if not source.dtype.startswith("float"):
-        raise refuse(f"`{buffer}` holds {source.dtype}: what is computed from elements that nothing reads might fail")
+    refuse_if(source not in kernel.buffers, f"`{buffer}` is a temporary", "it is for inputs")
+    refuse_if(writes(kernel.body, source), f"`{buffer}` is written", "it is for inputs")
+    why = f"`{buffer}` holds {source.dtype}: what is computed from elements that nothing reads might fail"
+    refuse_if(not source.dtype.startswith("float"), why)
     wanted = computed_from(source, *(e for s in L.walk(kernel.body) for e in L.expressions(s)))
     if wanted is None:
         raise refuse(f"nothing is computed from elements of `{buffer}` alone")
@@ -257,10 +257,9 @@ def _layout(given: Layout | str | None, shape: Sequence[Dim]) -> Layout:
                 reach = 0
                 break
             reach = None if p.mod is None else p.div * p.mod
-        if reach is not None and not prove(as_expr(extent) <= reach):
-            letter = "abcdefghijklmnop"[axis]
-            why = f"the layout {layout} does not give each of the {extent} elements along `{letter}` one place"
-            raise refuse(why, f"cut it as {letter}/8 and {letter}%8, say")
+        letter = "abcdefghijklmnop"[axis]
+        why = f"the layout {layout} does not give each of the {extent} elements along `{letter}` one place"
+        refuse_if(reach is not None and not prove(as_expr(extent) <= reach), why, f"cut it as {letter}/8 and {letter}%8, say")
     return layout
 
 
@@ -332,21 +331,21 @@ def promote(kernel: L.Kernel, loop: Loop, buffer: Stage, name: str, anew: bool =
     refuse_if(not prove(1 <= as_expr(target.extent)), f"`{loop}` may have no iteration: its extent is {target.extent}")
     refuse_if(editing.is_local(source, target), f"`{buffer}` is another one in every iteration of `{loop}`")
     found = [s for s in L.walk(target) if isinstance(s, L.Accumulate) and s.buffer is source]
-    if len(found) != 1:
-        raise refuse(f"{len(found) or 'no'} statements in `{loop}` accumulate into `{buffer}`", "it is for exactly one")
+    refuse_if(len(found) != 1, f"{len(found) or 'no'} statements in `{loop}` accumulate into `{buffer}`", "it is for exactly one")
     update = found[0]
     around = [s for s in editing.path(target.body, update) if isinstance(s, L.For | L.If)]
     conditions = [s.cond for s in around if isinstance(s, L.If)]
-    if E.reads(*update.indices, *conditions) or any(isinstance(s, L.If) and s.otherwise is not None for s in around):
-        raise refuse(f"which elements of `{buffer}` are accumulated into depends on data, or on a branch")
+    branches = any(isinstance(s, L.If) and s.otherwise is not None for s in around)
+    why = f"which elements of `{buffer}` are accumulated into depends on data, or on a branch"
+    refuse_if(branches or E.reads(*update.indices, *conditions), why)
     used = E.variables(*update.indices, *conditions)
     places = [s for s in around if isinstance(s, L.For) and s.var in used]
-    if target.var in used or any(target.var in E.variables(as_expr(x.extent)) for x in places):
-        raise refuse(f"the iterations of `{loop}` accumulate into different elements of `{buffer}`")
+    moving = target.var in used or any(target.var in E.variables(as_expr(x.extent)) for x in places)
+    refuse_if(moving, f"the iterations of `{loop}` accumulate into different elements of `{buffer}`")
     for x in (s for s in around if isinstance(s, L.For)):
         refuse_if(x not in places and not prove(1 <= as_expr(x.extent)), f"`{x.var.name}` may have no iteration: its extent is {x.extent}")
-        if x in places and (x.kind not in (L.SERIAL, L.UNROLLED, L.VECTORIZED) or not isinstance(x.extent, int)):
-            raise refuse(f"`{x.var.name}` is {x.kind}, its extent {x.extent}", "registers are for loops of constant extent")
+        strange = x in places and (x.kind not in (L.SERIAL, L.UNROLLED, L.VECTORIZED) or not isinstance(x.extent, int))
+        refuse_if(strange, f"`{x.var.name}` is {x.kind}, its extent {x.extent}", "registers are for loops of constant extent")
     _check_alone(kernel, target, update, places)
 
     local = temporary(fresh(kernel, name), source.dtype, [x.extent for x in places], "register")
