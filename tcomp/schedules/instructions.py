@@ -21,11 +21,8 @@ from tcomp.ir.instruction import CORE, ELEMENT, RUN, WARP, WARPGROUP, CopyOp, Fr
 from tcomp.ir.text.parser import parse_instruction
 from tcomp.target import CpuTarget
 
-_ISAS = {
-    "avx512": (512, "avx512f"),
-    "avx2": (256, "fma"),
-    "neon": (128, "neon"),
-}  # bits of a vector, the feature that multiplies and adds them
+# bits of a vector, the feature that multiplies and adds them
+_ISAS = {"avx512": (512, "avx512f"), "avx2": (256, "fma"), "neon": (128, "neon")}
 
 
 def isa_of(target: CpuTarget) -> str:
@@ -113,8 +110,6 @@ def _assignment(to: L.Buffer, source: L.Buffer | None = None) -> L.Kernel:
     nest = L.over(to.shape, lambda at: L.Store(to, at, E.read(source, at) if source else E.const(0, to.dtype)), "ij".__getitem__)
     return L.Kernel("meaning", (to, source) if source else (to,), (to,), (), nest)
 
-
-# ---------------------------------------------------------------- tensor cores
 
 _LANE = lane_of(WARP)
 _ACC = Fragment((_LANE // 4 + ELEMENT // 2 * 8, _LANE % 4 * 2 + ELEMENT % 2), 4)  # of 16 x 8 results
@@ -214,9 +209,6 @@ def tf32(x: Expr) -> Expr:
     return E.bitcast(E.bitcast(x, "uint32") & 0xFFFFE000, "float32")
 
 
-# ---------------------------------------------------------------- copies into shared memory
-
-
 @cache
 def bulk_copy(dtype: str, count: int) -> Instruction:
     """`cp.async.bulk` (from sm_90 on) of `count` elements, a multiple of 16 bytes, that lie side by side, from global into shared memory:
@@ -234,8 +226,6 @@ def bulk_copy(dtype: str, count: int) -> Instruction:
     operands = (Operand((1,), ("shared",)), Operand((1,), ("global",)))
     return Instruction(_call("bulk_copy", (dtype, count)), meaning, operands, op, ("sm_90",), max(1.0, size / 64), 1)
 
-
-# ---------------------------------------------------------------- names
 
 _GENERATORS = {f.__name__: f for f in (fma_tile, vpdpbusd, sdot, mma, mma_fill, mma_store, wgmma, bulk_copy)}
 

@@ -80,9 +80,6 @@ def _place(value: Option, options: Sequence[Option]) -> int | None:
     return options.index(value) if value in options else None
 
 
-# ---------------------------------------------------------------- as text
-
-
 def encode(decisions: Decisions) -> str:
     """JSON; the same text for equal decisions."""
     return json.dumps(dict(decisions), sort_keys=True, separators=(",", ":"))
@@ -105,6 +102,5 @@ def option_of(value: Any) -> Option:
         return tuple(option_of(v) for v in value)
     if isinstance(value, str | int | float | bool | None):
         return value
-    raise ScheduleError(
-        "these are no decisions", where=repr(value)[:120], why="a value is a number, text, true, false, null, or a list of them"
-    )
+    why = "a value is a number, text, true, false, null, or a list of them"
+    raise ScheduleError("these are no decisions", where=repr(value)[:120], why=why)

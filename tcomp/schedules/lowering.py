@@ -8,6 +8,7 @@ identity, one that accumulates. Logical indices become physical ones here, throu
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -48,29 +49,23 @@ def lower(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], layout
     for original, t in zip(outputs, final, strict=True):
         lowering.layouts.setdefault(t, lowering.layout(original))
         originals[t] = original
-    temporaries = []
     main = lowering.layout(final[0]).with_halo({})
-    for t in stages:
-        if t.body is None and t.extern is None:
-            if t not in lowering.buffers:
-                raise IRError(f"tensor `{t.name}` is read but is not among the inputs of `{name}`", hint="pass every placeholder")
-            continue
+    computed = [t for t in stages if t.body is not None or t.extern is not None]
+    if missing := next((t for t in stages if t not in computed and t not in lowering.buffers), None):
+        raise IRError(f"tensor `{missing.name}` is read but is not among the inputs of `{name}`", hint="pass every placeholder")
+    for t in computed:
         if t not in originals and t.ndim == main.rank and t.extern is None:
             lowering.layouts.setdefault(t, main)  # a temporary lies as the result does, so that their loops match
         lowering.declare(t, originals.get(t, t).name)
-        if t not in originals:
-            temporaries.append(lowering.buffers[t])
     nests: list[L.Stmt] = []
-    done: set[int] = set()
-    for t in stages:
+    for n, t in enumerate(computed):
         if t.extern is None:
-            nests += lowering.nests(t) if t.body is not None else []
-        elif id(t.extern) not in done:
-            done.add(id(t.extern))
+            nests += lowering.nests(t)
+        elif all(u.extern is not t.extern for u in computed[:n]):
             nests.append(lowering.extern_nest(t.extern, stages))
     body = L.block(*nests)
-    for temporary in reversed(temporaries):
-        body = L.Allocate(temporary, body)
+    for t in reversed([t for t in computed if t not in originals]):
+        body = L.Allocate(lowering.buffers[t], body)
     results = tuple(lowering.buffers[t] for t in final)
     parameters = tuple(lowering.buffers[t] for t in inputs) + results
     return L.Kernel(name, parameters, results, _scalars(body, parameters), body)
@@ -114,9 +109,6 @@ def _literal(value: Value, array: np.ndarray) -> Tensor:
 def _computed(t: Tensor, value: Value) -> Tensor:
     """An output as a computation: an input handed through is copied."""
     return te.compute(value.shape, lambda *indices: t[indices], value.name) if t.body is None and t.extern is None else t
-
-
-# ---------------------------------------------------------------- TE -> stages
 
 
 def normalize(outputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -186,10 +178,9 @@ def _needed_reads(body: Expr) -> set[Expr]:
     """The reads that one element needs, at most: of the cases of a selection the one with most of them."""
     needs: dict[Expr, set[Expr]] = {}
     for e in E.walk(body):
-        if e.op == "select":
-            needs[e] = needs[e.args[0]] | max(needs[e.args[1]], needs[e.args[2]], key=len)
-        else:
-            needs[e] = set().union(*(needs[a] for a in e.args)) | ({e} if e.op == "read" else set())
+        of_operands = [needs[a] for a in e.args]
+        needed = [of_operands[0], max(of_operands[1:], key=len)] if e.op == "select" else of_operands
+        needs[e] = set().union(*needed, {e} if e.op == "read" else ())
     return needs[body]
 
 
@@ -227,13 +218,10 @@ def _axes(t: Tensor) -> set[Expr]:
 
 def _over_stages(body: Expr, replaced: Mapping[Tensor, Tensor], inlined: Mapping[Tensor, tuple[tuple[Expr, ...], Expr]]) -> Expr:
     def rule(e: Expr) -> Expr | None:
-        if e.op != "read":
-            return None
-        if e.attr in inlined:
+        if e.op == "read" and e.attr in inlined:
             axes, inner = inlined[e.attr]
             return E.substitute(inner, dict(zip(axes, e.args, strict=True)))
-        target = replaced[e.attr]
-        return None if target is e.attr else E.read(target, e.args)
+        return E.read(replaced[e.attr], e.args) if e.op == "read" and replaced[e.attr] is not e.attr else None
 
     return E.rewrite(body, rule)
 
@@ -252,9 +240,6 @@ def _hoist(t: Tensor, body: Expr, stages: list[Tensor]) -> Expr:
         return E.read(part, axes)
 
     return E.rewrite(body, rule)
-
-
-# ---------------------------------------------------------------- stages -> nests
 
 
 class _Lowering:
@@ -295,9 +280,8 @@ class _Lowering:
             return read if covers(have, widths) else None
 
         def rule(node: Expr) -> Expr | None:
-            if node.op == "read" and isinstance(node.attr, Tensor):
-                return E.read(self.buffers[node.attr], self.layout(node.attr).indices(node.args))
-            return None
+            tensor = node.attr if node.op == "read" else None
+            return E.read(self.buffers[tensor], self.layout(tensor).indices(node.args)) if isinstance(tensor, Tensor) else None
 
         if any(layout.has_halo for layout in self.layouts.values()):
             e = E.rewrite(simplify(e), unguarded)
@@ -338,21 +322,20 @@ class _Lowering:
     def halo(self, t: Tensor) -> list[L.Stmt]:
         """Nests that store the zeros around the axes, each element once."""
         pieces, target = self.layout(t).pieces, self.buffers[t]
+        whole: list[tuple[Expr, E.Dim]] = [(as_expr(0), n) for n in target.shape]
+        inner = [(as_expr(p.before), _without_margins(p, n)) for p, n in zip(pieces, target.shape, strict=True)]
         slabs: list[L.Stmt] = []
         for d, piece in enumerate(pieces):
             for first, count in ((as_expr(0), piece.before), (as_expr(target.shape[d]) - piece.after, piece.after)):
                 if count:
-                    ranges = [
-                        (first, count) if k == d else (as_expr(p.before), _without_margins(p, whole)) if k < d else (as_expr(0), whole)
-                        for k, (p, whole) in enumerate(zip(pieces, target.shape, strict=True))
-                    ]
+                    starts, extents = zip(*inner[:d], (first, count), *whole[d + 1 :], strict=True)
                     names = [self.fresh(f"{target.name}.halo.{t.axes[p.axis].name}") for p in pieces]
-                    slabs.append(L.over([n for _, n in ranges], _zero(t, target, [start for start, _ in ranges]), names.__getitem__))
+                    slabs.append(L.over(extents, partial(_zero, t, target, starts), names.__getitem__))
         return slabs
 
     def extern_nest(self, program: te.Extern, stages: Sequence[Tensor]) -> L.Stmt:
         """The body of an extern over the kernel's buffers, loops renamed apart."""
-        tensors = {**dict(zip(program.parameters, program.inputs, strict=True))}
+        tensors = dict(zip(program.parameters, program.inputs, strict=True))
         tensors |= {program.results[t.index]: t for t in stages if t.extern is program}
         replacements = {b: (self.buffers[t], self.layout(t)) for b, t in tensors.items()}
         body = program.body
@@ -372,8 +355,8 @@ def _without_margins(piece: Piece, whole: E.Dim) -> E.Dim:
     return E.as_dim(as_expr(whole) - (piece.before + piece.after))
 
 
-def _zero(t: Tensor, target: L.Buffer, start: Sequence[Expr]) -> Callable[[tuple[Expr, ...]], L.Stmt]:
-    return lambda at: L.Store(target, tuple(simplify(s + v) for s, v in zip(start, at, strict=True)), E.const(0, t.dtype))
+def _zero(t: Tensor, target: L.Buffer, start: Sequence[Expr], at: Sequence[Expr]) -> L.Stmt:
+    return L.Store(target, tuple(simplify(s + v) for s, v in zip(start, at, strict=True)), E.const(0, t.dtype))
 
 
 def _rename_loops(stmt: L.Stmt, fresh: Callable[[str], str]) -> L.Stmt:

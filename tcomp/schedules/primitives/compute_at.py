@@ -290,9 +290,6 @@ def _box_of(buffer: L.Buffer, places: Sequence[Expr], values: Mapping[Expr, Expr
     return box
 
 
-# ---------------------------------------------------------------- where stages stand, and nests over a part of a stage
-
-
 @dataclass(frozen=True, slots=True)
 class _InsertionPoint:
     """The statements of one sequence, seen through blocks and allocations; `nests` among them compute a stage, and `items[at]` is or

@@ -63,9 +63,6 @@ def proof(what: str, *budget: int) -> Iterator[None]:
         raise refuse(f"isl gave up on {what}: {error}") from None
 
 
-# ---------------------------------------------------------------- finding
-
-
 def loops_of(kernel: L.Kernel) -> dict[str, L.For]:
     """The loops by name, in program order."""
     return {s.var.name: s for s in L.walk(kernel.body) if isinstance(s, L.For)}
@@ -181,9 +178,6 @@ def check_bounds_no_loops(stmt: L.Stmt, buffer: L.Buffer) -> None:
 def is_local(buffer: L.Buffer, stmt: L.Stmt) -> bool:
     """Whether a buffer is allocated inside of a statement."""
     return any(isinstance(s, L.Allocate) and s.buffer is buffer for s in L.walk(stmt))
-
-
-# ---------------------------------------------------------------- building and replacing
 
 
 def enclose(loops: Iterable[L.For], leaf: L.Stmt) -> L.Stmt:
@@ -331,9 +325,6 @@ def without_allocation(stmt: L.Stmt, buffer: L.Buffer) -> L.Stmt:
         return L.Block(()) if isinstance(s, L.Prefetch) and s.buffer is buffer else None
 
     return rebuild(stmt, edit)
-
-
-# ---------------------------------------------------------------- nests of one statement
 
 
 def single_write(nest: L.Stmt, buffer: L.Buffer) -> Nest:
