@@ -25,8 +25,7 @@ from tcomp.ir.loops import Kernel
 from tcomp.options import CompileOptions, Progress, Report
 from tcomp.pipeline import compile_graph, graph_passes, kernel_nodes, package
 from tcomp.runtime import Artifact, Module
-from tcomp.schedules.proof import Proof, prove
-from tcomp.schedules.schedule import parse_source
+from tcomp.schedules.schedule import Proof, parse_source, prove
 from tcomp.schedules.trace import Trace, read_record
 
 Array = np.ndarray

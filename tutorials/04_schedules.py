@@ -11,7 +11,7 @@ import numpy as np
 
 import tcomp
 from tcomp import te
-from tcomp.schedules.proof import prove
+from tcomp.schedules.schedule import prove
 
 # A blur of three neighbours, down the columns and then across the rows. What is computed says nothing about how.
 H, W = 1200, 1600

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import inspect
 import re
+import time
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import dataclass
 from functools import cache, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, TypeVarTuple, overload
 
@@ -31,6 +33,7 @@ from tcomp.ir.layout import Layout
 from tcomp.ir.te import Tensor, is_placeholder, tensors
 from tcomp.ir.text.parser import parse_expr, parse_kernel
 from tcomp.ir.verify import verify_kernel
+from tcomp.schedules.analysis.legality import proving
 from tcomp.schedules.handles import Loop
 from tcomp.schedules.instructions import text_of
 from tcomp.schedules.lowering import lower
@@ -144,8 +147,6 @@ class Schedule(Primitives):
         self.trace = Trace()
         self.fallbacks: tuple[Fallback, ...] = ()
 
-    # ------------------------------------------------------------ looking
-
     @property
     def loops(self) -> dict[str, L.For]:
         """The loops by name, in program order: `s.loops["C.i"].extent`, `.kind`, `.body`."""
@@ -154,15 +155,13 @@ class Schedule(Primitives):
     @property
     def stages(self) -> dict[str, L.Buffer]:
         """The buffers that are computed, temporaries included, by name, in program order: `s.stages["C"].shape`, `.dtype`, `.scope`."""
-        return {s.buffer.name: s.buffer for s in L.walk(self.kernel.body) if isinstance(s, L.Store | L.Accumulate)}
+        return {s.buffer.name: s.buffer for s in editing.stores(self.kernel.body)}
 
     def __str__(self) -> str:
         return str(self.kernel)
 
     def __repr__(self) -> str:
         return f"<Schedule of {self.kernel.name} after {len(self.trace)} steps: loops {', '.join(self.loops)}>"
-
-    # ------------------------------------------------------------ traces
 
     def apply(self, primitive: str, *arguments: Any, **options: Any) -> Any:
         """Apply a primitive by name; returns the name it made, a tuple of them, or None. Names may be handles: see `schedules.handles`.
@@ -297,6 +296,40 @@ def replay(kernel: L.Kernel, trace: Iterable[Step]) -> L.Kernel:
     s = Schedule(kernel)
     s.replay(trace)
     return s.kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What came of proving a trace: how many of its steps hold, how often isl was asked, seconds in all and in isl, and the refusal
+    that ended it, if one did."""
+
+    kernel: str
+    steps: int
+    proved: int
+    questions: int
+    seconds: float
+    isl_seconds: float
+    refused: ScheduleError | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether all steps are proved."""
+        return self.refused is None
+
+
+def prove(kernel: L.Kernel, trace: Iterable[Step]) -> Proof:
+    """Apply a trace again to the kernel it starts from: isl, not the quick test, judges every step. A refused step ends the proof; it raises
+    nothing."""
+    trace, started = Trace(tuple(trace)), time.perf_counter()
+    s, refused = Schedule(kernel), None
+    with proving() as asked:
+        for step in trace:
+            try:
+                s.replay([step])
+            except ScheduleError as error:
+                refused = error
+                break
+    return Proof(kernel.name, len(trace), len(s.trace), asked.questions, time.perf_counter() - started, asked.seconds, refused)
 
 
 # ---------------------------------------------------------------- arguments: as given, as a trace holds them, as a primitive takes them

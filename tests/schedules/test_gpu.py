@@ -20,8 +20,7 @@ from tcomp.ir.loops import Allocate, Buffer, For, Kernel, block, hoist_temporari
 from tcomp.schedules.gpu.default import schedule
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.lowering import lower
-from tcomp.schedules.proof import prove
-from tcomp.schedules.schedule import replay
+from tcomp.schedules.schedule import prove, replay
 from tcomp.target import CudaTarget
 from tests.codegen import cuda_host
 from tests.schedules.programs import Program, layouts, programs

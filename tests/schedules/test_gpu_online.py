@@ -19,8 +19,7 @@ from tcomp.ops.matmul import matmul, softmax_product
 from tcomp.schedules.gpu.default import schedule
 from tcomp.schedules.gpu.precision import with_precision
 from tcomp.schedules.knobs import Knobs
-from tcomp.schedules.proof import prove
-from tcomp.schedules.schedule import Schedule, replay
+from tcomp.schedules.schedule import Schedule, prove, replay
 from tcomp.target import CudaTarget
 from tests.schedules.programs import Program
 from tests.schedules.running import expected, interpreted

@@ -13,8 +13,7 @@ from tcomp.ir import te
 from tcomp.ir.expr import dim
 from tcomp.schedules import Schedule
 from tcomp.schedules import trace as T
-from tcomp.schedules.proof import prove
-from tcomp.schedules.schedule import replay
+from tcomp.schedules.schedule import prove, replay
 from tcomp.schedules.trace import Step, Trace
 from tests.schedules.dice import Seeded
 from tests.schedules.fuzzing import make

@@ -83,8 +83,8 @@ def cache_factors(kernel: L.Kernel, loop: Loop, left: str, right: str, scope: st
     buffers, nests, copies, staged = [], list[L.Stmt](), [], []
     for name, whole, core, loops, known in zip(names, product.args, factors, used, given, strict=True):
         buffers.append(local := editing.temporary(name, core.dtype, [x.extent for x in loops], scope))
-        loads = [fresh(kernel, f"{name}.{d}") for d in range(len(loops))]
-        nests.append(_copy(local, core, loops, known, loads))
+        nest, loads = _copy(kernel, local, core, loops, known)
+        nests.append(nest)
         copies.append(BufferCopy(name, loads=loads))
         staged.append(E.substitute(whole, {core: E.read(local, [x.var for x in loops])}))
     total = editing.enclose(found.loops, L.Accumulate(update.buffer, update.indices, E.binary("mul", *staged), update.reducer))
@@ -92,9 +92,10 @@ def cache_factors(kernel: L.Kernel, loop: Loop, left: str, right: str, scope: st
     return editing.nesting(editing.replaced(kernel, {target: new})), copies[0], copies[1]
 
 
-def _copy(buffer: L.Buffer, factor: Expr, loops: Sequence[L.For], conditions: Sequence[Expr], names: Sequence[str]) -> L.Stmt:
-    """The nest that fills a buffer with a factor, one element for each iteration of the loops, zeros where a condition does not hold."""
-    zero, conditions = E.const(0, factor.dtype), list(conditions)
+def _copy(kernel: L.Kernel, buffer: L.Buffer, factor: Expr, loops: Sequence[L.For], known: Sequence[Expr]) -> tuple[L.Stmt, list[str]]:
+    """The nest that fills a buffer with a factor, an element for each iteration of the loops, zeros where a condition does not hold; and
+    the names of its loops."""
+    zero, conditions = E.const(0, factor.dtype), list(known)
     while factor.op == "select" and factor.args[2] is zero:  # a padded operand
         conditions += E.conjuncts(factor.args[0])
         factor = factor.args[1]
@@ -103,7 +104,7 @@ def _copy(buffer: L.Buffer, factor: Expr, loops: Sequence[L.For], conditions: Se
     def store(at: tuple[Expr, ...]) -> L.Stmt:
         return L.Store(buffer, at, simplify(E.substitute(element, dict(zip(variables, at, strict=True)))))
 
-    return L.over(buffer.shape, store, names.__getitem__)
+    return editing.nest_over(kernel, buffer.name, buffer.shape, store)
 
 
 def product_of(update: L.Accumulate) -> tuple[Expr | None, list[Expr]]:

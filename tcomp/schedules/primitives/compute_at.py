@@ -140,8 +140,9 @@ def compute_at(kernel: L.Kernel, stage: Stage, loop: Loop, scope: str = "global"
     refuse_if(not indices_of(target.body, buffer), f"loop `{loop}` does not read `{stage}`")
     editing.check_bounds_no_loops(target, buffer)
     _check_pure(point.nests, buffer)
-    refuse_if(point.places[-1] > point.at, f"`{stage}` is computed once more behind loop `{loop}`")
-    _check_stable(kernel, point, reads(point.nests), point.places[0], point.at, target)
+    first, last = (point.items.index(point.nests[n]) for n in (0, -1))
+    refuse_if(last > point.at, f"`{stage}` is computed once more behind loop `{loop}`")
+    _check_stable(kernel, point, reads(point.nests), first, point.at, target)
     editing.check_shared_memory(kernel, scope, target)
     repeated = any(isinstance(s, L.For | L.While) for s in point.shared) and not editing.stores_all(point.nests[0], buffer)
     refuse_if(repeated, f"`{stage}` may keep elements from an earlier iteration of the loops around it")
@@ -166,11 +167,7 @@ def reverse_compute_at(kernel: L.Kernel, stage: Stage, loop: Loop) -> L.Kernel:
       >>> s = Schedule(te.compute((8,), lambda i: te.maximum(B[i], 0.0), name="C"))
       >>> outer, inner = s.split("B.i", 4)
       >>> s.reverse_compute_at("C", outer)
-      >>> print(s.kernel.body)
-      alloc B: float32[8]
-      for B.init.i in 0..8 {
-        B[B.init.i] = 0.0f
-      }
+      >>> print(s.loops[outer])
       for B.i.o in 0..2 {
         for B.i.i in 0..4 {
           for B.k in 0..3 {
@@ -184,7 +181,7 @@ def reverse_compute_at(kernel: L.Kernel, stage: Stage, loop: Loop) -> L.Kernel:
     """
     target, buffer = find_loop(kernel, loop), editing.find_buffer(kernel, stage)
     point = _find_insertion_point(kernel, buffer, target)
-    first, last, item = point.places[0], point.places[-1], point.items[point.at]
+    first, last, item = point.items.index(point.nests[0]), point.items.index(point.nests[-1]), point.items[point.at]
     refuse_if(first < point.at, f"`{stage}` is computed before loop `{loop}`", "compute_at moves it into the loops of its readers")
     _check_pure(point.nests, buffer)
     early = any(indices_of(x, buffer) for x in point.items[point.at : last] if x not in point.nests)
@@ -299,11 +296,6 @@ class _InsertionPoint:
     items: tuple[L.Stmt, ...]
     nests: tuple[L.Stmt, ...]
     at: int
-
-    @property
-    def places(self) -> list[int]:
-        """Positions of the nests."""
-        return [self.items.index(nest) for nest in self.nests]
 
 
 def _find_insertion_point(kernel: L.Kernel, buffer: L.Buffer, target: L.For) -> _InsertionPoint:

@@ -194,6 +194,12 @@ def allocated(buffers: Iterable[L.Buffer], body: L.Stmt) -> L.Stmt:
     return body
 
 
+def nest_over(kernel: L.Kernel, name: str, shape: Sequence[Dim], leaf: Callable[[Indices], L.Stmt]) -> tuple[L.Stmt, list[str]]:
+    """A nest over all elements of a shape, and the names of its loops: `name.0`, `name.1`, ..."""
+    names = [fresh(kernel, f"{name}.{d}") for d in range(len(shape))]
+    return L.over(shape, leaf, names.__getitem__), names
+
+
 def guard(conditions: Sequence[Expr], body: L.Stmt) -> L.Stmt:
     """`If` placed below the loops that stand directly inside, and inside of both branches of an `If`, so that nests stay perfect."""
     for condition in reversed(E.nested([c for c in map(simplify, conditions) if not prove(c)])):

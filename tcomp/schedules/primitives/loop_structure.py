@@ -173,10 +173,7 @@ def reorder(kernel: L.Kernel, *order: str, reassociate: bool = False) -> L.Kerne
     >>> A, k = te.placeholder((8, 4), name="A"), te.reduce_axis(8, "k")
     >>> s = Schedule(te.compute((4,), lambda i: te.sum(A[k, i], k), "B"))
     >>> s.reorder("B.k", "B.i")
-    >>> print(s.kernel.body)
-    for B.init.i in 0..4 {
-      B[B.init.i] = 0.0f
-    }
+    >>> print(s.loops["B.k"])
     for B.k in 0..8 {
       for B.i in 0..4 {
         B[B.i] += A[B.k, B.i]

@@ -43,9 +43,7 @@ def online(kernel: L.Kernel, stage: Stage, loop: Loop, factor: int) -> tuple[L.K
     >>> s = Schedule([A, T, M])
     >>> s.online("M", "M.k", 4)
     ('M.k.o', 'M.terms', 'M.weights', 'M.scale')
-    >>> print(s.kernel.body)
-    M[] = float32(-inf)
-    T[] = 0.0f
+    >>> print(s.loops["M.k.o"])
     for M.k.o in 0..3 {
       alloc M.terms: float32[4]
       alloc M.weights: float32[4]
@@ -66,7 +64,6 @@ def online(kernel: L.Kernel, stage: Stage, loop: Loop, factor: int) -> tuple[L.K
         T[] += M.weights[T.k.i]
       }
     }
-    T[] = select(M[] == float32(-inf), M[] - M[], T[])
     """
     buffer, target = editing.find_buffer(kernel, stage), editing.find_loop(kernel, loop)
     editing.check_factor(factor, "length of a block")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import islpy as isl
@@ -68,7 +68,7 @@ def cache_write(kernel: L.Kernel, stage: Stage, name: str, layout: Layout | str 
     editing.check_bounds_no_loops(scope, target)
     placed = _layout(layout, target.shape)
     local = L.Buffer(fresh(kernel, name), target.dtype, placed.shape(target.shape))
-    copy, loops = _over(kernel, target.name, target.shape, lambda at: L.Store(target, at, E.read(local, placed.indices(at))))
+    copy, loops = editing.nest_over(kernel, target.name, target.shape, lambda at: L.Store(target, at, E.read(local, placed.indices(at))))
     moved = items[items.index(nests[0]) : items.index(nests[-1]) + 1]  # what stands between the nests may read the stage
     new = {s: swap_buffer(s, target, local, placed.indices) for s in moved}
     new[nests[-1]] = L.block(new[nests[-1]], copy)
@@ -76,12 +76,6 @@ def cache_write(kernel: L.Kernel, stage: Stage, name: str, layout: Layout | str 
     around = kernel.body if nests[0] in editing.sequence(kernel.body) else scope
     changed = rebuild(kernel.body, lambda s: L.Allocate(local, rebuild(s, new.get)) if s is around else None)
     return kernel.with_body(changed), BufferCopy(local.name, stores=loops)
-
-
-def _over(kernel: L.Kernel, name: str, shape: Sequence[Dim], leaf: Callable[[editing.Indices], L.Stmt]) -> tuple[L.Stmt, list[str]]:
-    """A nest over all elements of a shape, and the names of its loops: `name.0`, `name.1`, ..."""
-    names = [fresh(kernel, f"{name}.{d}") for d in range(len(shape))]
-    return L.over(shape, leaf, names.__getitem__), names
 
 
 def cache_read(
@@ -137,7 +131,7 @@ def cache_read(
         conditions = [c for i, n in within for c in (i >= 0, i < as_expr(n))]
         return editing.guard(conditions, L.Store(local, at, E.read(source, index)))
 
-    copy, loops = _over(kernel, name, local.shape, element)
+    copy, loops = editing.nest_over(kernel, name, local.shape, element)
     readers = swap_buffer(where, source, local, lambda at: placed.indices([i - b for i, b in zip(at, box.base, strict=True)]))
     body = L.Allocate(local, L.block(copy, readers))
     if target is None:
@@ -193,7 +187,7 @@ def precompute(kernel: L.Kernel, buffer: Stage, name: str) -> tuple[L.Kernel, Bu
         same = len(found) == 1 and found[0].attr is source and e is not found[0] and at(wanted, found[0].args) is e
         return E.read(local, found[0].args) if same else None
 
-    stage, loops = _over(kernel, name, source.shape, lambda places: L.Store(local, places, at(wanted, places)))
+    stage, loops = editing.nest_over(kernel, name, source.shape, lambda places: L.Store(local, places, at(wanted, places)))
     body = L.map_expressions(kernel.body, lambda e: E.rewrite(e, rule))
     return kernel.with_body(L.Allocate(local, L.block(stage, body))), BufferCopy(name, loads=loops)
 
@@ -274,13 +268,8 @@ def set_scope(kernel: L.Kernel, buffer: Stage, scope: str) -> L.Kernel:
       >>> s.cache_write("C", "acc")
       'acc'
       >>> s.set_scope("acc", "register")
-      >>> print(s.kernel.body)
-      alloc acc: float32[] register
-      acc[] = 0.0f
-      for C.k in 0..5 {
-        acc[] += A[C.k]
-      }
-      C[] = acc[]
+      >>> s.stages["acc"].scope
+      'register'
     """
     old = editing.find_temporary(kernel, buffer, ", it is in global memory")
     new = temporary(old.name, old.dtype, old.shape, scope)
