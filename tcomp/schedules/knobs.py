@@ -23,11 +23,6 @@ Pick = Callable[[str, Sequence[Option], Option], Option]
 O = TypeVar("O", bound=Option)
 
 
-def default_of(name: str, options: Sequence[Option], default: Option) -> Option:
-    """Pick what the schedule function suggests."""
-    return default
-
-
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One decision: what was chosen, among what, and what the analytic model would have chosen."""
@@ -42,7 +37,7 @@ class Knobs:
     """Answers by `given`, else by `pick`. A given value that is no option any more is passed over: the space has changed since."""
 
     given: Decisions = field(default_factory=dict)
-    pick: Pick = default_of
+    pick: Pick = lambda name, options, default: default
     asked: dict[str, Answer] = field(default_factory=dict)
 
     def choice(self, name: str, options: Sequence[O], default: O) -> O:

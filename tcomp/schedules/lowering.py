@@ -30,7 +30,7 @@ EXPENSIVE = {
     "exp", "log", "tanh", "erf", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "pow", "sqrt",
 }  # fmt: skip
 EXPENSIVE_COST, MAX_INLINED_COST = 4, 3  # of one of these, in float operations; what costs so few is inlined wherever it is read
-MAX_ROW_BYTES = 1 << 14  # of a row of a temporary that is kept for several readers: a part of a thread's stack
+MAX_ROW_BYTES = 1 << 14  # of a row of a temporary that several readers share: a part of a thread's stack
 MAX_RECOMPUTED_OPERATIONS = 16  # for each element, rather than keep a tensor that is read at several places of a window
 MAX_WINDOW_SPAN = 32  # elements between the places of a window: a wider one does not stay in registers or a few lines of the cache
 
@@ -203,7 +203,7 @@ def _inline(t: Tensor, body: Expr, readers: Sequence[Tensor], uses: int) -> bool
     operations = [e.op for e in E.walk(body) if e.op not in ("var", "const", "read") and is_float(e.dtype)]
     if sum(EXPENSIVE_COST if op in EXPENSIVE else 1 for op in operations) <= MAX_INLINED_COST:
         return True
-    if len(readers) > 1:  # kept for all readers where a row of it fits a thread's stack; computed again otherwise
+    if len(readers) > 1:  # stored for all readers where a row of it fits a thread's stack; computed again otherwise
         return not (t.shape and isinstance(t.shape[-1], int) and t.shape[-1] * itemsize(t.dtype) <= MAX_ROW_BYTES)
     # Not where a reader uses one element again and again: an axis of its iteration space is not in the index.
     reads = [(r, e) for r in readers if r.body is not None for e in E.reads(r.body) if e.attr is t]
@@ -334,7 +334,7 @@ class _Lowering:
         return slabs
 
     def extern_nest(self, program: te.Extern, stages: Sequence[Tensor]) -> L.Stmt:
-        """The body of an extern over the kernel's buffers, loops renamed apart."""
+        """The body of an extern over the kernel's buffers, with loops of other names."""
         tensors = dict(zip(program.parameters, program.inputs, strict=True))
         tensors |= {program.results[t.index]: t for t in stages if t.extern is program}
         replacements = {b: (self.buffers[t], self.layout(t)) for b, t in tensors.items()}

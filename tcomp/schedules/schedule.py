@@ -38,12 +38,9 @@ from tcomp.schedules.handles import Loop
 from tcomp.schedules.instructions import text_of
 from tcomp.schedules.lowering import lower
 from tcomp.schedules.primitives import affine as orders
-from tcomp.schedules.primitives import buffer_dimensions, cache_factors, cache_hints, editing, guards, loop_structure, reductions, storage
+from tcomp.schedules.primitives import cache_factors, editing, guards, loop_structure, memory_latency, reductions, storage
 from tcomp.schedules.primitives import compute_at as placement
 from tcomp.schedules.primitives.online_softmax import online as online_softmax
-from tcomp.schedules.primitives.software_pipelining import pipeline as software_pipelining
-from tcomp.schedules.primitives.tensorize import check_calls
-from tcomp.schedules.primitives.tensorize import tensorize as execute_by_instruction
 from tcomp.schedules.trace import Step, Trace, read_json
 
 Program = L.Kernel | Tensor | Sequence[Tensor]
@@ -110,24 +107,24 @@ class Primitives:
     precompute = _method(storage.precompute)
     relayout = _method(storage.relayout)
     set_scope = _method(storage.set_scope)
-    pipeline = _method(software_pipelining)
+    pipeline = _method(memory_latency.pipeline)
     rfactor = _method(reductions.rfactor)
     decompose_reduction = _method(reductions.decompose_reduction)
     mask = _method(guards.mask)
-    tensorize = _method(execute_by_instruction)
+    tensorize = _method(loop_structure.tensorize)
     affine = _method(orders.affine)
     skew = _method(orders.skew)
     shift = _method(orders.shift)
     fission = _method(orders.fission)
     fuse_loops = _method(orders.fuse_loops)
-    collapse = _method(buffer_dimensions.collapse)
-    expand = _method(buffer_dimensions.expand)
-    prefetch = _method(cache_hints.prefetch)
+    collapse = _method(storage.collapse)
+    expand = _method(storage.expand)
+    prefetch = _method(memory_latency.prefetch)
     promote = _method(storage.promote)
     unguard = _method(guards.unguard)
     clean = _method(guards.clean)
     note = _method(guards.note)
-    stream = _method(cache_hints.stream)
+    stream = _method(memory_latency.stream)
     online = _method(online_softmax)
     specialize = _method(guards.specialize)
 
@@ -217,7 +214,7 @@ class Schedule(Primitives):
 
         Legal when the reordering of the four is. Good for reuse: what one tile touches stays in a cache, or in registers. Returns the
         names (i outer, j outer, i inner, j inner). `peel` is no tail of a tile, as it leaves two nests; `partition` the outer loops
-        of a tile where full tiles are wanted apart.
+        of a tile where full tiles should be nests of their own.
 
         >>> A = te.placeholder((8, 6), name="A")
         >>> s = Schedule(te.compute((6, 8), lambda i, j: A[j, i], name="B"))
@@ -364,7 +361,7 @@ def _run(kernel: L.Kernel, step: Step) -> Any:
             bound.arguments[parameter] = _size(kernel, step, value)
     try:
         result = PRIMITIVES[step.primitive](kernel, *bound.args, **bound.kwargs)
-        check_calls(result[0] if isinstance(result, tuple) else result)
+        loop_structure.check_calls(result[0] if isinstance(result, tuple) else result)
         return result
     except editing.Refusal as refusal:
         name = step.arguments[1] if step.primitive == "set_kind" else step.primitive  # as in `s.parallel(loop)`

@@ -126,8 +126,8 @@ READY = STEP % ("i * 4 + u", "", "y[i * 4 + w]")
 @pytest.mark.parametrize(
     ("kernel", "steps", "why"),
     [
-        (READY, 's.pipeline("i", 1, "a")', "1 stages: with two, one iteration runs ahead of another"),
-        (READY, 's.pipeline("i", 2)', "it needs the buffers that are filled ahead"),
+        (READY, 's.pipeline("i", 1, "a")', "1 stages: with two, one iteration fills what the next one reads"),
+        (READY, 's.pipeline("i", 2)', "it needs the buffers that earlier iterations fill"),
         (READY, 's.pipeline("i", 2, "c")', "`c` is not allocated in the body of `i`"),
         (READY, 's.pipeline("w", 2, "a")', "`a` is not allocated in the body of `w`"),
         (READY, 's.pipeline("i", 2, "z")', "there is no buffer `z`"),

@@ -330,7 +330,7 @@ PROGRAMS = {
         ("in place", "decompose_reduction", ("y", "k"), "`i` does more with `y` than to accumulate into it once"),
         ("outer fold", "decompose_reduction", ("y", "c"), "`c` does more with `y` than to accumulate into it once"),
         ("guarded place", "mask", ("y",), "`i < 4` keeps the places of `y` in range"),
-        ("threads", "mask", ("y",), "or concurrent iterations apart: it has to stay an `If`"),
+        ("threads", "mask", ("y",), "or separates concurrent iterations: it has to stay an `If`"),
         ("threads", "mask", ("z",), "there is no buffer `z`"),
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 30 else "",

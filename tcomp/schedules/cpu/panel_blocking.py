@@ -29,7 +29,7 @@ SUMS_SHARE = 32  # what waits for the next block is at most one part in so many 
 WHOLE_SHARE = 4  # a panel in one block is at most one part in so many of it, where blocks cannot be
 PANELS_PER_CORE = 4  # at least, for blocks: cores share panels then, not the rows of one, so that the last ones leave few cores idle
 MAX_SUMMED = 384  # products that are summed up one after the other: rounding errors grow with their number
-UNKNOWN_TILES = 2  # tiles of rows, where their number is not known: as many share what is prefetched (see `primitives.cache_hints`)
+UNKNOWN_TILES = 2  # tiles of rows, where their number is not known: as many share what is prefetched (see `primitives.memory_latency`)
 UNROLL_FACTORS = (2, 4, 8)  # steps of a reduction between two prefetches: a line of the operand each
 
 

@@ -38,7 +38,7 @@ from tcomp.schedules.instructions import bulk_copy
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.guards import specialize
-from tcomp.schedules.primitives.tensorize import tensorize
+from tcomp.schedules.primitives.loop_structure import tensorize
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CudaTarget
 

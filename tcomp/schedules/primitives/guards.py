@@ -33,15 +33,15 @@ def masked(kernel: L.Kernel, conditions: Sequence[Expr], stmt: L.Stmt) -> L.Stmt
 
 
 def masked_accumulation(kernel: L.Kernel, conditions: Sequence[Expr], stmt: L.Accumulate) -> L.Stmt:
-    """`if c: s += v` as `s += c ? v : identity`. Conditions that may keep the place of `s` in range stay an `If`; and so do those that
-    may keep concurrent iterations apart, as the place is now read and written where they do not hold as well."""
+    """`if c: s += v` as `s += c ? v : identity`. Conditions that the place of `s` may need to be in range stay an `If`; and so do those
+    that may separate concurrent iterations, as the place is now read and written where they do not hold as well."""
     together = {s.var for s in L.walk(kernel.body) if isinstance(s, L.For) and s.kind in (L.PARALLEL, *L.GPU_AXES)}
     needed = range_depends_on(stmt, conditions) if not together else _related(stmt.indices, conditions) | together
     free = [c for c in conditions if needed.isdisjoint(E.variables(c)) and (E.variables(c) or always_in_range(stmt))]
-    kept = [c for c in conditions if c not in free]
-    if any(E.reads(c) for c in kept):  # it may be in range only where the others hold
+    remaining = [c for c in conditions if c not in free]
+    if any(E.reads(c) for c in remaining):  # it may be in range only where the others hold
         return guard(conditions, stmt)
-    return guard(kept, replace(stmt, value=E.select_where(free, stmt.value, stmt.reducer.identity)))
+    return guard(remaining, replace(stmt, value=E.select_where(free, stmt.value, stmt.reducer.identity)))
 
 
 def always_in_range(stmt: L.Accumulate) -> bool:
@@ -69,7 +69,7 @@ def _related(indices: Sequence[Expr], conditions: Sequence[Expr]) -> set[Expr]:
 def mask(kernel: L.Kernel, stage: Stage) -> L.Kernel:
     """`if c: s += v` becomes `s += c ? v : identity` wherever `stage` is accumulated, so that its nest is free of control flow.
 
-    Legal where the condition is not needed to keep the place of `s` in range, nor concurrent iterations apart; a part of it that is stays
+    Legal where the condition is not needed to keep the place of `s` in range, nor to separate concurrent iterations; a part of it that is stays
     an `If`. (What is read stays in range: the side of a selection that is not chosen is not evaluated.) Good for reductions over lanes.
 
     >>> A, k = te.placeholder((10,), name="A"), te.reduce_axis(10, "k")
@@ -89,7 +89,7 @@ def mask(kernel: L.Kernel, stage: Stage) -> L.Kernel:
             doubtful |= not always_in_range(s.then)
             new = masked[s] = masked_accumulation(kernel, E.conjuncts(s.cond), s.then)
             if isinstance(new, L.If) and isinstance(new.then, L.Accumulate) and new.then.value is s.then.value:
-                why = f"`{s.cond}` keeps the places of `{stage}` in range, or concurrent iterations apart: it has to stay an `If`"
+                why = f"`{s.cond}` keeps the places of `{stage}` in range, or separates concurrent iterations: it has to stay an `If`"
                 raise refuse(why)
     changed = replaced(kernel, masked)
     if doubtful and (touch := out_of_bounds(changed.body)) is not None:
@@ -310,12 +310,7 @@ def note(kernel: L.Kernel, text: str) -> L.Kernel:
     >>> A = te.placeholder((4,), name="A")
     >>> s = Schedule(te.compute((4,), lambda i: A[i] * 2, name="B"))
     >>> s.note("too short for lanes")
-    >>> print(s)
-    kernel B(A: float32[4], B: float32[4]) -> (B) {
-      note "too short for lanes"
-      for B.i in 0..4 {
-        B[B.i] = A[B.i] * 2.0f
-      }
-    }
+    >>> s.kernel.notes
+    ('too short for lanes',)
     """
     return replace(kernel, notes=(*kernel.notes, text))

@@ -1,17 +1,21 @@
-"""The shape of loop nests (split, reorder, fuse, partition), and how iterations run: in order, in lanes, unrolled, on threads, on a GPU."""
+"""The shape of loop nests (split, reorder, fuse, partition), and how iterations run: in order, in lanes, unrolled, on threads, on a
+GPU, or all by one instruction."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from math import gcd
 
+from tcomp.errors import IRError, ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir import loops as L
 from tcomp.ir.access import within
 from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, loop_var
+from tcomp.ir.instruction import Instruction, match
 from tcomp.ir.simplify import prove, quotient, same_dim, simplify
 from tcomp.schedules.analysis.legality import disorder, race
 from tcomp.schedules.handles import Loop, LoopCopy, Size
+from tcomp.schedules.instructions import named
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.primitives.editing import find_loop, fresh, guard, nesting, rebind, refuse, refuse_conflict, refuse_if, replaced
 from tcomp.schedules.primitives.guards import masked
@@ -29,7 +33,7 @@ def split(kernel: L.Kernel, loop: Loop, factor: int, tail: str = "guard") -> tup
                    iteration; lanes of a vector are masked by it.
     mask           Every statement of the body gets a guard of its own; an accumulation whose place is in range anyway adds the identity
                    instead. Always legal. A reduction splits into lanes without masked stores, and statements and loops in the body can be
-                   moved apart. Costs operations that do nothing.
+                   moved separately. Costs operations that do nothing.
     peel           The last n % factor iterations become a loop of their own, `i.t` (loops inside get `.t` as well). Always legal. No
                    tests in full tiles; costs code, and leaves two nests where there was one.
     shift_inwards  The last tile starts at n - factor, overlapping the one before. Legal where n >= factor can be proved and iterations
@@ -233,7 +237,7 @@ def partition(kernel: L.Kernel, loop: Loop, point: Size) -> tuple[L.Kernel, str,
     """The first `point` iterations and the rest become two loops, each simplified for its range: `i` and `i.t` (tail).
 
     Legal where 0 <= point <= extent can be proved (a size is >= 0); the point may depend on sizes and on loops around. Good for guards,
-    which vanish where they always hold: borders and tails are kept apart from the many iterations in the middle. Returns the names of the
+    which vanish where they always hold: borders and tails are separated from the many iterations in the middle. Returns the names of the
     two loops; the second knows the `copies` of the loops inside (they get `.t` as well).
 
     >>> A = te.placeholder((8,), name="A")
@@ -360,3 +364,55 @@ def distribute(kernel: L.Kernel, loop: Loop, factor: int, outer: str, inner: str
     first, second = find_loop(kernel, outer_name), find_loop(kernel, inner_name)
     a, b = replace(first, kind=outer), replace(second, kind=inner)
     return nesting(replaced(kernel, {first: editing.enclose([b, a] if strided else [a, b], second.body)})), outer_name, inner_name
+
+
+def tensorize(kernel: L.Kernel, loop: Loop, instruction: Instruction | str, reassociate: bool = False) -> L.Kernel:
+    """Execute a loop, and all that stands inside of it, by one machine instruction (see `tcomp.schedules.instructions`).
+
+    Legal when the loops are the meaning of the instruction, up to their order: each moves the operands by the strides, and as often, as a
+    loop of the meaning; dtypes, conversions and the reducer are the same; nothing else stands inside. An instruction that adds floats in
+    an order of its own needs `reassociate`. Whether the target has the instruction is checked when code is generated. Good for the
+    innermost tile: multiply-add on whole register tiles, dot products of bytes, tensor cores.
+
+      >>> from tcomp.schedules.instructions import fma_tile
+      >>> A, B, k = te.placeholder((2, 8), name="A"), te.placeholder((8, 32), name="B"), te.reduce_axis(8, "k")
+      >>> s = Schedule(te.compute((2, 32), lambda i, j: te.sum(A[i, k] * B[k, j], k), name="C"))
+      >>> s.reorder("C.k", "C.i", "C.j")
+      >>> outer, inner = s.split("C.k", 4)
+      >>> s.tensorize(inner, fma_tile(2, 2, 4))
+      >>> print(s.loops[outer])
+      for C.k.o in 0..2 {
+        call `fma_tile(2, 2, 4, avx512, float32)` {
+          for C.k.i in 0..4 {
+            for C.i in 0..2 {
+              for C.j in 0..32 {
+                C[C.i, C.j] += A[C.i, C.k.i + C.k.o * 4] * B[C.k.i + C.k.o * 4, C.j]
+              }
+            }
+          }
+        }
+      }
+    """
+    target = find_loop(kernel, loop)
+    if any(isinstance(s, L.Call) and any(x is target for x in L.walk(s)) for s in L.walk(kernel.body)):
+        raise refuse(f"loop `{loop}` is executed by an instruction already")
+    try:
+        wanted = instruction if isinstance(instruction, Instruction) else named(instruction)
+        match(wanted, target)
+    except ScheduleError:
+        raise
+    except IRError as error:
+        raise refuse(f"{error.why or error.what}\n{error.where}") from None
+    if wanted.reassociates and not reassociate:
+        raise refuse(f"`{wanted.name}` adds floats in an order of its own", "allow it by tensorize(..., reassociate=True)")
+    return replaced(kernel, {target: L.Call(wanted, target)})
+
+
+def check_calls(kernel: L.Kernel) -> None:
+    """Refuses a kernel in which an instruction would no longer execute what it means."""
+    for s in L.walk(kernel.body):
+        if isinstance(s, L.Call):
+            try:
+                match(s.instruction, s.body)
+            except IRError as error:
+                raise refuse(f"it would change what `{s.instruction.name}` executes: {error.why}") from None

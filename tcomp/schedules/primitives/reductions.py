@@ -192,7 +192,7 @@ def _clearing(kernel: L.Kernel, nest: L.For, buffer: L.Buffer) -> tuple[L.Stmt, 
 
 
 def _before(kernel: L.Kernel, nest: L.For) -> tuple[L.Stmt, ...]:
-    """The statements ahead of a nest in its sequence."""
+    """The statements in front of a nest in its sequence."""
     around = next((s.stmts for s in L.walk(kernel.body) if isinstance(s, L.Block) and nest in s.stmts), (nest,))
     return around[: around.index(nest)]
 
