@@ -45,16 +45,16 @@ class Knobs:
 
         Raises `ScheduleError` if there is no such option.
         """
-        if name in self.asked and (place := _place(self.asked[name].value, options)) is not None:
-            return options[place]
-        value = self.given.get(name, default)
+        if (asked := self.asked.get(name)) is not None and asked.value in options:
+            return options[options.index(asked.value)]
+        value = self.given.get(name)
         if name not in self.given or value not in options:
             value = self.pick(name, options, default)
-        place = _place(value, options)
-        if place is None or default not in options:
+        if value not in options or default not in options:
             raise ScheduleError(f"knob `{name}` has no option {value!r}", hint=f"one of {', '.join(map(repr, options))}")
-        self.asked[name] = Answer(options[place], tuple(options), default)
-        return options[place]
+        decided = options[options.index(value)]
+        self.asked[name] = Answer(decided, tuple(options), default)
+        return decided
 
     def flag(self, name: str, default: bool) -> bool:
         """Yes or no."""
@@ -69,10 +69,6 @@ class Knobs:
 def chosen(answers: Mapping[str, Answer]) -> dict[str, Option]:
     """The answers that are not the default."""
     return {name: a.value for name, a in answers.items() if a.value != a.default}
-
-
-def _place(value: Option, options: Sequence[Option]) -> int | None:
-    return options.index(value) if value in options else None
 
 
 def encode(decisions: Decisions) -> str:

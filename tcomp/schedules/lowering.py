@@ -102,8 +102,7 @@ def _literal(value: Value, array: np.ndarray) -> Tensor:
     """A constant of one element (or none) as a tensor expression."""
     if array.size > 1:
         raise IRError(f"constant `{value.name}` of {array.size} elements inside a kernel", hint="pass it to the kernel as an input")
-    literal = E.const(array.reshape(-1)[0] if array.size else 0, value.dtype)
-    return te.compute(value.shape, lambda *indices: literal, value.name)
+    return te.compute(value.shape, lambda *indices: E.const(array.reshape(-1)[0] if array.size else 0, value.dtype), value.name)
 
 
 def _computed(t: Tensor, value: Value) -> Tensor:
@@ -293,7 +292,7 @@ class _Lowering:
         layout, target = self.layout(t), self.buffers[t]
         reducer, axes = t.body.attr if t.body.op == "reduce" else (None, ())
         extents = [axis.attr.extent if axis.attr.extent is not None else axis.attr.hi + 1 for axis in axes]
-        inner = [_without_margins(p, whole) for p, whole in zip(layout.pieces, target.shape, strict=True)]
+        inner = [_without_margins(p, n) for p, n in zip(layout.pieces, target.shape, strict=True)]
 
         def names(prefix: str) -> list[str]:
             dims = [t.axes[p.axis].name + ("b" if p.div != 1 else "") for p in layout.pieces]

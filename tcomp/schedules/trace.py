@@ -39,8 +39,7 @@ class Step:
 
     def to_json(self) -> str:
         """One line."""
-        parts: list[Any] = [self.primitive, self.arguments]
-        return json.dumps([*parts, dict(self.options)] if self.options else parts)
+        return json.dumps([self.primitive, self.arguments, *([dict(self.options)] if self.options else ())])
 
 
 @dataclass(frozen=True, slots=True, repr=False)

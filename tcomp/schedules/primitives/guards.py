@@ -130,12 +130,11 @@ def specialize(kernel: L.Kernel, loop: Loop) -> tuple[L.Kernel, LoopCopy]:
     inside = {x.var: as_expr(x.extent) for x in L.walk(target) if isinstance(x, L.For)}
     whole = {c: simplify(e) for c in dict.fromkeys(_tested(target)) if (e := _hardest(c, inside)) is not None}
     whole = {c: e for c, e in whole.items() if e.op != "const" or e.attr}
-    known = all(e.op == "const" for e in whole.values())
-    refuse_if(known, f"`{loop}` tests nothing that could be tested in front of it", "it is about conditions linear in the loops inside")
+    tests = [e for e in dict.fromkeys(whole.values()) if e.op != "const"]
+    refuse_if(not tests, f"`{loop}` tests nothing that could be tested in front of it", "it is about conditions linear in the loops inside")
     other, names = editing.rename_inner(kernel, target, ".e")
     fast = rebuild(rebind(target, dict.fromkeys(whole, TRUE)), _settled)
-    both = L.If(E.all_of([e for e in dict.fromkeys(whole.values()) if e.op != "const"]), fast, other)
-    return nesting(replaced(kernel, {target: both})), LoopCopy(names[target.var.name], copies=names)
+    return nesting(replaced(kernel, {target: L.If(E.all_of(tests), fast, other)})), LoopCopy(names[target.var.name], copies=names)
 
 
 def _tested(s: L.Stmt) -> Iterator[Expr]:

@@ -465,7 +465,7 @@ def _merge(kernel: L.Kernel, pairs: set[Pair], dims: dict[L.Buffer, int]) -> L.K
     def visit(s: L.Stmt) -> L.Stmt:
         if isinstance(s, L.For) and isinstance(s.body, L.For) and (s.var, s.body.var) in pairs:
             extent = as_dim(simplify(as_expr(s.extent) * as_expr(s.body.extent)))
-            joined[s.var] = loop_var(f"{s.var.name}_{s.body.var.name.rsplit('.', 1)[-1]}", extent)
+            joined[s.var] = loop_var(f"{s.var.name}_{editing.last_part(s.body.var.name)}", extent)
             return L.For(joined[s.var], extent, visit(s.body.body), s.kind)
         return L.with_children(s, [visit(c) for c in L.children(s)])
 
