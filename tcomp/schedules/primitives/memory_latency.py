@@ -161,9 +161,10 @@ def prefetch(kernel: L.Kernel, buffer: Stage, loop: Loop, distance: int, at: Loo
     for indices, inner in places.items():
         loops = [x for x in inner if x.kind != L.VECTORIZED]
         unrolled = [x for x in loops if x.kind == L.UNROLLED and x in together]
-        steps = {x: _iterations_of_line(source, indices, x) for x in loops} if around else {}
+        moves = {x: abs(stride(E.read(source, indices), x.var) or 0) * itemsize(source.dtype) for x in loops}  # bytes an iteration
+        steps = {x: max(1, LINE // size) if size and around else 1 for x, size in moves.items()}  # iterations that read one cache line
         options = [*([[]] if around else []), unrolled]  # loops that are run through at once
-        shares = ((at_once, _share(around, [(x, steps.get(x, 1)) for x in loops if x not in at_once])) for at_once in options)
+        shares = ((at_once, _share(around, [(x, steps[x]) for x in loops if x not in at_once])) for at_once in options)
         copied, share = next(((at_once, share) for at_once, share in shares if share is not None), ([], None))
         if share is None:
             raise refuse(f"what `{loop}` reads of `{buffer}` depends on a loop inside it", "prefetch in that loop, or `at` one inside that")
@@ -172,12 +173,6 @@ def prefetch(kernel: L.Kernel, buffer: Stage, loop: Loop, distance: int, at: Loo
         hint = L.Prefetch(source, tuple(simplify(E.substitute(i, moved)) for i in indices))
         hints.append(editing.enclose([L.For(copies[x.var], x.extent, hint, L.UNROLLED) for x in copied], hint))
     return replaced(kernel, {inside: replace(inside, body=L.block(*hints, inside.body))})
-
-
-def _iterations_of_line(buffer: L.Buffer, indices: tuple[Expr, ...], x: L.For) -> int:
-    """How many iterations of a loop read one cache line."""
-    step = abs(stride(E.read(buffer, indices), x.var) or 0) * itemsize(buffer.dtype)  # bytes
-    return max(1, LINE // step) if step else 1
 
 
 def _share(around: Sequence[L.For], walked: Sequence[tuple[L.For, int]]) -> dict[Expr, Expr] | None:
