@@ -125,7 +125,8 @@ class _Formula:
     """A conjunction in isl's notation, with an existentially quantified variable for each part that is not affine."""
 
     def __init__(self, names: Mapping[Expr, str], parent: _Formula | None = None) -> None:
-        self.names, self.exact = names, parent.exact if parent else True
+        self.names = names
+        self.exact: bool = parent.exact if parent else True
         self.constraints: list[str] = list(parent.constraints) if parent else []
         self.unknowns: dict[Expr, str] = dict(parent.unknowns) if parent else {}
 
