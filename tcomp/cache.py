@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tcomp.errors import ArtifactError
-from tcomp.runtime.files import replacing
+from tcomp.runtime.artifact import replacing
 
 T = TypeVar("T")
 

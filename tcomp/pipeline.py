@@ -1,11 +1,11 @@
 """The compiler on one page: an ONNX model goes in, an artifact comes out. Read `compile_model`, then downwards.
 
-    import     ONNX -> graph                               `frontends.onnx`
-    passes     graph -> graph of kernels, with layouts     `graph_passes`
-    kernels    each distinct kernel is lowered to loops, scheduled, and emitted as code: `backends.kernel.compile_kernel`;
-               `compile_kernels` does so in parallel processes, or finds the code in the cache
-    link       memory plan, host program, linked code
-    package    code, weights and manifest -> artifact
+import     ONNX -> graph                               `frontends.onnx`
+passes     graph -> graph of kernels, with layouts     `graph_passes`
+kernels    each distinct kernel is lowered to loops, scheduled, and emitted as code: `backends.kernel.compile_kernel`;
+           `compile_kernels` does so in parallel processes, or finds the code in the cache
+link       memory plan, host program, linked code
+package    code, weights and manifest -> artifact
 """
 
 from __future__ import annotations
@@ -27,22 +27,10 @@ from tcomp.ir.graph import IF, KERNEL, LOOP, Graph, Node, Value, canonical_graph
 from tcomp.ir.layout import Layout
 from tcomp.ir.text.parser import parse_expr
 from tcomp.options import CompileOptions, Report
-from tcomp.packaging.manifest import manifest, symbolic_dims
-from tcomp.packaging.program import assemble
-from tcomp.packaging.weights import collect_weights
-from tcomp.passes.algorithms import as_suggested, choose_algorithms
-from tcomp.passes.attention import join_attention
-from tcomp.passes.canonicalize import canonicalize
-from tcomp.passes.cse import merge_equal
-from tcomp.passes.dce import eliminate_dead
-from tcomp.passes.dead_elements import eliminate_dead_elements
-from tcomp.passes.fold import fold_constants
-from tcomp.passes.layout import choose_layouts
+from tcomp.packaging import assemble, collect_weights, manifest, symbolic_dims
+from tcomp.passes import algorithms, attention, canonicalize, cse, dce, dead_elements, fold, layout, partition, quantized, simplify
 from tcomp.passes.memory_plan import plan_memory
-from tcomp.passes.partition import partition
-from tcomp.passes.quantized import use_bytes
 from tcomp.passes.runner import run_passes
-from tcomp.passes.simplify import simplify
 from tcomp.runtime import Artifact, read_artifact, write_artifact
 from tcomp.schedules.knobs import Decisions, Knobs
 
@@ -80,27 +68,28 @@ def graph_passes(options: CompileOptions, report: Report) -> list[tuple[str, Cal
     """Graph -> Graph, in order. Each is verified, timed and dumped on request by the runner."""
     backend, decide, notes = options.backend, options.decide, report.notes
     wanted = backend.graph_options
-    halos, choose_algorithm = wanted.halos, decide.algorithm if decide else as_suggested
-
-    def algorithms(g: Graph) -> Graph:
-        return choose_algorithms(g, wanted.lanes or 1, notes, choose_algorithm, wanted.weight_bandwidth, options.direct)
+    halos, choose = wanted.halos, decide.algorithm if decide else algorithms.as_suggested
+    predict = partial(predicted_seconds, backend=backend) if halos else None
 
     def weight_layouts(body: Graph, constants: frozenset[int]) -> Mapping[int, Layout]:
         return operand_layouts(body, constants, backend, Knobs(decide(body, constants).decisions) if decide else None)
 
+    def choose_algorithms(g: Graph) -> Graph:
+        return algorithms.choose_algorithms(g, wanted.lanes or 1, notes, choose, wanted.weight_bandwidth, options.direct)
+
     return [
-        ("use-bytes", lambda g: use_bytes(g, notes)),
-        ("fold", lambda g: fold_constants(g, notes)),
-        ("eliminate-dead-elements", lambda g: eliminate_dead_elements(g, notes)),
-        ("canonicalize", lambda g: canonicalize(g, notes)),
-        ("simplify", lambda g: simplify(g, notes)),
-        ("fold-again", lambda g: fold_constants(g, notes)),
-        ("merge-equal", merge_equal),
-        ("eliminate-dead", eliminate_dead),
-        *([("algorithms", algorithms), ("merge-again", merge_equal)] if wanted.lanes is not None else []),
-        ("attention", lambda g: join_attention(g, wanted.attention_bytes, notes, wanted.attention_blocks)),
-        ("partition", lambda g: partition(g, report.not_fused, halos, quotients=halos)),
-        ("layout", lambda g: choose_layouts(g, weight_layouts, halos, partial(predicted_seconds, backend=backend) if halos else None)),
+        ("use-bytes", lambda g: quantized.use_bytes(g, notes)),
+        ("fold", lambda g: fold.fold_constants(g, notes)),
+        ("eliminate-dead-elements", lambda g: dead_elements.eliminate_dead_elements(g, notes)),
+        ("canonicalize", lambda g: canonicalize.canonicalize(g, notes)),
+        ("simplify", lambda g: simplify.simplify(g, notes)),
+        ("fold-again", lambda g: fold.fold_constants(g, notes)),
+        ("merge-equal", cse.merge_equal),
+        ("eliminate-dead", dce.eliminate_dead),
+        *([("algorithms", choose_algorithms), ("merge-again", cse.merge_equal)] if wanted.lanes is not None else []),
+        ("attention", lambda g: attention.join_attention(g, wanted.attention_bytes, notes, wanted.attention_blocks)),
+        ("partition", lambda g: partition.partition(g, report.not_fused, halos, quotients=halos)),
+        ("layout", lambda g: layout.choose_layouts(g, weight_layouts, halos, predict)),
     ]
 
 
@@ -110,17 +99,14 @@ def compile_partitioned(graph: Graph, options: CompileOptions, report: Report) -
     texts = {node: canonical_graph_text(node.bodies[0]) for node in kernel_nodes(graph)}
     decisions = _decisions(graph, texts, options, report)
     with report.timed("kernels"):
-        compiled = compile_kernels(
-            list(texts.values()), options.backend, lambda done, total: options.progress("kernels", done, total), decisions
-        )
+        compiled = compile_kernels(list(texts.values()), options.backend, partial(options.progress, "kernels"), decisions)
     with report.timed("link"):
         artifact = package(graph, {node: compiled[text] for node, text in texts.items()}, options, report)
-    if options.emit or options.dump is not None:
-        report.stages.update(listings(options.emit, graph, texts, compiled, options.backend, decisions))
-        if options.dump is not None:
-            stages = ("graph", "te", "schedule", "loops", *options.backend.stages[: options.backend.dumped])
-            for stage, text in listings(stages, graph, texts, compiled, options.backend, decisions).items():
-                (options.dump / f"90-{stage}.txt").write_text(text, encoding="utf-8")
+    report.stages.update(listings(options.emit, graph, texts, compiled, options.backend, decisions))
+    if options.dump is not None:
+        stages = ("graph", "te", "schedule", "loops", *options.backend.stages[: options.backend.dumped])
+        for stage, text in listings(stages, graph, texts, compiled, options.backend, decisions).items():
+            (options.dump / f"90-{stage}.txt").write_text(text, encoding="utf-8")
     options.progress("done", 1, 1)
     return artifact
 

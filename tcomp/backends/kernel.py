@@ -90,19 +90,19 @@ def buffer_size(buffer: Buffer) -> Dim:
 
 
 def listings(
-    emit: Sequence[str],
+    stages: Sequence[str],
     graph: Graph,
     texts: Mapping[Node, str],
     compiled: Mapping[str, CompiledKernel],
     backend: Backend,
     decisions: Mapping[str, Decisions],
 ) -> dict[str, str]:
-    """The stages asked for, as text, for `--emit` and `TCOMP_DUMP`: graph, te, schedule, loops, and those of the backend; each distinct
-    kernel once."""
-    from tcomp.ir.te import print_te
-    from tcomp.schedules.lowering import tensors_of
+    """Stages as text, for `--emit` and `TCOMP_DUMP`: graph, te, schedule, loops, and those of the backend; each distinct kernel once."""
 
     def listing(stage: str, text: str, body: Graph) -> str:
+        from tcomp.ir.te import print_te
+        from tcomp.schedules.lowering import tensors_of
+
         if stage == "te":
             return print_te(tensors_of(body)[1])
         schedule = build_loops(body, compiled[text].symbol, backend, Knobs(decisions.get(text, {})))
@@ -111,7 +111,7 @@ def listings(
 
     nodes = {text: node for node, text in reversed(list(texts.items()))}  # the first of each text
     result = {}
-    for stage in emit:
+    for stage in stages:
         comment = {"c": "//", "cuda": "//", "ptx": "//", "schedule": "#"}.get(stage, ";")
         kernels = (f"{comment} {nodes[text].name}\n{listing(stage, text, nodes[text].bodies[0])}" for text in dict.fromkeys(texts.values()))
         result[stage] = str(graph) if stage == "graph" else "\n".join(kernels)

@@ -1,27 +1,75 @@
-"""All commands of `tcomp`."""
+"""All commands of `tcomp`, and how they end: their errors become messages and exit statuses."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import platform
-from collections.abc import Callable
-from inspect import cleandoc
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from textwrap import indent
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 import tcomp
-from tcomp.cli.commands.bench import bench
-from tcomp.cli.commands.check import check
-from tcomp.cli.commands.compile import compile
-from tcomp.cli.commands.db import export, import_, merge, report, show
-from tcomp.cli.commands.demo import demo
-from tcomp.cli.commands.doctor import doctor
-from tcomp.cli.commands.explain import explain
-from tcomp.cli.commands.run import run
-from tcomp.cli.commands.tune import tune
-from tcomp.cli.commands.verify import verify
-from tcomp.cli.guard import guarded
+from tcomp.cli import output
+from tcomp.cli.compile import check, compile, explain
+from tcomp.cli.machine import demo, doctor
+from tcomp.cli.options import flag
+from tcomp.cli.run import bench, run
+from tcomp.cli.tuning import export, import_, merge, report, show, tune
+from tcomp.cli.verify import verify
+from tcomp.errors import TcompError
+
+Debug = Annotated[bool, flag("--debug", "Show the Python traceback of an error.")]
+
+
+def guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with an option `--debug`, and with the fields of a parameter that is a dataclass as options of their own. A `TcompError`
+    is printed as one message (with `--json` also as JSON): status 2. Any other exception is a bug of tcomp: one line and status 70."""
+    groups: dict[str, Any] = {}
+    declared: list[tuple[str, Any, Any]] = []  # name, default, annotation
+    for p in inspect.signature(command, eval_str=True).parameters.values():
+        if is_dataclass(p.annotation):
+            groups[p.name], hints = p.annotation, get_type_hints(p.annotation, include_extras=True)
+            declared += [(f.name, f.default, hints[f.name]) for f in fields(p.annotation)]
+        else:
+            declared.append((p.name, p.default, p.annotation))
+    declared.append(("debug", False, Debug))
+
+    @functools.wraps(command)
+    def wrapped(*, debug: bool, **options: Any) -> None:
+        def failed(text: str, record: Mapping[str, str], status: int) -> typer.Exit:
+            if debug:
+                traceback.print_exc(file=sys.stderr)
+            output.message(f"error: {text}", "red")
+            if options.get("as_json"):
+                output.print_json({"error": record})
+            return typer.Exit(status)
+
+        for name, group in groups.items():
+            options[name] = group(**{f.name: options.pop(f.name) for f in fields(group)})
+        try:
+            command(**options)
+        except (typer.Exit, typer.Abort, BrokenPipeError):
+            raise
+        except KeyboardInterrupt:
+            output.message("interrupted", "yellow")
+            raise typer.Exit(output.INTERRUPTED) from None
+        except TcompError as error:
+            raise failed(str(error), {"kind": type(error).__name__, **error.parts}, output.USER_ERROR) from None
+        except Exception as error:  # noqa: BLE001  the last resort: reported as what it is
+            what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            hint = "" if debug else "; run with --debug for the traceback"
+            raise failed(f"internal error: {what}{hint}", {"kind": "internal", "what": what}, output.INTERNAL_ERROR) from None
+
+    parameters = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=d, annotation=a) for n, d, a in declared]
+    vars(wrapped)["__signature__"] = inspect.Signature(parameters)
+    wrapped.__annotations__ = {name: annotation for name, _, annotation in declared}
+    return wrapped
 
 
 def _show_version(wanted: bool) -> None:
@@ -38,7 +86,7 @@ def root(
 
 def _examples(text: str) -> str:
     """Help text that keeps its line breaks."""
-    return "\b\nExamples:\n" + indent(cleandoc(text), "  ")
+    return "\b\nExamples:\n" + indent(inspect.cleandoc(text), "  ")
 
 
 app = typer.Typer(
@@ -82,7 +130,7 @@ _DATABASE_COMMANDS: dict[Callable[..., None], str] = {
     merge: "tcomp db merge tune.db other.db",
 }
 database = typer.Typer(no_args_is_help=True, help="Look into databases of tuning records, and move records between them.")
-for group, commands in ((app, _COMMANDS), (database, _DATABASE_COMMANDS)):
+for typer_group, commands in ((app, _COMMANDS), (database, _DATABASE_COMMANDS)):
     for function, examples in commands.items():
-        group.command(function.__name__.rstrip("_"), epilog=_examples(examples))(guarded(function))
+        typer_group.command(function.__name__.rstrip("_"), epilog=_examples(examples))(guarded(function))
 app.add_typer(database, name="db")

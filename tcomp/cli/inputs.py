@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
-import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tcomp.cli import output
-from tcomp.cli.files import check_file, check_model_file, is_artifact
-from tcomp.cli.syntax import assignments, parse_dims
+from tcomp.cli.options import ModelOptions, array_or_number, assignments, check_model_file, is_artifact, load_arrays, parse_dims
 from tcomp.errors import InputError
 from tcomp.ir.dims import bind_dims
 from tcomp.ir.expr import Expr, as_expr, bounds, dim, evaluate_int, variables
@@ -24,12 +21,7 @@ from tcomp.runtime import Artifact, numpy_dtype, read_artifact
 from tcomp.runtime.inputs import random_array
 from tcomp.target import Target
 
-if TYPE_CHECKING:
-    from tcomp.cli.options import ModelOptions
-
 Array = np.ndarray
-
-_NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 
 
 @dataclass(frozen=True)
@@ -127,19 +119,16 @@ def _filled(name: str, number: float, shape: tuple[int, ...], dtype: np.dtype[An
     return np.full(shape, value, dtype)
 
 
-# ---------------------------------------------------------------- files
-
-
 def _read_inputs(texts: Iterable[str] | None, signature: Sequence[Value]) -> dict[str, Array | float]:
     """`name=file.npy`, `name=number` and `file.npz` as given on the command line."""
     values, all_texts = {v.name: v for v in signature}, list(texts or ())
     several = [text for text in all_texts if "=" not in text and Path(text).suffix == ".npz"]
     found: list[tuple[str, Array | float, str]] = []
     for text in several:
-        found += [(name, a, f"--input {text}") for name, a in _load(Path(text)).items()]
+        found += [(name, a, f"--input {text}") for name, a in load_arrays(Path(text)).items()]
     single = (text for text in all_texts if text not in several)
     for name, source, where in assignments(single, "--input", "NAME=FILE", "--input image=cat.npy, --input all.npz"):
-        found.append((name, _array_or_number(source), where))
+        found.append((name, array_or_number(source), where))
     given: dict[str, Array | float] = {}
     for name, value, where in found:
         if name not in values:
@@ -150,28 +139,6 @@ def _read_inputs(texts: Iterable[str] | None, signature: Sequence[Value]) -> dic
     return given
 
 
-def read_values(texts: Iterable[str] | None) -> dict[str, Array]:
-    """`name=number` and `name=file.npy`: inputs that are fixed when a model is compiled. Raises `InputError`."""
-    values: dict[str, Array] = {}
-    for name, source, _ in assignments(texts, "--value", "NAME=NUMBER", "--value sr=16000, --value table=table.npy"):
-        value = _array_or_number(source)
-        values[name] = np.asarray(int(value) if isinstance(value, float) and value.is_integer() else value)
-    return values
-
-
-def _array_or_number(source: str) -> Array | float:
-    if not Path(source).exists():
-        if source in ("true", "false"):
-            return float(source == "true")
-        if _NUMBER.fullmatch(source):
-            return float(source)
-    arrays = _load(Path(source))
-    if set(arrays) != {""}:
-        hint = f"--input {source} (without a name) takes them by their names"
-        raise InputError(f"{source} holds several arrays", where="--input", hint=hint)
-    return arrays[""]
-
-
 def _checked(array: Array, value: Value, where: str) -> Array:
     dtype = numpy_dtype(value.dtype)
     if array.dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize and dtype.name == value.dtype == "bfloat16":
@@ -180,17 +147,3 @@ def _checked(array: Array, value: Value, where: str) -> Array:
         what, hint = f"input `{value.name}` is {array.dtype.name}, the model takes {value.dtype}", f"array.astype({dtype.name!r})"
         raise InputError(what, where=where, hint=f"save it with numpy.save(file, {hint})")
     return array
-
-
-def _load(path: Path) -> dict[str, Array]:
-    """The arrays of a .npz file by name, or that of a .npy file under the name ""."""
-    check_file(path, "--input")
-    try:
-        content = np.load(path, allow_pickle=False)
-        if isinstance(content, np.ndarray):
-            return {"": content}
-        with content:
-            return {name: content[name] for name in content.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, MemoryError) as error:
-        why = f"{error}; pickled objects are never loaded"
-        raise InputError(f"{path} is no .npy or .npz file", where="--input", why=why, hint="write it with numpy.save") from error

@@ -1,50 +1,75 @@
-"""Options that several commands share."""
+"""Options that several commands share, their syntax (NAME=VALUE, sizes, shapes, lists, times), and the files that they name."""
 
 from __future__ import annotations
 
+import difflib
+import os
+import re
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tcomp.cli.syntax import parse_dims, parse_shapes
 from tcomp.errors import InputError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from tcomp.options import CompileOptions
     from tcomp.target import Target
 
+_ARTIFACT_MAGIC = b"\x89TCOMP"
+_NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}  # of each unit of time
+MAX_THREADS = 4096  # as `CompileOptions` has it
+
+# ---------------------------------------------------------------- declarations
+
 
 def option(name: str, metavar: str, help: str, **more: Any) -> Any:
-    """An option that has no default to be shown."""
-    return typer.Option(name, metavar=metavar, help=help, show_default=False, **more)
+    """An option with a value; its default is not shown unless `show_default` says so."""
+    return typer.Option(name, metavar=metavar, help=help, **{"show_default": False, **more})
 
 
-OnnxModel = Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="An ONNX model.", show_default=False)]
-_MODEL = "An ONNX model, or an artifact that `tcomp compile` wrote."
-AnyModel = Annotated[Path, typer.Argument(metavar="MODEL", help=_MODEL, show_default=False)]
-Dims = Annotated[list[str] | None, option("--dim", "NAME=N", "Fix a symbolic dim (batch=1), or bound it (seq=1..512). May be repeated.")]
-Shapes = Annotated[list[str] | None, option("--shape", "INPUT=AxBxC", "The shape of an input (x=1x3x224x224). May be repeated.")]
-_VALUE = "Fix an input for good (sr=16000, table=table.npy), so that shapes may depend on it. May be repeated."
-Values = Annotated[list[str] | None, option("--value", "INPUT=NUMBER", _VALUE)]
-Tuned = Annotated[Path | None, option("--database", "FILE", "Use the schedules that `tcomp tune` found, where there are any.")]
-Threads = Annotated[int | None, option("--threads", "N", "Number of threads. Default: all physical cores.", min=1, max=4096)]
+def flag(name: str, help: str) -> Any:
+    """An option without a value."""
+    return typer.Option(name, help=help)
+
+
+def argument(metavar: str, help: str) -> Any:
+    """A positional argument whose default, if it has one, is not shown."""
+    return typer.Argument(metavar=metavar, help=help, show_default=False)
+
+
+def out_file(help: str, **more: Any) -> Any:
+    """The option -o, --output."""
+    return typer.Option("-o", "--output", metavar="FILE", help=help, **{"show_default": False, **more})
+
+
 _INPUT = "The value of an input: a .npy file, or a number that fills it (sr=16000). FILE.npz gives several. May be repeated."
-Inputs = Annotated[list[str] | None, option("--input", "NAME=FILE.npy", _INPUT)]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the random inputs.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for machines.")]
-Profile = "Show the time of every kernel, and its share of what this machine can do."
+_VALUE = "Fix an input for good (sr=16000, table=table.npy), so that shapes may depend on it. May be repeated."
 _TARGET = "What to compile for, as in 'cpu -mcpu=skylake-avx512'. Default: this machine."
 _PRECISION = "Of products of float32 matrices, for --target cuda: fp32, tf32, fp16, bf16."
 _DIRECT = "Direct sums only, without Winograd's and Strassen's algorithms: slower, more exact, less memory for weights."
-
-STAGES = ("graph", "te", "schedule", "loops", "llvm", "asm", "cuda", "ptx", "sass-stats")
+OnnxModel = Annotated[Path, argument("MODEL.onnx", "An ONNX model.")]
+AnyModel = Annotated[Path, argument("MODEL", "An ONNX model, or an artifact that `tcomp compile` wrote.")]
+Dims = Annotated[list[str] | None, option("--dim", "NAME=N", "Fix a symbolic dim (batch=1), or bound it (seq=1..512). May be repeated.")]
+Shapes = Annotated[list[str] | None, option("--shape", "INPUT=AxBxC", "The shape of an input (x=1x3x224x224). May be repeated.")]
+Values = Annotated[list[str] | None, option("--value", "INPUT=NUMBER", _VALUE)]
+Tuned = Annotated[Path | None, option("--database", "FILE", "Use the schedules that `tcomp tune` found, where there are any.")]
+Threads = Annotated[int | None, option("--threads", "N", "Number of threads. Default: all physical cores.", min=1, max=MAX_THREADS)]
+Inputs = Annotated[list[str] | None, option("--input", "NAME=FILE.npy", _INPUT)]
+Seed = Annotated[int, option("--seed", "N", "Seed of the random inputs.", min=0, show_default=True)]
+Json = Annotated[bool, flag("--json", "Print JSON on stdout, for machines.")]
+PROFILE = "Show the time of every kernel, and its share of what this machine can do."
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The options of commands that run a model: its sizes, and what it is compiled for. They are parsed when they are asked for."""
+    """The options of commands that run a model: its sizes, and what it is compiled for. They are parsed when they are read."""
 
     dim: Dims = None
     shape: Shapes = None
@@ -63,15 +88,12 @@ class ModelOptions:
         from tcomp.target import Target
 
         words = (self.target or "cpu").split()
-        for name, value, why in (
-            ("arch", self.arch, "names GPUs"),
-            ("precision", self.precision, "is for GPUs: products on a CPU have the precision of the model"),
-        ):
-            if value is None:
-                continue
-            if words[:1] != ["cuda"]:
-                raise InputError(f"--{name} {why}", hint="add --target cuda")
-            words.append(f"-{name}={''.join(value.split())}")
+        reasons = {"arch": "names GPUs", "precision": "is for GPUs: products on a CPU have the precision of the model"}
+        for name, why in reasons.items():
+            if (value := getattr(self, name)) is not None:
+                if words[:1] != ["cuda"]:
+                    raise InputError(f"--{name} {why}", hint="add --target cuda")
+                words.append(f"-{name}={''.join(value.split())}")
         return Target.parse(" ".join(words))
 
     def compile_options(self, **others: Any) -> CompileOptions:
@@ -86,10 +108,171 @@ class CompilationOptions(ModelOptions):
     """The options of commands that compile a model."""
 
     value: Values = None
-    direct: Annotated[bool, typer.Option("--direct", help=_DIRECT)] = False
+    direct: Annotated[bool, flag("--direct", _DIRECT)] = False
 
     def compile_options(self, **others: Any) -> CompileOptions:
         """As those of `ModelOptions`, with values and algorithms."""
-        from tcomp.cli.inputs import read_values
-
         return super().compile_options(values=read_values(self.value), direct=self.direct, **others)
+
+
+# ---------------------------------------------------------------- syntax
+
+
+def assignments(texts: Iterable[str] | None, option: str, form: str, hint: str) -> Iterator[tuple[str, str, str]]:
+    """(NAME, VALUE, where it was said) of each NAME=VALUE. Raises `InputError` for another form, and for a name that is given twice."""
+    names = set()
+    for text in texts or ():
+        name, _, value = (part.strip() for part in text.rpartition("="))
+        if not name or not value:
+            raise InputError(f"`{text}` is not of the form {form}", where=option, hint=hint)
+        if name in names:
+            raise InputError(f"`{name}` is given twice", where=f"{option} {text}")
+        names.add(name)
+        yield name, value, f"{option} {text}"
+
+
+def parse_dims(texts: Iterable[str] | None, option: str = "--dim") -> dict[str, int | tuple[int, int]]:
+    """`batch=1` fixes a dim, `seq=1..512` bounds it. Raises `InputError`."""
+    dims: dict[str, int | tuple[int, int]] = {}
+    for name, value, where in assignments(texts, option, "NAME=N", f"{option} batch=1 or {option} seq=1..512"):
+        match = re.fullmatch(r"(\d{1,15})(?:\.\.(\d{1,15}))?", value)
+        if match is None:
+            raise InputError(f"`{value}` is no size", where=where, hint="a number (batch=1) or a range (seq=1..512)")
+        lo, hi = int(match[1]), int(match[2] or match[1])
+        if lo > hi:
+            raise InputError(f"the range {value} is empty", where=where, hint=f"{name}={hi}..{lo}")
+        dims[name] = (lo, hi) if match[2] else lo
+    return dims
+
+
+def parse_shapes(texts: Iterable[str] | None) -> dict[str, tuple[int | str, ...]]:
+    """`x=1x3x224x224`, or `ids=batch,128` where sizes may be names. `x=[]` is a scalar. Raises `InputError`."""
+    shapes: dict[str, tuple[int | str, ...]] = {}
+    for name, value, where in assignments(texts, "--shape", "INPUT=AxBxC", "--shape input=1x3x224x224"):
+        bracketed = value[0] + value[-1] in ("[]", "()")
+        value = value[1:-1].strip() if bracketed else value
+        parts = [p.strip() for p in (value.split(",") if "," in value or not re.fullmatch(r"[\dxX]*", value) else re.split("[xX]", value))]
+        if not all(re.fullmatch(r"\d{1,15}|[^\W\d].*", p) for p in parts) and not (bracketed and parts == [""]):
+            hint = f"sizes separated by x or commas: {name}=1x3x224x224 or {name}=batch,128"
+            raise InputError(f"`{value}` is no shape", where=where, hint=hint)
+        shapes[name] = tuple(int(p) if p.isdigit() else p for p in parts if p)
+    return shapes
+
+
+def parse_choices(text: str | None, known: Sequence[str], option: str) -> tuple[str, ...]:
+    """A comma-separated selection from `known`, without repetitions. Raises `InputError`."""
+    chosen, hint = [part.strip() for part in (text or "").split(",") if part.strip()], f"some of {', '.join(known)}"
+    if text is not None and not chosen:
+        raise InputError("nothing is chosen", where=option, hint=hint)
+    if unknown := [part for part in chosen if part not in known]:
+        raise InputError(f"unknown choice `{unknown[0]}`", where=f"{option} {text}", hint=hint)
+    return tuple(dict.fromkeys(chosen))
+
+
+def parse_threads(text: str | None) -> tuple[int | None, ...]:
+    """`1,2`: several numbers of threads; (None,), the default number, if there are none. Raises `InputError`."""
+    if text is None:
+        return (None,)
+    numbers = text.split(",")
+    if not all(re.fullmatch(r"\s*\d{1,4}\s*", n) and 1 <= int(n) <= MAX_THREADS for n in numbers):
+        hint = f"numbers from 1 to {MAX_THREADS}, as in --threads 1,2"
+        raise InputError(f"`{text}` is no list of thread counts", where="--threads", hint=hint)
+    return tuple(dict.fromkeys(map(int, numbers)))
+
+
+def parse_time(text: str) -> float:
+    """Seconds of `90`, `90s`, `1.5m`, `2h`. Raises `InputError`."""
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)([smh]?)", text.strip())
+    if found is None or float(found[1]) == 0:
+        raise InputError(f"`{text}` is no time", where="--budget", hint="a number of seconds, or as in 60s, 10m, 1h")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+# ---------------------------------------------------------------- files: refused early where they cannot be read or written
+
+
+def check_file(path: Path, where: str = "") -> None:
+    """Refuse what is no readable file. Raises `InputError`."""
+    if path.is_dir():
+        raise InputError(f"{path} is a directory", where=where, hint="name a file in it")
+    if not path.exists():
+        folder = path.parent
+        names = [p.name for p in folder.iterdir()] if folder.is_dir() and os.access(folder, os.R_OK) else []
+        close = difflib.get_close_matches(path.name, names, n=1)
+        hint = f"did you mean {folder / close[0]}?" if close else "" if folder.is_dir() else f"the folder {folder} does not exist"
+        raise InputError(f"there is no file {path}", where=where, hint=hint)
+    if not os.access(path, os.R_OK):
+        raise InputError(f"{path} cannot be read", where=where, why="no permission")
+
+
+def is_artifact(path: Path) -> bool:
+    """Whether a file is an artifact of tcomp rather than a model. Raises `InputError` if it cannot be read."""
+    check_file(path)
+    with open(path, "rb") as file:
+        return file.read(len(_ARTIFACT_MAGIC)) == _ARTIFACT_MAGIC
+
+
+def check_model_file(path: Path) -> None:
+    """Refuse what cannot be an ONNX model. Raises `InputError`."""
+    if is_artifact(path):
+        hint = "`tcomp run` and `tcomp bench` take both"
+        raise InputError(f"{path} is a compiled artifact", why="this command takes the ONNX model", hint=hint)
+    if path.stat().st_size == 0:
+        raise InputError(f"{path} is empty")
+
+
+def check_writable(path: Path) -> None:
+    """Refuse an output path early, before work that would be lost. Raises `InputError`."""
+    folder, hint = path.parent, ""
+    if path.is_dir():
+        why, hint = "it is a directory", f"name a file, such as {path / 'model.tcomp'}"
+    elif path.exists() and not path.is_file():
+        why = "it is no regular file, and would be replaced by one"
+    elif not folder.is_dir():
+        why, hint = f"the folder {folder} does not exist", f"mkdir -p {folder}"
+    elif not os.access(folder, os.W_OK):
+        why = f"no permission to write in the folder {folder}"
+    else:
+        return
+    raise InputError(f"cannot write {path}", why=why, hint=hint)
+
+
+def read_values(texts: Iterable[str] | None) -> dict[str, np.ndarray]:
+    """`name=number` and `name=file.npy`: inputs that are fixed when a model is compiled. Raises `InputError`."""
+    import numpy as np
+
+    values: dict[str, np.ndarray] = {}
+    for name, source, _ in assignments(texts, "--value", "NAME=NUMBER", "--value sr=16000, --value table=table.npy"):
+        value = array_or_number(source)
+        values[name] = np.asarray(int(value) if isinstance(value, float) and value.is_integer() else value)
+    return values
+
+
+def array_or_number(source: str) -> np.ndarray | float:
+    """The array of a .npy file, or a number. Raises `InputError`."""
+    if not Path(source).exists():
+        if source in ("true", "false"):
+            return float(source == "true")
+        if _NUMBER.fullmatch(source):
+            return float(source)
+    arrays = load_arrays(Path(source))
+    if set(arrays) != {""}:
+        hint = f"--input {source} (without a name) takes them by their names"
+        raise InputError(f"{source} holds several arrays", where="--input", hint=hint)
+    return arrays[""]
+
+
+def load_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a .npz file by name, or that of a .npy file under the name ""."""
+    import numpy as np
+
+    check_file(path, "--input")
+    try:
+        content = np.load(path, allow_pickle=False)
+        if isinstance(content, np.ndarray):
+            return {"": content}
+        with content:
+            return {name: content[name] for name in content.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, MemoryError) as error:
+        why = f"{error}; pickled objects are never loaded"
+        raise InputError(f"{path} is no .npy or .npz file", where="--input", why=why, hint="write it with numpy.save") from error

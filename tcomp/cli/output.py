@@ -1,4 +1,5 @@
-"""What commands print: tables and notes on stdout, messages and progress on stderr, or one JSON document."""
+"""What commands print: tables and notes on stdout, messages and progress on stderr, or one JSON document; and the status
+with which they exit."""
 
 from __future__ import annotations
 
@@ -16,7 +17,13 @@ from rich.text import Text
 if TYPE_CHECKING:
     from tcomp.options import Progress
 
+FINDING = 1  # exit status: unsupported nodes, a failed verification; 0 where all is well
+USER_ERROR = 2  # exit status: a mistake of the user's
+INTERNAL_ERROR = 70  # exit status: a bug of tcomp; EX_SOFTWARE of sysexits.h
+INTERRUPTED = 130  # exit status: 128 and the number of SIGINT, as shells have it
+
 _WIDE = 200  # columns of a table that goes to a file or pipe: nothing is cut off
+PRODUCTS_IN = "float32 products of matrices in {}"
 
 
 def console(error: bool = False) -> Console:
@@ -91,10 +98,8 @@ def size(value: object) -> str:
     """A number of bytes with its unit; an expression as it is."""
     if not isinstance(value, int | float):
         return f"{value} bytes"
-    for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if value >= 1 << shift:
-            return f"{value / (1 << shift):.1f} {unit}"
-    return f"{value:.0f} B"
+    units = ((30, "GiB"), (20, "MiB"), (10, "KiB"))
+    return next((f"{value / (1 << shift):.1f} {unit}" for shift, unit in units if value >= 1 << shift), f"{value:.0f} B")
 
 
 def count(number: int, noun: str) -> str:
@@ -109,10 +114,9 @@ def progress() -> Iterator[Progress]:
     if not terminal.is_terminal:
         yield lambda stage, done, total: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bars
+    from rich import progress as bar
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=terminal, transient=True) as bars:
+    columns = bar.SpinnerColumn(), bar.TextColumn("{task.description}"), bar.BarColumn(), bar.MofNCompleteColumn(), bar.TimeElapsedColumn()
+    with bar.Progress(*columns, console=terminal, transient=True) as bars:
         task = bars.add_task("starting", total=None)
         yield lambda stage, done, total: bars.update(task, description=stage, completed=done, total=total)

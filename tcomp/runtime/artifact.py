@@ -32,18 +32,19 @@ import hashlib
 import io
 import mmap
 import os
+import secrets
 import stat
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from tcomp.errors import ArtifactError
-from tcomp.runtime.files import replacing
+from tcomp.errors import ArtifactError, TcompError
 from tcomp.runtime.manifest import FORMAT, MANIFEST_LIMIT, Manifest, dump_manifest, parse_manifest
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -247,3 +248,21 @@ def _copied(data: bytes | bytearray | memoryview) -> Bytes:
     image[:] = content
     image.flags.writeable = False
     return image
+
+
+@contextmanager
+def replacing(*paths: Path, error: type[TcompError] = ArtifactError) -> Iterator[list[BinaryIO]]:
+    """Files, open for writing and reading, that take the places of `paths` once all are complete; none does if anything fails. A
+    reader sees the old file or the new one. Raises `error` if one cannot be written."""
+    temporary = {path: path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp") for path in paths}
+    try:
+        with ExitStack() as files:
+            yield [files.enter_context(open(name, "x+b")) for name in temporary.values()]
+        for path, name in temporary.items():
+            os.replace(name, path)
+    except OSError as problem:
+        raise error(f"cannot write {' and '.join(map(str, paths))}", why=problem.strerror or str(problem)) from problem
+    finally:
+        for name in temporary.values():
+            with suppress(OSError):
+                name.unlink()

@@ -17,7 +17,7 @@ import pytest
 from tcomp.autotune.database.entries import Record
 from tcomp.autotune.database.store import Database
 from tcomp.autotune.measurement.results import Measurement, Outcome
-from tcomp.cli.syntax import parse_time
+from tcomp.cli.options import parse_time
 from tcomp.errors import InputError
 from tcomp.schedules.knobs import encode
 
@@ -216,7 +216,7 @@ def test_what_is_shown_while_it_runs(tuned):
     from rich.console import Console
 
     from tcomp.autotune.progress import Status, TaskStatus
-    from tcomp.cli.commands.tune import _table
+    from tcomp.cli.tuning import _table
 
     with Database(tuned[0]) as entries:
         task = entries.tasks()[0]

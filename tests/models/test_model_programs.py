@@ -17,7 +17,7 @@ from tcomp.ir.interpreters.program import run_program
 from tcomp.ir.program import Branch, Program, Repeat, walk
 from tcomp.ir.text.parser import parse_program
 from tcomp.ir.verify import verify_program
-from tcomp.packaging.program import assemble
+from tcomp.packaging import assemble
 from tests.codegen.jit import BODY, PARALLEL_FOR, load_objects
 from tests.models.test_small_nets import CASES
 

@@ -8,31 +8,27 @@ from typing import Annotated, Any
 
 import typer
 
+from tcomp.cli import options as opt
 from tcomp.cli import output
-from tcomp.cli.files import check_file, check_model_file, is_artifact
-from tcomp.cli.guard import USER_ERROR
-from tcomp.cli.options import CompilationOptions, Inputs, Json, Seed, Threads, option
 from tcomp.errors import InputError
 
 _MODEL = "An ONNX model. With --proofs also an artifact, or a schedule that Schedule.to_json wrote."
+_PROOFS = "Run nothing: prove every step of the kernels' schedules by exact dependence analysis."
+_TOLERANCE = "Largest relative error. Default: by dtype, 1e-4 for float32."
 _USUAL_SIZE = 3  # of symbolic dims: 1 would hide mistakes
 
 
 def verify(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help=_MODEL, show_default=False)],
+    model: Annotated[Path, opt.argument("MODEL", _MODEL)],
     *,
-    full: Annotated[bool, typer.Option("--full", help="Judge every pass and every kernel, even if the outputs agree.")] = False,
-    tolerance: Annotated[
-        float | None, option("--tolerance", "X", "Largest relative error. Default: by dtype, 1e-4 for float32.", min=0)
-    ] = None,
-    proofs: Annotated[
-        bool, typer.Option("--proofs", help="Run nothing: prove every step of the kernels' schedules by exact dependence analysis.")
-    ] = False,
-    input: Inputs = None,
-    options: CompilationOptions,
-    threads: Threads = None,
-    seed: Seed = 0,
-    as_json: Json = False,
+    full: Annotated[bool, opt.flag("--full", "Judge every pass and every kernel, even if the outputs agree.")] = False,
+    tolerance: Annotated[float | None, opt.option("--tolerance", "X", _TOLERANCE, min=0)] = None,
+    proofs: Annotated[bool, opt.flag("--proofs", _PROOFS)] = False,
+    input: opt.Inputs = None,
+    options: opt.CompilationOptions,
+    threads: opt.Threads = None,
+    seed: opt.Seed = 0,
+    as_json: opt.Json = False,
 ) -> None:
     """Compare native code with the reference interpreter on the same inputs.
 
@@ -50,7 +46,7 @@ def verify(
     from tcomp.cli.inputs import make_feeds
     from tcomp.pipeline import import_graph
 
-    check_model_file(model)
+    opt.check_model_file(model)
     with output.progress() as tell:
         tell("import", 0, 1)
         compiling = options.compile_options(threads=threads, progress=tell)
@@ -58,36 +54,37 @@ def verify(
         feeds = make_feeds(graph.inputs, input, {}, seed, _USUAL_SIZE)
         found = verification.verify(graph, feeds.arrays, compiling, tolerance=tolerance, full=full)
 
+    judged = {
+        "outputs": [(asdict(c), c) for c in found.outputs],
+        "passes": [({"name": p.name, "node": p.node}, p.worst) for p in found.passes],
+        "kernels": [({"name": k.name, "operators": k.operators}, k.worst) for k in found.kernels],
+    }
     if as_json:
         record: dict[str, Any] = {"ok": found.ok, "verdict": found.verdict(), "threads": found.threads, "repeatable": found.repeatable}
-        record["outputs"] = [{**asdict(c), "ok": c.ok} for c in found.outputs]
-        record["passes"] = [{"name": p.name, "error": p.worst.error, "ok": p.worst.ok, "node": p.node} for p in found.passes]
-        record["kernels"] = [{"name": k.name, "operators": k.operators, "error": k.worst.error, "ok": k.worst.ok} for k in found.kernels]
+        record |= {title: [{**what, "error": c.error, "ok": c.ok} for what, c in rows] for title, rows in judged.items()}
         output.print_json(record | {"random_inputs": feeds.random, "dims": feeds.chosen})
     else:
         feeds.explain()
-        judged = {"output": [(c.name, c) for c in found.outputs]}
-        judged |= {"pass": [(p.name, p.worst) for p in found.passes], "kernel": [(k.name, k.worst) for k in found.kernels]}
-        for title, rows in judged.items():
+        for title, rows in zip(("output", "pass", "kernel"), judged.values(), strict=True):
             if rows:
-                cells = [(name, f"{c.error:.2e}", f"{c.tolerance:.0e}", "ok" if c.ok else "DIFFERS") for name, c in rows]
+                cells = [(what["name"], f"{c.error:.2e}", f"{c.tolerance:.0e}", "ok" if c.ok else "DIFFERS") for what, c in rows]
                 output.table("", (title, "error>", "allowed>", ""), cells, ["" if c.ok else "red" for _, c in rows])
                 output.line()
         output.line(found.verdict(), "green" if found.ok else "red")
     if not found.ok:
-        raise typer.Exit(1)
+        raise typer.Exit(output.FINDING)
 
 
-def _prove(path: Path, options: CompilationOptions, as_json: bool) -> None:
+def _prove(path: Path, options: opt.CompilationOptions, as_json: bool) -> None:
     from tcomp.pipeline import compile_model
     from tcomp.runtime import read_artifact
     from tcomp.schedules.schedule import parse_source
     from tcomp.schedules.trace import JSON_LIMIT, read_json
     from tcomp.verification import SavedSchedule, prove_schedules, saved_schedules
 
-    check_file(path)
+    opt.check_file(path)
     is_trace = path.suffix == ".json"
-    if options.given and (is_trace or is_artifact(path)):
+    if options.given and (is_trace or opt.is_artifact(path)):
         raise InputError(f"{path} has been compiled: {options.given[0]} comes too late", hint="give the ONNX model")
     with output.progress() as tell:
         if is_trace:
@@ -95,12 +92,11 @@ def _prove(path: Path, options: CompilationOptions, as_json: bool) -> None:
                 trace, kernel = read_json(file.read(JSON_LIMIT + 1))
             source = parse_source(kernel)
             saved = [SavedSchedule((source.name,), source, trace)]
-        elif is_artifact(path):
+        elif opt.is_artifact(path):
             saved = saved_schedules(read_artifact(path))
         else:
-            check_model_file(path)
-            artifact, _ = compile_model(path, options.compile_options(progress=tell))
-            saved = saved_schedules(artifact)
+            opt.check_model_file(path)
+            saved = saved_schedules(compile_model(path, options.compile_options(progress=tell))[0])
         proofs = prove_schedules(saved, tell)
 
     rows = list(zip(saved, proofs, strict=True))
@@ -126,4 +122,4 @@ def _prove(path: Path, options: CompilationOptions, as_json: bool) -> None:
         output.line()
         output.line(f"{verdict} in {output.seconds(seconds)}", "red" if refused else "green")
     if refused:
-        raise typer.Exit(USER_ERROR)
+        raise typer.Exit(output.USER_ERROR)

@@ -15,7 +15,7 @@ from tcomp.ir.layout import Layout
 from tcomp.ops import elementwise as ew
 from tcomp.ops.matmul import MATMUL
 from tcomp.options import CompileOptions
-from tcomp.packaging.weights import collect_weights
+from tcomp.packaging import collect_weights
 from tcomp.pipeline import compile_graph
 from tcomp.target import Target
 

@@ -1,1 +1,0 @@
-"""The commands of `tcomp`, one a file."""

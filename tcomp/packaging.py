@@ -1,0 +1,273 @@
+"""From a partitioned graph, its compiled kernels and its memory plan to the parts of an artifact: host program, weights, manifest.
+
+The host program says which kernel runs when, on which memory. Control flow becomes steps: a branch writes the results of both sides in the
+same place; a loop keeps its carried values in the node's outputs, copies each iteration's results there, and finds the slices of scanned
+values by address.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import tcomp
+from tcomp.backends.kernel import CompiledKernel
+from tcomp.codegen.sizes import size_data
+from tcomp.errors import CodegenError, ParseError, UnsupportedError
+from tcomp.ir import program as P
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, bounds, loop_var, maximum, minimum, variables
+from tcomp.ir.fallback import Fallback
+from tcomp.ir.graph import IF, KERNEL, LOOP, Constant, Graph, Node, Value
+from tcomp.ir.layout import Layout
+from tcomp.ir.simplify import prove
+from tcomp.ir.text.parser import parse_expr
+from tcomp.passes.memory_plan import Plan, byte_size
+from tcomp.runtime.artifact import plan_weights
+from tcomp.schedules.cost.roofline import Work
+from tcomp.target import Target
+
+
+def _graphs(graph: Graph, kernels: bool) -> Iterator[Graph]:
+    """A graph and all bodies in it; those of KERNEL nodes only if `kernels`."""
+    yield graph
+    for node in graph.nodes:
+        for body in node.bodies if kernels or node.op is not KERNEL else ():
+            yield from _graphs(body, kernels)
+
+
+# ---------------------------------------------------------------- weights
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A constant in its physical layout, materialised when it is read: weights are large, and one at a time is enough."""
+
+    array: Constant
+    layout: Layout
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in its layout."""
+        return math.prod(int(d) for d in self.layout.shape(self.array.shape)) * self.array.dtype.itemsize
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+        return self.layout.to_physical(np.asarray(self.array))
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Constants, in the order of the weights section, and where each value finds its own."""
+
+    named: tuple[tuple[str, Weight], ...]
+    offset: Mapping[Value, int]
+
+
+def collect_weights(graph: Graph) -> Weights:
+    """All constants of a graph and its control-flow bodies."""
+    values = {v: array for g in _graphs(graph, kernels=False) for v, array in g.constants.items()}
+    weights = [Weight(array, v.layout or Layout.identity(len(array.shape))) for v, array in values.items()]
+    named = tuple((f"{number}:{v.name}", w) for number, (v, w) in enumerate(zip(values, weights, strict=True)))
+    return Weights(named, dict(zip(values, plan_weights([w.nbytes for w in weights]), strict=True)))
+
+
+# ---------------------------------------------------------------- host program
+
+
+def assemble(graph: Graph, dims: Sequence[Expr], kernels: Mapping[Node, CompiledKernel], plan: Plan, weights: Weights) -> P.Program:
+    """The steps of the model's entry function."""
+    steps = _Assembly(graph, dims, kernels, plan, weights).steps(graph, 0)
+    return P.Program(tuple(dims), _workspace(graph, plan.size), tuple(v.shape for v in graph.outputs), tuple(steps))
+
+
+def _workspace(graph: Graph, size: Dim) -> Dim:
+    """Bytes of workspace; -1 for dims that would make an extent negative (a window larger than the image): no run may happen then."""
+    extents = dict.fromkeys(d for g in _graphs(graph, kernels=True) for v in g.values() for d in v.shape if isinstance(d, Expr))
+    doubtful = [e for e in extents if not prove(e >= 0)]
+    if not doubtful:
+        return size
+    while len(doubtful) > 1:  # a balanced tree
+        doubtful = [minimum(a, b) for a, b in zip_longest(doubtful[::2], doubtful[1::2], fillvalue=doubtful[0])]
+    fault = maximum(minimum(doubtful[0], 0), -1)  # -1 or 0
+    return as_dim(maximum(as_expr(size), 0) * (fault + 1) + fault)
+
+
+class _Assembly:
+    """Steps of a graph and of the bodies in it, and where each value lives."""
+
+    def __init__(self, graph: Graph, dims: Sequence[Expr], kernels: Mapping[Node, CompiledKernel], plan: Plan, weights: Weights) -> None:
+        self.dims = {d.name: d for d in dims}
+        self.kernels, self.plan, self.weights = kernels, plan, weights
+        self.fixed = {v: P.Ref("input", n, 0) for n, v in enumerate(graph.inputs)}
+        self.fixed |= {v: P.Ref("output", n, 0) for n, v in enumerate(graph.outputs)}
+        self.slices: dict[Value, P.Ref] = {}  # one iteration's part of a scanned value
+
+    def place(self, value: Value) -> P.Ref:
+        """A value in the storage of another one is found through that one, unless it is a slice of it."""
+        while value not in self.slices and value in self.plan.storage and value not in self.fixed:
+            value = self.plan.storage[value]
+        if found := self.slices.get(value) or self.fixed.get(value):
+            return found
+        if value in self.weights.offset:
+            return P.Ref("weights", 0, self.weights.offset[value])
+        return P.Ref("workspace", 0, self.plan.offset[value])
+
+    def steps(self, graph: Graph, depth: int) -> list[P.Step]:
+        steps: list[P.Step] = []
+        for node in graph.nodes:
+            if node.op is KERNEL:
+                compiled = self.kernels[node]
+                buffers = [self.place(v) for v in (*node.inputs, *node.outputs) if v is not None]
+                buffers += [P.Ref("workspace", 0, offset) for offset in self.plan.temporaries.get(node, [])]
+                steps.append(P.Call(compiled.symbol, tuple(buffers), tuple(self.dims[n] for n in compiled.scalars), node.name))
+            elif node.op is IF:
+                condition = node.inputs[0]
+                assert condition is not None
+                then, otherwise = (tuple(self.steps(body, depth)) for body in node.bodies)
+                steps.append(P.Branch(self.place(condition), then, otherwise))
+            elif node.op is LOOP:
+                steps += self.loop(node, depth)
+        return steps
+
+    def loop(self, node: Node, depth: int) -> list[P.Step]:
+        body, attrs = node.bodies[0], node.attrs
+        carried, scanned, trips = int(attrs["carried"]), int(attrs["scanned"]), as_dim(attrs["trips"])
+        inputs = [v for v in node.inputs if v is not None]
+        iteration = loop_var(f"iteration{depth}", trips)
+
+        def row(whole: P.Ref, part: Value, backwards: bool) -> P.Ref:
+            number = as_expr(trips) - 1 - iteration if backwards else iteration
+            return P.Ref(whole.base, whole.index, as_dim(as_expr(whole.offset) + number * as_expr(byte_size(part))))
+
+        initial = self.copies(inputs[:carried], node.outputs[:carried])
+        for v, part, backwards in zip(inputs[carried : carried + scanned], body.inputs[1 + carried :], attrs["reverse_in"], strict=False):
+            self.slices[part] = row(self.place(v), part, backwards)
+        index = body.inputs[0]  # bodies of the body's nodes get it through the inputs of these
+        needs_index = index in body.outputs or any(index in inner.inputs for inner in body.nodes)
+        steps: list[P.Step] = [P.SetIndex(self.place(index), iteration)] if needs_index else []
+        steps += self.steps(body, depth + 1)
+        steps += _merged(self.copies(body.outputs[:carried], node.outputs[:carried]))
+        for v, part, backwards in zip(node.outputs[carried:], body.outputs[carried:], attrs["reverse_out"], strict=False):
+            steps += _copy(row(self.place(v), part, backwards), self.place(part), byte_size(part))
+        condition = self.place(body.outputs[-1]) if attrs["condition"] else None
+        return [*initial, P.Repeat(iteration, trips, tuple(steps), condition)]
+
+    def copies(self, sources: Sequence[Value], targets: Sequence[Value]) -> list[P.Copy]:
+        pairs = zip(sources, targets, strict=True)
+        return [c for source, target in pairs for c in _copy(self.place(target), self.place(source), byte_size(target))]
+
+
+def _copy(target: P.Ref, source: P.Ref, size: Dim) -> list[P.Copy]:
+    return [] if target == source else [P.Copy(target, source, size)]
+
+
+def _merged(copies: Sequence[P.Copy]) -> list[P.Copy]:
+    """Copies of what is adjacent, to adjacent places, as one: where it certainly is, and source and destination are disjoint."""
+
+    def adjacent(first: P.Ref, size: Dim, second: P.Ref) -> bool:
+        same = (first.base, first.index) == (second.base, second.index)
+        return same and as_expr(first.offset) + as_expr(size) is as_expr(second.offset)
+
+    merged: list[P.Copy] = []
+    for step in copies:
+        if merged and adjacent(merged[-1].dst, merged[-1].bytes, step.dst) and adjacent(merged[-1].src, merged[-1].bytes, step.src):
+            dst, src, size = merged[-1].dst, merged[-1].src, as_expr(merged[-1].bytes) + as_expr(step.bytes)
+            a, b = as_expr(dst.offset), as_expr(src.offset)
+            if (dst.base, dst.index) != (src.base, src.index) or prove(a + size <= b) or prove(b + size <= a):
+                merged[-1] = P.Copy(dst, src, as_dim(size))
+                continue
+        merged.append(step)
+    return merged
+
+
+# ---------------------------------------------------------------- manifest
+
+
+def symbolic_dims(graph: Graph) -> list[Expr]:
+    """The symbolic dims that input shapes bind. Raises `UnsupportedError` where others cannot be computed from these."""
+    extents = [(v, d) for v in graph.inputs for d in v.shape if isinstance(d, Expr)]
+    dims = list(dict.fromkeys(d for _, d in extents if d.op == "var"))
+    free = {v.name for value in graph.values() for d in value.shape if isinstance(d, Expr) for v in variables(d) if v not in dims}
+    if free:
+        hint = "fix it with dims={'name': size} or --dim name=size"
+        raise UnsupportedError(f"the size {', '.join(sorted(free))} is not given by any input's shape", hint=hint)
+    for v, d in extents:
+        if d.op != "var":
+            hint = "give it a size of its own, or build a tcomp.Schedule, which takes arrays of such shapes"
+            raise UnsupportedError(f"the extent {d} of input `{v.name}` is neither a number nor a single size", hint=hint)
+    return dims
+
+
+def manifest(
+    graph: Graph,
+    dims: Sequence[Expr],
+    target: Target,
+    threads: int | None,
+    kernels: Mapping[Node, CompiledKernel],
+    not_fused: Sequence[tuple[str, Fallback]],
+) -> dict[str, Any]:
+    """JSON: the fields of `runtime.manifest.Manifest` except those that `write_artifact` adds."""
+    schedules: dict[str, list[str]] = {}  # of each distinct kernel, with the names of the nodes that it computes
+    for node, compiled in kernels.items():
+        schedules.setdefault(compiled.schedule, []).append(node.name)
+
+    def extent(d: Dim) -> int | str:
+        return d if isinstance(d, int) else d.name if d.op == "var" else str(d)
+
+    def specs(values: Sequence[Value]) -> list[dict[str, Any]]:
+        return [{"name": v.name, "dtype": v.dtype, "shape": [extent(d) for d in v.shape]} for v in values]
+
+    return {
+        "producer": f"tcomp {tcomp.__version__}",
+        **target.manifest,
+        "inputs": specs(graph.inputs),
+        "outputs": specs(graph.outputs),
+        "dims": [{"name": d.name, "min": bounds(d)[0] or 0, "max": bounds(d)[1], "data_dependent": False} for d in dims],
+        "threads": threads,
+        "errors": [],
+        "notes": {
+            "kernels": [node.name for node in kernels],
+            "facts": _facts(graph, dims, kernels, not_fused),
+            "schedules": [{"kernels": names, "schedule": json.loads(schedule)} for schedule, names in schedules.items()],
+            "target": str(target),
+        },
+    }
+
+
+def _facts(
+    graph: Graph, dims: Sequence[Expr], kernels: Mapping[Node, CompiledKernel], not_fused: Sequence[tuple[str, Fallback]]
+) -> list[dict[str, Any]]:
+    """For each kernel, in order: the fields of `Work` for all its calls of a run, as sizes over the dims (see `runtime.plan`); `layout` of
+    its results; `not_fused`, why these are stored (see `passes.partition`). Work is left out where it depends on data: in branches and
+    `while` loops."""
+    names = {d.name: d for d in dims}
+    numbers = {d: ["dim", n] for n, d in enumerate(dims)}
+    found = []
+    for node, times in _calls(graph, 1):
+        fact: dict[str, Any] = {"layout": "; ".join(str(v.layout) for v in node.outputs if v.layout is not None)}
+        fact["not_fused"] = [str(fallback) for v in node.outputs for value, fallback in not_fused if value == v.name]
+        if times is not None:
+            with suppress(CodegenError, ParseError):  # a size that only the model itself computes, or one that a loop reads from an array
+                sizes = [as_dim(as_expr(parse_expr(text, names)) * as_expr(times)) for text in kernels[node].work]
+                fact["work"] = {f.name: size_data(n, numbers, node.name) for f, n in zip(fields(Work), sizes, strict=True)}
+        found.append(fact)
+    return found
+
+
+def _calls(graph: Graph, times: Dim | None) -> Iterator[tuple[Node, Dim | None]]:
+    """The kernel nodes in program order, with the number of their calls; None where that depends on data."""
+    for node in graph.nodes:
+        if node.op is KERNEL:
+            yield node, times
+        elif node.op in (IF, LOOP):
+            counted = node.op is LOOP and not node.attrs["condition"]
+            inner = as_dim(as_expr(times) * as_expr(node.attrs["trips"])) if counted and times is not None else None
+            for body in node.bodies:
+                yield from _calls(body, inner)
