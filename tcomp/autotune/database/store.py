@@ -26,7 +26,7 @@ from tcomp.autotune.database import entries
 from tcomp.autotune.database.entries import Malformed, Record, Session, Verdict, check, parse_json
 from tcomp.autotune.tasks import Task
 from tcomp.errors import DatabaseError
-from tcomp.runtime.files import replacing
+from tcomp.runtime.artifact import replacing
 from tcomp.schedules.knobs import encode
 
 APPLICATION = 0x74636D70  # "tcmp": marks a file as a database of tcomp
