@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cached_property
 from typing import TypeAlias
 
@@ -43,6 +44,20 @@ INLINE_ELEMENTS = 1  # constants up to this size become literals of the kernel
 Unfused: TypeAlias = list[tuple[str, Fallback]]  # (value, why a reader is another kernel)
 
 
+class Obstacle(StrEnum):
+    """Why the edges from a value to its readers are not fused; the values are the words that are printed."""
+
+    DIFFERENT_KERNELS = "the value has several readers, in different kernels"
+    CONTROL_FLOW = "control flow is no part of a kernel"
+    CLOSED = "imperative or multi-output operators are kernels of their own"
+    OUTPUT = "the value is an output of the graph"
+    TOO_MANY_OPERATORS = f"a kernel has at most {MAX_OPERATORS} operators"
+    BOTH_REDUCE = "both sides reduce"
+    NOT_ELEMENTWISE = "the reader is not elementwise over the result of a reduction"
+    USED_MANY_TIMES = "the reader uses each element many times, it would be computed again each time"
+    RECOMPUTED = "the reader would compute each element several times"
+
+
 def partition(graph: Graph, unfused: Unfused | None = None, halos: bool = True, quotients: bool = True) -> Graph:
     """The graph with every operator inside a KERNEL node; control flow stays, its bodies are partitioned too.
 
@@ -54,13 +69,16 @@ def partition(graph: Graph, unfused: Unfused | None = None, halos: bool = True, 
     literals = {v: np.asarray(a) for v, a in graph.constants.items() if a.size <= INLINE_ELEMENTS}
     facts = {n: _Facts.of(n, used, literals) for n in graph.nodes if n.op not in (IF, LOOP)}
     grouping = _Grouping(graph, facts, halos, quotients)
-    groups = grouping.run()
     if unfused is not None:
         unfused += [(value.name, fallback) for value, fallback in grouping.not_fused()]
-    return _rebuilt(graph, groups, used, lambda body: partition(body, unfused, halos, quotients))
-
-
-# ---------------------------------------------------------------- what a node is
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node.op in (IF, LOOP):
+            nodes.append(replace(node, bodies=tuple(partition(body, unfused, halos, quotients) for body in node.bodies)))
+        elif grouping.groups[node].nodes[-1] is node:  # the kernel stands where its last operator stood, after all it reads
+            nodes.append(_kernel(graph, grouping.groups[node].nodes, used))
+    read = {v for n in nodes for v in n.inputs} | set(graph.outputs)
+    return Graph(graph.name, graph.inputs, graph.outputs, tuple(nodes), {v: a for v, a in graph.constants.items() if v in read})
 
 
 @dataclass(eq=False)
@@ -84,9 +102,9 @@ class _Facts:
             for r in E.reads(t.body) if t.body is not None else ():
                 accesses.setdefault(r.attr, []).append((t, r))
         pairs = [(v, t) for v, t in zip(node.inputs, applied.inputs, strict=True) if v is not None and t is not None]
-        reads = {v: accesses.get(t, []) for v, t in pairs}
         bodies = tuple(t.body for t in stages if t.body is not None)
         literals = {t: E.const(known[v].reshape(-1)[0].item(), v.dtype) for v, t in pairs if v in known and known[v].size}
+        reads = {v: accesses.get(t, []) for v, t in pairs}
         return _Facts(node, outputs, bodies, reads, any(t.extern is not None for t in stages), literals)
 
     @cached_property
@@ -110,10 +128,14 @@ class _Facts:
         return len(maxima) == len(weights) == 1 and len(stages) == 2 and reduced and self.contracts
 
     @cached_property
+    def body(self) -> Expr | None:
+        """The expression of an element of the only output, if that is one stage."""
+        return self.bodies[0] if len(self.outputs) == len(self.bodies) == 1 else None
+
+    @property
     def moved(self) -> tuple[Expr, ...] | None:
         """The indices at which elements of one input are read, if the result is one of these."""
-        one = len(self.outputs) == len(self.bodies) == 1
-        return self.bodies[0].args if one and self.bodies[0].op == "read" else None
+        return self.body.args if self.body is not None and self.body.op == "read" else None
 
     @cached_property
     def is_view(self) -> bool:
@@ -123,10 +145,8 @@ class _Facts:
     @cached_property
     def pads(self) -> bool:
         """The result is one input, with a constant around it."""
-        if len(self.outputs) != 1 or len(self.bodies) != 1:
-            return False
-        body = E.rewrite(self.bodies[0], lambda e: self.literals.get(e.attr) if e.op == "read" else None)
-        return reach(simplify(body), filling=True) is not None
+        body = self.body if self.body is None else E.rewrite(self.body, lambda e: self.literals.get(e.attr) if e.op == "read" else None)
+        return body is not None and reach(simplify(body), filling=True) is not None
 
     @cached_property
     def operations(self) -> int:
@@ -175,9 +195,6 @@ def _is_matrix(body: Expr) -> bool:
     return any(len(set(E.reads(e.args[1])) & set(E.reads(e.args[2]))) > 1 for e in cases)
 
 
-# ---------------------------------------------------------------- grouping
-
-
 @dataclass(eq=False)
 class _Group:
     nodes: list[Node]
@@ -187,21 +204,17 @@ class _Group:
 
 
 class _Grouping:
-    """Which nodes are one kernel so far: `groups`."""
+    """Which nodes become one kernel: `groups`, by each of their nodes."""
 
     def __init__(self, graph: Graph, facts: Mapping[Node, _Facts], halos: bool, quotients: bool) -> None:
         self.graph, self.facts, self.halos, self.quotients = graph, facts, halos, quotients
         self.producers, self.consumers = graph.producers(), graph.consumers()
         self.place = {node: n for n, node in enumerate(graph.nodes)}
         self.groups: dict[Node, _Group] = {}
-
-    def run(self) -> dict[Node, _Group]:
-        """The kernel that each node becomes part of."""
-        for node in self.graph.nodes:
-            self.groups[node] = _Group([node], False, True)
-            if node in self.facts:
-                facts = self.facts[node]
-                self.groups[node] = _Group([node], facts.reduces, facts.imperative or len(facts.outputs) != 1)
+        for node in graph.nodes:
+            known = facts.get(node)
+            closed = known is None or known.imperative or len(known.outputs) != 1
+            self.groups[node] = _Group([node], known is not None and known.reduces, closed)
             # Nearest producers first: of several reductions that could take this node as their epilogue, the last one computed gets it.
             produced = dict.fromkeys(v for v in node.inputs if v in self.producers)
             for value in sorted(produced, key=lambda v: -self.place[self.producers[v]]):
@@ -214,7 +227,6 @@ class _Grouping:
                 for value in node.outputs:
                     if value in self.consumers and self.groups[node].nodes[-1] is node:
                         changed |= self.join(node, value)
-        return self.groups
 
     def not_fused(self) -> Iterator[tuple[Value, Fallback]]:
         """The values that other kernels read, with each reader and the reason."""
@@ -222,8 +234,8 @@ class _Grouping:
             for value in node.outputs:
                 for reader in self.consumers.get(value, ()):
                     if self.groups[reader] is not self.groups[node]:
-                        edge, why = f"{node.op.name} -> {reader.op.name} ({reader.name})", self.why_not(node, value)
-                        yield value, Fallback(FallbackKind.NOT_FUSED, edge, why or "")
+                        edge = f"{node.op.name} -> {reader.op.name} ({reader.name})"
+                        yield value, Fallback(FallbackKind.NOT_FUSED, edge, self.obstacle(node, value) or "")
 
     def read_as_bytes(self) -> None:
         """Bytes go through memory as bytes: what widens them at the end of a kernel moves to the kernel that reads it."""
@@ -245,7 +257,7 @@ class _Grouping:
         """Merge the group of a value's producer into that of its readers, if that can be."""
         readers = self.consumers[value]
         first, second = self.groups[producer], self.groups[readers[0]]
-        if first is second or self.why_not(producer, value) is not None:
+        if first is second or self.obstacle(producer, value) is not None:
             return False
         members = sorted([*first.nodes, *second.nodes], key=self.place.__getitem__)
         pointwise = first.pointwise and second.pointwise and all(self.facts[r].is_aligned(value) for r in readers)
@@ -253,42 +265,40 @@ class _Grouping:
         self.groups.update((n, merged) for n in members)
         return True
 
-    def why_not(self, producer: Node, value: Value) -> str | None:
-        """None if the edges from a value to all its readers can be fused."""
+    def obstacle(self, producer: Node, value: Value) -> Obstacle | None:
+        """Why the edges from a value to all its readers cannot be fused; None if they can."""
         facts, readers = self.facts, self.consumers[value]
         other, group = self.groups[producer], self.groups.get(readers[0])
         if group is None or any(self.groups.get(r) is not group for r in readers):
-            return f"the value has {len(readers)} readers in different kernels"
+            return Obstacle.DIFFERENT_KERNELS
         if producer not in facts or readers[0] not in facts:
-            return "control flow is no part of a kernel"
+            return Obstacle.CONTROL_FLOW
         if group.closed or other.closed:
-            return "imperative or multi-output operators are kernels of their own"
+            return Obstacle.CLOSED
         if value in self.graph.outputs:
-            return "the value is an output of the graph"
+            return Obstacle.OUTPUT
         if len(group.nodes) + len(other.nodes) > MAX_OPERATORS:
-            return f"a kernel has at most {MAX_OPERATORS} operators"
+            return Obstacle.TOO_MANY_OPERATORS
+        aligned, once = (all(ask(facts[r], value) for r in readers) for ask in (_Facts.is_aligned, _Facts.reads_once))
         if group.reduces and other.reduces:
-            once = len(readers) == 1 and facts[readers[0]].is_online_softmax(value) and any(facts[n].contracts for n in other.nodes)
-            return None if once and not any(facts[n].is_online_softmax(v) for n in other.nodes for v in facts[n].reads) else "both sides reduce"
-        aligned = all(facts[r].is_aligned(value) for r in readers)
+            online = len(readers) == 1 and facts[readers[0]].is_online_softmax(value) and any(facts[n].contracts for n in other.nodes)
+            fits = online and not any(facts[n].is_online_softmax(v) for n in other.nodes for v in facts[n].reads)
+            return None if fits else Obstacle.BOTH_REDUCE
         if other.reduces:
             fits = aligned and group.pointwise or other.nodes[-1] is producer and self.joins_heads(producer, group.nodes)
-            return None if fits else "the reader is not elementwise over the result of a reduction"
+            return None if fits else Obstacle.NOT_ELEMENTWISE
         if group.reduces and not (aligned and group.pointwise and not any(facts[r].reduces for r in readers)):
-            if len(readers) == 1 and self.is_view(other.nodes, readers[0]):
-                return None
-            if self.halos and len(other.nodes) == 1 and self.reads_halo(producer, value):
-                return None
-            if len(other.nodes) == 1 and all(window_size(facts[r].bodies) <= SMALL_WINDOW for r in readers) and facts[producer].pads:
-                return None
-            # A contraction reads its operands over and over, whatever a single edge looks like.
-            if all(facts[r].reads_once(value) for r in readers) and not any(facts[n].contracts for n in group.nodes):
-                return None
-            return "the reader uses each element many times, it would be computed anew each time"
-        if aligned or all(facts[r].reads_once(value) for r in readers):
-            return None
-        recomputed = sum(facts[n].operations for n in other.nodes)
-        return None if recomputed <= MAX_RECOMPUTED else "the reader would compute each element several times"
+            alone = len(other.nodes) == 1
+            fits = (
+                (len(readers) == 1 and self.is_view(other.nodes, readers[0]))
+                or (self.halos and alone and self.reads_halo(producer, value))
+                or (alone and all(window_size(facts[r].bodies) <= SMALL_WINDOW for r in readers) and facts[producer].pads)
+                # A contraction reads its operands over and over, whatever a single edge looks like.
+                or (once and not any(facts[n].contracts for n in group.nodes))
+            )
+            return None if fits else Obstacle.USED_MANY_TIMES
+        cheap = aligned or once or sum(facts[n].operations for n in other.nodes) <= MAX_RECOMPUTED
+        return None if cheap else Obstacle.RECOMPUTED
 
     def joins_heads(self, product: Node, readers: Sequence[Node]) -> bool:
         """Whether nodes, one after the other, concatenate rows of the matrices that a product computes, and do nothing else."""
@@ -332,20 +342,6 @@ class _Grouping:
         reads = [r for n in self.consumers[value] for _, r in facts[n].reads[value]]
         composed = (simplify(E.substitute(t.body, dict(zip(t.axes, r.args, strict=True)))) for r in reads)
         return all(e.op == "read" or reach(e) is not None for e in composed)
-
-
-# ---------------------------------------------------------------- rebuilding
-
-
-def _rebuilt(graph: Graph, groups: Mapping[Node, _Group], used: Container[Value], inside: Callable[[Graph], Graph]) -> Graph:
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        if node.op in (IF, LOOP):
-            nodes.append(replace(node, bodies=tuple(map(inside, node.bodies))))
-        elif groups[node].nodes[-1] is node:  # the kernel stands where its last operator stood, after all it reads
-            nodes.append(_kernel(graph, groups[node].nodes, used))
-    read = {v for n in nodes for v in n.inputs} | set(graph.outputs)
-    return Graph(graph.name, graph.inputs, graph.outputs, tuple(nodes), {v: a for v, a in graph.constants.items() if v in read})
 
 
 def _kernel(graph: Graph, members: Sequence[Node], used: Container[Value]) -> Node:

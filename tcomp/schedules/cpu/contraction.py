@@ -14,16 +14,15 @@ from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.access import stride
 from tcomp.ir.dtypes import is_float, itemsize
-from tcomp.ir.expr import Expr, as_dim, as_expr
+from tcomp.ir.expr import Expr
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import VECTORIZED, Accumulate, For, If, walk
 from tcomp.schedules.analysis import access_patterns as patterns
 from tcomp.schedules.analysis.access_patterns import Nest, bytes_of, extent_of, is_product, reduction_nest, result_nest, row_axis
 from tcomp.schedules.cost.register_tiles import MAX_TILE_ROWS, Tile, choose_tile, outer_row_counts, tiles
-from tcomp.schedules.cpu import lanes_and_threads, panel_blocking, transposes, work_partition
+from tcomp.schedules.cpu import common, elementwise, panel_blocking, work_partition
+from tcomp.schedules.cpu.common import divides, extent, nest_lanes, threads, unroll, whole_tiles
 from tcomp.schedules.cpu.int8_dot_products import group_loop, summed_bytes
-from tcomp.schedules.cpu.lanes_and_threads import divides, extent, nest_lanes, unroll
-from tcomp.schedules.cpu.prefetching import STREAM_CACHES, is_streamed, size_of
 from tcomp.schedules.handles import BufferCopy
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.schedule import Schedule
@@ -65,7 +64,8 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
         outer_rows, rows = (inner if x == whole else x for x in (outer_rows, rows))
     cut = {x: n for x, n in ((outer_rows, tile.outer_rows), (rows, tile.rows)) if x is not None and (x is rows or n > 1)}
     others = [x for x in others if x not in cut]
-    (*tiles_of_rows, column), inside, cuts = lanes_and_threads.split_tiles(s, [*cut.items(), (columns, tile.vectors * lanes)])
+    inside, cuts = common.split_tiles(s, [*cut.items(), (columns, tile.vectors * lanes)])
+    *tiles_of_rows, column = cuts
     others += tiles_of_rows
     vectors, lane = s.split(inside.pop(), lanes)
     inside.append(vectors)
@@ -106,10 +106,10 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
             _unroll_steps(s, acc, loops, MAX_WINDOW_FMAS // prod(astuple(tile)) if overlapping else 1, knobs)
             if overlapping and around[-1] is column and len(around) > 1:
                 _prefetch_next_rows(s, nest, out, around[-2], column, target, knobs)
-    shared = lanes_and_threads.partition_tails(s, around, cuts)
+    shared = common.partition_tails(s, around, cuts)
     _unguard(s)
     for names in shared if part is None else [[part]]:
-        lanes_and_threads.threads(s, names, work_partition.pays(nest), knobs)
+        threads(s, names, work_partition.pays(nest), knobs)
 
 
 def _unguard(s: Schedule) -> None:
@@ -140,7 +140,7 @@ def _summation_block(s: Schedule, nest: Nest, loops: Sequence[str], steps: int) 
     nothing fits."""
     if not is_float(nest.writes.dtype) or not patterns.is_sum(nest) or not all(isinstance(x.extent, int) for x in nest.reduction_loops):
         return None
-    extents = [lanes_and_threads.size(s, x) for x in loops]
+    extents = [common.size(s, x) for x in loops]
     longest = panel_blocking.MAX_SUMMED if is_product(nest) else panel_blocking.MAX_SUMMED // PRODUCT_LATENCIES
     n, inside = len(loops), 1
     while n and inside * extents[n - 1] <= longest:
@@ -187,7 +187,7 @@ def _prefetch_next_tile(s: Schedule, nest: Nest, out: Nest, loop: str, loops: Se
         return
     sizes = {r.attr: _bytes_touched(r, nest) for r in nest.reads if nest.spatial[-1].var not in E.variables(*r.args)}
     sizes |= {r.attr: bytes_of(r.attr) for r in out.reads if lane in E.variables(*r.args) and r.attr is not nest.writes}
-    if not is_streamed(s, out.writes, target, knobs):  # such stores would have to evict what was prefetched
+    if not common.is_streamed(s, out.writes, target, knobs):  # such stores would have to evict what was prefetched
         sizes[out.writes] = bytes_of(out.writes)
     for buffer, size in sizes.items():
         known = all(isinstance(n, int) for n in buffer.shape)  # else a cache may hold it
@@ -200,9 +200,9 @@ def _prefetch_next_rows(s: Schedule, nest: Nest, out: Nest, loop: str, column: s
     """While the tiles of some rows are summed up, from column to column, prefetch the next rows, and what is stored there, where that
     comes from memory. (Within a tile there is no loop to prefetch in: windows are unrolled.)"""
     for buffer in dict.fromkeys([*(r.attr for r in nest.reads), out.writes]):
-        size = size_of(buffer)
-        stored = buffer is out.writes and is_streamed(s, buffer, target, knobs)
-        if size > target.l2 and not stored and knobs.flag(f"{buffer.name}.ahead", size > STREAM_CACHES * target.l2):
+        size = common.size_of(buffer)
+        stored = buffer is out.writes and common.is_streamed(s, buffer, target, knobs)
+        if size > target.l2 and not stored and knobs.flag(f"{buffer.name}.ahead", size > common.STREAM_CACHES * target.l2):
             with suppress(ScheduleError):  # they are the same for the next rows
                 s.prefetch(buffer.name, loop, 1, column)
 
@@ -274,16 +274,14 @@ def _packing_loops(s: Schedule, packed: BufferCopy, dim: int, panel: int, lanes:
     whole = extent(s, loop)
     s.reorder(*rest, loop)
     nest = result_nest(s.kernel, packed)
-    if (tiles := transposes.transpose_tiles(nest, target)) is not None and panel % tiles.lanes == 0:
-        transposes.schedule(s, nest, replace(tiles, vectors=panel // tiles.lanes), True, knobs)
+    if (tiles := elementwise.transpose_tiles(nest, target)) is not None and panel % tiles.lanes == 0:
+        elementwise.transpose(s, nest, replace(tiles, vectors=panel // tiles.lanes), True, knobs)
         return
     outer, inner = s.split(loop, panel)
     vectors, lane = s.split(inner, lanes)
     s.reorder(outer, *rest, vectors, lane)
     unroll(s, [vectors], lane)
-    cuts = {} if divides(panel, whole) else {outer: as_dim(as_expr(whole) // panel)}
-    for names in lanes_and_threads.partition_tails(s, [outer, *rest], cuts):
-        lanes_and_threads.threads(s, names, True, knobs)
+    threads(s, [outer, *rest], True, knobs, {outer: whole_tiles(whole, panel)})
 
 
 def tile_of(nest: Nest, target: CpuTarget, knobs: Knobs) -> Tile:

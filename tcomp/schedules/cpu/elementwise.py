@@ -1,34 +1,35 @@
-"""Default CPU schedule of results without a reduction: vector lanes along the contiguous axis, threads along the outer loops."""
+"""Default CPU schedule of results without a reduction: vector lanes along the contiguous axis, threads along the outer loops.
+
+Transposes and changes of layout read some operand across its rows: such lanes would gather elements with a large stride. Instead a tile of
+`rows` x `lanes` elements is read along its rows into registers, transposed there by shuffles (the code generator does that where a register
+tile is read across), and written in whole lines: memory sees contiguous pieces on both sides.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
 from tcomp.ir import expr as E
-from tcomp.ir.access import affine
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
+from tcomp.ir.access import affine, stride
+from tcomp.ir.dtypes import itemsize
+from tcomp.ir.expr import Dim, Expr
+from tcomp.ir.loops import For
 from tcomp.ir.simplify import simplify
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of, result_nest
 from tcomp.schedules.cost.roofline import division
-from tcomp.schedules.cpu import transposes
-from tcomp.schedules.cpu.lanes_and_threads import (
-    MIN_PARALLEL_ELEMENTS,
-    divides,
-    extent,
-    nest_lanes,
-    partition_tails,
-    threads,
-    unroll,
-    vector_tail,
-)
-from tcomp.schedules.cpu.prefetching import PREFETCH_DISTANCE, prefetch_vectors, size_of
+from tcomp.schedules.cpu import common
+from tcomp.schedules.cpu.common import divides, extent, nest_lanes, threads, unroll, whole_tiles
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget
 
 MAX_CUTS = 12  # of a loop where conditions on it change: bounds the length of the code
 MAX_CASES = 11  # of a loop that is unrolled because its iterations differ: Winograd's largest transform of two axes has so many points along each
+MAX_TILE_LANES = 16  # lanes of a transposed tile, which stands in as many registers: half of what machines with wide vectors have
+MIN_WRITTEN = 128  # bytes written next to each other, where the extent allows: two lines of the cache, which hardware fetches as a pair
+MAX_VECTORS = 4  # of a transposed tile, next to each other: bounds the length of the code
 
 
 def schedule(s: Schedule, result: str, target: CpuTarget, knobs: Knobs) -> None:
@@ -37,33 +38,37 @@ def schedule(s: Schedule, result: str, target: CpuTarget, knobs: Knobs) -> None:
     if not nest.loops:
         return
     loops, lanes = [x.var.name for x in nest.loops], nest_lanes(target, nest)
-    pays = prod(extent_of(x.extent) for x in nest.loops) >= MIN_PARALLEL_ELEMENTS
-    if (tiles := transposes.transpose_tiles(nest, target)) is not None:
-        transposes.schedule(s, nest, tiles, pays, knobs)
+    pays = prod(extent_of(x.extent) for x in nest.loops) >= common.MIN_PARALLEL_ELEMENTS
+    if (tiles := transpose_tiles(nest, target)) is not None:
+        transpose(s, nest, tiles, pays, knobs)
         return
     others, cases = _split_cases(s, nest)
-    if cases:
-        _unroll_cases(s, others, cases, lanes, pays, knobs)
+    if cases:  # all of a vector stand together, unrolled: they read the same elements and have most of their arithmetic in common
+        whole = extent(s, last := list(others)[-1])
+        del others[last]
+        lanes = min(lanes, 1 << (extent_of(whole) - 1).bit_length())
+        outer, lane = s.split(last, lanes)
+        others[outer] = whole_tiles(whole, lanes)
+        s.reorder(*others, *cases, lane)
+        unroll(s, cases, lane)
+        threads(s, list(others), pays, knobs, others)
         return
-    outer = [vector_tail(s, piece, lanes) for piece in _cut_at_conditions(s, nest)]
-    if len(outer) == 1 and outer[0]:
-        large = any(size_of(r.attr) > target.l2 for r in nest.reads)
-        loops[-1] = _prefetch_pages(s, outer[0], len(loops) == 1, target, knobs) if large else outer[0]
-    else:
-        del loops[-1]
+    outer_loops = [common.vector_tail(s, piece, lanes) for piece in _cut_at_conditions(s, nest)]
+    *loops, _ = loops
+    if len(outer_loops) == 1 and (vectors := outer_loops[0]):
+        large = any(common.size_of(r.attr) > target.l2 for r in nest.reads)
+        loops.append(_prefetch_pages(s, vectors, not loops, target, knobs) if large else vectors)
     threads(s, loops, pays, knobs)
 
 
 def _prefetch_pages(s: Schedule, outer: str, alone: bool, target: CpuTarget, knobs: Knobs) -> str:
     """Prefetch the operands of a loop over vectors, where they come from memory, by a page. A loop that stands alone is for threads; its
     iterations are then pages. Returns the loop that threads may share."""
-    page, whole = PREFETCH_DISTANCE * 8 // target.vector_bits, extent(s, outer)
-    if not isinstance(whole, int) or whole < 2 * page:
-        return outer
-    vectors = outer
-    if alone:
-        outer, vectors, *_ = s.split(outer, page, "guard" if divides(page, whole) else "peel")
-    prefetch_vectors(s, vectors, page, set(), target, knobs)
+    page, whole, vectors = common.vectors_of_page(target), extent(s, outer), outer
+    if isinstance(whole, int) and whole >= 2 * page:
+        if alone:
+            outer, vectors, *_ = s.split(outer, page, "guard" if divides(page, whole) else "peel")
+        common.prefetch_vectors(s, vectors, page, set(), target, knobs)
     return outer
 
 
@@ -71,16 +76,13 @@ def _split_cases(s: Schedule, nest: Nest) -> tuple[dict[str, Dim | None], list[s
     """(other loops, loops over few cases): the value tells the cases apart by `select(i == 0, ..., select(i == 1, ...))`, where `i` is a
     loop, a loop modulo a constant or its quotient by one; these are split, into rounds and cases. With each other loop comes the number of
     its rounds that are whole, None if all are."""
-    periods: dict[Expr, int] = {}
-    quotients: dict[Expr, int] = {}
+    periods, quotients = dict[Expr, int](), dict[Expr, int]()
     for e in E.walk(nest.leaf.value):
         if e.op == "eq" and e.args[1].op == "const":
-            i = e.args[0]
-            v, by = division(i) or (i, 0)
-            found = quotients if i.op == "floordiv" else periods
+            v, by = division(e.args[0]) or (e.args[0], 0)
+            found = quotients if e.args[0].op == "floordiv" else periods
             found[v] = max(found.get(v, 0), by)
-    others: dict[str, Dim | None] = {}
-    cases = []
+    others, cases = dict[str, Dim | None](), list[str]()
     for x in nest.loops:
         name, period, piece = x.var.name, periods.get(x.var, MAX_CASES + 1) or x.extent, quotients.get(x.var, 0)
         if piece and isinstance(x.extent, int) and x.extent % piece == 0 and x.extent // piece <= MAX_CASES:
@@ -93,26 +95,12 @@ def _split_cases(s: Schedule, nest: Nest) -> tuple[dict[str, Dim | None], list[s
             cases.append(name)
         else:
             rounds, case = s.split(name, period)
-            others[rounds] = None if divides(period, x.extent) else as_dim(as_expr(x.extent) // period)
+            others[rounds] = whole_tiles(x.extent, period)
             cases.append(case)
     return others, cases
 
 
-def _unroll_cases(s: Schedule, others: Mapping[str, Dim | None], cases: Sequence[str], lanes: int, pays: bool, knobs: Knobs) -> None:
-    """All cases of a vector stand together, unrolled: they read the same elements and have most of their arithmetic in common."""
-    *rest, last = others
-    whole = extent(s, last)
-    lanes = min(lanes, 1 << (extent_of(whole) - 1).bit_length())
-    outer, lane = s.split(last, lanes)
-    around = [*rest, outer]
-    s.reorder(*around, *cases, lane)
-    unroll(s, cases, lane)
-    ends = {**others, outer: None if divides(lanes, whole) else as_dim(as_expr(whole) // lanes)}
-    for names in partition_tails(s, around, {name: end for name in around if (end := ends[name]) is not None}):
-        threads(s, names, pays, knobs)
-
-
-def _cut_at_conditions(s: Schedule, nest: Nest) -> list[str]:
+def _cut_at_conditions(s: Schedule, nest: Nest) -> Sequence[str]:
     """Partition the lane loop where conditions on it change (the seams of a concatenation, the edges of a padding)."""
     lane = nest.loops[-1]
     pieces, points, start = [lane.var.name], set[int](), 0
@@ -124,7 +112,46 @@ def _cut_at_conditions(s: Schedule, nest: Nest) -> list[str]:
                 points.add(-offset // slope + 1 if slope > 0 else -(offset // slope))
     inner = sorted(p for p in points if 0 < p < extent_of(lane.extent))
     for p in inner if len(inner) <= MAX_CUTS else ():
-        head, tail = s.partition(pieces.pop(), p - start)
-        pieces += [head, tail]
+        pieces += s.partition(pieces.pop(), p - start)
         start = p
     return pieces
+
+
+@dataclass(frozen=True, slots=True)
+class TransposeTiles:
+    """The loop along which the operands lie, the operands, and the tile: `vectors` x `lanes` rows of `lanes` elements."""
+
+    across: For
+    operands: tuple[Expr, ...]
+    lanes: int
+    vectors: int
+
+
+def transpose_tiles(nest: Nest, target: CpuTarget) -> TransposeTiles | None:
+    """What to transpose, where all that lanes would gather lies along one other loop."""
+    lane, lanes = nest.loops[-1], min(MAX_TILE_LANES, nest_lanes(target, nest))
+    strided = tuple(r for r in nest.reads if stride(r, lane.var) not in (0, 1))
+    along = [x for x in nest.loops[:-1] if strided and all(stride(r, x.var) == 1 for r in strided)]
+    if not along or lanes < 2 or any(affine(i) is None for r in strided for i in r.args) or any(e.op == "select" for e in E.walk(nest.leaf.value)):
+        return None
+    read_twice = any(sum(r.attr is other.attr for other in nest.reads) > 1 for r in strided)
+    if read_twice or not all(isinstance(x.extent, int) and x.extent >= lanes for x in (lane, along[-1])):
+        return None
+    tiles = int(lane.extent) // lanes
+    wanted = max(1, min(tiles, MAX_VECTORS, MIN_WRITTEN // (lanes * itemsize(nest.writes.dtype))))
+    return TransposeTiles(along[-1], strided, lanes, next((n for n in range(wanted, MAX_VECTORS + 1) if tiles % n == 0), 1))
+
+
+def transpose(s: Schedule, nest: Nest, tiles: TransposeTiles, pays: bool, knobs: Knobs) -> None:
+    """Schedule a result that reads an operand across its rows, on threads if that `pays`."""
+    lane, across, side, height = nest.loops[-1], tiles.across, tiles.lanes, tiles.lanes * tiles.vectors
+    others = [x.var.name for x in nest.loops[:-1] if x is not across]
+    tall, inner = s.split(lane.var.name, height)
+    vector, lanes = s.split(inner, side)
+    wide, row = s.split(across.var.name, side)
+    s.reorder(*others, tall, wide, row, vector, lanes)
+    for r in tiles.operands:
+        *rows, columns = s.cache_read(r.attr.name, wide, f"{r.attr.name}.tile", "register").loads
+        unroll(s, rows, columns)
+    unroll(s, [row, vector], lanes)
+    threads(s, [*others, tall, wide], pays, knobs, {wide: whole_tiles(across.extent, side), tall: whole_tiles(lane.extent, height)})

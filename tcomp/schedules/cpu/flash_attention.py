@@ -11,7 +11,6 @@ No array of rows x keys is ever stored: a block of scores, its weights and the s
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,14 +18,14 @@ from dataclasses import dataclass
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
-from tcomp.ir.expr import Dim, as_dim, as_expr
+from tcomp.ir.expr import Dim
 from tcomp.ir.fallback import FallbackKind
-from tcomp.ir.loops import STACK_LIMIT, Accumulate, For, Kernel, Stmt, Store, children, walk
+from tcomp.ir.loops import STACK_LIMIT, Accumulate, For, Kernel, Stmt, Store, children
 from tcomp.schedules.analysis import access_patterns
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of, is_product, is_sum, nests, reduction_nest, result_nest, row_axis
 from tcomp.schedules.cost.register_tiles import Tile, tiles
+from tcomp.schedules.cpu.common import MAX_LANES, divides, extent, nest_lanes, size, threads, unroll, whole_tiles
 from tcomp.schedules.cpu.contraction import pack, tile_loops
-from tcomp.schedules.cpu.lanes_and_threads import MAX_LANES, divides, extent, nest_lanes, size, threads, unroll
 from tcomp.schedules.cpu.row_reductions import partial_loops
 from tcomp.schedules.groups import attachments, schedule_each
 from tcomp.schedules.knobs import Knobs
@@ -60,16 +59,17 @@ class SoftmaxProduct:
         return {self.result, self.maximum, *self.sums, *self.elements, *([self.scores] if self.scores else [])}
 
 
-def chains(kernel: Kernel) -> list[SoftmaxProduct]:
-    """Results that are products with a softmax."""
-    return [found for result, inside in attachments(kernel) if (found := _chain(kernel, result, inside)) is not None]
-
-
-def _chain(kernel: Kernel, result: str, inside: Sequence[str]) -> SoftmaxProduct | None:
+def _softmax_product(kernel: Kernel, result: str, inside: Sequence[str]) -> SoftmaxProduct | None:
+    """What computes a result, if that is a product with a softmax; `inside` are the temporaries that only it needs."""
     here = [n for n in nests(kernel) if n.writes.name in inside]
     reductions = [n for n in here if n.is_reduction]
     used = {r.attr.name for n in here for r in n.reads}
-    maxima = [n for n in reductions if _is_maximum(n) and n.writes.name in used]
+
+    def is_maximum(n: Nest) -> bool:
+        reducer = n.leaf.reducer if isinstance(n.leaf, Accumulate) else None
+        return reducer is not None and reducer.combine in (E.maximum(reducer.lhs, reducer.rhs), E.maximum(reducer.rhs, reducer.lhs))
+
+    maxima = [n for n in reductions if n.writes.name in used and is_maximum(n)]
     if len(maxima) != 1:
         return None
     top = maxima[0].writes.name
@@ -90,11 +90,6 @@ def _chain(kernel: Kernel, result: str, inside: Sequence[str]) -> SoftmaxProduct
     return SoftmaxProduct(result, top, tuple(n.writes.name for n in sums), scores[0] if scores else None, (*terms, *weights))
 
 
-def _is_maximum(nest: Nest) -> bool:
-    reducer = nest.leaf.reducer if isinstance(nest.leaf, Accumulate) else None
-    return reducer is not None and reducer.combine in (E.maximum(reducer.lhs, reducer.rhs), E.maximum(reducer.rhs, reducer.lhs))
-
-
 def in_one_pass(s: Schedule, apply: Callable[[SoftmaxProduct], None]) -> set[str]:
     """Apply a schedule to all products with a softmax; returns the buffers whose nests are still as lowered."""
     left = {n.writes.name for n in nests(s.kernel)}
@@ -103,7 +98,8 @@ def in_one_pass(s: Schedule, apply: Callable[[SoftmaxProduct], None]) -> set[str
         apply(found)
         left.difference_update(found.stages)
 
-    schedule_each(s, chains(s.kernel), applied, FallbackKind.STAGE_BY_STAGE)
+    products = [found for result, inside in attachments(s.kernel) if (found := _softmax_product(s.kernel, result, inside)) is not None]
+    schedule_each(s, products, applied, FallbackKind.STAGE_BY_STAGE)
     return left
 
 
@@ -129,21 +125,33 @@ def schedule(s: Schedule, found: SoftmaxProduct, target: CpuTarget, knobs: Knobs
     blocks, terms, *derived = s.online(found.maximum, keys.var.name, length)
     if found.scores is not None:
         s.compute_at(found.scores, blocks)
-    shared = _cut_rows(s, [*others, around], rows.extent, height)
-    if not divides(length, keys.extent):
-        for name in [x for x in s.loops if _is_copy(x, blocks)]:
-            s.partition(name, as_dim(as_expr(keys.extent) // length))
+    original: dict[str, str] = {}  # of the loops and buffers of tails: those that they copy
+
+    def cut(loop: str, point: Dim) -> str:
+        _, tail = s.partition(loop, point)
+        original.update((new, original.get(old, old)) for old, new in {loop: tail, **tail.copies}.items())
+        return tail
+
+    shared = [[*others, around]]
+    if (whole := whole_tiles(rows.extent, height)) is not None:  # the last rows are in nests of their own
+        tail, outside, of_tail = cut(around, whole), others, others
+        for name in reversed(others):
+            main, behind = s.fission(name)
+            outside, of_tail = [main if x == name else x for x in outside], [behind if x == name else x for x in of_tail]
+        shared = [[*outside, around], [*of_tail, tail]]
+    if (whole := whole_tiles(keys.extent, length)) is not None:
+        for name in [x for x in s.loops if original.get(x, x) == blocks]:
+            cut(name, whole)
     s.clean()
-    stored = (*derived, found.maximum, *found.sums, found.result)
     for c in write_nests(s.kernel.body):
-        name = c.leaf.buffer.name
-        if _is_copy(name, terms):
+        name = original.get(c.leaf.buffer.name, c.leaf.buffer.name)
+        if name == terms:
             _scores(s, c, lanes, target)
-        elif isinstance(c.leaf, Store) and _is_copy(name, *stored):
+        elif isinstance(c.leaf, Store) and name in (*derived, found.maximum, *found.sums, found.result):
             _in_lanes(s, c, lanes)
-        elif _is_copy(name, product.writes.name):
+        elif name == product.writes.name:
             _product(s, c, lanes, target)
-        elif _is_copy(name, found.maximum, *found.sums):
+        elif name in (found.maximum, *found.sums):
             _along_the_row(s, c, lanes)
     for loops in shared:
         threads(s, [x for x in loops if x in s.loops], True, knobs)
@@ -160,19 +168,6 @@ def row_and_column_loops(s: Schedule, found: SoftmaxProduct, product: Nest) -> t
     if len(set(loops)) != 2 or len(places) != 1:
         raise ScheduleError("there are no blocks of rows", why="the sums are not read row by row")
     return loops[0], loops[1], [x.var.name for x in out.loops if x not in loops]
-
-
-def _cut_rows(s: Schedule, loops: Sequence[str], extent: Dim, height: int) -> list[list[str]]:
-    """Whole blocks of rows apart from the last ones; the nests of loops that threads share."""
-    if divides(height, extent):
-        return [list(loops)]
-    *others, around = loops
-    _, tail = s.partition(around, as_dim(as_expr(extent) // height))
-    rest = others
-    for name in reversed(others):
-        main, behind = s.fission(name)
-        others, rest = [main if x == name else x for x in others], [behind if x == name else x for x in rest]
-    return [[*others, around], [*rest, tail]]
 
 
 def _heights(extent: Dim, most: int, target: CpuTarget, lanes: int) -> tuple[list[int], int]:
@@ -202,11 +197,6 @@ def _tile(rows: int, vectors: int, target: CpuTarget) -> Tile:
     return min(among, key=lambda t: t.cycles(target.core) / (t.rows * t.vectors))
 
 
-def _is_copy(name: str, *originals: str) -> bool:
-    """Whether a loop or buffer is one of the originals, or a copy of one in a tail."""
-    return any(re.fullmatch(rf"{re.escape(original)}(\.t\d*)*", name) is not None for original in originals)
-
-
 def write_nests(stmt: Stmt) -> list[Nest]:
     """The nests of one statement each, in order."""
     found = access_patterns.nest_of(stmt)
@@ -229,21 +219,18 @@ def _register_tile(s: Schedule, c: Nest, lanes: int, target: CpuTarget, loop: st
     outer = [x.var.name for x in c.loops if x.var.name not in (row, column, loop)]
     panel, width = s.split(column, tile.vectors * lanes)
     vectors, lane = s.split(width, lanes)
-    tiles_of_rows, line = s.split(row, tile.rows)
-    s.reorder(*outer, panel, tiles_of_rows, *([loop] if loop else []), line, vectors, lane)
-    unroll(s, [line, vectors], lane)
+    tiles_of_rows, inner = s.split(row, tile.rows)
+    s.reorder(*outer, panel, tiles_of_rows, *([loop] if loop else []), inner, vectors, lane)
+    unroll(s, [inner, vectors], lane)
     return tiles_of_rows
 
 
 def _scores(s: Schedule, c: Nest, lanes: int, target: CpuTarget) -> None:
     """Scores: tiles of them are summed up in registers."""
-    tiles_of_rows = _register_tile(s, c, lanes, target)
-    summed = {x.buffer for x in walk(s.kernel.body) if isinstance(x, Accumulate)}
-    scores = {r.attr.name for r in E.reads(c.leaf.value) if r.attr in summed}
-    if tiles_of_rows is not None and len(scores) == 1:
-        (name,) = scores
-        nest = next(n for n in write_nests(s.kernel.body) if isinstance(n.leaf, Accumulate) and n.leaf.buffer.name == name)
-        loops = [x.var.name for x in nest.loops if x.var not in E.variables(*nest.leaf.indices)]
+    tiles_of_rows, read = _register_tile(s, c, lanes, target), {r.attr for r in E.reads(c.leaf.value)}
+    sums = [n for n in write_nests(s.kernel.body) if isinstance(n.leaf, Accumulate) and n.leaf.buffer in read]
+    if tiles_of_rows is not None and len({n.leaf.buffer for n in sums}) == 1:
+        name, loops = sums[0].leaf.buffer.name, [x.var.name for x in sums[0].reduction_loops]
         s.compute_at(name, tiles_of_rows, "register")
         tile_loops(s, name, lanes, loops, True)
         if loops:
@@ -265,8 +252,7 @@ def _in_lanes(s: Schedule, c: Nest, lanes: int) -> None:
 
 def _product(s: Schedule, c: Nest, lanes: int, target: CpuTarget) -> None:
     """Sums: tiles of them are in registers while the terms of a block are added."""
-    used = E.variables(*c.leaf.indices)
-    loop = next((x.var.name for x in c.loops if x.var not in used), None)
+    loop = next((x.var.name for x in c.reduction_loops), None)
     if loop is not None and _register_tile(s, c, lanes, target, loop) is not None:
         with suppress(ScheduleError):  # in the last block of a row whose length is not known, sums stay where they are
             s.promote(loop, c.leaf.buffer.name, f"{c.leaf.buffer.name}.tile")
@@ -275,18 +261,16 @@ def _product(s: Schedule, c: Nest, lanes: int, target: CpuTarget) -> None:
 
 def _unroll_steps(s: Schedule, loop: str, c: Nest) -> None:
     """Unroll several steps of a reduction, unless they stand under conditions: these are the last blocks, and long enough as they are."""
-    factor = next((n for n in UNROLL_FACTORS if divides(n, extent(s, loop))), 1) if not c.conditions else 1
-    if factor > 1:
+    factor = next((n for n in UNROLL_FACTORS if divides(n, extent(s, loop))), 1)
+    if factor > 1 and not c.conditions:
         s.unroll(s.split(loop, factor)[1])
 
 
 def _along_the_row(s: Schedule, c: Nest, lanes: int) -> None:
     """A reduction of each row by itself: partial results in lanes, then one of them."""
-    used, name, row = E.variables(*c.leaf.indices), c.leaf.buffer.name, loop_along(c, -1)
-    loop = next((x for x in c.loops if x.var not in used), None)
-    if loop is None or row is None:
-        return
-    width = next((n for n in (4 * lanes, 2 * lanes) if n <= MAX_LANES and extent_of(loop.extent) % n == 0), lanes)
-    partial = s.rfactor(name, loop.var.name, width)
-    s.compute_at(partial, row, "register")
-    partial_loops(s, partial, loop.extent, width)
+    name, loop, row = c.leaf.buffer.name, next(iter(c.reduction_loops), None), loop_along(c, -1)
+    if loop is not None and row is not None:
+        width = next((n for n in (4 * lanes, 2 * lanes) if n <= MAX_LANES and extent_of(loop.extent) % n == 0), lanes)
+        partial = s.rfactor(name, loop.var.name, width)
+        s.compute_at(partial, row, "register")
+        partial_loops(s, partial, loop.extent, width)

@@ -17,7 +17,7 @@ from tcomp.ir.expr import Expr
 from tcomp.ir.layout import Layout, Piece
 from tcomp.ir.loops import SERIAL, Accumulate, For, perfect, walk
 from tcomp.schedules.analysis.access_patterns import Nest, nests
-from tcomp.schedules.cpu.lanes_and_threads import divides, lanes_of, unroll
+from tcomp.schedules.cpu.common import divides, lanes_of, unroll
 from tcomp.schedules.instructions import vpdpbusd
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule

@@ -19,7 +19,7 @@ from tcomp.ir import expr as E
 from tcomp.ir.dtypes import itemsize
 from tcomp.ir.expr import Expr
 from tcomp.schedules.analysis.access_patterns import Nest, bytes_of, is_product, stage_axes
-from tcomp.schedules.cpu.lanes_and_threads import extent, partition_tails, size, split_tiles, unroll
+from tcomp.schedules.cpu.common import extent, partition_tails, size, split_tiles, unroll
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget
 
@@ -108,8 +108,8 @@ def accumulate_in_blocks(s: Schedule, acc: str, axes: Sequence[tuple[str, int]],
     unroll(s, [vectors], lane)
     *spatial, last = stage_axes(s.kernel, acc, True)
     others = [name for name in spatial if name not in dict(axes)]
-    around, tile, cuts = split_tiles(s, axes)
-    others += around
+    tile, cuts = split_tiles(s, axes)
+    others += cuts
     vectors, lane = s.split(last, lanes)
     tile.append(vectors)
     outside, inside = list(p.outside), list(p.inside)

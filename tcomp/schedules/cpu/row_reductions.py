@@ -5,23 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from tcomp.ir.expr import Dim, as_dim, as_expr
+from tcomp.ir.expr import Dim
 from tcomp.ir.layout import Layout
-from tcomp.ir.loops import Buffer
+from tcomp.ir.loops import Buffer, perfect
 from tcomp.schedules.analysis.access_patterns import contiguous_reduction, extent_of, nests, result_nest, row_loops, stage_axes
-from tcomp.schedules.cpu import elementwise, lanes_and_threads
-from tcomp.schedules.cpu.lanes_and_threads import (
-    MAX_LANES,
-    MIN_PARALLEL_ELEMENTS,
-    divides,
-    extent,
-    nest_lanes,
-    size,
-    threads,
-    unroll,
-    vector_tail,
-)
-from tcomp.schedules.cpu.prefetching import PREFETCH_DISTANCE, prefetch_vectors
+from tcomp.schedules.cpu import common, elementwise
+from tcomp.schedules.cpu.common import MAX_LANES, extent, nest_lanes, size, threads, unroll, whole_tiles
 from tcomp.schedules.groups import Group
 from tcomp.schedules.handles import PartialResults
 from tcomp.schedules.knobs import Knobs
@@ -42,7 +31,9 @@ def schedule(s: Schedule, group: Group, target: CpuTarget, knobs: Knobs) -> None
     leading = [x.var.name for x in out.loops if x.var in rows]
     rest = [x.var.name for x in out.loops if x.var not in rows]
     work = prod(extent_of(x.extent) for n in nests(s.kernel) if n.writes.name in group.inside for x in n.loops[-2:])
-    if _has_short_rows(s, group, leading, rest):
+    reduced = (x.extent for n in nests(s.kernel) if n.writes.name in group.inside and n.is_reduction for x in n.reduction_loops)
+    short = all(isinstance(n, int) and n <= MAX_SHORT for n in (*reduced, *(extent(s, x) for x in rest)))
+    if short and leading and size(s, leading[-1]) >= MAX_LANES:  # lanes are better filled by many rows
         _lanes_across_rows(s, group, leading, rest, target, knobs)
         return
     partials: dict[str, tuple[PartialResults, Dim, int]] = {}
@@ -66,25 +57,22 @@ def schedule(s: Schedule, group: Group, target: CpuTarget, knobs: Knobs) -> None
         s.compute_at(name, leading[-1], "register" if name in reductions else "global")
         if name in partials:
             s.compute_at(partials[name][0], leading[-1], "register")
-    passes: list[str | None] = []
+    passes: list[str | None] = []  # loops over the vectors of a row that are not reductions
     for name in group.inside:
         if name in partials:
             partial_loops(s, *partials[name])
         elif not stage_axes(s.kernel, name, True):
             lane = stage_axes(s.kernel, name, False)[-1]
-            passes.append(vector_tail(s, lane, lanes_and_threads.lanes_of(target, [editing.find_buffer(s.kernel, name)])))
+            passes.append(common.vector_tail(s, lane, common.lanes_of(target, [editing.find_buffer(s.kernel, name)])))
     if rest:
-        passes.append(vector_tail(s, rest[-1], nest_lanes(target, out)))
-    _prefetch_next_rows(s, [x for x in passes if x is not None], target, knobs)
-    threads(s, leading, work * prod(size(s, x) for x in leading) * ROW_COST >= MIN_PARALLEL_ELEMENTS, knobs)
-
-
-def _has_short_rows(s: Schedule, group: Group, leading: Sequence[str], rest: Sequence[str]) -> bool:
-    """Whether rows are so short that lanes are better filled by many of them."""
-    if not leading or size(s, leading[-1]) < MAX_LANES:
-        return False
-    reduced = (x.extent for n in nests(s.kernel) if n.writes.name in group.inside and n.is_reduction for x in n.reduction_loops)
-    return all(isinstance(n, int) and n <= MAX_SHORT for n in (*reduced, *(extent(s, x) for x in rest)))
+        passes.append(common.vector_tail(s, rest[-1], nest_lanes(target, out)))
+    # The last of them prefetches the rows to come, a page in advance or more: while a row is worked on, memory would wait.
+    done, page = set[Buffer](), common.vectors_of_page(target)
+    for loop in filter(None, reversed(passes)):
+        whole = extent(s, loop)
+        if isinstance(whole, int) and 0 < whole * target.vector_bits // 8 <= target.l1:
+            done |= common.prefetch_vectors(s, loop, whole * -(-page // whole), done, target, knobs)
+    threads(s, leading, work * prod(size(s, x) for x in leading) * ROW_COST >= common.MIN_PARALLEL_ELEMENTS, knobs)
 
 
 def _lanes_across_rows(s: Schedule, group: Group, leading: Sequence[str], rest: Sequence[str], target: CpuTarget, knobs: Knobs) -> None:
@@ -106,28 +94,14 @@ def _lanes_across_rows(s: Schedule, group: Group, leading: Sequence[str], rest: 
         shape = editing.find_buffer(s.kernel, name).shape
         s.relayout(name, Layout.permuted(sorted(range(len(shape)), key=lambda d: shape[d] == lanes)))
     unroll(s, rest, lane)
-    shared = lanes_and_threads.partition_tails(s, around, {} if divides(lanes, whole) else {outer: as_dim(as_expr(whole) // lanes)})
-    work = prod(size(s, x) for x in around) * lanes
-    for names in shared:
-        threads(s, names, work * MAX_SHORT >= MIN_PARALLEL_ELEMENTS, knobs)
-
-
-def _prefetch_next_rows(s: Schedule, passes: Sequence[str], target: CpuTarget, knobs: Knobs) -> None:
-    """The last of the passes over a row that are not reductions prefetches the rows to come, a page ahead or more: while a row is worked on,
-    memory would wait."""
-    done: set[Buffer] = set()
-    for name in reversed(passes):
-        whole = extent(s, name)
-        if isinstance(whole, int) and 0 < whole * target.vector_bits // 8 <= target.l1:
-            page = PREFETCH_DISTANCE * 8 // target.vector_bits
-            done |= prefetch_vectors(s, name, whole * -(-page // whole), done, target, knobs)
+    pays = prod(size(s, x) for x in around) * lanes * MAX_SHORT >= common.MIN_PARALLEL_ELEMENTS
+    threads(s, around, pays, knobs, {outer: whole_tiles(whole, lanes)})
 
 
 def partial_loops(s: Schedule, partial: PartialResults, whole: Dim, lanes: int) -> None:
     """Vector lanes for the three nests that an rfactor leaves: clear, accumulate, and reduce the lanes."""
     s.vectorize(partial.init_lane)
-    s.reorder(*[x for x in lanes_and_threads.nest_loops(s.kernel, partial.lane) if x != partial.lane], partial.lane)
+    s.reorder(*[x.var.name for x in perfect(editing.find_loop(s.kernel, partial.lane))[0][1:]], partial.lane)
     s.vectorize(partial.lane)
     s.vectorize(partial.final_lane, reassociate=True)
-    if not divides(lanes, whole):
-        s.partition(partial.outer, as_dim(as_expr(whole) // lanes))
+    common.partition_tails(s, [partial.outer], {partial.outer: whole_tiles(whole, lanes)})

@@ -21,10 +21,10 @@ from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
 from tcomp.ir.access import Affine, affine
 from tcomp.ir.dtypes import itemsize
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr
+from tcomp.ir.expr import Dim
 from tcomp.ir.loops import STACK_LIMIT, Accumulate, Kernel, Store, walk
 from tcomp.schedules.analysis.access_patterns import Nest, extent_of, nests, result_nest, stage_axes
-from tcomp.schedules.cpu.lanes_and_threads import divides, extent, lanes_of, size, threads, unroll, vector_tail
+from tcomp.schedules.cpu.common import extent, lanes_of, partition_tails, size, threads, unroll, vector_tail, whole_tiles
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.primitives import editing
 from tcomp.schedules.schedule import Schedule
@@ -45,81 +45,16 @@ class Reach:
     results, those from `i * step + low` to `(i + size - 1) * step + high`."""
 
     dim: int
-    step: int
-    low: int
-    high: int
+    step: int = 1
+    low: int = 0
+    high: int = 0
 
     def extent(self, tile: Sequence[int]) -> int:
         """Elements from the lowest to the highest that are read."""
         return (tile[self.dim] - 1) * self.step + self.high - self.low + 1
 
-    @property
-    def is_window(self) -> bool:
-        """Whether more than one element is read."""
-        return self.high > self.low
-
 
 Box = tuple[Reach, ...]
-
-
-def _hull(boxes: Sequence[Box]) -> Box | None:
-    """A box around all; None where they move differently with the tile."""
-    dims = list(zip(*boxes, strict=True))
-    if any(len({(r.dim, r.step) for r in sides}) > 1 for sides in dims):
-        return None
-    return tuple(Reach(sides[0].dim, sides[0].step, min(r.low for r in sides), max(r.high for r in sides)) for sides in dims)
-
-
-@dataclass(frozen=True, slots=True)
-class _Stage:
-    """A buffer that is computed one element at a time; `nest` is the one that stores it or, of a reduction, accumulates it."""
-
-    nest: Nest
-
-    @classmethod
-    def of(cls, found: Sequence[Nest]) -> _Stage | None:
-        nest = found[-1]
-        indices, loops = nest.leaf.indices, {x.var: x.extent for x in nest.loops}
-        plain = len(set(indices)) == len(indices) > 0 and all(loops.get(i) == n for i, n in zip(indices, nest.writes.shape, strict=True))
-        reduced = [x.extent for x in nest.reduction_loops]
-        small = all(isinstance(n, int) for n in reduced) and prod(map(extent_of, reduced)) <= MAX_WINDOW
-        once = [n.is_reduction for n in found] == ([False, True] if reduced else [False])
-        return cls(nest) if plain and small and once else None
-
-    @property
-    def shape(self) -> tuple[Dim, ...]:
-        return self.nest.writes.shape
-
-    @property
-    def operations(self) -> int:
-        """Of one element, about: arithmetic and accesses."""
-        values = sum(e.op not in ("var", "const") and e.dtype != E.INDEX for e in E.walk(self.nest.leaf.value))
-        return prod(extent_of(x.extent) for x in self.nest.reduction_loops) * values + 1
-
-    def reads(self, buffer: str) -> bool:
-        return any(r.attr.name == buffer for r in self.nest.reads)
-
-    def needs(self, buffer: str, own: Box) -> Box | None:
-        """The part of a buffer that is read where `own` is the part of this stage; None where that is no box, or all of a dimension."""
-        variables = dict(zip(self.nest.leaf.indices, own, strict=True))
-        reduced = {x.var: extent_of(x.extent) for x in self.nest.reduction_loops}
-        boxes = []
-        for r in (r for r in self.nest.reads if r.attr.name == buffer):
-            sides = [_side(affine(i, {*variables, *reduced}, clamped=True), variables, reduced) for i in r.args]
-            boxes.append(tuple(side for side in sides if side is not None))
-            if len(boxes[-1]) < len(sides):
-                return None
-        return _hull(boxes)
-
-
-def _side(index: Affine | None, variables: Mapping[Expr, Reach], reduced: Mapping[Expr, int]) -> Reach | None:
-    """Where an index lies that is a multiple of one variable plus reduction loops and a constant."""
-    moving = [v for v in index.terms if v in variables] if index is not None else []
-    if index is None or len(moving) != 1 or index.terms[moving[0]] < 1:
-        return None
-    at, step = variables[moving[0]], index.terms[moving[0]]
-    low, high = index.span(reduced)
-    return Reach(at.dim, at.step * step, at.low * step + low, at.high * step + high)
 
 
 @dataclass(slots=True)
@@ -139,19 +74,17 @@ class Chain:
 
 def chains(kernel: Kernel) -> list[Chain]:
     """The chains of stencils of a kernel that are worth tiles."""
-    stages = _stages(kernel)
-    outputs = {b.name for b in kernel.outputs}
+    stages, outputs = _stages(kernel), {b.name for b in kernel.outputs}
     homes: dict[str, Chain] = {}
     for name, stage in reversed(stages.items()):
+        shape = stage.writes.shape
         readers = dict.fromkeys(n.writes.name for n in nests(kernel) if n.writes.name != name and any(r.attr.name == name for r in n.reads))
-        places = list({id(homes[r]): homes[r] for r in readers if r in homes}.values())
-        box = None
-        if readers and all(r in homes for r in readers) and len({p.shape for p in places}) == 1:
-            boxes = [stages[r].needs(name, homes[r].needs.get(r) or _whole(homes[r].shape)) for r in readers]
-            known = [b for b in boxes if b is not None]
-            box = _hull(known) if len(known) == len(boxes) else None
-        if box is None or (name in outputs and (places[0].shape != stage.shape or box != _whole(stage.shape))):
-            homes[name] = Chain(stage.shape, [name], {})
+        places, box = list({id(homes[r]): homes[r] for r in readers if r in homes}.values()), None
+        if readers and readers.keys() <= homes.keys() and len({p.shape for p in places}) == 1:
+            boxes = [_needs(stages[r], name, homes[r].needs.get(r) or _whole(homes[r].shape)) for r in readers]
+            box = _hull([b for b in boxes if b is not None]) if None not in boxes else None
+        if box is None or (name in outputs and (places[0].shape != shape or box != _whole(shape))):
+            homes[name] = Chain(shape, [name], {})
             continue
         home, *others = places
         for other in others:
@@ -168,28 +101,66 @@ def chains(kernel: Kernel) -> list[Chain]:
         c.results.sort(key=list(stages).index)
 
     def elements(chain: Chain) -> int:
-        return sum(prod(map(extent_of, stages[n].shape)) for n in {*chain.results, *chain.needs})
+        return sum(prod(map(extent_of, stages[n].writes.shape)) for n in {*chain.results, *chain.needs})
 
-    return [c for c in found if any(r.is_window for box in c.needs.values() for r in box) and elements(c) >= MIN_ELEMENTS]
+    return [c for c in found if any(r.high > r.low for box in c.needs.values() for r in box) and elements(c) >= MIN_ELEMENTS]
 
 
-def _stages(kernel: Kernel) -> dict[str, _Stage]:
+def _stages(kernel: Kernel) -> dict[str, Nest]:
+    """The buffers that are computed one element at a time, each with the nest that stores it or, of a reduction, accumulates it."""
     by_name: dict[str, list[Nest]] = {}
     for n in nests(kernel):
         by_name.setdefault(n.writes.name, []).append(n)
-    return {name: stage for name, found in by_name.items() if (stage := _Stage.of(found)) is not None}
+
+    def is_stage(found: Sequence[Nest]) -> bool:
+        nest, indices = found[-1], found[-1].leaf.indices
+        loops, reduced = {x.var: x.extent for x in nest.loops}, [x.extent for x in nest.reduction_loops]
+        plain = len(set(indices)) == len(indices) > 0 and all(loops.get(i) == n for i, n in zip(indices, nest.writes.shape, strict=True))
+        small = all(isinstance(n, int) for n in reduced) and prod(map(extent_of, reduced)) <= MAX_WINDOW
+        return plain and small and [n.is_reduction for n in found] == ([False, True] if reduced else [False])
+
+    return {name: found[-1] for name, found in by_name.items() if is_stage(found)}
+
+
+def _needs(stage: Nest, buffer: str, own: Box) -> Box | None:
+    """The part of a buffer that is read where `own` is the part of a stage; None where that is no box, or all of a dimension."""
+    variables = dict(zip(stage.leaf.indices, own, strict=True))
+    reduced = {x.var: extent_of(x.extent) for x in stage.reduction_loops}
+
+    def side(index: Affine | None) -> Reach | None:
+        """Where an index lies that is a multiple of one variable plus reduction loops and a constant."""
+        moving = [v for v in index.terms if v in variables] if index is not None else []
+        if index is None or len(moving) != 1 or index.terms[moving[0]] < 1:
+            return None
+        at, step = variables[moving[0]], index.terms[moving[0]]
+        low, high = index.span(reduced)
+        return Reach(at.dim, at.step * step, at.low * step + low, at.high * step + high)
+
+    reads = (r for r in stage.reads if r.attr.name == buffer)
+    return _hull([[side(affine(i, {*variables, *reduced}, clamped=True)) for i in r.args] for r in reads])
+
+
+def _hull(boxes: Sequence[Sequence[Reach | None]]) -> Box | None:
+    """A box around all; None where a side is not known, or they move differently with the tile."""
+    hull = []
+    for sides in zip(*boxes, strict=True):
+        known = [r for r in sides if r is not None]
+        if len(known) < len(sides) or len({(r.dim, r.step) for r in known}) > 1:
+            return None
+        hull.append(Reach(known[0].dim, known[0].step, min(r.low for r in known), max(r.high for r in known)))
+    return tuple(hull)
 
 
 def _whole(shape: Sequence[Dim]) -> Box:
-    return tuple(Reach(d, 1, 0, 0) for d in range(len(shape)))
+    return tuple(map(Reach, range(len(shape))))
 
 
-def _tile(chain: Chain, stages: Mapping[str, _Stage], target: CpuTarget, knobs: Knobs) -> tuple[int, ...]:
+def _tile(chain: Chain, stages: Mapping[str, Nest], target: CpuTarget, knobs: Knobs) -> tuple[int, ...]:
     """Elements of a tile along each dimension of the results: 1 in dimensions outside of all windows, the whole of those between."""
-    lanes = max(lanes_of(target, [stages[n].nest.writes]) for n in chain.results)
+    lanes = max(lanes_of(target, [stages[n].writes]) for n in chain.results)
     extents = [extent_of(n) for n in chain.shape]
     last = len(extents) - 1
-    windows = [r for box in chain.needs.values() for r in box if r.is_window or r.step > 1]
+    windows = [r for box in chain.needs.values() for r in box if r.high > r.low or r.step > 1]
     cut = {r.dim for r in windows} | {last}
     halos = {0, *(r.high - r.low for r in windows if r.dim == last and r.step == 1)}
     options: list[list[int]] = []
@@ -208,14 +179,14 @@ def _tile(chain: Chain, stages: Mapping[str, _Stage], target: CpuTarget, knobs: 
     return knobs.choice(f"{chain.result}.tile", possible, min(possible, key=costs.__getitem__))
 
 
-def _cost(tile: tuple[int, ...], chain: Chain, stages: Mapping[str, _Stage], extents: Sequence[int], lanes: int, target: CpuTarget) -> float:
+def _cost(tile: tuple[int, ...], chain: Chain, stages: Mapping[str, Nest], extents: Sequence[int], lanes: int, target: CpuTarget) -> float:
     """Operations for one element of the results, in vectors; infinite where a tile does not fit."""
     boxes = {n: [r.extent(tile) for r in box] for n, box in chain.needs.items()}
-    sizes = [prod(box) * itemsize(stages[n].nest.writes.dtype) for n, box in boxes.items()]
+    sizes = [prod(box) * itemsize(stages[n].writes.dtype) for n, box in boxes.items()]
     if list(tile) == list(extents) or max(sizes) > STACK_LIMIT or sum(sizes) > target.l2 // CACHE_SHARE:
         return inf
     boxes |= {n: list(tile) for n in chain.results}
-    work = sum(stages[n].operations * prod(box[:-1]) * (-(-box[-1] // lanes) + ROW_START) for n, box in boxes.items())
+    work = sum(_operations(stages[n]) * prod(box[:-1]) * (-(-box[-1] // lanes) + ROW_START) for n, box in boxes.items())
     split = [d for d, (t, n) in enumerate(zip(tile, extents, strict=True)) if t < n]
     again = prod(-(-extents[d] // tile[d]) * tile[d] / extents[d] for d in split)
     tasks = prod(-(-extents[d] // tile[d]) for d in split if d == split[0] or tile[d] == 1)
@@ -223,11 +194,17 @@ def _cost(tile: tuple[int, ...], chain: Chain, stages: Mapping[str, _Stage], ext
     return work / prod(tile) * again * idle
 
 
+def _operations(stage: Nest) -> int:
+    """Of one element, about: arithmetic and accesses."""
+    values = sum(e.op not in ("var", "const") and e.dtype != E.INDEX for e in E.walk(stage.leaf.value))
+    return prod(extent_of(x.extent) for x in stage.reduction_loops) * values + 1
+
+
 def schedule(s: Schedule, chain: Chain, target: CpuTarget, knobs: Knobs) -> None:
     """Tiles of a chain, in place. Raises `ScheduleError` where a step is refused; the schedule is then half done."""
     stages = {n: stage for n, stage in _stages(s.kernel).items() if n in chain.needs or n in chain.results}
-    readers = {n: [r for r, stage in stages.items() if stage.reads(n)] for n in stages}
-    loops = {n: [x.var.name for x in stage.nest.reduction_loops] for n, stage in stages.items()}
+    readers = {n: [r for r, stage in stages.items() if any(read.attr.name == n for read in stage.reads)] for n in stages}
+    loops = {n: [x.var.name for x in stage.reduction_loops] for n, stage in stages.items()}
     tile = _tile(chain, stages, target, knobs)
     sums = {name: s.cache_write(name, f"{name}.acc") for name in stages if loops[name]}
     homes = {name: _Tiles(s, name, tile) for name in chain.results}
@@ -245,7 +222,7 @@ def schedule(s: Schedule, chain: Chain, target: CpuTarget, knobs: Knobs) -> None
     for home in dict.fromkeys(homes.values()):
         for name in (n for n in home.lanes if n in stages):
             _in_lanes(s, name, home.lanes[name], sums.get(name, name), loops[name], target)
-        home.run_on_threads(knobs)
+        threads(s, home.shared, True, knobs, home.whole)
 
 
 class _Tiles:
@@ -254,7 +231,7 @@ class _Tiles:
     def __init__(self, s: Schedule, result: str, tile: Sequence[int]) -> None:
         nest = result_nest(s.kernel, result)
         self.s = s
-        self.partial: dict[str, Dim | None] = {}  # loops whose last tile may be cut, with the number of the others
+        self.whole: dict[str, Dim | None] = {}  # loops of which tiles are cut off at the end: how many are whole, if that may be fewer
         single, shifted, inner = [], [], []
         for i, side, n in zip(nest.leaf.indices, tile, nest.writes.shape, strict=True):
             loop = i.name
@@ -264,14 +241,14 @@ class _Tiles:
                 single.append(loop)
             else:
                 # Tiles that overlap are all alike, but do not run in parallel.
-                overlap = bool(self.partial) and isinstance(n, int)
+                overlap = bool(self.whole) and isinstance(n, int)
                 outer, loop = s.split(loop, side, "shift_inwards" if overlap else "guard")
                 inner.append(loop)
                 if overlap:
                     shifted.append(outer)
                 else:
-                    self.partial[outer] = None if divides(side, n) else as_dim(as_expr(n) // side)
-        self.shared = [*list(self.partial)[:1], *single, *list(self.partial)[1:]]
+                    self.whole[outer] = whole_tiles(n, side)
+        self.shared = [*list(self.whole)[:1], *single, *list(self.whole)[1:]]
         self.loops = [*self.shared, *shifted]
         s.reorder(*self.loops, *inner)
         self.lanes = {result: inner[-1]}  # stages, each with its loop along memory
@@ -288,17 +265,6 @@ class _Tiles:
         if not all(isinstance(n, int) for n in editing.find_buffer(self.s.kernel, stage).shape):
             raise ScheduleError("no tiles", why=f"the part of `{stage}` that a tile needs has no constant size")
         self.lanes[stage] = stage_axes(self.s.kernel, stage, False)[-1]
-
-    def run_on_threads(self, knobs: Knobs) -> None:
-        """Tiles that are cut off from the others, and all of them on threads."""
-        nests = [self.shared]
-        for loop, full in self.partial.items():
-            if full is not None:
-                _, tail = self.s.partition(loop, full)
-                if loop == self.shared[0]:
-                    nests.append([tail, *(tail.copies[x] for x in self.shared[1:])])
-        for loops in nests:
-            threads(self.s, loops, True, knobs)
 
 
 def _in_lanes(s: Schedule, stage: str, loop: str, acc: str, loops: Sequence[str], target: CpuTarget) -> None:
@@ -319,5 +285,4 @@ def _in_lanes(s: Schedule, stage: str, loop: str, acc: str, loops: Sequence[str]
             if prod(size(s, x) for x in loops) <= MAX_UNROLLED:
                 unroll(s, loops)
         s.vectorize(along)
-    if not divides(lanes, whole):
-        s.partition(outer, as_dim(as_expr(whole) // lanes))
+    partition_tails(s, [outer], {outer: whole_tiles(whole, lanes)})

@@ -18,7 +18,7 @@ from tcomp.ir.access import stride
 from tcomp.ir.layout import Layout
 from tcomp.ir.loops import For
 from tcomp.schedules.analysis.access_patterns import Nest, batch_axes, bytes_of, extent_of, is_sum, nests, row_axis, stage_axes
-from tcomp.schedules.cpu.lanes_and_threads import divides
+from tcomp.schedules.cpu.common import divides
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget

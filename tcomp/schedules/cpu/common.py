@@ -1,0 +1,149 @@
+"""What default schedules for a CPU have in common, whatever a nest computes: lanes, tails, threads, prefetching, non-temporal stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from math import prod
+
+from tcomp.ir import expr as E
+from tcomp.ir.access import stride
+from tcomp.ir.dtypes import itemsize
+from tcomp.ir.expr import Dim, as_dim, as_expr
+from tcomp.ir.loops import VECTORIZED, Buffer, For, expressions, walk
+from tcomp.schedules.analysis.access_patterns import Nest, extent_of
+from tcomp.schedules.knobs import Knobs
+from tcomp.schedules.primitives import editing
+from tcomp.schedules.schedule import Schedule
+from tcomp.target import CpuTarget
+
+MAX_LANES = 64  # elements of a vectorized loop: bytes of a vector of 512 bits, as wide as code generators accept
+MIN_PARALLEL_ELEMENTS = 1 << 15  # below so many elements waking threads costs more than they save: a parallel region takes half a microsecond
+MIN_ITERATIONS = 64  # of the loop over threads, where outer loops have so many: enough for an even partition among any number of cores
+STREAM_CACHES = 8  # second-level caches that a result exceeds, where it is to be stored past them: no reader finds it there
+
+
+def lanes_of(target: CpuTarget, buffers: Iterable[Buffer]) -> int:
+    """Elements of the widest type involved that fill a vector register."""
+    return min(MAX_LANES, max(1, target.vector_bits // 8 // max(itemsize(b.dtype) for b in buffers)))
+
+
+def nest_lanes(target: CpuTarget, nest: Nest) -> int:
+    """Elements of the widest type of a nest that fill a vector register."""
+    return lanes_of(target, [nest.writes, *(r.attr for r in nest.reads)])
+
+
+def divides(n: int, extent: Dim) -> bool:
+    """Whether an extent is certainly a multiple of n."""
+    return isinstance(extent, int) and extent % n == 0
+
+
+def whole_tiles(extent: Dim, n: int) -> Dim | None:
+    """How many tiles of `n` elements of a loop are whole, where the last one may not be; None where all are."""
+    return None if divides(n, extent) else as_dim(as_expr(extent) // n)
+
+
+def extent(s: Schedule, loop: str) -> Dim:
+    """The extent of a loop."""
+    return editing.find_loop(s.kernel, loop).extent
+
+
+def size(s: Schedule, loop: str) -> int:
+    """The extent of a loop as a number to reason with: see `extent_of`."""
+    return extent_of(extent(s, loop))
+
+
+def unroll(s: Schedule, loops: Iterable[str], lane: str | None = None) -> None:
+    """Unroll loops, and vectorize the one behind them."""
+    for name in loops:
+        s.unroll(name)
+    if lane is not None:
+        s.vectorize(lane)
+
+
+def split_tiles(s: Schedule, axes: Sequence[tuple[str, int]]) -> tuple[list[str], dict[str, Dim | None]]:
+    """Split loops by the sizes of a tile: (the loops of a tile, the loops around with the number of their whole tiles; see `whole_tiles`)."""
+    inside, around = list[str](), dict[str, Dim | None]()
+    for name, n in axes:
+        whole = extent(s, name)
+        outer, inner = s.split(name, n)
+        inside.append(inner)
+        around[outer] = whole_tiles(whole, n)
+    return inside, around
+
+
+def partition_tails(s: Schedule, around: Sequence[str], cuts: Mapping[str, Dim | None]) -> list[list[str]]:
+    """Cut nested loops where their last iterations are smaller; the nests of loops that threads share: these, and the tail of the first one.
+    From the inside, as a loop that is cut has names of its own behind the cut."""
+    shared = [list(around)]
+    for name in reversed(around):
+        if (whole := cuts.get(name)) is not None:
+            _, tail = s.partition(name, whole)
+            if name == around[0]:
+                shared.append([tail, *(tail.copies[x] for x in around[1:])])
+    return shared
+
+
+def vector_tail(s: Schedule, loop: str, lanes: int) -> str | None:
+    """Vector lanes along a loop, the remainder in a masked vector of its own; returns the loop over full vectors, if any."""
+    whole = extent(s, loop)
+    if isinstance(whole, int) and whole < lanes:
+        width = 1 << (whole - 1).bit_length()
+        if width > 1:
+            s.vectorize(s.split(loop, width)[1])
+        return None
+    outer, lane = s.split(loop, lanes)
+    s.vectorize(lane)
+    partition_tails(s, [outer], {outer: whole_tiles(whole, lanes)})
+    return outer
+
+
+def threads(s: Schedule, loops: Sequence[str], pays: bool, knobs: Knobs, cuts: Mapping[str, Dim | None] | None = None) -> None:
+    """Fuse perfectly nested outer loops until there are enough iterations, and run them on threads, by default if that pays; with `cuts`, once
+    they have been cut there (see `partition_tails`)."""
+    for names in partition_tails(s, loops, cuts or {}) if loops else ():
+        nested, enough, iterations = 1, 1, size(s, names[0])
+        for name, following in pairwise(names):
+            inner = editing.find_loop(s.kernel, name).body
+            if not isinstance(inner, For) or inner.var.name != following or inner.kind == VECTORIZED:
+                break
+            nested += 1
+            if iterations < MIN_ITERATIONS:
+                enough, iterations = nested, iterations * extent_of(inner.extent)
+        if count := knobs.choice(f"{names[0]}.threads", range(nested + 1), enough if pays else 0):
+            current = names[0]
+            for following in names[1:count]:
+                current = s.fuse(current, following)
+            s.parallel(current)
+
+
+def size_of(b: Buffer) -> int:
+    """Bytes; 0 where the shape is symbolic."""
+    sizes = [d for d in b.shape if isinstance(d, int)]
+    return prod(sizes) * itemsize(b.dtype) if len(sizes) == len(b.shape) else 0
+
+
+def is_streamed(s: Schedule, b: Buffer, target: CpuTarget, knobs: Knobs) -> bool:
+    """Whether a buffer is a result that is stored past the caches: the last-level cache is shared, and on a virtual machine often slower than
+    its size promises, hence the limit by the core's own. Rows have to begin with a whole vector: such stores are aligned."""
+    size = size_of(b) if b.name in {result.name for result in s.kernel.outputs} else 0
+    aligned = size > target.l2 and (len(b.shape) == 1 or int(b.shape[-1]) * itemsize(b.dtype) * 8 % target.vector_bits == 0)
+    return aligned and knobs.flag(f"{b.name}.stream", size > min(target.l3 // 2, STREAM_CACHES * target.l2))
+
+
+def vectors_of_page(target: CpuTarget) -> int:
+    """Vectors of a page, at whose end hardware stops to prefetch."""
+    return target.core.page * 8 // target.vector_bits
+
+
+def prefetch_vectors(s: Schedule, loop: str, vectors: int, done: set[Buffer], target: CpuTarget, knobs: Knobs) -> set[Buffer]:
+    """Prefetch operands that come from memory `vectors` iterations before a serial loop reads them, one vector each; returns them.
+    Those in `done` have been prefetched. Memory then works on while the core does, and goes on across pages."""
+    x, found = editing.find_loop(s.kernel, loop), set[Buffer]()
+    for b, r in {r.attr: r for statement in walk(x.body) for r in E.reads(*expressions(statement))}.items():
+        dense = stride(r, x.var) == target.vector_bits // 8 // itemsize(b.dtype) and not E.reads(*r.args)
+        large = b not in done and dense and size_of(b) > target.l2
+        if large and (distance := knobs.choice(f"{b.name}.prefetch", (0, vectors, 2 * vectors), vectors)):
+            s.prefetch(b.name, loop, distance)
+            found.add(b)
+    return found
