@@ -94,6 +94,11 @@ class Core:
     usable_cache: float = 0.8  # share of a cache that a working set may take: stacks and code take the rest (fitted to benchmarks.model)
     exposed_transfer: float = 0.2  # share of a transfer's time that is waited for though something else takes longer (likewise)
     parallel_region: float = 1300  # cycles to wake the threads of a region and to wait for them: half a microsecond
+    product_efficiency: float = 0.93  # share of `fma` that products of matrices attain (fitted, as what follows: see `passes.algorithms`)
+    tile_bandwidth: float = 14  # bytes a cycle of the tiles and points of Winograd's algorithm, which are transformed on the way
+    quarters_bandwidth: float = 28  # bytes a cycle of the quarters and products of Strassen's, while the last-level cache holds them,
+    cached_quarters: int = 40 << 20  # which is up to so many bytes (fitted to znver5, where that cache has 32 MiB),
+    large_quarters_bandwidth: float = 6  # and where they are more, and come from memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,8 @@ def graph_passes(options: CompileOptions, report: Report) -> list[tuple[str, Cal
         return operand_layouts(body, constants, backend, Knobs(decide(body, constants).decisions) if decide else None)
 
     def choose_algorithms(g: Graph) -> Graph:
-        return algorithms.choose_algorithms(g, wanted.lanes or 1, notes, choose, wanted.weight_bandwidth, options.direct)
+        assert wanted.algorithms_for is not None
+        return algorithms.choose_algorithms(g, wanted.algorithms_for, notes, choose, options.direct)
 
     return [
         ("use-bytes", lambda g: quantized.use_bytes(g, notes)),
@@ -86,7 +87,7 @@ def graph_passes(options: CompileOptions, report: Report) -> list[tuple[str, Cal
         ("fold-again", lambda g: fold.fold_constants(g, notes)),
         ("merge-equal", cse.merge_equal),
         ("eliminate-dead", dce.eliminate_dead),
-        *([("algorithms", choose_algorithms), ("merge-again", cse.merge_equal)] if wanted.lanes is not None else []),
+        *([("algorithms", choose_algorithms), ("merge-again", cse.merge_equal)] if wanted.algorithms_for else []),
         ("attention", lambda g: attention.join_attention(g, wanted.attention_bytes, notes, wanted.attention_blocks)),
         ("partition", lambda g: partition.partition(g, report.not_fused, halos, quotients=halos)),
         ("layout", lambda g: layout.choose_layouts(g, weight_layouts, halos, predict)),

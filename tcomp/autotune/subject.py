@@ -120,9 +120,9 @@ class ModelSubject(TuningSubject):
     def _alternatives(self) -> list[tuple[Algorithm, Decisions]]:
         """Algorithms other than those that the model of their cost suggests, but not far from these; the most promising first."""
         found = []
-        wanted = self._backend.graph_options
+        target = self._backend.graph_options.algorithms_for
         for sizes, suggested in self._suggested.items():
-            costs = algorithm_costs(sizes, wanted.lanes or 1, wanted.weight_bandwidth)
+            costs = algorithm_costs(sizes, target) if target else {}
             task, limit = Algorithm(str(sizes), str(self._backend.target), self._threads), _ALGORITHM_DOUBT * costs[suggested]
             found += [(limit - cost, task, {Algorithm.NAME: tile}) for tile, cost in costs.items() if tile != suggested and cost < limit]
         return [(task, decisions) for _, task, decisions in sorted(found, key=lambda x: -x[0])]

@@ -33,7 +33,7 @@ class CpuBackend(Backend):
     @property
     def graph_options(self) -> GraphOptions:
         """All that graph passes can do."""
-        return GraphOptions(True, self.target.lanes(32), self.target.streaming_bandwidth, self.target.l2)
+        return GraphOptions(True, self.target, self.target.l2)
 
     def operand_layouts(self, kernel: Kernel, constants: frozenset[int], knobs: Knobs | None = None) -> Mapping[int, Layout]:
         """Panels of weights for register tiles."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tcomp.schedules.cost.roofline import Estimate, Roof
     from tcomp.schedules.knobs import Knobs
     from tcomp.schedules.schedule import Schedule
+    from tcomp.target import CpuTarget
 
 InPlacePairs = Collection[tuple["Buffer", "Buffer"]]
 """Pairs of buffers of a kernel: the first, an input, may be the memory of the second, an output."""
@@ -37,14 +38,12 @@ class GraphOptions:
     """What graph passes do for a target.
 
     `halos`: values may get zeros around them, and indices may be quotients of others, because schedules of the target split such axes.
-    `lanes`, `weight_bandwidth`: vector lanes of 32 bits and bytes a cycle of weights from memory, by which Winograd's and Strassen's
-    algorithms are chosen; None: direct ones only. `attention_bytes`: attention whose scores need more than these is one kernel;
-    `attention_blocks`: what GPU blocks compute of it.
+    `algorithms_for`: the machine that Winograd's and Strassen's algorithms are chosen for; None: direct ones only. `attention_bytes`:
+    attention whose scores need more than these is one kernel; `attention_blocks`: what GPU blocks compute of it.
     """
 
     halos: bool = False
-    lanes: int | None = None
-    weight_bandwidth: float = 0.0
+    algorithms_for: CpuTarget | None = None
     attention_bytes: int = 1 << 20
     attention_blocks: AttentionTiles | None = None
 

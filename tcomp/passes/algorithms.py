@@ -1,19 +1,17 @@
-"""Algorithms: which of several ways to compute the same thing a node takes: convolutions directly, or Winograd's way; products of matrices
-directly, or Strassen's way; transposed convolutions as a sum for each output, or as a product whose columns are spread over the pixels.
+"""Algorithms: which of several ways to compute the same thing a node takes. `tcomp.compile(..., direct=True)` does without the first two.
 
-Winograd's algorithm multiplies 1.2 to 4 times less, but moves tiles to and from points, and reads more weights. `fastest` weighs both, by
-constants that were fitted to 34 convolutions of stride 1 in real networks (and found right for 13 of 15 of stride 2); who has timed them may
-decide otherwise. Rounding errors are about ten times those of the direct sum and stay far below `MAX_ERROR` of the largest output, which tests
-hold them to; more points, whose errors are larger, are not on offer.
+Winograd's algorithm, for convolutions, multiplies 1.2 to 4 times less, but moves tiles to and from points, and reads more weights. Rounding
+errors are about ten times those of the direct sum and stay far below `MAX_ERROR` of the largest output, which tests hold them to; more
+points, whose errors are larger, are not on offer.
 
-Strassen's algorithm, for products with a matrix that is known, multiplies 8/7 times less, and reads 7/4 times the weights, which are kept
-as its sums of quarters. Constants were fitted to 30 products on a Zen 5 core; where many rows share the weights it takes 0.89 to 0.95 of the
-time. Rounding errors are about twice those of the direct sum, of each row for itself.
+Strassen's algorithm, for products with a matrix that is known, multiplies 8/7 times less, and reads 7/4 times the weights, which are stored
+as its sums of quarters. Rounding errors are about twice those of the direct sum, of each row for itself.
 
-`tcomp.compile(..., direct=True)` and `--direct` do without both.
-
-A transposed convolution whose windows are adjacent (the filter is as large as the stride) is a product whose columns are the elements of the
+Transposed convolutions whose windows are adjacent (the filter is as large as the stride) are products whose columns are the elements of the
 filter, and a rearrangement. Where output channels do not fill a vector, elements of the filter do; the sum for each output would gather pixels.
+
+`fastest` weighs what is computed against what is moved, by figures of a core (`machines.Core`) that were fitted to 34 convolutions of stride 1
+in real networks (and found right for 13 of 15 of stride 2) and to 30 products; who has timed them may decide otherwise.
 """
 
 from __future__ import annotations
@@ -47,17 +45,11 @@ from tcomp.ops.nn import CONV
 from tcomp.passes import contractions
 from tcomp.passes.canonicalize import zero_padding
 from tcomp.passes.rewrite import Notes, Replacement, Rewriter, rewrite_graph
+from tcomp.target import CpuTarget
 
 MAX_POINTS = {1: 8, 2: 6}  # along an axis, by the number of axes that are cut into tiles: rounding errors grow with all points together
 MAX_STRIDE = 2  # of a window of three, a larger stride leaves nothing to save
 MAX_ERROR = 1e-3  # of the largest output: no algorithm is chosen that may be less exact
-WEIGHT_BANDWIDTH = 8.0  # bytes a cycle of weights that no cache holds, where the target does not say: `CpuTarget.streaming_bandwidth`
-TILE_BANDWIDTH = 14.0  # bytes a cycle of Winograd's tiles and points, which are transformed on the way (fitted, see above, as what follows)
-QUARTER_BANDWIDTH = 28.0  # bytes a cycle of Strassen's quarters and products, while the last-level cache holds them,
-CACHED_QUARTERS = 40 << 20  # which is up to so many bytes (that of the Zen 5 has 32 MiB);
-FAR_QUARTER_BANDWIDTH = 6.0  # bytes a cycle of them where they are more, and come from memory
-FMAS = 2  # vector multiply-adds a cycle, of nearly all processors with such vectors,
-EFFICIENCY = 0.93  # of which products attain this share
 MAX_TIME = 0.95  # of the time of the direct sum: below what the model cannot tell apart
 
 
@@ -105,32 +97,16 @@ def as_suggested(sizes: Sizes, suggested: int) -> int:
 
 
 def choose_algorithms(
-    graph: Graph,
-    lanes: int,
-    notes: Notes | None = None,
-    choose: Choose = as_suggested,
-    weight_bandwidth: float = WEIGHT_BANDWIDTH,
-    direct: bool = False,
+    graph: Graph, target: CpuTarget, notes: Notes | None = None, choose: Choose = as_suggested, direct: bool = False
 ) -> Graph:
-    """The graph with other algorithms where these are faster, on a machine whose vectors have so many `lanes` and to whose cores so many bytes
-    of weights come a cycle (`weight_bandwidth`): Winograd's for convolutions of stride 1 or 2 in float32, and Strassen's for products, unless
-    all are to be `direct`; a product for transposed convolutions with few outputs."""
-    rules = _Rules(lanes, weight_bandwidth, choose)
-    return rewrite_graph(graph, (rules.spread_product,) if direct else (rules.winograd, rules.strassen, rules.spread_product), notes)
+    """The graph with other algorithms where these are faster on a machine: Winograd's for convolutions of stride 1 or 2 in float32, and
+    Strassen's for products, unless all are to be `direct`; a product for transposed convolutions with few outputs."""
+    lanes = target.lanes(32)
 
+    def chosen(sizes: Sizes) -> int:
+        return choose(sizes, fastest(sizes, target))
 
-@dataclass(frozen=True, slots=True)
-class _Rules:
-    """Rules for a machine; see `choose_algorithms`."""
-
-    lanes: int
-    weight_bandwidth: float
-    choose: Choose
-
-    def chosen(self, sizes: Sizes) -> int:
-        return self.choose(sizes, fastest(sizes, self.lanes, self.weight_bandwidth))
-
-    def winograd(self, node: Node, rewriter: Rewriter) -> Replacement:
+    def winograd(node: Node, rewriter: Rewriter) -> Replacement:
         """conv(x, w) = winograd_output(winograd_product(winograd_input(x), G w G'))"""
         form = contractions.convolution(node)
         if form is None or form.group != 1 or node.outputs[0].dtype != "float32":
@@ -146,11 +122,9 @@ class _Rules:
         if len(extents) != len(window):
             return "the number of tiles is not known"
         sizes = Convolution(batch if isinstance(batch, int) else 1, weights.shape[1], weights.shape[0], extents, window, stride)
-        tile = self.chosen(sizes)
-        if not tile:
+        if not (tile := chosen(sizes)):
             return "the direct sum is faster"
-        missing = [stride * (-d % n) for d, n in zip(extents, tile_shape(tile, window), strict=True)]
-        source = _padded(x, missing, rewriter, node.name)
+        source = _padded(x, [stride * (-d % n) for d, n in zip(extents, tile_shape(tile, window), strict=True)], rewriter, node.name)
         attrs = {"tile": tile, "taps": window, "stride": stride}
         (points,) = rewriter.add(WINOGRAD_INPUT, [source], attrs, f"{node.name}.tiles")
         shape = (*(points_of(tile, n, stride) for n in window), sizes.channels, sizes.outputs)
@@ -158,7 +132,7 @@ class _Rules:
         (products,) = rewriter.add(WINOGRAD_PRODUCT, [points, kernels], {}, f"{node.name}.products")
         return rewriter.add(WINOGRAD_OUTPUT, [products], {"tile": tile, "shape": extents, "stride": stride}, node.name)
 
-    def strassen(self, node: Node, rewriter: Rewriter) -> Replacement:
+    def strassen(node: Node, rewriter: Rewriter) -> Replacement:
         """matmul(x, w) = strassen_output(matmul(strassen_input(x, rows), sums of quarters of w), rows)"""
         form = contractions.matrix_product(node)
         if form is None or form.transpose_left or node.outputs[0].dtype != "float32":
@@ -170,9 +144,9 @@ class _Rules:
         if not isinstance(rows, int):
             return "the number of rows is not known"
         sizes = Product(prod(d if isinstance(d, int) else 1 for d in batch), rows, *(matrix.shape[::-1] if transposed else matrix.shape))
-        if len(algorithm_costs(sizes, self.lanes, self.weight_bandwidth)) == 1:
+        if len(algorithm_costs(sizes, target)) == 1:
             return None
-        if not self.chosen(sizes):
+        if not chosen(sizes):
             return "the direct sum is faster"
         if not similar_columns(matrix, transposed):
             return "columns of the matrix differ too much in size"
@@ -183,11 +157,11 @@ class _Rules:
         (products,) = rewriter.add(MATMUL, [factors, weights], {}, f"{node.name}.products")
         return rewriter.add(STRASSEN_OUTPUT, [products, row_sizes], {}, node.name)
 
-    def spread_product(self, node: Node, rewriter: Rewriter) -> Replacement:
+    def spread_product(node: Node, rewriter: Rewriter) -> Replacement:
         """conv_transpose(x, w) = conv1x1(x, all elements of w), spread out"""
         x, w = node.inputs if contractions.adjacent_windows(node) else (None, None)
         weights = rewriter.array(w)
-        if x is None or w is None or weights is None or weights.shape[1] > self.lanes:
+        if x is None or w is None or weights is None or weights.shape[1] > lanes:
             return None
         channels, outputs, *strides = weights.shape
         rank = len(strides)
@@ -198,6 +172,8 @@ class _Rules:
         perm = (0, 1, *(place for n in range(rank) for place in (2 + rank + n, 2 + n)))
         (spread,) = rewriter.add(TRANSPOSE, [cut], {"perm": perm}, f"{node.name}.turned")
         return rewriter.add(RESHAPE, [spread], {"shape": node.outputs[0].shape}, node.name)
+
+    return rewrite_graph(graph, (spread_product,) if direct else (winograd, strassen, spread_product), notes)
 
 
 def _padded(x: Value, missing: Sequence[int], rewriter: Rewriter, name: str) -> Value:
@@ -213,30 +189,31 @@ def _padded(x: Value, missing: Sequence[int], rewriter: Rewriter, name: str) -> 
     return rewriter.add(PAD, [x, None], {"before": tuple(before), "after": tuple(after)}, f"{name}.pad")[0]
 
 
-def fastest(x: Sizes, lanes: int, weight_bandwidth: float = WEIGHT_BANDWIDTH) -> int:
+def fastest(x: Sizes, target: CpuTarget) -> int:
     """The fastest algorithm by the model: for a convolution the size of Winograd's tiles, 2 or 4, for a product 1 for Strassen's; 0 for the
     direct sum."""
-    costs = algorithm_costs(x, lanes, weight_bandwidth)
+    costs = algorithm_costs(x, target)
     return min(costs, key=lambda n: costs[n] * (1 if n else MAX_TIME))
 
 
-def algorithm_costs(x: Sizes, lanes: int, weight_bandwidth: float = WEIGHT_BANDWIDTH) -> dict[int, float]:
+def algorithm_costs(x: Sizes, target: CpuTarget) -> dict[int, float]:
     """Cycles by the model of all algorithms that may be faster than the direct sum, and of that, by the numbers that stand for them (see
     `fastest`)."""
+    core, lanes = target.core, target.lanes(32)
 
     def cycles(products: int, weights: int, channels: int, outputs: int) -> float:
         """Of a core; `products` and `weights` are those of one pair of channels. Weights are prefetched: the more is computed with each, the
         more of them arrive meanwhile."""
         vectors = channels * -(-outputs // lanes)
-        computing, arriving = vectors * products / FMAS, vectors * weights * lanes * 4 / weight_bandwidth
-        return computing / EFFICIENCY + arriving * min(1.0, arriving / computing)
+        computing, arriving = vectors * products / core.fma, vectors * weights * lanes * 4 / target.streaming_bandwidth
+        return computing / core.product_efficiency + arriving * min(1.0, arriving / computing)
 
     if isinstance(x, Product):
         costs = {0: cycles(x.batch * x.rows, 1, x.depth, x.columns)}
         if x.rows > 1 and x.depth % (2 * lanes) == 0 and x.columns % (2 * lanes) == 0:
             pairs, depth, columns = x.batch * -(-x.rows // 2), x.depth // 2, x.columns // 2
             moved = 4 * pairs * (depth * (4 + PRODUCTS) + columns * 2 * PRODUCTS)  # products are written and read
-            bandwidth = QUARTER_BANDWIDTH if moved <= CACHED_QUARTERS else FAR_QUARTER_BANDWIDTH
+            bandwidth = core.quarters_bandwidth if moved <= core.cached_quarters else core.large_quarters_bandwidth
             costs[1] = cycles(PRODUCTS * pairs, PRODUCTS, depth, columns) + moved / bandwidth
         return costs
     pixels, elements = x.batch * prod(x.extents), prod(x.window)
@@ -246,7 +223,7 @@ def algorithm_costs(x: Sizes, lanes: int, weight_bandwidth: float = WEIGHT_BANDW
         points = prod(points_of(tile, n, x.stride) for n in x.window)
         tiles = x.batch * prod(-(-d // n) for d, n in zip(x.extents, tile_shape(tile, x.window), strict=True))
         moved = pixels * (x.channels * read + x.outputs) + 2 * points * tiles * (x.channels + x.outputs)  # each is written and read once
-        costs[tile] = cycles(points * tiles, points, x.channels, x.outputs) + moved * 4 / TILE_BANDWIDTH
+        costs[tile] = cycles(points * tiles, points, x.channels, x.outputs) + moved * 4 / core.tile_bandwidth
     return costs
 
 

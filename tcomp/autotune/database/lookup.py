@@ -46,9 +46,9 @@ class Lookup:
     def algorithm(self, sizes: Sizes, suggested: int) -> int:
         """The algorithm for a convolution or a product (see `passes.algorithms`)."""
         self.suggested[sizes] = suggested
-        wanted = self.backend.graph_options
+        target = self.backend.graph_options.algorithms_for
         found = self.find(Algorithm(str(sizes), str(self.backend.target), self.threads)).decisions.get(Algorithm.NAME, suggested)
-        return found if isinstance(found, int) and found in algorithm_costs(sizes, wanted.lanes or 1, wanted.weight_bandwidth) else suggested
+        return found if isinstance(found, int) and target and found in algorithm_costs(sizes, target) else suggested
 
 
 def recorded(path: str | os.PathLike[str], target: Target | Backend, threads: int | None) -> Lookup:
