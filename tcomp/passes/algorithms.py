@@ -24,25 +24,11 @@ import numpy as np
 
 from tcomp.ir.expr import Dim, as_dim, as_expr
 from tcomp.ir.graph import Graph, LazyConstant, Node, Value
-from tcomp.ops.bilinear import (
-    PRODUCTS,
-    STRASSEN_INPUT,
-    STRASSEN_OUTPUT,
-    STRASSEN_ROWS,
-    WINOGRAD_INPUT,
-    WINOGRAD_OUTPUT,
-    WINOGRAD_PRODUCT,
-    phases,
-    points_of,
-    similar_columns,
-    strassen_weights,
-    tile_shape,
-    transformed_weights,
-)
+from tcomp.ops import bilinear
 from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import PAD, RESHAPE, TRANSPOSE
 from tcomp.ops.nn import CONV
-from tcomp.passes import contractions
+from tcomp.passes import structure
 from tcomp.passes.canonicalize import zero_padding
 from tcomp.passes.rewrite import Notes, Replacement, Rewriter, rewrite_graph
 from tcomp.target import CpuTarget
@@ -108,7 +94,7 @@ def choose_algorithms(
 
     def winograd(node: Node, rewriter: Rewriter) -> Replacement:
         """conv(x, w) = winograd_output(winograd_product(winograd_input(x), G w G'))"""
-        form = contractions.convolution(node)
+        form = structure.convolution(node)
         if form is None or form.group != 1 or node.outputs[0].dtype != "float32":
             return None
         (x, w), output = node.inputs, node.outputs[0]
@@ -124,17 +110,18 @@ def choose_algorithms(
         sizes = Convolution(batch if isinstance(batch, int) else 1, weights.shape[1], weights.shape[0], extents, window, stride)
         if not (tile := chosen(sizes)):
             return "the direct sum is faster"
-        source = _padded(x, [stride * (-d % n) for d, n in zip(extents, tile_shape(tile, window), strict=True)], rewriter, node.name)
+        missing = [stride * (-d % n) for d, n in zip(extents, bilinear.tile_shape(tile, window), strict=True)]
+        source = _padded(x, missing, rewriter, node.name)
         attrs = {"tile": tile, "taps": window, "stride": stride}
-        (points,) = rewriter.add(WINOGRAD_INPUT, [source], attrs, f"{node.name}.tiles")
-        shape = (*(points_of(tile, n, stride) for n in window), sizes.channels, sizes.outputs)
-        kernels = rewriter.constant(LazyConstant(shape, transformed_weights, weights, (tile, stride)), f"{w.name}.winograd")
-        (products,) = rewriter.add(WINOGRAD_PRODUCT, [points, kernels], {}, f"{node.name}.products")
-        return rewriter.add(WINOGRAD_OUTPUT, [products], {"tile": tile, "shape": extents, "stride": stride}, node.name)
+        (points,) = rewriter.add(bilinear.WINOGRAD_INPUT, [source], attrs, f"{node.name}.tiles")
+        shape = (*(bilinear.points_of(tile, n, stride) for n in window), sizes.channels, sizes.outputs)
+        kernels = rewriter.constant(LazyConstant(shape, bilinear.transformed_weights, weights, (tile, stride)), f"{w.name}.winograd")
+        (products,) = rewriter.add(bilinear.WINOGRAD_PRODUCT, [points, kernels], {}, f"{node.name}.products")
+        return rewriter.add(bilinear.WINOGRAD_OUTPUT, [products], {"tile": tile, "shape": extents, "stride": stride}, node.name)
 
     def strassen(node: Node, rewriter: Rewriter) -> Replacement:
         """matmul(x, w) = strassen_output(matmul(strassen_input(x, rows), sums of quarters of w), rows)"""
-        form = contractions.matrix_product(node)
+        form = structure.matrix_product(node)
         if form is None or form.transpose_left or node.outputs[0].dtype != "float32":
             return None
         (x, w), transposed = node.inputs, form.transpose_right
@@ -148,18 +135,18 @@ def choose_algorithms(
             return None
         if not chosen(sizes):
             return "the direct sum is faster"
-        if not similar_columns(matrix, transposed):
+        if not bilinear.similar_columns(matrix, transposed):
             return "columns of the matrix differ too much in size"
-        (row_sizes,) = rewriter.add(STRASSEN_ROWS, [x], {}, f"{node.name}.rows")
-        (factors,) = rewriter.add(STRASSEN_INPUT, [x, row_sizes], {}, f"{node.name}.factors")
-        shape = (PRODUCTS, *(1 for _ in batch), sizes.depth // 2, sizes.columns // 2)
-        weights = rewriter.constant(LazyConstant(shape, strassen_weights, matrix, (transposed,)), f"{w.name}.strassen")
+        (row_sizes,) = rewriter.add(bilinear.STRASSEN_ROWS, [x], {}, f"{node.name}.rows")
+        (factors,) = rewriter.add(bilinear.STRASSEN_INPUT, [x, row_sizes], {}, f"{node.name}.factors")
+        shape = (bilinear.PRODUCTS, *(1 for _ in batch), sizes.depth // 2, sizes.columns // 2)
+        weights = rewriter.constant(LazyConstant(shape, bilinear.strassen_weights, matrix, (transposed,)), f"{w.name}.strassen")
         (products,) = rewriter.add(MATMUL, [factors, weights], {}, f"{node.name}.products")
-        return rewriter.add(STRASSEN_OUTPUT, [products, row_sizes], {}, node.name)
+        return rewriter.add(bilinear.STRASSEN_OUTPUT, [products, row_sizes], {}, node.name)
 
     def spread_product(node: Node, rewriter: Rewriter) -> Replacement:
         """conv_transpose(x, w) = conv1x1(x, all elements of w), spread out"""
-        x, w = node.inputs if contractions.adjacent_windows(node) else (None, None)
+        x, w = node.inputs if structure.adjacent_windows(node) else (None, None)
         weights = rewriter.array(w)
         if x is None or w is None or weights is None or weights.shape[1] > lanes:
             return None
@@ -212,16 +199,16 @@ def algorithm_costs(x: Sizes, target: CpuTarget) -> dict[int, float]:
         costs = {0: cycles(x.batch * x.rows, 1, x.depth, x.columns)}
         if x.rows > 1 and x.depth % (2 * lanes) == 0 and x.columns % (2 * lanes) == 0:
             pairs, depth, columns = x.batch * -(-x.rows // 2), x.depth // 2, x.columns // 2
-            moved = 4 * pairs * (depth * (4 + PRODUCTS) + columns * 2 * PRODUCTS)  # products are written and read
+            moved = 4 * pairs * (depth * (4 + bilinear.PRODUCTS) + columns * 2 * bilinear.PRODUCTS)  # products are written and read
             bandwidth = core.quarters_bandwidth if moved <= core.cached_quarters else core.large_quarters_bandwidth
-            costs[1] = cycles(PRODUCTS * pairs, PRODUCTS, depth, columns) + moved / bandwidth
+            costs[1] = cycles(bilinear.PRODUCTS * pairs, bilinear.PRODUCTS, depth, columns) + moved / bandwidth
         return costs
     pixels, elements = x.batch * prod(x.extents), prod(x.window)
     read = prod(x.stride for n in x.window if n > 1)  # pixels of the input for one of the result
     costs = {0: cycles(elements * pixels, elements, x.channels, x.outputs)}
     for tile in _tiles(x.window, x.stride) if min(x.channels, x.outputs) >= lanes else ():
-        points = prod(points_of(tile, n, x.stride) for n in x.window)
-        tiles = x.batch * prod(-(-d // n) for d, n in zip(x.extents, tile_shape(tile, x.window), strict=True))
+        points = prod(bilinear.points_of(tile, n, x.stride) for n in x.window)
+        tiles = x.batch * prod(-(-d // n) for d, n in zip(x.extents, bilinear.tile_shape(tile, x.window), strict=True))
         moved = pixels * (x.channels * read + x.outputs) + 2 * points * tiles * (x.channels + x.outputs)  # each is written and read once
         costs[tile] = cycles(points * tiles, points, x.channels, x.outputs) + moved * 4 / core.tile_bandwidth
     return costs
@@ -231,5 +218,5 @@ def _tiles(window: Sequence[int], stride: int) -> tuple[int, ...]:
     """The tile sizes on offer for a filter: those whose rounding errors stay small. (The phases of a stride have fewer points each.)"""
     wide = [n for n in window if n > 1]
     most = MAX_POINTS.get(len(wide), 0)
-    fitting = (tile for tile in (2, 4) if all(n % 2 == 1 and tile + max(phases(n, stride)) - 1 <= most for n in wide))
+    fitting = (tile for tile in (2, 4) if all(n % 2 == 1 and tile + max(bilinear.phases(n, stride)) - 1 <= most for n in wide))
     return tuple(fitting) if wide and stride <= MAX_STRIDE else ()

@@ -18,7 +18,7 @@ from tcomp.ir.dtypes import FLOATS, itemsize
 from tcomp.ir.expr import Dim, bounds
 from tcomp.ir.graph import Graph, Node
 from tcomp.ops.matmul import SOFTMAX_PRODUCT
-from tcomp.passes import contractions
+from tcomp.passes import structure
 from tcomp.passes.rewrite import Notes, Replacement, Rewriter, rewrite_graph
 
 MIN_KEYS = 256  # elements of a row of scores: two blocks of the schedule; a shorter row is one block, which nothing goes on from
@@ -40,9 +40,9 @@ def join_attention(graph: Graph, cache_bytes: int, notes: Notes | None = None, t
 
     def one_pass(node: Node, rewriter: Rewriter) -> Replacement:
         """matmul(softmax(x), v) = softmax_product(x, v)"""
-        found = contractions.matrix_product(node)
+        found = structure.matrix_product(node)
         softmax = rewriter.producer(node.inputs[0]) if found is not None else None
-        axis = contractions.softmax_axis(softmax)
+        axis = structure.softmax_axis(softmax)
         if found is None or softmax is None or axis is None:
             return None
         weights, (x, *_) = softmax.outputs[0], softmax.inputs

@@ -6,12 +6,13 @@ No rule here changes a result, except that a power with a small exponent is as a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from tcomp.ir.dtypes import is_float
 from tcomp.ir.expr import Dim, as_dim, as_expr, bounds, const, row_major, substitute
-from tcomp.ir.graph import Graph, Node, Value
+from tcomp.ir.graph import Graph, Node, Operator, Value
 from tcomp.ir.simplify import difference, same_dim, same_shape
 from tcomp.ops.elementwise import CAST, DIV, MUL, POW, RECIPROCAL
 from tcomp.ops.movement import PAD, RESHAPE, TRANSPOSE, product
@@ -50,45 +51,43 @@ def one_movement(node: Node, rewriter: Rewriter) -> Replacement:
 
     Any operators that only move elements take part.
     """
-    outer = _movement(node)
-    if outer is None:
+
+    def moved(n: Node | None) -> Movement | None:
+        return movement(body_of(n)) if n is not None and len(n.inputs) == 1 else None
+
+    def add(op: Operator, move: Movement, **attrs: Any) -> Sequence[Value]:
+        return rewriter.add(op, [move.source], attrs, node.name)
+
+    if (outer := moved(node)) is None:
         return None
-    inner = _movement(rewriter.producer(outer.source))
-    if inner is None:
-        return None if node.op is RESHAPE else _as_reshape(node, rewriter, outer)
+    if (inner := moved(rewriter.producer(outer.source))) is None:
+        return add(RESHAPE, outer, shape=outer.tensor.shape) if node.op is not RESHAPE and _keeps_order(outer) else None
     at = dict(zip(inner.tensor.axes, outer.indices, strict=True))
     both = Movement(inner.source, outer.tensor, canonical(outer.tensor, [substitute(i, at) for i in inner.indices]))
-    return (both.source,) if both.is_identity else _as_reshape(node, rewriter, both) or _as_transpose(node, rewriter, both)
+    if both.is_identity:
+        return (both.source,)
+    if _keeps_order(both):
+        return add(RESHAPE, both, shape=both.tensor.shape)
+    return add(TRANSPOSE, both, perm=order) if (order := _permutation(both)) else None
 
 
-def _movement(node: Node | None) -> Movement | None:
-    return movement(body_of(node)) if node is not None and len(node.inputs) == 1 else None
-
-
-def _as_reshape(node: Node, rewriter: Rewriter, move: Movement) -> Sequence[Value] | None:
-    """A reshape, if every element keeps its row-major position."""
+def _keeps_order(move: Movement) -> bool:
+    """Whether every element keeps its row-major position."""
     source, target = move.source.shape, move.tensor.shape
-    if not same_dim(product(source), product(target)):
-        return None
-    if difference(row_major(move.indices, source), row_major(canonical(move.tensor, move.tensor.axes), target)) is not const(0):
-        return None
-    return rewriter.add(RESHAPE, [move.source], {"shape": target}, node.name)
+    place = row_major(canonical(move.tensor, move.tensor.axes), target)
+    return same_dim(product(source), product(target)) and difference(row_major(move.indices, source), place) is const(0)
 
 
-def _as_transpose(node: Node, rewriter: Rewriter, move: Movement) -> Sequence[Value] | None:
-    """A transposition, if the axes that are longer than 1 are permuted."""
+def _permutation(move: Movement) -> tuple[int, ...] | None:
+    """The order of the source's axes, if those that are longer than 1 are permuted."""
     tensor, source = move.tensor, move.source
-    if tensor.ndim != len(source.shape):
-        return None
     place = {axis: d for d, axis in enumerate(tensor.axes) if tensor.shape[d] != 1}
     perm = {place[i]: dim for dim, i in enumerate(move.indices) if i in place}
     units = [dim for dim in range(tensor.ndim) if dim not in perm.values()]
-    if len(perm) != len(place) or any(source.shape[dim] != 1 for dim in units):
+    if tensor.ndim != len(source.shape) or len(perm) != len(place) or any(source.shape[dim] != 1 for dim in units):
         return None
     order = tuple(perm[d] if d in perm else units.pop(0) for d in range(tensor.ndim))
-    if not same_shape([source.shape[d] for d in order], tensor.shape):
-        return None
-    return rewriter.add(TRANSPOSE, [source], {"perm": order}, node.name)
+    return order if same_shape([source.shape[d] for d in order], tensor.shape) else None
 
 
 @rule_for(PAD)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
-import numpy as np
-
-from tcomp.ir.graph import Constant, Graph, LazyConstant, Node, Value, attributes_key
+from tcomp.ir.graph import Constant, Graph, LazyConstant, Node, Value, attributes_key, content_hash
 from tcomp.passes.rewrite import Rewriter
 
 SAMPLE = 64  # elements of a constant, which tell most constants of one shape apart without reading all of them
@@ -40,17 +37,12 @@ def _equal_constants(constants: Mapping[Value, Constant]) -> dict[Value, Value]:
         groups.setdefault((value.dtype, value.shape, value.layout, sample), []).append(value)
     repeats: dict[Value, Value] = {}
     for group in groups.values():
-        first: dict[Hashable, Value] = {}
-        digests: dict[int, Hashable] = {}  # by identity of the array: several values may share one
+        first, digests = dict[Hashable, Value](), dict[int, Hashable]()  # digests by identity of the array: several values may share one
         for value in group if len(group) > 1 else ():
             array = constants[value]
             if id(array) not in digests:
-                digests[id(array)] = array.key if isinstance(array, LazyConstant) else _digest(array)
+                digests[id(array)] = array.key if isinstance(array, LazyConstant) else content_hash(array)
             earlier = first.setdefault(digests[id(array)], value)
             if earlier is not value:
                 repeats[value] = earlier
     return repeats
-
-
-def _digest(array: np.ndarray) -> bytes:
-    return hashlib.blake2b(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, digest_size=16).digest()

@@ -97,21 +97,15 @@ def captured_constants(node: Node, rewriter: Rewriter) -> Sequence[Value] | None
         return None
     # The first input that is captured, and what to add to get from the number of a node's input to that of the body's.
     first, shift = (1, -1) if node.op is IF else (node.attrs["carried"] + node.attrs["scanned"], 1)
-    moved = {
-        n: rewriter.constants[v]
-        for n, v in enumerate(node.inputs)
-        if n >= first and v in rewriter.constants and all(same_type(body.inputs[n + shift], v) for body in node.bodies)
-    }
+    constants = {n: v for n, v in enumerate(node.inputs) if n >= first and v is not None and v in rewriter.constants}
+    moved = {n: v for n, v in constants.items() if all(same_type(body.inputs[n + shift], v) for body in node.bodies)}
     if not moved:
         return None
-    bodies = [
-        replace(
-            body,
-            inputs=tuple(v for n, v in enumerate(body.inputs) if n - shift not in moved),
-            constants={**body.constants, **{body.inputs[n + shift]: array for n, array in moved.items()}},
-        )
-        for body in node.bodies
-    ]
+    bodies = []
+    for body in node.bodies:
+        inside = {body.inputs[n + shift]: rewriter.constants[v] for n, v in moved.items()}
+        left = tuple(v for v in body.inputs if v not in inside)
+        bodies.append(replace(body, inputs=left, constants={**body.constants, **inside}))
     inputs, outputs = tuple(v for n, v in enumerate(node.inputs) if n not in moved), _renamed(node, rewriter)
     rewriter.append(replace(node, inputs=inputs, outputs=outputs, bodies=tuple(bodies)))
     return outputs

@@ -1,24 +1,21 @@
 """The memory planner: every intermediate value of a model gets an offset in one arena.
 
-A value occupies its storage from the node that writes it to the last node that reads it. Two values that are alive at
-the same time must not overlap; all others may. Finding the smallest arena is "dynamic storage allocation" (NP-hard;
-Garey & Johnson SR2).
+A value occupies its storage from the node that writes it to the last node that reads it. Two values that are alive at the same time must
+not overlap; all others may. Finding the smallest arena is "dynamic storage allocation" (NP-hard; Garey & Johnson SR2).
 
-1. Order. Sizes are taken at a sample point of the symbolic dims, and a few greedy placements compete (largest first, in
-   order of time, ...: Pisarchyk & Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020). The smallest
-   arena wins.
-2. Offsets. The winner says, for every two values alive together, which lies below. With symbolic sizes an offset is
-   then the longest path from the bottom: above everything that lies below. Sizes are polynomials in the dims, the
-   longer of two paths is bounded by the larger coefficients, and so the result is right at every size and a small run
-   takes little memory.
+1. Order. Sizes are taken at a sample point of the symbolic dims, and a few greedy placements compete (largest first, in order of time, ...:
+   Pisarchyk & Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020). The smallest arena wins.
+2. Offsets. The winner says, for every two values alive together, which lies below. With symbolic sizes an offset is then the longest path
+   from the bottom: above everything that lies below. Sizes are polynomials in the dims, the longer of two paths is bounded by the larger
+   coefficients, and so the result is right at every size and a small run takes little memory.
 
-Structural nodes. A body runs between the beginning and the end of its node and shares the arena. Some values have no
-storage of their own but live in that of another one (`Plan.storage`):
+Structural nodes. A body runs between the beginning and the end of its node and shares the arena. Some values have no storage of their own
+but live in that of another one (`Plan.storage`):
 
     IF      body inputs in the node's inputs; body outputs in the node's outputs, written in place
-    LOOP    carried body inputs in the node's carried outputs, which the driver initialises and, after each iteration,
-            overwrites with the body's outputs; scanned (one slice at a time) and captured body inputs in the node's
-            inputs; stacked body outputs are copied to the node's outputs by the driver, like carried ones
+    LOOP    carried body inputs in the node's carried outputs, which the driver initialises and, after each iteration, overwrites with the
+            body's outputs; scanned (one slice at a time) and captured body inputs in the node's inputs; stacked body outputs are copied
+            to the node's outputs by the driver, like carried ones
 
 The iteration number (the first body input of a LOOP) has 8 bytes in the arena.
 """
@@ -54,9 +51,9 @@ InPlace = Callable[[Node, Value, Value], bool]
 class Plan:
     """Where values live. Offsets and `size` are in bytes, multiples of `ALIGNMENT`; symbolic where sizes are.
 
-    `offset` has every value with storage in the arena, `storage` the values that live in the storage of another value
-    (which is in `offset`, or an input, output or constant of the graph). `temporaries` has one offset for each size
-    asked for. `lower_bound` is the largest number of bytes alive at once; None where sizes are symbolic.
+    `offset` has every value with storage in the arena, `storage` the values that live in the storage of another value (which is in `offset`,
+    or an input, output or constant of the graph). `temporaries` has one offset for each size that a node needs. `lower_bound` is the largest
+    number of bytes alive at once; None where sizes are symbolic.
     """
 
     offset: dict[Value, Dim]
@@ -67,7 +64,9 @@ class Plan:
 
     def root(self, value: Value) -> Value:
         """The value in whose storage `value` lives (itself, where it has its own)."""
-        return _root(value, self.storage)
+        while value in self.storage:
+            value = self.storage[value]
+        return value
 
 
 @dataclass(eq=False, slots=True)
@@ -83,18 +82,19 @@ class _Block:
 def plan_memory(graph: Graph, temporaries: Mapping[Node, Sequence[Dim]] | None = None, in_place: InPlace | None = None) -> Plan:
     """Offsets for all values of `graph` and the bodies of IF and LOOP nodes, except inputs, outputs and constants of `graph`.
 
-    Nodes run in the order of `graph.nodes`. `temporaries` are sizes in bytes of scratch memory that a node needs while
-    it runs. `in_place(node, input, output)` says whether `output` of a node without bodies of its own in memory may be
-    written over `input` while the node runs; it is asked only where `input` is not read later and both have the same
-    size. Raises `IRError` where a size depends on a dim that is neither known from the inputs nor
-    bounded, or nodes share a body.
+    Nodes run in the order of `graph.nodes`. `temporaries` are sizes in bytes of scratch memory that a node needs while it runs.
+    `in_place(node, input, output)` says whether `output` of a node without bodies of its own in memory may be written over `input` while the
+    node runs; it is asked only where `input` is not read later and both have the same size. Raises `IRError` where a size depends on a dim
+    that is neither known from the inputs nor bounded, or nodes share a body.
     """
     liveness = _Liveness(graph, temporaries or {}, in_place)
     blocks = liveness.blocks
     known = {v for value in graph.inputs for d in value.shape if isinstance(d, Expr) for v in variables(d)}
     sizes = [_known_size(b.size, known, b) for b in blocks]
     symbolic = any(isinstance(s, Expr) for s in sizes)
-    sample = _sample_point(sizes)
+    # Typical values of the dims: the largest, where that is not extreme.
+    limits = {v: (v.attr.lo or 0, v.attr.hi) for s in sizes if isinstance(s, Expr) for v in variables(s)}
+    sample = {v: hi if hi is not None and hi <= MAX_TYPICAL else max(lo, TYPICAL) for v, (lo, hi) in limits.items()}
     static = [_align(max(evaluate_int(s, sample), 0)) for s in sizes]
     offset, size = _place(static, blocks)
     if symbolic:
@@ -114,12 +114,6 @@ def byte_size(value: Value) -> Dim:
     return as_dim(prod(value.physical_shape, start=as_expr(itemsize(value.dtype))))
 
 
-def _root(value: Value, storage: Mapping[Value, Value]) -> Value:
-    while value in storage:
-        value = storage[value]
-    return value
-
-
 def _align(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
@@ -128,16 +122,10 @@ class _Liveness:
     """Time runs over the nodes in order; a structural node lasts as long as its bodies, one after the other."""
 
     def __init__(self, graph: Graph, temporaries: Mapping[Node, Sequence[Dim]], in_place: InPlace | None) -> None:
-        self.storage: dict[Value, Value] = {}
-        self.temporaries: dict[Node, list[_Block]] = {}
-        self._begin: dict[Node, int] = {}
-        self._end: dict[Node, int] = {}
-        self._body_end: dict[Graph, int] = {}
-        self._external = {*graph.inputs, *graph.outputs, *graph.constants}
-        self._last_use: dict[Value, int] = {}
-        self._block: dict[Value, _Block] = {}  # of every value that has storage in the arena
-        self._in_place = in_place
-
+        self.storage, self.temporaries = dict[Value, Value](), dict[Node, list[_Block]]()
+        self._begin, self._end, self._body_end = dict[Node, int](), dict[Node, int](), dict[Graph, int]()
+        self._last_use, self._block = dict[Value, int](), dict[Value, _Block]()  # `_block`: of every value that has storage in the arena
+        self._external, self._in_place = {*graph.inputs, *graph.outputs, *graph.constants}, in_place
         self._number(graph, 0)
         for node in self._begin:
             self._share(node)
@@ -170,7 +158,7 @@ class _Liveness:
 
     def _share(self, node: Node) -> None:
         """Records which values of the bodies live in the storage of others."""
-        pairs: list[tuple[Value, Value | None]] = []
+        pairs = list[tuple[Value, Value | None]]()
         if node.op is IF:
             for body in node.bodies:
                 pairs += zip(body.inputs, node.inputs[1:], strict=True)
@@ -183,8 +171,11 @@ class _Liveness:
         self.storage.update({inner: outer for inner, outer in pairs if outer is not None})
 
     def _use(self, values: Iterable[Value | None], time: int) -> None:
-        for root in (_root(v, self.storage) for v in values if v is not None):
-            self._last_use[root] = max(time, self._last_use.get(root, 0))
+        for value in values:
+            if value is not None:
+                while value in self.storage:
+                    value = self.storage[value]
+                self._last_use[value] = max(time, self._last_use.get(value, 0))
 
     def _allocate(self, node: Node, value: Value) -> None:
         if value in self.storage or value in self._external:
@@ -226,15 +217,6 @@ def _known_size(size: Dim, known: set[Expr], block: _Block) -> Dim:
                 coefficient *= end
         total[given] += coefficient
     return as_dim(from_linear({m: c for m, c in total.items() if c}))
-
-
-def _sample_point(sizes: Sequence[Dim]) -> dict[Expr, int]:
-    """Typical values of the dims: the largest, where that is not extreme."""
-    point: dict[Expr, int] = {}
-    for v in {v for s in sizes if isinstance(s, Expr) for v in variables(s)}:
-        lo, hi = v.attr.lo or 0, v.attr.hi
-        point[v] = hi if hi is not None and hi <= MAX_TYPICAL else max(lo, TYPICAL)
-    return point
 
 
 def _polynomial(size: Dim) -> Linear:
@@ -307,8 +289,6 @@ def _greedy(order: np.ndarray, size: np.ndarray, birth: np.ndarray, death: np.nd
     return offset
 
 
-# ---------------------------------------------------------------- symbolic offsets
-
 _Height = list[Linear]  # the maximum of some polynomials, none of which another one dominates
 
 
@@ -323,12 +303,12 @@ def _stack(sizes: Sequence[Linear], blocks: Sequence[_Block], sample: Sequence[D
             together = blocks[j].birth <= blocks[i].death and blocks[i].birth <= blocks[j].death
             if together and not below[i] >> j & 1:
                 below[i] |= below[j] | 1 << j
-                height[i] = _higher(height[i], [_sum(h, sizes[j]) for h in height[j]])
-        top = _higher(top, [_sum(h, sizes[i]) for h in height[i]])
+                height[i] = _higher(height[i], [_plus(h, sizes[j]) for h in height[j]])
+        top = _higher(top, [_plus(h, sizes[i]) for h in height[i]])
     return [_aligned_dim(h) for h in height], _aligned_dim(top)
 
 
-def _sum(a: Linear, b: Linear) -> Linear:
+def _plus(a: Linear, b: Linear) -> Linear:
     return {m: c for m in {**a, **b} if (c := a.get(m, 0) + b.get(m, 0))}
 
 

@@ -33,7 +33,7 @@ from tcomp.ir.read_patterns import SMALL_WINDOW, concatenated_row_length, reach,
 from tcomp.ir.simplify import simplify
 from tcomp.ir.te import Tensor, tensors
 from tcomp.ops.elementwise import BYTES
-from tcomp.passes.contractions import matrix_product
+from tcomp.passes.structure import matrix_product
 
 MAX_OPERATORS = 40  # in one kernel: bounds the time to schedule and compile it
 MAX_READS = 8  # of one operand for one element, unless the operator reduces: of more, it is a sum that is written out

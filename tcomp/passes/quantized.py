@@ -21,7 +21,7 @@ from tcomp.ops.elementwise import ADD, BYTES, CAST, MUL
 from tcomp.ops.movement import PAD, TRANSPOSE
 from tcomp.ops.nn import ADD_CHANNELS, MAX_POOL
 from tcomp.ops.quantization import CENTRED, DEQUANTIZE, QUANTIZE, SWAP_SIGN
-from tcomp.passes import contractions
+from tcomp.passes import structure
 from tcomp.passes.canonicalize import uniform, zero_padding
 from tcomp.passes.rewrite import Notes, Replacement, Rewriter, rewrite_graph, rule_for
 from tcomp.passes.structure import body_of, movement, structural
@@ -96,7 +96,7 @@ def byte_contraction(node: Node, rewriter: Rewriter) -> Replacement:
     x, w = (_numbers(node.inputs[0], rewriter), _weights(node.inputs[1], rewriter)) if len(node.inputs) == 2 else (None, None)
     if x is None or w is None or (x.scale is None) != (w.scale is None):
         return None
-    convolution, product = contractions.convolution(node), contractions.matrix_product(node)
+    convolution, product = structure.convolution(node), structure.matrix_product(node)
     if convolution is None and (product is None or product.transpose_left):
         return None
     if convolution is None and w.integers.ndim != 2:

@@ -55,11 +55,9 @@ class Rewriter(GraphBuilder):
 
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph.name)
-        self.inputs, self.constants = list(graph.inputs), dict(graph.constants)
+        self.inputs, self.constants, self._outputs = list(graph.inputs), dict(graph.constants), graph.outputs
         self._names.update(v.name for v in graph.values())
-        self._outputs = graph.outputs
-        self._replaced: dict[Value, Value] = {}
-        self._producer: dict[Value, Node] = {}
+        self._replaced, self._producer = dict[Value, Value](), dict[Value, Node]()
         self._uses = Counter(v for node in graph.nodes for v in node.inputs if v is not None)
         self._uses.update(graph.outputs)
 
@@ -107,17 +105,20 @@ class Rewriter(GraphBuilder):
         self._producer.update((v, node) for v in node.outputs)
 
     def replace(self, node: Node, values: Sequence[Value | None]) -> bool:
-        """Puts `values` in the place of the node's outputs; False if a type does not fit (nothing is changed then).
-
-        The node itself must be appended where one of `values` is None.
-        """
+        """Puts `values` in the place of the node's outputs; False if a type does not fit (nothing is changed then). The node itself must be
+        appended where one of `values` is None."""
         pairs = [(old, self.resolve(new)) for old, new in zip(node.outputs, values, strict=True) if new is not None]
         if not all(old is not new and same_type(old, new) for old, new in pairs):
             return False
         for old, new in pairs:
             self.merge(old, new)
-        if len(pairs) == len(values):
-            self._release(node)
+        stack = [node] if len(pairs) == len(values) else []  # nodes that are gone: what only they used is not used any more
+        while stack:
+            for v in (v for v in stack.pop().inputs if v is not None):
+                self._uses[v] -= 1
+                source = self._producer.get(v)
+                if source is not None and not any(self._uses[u] > 0 for u in source.outputs):
+                    stack.append(source)
         return True
 
     def merge(self, value: Value, other: Value) -> None:
@@ -125,20 +126,9 @@ class Rewriter(GraphBuilder):
         self._replaced[value] = other
         self._uses[other] += self._uses.pop(value, 0)
 
-    def _release(self, node: Node) -> None:
-        """The node is gone: what only it used is not used any more."""
-        stack = [node]
-        while stack:
-            for v in (v for v in stack.pop().inputs if v is not None):
-                self._uses[v] -= 1
-                source = self._producer.get(v)
-                if source is not None and not any(self._uses[u] > 0 for u in source.outputs):
-                    stack.append(source)
-
     def finish(self) -> Graph:
         """The new graph, without dead nodes."""
-        renamed: dict[Value | None, Value] = {}  # a value computed by a node -> the output it is now
-        outputs: list[Value] = []
+        renamed, outputs = dict[Value | None, Value](), list[Value]()  # `renamed`: a value computed by a node -> the output it is now
         final = {v for v in self._outputs if self.resolve(v) is v and v in self._producer}
         for old in self._outputs:
             new = self.resolve(old)
@@ -150,11 +140,10 @@ class Rewriter(GraphBuilder):
                 else:
                     self.nodes.append(Node(IDENTITY, (new,), (old,), {}, old.name))
             outputs.append(old)
-        nodes = [
-            replace(n, inputs=tuple(renamed.get(v, v) for v in n.inputs), outputs=tuple(renamed.get(v, v) for v in n.outputs)) if renamed else n
-            for n in self.nodes
-        ]
-        return eliminate_dead(Graph(self.name, tuple(self.inputs), tuple(outputs), tuple(nodes), self.constants))
+        for place, n in enumerate(self.nodes if renamed else ()):
+            inputs, results = tuple(renamed.get(v, v) for v in n.inputs), tuple(renamed.get(v, v) for v in n.outputs)
+            self.nodes[place] = replace(n, inputs=inputs, outputs=results)
+        return eliminate_dead(Graph(self.name, tuple(self.inputs), tuple(outputs), tuple(self.nodes), self.constants))
 
 
 def same_type(a: Value, b: Value) -> bool:
@@ -187,26 +176,21 @@ def rewrite_graph(graph: Graph, rules: Sequence[Rule], notes: Notes | None = Non
 def _sweep(graph: Graph, rules: Sequence[Rule], notes: Notes) -> tuple[Graph, bool]:
     rewriter, fired = Rewriter(graph), False
     for original in graph.nodes:
-        node = rewriter.resolved(original)
+        node, values = rewriter.resolved(original), None
         if node.op in (IF, LOOP):
             swept = [_sweep(body, rules, notes) for body in node.bodies]
             fired |= any(changed for _, changed in swept)
             node = replace(node, bodies=tuple(body for body, _ in swept))
-        values = None if rewriter.is_copy(node) else _apply(node, rules, rewriter, notes)
-        fired |= values is not None
+        for rule in () if rewriter.is_copy(node) else rules:
+            result = rule(node, rewriter)
+            if isinstance(result, str):
+                notes.add(node, rule.__name__, result)
+            elif result is not None:
+                fits = rewriter.replace(node, result)
+                notes.add(node, rule.__name__, "applied" if fits else "the result has another type")
+                if fits:
+                    fired, values = True, result
+                    break
         if values is None or None in values:
             rewriter.append(node)
     return rewriter.finish(), fired
-
-
-def _apply(node: Node, rules: Sequence[Rule], rewriter: Rewriter, notes: Notes) -> Sequence[Value | None] | None:
-    for rule in rules:
-        result = rule(node, rewriter)
-        if isinstance(result, str):
-            notes.add(node, rule.__name__, result)
-        elif result is not None:
-            fits = rewriter.replace(node, result)
-            notes.add(node, rule.__name__, "applied" if fits else "the result has another type")
-            if fits:
-                return result
-    return None

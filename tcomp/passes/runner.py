@@ -31,14 +31,11 @@ def run_passes(
     *,
     verify: bool = False,
     dump: Path | None = None,
-    on_pass: Callable[[PassReport], None] | None = None,
+    on_pass: Callable[[PassReport], None] = lambda done: None,
 ) -> tuple[Graph, list[PassReport]]:
-    """The graph after all passes, and a report on each.
-
-    `verify` checks the graph before the first and after every pass; an error then names the pass. `dump` is a directory
-    for the printed graphs (`00-input.txt`, `01-fold.txt`, ...) and what each pass changed (`01-fold.diff`). `on_pass`
-    is called after each.
-    """
+    """The graph after all passes, and a report on each. `verify` checks the graph before the first and after every pass; an error then names
+    the pass. `dump` is a directory for the printed graphs (`00-input.txt`, `01-fold.txt`, ...) and what each pass changed (`01-fold.diff`).
+    `on_pass` is called after each."""
     if verify:
         verify_graph(graph)
     before = ""
@@ -63,8 +60,7 @@ def run_passes(
             except TcompError as error:
                 what, hint = f"pass `{name}` made a malformed graph: {error.what}", "report this as a bug of tcomp"
                 raise error.restated(IRError, what=what, hint=hint) from error
-        if on_pass is not None:
-            on_pass(reports[-1])
+        on_pass(reports[-1])
     return graph, reports
 
 

@@ -1,17 +1,23 @@
-"""What the tensor expression of a node says about it, whatever the operator is called."""
+"""What a node computes, read off its tensor expression, whatever its operator is called: movements, affine and linear maps, contractions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
+from itertools import product
+from typing import Any
 
+from tcomp.errors import TcompError
+from tcomp.ir import access, te
 from tcomp.ir import expr as E
-from tcomp.ir import te
 from tcomp.ir.dtypes import BITS, SIGNED, integer_range, is_float
 from tcomp.ir.expr import Expr, const
-from tcomp.ir.graph import STRUCTURAL, Node, Value, application
+from tcomp.ir.graph import STRUCTURAL, Node, Operator, Value, application
 from tcomp.ir.simplify import same_shape, simplify
+from tcomp.ops.matmul import MATMUL
+from tcomp.ops.nn import CONV, CONV_TRANSPOSE
+from tcomp.ops.reduction import SOFTMAX
 
 MAX_STAGES = 16  # tensors inlined into one body: bounds the size of the expression
 
@@ -52,8 +58,7 @@ def inlined(tensor: te.Tensor) -> Expr | None:
     stages = list(te.tensors([tensor]))
     if len(stages) > MAX_STAGES or any(t.extern is not None for t in stages):
         return None
-    flat: dict[te.Tensor, Expr] = {}
-    captured = False
+    flat, captured = dict[te.Tensor, Expr](), False
 
     def rule(e: Expr) -> Expr | None:
         nonlocal captured
@@ -159,7 +164,7 @@ def affine(body: Body, source: Value) -> tuple[Expr, Expr] | None:
 
 def _affine(e: Expr, source: te.Tensor) -> tuple[Expr, Expr] | None:
     zero = const(0, e.dtype)
-    if not _mentions(e, source):
+    if all(r.attr is not source for r in E.reads(e)):
         return zero, e
     if e.op == "read":
         return const(1, e.dtype), zero
@@ -181,10 +186,6 @@ def _affine(e: Expr, source: te.Tensor) -> tuple[Expr, Expr] | None:
         case "neg":
             return _negated(a), _negated(b)
     return None
-
-
-def _mentions(e: Expr, source: te.Tensor) -> bool:
-    return any(r.attr is source for r in E.reads(e))
 
 
 def _is(e: Expr, value: float) -> bool:
@@ -215,34 +216,33 @@ def scaled_dim(body: Body, operand: Value, axis: int | None) -> int | None:
 def scales_with(body: Body, operands: Sequence[Value]) -> bool:
     """Whether the output is multiplied by s when all `operands` are (s being constant within each sum)."""
     leaves = [body.leaves[v] for v in operands]
-    degrees: dict[Expr, str | None] = {}
+    known: dict[Expr, str | None] = {}  # "linear" in the operands, "free" of them, "zero" (both), or None (neither)
+
+    def degree(e: Expr) -> str | None:
+        if _is(e, 0.0):
+            return "zero"
+        degrees = [known[arg] for arg in e.args]
+        if all(d in ("free", "zero") for d in degrees):
+            return "linear" if e.op == "read" and e.attr in leaves else "free"
+        match e.op:
+            case "add" | "sub" | "neg":
+                linear = set(degrees) - {"zero"} == {"linear"}
+            case "mul":
+                linear = degrees in (["free", "linear"], ["linear", "free"])
+            case "div":
+                linear = degrees == ["linear", "free"]
+            case "select":
+                linear = degrees[0] == "free" and set(degrees[1:]) - {"zero"} == {"linear"}
+            case "reduce":
+                reducer = e.attr[0]
+                linear = reducer.combine in (reducer.lhs + reducer.rhs, reducer.rhs + reducer.lhs)
+            case _:
+                linear = False
+        return "linear" if linear else None
+
     for e in E.walk(body.expr):
-        degrees[e] = _degree(e, leaves, degrees)
-    return degrees[body.expr] == "linear"
-
-
-def _degree(e: Expr, operands: Sequence[te.Tensor], known: Mapping[Expr, str | None]) -> str | None:
-    """ "linear" in the operands, "free" of them, "zero" (both), or None (neither)."""
-    if _is(e, 0.0):
-        return "zero"
-    degrees = [known[arg] for arg in e.args]
-    if all(d in ("free", "zero") for d in degrees):
-        return "linear" if e.op == "read" and e.attr in operands else "free"
-    match e.op:
-        case "add" | "sub" | "neg":
-            linear = set(degrees) - {"zero"} == {"linear"}
-        case "mul":
-            linear = degrees in (["free", "linear"], ["linear", "free"])
-        case "div":
-            linear = degrees == ["linear", "free"]
-        case "select":
-            linear = degrees[0] == "free" and set(degrees[1:]) - {"zero"} == {"linear"}
-        case "reduce":
-            reducer = e.attr[0]
-            linear = reducer.combine in (reducer.lhs + reducer.rhs, reducer.rhs + reducer.lhs)
-        case _:
-            linear = False
-    return "linear" if linear else None
+        known[e] = degree(e)
+    return known[body.expr] == "linear"
 
 
 def shifts_with(body: Body, operand: Value) -> bool:
@@ -250,11 +250,116 @@ def shifts_with(body: Body, operand: Value) -> bool:
     leaf = body.leaves[operand]
 
     def shifts(e: Expr) -> bool:
-        if e.op == "read":
-            return e.attr is leaf
         if e.op not in ("add", "sub"):
-            return False
-        a, b = e.args
-        return (not _mentions(b, leaf) and shifts(a)) or (e.op == "add" and not _mentions(a, leaf) and shifts(b))
+            return e.op == "read" and e.attr is leaf
+        free_a, free_b = (all(r.attr is not leaf for r in E.reads(arg)) for arg in e.args)
+        return (free_b and shifts(e.args[0])) or (e.op == "add" and free_a and shifts(e.args[1]))
 
     return shifts(body.expr)
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixProduct:
+    """[..., m, k] x [..., k, n] -> [..., m, n] of a node's two inputs, or of transposed ones. See `ops.matmul`."""
+
+    transpose_left: bool
+    transpose_right: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """The convolution, without padding, of a node's inputs (data, weights), by its attributes. See `ops.nn.conv`; where a window has one
+    element along an axis, its dilation is 1."""
+
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    group: int
+
+
+def matrix_product(node: Node) -> MatrixProduct | None:
+    """The matrix product that a node computes; None where it computes anything else."""
+    forms = product((False, True), repeat=2) if _contracts(node) else ()
+    return next((MatrixProduct(a, b) for a, b in forms if computes(node, MATMUL, {"transpose_a": a, "transpose_b": b})), None)
+
+
+def convolution(node: Node) -> Convolution | None:
+    """The convolution that a node computes; None where it computes anything else."""
+    if not _contracts(node):
+        return None
+    applied = application(node.op, node.inputs, node.attrs)
+    found = [r for t in te.tensors(applied.outputs) if t.body is not None for r in E.reads(t.body) if r.attr in applied.inputs]
+    if len(found) != 2 or not 3 <= found[0].attr.ndim == found[1].attr.ndim:
+        return None
+    (x, w), axes = sorted(found, key=lambda r: applied.inputs.index(r.attr)), set(applied.outputs[0].axes)
+    forms = [form for i in x.args[2:] if (form := access.affine(i)) is not None]
+    channels, depth = x.attr.shape[1], w.attr.shape[1]
+    if len(forms) < len(x.args) - 2 or not isinstance(channels, int) or not isinstance(depth, int) or not depth:
+        return None
+    strides = tuple(max((c for v, c in form.terms.items() if v in axes), default=1) for form in forms)
+    dilations = tuple(form.terms.get(k, 1) for form, k in zip(forms, w.args[2:], strict=True))
+    result = Convolution(strides, dilations, channels // depth)
+    return result if computes(node, CONV, asdict(result)) else None
+
+
+def adjacent_windows(node: Node) -> bool:
+    """Whether a node computes a transposed convolution, of one group, whose windows neither overlap nor leave gaps: they are as wide as the
+    stride, and nothing is cut off. See `ops.nn.conv_transpose`."""
+    if not _contracts(node):
+        return False
+    x, w = (v.shape for v in node.inputs if v is not None)
+    spread = tuple(E.as_dim(E.as_expr(d) * E.as_expr(n)) for d, n in zip(x[2:], w[2:], strict=False))
+    none, one = (0,) * len(spread), (1,) * len(spread)
+    return computes(node, CONV_TRANSPOSE, {"strides": w[2:], "dilations": one, "group": 1, "before": none, "shape": spread})
+
+
+def softmax_axis(node: Node | None) -> int | None:
+    """The axis along which a node computes the softmax of its input; None where it computes anything else."""
+    if node is None or structural(node) or len(node.inputs) != 1 or node.inputs[0] is None:
+        return None
+    axes = range(len(node.inputs[0].shape))
+    return next((axis for axis in reversed(axes) if computes(node, SOFTMAX, {"axes": (axis,)})), None)
+
+
+def _contracts(node: Node) -> bool:
+    """Whether a node has two inputs and reduces: others need no closer look."""
+    if structural(node) or len(node.inputs) != 2 or None in node.inputs or len(node.outputs) != 1:
+        return False
+    found = [t.body for t in te.tensors(application(node.op, node.inputs, node.attrs).outputs) if t.body is not None]
+    return len(found) <= 2 and any(e.op == "reduce" for e in E.walk(*found))
+
+
+def computes(node: Node, operator: Operator, attrs: Mapping[str, Any]) -> bool:
+    """Whether a node computes what another operator would compute of its inputs with these attributes: whether their tensor expressions are
+    equal, stage by stage, up to the names of axes and stages."""
+    now = application(node.op, node.inputs, node.attrs)
+    try:
+        then = application(operator, node.inputs, attrs)
+    except (TcompError, ValueError, IndexError):  # other ranks or sizes than it takes
+        return False
+    twins = {a: b for a, b in zip(now.inputs, then.inputs, strict=True) if a is not None and b is not None}
+
+    def same_tensor(a: te.Tensor, b: te.Tensor) -> bool:
+        if a in twins:
+            return twins[a] is b
+        if a.body is None or b.body is None or a.shape != b.shape or a.dtype != b.dtype:
+            return False
+        twins[a] = b
+        return same(a.body, b.body, dict(zip(a.axes, b.axes, strict=True)))
+
+    def same(a: Expr, b: Expr, variables: dict[Expr, Expr]) -> bool:
+        if (a.op, a.dtype, len(a.args)) != (b.op, b.dtype, len(b.args)):
+            return False
+        match a.op:
+            case "var":
+                return variables.get(a, a) is b
+            case "read":
+                equal = same_tensor(a.attr, b.attr)
+            case "reduce":
+                (reducer, over), (other, others) = a.attr, b.attr
+                equal = reducer == other and list(map(E.bounds, over)) == list(map(E.bounds, others))
+                variables.update(zip(over, others, strict=False))
+            case _:
+                equal = a.attr == b.attr
+        return equal and all(same(x, y, variables) for x, y in zip(a.args, b.args, strict=True))
+
+    return len(now.outputs) == len(then.outputs) and all(map(same_tensor, now.outputs, then.outputs))

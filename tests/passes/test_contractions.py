@@ -8,7 +8,7 @@ from tcomp.ops.elementwise import MUL
 from tcomp.ops.matmul import EINSUM, MATMUL
 from tcomp.ops.nn import CONV, CONV_TRANSPOSE, DENSE
 from tcomp.ops.reduction import SOFTMAX
-from tcomp.passes.contractions import Convolution, MatrixProduct, adjacent_windows, convolution, matrix_product, softmax_axis
+from tcomp.passes.structure import Convolution, MatrixProduct, adjacent_windows, convolution, matrix_product, softmax_axis
 
 
 def node(op, *shapes, dtype="float32", **attrs):
