@@ -122,7 +122,7 @@ class Workload(Task):
     def body(self, layouts: Mapping[int, Layout]) -> Graph:
         """The KERNEL body with its constants in these layouts."""
         body = _graph(self.text)
-        return with_layouts(body, [layouts.get(n, v.layout) for n, v in enumerate(body.inputs)], None) if layouts else body
+        return with_layouts(body, layouts)
 
     def make(self, knobs: Knobs) -> tuple[Schedule, tuple[Argument, ...]]:
         """The scheduled loops and their buffers. Layouts are chosen before loops are scheduled, as in a compilation, where decisions are asked
@@ -286,7 +286,7 @@ def kernel_workload(
     body: Graph, constants: frozenset[int], target: Target, threads: int, dims: Mapping[str, int] | None = None
 ) -> Workload:
     """The workload of one KERNEL body; `constants` are the numbers of its inputs that are constants, whose layouts do not matter."""
-    plain = with_layouts(body, [None if n in constants else v.layout for n, v in enumerate(body.inputs)], None)
+    plain = with_layouts(body, dict.fromkeys(constants))
     workload = Workload(canonical_graph_text(plain), str(target), threads, _dims(dims, plain.dims()), tuple(sorted(constants)))
     workload.sizes_of(plain.dims())
     return workload

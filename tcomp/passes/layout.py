@@ -7,10 +7,10 @@ choice is only about speed. Four rules:
    axis that is neither a window nor shared with the reduction: the output channel. That axis is moved to the end (NCHW becomes NHWC).
    Kernels without such a wish follow their largest input, axis by axis, through transposes and broadcasts. Of what lies row-major they
    move the last axis as the model says, unless a product with a constant sums along it: then it stays the last one.
-2. Weights. `operand_layouts` (the schedules know) asks for packed panels of a constant operand; each constant gets a copy in the
+2. Weights. `operand_layouts` (the schedules know) wants packed panels of a constant operand; each constant gets a copy in the
    layout its reader wants, which constant folding stores in the artifact.
-3. Padding. What kernels make for each other gets a halo of zeros as wide as its readers' windows reach: no kernel copies it.
-4. Pitch. Rows that products walk together, and that would lie a multiple of `ALIASED` apart, get a line of the cache behind each: they
+3. Padding. What kernels compute for each other gets a halo of zeros as wide as its readers' windows reach: no kernel copies it.
+4. Pitch. Rows that products walk together, and whose distance is a multiple of `ALIASED`, get a line of the cache behind each: they
    would evict each other.
 
 Inputs and outputs of the graph stay row-major. Kernels of their own copy an input whose elements are read at several places each, by vectors
@@ -41,9 +41,9 @@ from tcomp.passes.structure import inlined
 
 MIN_LANES = 8  # elements along an axis that lanes run along: the float32 of a 256-bit vector
 ALIASED = 2048  # bytes: addresses that differ by a multiple share one of two sets of a first-level cache whose ways are 4096 bytes
-MAX_ALIASED_ROWS = 8  # rows of a product that lie that far apart before they evict each other: the ways of such a cache
+MAX_ALIASED_ROWS = 8  # rows of a product at such addresses before they evict each other: the ways of such a cache
 UNKNOWN = 32  # elements of an axis whose extent is not known, as assumed to count zeros
-MAX_ZEROS = 0.5  # zeros around each element of what windows are reduced over; with more it is cheaper to ask for each element
+MAX_ZEROS = 0.5  # zeros around each element of what windows are reduced over; with more, testing each element is cheaper
 MAX_COPY_TIME = 0.6  # of the time without copies of inputs, by the model, which underestimates copies of images that no cache holds
 
 P = ParamSpec("P")
@@ -91,7 +91,7 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
             bodies = tuple(choose_layouts(b, operand_layouts, halos, seconds) for b in node.bodies)
             nodes.append(replace(node, inputs=inputs, bodies=bodies))
             continue
-        body = with_layouts(node.bodies[0], [v.layout for v in inputs if v is not None], None)
+        body = with_layouts(node.bodies[0], dict(enumerate(v.layout for v in inputs if v is not None)))
         known = frozenset(n for n, v in enumerate(inputs) if v in graph.constants)
         wishes = output_layouts(body, known)
         (result, *others), (wish, *_) = node.outputs, wishes
@@ -99,7 +99,7 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
         if seconds is not None and not others and (result in graph.outputs or result not in fixed and _is_narrow(result, wish)):
             wish, first = _fastest(body, wish, result in fixed, known, operand_layouts, seconds)
             wishes, copied_out = [wish], wish is not None and result in fixed
-            inputs, body = copied(inputs, first, "rows"), _with_input_layouts(body, first)
+            inputs, body = copied(inputs, first, "rows"), with_layouts(body, first)
         if copied_out:
             node = replace(node, outputs=(Value(_fresh(f"{result.name}.last", names), result.dtype, result.shape),))
         otherwise = memory_order(body, frozenset(summed_axes.get(result, ()))) if not others else None
@@ -110,9 +110,9 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
         layouts = [_spaced(v, w, around.get(v, {}), summed_axes.get(v, ())) for v, w in zip(node.outputs, layouts, strict=True)]
         outputs = tuple(Value(v.name, v.dtype, v.shape, w) if w is not None else v for v, w in zip(node.outputs, layouts, strict=True))
         chosen.update((v, w) for v, w in zip(node.outputs, outputs, strict=True) if v is not w)
-        body = with_layouts(body, None, layouts)
+        body = with_layouts(body, {}, dict(enumerate(layouts)))
         panels = operand_layouts(body, known)
-        inputs, body = copied(inputs, panels, "packed"), _with_input_layouts(body, panels)
+        inputs, body = copied(inputs, panels, "packed"), with_layouts(body, panels)
         nodes.append(replace(node, inputs=inputs, outputs=outputs, bodies=(body,)))
         if copied_out:
             nodes.append(_copy(outputs[0], result))
@@ -120,9 +120,13 @@ def choose_layouts(graph: Graph, operand_layouts: OperandLayouts, halos: bool = 
     return Graph(graph.name, graph.inputs, graph.outputs, tuple(nodes), {v: a for v, a in constants.items() if v in used})
 
 
-def with_layouts(body: Graph, inputs: Sequence[Layout | None] | None, outputs: Sequence[Layout | None] | None) -> Graph:
+Layouts = Mapping[int, Layout | None]
+"""Layouts of inputs or outputs, given by number; others stay as they are."""
+
+
+def with_layouts(body: Graph, inputs: Layouts, outputs: Layouts | None = None) -> Graph:
     """A kernel body with other layouts on its inputs or outputs."""
-    pairs = [pair for ends, layouts in ((body.inputs, inputs), (body.outputs, outputs)) if layouts for pair in zip(ends, layouts, strict=True)]
+    pairs = [*((body.inputs[n], w) for n, w in inputs.items()), *((body.outputs[n], w) for n, w in (outputs or {}).items())]
     new: dict[Value | None, Value] = {v: Value(v.name, v.dtype, v.shape, w) for v, w in pairs if w != v.layout}
     if not new:
         return body
@@ -132,11 +136,6 @@ def with_layouts(body: Graph, inputs: Sequence[Layout | None] | None, outputs: S
 
     nodes = tuple(replace(n, inputs=tuple(new.get(v, v) for v in n.inputs), outputs=swap(n.outputs)) for n in body.nodes)
     return Graph(body.name, swap(body.inputs), swap(body.outputs), nodes, body.constants)
-
-
-def _with_input_layouts(body: Graph, layouts: Mapping[int, Layout]) -> Graph:
-    """A kernel body with these layouts on some of its inputs, by number."""
-    return with_layouts(body, [layouts.get(n, v.layout) for n, v in enumerate(body.inputs)], None)
 
 
 def _copy(source: Value, target: Value) -> Node:
@@ -159,6 +158,11 @@ def _last(axis: int, rank: int) -> Layout:
 
 def _size(extent: Dim) -> int:
     return extent if isinstance(extent, int) else 1
+
+
+def _bytes(read: Expr) -> int:
+    """The size of what is read from; symbolic extents count as 1."""
+    return prod(map(_size, read.attr.shape)) * itemsize(read.attr.dtype)
 
 
 _text = lru_cache(1 << 10)(canonical_graph_text)  # several questions about a kernel body follow each other
@@ -214,9 +218,6 @@ def _reductions(body: Expr) -> list[Expr]:
     return [e for e in E.walk(body) if e.op == "reduce"]
 
 
-# ---------------------------------------------------------------- copies of inputs and outputs
-
-
 def _copied_inputs(graph: Graph) -> tuple[Graph, dict[Value, Layout]]:
     """The graph with kernels that copy those of its inputs which are better read in another layout, as `_gathered` says; and the layouts of
     these copies, and of what kernels make for each other."""
@@ -264,18 +265,18 @@ def _fastest(
     (result,), stages = body.outputs, _stages(body, _value_tensors(body)[1])
     if not any(_reductions(e) or len(reads := set(E.reads(e))) > len({r.attr for r in reads}) for e in stages.values()):
         return None if fixed else wish, {}
-    row_major = with_layouts(body, None, [None])
+    row_major = with_layouts(body, {}, {0: None})
     ways: list[tuple[Graph, list[Node], dict[int, Layout]]] = [(row_major, [], {})] if fixed else []
     if wish is not None and not (fixed and (wish.is_identity or _is_narrow(result, wish))):
-        wished = with_layouts(body, None, [wish])
+        wished = with_layouts(body, {}, {0: wish})
         ways.append((wished, [_copy(wished.outputs[0], row_major.outputs[0])] if fixed else [], {}))
     if first := _strided_inputs(body):
-        from_rows = _with_input_layouts(row_major, first)
+        from_rows = with_layouts(row_major, first)
         ways.append((from_rows, [_copy(body.inputs[n], from_rows.inputs[n]) for n in first], first))
 
     def time(way: tuple[Graph, list[Node], dict[int, Layout]]) -> float:
         computed, copies, first = way
-        kernel = seconds(_with_input_layouts(computed, operand_layouts(computed, constants)))
+        kernel = seconds(with_layouts(computed, operand_layouts(computed, constants)))
         return (kernel + sum(seconds(copy.bodies[0]) for copy in copies)) / (MAX_COPY_TIME if first else 1)
 
     best, _, first = min(ways, key=time) if len(ways) > 1 else ways[0]
@@ -296,8 +297,6 @@ def _strided_inputs(body: Graph) -> dict[int, Layout]:
                 found[number] = Layout.identity(layout.rank).with_halo({p.axis: (p.before, p.after) for p in layout.pieces})
     return found
 
-
-# ---------------------------------------------------------------- what the operands of products want
 
 _Product = tuple[Node, Expr, dict[Expr, Value]]
 
@@ -379,7 +378,7 @@ def _memory_order(body: Graph, summed: frozenset[int]) -> Layout | None:
     if flat is None or _reductions(flat):
         return None
     given = {x: v.layout for x, v in zip(inputs, body.inputs, strict=True)}
-    largest = max(E.reads(flat), key=lambda r: prod(_size(d) for d in r.attr.shape) * itemsize(r.attr.dtype), default=None)
+    largest = max(E.reads(flat), key=_bytes, default=None)
     if largest is None or given.get(largest.attr) is not None:
         return None
     neighbours = [n for n, a in enumerate(t.axes) if stride(largest, a) == 1 and _size(t.shape[n]) > 1]
@@ -387,11 +386,10 @@ def _memory_order(body: Graph, summed: frozenset[int]) -> Layout | None:
 
 
 def _halos(graph: Graph) -> dict[Value, Widths]:
-    """The zeros that readers expect around values which kernels of this graph make for each other, unless it is cheaper to ask for each
-    element whether it is one: where windows are small, or most were zeros."""
+    """The zeros that readers expect around values which kernels of this graph compute for each other, unless testing for each element
+    whether it is one is cheaper: where windows are small, or most were zeros."""
     passed_on, reaches = _passed_on(graph), _remembered(_reaches)
-    wanted: dict[Value, Widths] = {}
-    windows: dict[Value, float] = {}
+    wanted, windows = dict[Value, Widths](), dict[Value, float]()
     for node in graph.nodes:
         sources = [v for v in node.inputs if v is not None]
         if node.op is KERNEL and not passed_on.isdisjoint(sources):
@@ -424,57 +422,51 @@ def _reaches(body: Graph) -> list[tuple[int, Widths, float]]:
     return [(number[r.attr], widths, window) for r, widths in filter(None, found) if r.attr in number]
 
 
-# ---------------------------------------------------------------- activations
-
-
 def _output_layouts(body: Graph, constants: frozenset[int]) -> list[Layout | None]:
     """The layouts that suit the outputs of a kernel body, of whose inputs these are constants, by number."""
     inputs, values = _value_tensors(body)
     layouts = {t: v.layout for t, v in zip(inputs, body.inputs, strict=True) if v.layout is not None}
     known = {t for n, t in enumerate(inputs) if n in constants}
     for t, stage in _stages(body, values).items():
-        layout = _lane_axis_last(t, stage, known) or _inherited(t, stage, layouts)
+        layout = _lanes_last(t, stage, known) or _inherited(t, stage, layouts)
         if layout is not None and not layout.is_identity:
             layouts[t] = layout
-    for t in (values[v] for v in body.outputs):
-        if t not in layouts and (flat := inlined(t)) is not None:  # through a change of rank and back (channel shuffle)
-            layout = _inherited(t, flat, layouts)
-            if layout is not None:
-                layouts[t] = layout
+    for t in (values[v] for v in body.outputs):  # through a change of rank and back (channel shuffle)
+        if t not in layouts and (flat := inlined(t)) is not None and (layout := _inherited(t, flat, layouts)) is not None:
+            layouts[t] = layout
     return [layouts.get(values[v]) for v in body.outputs]
 
 
-def _lane_axis_last(t: Tensor, body: Expr, constants: set[Tensor]) -> Layout | None:
+def _lanes_last(t: Tensor, body: Expr, constants: set[Tensor]) -> Layout | None:
     """Channels last, for reductions of windows and contractions with constants."""
-    axes = (_lane_axis(t, e, constants) for e in _reductions(body)) if t.ndim > 2 else iter(())
+
+    def lane_axis(reduction: Expr) -> int | None:
+        reads, reduced = E.reads(reduction.args[0]), set(reduction.attr[1])
+        weights, others = ([r for r in reads if (r.attr in constants) == known] for known in (True, False))
+
+        def indexes(reads: Sequence[Expr], axis: Expr) -> bool:
+            return any(axis in E.variables(*r.args) for r in reads)
+
+        def is_windowed(axis: Expr) -> bool:
+            """Whether an index combines the axis with a reduction: neighbouring elements share inputs."""
+            return any(axis in (used := set(E.variables(i))) and used & reduced for r in reads for i in r.args)
+
+        if weights and others:
+            free = [n for n, a in enumerate(t.axes) if indexes(weights, a) and not is_windowed(a)]
+            if own := [n for n in free if not indexes(others, t.axes[n])] or free:
+                return max(own, key=lambda n: _size(t.shape[n]))
+        if is_windowed(t.axes[-1]):
+            free = [n for n, a in enumerate(t.axes) if indexes(reads, a) and not is_windowed(a) and _size(t.shape[n]) > 1]
+            return max(free, key=lambda n: (n > 0, _size(t.shape[n])), default=None)
+        return None
+
+    axes = map(lane_axis, _reductions(body)) if t.ndim > 2 else iter(())
     return next((_last(axis, t.ndim) for axis in axes if axis is not None and axis != t.ndim - 1), None)
-
-
-def _lane_axis(t: Tensor, reduction: Expr, constants: set[Tensor]) -> int | None:
-    reads, reduced = E.reads(reduction.args[0]), set(reduction.attr[1])
-    weights = [r for r in reads if r.attr in constants]
-    others = [r for r in reads if r.attr not in constants]
-
-    def indexes(reads: Sequence[Expr], axis: Expr) -> bool:
-        return any(axis in E.variables(*r.args) for r in reads)
-
-    def is_windowed(axis: Expr) -> bool:
-        """Whether an index combines the axis with a reduction: neighbouring elements share inputs."""
-        return any(axis in (used := set(E.variables(i))) and used & reduced for r in reads for i in r.args)
-
-    if weights and others:
-        free = [n for n, a in enumerate(t.axes) if indexes(weights, a) and not is_windowed(a)]
-        if own := [n for n in free if not indexes(others, t.axes[n])] or free:
-            return max(own, key=lambda n: _size(t.shape[n]))
-    if t.axes and is_windowed(t.axes[-1]):
-        free = [n for n, a in enumerate(t.axes) if indexes(reads, a) and not is_windowed(a) and _size(t.shape[n]) > 1]
-        return max(free, key=lambda n: (n > 0, _size(t.shape[n])), default=None)
-    return None
 
 
 def _inherited(t: Tensor, body: Expr, layouts: Mapping[Tensor, Layout]) -> Layout | None:
     """The order of the largest input's axes, carried over to the axes of the result that index them; of an input of higher rank, the last one."""
-    best: tuple[int, Layout] | None = None
+    place, found = {a: n for n, a in enumerate(t.axes)}, list[tuple[int, Layout]]()
     otherwise: Layout | None = None
     for r in E.reads(simplify(body)):
         layout = layouts.get(r.attr)
@@ -482,18 +474,10 @@ def _inherited(t: Tensor, body: Expr, layouts: Mapping[Tensor, Layout]) -> Layou
             otherwise = _last(t.axes.index(r.args[-1]), t.ndim)
         if layout is None or r.attr.ndim != t.ndim or layout.pads:
             continue
-        order, size = _carried_over(t, r, layout), prod(map(_size, r.attr.shape)) * itemsize(r.attr.dtype)
-        if order is not None and (best is None or size > best[0]):
-            best = (size, Layout.permuted(order))
-    return best[1] if best is not None else otherwise
-
-
-def _carried_over(t: Tensor, r: Expr, layout: Layout) -> list[int] | None:
-    """The axes of a result in the order in which those of a read that they index lie in memory; None where that is no order of all."""
-    place = {a: n for n, a in enumerate(t.axes)}
-    used = [[place[v] for v in E.variables(r.args[piece.axis]) if v in place] for piece in layout.pieces]
-    if any(len(axes) > 1 for axes in used):
-        return None
-    missing = [n for n in range(t.ndim) if [n] not in used]
-    order = [axes[0] if axes else missing.pop(0) if missing else -1 for axes in used]
-    return order if sorted(order) == list(range(t.ndim)) else None
+        # The axes of the result in the order in which those of the input that they index lie in memory, if that is an order of all.
+        used = [[place[v] for v in E.variables(r.args[piece.axis]) if v in place] for piece in layout.pieces]
+        missing = [n for n in range(t.ndim) if [n] not in used]
+        order = [axes[0] if axes else missing.pop(0) if missing else -1 for axes in used]
+        if all(len(axes) <= 1 for axes in used) and sorted(order) == list(range(t.ndim)):
+            found.append((_bytes(r), Layout.permuted(order)))
+    return max(found, key=lambda x: x[0])[1] if found else otherwise

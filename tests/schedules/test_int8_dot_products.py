@@ -34,14 +34,14 @@ def conv(channels, outputs, size, kernel, stride=1):
     x, w = b.input("x", "uint8", (1, channels, size, size)), b.input("w", "int8", (outputs, channels, kernel, kernel))
     last = Layout.permuted((0, 2, 3, 1))
     y = b.add(CONV, [x, w], {"strides": (stride, stride), "dilations": (1, 1), "group": 1}, "y")
-    return with_layouts(b.build(y), [last, None], [last]), [last, None]
+    return with_layouts(b.build(y), {0: last}, {0: last}), [last, None]
 
 
 def scheduled(made, target):
     """The default schedule, its weights packed as it wants them."""
     graph, layouts = made
     wanted = operand_layouts(graph, frozenset({1}), backend_of(target))
-    return build_loops(with_layouts(graph, [layouts[0], wanted.get(1)], None), "kernel", backend_of(target)), wanted.get(1)
+    return build_loops(with_layouts(graph, {0: layouts[0], 1: wanted.get(1)}), "kernel", backend_of(target)), wanted.get(1)
 
 
 def calls(schedule):
