@@ -28,7 +28,7 @@ from tcomp.ir.layout import Layout
 from tcomp.ir.text.parser import parse_expr
 from tcomp.options import CompileOptions, Report
 from tcomp.packaging import assemble, collect_weights, manifest, symbolic_dims
-from tcomp.passes import algorithms, attention, canonicalize, cse, dce, dead_elements, fold, layout, partition, quantized, simplify
+from tcomp.passes import algorithms, canonicalize, cse, dce, dead_elements, fold, layout, partition, quantized, simplify
 from tcomp.passes.memory_plan import plan_memory
 from tcomp.passes.runner import run_passes
 from tcomp.runtime import Artifact, read_artifact, write_artifact
@@ -88,7 +88,7 @@ def graph_passes(options: CompileOptions, report: Report) -> list[tuple[str, Cal
         ("merge-equal", cse.merge_equal),
         ("eliminate-dead", dce.eliminate_dead),
         *([("algorithms", choose_algorithms), ("merge-again", cse.merge_equal)] if wanted.algorithms_for else []),
-        ("attention", lambda g: attention.join_attention(g, wanted.attention_bytes, notes, wanted.attention_blocks)),
+        ("attention", lambda g: algorithms.join_attention(g, wanted.attention_bytes, notes, wanted.attention_blocks)),
         ("partition", lambda g: partition.partition(g, report.not_fused, halos, quotients=halos)),
         ("layout", lambda g: layout.choose_layouts(g, weight_layouts, halos, predict)),
     ]

@@ -40,7 +40,7 @@ class CudaBackend(Backend):
     @property
     def graph_options(self) -> GraphOptions:
         """Neither halos (one thread would store all the zeros) nor other algorithms; attention in blocks of one launch."""
-        from tcomp.passes.attention import AttentionTiles
+        from tcomp.passes.algorithms import AttentionTiles
         from tcomp.schedules.gpu import flash_attention
 
         blocks = AttentionTiles(flash_attention.MIN_SM_ROWS * self.target.gpu.sms, flash_attention.WIDTHS)

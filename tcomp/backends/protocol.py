@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tcomp.ir.loops import Buffer, Kernel
     from tcomp.ir.program import Program
     from tcomp.machines import Core
-    from tcomp.passes.attention import AttentionTiles
+    from tcomp.passes.algorithms import AttentionTiles
     from tcomp.schedules.cost.roofline import Estimate, Roof
     from tcomp.schedules.knobs import Knobs
     from tcomp.schedules.schedule import Schedule

@@ -10,22 +10,30 @@ as its sums of quarters. Rounding errors are about twice those of the direct sum
 Transposed convolutions whose windows are adjacent (the filter is as large as the stride) are products whose columns are the elements of the
 filter, and a rearrangement. Where output channels do not fill a vector, elements of the filter do; the sum for each output would gather pixels.
 
+Products with a softmax, attention say, go through each row of scores once, where the scores of one matrix would not stay in a core's cache:
+matmul(softmax(x), v) becomes one operator, `softmax_product`, in which only reductions read x. `partition` then computes x in the same
+kernel, and the schedule (`flash_attention`, on CPUs and GPUs) block by block: no array of queries x keys is stored. Short rows stay
+as they are: all of them stay in the cache, and one operator after the other has nothing to rescale. So do few rows on a GPU, whose tiles
+would leave it idle: separate operators share the elements of a row among threads as well. Source: T. Dao et al., "FlashAttention: fast and
+memory-efficient exact attention with IO-awareness" (2022).
+
 `fastest` weighs what is computed against what is moved, by figures of a core (`machines.Core`) that were fitted to 34 convolutions of stride 1
 in real networks (and found right for 13 of 15 of stride 2) and to 30 products; who has timed them may decide otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
-from tcomp.ir.expr import Dim, as_dim, as_expr
+from tcomp.ir.dtypes import FLOATS, itemsize
+from tcomp.ir.expr import Dim, as_dim, as_expr, bounds
 from tcomp.ir.graph import Graph, LazyConstant, Node, Value
 from tcomp.ops import bilinear
-from tcomp.ops.matmul import MATMUL
+from tcomp.ops.matmul import MATMUL, SOFTMAX_PRODUCT
 from tcomp.ops.movement import PAD, RESHAPE, TRANSPOSE
 from tcomp.ops.nn import CONV
 from tcomp.passes import structure
@@ -36,6 +44,8 @@ from tcomp.target import CpuTarget
 MAX_POINTS = {1: 8, 2: 6}  # along an axis, by the number of axes that are cut into tiles: rounding errors grow with all points together
 MAX_STRIDE = 2  # of a window of three, a larger stride leaves nothing to save
 MAX_ERROR = 1e-3  # of the largest output: no algorithm is chosen that may be less exact
+MIN_KEYS = 256  # elements of a row of scores: two blocks of the schedule; a shorter row is one block, which nothing goes on from
+UNBOUNDED = 1 << 20  # elements of a symbolic extent: where it may be larger, its bound says nothing about likely sizes
 MAX_TIME = 0.95  # of the time of the direct sum: below what the model cannot tell apart
 
 
@@ -220,3 +230,50 @@ def _tiles(window: Sequence[int], stride: int) -> tuple[int, ...]:
     most = MAX_POINTS.get(len(wide), 0)
     fitting = (tile for tile in (2, 4) if all(n % 2 == 1 and tile + max(bilinear.phases(n, stride)) - 1 <= most for n in wide))
     return tuple(fitting) if wide and stride <= MAX_STRIDE else ()
+
+
+@dataclass(frozen=True)
+class AttentionTiles:
+    """What the blocks of a GPU compute in one pass: matrices with `min_rows` rows together, and one of some `widths`; 16-bit floats, too."""
+
+    min_rows: int
+    widths: Container[int]
+
+
+def join_attention(graph: Graph, cache_bytes: int, notes: Notes | None = None, tiles: AttentionTiles | None = None) -> Graph:
+    """The graph with products of float32 or float64 with a softmax as one operator each, where a matrix of scores may take more than
+    `cache_bytes` (those of a core's own cache, or of the shared memory of a GPU with `tiles`). Symbolic sizes count with their upper bounds;
+    without one they stay as they are, and a number of matrices counts as 1."""
+
+    def upper_bound(extent: Dim) -> int | None:
+        bound = bounds(extent)[1]
+        return bound if isinstance(extent, int) or (bound is not None and bound < UNBOUNDED) else None
+
+    def one_pass(node: Node, rewriter: Rewriter) -> Replacement:
+        """matmul(softmax(x), v) = softmax_product(x, v)"""
+        found = structure.matrix_product(node)
+        softmax = rewriter.producer(node.inputs[0]) if found is not None else None
+        axis = structure.softmax_axis(softmax)
+        if found is None or softmax is None or axis is None:
+            return None
+        weights, (x, *_) = softmax.outputs[0], softmax.inputs
+        assert x is not None
+        transposed = found.transpose_left or found.transpose_right
+        if axis != len(x.shape) - 1 or transposed or min(len(v.shape) for v in node.inputs if v) < 2:
+            return "the sums are not along the rows of the softmax"
+        if x.dtype not in (("float32", "float64") if tiles is None else FLOATS):
+            return f"not for {x.dtype}"
+        if not rewriter.used_once(weights):
+            return "the softmax is used elsewhere"
+        (rows, keys), columns = map(upper_bound, x.shape[-2:]), node.outputs[0].shape[-1]
+        if rows is None or keys is None:
+            return "the number of scores is not bounded"
+        if keys < MIN_KEYS or rows * keys * itemsize(x.dtype) <= cache_bytes:
+            return "the scores stay in the cache"
+        if tiles is not None and prod(upper_bound(n) or 1 for n in x.shape[:-1]) < tiles.min_rows:
+            return "there are too few rows to keep all processors busy"
+        if tiles is not None and (not isinstance(columns, int) or columns not in tiles.widths):
+            return f"a block does not compute {columns} columns at a time"
+        return rewriter.add(SOFTMAX_PRODUCT, [x, node.inputs[1]], {}, node.name)
+
+    return rewrite_graph(graph, (one_pass,), notes)

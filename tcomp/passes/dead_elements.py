@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tcomp.errors import TcompError
+from tcomp.ir import expr as E
 from tcomp.ir import te
 from tcomp.ir.access import Box, without
-from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, const, read, reads, rewrite, substitute, variables, walk
+from tcomp.ir.expr import Dim, Expr, as_dim, as_expr, const
 from tcomp.ir.graph import IF, LOOP, Application, Constant, Graph, Node, Value, application, materialised
 from tcomp.ir.simplify import difference, same_shape, simplify
 from tcomp.ops.movement import RESHAPE, SLICE
@@ -121,11 +122,11 @@ def _slice_of_input(node: Node, box: Box, constants: Mapping[Value, Constant]) -
     steps: list[int] = []
     for d, index in enumerate(move.indices):
         step, rest, (start, extent) = 1, index, (as_expr(0), as_dim(1))
-        if left and axes[left[0]] in variables(index):
+        if left and axes[left[0]] in E.variables(index):
             axis = left.pop(0)
             step, rest = without(index, axes[axis]) or (0, index)
             start, extent = box.base[axis], box.extent[axis]
-        if step < 1 or reads(rest) or not set(axes).isdisjoint(variables(rest)):
+        if step < 1 or E.reads(rest) or not set(axes).isdisjoint(E.variables(rest)):
             return None
         needs[d] = simplify(rest + start * step), as_dim((as_expr(extent) - 1) * step + 1)
         steps.append(step)
@@ -135,7 +136,12 @@ def _slice_of_input(node: Node, box: Box, constants: Mapping[Value, Constant]) -
 
 def _sliced_node(node: Node, output: int, box: Box) -> _SlicedNode | None:
     """The node for a part of its output, where the operator allows for one that is small enough."""
-    small = [d for d, (part, extent) in enumerate(zip(box.extent, node.outputs[output].shape, strict=True)) if _is_small(part, extent)]
+
+    def is_small(part: Dim, extent: Dim) -> bool:
+        """Whether so few positions of an axis are to be computed on their own; of a symbolic one, those of a known number are."""
+        return isinstance(part, int) and 0 < part and (not isinstance(extent, int) or part <= MAX_SLICE * extent)
+
+    small = [d for d, (part, extent) in enumerate(zip(box.extent, node.outputs[output].shape, strict=True)) if is_small(part, extent)]
     now = application(node.op, node.inputs, node.attrs)
     tensor = now.outputs[output]
     along = {d: dims for d in small if (dims := _dims_along(tensor, d)) is not None}
@@ -143,10 +149,8 @@ def _sliced_node(node: Node, output: int, box: Box) -> _SlicedNode | None:
         return None
     sides = {d: (box.base[d], box.extent[d]) for d in along}
     box = Box.whole(tensor.shape).replaced(sides)
-    needs: dict[Value, Box] = {}
-    for v, leaf in zip(node.inputs, now.inputs, strict=True):
-        if v is not None and leaf is not None:
-            needs[v] = Box.whole(v.shape).replaced({dims[leaf]: sides[d] for d, dims in along.items() if leaf in dims})
+    leaves = [(v, leaf) for v, leaf in zip(node.inputs, now.inputs, strict=True) if v is not None and leaf is not None]
+    needs = {v: Box.whole(v.shape).replaced({dims[leaf]: sides[d] for d, dims in along.items() if leaf in dims}) for v, leaf in leaves}
     attrs = dict(node.attrs)
     if "shape" in attrs and same_shape(attrs["shape"], tensor.shape):
         attrs["shape"] = box.extent
@@ -168,10 +172,10 @@ def _dims_along(output: te.Tensor, dim: int) -> dict[te.Tensor, int] | None:
     bodies = {t: simplify(t.body) for t in stages if t.body is not None}
     for t, body in bodies.items():  # those that read a tensor come before it
         axis = t.axes[dims[t]] if t in dims else None
-        uses = [(e, n) for e in walk(body) for n, arg in enumerate(e.args) if arg is axis]
+        uses = [(e, n) for e in E.walk(body) for n, arg in enumerate(e.args) if arg is axis]
         if body is axis or any(e.op != "read" or dims.setdefault(e.attr, n) != n for e, n in uses):
             return None
-    whole = any(r.attr in dims and (t not in dims or r.args[dims[r.attr]] is not t.axes[dims[t]]) for t, body in bodies.items() for r in reads(body))
+    whole = any(r.attr in dims and (t not in dims or r.args[dims[r.attr]] is not t.axes[dims[t]]) for t, body in bodies.items() for r in E.reads(body))
     return None if whole else dims
 
 
@@ -179,33 +183,28 @@ def _equal(now: Application, then: Application, output: int, along: Mapping[int,
     """Whether an operator, applied to slices along some dimensions, says of an element what it says now, stage by stage."""
     old, new = (list(te.tensors([applied.outputs[output]])) for applied in (now, then))
     sources, leaves = dict(zip(new, old, strict=False)), dict(zip(then.inputs, now.inputs, strict=True))
-    if len(old) != len(new) or any(leaves.get(b) is not a for b, a in sources.items() if te.is_placeholder(a)):
+
+    def same_body(a: te.Tensor, b: te.Tensor) -> bool:
+        if a.body is None or b.body is None or len(a.axes) != len(b.axes):
+            return False
+        same = True
+
+        def rule(e: Expr) -> Expr | None:
+            nonlocal same
+            if e.op != "read":
+                return None
+            source, indices = sources[e.attr], list(e.args)
+            for dims in along.values():
+                if source in dims:
+                    axis, dim = a.axes[dims[a]], dims[source]
+                    same &= indices[dim] is axis or (e.attr.shape[dim] == 1 and indices[dim] is const(0))
+                    indices[dim] = axis
+            return E.read(source, indices)
+
+        flat = unit_axes(a)
+        body = simplify(E.substitute(E.substitute(b.body, dict(zip(b.axes, a.axes, strict=True))), flat))
+        return simplify(E.rewrite(body, rule)) is simplify(E.substitute(a.body, flat)) and same
+
+    if len(old) != len(new):
         return False
-    return all(te.is_placeholder(a) or _same_body(a, b, sources, along) for b, a in sources.items())
-
-
-def _same_body(old: te.Tensor, new: te.Tensor, sources: Mapping[te.Tensor, te.Tensor], along: Mapping[int, Mapping[te.Tensor, int]]) -> bool:
-    if old.body is None or new.body is None or len(old.axes) != len(new.axes):
-        return False
-    same = True
-
-    def rule(e: Expr) -> Expr | None:
-        nonlocal same
-        if e.op != "read":
-            return None
-        source, indices = sources[e.attr], list(e.args)
-        for dims in along.values():
-            if source in dims:
-                axis, dim = old.axes[dims[old]], dims[source]
-                same &= indices[dim] is axis or (e.attr.shape[dim] == 1 and indices[dim] is const(0))
-                indices[dim] = axis
-        return read(source, indices)
-
-    flat = unit_axes(old)
-    body = simplify(substitute(substitute(new.body, dict(zip(new.axes, old.axes, strict=True))), flat))
-    return simplify(rewrite(body, rule)) is simplify(substitute(old.body, flat)) and same
-
-
-def _is_small(part: Dim, extent: Dim) -> bool:
-    """Whether so few positions of an axis are to be computed on their own; of a symbolic one, those of a known number are."""
-    return isinstance(part, int) and 0 < part and (not isinstance(extent, int) or part <= MAX_SLICE * extent)
+    return all(leaves.get(b) is a if te.is_placeholder(a) else same_body(a, b) for b, a in sources.items())

@@ -232,9 +232,8 @@ def _is_epilogue(x: Value, rewriter: Rewriter) -> bool:
     """Whether a value is computed by few operators from sums of products of bytes."""
     level: list[Value | None] = [x]
     for _ in range(MAX_EPILOGUE):
-        scaled = [node.inputs[0] for v in level if (node := rewriter.producer(v, DEQUANTIZE)) is not None]
-        if any(v is not None and v.dtype == "int32" for v in scaled):
-            return True
         nodes = [node for v in level if (node := rewriter.producer(v)) is not None and not structural(node)]
+        if any(n.op is DEQUANTIZE and n.inputs[0] is not None and n.inputs[0].dtype == "int32" for n in nodes):
+            return True
         level = [v for n in nodes for v in n.inputs]
     return False

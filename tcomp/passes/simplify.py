@@ -1,13 +1,11 @@
 """Algebra with constants: per-channel factors and offsets move into weights, chains of them become one.
 
-A node is *affine* where its tensor expression is  y[i] = s * x[i] + t  with s and t constants that vary along one axis
-at most: stored batch normalisation, scale and bias nodes, products and sums with constants. Chains of affine nodes
-compose,
+A node is *affine* where its tensor expression is  y[i] = s * x[i] + t  with s and t constants that vary along one axis at most: stored batch
+normalisation, scale and bias nodes, products and sums with constants. Chains of affine nodes compose,
 
     (x * s + t) * u + v = x * (s * u) + (t * u + v)
 
-and behind an operator f that is linear in a constant operand w along the output's axis (all convolutions, matrix
-products),
+and behind an operator f that is linear in a constant operand w along the output's axis (all convolutions, matrix products),
 
     f(x, w) * s = f(x, w * s)        f(x, w, b) + t = f(x, w, b + t), where b is merely added
 
@@ -150,25 +148,25 @@ def _absorbed(node: Node, body: structure.Body, chain: _Affine, rewriter: Rewrit
             return f"`{shared[0]}`, the operand of `{label(node)}`, is used by other nodes too"
         factors = {v: _along(chain.scale, v, dim) for v, dim in operands.items()}
     rest, offsets = chain.shift, dict[Value, np.ndarray]()
-    bias = _bias(body, constants, chain.axis if chain.shift.ndim else None) if chain.shifts else None
+    added = [(v, structure.scaled_dim(body, v, chain.axis if chain.shift.ndim else None)) for v in constants if chain.shifts]
+    bias = next(((v, dim) for v, dim in added if dim is not None and structure.shifts_with(body, v)), None)  # it is merely added
     if bias is not None and once and rewriter.used_once(bias[0]):
         offsets, rest = {bias[0]: _along(chain.shift, *bias)}, np.zeros(())
-    changed = {v: _changed(constants[v], factors.get(v), offsets.get(v)) for v in factors | offsets}
-    if not changed:
+    if not factors and not offsets:
         return None
-    replaced = {v: rewriter.constant(array, v.name, v.dtype) for v, array in changed.items()}
+
+    def changed(v: Value) -> np.ndarray:
+        """The constant scaled and shifted, rounded once; what is scaled alone may be large, and is never whole in float64."""
+        array = constants[v]
+        if v in offsets:
+            return np.asarray(array * factors.get(v, 1.0) + offsets[v], array.dtype)
+        np.multiply(array, factors[v], out=(scaled := np.empty_like(array)), dtype=np.float64, casting="unsafe")
+        return scaled
+
+    replaced = {v: rewriter.constant(changed(v), v.name, v.dtype) for v in factors | offsets}
     inputs = [v if v is None else replaced.get(v, v) for v in node.inputs]
     value = rewriter.add(node.op, inputs, node.attrs, node.name)[0]
     return _written(value, replace(chain, scale=np.ones(()), shift=rest), label(node), rewriter)
-
-
-def _changed(array: np.ndarray, factors: np.ndarray | None, offsets: np.ndarray | None) -> np.ndarray:
-    """array * factors + offsets, rounded once; what is scaled alone may be large, and is never whole in float64."""
-    if factors is not None and offsets is None:
-        scaled = np.empty_like(array)
-        np.multiply(array, factors, out=scaled, dtype=np.float64, casting="unsafe")
-        return scaled
-    return np.asarray(array * (1.0 if factors is None else factors) + (0.0 if offsets is None else offsets), array.dtype)
 
 
 def _linear_operands(body: structure.Body, constants: Iterable[Value], axis: int | None) -> dict[Value, int]:
@@ -176,12 +174,6 @@ def _linear_operands(body: structure.Body, constants: Iterable[Value], axis: int
     dims = {v: dim for v in constants if (dim := structure.scaled_dim(body, v, axis)) is not None}
     choices = (chosen for count in range(min(len(dims), MAX_OPERANDS), 0, -1) for chosen in combinations(dims, count))
     return next(({v: dims[v] for v in chosen} for chosen in choices if structure.scales_with(body, chosen)), {})
-
-
-def _bias(body: structure.Body, constants: Iterable[Value], axis: int | None) -> tuple[Value, int] | None:
-    """A constant (and its dim along `axis`) that is merely added."""
-    dims = ((v, structure.scaled_dim(body, v, axis)) for v in constants)
-    return next(((v, dim) for v, dim in dims if dim is not None and structure.shifts_with(body, v)), None)
 
 
 def _along(values: np.ndarray, operand: Value, dim: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from tcomp.ops.matmul import MATMUL
 from tcomp.ops.movement import TRANSPOSE
 from tcomp.ops.reduction import REDUCE_MAX, SOFTMAX
 from tcomp.options import CompileOptions, Report
-from tcomp.passes.attention import AttentionTiles, join_attention
+from tcomp.passes.algorithms import AttentionTiles, join_attention
 from tcomp.passes.partition import partition
 from tcomp.passes.rewrite import Notes
 from tcomp.pipeline import graph_passes

@@ -3,12 +3,12 @@ accumulators stays in registers over the whole reduction; lanes run along an out
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, replace
 from functools import partial
 from itertools import permutations
-from math import prod
+from math import gcd, prod
 
 from tcomp.errors import ScheduleError
 from tcomp.ir import expr as E
@@ -16,14 +16,13 @@ from tcomp.ir.access import stride
 from tcomp.ir.dtypes import is_float, itemsize
 from tcomp.ir.expr import Expr
 from tcomp.ir.layout import Layout
-from tcomp.ir.loops import VECTORIZED, Accumulate, For, If, walk
+from tcomp.ir.loops import VECTORIZED, Accumulate, Buffer, For, If, walk
 from tcomp.schedules.analysis import access_patterns as patterns
 from tcomp.schedules.analysis.access_patterns import Nest, bytes_of, extent_of, is_product, reduction_nest, result_nest, row_axis
 from tcomp.schedules.cost.register_tiles import MAX_TILE_ROWS, Tile, choose_tile, outer_row_counts, tiles
 from tcomp.schedules.cpu import common, elementwise, panel_blocking, work_partition
 from tcomp.schedules.cpu.common import divides, extent, nest_lanes, threads, unroll, whole_tiles
 from tcomp.schedules.cpu.int8_dot_products import group_loop, summed_bytes
-from tcomp.schedules.handles import BufferCopy
 from tcomp.schedules.knobs import Knobs
 from tcomp.schedules.schedule import Schedule
 from tcomp.target import CpuTarget
@@ -37,6 +36,7 @@ PRODUCT_LATENCIES = 24  # how many times fewer elements that are no products are
 MIN_PACKED_ROWS = 6  # rows that share an operand strided along the lanes which is copied first; with fewer, dot products (measured for 4 and 7)
 MIN_PACKED_PAGE_ROWS = 8  # likewise for one that is not strided, but whose rows of lanes lie on different pages
 LARGE_STRIDE = 1024  # bytes from one row of lanes to the next, from where on few of them share a page and hardware does not prefetch them
+OPERAND_WAYS = 3 / 4  # of the ways of a set of the first-level cache, for rows of a tile: the others are left to other data
 MAX_WINDOW_STEPS = 64  # steps of the inner two reduction loops that may be unrolled: bounds the length of the code
 MAX_WINDOW_FMAS = 512  # multiply-adds of a tile that are unrolled by default, where rows share vectors: they stay in the instruction cache
 WINDOW_REGISTERS = 2  # registers, apart from a quarter, for the accumulators of a window whose vectors are loaded once: these take the others
@@ -57,16 +57,16 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
     batch = [x for x in others if x in batch_axes]
     others = [x for x in others if x not in batch_axes]
     part = None
-    if (divided := work_partition.row_parts(nest, target, knobs)) is not None:
-        whole = loop_of[divided[0].var.name]
-        part, inner = s.split(whole, divided[1])
+    if (parts := work_partition.row_parts(nest, target, knobs)) is not None:
+        whole = loop_of[parts[0].var.name]
+        part, inner = s.split(whole, parts[1])
         others[others.index(whole)] = inner
         outer_rows, rows = (inner if x == whole else x for x in (outer_rows, rows))
     cut = {x: n for x, n in ((outer_rows, tile.outer_rows), (rows, tile.rows)) if x is not None and (x is rows or n > 1)}
     others = [x for x in others if x not in cut]
     inside, cuts = common.split_tiles(s, [*cut.items(), (columns, tile.vectors * lanes)])
-    *tiles_of_rows, column = cuts
-    others += tiles_of_rows
+    *transposedof_rows, column = cuts
+    others += transposedof_rows
     vectors, lane = s.split(inside.pop(), lanes)
     inside.append(vectors)
     overlapping = _overlapping(nest, tile_axes)
@@ -107,17 +107,12 @@ def schedule(s: Schedule, result: str, acc: str, target: CpuTarget, knobs: Knobs
             if overlapping and around[-1] is column and len(around) > 1:
                 _prefetch_next_rows(s, nest, out, around[-2], column, target, knobs)
     shared = common.partition_tails(s, around, cuts)
-    _unguard(s)
-    for names in shared if part is None else [[part]]:
-        threads(s, names, work_partition.pays(nest), knobs)
-
-
-def _unguard(s: Schedule) -> None:
-    """The last tile of a row sums up whole vectors, if that does no harm."""
-    for x in list(walk(s.kernel.body)):
+    for x in list(walk(s.kernel.body)):  # the last tile of a row sums up whole vectors, if that does no harm
         if isinstance(x, For) and x.kind == VECTORIZED and isinstance(x.body, If) and isinstance(x.body.then, Accumulate):
             with suppress(ScheduleError):
                 s.unguard(x.var.name)
+    for names in shared if part is None else [[part]]:
+        threads(s, names, work_partition.pays(nest), knobs)
 
 
 def tile_loops(s: Schedule, acc: str, lanes: int, loops: Sequence[str], update: bool) -> None:
@@ -182,35 +177,36 @@ def _prefetch_vectors(s: Schedule, nest: Nest, walked: str, loop: str, target: C
 def _prefetch_next_tile(s: Schedule, nest: Nest, out: Nest, loop: str, loops: Sequence[str], target: CpuTarget, knobs: Knobs) -> None:
     """While a tile is summed up, prefetch what the next one stores and adds there, and its rows, where caches do not hold these. (Not
     where vectors are loaded once for several steps: LLVM takes it that what is prefetched may change.)"""
-    lane = out.loops[-1].var
     if not all(isinstance(extent(s, x), int) for x in loops) or extent(s, loop) == 1:
         return
-    sizes = {r.attr: _bytes_touched(r, nest) for r in nest.reads if nest.spatial[-1].var not in E.variables(*r.args)}
-    sizes |= {r.attr: bytes_of(r.attr) for r in out.reads if lane in E.variables(*r.args) and r.attr is not nest.writes}
+    sizes: dict[Buffer, int] = {}
+    for r in nest.reads:  # a window with a stride may leave out most of an operand
+        if nest.spatial[-1].var not in (used := E.variables(*r.args)):
+            touched = prod(extent_of(x.extent) for x in nest.loops if x.var in used) * itemsize(r.attr.dtype)
+            sizes[r.attr] = min(bytes_of(r.attr), touched)
+    sizes |= {r.attr: bytes_of(r.attr) for r in out.reads if out.loops[-1].var in E.variables(*r.args) and r.attr is not nest.writes}
     if not common.is_streamed(s, out.writes, target, knobs):  # such stores would have to evict what was prefetched
         sizes[out.writes] = bytes_of(out.writes)
-    for buffer, size in sizes.items():
-        known = all(isinstance(n, int) for n in buffer.shape)  # else a cache may hold it
-        if known and size > target.l2 * PREFETCHABLE_SHARE and knobs.flag(f"{buffer.name}.ahead", size > target.l2 * PREFETCHED_SHARE):
-            with suppress(ScheduleError):  # the next tile has it too, or there are too few steps to prefetch all of it
-                s.prefetch(buffer.name, loop, 1, loops[-1])
+    sizes = {b: n for b, n in sizes.items() if all(isinstance(d, int) for d in b.shape)}  # else a cache may hold it
+    _prefetch_next(s, sizes, loop, loops[-1], target.l2 * PREFETCHABLE_SHARE, target.l2 * PREFETCHED_SHARE, knobs)
 
 
 def _prefetch_next_rows(s: Schedule, nest: Nest, out: Nest, loop: str, column: str, target: CpuTarget, knobs: Knobs) -> None:
     """While the tiles of some rows are summed up, from column to column, prefetch the next rows, and what is stored there, where that
     comes from memory. (Within a tile there is no loop to prefetch in: windows are unrolled.)"""
-    for buffer in dict.fromkeys([*(r.attr for r in nest.reads), out.writes]):
-        size = common.size_of(buffer)
-        stored = buffer is out.writes and common.is_streamed(s, buffer, target, knobs)
-        if size > target.l2 and not stored and knobs.flag(f"{buffer.name}.ahead", size > common.STREAM_CACHES * target.l2):
-            with suppress(ScheduleError):  # they are the same for the next rows
-                s.prefetch(buffer.name, loop, 1, column)
+    sizes = {b: common.size_of(b) for b in (*(r.attr for r in nest.reads), out.writes)}
+    if sizes[out.writes] > target.l2 and common.is_streamed(s, out.writes, target, knobs):
+        del sizes[out.writes]
+    _prefetch_next(s, sizes, loop, column, target.l2, common.STREAM_CACHES * target.l2, knobs)
 
 
-def _bytes_touched(r: Expr, nest: Nest) -> int:
-    """Bytes of a buffer that a reduction reads, at most: a window with a stride may leave out most of it."""
-    used = E.variables(*r.args)
-    return min(bytes_of(r.attr), prod(extent_of(x.extent) for x in nest.loops if x.var in used) * itemsize(r.attr.dtype))
+def _prefetch_next(s: Schedule, sizes: Mapping[Buffer, int], loop: str, at: str, least: float, usual: float, knobs: Knobs) -> None:
+    """Prefetch, in the loop `at`, what the next iteration of `loop` touches of buffers, by default of those of more than `usual` bytes, and of
+    those of more than `least` if the tuner says so."""
+    for buffer, size in sizes.items():
+        if size > least and knobs.flag(f"{buffer.name}.ahead", size > usual):
+            with suppress(ScheduleError):  # the next iteration has it too, or there are too few steps to prefetch all of it
+                s.prefetch(buffer.name, loop, 1, at)
 
 
 def _unroll_steps(s: Schedule, acc: str, loops: Sequence[str], steps: int, knobs: Knobs) -> None:
@@ -264,24 +260,19 @@ def pack(s: Schedule, acc: str, lanes: int, target: CpuTarget, knobs: Knobs, wid
         packed = s.cache_read(r.attr.name, None, f"{r.attr.name}.packed")
         order = [dims[0], *(d for d in range(len(r.args)) if d != dims[0])]
         s.relayout(packed, Layout.blocked(order, dims[0], panel))
-        _packing_loops(s, packed, dims[0], panel, lanes, target, knobs)
-
-
-def _packing_loops(s: Schedule, packed: BufferCopy, dim: int, panel: int, lanes: int, target: CpuTarget, knobs: Knobs) -> None:
-    """Whole lines of the packed operand are written, vector by vector; what lies along another axis is transposed in registers."""
-    loop = packed.loads[dim]
-    rest = [x for x in packed.loads if x != loop]
-    whole = extent(s, loop)
-    s.reorder(*rest, loop)
-    nest = result_nest(s.kernel, packed)
-    if (tiles := elementwise.transpose_tiles(nest, target)) is not None and panel % tiles.lanes == 0:
-        elementwise.transpose(s, nest, replace(tiles, vectors=panel // tiles.lanes), True, knobs)
-        return
-    outer, inner = s.split(loop, panel)
-    vectors, lane = s.split(inner, lanes)
-    s.reorder(outer, *rest, vectors, lane)
-    unroll(s, [vectors], lane)
-    threads(s, [outer, *rest], True, knobs, {outer: whole_tiles(whole, panel)})
+        # Whole lines of the copy are written, vector by vector; what lies along another axis is transposed in registers.
+        loop = packed.loads[dims[0]]
+        rest, whole = [x for x in packed.loads if x != loop], extent(s, loop)
+        s.reorder(*rest, loop)
+        filling = result_nest(s.kernel, packed)
+        if (transposed := elementwise.transpose_tiles(filling, target)) is not None and panel % transposed.lanes == 0:
+            elementwise.transpose(s, filling, replace(transposed, vectors=panel // transposed.lanes), True, knobs)
+            continue
+        outer, inner = s.split(loop, panel)
+        vectors, vector = s.split(inner, lanes)
+        s.reorder(outer, *rest, vectors, vector)
+        unroll(s, [vectors], vector)
+        threads(s, [outer, *rest], True, knobs, {outer: whole_tiles(whole, panel)})
 
 
 def tile_of(nest: Nest, target: CpuTarget, knobs: Knobs) -> Tile:
@@ -325,12 +316,11 @@ def _loading(nest: Nest, vectors: int, lanes: int, target: CpuTarget) -> tuple[f
 
 
 def _rows_in_cache(nest: Nest, row: For, target: CpuTarget) -> int:
-    """How many rows may be walked together before their cache lines evict each other.
-
-    Rows that lie a multiple of 4096 bytes apart fall into one set of a first-level cache of 64 sets; a quarter is left to other data.
-    """
-    step, ways = max((abs(stride(r, row.var) or 0) * itemsize(r.attr.dtype) for r in nest.reads), default=0), target.l1 // 4096
-    return ways * 3 // 4 if step and step % 4096 == 0 else ways * 3 // 2 if step and step % 2048 == 0 else MAX_TILE_ROWS
+    """How many rows may be walked together before their cache lines evict each other: those whose distance is a multiple of `Core.l1_span`
+    share one set of the first-level cache, of half of it two, and so on."""
+    step = max((abs(stride(r, row.var) or 0) * itemsize(r.attr.dtype) for r in nest.reads), default=0)
+    lines = target.l1 // gcd(step, target.core.l1_span)  # that the sets hold which rows fall into
+    return min(MAX_TILE_ROWS, int(lines * OPERAND_WAYS)) if step else MAX_TILE_ROWS
 
 
 def panel_order(nest: Nest, r: Expr) -> tuple[list[int], int] | None:

@@ -48,8 +48,16 @@ def schedule(kernel: Kernel, target: CpuTarget, knobs: Knobs | None = None) -> S
         split_groups(s)
     split_row_sums(s, target)
     rest = flash_attention.in_one_pass(s, lambda found: flash_attention.schedule(s, found, target, knobs))
-    groups = [group for group in _groups(s, target) if group.result in rest]
-    schedule_each(s, groups, lambda group: _schedule_group(s, group, target, knobs), FallbackKind.LEFT_AS_LOWERED)
+
+    def apply(group: Group) -> None:
+        if group.shape == "elementwise":
+            elementwise.schedule(s, group.result, target, knobs)
+        elif group.shape == "contraction":
+            contraction.schedule(s, group.result, group.inside[0], target, knobs)
+        else:
+            row_reductions.schedule(s, group, target, knobs)
+
+    schedule_each(s, [group for group in _groups(s, target) if group.result in rest], apply, FallbackKind.LEFT_AS_LOWERED)
     for result in s.kernel.outputs:
         stored = any(isinstance(x, Store) and x.buffer is result for x in walk(s.kernel.body))
         if stored and is_streamed(s, editing.find_buffer(s.kernel, result.name), target, knobs):
@@ -94,21 +102,18 @@ def _expand(s: Schedule, loop: str, size: int) -> None:
 
 
 def _groups(s: Schedule, target: CpuTarget, packable: frozenset[str] = frozenset()) -> list[Group]:
-    """Attach each temporary to the one result that reads it, where the structure allows; detach it otherwise.
+    """Attach each temporary to the one result that reads it, where the structure allows; detach it otherwise. `packable` names buffers whose
+    layout may still be chosen (weights)."""
 
-    `packable` names buffers whose layout may still be chosen (weights).
-    """
-    return [g for result, inside in attachments(s.kernel) for g in _formed(s, result, inside, target, packable)]
+    def formed(result: str, inside: tuple[str, ...]) -> list[Group]:
+        if any(n.is_reduction for n in nests(s.kernel) if n.writes.name == result):
+            inside = (*inside, s.cache_write(result, f"{result}.acc"))
+        if (shape := _shape(s, result, inside, target, packable)) is not None:
+            return [Group(result, inside, shape)]
+        # The structure does not allow one nest for all: every stage is stored whole.
+        return [*(g for name in inside for g in formed(name, ())), Group(result, (), "elementwise")]
 
-
-def _formed(s: Schedule, result: str, inside: tuple[str, ...], target: CpuTarget, packable: frozenset[str]) -> list[Group]:
-    if any(n.is_reduction for n in nests(s.kernel) if n.writes.name == result):
-        inside = (*inside, s.cache_write(result, f"{result}.acc"))
-    shape = _shape(s, result, inside, target, packable)
-    if shape is not None:
-        return [Group(result, inside, shape)]
-    # The structure does not allow one nest for all: every stage is stored whole.
-    return [*(g for name in inside for g in _formed(s, name, (), target, packable)), Group(result, (), "elementwise")]
+    return [g for result, inside in attachments(s.kernel) for g in formed(result, inside)]
 
 
 def _shape(s: Schedule, result: str, inside: tuple[str, ...], target: CpuTarget, packable: frozenset[str]) -> str | None:
@@ -137,15 +142,6 @@ def _lanes_along_output(reduction: Nest, out: Nest, target: CpuTarget, packable:
     if is_product(reduction) and rows is not None and extent_of(rows.extent) >= contraction.MIN_PACKED_ROWS:
         return True  # the operand is packed first
     return along is None or extent_of(along.extent) < lanes
-
-
-def _schedule_group(s: Schedule, group: Group, target: CpuTarget, knobs: Knobs) -> None:
-    if group.shape == "elementwise":
-        elementwise.schedule(s, group.result, target, knobs)
-    elif group.shape == "contraction":
-        contraction.schedule(s, group.result, group.inside[0], target, knobs)
-    else:
-        row_reductions.schedule(s, group, target, knobs)
 
 
 def operand_layouts(kernel: Kernel, constants: frozenset[int], target: CpuTarget, knobs: Knobs | None = None) -> dict[int, Layout]:

@@ -37,12 +37,13 @@ def row_parts(nest: Nest, target: CpuTarget, knobs: Knobs) -> tuple[For, int] | 
     axis = _outermost(nest)
     if axis is None or not (each := _rows_per_core(nest, axis, target)):
         return None
-    part, cache = each, target.l2 * CACHED_SHARE
-    while _row_bytes(nest, axis, part) > cache and part % 2 == 0 and part // 2 >= MIN_CACHED_ROWS and _in_tiles(nest, axis, part // 2):
+    rows, read = extent_of(axis.extent), _operand_bytes(nest, axis, False)  # bytes that are read for the rows, and not for all columns
+    part, cached = each, target.l2 * CACHED_SHARE
+    while read * part // rows > cached and part % 2 == 0 and part // 2 >= MIN_CACHED_ROWS and _in_tiles(nest, axis, part // 2):
         part //= 2
-    if _row_bytes(nest, axis, part) <= cache:
+    if read * part // rows <= cached:
         each = part
-    return (axis, each) if _rows_in_order(nest, axis, target, knobs) and each < extent_of(axis.extent) else None
+    return (axis, each) if _rows_in_order(nest, axis, target, knobs) and each < rows else None
 
 
 def columns_inside(nest: Nest, target: CpuTarget, knobs: Knobs) -> bool:
@@ -50,7 +51,7 @@ def columns_inside(nest: Nest, target: CpuTarget, knobs: Knobs) -> bool:
     axis = _outermost(nest) if target.cores > 1 else None
     if axis is None or _rows_per_core(nest, axis, target) or not _rows_in_order(nest, axis, target, knobs):
         return False
-    return _shared_bytes(nest, axis) <= target.l2 // 4
+    return _operand_bytes(nest, axis, True) <= target.l2 // 4
 
 
 def split_row_sums(s: Schedule, target: CpuTarget) -> None:
@@ -87,21 +88,15 @@ def _rows_in_order(nest: Nest, axis: For, target: CpuTarget, knobs: Knobs) -> bo
     """Whether cores share the rows along an axis, each a part of them in order, instead of the columns."""
     divided = [nest.writes, *(r.attr for r in nest.reads if axis.var in E.variables(*r.args))]
     rows = prod(extent_of(x.extent) for x in nest.spatial[:-1]) // target.cores
-    waiting = _shared_bytes(nest, axis) * max(0.0, 1 - rows / HIDING_ROWS)
+    waiting = _operand_bytes(nest, axis, True) * max(0.0, 1 - rows / HIDING_ROWS)
     return knobs.flag(f"{nest.writes.name}.rows_in_order", pays(nest) and waiting <= sum(map(bytes_of, divided)) / 2)
 
 
-def _row_bytes(nest: Nest, axis: For, rows: int) -> int:
-    """Bytes that are read for so many rows, and not for all columns."""
+def _operand_bytes(nest: Nest, axis: For, of_columns: bool) -> int:
+    """Bytes of the operands that lanes run along and rows of an axis share, or else of those that differ from row to row, and lanes share."""
     lane = nest.spatial[-1].var
-    read = [r.attr for r in nest.reads if axis.var in (used := E.variables(*r.args)) and lane not in used]
-    return sum(map(bytes_of, read)) * rows // extent_of(axis.extent)
-
-
-def _shared_bytes(nest: Nest, axis: For) -> int:
-    """Bytes that all cores read which share an axis."""
-    lane = nest.spatial[-1].var
-    return sum(bytes_of(r.attr) for r in nest.reads if axis.var not in (used := E.variables(*r.args)) and lane in used)
+    used = [(r.attr, E.variables(*r.args)) for r in nest.reads]
+    return sum(bytes_of(buffer) for buffer, variables in used if (axis.var in variables) != of_columns == (lane in variables))
 
 
 def pays(nest: Nest) -> bool:
